@@ -1,0 +1,3 @@
+module github.com/paddlempi/paddlempi
+
+go 1.24

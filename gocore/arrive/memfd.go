@@ -1,0 +1,30 @@
+package arrive
+
+import (
+	"runtime"
+	"strconv"
+	"syscall"
+	"unsafe"
+)
+
+const mfdCloexec = 1
+
+// memfd makes an anonymous memory file (memfd_create(2), Linux >= 3.17): it has
+// no name to clean up and goes when the last process that maps it does.
+func memfd(name string) (int, error) {
+	nr := map[string]uintptr{"amd64": 319, "arm64": 279}[runtime.GOARCH]
+	if nr == 0 {
+		return -1, syscall.ENOSYS
+	}
+	p, err := syscall.BytePtrFromString(name)
+	if err != nil {
+		return -1, err
+	}
+	fd, _, errno := syscall.Syscall(nr, uintptr(unsafe.Pointer(p)), mfdCloexec, 0)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(fd), nil
+}
+
+func itoa(i int) string { return strconv.Itoa(i) }
