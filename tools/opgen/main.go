@@ -1,0 +1,190 @@
+// Command opgen writes everything that follows from the tables of operations,
+// dtypes and reduce ops in table.go: the Go enums, the C header, the Python
+// enums and the documentation. Run it from the root of the module.
+//
+//	go run ./tools/opgen          writes the files
+//	go run ./tools/opgen -check   writes nothing; fails when a file is not up to date
+package main
+
+import (
+	"bytes"
+	"embed"
+	"flag"
+	"fmt"
+	"go/format"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/template"
+)
+
+//go:embed templates/*.tmpl
+var templates embed.FS
+
+// outputs maps each template to the file it makes.
+var outputs = []struct{ template, path string }{
+	{"op_gen.go.tmpl", "gocore/op/op_gen.go"},
+	{"pmpi_ops.h.tmpl", "capi/pmpi_ops.h"},
+	{"_ops.py.tmpl", "python/paddlempi/_ops.py"},
+	{"ops.md.tmpl", "docs/ops.md"},
+}
+
+func main() {
+	check := flag.Bool("check", false, "write nothing; exit 1 when a generated file is not up to date")
+	flag.Parse()
+	if err := run(*check); err != nil {
+		fmt.Fprintln(os.Stderr, "opgen:", err)
+		os.Exit(1)
+	}
+}
+
+func run(check bool) error {
+	if _, err := os.Stat("go.mod"); err != nil {
+		return fmt.Errorf("run it from the root of the module: %w", err)
+	}
+	files, err := generate()
+	if err != nil {
+		return err
+	}
+	var stale []string
+	for _, out := range outputs {
+		want := files[out.path]
+		have, err := os.ReadFile(out.path)
+		if err == nil && bytes.Equal(have, want) {
+			continue
+		}
+		if check {
+			stale = append(stale, out.path)
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(out.path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(out.path, want, 0o644); err != nil {
+			return err
+		}
+	}
+	if len(stale) > 0 {
+		return fmt.Errorf("not up to date with tools/opgen: %s; run go run ./tools/opgen and commit the result",
+			strings.Join(stale, ", "))
+	}
+	return nil
+}
+
+// generate returns the contents of every output by its path.
+func generate() (map[string][]byte, error) {
+	if err := validate(); err != nil {
+		return nil, err
+	}
+	parsed, err := template.New("").Funcs(functions).ParseFS(templates, "templates/*.tmpl")
+	if err != nil {
+		return nil, err
+	}
+	data := map[string]any{
+		"Operations": operations,
+		"Arities":    arities,
+		"DTypes":     dtypes,
+		"Kinds":      kinds,
+		"ReduceOps":  reduceOps,
+		"Flags":      flags,
+	}
+	files := map[string][]byte{}
+	for _, out := range outputs {
+		var text bytes.Buffer
+		if err := parsed.ExecuteTemplate(&text, out.template, data); err != nil {
+			return nil, err
+		}
+		files[out.path] = text.Bytes()
+		if strings.HasSuffix(out.path, ".go") {
+			formatted, err := format.Source(text.Bytes())
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", out.path, err)
+			}
+			files[out.path] = formatted
+		}
+	}
+	return files, nil
+}
+
+var functions = template.FuncMap{
+	"upper":    strings.ToUpper,
+	"snake":    snake,
+	"lower":    lowerFirst,
+	"py":       pyBool,
+	"yes":      yes,
+	"defined":  definedFor,
+	"named":    dtypesOf,
+	"arity":    arityText,
+	"kindlist": kindList,
+}
+
+// snake turns OneOrN into ONE_OR_N.
+func snake(ident string) string {
+	var b strings.Builder
+	for i, r := range ident {
+		if i > 0 && r >= 'A' && r <= 'Z' {
+			b.WriteByte('_')
+		}
+		b.WriteRune(r)
+	}
+	return strings.ToUpper(b.String())
+}
+
+// lowerFirst lets a sentence follow a name.
+func lowerFirst(s string) string { return strings.ToLower(s[:1]) + s[1:] }
+
+func pyBool(v bool) string {
+	if v {
+		return "True"
+	}
+	return "False"
+}
+
+func yes(v bool) string {
+	if v {
+		return "yes"
+	}
+	return ""
+}
+
+// definedFor returns the dtypes that r reduces, in the order of their codes.
+func definedFor(r reduceOp) []dtype {
+	var out []dtype
+	for _, d := range dtypes {
+		if _, ok := r.Meaning[d.Kind]; ok {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// dtypesOf lists the names of the dtypes of a kind.
+func dtypesOf(k kind) string {
+	var names []string
+	for _, d := range dtypes {
+		if d.Kind == k {
+			names = append(names, d.Name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func arityText(ident string) string {
+	for _, a := range arities {
+		if a.Ident == ident {
+			return a.Text
+		}
+	}
+	return ""
+}
+
+// kindList names the kinds of dtypes that r reduces.
+func kindList(r reduceOp) string {
+	var names []string
+	for _, k := range kinds {
+		if _, ok := r.Meaning[k]; ok {
+			names = append(names, string(k))
+		}
+	}
+	return strings.Join(names, ", ")
+}
