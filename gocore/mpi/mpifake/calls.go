@@ -1,0 +1,264 @@
+package mpifake
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Communicator constructors meet like collectives; these are their functions.
+const (
+	fnDup         mpi.Fn = -1
+	fnSplitShared mpi.Fn = -2
+	fnCreateGroup mpi.Fn = -3
+)
+
+var names = map[mpi.Fn]string{
+	mpi.FnBarrier: "Barrier", mpi.FnBcast: "Bcast", mpi.FnAllreduce: "Allreduce", mpi.FnReduce: "Reduce",
+	mpi.FnAllgather: "Allgather", mpi.FnAllgatherv: "Allgatherv", mpi.FnGather: "Gather", mpi.FnGatherv: "Gatherv",
+	mpi.FnScatter: "Scatter", mpi.FnScatterv: "Scatterv", mpi.FnReduceScatter: "Reduce_scatter",
+	mpi.FnReduceScatterBlock: "Reduce_scatter_block", mpi.FnAlltoall: "Alltoall", mpi.FnAlltoallv: "Alltoallv",
+	mpi.FnScan: "Scan", mpi.FnExscan: "Exscan", mpi.FnSend: "Send", mpi.FnRecv: "Recv", mpi.FnMrecv: "Mrecv",
+	fnDup: "Comm_dup", fnSplitShared: "Comm_split_type", fnCreateGroup: "Comm_create_group",
+}
+
+func name(f mpi.Fn) string {
+	if s, ok := names[f]; ok {
+		return "MPI_" + s
+	}
+	return fmt.Sprintf("mpi.Fn(%d)", f)
+}
+
+// request is one call in flight. Guarded by world.mu, but for ended.
+type request struct {
+	lib      *library
+	comm     *comm
+	rank     int // in comm
+	call     mpi.Call
+	blocking bool
+
+	ended     chan struct{} // closed when finished
+	finished  bool
+	err       *status.Error
+	st        mpi.Status
+	cancelled bool
+	readyAt   time.Time // an injected delay hides the end until then
+	made      *comm     // what a communicator constructor made
+}
+
+func (q *request) finish(err *status.Error) {
+	if q.finished {
+		return
+	}
+	q.finished, q.err = true, err
+	delete(q.lib.w.live, q)
+	close(q.ended)
+}
+
+// launch starts c, with w.mu held. It returns an error for what a real MPI
+// refuses at the call.
+func (l *library) launch(c *mpi.Call, blocking bool) (*request, *status.Error) {
+	if err := l.usable(name(c.Fn)); err != nil {
+		return nil, err
+	}
+	q := &request{lib: l, call: *c, blocking: blocking, ended: make(chan struct{})}
+	if c.Fn != mpi.FnMrecv {
+		var err *status.Error
+		if q.comm, err = l.find(c.Comm); err != nil {
+			return nil, err
+		}
+		q.rank = q.comm.rankOf(l.rank)
+	}
+	l.w.live[q] = struct{}{}
+	var err *status.Error
+	switch c.Fn {
+	case mpi.FnSend:
+		err = q.send()
+	case mpi.FnRecv:
+		err = q.recv()
+	case mpi.FnMrecv:
+		err = q.mrecv()
+	default:
+		if _, ok := names[c.Fn]; !ok {
+			err = failure(classOther, "%s is no function", name(c.Fn))
+		} else if c.Fn != fnCreateGroup {
+			q.comm.join(q)
+		}
+	}
+	if err != nil {
+		delete(l.w.live, q)
+		return nil, err
+	}
+	return q, nil
+}
+
+// wait blocks until q ends or patience runs out.
+func (l *library) wait(q *request) *status.Error {
+	t := time.NewTimer(l.w.patience)
+	defer t.Stop()
+	select {
+	case <-q.ended:
+	case <-t.C:
+		l.w.mu.Lock()
+		if !q.finished {
+			q.giveUp(failure(classOther, "%s on rank %d of %s waited %v: %s", name(q.call.Fn), q.rank, q.comm,
+				l.w.patience, q.comm.absent(q)))
+		}
+		l.w.mu.Unlock()
+	}
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	return q.err
+}
+
+// asked runs the hooks.
+func (l *library) asked(c *mpi.Call) (time.Duration, error) {
+	l.w.mu.Lock()
+	l.calls++
+	k := l.calls
+	l.w.mu.Unlock()
+	var delay time.Duration
+	for _, h := range l.w.hooks {
+		d, err := h(l.rank, k, c)
+		if err != nil {
+			return 0, err
+		}
+		delay += d
+	}
+	return delay, nil
+}
+
+func (l *library) Run(c *mpi.Call, st *mpi.Status) error {
+	delay, err := l.asked(c)
+	if err != nil {
+		return err
+	}
+	time.Sleep(delay)
+	l.w.mu.Lock()
+	q, e := l.launch(c, true)
+	l.w.mu.Unlock()
+	if e == nil {
+		e = l.wait(q)
+	}
+	if e != nil {
+		return e
+	}
+	if st != nil {
+		*st = q.st
+	}
+	return nil
+}
+
+// slot is the other half of an mpi.Slot; s keeps that one alive, whose address
+// is all that the caller may hold.
+type slot struct {
+	s *mpi.Slot
+	q *request // nil unless outstanding or done
+}
+
+func (l *library) NewSlot() *mpi.Slot {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	s := new(mpi.Slot)
+	l.slots[addr(s)] = &slot{s: s}
+	return s
+}
+
+// FreeSlot panics for a slot that is outstanding or unknown: in a real MPI that
+// is memory that MPI still writes to.
+func (l *library) FreeSlot(s *mpi.Slot) {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	x := l.slots[addr(s)]
+	if x == nil {
+		panic("mpifake.FreeSlot: not a slot of this library, or freed before")
+	}
+	if x.q != nil && s.Done == 0 {
+		panic("mpifake.FreeSlot: " + name(x.q.call.Fn) + " is outstanding")
+	}
+	delete(l.slots, addr(s))
+}
+
+func (l *library) Start(c *mpi.Call, s *mpi.Slot) error {
+	delay, err := l.asked(c)
+	if err != nil {
+		return err
+	}
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	x := l.slots[addr(s)]
+	if x == nil {
+		return failure(classRequest, "%s with a slot that NewSlot did not make", name(c.Fn))
+	}
+	if x.q != nil && s.Done == 0 {
+		return failure(classRequest, "%s with the slot of an outstanding %s", name(c.Fn), name(x.q.call.Fn))
+	}
+	*s = mpi.Slot{}
+	q, e := l.launch(c, false)
+	if e != nil {
+		return e
+	}
+	q.readyAt = time.Now().Add(delay)
+	x.q, s.Request = q, l.handle()
+	return nil
+}
+
+func (l *library) Poll(slots []uintptr) int {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	now, n := time.Now(), 0
+	for _, a := range slots {
+		x := l.slots[a]
+		if x == nil || x.q == nil || x.s.Done != 0 || !x.q.finished || now.Before(x.q.readyAt) {
+			continue
+		}
+		q, s := x.q, x.s
+		if q.err != nil {
+			s.Err = int32(max(q.err.MPIClass, 1))
+		}
+		if q.cancelled {
+			s.Cancelled = 1
+		}
+		s.Source, s.Tag, s.Bytes = q.st.Source, q.st.Tag, q.st.Bytes
+		s.Request = 0
+		atomic.StoreInt32(&s.Done, 1)
+		n++
+	}
+	return n
+}
+
+func (l *library) Cancel(s *mpi.Slot) error {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	x := l.slots[addr(s)]
+	if x == nil || x.q == nil {
+		return failure(classRequest, "MPI_Cancel of a slot that was never started")
+	}
+	if x.q.call.Fn != mpi.FnRecv {
+		return failure(classRequest, "MPI_Cancel of %s: only a receive can be cancelled", name(x.q.call.Fn))
+	}
+	if q := x.q; !q.finished {
+		q.comm.unpost(q)
+		q.cancelled = true
+		q.finish(nil)
+	}
+	return nil
+}
+
+func (l *library) SlotError(fn mpi.Fn, s *mpi.Slot) error {
+	if s.Err == 0 {
+		return nil
+	}
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	if x := l.slots[addr(s)]; x != nil && x.q != nil && x.q.err != nil {
+		return x.q.err
+	}
+	return failure(int(s.Err), "%s failed with error class %d", name(fn), s.Err)
+}
+
+func addr(s *mpi.Slot) uintptr { return uintptr(unsafe.Pointer(s)) }
