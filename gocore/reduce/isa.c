@@ -1,0 +1,54 @@
+#include "kernels.h"
+
+#ifdef __x86_64__
+
+#include <cpuid.h>
+
+// cpuid itself, for __builtin_cpu_supports needs a run-time library that not
+// every compiler brings. The operating system must save the registers (XCR0).
+int pmpi_reduce_isa(void)
+{
+	unsigned a, b, c, d, lo, hi;
+	if (!__get_cpuid(1, &a, &b, &c, &d))
+		return PMPI_ISA_PORTABLE;
+	const unsigned f16c_avx_osxsave = 1u << 29 | 1u << 28 | 1u << 27;
+	if ((c & f16c_avx_osxsave) != f16c_avx_osxsave)
+		return PMPI_ISA_PORTABLE;
+	__asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+	if ((lo & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & 1u << 5))
+		return PMPI_ISA_PORTABLE;
+	if ((lo & 0xe6) == 0xe6 && (b & 1u << 16))
+		return PMPI_ISA_AVX512;
+	return PMPI_ISA_AVX2;
+}
+
+#else
+
+int pmpi_reduce_isa(void)
+{
+	return PMPI_ISA_PORTABLE;
+}
+
+#endif
+
+void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales, int32_t nscales,
+                        int64_t n, int32_t bf16, int32_t op, float divisor, int isa)
+{
+	const pmpi_k16 k = {
+		.dst = dst,
+		.srcs = (const uint16_t *const *)srcs,
+		.scales = nscales ? scales : 0,
+		.n = n,
+		.nsrc = nsrc,
+		.bf16 = bf16,
+		.op = op,
+		.divisor = divisor,
+	};
+	int64_t done = 0;
+	if (isa == PMPI_ISA_AVX512)
+		done = pmpi_reduce16_avx512(&k, 0);
+	else if (isa == PMPI_ISA_AVX2)
+		done = pmpi_reduce16_avx2(&k, 0);
+	if (done < n)
+		pmpi_reduce16_portable(&k, done);
+}

@@ -1,0 +1,79 @@
+// Host reduction kernels. Every instruction set gives the same bits: each
+// element is taken through the same float32 operations in the same order, no
+// multiplication and addition are fused, a NaN leaves as the one canonical NaN.
+#ifndef PADDLEMPI_REDUCE_KERNELS_H
+#define PADDLEMPI_REDUCE_KERNELS_H
+
+#include <stdint.h>
+
+// Without this a compiler may fuse a product and a sum where the machine can
+// (aarch64 always can), and ranks on different machines would differ. gcc does
+// not fuse under -std=c11 and does not know the pragma.
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+#pragma GCC visibility push(hidden)
+
+enum { PMPI_K_SUM, PMPI_K_PRODUCT, PMPI_K_MIN, PMPI_K_MAX, PMPI_K_AND, PMPI_K_OR, PMPI_K_XOR };
+
+enum { PMPI_ISA_PORTABLE, PMPI_ISA_AVX2, PMPI_ISA_AVX512 };
+
+// pmpi_k16 describes an n-way reduction of 16-bit floats.
+typedef struct pmpi_k16 {
+	uint16_t *dst;               // may be one of the sources; overlaps none in part
+	const uint16_t *const *srcs; // in the order of the reduction
+	const float *scales;         // a factor for each source, or NULL
+	int64_t n;                   // elements of each
+	int32_t nsrc;                // at least 1
+	int32_t bf16;                // 1 bfloat16, 0 float16
+	int32_t op;                  // PMPI_K_SUM, _PRODUCT, _MIN or _MAX; with scales only _SUM
+	float divisor;               // the result is divided by this before it is rounded
+} pmpi_k16;
+
+// pmpi_reduce_isa returns the best PMPI_ISA_ of this processor.
+int pmpi_reduce_isa(void);
+
+// pmpi_reduce16_call makes a pmpi_k16 of its arguments (srcs as numbers, scales
+// unless nscales is 0) and runs it with the kernels of isa, which the processor
+// must have.
+void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales, int32_t nscales,
+                        int64_t n, int32_t bf16, int32_t op, float divisor, int isa);
+
+// These do the elements from start on and return the first one not done: the
+// vector kernels leave the tail to the portable one.
+int64_t pmpi_reduce16_portable(const pmpi_k16 *k, int64_t start);
+int64_t pmpi_reduce16_avx2(const pmpi_k16 *k, int64_t start);
+int64_t pmpi_reduce16_avx512(const pmpi_k16 *k, int64_t start);
+
+// The types of pmpi_combine and pmpi_scale.
+enum {
+	PMPI_T_BOOL,
+	PMPI_T_I8,
+	PMPI_T_U8,
+	PMPI_T_I16,
+	PMPI_T_U16,
+	PMPI_T_I32,
+	PMPI_T_U32,
+	PMPI_T_I64,
+	PMPI_T_U64,
+	PMPI_T_F32,
+	PMPI_T_F64,
+	PMPI_T_C64,
+	PMPI_T_C128
+};
+
+// pmpi_combine does dst[i] = dst[i] op src[i] for n elements and returns 0, or
+// -1 where op is not defined for the type.
+int pmpi_combine(void *dst, const void *src, int64_t n, int type, int op);
+
+// pmpi_scale32 and pmpi_scale64 do dst[i] = src[i] * factor, pmpi_div32 and
+// pmpi_div64 dst[i] = src[i] / by. dst may be src.
+void pmpi_scale32(float *dst, const float *src, int64_t n, float factor);
+void pmpi_scale64(double *dst, const double *src, int64_t n, double factor);
+void pmpi_div32(float *dst, const float *src, int64_t n, float by);
+void pmpi_div64(double *dst, const double *src, int64_t n, double by);
+
+#pragma GCC visibility pop
+
+#endif
