@@ -1,0 +1,61 @@
+"""Stacks of a rank that hangs, and the watchdog for one that cannot even say so."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import tempfile
+
+_OWN = f'File "{__file__}"'
+GRACE = 10.0
+"""Seconds that rank 0 has to gather stacks and print after a deadline, before ranks end themselves."""
+
+
+def stacks() -> str:
+    """Return the Python stacks of this process's threads, without the harness's and pytest's."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        text = file.read().decode(errors="replace")
+    blocks = text.strip().split("\n\n")
+    shown = [_trim(block) for block in blocks if _OWN not in block]
+    return "\n\n".join(shown or blocks) + "\n"
+
+
+def _trim(block: str) -> str:
+    """Cut a thread's stack where pytest begins: what called the test is always the same."""
+    lines = block.splitlines()
+    for i, line in enumerate(lines[2:], 2):
+        if "/_pytest/" in line or "/pluggy/" in line:
+            return "\n".join([*lines[:i], "  (pytest)"])
+    return block
+
+
+class Watchdog:
+    """Ends the process when a deadline is long past and nobody came to end it.
+
+    A rank that hangs while it holds the GIL runs no Python thread, so on rank 0 nobody would
+    be left to report. faulthandler's own thread needs no GIL: it writes the stacks to the
+    real stderr and exits with status 1, and the launcher ends the job.
+    """
+
+    def __init__(self) -> None:
+        # pytest redirects descriptor 2 while a test runs; this is where it went before.
+        self.stderr = os.dup(2)
+
+    def arm(self, seconds: float) -> None:
+        faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=self.stderr)
+
+    def disarm(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
+    def write(self, text: str) -> None:
+        """Put text on the real stderr at once, past every buffer and capture."""
+        with contextlib.suppress(OSError):
+            os.write(self.stderr, text.encode(errors="replace"))
+
+    def close(self) -> None:
+        self.disarm()
+        with contextlib.suppress(OSError):
+            os.close(self.stderr)

@@ -1,0 +1,139 @@
+"""The pytest plugin: options, the ``mpi`` marker, the ``mpi_world`` fixture.
+
+pytest loads it in every session of an environment in which paddlempi is installed. Without
+``--mpi`` it registers these names, deselects tests that want another number of ranks than one,
+and nothing else: no MPI, no framework, no socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+_MARKER = (
+    "mpi(ranks=N | [N, ...], min=N, timeout=SECONDS): with which numbers of ranks the test is "
+    "run (it is deselected with any other), and its own deadline under --mpi."
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """What ``mpi_world`` gives: the initialised world. ``dist`` is the paddlempi module."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    dist: ModuleType
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mpi", "tests on several ranks (paddlempi)")
+    group.addoption(
+        "--mpi",
+        action="store_true",
+        help="run as one rank of `mpirun -np N pytest --mpi`: all ranks in lock-step, one report",
+    )
+    group.addoption(
+        "--mpi-timeout",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="deadline of a test (default: the ini option mpi_timeout, else 60; 0: none)",
+    )
+    group.addoption(
+        "--mpi-ranks",
+        type=int,
+        default=None,
+        metavar="N",
+        help="fail unless there are N ranks, so that N jobs of one rank are noticed",
+    )
+    parser.addini("mpi_timeout", "deadline of a test under --mpi in seconds", default="60")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+    if config.getoption("mpi"):
+        from .session import start
+
+        start(config)
+    elif config.getoption("mpi_ranks") is not None:
+        raise pytest.UsageError("--mpi-ranks says how many ranks --mpi must have: give both")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    size = world_size(config)
+    kept = [item for item in items if wanted(item, size)]
+    if len(kept) < len(items):
+        dropped = [item for item in items if item not in set(kept)]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def world_size(config: pytest.Config) -> int:
+    """Return the number of ranks that run this session together; 1 without --mpi."""
+    session = config.pluginmanager.get_plugin("paddlempi-session")
+    return 1 if session is None else int(session.place.size)
+
+
+def wanted(item: pytest.Item, size: int) -> bool:
+    """Whether the item's ``mpi`` marker, the nearest that speaks of ranks, takes ``size`` ranks."""
+    for mark in item.iter_markers("mpi"):
+        unknown = set(mark.kwargs) - {"ranks", "min", "timeout"}
+        if unknown or len(mark.args) > 1 or (mark.args and "ranks" in mark.kwargs):
+            raise pytest.UsageError(f"{item.nodeid}: the marker is {_MARKER}")
+        ranks = mark.args[0] if mark.args else mark.kwargs.get("ranks")
+        least = mark.kwargs.get("min")
+        if ranks is None and least is None:
+            continue
+        counts = _counts(item, ranks)
+        if least is not None and (not isinstance(least, int) or least < 1):
+            raise pytest.UsageError(f"{item.nodeid}: mpi(min={least!r}) is no number of ranks")
+        return (counts is None or size in counts) and (least is None or size >= least)
+    return True
+
+
+def _counts(item: pytest.Item, ranks: Any) -> tuple[int, ...] | None:
+    if ranks is None:
+        return None
+    counts = (ranks,) if isinstance(ranks, int) else ranks
+    good = isinstance(counts, (tuple, list, set, frozenset, range)) and counts
+    if not good or not all(isinstance(n, int) and n >= 1 for n in counts):
+        raise pytest.UsageError(
+            f"{item.nodeid}: mpi(ranks={ranks!r}) is neither a number of ranks nor a list of some"
+        )
+    return tuple(counts)
+
+
+@pytest.fixture(scope="session")
+def mpi_world(pytestconfig: pytest.Config) -> Iterator[World]:
+    """The initialised paddlempi world of this session, destroyed at its end.
+
+    Its size is checked against the number of ranks that report, so that an MPI that made N
+    worlds of one rank fails instead of passing N times.
+    """
+    import paddlempi as dist
+
+    session = pytestconfig.pluginmanager.get_plugin("paddlempi-session")
+    if not dist.is_initialized():
+        dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if session is None and size > 1:
+        raise pytest.UsageError(
+            f"MPI has {size} ranks, but pytest runs without --mpi: their tests would not be in "
+            "lock-step and each would report for itself"
+        )
+    if session is not None and (rank, size) != (session.place.rank, session.place.size):
+        raise pytest.UsageError(
+            f"MPI says rank {rank} of {size}, the launcher {session.place.rank} of "
+            f"{session.place.size}: mpirun and the MPI library are not of one kind"
+        )
+    yield World(rank, size, dist.get_local_rank(), dist.get_local_size(), dist)
+    if dist.is_initialized():
+        dist.destroy_process_group()
