@@ -1,0 +1,184 @@
+package op
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// The expectations here are written out, not taken from the generator's tables:
+// they hold the numbers of the C ABI and the rules of the design.
+
+var (
+	bools    = []DType{Bool}
+	integers = []DType{Int8, UInt8, Int16, UInt16, Int32, UInt32, Int64, UInt64}
+	floats   = []DType{Float16, BFloat16, Float32, Float64}
+	complexs = []DType{Complex64, Complex128}
+	float8s  = []DType{Float8E4M3FN, Float8E5M2, Float8E4M3FNUZ, Float8E5M2FNUZ, Float8E8M0FNU}
+)
+
+func TestDTypes(t *testing.T) {
+	want := []struct {
+		name string
+		size int
+	}{
+		{"bool", 1},
+		{"int8", 1},
+		{"uint8", 1},
+		{"int16", 2},
+		{"uint16", 2},
+		{"int32", 4},
+		{"uint32", 4},
+		{"int64", 8},
+		{"uint64", 8},
+		{"float16", 2},
+		{"bfloat16", 2},
+		{"float32", 4},
+		{"float64", 8},
+		{"complex64", 8},
+		{"complex128", 16},
+		{"float8_e4m3fn", 1},
+		{"float8_e5m2", 1},
+		{"float8_e4m3fnuz", 1},
+		{"float8_e5m2fnuz", 1},
+		{"float8_e8m0fnu", 1},
+	}
+	assert.Len(t, dtypeNames, len(want)+1)
+	for i, w := range want {
+		d := DType(i + 1)
+		assert.True(t, d.Valid(), w.name)
+		assert.Equal(t, w.name, d.String())
+		assert.Equal(t, w.size, d.Size(), w.name)
+		found, ok := ParseDType(w.name)
+		assert.True(t, ok, w.name)
+		assert.Equal(t, d, found)
+	}
+}
+
+func TestReduceOps(t *testing.T) {
+	want := []string{"SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM"}
+	assert.Len(t, reduceNames, len(want)+1)
+	for i, name := range want {
+		r := ReduceOp(i + 1)
+		assert.True(t, r.Valid(), name)
+		assert.Equal(t, name, r.String())
+		found, ok := ParseReduceOp(name)
+		assert.True(t, ok, name)
+		assert.Equal(t, r, found)
+	}
+}
+
+func TestDefined(t *testing.T) {
+	want := map[ReduceOp][][]DType{
+		Sum:       {bools, integers, floats, complexs},
+		Product:   {bools, integers, floats, complexs},
+		Min:       {bools, integers, floats},
+		Max:       {bools, integers, floats},
+		Avg:       {floats, complexs},
+		BAnd:      {bools, integers},
+		BOr:       {bools, integers},
+		BXor:      {bools, integers},
+		PremulSum: {floats, complexs},
+	}
+	assert.Len(t, want, len(reduceNames)-1)
+	for r, groups := range want {
+		allowed := map[DType]bool{}
+		for _, g := range groups {
+			for _, d := range g {
+				allowed[d] = true
+			}
+		}
+		for d := Bool; d <= Float8E8M0FNU; d++ {
+			assert.Equal(t, allowed[d], Defined(r, d), "%v of %v", r, d)
+		}
+		for _, d := range float8s {
+			assert.False(t, Defined(r, d), "%v of %v", r, d)
+		}
+	}
+}
+
+func TestOperations(t *testing.T) {
+	want := []struct {
+		code  Code
+		trait Trait
+	}{
+		{1, Trait{"barrier", true, false, false, false, None, None}},
+		{2, Trait{"broadcast", true, false, true, false, None, One}},
+		{3, Trait{"all_reduce", true, true, false, false, Optional, One}},
+		{4, Trait{"all_reduce_coalesced", true, true, false, false, None, Many}},
+		{5, Trait{"reduce", true, true, true, false, OptionalOnRoot, RootOne}},
+		{6, Trait{"all_gather", true, false, false, false, One, OneOrN}},
+		{7, Trait{"gather", true, false, true, false, One, RootOneOrN}},
+		{8, Trait{"scatter", true, false, true, false, RootOneOrN, One}},
+		{9, Trait{"reduce_scatter", true, true, false, false, OneOrN, One}},
+		{10, Trait{"all_to_all", true, false, false, false, OneOrN, OneOrN}},
+		{11, Trait{"scan", true, true, false, false, Optional, One}},
+		{12, Trait{"exscan", true, true, false, false, Optional, One}},
+		{13, Trait{"send", false, false, false, true, One, None}},
+		{14, Trait{"recv", false, false, false, true, None, One}},
+		{15, Trait{"sendrecv", false, false, false, true, One, One}},
+		{16, Trait{"probe", false, false, false, true, None, None}},
+		{17, Trait{"panic", false, false, false, false, None, None}},
+	}
+	assert.Len(t, traits, len(want)+1)
+	for _, w := range want {
+		got, ok := TraitOf(w.code)
+		assert.True(t, ok, w.trait.Name)
+		assert.Equal(t, w.trait, got)
+		assert.Equal(t, w.trait.Name, w.code.String())
+		found, ok := ParseCode(w.trait.Name)
+		assert.True(t, ok, w.trait.Name)
+		assert.Equal(t, w.code, found)
+	}
+}
+
+// Numbers and names come from callers: those that are in no table are harmless.
+func TestUnknown(t *testing.T) {
+	for _, n := range []int32{-1 << 31, -1, 0, 21, 32, 64, 1<<31 - 1} {
+		_, ok := TraitOf(Code(n))
+		assert.False(t, ok, n)
+		assert.False(t, DType(n).Valid(), n)
+		assert.Zero(t, DType(n).Size(), n)
+		assert.False(t, ReduceOp(n).Valid(), n)
+		assert.False(t, Defined(Sum, DType(n)), n)
+		assert.False(t, Defined(ReduceOp(n), Float32), n)
+	}
+	assert.Equal(t, "operation 99", Code(99).String())
+	assert.Equal(t, "dtype 0", DType(0).String())
+	assert.Equal(t, "reduce op -1", ReduceOp(-1).String())
+	assert.Equal(t, "arity 99", Arity(99).String())
+	for _, s := range []string{"", "float", "SUM "} {
+		_, ok := ParseDType(s)
+		assert.False(t, ok, s)
+		_, ok = ParseReduceOp(s)
+		assert.False(t, ok, s)
+		_, ok = ParseCode(s)
+		assert.False(t, ok, s)
+	}
+}
+
+func TestArityAccepts(t *testing.T) {
+	const size = 3
+	// The numbers of buffers from 0 to 4 that the root, and another rank, may give.
+	want := map[Arity]struct{ root, other []int }{
+		None:           {[]int{0}, []int{0}},
+		One:            {[]int{1}, []int{1}},
+		Optional:       {[]int{0, 1}, []int{0, 1}},
+		OptionalOnRoot: {[]int{0, 1}, []int{1}},
+		OneOrN:         {[]int{1, 3}, []int{1, 3}},
+		Many:           {[]int{1, 2, 3, 4}, []int{1, 2, 3, 4}},
+		RootOne:        {[]int{1}, []int{0, 1}},
+		RootOneOrN:     {[]int{1, 3}, []int{0, 1, 3}},
+	}
+	assert.Len(t, want, len(arityText))
+	for a, w := range want {
+		assert.NotEmpty(t, a.String())
+		for count := 0; count <= 4; count++ {
+			assert.Equal(t, slices.Contains(w.root, count), a.Accepts(count, size, true), "%v: %d on the root", a, count)
+			assert.Equal(t, slices.Contains(w.other, count), a.Accepts(count, size, false), "%v: %d elsewhere", a, count)
+		}
+	}
+	assert.False(t, Arity(-1).Accepts(0, size, true))
+	assert.False(t, Arity(99).Accepts(1, size, true))
+}

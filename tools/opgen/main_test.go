@@ -1,0 +1,66 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// inModule puts a test into an empty module root.
+func inModule(t *testing.T) string {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	require.NoError(t, os.WriteFile("go.mod", []byte("module m\n"), 0o644))
+	return dir
+}
+
+func TestCommittedFilesAreUpToDate(t *testing.T) {
+	t.Chdir(filepath.Join("..", ".."))
+	assert.NoError(t, run(true))
+}
+
+func TestCheckNamesWhatDrifted(t *testing.T) {
+	inModule(t)
+	require.NoError(t, run(false))
+	require.NoError(t, run(true))
+
+	require.NoError(t, os.WriteFile("docs/ops.md", []byte("edited by hand\n"), 0o644))
+	err := run(true)
+	require.ErrorContains(t, err, "docs/ops.md")
+	assert.NotContains(t, err.Error(), "op_gen.go")
+	text, err := os.ReadFile("docs/ops.md")
+	require.NoError(t, err)
+	assert.Equal(t, "edited by hand\n", string(text), "check writes nothing")
+
+	require.NoError(t, os.Remove("capi/pmpi_ops.h"))
+	require.ErrorContains(t, run(true), "capi/pmpi_ops.h")
+	require.NoError(t, run(false))
+	require.NoError(t, run(true))
+}
+
+func TestRunsInTheModuleRootOnly(t *testing.T) {
+	t.Chdir(t.TempDir())
+	assert.ErrorContains(t, run(false), "root of the module")
+}
+
+func TestValidateFindsSlips(t *testing.T) {
+	require.NoError(t, validate())
+	for _, c := range []struct {
+		spoil func()
+		want  string
+	}{
+		{func() { operations[2].Code = 9 }, "all_reduce"},
+		{func() { operations[2].Recv = "Two" }, "unknown arity"},
+		{func() { operations[2].PeerToPeer = true }, "both"},
+		{func() { dtypes[0].Code = 0 }, "dtype bool"},
+		{func() { reduceOps[1].Code = 1 }, "PRODUCT"},
+	} {
+		o, d, r := operations[2], dtypes[0], reduceOps[1]
+		c.spoil()
+		assert.ErrorContains(t, validate(), c.want)
+		operations[2], dtypes[0], reduceOps[1] = o, d, r
+	}
+}
