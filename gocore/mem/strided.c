@@ -1,0 +1,139 @@
+// Both directions are one copy of an n-d box in which each side has strides of
+// its own; the contiguous side's follow from the shape. Dimensions that run on
+// into each other on both sides become one. Of what is left, the last is the
+// inner loop. Where another dimension has a smaller step in the tensor (a
+// transposed one), the two are walked in tiles, so that a cache line fetched
+// from the tensor is used up before it is lost.
+#include "strided.h"
+
+#include <string.h>
+
+typedef struct {
+	int64_t n;     // elements
+	int64_t d, s;  // bytes from one to the next, in dst and in src
+} dim;
+
+static int64_t magnitude(int64_t v)
+{
+	return v < 0 ? -v : v;
+}
+
+typedef void (*line_fn)(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep);
+
+// A memcpy of a constant size is one load and one store, aligned or not.
+#define DEFINE_LINE(size)                                                                              \
+	static void line##size(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep)            \
+	{                                                                                                  \
+		int64_t i = 0;                                                                                 \
+		for (; i + 4 <= n; i += 4, d += 4 * dstep, s += 4 * sstep) {                                   \
+			memcpy(d, s, size);                                                                        \
+			memcpy(d + dstep, s + sstep, size);                                                        \
+			memcpy(d + 2 * dstep, s + 2 * sstep, size);                                                \
+			memcpy(d + 3 * dstep, s + 3 * sstep, size);                                                \
+		}                                                                                              \
+		for (; i < n; i++, d += dstep, s += sstep)                                                     \
+			memcpy(d, s, size);                                                                        \
+	}
+
+DEFINE_LINE(1)
+DEFINE_LINE(2)
+DEFINE_LINE(4)
+DEFINE_LINE(8)
+DEFINE_LINE(16)
+
+// A tile of this many elements a side; its lines on both sides fit in L1.
+enum { TILE = 32 };
+
+static void copy_plane(char *d, const char *s, dim outer, dim inner, line_fn line)
+{
+	for (int64_t i = 0; i < outer.n; i += TILE) {
+		int64_t rows = outer.n - i < TILE ? outer.n - i : TILE;
+		for (int64_t j = 0; j < inner.n; j += TILE) {
+			int64_t m = inner.n - j < TILE ? inner.n - j : TILE;
+			for (int64_t r = i; r < i + rows; r++)
+				line(d + r * outer.d + j * inner.d, s + r * outer.s + j * inner.s, m, inner.d, inner.s);
+		}
+	}
+}
+
+static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pack)
+{
+	line_fn line = size == 1 ? line1 : size == 2 ? line2 : size == 4 ? line4 : size == 8 ? line8 : line16;
+	dim inner = {1, size, size};
+	if (n > 0)
+		inner = dims[--n];
+	int whole = inner.d == size && inner.s == size;
+
+	// The dimension to tile with: the one with the smallest step in the tensor.
+	dim outer = {1, 0, 0};
+	int64_t step = magnitude(pack ? inner.s : inner.d);
+	int best = -1;
+	for (int k = 0; k < n; k++) {
+		int64_t t = magnitude(pack ? dims[k].s : dims[k].d);
+		if (t != 0 && t < step) {
+			step = t;
+			best = k;
+		}
+	}
+	if (best >= 0) {
+		outer = dims[best];
+		memmove(dims + best, dims + best + 1, (size_t)(n - 1 - best) * sizeof *dims);
+		n--;
+	}
+
+	int64_t at[PMPI_MAX_DIMS] = {0};
+	for (;;) {
+		if (outer.n > 1)
+			copy_plane(d, s, outer, inner, line);
+		else if (whole)
+			memcpy(d, s, (size_t)(inner.n * size));
+		else
+			line(d, s, inner.n, inner.d, inner.s);
+		int k = n - 1;
+		for (; k >= 0; k--) {
+			d += dims[k].d;
+			s += dims[k].s;
+			if (++at[k] < dims[k].n)
+				break;
+			d -= dims[k].d * dims[k].n;
+			s -= dims[k].s * dims[k].n;
+			at[k] = 0;
+		}
+		if (k < 0)
+			return;
+	}
+}
+
+static int copy(void *dst, const void *src, int size, int ndim, const int64_t *shape, const int64_t *strides, int pack)
+{
+	if (ndim < 0 || ndim > PMPI_MAX_DIMS || (size != 1 && size != 2 && size != 4 && size != 8 && size != 16))
+		return -1;
+	dim dims[PMPI_MAX_DIMS];
+	int n = PMPI_MAX_DIMS; // filled from the last dimension on
+	int64_t packed = size;
+	for (int k = ndim - 1; k >= 0; k--) {
+		if (shape[k] == 0)
+			return 0;
+		if (shape[k] == 1)
+			continue;
+		int64_t step = strides[k] * size;
+		dim v = {shape[k], pack ? packed : step, pack ? step : packed};
+		if (n < PMPI_MAX_DIMS && v.d == dims[n].d * dims[n].n && v.s == dims[n].s * dims[n].n)
+			dims[n].n *= v.n;
+		else
+			dims[--n] = v;
+		packed *= shape[k];
+	}
+	copy_box(dst, src, size, dims + n, PMPI_MAX_DIMS - n, pack);
+	return 0;
+}
+
+int pmpi_pack(void *dst, const void *src, int size, int ndim, const int64_t *shape, const int64_t *strides)
+{
+	return copy(dst, src, size, ndim, shape, strides, 1);
+}
+
+int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *shape, const int64_t *strides)
+{
+	return copy(dst, src, size, ndim, shape, strides, 0);
+}

@@ -1,0 +1,102 @@
+package mem
+
+// #cgo CFLAGS: -std=c11 -O3
+// #cgo noescape pmpi_pack
+// #cgo nocallback pmpi_pack
+// #cgo noescape pmpi_unpack
+// #cgo nocallback pmpi_unpack
+// #include "strided.h"
+import "C"
+
+import (
+	"cmp"
+	"slices"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Pack gathers the elements of the tensor b, in row-major order, into the
+// b.Bytes() bytes at dst, which overlap none of them. Steps may be negative or 0.
+func Pack(dst unsafe.Pointer, b *op.Buf) error {
+	if b.Contiguous() {
+		Copy(dst, b.Data, b.Bytes())
+		return nil
+	}
+	if err := checkSteps(b); err != nil {
+		return err
+	}
+	if C.pmpi_pack(dst, b.Data, C.int(b.DType.Size()), C.int(b.NDim), (*C.int64_t)(b.Shape), (*C.int64_t)(b.Strides)) != 0 {
+		return tooMany(b)
+	}
+	return nil
+}
+
+// Unpack scatters the b.Bytes() bytes at src, in row-major order, into the
+// elements of the tensor b. The caller has made sure that not Overlaps(b):
+// otherwise which of several values stays is not defined.
+func Unpack(b *op.Buf, src unsafe.Pointer) error {
+	if b.Contiguous() {
+		Copy(b.Data, src, b.Bytes())
+		return nil
+	}
+	if err := checkSteps(b); err != nil {
+		return err
+	}
+	if C.pmpi_unpack(b.Data, src, C.int(b.DType.Size()), C.int(b.NDim), (*C.int64_t)(b.Shape), (*C.int64_t)(b.Strides)) != 0 {
+		return tooMany(b)
+	}
+	return nil
+}
+
+// checkSteps refuses a description that would lead the copy astray: the
+// elements of the shape must be b.Count, or a buffer of that size overflows.
+func checkSteps(b *op.Buf) error {
+	count := int64(1)
+	for _, n := range b.Dims() {
+		if n < 0 {
+			return status.New(status.Argument, "a tensor has the shape %v: a size is 0 or more", b.Dims())
+		}
+		count *= n
+	}
+	if count != b.Count || b.Shape == nil {
+		return status.New(status.Argument, "a tensor of %d elements has strides and the shape %v, which is %d elements", b.Count, b.Dims(), count)
+	}
+	return nil
+}
+
+func tooMany(b *op.Buf) error {
+	return status.New(status.Argument, "a tensor of %v has %d dimensions; strided copies want at most %d and elements of 1, 2, 4, 8 or 16 bytes",
+		b.DType, b.NDim, C.PMPI_MAX_DIMS)
+}
+
+// Overlaps tells whether two elements of the tensor b may lie in the same
+// place, so that it cannot be received into. It is false for every tensor made
+// from a dense one by slicing, transposing, reversing and reshaping. It is true
+// for every overlap, and for tensors made by hand whose rows interleave
+// without touching.
+func Overlaps(b *op.Buf) bool {
+	if b.Contiguous() || b.Shape == nil {
+		return false
+	}
+	type dim struct{ step, n int64 }
+	var dims []dim
+	for i, n := range b.Dims() {
+		if n == 0 {
+			return false
+		}
+		if n > 1 {
+			dims = append(dims, dim{max(b.Steps()[i], -b.Steps()[i]), n})
+		}
+	}
+	slices.SortFunc(dims, func(a, b dim) int { return cmp.Compare(a.step, b.step) })
+	reach := int64(0) // from the first to the last element of the dimensions so far
+	for _, d := range dims {
+		if d.step <= reach {
+			return true
+		}
+		reach += d.step * (d.n - 1)
+	}
+	return false
+}
