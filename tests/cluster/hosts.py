@@ -1,0 +1,394 @@
+"""Several hosts on this one machine, for tests that need a network between the ranks.
+
+`Hosts(2)` is a context manager: inside it there is a login node and the hosts h1 and h2, each with
+a network interface, a host name, process ids, SysV IPC, mounts, /dev/shm and boot id of its own,
+all plugged into one bridge. Shared by all, as on most clusters: the file system (and /tmp). The
+CPUs are shared too. Needs root, iproute2 and util-linux.
+
+How it holds together: the login node is one process that made new namespaces, and the hosts'
+namespaces lie inside the login's. So nothing has a name on the machine outside (two runs cannot
+clash), and when the login's process 1 dies, by whatever end of the tests, the kernel takes all
+processes, interfaces and mounts with it. That process waits for the end of a pipe that only the
+tests hold, and removes the scratch directory as its last act.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+NETWORK = "10.77.0"
+
+# What process 1 of the login node runs; $1 is the scratch directory. /proc is still the outer one
+# when `pid` is read, so that it is the number by which the tests know this process.
+_LOGIN = """
+set -e
+ulimit -c 0
+read -r pid _ </proc/self/stat
+mount -t proc proc /proc
+hostname login
+mount --bind "$1/hosts" /etc/hosts
+ip link set lo up
+ip link add br0 type bridge
+ip addr add "$2.254/24" dev br0
+ip link set br0 up
+echo "$pid" >"$1/login.new" && mv "$1/login.new" "$1/login.pid"
+set +e
+cat >/dev/null
+kill -9 -1
+cd /
+for _ in 1 2 3 4 5; do rm -rf "$1" && break; sleep 0.1; done
+"""
+
+# What process 1 of a host runs; $1 is the scratch directory, $2 the host's name. `sleep` is not the
+# last command: the shell has to stay, to reap orphans.
+_HOST = """
+set -e
+read -r pid _ </proc/self/stat
+hostname "$2"
+mount -t proc proc /proc
+mount -t tmpfs tmpfs /dev/shm
+umount -l /sys
+mount -t sysfs sysfs /sys
+cat /proc/sys/kernel/random/uuid >"$1/$2.boot"
+mount --bind "$1/$2.boot" /proc/sys/kernel/random/boot_id
+echo "$pid" >"$1/$2.new" && mv "$1/$2.new" "$1/$2.pid"
+sleep infinity
+:
+"""
+
+# What the MPIs' launchers call instead of ssh: [-options] HOST COMMAND. Like ssh it hands on no
+# environment but a basic one, and like ssh it ends with 255 when the host goes away.
+_AGENT = """#!/bin/sh
+while case $1 in -*) ;; *) false ;; esac; do shift; done
+pid=$(cat '{scratch}'/"$1.pid") || exit 255
+host=$1; shift
+nsenter -t "$pid" -m -u -i -n -p env -i -C "$PWD" HOME="$HOME" PATH="$PATH" \\
+    TMPDIR='{scratch}'/tmp/"$host" LANG=C.UTF-8 sh -c "$*"
+code=$?
+[ $code -lt 128 ] || code=255
+exit $code
+"""
+
+
+class HostsError(RuntimeError):
+    """The hosts could not be brought up, or a command on one failed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int  # exit status, or minus the signal
+    out: str
+    err: str
+    seconds: float  # from start to end
+    ended: float  # when, as time.time() tells it
+    timed_out: bool  # the deadline ran out and the command was killed
+    strays: tuple[str, ...]  # command lines of processes it left behind, killed since
+
+    @property
+    def text(self) -> str:
+        """All that was printed, for assertions that do not care where."""
+        return self.out + self.err
+
+    def __str__(self) -> str:
+        end = "killed at its deadline" if self.timed_out else f"exit status {self.code}"
+        return f"{end} after {self.seconds:.1f} s, left behind {list(self.strays)}\n--- stdout\n{self.out}--- stderr\n{self.err}"
+
+
+class Hosts:
+    """Hosts h1..hN and a login node. Use it as a context manager, or call `down()`."""
+
+    def __init__(self, count: int) -> None:
+        self.names = tuple(f"h{i + 1}" for i in range(count))
+        self.scratch = Path(
+            tempfile.mkdtemp(prefix="pmpi-", dir="/tmp")
+        )  # short: sockets' paths end at 108
+        self.scratch.chmod(0o755)
+        self.agent = self.scratch / "agent"
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._login = 0
+        try:
+            self._up()
+        except BaseException:
+            self.down()
+            raise
+
+    def __enter__(self) -> Hosts:  # noqa: PYI034 (Self is not in Python 3.10)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.down()
+
+    # -- bringing up and down
+
+    def _up(self) -> None:
+        lines = ["127.0.0.1 localhost", f"{NETWORK}.254 login"]
+        lines += [f"{NETWORK}.{i + 1} {name}" for i, name in enumerate(self.names)]
+        (self.scratch / "hosts").write_text("\n".join(lines) + "\n")
+        self.agent.write_text(_AGENT.format(scratch=self.scratch))
+        self.agent.chmod(0o755)
+        (self.scratch / "home").mkdir()
+        for name in ("login", *self.names):
+            (self.scratch / "tmp" / name).mkdir(parents=True)
+        namespaces = ["unshare", "--fork", "--pid", "--mount", "--net", "--uts", "--ipc"]
+        self._children.append(
+            self._spawn(
+                "login",
+                # --kill-child: the namespaces do not outlive the process that the tests can see.
+                [
+                    *namespaces,
+                    "--kill-child",
+                    "sh",
+                    "-c",
+                    _LOGIN,
+                    "login",
+                    str(self.scratch),
+                    NETWORK,
+                ],
+                stdin=subprocess.PIPE,
+            )
+        )
+        self._login = self._pid("login")
+        for i, name in enumerate(self.names):
+            inside = [
+                *self._enter_login(),
+                *namespaces,
+                "sh",
+                "-c",
+                _HOST,
+                name,
+                self.scratch,
+                name,
+            ]
+            self._children.append(self._spawn(name, inside, stdin=subprocess.DEVNULL))
+            pid = self._pid(name)
+            self._check(f"ip link add v-{name} type veth peer name eth0 netns {pid}")
+            self._check(f"ip link set v-{name} master br0 up")
+            self._check("ip link set lo up", host=name)
+            self._check(f"ip addr add {NETWORK}.{i + 1}/24 dev eth0", host=name)
+            self._check("ip link set eth0 up", host=name)
+
+    def _spawn(self, name: str, argv: Sequence[str | Path], stdin: int) -> subprocess.Popen[bytes]:
+        with open(self.scratch / f"{name}.log", "wb") as log:
+            return subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=log,
+                stderr=log,
+                env=self.environment(),
+                start_new_session=True,
+            )
+
+    def _pid(self, name: str, seconds: float = 10) -> int:
+        """Process 1 of a node: the login's as seen from outside, a host's as seen in the login."""
+        path = self.scratch / f"{name}.pid"
+        for _ in wait_for(seconds):
+            if path.exists():
+                return int(path.read_text())
+            if self._children and self._children[-1].poll() is not None:
+                break
+        log = (self.scratch / f"{name}.log").read_text(errors="replace")
+        raise HostsError(f"{name} did not come up: {log.strip() or 'no word from it'}")
+
+    def down(self) -> None:
+        """Kills every process of every host and removes all that was made. Can be called twice."""
+        if not self._children:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            return
+        login = self._children[0]
+        if login.stdin is not None:
+            login.stdin.close()  # process 1 reads the end of the pipe, cleans up and leaves
+        for child in self._children:
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()  # --kill-child hands this on to process 1
+                child.wait()
+        self._children.clear()
+        for _ in wait_for(5):
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            if not self.scratch.exists():
+                return
+        raise HostsError(f"{self.scratch} could not be removed")
+
+    # -- running commands
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """A clean environment: nothing of a launcher, nothing of the user's home."""
+        base = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(self.scratch / "home"),
+            "LANG": "C.UTF-8",
+        }
+        return base | more
+
+    def _enter_login(self) -> list[str]:
+        return ["nsenter", "-t", str(self._login), "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def _enter(self, host: str | None) -> list[str]:
+        if host is None:
+            return self._enter_login()
+        pid = (self.scratch / f"{host}.pid").read_text().strip()
+        return [*self._enter_login(), "nsenter", "-t", pid, "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def _check(self, command: str, host: str | None = None) -> None:
+        result = self.execute(command.split(), host=host, timeout=20, sweep=False)
+        if result.code != 0:
+            raise HostsError(f"`{command}` on {host or 'the login node'}: {result}")
+
+    def execute(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        timeout: float,
+        host: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        sweep: bool = True,
+    ) -> Result:
+        """Runs a command on a host, or on the login node, and waits for its end.
+
+        At the deadline (seconds) it is killed. With `sweep` all that came to life on any node since
+        it started is killed too, at its normal end after a grace of two seconds; so nothing else
+        may be starting on the hosts at that time.
+        """
+        before = self._processes()
+        name = host or "login"
+        with tempfile.TemporaryDirectory(dir=self.scratch) as place:
+            out, err = Path(place, "out"), Path(place, "err")
+            started = time.monotonic()
+            # Files, not pipes: a stray that keeps a pipe open would keep us here.
+            with open(out, "wb") as out_file, open(err, "wb") as err_file:
+                process = subprocess.Popen(
+                    [*self._enter(host), "env", "-C", str(cwd or self.scratch), *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out_file,
+                    stderr=err_file,
+                    env=self.environment(TMPDIR=str(self.scratch / "tmp" / name)) | dict(env or {}),
+                    start_new_session=True,
+                )
+                try:
+                    process.wait(timeout)
+                    timed_out = False
+                except subprocess.TimeoutExpired:
+                    timed_out = True
+                finally:
+                    if process.poll() is None:
+                        kill_group(process)
+                    seconds, ended = time.monotonic() - started, time.time()
+                    strays = self._sweep(before, grace=0 if timed_out else 2) if sweep else ()
+            return Result(
+                code=process.returncode,
+                out=out.read_text(errors="replace"),
+                err=err.read_text(errors="replace"),
+                seconds=seconds,
+                ended=ended,
+                timed_out=timed_out,
+                strays=strays,
+            )
+
+    def daemon(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        host: str | None = None,
+        env: Mapping[str, str],
+    ) -> subprocess.Popen[bytes]:
+        """Starts a command that lives as long as the hosts do; its output goes to NAME.log."""
+        child = self._spawn(
+            name,
+            [*self._enter(host), "env", *(f"{k}={v}" for k, v in env.items()), *argv],
+            subprocess.DEVNULL,
+        )
+        self._children.append(child)
+        return child
+
+    def _processes(self) -> dict[tuple[int, str], str]:
+        """(process id, start time) of all that lives on the nodes, with the command line."""
+        found: dict[tuple[int, str], str] = {}
+        for entry in Path(f"/proc/{self._login}/root/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(") ")[2].split()
+                if (
+                    fields[0] not in "ZX"
+                ):  # a zombie has ended; its parent is just slow to hear of it
+                    line = (
+                        (entry / "cmdline")
+                        .read_bytes()
+                        .replace(b"\0", b" ")
+                        .decode(errors="replace")
+                    )
+                    found[int(entry.name), fields[19]] = line
+        return found
+
+    def _sweep(self, before: Mapping[tuple[int, str], str], grace: float) -> tuple[str, ...]:
+        """Kills all that was not there before, after `grace` seconds in which it may end by itself."""
+        for _ in wait_for(grace):
+            if not self._newcomers(before):
+                return ()
+        left = self._newcomers(before)
+        for _ in wait_for(10):
+            now = self._newcomers(before)
+            if not now:
+                break
+            kill = f"kill -9 {' '.join(str(pid) for pid, _ in now)}"
+            subprocess.run(
+                [*self._enter_login(), "sh", "-c", kill],
+                check=False,  # one of them may have ended meanwhile
+                stderr=subprocess.DEVNULL,
+                timeout=20,
+            )
+        return tuple(left.values())
+
+    def _newcomers(self, before: Mapping[tuple[int, str], str]) -> dict[tuple[int, str], str]:
+        return {key: line for key, line in self._processes().items() if key not in before}
+
+    # -- what can befall a host
+
+    def cut(self, host: str) -> None:
+        """Unplugs the host's cable."""
+        self._check(f"ip link set v-{host} down")
+
+    def heal(self, host: str) -> None:
+        """Plugs the host's cable in again."""
+        self._check(f"ip link set v-{host} up")
+
+    def bind(self, source: Path, target: Path) -> None:
+        """Mounts `source` over `target` on all nodes; the machine outside does not see it."""
+        for host in (None, *self.names):
+            self._check(f"mount --bind {source} {target}", host=host)
+
+
+def wait_for(seconds: float, step: float = 0.05) -> Iterator[None]:
+    """Yields at once and then every `step` seconds until the time is over."""
+    deadline = time.monotonic() + seconds
+    yield
+    while time.monotonic() < deadline:
+        time.sleep(step)
+        yield
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that was started in a session of its own, with all that stayed in it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

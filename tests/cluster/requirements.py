@@ -1,0 +1,91 @@
+"""What the cluster tests need of the machine, and how they get it.
+
+Each function returns None when all is there and otherwise the reason for a skip. The reasons are
+fixed strings: CI compares them with the list of skips that it allows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from hosts import Hosts, HostsError, kill_group
+
+NOT_ROOT = "tests/cluster: needs root to make hosts in network namespaces"
+NO_TOOLS = "tests/cluster: needs iproute2 and util-linux, and apt-get could not install them"
+NO_NAMESPACES = "tests/cluster: this machine does not let root make namespaces"
+NO_SLURM = "tests/cluster: needs slurm-wlm, munge and libpmix2, and apt-get could not install them"
+
+_APT_SECONDS = 240
+
+
+def hosts_missing() -> str | None:
+    """Why there can be no hosts here."""
+    if os.geteuid() != 0:
+        return NOT_ROOT
+    if not _tools(("ip", "nsenter", "unshare"), ("iproute2", "util-linux")):
+        return NO_TOOLS
+    try:
+        with Hosts(1):
+            return None
+    except HostsError:
+        return NO_NAMESPACES
+
+
+def slurm_missing() -> str | None:
+    """Why there can be no Slurm here, given that there are hosts."""
+    daemons = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
+    packages = ("slurm-wlm", "munge", "libpmix2")
+    if _tools(daemons, packages) and any(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so.2")):
+        return None
+    return NO_SLURM
+
+
+def venv_missing(python: Path) -> str | None:
+    """Why the ranks have no Python with an MPI; `python` is .venv-NAME/bin/python."""
+    if python.exists():
+        return None
+    venv = python.parents[1].name
+    return f"tests/cluster: needs {venv}: make {venv}"
+
+
+def _tools(commands: Sequence[str], packages: Sequence[str]) -> bool:
+    def there() -> bool:
+        return all(
+            shutil.which(command, path="/usr/sbin:/usr/bin:/sbin:/bin") for command in commands
+        )
+
+    if there():
+        return True
+    if shutil.which("apt-get") is None:
+        return False
+    install = [
+        "install",
+        "-y",
+        "--no-install-recommends",
+        "-o",
+        "DPkg::Lock::Timeout=60",
+        *packages,
+    ]
+    return (_apt(install) or (_apt(["update"]) and _apt(install))) and there()
+
+
+def _apt(arguments: Sequence[str]) -> bool:
+    # RUNLEVEL=1: the packages' own daemons are not started; the tests start theirs on the hosts.
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    process = subprocess.Popen(
+        ["apt-get", "-qq", *arguments],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(_APT_SECONDS) == 0
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+        return False
