@@ -16,35 +16,43 @@ enum {
    * send: no buffer.
    * recv: one buffer. */
   PMPI_OP_BROADCAST = 2,
-  /* PMPI_OP_ALL_REDUCE reduces the buffers of all members; every member gets the result, the same bits.
+  /* PMPI_OP_ALL_REDUCE reduces the buffers of all members; every member gets
+   * the result, the same bits.
    * send: one buffer, or none to work in place.
    * recv: one buffer. */
   PMPI_OP_ALL_REDUCE = 3,
-  /* PMPI_OP_ALL_REDUCE_COALESCED is an all_reduce in place of several buffers of one dtype at once.
+  /* PMPI_OP_ALL_REDUCE_COALESCED reduces several buffers of one dtype in place
+   * at once, each as all_reduce does.
    * send: no buffer.
    * recv: one or more buffers. */
   PMPI_OP_ALL_REDUCE_COALESCED = 4,
-  /* PMPI_OP_REDUCE reduces the buffers of all members into that of the root; the others keep theirs.
+  /* PMPI_OP_REDUCE reduces the buffers of all members into that of the root;
+   * the others keep theirs.
    * send: one buffer; on the root none to work in place.
    * recv: one buffer on the root, which other ranks may leave out. */
   PMPI_OP_REDUCE = 5,
-  /* PMPI_OP_ALL_GATHER gives every member the buffers of all members, in rank order.
+  /* PMPI_OP_ALL_GATHER gives every member the buffers of all members, in rank
+   * order.
    * send: one buffer.
    * recv: one buffer, or one for each rank. */
   PMPI_OP_ALL_GATHER = 6,
   /* PMPI_OP_GATHER gives the root the buffers of all members, in rank order.
    * send: one buffer.
-   * recv: on the root one buffer, or one for each rank; other ranks may leave it out. */
+   * recv: on the root one buffer, or one for each rank; other ranks may leave
+   * it out. */
   PMPI_OP_GATHER = 7,
   /* PMPI_OP_SCATTER gives each member its part of the root's buffers.
-   * send: on the root one buffer, or one for each rank; other ranks may leave it out.
+   * send: on the root one buffer, or one for each rank; other ranks may leave
+   * it out.
    * recv: one buffer. */
   PMPI_OP_SCATTER = 8,
-  /* PMPI_OP_REDUCE_SCATTER reduces n parts over all members and gives part i to rank i.
+  /* PMPI_OP_REDUCE_SCATTER reduces n parts over all members and gives part i to
+   * rank i.
    * send: one buffer, or one for each rank.
    * recv: one buffer. */
   PMPI_OP_REDUCE_SCATTER = 9,
-  /* PMPI_OP_ALL_TO_ALL sends part i of every member to rank i, which gets them in rank order.
+  /* PMPI_OP_ALL_TO_ALL sends part i of every member to rank i, which gets them
+   * in rank order.
    * send: one buffer, or one for each rank.
    * recv: one buffer, or one for each rank. */
   PMPI_OP_ALL_TO_ALL = 10,
@@ -52,7 +60,8 @@ enum {
    * send: one buffer, or none to work in place.
    * recv: one buffer. */
   PMPI_OP_SCAN = 11,
-  /* PMPI_OP_EXSCAN gives rank i the reduction over ranks 0 to i-1; rank 0 keeps its buffer as it is.
+  /* PMPI_OP_EXSCAN gives rank i the reduction over ranks 0 to i-1; rank 0 keeps
+   * its buffer as it is.
    * send: one buffer, or none to work in place.
    * recv: one buffer. */
   PMPI_OP_EXSCAN = 12,
@@ -60,19 +69,23 @@ enum {
    * send: one buffer.
    * recv: no buffer. */
   PMPI_OP_SEND = 13,
-  /* PMPI_OP_RECV receives a buffer from peer, or from any rank when peer is -1, with tag.
+  /* PMPI_OP_RECV receives a buffer from peer, or from any rank when peer is -1,
+   * with tag.
    * send: no buffer.
    * recv: one buffer. */
   PMPI_OP_RECV = 14,
-  /* PMPI_OP_SENDRECV sends to peer with tag and receives from peer2 (-1: any rank) with tag2, at once.
+  /* PMPI_OP_SENDRECV sends to peer with tag and receives from peer2 (-1: any
+   * rank) with tag2, at once.
    * send: one buffer.
    * recv: one buffer. */
   PMPI_OP_SENDRECV = 15,
-  /* PMPI_OP_PROBE waits for a message from peer (-1: any rank) with tag and tells its source, length and tag.
+  /* PMPI_OP_PROBE waits for a message from peer (-1: any rank) with tag and
+   * tells its source, length and tag.
    * send: no buffer.
    * recv: no buffer. */
   PMPI_OP_PROBE = 16,
-  /* PMPI_OP_PANIC panics on purpose, so that tests see how the core is poisoned.
+  /* PMPI_OP_PANIC panics on purpose, so that tests see how the core is
+   * poisoned.
    * send: no buffer.
    * recv: no buffer. */
   PMPI_OP_PANIC = 17,
@@ -105,31 +118,38 @@ enum {
 /* pmpi_op.reduce_op: how the ranks' elements become one; 0 where nothing is reduced. */
 enum {
   /* PMPI_REDUCE_SUM is the sum over the ranks.
-   * Defined for bool, integers, 16-bit floats, floats, complex. */
+   * Defined for bool (or), integers (sum, wraps), 16-bit floats (sum in
+   * float32, rounded once), floats (sum), complex (sum). */
   PMPI_REDUCE_SUM = 1,
   /* PMPI_REDUCE_PRODUCT is the product over the ranks.
-   * Defined for bool, integers, 16-bit floats, floats, complex. */
+   * Defined for bool (and), integers (product, wraps), 16-bit floats (product
+   * in float32, rounded once), floats (product), complex (product). */
   PMPI_REDUCE_PRODUCT = 2,
   /* PMPI_REDUCE_MIN is the least over the ranks.
-   * Defined for bool, integers, 16-bit floats, floats. */
+   * Defined for bool (and), integers (least), 16-bit floats (least, or NaN),
+   * floats (least, or NaN). */
   PMPI_REDUCE_MIN = 3,
   /* PMPI_REDUCE_MAX is the greatest over the ranks.
-   * Defined for bool, integers, 16-bit floats, floats. */
+   * Defined for bool (or), integers (greatest), 16-bit floats (greatest, or
+   * NaN), floats (greatest, or NaN). */
   PMPI_REDUCE_MAX = 4,
   /* PMPI_REDUCE_AVG is the mean over the ranks.
-   * Defined for 16-bit floats, floats, complex. */
+   * Defined for 16-bit floats (mean in float32, rounded once), floats (sum /
+   * n), complex (sum / n). */
   PMPI_REDUCE_AVG = 5,
   /* PMPI_REDUCE_BAND is the bitwise and over the ranks.
-   * Defined for bool, integers. */
+   * Defined for bool (and), integers (bitwise and). */
   PMPI_REDUCE_BAND = 6,
   /* PMPI_REDUCE_BOR is the bitwise or over the ranks.
-   * Defined for bool, integers. */
+   * Defined for bool (or), integers (bitwise or). */
   PMPI_REDUCE_BOR = 7,
   /* PMPI_REDUCE_BXOR is the bitwise exclusive or over the ranks.
-   * Defined for bool, integers. */
+   * Defined for bool (exclusive or), integers (bitwise exclusive or). */
   PMPI_REDUCE_BXOR = 8,
-  /* PMPI_REDUCE_PREMUL_SUM is the sum over the ranks of scale times the input, which itself is left alone.
-   * Defined for 16-bit floats, floats, complex. */
+  /* PMPI_REDUCE_PREMUL_SUM is the sum over the ranks of scale times the input,
+   * which itself is left alone.
+   * Defined for 16-bit floats (sum of scale * x in float32, rounded once),
+   * floats (sum of scale * x), complex (sum of scale * x). */
   PMPI_REDUCE_PREMUL_SUM = 9,
 };
 

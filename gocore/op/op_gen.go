@@ -10,7 +10,7 @@ const (
 	Broadcast Code = 2
 	// AllReduce reduces the buffers of all members; every member gets the result, the same bits.
 	AllReduce Code = 3
-	// AllReduceCoalesced is an all_reduce in place of several buffers of one dtype at once.
+	// AllReduceCoalesced reduces several buffers of one dtype in place at once, each as all_reduce does.
 	AllReduceCoalesced Code = 4
 	// Reduce reduces the buffers of all members into that of the root; the others keep theirs.
 	Reduce Code = 5

@@ -116,6 +116,7 @@ var functions = template.FuncMap{
 	"named":    dtypesOf,
 	"arity":    arityText,
 	"kindlist": kindList,
+	"comment":  comment,
 }
 
 // snake turns OneOrN into ONE_OR_N.
@@ -178,13 +179,34 @@ func arityText(ident string) string {
 	return ""
 }
 
-// kindList names the kinds of dtypes that r reduces.
+// kindList names the kinds of dtypes that r reduces, with what it means for them.
 func kindList(r reduceOp) string {
-	var names []string
+	var parts []string
 	for _, k := range kinds {
-		if _, ok := r.Meaning[k]; ok {
-			names = append(names, string(k))
+		if meaning, ok := r.Meaning[k]; ok {
+			parts = append(parts, fmt.Sprintf("%s (%s)", k, meaning))
 		}
 	}
-	return strings.Join(names, ", ")
+	return strings.Join(parts, ", ")
+}
+
+// comment breaks text into the lines of an indented C comment, without its ends.
+func comment(text string) string {
+	const indent, width = "   * ", 80
+	var b strings.Builder
+	column := len(indent)
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > width:
+			b.WriteString("\n" + indent)
+			column = len(indent)
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
 }

@@ -61,7 +61,7 @@ var operations = []operation{
 	{
 		Code: 4, Ident: "AllReduceCoalesced", Name: "all_reduce_coalesced", Collective: true, Reduces: true,
 		Send: "None", Recv: "Many",
-		Doc:   "Is an all_reduce in place of several buffers of one dtype at once.",
+		Doc:   "Reduces several buffers of one dtype in place at once, each as all_reduce does.",
 		Needs: "one or more buffers in recv, all of one dtype",
 		Same:  "dtype, number of buffers, count of each, reduce op, scale",
 	},
