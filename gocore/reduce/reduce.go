@@ -29,7 +29,7 @@ import (
 )
 
 // best is the instruction set that Reduce16 and the scaling of 16-bit floats use.
-var best = C.pmpi_reduce_isa()
+var best = int(C.pmpi_reduce_isa())
 
 var isaNames = [...]string{
 	C.PMPI_ISA_PORTABLE: "portable",
@@ -94,7 +94,7 @@ func Reduce16(dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d op.DType, r 
 }
 
 // reduce16 is Reduce16 with the instruction set isa and arguments that are right.
-func reduce16(isa C.int, dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d op.DType, k C.int, scales []float64, divisor float32) {
+func reduce16(isa int, dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d op.DType, k C.int, scales []float64, divisor float32) {
 	// As numbers, because an array of pointers on the Go heap must not reach C;
 	// on the stack up to 64 sources.
 	var addressRoom [64]uintptr
@@ -111,7 +111,7 @@ func reduce16(isa C.int, dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d o
 		bf16 = 1
 	}
 	C.pmpi_reduce16_call(dst, (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(addresses))), C.int32_t(len(addresses)),
-		(*C.float)(unsafe.SliceData(factors)), C.int32_t(len(factors)), C.int64_t(n), bf16, C.int32_t(k), C.float(divisor), isa)
+		(*C.float)(unsafe.SliceData(factors)), C.int32_t(len(factors)), C.int64_t(n), bf16, C.int32_t(k), C.float(divisor), C.int(isa))
 }
 
 // Combine does dst[i] = dst[i] r src[i] for n elements, wherever op.Defined(r, d).
@@ -158,7 +158,7 @@ func ScaleTo(dst, src unsafe.Pointer, n int64, d op.DType, factor float64) error
 	return nil
 }
 
-func scale16(isa C.int, dst, src unsafe.Pointer, n int64, d op.DType, factor float64) {
+func scale16(isa int, dst, src unsafe.Pointer, n int64, d op.DType, factor float64) {
 	srcs, scales := [1]unsafe.Pointer{src}, [1]float64{factor}
 	reduce16(isa, dst, srcs[:], n, d, C.PMPI_K_SUM, scales[:], 1)
 }
