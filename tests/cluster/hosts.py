@@ -173,7 +173,7 @@ class Hosts:
                 "-c",
                 _HOST,
                 name,
-                self.scratch,
+                str(self.scratch),
                 name,
             ]
             self._children.append(self._spawn(name, inside, stdin=subprocess.DEVNULL))

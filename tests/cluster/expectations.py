@@ -1,0 +1,42 @@
+"""What four ranks over two hosts have to report, whoever launched them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hosts import Result
+
+Reports = list[dict[str, Any]]
+
+
+def assert_two_by_two(reports: Reports) -> None:
+    """Ranks 0 and 1 on one host, 2 and 3 on the other, local ranks counted on each."""
+    assert [r["start"]["error"] for r in reports] == [None] * 4
+    assert [r["rank"] for r in reports] == [0, 1, 2, 3]
+    assert {r["world_size"] for r in reports} == {4}
+    assert [r["host"] for r in reports] == ["h1", "h1", "h2", "h2"]
+    assert [r["local_rank"] for r in reports] == [0, 1, 0, 1]
+    assert {r["local_size"] for r in reports} == {2}
+
+
+def assert_results_right(reports: Reports) -> None:
+    """Every collective and message had the right outcome on every rank."""
+    wrong = {(r["rank"], what) for r in reports for what, right in r["right"].items() if not right}
+    assert not wrong
+    assert all(len(r["right"]) == 6 for r in reports)
+
+
+def assert_errors_everywhere(reports: Reports) -> None:
+    """A mismatch and a refusal raise on every rank and name the rank that differs."""
+    assert [r["mismatch"]["error"] for r in reports] == ["MismatchError"] * 4
+    assert [r["mismatch"]["ranks"] for r in reports] == [[3]] * 4
+    # Who refuses gets its own error, the others hear of it.
+    assert [r["refusal"]["error"] for r in reports] == ["DtypeError"] + ["RefusedError"] * 3
+    assert [r["refusal"]["ranks"] for r in reports[1:]] == [[0]] * 3
+
+
+def assert_trained(result: Result) -> None:
+    """examples/train.py told an accuracy of at least 0.95."""
+    accuracies = re.findall(r"accuracy\D*(\d\.\d+)", result.text)
+    assert accuracies and float(accuracies[-1]) >= 0.95, str(result)

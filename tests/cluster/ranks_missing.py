@@ -1,0 +1,32 @@
+"""The last rank does not come to an all_reduce; the others report what they are told."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import numpy as np
+import paddlempi as dist
+import ranks_report
+
+LIMIT = 2.0  # seconds
+
+
+def main() -> None:
+    dist.init_process_group(timeout=timedelta(seconds=LIMIT))
+    x = np.zeros(4, np.float32)
+    dist.all_reduce(x)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(3 * LIMIT)
+        return
+    started = time.monotonic()
+    facts = ranks_report.error_of(lambda: dist.all_reduce(x))
+    facts |= {
+        "rank": dist.get_rank(),
+        "seconds": time.monotonic() - started,
+        "afterwards": ranks_report.error_of(lambda: dist.all_reduce(x)),
+    }
+    ranks_report.write(facts)
+
+
+main()

@@ -1,0 +1,81 @@
+"""Each rank reports its place in the world and whether collectives across the hosts are right."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import paddlempi as dist
+import ranks_report
+
+
+def all_reduce_is_right(count: int) -> bool:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    x = np.arange(count, dtype=np.float64) + rank
+    dist.all_reduce(x)
+    return bool(np.array_equal(x, np.arange(count) * world + world * (world - 1) / 2))
+
+
+def subgroup_is_right(ranks: list[int]) -> bool:
+    """An all_reduce in a group of some ranks; true on those that are no members."""
+    group = dist.new_group(ranks)
+    if dist.get_rank() not in ranks:
+        return True
+    x = np.array([dist.get_rank() + 1])
+    dist.all_reduce(x, group=group)
+    return int(x[0]) == sum(rank + 1 for rank in ranks)
+
+
+def message_is_right() -> bool:
+    """From the last rank to the first, the two furthest apart."""
+    last = dist.get_world_size() - 1
+    sent = np.arange(1 << 16, dtype=np.float32)
+    if dist.get_rank() == last:
+        dist.send(sent, 0)
+    elif dist.get_rank() == 0:
+        received = np.zeros_like(sent)
+        return dist.recv(received, last) == last and bool(np.array_equal(received, sent))
+    return True
+
+
+def mismatch() -> ranks_report.Facts:
+    """The last rank brings one element more."""
+    last = dist.get_world_size() - 1
+    x = np.zeros(3 if dist.get_rank() == last else 2)
+    return ranks_report.error_of(lambda: dist.all_reduce(x))
+
+
+def refusal() -> ranks_report.Facts:
+    """Rank 0 brings what is no tensor."""
+    x = object() if dist.get_rank() == 0 else np.zeros(2)
+    return ranks_report.error_of(lambda: dist.all_reduce(x))
+
+
+def main() -> None:
+    start = ranks_report.error_of(lambda: dist.init_process_group(timeout=timedelta(seconds=30)))
+    if start["error"]:
+        ranks_report.write({"start": start})
+        raise SystemExit(1)
+    facts: ranks_report.Facts = {
+        "start": start,
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "local_rank": dist.get_local_rank(),
+        "local_size": dist.get_local_size(),
+    }
+    if dist.get_world_size() == 4:
+        facts["right"] = {
+            "one element": all_reduce_is_right(1),
+            "a megabyte": all_reduce_is_right(1 << 17),
+            "a group of one host": subgroup_is_right([2, 3]),
+            "a group of both hosts": subgroup_is_right([3, 0]),
+            "a message": message_is_right(),
+        }
+        facts["mismatch"] = mismatch()
+        facts["refusal"] = refusal()
+        facts["right"]["after the errors"] = all_reduce_is_right(5)
+    ranks_report.write(facts)
+    dist.destroy_process_group()
+
+
+main()

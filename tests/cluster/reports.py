@@ -1,0 +1,27 @@
+"""Collects what the ranks of one run reported (see ranks_report.py)."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hosts import Hosts
+
+HERE = Path(__file__).parent
+
+
+@contextmanager
+def directory(hosts: Hosts) -> Iterator[Path]:
+    """A directory for the reports of one run, on the file system that all the hosts share."""
+    with tempfile.TemporaryDirectory(dir=hosts.scratch) as place:
+        yield Path(place)
+
+
+def read(place: Path) -> list[dict[str, Any]]:
+    """All reports, by rank where they tell it."""
+    reports = [json.loads(path.read_text()) for path in place.glob("*.json")]
+    return sorted(reports, key=lambda report: report.get("rank", 0))

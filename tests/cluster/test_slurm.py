@@ -1,0 +1,101 @@
+"""Ranks on two nodes of a Slurm: started by srun, by mpirun in a batch job, and by a wrong srun."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import expectations
+import pytest
+import reports
+from hosts import Hosts, Result
+from mpis import MPI, ROOT
+from slurm import Slurm
+
+# What each MPI understands of what `srun --mpi` offers.
+SPOKEN = [("openmpi", "pmix"), ("mpich", "pmi2"), ("impi", "pmix"), ("impi", "pmi2")]
+
+# With these every rank would be a world of its own. (MPICH under pmix aborts by itself.)
+NOT_SPOKEN = [("openmpi", "pmi2"), ("openmpi", "none"), ("mpich", "none"), ("impi", "none")]
+
+FIRST_SPOKEN = [("openmpi", "pmix"), ("mpich", "pmi2"), ("impi", "pmi2")]
+
+
+def environment(mpi: MPI, plugin: str) -> dict[str, str]:
+    env = mpi.environment()
+    if (mpi.name, plugin) == ("impi", "pmix"):
+        # Intel MPI has no PMIx client of its own: it loads Slurm's from here.
+        (library,) = Path("/usr/lib").glob("*/pmix2/lib")
+        env["LD_LIBRARY_PATH"] = str(library)
+    return env
+
+
+def srun(
+    slurm: Slurm, mpi: MPI, plugin: str, *program: str | Path, ranks: int = 2, timeout: float = 60
+) -> Result:
+    """Runs a program on both nodes, `ranks` on each."""
+    command = [mpi.python, *program]
+    env = environment(mpi, plugin)
+    return slurm.srun(plugin, 2, ranks, command, timeout=timeout, env=env)
+
+
+@pytest.mark.parametrize(("mpi", "plugin"), SPOKEN, indirect=["mpi"])
+def test_srun_makes_one_world(slurm: Slurm, hosts: Hosts, mpi: MPI, plugin: str) -> None:
+    with reports.directory(hosts) as place:
+        result = srun(slurm, mpi, plugin, reports.HERE / "ranks_world.py", place)
+        found = reports.read(place)
+    assert result.code == 0 and not result.timed_out and not result.strays, str(result)
+    expectations.assert_two_by_two(found)
+    expectations.assert_results_right(found)
+    expectations.assert_errors_everywhere(found)
+
+
+@pytest.mark.parametrize(("mpi", "plugin"), NOT_SPOKEN, indirect=["mpi"])
+def test_srun_with_a_plugin_the_mpi_does_not_speak_is_an_error(
+    slurm: Slurm, hosts: Hosts, mpi: MPI, plugin: str
+) -> None:
+    with reports.directory(hosts) as place:
+        result = srun(slurm, mpi, plugin, reports.HERE / "ranks_world.py", place, ranks=1)
+        found = reports.read(place)
+    assert result.code != 0 and not result.timed_out, str(result)
+    assert [r["start"]["error"] for r in found] == ["LauncherError"] * 2, str(result)
+    (way_out,) = (spoken for name, spoken in FIRST_SPOKEN if name == mpi.name)
+    assert all(f"--mpi={way_out}" in r["start"]["message"] for r in found), found
+
+
+def test_mpirun_in_a_batch_job_makes_one_world(slurm: Slurm, hosts: Hosts, mpi: MPI) -> None:
+    with reports.directory(hosts) as place:
+        program = [mpi.python, reports.HERE / "ranks_world.py", place]
+        command = shlex.join(["mpirun", "-np", "4", *(str(word) for word in program)])
+        result = slurm.sbatch(2, 2, command, timeout=60, env=mpi.environment())
+        found = reports.read(place)
+    assert result.code == 0 and not result.timed_out, str(result)
+    expectations.assert_two_by_two(found)
+    expectations.assert_results_right(found)
+
+
+@pytest.mark.parametrize("way", ["exit", "raise"])
+@pytest.mark.parametrize(("mpi", "plugin"), FIRST_SPOKEN, indirect=["mpi"])
+def test_a_rank_that_fails_ends_the_srun_job(
+    slurm: Slurm, hosts: Hosts, mpi: MPI, plugin: str, way: str
+) -> None:
+    with reports.directory(hosts) as place:
+        result = srun(slurm, mpi, plugin, reports.HERE / "ranks_exit.py", place, way, timeout=30)
+        found = reports.read(place)
+    assert not result.timed_out, str(result)
+    assert len(found) == 1, f"{found}\n{result}"
+    assert result.ended - found[0]["left"] < 5, str(result)
+    # 137 where srun only knows that it killed the ranks; MPI's own message has the status then.
+    status = 3 if way == "exit" else 1
+    assert result.code in (status, 137), str(result)
+    assert re.search(rf"exit code {status}|Abort\({status}\)", result.text), str(result)
+    if way == "raise":
+        assert "ValueError: rank 1 gave up" in result.err, str(result)
+
+
+@pytest.mark.parametrize(("mpi", "plugin"), FIRST_SPOKEN[:1], indirect=["mpi"])
+def test_train_runs_under_srun(slurm: Slurm, mpi: MPI, plugin: str) -> None:
+    result = srun(slurm, mpi, plugin, ROOT / "examples" / "train.py", timeout=120)
+    assert result.code == 0 and not result.timed_out, str(result)
+    expectations.assert_trained(result)
