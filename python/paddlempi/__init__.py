@@ -1,0 +1,126 @@
+"""MPI for the stock wheels of deep-learning frameworks, with ``torch.distributed``'s names.
+
+::
+
+    # mpirun -np 4 python train.py
+    import paddlempi as dist
+
+    dist.init_process_group("mpi")
+    dist.all_reduce(t)  # t: Paddle, PyTorch, NumPy, or anything with the buffer protocol or __dlpack__
+
+Whichever MPI the launcher belongs to is found at run time; ``python -m paddlempi
+info`` tells which and why. What can go wrong stands in :mod:`paddlempi.errors`.
+"""
+
+from . import errors, group
+from .collectives import (
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    exscan,
+    gather,
+    monitored_barrier,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scan,
+    scatter,
+)
+from .context import DistContext, allreduce, get_context
+from .errors import Error
+from .group import (
+    GroupMember,
+    ProcessGroup,
+    destroy_process_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_local_rank,
+    get_local_size,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    is_available,
+    is_initialized,
+    new_group,
+    new_subgroups,
+    split_group,
+)
+from .objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from .p2p import P2POp, ProbeResult, batch_isend_irecv, irecv, isend, probe, recv, send, sendrecv
+from .reduce_op import ReduceOp
+from .work import Work
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DistContext",
+    "Error",
+    "GroupMember",
+    "P2POp",
+    "ProbeResult",
+    "ProcessGroup",
+    "ReduceOp",
+    "Work",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "allreduce",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "errors",
+    "exscan",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_context",
+    "get_global_rank",
+    "get_group_rank",
+    "get_local_rank",
+    "get_local_size",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "probe",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scan",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "sendrecv",
+    "split_group",
+]

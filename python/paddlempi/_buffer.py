@@ -1,0 +1,271 @@
+"""Any tensor to a description of its memory: a registry by type.
+
+The core itself reads what has the buffer protocol (NumPy, bytearray, memoryview,
+array) or DLPack's C exchange API. For every other type this module, asked once
+for each type, registers a function ``describe(x)``. A framework is found through
+``sys.modules``, never imported: a tensor of it can only exist where it is there.
+
+Each type has a :class:`Kind`:
+
+describe
+    memory, dtype, shape and strides of a tensor, or None where the core reads it
+bump
+    tells autograd that the tensor was written to, or None where there is none
+empty_like
+    a new tensor of the same shape, dtype and type, its content undefined
+
+Thread-safety: all functions may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from . import _native
+from ._ops import DTYPE_BY_NAME
+from .errors import ArgumentError, DtypeError
+
+__all__ = ["CPU", "CUDA", "Description", "Kind", "bump", "bumps", "empty_like", "register"]
+
+CPU = 1
+CUDA = 2
+"""DLPack's device types."""
+
+Description = tuple[int, int, tuple[int, ...], tuple[int, ...] | None, int, int, bool]
+"""Address, dtype, shape, strides in elements (None: contiguous), device type, device id, read-only."""
+
+
+class Kind(NamedTuple):
+    """What one needs to know of a type of tensors; see the module."""
+
+    describe: Callable[[Any], Description] | None
+    bump: Callable[[Any], None] | None
+    empty_like: Callable[[Any], Any]
+
+
+_kinds: dict[type, Kind] = {}
+
+
+def register(tensor_type: type, kind: Kind) -> None:
+    """Teach the library a type of tensors, and its subclasses unless they are registered too."""
+    _kinds[tensor_type] = kind
+    bumps.clear()
+
+
+class _Bumps(dict[type, "Callable[[Any], None] | None"]):
+    """The bump of each type, one dictionary look-up away on the hot path."""
+
+    def __missing__(self, tensor_type: type) -> Callable[[Any], None] | None:
+        function = self[tensor_type] = _kind_of(tensor_type).bump
+        return function
+
+
+bumps = _Bumps()
+
+
+def bump(written: object) -> None:
+    """Tell autograd that a tensor, or each tensor of a list, was written to."""
+    if isinstance(written, (list, tuple)):
+        for tensor in written:
+            bump(tensor)
+        return
+    function = bumps[written.__class__]
+    if function is not None:
+        function(written)
+
+
+def empty_like(tensor: Any) -> Any:
+    """A new tensor of the same type, shape and dtype, its content undefined.
+
+    Raises:
+        DtypeError: ``tensor`` is no tensor, or of a type that cannot be made here.
+    """
+    return _kind_of(tensor.__class__).empty_like(tensor)
+
+
+def _kind_of(tensor_type: type) -> Kind:
+    for base in tensor_type.__mro__:
+        kind = _kinds.get(base)
+        if kind is not None:
+            return kind
+    for find in (_torch, _paddle, _numpy):
+        found = find(tensor_type)
+        if found is not None:
+            register(*found)
+            return found[1]
+    if hasattr(tensor_type, "__dlpack__"):
+        from . import _dlpack
+
+        kind = Kind(_dlpack.describe, None, _cannot_make)
+        register(tensor_type, kind)
+        return kind
+    return _PLAIN
+
+
+def _resolve(tensor: object) -> None:
+    """Register the type of a tensor that the core cannot read by itself."""
+    tensor_type = tensor.__class__
+    kind = _kind_of(tensor_type)
+    if kind.describe is None:
+        raise DtypeError(
+            f"an object of type {tensor_type.__module__}.{tensor_type.__qualname__} is no tensor: give "
+            "one of NumPy, Paddle or PyTorch, or an object with the buffer protocol or __dlpack__"
+        )
+    _native.core().register(tensor_type, kind.describe)
+
+
+def _install(core: ModuleType) -> None:
+    core.set_resolver(_resolve)
+
+
+_native.on_load(_install)
+
+
+def _cannot_make(tensor: Any) -> Any:
+    raise DtypeError(
+        f"cannot make a new tensor like one of type {type(tensor).__qualname__}: "
+        "use all_reduce(), which works in place, or give a NumPy, Paddle or PyTorch tensor"
+    )
+
+
+# Plain memory: whatever has the buffer protocol.
+
+
+def _plain_like(tensor: Any) -> Any:
+    if isinstance(tensor, (bytes, bytearray)):
+        return bytearray(len(tensor))
+    try:
+        view = memoryview(tensor)
+    except TypeError:
+        return _cannot_make(tensor)
+    array = sys.modules.get("array")
+    if array is not None and isinstance(tensor, array.array):
+        return array.array(tensor.typecode, bytes(view.nbytes))
+    flat: Any = memoryview(bytearray(view.nbytes))
+    # A memoryview casts to a shape without zeros only; one without elements stays flat.
+    return flat.cast(view.format, view.shape) if view.nbytes else flat.cast(view.format)
+
+
+_PLAIN = Kind(None, None, _plain_like)
+
+
+# NumPy: its own dtypes go by the buffer protocol; those of ml_dtypes (bfloat16,
+# float8) have neither that nor DLPack and are known by name.
+
+
+def _numpy(tensor_type: type) -> tuple[type, Kind] | None:
+    np = sys.modules.get("numpy")
+    if np is None or not hasattr(np, "ndarray"):
+        return None
+    if issubclass(tensor_type, np.ndarray):
+        return np.ndarray, Kind(_describe_numpy, None, lambda x: np.empty_like(x, subok=False))
+    if issubclass(tensor_type, np.generic):
+        return np.generic, Kind(None, None, lambda x: np.empty((), x.dtype))
+    return None
+
+
+def _describe_numpy(array: Any) -> Description:
+    dtype = array.dtype
+    code = DTYPE_BY_NAME.get(dtype.name)
+    if code is None:
+        raise DtypeError(f"a NumPy array of dtype {dtype} cannot be sent: {_KNOWN}")
+    if not dtype.isnative:
+        raise DtypeError(f"a NumPy array of dtype {dtype.str} is not in this machine's byte order")
+    interface = array.__array_interface__
+    address, readonly = interface["data"]
+    strides = interface.get("strides")
+    if strides is not None:
+        size = dtype.itemsize
+        if any(step % size for step in strides):
+            raise ArgumentError(
+                f"a NumPy array whose strides {strides} (bytes) are no multiples of its itemsize {size}"
+            )
+        strides = tuple(step // size for step in strides)
+    return address, int(code), array.shape, strides, CPU, 0, readonly
+
+
+_KNOWN = "the dtypes are " + ", ".join(DTYPE_BY_NAME)
+
+
+# PyTorch
+
+
+def _torch(tensor_type: type) -> tuple[type, Kind] | None:
+    torch = sys.modules.get("torch")
+    # A module that is still being imported, in another thread, has no Tensor yet.
+    if torch is None or not hasattr(torch, "Tensor") or not issubclass(tensor_type, torch.Tensor):
+        return None
+    codes = {
+        getattr(torch, name): int(code)
+        for name, code in DTYPE_BY_NAME.items()
+        if hasattr(torch, name)
+    }
+    strided = torch.strided
+
+    def describe(tensor: Any) -> Description:
+        code = codes.get(tensor.dtype)
+        if code is None or tensor.layout is not strided or tensor.is_meta:
+            raise DtypeError(
+                f"a torch tensor of dtype {tensor.dtype}, layout {tensor.layout} on device "
+                f"'{tensor.device}' cannot be sent: it must be dense, have memory, and {_KNOWN}"
+            )
+        if tensor.is_conj() or tensor.is_neg():
+            raise DtypeError(
+                "a torch tensor that is a lazy conjugate or negative has other bits in memory: "
+                "call resolve_conj() and resolve_neg() on it first"
+            )
+        device = tensor.device
+        kind, index = (CPU, 0) if device.type == "cpu" else (CUDA, device.index or 0)
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        return tensor.data_ptr(), code, shape, strides, kind, index, False
+
+    def bump(tensor: Any) -> None:
+        if not tensor.is_inference():  # those keep no version
+            torch.autograd.graph.increment_version(tensor)
+
+    return torch.Tensor, Kind(describe, bump, lambda x: torch.empty_like(x.detach()))
+
+
+# Paddle
+
+
+def _paddle(tensor_type: type) -> tuple[type, Kind] | None:
+    paddle = sys.modules.get("paddle")
+    if (
+        paddle is None
+        or not hasattr(paddle, "Tensor")
+        or not issubclass(tensor_type, paddle.Tensor)
+    ):
+        return None
+    codes = {
+        getattr(paddle, name): int(code)
+        for name, code in DTYPE_BY_NAME.items()
+        if hasattr(paddle, name)
+    }
+
+    def describe(tensor: Any) -> Description:
+        # In this order: a tensor of SelectedRows has no address and another shape.
+        if not tensor.is_dense():
+            raise DtypeError(
+                "a Paddle tensor that is sparse or SelectedRows cannot be sent: make it dense"
+            )
+        code = codes.get(tensor.dtype)
+        if code is None:
+            raise DtypeError(f"a Paddle tensor of dtype {tensor.dtype} cannot be sent: {_KNOWN}")
+        place = tensor.place
+        kind, index = (CPU, 0) if place.is_cpu_place() else (CUDA, _device_id(place))
+        shape = tuple(tensor.shape)
+        address = tensor.data_ptr() if tensor._is_initialized() else 0
+        return address, code, shape, tuple(tensor.strides), kind, index, False
+
+    def bump(tensor: Any) -> None:
+        tensor._bump_inplace_version()
+
+    return paddle.Tensor, Kind(describe, bump, paddle.empty_like)
+
+
+def _device_id(place: Any) -> int:
+    return int(place.gpu_device_id()) if place.is_gpu_place() else 0

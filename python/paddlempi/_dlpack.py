@@ -1,0 +1,134 @@
+"""Objects with ``__dlpack__``: their description read from the capsule.
+
+Sources: https://dmlc.github.io/dlpack/latest/c_api.html, python_spec.html.
+Only objects of frameworks without a :class:`~paddlempi._buffer.Kind` come here
+(JAX, CuPy, ...), so ctypes is fast enough.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, ClassVar
+
+from ._buffer import CPU, Description
+from ._ops import DType
+from .errors import ArgumentError, DtypeError
+
+__all__ = ["describe"]
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor"""
+
+    _fields_: ClassVar = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned; a plain DLManagedTensor begins with its DLTensor."""
+
+    _fields_: ClassVar = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+_READ_ONLY, _IS_COPIED = 1, 2
+_MAX_DIMS = 64
+
+_DTYPES = {
+    (0, 8): DType.INT8,
+    (0, 16): DType.INT16,
+    (0, 32): DType.INT32,
+    (0, 64): DType.INT64,
+    (1, 8): DType.UINT8,
+    (1, 16): DType.UINT16,
+    (1, 32): DType.UINT32,
+    (1, 64): DType.UINT64,
+    (2, 16): DType.FLOAT16,
+    (2, 32): DType.FLOAT32,
+    (2, 64): DType.FLOAT64,
+    (4, 16): DType.BFLOAT16,
+    (5, 64): DType.COMPLEX64,
+    (5, 128): DType.COMPLEX128,
+    (6, 8): DType.BOOL,
+    (10, 8): DType.FLOAT8_E4M3FN,
+    (11, 8): DType.FLOAT8_E4M3FNUZ,
+    (12, 8): DType.FLOAT8_E5M2,
+    (13, 8): DType.FLOAT8_E5M2FNUZ,
+    (14, 8): DType.FLOAT8_E8M0FNU,
+}
+
+# Prototypes of our own: those of ctypes.pythonapi are shared by the whole process.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def describe(tensor: Any) -> Description:
+    """The description of an object with ``__dlpack__`` and ``__dlpack_device__``.
+
+    The capsule is dropped again: it shows the object's own memory (a copy is
+    refused), and the object lives until the operation has ended.
+    """
+    device_type, device_id = tensor.__dlpack_device__()
+    if int(device_type) != CPU:
+        # Said without a capsule, which might synchronise a stream. The core answers.
+        return 0, int(DType.UINT8), (), None, int(device_type), int(device_id), False
+    capsule = _capsule(tensor)
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if managed.major != 1:
+            raise DtypeError(f"DLPack {managed.major}.{managed.minor} is not understood, only 1.x")
+        if managed.flags & _IS_COPIED:
+            raise ArgumentError(f"{_name(tensor)} gives a copy of itself through __dlpack__")
+        shown, readonly = managed.tensor, bool(managed.flags & _READ_ONLY)
+    elif _is_valid(capsule, b"dltensor"):
+        shown, readonly = _Tensor.from_address(_pointer(capsule, b"dltensor")), False
+    else:
+        raise DtypeError(f"{_name(tensor)}.__dlpack__() did not return a DLPack capsule")
+    dtype = _DTYPES.get((shown.code, shown.bits)) if shown.lanes == 1 else None
+    if dtype is None:
+        raise DtypeError(
+            f"{_name(tensor)} has DLPack dtype code {shown.code}, {shown.bits} bits, "
+            f"{shown.lanes} lanes, which no operation takes"
+        )
+    if not 0 <= shown.ndim <= _MAX_DIMS:
+        raise ArgumentError(f"{_name(tensor)} says it has {shown.ndim} dimensions")
+    shape = tuple(shown.shape[: shown.ndim]) if shown.ndim else ()
+    strides = tuple(shown.strides[: shown.ndim]) if shown.ndim and shown.strides else None
+    # JAX's arrays are immutable, though nothing in DLPack 0.x said so.
+    readonly = readonly or type(tensor).__module__.startswith("jax")
+    address = (shown.data or 0) + shown.byte_offset
+    return address, int(dtype), shape, strides, CPU, 0, readonly
+
+
+def _capsule(tensor: Any) -> object:
+    try:
+        try:
+            return tensor.__dlpack__(max_version=(1, 1), copy=False)
+        except TypeError:  # a producer from before DLPack 1.0 takes neither
+            return tensor.__dlpack__()
+    except BufferError as error:
+        raise DtypeError(f"{_name(tensor)} does not give its memory: {error}") from error
+
+
+def _name(tensor: object) -> str:
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"

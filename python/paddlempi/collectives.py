@@ -1,0 +1,547 @@
+"""Collectives over the tensors of all members of a group.
+
+Names, argument order and meaning are ``torch.distributed``'s. For all of them:
+
+* Every member of ``group`` (None: the world) calls the same function with the same
+  dtype, number of elements, root and reduce op. What differs raises
+  ``MismatchError`` on all of them. A wrong argument on one rank raises there what
+  is wrong (``ArgumentError``, ``DtypeError``), with nothing sent, and
+  ``RefusedError`` on the others; the group stays usable.
+* A rank that does not belong to the group gets a warning and None.
+* A tensor is NumPy, Paddle, PyTorch or any object with the buffer protocol or
+  ``__dlpack__``, in host memory; any shape and strides, also zero-size and
+  zero-dim. Contiguous tensors are not copied. dtypes: bool, (u)int8-64, float16,
+  bfloat16, float32, float64, complex64, complex128; float8 where nothing is reduced.
+* ``src``, ``dst`` are global ranks; ``group_src``, ``group_dst`` are ranks of the group.
+* ``async_op=True`` returns a :class:`~paddlempi.work.Work` at once; otherwise the
+  function returns None when the result is there.
+* ``TimeoutError``: the group's deadline ran out; it names the ranks that never came.
+  That, and Ctrl-C, break the group: later calls raise ``GroupBrokenError``.
+* They may be called from any thread; those on one group run one after another.
+
+Source: :mod:`torch.distributed`; ``scan`` and ``exscan`` are MPI's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from . import _native, work
+from ._buffer import bump, bumps
+from ._ops import Op
+from .errors import ArgumentError, DtypeError, Error, TimeoutError
+from .group import ProcessGroup, is_foreign, members, to_seconds
+from .reduce_op import SUM, PremulSum, ReduceOp
+from .work import Work
+
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "exscan",
+    "gather",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scan",
+    "scatter",
+]
+
+_Group = ProcessGroup | None
+
+
+def all_reduce(
+    tensor: Any, op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+) -> Work | None:
+    """Reduce the tensors of all members in place; every member gets the same bits.
+
+    Args:
+        tensor: any shape; input and output.
+        op: a :class:`~paddlempi.reduce_op.ReduceOp` that is defined for the dtype.
+        group: None is the world.
+        async_op: return a Work.
+    """
+    if (
+        op.__class__ is not ReduceOp
+        or async_op
+        or (group is not None and group.__class__ is not ProcessGroup)
+    ):
+        return _reducing(Op.ALL_REDUCE, None, tensor, op, group, async_op)
+    try:
+        _native.submit(3, 0 if group is None else group._id, None, tensor, op)
+    except (TimeoutError, KeyboardInterrupt):
+        work.keep(tensor)
+        raise
+    function = bumps[tensor.__class__]
+    if function is not None:
+        function(tensor)
+    return None
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Any], op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+) -> Work | None:
+    """Reduce several tensors of one dtype in place, as one operation.
+
+    Args:
+        tensors: one or more tensors, of any shapes, the same on every member.
+        op, group, async_op: as for :func:`all_reduce`.
+    """
+    return _reducing(Op.ALL_REDUCE_COALESCED, None, _Many(tensors, "tensors"), op, group, async_op)
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: ReduceOp = SUM,
+    group: _Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduce the tensors of all members into that of ``dst``; the others keep theirs.
+
+    Args:
+        tensor: any shape; input, on ``dst`` output too.
+        dst: global rank, or ``group_dst``.
+        op, group, async_op: as for :func:`all_reduce`.
+    """
+    if _outside(group, Op.REDUCE):
+        return None
+    root, mine = _root(Op.REDUCE, group, "dst", dst, group_dst)
+    send, recv = (None, tensor) if mine else (tensor, None)
+    return _reducing(Op.REDUCE, send, recv, op, group, async_op, root)
+
+
+def scan(
+    tensor: Any, op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+) -> Work | None:
+    """Give each member, in place, the reduction over the members up to itself.
+
+    Args: as for :func:`all_reduce`. Source: ``MPI_Scan``.
+    """
+    return _reducing(Op.SCAN, None, tensor, op, group, async_op)
+
+
+def exscan(
+    tensor: Any, op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+) -> Work | None:
+    """Give each member, in place, the reduction over the members before it.
+
+    The first member's tensor stays as it is. Args: as for :func:`all_reduce`.
+    Source: ``MPI_Exscan``.
+    """
+    return _reducing(Op.EXSCAN, None, tensor, op, group, async_op)
+
+
+def reduce_scatter(
+    output: Any,
+    input_list: Sequence[Any],
+    op: ReduceOp = SUM,
+    group: _Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduce a list of tensors over all members and give number i of it to member i.
+
+    Args:
+        output: as many elements as this member's number of the list has.
+        input_list: one tensor for each member; their sizes may differ.
+        op, group, async_op: as for :func:`all_reduce`.
+    """
+    return _reducing(
+        Op.REDUCE_SCATTER, _Many(input_list, "input_list", each=True), output, op, group, async_op
+    )
+
+
+def reduce_scatter_tensor(
+    output: Any, input: Any, op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+) -> Work | None:
+    """Reduce a tensor over all members and give its i-th equal part to member i.
+
+    Args:
+        output: m elements.
+        input: world_size x m elements, contiguous parts in rank order.
+        op, group, async_op: as for :func:`all_reduce`.
+    """
+    return _reducing(Op.REDUCE_SCATTER, input, output, op, group, async_op)
+
+
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: _Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy the tensor of ``src`` into that of every member.
+
+    Args:
+        tensor: input on ``src``, output elsewhere; the same number of elements.
+        src: global rank, or ``group_src``.
+    """
+    if _outside(group, Op.BROADCAST):
+        return None
+    root, mine = _root(Op.BROADCAST, group, "src", src, group_src)
+    return _moving(Op.BROADCAST, None, tensor, group, async_op, root, written=not mine)
+
+
+def all_gather(
+    tensor_list: Sequence[Any], tensor: Any, group: _Group = None, async_op: bool = False
+) -> Work | None:
+    """Give every member the tensors of all members.
+
+    Args:
+        tensor_list: output, one tensor for each member, each of the size of that
+            member's ``tensor``; the sizes may differ.
+        tensor: input.
+    """
+    return _moving(
+        Op.ALL_GATHER, tensor, _Many(tensor_list, "tensor_list", each=True), group, async_op
+    )
+
+
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: _Group = None, async_op: bool = False
+) -> Work | None:
+    """Give every member the tensors of all members, one after the other in one tensor.
+
+    Args:
+        output_tensor: world_size x m elements, concatenated or stacked.
+        input_tensor: m elements.
+    """
+    return _moving(Op.ALL_GATHER, input_tensor, output_tensor, group, async_op)
+
+
+def gather(
+    tensor: Any,
+    gather_list: Sequence[Any] | None = None,
+    dst: int | None = None,
+    group: _Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Give ``dst`` the tensors of all members.
+
+    Args:
+        tensor: input; the same number of elements on every member.
+        gather_list: on ``dst`` output, one tensor for each member; None elsewhere.
+        dst: global rank (default 0), or ``group_dst``.
+    """
+    if _outside(group, Op.GATHER):
+        return None
+    root, mine = _root(Op.GATHER, group, "dst", dst, group_dst)
+    recv = _on_root(Op.GATHER, group, mine, "gather_list", gather_list)
+    return _moving(Op.GATHER, tensor, recv, group, async_op, root)
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: Sequence[Any] | None = None,
+    src: int | None = None,
+    group: _Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Give member i tensor number i of the list on ``src``.
+
+    Args:
+        tensor: output; the same number of elements on every member.
+        scatter_list: on ``src`` input, one tensor for each member; None elsewhere.
+        src: global rank (default 0), or ``group_src``.
+    """
+    if _outside(group, Op.SCATTER):
+        return None
+    root, mine = _root(Op.SCATTER, group, "src", src, group_src)
+    send = _on_root(Op.SCATTER, group, mine, "scatter_list", scatter_list)
+    return _moving(Op.SCATTER, send, tensor, group, async_op, root)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Any],
+    input_tensor_list: Sequence[Any],
+    group: _Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send tensor i of the list to member i, and receive one from each.
+
+    Args:
+        output_tensor_list: number i takes what member i sends to this one.
+        input_tensor_list: one tensor for each member; sizes may differ.
+    """
+    return _moving(
+        Op.ALL_TO_ALL,
+        _Many(input_tensor_list, "input_tensor_list", each=True),
+        _Many(output_tensor_list, "output_tensor_list", each=True),
+        group,
+        async_op,
+    )
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: _Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Split a tensor along its first dimension, send part i to member i, receive one from each.
+
+    Args:
+        output: the received parts one after the other in rank order.
+        input: the parts to send.
+        output_split_sizes: rows of ``output`` from each member; None or empty: equal parts.
+        input_split_sizes: rows of ``input`` to each member; None or empty: equal parts.
+    """
+    if _outside(group, Op.ALL_TO_ALL):
+        return None
+    recv_splits = _splits(group, "output_split_sizes", output_split_sizes)
+    send_splits = _splits(group, "input_split_sizes", input_split_sizes)
+    return _moving(
+        Op.ALL_TO_ALL,
+        input,
+        output,
+        group,
+        async_op,
+        -1,
+        send_splits=send_splits,
+        recv_splits=recv_splits,
+    )
+
+
+def barrier(group: _Group = None, async_op: bool = False, device_ids: object = None) -> Work | None:
+    """Return when every member has called it.
+
+    Args:
+        device_ids: taken and not used, for there is no device to choose.
+    """
+    return _moving(Op.BARRIER, None, None, group, async_op)
+
+
+def monitored_barrier(
+    group: _Group = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier with a deadline of its own, whose error names the ranks that never came.
+
+    Every barrier does that here. What this one has is ``timeout``; when it runs
+    out the group is broken.
+
+    Args:
+        timeout: a timedelta or seconds; None: the group's.
+        wait_all_ranks: taken and not used: all missing ranks are always named.
+
+    Raises:
+        TimeoutError: ``ranks`` did not come.
+    """
+    if _outside(group, Op.BARRIER):
+        return
+    try:
+        seconds = -1.0 if timeout is None else to_seconds(timeout, "monitored_barrier")
+    except Error as error:
+        _refuse(Op.BARRIER, group, error)
+    _native.submit(Op.BARRIER, members(group)._id, None, None, 0, 0, -1, -1, 0, seconds)
+
+
+# What they have in common
+
+
+class _Many:
+    """An argument that must be a list of tensors, checked once the group is known."""
+
+    __slots__ = ("each", "name", "tensors")
+
+    def __init__(self, tensors: Sequence[Any], name: str, each: bool = False) -> None:
+        self.tensors = tensors
+        self.name = name
+        self.each = each  # one for each member
+
+    def checked(self, code: Op, group: _Group) -> Sequence[Any]:
+        if not isinstance(self.tensors, (list, tuple)):
+            _refuse(
+                code,
+                group,
+                DtypeError(
+                    f"{code.label}: {self.name} is a {type(self.tensors).__name__}, "
+                    "it must be a list or a tuple of tensors"
+                ),
+            )
+        count = len(self.tensors)
+        size = members(group).size() if self.each else max(count, 1)
+        if count != size:
+            _refuse(
+                code,
+                group,
+                ArgumentError(
+                    f"{code.label}: {self.name} has {count} tensors, it needs {size}"
+                    + (", one for each rank of the group" if self.each else "")
+                ),
+            )
+        return self.tensors
+
+
+def _reducing(
+    code: Op,
+    send: Any,
+    recv: Any,
+    op: ReduceOp,
+    group: _Group,
+    async_op: bool,
+    root: int = -1,
+) -> Work | None:
+    if _outside(group, code):
+        return None
+    if not isinstance(op, ReduceOp):
+        _refuse(
+            code,
+            group,
+            DtypeError(
+                f"{code.label}: op is {op!r} of type {type(op).__name__}, it must be a paddlempi.ReduceOp"
+                + (", made by PREMUL_SUM(factor)" if op is PremulSum else "")
+            ),
+        )
+    return _moving(code, send, recv, group, async_op, root, op)
+
+
+def _moving(
+    code: Op,
+    send: Any,
+    recv: Any,
+    group: _Group,
+    async_op: bool,
+    root: int = -1,
+    op: ReduceOp | None = None,
+    written: bool = True,
+    send_splits: Sequence[int] | None = None,
+    recv_splits: Sequence[int] | None = None,
+) -> Work | None:
+    if _outside(group, code):
+        return None
+    if send.__class__ is _Many:
+        send = send.checked(code, group)
+    if recv.__class__ is _Many:
+        recv = recv.checked(code, group)
+    gid = 0 if group is None else group._id
+    reduce_op, scale = (0, 1.0) if op is None else (op, op.scale)
+
+    def submit(flags: int) -> Any:
+        return _native.submit(
+            code,
+            gid,
+            send,
+            recv,
+            reduce_op,
+            flags,
+            root,
+            -1,
+            0,
+            -1.0,
+            scale,
+            send_splits,
+            recv_splits,
+        )
+
+    if async_op:
+        return work.start(code.label, group, send, recv if written else None, submit)
+    try:
+        submit(0)
+    except (TimeoutError, KeyboardInterrupt):
+        work.keep((send, recv))
+        raise
+    if written and recv is not None:
+        bump(recv)
+    return None
+
+
+def _outside(group: _Group, code: Op) -> bool:
+    """Whether this rank is not in ``group``; warns."""
+    return (
+        group is not None and group.__class__ is not ProcessGroup and is_foreign(group, code.label)
+    )
+
+
+def _refuse(code: Op, group: _Group, error: Error) -> NoReturn:
+    """Tell the other members that this rank refuses its part, and raise."""
+    _native.core().refuse(code, members(group)._id, str(error))
+    raise error
+
+
+def _root(
+    code: Op, group: _Group, name: str, rank: int | None, group_rank: int | None
+) -> tuple[int, bool]:
+    """The root as a rank of the group, and whether it is this process."""
+    if rank is None and group_rank is None and code in (Op.GATHER, Op.SCATTER):
+        rank = 0  # as in torch
+    try:
+        root = root_of(code.label, members(group), name, rank, group_rank)
+    except Error as error:
+        _refuse(code, group, error)
+    return root, root == members(group)._rank
+
+
+def root_of(
+    what: str, group: ProcessGroup, name: str, rank: int | None, group_rank: int | None
+) -> int:
+    """The group rank that ``src`` or ``dst``, or its group_ variant, means.
+
+    Raises:
+        ArgumentError: out of range, not in the group, or both given.
+        DtypeError: no integer.
+    """
+    if rank is not None and group_rank is not None:
+        raise ArgumentError(f"{what}: {name} and group_{name} are both given, give one of them")
+    if rank is None and group_rank is None:
+        raise ArgumentError(f"{what}: {name} or group_{name} must be given")
+    value, name = (rank, name) if group_rank is None else (group_rank, "group_" + name)
+    try:
+        if group_rank is None:
+            return group._ranks.index(_index(value))
+        return range(len(group._ranks)).index(_index(value))
+    except TypeError:
+        raise DtypeError(f"{what}: {name} is a {type(value).__name__}, it must be a rank") from None
+    except ValueError:
+        among = range(len(group._ranks)) if group_rank is not None else group._ranks
+        raise ArgumentError(
+            f"{what}: {name}={value} is not among the ranks {list(among)}"
+        ) from None
+
+
+def _index(value: Any) -> int:
+    from operator import index
+
+    return index(value)
+
+
+def _on_root(
+    code: Op, group: _Group, mine: bool, name: str, tensors: Sequence[Any] | None
+) -> _Many | None:
+    if mine:
+        return _Many(() if tensors is None else tensors, name, each=True)
+    if tensors is not None and len(tensors):
+        _refuse(code, group, ArgumentError(f"{code.label}: {name} must be None but on the root"))
+    return None
+
+
+def _splits(group: _Group, name: str, splits: Sequence[int] | None) -> list[int] | None:
+    if splits is None or len(splits) == 0:
+        return None
+    try:
+        sizes = [_index(rows) for rows in splits]
+    except TypeError as error:
+        _refuse(Op.ALL_TO_ALL, group, DtypeError(f"all_to_all_single: {name}={splits!r}: {error}"))
+    size = members(group).size()
+    if len(sizes) != size or min(sizes) < 0:
+        _refuse(
+            Op.ALL_TO_ALL,
+            group,
+            ArgumentError(
+                f"all_to_all_single: {name}={sizes} must be {size} numbers of rows, one for each rank"
+            ),
+        )
+    return sizes

@@ -1,0 +1,321 @@
+"""Python objects instead of tensors: pickled, sent, unpickled.
+
+Unpickling runs code that the sender chose: use these among processes that trust
+each other, as the ranks of a job do. A length that a peer announces is checked
+before anything is allocated.
+
+All members of the group call the same function. Errors, deadlines, threads and
+``group`` are as :mod:`paddlempi.collectives` says; what pickle raises for an
+object, it raises on that rank, and ``RefusedError`` on the others.
+
+Source: :mod:`torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from . import _native
+from ._ops import Op
+from .collectives import all_gather, broadcast, gather, root_of, scatter
+from .errors import ArgumentError, DtypeError, Error
+from .group import ProcessGroup, is_foreign, members
+from .p2p import recv, send
+
+__all__ = [
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+]
+
+_Group = ProcessGroup | None
+
+MAX_BYTES = 1 << 34
+"""The longest pickle that is sent or believed: 16 GiB."""
+
+_MAGIC = (
+    0x706D7069_6F626A31  # "pmpiobj1": begins a list of lengths, which some tensor may be taken for
+)
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) -> None:
+    """Give every member the objects of all members.
+
+    Args:
+        object_list: output, a list with one place for each member.
+        obj: this member's; anything that pickle takes.
+
+    Raises:
+        ArgumentError: ``object_list`` has another length than the group.
+    """
+    if _outside(group, Op.ALL_GATHER):
+        return
+    size = members(group).size()
+    _check_places(Op.ALL_GATHER, group, "all_gather_object", "object_list", object_list, size)
+    data = _dump(Op.ALL_GATHER, group, obj)
+    lengths = _lengths(size)
+    _native.submit(Op.ALL_GATHER, members(group)._id, array("q", [len(data)]), lengths)
+    parts = [bytearray(_believed(length)) for length in lengths]
+    all_gather(parts, data, group)
+    object_list[:] = [pickle.loads(part) for part in parts]
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: _Group = None,
+    group_dst: int | None = None,
+) -> None:
+    """Give ``dst`` the objects of all members.
+
+    Args:
+        obj: this member's; anything that pickle takes.
+        object_gather_list: on ``dst`` output, a list with one place for each member; None elsewhere.
+        dst: global rank (default 0), or ``group_dst``.
+    """
+    if _outside(group, Op.GATHER):
+        return
+    root, mine = _root(Op.GATHER, group, "dst", dst, group_dst)
+    size = members(group).size()
+    if mine:
+        _check_places(
+            Op.GATHER, group, "gather_object", "object_gather_list", object_gather_list, size
+        )
+    data = _dump(Op.GATHER, group, obj)
+    lengths = _lengths(size)
+    _native.submit(Op.ALL_GATHER, members(group)._id, array("q", [len(data)]), lengths)
+    # A gather has parts of one size: all are as long as the longest.
+    longest = max(_believed(length) for length in lengths)
+    data.extend(bytes(longest - len(data)))
+    parts = [bytearray(longest) for _ in range(size)] if mine else None
+    gather(data, parts, group=group, group_dst=root)
+    if parts is not None and object_gather_list is not None:
+        object_gather_list[:] = [
+            pickle.loads(memoryview(part)[:length])
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: _Group = None,
+    device: object = None,
+    group_src: int | None = None,
+) -> None:
+    """Replace every member's objects by those of ``src``.
+
+    Args:
+        object_list: input on ``src``, output elsewhere; of one length on all members.
+        src: global rank (default 0), or ``group_src``.
+        device: taken and not used: pickles travel through host memory.
+    """
+    if _outside(group, Op.BROADCAST):
+        return
+    root, mine = _root(Op.BROADCAST, group, "src", src, group_src)
+    if not isinstance(object_list, list):
+        _refuse_type(Op.BROADCAST, group, "broadcast_object_list", "object_list", object_list)
+    lengths = _lengths(len(object_list))
+    data = bytearray()
+    if mine:
+        data = _dump_all(Op.BROADCAST, group, object_list, lengths)
+    broadcast(lengths, group=group, group_src=root)
+    if not mine:
+        data = bytearray(_believed_all(lengths))
+    broadcast(data, group=group, group_src=root)
+    if not mine:
+        object_list[:] = _load_all(data, lengths)
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: _Group = None,
+    group_src: int | None = None,
+) -> None:
+    """Give member i object number i of the list on ``src``.
+
+    Args:
+        scatter_object_output_list: output, a list of at least one place: its first takes the object.
+        scatter_object_input_list: on ``src`` input, one object for each member; None elsewhere.
+        src: global rank (default 0), or ``group_src``.
+    """
+    if _outside(group, Op.SCATTER):
+        return
+    root, mine = _root(Op.SCATTER, group, "src", src, group_src)
+    size = members(group).size()
+    out = scatter_object_output_list
+    if not isinstance(out, list) or not out:
+        _refuse_type(Op.BROADCAST, group, "scatter_object_list", "scatter_object_output_list", out)
+    parts: list[bytearray] | None = None
+    lengths = _lengths(size)
+    if mine:
+        _check_places(
+            Op.BROADCAST,
+            group,
+            "scatter_object_list",
+            "scatter_object_input_list",
+            scatter_object_input_list,
+            size,
+        )
+        parts = [_dump(Op.BROADCAST, group, obj) for obj in scatter_object_input_list or ()]
+        lengths = array("q", [len(part) for part in parts])
+    broadcast(lengths, group=group, group_src=root)
+    # A scatter has parts of one size: all are as long as the longest.
+    longest = max(_believed(length) for length in lengths)
+    for part in parts or ():
+        part.extend(bytes(longest - len(part)))
+    taken = bytearray(longest)
+    scatter(taken, parts, group=group, group_src=root)
+    out[0] = pickle.loads(memoryview(taken)[: lengths[members(group)._rank]])
+
+
+def send_object_list(
+    object_list: Sequence[Any],
+    dst: int | None = None,
+    group: _Group = None,
+    device: object = None,
+    group_dst: int | None = None,
+) -> None:
+    """Send objects to ``dst``, which calls :func:`recv_object_list` with a list of the same length.
+
+    Args:
+        object_list: anything that pickle takes.
+        dst: global rank, or ``group_dst``.
+        device: taken and not used.
+    """
+    if _outside(group, Op.SEND):
+        return
+    parts = [_pickled(obj) for obj in object_list]
+    lengths = array("q", [_MAGIC, *(len(part) for part in parts)])
+    send(lengths, dst, group, 0, group_dst)
+    send(bytearray().join(parts), dst, group, 0, group_dst)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: _Group = None,
+    device: object = None,
+    group_src: int | None = None,
+) -> int:
+    """Receive objects sent by :func:`send_object_list`.
+
+    Args:
+        object_list: output, as long as the sender's.
+        src: global rank, or ``group_src``; both None: from any rank.
+        device: taken and not used.
+
+    Returns:
+        The global rank of the sender, -1 where this rank is not in ``group``.
+    """
+    if _outside(group, Op.RECV):
+        return -1
+    lengths = array("q", bytes(8 * (len(object_list) + 1)))
+    source = recv(lengths, src, group, 0, group_src)
+    if lengths[0] != _MAGIC:
+        raise ArgumentError(
+            f"recv_object_list: the message from rank {source} was not sent by send_object_list"
+        )
+    lengths = lengths[1:]
+    data = bytearray(_believed_all(lengths))
+    recv(data, source, group)
+    object_list[:] = _load_all(data, lengths)
+    return source
+
+
+def _outside(group: _Group, code: Op) -> bool:
+    return (
+        group is not None and group.__class__ is not ProcessGroup and is_foreign(group, code.label)
+    )
+
+
+def _root(
+    code: Op, group: _Group, name: str, rank: int | None, group_rank: int | None
+) -> tuple[int, bool]:
+    if rank is None and group_rank is None:
+        rank = 0
+    try:
+        root = root_of(code.label, members(group), name, rank, group_rank)
+    except Error as error:
+        _refuse(code, group, error)
+    return root, root == members(group)._rank
+
+
+def _check_places(code: Op, group: _Group, what: str, name: str, places: Any, size: int) -> None:
+    if not isinstance(places, list):
+        _refuse_type(code, group, what, name, places)
+    if len(places) != size:
+        _refuse(
+            code,
+            group,
+            ArgumentError(
+                f"{what}: {name} has {len(places)} places, it needs {size}, one for each rank"
+            ),
+        )
+
+
+def _refuse_type(code: Op, group: _Group, what: str, name: str, value: object) -> NoReturn:
+    said = "an empty list" if isinstance(value, list) else f"a {type(value).__name__}"
+    _refuse(code, group, DtypeError(f"{what}: {name} is {said}, it must be a list with room"))
+
+
+def _refuse(code: Op, group: _Group, error: BaseException) -> NoReturn:
+    _native.core().refuse(code, members(group)._id, str(error))
+    raise error
+
+
+def _lengths(count: int) -> array[int]:
+    return array("q", bytes(8 * count))
+
+
+def _pickled(obj: Any) -> bytearray:
+    data = bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL))
+    _believed(len(data))
+    return data
+
+
+def _dump(code: Op, group: _Group, obj: Any) -> bytearray:
+    try:
+        return _pickled(obj)
+    except Exception as error:  # whatever an object's __reduce__ raises: the others must not wait
+        _refuse(code, group, error)
+
+
+def _dump_all(code: Op, group: _Group, objects: Sequence[Any], lengths: array[int]) -> bytearray:
+    joined = bytearray()
+    for index, obj in enumerate(objects):
+        data = _dump(code, group, obj)
+        lengths[index] = len(data)
+        joined += data
+    return joined
+
+
+def _load_all(data: bytearray, lengths: array[int]) -> list[Any]:
+    objects, start = [], 0
+    view = memoryview(data)
+    for length in lengths:
+        objects.append(pickle.loads(view[start : start + length]))
+        start += length
+    return objects
+
+
+def _believed(length: int) -> int:
+    """A length that a peer announced, once it is believable."""
+    if not 0 <= length <= MAX_BYTES:
+        raise ArgumentError(
+            f"an object of {length} bytes: a pickle may have up to {MAX_BYTES} bytes"
+        )
+    return length
+
+
+def _believed_all(lengths: array[int]) -> int:
+    return _believed(sum(_believed(length) for length in lengths))

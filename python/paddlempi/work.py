@@ -1,0 +1,216 @@
+"""An operation under way: what ``async_op=True``, ``isend`` and ``irecv`` return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from . import _native
+from ._buffer import bump
+from ._ops import ASYNC
+from .errors import Error, NotReadyError, TimeoutError
+from .group import ProcessGroup, to_seconds
+
+if TYPE_CHECKING:
+    from .future import Future
+
+__all__ = ["Work", "keep", "start"]
+
+_orphans: dict[int, object] = {}
+"""The tensors of works that were dropped before their end, by handle."""
+
+_kept: list[object] = []
+"""The tensors of operations that MPI may still be writing to, after a deadline or a Ctrl-C."""
+
+
+class Work:
+    """One operation under way. It keeps its tensors alive until the operation ends.
+
+    The tensors must not be written to (those received into not even read) before
+    :meth:`wait` has returned. Dropping a Work neither waits nor cancels.
+
+    Thread-safety: all methods may be called from any thread. ``await work`` gives
+    what :meth:`result` gives.
+
+    Source: :class:`torch.distributed.Work`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_done",
+        "_error",
+        "_future",
+        "_handle",
+        "_name",
+        "_output",
+        "_ranks",
+        "_source",
+        "_tensors",
+    )
+
+    def __init__(
+        self, handle: int, name: str, tensors: object, output: object, group: ProcessGroup | None
+    ) -> None:
+        self._handle = handle
+        self._name = name
+        self._tensors = tensors
+        self._output = output
+        self._ranks = group._ranks if group is not None else None
+        self._error: BaseException | None = None
+        self._source: int | None = None
+        self._future: Future | None = None
+        self._done = handle == 0
+        if self._done:
+            self._tensors = None
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Wait until the operation has ended.
+
+        Args:
+            timeout: how long, a timedelta or seconds. None: until the operation
+                ends or its group's own deadline breaks it.
+
+        Returns:
+            True.
+
+        Raises:
+            NotReadyError: ``timeout`` ran out. The operation goes on; wait again.
+            Error: what the operation ended with.
+            KeyboardInterrupt: Ctrl-C during the wait.
+        """
+        if not self._done:
+            self._settle(-1.0 if timeout is None else to_seconds(timeout, "Work.wait"))
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the operation has ended, well or not. Does not wait."""
+        if not self._done and _native.core().test(self._handle):
+            try:
+                self._settle(0.0)
+            except NotReadyError:
+                return False
+        return self._done
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended without an error. Does not wait."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The error that the operation ended with; None if it did not or is under way."""
+        return self._error if self.is_completed() else None
+
+    def source_rank(self) -> int:
+        """The global rank that a receive was served by. Waits for its end.
+
+        Raises:
+            ArgumentError: the operation receives from no single rank.
+        """
+        self.wait()
+        if self._source is None:
+            from .errors import ArgumentError
+
+            raise ArgumentError(f"source_rank: {self._name} has no source")
+        return self._source
+
+    def result(self) -> list[Any]:
+        """The tensors written to, in the order in which they were given. Waits for the end."""
+        self.wait()
+        output = self._output
+        if output is None:
+            return []
+        return list(output) if isinstance(output, (list, tuple)) else [output]
+
+    def get_future(self) -> Future:
+        """A future of :meth:`result`, completed without anybody's waiting.
+
+        The first call starts the one thread this library has; functions given to
+        ``then`` and ``add_done_callback`` run in it.
+        """
+        from . import future
+
+        return future.of(self)
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        if not self.is_completed():
+            import asyncio
+
+            yield from asyncio.wrap_future(self.get_future()).__await__()
+        return self.result()
+
+    def __repr__(self) -> str:
+        state = "under way" if not self._done else "failed" if self._error else "done"
+        return f"<Work {self._name}, {state}>"
+
+    def _settle(self, seconds: float) -> None:
+        """Wait, note how the operation ended, let go of its tensors."""
+        try:
+            answer = _native.core().wait(self._handle, seconds)
+        except NotReadyError:
+            raise
+        except Error as error:
+            if isinstance(error, TimeoutError):
+                keep(self._tensors)  # MPI may go on writing to them
+            self._error = error
+        else:
+            if answer is not None:
+                ranks = self._ranks
+                self._source = answer[0] if ranks is None else ranks[answer[0]]
+        if self._output is not None and not self._done:
+            bump(self._output)
+        self._tensors = None
+        self._done = True
+
+    def __del__(
+        self,
+        # Bound now: at the interpreter's end the module's names may be gone.
+        native: Any = _native,
+        orphans: dict[int, object] = _orphans,
+        errors: tuple[type[BaseException], ...] = (Error, AttributeError, TypeError),
+    ) -> None:
+        handle = getattr(self, "_handle", 0)
+        if not handle:
+            return
+        try:
+            if self._done:
+                native.core().release(handle)
+            else:
+                orphans[handle] = self._tensors
+        except errors:
+            pass  # the process is a fork, or the library was destroyed: nothing is left to free
+
+
+def start(
+    name: str,
+    group: ProcessGroup | None,
+    send: object,
+    recv: object,
+    submit: Callable[[int], int],
+) -> Work:
+    """Start an operation and return its work; ``submit(ASYNC)`` returns the handle."""
+    if _orphans:
+        reap()
+    handle = submit(ASYNC)
+    if recv is not None:
+        bump(recv)
+    return Work(handle, name, (send, recv), recv, group)
+
+
+def reap() -> None:
+    """Let go of the tensors of dropped works that have ended."""
+    core = _native.core()
+    for handle in list(_orphans):
+        try:
+            if not core.test(handle):
+                continue
+            core.release(handle)
+        except Error:
+            pass  # the library was destroyed since: the handle is gone
+        _orphans.pop(handle, None)
+
+
+def keep(tensors: object) -> None:
+    """Hold tensors until the process ends: an operation that was given up may still use them."""
+    _kept.append(tensors)
