@@ -50,9 +50,9 @@ const (
 	FnAlltoallv // SendCounts, SendDispls, RecvCounts, RecvDispls
 	FnScan
 	FnExscan
-	FnSend   // SendBuf, SendCount, SendType, Peer, Tag
-	FnRecv   // RecvBuf, RecvCount, RecvType, Peer (or AnySource), Tag (or AnyTag)
-	FnMrecv  // RecvBuf, RecvCount, RecvType, Message
+	FnSend  // SendBuf, SendCount, SendType, Peer, Tag
+	FnRecv  // RecvBuf, RecvCount, RecvType, Peer (or AnySource), Tag (or AnyTag)
+	FnMrecv // RecvBuf, RecvCount, RecvType, Message
 )
 
 // Call is one MPI call: plain data, shared with C as it stands. All pointers
@@ -60,7 +60,7 @@ const (
 // its Slot (nonblocking) is done.
 type Call struct {
 	Fn        Fn
-	InPlace   bool // MPI_IN_PLACE instead of SendBuf (for FnScatter on the root: instead of RecvBuf)
+	InPlace   bool  // MPI_IN_PLACE instead of SendBuf (for FnScatter on the root: instead of RecvBuf)
 	Peer      int32 // root of a rooted collective; destination or source of a message
 	Tag       int32
 	Comm      Comm

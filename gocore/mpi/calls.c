@@ -1,0 +1,211 @@
+// The calls on the hot path: one blocking, one nonblocking, one poll.
+#include "calls.h"
+
+#include <limits.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "table.h"
+
+_Static_assert(sizeof(void *) == 8, "handles are kept in 8 bytes");
+_Static_assert(sizeof(struct pmpi_mpi_call) == 120, "layout of mpi.Call");
+_Static_assert(offsetof(struct pmpi_mpi_call, in_place) == 4, "layout of mpi.Call");
+_Static_assert(offsetof(struct pmpi_mpi_call, comm) == 16, "layout of mpi.Call");
+_Static_assert(offsetof(struct pmpi_mpi_call, send_count) == 40, "layout of mpi.Call");
+_Static_assert(offsetof(struct pmpi_mpi_call, message) == 80, "layout of mpi.Call");
+_Static_assert(offsetof(struct pmpi_mpi_call, recv_displs) == 112, "layout of mpi.Call");
+_Static_assert(sizeof(struct pmpi_mpi_status) == 16, "layout of mpi.Status");
+_Static_assert(offsetof(struct pmpi_mpi_status, bytes) == 8, "layout of mpi.Status");
+_Static_assert(sizeof(struct pmpi_mpi_slot) == 40, "layout of mpi.Slot");
+_Static_assert(offsetof(struct pmpi_mpi_slot, bytes) == 24, "layout of mpi.Slot");
+_Static_assert(sizeof(int) == sizeof(int32_t), "int32 arrays are given to MPI as they are");
+
+// Room for any MPI's status: 20, 24 or 32 bytes in the ABIs at hand.
+typedef union {
+	char bytes[64];
+	int64_t align;
+} raw_status;
+
+static int32_t field(const raw_status *status, int32_t offset) {
+	int32_t value;
+	memcpy(&value, status->bytes + offset, sizeof value);
+	return value;
+}
+
+static void read_status(const struct pmpi_mpi_table *t, const raw_status *raw, struct pmpi_mpi_status *out) {
+	mpi_count n = 0;
+	out->source = field(raw, t->k.status_source);
+	out->tag = field(raw, t->k.status_tag);
+	// Counted in bytes, whatever type was received, as each MPI keeps the length.
+	out->bytes = t->f.Get_elements_x(raw, t->k.byte, &n) == 0 && n >= 0 ? n : 0;
+}
+
+static int32_t source_of(const struct pmpi_mpi_table *t, int32_t peer) {
+	return peer == -1 ? t->k.any_source : peer;
+}
+
+static int32_t tag_of(const struct pmpi_mpi_table *t, int32_t tag) {
+	return tag == -1 ? t->k.any_tag : tag;
+}
+
+#define SEND (c->in_place ? (const void *)t->k.in_place : (const void *)c->send_buf)
+#define RECV ((void *)c->recv_buf)
+#define SCATTERED (c->in_place ? (void *)t->k.in_place : (void *)c->recv_buf)
+#define SN ((int)c->send_count)
+#define RN ((int)c->recv_count)
+#define SNS ((const int *)c->send_counts)
+#define SDS ((const int *)c->send_displs)
+#define RNS ((const int *)c->recv_counts)
+#define RDS ((const int *)c->recv_displs)
+#define ST (c->send_type)
+#define RT (c->recv_type)
+
+// The collectives, once for both forms: PREFIX is empty or I, MORE is what the
+// nonblocking form has besides.
+#define EACH_COLLECTIVE(PREFIX, MORE)                                                              \
+	case PMPI_FN_BCAST:                                                                            \
+		return t->f.PREFIX##Bcast(RECV, RN, RT, c->peer, c->comm MORE);                            \
+	case PMPI_FN_ALLREDUCE:                                                                        \
+		return t->f.PREFIX##Allreduce(SEND, RECV, RN, RT, c->op, c->comm MORE);                    \
+	case PMPI_FN_REDUCE:                                                                           \
+		return t->f.PREFIX##Reduce(SEND, RECV, RN, RT, c->op, c->peer, c->comm MORE);              \
+	case PMPI_FN_ALLGATHER:                                                                        \
+		return t->f.PREFIX##Allgather(SEND, SN, ST, RECV, RN, RT, c->comm MORE);                   \
+	case PMPI_FN_ALLGATHERV:                                                                       \
+		return t->f.PREFIX##Allgatherv(SEND, SN, ST, RECV, RNS, RDS, RT, c->comm MORE);            \
+	case PMPI_FN_GATHER:                                                                           \
+		return t->f.PREFIX##Gather(SEND, SN, ST, RECV, RN, RT, c->peer, c->comm MORE);             \
+	case PMPI_FN_GATHERV:                                                                          \
+		return t->f.PREFIX##Gatherv(SEND, SN, ST, RECV, RNS, RDS, RT, c->peer, c->comm MORE);      \
+	case PMPI_FN_SCATTER:                                                                          \
+		return t->f.PREFIX##Scatter((const void *)c->send_buf, SN, ST, SCATTERED, RN, RT, c->peer, \
+		                            c->comm MORE);                                                 \
+	case PMPI_FN_SCATTERV:                                                                         \
+		return t->f.PREFIX##Scatterv((const void *)c->send_buf, SNS, SDS, ST, SCATTERED, RN, RT,   \
+		                             c->peer, c->comm MORE);                                       \
+	case PMPI_FN_REDUCE_SCATTER:                                                                   \
+		return t->f.PREFIX##Reduce_scatter(SEND, RECV, RNS, RT, c->op, c->comm MORE);              \
+	case PMPI_FN_REDUCE_SCATTER_BLOCK:                                                             \
+		return t->f.PREFIX##Reduce_scatter_block(SEND, RECV, RN, RT, c->op, c->comm MORE);         \
+	case PMPI_FN_ALLTOALL:                                                                         \
+		return t->f.PREFIX##Alltoall(SEND, SN, ST, RECV, RN, RT, c->comm MORE);                    \
+	case PMPI_FN_ALLTOALLV:                                                                        \
+		return t->f.PREFIX##Alltoallv(SEND, SNS, SDS, ST, RECV, RNS, RDS, RT, c->comm MORE);       \
+	case PMPI_FN_SCAN:                                                                             \
+		return t->f.PREFIX##Scan(SEND, RECV, RN, RT, c->op, c->comm MORE);                         \
+	case PMPI_FN_EXSCAN:                                                                           \
+		return t->f.PREFIX##Exscan(SEND, RECV, RN, RT, c->op, c->comm MORE);
+
+#define NOTHING
+#define REQUEST , &slot->request
+
+// A receive, whose status the caller may want.
+static int receive(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
+                   struct pmpi_mpi_status *out) {
+	raw_status raw = {{0}};
+	void *status = out ? (void *)&raw : (void *)t->k.status_ignore;
+	int rc;
+	if (c->fn == PMPI_FN_MRECV) {
+		handle message = c->message;
+		rc = t->f.Mrecv(RECV, RN, RT, &message, status);
+	} else {
+		rc = t->f.Recv(RECV, RN, RT, source_of(t, c->peer), tag_of(t, c->tag), c->comm, status);
+	}
+	if (out && rc == 0)
+		read_status(t, &raw, out);
+	return rc;
+}
+
+int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
+                 struct pmpi_mpi_status *out) {
+	switch (c->fn) {
+	case PMPI_FN_BARRIER:
+		return t->f.Barrier(c->comm);
+		EACH_COLLECTIVE(, NOTHING)
+	case PMPI_FN_SEND:
+		return t->f.Send((const void *)c->send_buf, SN, ST, c->peer, c->tag, c->comm);
+	case PMPI_FN_RECV:
+	case PMPI_FN_MRECV:
+		return receive(t, c, out);
+	}
+	return INT_MIN;
+}
+
+static int start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
+                 struct pmpi_mpi_slot *slot) {
+	switch (c->fn) {
+	case PMPI_FN_BARRIER:
+		return t->f.IBarrier(c->comm REQUEST);
+		EACH_COLLECTIVE(I, REQUEST)
+	case PMPI_FN_SEND:
+		return t->f.Isend((const void *)c->send_buf, SN, ST, c->peer, c->tag, c->comm REQUEST);
+	case PMPI_FN_RECV:
+		return t->f.Irecv(RECV, RN, RT, source_of(t, c->peer), tag_of(t, c->tag), c->comm REQUEST);
+	case PMPI_FN_MRECV: {
+		handle message = c->message;
+		return t->f.Imrecv(RECV, RN, RT, &message REQUEST);
+	}
+	}
+	return INT_MIN;
+}
+
+// The other fields are visible to whoever sees done.
+static void finish(struct pmpi_mpi_slot *slot, int err) {
+	slot->err = err;
+	__atomic_store_n(&slot->done, 1, __ATOMIC_RELEASE);
+}
+
+int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
+                   struct pmpi_mpi_slot *slot) {
+	memset(slot, 0, sizeof *slot);
+	int rc = start(t, c, slot);
+	if (rc != 0)
+		finish(slot, rc);
+	return rc;
+}
+
+int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *slots, int n) {
+	int changed = 0;
+	for (int i = 0; i < n; i++) {
+		struct pmpi_mpi_slot *slot = (struct pmpi_mpi_slot *)slots[i];
+		if (slot->done)
+			continue;
+		raw_status raw = {{0}};
+		int flag = 0;
+		int rc = t->f.Test(&slot->request, &flag, &raw);
+		if (rc == 0 && !flag)
+			continue;
+		if (rc == 0) {
+			struct pmpi_mpi_status status;
+			read_status(t, &raw, &status);
+			slot->source = status.source;
+			slot->tag = status.tag;
+			slot->bytes = status.bytes;
+			int cancelled = 0;
+			t->f.Test_cancelled(&raw, &cancelled);
+			slot->cancelled = cancelled != 0;
+		}
+		finish(slot, rc);
+		changed++;
+	}
+	return changed;
+}
+
+int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_slot *slot) {
+	return slot->done ? 0 : t->f.Cancel(&slot->request);
+}
+
+int pmpi_mpi_improbe(const struct pmpi_mpi_table *t, uintptr_t comm, int32_t source, int32_t tag,
+                     int *found, uintptr_t *message, struct pmpi_mpi_status *out) {
+	raw_status raw = {{0}};
+	int rc;
+	if (message) {
+		*message = 0;
+		rc = t->f.Improbe(source_of(t, source), tag_of(t, tag), comm, found, message, &raw);
+	} else {
+		rc = t->f.Iprobe(source_of(t, source), tag_of(t, tag), comm, found, &raw);
+	}
+	if (rc == 0 && *found)
+		read_status(t, &raw, out);
+	return rc;
+}

@@ -1,0 +1,154 @@
+// What Go sees of the C side of package mpi. The structs here hold no pointer
+// types on purpose: cgo then needs no run-time check of the memory they lie in.
+// Go's mpi.Call, mpi.Status and mpi.Slot have the same layout, which both
+// languages assert.
+#ifndef PMPI_MPI_CALLS_H
+#define PMPI_MPI_CALLS_H
+
+#include <stdint.h>
+
+// As mpi.Fn.
+enum {
+	PMPI_FN_NONE,
+	PMPI_FN_BARRIER,
+	PMPI_FN_BCAST,
+	PMPI_FN_ALLREDUCE,
+	PMPI_FN_REDUCE,
+	PMPI_FN_ALLGATHER,
+	PMPI_FN_ALLGATHERV,
+	PMPI_FN_GATHER,
+	PMPI_FN_GATHERV,
+	PMPI_FN_SCATTER,
+	PMPI_FN_SCATTERV,
+	PMPI_FN_REDUCE_SCATTER,
+	PMPI_FN_REDUCE_SCATTER_BLOCK,
+	PMPI_FN_ALLTOALL,
+	PMPI_FN_ALLTOALLV,
+	PMPI_FN_SCAN,
+	PMPI_FN_EXSCAN,
+	PMPI_FN_SEND,
+	PMPI_FN_RECV,
+	PMPI_FN_MRECV,
+};
+
+// As mpi.Call.
+struct pmpi_mpi_call {
+	int32_t fn;
+	uint8_t in_place;
+	int32_t peer;
+	int32_t tag;
+	uintptr_t comm;
+	uintptr_t send_buf, recv_buf;
+	int64_t send_count, recv_count;
+	uintptr_t send_type, recv_type;
+	uintptr_t op;
+	uintptr_t message;
+	uintptr_t send_counts, send_displs, recv_counts, recv_displs;
+};
+
+// As mpi.Status.
+struct pmpi_mpi_status {
+	int32_t source;
+	int32_t tag;
+	int64_t bytes;
+};
+
+// As mpi.Slot.
+struct pmpi_mpi_slot {
+	uintptr_t request;
+	int32_t done;
+	int32_t err;
+	int32_t source;
+	int32_t tag;
+	int64_t bytes;
+	int32_t cancelled;
+	int32_t unused;
+};
+
+// The constants of the ABI that the calls need.
+struct pmpi_mpi_constants {
+	uintptr_t in_place, status_ignore;
+	int32_t any_source, any_tag;
+	int32_t status_source, status_tag; // offsets in MPI_Status
+	uintptr_t byte;                    // MPI_BYTE
+	uintptr_t errors_return;
+	uintptr_t info_null;
+	int32_t type_shared;
+	int32_t keyval_invalid;
+};
+
+struct pmpi_mpi_table;
+
+// pmpi_mpi_new allocates a zeroed table; NULL when memory is short.
+struct pmpi_mpi_table *pmpi_mpi_new(void);
+// pmpi_mpi_free releases a table that no call is using.
+void pmpi_mpi_free(struct pmpi_mpi_table *t);
+// pmpi_mpi_function_name returns the symbol of the table's i-th function, NULL
+// after the last one.
+const char *pmpi_mpi_function_name(int i);
+// pmpi_mpi_set_function fills in the i-th function.
+void pmpi_mpi_set_function(struct pmpi_mpi_table *t, int i, void *symbol);
+// pmpi_mpi_set_constants fills in the ABI's constants.
+void pmpi_mpi_set_constants(struct pmpi_mpi_table *t, const struct pmpi_mpi_constants *k);
+
+// pmpi_mpi_run makes the blocking call and returns MPI's error code. Where out is
+// not NULL it is filled in by a receive.
+int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
+                 struct pmpi_mpi_status *out);
+// pmpi_mpi_start makes the nonblocking call and returns MPI's error code; when
+// that is not 0 the slot is done, with it.
+int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
+                   struct pmpi_mpi_slot *slot);
+// pmpi_mpi_poll tests the slots that are not done and returns how many became so.
+int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *slots, int n);
+// pmpi_mpi_cancel asks MPI to give a receive up; the poll finds what came of it.
+int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_slot *slot);
+// pmpi_mpi_improbe looks for a message, takes it where message is not NULL, and
+// returns MPI's error code.
+int pmpi_mpi_improbe(const struct pmpi_mpi_table *t, uintptr_t comm, int32_t source, int32_t tag,
+                     int *found, uintptr_t *message, struct pmpi_mpi_status *out);
+
+// The rest returns MPI's error code and writes its result through the last pointer.
+int pmpi_mpi_initialized(const struct pmpi_mpi_table *t, int *flag);
+int pmpi_mpi_finalized(const struct pmpi_mpi_table *t, int *flag);
+int pmpi_mpi_init(const struct pmpi_mpi_table *t, int required, int *provided);
+int pmpi_mpi_query_thread(const struct pmpi_mpi_table *t, int *provided);
+int pmpi_mpi_finalize(const struct pmpi_mpi_table *t);
+int pmpi_mpi_abort(const struct pmpi_mpi_table *t, uintptr_t comm, int code);
+int pmpi_mpi_version(const struct pmpi_mpi_table *t, int *major, int *minor);
+int pmpi_mpi_error_class(const struct pmpi_mpi_table *t, int code, int *class_);
+int pmpi_mpi_error_string(const struct pmpi_mpi_table *t, int code, char *text, int *len);
+int pmpi_mpi_rank(const struct pmpi_mpi_table *t, uintptr_t comm, int *rank);
+int pmpi_mpi_size(const struct pmpi_mpi_table *t, uintptr_t comm, int *size);
+int pmpi_mpi_dup(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
+int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n, const int32_t *ranks,
+                          int tag, uintptr_t *out);
+int pmpi_mpi_split_shared(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
+int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm);
+int pmpi_mpi_errors_return(const struct pmpi_mpi_table *t, uintptr_t comm);
+// The value of a predefined attribute of type int; flag is 0 when it is not set.
+int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyval, int *flag, int *value);
+// A committed datatype of n bytes, in pieces that an int can count.
+int pmpi_mpi_bytes(const struct pmpi_mpi_table *t, int64_t n, uintptr_t *out);
+int pmpi_mpi_free_type(const struct pmpi_mpi_table *t, uintptr_t type);
+
+// The user ops: MIN and MAX that propagate NaN.
+enum { PMPI_USER_MIN_FLOAT, PMPI_USER_MAX_FLOAT, PMPI_USER_MIN_DOUBLE, PMPI_USER_MAX_DOUBLE, PMPI_USER_OPS };
+int pmpi_mpi_create_op(const struct pmpi_mpi_table *t, int which, uintptr_t *out);
+int pmpi_mpi_free_op(const struct pmpi_mpi_table *t, uintptr_t op);
+
+// pmpi_mpi_set_finalize_hook sets what the attribute's callback calls; NULL for nothing.
+void pmpi_mpi_set_finalize_hook(void (*hook)(void));
+int pmpi_mpi_has_finalize_hook(void);
+// Puts the attribute whose deletion calls the hook on a communicator (COMM_SELF).
+int pmpi_mpi_on_finalize(const struct pmpi_mpi_table *t, uintptr_t comm);
+
+// Both work before MPI_Init. Text of MPI_Get_library_version, major version of MPI_Abi_get_version.
+int pmpi_mpi_library_version(void *symbol, char *text, int *len);
+int pmpi_mpi_abi_version(void *symbol, int *major, int *minor);
+
+// pmpi_mpi_signals_on_stack gives SA_ONSTACK to every signal handler that lacks
+// it, as a process with a Go runtime requires, and returns how many it changed.
+int pmpi_mpi_signals_on_stack(void);
+
+#endif

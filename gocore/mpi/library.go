@@ -1,0 +1,302 @@
+package mpi
+
+/*
+#include "calls.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// library is Library over a real libmpi.
+//
+// Invariant: table, types, abi and info do not change once open returned it; ops
+// changes only in openOps and FreeAll, which no call overlaps.
+type library struct {
+	*loaded
+	table *C.struct_pmpi_mpi_table
+	tagUB int32
+	types [numDTypes]Datatype
+	ops   [numReduceOps][numDTypes]Op
+	user  []Op
+	slots slots
+}
+
+const (
+	numDTypes    = int(op.Float8E8M0FNU) + 1
+	numReduceOps = int(op.PremulSum) + 1
+)
+
+// A process has one MPI for its whole life: it can be neither unloaded nor
+// initialised twice. An Open after a destroy finds it here.
+var (
+	currentLock sync.Mutex
+	current     *library
+)
+
+// open initialises the library at path, or adopts it where it is initialised.
+func open(path, why string) (*library, error) {
+	currentLock.Lock()
+	defer currentLock.Unlock()
+	if current != nil {
+		return reopen(current, path)
+	}
+	ld, err := load(path, why)
+	if err != nil {
+		return nil, err
+	}
+	t, err := ld.newTable()
+	if err != nil {
+		return nil, err
+	}
+	l := &library{loaded: ld, table: t}
+	if err := l.start(); err != nil {
+		return nil, err
+	}
+	l.info.Standard = standardOf(t)
+	for d, h := range typeHandle {
+		l.types[d] = Datatype(l.handle(h))
+	}
+	var flag, value C.int
+	err = l.check("MPI_Comm_get_attr", C.pmpi_mpi_attribute(t, C.uintptr_t(l.World()), C.int(l.abi.Ints[iTagUB]), &flag, &value))
+	if err != nil {
+		return nil, err
+	}
+	l.tagUB = 32767 // what the standard grants at least
+	if flag != 0 {
+		l.tagUB = int32(value)
+	}
+	if err := l.openOps(); err != nil {
+		return nil, err
+	}
+	current = l
+	return l, nil
+}
+
+// reopen is open where this process has its MPI already.
+func reopen(l *library, path string) (*library, error) {
+	if l.Finalized() {
+		return nil, finalizedError(l.info.Path)
+	}
+	if path != "" && !sameFile(path, l.info.Path) {
+		return nil, status.New(status.Argument, "the MPI library %s was asked for, but this process runs %s already, "+
+			"and a process has one MPI for its whole life: leave PADDLEMPI_MPI and init_process_group(mpi=...) unset, or name that one",
+			path, l.info.Path)
+	}
+	if len(l.user) == 0 {
+		if err := l.openOps(); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+func sameFile(a, b string) bool {
+	if a == b {
+		return true
+	}
+	x, errX := os.Stat(a)
+	y, errY := os.Stat(b)
+	return errX == nil && errY == nil && os.SameFile(x, y)
+}
+
+func finalizedError(path string) error {
+	return status.New(status.MPI, "MPI (%s) was finalized in this process, and cannot be initialised again: "+
+		"call init_process_group before whoever finalizes MPI does", path)
+}
+
+// start initialises MPI, or adopts the one that runs.
+func (l *library) start() error {
+	var flag C.int
+	C.pmpi_mpi_finalized(l.table, &flag)
+	if flag != 0 {
+		return finalizedError(l.info.Path)
+	}
+	C.pmpi_mpi_initialized(l.table, &flag)
+	multiple := C.int(l.abi.Ints[iThreadMultiple])
+	var level C.int
+	if flag != 0 {
+		l.info.Owner = "other"
+		if err := l.check("MPI_Query_thread", C.pmpi_mpi_query_thread(l.table, &level)); err != nil {
+			return err
+		}
+	} else {
+		l.info.Owner = "paddlempi"
+		if err := l.check("MPI_Init_thread", C.pmpi_mpi_init(l.table, multiple, &level)); err != nil {
+			return err
+		}
+	}
+	// MPICH's SIGUSR1 and Open MPI's SIGABRT handlers would run on a goroutine's
+	// small stack.
+	C.pmpi_mpi_signals_on_stack()
+	l.info.ThreadLevel = l.levelName(int32(level))
+	if level < multiple {
+		return l.levelError()
+	}
+	if flag != 0 {
+		return nil // its communicators keep the error handlers of their owner
+	}
+	for _, h := range []int{hCommWorld, hCommSelf} {
+		if err := l.check("MPI_Comm_set_errhandler", C.pmpi_mpi_errors_return(l.table, C.uintptr_t(l.handle(h)))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *library) levelName(level int32) string {
+	for i, name := range []string{"single", "funneled", "serialized", "multiple"} {
+		if level == l.abi.Ints[iThreadSingle+i] {
+			return name
+		}
+	}
+	return fmt.Sprintf("unknown (%d)", level)
+}
+
+func (l *library) levelError() error {
+	if l.info.Owner == "other" {
+		return status.New(status.ThreadLevel, "MPI (%s) was initialised with thread level %q, and paddlempi needs \"multiple\": "+
+			"with mpi4py set mpi4py.rc.thread_level = \"multiple\" before the first \"from mpi4py import MPI\", "+
+			"or call init_process_group before that import", l.info.Path, l.info.ThreadLevel)
+	}
+	return status.New(status.ThreadLevel, "%s (%s) grants only thread level %q, and paddlempi needs \"multiple\": "+
+		"use an MPI that was built with thread support", l.info.Version, l.info.Path, l.info.ThreadLevel)
+}
+
+// openOps fills in the reduction table, making the user ops.
+func (l *library) openOps() error {
+	var made [C.PMPI_USER_OPS]Op
+	for i := range made {
+		var h C.uintptr_t
+		if err := l.check("MPI_Op_create", C.pmpi_mpi_create_op(l.table, C.int(i), &h)); err != nil {
+			return err
+		}
+		made[i] = Op(h)
+	}
+	l.user = made[:]
+	for d := range typeHandle {
+		for r, h := range opHandle {
+			if !op.Defined(r, d) {
+				continue
+			}
+			if d == op.Bool {
+				h = boolHandle[r]
+			}
+			l.ops[r][d] = Op(l.handle(h))
+		}
+	}
+	l.ops[op.Min][op.Float32] = made[C.PMPI_USER_MIN_FLOAT]
+	l.ops[op.Max][op.Float32] = made[C.PMPI_USER_MAX_FLOAT]
+	l.ops[op.Min][op.Float64] = made[C.PMPI_USER_MIN_DOUBLE]
+	l.ops[op.Max][op.Float64] = made[C.PMPI_USER_MAX_DOUBLE]
+	return nil
+}
+
+func (l *library) FreeAll() {
+	currentLock.Lock()
+	defer currentLock.Unlock()
+	if !l.Finalized() {
+		for _, o := range l.user {
+			C.pmpi_mpi_free_op(l.table, C.uintptr_t(o))
+		}
+	}
+	l.user = nil
+	l.ops = [numReduceOps][numDTypes]Op{}
+}
+
+func standardOf(t *C.struct_pmpi_mpi_table) string {
+	var major, minor C.int
+	if C.pmpi_mpi_version(t, &major, &minor) != 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d", major, minor)
+}
+
+func (l *library) Info() Info     { return l.info }
+func (l *library) World() Comm    { return Comm(l.handle(hCommWorld)) }
+func (l *library) Byte() Datatype { return Datatype(l.handle(hByte)) }
+func (l *library) TagUB() int32   { return l.tagUB }
+
+func (l *library) TypeOf(d op.DType) (Datatype, bool) {
+	if d < 0 || int(d) >= numDTypes {
+		return 0, false
+	}
+	return l.types[d], l.types[d] != 0
+}
+
+func (l *library) OpOf(r op.ReduceOp, d op.DType) (Op, bool) {
+	if d < 0 || int(d) >= numDTypes || r < 0 || int(r) >= numReduceOps {
+		return 0, false
+	}
+	return l.ops[r][d], l.ops[r][d] != 0
+}
+
+func (l *library) Bytes(n int64) (Datatype, func(), error) {
+	if n <= 0 {
+		return 0, nil, status.New(status.Argument, "a datatype of %d bytes: it takes at least 1", n)
+	}
+	var h C.uintptr_t
+	if err := l.check("MPI_Type_create_hindexed", C.pmpi_mpi_bytes(l.table, C.int64_t(n), &h)); err != nil {
+		return 0, nil, err
+	}
+	return Datatype(h), func() { C.pmpi_mpi_free_type(l.table, h) }, nil
+}
+
+func (l *library) Rank(c Comm) (int, error) {
+	var n C.int
+	err := l.check("MPI_Comm_rank", C.pmpi_mpi_rank(l.table, C.uintptr_t(c), &n))
+	return int(n), err
+}
+
+func (l *library) Size(c Comm) (int, error) {
+	var n C.int
+	err := l.check("MPI_Comm_size", C.pmpi_mpi_size(l.table, C.uintptr_t(c), &n))
+	return int(n), err
+}
+
+func (l *library) Dup(c Comm) (Comm, error) {
+	var h C.uintptr_t
+	err := l.check("MPI_Comm_dup", C.pmpi_mpi_dup(l.table, C.uintptr_t(c), &h))
+	return Comm(h), err
+}
+
+func (l *library) CreateGroup(parent Comm, ranks []int32, tag int32) (Comm, error) {
+	if len(ranks) == 0 {
+		return 0, status.New(status.Argument, "a communicator of no ranks")
+	}
+	var h C.uintptr_t
+	err := l.check("MPI_Comm_create_group", C.pmpi_mpi_create_group(l.table, C.uintptr_t(parent), C.int(len(ranks)),
+		(*C.int32_t)(unsafe.SliceData(ranks)), C.int(tag), &h))
+	return Comm(h), err
+}
+
+func (l *library) SplitShared(c Comm) (Comm, error) {
+	var h C.uintptr_t
+	err := l.check("MPI_Comm_split_type", C.pmpi_mpi_split_shared(l.table, C.uintptr_t(c), &h))
+	return Comm(h), err
+}
+
+func (l *library) Free(c Comm) error {
+	return l.check("MPI_Comm_free", C.pmpi_mpi_free_comm(l.table, C.uintptr_t(c)))
+}
+
+func (l *library) Finalized() bool {
+	var flag C.int
+	C.pmpi_mpi_finalized(l.table, &flag)
+	return flag != 0
+}
+
+func (l *library) Finalize() error {
+	return l.check("MPI_Finalize", C.pmpi_mpi_finalize(l.table))
+}
+
+func (l *library) Abort(code int) {
+	C.pmpi_mpi_abort(l.table, C.uintptr_t(l.World()), C.int(code))
+}
