@@ -1,0 +1,141 @@
+package mpi
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// nothing returns a library whose every function is ffs of libc, a leaf that
+// returns 0 (success) for the handles and buffers of 0 that the tests pass.
+func nothing(t testing.TB) *library {
+	libc, err := dl.Open("libc.so.6", dl.Now)
+	require.NoError(t, err)
+	table, missing := fillTable(func(string) unsafe.Pointer { return libc.Lookup("ffs") })
+	require.Empty(t, missing)
+	return &library{loaded: &loaded{file: libc, abi: &abiMPICH}, table: table}
+}
+
+func TestMissingFunctionIsNamed(t *testing.T) {
+	libc, err := dl.Open("libc.so.6", dl.Now)
+	require.NoError(t, err)
+	_, missing := fillTable(func(name string) unsafe.Pointer {
+		if name == "MPI_Ireduce_scatter_block" {
+			return nil
+		}
+		return libc.Lookup("ffs")
+	})
+	require.Equal(t, "MPI_Ireduce_scatter_block", missing)
+}
+
+func TestNoLibraryIsNotFound(t *testing.T) {
+	_, err := Probe("/nonexistent/libmpi.so")
+	require.Equal(t, status.MPINotFound, status.CodeOf(err))
+	require.ErrorContains(t, err, "/nonexistent/libmpi.so")
+	_, err = Probe("libc.so.6")
+	require.Equal(t, status.MPINotFound, status.CodeOf(err))
+	require.ErrorContains(t, err, "PADDLEMPI_MPI")
+}
+
+func TestCountsBeyondIntAreRefused(t *testing.T) {
+	l := nothing(t)
+	for _, c := range []*Call{
+		{Fn: FnSend, SendCount: MaxCount + 1}, {Fn: FnRecv, RecvCount: 1 << 40}, {Fn: FnBcast, RecvCount: -1},
+	} {
+		err := l.Run(c, nil)
+		require.Equal(t, status.Argument, status.CodeOf(err))
+		require.ErrorContains(t, err, c.Fn.String())
+		require.Error(t, l.Start(c, l.NewSlot()))
+	}
+	require.NoError(t, l.Run(&Call{Fn: FnBcast, RecvCount: MaxCount}, nil))
+}
+
+func TestFnWithoutFunctionIsRefused(t *testing.T) {
+	err := nothing(t).Run(&Call{Fn: FnNone}, nil)
+	require.Equal(t, status.Argument, status.CodeOf(err))
+}
+
+func TestRunAllocatesNothing(t *testing.T) {
+	l := nothing(t)
+	var lib Library = l
+	c, st, s := &Call{Fn: FnAllreduce}, &Status{}, lib.NewSlot()
+	slots := []uintptr{uintptr(unsafe.Pointer(s))}
+	require.Zero(t, testing.AllocsPerRun(100, func() { _ = lib.Run(c, st) }))
+	require.Zero(t, testing.AllocsPerRun(100, func() { _ = lib.Start(c, s) }))
+	require.Zero(t, testing.AllocsPerRun(100, func() { lib.Poll(slots) }))
+	require.Zero(t, testing.AllocsPerRun(100, func() { lib.FreeSlot(lib.NewSlot()) }))
+}
+
+func TestSlotsAreReusedAndCleared(t *testing.T) {
+	l := nothing(t)
+	seen := map[*Slot]bool{}
+	for i := 0; i < 3*slotsAtOnce; i++ {
+		s := l.NewSlot()
+		require.False(t, seen[s])
+		require.Equal(t, Slot{}, *s)
+		seen[s], s.Done = true, 1
+	}
+	for s := range seen {
+		l.FreeSlot(s)
+	}
+	s := l.NewSlot()
+	require.True(t, seen[s])
+	require.Zero(t, s.Done)
+}
+
+func TestABITablesAreComplete(t *testing.T) {
+	for _, a := range ABIs() {
+		for i, h := range a.Handles {
+			require.NotEqual(t, Handle{}, h, "%s: %s", a.Name, handleNames[i])
+		}
+		require.NotZero(t, a.Status.Size, a.Name)
+		require.LessOrEqual(t, a.Status.Size, int32(64), "%s: calls.c gives a status 64 bytes", a.Name)
+		for c := ErrBuffer; c <= ErrWin; c++ {
+			require.NotZero(t, a.Classes[c], "%s: %s", a.Name, c)
+			require.Equal(t, c, a.class(a.Classes[c]), a.Name)
+		}
+		require.Equal(t, ErrUnknown, a.class(12345), a.Name)
+	}
+}
+
+func TestReductionsCoverWhatIsDefined(t *testing.T) {
+	for d := op.DType(1); int(d) < numDTypes; d++ {
+		if _, ok := typeHandle[d]; !ok {
+			continue
+		}
+		for r := op.ReduceOp(1); int(r) < numReduceOps; r++ {
+			if !op.Defined(r, d) {
+				continue
+			}
+			handles := opHandle
+			if d == op.Bool {
+				handles = boolHandle
+			}
+			require.Contains(t, handles, r, "%s of %s", r, d)
+		}
+	}
+}
+
+func BenchmarkRun(b *testing.B) {
+	var lib Library = nothing(b)
+	c := &Call{Fn: FnAllreduce}
+	b.ReportAllocs()
+	for i := 0; i < b.N; i++ {
+		_ = lib.Run(c, nil)
+	}
+}
+
+func BenchmarkPoll(b *testing.B) {
+	var lib Library = nothing(b)
+	s := lib.NewSlot()
+	slots := []uintptr{uintptr(unsafe.Pointer(s))}
+	b.ReportAllocs()
+	for i := 0; i < b.N; i++ {
+		lib.Poll(slots)
+	}
+}
