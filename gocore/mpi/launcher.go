@@ -1,0 +1,104 @@
+package mpi
+
+import "path/filepath"
+
+// LauncherInfo says who started this process, as far as /proc and the variables
+// of that launcher tell.
+type LauncherInfo struct {
+	Name      string // "prterun", "hydra_pmi_proxy", "slurmstepd" ...; "" where there is none
+	Path      string // its executable; "" where it may not be read
+	MPI       string // "Open MPI", "MPICH or Intel MPI", "Slurm"
+	Size      int    // how many processes it started, -1 where it does not say
+	Rank      int    // which one this is, -1 likewise
+	LocalRank int    // -1 likewise; for display: topo asks MPI
+	LocalSize int    // -1 likewise
+
+	family family
+	pid    int
+}
+
+// Launcher returns the launcher of this process: the nearest parent that is one.
+func Launcher() LauncherInfo { return host().launcher() }
+
+// kind is one kind of launcher, with the variables in which it numbers its
+// processes. Those of another launcher further up are inherited and mean nothing:
+// under sbatch and mpirun, SLURM_NTASKS and SLURM_PROCID are the daemons'.
+type kind struct {
+	mpi                              string
+	family                           family
+	size, rank, localRank, localSize []string // the first one set counts
+}
+
+var (
+	prrte = kind{
+		"Open MPI", openMPI,
+		[]string{"OMPI_COMM_WORLD_SIZE"}, []string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK"},
+		[]string{"OMPI_COMM_WORLD_LOCAL_RANK"}, []string{"OMPI_COMM_WORLD_LOCAL_SIZE"},
+	}
+	hydra = kind{
+		"MPICH or Intel MPI", mpich,
+		[]string{"PMI_SIZE"}, []string{"PMI_RANK"}, []string{"MPI_LOCALRANKID"}, []string{"MPI_LOCALNRANKS"},
+	}
+	slurm = kind{
+		"Slurm", anyFamily,
+		[]string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, []string{"SLURM_PROCID"}, []string{"SLURM_LOCALID"}, nil,
+	}
+	// By the name of the process that is a parent of ours: on a remote node that
+	// is the launcher's daemon.
+	kinds = map[string]*kind{
+		"prted": &prrte, "prterun": &prrte, "orted": &prrte, "orterun": &prrte,
+		"hydra_pmi_proxy": &hydra,
+		"slurmstepd":      &slurm,
+	}
+)
+
+func (s *system) launcher() LauncherInfo {
+	none := LauncherInfo{Size: -1, Rank: -1, LocalRank: -1, LocalSize: -1}
+	for _, p := range s.parents() {
+		k := kinds[p.name]
+		if k == nil {
+			continue
+		}
+		l := none
+		l.Name, l.Path, l.MPI, l.family, l.pid = p.name, p.path, k.mpi, k.family, p.pid
+		if _, step := s.env("SLURM_STEP_ID"); k == &slurm && !step {
+			return l // a batch script: started once, whatever the job's size
+		}
+		l.Size, l.Rank = s.first(k.size), s.first(k.rank)
+		l.LocalRank, l.LocalSize = s.first(k.localRank), s.first(k.localSize)
+		if k == &slurm {
+			l.LocalSize = s.slurmLocalSize()
+		}
+		return l
+	}
+	return none
+}
+
+// first returns the first of the variables that holds a number, -1 if none does.
+func (s *system) first(names []string) int {
+	for _, name := range names {
+		if n, ok := s.number(name); ok {
+			return n
+		}
+	}
+	return -1
+}
+
+// String is "Open MPI's /path/bin/prterun", for messages.
+func (l LauncherInfo) String() string {
+	if l.Path == "" {
+		return l.MPI + "'s " + l.Name
+	}
+	if l.family == mpich {
+		return "the Hydra launcher " + l.Path
+	}
+	return l.MPI + "'s " + l.Path
+}
+
+// prefix is where the launcher is installed, "" where that is not known.
+func (l LauncherInfo) prefix() string {
+	if l.Path == "" {
+		return ""
+	}
+	return filepath.Dir(filepath.Dir(l.Path))
+}

@@ -1,0 +1,114 @@
+package mpi
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// CheckLauncher returns an error where the library of one MPI was started by the
+// launcher of another: the library then knows of one process, and each rank would
+// be a job of its own that gives no sign of it. worldSize is MPI's; the parents are looked
+// at only where it is 1.
+func CheckLauncher(lib Info, worldSize int) error { return host().checkLauncher(lib, worldSize) }
+
+// CheckBeforeInit finds the one pair of launcher and library that does not get as
+// far as CheckLauncher: MPICH ends the process inside MPI_Init where the launcher
+// speaks PMIx and it does not. speaksPMIx tells whether the library does: whether
+// the symbol PMIx_Init is in it or what it is linked with.
+func CheckBeforeInit(lib Info, speaksPMIx bool) error {
+	return host().checkBeforeInit(lib, speaksPMIx)
+}
+
+func (s *system) checkLauncher(lib Info, worldSize int) error {
+	if worldSize != 1 {
+		return nil
+	}
+	l := s.launcher()
+	// PRRTE without Open MPI's variables tells the rank only.
+	size := max(l.Size, l.Rank+1)
+	if size <= 1 {
+		return nil
+	}
+	return s.misfit(l, lib, size)
+}
+
+func (s *system) checkBeforeInit(lib Info, speaksPMIx bool) error {
+	if speaksPMIx || (lib.Name != "MPICH" && lib.Name != "MVAPICH") {
+		return nil // the others start as single processes, if at all
+	}
+	if _, pmix := s.env("PMIX_NAMESPACE"); !pmix {
+		return nil
+	}
+	for _, name := range []string{"PMI_FD", "PMI_PORT", "MPIR_CVAR_PMI_VERSION", "MPICH_PMI_VERSION"} {
+		if _, set := s.env(name); set {
+			return nil
+		}
+	}
+	l := s.launcher()
+	if l.Name == "" || l.family == mpich {
+		return nil
+	}
+	return s.misfit(l, lib, max(l.Size, l.Rank+1))
+}
+
+func (s *system) misfit(l LauncherInfo, lib Info, size int) error {
+	count := "one of several"
+	if size > 1 {
+		count = fmt.Sprintf("one of %d", size)
+	}
+	return status.New(status.Launcher, "the launcher and the MPI library do not fit: %s started this process as %s, "+
+		"but the library %s (%s; it is %s) does not understand that launcher and would run each process as a job of its own. %s",
+		l, count, lib.Path, lib.Version, lib.Why, s.wayOut(l, lib))
+}
+
+// wayOut says what to do about a launcher and a library that do not fit.
+func (s *system) wayOut(l LauncherInfo, lib Info) string {
+	if l.family == anyFamily {
+		plugin := "pmi2"
+		if lib.ABI == "openmpi" {
+			plugin = "pmix"
+		}
+		return fmt.Sprintf("Use srun --mpi=%s (srun --mpi=list shows what this Slurm has), or sbatch with %s",
+			plugin, s.mpirunOf(lib))
+	}
+	out := "Start with " + s.mpirunOf(lib)
+	path := "the libmpi.so of that launcher"
+	if prefix := l.prefix(); prefix != "" {
+		if p, ok := s.in(prefix, l.family); ok {
+			path = p
+		}
+	}
+	if s.same(path, lib.Path) {
+		return out
+	}
+	return out + fmt.Sprintf(", or use the library of the launcher: %s=%s", EnvLibrary, path)
+}
+
+// mpirunOf names the launcher of a library: the file where there is one in its
+// prefix.
+func (s *system) mpirunOf(lib Info) string {
+	dir := filepath.Dir(lib.Path)
+	for range 4 { // lib/x86_64-linux-gnu/openmpi/lib is Debian's
+		if dir == filepath.Dir(dir) {
+			break
+		}
+		dir = filepath.Dir(dir)
+		names := []string{"mpirun"}
+		// Debian's mpirun is a link to that of either MPI.
+		switch {
+		case lib.ABI == "openmpi":
+			names = []string{"mpirun.openmpi", "mpirun"}
+		case strings.HasPrefix(filepath.Base(lib.Path), "libmpich"):
+			names = []string{"mpirun.mpich", "mpirun"}
+		}
+		for _, name := range names {
+			if p := filepath.Join(dir, "bin", name); s.file(p) {
+				return p
+			}
+		}
+	}
+	return "the mpirun of " + lib.Name
+}

@@ -1,0 +1,148 @@
+package mpi
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+func TestNearestLauncherDecides(t *testing.T) {
+	everyone := map[string]string{
+		"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_NODEID": "0",
+		"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+		"PMI_SIZE": "3", "PMI_RANK": "2", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3",
+	}
+	for _, c := range []struct {
+		parents                          []string
+		name, mpi                        string
+		size, rank, localRank, localSize int
+	}{
+		{[]string{"/usr/bin/bash", "/o/bin/prted", "slurmstepd"}, "prted", "Open MPI", 8, 5, 1, 4},
+		{[]string{"/o/bin/prterun"}, "prterun", "Open MPI", 8, 5, 1, 4},
+		{[]string{"/o/bin/orted"}, "orted", "Open MPI", 8, 5, 1, 4},
+		{[]string{"/usr/bin/orterun"}, "orterun", "Open MPI", 8, 5, 1, 4},
+		{[]string{"/m/bin/hydra_pmi_proxy", "slurmstepd"}, "hydra_pmi_proxy", "MPICH or Intel MPI", 3, 2, 2, 3},
+		{[]string{"/usr/bin/bash", "slurmstepd", "/o/bin/prted"}, "slurmstepd", "Slurm", 2, 1, -1, -1},
+		{[]string{"/usr/bin/bash"}, "", "", -1, -1, -1, -1},
+	} {
+		l := fakeHost(t, c.parents, everyone).launcher()
+		assert.Equal(t, []any{c.name, c.mpi}, []any{l.Name, l.MPI}, "%v", c.parents)
+		assert.Equal(t, []int{c.size, c.rank, c.localRank, c.localSize}, []int{l.Size, l.Rank, l.LocalRank, l.LocalSize}, "%v", c.parents)
+	}
+}
+
+func TestParentsEndWhereProcEnds(t *testing.T) {
+	s := fakeHost(t, []string{"a (weird) name", "/bin/b"}, nil)
+	got := s.parents()
+	require.Len(t, got, 2)
+	assert.Equal(t, process{99, "a (weird) name", ""}, got[0])
+	assert.Equal(t, process{98, "b", "/bin/b"}, got[1])
+	// A loop, which the kernel never makes, ends too.
+	require.NoError(t, os.WriteFile(filepath.Join(s.root, "proc/98/stat"), []byte("98 (b) S 99"), 0o600))
+	assert.Len(t, s.parents(), maxParents)
+}
+
+func TestLauncherAndLibraryOfDifferentMPIs(t *testing.T) {
+	ompi := Info{Path: "/ompi/lib/libmpi.so.40", Version: "Open MPI v5.0.11", Why: "named by PADDLEMPI_MPI", ABI: "openmpi", Name: "Open MPI"}
+	mpich5 := Info{Path: "/mpich/lib/libmpi.so.12", Version: "MPICH Version: 5.0.2", Why: "a test", ABI: "mpich", Name: "MPICH"}
+	files := []string{
+		"/ompi/lib/libmpi.so.40", "/ompi/bin/mpirun", "/ompi/bin/prterun",
+		"/mpich/lib/libmpi.so.12", "/mpich/bin/mpirun", "/mpich/bin/hydra_pmi_proxy",
+	}
+	for name, c := range map[string]struct {
+		parent string
+		vars   map[string]string
+		lib    Info
+		parts  []string // of the message; none: no error
+	}{
+		"mpich starts Open MPI": {"/mpich/bin/hydra_pmi_proxy", map[string]string{"PMI_SIZE": "4", "PMI_RANK": "0"}, ompi, []string{
+			"/mpich/bin/hydra_pmi_proxy", "one of 4", ompi.Path, ompi.Version, ompi.Why, "Start with /ompi/bin/mpirun", "PADDLEMPI_MPI=/mpich/lib/libmpi.so.12"}},
+		"Open MPI starts mpich": {"/ompi/bin/prterun", map[string]string{"OMPI_COMM_WORLD_SIZE": "2"}, mpich5, []string{
+			"/ompi/bin/prterun", "one of 2", mpich5.Path, mpich5.Version, "/mpich/bin/mpirun", "PADDLEMPI_MPI=/ompi/lib/libmpi.so.40"}},
+		"its own library": {"/ompi/bin/prterun", map[string]string{"OMPI_COMM_WORLD_SIZE": "2"}, ompi, []string{"/ompi/bin/mpirun"}},
+		"PRRTE alone":     {"/ompi/bin/prterun", map[string]string{"PMIX_RANK": "1"}, mpich5, []string{"one of 2"}},
+		"srun, mpich": {"slurmstepd", map[string]string{"SLURM_STEP_ID": "3", "SLURM_NTASKS": "4"}, mpich5, []string{
+			"Slurm's slurmstepd", "one of 4", "srun --mpi=pmi2", "sbatch with /mpich/bin/mpirun"}},
+		"srun, Open MPI":  {"slurmstepd", map[string]string{"SLURM_STEP_ID": "3", "SLURM_NTASKS": "4"}, ompi, []string{"srun --mpi=pmix"}},
+		"a step of one":   {"slurmstepd", map[string]string{"SLURM_STEP_ID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, ompi, nil},
+		"a batch script":  {"slurmstepd", map[string]string{"SLURM_NTASKS": "4"}, ompi, nil},
+		"one process":     {"/mpich/bin/hydra_pmi_proxy", map[string]string{"PMI_SIZE": "1"}, ompi, nil},
+		"nobody":          {"/usr/bin/bash", map[string]string{"OMPI_COMM_WORLD_SIZE": "2", "SLURM_NTASKS": "4"}, ompi, nil},
+		"inherited names": {"/ompi/bin/prterun", map[string]string{"OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, ompi, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := fakeHost(t, []string{c.parent}, c.vars, files...)
+			assert.NoError(t, s.checkLauncher(c.lib, 2), "MPI knows of more than one")
+			err := s.checkLauncher(c.lib, 1)
+			if c.parts == nil {
+				assert.NoError(t, err)
+				return
+			}
+			assert.Equal(t, status.Launcher, status.CodeOf(err))
+			for _, part := range c.parts {
+				assert.ErrorContains(t, err, part)
+			}
+		})
+	}
+}
+
+func TestMPICHUnderPMIxIsRefusedBeforeInit(t *testing.T) {
+	vars := map[string]string{"PMIX_NAMESPACE": "x", "PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+	s := fakeHost(t, []string{"/ompi/bin/prterun"}, vars)
+	lib := Info{Path: "/mpich/lib/libmpi.so.12", Name: "MPICH", Version: "MPICH Version: 5.0.2"}
+	assert.Equal(t, status.Launcher, status.CodeOf(s.checkBeforeInit(lib, false)))
+	assert.NoError(t, s.checkBeforeInit(lib, true), "built with PMIx")
+	assert.NoError(t, s.checkBeforeInit(Info{Name: "Open MPI"}, false))
+	vars["PMI_FD"] = "7"
+	assert.NoError(t, s.checkBeforeInit(lib, false), "a Hydra inside")
+	delete(vars, "PMI_FD")
+	delete(vars, "PMIX_NAMESPACE")
+	assert.NoError(t, s.checkBeforeInit(lib, false))
+}
+
+func TestOversubscribedNodesYield(t *testing.T) {
+	// fakeHost's processes may run on three CPUs.
+	ompi, mpich5, intel := Info{Name: "Open MPI"}, Info{Name: "MPICH"}, Info{Name: "Intel MPI"}
+	crowd := func(more map[string]string) map[string]string {
+		vars := map[string]string{"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "MPI_LOCALNRANKS": "4"}
+		for k, v := range more {
+			vars[k] = v
+		}
+		return vars
+	}
+	set := func(parent string, vars map[string]string, lib Info) string {
+		return fakeHost(t, []string{parent}, vars).hintOversubscribed(lib)
+	}
+	vars := crowd(nil)
+	assert.Equal(t, "OMPI_MCA_mpi_yield_when_idle", set("/o/bin/prterun", vars, ompi))
+	assert.Equal(t, "1", vars["OMPI_MCA_mpi_yield_when_idle"])
+	assert.Equal(t, "MPIR_CVAR_ENABLE_HEAVY_YIELD", set("/m/bin/hydra_pmi_proxy", crowd(nil), mpich5))
+	assert.Empty(t, set("/m/bin/hydra_pmi_proxy", crowd(nil), intel))
+	assert.Empty(t, set("/o/bin/prterun", crowd(map[string]string{"OMPI_MCA_mpi_yield_when_idle": "0"}), ompi), "the user's")
+	assert.Empty(t, set("/m/bin/hydra_pmi_proxy", crowd(map[string]string{"MPICH_ENABLE_HEAVY_YIELD": "0"}), mpich5), "the user's")
+	assert.Empty(t, set("/o/bin/prterun", crowd(map[string]string{"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}), ompi), "room for all")
+	assert.Empty(t, set("/usr/bin/bash", crowd(nil), ompi), "no launcher")
+	step := map[string]string{"SLURM_STEP_ID": "0", "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2),3,2", "SLURM_CPUS_ON_NODE": "2"}
+	assert.NotEmpty(t, set("slurmstepd", step, ompi), "three tasks, two CPUs of the job's")
+}
+
+func TestSlurmTasksOfThisNode(t *testing.T) {
+	for node, want := range map[string]int{"0": 2, "2": 2, "3": 1, "4": -1, "": -1} {
+		s := fakeHost(t, nil, map[string]string{"SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"})
+		assert.Equal(t, want, s.slurmLocalSize(), "node %q", node)
+	}
+}
+
+func TestThisMachine(t *testing.T) {
+	s := host()
+	p := s.parents()
+	require.NotEmpty(t, p)
+	assert.Equal(t, os.Getppid(), p[0].pid)
+	assert.Positive(t, s.cpus(os.Getpid()))
+	assert.NoError(t, CheckExplicit(Options{}, Info{}))
+}
