@@ -18,6 +18,14 @@ static inline float from_bits(uint32_t u)
 	return f;
 }
 
+// A choice that compilers vectorise without doubt: they may not turn a branch
+// around floating-point work into one.
+static inline uint32_t choose(int condition, uint32_t yes, uint32_t no)
+{
+	uint32_t mask = 0u - (uint32_t)condition;
+	return (yes & mask) | (no & ~mask);
+}
+
 static inline float load_bf16(uint16_t h)
 {
 	return from_bits((uint32_t)h << 16);
@@ -27,7 +35,7 @@ static inline uint16_t store_bf16(float f)
 {
 	uint32_t u = bits(f);
 	uint32_t r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-	return (uint16_t)(f != f ? 0x7fc0 : r);
+	return (uint16_t)choose(f != f, 0x7fc0, r);
 }
 
 #ifdef __aarch64__
@@ -44,7 +52,7 @@ static inline uint16_t store_f16(float f)
 	__fp16 v = (__fp16)f;
 	uint16_t h;
 	memcpy(&h, &v, sizeof h);
-	return (uint16_t)(f != f ? 0x7e00 : h);
+	return (uint16_t)choose(f != f, 0x7e00, h);
 }
 
 #else
@@ -58,7 +66,7 @@ static inline float load_f16(uint16_t h)
 	// A subnormal becomes the fraction of a normal number, whose leading one
 	// is then taken away: exact, and no operand is a float32 subnormal.
 	uint32_t subnormal = bits(from_bits(em + (113u << 23)) - from_bits(113u << 23));
-	uint32_t r = em >= 0x0f800000 ? special : em < 0x00800000 ? subnormal : normal;
+	uint32_t r = choose(em >= 0x0f800000, special, choose(em < 0x00800000, subnormal, normal));
 	return from_bits(r | sign);
 }
 
@@ -71,8 +79,8 @@ static inline uint16_t store_f16(float f)
 	// Adding 0.5 puts the last bit of a float16 subnormal at the last bit of
 	// the float32, so that the addition rounds it to nearest even.
 	uint32_t subnormal = bits(from_bits(u) + 0.5f) - bits(0.5f);
-	uint32_t r = u < 0x38800000 ? subnormal : u >= 0x47800000 ? 0x7c00 : normal;
-	return (uint16_t)(u > 0x7f800000 ? 0x7e00 : (r | sign));
+	uint32_t r = choose(u < 0x38800000, subnormal, choose(u >= 0x47800000, 0x7c00, normal));
+	return (uint16_t)choose(u > 0x7f800000, 0x7e00, r | sign);
 }
 
 #endif

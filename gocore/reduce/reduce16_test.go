@@ -252,7 +252,7 @@ func BenchmarkReduce16(b *testing.B) {
 
 // BenchmarkMemcpy is what the others are held against: bytes read and written.
 func BenchmarkMemcpy(b *testing.B) {
-	for _, n := range []int{32 << 10, 8 << 20} {
+	for _, n := range []int{32 << 10, 8 << 20, 128 << 20} {
 		b.Run(fmt.Sprintf("%dKiB", n>>10), func(b *testing.B) {
 			src, dst := outside[byte](b, n, 0), outside[byte](b, n, 0)
 			clear(src)

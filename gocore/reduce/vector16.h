@@ -60,7 +60,7 @@ INLINE int64_t FN(run)(const pmpi_k16 *k, int64_t i, const int bf16, const int o
 		for (int32_t r = 1; r < nsrc; r++) {
 			s = srcs[r] + i;
 			// More streams than a processor follows by itself want a hint.
-			__builtin_prefetch(s + 512);
+			__builtin_prefetch(s + 256);
 			VF b0 = FN(load)(s, bf16), b1 = FN(load)(s + VW, bf16);
 			VF b2 = FN(load)(s + 2 * VW, bf16), b3 = FN(load)(s + 3 * VW, bf16);
 			if (scaled) {
