@@ -182,15 +182,15 @@ func (s *search) launchers(Options) (Found, bool, error) {
 		return Found{}, false, nil
 	}
 	why := "that of the launcher " + l.Path
+	prefix := l.prefix()
+	if p, ok := s.in(prefix, l.family); ok {
+		return Found{p, why}, true, nil
+	}
 	if dir := s.get("OMPI_LIBDIR_LOC"); l.family == openMPI && dir != "" {
 		// Set by Open MPI's mpirun, whose daemon may be a PRRTE from elsewhere.
 		if p, ok := s.in(dir, l.family); ok {
 			return Found{p, why}, true, nil
 		}
-	}
-	prefix := filepath.Dir(filepath.Dir(l.Path))
-	if p, ok := s.in(prefix, l.family); ok {
-		return Found{p, why}, true, nil
 	}
 	s.note("launcher %s: no %s under %s", l.Path, strings.Join(sonames[l.family], ", "), prefix)
 	// Its libraries may lie elsewhere, and any of its family serves better than

@@ -86,7 +86,10 @@ func (s *system) first(names []string) int {
 
 // String is "Open MPI's /path/bin/prterun", for messages.
 func (l LauncherInfo) String() string {
-	if l.Path == "" {
+	switch {
+	case l.Name == "":
+		return "no launcher"
+	case l.Path == "":
 		return l.MPI + "'s " + l.Name
 	}
 	if l.family == mpich {

@@ -59,9 +59,10 @@ func (s *system) misfit(l LauncherInfo, lib Info, size int) error {
 	if size > 1 {
 		count = fmt.Sprintf("one of %d", size)
 	}
+	version, _, _ := strings.Cut(lib.Version, ",") // Open MPI's goes on about who built it
 	return status.New(status.Launcher, "the launcher and the MPI library do not fit: %s started this process as %s, "+
 		"but the library %s (%s; it is %s) does not understand that launcher and would run each process as a job of its own. %s",
-		l, count, lib.Path, lib.Version, lib.Why, s.wayOut(l, lib))
+		l, count, lib.Path, version, lib.Why, s.wayOut(l, lib))
 }
 
 // wayOut says what to do about a launcher and a library that do not fit.
