@@ -1,7 +1,7 @@
-"""Sums up what tests left behind: a closing line for each run, and the skips that nobody expected.
+"""Sums up what tests left behind: a closing line for each run, and skips that nobody expected.
 
-`tools/results.py FOLDER|FILE...` reads pytest's JUnit files and `go test -json` output. The status is
-1 when a test failed, a run had no tests, or a reason to skip is not in tests/expected_skips.txt.
+`tools/results.py FOLDER|FILE...` reads pytest's JUnit files and `go test -json` output. The status
+is 1 when a test failed, a run had no tests, or a reason to skip is not in tests/expected_skips.txt.
 """
 
 from __future__ import annotations
