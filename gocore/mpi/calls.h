@@ -145,6 +145,8 @@ int pmpi_mpi_on_finalize(const struct pmpi_mpi_table *t, uintptr_t comm);
 
 // Both work before MPI_Init. Text of MPI_Get_library_version, major version of MPI_Abi_get_version.
 int pmpi_mpi_library_version(void *symbol, char *text, int *len);
+// A function that writes a flag: MPI_Initialized.
+int pmpi_mpi_flag(void *symbol, int *flag);
 int pmpi_mpi_abi_version(void *symbol, int *major, int *minor);
 
 // pmpi_mpi_signals_on_stack gives SA_ONSTACK to every signal handler that lacks

@@ -7,8 +7,6 @@ import "C"
 
 import (
 	"fmt"
-	"os"
-	"sync"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -17,7 +15,7 @@ import (
 
 // library is Library over a real libmpi.
 //
-// Invariant: table, types, abi and info do not change once open returned it; ops
+// Invariant: table, types, abi and info do not change once Open returned it; ops
 // changes only in openOps and FreeAll, which no call overlaps.
 type library struct {
 	*loaded
@@ -34,95 +32,12 @@ const (
 	numReduceOps = int(op.PremulSum) + 1
 )
 
-// A process has one MPI for its whole life: it can be neither unloaded nor
-// initialised twice. An Open after a destroy finds it here.
-var (
-	currentLock sync.Mutex
-	current     *library
-)
-
-// open initialises the library at path, or adopts it where it is initialised.
-func open(path, why string) (*library, error) {
-	currentLock.Lock()
-	defer currentLock.Unlock()
-	if current != nil {
-		return reopen(current, path)
-	}
-	ld, err := load(path, why)
-	if err != nil {
-		return nil, err
-	}
-	t, err := ld.newTable()
-	if err != nil {
-		return nil, err
-	}
-	l := &library{loaded: ld, table: t}
-	if err := l.start(); err != nil {
-		return nil, err
-	}
-	l.info.Standard = standardOf(t)
-	for d, h := range typeHandle {
-		l.types[d] = Datatype(l.handle(h))
-	}
-	var flag, value C.int
-	err = l.check("MPI_Comm_get_attr", C.pmpi_mpi_attribute(t, C.uintptr_t(l.World()), C.int(l.abi.Ints[iTagUB]), &flag, &value))
-	if err != nil {
-		return nil, err
-	}
-	l.tagUB = 32767 // what the standard grants at least
-	if flag != 0 {
-		l.tagUB = int32(value)
-	}
-	if err := l.openOps(); err != nil {
-		return nil, err
-	}
-	current = l
-	return l, nil
-}
-
-// reopen is open where this process has its MPI already.
-func reopen(l *library, path string) (*library, error) {
-	if l.Finalized() {
-		return nil, finalizedError(l.info.Path)
-	}
-	if path != "" && !sameFile(path, l.info.Path) {
-		return nil, status.New(status.Argument, "the MPI library %s was asked for, but this process runs %s already, "+
-			"and a process has one MPI for its whole life: leave PADDLEMPI_MPI and init_process_group(mpi=...) unset, or name that one",
-			path, l.info.Path)
-	}
-	if len(l.user) == 0 {
-		if err := l.openOps(); err != nil {
-			return nil, err
-		}
-	}
-	return l, nil
-}
-
-func sameFile(a, b string) bool {
-	if a == b {
-		return true
-	}
-	x, errX := os.Stat(a)
-	y, errY := os.Stat(b)
-	return errX == nil && errY == nil && os.SameFile(x, y)
-}
-
-func finalizedError(path string) error {
-	return status.New(status.MPI, "MPI (%s) was finalized in this process, and cannot be initialised again: "+
-		"call init_process_group before whoever finalizes MPI does", path)
-}
-
-// start initialises MPI, or adopts the one that runs.
+// start initialises MPI, or adopts the one that runs, and reads what the other
+// methods need.
 func (l *library) start() error {
-	var flag C.int
-	C.pmpi_mpi_finalized(l.table, &flag)
-	if flag != 0 {
-		return finalizedError(l.info.Path)
-	}
-	C.pmpi_mpi_initialized(l.table, &flag)
 	multiple := C.int(l.abi.Ints[iThreadMultiple])
 	var level C.int
-	if flag != 0 {
+	if l.initialized() {
 		l.info.Owner = "other"
 		if err := l.check("MPI_Query_thread", C.pmpi_mpi_query_thread(l.table, &level)); err != nil {
 			return err
@@ -140,15 +55,25 @@ func (l *library) start() error {
 	if level < multiple {
 		return l.levelError()
 	}
-	if flag != 0 {
-		return nil // its communicators keep the error handlers of their owner
-	}
-	for _, h := range []int{hCommWorld, hCommSelf} {
-		if err := l.check("MPI_Comm_set_errhandler", C.pmpi_mpi_errors_return(l.table, C.uintptr_t(l.handle(h)))); err != nil {
-			return err
+	if l.info.Owner == "paddlempi" { // others' communicators keep their error handlers
+		for _, h := range []int{hCommWorld, hCommSelf} {
+			if err := l.check("MPI_Comm_set_errhandler", C.pmpi_mpi_errors_return(l.table, C.uintptr_t(l.handle(h)))); err != nil {
+				return err
+			}
 		}
 	}
-	return nil
+	for d, h := range typeHandle {
+		l.types[d] = Datatype(l.handle(h))
+	}
+	var set, value C.int
+	if err := l.check("MPI_Comm_get_attr", C.pmpi_mpi_attribute(l.table, C.uintptr_t(l.World()), C.int(l.abi.Ints[iTagUB]), &set, &value)); err != nil {
+		return err
+	}
+	l.tagUB = 32767 // what the standard grants at least
+	if set != 0 {
+		l.tagUB = int32(value)
+	}
+	return l.openOps()
 }
 
 func (l *library) levelName(level int32) string {
@@ -285,6 +210,12 @@ func (l *library) SplitShared(c Comm) (Comm, error) {
 
 func (l *library) Free(c Comm) error {
 	return l.check("MPI_Comm_free", C.pmpi_mpi_free_comm(l.table, C.uintptr_t(c)))
+}
+
+func (l *library) initialized() bool {
+	var flag C.int
+	C.pmpi_mpi_initialized(l.table, &flag)
+	return flag != 0
 }
 
 func (l *library) Finalized() bool {

@@ -226,6 +226,10 @@ int pmpi_mpi_library_version(void *symbol, char *text, int *len) {
 	return ((int (*)(char *, int *))symbol)(text, len);
 }
 
+int pmpi_mpi_flag(void *symbol, int *flag) {
+	return ((int (*)(int *))symbol)(flag);
+}
+
 int pmpi_mpi_abi_version(void *symbol, int *major, int *minor) {
 	return ((int (*)(int *, int *))symbol)(major, minor);
 }
