@@ -41,17 +41,20 @@ DEFINE_LINE(4)
 DEFINE_LINE(8)
 DEFINE_LINE(16)
 
-// A tile of this many elements a side; its lines on both sides fit in L1.
-enum { TILE = 32 };
+// A tile has this many elements a side; its cache lines on both sides fit in L1.
+enum { TILE = 16 };
 
-static void copy_plane(char *d, const char *s, dim outer, dim inner, line_fn line)
+// copy_plane copies across.n * along.n elements. Neighbours in across are close
+// in the source, neighbours in along are close in the destination: scattered
+// reads wait for one another less than scattered writes do.
+static void copy_plane(char *d, const char *s, dim across, dim along, line_fn line)
 {
-	for (int64_t i = 0; i < outer.n; i += TILE) {
-		int64_t rows = outer.n - i < TILE ? outer.n - i : TILE;
-		for (int64_t j = 0; j < inner.n; j += TILE) {
-			int64_t m = inner.n - j < TILE ? inner.n - j : TILE;
+	for (int64_t i = 0; i < across.n; i += TILE) {
+		int64_t rows = across.n - i < TILE ? across.n - i : TILE;
+		for (int64_t j = 0; j < along.n; j += TILE) {
+			int64_t m = along.n - j < TILE ? along.n - j : TILE;
 			for (int64_t r = i; r < i + rows; r++)
-				line(d + r * outer.d + j * inner.d, s + r * outer.s + j * inner.s, m, inner.d, inner.s);
+				line(d + r * across.d + j * along.d, s + r * across.s + j * along.s, m, along.d, along.s);
 		}
 	}
 }
@@ -84,7 +87,7 @@ static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pac
 	int64_t at[PMPI_MAX_DIMS] = {0};
 	for (;;) {
 		if (outer.n > 1)
-			copy_plane(d, s, outer, inner, line);
+			copy_plane(d, s, pack ? outer : inner, pack ? inner : outer, line);
 		else if (whole)
 			memcpy(d, s, (size_t)(inner.n * size));
 		else
