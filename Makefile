@@ -133,7 +133,7 @@ bench: $(VENV)/.package $(VENV)/.tests
 .PHONY: build
 build: .venv-tools/.tools
 	.venv-tools/bin/pip wheel --no-deps -w dist .
-	$(GO) build -buildmode=c-shared -trimpath -ldflags "-s -w" -o dist/libpaddlempi.so ./capi
+	.venv-tools/bin/python tools/build/core.py dist/libpaddlempi.so
 
 ## clean        remove all that make made
 .PHONY: clean

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,33 +10,18 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "tools" / "build"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "tools" / "build"))
 
-import toolchain  # noqa: E402
+import core
+import toolchain
 
 
 class BuildCore(build_ext):
-    """Runs `go build -buildmode=c-shared` for the one extension there is."""
+    """Builds the one extension there is with Go."""
 
     def build_extension(self, ext: Extension) -> None:
-        tools = toolchain.find()
-        target = Path(self.get_ext_fullpath(ext.name)).resolve()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder, target.name)
-            command = [tools.go, *_go_arguments(tools, Path(folder), built)]
-            print(f"building {ext.name} with {_build_info(tools)}")
-            done = subprocess.run(command, cwd=ROOT, env=toolchain.environment(tools), check=False)
-            if done.returncode != 0:
-                raise SystemExit(
-                    f"paddlempi: `{' '.join(command)}` ended with status {done.returncode}"
-                )
-            # Moved in one step: a process that has the old core mapped keeps it.
-            staged = target.with_name(f".{target.name}.{os.getpid()}")
-            shutil.copyfile(built, staged)
-            staged.chmod(0o755)
-            staged.replace(target)
+        print(f"building {ext.name} with {core.info(toolchain.find())}")
+        core.build(Path(self.get_ext_fullpath(ext.name)).resolve(), pymodule=True)
 
 
 class TagWheel(bdist_wheel):
@@ -49,29 +30,6 @@ class TagWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, plat = super().get_tag()
         return python, abi, toolchain.find().platform_tag or plat
-
-
-def _go_arguments(tools: toolchain.Toolchain, folder: Path, built: Path) -> list[str]:
-    script = ROOT / "capi" / "pymodule.map"
-    if any(map(str.isspace, str(script))):
-        # -extldflags splits at blanks; and the linker runs in a folder of its own, so that only a
-        # full path will do.
-        script = Path(shutil.copy(script, folder))
-    ldflags = [
-        "-s -w",
-        f"-X 'github.com/paddlempi/paddlempi/gocore.buildInfo={_build_info(tools)}'",
-        f"-extldflags '-Wl,--version-script={script}'",
-    ]
-    # No history and no path of this machine goes in: same sources and compilers, same bytes.
-    flags = ["-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-tags", "pymodule"]
-    return ["build", *flags, "-ldflags", " ".join(ldflags), "-o", str(built), "./capi"]
-
-
-def _build_info(tools: toolchain.Toolchain) -> str:
-    cc = tools.cc_version
-    if tools.platform_tag:
-        cc = f"zig cc ({cc}), glibc {toolchain.ZIG_GLIBC}"
-    return re.sub(r"['\"\s]+", " ", f"{tools.go_version}, {cc}")
 
 
 toolchain.check_python()

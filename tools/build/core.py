@@ -1,0 +1,68 @@
+"""Builds the core with `go build -buildmode=c-shared`: the extension module or a plain library.
+
+`python tools/build/core.py PATH/libpaddlempi.so` makes the library that C programs link.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import toolchain
+
+
+def build(target: Path, *, pymodule: bool) -> None:
+    """Writes the core to ``target``: Python's extension module, or the library without Python."""
+    tools = toolchain.find()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder, target.name)
+        command = [tools.go, *_arguments(tools, Path(folder), built, pymodule)]
+        env = toolchain.environment(tools)
+        done = subprocess.run(command, cwd=toolchain.ROOT, env=env, check=False)
+        if done.returncode != 0:
+            status = f"ended with status {done.returncode}"
+            raise toolchain.ToolchainError(f"`{' '.join(command)}` {status}; its output says why")
+        # Moved in one step: a process that has the old core mapped keeps it.
+        staged = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(built, staged)
+        staged.chmod(0o755)
+        staged.replace(target)
+
+
+def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: bool) -> list[str]:
+    script = toolchain.ROOT / "capi" / ("pymodule.map" if pymodule else "libpaddlempi.map")
+    if any(map(str.isspace, str(script))):
+        # -extldflags splits at blanks; and the linker runs in a folder of its own, so that only a
+        # full path will do.
+        script = Path(shutil.copy(script, folder))
+    external = f"-Wl,--version-script={script}"
+    if not pymodule:
+        external += f" -Wl,-soname,{built.name}"
+    ldflags = [
+        "-s -w",
+        f"-X 'github.com/paddlempi/paddlempi/gocore.buildInfo={info(tools)}'",
+        f"-extldflags '{external}'",
+    ]
+    # No history and no path of this machine goes in: same sources and compilers, same bytes.
+    flags = ["-buildmode=c-shared", "-trimpath", "-buildvcs=false"]
+    if pymodule:
+        flags += ["-tags", "pymodule"]
+    return ["build", *flags, "-ldflags", " ".join(ldflags), "-o", str(built), "./capi"]
+
+
+def info(tools: toolchain.Toolchain) -> str:
+    """What the core tells about its making."""
+    cc = tools.cc_version
+    if tools.platform_tag:
+        cc = f"zig cc ({cc}), glibc {toolchain.ZIG_GLIBC}"
+    return re.sub(r"['\"\s]+", " ", f"{tools.go_version}, {cc}")
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]).resolve(), pymodule=False)
