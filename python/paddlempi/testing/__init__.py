@@ -10,22 +10,20 @@ which paddlempi is installed.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .launch import Launch, Result, launch, run
+    from .launch import Result, run
     from .plugin import World
+    from .session import RanksFailed
 
-__all__ = ["Launch", "Result", "World", "launch", "run"]
+__all__ = ["RanksFailed", "Result", "World", "run"]
+
+_HOMES = {"RanksFailed": "session", "Result": "launch", "World": "plugin", "run": "launch"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "World":
-        from .plugin import World
-
-        return World
-    if name in __all__:
-        from . import launch as module
-
-        return getattr(module, name)
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -110,6 +110,8 @@ class Links:
 
     data: dict[int, Connection] = field(default_factory=dict)
     control: dict[int, Connection] = field(default_factory=dict)
+    seed: int = field(default_factory=lambda: secrets.randbits(32))
+    """Rank 0's, known to all."""
 
     def close(self) -> None:
         for connection in (*self.data.values(), *self.control.values()):
@@ -190,9 +192,7 @@ def _accept(listener: socket.socket, size: int, token: str, seconds: float) -> L
         listener.listen(2 * size)
         while len(links.data) < size - 1 or len(links.control) < size - 1:
             left = end - time.monotonic()
-            missing = [
-                r for r in range(1, size) if r not in links.data or r not in links.control
-            ]
+            missing = [r for r in range(1, size) if r not in links.data or r not in links.control]
             if left <= 0:
                 links.close()
                 raise ChannelError(
@@ -222,7 +222,7 @@ def _admit(sock: socket.socket, links: Links, size: int, token: str) -> None:
         if not known or not isinstance(rank, int) or not 0 < rank < size:
             raise ChannelError("no rank of this job")
         table = {"data": links.data, "control": links.control}[str(kind)]
-        connection.send({"welcome": size})
+        connection.send({"welcome": size, "seed": links.seed})
     except (ChannelError, OSError, KeyError, ValueError):
         connection.close()
         return
@@ -232,17 +232,15 @@ def _admit(sock: socket.socket, links: Links, size: int, token: str) -> None:
     table[rank] = connection
 
 
-def _connect(
-    targets: list[tuple[int, Any]], rank: int, token: str, seconds: float
-) -> Links:
+def _connect(targets: list[tuple[int, Any]], rank: int, token: str, seconds: float) -> Links:
     links = Links()
     end = time.monotonic() + seconds
     for kind, table in (("data", links.data), ("control", links.control)):
         while 0 not in table:
             for family, address in targets:
-                connection = _hail(family, address, rank, kind, token)
-                if connection is not None:
-                    table[0] = connection
+                hailed = _hail(family, address, rank, kind, token)
+                if hailed is not None:
+                    table[0], links.seed = hailed
                     targets = [(family, address)]
                     break
             else:
@@ -256,7 +254,9 @@ def _connect(
     return links
 
 
-def _hail(family: int, address: Any, rank: int, kind: str, token: str) -> Connection | None:
+def _hail(
+    family: int, address: Any, rank: int, kind: str, token: str
+) -> tuple[Connection, int] | None:
     sock = socket.socket(family, socket.SOCK_STREAM)
     connection = Connection(sock)
     try:
@@ -265,14 +265,15 @@ def _hail(family: int, address: Any, rank: int, kind: str, token: str) -> Connec
         if family == socket.AF_UNIX and _peer_uid(sock) != os.getuid():
             raise OSError("another user's socket")
         connection.send({"rank": rank, "link": kind, "token": token})
-        if connection.receive() is None:
+        welcome = connection.receive()
+        if welcome is None:
             raise OSError("turned away")
     except OSError:
         connection.close()
         return None
     sock.settimeout(None)
     _no_delay(sock)
-    return connection
+    return connection, int(welcome["seed"])
 
 
 def _no_delay(sock: socket.socket) -> None:

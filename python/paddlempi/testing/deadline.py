@@ -8,8 +8,8 @@ import os
 import tempfile
 
 _OWN = f'File "{__file__}"'
-GRACE = 10.0
-"""Seconds that rank 0 has to gather stacks and print after a deadline, before ranks end themselves."""
+GRACE = 6.0
+"""Seconds that rank 0 has after a deadline to report; then each rank's watchdog ends it."""
 
 
 def stacks() -> str:

@@ -47,7 +47,7 @@ _RANK_VARIABLES = (
 
 
 @dataclass(frozen=True)
-class Launch:
+class Command:
     """A command that starts ranks, and the environment it wants."""
 
     argv: list[str]
@@ -96,7 +96,7 @@ def mpirun_path(mpi: str | None = None, prefix: str | os.PathLike[str] | None = 
     raise FileNotFoundError(f"no mpirun for mpi={mpi!r}; looked at {', '.join(places)}")
 
 
-def launch(
+def command(
     np: int,
     argv: Sequence[str],
     *,
@@ -104,7 +104,7 @@ def launch(
     prefix: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
-) -> Launch:
+) -> Command:
     """Return the command that runs ``argv`` as ``np`` ranks on this host.
 
     Args:
@@ -139,7 +139,7 @@ def launch(
         if crowded:
             full.setdefault("I_MPI_PIN", "0")
             full.setdefault("I_MPI_WAIT_MODE", "1")
-    return Launch([mpirun, *flags, "-np", str(np), *options, *argv], full, kind)
+    return Command([mpirun, *flags, "-np", str(np), *options, *argv], full, kind)
 
 
 def run(
@@ -156,7 +156,7 @@ def run(
     """Run ``target`` as ``np`` ranks in a job of their own and return how it ended.
 
     Args:
-        np, mpi, prefix, options: as in ``launch``.
+        np, mpi, prefix, options: as in ``command``.
         target: the path of a Python script; a command as a sequence; or a function without
             arguments or closure, whose source is run as a script (so it imports what it uses).
         timeout: seconds after which every process of the job is killed.
@@ -165,7 +165,7 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="paddlempi-run-") as scratch:
         argv = _argv(target, Path(scratch), prefix)
-        job = launch(
+        job = command(
             np, argv, mpi=mpi, prefix=prefix, env={**os.environ, **(env or {})}, options=options
         )
         mark = uuid.uuid4().hex
@@ -280,11 +280,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--option", action="append", default=[], help="one more word for mpirun")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the ranks' command")
     args = parser.parse_args(arguments)
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
+    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not words:
         parser.error("no command: put it after --")
     try:
-        job = launch(args.np, command, mpi=args.mpi, prefix=args.prefix, options=args.option)
+        job = command(args.np, words, mpi=args.mpi, prefix=args.prefix, options=args.option)
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     os.execve(job.argv[0], job.argv, job.env)

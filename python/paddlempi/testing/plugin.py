@@ -7,12 +7,16 @@ and nothing else: no MPI, no framework, no socket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+
+if TYPE_CHECKING:
+    from .place import Place
 
 _MARKER = (
     "mpi(ranks=N | [N, ...], min=N, timeout=SECONDS): with which numbers of ranks the test is "
@@ -109,6 +113,28 @@ def _counts(item: pytest.Item, ranks: Any) -> tuple[int, ...] | None:
             f"{item.nodeid}: mpi(ranks={ranks!r}) is neither a number of ranks nor a list of some"
         )
     return tuple(counts)
+
+
+@pytest.fixture(scope="session")
+def mpi_place(pytestconfig: pytest.Config) -> Place:
+    """This process's ``rank`` and the job's ``size``, as the launcher says; no MPI is loaded."""
+    from .place import ALONE
+
+    session = pytestconfig.pluginmanager.get_plugin("paddlempi-session")
+    return ALONE if session is None else cast("Place", session.place)
+
+
+@pytest.fixture(scope="session")
+def mpi_agree(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManager[None]]:
+    """A block that fails on every rank if it fails on any: ``with mpi_agree(): ...``.
+
+    For what goes on inside a test after a failure: hypothesis shrinks an example by running
+    others, and they need all ranks.
+    """
+    session = pytestconfig.pluginmanager.get_plugin("paddlempi-session")
+    if session is None:
+        return nullcontext
+    return cast("Callable[[], AbstractContextManager[None]]", session.agree)
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def merge(
             reason = f"{reason} (on {ranks_text(list(verdict.ranks))} of {size})"
         report.longrepr = (path, line, reason)
     else:
-        report.longrepr = RanksRepr.of(parts, size)  # type: ignore[assignment]
+        report.longrepr = RanksRepr.of(parts, size)
     return report
 
 
@@ -140,7 +140,7 @@ class RanksRepr(TerminalRepr):
     def __init__(self, groups: list[tuple[list[int], Any]], size: int) -> None:
         self.groups = groups
         self.size = size
-        first_ranks, first = groups[0]
+        first = groups[0][1]
         crash = getattr(first, "reprcrash", None)
         all_ranks = [rank for ranks, _ in groups for rank in ranks]
         if crash is not None:

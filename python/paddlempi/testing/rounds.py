@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .channel import ChannelError, Connection, Links, Message, ranks_text
-from .deadline import GRACE, Watchdog, stacks
+from .deadline import Watchdog, stacks
 from .report import agree, compare_collections
+from .witness import Witness
 
 _TICK = 0.2
 _DUMP_SECONDS = 3.0
 _ENOUGH = 10.0
+_ORPHAN_SECONDS = 1.0
 
 
 @dataclass
@@ -54,6 +56,9 @@ class Exchange(Protocol):
     def leave(self) -> None:
         """Wait until rank 0 has printed everything, then part."""
 
+    def forget(self) -> None:
+        """In a forked child: let go of the sockets, or a dead parent would look alive."""
+
 
 def _thread(target: Callable[[], None]) -> threading.Thread:
     return threading.Thread(target=target, name="paddlempi-testing", daemon=True)
@@ -74,6 +79,7 @@ class Coordinator:
         self._links = links
         self._size = 1 + len(links.data)
         self._watchdog = watchdog
+        self._witness = Witness(watchdog.stderr)
         self._default = default_seconds
         self._output = output
         self._on_fatal = on_fatal
@@ -99,6 +105,7 @@ class Coordinator:
 
     def begin(self, test: str | None, seconds: float) -> None:
         self._test = (test, seconds, time.monotonic() + seconds if seconds else 0.0)
+        self._witness.note(test)
 
     def leave(self) -> None:
         for connection in (*self._links.data.values(), *self._links.control.values()):
@@ -106,13 +113,18 @@ class Coordinator:
                 connection.send({"kind": "bye"})
         self._thread.join(timeout=_TICK * 5)
         self._links.close()
+        self._witness.close()
+
+    def forget(self) -> None:
+        self._links.close()
+        self._witness.forget()
 
     # The thread.
 
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:
+        except Exception as error:  # or the ranks would wait for ever
             self._fatal(Fatal(f"the test harness failed on rank 0: {error!r}", self._test[0], []))
 
     def _serve(self) -> None:
@@ -185,6 +197,9 @@ class Coordinator:
                 "ranks": verdict.ranks,
             }
             self._answer_all(answer, arrived)
+        elif first["kind"] == "agree":
+            failures = {r: m["failure"] for r, m in arrived.items() if m["failure"]}
+            self._answer_all({"failures": failures}, arrived)
         elif first["kind"] == "collect":
             errors = {r: m["errors"] for r, m in arrived.items() if m["errors"]}
             problem = None
@@ -219,6 +234,7 @@ class Coordinator:
         text = f"rank {rank} ended {where}, without a report"
         # The launcher may kill this rank within a millisecond: the one line first.
         self._watchdog.write(f"\npaddlempi: {text}\n")
+        self._witness.dismiss()
         self._fatal(Fatal(text, test, []))
 
     def _expire(self) -> None:
@@ -262,7 +278,8 @@ class Coordinator:
         threading.Timer(_ENOUGH, os._exit, (1,)).start()
         try:
             self._on_fatal(fatal)
-        except BaseException as error:
+            self._witness.dismiss()
+        except BaseException as error:  # the job ends here in any case
             self._watchdog.write(f"\npaddlempi: {fatal.summary}\n(no report: {error!r})\n")
         for connection in self._links.control.values():
             with contextlib.suppress(OSError):
@@ -273,16 +290,11 @@ class Coordinator:
 class Follower:
     """The side of every other rank; its thread sleeps until rank 0 asks for something."""
 
-    def __init__(
-        self, rank: int, links: Links, watchdog: Watchdog, output: Callable[[], str]
-    ) -> None:
+    def __init__(self, links: Links, output: Callable[[], str]) -> None:
         self._thread = _thread(self._run)
-        self._rank = rank
         self._data: Connection = links.data[0]
         self._control: Connection = links.control[0]
-        self._watchdog = watchdog
         self._output = output
-        self._test: str | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -296,11 +308,14 @@ class Follower:
         return answer
 
     def begin(self, test: str | None, seconds: float) -> None:
-        self._test = test
+        pass  # rank 0 keeps the time for all
 
     def leave(self) -> None:
         self._data.receive()
         self._thread.join(timeout=_TICK * 5)
+        self.forget()
+
+    def forget(self) -> None:
         self._data.close()
         self._control.close()
 
@@ -322,9 +337,6 @@ class Follower:
                 self._orphaned()
 
     def _orphaned(self) -> None:
-        """Rank 0 is gone, and with it the report: one line from rank 1, then the end."""
-        if self._rank == 1:
-            where = f"while {self._test} ran" if self._test else "between tests"
-            self._watchdog.write(f"\npaddlempi: rank 0 ended {where}, and the report with it\n")
-        time.sleep(GRACE / 10)
+        """End: rank 0 is gone, its witness says so, and the launcher may not care."""
+        time.sleep(_ORPHAN_SECONDS)
         os._exit(1)

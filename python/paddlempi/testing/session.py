@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Generator
 from typing import Any, NoReturn
 
@@ -35,6 +36,8 @@ def start(config: pytest.Config) -> None:
         links = meet(place, _MEET_SECONDS)
     except ChannelError as error:
         raise pytest.UsageError(f"--mpi: {error}") from error
+    if getattr(config.option, "hypothesis_seed", "") is None:
+        config.option.hypothesis_seed = str(links.seed)  # the same examples on every rank
     config.pluginmanager.register(RankSession(config, place, links), "paddlempi-session")
 
 
@@ -77,11 +80,11 @@ class RankSession:
                 links, self.watchdog, self.seconds, self._captured, self._report_fatal
             )
         else:
-            self.exchange = Follower(place.rank, links, self.watchdog, self._captured)
+            self.exchange = Follower(links, self._captured)
         self.exchange.start()
         self.pid = os.getpid()
         self._guard_exit()
-        os.register_at_fork(after_in_child=links.close)
+        os.register_at_fork(after_in_child=self.exchange.forget)
         self.session: pytest.Session | None = None
         self.item: pytest.Item | None = None
         self.collect_errors: list[tuple[str, str]] = []
@@ -163,7 +166,7 @@ class RankSession:
             for note in notes:
                 terminalreporter.line(note)
         if self.not_run:
-            terminalreporter.section("not run", "=")
+            terminalreporter.section(f"{len(self.not_run)} not run", "=")
             for nodeid in self.not_run:
                 terminalreporter.line(nodeid)
 
@@ -196,7 +199,7 @@ class RankSession:
                 self._collect_error(nodeid, RanksRepr.of(parts, self.place.size))
 
     def _collect_error(self, nodeid: str, longrepr: TerminalRepr) -> None:
-        report = pytest.CollectReport(nodeid, "failed", longrepr, None)  # type: ignore[arg-type]
+        report = pytest.CollectReport(nodeid, "failed", longrepr, None)
         self.config.hook.pytest_collectreport(report=report)
 
     @pytest.hookimpl(tryfirst=True)
@@ -239,6 +242,26 @@ class RankSession:
             return merge(self.config, report, verdict, answer["all"])
         return adopt(report, verdict)
 
+    @contextlib.contextmanager
+    def agree(self) -> Generator[None, None, None]:
+        """Raise RanksFailed on every rank, from this one place, if the block failed on any."""
+        failure = ""
+        try:
+            yield
+        except Exception as error:  # it is raised again, on all ranks
+            if type(error).__module__.startswith("hypothesis."):
+                raise  # assume(): no failure, and the same on every rank
+            failure = shorten(traceback.format_exc())
+        if self._forked():
+            if failure:
+                raise RanksFailed(failure)
+            return
+        answer = self._swap({"kind": "agree", "failure": failure})
+        failures = {int(rank): str(text) for rank, text in answer["failures"].items()}
+        if failures:
+            parts = [f"on rank {rank}:\n{text}" for rank, text in sorted(failures.items())]
+            raise RanksFailed("\n".join([f"failed on {ranks_text(list(failures))}", *parts]))
+
     def _swap(self, message: Message) -> Message:
         answer = self.exchange.swap(message)
         if "stop" in answer:
@@ -257,7 +280,7 @@ class RankSession:
             return ""
         with contextlib.suppress(Exception):
             out, err = manager.read_global_capture()
-            return shorten("".join((out, err)))
+            return shorten(f"{out}{err}")
         return ""
 
     def _report_fatal(self, fatal: Fatal) -> None:
@@ -280,9 +303,9 @@ class RankSession:
             report = pytest.TestReport(
                 nodeid=item.nodeid,
                 location=item.location,
-                keywords={name: 1 for name in item.keywords},
+                keywords=dict.fromkeys(item.keywords, 1),
                 outcome="failed",
-                longrepr=longrepr,  # type: ignore[arg-type]
+                longrepr=longrepr,
                 when="call",
                 sections=sections,
             )
@@ -291,6 +314,7 @@ class RankSession:
             self.not_run = nodeids[nodeids.index(item.nodeid) + 1 :]
             if self.not_run:
                 reporter.stats["not run"] = [_NotRun(nodeid) for nodeid in self.not_run]
+                reporter._main_color = None  # so that the closing line counts them
         else:
             self._collect_error("the job", longrepr)
         session.shouldfail = f"the job was ended: {fatal.summary}"
@@ -308,6 +332,13 @@ class RankSession:
         finish(session=session, exitstatus=session.exitstatus)
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+class RanksFailed(AssertionError):
+    """A block under ``mpi_agree`` failed; the text holds the traceback of each rank it failed on.
+
+    Raised alike on all ranks, so that what decides by it (hypothesis) decides alike.
+    """
 
 
 class _Nowhere(io.TextIOBase):

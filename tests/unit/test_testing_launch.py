@@ -1,0 +1,197 @@
+"""paddlempi.testing.run and the side channel's first meeting."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from paddlempi.testing import run
+from paddlempi.testing.channel import ChannelError, Links, _accept, _connect, ranks_text
+from paddlempi.testing.launch import command, mpirun_path
+from paddlempi.testing.place import find
+from paddlempi.testing.report import agree, compare_collections
+
+
+@pytest.fixture(autouse=True)
+def _mpi() -> None:
+    try:
+        mpirun_path()
+    except FileNotFoundError as error:
+        pytest.skip(f"no MPI in this environment: {error}")
+
+
+def test_run_returns_what_ranks_print() -> None:
+    result = run(3, [sys.executable, "-c", "print('here')"])
+    assert (result.returncode, result.timed_out) == (0, False)
+    assert result.stdout.count("here") == 3
+
+
+def _function_for_ranks() -> None:
+    import sys
+
+    sys.exit(5)
+
+
+def test_run_of_a_function_returns_its_status() -> None:
+    assert run(2, _function_for_ranks).returncode == 5
+
+
+def test_run_refuses_a_closure() -> None:
+    value = 3
+
+    def body() -> None:
+        print(value)
+
+    with pytest.raises(ValueError, match="uses value of the function around it"):
+        run(2, body)
+
+
+def test_run_ends_every_process_of_a_job_that_hangs(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"open(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w').close()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'],"
+        " start_new_session=True)\n"
+        f"open(os.path.join({str(tmp_path)!r}, str(child.pid)), 'w').close()\n"
+        "print('started', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    start = time.monotonic()
+    result = run(2, [sys.executable, "-c", code], timeout=5)
+    assert result.timed_out
+    assert result.returncode != 0
+    assert time.monotonic() - start < 20
+    pids = [int(p.name) for p in tmp_path.iterdir()]
+    assert len(pids) == 4
+    deadline = time.monotonic() + 5
+    while any(_lives(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_ranks_know_their_place() -> None:
+    def body() -> None:
+        from paddlempi.testing.place import find
+
+        place = find()
+        assert place.job is not None
+        print("place", place.rank, place.size, place.job)
+
+    path = os.pathsep.join(p for p in sys.path if p)
+    result = run(3, body, env={"PYTHONPATH": path})
+    lines = sorted(line.split() for line in result.stdout.splitlines() if "place" in line)
+    assert [line[1:3] for line in lines] == [["0", "3"], ["1", "3"], ["2", "3"]], result.output
+    assert len({line[3] for line in lines}) == 1
+
+
+def test_no_launcher_is_one_rank() -> None:
+    place = find({})
+    assert (place.rank, place.size, place.job) == (0, 1, None)
+
+
+def test_srun_over_two_nodes_has_no_common_socket() -> None:
+    env = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
+    assert find({**env, "SLURM_STEP_NUM_NODES": "2"}).job is None
+    assert find({**env, "SLURM_STEP_NUM_NODES": "1"}).job == "slurm-7-0"
+    batch = {k: v for k, v in env.items() if k != "SLURM_STEP_ID"}
+    assert find(batch).size == 1
+
+
+def test_launch_leaves_a_ranks_variables_out() -> None:
+    env = {**os.environ, "OMPI_COMM_WORLD_RANK": "1", "PMI_RANK": "1", "OMPI_MCA_pml": "ob1"}
+    job = command(2, ["true"], env=env)
+    assert "OMPI_COMM_WORLD_RANK" not in job.env
+    assert "PMI_RANK" not in job.env
+    assert job.env["OMPI_MCA_pml"] == "ob1"
+    assert job.argv[-3:] == ["-np", "2", "true"]
+
+
+def test_unknown_mpi_says_where_it_looked() -> None:
+    with pytest.raises(FileNotFoundError, match="nosuch"):
+        command(2, ["true"], mpi="nosuch")
+
+
+def _over_tcp(token: str, size: int, seconds: float) -> Links:
+    listener = socket.create_server(("127.0.0.1", 0))
+    target = [(int(socket.AF_INET), listener.getsockname())]
+    links: list[Links] = []
+    others = [
+        threading.Thread(target=lambda r=r: links.append(_connect(target, r, token, seconds)))
+        for r in range(1, size)
+    ]
+    stranger = socket.create_connection(listener.getsockname())
+    stranger.sendall(b"\xff\xff\xff\xffGET / HTTP/1.0\r\n\r\n")
+    for other in others:
+        other.start()
+    mine = _accept(listener, size, "secret", seconds)
+    for other in others:
+        other.join()
+    stranger.close()
+    assert all(link.seed == mine.seed for link in links)
+    links[0].data[0].send({"kind": "hello"})
+    return mine
+
+
+def test_meeting_over_tcp_past_a_stranger() -> None:
+    links = _over_tcp("secret", 3, 10)
+    assert sorted(links.data) == sorted(links.control) == [1, 2]
+    links.close()
+
+
+def test_meeting_refuses_another_token() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    target = [(int(socket.AF_INET), listener.getsockname())]
+    failed: list[str] = []
+
+    def come() -> None:
+        try:
+            _connect(target, 1, "guess", 1)
+        except ChannelError as error:
+            failed.append(str(error))
+
+    other = threading.Thread(target=come)
+    other.start()
+    with pytest.raises(ChannelError, match="rank 1 did not come within 1 s"):
+        _accept(listener, 2, "secret", 1)
+    other.join()
+    assert "cannot reach rank 0" in failed[0]
+
+
+def test_worst_outcome_wins() -> None:
+    def verdict(*states: str) -> tuple[str, tuple[int, ...]]:
+        found = agree({r: {"state": s, "duration": 0} for r, s in enumerate(states)})
+        return found.outcome, found.ranks
+
+    assert verdict("passed", "passed") == ("passed", (0, 1))
+    assert verdict("passed", "failed", "skipped") == ("failed", (1,))
+    assert verdict("passed", "skipped") == ("skipped", (1,))
+    assert verdict("xpassed(strict)", "xpassed(strict)") == ("failed", (0, 1))
+    assert verdict("xpassed(strict)", "xfailed") == ("skipped", (1,))
+    assert verdict("xfailed", "failed") == ("failed", (1,))
+
+
+def test_collections() -> None:
+    assert compare_collections({0: ["a", "b"], 1: ["a", "b"]}) is None
+    shorter = compare_collections({0: ["a", "b"], 1: ["a"]})
+    assert shorter is not None
+    assert "rank 1: no more tests" in shorter
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([1], "rank 1"), ([3, 0], "ranks 0, 3"), ([4, 2, 3, 0], "ranks 0, 2-4")]
+)
+def test_names_of_ranks(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
