@@ -6,6 +6,8 @@
 #ifndef PMPI_OPS_H
 #define PMPI_OPS_H
 
+#include <stdint.h>
+
 /* pmpi_op.code: what to do. n is the number of ranks of the group. */
 enum {
   /* PMPI_OP_BARRIER returns when every member has called it.
@@ -114,6 +116,34 @@ enum {
   PMPI_DTYPE_FLOAT8_E5M2FNUZ = 19, /* 1 byte */
   PMPI_DTYPE_FLOAT8_E8M0FNU = 20, /* 1 byte */
 };
+
+/* pmpi_dtype_size returns the bytes of one element of a dtype, 0 where there is none. */
+static inline int64_t pmpi_dtype_size(int32_t dtype)
+{
+  switch (dtype) {
+  case PMPI_DTYPE_BOOL: return 1;
+  case PMPI_DTYPE_INT8: return 1;
+  case PMPI_DTYPE_UINT8: return 1;
+  case PMPI_DTYPE_INT16: return 2;
+  case PMPI_DTYPE_UINT16: return 2;
+  case PMPI_DTYPE_INT32: return 4;
+  case PMPI_DTYPE_UINT32: return 4;
+  case PMPI_DTYPE_INT64: return 8;
+  case PMPI_DTYPE_UINT64: return 8;
+  case PMPI_DTYPE_FLOAT16: return 2;
+  case PMPI_DTYPE_BFLOAT16: return 2;
+  case PMPI_DTYPE_FLOAT32: return 4;
+  case PMPI_DTYPE_FLOAT64: return 8;
+  case PMPI_DTYPE_COMPLEX64: return 8;
+  case PMPI_DTYPE_COMPLEX128: return 16;
+  case PMPI_DTYPE_FLOAT8_E4M3FN: return 1;
+  case PMPI_DTYPE_FLOAT8_E5M2: return 1;
+  case PMPI_DTYPE_FLOAT8_E4M3FNUZ: return 1;
+  case PMPI_DTYPE_FLOAT8_E5M2FNUZ: return 1;
+  case PMPI_DTYPE_FLOAT8_E8M0FNU: return 1;
+  }
+  return 0;
+}
 
 /* pmpi_op.reduce_op: how the ranks' elements become one; 0 where nothing is reduced. */
 enum {

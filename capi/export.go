@@ -1,0 +1,181 @@
+// Package main is the C interface of the core, built with -buildmode=c-shared: with
+// the tag pymodule as the Python extension paddlempi._core, without it as
+// libpaddlempi.so. export.go has all functions that C calls, and no logic.
+package main
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -Wall -fvisibility=hidden
+#include <stdlib.h>
+#include <string.h>
+#include "guard.h"
+#include "slack.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+func main() {}
+
+func init() {
+	mpi.SetFinalizeHook(unsafe.Pointer(C.pmpi_guard_finalize))
+}
+
+// fill writes err for C and returns its code.
+func fill(out *C.pmpi_error, err error) C.int {
+	if err == nil {
+		return 0
+	}
+	var e *status.Error
+	if !errors.As(err, &e) {
+		e = &status.Error{Code: status.CodeOf(err), Msg: err.Error()}
+	}
+	out.code, out.mpi_class = C.int32_t(e.Code), C.int32_t(e.MPIClass)
+	out.n_ranks = 0
+	for i, r := range e.Ranks {
+		if i == len(out.ranks) {
+			break
+		}
+		out.ranks[i] = C.int32_t(r)
+		out.n_ranks++
+	}
+	text := unsafe.Slice((*byte)(unsafe.Pointer(&out.message[0])), len(out.message))
+	n := copy(text[:len(text)-1], e.Msg)
+	text[n] = 0
+	return C.int(e.Code)
+}
+
+// caught turns a panic into an error and poisons the core: its invariants may not
+// hold any more. It is deferred by every function that C calls.
+func caught(out *C.pmpi_error, rc *C.int) {
+	if p := recover(); p != nil {
+		why := fmt.Sprint(p)
+		gocore.Poison(why)
+		if out != nil {
+			*rc = fill(out, status.New(status.Panic, "the core failed: %s\n%s", why, debug.Stack()))
+		}
+	}
+}
+
+func interrupt() error {
+	if C.pmpi_guard_interrupt() != 0 {
+		return &status.Error{Code: status.Interrupted, Msg: "interrupted"}
+	}
+	return nil
+}
+
+func put(out *C.pmpi_result, r work.Result) {
+	if out != nil {
+		out.source, out.tag, out.bytes = C.int32_t(r.Source), C.int32_t(r.Tag), C.int64_t(r.Bytes)
+	}
+}
+
+//export goControl
+func goControl(method, request *C.char, reply **C.char, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	C.pmpi_slack_restore()
+	var in []byte
+	if request != nil {
+		in = []byte(C.GoString(request))
+	}
+	out, err := gocore.Control(C.GoString(method), in, interrupt)
+	if err != nil {
+		return fill(e, err)
+	}
+	if reply != nil {
+		*reply = C.CString(string(out))
+	}
+	return 0
+}
+
+//export goSubmit
+func goSubmit(d *C.pmpi_op, w *C.pmpi_work, r *C.pmpi_result, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	desc := (*op.Desc)(unsafe.Pointer(d))
+	if desc.Size != C.sizeof_pmpi_op {
+		return fill(e, status.New(status.Argument, "pmpi_submit: op.size is %d; this core's pmpi_op has %d bytes", desc.Size, C.sizeof_pmpi_op))
+	}
+	if desc.Flags&op.FlagAsync != 0 && w == nil {
+		return fill(e, status.New(status.Argument, "pmpi_submit: PMPI_FLAG_ASYNC needs a place for the work"))
+	}
+	id, result, err := gocore.Submit(desc)
+	if w != nil {
+		*w = C.pmpi_work(id)
+	}
+	if err != nil {
+		return fill(e, err)
+	}
+	put(r, result)
+	return 0
+}
+
+//export goRefuse
+func goRefuse(group C.int64_t, code C.int32_t, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	return fill(e, gocore.Refuse(int64(group), op.Code(code)))
+}
+
+//export goTest
+func goTest(w C.pmpi_work, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	done, err := gocore.Test(uint64(w))
+	if err != nil {
+		return -fill(e, err)
+	}
+	if done {
+		return 1
+	}
+	return 0
+}
+
+//export goWait
+func goWait(w C.pmpi_work, limit C.int64_t, r *C.pmpi_result, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	result, err := gocore.Wait(uint64(w), time.Duration(limit))
+	put(r, result)
+	return fill(e, err)
+}
+
+//export goRelease
+func goRelease(w C.pmpi_work) {
+	defer caught(nil, nil)
+	gocore.Release(uint64(w))
+}
+
+//export goNotify
+func goNotify(w C.pmpi_work, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	return fill(e, gocore.Notify(uint64(w)))
+}
+
+//export goNextCompletion
+func goNextCompletion(limit C.int64_t) (w C.pmpi_work) {
+	defer caught(nil, nil)
+	return C.pmpi_work(work.NextCompletion(time.Duration(limit)))
+}
+
+//export goCompletionFD
+func goCompletionFD() C.int { return C.int(work.CompletionFD()) }
+
+//export goBeforeFinalize
+func goBeforeFinalize() {
+	defer caught(nil, nil)
+	mpi.RunFinalizeHook()
+}
+
+//export goExit
+func goExit(code C.int) {
+	defer caught(nil, nil)
+	gocore.Exit(int(code))
+}

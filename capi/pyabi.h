@@ -1,0 +1,134 @@
+/* The part of Python's stable ABI (PEP 384, limited API of 3.10) that pymodule.c uses,
+ * declared here because a machine with Python need not have Python.h. Py_buffer and its
+ * functions entered the limited API in 3.11 only; their layout has not changed since
+ * 3.3 and the symbols are exported by every version (PEP 688, PEP 3118). */
+#ifndef PMPI_PYABI_H
+#define PMPI_PYABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef intptr_t Py_ssize_t;
+typedef struct _typeobject PyTypeObject;
+
+typedef struct _object {
+	Py_ssize_t ob_refcnt;
+	PyTypeObject *ob_type;
+} PyObject;
+
+typedef struct _ts PyThreadState;
+typedef int PyGILState_STATE;
+
+typedef PyObject *(*PyCFunctionFast)(PyObject *, PyObject *const *, Py_ssize_t);
+
+typedef struct PyMethodDef {
+	const char *ml_name;
+	void *ml_meth;
+	int ml_flags;
+	const char *ml_doc;
+} PyMethodDef;
+
+#define METH_FASTCALL 0x0080
+
+typedef struct PyModuleDef {
+	PyObject ob_base;
+	PyObject *(*m_init)(void);
+	Py_ssize_t m_index;
+	PyObject *m_copy;
+	const char *m_name;
+	const char *m_doc;
+	Py_ssize_t m_size;
+	PyMethodDef *m_methods;
+	void *m_slots;
+	void *m_traverse;
+	void *m_clear;
+	void *m_free;
+} PyModuleDef;
+
+#define PYTHON_API_VERSION_STABLE 3 /* PYTHON_ABI_VERSION */
+
+typedef struct Py_buffer {
+	void *buf;
+	PyObject *obj;
+	Py_ssize_t len;
+	Py_ssize_t itemsize;
+	int readonly;
+	int ndim;
+	char *format;
+	Py_ssize_t *shape;
+	Py_ssize_t *strides;
+	Py_ssize_t *suboffsets;
+	void *internal;
+} Py_buffer;
+
+#define PyBUF_FORMAT 0x0004
+#define PyBUF_STRIDES (0x0010 | 0x0008)
+
+/* Weak, because cgo links these files into a program of its own to see what they
+ * import, and there is no Python in that. */
+#pragma GCC visibility push(default)
+#define PY extern __attribute__((weak))
+
+PY PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
+PY PyObject *PyExc_TypeError, *PyExc_ValueError, *PyExc_RuntimeError, *PyExc_MemoryError;
+
+#define Py_None (&_Py_NoneStruct)
+#define Py_True (&_Py_TrueStruct)
+#define Py_False (&_Py_FalseStruct)
+
+PY void Py_IncRef(PyObject *);
+PY void Py_DecRef(PyObject *);
+PY PyObject *PyModule_Create2(PyModuleDef *, int);
+PY unsigned long PyType_GetFlags(PyTypeObject *);
+
+#define TPFLAGS_LIST (1UL << 25)
+#define TPFLAGS_TUPLE (1UL << 26)
+
+PY long long PyLong_AsLongLong(PyObject *);
+PY unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
+PY PyObject *PyLong_FromLongLong(long long);
+PY PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
+PY PyObject *PyBool_FromLong(long);
+PY double PyFloat_AsDouble(PyObject *);
+PY PyObject *PyUnicode_FromString(const char *);
+PY PyObject *PyUnicode_DecodeUTF8(const char *, Py_ssize_t, const char *);
+PY const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
+
+PY Py_ssize_t PyTuple_Size(PyObject *);
+PY PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+PY PyObject *PyTuple_New(Py_ssize_t);
+PY int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
+PY Py_ssize_t PyList_Size(PyObject *);
+PY PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
+PY Py_ssize_t PySequence_Size(PyObject *);
+PY PyObject *PySequence_GetItem(PyObject *, Py_ssize_t);
+PY PyObject *PyDict_New(void);
+PY PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
+PY int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
+
+PY PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
+PY int PyObject_IsTrue(PyObject *);
+PY int PyObject_SetAttrString(PyObject *, const char *, PyObject *);
+PY int PyObject_CheckBuffer(PyObject *);
+PY int PyObject_GetBuffer(PyObject *, Py_buffer *, int);
+PY void PyBuffer_Release(Py_buffer *);
+
+PY void PyErr_SetString(PyObject *, const char *);
+PY void PyErr_SetObject(PyObject *, PyObject *);
+PY PyObject *PyErr_Format(PyObject *, const char *, ...);
+PY PyObject *PyErr_NoMemory(void);
+PY PyObject *PyErr_Occurred(void);
+PY void PyErr_Clear(void);
+PY int PyErr_CheckSignals(void);
+PY void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
+PY void PyErr_Restore(PyObject *, PyObject *, PyObject *);
+
+PY PyThreadState *PyEval_SaveThread(void);
+PY void PyEval_RestoreThread(PyThreadState *);
+PY PyGILState_STATE PyGILState_Ensure(void);
+PY void PyGILState_Release(PyGILState_STATE);
+
+#undef PY
+#pragma GCC visibility pop
+
+#endif

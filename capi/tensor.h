@@ -1,0 +1,43 @@
+/* A Python object described as pmpi_buf. */
+#ifndef PMPI_TENSOR_H
+#define PMPI_TENSOR_H
+
+#include "pmpi.h"
+#include "pyabi.h"
+
+#define INLINE_TENSORS 4
+#define INLINE_DIMS 8
+
+/* One side (send or recv) of an operation. Zero-initialise the first four fields. */
+typedef struct side {
+	int32_t n;
+	pmpi_buf *bufs;
+	Py_buffer *views; /* n_views of them are held */
+	int32_t n_views;
+	int64_t *dims[INLINE_TENSORS * 2]; /* allocated shapes and strides */
+	int32_t n_dims;
+	int64_t **more_dims;
+	pmpi_buf room[INLINE_TENSORS];
+	Py_buffer view_room[INLINE_TENSORS];
+} side;
+
+/* side_describe fills s from None, a tensor, or a list or tuple of tensors; name is
+ * "send" or "recv", and what is received must be writable. Returns 0, or -1 with a
+ * Python exception set. side_release must follow in either case. */
+int side_describe(side *s, PyObject *tensors, const char *name);
+
+/* side_split presents the one buffer of s as parts of so many rows of its first
+ * dimension. Returns 0, or -1 with a Python exception set. */
+int side_split(side *s, PyObject *splits, const char *name);
+
+/* side_release lets go of what describing took hold of. Returns nothing. */
+void side_release(side *s);
+
+/* tensor_register, tensor_set_resolver: see pymodule.c. Return 0 or -1. */
+int tensor_register(PyObject *type, PyObject *describe);
+int tensor_set_resolver(PyObject *resolver);
+
+/* raise_code sets the Python exception that stands for an error code. Returns NULL. */
+PyObject *raise_code(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,160 @@
+package arrive
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+)
+
+// Wire is the arrival of a group that spans nodes: a nonblocking allreduce of 64
+// bytes on a communicator that carries no other collective.
+//
+// The vector holds each word and its complement under bitwise or: a bit that
+// ends up set in both differs between two members. When something differs or was
+// refused, which every member learns from the same result, an allgather of 32
+// bytes a member follows, so that the error can say who called what.
+type Wire struct {
+	lib  mpi.Library
+	comm mpi.Comm
+	n    int
+
+	slot    *mpi.Slot
+	vec     []uint64 // wireWords sent, then wireWords received
+	own     []uint64 // entryWords
+	all     []uint64 // entryWords a member
+	block   unsafe.Pointer
+	stage   int // 0 idle, 1 comparing, 2 gathering
+	state   State
+	result  Result
+	entries []Entry
+}
+
+const (
+	wireWords  = 8 // three words and the flags, each with its complement
+	entryWords = 4
+)
+
+// NewWire makes the arrival of the members of comm, which nothing else may use
+// for collectives. Its buffers are 64-byte aligned memory outside the Go heap.
+func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
+	words := 2*wireWords + entryWords + n*entryWords
+	block, err := mem.Alloc(int64(words) * 8)
+	if err != nil {
+		return nil, err
+	}
+	all := unsafe.Slice((*uint64)(block), words)
+	return &Wire{
+		lib: lib, comm: comm, n: n, block: block,
+		vec: all[:2*wireWords],
+		own: all[2*wireWords : 2*wireWords+entryWords],
+		all: all[2*wireWords+entryWords:],
+	}, nil
+}
+
+// Announce starts the comparison.
+func (w *Wire) Announce(_ uint64, sig Signature, flags Flags) error {
+	for i, v := range sig {
+		w.vec[2*i], w.vec[2*i+1] = v, ^v
+		w.own[i] = v
+	}
+	f := uint64(flags)
+	w.vec[2*len(sig)], w.vec[2*len(sig)+1] = f, ^f
+	w.own[len(sig)] = f
+	t, _ := w.lib.TypeOf(op.UInt64)
+	o, _ := w.lib.OpOf(op.BOr, op.UInt64)
+	return w.start(&mpi.Call{
+		Fn: mpi.FnAllreduce, Comm: w.comm, Op: o,
+		SendBuf: unsafe.Pointer(&w.vec[0]), SendCount: wireWords, SendType: t,
+		RecvBuf: unsafe.Pointer(&w.vec[wireWords]), RecvCount: wireWords, RecvType: t,
+	}, 1)
+}
+
+func (w *Wire) start(c *mpi.Call, stage int) error {
+	w.state, w.stage = Pending, stage
+	w.slot = w.lib.NewSlot()
+	if err := w.lib.Start(c, w.slot); err != nil {
+		w.lib.FreeSlot(w.slot)
+		w.slot, w.stage = nil, 0
+		return err
+	}
+	return nil
+}
+
+// Poll advances the comparison. spin is ignored: each look is a test of a request.
+func (w *Wire) Poll(int) (State, Result, error) {
+	if w.stage == 0 {
+		return w.state, w.result, nil
+	}
+	if w.slot.Done == 0 && w.lib.Poll([]uintptr{uintptr(unsafe.Pointer(w.slot))}) == 0 {
+		return Pending, Result{}, nil
+	}
+	stage := w.stage
+	err := w.lib.SlotError(mpi.FnAllreduce, w.slot)
+	w.lib.FreeSlot(w.slot)
+	w.slot, w.stage = nil, 0
+	if err != nil {
+		return Pending, Result{}, err
+	}
+	if stage == 1 {
+		w.compare()
+		if w.state == Agreed && w.result.Any&Refused == 0 {
+			return w.state, w.result, nil
+		}
+		t, _ := w.lib.TypeOf(op.UInt64)
+		err := w.start(&mpi.Call{
+			Fn: mpi.FnAllgather, Comm: w.comm,
+			SendBuf: unsafe.Pointer(&w.own[0]), SendCount: entryWords, SendType: t,
+			RecvBuf: unsafe.Pointer(&w.all[0]), RecvCount: entryWords, RecvType: t,
+		}, 2)
+		return Pending, Result{}, err
+	}
+	w.state = Agreed
+	if w.result.Diff != 0 {
+		w.state = Differ
+	}
+	return w.state, w.result, nil
+}
+
+func (w *Wire) compare() {
+	got := w.vec[wireWords:]
+	w.result = Result{Any: Flags(got[wireWords-2]), All: ^Flags(got[wireWords-1])}
+	for i := 0; i < len(Signature{}); i++ {
+		if got[2*i]&got[2*i+1] != 0 {
+			w.result.Diff |= 1 << i
+		}
+	}
+	w.state = Agreed
+	if w.result.Diff != 0 {
+		w.state = Differ
+	}
+}
+
+// Entries returns what each member announced.
+func (w *Wire) Entries() []Entry {
+	if w.entries == nil {
+		w.entries = make([]Entry, w.n)
+	}
+	for i := range w.entries {
+		row := w.all[i*entryWords : (i+1)*entryWords]
+		copy(w.entries[i].Signature[:], row)
+		w.entries[i].Flags = Flags(row[entryWords-1])
+	}
+	return w.entries
+}
+
+// Missing cannot be told from here: an allreduce does not say who is late.
+func (w *Wire) Missing() ([]int, bool) { return nil, false }
+
+// Close frees the buffers unless a comparison is still under way, which MPI may
+// then still write to.
+func (w *Wire) Close() error {
+	if w.stage == 0 && w.block != nil {
+		mem.Free(w.block)
+		w.block = nil
+	}
+	return nil
+}
+
+var _ Arrival = (*Wire)(nil)

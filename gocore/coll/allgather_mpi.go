@@ -1,0 +1,69 @@
+package coll
+
+import (
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+)
+
+// allGatherMPI is MPI_Allgather of bytes. Bytes moved a rank: (n-1)S in, and nS
+// more where the results are separate tensors.
+var allGatherMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, func(a *Args, p *Program) error {
+	dst, scatter, err := a.contiguous(p, a.Recv, false)
+	if err != nil {
+		return err
+	}
+	n, t, err := a.bytes(p, a.Send[0].Count*a.elem())
+	if err != nil {
+		return err
+	}
+	c := p.Call()
+	c.Fn, c.Comm = mpi.FnAllgather, a.Comm
+	c.SendBuf, c.SendCount, c.SendType = a.Send[0].Data, n, t
+	c.RecvBuf, c.RecvCount, c.RecvType = dst, n, t
+	c.InPlace = a.Send[0].Data == a.at(dst, int64(a.Rank)*a.Send[0].Count)
+	if scatter != nil {
+		p.Do(scatter)
+	}
+	return nil
+}}
+
+// allGatherUnevenMPI serves contributions of different lengths, which all ranks
+// know: MPI_Allgatherv, or a broadcast a rank past the reach of its displacements.
+// Bytes moved a rank: what the others hold, and all of it once more by the copy.
+var allGatherUnevenMPI = Algorithm{"mpi_uneven", always, func(a *Args, p *Program) error {
+	if counts(a.Recv)*a.elem() > mpi.MaxCount {
+		own := a.Recv[a.Rank]
+		p.Do(func() error {
+			a.copyElements(own.Data, a.Send[0].Data, own.Count)
+			return nil
+		})
+		for i := range a.Recv {
+			if err := a.broadcastPart(p, i, a.Recv[i].Data, a.Recv[i].Count); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	dst, scatter, err := a.contiguous(p, a.Recv, false)
+	if err != nil {
+		return err
+	}
+	sl := make([]slice, a.Size)
+	var from int64
+	for i := range sl {
+		sl[i] = slice{from, a.Recv[i].Count}
+		from += a.Recv[i].Count
+	}
+	cnt, dsp, err := a.int32s(p, sl)
+	if err != nil {
+		return err
+	}
+	c := p.Call()
+	c.Fn, c.Comm = mpi.FnAllgatherv, a.Comm
+	c.SendBuf, c.SendCount, c.SendType = a.Send[0].Data, a.Send[0].Count*a.elem(), a.Lib.Byte()
+	c.RecvBuf, c.RecvType, c.RecvCounts, c.RecvDispls = dst, a.Lib.Byte(), cnt, dsp
+	if scatter != nil {
+		p.Do(scatter)
+	}
+	return nil
+}}

@@ -1,0 +1,26 @@
+package coll
+
+import "github.com/paddlempi/paddlempi/gocore/op"
+
+// allReduceCoalescedPack packs the tensors into one buffer, reduces that, and
+// unpacks: k tensors cost one collective. Bytes moved a rank: 4S more than all_reduce's.
+var allReduceCoalescedPack = Algorithm{"pack", always, func(a *Args, p *Program) error {
+	whole, unpack, err := a.contiguous(p, a.Recv, true)
+	if err != nil {
+		return err
+	}
+	one := *a
+	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{whole, counts(a.Recv)}}
+	one.Count = one.Recv[0].Count
+	alg, err := Choose(&Sig{Code: one.Code, DType: one.DType, Reduce: one.Reduce, Count: one.Count, Size: one.Size})
+	if err != nil {
+		return err
+	}
+	if err := alg.Build(&one, p); err != nil {
+		return err
+	}
+	if unpack != nil {
+		p.Do(unpack)
+	}
+	return nil
+}}

@@ -1,0 +1,130 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+)
+
+// allReduceSlices16 sums float16 and bfloat16 with one rounding, which a user op
+// inside MPI cannot: it would round at every hop.
+//
+// Steps: each rank sends slice i of its buffer to rank i; rank i adds the n
+// slices in float32 in rank order and rounds once; the slices are gathered.
+// Bytes moved a rank: (1-1/n)S out and in, the sum, (1-1/n)S out and in. All
+// ranks get identical bits, the same run after run.
+var allReduceSlices16 = Algorithm{"slices16", is16Bit, func(a *Args, p *Program) error {
+	src, dst := a.Recv[0], a.Recv[0]
+	if len(a.Send) > 0 {
+		src = a.Send[0]
+	}
+	sl := a.slices(dst.Count)
+	if err := a.sumOwnSlice(p, src.Data, a.at(dst.Data, sl[a.Rank].from), sl); err != nil {
+		return err
+	}
+	return a.gatherSlices(p, dst.Data, sl)
+}}
+
+// slice is the part of a buffer that one rank reduces.
+type slice struct{ from, count int64 }
+
+// sliceAlign keeps slices on cache lines: 32 elements of two bytes.
+const sliceAlign = 32
+
+func (a *Args) slices(n int64) []slice {
+	each := (n + int64(a.Size) - 1) / int64(a.Size)
+	each = (each + sliceAlign - 1) / sliceAlign * sliceAlign
+	s := make([]slice, a.Size)
+	for i := range s {
+		from := min(int64(i)*each, n)
+		s[i] = slice{from, min(each, n-from)}
+	}
+	return s
+}
+
+// sumOwnSlice collects this rank's slice from everyone and leaves the sum in dst,
+// which may be part of src.
+func (a *Args) sumOwnSlice(p *Program, src, dst unsafe.Pointer, sl []slice) error {
+	own := sl[a.Rank].count
+	scratch, err := a.alloc(p, max(1, own*int64(a.Size)))
+	if err != nil {
+		return err
+	}
+	sends, recvs := make([]Part, a.Size), make([]Part, a.Size)
+	for i := range sl {
+		sends[i] = Part{a.at(src, sl[i].from), sl[i].count}
+		recvs[i] = Part{a.at(scratch, int64(i)*own), own}
+	}
+	if err := exchange(a, p, sends, recvs); err != nil {
+		return err
+	}
+	p.Do(func() error { return a.sum16(dst, scratch, own, a.Size) })
+	return nil
+}
+
+// sum16 reduces the first ranks of the parts that lie one after another in parts.
+func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
+	srcs := make([]unsafe.Pointer, ranks)
+	for i := range srcs {
+		srcs[i] = a.at(parts, int64(i)*n)
+	}
+	var scales []float64
+	if a.Reduce == op.PremulSum {
+		scales = make([]float64, ranks)
+		for i := range scales {
+			scales[i] = a.Scale
+		}
+	}
+	return reduce.Reduce16(dst, srcs, n, a.DType, a.Reduce, scales)
+}
+
+// gatherSlices spreads the slices, of which every rank has its own in place.
+func (a *Args) gatherSlices(p *Program, buf unsafe.Pointer, sl []slice) error {
+	last := sl[len(sl)-1]
+	if total := (last.from + last.count) * a.elem(); total > mpi.MaxCount {
+		for i, s := range sl {
+			if err := a.broadcastPart(p, i, a.at(buf, s.from), s.count); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	counts, displs, err := a.int32s(p, sl)
+	if err != nil {
+		return err
+	}
+	c := p.Call()
+	c.Fn, c.Comm, c.InPlace = mpi.FnAllgatherv, a.Comm, true
+	c.RecvBuf, c.RecvType, c.RecvCounts, c.RecvDispls = buf, a.Lib.Byte(), counts, displs
+	return nil
+}
+
+// int32s writes slices as the byte counts and displacements that MPI takes.
+func (a *Args) int32s(p *Program, sl []slice) (counts, displs unsafe.Pointer, err error) {
+	block, err := p.Alloc(int64(len(sl)) * 8)
+	if err != nil {
+		return nil, nil, err
+	}
+	v := unsafe.Slice((*int32)(block), 2*len(sl))
+	for i, s := range sl {
+		v[i], v[len(sl)+i] = int32(s.count*a.elem()), int32(s.from*a.elem())
+	}
+	return block, unsafe.Add(block, 4*len(sl)), nil
+}
+
+// broadcastPart appends a broadcast from root.
+func (a *Args) broadcastPart(p *Program, root int, data unsafe.Pointer, elements int64) error {
+	if elements == 0 {
+		return nil
+	}
+	n, t, err := a.bytes(p, elements*a.elem())
+	if err != nil {
+		return err
+	}
+	c := p.Call()
+	c.Fn, c.Comm, c.Peer = mpi.FnBcast, a.Comm, int32(root)
+	c.RecvBuf, c.RecvCount, c.RecvType = data, n, t
+	return nil
+}

@@ -1,0 +1,90 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
+// same length. Bytes moved a rank: (1-1/n)S out and in.
+var allToAllEvenMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, func(a *Args, p *Program) error {
+	src, _, err := a.contiguous(p, a.Send, true)
+	if err != nil {
+		return err
+	}
+	dst, spread, err := a.contiguous(p, a.Recv, false)
+	if err != nil {
+		return err
+	}
+	n, t, err := a.bytes(p, a.Count*a.elem())
+	if err != nil {
+		return err
+	}
+	c := p.Call()
+	c.Fn, c.Comm = mpi.FnAlltoall, a.Comm
+	c.SendBuf, c.SendCount, c.SendType = src, n, t
+	c.RecvBuf, c.RecvCount, c.RecvType = dst, n, t
+	if spread != nil {
+		p.Do(spread)
+	}
+	return nil
+}}
+
+// allToAllUnevenMPI exchanges the lengths, so that parts that do not match are an
+// error on every rank instead of garbage, and then the parts between pairs of ranks.
+// Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
+var allToAllUnevenMPI = Algorithm{"pairwise", always, func(a *Args, p *Program) error {
+	sends, recvs := a.Send, a.Recv
+	if len(sends) == 1 {
+		sends = a.split(sends[0])
+	}
+	if len(recvs) == 1 {
+		recvs = a.split(recvs[0])
+	}
+	block, err := p.Alloc(int64(8 * (2*a.Size + 2)))
+	if err != nil {
+		return err
+	}
+	words := unsafe.Slice((*int64)(block), 2*a.Size+2)
+	mine, theirs, verdict := words[:a.Size], words[a.Size:2*a.Size], words[2*a.Size:]
+	for i := range sends {
+		mine[i] = sends[i].Count
+	}
+	t, _ := a.Lib.TypeOf(op.Int64)
+	o, _ := a.Lib.OpOf(op.Max, op.Int64)
+	c := p.Call()
+	c.Fn, c.Comm = mpi.FnAlltoall, a.Comm
+	c.SendBuf, c.SendCount, c.SendType = unsafe.Pointer(&mine[0]), 1, t
+	c.RecvBuf, c.RecvCount, c.RecvType = unsafe.Pointer(&theirs[0]), 1, t
+	p.Do(func() error {
+		verdict[0] = 0
+		for i := range recvs {
+			if theirs[i] != recvs[i].Count {
+				verdict[0] = int64(i+1)<<32 | int64(a.Rank)
+			}
+		}
+		return nil
+	})
+	c = p.Call()
+	c.Fn, c.Comm, c.Op = mpi.FnAllreduce, a.Comm, o
+	c.SendBuf, c.SendCount, c.SendType = unsafe.Pointer(&verdict[0]), 1, t
+	c.RecvBuf, c.RecvCount, c.RecvType = unsafe.Pointer(&verdict[1]), 1, t
+	p.Do(func() error {
+		v := verdict[1]
+		if v == 0 {
+			return nil
+		}
+		from, to := int(v>>32)-1, int(v&0xffffffff)
+		if to == a.Rank {
+			return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there",
+				from, theirs[from], to, recvs[from].Count, from, to).WithRanks(from, to)
+		}
+		return status.New(status.Mismatch, "all_to_all: what rank %d of the group sends to rank %d is not as long as that rank expects; nothing was sent",
+			from, to).WithRanks(from, to)
+	})
+	return exchange(a, p, sends, recvs)
+}}

@@ -1,0 +1,125 @@
+// Package coll turns a collective into steps: MPI calls and local work.
+//
+// Each algorithm is one file, named operation_algorithm.go, whose comment gives
+// its steps and the bytes it moves. A registry picks the first algorithm of the
+// operation that is enabled; Enabled sees only what all ranks agree on, or they
+// would choose differently and deadlock.
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Part is contiguous memory outside the Go heap: Count elements at Data.
+type Part struct {
+	Data  unsafe.Pointer
+	Count int64
+}
+
+// Args is a validated collective whose buffers are contiguous.
+type Args struct {
+	Lib  mpi.Library
+	Comm mpi.Comm
+	Rank int // of this process in Comm
+	Size int
+
+	Code   op.Code
+	DType  op.DType
+	Reduce op.ReduceOp
+	Scale  float64 // factor of PREMUL_SUM
+	Root   int
+	// Count is the number of elements of one rank's contribution, the same on all
+	// ranks; 0 for an uneven all_gather, reduce_scatter or all_to_all.
+	Count int64
+	// Send and Recv are the buffers: one, or one a rank. Send is empty for an
+	// operation in place.
+	Send, Recv []Part
+}
+
+// Sig is what all ranks agree on: the part of Args that Enabled may see.
+type Sig struct {
+	Code   op.Code
+	DType  op.DType
+	Reduce op.ReduceOp
+	Root   int
+	Count  int64
+	Size   int
+	Agreed arrive.Flags // ANDed over the group
+}
+
+// Algorithm is one way to carry out an operation.
+type Algorithm struct {
+	Name string
+	// Enabled says whether the algorithm can serve this call.
+	Enabled func(*Sig) bool
+	// Build appends the steps of this rank.
+	Build func(*Args, *Program) error
+}
+
+// Choose returns the first enabled algorithm.
+func Choose(s *Sig) (*Algorithm, error) {
+	if s.Code > 0 && int(s.Code) < len(registry) {
+		for i := range registry[s.Code] {
+			if a := &registry[s.Code][i]; a.Enabled(s) {
+				return a, nil
+			}
+		}
+	}
+	return nil, status.New(status.Unsupported, "no algorithm for %s of %s %s", s.Code, s.DType, s.Reduce)
+}
+
+// registry lists the algorithms of each operation, the preferred first. It is filled
+// by init because some algorithms choose another one inside.
+var registry [op.Exscan + 1][]Algorithm
+
+func init() {
+	registry = [...][]Algorithm{
+		op.Barrier:            {barrierSingle, barrierMPI},
+		op.Broadcast:          {broadcastSingle, broadcastMPI},
+		op.AllReduce:          {allReduceSingle, allReduceGather16, allReduceSlices16, allReduceMPI},
+		op.AllReduceCoalesced: {allReduceCoalescedPack},
+		op.Reduce:             {reduceSingle, reduceSlices16, reduceMPI},
+		op.AllGather:          {allGatherSingle, allGatherMPI, allGatherUnevenMPI},
+		op.Gather:             {gatherSingle, gatherMPI},
+		op.Scatter:            {scatterSingle, scatterMPI},
+		op.ReduceScatter:      {reduceScatterSingle, reduceScatterSlices16, reduceScatterMPI},
+		op.AllToAll:           {allToAllSingle, allToAllEvenMPI, allToAllUnevenMPI},
+		op.Scan:               {scanSingle, scanGather16, scanMPI},
+		op.Exscan:             {scanSingle, scanGather16, scanMPI},
+	}
+}
+
+func always(*Sig) bool      { return true }
+func single(s *Sig) bool    { return s.Size == 1 }
+func is16Bit(s *Sig) bool   { return s.DType == op.Float16 || s.DType == op.BFloat16 }
+func (a *Args) elem() int64 { return int64(a.DType.Size()) }
+
+// at returns the address i elements into a buffer.
+func (a *Args) at(p unsafe.Pointer, i int64) unsafe.Pointer {
+	return unsafe.Add(p, i*a.elem())
+}
+
+// alloc takes scratch memory that is freed when the program ends.
+func (a *Args) alloc(p *Program, elements int64) (unsafe.Pointer, error) {
+	return p.Alloc(elements * a.elem())
+}
+
+// copyElements moves n elements unless source and destination are the same.
+func (a *Args) copyElements(dst, src unsafe.Pointer, n int64) {
+	if dst != src && n > 0 {
+		mem.Copy(dst, src, n*a.elem())
+	}
+}
+
+func counts(parts []Part) (total int64) {
+	for i := range parts {
+		total += parts[i].Count
+	}
+	return total
+}

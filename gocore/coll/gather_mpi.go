@@ -1,0 +1,25 @@
+package coll
+
+import "github.com/paddlempi/paddlempi/gocore/mpi"
+
+// gatherMPI is MPI_Gather of bytes. Bytes moved: S out, nS into the root.
+var gatherMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
+	n, t, err := a.bytes(p, a.Send[0].Count*a.elem())
+	if err != nil {
+		return err
+	}
+	c := mpi.Call{Fn: mpi.FnGather, Comm: a.Comm, Peer: int32(a.Root), SendBuf: a.Send[0].Data, SendCount: n, SendType: t, RecvType: t}
+	var spread func() error
+	if a.Rank == a.Root {
+		c.RecvCount = n
+		if c.RecvBuf, spread, err = a.contiguous(p, a.Recv, false); err != nil {
+			return err
+		}
+		c.InPlace = c.SendBuf == a.at(c.RecvBuf, int64(a.Rank)*a.Send[0].Count)
+	}
+	*p.Call() = c
+	if spread != nil {
+		p.Do(spread)
+	}
+	return nil
+}}

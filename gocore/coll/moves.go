@@ -1,0 +1,127 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+)
+
+// bytes describes n bytes to MPI: as so many MPI_BYTE, or past the reach of its
+// counts as one element of a type made for the length.
+func (a *Args) bytes(p *Program, n int64) (int64, mpi.Datatype, error) {
+	if n <= mpi.MaxCount {
+		return n, a.Lib.Byte(), nil
+	}
+	t, free, err := a.Lib.Bytes(n)
+	if err != nil {
+		return 0, 0, err
+	}
+	p.AtEnd(free)
+	return 1, t, nil
+}
+
+// together is the transport of uneven exchanges: messages between pairs of ranks,
+// all under way at once, on the communicator of the collectives, which carries no
+// message of the user's.
+type together struct {
+	a     *Args
+	p     *Program
+	calls []mpi.Call
+	err   error
+}
+
+// maxTogether bounds the requests in flight at once; longer lists go in rounds
+// that pair up, because both sides walk the peers by distance.
+const maxTogether = 64
+
+const pairTag = 1
+
+func (t *together) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64) {
+	if elements == 0 || t.err != nil {
+		return
+	}
+	n, typ, err := t.a.bytes(t.p, elements*t.a.elem())
+	if err != nil {
+		t.err = err
+		return
+	}
+	c := mpi.Call{Fn: fn, Peer: int32(peer), Tag: pairTag, Comm: t.a.Comm}
+	if fn == mpi.FnSend {
+		c.SendBuf, c.SendCount, c.SendType = data, n, typ
+	} else {
+		c.RecvBuf, c.RecvCount, c.RecvType = data, n, typ
+	}
+	t.calls = append(t.calls, c)
+}
+
+func (t *together) send(peer int, data unsafe.Pointer, elements int64) {
+	t.add(mpi.FnSend, peer, data, elements)
+}
+
+func (t *together) recv(peer int, data unsafe.Pointer, elements int64) {
+	t.add(mpi.FnRecv, peer, data, elements)
+}
+
+// flush closes a round of calls.
+func (t *together) flush() {
+	t.p.Together(t.calls)
+	t.calls = nil
+}
+
+// exchange sends sends[i] to rank i and fills recvs[i] from it, the own part by a
+// copy. Bytes moved a rank: what the parts hold.
+func exchange(a *Args, p *Program, sends, recvs []Part) error {
+	t := together{a: a, p: p}
+	for d := 1; d < a.Size; d++ {
+		to, from := (a.Rank+d)%a.Size, (a.Rank-d+a.Size)%a.Size
+		t.recv(from, recvs[from].Data, recvs[from].Count)
+		t.send(to, sends[to].Data, sends[to].Count)
+		if d%(maxTogether/2) == 0 {
+			t.flush()
+		}
+	}
+	own, src := recvs[a.Rank], sends[a.Rank]
+	p.Do(func() error {
+		a.copyElements(own.Data, src.Data, own.Count)
+		return nil
+	})
+	t.flush()
+	return t.err
+}
+
+// split views one buffer as Size parts of equal length.
+func (a *Args) split(whole Part) []Part {
+	each := whole.Count / int64(a.Size)
+	parts := make([]Part, a.Size)
+	for i := range parts {
+		parts[i] = Part{Data: a.at(whole.Data, int64(i)*each), Count: each}
+	}
+	return parts
+}
+
+// contiguous returns one contiguous buffer for what parts hold. Where they are
+// separate it is scratch memory, filled from them first if fill is set, and
+// copied back to them by the returned function, which is nil otherwise.
+func (a *Args) contiguous(p *Program, parts []Part, fill bool) (unsafe.Pointer, func() error, error) {
+	if len(parts) == 1 {
+		return parts[0].Data, nil, nil
+	}
+	whole, err := a.alloc(p, counts(parts))
+	if err != nil {
+		return nil, nil, err
+	}
+	walk := func(f func(part Part, at unsafe.Pointer)) {
+		var done int64
+		for _, part := range parts {
+			f(part, a.at(whole, done))
+			done += part.Count
+		}
+	}
+	if fill {
+		walk(func(part Part, at unsafe.Pointer) { a.copyElements(at, part.Data, part.Count) })
+	}
+	return whole, func() error {
+		walk(func(part Part, at unsafe.Pointer) { a.copyElements(part.Data, at, part.Count) })
+		return nil
+	}, nil
+}

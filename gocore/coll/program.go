@@ -1,0 +1,208 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// Step is one MPI call, several that are under way together, or local work.
+type Step struct {
+	Call  mpi.Call
+	Calls []mpi.Call
+	Do    func() error
+}
+
+// Program is the list of steps of one operation on one rank. It runs either with
+// blocking MPI calls on the caller's thread, or step by step through Poll. A
+// zero Program is ready; Reset makes one reusable with its memory.
+type Program struct {
+	steps   []Step
+	cleanup []func()
+	scratch []unsafe.Pointer
+
+	lib   mpi.Library
+	next  int         // the step to start
+	slots []*mpi.Slot // of the step under way
+	fns   []mpi.Fn    // what each slot is of
+	err   error
+}
+
+// Reset forgets the steps and keeps the memory.
+func (p *Program) Reset(lib mpi.Library) {
+	clear(p.steps)
+	p.steps = p.steps[:0]
+	p.lib, p.next, p.err = lib, 0, nil
+}
+
+// Call appends an MPI call and returns it to be filled in. The pointer is valid
+// until the next step is appended.
+func (p *Program) Call() *mpi.Call {
+	p.steps = append(p.steps, Step{})
+	return &p.steps[len(p.steps)-1].Call
+}
+
+// Together appends calls that are under way at the same time.
+func (p *Program) Together(calls []mpi.Call) {
+	if len(calls) > 0 {
+		p.steps = append(p.steps, Step{Calls: calls})
+	}
+}
+
+// Do appends local work.
+func (p *Program) Do(f func() error) { p.steps = append(p.steps, Step{Do: f}) }
+
+// Alloc takes scratch memory that is freed when the program ends.
+func (p *Program) Alloc(bytes int64) (unsafe.Pointer, error) {
+	b, err := mem.Alloc(bytes)
+	if err == nil {
+		p.scratch = append(p.scratch, b)
+	}
+	return b, err
+}
+
+// AtEnd appends work that is done when the program has ended, however it ended.
+func (p *Program) AtEnd(f func()) { p.cleanup = append(p.cleanup, f) }
+
+// Run carries out all steps with blocking calls and cleans up. Calls that go
+// together are driven by polling.
+func (p *Program) Run() error {
+	for i := range p.steps {
+		s := &p.steps[i]
+		var err error
+		switch {
+		case s.Do != nil:
+			err = s.Do()
+		case s.Calls != nil:
+			err = p.runTogether(s.Calls)
+		default:
+			err = p.lib.Run(&s.Call, nil)
+		}
+		if err != nil {
+			p.err = err
+			break
+		}
+	}
+	p.Close()
+	return p.err
+}
+
+func (p *Program) runTogether(calls []mpi.Call) error {
+	err := p.start(calls)
+	for len(p.slots) > 0 {
+		p.poll()
+		if e := p.reap(); err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+func (p *Program) start(calls []mpi.Call) error {
+	for i := range calls {
+		s := p.lib.NewSlot()
+		if err := p.lib.Start(&calls[i], s); err != nil {
+			p.lib.FreeSlot(s)
+			return err
+		}
+		p.slots = append(p.slots, s)
+		p.fns = append(p.fns, calls[i].Fn)
+	}
+	return nil
+}
+
+func (p *Program) poll() {
+	var buf [16]uintptr
+	list := buf[:0]
+	for _, s := range p.slots {
+		if s.Done == 0 {
+			list = append(list, uintptr(unsafe.Pointer(s)))
+		}
+	}
+	if len(list) > 0 {
+		p.lib.Poll(list)
+	}
+}
+
+// reap frees the slots that are done and returns the first error among them.
+func (p *Program) reap() (err error) {
+	kept, fns := p.slots[:0], p.fns[:0]
+	for i, s := range p.slots {
+		if s.Done == 0 {
+			kept, fns = append(kept, s), append(fns, p.fns[i])
+			continue
+		}
+		if e := p.lib.SlotError(p.fns[i], s); e != nil && err == nil {
+			err = e
+		}
+		p.lib.FreeSlot(s)
+	}
+	clear(p.slots[len(kept):])
+	p.slots, p.fns = kept, fns
+	return err
+}
+
+// Requests adds the requests under way.
+func (p *Program) Requests(b *work.Batch) {
+	for _, s := range p.slots {
+		if s.Done == 0 {
+			b.Add(p.lib, uintptr(unsafe.Pointer(s)))
+		}
+	}
+}
+
+// Poll goes on as far as it can without waiting and returns whether the program
+// has ended, and how. After the first error no further step is started, but the
+// program ends only when what was under way has.
+func (p *Program) Poll() (done bool, err error) {
+	for {
+		if len(p.slots) > 0 {
+			if e := p.reap(); e != nil && p.err == nil {
+				p.err = e
+			}
+			if len(p.slots) > 0 {
+				return false, nil
+			}
+		}
+		if p.err != nil || p.next >= len(p.steps) {
+			p.Close()
+			return true, p.err
+		}
+		s := &p.steps[p.next]
+		p.next++
+		switch {
+		case s.Do != nil:
+			p.err = s.Do()
+		case s.Calls != nil:
+			p.err = p.start(s.Calls)
+		default:
+			p.err = p.startOne(&s.Call)
+		}
+	}
+}
+
+func (p *Program) startOne(c *mpi.Call) error {
+	s := p.lib.NewSlot()
+	if err := p.lib.Start(c, s); err != nil {
+		p.lib.FreeSlot(s)
+		return err
+	}
+	p.slots = append(p.slots, s)
+	p.fns = append(p.fns, c.Fn)
+	return nil
+}
+
+// Close does what AtEnd arranged and frees the scratch memory. Nothing may be under way.
+func (p *Program) Close() {
+	for _, f := range p.cleanup {
+		f()
+	}
+	clear(p.cleanup)
+	p.cleanup = p.cleanup[:0]
+	for _, b := range p.scratch {
+		mem.Free(b)
+	}
+	p.scratch = p.scratch[:0]
+}

@@ -1,0 +1,80 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+)
+
+// reduceMPI is MPI_Reduce; ranks other than the root keep their buffer as it is.
+// Bytes moved a rank: S.
+var reduceMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
+	if a.Rank == a.Root {
+		send := a.input(p)
+		if err := a.reducing(p, mpi.FnReduce, send, a.Recv[0].Data, a.Recv[0].Count); err != nil {
+			return err
+		}
+		a.average(p, a.Recv[0])
+		return nil
+	}
+	src := a.Send[0]
+	if a.Reduce == op.PremulSum {
+		scaled, err := a.alloc(p, max(1, src.Count))
+		if err != nil {
+			return err
+		}
+		in := src.Data
+		p.Do(func() error { return reduce.ScaleTo(scaled, in, src.Count, a.DType, a.Scale) })
+		src.Data = scaled
+	}
+	if src.Data == nil { // MPI_IN_PLACE is for the root alone; an empty buffer has no address
+		src.Data = unsafe.Pointer(&nothing)
+	}
+	return a.reducing(p, mpi.FnReduce, src.Data, nil, src.Count)
+}}
+
+// nothing is the address of an empty buffer. It lives in the program's data, not on the heap.
+var nothing [64]byte
+
+// reduceSlices16 is allReduceSlices16 with the slices gathered on the root alone.
+// Bytes moved a rank: (1-1/n)S out and in, the sum, S/n out, (1-1/n)S into the root.
+var reduceSlices16 = Algorithm{"slices16", is16Bit, func(a *Args, p *Program) error {
+	src := a.Part()
+	sl := a.slices(src.Count)
+	own := sl[a.Rank]
+	if a.Rank != a.Root {
+		dst, err := a.alloc(p, max(1, own.count))
+		if err != nil {
+			return err
+		}
+		if err := a.sumOwnSlice(p, src.Data, dst, sl); err != nil {
+			return err
+		}
+		t := together{a: a, p: p}
+		t.send(a.Root, dst, own.count)
+		t.flush()
+		return t.err
+	}
+	dst := a.Recv[0].Data
+	if err := a.sumOwnSlice(p, src.Data, a.at(dst, own.from), sl); err != nil {
+		return err
+	}
+	t := together{a: a, p: p}
+	for i, s := range sl {
+		if i != a.Rank {
+			t.recv(i, a.at(dst, s.from), s.count)
+		}
+	}
+	t.flush()
+	return t.err
+}}
+
+// Part returns this rank's contribution: Send, or Recv where it is in place.
+func (a *Args) Part() Part {
+	if len(a.Send) > 0 {
+		return a.Send[0]
+	}
+	return a.Recv[0]
+}

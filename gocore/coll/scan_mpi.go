@@ -1,0 +1,62 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+)
+
+// scanMPI is MPI_Scan or MPI_Exscan. Rank 0 of the exclusive scan keeps its buffer.
+// Bytes moved a rank: the MPI's choice, log2(n) S at most.
+var scanMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
+	fn := mpi.FnScan
+	if a.Code == op.Exscan {
+		fn = mpi.FnExscan
+	}
+	recv := a.Recv[0]
+	if fn == mpi.FnExscan && a.Rank == 0 {
+		// The standard leaves rank 0's result undefined; ours is its buffer untouched.
+		scratch, err := a.alloc(p, max(1, recv.Count))
+		if err != nil {
+			return err
+		}
+		src, dst := a.Part().Data, Part{scratch, recv.Count}
+		p.Do(func() error {
+			a.copyElements(scratch, src, recv.Count)
+			if a.Reduce == op.PremulSum {
+				return a.scale(dst)
+			}
+			return nil
+		})
+		return a.reducing(p, fn, nil, scratch, recv.Count)
+	}
+	return a.reducing(p, fn, a.input(p), recv.Data, recv.Count)
+}}
+
+// scanChunk is how many elements are gathered at once.
+const scanChunk = 1 << 20
+
+// scanGather16 is the scan of float16 and bfloat16: the contributions are gathered,
+// chunk by chunk, and each rank adds those of the ranks before it in float32.
+// Bytes moved a rank: (n-1)S in.
+var scanGather16 = Algorithm{"gather16", is16Bit, func(a *Args, p *Program) error {
+	src, recv := a.Part().Data, a.Recv[0]
+	ranks := a.Rank + 1
+	if a.Code == op.Exscan {
+		ranks = a.Rank
+	}
+	all, err := a.alloc(p, max(1, min(recv.Count, scanChunk)*int64(a.Size)))
+	if err != nil {
+		return err
+	}
+	for done := int64(0); done < recv.Count; done += scanChunk {
+		n := min(recv.Count-done, scanChunk)
+		var dst unsafe.Pointer = a.at(recv.Data, done)
+		a.allGatherBytes(p, a.at(src, done), all, n)
+		if ranks > 0 {
+			p.Do(func() error { return a.sum16(dst, all, n, ranks) })
+		}
+	}
+	return nil
+}}

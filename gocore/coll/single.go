@@ -1,0 +1,48 @@
+package coll
+
+import "github.com/paddlempi/paddlempi/gocore/op"
+
+// A group of one rank needs no MPI: every operation is a copy at most. Bytes moved: S.
+
+var (
+	barrierSingle       = Algorithm{"single", single, func(*Args, *Program) error { return nil }}
+	broadcastSingle     = Algorithm{"single", single, func(*Args, *Program) error { return nil }}
+	allReduceSingle     = Algorithm{"single", single, reduceAlone}
+	reduceSingle        = Algorithm{"single", single, reduceAlone}
+	reduceScatterSingle = Algorithm{"single", single, reduceAlone}
+	allGatherSingle     = Algorithm{"single", single, copyAlone}
+	gatherSingle        = Algorithm{"single", single, copyAlone}
+	scatterSingle       = Algorithm{"single", single, copyAlone}
+	allToAllSingle      = Algorithm{"single", single, copyAlone}
+	scanSingle          = Algorithm{"single", single, scanAlone}
+)
+
+func copyAlone(a *Args, p *Program) error {
+	p.Do(func() error {
+		a.copyElements(a.Recv[0].Data, a.Send[0].Data, a.Recv[0].Count)
+		return nil
+	})
+	return nil
+}
+
+// reduceAlone copies; only PREMUL_SUM changes anything.
+func reduceAlone(a *Args, p *Program) error {
+	p.Do(func() error {
+		if len(a.Send) > 0 {
+			a.copyElements(a.Recv[0].Data, a.Send[0].Data, a.Recv[0].Count)
+		}
+		if a.Reduce == op.PremulSum {
+			return a.scale(a.Recv[0])
+		}
+		return nil
+	})
+	return nil
+}
+
+// scanAlone: the exclusive scan leaves rank 0's buffer as it is.
+func scanAlone(a *Args, p *Program) error {
+	if a.Code == op.Exscan {
+		return nil
+	}
+	return reduceAlone(a, p)
+}

@@ -1,0 +1,248 @@
+package gocore
+
+import (
+	"encoding/json"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// methods is the registry of what pmpi_control offers. Requests and replies are JSON
+// objects; control is for what happens a few times in a job, never for operations.
+var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, error){
+	"init":          controlInit,
+	"destroy":       func([]byte, work.Interrupt) (any, error) { return struct{}{}, Destroy() },
+	"new_group":     controlNewGroup,
+	"destroy_group": controlDestroyGroup,
+	"group_info":    controlGroupInfo,
+	"set_timeout":   controlSetTimeout,
+	"info":          controlInfo,
+	"abort":         controlAbort,
+}
+
+// Control calls a method.
+func Control(method string, request []byte, interrupt work.Interrupt) ([]byte, error) {
+	f, ok := methods[method]
+	if !ok {
+		return nil, status.New(status.Argument, "control: there is no method %q", method)
+	}
+	if len(request) == 0 {
+		request = []byte("{}")
+	}
+	reply, err := f(request, interrupt)
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(reply)
+	if err != nil {
+		return nil, status.New(status.Panic, "control %s: %v", method, err)
+	}
+	return b, nil
+}
+
+func parse(method string, request []byte, into any) error {
+	if err := json.Unmarshal(request, into); err != nil {
+		return status.New(status.Argument, "control %s: the request is not what it takes: %v", method, err)
+	}
+	return nil
+}
+
+// seconds reads a duration; absent means the default of 30 minutes.
+func seconds(s *float64) time.Duration {
+	if s == nil {
+		return 30 * time.Minute
+	}
+	return time.Duration(*s * float64(time.Second))
+}
+
+func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
+	var r struct {
+		MPI       *string  `json:"mpi"`
+		Comm      *uint64  `json:"comm"`
+		Timeout   *float64 `json:"timeout"`
+		SysPrefix string   `json:"sys_prefix"`
+	}
+	if err := parse("init", request, &r); err != nil {
+		return nil, err
+	}
+	o := InitOptions{Comm: r.Comm, Timeout: seconds(r.Timeout), SysPrefix: r.SysPrefix, Interrupt: interrupt}
+	if r.MPI != nil {
+		o.MPI = *r.MPI
+	}
+	if err := Init(o); err != nil {
+		return nil, err
+	}
+	t := current.Load().env.Topo
+	return map[string]int{"rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize}, nil
+}
+
+func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Ranks   []int    `json:"ranks"`
+		Timeout *float64 `json:"timeout"`
+	}
+	if err := parse("new_group", request, &r); err != nil {
+		return nil, err
+	}
+	c, err := get()
+	if err != nil {
+		return nil, err
+	}
+	t := c.env.Topo
+	seen := make([]bool, t.Size)
+	for i, rank := range r.Ranks {
+		if rank < 0 || rank >= t.Size {
+			return nil, status.New(status.Argument, "new_group: ranks[%d] is %d; the world has ranks 0 to %d", i, rank, t.Size-1)
+		}
+		if seen[rank] {
+			return nil, status.New(status.Argument, "new_group: rank %d is in ranks twice", rank)
+		}
+		seen[rank] = true
+	}
+	if len(r.Ranks) == 0 {
+		return nil, status.New(status.Argument, "new_group: ranks is empty; name at least one rank")
+	}
+	me := slices.Index(r.Ranks, t.Rank)
+	if me < 0 {
+		return map[string]any{"group": nil, "rank": -1}, nil
+	}
+	timeout := c.timeout()
+	if r.Timeout != nil {
+		timeout = seconds(r.Timeout)
+	}
+	g, err := c.add(func(id int64) (*group.Group, error) { return c.env.New(id, r.Ranks, timeout) })
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"group": g.ID, "rank": me}, nil
+}
+
+// timeout is the world's: the default of groups that name none.
+func (c *core) timeout() time.Duration { return (*c.groups.Load())[0].Timeout() }
+
+func namedGroup(method string, request []byte, r any, id *int64) (*group.Group, error) {
+	if err := parse(method, request, r); err != nil {
+		return nil, err
+	}
+	c, err := get()
+	if err != nil {
+		return nil, err
+	}
+	return c.group(*id)
+}
+
+func controlDestroyGroup(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Group int64 `json:"group"`
+	}
+	g, err := namedGroup("destroy_group", request, &r, &r.Group)
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, g.Destroy()
+}
+
+func controlGroupInfo(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Group int64 `json:"group"`
+	}
+	g, err := namedGroup("group_info", request, &r, &r.Group)
+	if err != nil {
+		return nil, err
+	}
+	broken := ""
+	if err := g.Broken(); err != nil {
+		broken = err.Error()
+	}
+	return map[string]any{"group": g.ID, "rank": g.Rank, "size": g.Size, "ranks": g.Ranks,
+		"timeout": g.Timeout().Seconds(), "one_node": g.Local(), "broken": broken}, nil
+}
+
+func controlSetTimeout(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Group   int64    `json:"group"`
+		Timeout *float64 `json:"timeout"`
+	}
+	g, err := namedGroup("set_timeout", request, &r, &r.Group)
+	if err != nil {
+		return nil, err
+	}
+	if r.Timeout == nil || *r.Timeout < 0 {
+		return nil, status.New(status.Argument, "set_timeout: timeout must be a number of seconds, 0 or more")
+	}
+	g.SetTimeout(seconds(r.Timeout))
+	return struct{}{}, nil
+}
+
+func controlAbort(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Status int `json:"status"`
+	}
+	if err := parse("abort", request, &r); err != nil {
+		return nil, err
+	}
+	Abort(r.Status)
+	return struct{}{}, nil
+}
+
+// coreInfo is the reply of info.
+type coreInfo struct {
+	Build       string           `json:"build"`
+	Go          string           `json:"go"`
+	Kernels     string           `json:"kernels"` // instruction set of the reductions
+	CPUs        int              `json:"cpus"`
+	PID         int              `json:"pid"`
+	Initialized bool             `json:"initialized"`
+	MPI         *mpi.Info        `json:"mpi"`       // nil where none is to be found
+	MPIError    string           `json:"mpi_error"` // why, and what to install
+	Looked      []string         `json:"looked"`    // where it was looked for
+	Launcher    mpi.LauncherInfo `json:"launcher"`
+	Rank        *int             `json:"rank"`
+	Size        *int             `json:"size"`
+	Node        []int            `json:"node"` // node of each rank
+	LocalRank   *int             `json:"local_rank"`
+	LocalSize   *int             `json:"local_size"`
+}
+
+// controlInfo says what is there. It works before init and where there is no MPI,
+// and does not start MPI.
+func controlInfo(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		MPI       *string `json:"mpi"`
+		SysPrefix string  `json:"sys_prefix"`
+	}
+	if err := parse("info", request, &r); err != nil {
+		return nil, err
+	}
+	info := coreInfo{Build: buildInfo, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher()}
+	if c := current.Load(); c != nil {
+		t, i := c.env.Topo, c.lib.Info()
+		info.Initialized, info.MPI = true, &i
+		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
+		return info, nil
+	}
+	o := mpi.Options{SysPrefix: r.SysPrefix}
+	if r.MPI != nil {
+		o.Path = *r.MPI
+	}
+	found, looked, err := mpi.Discover(o)
+	info.Looked = looked
+	if err == nil {
+		var i mpi.Info
+		if i, err = mpi.Probe(found.Path); err == nil {
+			i.Why = found.Why
+			info.MPI = &i
+		}
+	}
+	if err != nil {
+		info.MPIError = err.Error()
+	}
+	return info, nil
+}

@@ -1,0 +1,310 @@
+// Package gocore is the core of paddlempi: the composition root of the rooms below
+// it and the few functions that capi offers across the C ABI. See doc.go for a tour.
+package gocore
+
+import (
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// buildInfo says how the core was built; the build sets it.
+var buildInfo string
+
+// core is what exists between init and destroy.
+type core struct {
+	lib    mpi.Library
+	env    *group.Env
+	groups atomic.Pointer[[]*group.Group] // by id; grows, never shrinks, so that an old id stays known
+	mu     sync.Mutex                     // serialises changes of groups
+}
+
+var (
+	current  atomic.Pointer[core] // nil before init and after destroy
+	initOnce sync.Mutex           // held by init, destroy and exit
+	library  mpi.Library          // stays after destroy: MPI can be initialised once only
+	poisoned atomic.Pointer[string]
+)
+
+// InitOptions is what init is told.
+type InitOptions struct {
+	MPI       string        // path of libmpi, "" to find it
+	Comm      *uint64       // communicator to take for the world, in MPI's own representation
+	Timeout   time.Duration // default deadline of every operation
+	SysPrefix string        // Python's sys.prefix
+	Interrupt work.Interrupt
+}
+
+// Init starts MPI, unless it runs already, and makes the group of all ranks, which
+// has id 0. Collective.
+func Init(o InitOptions) error {
+	initOnce.Lock()
+	defer initOnce.Unlock()
+	if err := healthy(); err != nil {
+		return err
+	}
+	if current.Load() != nil {
+		return status.New(status.AlreadyInitialized, "init: already initialised; call destroy_process_group first")
+	}
+	// Affinity may leave one CPU, but calls of several threads must not queue for it
+	// while one of them waits inside MPI.
+	runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
+	if library != nil && o.MPI != "" && o.MPI != library.Info().Path {
+		return status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, library.Info().Path)
+	}
+	if library == nil {
+		lib, err := mpi.Open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
+		if err != nil {
+			return err
+		}
+		library = lib
+		if err := lib.OnFinalize(BeforeFinalize); err != nil {
+			return err
+		}
+	}
+	if library.Finalized() {
+		return status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")
+	}
+	world := library.World()
+	if o.Comm != nil {
+		world = mpi.Comm(*o.Comm)
+		if library.Info().ABI == "mpich" {
+			world &= 0xffffffff
+		}
+	}
+	env, err := group.NewEnv(library, world, runtime.NumCPU(), o.Interrupt)
+	if err != nil {
+		return err
+	}
+	c := &core{lib: library, env: env}
+	c.groups.Store(&[]*group.Group{})
+	if _, err := c.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
+		return err
+	}
+	current.Store(c)
+	return nil
+}
+
+// add makes a group and gives it the next id.
+func (c *core) add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
+	c.mu.Lock()
+	id := int64(len(*c.groups.Load()))
+	list := append(append([]*group.Group(nil), *c.groups.Load()...), nil)
+	c.groups.Store(&list) // reserves the id, for several threads may make groups at once
+	c.mu.Unlock()
+	g, err := make(id)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	list = append([]*group.Group(nil), *c.groups.Load()...)
+	list[id] = g
+	c.groups.Store(&list)
+	c.mu.Unlock()
+	return g, nil
+}
+
+func (c *core) group(id int64) (*group.Group, error) {
+	list := *c.groups.Load()
+	if id < 0 || id >= int64(len(list)) || list[id] == nil {
+		return nil, status.New(status.Argument, "there is no group %d", id)
+	}
+	return list[id], nil
+}
+
+// healthy returns an error if the core has panicked before.
+func healthy() error {
+	if why := poisoned.Load(); why != nil {
+		return status.New(status.Panic, "the core failed before in this process (%s) and takes no more calls; end the job", *why)
+	}
+	return nil
+}
+
+// Poison makes every later call fail, after a panic.
+func Poison(why string) {
+	if i := strings.IndexByte(why, '\n'); i >= 0 {
+		why = why[:i]
+	}
+	poisoned.CompareAndSwap(nil, &why)
+}
+
+func get() (*core, error) {
+	if err := healthy(); err != nil {
+		return nil, err
+	}
+	c := current.Load()
+	if c == nil {
+		return nil, status.New(status.NotInitialized, "not initialised: call init_process_group first (or it was destroyed)")
+	}
+	return c, nil
+}
+
+// Submit carries out one operation, or starts it. The number of the work is 0 when
+// the operation is over.
+func Submit(d *op.Desc) (uint64, work.Result, error) {
+	c, err := get()
+	if err != nil {
+		return 0, work.Result{}, err
+	}
+	g, err := c.group(d.Group)
+	if err != nil {
+		return 0, work.Result{}, err
+	}
+	h, r, err := g.Submit(d)
+	if h == nil || err != nil {
+		return 0, r, err
+	}
+	if trait, _ := op.TraitOf(d.Code); h.Done() && trait.Collective && d.Flags&op.FlagNotify == 0 {
+		r, err := h.Result()
+		if err == nil {
+			return 0, r, nil
+		}
+	}
+	return c.env.Engine.Register(h), work.Result{}, nil
+}
+
+// Refuse publishes that this rank does not take part in a collective.
+func Refuse(id int64, code op.Code) error {
+	c, err := get()
+	if err != nil {
+		return err
+	}
+	g, err := c.group(id)
+	if err != nil {
+		return err
+	}
+	return g.Refuse(code)
+}
+
+// Wait waits for a work up to limit; a negative limit waits as long as its deadline.
+func Wait(id uint64, limit time.Duration) (work.Result, error) {
+	c, h, err := lookup(id)
+	if err != nil {
+		return work.Result{}, err
+	}
+	return h.Wait(limit, c.env.Interrupt)
+}
+
+// Test tells whether a work is over, after taking it as far as it goes at once.
+func Test(id uint64) (bool, error) {
+	c, h, err := lookup(id)
+	if err != nil {
+		return false, err
+	}
+	if !h.Done() {
+		c.env.Engine.Tick()
+	}
+	return h.Done(), nil
+}
+
+// Notify asks for the end of a work to be reported by work.NextCompletion.
+func Notify(id uint64) error {
+	_, h, err := lookup(id)
+	if err == nil {
+		h.Notify()
+	}
+	return err
+}
+
+// Release forgets the number of a work, which goes on if it is not over.
+func Release(id uint64) {
+	if c := current.Load(); c != nil {
+		c.env.Engine.Release(id)
+	}
+}
+
+func lookup(id uint64) (*core, *work.Handle, error) {
+	c, err := get()
+	if err != nil {
+		return nil, nil, err
+	}
+	h, err := c.env.Engine.Lookup(id)
+	return c, h, err
+}
+
+// drainLimit is how long leaving waits for what is still under way.
+const drainLimit = 10 * time.Second
+
+// Destroy frees every group and what init made. MPI goes on until the process ends.
+func Destroy() error {
+	initOnce.Lock()
+	defer initOnce.Unlock()
+	c, err := get()
+	if err != nil {
+		return err
+	}
+	current.Store(nil)
+	c.env.Engine.Drain(drainLimit)
+	var first error
+	list := *c.groups.Load()
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i] == nil {
+			continue
+		}
+		if err := list[i].Destroy(); err != nil && status.CodeOf(err) != status.GroupDestroyed && first == nil {
+			first = err
+		}
+	}
+	if c.env.Engine.Active() > 0 {
+		return first // requests are under way in a broken group: its objects stay
+	}
+	if err := c.env.Close(); first == nil && err != nil {
+		first = err
+	}
+	c.lib.FreeAll()
+	return first
+}
+
+// BeforeFinalize runs inside MPI_Finalize, whoever calls it: nothing of ours may be
+// under way any more when MPI goes.
+func BeforeFinalize() {
+	if c := current.Load(); c != nil {
+		c.env.Leave()
+		c.env.Engine.Drain(drainLimit)
+		c.env.Engine.StopProgress()
+		current.Store(nil)
+	}
+}
+
+// Exit ends MPI when the process does. A status other than 0 takes the job with it:
+// the other ranks would wait for this one for ever. With 0 the others are told that
+// this rank comes no more, and MPI is finalized without a deadline, for they may go
+// on alone. Where the application owns MPI, finalizing is its business.
+func Exit(code int) {
+	initOnce.Lock()
+	defer initOnce.Unlock()
+	if library == nil || library.Finalized() {
+		return
+	}
+	if code != 0 {
+		library.Abort(code)
+		return
+	}
+	if library.Info().Owner != "paddlempi" {
+		return
+	}
+	if c := current.Load(); c != nil {
+		c.env.Leave()
+		if c.env.Engine.Drain(drainLimit) > 0 {
+			return // MPI still uses memory of a broken group: finalizing would hang or crash
+		}
+	}
+	_ = library.Finalize()
+}
+
+// Abort ends the job at once with the status given.
+func Abort(code int) {
+	if library != nil && !library.Finalized() {
+		library.Abort(code)
+	}
+	os.Exit(code) // MPI_Abort does not return; this is for a library that is not there
+}

@@ -1,0 +1,272 @@
+package group
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"math"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// check finds wrong arguments before anything is sent, and fills c. Messages name
+// buffers by the side they are on: "send" is what this rank gives, "recv" what it gets.
+func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
+	a := &c.args
+	a.Lib, a.Comm, a.Rank, a.Size = g.env.Lib, g.coll, g.Rank, g.Size
+	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
+	c.timeout = g.Timeout()
+	if d.TimeoutNS >= 0 {
+		c.timeout = time.Duration(d.TimeoutNS)
+	}
+	if d.Flags&op.FlagAsync != 0 {
+		c.deadline = time.Now().Add(c.timeout)
+	}
+	if t.Rooted && (a.Root < 0 || a.Root >= g.Size) {
+		return status.New(status.Argument, "%s: root is rank %d of the group, which has ranks 0 to %d", d.Code, a.Root, g.Size-1)
+	}
+	root := !t.Rooted || a.Root == g.Rank
+	sends, recvs := d.Sends(), d.Recvs()
+	if !root {
+		// What only the root gives or gets is not looked at elsewhere.
+		if t.Send == op.RootOne || t.Send == op.RootOneOrN {
+			sends = nil
+		}
+		if t.Recv == op.RootOne || t.Recv == op.RootOneOrN {
+			recvs = nil
+		}
+	}
+	if !t.Send.Accepts(len(sends), g.Size, root) {
+		return status.New(status.Argument, "%s: got %d send tensors on rank %d of a group of %d; it takes %s", d.Code, len(sends), g.Rank, g.Size, t.Send)
+	}
+	if !t.Recv.Accepts(len(recvs), g.Size, root) {
+		return status.New(status.Argument, "%s: got %d recv tensors on rank %d of a group of %d; it takes %s", d.Code, len(recvs), g.Rank, g.Size, t.Recv)
+	}
+	var err error
+	if a.Send, err = g.parts(c, d, "send", sends, c.one[0:0:1]); err != nil {
+		return err
+	}
+	if a.Recv, err = g.parts(c, d, "recv", recvs, c.one[1:1:2]); err != nil {
+		return err
+	}
+	if err := g.checkReduce(d, t, c); err != nil {
+		return err
+	}
+	return g.checkCounts(c)
+}
+
+// parts describes buffers as contiguous memory, staged where they are not.
+func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
+	for i := range bufs {
+		b := &bufs[i]
+		if err := checkBuf(d.Code, side, i, b); err != nil {
+			return nil, err
+		}
+		if c.args.DType == 0 {
+			c.args.DType = b.DType
+		} else if b.DType != c.args.DType {
+			return nil, status.New(status.Type, "%s: %s tensor %d is %s, another is %s; all tensors of a call have one dtype", d.Code, side, i, b.DType, c.args.DType)
+		}
+		part := coll.Part{Data: b.Data, Count: b.Count}
+		if !b.Contiguous() && b.Count > 0 {
+			if side == "recv" && mem.Overlaps(b) {
+				return nil, status.New(status.Argument, "%s: recv tensor %d has elements that share memory (a stride of 0 or overlapping ones); pass a copy", d.Code, i)
+			}
+			s, err := stageBuf(b, side == "send" || readsRecv(d), side == "recv" && writesRecv(d, g.Rank))
+			if err != nil {
+				return nil, err
+			}
+			c.staged = append(c.staged, s)
+			part.Data = s.block
+		}
+		room = append(room, part)
+	}
+	return room, nil
+}
+
+// readsRecv tells whether the recv buffer holds this rank's contribution as well.
+// The exclusive scan leaves it alone on rank 0, so it must be whole before.
+func readsRecv(d *op.Desc) bool {
+	return d.Code == op.Broadcast || d.Code == op.Exscan || d.NSend == 0
+}
+
+func writesRecv(d *op.Desc, rank int) bool {
+	return d.Code != op.Broadcast || int(d.Root) != rank
+}
+
+// checkBuf finds what is wrong with one buffer by itself.
+func checkBuf(code op.Code, side string, i int, b *op.Buf) error {
+	switch {
+	case !b.DType.Valid():
+		return status.New(status.Type, "%s: %s tensor %d has dtype number %d, which does not exist", code, side, i, int32(b.DType))
+	case b.DeviceType != op.DeviceCPU && b.DeviceType != 0:
+		return status.New(status.Unsupported, "%s: %s tensor %d is in the memory of a device (DLPack type %d, id %d); this version moves host memory only: copy it to the CPU first",
+			code, side, i, b.DeviceType, b.DeviceID)
+	case b.Count < 0 || b.Count > math.MaxInt64/16:
+		return status.New(status.Argument, "%s: %s tensor %d has a count of %d elements", code, side, i, b.Count)
+	case b.Count > 0 && b.Data == nil:
+		return status.New(status.Argument, "%s: %s tensor %d has %d elements and no memory", code, side, i, b.Count)
+	}
+	return nil
+}
+
+func (g *Group) checkReduce(d *op.Desc, t *op.Trait, c *call) error {
+	a := &c.args
+	if !t.Reduces {
+		a.Reduce = 0
+		return nil
+	}
+	if !op.Defined(a.Reduce, a.DType) {
+		return status.New(status.Type, "%s: %s is not defined for %s (docs/ops.md has the table)", d.Code, a.Reduce, a.DType)
+	}
+	if a.Reduce == op.Avg && (d.Code == op.Scan || d.Code == op.Exscan) {
+		return status.New(status.Type, "%s: AVG has no meaning for a scan; use SUM and divide", d.Code)
+	}
+	return nil
+}
+
+// checkCounts checks that the lengths go together and makes the signature.
+func (g *Group) checkCounts(c *call) error {
+	a := &c.args
+	n := int64(g.Size)
+	var detail uint64
+	switch a.Code {
+	case op.Barrier:
+	case op.Broadcast:
+		a.Count = a.Recv[0].Count
+	case op.AllReduce, op.Scan, op.Exscan, op.Reduce:
+		if len(a.Recv) == 0 {
+			a.Count = a.Send[0].Count
+			break
+		}
+		a.Count = a.Recv[0].Count
+		if len(a.Send) > 0 && a.Send[0].Count != a.Count {
+			return unequal(a.Code, "send", a.Send[0].Count, "recv", a.Count)
+		}
+	case op.AllReduceCoalesced:
+		a.Count = total(a.Recv)
+		detail = fingerprint(a.Recv)
+	case op.AllGather:
+		if err := g.checkParts(c, "recv", a.Recv, a.Send[0].Count); err != nil {
+			return err
+		}
+		if a.Count = a.Send[0].Count; !even(a.Recv) {
+			a.Count, detail = 0, fingerprint(a.Recv)
+		}
+	case op.Gather:
+		a.Count = a.Send[0].Count
+		if err := g.checkAlike(c, "recv", a.Recv, a.Count); err != nil {
+			return err
+		}
+	case op.Scatter:
+		a.Count = a.Recv[0].Count
+		if err := g.checkAlike(c, "send", a.Send, a.Count); err != nil {
+			return err
+		}
+	case op.ReduceScatter:
+		if err := g.checkParts(c, "send", a.Send, a.Recv[0].Count); err != nil {
+			return err
+		}
+		if a.Count = a.Recv[0].Count; !even(a.Send) {
+			a.Count, detail = 0, fingerprint(a.Send)
+		}
+	case op.AllToAll:
+		for side, parts := range map[string][]coll.Part{"send": a.Send, "recv": a.Recv} {
+			if len(parts) == 1 && parts[0].Count%n != 0 {
+				return status.New(status.Argument, "all_to_all: the %s tensor has %d elements, which %d ranks cannot share evenly; give split sizes", side, parts[0].Count, n)
+			}
+		}
+		own, back := g.own(a.Send), g.own(a.Recv)
+		if own != back {
+			return status.New(status.Argument, "all_to_all: this rank sends itself %d elements and expects %d", own, back)
+		}
+		if even(a.Send) && even(a.Recv) {
+			a.Count = own
+		} else {
+			a.Count = -1 // the lengths are exchanged
+		}
+	}
+	if a.Code != op.AllToAll && even(a.Send) && even(a.Recv) || a.Code == op.AllToAll && a.Count >= 0 {
+		c.flags |= arrive.Even
+	}
+	if a.Reduce == op.PremulSum {
+		detail ^= math.Float64bits(a.Scale)
+	}
+	root := uint64(0)
+	if a.Root >= 0 && (a.Code == op.Broadcast || a.Code == op.Reduce || a.Code == op.Gather || a.Code == op.Scatter) {
+		root = uint64(a.Root) + 1
+	}
+	c.sig = arrive.Signature{uint64(a.Code) | uint64(a.DType)<<8 | uint64(a.Reduce)<<16 | root<<32, uint64(a.Count), detail}
+	return nil
+}
+
+// checkParts checks one buffer of Size parts, or Size buffers, of which this rank's
+// part must have own elements.
+func (g *Group) checkParts(c *call, side string, parts []coll.Part, own int64) error {
+	if len(parts) == 1 {
+		if want := own * int64(g.Size); parts[0].Count != want {
+			return status.New(status.Argument, "%s: the %s tensor has %d elements; %d ranks of %d elements need %d", c.args.Code, side, parts[0].Count, g.Size, own, want)
+		}
+		return nil
+	}
+	if got := parts[g.Rank].Count; got != own {
+		return status.New(status.Argument, "%s: %s tensor %d, this rank's own, has %d elements, its counterpart %d", c.args.Code, side, g.Rank, got, own)
+	}
+	return nil
+}
+
+// checkAlike checks the root's buffers, which must all have each elements.
+func (g *Group) checkAlike(c *call, side string, parts []coll.Part, each int64) error {
+	if len(parts) == 1 && g.Size > 1 {
+		return g.checkParts(c, side, parts, each)
+	}
+	for i, p := range parts {
+		if p.Count != each {
+			return status.New(status.Argument, "%s: %s tensor %d has %d elements; every rank's has %d", c.args.Code, side, i, p.Count, each)
+		}
+	}
+	return nil
+}
+
+func unequal(code op.Code, side string, n int64, other string, m int64) error {
+	return status.New(status.Argument, "%s: the %s tensor has %d elements, the %s tensor %d; they must be equal", code, side, n, other, m)
+}
+
+// own is the length of this rank's own part.
+func (g *Group) own(parts []coll.Part) int64 {
+	if len(parts) == 1 {
+		return parts[0].Count / int64(g.Size)
+	}
+	return parts[g.Rank].Count
+}
+
+func even(parts []coll.Part) bool {
+	for i := range parts {
+		if parts[i].Count != parts[0].Count {
+			return false
+		}
+	}
+	return true
+}
+
+func total(parts []coll.Part) (n int64) {
+	for i := range parts {
+		n += parts[i].Count
+	}
+	return n
+}
+
+// fingerprint is a hash of the lengths; never 0.
+func fingerprint(parts []coll.Part) uint64 {
+	h := fnv.New64a()
+	var b [8]byte
+	for i := range parts {
+		binary.LittleEndian.PutUint64(b[:], uint64(parts[i].Count))
+		h.Write(b[:])
+	}
+	return h.Sum64() | 1
+}

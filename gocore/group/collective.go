@@ -1,0 +1,405 @@
+package group
+
+import (
+	"sync"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// call is a collective that was found in order.
+type call struct {
+	args     coll.Args
+	sig      arrive.Signature
+	flags    arrive.Flags
+	deadline time.Time
+	timeout  time.Duration
+	staged   []staging // tensors that are not contiguous
+	// Room for the usual one buffer a side, so that no slice is allocated.
+	one [2]coll.Part
+}
+
+// calls are reused: the synchronous path allocates nothing.
+var calls = sync.Pool{New: func() any { return new(call) }}
+
+func (c *call) recycle() {
+	*c = call{}
+	calls.Put(c)
+}
+
+// inlineSpin is how many pauses an inline arrival spins for before it waits in
+// the adaptive way: some 20 us.
+const inlineSpin = 2000
+
+// runInline carries out a synchronous collective on this thread, which is possible
+// when the group is idle and its members share a node. done is false where it is
+// not: nothing has happened then.
+func (g *Group) runInline(c *call) (done bool, err error) {
+	if !g.local {
+		return false, nil
+	}
+	g.mu.Lock()
+	if g.busy {
+		g.mu.Unlock()
+		return false, nil
+	}
+	if err := g.usableLocked(c.args.Code); err != nil {
+		g.mu.Unlock()
+		return true, err
+	}
+	g.busy = true
+	g.mu.Unlock()
+
+	state, res, err := g.arriveInline(c)
+	switch {
+	case err != nil:
+		g.fail(err)
+	case !g.agreed(c, state, res):
+		err = g.verdict(c, state, res)
+	case res.All&arrive.Sync == 0:
+		return true, g.goNonblocking(c, res.All)
+	default:
+		err = g.runBlocking(c, res.All)
+	}
+	g.release()
+	return true, err
+}
+
+// goNonblocking makes a task of a collective whose members have arrived, not all of
+// which wait inside the call, and waits for it.
+func (g *Group) goNonblocking(c *call, agreed arrive.Flags) error {
+	t, err := g.newCollective(c)
+	if err == nil {
+		err = t.build(agreed)
+	}
+	if err != nil {
+		g.fail(err)
+		g.release()
+		return err
+	}
+	t.stage = running
+	g.env.Engine.Add(t)
+	_, err = g.await(t)
+	return err
+}
+
+// arriveInline announces c and waits for the others. The only failures are the
+// deadline, an interrupt and a member that has left; each breaks the group, for
+// this rank's announcement cannot be taken back.
+func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
+	g.seq++
+	g.announced.Store(g.seq)
+	if err := g.arrival.Announce(g.seq, c.sig, c.flags|arrive.Sync); err != nil {
+		return arrive.Pending, arrive.Result{}, err
+	}
+	spin := inlineSpin
+	if g.env.crowded {
+		spin = 64
+	}
+	state, res, err := g.arrival.Poll(spin)
+	if state != arrive.Pending || err != nil {
+		return state, res, err
+	}
+	if c.deadline.IsZero() {
+		c.deadline = time.Now().Add(c.timeout)
+	}
+	var left error
+	looks := 0
+	waitErr := g.env.Engine.Wait(func() bool {
+		state, res, err = g.arrival.Poll(20)
+		if state != arrive.Pending || err != nil {
+			return true
+		}
+		if looks++; looks&63 == 0 {
+			left = g.leftError(c)
+		}
+		return left != nil
+	}, c.deadline, g.env.Interrupt)
+	switch {
+	case err != nil:
+		return state, res, err
+	case left != nil:
+		return state, res, left
+	case waitErr == work.ErrDeadline:
+		return state, res, g.timeoutError(c)
+	}
+	return state, res, waitErr
+}
+
+// runBlocking carries out c with blocking MPI calls. Everyone has arrived.
+func (g *Group) runBlocking(c *call, agreed arrive.Flags) error {
+	alg, err := coll.Choose(c.agree(g, agreed))
+	if err != nil {
+		return err
+	}
+	g.inline.Reset(g.env.Lib)
+	for i := range c.staged {
+		if err := c.staged[i].pack(); err != nil {
+			return c.unstage(err)
+		}
+	}
+	if err := alg.Build(&c.args, &g.inline); err != nil {
+		g.inline.Close()
+		return c.unstage(err)
+	}
+	err = g.after(g.inline.Run())
+	if c.staged != nil {
+		return c.unstage(err)
+	}
+	return err
+}
+
+// after breaks the group when a collective failed half way. A mismatch that the
+// operation found itself, before it moved anything, is not such a failure.
+func (g *Group) after(err error) error {
+	if err != nil && status.CodeOf(err) != status.Mismatch {
+		g.fail(err)
+	}
+	return err
+}
+
+// agree returns the signature that the registry chooses by.
+func (c *call) agree(g *Group, agreed arrive.Flags) *coll.Sig {
+	return &coll.Sig{Code: c.args.Code, DType: c.args.DType, Reduce: c.args.Reduce, Root: c.args.Root,
+		Count: c.args.Count, Size: g.Size, Agreed: agreed}
+}
+
+// release ends an inline collective and starts what was queued meanwhile.
+func (g *Group) release() {
+	g.mu.Lock()
+	if len(g.queue) == 0 {
+		g.busy = false
+		g.mu.Unlock()
+		return
+	}
+	next := g.queue[0]
+	g.queue = g.queue[1:]
+	g.mu.Unlock()
+	next.begin()
+}
+
+// enqueue starts t, or lets it wait for its turn.
+func (g *Group) enqueue(t *collective) error {
+	g.mu.Lock()
+	if err := g.usableLocked(t.call.args.Code); err != nil {
+		g.mu.Unlock()
+		return err
+	}
+	if g.busy {
+		g.queue = append(g.queue, t)
+		g.mu.Unlock()
+		return nil
+	}
+	g.busy = true
+	g.mu.Unlock()
+	t.begin()
+	return nil
+}
+
+// cancel takes t out of the queue if it has not begun.
+func (g *Group) cancel(t *collective) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i, q := range g.queue {
+		if q == t {
+			g.queue = append(g.queue[:i], g.queue[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// await waits for a synchronous operation that runs as a task. Its caller gives up
+// at an interrupt; the deadline is the task's own.
+func (g *Group) await(t *collective) (work.Result, error) {
+	r, err := t.handle.Wait(-1, g.env.Interrupt)
+	if t.handle.Done() {
+		return r, err
+	}
+	if g.cancel(t) {
+		t.discard()
+		t.end(err)
+		return r, err
+	}
+	t.end(err)
+	g.fail(err)
+	return r, err
+}
+
+type stage int32
+
+const (
+	queued stage = iota
+	arriving
+	running
+	lingering // failed for its caller, its requests are still under way
+)
+
+// collective is the task of a collective that does not run inline.
+type collective struct {
+	g       *Group
+	call    call
+	handle  *work.Handle
+	prog    coll.Program
+	stage   stage
+	refused bool // it only takes part in the arrival
+	polls   int
+}
+
+// newCollective makes a task of c, with its own copies of what points into c.
+func (g *Group) newCollective(c *call) (*collective, error) {
+	t := &collective{g: g, call: *c, handle: g.env.Engine.NewHandle()}
+	t.call.one = [2]coll.Part{}
+	t.call.args.Send = append([]coll.Part(nil), c.args.Send...)
+	t.call.args.Recv = append([]coll.Part(nil), c.args.Recv...)
+	if t.call.deadline.IsZero() {
+		t.call.deadline = time.Now().Add(c.timeout)
+	}
+	for i := range t.call.staged {
+		if err := t.call.staged[i].own(); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// begin announces t, whose turn it is.
+func (t *collective) begin() {
+	g := t.g
+	g.seq++
+	g.announced.Store(g.seq)
+	t.stage = arriving
+	flags := t.call.flags
+	if t.refused {
+		flags |= arrive.Refused
+	}
+	if err := g.arrival.Announce(g.seq, t.call.sig, flags); err != nil {
+		t.end(err)
+		g.fail(err)
+		t.discard()
+		g.release()
+		return
+	}
+	g.env.Engine.Add(t)
+}
+
+// Requests adds what MPI still has to do for t.
+func (t *collective) Requests(b *work.Batch) {
+	if t.stage >= running {
+		t.prog.Requests(b)
+	}
+}
+
+// Poll takes t a step further.
+func (t *collective) Poll() bool {
+	switch t.stage {
+	case arriving:
+		return t.pollArrival()
+	default:
+		return t.pollProgram()
+	}
+}
+
+func (t *collective) pollArrival() bool {
+	g := t.g
+	state, res, err := g.arrival.Poll(1)
+	if err == nil && state == arrive.Pending {
+		err = t.overdue()
+		if err == nil {
+			return false
+		}
+	}
+	if err != nil {
+		t.end(err)
+		g.fail(err)
+		t.over()
+		return true
+	}
+	if t.refused {
+		t.end(nil)
+		t.over()
+		return true
+	}
+	if err := g.verdict(&t.call, state, res); err != nil {
+		t.end(err)
+		t.over()
+		return true
+	}
+	if err := t.build(res.All); err != nil {
+		t.end(err)
+		g.fail(err)
+		t.over()
+		return true
+	}
+	t.stage = running
+	return t.pollProgram()
+}
+
+// build makes the steps of t. It is called once all have arrived.
+func (t *collective) build(agreed arrive.Flags) error {
+	alg, err := coll.Choose(t.call.agree(t.g, agreed))
+	if err != nil {
+		return err
+	}
+	t.prog.Reset(t.g.env.Lib)
+	for i := range t.call.staged {
+		if err := t.call.staged[i].pack(); err != nil {
+			return err
+		}
+	}
+	return alg.Build(&t.call.args, &t.prog)
+}
+
+func (t *collective) pollProgram() bool {
+	done, err := t.prog.Poll()
+	if done {
+		err = t.call.unstage(t.g.after(err))
+		t.end(err)
+		t.over()
+		return true
+	}
+	if t.stage == running && !t.handle.Done() {
+		if err := t.overdue(); err != nil {
+			t.stage = lingering
+			t.end(err)
+			t.g.fail(err)
+		}
+	}
+	return false
+}
+
+// overdue returns an error when the deadline has passed or a member has left whom t
+// waits for. It looks at the clock at every 32nd call.
+func (t *collective) overdue() error {
+	if t.polls++; t.polls&31 != 0 {
+		return nil
+	}
+	if time.Now().After(t.call.deadline) {
+		return t.g.timeoutError(&t.call)
+	}
+	if t.stage == arriving {
+		return t.g.leftError(&t.call)
+	}
+	return nil
+}
+
+// end tells the caller.
+func (t *collective) end(err error) { t.handle.Finish(work.Result{}, err) }
+
+// over gives the group to the next collective.
+func (t *collective) over() {
+	t.discard()
+	t.g.release()
+}
+
+// discard frees what t holds; nothing of it is under way.
+func (t *collective) discard() {
+	t.prog.Close()
+	for i := range t.call.staged {
+		t.call.staged[i].free()
+	}
+	t.call.staged = nil
+}

@@ -1,0 +1,372 @@
+package group
+
+import (
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// messageSpin is how often a synchronous message tests its request before it
+// becomes a task of the engine.
+const messageSpin = 300
+
+// message carries out send, recv, sendrecv and probe. They bypass the order of the
+// collectives.
+func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
+	if d.Code == op.Panic {
+		panic("paddlempi: the panic operation was called, which exists to test this")
+	}
+	if err := g.usable(d.Code); err != nil {
+		return nil, work.Result{}, err
+	}
+	timeout := g.Timeout()
+	if d.TimeoutNS >= 0 {
+		timeout = time.Duration(d.TimeoutNS)
+	}
+	m := &message{g: g, code: d.Code, timeout: timeout, deadline: time.Now().Add(timeout), handle: g.env.Engine.NewHandle()}
+	if d.Code == op.Probe {
+		r, err := g.probe(d, m)
+		return nil, r, err
+	}
+	if err := m.prepare(d); err != nil {
+		m.free()
+		return nil, work.Result{}, err
+	}
+	if d.Flags&op.FlagNotify != 0 {
+		m.handle.Notify()
+	}
+	if err := m.start(); err != nil {
+		return nil, work.Result{}, err
+	}
+	if d.Flags&op.FlagAsync != 0 {
+		if !m.Poll() {
+			g.env.Engine.Add(m)
+			g.env.Engine.StartProgress()
+		}
+		return m.handle, work.Result{}, nil
+	}
+	var slots [2]uintptr
+	for i := 0; i < messageSpin; i++ {
+		if m.Poll() {
+			r, err := m.handle.Result()
+			return nil, r, err
+		}
+		g.env.Lib.Poll(m.pending(slots[:0]))
+		if i&15 == 15 {
+			g.env.Engine.Tick()
+			if g.env.crowded {
+				break
+			}
+		}
+	}
+	g.env.Engine.Add(m)
+	r, err := m.handle.Wait(-1, g.env.Interrupt)
+	if !m.handle.Done() { // interrupted
+		m.giveUp(err)
+	}
+	return nil, r, err
+}
+
+// message is the task of a message, or of the two of a sendrecv.
+type message struct {
+	g        *Group
+	code     op.Code
+	handle   *work.Handle
+	deadline time.Time
+	timeout  time.Duration
+	halves   [2]half // a send, a receive, or one of each
+	n        int
+	polls    int
+	leftAt   time.Time
+	gaveUp   error // why the caller was told before MPI was done
+}
+
+type half struct {
+	call  mpi.Call
+	slot  *mpi.Slot
+	bytes int64 // of a receive's buffer
+	peer  int32 // group rank, -1 any
+	stage *staging
+	free  func()
+}
+
+// prepare checks the arguments and describes the calls.
+func (m *message) prepare(d *op.Desc) error {
+	send := d.Code == op.Send || d.Code == op.SendRecv
+	recv := d.Code == op.Recv || d.Code == op.SendRecv
+	sends, recvs := d.Sends(), d.Recvs()
+	if send && len(sends) != 1 || recv && len(recvs) != 1 {
+		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one of each side it uses", d.Code, len(sends), len(recvs))
+	}
+	if send {
+		if err := m.half(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag); err != nil {
+			return err
+		}
+	}
+	if recv {
+		peer, tag := d.Peer, d.Tag
+		if d.Code == op.SendRecv {
+			peer, tag = d.Peer2, d.Tag2
+		}
+		return m.half(d.Code, mpi.FnRecv, "recv", &recvs[0], peer, tag)
+	}
+	return nil
+}
+
+// checkAddress checks peer and tag.
+func (g *Group) checkAddress(code op.Code, peer, tag int32, wild bool) error {
+	if peer >= int32(g.Size) || peer < 0 && !(wild && peer == mpi.AnySource) {
+		return status.New(status.Argument, "%s: peer is rank %d of the group, which has ranks 0 to %d", code, peer, g.Size-1)
+	}
+	if ub := g.env.Lib.TagUB(); tag > ub || tag < 0 && !(wild && tag == mpi.AnyTag) {
+		return status.New(status.Argument, "%s: tag is %d; this MPI takes 0 to %d", code, tag, ub)
+	}
+	return nil
+}
+
+func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, tag int32) error {
+	if err := m.g.checkAddress(code, peer, tag, fn == mpi.FnRecv); err != nil {
+		return err
+	}
+	if err := checkBuf(code, side, 0, b); err != nil {
+		return err
+	}
+	h := &m.halves[m.n]
+	m.n++
+	h.peer, h.bytes = peer, b.Bytes()
+	data := b.Data
+	if !b.Contiguous() && b.Count > 0 {
+		s, err := stageBuf(b, fn == mpi.FnSend, fn == mpi.FnRecv)
+		if err != nil {
+			return err
+		}
+		h.stage, data = &s, s.block
+		if err := s.own(); err != nil {
+			return err
+		}
+		if err := s.pack(); err != nil {
+			return err
+		}
+	}
+	count, typ := h.bytes, m.g.env.Lib.Byte()
+	if count > mpi.MaxCount {
+		t, free, err := m.g.env.Lib.Bytes(count)
+		if err != nil {
+			return err
+		}
+		count, typ, h.free = 1, t, free
+	}
+	h.call = mpi.Call{Fn: fn, Peer: m.g.peer(peer), Tag: tag, Comm: m.g.side}
+	if peer == mpi.AnySource {
+		h.call.Peer = mpi.AnySource
+	}
+	if fn == mpi.FnSend {
+		h.call.SendBuf, h.call.SendCount, h.call.SendType = data, count, typ
+	} else {
+		h.call.RecvBuf, h.call.RecvCount, h.call.RecvType = data, count, typ
+	}
+	return nil
+}
+
+// start posts the receive before the send.
+func (m *message) start() error {
+	for i := m.n - 1; i >= 0; i-- {
+		h := &m.halves[i]
+		h.slot = m.g.env.Lib.NewSlot()
+		if err := m.g.env.Lib.Start(&h.call, h.slot); err != nil {
+			m.g.env.Lib.FreeSlot(h.slot)
+			h.slot = nil
+			m.g.fail(err)
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *message) pending(list []uintptr) []uintptr {
+	for i := 0; i < m.n; i++ {
+		if s := m.halves[i].slot; s != nil && s.Done == 0 {
+			list = append(list, uintptr(unsafe.Pointer(s)))
+		}
+	}
+	return list
+}
+
+// Requests adds what is under way.
+func (m *message) Requests(b *work.Batch) {
+	var room [2]uintptr
+	for _, s := range m.pending(room[:0]) {
+		b.Add(m.g.env.Lib, s)
+	}
+}
+
+// Poll ends the message when its requests have.
+func (m *message) Poll() bool {
+	for i := 0; i < m.n; i++ {
+		if m.halves[i].slot.Done == 0 {
+			m.overdue()
+			return false
+		}
+	}
+	r, err := m.outcome()
+	m.free()
+	m.handle.Finish(r, err)
+	return true
+}
+
+// outcome looks at the requests, which are done.
+func (m *message) outcome() (r work.Result, err error) {
+	for i := 0; i < m.n; i++ {
+		h := &m.halves[i]
+		if e := m.g.env.Lib.SlotError(h.call.Fn, h.slot); e != nil && err == nil {
+			err = e
+		}
+		if h.call.Fn != mpi.FnRecv {
+			continue
+		}
+		if h.slot.Cancelled != 0 {
+			return r, m.gaveUp
+		}
+		r = work.Result{Source: m.g.source(h.slot.Source), Tag: h.slot.Tag, Bytes: h.slot.Bytes}
+		if err == nil && r.Bytes != h.bytes {
+			err = status.New(status.Truncate, "%s: the message from rank %d of the group with tag %d has %d bytes, the buffer %d; they must be equal (probe tells the length before)",
+				m.code, r.Source, r.Tag, r.Bytes, h.bytes).WithRanks(m.g.Ranks[r.Source])
+		}
+		if err == nil && h.stage != nil {
+			c := call{staged: []staging{*h.stage}}
+			err = c.unstage(nil)
+			h.stage = nil
+		}
+	}
+	return r, err
+}
+
+func (m *message) free() {
+	for i := 0; i < m.n; i++ {
+		h := &m.halves[i]
+		if h.slot != nil {
+			m.g.env.Lib.FreeSlot(h.slot)
+			h.slot = nil
+		}
+		if h.stage != nil {
+			h.stage.free()
+			h.stage = nil
+		}
+		if h.free != nil {
+			h.free()
+			h.free = nil
+		}
+	}
+}
+
+// leftGrace is how long a message from a rank that has left may still be on its way.
+const leftGrace = 500 * time.Millisecond
+
+// overdue gives the message up when its deadline has passed or its peer has left.
+func (m *message) overdue() {
+	if m.polls++; m.polls&31 != 0 || m.gaveUp != nil {
+		return
+	}
+	now := time.Now()
+	if now.After(m.deadline) {
+		m.giveUp(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", m.describe(), brief(m.g.Ranks), m.timeout).WithRanks(m.peers()...))
+		return
+	}
+	for i := 0; i < m.n; i++ {
+		h := &m.halves[i]
+		if h.peer < 0 || h.slot.Done != 0 || !m.g.env.Left(m.g.Ranks[h.peer]) || int(h.peer) == m.g.Rank {
+			continue
+		}
+		if m.leftAt.IsZero() {
+			m.leftAt = now
+		}
+		if now.Sub(m.leftAt) > leftGrace {
+			m.giveUp(status.New(status.PeerLeft, "%s on the group of ranks %s: rank %d has ended", m.describe(), brief(m.g.Ranks), m.g.Ranks[h.peer]).
+				WithRanks(m.g.Ranks[h.peer]))
+			return
+		}
+	}
+}
+
+// giveUp tells the caller. A receive is cancelled and harms nothing; a send cannot
+// be, so its group is broken and the task lingers until MPI is done with the buffer.
+func (m *message) giveUp(err error) {
+	m.gaveUp = err
+	sending := false
+	for i := 0; i < m.n; i++ {
+		h := &m.halves[i]
+		if h.slot == nil || h.slot.Done != 0 {
+			continue
+		}
+		if h.call.Fn == mpi.FnRecv {
+			if m.g.env.Lib.Cancel(h.slot) == nil {
+				continue
+			}
+		}
+		sending = true
+	}
+	if sending {
+		m.handle.Finish(work.Result{}, err)
+		m.g.fail(err)
+	}
+}
+
+// describe names the message: operation, peers, tags, lengths.
+func (m *message) describe() string {
+	text := m.code.String()
+	for i := 0; i < m.n; i++ {
+		h := &m.halves[i]
+		way, peer := "to", fmt.Sprintf("rank %d", h.peer)
+		if h.call.Fn == mpi.FnRecv {
+			way = "from"
+		}
+		if h.peer < 0 {
+			peer = "any rank"
+		}
+		text += fmt.Sprintf(" of %d bytes %s %s of the group (tag %d)", h.bytes, way, peer, h.call.Tag)
+	}
+	return text
+}
+
+func (m *message) peers() (ranks []int) {
+	for i := 0; i < m.n; i++ {
+		if h := &m.halves[i]; h.peer >= 0 && h.slot.Done == 0 {
+			ranks = append(ranks, m.g.Ranks[h.peer])
+		}
+	}
+	return ranks
+}
+
+// probe waits for a message and leaves it where it is.
+func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
+	if err := g.checkAddress(d.Code, d.Peer, d.Tag, true); err != nil {
+		return r, err
+	}
+	if d.Flags&op.FlagAsync != 0 {
+		return r, status.New(status.Argument, "probe: it waits inside the call; there is no asynchronous form")
+	}
+	peer := d.Peer
+	if peer != mpi.AnySource {
+		peer = g.peer(peer)
+	}
+	waitErr := g.env.Engine.Wait(func() bool {
+		st, found, e := g.env.Lib.Iprobe(g.side, peer, d.Tag)
+		if found {
+			r = work.Result{Source: g.source(st.Source), Tag: st.Tag, Bytes: st.Bytes}
+		}
+		err = e
+		return found || e != nil
+	}, m.deadline, g.env.Interrupt)
+	if waitErr == work.ErrDeadline {
+		return r, status.New(status.Timeout, "probe of rank %d (-1 is any) of the group, tag %d (-1 is any), timed out after %v", d.Peer, d.Tag, m.timeout)
+	}
+	if waitErr != nil {
+		return r, waitErr
+	}
+	return r, err
+}

@@ -1,0 +1,72 @@
+package group
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+)
+
+// staging is contiguous memory that stands for a tensor which is not.
+type staging struct {
+	buf   op.Buf
+	block unsafe.Pointer
+	in    bool           // packed before
+	out   bool           // unpacked after
+	dims  unsafe.Pointer // own copy of shape and strides, outside the Go heap like all memory C sees
+}
+
+// stageBuf makes a staging for b.
+func stageBuf(b *op.Buf, in, out bool) (staging, error) {
+	block, err := mem.Alloc(max(1, b.Bytes()))
+	return staging{buf: *b, block: block, in: in, out: out}, err
+}
+
+// own copies the shape and strides, which the caller keeps only during submit.
+func (s *staging) own() error {
+	n := int64(s.buf.NDim)
+	if n == 0 || s.dims != nil {
+		return nil
+	}
+	block, err := mem.Alloc(16 * n)
+	if err != nil {
+		return err
+	}
+	dims := unsafe.Slice((*int64)(block), 2*n)
+	copy(dims, s.buf.Dims())
+	copy(dims[n:], s.buf.Steps())
+	s.dims = block
+	s.buf.Shape, s.buf.Strides = block, unsafe.Pointer(&dims[n])
+	return nil
+}
+
+func (s *staging) pack() error {
+	if s.in {
+		return mem.Pack(s.block, &s.buf)
+	}
+	return nil
+}
+
+func (s *staging) free() {
+	if s.block != nil {
+		mem.Free(s.block)
+		s.block = nil
+	}
+	if s.dims != nil {
+		mem.Free(s.dims)
+		s.dims = nil
+	}
+}
+
+// unstage writes results back, unless the operation failed, and frees the stagings.
+func (c *call) unstage(err error) error {
+	for i := range c.staged {
+		s := &c.staged[i]
+		if err == nil && s.out {
+			err = mem.Unpack(&s.buf, s.block)
+		}
+		s.free()
+	}
+	c.staged = nil
+	return err
+}

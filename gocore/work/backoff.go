@@ -1,0 +1,109 @@
+package work
+
+/*
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdint.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static void pw_yield(void) { sched_yield(); }
+
+static void pw_sleep(long ns)
+{
+	struct timespec t = {ns / 1000000000, ns % 1000000000};
+	nanosleep(&t, 0);
+}
+
+static void pw_exact_sleeps(void) { prctl(PR_SET_TIMERSLACK, 50000UL, 0, 0, 0); }
+
+static void pw_futex_wait(uint32_t *word, uint32_t seen)
+{
+	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, (void *)0, (void *)0, 0);
+}
+
+static void pw_futex_wake(uint32_t *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, (void *)0, (void *)0, 0);
+}
+
+static int pw_eventfd(void) { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE); }
+
+static int pw_readable(int fd, int timeout_ms)
+{
+	struct pollfd p = {fd, POLLIN, 0};
+	return poll(&p, 1, timeout_ms) == 1;
+}
+#cgo noescape pw_futex_wait
+#cgo noescape pw_futex_wake
+*/
+import "C"
+
+import (
+	"time"
+	"unsafe"
+)
+
+// Backoff is adaptive waiting: first it spins, then it gives the core away, then
+// it sleeps, each time longer, up to a millisecond. A straggler's neighbours so
+// leave it the core they would burn (design D4).
+type Backoff struct {
+	Crowded bool // more ranks than cores: do not spin
+	Lazy    bool // nobody waits for the result: sleep soon
+
+	n     int
+	sleep time.Duration
+}
+
+const (
+	spins       = 400 // some 20 us of polls
+	yields      = 200
+	firstSleep  = 20 * time.Microsecond
+	longerSleep = time.Millisecond
+)
+
+// Reset starts over, after something moved.
+func (b *Backoff) Reset() { b.n, b.sleep = 0, 0 }
+
+// Slept tells whether the last Pause slept.
+func (b *Backoff) Slept() bool { return b.sleep > 0 }
+
+// Pause waits a little, longer each time.
+func (b *Backoff) Pause() {
+	b.n++
+	switch {
+	case !b.Crowded && !b.Lazy && b.n <= spins:
+	case !b.Lazy && b.n <= spins+yields, b.n <= 4:
+		if b.n < spins && b.Crowded {
+			b.n = spins
+		}
+		C.pw_yield()
+	default:
+		b.sleep = min(max(2*b.sleep, firstSleep), longerSleep)
+		sleep(b.sleep)
+	}
+}
+
+// sleep blocks this thread. Unlike time.Sleep it needs neither the scheduler nor
+// a wakeup by the runtime's timer thread, which this process keeps imprecise.
+func sleep(d time.Duration) { C.pw_sleep(C.long(d)) }
+
+// exactSleeps puts the timer slack of this thread back to the kernel's default:
+// threads of the Go runtime start with 10 ms (capi/slack.c).
+func exactSleeps() { C.pw_exact_sleeps() }
+
+func futexWait(word *uint32, seen uint32) {
+	C.pw_futex_wait((*C.uint32_t)(unsafe.Pointer(word)), C.uint32_t(seen))
+}
+
+func futexWake(word *uint32) { C.pw_futex_wake((*C.uint32_t)(unsafe.Pointer(word))) }
+
+func newEventfd() int { return int(C.pw_eventfd()) }
+
+func readable(fd int, timeoutMS int) bool { return C.pw_readable(C.int(fd), C.int(timeoutMS)) != 0 }

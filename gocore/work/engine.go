@@ -1,0 +1,216 @@
+package work
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Poller tests requests. A slot is opaque to the engine; Poll looks at all of them
+// in one go and returns how many ended just now.
+type Poller interface {
+	Poll(slots []uintptr) int
+}
+
+// Task is an operation under way. The engine calls its methods from one goroutine
+// at a time, though not always the same one.
+type Task interface {
+	// Poll goes as far as it can without waiting and returns whether the task is over.
+	Poll() bool
+	// Requests adds the requests the task waits for now. One that adds none is
+	// waiting for something else and is polled at every tick all the same.
+	Requests(*Batch)
+}
+
+// Batch collects the requests of all tasks, by poller.
+type Batch struct {
+	pollers []Poller
+	slots   [][]uintptr
+}
+
+// Add appends a request.
+func (b *Batch) Add(p Poller, slot uintptr) {
+	for i := range b.pollers {
+		if b.pollers[i] == p {
+			b.slots[i] = append(b.slots[i], slot)
+			return
+		}
+	}
+	b.pollers = append(b.pollers, p)
+	b.slots = append(b.slots, []uintptr{slot})
+}
+
+func (b *Batch) reset() {
+	for i := range b.slots {
+		b.slots[i] = b.slots[i][:0]
+	}
+}
+
+func (b *Batch) poll() (changed int) {
+	for i, p := range b.pollers {
+		if len(b.slots[i]) > 0 {
+			changed += p.Poll(b.slots[i])
+		}
+	}
+	return changed
+}
+
+// Engine holds the tasks of a process. All methods are safe for concurrent use.
+type Engine struct {
+	// Background, if set, is called by waiting goroutines about once a millisecond.
+	Background func()
+
+	mu    sync.Mutex // guards tasks
+	tasks []Task
+
+	driving  sync.Mutex // held by the one goroutine that ticks; guards the three below
+	snapshot []Task
+	over     []Task
+	batch    Batch
+
+	active   atomic.Int32 // len(tasks)
+	waiters  atomic.Int32 // goroutines in Wait
+	crowded  atomic.Bool  // more ranks than cores: do not spin
+	lastBack atomic.Int64 // when Background ran, in nanoseconds
+
+	progress progressThread
+	handles  handleTable
+}
+
+// NewEngine returns an engine with no tasks. crowded says that the node has more
+// ranks than cores, where spinning takes time from the rank that is waited for.
+func NewEngine(crowded bool) *Engine {
+	e := &Engine{}
+	e.crowded.Store(crowded)
+	return e
+}
+
+// Add hands a task to the engine.
+func (e *Engine) Add(t Task) {
+	e.mu.Lock()
+	e.tasks = append(e.tasks, t)
+	e.mu.Unlock()
+	e.active.Add(1)
+	e.progress.wake()
+}
+
+// Active returns the number of tasks under way.
+func (e *Engine) Active() int { return int(e.active.Load()) }
+
+// Tick takes every task a step further and returns whether anything moved. It does
+// nothing where another goroutine is at it.
+func (e *Engine) Tick() bool {
+	if e.active.Load() == 0 || !e.driving.TryLock() {
+		return false
+	}
+	defer e.driving.Unlock()
+	e.mu.Lock()
+	e.snapshot = append(e.snapshot[:0], e.tasks...)
+	e.mu.Unlock()
+
+	e.batch.reset()
+	for _, t := range e.snapshot {
+		t.Requests(&e.batch)
+	}
+	moved := e.batch.poll() > 0
+
+	e.over = e.over[:0]
+	for _, t := range e.snapshot {
+		if t.Poll() {
+			e.over = append(e.over, t)
+		}
+	}
+	if len(e.over) > 0 {
+		e.remove(e.over)
+		moved = true
+	}
+	clear(e.snapshot)
+	clear(e.over)
+	return moved
+}
+
+func (e *Engine) remove(over []Task) {
+	e.mu.Lock()
+	kept := e.tasks[:0]
+	for _, t := range e.tasks {
+		gone := false
+		for _, o := range over {
+			gone = gone || o == t
+		}
+		if !gone {
+			kept = append(kept, t)
+		}
+	}
+	clear(e.tasks[len(kept):])
+	e.tasks = kept
+	e.mu.Unlock()
+	e.active.Add(-int32(len(over)))
+}
+
+// ErrDeadline is returned by Wait when its deadline passed first.
+var ErrDeadline = errors.New("work: deadline passed")
+
+// Interrupt asks whether the caller's environment wants the wait to end, for
+// instance because a signal came. It is called at most every 50 ms.
+type Interrupt func() error
+
+const interruptEvery = 50 * time.Millisecond
+
+// Wait drives the engine until done returns true. It returns ErrDeadline when
+// deadline (the zero time: none) passes first, or what interrupt (nil: none) returned.
+func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt) error {
+	if done() {
+		return nil
+	}
+	e.waiters.Add(1)
+	defer e.waiters.Add(-1)
+	b := Backoff{Crowded: e.crowded.Load()}
+	var lastAsked time.Time
+	for i := 1; ; i++ {
+		if e.Tick() {
+			b.Reset()
+		}
+		if done() {
+			return nil
+		}
+		b.Pause()
+		if i&31 != 0 && !b.Slept() {
+			continue
+		}
+		now := time.Now()
+		e.background(now)
+		if !deadline.IsZero() && now.After(deadline) {
+			return ErrDeadline
+		}
+		if interrupt == nil {
+			continue
+		}
+		if lastAsked.IsZero() {
+			lastAsked = now
+		}
+		if now.Sub(lastAsked) >= interruptEvery {
+			lastAsked = now
+			if err := interrupt(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// background runs the slow chores at most once a millisecond, whoever comes first.
+func (e *Engine) background(now time.Time) {
+	if e.Background == nil {
+		return
+	}
+	last := e.lastBack.Load()
+	if n := now.UnixNano(); n-last >= int64(time.Millisecond) && e.lastBack.CompareAndSwap(last, n) {
+		e.Background()
+	}
+}
+
+// Drain drives until no task is left or the limit ran out, and returns how many are left.
+func (e *Engine) Drain(limit time.Duration) int {
+	_ = e.Wait(func() bool { return e.Active() == 0 }, time.Now().Add(limit), nil)
+	return e.Active()
+}

@@ -1,0 +1,193 @@
+package work
+
+import (
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Result is what an operation found out: for a receive or a probe, whom the
+// message came from (group rank), its tag and its length.
+type Result struct {
+	Source int32
+	Tag    int32
+	Bytes  int64
+}
+
+// Handle is the caller's end of an operation. It is done exactly once.
+type Handle struct {
+	engine *Engine
+	id     uint64
+	done   atomic.Bool
+	// result and err are written before done and never after.
+	result Result
+	err    error
+	// listed says that the completion was, or is being, handed to NextCompletion.
+	notify, listed atomic.Bool
+}
+
+// NewHandle makes a handle that the table does not know; Register adds it.
+func (e *Engine) NewHandle() *Handle { return &Handle{engine: e} }
+
+// Register gives h a number by which the caller names it across the C ABI.
+func (e *Engine) Register(h *Handle) uint64 { return e.handles.add(h) }
+
+// Lookup returns the handle of a number.
+func (e *Engine) Lookup(id uint64) (*Handle, error) {
+	if h := e.handles.get(id); h != nil {
+		return h, nil
+	}
+	return nil, status.New(status.Argument, "work %d does not exist: it was released, or belongs to a group that was destroyed", id)
+}
+
+// Release forgets the number; the operation goes on.
+func (e *Engine) Release(id uint64) { e.handles.remove(id) }
+
+// Finish ends the operation for its caller. Only the first call counts.
+func (h *Handle) Finish(r Result, err error) {
+	if h.done.Load() {
+		return
+	}
+	h.result, h.err = r, err
+	h.done.Store(true)
+	if h.notify.Load() {
+		h.list()
+	}
+}
+
+// Done tells whether the operation is over.
+func (h *Handle) Done() bool { return h.done.Load() }
+
+// Result returns the outcome; valid once Done.
+func (h *Handle) Result() (Result, error) { return h.result, h.err }
+
+// Notify asks that the end of the operation be reported by NextCompletion.
+func (h *Handle) Notify() {
+	h.notify.Store(true)
+	h.engine.StartProgress()
+	if h.done.Load() {
+		h.list()
+	}
+}
+
+func (h *Handle) list() {
+	if !h.listed.Swap(true) {
+		completed.push(h.id)
+	}
+}
+
+// Wait drives the engine until h is done or limit (negative: none) ran out, which
+// is an error of code NotReady that leaves the operation running.
+func (h *Handle) Wait(limit time.Duration, interrupt Interrupt) (Result, error) {
+	var deadline time.Time
+	if limit >= 0 {
+		deadline = time.Now().Add(limit)
+	}
+	switch err := h.engine.Wait(h.Done, deadline, interrupt); err {
+	case nil:
+		return h.result, h.err
+	case ErrDeadline:
+		return Result{}, status.New(status.NotReady, "wait: not complete after %v; the operation goes on, wait again or longer", limit)
+	default:
+		return Result{}, err
+	}
+}
+
+// lastID numbers the handles of the whole process, so that a number is never
+// used twice, not even across destroy and init.
+var lastID atomic.Uint64
+
+type handleTable struct {
+	mu sync.Mutex
+	m  map[uint64]*Handle
+}
+
+func (t *handleTable) add(h *Handle) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.m == nil {
+		t.m = make(map[uint64]*Handle)
+	}
+	h.id = lastID.Add(1)
+	t.m[h.id] = h
+	return h.id
+}
+
+func (t *handleTable) get(id uint64) *Handle {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.m[id]
+}
+
+func (t *handleTable) remove(id uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.m, id)
+}
+
+// completions is the list behind NextCompletion. It belongs to the process, not to
+// an engine, so that the thread which reads it outlives destroy and init.
+type completions struct {
+	once sync.Once
+	fd   int
+	mu   sync.Mutex
+	ids  []uint64
+}
+
+var completed completions
+
+func (c *completions) open() int {
+	c.once.Do(func() { c.fd = newEventfd() })
+	return c.fd
+}
+
+func (c *completions) push(id uint64) {
+	fd := c.open()
+	c.mu.Lock()
+	c.ids = append(c.ids, id)
+	c.mu.Unlock()
+	one := [8]byte{1} // little endian on every platform we build for
+	_, _ = syscall.Write(fd, one[:])
+}
+
+func (c *completions) pop() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.ids) == 0 {
+		return 0
+	}
+	id := c.ids[0]
+	c.ids = c.ids[1:]
+	return id
+}
+
+// CompletionFD returns an eventfd (semaphore) that is readable while NextCompletion
+// has something to return.
+func CompletionFD() int { return completed.open() }
+
+// NextCompletion waits up to limit (negative: for ever) for an operation with
+// Notify to end and returns its number, 0 if none did.
+func NextCompletion(limit time.Duration) uint64 {
+	fd := completed.open()
+	end := time.Now().Add(limit)
+	for {
+		ms := -1
+		if limit >= 0 {
+			ms = int(max(0, time.Until(end)).Milliseconds())
+		}
+		if readable(fd, ms) {
+			var count [8]byte
+			if n, _ := syscall.Read(fd, count[:]); n == 8 {
+				if id := completed.pop(); id != 0 {
+					return id
+				}
+			}
+		}
+		if limit >= 0 && !time.Now().Before(end) {
+			return 0
+		}
+	}
+}
