@@ -6,7 +6,7 @@
     import paddlempi as dist
 
     dist.init_process_group("mpi")
-    dist.all_reduce(t)  # t: Paddle, PyTorch, NumPy, or anything with the buffer protocol or __dlpack__
+    dist.all_reduce(t)  # t: Paddle, PyTorch, NumPy, whatever has a buffer or __dlpack__
 
 Whichever MPI the launcher belongs to is found at run time; ``python -m paddlempi
 info`` tells which and why. What can go wrong stands in :mod:`paddlempi.errors`.

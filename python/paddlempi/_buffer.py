@@ -35,7 +35,7 @@ CUDA = 2
 """DLPack's device types."""
 
 Description = tuple[int, int, tuple[int, ...], tuple[int, ...] | None, int, int, bool]
-"""Address, dtype, shape, strides in elements (None: contiguous), device type, device id, read-only."""
+"""Address, dtype, shape, strides in elements or None, device type, device id, read-only."""
 
 
 class Kind(NamedTuple):
@@ -111,8 +111,8 @@ def _resolve(tensor: object) -> None:
     kind = _kind_of(tensor_type)
     if kind.describe is None:
         raise DtypeError(
-            f"an object of type {tensor_type.__module__}.{tensor_type.__qualname__} is no tensor: give "
-            "one of NumPy, Paddle or PyTorch, or an object with the buffer protocol or __dlpack__"
+            f"an object of type {tensor_type.__module__}.{tensor_type.__qualname__} is no tensor: "
+            "give one of NumPy, Paddle or PyTorch, or what has the buffer protocol or __dlpack__"
         )
     _native.core().register(tensor_type, kind.describe)
 
@@ -181,7 +181,7 @@ def _describe_numpy(array: Any) -> Description:
         size = dtype.itemsize
         if any(step % size for step in strides):
             raise ArgumentError(
-                f"a NumPy array whose strides {strides} (bytes) are no multiples of its itemsize {size}"
+                f"a NumPy array with strides {strides} (bytes), no multiples of its itemsize {size}"
             )
         strides = tuple(step // size for step in strides)
     return address, int(code), array.shape, strides, CPU, 0, readonly

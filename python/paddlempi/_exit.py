@@ -19,6 +19,7 @@ import atexit
 import importlib
 import sys
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -136,11 +137,7 @@ def _core_comes_too_late() -> bool:
 
 def _abort(status: int) -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError, AttributeError):  # closed, or None: never mind
             stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass  # closed, or None under pythonw: the job has to end all the same
-    try:
+    with suppress(Error):  # a fork, or a core that is gone: then the exit goes its usual way
         _native.control("abort", status=status)
-    except Error:
-        pass  # a fork, or a core that is gone: then the exit goes its usual way

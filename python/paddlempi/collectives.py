@@ -402,7 +402,7 @@ def _reducing(
             code,
             group,
             DtypeError(
-                f"{code.label}: op is {op!r} of type {type(op).__name__}, it must be a paddlempi.ReduceOp"
+                f"{code.label}: op is {op!r}, a {type(op).__name__}; it must be a paddlempi.ReduceOp"
                 + (", made by PREMUL_SUM(factor)" if op is PremulSum else "")
             ),
         )
@@ -541,7 +541,7 @@ def _splits(group: _Group, name: str, splits: Sequence[int] | None) -> list[int]
             Op.ALL_TO_ALL,
             group,
             ArgumentError(
-                f"all_to_all_single: {name}={sizes} must be {size} numbers of rows, one for each rank"
+                f"all_to_all_single: {name}={sizes} must be {size} numbers of rows, one a rank"
             ),
         )
     return sizes

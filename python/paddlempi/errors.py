@@ -2,33 +2,33 @@
 
 ::
 
-    Error                              everything that paddlempi raises
-    ├── ArgumentError                  (ValueError) a value out of range, a wrong count or shape, a read-only buffer
-    ├── DtypeError                     (TypeError) no tensor, or a dtype the operation is not defined for
-    ├── NotInitializedError            (RuntimeError) a use before init_process_group or after destroy
-    ├── AlreadyInitializedError        (RuntimeError) init_process_group while initialised
-    ├── StartError                     (RuntimeError) MPI could not be started
-    │   ├── MPINotFoundError           no usable libmpi; the message lists where it was looked for
-    │   ├── LauncherError              the launcher and the library belong to different MPIs
-    │   └── ThreadLevelError           the running MPI was initialised below MPI_THREAD_MULTIPLE
-    ├── TimeoutError                   (builtins.TimeoutError) a deadline ran out; ``ranks`` never came
-    │   └── NotReadyError              the limit of one ``Work.wait`` ran out; the work goes on
-    ├── CollectiveError                (RuntimeError) the members of a group did not do the same thing
-    │   ├── MismatchError              ``ranks`` called another op, dtype, count, root or reduce op
-    │   ├── RefusedError               ``ranks`` refused their part: their own exception tells why
-    │   └── PeerLeftError              ``ranks`` ended normally while others wait for them
-    ├── GroupError                     (RuntimeError) the group cannot be used
-    │   ├── GroupBrokenError           an earlier timeout or interrupt left it unusable
-    │   ├── GroupDestroyedError        it was destroyed
-    │   └── NotMemberError             this rank does not belong to it
-    ├── MPIError                       (RuntimeError) an error of MPI; ``mpi_class`` holds its class
-    │   ├── TruncateError              a message and its buffer differ in length
-    │   ├── ProcFailedError            MPI reports a dead process
-    │   └── RevokedError               the communicator was revoked
-    ├── ForkError                      (RuntimeError) the process is a fork of the one that initialised
-    ├── CorePanicError                 (RuntimeError) a defect of the core, which is unusable from here on
-    ├── UnsupportedError               (NotImplementedError) absent on this machine, in this MPI or this Python
-    └── OutOfMemoryError               (MemoryError) the core could not allocate
+    Error                         everything that paddlempi raises
+    ├── ArgumentError             (ValueError) a value, count or shape; a read-only buffer
+    ├── DtypeError                (TypeError) no tensor, or no dtype for this operation
+    ├── NotInitializedError       (RuntimeError) before init_process_group, after destroy
+    ├── AlreadyInitializedError   (RuntimeError) init_process_group while initialised
+    ├── StartError                (RuntimeError) MPI could not be started
+    │   ├── MPINotFoundError      no usable libmpi; the message lists where it was looked for
+    │   ├── LauncherError         the launcher and the library belong to different MPIs
+    │   └── ThreadLevelError      the running MPI is below MPI_THREAD_MULTIPLE
+    ├── TimeoutError              (builtins.TimeoutError) a deadline; ``ranks`` never came
+    │   └── NotReadyError         the limit of one ``Work.wait``; the work goes on
+    ├── CollectiveError           (RuntimeError) the members did not do the same thing
+    │   ├── MismatchError         ``ranks`` called something else
+    │   ├── RefusedError          ``ranks`` refused: their own exception tells why
+    │   └── PeerLeftError         ``ranks`` ended while others wait for them
+    ├── GroupError                (RuntimeError) the group cannot be used
+    │   ├── GroupBrokenError      an earlier timeout or interrupt left it unusable
+    │   ├── GroupDestroyedError   it was destroyed
+    │   └── NotMemberError        this rank does not belong to it
+    ├── MPIError                  (RuntimeError) an error of MPI; ``mpi_class`` has its class
+    │   ├── TruncateError         a message and its buffer differ in length
+    │   ├── ProcFailedError       MPI reports a dead process
+    │   └── RevokedError          the communicator was revoked
+    ├── ForkError                 (RuntimeError) in a fork of the process that initialised
+    ├── CorePanicError            (RuntimeError) a defect of the core, unusable from here on
+    ├── UnsupportedError          (NotImplementedError) not on this machine, MPI or Python
+    └── OutOfMemoryError          (MemoryError) the core could not allocate
 
 Every instance has ``ranks`` (a tuple of world ranks that are concerned),
 ``code`` (the number in ``capi/pmpi.h``) and ``mpi_class`` (MPI's error class, 0

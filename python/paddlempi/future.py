@@ -1,7 +1,7 @@
 """Futures of works, completed by one daemon thread.
 
-The thread is started by the first ``get_future``, sleeps in the core without the
-GIL and ends when the library is destroyed.
+The thread is started by the first ``get_future`` and sleeps in the core without
+the GIL.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from . import _native
 from .errors import Error, GroupDestroyedError
+from .group import at_destroy
 from .work import Work, reap
 
 __all__ = ["Future", "of"]
@@ -97,25 +98,30 @@ def _complete(work: Work) -> None:
 
 
 def _complete_all() -> None:
+    """The thread: it outlives the library's being destroyed, to serve the next init."""
     global _thread
     try:
-        while True:
-            handle = _native.core().next_completion(-1.0)
-            if not handle:
-                break
+        while handle := _native.core().next_completion(-1.0):
             work = _waiting.get(handle)
             if work is not None:
                 _complete(work)
             reap()
     except Error:
-        pass  # destroyed, or poisoned: those who wait are told below
+        pass  # a core that has failed: nothing more will be completed
     with _lock:
-        left = list(_waiting.values())
-        _waiting.clear()
         _thread = None
-    for work in left:
-        future = work._future
+
+
+def _abandon() -> None:
+    """The library was destroyed: tell those who still wait."""
+    with _lock:
+        left = [work._future for work in _waiting.values()]
+        _waiting.clear()
+    for future in left:
         if future is not None and not future.done():
             future.set_exception(
-                GroupDestroyedError("the process group was destroyed before the work ended")
+                GroupDestroyedError("the process group was destroyed before the operation ended")
             )
+
+
+at_destroy(_abandon)

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -102,6 +102,7 @@ class _State:
         self.world: ProcessGroup | None = None
         self.local_rank = 0
         self.local_size = 1
+        self.at_destroy: list[Callable[[], None]] = []
 
 
 _state = _State()
@@ -150,7 +151,7 @@ def init_process_group(
     _check_backend(backend)
     if framework is not None:
         raise ArgumentError(
-            f"init_process_group: framework={framework!r}: no front for it is installed; leave it out"
+            f"init_process_group: framework={framework!r}: no front installed for it; leave it out"
         )
     seconds = to_seconds(timeout, "init_process_group")
     path = None if mpi is None else os.fspath(mpi)
@@ -189,7 +190,11 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         if group is None or group is world:
             _exit.uninstall()
             _state.world = None
-            _native.control("destroy")
+            try:
+                _native.control("destroy")
+            finally:
+                for leave in _state.at_destroy:
+                    leave()
         elif not is_foreign(group, "destroy_process_group"):
             _native.control("destroy_group", group=group._id)
 
@@ -197,7 +202,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 def is_available() -> bool:
     """Whether an MPI library is to be found and the core runs on this Python. Starts nothing."""
     try:
-        return bool(_native.control("info", sys_prefix=sys.prefix, mpi=None).get("available"))
+        return _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None
     except Error:
         return False
 
@@ -290,7 +295,8 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     ranks = _group(group, "get_global_rank")._ranks
     if not 0 <= group_rank < len(ranks):
         raise ArgumentError(
-            f"get_global_rank: group_rank={group_rank!r} is out of range, the group has {len(ranks)} ranks"
+            f"get_global_rank: group_rank={group_rank!r} is out of range, "
+            f"the group has {len(ranks)} ranks"
         )
     return ranks[group_rank]
 
@@ -323,7 +329,7 @@ def new_group(
     if backend is not None:
         _check_backend(backend)
     members = list(world._ranks) if ranks is None else _check_ranks(ranks, len(world._ranks))
-    seconds = -1.0 if timeout is None else to_seconds(timeout, "new_group")
+    seconds = None if timeout is None else to_seconds(timeout, "new_group")
     if world._rank not in members:
         return GroupMember.NON_GROUP_MEMBER
     answer = _native.control("new_group", ranks=members, timeout=seconds)
@@ -341,7 +347,8 @@ def new_subgroups(
     Collective over ``group``.
 
     Args:
-        group_size: members of each subgroup; must divide the group. None: the number of ranks on this node.
+        group_size: members of each subgroup; must divide the group. None: the number of
+            ranks on this node.
         group: what is divided; None: the world.
         timeout: of the subgroups' collectives.
         backend: None or ``"mpi"``.
@@ -429,6 +436,11 @@ def to_seconds(timeout: timedelta | float, what: str) -> float:
     return seconds
 
 
+def at_destroy(leave: Callable[[], None]) -> None:
+    """Call ``leave()`` whenever the world has been destroyed."""
+    _state.at_destroy.append(leave)
+
+
 def is_foreign(group: Any, what: str) -> bool:
     """Whether this rank is no member of ``group``: then warn, as torch does.
 
@@ -472,7 +484,7 @@ def _world(what: str) -> ProcessGroup:
     world = _state.world
     if world is None:
         raise NotInitializedError(
-            f"{what}: the process group is not initialised: call paddlempi.init_process_group() first"
+            f"{what}: no process group is initialised: call paddlempi.init_process_group() first"
         )
     return world
 
@@ -506,7 +518,7 @@ def _comm_handle(comm: Any) -> int:
     mpi4py = sys.modules.get("mpi4py.MPI")
     if mpi4py is None or not isinstance(comm, mpi4py.Comm):
         raise DtypeError(
-            f"init_process_group: comm is a {type(comm).__name__}, it must be an mpi4py communicator"
+            f"init_process_group: comm is a {type(comm).__name__}, it must be mpi4py's communicator"
         )
     if not isinstance(comm, mpi4py.Intracomm) or comm == mpi4py.COMM_NULL:
         raise ArgumentError(
@@ -514,4 +526,4 @@ def _comm_handle(comm: Any) -> int:
         )
     if not hasattr(mpi4py, "_handleof"):
         raise UnsupportedError("init_process_group: comm needs mpi4py 3.0 or newer")
-    return int(mpi4py._handleof(comm))
+    return int(mpi4py._handleof(comm)) & 0xFFFF_FFFF_FFFF_FFFF  # an int of MPICH may be negative

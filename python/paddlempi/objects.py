@@ -77,7 +77,7 @@ def gather_object(
 
     Args:
         obj: this member's; anything that pickle takes.
-        object_gather_list: on ``dst`` output, a list with one place for each member; None elsewhere.
+        object_gather_list: on ``dst`` output, one place for each member; None elsewhere.
         dst: global rank (default 0), or ``group_dst``.
     """
     if _outside(group, Op.GATHER):
@@ -144,7 +144,7 @@ def scatter_object_list(
     """Give member i object number i of the list on ``src``.
 
     Args:
-        scatter_object_output_list: output, a list of at least one place: its first takes the object.
+        scatter_object_output_list: output, a list; its first place takes the object.
         scatter_object_input_list: on ``src`` input, one object for each member; None elsewhere.
         src: global rank (default 0), or ``group_src``.
     """

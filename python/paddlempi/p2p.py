@@ -269,7 +269,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     for index, wanted in enumerate(p2p_op_list):
         if not isinstance(wanted, P2POp):
             raise DtypeError(
-                f"batch_isend_irecv: p2p_op_list[{index}] is a {type(wanted).__name__}, it must be a P2POp"
+                f"batch_isend_irecv: p2p_op_list[{index}] is a {type(wanted).__name__}, "
+                "it must be a P2POp"
             )
     begun = [
         wanted.op(wanted.tensor, wanted.peer, wanted.group, wanted.tag, wanted.group_peer)

@@ -1,0 +1,168 @@
+"""``python -m paddlempi info``: which MPI, why that one, and what else is there.
+
+Under a launcher (``mpirun -np 4 python -m paddlempi info``) the ranks start MPI,
+and rank 0 prints where all of them run. Alone, nothing is started. Where no MPI is
+to be found the command says so, where it looked and what to install, and succeeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import re
+import sys
+from importlib import metadata
+from typing import Any
+
+from .. import __version__, _native, group
+from ..errors import Error
+
+__all__ = ["add_to", "gather"]
+
+_FRAMEWORKS = {
+    # module -> names of the packages that bring it
+    "numpy": ("numpy",),
+    "ml_dtypes": ("ml_dtypes",),
+    "paddle": ("paddlepaddle", "paddlepaddle-gpu"),
+    "torch": ("torch",),
+    "jax": ("jax",),
+    "cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"),
+    "mpi4py": ("mpi4py",),
+}
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser of ``python -m paddlempi``."""
+    parser = commands.add_parser("info", help="which MPI, why that one, and what else is there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--mpi", metavar="PATH", help="the libmpi to look at, before any search (as PADDLEMPI_MPI)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Print what :func:`gather` finds, on rank 0 only; 0, or 1 where MPI did not start."""
+    found = gather(chosen.mpi)
+    if not found["rank"]:
+        print(json.dumps(found, indent=2) if chosen.json else _text(found))
+    started_by_me = group.is_initialized()
+    if started_by_me:
+        group.destroy_process_group()
+    return 1 if found["start_error"] else 0
+
+
+def gather(mpi: str | None = None) -> dict[str, Any]:
+    """What there is, as plain data. Starts MPI where a launcher started several ranks."""
+    found: dict[str, Any] = {
+        "paddlempi": __version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "machine": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
+        "frameworks": {module: _version(module) for module in _FRAMEWORKS},
+        "core": None,
+        "core_error": None,
+        "start_error": None,
+        "rank": None,
+    }
+    try:
+        core = _ask(mpi)
+    except Error as error:
+        found["core_error"] = str(error)
+        return found
+    found["rank"] = max(core["launcher"]["rank"], 0)
+    if core["mpi"] and core["launcher"]["size"] > 1:
+        try:
+            group.init_process_group(mpi=mpi)
+            core = _ask(mpi) | {"looked": core["looked"]}
+            found["rank"] = core["rank"]
+        except Error as error:
+            found["start_error"] = str(error)
+    found["core"] = core
+    return found
+
+
+def _ask(mpi: str | None) -> dict[str, Any]:
+    core = _native.control("info", sys_prefix=sys.prefix, mpi=mpi)
+    for part in ("mpi", "launcher"):  # structs of Go, with Go's names
+        if core[part] is not None:
+            core[part] = {_snake(name): value for name, value in core[part].items()}
+    return core
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _version(module: str) -> str | None:
+    """The version of a framework, None where it is not installed. Imports nothing."""
+    if importlib.util.find_spec(module) is None:
+        return None
+    for package in _FRAMEWORKS[module]:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown version"
+
+
+def _text(found: dict[str, Any]) -> str:
+    here = [f"{name} {version}" for name, version in found["frameworks"].items() if version]
+    lines = [
+        _row("paddlempi", found["paddlempi"]),
+        _row("python", f"{found['python']} ({found['executable']})"),
+        _row("machine", found["machine"]),
+        _row("frameworks", ", ".join(here) or "none"),
+    ]
+    core = found["core"]
+    if core is None:
+        return "\n".join([*lines, _row("core", "not usable: " + found["core_error"])])
+    lines.append(_row("core", f"{core['build']}, {core['go']}, reductions with {core['kernels']}"))
+    lines += _mpi(core)
+    lines += _launcher(core["launcher"])
+    if core["initialized"]:
+        lines += _ranks(core)
+    if found["start_error"]:
+        lines.append(_row("start", "failed: " + found["start_error"]))
+    return "\n".join(lines)
+
+
+def _mpi(core: dict[str, Any]) -> list[str]:
+    mpi = core["mpi"]
+    if mpi is None:
+        return [_row("mpi", "none: " + core["mpi_error"])]
+    lines = [
+        _row("mpi", mpi["version"] or mpi["name"]),
+        _row("library", mpi["path"]),
+        _row("chosen", mpi["why"]),
+        _row("abi", f"{mpi['abi']}, MPI {mpi['standard']}"),
+    ]
+    if core["initialized"]:
+        owner = "" if mpi["owner"] == "paddlempi" else ", initialised by the application"
+        lines.append(_row("threads", mpi["thread_level"] + owner))
+    return lines
+
+
+def _launcher(launcher: dict[str, Any]) -> list[str]:
+    if not launcher["name"]:
+        return [_row("launcher", "none: one process on its own")]
+    size = launcher["size"]
+    processes = "" if size < 1 else f", {size} processes"
+    return [_row("launcher", f"{launcher['name']} of {launcher['mpi']}{processes}")]
+
+
+def _ranks(core: dict[str, Any]) -> list[str]:
+    nodes: dict[int, list[int]] = {}
+    for rank, node in enumerate(core["node"]):
+        nodes.setdefault(node, []).append(rank)
+    lines = [_row("ranks", f"{core['size']} on {len(nodes)} node{'s' if len(nodes) > 1 else ''}")]
+    for node, ranks in sorted(nodes.items()):
+        lines.append(_row("", f"node {node}: {', '.join(map(str, ranks))}"))
+    return lines
+
+
+def _row(name: str, value: str) -> str:
+    first, *rest = value.splitlines() or [""]
+    return "\n".join([f"{name:<12}{first}", *(f"{'':<12}{line}" for line in rest)])

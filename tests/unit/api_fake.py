@@ -1,0 +1,102 @@
+"""A ``paddlempi._core`` in Python for the unit tests of the API: it records, and answers as told.
+
+It moves no data: what the ranks exchange is tested under mpirun.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+from types import ModuleType
+from typing import Any
+
+SUBMIT_DEFAULTS = (0, 0, -1, -1, 0, -1.0, 1.0, None, None, -1, 0)
+
+
+class FakeCore(ModuleType):
+    """Rank ``rank`` of ``size``; ``calls`` holds every submit with its defaults filled in."""
+
+    def __init__(self, rank: int = 1, size: int = 3) -> None:
+        super().__init__("paddlempi._core")
+        self.rank, self.size = rank, size
+        self.calls: list[tuple[Any, ...]] = []
+        self.refusals: list[tuple[int, int, str]] = []
+        self.controls: list[tuple[str, dict[str, Any]]] = []
+        self.answer: Any = None  # of a synchronous submit
+        self.error: BaseException | None = None  # what the next submit raises
+        self.next_handle = 1
+        self.pending: set[int] = set()
+        self.results: dict[int, Any] = {}
+        self.released: list[int] = []
+        self.notified: list[int] = []
+        self.completions: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.registered: dict[type, Any] = {}
+        self.errors: dict[int, type] = {}
+        self.resolver: Any = None
+
+    def set_errors(self, classes: dict[int, type]) -> None:
+        self.errors = classes
+
+    def set_resolver(self, resolver: Any) -> None:
+        self.resolver = resolver
+
+    def register(self, kind: type, describe: Any) -> None:
+        self.registered[kind] = describe
+
+    def submit(self, *arguments: Any) -> Any:
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        full = arguments + SUBMIT_DEFAULTS[len(arguments) - 4 :]
+        self.calls.append(full)
+        if full[5] & 1:
+            handle, self.next_handle = self.next_handle, self.next_handle + 1
+            self.pending.add(handle)
+            return handle
+        return self.answer
+
+    def refuse(self, code: int, group: int, message: str) -> None:
+        self.refusals.append((code, group, message))
+
+    def end(self, handle: int, result: Any = None) -> None:
+        """The operation ends: with an error if ``result`` is one."""
+        self.results[handle] = result
+        self.pending.discard(handle)
+        if handle in self.notified:
+            self.completions.put(handle)
+
+    def wait(self, handle: int, timeout: float) -> Any:
+        if handle in self.pending:
+            raise self.errors[23]("not ready")
+        result = self.results.get(handle)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def test(self, handle: int) -> bool:
+        return handle not in self.pending
+
+    def release(self, handle: int) -> None:
+        self.released.append(handle)
+
+    def notify(self, handle: int) -> None:
+        self.notified.append(handle)
+        if handle not in self.pending:
+            self.completions.put(handle)
+
+    def next_completion(self, timeout: float) -> int:
+        return self.completions.get()
+
+    def control(self, method: str, arguments: str) -> str:
+        given = json.loads(arguments)
+        self.controls.append((method, given))
+        if method == "init":
+            return json.dumps(
+                {"rank": self.rank, "size": self.size, "local_rank": 0, "local_size": 2}
+            )
+        if method == "new_group":
+            ranks = given["ranks"]
+            return json.dumps({"group": 7, "rank": ranks.index(self.rank)})
+        if method == "info":
+            return json.dumps({"mpi": None})
+        return "{}"

@@ -1,0 +1,162 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import types
+from importlib import metadata
+
+import paddlempi
+import pytest
+from paddlempi import errors
+
+NAMES = [
+    "DistContext",
+    "Error",
+    "GroupMember",
+    "P2POp",
+    "ProbeResult",
+    "ProcessGroup",
+    "ReduceOp",
+    "Work",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "allreduce",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "errors",
+    "exscan",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_context",
+    "get_global_rank",
+    "get_group_rank",
+    "get_local_rank",
+    "get_local_size",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "probe",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scan",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "sendrecv",
+    "split_group",
+]
+
+
+def test_exported_names() -> None:
+    assert sorted(paddlempi.__all__) == sorted(NAMES)
+    for name in NAMES:
+        assert getattr(paddlempi, name).__doc__, f"{name} has no docstring"
+
+
+def test_version_is_the_package_s() -> None:
+    try:
+        installed = metadata.version("paddlempi")
+    except metadata.PackageNotFoundError:
+        pytest.skip("paddlempi is not installed")
+    assert paddlempi.__version__ == installed
+
+
+def test_tree_of_errors_is_the_documented_one() -> None:
+    assert errors.__doc__ is not None
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        assert issubclass(kind, errors.Error)
+        assert kind.__doc__
+        assert name in errors.__doc__
+
+
+def test_each_code_has_one_class() -> None:
+    # Interrupted (9) is a KeyboardInterrupt.
+    assert sorted(errors.BY_CODE) == [code for code in range(1, 25) if code != 9]
+    for code, kind in errors.BY_CODE.items():
+        error = kind("text")
+        assert (error.code, error.ranks, error.mpi_class, str(error)) == (code, (), 0, "text")
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [
+        (errors.ArgumentError, ValueError),
+        (errors.DtypeError, TypeError),
+        (errors.TimeoutError, TimeoutError),
+        (errors.NotReadyError, errors.TimeoutError),
+        (errors.UnsupportedError, NotImplementedError),
+        (errors.OutOfMemoryError, MemoryError),
+    ],
+)
+def test_errors_are_python_s_too(kind: type, base: type) -> None:
+    assert issubclass(kind, base)
+
+
+def test_import_loads_no_core_and_no_framework() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import paddlempi; "
+        "bad = {'paddlempi._core', 'numpy', 'torch', 'paddle', 'ctypes', 'asyncio', 'json',"
+        " 'logging', 'concurrent.futures'} & (set(sys.modules) - before); "
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_costs_less_than_30_ms(tmp_path: os.PathLike[str]) -> None:
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def seconds(code: str) -> float:
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+        return time.perf_counter() - begin
+
+    seconds("import paddlempi")  # compiles
+    bare = ours = float("inf")
+    for attempt in range(40):  # a busy machine only ever adds to the shortest of several
+        bare, ours = min(bare, seconds("pass")), min(ours, seconds("import paddlempi"))
+        if ours - bare < 0.030 and attempt >= 5:
+            break
+    assert ours - bare < 0.030
+
+
+def test_group_world_is_none_before_init() -> None:
+    assert isinstance(paddlempi.group, types.ModuleType)
+    assert paddlempi.group.WORLD is None
+    assert not paddlempi.is_initialized()
+    with pytest.raises(errors.NotInitializedError, match="init_process_group"):
+        paddlempi.get_rank()
+    with pytest.raises(errors.NotInitializedError, match="init_process_group"):
+        paddlempi.all_reduce(bytearray(8))
+    with pytest.raises(errors.NotInitializedError):
+        paddlempi.destroy_process_group()
+    with pytest.raises(AttributeError):
+        paddlempi.group.nonsense  # noqa: B018
