@@ -402,7 +402,7 @@ def _reducing(
             code,
             group,
             DtypeError(
-                f"{code.label}: op is {op!r}, a {type(op).__name__}; it must be a paddlempi.ReduceOp"
+                f"{code.label}: op={op!r} is a {type(op).__name__}, it must be a paddlempi.ReduceOp"
                 + (", made by PREMUL_SUM(factor)" if op is PremulSum else "")
             ),
         )

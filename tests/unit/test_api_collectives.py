@@ -85,7 +85,7 @@ def test_monitored_barrier_has_its_own_deadline(core: FakeCore) -> None:
 
 # What Python itself finds wrong: the others are told, nothing is sent.
 WRONG: list[tuple[Callable[[], Any], int, type[Exception], str]] = [
-    (lambda: dist.all_reduce(T, "sum"), Op.ALL_REDUCE, DtypeError, "op is 'sum'"),  # type: ignore[arg-type]
+    (lambda: dist.all_reduce(T, "sum"), Op.ALL_REDUCE, DtypeError, "op='sum' is a str"),  # type: ignore[arg-type]
     (
         lambda: dist.all_reduce(T, dist.ReduceOp.PREMUL_SUM),  # type: ignore[arg-type]
         Op.ALL_REDUCE,
