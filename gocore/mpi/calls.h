@@ -125,6 +125,9 @@ int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
                           int tag, uintptr_t *out);
 int pmpi_mpi_split_shared(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
 int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm);
+// Makes what the next call sets an error handler of ours that does nothing, instead
+// of MPI_ERRORS_RETURN.
+int pmpi_mpi_own_errhandler(struct pmpi_mpi_table *t);
 int pmpi_mpi_errors_return(const struct pmpi_mpi_table *t, uintptr_t comm);
 // The value of a predefined attribute of type int; flag is 0 when it is not set.
 int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyval, int *flag, int *value);

@@ -55,6 +55,14 @@ func (l *library) start() error {
 	if level < multiple {
 		return l.levelError()
 	}
+	if l.abi == &abiStandard && l.info.Name == "Intel MPI" {
+		// Intel MPI 2021.18's libmpi_abi takes MPI_ERRORS_RETURN and aborts all the same.
+		// (In MPICH 5.0.2's it is the other way round: with a handler of ours calls
+		// return success after an error.)
+		if err := l.check("MPI_Comm_create_errhandler", C.pmpi_mpi_own_errhandler(l.table)); err != nil {
+			return err
+		}
+	}
 	if l.info.Owner == "paddlempi" { // others' communicators keep their error handlers
 		for _, h := range []int{hCommWorld, hCommSelf} {
 			if err := l.check("MPI_Comm_set_errhandler", C.pmpi_mpi_errors_return(l.table, C.uintptr_t(l.handle(h)))); err != nil {

@@ -84,6 +84,18 @@ int pmpi_mpi_size(const struct pmpi_mpi_table *t, uintptr_t comm, int *size) {
 	return t->f.Comm_size(comm, size);
 }
 
+static void just_return(handle *comm, int *code, ...) {
+	(void)comm, (void)code;
+}
+
+int pmpi_mpi_own_errhandler(struct pmpi_mpi_table *t) {
+	handle h = 0;
+	int rc = t->f.Comm_create_errhandler(just_return, &h);
+	if (rc == 0)
+		t->k.errors_return = h;
+	return rc;
+}
+
 int pmpi_mpi_errors_return(const struct pmpi_mpi_table *t, uintptr_t comm) {
 	return t->f.Comm_set_errhandler(comm, t->k.errors_return);
 }

@@ -89,6 +89,7 @@ func newLibrary(path, why string) (*library, error) {
 	if err != nil {
 		return nil, err
 	}
+	ld.info.Standard = standardOf(t)
 	return &library{loaded: ld, table: t}, nil
 }
 

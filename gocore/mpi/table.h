@@ -15,6 +15,7 @@ typedef int64_t mpi_count;      // MPI_Count, 8 bytes in every ABI at hand
 
 typedef int comm_copy_fn(handle comm, int keyval, void *extra, void *in, void *out, int *flag);
 typedef int comm_delete_fn(handle comm, int keyval, void *value, void *extra);
+typedef void error_fn(handle *comm, int *code, ...);
 typedef void user_fn(void *in, void *inout, int *len, handle *type);
 
 // clang-format off
@@ -105,6 +106,7 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	X(Comm_split_type, (handle comm, int type, int key, handle info, handle *newcomm))            \
 	X(Comm_free, (handle *comm))                                                                  \
 	X(Comm_set_errhandler, (handle comm, handle errhandler))                                      \
+	X(Comm_create_errhandler, (error_fn *fn, handle *errhandler))                                 \
 	X(Comm_get_attr, (handle comm, int keyval, void *value, int *flag))                           \
 	X(Comm_set_attr, (handle comm, int keyval, void *value))                                      \
 	X(Comm_create_keyval, (comm_copy_fn *copy, comm_delete_fn *del, int *keyval, void *extra))    \
