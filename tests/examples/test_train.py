@@ -29,7 +29,7 @@ def test_trains_alone_without_a_launcher() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_trains_on_several_ranks(ranks: int) -> None:
-    result = run(ranks, [str(EXAMPLE)], timeout=DEADLINE)
+    result = run(ranks, [sys.executable, str(EXAMPLE)], timeout=DEADLINE)
     assert result.returncode == 0, result.output
     check_report(result.stdout, ranks=ranks, epochs=15)
 
@@ -39,7 +39,7 @@ def test_loss_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     curves = []
     for ranks in (1, 2, 3):
         out = tmp_path / f"{ranks}.json"
-        result = run(ranks, [str(EXAMPLE), "--epochs=4", f"--losses={out}"], timeout=DEADLINE)
+        result = run(ranks, [sys.executable, str(EXAMPLE), "--epochs=4", f"--losses={out}"], timeout=DEADLINE)
         # Four epochs do not reach the accuracy on every machine; the exit status says so.
         assert out.exists(), result.output
         curves.append(json.loads(out.read_text()))
