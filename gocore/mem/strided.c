@@ -9,30 +9,28 @@
 #include <string.h>
 
 typedef struct {
-	int64_t n;     // elements
-	int64_t d, s;  // bytes from one to the next, in dst and in src
+	int64_t n;    // elements
+	int64_t d, s; // bytes from one to the next, in dst and in src
 } dim;
 
-static int64_t magnitude(int64_t v)
-{
+static int64_t magnitude(int64_t v) {
 	return v < 0 ? -v : v;
 }
 
 typedef void (*line_fn)(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep);
 
 // A memcpy of a constant size is one load and one store, aligned or not.
-#define DEFINE_LINE(size)                                                                              \
-	static void line##size(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep)            \
-	{                                                                                                  \
-		int64_t i = 0;                                                                                 \
-		for (; i + 4 <= n; i += 4, d += 4 * dstep, s += 4 * sstep) {                                   \
-			memcpy(d, s, size);                                                                        \
-			memcpy(d + dstep, s + sstep, size);                                                        \
-			memcpy(d + 2 * dstep, s + 2 * sstep, size);                                                \
-			memcpy(d + 3 * dstep, s + 3 * sstep, size);                                                \
-		}                                                                                              \
-		for (; i < n; i++, d += dstep, s += sstep)                                                     \
-			memcpy(d, s, size);                                                                        \
+#define DEFINE_LINE(size)                                                                          \
+	static void line##size(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep) {      \
+		int64_t i = 0;                                                                             \
+		for (; i + 4 <= n; i += 4, d += 4 * dstep, s += 4 * sstep) {                               \
+			memcpy(d, s, size);                                                                    \
+			memcpy(d + dstep, s + sstep, size);                                                    \
+			memcpy(d + 2 * dstep, s + 2 * sstep, size);                                            \
+			memcpy(d + 3 * dstep, s + 3 * sstep, size);                                            \
+		}                                                                                          \
+		for (; i < n; i++, d += dstep, s += sstep)                                                 \
+			memcpy(d, s, size);                                                                    \
 	}
 
 DEFINE_LINE(1)
@@ -47,21 +45,24 @@ enum { TILE = 16 };
 // copy_plane copies across.n * along.n elements. Neighbours in across are close
 // in the source, neighbours in along are close in the destination: scattered
 // reads wait for one another less than scattered writes do.
-static void copy_plane(char *d, const char *s, dim across, dim along, line_fn line)
-{
+static void copy_plane(char *d, const char *s, dim across, dim along, line_fn line) {
 	for (int64_t i = 0; i < across.n; i += TILE) {
 		int64_t rows = across.n - i < TILE ? across.n - i : TILE;
 		for (int64_t j = 0; j < along.n; j += TILE) {
 			int64_t m = along.n - j < TILE ? along.n - j : TILE;
 			for (int64_t r = i; r < i + rows; r++)
-				line(d + r * across.d + j * along.d, s + r * across.s + j * along.s, m, along.d, along.s);
+				line(d + r * across.d + j * along.d, s + r * across.s + j * along.s, m, along.d,
+					 along.s);
 		}
 	}
 }
 
-static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pack)
-{
-	line_fn line = size == 1 ? line1 : size == 2 ? line2 : size == 4 ? line4 : size == 8 ? line8 : line16;
+static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pack) {
+	line_fn line = size == 1   ? line1
+				   : size == 2 ? line2
+				   : size == 4 ? line4
+				   : size == 8 ? line8
+							   : line16;
 	dim inner = {1, size, size};
 	if (n > 0)
 		inner = dims[--n];
@@ -107,9 +108,10 @@ static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pac
 	}
 }
 
-static int copy(void *dst, const void *src, int size, int ndim, const int64_t *shape, const int64_t *strides, int pack)
-{
-	if (ndim < 0 || ndim > PMPI_MAX_DIMS || (size != 1 && size != 2 && size != 4 && size != 8 && size != 16))
+static int copy(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+				const int64_t *strides, int pack) {
+	if (ndim < 0 || ndim > PMPI_MAX_DIMS ||
+		(size != 1 && size != 2 && size != 4 && size != 8 && size != 16))
 		return -1;
 	dim dims[PMPI_MAX_DIMS];
 	int n = PMPI_MAX_DIMS; // filled from the last dimension on
@@ -131,12 +133,12 @@ static int copy(void *dst, const void *src, int size, int ndim, const int64_t *s
 	return 0;
 }
 
-int pmpi_pack(void *dst, const void *src, int size, int ndim, const int64_t *shape, const int64_t *strides)
-{
+int pmpi_pack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+			  const int64_t *strides) {
 	return copy(dst, src, size, ndim, shape, strides, 1);
 }
 
-int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *shape, const int64_t *strides)
-{
+int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+				const int64_t *strides) {
 	return copy(dst, src, size, ndim, shape, strides, 0);
 }

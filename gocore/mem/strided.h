@@ -12,8 +12,10 @@ enum { PMPI_MAX_DIMS = 64 };
 // tensor at src into dst, in row-major order; pmpi_unpack scatters them from
 // src into the tensor at dst. strides are in elements. They return 0, or -1
 // where ndim or size is not one of those.
-int pmpi_pack(void *dst, const void *src, int size, int ndim, const int64_t *shape, const int64_t *strides);
-int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *shape, const int64_t *strides);
+int pmpi_pack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+			  const int64_t *strides);
+int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+				const int64_t *strides);
 
 #pragma GCC visibility pop
 

@@ -5,13 +5,12 @@
 
 #include <immintrin.h>
 
-#define TARGET __attribute__((target("avx512f")))
+#define TARGET   __attribute__((target("avx512f")))
 #define FN(name) name##_avx512
-#define VF __m512
-#define VW 16
+#define VF       __m512
+#define VW       16
 
-static inline __attribute__((always_inline)) TARGET void narrow_avx512(uint16_t *p, __m512 v)
-{
+static inline __attribute__((always_inline)) TARGET void narrow_avx512(uint16_t *p, __m512 v) {
 	// Round to nearest even in integers; a NaN is canonical here and stays one.
 	__m512i u = _mm512_castps_si512(v);
 	__m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -19,19 +18,21 @@ static inline __attribute__((always_inline)) TARGET void narrow_avx512(uint16_t 
 	_mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)));
 }
 
-#define LOAD256(p) _mm256_loadu_si256((const __m256i *)(p))
+#define LOAD256(p)   _mm256_loadu_si256((const __m256i *)(p))
 #define LOAD_BF16(p) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(LOAD256(p)), 16))
-#define LOAD_F16(p) _mm512_cvtph_ps(LOAD256(p))
+#define LOAD_F16(p)  _mm512_cvtph_ps(LOAD256(p))
 #define STORE_BF16(p, v) narrow_avx512(p, v)
-#define STORE_F16(p, v) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT))
-#define SET1(f) _mm512_set1_ps(f)
+#define STORE_F16(p, v)                                                                            \
+	_mm256_storeu_si256((__m256i *)(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT))
+#define SET1(f)   _mm512_set1_ps(f)
 #define ADD(a, b) _mm512_add_ps(a, b)
 #define MUL(a, b) _mm512_mul_ps(a, b)
 #define DIV(a, b) _mm512_div_ps(a, b)
 #define MIN(a, b) _mm512_min_ps(a, b)
 #define MAX(a, b) _mm512_max_ps(a, b)
-#define ISNAN(a) _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q)
-#define CANON(v) _mm512_mask_blend_ps(ISNAN(v), v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)))
+#define ISNAN(a)  _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q)
+#define CANON(v)                                                                                   \
+	_mm512_mask_blend_ps(ISNAN(v), v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)))
 #define KEEPNAN(a, v) _mm512_mask_blend_ps(ISNAN(a), v, a)
 
 #include "vector16.h"
@@ -39,8 +40,7 @@ static inline __attribute__((always_inline)) TARGET void narrow_avx512(uint16_t 
 #else
 
 // Never chosen here: it leaves everything to the portable kernel.
-int64_t pmpi_reduce16_avx512(const pmpi_k16 *k, int64_t start)
-{
+int64_t pmpi_reduce16_avx512(const pmpi_k16 *k, int64_t start) {
 	(void)k;
 	return start;
 }

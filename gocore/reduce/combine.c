@@ -4,33 +4,32 @@
 #define MIN2(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
 #define MAX2(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 
-#define CASE(name, expr)                                                                               \
-	case PMPI_K_##name:                                                                                \
-		for (int64_t i = 0; i < n; i++) {                                                              \
-			T a = d[i], b = s[i];                                                                      \
-			d[i] = (T)(expr);                                                                          \
-		}                                                                                              \
+#define CASE(name, expr)                                                                           \
+	case PMPI_K_##name:                                                                            \
+		for (int64_t i = 0; i < n; i++) {                                                          \
+			T a = d[i], b = s[i];                                                                  \
+			d[i] = (T)(expr);                                                                      \
+		}                                                                                          \
 		return 0;
 
 // Sums and products of integers are made in an unsigned type U no narrower
 // than int, where wrapping is defined.
-#define DEFINE_INT(name, type, utype)                                                                  \
-	static int name(void *dst, const void *src, int64_t n, int op)                                     \
-	{                                                                                                  \
-		typedef type T;                                                                                \
-		typedef utype U;                                                                               \
-		T *d = dst;                                                                                    \
-		const T *s = src;                                                                              \
-		switch (op) {                                                                                  \
-			CASE(SUM, (U)a + (U)b)                                                                     \
-			CASE(PRODUCT, (U)a * (U)b)                                                                 \
-			CASE(MIN, a < b ? a : b)                                                                   \
-			CASE(MAX, a > b ? a : b)                                                                   \
-			CASE(AND, a & b)                                                                           \
-			CASE(OR, a | b)                                                                            \
-			CASE(XOR, a ^ b)                                                                           \
-		}                                                                                              \
-		return -1;                                                                                     \
+#define DEFINE_INT(name, type, utype)                                                              \
+	static int name(void *dst, const void *src, int64_t n, int op) {                               \
+		typedef type T;                                                                            \
+		typedef utype U;                                                                           \
+		T *d = dst;                                                                                \
+		const T *s = src;                                                                          \
+		switch (op) {                                                                              \
+			CASE(SUM, (U)a + (U)b)                                                                 \
+			CASE(PRODUCT, (U)a * (U)b)                                                             \
+			CASE(MIN, a < b ? a : b)                                                               \
+			CASE(MAX, a > b ? a : b)                                                               \
+			CASE(AND, a & b)                                                                       \
+			CASE(OR, a | b)                                                                        \
+			CASE(XOR, a ^ b)                                                                       \
+		}                                                                                          \
+		return -1;                                                                                 \
 	}
 
 DEFINE_INT(combine_i8, int8_t, uint32_t)
@@ -42,49 +41,46 @@ DEFINE_INT(combine_u32, uint32_t, uint32_t)
 DEFINE_INT(combine_i64, int64_t, uint64_t)
 DEFINE_INT(combine_u64, uint64_t, uint64_t)
 
-#define DEFINE_FLOAT(name, type)                                                                       \
-	static int name(void *dst, const void *src, int64_t n, int op)                                     \
-	{                                                                                                  \
-		typedef type T;                                                                                \
-		T *d = dst;                                                                                    \
-		const T *s = src;                                                                              \
-		switch (op) {                                                                                  \
-			CASE(SUM, a + b)                                                                           \
-			CASE(PRODUCT, a *b)                                                                        \
-			CASE(MIN, MIN2(a, b))                                                                      \
-			CASE(MAX, MAX2(a, b))                                                                      \
-		}                                                                                              \
-		return -1;                                                                                     \
+#define DEFINE_FLOAT(name, type)                                                                   \
+	static int name(void *dst, const void *src, int64_t n, int op) {                               \
+		typedef type T;                                                                            \
+		T *d = dst;                                                                                \
+		const T *s = src;                                                                          \
+		switch (op) {                                                                              \
+			CASE(SUM, a + b)                                                                       \
+			CASE(PRODUCT, a * b)                                                                   \
+			CASE(MIN, MIN2(a, b))                                                                  \
+			CASE(MAX, MAX2(a, b))                                                                  \
+		}                                                                                          \
+		return -1;                                                                                 \
 	}
 
 DEFINE_FLOAT(combine_f32, float)
 DEFINE_FLOAT(combine_f64, double)
 
 // The textbook product, as NumPy makes it: no recovery of infinities.
-#define DEFINE_COMPLEX(name, type, combine_real)                                                       \
-	static int name(void *dst, const void *src, int64_t n, int op)                                     \
-	{                                                                                                  \
-		if (op == PMPI_K_SUM)                                                                          \
-			return combine_real(dst, src, 2 * n, op);                                                  \
-		if (op != PMPI_K_PRODUCT)                                                                      \
-			return -1;                                                                                 \
-		type *d = dst;                                                                                 \
-		const type *s = src;                                                                           \
-		for (int64_t i = 0; i < 2 * n; i += 2) {                                                       \
-			type re = d[i] * s[i] - d[i + 1] * s[i + 1];                                               \
-			type im = d[i] * s[i + 1] + d[i + 1] * s[i];                                               \
-			d[i] = re;                                                                                 \
-			d[i + 1] = im;                                                                             \
-		}                                                                                              \
-		return 0;                                                                                      \
+#define DEFINE_COMPLEX(name, type, combine_real)                                                   \
+	static int name(void *dst, const void *src, int64_t n, int op) {                               \
+		if (op == PMPI_K_SUM)                                                                      \
+			return combine_real(dst, src, 2 * n, op);                                              \
+		if (op != PMPI_K_PRODUCT)                                                                  \
+			return -1;                                                                             \
+		type *d = dst;                                                                             \
+		const type *s = src;                                                                       \
+		for (int64_t i = 0; i < 2 * n; i += 2) {                                                   \
+			type re = d[i] * s[i] - d[i + 1] * s[i + 1];                                           \
+			type im = d[i] * s[i + 1] + d[i + 1] * s[i];                                           \
+			d[i] = re;                                                                             \
+			d[i + 1] = im;                                                                         \
+		}                                                                                          \
+		return 0;                                                                                  \
 	}
 
 DEFINE_COMPLEX(combine_c64, float, combine_f32)
 DEFINE_COMPLEX(combine_c128, double, combine_f64)
 
 // Any byte that is not zero counts as true; the result is 0 or 1.
-static int combine_bool(void *dst, const void *src, int64_t n, int op)
-{
+static int combine_bool(void *dst, const void *src, int64_t n, int op) {
 	typedef uint8_t T;
 	T *d = dst;
 	const T *s = src;
@@ -100,8 +96,7 @@ static int combine_bool(void *dst, const void *src, int64_t n, int op)
 	return -1;
 }
 
-int pmpi_combine(void *dst, const void *src, int64_t n, int type, int op)
-{
+int pmpi_combine(void *dst, const void *src, int64_t n, int type, int op) {
 	static int (*const table[])(void *, const void *, int64_t, int) = {
 		[PMPI_T_BOOL] = combine_bool, [PMPI_T_I8] = combine_i8,   [PMPI_T_U8] = combine_u8,
 		[PMPI_T_I16] = combine_i16,   [PMPI_T_U16] = combine_u16, [PMPI_T_I32] = combine_i32,
@@ -112,26 +107,22 @@ int pmpi_combine(void *dst, const void *src, int64_t n, int type, int op)
 	return table[type](dst, src, n, op);
 }
 
-void pmpi_scale32(float *dst, const float *src, int64_t n, float factor)
-{
+void pmpi_scale32(float *dst, const float *src, int64_t n, float factor) {
 	for (int64_t i = 0; i < n; i++)
 		dst[i] = src[i] * factor;
 }
 
-void pmpi_scale64(double *dst, const double *src, int64_t n, double factor)
-{
+void pmpi_scale64(double *dst, const double *src, int64_t n, double factor) {
 	for (int64_t i = 0; i < n; i++)
 		dst[i] = src[i] * factor;
 }
 
-void pmpi_div32(float *dst, const float *src, int64_t n, float by)
-{
+void pmpi_div32(float *dst, const float *src, int64_t n, float by) {
 	for (int64_t i = 0; i < n; i++)
 		dst[i] = src[i] / by;
 }
 
-void pmpi_div64(double *dst, const double *src, int64_t n, double by)
-{
+void pmpi_div64(double *dst, const double *src, int64_t n, double by) {
 	for (int64_t i = 0; i < n; i++)
 		dst[i] = src[i] / by;
 }

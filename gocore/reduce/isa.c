@@ -6,8 +6,7 @@
 
 // cpuid itself, for __builtin_cpu_supports needs a run-time library that not
 // every compiler brings. The operating system must save the registers (XCR0).
-int pmpi_reduce_isa(void)
-{
+int pmpi_reduce_isa(void) {
 	unsigned a, b, c, d, lo, hi;
 	if (!__get_cpuid(1, &a, &b, &c, &d))
 		return PMPI_ISA_PORTABLE;
@@ -24,16 +23,15 @@ int pmpi_reduce_isa(void)
 
 #else
 
-int pmpi_reduce_isa(void)
-{
+int pmpi_reduce_isa(void) {
 	return PMPI_ISA_PORTABLE;
 }
 
 #endif
 
-void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales, int32_t nscales,
-                        int64_t n, int32_t bf16, int32_t op, float divisor, int isa)
-{
+void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales,
+						int32_t nscales, int64_t n, int32_t bf16, int32_t op, float divisor,
+						int isa) {
 	const pmpi_k16 k = {
 		.dst = dst,
 		.srcs = (const uint16_t *const *)srcs,

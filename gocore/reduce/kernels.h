@@ -37,8 +37,9 @@ int pmpi_reduce_isa(void);
 // pmpi_reduce16_call makes a pmpi_k16 of its arguments (srcs as numbers, scales
 // unless nscales is 0) and runs it with the kernels of isa, which the processor
 // must have.
-void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales, int32_t nscales,
-                        int64_t n, int32_t bf16, int32_t op, float divisor, int isa);
+void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales,
+						int32_t nscales, int64_t n, int32_t bf16, int32_t op, float divisor,
+						int isa);
 
 // These do the elements from start on and return the first one not done: the
 // vector kernels leave the tail to the portable one.

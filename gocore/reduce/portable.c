@@ -4,15 +4,13 @@
 
 #include <string.h>
 
-static inline uint32_t bits(float f)
-{
+static inline uint32_t bits(float f) {
 	uint32_t u;
 	memcpy(&u, &f, sizeof u);
 	return u;
 }
 
-static inline float from_bits(uint32_t u)
-{
+static inline float from_bits(uint32_t u) {
 	float f;
 	memcpy(&f, &u, sizeof f);
 	return f;
@@ -20,19 +18,16 @@ static inline float from_bits(uint32_t u)
 
 // A choice that compilers vectorise without doubt: they may not turn a branch
 // around floating-point work into one.
-static inline uint32_t choose(int condition, uint32_t yes, uint32_t no)
-{
+static inline uint32_t choose(int condition, uint32_t yes, uint32_t no) {
 	uint32_t mask = 0u - (uint32_t)condition;
 	return (yes & mask) | (no & ~mask);
 }
 
-static inline float load_bf16(uint16_t h)
-{
+static inline float load_bf16(uint16_t h) {
 	return from_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t store_bf16(float f)
-{
+static inline uint16_t store_bf16(float f) {
 	uint32_t u = bits(f);
 	uint32_t r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
 	return (uint16_t)choose(f != f, 0x7fc0, r);
@@ -40,15 +35,13 @@ static inline uint16_t store_bf16(float f)
 
 #ifdef __aarch64__
 
-static inline float load_f16(uint16_t h)
-{
+static inline float load_f16(uint16_t h) {
 	__fp16 v;
 	memcpy(&v, &h, sizeof v);
 	return (float)v;
 }
 
-static inline uint16_t store_f16(float f)
-{
+static inline uint16_t store_f16(float f) {
 	__fp16 v = (__fp16)f;
 	uint16_t h;
 	memcpy(&h, &v, sizeof h);
@@ -57,8 +50,7 @@ static inline uint16_t store_f16(float f)
 
 #else
 
-static inline float load_f16(uint16_t h)
-{
+static inline float load_f16(uint16_t h) {
 	uint32_t sign = (uint32_t)(h & 0x8000) << 16;
 	uint32_t em = (uint32_t)(h & 0x7fff) << 13;
 	uint32_t normal = em + (112u << 23);
@@ -70,8 +62,7 @@ static inline float load_f16(uint16_t h)
 	return from_bits(r | sign);
 }
 
-static inline uint16_t store_f16(float f)
-{
+static inline uint16_t store_f16(float f) {
 	uint32_t u = bits(f);
 	uint32_t sign = (u >> 16) & 0x8000;
 	u &= 0x7fffffff;
@@ -93,63 +84,61 @@ static inline uint16_t store_f16(float f)
 // A block of float32 accumulators that stays in L1 beside a block of a source.
 enum { BLOCK = 1024 };
 
-#define EACH(stmt)                                                                                     \
-	for (int64_t i = 0; i < m; i++) {                                                                  \
-		float a = acc[i], b = LOAD(s[i]);                                                              \
-		acc[i] = (stmt);                                                                               \
+#define EACH(stmt)                                                                                 \
+	for (int64_t i = 0; i < m; i++) {                                                              \
+		float a = acc[i], b = LOAD(s[i]);                                                          \
+		acc[i] = (stmt);                                                                           \
 	}
 
-#define DEFINE_BLOCK(name)                                                                             \
-	static void name(const pmpi_k16 *k, int64_t at, int64_t m)                                         \
-	{                                                                                                  \
-		float acc[BLOCK];                                                                              \
-		const uint16_t *s = k->srcs[0] + at;                                                           \
-		for (int64_t i = 0; i < m; i++)                                                                \
-			acc[i] = LOAD(s[i]);                                                                       \
-		if (k->scales)                                                                                 \
-			for (int64_t i = 0; i < m; i++)                                                            \
-				acc[i] *= k->scales[0];                                                                \
-		for (int32_t r = 1; r < k->nsrc; r++) {                                                        \
-			s = k->srcs[r] + at;                                                                       \
-			switch (k->op) {                                                                           \
-			case PMPI_K_SUM:                                                                           \
-				if (k->scales) {                                                                       \
-					float f = k->scales[r];                                                            \
-					EACH(a + b * f)                                                                    \
-				} else {                                                                               \
-					EACH(a + b)                                                                        \
-				}                                                                                      \
-				break;                                                                                 \
-			case PMPI_K_PRODUCT:                                                                       \
-				EACH(a * b)                                                                            \
-				break;                                                                                 \
-			case PMPI_K_MIN:                                                                           \
-				EACH(MIN2(a, b))                                                                       \
-				break;                                                                                 \
-			case PMPI_K_MAX:                                                                           \
-				EACH(MAX2(a, b))                                                                       \
-				break;                                                                                 \
-			}                                                                                          \
-		}                                                                                              \
-		if (k->divisor != 1.0f)                                                                        \
-			for (int64_t i = 0; i < m; i++)                                                            \
-				acc[i] /= k->divisor;                                                                  \
-		uint16_t *d = k->dst + at;                                                                     \
-		for (int64_t i = 0; i < m; i++)                                                                \
-			d[i] = STORE(acc[i]);                                                                      \
+#define DEFINE_BLOCK(name)                                                                         \
+	static void name(const pmpi_k16 *k, int64_t at, int64_t m) {                                   \
+		float acc[BLOCK];                                                                          \
+		const uint16_t *s = k->srcs[0] + at;                                                       \
+		for (int64_t i = 0; i < m; i++)                                                            \
+			acc[i] = LOAD(s[i]);                                                                   \
+		if (k->scales)                                                                             \
+			for (int64_t i = 0; i < m; i++)                                                        \
+				acc[i] *= k->scales[0];                                                            \
+		for (int32_t r = 1; r < k->nsrc; r++) {                                                    \
+			s = k->srcs[r] + at;                                                                   \
+			switch (k->op) {                                                                       \
+			case PMPI_K_SUM:                                                                       \
+				if (k->scales) {                                                                   \
+					float f = k->scales[r];                                                        \
+					EACH(a + b * f)                                                                \
+				} else {                                                                           \
+					EACH(a + b)                                                                    \
+				}                                                                                  \
+				break;                                                                             \
+			case PMPI_K_PRODUCT:                                                                   \
+				EACH(a * b)                                                                        \
+				break;                                                                             \
+			case PMPI_K_MIN:                                                                       \
+				EACH(MIN2(a, b))                                                                   \
+				break;                                                                             \
+			case PMPI_K_MAX:                                                                       \
+				EACH(MAX2(a, b))                                                                   \
+				break;                                                                             \
+			}                                                                                      \
+		}                                                                                          \
+		if (k->divisor != 1.0f)                                                                    \
+			for (int64_t i = 0; i < m; i++)                                                        \
+				acc[i] /= k->divisor;                                                              \
+		uint16_t *d = k->dst + at;                                                                 \
+		for (int64_t i = 0; i < m; i++)                                                            \
+			d[i] = STORE(acc[i]);                                                                  \
 	}
 
-#define LOAD load_bf16
+#define LOAD  load_bf16
 #define STORE store_bf16
 DEFINE_BLOCK(block_bf16)
 #undef LOAD
 #undef STORE
-#define LOAD load_f16
+#define LOAD  load_f16
 #define STORE store_f16
 DEFINE_BLOCK(block_f16)
 
-int64_t pmpi_reduce16_portable(const pmpi_k16 *k, int64_t start)
-{
+int64_t pmpi_reduce16_portable(const pmpi_k16 *k, int64_t start) {
 	for (int64_t at = start; at < k->n; at += BLOCK) {
 		int64_t m = k->n - at < BLOCK ? k->n - at : BLOCK;
 		if (k->bf16)

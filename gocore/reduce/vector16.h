@@ -11,13 +11,11 @@
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-INLINE VF FN(load)(const uint16_t *p, const int bf16)
-{
+INLINE VF FN(load)(const uint16_t *p, const int bf16) {
 	return bf16 ? LOAD_BF16(p) : LOAD_F16(p);
 }
 
-INLINE void FN(store)(uint16_t *p, VF v, const int bf16)
-{
+INLINE void FN(store)(uint16_t *p, VF v, const int bf16) {
 	v = CANON(v);
 	if (bf16)
 		STORE_BF16(p, v);
@@ -25,8 +23,7 @@ INLINE void FN(store)(uint16_t *p, VF v, const int bf16)
 		STORE_F16(p, v);
 }
 
-INLINE VF FN(fold)(VF a, VF b, const int op)
-{
+INLINE VF FN(fold)(VF a, VF b, const int op) {
 	switch (op) {
 	case PMPI_K_SUM:
 		return ADD(a, b);
@@ -39,8 +36,8 @@ INLINE VF FN(fold)(VF a, VF b, const int op)
 	}
 }
 
-INLINE int64_t FN(run)(const pmpi_k16 *k, int64_t i, const int bf16, const int op, const int scaled)
-{
+INLINE int64_t FN(run)(const pmpi_k16 *k, int64_t i, const int bf16, const int op,
+					   const int scaled) {
 	const uint16_t *const *srcs = k->srcs;
 	const float *scales = k->scales;
 	uint16_t *dst = k->dst;
@@ -71,7 +68,8 @@ INLINE int64_t FN(run)(const pmpi_k16 *k, int64_t i, const int bf16, const int o
 			a2 = FN(fold)(a2, b2, op), a3 = FN(fold)(a3, b3, op);
 		}
 		if (divide)
-			a0 = DIV(a0, divisor), a1 = DIV(a1, divisor), a2 = DIV(a2, divisor), a3 = DIV(a3, divisor);
+			a0 = DIV(a0, divisor), a1 = DIV(a1, divisor), a2 = DIV(a2, divisor),
+			a3 = DIV(a3, divisor);
 		FN(store)(dst + i, a0, bf16), FN(store)(dst + i + VW, a1, bf16);
 		FN(store)(dst + i + 2 * VW, a2, bf16), FN(store)(dst + i + 3 * VW, a3, bf16);
 	}
@@ -93,10 +91,10 @@ INLINE int64_t FN(run)(const pmpi_k16 *k, int64_t i, const int bf16, const int o
 }
 
 // The constants below become one loop each.
-#define BY_TYPE(op, scaled) (k->bf16 ? FN(run)(k, start, 1, op, scaled) : FN(run)(k, start, 0, op, scaled))
+#define BY_TYPE(op, scaled)                                                                        \
+	(k->bf16 ? FN(run)(k, start, 1, op, scaled) : FN(run)(k, start, 0, op, scaled))
 
-TARGET int64_t FN(pmpi_reduce16)(const pmpi_k16 *k, int64_t start)
-{
+TARGET int64_t FN(pmpi_reduce16)(const pmpi_k16 *k, int64_t start) {
 	if (k->scales)
 		return BY_TYPE(PMPI_K_SUM, 1);
 	switch (k->op) {
