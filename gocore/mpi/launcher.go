@@ -5,13 +5,13 @@ import "path/filepath"
 // LauncherInfo says who started this process, as far as /proc and the variables
 // of that launcher tell.
 type LauncherInfo struct {
-	Name      string // "prterun", "hydra_pmi_proxy", "slurmstepd" ...; "" where there is none
-	Path      string // its executable; "" where it may not be read
-	MPI       string // "Open MPI", "MPICH or Intel MPI", "Slurm"
-	Size      int    // how many processes it started, -1 where it does not say
-	Rank      int    // which one this is, -1 likewise
-	LocalRank int    // -1 likewise; for display: topo asks MPI
-	LocalSize int    // -1 likewise
+	Name      string `json:"name"`       // "prterun", "hydra_pmi_proxy", "slurmstepd" ...; "" where there is none
+	Path      string `json:"path"`       // its executable; "" where it may not be read
+	MPI       string `json:"mpi"`        // "Open MPI", "MPICH or Intel MPI", "Slurm"
+	Size      int    `json:"size"`       // how many processes it started, -1 where it does not say
+	Rank      int    `json:"rank"`       // which one this is, -1 likewise
+	LocalRank int    `json:"local_rank"` // -1 likewise; for display: topo asks MPI
+	LocalSize int    `json:"local_size"` // -1 likewise
 
 	family family
 	pid    int

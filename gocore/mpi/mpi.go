@@ -103,14 +103,14 @@ type Slot struct {
 
 // Info describes the library in use.
 type Info struct {
-	Path        string // file that was loaded
-	Why         string // the reason this one was chosen
-	ABI         string // "openmpi", "mpich" or "standard"
-	Name        string // "Open MPI", "MPICH", "Intel MPI", "MVAPICH"
-	Version     string // first line of MPI_Get_library_version
-	Standard    string // MPI_Get_version, "3.1"
-	ThreadLevel string // "single", "funneled", "serialized", "multiple"
-	Owner       string // who initialised it: "paddlempi" or "other" (mpi4py, the application)
+	Path        string `json:"path"`         // file that was loaded
+	Why         string `json:"why"`          // the reason this one was chosen
+	ABI         string `json:"abi"`          // "openmpi", "mpich" or "standard"
+	Name        string `json:"name"`         // "Open MPI", "MPICH", "Intel MPI", "MVAPICH"
+	Version     string `json:"version"`      // first line of MPI_Get_library_version
+	Standard    string `json:"standard"`     // MPI_Get_version, "3.1"
+	ThreadLevel string `json:"thread_level"` // "single", "funneled", "serialized", "multiple"
+	Owner       string `json:"owner"`        // who initialised it: "paddlempi" or "other" (mpi4py, the application)
 }
 
 // Library is an initialised MPI. All methods are safe for concurrent use, as
