@@ -27,11 +27,15 @@ def wheel(mpi: str) -> Path:
 OTHERS = [m for m in LIBRARIES if family(m) != family(HERE) and wheel(m).exists()]
 
 
-def initialise() -> None:
-    import paddlempi as dist
-
-    dist.init_process_group("mpi")
-    print("a world of", dist.get_world_size())
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """A program that initialises and says how many ranks there are."""
+    path = tmp_path / "world.py"
+    path.write_text(
+        "import paddlempi as dist\ndist.init_process_group('mpi')\n"
+        "print('a world of', dist.get_world_size(), flush=True)\n"
+    )
+    return str(path)
 
 
 def test_another_mpi_is_here_to_test_with() -> None:
@@ -39,13 +43,17 @@ def test_another_mpi_is_here_to_test_with() -> None:
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_error_names_both_and_the_way_out(other: str) -> None:
+def test_error_names_both_and_the_way_out(other: str, script: str) -> None:
     library = wheel(other)
-    result = launch.run(2, initialise, env={"PADDLEMPI_MPI": str(library)}, timeout=60)
+    # Debian's, unpacked, set a path on which the other library would find the wrong libfabric.
+    argv = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, script]
+    result = launch.run(2, argv, env={"PADDLEMPI_MPI": str(library)}, timeout=60)
     assert not result.timed_out, result.output
     assert result.returncode != 0, result.output
     assert "a world of" not in result.stdout
-    error = next(line for line in result.stderr.splitlines() if "LauncherError" in line)
+    errors = [line for line in result.stderr.splitlines() if "LauncherError" in line]
+    assert errors, result.output
+    error = errors[0]
     daemons = ("prterun", "orterun") if HERE == "openmpi" else ("hydra_pmi_proxy",)
     assert any(d in error for d in daemons), error
     for part in ("one of 2", str(library), str(library.parents[1] / "bin" / "mpirun")):
@@ -53,15 +61,10 @@ def test_error_names_both_and_the_way_out(other: str) -> None:
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_launcher_decides_between_installed_libraries(other: str, tmp_path: Path) -> None:
+def test_launcher_decides_between_installed_libraries(other: str, script: str) -> None:
     """The Python of an environment with another MPI takes the launcher's library, and works."""
     python = str(ROOT / f".venv-{other}" / "bin" / "python")
-    script = tmp_path / "world.py"
-    script.write_text(
-        "import paddlempi as dist\ndist.init_process_group('mpi')\n"
-        "print('a world of', dist.get_world_size(), flush=True)\n"
-    )
-    result = launch.run(2, [python, str(script)], mpi=launch.mpirun_path(), timeout=60)
+    result = launch.run(2, [python, script], mpi=launch.mpirun_path(), timeout=60)
     assert result.returncode == 0, result.output
     assert result.stdout.count("a world of 2") == 2, result.output
 
