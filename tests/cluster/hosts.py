@@ -103,7 +103,8 @@ class Result:
 
     def __str__(self) -> str:
         end = "killed at its deadline" if self.timed_out else f"exit status {self.code}"
-        return f"{end} after {self.seconds:.1f} s, left behind {list(self.strays)}\n--- stdout\n{self.out}--- stderr\n{self.err}"
+        printed = f"--- stdout\n{self.out}--- stderr\n{self.err}"
+        return f"{end} after {self.seconds:.1f} s, left behind {list(self.strays)}\n{printed}"
 
 
 class Hosts:
@@ -124,7 +125,7 @@ class Hosts:
             self.down()
             raise
 
-    def __enter__(self) -> Hosts:  # noqa: PYI034 (Self is not in Python 3.10)
+    def __enter__(self) -> Hosts:
         return self
 
     def __exit__(
@@ -341,7 +342,7 @@ class Hosts:
         return found
 
     def _sweep(self, before: Mapping[tuple[int, str], str], grace: float) -> tuple[str, ...]:
-        """Kills all that was not there before, after `grace` seconds in which it may end by itself."""
+        """Kills all that was not there before, after `grace` seconds to end by itself."""
         for _ in wait_for(grace):
             if not self._newcomers(before):
                 return ()

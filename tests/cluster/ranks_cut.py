@@ -23,6 +23,7 @@ def all_reduces() -> None:
 def main() -> None:
     dist.init_process_group(timeout=timedelta(seconds=LIMIT))
     ranks_report.write({"rank": dist.get_rank()} | ranks_report.error_of(all_reduces))
+    time.sleep(1)  # an end without Finalize may end the others, which still have to report
 
 
 main()

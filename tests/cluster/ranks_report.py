@@ -1,4 +1,4 @@
-"""What a rank tells the test: one JSON file, which no launcher can mix with another rank's output."""
+"""What a rank tells the test: one JSON file, which no launcher mixes with another rank's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(facts: Facts) -> None:
 
 
 def error_of(call: Callable[[], object]) -> Facts:
-    """What `call` raised: the class, the message, the ranks it names. Nothing of these if nothing."""
+    """What `call` raised: its class, its message and the ranks it names."""
     try:
         call()
     except dist.Error as error:

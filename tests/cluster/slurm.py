@@ -1,8 +1,8 @@
-"""A small Slurm on the hosts of hosts.py: munged and slurmctld on the login node, one slurmd a host.
+"""A small Slurm on the hosts of hosts.py: munged and slurmctld on the login, one slurmd a host.
 
-Needs Debian's slurm-wlm, munge and libpmix2. Of the machine's own Slurm and munge nothing is used or
-touched: configuration, key, sockets and state lie in the hosts' scratch directory and go with it,
-and the daemons end with the hosts.
+Needs Debian's slurm-wlm, munge and libpmix2. Of the machine's own Slurm and munge nothing is used
+or touched: configuration, key, sockets and state lie in the hosts' scratch directory and go with
+it, and the daemons end with the hosts.
 """
 
 from __future__ import annotations

@@ -63,6 +63,9 @@ def test_a_rank_that_never_comes_is_named_on_every_host(mpi: MPI, hosts: Hosts) 
     assert [r["afterwards"]["error"] for r in found] == ["GroupBrokenError"] * 3
 
 
+# Not Intel MPI: there MPI_Iallreduce itself does not return while the link is down (its small
+# messages are injected, which libfabric's tcp provider refuses until the ones before are out).
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
 def test_a_cut_cable_is_a_timeout_that_names_the_other_host(mpi: MPI, hosts: Hosts) -> None:
     with reports.directory(hosts) as place, ThreadPoolExecutor(1) as pool:
         program = [reports.HERE / "ranks_cut.py", place]

@@ -16,8 +16,14 @@ from slurm import Slurm
 # What each MPI understands of what `srun --mpi` offers.
 SPOKEN = [("openmpi", "pmix"), ("mpich", "pmi2"), ("impi", "pmix"), ("impi", "pmi2")]
 
-# With these every rank would be a world of its own. (MPICH under pmix aborts by itself.)
-NOT_SPOKEN = [("openmpi", "pmi2"), ("openmpi", "none"), ("mpich", "none"), ("impi", "none")]
+# With these every rank would be a world of its own; MPICH under pmix would abort in MPI_Init.
+NOT_SPOKEN = [
+    ("openmpi", "pmi2"),
+    ("openmpi", "none"),
+    ("mpich", "none"),
+    ("mpich", "pmix"),
+    ("impi", "none"),
+]
 
 FIRST_SPOKEN = [("openmpi", "pmix"), ("mpich", "pmi2"), ("impi", "pmi2")]
 
