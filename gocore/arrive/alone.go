@@ -1,10 +1,12 @@
 package arrive
 
+import "github.com/paddlempi/paddlempi/gocore/status"
+
 // Alone is the arrival of a group of one: everyone is always here.
 type Alone struct{}
 
-// Announce does nothing.
-func (Alone) Announce(uint64, Signature, Flags) error { return nil }
+// Announce agrees at once.
+func (a Alone) Announce(uint64, *Signature, Flags, int) (State, Result, error) { return a.Poll(0) }
 
 // Poll agrees at once.
 func (Alone) Poll(int) (State, Result, error) { return Agreed, Result{All: Sync | Even}, nil }
@@ -14,6 +16,12 @@ func (Alone) Entries() []Entry { return nil }
 
 // Missing: nobody.
 func (Alone) Missing() ([]int, bool) { return nil, true }
+
+// GiveUp has nothing to give up: everyone is here.
+func (Alone) GiveUp(uint64, status.Code) bool { return false }
+
+// Closers: nobody.
+func (Alone) Closers(uint64) map[int]status.Code { return nil }
 
 // Close does nothing.
 func (Alone) Close() error { return nil }

@@ -9,6 +9,8 @@
 // members live on one node, and Wire, a small allreduce for one that spans nodes.
 package arrive
 
+import "github.com/paddlempi/paddlempi/gocore/status"
+
 // Signature is what every member of a collective must agree on, packed so that
 // comparing costs three loads. Word 0 is the operation (code, dtype, reduce op,
 // root), word 1 the count, word 2 whatever else must match (a hash of the counts
@@ -32,6 +34,7 @@ const (
 	Pending State = iota
 	Agreed        // everyone is here with the same signature
 	Differ        // everyone is here, but signatures differ; see Diff
+	Closed        // a member gave it up before everyone was here; see Closers
 )
 
 // Result is valid once the state is Agreed or Differ.
@@ -50,8 +53,8 @@ type Entry struct {
 // Arrival is one member's view of its group's arrivals. Announce and Poll are
 // called by one goroutine at a time, Announce(k+1) only after Poll reported k.
 type Arrival interface {
-	// Announce publishes collective seq. It does not wait.
-	Announce(seq uint64, sig Signature, flags Flags) error
+	// Announce publishes collective seq and polls once, as Poll does.
+	Announce(seq uint64, sig *Signature, flags Flags, spin int) (State, Result, error)
 	// Poll looks who is there, pausing at most spin times.
 	Poll(spin int) (State, Result, error)
 	// Entries returns what each member announced for the current collective; valid
@@ -60,6 +63,12 @@ type Arrival interface {
 	// Missing returns the group ranks known not to have announced the current
 	// collective; known is false where this cannot be told from here.
 	Missing() (ranks []int, known bool)
+	// GiveUp closes collective seq: the current one, or the next when everyone was seen
+	// at the current one. It returns false when all members have announced seq. Then
+	// some may be running it, and this member has to do so as well.
+	GiveUp(seq uint64, reason status.Code) bool
+	// Closers returns the reason of each member that closed collective seq.
+	Closers(seq uint64) map[int]status.Code
 	// Close gives the shared memory back.
 	Close() error
 }

@@ -21,7 +21,9 @@ void pa_announce(pa_member *m, int me, uint64_t seq, const uint64_t *word, uint3
 	for (int i = 0; i < PA_WORDS; i++)
 		s->word[i] = word[i];
 	s->flags = flags;
-	__atomic_store_n(&s->seq, seq, __ATOMIC_RELEASE);
+	uint64_t old = __atomic_load_n(&s->seq, __ATOMIC_RELAXED);
+	if (old != (seq | PA_CLOSED_BIT))
+		__atomic_compare_exchange_n(&s->seq, &old, seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
@@ -29,10 +31,13 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 {
 	int i = *from, paused = 0;
 	while (i < n) {
-		if (__atomic_load_n(&m[i].slot[seq & 1].seq, __ATOMIC_ACQUIRE) == seq) {
+		uint64_t there = __atomic_load_n(&m[i].slot[seq & 1].seq, __ATOMIC_ACQUIRE);
+		if (there == seq) {
 			i++;
 			continue;
 		}
+		if (__builtin_expect(there == (seq | PA_CLOSED_BIT), 0))
+			return PA_CLOSED;
 		if (spin-- <= 0) {
 			*from = i;
 			return PA_PENDING;
@@ -58,11 +63,47 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 	return d ? PA_DIFFER : PA_AGREED;
 }
 
+int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags, int spin,
+              int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff)
+{
+	pa_announce(m, me, seq, word, flags);
+	*from = 0;
+	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
+}
+
+static uint64_t announced(const pa_slot *s)
+{
+	uint64_t seq = __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE);
+	return seq & PA_CLOSED_BIT ? 0 : seq;
+}
+
 uint64_t pa_seq(const pa_member *m, int i)
 {
-	uint64_t a = __atomic_load_n(&m[i].slot[0].seq, __ATOMIC_ACQUIRE);
-	uint64_t b = __atomic_load_n(&m[i].slot[1].seq, __ATOMIC_ACQUIRE);
+	uint64_t a = announced(&m[i].slot[0]), b = announced(&m[i].slot[1]);
 	return a > b ? a : b;
+}
+
+int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason)
+{
+	uint64_t want = seq | PA_CLOSED_BIT;
+	int closed = 0;
+	m[me].reason = reason;
+	__atomic_store_n(&m[me].closed, seq, __ATOMIC_RELEASE);
+	for (int i = 0; i < n; i++) {
+		uint64_t *at = &m[i].slot[seq & 1].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+		while (old != seq && old != want &&
+		       !__atomic_compare_exchange_n(at, &old, want, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+		}
+		closed |= old != seq;
+	}
+	if (!closed)
+		__atomic_store_n(&m[me].closed, 0, __ATOMIC_RELEASE);
+	return closed;
+}
+
+uint32_t pa_closer(const pa_member *m, int i, uint64_t seq)
+{
+	return __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE) == seq ? m[i].reason : 0;
 }
 
 void pa_leave(pa_member *m, int me)

@@ -2,8 +2,8 @@ package arrive
 
 /*
 #include "lines.h"
-#cgo noescape pa_announce
-#cgo nocallback pa_announce
+#cgo noescape pa_arrive
+#cgo nocallback pa_arrive
 #cgo noescape pa_poll
 #cgo nocallback pa_poll
 */
@@ -96,12 +96,13 @@ func (l *Lines) YieldEvery(pauses int) { l.yield = C.int(pauses) }
 
 func (l *Lines) base() *C.pa_member { return (*C.pa_member)(unsafe.Pointer(unsafe.SliceData(l.mem))) }
 
-// Announce publishes collective seq.
-func (l *Lines) Announce(seq uint64, sig Signature, flags Flags) error {
+// Announce publishes collective seq and looks who is there.
+func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, spin int) (State, Result, error) {
 	l.seq = seq
-	l.from = 0
-	C.pa_announce(l.base(), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags))
-	return nil
+	var all, any, diff C.uint32_t
+	s := C.pa_arrive(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
+		C.int(spin), l.yield, &l.from, &all, &any, &diff)
+	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 
 // Poll looks who is there.
@@ -136,6 +137,22 @@ func (l *Lines) Missing() ([]int, bool) {
 		}
 	}
 	return missing, true
+}
+
+// GiveUp closes collective seq unless everyone has announced it.
+func (l *Lines) GiveUp(seq uint64, reason status.Code) bool {
+	return C.pa_close(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason)) != 0
+}
+
+// Closers returns who closed collective seq.
+func (l *Lines) Closers(seq uint64) map[int]status.Code {
+	who := map[int]status.Code{}
+	for i := 0; i < l.n; i++ {
+		if reason := C.pa_closer(l.base(), C.int(i), C.uint64_t(seq)); reason != 0 {
+			who[i] = status.Code(reason)
+		}
+	}
+	return who
 }
 
 // Leave tells the others that this member comes no more.

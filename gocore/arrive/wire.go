@@ -6,6 +6,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Wire is the arrival of a group that spans nodes: a nonblocking allreduce of 64
@@ -54,7 +55,7 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 }
 
 // Announce starts the comparison.
-func (w *Wire) Announce(_ uint64, sig Signature, flags Flags) error {
+func (w *Wire) Announce(_ uint64, sig *Signature, flags Flags, _ int) (State, Result, error) {
 	for i, v := range sig {
 		w.vec[2*i], w.vec[2*i+1] = v, ^v
 		w.own[i] = v
@@ -64,7 +65,7 @@ func (w *Wire) Announce(_ uint64, sig Signature, flags Flags) error {
 	w.own[len(sig)] = f
 	t, _ := w.lib.TypeOf(op.UInt64)
 	o, _ := w.lib.OpOf(op.BOr, op.UInt64)
-	return w.start(&mpi.Call{
+	return Pending, Result{}, w.start(&mpi.Call{
 		Fn: mpi.FnAllreduce, Comm: w.comm, Op: o,
 		SendBuf: unsafe.Pointer(&w.vec[0]), SendCount: wireWords, SendType: t,
 		RecvBuf: unsafe.Pointer(&w.vec[wireWords]), RecvCount: wireWords, RecvType: t,
@@ -146,6 +147,13 @@ func (w *Wire) Entries() []Entry {
 
 // Missing cannot be told from here: an allreduce does not say who is late.
 func (w *Wire) Missing() ([]int, bool) { return nil, false }
+
+// GiveUp does nothing that the others could see: they have deadlines of their own,
+// which also hold after the arrival, for MPI is never called blocking across nodes.
+func (w *Wire) GiveUp(uint64, status.Code) bool { return true }
+
+// Closers: nobody tells.
+func (w *Wire) Closers(uint64) map[int]status.Code { return nil }
 
 // Close frees the buffers unless a comparison is still under way, which MPI may
 // then still write to.

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -14,10 +15,14 @@ import (
 type call struct {
 	args     coll.Args
 	sig      arrive.Signature
+	chosen   coll.Sig
 	flags    arrive.Flags
 	deadline time.Time
 	timeout  time.Duration
-	staged   []staging // tensors that are not contiguous
+	// interrupted is what the caller is told in the end: its interrupt came in the
+	// moment in which the last member did, when the collective could no more be given up.
+	interrupted error
+	staged      []staging // tensors that are not contiguous
 	// Room for the usual one buffer a side, so that no slice is allocated.
 	one [2]coll.Part
 }
@@ -54,6 +59,9 @@ func (g *Group) runInline(c *call) (done bool, err error) {
 	g.mu.Unlock()
 
 	state, res, err := g.arriveInline(c)
+	if err == nil {
+		g.met = g.seq
+	}
 	switch {
 	case err != nil:
 		g.fail(err)
@@ -65,6 +73,9 @@ func (g *Group) runInline(c *call) (done bool, err error) {
 		err = g.runBlocking(c, res.All)
 	}
 	g.release()
+	if err == nil {
+		err = c.interrupted
+	}
 	return true, err
 }
 
@@ -83,23 +94,26 @@ func (g *Group) goNonblocking(c *call, agreed arrive.Flags) error {
 	t.stage = running
 	g.env.Engine.Add(t)
 	_, err = g.await(t)
+	if err == nil {
+		err = c.interrupted
+	}
 	return err
 }
 
 // arriveInline announces c and waits for the others. The only failures are the
-// deadline, an interrupt and a member that has left; each breaks the group, for
-// this rank's announcement cannot be taken back.
+// deadline, an interrupt and a member that has left; each breaks the group for all
+// its members. Where all have come in the same moment the collective runs all the same.
 func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	g.seq++
 	g.announced.Store(g.seq)
-	if err := g.arrival.Announce(g.seq, c.sig, c.flags|arrive.Sync); err != nil {
-		return arrive.Pending, arrive.Result{}, err
-	}
 	spin := inlineSpin
 	if g.env.crowded {
 		spin = 64
 	}
-	state, res, err := g.arrival.Poll(spin)
+	state, res, err := g.arrival.Announce(g.seq, &c.sig, c.flags|arrive.Sync, spin)
+	if state == arrive.Closed {
+		return state, res, g.closedError(c)
+	}
 	if state != arrive.Pending || err != nil {
 		return state, res, err
 	}
@@ -119,14 +133,24 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 		return left != nil
 	}, c.deadline, g.env.Interrupt)
 	switch {
-	case err != nil:
+	case state == arrive.Closed:
+		return state, res, g.closedError(c)
+	case state != arrive.Pending || err != nil:
 		return state, res, err
 	case left != nil:
-		return state, res, left
+		err = left
 	case waitErr == work.ErrDeadline:
-		return state, res, g.timeoutError(c)
+		err = g.timeoutError(c)
+	default:
+		err = waitErr
 	}
-	return state, res, waitErr
+	if g.arrival.GiveUp(g.seq, status.CodeOf(err)) {
+		return state, res, err
+	}
+	if waitErr != work.ErrDeadline {
+		c.interrupted = waitErr
+	}
+	return g.arrival.Poll(0)
 }
 
 // runBlocking carries out c with blocking MPI calls. Everyone has arrived.
@@ -163,14 +187,18 @@ func (g *Group) after(err error) error {
 
 // agree returns the signature that the registry chooses by.
 func (c *call) agree(g *Group, agreed arrive.Flags) *coll.Sig {
-	return &coll.Sig{Code: c.args.Code, DType: c.args.DType, Reduce: c.args.Reduce, Root: c.args.Root,
+	c.chosen = coll.Sig{Code: c.args.Code, DType: c.args.DType, Reduce: c.args.Reduce, Root: c.args.Root,
 		Count: c.args.Count, Size: g.Size, Agreed: agreed}
+	return &c.chosen
 }
 
 // release ends an inline collective and starts what was queued meanwhile.
 func (g *Group) release() {
 	g.mu.Lock()
 	if len(g.queue) == 0 {
+		if g.broken != nil {
+			g.closeNext(g.broken)
+		}
 		g.busy = false
 		g.mu.Unlock()
 		return
@@ -199,33 +227,34 @@ func (g *Group) enqueue(t *collective) error {
 	return nil
 }
 
-// cancel takes t out of the queue if it has not begun.
-func (g *Group) cancel(t *collective) bool {
+// makeRefusal turns t into a refusal if it has not begun.
+func (g *Group) makeRefusal(t *collective) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i, q := range g.queue {
-		if q == t {
-			g.queue = append(g.queue[:i], g.queue[i+1:]...)
-			return true
-		}
+	if !slices.Contains(g.queue, t) {
+		return false
 	}
-	return false
+	t.refused = true
+	t.discard()
+	g.env.Engine.StartProgress()
+	return true
 }
 
 // await waits for a synchronous operation that runs as a task. Its caller gives up
-// at an interrupt; the deadline is the task's own.
+// at an interrupt; the deadline is the task's own. A collective whose turn has not
+// come keeps its place, for the others count on it: this rank refuses its part.
 func (g *Group) await(t *collective) (work.Result, error) {
 	r, err := t.handle.Wait(-1, g.env.Interrupt)
 	if t.handle.Done() {
 		return r, err
 	}
-	if g.cancel(t) {
-		t.discard()
+	if g.makeRefusal(t) {
 		t.end(err)
 		return r, err
 	}
 	t.end(err)
 	g.fail(err)
+	g.env.Engine.StartProgress() // t gives itself up, or lingers until MPI is done with it
 	return r, err
 }
 
@@ -276,7 +305,7 @@ func (t *collective) begin() {
 	if t.refused {
 		flags |= arrive.Refused
 	}
-	if err := g.arrival.Announce(g.seq, t.call.sig, flags); err != nil {
+	if _, _, err := g.arrival.Announce(g.seq, &t.call.sig, flags, 0); err != nil {
 		t.end(err)
 		g.fail(err)
 		t.discard()
@@ -307,10 +336,21 @@ func (t *collective) pollArrival() bool {
 	g := t.g
 	state, res, err := g.arrival.Poll(1)
 	if err == nil && state == arrive.Pending {
-		err = t.overdue()
+		if err = t.overdue(); err == nil && t.handle.Done() {
+			_, err = t.handle.Result() // its caller was interrupted
+		}
 		if err == nil {
 			return false
 		}
+		if !g.arrival.GiveUp(g.seq, status.CodeOf(err)) {
+			state, res, err = g.arrival.Poll(0)
+		}
+	}
+	if state == arrive.Closed {
+		err = g.closedError(&t.call)
+	}
+	if err == nil {
+		g.met = g.seq
 	}
 	if err != nil {
 		t.end(err)

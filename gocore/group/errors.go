@@ -114,6 +114,44 @@ func (g *Group) timeoutError(c *call) error {
 		describe(c.sig), brief(g.Ranks), c.timeout, who).WithRanks(world...)
 }
 
+// closedError says who gave the collective up before all had come, and why. A member
+// that was waiting as well gets the same error as the one that gave up; one that comes
+// late learns that it was given up.
+func (g *Group) closedError(c *call) error {
+	var who []int
+	reason := status.GroupBroken
+	for i, why := range g.arrival.Closers(g.seq) {
+		who = append(who, i)
+		if len(who) == 1 || why == status.Timeout {
+			reason = why
+		}
+	}
+	slices.Sort(who)
+	by := g.world(who)
+	missing, _ := g.arrival.Missing()
+	late := slices.Contains(missing, g.Rank)
+	switch {
+	case reason == status.Timeout && !late:
+		return status.New(status.Timeout, "%s on the group of ranks %s timed out on rank(s) %s: rank(s) %s never came; the group is broken",
+			describe(c.sig), brief(g.Ranks), brief(by), brief(g.world(missing))).WithRanks(g.world(missing)...)
+	case reason == status.PeerLeft && !late:
+		if err := g.leftError(c); err != nil {
+			return err
+		}
+	}
+	why := map[status.Code]string{
+		status.Timeout:        "gave up waiting for this rank, which comes after the deadline",
+		status.Interrupted:    "was interrupted",
+		status.PeerLeft:       "gave up because a member has ended",
+		status.GroupDestroyed: "destroyed the group",
+	}[reason]
+	if why == "" {
+		why = "had an operation on the group fail"
+	}
+	return status.New(status.GroupBroken, "%s on the group of ranks %s: rank(s) %s %s; the group is broken",
+		describe(c.sig), brief(g.Ranks), brief(by), why).WithRanks(by...)
+}
+
 // leftError names members that ended normally and that c waits for.
 func (g *Group) leftError(c *call) error {
 	missing, known := g.arrival.Missing()

@@ -37,8 +37,9 @@ type Group struct {
 	destroyed bool
 	announced atomic.Uint64 // newest sequence number this rank announced
 
-	// Owned by whoever made busy true.
-	seq    uint64
+	// Owned by whoever made busy true, by the holder of mu while busy is false.
+	seq    uint64 // newest collective announced
+	met    uint64 // newest collective at which everyone was seen; seq or seq-1
 	inline coll.Program
 }
 
@@ -141,12 +142,23 @@ func (g *Group) fail(err error) {
 	if g.broken == nil {
 		g.broken = err
 	}
+	if !g.busy {
+		g.closeNext(g.broken)
+	}
 	queue := g.queue
 	g.queue = nil
 	g.mu.Unlock()
 	for _, t := range queue {
 		t.end(status.New(status.GroupBroken, "%s: given up because an operation before it failed: %v", t.call.args.Code, err))
 		t.discard()
+	}
+}
+
+// closeNext tells the others that this member will not come to another collective,
+// because of err. Whoever waits for it, or comes later, raises at once.
+func (g *Group) closeNext(err error) {
+	if g.met == g.seq {
+		g.arrival.GiveUp(g.seq+1, status.CodeOf(err))
 	}
 }
 
@@ -172,6 +184,9 @@ func (g *Group) Destroy() error {
 	if !g.idle() || g.Broken() != nil {
 		return nil // requests may still be under way: the communicators stay
 	}
+	g.mu.Lock()
+	g.closeNext(status.New(status.GroupDestroyed, "destroyed"))
+	g.mu.Unlock()
 	if err := g.arrival.Close(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}
