@@ -37,6 +37,8 @@ def assert_errors_everywhere(reports: Reports) -> None:
 
 
 def assert_trained(result: Result) -> None:
-    """examples/train.py told an accuracy of at least 0.95."""
+    """examples/train.py told an accuracy of at least 0.95 and equal parameters."""
+    assert result.code == 0 and not result.timed_out, str(result)
+    assert "parameters equal bit for bit on all 4 ranks: yes" in result.out, str(result)
     accuracies = re.findall(r"accuracy\D*(\d\.\d+)", result.text)
     assert accuracies and float(accuracies[-1]) >= 0.95, str(result)

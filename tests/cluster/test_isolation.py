@@ -14,6 +14,8 @@ from hosts import Hosts, HostsError, Result, wait_for
 
 HERE = Path(__file__).parent
 
+pytestmark = pytest.mark.usefixtures("hosts")  # or skip where there can be none
+
 
 def ask(hosts: Hosts, command: str, host: str | None = None, timeout: float = 20) -> Result:
     return hosts.execute(["sh", "-c", command], host=host, timeout=timeout)

@@ -103,5 +103,4 @@ def test_a_rank_that_fails_ends_the_srun_job(
 @pytest.mark.parametrize(("mpi", "plugin"), FIRST_SPOKEN[:1], indirect=["mpi"])
 def test_train_runs_under_srun(slurm: Slurm, mpi: MPI, plugin: str) -> None:
     result = srun(slurm, mpi, plugin, ROOT / "examples" / "train.py", timeout=120)
-    assert result.code == 0 and not result.timed_out, str(result)
     expectations.assert_trained(result)
