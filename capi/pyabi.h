@@ -106,6 +106,8 @@ PY PyObject *PyDict_New(void);
 PY PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
 PY int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
 
+PY void *PyCapsule_GetPointer(PyObject *, const char *);
+PY PyObject *PyObject_GetAttrString(PyObject *, const char *);
 PY PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 PY int PyObject_IsTrue(PyObject *);
 PY int PyObject_SetAttrString(PyObject *, const char *, PyObject *);

@@ -4,6 +4,8 @@
 #define _GNU_SOURCE
 #include "tensor.h"
 
+#include "dlpack.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -214,6 +216,19 @@ static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int
 			goto described;
 		}
 		PyErr_Clear(); /* a dtype the protocol cannot express: NumPy's bfloat16 */
+	} else {
+		DLTensor view;
+		b->dtype = dlpack_describe(x, &view);
+		if (b->dtype) {
+			b->data = (char *)view.data + view.byte_offset;
+			b->device_type = 1;
+			b->ndim = view.ndim;
+			b->shape = view.shape;
+			b->count = 1;
+			for (int d = 0; d < view.ndim; d++)
+				b->count *= view.shape[d];
+			return 0;
+		}
 	}
 	PyObject *f = describer(x);
 	if (f == NULL)
