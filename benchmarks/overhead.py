@@ -1,0 +1,188 @@
+"""What an all_reduce costs beyond the MPI call it ends in.
+
+    mpirun -np 2 python benchmarks/overhead.py [--json FILE]        # or: make bench
+
+Three contenders call the same libmpi in the same processes, in turn: a loop in C, mpi4py
+and paddlempi. A round gives each of them a block of calls in changing order; a block's time
+divided by its calls is one sample. Printed are the medians, their distance from C, and the
+ratio to C round by round with its spread: on a shared machine only what was measured side by
+side may be compared. Also measured: what ``import paddlempi`` adds to a bare interpreter.
+
+Sizes are bytes of a float32 SUM in place. Needs mpi4py and a C compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import mpi4py
+
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = False
+
+import numpy as np  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+import paddlempi as dist  # noqa: E402
+
+SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20)
+
+# The function pointer and the handles come from the caller, so no mpi.h is needed.
+C_LOOP = r"""
+#include <time.h>
+typedef int (*allreduce)(void *, void *, int, void *, void *, void *);
+double loop(allreduce f, void *in_place, void *buf, int count, void *type, void *op, void *comm, long calls)
+{
+	struct timespec a, b;
+	clock_gettime(CLOCK_MONOTONIC, &a);
+	for (long i = 0; i < calls; i++)
+		f(in_place, buf, count, type, op, comm);
+	clock_gettime(CLOCK_MONOTONIC, &b);
+	return (b.tv_sec - a.tv_sec) + (b.tv_nsec - a.tv_nsec) * 1e-9;
+}
+"""
+
+
+def c_contender(path: str, in_place: int) -> Callable[[np.ndarray, int], float]:
+    """A block of calls made by C."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source, built = Path(scratch, "loop.c"), Path(scratch, "loop.so")
+        source.write_text(C_LOOP)
+        cc = os.environ.get("CC", "cc").split()
+        subprocess.run([*cc, "-O2", "-shared", "-fPIC", "-o", built, source], check=True)
+        loop = ctypes.CDLL(str(built)).loop
+    loop.restype = ctypes.c_double
+    pointer = ctypes.c_void_p
+    loop.argtypes = [*[pointer] * 3, ctypes.c_int, *[pointer] * 3, ctypes.c_long]
+    function = ctypes.cast(ctypes.CDLL(path).MPI_Allreduce, pointer)
+    handles = [MPI._handleof(x) for x in (MPI.FLOAT, MPI.SUM, MPI.COMM_WORLD)]
+
+    def block(a: np.ndarray, calls: int) -> float:
+        return float(loop(function, in_place, a.ctypes.data, a.size, *handles, calls))
+
+    return block
+
+
+def mpi4py_contender(a: np.ndarray, calls: int) -> float:
+    allreduce, in_place = MPI.COMM_WORLD.Allreduce, MPI.IN_PLACE
+    start = time.perf_counter()
+    for _ in range(calls):
+        allreduce(in_place, a)
+    return time.perf_counter() - start
+
+
+def paddlempi_contender(a: np.ndarray, calls: int) -> float:
+    all_reduce = dist.all_reduce
+    start = time.perf_counter()
+    for _ in range(calls):
+        all_reduce(a)
+    return time.perf_counter() - start
+
+
+def quantile(samples: list[float], q: float) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(q * len(samples)))]
+
+
+def measure(
+    contenders: dict[str, Callable[[np.ndarray, int], float]], size: int, rounds: int
+) -> dict[str, object]:
+    """Samples of all contenders at one size, in microseconds a call, and their ratios to C."""
+    a = np.zeros(size // 4, np.float32)
+    calls = 200 if size <= 4096 else 20 if size <= 65536 else 2 if size <= 4 << 20 else 1
+    names = list(contenders)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for round_ in range(rounds + 2):
+        order = names[round_ % len(names) :] + names[: round_ % len(names)]
+        for name in order:
+            MPI.COMM_WORLD.Barrier()
+            seconds = contenders[name](a, calls)
+            if round_ >= 2:  # the first touch memory and caches
+                samples[name].append(seconds / calls * 1e6)
+    result: dict[str, object] = {"bytes": size, "calls": calls, "rounds": rounds}
+    for name in names:
+        ratios = [x / c for x, c in zip(samples[name], samples["C"])]
+        result[name] = {
+            "p50_us": statistics.median(samples[name]),
+            "p99_us": quantile(samples[name], 0.99),
+            "above_C_us": statistics.median(x - c for x, c in zip(samples[name], samples["C"])),
+            "ratio": statistics.median(ratios),
+            "ratio_p25": quantile(ratios, 0.25),
+            "ratio_p75": quantile(ratios, 0.75),
+        }
+    return result
+
+
+def import_cost(times: int = 15) -> float:
+    """Milliseconds that ``import paddlempi`` adds to ``python -c pass``: the median of pairs."""
+    def run(code: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start
+
+    run("import paddlempi")
+    return 1e3 * statistics.median(run("import paddlempi") - run("pass") for _ in range(times))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=100, help="fewer are made of large sizes")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    options = parser.parse_args()
+
+    dist.init_process_group("mpi")
+    from paddlempi import _native
+
+    mpi = _native.control("info")["mpi"]
+    in_place = {"openmpi": 1, "standard": 1, "mpich": ctypes.c_size_t(-1).value}[mpi["abi"]]
+    contenders = {
+        "C": c_contender(mpi["path"], in_place),
+        "mpi4py": mpi4py_contender,
+        "paddlempi": paddlempi_contender,
+    }
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        print(f"{mpi['name']} ({mpi['version'].split(',')[0].strip()}), {size} ranks, {os.cpu_count()} CPUs")
+        print(f"{'bytes':>10} {'':10} {'p50 us':>10} {'p99 us':>10} {'above C':>9} {'ratio to C (quartiles)':>25}")
+    gc.disable()
+    rows = []
+    for nbytes in options.sizes:
+        rounds = max(7, min(options.rounds, options.rounds * (1 << 20) // max(nbytes, 1)))
+        row = measure(contenders, nbytes, rounds)
+        rows.append(row)
+        for name in contenders if rank == 0 else ():
+            r = row[name]
+            assert isinstance(r, dict)
+            print(
+                f"{nbytes if name == 'C' else '':>10} {name:10} {r['p50_us']:10.2f} {r['p99_us']:10.2f} "
+                f"{r['above_C_us']:9.2f} {r['ratio']:9.2f} ({r['ratio_p25']:.2f} to {r['ratio_p75']:.2f})",
+                flush=True,
+            )
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank:
+        return
+    cost = import_cost()
+    print(f"import paddlempi: {cost:.1f} ms above a bare interpreter")
+    if options.json:
+        record = {
+            "mpi": mpi, "ranks": size, "cpus": os.cpu_count(), "machine": platform.machine(),
+            "rows": rows, "import_ms": cost,
+        }
+        Path(options.json).write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
