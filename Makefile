@@ -155,7 +155,7 @@ environments:
 
 # Each step of an environment leaves a stamp; order-only where only what comes after it must wait.
 .venv-%/.created:
-	$(PYTHON) -m venv .venv-$*
+	$(PYTHON) -m venv --clear .venv-$*
 	@touch $@
 
 .venv-%/.package: $(SOURCES) | .venv-%/.created
@@ -182,7 +182,7 @@ environments:
 	@touch $@
 
 .venv-debian-%/.created: .debian-mpi/.asked
-	$(PYTHON) -m venv .venv-debian-$*
+	$(PYTHON) -m venv --clear .venv-debian-$*
 	ln -sf ../../.debian-mpi/$*/mpirun .venv-debian-$*/bin/mpirun
 	@touch $@
 
@@ -191,7 +191,7 @@ environments:
 	@touch $@
 
 .venv-tools/.tools: tools/requirements.txt constraints.txt tools/build/toolchain.py
-	$(PYTHON) -m venv .venv-tools
+	$(PYTHON) -m venv --clear .venv-tools
 	.venv-tools/bin/pip install -r tools/requirements.txt $$(.venv-tools/bin/python tools/go.py --missing)
 	@touch $@
 
