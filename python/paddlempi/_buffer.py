@@ -243,7 +243,7 @@ def _paddle(tensor_type: type) -> tuple[type, Kind] | None:
     codes = {
         getattr(paddle, name): int(code)
         for name, code in DTYPE_BY_NAME.items()
-        if hasattr(paddle, name)
+        if hasattr(paddle, name) and name != "uint16"  # its name for bfloat16
     }
 
     def describe(tensor: Any) -> Description:

@@ -125,7 +125,7 @@ def scan(
 ) -> Work | None:
     """Give each member, in place, the reduction over the members up to itself.
 
-    Args: as for :func:`all_reduce`. Source: ``MPI_Scan``.
+    Args: as for :func:`all_reduce`, but for AVG, which is a DtypeError. Source: ``MPI_Scan``.
     """
     return _reducing(Op.SCAN, None, tensor, op, group, async_op)
 
@@ -135,8 +135,7 @@ def exscan(
 ) -> Work | None:
     """Give each member, in place, the reduction over the members before it.
 
-    The first member's tensor stays as it is. Args: as for :func:`all_reduce`.
-    Source: ``MPI_Exscan``.
+    The first member's tensor stays as it is. Args: as for :func:`scan`. Source: ``MPI_Exscan``.
     """
     return _reducing(Op.EXSCAN, None, tensor, op, group, async_op)
 
