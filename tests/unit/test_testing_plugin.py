@@ -269,11 +269,11 @@ HANG = """
 
 
 def test_hang_on_one_rank(ranks: Ranks, tmp_path: Path) -> None:
-    result = ranks(3, HANG, "--mpi-timeout=2", "--junitxml=report.xml")
+    result = ranks(3, HANG, "--mpi-timeout=3", "--junitxml=report.xml")
     assert not result.timed_out
     assert result.returncode != 0
     assert closing(result) == "1 failed, 1 passed, 1 not run"
-    assert "rank 1 did not finish within the deadline of 2 s (ranks 0, 2 waited)" in result.stdout
+    assert "rank 1 did not finish within the deadline of 3 s (ranks 0, 2 waited)" in result.stdout
     assert "in the_place_where_it_hangs" in result.stdout
     assert "so far 1" in result.stdout
     assert "test_it.py::test_after" in result.stdout
@@ -282,7 +282,7 @@ def test_hang_on_one_rank(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_hang_on_rank_0(ranks: Ranks) -> None:
-    result = ranks(2, HANG.replace("rank == 1", "rank == 0"), "--mpi-timeout=2")
+    result = ranks(2, HANG.replace("rank == 1", "rank == 0"), "--mpi-timeout=3")
     assert result.returncode != 0
     assert closing(result) == "1 failed, 1 passed, 1 not run"
     assert "rank 0 did not finish" in result.stdout
@@ -290,11 +290,11 @@ def test_hang_on_rank_0(ranks: Ranks) -> None:
 
 def test_deadline_of_one_test(ranks: Ranks) -> None:
     marked = HANG.replace(
-        "def test_hangs", "import pytest\n    @pytest.mark.mpi(timeout=1)\n    def test_hangs"
+        "def test_hangs", "import pytest\n    @pytest.mark.mpi(timeout=3)\n    def test_hangs"
     )
     result = ranks(2, marked)
     assert closing(result) == "1 failed, 1 passed, 1 not run"
-    assert "deadline of 1 s" in result.stdout
+    assert "deadline of 3 s" in result.stdout
 
 
 def test_hang_that_holds_the_gil(ranks: Ranks) -> None:
@@ -307,7 +307,7 @@ def test_hang_that_holds_the_gil(ranks: Ranks) -> None:
             if mpi_place.rank == 0:
                 ctypes.PyDLL(None).sleep(1000)
         """,
-        "--mpi-timeout=1",
+        "--mpi-timeout=3",
     )
     assert not result.timed_out
     assert result.returncode != 0
@@ -393,7 +393,6 @@ def test_agree_fails_alike_on_all_ranks(ranks: Ranks) -> None:
 
 
 def test_hypothesis_shrinks_in_lock_step(ranks: Ranks) -> None:
-    pytest.importorskip("hypothesis")
     result = ranks(
         2,
         """
@@ -411,9 +410,11 @@ def test_hypothesis_shrinks_in_lock_step(ranks: Ranks) -> None:
     assert "x=100" in result.stdout
 
 
-def test_xdist_is_refused(ranks: Ranks) -> None:
-    pytest.importorskip("xdist")
-    result = ranks(2, "def test_a(): pass", "-n2")
+def test_xdist_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser): parser.addoption('--numprocesses')\n"
+    )
+    result = ranks(2, "def test_a(): pass", "--numprocesses=2")
     assert result.returncode != 0
     assert "exclude each other" in result.output
 

@@ -71,6 +71,7 @@ class Coordinator:
         self,
         links: Links,
         watchdog: Watchdog,
+        witness: Witness,
         default_seconds: float,
         output: Callable[[], str],
         on_fatal: Callable[[Fatal], None],
@@ -79,7 +80,7 @@ class Coordinator:
         self._links = links
         self._size = 1 + len(links.data)
         self._watchdog = watchdog
-        self._witness = Witness(watchdog.stderr)
+        self._witness = witness
         self._default = default_seconds
         self._output = output
         self._on_fatal = on_fatal

@@ -18,8 +18,11 @@ from .channel import ChannelError, Links, Message, meet, ranks_text
 from .deadline import Watchdog
 from .report import RanksRepr, Verdict, adopt, merge, message_of, shorten
 from .rounds import Coordinator, Exchange, Fatal, Follower
+from .witness import Witness
 
 _MEET_SECONDS = 120.0
+# Collecting takes longer than a test may, with frameworks to import on every rank at once.
+_LEAST_OUTSIDE_TESTS = 60.0
 # After a deadline only these still have their say at the session's end: the others (fixtures'
 # finalizers above all) belong to the thread that hangs.
 _REPORTERS = {"terminalreporter", "lfplugin"}
@@ -32,13 +35,21 @@ def start(config: pytest.Config) -> None:
     _refuse(config, place)
     if place.rank != 0:
         _write_no_files(config, place.rank)
+    watchdog = Watchdog()
+    # Before the ranks meet, for between hosts that loads MPI, and MPI does not like forks.
+    witness = Witness(watchdog.stderr) if place.rank == 0 else None
     try:
         links = meet(place, _MEET_SECONDS)
-    except ChannelError as error:
-        raise pytest.UsageError(f"--mpi: {error}") from error
+    except BaseException as error:
+        if witness is not None:
+            witness.close()
+        if isinstance(error, ChannelError):
+            raise pytest.UsageError(f"--mpi: {error}") from error
+        raise
     if getattr(config.option, "hypothesis_seed", "") is None:
         config.option.hypothesis_seed = str(links.seed)  # the same examples on every rank
-    config.pluginmanager.register(RankSession(config, place, links), "paddlempi-session")
+    session = RankSession(config, place, links, watchdog, witness)
+    config.pluginmanager.register(session, "paddlempi-session")
 
 
 def _refuse(config: pytest.Config, place: places.Place) -> None:
@@ -68,16 +79,24 @@ def _write_no_files(config: pytest.Config, rank: int) -> None:
 class RankSession:
     """The hooks of a session under --mpi."""
 
-    def __init__(self, config: pytest.Config, place: places.Place, links: Links) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        place: places.Place,
+        links: Links,
+        watchdog: Watchdog,
+        witness: Witness | None,
+    ) -> None:
         self.config = config
         self.place = place
-        self.watchdog = Watchdog()
+        self.watchdog = watchdog
         option = config.getoption("mpi_timeout")
         self.seconds = float(config.getini("mpi_timeout") if option is None else option)
         self.exchange: Exchange
-        if place.rank == 0:
+        if witness is not None:
+            outside = max(self.seconds, _LEAST_OUTSIDE_TESTS) if self.seconds else 0.0
             self.exchange = Coordinator(
-                links, self.watchdog, self.seconds, self._captured, self._report_fatal
+                links, watchdog, witness, outside, self._captured, self._report_fatal
             )
         else:
             self.exchange = Follower(links, self._captured)
