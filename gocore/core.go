@@ -81,7 +81,7 @@ func Init(o InitOptions) error {
 			world &= 0xffffffff
 		}
 	}
-	env, err := group.NewEnv(library, world, runtime.NumCPU(), o.Interrupt)
+	env, err := group.NewEnv(library, world, o.Interrupt)
 	if err != nil {
 		return err
 	}

@@ -27,14 +27,15 @@ type Env struct {
 	peers    []int          // world ranks of presence's members
 	crowded  bool           // more ranks than cores on this node
 	gone     []atomic.Bool  // world ranks on other nodes that said they left
+	hellos   atomic.Uint64  // attempts to make a group
 	mu       sync.Mutex     // guards the two below
 	made     map[string]int // how many groups were made of each list of ranks
 	byKey    map[uint64]*Group
 }
 
 // NewEnv prepares the groups of a process. It is collective over world, which is
-// duplicated and otherwise left alone. cores is how many CPUs this process may use.
-func NewEnv(lib mpi.Library, world mpi.Comm, cores int, interrupt work.Interrupt) (*Env, error) {
+// duplicated and otherwise left alone.
+func NewEnv(lib mpi.Library, world mpi.Comm, interrupt work.Interrupt) (*Env, error) {
 	e := &Env{Lib: lib, Interrupt: interrupt, made: map[string]int{}, byKey: map[uint64]*Group{}}
 	var err error
 	if e.base, err = lib.Dup(world); err != nil {
@@ -46,7 +47,7 @@ func NewEnv(lib mpi.Library, world mpi.Comm, cores int, interrupt work.Interrupt
 	if e.Topo, err = topo.Discover(lib, e.base); err != nil {
 		return nil, err
 	}
-	e.crowded = e.Topo.LocalSize > cores
+	e.crowded = e.Topo.Crowded()
 	e.Engine = work.NewEngine(e.crowded)
 	e.mail = newMailbox(lib, e.control, e.Topo.Rank)
 	e.gone = make([]atomic.Bool, e.Topo.Size)

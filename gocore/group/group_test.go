@@ -33,7 +33,7 @@ func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *Env, world 
 		wg.Add(1)
 		go func(lib mpi.Library) {
 			defer wg.Done()
-			e, err := NewEnv(lib, lib.World(), 1, nil)
+			e, err := NewEnv(lib, lib.World(), nil)
 			if !assert.NoError(t, err) {
 				return
 			}

@@ -14,8 +14,13 @@ import (
 type Topology struct {
 	Rank, Size           int
 	LocalRank, LocalSize int
+	LocalCPUs            int   // CPUs that the ranks of this node may run on, all together
 	Node                 []int // node of each world rank; nodes are numbered by their first rank
 }
+
+// Crowded tells whether the node has more ranks than CPUs for them, so that a rank which
+// spins takes the time of the one it waits for.
+func (t *Topology) Crowded() bool { return t.LocalSize > t.LocalCPUs }
 
 // Discover asks MPI (MPI_Comm_split_type with MPI_COMM_TYPE_SHARED, MPI-4.1 section
 // 7.4.2), never the launcher's variables. It is collective over comm.
@@ -37,6 +42,9 @@ func Discover(lib mpi.Library, comm mpi.Comm) (*Topology, error) {
 		return nil, err
 	}
 	if t.LocalSize, err = lib.Size(node); err != nil {
+		return nil, err
+	}
+	if t.LocalCPUs, err = unionOfCPUs(lib, node); err != nil {
 		return nil, err
 	}
 	block, err := mem.Alloc(int64(8 * (t.Size + 1)))
@@ -84,4 +92,21 @@ func (t *Topology) Peers() []int {
 		}
 	}
 	return peers
+}
+
+// unionOfCPUs counts the CPUs that some rank of comm may run on.
+func unionOfCPUs(lib mpi.Library, comm mpi.Comm) (int, error) {
+	block, err := mem.Alloc(2 * 8 * cpuWords)
+	if err != nil {
+		return 0, err
+	}
+	defer mem.Free(block)
+	words := unsafe.Slice((*uint64)(block), 2*cpuWords)
+	own := affinity()
+	copy(words, own[:])
+	t, _ := lib.TypeOf(op.UInt64)
+	o, _ := lib.OpOf(op.BOr, op.UInt64)
+	err = lib.Run(&mpi.Call{Fn: mpi.FnAllreduce, Comm: comm, Op: o, SendBuf: block, SendCount: cpuWords, SendType: t,
+		RecvBuf: unsafe.Pointer(&words[cpuWords]), RecvCount: cpuWords, RecvType: t}, nil)
+	return count(words[cpuWords:]), err
 }
