@@ -243,7 +243,7 @@ func Destroy() error {
 		return err
 	}
 	current.Store(nil)
-	c.env.Engine.Drain(drainLimit)
+	c.env.Drain(drainLimit)
 	var first error
 	list := *c.groups.Load()
 	for i := len(list) - 1; i >= 0; i-- {
@@ -269,7 +269,7 @@ func Destroy() error {
 func BeforeFinalize() {
 	if c := current.Load(); c != nil {
 		c.env.Leave()
-		c.env.Engine.Drain(drainLimit)
+		c.env.Drain(drainLimit)
 		c.env.Engine.StopProgress()
 		current.Store(nil)
 	}
@@ -294,7 +294,7 @@ func Exit(code int) {
 	}
 	if c := current.Load(); c != nil {
 		c.env.Leave()
-		if c.env.Engine.Drain(drainLimit) > 0 {
+		if c.env.Drain(drainLimit) > 0 {
 			return // MPI still uses memory of a broken group: finalizing would hang or crash
 		}
 	}

@@ -336,8 +336,15 @@ func (t *collective) pollArrival() bool {
 	g := t.g
 	state, res, err := g.arrival.Poll(1)
 	if err == nil && state == arrive.Pending {
+		if g.env.leaving.Load() && t.refused && g.local {
+			t.over() // who comes later sees the refusal all the same
+			return true
+		}
 		if err = t.overdue(); err == nil && t.handle.Done() {
 			_, err = t.handle.Result() // its caller was interrupted
+		}
+		if err == nil && g.env.leaving.Load() {
+			err = status.New(status.PeerLeft, "%s: given up because this rank ends", describe(t.call.sig))
 		}
 		if err == nil {
 			return false
@@ -425,6 +432,9 @@ func (t *collective) overdue() error {
 	}
 	return nil
 }
+
+// Abandoned tells whether nobody waits for t any more.
+func (t *collective) Abandoned() bool { return t.refused || t.handle.Done() }
 
 // end tells the caller.
 func (t *collective) end(err error) { t.handle.Finish(work.Result{}, err) }

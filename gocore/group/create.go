@@ -1,10 +1,10 @@
 package group
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
-	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -37,6 +37,7 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 	}
 	key := e.key(ranks)
 	if err := e.meet(key, ranks, timeout); err != nil {
+		e.unmake(ranks)
 		return nil, err
 	}
 	list := make([]int32, len(ranks))
@@ -98,58 +99,74 @@ func (e *Env) key(ranks []int) uint64 {
 	return h.Sum64()
 }
 
+// unmake takes an attempt back that failed, so that the next one has the same key as
+// that of a member which never made the first.
+func (e *Env) unmake(ranks []int) {
+	e.mu.Lock()
+	e.made[fmt.Sprint(ranks)]--
+	e.mu.Unlock()
+}
+
 // answerGrace is how much longer than its own deadline a member waits for the
 // first member's list of who is missing.
 const answerGrace = 2 * time.Second
 
 // meet returns when all members have come to make group key. The first member
-// collects the others and answers them.
+// collects the others and answers them, each with the number it said hello with, so
+// that an answer to an attempt that was given up is not taken for one to the next.
 func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) error {
 	began := time.Now()
 	first, me := ranks[0], e.Topo.Rank
 	if me == first {
-		missing := slices.Clone(ranks[1:])
+		var missing []int
 		err := e.Engine.Wait(func() bool {
 			e.mail.pump()
-			missing = slices.DeleteFunc(missing, func(r int) bool {
-				_, ok := e.mail.take(mailHello, r, key)
-				return ok
-			})
+			missing = missing[:0]
+			for _, r := range ranks[1:] {
+				if !e.mail.has(mailHello, r, key) {
+					missing = append(missing, r)
+				}
+			}
 			return len(missing) == 0
 		}, began.Add(timeout), e.Interrupt)
-		kind, body := mailGo, []byte(nil)
+		kind, list := mailGo, []byte(nil)
 		if err != nil {
 			kind = mailFail
 			for _, r := range missing {
-				body = binary.LittleEndian.AppendUint32(body, uint32(r))
+				list = binary.LittleEndian.AppendUint32(list, uint32(r))
 			}
 		}
 		for _, r := range ranks[1:] {
-			if !slices.Contains(missing, r) {
-				e.mail.send(r, kind, key, body)
+			if number, ok := e.mail.take(mailHello, r, key); ok {
+				e.mail.send(r, kind, key, append(number, list...))
 			}
 		}
 		_ = e.Engine.Wait(e.mail.sent, time.Now().Add(time.Second), nil)
 		return e.meetError(err, ranks, missing, timeout)
 	}
 
-	e.mail.send(first, mailHello, key, nil)
+	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
+	e.mail.send(first, mailHello, key, number)
 	missing := []int{first}
 	failed := false
 	err := e.Engine.Wait(func() bool {
 		e.mail.pump()
-		if _, ok := e.mail.take(mailGo, first, key); ok {
+		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
 			return true
 		}
 		body, ok := e.mail.take(mailFail, first, key)
-		if ok {
-			failed, missing = true, nil
-			for ; len(body) >= 4; body = body[4:] {
-				missing = append(missing, int(binary.LittleEndian.Uint32(body)))
-			}
+		if !ok || !bytes.HasPrefix(body, number) {
+			return false
 		}
-		return ok
+		failed, missing = true, nil
+		for body = body[len(number):]; len(body) >= 4; body = body[4:] {
+			missing = append(missing, int(binary.LittleEndian.Uint32(body)))
+		}
+		return true
 	}, began.Add(timeout+answerGrace), e.Interrupt)
+	if err != nil {
+		e.mail.send(first, mailBye, key, nil)
+	}
 	if failed && err == nil {
 		err = errMissing
 	}

@@ -28,6 +28,7 @@ type Env struct {
 	crowded  bool           // more ranks than cores on this node
 	gone     []atomic.Bool  // world ranks on other nodes that said they left
 	hellos   atomic.Uint64  // attempts to make a group
+	leaving  atomic.Bool    // arrivals are given up
 	mu       sync.Mutex     // guards the two below
 	made     map[string]int // how many groups were made of each list of ranks
 	byKey    map[uint64]*Group
@@ -96,6 +97,17 @@ func (e *Env) Leave() {
 		}
 	}
 	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(time.Second), nil)
+}
+
+// Drain ends what is under way, waiting up to limit for it, and returns the number of
+// operations that MPI does not let go of. Collectives that others do not come to are
+// given up in the end. No more are submitted.
+func (e *Env) Drain(limit time.Duration) int {
+	if e.Engine.Drain(limit) == 0 {
+		return 0
+	}
+	e.leaving.Store(true)
+	return e.Engine.Drain(time.Second)
 }
 
 // Close frees what the environment made. No group may be in use.

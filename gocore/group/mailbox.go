@@ -50,6 +50,7 @@ const (
 	mailLeft                      // the sender ended normally
 	mailAsk                       // the sender's deadline in group key ran out: where are you?
 	mailHere                      // the answer: I wait there too
+	mailBye                       // the sender takes its hello back: its deadline ran out
 )
 
 const (
@@ -97,6 +98,14 @@ func (m *mailbox) take(kind mailKind, from int, key uint64) ([]byte, bool) {
 	body, ok := m.inbox[l]
 	delete(m.inbox, l)
 	return body, ok
+}
+
+// has tells whether a message has arrived, and leaves it there.
+func (m *mailbox) has(kind mailKind, from int, key uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.inbox[letter{kind, from, key}]
+	return ok
 }
 
 // pump receives what is there and frees what was sent. It does not wait.
@@ -159,6 +168,8 @@ func (m *mailbox) receive() bool {
 		m.onLeft(l.from)
 	case l.kind == mailAsk && m.onAsk != nil:
 		m.onAsk(l.from, l.key, body)
+	case l.kind == mailBye:
+		m.take(mailHello, l.from, l.key)
 	default:
 		m.mu.Lock()
 		m.inbox[l] = body

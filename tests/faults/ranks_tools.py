@@ -1,0 +1,69 @@
+"""What the programs that run as ranks have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import paddlempi as dist
+from paddlempi import errors as errors
+
+
+def start(timeout: float = 30.0, **arguments: Any) -> tuple[int, int]:
+    """Initialise; return rank and size, which is the launcher's."""
+    dist.init_process_group("mpi", timeout=timeout, **arguments)
+    size = dist.get_world_size()
+    assert size == int(os.environ["FAULTS_NP"]), size
+    return dist.get_rank(), size
+
+
+@contextmanager
+def raises(
+    kind: type[BaseException],
+    *words: str,
+    ranks: Sequence[int] | None = None,
+    least: float = 0.0,
+    most: float | None = None,
+) -> Iterator[None]:
+    """The block raises exactly ``kind``, whose text has ``words``, after ``least`` seconds."""
+    began = time.monotonic()
+    try:
+        yield
+    except BaseException as error:
+        took = time.monotonic() - began
+        if type(error) is not kind:
+            raise AssertionError(f"expected {kind.__name__}, got {error!r}") from error
+        for word in words:
+            assert word in str(error), f"{word!r} is not in: {error}"
+        if ranks is not None:
+            assert error.ranks == tuple(ranks), f"{error.ranks} for {tuple(ranks)}: {error}"
+        assert took >= least, f"{error!r} after {took} s"
+        assert most is None or took <= most, f"{error!r} took {took} s"
+        return
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def works(group: Any = None) -> None:
+    """The group carries a collective."""
+    import numpy as np
+
+    x = np.full(3, dist.get_rank(group) + 1.0)
+    dist.all_reduce(x, group=group)
+    size = dist.get_world_size(group)
+    assert (x == size * (size + 1) / 2).all(), x
+
+
+def stamp(name: str) -> None:
+    """Print the time for the test that started the job."""
+    sys.stdout.write(f"stamp {name} {time.time()}\n")
+    sys.stdout.flush()
+
+
+def done() -> None:
+    """The program came to its end."""
+    sys.stdout.write("done\n")
+    sys.stdout.flush()
