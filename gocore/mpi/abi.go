@@ -103,7 +103,8 @@ type Constant struct {
 	Name   string // as in mpi.h; for status: "sizeof", or a member
 	Symbol string // for kind symbol
 	Value  int64
-	// Optional: headers of older versions of this MPI lack it.
+	// Optional: headers of older versions of this MPI lack it; those that have it
+	// define a macro.
 	Optional bool
 }
 
@@ -132,7 +133,7 @@ func (a *ABI) Constants() []Constant {
 			continue
 		}
 		class := Class(c)
-		name, optional := class.String(), class >= ErrProcAborted
+		name, optional := class.String(), class >= ErrProcAborted && a != &abiStandard
 		if class >= ErrProcFailed {
 			name = a.Extension + name[len("MPI_"):]
 		}

@@ -32,7 +32,8 @@ static int32_t field(const raw_status *status, int32_t offset) {
 	return value;
 }
 
-static void read_status(const struct pmpi_mpi_table *t, const raw_status *raw, struct pmpi_mpi_status *out) {
+static void read_status(const struct pmpi_mpi_table *t, const raw_status *raw,
+						struct pmpi_mpi_status *out) {
 	mpi_count n = 0;
 	out->source = field(raw, t->k.status_source);
 	out->tag = field(raw, t->k.status_tag);
@@ -48,17 +49,17 @@ static int32_t tag_of(const struct pmpi_mpi_table *t, int32_t tag) {
 	return tag == -1 ? t->k.any_tag : tag;
 }
 
-#define SEND (c->in_place ? (const void *)t->k.in_place : (const void *)c->send_buf)
-#define RECV ((void *)c->recv_buf)
+#define SEND      (c->in_place ? (const void *)t->k.in_place : (const void *)c->send_buf)
+#define RECV      ((void *)c->recv_buf)
 #define SCATTERED (c->in_place ? (void *)t->k.in_place : (void *)c->recv_buf)
-#define SN ((int)c->send_count)
-#define RN ((int)c->recv_count)
-#define SNS ((const int *)c->send_counts)
-#define SDS ((const int *)c->send_displs)
-#define RNS ((const int *)c->recv_counts)
-#define RDS ((const int *)c->recv_displs)
-#define ST (c->send_type)
-#define RT (c->recv_type)
+#define SN        ((int)c->send_count)
+#define RN        ((int)c->recv_count)
+#define SNS       ((const int *)c->send_counts)
+#define SDS       ((const int *)c->send_displs)
+#define RNS       ((const int *)c->recv_counts)
+#define RDS       ((const int *)c->recv_displs)
+#define ST        (c->send_type)
+#define RT        (c->recv_type)
 
 // The collectives, once for both forms: PREFIX is empty or I, MORE is what the
 // nonblocking form has besides.
@@ -79,10 +80,10 @@ static int32_t tag_of(const struct pmpi_mpi_table *t, int32_t tag) {
 		return t->f.PREFIX##Gatherv(SEND, SN, ST, RECV, RNS, RDS, RT, c->peer, c->comm MORE);      \
 	case PMPI_FN_SCATTER:                                                                          \
 		return t->f.PREFIX##Scatter((const void *)c->send_buf, SN, ST, SCATTERED, RN, RT, c->peer, \
-		                            c->comm MORE);                                                 \
+									c->comm MORE);                                                 \
 	case PMPI_FN_SCATTERV:                                                                         \
 		return t->f.PREFIX##Scatterv((const void *)c->send_buf, SNS, SDS, ST, SCATTERED, RN, RT,   \
-		                             c->peer, c->comm MORE);                                       \
+									 c->peer, c->comm MORE);                                       \
 	case PMPI_FN_REDUCE_SCATTER:                                                                   \
 		return t->f.PREFIX##Reduce_scatter(SEND, RECV, RNS, RT, c->op, c->comm MORE);              \
 	case PMPI_FN_REDUCE_SCATTER_BLOCK:                                                             \
@@ -101,7 +102,7 @@ static int32_t tag_of(const struct pmpi_mpi_table *t, int32_t tag) {
 
 // A receive, whose status the caller may want.
 static int receive(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-                   struct pmpi_mpi_status *out) {
+				   struct pmpi_mpi_status *out) {
 	raw_status raw = {{0}};
 	void *status = out ? (void *)&raw : (void *)t->k.status_ignore;
 	int rc;
@@ -117,7 +118,7 @@ static int receive(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c
 }
 
 int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-                 struct pmpi_mpi_status *out) {
+				 struct pmpi_mpi_status *out) {
 	switch (c->fn) {
 	case PMPI_FN_BARRIER:
 		return t->f.Barrier(c->comm);
@@ -132,7 +133,7 @@ int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 }
 
 static int start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-                 struct pmpi_mpi_slot *slot) {
+				 struct pmpi_mpi_slot *slot) {
 	switch (c->fn) {
 	case PMPI_FN_BARRIER:
 		return t->f.IBarrier(c->comm REQUEST);
@@ -156,7 +157,7 @@ static void finish(struct pmpi_mpi_slot *slot, int err) {
 }
 
 int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-                   struct pmpi_mpi_slot *slot) {
+				   struct pmpi_mpi_slot *slot) {
 	memset(slot, 0, sizeof *slot);
 	int rc = start(t, c, slot);
 	if (rc != 0)
@@ -196,7 +197,7 @@ int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_slot *slot) 
 }
 
 int pmpi_mpi_improbe(const struct pmpi_mpi_table *t, uintptr_t comm, int32_t source, int32_t tag,
-                     int *found, uintptr_t *message, struct pmpi_mpi_status *out) {
+					 int *found, uintptr_t *message, struct pmpi_mpi_status *out) {
 	raw_status raw = {{0}};
 	int rc;
 	if (message) {

@@ -94,11 +94,11 @@ void pmpi_mpi_set_constants(struct pmpi_mpi_table *t, const struct pmpi_mpi_cons
 // pmpi_mpi_run makes the blocking call and returns MPI's error code. Where out is
 // not NULL it is filled in by a receive.
 int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-                 struct pmpi_mpi_status *out);
+				 struct pmpi_mpi_status *out);
 // pmpi_mpi_start makes the nonblocking call and returns MPI's error code; when
 // that is not 0 the slot is done, with it.
 int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-                   struct pmpi_mpi_slot *slot);
+				   struct pmpi_mpi_slot *slot);
 // pmpi_mpi_poll tests the slots that are not done and returns how many became so.
 int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *slots, int n);
 // pmpi_mpi_cancel asks MPI to give a receive up; the poll finds what came of it.
@@ -106,7 +106,7 @@ int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_slot *slot);
 // pmpi_mpi_improbe looks for a message, takes it where message is not NULL, and
 // returns MPI's error code.
 int pmpi_mpi_improbe(const struct pmpi_mpi_table *t, uintptr_t comm, int32_t source, int32_t tag,
-                     int *found, uintptr_t *message, struct pmpi_mpi_status *out);
+					 int *found, uintptr_t *message, struct pmpi_mpi_status *out);
 
 // The rest returns MPI's error code and writes its result through the last pointer.
 int pmpi_mpi_initialized(const struct pmpi_mpi_table *t, int *flag);
@@ -121,8 +121,8 @@ int pmpi_mpi_error_string(const struct pmpi_mpi_table *t, int code, char *text, 
 int pmpi_mpi_rank(const struct pmpi_mpi_table *t, uintptr_t comm, int *rank);
 int pmpi_mpi_size(const struct pmpi_mpi_table *t, uintptr_t comm, int *size);
 int pmpi_mpi_dup(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
-int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n, const int32_t *ranks,
-                          int tag, uintptr_t *out);
+int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
+						  const int32_t *ranks, int tag, uintptr_t *out);
 int pmpi_mpi_split_shared(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
 int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm);
 // Makes what the next call sets an error handler of ours that does nothing, instead
@@ -130,13 +130,20 @@ int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm);
 int pmpi_mpi_own_errhandler(struct pmpi_mpi_table *t);
 int pmpi_mpi_errors_return(const struct pmpi_mpi_table *t, uintptr_t comm);
 // The value of a predefined attribute of type int; flag is 0 when it is not set.
-int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyval, int *flag, int *value);
+int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyval, int *flag,
+					   int *value);
 // A committed datatype of n bytes, in pieces that an int can count.
 int pmpi_mpi_bytes(const struct pmpi_mpi_table *t, int64_t n, uintptr_t *out);
 int pmpi_mpi_free_type(const struct pmpi_mpi_table *t, uintptr_t type);
 
 // The user ops: MIN and MAX that propagate NaN.
-enum { PMPI_USER_MIN_FLOAT, PMPI_USER_MAX_FLOAT, PMPI_USER_MIN_DOUBLE, PMPI_USER_MAX_DOUBLE, PMPI_USER_OPS };
+enum {
+	PMPI_USER_MIN_FLOAT,
+	PMPI_USER_MAX_FLOAT,
+	PMPI_USER_MIN_DOUBLE,
+	PMPI_USER_MAX_DOUBLE,
+	PMPI_USER_OPS
+};
 int pmpi_mpi_create_op(const struct pmpi_mpi_table *t, int which, uintptr_t *out);
 int pmpi_mpi_free_op(const struct pmpi_mpi_table *t, uintptr_t op);
 

@@ -10,7 +10,7 @@
 #include "table.h"
 
 #define NAMES(name, blocking, nonblocking) "MPI_" #name, "MPI_I" #name,
-#define NAME(name, args) "MPI_" #name,
+#define NAME(name, args)                   "MPI_" #name,
 
 // The nonblocking names come out as MPI_IBcast here; MPI spells it MPI_Ibcast,
 // which the caller puts right.
@@ -18,7 +18,8 @@ static const char *const function_names[] = {COLLECTIVES(NAMES) OTHERS(NAME)};
 
 enum { FUNCTIONS = sizeof function_names / sizeof function_names[0] };
 
-_Static_assert(sizeof(struct pmpi_mpi_functions) == FUNCTIONS * sizeof(void *), "one pointer a name");
+_Static_assert(sizeof(struct pmpi_mpi_functions) == FUNCTIONS * sizeof(void *),
+			   "one pointer a name");
 
 struct pmpi_mpi_table *pmpi_mpi_new(void) {
 	return calloc(1, sizeof(struct pmpi_mpi_table));
@@ -106,8 +107,8 @@ int pmpi_mpi_dup(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out)
 	return rc ? rc : pmpi_mpi_errors_return(t, *out);
 }
 
-int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n, const int32_t *ranks,
-                          int tag, uintptr_t *out) {
+int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
+						  const int32_t *ranks, int tag, uintptr_t *out) {
 	handle all = 0, some = 0;
 	*out = 0;
 	int rc = t->f.Comm_group(comm, &all);
@@ -132,7 +133,8 @@ int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm) {
 	return t->f.Comm_free(&comm);
 }
 
-int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyval, int *flag, int *value) {
+int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyval, int *flag,
+					   int *value) {
 	int *found = NULL; // MPI lends a pointer to its own int
 	int rc = t->f.Comm_get_attr(comm, keyval, &found, flag);
 	if (rc == 0 && *flag)
@@ -170,13 +172,13 @@ int pmpi_mpi_free_type(const struct pmpi_mpi_table *t, uintptr_t type) {
 // MPI says of NaN nothing; its MIN and MAX drop or keep it by the order of the
 // operands. These keep it: a comparison with NaN is false, so a NaN in inout
 // stays, and one in in is told by x != x.
-#define USER_OP(name, type, better)                                 \
-	static void name(void *in, void *inout, int *len, handle *dt) { \
-		const type *a = in;                                         \
-		type *b = inout;                                            \
-		(void)dt;                                                   \
-		for (int i = 0, n = *len; i < n; i++)                       \
-			b[i] = a[i] better b[i] || a[i] != a[i] ? a[i] : b[i];  \
+#define USER_OP(name, type, better)                                                                \
+	static void name(void *in, void *inout, int *len, handle *dt) {                                \
+		const type *a = in;                                                                        \
+		type *b = inout;                                                                           \
+		(void)dt;                                                                                  \
+		for (int i = 0, n = *len; i < n; i++)                                                      \
+			b[i] = a[i] better b[i] || a[i] != a[i] ? a[i] : b[i];                                 \
 	}
 
 USER_OP(min_float, float, <)

@@ -9,9 +9,9 @@
 
 #include <stdint.h>
 
-typedef uintptr_t handle;       // of a communicator, datatype, op, message, request ...
-typedef intptr_t mpi_aint;      // MPI_Aint
-typedef int64_t mpi_count;      // MPI_Count, 8 bytes in every ABI at hand
+typedef uintptr_t handle;  // of a communicator, datatype, op, message, request ...
+typedef intptr_t mpi_aint; // MPI_Aint
+typedef int64_t mpi_count; // MPI_Count, 8 bytes in every ABI at hand
 
 typedef int comm_copy_fn(handle comm, int keyval, void *extra, void *in, void *out, int *flag);
 typedef int comm_delete_fn(handle comm, int keyval, void *value, void *extra);
@@ -119,8 +119,8 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	X(Type_free, (handle *type))
 // clang-format on
 
-#define FIELDS(name, blocking, nonblocking) \
-	int(*name) blocking;                    \
+#define FIELDS(name, blocking, nonblocking)                                                        \
+	int(*name) blocking;                                                                           \
 	int(*I##name) nonblocking;
 #define FIELD(name, args) int(*name) args;
 

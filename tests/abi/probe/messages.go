@@ -81,6 +81,7 @@ func probes(w *world) {
 	if _, found, err := w.Iprobe(w.comm, mpi.AnySource, mpi.AnyTag); err != nil || found {
 		w.failf("iprobe of nothing: %v, %v", found, err)
 	}
+	w.ok("barrier", w.Run(&mpi.Call{Fn: mpi.FnBarrier, Comm: w.comm}, nil)) // before anyone sends
 	n := 1000 + w.rank
 	out := memory[uint8](n)
 	for i := range out {
