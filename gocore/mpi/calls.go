@@ -2,21 +2,12 @@ package mpi
 
 /*
 #cgo CFLAGS: -std=c11 -O3
-#cgo noescape pmpi_mpi_run
-#cgo nocallback pmpi_mpi_run
-#cgo noescape pmpi_mpi_start
-#cgo nocallback pmpi_mpi_start
-#cgo noescape pmpi_mpi_poll
-#cgo nocallback pmpi_mpi_poll
-#cgo noescape pmpi_mpi_cancel
-#cgo nocallback pmpi_mpi_cancel
-#cgo noescape pmpi_mpi_improbe
-#cgo nocallback pmpi_mpi_improbe
 #include "calls.h"
 */
 import "C"
 
 import (
+	"sync"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -48,6 +39,11 @@ func (c *Call) countError() error {
 	return status.New(status.Argument, "%s of %d and %d elements: one call of MPI takes 0 to %d",
 		c.Fn, c.SendCount, c.RecvCount, MaxCount)
 }
+
+// Run, Start and Poll allocate nothing: they pass on what the caller keeps. They do
+// without cgo's noescape and nocallback, which gain nothing here and are not true
+// of MPI: its progress may run another's callback (an op in Python, by mpi4py),
+// and that may come back into this process's Go.
 
 func (l *library) Run(c *Call, st *Status) error {
 	if !c.countsFit() {
@@ -82,23 +78,37 @@ func (l *library) Cancel(s *Slot) error {
 	return l.check("MPI_Cancel", C.pmpi_mpi_cancel(l.table, (*C.struct_pmpi_mpi_slot)(unsafe.Pointer(s))))
 }
 
-func (l *library) Improbe(c Comm, source, tag int32) (Message, Status, bool, error) {
-	var msg C.uintptr_t
-	var st C.struct_pmpi_mpi_status
-	var found C.int
-	rc := C.pmpi_mpi_improbe(l.table, C.uintptr_t(c), C.int32_t(source), C.int32_t(tag), &found, &msg, &st)
-	if rc != 0 {
-		return 0, Status{}, false, l.check("MPI_Improbe", rc)
+// probed is what a probe writes. Callers probe in loops, so it is used again.
+type probed struct {
+	status  Status
+	message C.uintptr_t
+	found   C.int
+}
+
+var probes = sync.Pool{New: func() any { return new(probed) }}
+
+// probe is Improbe where it takes the message, else Iprobe.
+func (l *library) probe(comm Comm, source, tag int32, take bool) (msg Message, st Status, found bool, err error) {
+	p := probes.Get().(*probed)
+	defer probes.Put(p)
+	*p = probed{}
+	function, message := "MPI_Iprobe", (*C.uintptr_t)(nil)
+	if take {
+		function, message = "MPI_Improbe", &p.message
 	}
-	return Message(msg), Status{Source: int32(st.source), Tag: int32(st.tag), Bytes: int64(st.bytes)}, found != 0, nil
+	rc := C.pmpi_mpi_improbe(l.table, C.uintptr_t(comm), C.int32_t(source), C.int32_t(tag), &p.found, message,
+		(*C.struct_pmpi_mpi_status)(unsafe.Pointer(&p.status)))
+	if rc != 0 {
+		return 0, Status{}, false, l.check(function, rc)
+	}
+	return Message(p.message), p.status, p.found != 0, nil
+}
+
+func (l *library) Improbe(c Comm, source, tag int32) (Message, Status, bool, error) {
+	return l.probe(c, source, tag, true)
 }
 
 func (l *library) Iprobe(c Comm, source, tag int32) (Status, bool, error) {
-	var st C.struct_pmpi_mpi_status
-	var found C.int
-	rc := C.pmpi_mpi_improbe(l.table, C.uintptr_t(c), C.int32_t(source), C.int32_t(tag), &found, nil, &st)
-	if rc != 0 {
-		return Status{}, false, l.check("MPI_Iprobe", rc)
-	}
-	return Status{Source: int32(st.source), Tag: int32(st.tag), Bytes: int64(st.bytes)}, found != 0, nil
+	_, st, found, err := l.probe(c, source, tag, false)
+	return st, found, err
 }

@@ -68,6 +68,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() { _ = lib.Run(c, st) }))
 	require.Zero(t, testing.AllocsPerRun(100, func() { _ = lib.Start(c, s) }))
 	require.Zero(t, testing.AllocsPerRun(100, func() { lib.Poll(slots) }))
+	require.Zero(t, testing.AllocsPerRun(100, func() { _, _, _, _ = lib.Improbe(0, 0, 0) }))
 	require.Zero(t, testing.AllocsPerRun(100, func() { lib.FreeSlot(lib.NewSlot()) }))
 }
 

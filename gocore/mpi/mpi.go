@@ -35,10 +35,10 @@ type Fn int32
 const (
 	FnNone Fn = iota
 	FnBarrier
-	FnBcast // buffer in RecvBuf, RecvCount, RecvType
-	FnAllreduce
+	FnBcast     // buffer in RecvBuf, RecvCount, RecvType
+	FnAllreduce // reductions count by RecvCount and RecvType on every rank, also those with RecvBuf nil
 	FnReduce
-	FnAllgather
+	FnAllgather  // RecvCount, as FnGather's, is that of one rank; so is FnScatter's SendCount
 	FnAllgatherv // RecvCounts, RecvDispls
 	FnGather
 	FnGatherv
@@ -128,7 +128,7 @@ type Library interface {
 	Start(c *Call, s *Slot) error
 	// Poll tests the outstanding slots among those given, one C loop for all,
 	// and returns how many became done by it. It implements work.Poller; a slot
-	// is the address of a Slot.
+	// is the address of a Slot. No two calls at once may hold the same slot.
 	Poll(slots []uintptr) int
 	// NewSlot and FreeSlot manage slots. A slot is freed only when Done.
 	NewSlot() *Slot
