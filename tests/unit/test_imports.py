@@ -113,6 +113,11 @@ def python_files() -> Iterator[Path]:
     yield from (ROOT / "python" / "paddlempi").rglob("*.py")
 
 
+def is_module(name: str) -> bool:
+    place = ROOT / "python" / "paddlempi" / name
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
 def floor(module: str) -> int:
     """The floor of a module, named from the package down (``testing.plugin``)."""
     for number, names in enumerate(PYTHON):
@@ -142,7 +147,8 @@ class Imports(ast.NodeVisitor):
         base = self.package[: len(self.package) - node.level + 1] if node.level else []
         name = ".".join([*base, *([node.module] if node.module else [])])
         if name == "paddlempi":
-            self.found += [f"paddlempi.{alias.name}" for alias in node.names]
+            names = [alias.name for alias in node.names]
+            self.found += [f"paddlempi.{n if is_module(n) else '__init__'}" for n in names]
         else:
             self.found.append(name)
 
