@@ -39,5 +39,9 @@ func (l *library) OnFinalize(fn func()) error {
 	if atFinalize.Swap(&fn) != nil {
 		return nil // the attribute of an earlier init is still there
 	}
-	return l.check("MPI_Comm_set_attr", C.pmpi_mpi_on_finalize(l.table, C.uintptr_t(l.handle(hCommSelf))))
+	err := l.check("MPI_Comm_set_attr", C.pmpi_mpi_on_finalize(l.table, C.uintptr_t(l.handle(hCommSelf))))
+	if err != nil {
+		atFinalize.Store(nil)
+	}
+	return err
 }
