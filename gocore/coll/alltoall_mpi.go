@@ -80,7 +80,7 @@ var allToAllUnevenMPI = Algorithm{"pairwise", always, func(a *Args, p *Program) 
 		}
 		from, to := int(v>>32)-1, int(v&0xffffffff)
 		if to == a.Rank {
-			return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there",
+			return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there; nothing was sent",
 				from, theirs[from], to, recvs[from].Count, from, to).WithRanks(from, to)
 		}
 		return status.New(status.Mismatch, "all_to_all: what rank %d of the group sends to rank %d is not as long as that rank expects; nothing was sent",

@@ -41,10 +41,10 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 		}
 	}
 	if !t.Send.Accepts(len(sends), g.Size, root) {
-		return status.New(status.Argument, "%s: got %d send tensors on rank %d of a group of %d; it takes %s", d.Code, len(sends), g.Rank, g.Size, t.Send)
+		return g.wrongNumber(d.Code, "send", len(sends), t.Send)
 	}
 	if !t.Recv.Accepts(len(recvs), g.Size, root) {
-		return status.New(status.Argument, "%s: got %d recv tensors on rank %d of a group of %d; it takes %s", d.Code, len(recvs), g.Rank, g.Size, t.Recv)
+		return g.wrongNumber(d.Code, "recv", len(recvs), t.Recv)
 	}
 	var err error
 	if a.Send, err = g.parts(c, d, "send", sends, c.one[0:0:1]); err != nil {
@@ -57,6 +57,15 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 		return err
 	}
 	return g.checkCounts(c)
+}
+
+// wrongNumber is the error for n tensors on one side. None of them where one is due
+// is an object of a wrong type: Python's None.
+func (g *Group) wrongNumber(code op.Code, side string, n int, takes op.Arity) error {
+	if n == 0 {
+		return status.New(status.Type, "%s: got no %s tensor (None, which is no tensor) on rank %d of a group of %d; it takes %s", code, side, g.Rank, g.Size, takes)
+	}
+	return status.New(status.Argument, "%s: got %d %s tensors on rank %d of a group of %d; it takes %s", code, n, side, g.Rank, g.Size, takes)
 }
 
 // parts describes buffers as contiguous memory, staged where they are not.

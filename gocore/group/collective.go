@@ -1,6 +1,7 @@
 package group
 
 import (
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -178,8 +179,14 @@ func (g *Group) runBlocking(c *call, agreed arrive.Flags) error {
 
 // after breaks the group when a collective failed half way. A mismatch that the
 // operation found itself, before it moved anything, is not such a failure.
+// It names ranks of the group, for an algorithm knows no others.
 func (g *Group) after(err error) error {
-	if err != nil && status.CodeOf(err) != status.Mismatch {
+	var e *status.Error
+	switch {
+	case err == nil:
+	case errors.As(err, &e) && e.Code == status.Mismatch:
+		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.world(e.Ranks)...)
+	default:
 		g.fail(err)
 	}
 	return err

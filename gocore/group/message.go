@@ -1,6 +1,7 @@
 package group
 
 import (
+	"errors"
 	"fmt"
 	"time"
 	"unsafe"
@@ -224,7 +225,7 @@ func (m *message) outcome() (r work.Result, err error) {
 	for i := 0; i < m.n; i++ {
 		h := &m.halves[i]
 		if e := m.g.env.Lib.SlotError(h.call.Fn, h.slot); e != nil && err == nil {
-			err = e
+			err = m.named(h, e)
 		}
 		if h.call.Fn != mpi.FnRecv {
 			continue
@@ -244,6 +245,22 @@ func (m *message) outcome() (r work.Result, err error) {
 		}
 	}
 	return r, err
+}
+
+// named says of which message MPI's error is.
+func (m *message) named(h *half, err error) error {
+	e := &status.Error{Code: status.CodeOf(err)}
+	errors.As(err, &e)
+	what := m.describe()
+	if e.Code == status.Truncate && h.call.Fn == mpi.FnRecv {
+		what += ": the message is longer than that (probe tells the length before)"
+	}
+	named := status.New(e.Code, "%s: %v", what, err)
+	named.MPIClass, named.Ranks = e.MPIClass, e.Ranks
+	if h.peer >= 0 {
+		named.Ranks = []int{m.g.Ranks[h.peer]}
+	}
+	return named
 }
 
 func (m *message) free() {

@@ -1,4 +1,4 @@
-"""Which of these tests run under which MPI: all of them under Open MPI's wheel, a core elsewhere."""
+"""All of these tests run under Open MPI's wheel, those that may differ under every MPI."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ import paddlempi as dist
 from paddlempi import errors as errors
 
 
-def start(timeout: float = 30.0, **arguments: Any) -> tuple[int, int]:
-    """Initialise; return rank and size, which is the launcher's."""
+def start(timeout: float = 30.0, **arguments: Any) -> int:
+    """Initialise a world of the launcher's size; return the rank."""
     dist.init_process_group("mpi", timeout=timeout, **arguments)
     size = dist.get_world_size()
     assert size == int(os.environ["FAULTS_NP"]), size
-    return dist.get_rank(), size
+    return dist.get_rank()
 
 
 @contextmanager
