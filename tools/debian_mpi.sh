@@ -59,5 +59,6 @@ exec "\$root/usr/bin/$2" "\$@"
 EOF
     chmod +x "$1/mpirun"
 }
-launcher openmpi mpirun 'OPAL_PREFIX=$root/usr; export OPAL_PREFIX'
+# Debian's settings keep Open MPI from its ofi path, on which matched probes fail; they are not below its prefix.
+launcher openmpi mpirun 'OPAL_PREFIX=$root/usr OPAL_SYSCONFDIR=$root/etc/openmpi; export OPAL_PREFIX OPAL_SYSCONFDIR'
 launcher mpich mpiexec.hydra 'MPI4PY_LIBMPI=$here/libmpi.so.12; export MPI4PY_LIBMPI'
