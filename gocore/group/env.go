@@ -58,7 +58,34 @@ func NewEnv(lib mpi.Library, world mpi.Comm, interrupt work.Interrupt) (*Env, er
 	if err := e.sharePresence(); err != nil {
 		return nil, err
 	}
-	return e, nil
+	return e, e.connect()
+}
+
+// connect makes the connections to the ranks of other nodes, while all ranks are
+// here. Intel MPI would make each at the first message, and MPI_Isend does not
+// return (measured: for as long as the other rank sleeps outside MPI) until the
+// other side has answered: a rank whose deadline ran out would sit in the question
+// to the one that never came.
+func (e *Env) connect() error {
+	if e.Lib.Info().Name != "Intel MPI" {
+		return nil
+	}
+	waiting := map[int]bool{}
+	for r, node := range e.Topo.Node {
+		if node != e.Topo.Node[e.Topo.Rank] {
+			waiting[r] = true
+			e.mail.send(r, mailHello, 0, nil)
+		}
+	}
+	return e.Engine.Wait(func() bool {
+		e.mail.pump()
+		for r := range waiting {
+			if _, ok := e.mail.take(mailHello, r, 0); ok {
+				delete(waiting, r)
+			}
+		}
+		return len(waiting) == 0 && e.mail.sent()
+	}, time.Time{}, e.Interrupt)
 }
 
 // sharePresence makes the lines by which the ranks of a node see each other leave.

@@ -168,6 +168,10 @@ func (m *mailbox) receive() bool {
 		m.onLeft(l.from)
 	case l.kind == mailAsk && m.onAsk != nil:
 		m.onAsk(l.from, l.key, body)
+		// Who asks has come, and may be gone from the library when we ask in our turn.
+		m.mu.Lock()
+		m.inbox[letter{mailHere, l.from, l.key}] = nil
+		m.mu.Unlock()
 	case l.kind == mailBye:
 		m.take(mailHello, l.from, l.key)
 	default:

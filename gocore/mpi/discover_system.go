@@ -120,7 +120,11 @@ func (s *system) parents() []process {
 		p := process{pid: pid, name: name}
 		if exe, err := os.Readlink(filepath.Join(s.root, "/proc", strconv.Itoa(pid), "exe")); err == nil {
 			p.path = strings.TrimSuffix(exe, " (deleted)")
-			p.name = filepath.Base(p.path)
+			// Debian's slurmstepd is a link to slurmstepd-wlm: then the name that the
+			// kernel shows, by which it was started, says more than the file's.
+			if file := filepath.Base(p.path); kinds[file] != nil || kinds[name] == nil {
+				p.name = file
+			}
 		}
 		out = append(out, p)
 		pid = parent

@@ -47,6 +47,14 @@ func TestParentsEndWhereProcEnds(t *testing.T) {
 	assert.Len(t, s.parents(), maxParents)
 }
 
+// The file's name is Debian's, the process's that by which slurmd started it.
+func TestSlurmstepdOfDebian(t *testing.T) {
+	s := fakeHost(t, []string{"/usr/sbin/slurmstepd-wlm"}, map[string]string{"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"})
+	require.NoError(t, os.WriteFile(filepath.Join(s.root, "proc/99/stat"), []byte("99 (slurmstepd) S 98 1 1"), 0o600))
+	l := s.launcher()
+	assert.Equal(t, []any{"slurmstepd", "/usr/sbin/slurmstepd-wlm", "Slurm", 2}, []any{l.Name, l.Path, l.MPI, l.Size})
+}
+
 func TestLauncherAndLibraryOfDifferentMPIs(t *testing.T) {
 	ompi := Info{Path: "/ompi/lib/libmpi.so.40", Version: "Open MPI v5.0.11", Why: "named by PADDLEMPI_MPI", ABI: "openmpi", Name: "Open MPI"}
 	mpich5 := Info{Path: "/mpich/lib/libmpi.so.12", Version: "MPICH Version: 5.0.2", Why: "a test", ABI: "mpich", Name: "MPICH"}
