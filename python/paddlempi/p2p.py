@@ -16,6 +16,7 @@ Source: :mod:`torch.distributed`; ``sendrecv`` and ``probe`` are MPI's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 from . import _native, work
@@ -39,6 +40,9 @@ __all__ = [
 ]
 
 _Group = ProcessGroup | None
+
+_MOST = 2**31 - 1
+_ANY = -1
 
 
 class ProbeResult(NamedTuple):
@@ -68,7 +72,7 @@ def send(
     """
     if _outside(group, Op.SEND):
         return
-    peer = _peer(Op.SEND, group, "dst", dst, group_dst)
+    peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
     try:
         _native.submit(Op.SEND, gid, tensor, None, 0, 0, -1, peer, tag)
@@ -89,13 +93,14 @@ def recv(
     Args:
         tensor: of exactly the message's size; output.
         src: global rank, or ``group_src``; both None: from any rank.
+        tag: of the message; -1: any.
 
     Returns:
         The global rank of the sender, -1 where this rank is not in ``group``.
     """
     if _outside(group, Op.RECV):
         return -1
-    peer = _source(Op.RECV, group, src, group_src)
+    peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
     gid = 0 if group is None else group._id
     try:
         source, _, _ = _native.submit(Op.RECV, gid, None, tensor, 0, 0, -1, peer, tag)
@@ -116,7 +121,7 @@ def isend(
     """Begin to send a tensor, as :func:`send`; it must stay unchanged until the Work has ended."""
     if _outside(group, Op.SEND):
         return None
-    peer = _peer(Op.SEND, group, "dst", dst, group_dst)
+    peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
     return work.start(
         "isend",
@@ -137,7 +142,7 @@ def irecv(
     """Begin to receive into a tensor, as :func:`recv`; ``Work.source_rank()`` tells from whom."""
     if _outside(group, Op.RECV):
         return None
-    peer = _source(Op.RECV, group, src, group_src)
+    peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
     gid = 0 if group is None else group._id
     return work.start(
         "irecv",
@@ -175,6 +180,7 @@ def sendrecv(
         return -1
     peer = _peer(Op.SENDRECV, group, "dst", dst, None)
     peer2 = _source(Op.SENDRECV, group, src, None)
+    send_tag, recv_tag = _tag(Op.SENDRECV, send_tag), _tag(Op.SENDRECV, recv_tag, _ANY)
     gid = 0 if group is None else group._id
     try:
         source, _, _ = _native.submit(
@@ -211,6 +217,7 @@ def probe(
 
     Args:
         src: global rank, or ``group_src``; both None: from any rank.
+        tag: of the message; -1: any.
 
     Returns:
         Source, length in bytes and tag; None where this rank is not in ``group``.
@@ -219,7 +226,7 @@ def probe(
     """
     if _outside(group, Op.PROBE):
         return None
-    peer = _source(Op.PROBE, group, src, group_src)
+    peer, tag = _source(Op.PROBE, group, src, group_src), _tag(Op.PROBE, tag, _ANY)
     gid = 0 if group is None else group._id
     source, nbytes, tag = _native.submit(Op.PROBE, gid, None, None, 0, 0, -1, peer, tag)
     return ProbeResult(_global(source, group), nbytes, tag)
@@ -266,10 +273,10 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     Raises:
         DtypeError: an element is no :class:`P2POp`; then none was begun.
     """
-    for index, wanted in enumerate(p2p_op_list):
+    for number, wanted in enumerate(p2p_op_list):
         if not isinstance(wanted, P2POp):
             raise DtypeError(
-                f"batch_isend_irecv: p2p_op_list[{index}] is a {type(wanted).__name__}, "
+                f"batch_isend_irecv: p2p_op_list[{number}] is a {type(wanted).__name__}, "
                 "it must be a P2POp"
             )
     begun = [
@@ -283,6 +290,19 @@ def _outside(group: _Group, code: Op) -> bool:
     return (
         group is not None and group.__class__ is not ProcessGroup and is_foreign(group, code.label)
     )
+
+
+def _tag(code: Op, tag: Any, least: int = 0) -> int:
+    """A tag that fits the descriptor; the core knows how far those of this MPI go."""
+    try:
+        number = index(tag)
+    except TypeError:
+        raise DtypeError(
+            f"{code.label}: tag is a {type(tag).__name__}, it must be an integer"
+        ) from None
+    if not least <= number <= _MOST:
+        raise ArgumentError(f"{code.label}: tag={number} is out of range {least} to {_MOST}")
+    return number
 
 
 def _peer(code: Op, group: _Group, name: str, rank: int | None, group_rank: int | None) -> int:

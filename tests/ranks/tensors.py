@@ -244,7 +244,7 @@ def reduced(op: Any, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, A
     code = ReduceCode(int(op))
     with np.errstate(all="ignore"):
         if code in (ReduceCode.SUM, ReduceCode.AVG, ReduceCode.PREMUL_SUM):
-            if dtype == bool:
+            if dtype.kind == "b":
                 return stack.any(0)
             total = (stack * wide.type(op.scale)) if code is ReduceCode.PREMUL_SUM else stack
             # One after the other: NumPy's own sum of an axis is pairwise.
@@ -254,7 +254,7 @@ def reduced(op: Any, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, A
             if code is ReduceCode.AVG:
                 answer = answer / wide.type(len(parts))
         elif code is ReduceCode.PRODUCT:
-            answer = stack.all(0) if dtype == bool else np.multiply.reduce(stack, 0, dtype=wide)
+            answer = stack.all(0) if dtype.kind == "b" else np.multiply.reduce(stack, 0, dtype=wide)
         else:
             function = {
                 ReduceCode.MIN: np.minimum,

@@ -1,0 +1,158 @@
+"""What is peculiar to a framework: version counters, devices, kinds of tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+
+
+@pytest.fixture
+def torch() -> Any:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    return importlib.import_module("torch")
+
+
+@pytest.fixture
+def paddle() -> Any:
+    if importlib.util.find_spec("paddle") is None:
+        pytest.skip("paddle is not installed")
+    return importlib.import_module("paddle")
+
+
+def test_torch_s_autograd_notices(dist: ModuleType, torch: Any, rank: int, size: int) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    for write in (
+        lambda t: dist.all_reduce(t),
+        lambda t: dist.all_reduce(t, async_op=True).wait(),
+        lambda t: dist.all_reduce_coalesced([t]),
+        lambda t: dist.all_gather_into_tensor(t[:0], torch.ones(0)) or dist.scan(t),
+        lambda t: (
+            dist.all_to_all_single(t, t.clone(), [3] + [0] * (size - 1), None)
+            if size == 1
+            else dist.exscan(t)
+        ),
+    ):
+        saved = torch.full((3,), 2.0)
+        loss = (weight * saved).sum()
+        write(saved)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            loss.backward()
+    untouched = torch.full((3,), 2.0)
+    loss = (weight * untouched).sum()
+    dist.all_gather([torch.zeros(3) for _ in range(size)], untouched)
+    if rank == 0:
+        dist.broadcast(untouched, 0)
+    else:
+        dist.broadcast(torch.zeros(3), 0)
+    loss.backward()
+
+
+def test_a_receive_bumps(dist: ModuleType, torch: Any, rank: int, size: int) -> None:
+    taken = torch.zeros(3)
+    before = taken._version
+    dist.sendrecv(torch.ones(3), (rank + 1) % size, taken, (rank - 1) % size)
+    assert taken._version > before
+    assert (taken == 1).all()
+
+
+def test_paddle_s_autograd_notices(dist: ModuleType, paddle: Any) -> None:
+    weight = paddle.ones([3])
+    weight.stop_gradient = False
+    for asynchronous in (False, True):
+        saved = paddle.full([3], 2.0)
+        loss = (weight * saved).sum()
+        work = dist.all_reduce(saved, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        with pytest.raises(RuntimeError, match="version"):
+            loss.backward()
+
+
+def test_gradients_and_parameters(dist: ModuleType, torch: Any, paddle: Any, size: int) -> None:
+    parameter = torch.nn.Parameter(torch.ones(4))
+    dist.all_reduce(parameter)
+    assert (parameter == size).all()
+    layer = paddle.nn.Linear(3, 2)
+    layer.weight.set_value(paddle.ones([3, 2]))
+    layer(paddle.ones([1, 3])).sum().backward()
+    dist.all_reduce(layer.weight.grad)
+    assert (layer.weight.grad.numpy() == size).all()
+    dist.broadcast(layer.weight, 0)
+
+
+def test_torch_tensors_that_cannot_be_sent(dist: ModuleType, torch: Any) -> None:
+    for bad in (
+        torch.zeros(3).to_sparse(),
+        torch.zeros(3, device="meta"),
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8),
+    ):
+        with pytest.raises(dist.errors.DtypeError, match="torch"):
+            dist.all_reduce(bad)
+    dist.barrier()
+
+
+def test_paddle_tensors_that_cannot_be_sent(dist: ModuleType, paddle: Any) -> None:
+    with pytest.raises(dist.errors.DtypeError, match="sparse"):
+        dist.all_reduce(paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2]))
+    dist.barrier()
+
+
+def test_device_memory_is_refused(dist: ModuleType) -> None:
+    class OnTheGpu:
+        def __dlpack__(self, **_: Any) -> Any:
+            raise AssertionError("must not be asked")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    with pytest.raises(dist.errors.UnsupportedError, match="device"):
+        dist.all_reduce(OnTheGpu())
+    dist.barrier()
+
+
+def test_a_data_loader_s_workers(dist: ModuleType, torch: Any, size: int) -> None:
+    class Numbers(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            # A use in a fork is a clear error, never a hang.
+            try:
+                dist.all_reduce(torch.zeros(1))
+            except dist.errors.ForkError:
+                return torch.tensor(float(index))
+            raise AssertionError("no ForkError")
+
+    work = dist.all_reduce(torch.ones(1000), async_op=True)  # alive while the workers fork
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(Numbers(), 4, num_workers=2)
+        assert sum(float(batch.sum()) for batch in loader) == 28
+    work.wait()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+def test_a_paddle_data_loader_s_workers(dist: ModuleType, paddle: Any, size: int) -> None:
+    class Numbers(paddle.io.Dataset):  # type: ignore[misc,name-defined]
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            try:
+                dist.barrier()
+            except dist.errors.ForkError:
+                return float(index)
+            raise AssertionError("no ForkError")
+
+    loader = paddle.io.DataLoader(Numbers(), batch_size=4, num_workers=2, use_shared_memory=False)
+    assert sum(float(numpy.asarray(batch).sum()) for batch in loader) == 28
+    tensor = paddle.ones([1])
+    dist.all_reduce(tensor)
+    assert float(tensor) == size

@@ -1,0 +1,154 @@
+"""Works: futures, await, what they keep alive, several threads."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def test_future(dist: ModuleType, rank: int, size: int) -> None:
+    done = threading.Event()
+    tensors = [np.full(1000, rank + step) for step in range(20)]
+    futures = []
+    for tensor in tensors:
+        work = dist.all_reduce(tensor, async_op=True)
+        futures.append(work.get_future().then(lambda future: int(future.value()[0][0])))
+    futures[-1].add_done_callback(lambda _: done.set())
+    assert done.wait(30), "completed without anybody's waiting"
+    assert [future.result(30) for future in futures] == [
+        sum(range(size)) + size * step for step in range(20)
+    ]
+
+
+def test_await(dist: ModuleType, rank: int, size: int) -> None:
+    async def gather() -> list[Any]:
+        works = [dist.all_reduce(np.full(9, step), async_op=True) for step in range(5)]
+        return [await work for work in works]
+
+    for step, (tensor,) in enumerate(asyncio.run(gather())):
+        assert (tensor == size * step).all()
+
+
+@pytest.mark.mpi(min=2)
+def test_await_a_late_one(dist: ModuleType, rank: int) -> None:
+    tensor = np.zeros(1)
+    if rank == 0:
+
+        async def receive() -> int:
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0.01)
+
+            other = asyncio.ensure_future(tick())
+            work = dist.irecv(tensor, 1)
+            (got,) = await work
+            other.cancel()
+            assert got is tensor
+            return ticks
+
+        assert asyncio.run(receive()) > 3, "the loop stood still"
+        assert tensor[0] == 4
+    elif rank == 1:
+        time.sleep(0.2)
+        dist.send(np.array([4.0]), 0)
+
+
+@pytest.mark.mpi(min=2)
+def test_a_wait_that_runs_out_does_no_harm(dist: ModuleType, rank: int, size: int) -> None:
+    tensor = np.ones(3)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        begin = time.monotonic()
+        with pytest.raises(dist.errors.NotReadyError):
+            work.wait(0.05)
+        assert 0.04 < time.monotonic() - begin < 5
+        assert not work.is_completed()
+        dist.send(np.zeros(1), 1)
+        work.wait()
+    else:
+        if rank == 1:
+            dist.recv(np.zeros(1), 0)
+        dist.all_reduce(tensor)
+    assert (tensor == size).all()
+
+
+def test_dropped_works(dist: ModuleType, rank: int, size: int) -> None:
+    """Their tensors live until they end, whoever holds them."""
+    for _ in range(20):
+        dist.all_reduce(np.ones(10_000), async_op=True)
+        gc.collect()
+    tensor = np.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor[0] == size
+
+
+def test_error_of_a_work(dist: ModuleType, rank: int, size: int) -> None:
+    if size == 1:
+        return
+    work = dist.all_reduce(np.zeros(3 if rank else 4), async_op=True)
+    with pytest.raises(dist.errors.MismatchError):
+        work.wait()
+    assert work.is_completed()
+    assert not work.is_success()
+    assert isinstance(work.exception(), dist.errors.MismatchError)
+    with pytest.raises(dist.errors.MismatchError):
+        work.get_future().result(10)
+    dist.barrier()
+
+
+def test_threads_with_a_group_each(dist: ModuleType, rank: int, size: int) -> None:
+    groups = [dist.new_group() for _ in range(3)]
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        for step in range(50):
+            tensor = np.array([rank + step * number])
+            dist.all_reduce(tensor, group=groups[number])
+            if tensor[0] != sum(range(size)) + size * step * number:
+                wrong.append((number, step, tensor))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_threads_on_one_group(dist: ModuleType, size: int) -> None:
+    """All call the same, so whichever comes first on a rank, the answers are right."""
+    wrong: list[object] = []
+
+    def work() -> None:
+        for _ in range(50):
+            tensor = np.ones(4)
+            dist.all_reduce(tensor)
+            if tensor[0] != size:
+                wrong.append(tensor)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_sync_behind_async(dist: ModuleType, rank: int, size: int) -> None:
+    first, second = np.full(100_000, 1.0), np.array([2.0])
+    work = dist.all_reduce(first, async_op=True)
+    dist.all_reduce(second)
+    assert second[0] == 2 * size
+    work.wait()
+    assert first[-1] == size
