@@ -89,10 +89,19 @@ func (p *Program) Run() error {
 	return p.err
 }
 
+// idlePolls is after how many polls in a row that found nothing the core is given
+// away: with more ranks than cores it is the rank waited for that wants it. There is
+// no sleep, for it is the polls that move a long message.
+const idlePolls = 200
+
 func (p *Program) runTogether(calls []mpi.Call) error {
 	err := p.start(calls)
-	for len(p.slots) > 0 {
-		p.poll()
+	for idle := 0; len(p.slots) > 0; idle++ {
+		if p.poll() > 0 {
+			idle = 0
+		} else if idle > idlePolls {
+			work.Yield()
+		}
 		if e := p.reap(); err == nil {
 			err = e
 		}
@@ -113,7 +122,7 @@ func (p *Program) start(calls []mpi.Call) error {
 	return nil
 }
 
-func (p *Program) poll() {
+func (p *Program) poll() int {
 	var buf [16]uintptr
 	list := buf[:0]
 	for _, s := range p.slots {
@@ -121,9 +130,10 @@ func (p *Program) poll() {
 			list = append(list, uintptr(unsafe.Pointer(s)))
 		}
 	}
-	if len(list) > 0 {
-		p.lib.Poll(list)
+	if len(list) == 0 {
+		return 0
 	}
+	return p.lib.Poll(list)
 }
 
 // reap frees the slots that are done and returns the first error among them.

@@ -83,12 +83,15 @@ func (b *Backoff) Pause() {
 		if b.n < spins && b.Crowded {
 			b.n = spins
 		}
-		C.pw_yield()
+		Yield()
 	default:
 		b.sleep = min(max(2*b.sleep, firstSleep), longerSleep)
 		sleep(b.sleep)
 	}
 }
+
+// Yield gives the core to whoever waits for it.
+func Yield() { C.pw_yield() }
 
 // sleep blocks this thread. Unlike time.Sleep it needs neither the scheduler nor
 // a wakeup by the runtime's timer thread, which this process keeps imprecise.
