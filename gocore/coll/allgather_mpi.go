@@ -31,14 +31,18 @@ var allGatherMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arrive.E
 // know: MPI_Allgatherv, or a broadcast a rank past the reach of its displacements.
 // Bytes moved a rank: what the others hold, and all of it once more by the copy.
 var allGatherUnevenMPI = Algorithm{"mpi_uneven", always, func(a *Args, p *Program) error {
-	if counts(a.Recv)*a.elem() > mpi.MaxCount {
-		own := a.Recv[a.Rank]
+	parts := a.Recv
+	if len(parts) == 1 {
+		parts = a.split(parts[0])
+	}
+	if counts(parts)*a.elem() > mpi.MaxCount {
+		own := parts[a.Rank]
 		p.Do(func() error {
 			a.copyElements(own.Data, a.Send[0].Data, own.Count)
 			return nil
 		})
-		for i := range a.Recv {
-			if err := a.broadcastPart(p, i, a.Recv[i].Data, a.Recv[i].Count); err != nil {
+		for i := range parts {
+			if err := a.broadcastPart(p, i, parts[i].Data, parts[i].Count); err != nil {
 				return err
 			}
 		}
@@ -51,8 +55,8 @@ var allGatherUnevenMPI = Algorithm{"mpi_uneven", always, func(a *Args, p *Progra
 	sl := make([]slice, a.Size)
 	var from int64
 	for i := range sl {
-		sl[i] = slice{from, a.Recv[i].Count}
-		from += a.Recv[i].Count
+		sl[i] = slice{from, parts[i].Count}
+		from += parts[i].Count
 	}
 	cnt, dsp, err := a.int32s(p, sl)
 	if err != nil {
@@ -62,6 +66,7 @@ var allGatherUnevenMPI = Algorithm{"mpi_uneven", always, func(a *Args, p *Progra
 	c.Fn, c.Comm = mpi.FnAllgatherv, a.Comm
 	c.SendBuf, c.SendCount, c.SendType = a.Send[0].Data, a.Send[0].Count*a.elem(), a.Lib.Byte()
 	c.RecvBuf, c.RecvType, c.RecvCounts, c.RecvDispls = dst, a.Lib.Byte(), cnt, dsp
+	c.InPlace = a.Send[0].Data == a.at(dst, sl[a.Rank].from)
 	if scatter != nil {
 		p.Do(scatter)
 	}

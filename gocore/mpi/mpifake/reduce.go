@@ -39,7 +39,14 @@ func (l *library) TypeOf(d op.DType) (mpi.Datatype, bool) {
 	return typeBase + mpi.Datatype(d), true
 }
 
+// OpOf gives AVG and PREMUL_SUM the sum, as the real library does: scaling is the caller's.
 func (l *library) OpOf(r op.ReduceOp, d op.DType) (mpi.Op, bool) {
+	if r == op.Avg || r == op.PremulSum {
+		if !op.Defined(r, d) {
+			return 0, false
+		}
+		r = op.Sum
+	}
 	if folds[d] == nil || !folds[d](r, nil, nil) {
 		return 0, false
 	}

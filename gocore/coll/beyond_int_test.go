@@ -1,0 +1,131 @@
+package coll
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+)
+
+// Past 2^31 - 1 the steps are looked at instead of run: nobody has the memory, and
+// the addresses below are of nothing. tests/ranks/test_large.py runs the real thing.
+
+const (
+	many    = int64(1)<<31 + 3
+	nowhere = uintptr(1) << 40
+)
+
+func address(offset int64) unsafe.Pointer {
+	p := nowhere + uintptr(offset)
+	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
+}
+
+// steps builds alg as rank of size and returns every call it would make.
+func steps(t *testing.T, alg *Algorithm, a Args, rank, size int) (calls []mpi.Call) {
+	t.Helper()
+	w := newWorld(size)
+	a.Lib, a.Comm, a.Rank, a.Size = w.libs[rank], w.libs[rank].World(), rank, size
+	var p Program
+	p.Reset(a.Lib)
+	require.NoError(t, alg.Build(&a, &p))
+	for _, s := range p.steps {
+		switch {
+		case s.Calls != nil:
+			calls = append(calls, s.Calls...)
+		case s.Do == nil:
+			calls = append(calls, s.Call)
+		}
+	}
+	p.Close()
+	for _, c := range calls {
+		require.LessOrEqual(t, c.SendCount, int64(mpi.MaxCount))
+		require.LessOrEqual(t, c.RecvCount, int64(mpi.MaxCount))
+	}
+	return calls
+}
+
+func TestMovesOfMoreThanAnIntAreOneElementOfATypeOfThatLength(t *testing.T) {
+	whole, all := []Part{{address(0), many}}, []Part{{address(0), 3 * many}}
+	for name, c := range map[string]struct {
+		alg        *Algorithm
+		send, recv []Part
+	}{
+		"broadcast":  {&broadcastMPI, nil, whole},
+		"all_gather": {&allGatherMPI, []Part{{address(-many), many}}, all},
+		"gather":     {&gatherMPI, []Part{{address(-many), many}}, all},
+		"scatter":    {&scatterMPI, all, []Part{{address(-many), many}}},
+		"all_to_all": {&allToAllEvenMPI, all, []Part{{address(3 * many), 3 * many}}},
+	} {
+		calls := steps(t, c.alg, Args{DType: op.Int8, Count: many, Send: c.send, Recv: c.recv}, 0, 3)
+		require.Len(t, calls, 1, name)
+		assert.EqualValues(t, 1, max(calls[0].SendCount, calls[0].RecvCount), name)
+	}
+	// The limit is in bytes, and exact.
+	for n, count := range map[int64]int64{1<<29 - 1: 1<<31 - 4, 1 << 29: 1} {
+		calls := steps(t, &broadcastMPI, Args{DType: op.Float32, Count: n, Recv: []Part{{address(0), n}}}, 0, 2)
+		assert.Equal(t, count, calls[0].RecvCount)
+	}
+}
+
+func TestReductionsOfMoreThanAnIntGoInChunks(t *testing.T) {
+	a := Args{Code: op.AllReduce, DType: op.Float32, Reduce: op.Sum, Count: many, Recv: []Part{{address(0), many}}}
+	for _, alg := range []*Algorithm{&allReduceMPI, &scanMPI} {
+		calls := steps(t, alg, a, 1, 2)
+		var done int64
+		for _, c := range calls {
+			assert.Equal(t, address(4*done), c.RecvBuf)
+			assert.True(t, c.InPlace)
+			done += c.RecvCount
+		}
+		assert.Equal(t, many, done)
+	}
+	a.Send = []Part{{address(1 << 36), many}}
+	for _, root := range []int{0, 1} {
+		a.Root = root
+		var done int64
+		for _, c := range steps(t, &reduceMPI, a, 1, 2) {
+			assert.Equal(t, address(1<<36+4*done), c.SendBuf)
+			assert.EqualValues(t, root, c.Peer)
+			done += c.SendCount
+		}
+		assert.Equal(t, many, done)
+	}
+}
+
+// The parts of a reduce_scatter whose total is beyond an int are reduced one by one,
+// each to its rank, and each in chunks.
+func TestReduceScatterOfMoreThanAnInt(t *testing.T) {
+	const size = 3
+	for rank := range size {
+		calls := steps(t, &reduceScatterMPI, Args{Code: op.ReduceScatter, DType: op.Int16, Reduce: op.Max, Count: many,
+			Send: []Part{{address(0), size * many}}, Recv: []Part{{address(1 << 36), many}}}, rank, size)
+		var sent, got int64
+		for _, c := range calls {
+			assert.Equal(t, mpi.FnReduce, c.Fn)
+			assert.Equal(t, address(2*sent), c.SendBuf)
+			assert.EqualValues(t, sent/many, c.Peer)
+			if int(c.Peer) == rank {
+				assert.Equal(t, address(1<<36+2*got), c.RecvBuf)
+				got += c.RecvCount
+			}
+			sent += c.SendCount
+		}
+		assert.Equal(t, size*many, sent)
+		assert.Equal(t, many, got)
+	}
+}
+
+// Displacements are ints as well: where they do not reach, a broadcast a rank.
+func TestUnevenAllGatherOfMoreThanAnInt(t *testing.T) {
+	parts := []Part{{address(0), many}, {nil, 0}, {address(1 << 36), 7}}
+	calls := steps(t, &allGatherUnevenMPI, Args{Code: op.AllGather, DType: op.Int8,
+		Send: []Part{{address(1 << 37), 7}}, Recv: parts}, 2, 3)
+	require.Len(t, calls, 2) // rank 1 has nothing
+	assert.Equal(t, []int32{0, 2}, []int32{calls[0].Peer, calls[1].Peer})
+	assert.Equal(t, []int64{1, 7}, []int64{calls[0].RecvCount, calls[1].RecvCount})
+	assert.Equal(t, parts[2].Data, calls[1].RecvBuf)
+}

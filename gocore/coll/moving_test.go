@@ -1,0 +1,294 @@
+package coll
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// moving calls f for every world size and dtype, and every other length: to what
+// only moves, a dtype is a number of bytes, and several have the same.
+func moving(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int)) {
+	for _, size := range worldSizes {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			w := newWorld(size)
+			rng := rand.New(rand.NewSource(int64(size)))
+			for d := op.DType(1); d <= lastDType; d++ {
+				for i, n := range lengths {
+					if (i+int(d))%2 == 0 {
+						f(t, w, rng, d, n)
+					}
+				}
+			}
+		})
+	}
+}
+
+// uneven is one length a rank, some of them 0.
+func uneven(size, n int) []int {
+	out := make([]int, size)
+	for i := range out {
+		out[i] = (n/2 + 3*i*i) * (i % 3) // the first, the fourth, ... none
+	}
+	return out
+}
+
+func even(size, n int) []int { return slices.Repeat([]int{n}, size) }
+
+func sum(n []int) (s int) {
+	for _, v := range n {
+		s += v
+	}
+	return s
+}
+
+// pieces cuts data into consecutive parts of the lengths given.
+func pieces(d op.DType, data []byte, counts []int) [][]byte {
+	var out [][]byte
+	for _, n := range counts {
+		out, data = append(out, data[:n*d.Size()]), data[n*d.Size():]
+	}
+	return out
+}
+
+// lay puts data into one tensor, or into one a rank, and returns the parts.
+func (s *side) lay(together bool, data [][]byte) ([]Part, []*tensor) {
+	if together {
+		x := s.tensor(bytes.Join(data, nil))
+		return []Part{x.Part}, []*tensor{x}
+	}
+	var parts []Part
+	var tensors []*tensor
+	for _, d := range data {
+		x := s.tensor(d)
+		parts, tensors = append(parts, x.Part), append(tensors, x)
+	}
+	return parts, tensors
+}
+
+// wants says what the tensors of lay hold in the end.
+func wants(tensors []*tensor, data [][]byte) {
+	if len(tensors) == 1 && len(data) != 1 {
+		data = [][]byte{bytes.Join(data, nil)}
+	}
+	for i, x := range tensors {
+		x.want = append([]byte{}, data[i]...)
+	}
+}
+
+func what(a Args, size int, more string) string {
+	return fmt.Sprintf("%s of %d %s on %d ranks %s", a.Code, a.Count, a.DType, size, more)
+}
+
+func TestBarrier(t *testing.T) {
+	for _, size := range worldSizes {
+		w := newWorld(size)
+		a := Args{Code: op.Barrier}
+		w.everyAlgorithm(t, "barrier", signature(a, size, true), func() []*side { return w.sides(a) })
+	}
+}
+
+func TestBroadcast(t *testing.T) {
+	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
+		size := len(w.libs)
+		a := Args{Code: op.Broadcast, DType: d, Count: int64(n), Root: rng.Intn(size)}
+		w.everyAlgorithm(t, what(a, size, ""), signature(a, size, true), func() []*side {
+			sides := w.sides(a)
+			for _, s := range sides {
+				s.args.Recv, _ = s.lay(true, [][]byte{noise(rng, d, n)})
+			}
+			for _, s := range sides {
+				s.tensors[0].want = sides[a.Root].tensors[0].want
+			}
+			return sides
+		})
+	})
+}
+
+func TestAllGather(t *testing.T) {
+	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
+		size := len(w.libs)
+		for _, kind := range []string{"into one", "into one, in place", "into many", "uneven"} {
+			counts, isEven := even(size, n), true
+			a := Args{Code: op.AllGather, DType: d, Count: int64(n)}
+			if kind == "uneven" {
+				if counts = uneven(size, n); size > 1 {
+					isEven, a.Count = false, 0
+				}
+			}
+			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*side {
+				data := pieces(d, noise(rng, d, sum(counts)), counts)
+				sides := w.sides(a)
+				for r, s := range sides {
+					junk := pieces(d, noise(rng, d, sum(counts)), counts)
+					if kind == "into one, in place" {
+						junk[r] = data[r]
+					}
+					var outs []*tensor
+					s.args.Recv, outs = s.lay(kind == "into one" || kind == "into one, in place", junk)
+					wants(outs, data)
+					if kind == "into one, in place" {
+						s.args.Send = []Part{s.part(outs[0], r*n, n)}
+					} else {
+						s.args.Send = []Part{s.tensor(data[r]).Part}
+					}
+				}
+				return sides
+			})
+		}
+	})
+}
+
+// Gather and scatter mirror each other: the root has all, the others their part.
+func TestGatherAndScatter(t *testing.T) {
+	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
+		size := len(w.libs)
+		counts := even(size, n)
+		for _, code := range []op.Code{op.Gather, op.Scatter} {
+			for _, kind := range []string{"one", "one, in place", "many"} {
+				a := Args{Code: code, DType: d, Count: int64(n), Root: rng.Intn(size)}
+				w.everyAlgorithm(t, what(a, size, kind), signature(a, size, true), func() []*side {
+					data := pieces(d, noise(rng, d, n*size), counts)
+					sides := w.sides(a)
+					for r, s := range sides {
+						gather := code == op.Gather
+						own, all := data[r], data
+						if gather {
+							all = pieces(d, noise(rng, d, n*size), counts)
+						} else {
+							own = noise(rng, d, n)
+						}
+						mine := &s.args.Send
+						whole := &s.args.Recv
+						if !gather {
+							mine, whole = whole, mine
+						}
+						inPlace := kind == "one, in place" && r == a.Root
+						if inPlace {
+							all = slices.Clone(all)
+							all[r] = data[r]
+						}
+						var outs []*tensor
+						if r == a.Root {
+							if *whole, outs = s.lay(kind != "many", all); gather {
+								wants(outs, data)
+							}
+						}
+						if inPlace {
+							*mine = []Part{s.part(outs[0], r*n, n)}
+							continue
+						}
+						x := s.tensor(own)
+						x.want = data[r]
+						*mine = []Part{x.Part}
+					}
+					return sides
+				})
+			}
+		}
+	})
+}
+
+func TestAllToAll(t *testing.T) {
+	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
+		size := len(w.libs)
+		for _, kind := range []string{"one to one", "many to many", "one to many", "many to one", "uneven"} {
+			isEven := kind != "uneven" || size == 1
+			a := Args{Code: op.AllToAll, DType: d, Count: int64(n)}
+			if !isEven {
+				a.Count = -1
+			}
+			count := func(from, to int) int {
+				if isEven {
+					return n
+				}
+				return (n/2 + from + 2*to) % (n + 1) * ((from + to) % 3)
+			}
+			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*side {
+				sent := make([][][]byte, size)
+				for from := range sent {
+					for to := range size {
+						sent[from] = append(sent[from], noise(rng, d, count(from, to)))
+					}
+				}
+				sides := w.sides(a)
+				for r, s := range sides {
+					var got, junk [][]byte
+					for from := range size {
+						got = append(got, sent[from][r])
+						junk = append(junk, noise(rng, d, count(from, r)))
+					}
+					var outs []*tensor
+					s.args.Send, _ = s.lay(kind == "one to one" || kind == "one to many", sent[r])
+					s.args.Recv, outs = s.lay(kind == "one to one" || kind == "many to one", junk)
+					wants(outs, got)
+				}
+				return sides
+			})
+		}
+	})
+}
+
+// What one rank sends is not what another expects: all ranks raise, and nothing was moved.
+func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
+	for _, how := range forms {
+		w := newWorld(3)
+		a := Args{Code: op.AllToAll, DType: op.Float32, Count: -1}
+		sides := w.sides(a)
+		rng := rand.New(rand.NewSource(1))
+		for r, s := range sides {
+			parts := [][]byte{noise(rng, a.DType, 2), noise(rng, a.DType, 2), noise(rng, a.DType, 2)}
+			s.args.Send, _ = s.lay(false, parts)
+			if r == 2 {
+				parts = [][]byte{noise(rng, a.DType, 2), noise(rng, a.DType, 3), noise(rng, a.DType, 2)}
+			}
+			s.args.Recv, _ = s.lay(false, parts)
+		}
+		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, sides) {
+			var se *status.Error
+			require.ErrorAs(t, err, &se)
+			require.Equal(t, status.Mismatch, se.Code)
+			require.Equal(t, []int{1, 2}, se.Ranks, "rank %d", rank)
+			if rank == 2 {
+				require.Contains(t, se.Msg, "rank 1 of the group sends 2 elements to rank 2, which expects 3")
+			}
+			for _, x := range sides[rank].tensors {
+				x.check(t, "all_to_all", rank)
+			}
+		}
+	}
+}
+
+// More ranks than one round of an exchange holds.
+func TestExchangeInRounds(t *testing.T) {
+	const size = maxTogether/2 + 3
+	w := newWorld(size)
+	a := Args{Code: op.AllToAll, DType: op.Int16, Count: 2}
+	for _, how := range forms {
+		sides := w.sides(a)
+		for r, s := range sides {
+			var sent, got []complex128
+			for other := range size {
+				sent = append(sent, complex(float64(r), 0), complex(float64(other), 0))
+				got = append(got, complex(float64(other), 0), complex(float64(r), 0))
+			}
+			s.args.Send, _ = s.lay(true, [][]byte{encode(a.DType, sent)})
+			out := s.tensor(make([]byte, len(got)*2))
+			out.want = encode(a.DType, got)
+			s.args.Recv = []Part{out.Part}
+		}
+		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, sides) {
+			require.NoError(t, err, "rank %d", rank)
+			for _, x := range sides[rank].tensors {
+				x.check(t, "all_to_all in rounds", rank)
+			}
+		}
+	}
+}

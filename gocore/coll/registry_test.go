@@ -1,0 +1,126 @@
+package coll
+
+import (
+	"flag"
+	"fmt"
+	"math/rand"
+	"os"
+	"reflect"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// TestMain fails a full run that left an algorithm out: a new one needs a test.
+func TestMain(m *testing.M) {
+	// Ranks spin; each gets a thread, so that the kernel and not a preemption of Go's
+	// every 10 ms lets the next one run.
+	runtime.GOMAXPROCS(8)
+	code := m.Run()
+	if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
+		for c := range registry {
+			for _, a := range registry[c] {
+				if !covered.names[op.Code(c).String()+" "+a.Name] {
+					fmt.Printf("FAIL: no test ran %s by %q\n", op.Code(c), a.Name)
+					code = 1
+				}
+			}
+		}
+	}
+	os.Exit(code)
+}
+
+func TestEveryCollectiveHasAnAlgorithm(t *testing.T) {
+	for c := op.Code(1); ; c++ {
+		trait, ok := op.TraitOf(c)
+		if !ok {
+			return
+		}
+		if trait.Collective {
+			_, err := Choose(&Sig{Code: c, DType: op.Float32, Reduce: op.Sum, Size: 3, Count: 5})
+			assert.NoError(t, err, c.String())
+		}
+	}
+}
+
+func TestNoAlgorithm(t *testing.T) {
+	for _, c := range []op.Code{-1, 0, op.Send, op.Panic, 1 << 20} {
+		_, err := Choose(&Sig{Code: c, Size: 2})
+		assert.Equal(t, status.Unsupported, status.CodeOf(err), "%s", c)
+	}
+	// MPI has no 16-bit floats: its own reductions refuse them before anything is sent.
+	w := newWorld(2)
+	for _, alg := range []*Algorithm{&allReduceMPI, &reduceMPI, &reduceScatterMPI, &scanMPI} {
+		sides := w.sides(Args{Code: op.AllReduce, DType: op.BFloat16, Reduce: op.Sum})
+		for _, s := range sides {
+			x := s.tensor(make([]byte, 4))
+			s.args.Send, s.args.Recv = []Part{x.Part}, []Part{x.Part}
+		}
+		for _, err := range w.carryOut(alg, blocking, sides) {
+			assert.Equal(t, status.Unsupported, status.CodeOf(err))
+			assert.ErrorContains(t, err, "bfloat16")
+		}
+	}
+}
+
+// What Enabled sees holds nothing that differs between ranks: no address, no rank,
+// no buffer. Who adds a field to Sig has to extend this list, and to think.
+func TestSigHoldsOnlyWhatAllRanksAgreeOn(t *testing.T) {
+	agreed := map[string]bool{"Code": true, "DType": true, "Reduce": true, "Root": true, "Count": true, "Size": true, "Agreed": true}
+	s := reflect.TypeOf(Sig{})
+	for i := range s.NumField() {
+		f := s.Field(i)
+		assert.True(t, agreed[f.Name], "is Sig.%s the same on all ranks?", f.Name)
+		switch f.Type.Kind() {
+		case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint32:
+		default:
+			assert.Failf(t, "a field of Sig is no number", "%s is %s", f.Name, f.Type)
+		}
+	}
+}
+
+// Every rank gets capabilities and addresses of its own, at random; all choose the
+// same algorithm, and choosing again does not change it.
+func TestAllRanksChooseTheSame(t *testing.T) {
+	rng := rand.New(rand.NewSource(16))
+	for range 20000 {
+		size := 1 + rng.Intn(64)
+		shared := Args{
+			Code: op.Code(1 + rng.Intn(int(op.Exscan))), DType: op.DType(1 + rng.Intn(int(lastDType))),
+			Reduce: op.ReduceOp(rng.Intn(int(lastReduceOp) + 1)), Root: rng.Intn(size),
+			Count: rng.Int63() >> rng.Intn(64),
+		}
+		capabilities := make([]arrive.Flags, size)
+		all := ^arrive.Flags(0)
+		for i := range capabilities {
+			capabilities[i] = arrive.Flags(rng.Uint32())
+			if rng.Intn(2) == 0 {
+				capabilities[i] |= arrive.Even | arrive.Sync
+			}
+			all &= capabilities[i]
+		}
+		var first *Algorithm
+		for rank := range size {
+			own := shared
+			own.Rank, own.Size = rank, size
+			own.Recv = []Part{{Data: unsafe.Add(unsafe.Pointer(&nothing), rng.Intn(64)), Count: own.Count}}
+			if rng.Intn(2) == 0 {
+				own.Send = own.Recv
+			}
+			chosen, err := Choose(&Sig{Code: own.Code, DType: own.DType, Reduce: own.Reduce, Root: own.Root,
+				Count: own.Count, Size: own.Size, Agreed: all})
+			require.NoError(t, err)
+			if rank == 0 {
+				first = chosen
+			}
+			require.Same(t, first, chosen, "rank %d of %s", rank, own.Code)
+		}
+	}
+}
