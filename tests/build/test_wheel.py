@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import platform
 import re
 import subprocess
@@ -75,7 +76,6 @@ def test_the_core_exports_its_init_alone(zig_built: Built, tmp_path: Path) -> No
 
 def exported(library: Path) -> set[str]:
     """The names that a shared object defines for others."""
-    run([sys.executable, "-m", "venv", "--without-pip", str(library.parent / "v")])
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", str(library)],
         capture_output=True,
@@ -119,3 +119,20 @@ def test_build_scripts_need_setuptools_alone(module: str) -> None:
     }
     foreign = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
     assert foreign <= {"setuptools", "toolchain", "core"}
+
+
+def test_source_distribution_builds(tmp_path: Path) -> None:
+    tree = copy_tree(tmp_path / "tree")
+    make = "import backend, sys; print(backend.build_sdist(sys.argv[1]))"
+    env = {**os.environ, "PYTHONPATH": str(tree / "tools" / "build")}
+    done = subprocess.run(
+        [sys.executable, "-c", make, str(tmp_path)],
+        cwd=tree,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    archive = tmp_path / done.stdout.split()[-1]
+    pip(sys.executable, "wheel", "--no-deps", "-w", str(tmp_path), str(archive))
+    assert list(tmp_path.glob("paddlempi-*-cp310-abi3-*linux_*.whl"))
