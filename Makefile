@@ -133,7 +133,7 @@ format: .venv-tools/.tools
 ## bench         C, mpi4py and paddlempi side by side, on NP=2 ranks under MPI=openmpi
 .PHONY: bench
 bench: $(VENV)/.package $(VENV)/.tests
-	$(VENV)/bin/python benchmarks/overhead.py --mpi $(MPI) -np $(NP)
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/overhead.py
 
 ## build         the wheel and, for C programs, libpaddlempi.so, in dist/
 .PHONY: build
