@@ -3,6 +3,7 @@ package group
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -29,55 +30,99 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	if d.TimeoutNS >= 0 {
 		timeout = time.Duration(d.TimeoutNS)
 	}
-	m := &message{g: g, code: d.Code, timeout: timeout, deadline: time.Now().Add(timeout), handle: g.env.Engine.NewHandle()}
+	m := messages.Get().(*message)
+	m.g, m.code, m.timeout = g, d.Code, timeout
 	if d.Code == op.Probe {
+		m.deadline = time.Now().Add(timeout)
 		r, err := g.probe(d, m)
+		m.recycle()
 		return nil, r, err
 	}
 	if err := m.prepare(d); err != nil {
 		m.free()
+		m.recycle()
 		return nil, work.Result{}, err
-	}
-	if d.Flags&op.FlagNotify != 0 {
-		m.handle.Notify()
 	}
 	if err := m.start(); err != nil {
 		return nil, work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync != 0 {
+		h := m.become()
+		if d.Flags&op.FlagNotify != 0 {
+			h.Notify()
+		}
 		if !m.Poll() {
 			g.env.Engine.Add(m)
 			g.env.Engine.StartProgress()
 		}
-		return m.handle, work.Result{}, nil
+		return h, work.Result{}, nil
 	}
+	if m.spin() {
+		r, err := m.result, m.err
+		m.recycle()
+		return nil, r, err
+	}
+	h := m.become()
+	g.env.Engine.Add(m)
+	r, err := h.Wait(-1, g.env.Interrupt)
+	if !h.Done() {
+		// Interrupted. The next tick, on whichever thread, takes the message back.
+		h.Finish(work.Result{}, err)
+		g.env.Engine.StartProgress()
+	}
+	return nil, r, err
+}
+
+// spin drives the message for a moment on the caller's thread and tells whether it is over.
+func (m *message) spin() bool {
 	var slots [2]uintptr
 	for i := 0; i < messageSpin; i++ {
 		if m.Poll() {
-			r, err := m.handle.Result()
-			return nil, r, err
+			return true
 		}
-		g.env.Lib.Poll(m.pending(slots[:0]))
+		m.g.env.Lib.Poll(m.pending(slots[:0]))
 		if i&15 == 15 {
-			g.env.Engine.Tick()
-			if g.env.crowded {
+			m.g.env.Engine.Tick()
+			if m.g.env.crowded {
 				break
 			}
 		}
 	}
-	g.env.Engine.Add(m)
-	r, err := m.handle.Wait(-1, g.env.Interrupt)
-	if !m.handle.Done() { // interrupted
-		m.giveUp(err)
+	return m.Poll()
+}
+
+// messages are reused as long as they end within the call: the usual send or receive
+// allocates nothing.
+var messages = sync.Pool{New: func() any { return new(message) }}
+
+func (m *message) recycle() {
+	*m = message{}
+	messages.Put(m)
+}
+
+// become makes a task of the message, with a handle and a deadline.
+func (m *message) become() *work.Handle {
+	m.handle = m.g.env.Engine.NewHandle()
+	m.deadline = time.Now().Add(m.timeout)
+	return m.handle
+}
+
+// finish tells the caller how the message ended.
+func (m *message) finish(r work.Result, err error) {
+	if m.handle == nil {
+		m.result, m.err = r, err
+		return
 	}
-	return nil, r, err
+	m.handle.Finish(r, err)
 }
 
 // message is the task of a message, or of the two of a sendrecv.
 type message struct {
 	g        *Group
 	code     op.Code
-	handle   *work.Handle
+	handle   *work.Handle // nil while the message may end within the call
+	result   work.Result  // valid then, once it is over
+	err      error
 	deadline time.Time
 	timeout  time.Duration
 	halves   [2]half // a send, a receive, or one of each
@@ -216,7 +261,7 @@ func (m *message) Poll() bool {
 	}
 	r, err := m.outcome()
 	m.free()
-	m.handle.Finish(r, err)
+	m.finish(r, err)
 	return true
 }
 
@@ -284,9 +329,18 @@ func (m *message) free() {
 // leftGrace is how long a message from a rank that has left may still be on its way.
 const leftGrace = 500 * time.Millisecond
 
-// overdue gives the message up when its deadline has passed or its peer has left.
+// overdue gives the message up when its caller was interrupted, its deadline has passed
+// or its peer has left.
 func (m *message) overdue() {
-	if m.polls++; m.polls&31 != 0 || m.gaveUp != nil {
+	if m.handle == nil || m.gaveUp != nil {
+		return
+	}
+	if m.handle.Done() {
+		_, err := m.handle.Result()
+		m.giveUp(err)
+		return
+	}
+	if m.polls++; m.polls&31 != 0 {
 		return
 	}
 	now := time.Now()
@@ -349,7 +403,7 @@ func (m *message) giveUp(err error) {
 		sending = true
 	}
 	if sending {
-		m.handle.Finish(work.Result{}, err)
+		m.finish(work.Result{}, err)
 		m.g.fail(err)
 	}
 }
