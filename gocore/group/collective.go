@@ -347,7 +347,7 @@ func (t *collective) pollArrival() bool {
 			t.over() // who comes later sees the refusal all the same
 			return true
 		}
-		if err = t.overdue(); err == nil && t.handle.Done() {
+		if err = t.overdue(); err == nil && !t.refused && t.handle.Done() {
 			_, err = t.handle.Result() // its caller was interrupted
 		}
 		if err == nil && g.env.leaving.Load() {

@@ -134,7 +134,7 @@ func (g *Group) closedError(c *call) error {
 	case reason == status.Timeout && !late:
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out on rank(s) %s: rank(s) %s never came; the group is broken",
 			describe(c.sig), brief(g.Ranks), brief(by), brief(g.world(missing))).WithRanks(g.world(missing)...)
-	case reason == status.PeerLeft && !late:
+	case reason == status.PeerLeft:
 		if err := g.leftError(c); err != nil {
 			return err
 		}

@@ -1,0 +1,205 @@
+"""How a rank ends, and what that does to the others.
+
+A rank that fails takes the job with it, with its traceback and its status; one that ends
+normally harms nobody, and who waits for it is told at once.
+"""
+
+from __future__ import annotations
+
+import job
+import pytest
+
+LIMIT = 5.0
+"""Seconds in which a job ends after one of its ranks."""
+
+
+def leaves_in_a_bad_way() -> None:
+    """Rank 1 leaves as FAULTS_WAY says while the others sit in an all_reduce."""
+    import os
+    import signal
+    import sys
+    import threading
+    import time
+
+    way, company = os.environ["FAULTS_WAY"], os.environ["FAULTS_COMPANY"]
+    if company == "mpi4py":
+        from mpi4py import MPI
+
+        assert MPI.Is_initialized()
+    import numpy as np
+    from ranks_tools import dist, stamp, start, works
+
+    rank = start()
+    works()
+    if rank != 1:
+        dist.all_reduce(np.ones(4))
+        print("went on", flush=True)
+        return
+    if company == "thread":
+        threading.Thread(target=time.sleep, args=(60,)).start()
+    time.sleep(0.3)  # by now the others wait
+    stamp("left")
+    if way == "exit":
+        sys.exit(3)
+    if way == "text":
+        sys.exit("that is all")
+    if way == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("rank 1 gave up")
+
+
+@pytest.mark.parametrize("company", ["alone", "thread", "mpi4py"])
+@pytest.mark.parametrize("way", ["exception", "exit"])
+def test_a_failure_ends_the_job(way: str, company: str) -> None:
+    env = {"FAULTS_WAY": way, "FAULTS_COMPANY": company}
+    ended = job.run(3, leaves_in_a_bad_way, env=env, timeout=40)
+    assert ended.at - ended.stamp("left") < LIMIT, ended.output
+    assert "went on" not in ended.output
+    if way == "exit":
+        assert ended.returncode == 3, ended.output
+        assert "Traceback" not in ended.output
+    else:
+        assert ended.returncode == 1, ended.output
+        assert "Traceback" in ended.result.stderr
+        assert "ValueError: rank 1 gave up" in ended.result.stderr
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("way", ["text", "kill"])
+def test_other_ways_to_fail(way: str) -> None:
+    env = {"FAULTS_WAY": way, "FAULTS_COMPANY": "alone"}
+    ended = job.run(3, leaves_in_a_bad_way, env=env, timeout=40)
+    assert ended.at - ended.stamp("left") < LIMIT, ended.output
+    assert ended.returncode != 0
+    assert "went on" not in ended.output
+    if way == "text":
+        assert "that is all" in ended.result.stderr
+
+
+def one_ends_early() -> None:
+    """Rank 2 ends; the others go on among themselves, then wait for it."""
+    import os
+    import time
+
+    if os.environ["FAULTS_COMPANY"] == "mpi4py":
+        from mpi4py import MPI
+
+        assert MPI.Is_initialized()
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, stamp, start, works
+
+    rank = start()
+    pair = dist.new_group([0, 1])
+    trio = dist.new_group([2, 1, 0])
+    works()
+    if rank == 2:
+        stamp("left")
+        done()
+        return
+    end = time.monotonic() + 1.0
+    rounds = 0
+    while True:
+        x = np.array([float(time.monotonic() < end)])
+        dist.broadcast(x, 0, group=pair)
+        y = np.full(1000, rank)
+        dist.sendrecv(np.full(1000, 1 - rank), 1 - rank, y)
+        assert (y == rank).all()
+        if not x[0]:
+            break
+        rounds += 1
+    assert rounds > 5
+    x = np.ones(4)
+    with raises(errors.PeerLeftError, "all_reduce", "[2]", "ended", ranks=[2], most=0.5):
+        dist.all_reduce(x)
+    with raises(errors.GroupBrokenError):
+        dist.barrier()
+    work = dist.all_reduce(x, group=trio, async_op=True)
+    with raises(errors.PeerLeftError, "[2 1 0]", ranks=[2], most=0.5):
+        work.wait()
+    # Whatever broke on other groups, this one did not.
+    works(pair)
+    fresh = dist.new_group([1, 0])
+    works(fresh)
+    with raises(errors.TimeoutError, "new_group", ranks=[2], most=4):
+        dist.new_group([0, 1, 2], timeout=0.5)
+    works(pair)
+    done()
+
+
+def waits_for_a_message_of_one_that_left() -> None:
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start()
+    works()
+    if rank == 1:
+        dist.send(np.full(3, 5.0), 0, tag=4)
+        done()
+        return
+    time.sleep(0.5)
+    x = np.zeros(3)
+    for source in (1, None):
+        with raises(errors.PeerLeftError, "recv", "ended", ranks=[1], most=2):
+            dist.recv(x, source)
+        with raises(errors.PeerLeftError, "probe", "ended", ranks=[1], most=2):
+            dist.probe(source)
+    work = dist.irecv(x, 1)
+    with raises(errors.PeerLeftError, "recv", ranks=[1], most=2):
+        work.wait()
+    # What it sent before it left is there.
+    dist.recv(x, 1, tag=4)
+    assert (x == 5).all()
+    done()
+
+
+@pytest.mark.parametrize("company", ["alone", "mpi4py"])
+def test_a_normal_end_does_no_harm(company: str) -> None:
+    ended = job.succeed(3, one_ends_early, env={"FAULTS_COMPANY": company})
+    assert ended.at - ended.stamp("left") < 15, ended.output
+
+
+def test_messages_of_one_that_left() -> None:
+    job.succeed(2, waits_for_a_message_of_one_that_left)
+
+
+def leaves_work_behind() -> None:
+    """What was begun and never waited for does not hold up the end."""
+    import os
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, stamp, start
+
+    rank = start(timeout=1.0 if os.environ["FAULTS_WAY"] == "broken" else 30.0)
+    x = np.ones(1000)
+    if os.environ["FAULTS_WAY"] == "broken":
+        if rank == 0:
+            with raises(errors.TimeoutError):
+                dist.all_reduce(x)
+        else:
+            with raises(errors.TimeoutError):
+                dist.recv(np.ones(3), 0)
+    elif os.environ["FAULTS_WAY"] == "refused":
+        if rank == 0:
+            with raises(errors.DtypeError):
+                dist.all_reduce(object())
+    elif os.environ["FAULTS_WAY"] == "unmatched":
+        if rank == 0:
+            dist.all_reduce(x, async_op=True)
+        else:
+            dist.irecv(x, 0)
+    else:
+        dist.all_reduce(x, async_op=True)
+        dist.isend(x, 1 - rank)
+        dist.irecv(np.ones(1000), 1 - rank)
+    if os.environ["FAULTS_WAY"] == "destroyed":
+        dist.destroy_process_group()
+    stamp("left")
+    done()
+
+
+@pytest.mark.parametrize("way", ["under way", "broken", "refused", "unmatched", "destroyed"])
+def test_what_is_left_behind(way: str) -> None:
+    ended = job.succeed(2, leaves_work_behind, env={"FAULTS_WAY": way})
+    assert ended.at - ended.stamp("left") < LIMIT, ended.output

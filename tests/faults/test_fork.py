@@ -1,0 +1,162 @@
+"""A fork has one thread and no MPI: a clear error there, and the parent goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import job
+import pytest
+
+
+def forks() -> None:
+    import gc
+    import os
+    import sys
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start()
+    group = dist.new_group([0, 1])
+    x = np.full(4, rank + 1.0)
+    y = np.zeros(4)
+    live = dist.irecv(y, 1 - rank, tag=1)
+    over = dist.all_reduce(x, async_op=True)
+    over.wait()
+
+    def in_child():
+        """What the child does; it ends as Python ends, exit handlers included."""
+        nonlocal live, over
+        fork = "fork"
+        for call in (
+            lambda: dist.all_reduce(np.ones(4)),
+            lambda: dist.all_reduce(np.ones(4), group=group, async_op=True),
+            lambda: dist.send(np.ones(4), 0),
+            lambda: dist.irecv(np.ones(4), 0),
+            lambda: dist.probe(),
+            lambda: dist.new_group([0, 1]),
+            lambda: live.is_completed(),
+            lambda: live.get_future(),
+            lambda: live.wait(),
+        ):
+            with raises(errors.ForkError, fork, most=1.0):
+                call()
+        live = over = None
+        gc.collect()
+        with raises(errors.ForkError, fork, most=1.0):
+            dist.destroy_process_group()
+
+    for way in "os", "exit", "fail":
+        child = os.fork()
+        if child == 0:
+            try:
+                if way == "os":
+                    in_child()
+            except BaseException as error:
+                sys.stderr.write(f"in the child: {error!r}\n")
+                sys.stderr.flush()
+                os._exit(9)
+            if way == "fail":
+                os.close(2)
+                raise ValueError("a child may fail by itself")
+            sys.exit(4 if way == "exit" else 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == {"os": 0, "exit": 4, "fail": 1}[way], (way, code)
+    works()
+    dist.send(np.full(4, 6.0), 1 - rank, tag=1)
+    live.wait()
+    assert (y == 6).all()
+    works(group)
+    done()
+
+
+def pool() -> None:
+    """multiprocessing with fork, before, between and while operations are under way."""
+    import multiprocessing
+    import subprocess
+    import sys
+
+    import numpy as np
+    from ranks_tools import dist, done, start, works
+
+    rank = start()
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(2) as before:
+        x = np.full(1000, rank + 1.0)
+        y = np.zeros(3)
+        work = dist.irecv(y, 1 - rank)
+        total = dist.all_reduce(x, async_op=True)
+        with fork.Pool(2) as pool:
+            assert pool.map(abs, range(-50, 0)) == list(range(50, 0, -1))
+        assert before.map(abs, [-1, -2]) == [1, 2]
+        total.wait()
+        assert (x == 3).all()
+        works()
+        assert subprocess.run([sys.executable, "-c", "print(1)"], check=True).returncode == 0
+        dist.send(np.full(3, 1.0), 1 - rank)
+        work.wait()
+    works()
+    done()
+
+
+def loader() -> None:
+    """DataLoader workers of a framework read batches while the ranks reduce them."""
+    import os
+
+    from ranks_tools import dist, done, start, works
+
+    if os.environ["FAULTS_FRAMEWORK"] == "torch":
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        def tensor(i):
+            return torch.full((5,), float(i))
+
+        def load(data):
+            return DataLoader(data, batch_size=4, num_workers=2)
+    else:
+        import numpy as np
+        import paddle
+        from paddle.io import DataLoader, Dataset
+
+        def tensor(i):
+            return np.full(5, float(i), np.float32)
+
+        def load(data):
+            return DataLoader(data, batch_size=4, num_workers=2, places=paddle.CPUPlace())
+
+    class Numbers(Dataset):
+        def __getitem__(self, i):
+            return tensor(i)
+
+        def __len__(self):
+            return 16
+
+    start()
+    for _ in range(2):
+        sums = []
+        for batch in load(Numbers()):
+            batch = batch[0] if isinstance(batch, (list, tuple)) else batch
+            part = batch.sum()
+            dist.all_reduce(part)
+            sums.append(float(part))
+        assert sums == [2 * 5 * sum(range(i, i + 4)) for i in range(0, 16, 4)], sums
+        works()
+    done()
+
+
+def test_forks() -> None:
+    ended = job.succeed(2, forks)
+    assert "in the child" not in ended.output
+
+
+def test_pool() -> None:
+    job.succeed(2, pool)
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("framework", ["paddle", "torch"])
+def test_data_loader(framework: str) -> None:
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed in this environment")
+    job.succeed(2, loader, env={"FAULTS_FRAMEWORK": framework}, timeout=120)
