@@ -1,0 +1,324 @@
+package arrive
+
+import (
+	"bufio"
+	"fmt"
+	"math/rand"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// attach makes the lines of n members, each with a mapping of its own, as processes have.
+func attach(t testing.TB, n int) []*Lines {
+	t.Helper()
+	first, err := NewLines(n, 0)
+	require.NoError(t, err)
+	all := []*Lines{first}
+	for i := 1; i < n; i++ {
+		l, err := AttachLines(first.Pid(), first.Fd(), n, i)
+		require.NoError(t, err)
+		assert.Equal(t, -1, l.Fd(), "only the maker has a file to attach to")
+		all = append(all, l)
+	}
+	first.CloseFile()
+	assert.Equal(t, -1, first.Fd())
+	for _, l := range all {
+		l.YieldEvery(8)
+		t.Cleanup(func() { assert.NoError(t, l.Close()) })
+	}
+	return all
+}
+
+// arrive announces and polls until the state is known.
+func arrive(a Arrival, seq uint64, sig Signature, flags Flags) (State, Result, error) {
+	state, res, err := a.Announce(seq, &sig, flags, 10)
+	for state == Pending && err == nil {
+		time.Sleep(time.Microsecond)
+		state, res, err = a.Poll(50)
+	}
+	return state, res, err
+}
+
+// script is what member i announces as collective seq, known to everyone: mostly
+// the same, sometimes not.
+func script(seq uint64, i int) (Signature, Flags) {
+	rng := rand.New(rand.NewSource(int64(seq)))
+	sig := Signature{rng.Uint64() | 1, rng.Uint64(), rng.Uint64()}
+	odd, word := rng.Intn(40), rng.Intn(3) // the member of that number differs, if there is one
+	if i == odd {
+		sig[word]++
+	}
+	rng = rand.New(rand.NewSource(int64(seq)<<8 + int64(i)))
+	return sig, Flags(rng.Intn(8))
+}
+
+// expected is what everyone is to find out about seq.
+func expected(seq uint64, n int) (State, Result, []Entry) {
+	res, entries := Result{All: ^Flags(0)}, make([]Entry, n)
+	for i := range entries {
+		sig, flags := script(seq, i)
+		entries[i] = Entry{sig, flags}
+		res.All &= flags
+		res.Any |= flags
+		for w := range sig {
+			if sig[w] != entries[0].Signature[w] {
+				res.Diff |= 1 << w
+			}
+		}
+	}
+	if res.Diff != 0 {
+		return Differ, res, entries
+	}
+	return Agreed, res, entries
+}
+
+// follow goes through rounds of the script as member i, with delays, and checks
+// everything it learns. One who differs sees that the others do.
+func follow(t *testing.T, a Arrival, i, n int, rounds uint64) {
+	rng := rand.New(rand.NewSource(int64(i)))
+	for seq := uint64(1); seq <= rounds; seq++ {
+		nap(rng)
+		sig, flags := script(seq, i)
+		state, res, err := arrive(a, seq, sig, flags)
+		wantState, wantRes, entries := expected(seq, n)
+		nap(rng) // between the end of the wait and the reading of the words
+		if !assert.NoError(t, err) || !assert.Equal(t, wantState, state, "collective %d", seq) ||
+			!assert.Equal(t, wantRes, res, "collective %d", seq) {
+			return
+		}
+		if state == Differ || res.Any&Refused != 0 {
+			if !assert.Equal(t, entries, a.Entries(), "collective %d", seq) {
+				return
+			}
+		}
+	}
+}
+
+func nap(rng *rand.Rand) {
+	if rng.Intn(8) == 0 {
+		time.Sleep(time.Duration(rng.Intn(50)) * time.Microsecond)
+	}
+}
+
+// Two slots are enough: whatever the delays, nobody reads words that are not of the
+// collective it is at.
+func TestNobodyReadsTheWordsOfAnotherCollective(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 5} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			var wg sync.WaitGroup
+			for i, l := range attach(t, n) {
+				wg.Add(1)
+				go func() {
+					defer wg.Done()
+					follow(t, l, i, n, 1500)
+				}()
+			}
+			wg.Wait()
+		})
+	}
+}
+
+func TestMissing(t *testing.T) {
+	ls := attach(t, 4)
+	sig := Signature{1}
+	state, _, err := ls[2].Announce(1, &sig, 0, 0)
+	require.NoError(t, err)
+	assert.Equal(t, Pending, state)
+	missing, known := ls[2].Missing()
+	assert.True(t, known)
+	assert.Equal(t, []int{0, 1, 3}, missing)
+	_, _, _ = ls[0].Announce(1, &sig, 0, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, 0)
+	missing, _ = ls[2].Missing()
+	assert.Equal(t, []int{3}, missing)
+	state, _, _ = ls[3].Announce(1, &sig, Sync, 0)
+	assert.Equal(t, Agreed, state)
+	missing, _ = ls[2].Missing()
+	assert.Empty(t, missing)
+
+	// A member that is a collective ahead is not missing from this one.
+	_, _, _ = ls[3].Announce(2, &sig, 0, 0)
+	state, res, _ := ls[0].Poll(0)
+	assert.Equal(t, Agreed, state)
+	assert.Equal(t, Result{Any: Sync}, res)
+	missing, _ = ls[0].Missing()
+	assert.Empty(t, missing)
+}
+
+func TestLeft(t *testing.T) {
+	ls := attach(t, 3)
+	for i := range ls {
+		assert.False(t, ls[0].Left(i))
+	}
+	ls[1].Leave()
+	for _, l := range ls {
+		assert.Equal(t, []bool{false, true, false}, []bool{l.Left(0), l.Left(1), l.Left(2)})
+	}
+}
+
+func TestWhoComesLateFindsTheCollectiveClosed(t *testing.T) {
+	ls := attach(t, 3)
+	sig := Signature{1}
+	_, _, _ = ls[0].Announce(1, &sig, 0, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, 0)
+	assert.True(t, ls[0].GiveUp(1, status.Timeout))
+	state, _, _ := ls[1].Poll(0)
+	assert.Equal(t, Closed, state, "one who waits learns of it")
+	state, _, _ = ls[2].Announce(1, &sig, 0, 0)
+	assert.Equal(t, Closed, state, "and so does one who comes late")
+	assert.Equal(t, map[int]status.Code{0: status.Timeout}, ls[2].Closers(1))
+	assert.Empty(t, ls[2].Closers(2))
+	missing, _ := ls[0].Missing()
+	assert.Equal(t, []int{2}, missing, "to announce what is closed is not to have come")
+	assert.True(t, ls[1].GiveUp(1, status.Interrupted), "a second one closes it as well")
+	assert.Equal(t, map[int]status.Code{0: status.Timeout, 1: status.Interrupted}, ls[2].Closers(1))
+}
+
+func TestWhatAllHaveAnnouncedCannotBeGivenUp(t *testing.T) {
+	ls := attach(t, 2)
+	sig := Signature{1}
+	_, _, _ = ls[0].Announce(1, &sig, 0, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, 0)
+	assert.False(t, ls[0].GiveUp(1, status.Timeout))
+	state, _, _ := ls[0].Poll(0)
+	assert.Equal(t, Agreed, state)
+	assert.Empty(t, ls[1].Closers(1))
+	// The next one can, before anybody is at it.
+	assert.True(t, ls[0].GiveUp(2, status.GroupBroken))
+	state, _, _ = ls[1].Announce(2, &sig, 0, 0)
+	assert.Equal(t, Closed, state)
+	assert.Equal(t, map[int]status.Code{0: status.GroupBroken}, ls[1].Closers(2))
+}
+
+// Giving up and arriving at the same moment: either everyone has arrived and runs the
+// collective, or nobody does.
+func TestGivingUpAndArrivingAtOnce(t *testing.T) {
+	outcomes := map[bool]int{}
+	for trial := range 300 {
+		const n = 3
+		ls := attach(t, n)
+		states := make([]State, n)
+		start := make(chan struct{})
+		var wg sync.WaitGroup
+		closed := false
+		for i, l := range ls {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				rng := rand.New(rand.NewSource(int64(n*trial + i)))
+				<-start
+				time.Sleep(time.Duration(rng.Intn(100)) * time.Microsecond)
+				if i > 0 {
+					states[i], _, _ = arrive(l, 1, Signature{7}, 0)
+					return
+				}
+				var sig Signature
+				sig[0] = 7
+				states[0], _, _ = l.Announce(1, &sig, 0, 0)
+				if closed = l.GiveUp(1, status.Timeout); !closed {
+					states[0], _, _ = l.Poll(0)
+				} else {
+					states[0] = Closed
+				}
+			}()
+		}
+		close(start)
+		wg.Wait()
+		want := Agreed
+		if closed {
+			want = Closed
+		}
+		require.Equal(t, []State{want, want, want}, states, "trial %d", trial)
+		outcomes[closed]++
+		for _, l := range ls {
+			require.NoError(t, l.Close())
+		}
+	}
+	t.Logf("given up %d times, arrived %d times", outcomes[true], outcomes[false])
+}
+
+func TestAttachRefusesWhatIsNoSegment(t *testing.T) {
+	l, err := NewLines(3, 0)
+	require.NoError(t, err)
+	defer l.Close()
+	_, err = AttachLines(l.Pid(), l.Fd(), 4, 1)
+	assert.Equal(t, status.Unsupported, status.CodeOf(err))
+	assert.ErrorContains(t, err, "not a segment of 4 arrival lines")
+	fd := l.Fd()
+	l.CloseFile()
+	l.CloseFile() // does nothing
+	_, err = AttachLines(l.Pid(), fd, 3, 1)
+	assert.Equal(t, status.Unsupported, status.CodeOf(err), "the file was closed, or is another one by now")
+	_, err = AttachLines(1<<30, 0, 3, 1)
+	assert.ErrorContains(t, err, "cannot open the arrival lines")
+	assert.NoError(t, l.Close())
+	assert.NoError(t, l.Close(), "closing twice")
+}
+
+// Members are processes: this test runs itself once more as member 1.
+func TestAnotherProcess(t *testing.T) {
+	const rounds, variable = 300, "PADDLEMPI_TEST_LINES"
+	if at := os.Getenv(variable); at != "" {
+		var pid, fd int
+		_, err := fmt.Sscanf(at, "%d %d", &pid, &fd)
+		require.NoError(t, err)
+		l, err := AttachLines(pid, fd, 2, 1)
+		require.NoError(t, err)
+		fmt.Println("attached")
+		follow(t, l, 1, 2, rounds)
+		l.Leave()
+		return
+	}
+	l, err := NewLines(2, 0)
+	require.NoError(t, err)
+	defer l.Close()
+	child := exec.Command(os.Args[0], "-test.run=^TestAnotherProcess$")
+	child.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", variable, l.Pid(), l.Fd()))
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.Contains(lines.Text(), "attached") {
+	}
+	l.CloseFile()
+	l.YieldEvery(8)
+	follow(t, l, 0, 2, rounds)
+	for lines.Scan() {
+	}
+	assert.NoError(t, child.Wait())
+	assert.True(t, l.Left(1))
+}
+
+func TestAlone(t *testing.T) {
+	var a Arrival = Alone{}
+	sig := Signature{1}
+	state, res, err := a.Announce(1, &sig, 0, 0)
+	assert.NoError(t, err)
+	assert.Equal(t, Agreed, state)
+	assert.Equal(t, Sync|Even, res.All)
+	missing, known := a.Missing()
+	assert.Empty(t, missing)
+	assert.True(t, known)
+	assert.False(t, a.GiveUp(1, status.Timeout))
+	assert.Empty(t, a.Closers(1))
+	assert.Empty(t, a.Entries())
+	assert.NoError(t, a.Close())
+}
+
+func BenchmarkArrive(b *testing.B) {
+	ls := attach(b, 1)
+	sig := Signature{1}
+	for i := range b.N {
+		_, _, _ = ls[0].Announce(uint64(i+1), &sig, Sync, 0)
+	}
+}

@@ -1,0 +1,92 @@
+package arrive
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// The same script as over lines: agreement, differences in any word by anyone, refusals.
+func TestWireTellsWhatLinesTell(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 5} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			assert.NoError(t, mpifake.Each(mpifake.New(n), func(rank int, lib mpi.Library) error {
+				w, err := NewWire(lib, lib.World(), n)
+				if err != nil {
+					return err
+				}
+				follow(t, w, rank, n, 150)
+				return w.Close()
+			}))
+		})
+	}
+}
+
+func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
+	libs := mpifake.New(2)
+	var ws []*Wire
+	for _, lib := range libs {
+		w, err := NewWire(lib, lib.World(), 2)
+		require.NoError(t, err)
+		ws = append(ws, w)
+	}
+	sig := Signature{1, 2, 3}
+	for seq := uint64(1); seq < 4; seq++ {
+		state, _, err := ws[0].Announce(seq, &sig, Sync, 0)
+		require.NoError(t, err)
+		for range 3 {
+			assert.Equal(t, Pending, state)
+			state, _, err = ws[0].Poll(10)
+			require.NoError(t, err)
+		}
+		_, known := ws[0].Missing()
+		assert.False(t, known, "an allreduce does not tell who is late")
+		assert.True(t, ws[0].GiveUp(seq+1, status.Timeout))
+		assert.Empty(t, ws[0].Closers(seq))
+		state, res, err := arrive(ws[1], seq, sig, Sync|Even)
+		require.NoError(t, err)
+		assert.Equal(t, Agreed, state)
+		assert.Equal(t, Result{All: Sync, Any: Sync | Even}, res)
+		for range 2 { // asking again changes nothing
+			state, res, err = ws[0].Poll(0)
+			require.NoError(t, err)
+			assert.Equal(t, Agreed, state)
+			assert.Equal(t, Result{All: Sync, Any: Sync | Even}, res)
+		}
+	}
+	// MPI may still write to the memory of a comparison that is under way.
+	_, _, err := ws[0].Announce(4, &sig, 0, 0)
+	require.NoError(t, err)
+	assert.NoError(t, ws[0].Close())
+	state, _, err := arrive(ws[1], 4, sig, 0)
+	assert.NoError(t, err)
+	assert.Equal(t, Agreed, state)
+	require.Eventually(t, func() bool { state, _, err = ws[0].Poll(0); return state != Pending }, time.Second, time.Millisecond)
+	assert.NoError(t, ws[0].Close())
+	assert.NoError(t, ws[0].Close(), "closing twice")
+	assert.NoError(t, ws[1].Close())
+}
+
+func TestWireReportsWhatMPISays(t *testing.T) {
+	w := func(opts ...mpifake.Option) *Wire {
+		lib := mpifake.New(1, opts...)[0]
+		w, err := NewWire(lib, lib.World(), 1)
+		require.NoError(t, err)
+		return w
+	}
+	_, _, err := arrive(w(mpifake.Fail(0, 1, 16)), 1, Signature{1}, 0)
+	assert.ErrorContains(t, err, "injected failure of call 1")
+	// The second call is the all-gather of the entries after a refusal.
+	failing := w(mpifake.Fail(0, 2, 16))
+	_, _, err = arrive(failing, 1, Signature{1}, Refused)
+	assert.ErrorContains(t, err, "injected failure of call 2")
+	assert.NoError(t, failing.Close())
+}
