@@ -156,25 +156,33 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 
 // runBlocking carries out c with blocking MPI calls. Everyone has arrived.
 func (g *Group) runBlocking(c *call, agreed arrive.Flags) error {
-	alg, err := coll.Choose(c.agree(g, agreed))
-	if err != nil {
-		return err
-	}
-	g.inline.Reset(g.env.Lib)
-	for i := range c.staged {
-		if err := c.staged[i].pack(); err != nil {
-			return c.unstage(err)
-		}
-	}
-	if err := alg.Build(&c.args, &g.inline); err != nil {
+	err := c.build(&g.inline, c.agree(g, agreed))
+	if err == nil {
+		err = g.inline.Run()
+	} else {
 		g.inline.Close()
-		return c.unstage(err)
 	}
-	err = g.after(g.inline.Run())
+	err = g.after(err)
 	if c.staged != nil {
 		return c.unstage(err)
 	}
 	return err
+}
+
+// build packs what is staged and makes the steps of c. The others have arrived and run
+// theirs, so an error here breaks the group.
+func (c *call) build(p *coll.Program, s *coll.Sig) error {
+	alg, err := coll.Choose(s)
+	if err != nil {
+		return err
+	}
+	p.Reset(c.args.Lib)
+	for i := range c.staged {
+		if err := c.staged[i].pack(); err != nil {
+			return err
+		}
+	}
+	return alg.Build(&c.args, p)
 }
 
 // after breaks the group when a collective failed half way. A mismatch that the
@@ -394,17 +402,7 @@ func (t *collective) pollArrival() bool {
 
 // build makes the steps of t. It is called once all have arrived.
 func (t *collective) build(agreed arrive.Flags) error {
-	alg, err := coll.Choose(t.call.agree(t.g, agreed))
-	if err != nil {
-		return err
-	}
-	t.prog.Reset(t.g.env.Lib)
-	for i := range t.call.staged {
-		if err := t.call.staged[i].pack(); err != nil {
-			return err
-		}
-	}
-	return alg.Build(&t.call.args, &t.prog)
+	return t.call.build(&t.prog, t.call.agree(t.g, agreed))
 }
 
 func (t *collective) pollProgram() bool {

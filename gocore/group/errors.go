@@ -2,6 +2,7 @@ package group
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -85,12 +86,15 @@ func describe(s arrive.Signature) string {
 		return text
 	}
 	text += fmt.Sprintf("(%s[%d]", dtype, s[1])
+	detail := ""
 	if s[1] == 0 && s[2] != 0 {
 		text = fmt.Sprintf("%s(%s, parts %08x", code, dtype, uint32(s[2]))
 	} else if s[2] != 0 {
-		text += fmt.Sprintf(", detail %08x", uint32(s[2]))
+		detail = fmt.Sprintf(", detail %08x", uint32(s[2])^uint32(s[2]>>32))
 	}
-	if reduce != 0 {
+	if reduce == op.PremulSum && code != op.AllReduceCoalesced && s[1] != 0 {
+		text += fmt.Sprintf(", PREMUL_SUM(%v)", math.Float64frombits(s[2]))
+	} else if text += detail; reduce != 0 {
 		text += ", " + reduce.String()
 	}
 	if root := int(s[0]>>32) - 1; root >= 0 {

@@ -1,0 +1,29 @@
+package group
+
+import (
+	"testing"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+)
+
+// BenchmarkSubmit is the core's own share of a synchronous all_reduce: everything but
+// the language boundary, the arrival of others and MPI.
+func BenchmarkSubmit(b *testing.B) {
+	lib := mpifake.New(1)[0]
+	e, err := NewEnv(lib, lib.World(), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	g, err := e.World(0, time.Minute)
+	if err != nil {
+		b.Fatal(err)
+	}
+	d := allReduce(floats(1))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := g.Submit(d); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
