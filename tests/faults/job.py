@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from paddlempi.testing import launch
 
 HERE = str(Path(__file__).resolve().parent)
+MPI = launch.command(1, ["true"]).kind
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,12 @@ def run(
     env: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run ``program`` as ``np`` ranks; it may import ``ranks_tools``. Its hanging is a failure."""
-    path = HERE
-    for known in (env or {}).get("PYTHONPATH"), _inherited():
-        path += f":{known}" if known else ""
+    path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     result = launch.run(
-        np, program, timeout=timeout, env={**(env or {}), "PYTHONPATH": path, "FAULTS_NP": str(np)}
+        np,
+        program,
+        timeout=timeout,
+        env={**(env or {}), "PYTHONPATH": path, "FAULTS_NP": str(np), "FAULTS_MPI": MPI},
     )
     at = time.time()
     assert not result.timed_out, f"hung for {timeout} s:\n{result.output}"
@@ -67,9 +70,3 @@ def succeed(
     assert ended.returncode == 0, ended.output
     assert ended.result.stdout.count("done\n") == np, ended.output
     return ended
-
-
-def _inherited() -> str | None:
-    import os
-
-    return os.environ.get("PYTHONPATH")
