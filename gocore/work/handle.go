@@ -20,12 +20,13 @@ type Result struct {
 // Handle is the caller's end of an operation. It is done exactly once.
 type Handle struct {
 	engine *Engine
-	id     uint64
+	id     atomic.Uint64 // 0 until registered
 	done   atomic.Bool
 	// result and err are written before done and never after.
 	result Result
 	err    error
-	// listed says that the completion was, or is being, handed to NextCompletion.
+	// listed says that the completion was, or is being, handed to NextCompletion, which
+	// takes three things in any order: that it was asked for, the end, and a number.
 	notify, listed atomic.Bool
 }
 
@@ -53,9 +54,7 @@ func (h *Handle) Finish(r Result, err error) {
 	}
 	h.result, h.err = r, err
 	h.done.Store(true)
-	if h.notify.Load() {
-		h.list()
-	}
+	h.list()
 }
 
 // Done tells whether the operation is over.
@@ -68,14 +67,13 @@ func (h *Handle) Result() (Result, error) { return h.result, h.err }
 func (h *Handle) Notify() {
 	h.notify.Store(true)
 	h.engine.StartProgress()
-	if h.done.Load() {
-		h.list()
-	}
+	h.list()
 }
 
+// list is called after each of the three, so that the last one finds them all.
 func (h *Handle) list() {
-	if !h.listed.Swap(true) {
-		completed.push(h.id)
+	if h.notify.Load() && h.done.Load() && h.id.Load() != 0 && !h.listed.Swap(true) {
+		completed.push(h.id.Load())
 	}
 }
 
@@ -106,14 +104,16 @@ type handleTable struct {
 }
 
 func (t *handleTable) add(h *Handle) uint64 {
+	id := lastID.Add(1)
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	if t.m == nil {
 		t.m = make(map[uint64]*Handle)
 	}
-	h.id = lastID.Add(1)
-	t.m[h.id] = h
-	return h.id
+	t.m[id] = h
+	t.mu.Unlock()
+	h.id.Store(id)
+	h.list()
+	return id
 }
 
 func (t *handleTable) get(id uint64) *Handle {

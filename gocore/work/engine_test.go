@@ -1,0 +1,279 @@
+package work
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// fakePoller ends the requests of its list that are ripe and notes what it was asked.
+type fakePoller struct {
+	mu    sync.Mutex
+	ripe  map[uintptr]bool
+	asked [][]uintptr
+}
+
+func (p *fakePoller) ripen(slots ...uintptr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ripe == nil {
+		p.ripe = map[uintptr]bool{}
+	}
+	for _, s := range slots {
+		p.ripe[s] = true
+	}
+}
+
+func (p *fakePoller) Poll(slots []uintptr) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = append(p.asked, append([]uintptr(nil), slots...))
+	for _, s := range slots {
+		if p.ripe[s] {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *fakePoller) done(slot uintptr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ripe[slot]
+}
+
+// request is a task that is over when its one request is.
+type request struct {
+	poller *fakePoller
+	slot   uintptr
+	polls  atomic.Int32
+	ended  atomic.Bool
+	inside atomic.Int32 // the engine's promise: one goroutine at a time
+	twice  atomic.Bool
+}
+
+func (r *request) Requests(b *Batch) { b.Add(r.poller, r.slot) }
+
+func (r *request) Poll() bool {
+	if r.inside.Add(1) > 1 || r.ended.Load() {
+		r.twice.Store(true)
+	}
+	defer r.inside.Add(-1)
+	r.polls.Add(1)
+	if r.poller.done(r.slot) {
+		r.ended.Store(true)
+		return true
+	}
+	return false
+}
+
+// countdown is a task without requests that is over after n polls.
+type countdown struct {
+	left atomic.Int32
+}
+
+func newCountdown(n int32) *countdown {
+	c := &countdown{}
+	c.left.Store(n)
+	return c
+}
+
+func (c *countdown) Requests(*Batch) {}
+func (c *countdown) Poll() bool      { return c.left.Add(-1) <= 0 }
+func (c *countdown) over() bool      { return c.left.Load() <= 0 }
+
+func TestATickAsksEveryPollerOnceForAllItsRequests(t *testing.T) {
+	e := NewEngine(false)
+	p, q := &fakePoller{}, &fakePoller{}
+	var tasks []*request
+	for i := range 6 {
+		r := &request{poller: []*fakePoller{p, q}[i%2], slot: uintptr(i)}
+		tasks = append(tasks, r)
+		e.Add(r)
+	}
+	assert.Equal(t, 6, e.Active())
+	assert.False(t, e.Tick(), "nothing moved")
+	assert.Equal(t, [][]uintptr{{0, 2, 4}}, p.asked)
+	assert.Equal(t, [][]uintptr{{1, 3, 5}}, q.asked)
+
+	p.ripen(2)
+	q.ripen(5)
+	assert.True(t, e.Tick())
+	assert.Equal(t, 4, e.Active())
+	assert.False(t, e.Tick())
+	assert.Equal(t, []uintptr{0, 4}, p.asked[2], "what is over is not asked for again")
+	assert.Equal(t, []uintptr{1, 3}, q.asked[2])
+
+	p.ripen(0, 4)
+	assert.True(t, e.Tick())
+	assert.False(t, e.Tick())
+	assert.Len(t, p.asked, 4, "a poller without requests is left alone")
+	q.ripen(1, 3)
+	e.Tick()
+	assert.Zero(t, e.Active())
+	for _, r := range tasks {
+		assert.True(t, r.ended.Load())
+		assert.False(t, r.twice.Load())
+	}
+	assert.False(t, e.Tick(), "nothing to do")
+}
+
+func TestATaskWithoutRequestsIsPolledAtEveryTick(t *testing.T) {
+	e := NewEngine(false)
+	c := newCountdown(3)
+	e.Add(c)
+	assert.False(t, e.Tick())
+	assert.False(t, e.Tick())
+	assert.True(t, e.Tick())
+	assert.Zero(t, e.Active())
+}
+
+// adder is a task that adds another one when it is over.
+type adder struct {
+	e    *Engine
+	next Task
+}
+
+func (a *adder) Requests(*Batch) {}
+func (a *adder) Poll() bool {
+	a.e.Add(a.next)
+	return true
+}
+
+func TestATaskMayAddTasks(t *testing.T) {
+	e := NewEngine(false)
+	last := newCountdown(1)
+	e.Add(&adder{e, &adder{e, last}})
+	require.NoError(t, e.Wait(last.over, time.Now().Add(5*time.Second), nil))
+	assert.Zero(t, e.Active())
+}
+
+// Tasks are added and waited for by many goroutines; none is polled by two at once
+// or after its end, and none is forgotten.
+func TestManyWaiters(t *testing.T) {
+	for _, crowded := range []bool{false, true} {
+		e := NewEngine(crowded)
+		p := &fakePoller{}
+		var wg sync.WaitGroup
+		for w := range 8 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				for i := range 40 {
+					r := &request{poller: p, slot: uintptr(1000*w + i)}
+					e.Add(r)
+					if i%2 == 0 {
+						time.AfterFunc(100*time.Microsecond, func() { p.ripen(r.slot) })
+					} else {
+						p.ripen(r.slot)
+					}
+					if !assert.NoError(t, e.Wait(r.ended.Load, time.Now().Add(10*time.Second), nil)) {
+						return
+					}
+					assert.False(t, r.twice.Load())
+				}
+			}()
+		}
+		wg.Wait()
+		assert.Zero(t, e.Active())
+	}
+}
+
+func TestWaitWithADeadline(t *testing.T) {
+	for _, crowded := range []bool{false, true} {
+		e := NewEngine(crowded)
+		assert.NoError(t, e.Wait(func() bool { return true }, time.Now().Add(-time.Hour), nil), "done comes first")
+		start := time.Now()
+		err := e.Wait(func() bool { return false }, start.Add(30*time.Millisecond), nil)
+		assert.ErrorIs(t, err, ErrDeadline)
+		assert.GreaterOrEqual(t, time.Since(start), 30*time.Millisecond)
+		assert.Less(t, time.Since(start), 5*time.Second)
+
+		polls := 0
+		c := newCountdown(50)
+		e.Add(c)
+		require.NoError(t, e.Wait(func() bool { polls++; return c.over() }, time.Time{}, nil))
+		assert.Zero(t, e.Active())
+	}
+}
+
+func TestWaitAsksForInterruptsAtMostEvery50ms(t *testing.T) {
+	e := NewEngine(false)
+	signal := errors.New("signal")
+	asked := 0
+	start := time.Now()
+	err := e.Wait(func() bool { return false }, time.Time{}, func() error {
+		if asked++; asked == 3 {
+			return signal
+		}
+		return nil
+	})
+	assert.ErrorIs(t, err, signal)
+	assert.Equal(t, 3, asked)
+	assert.GreaterOrEqual(t, time.Since(start), 3*interruptEvery)
+
+	// A wait that ends at once asks nobody.
+	assert.NoError(t, e.Wait(newCountdown(0).over, time.Time{}, func() error { return signal }))
+}
+
+func TestBackgroundRunsAboutOnceAMillisecond(t *testing.T) {
+	e := NewEngine(false)
+	var runs atomic.Int32
+	e.Background = func() { runs.Add(1) }
+	var wg sync.WaitGroup
+	start := time.Now()
+	for range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			_ = e.Wait(func() bool { return false }, start.Add(50*time.Millisecond), nil)
+		}()
+	}
+	wg.Wait()
+	assert.Positive(t, runs.Load())
+	assert.LessOrEqual(t, time.Duration(runs.Load()), time.Since(start)/time.Millisecond+1)
+}
+
+func TestDrain(t *testing.T) {
+	e := NewEngine(false)
+	e.Add(newCountdown(100))
+	assert.Zero(t, e.Drain(5*time.Second))
+	stuck := &request{poller: &fakePoller{}, slot: 1}
+	e.Add(stuck)
+	e.Add(newCountdown(3))
+	assert.Equal(t, 1, e.Drain(10*time.Millisecond))
+	stuck.poller.ripen(1)
+	assert.Zero(t, e.Drain(5*time.Second))
+}
+
+func TestBackoffSpinsThenYieldsThenSleepsLongerAndLonger(t *testing.T) {
+	count := func(b Backoff) (before int) {
+		for !b.Slept() {
+			b.Pause()
+			before++
+		}
+		return before - 1
+	}
+	assert.Equal(t, spins+yields, count(Backoff{}))
+	assert.InDelta(t, yields, count(Backoff{Crowded: true}), 3, "no spinning where the core is wanted")
+	assert.Equal(t, 4, count(Backoff{Lazy: true}))
+	assert.LessOrEqual(t, count(Backoff{Lazy: true, Crowded: true}), 4)
+
+	b := Backoff{Lazy: true}
+	last := time.Duration(0)
+	for range 20 {
+		b.Pause()
+		assert.GreaterOrEqual(t, b.sleep, last)
+		last = b.sleep
+	}
+	assert.Equal(t, longerSleep, last)
+	b.Reset()
+	assert.False(t, b.Slept())
+	b.Pause()
+	assert.False(t, b.Slept())
+}
