@@ -1,0 +1,39 @@
+"""Go's own threads get coarse timers, so that they do not steal time from the ranks; all others keep theirs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# In a process of its own: what is looked at is set when the core is loaded.
+PROGRAM = """
+import os, threading
+import numpy as np
+
+def slacks():
+    return {int(t): int(open(f"/proc/{t}/timerslack_ns").read()) for t in os.listdir("/proc/self/task")}
+
+usual = slacks()[os.getpid()]
+before = set(slacks())
+import paddlempi as dist
+dist.init_process_group("mpi")
+after = slacks()
+assert after[os.getpid()] == usual, "the thread that loaded the core lost its precise timers"
+go = [s for t, s in after.items() if t not in before]
+assert 10_000_000 in go, f"no thread with a slack of 10 ms among the new ones: {go}"
+
+# A thread of Python's inherits what its parent has.
+seen = []
+thread = threading.Thread(target=lambda: seen.append(slacks()[threading.get_native_id()]))
+thread.start()
+thread.join()
+assert seen == [usual], seen
+print("ok")
+"""
+
+
+def test_only_go_threads_have_coarse_timers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stdout + done.stderr
