@@ -1,0 +1,201 @@
+package gocore
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// initialised makes this process rank 0 of a fake world of one, until the test ends.
+func initialised(t *testing.T) {
+	t.Helper()
+	lib := mpifake.New(1)[0]
+	env, err := group.NewEnv(lib, lib.World(), nil)
+	require.NoError(t, err)
+	c := &core{lib: lib, env: env}
+	c.groups.Store(&[]*group.Group{})
+	_, err = c.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })
+	require.NoError(t, err)
+	current.Store(c)
+	t.Cleanup(func() {
+		if current.Load() != nil {
+			assert.NoError(t, Destroy())
+		}
+	})
+}
+
+func control(t *testing.T, method, request string) map[string]any {
+	t.Helper()
+	reply, err := Control(method, []byte(request), nil)
+	require.NoError(t, err, "%s %s", method, request)
+	var m map[string]any
+	require.NoError(t, json.Unmarshal(reply, &m))
+	return m
+}
+
+func refused(t *testing.T, code status.Code, text, method, request string) {
+	t.Helper()
+	reply, err := Control(method, []byte(request), nil)
+	assert.Nil(t, reply)
+	assert.Equal(t, code, status.CodeOf(err), "%s %s: %v", method, request, err)
+	assert.ErrorContains(t, err, text, "%s %s", method, request)
+}
+
+func TestNothingWorksBeforeInit(t *testing.T) {
+	for method, request := range map[string]string{
+		"destroy": "", "new_group": `{"ranks":[0]}`, "destroy_group": `{"group":0}`,
+		"group_info": `{"group":0}`, "set_timeout": `{"group":0,"timeout":1}`,
+	} {
+		refused(t, status.NotInitialized, "call init_process_group first", method, request)
+	}
+	_, _, err := Submit(&op.Desc{Code: op.Barrier})
+	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
+	assert.Equal(t, status.NotInitialized, status.CodeOf(Refuse(0, op.Barrier)))
+	_, err = Wait(1, 0)
+	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
+	_, err = Test(1)
+	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
+	assert.Equal(t, status.NotInitialized, status.CodeOf(Notify(1)))
+	Release(1)
+	BeforeFinalize()
+}
+
+func TestControlRefusesWrongArguments(t *testing.T) {
+	initialised(t)
+	refused(t, status.Argument, `no method "bogus"`, "bogus", "{}")
+	for method := range methods {
+		if method == "destroy" { // takes nothing
+			continue
+		}
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1}`} {
+			refused(t, status.Argument, "control "+method, method, request)
+		}
+	}
+	refused(t, status.Argument, "ranks is empty", "new_group", "")
+	refused(t, status.Argument, "ranks is empty", "new_group", `{"ranks":[]}`)
+	refused(t, status.Argument, "ranks[1] is 1; the world has ranks 0 to 0", "new_group", `{"ranks":[0,1]}`)
+	refused(t, status.Argument, "ranks[0] is -1", "new_group", `{"ranks":[-1]}`)
+	refused(t, status.Argument, "rank 0 is in ranks twice", "new_group", `{"ranks":[0,0]}`)
+	for _, method := range []string{"group_info", "destroy_group", "set_timeout"} {
+		refused(t, status.Argument, "there is no group 7", method, `{"group":7,"timeout":1}`)
+		refused(t, status.Argument, "there is no group -1", method, `{"group":-1,"timeout":1}`)
+	}
+	refused(t, status.Argument, "timeout must be a number of seconds", "set_timeout", `{"group":0}`)
+	refused(t, status.Argument, "timeout must be a number of seconds", "set_timeout", `{"group":0,"timeout":-1}`)
+	refused(t, status.AlreadyInitialized, "call destroy_process_group first", "init", "{}")
+}
+
+func TestGroupsByControl(t *testing.T) {
+	initialised(t)
+	info := control(t, "group_info", `{"group":0}`)
+	assert.Equal(t, map[string]any{"group": 0.0, "rank": 0.0, "size": 1.0, "ranks": []any{0.0},
+		"timeout": 60.0, "one_node": true, "broken": ""}, info)
+	control(t, "set_timeout", `{"group":0,"timeout":2.5}`)
+
+	made := control(t, "new_group", `{"ranks":[0]}`)
+	assert.Equal(t, map[string]any{"group": 1.0, "rank": 0.0}, made)
+	assert.Equal(t, 2.5, control(t, "group_info", `{"group":1}`)["timeout"], "the world's, where none is given")
+	assert.Equal(t, 2.0, control(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
+	assert.Equal(t, 7.0, control(t, "group_info", `{"group":2}`)["timeout"])
+
+	control(t, "destroy_group", `{"group":1}`)
+	refused(t, status.GroupDestroyed, "", "destroy_group", `{"group":1}`)
+	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: 1, TimeoutNS: -1})
+	assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
+	_, _, err = Submit(&op.Desc{Code: op.Barrier, Group: 3, TimeoutNS: -1})
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+	assert.ErrorContains(t, err, "there is no group 3")
+	assert.Equal(t, status.Argument, status.CodeOf(Refuse(3, op.Barrier)))
+	assert.NoError(t, Refuse(2, op.Barrier))
+
+	control(t, "destroy", "")
+	refused(t, status.NotInitialized, "", "destroy", "")
+}
+
+// message describes an asynchronous send or receive of 8 bytes with rank 0 itself.
+func message(t *testing.T, code op.Code, value int64, flags uint32) (*op.Desc, *int64) {
+	p, err := mem.Alloc(8)
+	require.NoError(t, err)
+	t.Cleanup(func() { mem.Free(p) })
+	*(*int64)(p) = value
+	b := &op.Buf{Data: p, Count: 1, DType: op.Int64, DeviceType: op.DeviceCPU}
+	d := &op.Desc{Code: code, Flags: op.FlagAsync | flags, TimeoutNS: -1, Tag: 5, Root: -1}
+	if code == op.Send {
+		d.Send, d.NSend = unsafe.Pointer(b), 1
+	} else {
+		d.Recv, d.NRecv = unsafe.Pointer(b), 1
+	}
+	return d, (*int64)(p)
+}
+
+func TestWorksByNumber(t *testing.T) {
+	initialised(t)
+	d, into := message(t, op.Recv, 0, 0)
+	recv, _, err := Submit(d)
+	require.NoError(t, err)
+	done, err := Test(recv)
+	assert.NoError(t, err)
+	assert.False(t, done)
+	_, err = Wait(recv, time.Millisecond)
+	assert.Equal(t, status.NotReady, status.CodeOf(err))
+	assert.NoError(t, Notify(recv))
+
+	d, _ = message(t, op.Send, 42, op.FlagNotify)
+	send, _, err := Submit(d)
+	require.NoError(t, err)
+	r, err := Wait(recv, 5*time.Second)
+	require.NoError(t, err)
+	assert.Equal(t, work.Result{Source: 0, Tag: 5, Bytes: 8}, r)
+	assert.Equal(t, int64(42), *into)
+	_, err = Wait(send, 5*time.Second)
+	require.NoError(t, err)
+	done, err = Test(recv)
+	assert.NoError(t, err)
+	assert.True(t, done)
+	ids := []uint64{work.NextCompletion(5 * time.Second), work.NextCompletion(5 * time.Second)}
+	assert.ElementsMatch(t, []uint64{recv, send}, ids)
+
+	Release(recv)
+	_, err = Wait(recv, 0)
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+	assert.Equal(t, status.Argument, status.CodeOf(Notify(recv)))
+
+	// A collective that is over at once has no number, unless its end is to be reported.
+	id, _, err := Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync, TimeoutNS: -1})
+	assert.NoError(t, err)
+	assert.Zero(t, id)
+	id, _, err = Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync | op.FlagNotify, TimeoutNS: -1})
+	assert.NoError(t, err)
+	assert.NotZero(t, id)
+	assert.Equal(t, id, work.NextCompletion(5*time.Second))
+}
+
+// After a panic every call says so, and init does not start over.
+func TestAPanicPoisonsTheCore(t *testing.T) {
+	initialised(t)
+	assert.Panics(t, func() { _, _, _ = Submit(&op.Desc{Code: op.Panic, TimeoutNS: -1}) })
+	Poison("runtime error: something\ngoroutine 1 [running]:\n")
+	Poison("another one")
+	defer poisoned.Store(nil)
+	assert.ErrorContains(t, healthy(), "(runtime error: something)", "the first line of the first panic")
+	for method, request := range map[string]string{
+		"init": "{}", "destroy": "", "new_group": `{"ranks":[0]}`, "group_info": `{"group":0}`,
+	} {
+		refused(t, status.Panic, "end the job", method, request)
+	}
+	_, _, err := Submit(&op.Desc{Code: op.Barrier, TimeoutNS: -1})
+	assert.Equal(t, status.Panic, status.CodeOf(err))
+	_, err = Wait(1, 0)
+	assert.Equal(t, status.Panic, status.CodeOf(err))
+}
