@@ -54,7 +54,7 @@ test-go: .venv-tools/.tools | $(RESULTS)
 ## test-abi      the constants of every MPI against its headers, and a C program against libpaddlempi.so
 .PHONY: test-abi
 test-abi: environments | $(RESULTS)
-	.venv-openmpi/bin/$(PYTEST) tests/abi --junitxml=$(RESULTS)/abi.xml
+	.venv-openmpi/bin/$(PYTEST) tests/abi tests/capi --junitxml=$(RESULTS)/abi.xml
 
 ## test-mpi      the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
 .PHONY: test-mpi

@@ -27,6 +27,8 @@
 extern "C" {
 #endif
 
+#pragma GCC visibility push(default) /* the rest of the core is built hidden */
+
 /* Codes of errors; they are never renumbered. */
 enum {
 	PMPI_OK = 0,
@@ -186,6 +188,8 @@ int pmpi_recv(void *data, int64_t count, int32_t dtype, int32_t peer, int32_t ta
 /* pmpi_allreduce combines count elements of dtype of all members of group with
  * reduce_op; send may be NULL or equal to recv for in place. Returns 0 or an error code. */
 int pmpi_allreduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op, int64_t group);
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

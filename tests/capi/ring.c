@@ -1,0 +1,211 @@
+/* A C program that uses paddlempi's core through libpaddlempi.so: no Python, no mpi.h.
+ *
+ *   mpirun -np N ring          checks everything and prints "ring: rank R of N is done"
+ *   mpirun -np N ring fail     rank 1 leaves with status 3 while the others wait for it
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pmpi.h"
+
+static int rank, size;
+
+#define CHECK(what)                                                                                \
+	do {                                                                                           \
+		if (!(what))                                                                               \
+			fail(__LINE__, #what);                                                                 \
+	} while (0)
+
+static void fail(int line, const char *what) {
+	fprintf(stderr, "ring: rank %d, line %d: %s; latest error: %s\n", rank, line, what,
+			pmpi_last_error()->message);
+	exit(1);
+}
+
+static int number(const char *json, const char *key) {
+	char quoted[32];
+	snprintf(quoted, sizeof quoted, "\"%s\":", key);
+	const char *at = strstr(json, quoted);
+	CHECK(at != NULL);
+	return atoi(at + strlen(quoted));
+}
+
+static void begin(void) {
+	char *reply = NULL;
+	CHECK(pmpi_control("init", "{\"timeout\": 20}", &reply) == PMPI_OK);
+	rank = number(reply, "rank");
+	size = number(reply, "size");
+	pmpi_free(reply);
+}
+
+/* A token goes around, incremented by each. */
+static void ring(void) {
+	int32_t token[2] = {0, 7};
+	pmpi_result got;
+	if (size == 1)
+		return;
+	if (rank == 0) {
+		CHECK(pmpi_send(token, 2, PMPI_DTYPE_INT32, 1, 5, 0) == PMPI_OK);
+		CHECK(pmpi_recv(token, 2, PMPI_DTYPE_INT32, size - 1, 5, 0, &got) == PMPI_OK);
+		CHECK(token[0] == size - 1 && token[1] == 7);
+	} else {
+		CHECK(pmpi_recv(token, 2, PMPI_DTYPE_INT32, -1, 5, 0, &got) == PMPI_OK);
+		token[0]++;
+		CHECK(pmpi_send(token, 2, PMPI_DTYPE_INT32, (rank + 1) % size, 5, 0) == PMPI_OK);
+	}
+	CHECK(got.source == (rank + size - 1) % size && got.tag == 5 && got.bytes == 8);
+}
+
+static void reductions(void) {
+	enum { N = 100003 };
+	static double in[N], out[N];
+	static int32_t same[N];
+	for (int i = 0; i < N; i++) {
+		in[i] = rank + i;
+		same[i] = rank * i;
+	}
+	CHECK(pmpi_allreduce(in, out, N, PMPI_DTYPE_FLOAT64, PMPI_REDUCE_SUM, 0) == PMPI_OK);
+	CHECK(pmpi_allreduce(NULL, same, N, PMPI_DTYPE_INT32, PMPI_REDUCE_MAX, 0) == PMPI_OK);
+	for (int i = 0; i < N; i++) {
+		CHECK(in[i] == rank + i);
+		CHECK(out[i] == size * (size - 1) / 2 + (double)size * i);
+		CHECK(same[i] == (size - 1) * i);
+	}
+}
+
+/* An operation that is begun, waited for with a limit, reported and forgotten. */
+static void asynchronous(void) {
+	int64_t word = -1, other = rank;
+	pmpi_buf buf = {.data = &word, .count = 1, .dtype = PMPI_DTYPE_INT64, .device_type = 1};
+	pmpi_op op = {.size = sizeof op,
+				  .code = PMPI_OP_RECV,
+				  .flags = PMPI_FLAG_ASYNC,
+				  .root = -1,
+				  .tag = 6,
+				  .n_recv = 1,
+				  .recv = &buf,
+				  .timeout_ns = -1};
+	op.peer = (rank + size - 1) % size;
+	pmpi_work work = 0;
+	pmpi_result got;
+	CHECK(pmpi_submit(&op, &work, NULL) == PMPI_OK && work != 0);
+	CHECK(pmpi_test(work) == 0);
+	CHECK(pmpi_wait(work, 1000000, &got) == PMPI_ERR_NOT_READY);
+	CHECK(pmpi_notify(work) == PMPI_OK && pmpi_next_completion(0) == 0 &&
+		  pmpi_completion_fd() >= 0);
+	/* Nobody sends before everyone has looked. */
+	CHECK(pmpi_allreduce(NULL, &other, 1, PMPI_DTYPE_INT64, PMPI_REDUCE_MAX, 0) == PMPI_OK);
+	other = rank;
+	CHECK(pmpi_send(&other, 1, PMPI_DTYPE_INT64, (rank + 1) % size, 6, 0) == PMPI_OK);
+	CHECK(pmpi_next_completion(20000000000) == work);
+	CHECK(pmpi_test(work) == 1 && pmpi_wait(work, -1, &got) == PMPI_OK);
+	CHECK(word == op.peer && got.source == op.peer && got.bytes == 8);
+	pmpi_release(work);
+	CHECK(pmpi_test(work) == -PMPI_ERR_ARGUMENT);
+}
+
+static void groups(void) {
+	char request[256] = "{\"ranks\": [";
+	for (int r = size - 1; r >= 0; r--)
+		sprintf(request + strlen(request), "%d%s", r, r ? ", " : "]}");
+	char *reply;
+	CHECK(pmpi_control("new_group", request, &reply) == PMPI_OK);
+	int group = number(reply, "group");
+	CHECK(number(reply, "rank") == size - 1 - rank);
+	pmpi_free(reply);
+	float mine = 1;
+	CHECK(pmpi_allreduce(NULL, &mine, 1, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_SUM, group) == PMPI_OK &&
+		  mine == size);
+	snprintf(request, sizeof request, "{\"group\": %d}", group);
+	CHECK(pmpi_control("destroy_group", request, NULL) == PMPI_OK);
+	CHECK(pmpi_allreduce(NULL, &mine, 1, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_SUM, group) ==
+		  PMPI_ERR_GROUP_DESTROYED);
+	CHECK(pmpi_control("no_such_method", "{}", NULL) == PMPI_ERR_ARGUMENT);
+}
+
+static void *other_thread(void *unused) {
+	CHECK(pmpi_last_error()->code == PMPI_OK);
+	return unused;
+}
+
+static void errors(void) {
+	float x[4] = {1, 1, 1, 1};
+	CHECK(pmpi_send(x, 4, PMPI_DTYPE_FLOAT32, size, 0, 0) == PMPI_ERR_ARGUMENT);
+	CHECK(pmpi_last_error()->code == PMPI_ERR_ARGUMENT &&
+		  strstr(pmpi_last_error()->message, "peer"));
+	pthread_t thread; /* each has its own latest error */
+	CHECK(pthread_create(&thread, NULL, other_thread, NULL) == 0 &&
+		  pthread_join(thread, NULL) == 0);
+	CHECK(pmpi_send(x, 4, 999, 0, 0, 0) == PMPI_ERR_TYPE);
+	CHECK(pmpi_allreduce(NULL, x, 4, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_BAND, 0) == PMPI_ERR_TYPE);
+	if (size > 1) {
+		CHECK(pmpi_allreduce(NULL, x, rank ? 4 : 3, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_SUM, 0) ==
+			  PMPI_ERR_MISMATCH);
+		CHECK(strstr(pmpi_last_error()->message, "float32[3]") && pmpi_last_error()->n_ranks > 0);
+		if (rank == 1)
+			CHECK(pmpi_refuse(0, PMPI_OP_ALL_REDUCE) == PMPI_OK);
+		else
+			CHECK(pmpi_allreduce(NULL, x, 4, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_SUM, 0) ==
+					  PMPI_ERR_REFUSED &&
+				  pmpi_last_error()->ranks[0] == 1);
+	}
+	CHECK(pmpi_allreduce(NULL, x, 4, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_SUM, 0) == PMPI_OK &&
+		  x[3] == size);
+	pmpi_op short_op = {.size = 8};
+	CHECK(pmpi_submit(&short_op, NULL, NULL) == PMPI_ERR_ARGUMENT);
+}
+
+/* A fork is told so by every function, and its exit does not touch the job. */
+static void forked(void) {
+	fflush(NULL);
+	pid_t child = fork();
+	if (child == 0) {
+		int32_t x = 0;
+		pmpi_result got;
+		CHECK(pmpi_send(&x, 1, PMPI_DTYPE_INT32, 0, 0, 0) == PMPI_ERR_FORKED);
+		CHECK(pmpi_allreduce(NULL, &x, 1, PMPI_DTYPE_INT32, PMPI_REDUCE_SUM, 0) == PMPI_ERR_FORKED);
+		CHECK(pmpi_control("info", NULL, NULL) == PMPI_ERR_FORKED);
+		CHECK(pmpi_test(1) == -PMPI_ERR_FORKED && pmpi_wait(1, 0, &got) == PMPI_ERR_FORKED);
+		CHECK(pmpi_next_completion(-1) == 0 && pmpi_completion_fd() == -1);
+		CHECK(pmpi_last_error()->code == PMPI_ERR_FORKED);
+		pmpi_release(1);
+		pmpi_exit(9);
+		exit(6);
+	}
+	int status;
+	CHECK(child > 0 && waitpid(child, &status, 0) == child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 6);
+}
+
+int main(int argc, char **argv) {
+	float x = 1;
+	CHECK(pmpi_allreduce(NULL, &x, 1, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_SUM, 0) ==
+		  PMPI_ERR_NOT_INITIALIZED);
+	begin();
+	if (argc > 1 && strcmp(argv[1], "fail") == 0) {
+		if (rank == 1)
+			return 3;
+		pmpi_allreduce(NULL, &x, 1, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_SUM, 0);
+		printf("ring: rank %d went on\n", rank);
+		return 0;
+	}
+	ring();
+	reductions();
+	asynchronous();
+	groups();
+	errors();
+	forked();
+	ring();
+	CHECK(pmpi_control("init", "{}", NULL) == PMPI_ERR_ALREADY_INITIALIZED);
+	CHECK(pmpi_control("destroy", "{}", NULL) == PMPI_OK);
+	CHECK(pmpi_send(&x, 1, PMPI_DTYPE_FLOAT32, 0, 0, 0) == PMPI_ERR_NOT_INITIALIZED);
+	begin();
+	reductions();
+	printf("ring: rank %d of %d is done\n", rank, size);
+	return 0;
+}
