@@ -24,8 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import mpi4py
 
@@ -33,9 +34,8 @@ mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
 
 import numpy as np  # noqa: E402
-from mpi4py import MPI  # noqa: E402
-
 import paddlempi as dist  # noqa: E402
+from mpi4py import MPI  # noqa: E402
 
 SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20)
 
@@ -43,7 +43,8 @@ SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20)
 C_LOOP = r"""
 #include <time.h>
 typedef int (*allreduce)(void *, void *, int, void *, void *, void *);
-double loop(allreduce f, void *in_place, void *buf, int count, void *type, void *op, void *comm, long calls)
+double loop(allreduce f, void *in_place, void *buf, int count, void *type, void *op, void *comm,
+            long calls)
 {
 	struct timespec a, b;
 	clock_gettime(CLOCK_MONOTONIC, &a);
@@ -97,7 +98,7 @@ def quantile(samples: list[float], q: float) -> float:
 
 def measure(
     contenders: dict[str, Callable[[np.ndarray, int], float]], size: int, rounds: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Samples of all contenders at one size, in microseconds a call, and their ratios to C."""
     a = np.zeros(size // 4, np.float32)
     calls = 200 if size <= 4096 else 20 if size <= 65536 else 2 if size <= 4 << 20 else 1
@@ -110,13 +111,15 @@ def measure(
             seconds = contenders[name](a, calls)
             if round_ >= 2:  # the first touch memory and caches
                 samples[name].append(seconds / calls * 1e6)
-    result: dict[str, object] = {"bytes": size, "calls": calls, "rounds": rounds}
+    result: dict[str, Any] = {"bytes": size, "calls": calls, "rounds": rounds}
     for name in names:
-        ratios = [x / c for x, c in zip(samples[name], samples["C"])]
+        ratios = [x / c for x, c in zip(samples[name], samples["C"], strict=True)]
         result[name] = {
             "p50_us": statistics.median(samples[name]),
             "p99_us": quantile(samples[name], 0.99),
-            "above_C_us": statistics.median(x - c for x, c in zip(samples[name], samples["C"])),
+            "above_C_us": statistics.median(
+                x - c for x, c in zip(samples[name], samples["C"], strict=True)
+            ),
             "ratio": statistics.median(ratios),
             "ratio_p25": quantile(ratios, 0.25),
             "ratio_p75": quantile(ratios, 0.75),
@@ -124,8 +127,21 @@ def measure(
     return result
 
 
+def show(row: dict[str, Any], names: Iterable[str]) -> None:
+    """One line a contender; the quartiles of the ratio in brackets."""
+    for name in names:
+        r = row[name]
+        spread = f"{r['ratio']:6.2f} ({r['ratio_p25']:.2f} to {r['ratio_p75']:.2f})"
+        print(
+            f"{row['bytes'] if name == 'C' else '':>10} {name:10} {r['p50_us']:10.2f} "
+            f"{r['p99_us']:10.2f} {r['above_C_us']:9.2f} {spread}",
+            flush=True,
+        )
+
+
 def import_cost(times: int = 15) -> float:
     """Milliseconds that ``import paddlempi`` adds to ``python -c pass``: the median of pairs."""
+
     def run(code: str) -> float:
         start = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -154,32 +170,33 @@ def main() -> None:
     }
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
-        print(f"{mpi['name']} ({mpi['version'].split(',')[0].strip()}), {size} ranks, {os.cpu_count()} CPUs")
-        print(f"{'bytes':>10} {'':10} {'p50 us':>10} {'p99 us':>10} {'above C':>9} {'ratio to C (quartiles)':>25}")
+        version = mpi["version"].split(",")[0].strip()
+        print(f"{mpi['name']} ({version}), {size} ranks, {os.cpu_count()} CPUs")
+        print(f"{'bytes':>10} {'':10} {'p50 us':>10} {'p99 us':>10} {'above C':>9}  ratio to C")
     gc.disable()
     rows = []
     for nbytes in options.sizes:
         rounds = max(7, min(options.rounds, options.rounds * (1 << 20) // max(nbytes, 1)))
-        row = measure(contenders, nbytes, rounds)
-        rows.append(row)
-        for name in contenders if rank == 0 else ():
-            r = row[name]
-            assert isinstance(r, dict)
-            print(
-                f"{nbytes if name == 'C' else '':>10} {name:10} {r['p50_us']:10.2f} {r['p99_us']:10.2f} "
-                f"{r['above_C_us']:9.2f} {r['ratio']:9.2f} ({r['ratio_p25']:.2f} to {r['ratio_p75']:.2f})",
-                flush=True,
-            )
+        rows.append(measure(contenders, nbytes, rounds))
+        if rank == 0:
+            show(rows[-1], contenders)
     dist.barrier()
     dist.destroy_process_group()
     if rank:
         return
     cost = import_cost()
-    print(f"import paddlempi: {cost:.1f} ms above a bare interpreter")
+    core = sys.modules["paddlempi._core"].__file__
+    assert core is not None
+    megabytes = os.path.getsize(core) / 1e6
+    print(f"import paddlempi: {cost:.1f} ms above a bare interpreter; the core: {megabytes:.1f} MB")
     if options.json:
         record = {
-            "mpi": mpi, "ranks": size, "cpus": os.cpu_count(), "machine": platform.machine(),
-            "rows": rows, "import_ms": cost,
+            "mpi": mpi,
+            "ranks": size,
+            "cpus": os.cpu_count(),
+            "machine": platform.machine(),
+            "rows": rows,
+            "import_ms": cost,
         }
         Path(options.json).write_text(json.dumps(record, indent=1))
 

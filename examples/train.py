@@ -22,9 +22,8 @@ import numpy as np
 
 warnings.filterwarnings("ignore", message="No ccache found")  # Paddle's, of no concern here
 import paddle  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
-
 import paddlempi as dist  # noqa: E402
+from sklearn.datasets import load_digits  # noqa: E402
 
 
 def digits() -> tuple[np.ndarray, ...]:
@@ -104,16 +103,16 @@ def main() -> None:
             batch = order[step * options.batch : (step + 1) * options.batch]
             mine = share(batch, rank, size)
             if len(mine):
-                loss = loss_of(model(paddle.to_tensor(images[mine])), paddle.to_tensor(labels[mine]))
+                loss = loss_of(
+                    model(paddle.to_tensor(images[mine])), paddle.to_tensor(labels[mine])
+                )
                 (loss / len(batch)).backward()
                 total += loss.detach().astype("float64")
-            gradients = [
-                p.grad if p.grad is not None else paddle.zeros_like(p) for p in parameters
-            ]
+            gradients = [p.grad if p.grad is not None else paddle.zeros_like(p) for p in parameters]
             start = time.perf_counter()
             dist.all_reduce_coalesced(gradients)
             communicating += time.perf_counter() - start
-            for parameter, gradient in zip(parameters, gradients):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 if parameter.grad is None:  # more ranks than samples in the last batch
                     parameter.grad = gradient
             optimizer.step()

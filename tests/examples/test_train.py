@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from paddlempi.testing import run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.py"
@@ -39,7 +38,9 @@ def test_loss_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     curves = []
     for ranks in (1, 2, 3):
         out = tmp_path / f"{ranks}.json"
-        result = run(ranks, [sys.executable, str(EXAMPLE), "--epochs=4", f"--losses={out}"], timeout=DEADLINE)
+        result = run(
+            ranks, [sys.executable, str(EXAMPLE), "--epochs=4", f"--losses={out}"], timeout=DEADLINE
+        )
         # Four epochs do not reach the accuracy on every machine; the exit status says so.
         assert out.exists(), result.output
         curves.append(json.loads(out.read_text()))

@@ -1,4 +1,4 @@
-"""Go's own threads get coarse timers, so that they do not steal time from the ranks; all others keep theirs."""
+"""Go's threads get coarse timers, so as not to steal time from the ranks; others keep theirs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import os, threading
 import numpy as np
 
 def slacks():
-    return {int(t): int(open(f"/proc/{t}/timerslack_ns").read()) for t in os.listdir("/proc/self/task")}
+    threads = os.listdir("/proc/self/task")
+    return {int(t): int(open(f"/proc/{t}/timerslack_ns").read()) for t in threads}
 
 usual = slacks()[os.getpid()]
 before = set(slacks())
