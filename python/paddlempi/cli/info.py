@@ -76,7 +76,11 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
     if core["mpi"] and core["launcher"]["size"] > 1:
         try:
             group.init_process_group(mpi=mpi)
-            core = _ask(mpi) | {"looked": core["looked"]}
+            started = _ask(mpi) | {"looked": core["looked"]}
+            if started["mpi"]["path"] == core["mpi"]["path"]:
+                # Looking had loaded it already, which is no reason to choose it.
+                started["mpi"]["why"] = core["mpi"]["why"]
+            core = started
             found["rank"] = core["rank"]
         except Error as error:
             found["start_error"] = str(error)
@@ -119,7 +123,8 @@ def _text(found: dict[str, Any]) -> str:
     core = found["core"]
     if core is None:
         return "\n".join([*lines, _row("core", "not usable: " + found["core_error"])])
-    lines.append(_row("core", f"{core['build']}, {core['go']}, reductions with {core['kernels']}"))
+    how = core["build"] or "built by hand"
+    lines.append(_row("core", f"{how}, {core['go']}, reductions with {core['kernels']}"))
     lines += _mpi(core)
     lines += _launcher(core["launcher"])
     if core["initialized"]:
