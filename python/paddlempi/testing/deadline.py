@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import os
+import stat
+import struct
+import sys
 import tempfile
+import termios
+import time
 
+_DRAIN_SECONDS = 2.0
 _OWN = f'File "{__file__}"'
-GRACE = 6.0
+GRACE = 12.0
 """Seconds that rank 0 has after a deadline to report; then each rank's watchdog ends it."""
 
 
@@ -30,6 +37,24 @@ def _trim(block: str) -> str:
         if "/_pytest/" in line or "/pluggy/" in line:
             return "\n".join([*lines[:i], "  (pytest)"])
     return block
+
+
+def flush() -> None:
+    """Hand everything printed to the launcher, and wait until it has read it.
+
+    A launcher that ends a job because of a rank's status may drop what it has not read yet.
+    """
+    end = time.monotonic() + _DRAIN_SECONDS
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            while stat.S_ISFIFO(os.fstat(descriptor).st_mode) and time.monotonic() < end:
+                (left,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))
+                if left == 0:
+                    break
+                time.sleep(0.01)
 
 
 class Watchdog:

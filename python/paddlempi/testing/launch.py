@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_LINGER = 2.0
 _MARK = "PADDLEMPI_LAUNCH_ID"
 
 # A rank's own variables, which an mpirun started from it must not hand on.
@@ -171,7 +172,7 @@ def run(
         mark = uuid.uuid4().hex
         out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
         start = time.monotonic()
-        with out.open("wb") as stdout, err.open("wb") as stderr:
+        with out.open("ab") as stdout, err.open("ab") as stderr:
             process = subprocess.Popen(
                 job.argv,
                 env={**job.env, _MARK: mark},
@@ -188,15 +189,21 @@ def run(
                 timed_out = True
             finally:
                 # Also after a good end: a rank that its launcher forgot must not stay.
-                kill_marked(mark)
+                kill_marked(mark, 0.0 if timed_out else _LINGER)
                 process.wait()
         seconds = time.monotonic() - start
         texts = [path.read_bytes().decode(errors="replace") for path in (out, err)]
         return Result(job.argv, process.returncode, texts[0], texts[1], seconds, timed_out)
 
 
-def kill_marked(mark: str) -> None:
-    """Kill a job's processes: the launcher and whatever carries its mark in the environment."""
+def kill_marked(mark: str, linger: float = 0.0) -> None:
+    """Kill a job's processes: the launcher and whatever carries its mark in the environment.
+
+    They have ``linger`` seconds to end by themselves.
+    """
+    end = time.monotonic() + linger
+    while time.monotonic() < end and _marked(mark):
+        time.sleep(0.02)
     for _ in range(3):  # a process may fork while we look
         found = [pid for pid in _marked(mark) if pid != os.getpid()]
         if not found:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 # The processes under which each launcher puts its ranks; the nearest one decides whose
@@ -43,7 +45,7 @@ def find(env: Mapping[str, str] | None = None) -> Place:
         return ALONE
     if len(candidates) == 1 and candidates[0].launcher != "hydra":
         return candidates[0]
-    kind, ancestor = _ancestor()
+    kind, ancestor, _ = _ancestor()
     chosen = next((p for p in candidates if p.launcher == kind), candidates[0])
     if chosen.launcher == "hydra":
         # Hydra gives its jobs no name; its proxy on this host is one process for all ranks.
@@ -87,20 +89,43 @@ def _int(env: Mapping[str, str], name: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
-def _ancestor() -> tuple[str, str]:
-    """Return the kind of the nearest launcher above this process and a name for it."""
+def launcher_stderr() -> int | None:
+    """Open the stderr of this host's mpirun, if one is above us and writing there is harmless.
+
+    Open MPI's mpirun drops what its ranks wrote last when it kills them. Its own stderr takes
+    further lines where that is a terminal or a pipe, or a file opened to append.
+    """
+    _, _, pid = _ancestor(("prterun", "orterun"))
+    if not pid:
+        return None
+    try:
+        mode = os.stat(f"/proc/{pid}/fd/2").st_mode
+        with open(f"/proc/{pid}/fdinfo/2", encoding="ascii") as file:
+            flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+        if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or flags & os.O_APPEND):
+            return None
+        return os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+    except (OSError, StopIteration):
+        return None
+
+
+def _ancestor(names: Collection[str] = tuple(_LAUNCHERS)) -> tuple[str, str, int]:
+    """Return the kind of the nearest launcher above this process, a name for it, and its pid."""
     pid = os.getppid()
     while pid > 1:
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                stat = file.read()
+                text = file.read()
         except OSError:
             break
         # The command's name stands in parentheses and may itself hold some.
-        name = stat[stat.index("(") + 1 : stat.rindex(")")]
-        fields = stat[stat.rindex(")") + 2 :].split()
-        kind = next((k for n, k in _LAUNCHERS.items() if name == n[:15]), None)
-        if kind is not None:
-            return kind, f"{kind}-{pid}-{fields[19]}"  # with its start time: pids come again
+        known = {text[text.index("(") + 1 : text.rindex(")")]}
+        with contextlib.suppress(OSError):  # another user's
+            known.add(os.path.basename(os.readlink(f"/proc/{pid}/exe")))
+        fields = text[text.rindex(")") + 2 :].split()
+        name = next((n for n in names if n in known), None)
+        if name is not None:
+            # With its start time: pids come again.
+            return _LAUNCHERS[name], f"{name}-{pid}-{fields[19]}", pid
         pid = int(fields[1])
-    return "", ""
+    return "", "", 0

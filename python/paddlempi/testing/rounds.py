@@ -234,8 +234,7 @@ class Coordinator:
         where = f"while {test} ran" if test else "between tests"
         text = f"rank {rank} ended {where}, without a report"
         # The launcher may kill this rank within a millisecond: the one line first.
-        self._watchdog.write(f"\npaddlempi: {text}\n")
-        self._witness.dismiss()
+        self._witness.say(text)
         self._fatal(Fatal(text, test, []))
 
     def _expire(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import sys
 import traceback
 from collections.abc import Generator
 from typing import Any, NoReturn
@@ -15,7 +14,7 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from . import place as places
 from .channel import ChannelError, Links, Message, meet, ranks_text
-from .deadline import Watchdog
+from .deadline import Watchdog, flush
 from .report import RanksRepr, Verdict, adopt, merge, message_of, shorten
 from .rounds import Coordinator, Exchange, Fatal, Follower
 from .witness import Witness
@@ -170,8 +169,7 @@ class RankSession:
         if not self.finished:
             self._finish(int(pytest.ExitCode.USAGE_ERROR))
         if self.place.rank == 0:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush()
         # The first rank that ends with a status other than 0 makes the launcher kill the rest:
         # nobody leaves before rank 0 has printed.
         self.exchange.leave()
@@ -349,8 +347,7 @@ class RankSession:
         ]
         finish = config.pluginmanager.subset_hook_caller("pytest_sessionfinish", others)
         finish(session=session, exitstatus=session.exitstatus)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
 
 
 class RanksFailed(AssertionError):

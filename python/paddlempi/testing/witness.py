@@ -2,8 +2,9 @@
 
 When a rank dies, its launcher kills the others, Hydra within a millisecond and with SIGKILL:
 rank 0 may have no time for a single line. The witness reads the names of the tests from a
-pipe; when the pipe ends without a farewell it writes the last one on rank 0's stderr. The
-launcher forwards that, for it waits for the end of its ranks' output.
+pipe; when the pipe ends without a farewell it says which was the last. Hydra forwards that, for it
+waits for the end of its ranks' output; Open MPI's mpirun does not, so there the witness writes to
+mpirun's own stderr where it can.
 """
 
 from __future__ import annotations
@@ -12,26 +13,38 @@ import contextlib
 import os
 import signal
 
+from .place import launcher_stderr
+
 _FAREWELL = b"\0"
+_LAST_WORDS = b"\1"
 
 
 class Witness:
     """The pipe to the witness process. Start it before MPI and before any thread."""
 
     def __init__(self, stderr: int) -> None:
+        loud = launcher_stderr()
         reading, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         self._child = os.fork()
         if self._child == 0:
             try:
-                _watch(reading, stderr)
+                _watch(reading, stderr if loud is None else loud)
             finally:
                 os._exit(0)
         os.close(reading)
+        if loud is not None:
+            os.close(loud)
 
     def note(self, test: str | None) -> None:
         """Remember the test that runs from now on; None between tests."""
         line = (test or "").replace("\n", " ").encode(errors="replace") + b"\n"
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, line)
+
+    def say(self, text: str) -> None:
+        """Have the witness write a line now, as its last."""
+        line = _LAST_WORDS + text.replace("\n", " ").encode(errors="replace") + b"\n"
         with contextlib.suppress(OSError):
             os.write(self._pipe, line)
 
@@ -64,8 +77,12 @@ def _watch(pipe: int, stderr: int) -> None:
     rest, last = b"", b""
     while chunk := os.read(pipe, 1 << 16):
         *lines, rest = (rest + chunk).split(b"\n")
-        last = lines[-1] if lines else last
-        if _FAREWELL in lines:
-            return
+        for line in lines:
+            if line == _FAREWELL:
+                return
+            if line.startswith(_LAST_WORDS):
+                os.write(stderr, b"\npaddlempi: " + line[1:] + b"\n")
+                return
+            last = line
     where = b"while " + last + b" ran" if last else b"between tests"
     os.write(stderr, b"\npaddlempi: rank 0 ended " + where + b", and the report with it\n")
