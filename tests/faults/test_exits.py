@@ -109,18 +109,18 @@ def one_ends_early() -> None:
         rounds += 1
     assert rounds > 5
     x = np.ones(4)
-    with raises(errors.PeerLeftError, "all_reduce", "[2]", "ended", ranks=[2], most=0.5):
+    with raises(errors.PeerLeftError, "all_reduce", "[2]", "ended", ranks=[2], most=3.0):
         dist.all_reduce(x)
     with raises(errors.GroupBrokenError):
         dist.barrier()
     work = dist.all_reduce(x, group=trio, async_op=True)
-    with raises(errors.PeerLeftError, "[2 1 0]", ranks=[2], most=0.5):
+    with raises(errors.PeerLeftError, "[2 1 0]", ranks=[2], most=3.0):
         work.wait()
     # Whatever broke on other groups, this one did not.
     works(pair)
     fresh = dist.new_group([1, 0])
     works(fresh)
-    with raises(errors.TimeoutError, "new_group", ranks=[2], most=4):
+    with raises(errors.TimeoutError, "new_group", ranks=[2], most=6):
         dist.new_group([0, 1, 2], timeout=0.5)
     works(pair)
     done()
@@ -141,12 +141,12 @@ def waits_for_a_message_of_one_that_left() -> None:
     time.sleep(0.5)
     x = np.zeros(3)
     for source in (1, None):
-        with raises(errors.PeerLeftError, "recv", "ended", ranks=[1], most=2):
+        with raises(errors.PeerLeftError, "recv", "ended", ranks=[1], most=3.0):
             dist.recv(x, source)
-        with raises(errors.PeerLeftError, "probe", "ended", ranks=[1], most=2):
+        with raises(errors.PeerLeftError, "probe", "ended", ranks=[1], most=3.0):
             dist.probe(source)
     work = dist.irecv(x, 1)
-    with raises(errors.PeerLeftError, "recv", ranks=[1], most=2):
+    with raises(errors.PeerLeftError, "recv", ranks=[1], most=3.0):
         work.wait()
     # What it sent before it left is there.
     dist.recv(x, 1, tag=4)

@@ -39,11 +39,11 @@ def forks() -> None:
             lambda: live.get_future(),
             lambda: live.wait(),
         ):
-            with raises(errors.ForkError, fork, most=1.0):
+            with raises(errors.ForkError, fork, most=3.0):
                 call()
         live = over = None
         gc.collect()
-        with raises(errors.ForkError, fork, most=1.0):
+        with raises(errors.ForkError, fork, most=3.0):
             dist.destroy_process_group()
 
     for way in "os", "exit", "fail":

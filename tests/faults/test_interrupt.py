@@ -31,7 +31,7 @@ def interrupted() -> None:
             yield
         delay = time.monotonic() - sent[0]
         print(f"delay {delay:.3f}", flush=True)
-        assert delay < 0.5, delay
+        assert delay < 1.0, delay
 
     x = np.zeros(4)
     groups = [dist.new_group([0, 1]) for _ in range(3)]
@@ -79,7 +79,7 @@ def interrupted() -> None:
         dist.all_reduce(np.ones(2))
         works()
         dist.recv(np.zeros(1), 0, tag=3)
-        with raises(errors.GroupBrokenError, "[0]", "interrupted", ranks=[0], most=1.0):
+        with raises(errors.GroupBrokenError, "[0]", "interrupted", ranks=[0], most=3.0):
             dist.all_reduce(x, group=groups[0])
         dist.all_reduce(np.ones(2), group=groups[1])
         with raises(errors.RefusedError, ranks=[0]):

