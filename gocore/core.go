@@ -61,13 +61,17 @@ func Init(o InitOptions) error {
 	if library != nil && o.MPI != "" && o.MPI != library.Info().Path {
 		return status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, library.Info().Path)
 	}
-	if library == nil {
+	first := library == nil
+	if first || !library.Finalized() {
+		// After a destroy Open returns the same library, with what destroy freed made anew.
 		lib, err := mpi.Open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
 		if err != nil {
 			return err
 		}
 		library = lib
-		if err := lib.OnFinalize(BeforeFinalize); err != nil {
+	}
+	if first {
+		if err := library.OnFinalize(BeforeFinalize); err != nil {
 			return err
 		}
 	}
