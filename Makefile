@@ -26,7 +26,8 @@ SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name 
 VENV = .venv-$(MPI)
 RESULTS := .test-results
 GO := .venv-tools/bin/python tools/go.py
-PYTEST = python -m pytest -q
+# A run that dies leaves an empty file, which tools/results.py reports.
+pytest = python -m pytest -q --color=no --junitxml=$(RESULTS)/$(1).xml
 # Whether MPI $(1) is one of Debian's that apt could not give; prints why.
 left_out = case $(1) in debian-*) cat .debian-mpi/.reason 2>/dev/null ;; *) false ;; esac
 
@@ -44,7 +45,8 @@ test: clean-results verify test-go test-build environments test-unit test-abi te
 ## test-unit     what one process can test
 .PHONY: test-unit
 test-unit: .venv-openmpi/.tests | $(RESULTS)
-	.venv-openmpi/bin/$(PYTEST) tests/unit --junitxml=$(RESULTS)/unit.xml
+	@: > $(RESULTS)/unit.xml
+	.venv-openmpi/bin/$(call pytest,unit) tests/unit
 
 ## test-go       the core's logic, with MPI played by goroutines
 .PHONY: test-go
@@ -54,7 +56,8 @@ test-go: .venv-tools/.tools | $(RESULTS)
 ## test-abi      the constants of every MPI against its headers, and a C program against libpaddlempi.so
 .PHONY: test-abi
 test-abi: environments | $(RESULTS)
-	.venv-openmpi/bin/$(PYTEST) tests/abi tests/capi --junitxml=$(RESULTS)/abi.xml
+	@: > $(RESULTS)/abi.xml
+	.venv-openmpi/bin/$(call pytest,abi) tests/abi tests/capi
 
 ## test-mpi      the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
 .PHONY: test-mpi
@@ -63,9 +66,9 @@ test-mpi: $(foreach mpi,$(MPIS),$(foreach ranks,$(RANKS),test-mpi-$(mpi)-$(ranks
 define mpi_test
 .PHONY: test-mpi-$(1)-$(2)
 test-mpi-$(1)-$(2): environments | $(RESULTS)
-	@if $$(call left_out,$(1)); then :; else set -x; \
-	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(PYTEST) \
-		--mpi --mpi-ranks $(2) tests/ranks --junitxml=$(RESULTS)/ranks-$(1)-$(2).xml; fi
+	@if $$(call left_out,$(1)); then :; else : > $(RESULTS)/ranks-$(1)-$(2).xml; set -x; \
+	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,ranks-$(1)-$(2)) \
+		--mpi --mpi-ranks $(2) tests/ranks; fi
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,$(RANKS),$(eval $(call mpi_test,$(mpi),$(ranks)))))
 
@@ -76,25 +79,28 @@ test-faults: $(foreach mpi,$(MPIS),test-faults-$(mpi))
 define faults_test
 .PHONY: test-faults-$(1)
 test-faults-$(1): environments | $(RESULTS)
-	@if $$(call left_out,$(1)); then :; else set -x; \
-	.venv-$(1)/bin/$$(PYTEST) tests/faults --junitxml=$(RESULTS)/faults-$(1).xml; fi
+	@if $$(call left_out,$(1)); then :; else : > $(RESULTS)/faults-$(1).xml; set -x; \
+	.venv-$(1)/bin/$$(call pytest,faults-$(1)) tests/faults; fi
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
 ## test-examples the example learns, and learns the same on any number of ranks
 .PHONY: test-examples
 test-examples: environments | $(RESULTS)
-	.venv-openmpi/bin/$(PYTEST) tests/examples --junitxml=$(RESULTS)/examples.xml
+	@: > $(RESULTS)/examples.xml
+	.venv-openmpi/bin/$(call pytest,examples) tests/examples
 
 ## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster
 test-cluster: environments | $(RESULTS)
-	.venv-openmpi/bin/$(PYTEST) tests/cluster --junitxml=$(RESULTS)/cluster.xml
+	@: > $(RESULTS)/cluster.xml
+	.venv-openmpi/bin/$(call pytest,cluster) tests/cluster
 
 ## test-build    pip install with go, the C compiler and its headers out of sight, and the wheel's contents
 .PHONY: test-build
 test-build: .venv-tools/.tools | $(RESULTS)
-	.venv-tools/bin/$(PYTEST) tests/build --junitxml=$(RESULTS)/build.xml
+	@: > $(RESULTS)/build.xml
+	.venv-tools/bin/$(call pytest,build) tests/build
 
 ## generate      write what is generated from the operations table
 .PHONY: generate

@@ -36,6 +36,9 @@ class Run:
 def read_junit(path: Path) -> Run:
     """Reads what `pytest --junitxml` wrote."""
     run = Run(path.stem)
+    if path.stat().st_size == 0:
+        run.failed.append("ended without a report")
+        return run
     for case in ElementTree.parse(path).iter("testcase"):
         run.seconds += float(case.get("time", 0))
         skipped = case.find("skipped")
