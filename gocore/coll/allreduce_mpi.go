@@ -9,8 +9,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// allReduceMPI is MPI_Allreduce, in chunks where the count is beyond an int, with
-// what MPI has no operation for done before (PREMUL_SUM) or after (AVG).
+// allReduceMPI is MPI_Allreduce, in chunks where it is large, with what MPI has no
+// operation for done before (PREMUL_SUM) or after (AVG).
 // Bytes moved a rank: the MPI's choice, 2S at best.
 var allReduceMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
 	send, recv := a.input(p), a.Recv[0]
@@ -21,8 +21,9 @@ var allReduceMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
 	return nil
 }}
 
-// reduceChunk is the largest number of elements reduced in one call.
-const reduceChunk = 1 << 30
+// reduceChunk is how many bytes are reduced in one call: some MPIs allocate as much
+// again as they are given, or more.
+const reduceChunk = 256 << 20
 
 // reducing appends calls of fn over n elements. A nil send means in place.
 func (a *Args) reducing(p *Program, fn mpi.Fn, send, recv unsafe.Pointer, n int64) error {
@@ -31,8 +32,9 @@ func (a *Args) reducing(p *Program, fn mpi.Fn, send, recv unsafe.Pointer, n int6
 	if !okT || !okO {
 		return status.New(status.Unsupported, "%s: this MPI cannot reduce %s with %s", a.Code, a.DType, a.Reduce)
 	}
-	for done := int64(0); ; done += reduceChunk {
-		chunk := min(n-done, reduceChunk)
+	most := reduceChunk / a.elem()
+	for done := int64(0); ; done += most {
+		chunk := min(n-done, most)
 		c := p.Call()
 		c.Fn, c.Comm, c.Op, c.Peer = fn, a.Comm, o, int32(a.Root)
 		c.SendCount, c.SendType, c.RecvCount, c.RecvType = chunk, t, chunk, t
