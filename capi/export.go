@@ -20,16 +20,14 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 func main() {}
 
 func init() {
-	mpi.SetFinalizeHook(unsafe.Pointer(C.pmpi_guard_finalize))
+	gocore.SetFinalizeHook(unsafe.Pointer(C.pmpi_guard_finalize))
 }
 
 // fill writes err for C and returns its code.
@@ -75,7 +73,7 @@ func interrupt() error {
 	return nil
 }
 
-func put(out *C.pmpi_result, r work.Result) {
+func put(out *C.pmpi_result, r gocore.Result) {
 	if out != nil {
 		out.source, out.tag, out.bytes = C.int32_t(r.Source), C.int32_t(r.Tag), C.int64_t(r.Bytes)
 	}
@@ -162,16 +160,16 @@ func goNotify(w C.pmpi_work, e *C.pmpi_error) (rc C.int) {
 //export goNextCompletion
 func goNextCompletion(limit C.int64_t) (w C.pmpi_work) {
 	defer caught(nil, nil)
-	return C.pmpi_work(work.NextCompletion(time.Duration(limit)))
+	return C.pmpi_work(gocore.NextCompletion(time.Duration(limit)))
 }
 
 //export goCompletionFD
-func goCompletionFD() C.int { return C.int(work.CompletionFD()) }
+func goCompletionFD() C.int { return C.int(gocore.CompletionFD()) }
 
 //export goBeforeFinalize
 func goBeforeFinalize() {
 	defer caught(nil, nil)
-	mpi.RunFinalizeHook()
+	gocore.RunFinalizeHook()
 }
 
 //export goExit
