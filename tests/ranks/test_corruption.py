@@ -2,13 +2,15 @@
 
 Each test of an operation runs as it is, with one tensor, over a library that is
 sabotaged where everything goes through: it does not communicate, gets one element
-wrong, or comes back on one rank before the others have come.
+wrong, or comes back on one rank before the others have come. The first two once
+more with every dtype, in the world and in a group.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import test_all_gather
 import test_all_reduce
 import test_all_to_all
+import test_barrier
 import test_broadcast
 import test_gather
 import test_p2p
@@ -25,9 +28,10 @@ import test_reduce_scatter
 import test_scan
 from paddlempi import ReduceOp, _native
 from paddlempi._ops import ASYNC, Op
-from tensors import STRIDED, NumpyKind
+from tensors import NAMES, STRIDED, Layout, NumpyKind
 
-pytestmark = pytest.mark.mpi(min=2)
+# It is the tests that are tested here: a few numbers of ranks tell as much as all.
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
 NO_COMMUNICATION, ONE_OFF, EARLY = "no communication", "one element off", "one rank reads early"
 
@@ -37,6 +41,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "broadcast": test_broadcast.test_broadcast,
     "reduce": test_reduce.test_reduce,
     "scan": test_scan.test_scan,
+    "exscan": test_scan.test_scan,
     "all_gather": test_all_gather.test_all_gather,
     "all_gather_into_tensor": test_all_gather.test_into_tensor,
     "all_gather uneven": test_all_gather.test_uneven,
@@ -55,24 +60,28 @@ DEFAULTS = (0, 0, -1, -1, 0, -1.0, 1.0, None, None, -1, 0)
 
 
 class _Over(Exception):
-    """Ends a test after its first operation, so that all ranks have made one each."""
+    """Ends a test after its first operations, so that all ranks have made as many."""
 
 
 class Saboteur:
     """What stands in the place of ``submit``."""
 
-    def __init__(self, how: str, rank: int, early: int) -> None:
-        self.how, self.rank, self.early = how, rank, early
+    def __init__(self, how: str, rank: int, early: int, operations: int = 1) -> None:
+        self.how, self.rank, self.early, self.operations = how, rank, early, operations
         self.real = _native.submit
         self.calls = 0
         self.work = 0
 
     def __call__(self, *arguments: Any) -> Any:
         self.calls += 1
-        if self.calls > 1:
+        if self.calls > self.operations:
             raise _Over
         code, recv = arguments[0], arguments[3]
-        answer = (arguments[13], 0, arguments[14]) if code == Op.SENDRECV else None
+        answer = None
+        if code == Op.SENDRECV:
+            answer = (arguments[13], 0, arguments[14])
+        elif code == Op.RECV:
+            answer = (arguments[7], 0, arguments[8])
         if self.how == NO_COMMUNICATION:
             return answer
         if self.how == ONE_OFF:
@@ -88,7 +97,7 @@ class Saboteur:
             filled[5] = ASYNC
             self.work = self.real(*filled)
             return answer
-        time.sleep(0.2)
+        time.sleep(0.1)
         return self.real(*arguments)
 
 
@@ -105,17 +114,26 @@ def one_case(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "every", every)
 
 
-def _noticed(
-    dist: ModuleType, rank: int, size: int, check: Callable[..., None], saboteur: Any
-) -> bool:
-    """Whether the test failed on any rank."""
+def _outcome(
+    dist: ModuleType,
+    rank: int,
+    size: int,
+    name: str,
+    saboteur: Saboteur | None,
+    group: Any = None,
+) -> tuple[bool, bool]:
+    """Whether the test failed on any rank, and whether it called anything on one.
+
+    ``size`` may be smaller than the world: then its first ranks run the test.
+    """
+    check = CHECKS[name]
     given = {
-        "dist": dist,
+        "dist": dist if group is None else _Within(dist, group),
         "rank": rank,
         "size": size,
         "kind": NumpyKind(),
         "op": ReduceOp.SUM,
-        "exclusive": False,
+        "exclusive": name == "exscan",
         "run": lambda function, *arguments: function(*arguments),
     }
     names = check.__code__.co_varnames[: check.__code__.co_argcount]
@@ -123,7 +141,8 @@ def _noticed(
     if saboteur is not None:
         _native.submit = saboteur
     try:
-        check(**{name: given[name] for name in names})
+        if rank < size:
+            check(**{argument: given[argument] for argument in names})
     except AssertionError:
         found = 1
     except _Over:
@@ -133,9 +152,19 @@ def _noticed(
             _native.submit = saboteur.real
             if saboteur.work:
                 _native.core().wait(saboteur.work, 30.0)
-    flag = np.array([found])
-    dist.all_reduce(flag, ReduceOp.MAX)
-    return bool(flag[0])
+    flags = np.array([found, saboteur.calls if saboteur is not None else 0])
+    dist.all_reduce(flags, ReduceOp.MAX)
+    return bool(flags[0]), bool(flags[1])
+
+
+class _Within:
+    """The library with its functions bound to a group."""
+
+    def __init__(self, dist: ModuleType, group: Any) -> None:
+        self._dist, self._group = dist, group
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(getattr(self._dist, name), group=self._group)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -143,13 +172,8 @@ def _noticed(
 def test_noticed(
     dist: ModuleType, rank: int, size: int, one_case: None, name: str, how: str
 ) -> None:
-    if how == EARLY:
-        results = [
-            _noticed(dist, rank, size, CHECKS[name], Saboteur(how, rank, early))
-            for early in (0, size - 1)
-        ]
-    else:
-        results = [_noticed(dist, rank, size, CHECKS[name], Saboteur(how, rank, 0))]
+    ranks = (0, size - 1) if how == EARLY else (0,)
+    results = [_outcome(dist, rank, size, name, Saboteur(how, rank, early))[0] for early in ranks]
     assert any(results), f"{name} passes though there was {how}"
 
 
@@ -157,4 +181,63 @@ def test_noticed(
 def test_without_sabotage(
     dist: ModuleType, rank: int, size: int, one_case: None, name: str
 ) -> None:
-    assert not _noticed(dist, rank, size, CHECKS[name], None)
+    assert not _outcome(dist, rank, size, name, None)[0]
+
+
+BIG = Layout("big", (6, 7), (16, 2), 1, 94)
+
+
+@pytest.mark.mpi(ranks=3)
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("how", [NO_COMMUNICATION, ONE_OFF])
+def test_every_dtype_and_kind_of_group(
+    dist: ModuleType,
+    rank: int,
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    how: str,
+) -> None:
+    check, dtype = CHECKS[name], ""
+    module = __import__(check.__module__)
+
+    def every(_: Any, among: Sequence[str] = NAMES) -> Iterator[tuple[str, Any]]:
+        if dtype in among:
+            yield dtype, BIG
+
+    takes_all = "every" in check.__code__.co_names
+    if takes_all:
+        monkeypatch.setattr(module, "every", every)
+    some = size - 1  # in order, for the tests count on that
+    group = dist.new_group(range(some))
+    tried = 0
+    for kind, members in ((None, size), (group, some)):
+        for dtype in NAMES if takes_all else ["its own"]:
+            noticed, called = _outcome(dist, rank, members, name, Saboteur(how, rank, 0), kind)
+            assert noticed or not called, f"{name} of {dtype} on {members} ranks: {how}"
+            tried += called
+    assert tried >= (2 * len(NAMES) * 3 // 5 if takes_all else 2)
+    if rank < some:
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("how", [NO_COMMUNICATION, ONE_OFF])
+def test_messages(
+    dist: ModuleType, rank: int, monkeypatch: pytest.MonkeyPatch, one_case: None, how: str
+) -> None:
+    monkeypatch.setitem(CHECKS, "send and recv", test_p2p.test_ring)
+    monkeypatch.setattr(test_p2p, "every", lambda _: [("float32", STRIDED)])
+    # Two ranks of however many: one that fails does not send on to a third.
+    saboteur = Saboteur(how, rank, 0, operations=2)
+    assert _outcome(dist, rank, 2, "send and recv", saboteur)[0]
+
+
+def test_a_barrier_that_does_not_wait(
+    dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _native.submit
+    monkeypatch.setattr(_native, "submit", lambda *a: None if a[0] == Op.BARRIER else real(*a))
+    with pytest.raises(AssertionError):
+        test_barrier.test_nobody_leaves_before_the_last_has_come(
+            dist, rank, size, lambda function: function()
+        )
