@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "guard.h"
 #include "slack.h"
@@ -394,9 +396,12 @@ static PyObject *py_forked(PyObject *self, PyObject *const *args, Py_ssize_t n)
 }
 
 /* Asked by waits at most every 50 ms: runs Python's signal handlers, which only the
- * main thread does, and leaves what they raise set. */
+ * main thread does, and leaves what they raise set. Other threads must not ask for the
+ * GIL here: when Python ends it ends daemon threads that do, in the middle of Go. */
 static int check_signals(void)
 {
+	if (syscall(SYS_gettid) != getpid())
+		return 0;
 	PyGILState_STATE s = PyGILState_Ensure();
 	int stop = PyErr_CheckSignals();
 	PyGILState_Release(s);

@@ -3,6 +3,7 @@
 package gocore
 
 import (
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -32,6 +33,7 @@ var (
 	current  atomic.Pointer[core] // nil before init and after destroy
 	initOnce sync.Mutex           // held by init, destroy and exit
 	library  mpi.Library          // stays after destroy: MPI can be initialised once only
+	inUse    bool                 // MPI does not let go of a request of an earlier life
 	poisoned atomic.Pointer[string]
 )
 
@@ -89,6 +91,7 @@ func Init(o InitOptions) error {
 	if err != nil {
 		return err
 	}
+	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
 	c := &core{lib: library, env: env}
 	c.groups.Store(&[]*group.Group{})
 	if _, err := c.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
@@ -259,6 +262,7 @@ func Destroy() error {
 		}
 	}
 	if c.env.Engine.Active() > 0 {
+		inUse = true
 		return first // requests are under way in a broken group: its objects stay
 	}
 	if err := c.env.Close(); first == nil && err != nil {
@@ -272,11 +276,25 @@ func Destroy() error {
 // under way any more when MPI goes.
 func BeforeFinalize() {
 	if c := current.Load(); c != nil {
-		c.env.Leave()
-		c.env.Drain(drainLimit)
-		c.env.Engine.StopProgress()
+		c.leave()
 		current.Store(nil)
 	}
+}
+
+// leave tells the others that this rank comes no more and ends what is under way, that
+// of daemon threads included. It returns false if MPI is still in use then.
+func (c *core) leave() bool {
+	c.env.Leave()
+	left := c.env.Drain(drainLimit)
+	idle := c.env.Engine.Stop(func() bool {
+		for _, g := range *c.groups.Load() {
+			if g != nil && !g.Idle() {
+				return false
+			}
+		}
+		return true
+	}, time.Second)
+	return left == 0 && idle
 }
 
 // Exit ends MPI when the process does. A status other than 0 takes the job with it:
@@ -297,10 +315,10 @@ func Exit(code int) {
 		return
 	}
 	if c := current.Load(); c != nil {
-		c.env.Leave()
-		if c.env.Drain(drainLimit) > 0 {
-			return // MPI still uses memory of a broken group: finalizing would hang or crash
-		}
+		inUse = !c.leave() || inUse
+	}
+	if inUse {
+		return // MPI still uses memory of a broken group: finalizing would hang or crash
 	}
 	_ = library.Finalize()
 }

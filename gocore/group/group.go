@@ -179,9 +179,12 @@ func (g *Group) Destroy() error {
 	}
 	g.destroyed = true
 	g.mu.Unlock()
-	_ = g.env.Engine.Wait(g.idle, time.Now().Add(g.Timeout()), g.env.Interrupt)
+	err := g.env.Engine.Wait(g.Idle, time.Now().Add(g.Timeout()), g.env.Interrupt)
 	g.env.forget(g)
-	if !g.idle() || g.Broken() != nil {
+	if status.CodeOf(err) == status.Interrupted {
+		return err
+	}
+	if !g.Idle() || g.Broken() != nil {
 		return nil // requests may still be under way: the communicators stay
 	}
 	g.mu.Lock()
@@ -202,7 +205,8 @@ func (g *Group) Destroy() error {
 	return g.env.Lib.Free(g.coll)
 }
 
-func (g *Group) idle() bool {
+// Idle tells whether no collective is under way or queued.
+func (g *Group) Idle() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return !g.busy && len(g.queue) == 0

@@ -344,6 +344,10 @@ func (m *message) overdue() {
 		return
 	}
 	now := time.Now()
+	if m.g.env.leaving.Load() {
+		m.giveUp(status.New(status.PeerLeft, "%s: given up because this rank ends", m.describe()))
+		return
+	}
 	if now.After(m.deadline) {
 		m.giveUp(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", m.describe(), brief(m.g.Ranks), m.timeout).WithRanks(m.peers()...))
 		return

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Poller tests requests. A slot is opaque to the engine; Poll looks at all of them
@@ -62,6 +64,9 @@ func (b *Batch) poll() (changed int) {
 
 // Engine holds the tasks of a process. All methods are safe for concurrent use.
 type Engine struct {
+	// Panicked, if set, is told what a task panicked with on the progress thread, which
+	// ends. Where somebody waits, the panic goes up to whoever called.
+	Panicked func(any)
 	// Background, if set, is called by waiting goroutines about once a millisecond.
 	Background func()
 
@@ -73,6 +78,7 @@ type Engine struct {
 	over     []Task
 	batch    Batch
 
+	stopping atomic.Bool  // no wait goes on
 	active   atomic.Int32 // len(tasks)
 	waiters  atomic.Int32 // goroutines in Wait
 	crowded  atomic.Bool  // more ranks than cores: do not spin
@@ -187,6 +193,9 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 		if !deadline.IsZero() && now.After(deadline) {
 			return ErrDeadline
 		}
+		if e.stopping.Load() {
+			return status.New(status.PeerLeft, "given up because this rank ends")
+		}
 		if interrupt == nil {
 			continue
 		}
@@ -210,6 +219,21 @@ func (e *Engine) background(now time.Time) {
 	last := e.lastBack.Load()
 	if n := now.UnixNano(); n-last >= int64(time.Millisecond) && e.lastBack.CompareAndSwap(last, n) {
 		e.Background()
+	}
+}
+
+// Stop ends the waits of all other goroutines, and returns whether they are over and
+// settled is true, which it waits for up to limit.
+func (e *Engine) Stop(settled func() bool, limit time.Duration) bool {
+	e.stopping.Store(true)
+	e.StopProgress()
+	for end := time.Now().Add(limit); ; sleep(100 * time.Microsecond) {
+		switch {
+		case e.waiters.Load() == 0 && settled():
+			return true
+		case time.Now().After(end):
+			return false
+		}
 	}
 }
 

@@ -53,6 +53,14 @@ func (e *Engine) runProgress() {
 	exactSleeps()
 	p := &e.progress
 	defer close(p.exited)
+	defer func() {
+		if e.Panicked == nil {
+			return
+		}
+		if why := recover(); why != nil {
+			e.Panicked(why)
+		}
+	}()
 	b := Backoff{Lazy: true}
 	for !p.stopped.Load() {
 		seen := atomic.LoadUint32(&p.word)

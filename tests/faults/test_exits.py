@@ -199,6 +199,34 @@ def leaves_work_behind() -> None:
     done()
 
 
+def daemons_wait() -> None:
+    """Daemon threads sit in waits when the main thread ends."""
+    import threading
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, stamp, start, works
+
+    rank = start()
+    groups = [dist.new_group() for _ in range(3)]
+    for wait in (
+        lambda: dist.all_reduce(np.ones(4), group=groups[rank]),
+        lambda: dist.all_reduce(np.ones(4), group=groups[2], async_op=True).wait(),
+        lambda: dist.probe(1 - rank, tag=5),
+        lambda: dist.new_group([1 - rank, rank]),
+    ):
+        threading.Thread(target=wait, daemon=True).start()
+    time.sleep(0.2)
+    works()
+    stamp("left")
+    done()
+
+
+def test_daemon_threads_that_wait() -> None:
+    ended = job.succeed(2, daemons_wait)
+    assert ended.at - ended.stamp("left") < LIMIT, ended.output
+
+
 @pytest.mark.parametrize("way", ["under way", "broken", "refused", "unmatched", "destroyed"])
 def test_what_is_left_behind(way: str) -> None:
     ended = job.succeed(2, leaves_work_behind, env={"FAULTS_WAY": way})

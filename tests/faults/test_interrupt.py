@@ -72,6 +72,12 @@ def interrupted() -> None:
         with struck():
             dist.new_group([0, 1], timeout=20.0)
         dist.send(np.ones(1), 1, tag=3)
+        # Destroying waits for what is under way.
+        last = dist.all_reduce(np.ones(2), group=groups[2], async_op=True)
+        with struck():
+            dist.destroy_process_group(groups[2])
+        dist.send(np.ones(1), 1, tag=3)
+        last.wait()
     else:
         dist.recv(np.zeros(1), 0, tag=3)
         dist.send(np.full(4, 1.0), 0, tag=1)
@@ -86,6 +92,8 @@ def interrupted() -> None:
             dist.barrier(groups[1])
         works(groups[1])
         dist.recv(np.zeros(1), 0, tag=3)
+        dist.recv(np.zeros(1), 0, tag=3)
+        dist.all_reduce(np.ones(2), group=groups[2])
     works(dist.new_group([0, 1]))
     works()
     done()

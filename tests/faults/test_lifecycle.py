@@ -55,6 +55,16 @@ def wrong_order() -> None:
     del live, ended
     start()
     works()
+    # What init makes, user operations among it, is made anew.
+    for op in "SUM", "AVG", "MAX", "PRODUCT":
+        for dtype in np.float16, np.float32:
+            x = np.full(5, rank + 1.0, dtype)
+            dist.all_reduce(x, getattr(dist.ReduceOp, op))
+            dist.reduce_scatter_tensor(
+                np.ones(3, dtype), np.ones(6, dtype), getattr(dist.ReduceOp, op)
+            )
+            assert (x == {"SUM": 3, "AVG": 1.5, "MAX": 2, "PRODUCT": 2}[op]).all(), (op, dtype, x)
+    dist.all_reduce(np.ones(3, np.complex64), dist.ReduceOp.PRODUCT)
     # The old group belongs to another life.
     with raises(errors.ArgumentError, "group"):
         dist.barrier(group)
