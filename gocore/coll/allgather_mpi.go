@@ -1,6 +1,8 @@
 package coll
 
 import (
+	"unsafe"
+
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
@@ -12,20 +14,36 @@ var allGatherMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arrive.E
 	if err != nil {
 		return err
 	}
+	src, inPlace, err := a.ownPart(p, dst, int64(a.Rank)*a.Send[0].Count)
+	if err != nil {
+		return err
+	}
 	n, t, err := a.bytes(p, a.Send[0].Count*a.elem())
 	if err != nil {
 		return err
 	}
 	c := p.Call()
-	c.Fn, c.Comm = mpi.FnAllgather, a.Comm
-	c.SendBuf, c.SendCount, c.SendType = a.Send[0].Data, n, t
+	c.Fn, c.Comm, c.InPlace = mpi.FnAllgather, a.Comm, inPlace
+	c.SendBuf, c.SendCount, c.SendType = src, n, t
 	c.RecvBuf, c.RecvCount, c.RecvType = dst, n, t
-	c.InPlace = a.Send[0].Data == a.at(dst, int64(a.Rank)*a.Send[0].Count)
 	if scatter != nil {
 		p.Do(scatter)
 	}
 	return nil
 }}
+
+// ownPart returns this rank's contribution and whether it lies in its place already,
+// element at of dst; if it lies across others' places, a copy.
+func (a *Args) ownPart(p *Program, dst unsafe.Pointer, at int64) (unsafe.Pointer, bool, error) {
+	if a.Send[0].Data == a.at(dst, at) {
+		return a.Send[0].Data, true, nil
+	}
+	parts, err := a.apart(p, a.Send, a.Recv)
+	if err != nil {
+		return nil, false, err
+	}
+	return parts[0].Data, false, nil
+}
 
 // allGatherUnevenMPI serves contributions of different lengths, which all ranks
 // know: MPI_Allgatherv, or a broadcast a rank past the reach of its displacements.
@@ -62,11 +80,14 @@ var allGatherUnevenMPI = Algorithm{"mpi_uneven", always, func(a *Args, p *Progra
 	if err != nil {
 		return err
 	}
+	src, inPlace, err := a.ownPart(p, dst, sl[a.Rank].from)
+	if err != nil {
+		return err
+	}
 	c := p.Call()
-	c.Fn, c.Comm = mpi.FnAllgatherv, a.Comm
-	c.SendBuf, c.SendCount, c.SendType = a.Send[0].Data, a.Send[0].Count*a.elem(), a.Lib.Byte()
+	c.Fn, c.Comm, c.InPlace = mpi.FnAllgatherv, a.Comm, inPlace
+	c.SendBuf, c.SendCount, c.SendType = src, a.Send[0].Count*a.elem(), a.Lib.Byte()
 	c.RecvBuf, c.RecvType, c.RecvCounts, c.RecvDispls = dst, a.Lib.Byte(), cnt, dsp
-	c.InPlace = a.Send[0].Data == a.at(dst, sl[a.Rank].from)
 	if scatter != nil {
 		p.Do(scatter)
 	}

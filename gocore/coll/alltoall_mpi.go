@@ -12,7 +12,11 @@ import (
 // allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
 // same length. Bytes moved a rank: (1-1/n)S out and in.
 var allToAllEvenMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, func(a *Args, p *Program) error {
-	src, _, err := a.contiguous(p, a.Send, true)
+	sends, err := a.apart(p, a.Send, a.Recv)
+	if err != nil {
+		return err
+	}
+	src, _, err := a.contiguous(p, sends, true)
 	if err != nil {
 		return err
 	}
@@ -38,7 +42,11 @@ var allToAllEvenMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arriv
 // error on every rank instead of garbage, and then the parts between pairs of ranks.
 // Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
 var allToAllUnevenMPI = Algorithm{"pairwise", always, func(a *Args, p *Program) error {
-	sends, recvs := a.Send, a.Recv
+	sends, err := a.apart(p, a.Send, a.Recv)
+	if err != nil {
+		return err
+	}
+	recvs := a.Recv
 	if len(sends) == 1 {
 		sends = a.split(sends[0])
 	}

@@ -15,7 +15,9 @@ var gatherMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
 		if c.RecvBuf, spread, err = a.contiguous(p, a.Recv, false); err != nil {
 			return err
 		}
-		c.InPlace = c.SendBuf == a.at(c.RecvBuf, int64(a.Rank)*a.Send[0].Count)
+		if c.SendBuf, c.InPlace, err = a.ownPart(p, c.RecvBuf, int64(a.Rank)*a.Send[0].Count); err != nil {
+			return err
+		}
 	}
 	*p.Call() = c
 	if spread != nil {

@@ -89,6 +89,35 @@ func exchange(a *Args, p *Program, sends, recvs []Part) error {
 	return t.err
 }
 
+// overlap tells whether two parts share memory.
+func (a *Args) overlap(x, y Part) bool {
+	from, to := uintptr(x.Data), uintptr(y.Data)
+	return x.Count > 0 && y.Count > 0 && from < to+uintptr(y.Count*a.elem()) && to < from+uintptr(x.Count*a.elem())
+}
+
+// apart returns the parts to be sent, as a copy where they share memory with those
+// to be filled, which MPI does not allow: some of them refuse it, others give garbage.
+func (a *Args) apart(p *Program, sends, recvs []Part) ([]Part, error) {
+	for _, s := range sends {
+		for _, r := range recvs {
+			if a.overlap(s, r) {
+				whole, err := a.alloc(p, counts(sends))
+				if err != nil {
+					return nil, err
+				}
+				out, done := make([]Part, len(sends)), int64(0)
+				for i, s := range sends {
+					out[i] = Part{a.at(whole, done), s.Count}
+					a.copyElements(out[i].Data, s.Data, s.Count)
+					done += s.Count
+				}
+				return out, nil
+			}
+		}
+	}
+	return sends, nil
+}
+
 // split views one buffer as Size parts of equal length.
 func (a *Args) split(whole Part) []Part {
 	each := whole.Count / int64(a.Size)

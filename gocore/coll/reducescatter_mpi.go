@@ -31,14 +31,26 @@ var reduceScatterMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error 
 		p.Do(func() error { return reduce.ScaleTo(scaled, in, total, a.DType, a.Scale) })
 		src = scaled
 	}
-	if err := a.reduceParts(p, src, parts, total); err != nil {
+	result := a.Recv[0]
+	if a.overlap(Part{src, total}, result) { // its own part of the input, say
+		if result.Data, err = a.alloc(p, result.Count); err != nil {
+			return err
+		}
+	}
+	if err := a.reduceParts(p, src, result, parts, total); err != nil {
 		return err
 	}
-	a.average(p, a.Recv[0])
+	a.average(p, result)
+	if result.Data != a.Recv[0].Data {
+		p.Do(func() error {
+			a.copyElements(a.Recv[0].Data, result.Data, result.Count)
+			return nil
+		})
+	}
 	return nil
 }}
 
-func (a *Args) reduceParts(p *Program, src unsafe.Pointer, parts []Part, total int64) error {
+func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []Part, total int64) error {
 	t, okT := a.Lib.TypeOf(a.DType)
 	o, okO := a.Lib.OpOf(a.Reduce, a.DType)
 	if !okT || !okO {
@@ -51,7 +63,7 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, parts []Part, total i
 			one.Root = i
 			var recv unsafe.Pointer
 			if i == a.Rank {
-				recv = a.Recv[0].Data
+				recv = result.Data
 			}
 			if err := one.reducing(p, mpi.FnReduce, a.at(src, from), recv, part.Count); err != nil {
 				return err
@@ -60,8 +72,8 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, parts []Part, total i
 		}
 		return nil
 	}
-	c := mpi.Call{Fn: mpi.FnReduceScatterBlock, Comm: a.Comm, Op: o, SendBuf: src, SendType: t, SendCount: a.Recv[0].Count,
-		RecvBuf: a.Recv[0].Data, RecvCount: a.Recv[0].Count, RecvType: t}
+	c := mpi.Call{Fn: mpi.FnReduceScatterBlock, Comm: a.Comm, Op: o, SendBuf: src, SendType: t, SendCount: result.Count,
+		RecvBuf: result.Data, RecvCount: result.Count, RecvType: t}
 	for i := range parts {
 		if parts[i].Count != parts[0].Count {
 			block, err := p.Alloc(int64(4 * a.Size))

@@ -14,7 +14,13 @@ var scatterMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
 		if c.SendBuf, _, err = a.contiguous(p, a.Send, true); err != nil {
 			return err
 		}
-		c.InPlace = c.RecvBuf == a.at(c.SendBuf, int64(a.Rank)*a.Recv[0].Count)
+		if c.InPlace = c.RecvBuf == a.at(c.SendBuf, int64(a.Rank)*a.Recv[0].Count); !c.InPlace {
+			parts, err := a.apart(p, []Part{{c.SendBuf, counts(a.Send)}}, a.Recv)
+			if err != nil {
+				return err
+			}
+			c.SendBuf = parts[0].Data
+		}
 	}
 	*p.Call() = c
 	return nil

@@ -330,6 +330,22 @@ func TestMessages(t *testing.T) {
 			assert.Equal(t, int32(before), r.Source)
 			assert.Equal(t, float32(before), values(in)[0])
 
+			// The same memory both ways, also past the length that is sent before it is received.
+			for _, length := range []int{1, 5000} {
+				both := floats(make([]float32, length)...)
+				for i := range values(both) {
+					values(both)[i] = float32(g.Rank)
+				}
+				shape := []int64{int64(length)}
+				both.NDim, both.Shape = 1, unsafe.Pointer(&shape[0])
+				d := desc(op.SendRecv, []op.Buf{both}, []op.Buf{both})
+				d.Peer, d.Tag, d.Peer2, d.Tag2 = int32(next), 8, int32(before), 8
+				_, err := submit(g, d)
+				assert.NoError(t, err)
+				assert.Equal(t, float32(before), values(both)[0])
+				assert.Equal(t, float32(before), values(both)[length-1])
+			}
+
 			if g.Rank == 0 && n > 1 {
 				for i := 1; i < n; i++ { // from any rank
 					got := floats(-1)

@@ -150,7 +150,9 @@ func (m *message) prepare(d *op.Desc) error {
 		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one of each side it uses", d.Code, len(sends), len(recvs))
 	}
 	if send {
-		if err := m.half(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag); err != nil {
+		// MPI does not fill what it sends: where the two share memory, a copy is sent.
+		apart := recv && overlap(&sends[0], &recvs[0])
+		if err := m.half(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag, apart); err != nil {
 			return err
 		}
 	}
@@ -159,7 +161,7 @@ func (m *message) prepare(d *op.Desc) error {
 		if d.Code == op.SendRecv {
 			peer, tag = d.Peer2, d.Tag2
 		}
-		return m.half(d.Code, mpi.FnRecv, "recv", &recvs[0], peer, tag)
+		return m.half(d.Code, mpi.FnRecv, "recv", &recvs[0], peer, tag, false)
 	}
 	return nil
 }
@@ -175,7 +177,14 @@ func (g *Group) checkAddress(code op.Code, peer, tag int32, wild bool) error {
 	return nil
 }
 
-func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, tag int32) error {
+// overlap tells whether two contiguous buffers share memory; others are staged anyway.
+func overlap(x, y *op.Buf) bool {
+	from, to := uintptr(x.Data), uintptr(y.Data)
+	return x.Count > 0 && y.Count > 0 && from < to+uintptr(y.Bytes()) && to < from+uintptr(x.Bytes())
+}
+
+// half describes one of the calls; with apart through memory of its own.
+func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, tag int32, apart bool) error {
 	if err := m.g.checkAddress(code, peer, tag, fn == mpi.FnRecv); err != nil {
 		return err
 	}
@@ -186,7 +195,10 @@ func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, ta
 	m.n++
 	h.peer, h.bytes = peer, b.Bytes()
 	data := b.Data
-	if !b.Contiguous() && b.Count > 0 {
+	if apart && b.Contiguous() {
+		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // flat: nothing of the caller's to keep
+	}
+	if (apart || !b.Contiguous()) && b.Count > 0 {
 		s, err := stageBuf(b, fn == mpi.FnSend, fn == mpi.FnRecv)
 		if err != nil {
 			return err

@@ -167,7 +167,7 @@ def sendrecv(
     Args:
         send_tensor: input.
         dst: global rank it goes to.
-        recv_tensor: output, of exactly the message's size; does not overlap ``send_tensor``.
+        recv_tensor: output, of exactly the message's size; may be ``send_tensor``.
         src: global rank it comes from; None: from any rank.
         send_tag, recv_tag: tags of the two messages.
 
