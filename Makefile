@@ -124,7 +124,7 @@ lint: .venv-tools/.tools
 	$(GO) vet ./...
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK) ./...
 STATICCHECK := v0.8.2
-GO_DIRS := capi gocore tools
+GO_DIRS := capi gocore tests tools
 # Generated files look as their generator writes them.
 C_FILES = $(shell find capi gocore tests benchmarks -name '*.[ch]' ! -name pmpi_ops.h)
 
