@@ -4,7 +4,9 @@
 #include <string.h>
 
 typedef struct exchange_api {
-	struct { uint32_t major, minor; } version;
+	struct {
+		uint32_t major, minor;
+	} version;
 	void *prev_api;
 	void *managed_tensor_allocator;
 	void *managed_tensor_from_py_object_no_sync;
@@ -16,8 +18,7 @@ typedef struct exchange_api {
 static PyObject *apis; /* dict: type -> capsule, or None where there is no such API */
 
 /* api_of returns the API of x's type, looked up once for each type. */
-static const exchange_api *api_of(PyObject *x)
-{
+static const exchange_api *api_of(PyObject *x) {
 	PyObject *type = (PyObject *)x->ob_type;
 	if (apis == NULL && (apis = PyDict_New()) == NULL)
 		goto failed;
@@ -44,34 +45,62 @@ failed:
 	return NULL;
 }
 
-static int32_t dtype_of(uint8_t code, uint8_t bits)
-{
-	enum { INT, UINT, FLOAT, BFLOAT = 4, COMPLEX = 5, BOOL = 6, E4M3FN = 10, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU };
+static int32_t dtype_of(uint8_t code, uint8_t bits) {
+	enum {
+		INT,
+		UINT,
+		FLOAT,
+		BFLOAT = 4,
+		COMPLEX = 5,
+		BOOL = 6,
+		E4M3FN = 10,
+		E4M3FNUZ,
+		E5M2,
+		E5M2FNUZ,
+		E8M0FNU
+	};
 	switch (code << 8 | bits) {
-	case INT << 8 | 8: return PMPI_DTYPE_INT8;
-	case INT << 8 | 16: return PMPI_DTYPE_INT16;
-	case INT << 8 | 32: return PMPI_DTYPE_INT32;
-	case INT << 8 | 64: return PMPI_DTYPE_INT64;
-	case UINT << 8 | 8: return PMPI_DTYPE_UINT8;
-	case UINT << 8 | 16: return PMPI_DTYPE_UINT16;
-	case UINT << 8 | 32: return PMPI_DTYPE_UINT32;
-	case UINT << 8 | 64: return PMPI_DTYPE_UINT64;
-	case FLOAT << 8 | 16: return PMPI_DTYPE_FLOAT16;
-	case FLOAT << 8 | 32: return PMPI_DTYPE_FLOAT32;
-	case FLOAT << 8 | 64: return PMPI_DTYPE_FLOAT64;
-	case BFLOAT << 8 | 16: return PMPI_DTYPE_BFLOAT16;
-	case BOOL << 8 | 8: return PMPI_DTYPE_BOOL;
-	case E4M3FN << 8 | 8: return PMPI_DTYPE_FLOAT8_E4M3FN;
-	case E4M3FNUZ << 8 | 8: return PMPI_DTYPE_FLOAT8_E4M3FNUZ;
-	case E5M2 << 8 | 8: return PMPI_DTYPE_FLOAT8_E5M2;
-	case E5M2FNUZ << 8 | 8: return PMPI_DTYPE_FLOAT8_E5M2FNUZ;
-	case E8M0FNU << 8 | 8: return PMPI_DTYPE_FLOAT8_E8M0FNU;
+	case INT << 8 | 8:
+		return PMPI_DTYPE_INT8;
+	case INT << 8 | 16:
+		return PMPI_DTYPE_INT16;
+	case INT << 8 | 32:
+		return PMPI_DTYPE_INT32;
+	case INT << 8 | 64:
+		return PMPI_DTYPE_INT64;
+	case UINT << 8 | 8:
+		return PMPI_DTYPE_UINT8;
+	case UINT << 8 | 16:
+		return PMPI_DTYPE_UINT16;
+	case UINT << 8 | 32:
+		return PMPI_DTYPE_UINT32;
+	case UINT << 8 | 64:
+		return PMPI_DTYPE_UINT64;
+	case FLOAT << 8 | 16:
+		return PMPI_DTYPE_FLOAT16;
+	case FLOAT << 8 | 32:
+		return PMPI_DTYPE_FLOAT32;
+	case FLOAT << 8 | 64:
+		return PMPI_DTYPE_FLOAT64;
+	case BFLOAT << 8 | 16:
+		return PMPI_DTYPE_BFLOAT16;
+	case BOOL << 8 | 8:
+		return PMPI_DTYPE_BOOL;
+	case E4M3FN << 8 | 8:
+		return PMPI_DTYPE_FLOAT8_E4M3FN;
+	case E4M3FNUZ << 8 | 8:
+		return PMPI_DTYPE_FLOAT8_E4M3FNUZ;
+	case E5M2 << 8 | 8:
+		return PMPI_DTYPE_FLOAT8_E5M2;
+	case E5M2FNUZ << 8 | 8:
+		return PMPI_DTYPE_FLOAT8_E5M2FNUZ;
+	case E8M0FNU << 8 | 8:
+		return PMPI_DTYPE_FLOAT8_E8M0FNU;
 	}
 	return 0; /* complex among them: see below */
 }
 
-int32_t dlpack_describe(PyObject *x, DLTensor *view)
-{
+int32_t dlpack_describe(PyObject *x, DLTensor *view) {
 	const exchange_api *api = api_of(x);
 	if (api == NULL)
 		return 0;

@@ -8,9 +8,14 @@
 
 typedef struct DLTensor {
 	void *data;
-	struct { int32_t device_type, device_id; } device;
+	struct {
+		int32_t device_type, device_id;
+	} device;
 	int32_t ndim;
-	struct { uint8_t code, bits; uint16_t lanes; } dtype;
+	struct {
+		uint8_t code, bits;
+		uint16_t lanes;
+	} dtype;
 	int64_t *shape;
 	int64_t *strides;
 	uint64_t byte_offset;

@@ -4,6 +4,7 @@
 #include "guard.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,9 @@
 #include "_cgo_export.h"
 
 _Static_assert(sizeof(pmpi_buf) == 48 && offsetof(pmpi_buf, strides) == 40, "pmpi_buf is op.Buf");
-_Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 && offsetof(pmpi_op, reserved) == 88, "pmpi_op is op.Desc");
+_Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
+				   offsetof(pmpi_op, reserved) == 88,
+			   "pmpi_op is op.Desc");
 
 static int forked;
 /* Each thread's latest error is on the heap and freed by a pthread key: Go makes all
@@ -21,16 +24,16 @@ static __thread pmpi_error *own_error;
 static pthread_key_t error_key;
 static int (*interrupt)(void);
 
-static void in_child(void) { forked = 1; }
+static void in_child(void) {
+	forked = 1;
+}
 
-__attribute__((constructor)) static void prepare(void)
-{
+__attribute__((constructor)) static void prepare(void) {
 	pthread_atfork(NULL, NULL, in_child);
 	pthread_key_create(&error_key, free);
 }
 
-static pmpi_error *last(void)
-{
+static pmpi_error *last(void) {
 	static pmpi_error no_memory; /* shared, for the thread that cannot have its own */
 	if (__builtin_expect(own_error == NULL, 0)) {
 		own_error = calloc(1, sizeof *own_error);
@@ -41,24 +44,26 @@ static pmpi_error *last(void)
 	return own_error;
 }
 
-int pmpi_guard_forked(void) { return forked; }
+int pmpi_guard_forked(void) {
+	return forked;
+}
 
-static int fork_error(void)
-{
+static int fork_error(void) {
 	pmpi_error *e = last();
 	e->code = PMPI_ERR_FORKED;
 	e->mpi_class = 0;
 	e->n_ranks = 0;
-	strcpy(e->message, "this process is a fork of the one that loaded paddlempi's core, which cannot run here; "
-	                     "use it in the parent only, or start processes with the \"spawn\" method");
+	strcpy(e->message,
+		   "this process is a fork of the one that loaded paddlempi's core, which cannot run here; "
+		   "use it in the parent only, or start processes with the \"spawn\" method");
 	return PMPI_ERR_FORKED;
 }
 
-#define GUARD() \
-	if (__builtin_expect(forked, 0)) return fork_error()
+#define GUARD()                                                                                    \
+	if (__builtin_expect(forked, 0))                                                               \
+	return fork_error()
 
-int pmpi_control(const char *method, const char *request, char **reply)
-{
+int pmpi_control(const char *method, const char *request, char **reply) {
 	GUARD();
 	int rc = goControl((char *)method, (char *)request, reply, last());
 	if (rc == 0 && strcmp(method, "init") == 0)
@@ -66,47 +71,42 @@ int pmpi_control(const char *method, const char *request, char **reply)
 	return rc;
 }
 
-void pmpi_free(char *reply) { free(reply); }
+void pmpi_free(char *reply) {
+	free(reply);
+}
 
-int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result)
-{
+int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
 	GUARD();
 	return goSubmit((pmpi_op *)op, work, result, last());
 }
 
-int pmpi_refuse(int64_t group, int32_t code)
-{
+int pmpi_refuse(int64_t group, int32_t code) {
 	GUARD();
 	return goRefuse(group, code, last());
 }
 
-int pmpi_test(pmpi_work work)
-{
+int pmpi_test(pmpi_work work) {
 	if (forked)
 		return -fork_error();
 	return goTest(work, last());
 }
 
-int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result)
-{
+int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result) {
 	GUARD();
 	return goWait(work, limit_ns, result, last());
 }
 
-void pmpi_release(pmpi_work work)
-{
+void pmpi_release(pmpi_work work) {
 	if (!forked)
 		goRelease(work);
 }
 
-int pmpi_notify(pmpi_work work)
-{
+int pmpi_notify(pmpi_work work) {
 	GUARD();
 	return goNotify(work, last());
 }
 
-pmpi_work pmpi_next_completion(int64_t limit_ns)
-{
+pmpi_work pmpi_next_completion(int64_t limit_ns) {
 	if (forked) {
 		fork_error();
 		return 0;
@@ -114,8 +114,7 @@ pmpi_work pmpi_next_completion(int64_t limit_ns)
 	return goNextCompletion(limit_ns);
 }
 
-int pmpi_completion_fd(void)
-{
+int pmpi_completion_fd(void) {
 	if (forked) {
 		fork_error();
 		return -1;
@@ -123,46 +122,63 @@ int pmpi_completion_fd(void)
 	return goCompletionFD();
 }
 
-const pmpi_error *pmpi_last_error(void) { return last(); }
+const pmpi_error *pmpi_last_error(void) {
+	return last();
+}
 
-void pmpi_set_interrupt(int (*check)(void)) { interrupt = check; }
+void pmpi_set_interrupt(int (*check)(void)) {
+	interrupt = check;
+}
 
 /* Called by Go during a wait. Returns what the caller's check said. */
-int pmpi_guard_interrupt(void) { return interrupt ? interrupt() : 0; }
+int pmpi_guard_interrupt(void) {
+	return interrupt ? interrupt() : 0;
+}
+
+/* Go handles signals on the alternate stack that a thread had when it first came in.
+ * Python's faulthandler (pytest enables it) takes its own away when Python ends, and
+ * the next signal of Go's scheduler would be fatal. What runs after that calls this. */
+static void signal_stack(void) {
+	static char room[64 << 10];
+	stack_t now;
+	if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE)) {
+		stack_t own = {.ss_sp = room, .ss_size = sizeof room};
+		sigaltstack(&own, NULL);
+	}
+}
 
 /* Called by the MPI library inside MPI_Finalize. */
-void pmpi_guard_finalize(void)
-{
-	if (!forked)
-		goBeforeFinalize();
+void pmpi_guard_finalize(void) {
+	if (forked)
+		return;
+	signal_stack();
+	goBeforeFinalize();
 }
 
 /* The exit handler compares pids as well: a child made by vfork or clone runs no
  * atfork handler, but exit handlers it does run. */
 static pid_t owner;
 
-void pmpi_exit(int status)
-{
-	if (!forked && (owner == 0 || owner == getpid()))
-		goExit(status);
+void pmpi_exit(int status) {
+	if (forked || (owner != 0 && owner != getpid()))
+		return;
+	signal_stack();
+	goExit(status);
 }
 
-static void at_exit(int status, void *unused)
-{
+static void at_exit(int status, void *unused) {
 	(void)unused;
 	pmpi_exit(status);
 }
 
-void pmpi_guard_exit(void)
-{
+void pmpi_guard_exit(void) {
 	if (owner == 0) {
 		owner = getpid();
 		on_exit(at_exit, NULL); /* unlike atexit's, its handlers receive the status */
 	}
 }
 
-static pmpi_op describe(int32_t code, int64_t group)
-{
+static pmpi_op describe(int32_t code, int64_t group) {
 	pmpi_op op;
 	memset(&op, 0, sizeof op);
 	op.size = sizeof op;
@@ -173,8 +189,7 @@ static pmpi_op describe(int32_t code, int64_t group)
 	return op;
 }
 
-static pmpi_buf flat(const void *data, int64_t count, int32_t dtype)
-{
+static pmpi_buf flat(const void *data, int64_t count, int32_t dtype) {
 	pmpi_buf b;
 	memset(&b, 0, sizeof b);
 	b.data = (void *)data;
@@ -184,8 +199,8 @@ static pmpi_buf flat(const void *data, int64_t count, int32_t dtype)
 	return b;
 }
 
-int pmpi_send(const void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag, int64_t group)
-{
+int pmpi_send(const void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag,
+			  int64_t group) {
 	pmpi_buf b = flat(data, count, dtype);
 	pmpi_op op = describe(PMPI_OP_SEND, group);
 	op.peer = peer;
@@ -195,8 +210,8 @@ int pmpi_send(const void *data, int64_t count, int32_t dtype, int32_t peer, int3
 	return pmpi_submit(&op, NULL, NULL);
 }
 
-int pmpi_recv(void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag, int64_t group, pmpi_result *result)
-{
+int pmpi_recv(void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag, int64_t group,
+			  pmpi_result *result) {
 	pmpi_buf b = flat(data, count, dtype);
 	pmpi_op op = describe(PMPI_OP_RECV, group);
 	op.peer = peer;
@@ -206,8 +221,8 @@ int pmpi_recv(void *data, int64_t count, int32_t dtype, int32_t peer, int32_t ta
 	return pmpi_submit(&op, NULL, result);
 }
 
-int pmpi_allreduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op, int64_t group)
-{
+int pmpi_allreduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op,
+				   int64_t group) {
 	pmpi_buf s = flat(send, count, dtype), r = flat(recv, count, dtype);
 	pmpi_op op = describe(PMPI_OP_ALL_REDUCE, group);
 	op.reduce_op = reduce_op;

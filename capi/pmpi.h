@@ -46,20 +46,20 @@ enum {
 	PMPI_ERR_PEER_LEFT = 12,          /* ranks: who ended normally */
 	PMPI_ERR_GROUP_BROKEN = 13,       /* by an earlier timeout or interrupt */
 	PMPI_ERR_GROUP_DESTROYED = 14,
-	PMPI_ERR_MPI = 15,                /* mpi_class says which */
-	PMPI_ERR_TRUNCATE = 16,           /* a message and its buffer differ in length */
+	PMPI_ERR_MPI = 15,      /* mpi_class says which */
+	PMPI_ERR_TRUNCATE = 16, /* a message and its buffer differ in length */
 	PMPI_ERR_PROC_FAILED = 17,
 	PMPI_ERR_REVOKED = 18,
-	PMPI_ERR_FORKED = 19,             /* in a fork of the process that initialised */
-	PMPI_ERR_PANIC = 20,              /* a defect of the core, which takes no more calls */
+	PMPI_ERR_FORKED = 19, /* in a fork of the process that initialised */
+	PMPI_ERR_PANIC = 20,  /* a defect of the core, which takes no more calls */
 	PMPI_ERR_UNSUPPORTED = 21,
 	PMPI_ERR_NO_MEMORY = 22,
-	PMPI_ERR_NOT_READY = 23,          /* pmpi_wait's own limit ran out; the work goes on */
+	PMPI_ERR_NOT_READY = 23, /* pmpi_wait's own limit ran out; the work goes on */
 	PMPI_ERR_NOT_MEMBER = 24
 };
 
 #define PMPI_ERROR_RANKS 32
-#define PMPI_ERROR_TEXT 2048
+#define PMPI_ERROR_TEXT  2048
 
 /* An error with its context. ranks holds the first n_ranks (at most PMPI_ERROR_RANKS)
  * world ranks concerned; message is UTF-8 and ends with a NUL. */
@@ -94,8 +94,8 @@ typedef struct pmpi_op {
 	double scale;      /* factor of PMPI_REDUCE_PREMUL_SUM */
 	int64_t group;     /* 0: all ranks; others from control's new_group */
 	int32_t root;
-	int32_t peer; /* -1 on a receive or probe: any rank */
-	int32_t tag;  /* -1 on a receive or probe: any tag */
+	int32_t peer;  /* -1 on a receive or probe: any rank */
+	int32_t tag;   /* -1 on a receive or probe: any tag */
 	int32_t peer2; /* where a sendrecv receives from, with tag2 */
 	int32_t tag2;
 	int32_t n_send;
@@ -179,15 +179,18 @@ void pmpi_exit(int status);
 
 /* pmpi_send sends count elements of dtype to rank peer of group and waits until the
  * buffer may be used again. Returns 0 or an error code. */
-int pmpi_send(const void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag, int64_t group);
+int pmpi_send(const void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag,
+			  int64_t group);
 
 /* pmpi_recv receives exactly count elements of dtype from rank peer (-1: any) of
  * group. result may be NULL. Returns 0 or an error code. */
-int pmpi_recv(void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag, int64_t group, pmpi_result *result);
+int pmpi_recv(void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag, int64_t group,
+			  pmpi_result *result);
 
 /* pmpi_allreduce combines count elements of dtype of all members of group with
  * reduce_op; send may be NULL or equal to recv for in place. Returns 0 or an error code. */
-int pmpi_allreduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op, int64_t group);
+int pmpi_allreduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op,
+				   int64_t group);
 
 #pragma GCC visibility pop
 

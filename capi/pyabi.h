@@ -61,7 +61,7 @@ typedef struct Py_buffer {
 	void *internal;
 } Py_buffer;
 
-#define PyBUF_FORMAT 0x0004
+#define PyBUF_FORMAT  0x0004
 #define PyBUF_STRIDES (0x0010 | 0x0008)
 
 /* Weak, because cgo links these files into a program of its own to see what they
@@ -72,8 +72,8 @@ typedef struct Py_buffer {
 PY PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
 PY PyObject *PyExc_TypeError, *PyExc_ValueError, *PyExc_RuntimeError, *PyExc_MemoryError;
 
-#define Py_None (&_Py_NoneStruct)
-#define Py_True (&_Py_TrueStruct)
+#define Py_None  (&_Py_NoneStruct)
+#define Py_True  (&_Py_TrueStruct)
 #define Py_False (&_Py_FalseStruct)
 
 PY void Py_IncRef(PyObject *);
@@ -81,7 +81,7 @@ PY void Py_DecRef(PyObject *);
 PY PyObject *PyModule_Create2(PyModuleDef *, int);
 PY unsigned long PyType_GetFlags(PyTypeObject *);
 
-#define TPFLAGS_LIST (1UL << 25)
+#define TPFLAGS_LIST  (1UL << 25)
 #define TPFLAGS_TUPLE (1UL << 26)
 
 PY long long PyLong_AsLongLong(PyObject *);

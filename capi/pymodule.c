@@ -18,31 +18,35 @@ static PyObject *errors; /* dict: code -> exception class */
 
 /* ---- errors ---- */
 
-static PyObject *raise_error(const pmpi_error *e)
-{
+static PyObject *raise_error(const pmpi_error *e) {
 	PyObject *code = PyLong_FromLongLong(e->code);
 	PyObject *class = errors && code ? PyDict_GetItemWithError(errors, code) : NULL;
 	PyObject *text = PyUnicode_DecodeUTF8(e->message, (Py_ssize_t)strlen(e->message), "replace");
-	PyObject *ranks = PyTuple_New(e->n_ranks), *error = NULL, *mpi_class = PyLong_FromLongLong(e->mpi_class);
+	PyObject *ranks = PyTuple_New(e->n_ranks), *error = NULL,
+			 *mpi_class = PyLong_FromLongLong(e->mpi_class);
 	if (code == NULL || text == NULL || ranks == NULL || mpi_class == NULL)
 		goto done;
 	for (int i = 0; i < e->n_ranks; i++)
 		PyTuple_SetItem(ranks, i, PyLong_FromLongLong(e->ranks[i]));
 	error = PyObject_CallFunctionObjArgs(class ? class : PyExc_RuntimeError, text, NULL);
 	if (error && PyObject_SetAttrString(error, "ranks", ranks) == 0 &&
-	    PyObject_SetAttrString(error, "mpi_class", mpi_class) == 0)
+		PyObject_SetAttrString(error, "mpi_class", mpi_class) == 0)
 		PyErr_SetObject((PyObject *)error->ob_type, error);
 done:
-	if (error) Py_DecRef(error);
-	if (mpi_class) Py_DecRef(mpi_class);
-	if (ranks) Py_DecRef(ranks);
-	if (text) Py_DecRef(text);
-	if (code) Py_DecRef(code);
+	if (error)
+		Py_DecRef(error);
+	if (mpi_class)
+		Py_DecRef(mpi_class);
+	if (ranks)
+		Py_DecRef(ranks);
+	if (text)
+		Py_DecRef(text);
+	if (code)
+		Py_DecRef(code);
 	return NULL;
 }
 
-PyObject *raise_code(int code, const char *format, ...)
-{
+PyObject *raise_code(int code, const char *format, ...) {
 	pmpi_error e = {.code = code};
 	va_list args;
 	va_start(args, format);
@@ -53,52 +57,50 @@ PyObject *raise_code(int code, const char *format, ...)
 
 /* raise_last sets the exception of the call that just returned rc. An interrupt has
  * set its own: KeyboardInterrupt, or whatever the signal handler raised. */
-static PyObject *raise_last(int rc)
-{
+static PyObject *raise_last(int rc) {
 	if (rc == PMPI_ERR_INTERRUPTED && PyErr_Occurred())
 		return NULL;
 	return raise_error(pmpi_last_error());
 }
 
 /* MPI may still use the memory of an operation that ended with one of these. */
-static int may_linger(int rc)
-{
+static int may_linger(int rc) {
 	return rc == PMPI_ERR_TIMEOUT || rc == PMPI_ERR_INTERRUPTED || rc == PMPI_ERR_PEER_LEFT;
 }
 
 /* ---- arguments ---- */
 
-static long long as_long(PyObject *const *args, Py_ssize_t n, Py_ssize_t i, long long absent)
-{
+static long long as_long(PyObject *const *args, Py_ssize_t n, Py_ssize_t i, long long absent) {
 	return i < n ? PyLong_AsLongLong(args[i]) : absent;
 }
 
-static double as_double(PyObject *const *args, Py_ssize_t n, Py_ssize_t i, double absent)
-{
+static double as_double(PyObject *const *args, Py_ssize_t n, Py_ssize_t i, double absent) {
 	return i < n ? PyFloat_AsDouble(args[i]) : absent;
 }
 
-static PyObject *at(PyObject *const *args, Py_ssize_t n, Py_ssize_t i) { return i < n ? args[i] : Py_None; }
+static PyObject *at(PyObject *const *args, Py_ssize_t n, Py_ssize_t i) {
+	return i < n ? args[i] : Py_None;
+}
 
 /* to_ns reads seconds; below 0 stands for "none". Values past 290 years are cut. */
-static int64_t to_ns(double s) { return s < 0 ? -1 : s > 9e9 ? INT64_MAX : (int64_t)(s * 1e9); }
+static int64_t to_ns(double s) {
+	return s < 0 ? -1 : s > 9e9 ? INT64_MAX : (int64_t)(s * 1e9);
+}
 
-static int wants(Py_ssize_t n, Py_ssize_t least, Py_ssize_t most, const char *name)
-{
+static int wants(Py_ssize_t n, Py_ssize_t least, Py_ssize_t most, const char *name) {
 	if (n >= least && n <= most)
 		return 1;
-	PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd positional arguments, got %zd", name, least, most, n);
+	PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd positional arguments, got %zd", name,
+				 least, most, n);
 	return 0;
 }
 
-static PyObject *none(void)
-{
+static PyObject *none(void) {
 	Py_IncRef(Py_None);
 	return Py_None;
 }
 
-static PyObject *result_tuple(const pmpi_result *r)
-{
+static PyObject *result_tuple(const pmpi_result *r) {
 	PyObject *t = PyTuple_New(3);
 	if (t == NULL)
 		return NULL;
@@ -108,8 +110,7 @@ static PyObject *result_tuple(const pmpi_result *r)
 	return t;
 }
 
-static int has_result(int32_t code)
-{
+static int has_result(int32_t code) {
 	return code == PMPI_OP_RECV || code == PMPI_OP_SENDRECV || code == PMPI_OP_PROBE;
 }
 
@@ -126,8 +127,7 @@ typedef struct held {
 
 static held *all_held; /* guarded by the GIL */
 
-static int hold(pmpi_work work, side *a, side *b, int with_result)
-{
+static int hold(pmpi_work work, side *a, side *b, int with_result) {
 	int32_t n = a->n_views + b->n_views;
 	held *h = malloc(sizeof *h + (size_t)n * sizeof h->views[0]);
 	if (h == NULL) {
@@ -145,16 +145,14 @@ static int hold(pmpi_work work, side *a, side *b, int with_result)
 	return 0;
 }
 
-static held *find(pmpi_work work)
-{
+static held *find(pmpi_work work) {
 	for (held *h = all_held; h; h = h->next)
 		if (h->work == work)
 			return h;
 	return NULL;
 }
 
-static void let_go(pmpi_work work)
-{
+static void let_go(pmpi_work work) {
 	for (held **p = &all_held; *p; p = &(*p)->next) {
 		if ((*p)->work == work) {
 			held *h = *p;
@@ -169,8 +167,7 @@ static void let_go(pmpi_work work)
 
 /* refuse_pending tells the group that this call of a collective went wrong here, and
  * keeps the exception that is set. */
-static void refuse_pending(int64_t group, int32_t code)
-{
+static void refuse_pending(int64_t group, int32_t code) {
 	PyObject *t, *v, *tb;
 	PyErr_Fetch(&t, &v, &tb);
 	PyThreadState *ts = PyEval_SaveThread();
@@ -179,8 +176,7 @@ static void refuse_pending(int64_t group, int32_t code)
 	PyErr_Restore(t, v, tb);
 }
 
-static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 4, 15, "submit"))
 		return NULL;
@@ -206,7 +202,8 @@ static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	PyObject *out = NULL;
 	if (side_describe(&send, args[2], "send") || side_split(&send, at(args, n, 11), "send"))
 		recv.bufs = recv.room, recv.views = recv.view_room, recv.n_dims = 0, recv.more_dims = NULL;
-	else if (!(side_describe(&recv, args[3], "recv") || side_split(&recv, at(args, n, 12), "recv"))) {
+	else if (!(side_describe(&recv, args[3], "recv") ||
+			   side_split(&recv, at(args, n, 12), "recv"))) {
 		op.send = send.bufs;
 		op.n_send = send.n;
 		op.recv = recv.bufs;
@@ -238,8 +235,7 @@ done:
 	return out;
 }
 
-static PyObject *py_refuse(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_refuse(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 2, 3, "refuse"))
 		return NULL;
@@ -251,8 +247,7 @@ static PyObject *py_refuse(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	return none();
 }
 
-static PyObject *py_wait(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_wait(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 1, 2, "wait"))
 		return NULL;
@@ -270,8 +265,7 @@ static PyObject *py_wait(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	return h && h->has_result ? result_tuple(&result) : none();
 }
 
-static PyObject *py_test(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_test(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 1, 1, "test"))
 		return NULL;
@@ -284,8 +278,7 @@ static PyObject *py_test(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	return rc < 0 ? raise_last(-rc) : PyBool_FromLong(rc);
 }
 
-static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 1, 1, "release"))
 		return NULL;
@@ -297,8 +290,7 @@ static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	return none();
 }
 
-static PyObject *py_notify(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 1, 1, "notify"))
 		return NULL;
@@ -309,8 +301,7 @@ static PyObject *py_notify(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	return rc ? raise_last(rc) : none();
 }
 
-static PyObject *py_next_completion(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_next_completion(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 0, 1, "next_completion"))
 		return NULL;
@@ -327,8 +318,7 @@ static PyObject *py_next_completion(PyObject *self, PyObject *const *args, Py_ss
 	return PyLong_FromUnsignedLongLong(work);
 }
 
-static PyObject *py_completion_fd(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_completion_fd(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self, (void)args;
 	if (!wants(n, 0, 0, "completion_fd"))
 		return NULL;
@@ -336,8 +326,7 @@ static PyObject *py_completion_fd(PyObject *self, PyObject *const *args, Py_ssiz
 	return fd < 0 ? raise_last(PMPI_ERR_FORKED) : PyLong_FromLongLong(fd);
 }
 
-static PyObject *py_control(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_control(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 2, 2, "control"))
 		return NULL;
@@ -358,24 +347,21 @@ static PyObject *py_control(PyObject *self, PyObject *const *args, Py_ssize_t n)
 
 /* ---- what Python teaches the core ---- */
 
-static PyObject *py_register(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_register(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 2, 2, "register") || tensor_register(args[0], args[1]))
 		return NULL;
 	return none();
 }
 
-static PyObject *py_set_resolver(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_set_resolver(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 1, 1, "set_resolver") || tensor_set_resolver(args[0]))
 		return NULL;
 	return none();
 }
 
-static PyObject *py_set_errors(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_set_errors(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 1, 1, "set_errors"))
 		return NULL;
@@ -387,8 +373,7 @@ static PyObject *py_set_errors(PyObject *self, PyObject *const *args, Py_ssize_t
 	return none();
 }
 
-static PyObject *py_forked(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
+static PyObject *py_forked(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self, (void)args;
 	if (!wants(n, 0, 0, "forked"))
 		return NULL;
@@ -398,8 +383,7 @@ static PyObject *py_forked(PyObject *self, PyObject *const *args, Py_ssize_t n)
 /* Asked by waits at most every 50 ms: runs Python's signal handlers, which only the
  * main thread does, and leaves what they raise set. Other threads must not ask for the
  * GIL here: when Python ends it ends daemon threads that do, in the middle of Go. */
-static int check_signals(void)
-{
+static int check_signals(void) {
 	if (syscall(SYS_gettid) != getpid())
 		return 0;
 	PyGILState_STATE s = PyGILState_Ensure();
@@ -411,17 +395,25 @@ static int check_signals(void)
 #define METHOD(name, doc) {#name, (void *)py_##name, METH_FASTCALL, doc}
 
 static PyMethodDef methods[] = {
-	METHOD(submit, "submit(code, group, send, recv, reduce_op=0, flags=0, root=-1, peer=-1, tag=0, timeout=-1.0, scale=1.0,\n"
-	               "send_splits=None, recv_splits=None, peer2=-1, tag2=0)\n\n"
-	               "Carry out one operation: None, or (source, bytes, tag) of a receive. With the ASYNC flag: the\n"
-	               "number of the work, 0 if it is over. timeout in seconds, below 0: the group's."),
-	METHOD(refuse, "refuse(code, group, message): tell the group that this rank takes no part in its next collective."),
-	METHOD(wait, "wait(work, timeout=-1.0): None or (source, bytes, tag); raises what the work ended with."),
+	METHOD(submit,
+		   "submit(code, group, send, recv, reduce_op=0, flags=0, root=-1, peer=-1, tag=0, "
+		   "timeout=-1.0, scale=1.0,\n"
+		   "send_splits=None, recv_splits=None, peer2=-1, tag2=0)\n\n"
+		   "Carry out one operation: None, or (source, bytes, tag) of a receive. With the ASYNC "
+		   "flag: the\n"
+		   "number of the work, 0 if it is over. timeout in seconds, below 0: the group's."),
+	METHOD(refuse, "refuse(code, group, message): tell the group that this rank takes no part in "
+				   "its next collective."),
+	METHOD(
+		wait,
+		"wait(work, timeout=-1.0): None or (source, bytes, tag); raises what the work ended with."),
 	METHOD(test, "test(work): whether it is over."),
 	METHOD(release, "release(work): forget it; it goes on if it is not over."),
 	METHOD(notify, "notify(work): report its end by next_completion."),
-	METHOD(next_completion, "next_completion(timeout=-1.0): a work that ended, 0 if none did. Drops the GIL."),
-	METHOD(completion_fd, "completion_fd(): an eventfd, readable while next_completion has something."),
+	METHOD(next_completion,
+		   "next_completion(timeout=-1.0): a work that ended, 0 if none did. Drops the GIL."),
+	METHOD(completion_fd,
+		   "completion_fd(): an eventfd, readable while next_completion has something."),
 	METHOD(control, "control(method, json): call a method of the core; returns JSON."),
 	METHOD(register, "register(type, describe): how to read tensors of a type; see _buffer.py."),
 	METHOD(set_resolver, "set_resolver(f): f(x) registers the type of x or raises TypeError."),
@@ -438,8 +430,7 @@ static PyModuleDef module = {
 	.m_methods = methods,
 };
 
-__attribute__((visibility("default"))) PyObject *PyInit__core(void)
-{
+__attribute__((visibility("default"))) PyObject *PyInit__core(void) {
 	pmpi_slack_restore();
 	pmpi_set_interrupt(check_signals);
 	return PyModule_Create2(&module, PYTHON_API_VERSION_STABLE);

@@ -13,16 +13,14 @@ static int usual = -1;
 static pthread_t loader;
 
 /* Constructors with a priority run before those without, which Go's is. */
-__attribute__((constructor(101))) static void coarse_timers(void)
-{
+__attribute__((constructor(101))) static void coarse_timers(void) {
 	usual = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
 	loader = pthread_self();
 	if (usual >= 0)
 		prctl(PR_SET_TIMERSLACK, 10000000UL, 0, 0, 0);
 }
 
-void pmpi_slack_restore(void)
-{
+void pmpi_slack_restore(void) {
 	if (usual >= 0 && pthread_equal(loader, pthread_self())) {
 		prctl(PR_SET_TIMERSLACK, (unsigned long)usual, 0, 0, 0);
 		usual = -1;

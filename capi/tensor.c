@@ -14,15 +14,13 @@ _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "64-bit only");
 static PyObject *types;    /* dict: type -> describe */
 static PyObject *resolver; /* called with an object of unknown type; registers the type or raises */
 
-int tensor_register(PyObject *type, PyObject *describe)
-{
+int tensor_register(PyObject *type, PyObject *describe) {
 	if (types == NULL && (types = PyDict_New()) == NULL)
 		return -1;
 	return PyDict_SetItem(types, type, describe);
 }
 
-int tensor_set_resolver(PyObject *r)
-{
+int tensor_set_resolver(PyObject *r) {
 	Py_IncRef(r);
 	PyObject *old = resolver;
 	resolver = r;
@@ -33,8 +31,7 @@ int tensor_set_resolver(PyObject *r)
 
 /* dtype_of reads a format of the struct module (PEP 3118). Returns 0 for one that
  * has no dtype here. */
-static int32_t dtype_of(const char *f, Py_ssize_t itemsize)
-{
+static int32_t dtype_of(const char *f, Py_ssize_t itemsize) {
 	if (f == NULL)
 		f = "B";
 	if (*f == '@' || *f == '=' || *f == '<')
@@ -44,26 +41,48 @@ static int32_t dtype_of(const char *f, Py_ssize_t itemsize)
 	if (f[0] == 0 || f[1] != 0)
 		return 0;
 	switch (*f) {
-	case '?': return PMPI_DTYPE_BOOL;
-	case 'e': return PMPI_DTYPE_FLOAT16;
-	case 'f': return PMPI_DTYPE_FLOAT32;
-	case 'd': return PMPI_DTYPE_FLOAT64;
-	case 'F': return PMPI_DTYPE_COMPLEX64;
-	case 'D': return PMPI_DTYPE_COMPLEX128;
-	case 'c': return PMPI_DTYPE_UINT8;
-	case 'b': case 'h': case 'i': case 'l': case 'q': case 'n':
-		return itemsize == 1 ? PMPI_DTYPE_INT8 : itemsize == 2 ? PMPI_DTYPE_INT16
-		     : itemsize == 4 ? PMPI_DTYPE_INT32 : itemsize == 8 ? PMPI_DTYPE_INT64 : 0;
-	case 'B': case 'H': case 'I': case 'L': case 'Q': case 'N':
-		return itemsize == 1 ? PMPI_DTYPE_UINT8 : itemsize == 2 ? PMPI_DTYPE_UINT16
-		     : itemsize == 4 ? PMPI_DTYPE_UINT32 : itemsize == 8 ? PMPI_DTYPE_UINT64 : 0;
+	case '?':
+		return PMPI_DTYPE_BOOL;
+	case 'e':
+		return PMPI_DTYPE_FLOAT16;
+	case 'f':
+		return PMPI_DTYPE_FLOAT32;
+	case 'd':
+		return PMPI_DTYPE_FLOAT64;
+	case 'F':
+		return PMPI_DTYPE_COMPLEX64;
+	case 'D':
+		return PMPI_DTYPE_COMPLEX128;
+	case 'c':
+		return PMPI_DTYPE_UINT8;
+	case 'b':
+	case 'h':
+	case 'i':
+	case 'l':
+	case 'q':
+	case 'n':
+		return itemsize == 1   ? PMPI_DTYPE_INT8
+			   : itemsize == 2 ? PMPI_DTYPE_INT16
+			   : itemsize == 4 ? PMPI_DTYPE_INT32
+			   : itemsize == 8 ? PMPI_DTYPE_INT64
+							   : 0;
+	case 'B':
+	case 'H':
+	case 'I':
+	case 'L':
+	case 'Q':
+	case 'N':
+		return itemsize == 1   ? PMPI_DTYPE_UINT8
+			   : itemsize == 2 ? PMPI_DTYPE_UINT16
+			   : itemsize == 4 ? PMPI_DTYPE_UINT32
+			   : itemsize == 8 ? PMPI_DTYPE_UINT64
+							   : 0;
 	}
 	return 0;
 }
 
 /* new_dims keeps room for n numbers until side_release. */
-static int64_t *new_dims(side *s, int64_t n)
-{
+static int64_t *new_dims(side *s, int64_t n) {
 	int64_t *d = malloc((size_t)(n > 0 ? n : 1) * sizeof *d);
 	if (d == NULL) {
 		PyErr_NoMemory();
@@ -88,12 +107,13 @@ static int64_t *new_dims(side *s, int64_t n)
 
 /* from_view describes what the buffer protocol gave. Shape and strides are written
  * down only where the memory is not contiguous. */
-static int from_view(side *s, pmpi_buf *b, const Py_buffer *v, const char *name, int i)
-{
+static int from_view(side *s, pmpi_buf *b, const Py_buffer *v, const char *name, int i) {
 	b->dtype = dtype_of(v->format, v->itemsize);
 	if (b->dtype == 0) {
-		raise_code(PMPI_ERR_TYPE, "%s tensor %d has elements of format \"%s\" and %ld bytes, which no dtype here stands for",
-		           name, i, v->format ? v->format : "B", (long)v->itemsize);
+		raise_code(PMPI_ERR_TYPE,
+				   "%s tensor %d has elements of format \"%s\" and %ld bytes, which no dtype here "
+				   "stands for",
+				   name, i, v->format ? v->format : "B", (long)v->itemsize);
 		return -1;
 	}
 	b->data = v->buf;
@@ -116,8 +136,10 @@ static int from_view(side *s, pmpi_buf *b, const Py_buffer *v, const char *name,
 		return -1;
 	for (int d = 0; d < v->ndim; d++) {
 		if (v->strides[d] % v->itemsize) {
-			raise_code(PMPI_ERR_ARGUMENT, "%s tensor %d has a stride of %ld bytes, no multiple of its element's %ld; pass a copy",
-			           name, i, (long)v->strides[d], (long)v->itemsize);
+			raise_code(PMPI_ERR_ARGUMENT,
+					   "%s tensor %d has a stride of %ld bytes, no multiple of its element's %ld; "
+					   "pass a copy",
+					   name, i, (long)v->strides[d], (long)v->itemsize);
 			return -1;
 		}
 		shape[d] = v->shape[d];
@@ -128,8 +150,7 @@ static int from_view(side *s, pmpi_buf *b, const Py_buffer *v, const char *name,
 	return 0;
 }
 
-static int read_longs(PyObject *seq, int64_t *out, int64_t n)
-{
+static int read_longs(PyObject *seq, int64_t *out, int64_t n) {
 	for (int64_t i = 0; i < n; i++) {
 		out[i] = PyLong_AsLongLong(PyTuple_GetItem(seq, i));
 		if (out[i] == -1 && PyErr_Occurred())
@@ -140,10 +161,10 @@ static int read_longs(PyObject *seq, int64_t *out, int64_t n)
 
 /* from_description reads what describe(x) returned: (address, dtype, shape, strides or
  * None, device type, device id, read-only). */
-static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly)
-{
+static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly) {
 	if (!(PyType_GetFlags(t->ob_type) & TPFLAGS_TUPLE) || PyTuple_Size(t) != 7) {
-		PyErr_SetString(PyExc_TypeError, "describe() must return a tuple of 7: address, dtype, shape, strides, device type, device id, read-only");
+		PyErr_SetString(PyExc_TypeError, "describe() must return a tuple of 7: address, dtype, "
+										 "shape, strides, device type, device id, read-only");
 		return -1;
 	}
 	PyObject *shape = PyTuple_GetItem(t, 2), *strides = PyTuple_GetItem(t, 3);
@@ -156,7 +177,8 @@ static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly)
 	if (n < 0 || PyErr_Occurred())
 		return -1;
 	if (strides != Py_None && PyTuple_Size(strides) != n) {
-		PyErr_SetString(PyExc_ValueError, "describe() returned strides of another length than the shape");
+		PyErr_SetString(PyExc_ValueError,
+						"describe() returned strides of another length than the shape");
 		return -1;
 	}
 	int64_t *dims = new_dims(s, n), *steps = NULL;
@@ -169,7 +191,8 @@ static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly)
 	b->count = 1;
 	for (Py_ssize_t d = 0; d < n; d++) {
 		if (dims[d] < 0 || __builtin_mul_overflow(b->count, dims[d], &b->count)) {
-			PyErr_SetString(PyExc_ValueError, "describe() returned a shape that no memory can have");
+			PyErr_SetString(PyExc_ValueError,
+							"describe() returned a shape that no memory can have");
 			return -1;
 		}
 	}
@@ -184,8 +207,7 @@ static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly)
 	return 0;
 }
 
-static PyObject *describer(PyObject *x)
-{
+static PyObject *describer(PyObject *x) {
 	PyObject *f = types ? PyDict_GetItemWithError(types, (PyObject *)x->ob_type) : NULL;
 	if (f || PyErr_Occurred())
 		return f;
@@ -203,8 +225,7 @@ static PyObject *describer(PyObject *x)
 	return f;
 }
 
-static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int i)
-{
+static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int i) {
 	memset(b, 0, sizeof *b);
 	int readonly = 0, rc = -1;
 	if (PyObject_CheckBuffer(x)) {
@@ -240,14 +261,14 @@ static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int
 	Py_DecRef(t);
 described:
 	if (rc == 0 && readonly && name[0] == 'r') {
-		raise_code(PMPI_ERR_ARGUMENT, "recv tensor %d is read-only; the result cannot be written to it", i);
+		raise_code(PMPI_ERR_ARGUMENT,
+				   "recv tensor %d is read-only; the result cannot be written to it", i);
 		return -1;
 	}
 	return rc;
 }
 
-static int room_for(side *s, Py_ssize_t n)
-{
+static int room_for(side *s, Py_ssize_t n) {
 	s->bufs = s->room;
 	s->views = s->view_room;
 	if (n <= INLINE_TENSORS)
@@ -261,8 +282,7 @@ static int room_for(side *s, Py_ssize_t n)
 	return 0;
 }
 
-int side_describe(side *s, PyObject *x, const char *name)
-{
+int side_describe(side *s, PyObject *x, const char *name) {
 	s->n_dims = 0;
 	s->more_dims = NULL;
 	s->bufs = s->room;
@@ -291,8 +311,7 @@ int side_describe(side *s, PyObject *x, const char *name)
 	return 0;
 }
 
-int side_split(side *s, PyObject *splits, const char *name)
-{
+int side_split(side *s, PyObject *splits, const char *name) {
 	if (splits == Py_None)
 		return 0;
 	if (s->n != 1) {
@@ -304,7 +323,8 @@ int side_split(side *s, PyObject *splits, const char *name)
 	if (n < 0)
 		return -1;
 	if (whole.ndim < 1 || whole.shape == NULL) {
-		raise_code(PMPI_ERR_ARGUMENT, "%s split sizes need a tensor with at least one dimension", name);
+		raise_code(PMPI_ERR_ARGUMENT, "%s split sizes need a tensor with at least one dimension",
+				   name);
 		return -1;
 	}
 	int64_t rows = whole.shape[0], row = rows ? whole.count / rows : 0, from = 0;
@@ -326,8 +346,10 @@ int side_split(side *s, PyObject *splits, const char *name)
 		if (take == -1 && PyErr_Occurred())
 			return -1;
 		if (take < 0 || take > rows - from) {
-			raise_code(PMPI_ERR_ARGUMENT, "%s split sizes: entry %ld is %lld, but the tensor has %lld rows, %lld of them taken before",
-			           name, (long)i, (long long)take, (long long)rows, (long long)from);
+			raise_code(PMPI_ERR_ARGUMENT,
+					   "%s split sizes: entry %ld is %lld, but the tensor has %lld rows, %lld of "
+					   "them taken before",
+					   name, (long)i, (long long)take, (long long)rows, (long long)from);
 			return -1;
 		}
 		parts[i] = whole;
@@ -347,14 +369,14 @@ int side_split(side *s, PyObject *splits, const char *name)
 		from += take;
 	}
 	if (from != rows) {
-		raise_code(PMPI_ERR_ARGUMENT, "%s split sizes add up to %lld; the tensor has %lld rows", name, (long long)from, (long long)rows);
+		raise_code(PMPI_ERR_ARGUMENT, "%s split sizes add up to %lld; the tensor has %lld rows",
+				   name, (long long)from, (long long)rows);
 		return -1;
 	}
 	return 0;
 }
 
-void side_release(side *s)
-{
+void side_release(side *s) {
 	for (int32_t i = 0; i < s->n_views; i++)
 		PyBuffer_Release(&s->views[i]);
 	for (int32_t i = 0; i < s->n_dims; i++)

@@ -6,7 +6,7 @@
 #include "pyabi.h"
 
 #define INLINE_TENSORS 4
-#define INLINE_DIMS 8
+#define INLINE_DIMS    8
 
 /* One side (send or recv) of an operation. Zero-initialise the first four fields. */
 typedef struct side {
