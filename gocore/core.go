@@ -261,7 +261,7 @@ func Destroy() error {
 			first = err
 		}
 	}
-	if c.env.Engine.Active() > 0 {
+	if c.env.Engine.Active() > 0 || !c.settled() {
 		inUse = true
 		return first // requests are under way in a broken group: its objects stay
 	}
@@ -286,15 +286,16 @@ func BeforeFinalize() {
 func (c *core) leave() bool {
 	c.env.Leave()
 	left := c.env.Drain(drainLimit)
-	idle := c.env.Engine.Stop(func() bool {
-		for _, g := range *c.groups.Load() {
-			if g != nil && !g.Idle() {
-				return false
-			}
+	return c.env.Engine.Stop(c.settled, time.Second) && left == 0
+}
+
+func (c *core) settled() bool {
+	for _, g := range *c.groups.Load() {
+		if g != nil && !g.Settled() {
+			return false
 		}
-		return true
-	}, time.Second)
-	return left == 0 && idle
+	}
+	return true
 }
 
 // Exit ends MPI when the process does. A status other than 0 takes the job with it:

@@ -23,5 +23,8 @@ func (Alone) GiveUp(uint64, status.Code) bool { return false }
 // Closers: nobody.
 func (Alone) Closers(uint64) map[int]status.Code { return nil }
 
+// Settled always.
+func (Alone) Settled() bool { return true }
+
 // Close does nothing.
 func (Alone) Close() error { return nil }

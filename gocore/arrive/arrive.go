@@ -69,6 +69,9 @@ type Arrival interface {
 	GiveUp(seq uint64, reason status.Code) bool
 	// Closers returns the reason of each member that closed collective seq.
 	Closers(seq uint64) map[int]status.Code
+	// Settled tells whether nothing is under way that MPI still has to do for an arrival
+	// that was given up.
+	Settled() bool
 	// Close gives the shared memory back.
 	Close() error
 }

@@ -6,8 +6,7 @@
 _Static_assert(sizeof(pa_slot) == 64, "a slot is one cache line");
 _Static_assert(sizeof(pa_member) == 256, "a member is four cache lines");
 
-static inline void pa_pause(void)
-{
+static inline void pa_pause(void) {
 #if defined(__x86_64__)
 	__builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -15,8 +14,7 @@ static inline void pa_pause(void)
 #endif
 }
 
-void pa_announce(pa_member *m, int me, uint64_t seq, const uint64_t *word, uint32_t flags)
-{
+void pa_announce(pa_member *m, int me, uint64_t seq, const uint64_t *word, uint32_t flags) {
 	pa_slot *s = &m[me].slot[seq & 1];
 	for (int i = 0; i < PA_WORDS; i++)
 		s->word[i] = word[i];
@@ -27,8 +25,7 @@ void pa_announce(pa_member *m, int me, uint64_t seq, const uint64_t *word, uint3
 }
 
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
-            uint32_t *all, uint32_t *any, uint32_t *diff)
-{
+			uint32_t *all, uint32_t *any, uint32_t *diff) {
 	int i = *from, paused = 0;
 	while (i < n) {
 		uint64_t there = __atomic_load_n(&m[i].slot[seq & 1].seq, __ATOMIC_ACQUIRE);
@@ -63,36 +60,33 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 	return d ? PA_DIFFER : PA_AGREED;
 }
 
-int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags, int spin,
-              int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff)
-{
+int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
+			  int spin, int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff) {
 	pa_announce(m, me, seq, word, flags);
 	*from = 0;
 	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
 }
 
-static uint64_t announced(const pa_slot *s)
-{
+static uint64_t announced(const pa_slot *s) {
 	uint64_t seq = __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE);
 	return seq & PA_CLOSED_BIT ? 0 : seq;
 }
 
-uint64_t pa_seq(const pa_member *m, int i)
-{
+uint64_t pa_seq(const pa_member *m, int i) {
 	uint64_t a = announced(&m[i].slot[0]), b = announced(&m[i].slot[1]);
 	return a > b ? a : b;
 }
 
-int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason)
-{
+int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
 	uint64_t want = seq | PA_CLOSED_BIT;
 	int closed = 0;
 	m[me].reason = reason;
 	__atomic_store_n(&m[me].closed, seq, __ATOMIC_RELEASE);
 	for (int i = 0; i < n; i++) {
 		uint64_t *at = &m[i].slot[seq & 1].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
-		while (old != seq && old != want &&
-		       !__atomic_compare_exchange_n(at, &old, want, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+		while (
+			old != seq && old != want &&
+			!__atomic_compare_exchange_n(at, &old, want, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
 		}
 		closed |= old != seq;
 	}
@@ -101,17 +95,14 @@ int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason)
 	return closed;
 }
 
-uint32_t pa_closer(const pa_member *m, int i, uint64_t seq)
-{
+uint32_t pa_closer(const pa_member *m, int i, uint64_t seq) {
 	return __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE) == seq ? m[i].reason : 0;
 }
 
-void pa_leave(pa_member *m, int me)
-{
+void pa_leave(pa_member *m, int me) {
 	__atomic_store_n(&m[me].left, 1, __ATOMIC_RELEASE);
 }
 
-int pa_left(const pa_member *m, int i)
-{
+int pa_left(const pa_member *m, int i) {
 	return __atomic_load_n(&m[i].left, __ATOMIC_ACQUIRE) != 0;
 }

@@ -29,7 +29,7 @@ typedef struct pa_slot {
 
 typedef struct pa_member {
 	pa_slot slot[2];
-	uint32_t left; /* 1: this member is in its normal exit and will come no more */
+	uint32_t left;   /* 1: this member is in its normal exit and will come no more */
 	uint32_t reason; /* why it closed collective closed; the caller's own number */
 	uint64_t closed;
 	uint32_t pad[12];
@@ -48,8 +48,8 @@ void pa_announce(pa_member *m, int me, uint64_t seq, const uint64_t *word, uint3
 
 /* pa_arrive is pa_announce and pa_poll in one: the common case is that the others are
  * here already, and a call from Go into C costs as much as the rest. */
-int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags, int spin,
-              int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff);
+int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
+			  int spin, int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff);
 
 /* pa_poll looks whether all n members announced seq, pausing at most spin times
  * (with a sched_yield every yield_every pauses unless 0). *from is the first
@@ -58,7 +58,7 @@ int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, u
  * bit i set where word i differs from our own anywhere. PA_CLOSED: somebody gave seq
  * up before all had announced it, and they never will. Returns one of the enum. */
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
-            uint32_t *all, uint32_t *any, uint32_t *diff);
+			uint32_t *all, uint32_t *any, uint32_t *diff);
 
 /* pa_seq returns the newest sequence number that member i announced. */
 uint64_t pa_seq(const pa_member *m, int i);

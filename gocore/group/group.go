@@ -205,6 +205,14 @@ func (g *Group) Destroy() error {
 	return g.env.Lib.Free(g.coll)
 }
 
+// Settled tells whether MPI has let go of everything that collectives of the group gave
+// it. No more are submitted.
+func (g *Group) Settled() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.busy && len(g.queue) == 0 && (g.destroyed && g.broken == nil || g.arrival.Settled())
+}
+
 // Idle tells whether no collective is under way or queued.
 func (g *Group) Idle() bool {
 	g.mu.Lock()
