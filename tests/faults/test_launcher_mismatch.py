@@ -33,7 +33,7 @@ def script(tmp_path: Path) -> str:
     path = tmp_path / "world.py"
     path.write_text(
         "import paddlempi as dist\ndist.init_process_group('mpi')\n"
-        "print('a world of', dist.get_world_size(), flush=True)\n"
+        "print(f'a world of {dist.get_world_size()}', flush=True)\n"
     )
     return str(path)
 

@@ -133,7 +133,7 @@ def sync_and_async_differ() -> None:
     done()
 
 
-@pytest.mark.parametrize("np", [2, 3])
+@pytest.mark.parametrize("np", [pytest.param(2, marks=pytest.mark.one_mpi), 3])
 def test_differing_calls(np: int) -> None:
     job.succeed(np, differing_calls)
 

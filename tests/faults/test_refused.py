@@ -200,7 +200,7 @@ def wrong_messages() -> None:
     done()
 
 
-@pytest.mark.parametrize("np", [2, 3])
+@pytest.mark.parametrize("np", [pytest.param(2, marks=pytest.mark.one_mpi), 3])
 def test_wrong_arguments(np: int) -> None:
     job.succeed(np, wrong_arguments)
 

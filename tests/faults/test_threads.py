@@ -142,7 +142,7 @@ def dropped_works() -> None:
     done()
 
 
-@pytest.mark.parametrize("np", [2, 3])
+@pytest.mark.parametrize("np", [pytest.param(2, marks=pytest.mark.one_mpi), 3])
 def test_four_threads(np: int) -> None:
     job.succeed(np, four_threads, timeout=90)
 

@@ -193,7 +193,6 @@ def monitored_barrier() -> None:
         (3, absent_from_all_reduce),
         (2, absent_from_async),
         (2, message_never_comes),
-        (3, member_never_makes_the_group),
     ],
 )
 def test_every_mpi(np: int, program) -> None:
@@ -203,7 +202,12 @@ def test_every_mpi(np: int, program) -> None:
 
 @pytest.mark.one_mpi
 @pytest.mark.parametrize(
-    ("np", "program"), [(2, a_limited_wait_leaves_the_work), (3, monitored_barrier)]
+    ("np", "program"),
+    [
+        (2, a_limited_wait_leaves_the_work),
+        (3, monitored_barrier),
+        (3, member_never_makes_the_group),
+    ],
 )
 def test_one_mpi(np: int, program) -> None:
     job.succeed(np, program)
