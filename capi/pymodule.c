@@ -70,8 +70,16 @@ static int may_linger(int rc) {
 
 /* ---- arguments ---- */
 
-static long long as_long(PyObject *const *args, Py_ssize_t n, Py_ssize_t i, long long absent) {
-	return i < n ? PyLong_AsLongLong(args[i]) : absent;
+/* as_int reads an int32; a value beyond it is an error, not another value. */
+static int32_t as_int(PyObject *const *args, Py_ssize_t n, Py_ssize_t i, int32_t absent) {
+	if (i >= n)
+		return absent;
+	long long v = PyLong_AsLongLong(args[i]);
+	if (v != (int32_t)v)
+		raise_code(PMPI_ERR_ARGUMENT,
+				   "%lld, the argument of the core at position %ld, needs more than 32 bits", v,
+				   (long)i);
+	return (int32_t)v;
 }
 
 static double as_double(PyObject *const *args, Py_ssize_t n, Py_ssize_t i, double absent) {
@@ -185,19 +193,21 @@ static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 	pmpi_op op;
 	memset(&op, 0, sizeof op);
 	op.size = sizeof op;
-	op.code = (int32_t)PyLong_AsLongLong(args[0]);
+	op.code = as_int(args, n, 0, 0);
 	op.group = PyLong_AsLongLong(args[1]);
-	op.reduce_op = (int32_t)as_long(args, n, 4, 0);
-	op.flags = (uint32_t)as_long(args, n, 5, 0);
-	op.root = (int32_t)as_long(args, n, 6, -1);
-	op.peer = (int32_t)as_long(args, n, 7, -1);
-	op.tag = (int32_t)as_long(args, n, 8, 0);
+	op.reduce_op = as_int(args, n, 4, 0);
+	op.flags = (uint32_t)as_int(args, n, 5, 0);
+	op.root = as_int(args, n, 6, -1);
+	op.peer = as_int(args, n, 7, -1);
+	op.tag = as_int(args, n, 8, 0);
 	op.timeout_ns = to_ns(as_double(args, n, 9, -1));
 	op.scale = as_double(args, n, 10, 1);
-	op.peer2 = (int32_t)as_long(args, n, 13, -1);
-	op.tag2 = (int32_t)as_long(args, n, 14, 0);
-	if (PyErr_Occurred())
+	op.peer2 = as_int(args, n, 13, -1);
+	op.tag2 = as_int(args, n, 14, 0);
+	if (PyErr_Occurred()) {
+		refuse_pending(op.group, op.code);
 		return NULL;
+	}
 
 	PyObject *out = NULL;
 	if (side_describe(&send, args[2], "send") || side_split(&send, at(args, n, 11), "send"))
