@@ -83,6 +83,7 @@ func (g *Group) runInline(c *call) (done bool, err error) {
 // goNonblocking makes a task of a collective whose members have arrived, not all of
 // which wait inside the call, and waits for it.
 func (g *Group) goNonblocking(c *call, agreed arrive.Flags) error {
+	c.deadline = time.Time{} // the transfer has as long as the arrival
 	t, err := g.newCollective(c)
 	if err == nil {
 		err = t.build(agreed)
@@ -397,6 +398,7 @@ func (t *collective) pollArrival() bool {
 		return true
 	}
 	t.stage = running
+	t.call.deadline = time.Now().Add(t.call.timeout) // the transfer has as long as the arrival
 	return t.pollProgram()
 }
 
