@@ -63,7 +63,8 @@ def test_exports_what_the_header_declares(ring: Path) -> None:
         timeout=60,
     ).stdout.split()[2::3]
     header = (ROOT / "capi/pmpi.h").read_text()
-    declared = re.findall(r"^[a-z].*[ *](pmpi_\w+)\(.*\);$", header, re.MULTILINE)
+    # A declaration begins at the margin; types (typedef) and what is inside a struct do not match.
+    declared = re.findall(r"^(?!typedef)[a-z][\w ]*[ *](pmpi_\w+)\(", header, re.MULTILINE)
     assert sorted(names) == sorted(declared)
 
 
