@@ -55,8 +55,9 @@ def test_every_host_has_a_name_and_an_identity_of_its_own(hosts: Hosts) -> None:
 
 
 def test_hosts_share_no_memory_and_see_no_other_processes(hosts: Hosts) -> None:
-    assert ask(hosts, "touch /dev/shm/mark && ls /dev/shm", "h1").out.split() == ["mark"]
-    assert ask(hosts, "ls /dev/shm", "h2").out.split() == []
+    # A job that lost its cable may have left MPI's own segments there; they go with the host.
+    assert "mark" in ask(hosts, "touch /dev/shm/mark && ls /dev/shm", "h1").out.split()
+    assert "mark" not in ask(hosts, "ls /dev/shm", "h2").out.split()
     spaces = {ask(hosts, "readlink /proc/self/ns/pid", host).out for host in (None, "h1", "h2")}
     assert len(spaces) == 3
     ask(hosts, "rm /dev/shm/mark", "h1")

@@ -220,6 +220,7 @@ def test_skips_and_xfails(ranks: Ranks) -> None:
     )
     assert closing(result) == "1 failed, 2 skipped, 2 xfailed"
     assert "not here (on rank 1 of 2)" in result.stdout
+    assert ": everywhere\n" in result.stdout
 
 
 def test_different_order_names_the_first_difference(ranks: Ranks) -> None:

@@ -124,7 +124,7 @@ def _set_outcome(report: pytest.TestReport, verdict: Verdict) -> None:
 
 def _longrepr(config: pytest.Config, report: pytest.TestReport, data: Any) -> Any:
     """Rebuild a longrepr from its JSON form, with pytest's own hook where it has structure."""
-    if isinstance(data, list):
+    if isinstance(data, (list, tuple)):  # a list where it came over a socket
         return tuple(data)
     if not isinstance(data, dict):
         return "" if data is None else str(data)
