@@ -171,7 +171,7 @@ def run(
         )
         mark = uuid.uuid4().hex
         out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
-        start = time.monotonic()
+        start, began = time.monotonic(), time.time()
         with out.open("ab") as stdout, err.open("ab") as stderr:
             process = subprocess.Popen(
                 job.argv,
@@ -191,9 +191,38 @@ def run(
                 # Also after a good end: a rank that its launcher forgot must not stay.
                 kill_marked(mark, 0.0 if timed_out else _LINGER)
                 process.wait()
+                sweep(began)
         seconds = time.monotonic() - start
         texts = [path.read_bytes().decode(errors="replace") for path in (out, err)]
         return Result(job.argv, process.returncode, texts[0], texts[1], seconds, timed_out)
+
+
+_SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_")
+
+
+def sweep(began: float, folder: Path = Path("/dev/shm")) -> None:
+    """Remove the shared memory that MPIs leave when their ranks are killed.
+
+    Only what is called like an MPI's segment, is this user's, was made since ``began``
+    (``time.time()``) and is mapped by no process: another job's stays.
+    """
+    left = []
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            mine = found.st_uid == os.getuid() and found.st_mtime >= began - 1
+            if mine and path.name.startswith(_SEGMENTS):
+                left.append(path)
+    if not left:
+        return
+    mapped: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped.update(line.split(None, 5)[-1] for line in maps.read_text().splitlines())
+    for path in left:
+        if str(path) not in mapped:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def kill_marked(mark: str, linger: float = 0.0) -> None:
