@@ -136,8 +136,8 @@ func (g *Group) closedError(c *call) error {
 	late := slices.Contains(missing, g.Rank)
 	switch {
 	case reason == status.Timeout && !late:
-		return status.New(status.Timeout, "%s on the group of ranks %s timed out on rank(s) %s: rank(s) %s never came; the group is broken",
-			describe(c.sig), brief(g.Ranks), brief(by), brief(g.world(missing))).WithRanks(g.world(missing)...)
+		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
+			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.world(missing))).WithRanks(g.world(missing)...)
 	case reason == status.PeerLeft:
 		if err := g.leftError(c); err != nil {
 			return err
