@@ -1,0 +1,23 @@
+"""``torch.distributed`` over MPI, on the stock wheels.
+
+::
+
+    import torch, paddlempi.torch            # the second is optional, see docs/torch.md
+    torch.distributed.init_process_group("mpi")   # mpirun -np 4 python train.py
+
+Importing it enters the backends ``mpi`` and ``paddlempi`` (as ``import torch`` alone does
+where the package is installed) and sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
+``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the launcher's variables where
+they are not set. It starts no MPI.
+"""
+
+import paddlempi_autoload
+
+from .activation import activate
+from .process_group import ProcessGroupMPI
+from .work import Work
+
+__all__ = ["ProcessGroupMPI", "Work", "activate"]
+
+paddlempi_autoload.register(replace_native=True)
+activate()

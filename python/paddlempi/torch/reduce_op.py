@@ -1,0 +1,44 @@
+"""torch's reduce ops in the core's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._C._distributed_c10d import ReduceOp
+
+from .._ops import ReduceCode
+from ..errors import ArgumentError
+
+__all__ = ["reduction"]
+
+_KIND = ReduceOp.RedOpType
+_CODES = {
+    _KIND.SUM: int(ReduceCode.SUM),
+    _KIND.AVG: int(ReduceCode.AVG),
+    _KIND.PRODUCT: int(ReduceCode.PRODUCT),
+    _KIND.MIN: int(ReduceCode.MIN),
+    _KIND.MAX: int(ReduceCode.MAX),
+    _KIND.BAND: int(ReduceCode.BAND),
+    _KIND.BOR: int(ReduceCode.BOR),
+    _KIND.BXOR: int(ReduceCode.BXOR),
+    _KIND.PREMUL_SUM: int(ReduceCode.PREMUL_SUM),
+}
+_SUM = _KIND.SUM
+
+
+def reduction(op: Any) -> tuple[int, float]:
+    """The core's code of a ``ReduceOp`` (or ``RedOpType``), and the factor of a PREMUL_SUM.
+
+    Raises:
+        ArgumentError: torch has learnt an op that this table does not know.
+    """
+    if op == _SUM:
+        return 1, 1.0
+    kind = getattr(op, "op", op)
+    code = _CODES.get(kind)
+    if code is None:
+        raise ArgumentError(f"op={op!r}: the MPI process group does not know this reduce op")
+    if kind != _KIND.PREMUL_SUM:
+        return code, 1.0
+    # Its factor, a number or a tensor of one element, is to be had by pickling alone.
+    return code, float(op.__getstate__()[1])
