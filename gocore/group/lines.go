@@ -11,14 +11,15 @@ import (
 
 // makeLines makes lines that the members given share, all on this rank's node. It
 // is collective over comm, whose ranks may be on several nodes; each node gets
-// lines of its own. It returns nil where some process could not map them, on
-// every rank of comm alike: containers may share a host and no /proc.
+// lines of its own, a rank alone on its node none. It returns nil where some process
+// could not map them, on every rank of comm alike: containers may share a host and
+// no /proc.
 func (e *Env) makeLines(comm mpi.Comm, members []int) (*arrive.Lines, error) {
-	me := indexOf(members, e.Topo.Rank)
+	me, alone := indexOf(members, e.Topo.Rank), len(members) == 1
 	var lines *arrive.Lines
-	var err error
 	address := []int64{-1, -1}
-	if me == 0 {
+	if me == 0 && !alone {
+		var err error
 		if lines, err = arrive.NewLines(len(members), 0); err == nil {
 			address = []int64{int64(lines.Pid()), int64(lines.Fd())}
 		}
@@ -40,47 +41,26 @@ func (e *Env) makeLines(comm mpi.Comm, members []int) (*arrive.Lines, error) {
 			}
 		}
 	}
-	if err := e.agreeShared(comm, &lines); err != nil {
-		return nil, err
-	}
-	if lines != nil && e.crowded {
-		lines.YieldEvery(16)
-	}
-	return lines, nil
-}
-
-// agreeShared closes the lines unless every rank of comm has its own; a rank that
-// needs none (nil) has no objection. The agreement is also the moment at which the
-// maker may close the file.
-func (e *Env) agreeShared(comm mpi.Comm, lines **arrive.Lines) error {
+	// The agreement is also the moment at which the maker may close the file.
 	ok := []int64{1}
-	if lines == nil {
-		// This rank's part of makeLines' exchange: it is alone on its node.
-		size, err := e.Lib.Size(comm)
-		if err != nil {
-			return err
-		}
-		all := make([]int64, 3*size)
-		copy(all, []int64{int64(e.Topo.Rank), -1, -1})
-		if err := e.onWords(mpi.FnAllgather, comm, all, 3, 0); err != nil {
-			return err
-		}
-	} else if *lines == nil {
+	if lines == nil && !alone {
 		ok[0] = 0
 	}
 	if err := e.reduceAll(comm, ok, op.Min); err != nil {
-		return err
+		return nil, err
 	}
-	if lines == nil || *lines == nil {
-		return nil
+	if lines == nil {
+		return nil, nil
 	}
 	if ok[0] == 0 {
-		_ = (*lines).Close()
-		*lines = nil
-		return nil
+		_ = lines.Close()
+		return nil, nil
 	}
-	(*lines).CloseFile()
-	return nil
+	lines.CloseFile()
+	if e.crowded {
+		lines.YieldEvery(16)
+	}
+	return lines, nil
 }
 
 // onWords runs a blocking collective on int64 words: the first n are this rank's
