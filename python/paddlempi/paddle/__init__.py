@@ -1,0 +1,20 @@
+"""``paddle.distributed`` over MPI, on the stock wheel.
+
+::
+
+    import paddlempi.paddle           # mpirun -np 4 python train.py
+    import paddle.distributed as dist
+
+    dist.init_parallel_env()
+    dist.all_reduce(tensor)
+
+Importing it replaces the functions of Paddle that make process groups; it starts no MPI.
+"""
+
+from .activation import init, install, installed, uninstall
+from .process_group import ProcessGroupMPI
+from .task import Task
+
+__all__ = ["ProcessGroupMPI", "Task", "init", "install", "installed", "uninstall"]
+
+install()

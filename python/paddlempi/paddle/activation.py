@@ -1,0 +1,214 @@
+"""The private names of Paddle, all of them: how ``paddle.distributed`` comes to be ours.
+
+Paddle has no way to register a backend, but everything it does in dynamic mode goes through
+a ``Group`` with a process group that it only calls. So the default group is made here, and
+the functions that would make C++ ones are replaced: read on Paddle 3.3.1.
+
+Everything replaced is put back by :func:`uninstall`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle.base import core as paddle_core
+from paddle.distributed import collective, parallel, parallel_helper
+from paddle.distributed.communication import group as groups
+
+from .. import group as core_group
+from ..errors import ArgumentError, UnsupportedError
+from . import environment
+from .process_group import ProcessGroupMPI
+
+__all__ = ["default_group", "init", "install", "installed", "uninstall"]
+
+_MPI = "mpi"
+
+# Where each name that is replaced stands; the first is the one whose original is called.
+_PLACES: dict[str, tuple[Any, ...]] = {
+    "init_parallel_env": (parallel, dist),
+    "new_group": (collective, dist),
+    "destroy_process_group": (groups, dist, dist.communication),
+    "wait": (groups, dist, dist.communication),
+}
+_TOUCHED: dict[Any, tuple[str, ...]] = {
+    collective: (
+        "_default_group_name",
+        "_global_env",
+        "_group_map",
+        "_group_map_backend",
+        "_group_map_by_name",
+        "_set_default_backend",
+        "_set_group_map",
+        "_set_group_map_backend",
+        "_set_group_map_by_name",
+        "_new_ring_id",
+    ),
+    parallel: ("_global_parallel_env",),
+    parallel_helper: ("_set_parallel_ctx", "__parallel_ctx__clz__"),
+    groups: ("Group", "_GroupManager", "_add_new_group"),
+}
+
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def installed() -> bool:
+    """Whether ``paddle.distributed`` is ours."""
+    return bool(_originals)
+
+
+def install() -> None:
+    """Put our functions in the places of Paddle's. Starts no MPI; may be called again.
+
+    Raises:
+        UnsupportedError: a private name of Paddle has moved.
+    """
+    if _originals:
+        return
+    _check()
+    replacements = {
+        "init_parallel_env": init_parallel_env,
+        "new_group": new_group,
+        "destroy_process_group": destroy_process_group,
+        "wait": wait,
+    }
+    for name, places in _PLACES.items():
+        replacements[name].__doc__ = getattr(places[0], name).__doc__
+        for place in places:
+            _replace(place, name, replacements[name])
+    if not hasattr(paddle_core, "nccl_version"):
+        # AVG asks for it on the CPU too, where the wheel has none: with a new one Paddle hands
+        # AVG to the process group.
+        _replace(paddle_core, "nccl_version", lambda: 99999)
+
+
+def uninstall() -> None:
+    """Put Paddle's own back. The world is left as it is."""
+    while _originals:
+        place, name, original = _originals.pop()
+        if original is _ABSENT:
+            delattr(place, name)
+        else:
+            setattr(place, name, original)
+
+
+class _Absent:
+    pass
+
+
+_ABSENT = _Absent()
+
+
+def _replace(place: Any, name: str, value: Any) -> None:
+    _originals.append((place, name, getattr(place, name, _ABSENT)))
+    setattr(place, name, value)
+
+
+def _check() -> None:
+    wanted = [(place, name) for name, places in _PLACES.items() for place in places]
+    wanted += [(place, name) for place, names in _TOUCHED.items() for name in names]
+    missing = [f"{place.__name__}.{name}" for place, name in wanted if not hasattr(place, name)]
+    if missing:
+        raise UnsupportedError(
+            f"paddlempi.paddle: Paddle {paddle.__version__} has no {', '.join(missing)}: "
+            "this version of paddlempi knows Paddle 3.0 to 3.3"
+        )
+
+
+def default_group() -> Any:
+    """Paddle's default group, None before init."""
+    return collective._group_map_by_name.get(collective._default_group_name)
+
+
+def init(timeout: timedelta | float = core_group.DEFAULT_TIMEOUT) -> Any:
+    """Start MPI if it does not run and make Paddle's default group of all ranks."""
+    install()
+    made = default_group()
+    if made is not None:
+        return made
+    if not core_group.is_initialized():
+        core_group.init_process_group(_MPI, timeout=timeout)
+    world = core_group.WORLD
+    assert world is not None
+    environment.fill(world.rank(), world.size())
+    parallel._global_parallel_env = None
+    collective._global_env = None
+    group = groups.Group(
+        world.rank(), 0, list(world._ranks), ProcessGroupMPI(world), collective._default_group_name
+    )
+    collective._set_default_backend(_MPI)
+    collective._set_group_map_by_name(collective._default_group_name, group)
+    collective._set_group_map(0, group)
+    collective._set_group_map_backend(group, _MPI)
+    groups._add_new_group(group)
+    parallel_helper._set_parallel_ctx(True)
+    return group
+
+
+# What stands in the places of Paddle's functions
+
+
+def init_parallel_env(nccl_config: Any = None) -> Any:
+    return init()
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    backend: str | None = None,
+    timeout: timedelta | None = None,
+    nccl_comm_init_option: int = 0,
+    nccl_config: Any = None,
+) -> Any:
+    world = default_group()
+    if world is None:
+        raise RuntimeError(
+            "new_group: call paddle.distributed.init_parallel_env() first"
+        )
+    if backend not in (None, _MPI):
+        raise ArgumentError(
+            f"new_group: backend={backend!r}: under paddlempi the only one is 'mpi'; leave it out"
+        )
+    members = sorted(world.ranks if ranks is None else ranks)
+    number = collective._custom_gid or collective._new_ring_id()
+    made = core_group.new_group(members, timeout)
+    process_group = ProcessGroupMPI(made) if made.rank() >= 0 else None
+    name = collective._default_group_name + str(number)
+    group = groups.Group(made.rank(), number, members, process_group, name)
+    collective._group_map_by_name[name] = group
+    collective._group_map[number] = group
+    collective._group_map_backend[group] = _MPI
+    groups._add_new_group(group)
+    return group
+
+
+def destroy_process_group(group: Any = None) -> None:
+    world = default_group()
+    if group is None or group is world:
+        groups._GroupManager.group_map_by_id.clear()
+        for table in (
+            collective._group_map,
+            collective._group_map_by_name,
+            collective._group_map_backend,
+        ):
+            table.clear()
+        parallel_helper.__parallel_ctx__clz__ = None
+        if core_group.is_initialized():
+            core_group.destroy_process_group()
+        return
+    known = groups._GroupManager.group_map_by_id
+    if group.id not in known:
+        raise ArgumentError(f"destroy_process_group: group {group.id} was destroyed before")
+    del known[group.id]
+    collective._group_map.pop(group.id, None)
+    collective._group_map_by_name.pop(group.name, None)
+    collective._group_map_backend.pop(group, None)
+    if group.process_group is not None:
+        core_group.destroy_process_group(group.process_group.core)
+
+
+def wait(tensor: Any, group: Any = None, use_calc_stream: bool = True) -> None:
+    """Nothing: on the CPU an operation has ended when its call or its task's ``wait`` returns."""
