@@ -8,7 +8,7 @@ the reduce op, the root and whether the caller wants a Work. Errors and deadline
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -67,6 +67,7 @@ class ProcessGroupMPI(ProcessGroup):  # type: ignore[misc]
         self._name = ""
         self._desc = "undefined"
         self._batch: list[Work] | None = None
+        self._steps: sparse.Steps | None = None
 
     # What torch asks of a group
 
@@ -401,7 +402,10 @@ class ProcessGroupMPI(ProcessGroup):  # type: ignore[misc]
         root: int = -1,
         send_splits: Sequence[int] | None = None,
         recv_splits: Sequence[int] | None = None,
+        finish: Callable[[], None] | None = None,
     ) -> Work:
+        if self._steps is not None:
+            self._steps.settle()  # what it has still to submit comes first, as on all members
         gid, limit = self._gid, self._limit
 
         def submit(flags: int) -> Any:
@@ -423,7 +427,7 @@ class ProcessGroupMPI(ProcessGroup):  # type: ignore[misc]
 
         if opts.asyncOp:
             part = core_work.start(code.label, None, send, recv, submit)
-            work = Work((part,), output)
+            work = Work((part,), output, finish)
             if self._batch is not None:
                 self._batch.append(work)
             return work
@@ -434,6 +438,8 @@ class ProcessGroupMPI(ProcessGroup):  # type: ignore[misc]
             raise
         if recv is not None:
             bump(recv)
+        if finish is not None:
+            finish()
         return DONE
 
     def _one(self, tensors: Any, what: str) -> Any:

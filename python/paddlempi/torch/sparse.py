@@ -6,7 +6,14 @@ from typing import Any
 
 from .work import Work
 
-__all__ = ["allgather", "allreduce", "broadcast"]
+__all__ = ["Steps", "allgather", "allreduce", "broadcast"]
+
+
+class Steps:
+    """The operations of the core that one collective over sparse tensors is made of."""
+
+    def settle(self) -> None:
+        """Drive it until nothing is left to submit."""
 
 
 def allreduce(group: Any, tensor: Any, code: int, scale: float) -> Work:
