@@ -24,6 +24,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"group_info":    controlGroupInfo,
 	"set_timeout":   controlSetTimeout,
 	"info":          controlInfo,
+	"launcher":      func([]byte, work.Interrupt) (any, error) { return mpi.Launcher(), nil },
 	"abort":         controlAbort,
 }
 

@@ -52,6 +52,14 @@ func refused(t *testing.T, code status.Code, text, method, request string) {
 	assert.ErrorContains(t, err, text, "%s %s", method, request)
 }
 
+func TestLauncherNeedsNoMPI(t *testing.T) {
+	reply := control(t, "launcher", "")
+	for _, name := range []string{"name", "mpi", "job", "size", "rank", "local_rank", "local_size"} {
+		assert.Contains(t, reply, name)
+	}
+	assert.Equal(t, control(t, "info", "")["launcher"], reply)
+}
+
 func TestNothingWorksBeforeInit(t *testing.T) {
 	for method, request := range map[string]string{
 		"destroy": "", "new_group": `{"ranks":[0]}`, "destroy_group": `{"group":0}`,
@@ -75,7 +83,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 	initialised(t)
 	refused(t, status.Argument, `no method "bogus"`, "bogus", "{}")
 	for method := range methods {
-		if method == "destroy" { // takes nothing
+		if method == "destroy" || method == "launcher" { // take nothing
 			continue
 		}
 		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1}`} {

@@ -1,6 +1,12 @@
 package mpi
 
-import "path/filepath"
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
 
 // LauncherInfo says who started this process, as far as /proc and the variables
 // of that launcher tell.
@@ -12,6 +18,7 @@ type LauncherInfo struct {
 	Rank      int    `json:"rank"`       // which one this is, -1 likewise
 	LocalRank int    `json:"local_rank"` // -1 likewise; for display: topo asks MPI
 	LocalSize int    `json:"local_size"` // -1 likewise
+	Job       string `json:"job"`        // the same on all its processes, another for each job; "" where it does not say
 
 	family family
 	pid    int
@@ -27,6 +34,7 @@ type kind struct {
 	mpi                              string
 	family                           family
 	size, rank, localRank, localSize []string // the first one set counts
+	job                              []string // together, those that are set
 }
 
 var (
@@ -34,14 +42,17 @@ var (
 		"Open MPI", openMPI,
 		[]string{"OMPI_COMM_WORLD_SIZE"}, []string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK"},
 		[]string{"OMPI_COMM_WORLD_LOCAL_RANK"}, []string{"OMPI_COMM_WORLD_LOCAL_SIZE"},
+		[]string{"PMIX_NAMESPACE"},
 	}
 	hydra = kind{
 		"MPICH or Intel MPI", mpich,
 		[]string{"PMI_SIZE"}, []string{"PMI_RANK"}, []string{"MPI_LOCALRANKID"}, []string{"MPI_LOCALNRANKS"},
+		[]string{"I_MPI_HYDRA_UUID"},
 	}
 	slurm = kind{
 		"Slurm", anyFamily,
 		[]string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, []string{"SLURM_PROCID"}, []string{"SLURM_LOCALID"}, nil,
+		[]string{"SLURM_JOB_ID", "SLURM_STEP_ID"},
 	}
 	// By the name of the process that is a parent of ours: on a remote node that
 	// is the launcher's daemon.
@@ -69,6 +80,7 @@ func (s *system) launcher() LauncherInfo {
 		if k == &slurm {
 			l.LocalSize = s.slurmLocalSize()
 		}
+		l.Job = s.job(k, p.pid)
 		return l
 	}
 	return none
@@ -82,6 +94,24 @@ func (s *system) first(names []string) int {
 		}
 	}
 	return -1
+}
+
+// job is what names the job to all its processes. MPICH's Hydra says nothing in variables, but
+// starts its proxies with the address of mpiexec.
+func (s *system) job(k *kind, pid int) string {
+	var parts []string
+	for _, name := range k.job {
+		if v := s.get(name); v != "" {
+			parts = append(parts, v)
+		}
+	}
+	if len(parts) == 0 && k == &hydra {
+		line, _ := os.ReadFile(filepath.Join(s.root, fmt.Sprintf("/proc/%d/cmdline", pid)))
+		_, after, _ := bytes.Cut(line, []byte("\x00--control-port\x00"))
+		address, _, _ := bytes.Cut(after, []byte{0})
+		return string(address)
+	}
+	return strings.Join(parts, ".")
 }
 
 // String is "Open MPI's /path/bin/prterun", for messages.

@@ -36,6 +36,21 @@ func TestNearestLauncherDecides(t *testing.T) {
 	}
 }
 
+func TestLauncherNamesTheJob(t *testing.T) {
+	everything := map[string]string{"PMIX_NAMESPACE": "prterun-a-7@1", "SLURM_STEP_ID": "3", "SLURM_JOB_ID": "42", "PMI_RANK": "0"}
+	assert.Equal(t, "prterun-a-7@1", fakeHost(t, []string{"/o/bin/prted", "slurmstepd"}, everything).launcher().Job)
+	assert.Equal(t, "42.3", fakeHost(t, []string{"slurmstepd"}, everything).launcher().Job)
+	assert.Empty(t, fakeHost(t, []string{"/bin/sh"}, everything).launcher().Job)
+
+	s := fakeHost(t, []string{"/bin/sh", "/m/bin/hydra_pmi_proxy"}, everything)
+	assert.Empty(t, s.launcher().Job, "no command line")
+	line := "/m/bin/hydra_pmi_proxy\x00--control-port\x00node1:4711\x00--rmk\x00user\x00"
+	require.NoError(t, os.WriteFile(filepath.Join(s.root, "proc/98/cmdline"), []byte(line), 0o600))
+	assert.Equal(t, "node1:4711", s.launcher().Job)
+	everything["I_MPI_HYDRA_UUID"] = "a376-68"
+	assert.Equal(t, "a376-68", s.launcher().Job)
+}
+
 func TestParentsEndWhereProcEnds(t *testing.T) {
 	s := fakeHost(t, []string{"a (weird) name", "/bin/b"}, nil)
 	got := s.parents()
