@@ -8,7 +8,7 @@ the reduce op, the root and whether the caller wants a Work. Errors and deadline
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,19 +22,16 @@ from torch._C._distributed_c10d import (
     BarrierOptions,
     BroadcastOptions,
     GatherOptions,
-    ProcessGroup,
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
 )
 
-from .. import _native, group
-from .. import work as core_work
-from .._buffer import bump
+from .. import group
 from .._ops import Op
-from ..errors import ArgumentError, TimeoutError
-from ..group import to_seconds
+from ..errors import ArgumentError
 from . import sparse, world
+from .issue import Issuer
 from .reduce_op import reduction
 from .work import DONE, Work
 
@@ -44,7 +41,7 @@ _Tensors = Sequence[Any]
 _CPU = [torch.device("cpu")]
 
 
-class ProcessGroupMPI(ProcessGroup):  # type: ignore[misc]
+class ProcessGroupMPI(Issuer):
     """A group of ranks whose collectives go over MPI.
 
     Made by ``init_process_group("mpi")`` and ``new_group``, not by users.
@@ -58,16 +55,10 @@ class ProcessGroupMPI(ProcessGroup):  # type: ignore[misc]
     def __init__(
         self, core: group.ProcessGroup, timeout: timedelta, is_world: bool = False
     ) -> None:
-        super().__init__(core.rank(), core.size())
-        self._core = core
-        self._gid = core._id
+        super().__init__(core, timeout)
         self._is_world = is_world
-        self._timeout = timeout
-        self._limit = -1.0
         self._name = ""
         self._desc = "undefined"
-        self._batch: list[Work] | None = None
-        self._steps: sparse.Steps | None = None
 
     # What torch asks of a group
 
@@ -128,11 +119,6 @@ class ProcessGroupMPI(ProcessGroup):  # type: ignore[misc]
             world.end()
         elif group.is_initialized():
             group.destroy_process_group(self._core)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long the group's operations wait for its other members."""
-        _native.control("set_timeout", group=self._gid, timeout=to_seconds(timeout, "set_timeout"))
-        self._timeout = timeout
 
     # Collectives
 
@@ -364,83 +350,7 @@ class ProcessGroupMPI(ProcessGroup):  # type: ignore[misc]
         """Begin to receive a tensor from whichever rank; ``source_rank()`` tells."""
         return self._message(Op.RECV, None, self._one(tensors, "recv"), -1, tag)
 
-    # Several operations as one
-
-    def _start_coalescing(self, device: Any = None) -> None:
-        self._batch = []
-
-    def _end_coalescing(self, device: Any = None) -> Work:
-        batch, self._batch = self._batch or [], None
-        return Work.joined(batch)
-
-    start_coalescing = _start_coalescing
-    end_coalescing = _end_coalescing
-
     # Inside
-
-    def _message(self, code: Op, send: Any, recv: Any, peer: int, tag: int) -> Work:
-        gid, limit = self._gid, self._limit
-
-        def submit(flags: int) -> Any:
-            return _native.submit(code, gid, send, recv, 0, flags, -1, peer, tag, limit)
-
-        part = core_work.start(code.label, None, send, recv, submit)
-        work = Work((part,), () if recv is None else (recv,))
-        if self._batch is not None:
-            self._batch.append(work)
-        return work
-
-    def _issue(
-        self,
-        code: Op,
-        send: Any,
-        recv: Any,
-        opts: Any,
-        output: Sequence[Any] = (),
-        reduce_op: int = 0,
-        scale: float = 1.0,
-        root: int = -1,
-        send_splits: Sequence[int] | None = None,
-        recv_splits: Sequence[int] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> Work:
-        if self._steps is not None:
-            self._steps.settle()  # what it has still to submit comes first, as on all members
-        gid, limit = self._gid, self._limit
-
-        def submit(flags: int) -> Any:
-            return _native.submit(
-                code,
-                gid,
-                send,
-                recv,
-                reduce_op,
-                flags,
-                root,
-                -1,
-                0,
-                limit,
-                scale,
-                send_splits,
-                recv_splits,
-            )
-
-        if opts.asyncOp:
-            part = core_work.start(code.label, None, send, recv, submit)
-            work = Work((part,), output, finish)
-            if self._batch is not None:
-                self._batch.append(work)
-            return work
-        try:
-            submit(0)
-        except (TimeoutError, KeyboardInterrupt):
-            core_work.keep((send, recv))
-            raise
-        if recv is not None:
-            bump(recv)
-        if finish is not None:
-            finish()
-        return DONE
 
     def _one(self, tensors: Any, what: str) -> Any:
         """The one tensor that torch wraps in a list."""
