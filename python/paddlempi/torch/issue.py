@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Issuer"]
 
 
-class Steps(Protocol):
-    """A collective that is several operations of the core; see :mod:`.sparse`."""
-
-    def settle(self) -> None:
-        """Drive it until nothing is left to submit."""
-
-
 class Issuer(ProcessGroup):  # type: ignore[misc]
     """The part of the process group that operations go through.
 
@@ -48,7 +41,6 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
         self._limit = -1.0
         self._batch: list[Work] | None = None
-        self._steps: Steps | None = None
         self._steps: Steps | None = None  # the last collective over sparse tensors, if async
 
     # Deadlines
