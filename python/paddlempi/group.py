@@ -8,6 +8,7 @@ thread.
 
 from __future__ import annotations
 
+import importlib
 import operator
 import os
 import sys
@@ -137,7 +138,8 @@ def init_process_group(
         mpi: the path of the libmpi to load, before ``PADDLEMPI_MPI`` and before any search.
         comm: an mpi4py intracommunicator that becomes the world, instead of
             ``MPI.COMM_WORLD``. It is not freed.
-        framework: reserved for the fronts of frameworks; None.
+        framework: ``"paddle"`` or ``"torch"``: make that framework's default group too, so
+            that ``paddle.distributed`` or ``torch.distributed`` goes over MPI.
 
     Raises:
         AlreadyInitializedError: the process is initialised.
@@ -149,10 +151,7 @@ def init_process_group(
     Source: :func:`torch.distributed.init_process_group`.
     """
     _check_backend(backend)
-    if framework is not None:
-        raise ArgumentError(
-            f"init_process_group: framework={framework!r}: no front installed for it; leave it out"
-        )
+    front = None if framework is None else _front(framework)
     seconds = to_seconds(timeout, "init_process_group")
     path = None if mpi is None else os.fspath(mpi)
     handle = None if comm is None else _comm_handle(comm)
@@ -170,6 +169,8 @@ def init_process_group(
         _state.local_size = answer["local_size"]
         _state.world = ProcessGroup(0, answer["rank"], range(answer["size"]))
         _exit.install(foreign)
+    if front is not None:
+        front.init(timeout)
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -487,6 +488,26 @@ def _world(what: str) -> ProcessGroup:
             f"{what}: no process group is initialised: call paddlempi.init_process_group() first"
         )
     return world
+
+
+_FRONTS = ("paddle", "torch")
+
+
+def _front(framework: str) -> Any:
+    """The front of a framework, a module with ``init(timeout)``; imported here and no sooner."""
+    if framework not in _FRONTS:
+        raise ArgumentError(
+            f"init_process_group: framework={framework!r}: it must be one of {', '.join(_FRONTS)}, "
+            "or None"
+        )
+    try:
+        return importlib.import_module(f"{__package__}.{framework}")
+    except ModuleNotFoundError as error:
+        if error.name != framework:
+            raise
+        raise ArgumentError(
+            f"init_process_group: framework={framework!r} is not installed in {sys.prefix}"
+        ) from error
 
 
 def _check_backend(backend: object) -> None:

@@ -119,6 +119,13 @@ def _check() -> None:
         )
 
 
+class Group(groups.Group):  # type: ignore[misc]
+    """Paddle's, but that a group of one rank has a member too, whose collectives work."""
+
+    def is_member(self) -> bool:
+        return bool(self.rank >= 0)
+
+
 def default_group() -> Any:
     """Paddle's default group, None before init."""
     return collective._group_map_by_name.get(collective._default_group_name)
@@ -137,7 +144,7 @@ def init(timeout: timedelta | float = core_group.DEFAULT_TIMEOUT) -> Any:
     environment.fill(world.rank(), world.size())
     parallel._global_parallel_env = None
     collective._global_env = None
-    group = groups.Group(
+    group = Group(
         world.rank(), 0, list(world._ranks), ProcessGroupMPI(world), collective._default_group_name
     )
     collective._set_default_backend(_MPI)
@@ -147,6 +154,24 @@ def init(timeout: timedelta | float = core_group.DEFAULT_TIMEOUT) -> Any:
     groups._add_new_group(group)
     parallel_helper._set_parallel_ctx(True)
     return group
+
+
+def _forget() -> None:
+    """Paddle knows of no group any more: the world was destroyed, by whomever."""
+    if default_group() is None:
+        return
+    groups._GroupManager.group_map_by_id.clear()
+    for table in (
+        collective._group_map,
+        collective._group_map_by_name,
+        collective._group_map_backend,
+    ):
+        table.clear()
+    parallel_helper.__parallel_ctx__clz__ = None
+    environment.clear()
+
+
+core_group.at_destroy(_forget)
 
 
 # What stands in the places of Paddle's functions
@@ -165,9 +190,7 @@ def new_group(
 ) -> Any:
     world = default_group()
     if world is None:
-        raise RuntimeError(
-            "new_group: call paddle.distributed.init_parallel_env() first"
-        )
+        raise RuntimeError("new_group: call paddle.distributed.init_parallel_env() first")
     if backend not in (None, _MPI):
         raise ArgumentError(
             f"new_group: backend={backend!r}: under paddlempi the only one is 'mpi'; leave it out"
@@ -177,7 +200,7 @@ def new_group(
     made = core_group.new_group(members, timeout)
     process_group = ProcessGroupMPI(made) if made.rank() >= 0 else None
     name = collective._default_group_name + str(number)
-    group = groups.Group(made.rank(), number, members, process_group, name)
+    group = Group(made.rank(), number, members, process_group, name)
     collective._group_map_by_name[name] = group
     collective._group_map[number] = group
     collective._group_map_backend[group] = _MPI
@@ -186,18 +209,11 @@ def new_group(
 
 
 def destroy_process_group(group: Any = None) -> None:
-    world = default_group()
-    if group is None or group is world:
-        groups._GroupManager.group_map_by_id.clear()
-        for table in (
-            collective._group_map,
-            collective._group_map_by_name,
-            collective._group_map_backend,
-        ):
-            table.clear()
-        parallel_helper.__parallel_ctx__clz__ = None
+    if group is None or group is default_group():
         if core_group.is_initialized():
-            core_group.destroy_process_group()
+            core_group.destroy_process_group()  # which comes to _forget
+        else:
+            _forget()
         return
     known = groups._GroupManager.group_map_by_id
     if group.id not in known:
