@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -27,10 +27,11 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from .. import group
+from .. import _native, group
 from .._ops import Op
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DtypeError, Error
 from . import sparse, world
+from .arguments import by_dtype, options, places, resolved
 from .issue import Issuer
 from .reduce_op import reduction
 from .work import DONE, Work
@@ -122,39 +123,66 @@ class ProcessGroupMPI(Issuer):
 
     # Collectives
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Reduce one tensor in place over the group.
+    def allreduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> Work:
+        """Reduce one tensor, dense or sparse, in place over the group.
 
-        Also ``allreduce(tensor, op)``, as the C++ class has it.
+        Also ``allreduce(tensor, op, timeout)``.
         """
-        tensor = self._one(tensors, "allreduce")
-        if not isinstance(opts, AllreduceOptions):
-            opts = _with(AllreduceOptions(), timeout, reduceOp=opts)
-        code, scale = reduction(opts.reduceOp)
+        tensor = self._one(tensors, Op.ALL_REDUCE)
+        if opts.__class__ is not AllreduceOptions:
+            opts = self._options(
+                Op.ALL_REDUCE, AllreduceOptions, opts, timeout, "reduceOp", reduceOp=op
+            )
+        code, scale = self._reduction(Op.ALL_REDUCE, opts)
         if tensor.is_sparse:
-            return sparse.allreduce(self, tensor, code, scale)
-        return self._issue(Op.ALL_REDUCE, None, tensor, opts, (tensor,), code, scale)
+            return sparse.allreduce(self, tensor, opts, code, scale)
+        place, finish = places(tensor)
+        return self._issue(Op.ALL_REDUCE, None, place, opts, (tensor,), code, scale, finish=finish)
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Work:
         """Reduce several tensors in place, those of one dtype as one operation."""
-        opts = AllreduceCoalescedOptions() if opts is None else opts
-        code, scale = reduction(opts.reduceOp)
+        op = Op.ALL_REDUCE_COALESCED
+        tensors = self._some(tensors, op, "tensors")
+        opts = self._options(op, AllreduceCoalescedOptions, opts)
+        code, scale = self._reduction(op, opts)
         works = []
-        for same in _by_dtype(tensors):
-            works.append(self._issue(Op.ALL_REDUCE_COALESCED, None, same, opts, same, code, scale))
+        for same in by_dtype(tensors):
+            place, finish = places(same)
+            works.append(self._issue(op, None, place, opts, same, code, scale, finish=finish))
         return _joined(works, tensors)
 
     def broadcast(
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
+        self,
+        tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
     ) -> Work:
-        """Copy the root's tensor into that of every member. Also ``broadcast(tensor, root)``."""
-        tensor = self._one(tensors, "broadcast")
-        if not isinstance(opts, BroadcastOptions):
-            opts = _with(BroadcastOptions(), timeout, rootRank=root if opts is None else opts)
-        root = opts.rootRank
+        """Copy the root's tensor, dense or sparse, into that of every member.
+
+        Also ``broadcast(tensor, root, timeout)``.
+        """
+        tensor = self._one(tensors, Op.BROADCAST)
+        if opts.__class__ is not BroadcastOptions:
+            opts = self._options(
+                Op.BROADCAST, BroadcastOptions, opts, timeout, "rootRank", rootRank=root
+            )
         if tensor.is_sparse:
-            return sparse.broadcast(self, tensor, root)
-        return self._issue(Op.BROADCAST, None, tensor, opts, (tensor,), root=root)
+            return sparse.broadcast(self, tensor, opts)
+        place, finish = places(tensor)
+        if opts.rootRank == self._core._rank:
+            finish = None  # it was only read
+        return self._issue(
+            Op.BROADCAST, None, place, opts, (tensor,), root=opts.rootRank, finish=finish
+        )
 
     def reduce(
         self,
@@ -163,118 +191,168 @@ class ProcessGroupMPI(Issuer):
         op: Any = None,
         timeout: timedelta | None = None,
         *,
-        root: int = 0,
+        root: int | None = None,
     ) -> Work:
-        """Reduce into the root's tensor. Also ``reduce(tensor, root, op)``."""
-        tensor = self._one(tensors, "reduce")
-        if not isinstance(opts, ReduceOptions):
-            rank = root if opts is None else opts
-            opts = _with(ReduceOptions(), timeout, rootRank=rank, reduceOp=op)
-        code, scale = reduction(opts.reduceOp)
+        """Reduce into the root's tensor; the others keep theirs.
+
+        Also ``reduce(tensor, root, op, timeout)``.
+        """
+        tensor = self._one(tensors, Op.REDUCE)
+        opts = self._options(
+            Op.REDUCE, ReduceOptions, opts, timeout, "rootRank", rootRank=root, reduceOp=op
+        )
+        code, scale = self._reduction(Op.REDUCE, opts)
         root = opts.rootRank
-        if root == self._core._rank:
-            return self._issue(Op.REDUCE, None, tensor, opts, (tensor,), code, scale, root)
-        return self._issue(Op.REDUCE, tensor, None, opts, (tensor,), code, scale, root)
+        if root != self._core._rank:
+            return self._issue(
+                Op.REDUCE, resolved(tensor), None, opts, (tensor,), code, scale, root
+            )
+        place, finish = places(tensor)
+        return self._issue(
+            Op.REDUCE, None, place, opts, (tensor,), code, scale, root, finish=finish
+        )
 
     def allgather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> Work:
-        """Give every member the tensors of all; their sizes may differ.
+        """Give every member the tensors of all, dense or sparse; their sizes may differ.
 
-        Also ``allgather([tensor of each member], tensor)``.
+        Also ``allgather([tensor of each member], tensor, timeout)``.
         """
-        send = self._one(inputs, "allgather")
-        recv = self._nested(outputs, "allgather")
-        if not isinstance(opts, AllgatherOptions):
-            opts = _with(AllgatherOptions(), timeout)
+        send = self._one(input_tensors, Op.ALL_GATHER)
+        recv = self._each(output_tensors, Op.ALL_GATHER, "output_tensors")
+        opts = self._options(Op.ALL_GATHER, AllgatherOptions, opts, timeout)
         if send.is_sparse:
-            return sparse.allgather(self, recv, send)
-        return self._issue(Op.ALL_GATHER, send, recv, opts, recv)
+            return sparse.allgather(self, recv, send, opts)
+        place, finish = places(recv)
+        return self._issue(Op.ALL_GATHER, resolved(send), place, opts, recv, finish=finish)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Give every member the tensors of all, one after the other in one tensor."""
-        opts = AllgatherOptions() if opts is None else opts
-        return self._issue(Op.ALL_GATHER, input, output, opts, (output,))
+        opts = self._options(Op.ALL_GATHER, AllgatherOptions, opts)
+        place, finish = places(output)
+        return self._issue(Op.ALL_GATHER, resolved(input), place, opts, (output,), finish=finish)
 
     def all_gather_single_coalesced(
         self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
     ) -> Work:
         """Several ``all_gather_single``."""
+        inputs = self._some(inputs, Op.ALL_GATHER, "inputs")
+        outputs = self._some(outputs, Op.ALL_GATHER, "outputs", len(inputs))
         works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return _joined(works, outputs)
 
     def allgather_coalesced(
-        self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None
+        self, output_lists: Sequence[_Tensors], input_list: _Tensors, opts: Any = None
     ) -> Work:
-        """Several ``allgather``: ``outputs[rank][i]`` is that rank's ``inputs[i]``."""
+        """Several ``allgather``: ``output_lists[rank][i]`` is that rank's ``input_list[i]``."""
+        inputs = self._some(input_list, Op.ALL_GATHER, "input_list")
+        rows = self._some(output_lists, Op.ALL_GATHER, "output_lists", self._core.size())
+        rows = [
+            self._some(row, Op.ALL_GATHER, f"output_lists[{rank}]", len(inputs))
+            for rank, row in enumerate(rows)
+        ]
         works = [
-            self.allgather([[row[i] for row in outputs]], [tensor], opts)
+            self.allgather([[row[i] for row in rows]], [tensor], opts)
             for i, tensor in enumerate(inputs)
         ]
-        return _joined(works, [tensor for row in outputs for tensor in row])
+        return _joined(works, [tensor for row in rows for tensor in row])
 
     def gather(
         self,
-        outputs: Any,
-        inputs: Any,
+        output_tensors: Any,
+        input_tensors: Any,
         opts: Any = None,
         timeout: timedelta | None = None,
         *,
-        root: int = 0,
+        root: int | None = None,
     ) -> Work:
-        """Give the root the tensors of all. Also ``gather(list, tensor, root)``."""
-        send = self._one(inputs, "gather")
-        if not isinstance(opts, GatherOptions):
-            opts = _with(GatherOptions(), timeout, rootRank=root if opts is None else opts)
+        """Give the root the tensors of all. Also ``gather(list, tensor, root, timeout)``."""
+        send = self._one(input_tensors, Op.GATHER)
+        opts = self._options(Op.GATHER, GatherOptions, opts, timeout, "rootRank", rootRank=root)
         root = opts.rootRank
-        recv = self._nested(outputs, "gather") if root == self._core._rank else None
-        return self._issue(Op.GATHER, send, recv, opts, recv or (), root=root)
+        if root != self._core._rank:
+            return self._issue(Op.GATHER, resolved(send), None, opts, root=root)
+        recv = self._each(output_tensors, Op.GATHER, "output_tensors")
+        place, finish = places(recv)
+        return self._issue(Op.GATHER, resolved(send), place, opts, recv, root=root, finish=finish)
 
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Give the root the tensors of all, one after the other in one tensor."""
-        opts = GatherOptions() if opts is None else opts
-        recv = output if opts.rootRank == self._core._rank else None
-        out = () if recv is None else (recv,)
-        return self._issue(Op.GATHER, input, recv, opts, out, root=opts.rootRank)
+        opts = self._options(Op.GATHER, GatherOptions, opts)
+        root = opts.rootRank
+        if root != self._core._rank:
+            return self._issue(Op.GATHER, resolved(input), None, opts, root=root)
+        place, finish = places(output)
+        return self._issue(
+            Op.GATHER, resolved(input), place, opts, (output,), root=root, finish=finish
+        )
 
     def scatter(
         self,
-        outputs: Any,
-        inputs: Any,
+        output_tensors: Any,
+        input_tensors: Any,
         opts: Any = None,
         timeout: timedelta | None = None,
         *,
-        root: int = 0,
+        root: int | None = None,
     ) -> Work:
-        """Give member i tensor i of the root's list. Also ``scatter(tensor, list, root)``."""
-        recv = self._one(outputs, "scatter")
-        if not isinstance(opts, ScatterOptions):
-            opts = _with(ScatterOptions(), timeout, rootRank=root if opts is None else opts)
+        """Give member i tensor i of the root's list.
+
+        Also ``scatter(tensor, list, root, timeout)``.
+        """
+        recv = self._one(output_tensors, Op.SCATTER)
+        opts = self._options(Op.SCATTER, ScatterOptions, opts, timeout, "rootRank", rootRank=root)
         root = opts.rootRank
-        send = self._nested(inputs, "scatter") if root == self._core._rank else None
-        return self._issue(Op.SCATTER, send, recv, opts, (recv,), root=root)
+        send = None
+        if root == self._core._rank:
+            send = resolved(self._each(input_tensors, Op.SCATTER, "input_tensors"))
+        place, finish = places(recv)
+        return self._issue(Op.SCATTER, send, place, opts, (recv,), root=root, finish=finish)
 
     def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
     ) -> Work:
-        """Reduce a list of tensors, number i of it for member i; their sizes may differ."""
-        recv = self._one(outputs, "reduce_scatter")
-        send = self._nested(inputs, "reduce_scatter")
-        if not isinstance(opts, ReduceScatterOptions):
-            opts = _with(ReduceScatterOptions(), timeout, reduceOp=opts)
-        code, scale = reduction(opts.reduceOp)
-        return self._issue(Op.REDUCE_SCATTER, send, recv, opts, (recv,), code, scale)
+        """Reduce a list of tensors, number i of it for member i; their sizes may differ.
+
+        Also ``reduce_scatter(tensor, list, op, timeout)``.
+        """
+        recv = self._one(output_tensors, Op.REDUCE_SCATTER)
+        send = self._each(input_tensors, Op.REDUCE_SCATTER, "input_tensors")
+        opts = self._options(
+            Op.REDUCE_SCATTER, ReduceScatterOptions, opts, timeout, "reduceOp", reduceOp=op
+        )
+        code, scale = self._reduction(Op.REDUCE_SCATTER, opts)
+        place, finish = places(recv)
+        return self._issue(
+            Op.REDUCE_SCATTER, resolved(send), place, opts, (recv,), code, scale, finish=finish
+        )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce a tensor and give its i-th equal part to member i."""
-        opts = ReduceScatterOptions() if opts is None else opts
-        code, scale = reduction(opts.reduceOp)
-        return self._issue(Op.REDUCE_SCATTER, input, output, opts, (output,), code, scale)
+        opts = self._options(Op.REDUCE_SCATTER, ReduceScatterOptions, opts)
+        code, scale = self._reduction(Op.REDUCE_SCATTER, opts)
+        place, finish = places(output)
+        return self._issue(
+            Op.REDUCE_SCATTER, resolved(input), place, opts, (output,), code, scale, finish=finish
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
     ) -> Work:
         """Several ``reduce_scatter_single``."""
+        inputs = self._some(inputs, Op.REDUCE_SCATTER, "inputs")
+        outputs = self._some(outputs, Op.REDUCE_SCATTER, "outputs", len(inputs))
         works = [
             self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)
         ]
@@ -282,15 +360,18 @@ class ProcessGroupMPI(Issuer):
 
     def alltoall(
         self,
-        outputs: _Tensors,
-        inputs: _Tensors,
+        output_tensors: _Tensors,
+        input_tensors: _Tensors,
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
         """Send tensor i to member i and receive one from each; sizes may differ."""
-        if not isinstance(opts, AllToAllOptions):
-            opts = _with(AllToAllOptions(), timeout)
-        return self._issue(Op.ALL_TO_ALL, list(inputs), list(outputs), opts, outputs)
+        size = self._core.size()
+        recv = self._some(output_tensors, Op.ALL_TO_ALL, "output_tensors", size)
+        send = self._some(input_tensors, Op.ALL_TO_ALL, "input_tensors", size)
+        opts = self._options(Op.ALL_TO_ALL, AllToAllOptions, opts, timeout)
+        place, finish = places(recv)
+        return self._issue(Op.ALL_TO_ALL, resolved(send), place, opts, recv, finish=finish)
 
     def all_to_all_single(
         self,
@@ -302,29 +383,31 @@ class ProcessGroupMPI(Issuer):
         timeout: timedelta | None = None,
     ) -> Work:
         """Split along the first dimension, part i to member i; no sizes: equal parts."""
-        if not isinstance(opts, AllToAllOptions):
-            opts = _with(AllToAllOptions(), timeout)
+        opts = self._options(Op.ALL_TO_ALL, AllToAllOptions, opts, timeout)
+        recv_splits = self._splits("output", output, output_split_sizes)
+        send_splits = self._splits("input", input, input_split_sizes)
+        place, finish = places(output)
         return self._issue(
             Op.ALL_TO_ALL,
-            input,
-            output,
+            resolved(input),
+            place,
             opts,
             (output,),
-            send_splits=input_split_sizes or None,
-            recv_splits=output_split_sizes or None,
+            send_splits=send_splits,
+            recv_splits=recv_splits,
+            finish=finish,
         )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Return when every member has called it."""
-        if not isinstance(opts, BarrierOptions):
-            opts = _with(BarrierOptions(), timeout if opts is None else opts)
+        """Return when every member has called it. Also ``barrier(timeout)``."""
+        opts = self._options(Op.BARRIER, BarrierOptions, opts, timeout)
         return self._issue(Op.BARRIER, None, None, opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """A barrier with a deadline of its own; its error names all missing ranks."""
-        opts = _with(BarrierOptions(), timeout)
+        opts = self._options(Op.BARRIER, BarrierOptions, None, timeout)
         opts.asyncOp = False
         self._issue(Op.BARRIER, None, None, opts)
 
@@ -338,53 +421,94 @@ class ProcessGroupMPI(Issuer):
 
     # Point to point
 
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         """Begin to send a tensor to a rank of the group."""
-        return self._message(Op.SEND, self._one(tensors, "send"), None, peer, tag)
+        return self._message(Op.SEND, resolved(self._one(tensors, Op.SEND)), None, dstRank, tag)
 
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         """Begin to receive a tensor from a rank of the group."""
-        return self._message(Op.RECV, None, self._one(tensors, "recv"), peer, tag)
+        return self._message(Op.RECV, None, self._one(tensors, Op.RECV), srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Begin to receive a tensor from whichever rank; ``source_rank()`` tells."""
-        return self._message(Op.RECV, None, self._one(tensors, "recv"), -1, tag)
+        return self._message(Op.RECV, None, self._one(tensors, Op.RECV), -1, tag)
 
-    # Inside
+    # Arguments: what is wrong with them is told to the other members before it is raised
 
-    def _one(self, tensors: Any, what: str) -> Any:
+    def _refuse(self, code: Op, error: Error) -> NoReturn:
+        """Raise; the other members of a collective hear that this one takes no part."""
+        if self._steps is not None:
+            self._steps.settle()
+        _native.core().refuse(code, self._gid, str(error))
+        raise error
+
+    def _options(self, code: Op, kind: Any, given: Any, *more: Any, **fields: Any) -> Any:
+        if given.__class__ is kind:
+            return given
+        try:
+            return options(kind, given, *(more or (None,)), **fields)
+        except Error as error:
+            self._refuse(code, error)
+
+    def _reduction(self, code: Op, opts: Any) -> tuple[int, float]:
+        try:
+            return reduction(opts.reduceOp)
+        except Error as error:
+            self._refuse(code, error)
+
+    def _one(self, tensors: Any, code: Op) -> Any:
         """The one tensor that torch wraps in a list."""
+        if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
+            tensors = tensors[0]
         if isinstance(tensors, torch.Tensor):
             return tensors
-        if len(tensors) != 1:
-            raise ArgumentError(f"{what}: {len(tensors)} tensors; the MPI group takes one a rank")
-        return tensors[0]
+        if isinstance(tensors, (list, tuple)):
+            text = f"{code.label}: {len(tensors)} tensors where the MPI group takes one"
+            return self._refuse(code, ArgumentError(text))
+        text = f"{code.label}: a {type(tensors).__name__} where a tensor is wanted"
+        return self._refuse(code, DtypeError(text))
 
-    def _nested(self, tensors: Any, what: str) -> list[Any]:
-        """The list of tensors that torch wraps in another list."""
-        if tensors and isinstance(tensors[0], torch.Tensor):
-            return list(tensors)
-        if len(tensors) != 1:
-            raise ArgumentError(f"{what}: {len(tensors)} lists; the MPI group takes one a rank")
-        return list(tensors[0])
+    def _each(self, tensors: Any, code: Op, name: str) -> list[Any]:
+        """The list of one tensor for each member that torch wraps in another list."""
+        if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
+            inner = tensors[0]
+            if isinstance(inner, (list, tuple)):
+                tensors = inner
+        return self._some(tensors, code, name, self._core.size())
 
+    def _some(self, tensors: Any, code: Op, name: str, count: int = 0) -> list[Any]:
+        """A list of ``count`` items, or of at least one."""
+        if not isinstance(tensors, (list, tuple)):
+            self._refuse(
+                code,
+                DtypeError(f"{code.label}: {name} is a {type(tensors).__name__}, no list"),
+            )
+        if len(tensors) != count if count else not tensors:
+            self._refuse(
+                code,
+                ArgumentError(
+                    f"{code.label}: {name} has {len(tensors)} tensors, it needs {count or 'some'}"
+                ),
+            )
+        return list(tensors)
 
-def _with(opts: Any, timeout: timedelta | None, **fields: Any) -> Any:
-    """Options with some fields set."""
-    if timeout is not None:
-        opts.timeout = timeout
-    for name, value in fields.items():
-        if value is not None:
-            setattr(opts, name, value)
-    return opts
-
-
-def _by_dtype(tensors: _Tensors) -> list[list[Any]]:
-    """Tensors in lists of one dtype each, in the order in which the dtypes come."""
-    lists: dict[Any, list[Any]] = {}
-    for tensor in tensors:
-        lists.setdefault(tensor.dtype, []).append(tensor)
-    return list(lists.values())
+    def _splits(self, name: str, tensor: Any, splits: Sequence[int] | None) -> Sequence[int] | None:
+        """Rows for each member; None: equal parts, which the tensor must have."""
+        if splits is not None and len(splits):
+            return splits
+        if not isinstance(tensor, torch.Tensor):
+            return None  # for the core to say
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if rows % self._core.size():
+            self._refuse(
+                Op.ALL_TO_ALL,
+                ArgumentError(
+                    f"all_to_all_single: the {name} of shape {tuple(tensor.shape)} cannot be cut "
+                    f"into {self._core.size()} equal parts along its first dimension: give "
+                    f"{name}_split_sizes"
+                ),
+            )
+        return None
 
 
 def _joined(works: Sequence[Work], output: _Tensors) -> Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import ReduceOp
 
 from .._ops import ReduceCode
@@ -30,7 +31,8 @@ def reduction(op: Any) -> tuple[int, float]:
     """The core's code of a ``ReduceOp`` (or ``RedOpType``), and the factor of a PREMUL_SUM.
 
     Raises:
-        ArgumentError: torch has learnt an op that this table does not know.
+        ArgumentError: an op that this table does not know; a PREMUL_SUM without a factor, or
+            with one that is no real number.
     """
     if op == _SUM:
         return 1, 1.0
@@ -40,5 +42,23 @@ def reduction(op: Any) -> tuple[int, float]:
         raise ArgumentError(f"op={op!r}: the MPI process group does not know this reduce op")
     if kind != _KIND.PREMUL_SUM:
         return code, 1.0
-    # Its factor, a number or a tensor of one element, is to be had by pickling alone.
-    return code, float(op.__getstate__()[1])
+    return code, _factor(op)
+
+
+def _factor(op: Any) -> float:
+    # To be had by pickling alone. The bare RedOpType's state is a number.
+    try:
+        factor = op.__getstate__()[1]
+    except TypeError:
+        factor = None
+    if isinstance(factor, torch.Tensor):
+        if factor.is_complex():
+            raise ArgumentError(
+                f"PREMUL_SUM: the factor is a tensor of {factor.dtype}, it must be a real number"
+            )
+        return float(factor)
+    if factor is None:
+        raise ArgumentError(
+            "PREMUL_SUM has no factor: make it with torch.distributed._make_nccl_premul_sum(factor)"
+        )
+    return float(factor)
