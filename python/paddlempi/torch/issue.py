@@ -64,14 +64,23 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
 
     # The two ways
 
-    def _message(self, code: Op, send: Any, recv: Any, peer: int, tag: int) -> Work:
+    def _message(
+        self,
+        code: Op,
+        send: Any,
+        recv: Any,
+        peer: int,
+        tag: int,
+        output: Sequence[Any] = (),
+        finish: Callable[[], None] | None = None,
+    ) -> Work:
         gid, limit = self._gid, self._limit
 
         def submit(flags: int) -> Any:
             return _native.submit(code, gid, send, recv, 0, flags, -1, peer, tag, limit)
 
         part = core_work.start(code.label, None, send, recv, submit)
-        work = Work((part,), () if recv is None else (recv,))
+        work = Work((part,), output, finish)
         if self._batch is not None:
             self._batch.append(work)
         return work

@@ -427,11 +427,13 @@ class ProcessGroupMPI(Issuer):
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         """Begin to receive a tensor from a rank of the group."""
-        return self._message(Op.RECV, None, self._one(tensors, Op.RECV), srcRank, tag)
+        tensor = self._one(tensors, Op.RECV)
+        place, finish = places(tensor)
+        return self._message(Op.RECV, None, place, srcRank, tag, (tensor,), finish)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Begin to receive a tensor from whichever rank; ``source_rank()`` tells."""
-        return self._message(Op.RECV, None, self._one(tensors, Op.RECV), -1, tag)
+        return self.recv(tensors, -1, tag)
 
     # Arguments: what is wrong with them is told to the other members before it is raised
 
@@ -465,7 +467,7 @@ class ProcessGroupMPI(Issuer):
         if isinstance(tensors, (list, tuple)):
             text = f"{code.label}: {len(tensors)} tensors where the MPI group takes one"
             return self._refuse(code, ArgumentError(text))
-        text = f"{code.label}: a {type(tensors).__name__} where a tensor is wanted"
+        text = f"{code.label}: an object of type {type(tensors).__name__} where a tensor is wanted"
         return self._refuse(code, DtypeError(text))
 
     def _each(self, tensors: Any, code: Op, name: str) -> list[Any]:
@@ -494,17 +496,26 @@ class ProcessGroupMPI(Issuer):
 
     def _splits(self, name: str, tensor: Any, splits: Sequence[int] | None) -> Sequence[int] | None:
         """Rows for each member; None: equal parts, which the tensor must have."""
+        size = self._core.size()
         if splits is not None and len(splits):
+            if len(splits) != size:
+                self._refuse(
+                    Op.ALL_TO_ALL,
+                    ArgumentError(
+                        f"all_to_all_single: {name}_split_sizes={list(splits)} must be {size} "
+                        "numbers of rows, one a rank"
+                    ),
+                )
             return splits
         if not isinstance(tensor, torch.Tensor):
             return None  # for the core to say
         rows = tensor.shape[0] if tensor.dim() else 1
-        if rows % self._core.size():
+        if rows % size:
             self._refuse(
                 Op.ALL_TO_ALL,
                 ArgumentError(
                     f"all_to_all_single: the {name} of shape {tuple(tensor.shape)} cannot be cut "
-                    f"into {self._core.size()} equal parts along its first dimension: give "
+                    f"into {size} equal parts along its first dimension: give "
                     f"{name}_split_sizes"
                 ),
             )
