@@ -18,10 +18,12 @@ import paddle.distributed as dist
 from paddle.base import core as paddle_core
 from paddle.distributed import collective, parallel, parallel_helper
 from paddle.distributed.communication import group as groups
+from paddle.distributed.fleet.base.role_maker import PaddleCloudRoleMaker
 
 from .. import group as core_group
 from ..errors import ArgumentError, UnsupportedError
 from . import environment
+from .fleet import Workers
 from .process_group import ProcessGroupMPI
 
 __all__ = ["default_group", "init", "install", "installed", "uninstall"]
@@ -51,6 +53,7 @@ _TOUCHED: dict[Any, tuple[str, ...]] = {
     parallel: ("_global_parallel_env",),
     parallel_helper: ("_set_parallel_ctx", "__parallel_ctx__clz__"),
     groups: ("Group", "_GroupManager", "_add_new_group"),
+    PaddleCloudRoleMaker: ("_generate_role",),
 }
 
 _originals: list[tuple[Any, str, Any]] = []
@@ -70,6 +73,16 @@ def install() -> None:
     if _originals:
         return
     _check()
+    generate = PaddleCloudRoleMaker._generate_role
+
+    def generate_role(self: Any) -> Any:
+        """Paddle's, which reads the environment: it must say by then what MPI says."""
+        if self._is_collective and not self._role_is_generated:
+            _start(core_group.DEFAULT_TIMEOUT)
+            self._gloo = Workers()
+        return generate(self)
+
+    _replace(PaddleCloudRoleMaker, "_generate_role", generate_role)
     replacements = {
         "init_parallel_env": init_parallel_env,
         "new_group": new_group,
@@ -137,13 +150,7 @@ def init(timeout: timedelta | float = core_group.DEFAULT_TIMEOUT) -> Any:
     made = default_group()
     if made is not None:
         return made
-    if not core_group.is_initialized():
-        core_group.init_process_group(_MPI, timeout=timeout)
-    world = core_group.WORLD
-    assert world is not None
-    environment.fill(world.rank(), world.size())
-    parallel._global_parallel_env = None
-    collective._global_env = None
+    world = _start(timeout)
     group = Group(
         world.rank(), 0, list(world._ranks), ProcessGroupMPI(world), collective._default_group_name
     )
@@ -156,8 +163,22 @@ def init(timeout: timedelta | float = core_group.DEFAULT_TIMEOUT) -> Any:
     return group
 
 
+def _start(timeout: timedelta | float) -> core_group.ProcessGroup:
+    """The world, and the environment as Paddle expects it. Collective over the job."""
+    if not core_group.is_initialized():
+        core_group.init_process_group(_MPI, timeout=timeout)
+    world = core_group.WORLD
+    assert world is not None
+    environment.fill(world.rank(), world.size())
+    # Both were read from the environment, maybe before it was filled.
+    parallel._global_parallel_env = None
+    collective._global_env = None
+    return world
+
+
 def _forget() -> None:
     """Paddle knows of no group any more: the world was destroyed, by whomever."""
+    environment.clear()
     if default_group() is None:
         return
     groups._GroupManager.group_map_by_id.clear()
@@ -168,7 +189,6 @@ def _forget() -> None:
     ):
         table.clear()
     parallel_helper.__parallel_ctx__clz__ = None
-    environment.clear()
 
 
 core_group.at_destroy(_forget)

@@ -14,13 +14,17 @@ _ours: set[str] = set()
 
 
 def fill(rank: int, size: int) -> None:
-    """Set what ``paddle.distributed.launch`` would set, from MPI. Collective over the world.
+    """Set what ``paddle.distributed.launch`` would set, from MPI, unless that was done.
+
+    Collective over the world.
 
     Raises:
         LauncherError: ``paddle.distributed.launch`` started more processes than MPI knows of.
     """
+    if _ours:
+        return
     launched = os.environ.get("PADDLE_TRAINERS_NUM")
-    if "PADDLE_TRAINERS_NUM" not in _ours and launched not in (None, str(size)):
+    if launched not in (None, str(size)):
         raise LauncherError(
             f"PADDLE_TRAINERS_NUM={launched}, but MPI has {size} rank(s): where "
             "paddle.distributed.launch starts the processes MPI does not connect them; "
@@ -36,7 +40,7 @@ def fill(rank: int, size: int) -> None:
         ("PADDLE_TRAINER_ENDPOINTS", ",".join(endpoints)),
         ("PADDLE_CURRENT_ENDPOINT", endpoints[rank]),
     ):
-        if name not in os.environ or name in _ours:
+        if name not in os.environ:
             os.environ[name] = value
             _ours.add(name)
 

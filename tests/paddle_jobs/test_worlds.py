@@ -1,0 +1,223 @@
+"""How a world begins and ends, and the ways to start it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import job
+from paddlempi.testing import launch
+
+
+def again() -> None:
+    import os
+
+    import paddle
+    import paddle.distributed as dist
+    import paddlempi
+    import paddlempi.paddle
+    from ranks_tools import done
+
+    for leave in (dist.destroy_process_group, paddlempi.destroy_process_group):
+        group = dist.init_parallel_env()
+        assert dist.init_parallel_env() is group, "the second is the first"
+        assert dist.is_initialized() and paddlempi.is_initialized()
+        assert dist.get_world_size() == paddlempi.get_world_size() == 2
+        assert dist.ParallelEnv().rank == dist.get_rank() == paddlempi.get_rank()
+        assert dist.get_backend() == "mpi"
+        part = dist.new_group([1])
+        x = paddle.ones([3])
+        dist.all_reduce(x)
+        assert x.tolist() == [2.0] * 3
+        if dist.get_rank() == 1:
+            dist.all_reduce(x, group=part)
+            assert x.tolist() == [2.0] * 3
+        dist.barrier()
+        leave()
+        assert not dist.is_initialized() and not paddlempi.is_initialized()
+        assert "PADDLE_TRAINER_ID" not in os.environ
+    done()
+
+
+def test_init_after_destroy() -> None:
+    job.succeed(2, again)
+
+
+def by_name() -> None:
+    import paddle
+    import paddlempi
+    from ranks_tools import done
+
+    paddlempi.init_process_group("mpi", framework="paddle")
+    x = paddle.ones([2])
+    paddle.distributed.all_reduce(x)
+    assert x.tolist() == [2.0, 2.0]
+    paddlempi.all_reduce(x)
+    assert x.tolist() == [4.0, 4.0]
+    done()
+
+
+def test_init_process_group_with_framework() -> None:
+    job.succeed(2, by_name)
+
+
+def groups() -> None:
+    import warnings
+
+    import paddle
+    import paddle.distributed as dist
+    import paddlempi.paddle  # noqa: F401
+    from paddlempi import errors
+    from ranks_tools import done, raises
+
+    dist.init_parallel_env()
+    rank = dist.get_rank()
+    # Paddle sorts the ranks; those that are no members do not wait for anybody.
+    tail = dist.new_group([2, 1])
+    assert tail.ranks == [1, 2] and tail.nranks == 2
+    assert dist.get_group(tail.id) is tail
+    x = paddle.full([2], float(rank))
+    if rank:
+        assert tail.rank == dist.get_rank(tail) == rank - 1
+        assert dist.get_world_size(tail) == 2
+        dist.broadcast(x, 2, group=tail)
+        assert x.tolist() == [2.0, 2.0]
+        dist.reduce(x, 1, group=tail)
+        assert x.tolist() == [4.0 if rank == 1 else 2.0] * 2
+    else:
+        assert not tail.is_member() and tail.process_group is None
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            dist.all_reduce(x, group=tail)
+        assert any("is not in group" in str(one.message) for one in seen)
+        assert x.tolist() == [0.0, 0.0]
+    with raises(errors.ArgumentError, "gloo", "mpi"):
+        dist.new_group([0, 1], backend="gloo")
+    with raises(errors.ArgumentError, "out of range"):
+        dist.new_group([0, 3])
+    dist.destroy_process_group(tail)
+    with raises(errors.ArgumentError, "destroyed before"):
+        dist.destroy_process_group(tail)
+    dist.barrier()
+    done()
+
+
+def test_groups() -> None:
+    job.succeed(3, groups)
+
+
+def late() -> None:
+    import time
+    from datetime import timedelta
+
+    import paddle
+    import paddle.distributed as dist
+    import paddlempi.paddle  # noqa: F401
+    from paddlempi import errors
+    from ranks_tools import done, raises
+
+    dist.init_parallel_env()
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
+    x = paddle.ones([2])
+    if dist.get_rank() == 0:
+        with raises(errors.TimeoutError, "all_reduce", ranks=[1]):
+            dist.all_reduce(x, group=group)
+    else:
+        time.sleep(2)
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0, 2.0]
+    done()
+
+
+def test_timeout_of_a_group() -> None:
+    job.succeed(2, late)
+
+
+def whole_fleet() -> None:
+    import numpy as np
+    import paddle
+    import paddlempi.paddle  # noqa: F401
+    from paddle.distributed import fleet
+    from paddlempi import errors
+    from ranks_tools import done, raises
+
+    fleet.init(is_collective=True)
+    rank = paddle.distributed.get_rank()
+    assert fleet.worker_num() == 2 and fleet.worker_index() == rank
+    assert fleet.is_first_worker() == (rank == 0)
+    assert len(set(fleet.worker_endpoints())) == 2
+    fleet.barrier_worker()
+    assert fleet.util.all_reduce([[rank, 1.5]], "sum").tolist() == [[1.0, 3.0]]
+    assert fleet.util.all_reduce(np.array([rank]), "max").tolist() == [1]
+    assert fleet.util.all_gather(rank * 2.5) == [0.0, 2.5]
+    fleet.util.barrier()
+    with raises(errors.ArgumentError, "server"):
+        fleet.util.barrier("server")
+    assert fleet.util.get_file_shard(["a", "b", "c"]) == [["a", "b"], ["c"]][rank]
+    done()
+
+
+def test_fleet() -> None:
+    job.succeed(2, whole_fleet)
+
+
+def restored() -> None:
+    import paddle.distributed as dist
+    from paddle.base import core
+    from paddle.distributed import collective, parallel
+
+    before = dist.init_parallel_env, collective.new_group, dist.wait, hasattr(core, "nccl_version")
+    import paddlempi.paddle as front
+    from ranks_tools import done
+
+    assert front.installed() and parallel.init_parallel_env is not before[0]
+    front.uninstall()
+    after = dist.init_parallel_env, collective.new_group, dist.wait, hasattr(core, "nccl_version")
+    assert after == before and not front.installed()
+    front.install()
+    dist.init_parallel_env()
+    assert dist.get_backend() == "mpi"
+    done()
+
+
+def test_uninstall_puts_paddles_own_back() -> None:
+    job.succeed(1, restored)
+
+
+SCRIPT = """
+import sys
+import paddle
+import paddle.distributed as dist
+
+dist.init_parallel_env()
+x = paddle.ones([2])
+dist.all_reduce(x)
+assert __name__ == "__main__" and __file__ == sys.argv[0], (__name__, __file__, sys.argv)
+sys.stdout.write(f"{dist.get_backend()} {x.tolist()} {sys.argv[1:]}\\n")
+"""
+
+
+def test_run_a_script_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "paddlempi", "run", str(script), "--epochs", "3"]
+    ended = launch.run(2, command, timeout=120)
+    assert ended.returncode == 0, ended.output
+    assert ended.stdout.count("mpi [2.0, 2.0] ['--epochs', '3']\n") == 2, ended.output
+
+
+def test_launched_by_paddle_alone() -> None:
+    """paddle.distributed.launch sets these; MPI connects nobody then."""
+    environment = {**os.environ, "PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "0"}
+    program = "import paddlempi.paddle, paddle; paddle.distributed.init_parallel_env()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode != 0
+    assert "LauncherError" in ended.stderr and "mpirun -np 2" in ended.stderr, ended.stderr
