@@ -7,20 +7,41 @@ goes wrong here must not stop ``import torch``: it is kept in :data:`error`, whi
 ``python -m paddlempi info`` shows.
 
 All names of torch that this touches are private there, and each of them is looked up
-before any is replaced.
+before any is replaced. Functions are replaced inside, code by code: who imported one of
+them before has the new one too.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
+from types import FunctionType
 from typing import Any
 
-__all__ = ["error", "names", "register", "torch"]
+__all__ = ["NAMES", "entered", "error", "originals", "register", "torch"]
 
 error: BaseException | None = None
-"""Why the names could not be entered; None where they could, or nobody tried."""
+"""Why the names could not be entered by ``import torch``; None where they could, or nobody tried."""
 
-names = ("mpi", "paddlempi")
+NAMES = ("mpi", "paddlempi")
+
+entered: set[str] = set()
+"""Those of them that mean paddlempi in this process."""
+
+originals: dict[str, Any] = {}
+"""torch's own functions, by name, and its handler of ``env://`` as ``env``."""
+
+lazily = False
+"""Whether ``paddlempi.torch`` is being imported from here and not by the user."""
+
+# Kept in one place: what a torch must have for this to work.
+_FUNCTIONS = (
+    "_new_process_group_helper",
+    "_new_group_with_tag",
+    "split_group",
+    "monitored_barrier",
+)
+_OTHERS = ("Backend", "ProcessGroup", "_world", "_MPI_AVAILABLE", "is_mpi_available")
 
 
 def torch() -> None:
@@ -33,56 +54,96 @@ def torch() -> None:
 
 
 def register(replace_native: bool) -> None:
-    """Enter the names, once.
+    """Enter the names; once they are, do nothing.
 
     Args:
-        replace_native: also where this torch was built with an MPI of its own.
+        replace_native: also the name ``mpi`` of a torch that was built with an MPI of its own.
 
     Raises:
-        ImportError: this torch has no ``torch.distributed``.
-        AttributeError: a private name of torch has moved.
+        ImportError: this torch has no ``torch.distributed``, or a private name of it has
+            moved; the message names them and the version of torch.
     """
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None:
-        import importlib
+    import importlib
 
-        c10d = importlib.import_module("torch.distributed.distributed_c10d")
-    if getattr(c10d, "_paddlempi", None) is not None:
-        return
-    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
-    backend, handlers = c10d.Backend, rendezvous._rendezvous_handlers
-    originals = {
-        name: getattr(c10d, name)
-        for name in ("Store", "_new_group_with_tag", "split_group", "monitored_barrier")
-    }
-    originals["env"] = handlers["env"]
-    native = c10d.is_mpi_available() and hasattr(c10d, "ProcessGroupMPI")
-    c10d._paddlempi = originals
-    wanted = names if replace_native or not native else names[1:]
-    if "mpi" in wanted:
+    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    if not originals:
+        _check(c10d, rendezvous)
+        native = c10d.is_mpi_available()
+        for name in _FUNCTIONS:
+            originals[name] = _replace(getattr(c10d, name), _STUBS[name])
+        originals["env"] = rendezvous._rendezvous_handlers["env"]
+        rendezvous._rendezvous_handlers["env"] = _env
+        _enter(c10d, "paddlempi")
+        if native and not replace_native:
+            return
+    if "mpi" not in entered and (replace_native or not c10d.is_mpi_available()):
         c10d.ProcessGroupMPI = _Native
         c10d._MPI_AVAILABLE = True
         # Up to 2.12 a name may not be registered twice, and "mpi" is served by ProcessGroupMPI.
-        if hasattr(backend, "_ensure_backend_registered"):
-            backend.register_backend("mpi", _create, extended_api=True, devices=["cpu", "cuda"])
-        c10d.Store = _store
-    backend.register_backend("paddlempi", _create, extended_api=True, devices=["cpu", "cuda"])
-    handlers["env"] = _env
-    for name, stub in (
-        ("_new_group_with_tag", _new_group_with_tag),
-        ("split_group", _split_group),
-        ("monitored_barrier", _monitored_barrier),
-    ):
-        stub.__doc__ = originals[name].__doc__
-        setattr(c10d, name, stub)
-        package = sys.modules["torch.distributed"]
-        if hasattr(package, name):
-            setattr(package, name, stub)
+        if hasattr(c10d.Backend, "_ensure_backend_registered"):
+            _enter(c10d, "mpi")
+        entered.add("mpi")
 
 
-def _front() -> Any:
-    from paddlempi.torch import activation
+def _enter(c10d: Any, name: str) -> None:
+    c10d.Backend.register_backend(name, _create, extended_api=True, devices=["cpu", "cuda"])
+    entered.add(name)
 
+
+def _check(c10d: Any, rendezvous: Any) -> None:
+    """Look up all that is touched, so that nothing is left half replaced."""
+    missing = [name for name in (*_FUNCTIONS, *_OTHERS) if not hasattr(c10d, name)]
+    if not hasattr(getattr(c10d, "Backend", None), "register_backend"):
+        missing.append("Backend.register_backend")
+    missing += [
+        f"{name} as a plain function"
+        for name in _FUNCTIONS
+        if name not in missing and not _plain(getattr(c10d, name))
+    ]
+    if "env" not in getattr(rendezvous, "_rendezvous_handlers", ()):
+        missing.append("rendezvous._rendezvous_handlers['env']")
+    if missing:
+        version = getattr(sys.modules.get("torch"), "__version__", "of unknown version")
+        raise ImportError(
+            f"paddlempi does not know this torch ({version}): torch.distributed.distributed_c10d "
+            f"has no {', '.join(missing)}; use a version that paddlempi supports (2.8 to 2.15)"
+        )
+
+
+def _plain(function: Any) -> bool:
+    inner = inspect.unwrap(function)
+    return isinstance(inner, FunctionType) and not inner.__code__.co_freevars
+
+
+def _replace(function: Any, stub: FunctionType) -> FunctionType:
+    """Let a function do what ``stub`` does, in place; returns one that does what it did."""
+    inner: FunctionType = inspect.unwrap(function)
+    signature = inspect.signature(inner)
+    original = FunctionType(inner.__code__, inner.__globals__, inner.__name__, inner.__defaults__)
+    original.__kwdefaults__ = inner.__kwdefaults__
+    inner.__code__ = stub.__code__
+    inner.__defaults__ = inner.__kwdefaults__ = None
+    inner.__signature__ = signature  # type: ignore[attr-defined]
+    return original
+
+
+def concerns(backend: object) -> bool:
+    """Whether paddlempi may have a part in a group of this backend: cheap, and never imports it."""
+    return "paddlempi.torch.activation" in sys.modules or "mpi" in str(backend).lower()
+
+
+def front() -> Any:
+    """``paddlempi.torch.activation``, imported now if this is the first use."""
+    global lazily
+    loaded = sys.modules.get("paddlempi.torch.activation")
+    if loaded is not None:
+        return loaded
+    lazily = True
+    try:
+        from paddlempi.torch import activation
+    finally:
+        lazily = False
     return activation
 
 
@@ -91,28 +152,63 @@ class _Native:
 
     @staticmethod
     def create(ranks: list[int]) -> Any:
-        return _front().create_native(ranks)
+        return front().create(ranks)
 
 
 def _create(options: Any, pg_options: Any) -> Any:
-    return _front().create(options, pg_options)
-
-
-def _store(*arguments: Any) -> Any:
-    return _front().store(*arguments)
+    return front().create(options.global_ranks_in_group)
 
 
 def _env(url: str, **options: Any) -> Any:
-    return _front().env_rendezvous(url, **options)
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "init_process_group":
+        frame = frame.f_back
+    backend = None if frame is None else frame.f_locals.get("backend")
+    if concerns(backend):
+        return front().env_rendezvous(url, backend, **options)
+    return originals["env"](url, **options)
 
 
-def _new_group_with_tag(*arguments: Any, **named: Any) -> Any:
-    return _front().new_group_with_tag(*arguments, **named)
+# What runs in place of torch's functions. Their globals are those of torch's module, not these.
 
 
-def _split_group(*arguments: Any, **named: Any) -> Any:
-    return _front().split_group(*arguments, **named)
+def _stub_helper(*arguments: Any, **named: Any) -> Any:
+    import paddlempi_autoload as ours
+
+    backend = named["backend"] if "backend" in named else arguments[3]
+    if ours.concerns(backend):
+        return ours.front().new_process_group_helper(*arguments, **named)
+    return ours.originals["_new_process_group_helper"](*arguments, **named)
 
 
-def _monitored_barrier(*arguments: Any, **named: Any) -> Any:
-    return _front().monitored_barrier(*arguments, **named)
+def _stub_new_group(*arguments: Any, **named: Any) -> Any:
+    import paddlempi_autoload as ours
+
+    backend = named["backend"] if "backend" in named else (*arguments, None, None, None)[2]
+    if ours.concerns(backend):
+        return ours.front().new_group_with_tag(*arguments, **named)
+    return ours.originals["_new_group_with_tag"](*arguments, **named)
+
+
+def _stub_split(*arguments: Any, **named: Any) -> Any:
+    import paddlempi_autoload as ours
+
+    if ours.concerns(None):
+        return ours.front().split_group(*arguments, **named)
+    return ours.originals["split_group"](*arguments, **named)
+
+
+def _stub_barrier(*arguments: Any, **named: Any) -> Any:
+    import paddlempi_autoload as ours
+
+    if ours.concerns(None):
+        return ours.front().monitored_barrier(*arguments, **named)
+    return ours.originals["monitored_barrier"](*arguments, **named)
+
+
+_STUBS: dict[str, Any] = {
+    "_new_process_group_helper": _stub_helper,
+    "_new_group_with_tag": _stub_new_group,
+    "split_group": _stub_split,
+    "monitored_barrier": _stub_barrier,
+}

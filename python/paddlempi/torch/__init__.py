@@ -13,11 +13,12 @@ they are not set. It starts no MPI.
 
 import paddlempi_autoload
 
-from .activation import activate
+from .activation import activate, init
 from .process_group import ProcessGroupMPI
 from .work import Work
 
-__all__ = ["ProcessGroupMPI", "Work", "activate"]
+__all__ = ["ProcessGroupMPI", "Work", "activate", "init"]
 
-paddlempi_autoload.register(replace_native=True)
+# torch's own "mpi", where it was built with one, gives way to whoever imports this himself.
+paddlempi_autoload.register(replace_native=not paddlempi_autoload.lazily)
 activate()

@@ -1,4 +1,4 @@
-"""The world under torch's groups: MPI is started here, and the real store made.
+"""The world under torch's groups: MPI is started here.
 
 torch's global ranks are MPI's. Where the program called
 ``paddlempi.init_process_group`` itself, torch's groups join that world and leave it
@@ -7,18 +7,19 @@ running when they are destroyed.
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
-from .. import group, objects
+from .. import _native, group, objects
+from ..errors import ArgumentError
+from ..group import to_seconds
 from . import environment
+from .errors import LauncherError
 
-__all__ = ["end", "joined", "new_store", "start"]
+__all__ = ["agree", "default_group", "end", "joined", "start"]
 
 _ours = False
+_checked: group.ProcessGroup | None = None  # the world that the environment was held against
 
 
 def joined() -> bool:
@@ -30,22 +31,38 @@ def start(timeout: timedelta) -> group.ProcessGroup:
     """The group of all ranks; MPI is started if it does not run. Collective over the job.
 
     Raises:
-        LauncherError: the launcher's or torchrun's number of ranks is not MPI's.
-        ArgumentError: ``RANK`` or ``WORLD_SIZE`` contradicts MPI.
+        LauncherError: the launcher belongs to another MPI, or is torchrun.
+        ArgumentError: ``RANK`` or ``WORLD_SIZE``, on some rank, is not what MPI says.
         StartError: as :func:`paddlempi.init_process_group`.
     """
     global _ours
     if not group.is_initialized():
+        _refuse_torchrun()
         group.init_process_group("mpi", timeout=timeout)
         _ours = True
         try:
-            environment.verify(group.get_rank(), group.get_world_size())
+            _check()
         except BaseException:
             end()
             raise
-    world = group.WORLD
-    assert world is not None
-    return world
+    else:
+        _check()
+    assert group.WORLD is not None
+    return group.WORLD
+
+
+def default_group(timeout: timedelta) -> tuple[group.ProcessGroup, bool]:
+    """The group of the core for torch's default group, and whether its end is MPI's.
+
+    In a world that the program started itself it is a group of its own: torch's deadline,
+    and what may break it, are not the program's.
+    """
+    everyone = start(timeout)
+    if not _ours:
+        return group.new_group(range(everyone.size()), timeout), False
+    seconds = to_seconds(timeout, "init_process_group")
+    _native.control("set_timeout", group=everyone._id, timeout=seconds)
+    return everyone, True
 
 
 def end() -> None:
@@ -56,21 +73,44 @@ def end() -> None:
     _ours = False
 
 
-def new_store(timeout: timedelta) -> tuple[Any, str, int]:
-    """A TCPStore that all ranks share, served by rank 0. Collective over the world.
+def agree(rank: int, size: int, what: str) -> None:
+    """Hold torch's rank and size, which did not come from MPI, against MPI's. Collective.
 
-    Returns:
-        The store, and the address and port it is served at.
+    Raises:
+        ArgumentError: on some rank they differ; the message tells which.
     """
-    rank, size = group.get_rank(), group.get_world_size()
-    place: list[Any] = [None]
-    store = None
-    if rank == 0:
-        host = "127.0.0.1" if group.get_local_size() == size else socket.gethostname()
-        store = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False)
-        place = [(host, store.port)]
-    objects.broadcast_object_list(place, 0)
-    host, port = place[0]
-    if store is None:
-        store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False)
-    return store, host, port
+    mpi = (group.get_rank(), group.get_world_size())
+    problem = None
+    if (rank, size) != mpi:
+        problem = f"torch's rank {rank} of {size} is MPI's rank {mpi[0]} of {mpi[1]}"
+    _raise_together(what, problem, "give init_process_group the rank and world_size of MPI")
+
+
+def _check() -> None:
+    global _checked
+    if group.WORLD is _checked:
+        return
+    problem = environment.contradiction(group.get_rank(), group.get_world_size())
+    _raise_together(
+        "init_process_group", problem, "unset it, or start the job with mpirun or srun alone"
+    )
+    _checked = group.WORLD
+
+
+def _raise_together(what: str, problem: str | None, advice: str) -> None:
+    everyone: list[Any] = [None] * group.get_world_size()
+    objects.all_gather_object(everyone, problem)
+    problems = [text for text in everyone if text]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise ArgumentError(f"{what}: {'; '.join(problems[:3])}{more}: {advice}")
+
+
+def _refuse_torchrun() -> None:
+    size = environment.torchrun_size()
+    if size > 1:
+        raise LauncherError(
+            f"init_process_group: torchrun started this process as one of {size}, but tells MPI "
+            "nothing of the others: each would be a world of its own. Use MPI's launcher: "
+            f"mpirun -np {size} python train.py (or srun), without torchrun"
+        )

@@ -1,0 +1,91 @@
+"""paddlempi's exceptions as torch's users catch them: each is a ``DistBackendError`` too.
+
+While this front is in use the core raises these, wherever the operation came from, so that
+all of these catch a collective whose members never came::
+
+    except paddlempi.errors.TimeoutError
+    except builtins.TimeoutError
+    except torch.distributed.DistBackendError      # and so RuntimeError
+
+What torch raises as ``ValueError``, ``TypeError`` or ``NotImplementedError`` stays that.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from .. import _native, errors
+from ..errors import Error
+
+__all__ = [
+    "BY_CODE",
+    "CorePanicError",
+    "ForkError",
+    "GroupBrokenError",
+    "GroupDestroyedError",
+    "LauncherError",
+    "MPIError",
+    "MPINotFoundError",
+    "MismatchError",
+    "NotMemberError",
+    "NotReadyError",
+    "PeerLeftError",
+    "ProcFailedError",
+    "RefusedError",
+    "RevokedError",
+    "ThreadLevelError",
+    "TimeoutError",
+    "TruncateError",
+    "install",
+]
+
+
+_made: list[type[Error]] = []
+
+
+def _both(base: type[Error]) -> Any:
+    """A class that is ``base`` and torch's."""
+    made = type(
+        base.__name__,
+        (base, torch.distributed.DistBackendError),
+        {"__module__": __name__, "__doc__": base.__doc__},
+    )
+    _made.append(made)
+    return made
+
+
+MPINotFoundError = _both(errors.MPINotFoundError)
+LauncherError = _both(errors.LauncherError)
+ThreadLevelError = _both(errors.ThreadLevelError)
+TimeoutError = _both(errors.TimeoutError)
+NotReadyError = _both(errors.NotReadyError)
+MismatchError = _both(errors.MismatchError)
+RefusedError = _both(errors.RefusedError)
+PeerLeftError = _both(errors.PeerLeftError)
+GroupBrokenError = _both(errors.GroupBrokenError)
+GroupDestroyedError = _both(errors.GroupDestroyedError)
+NotMemberError = _both(errors.NotMemberError)
+MPIError = _both(errors.MPIError)
+TruncateError = _both(errors.TruncateError)
+ProcFailedError = _both(errors.ProcFailedError)
+RevokedError = _both(errors.RevokedError)
+ForkError = _both(errors.ForkError)
+CorePanicError = _both(errors.CorePanicError)
+
+BY_CODE: Final[dict[int, type[Error]]] = {
+    **errors.BY_CODE,
+    **{made.CODE: made for made in _made},
+}
+"""The class of each code of ``capi/pmpi.h``, as the core raises it from :func:`install` on."""
+
+
+def install() -> None:
+    """Let the core raise these."""
+    _native.on_load(_install)
+
+
+def _install(core: ModuleType) -> None:
+    core.set_errors(BY_CODE)

@@ -1,0 +1,124 @@
+"""The store under torch's default group: served by rank 0, at an address that all ranks reach."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from .. import group, objects
+from . import environment
+from .errors import LauncherError
+
+__all__ = ["candidates", "new_store"]
+
+_KEY = "paddlempi"
+_TRIAL = 3.0
+"""Seconds that a rank tries to reach one address."""
+
+
+def new_store(timeout: timedelta) -> Any:
+    """A TCPStore that all ranks share. Collective over the world.
+
+    On one node it is served at 127.0.0.1. Otherwise rank 0 proposes addresses, one after the
+    other, until all ranks have reached one. ``MASTER_ADDR`` and ``MASTER_PORT`` tell it
+    afterwards, where they were not set by the user.
+
+    Raises:
+        LauncherError: there is no address of rank 0's node that all ranks reach.
+    """
+    rank, size = group.get_rank(), group.get_world_size()
+    local = _gathered(group.get_local_size() == size)
+    store, offer = None, [None]
+    if rank == 0:
+        # It listens on all interfaces; the address is only where itself connects.
+        store = dist.TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
+        token = secrets.token_hex(8)
+        store.set(_KEY, token)
+        hosts = ["127.0.0.1"] if all(local) else list(candidates())
+        offer = [(hosts, store.port, token)]  # type: ignore[list-item]
+    objects.broadcast_object_list(offer, 0)
+    hosts, port, token = offer[0]  # type: ignore[misc]
+    for host in hosts:
+        reached = store if rank == 0 else _reach(host, port, size, token, timeout, all(local))
+        if all(_gathered(reached is not None)):
+            environment.publish(host, port)
+            return reached
+    raise LauncherError(
+        f"init_process_group: rank {rank} on {socket.gethostname()}: not all ranks can reach the "
+        f"store of rank 0 at port {port} of any of {', '.join(hosts)}: set MASTER_ADDR, on "
+        "rank 0, to an address of its node that the others reach, or open its ports to them"
+    )
+
+
+def candidates() -> Iterator[str]:
+    """Where others may reach this node, likely ones first, none twice, no loopback.
+
+    ``MASTER_ADDR`` where the user set it, the host's name, its addresses, those of all
+    interfaces.
+    """
+    seen: set[str] = set()
+    for host in _proposed():
+        if host and host not in seen and not host.startswith("127.") and host != "::1":
+            seen.add(host)
+            yield host
+
+
+def _proposed() -> Iterator[str]:
+    if not environment.is_ours("MASTER_ADDR"):
+        yield os.environ.get("MASTER_ADDR", "")
+    name = socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    addresses = [str(entry[4][0]) for entry in found]
+    if any(not address.startswith("127.") and address != "::1" for address in addresses):
+        yield name
+    yield from addresses
+    yield from _interfaces()
+
+
+def _interfaces() -> Iterator[str]:
+    """The IPv4 addresses of the interfaces of this host."""
+    import fcntl  # only here: not on all systems that Python runs on
+
+    address_of = 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, address_of, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has none
+            yield socket.inet_ntoa(answer[20:24])
+
+
+def _reach(host: str, port: int, size: int, token: str, timeout: timedelta, sure: bool) -> Any:
+    """The store at an address; None where it is not to be reached, or is another's."""
+    if not sure:
+        # torch's client tries until its deadline what this finds out at once.
+        try:
+            socket.create_connection((host, port), _TRIAL).close()
+        except OSError:
+            return None
+    trial = timeout if sure else timedelta(seconds=_TRIAL)
+    try:
+        store = dist.TCPStore(host, port, size, False, trial, wait_for_workers=False)
+        if store.get(_KEY).decode() != token:
+            return None
+    except (RuntimeError, UnicodeDecodeError):
+        return None
+    store.set_timeout(timeout)
+    return store
+
+
+def _gathered(mine: Any) -> list[Any]:
+    everyone = [None] * group.get_world_size()
+    objects.all_gather_object(everyone, mine)
+    return everyone
