@@ -1,12 +1,16 @@
 """Futures of works, completed by one daemon thread.
 
 The thread is started by the first ``get_future`` and sleeps in the core without
-the GIL.
+the GIL. It runs the callbacks too, in the order in which the works ended. A callback may
+itself ask for the future of a work and wait for it (some of DDP's hooks do), which that
+thread cannot complete meanwhile: the first time this happens, one thread more begins to
+listen to the core, and every level of callbacks gets a thread of its own.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +18,7 @@ from typing import Any
 from . import _native
 from .errors import Error, GroupDestroyedError
 from .group import at_destroy
-from .work import Work, reap
+from .work import Operation, reap
 
 __all__ = ["Future", "of"]
 
@@ -56,11 +60,28 @@ class Future(concurrent.futures.Future["list[Any]"]):
 
 
 _lock = threading.Lock()
-_waiting: dict[int, Work] = {}
+_waiting: dict[int, tuple[Operation, int]] = {}
+"""By handle, works whose futures are not complete, and the level of who asked."""
+
 _thread: threading.Thread | None = None
+"""Who listens to the core."""
+
+_Ended = queue.SimpleQueue["Operation | None"]
+
+_levels: list[_Ended] = []
+"""What has ended, for the thread of each level; empty while the listener serves level 0."""
 
 
-def of(work: Work) -> Future:
+class _Here(threading.local):
+    """In a callback of level n, n + 1; elsewhere 0."""
+
+    level = 0
+
+
+_here = _Here()
+
+
+def of(work: Operation) -> Future:
     """The future of a work, always the same one."""
     global _thread
     with _lock:
@@ -70,18 +91,24 @@ def of(work: Work) -> Future:
         if not work._done:
             core = _native.core()
             core.notify(work._handle)
-            _waiting[work._handle] = work
+            level = _here.level
+            _waiting[work._handle] = work, level
+            if level and not _levels:
+                # The listener is this thread, in a callback. From its return it serves level 0.
+                _levels.append(queue.SimpleQueue())
+                _thread = None
+            while level >= len(_levels) > 0:
+                ended: _Ended = queue.SimpleQueue()
+                _levels.append(ended)
+                _begin(_serve, ended, len(_levels) - 1)
             if _thread is None or not _thread.is_alive():
-                _thread = threading.Thread(
-                    target=_complete_all, name="paddlempi-futures", daemon=True
-                )
-                _thread.start()
+                _thread = _begin(_complete_all)
     if work.is_completed():  # an operation that ended before notify tells nobody else
         _complete(work)
     return future
 
 
-def _complete(work: Work) -> None:
+def _complete(work: Operation) -> None:
     with _lock:
         _waiting.pop(work._handle, None)
         future = work._future
@@ -97,25 +124,55 @@ def _complete(work: Work) -> None:
         future.set_result(tensors)
 
 
+def _begin(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, name="paddlempi-futures", daemon=True)
+    thread.start()
+    return thread
+
+
 def _complete_all() -> None:
-    """The thread: it outlives the library's being destroyed, to serve the next init."""
+    """The listener: it outlives the library's being destroyed, to serve the next init."""
     global _thread
     try:
         while handle := _native.core().next_completion(-1.0):
-            work = _waiting.get(handle)
-            if work is not None:
+            work, level = _waiting.get(handle, (None, 0))
+            if work is None:
+                continue
+            if _levels:
+                _levels[level].put(work)
+            else:
+                _here.level = 1
                 _complete(work)
+                _here.level = 0
+            del work  # it would live on until the next one
             reap()
+            with _lock:
+                replaced = _levels and _thread is not threading.current_thread()
+                own = _levels[0] if replaced else None
+            if own is not None:
+                _serve(own, 0)
+                return
     except Error:
         pass  # a core that has failed: nothing more will be completed
     with _lock:
         _thread = None
+        for ended in _levels:
+            ended.put(None)
+        _levels.clear()
+
+
+def _serve(ended: _Ended, level: int) -> None:
+    """Complete the works of a level, until the listener ends."""
+    _here.level = level + 1
+    while work := ended.get():
+        _complete(work)
+        del work
 
 
 def _abandon() -> None:
     """The library was destroyed: tell those who still wait."""
     with _lock:
-        left = [work._future for work in _waiting.values()]
+        left = [work._future for work, _ in _waiting.values()]
         _waiting.clear()
     for future in left:
         if future is not None and not future.done():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from .group import ProcessGroup, to_seconds
 if TYPE_CHECKING:
     from .future import Future
 
-__all__ = ["Work", "keep", "start"]
+__all__ = ["Operation", "Work", "keep", "reap", "start"]
 
 _orphans: dict[int, object] = {}
 """The tensors of works that were dropped before their end, by handle."""
@@ -24,45 +24,25 @@ _kept: list[object] = []
 """The tensors of operations that MPI may still be writing to, after a deadline or a Ctrl-C."""
 
 
-class Work:
-    """One operation under way. It keeps its tensors alive until the operation ends.
+class Operation:
+    """What a work does, whichever object it is: :class:`Work`, or a work of a framework's.
 
-    The tensors must not be written to (those received into not even read) before
-    :meth:`wait` has returned. Dropping a Work neither waits nor cancels.
-
-    Thread-safety: all methods may be called from any thread. ``await work`` gives
-    what :meth:`result` gives.
-
-    Source: :class:`torch.distributed.Work`.
+    Invariant: ``_handle`` is the core's until :meth:`__del__`; ``_done`` is set last, once
+    ``_error`` and ``_source`` tell how it ended.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_done",
-        "_error",
-        "_future",
-        "_handle",
-        "_name",
-        "_output",
-        "_ranks",
-        "_source",
-        "_tensors",
-    )
-
-    def __init__(
-        self, handle: int, name: str, tensors: object, output: object, group: ProcessGroup | None
-    ) -> None:
-        self._handle = handle
-        self._name = name
-        self._tensors = tensors
-        self._output = output
-        self._ranks = group._ranks if group is not None else None
-        self._error: BaseException | None = None
-        self._source: int | None = None
-        self._future: Future | None = None
-        self._done = handle == 0
-        if self._done:
-            self._tensors = None
+    if not TYPE_CHECKING:
+        __slots__ = ()
+    else:
+        _handle: int  # 0: it ended while it was submitted
+        _name: str
+        _tensors: object  # kept alive until the end
+        _output: Any  # what was written to: a tensor, a sequence of them, or None
+        _ranks: Sequence[int] | None  # the group's, to tell global ranks; None: ranks of the group
+        _error: BaseException | None
+        _source: int | None
+        _future: Future | None
+        _done: bool
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Wait until the operation has ended.
@@ -137,7 +117,9 @@ class Work:
         if not self.is_completed():
             import asyncio
 
-            yield from asyncio.wrap_future(self.get_future()).__await__()
+            from . import future
+
+            yield from asyncio.wrap_future(future.of(self)).__await__()
         return self.result()
 
     def __repr__(self) -> str:
@@ -158,10 +140,13 @@ class Work:
             if answer is not None:
                 ranks = self._ranks
                 self._source = answer[0] if ranks is None else ranks[answer[0]]
-        if self._output is not None and not self._done:
-            bump(self._output)
+        if not self._done:
+            self._end()
         self._tensors = None
         self._done = True
+
+    def _end(self) -> None:
+        """What a kind of work has to do once at the end, well or not."""
 
     def __del__(
         self,
@@ -180,6 +165,51 @@ class Work:
                 orphans[handle] = self._tensors
         except errors:
             pass  # the process is a fork, or the library was destroyed: nothing is left to free
+
+
+class Work(Operation):
+    """One operation under way. It keeps its tensors alive until the operation ends.
+
+    The tensors must not be written to (those received into not even read) before
+    :meth:`wait` has returned. Dropping a Work neither waits nor cancels.
+
+    Thread-safety: all methods may be called from any thread. ``await work`` gives
+    what :meth:`result` gives.
+
+    Source: :class:`torch.distributed.Work`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_done",
+        "_error",
+        "_future",
+        "_handle",
+        "_name",
+        "_output",
+        "_ranks",
+        "_source",
+        "_tensors",
+    )
+
+    def __init__(
+        self, handle: int, name: str, tensors: object, output: object, group: ProcessGroup | None
+    ) -> None:
+        self._handle = handle
+        self._name = name
+        self._tensors = tensors
+        self._output = output
+        self._ranks = group._ranks if group is not None else None
+        self._error: BaseException | None = None
+        self._source: int | None = None
+        self._future: Future | None = None
+        self._done = handle == 0
+        if self._done:
+            self._tensors = None
+
+    def _end(self) -> None:
+        if self._output is not None:
+            bump(self._output)
 
 
 def start(

@@ -1,33 +1,44 @@
 """How the process group issues operations: one way for collectives, one for messages.
 
 The group's methods (:mod:`.process_group`) say what is sent and received; here it is handed
-to the core, inline or as a :class:`~.work.Work`, with the deadline that holds for it.
+to the core, inline or as a :class:`~.work.Work`, with the deadline that holds for it, and shown
+to the profiler.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from .. import _native, group
 from .. import work as core_work
-from .._buffer import bump
-from .._ops import Op
+from .._ops import ASYNC, Op
 from ..errors import TimeoutError
 from ..group import to_seconds
-from .work import DONE, Work
+from . import profile
+from .work import DONE, OperationWork, Work
 
 if TYPE_CHECKING:
     from .sparse import Steps
 
 __all__ = ["Issuer"]
 
+_BROADCAST = Op.BROADCAST
+_ZERO = timedelta(0)
+_OWN = -1.0  # the deadline that the core has of the group
+_bump = torch.autograd.graph.increment_version
+
 
 class Issuer(ProcessGroup):  # type: ignore[misc]
     """The part of the process group that operations go through.
+
+    Thread-safety: operations may be issued from any thread, those on one group run one
+    after another.
 
     Args:
         core: the group of the core.
@@ -39,16 +50,43 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         self._core = core
         self._gid = core._id
         self._timeout = timeout
-        self._limit = -1.0
+        self._extension = _Extension()
         self._batch: list[Work] | None = None
         self._steps: Steps | None = None  # the last collective over sparse tensors, if async
 
     # Deadlines
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long the group's operations wait for its other members."""
-        _native.control("set_timeout", group=self._gid, timeout=to_seconds(timeout, "set_timeout"))
-        self._timeout = timeout
+        """Change how long the group's operations, from the next on, wait for its other members.
+
+        Raises:
+            ArgumentError: it is not above 0.
+            GroupDestroyedError: the group was destroyed.
+        """
+        seconds = to_seconds(timeout, "set_timeout")
+        _native.control("set_timeout", group=self._gid, timeout=seconds)
+        self._timeout = timedelta(seconds=seconds)
+
+    setTimeout = set_timeout
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        """As torch's backends have it."""
+        self.set_timeout(timeout)
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Give operations more time, until the first that is issued from now on has ended.
+
+        ``torch.compile`` asks for it on a rank that found in its cache what the others
+        still compile. Operations under way keep their deadlines.
+        """
+        self._extension.add(timeout.total_seconds())
+
+    def _deadline(self, asked: timedelta) -> float:
+        """Seconds for an operation whose options ask for so long; below 0: the group's own."""
+        more = self._extension.seconds
+        if asked <= _ZERO:
+            return self._timeout.total_seconds() + more if more else _OWN
+        return asked.total_seconds() + more
 
     # Several operations as one
 
@@ -74,16 +112,11 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         output: Sequence[Any] = (),
         finish: Callable[[], None] | None = None,
     ) -> Work:
-        gid, limit = self._gid, self._limit
-
-        def submit(flags: int) -> Any:
-            return _native.submit(code, gid, send, recv, 0, flags, -1, peer, tag, limit)
-
-        part = core_work.start(code.label, None, send, recv, submit)
-        work = Work((part,), output, finish)
-        if self._batch is not None:
-            self._batch.append(work)
-        return work
+        limit = self._deadline(_ZERO) if self._extension.seconds else _OWN
+        span = None
+        if profile.state._is_profiler_enabled:
+            span = profile.Span(code.label, (send, recv), list(self._core._ranks), peer, tag)
+        return self._begin(span, output, finish, code, send, recv, 0, ASYNC, -1, peer, tag, limit)
 
     def _issue(
         self,
@@ -101,16 +134,22 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         if self._steps is not None:
             self._steps.settle()  # what it has still to submit comes first, as on all members
-        gid, limit = self._gid, self._limit
-
-        def submit(flags: int) -> Any:
-            return _native.submit(
+        asked = opts.timeout
+        plain = asked < _ZERO and not self._extension.seconds
+        limit = _OWN if plain else self._deadline(asked)
+        span = None
+        if profile.state._is_profiler_enabled:
+            span = profile.Span(code.label, (send, recv), list(self._core._ranks))
+        if opts.asyncOp:
+            return self._begin(
+                span,
+                output,
+                finish,
                 code,
-                gid,
                 send,
                 recv,
                 reduce_op,
-                flags,
+                ASYNC,
                 root,
                 -1,
                 0,
@@ -119,20 +158,103 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
                 send_splits,
                 recv_splits,
             )
-
-        if opts.asyncOp:
-            part = core_work.start(code.label, None, send, recv, submit)
-            work = Work((part,), output, finish)
-            if self._batch is not None:
-                self._batch.append(work)
-            return work
+        own = None if plain else self._extension.take()
         try:
-            submit(0)
+            _native.submit(
+                code,
+                self._gid,
+                send,
+                recv,
+                reduce_op,
+                0,
+                root,
+                -1,
+                0,
+                limit,
+                scale,
+                send_splits,
+                recv_splits,
+            )
         except (TimeoutError, KeyboardInterrupt):
             core_work.keep((send, recv))
             raise
-        if recv is not None:
-            bump(recv)
+        finally:
+            if own is not None:
+                own()
+            if span is not None:
+                span.end()
+        if recv is not None and (root < 0 or not self._only_sends(code, root)):
+            _bump(recv)
         if finish is not None:
             finish()
         return DONE
+
+    def _begin(
+        self,
+        span: profile.Span | None,
+        output: Sequence[Any],
+        finish: Callable[[], None] | None,
+        code: Op,
+        send: Any,
+        recv: Any,
+        reduce_op: int,
+        flags: int,
+        root: int,
+        *arguments: Any,
+    ) -> Work:
+        """Submit an operation that goes on by itself; from ``code`` on as the core wants it."""
+        if core_work._orphans:
+            core_work.reap()
+        own = self._extension.take() if self._extension.seconds else None
+        try:
+            handle = _native.submit(code, self._gid, send, recv, reduce_op, flags, root, *arguments)
+        except BaseException:
+            if own is not None:
+                own()
+            if span is not None:
+                span.end()
+            raise
+        if recv is not None and (root < 0 or not self._only_sends(code, root)):
+            _bump(recv)
+        work: Work = OperationWork(handle, code, (send, recv), output, own)
+        if span is not None:
+            work._when_done(span.ends_later())
+        if finish is not None:
+            work = Work((work,), output, finish)
+        if self._batch is not None:
+            self._batch.append(work)
+        return work
+
+    def _only_sends(self, code: Op, root: int) -> bool:
+        """Whether the tensor that all members give to receive into is only read here."""
+        return code is _BROADCAST and root == self._core._rank
+
+
+class _Extension:
+    """Time that operations get beyond their deadline, for a while; in seconds.
+
+    Each addition ends with the operation that took it, the first issued after it.
+    """
+
+    __slots__ = ("_lock", "_taken", "seconds")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0.0
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        with self._lock:
+            self.seconds += seconds
+
+    def take(self) -> Callable[[], None] | None:
+        """What to call at the end of the operation issued now; None if others took it all."""
+        with self._lock:
+            mine = self.seconds - self._taken
+            self._taken += mine
+        return (lambda: self._end(mine)) if mine else None
+
+    def _end(self, mine: float) -> None:
+        with self._lock:
+            self._taken -= mine
+            self.seconds -= mine

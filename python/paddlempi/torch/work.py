@@ -5,14 +5,37 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._C._distributed_c10d import Work as _Work
 
+from .. import future as core_future
 from .. import work as core_work
+from .._ops import Op
+from ..errors import ArgumentError
 
-__all__ = ["DONE", "Work"]
+__all__ = ["DONE", "OperationWork", "Work"]
+
+# torch's numbers of operations (c10d::OpType), which C++ alone has names for.
+_OP_TYPES = {
+    Op.BROADCAST: 0,
+    Op.ALL_REDUCE: 1,
+    Op.ALL_REDUCE_COALESCED: 2,
+    Op.REDUCE: 3,
+    Op.ALL_GATHER: 4,
+    Op.GATHER: 7,
+    Op.SCATTER: 8,
+    Op.REDUCE_SCATTER: 9,
+    Op.ALL_TO_ALL: 11,
+    Op.SEND: 12,
+    Op.RECV: 13,
+    Op.BARRIER: 15,
+}
+_UNKNOWN = 100
+
+_lock = threading.Lock()
+"""Held while a work gets its future: it has one, whichever threads ask."""
 
 
 class Work(_Work):  # type: ignore[misc]
@@ -31,112 +54,255 @@ class Work(_Work):  # type: ignore[misc]
     Source: :class:`torch.distributed.Work`.
     """
 
+    _promise: Any = None
+
     def __init__(
         self,
-        parts: Sequence[core_work.Work] = (),
+        parts: Sequence[Any] = (),
         output: Sequence[Any] = (),
         finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self._parts = parts
-        self._output = list(output)
+        self._output = output
         self._finish = finish
-        self._lock = threading.Lock() if finish is not None else None
-        self._future: Any = None
+        self._finishing = threading.Lock()
+        self._failed: BaseException | None = None
 
     @classmethod
     def joined(cls, works: Sequence[Work]) -> Work:
         """Several works as one."""
-        finishers = [work._run_finish for work in works if work._finish is not None]
-
-        def finish() -> None:
-            for run in finishers:
-                run()
-
-        return cls(
-            [part for work in works for part in work._parts],
-            [tensor for work in works for tensor in work._output],
-            finish if finishers else None,
-        )
+        if len(works) == 1:
+            return works[0]
+        return cls(works, [tensor for work in works for tensor in work._output])
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the end. ``timeout``: None or not above 0, until the group's own deadline.
 
         Raises:
             NotReadyError: (a ``DistBackendError``) ``timeout`` ran out; the operation goes on.
-            Error: what the operation ended with.
+            Error: what the operation ended with, in every call.
         """
         limit = timeout if timeout is not None and timeout.total_seconds() > 0 else None
         for part in self._parts:
             part.wait(limit)
-        if self._finish is not None:
-            self._run_finish()
+        self._run_finish()
+        if self._failed is not None:
+            raise self._failed
         return True
 
     def synchronize(self) -> None:
         """The same as ``wait()``: host memory has no stream."""
         self.wait()
 
+    def block_current_stream(self) -> None:
+        """Nothing: host memory has no stream. The operation is waited for by ``wait()``."""
+
     def is_completed(self) -> bool:
         """Whether the operation has ended, well or not. Does not wait."""
-        return all(part.is_completed() for part in self._parts)
+        if not all(part.is_completed() for part in self._parts):
+            return False
+        if all(part.is_success() for part in self._parts):
+            self._run_finish()
+        return True
 
     def is_success(self) -> bool:
         """Whether the operation has ended without an error. Does not wait."""
-        return all(part.is_success() for part in self._parts)
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """The error that the operation ended with; None if it did not or is under way."""
         for part in self._parts:
-            error = part.exception()
+            error: BaseException | None = part.exception()
             if error is not None:
                 return error
-        return None
+        return self._failed
 
     def result(self) -> list[Any]:
         """The tensors written to. Waits for the end."""
         self.wait()
-        return self._output
+        return list(self._output)
 
     def source_rank(self) -> int:
-        """The rank in the group of the sender that a receive was served by. Waits for the end."""
-        return self._parts[0].source_rank()
+        """The rank in the group of the sender that a receive was served by. Waits for the end.
 
-    _source_rank = source_rank
+        Raises:
+            ArgumentError: the operation receives from no single rank.
+        """
+        if len(self._parts) != 1:
+            raise ArgumentError("source_rank: several operations, or none, have no one source")
+        rank: int = self._parts[0].source_rank()
+        return rank
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of :meth:`result`, completed without anybody's waiting."""
-        if self._future is not None:
-            return self._future
-        future = self._future = torch.futures.Future()
+        """A ``torch.futures.Future`` of :meth:`result`, completed without anybody's waiting.
+
+        Its value, when it is read, raises what the operation ended with; so does ``wait()``.
+        Functions given to ``then`` run in the thread that completes futures, or at once where
+        the operation has ended.
+        """
+        with _lock:
+            if self._promise is not None:
+                return self._promise
+            promise = self._promise = torch.futures.Future()
+        self._when_done(lambda: _complete(promise, self.result))
+        return promise
+
+    def _when_done(self, call: Callable[[], None]) -> None:
+        """Call it once when all parts have ended, in the thread of futures; now if they have."""
         left = len(self._parts)
         if not left:
-            future.set_result(self._output)
-            return future
+            call()
+            return
         lock = threading.Lock()
 
-        def complete(_: object) -> None:
+        def count(_: object = None) -> None:
             nonlocal left
             with lock:
                 left -= 1
                 if left:
                     return
-            try:
-                future.set_result(self.result())
-            except Exception as error:
-                future.set_exception(error)
+            call()
 
         for part in self._parts:
-            part.get_future().add_done_callback(complete)
-        return future
+            if isinstance(part, Work):
+                part._when_done(count)
+            else:
+                part.get_future().add_done_callback(count)
+
+    def _get_op_type(self) -> int:
+        """torch's number of the operation (``c10d::OpType``)."""
+        if len(self._parts) != 1:
+            return _UNKNOWN
+        kind: int = self._parts[0]._get_op_type()
+        return kind
 
     def _run_finish(self) -> None:
-        assert self._lock is not None
-        with self._lock:
-            finish, self._finish = self._finish, None
-            if finish is not None:
+        if self._finish is None:
+            return
+        with self._finishing:
+            finish = self._finish
+            if finish is None:
+                return
+            try:
                 finish()
+            except Exception as error:
+                self._failed = error
+            self._finish = None  # last: a thread that sees this sees its effect
 
 
-DONE = Work()
+class OperationWork(core_work.Operation, Work):
+    """A Work that is one operation of the core; one object, for it is made in every call.
+
+    Args:
+        handle: the core's; 0: the operation ended while it was submitted.
+        code: the operation.
+        tensors: what is kept alive until its end.
+        output: the tensors written to. Their versions are the caller's to bump.
+        at_end: called once, at the end, by the thread that notices it.
+    """
+
+    _ranks = None
+    _error = None
+    _source = None
+    _future = None
+    _failed = None
+
+    def __init__(
+        self,
+        handle: int,
+        code: Op,
+        tensors: object,
+        output: Sequence[Any],
+        at_end: Callable[[], None] | None = None,
+    ) -> None:
+        _Work.__init__(self)
+        self._handle = handle
+        self._code = code
+        self._output = output
+        self._at_end = at_end
+        if handle:
+            self._tensors = tensors
+            self._done = False
+        else:
+            self._tensors = None
+            self._done = True
+            self._end()
+
+    @property
+    def _name(self) -> str:  # type: ignore[override]
+        return self._code.label
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
+        """As :meth:`Work.wait`."""
+        if not self._done:
+            seconds = -1.0 if timeout is None else timeout.total_seconds()
+            self._settle(seconds if seconds > 0 else -1.0)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    get_future = Work.get_future
+
+    def _when_done(self, call: Callable[[], None]) -> None:
+        if self.is_completed():
+            call()
+        else:
+            core_future.of(self).add_done_callback(lambda _: call())
+
+    def _get_op_type(self) -> int:
+        """torch's number of the operation (``c10d::OpType``)."""
+        return _OP_TYPES.get(self._code, _UNKNOWN)
+
+    def _end(self) -> None:
+        at_end = self.__dict__.pop("_at_end", None)  # one of the threads that come here gets it
+        if at_end is not None:
+            at_end()
+
+
+class _Done(Work):
+    """The Work of a synchronous operation, the same for all: it holds nothing."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """True."""
+        return True
+
+
+DONE = _Done()
 """What a synchronous operation returns: torch's wrapper only calls its ``wait``."""
+
+
+class _Failure:
+    """The value of a future that failed: it raises the error where anybody looks at it.
+
+    torch has no way to fail a future from Python. Its own ``set_exception`` makes the
+    exception the value, which ``wait_all`` and C++ (DDP) take for a result.
+    """
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def _fail(self, *_: object) -> NoReturn:
+        raise self._error
+
+    __iter__ = __getitem__ = __len__ = __bool__ = _fail
+    __reduce_ex__ = _fail  # C++ looks for tensors in a value by pickling it
+
+    def __repr__(self) -> str:
+        return f"<failed: {self._error!r}>"
+
+
+def _complete(promise: Any, result: Callable[[], list[Any]]) -> None:
+    """Complete a future with a result, or with the error that the result ends in."""
+    try:
+        tensors = result()
+    except BaseException as error:  # whatever it is belongs to whoever asks for the value
+        promise._set_unwrap_func(lambda value: value._fail())
+        promise.set_result(_Failure(error))
+    else:
+        promise.set_result(tensors)
