@@ -148,6 +148,35 @@ def test_future_of_a_work_that_has_ended(core: FakeCore) -> None:
     assert work.get_future().result(0) == [tensor]
 
 
+def test_a_callback_waits_for_a_work_that_it_began(core: FakeCore) -> None:
+    """Two levels deep, several times: no callback stands in the way of another's end."""
+    seen: list[str] = []
+
+    def inner(done: object) -> str:
+        work, _ = begin(core)
+        threading.Timer(0.01, core.end, [work._handle]).start()
+        work.get_future().wait()
+        seen.append("inner")
+        return "inner"
+
+    def outer(done: object) -> str:
+        work, _ = begin(core)
+        threading.Timer(0.01, core.end, [work._handle]).start()
+        value: str = work.get_future().then(inner).result(10)
+        seen.append("outer of " + value)
+        return value
+
+    for _ in range(3):
+        seen.clear()
+        first, _ = begin(core)
+        second, _ = begin(core)
+        after = [work.get_future().then(outer) for work in (first, second)]
+        core.end(first._handle)
+        core.end(second._handle)
+        assert [future.result(10) for future in after] == ["inner", "inner"]
+        assert seen == ["inner", "outer of inner"] * 2
+
+
 def test_futures_end_with_the_library(core: FakeCore) -> None:
     work, _ = begin(core)
     future = work.get_future()
