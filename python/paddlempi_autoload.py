@@ -21,7 +21,7 @@ from typing import Any
 __all__ = ["NAMES", "entered", "error", "originals", "register", "torch"]
 
 error: BaseException | None = None
-"""Why the names could not be entered by ``import torch``; None where they could, or nobody tried."""
+"""Why ``import torch`` could not enter the names; None where it could, or did not try."""
 
 NAMES = ("mpi", "paddlempi")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from api_fake import FakeCore
-from paddlempi.cli import main
+from paddlempi.cli import info, main
 
 MPI = {
     "Path": "/x/libmpi.so.40",
@@ -47,6 +48,13 @@ CORE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is not imported by every test here: that takes seconds."""
+    if request.node.originalname != "test_what_import_torch_does":
+        monkeypatch.setattr(info, "_torch_backend", lambda: "the names of torch")
+
+
 def answer(core: FakeCore, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
     """Make the fake answer info so; once initialised, with its ranks."""
     plain = core.control
@@ -80,6 +88,50 @@ def test_alone(
     found = json.loads(capsys.readouterr().out)
     assert found["core"]["mpi"]["thread_level"] == "multiple"
     assert set(found["frameworks"]) >= {"numpy", "torch", "paddle"}
+
+
+AUTOLOAD = """
+import sys, types
+class Auto(types.ModuleType):
+    error = {error}
+    entered = {entered}
+sys.modules["paddlempi_autoload"] = Auto("paddlempi_autoload")
+"""
+
+
+@pytest.mark.parametrize(
+    ("torch", "says"),
+    [
+        ("", "the package is not installed"),
+        ("raise ImportError('no libgomp')", "import torch fails: ImportError: no libgomp"),
+        (AUTOLOAD.format(error=None, entered={"mpi", "paddlempi"}), "'mpi' and 'paddlempi', ent"),
+        (AUTOLOAD.format(error=None, entered={"paddlempi"}), "what this torch was built with"),
+        (AUTOLOAD.format(error="KeyError('env')", entered={}), "by import torch: KeyError: 'env'"),
+    ],
+    ids=["not installed", "broken", "entered", "native", "moved"],
+)
+def test_what_import_torch_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, says: str
+) -> None:
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text(torch)
+    (package / "distributed.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert says in info._torch_backend()
+
+
+def test_torch_is_told_of_where_it_is_installed(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(fresh_core, monkeypatch)
+    for version in ("2.15.0", None):
+        monkeypatch.setattr(info, "_version", lambda module, version=version: version)
+        assert main(["info"]) == 0
+        assert ("the names of torch" in capsys.readouterr().out) == (version is not None)
+        assert main(["info", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["torch_backend"]
+        assert told == ("the names of torch" if version else None)
 
 
 def test_no_mpi(

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import platform
 import re
+import subprocess
 import sys
 from importlib import metadata
 from typing import Any
@@ -62,17 +63,22 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
         "executable": sys.executable,
         "machine": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         "frameworks": {module: _version(module) for module in _FRAMEWORKS},
+        "torch_backend": None,
         "core": None,
         "core_error": None,
         "start_error": None,
         "rank": None,
     }
+    core: dict[str, Any] | None = None
     try:
         core = _ask(mpi)
+        found["rank"] = max(core["launcher"]["rank"], 0)
     except Error as error:
         found["core_error"] = str(error)
+    if found["frameworks"]["torch"] and not found["rank"]:
+        found["torch_backend"] = _torch_backend()  # a process, so before MPI runs in this one
+    if core is None:
         return found
-    found["rank"] = max(core["launcher"]["rank"], 0)
     if core["mpi"] and core["launcher"]["size"] > 1:
         try:
             group.init_process_group(mpi=mpi)
@@ -86,6 +92,41 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
             found["start_error"] = str(error)
     found["core"] = core
     return found
+
+
+# What `import torch` does for us, seen from a process of its own: it may fail in any way.
+_IMPORT_TORCH = """
+import os, sys, torch, torch.distributed
+auto = sys.modules.get("paddlempi_autoload")
+if auto is None:
+    off = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0"
+    why = "TORCH_DEVICE_BACKEND_AUTOLOAD=0" if off else "the package is not installed"
+    print("not entered by import torch, " + why + ": import paddlempi.torch")
+elif auto.error is not None:
+    print(f"not entered by import torch: {type(auto.error).__name__}: {auto.error}")
+elif "mpi" not in auto.entered:
+    print("'paddlempi'; 'mpi' is what this torch was built with, until import paddlempi.torch")
+else:
+    print("'mpi' and 'paddlempi', entered by import torch")
+"""
+
+
+def _torch_backend() -> str:
+    """Which names ``import torch`` enters into ``torch.distributed``, or why it does not."""
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _IMPORT_TORCH],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown: {error}"
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"status {asked.returncode}"])[-1]
+        return f"import torch fails: {last}"
+    return asked.stdout.strip()
 
 
 def _ask(mpi: str | None) -> dict[str, Any]:
@@ -120,6 +161,8 @@ def _text(found: dict[str, Any]) -> str:
         _row("machine", found["machine"]),
         _row("frameworks", ", ".join(here) or "none"),
     ]
+    if found["torch_backend"]:
+        lines.append(_row("torch", found["torch_backend"]))
     core = found["core"]
     if core is None:
         return "\n".join([*lines, _row("core", "not usable: " + found["core_error"])])

@@ -134,7 +134,7 @@ def _address(launcher: dict[str, Any]) -> str:
         found = re.fullmatch(pattern, job)
         if found:
             return found[1]
-    uri = os.environ.get("OMPI_MCA_orte_hnp_uri", "")  # Open MPI 4
+    uri = os.environ.get("OMPI_MCA_orte_hnp_uri", "")  # noqa: SIM112 (Open MPI 4)
     found = re.search(r"tcp://([^:,]+)", uri)
     return found[1] if found else socket.gethostname()
 

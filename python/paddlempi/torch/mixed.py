@@ -114,7 +114,7 @@ def _device(arguments: Iterable[Any]) -> str | None:
     """The type of the device of the first tensor, in lists of any depth; None: no tensor."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
-            return argument.device.type
+            return str(argument.device.type)
         if isinstance(argument, (list, tuple)):
             found = _device(argument)
             if found is not None:

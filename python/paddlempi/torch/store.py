@@ -35,16 +35,17 @@ def new_store(timeout: timedelta) -> Any:
     """
     rank, size = group.get_rank(), group.get_world_size()
     local = _gathered(group.get_local_size() == size)
-    store, offer = None, [None]
+    store: Any = None
+    offer: list[Any] = [None]
     if rank == 0:
         # It listens on all interfaces; the address is only where itself connects.
         store = dist.TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
         token = secrets.token_hex(8)
         store.set(_KEY, token)
         hosts = ["127.0.0.1"] if all(local) else list(candidates())
-        offer = [(hosts, store.port, token)]  # type: ignore[list-item]
+        offer = [(hosts, store.port, token)]
     objects.broadcast_object_list(offer, 0)
-    hosts, port, token = offer[0]  # type: ignore[misc]
+    hosts, port, token = offer[0]
     for host in hosts:
         reached = store if rank == 0 else _reach(host, port, size, token, timeout, all(local))
         if all(_gathered(reached is not None)):
