@@ -84,6 +84,17 @@ PYTHON = (
 # The fronts: the only ones that may import a framework, their own.
 FRONTS = {"torch": {"torch", "numpy"}, "paddle": {"paddle", "numpy"}}
 
+# Inside a front, from the bottom up.
+TORCH = (
+    ("environment", "errors", "reduce_op", "arguments", "profile"),
+    ("work", "world"),
+    ("store", "issue", "sparse"),
+    ("process_group",),
+    ("mixed",),
+    ("activation",),
+    ("__init__",),
+)
+
 # Known by protocol and through sys.modules; who has none of them can use the package all the same.
 FRAMEWORKS = {"numpy", "paddle", "torch", "cupy", "jax", "mpi4py", "ml_dtypes"}
 
@@ -154,6 +165,8 @@ class Imports(ast.NodeVisitor):
         if name == "paddlempi":
             names = [alias.name for alias in node.names]
             self.found += [f"paddlempi.{n if is_module(n) else '__init__'}" for n in names]
+        elif name == "paddlempi.torch":
+            self.found += [f"{name}.{alias.name}" for alias in node.names]
         else:
             self.found.append(name)
 
@@ -177,3 +190,16 @@ def test_python_imports_go_down(path: Path) -> None:
             below = floor(inner) < floor(own)
             room = floor(inner) == floor(own)
             assert below or (room and not outer), f"{path} imports {inner}, which stands above it"
+
+
+def test_imports_inside_torch_go_down() -> None:
+    floors = {name: number for number, names in enumerate(TORCH) for name in names}
+    paths = sorted((ROOT / "python" / "paddlempi" / "torch").glob("*.py"))
+    assert {path.stem for path in paths} == set(floors), "say of each room where it stands"
+    for path in paths:
+        imports = Imports(["paddlempi", "torch"])
+        imports.visit(ast.parse(path.read_text()))
+        for name in imports.found:
+            if name.startswith("paddlempi.torch."):
+                inner = name.split(".")[2]
+                assert floors[inner] <= floors[path.stem], f"{path} imports {inner}"
