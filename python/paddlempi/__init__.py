@@ -31,6 +31,7 @@ from .collectives import (
     scan,
     scatter,
 )
+from .communicator import Communicator, Connector, get_communicator
 from .context import DistContext, allreduce, get_context
 from .errors import Error
 from .group import (
@@ -67,6 +68,8 @@ from .work import Work
 __version__ = "0.1.0"
 
 __all__ = [
+    "Communicator",
+    "Connector",
     "DistContext",
     "Error",
     "GroupMember",
@@ -93,6 +96,7 @@ __all__ = [
     "gather",
     "gather_object",
     "get_backend",
+    "get_communicator",
     "get_context",
     "get_global_rank",
     "get_group_rank",

@@ -12,6 +12,8 @@ Names, argument order and meaning are ``torch.distributed``'s. For all of them:
   ``__dlpack__``, in host memory; any shape and strides, also zero-size and
   zero-dim. Contiguous tensors are not copied. dtypes: bool, (u)int8-64, float16,
   bfloat16, float32, float64, complex64, complex128; float8 where nothing is reduced.
+* ``rank_list`` names the group where it is used: ``[[0, 1], [2, 3]]`` lets each rank talk to
+  those of its own list; a rank in none of them is alone. It takes the place of ``group``.
 * ``src``, ``dst`` are global ranks; ``group_src``, ``group_dst`` are ranks of the group.
 * ``async_op=True`` returns a :class:`~paddlempi.work.Work` at once; otherwise the
   function returns None when the result is there.
@@ -33,6 +35,7 @@ from ._buffer import bump, bumps
 from ._ops import Op
 from .errors import ArgumentError, DtypeError, Error, TimeoutError
 from .group import ProcessGroup, is_foreign, members, to_seconds
+from .rank_list import group_of
 from .reduce_op import SUM, PremulSum, ReduceOp
 from .work import Work
 
@@ -56,10 +59,16 @@ __all__ = [
 ]
 
 _Group = ProcessGroup | None
+_RankList = Sequence[Sequence[int]] | None
 
 
 def all_reduce(
-    tensor: Any, op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+    tensor: Any,
+    op: ReduceOp = SUM,
+    group: _Group = None,
+    async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Reduce the tensors of all members in place; every member gets the same bits.
 
@@ -69,6 +78,8 @@ def all_reduce(
         group: None is the world.
         async_op: return a Work.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "all_reduce", group)
     if (
         op.__class__ is not ReduceOp
         or async_op
@@ -87,7 +98,12 @@ def all_reduce(
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[Any], op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+    tensors: Sequence[Any],
+    op: ReduceOp = SUM,
+    group: _Group = None,
+    async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Reduce several tensors of one dtype in place, as one operation.
 
@@ -95,6 +111,8 @@ def all_reduce_coalesced(
         tensors: one or more tensors, of any shapes, the same on every member.
         op, group, async_op: as for :func:`all_reduce`.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "all_reduce_coalesced", group)
     return _reducing(Op.ALL_REDUCE_COALESCED, None, _Many(tensors, "tensors"), op, group, async_op)
 
 
@@ -105,6 +123,8 @@ def reduce(
     group: _Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Reduce the tensors of all members into that of ``dst``; the others keep theirs.
 
@@ -113,6 +133,8 @@ def reduce(
         dst: global rank, or ``group_dst``.
         op, group, async_op: as for :func:`all_reduce`.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "reduce", group)
     if _outside(group, Op.REDUCE):
         return None
     root, mine = _root(Op.REDUCE, group, "dst", dst, group_dst)
@@ -121,22 +143,36 @@ def reduce(
 
 
 def scan(
-    tensor: Any, op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+    tensor: Any,
+    op: ReduceOp = SUM,
+    group: _Group = None,
+    async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Give each member, in place, the reduction over the members up to itself.
 
     Args: as for :func:`all_reduce`, but for AVG, which is a DtypeError. Source: ``MPI_Scan``.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "scan", group)
     return _reducing(Op.SCAN, None, tensor, op, group, async_op)
 
 
 def exscan(
-    tensor: Any, op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+    tensor: Any,
+    op: ReduceOp = SUM,
+    group: _Group = None,
+    async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Give each member, in place, the reduction over the members before it.
 
     The first member's tensor stays as it is. Args: as for :func:`scan`. Source: ``MPI_Exscan``.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "exscan", group)
     return _reducing(Op.EXSCAN, None, tensor, op, group, async_op)
 
 
@@ -146,6 +182,8 @@ def reduce_scatter(
     op: ReduceOp = SUM,
     group: _Group = None,
     async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Reduce a list of tensors over all members and give number i of it to member i.
 
@@ -154,13 +192,21 @@ def reduce_scatter(
         input_list: one tensor for each member; their sizes may differ.
         op, group, async_op: as for :func:`all_reduce`.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "reduce_scatter", group)
     return _reducing(
         Op.REDUCE_SCATTER, _Many(input_list, "input_list", each=True), output, op, group, async_op
     )
 
 
 def reduce_scatter_tensor(
-    output: Any, input: Any, op: ReduceOp = SUM, group: _Group = None, async_op: bool = False
+    output: Any,
+    input: Any,
+    op: ReduceOp = SUM,
+    group: _Group = None,
+    async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Reduce a tensor over all members and give its i-th equal part to member i.
 
@@ -169,6 +215,8 @@ def reduce_scatter_tensor(
         input: world_size x m elements, contiguous parts in rank order.
         op, group, async_op: as for :func:`all_reduce`.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "reduce_scatter_tensor", group)
     return _reducing(Op.REDUCE_SCATTER, input, output, op, group, async_op)
 
 
@@ -178,6 +226,8 @@ def broadcast(
     group: _Group = None,
     async_op: bool = False,
     group_src: int | None = None,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Copy the tensor of ``src`` into that of every member.
 
@@ -185,6 +235,8 @@ def broadcast(
         tensor: input on ``src``, output elsewhere; the same number of elements.
         src: global rank, or ``group_src``.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "broadcast", group)
     if _outside(group, Op.BROADCAST):
         return None
     root, mine = _root(Op.BROADCAST, group, "src", src, group_src)
@@ -192,7 +244,12 @@ def broadcast(
 
 
 def all_gather(
-    tensor_list: Sequence[Any], tensor: Any, group: _Group = None, async_op: bool = False
+    tensor_list: Sequence[Any],
+    tensor: Any,
+    group: _Group = None,
+    async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Give every member the tensors of all members.
 
@@ -201,13 +258,20 @@ def all_gather(
             member's ``tensor``; the sizes may differ.
         tensor: input.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "all_gather", group)
     return _moving(
         Op.ALL_GATHER, tensor, _Many(tensor_list, "tensor_list", each=True), group, async_op
     )
 
 
 def all_gather_into_tensor(
-    output_tensor: Any, input_tensor: Any, group: _Group = None, async_op: bool = False
+    output_tensor: Any,
+    input_tensor: Any,
+    group: _Group = None,
+    async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Give every member the tensors of all members, one after the other in one tensor.
 
@@ -215,6 +279,8 @@ def all_gather_into_tensor(
         output_tensor: world_size x m elements, concatenated or stacked.
         input_tensor: m elements.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "all_gather_into_tensor", group)
     return _moving(Op.ALL_GATHER, input_tensor, output_tensor, group, async_op)
 
 
@@ -225,6 +291,8 @@ def gather(
     group: _Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Give ``dst`` the tensors of all members.
 
@@ -233,6 +301,8 @@ def gather(
         gather_list: on ``dst`` output, one tensor for each member; None elsewhere.
         dst: global rank (default 0), or ``group_dst``.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "gather", group)
     if _outside(group, Op.GATHER):
         return None
     root, mine = _root(Op.GATHER, group, "dst", dst, group_dst)
@@ -247,6 +317,8 @@ def scatter(
     group: _Group = None,
     async_op: bool = False,
     group_src: int | None = None,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Give member i tensor number i of the list on ``src``.
 
@@ -255,6 +327,8 @@ def scatter(
         scatter_list: on ``src`` input, one tensor for each member; None elsewhere.
         src: global rank (default 0), or ``group_src``.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "scatter", group)
     if _outside(group, Op.SCATTER):
         return None
     root, mine = _root(Op.SCATTER, group, "src", src, group_src)
@@ -267,6 +341,8 @@ def all_to_all(
     input_tensor_list: Sequence[Any],
     group: _Group = None,
     async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Send tensor i of the list to member i, and receive one from each.
 
@@ -274,6 +350,8 @@ def all_to_all(
         output_tensor_list: number i takes what member i sends to this one.
         input_tensor_list: one tensor for each member; sizes may differ.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "all_to_all", group)
     return _moving(
         Op.ALL_TO_ALL,
         _Many(input_tensor_list, "input_tensor_list", each=True),
@@ -290,6 +368,8 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: _Group = None,
     async_op: bool = False,
+    *,
+    rank_list: _RankList = None,
 ) -> Work | None:
     """Split a tensor along its first dimension, send part i to member i, receive one from each.
 
@@ -299,6 +379,8 @@ def all_to_all_single(
         output_split_sizes: rows of ``output`` from each member; None or empty: equal parts.
         input_split_sizes: rows of ``input`` to each member; None or empty: equal parts.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "all_to_all_single", group)
     if _outside(group, Op.ALL_TO_ALL):
         return None
     recv_splits = _splits(group, "output_split_sizes", output_split_sizes)
@@ -315,12 +397,20 @@ def all_to_all_single(
     )
 
 
-def barrier(group: _Group = None, async_op: bool = False, device_ids: object = None) -> Work | None:
+def barrier(
+    group: _Group = None,
+    async_op: bool = False,
+    device_ids: object = None,
+    *,
+    rank_list: _RankList = None,
+) -> Work | None:
     """Return when every member has called it.
 
     Args:
         device_ids: taken and not used, for there is no device to choose.
     """
+    if rank_list is not None:
+        group = group_of(rank_list, "barrier", group)
     return _moving(Op.BARRIER, None, None, group, async_op)
 
 

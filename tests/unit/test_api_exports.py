@@ -14,6 +14,8 @@ import pytest
 from paddlempi import errors
 
 NAMES = [
+    "Communicator",
+    "Connector",
     "DistContext",
     "Error",
     "GroupMember",
@@ -40,6 +42,7 @@ NAMES = [
     "gather",
     "gather_object",
     "get_backend",
+    "get_communicator",
     "get_context",
     "get_global_rank",
     "get_group_rank",

@@ -53,7 +53,7 @@ def test_init_twice_and_again(core: FakeCore) -> None:
     [
         ({"backend": "nccl"}, ArgumentError, "backend='nccl'"),
         ({"backend": None}, ArgumentError, "backend=None"),
-        ({"framework": "torch"}, ArgumentError, "no front"),
+        ({"framework": "jax"}, ArgumentError, "one of paddle, torch"),
         ({"timeout": 0}, ArgumentError, "above 0"),
         ({"timeout": "1"}, DtypeError, "timedelta"),
         ({"comm": 5}, DtypeError, "mpi4py"),
