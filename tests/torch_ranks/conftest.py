@@ -39,6 +39,14 @@ def size(mpi_world: World) -> int:
     return mpi_world.size
 
 
+@pytest.fixture(scope="session")
+def teams(dist: ModuleType, mpi_world: World) -> list[Any]:
+    """The groups of tensors.py that this rank belongs to."""
+    from tensors import make_teams
+
+    return make_teams(dist, mpi_world.rank, mpi_world.size)
+
+
 @pytest.fixture
 def reversed_group(dist: ModuleType, size: int) -> Iterator[Any]:
     """A group of all ranks made from a list that is not sorted (torch sorts it)."""
