@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -290,6 +291,9 @@ def _register(ranks: list[int], backend: Any, timeout: timedelta, name: str, **m
     return made
 
 
+_splits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # made of each group
+
+
 def split_group(*arguments: Any, **named: Any) -> Any:
     """``split_group``: torch's wants a backend that splits, and up to 2.12 or so a GPU.
 
@@ -313,17 +317,17 @@ def split_group(*arguments: Any, **named: Any) -> Any:
         timeout = c10d._get_default_timeout(backend)
     c10d._check_valid_timeout(timeout)
     mine = _split_of(parent, values["split_ranks"], in_order=newer)
-    parent.splits += 1
+    count = _splits[parent] = _splits.get(parent, 0) + 1
     if mine is None:
         return c10d.GroupMember.NON_GROUP_MEMBER if newer else None
     to_global = {i: rank for rank, i in c10d._world.pg_group_ranks[parent].items()}
     ranks = [to_global[rank] for rank in mine]
-    desc = values["group_desc"] or f"{parent.group_desc}:split:{parent.splits - 1}"
+    desc = values["group_desc"] or f"{parent.group_desc}:split:{count - 1}"
     return _register(
         ranks,
         backend,
         timeout,
-        name=_hashed("split", parent.group_name, parent.splits, ranks),
+        name=_hashed("split", parent.group_name, count, ranks),
         group_desc=desc,
         device_id=parent.bound_device_id,
         backend_options=values["pg_options"],
