@@ -68,6 +68,8 @@ def places(written: Any) -> tuple[Any, Callable[[], None] | None]:
         The same; with copies in the place of lazy conjugates and negatives, and then a function
         that copies back what was written to them.
     """
+    if written.__class__ is torch.Tensor and not (written.is_neg() or written.is_conj()):
+        return written, None  # what nearly all are, without the look at a list
     tensors = written if isinstance(written, list) else [written]
     if not any(_is_lazy(tensor) for tensor in tensors):
         return written, None

@@ -21,6 +21,7 @@ from .._ops import ASYNC, Op
 from ..errors import TimeoutError
 from ..group import to_seconds
 from . import profile
+from .reduce_op import CODE_BY_HASH
 from .work import DONE, OperationWork, Work
 
 if TYPE_CHECKING:
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Issuer"]
 
+_ALL_REDUCE = int(Op.ALL_REDUCE)
 _BROADCAST = Op.BROADCAST
 _ZERO = timedelta(0)
 _OWN = -1.0  # the deadline that the core has of the group
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_STRIDED = torch.strided
 _bump = torch.autograd.graph.increment_version
 
 
@@ -188,6 +192,29 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         if finish is not None:
             finish()
         return DONE
+
+    def _reduced(self, tensor: Any, opts: Any) -> bool:
+        """Carry out a synchronous all_reduce that has nothing special; False: it has."""
+        code = CODE_BY_HASH.get(hash(opts.reduceOp))
+        if (
+            code is None
+            or tensor.__class__ not in _TENSORS
+            or tensor.layout is not _STRIDED
+            or tensor.is_neg()
+            or tensor.is_conj()
+            or opts.timeout > _ZERO
+            or self._steps is not None
+            or self._extension.seconds
+            or profile.state._is_profiler_enabled
+        ):
+            return False
+        try:
+            _native.submit(_ALL_REDUCE, self._gid, None, tensor, code)
+        except (TimeoutError, KeyboardInterrupt):
+            core_work.keep(tensor)
+            raise
+        _bump(tensor)
+        return True
 
     def _begin(
         self,

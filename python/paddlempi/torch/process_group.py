@@ -135,6 +135,14 @@ class ProcessGroupMPI(Issuer):
 
         Also ``allreduce(tensor, op, timeout)``.
         """
+        if (
+            opts.__class__ is AllreduceOptions
+            and not opts.asyncOp
+            and tensors.__class__ is list
+            and len(tensors) == 1
+            and self._reduced(tensors[0], opts)
+        ):
+            return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:
             opts = self._options(
@@ -427,13 +435,18 @@ class ProcessGroupMPI(Issuer):
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         """Begin to receive a tensor from a rank of the group."""
-        tensor = self._one(tensors, Op.RECV)
-        place, finish = places(tensor)
-        return self._message(Op.RECV, None, place, srcRank, tag, (tensor,), finish)
+        if srcRank < 0:  # which the core takes for any source
+            raise ArgumentError(f"recv: {srcRank} is no rank of the group")
+        return self._receive(tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Begin to receive a tensor from whichever rank; ``source_rank()`` tells."""
-        return self.recv(tensors, -1, tag)
+        return self._receive(tensors, -1, tag)
+
+    def _receive(self, tensors: Any, peer: int, tag: int) -> Work:
+        tensor = self._one(tensors, Op.RECV)
+        place, finish = places(tensor)
+        return self._message(Op.RECV, None, place, peer, tag, (tensor,), finish)
 
     # Arguments: what is wrong with them is told to the other members before it is raised
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ReduceOp
+from torch._C._distributed_c10d import ReduceOp, _make_nccl_premul_sum
 
 from .._ops import ReduceCode
 from ..errors import ArgumentError
 
-__all__ = ["reduction"]
+__all__ = ["CODE_BY_HASH", "reduction"]
 
 _KIND = ReduceOp.RedOpType
 _CODES = {
@@ -25,6 +25,19 @@ _CODES = {
     _KIND.PREMUL_SUM: int(ReduceCode.PREMUL_SUM),
 }
 _SUM = _KIND.SUM
+
+
+def _by_hash() -> dict[int, int]:
+    # A ReduceOp that equals another has its hash: comparing two takes five times as long.
+    ops = [(ReduceOp(kind), code) for kind, code in _CODES.items() if kind != _KIND.PREMUL_SUM]
+    found = {hash(op): code for op, code in ops}
+    again = [ReduceOp(kind) for kind in _CODES if kind != _KIND.PREMUL_SUM]
+    same = len(found) == len(ops) and [hash(op) for op in again] == list(found)
+    return found if same and hash(_make_nccl_premul_sum(1.0)) not in found else {}
+
+
+CODE_BY_HASH = _by_hash()
+"""The core's code by the hash of a ``ReduceOp`` without a factor; empty if hashes tell nothing."""
 
 
 def reduction(op: Any) -> tuple[int, float]:
