@@ -1,0 +1,134 @@
+"""The private names of Paddle's autograd: when a gradient is there, when backward ends, where
+a gradient lives. Read on Paddle 3.3.1.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import paddle
+from paddle.base import core as paddle_core
+
+from ..errors import UnsupportedError
+
+__all__ = ["Listener", "alias", "bind", "join", "on_gradient", "run_backward", "watch", "watching"]
+
+_TOUCHED: dict[Any, tuple[str, ...]] = {
+    paddle_core.eager: ("run_backward",),
+    paddle.Tensor: ("_register_backward_hook", "_copy_gradient_from"),
+    paddle._C_ops: ("view_shape",),
+}
+
+
+class Listener(Protocol):
+    """Who takes part in a backward: one of the two is called when the outermost one has ended."""
+
+    def finish(self) -> None:
+        """Every gradient of this backward is there."""
+
+    def abort(self) -> None:
+        """Backward ended with an exception, which goes on to the caller."""
+
+
+class _Frame(threading.local):
+    """The backward that runs in this thread. Invariant: listeners is empty at depth 0."""
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+
+
+_frame = _Frame()
+_original: Callable[..., Any] | None = None
+
+
+def watch() -> None:
+    """Stand before Paddle's ``run_backward`` if nobody has put :func:`run_backward` there yet.
+
+    Paddle's own hook for the end of a backward fires at the end of an inner one too (reentrant
+    recompute), and never after an exception.
+
+    Raises:
+        UnsupportedError: a private name of Paddle has moved.
+    """
+    global _original
+    missing = [
+        f"{getattr(place, '__name__', place)}.{name}"
+        for place, names in _TOUCHED.items()
+        for name in names
+        if not hasattr(place, name)
+    ]
+    if missing:
+        raise UnsupportedError(
+            f"paddlempi.paddle.DataParallel: Paddle {paddle.__version__} has no "
+            f"{', '.join(missing)}: this version of paddlempi knows Paddle 3.0 to 3.3"
+        )
+    if _original is None:
+        _original = paddle_core.eager.run_backward
+    if not watching():
+        paddle_core.eager.run_backward = run_backward
+
+
+def watching() -> bool:
+    """Whether backward goes through :func:`run_backward`."""
+    return paddle_core.eager.run_backward is run_backward
+
+
+def run_backward(*args: Any, **kwargs: Any) -> Any:
+    """Paddle's ``core.eager.run_backward``, whose listeners learn of its end."""
+    frame = _frame
+    original = paddle_core.eager.run_backward if _original is None else _original
+    if frame.depth:
+        return original(*args, **kwargs)
+    frame.depth = 1
+    try:
+        result = original(*args, **kwargs)
+    except BaseException:
+        for listener in _leave():
+            listener.abort()
+        raise
+    failure: Exception | None = None
+    for listener in _leave():
+        try:
+            listener.finish()
+        except Exception as error:  # the other models of this backward end theirs first
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return result
+
+
+def _leave() -> list[Listener]:
+    left = _frame.listeners
+    _frame.depth = 0
+    _frame.listeners = []
+    return left
+
+
+def join(listener: Listener) -> None:
+    """Hear of the end of the backward that runs."""
+    _frame.listeners.append(listener)
+
+
+def on_gradient(parameter: Any, function: Callable[[], None]) -> None:
+    """Call ``function()`` whenever a backward has accumulated into ``parameter.grad``.
+
+    Paddle has no way to take it back: let the function hold nothing alive.
+    """
+    parameter._register_backward_hook(function)
+
+
+def alias(view: Any, shape: list[int]) -> Any:
+    """Another tensor on the memory of ``view``: clearing the one leaves the other as it is."""
+    return paddle._C_ops.view_shape(view, shape)
+
+
+def bind(parameter: Any, view: Any, shape: list[int]) -> None:
+    """Make ``view`` the memory of ``parameter.grad``, until it is cleared.
+
+    The tensor that was the gradient stays as it is, for Paddle may have handed it to others.
+    """
+    parameter._copy_gradient_from(alias(view, shape))

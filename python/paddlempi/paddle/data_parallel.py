@@ -1,0 +1,187 @@
+"""``DataParallel``: one model on many ranks, each with its part of the batch."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, get_args
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed import parallel
+
+from .. import group as core_group
+from ..errors import ArgumentError, NotInitializedError
+from . import activation, autograd
+from .reducer import Reducer
+from .replicas import Buffers, Sync, broadcast_all, check_same
+
+__all__ = ["DataParallel", "replacements"]
+
+_PaddleDataParallel: Any = parallel.DataParallel
+_MIB = 1024 * 1024
+
+
+class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
+    """A model whose gradients are averaged over the ranks while backward runs.
+
+    Each rank calls it with its part of the batch; after ``backward()`` every rank has the
+    gradients of the whole batch (the mean over the ranks), bit for bit the same. ``p.grad`` then
+    lies in the bucket that was sent, until ``clear_grad``.
+
+    At the start parameters and buffers become those of the group's first rank. Gradients are
+    averaged by the backwards that follow a forward of this object, unless that forward stood
+    under :meth:`no_sync`; several backwards accumulate, as on one process. A parameter or a
+    buffer whose attribute ``no_sync`` is true stays this rank's own.
+
+    Args:
+        layers: the model. Its parameters must be the same in number, names, shapes, dtypes and
+            ``stop_gradient`` on all ranks.
+        strategy: taken and not used, as in Paddle.
+        comm_buffer_size: MiB of gradients in a bucket, which is one all_reduce.
+        last_comm_buffer_size: MiB in the last bucket of a backward.
+        find_unused_parameters: a backward need not reach every parameter. A rank that has not
+            contributes nothing; where no rank has, the gradient stays what it was. Without it a
+            parameter that a backward does not reach is an error on every rank.
+        group: a group of ``paddle.distributed``, or of paddlempi; None: all ranks.
+        buffers: what happens to the model's buffers (BatchNorm's statistics) at the end of
+            a synchronized backward: ``"broadcast"``: they become rank 0's; ``"average"``: the
+            floating ones become the mean; ``"local"``: nothing, as in Paddle's own.
+
+    Raises:
+        NotInitializedError: before ``init_parallel_env()``.
+        MismatchError: the ranks' models or options differ; on all ranks.
+        ArgumentError: nothing to train, a wrong size or ``buffers``; this rank is not in ``group``.
+        UnsupportedError: a parameter's dtype has no gradients.
+
+    What backward raises: ``MismatchError`` and ``ArgumentError`` (on every rank) name
+    a parameter without gradient; ``RefusedError`` when backward failed on another rank.
+
+    Thread-safety: none, as any model. Source: ``paddle.DataParallel``.
+    """
+
+    def __init__(
+        self,
+        layers: Any,
+        strategy: Any = None,
+        comm_buffer_size: float = 25,
+        last_comm_buffer_size: float = 1,
+        find_unused_parameters: bool = False,
+        group: Any = None,
+        *,
+        buffers: Sync = "broadcast",
+    ) -> None:
+        # Not Paddle's: its reducer takes no process group written in Python.
+        paddle.nn.Layer.__init__(self, layers.full_name() + "_data_parallel")
+        if not paddle.in_dynamic_mode():
+            raise ArgumentError("paddlempi.paddle.DataParallel: a static graph is being built")
+        if buffers not in get_args(Sync):
+            raise ArgumentError(
+                f"paddlempi.paddle.DataParallel: buffers={buffers!r}: one of {get_args(Sync)}"
+            )
+        self._layers = layers
+        self.find_unused_parameters = find_unused_parameters
+        self.grad_need_sync = True
+        self.var_dtype = paddle.Tensor
+        self.comm_buffer_size = _bytes("comm_buffer_size", comm_buffer_size)
+        self.last_comm_buffer_size = _bytes("last_comm_buffer_size", last_comm_buffer_size)
+        self.group = activation.default_group() if group is None else group
+        self._strategy = strategy
+        self._reducer: Reducer | None = None
+        core = _core_of(self.group)
+        if core.size() > 1:
+            self._share(core, buffers)
+        else:
+            warnings.warn(
+                "paddlempi.paddle.DataParallel: there is one rank: nothing is averaged",
+                stacklevel=2,
+            )
+
+    def _share(self, parent: core_group.ProcessGroup, buffers: Sync) -> None:
+        autograd.watch()
+        own = core_group.new_group(parent._ranks)
+        shared = [
+            (name, parameter)
+            for name, parameter in self._layers.named_parameters()
+            if not getattr(parameter, "no_sync", False)
+        ]
+        trained = [(name, parameter) for name, parameter in shared if not parameter.stop_gradient]
+        options = {
+            "trained": [name for name, _ in trained],
+            "buffers": buffers,
+            "comm_buffer_size": self.comm_buffer_size,
+            "last_comm_buffer_size": self.last_comm_buffer_size,
+            "find_unused_parameters": bool(self.find_unused_parameters),
+        }
+        kept = [
+            (name, buffer)
+            for name, buffer in self._layers.named_buffers()
+            if buffer is not None and not getattr(buffer, "no_sync", False)
+        ]
+        check_same([*shared, *kept], options, own)
+        if not trained:
+            raise ArgumentError(
+                "paddlempi.paddle.DataParallel: the model has no parameter to train"
+            )
+        broadcast_all([tensor for _, tensor in (*shared, *kept)], own)
+        self._reducer = Reducer(
+            trained,
+            [(name, parameter) for name, parameter in shared if parameter.stop_gradient],
+            own,
+            self.comm_buffer_size,
+            self.last_comm_buffer_size,
+            bool(self.find_unused_parameters),
+            Buffers(self._layers, buffers, own),
+        )
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model. Its next backwards average, unless under ``no_sync``."""
+        outputs = super().__call__(*inputs, **kwargs)
+        self._prepare()  # again: a forward that to_static has compiled runs no Python
+        return outputs
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        outputs = self._layers(*inputs, **kwargs)
+        self._prepare()
+        return outputs
+
+    def _prepare(self) -> None:
+        reducer = self._reducer
+        if reducer is not None and paddle.in_dynamic_mode() and paddle.is_grad_enabled():
+            if not autograd.watching():
+                raise ArgumentError(
+                    "paddlempi.paddle.DataParallel: paddlempi.paddle was uninstalled, and nobody "
+                    "tells of the end of backward: call paddlempi.paddle.install()"
+                )
+            reducer.prepare(self.grad_need_sync)
+
+
+def _bytes(name: str, size: float) -> int:
+    if not size > 0:
+        raise ArgumentError(f"paddlempi.paddle.DataParallel: {name}={size!r} MiB must be above 0")
+    return int(size * _MIB)
+
+
+def _core_of(group: Any) -> core_group.ProcessGroup:
+    """The group of the core behind a group of Paddle; None is the world."""
+    if group is None:
+        if core_group.WORLD is None:
+            raise NotInitializedError(
+                "paddlempi.paddle.DataParallel: call paddle.distributed.init_parallel_env() first"
+            )
+        return core_group.WORLD
+    if not isinstance(group, core_group.ProcessGroup):
+        group = getattr(group.process_group, "core", core_group.GroupMember.NON_GROUP_MEMBER)
+    if group.rank() < 0:
+        raise ArgumentError("paddlempi.paddle.DataParallel: this rank is not in group")
+    return group  # type: ignore[no-any-return]
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """What takes the places of Paddle's own: modules, names and objects."""
+    return [
+        (paddle, "DataParallel", DataParallel),
+        (dist, "DataParallel", DataParallel),
+        (parallel, "DataParallel", DataParallel),
+        (paddle.base.core.eager, "run_backward", autograd.run_backward),
+    ]

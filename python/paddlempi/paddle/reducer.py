@@ -1,0 +1,362 @@
+"""Gradients averaged over the ranks while backward runs.
+
+The life of one backward of a :class:`Reducer`:
+
+1. The first gradient that Paddle has accumulated joins it to the backward that runs.
+2. A gradient goes into its bucket; a bucket that is full starts its all_reduce, unless one
+   before it is not full yet: every rank starts them in the same order.
+3. When backward ends, what is left is sent with zeros or older gradients in the place of those
+   that did not come, and all are waited for.
+4. The marks in the buckets say which parameters had no gradient on some rank. Where that is an
+   error, all ranks see it, tell each other the names and raise.
+5. The first backward sends nothing before its end: from it the order of use is learnt, and how
+   often a parameter's gradient comes. Rank 0's order divides the parameters anew for all.
+
+An exception inside backward refuses what this rank has not started: the others raise
+``RefusedError`` instead of waiting.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _native
+from .._ops import Op
+from ..collectives import all_reduce, broadcast
+from ..errors import ArgumentError, Error, MismatchError, UnsupportedError
+from ..group import ProcessGroup
+from ..objects import all_gather_object
+from . import autograd
+from .buckets import DTYPES, Bucket, Slot, arrange
+from .replicas import Buffers
+
+__all__ = ["Reducer"]
+
+_UNKNOWN = 1 << 62
+"""How often a gradient comes, before the first backward has told."""
+
+_WHERE = "paddlempi.paddle.DataParallel"
+
+
+class _Mode(enum.Enum):
+    IDLE = enum.auto()  # no forward yet
+    LOCAL = enum.auto()  # the last forward stood under no_sync
+    SYNC = enum.auto()
+    DETACHED = enum.auto()  # a younger reducer has its parameters
+
+
+_living: weakref.WeakSet[Reducer] = weakref.WeakSet()
+
+
+class Reducer:
+    """The gradients of some parameters.
+
+    Args:
+        parameters: names and parameters to train, the same on every rank.
+        frozen: names and parameters that must stay frozen.
+        group: of this reducer alone: the order of its collectives is its own.
+        limit: bytes of a bucket.
+        last_limit: bytes of the last bucket.
+        find_unused: parameters may be out of use; their ranks contribute nothing.
+        buffers: what is made equal at the end of a backward too.
+
+    Raises:
+        UnsupportedError: a parameter's dtype has no gradients.
+
+    Thread-safety: none; forward and backward of one model are one thread's at a time.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, Any]],
+        frozen: Sequence[tuple[str, Any]],
+        group: ProcessGroup,
+        limit: int,
+        last_limit: int,
+        find_unused: bool,
+        buffers: Buffers,
+    ) -> None:
+        self._names = [name for name, _ in parameters]
+        self._parameters = [parameter for _, parameter in parameters]
+        self._frozen = frozen
+        self._group = group
+        self._limit = limit
+        self._last_limit = last_limit
+        self._find_unused = find_unused
+        self._buffers = buffers
+        for name, parameter in parameters:
+            if parameter.dtype not in DTYPES:
+                raise UnsupportedError(
+                    f"{_WHERE}: parameter '{name}' has dtype {parameter.dtype}, whose gradients "
+                    "cannot be averaged: freeze it or set its no_sync"
+                )
+        self._mode = _Mode.IDLE
+        self._joined = False
+        self._failure: Exception | None = None
+        self._order: list[int] = []
+        self._learning = True
+        self._uses = [_UNKNOWN] * len(parameters)
+        self._came = [0] * len(parameters)
+        # The last parameter is the first whose gradient comes, as a guess.
+        self._arrange(range(len(parameters) - 1, -1, -1))
+        self._ids = frozenset(map(id, self._parameters))
+        for other in _living:
+            if not self._ids.isdisjoint(other._ids):
+                other._mode = _Mode.DETACHED
+        _living.add(self)
+        me = weakref.ref(self)
+        for index, parameter in enumerate(self._parameters):
+            autograd.on_gradient(parameter, _hook(me, index))
+
+    # Forward
+
+    def prepare(self, sync: bool) -> None:
+        """A forward has run; the next backwards are synchronized, or not."""
+        if self._mode is _Mode.DETACHED:
+            raise ArgumentError(
+                f"{_WHERE}: the parameters of this model were given to a younger DataParallel, "
+                "which averages their gradients: use that one"
+            )
+        self._mode = _Mode.SYNC if sync else _Mode.LOCAL
+
+    # Backward
+
+    def came(self, index: int) -> None:
+        """Paddle has accumulated into the gradient of a parameter."""
+        mode = self._mode
+        if mode is not _Mode.SYNC:
+            if mode is _Mode.IDLE:
+                self._join()
+                self._fail(
+                    ArgumentError(
+                        f"{_WHERE}: backward reached parameter '{self._names[index]}' without "
+                        "a forward: call the DataParallel, not the model inside it"
+                    )
+                )
+            return
+        if not self._joined:
+            self._join()
+        if self._failure is not None:
+            return
+        count = self._came[index] = self._came[index] + 1
+        if self._learning:
+            self._order.append(index)
+            return
+        slot = self._slots[index]
+        if slot.packed:
+            self._fail(
+                ArgumentError(
+                    f"{_WHERE}: the gradient of parameter '{self._names[index]}' came "
+                    f"{count} times in this backward, and {self._uses[index]} times in the first "
+                    "one, after which it was sent: use the layer as often in every step, or "
+                    "recompute with use_reentrant=False"
+                )
+            )
+        elif count == self._uses[index]:
+            try:
+                self._pack(slot)
+                self._start_full()
+            except Exception as error:
+                self._fail(error)
+
+    def finish(self) -> None:
+        """Backward has ended: send what is left, wait for all, look at the marks."""
+        self._joined = False
+        try:
+            self._send_rest()
+            self._wait()
+            self._judge()
+            if self._learning:
+                self._learn()
+        except BaseException:
+            self._renew()
+            raise
+        self._reset()
+
+    def abort(self) -> None:
+        """Backward ended with an exception: tell the others not to wait for this rank."""
+        self._joined = False
+        try:
+            self._refuse()
+        finally:
+            self._renew()
+
+    # Inside
+
+    def _join(self) -> None:
+        autograd.join(self)
+        self._joined = True
+
+    def _fail(self, error: Exception) -> None:
+        """Remember what went wrong: an exception out of a hook would reach the user as another."""
+        if self._failure is None:
+            self._failure = error
+
+    def _pack(self, slot: Slot) -> None:
+        parameter = self._parameters[slot.index]
+        gradient = parameter.grad
+        if gradient.dtype != slot.bucket.dtype:
+            raise ArgumentError(
+                f"{_WHERE}: the gradient of parameter '{self._names[slot.index]}' has dtype "
+                f"{gradient.dtype}, the parameter {slot.bucket.dtype}"
+            )
+        slot.pack(parameter, gradient)
+        slot.bucket.pending -= 1
+
+    def _start_full(self) -> None:
+        """Start the all_reduce of every full bucket that no bucket before it holds up."""
+        buckets = self._buckets
+        while self._started < len(buckets) and not buckets[self._started].pending:
+            bucket = buckets[self._started]
+            self._started += 1  # whatever becomes of it, its place in the order is taken
+            work = all_reduce(bucket.storage, bucket.op, self._group, async_op=True)
+            bucket.wait = work.wait if work is not None else None
+
+    def _send_rest(self) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            for name, parameter in self._frozen:
+                if not parameter.stop_gradient:
+                    raise ArgumentError(
+                        f"{_WHERE}: parameter '{name}' was frozen when the model was wrapped and "
+                        "is not any more: make a new DataParallel of the model"
+                    )
+            self._pack_rest()
+            self._start_full()
+        except Exception:
+            self._refuse()
+            raise
+        self._buffers.start()
+
+    def _pack_rest(self) -> None:
+        for bucket in self._buckets[self._started :]:
+            for slot in bucket.slots:
+                if slot.packed:
+                    continue
+                parameter = self._parameters[slot.index]
+                has = parameter.grad is not None
+                if not self._came[slot.index]:
+                    wrong = not (self._find_unused or parameter.stop_gradient)
+                    bucket.mark_absent(slot.number, has, wrong)
+                if has:
+                    self._pack(slot)
+                else:
+                    slot.fill_zero()
+                    bucket.pending -= 1
+
+    def _wait(self) -> None:
+        failure: Error | None = None
+        for wait in [*(bucket.wait for bucket in self._buckets), self._buffers.finish]:
+            try:
+                wait()
+            except Error as error:  # the others end too, all of them on every rank
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _judge(self) -> None:
+        """Look at what the marks say of all ranks."""
+        for bucket in self._buckets:
+            absent = bucket.absent
+            if not absent.any():
+                continue
+            if bucket.wrong[0] or (
+                not self._find_unused and ((bucket.used != 0) & (absent != 0)).any()
+            ):
+                self._complain()
+            for slot in bucket.slots:
+                if bucket.has[slot.number]:
+                    parameter = self._parameters[slot.index]
+                    if parameter.grad is None:
+                        slot.bind(parameter)
+
+    def _complain(self) -> None:
+        """Raise on every rank, naming the parameters that had no gradient, and where."""
+        mine = {
+            self._names[index]: bool(self._parameters[index].stop_gradient)
+            for index, count in enumerate(self._came)
+            if not count
+        }
+        everyone: list[Any] = [None] * self._group.size()
+        all_gather_object(everyone, mine, self._group)
+        for name in self._names:
+            ranks = [rank for rank, names in enumerate(everyone) if name in names]
+            frozen = [rank for rank in ranks if everyone[rank][name]]
+            if not ranks or len(frozen) == len(everyone):
+                continue
+            world = tuple(self._group._ranks[rank] for rank in ranks)
+            others = sum(other != name for names in everyone for other in names)
+            what = f"{_WHERE}: parameter '{name}' had no gradient in this backward on rank(s) "
+            what += f"{list(world)}" + (", where it is frozen" if frozen == ranks else "")
+            what += f" (nor had {others} others)" if others else ""
+            if len(ranks) == len(everyone):
+                raise ArgumentError(
+                    f"{what}: freeze it (stop_gradient), or give find_unused_parameters=True; "
+                    "where a step has several backwards, put all but the last under no_sync()"
+                )
+            error = MismatchError(
+                f"{what}, and one on the others: the ranks went different ways through the "
+                "model; give find_unused_parameters=True and they contribute zero"
+            )
+            error.ranks = world
+            raise error
+
+    def _learn(self) -> None:
+        """Divide the parameters anew, by the order in which rank 0 had them."""
+        self._learning = False
+        self._uses = [max(count, 1) for count in self._came]
+        last = {index: at for at, index in enumerate(self._order)}
+        order = array("q", sorted(last, key=last.__getitem__))
+        order.extend(
+            slot.index
+            for bucket in self._buckets
+            for slot in bucket.slots
+            if slot.index not in last
+        )
+        broadcast(order, group=self._group, group_src=0)
+        self._arrange(order)
+
+    def _arrange(self, order: Sequence[int]) -> None:
+        self._members = arrange(order, self._parameters, self._limit, self._last_limit)
+        self._renew()
+
+    def _renew(self) -> None:
+        """New buckets: MPI may still write to those of a backward that went wrong."""
+        size = self._group.size()
+        self._buckets = [
+            Bucket([(index, self._parameters[index]) for index in members], size)
+            for members in self._members
+        ]
+        self._slots = {slot.index: slot for bucket in self._buckets for slot in bucket.slots}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._failure = None
+        self._order.clear()
+        self._came = [0] * len(self._parameters)
+        self._started = 0
+        for bucket in self._buckets:
+            bucket.reset()
+
+    def _refuse(self) -> None:
+        """Take the places of the collectives that this rank will not start."""
+        core, group = _native.core(), self._group._id
+        for _ in self._buckets[self._started :]:
+            core.refuse(Op.ALL_REDUCE, group, "backward failed")
+        self._buffers.refuse()
+
+
+def _hook(reducer: weakref.ref[Reducer], index: int) -> Any:
+    """What a parameter holds: it keeps no model alive."""
+
+    def came() -> None:
+        target = reducer()
+        if target is not None:
+            target.came(index)
+
+    return came
