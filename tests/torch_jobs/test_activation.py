@@ -100,7 +100,7 @@ def explicitly() -> None:
     assert "paddlempi_autoload" not in sys.modules
     assert not dist.is_mpi_available()
 
-    import paddlempi.torch  # noqa: F401
+    import paddlempi.torch
 
     assert not sys.modules["paddlempi._native"].loaded(), "no launcher, nothing to ask the core"
     assert dist.is_mpi_available()

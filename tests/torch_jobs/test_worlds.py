@@ -1,0 +1,175 @@
+"""Default groups by every name there is, alone and beside other backends, one after another."""
+
+from __future__ import annotations
+
+import job
+import pytest
+
+
+def spellings() -> None:
+    import torch
+    import torch.distributed as dist
+    from paddlempi.torch import ProcessGroupMPI
+    from ranks_tools import done
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    torch.set_num_threads(1)
+    for name in (
+        "mpi",
+        "Paddlempi",
+        "cpu:mpi",
+        "cpu:mpi,cuda:mpi",
+        "cpu:mpi,cuda:gloo",
+        "cuda:gloo,cpu:paddlempi",
+        "cpu:gloo,cuda:mpi",
+    ):
+        dist.init_process_group(name)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        world = dist.group.WORLD
+        assert isinstance(world, ProcessGroupMPI)
+        assert dist.get_backend() == name.lower(), dist.get_backend()
+        devices = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+        if ":" in name:
+            assert devices == dict(pair.split(":") for pair in name.split(","))
+        else:
+            assert devices == {"cpu": name.lower(), "cuda": name.lower()}
+        ours = devices["cpu"] != "gloo"
+        assert (world._get_backend(torch.device("cpu")) is world) == ours
+        if devices.get("cuda") == "gloo":
+            assert "Gloo" in type(world._get_backend(torch.device("cuda"))).__name__
+        assert torch.device("cpu") in world._device_types
+
+        # The store is there, real and shared.
+        store = _get_default_store()
+        store.set(f"of {rank}", name)
+        assert store.get(f"of {(rank + 1) % size}") == name.encode()
+
+        for group in (world, dist.new_group(list(range(size))[::-1])):
+            x = torch.full((3,), rank + 1.0)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [size * (size + 1) / 2] * 3
+            work = dist.broadcast(x.fill_(rank), size - 1, group=group, async_op=True)
+            work.wait()
+            assert x.tolist() == [size - 1] * 3
+            parts = [torch.zeros(2, dtype=torch.int64) for _ in range(size)]
+            dist.all_gather(parts, torch.tensor([rank, -rank]), group=group)
+            assert [part.tolist() for part in parts] == [[r, -r] for r in range(size)]
+            objects: list[object] = [None] * size
+            dist.all_gather_object(objects, {"rank": rank}, group=group)
+            assert objects == [{"rank": r} for r in range(size)]
+            dist.barrier(group=group)
+            after, before = (rank + 1) % size, (rank - 1) % size
+            got = torch.zeros(2)
+            for request in dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, torch.full((2,), rank + 0.5), after, group),
+                    dist.P2POp(dist.irecv, got, before, group),
+                ]
+            ):
+                request.wait()
+            assert got.tolist() == [before + 0.5] * 2
+            if ours:
+                assert work.is_completed()
+                if rank == 0:
+                    assert dist.recv(got, group=group) == 1
+                    assert got.tolist() == [7.0, 7.0]
+                elif rank == 1:
+                    dist.send(torch.full((2,), 7.0), 0, group=group)
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.constant_(model.weight, rank)
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        model(torch.full((1, 2), rank + 1.0)).sum().backward()
+        assert model.module.weight.detach().tolist() == [[0.0, 0.0]]
+        mean = sum(range(1, size + 1)) / size
+        assert model.module.weight.grad is not None
+        assert model.module.weight.grad.tolist() == [[mean, mean]]
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+    done()
+
+
+def test_every_spelling() -> None:
+    job.succeed(2, spellings, timeout=240)
+
+
+def beside_gloo() -> None:
+    import os
+
+    import paddlempi
+    import paddlempi.torch
+    import torch
+    import torch.distributed as dist
+    from ranks_tools import done
+
+    # No backend: torch's own, at the address that came from the launcher.
+    dist.init_process_group()
+    assert dist.get_backend() == "undefined"
+    assert type(dist.group.WORLD) is not paddlempi.torch.ProcessGroupMPI
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert (str(rank), str(size)) == (os.environ["RANK"], os.environ["WORLD_SIZE"])
+    for repeat in range(2):
+        # Not all ranks are members, and all must start MPI.
+        group = dist.new_group([0, 1], backend="mpi")
+        assert paddlempi.is_initialized()
+        if rank < 2:
+            assert dist.get_backend(group) == "mpi"
+            x = torch.full((2,), rank + 1.0 + repeat)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [3.0 + 2 * repeat] * 2
+        else:
+            assert group is dist.GroupMember.NON_GROUP_MEMBER
+    alone = dist.new_group([rank], backend="mpi", use_local_synchronization=True)
+    assert dist.get_process_group_ranks(alone) == [rank]
+    everyone = dist.new_group(backend="cpu:mpi,cuda:gloo")
+    x = torch.ones(1)
+    dist.all_reduce(x, group=everyone)
+    dist.all_reduce(x)
+    assert x.item() == size * size
+    dist.destroy_process_group()
+
+    # And gloo under a default group of ours.
+    dist.init_process_group("mpi")
+    group = dist.new_group(backend="gloo")
+    assert dist.get_backend(group) == "gloo"
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    dist.all_reduce(x)
+    assert x.item() == size * size
+    dist.destroy_process_group()
+    done()
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_beside_gloo(np: int) -> None:
+    job.succeed(np, beside_gloo, timeout=120)
+
+
+def other_ranks() -> None:
+    import os
+    import sys
+
+    import paddlempi.torch  # noqa: F401
+    import torch.distributed as dist
+    from paddlempi.errors import ArgumentError
+    from ranks_tools import done, raises
+
+    rank = int(os.environ["RANK"])
+    store = f"file://{sys.argv[0]}.store"
+    words = ("torch's rank 0 of 2 is MPI's rank 1 of 2", "torch's rank 1 of 2 is MPI's rank 0 of 2")
+    dist.init_process_group("gloo", init_method=store, rank=1 - rank, world_size=2)
+    with raises(ArgumentError, "use_local_synchronization", "MPI does not run yet"):
+        dist.new_group([1 - rank], backend="mpi", use_local_synchronization=True)
+    with raises(ArgumentError, "new_group", *words):
+        dist.new_group(backend="mpi")
+    dist.destroy_process_group()
+    with raises(ArgumentError, "init_process_group", *words):
+        dist.init_process_group("cpu:mpi", init_method=store + "2", rank=1 - rank, world_size=2)
+    assert not dist.is_initialized()
+    dist.init_process_group("mpi")
+    assert dist.get_rank() == rank
+    dist.destroy_process_group()
+    done()
+
+
+def test_ranks_that_are_not_those_of_mpi() -> None:
+    job.succeed(2, other_ranks, timeout=120)
