@@ -10,11 +10,12 @@ import (
 // all-gather and a sum on every rank beat two exchanges of slices.
 const gather16Limit = 64 << 10
 
-// allReduceGather16 is for small float16 and bfloat16 buffers: an all-gather, then
-// every rank adds the n contributions in float32 in rank order and rounds once.
+// allReduceGather16 is for small buffers of what is reduced here (reducedHere): an
+// all-gather, then every rank adds the n contributions in rank order, floats in float32
+// with one rounding.
 // Bytes moved a rank: (n-1)S in.
 var allReduceGather16 = Algorithm{"gather16", func(s *Sig) bool {
-	return is16Bit(s) && s.Count*2*int64(s.Size) <= gather16Limit
+	return reducedHere(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
 }, func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]
 	if len(a.Send) > 0 {

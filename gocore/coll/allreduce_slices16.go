@@ -9,13 +9,13 @@ import (
 )
 
 // allReduceSlices16 sums float16 and bfloat16 with one rounding, which a user op
-// inside MPI cannot: it would round at every hop.
+// inside MPI cannot: it would round at every hop; and narrow integers, which wrap.
 //
-// Steps: each rank sends slice i of its buffer to rank i; rank i adds the n
-// slices in float32 in rank order and rounds once; the slices are gathered.
+// Steps: each rank sends slice i of its buffer to rank i; rank i adds the n slices in
+// rank order, floats in float32 with one rounding; the slices are gathered.
 // Bytes moved a rank: (1-1/n)S out and in, the sum, (1-1/n)S out and in. All
 // ranks get identical bits, the same run after run.
-var allReduceSlices16 = Algorithm{"slices16", is16Bit, func(a *Args, p *Program) error {
+var allReduceSlices16 = Algorithm{"slices16", reducedHere, func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]
 	if len(a.Send) > 0 {
 		src = a.Send[0]
@@ -66,6 +66,15 @@ func (a *Args) sumOwnSlice(p *Program, src, dst unsafe.Pointer, sl []slice) erro
 
 // sum16 reduces the first ranks of the parts that lie one after another in parts.
 func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
+	if !reduce.Is16(a.DType) {
+		a.copyElements(dst, parts, n)
+		for i := 1; i < ranks; i++ {
+			if err := reduce.Combine(dst, a.at(parts, int64(i)*n), n, a.DType, a.Reduce); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	srcs := make([]unsafe.Pointer, ranks)
 	for i := range srcs {
 		srcs[i] = a.at(parts, int64(i)*n)

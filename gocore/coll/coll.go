@@ -97,8 +97,20 @@ func init() {
 
 func always(*Sig) bool      { return true }
 func single(s *Sig) bool    { return s.Size == 1 }
-func is16Bit(s *Sig) bool   { return s.DType == op.Float16 || s.DType == op.BFloat16 }
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
+
+// reducedHere says that MPI's own reduction will not do: inside MPI, 16-bit floats would be
+// rounded at every hop; and sums of 8-bit and 16-bit integers, which wrap, saturate in the
+// vector code of Open MPI.
+func reducedHere(s *Sig) bool {
+	switch s.DType {
+	case op.Float16, op.BFloat16:
+		return true
+	case op.Int8, op.UInt8, op.Int16, op.UInt16:
+		return s.Reduce == op.Sum
+	}
+	return false
+}
 
 // at returns the address i elements into a buffer.
 func (a *Args) at(p unsafe.Pointer, i int64) unsafe.Pointer {

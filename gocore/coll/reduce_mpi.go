@@ -40,7 +40,7 @@ var nothing [64]byte
 
 // reduceSlices16 is allReduceSlices16 with the slices gathered on the root alone.
 // Bytes moved a rank: (1-1/n)S out and in, the sum, S/n out, (1-1/n)S into the root.
-var reduceSlices16 = Algorithm{"slices16", is16Bit, func(a *Args, p *Program) error {
+var reduceSlices16 = Algorithm{"slices16", reducedHere, func(a *Args, p *Program) error {
 	src := a.Part()
 	sl := a.slices(src.Count)
 	own := sl[a.Rank]

@@ -94,7 +94,7 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 
 // reduceScatterSlices16 sends every rank its part, which that rank adds in float32
 // in rank order and rounds once. Bytes moved a rank: (1-1/n) of the input out and in.
-var reduceScatterSlices16 = Algorithm{"slices16", is16Bit, func(a *Args, p *Program) error {
+var reduceScatterSlices16 = Algorithm{"slices16", reducedHere, func(a *Args, p *Program) error {
 	sends := a.Send
 	if len(sends) == 1 {
 		sends = a.split(a.Send[0])

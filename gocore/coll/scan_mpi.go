@@ -40,7 +40,7 @@ const scanChunk = 1 << 20
 // scanGather16 is the scan of float16 and bfloat16: the contributions are gathered,
 // chunk by chunk, and each rank adds those of the ranks before it in float32.
 // Bytes moved a rank: (n-1)S in.
-var scanGather16 = Algorithm{"gather16", is16Bit, func(a *Args, p *Program) error {
+var scanGather16 = Algorithm{"gather16", reducedHere, func(a *Args, p *Program) error {
 	src, recv := a.Part().Data, a.Recv[0]
 	ranks := a.Rank + 1
 	if a.Code == op.Exscan {
