@@ -121,6 +121,14 @@ class ProcessGroupMPI(Issuer):
         elif group.is_initialized():
             group.destroy_process_group(self._core)
 
+    def abort(self) -> None:
+        """The same as ``shutdown()``: that does not wait for others either."""
+        self.shutdown()
+
+    def get_group_store(self) -> Any:
+        """The part of the default group's store that is this group's."""
+        return c10d._world.pg_map[self][1]
+
     # Collectives
 
     def allreduce(
