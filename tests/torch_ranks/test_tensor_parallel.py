@@ -11,10 +11,9 @@ import torch
 from ranks_data import real
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     loss_parallel,
@@ -86,16 +85,13 @@ def test_sequence_parallel(line: Any, rank: int, size: int) -> None:
     """The norm works on a part of the sequence, the layers on all of it."""
     wanted = block()
     plan = {
-        "": PrepareModuleInput(
-            input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=False
-        ),
         "norm": SequenceParallel(),
         "up": ColwiseParallel(input_layouts=Shard(1)),
         "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
     }
     got = parallelize_module(copy.deepcopy(wanted), line, plan)
     x = real(0, 2, 2 * size, 12)
-    out = got(x)
+    out = got(distribute_tensor(x, line, [Shard(1)]))
     assert out.placements == (Shard(1),)
     close(out.full_tensor(), wanted(x))
     out.full_tensor().square().sum().backward()
