@@ -19,7 +19,7 @@ DTYPES: dict[str, tuple[str, ...]] = {
     "integers": tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")),
     "16-bit floats": ("float16", "bfloat16"),
     "floats": ("float32", "float64"),
-    "complex": ("complex32", "complex64", "complex128"),
+    "complex": ("complex64", "complex128"),
     "float8": tuple(
         f"float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")
     ),
@@ -33,7 +33,7 @@ LIMIT = timedelta(seconds=5)
 NCCL = {*ALL} - {"int16", "uint16", "uint32", "uint64", "float8_e8m0fnu"}
 NATIVE = {"int8", "uint8", "int16", "int32", "int64", "float32", "float64", "complex64"}
 NATIVE |= {"complex128"}
-FLOATING = {"float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"}
+FLOATING = {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
 
 
 @dataclass
