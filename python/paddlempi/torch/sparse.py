@@ -23,13 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .. import _native
-from .. import work as core_work
-from .._ops import Op
+from .._ops import ASYNC, Op
 from ..errors import ArgumentError, DtypeError, Error, NotReadyError
-from ..future import Future
-from ..group import to_seconds
 from .errors import MismatchError
-from .work import Work
+from .work import OperationWork, Work
 
 if TYPE_CHECKING:
     from .process_group import ProcessGroupMPI
@@ -76,7 +73,7 @@ def allreduce(group: ProcessGroupMPI, tensor: Any, opts: Any, code: int, scale: 
         yield _Step(Op.ALL_REDUCE, None, spread, code, scale)
         _write(tensor, union, spread)
 
-    return _run(group, Op.ALL_REDUCE, plan, opts, [tensor])
+    return _run(group, plan, opts, [tensor])
 
 
 def broadcast(group: ProcessGroupMPI, tensor: Any, opts: Any) -> Work:
@@ -101,7 +98,7 @@ def broadcast(group: ProcessGroupMPI, tensor: Any, opts: Any) -> Work:
         if root != group._core._rank:
             _write(tensor, mine, values)
 
-    return _run(group, Op.BROADCAST, plan, opts, [tensor])
+    return _run(group, plan, opts, [tensor])
 
 
 def allgather(group: ProcessGroupMPI, outputs: Sequence[Any], tensor: Any, opts: Any) -> Work:
@@ -133,71 +130,76 @@ def allgather(group: ProcessGroupMPI, outputs: Sequence[Any], tensor: Any, opts:
         for output, place, part in zip(outputs, places, parts, strict=True):
             _write(output, place, part)
 
-    return _run(group, Op.ALL_GATHER, plan, opts, outputs)
+    return _run(group, plan, opts, outputs)
 
 
 # Steps, one after the other
 
 
-class Steps(core_work.Work):
-    """A plan under way: a work of the core that is made of several.
+class Steps(Work):
+    """A plan under way.
 
     Whoever waits drives it, and so does the thread that completes futures, when it is told
     that a step has ended. It must have submitted all its steps before its group submits
     anything else, for that is so on all members: :meth:`settle`.
+
+    Args:
+        plan: the steps.
+        output: the tensors written to.
+        submit: hands a step to the core and returns its handle.
     """
 
-    __slots__ = ("_current", "_driving", "_limit", "_plan", "_submit", "_told")
-
-    def __init__(
-        self, name: str, plan: _Plan, output: Sequence[Any], submit: Callable[[_Step, int], int]
-    ) -> None:
-        super().__init__(0, name, None, output, None)
-        self._done = False
+    def __init__(self, plan: _Plan, output: Sequence[Any], submit: Callable[[_Step], int]) -> None:
+        super().__init__((), output)
         self._plan = plan
         self._submit = submit
         self._driving = threading.Lock()  # held while the plan goes on
         self._told = False  # a step has ended; whoever lets go of the lock looks again
-        self._current: core_work.Work | None = None
-        self._future = Future()
+        self._current: OperationWork | None = None
+        self._over = False
+        self._calls: list[Callable[[], None]] = []  # for its end; guarded by _calling
+        self._calling = threading.Lock()
         with self._driving:
             self._go_on()
         if self._told:
             self._tell()
 
-    def wait(self, timeout: timedelta | float | None = None) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """As that of any work."""
-        if not self._done:
-            self._drive(None if timeout is None else to_seconds(timeout, "Work.wait"))
-        if self._error is not None:
-            raise self._error
+        if not self._over:
+            seconds = 0.0 if timeout is None else timeout.total_seconds()
+            self._drive(seconds if seconds > 0 else None)
+        if self._failed is not None:
+            raise self._failed
         return True
 
     def settle(self) -> None:
         """Wait until nothing is left to submit; what went wrong is for :meth:`wait` to say."""
-        if not self._done:
+        if not self._over:
             self._drive(None)
 
     def is_completed(self) -> bool:
         """As that of any work. Does not wait, but goes on with what has ended."""
-        if not self._done:
+        if not self._over:
             self._tell()
-        return self._done
+        return self._over
 
-    def get_future(self) -> Future:
-        """As that of any work."""
-        future = self._future
-        assert future is not None
-        return future
+    def _when_done(self, call: Callable[[], None]) -> None:
+        with self._calling:
+            if not self._over:
+                self._calls.append(call)
+                return
+        call()
 
     def _drive(self, seconds: float | None) -> None:
         until = None if seconds is None else time.monotonic() + seconds
-        # Not more than a wait can take, and none at all below 0.
         if not self._driving.acquire(timeout=-1 if seconds is None else min(seconds, 1e6)):
-            raise NotReadyError(f"{self._name}: still under way after {seconds} s")
+            raise NotReadyError(f"a sparse collective is still under way after {seconds} s")
         try:
             while self._current is not None:
-                left = None if until is None else max(until - time.monotonic(), 0.0)
+                left = None
+                if until is not None:  # a limit of 0 would be none
+                    left = timedelta(seconds=max(until - time.monotonic(), 1e-6))
                 try:
                     self._current.wait(left)
                 except NotReadyError:
@@ -210,7 +212,7 @@ class Steps(core_work.Work):
             if self._told:
                 self._tell()
 
-    def _tell(self, _: object = None) -> None:
+    def _tell(self) -> None:
         """Go on as far as steps have ended, unless another thread does it."""
         self._told = True
         while self._told and self._driving.acquire(blocking=False):
@@ -228,67 +230,41 @@ class Steps(core_work.Work):
             if ended is not None:
                 ended.wait()
             step = next(self._plan)
-            self._current = core_work.start(
-                self._name, None, step.send, step.recv, lambda flags: self._submit(step, flags)
-            )
+            handle = self._submit(step)
+            self._current = OperationWork(handle, step.code, (step.send, step.recv), ())
         except StopIteration:
             pass
         except Exception as error:
-            self._error = error
+            self._failed = error
         if self._current is not None:
-            self._current.get_future().add_done_callback(self._tell)
+            self._current._when_done(self._tell)
             return
-        self._done = True
-        future = self._future
-        assert future is not None
-        if self._error is not None:
-            future.set_exception(self._error)
-        else:
-            future.set_result(self.result())
+        with self._calling:
+            self._over = True
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
 
 
 def _run(
-    group: ProcessGroupMPI,
-    code: Op,
-    plan: Callable[[], _Plan],
-    opts: Any,
-    output: Sequence[Any],
+    group: ProcessGroupMPI, plan: Callable[[], _Plan], opts: Any, output: Sequence[Any]
 ) -> Work:
     if not opts.asyncOp:
-        for step in plan():
-            group._issue(
-                step.code,
-                step.send,
-                step.recv,
-                opts,
-                (),
-                step.reduce_op,
-                step.scale,
-                step.root,
-            )
+        for code, send, recv, reduce_op, scale, root in plan():
+            group._issue(code, send, recv, opts, (), reduce_op, scale, root)
         return Work((), output)
     if group._steps is not None:
         group._steps.settle()
-    gid, limit = group._gid, group._limit
+    gid, limit = group._gid, group._deadline(opts.timeout)
 
-    def submit(step: _Step, flags: int) -> int:
+    def submit(step: _Step) -> int:
+        code, send, recv, reduce_op, scale, root = step
         handle: int = _native.submit(
-            step.code,
-            gid,
-            step.send,
-            step.recv,
-            step.reduce_op,
-            flags,
-            step.root,
-            -1,
-            0,
-            limit,
-            step.scale,
+            code, gid, send, recv, reduce_op, ASYNC, root, -1, 0, limit, scale
         )
         return handle
 
-    group._steps = steps = Steps(code.label, plan(), output, submit)
-    work = Work((steps,), output)
+    group._steps = work = Steps(plan(), output, submit)
     if group._batch is not None:
         group._batch.append(work)
     return work
@@ -314,7 +290,7 @@ def _coalesced(group: ProcessGroupMPI, code: Op, tensor: Any) -> Any:
                 f"{code.label}: a sparse tensor of shape {tuple(tensor.shape)} has 2^63 places "
                 "or more"
             )
-        with torch.no_grad():
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             return tensor.detach().coalesce()
     except Error as error:
         group._refuse(code, error)
