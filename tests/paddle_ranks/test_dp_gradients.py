@@ -149,7 +149,7 @@ class Odd(nn.Layer):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(8, 8)
-        self.turned = nn.Linear(4, 8)
+        self.turned = nn.Linear(4, 8, bias_attr=False)
         self.scalar = self.create_parameter([], default_initializer=nn.initializer.Constant(2.0))
         self.empty = self.create_parameter([0, 3])
         self.one = self.create_parameter([8])
@@ -212,7 +212,9 @@ class Mixed(nn.Layer):
         self.dtypes = ["float32", "float64", "float16", "bfloat16", "complex64"]
         for dtype in self.dtypes:
             weight = (paddle.arange(8, dtype="float32") / 8 - 0.5).astype(dtype)
-            self.add_parameter("in_" + dtype, paddle.base.framework.EagerParamBase.from_tensor(weight))
+            self.add_parameter(
+                "in_" + dtype, paddle.base.framework.EagerParamBase.from_tensor(weight)
+            )
 
     def forward(self, x: Any) -> Any:
         total = paddle.zeros([], "float64")

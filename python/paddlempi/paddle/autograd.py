@@ -42,7 +42,7 @@ class _Frame(threading.local):
 
 
 _frame = _Frame()
-_original: Callable[..., Any] | None = None
+_original: Callable[..., Any] = paddle_core.eager.run_backward
 
 
 def watch() -> None:
@@ -54,7 +54,6 @@ def watch() -> None:
     Raises:
         UnsupportedError: a private name of Paddle has moved.
     """
-    global _original
     missing = [
         f"{getattr(place, '__name__', place)}.{name}"
         for place, names in _TOUCHED.items()
@@ -66,8 +65,6 @@ def watch() -> None:
             f"paddlempi.paddle.DataParallel: Paddle {paddle.__version__} has no "
             f"{', '.join(missing)}: this version of paddlempi knows Paddle 3.0 to 3.3"
         )
-    if _original is None:
-        _original = paddle_core.eager.run_backward
     if not watching():
         paddle_core.eager.run_backward = run_backward
 
@@ -80,12 +77,11 @@ def watching() -> bool:
 def run_backward(*args: Any, **kwargs: Any) -> Any:
     """Paddle's ``core.eager.run_backward``, whose listeners learn of its end."""
     frame = _frame
-    original = paddle_core.eager.run_backward if _original is None else _original
     if frame.depth:
-        return original(*args, **kwargs)
+        return _original(*args, **kwargs)
     frame.depth = 1
     try:
-        result = original(*args, **kwargs)
+        result = _original(*args, **kwargs)
     except BaseException:
         for listener in _leave():
             listener.abort()

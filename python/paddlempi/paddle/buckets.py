@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..errors import UnsupportedError
+from ..errors import DtypeError, UnsupportedError
 from ..reduce_op import ReduceOp
-from . import autograd
+from . import autograd, selected_rows
 
 __all__ = ["DTYPES", "Bucket", "Slot", "allocate", "arrange", "bytes_of"]
 
@@ -68,12 +68,12 @@ class Slot:
         "_bits",
         "_memory",
         "_scale",
-        "_shaped",
         "bucket",
         "index",
         "number",
         "packed",
         "shape",
+        "shaped",
         "view",
     )
 
@@ -90,7 +90,7 @@ class Slot:
         bits = bucket.array.dtype
         self._bits = bits
         self._array = bucket.array[start : start + count]
-        self._shaped = self._array.reshape(self.shape)
+        self.shaped = self._array.reshape(self.shape)
         self._address = bucket.storage.data_ptr() + start * bits.itemsize
         self._memory = ctypes.c_char * (count * bits.itemsize)
         self._scale = bucket.scale
@@ -101,16 +101,27 @@ class Slot:
             )
 
     def pack(self, parameter: Any, gradient: Any) -> None:
-        """Bring a dense gradient into the bucket, times 1/n, and let the parameter's view it.
+        """Bring a gradient into the bucket, times 1/n, and let the parameter's view it.
 
         One pass: NumPy's multiply costs what a copy costs. 16-bit floats are copied, and
-        divided by the all_reduce.
+        divided by the all_reduce. Rows (SelectedRows) fill a zeroed slot, and the parameter's
+        gradient is dense from here on.
         """
         self.packed = True
         if self.view is None:
             return
-        address = gradient.data_ptr()
         scale = self._scale
+        if gradient.is_selected_rows():
+            if scale is None:
+                raise DtypeError(
+                    f"paddlempi.paddle.DataParallel: a sparse gradient of dtype {gradient.dtype}: "
+                    "make the embedding dense (sparse=False)"
+                )
+            selected_rows.scatter(gradient, self.shaped, scale)
+            parameter.clear_gradient(False)
+            autograd.bind(parameter, self.view, self.shape)
+            return
+        address = gradient.data_ptr()
         if address == self._address:  # accumulated in place
             if scale is not None:
                 np.multiply(self._array, scale, self._array)
@@ -122,7 +133,7 @@ class Slot:
             source = np.frombuffer(memory, self._bits)
             np.multiply(source, scale, self._array)
         else:
-            np.multiply(np.from_dlpack(gradient.detach()), scale, self._shaped)
+            np.multiply(np.from_dlpack(gradient.detach()), scale, self.shaped)
         autograd.bind(parameter, self.view, self.shape)
 
     def fill_zero(self) -> None:

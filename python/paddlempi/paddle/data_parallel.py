@@ -11,7 +11,7 @@ from paddle.distributed import parallel
 
 from .. import group as core_group
 from ..errors import ArgumentError, NotInitializedError
-from . import activation, autograd
+from . import activation, autograd, selected_rows
 from .reducer import Reducer
 from .replicas import Buffers, Sync, broadcast_all, check_same
 
@@ -105,8 +105,11 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             if not getattr(parameter, "no_sync", False)
         ]
         trained = [(name, parameter) for name, parameter in shared if not parameter.stop_gradient]
+        sparse = _tables(self._layers)
+        tables = [index for index, (_, p) in enumerate(trained) if id(p) in sparse]
         options = {
             "trained": [name for name, _ in trained],
+            "sparse": [trained[index][0] for index in tables],
             "buffers": buffers,
             "comm_buffer_size": self.comm_buffer_size,
             "last_comm_buffer_size": self.last_comm_buffer_size,
@@ -131,6 +134,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             self.last_comm_buffer_size,
             bool(self.find_unused_parameters),
             Buffers(self._layers, buffers, own),
+            tables,
         )
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -160,6 +164,17 @@ def _bytes(name: str, size: float) -> int:
     if not size > 0:
         raise ArgumentError(f"paddlempi.paddle.DataParallel: {name}={size!r} MiB must be above 0")
     return int(size * _MIB)
+
+
+def _tables(model: Any) -> set[int]:
+    """The ids of the parameters whose gradients are SelectedRows."""
+    return {
+        id(layer.weight)
+        for layer in model.sublayers(include_self=True)
+        if isinstance(layer, paddle.nn.Embedding)
+        and layer._sparse
+        and layer.weight.dtype in selected_rows.DTYPES
+    }
 
 
 def _core_of(group: Any) -> core_group.ProcessGroup:

@@ -33,8 +33,9 @@ from ..objects import all_gather_object
 from . import autograd
 from .buckets import DTYPES, Bucket, Slot, arrange
 from .replicas import Buffers
+from .sparse import Tables
 
-__all__ = ["Reducer"]
+__all__ = ["Reducer", "averaged"]
 
 _UNKNOWN = 1 << 62
 """How often a gradient comes, before the first backward has told."""
@@ -63,6 +64,7 @@ class Reducer:
         last_limit: bytes of the last bucket.
         find_unused: parameters may be out of use; their ranks contribute nothing.
         buffers: what is made equal at the end of a backward too.
+        tables: indices of the parameters whose gradients are rows.
 
     Raises:
         UnsupportedError: a parameter's dtype has no gradients.
@@ -79,6 +81,7 @@ class Reducer:
         last_limit: int,
         find_unused: bool,
         buffers: Buffers,
+        tables: Sequence[int] = (),
     ) -> None:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
@@ -101,8 +104,9 @@ class Reducer:
         self._learning = True
         self._uses = [_UNKNOWN] * len(parameters)
         self._came = [0] * len(parameters)
+        self._tables = Tables([(index, self._parameters[index]) for index in tables], group)
         # The last parameter is the first whose gradient comes, as a guess.
-        self._arrange(range(len(parameters) - 1, -1, -1))
+        self._arrange([i for i in range(len(parameters) - 1, -1, -1) if i not in tables])
         self._ids = frozenset(map(id, self._parameters))
         for other in _living:
             if not self._ids.isdisjoint(other._ids):
@@ -146,7 +150,9 @@ class Reducer:
         if self._learning:
             self._order.append(index)
             return
-        slot = self._slots[index]
+        slot = self._slots.get(index)
+        if slot is None:  # a table: its rows are known when all of them have come
+            return
         if slot.packed:
             self._fail(
                 ArgumentError(
@@ -170,6 +176,7 @@ class Reducer:
             self._send_rest()
             self._wait()
             self._judge()
+            self._tables.exchange()
             if self._learning:
                 self._learn()
         except BaseException:
@@ -228,6 +235,7 @@ class Reducer:
                     )
             self._pack_rest()
             self._start_full()
+            self._tables.start(self._came, self._find_unused)
         except Exception:
             self._refuse()
             raise
@@ -251,7 +259,8 @@ class Reducer:
 
     def _wait(self) -> None:
         failure: Error | None = None
-        for wait in [*(bucket.wait for bucket in self._buckets), self._buffers.finish]:
+        waits = [bucket.wait for bucket in self._buckets]
+        for wait in [*waits, self._tables.wait, self._buffers.finish]:
             try:
                 wait()
             except Error as error:  # the others end too, all of them on every rank
@@ -261,6 +270,8 @@ class Reducer:
 
     def _judge(self) -> None:
         """Look at what the marks say of all ranks."""
+        if self._tables.is_wrong(self._find_unused):
+            self._complain()
         for bucket in self._buckets:
             absent = bucket.absent
             if not absent.any():
@@ -284,33 +295,36 @@ class Reducer:
         }
         everyone: list[Any] = [None] * self._group.size()
         all_gather_object(everyone, mine, self._group)
+        lost = []
         for name in self._names:
             ranks = [rank for rank, names in enumerate(everyone) if name in names]
             frozen = [rank for rank in ranks if everyone[rank][name]]
-            if not ranks or len(frozen) == len(everyone):
-                continue
-            world = tuple(self._group._ranks[rank] for rank in ranks)
-            others = sum(other != name for names in everyone for other in names)
-            what = f"{_WHERE}: parameter '{name}' had no gradient in this backward on rank(s) "
-            what += f"{list(world)}" + (", where it is frozen" if frozen == ranks else "")
-            what += f" (nor had {others} others)" if others else ""
-            if len(ranks) == len(everyone):
-                raise ArgumentError(
-                    f"{what}: freeze it (stop_gradient), or give find_unused_parameters=True; "
-                    "where a step has several backwards, put all but the last under no_sync()"
-                )
-            error = MismatchError(
-                f"{what}, and one on the others: the ranks went different ways through the "
-                "model; give find_unused_parameters=True and they contribute zero"
+            if ranks and len(frozen) < len(everyone):
+                lost.append((name, ranks, frozen == ranks))
+        name, ranks, is_frozen = lost[0]
+        world = tuple(self._group._ranks[rank] for rank in ranks)
+        what = (
+            f"{_WHERE}: parameter '{name}' had no gradient in this backward on rank(s) "
+            f"{list(world)}"
+            + (", where it is frozen" if is_frozen else "")
+            + (f" (nor had {len(lost) - 1} others)" if len(lost) > 1 else "")
+        )
+        if len(ranks) == len(everyone):
+            raise ArgumentError(
+                f"{what}: freeze it (stop_gradient), or give find_unused_parameters=True"
             )
-            error.ranks = world
-            raise error
+        error = MismatchError(
+            f"{what}, and one on the others: the ranks went different ways through the "
+            "model; give find_unused_parameters=True and they contribute zero"
+        )
+        error.ranks = world
+        raise error
 
     def _learn(self) -> None:
         """Divide the parameters anew, by the order in which rank 0 had them."""
         self._learning = False
         self._uses = [max(count, 1) for count in self._came]
-        last = {index: at for at, index in enumerate(self._order)}
+        last = {index: at for at, index in enumerate(self._order) if index in self._slots}
         order = array("q", sorted(last, key=last.__getitem__))
         order.extend(
             slot.index
@@ -318,8 +332,9 @@ class Reducer:
             for slot in bucket.slots
             if slot.index not in last
         )
-        broadcast(order, group=self._group, group_src=0)
-        self._arrange(order)
+        if order:
+            broadcast(order, group=self._group, group_src=0)
+            self._arrange(order)
 
     def _arrange(self, order: Sequence[int]) -> None:
         self._members = arrange(order, self._parameters, self._limit, self._last_limit)
@@ -348,6 +363,7 @@ class Reducer:
         core, group = _native.core(), self._group._id
         for _ in self._buckets[self._started :]:
             core.refuse(Op.ALL_REDUCE, group, "backward failed")
+        self._tables.refuse()
         self._buffers.refuse()
 
 
@@ -360,3 +376,11 @@ def _hook(reducer: weakref.ref[Reducer], index: int) -> Any:
             target.came(index)
 
     return came
+
+
+def averaged(parameters: Sequence[Any]) -> bool:
+    """Whether some reducer averages the gradients of any of these parameters."""
+    ids = set(map(id, parameters))
+    return any(
+        other._mode is not _Mode.DETACHED and not ids.isdisjoint(other._ids) for other in _living
+    )
