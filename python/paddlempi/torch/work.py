@@ -159,7 +159,7 @@ class Work(_Work):  # type: ignore[misc]
             return
         lock = threading.Lock()
 
-        def count(_: object = None) -> None:
+        def count() -> None:
             nonlocal left
             with lock:
                 left -= 1
@@ -171,7 +171,7 @@ class Work(_Work):  # type: ignore[misc]
             if isinstance(part, Work):
                 part._when_done(count)
             else:
-                part.get_future().add_done_callback(count)
+                part.get_future().add_done_callback(_once(count))
 
     def _get_op_type(self) -> int:
         """torch's number of the operation (``c10d::OpType``)."""
@@ -251,7 +251,7 @@ class OperationWork(core_work.Operation, Work):
         if self.is_completed():
             call()
         else:
-            core_future.of(self).add_done_callback(lambda _: call())
+            core_future.of(self).add_done_callback(_once(call))
 
     def _get_op_type(self) -> int:
         """torch's number of the operation (``c10d::OpType``)."""
@@ -261,6 +261,12 @@ class OperationWork(core_work.Operation, Work):
         at_end = self.__dict__.pop("_at_end", None)  # one of the threads that come here gets it
         if at_end is not None:
             at_end()
+
+
+def _once(call: Callable[[], None]) -> Callable[[object], None]:
+    """A callback that lets go of the function it has called: the future would keep it."""
+    calls = [call]
+    return lambda _: calls.pop()()
 
 
 class _Done(Work):
@@ -276,10 +282,10 @@ DONE = _Done()
 
 
 class _Failure:
-    """The value of a future that failed: it raises the error where anybody looks at it.
+    """The value of a future that failed: whoever reads it gets the error.
 
-    torch has no way to fail a future from Python. Its own ``set_exception`` makes the
-    exception the value, which ``wait_all`` and C++ (DDP) take for a result.
+    torch has no way to fail a future from Python. Its own ``set_exception`` makes the exception
+    the value and has Python's readers raise it; C++ (DDP) would take it for a result.
     """
 
     __slots__ = ("_error",)
@@ -287,14 +293,13 @@ class _Failure:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def _fail(self, *_: object) -> NoReturn:
+    def fail(self, *_: object) -> NoReturn:
         raise self._error
 
-    __iter__ = __getitem__ = __len__ = __bool__ = _fail
-    __reduce_ex__ = _fail  # C++ looks for tensors in a value by pickling it
+    __reduce_ex__ = fail  # C++ looks for tensors in a value by pickling it
 
     def __repr__(self) -> str:
-        return f"<failed: {self._error!r}>"
+        return repr(self._error)  # C++'s error says what cannot be cast to a tensor
 
 
 def _complete(promise: Any, result: Callable[[], list[Any]]) -> None:
@@ -302,7 +307,7 @@ def _complete(promise: Any, result: Callable[[], list[Any]]) -> None:
     try:
         tensors = result()
     except BaseException as error:  # whatever it is belongs to whoever asks for the value
-        promise._set_unwrap_func(lambda value: value._fail())
+        promise._set_unwrap_func(lambda value: value.fail())
         promise.set_result(_Failure(error))
     else:
         promise.set_result(tensors)
