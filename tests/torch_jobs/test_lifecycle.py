@@ -7,7 +7,7 @@ import job
 
 def again() -> None:
     import paddlempi
-    import paddlempi.torch  # noqa: F401
+    import paddlempi.torch
     import torch
     import torch.distributed as dist
     from ranks_tools import done
