@@ -21,7 +21,9 @@ def spans(run: Callable[[], object], file: Path, **options: Any) -> list[dict[st
     profiler.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
     found = [event for event in events if event.get("name", "").startswith("mpi:")]
-    assert len(found) == sum(event.name.startswith("mpi:") for event in profiler.events())
+    ended = [span for span in found if span["args"].get("finished") is not False]
+    listed = sum(event.name.startswith("mpi:") for event in profiler.events())
+    assert len(ended) <= listed <= len(found)  # torch 2.8 does not list what has not ended
     return found
 
 

@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from .. import _native, group
+from .. import future as core_future
 from .. import work as core_work
 from .._ops import ASYNC, Op
 from ..errors import TimeoutError
@@ -243,9 +244,14 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
             raise
         if recv is not None and (root < 0 or not self._only_sends(code, root)):
             _bump(recv)
-        work: Work = OperationWork(handle, code, (send, recv), output, own)
+        ends = None
+        if own is not None or span is not None:
+            later = None if span is None else span.ends_later()
+            ends = _Once([call for call in (own, later) if call is not None])
+        part = OperationWork(handle, code, (send, recv), output, ends)
         if span is not None:
-            work._when_done(span.ends_later())
+            core_future.of(part)  # its thread notices the end if nobody else does
+        work: Work = part
         if finish is not None:
             work = Work((work,), output, finish)
         if self._batch is not None:
@@ -255,6 +261,21 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
     def _only_sends(self, code: Op, root: int) -> bool:
         """Whether the tensor that all members give to receive into is only read here."""
         return code is _BROADCAST and root == self._core._rank
+
+
+class _Once:
+    """Calls that are made once; who comes at the same time waits until they have been."""
+
+    __slots__ = ("_calls", "_lock")
+
+    def __init__(self, calls: list[Callable[[], None]]) -> None:
+        self._lock = threading.Lock()
+        self._calls = calls
+
+    def __call__(self) -> None:
+        with self._lock:
+            while self._calls:
+                self._calls.pop()()
 
 
 class _Extension:

@@ -202,7 +202,7 @@ class OperationWork(core_work.Operation, Work):
         code: the operation.
         tensors: what is kept alive until its end.
         output: the tensors written to. Their versions are the caller's to bump.
-        at_end: called once, at the end, by the thread that notices it.
+        at_end: called at the end, by every thread that may be the first to notice it.
     """
 
     _ranks = None
@@ -258,9 +258,8 @@ class OperationWork(core_work.Operation, Work):
         return _OP_TYPES.get(self._code, _UNKNOWN)
 
     def _end(self) -> None:
-        at_end = self.__dict__.pop("_at_end", None)  # one of the threads that come here gets it
-        if at_end is not None:
-            at_end()
+        if self._at_end is not None:
+            self._at_end()
 
 
 def _once(call: Callable[[], None]) -> Callable[[object], None]:
