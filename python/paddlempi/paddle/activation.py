@@ -93,6 +93,11 @@ def install() -> None:
         replacements[name].__doc__ = getattr(places[0], name).__doc__
         for place in places:
             _replace(place, name, replacements[name])
+    # Imported now: they call into this module.
+    from . import data_parallel, optimizers
+
+    for place, name, value in (*data_parallel.replacements(), *optimizers.replacements()):
+        _replace(place, name, value)
     if not hasattr(paddle_core, "nccl_version"):
         # AVG asks for it on the CPU too, where the wheel has none: with a new one Paddle hands
         # AVG to the process group.

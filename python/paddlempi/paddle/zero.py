@@ -1,0 +1,226 @@
+"""ZeRO: optimizer states, and at level 2 gradients too, on one rank each.
+
+Every parameter has an owner, the rank that keeps its states and updates it; after the step
+the owner's value goes to all. Level 2 gives averaged gradients to the owners alone.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", 2020, sections 5.1 and 5.2; whole parameters have owners here, not slices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.nn.clip import ClipGradByGlobalNorm, get_tensor_from_selected_rows, merge_selected_rows
+
+from .. import collectives, objects
+from ..errors import ArgumentError
+from ..group import ProcessGroup
+from .gradients import OwnedGradients
+
+__all__ = ["Zero", "parameters_of", "shard"]
+
+
+def shard(optimizer: Any, level: int, group: ProcessGroup, bucket_size: int) -> None:
+    """Make an optimizer keep the states of this rank's parameters only. Collective over ``group``.
+
+    The optimizer stays what it is, of a class made from its own, whose ``step``, ``minimize``,
+    ``state_dict`` and ``set_state_dict`` are collective. ``state_dict`` gives the whole state
+    on every rank, which loads on any number of ranks, with and without ZeRO.
+
+    Args:
+        optimizer: before its first step.
+        level: 1 shards the states; 2 the gradients too, and averages them at the end of backward.
+        bucket_size: bytes of gradients that travel together at level 2.
+
+    Raises:
+        ArgumentError: another level, or an optimizer that has states already.
+    """
+    if level not in (1, 2):
+        raise ArgumentError(f"zero_opt_level={level!r}: it must be 1 or 2")
+    if optimizer._accumulators:
+        raise ArgumentError("zero_opt_level: the optimizer has made a step already")
+    optimizer._paddlempi_zero = Zero(optimizer, level, group, bucket_size)
+    cls = type(optimizer)
+    optimizer.__class__ = type(cls.__name__, (_Sharded, cls), {"__module__": cls.__module__})
+
+
+class _Sharded:
+    """What :func:`shard` puts before an optimizer's class."""
+
+    _paddlempi_zero: Zero
+
+    def step(self) -> None:
+        """Update this rank's parameters and give all ranks the new values of all."""
+        self._paddlempi_zero.step(super().step)  # type: ignore[misc]
+
+    def minimize(self, loss: Any, *args: Any, **named: Any) -> tuple[list[Any], list[Any]]:
+        """``step()``; after ``loss.backward()``, as in Paddle's dynamic mode."""
+        self.step()
+        return [], []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, on every rank."""
+        return self._paddlempi_zero.whole(super().state_dict())  # type: ignore[misc]
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what is this rank's out of a whole state."""
+        super().set_state_dict(self._paddlempi_zero.own_part(state_dict))  # type: ignore[misc]
+
+    load_state_dict = set_state_dict
+
+
+class Zero:
+    """Who owns which parameter of an optimizer, and what follows from it.
+
+    Invariant: ``_owners`` is the same on all ranks.
+    """
+
+    def __init__(self, optimizer: Any, level: int, group: ProcessGroup, bucket_size: int) -> None:
+        self._optimizer = optimizer
+        self._group = group
+        self._parameters = [p for p in parameters_of(optimizer) if not p.stop_gradient]
+        self._owners = _divide(self._parameters, group.size())
+        self._own = {
+            id(p)
+            for p, owner in zip(self._parameters, self._owners, strict=True)
+            if owner == group.rank()
+        }
+        self._gradients = None
+        if level == 2:
+            self._gradients = OwnedGradients(self._parameters, self._owners, group, bucket_size)
+
+    def step(self, update: Any) -> None:
+        """Run the optimizer's own ``step`` on this rank's parameters; spread the results."""
+        optimizer = self._optimizer
+        clip = optimizer._grad_clip
+        if isinstance(clip, ClipGradByGlobalNorm):
+            optimizer._grad_clip = _Scale(self._clip_factor(clip))
+        try:
+            with self._only_own():
+                if self._own:
+                    update()
+        finally:
+            optimizer._grad_clip = clip
+        works = [
+            collectives.broadcast(p.detach(), group=self._group, group_src=owner, async_op=True)
+            for p, owner in zip(self._parameters, self._owners, strict=True)
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    @contextlib.contextmanager
+    def _only_own(self) -> Iterator[None]:
+        """The optimizer knows this rank's parameters only."""
+        optimizer = self._optimizer
+        groups, parameters = optimizer._param_groups, optimizer._parameter_list
+        optimizer._param_groups = self._part(groups)
+        optimizer._parameter_list = self._part(parameters)
+        try:
+            yield
+        finally:
+            optimizer._param_groups, optimizer._parameter_list = groups, parameters
+
+    def _part(self, given: Sequence[Any]) -> list[Any]:
+        """What this rank owns of a list of parameters, or of parameter groups."""
+        if given and isinstance(given[0], dict):
+            return [{**one, "params": self._part(one["params"])} for one in given]
+        return [p for p in given if id(p) in self._own]
+
+    def _clip_factor(self, clip: Any) -> float:
+        """What the global norm over all ranks' parameters makes of each gradient."""
+        total = np.zeros(1)
+        for parameter in self._parameters:
+            gradient = parameter.grad
+            if id(parameter) not in self._own or gradient is None:
+                continue
+            if getattr(parameter, "need_clip", True):
+                if gradient.is_selected_rows():
+                    gradient = get_tensor_from_selected_rows(merge_selected_rows(gradient))
+                total += float(gradient.detach().astype("float64").square().sum())
+        collectives.all_reduce(total, group=self._group)
+        limit = float(clip.clip_norm)
+        return float(limit / max(float(total[0]) ** 0.5, limit))
+
+    def whole(self, mine: dict[str, Any]) -> dict[str, Any]:
+        """The states of all ranks in one. Collective."""
+        weights = mine.pop("master_weights", {})
+        everyone: list[Any] = [None] * self._group.size()
+        plan = [
+            [(name, list(t.shape), str(t.dtype).rpartition(".")[2]) for name, t in part.items()]
+            for part in (_tensors(mine), weights)
+        ]
+        objects.all_gather_object(everyone, plan, self._group)
+        merged = {name: value for name, value in mine.items() if not paddle.is_tensor(value)}
+        merged_weights: dict[str, Any] = {}
+        for owner, parts in enumerate(everyone):
+            for into, have, names in (
+                (merged, mine, parts[0]),
+                (merged_weights, weights, parts[1]),
+            ):
+                for name, shape, dtype in names:
+                    own = owner == self._group.rank()
+                    tensor = have[name] if own else paddle.empty(shape, dtype)
+                    collectives.broadcast(tensor.detach(), group=self._group, group_src=owner)
+                    tensor.name = name
+                    into[name] = tensor
+        if merged_weights:
+            merged["master_weights"] = merged_weights
+        return merged
+
+    def own_part(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """A whole state without what belongs to parameters of other ranks."""
+        names = sorted((p.name for p in self._parameters), key=len, reverse=True)
+        mine = {p.name for p in self._parameters if id(p) in self._own}
+
+        def keep(key: str) -> bool:
+            owner = next((name for name in names if key.startswith(name + "_")), None)
+            return owner is None or owner in mine
+
+        part = {key: value for key, value in whole.items() if keep(key)}
+        if "master_weights" in part:
+            weights = part["master_weights"]
+            part["master_weights"] = {name: weights[name] for name in weights if name in mine}
+        return part
+
+
+class _Scale:
+    """In the place of an optimizer's clip: the factor is known already."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return [
+            (p, g if g is None or not getattr(p, "need_clip", True) else g.scale(self._factor))
+            for p, g in params_grads
+        ]
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer, whether in groups or not."""
+    groups = optimizer._param_groups or []
+    if groups and isinstance(groups[0], dict):
+        return [p for one in groups for p in one["params"]]
+    return list(groups)
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if paddle.is_tensor(value)}
+
+
+def _divide(parameters: Sequence[Any], size: int) -> list[int]:
+    """An owner for each parameter: the largest first, to whoever has least."""
+    loads = [0] * size
+    owners = [0] * len(parameters)
+    order = sorted(range(len(parameters)), key=lambda i: -int(np.prod(parameters[i].shape)))
+    for index in order:
+        owner = loads.index(min(loads))
+        owners[index] = owner
+        loads[owner] += int(np.prod(parameters[index].shape)) + 1
+    return owners

@@ -1,0 +1,164 @@
+"""get_context()'s settings: gradients averaged without a wrapper, ZeRO 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import paddle
+import paddlempi
+import pytest
+from paddlempi import errors
+
+BATCH = 12
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["data parallel", "zero 1", "zero 2"])
+def level(request: pytest.FixtureRequest, dist: ModuleType) -> Iterator[int]:
+    """Each level, set for the optimizers that the test builds."""
+    context = paddlempi.get_context()
+    context.enable_data_parallel = True
+    context.zero_opt_level = request.param
+    context.group_bucket_size = 150  # several buckets even of these few numbers
+    yield request.param
+    context.enable_data_parallel = False
+    context.zero_opt_level = 0
+    context.group_bucket_size = 25 << 20
+
+
+def make(seed: int) -> Any:
+    paddle.seed(seed)
+    return paddle.nn.Sequential(
+        paddle.nn.Linear(6, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 3), paddle.nn.Linear(3, 2)
+    )
+
+
+def batch(step: int) -> tuple[Any, Any]:
+    random = np.random.RandomState(step)
+    return random.randn(BATCH, 6).astype("float32"), random.randn(BATCH, 2).astype("float32")
+
+
+def train(model: Any, optimizer: Any, part: slice, steps: range, halves: int = 1) -> None:
+    """Steps on a part of the global batches, each in so many backwards."""
+    for step in steps:
+        x, y = batch(step)
+        for half in range(halves):
+            given, wanted = x[half::halves][part], y[half::halves][part]
+            loss = ((model(paddle.to_tensor(given)) - paddle.to_tensor(wanted)) ** 2).mean()
+            (loss / halves).backward()
+        optimizer.step()
+        optimizer.clear_grad(set_to_zero=step % 2 == 0)
+
+
+def alone(seed: int, build: Any, steps: range, halves: int = 1) -> tuple[Any, Any]:
+    """What one process makes of the global batches."""
+    context = paddlempi.get_context()
+    saved = context.enable_data_parallel, context.zero_opt_level
+    context.enable_data_parallel, context.zero_opt_level = False, 0
+    model = make(seed)
+    optimizer = build(model.parameters())
+    context.enable_data_parallel, context.zero_opt_level = saved
+    train(model, optimizer, slice(None), steps, halves)
+    return model, optimizer
+
+
+def distance(model: Any, other: Any) -> float:
+    return max(
+        float((a - b).abs().max())
+        for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
+def all_equal(dist: ModuleType, model: Any) -> None:
+    """Bit for bit on every rank."""
+    found: list[Any] = []
+    dist.all_gather_object(found, [p.numpy().tobytes() for p in model.parameters()])
+    assert all(one == found[0] for one in found)
+
+
+BUILDS = {
+    "sgd": lambda p: paddle.optimizer.SGD(0.1, parameters=p),
+    "momentum": lambda p: paddle.optimizer.Momentum(0.1, parameters=p, weight_decay=0.01),
+    "adamw": lambda p: paddle.optimizer.AdamW(0.01, parameters=p),
+    "adam, clipped": lambda p: paddle.optimizer.Adam(
+        0.01, parameters=p, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.3)
+    ),
+    "lamb, clipped each": lambda p: paddle.optimizer.Lamb(
+        0.01, parameters=p, grad_clip=paddle.nn.ClipGradByNorm(0.2)
+    ),
+    "groups": lambda p: paddle.optimizer.Adam(
+        0.01,
+        parameters=[
+            {"params": p[:3], "learning_rate": 0.5},
+            {"params": p[3:], "weight_decay": 0.01},
+        ],
+    ),
+    "scheduler": lambda p: paddle.optimizer.SGD(
+        paddle.optimizer.lr.StepDecay(0.1, step_size=1), parameters=p
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_as_one_process(dist: ModuleType, level: int, rank: int, size: int, name: str) -> None:
+    build = BUILDS[name]
+    model = make(7 + rank)  # becomes rank 0's
+    optimizer = build(model.parameters())
+    train(model, optimizer, slice(rank, None, size), range(4), halves=2)
+    wanted, _ = alone(7, build, range(4), halves=2)
+    assert distance(model, wanted) < 2e-6
+    all_equal(dist, model)
+
+
+def test_states_are_sharded(dist: ModuleType, level: int, rank: int, size: int) -> None:
+    model = make(1)
+    optimizer = paddle.optimizer.Adam(0.01, parameters=model.parameters())
+    train(model, optimizer, slice(rank, None, size), range(1))
+    counts: list[Any] = []
+    dist.all_gather_object(counts, len(optimizer._accumulators["moment1"]))
+    assert sum(counts) == (6 if level else 6 * size)
+    x, y = batch(5)
+    loss = ((model(paddle.to_tensor(x[rank::size])) - paddle.to_tensor(y[rank::size])) ** 2).mean()
+    loss.backward()
+    held: list[Any] = []
+    dist.all_gather_object(held, sum(p.grad is not None for p in model.parameters()))
+    assert sum(held) == (6 if level == 2 else 6 * size)
+    optimizer.step()
+    all_equal(dist, model)
+
+
+def test_a_spoilt_gradient_is_noticed(dist: ModuleType, level: int, rank: int, size: int) -> None:
+    build = BUILDS["sgd"]
+    model = make(7)
+    optimizer = build(model.parameters())
+    if rank == 0:
+        model.parameters()[0].register_hook(lambda g: g * 1.01)
+    train(model, optimizer, slice(rank, None, size), range(2))
+    wanted, _ = alone(7, build, range(2))
+    assert distance(model, wanted) > 1e-5
+
+
+def test_an_unused_parameter(dist: ModuleType, level: int, rank: int, size: int) -> None:
+    used, unused = make(1), make(2)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=used.parameters() + unused.parameters())
+    before = [p.numpy() for p in unused.parameters()]
+    train(used, optimizer, slice(rank, None, size), range(2))
+    wanted, _ = alone(1, BUILDS["sgd"], range(2))
+    assert distance(used, wanted) < 2e-6
+    for parameter, value in zip(unused.parameters(), before, strict=True):
+        assert (parameter.numpy() == value).all()
+
+
+def test_different_models_are_named(dist: ModuleType, level: int, rank: int, size: int) -> None:
+    if size < 2:
+        return
+    layer = paddle.nn.Linear(3, 4 if rank else 5)
+    for parameter, name in zip(layer.parameters(), ("w", "b"), strict=True):
+        parameter.name = f"odd_{name}_{level}"
+    with pytest.raises(errors.MismatchError, match="odd_w"):
+        paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+    x = paddle.ones([1])
+    dist.all_reduce(x)
+    assert x.tolist() == [size]
