@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import (
 
 from .. import _native, group
 from .._ops import Op
-from ..errors import ArgumentError, DtypeError, Error
+from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from . import sparse, world
 from .arguments import by_dtype, options, places, resolved
 from .issue import Issuer
@@ -422,10 +422,24 @@ class ProcessGroupMPI(Issuer):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier with a deadline of its own; its error names all missing ranks."""
+        """A barrier with a deadline of its own; its error names all missing ranks, in every rank.
+
+        It begins with torch's words, ``Rank 1 failed to pass monitoredBarrier``, with or without
+        ``wait_all_ranks``.
+        """
         opts = self._options(Op.BARRIER, BarrierOptions, None, timeout)
         opts.asyncOp = False
-        self._issue(Op.BARRIER, None, None, opts)
+        if timeout is not None and timeout.total_seconds() <= 0:  # elsewhere: the group's own
+            text = f"monitored_barrier: timeout={timeout.total_seconds()} s must be above 0"
+            self._refuse(Op.BARRIER, ArgumentError(text))
+        try:
+            self._issue(Op.BARRIER, None, None, opts)
+        except TimeoutError as error:
+            missing = ", ".join(map(str, error.ranks))
+            plural = "s" if len(error.ranks) > 1 else ""
+            named = type(error)(f"Rank{plural} {missing} failed to pass monitoredBarrier: {error}")
+            named.ranks = error.ranks
+            raise named from error
 
     # The names that they had before torch 2.13 or so.
     _allgather_base = all_gather_single
