@@ -65,7 +65,7 @@ def test_commands_and_files_exist(page: Path) -> None:
     verbs = set(re.findall(r"^\.PHONY: (.*)$", read("Makefile"), re.M))
     text = page.read_text()
     for verb in re.findall(r"(?:`|^)(?:[A-Z]+=\w+ )*make ([a-z0-9-]+)", text, re.M):
-        of_one_mpi = re.match(r"(test-(?:mpi|faults))-[a-z]", verb)
+        of_one_mpi = re.match(r"(test-(?:mpi|faults|torch))-[a-z]", verb)
         assert (of_one_mpi[1] if of_one_mpi else verb) in verbs, f"{page}: make {verb}"
     for name in re.findall(r"`((?:gocore|capi|python|tests|tools|examples|docs)/[\w./]+)`", text):
         assert (ROOT / name).exists(), f"{page}: {name}"
