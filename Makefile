@@ -235,8 +235,8 @@ $(TORCH_newest)/.torch: | $(TORCH_newest)/.tests
 $(TORCH_oldest)/constraints.txt: constraints-torch-oldest.txt constraints.txt | $(TORCH_oldest)/.created
 	awk -F== 'NR == FNR { if (NF == 2) other[$$1]; print; next } !($$1 in other)' $^ > $@
 
-$(TORCH_oldest)/.package $(TORCH_oldest)/.torch: export PIP_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
-$(TORCH_oldest)/.package $(TORCH_oldest)/.torch: export PIP_BUILD_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
+$(TORCH_oldest)/.%: export PIP_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
+$(TORCH_oldest)/.%: export PIP_BUILD_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
 $(TORCH_oldest)/.torch: $(TORCH_oldest)/constraints.txt
 
 $(TORCH_oldest)/.package: $(SOURCES) | $(TORCH_oldest)/constraints.txt
