@@ -12,6 +12,9 @@ Whichever MPI the launcher belongs to is found at run time; ``python -m paddlemp
 info`` tells which and why. What can go wrong stands in :mod:`paddlempi.errors`.
 """
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from . import errors, group
 from .collectives import (
     all_gather,
@@ -128,3 +131,10 @@ __all__ = [
     "sendrecv",
     "split_group",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """``DataParallel``: Paddle's front, and Paddle, are imported when it is asked for."""
+    if name == "DataParallel":
+        return _import_module(".paddle", __name__).DataParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

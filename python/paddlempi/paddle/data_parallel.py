@@ -33,6 +33,8 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
     under :meth:`no_sync`; several backwards accumulate, as on one process. A parameter or a
     buffer whose attribute ``no_sync`` is true stays this rank's own.
 
+    A model is compiled before it is wrapped: ``DataParallel(paddle.jit.to_static(model))``.
+
     Args:
         layers: the model. Its parameters must be the same in number, names, shapes, dtypes and
             ``stop_gradient`` on all ranks.
@@ -137,19 +139,9 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             tables,
         )
 
-    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model. Its next backwards average, unless under ``no_sync``."""
-        outputs = super().__call__(*inputs, **kwargs)
-        self._prepare()  # again: a forward that to_static has compiled runs no Python
-        return outputs
-
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model."""
+        """Run the model. The next backwards average, unless this call stands under ``no_sync``."""
         outputs = self._layers(*inputs, **kwargs)
-        self._prepare()
-        return outputs
-
-    def _prepare(self) -> None:
         reducer = self._reducer
         if reducer is not None and paddle.in_dynamic_mode() and paddle.is_grad_enabled():
             if not autograd.watching():
@@ -158,6 +150,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
                     "tells of the end of backward: call paddlempi.paddle.install()"
                 )
             reducer.prepare(self.grad_need_sync)
+        return outputs
 
 
 def _bytes(name: str, size: float) -> int:

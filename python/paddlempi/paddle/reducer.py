@@ -132,18 +132,18 @@ class Reducer:
     def came(self, index: int) -> None:
         """Paddle has accumulated into the gradient of a parameter."""
         mode = self._mode
-        if mode is not _Mode.SYNC:
-            if mode is _Mode.IDLE:
-                self._join()
-                self._fail(
-                    ArgumentError(
-                        f"{_WHERE}: backward reached parameter '{self._names[index]}' without "
-                        "a forward: call the DataParallel, not the model inside it"
-                    )
-                )
+        if mode is _Mode.LOCAL or mode is _Mode.DETACHED:
             return
         if not self._joined:
-            self._join()
+            autograd.join(self)
+            self._joined = True
+        if mode is _Mode.IDLE:
+            self._fail(
+                ArgumentError(
+                    f"{_WHERE}: backward reached parameter '{self._names[index]}' without "
+                    "a forward: call the DataParallel, not the model inside it"
+                )
+            )
         if self._failure is not None:
             return
         count = self._came[index] = self._came[index] + 1
@@ -193,10 +193,6 @@ class Reducer:
             self._renew()
 
     # Inside
-
-    def _join(self) -> None:
-        autograd.join(self)
-        self._joined = True
 
     def _fail(self, error: Exception) -> None:
         """Remember what went wrong: an exception out of a hook would reach the user as another."""
