@@ -31,6 +31,20 @@ def layers(count: int) -> Any:
     )
 
 
+class Named(torch.nn.Module):
+    """The same layers under names: the tracer of torch 2.8 takes no Sequential."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__()
+        for i, part in enumerate(parts):
+            self.add_module(f"layer{i}", part)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
 def whole_model(model: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
     """Output and the loss of each microbatch on one process; gradients are left in the model.
 
@@ -97,9 +111,9 @@ def test_cut_out_of_a_whole_model(dist: ModuleType, rank: int, size: int) -> Non
     """torch traces the model and cuts it before the layers that are named."""
     wanted, x, y = layers(size), real(0, 8, WIDTH), real(0, 8, WIDTH, key=1)
     cut = pipeline(
-        copy.deepcopy(wanted),
+        Named(copy.deepcopy(wanted)),
         mb_args=(x.chunk(CHUNKS)[0],),
-        split_spec={str(i): SplitPoint.BEGINNING for i in range(1, size)},
+        split_spec={f"layer{i}": SplitPoint.BEGINNING for i in range(1, size)},
     )
     stage = cut.build_stage(rank, torch.device("cpu"))
     out, losses = whole_model(wanted, x, y)
