@@ -6,6 +6,7 @@ to 2.15; what each does stands with it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import sys
@@ -147,6 +148,7 @@ def create(ranks: Sequence[int]) -> Any:
         ranks: global ranks; none mean the default group.
     """
     making = _making[-1]
+    _keep_works_of_reducers()
     if ranks:
         core, is_world = group.new_group(list(ranks), making.timeout), False
     else:
@@ -155,6 +157,26 @@ def create(ranks: Sequence[int]) -> Any:
         return ProcessGroupMPI(core, making.timeout, is_world)
     others = _local("_new_process_group_helper", "pg")
     return MixedProcessGroup(core, making.timeout, is_world, others, making.ours)
+
+
+_of_reducers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The last Work that each of DDP's reducers was given."""
+
+
+@functools.cache
+def _keep_works_of_reducers() -> None:
+    """Keep what DDP gives its reducer.
+
+    ``join(divide_by_initial_world_size=False)`` gives it the Work of an all-reduce from Python
+    and drops it there. C++ keeps its half alone, whose ``wait``, without the other, never ends.
+    """
+    give = torch.distributed.Reducer._set_forward_pass_work_handle
+
+    def keep_and_give(reducer: Any, work: Any, use_static_world_size: bool) -> None:
+        _of_reducers[reducer] = work
+        give(reducer, work, use_static_world_size)
+
+    torch.distributed.Reducer._set_forward_pass_work_handle = keep_and_give
 
 
 def _local(function: str, name: str) -> Any:
