@@ -29,7 +29,7 @@ def one_dies() -> None:
         model(x).mean().backward()
     except RefusedError:
         print("told", flush=True)
-        raise
+        time.sleep(20)  # longer than the launcher takes to end the job
 
 
 def test_a_rank_that_ends_in_backward_leaves_nobody_waiting() -> None:

@@ -11,7 +11,7 @@ from paddle.distributed import parallel
 
 from .. import group as core_group
 from ..errors import ArgumentError, NotInitializedError
-from . import activation, autograd, selected_rows
+from . import activation, autograd, batch_norm, selected_rows
 from .reducer import Reducer
 from .replicas import Buffers, Sync, broadcast_all, check_same
 
@@ -186,10 +186,11 @@ def _core_of(group: Any) -> core_group.ProcessGroup:
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
-    """What takes the places of Paddle's own: modules, names and objects."""
+    """What takes the places of Paddle's own: modules or classes, names and objects."""
     return [
         (paddle, "DataParallel", DataParallel),
         (dist, "DataParallel", DataParallel),
         (parallel, "DataParallel", DataParallel),
         (paddle.base.core.eager, "run_backward", autograd.run_backward),
+        (paddle.nn.SyncBatchNorm, "forward", batch_norm.forward),
     ]
