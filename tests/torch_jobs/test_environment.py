@@ -1,0 +1,86 @@
+"""The variables that training loops read, held against MPI; and ``env://`` by them."""
+
+from __future__ import annotations
+
+import job
+
+
+def contradicted() -> None:
+    import os
+    import socket
+
+    import paddlempi.torch  # noqa: F401
+    import torch
+    import torch.distributed as dist
+    from paddlempi.errors import ArgumentError
+    from ranks_tools import done, raises
+
+    assert os.environ["RANK"] == "0", "what the user set stays"
+    assert os.environ["WORLD_SIZE"] == "2"
+    for backend in ("mpi", "cpu:mpi"):
+        with raises(ArgumentError, "RANK=0", "MPI's rank 1 of 2", "unset it"):
+            dist.init_process_group(backend)
+        assert not dist.is_initialized()
+    del os.environ["RANK"]
+    dist.init_process_group("mpi")
+    rank = dist.get_rank()
+
+    # Where the user chose a port, env:// is torch's own, at that port.
+    port: list[object] = [None]
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port[0] = free.getsockname()[1]
+    dist.broadcast_object_list(port, 0)
+    dist.destroy_process_group()
+    chosen = {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port[0]),
+    }
+    os.environ.update(chosen)
+    os.environ.pop("PADDLEMPI_FILLED")
+    dist.init_process_group("cpu:mpi")
+    client = dist.TCPStore("127.0.0.1", int(chosen["MASTER_PORT"]), is_master=False)
+    client.set(f"here is {rank}", "x")
+    assert client.get(f"here is {1 - rank}") == b"x"
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2
+    assert {name: os.environ[name] for name in chosen} == chosen
+    dist.destroy_process_group()
+    done()
+
+
+def test_variables_of_the_user() -> None:
+    job.succeed(2, contradicted, env={"RANK": "0"})
+
+
+def mesh() -> None:
+    import os
+
+    import paddlempi.torch
+    import torch.distributed as dist
+    from ranks_tools import done
+    from torch.distributed.device_mesh import init_device_mesh
+
+    assert os.environ["LOCAL_WORLD_SIZE"] == "4"
+    # Without init torch makes a default group of gloo, which meets by our env://.
+    made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    assert dist.get_backend() == "undefined"
+    rank = dist.get_rank()
+    assert (made.get_local_rank("a"), made.get_local_rank("b")) == divmod(rank, 2)
+    dist.destroy_process_group()
+
+    dist.init_process_group("mpi")
+    made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    for name, ranks in (("a", [rank % 2, rank % 2 + 2]), ("b", [rank // 2 * 2, rank // 2 * 2 + 1])):
+        group = made.get_group(name)
+        assert type(group) is paddlempi.torch.ProcessGroupMPI
+        assert dist.get_process_group_ranks(group) == ranks
+    dist.destroy_process_group()
+    done()
+
+
+def test_device_mesh_with_and_without_init() -> None:
+    job.succeed(4, mesh, timeout=120)
