@@ -12,10 +12,21 @@ Importing it replaces the functions of Paddle that make process groups; it start
 """
 
 from .activation import init, install, installed, uninstall
+from .compression import Cast, Compression
 from .data_parallel import DataParallel
 from .process_group import ProcessGroupMPI
 from .task import Task
 
-__all__ = ["DataParallel", "ProcessGroupMPI", "Task", "init", "install", "installed", "uninstall"]
+__all__ = [
+    "Cast",
+    "Compression",
+    "DataParallel",
+    "ProcessGroupMPI",
+    "Task",
+    "init",
+    "install",
+    "installed",
+    "uninstall",
+]
 
 install()

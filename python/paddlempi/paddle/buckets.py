@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -166,29 +166,30 @@ class Bucket:
             count += -(-math.prod(parameter.shape) // step) * step
         n = len(members)
         self.storage = allocate(count + 3 * n + 1, self.dtype)
+        self.gradients, self.marks = self.storage[:count], self.storage[count:]
         self.array = array_of(self.storage)
         self.scale = bits.type(1 / size) if scaled else None
         self.op = ReduceOp.SUM if scaled else ReduceOp.AVG
+        self.compressible = self.dtype in (paddle.float32, paddle.float64)
         self.slots = [
             Slot(self, number, index, start, parameter)
             for number, ((index, parameter), start) in enumerate(zip(members, starts, strict=True))
         ]
         # The marks. A parameter is used when this backward reached it, absent when it did not,
         # and it has a gradient, if only an older one, or not. The last mark: an absence is wrong.
-        marks = self.array[count:]
+        marks = self._marks = self.array[count:]
         self.used, self.absent, self.has = marks[:n], marks[n : 2 * n], marks[2 * n : 3 * n]
         self.wrong = marks[3 * n :]
-        self._marks = marks
         self._usual = np.zeros_like(marks)
         self._usual[:n] = self._usual[2 * n : 3 * n] = self._one
         self.pending = n
-        self.wait: Any = None  # ends its all_reduce, where one was started
+        self.wait: Callable[[], object] = _not_started
 
     def reset(self) -> None:
         """Make ready for the next backward."""
         self._marks[:] = self._usual
         self.pending = len(self.slots)
-        self.wait = None
+        self.wait = _not_started
         for slot in self.slots:
             slot.packed = False
 
@@ -200,6 +201,10 @@ class Bucket:
             self.has[number] = 0
         if wrong:
             self.wrong[0] = self._one
+
+
+def _not_started() -> None:
+    """What waits for an all_reduce that was not started."""
 
 
 def arrange(

@@ -12,6 +12,7 @@ from paddle.distributed import parallel
 from .. import group as core_group
 from ..errors import ArgumentError, NotInitializedError
 from . import activation, autograd, batch_norm, selected_rows
+from .compression import Compression
 from .reducer import Reducer
 from .replicas import Buffers, Sync, broadcast_all, check_same
 
@@ -48,6 +49,9 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         buffers: what happens to the model's buffers (BatchNorm's statistics) at the end of
             a synchronized backward: ``"broadcast"``: they become rank 0's; ``"average"``: the
             floating ones become the mean; ``"local"``: nothing, as in Paddle's own.
+        compression: what happens to gradients before and after they are summed, such as
+            ``Cast("bfloat16")``; see :class:`~paddlempi.paddle.compression.Compression`. It does
+            not touch the rows of sparse embeddings.
 
     Raises:
         NotInitializedError: before ``init_parallel_env()``.
@@ -71,6 +75,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         group: Any = None,
         *,
         buffers: Sync = "broadcast",
+        compression: Compression | None = None,
     ) -> None:
         # Not Paddle's: its reducer takes no process group written in Python.
         paddle.nn.Layer.__init__(self, layers.full_name() + "_data_parallel")
@@ -91,14 +96,16 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         self._reducer: Reducer | None = None
         core = _core_of(self.group)
         if core.size() > 1:
-            self._share(core, buffers)
+            self._share(core, buffers, compression)
         else:
             warnings.warn(
                 "paddlempi.paddle.DataParallel: there is one rank: nothing is averaged",
                 stacklevel=2,
             )
 
-    def _share(self, parent: core_group.ProcessGroup, buffers: Sync) -> None:
+    def _share(
+        self, parent: core_group.ProcessGroup, buffers: Sync, compression: Compression | None
+    ) -> None:
         autograd.watch()
         own = core_group.new_group(parent._ranks)
         shared = [
@@ -113,6 +120,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             "trained": [name for name, _ in trained],
             "sparse": [trained[index][0] for index in tables],
             "buffers": buffers,
+            "compression": type(compression).__qualname__,
             "comm_buffer_size": self.comm_buffer_size,
             "last_comm_buffer_size": self.last_comm_buffer_size,
             "find_unused_parameters": bool(self.find_unused_parameters),
@@ -137,6 +145,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             bool(self.find_unused_parameters),
             Buffers(self._layers, buffers, own),
             tables,
+            compression,
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _native
@@ -30,8 +30,10 @@ from ..collectives import all_reduce, broadcast
 from ..errors import ArgumentError, Error, MismatchError, UnsupportedError
 from ..group import ProcessGroup
 from ..objects import all_gather_object
+from ..reduce_op import ReduceOp
 from . import autograd
 from .buckets import DTYPES, Bucket, Slot, arrange
+from .compression import Compression
 from .replicas import Buffers
 from .sparse import Tables
 
@@ -65,6 +67,7 @@ class Reducer:
         find_unused: parameters may be out of use; their ranks contribute nothing.
         buffers: what is made equal at the end of a backward too.
         tables: indices of the parameters whose gradients are rows.
+        compression: what happens to a bucket before and after its all_reduce.
 
     Raises:
         UnsupportedError: a parameter's dtype has no gradients.
@@ -82,6 +85,7 @@ class Reducer:
         find_unused: bool,
         buffers: Buffers,
         tables: Sequence[int] = (),
+        compression: Compression | None = None,
     ) -> None:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
@@ -91,6 +95,7 @@ class Reducer:
         self._last_limit = last_limit
         self._find_unused = find_unused
         self._buffers = buffers
+        self._compression = compression
         for name, parameter in parameters:
             if parameter.dtype not in DTYPES:
                 raise UnsupportedError(
@@ -215,9 +220,31 @@ class Reducer:
         buckets = self._buckets
         while self._started < len(buckets) and not buckets[self._started].pending:
             bucket = buckets[self._started]
+            compression = self._compression if bucket.compressible else None
+            wire = None if compression is None else compression.compress(bucket.gradients)
             self._started += 1  # whatever becomes of it, its place in the order is taken
-            work = all_reduce(bucket.storage, bucket.op, self._group, async_op=True)
-            bucket.wait = work.wait if work is not None else None
+            if compression is None:
+                bucket.wait = self._sum(bucket.storage, bucket.op)
+            else:
+                bucket.wait = self._sum_compressed(bucket, compression, wire)
+
+    def _sum(self, tensor: Any, op: ReduceOp) -> Callable[[], object]:
+        work = all_reduce(tensor, op, self._group, async_op=True)
+        assert work is not None, "the group has this rank"
+        return work.wait
+
+    def _sum_compressed(
+        self, bucket: Bucket, compression: Compression, wire: Any
+    ) -> Callable[[], object]:
+        """The marks go by themselves: they must come through as they are."""
+        waits = self._sum(bucket.marks, bucket.op), self._sum(wire, bucket.op)
+
+        def wait() -> None:
+            for one in waits:
+                one()
+            compression.decompress(wire, bucket.gradients)
+
+        return wait
 
     def _send_rest(self) -> None:
         try:
@@ -357,8 +384,10 @@ class Reducer:
     def _refuse(self) -> None:
         """Take the places of the collectives that this rank will not start."""
         core, group = _native.core(), self._group._id
-        for _ in self._buckets[self._started :]:
-            core.refuse(Op.ALL_REDUCE, group, "backward failed")
+        for bucket in self._buckets[self._started :]:
+            compressed = self._compression is not None and bucket.compressible
+            for _ in range(2 if compressed else 1):
+                core.refuse(Op.ALL_REDUCE, group, "backward failed")
         self._tables.refuse()
         self._buffers.refuse()
 
