@@ -63,7 +63,6 @@ def check_coalesced(team: Team, how: str, dtype: str, layout: Layout, op: str = 
         box.untouched()
 
 
-@pytest.mark.filterwarnings("ignore:.*all_reduce_coalesced:FutureWarning")
 def check_list(team: Team, how: str, dtype: str, layout: Layout, op: str = "SUM") -> None:
     """all_reduce_coalesced, whose asynchronous form gives a future."""
     parts = [[numbers(dtype, layout.shape, i, rank) for rank in team.ranks] for i in range(3)]
@@ -112,6 +111,7 @@ def test_what_is_undefined(teams: list[Team], op: str) -> None:
         check_all_reduce(team, "sync", "float32", FLAT)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_coalesced(teams: list[Team]) -> None:
     for team, how in ways(teams):
         for layout in LAYOUTS:

@@ -75,8 +75,7 @@ def check_any_source(team: Team, how: str, dtype: str, layout: Layout) -> None:
     if team.rank:
         box = Box(dtype, layout, noise(dtype, layout.shape, "any", team.rank))
         team.dist.send(box.tensor, team.ranks[0], group=team.group)
-        return
-    left = set(range(1, team.size))
+    left = set() if team.rank else set(range(1, team.size))
     while left:
         out = Box(dtype, layout)
         if how == "sync":
@@ -88,6 +87,7 @@ def check_any_source(team: Team, how: str, dtype: str, layout: Layout) -> None:
         member = team.ranks.index(source)
         left.remove(member)
         out.holds(noise(dtype, layout.shape, "any", member))
+    team.dist.barrier(group=team.group)  # nobody sends for the next check before
 
 
 CHECKS = (check_ring, check_batch, check_any_source)
