@@ -94,10 +94,11 @@ def install() -> None:
         for place in places:
             _replace(place, name, replacements[name])
     # Imported now: they call into this module.
-    from . import data_parallel, optimizers
+    from . import checkpoint, data_parallel, optimizers
 
-    for place, name, value in (*data_parallel.replacements(), *optimizers.replacements()):
-        _replace(place, name, value)
+    for module in (checkpoint, data_parallel, optimizers):
+        for place, name, value in module.replacements():
+            _replace(place, name, value)
     if not hasattr(paddle_core, "nccl_version"):
         # AVG asks for it on the CPU too, where the wheel has none: with a new one Paddle hands
         # AVG to the process group.
