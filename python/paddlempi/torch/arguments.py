@@ -56,6 +56,8 @@ def _is_lazy(tensor: Any) -> bool:
 
 def resolved(sent: Any) -> Any:
     """A tensor, or a list of tensors, to be sent: lazy conjugates and negatives carried out."""
+    if sent.__class__ is torch.Tensor and not (sent.is_neg() or sent.is_conj()):
+        return sent  # what nearly all are
     if isinstance(sent, list):
         return [resolved(tensor) for tensor in sent]
     return sent.detach().resolve_conj().resolve_neg() if _is_lazy(sent) else sent

@@ -24,7 +24,6 @@ _CODES = {
     _KIND.BXOR: int(ReduceCode.BXOR),
     _KIND.PREMUL_SUM: int(ReduceCode.PREMUL_SUM),
 }
-_SUM = _KIND.SUM
 
 
 def _by_hash() -> dict[int, int]:
@@ -41,14 +40,15 @@ CODE_BY_HASH = _by_hash()
 
 
 def reduction(op: Any) -> tuple[int, float]:
-    """The core's code of a ``ReduceOp`` (or ``RedOpType``), and the factor of a PREMUL_SUM.
+    """The core's code of a ``ReduceOp``, and the factor of a PREMUL_SUM.
 
     Raises:
         ArgumentError: an op that this table does not know; a PREMUL_SUM without a factor, or
             with one that is no real number.
     """
-    if op == _SUM:
-        return 1, 1.0
+    code = CODE_BY_HASH.get(hash(op))
+    if code is not None:
+        return code, 1.0
     kind = getattr(op, "op", op)
     code = _CODES.get(kind)
     if code is None:
