@@ -84,6 +84,15 @@ def lazily() -> None:
         dist.destroy_process_group()
     assert loaded() != []
     assert "RANK" not in os.environ, "there is no launcher"
+
+    # As torch.multiprocessing.spawn's children do it: never two worlds of size 1.
+    try:
+        dist.init_process_group("mpi", rank=0, world_size=2)
+    except dist.DistBackendError as error:
+        assert "mpirun -np 2" in str(error)
+    else:
+        raise AssertionError("a world of size 1 that should have 2")
+    assert not dist.is_initialized()
     print("done")
 
 

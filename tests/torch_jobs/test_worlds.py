@@ -144,6 +144,36 @@ def test_beside_gloo(np: int) -> None:
     job.succeed(np, beside_gloo, timeout=120)
 
 
+def without_gpu() -> None:
+    import paddlempi.torch  # noqa: F401
+    import torch
+    import torch.distributed as dist
+    from ranks_tools import done
+
+    def outcome(backend: str) -> object:
+        """The error of an init, or how a group that came to be ends."""
+        try:
+            dist.init_process_group(backend)
+        except Exception as error:
+            return type(error), str(error).partition("\n")[0]
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        return x.item()
+
+    # Neither better nor worse than beside gloo, in whichever order.
+    stock = outcome("cpu:gloo,cuda:nccl")
+    for backend in ("cpu:mpi,cuda:nccl", "cuda:nccl,cpu:mpi"):
+        assert outcome(backend) == stock, (outcome(backend), stock)
+    assert outcome("mpi") == 2
+    done()
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
+def test_beside_nccl_without_a_gpu() -> None:
+    job.succeed(2, without_gpu, timeout=120)
+
+
 def other_ranks() -> None:
     import os
     import sys

@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any, NamedTuple
 
 import paddlempi_autoload
@@ -126,6 +127,7 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     if not values["global_ranks_in_group"]:
         world.start(values["timeout"])
         if values["group_rank"] == -1:  # plain "mpi" knows neither ranks nor a store
+            world.expect(_local("init_process_group", "world_size", -1))
             values["store"] = new_store(values["timeout"])
         else:
             world.agree(values["group_rank"], values["group_size"], "init_process_group")
@@ -155,7 +157,7 @@ def create(ranks: Sequence[int]) -> Any:
         core, is_world = world.default_group(making.timeout)
     if not making.ours:
         return ProcessGroupMPI(core, making.timeout, is_world)
-    others = _local("_new_process_group_helper", "pg")
+    others = _local("_new_process_group_helper", "pg", None)
     return MixedProcessGroup(core, making.timeout, is_world, others, making.ours)
 
 
@@ -179,13 +181,12 @@ def _keep_works_of_reducers() -> None:
     torch.distributed.Reducer._set_forward_pass_work_handle = keep_and_give
 
 
-def _local(function: str, name: str) -> Any:
-    """A local variable of the innermost call of a function of torch."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_name != function:
-        assert frame.f_back is not None
+def _local(function: str, name: str, absent: Any) -> Any:
+    """A local variable of the innermost call of a function of torch, if there is one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back
-    return frame.f_locals[name]
+    return absent if frame is None else frame.f_locals.get(name, absent)
 
 
 def env_rendezvous(

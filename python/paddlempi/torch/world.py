@@ -16,7 +16,7 @@ from ..group import to_seconds
 from . import environment
 from .errors import LauncherError
 
-__all__ = ["agree", "default_group", "end", "joined", "start"]
+__all__ = ["agree", "default_group", "end", "expect", "joined", "start"]
 
 _ours = False
 _checked: group.ProcessGroup | None = None  # the world that the environment was held against
@@ -71,6 +71,21 @@ def end() -> None:
     if _ours and group.is_initialized():
         group.destroy_process_group()
     _ours = False
+
+
+def expect(size: int) -> None:
+    """Refuse to be alone where the caller said otherwise; torch ignores ``world_size`` for MPI.
+
+    Raises:
+        LauncherError: ``size`` is above 1, and MPI knows of this process only.
+    """
+    if size > 1 and group.get_world_size() == 1:
+        end()
+        raise LauncherError(
+            f"init_process_group: world_size={size}, but MPI knows of this process alone: those that "
+            "something else started, such as torch.multiprocessing.spawn, are each a world of "
+            f"their own. Use MPI's launcher: mpirun -np {size} python train.py (or srun)"
+        )
 
 
 def agree(rank: int, size: int, what: str) -> None:
