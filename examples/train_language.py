@@ -1,0 +1,126 @@
+"""A small language model with sparse embeddings, data-parallel over MPI with Paddle.
+
+    mpirun -np 2 python examples/train_language.py
+    mpirun -np 2 python examples/train_language.py --zero 1   # optimizer states on one rank each
+
+The text is what scikit-learn says of itself: the docstrings that its wheel carries. From
+four words the model guesses the next (Bengio et al., "A Neural Probabilistic Language
+Model", 2003). Each step touches few rows of the embedding, and only these rows travel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import hashlib
+import json
+import re
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+warnings.filterwarnings("ignore", message="No ccache found")  # Paddle's, of no concern here
+import paddle  # noqa: E402
+import paddlempi as dist  # noqa: E402
+import sklearn  # noqa: E402
+
+CONTEXT = 4
+FOLDERS = ("cluster", "ensemble", "linear_model", "metrics", "neighbors", "svm", "tree")
+
+
+def text() -> list[str]:
+    """The words of the docstrings of some of scikit-learn's packages, in lower case."""
+    words: list[str] = []
+    for folder in FOLDERS:
+        for path in sorted((Path(sklearn.__file__).parent / folder).glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                    words += re.findall(r"[a-z]+|[.,:;()]", (ast.get_docstring(node) or "").lower())
+    return words
+
+
+def examples(words: list[str], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every word with the four before it, as numbers; rare words are all number 0."""
+    common = [word for word, _ in collections.Counter(words).most_common(size - 1)]
+    number = {word: i for i, word in enumerate(common, 1)}
+    ids = np.array([number.get(word, 0) for word in words])
+    return np.stack([ids[i : len(ids) - CONTEXT + i] for i in range(CONTEXT)], 1), ids[CONTEXT:]
+
+
+class Model(paddle.nn.Layer):
+    def __init__(self, vocabulary: int, width: int = 32, hidden: int = 64) -> None:
+        super().__init__()
+        self.embedding = paddle.nn.Embedding(vocabulary, width, sparse=True)
+        self.hidden = paddle.nn.Linear(CONTEXT * width, hidden)
+        self.output = paddle.nn.Linear(hidden, vocabulary)
+
+    def forward(self, words: paddle.Tensor) -> paddle.Tensor:
+        return self.output(paddle.tanh(self.hidden(self.embedding(words).flatten(1))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=240, help="words a step, over all ranks")
+    parser.add_argument("--vocabulary", type=int, default=2000)
+    parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--zero", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--losses", metavar="FILE", help="write the losses as JSON")
+    options = parser.parse_args()
+
+    dist.init_process_group("mpi", framework="paddle")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    given, wanted = examples(text(), options.vocabulary)
+    paddle.seed(1)
+    model = paddle.DataParallel(Model(options.vocabulary))
+    dist.get_context().zero_opt_level = options.zero
+    optimizer = paddle.optimizer.Adam(options.lr, parameters=model.parameters(), lazy_mode=True)
+    loss_of = paddle.nn.CrossEntropyLoss()
+    if rank == 0:
+        print(f"{size} rank(s), {len(wanted)} words of text", flush=True)
+
+    curve: list[float] = []
+    began = time.perf_counter()
+    random = np.random.default_rng(0)
+    for step in range(options.steps):
+        # The same numbers on every rank, of which each takes its own.
+        chosen = random.integers(0, len(wanted), options.batch)[rank::size]
+        loss = loss_of(model(paddle.to_tensor(given[chosen])), paddle.to_tensor(wanted[chosen]))
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        total = np.array([float(loss)])
+        dist.all_reduce(total, dist.ReduceOp.AVG)
+        curve.append(float(total[0]))
+        if rank == 0 and (step + 1) % 50 == 0:
+            speed = (step + 1) * options.batch / (time.perf_counter() - began)
+            perplexity = np.exp(np.mean(curve[-50:]))
+            print(
+                f"step {step + 1:4d}  perplexity {perplexity:7.1f}  {speed:7.0f} words/s",
+                flush=True,
+            )
+
+    bits = hashlib.sha256(b"".join(p.numpy().tobytes() for p in model.parameters())).hexdigest()
+    everyone: list[str] = [""] * size
+    dist.all_gather_object(everyone, bits)
+    equal = len(set(everyone)) == 1
+    # A model of the words' frequencies alone, as the mark to be below.
+    share = np.bincount(wanted, minlength=options.vocabulary) / len(wanted)
+    frequencies = np.exp(-(share[share > 0] * np.log(share[share > 0])).sum())
+    reached = np.exp(np.mean(curve[-50:]))
+    if rank == 0:
+        print(f"perplexity {reached:.1f}, of the words' frequencies alone {frequencies:.1f}")
+        print(f"parameters equal bit for bit on all {size} ranks: {'yes' if equal else 'NO'}")
+        if options.losses:
+            Path(options.losses).write_text(json.dumps(curve))
+    dist.destroy_process_group()
+    if not equal or reached > frequencies:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
