@@ -82,9 +82,9 @@ def expect(size: int) -> None:
     if size > 1 and group.get_world_size() == 1:
         end()
         raise LauncherError(
-            f"init_process_group: world_size={size}, but MPI knows of this process alone: those that "
-            "something else started, such as torch.multiprocessing.spawn, are each a world of "
-            f"their own. Use MPI's launcher: mpirun -np {size} python train.py (or srun)"
+            f"init_process_group: world_size={size}, but MPI knows of this process alone: what "
+            "something else started, such as torch.multiprocessing.spawn, would each be a world "
+            f"of its own. Use MPI's launcher: mpirun -np {size} python train.py (or srun)"
         )
 
 
