@@ -1,0 +1,72 @@
+"""PyTorch's own tests of its process groups, over our backend: :mod:`pytorch_suite` runs them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from paddlempi.testing import launch
+
+_WORDS = "expects gloo's or NCCL's words of a timeout; ours are 'timed out after 1s'"
+_EVERY_RANK = "expects rank 0 alone to name the missing; here every rank does"
+_STAND_IN = "wants more of a GPU than a CPU in its place has: fails through gloo too"
+_CRASH = "torch crashes on a CPU: through gloo too"
+
+EXCLUDED: dict[str, str] = {
+    "test_barrier_timeout_full_group": _WORDS,
+    "test_barrier_timeout_group": _WORDS,
+    "test_monitored_barrier_failure_order": _EVERY_RANK,
+    "test_monitored_barrier_gloo": _EVERY_RANK,
+    "test_monitored_barrier_gloo_rank_0_timeout": "a deadline of 0 is refused, as a ValueError",
+    "test_monitored_barrier_allreduce_hang*": _STAND_IN,
+    "test_DistributedDataParallel_SyncBatchNorm*": "torch's SyncBatchNorm refuses a CPU",
+    "test_sync_bn_logged": "torch's SyncBatchNorm refuses a CPU",
+    "test_ddp_uneven_inputs*": "torch's SyncBatchNorm refuses a CPU; test_ddp_join.py has the rest",
+    "test_ddp_inference": "torch's SyncBatchNorm refuses a CPU",
+    "test_average_parameters": _STAND_IN,
+    "test_ddp_apply_optim_in_backward*": _STAND_IN,
+    "test_ddp_compile_static_graph": _STAND_IN,
+    "test_ddp_device": _STAND_IN,
+    "test_ddp_logging_data_gpu": _STAND_IN,
+    "test_ddp_native_mixed_precision_*": _STAND_IN,
+    "test_ddp_profiling_*": "expects every span to be marked asynchronous, which C++ alone can do",
+    "test_ddp_shared_grad_acc_unused_params": _STAND_IN,
+    "test_post_localSGD_optimizer_parity_with_hierarchical_sgd*": _STAND_IN,
+    "test_ddp_control_flow_same_across_ranks": _CRASH,
+    "test_ddp_multiple_nested_unused_params_error*": _CRASH,
+    "test_ddp_zero_output_features": _CRASH,
+}
+"""Tests that are not run, as patterns, each with its reason."""
+
+PASSES = {2: "mpi gloo", 3: "mpi gloo gpu"}
+LEAST = {2: 80, 3: 150}
+"""What must pass, by number of ranks: fewer is a PyTorch that skips what it ran."""
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_pytorchs_own(np: int, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    job = launch.run(
+        np,
+        Path(__file__).with_name("pytorch_suite.py"),
+        timeout=400,
+        env={
+            "SUITE_RESULTS": str(results),
+            "SUITE_PASSES": PASSES[np],
+            "SUITE_EXCLUDED": " ".join(EXCLUDED),
+        },
+    )
+    lines = results.read_text().splitlines() if results.exists() else []
+    last = dict(json.loads(line) for line in lines)
+    wrong = [
+        f"{name}, rank {rank} of {np}, as for {label}:\n{reason}"
+        for name, outcomes in last.items()
+        for rank, (outcome, label, reason) in enumerate(outcomes)
+        if outcome == "fail"
+    ]
+    assert not wrong, "\n\n".join(wrong)
+    assert job.returncode == 0 and not job.timed_out, job.output[-20000:]
+    came_to = Counter(outcomes[0][0] for outcomes in last.values())
+    assert came_to["ok"] >= LEAST[np], came_to
