@@ -33,7 +33,7 @@ def _moved(value: Any) -> Any:
     return value
 
 
-class _OnCPU(TorchFunctionMode):
+class _OnCPU(TorchFunctionMode):  # type: ignore[misc]
     """Functions of torch that are told to use a GPU use the CPU."""
 
     def __torch_function__(

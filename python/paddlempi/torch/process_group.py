@@ -28,18 +28,26 @@ from torch._C._distributed_c10d import (
 )
 
 from .. import _native, group
+from .. import work as core_work
 from .._ops import Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from . import sparse, world
 from .arguments import by_dtype, options, places, resolved
-from .issue import Issuer
-from .reduce_op import reduction
+from .issue import Issuer, bump
+from .profile import state
+from .reduce_op import CODE_BY_HASH, reduction
 from .work import DONE, Work
 
 __all__ = ["ProcessGroupMPI"]
 
 _Tensors = Sequence[Any]
 _CPU = [torch.device("cpu")]
+
+# For the short way of all_reduce: names of the module, which cost least to look up.
+_ALL_REDUCE = int(Op.ALL_REDUCE)
+_STRIDED = torch.strided
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_ZERO = timedelta(0)
 
 
 class ProcessGroupMPI(Issuer):
@@ -143,14 +151,33 @@ class ProcessGroupMPI(Issuer):
 
         Also ``allreduce(tensor, op, timeout)``.
         """
+        # The short way, for what has nothing special: most calls, and those of few bytes.
         if (
             opts.__class__ is AllreduceOptions
             and not opts.asyncOp
             and tensors.__class__ is list
             and len(tensors) == 1
-            and self._reduced(tensors[0], opts)
         ):
-            return DONE
+            tensor = tensors[0]
+            sum_or_so = CODE_BY_HASH.get(hash(opts.reduceOp))
+            if (
+                sum_or_so is not None
+                and tensor.__class__ in _TENSORS
+                and tensor.layout is _STRIDED
+                and not tensor.is_neg()
+                and not tensor.is_conj()
+                and opts.timeout <= _ZERO
+                and self._steps is None
+                and not self._extension.seconds
+                and not state._is_profiler_enabled
+            ):
+                try:
+                    _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so)
+                except (TimeoutError, KeyboardInterrupt):
+                    core_work.keep(tensor)
+                    raise
+                bump((tensor,))
+                return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:
             opts = self._options(
@@ -424,8 +451,8 @@ class ProcessGroupMPI(Issuer):
     ) -> None:
         """A barrier with a deadline of its own; its error names all missing ranks, in every rank.
 
-        It begins with torch's words, ``Rank 1 failed to pass monitoredBarrier``, with or without
-        ``wait_all_ranks``.
+        It begins with torch's words: ``Rank 1 failed to pass monitoredBarrier``, or, of several
+        and always with ``wait_all_ranks``, ``Ranks 1, 2 failed``.
         """
         opts = self._options(Op.BARRIER, BarrierOptions, None, timeout)
         opts.asyncOp = False
@@ -436,7 +463,7 @@ class ProcessGroupMPI(Issuer):
             self._issue(Op.BARRIER, None, None, opts)
         except TimeoutError as error:
             missing = ", ".join(map(str, error.ranks))
-            plural = "s" if len(error.ranks) > 1 else ""
+            plural = "s" if wait_all_ranks or len(error.ranks) > 1 else ""
             named = type(error)(f"Rank{plural} {missing} failed to pass monitoredBarrier: {error}")
             named.ranks = error.ranks
             raise named from error
