@@ -23,15 +23,6 @@ class Squares(Dataset):  # type: ignore[type-arg]
         return torch.tensor([index, index * index])
 
 
-class Failing(Squares):
-    """Its last item is broken."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self.count - 1:
-            raise KeyError(f"item {index}")
-        return super().__getitem__(index)
-
-
 def gathered(dist: ModuleType, size: int, mine: list[int]) -> list[list[int]]:
     every: list[Any] = [None] * size
     dist.all_gather_object(every, mine)
@@ -79,13 +70,3 @@ def test_loader_with_workers(dist: ModuleType, rank: int, size: int) -> None:
         dist.all_reduce(part)
         total += part
     assert total.tolist() == [sum(range(6 * size)), sum(i * i for i in range(6 * size))]
-
-
-def test_a_worker_that_fails(dist: ModuleType, rank: int, size: int) -> None:
-    """Its rank hears of it, and the group goes on."""
-    loader = DataLoader(Failing(4), num_workers=1, multiprocessing_context="fork", timeout=50)
-    with pytest.raises(KeyError, match="item 3"):
-        list(loader)
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [size] * 3
