@@ -28,8 +28,8 @@ def pair(size: int, rank: int, build: Any = dp.Net) -> tuple[Any, Any]:
 
 def test_no_sync(rank: int, size: int) -> None:
     model, alone = pair(size, rank)
-    mine = paddle.optimizer.Adam(0.01, parameters=model.parameters())
-    its = paddle.optimizer.Adam(0.01, parameters=alone.parameters())
+    mine = paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=model.parameters())
+    its = paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=alone.parameters())
     for step in range(3):
         wholes = [dp.batch(10 * step + k, size) for k in range(3)]
         with model.no_sync():

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("dist")
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: paddle.optimizer.SGD(0.1, parameters=p),
-    "Adam": lambda p: paddle.optimizer.Adam(0.01, parameters=p),
+    "Adam": lambda p: paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=p),
     "clipped": lambda p: paddle.optimizer.Momentum(
         0.1, parameters=p, grad_clip=nn.ClipGradByGlobalNorm(0.05)
     ),

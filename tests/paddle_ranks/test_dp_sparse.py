@@ -40,9 +40,9 @@ def words(step: int, size: int, kinds: int, rows: int = 3) -> Any:
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: paddle.optimizer.SGD(0.1, parameters=p),
-    "lazy Adam": lambda p: paddle.optimizer.Adam(0.05, parameters=p, lazy_mode=True),
+    "lazy Adam": lambda p: paddle.optimizer.Adam(0.05, epsilon=1e-3, parameters=p, lazy_mode=True),
     "clipped": lambda p: paddle.optimizer.Adam(
-        0.05, parameters=p, grad_clip=nn.ClipGradByGlobalNorm(0.05)
+        0.05, epsilon=1e-3, parameters=p, grad_clip=nn.ClipGradByGlobalNorm(0.05)
     ),
 }
 
@@ -100,13 +100,13 @@ def test_a_table_that_is_a_weight_too(rank: int, size: int) -> None:
     for zero in (True, False):
         mine = dp.train(
             model,
-            paddle.optimizer.Adam(0.01, parameters=model.parameters()),
+            paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=model.parameters()),
             [dp.part(w, rank, size) for w in wholes],
             zero=zero,
         )
         expected = dp.train(
             alone,
-            paddle.optimizer.Adam(0.01, parameters=alone.parameters()),
+            paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=alone.parameters()),
             [paddle.to_tensor(w) for w in wholes],
             zero=zero,
         )

@@ -176,7 +176,7 @@ def test_amp_and_a_scaler_change_nothing(rank: int, size: int) -> None:
     model = DataParallel(dp.Net(), **dp.SMALL)
     alone = dp.twin(dp.Net, model)
     for net in (model, alone):
-        optimizer = paddle.optimizer.Adam(0.01, parameters=net.parameters())
+        optimizer = paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=net.parameters())
         with pytest.warns(UserWarning, match="only be enabled on"):
             scaler = paddle.amp.GradScaler(init_loss_scaling=1024.0)
         for step in range(3):

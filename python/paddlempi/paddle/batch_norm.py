@@ -93,6 +93,4 @@ class _Normalize(PyLayer):  # type: ignore[misc]
         first, second = paddle.split(sums / count, 2)
         x_gradient = (gradient - first - normal * second) * scale * weight
         found = x_gradient, weight_gradient, bias_gradient
-        return tuple(
-            None if frozen else one for one, frozen in zip(found, ctx.frozen, strict=True)
-        )
+        return tuple(None if frozen else one for one, frozen in zip(found, ctx.frozen, strict=True))
