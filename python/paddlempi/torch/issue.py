@@ -22,21 +22,21 @@ from .._ops import ASYNC, Op
 from ..errors import TimeoutError
 from ..group import to_seconds
 from . import profile
-from .reduce_op import CODE_BY_HASH
 from .work import DONE, OperationWork, Work
 
 if TYPE_CHECKING:
     from .sparse import Steps
 
-__all__ = ["Issuer"]
+__all__ = ["Issuer", "bump"]
 
-_ALL_REDUCE = int(Op.ALL_REDUCE)
 _BROADCAST = Op.BROADCAST
 _ZERO = timedelta(0)
 _OWN = -1.0  # the deadline that the core has of the group
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_STRIDED = torch.strided
-_bump = torch.autograd.graph.increment_version
+
+bump: Callable[[Sequence[Any]], None] = getattr(
+    torch._C, "_increment_version", torch.autograd.graph.increment_version
+)
+"""Tell autograd that tensors were written to; what the public function ends in, 100 ns shorter."""
 
 
 class Issuer(ProcessGroup):  # type: ignore[misc]
@@ -189,33 +189,10 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
             if span is not None:
                 span.end()
         if recv is not None and (root < 0 or not self._only_sends(code, root)):
-            _bump(recv)
+            bump(recv if isinstance(recv, (list, tuple)) else (recv,))
         if finish is not None:
             finish()
         return DONE
-
-    def _reduced(self, tensor: Any, opts: Any) -> bool:
-        """Carry out a synchronous all_reduce that has nothing special; False: it has."""
-        code = CODE_BY_HASH.get(hash(opts.reduceOp))
-        if (
-            code is None
-            or tensor.__class__ not in _TENSORS
-            or tensor.layout is not _STRIDED
-            or tensor.is_neg()
-            or tensor.is_conj()
-            or opts.timeout > _ZERO
-            or self._steps is not None
-            or self._extension.seconds
-            or profile.state._is_profiler_enabled
-        ):
-            return False
-        try:
-            _native.submit(_ALL_REDUCE, self._gid, None, tensor, code)
-        except (TimeoutError, KeyboardInterrupt):
-            core_work.keep(tensor)
-            raise
-        _bump(tensor)
-        return True
 
     def _begin(
         self,
@@ -243,7 +220,7 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
                 span.end()
             raise
         if recv is not None and (root < 0 or not self._only_sends(code, root)):
-            _bump(recv)
+            bump(recv if isinstance(recv, (list, tuple)) else (recv,))
         ends = None
         if own is not None or span is not None:
             later = None if span is None else span.ends_later()
