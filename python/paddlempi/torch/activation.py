@@ -24,9 +24,11 @@ from .. import group
 from ..errors import ArgumentError
 from ..group import to_seconds
 from . import environment, errors, world
+from .issue import Issuer
 from .mixed import MixedProcessGroup
 from .process_group import ProcessGroupMPI
 from .store import new_store
+from .work import OperationWork, Work
 
 __all__ = [
     "activate",
@@ -151,6 +153,7 @@ def create(ranks: Sequence[int]) -> Any:
     """
     making = _making[-1]
     _keep_works_of_reducers()
+    _hide_from_dynamo()
     if ranks:
         core, is_world = group.new_group(list(ranks), making.timeout), False
     else:
@@ -179,6 +182,21 @@ def _keep_works_of_reducers() -> None:
         give(reducer, work, use_static_world_size)
 
     torch.distributed.Reducer._set_forward_pass_work_handle = keep_and_give
+
+
+@functools.cache
+def _hide_from_dynamo() -> None:
+    """Let ``torch.compile`` leave alone what C++ calls here inside a compiled model.
+
+    It would compile these methods like the model's own functions; since torch 2.15 it fails.
+    """
+    frames = torch._C._dynamo.eval_frame
+    run = frames._FrameAction.SKIP  # as it stands, and what it calls
+    for kind in (ProcessGroupMPI, MixedProcessGroup, Issuer, Work, OperationWork):
+        for method in vars(kind).values():
+            code = getattr(method, "__code__", None)
+            if code is not None:
+                frames.set_code_exec_strategy(code, frames._FrameExecStrategy(run, run))
 
 
 def _local(function: str, name: str, absent: Any) -> Any:
