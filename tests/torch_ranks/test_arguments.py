@@ -155,7 +155,7 @@ def wrong(team: Team, tensor: Any) -> list[Call]:
     ]
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Sparse")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Sparse", "ignore:.*quantize")
 @pytest.mark.parametrize(
     "what", ["meta", "sparse_csr", "quantized", "expanded"], ids=lambda what: str(what)
 )

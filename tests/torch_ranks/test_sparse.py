@@ -152,6 +152,7 @@ def test_completed_without_a_wait(teams: list[Team]) -> None:
         parts = [dense(make(HYBRID, "float64", member)) for member in range(team.size)]
         same_reduced(dense(tensor), "SUM", parts)
         assert work.wait() and work.result()[0] is tensor
+        assert (team.group or team.dist.group.WORLD)._steps is None  # nothing is kept of it
 
 
 def test_tensors_that_autograd_knows(dist: ModuleType, rank: int, size: int) -> None:

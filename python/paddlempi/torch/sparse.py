@@ -147,20 +147,34 @@ class Steps(Work):
         plan: the steps.
         output: the tensors written to.
         submit: hands a step to the core and returns its handle.
+        at_end: called once nothing is left to submit.
     """
 
-    def __init__(self, plan: _Plan, output: Sequence[Any], submit: Callable[[_Step], int]) -> None:
+    def __init__(
+        self,
+        plan: _Plan,
+        output: Sequence[Any],
+        submit: Callable[[_Step], int],
+        at_end: Callable[[], None],
+    ) -> None:
         super().__init__((), output)
         self._plan = plan
         self._submit = submit
-        self._driving = threading.Lock()  # held while the plan goes on
+        self._at_end = at_end
+        self._driving = threading.Lock()  # held while the plan goes on, and until it begins
+        self._driving.acquire()
         self._told = False  # a step has ended; whoever lets go of the lock looks again
         self._current: OperationWork | None = None
         self._over = False
         self._calls: list[Callable[[], None]] = []  # for its end; guarded by _calling
         self._calling = threading.Lock()
-        with self._driving:
+
+    def begin(self) -> None:
+        """Submit the first step. To be called once."""
+        try:
             self._go_on()
+        finally:
+            self._driving.release()
         if self._told:
             self._tell()
 
@@ -239,6 +253,7 @@ class Steps(Work):
         if self._current is not None:
             self._current._when_done(self._tell)
             return
+        self._at_end()
         with self._calling:
             self._over = True
             calls, self._calls = self._calls, []
@@ -264,7 +279,11 @@ def _run(
         )
         return handle
 
-    group._steps = work = Steps(plan(), output, submit)
+    def forget() -> None:
+        group._steps = None  # still this one, for another waits until it is over
+
+    group._steps = work = Steps(plan(), output, submit, forget)
+    work.begin()
     if group._batch is not None:
         group._batch.append(work)
     return work
