@@ -155,7 +155,7 @@ class Two(nn.Layer):
 def test_unused_tables(rank: int, size: int) -> None:
     model = DataParallel(Two(), find_unused_parameters=True)  # and no dense parameter at all
     alone = dp.twin(Two, model)
-    for step, taken in enumerate((["left", "right", "left"], ["left"] * 3, ["left+right"] * 3)):
+    for step, taken in enumerate((["left", "right"] * 2, ["left"] * 4, ["left+right"] * 4)):
         whole = words(step, size, HEIGHT)
         model(dp.part(whole, rank, size), taken[rank]).backward()
         for other in range(size):

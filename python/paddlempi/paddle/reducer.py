@@ -18,6 +18,7 @@ An exception inside backward refuses what this rank has not started: the others 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import weakref
 from array import array
@@ -384,12 +385,13 @@ class Reducer:
     def _refuse(self) -> None:
         """Take the places of the collectives that this rank will not start."""
         core, group = _native.core(), self._group._id
-        for bucket in self._buckets[self._started :]:
-            compressed = self._compression is not None and bucket.compressible
-            for _ in range(2 if compressed else 1):
-                core.refuse(Op.ALL_REDUCE, group, "backward failed")
-        self._tables.refuse()
-        self._buffers.refuse()
+        with contextlib.suppress(Error):  # a group that is broken or gone has nobody to tell
+            for bucket in self._buckets[self._started :]:
+                compressed = self._compression is not None and bucket.compressible
+                for _ in range(2 if compressed else 1):
+                    core.refuse(Op.ALL_REDUCE, group, "backward failed")
+            self._tables.refuse()
+            self._buffers.refuse()
 
 
 def _hook(reducer: weakref.ref[Reducer], index: int) -> Any:
