@@ -81,7 +81,8 @@ def test_clip_and_accumulate(dist: ModuleType, rank: int, size: int, mesh: Any) 
         loss_of(1)(single, step, 0).backward()
     close([total], [nn.utils.clip_grad_norm_(single.parameters(), 0.01)])
     grads = whole(p.grad for p in model.parameters())
-    close(grads, [p.grad for p in single.parameters()])
+    # torch 2.8 has the factor in float32.
+    close(grads, [p.grad for p in single.parameters()], rtol=1e-5, atol=1e-12)
     agree(dist, grads)
 
 

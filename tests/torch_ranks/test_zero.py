@@ -85,7 +85,12 @@ def test_overlap_with_ddp(dist: ModuleType, rank: int, size: int, hook: Any) -> 
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
     )
-    model.register_comm_hook(None, hook(allreduce_hook, model, optimizer))
+    try:
+        overlapped = hook(allreduce_hook, model, optimizer)
+    except RuntimeError as reason:
+        assert "NCCL" in str(reason)
+        pytest.skip(f"torch {torch.__version__} has no such overlap but over NCCL")
+    model.register_comm_hook(None, overlapped)
     for _ in range(2):
         loss(model, 0, rank).backward()
     model.zero_grad()
