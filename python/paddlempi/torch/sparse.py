@@ -363,6 +363,10 @@ def _places(tensor: Any) -> Any:
 
 def _write(tensor: Any, places: Any, values: Any) -> None:
     """Make a tensor hold these values at these places, in order, and nothing else."""
+    whole = tensor._base
+    if whole is not None and whole.is_complex() and not tensor.is_complex():
+        # torch gives view_as_real(whole), which shares nothing any more once its places change.
+        _write(whole, places, torch.view_as_complex(values))
     rows: list[Any] = []
     for extent in reversed(tensor.shape[: tensor.sparse_dim()]):
         rows.insert(0, places % extent)
