@@ -206,8 +206,8 @@ def _torch(tensor_type: type) -> tuple[type, Kind] | None:
     strided = torch.strided
 
     def describe(tensor: Any) -> Description:
-        code = codes.get(tensor.dtype)
-        if code is None or tensor.layout is not strided or tensor.is_meta:
+        code, on_host = codes.get(tensor.dtype), tensor.is_cpu
+        if code is None or tensor.layout is not strided or (not on_host and tensor.is_meta):
             raise DtypeError(
                 f"a torch tensor of dtype {tensor.dtype}, layout {tensor.layout} on device "
                 f"'{tensor.device}' cannot be sent: it must be dense, have memory, and {_KNOWN}"
@@ -217,10 +217,9 @@ def _torch(tensor_type: type) -> tuple[type, Kind] | None:
                 "a torch tensor that is a lazy conjugate or negative has other bits in memory: "
                 "call resolve_conj() and resolve_neg() on it first"
             )
-        device = tensor.device
-        kind, index = (CPU, 0) if device.type == "cpu" else (CUDA, device.index or 0)
-        shape, strides = tuple(tensor.shape), tensor.stride()
-        return tensor.data_ptr(), code, shape, strides, kind, index, False
+        kind, index = (CPU, 0) if on_host else (CUDA, tensor.device.index or 0)
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        return tensor.data_ptr(), code, tensor.shape, strides, kind, index, False
 
     def bump(tensor: Any) -> None:
         if not tensor.is_inference():  # those keep no version
