@@ -76,6 +76,8 @@ class Ranks:
 
 def case(suite: Any, label: str, ranks: Ranks, folder: Path) -> type[Any]:
     """The class of the tests: what PyTorch's processes get from the class that starts them."""
+    import torch
+    import torch.distributed as dist
     from torch.testing._internal.common_utils import TestCase
 
     class OverMPI(suite.DistributedTest._DistTestBase, TestCase):  # type: ignore[misc]
@@ -93,6 +95,19 @@ def case(suite: Any, label: str, ranks: Ranks, folder: Path) -> type[Any]:
             if ranks.size < 3:
                 self.skipTest("its group is that of ranks 1 and 2")
             return super()._init_group_test(**named)
+
+        # The tests of all_reduce know what to expect and do not look: here they do.
+
+        def _test_all_reduce_helper(self, *args: Any, **named: Any) -> None:
+            self.expected = args[6]
+            super()._test_all_reduce_helper(*args, **named)
+
+        def call_dist_op(
+            self, title: str, is_async: bool, op: Any, *args: Any, **more: Any
+        ) -> None:
+            super().call_dist_op(title, is_async, op, *args, **more)
+            if op is dist.all_reduce and not more.get("profile_cuda"):
+                self.assertEqual(args[0], torch.full_like(args[0], self.expected))
 
         def _barrier(self, *_: object, **__: object) -> None:
             self.barriers += 1
