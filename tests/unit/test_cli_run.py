@@ -1,0 +1,45 @@
+"""python -m paddlempi run: the script sees what it would see under python alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+import beside
+
+print(__name__, sys.argv, beside.VALUE, "paddlempi.torch" in sys.modules)
+import torch
+
+print(torch.VALUE, torch.__spec__.loader is torch.__loader__, "paddlempi.torch" in sys.modules)
+sys.exit(int(sys.argv[-1]))
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a folder with a script, a module beside it and a torch that is no torch."""
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "beside.py").write_text("VALUE = 'beside'")
+    (folder / "torch.py").write_text("VALUE = 'framework'")
+    command = [sys.executable, "-m", "paddlempi", "run", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_a_script_and_its_status(tmp_path: Path) -> None:
+    """A framework's front is imported after the framework; this one is none, and that is told."""
+    done = run(tmp_path, "script.py", "--epochs", "3")
+    assert done.stdout == "__main__ ['script.py', '--epochs', '3'] beside False\n"
+    assert done.returncode == 1 and "torch" in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_a_module_without_frameworks(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit(5)")
+    done = run(tmp_path, "-m", "plain", "a", "--help")
+    assert (done.returncode, done.stdout) == (5, "__main__ ['a', '--help']\n"), done.stderr
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    done = run(tmp_path, "absent.py")
+    assert done.returncode == 1 and "absent.py" in done.stderr
