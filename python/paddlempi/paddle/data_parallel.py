@@ -148,6 +148,11 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             compression,
         )
 
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds that backwards have waited at their ends, so far: communication not hidden."""
+        return 0.0 if self._reducer is None else self._reducer.waited
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model. The next backwards average, unless this call stands under ``no_sync``."""
         outputs = self._layers(*inputs, **kwargs)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import time
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
@@ -103,6 +104,7 @@ class Reducer:
                     f"{_WHERE}: parameter '{name}' has dtype {parameter.dtype}, whose gradients "
                     "cannot be averaged: freeze it or set its no_sync"
                 )
+        self.waited = 0.0  # seconds at the ends of backwards, with nothing to compute any more
         self._mode = _Mode.IDLE
         self._joined = False
         self._failure: Exception | None = None
@@ -180,9 +182,11 @@ class Reducer:
         self._joined = False
         try:
             self._send_rest()
+            began = time.perf_counter()
             self._wait()
             self._judge()
             self._tables.exchange()
+            self.waited += time.perf_counter() - began
             if self._learning:
                 self._learn()
         except BaseException:
