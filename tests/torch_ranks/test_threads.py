@@ -81,35 +81,15 @@ def test_many_wait_for_one(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_waits_drop_the_gil(dist: ModuleType, rank: int, size: int) -> None:
-    """While the main thread waits, synchronously or for a work, another thread counts."""
+    """Rank 0 waits for the others, who come when another thread of rank 0 has told them to."""
 
-    def counted(wait: Callable[[], object]) -> int:
-        """How far a thread counts while rank 0 waits for the others, which come late."""
-        count, stop, going = 0, threading.Event(), threading.Event()
+    def tell() -> None:
+        for _ in range(50):  # the wait has begun by then
+            time.sleep(0.001)
+        for other in range(1, size):
+            dist.send(torch.ones(1), other, tag=22)
 
-        def work() -> None:
-            nonlocal count
-            going.set()
-            while not stop.is_set():
-                count += 1
-                time.sleep(0.001)
-
-        dist.barrier()
-        if rank:
-            time.sleep(0.3)
-            wait()
-            return 0
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        assert going.wait(SOON)
-        before = count
-        wait()
-        after = count
-        stop.set()
-        thread.join(SOON)
-        return after - before
-
-    x = torch.ones(2)
+    x = torch.full((2,), rank + 1.0)
     waits: list[Callable[[], object]] = [
         lambda: dist.all_reduce(x),
         lambda: dist.all_reduce(x, async_op=True).wait(),
@@ -117,8 +97,16 @@ def test_waits_drop_the_gil(dist: ModuleType, rank: int, size: int) -> None:
         lambda: dist.barrier(),
     ]
     for wait in waits:
-        # Held, the GIL would let it count to one or two.
-        assert counted(wait) >= (10 if rank == 0 else 0)
+        if rank:
+            dist.recv(torch.zeros(1), 0, tag=22)
+            wait()
+            continue
+        thread = threading.Thread(target=tell, daemon=True)
+        thread.start()
+        wait()
+        thread.join(SOON)
+        assert not thread.is_alive()
+    assert x.tolist() == [size**2 * size * (size + 1) / 2] * 2
 
 
 def test_callbacks_may_use_torch_and_the_group(dist: ModuleType, rank: int, size: int) -> None:
