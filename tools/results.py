@@ -25,11 +25,14 @@ class Run:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    rerun: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def line(self) -> str:
         """The run's closing line."""
         counts = f"{self.passed} passed, {len(self.failed)} failed, {self.skipped.total()} skipped"
+        if self.rerun:
+            counts += f", {len(self.rerun)} tried twice"
         return f"{self.name:24} {counts} in {self.seconds:.0f} s"
 
 
@@ -39,11 +42,17 @@ def read_junit(path: Path) -> Run:
     if path.stat().st_size == 0:
         run.failed.append("ended without a report")
         return run
+    cases: dict[str, ElementTree.Element] = {}
     for case in ElementTree.parse(path).iter("testcase"):
         run.seconds += float(case.get("time", 0))
+        name = f"{case.get('classname')}::{case.get('name')}"
+        if name in cases:  # pytest-rerunfailures writes each attempt; the last one counts
+            run.rerun.append(name)
+        cases[name] = case
+    for name, case in cases.items():
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            run.failed.append(f"{case.get('classname')}::{case.get('name')}")
+            run.failed.append(name)
         elif skipped is not None:
             run.skipped[skipped.get("message", "")] += 1
         else:
@@ -88,6 +97,8 @@ def main(arguments: list[str]) -> int:
     for path in files:
         run = read_junit(path) if path.suffix == ".xml" else read_go(path)
         print(run.line())
+        for test in run.rerun:
+            print(f"{'':24} tried twice: {test}")
         complaints += [f"{run.name}: failed: {test}" for test in run.failed]
         if run.passed == 0 and not run.failed:
             complaints.append(f"{run.name}: not one test passed")
