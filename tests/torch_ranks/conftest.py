@@ -1,4 +1,4 @@
-"""Fixtures of torch's tests that run in every rank: ``mpirun -np N pytest --mpi tests/torch_ranks``.
+"""Fixtures of torch's tests that run in every rank: ``pytest --mpi tests/torch_ranks``.
 
 One default process group serves them all: a test that needs another, or that ends one,
 is a job of its own in tests/torch_jobs.
