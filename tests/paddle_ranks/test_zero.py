@@ -104,6 +104,8 @@ BUILDS = {
 @pytest.mark.parametrize("name", BUILDS)
 def test_as_one_process(dist: ModuleType, level: int, rank: int, size: int, name: str) -> None:
     build = BUILDS[name]
+    if rank:
+        paddle.nn.Linear(1, 1)  # from here on Paddle names this rank's layers otherwise
     model = make(7 + rank)  # becomes rank 0's
     optimizer = build(model.parameters())
     train(model, optimizer, slice(rank, None, size), range(4), halves=2)
@@ -155,9 +157,7 @@ def test_different_models_are_named(dist: ModuleType, level: int, rank: int, siz
     if size < 2:
         return
     layer = paddle.nn.Linear(3, 4 if rank else 5)
-    for parameter, name in zip(layer.parameters(), ("w", "b"), strict=True):
-        parameter.name = f"odd_{name}_{level}"
-    with pytest.raises(errors.MismatchError, match="odd_w"):
+    with pytest.raises(errors.MismatchError, match=r"parameters\[0\]"):
         paddle.optimizer.SGD(0.1, parameters=layer.parameters())
     x = paddle.ones([1])
     dist.all_reduce(x)

@@ -61,14 +61,16 @@ def built(optimizer: Any) -> None:
     level = context.zero_opt_level
     if not (context.enable_data_parallel or level) or not paddle.in_dynamic_mode():
         return
-    named = [(p.name, p) for p in zero.parameters_of(optimizer) if not p.stop_gradient]
+    # By number: Paddle counts in the names of layers, and a rank may have built more of them.
+    parameters = [p for p in zero.parameters_of(optimizer) if not p.stop_gradient]
+    named = [(f"parameters[{number}]", p) for number, p in enumerate(parameters)]
     if not named:
         return
     world = _world()
     own = group.new_group(world._ranks)
     check_same(named, {"zero_opt_level": level, "size": context.group_bucket_size}, own)
-    broadcast_all([parameter for _, parameter in named], own)
-    already = averaged([parameter for _, parameter in named])
+    broadcast_all(parameters, own)
+    already = averaged(parameters)
     if level == 2 and already:
         raise ArgumentError(
             "zero_opt_level=2 averages the gradients to their owners by itself: "

@@ -10,7 +10,7 @@ Models", 2020, sections 5.1 and 5.2; whole parameters have owners here, not slic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ from ..group import ProcessGroup
 from .gradients import OwnedGradients
 
 __all__ = ["Zero", "parameters_of", "shard"]
+
+_WEIGHTS = "master_weights"
+"""Where Paddle's optimizers keep float32 copies of 16-bit parameters in their state."""
 
 
 def shard(optimizer: Any, level: int, group: ProcessGroup, bucket_size: int) -> None:
@@ -90,6 +93,11 @@ class Zero:
             for p, owner in zip(self._parameters, self._owners, strict=True)
             if owner == group.rank()
         }
+        # Paddle counts in its names, and ranks may have built other layers before: in a whole
+        # state the parameters have the names of the group's first rank.
+        names = [[p.name for p in self._parameters]]
+        objects.broadcast_object_list(names, group=group, group_src=0)
+        self._names = names[0]
         self._gradients = None
         if level == 2:
             self._gradients = OwnedGradients(self._parameters, self._owners, group, bucket_size)
@@ -149,44 +157,62 @@ class Zero:
 
     def whole(self, mine: dict[str, Any]) -> dict[str, Any]:
         """The states of all ranks in one. Collective."""
-        weights = mine.pop("master_weights", {})
-        everyone: list[Any] = [None] * self._group.size()
-        plan = [
-            [(name, list(t.shape), str(t.dtype).rpartition(".")[2]) for name, t in part.items()]
-            for part in (_tensors(mine), weights)
-        ]
-        objects.all_gather_object(everyone, plan, self._group)
+        rename = self._renamer([p.name for p in self._parameters], self._names)
+        weights = {rename(name): tensor for name, tensor in mine.pop(_WEIGHTS, {}).items()}
+        tensors = {rename(name): t for name, t in mine.items() if paddle.is_tensor(t)}
         merged = {name: value for name, value in mine.items() if not paddle.is_tensor(value)}
-        merged_weights: dict[str, Any] = {}
-        for owner, parts in enumerate(everyone):
-            for into, have, names in (
-                (merged, mine, parts[0]),
-                (merged_weights, weights, parts[1]),
-            ):
-                for name, shape, dtype in names:
-                    own = owner == self._group.rank()
-                    tensor = have[name] if own else paddle.empty(shape, dtype)
-                    collectives.broadcast(tensor.detach(), group=self._group, group_src=owner)
-                    tensor.name = name
-                    into[name] = tensor
+        merged.update(self._exchange(tensors))
+        merged_weights = self._exchange(weights)
         if merged_weights:
-            merged["master_weights"] = merged_weights
+            merged[_WEIGHTS] = merged_weights
         return merged
+
+    def _exchange(self, mine: dict[str, Any]) -> dict[str, Any]:
+        """Every rank's named tensors, on every rank. Collective."""
+        everyone: list[Any] = [None] * self._group.size()
+        plan = [(name, list(t.shape), str(t.dtype).rpartition(".")[2]) for name, t in mine.items()]
+        objects.all_gather_object(everyone, plan, self._group)
+        found: dict[str, Any] = {}
+        for owner, entries in enumerate(everyone):
+            for name, shape, dtype in entries:
+                own = owner == self._group.rank()
+                tensor = mine[name] if own else paddle.empty(shape, dtype)
+                collectives.broadcast(tensor.detach(), group=self._group, group_src=owner)
+                found[name] = tensor
+        return found
 
     def own_part(self, whole: dict[str, Any]) -> dict[str, Any]:
         """A whole state without what belongs to parameters of other ranks."""
-        names = sorted((p.name for p in self._parameters), key=len, reverse=True)
-        mine = {p.name for p in self._parameters if id(p) in self._own}
+        own = [id(p) in self._own for p in self._parameters]
+        others = tuple(
+            name + "_" for name, is_own in zip(self._names, own, strict=True) if not is_own
+        )
+        rename = self._renamer(self._names, [p.name for p in self._parameters])
 
-        def keep(key: str) -> bool:
-            owner = next((name for name in names if key.startswith(name + "_")), None)
-            return owner is None or owner in mine
+        def chosen(state: dict[str, Any]) -> dict[str, Any]:
+            return {
+                rename(name): value
+                for name, value in state.items()
+                if not (name + "_").startswith(others)
+            }
 
-        part = {key: value for key, value in whole.items() if keep(key)}
-        if "master_weights" in part:
-            weights = part["master_weights"]
-            part["master_weights"] = {name: weights[name] for name in weights if name in mine}
+        part = chosen({name: value for name, value in whole.items() if name != _WEIGHTS})
+        if _WEIGHTS in whole:
+            part[_WEIGHTS] = chosen(whole[_WEIGHTS])
         return part
+
+    @staticmethod
+    def _renamer(old: Sequence[str], new: Sequence[str]) -> Callable[[str], str]:
+        """Gives a state of a parameter the name it has where the parameter is called otherwise."""
+        pairs = sorted(zip(old, new, strict=True), key=lambda pair: -len(pair[0]))
+
+        def rename(name: str) -> str:
+            for a, b in pairs:
+                if name == a or name.startswith(a + "_"):
+                    return b + name[len(a) :]
+            return name
+
+        return rename
 
 
 class _Scale:
@@ -208,10 +234,6 @@ def parameters_of(optimizer: Any) -> list[Any]:
     if groups and isinstance(groups[0], dict):
         return [p for one in groups for p in one["params"]]
     return list(groups)
-
-
-def _tensors(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if paddle.is_tensor(value)}
 
 
 def _divide(parameters: Sequence[Any], size: int) -> list[int]:
