@@ -173,14 +173,14 @@ def parse(text: str) -> dict[tuple[str, str], str]:
 def agree(page: str | None, tried: str, same_torch: bool) -> bool:
     """Whether a cell is true of this torch.
 
-    Versions differ in whether they hand complex tensors on as pairs of reals: another one than
-    the page's may be right with more complex dtypes, or refuse what the page says goes wrong.
+    Versions differ in whether they hand complex tensors on, and as pairs of reals: another one
+    than the page's may be right with more complex dtypes or fewer, and refuse what the page
+    says goes wrong.
     """
     if page is None or same_torch or page == tried or tried[:3] in ("yes", "no:"):
         return page == tried
     (right, wrong), (right_here, wrong_here) = expand(page), expand(tried)
-    more = right_here - right
-    return right <= right_here and more <= {*DTYPES["complex"]} and wrong_here <= wrong
+    return right ^ right_here <= {*DTYPES["complex"]} and wrong_here <= wrong
 
 
 def expand(text: str) -> tuple[set[str], set[str]]:
