@@ -28,13 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 from . import _native, work
-from ._buffer import bump, bumps
+from ._buffer import bumps
 from ._ops import Op
-from .errors import ArgumentError, DtypeError, Error, TimeoutError
-from .group import ProcessGroup, is_foreign, members, to_seconds
+from .arguments import Many, chosen_root, on_root, outside, refuse, splits_of
+from .errors import DtypeError, Error, TimeoutError
+from .group import ProcessGroup, members, to_seconds
 from .rank_list import group_of
 from .reduce_op import SUM, PremulSum, ReduceOp
 from .work import Work
@@ -113,7 +114,7 @@ def all_reduce_coalesced(
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_reduce_coalesced", group)
-    return _reducing(Op.ALL_REDUCE_COALESCED, None, _Many(tensors, "tensors"), op, group, async_op)
+    return _reducing(Op.ALL_REDUCE_COALESCED, None, Many(tensors, "tensors"), op, group, async_op)
 
 
 def reduce(
@@ -135,9 +136,9 @@ def reduce(
     """
     if rank_list is not None:
         group = group_of(rank_list, "reduce", group)
-    if _outside(group, Op.REDUCE):
+    if outside(group, Op.REDUCE):
         return None
-    root, mine = _root(Op.REDUCE, group, "dst", dst, group_dst)
+    root, mine = chosen_root(Op.REDUCE, group, "dst", dst, group_dst)
     send, recv = (None, tensor) if mine else (tensor, None)
     return _reducing(Op.REDUCE, send, recv, op, group, async_op, root)
 
@@ -195,7 +196,7 @@ def reduce_scatter(
     if rank_list is not None:
         group = group_of(rank_list, "reduce_scatter", group)
     return _reducing(
-        Op.REDUCE_SCATTER, _Many(input_list, "input_list", each=True), output, op, group, async_op
+        Op.REDUCE_SCATTER, Many(input_list, "input_list", each=True), output, op, group, async_op
     )
 
 
@@ -237,9 +238,9 @@ def broadcast(
     """
     if rank_list is not None:
         group = group_of(rank_list, "broadcast", group)
-    if _outside(group, Op.BROADCAST):
+    if outside(group, Op.BROADCAST):
         return None
-    root, mine = _root(Op.BROADCAST, group, "src", src, group_src)
+    root, mine = chosen_root(Op.BROADCAST, group, "src", src, group_src)
     return _moving(Op.BROADCAST, None, tensor, group, async_op, root, written=not mine)
 
 
@@ -261,7 +262,7 @@ def all_gather(
     if rank_list is not None:
         group = group_of(rank_list, "all_gather", group)
     return _moving(
-        Op.ALL_GATHER, tensor, _Many(tensor_list, "tensor_list", each=True), group, async_op
+        Op.ALL_GATHER, tensor, Many(tensor_list, "tensor_list", each=True), group, async_op
     )
 
 
@@ -303,10 +304,10 @@ def gather(
     """
     if rank_list is not None:
         group = group_of(rank_list, "gather", group)
-    if _outside(group, Op.GATHER):
+    if outside(group, Op.GATHER):
         return None
-    root, mine = _root(Op.GATHER, group, "dst", dst, group_dst)
-    recv = _on_root(Op.GATHER, group, mine, "gather_list", gather_list)
+    root, mine = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)  # as in torch
+    recv = on_root(Op.GATHER, group, mine, "gather_list", gather_list)
     return _moving(Op.GATHER, tensor, recv, group, async_op, root)
 
 
@@ -329,10 +330,10 @@ def scatter(
     """
     if rank_list is not None:
         group = group_of(rank_list, "scatter", group)
-    if _outside(group, Op.SCATTER):
+    if outside(group, Op.SCATTER):
         return None
-    root, mine = _root(Op.SCATTER, group, "src", src, group_src)
-    send = _on_root(Op.SCATTER, group, mine, "scatter_list", scatter_list)
+    root, mine = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)  # as in torch
+    send = on_root(Op.SCATTER, group, mine, "scatter_list", scatter_list)
     return _moving(Op.SCATTER, send, tensor, group, async_op, root)
 
 
@@ -354,8 +355,8 @@ def all_to_all(
         group = group_of(rank_list, "all_to_all", group)
     return _moving(
         Op.ALL_TO_ALL,
-        _Many(input_tensor_list, "input_tensor_list", each=True),
-        _Many(output_tensor_list, "output_tensor_list", each=True),
+        Many(input_tensor_list, "input_tensor_list", each=True),
+        Many(output_tensor_list, "output_tensor_list", each=True),
         group,
         async_op,
     )
@@ -381,10 +382,10 @@ def all_to_all_single(
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_to_all_single", group)
-    if _outside(group, Op.ALL_TO_ALL):
+    if outside(group, Op.ALL_TO_ALL):
         return None
-    recv_splits = _splits(group, "output_split_sizes", output_split_sizes)
-    send_splits = _splits(group, "input_split_sizes", input_split_sizes)
+    recv_splits = splits_of(group, "output_split_sizes", output_split_sizes)
+    send_splits = splits_of(group, "input_split_sizes", input_split_sizes)
     return _moving(
         Op.ALL_TO_ALL,
         input,
@@ -429,50 +430,16 @@ def monitored_barrier(
     Raises:
         TimeoutError: ``ranks`` did not come.
     """
-    if _outside(group, Op.BARRIER):
+    if outside(group, Op.BARRIER):
         return
     try:
         seconds = -1.0 if timeout is None else to_seconds(timeout, "monitored_barrier")
     except Error as error:
-        _refuse(Op.BARRIER, group, error)
+        refuse(Op.BARRIER, group, error)
     _native.submit(Op.BARRIER, members(group)._id, None, None, 0, 0, -1, -1, 0, seconds)
 
 
 # What they have in common
-
-
-class _Many:
-    """An argument that must be a list of tensors, checked once the group is known."""
-
-    __slots__ = ("each", "name", "tensors")
-
-    def __init__(self, tensors: Sequence[Any], name: str, each: bool = False) -> None:
-        self.tensors = tensors
-        self.name = name
-        self.each = each  # one for each member
-
-    def checked(self, code: Op, group: _Group) -> Sequence[Any]:
-        if not isinstance(self.tensors, (list, tuple)):
-            _refuse(
-                code,
-                group,
-                DtypeError(
-                    f"{code.label}: {self.name} is a {type(self.tensors).__name__}, "
-                    "it must be a list or a tuple of tensors"
-                ),
-            )
-        count = len(self.tensors)
-        size = members(group).size() if self.each else max(count, 1)
-        if count != size:
-            _refuse(
-                code,
-                group,
-                ArgumentError(
-                    f"{code.label}: {self.name} has {count} tensors, it needs {size}"
-                    + (", one for each rank of the group" if self.each else "")
-                ),
-            )
-        return self.tensors
 
 
 def _reducing(
@@ -484,10 +451,10 @@ def _reducing(
     async_op: bool,
     root: int = -1,
 ) -> Work | None:
-    if _outside(group, code):
+    if outside(group, code):
         return None
     if not isinstance(op, ReduceOp):
-        _refuse(
+        refuse(
             code,
             group,
             DtypeError(
@@ -510,11 +477,11 @@ def _moving(
     send_splits: Sequence[int] | None = None,
     recv_splits: Sequence[int] | None = None,
 ) -> Work | None:
-    if _outside(group, code):
+    if outside(group, code):
         return None
-    if send.__class__ is _Many:
+    if send.__class__ is Many:
         send = send.checked(code, group)
-    if recv.__class__ is _Many:
+    if recv.__class__ is Many:
         recv = recv.checked(code, group)
     gid = 0 if group is None else group._id
     reduce_op, scale = (0, 1.0) if op is None else (op, op.scale)
@@ -537,100 +504,6 @@ def _moving(
         )
 
     if async_op:
-        return work.start(code.label, group, send, recv if written else None, submit)
-    try:
-        submit(0)
-    except (TimeoutError, KeyboardInterrupt):
-        work.keep((send, recv))
-        raise
-    if written and recv is not None:
-        bump(recv)
+        return work.start(code.label, group, (send, recv), recv if written else None, submit)
+    work.run((send, recv), recv if written else None, submit)
     return None
-
-
-def _outside(group: _Group, code: Op) -> bool:
-    """Whether this rank is not in ``group``; warns."""
-    return (
-        group is not None and group.__class__ is not ProcessGroup and is_foreign(group, code.label)
-    )
-
-
-def _refuse(code: Op, group: _Group, error: Error) -> NoReturn:
-    """Tell the other members that this rank refuses its part, and raise."""
-    _native.core().refuse(code, members(group)._id, str(error))
-    raise error
-
-
-def _root(
-    code: Op, group: _Group, name: str, rank: int | None, group_rank: int | None
-) -> tuple[int, bool]:
-    """The root as a rank of the group, and whether it is this process."""
-    if rank is None and group_rank is None and code in (Op.GATHER, Op.SCATTER):
-        rank = 0  # as in torch
-    try:
-        root = root_of(code.label, members(group), name, rank, group_rank)
-    except Error as error:
-        _refuse(code, group, error)
-    return root, root == members(group)._rank
-
-
-def root_of(
-    what: str, group: ProcessGroup, name: str, rank: int | None, group_rank: int | None
-) -> int:
-    """The group rank that ``src`` or ``dst``, or its group_ variant, means.
-
-    Raises:
-        ArgumentError: out of range, not in the group, or both given.
-        DtypeError: no integer.
-    """
-    if rank is not None and group_rank is not None:
-        raise ArgumentError(f"{what}: {name} and group_{name} are both given, give one of them")
-    if rank is None and group_rank is None:
-        raise ArgumentError(f"{what}: {name} or group_{name} must be given")
-    value, name = (rank, name) if group_rank is None else (group_rank, "group_" + name)
-    try:
-        if group_rank is None:
-            return group._ranks.index(_index(value))
-        return range(len(group._ranks)).index(_index(value))
-    except TypeError:
-        raise DtypeError(f"{what}: {name} is a {type(value).__name__}, it must be a rank") from None
-    except ValueError:
-        among = range(len(group._ranks)) if group_rank is not None else group._ranks
-        raise ArgumentError(
-            f"{what}: {name}={value} is not among the ranks {list(among)}"
-        ) from None
-
-
-def _index(value: Any) -> int:
-    from operator import index
-
-    return index(value)
-
-
-def _on_root(
-    code: Op, group: _Group, mine: bool, name: str, tensors: Sequence[Any] | None
-) -> _Many | None:
-    if mine:
-        return _Many(() if tensors is None else tensors, name, each=True)
-    if tensors is not None and len(tensors):
-        _refuse(code, group, ArgumentError(f"{code.label}: {name} must be None but on the root"))
-    return None
-
-
-def _splits(group: _Group, name: str, splits: Sequence[int] | None) -> list[int] | None:
-    if splits is None or len(splits) == 0:
-        return None
-    try:
-        sizes = [_index(rows) for rows in splits]
-    except TypeError as error:
-        _refuse(Op.ALL_TO_ALL, group, DtypeError(f"all_to_all_single: {name}={splits!r}: {error}"))
-    size = members(group).size()
-    if len(sizes) != size or min(sizes) < 0:
-        _refuse(
-            Op.ALL_TO_ALL,
-            group,
-            ArgumentError(
-                f"all_to_all_single: {name}={sizes} must be {size} numbers of rows, one a rank"
-            ),
-        )
-    return sizes

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _native, work
-from ._buffer import bump, empty_like
+from ._buffer import empty_like
 from ._ops import Op
-from .errors import ArgumentError, DtypeError, Error, TimeoutError
+from .arguments import refuse
+from .errors import ArgumentError, DtypeError, Error
 from .group import (
     ProcessGroup,
     get_local_rank,
@@ -145,8 +146,7 @@ def allreduce(
         error = ArgumentError(
             f"allreduce: computation={computation!r} must be one of {', '.join(_COMPUTATIONS)}"
         )
-        _native.core().refuse(Op.ALL_REDUCE, members(group)._id, str(error))
-        raise error
+        refuse(Op.ALL_REDUCE, group, error)
     if isinstance(x, (list, tuple)):
         return [_aggregate(one, op, group) for one in _made(x, group)]
     return _aggregate(_made([x], group)[0], op, group)
@@ -157,16 +157,11 @@ def _made(tensors: Sequence[Any], group: ProcessGroup | None) -> list[tuple[Any,
     try:
         return [(tensor, empty_like(tensor)) for tensor in tensors]
     except Error as error:
-        _native.core().refuse(Op.ALL_REDUCE, members(group)._id, str(error))
-        raise
+        refuse(Op.ALL_REDUCE, group, error)
 
 
 def _aggregate(pair: tuple[Any, Any], op: ReduceOp, group: ProcessGroup | None) -> Any:
     tensor, made = pair
-    try:
-        _native.submit(Op.ALL_REDUCE, members(group)._id, tensor, made, op)
-    except (TimeoutError, KeyboardInterrupt):
-        work.keep(pair)
-        raise
-    bump(made)
+    gid = members(group)._id
+    work.run(pair, made, lambda flags: _native.submit(Op.ALL_REDUCE, gid, tensor, made, op, flags))
     return made

@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 
 from . import _native
 from ._ops import Op
-from .collectives import all_gather, broadcast, gather, root_of, scatter
-from .errors import ArgumentError, DtypeError, Error
-from .group import ProcessGroup, is_foreign, members
+from .arguments import chosen_root, outside, refuse
+from .collectives import all_gather, broadcast, gather, scatter
+from .errors import ArgumentError, DtypeError
+from .group import ProcessGroup, members
 from .p2p import recv, send
 
 __all__ = [
@@ -54,7 +55,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) ->
     Raises:
         ArgumentError: ``object_list`` has another length than the group.
     """
-    if _outside(group, Op.ALL_GATHER):
+    if outside(group, Op.ALL_GATHER):
         return
     size = members(group).size()
     _check_places(Op.ALL_GATHER, group, "all_gather_object", "object_list", object_list, size)
@@ -80,9 +81,9 @@ def gather_object(
         object_gather_list: on ``dst`` output, one place for each member; None elsewhere.
         dst: global rank (default 0), or ``group_dst``.
     """
-    if _outside(group, Op.GATHER):
+    if outside(group, Op.GATHER):
         return
-    root, mine = _root(Op.GATHER, group, "dst", dst, group_dst)
+    root, mine = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)
     size = members(group).size()
     if mine:
         _check_places(
@@ -117,9 +118,9 @@ def broadcast_object_list(
         src: global rank (default 0), or ``group_src``.
         device: taken and not used: pickles travel through host memory.
     """
-    if _outside(group, Op.BROADCAST):
+    if outside(group, Op.BROADCAST):
         return
-    root, mine = _root(Op.BROADCAST, group, "src", src, group_src)
+    root, mine = chosen_root(Op.BROADCAST, group, "src", src, group_src, 0)
     if not isinstance(object_list, list):
         _refuse_type(Op.BROADCAST, group, "broadcast_object_list", "object_list", object_list)
     lengths = _lengths(len(object_list))
@@ -148,9 +149,9 @@ def scatter_object_list(
         scatter_object_input_list: on ``src`` input, one object for each member; None elsewhere.
         src: global rank (default 0), or ``group_src``.
     """
-    if _outside(group, Op.SCATTER):
+    if outside(group, Op.SCATTER):
         return
-    root, mine = _root(Op.SCATTER, group, "src", src, group_src)
+    root, mine = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)
     size = members(group).size()
     out = scatter_object_output_list
     if not isinstance(out, list) or not out:
@@ -192,7 +193,7 @@ def send_object_list(
         dst: global rank, or ``group_dst``.
         device: taken and not used.
     """
-    if _outside(group, Op.SEND):
+    if outside(group, Op.SEND):
         return
     parts = [_pickled(obj) for obj in object_list]
     lengths = array("q", [_MAGIC, *(len(part) for part in parts)])
@@ -217,7 +218,7 @@ def recv_object_list(
     Returns:
         The global rank of the sender, -1 where this rank is not in ``group``.
     """
-    if _outside(group, Op.RECV):
+    if outside(group, Op.RECV):
         return -1
     lengths = array("q", bytes(8 * (len(object_list) + 1)))
     source = recv(lengths, src, group, 0, group_src)
@@ -232,29 +233,11 @@ def recv_object_list(
     return source
 
 
-def _outside(group: _Group, code: Op) -> bool:
-    return (
-        group is not None and group.__class__ is not ProcessGroup and is_foreign(group, code.label)
-    )
-
-
-def _root(
-    code: Op, group: _Group, name: str, rank: int | None, group_rank: int | None
-) -> tuple[int, bool]:
-    if rank is None and group_rank is None:
-        rank = 0
-    try:
-        root = root_of(code.label, members(group), name, rank, group_rank)
-    except Error as error:
-        _refuse(code, group, error)
-    return root, root == members(group)._rank
-
-
 def _check_places(code: Op, group: _Group, what: str, name: str, places: Any, size: int) -> None:
     if not isinstance(places, list):
         _refuse_type(code, group, what, name, places)
     if len(places) != size:
-        _refuse(
+        refuse(
             code,
             group,
             ArgumentError(
@@ -265,12 +248,7 @@ def _check_places(code: Op, group: _Group, what: str, name: str, places: Any, si
 
 def _refuse_type(code: Op, group: _Group, what: str, name: str, value: object) -> NoReturn:
     said = "an empty list" if isinstance(value, list) else f"a {type(value).__name__}"
-    _refuse(code, group, DtypeError(f"{what}: {name} is {said}, it must be a list with room"))
-
-
-def _refuse(code: Op, group: _Group, error: BaseException) -> NoReturn:
-    _native.core().refuse(code, members(group)._id, str(error))
-    raise error
+    refuse(code, group, DtypeError(f"{what}: {name} is {said}, it must be a list with room"))
 
 
 def _lengths(count: int) -> array[int]:
@@ -287,7 +265,7 @@ def _dump(code: Op, group: _Group, obj: Any) -> bytearray:
     try:
         return _pickled(obj)
     except Exception as error:  # whatever an object's __reduce__ raises: the others must not wait
-        _refuse(code, group, error)
+        refuse(code, group, error)
 
 
 def _dump_all(code: Op, group: _Group, objects: Sequence[Any], lengths: array[int]) -> bytearray:

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from . import _native, work
 from ._buffer import bump
 from ._ops import Op
-from .collectives import root_of
+from .arguments import outside, root_of
 from .errors import ArgumentError, DtypeError, TimeoutError
-from .group import ProcessGroup, is_foreign, members
+from .group import ProcessGroup, members
 from .work import Work
 
 __all__ = [
@@ -70,7 +70,7 @@ def send(
         group: None is the world.
         tag: the receiver names the same.
     """
-    if _outside(group, Op.SEND):
+    if outside(group, Op.SEND):
         return
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
@@ -98,7 +98,7 @@ def recv(
     Returns:
         The global rank of the sender, -1 where this rank is not in ``group``.
     """
-    if _outside(group, Op.RECV):
+    if outside(group, Op.RECV):
         return -1
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
     gid = 0 if group is None else group._id
@@ -119,7 +119,7 @@ def isend(
     group_dst: int | None = None,
 ) -> Work | None:
     """Begin to send a tensor, as :func:`send`; it must stay unchanged until the Work has ended."""
-    if _outside(group, Op.SEND):
+    if outside(group, Op.SEND):
         return None
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
@@ -140,14 +140,14 @@ def irecv(
     group_src: int | None = None,
 ) -> Work | None:
     """Begin to receive into a tensor, as :func:`recv`; ``Work.source_rank()`` tells from whom."""
-    if _outside(group, Op.RECV):
+    if outside(group, Op.RECV):
         return None
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
     gid = 0 if group is None else group._id
     return work.start(
         "irecv",
         group,
-        None,
+        tensor,
         tensor,
         lambda flags: _native.submit(Op.RECV, gid, None, tensor, 0, flags, -1, peer, tag),
     )
@@ -176,7 +176,7 @@ def sendrecv(
 
     Source: ``MPI_Sendrecv``.
     """
-    if _outside(group, Op.SENDRECV):
+    if outside(group, Op.SENDRECV):
         return -1
     peer = _peer(Op.SENDRECV, group, "dst", dst, None)
     peer2 = _source(Op.SENDRECV, group, src, None)
@@ -224,7 +224,7 @@ def probe(
 
     Source: ``MPI_Probe``.
     """
-    if _outside(group, Op.PROBE):
+    if outside(group, Op.PROBE):
         return None
     peer, tag = _source(Op.PROBE, group, src, group_src), _tag(Op.PROBE, tag, _ANY)
     gid = 0 if group is None else group._id
@@ -284,12 +284,6 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         for wanted in p2p_op_list
     ]
     return [one for one in begun if one is not None]
-
-
-def _outside(group: _Group, code: Op) -> bool:
-    return (
-        group is not None and group.__class__ is not ProcessGroup and is_foreign(group, code.label)
-    )
 
 
 def _tag(code: Op, tag: Any, least: int = 0) -> int:

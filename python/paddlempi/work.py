@@ -15,7 +15,7 @@ from .group import ProcessGroup, to_seconds
 if TYPE_CHECKING:
     from .future import Future
 
-__all__ = ["Operation", "Work", "keep", "reap", "start"]
+__all__ = ["Operation", "Work", "keep", "reap", "run", "start"]
 
 _orphans: dict[int, object] = {}
 """The tensors of works that were dropped before their end, by handle."""
@@ -215,17 +215,32 @@ class Work(Operation):
 def start(
     name: str,
     group: ProcessGroup | None,
-    send: object,
-    recv: object,
+    tensors: object,
+    written: object,
     submit: Callable[[int], int],
 ) -> Work:
-    """Start an operation and return its work; ``submit(ASYNC)`` returns the handle."""
+    """Start an operation and return its work; ``submit(ASYNC)`` returns the handle.
+
+    ``tensors`` is kept alive until the end, ``written`` is what is written to of them.
+    """
     if _orphans:
         reap()
     handle = submit(ASYNC)
-    if recv is not None:
-        bump(recv)
-    return Work(handle, name, (send, recv), recv, group)
+    if written is not None:
+        bump(written)
+    return Work(handle, name, tensors, written, group)
+
+
+def run(tensors: object, written: object, submit: Callable[[int], Any]) -> Any:
+    """Carry out an operation; what ``submit(0)`` returns. Arguments as for :func:`start`."""
+    try:
+        answer = submit(0)
+    except (TimeoutError, KeyboardInterrupt):
+        keep(tensors)
+        raise
+    if written is not None:
+        bump(written)
+    return answer
 
 
 def reap() -> None:

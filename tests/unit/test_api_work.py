@@ -48,6 +48,17 @@ def test_wait(core: FakeCore) -> None:
     assert core.released == [1]
 
 
+def test_a_tensor_that_is_only_read_is_kept(core: FakeCore) -> None:
+    """On the root of a broadcast nothing is written; MPI reads the tensor until the end."""
+    tensor = Tensor(4)
+    work = dist.broadcast(tensor, dist.get_rank(), async_op=True)
+    assert work is not None
+    assert any(kept is tensor for kept in work._tensors)
+    core.end(1)
+    assert work.wait() and work.result() == []
+    assert work._tensors is None
+
+
 def test_error(core: FakeCore) -> None:
     work, _ = begin(core)
     error = MismatchError("rank 2 called broadcast")

@@ -71,7 +71,7 @@ PYTHON = (
     ("_exit",),
     ("group",),
     ("rank_list",),
-    ("work", "future"),
+    ("work", "future", "arguments"),
     ("collectives",),
     ("p2p",),
     ("objects",),

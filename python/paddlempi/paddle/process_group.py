@@ -14,7 +14,6 @@ from paddle.base import core as paddle_core
 
 from .. import _native
 from .. import work as core_work
-from .._buffer import bump
 from .._ops import Op, ReduceCode
 from ..errors import ArgumentError, TimeoutError
 from ..group import ProcessGroup
@@ -309,14 +308,8 @@ class ProcessGroupMPI:
 
 def _run(code: Op, send: Any, recv: Any, sync: bool, submit: Any) -> Task:
     if not sync:
-        return Task(core_work.start(code.label, None, send, recv, submit))
-    try:
-        submit(0)
-    except (TimeoutError, KeyboardInterrupt):
-        core_work.keep((send, recv))
-        raise
-    if recv is not None:
-        bump(recv)
+        return Task(core_work.start(code.label, None, (send, recv), recv, submit))
+    core_work.run((send, recv), recv, submit)
     return DONE
 
 
