@@ -76,6 +76,7 @@ func interrupt() error {
 func put(out *C.pmpi_result, r gocore.Result) {
 	if out != nil {
 		out.source, out.tag, out.bytes = C.int32_t(r.Source), C.int32_t(r.Tag), C.int64_t(r.Bytes)
+		out.device = C.int32_t(r.Device)
 	}
 }
 
@@ -143,6 +144,12 @@ func goWait(w C.pmpi_work, limit C.int64_t, r *C.pmpi_result, e *C.pmpi_error) (
 	result, err := gocore.Wait(uint64(w), time.Duration(limit))
 	put(r, result)
 	return fill(e, err)
+}
+
+//export goOrder
+func goOrder(w C.pmpi_work, stream C.uint64_t, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	return fill(e, gocore.Order(uint64(w), uint64(stream)))
 }
 
 //export goRelease

@@ -14,7 +14,7 @@
 
 _Static_assert(sizeof(pmpi_buf) == 48 && offsetof(pmpi_buf, strides) == 40, "pmpi_buf is op.Buf");
 _Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
-				   offsetof(pmpi_op, reserved) == 88,
+				   offsetof(pmpi_op, stream) == 88,
 			   "pmpi_op is op.Desc");
 
 static int forked;
@@ -94,6 +94,11 @@ int pmpi_test(pmpi_work work) {
 int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result) {
 	GUARD();
 	return goWait(work, limit_ns, result, last());
+}
+
+int pmpi_order(pmpi_work work, uint64_t stream) {
+	GUARD();
+	return goOrder(work, stream, last());
 }
 
 void pmpi_release(pmpi_work work) {

@@ -55,7 +55,8 @@ enum {
 	PMPI_ERR_UNSUPPORTED = 21,
 	PMPI_ERR_NO_MEMORY = 22,
 	PMPI_ERR_NOT_READY = 23, /* pmpi_wait's own limit ran out; the work goes on */
-	PMPI_ERR_NOT_MEMBER = 24
+	PMPI_ERR_NOT_MEMBER = 24,
+	PMPI_ERR_CUDA = 25 /* the CUDA driver refused; the text has its error, and whose it is */
 };
 
 #define PMPI_ERROR_RANKS 32
@@ -77,8 +78,8 @@ typedef struct pmpi_buf {
 	void *data;
 	int64_t count;
 	int32_t dtype;       /* PMPI_DTYPE_* */
-	int32_t device_type; /* as in DLPack: 1 (or 0) is host memory */
-	int32_t device_id;
+	int32_t device_type; /* as in DLPack: 1 (or 0) host, 3 pinned host, 2 CUDA, 13 CUDA managed */
+	int32_t device_id;   /* of CUDA memory: the device's number in this process */
 	int32_t ndim;
 	const int64_t *shape;   /* ndim entries, or NULL */
 	const int64_t *strides; /* ndim entries, or NULL */
@@ -104,17 +105,23 @@ typedef struct pmpi_op {
 	const pmpi_buf *send; /* n_send buffers that this rank gives */
 	const pmpi_buf *recv; /* n_recv buffers that this rank gets */
 	int64_t timeout_ns;   /* deadline; below 0: the group's own */
-	uint64_t reserved[4];
+	/* CUstream that device tensors are ordered with: 0 and 1 the legacy default stream, 2 the
+	 * calling thread's. What it had queued before comes before the operation; after a
+	 * synchronous one it waits for the operation's last copy or kernel. */
+	uint64_t stream;
+	uint64_t reserved[3];
 } pmpi_op;
 
 /* Names an operation under way; 0 names none. */
 typedef uint64_t pmpi_work;
 
-/* What a receive or a probe found out. */
+/* What a receive or a probe found out, and where an operation goes on. */
 typedef struct pmpi_result {
 	int32_t source; /* rank of the group */
 	int32_t tag;
 	int64_t bytes;
+	int32_t device; /* 1 + number of the CUDA device that still works on it: see pmpi_order; 0: none */
+	int32_t reserved;
 } pmpi_result;
 
 /* pmpi_control calls a method of the core: init, destroy, new_group, destroy_group,
@@ -137,14 +144,21 @@ int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result);
  * before there was anything to submit. Returns 0 or an error code. */
 int pmpi_refuse(int64_t group, int32_t code);
 
-/* pmpi_test takes work as far as it goes without waiting. Returns 1 when it is over,
- * 0 when not, and minus an error code when there is no such work. */
+/* pmpi_test takes work as far as it goes without waiting. Returns 1 when it is over, on
+ * its device too, 0 when not, and minus an error code when there is no such work. */
 int pmpi_test(pmpi_work work);
 
-/* pmpi_wait waits until work is over or limit_ns (below 0: no limit but the
+/* pmpi_wait waits until work is over, for device tensors until its last copy or kernel is
+ * queued (result->device, pmpi_order), or limit_ns (below 0: no limit but the
  * operation's deadline) has passed, which is PMPI_ERR_NOT_READY and harms nothing.
  * It may be called again. Returns 0 or the error that work ended with. */
 int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result);
+
+/* pmpi_order makes a CUDA stream wait, without waiting itself, for what work has left
+ * queued on the device of its tensors; called after pmpi_wait returned 0, for each
+ * stream that is to see the result. Nothing for a work on host memory. Returns 0 or an
+ * error code. */
+int pmpi_order(pmpi_work work, uint64_t stream);
 
 /* pmpi_release forgets work, which goes on if it is not over. Returns nothing. */
 void pmpi_release(pmpi_work work);

@@ -172,7 +172,7 @@ func Submit(d *op.Desc) (uint64, work.Result, error) {
 	}
 	if trait, _ := op.TraitOf(d.Code); h.Done() && trait.Collective && d.Flags&op.FlagNotify == 0 {
 		r, err := h.Result()
-		if err == nil {
+		if err == nil && r.Device == 0 {
 			return 0, r, nil
 		}
 	}
@@ -210,7 +210,16 @@ func Test(id uint64) (bool, error) {
 	if !h.Done() {
 		c.env.Engine.Tick()
 	}
-	return h.Done(), nil
+	return h.Ended()
+}
+
+// Order makes a stream of the device wait for what a work has left queued there.
+func Order(id, stream uint64) error {
+	_, h, err := lookup(id)
+	if err == nil {
+		err = h.Order(stream)
+	}
+	return err
 }
 
 // Notify asks for the end of a work to be reported by work.NextCompletion.

@@ -2,8 +2,13 @@ package op
 
 import "unsafe"
 
-// DeviceCPU is the device type of host memory, as in DLPack.
-const DeviceCPU int32 = 1
+// Types of devices, as in DLPack. 0 stands for DeviceCPU.
+const (
+	DeviceCPU         int32 = 1
+	DeviceCUDA        int32 = 2
+	DeviceCUDAHost    int32 = 3 // pinned: host memory
+	DeviceCUDAManaged int32 = 13
+)
 
 // Buf is pmpi_buf of capi/pmpi.h, field for field. It describes memory that the
 // caller owns; all pointers are to memory outside the Go heap.
@@ -11,7 +16,7 @@ type Buf struct {
 	Data       unsafe.Pointer
 	Count      int64 // elements
 	DType      DType
-	DeviceType int32 // DLPack's numbers
+	DeviceType int32 // Device*
 	DeviceID   int32
 	NDim       int32
 	Shape      unsafe.Pointer // NDim int64, or nil: a flat buffer of Count elements
@@ -37,7 +42,8 @@ type Desc struct {
 	Send      unsafe.Pointer // NSend Buf
 	Recv      unsafe.Pointer // NRecv Buf
 	TimeoutNS int64          // below 0 is the group's default
-	Reserved  [4]uint64
+	Stream    uint64         // CUDA stream that device tensors are ordered with
+	Reserved  [3]uint64
 }
 
 // Sends returns the send buffers where they lie, without a copy. They are the
@@ -52,6 +58,11 @@ func bufs(p unsafe.Pointer, n int32) []Buf {
 		return nil
 	}
 	return unsafe.Slice((*Buf)(p), n)
+}
+
+// OnHost tells whether the memory is the host's, which MPI and this process can touch.
+func (b *Buf) OnHost() bool {
+	return b.DeviceType == DeviceCPU || b.DeviceType == 0 || b.DeviceType == DeviceCUDAHost
 }
 
 // Bytes returns the length of the elements without gaps.

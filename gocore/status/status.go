@@ -40,6 +40,7 @@ const (
 	NoMemory           Code = 22 // an allocation failed
 	NotReady           Code = 23 // pmpi_wait's own limit ran out; the work goes on
 	NotMember          Code = 24 // a collective on a group this rank does not belong to
+	Cuda               Code = 25 // the CUDA driver refused
 )
 
 // Error is the one error type that leaves the core.

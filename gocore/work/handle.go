@@ -15,6 +15,17 @@ type Result struct {
 	Source int32
 	Tag    int32
 	Bytes  int64
+	Device int32 // 1 + number of the device that still works on it; 0: none
+}
+
+// Tail is what an operation leaves queued on a device when it is done for the host.
+type Tail interface {
+	// Order makes a stream of the device wait for it.
+	Order(stream uint64) error
+	// Ended tells, without waiting, whether the device is done too.
+	Ended() (bool, error)
+	// Release gives back what Order and Ended need; they are not called again.
+	Release()
 }
 
 // Handle is the caller's end of an operation. It is done exactly once.
@@ -25,9 +36,12 @@ type Handle struct {
 	// result and err are written before done and never after.
 	result Result
 	err    error
+	tail   Tail
 	// listed says that the completion was, or is being, handed to NextCompletion, which
 	// takes three things in any order: that it was asked for, the end, and a number.
 	notify, listed atomic.Bool
+	// closed says that nobody will ask for the tail any more, freed that it was released.
+	closed, freed atomic.Bool
 }
 
 // NewHandle makes a handle that the table does not know; Register adds it.
@@ -54,7 +68,46 @@ func (h *Handle) Finish(r Result, err error) {
 	}
 	h.result, h.err = r, err
 	h.done.Store(true)
+	if h.closed.Load() {
+		h.freeTail()
+	}
 	h.list()
+}
+
+// SetTail says, before Finish, what stays queued on a device.
+func (h *Handle) SetTail(t Tail) { h.tail = t }
+
+// Order makes stream wait for what the operation, which is done, left on its device.
+func (h *Handle) Order(stream uint64) error {
+	switch {
+	case !h.done.Load():
+		return status.New(status.Argument, "order: the operation is not over; wait for it first")
+	case h.tail == nil || h.err != nil:
+		return nil
+	}
+	return h.tail.Order(stream)
+}
+
+// Ended tells, without waiting, whether the operation is over on its device too.
+func (h *Handle) Ended() (bool, error) {
+	if !h.done.Load() || h.tail == nil || h.err != nil {
+		return h.done.Load(), nil
+	}
+	return h.tail.Ended()
+}
+
+// Close gives back what the handle holds on a device, now or when the operation is done.
+func (h *Handle) Close() {
+	if h.closed.Swap(true) || !h.done.Load() {
+		return
+	}
+	h.freeTail()
+}
+
+func (h *Handle) freeTail() {
+	if h.tail != nil && !h.freed.Swap(true) {
+		h.tail.Release()
+	}
 }
 
 // Done tells whether the operation is over.
@@ -124,8 +177,12 @@ func (t *handleTable) get(id uint64) *Handle {
 
 func (t *handleTable) remove(id uint64) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	h := t.m[id]
 	delete(t.m, id)
+	t.mu.Unlock()
+	if h != nil {
+		h.Close()
+	}
 }
 
 // completions is the list behind NextCompletion. It belongs to the process, not to

@@ -92,10 +92,10 @@ func TestHandles(t *testing.T) {
 	h.Finish(Result{Source: 9}, nil) // only the first counts
 	assert.True(t, h.Done())
 	r, err := h.Wait(0, nil)
-	assert.Equal(t, Result{1, 2, 3}, r)
+	assert.Equal(t, Result{Source: 1, Tag: 2, Bytes: 3}, r)
 	assert.Equal(t, broken, err)
 	r, err = h.Result()
-	assert.Equal(t, Result{1, 2, 3}, r)
+	assert.Equal(t, Result{Source: 1, Tag: 2, Bytes: 3}, r)
 	assert.Equal(t, broken, err)
 
 	e.Release(id)
