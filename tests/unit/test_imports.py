@@ -17,6 +17,7 @@ GO = {
     "gocore/op": (),
     "gocore/status": (),
     "gocore/dl": (),
+    "gocore/cuda": ("gocore/dl", "gocore/op", "gocore/status"),
     "gocore/mem": ("gocore/op", "gocore/status"),
     "gocore/reduce": ("gocore/op", "gocore/status"),
     "gocore/work": ("gocore/status",),
