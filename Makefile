@@ -216,7 +216,7 @@ build: .venv-tools/.tools
 .PHONY: clean
 clean:
 	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-torch-oldest \
-		.venv-tools .debian-mpi $(RESULTS) dist python/paddlempi/_core.abi3.so
+		.venv-tools .debian-mpi $(RESULTS) dist build/libcuda_fake.so python/paddlempi/_core.abi3.so
 
 ## help          this list
 .PHONY: help
@@ -229,6 +229,11 @@ environments:
 	$(if $(filter debian-%,$(MPIS)),@$(MAKE) --no-print-directory .debian-mpi/.asked)
 	@$(MAKE) --no-print-directory $(two) $(TORCH_newest)/.torch $(TORCH_oldest)/.torch \
 		$$(for mpi in $(MPIS); do $(call left_out,$$mpi) >/dev/null || echo .venv-$$mpi/.tests; done)
+
+# A CUDA driver without a GPU, and an MPI that takes its memory: for tests/cuda.
+build/libcuda_fake.so: $(wildcard gocore/cuda/cudafake/build.sh gocore/cuda/cudafake/driver/* gocore/cuda/kernels/*.cu \
+		gocore/cuda/kernels/*.h)
+	gocore/cuda/cudafake/build.sh $@
 
 # Two jobs at a time, unless a make above this one says how many.
 two = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)

@@ -1,0 +1,11 @@
+// What the sources of kernels find in CUDA, for a compilation as C: included before each.
+#ifndef FAKECUDA_KERNEL_HOST_H
+#define FAKECUDA_KERNEL_HOST_H
+
+struct pmpi_dim3 {
+	unsigned x, y, z;
+};
+
+extern __thread struct pmpi_dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+#endif

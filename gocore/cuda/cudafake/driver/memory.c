@@ -1,0 +1,399 @@
+// Memory: device memory behind guards, pinned and managed memory, and what is known of a pointer.
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+#define ARENA ((size_t)1 << 38) // address space for device memory
+
+static struct memory *all;
+static char *arena;
+static size_t arena_used;
+static size_t pinned;
+static int open_depth[MAX_DEVICES];
+
+static struct range {
+	char *base;
+	size_t mapped;
+	struct range *next;
+} *freed; // the last freed one first
+
+struct memory *memory_at(CUdeviceptr p) {
+	for (struct memory *m = all; m; m = m->next)
+		if (p - (CUdeviceptr)m->base < m->size)
+			return m;
+	return NULL;
+}
+
+char *memory_access(CUdeviceptr p, size_t n, bool *pageable) {
+	struct memory *m = memory_at(p);
+	*pageable = !m;
+	if (!m)
+		return arena && p - (CUdeviceptr)arena < ARENA ? NULL : (char *)p;
+	size_t offset = p - (CUdeviceptr)m->base;
+	if (n > m->size - offset)
+		return NULL;
+	return m->alias ? m->alias + offset : (char *)p;
+}
+
+static void protect(const struct memory *m) {
+	bool open = open_depth[m->ctx->device] > 0;
+	mprotect(m->base, m->mapped, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void guard(unsigned devices, int delta) {
+	for (int d = 0; d < n_devices; d++) {
+		if (!(devices >> d & 1))
+			continue;
+		bool was = open_depth[d] > 0;
+		open_depth[d] += delta;
+		if (was == (open_depth[d] > 0))
+			continue;
+		for (struct memory *m = all; m; m = m->next)
+			if (m->alias && m->ctx->device == d)
+				protect(m);
+	}
+}
+
+EXPORT void fakecuda_open_guard(void) {
+	pthread_mutex_lock(&lock);
+	guard(~0U, 1);
+	pthread_mutex_unlock(&lock);
+}
+
+EXPORT void fakecuda_close_guard(void) {
+	pthread_mutex_lock(&lock);
+	guard(~0U, -1);
+	pthread_mutex_unlock(&lock);
+}
+
+int new_memfd(size_t size, uint64_t *nonce) {
+	static uint64_t count;
+	*nonce = (uint64_t)getpid() << 32 | ++count;
+	char name[48];
+	snprintf(name, sizeof name, "fakecuda-%llx", (unsigned long long)*nonce);
+	int fd = memfd_create(name, MFD_CLOEXEC);
+	if (fd >= 0 && ftruncate(fd, (off_t)size)) {
+		close(fd);
+		fd = -1;
+	}
+	return fd;
+}
+
+// An address that was freed before, if there is one of this size: what keeps
+// addresses of tensors that are gone must notice.
+static char *addresses(size_t mapped) {
+	for (struct range **r = &freed; *r; r = &(*r)->next) {
+		if ((*r)->mapped != mapped)
+			continue;
+		struct range *found = *r;
+		char *base = found->base;
+		*r = found->next;
+		free(found);
+		return base;
+	}
+	if (!arena) {
+		arena = mmap(NULL, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (arena == MAP_FAILED)
+			arena = NULL;
+	}
+	size_t step = mapped + 4096; // a hole behind each allocation
+	if (!arena || step > ARENA - arena_used)
+		return NULL;
+	char *base = arena + arena_used;
+	arena_used += step;
+	return base;
+}
+
+static struct memory *add(struct memory *m) {
+	static uint64_t last_id;
+	m->id = ++last_id;
+	m->ctx = current();
+	m->next = all;
+	all = m;
+	return m;
+}
+
+struct memory *memory_map(enum memory_kind kind, size_t size, int fd, int device) {
+	struct memory *m = calloc(1, sizeof *m);
+	m->kind = kind;
+	m->size = size;
+	m->mapped = (size + 4095) & ~(size_t)4095;
+	m->device = device;
+	m->fd = fd;
+	m->owner = (int)getpid();
+	m->alias = mmap(NULL, m->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	m->base = m->alias == MAP_FAILED ? NULL : addresses(m->mapped);
+	if (!m->base ||
+		mmap(m->base, m->mapped, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+		free(m);
+		return NULL;
+	}
+	add(m);
+	protect(m);
+	return m;
+}
+
+struct memory *memory_of_nonce(uint64_t nonce, const struct context *ctx) {
+	for (struct memory *m = all; m; m = m->next)
+		if (m->kind == MEMORY_OPENED && m->nonce == nonce && m->ctx == ctx)
+			return m;
+	return NULL;
+}
+
+void memory_release(struct memory *m) {
+	for (struct memory **p = &all; *p; p = &(*p)->next) {
+		if (*p == m) {
+			*p = m->next;
+			break;
+		}
+	}
+	if (m->alias) {
+		struct range *r = malloc(sizeof *r);
+		*r = (struct range){m->base, m->mapped, freed};
+		freed = r;
+		mmap(m->base, m->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+			 -1, 0);
+		munmap(m->alias, m->mapped);
+		close(m->fd);
+		m->ctx->used -= m->kind == MEMORY_OPENED ? 0 : m->size;
+	} else if (m->kind != MEMORY_REGISTERED) {
+		munmap(m->base, m->mapped);
+		pinned -= m->kind == MEMORY_PINNED ? m->size : 0;
+	}
+	free(m);
+}
+
+static CUresult allocate(CUdeviceptr *p, size_t size, enum memory_kind kind, struct context *ctx) {
+	size_t limit = (size_t)setting("PMPI_FAKECUDA_MEMORY", 1LL << 34);
+	if (!size)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (size > limit || ctx->used > limit - size)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	uint64_t nonce;
+	int fd = new_memfd((size + 4095) & ~(size_t)4095, &nonce);
+	struct memory *m = fd < 0 ? NULL : memory_map(kind, size, fd, ctx->device);
+	if (!m)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	m->nonce = nonce;
+	ctx->used += size;
+	memset(m->alias, 0xA5, size); // new device memory is not zero
+	*p = (CUdeviceptr)m->base;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t size) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	CUresult error = allocate(p, size, MEMORY_PLAIN, current());
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *p, size_t size, CUstream stream) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	struct stream *s = stream_of(stream);
+	CUresult error = s ? allocate(p, size, MEMORY_POOL, s->ctx) : CUDA_ERROR_INVALID_HANDLE;
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr p) {
+	ENTER(CONTEXT);
+	if (!p)
+		return CUDA_SUCCESS;
+	pthread_mutex_lock(&lock);
+	struct memory *m = memory_at(p);
+	bool ours = m && (CUdeviceptr)m->base == p &&
+				(m->kind == MEMORY_PLAIN || m->kind == MEMORY_POOL || m->kind == MEMORY_MANAGED);
+	if (ours) {
+		await_context(m->ctx); // as the real one does
+		memory_release(m);
+	}
+	pthread_mutex_unlock(&lock);
+	return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr p, CUstream stream) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	struct stream *s = stream_of(stream);
+	struct memory *m = memory_at(p);
+	bool ours = m && m->kind == MEMORY_POOL && (CUdeviceptr)m->base == p;
+	if (s && ours) {
+		struct op *op = op_new(OP_FREE);
+		op->dst = p;
+		submit(s, op);
+	}
+	pthread_mutex_unlock(&lock);
+	return !s ? CUDA_ERROR_INVALID_HANDLE : ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult host_memory(void **p, size_t size, enum memory_kind kind) {
+	if (!size)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	size_t limit = (size_t)setting("PMPI_FAKECUDA_PINNED", INT64_MAX);
+	bool fits = kind == MEMORY_MANAGED || (size <= limit && pinned <= limit - size);
+	char *base = fits ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+					  : MAP_FAILED;
+	if (base != MAP_FAILED) {
+		struct memory *m = calloc(1, sizeof *m);
+		*m = (struct memory){
+			.kind = kind, .base = base, .size = size, .mapped = size, .device = current()->device};
+		add(m);
+		pinned += kind == MEMORY_PINNED ? size : 0;
+		memset(base, 0xA5, size);
+		*p = base;
+	}
+	pthread_mutex_unlock(&lock);
+	return base == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *p, size_t size, unsigned flags) {
+	ENTER(CONTEXT);
+	if (flags != 1 && flags != 2) // attached to all streams, or to the host
+		return CUDA_ERROR_INVALID_VALUE;
+	return host_memory((void **)p, size, MEMORY_MANAGED);
+}
+
+EXPORT CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
+	ENTER(CONTEXT);
+	if (flags & ~7U) // portable, mapped, write-combined
+		return CUDA_ERROR_INVALID_VALUE;
+	return host_memory(p, size, MEMORY_PINNED);
+}
+
+EXPORT CUresult cuMemFreeHost(void *p) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	struct memory *m = memory_at((CUdeviceptr)p);
+	bool ours = m && m->kind == MEMORY_PINNED && m->base == p;
+	if (ours) {
+		await_context(m->ctx);
+		memory_release(m);
+	}
+	pthread_mutex_unlock(&lock);
+	return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
+	ENTER(CONTEXT);
+	if (!p || !size || flags & ~15U)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	bool known = memory_at((CUdeviceptr)p) || memory_at((CUdeviceptr)p + size - 1);
+	if (!known) {
+		struct memory *m = calloc(1, sizeof *m);
+		*m = (struct memory){
+			.kind = MEMORY_REGISTERED, .base = p, .size = size, .device = current()->device};
+		add(m);
+	}
+	pthread_mutex_unlock(&lock);
+	return known ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemHostUnregister(void *p) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	struct memory *m = memory_at((CUdeviceptr)p);
+	bool ours = m && m->kind == MEMORY_REGISTERED && m->base == p;
+	if (ours) {
+		await_context(m->ctx);
+		memory_release(m);
+	}
+	pthread_mutex_unlock(&lock);
+	return ours ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total) {
+	ENTER(CONTEXT);
+	*total = (size_t)setting("PMPI_FAKECUDA_MEMORY", 1LL << 34);
+	*available = *total - current()->used;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p) {
+	ENTER(CONTEXT);
+	pthread_mutex_lock(&lock);
+	struct memory *m = memory_at(p);
+	if (m && base)
+		*base = (CUdeviceptr)m->base;
+	if (m && size)
+		*size = m->size;
+	pthread_mutex_unlock(&lock);
+	return m ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+// Writes one attribute; those of memory that is not the driver's are 0.
+static CUresult attribute(void *value, int which, const struct memory *m, CUdeviceptr p) {
+	bool on_device = m && m->kind <= MEMORY_OPENED;
+	switch (which) {
+	case 1: // CONTEXT
+		*(struct context **)value = m ? m->ctx : NULL;
+		break;
+	case 2: // MEMORY_TYPE: host 1, device 2; managed memory is the device's
+		*(unsigned *)value = !m ? 0 : on_device || m->kind == MEMORY_MANAGED ? 2 : 1;
+		break;
+	case 3: // DEVICE_POINTER
+		*(CUdeviceptr *)value = m ? p : 0;
+		break;
+	case 4: // HOST_POINTER
+		*(CUdeviceptr *)value = m && !on_device ? p : 0;
+		return on_device ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	case 7: // BUFFER_ID
+		*(uint64_t *)value = m ? m->id : 0;
+		break;
+	case 8: // IS_MANAGED
+		*(unsigned *)value = m && m->kind == MEMORY_MANAGED;
+		break;
+	case 9: // DEVICE_ORDINAL
+		*(int *)value = m ? m->device : -2;
+		break;
+	case 10: // IS_LEGACY_CUDA_IPC_CAPABLE
+		*(int *)value = m && m->kind == MEMORY_PLAIN;
+		break;
+	case 11: // RANGE_START_ADDR
+		*(CUdeviceptr *)value = m ? (CUdeviceptr)m->base : 0;
+		break;
+	case 12: // RANGE_SIZE
+		*(size_t *)value = m ? m->size : 0;
+		break;
+	case 13: // MAPPED
+		*(int *)value = m != NULL;
+		break;
+	case 17: // MEMPOOL_HANDLE: any address will do
+		*(const void **)value = m && m->kind == MEMORY_POOL ? m->ctx : NULL;
+		break;
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuPointerGetAttribute(void *value, int which, CUdeviceptr p) {
+	ENTER(INIT);
+	pthread_mutex_lock(&lock);
+	struct memory *m = memory_at(p);
+	CUresult error = m ? attribute(value, which, m, p) : CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+EXPORT CUresult cuPointerGetAttributes(unsigned n, const int *which, void **values, CUdeviceptr p) {
+	ENTER(INIT);
+	CUresult error = CUDA_SUCCESS;
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < n && !error; i++) {
+		error = attribute(values[i], which[i], memory_at(p), p);
+		if (which[i] == 4)
+			error = CUDA_SUCCESS; // no host address is no error here
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
