@@ -1,0 +1,82 @@
+// pmpi_copy_strided_<bytes of an element>: elements from strided memory into flat
+// memory, or back.
+//
+// It reads and writes every element once, 2 * count elements. That is its floor
+// where the last dimension has stride 1; with another, memory moves the sectors
+// of 32 bytes that the elements lie in.
+#include "dialect.h"
+
+#define MAX_DIMS 16
+
+// StridedArgs of gocore/cuda/kernels.go, field for field: the elements
+// [from, from + count), in row-major order, of a tensor.
+typedef struct pmpi_strided_args {
+	int64_t from;
+	int64_t count;
+	int64_t ndim;       // 0 to MAX_DIMS
+	void *flat;         // element `from` is its first
+	void *strided;      // element 0 of the tensor
+	int64_t to_strided; // 1 writes strided memory, 0 flat
+	int64_t shape[MAX_DIMS];
+	int64_t strides[MAX_DIMS]; // in elements, of any sign
+} pmpi_strided_args;
+
+typedef struct {
+	uint64_t x, y; // complex128 is at multiples of 8
+} wide;
+
+// A division of 64 bits takes several times as long as one of 32.
+#define DEFINE_OFFSET(index, most)                                                                 \
+	INLINE int64_t offset_##index(const pmpi_strided_args *args, int64_t element) {                \
+		index rest = (index)element;                                                               \
+		int64_t offset = 0;                                                                        \
+		ROLLED for (int64_t d = args->ndim - 1; d > 0; d--) {                                      \
+			const int64_t size = args->shape[d];                                                   \
+			const index extent = (index)(size < (most) ? size : (most));                           \
+			const index next = rest / extent;                                                      \
+			offset += (int64_t)(rest - next * extent) * args->strides[d];                          \
+			rest = next;                                                                           \
+		}                                                                                          \
+		return offset + (int64_t)rest * args->strides[0];                                          \
+	}
+
+#define MOST_32 0xffffffffll
+#define MOST_64 0x7fffffffffffffffll
+DEFINE_OFFSET(uint32_t, MOST_32)
+DEFINE_OFFSET(uint64_t, MOST_64)
+
+// Four elements are read before the first of them is written.
+#define COPY(T, index)                                                                             \
+	ROLLED for (int64_t i = THREAD; i < count; i += 4 * step) {                                    \
+		T x[4];                                                                                    \
+		int64_t at[4];                                                                             \
+		UNROLL for (int k = 0; k < 4; k++) {                                                       \
+			const int64_t e = i + k * step;                                                        \
+			if (e < count) {                                                                       \
+				at[k] = offset_##index(args, args->from + e);                                      \
+				x[k] = args->to_strided ? flat[e] : strided[at[k]];                                \
+			}                                                                                      \
+		}                                                                                          \
+		UNROLL for (int k = 0; k < 4; k++) {                                                       \
+			const int64_t e = i + k * step;                                                        \
+			if (e < count)                                                                         \
+				*(args->to_strided ? strided + at[k] : flat + e) = x[k];                           \
+		}                                                                                          \
+	}
+
+#define DEFINE_COPY(bytes, T)                                                                      \
+	KERNEL(pmpi_copy_strided_##bytes, pmpi_strided_args) {                                         \
+		const int64_t count = args->count, step = THREADS;                                         \
+		T *flat = (T *)args->flat, *strided = (T *)args->strided;                                  \
+		if (args->from + count < MOST_32) {                                                        \
+			COPY(T, uint32_t)                                                                      \
+		} else {                                                                                   \
+			COPY(T, uint64_t)                                                                      \
+		}                                                                                          \
+	}
+
+DEFINE_COPY(1, uint8_t)
+DEFINE_COPY(2, uint16_t)
+DEFINE_COPY(4, uint32_t)
+DEFINE_COPY(8, uint64_t)
+DEFINE_COPY(16, wide)
