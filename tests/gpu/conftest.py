@@ -1,0 +1,75 @@
+"""Fixtures of the tests that want a real GPU: ``mpirun -np N pytest --mpi tests/gpu``.
+
+They hold what the fake driver of tests/cuda cannot show: the frameworks' streams and their
+allocators. The ranks share the devices that there are. Without one every test is skipped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from paddlempi.testing import World
+
+
+def _why_not() -> str:
+    """Why no test can run here; nothing where there is a GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no CUDA driver"
+    count = ctypes.c_int(0)
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return "" if code == 0 and count.value > 0 else f"the CUDA driver sees no GPU (error {code})"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu() -> None:
+    """A GPU, or a skip."""
+    reason = _why_not()
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def dist(gpu: None, mpi_world: World) -> ModuleType:
+    """The library, initialised."""
+    return mpi_world.dist
+
+
+@pytest.fixture
+def rank(mpi_world: World) -> int:
+    return mpi_world.rank
+
+
+@pytest.fixture
+def size(mpi_world: World) -> int:
+    return mpi_world.size
+
+
+@pytest.fixture(scope="session")
+def torch(gpu: None, mpi_world: World) -> Any:
+    """torch with CUDA, its current device the rank's."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip(f"torch {torch.__version__} has no CUDA, or none that fits the driver")
+    torch.cuda.set_device(mpi_world.local_rank % torch.cuda.device_count())
+    return torch
+
+
+@pytest.fixture(scope="session")
+def tdist(torch: Any, mpi_world: World) -> Iterator[ModuleType]:
+    """``torch.distributed``, its default group over MPI."""
+    import paddlempi.torch  # noqa: F401 (what the entry point does where the package is installed)
+    import torch.distributed as tdist
+
+    tdist.init_process_group("mpi")
+    yield tdist
+    tdist.destroy_process_group()
