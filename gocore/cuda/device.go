@@ -31,19 +31,32 @@ type Device struct {
 	// between devices.
 	Out, In, Comm Stream
 
-	driver  *Driver
-	context C.uintptr_t
-	mu      sync.Mutex
-	events  []Event // made and not in use
-	modules map[string]C.uintptr_t
-	kernels map[string]Function
+	driver     *Driver
+	context    C.uintptr_t
+	processors int
+	mu         sync.Mutex
+	events     []Event // made and not in use
+	modules    map[string]C.uintptr_t
+	kernels    map[string]Function
 }
+
+// Numbers of CUdevice_attribute.
+const (
+	attributeProcessors = 16
+	attributeMajor      = 75
+	attributeMinor      = 76
+)
 
 func (d *Driver) newDevice(i int) (*Device, error) {
 	v := &Device{Index: i, driver: d, modules: map[string]C.uintptr_t{}, kernels: map[string]Function{}}
 	if rc := C.pc_device_context(C.int(i), &v.context); rc != 0 {
 		return nil, v.fail("cuDevicePrimaryCtxRetain", rc)
 	}
+	var processors C.int
+	if rc := C.pc_device_attribute(C.int(i), attributeProcessors, &processors); rc != 0 {
+		return nil, v.fail("cuDeviceGetAttribute", rc)
+	}
+	v.processors = int(processors)
 	for _, s := range []*Stream{&v.Out, &v.In, &v.Comm} {
 		if rc := C.pc_stream_new(v.context, (*C.uintptr_t)(unsafe.Pointer(s))); rc != 0 {
 			return nil, v.fail("cuStreamCreateWithPriority", rc)
@@ -72,7 +85,6 @@ type Facts struct {
 
 // Facts reads them from the driver.
 func (v *Device) Facts() (Facts, error) {
-	const processors, major, minor = 16, 75, 76
 	var f Facts
 	var text [256]C.char
 	if rc := C.pc_device_name(C.int(v.Index), &text[0], 256); rc != 0 {
@@ -92,13 +104,14 @@ func (v *Device) Facts() (Facts, error) {
 		return f, v.fail("cuDeviceTotalMem", rc)
 	}
 	f.Memory = int64(bytes)
-	for attribute, to := range map[C.int]*int{processors: &f.Processors, major: &f.Capability[0], minor: &f.Capability[1]} {
+	for attribute, to := range map[C.int]*int{attributeMajor: &f.Capability[0], attributeMinor: &f.Capability[1]} {
 		var value C.int
 		if rc := C.pc_device_attribute(C.int(v.Index), attribute, &value); rc != 0 {
 			return f, v.fail("cuDeviceGetAttribute", rc)
 		}
 		*to = int(value)
 	}
+	f.Processors = v.processors
 	return f, nil
 }
 

@@ -1,0 +1,191 @@
+package cuda
+
+import (
+	"embed"
+	"strconv"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// The kernels as PTX, which tools/ptx makes of kernels/*.cu: a module for each dtype, so
+// that the first use of one does not wait for the driver to compile all of them.
+//
+//go:embed kernels/*.ptx
+var images embed.FS
+
+const (
+	// MaxArrays is how many sources, and how many destinations, a reduction takes.
+	MaxArrays = 64
+	// MaxDims is how many dimensions a strided tensor has at most, after those that can be
+	// merged are.
+	MaxDims = 16
+
+	// As in kernels/dialect.h: threads of a block, and blocks that each processor of a
+	// device runs at once.
+	blockThreads       = 256
+	blocksPerProcessor = 4
+	// What a thread moves at once.
+	packBytes = 16
+)
+
+// ReduceArgs is pmpi_reduce_args of kernels/reduce.cu, field for field: every array of Dst
+// becomes the reduction of the arrays of Src, in their order. They are addresses that the
+// device reaches, of memory that the caller keeps until the kernel has run, aligned as
+// their elements are. A source may be a destination, the whole of it; otherwise they do not
+// overlap.
+//
+// Arrays that have the same offset from 16 bytes are read and written 16 bytes at a time,
+// others element by element.
+type ReduceArgs struct {
+	Count int64 // elements of each array
+	NSrc  int64 // 1 to MaxArrays
+	NDst  int64 // 1 to MaxArrays
+	Src   [MaxArrays]uint64
+	Dst   [MaxArrays]uint64
+	Scale [MaxArrays]float64 // of PREMUL_SUM: a factor for each source
+}
+
+// StridedArgs is pmpi_strided_args of kernels/copy.cu, field for field: elements
+// [From, From+Count), in row-major order, of the tensor at Strided, and flat memory, of
+// which From is the first.
+type StridedArgs struct {
+	From      int64
+	Count     int64
+	NDim      int64 // 0 is one dimension of stride Strides[0]
+	Flat      uint64
+	Strided   uint64
+	ToStrided int64 // 1 writes the tensor, 0 flat memory
+	Shape     [MaxDims]int64
+	Strides   [MaxDims]int64 // in elements
+}
+
+// NewStridedArgs describes a tensor by its shape and its strides in elements; without
+// strides it has no gaps. Dimensions that memory does not tell apart become one: a kernel
+// divides once for each but the first.
+func NewStridedArgs(shape, strides []int64) (StridedArgs, error) {
+	a := StridedArgs{}
+	a.Strides[0] = 1
+	if strides == nil {
+		return a, nil
+	}
+	if len(strides) != len(shape) {
+		return a, status.New(status.Argument, "a tensor of %d dimensions has %d strides", len(shape), len(strides))
+	}
+	n := 0
+	for i, size := range shape {
+		switch {
+		case size == 1: // its stride says nothing
+			continue
+		case n > 0 && a.Strides[n-1] == size*strides[i]:
+			a.Shape[n-1] *= size
+		case n == MaxDims:
+			return a, status.New(status.Unsupported, "a tensor in device memory that is not contiguous may have %d dimensions, this one of shape %v and strides %v has more: pass a contiguous copy", MaxDims, shape, strides)
+		default:
+			n++
+			a.Shape[n-1] = size
+		}
+		a.Strides[n-1] = strides[i]
+	}
+	a.NDim = int64(n)
+	return a, nil
+}
+
+// Reduce queues the reduction r of elements of type d on s. It reads every source once and
+// writes every destination once: (NSrc + NDst) * Count elements.
+func (v *Device) Reduce(args *ReduceArgs, d op.DType, r op.ReduceOp, s Stream) error {
+	k, ok := reduceKernels()[reduction{d, r}]
+	if !ok {
+		return status.New(status.Type, "%v is not defined for %v", r, d)
+	}
+	if args.Count < 0 || args.NSrc < 1 || args.NSrc > MaxArrays || args.NDst < 1 || args.NDst > MaxArrays {
+		return status.New(status.Argument, "a reduction on a device wants 1 to %d sources and destinations and a count of 0 or more, not %d sources, %d destinations and a count of %d",
+			MaxArrays, args.NSrc, args.NDst, args.Count)
+	}
+	return v.launch(k, args.Count*int64(d.Size()), unsafe.Pointer(args), s)
+}
+
+// CopyStrided queues a copy between a tensor of elements of size bytes and flat memory on s.
+func (v *Device) CopyStrided(args *StridedArgs, size int, s Stream) error {
+	k, ok := stridedKernels[size]
+	if !ok {
+		return status.New(status.Argument, "an element has 1, 2, 4, 8 or 16 bytes, not %d", size)
+	}
+	if args.Count < 0 || args.From < 0 || args.NDim < 0 || args.NDim > MaxDims {
+		return status.New(status.Argument, "elements [%d, %d) of a tensor of %d dimensions cannot be copied", args.From, args.From+args.Count, args.NDim)
+	}
+	// A thread has four elements at once.
+	return v.launch(k, args.Count*packBytes/4, unsafe.Pointer(args), s)
+}
+
+// kernel is where a kernel is found: the file of its module, and its name in there.
+type kernel struct{ module, name string }
+
+// reduction is what a kernel of kernels/reduce.cu does.
+type reduction struct {
+	dtype op.DType
+	op    op.ReduceOp
+}
+
+// reduceKernels has the kernel of every reduction that is defined.
+var reduceKernels = sync.OnceValue(func() map[reduction]kernel {
+	all := map[reduction]kernel{}
+	for d := op.DType(1); d.Valid(); d++ {
+		for r := op.ReduceOp(1); r.Valid(); r++ {
+			if op.Defined(r, d) {
+				all[reduction{d, r}] = kernel{"reduce_" + d.String(), "pmpi_reduce_" + d.String() + "_" + strings.ToLower(r.String())}
+			}
+		}
+	}
+	return all
+})
+
+// stridedKernels has the kernel that copies elements of so many bytes.
+var stridedKernels = func() map[int]kernel {
+	all := map[int]kernel{}
+	for _, size := range []int{1, 2, 4, 8, 16} {
+		all[size] = kernel{"copy", "pmpi_copy_strided_" + strconv.Itoa(size)}
+	}
+	return all
+}()
+
+// texts are the modules that were asked for, as strings: module to PTX.
+var texts sync.Map
+
+// ptx returns the text of a module.
+func ptx(module string) (string, error) {
+	if text, ok := texts.Load(module); ok {
+		return text.(string), nil
+	}
+	image, err := images.ReadFile("kernels/" + module + ".ptx")
+	if err != nil {
+		return "", err // as the tests would have found
+	}
+	text, _ := texts.LoadOrStore(module, string(image))
+	return text.(string), nil
+}
+
+// grid is the blocks of a launch that moves so many bytes through each array: no more than
+// the device runs at once, for the kernels go on in steps of the whole grid.
+func grid(bytes int64, processors int) uint32 {
+	wanted := (bytes + packBytes*blockThreads - 1) / (packBytes * blockThreads)
+	return uint32(max(1, min(wanted, int64(processors)*blocksPerProcessor)))
+}
+
+func (v *Device) launch(k kernel, bytes int64, args unsafe.Pointer, s Stream) error {
+	if bytes == 0 {
+		return nil
+	}
+	text, err := ptx(k.module)
+	if err != nil {
+		return err
+	}
+	f, err := v.Kernel(k.module, text, k.name)
+	if err != nil {
+		return err
+	}
+	return v.Launch(f, grid(bytes, v.processors), blockThreads, args, s)
+}
