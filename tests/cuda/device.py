@@ -74,7 +74,7 @@ class _Driver:
         """What a function returns."""
         symbol = getattr(self._library, name)
         symbol.restype = _word
-        return int(symbol(*(_word(a) if isinstance(a, int) else a for a in arguments)))
+        return int(symbol(*(_word(a) if isinstance(a, int) else a for a in arguments))) & 0xFFFFFFFF
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
@@ -157,6 +157,48 @@ def wait(stream: int, other: int, device: int = 0) -> None:
         cuda.cuEventRecord(event, other)
         cuda.cuStreamWaitEvent(stream, event, 0)
         cuda.cuEventDestroy_v2(event)
+
+
+class _AddArguments(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("values", ctypes.c_uint64),
+        ("count", ctypes.c_int64),
+        ("addend", ctypes.c_float),
+    ]
+
+
+PTX = """
+.version 7.0
+.target sm_52
+.address_size 64
+.visible .entry fakecuda_add(
+    .param .align 8 .b8 fakecuda_add_param_0[24]
+)
+{ ret; }
+.visible .entry fakecuda_has_none() { ret; }
+"""
+"""Names the kernel that the fake has of its own; there is no code, for the fake needs none."""
+
+
+def function(ptx: str, name: str, device: int = 0) -> int:
+    """A kernel of a PTX text."""
+    cuda = driver()
+    with cuda.on(device):
+        return cuda.get(
+            "cuModuleGetFunction", cuda.get("cuModuleLoadData", ptx.encode()), name.encode()
+        )
+
+
+@functools.cache
+def _add(device: int) -> int:
+    return function(PTX, "fakecuda_add", device)
+
+
+def launch(kernel: int, arguments: ctypes.Structure, stream: int, device: int = 0) -> None:
+    """Queue a kernel with one parameter, a struct that is copied."""
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+    with driver().on(device):
+        driver().cuLaunchKernel(kernel, 2, 1, 1, 64, 1, 1, 0, stream, parameters, None)
 
 
 _blocks: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
@@ -290,6 +332,11 @@ class DeviceTensor:
         steps = [step * self.numpy_dtype.itemsize for step in self.strides]
         view = np.lib.stride_tricks.as_strided(flat.view(self.numpy_dtype), self.shape, steps)
         return view.copy()
+
+    def add(self, addend: float) -> None:
+        """Queue a kernel of the user's on the tensor's stream; float32, contiguous."""
+        arguments = _AddArguments(self.data_ptr, int(np.prod(self.shape)), addend)
+        launch(_add(self.device), arguments, self.stream, self.device)
 
     def record_stream(self, stream: int) -> None:
         """Its memory is handed on only after what ``stream`` has queued when the tensor goes."""
