@@ -12,7 +12,7 @@ typedef struct exchange_api {
 	void *managed_tensor_from_py_object_no_sync;
 	void *managed_tensor_to_py_object_no_sync;
 	int (*dltensor_from_py_object_no_sync)(void *object, DLTensor *out);
-	void *current_work_stream;
+	int (*current_work_stream)(int32_t device_type, int32_t device_id, void **out);
 } exchange_api;
 
 static PyObject *apis; /* dict: type -> capsule, or None where there is no such API */
@@ -100,7 +100,25 @@ static int32_t dtype_of(uint8_t code, uint8_t bits) {
 	return 0; /* complex among them: see below */
 }
 
-int32_t dlpack_describe(PyObject *x, DLTensor *view) {
+/* stream_of tells the framework's current stream on the device of view. Returns 0 where
+ * it cannot. */
+static int stream_of(const exchange_api *api, const DLTensor *view, uint64_t *stream) {
+	int32_t type = view->device.device_type;
+	if (type == PMPI_DEVICE_CUDA_HOST)
+		return 1;
+	if ((type != PMPI_DEVICE_CUDA && type != PMPI_DEVICE_CUDA_MANAGED) ||
+		api->current_work_stream == NULL)
+		return 0;
+	void *current = NULL;
+	if (api->current_work_stream(type, view->device.device_id, &current)) {
+		PyErr_Clear();
+		return 0;
+	}
+	*stream = (uint64_t)(uintptr_t)current;
+	return 1;
+}
+
+int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream) {
 	const exchange_api *api = api_of(x);
 	if (api == NULL)
 		return 0;
@@ -112,7 +130,9 @@ int32_t dlpack_describe(PyObject *x, DLTensor *view) {
 	/* torch's lazy conjugate and negative views have other bits in memory and DLPack
 	 * does not say so. The first are complex; the second come from the imaginary part
 	 * of the first, so they are strided or have no dimension. describe() looks. */
-	if (view->dtype.lanes != 1 || view->ndim < 1 || view->device.device_type != 1)
+	if (view->dtype.lanes != 1 || view->ndim < 1)
+		return 0;
+	if (view->device.device_type != PMPI_DEVICE_CPU && !stream_of(api, view, stream))
 		return 0;
 	int64_t expected = 1;
 	for (int d = view->ndim - 1; d >= 0 && view->strides; d--) {

@@ -6,6 +6,12 @@
 #include "pmpi.h"
 #include "pyabi.h"
 
+/* Types of devices, the ones that count here. */
+#define PMPI_DEVICE_CPU          1
+#define PMPI_DEVICE_CUDA         2
+#define PMPI_DEVICE_CUDA_HOST    3 /* pinned: host memory */
+#define PMPI_DEVICE_CUDA_MANAGED 13
+
 typedef struct DLTensor {
 	void *data;
 	struct {
@@ -22,9 +28,9 @@ typedef struct DLTensor {
 } DLTensor;
 
 /* dlpack_describe asks the framework of x, if it offers the exchange API, and fills
- * view, whose shape and strides are the framework's and last as long as x does. Returns
- * the dtype; 0 where it cannot tell everything, so that the type's describe() must. No
- * exception is set. */
-int32_t dlpack_describe(PyObject *x, DLTensor *view);
+ * view, whose shape and strides are the framework's and last as long as x does, and for
+ * CUDA memory stream, the one that is current on its device. Returns the dtype; 0 where it
+ * cannot tell everything, so that the type's describe() must. No exception is set. */
+int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream);
 
 #endif

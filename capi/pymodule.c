@@ -108,13 +108,16 @@ static PyObject *none(void) {
 	return Py_None;
 }
 
-static PyObject *result_tuple(const pmpi_result *r) {
-	PyObject *t = PyTuple_New(3);
+/* result_tuple is (source, bytes, tag) of a synchronous operation, with n 4 (.., device). */
+static PyObject *result_tuple(const pmpi_result *r, int n) {
+	PyObject *t = PyTuple_New(n);
 	if (t == NULL)
 		return NULL;
 	PyTuple_SetItem(t, 0, PyLong_FromLongLong(r->source));
 	PyTuple_SetItem(t, 1, PyLong_FromLongLong(r->bytes));
 	PyTuple_SetItem(t, 2, PyLong_FromLongLong(r->tag));
+	if (n > 3)
+		PyTuple_SetItem(t, 3, PyLong_FromLongLong(r->device));
 	return t;
 }
 
@@ -190,6 +193,7 @@ static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 		return NULL;
 	side send, recv;
 	send.n = send.n_views = recv.n = recv.n_views = 0;
+	send.on_device = recv.on_device = 0;
 	pmpi_op op;
 	memset(&op, 0, sizeof op);
 	op.size = sizeof op;
@@ -213,7 +217,8 @@ static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 	if (side_describe(&send, args[2], "send") || side_split(&send, at(args, n, 11), "send"))
 		recv.bufs = recv.room, recv.views = recv.view_room, recv.n_dims = 0, recv.more_dims = NULL;
 	else if (!(side_describe(&recv, args[3], "recv") ||
-			   side_split(&recv, at(args, n, 12), "recv"))) {
+			   side_split(&recv, at(args, n, 12), "recv") ||
+			   side_stream(&send, &recv, &op.stream))) {
 		op.send = send.bufs;
 		op.n_send = send.n;
 		op.recv = recv.bufs;
@@ -234,7 +239,7 @@ static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 			if (work == 0 || hold(work, &send, &recv, has_result(op.code)) == 0)
 				out = PyLong_FromUnsignedLongLong(work);
 		} else {
-			out = has_result(op.code) ? result_tuple(&result) : none();
+			out = has_result(op.code) ? result_tuple(&result, 3) : none();
 		}
 		goto done;
 	}
@@ -272,7 +277,26 @@ static PyObject *py_wait(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	if (rc)
 		return raise_last(rc);
 	held *h = find(work);
-	return h && h->has_result ? result_tuple(&result) : none();
+	int received = h && h->has_result;
+	if (!received && result.device == 0)
+		return none();
+	if (!received)
+		result.source = result.tag = -1;
+	return result_tuple(&result, 4);
+}
+
+static PyObject *py_order(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self;
+	if (!wants(n, 2, 2, "order"))
+		return NULL;
+	pmpi_work work = PyLong_AsUnsignedLongLong(args[0]);
+	uint64_t stream = PyLong_AsUnsignedLongLong(args[1]);
+	if (PyErr_Occurred())
+		return NULL;
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_order(work, stream);
+	PyEval_RestoreThread(ts);
+	return rc ? raise_last(rc) : none();
 }
 
 static PyObject *py_test(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -414,10 +438,12 @@ static PyMethodDef methods[] = {
 		   "number of the work, 0 if it is over. timeout in seconds, below 0: the group's."),
 	METHOD(refuse, "refuse(code, group, message): tell the group that this rank takes no part in "
 				   "its next collective."),
-	METHOD(
-		wait,
-		"wait(work, timeout=-1.0): None or (source, bytes, tag); raises what the work ended with."),
-	METHOD(test, "test(work): whether it is over."),
+	METHOD(wait,
+		   "wait(work, timeout=-1.0): None, or (source, bytes, tag, device) of a receive or where\n"
+		   "device, 1 + its number, still works on it; raises what the work ended with."),
+	METHOD(order,
+		   "order(work, stream): make a CUDA stream wait for what the work left on its device."),
+	METHOD(test, "test(work): whether it is over, on its device too."),
 	METHOD(release, "release(work): forget it; it goes on if it is not over."),
 	METHOD(notify, "notify(work): report its end by next_completion."),
 	METHOD(next_completion,

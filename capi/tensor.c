@@ -117,7 +117,7 @@ static int from_view(side *s, pmpi_buf *b, const Py_buffer *v, const char *name,
 		return -1;
 	}
 	b->data = v->buf;
-	b->device_type = 1;
+	b->device_type = PMPI_DEVICE_CPU;
 	b->ndim = v->ndim;
 	b->count = v->itemsize ? v->len / v->itemsize : 0;
 	int contiguous = 1;
@@ -159,12 +159,48 @@ static int read_longs(PyObject *seq, int64_t *out, int64_t n) {
 	return 0;
 }
 
+static int on_cuda(int32_t device_type) {
+	return device_type == PMPI_DEVICE_CUDA || device_type == PMPI_DEVICE_CUDA_MANAGED;
+}
+
+/* 0 and 1 both name the legacy default stream. */
+static uint64_t named_once(uint64_t stream) {
+	return stream ? stream : 1;
+}
+
+static int other_stream(uint64_t a, uint64_t b) {
+	raise_code(
+		PMPI_ERR_ARGUMENT,
+		"the device tensors of one call belong to two CUDA streams, %#llx and %#llx, of which "
+		"an operation is ordered with one: call it under one current stream, which has "
+		"waited for the other",
+		(unsigned long long)a, (unsigned long long)b);
+	return -1;
+}
+
+/* note_stream takes down the stream of a device tensor. */
+static int note_stream(side *s, uint64_t stream) {
+	if (s->on_device && named_once(s->stream) != named_once(stream))
+		return other_stream(s->stream, stream);
+	s->on_device = 1;
+	s->stream = stream;
+	return 0;
+}
+
+int side_stream(const side *a, const side *b, uint64_t *stream) {
+	if (a->on_device && b->on_device && named_once(a->stream) != named_once(b->stream))
+		return other_stream(a->stream, b->stream);
+	*stream = a->on_device ? a->stream : b->on_device ? b->stream : 0;
+	return 0;
+}
+
 /* from_description reads what describe(x) returned: (address, dtype, shape, strides or
- * None, device type, device id, read-only). */
+ * None, device type, device id, read-only, stream). */
 static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly) {
-	if (!(PyType_GetFlags(t->ob_type) & TPFLAGS_TUPLE) || PyTuple_Size(t) != 7) {
-		PyErr_SetString(PyExc_TypeError, "describe() must return a tuple of 7: address, dtype, "
-										 "shape, strides, device type, device id, read-only");
+	if (!(PyType_GetFlags(t->ob_type) & TPFLAGS_TUPLE) || PyTuple_Size(t) != 8) {
+		PyErr_SetString(PyExc_TypeError,
+						"describe() must return a tuple of 8: address, dtype, shape, strides, "
+						"device type, device id, read-only, stream");
 		return -1;
 	}
 	PyObject *shape = PyTuple_GetItem(t, 2), *strides = PyTuple_GetItem(t, 3);
@@ -173,8 +209,11 @@ static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly) {
 	b->device_type = (int32_t)PyLong_AsLongLong(PyTuple_GetItem(t, 4));
 	b->device_id = (int32_t)PyLong_AsLongLong(PyTuple_GetItem(t, 5));
 	*readonly = PyObject_IsTrue(PyTuple_GetItem(t, 6));
+	uint64_t stream = PyLong_AsUnsignedLongLong(PyTuple_GetItem(t, 7));
 	Py_ssize_t n = PyTuple_Size(shape);
 	if (n < 0 || PyErr_Occurred())
+		return -1;
+	if (on_cuda(b->device_type) && note_stream(s, stream))
 		return -1;
 	if (strides != Py_None && PyTuple_Size(strides) != n) {
 		PyErr_SetString(PyExc_ValueError,
@@ -239,16 +278,18 @@ static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int
 		PyErr_Clear(); /* a dtype the protocol cannot express: NumPy's bfloat16 */
 	} else {
 		DLTensor view;
-		b->dtype = dlpack_describe(x, &view);
+		uint64_t stream;
+		b->dtype = dlpack_describe(x, &view, &stream);
 		if (b->dtype) {
 			b->data = (char *)view.data + view.byte_offset;
-			b->device_type = 1;
+			b->device_type = view.device.device_type;
+			b->device_id = view.device.device_id;
 			b->ndim = view.ndim;
 			b->shape = view.shape;
 			b->count = 1;
 			for (int d = 0; d < view.ndim; d++)
 				b->count *= view.shape[d];
-			return 0;
+			return on_cuda(b->device_type) ? note_stream(s, stream) : 0;
 		}
 	}
 	PyObject *f = describer(x);

@@ -8,7 +8,7 @@
 #define INLINE_TENSORS 4
 #define INLINE_DIMS    8
 
-/* One side (send or recv) of an operation. Zero-initialise the first four fields. */
+/* One side (send or recv) of an operation. Zero-initialise n, n_views and on_device. */
 typedef struct side {
 	int32_t n;
 	pmpi_buf *bufs;
@@ -16,6 +16,8 @@ typedef struct side {
 	int32_t n_views;
 	int64_t *dims[INLINE_TENSORS * 2]; /* allocated shapes and strides */
 	int32_t n_dims;
+	int on_device;   /* whether a tensor lies in CUDA memory, */
+	uint64_t stream; /* and then the stream that its framework orders it with */
 	int64_t **more_dims;
 	pmpi_buf room[INLINE_TENSORS];
 	Py_buffer view_room[INLINE_TENSORS];
@@ -29,6 +31,10 @@ int side_describe(side *s, PyObject *tensors, const char *name);
 /* side_split presents the one buffer of s as parts of so many rows of its first
  * dimension. Returns 0, or -1 with a Python exception set. */
 int side_split(side *s, PyObject *splits, const char *name);
+
+/* side_stream tells the stream of the device tensors of both sides, 0 where there is
+ * none. Returns 0, or -1 with a Python exception set: they belong to different ones. */
+int side_stream(const side *a, const side *b, uint64_t *stream);
 
 /* side_release lets go of what describing took hold of. Returns nothing. */
 void side_release(side *s);

@@ -3,18 +3,26 @@
 Sources: https://dmlc.github.io/dlpack/latest/c_api.html, python_spec.html.
 Only objects of frameworks without a :class:`~paddlempi._buffer.Kind` come here
 (JAX, CuPy, ...), so ctypes is fast enough.
+
+In CUDA memory the operation is ordered after a stream of the producer: CuPy's current one; what
+``__cuda_array_interface__`` names; for all others, JAX among them, the legacy default stream,
+which ``__dlpack__(stream=1)`` asks the producer to order after its own.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
-from ._buffer import CPU, Description
+from ._buffer import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, LEGACY_STREAM, Description, Kind
+from ._cuda_array import stream_of
 from ._ops import DType
-from .errors import ArgumentError, DtypeError
+from .errors import ArgumentError, DtypeError, UnsupportedError
 
-__all__ = ["describe"]
+__all__ = ["describe", "kind"]
 
 
 class _Tensor(ctypes.Structure):
@@ -46,6 +54,23 @@ class _Versioned(ctypes.Structure):
         ("tensor", _Tensor),
     ]
 
+
+_NO_SYNC = -1  # what __dlpack__ takes for "order nothing"
+
+_ELSEWHERE = {
+    4: "OpenCL",
+    7: "Vulkan",
+    8: "Metal",
+    9: "VPI",
+    10: "ROCm",
+    11: "pinned ROCm host",
+    12: "an extension device's",
+    14: "oneAPI",
+    15: "WebGPU",
+    16: "Hexagon",
+    17: "MAIA",
+    18: "Trainium",
+}
 
 _READ_ONLY, _IS_COPIED = 1, 2
 _MAX_DIMS = 64
@@ -88,11 +113,18 @@ def describe(tensor: Any) -> Description:
     The capsule is dropped again: it shows the object's own memory (a copy is
     refused), and the object lives until the operation has ended.
     """
-    device_type, device_id = tensor.__dlpack_device__()
-    if int(device_type) != CPU:
-        # Said without a capsule, which might synchronise a stream. The core answers.
-        return 0, int(DType.UINT8), (), None, int(device_type), int(device_id), False
-    capsule = _capsule(tensor)
+    device_type, device_id = map(int, tensor.__dlpack_device__())
+    if device_type in (CUDA, CUDA_MANAGED):
+        wanted, stream = _streams(tensor, device_id)
+        capsule = _capsule(tensor, stream=wanted)
+    elif device_type in (CPU, CUDA_HOST):
+        stream = 0
+        capsule = _capsule(tensor)
+    else:
+        raise UnsupportedError(
+            f"{_name(tensor)} is in {_ELSEWHERE.get(device_type, 'unknown')} memory (DLPack's "
+            f"device type {device_type}): only host memory and CUDA's can be sent"
+        )
     if _is_valid(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if managed.major != 1:
@@ -115,17 +147,51 @@ def describe(tensor: Any) -> Description:
     shape = tuple(shown.shape[: shown.ndim]) if shown.ndim else ()
     strides = tuple(shown.strides[: shown.ndim]) if shown.ndim and shown.strides else None
     # JAX's arrays are immutable, though nothing in DLPack 0.x said so.
-    readonly = readonly or type(tensor).__module__.startswith("jax")
+    readonly = readonly or _is_of(type(tensor), "jax", "jaxlib")
     address = (shown.data or 0) + shown.byte_offset
-    return address, int(dtype), shape, strides, CPU, 0, readonly
+    return address, int(dtype), shape, strides, device_type, device_id, readonly, stream
 
 
-def _capsule(tensor: Any) -> object:
+def kind(tensor_type: type, cannot_make: Callable[[Any], Any]) -> Kind:
+    """What is known of a type of tensors with ``__dlpack__``."""
+    if _is_of(tensor_type, "cupy"):
+        cupy: Any = sys.modules["cupy"]
+        return Kind(describe, None, cupy.empty_like, _consumer_of_cupy)
+    return Kind(describe, None, cannot_make)
+
+
+def _streams(tensor: Any, device_id: int) -> tuple[int, int]:
+    """The stream that ``__dlpack__`` shall order, and the one to be ordered after."""
+    if _is_of(type(tensor), "cupy"):
+        return _NO_SYNC, _stream_of_cupy(device_id)
+    # JAX's interface would wait for the array on the host.
+    named = None if _is_of(type(tensor), "jax", "jaxlib") else stream_of(tensor)
+    return (LEGACY_STREAM, LEGACY_STREAM) if named is None else (_NO_SYNC, named)
+
+
+def _stream_of_cupy(device_id: int) -> int:
+    cupy = sys.modules["cupy"]
+    with cupy.cuda.Device(device_id):
+        return int(cupy.cuda.get_current_stream().ptr)
+
+
+def _consumer_of_cupy(array: Any) -> Callable[[], int] | None:
+    device_type, device_id = map(int, array.__dlpack_device__())
+    if device_type not in (CUDA, CUDA_MANAGED):
+        return None
+    return partial(_stream_of_cupy, device_id)
+
+
+def _is_of(tensor_type: type, *packages: str) -> bool:
+    return tensor_type.__module__.partition(".")[0] in packages
+
+
+def _capsule(tensor: Any, **stream: int) -> object:
     try:
         try:
-            return tensor.__dlpack__(max_version=(1, 1), copy=False)
+            return tensor.__dlpack__(max_version=(1, 1), copy=False, **stream)
         except TypeError:  # a producer from before DLPack 1.0 takes neither
-            return tensor.__dlpack__()
+            return tensor.__dlpack__(**stream)
     except BufferError as error:
         raise DtypeError(f"{_name(tensor)} does not give its memory: {error}") from error
 

@@ -25,6 +25,7 @@
     │   ├── TruncateError         a message and its buffer differ in length
     │   ├── ProcFailedError       MPI reports a dead process
     │   └── RevokedError          the communicator was revoked
+    ├── CudaError                 (RuntimeError) the CUDA driver refused; the text says whose error
     ├── ForkError                 (RuntimeError) in a fork of the process that initialised
     ├── CorePanicError            (RuntimeError) a defect of the core, unusable from here on
     ├── UnsupportedError          (NotImplementedError) not on this machine, MPI or Python
@@ -45,6 +46,7 @@ __all__ = [
     "ArgumentError",
     "CollectiveError",
     "CorePanicError",
+    "CudaError",
     "DtypeError",
     "Error",
     "ForkError",
@@ -211,6 +213,13 @@ class RevokedError(MPIError):
     CODE = 18
 
 
+class CudaError(Error, RuntimeError):
+    """The CUDA driver refused; the message has its error, and whether an earlier kernel of the
+    program's own left it."""
+
+    CODE = 25
+
+
 class ForkError(Error, RuntimeError):
     """The process is a fork of the one that initialised and cannot use its MPI."""
 
@@ -224,7 +233,7 @@ class CorePanicError(Error, RuntimeError):
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """Absent on this machine, in this MPI or in this Python (device memory, ...)."""
+    """Absent on this machine, in this MPI or in this Python (a CUDA driver, ...)."""
 
     CODE = 21
 

@@ -18,7 +18,7 @@ from typing import Any
 from . import _native
 from .errors import Error, GroupDestroyedError
 from .group import at_destroy
-from .work import Operation, reap
+from .work import Operation, Tail, reap
 
 __all__ = ["Future", "of"]
 
@@ -26,8 +26,20 @@ __all__ = ["Future", "of"]
 class Future(concurrent.futures.Future["list[Any]"]):
     """A ``concurrent.futures.Future`` with the names of ``torch.futures.Future`` too.
 
-    Its value is the list of the tensors written to. It cannot be cancelled.
+    Its value is the list of the tensors written to. It cannot be cancelled. It is done when the
+    last copy or kernel of an operation on device tensors is queued: who takes the value has the
+    stream that is current in its thread wait for that, as the thread of the callbacks has. What
+    a callback itself queues is not waited for by others.
     """
+
+    _tail: Tail | None = None
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """The value, waited for up to ``timeout`` seconds."""
+        value = super().result(timeout)
+        if self._tail is not None:
+            self._tail.order()
+        return value
 
     def wait(self) -> list[Any]:
         """Wait for the end; the value, or raises what the operation ended with."""
@@ -103,7 +115,7 @@ def of(work: Operation) -> Future:
                 _begin(_serve, ended, len(_levels) - 1)
             if _thread is None or not _thread.is_alive():
                 _thread = _begin(_complete_all)
-    if work.is_completed():  # an operation that ended before notify tells nobody else
+    if work._done or work.is_completed():  # what ended before notify tells nobody else
         _complete(work)
     return future
 
@@ -121,6 +133,7 @@ def _complete(work: Operation) -> None:
     except BaseException as error:
         future.set_exception(error)
     else:
+        future._tail = work._tail
         future.set_result(tensors)
 
 

@@ -2,33 +2,87 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import _native
-from ._buffer import bump
+from ._buffer import bump, consumer, record
 from ._ops import ASYNC
-from .errors import Error, NotReadyError, TimeoutError
+from .errors import CudaError, Error, NotReadyError, TimeoutError
 from .group import ProcessGroup, to_seconds
 
 if TYPE_CHECKING:
     from .future import Future
 
-__all__ = ["Operation", "Work", "keep", "reap", "run", "start"]
+__all__ = ["Operation", "Tail", "Work", "keep", "reap", "run", "start"]
 
 _orphans: dict[int, object] = {}
 """The tensors of works that were dropped before their end, by handle."""
+
+_making = threading.Lock()
+"""Held while a work gets its tail: it has one, whichever threads wait for it."""
 
 _kept: list[object] = []
 """The tensors of operations that MPI may still be writing to, after a deadline or a Ctrl-C."""
 
 
+class Tail:
+    """What an operation on device tensors leaves queued on the device when the host is done.
+
+    Invariant: the handle is the core's until :meth:`__del__`; ``tensors`` is None once they may
+    be freed, ``consumer`` once the device is known to be done.
+
+    Thread-safety: all methods may be called from any thread.
+    """
+
+    __slots__ = ("consumer", "handle", "tensors")
+
+    def __init__(self, handle: int, tensors: object) -> None:
+        self.handle = handle
+        self.tensors = tensors
+        self.consumer: Callable[[], int] | None = consumer(tensors)
+
+    def order(self) -> None:
+        """Make the stream that is current in this thread wait for it; the host does not.
+
+        Raises:
+            CudaError: the device failed.
+        """
+        current = self.consumer
+        if current is None:
+            return
+        _native.core().order(self.handle, current())
+        tensors = self.tensors
+        if tensors is not None and record(tensors):
+            self.tensors = None
+
+    def end(self) -> None:
+        """The device is done."""
+        self.consumer = self.tensors = None
+
+    def __del__(
+        self,
+        # Bound now: at the interpreter's end the module's names may be gone.
+        native: Any = _native,
+        orphans: dict[int, object] = _orphans,
+        errors: tuple[type[BaseException], ...] = (Error, AttributeError, TypeError),
+    ) -> None:
+        try:
+            if self.tensors is None:
+                native.core().release(self.handle)
+            else:
+                orphans[self.handle] = self.tensors
+        except errors:
+            pass  # the process is a fork, or the library was destroyed: nothing is left to free
+
+
 class Operation:
     """What a work does, whichever object it is: :class:`Work`, or a work of a framework's.
 
-    Invariant: ``_handle`` is the core's until :meth:`__del__`; ``_done`` is set last, once
-    ``_error`` and ``_source`` tell how it ended.
+    Invariant: ``_handle`` is the core's until :meth:`__del__`, or ``_tail``'s from when there is
+    one; ``_done`` is set last, once ``_error``, ``_source`` and ``_tail`` tell how it ended.
     """
 
     if not TYPE_CHECKING:
@@ -42,10 +96,14 @@ class Operation:
         _error: BaseException | None
         _source: int | None
         _future: Future | None
-        _done: bool
+        _tail: Tail | None  # of device tensors
+        _done: bool  # for the host
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Wait until the operation has ended.
+
+        With tensors in device memory: until its last copy or kernel is queued there. The stream
+        that is current in this thread then waits for it, and the host does not.
 
         Args:
             timeout: how long, a timedelta or seconds. None: until the operation
@@ -63,16 +121,31 @@ class Operation:
             self._settle(-1.0 if timeout is None else to_seconds(timeout, "Work.wait"))
         if self._error is not None:
             raise self._error
+        if self._tail is not None:
+            self._tail.order()
         return True
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not. Does not wait."""
-        if not self._done and _native.core().test(self._handle):
+        """Whether the operation has ended, well or not, on its device too. Does not wait."""
+        tail = self._tail
+        if self._done and (tail is None or tail.consumer is None):
+            return True
+        failed = None
+        try:
+            if not _native.core().test(self._handle):
+                return False
+        except CudaError as error:  # the device is lost: nothing will happen there any more
+            failed = error
+        if not self._done:
             try:
                 self._settle(0.0)
             except NotReadyError:
                 return False
-        return self._done
+        if self._tail is not None:
+            self._tail.end()
+        if failed is not None and self._error is None:
+            self._error = failed
+        return True
 
     def is_success(self) -> bool:
         """Whether the operation has ended without an error. Does not wait."""
@@ -96,7 +169,7 @@ class Operation:
         return self._source
 
     def result(self) -> list[Any]:
-        """The tensors written to, in the order in which they were given. Waits for the end."""
+        """The tensors written to, in the order in which they were given. As :meth:`wait`."""
         self.wait()
         output = self._output
         if output is None:
@@ -114,7 +187,7 @@ class Operation:
         return future.of(self)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
-        if not self.is_completed():
+        if not (self._done or self.is_completed()):
             import asyncio
 
             from . import future
@@ -138,8 +211,14 @@ class Operation:
             self._error = error
         else:
             if answer is not None:
+                source, _, _, device = answer
                 ranks = self._ranks
-                self._source = answer[0] if ranks is None else ranks[answer[0]]
+                if source >= 0:
+                    self._source = source if ranks is None else ranks[source]
+                if device:
+                    with _making:
+                        if self._tail is None:
+                            self._tail = Tail(self._handle, self._tensors)
         if not self._done:
             self._end()
         self._tensors = None
@@ -156,7 +235,7 @@ class Operation:
         errors: tuple[type[BaseException], ...] = (Error, AttributeError, TypeError),
     ) -> None:
         handle = getattr(self, "_handle", 0)
-        if not handle:
+        if not handle or self._tail is not None:
             return
         try:
             if self._done:
@@ -171,7 +250,8 @@ class Work(Operation):
     """One operation under way. It keeps its tensors alive until the operation ends.
 
     The tensors must not be written to (those received into not even read) before
-    :meth:`wait` has returned. Dropping a Work neither waits nor cancels.
+    :meth:`wait` has returned; on a device, by other streams than the one that was current then.
+    Dropping a Work neither waits nor cancels.
 
     Thread-safety: all methods may be called from any thread. ``await work`` gives
     what :meth:`result` gives.
@@ -189,6 +269,7 @@ class Work(Operation):
         "_output",
         "_ranks",
         "_source",
+        "_tail",
         "_tensors",
     )
 
@@ -203,6 +284,7 @@ class Work(Operation):
         self._error: BaseException | None = None
         self._source: int | None = None
         self._future: Future | None = None
+        self._tail: Tail | None = None
         self._done = handle == 0
         if self._done:
             self._tensors = None
@@ -250,9 +332,9 @@ def reap() -> None:
         try:
             if not core.test(handle):
                 continue
-            core.release(handle)
         except Error:
-            pass  # the library was destroyed since: the handle is gone
+            pass  # the library was destroyed since: the handle is gone; or the device is lost
+        core.release(handle)
         _orphans.pop(handle, None)
 
 

@@ -103,16 +103,16 @@ def test_paddle_tensors_that_cannot_be_sent(dist: ModuleType, paddle: Any) -> No
     dist.barrier()
 
 
-def test_device_memory_is_refused(dist: ModuleType) -> None:
-    class OnTheGpu:
+def test_memory_of_other_devices_is_refused(dist: ModuleType) -> None:
+    class OnMetal:
         def __dlpack__(self, **_: Any) -> Any:
             raise AssertionError("must not be asked")
 
         def __dlpack_device__(self) -> tuple[int, int]:
-            return 2, 0
+            return 8, 0
 
-    with pytest.raises(dist.errors.UnsupportedError, match="device"):
-        dist.all_reduce(OnTheGpu())
+    with pytest.raises(dist.errors.UnsupportedError, match="Metal memory"):
+        dist.all_reduce(OnMetal())
     dist.barrier()
 
 

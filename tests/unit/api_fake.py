@@ -27,6 +27,9 @@ class FakeCore(ModuleType):
         self.next_handle = 1
         self.pending: set[int] = set()
         self.results: dict[int, Any] = {}
+        self.queued: set[int] = set()  # what has ended for the host and not on its device
+        self.lost: BaseException | None = None  # what the device answers
+        self.ordered: list[tuple[int, int]] = []
         self.released: list[int] = []
         self.notified: list[int] = []
         self.completions: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -62,6 +65,8 @@ class FakeCore(ModuleType):
         """The operation ends: with an error if ``result`` is one."""
         self.results[handle] = result
         self.pending.discard(handle)
+        if isinstance(result, tuple) and result[3]:
+            self.queued.add(handle)
         if handle in self.notified:
             self.completions.put(handle)
 
@@ -74,7 +79,14 @@ class FakeCore(ModuleType):
         return result
 
     def test(self, handle: int) -> bool:
-        return handle not in self.pending
+        if self.lost is not None and handle in self.queued:
+            raise self.lost
+        return handle not in self.pending and handle not in self.queued
+
+    def order(self, handle: int, stream: int) -> None:
+        if self.lost is not None:
+            raise self.lost
+        self.ordered.append((handle, stream))
 
     def release(self, handle: int) -> None:
         self.released.append(handle)

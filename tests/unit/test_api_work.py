@@ -76,7 +76,7 @@ def test_source_of_a_receive(core: FakeCore) -> None:
     work = dist.irecv(Tensor(4), group=group)
     assert work is not None
     assert core.calls[0][:8] == (14, 7, None, work._output, 0, 1, -1, -1)
-    core.end(1, (0, 4, 0))
+    core.end(1, (0, 4, 0, 0))
     assert work.source_rank() == 2
 
 

@@ -68,7 +68,7 @@ PYTHON = (
     ("errors", "_ops"),
     ("reduce_op",),
     ("_native",),
-    ("_buffer", "_dlpack"),
+    ("_buffer", "_cuda_array", "_dlpack"),
     ("_exit",),
     ("group",),
     ("rank_list",),

@@ -23,6 +23,7 @@ from ..errors import Error
 __all__ = [
     "BY_CODE",
     "CorePanicError",
+    "CudaError",
     "ForkError",
     "GroupBrokenError",
     "GroupDestroyedError",
@@ -72,6 +73,7 @@ MPIError = _both(errors.MPIError)
 TruncateError = _both(errors.TruncateError)
 ProcFailedError = _both(errors.ProcFailedError)
 RevokedError = _both(errors.RevokedError)
+CudaError = _both(errors.CudaError)
 ForkError = _both(errors.ForkError)
 CorePanicError = _both(errors.CorePanicError)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -42,7 +43,8 @@ class Work(_Work):  # type: ignore[misc]
     """What the process group's methods return: one or more operations of the core, as one.
 
     The tensors must not be written to (those received into not even read) before
-    :meth:`wait` has returned or the future is done. Dropping a Work neither waits nor cancels.
+    :meth:`wait` has returned or the future is done; on a device, by other streams than the one
+    that was current then. Dropping a Work neither waits nor cancels.
 
     Thread-safety: all methods may be called from any thread; those that wait drop the GIL.
 
@@ -79,6 +81,9 @@ class Work(_Work):  # type: ignore[misc]
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the end. ``timeout``: None or not above 0, until the group's own deadline.
 
+        Of CUDA tensors the host waits until the last copy or kernel is queued, and the current
+        stream for that to end.
+
         Raises:
             NotReadyError: (a ``DistBackendError``) ``timeout`` ran out; the operation goes on.
             Error: what the operation ended with, in every call.
@@ -92,14 +97,16 @@ class Work(_Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """The same as ``wait()``: host memory has no stream."""
+        """The same as ``wait()``."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Nothing: host memory has no stream. The operation is waited for by ``wait()``."""
+        """Make the current stream wait: ``wait()`` for CUDA tensors, nothing for the host's."""
+        if _cuda_devices(self._output):
+            self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not. Does not wait."""
+        """Whether the operation has ended, well or not, on its device too. Does not wait."""
         if not all(part.is_completed() for part in self._parts):
             return False
         if all(part.is_success() for part in self._parts):
@@ -141,14 +148,20 @@ class Work(_Work):  # type: ignore[misc]
         """A ``torch.futures.Future`` of :meth:`result`, completed without anybody's waiting.
 
         Its value, when it is read, raises what the operation ended with; so does ``wait()``.
+        With CUDA tensors it is done when the last copy or kernel is queued; torch has the current
+        streams of those who wait for it, and the streams of callbacks, wait for that.
         Functions given to ``then`` run in the thread that completes futures, or at once where
         the operation has ended.
         """
         with _lock:
             if self._promise is not None:
                 return self._promise
-            promise = self._promise = torch.futures.Future()
-        self._when_done(lambda: _complete(promise, self.result))
+            devices = _cuda_devices(self._output)
+            # Without a GPU torch takes no devices.
+            promise = self._promise = (
+                torch.futures.Future(devices=devices) if devices else torch.futures.Future()
+            )
+        self._when_done(lambda: _complete(promise, self.result, devices))
         return promise
 
     def _when_done(self, call: Callable[[], None]) -> None:
@@ -210,6 +223,7 @@ class OperationWork(core_work.Operation, Work):
     _source = None
     _future = None
     _failed = None
+    _tail = None
 
     def __init__(
         self,
@@ -243,12 +257,14 @@ class OperationWork(core_work.Operation, Work):
             self._settle(seconds if seconds > 0 else -1.0)
         if self._error is not None:
             raise self._error
+        if self._tail is not None:
+            self._tail.order()
         return True
 
     get_future = Work.get_future
 
     def _when_done(self, call: Callable[[], None]) -> None:
-        if self.is_completed():
+        if self._done or self.is_completed():
             call()
         else:
             core_future.of(self).add_done_callback(_once(call))
@@ -301,12 +317,25 @@ class _Failure:
         return repr(self._error)  # C++'s error says what cannot be cast to a tensor
 
 
-def _complete(promise: Any, result: Callable[[], list[Any]]) -> None:
-    """Complete a future with a result, or with the error that the result ends in."""
-    try:
-        tensors = result()
-    except BaseException as error:  # whatever it is belongs to whoever asks for the value
-        promise._set_unwrap_func(lambda value: value.fail())
-        promise.set_result(_Failure(error))
-    else:
-        promise.set_result(tensors)
+def _cuda_devices(tensors: Sequence[Any]) -> list[Any]:
+    """The CUDA devices of tensors, each once."""
+    return list({tensor.device: None for tensor in tensors if tensor.is_cuda})
+
+
+def _complete(promise: Any, result: Callable[[], list[Any]], devices: Sequence[Any]) -> None:
+    """Complete a future with a result, or with the error that the result ends in.
+
+    Args:
+        devices: those of the result's tensors. torch has whoever takes the value wait for the
+            streams that are current here: fresh ones, that have nothing else to do.
+    """
+    with contextlib.ExitStack() as streams:
+        for device in devices:
+            streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+        try:
+            tensors = result()
+        except BaseException as error:  # whatever it is belongs to whoever asks for the value
+            promise._set_unwrap_func(lambda value: value.fail())
+            promise.set_result(_Failure(error))
+        else:
+            promise.set_result(tensors)

@@ -1,0 +1,105 @@
+"""Objects with ``__cuda_array_interface__``: Numba's and PyCUDA's arrays, users' own classes.
+
+Source: https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html (versions 2 and 3).
+What has ``__dlpack__`` is read by that (:mod:`._dlpack`), for its dtypes are more and its
+device is named; of the interface only the stream is taken then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ._buffer import CUDA, LEGACY_STREAM, Description
+from ._ops import DType
+from .errors import ArgumentError, DtypeError, UnsupportedError
+
+__all__ = ["describe", "stream_of"]
+
+_DTYPES = {
+    "b1": DType.BOOL,
+    "i1": DType.INT8,
+    "i2": DType.INT16,
+    "i4": DType.INT32,
+    "i8": DType.INT64,
+    "u1": DType.UINT8,
+    "u2": DType.UINT16,
+    "u4": DType.UINT32,
+    "u8": DType.UINT64,
+    "f2": DType.FLOAT16,
+    "f4": DType.FLOAT32,
+    "f8": DType.FLOAT64,
+    "c8": DType.COMPLEX64,
+    "c16": DType.COMPLEX128,
+}
+
+
+def describe(tensor: Any) -> Description:
+    """The description of an object with ``__cuda_array_interface__``.
+
+    The device is told as 0: the interface does not name it, and the core asks the driver.
+
+    Raises:
+        DtypeError: no interface of version 2 or 3, or a dtype that no operation takes. bfloat16
+            and float8 have no code there: some write them as raw bytes, some as another dtype.
+        ArgumentError: strides or a stream that cannot be.
+        UnsupportedError: an array with a mask.
+    """
+    shown = tensor.__cuda_array_interface__
+    name = _name(tensor)
+    try:
+        version, shape, typestr = shown["version"], tuple(shown["shape"]), shown["typestr"]
+        address, readonly = shown["data"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DtypeError(
+            f"{name}.__cuda_array_interface__ is no valid description: {error!r}"
+        ) from error
+    if version not in (2, 3):
+        raise DtypeError(
+            f"{name}.__cuda_array_interface__ is of version {version}, only 2 and 3 are understood"
+        )
+    dtype = _DTYPES.get(typestr[1:])
+    if dtype is None or typestr[0] == ">":
+        raise DtypeError(
+            f"{name}.__cuda_array_interface__ has typestr {typestr!r}, which no operation takes: "
+            "it must be of this machine's byte order; bfloat16 and float8 go by __dlpack__ only"
+        )
+    if shown.get("mask") is not None:
+        raise UnsupportedError(f"{name} has a mask: give its data and its mask one by one")
+    size = int(typestr[2:])
+    strides = shown.get("strides")
+    if strides is not None:
+        if any(step % size for step in strides):
+            raise ArgumentError(
+                f"{name} has strides {tuple(strides)} (bytes), no multiples of its itemsize {size}"
+            )
+        strides = tuple(step // size for step in strides)
+    stream = _stream(shown, name) or LEGACY_STREAM
+    return int(address), int(dtype), shape, strides, CUDA, 0, bool(readonly), stream
+
+
+def stream_of(tensor: Any) -> int | None:
+    """The stream that an object's interface names; None where it has no such entry.
+
+    Raises:
+        ArgumentError: the entry is no stream.
+    """
+    shown = getattr(tensor, "__cuda_array_interface__", None)
+    return None if shown is None else _stream(shown, _name(tensor))
+
+
+def _stream(shown: Mapping[str, Any], name: str) -> int | None:
+    """None: nothing is still to be done with the data."""
+    stream = shown.get("stream")
+    if stream is None:
+        return None
+    if not isinstance(stream, int) or stream < 1:
+        raise ArgumentError(
+            f"{name}.__cuda_array_interface__ has stream {stream!r}: it must be None, 1 (the "
+            "legacy default stream), 2 (the calling thread's) or the handle of one"
+        )
+    return stream
+
+
+def _name(tensor: object) -> str:
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
