@@ -10,7 +10,7 @@ var allReduceCoalescedPack = Algorithm{"pack", always, func(a *Args, p *Program)
 		return err
 	}
 	one := *a
-	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{whole, counts(a.Recv)}}
+	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{Data: whole, Count: counts(a.Recv)}}
 	one.Count = one.Recv[0].Count
 	alg, err := Choose(&Sig{Code: one.Code, DType: one.DType, Reduce: one.Reduce, Count: one.Count, Size: one.Size})
 	if err != nil {

@@ -54,8 +54,8 @@ func (a *Args) sumOwnSlice(p *Program, src, dst unsafe.Pointer, sl []slice) erro
 	}
 	sends, recvs := make([]Part, a.Size), make([]Part, a.Size)
 	for i := range sl {
-		sends[i] = Part{a.at(src, sl[i].from), sl[i].count}
-		recvs[i] = Part{a.at(scratch, int64(i)*own), own}
+		sends[i] = Part{Data: a.at(src, sl[i].from), Count: sl[i].count}
+		recvs[i] = Part{Data: a.at(scratch, int64(i)*own), Count: own}
 	}
 	if err := exchange(a, p, sends, recvs); err != nil {
 		return err

@@ -53,6 +53,15 @@ var allToAllUnevenMPI = Algorithm{"pairwise", always, func(a *Args, p *Program) 
 	if len(recvs) == 1 {
 		recvs = a.split(recvs[0])
 	}
+	if err := agreeOnLengths(a, p, sends, recvs); err != nil {
+		return err
+	}
+	return exchange(a, p, sends, recvs)
+}}
+
+// agreeOnLengths tells every rank what the others send it, and fails on all of them
+// where that is not what one expects.
+func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
 	block, err := p.Alloc(int64(8 * (2*a.Size + 2)))
 	if err != nil {
 		return err
@@ -94,5 +103,5 @@ var allToAllUnevenMPI = Algorithm{"pairwise", always, func(a *Args, p *Program) 
 		return status.New(status.Mismatch, "all_to_all: what rank %d of the group sends to rank %d is not as long as that rank expects; nothing was sent",
 			from, to).WithRanks(from, to)
 	})
-	return exchange(a, p, sends, recvs)
-}}
+	return nil
+}

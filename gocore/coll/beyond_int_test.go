@@ -49,16 +49,16 @@ func steps(t *testing.T, alg *Algorithm, a Args, rank, size int) (calls []mpi.Ca
 }
 
 func TestMovesOfMoreThanAnIntAreOneElementOfATypeOfThatLength(t *testing.T) {
-	whole, all := []Part{{address(0), many}}, []Part{{address(0), 3 * many}}
+	whole, all := []Part{{Data: address(0), Count: many}}, []Part{{Data: address(0), Count: 3 * many}}
 	for name, c := range map[string]struct {
 		alg        *Algorithm
 		send, recv []Part
 	}{
 		"broadcast":  {&broadcastMPI, nil, whole},
-		"all_gather": {&allGatherMPI, []Part{{address(-many), many}}, all},
-		"gather":     {&gatherMPI, []Part{{address(-many), many}}, all},
-		"scatter":    {&scatterMPI, all, []Part{{address(-many), many}}},
-		"all_to_all": {&allToAllEvenMPI, all, []Part{{address(3 * many), 3 * many}}},
+		"all_gather": {&allGatherMPI, []Part{{Data: address(-many), Count: many}}, all},
+		"gather":     {&gatherMPI, []Part{{Data: address(-many), Count: many}}, all},
+		"scatter":    {&scatterMPI, all, []Part{{Data: address(-many), Count: many}}},
+		"all_to_all": {&allToAllEvenMPI, all, []Part{{Data: address(3 * many), Count: 3 * many}}},
 	} {
 		calls := steps(t, c.alg, Args{DType: op.Int8, Count: many, Send: c.send, Recv: c.recv}, 0, 3)
 		require.Len(t, calls, 1, name)
@@ -66,13 +66,13 @@ func TestMovesOfMoreThanAnIntAreOneElementOfATypeOfThatLength(t *testing.T) {
 	}
 	// The limit is in bytes, and exact.
 	for n, count := range map[int64]int64{1<<29 - 1: 1<<31 - 4, 1 << 29: 1} {
-		calls := steps(t, &broadcastMPI, Args{DType: op.Float32, Count: n, Recv: []Part{{address(0), n}}}, 0, 2)
+		calls := steps(t, &broadcastMPI, Args{DType: op.Float32, Count: n, Recv: []Part{{Data: address(0), Count: n}}}, 0, 2)
 		assert.Equal(t, count, calls[0].RecvCount)
 	}
 }
 
 func TestReductionsOfMoreThanAnIntGoInChunks(t *testing.T) {
-	a := Args{Code: op.AllReduce, DType: op.Float32, Reduce: op.Sum, Count: many, Recv: []Part{{address(0), many}}}
+	a := Args{Code: op.AllReduce, DType: op.Float32, Reduce: op.Sum, Count: many, Recv: []Part{{Data: address(0), Count: many}}}
 	for _, alg := range []*Algorithm{&allReduceMPI, &scanMPI} {
 		calls := steps(t, alg, a, 1, 2)
 		var done int64
@@ -83,7 +83,7 @@ func TestReductionsOfMoreThanAnIntGoInChunks(t *testing.T) {
 		}
 		assert.Equal(t, many, done)
 	}
-	a.Send = []Part{{address(1 << 36), many}}
+	a.Send = []Part{{Data: address(1 << 36), Count: many}}
 	for _, root := range []int{0, 1} {
 		a.Root = root
 		var done int64
@@ -102,7 +102,7 @@ func TestReduceScatterOfMoreThanAnInt(t *testing.T) {
 	const size = 3
 	for rank := range size {
 		calls := steps(t, &reduceScatterMPI, Args{Code: op.ReduceScatter, DType: op.Int16, Reduce: op.Max, Count: many,
-			Send: []Part{{address(0), size * many}}, Recv: []Part{{address(1 << 36), many}}}, rank, size)
+			Send: []Part{{Data: address(0), Count: size * many}}, Recv: []Part{{Data: address(1 << 36), Count: many}}}, rank, size)
 		var sent, got int64
 		for _, c := range calls {
 			assert.Equal(t, mpi.FnReduce, c.Fn)
@@ -121,9 +121,9 @@ func TestReduceScatterOfMoreThanAnInt(t *testing.T) {
 
 // Displacements are ints as well: where they do not reach, a broadcast a rank.
 func TestUnevenAllGatherOfMoreThanAnInt(t *testing.T) {
-	parts := []Part{{address(0), many}, {nil, 0}, {address(1 << 36), 7}}
+	parts := []Part{{Data: address(0), Count: many}, {nil, 0}, {Data: address(1 << 36), Count: 7}}
 	calls := steps(t, &allGatherUnevenMPI, Args{Code: op.AllGather, DType: op.Int8,
-		Send: []Part{{address(1 << 37), 7}}, Recv: parts}, 2, 3)
+		Send: []Part{{Data: address(1 << 37), Count: 7}}, Recv: parts}, 2, 3)
 	require.Len(t, calls, 2) // rank 1 has nothing
 	assert.Equal(t, []int32{0, 2}, []int32{calls[0].Peer, calls[1].Peer})
 	assert.Equal(t, []int64{1, 7}, []int64{calls[0].RecvCount, calls[1].RecvCount})

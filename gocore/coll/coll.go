@@ -16,10 +16,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Part is contiguous memory outside the Go heap: Count elements at Data.
+// Part is memory outside the Go heap: Count elements at Data, contiguous and the host's
+// unless it says otherwise.
 type Part struct {
 	Data  unsafe.Pointer
 	Count int64
+	// OnDevice says that Data is memory of Args.Place's device; then Layout, unless nil, has
+	// the shape and strides of a tensor that is not contiguous.
+	OnDevice bool
+	Layout   *op.Buf
 }
 
 // Args is a validated collective whose buffers are contiguous.
@@ -40,6 +45,8 @@ type Args struct {
 	// Send and Recv are the buffers: one, or one a rank. Send is empty for an
 	// operation in place.
 	Send, Recv []Part
+	// Place is set where some rank's tensors are in device memory.
+	Place *Place
 }
 
 // Sig is what all ranks agree on: the part of Args that Enabled may see.
@@ -50,7 +57,8 @@ type Sig struct {
 	Root   int
 	Count  int64
 	Size   int
-	Agreed arrive.Flags // ANDed over the group
+	Agreed arrive.Flags // set by every member
+	Any    arrive.Flags // set by at least one
 }
 
 // Algorithm is one way to carry out an operation.
@@ -64,6 +72,9 @@ type Algorithm struct {
 
 // Choose returns the first enabled algorithm.
 func Choose(s *Sig) (*Algorithm, error) {
+	if s.Any&arrive.Device != 0 {
+		return chooseOnDevice(s)
+	}
 	if s.Code > 0 && int(s.Code) < len(registry) {
 		for i := range registry[s.Code] {
 			if a := &registry[s.Code][i]; a.Enabled(s) {

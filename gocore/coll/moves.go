@@ -107,7 +107,7 @@ func (a *Args) apart(p *Program, sends, recvs []Part) ([]Part, error) {
 				}
 				out, done := make([]Part, len(sends)), int64(0)
 				for i, s := range sends {
-					out[i] = Part{a.at(whole, done), s.Count}
+					out[i] = Part{Data: a.at(whole, done), Count: s.Count}
 					a.copyElements(out[i].Data, s.Data, s.Count)
 					done += s.Count
 				}

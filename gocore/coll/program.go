@@ -8,11 +8,13 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Step is one MPI call, several that are under way together, or local work.
+// Step is one MPI call, several that are under way together, local work, or a wait for
+// something that is not MPI's.
 type Step struct {
 	Call  mpi.Call
 	Calls []mpi.Call
 	Do    func() error
+	Until func() (bool, error)
 }
 
 // Program is the list of steps of one operation on one rank. It runs either with
@@ -54,6 +56,9 @@ func (p *Program) Together(calls []mpi.Call) {
 // Do appends local work.
 func (p *Program) Do(f func() error) { p.steps = append(p.steps, Step{Do: f}) }
 
+// Until appends a wait: f is asked, often and on any thread, whether it is over.
+func (p *Program) Until(f func() (bool, error)) { p.steps = append(p.steps, Step{Until: f}) }
+
 // Alloc takes scratch memory that is freed when the program ends.
 func (p *Program) Alloc(bytes int64) (unsafe.Pointer, error) {
 	b, err := mem.Alloc(bytes)
@@ -63,16 +68,33 @@ func (p *Program) Alloc(bytes int64) (unsafe.Pointer, error) {
 	return b, err
 }
 
+// mark returns a point to which rewind goes back.
+func (p *Program) mark() int { return len(p.scratch) }
+
+// rewind forgets the steps, all of which are done, and frees what was allocated since mark:
+// a program whose last step appends others stays short.
+func (p *Program) rewind(mark int) {
+	for _, b := range p.scratch[mark:] {
+		mem.Free(b)
+	}
+	p.scratch = p.scratch[:mark]
+	clear(p.steps)
+	p.steps, p.next = p.steps[:0], 0
+}
+
 // AtEnd appends work that is done when the program has ended, however it ended.
 func (p *Program) AtEnd(f func()) { p.cleanup = append(p.cleanup, f) }
 
 // Run carries out all steps with blocking calls and cleans up. Calls that go
 // together are driven by polling.
 func (p *Program) Run() error {
-	for i := range p.steps {
-		s := &p.steps[i]
+	for p.next < len(p.steps) { // a step may append others
+		s := &p.steps[p.next]
+		p.next++
 		var err error
 		switch {
+		case s.Until != nil:
+			err = runUntil(s.Until)
 		case s.Do != nil:
 			err = s.Do()
 		case s.Calls != nil:
@@ -93,6 +115,18 @@ func (p *Program) Run() error {
 // away: with more ranks than cores it is the rank waited for that wants it. There is
 // no sleep, for it is the polls that move a long message.
 const idlePolls = 200
+
+func runUntil(f func() (bool, error)) error {
+	for idle := 0; ; idle++ {
+		done, err := f()
+		if done || err != nil {
+			return err
+		}
+		if idle > idlePolls {
+			work.Yield()
+		}
+	}
+}
 
 func (p *Program) runTogether(calls []mpi.Call) error {
 	err := p.start(calls)
@@ -181,6 +215,15 @@ func (p *Program) Poll() (done bool, err error) {
 			return true, p.err
 		}
 		s := &p.steps[p.next]
+		if s.Until != nil {
+			done, err := s.Until()
+			if !done && err == nil {
+				return false, nil
+			}
+			p.err = err
+			p.next++
+			continue
+		}
 		p.next++
 		switch {
 		case s.Do != nil:

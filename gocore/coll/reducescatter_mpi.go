@@ -32,7 +32,7 @@ var reduceScatterMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error 
 		src = scaled
 	}
 	result := a.Recv[0]
-	if a.overlap(Part{src, total}, result) { // its own part of the input, say
+	if a.overlap(Part{Data: src, Count: total}, result) { // its own part of the input, say
 		if result.Data, err = a.alloc(p, result.Count); err != nil {
 			return err
 		}
@@ -106,7 +106,7 @@ var reduceScatterSlices16 = Algorithm{"slices16", reducedHere, func(a *Args, p *
 	}
 	recvs := make([]Part, a.Size)
 	for i := range recvs {
-		recvs[i] = Part{a.at(scratch, int64(i)*own), own}
+		recvs[i] = Part{Data: a.at(scratch, int64(i)*own), Count: own}
 	}
 	if err := exchange(a, p, sends, recvs); err != nil {
 		return err

@@ -21,7 +21,7 @@ var scanMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
 		if err != nil {
 			return err
 		}
-		src, dst := a.Part().Data, Part{scratch, recv.Count}
+		src, dst := a.Part().Data, Part{Data: scratch, Count: recv.Count}
 		p.Do(func() error {
 			a.copyElements(scratch, src, recv.Count)
 			if a.Reduce == op.PremulSum {

@@ -15,7 +15,7 @@ var scatterMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
 			return err
 		}
 		if c.InPlace = c.RecvBuf == a.at(c.SendBuf, int64(a.Rank)*a.Recv[0].Count); !c.InPlace {
-			parts, err := a.apart(p, []Part{{c.SendBuf, counts(a.Send)}}, a.Recv)
+			parts, err := a.apart(p, []Part{{Data: c.SendBuf, Count: counts(a.Send)}}, a.Recv)
 			if err != nil {
 				return err
 			}

@@ -41,7 +41,7 @@ func newTensor(d op.DType, content []byte) *tensor {
 	}
 	copy(all[guard:], content)
 	return &tensor{
-		Part:  Part{unsafe.Add(block, guard), int64(len(content) / d.Size())},
+		Part:  Part{Data: unsafe.Add(block, guard), Count: int64(len(content) / d.Size())},
 		block: block, bytes: all, want: content,
 	}
 }
@@ -76,7 +76,7 @@ func (s *side) tensor(content []byte) *tensor {
 
 // part is the n elements of x from element i on.
 func (s *side) part(x *tensor, i, n int) Part {
-	return Part{s.args.at(x.Data, int64(i)), int64(n)}
+	return Part{Data: s.args.at(x.Data, int64(i)), Count: int64(n)}
 }
 
 // fakeWorld is n ranks that live through many calls.
@@ -169,12 +169,22 @@ var covered = struct {
 	names map[string]bool
 }{names: map[string]bool{}}
 
+// candidates are the algorithms of an operation, those by device pointers included.
+func candidates(sig *Sig) (all []*Algorithm) {
+	for i := range registry[sig.Code] {
+		all = append(all, &registry[sig.Code][i])
+	}
+	if sig.Size > 1 {
+		all = append(all, directRegistry[sig.Code]...)
+	}
+	return all
+}
+
 // everyAlgorithm carries the operation out by each algorithm that can serve it,
 // preferred or not, in each form. make describes the call anew every time.
 func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make func() []*side) {
 	t.Helper()
-	for i := range registry[sig.Code] {
-		alg := &registry[sig.Code][i]
+	for _, alg := range candidates(sig) {
 		if !alg.Enabled(sig) || alg.Name == "mpi" && sig.Reduce != 0 && reducedHere(sig) {
 			continue // what MPI itself cannot reduce, TestNoAlgorithm covers
 		}
@@ -183,6 +193,12 @@ func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make fun
 		covered.Unlock()
 		for _, how := range forms {
 			sides := make()
+			if alg.Name == "direct" {
+				for _, s := range sides {
+					s.args.Place = &Place{} // the tensors are the host's, which the fake MPI takes
+					require.True(t, DirectOK(&s.args), what)
+				}
+			}
 			name := what + ", " + alg.Name + ", " + string(how)
 			for rank, err := range w.carryOut(alg, how, sides) {
 				require.NoError(t, err, "%s: rank %d", name, rank)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -56,7 +57,13 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	if err := g.checkReduce(d, t, c); err != nil {
 		return err
 	}
-	return g.checkCounts(c)
+	if err := g.checkCounts(c); err != nil {
+		return err
+	}
+	if c.args.Place != nil {
+		return g.onDevice(c, cuda.Stream(d.Stream))
+	}
+	return nil
 }
 
 // wrongNumber is the error for n tensors on one side. None of them where one is due
@@ -81,9 +88,20 @@ func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []co
 			return nil, status.New(status.Type, "%s: %s tensor %d is %s, another is %s; all tensors of a call have one dtype", d.Code, side, i, b.DType, c.args.DType)
 		}
 		part := coll.Part{Data: b.Data, Count: b.Count}
+		if !b.OnHost() {
+			var err error
+			if part, err = c.devicePart(d, side, i, b); err != nil {
+				return nil, err
+			}
+			if part.Layout != nil && side == "recv" && mem.Overlaps(b) {
+				return nil, shared(d.Code, i)
+			}
+			room = append(room, part)
+			continue
+		}
 		if !b.Contiguous() && b.Count > 0 {
 			if side == "recv" && mem.Overlaps(b) {
-				return nil, status.New(status.Argument, "%s: recv tensor %d has elements that share memory (a stride of 0 or overlapping ones); pass a copy", d.Code, i)
+				return nil, shared(d.Code, i)
 			}
 			s, err := stageBuf(b, side == "send" || readsRecv(d), side == "recv" && writesRecv(d, g.Rank))
 			if err != nil {
@@ -95,6 +113,10 @@ func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []co
 		room = append(room, part)
 	}
 	return room, nil
+}
+
+func shared(code op.Code, i int) error {
+	return status.New(status.Argument, "%s: recv tensor %d has elements that share memory (a stride of 0 or overlapping ones); pass a copy", code, i)
 }
 
 // readsRecv tells whether the recv buffer holds this rank's contribution as well.
@@ -112,9 +134,6 @@ func checkBuf(code op.Code, side string, i int, b *op.Buf) error {
 	switch {
 	case !b.DType.Valid():
 		return status.New(status.Type, "%s: %s tensor %d has dtype number %d, which does not exist", code, side, i, int32(b.DType))
-	case b.DeviceType != op.DeviceCPU && b.DeviceType != 0:
-		return status.New(status.Unsupported, "%s: %s tensor %d is in the memory of a device (DLPack type %d, id %d); this version moves host memory only: copy it to the CPU first",
-			code, side, i, b.DeviceType, b.DeviceID)
 	case b.Count < 0 || b.Count > math.MaxInt64/16:
 		return status.New(status.Argument, "%s: %s tensor %d has a count of %d elements", code, side, i, b.Count)
 	case b.Count > 0 && b.Data == nil:

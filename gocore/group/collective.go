@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -23,7 +24,9 @@ type call struct {
 	// interrupted is what the caller is told in the end: its interrupt came in the
 	// moment in which the last member did, when the collective could no more be given up.
 	interrupted error
-	staged      []staging // tensors that are not contiguous
+	staged      []staging   // host tensors that are not contiguous
+	stream      cuda.Stream // that tensors in device memory are ordered with
+	mappable    bool        // other processes can map all of those
 	// Room for the usual one buffer a side, so that no slice is allocated.
 	one [2]coll.Part
 }
@@ -69,9 +72,9 @@ func (g *Group) runInline(c *call) (done bool, err error) {
 	case !g.agreed(c, state, res):
 		err = g.verdict(c, state, res)
 	case res.All&arrive.Sync == 0:
-		return true, g.goNonblocking(c, res.All)
+		return true, g.goNonblocking(c, res)
 	default:
-		err = g.runBlocking(c, res.All)
+		err = g.runBlocking(c, res)
 	}
 	g.release()
 	if err == nil {
@@ -82,10 +85,11 @@ func (g *Group) runInline(c *call) (done bool, err error) {
 
 // goNonblocking makes a task of a collective whose members have arrived, not all of
 // which wait inside the call, and waits for it.
-func (g *Group) goNonblocking(c *call, agreed arrive.Flags) error {
+func (g *Group) goNonblocking(c *call, agreed arrive.Result) error {
 	c.deadline = time.Time{} // the transfer has as long as the arrival
 	t, err := g.newCollective(c)
 	if err == nil {
+		c.args.Place = nil // it is the task's from here on
 		err = t.build(agreed)
 	}
 	if err != nil {
@@ -96,7 +100,7 @@ func (g *Group) goNonblocking(c *call, agreed arrive.Flags) error {
 	t.stage = running
 	g.env.Engine.Add(t)
 	_, err = g.await(t)
-	if err == nil {
+	if err = t.follow(c.stream, err); err == nil {
 		err = c.interrupted
 	}
 	return err
@@ -156,7 +160,7 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 }
 
 // runBlocking carries out c with blocking MPI calls. Everyone has arrived.
-func (g *Group) runBlocking(c *call, agreed arrive.Flags) error {
+func (g *Group) runBlocking(c *call, agreed arrive.Result) error {
 	err := c.build(&g.inline, c.agree(g, agreed))
 	if err == nil {
 		err = g.inline.Run()
@@ -165,7 +169,10 @@ func (g *Group) runBlocking(c *call, agreed arrive.Flags) error {
 	}
 	err = g.after(err)
 	if c.staged != nil {
-		return c.unstage(err)
+		err = c.unstage(err)
+	}
+	if c.args.Place != nil {
+		err = c.leaveDevice().follow(c.stream, err)
 	}
 	return err
 }
@@ -202,9 +209,12 @@ func (g *Group) after(err error) error {
 }
 
 // agree returns the signature that the registry chooses by.
-func (c *call) agree(g *Group, agreed arrive.Flags) *coll.Sig {
+func (c *call) agree(g *Group, agreed arrive.Result) *coll.Sig {
+	if agreed.Any&arrive.Device != 0 {
+		c.agreeOnDevice(g, agreed)
+	}
 	c.chosen = coll.Sig{Code: c.args.Code, DType: c.args.DType, Reduce: c.args.Reduce, Root: c.args.Root,
-		Count: c.args.Count, Size: g.Size, Agreed: agreed}
+		Count: c.args.Count, Size: g.Size, Agreed: agreed.All, Any: agreed.Any}
 	return &c.chosen
 }
 
@@ -391,7 +401,7 @@ func (t *collective) pollArrival() bool {
 		t.over()
 		return true
 	}
-	if err := t.build(res.All); err != nil {
+	if err := t.build(res); err != nil {
 		t.end(err)
 		g.fail(err)
 		t.over()
@@ -403,7 +413,7 @@ func (t *collective) pollArrival() bool {
 }
 
 // build makes the steps of t. It is called once all have arrived.
-func (t *collective) build(agreed arrive.Flags) error {
+func (t *collective) build(agreed arrive.Result) error {
 	return t.call.build(&t.prog, t.call.agree(t.g, agreed))
 }
 
@@ -411,7 +421,7 @@ func (t *collective) pollProgram() bool {
 	done, err := t.prog.Poll()
 	if done {
 		err = t.call.unstage(t.g.after(err))
-		t.end(err)
+		t.endOnDevice(err)
 		t.over()
 		return true
 	}
@@ -446,6 +456,27 @@ func (t *collective) Abandoned() bool { return t.refused || t.handle.Done() }
 // end tells the caller.
 func (t *collective) end(err error) { t.handle.Finish(work.Result{}, err) }
 
+// endOnDevice tells the caller how the program ended and what of it is still queued.
+func (t *collective) endOnDevice(err error) {
+	var r work.Result
+	left := t.call.leaveDevice()
+	if err != nil && left != nil {
+		left.Release()
+		left = nil
+	}
+	left.mark(t.handle, &r)
+	t.handle.Finish(r, err)
+}
+
+// follow ends a synchronous collective that ran as a task: stream waits for what is queued.
+func (t *collective) follow(stream cuda.Stream, err error) error {
+	if err == nil {
+		err = t.handle.Order(uint64(stream))
+	}
+	t.handle.Close()
+	return err
+}
+
 // over gives the group to the next collective.
 func (t *collective) over() {
 	t.discard()
@@ -455,6 +486,7 @@ func (t *collective) over() {
 // discard frees what t holds; nothing of it is under way.
 func (t *collective) discard() {
 	t.prog.Close()
+	t.call.drop()
 	for i := range t.call.staged {
 		t.call.staged[i].free()
 	}

@@ -19,13 +19,17 @@ type Env struct {
 	Topo   *topo.Topology
 	// Interrupt is asked by waits on a caller's thread; nil where nobody can interrupt.
 	Interrupt work.Interrupt
+	// Trial tries whether MPI moves device memory; nil where that cannot be done.
+	Trial Trial
 
+	aware    aware
 	base     mpi.Comm       // a duplicate of the world that was given: parent of all groups
 	control  mpi.Comm       // carries the mailbox
 	mail     *mailbox       // small messages between the cores
 	presence *arrive.Lines  // who of this node has left; nil if it could not be shared
 	peers    []int          // world ranks of presence's members
 	crowded  bool           // more ranks than cores on this node
+	device   deviceSettings // of tensors in device memory
 	gone     []atomic.Bool  // world ranks on other nodes that said they left
 	hellos   atomic.Uint64  // attempts to make a group
 	leaving  atomic.Bool    // arrivals are given up
@@ -39,12 +43,20 @@ type Env struct {
 func NewEnv(lib mpi.Library, world mpi.Comm, interrupt work.Interrupt) (*Env, error) {
 	e := &Env{Lib: lib, Interrupt: interrupt, made: map[string]int{}, byKey: map[uint64]*Group{}}
 	var err error
+	if e.device, err = readDeviceSettings(); err != nil {
+		return nil, err
+	}
 	if e.base, err = lib.Dup(world); err != nil {
 		return nil, err
 	}
 	if e.control, err = lib.Dup(e.base); err != nil {
 		return nil, err
 	}
+	chunk := []int64{e.device.chunk}
+	if err = e.reduceAll(e.base, chunk, op.Min); err != nil {
+		return nil, err
+	}
+	e.device.chunk = chunk[0]
 	if e.Topo, err = topo.Discover(lib, e.base); err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -35,12 +36,15 @@ type Group struct {
 	queue     []*collective
 	broken    error // why the group is unusable
 	destroyed bool
+	held      atomic.Int32  // len(waiting)
+	waiting   []*half       // of messages, whose tensor is not ready, or that of one before; mu guards it
 	announced atomic.Uint64 // newest sequence number this rank announced
 
 	// Owned by whoever made busy true, by the holder of mu while busy is false.
 	seq    uint64 // newest collective announced
 	met    uint64 // newest collective at which everyone was seen; seq or seq-1
 	inline coll.Program
+	mapped *ipc.Peers // device memory of the other members; nil until it was wanted
 }
 
 // SetTimeout sets the deadline of operations that name none.
@@ -67,17 +71,20 @@ func (g *Group) Submit(d *op.Desc) (*work.Handle, work.Result, error) {
 	c := calls.Get().(*call)
 	defer c.recycle()
 	if err := g.check(d, &trait, c); err != nil {
-		c.unstage(err)
+		_ = c.unstage(err)
+		c.drop()
 		g.refuse(d.Code)
 		return nil, work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync == 0 {
 		if done, err := g.runInline(c); done {
+			c.drop()
 			return nil, work.Result{}, err
 		}
 	}
 	t, err := g.newCollective(c)
 	if err != nil {
+		c.drop()
 		g.refuse(d.Code)
 		return nil, work.Result{}, err
 	}
@@ -94,7 +101,7 @@ func (g *Group) Submit(d *op.Desc) (*work.Handle, work.Result, error) {
 		return t.handle, work.Result{}, nil
 	}
 	r, err := g.await(t)
-	return nil, r, err
+	return nil, r, t.follow(c.stream, err)
 }
 
 // Refuse publishes that this rank found its own call of code wrong before it came
@@ -190,6 +197,9 @@ func (g *Group) Destroy() error {
 	g.mu.Lock()
 	g.closeNext(status.New(status.GroupDestroyed, "destroyed"))
 	g.mu.Unlock()
+	if g.mapped != nil {
+		g.mapped.Close()
+	}
 	if err := g.arrival.Close(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}

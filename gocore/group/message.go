@@ -7,6 +7,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -31,7 +32,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		timeout = time.Duration(d.TimeoutNS)
 	}
 	m := messages.Get().(*message)
-	m.g, m.code, m.timeout = g, d.Code, timeout
+	m.g, m.code, m.timeout, m.stream = g, d.Code, timeout, cuda.Stream(d.Stream)
 	if d.Code == op.Probe {
 		m.deadline = time.Now().Add(timeout)
 		r, err := g.probe(d, m)
@@ -44,6 +45,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		return nil, work.Result{}, err
 	}
 	if err := m.start(); err != nil {
+		m.linger(err)
 		return nil, work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync != 0 {
@@ -58,13 +60,18 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		return h, work.Result{}, nil
 	}
 	if m.spin() {
-		r, err := m.result, m.err
+		r, err := m.result, m.left.follow(m.stream, m.err)
 		m.recycle()
 		return nil, r, err
 	}
 	h := m.become()
+	stream := m.stream
 	g.env.Engine.Add(m)
 	r, err := h.Wait(-1, g.env.Interrupt)
+	if h.Done() && err == nil {
+		err = h.Order(uint64(stream))
+	}
+	h.Close()
 	if !h.Done() {
 		// Interrupted. The next tick, on whichever thread, takes the message back.
 		h.Finish(work.Result{}, err)
@@ -107,6 +114,14 @@ func (m *message) become() *work.Handle {
 	return m.handle
 }
 
+// linger lets a message that failed at its start end by itself: a half may be under way.
+func (m *message) linger(err error) {
+	m.become().Finish(work.Result{}, err)
+	m.giveUp(err)
+	m.g.env.Engine.Add(m)
+	m.g.env.Engine.StartProgress()
+}
+
 // finish tells the caller how the message ended.
 func (m *message) finish(r work.Result, err error) {
 	if m.handle == nil {
@@ -125,20 +140,26 @@ type message struct {
 	err      error
 	deadline time.Time
 	timeout  time.Duration
-	halves   [2]half // a send, a receive, or one of each
+	stream   cuda.Stream // that tensors in device memory are ordered with
+	halves   [2]half     // a send, a receive, or one of each
 	n        int
 	polls    int
 	leftAt   time.Time
+	left     *tail // what a message that ended within the call left queued on a device
 	gaveUp   error // why the caller was told before MPI was done
 }
 
 type half struct {
 	call  mpi.Call
-	slot  *mpi.Slot
-	bytes int64 // of a receive's buffer
-	peer  int32 // group rank, -1 any
-	stage *staging
-	free  func()
+	slot  *mpi.Slot // nil before MPI has been called for it
+	bytes int64     // of a receive's buffer
+	peer  int32     // group rank, -1 any
+	chip  *onChip   // its tensor is in device memory
+	// dropped says that it was given up before MPI was called for it.
+	dropped bool
+	queued  bool // it is in Group.waiting
+	stage   *staging
+	free    func()
 }
 
 // prepare checks the arguments and describes the calls.
@@ -195,6 +216,15 @@ func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, ta
 	m.n++
 	h.peer, h.bytes = peer, b.Bytes()
 	data := b.Data
+	if !b.OnHost() && b.Count > 0 {
+		var err error
+		if h.chip, err = m.g.onChip(code, side, b, apart, m.stream); err != nil {
+			return err
+		}
+		data = h.chip.data()
+		b = &op.Buf{Data: data, Count: b.Count, DType: b.DType}
+		apart = false
+	}
 	if apart && b.Contiguous() {
 		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // flat: nothing of the caller's to keep
 	}
@@ -231,20 +261,43 @@ func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, ta
 	return nil
 }
 
-// start posts the receive before the send.
+// start posts the receive before the send, each as soon as its tensor is ready.
 func (m *message) start() error {
 	for i := m.n - 1; i >= 0; i-- {
-		h := &m.halves[i]
-		h.slot = m.g.env.Lib.NewSlot()
-		if err := m.g.env.Lib.Start(&h.call, h.slot); err != nil {
-			m.g.env.Lib.FreeSlot(h.slot)
-			h.slot = nil
-			m.g.fail(err)
+		if err := m.tryStart(&m.halves[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// tryStart calls MPI for a half unless its turn has not come: the device has to be done
+// with the tensor, and messages with one rank keep their order.
+func (m *message) tryStart(h *half) error {
+	if h.slot != nil || h.dropped {
+		return nil
+	}
+	ready, err := h.chip.ready()
+	if err != nil {
+		m.g.unqueue(h)
+		return err
+	}
+	if !m.g.mayStart(h, ready) {
+		return nil
+	}
+	h.slot = m.g.env.Lib.NewSlot()
+	err = m.g.env.Lib.Start(&h.call, h.slot)
+	m.g.unqueue(h)
+	if err != nil {
+		m.g.env.Lib.FreeSlot(h.slot)
+		h.slot = nil
+		m.g.fail(err)
+	}
+	return err
+}
+
+// over tells whether nothing of a half is to come any more.
+func (h *half) over() bool { return h.dropped || h.slot != nil && h.slot.Done != 0 }
 
 func (m *message) pending(list []uintptr) []uintptr {
 	for i := 0; i < m.n; i++ {
@@ -266,13 +319,25 @@ func (m *message) Requests(b *work.Batch) {
 // Poll ends the message when its requests have.
 func (m *message) Poll() bool {
 	for i := 0; i < m.n; i++ {
-		if m.halves[i].slot.Done == 0 {
+		h := &m.halves[i]
+		if h.slot == nil && !h.dropped {
+			if err := m.tryStart(h); err != nil {
+				m.giveUp(err)
+			}
+		}
+		if !h.over() {
 			m.overdue()
 			return false
 		}
 	}
 	r, err := m.outcome()
+	left := m.leaveDevice(err)
 	m.free()
+	if m.handle != nil {
+		left.mark(m.handle, &r)
+	} else {
+		m.left = left
+	}
 	m.finish(r, err)
 	return true
 }
@@ -281,6 +346,9 @@ func (m *message) Poll() bool {
 func (m *message) outcome() (r work.Result, err error) {
 	for i := 0; i < m.n; i++ {
 		h := &m.halves[i]
+		if h.dropped {
+			return r, m.gaveUp
+		}
 		if e := m.g.env.Lib.SlotError(h.call.Fn, h.slot); e != nil && err == nil {
 			err = m.named(h, e)
 		}
@@ -299,6 +367,9 @@ func (m *message) outcome() (r work.Result, err error) {
 			c := call{staged: []staging{*h.stage}}
 			err = c.unstage(nil)
 			h.stage = nil
+		}
+		if err == nil && h.chip != nil {
+			err = h.chip.arrived()
 		}
 	}
 	return r, err
@@ -330,6 +401,10 @@ func (m *message) free() {
 		if h.stage != nil {
 			h.stage.free()
 			h.stage = nil
+		}
+		if h.chip != nil {
+			h.chip.free()
+			h.chip = nil
 		}
 		if h.free != nil {
 			h.free()
@@ -366,16 +441,16 @@ func (m *message) overdue() {
 	}
 	for i := 0; i < m.n; i++ {
 		h := &m.halves[i]
-		if h.slot.Done == 0 && m.left(h.peer, now) {
+		if !h.over() && m.peerLeft(h.peer, now) {
 			m.giveUp(m.g.endedError(m.describe(), h.peer))
 			return
 		}
 	}
 }
 
-// left tells whether the peer, any of whom is all others, has ended for so long that no
+// peerLeft tells whether the peer, any of whom is all others, has ended for so long that no
 // message of its can be on its way. A message to oneself waits for no one else.
-func (m *message) left(peer int32, now time.Time) bool {
+func (m *message) peerLeft(peer int32, now time.Time) bool {
 	if int(peer) == m.g.Rank || m.g.Size == 1 {
 		return false
 	}
@@ -408,7 +483,12 @@ func (m *message) giveUp(err error) {
 	sending := false
 	for i := 0; i < m.n; i++ {
 		h := &m.halves[i]
-		if h.slot == nil || h.slot.Done != 0 {
+		if h.over() {
+			continue
+		}
+		if h.slot == nil {
+			h.dropped = true // MPI knows nothing of it
+			m.g.unqueue(h)
 			continue
 		}
 		if h.call.Fn == mpi.FnRecv {
@@ -446,7 +526,7 @@ func (m *message) describe() string {
 
 func (m *message) peers() (ranks []int) {
 	for i := 0; i < m.n; i++ {
-		if h := &m.halves[i]; h.peer >= 0 && h.slot.Done == 0 {
+		if h := &m.halves[i]; h.peer >= 0 && !h.over() {
 			ranks = append(ranks, m.g.Ranks[h.peer])
 		}
 	}
@@ -472,7 +552,7 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 			r = work.Result{Source: g.source(st.Source), Tag: st.Tag, Bytes: st.Bytes}
 		}
 		if err = e; err == nil && !found {
-			if looks++; looks&31 == 0 && m.left(d.Peer, time.Now()) {
+			if looks++; looks&31 == 0 && m.peerLeft(d.Peer, time.Now()) {
 				err = g.endedError(describeProbe(d), d.Peer)
 			}
 		}

@@ -1,0 +1,42 @@
+package coll
+
+import (
+	"github.com/paddlempi/paddlempi/gocore/op"
+)
+
+// aloneOnDevice serves a group of one rank: a copy within the device at most. Bytes moved: S.
+var aloneOnDevice Algorithm
+
+func init() { aloneOnDevice = Algorithm{"single", single, buildAloneOnDevice} }
+
+func buildAloneOnDevice(a *Args, p *Program) error {
+	if a.Code == op.Exscan || a.Code == op.Barrier || len(a.Send) == 0 && a.Reduce != op.PremulSum {
+		return nil // the result lies there already
+	}
+	if a.Reduce == op.PremulSum || !flat(a.Send) || !flat(a.Recv) {
+		return buildStaged(a, p)
+	}
+	d := a.Place.Device
+	p.Do(func() error {
+		if err := d.StreamWait(d.Comm, a.Place.Ready); err != nil {
+			return err
+		}
+		for i := range a.Recv {
+			if err := d.Copy(a.Recv[i].Data, a.Send[i].Data, a.Recv[i].Count*a.elem(), d.Comm); err != nil {
+				return err
+			}
+		}
+		return a.Place.end(d.Comm)
+	})
+	return nil
+}
+
+// flat tells whether all parts are contiguous memory of the device.
+func flat(parts []Part) bool {
+	for i := range parts {
+		if !parts[i].OnDevice || parts[i].Layout != nil {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,453 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// staged carries tensors of device memory through pinned host memory, in pieces, so that
+// the copies of one piece go on beside the transfer of another. It serves every operation,
+// every MPI and every kind of device memory, and ranks some of which have host tensors.
+//
+// Steps for piece k: wait until piece k-2 has left its block; the device copies piece k in;
+// (meanwhile piece k-1 is transferred;) when it is there the host's own algorithm for the
+// operation runs on the blocks; the device copies the result out. A rank whose tensors are
+// the host's copies by itself.
+//
+// Bytes moved a rank: S over the bus to the host and S back, beside what the host's
+// algorithm moves, at the pace of the slower of the two.
+var staged Algorithm
+
+// init, because staged chooses an algorithm of the host inside.
+func init() { staged = Algorithm{"staged", always, buildStaged} }
+
+// While one piece is transferred the one before is copied out and the one behind it in.
+const lanes = 3
+
+// segment is elements [from, from+count) of a part, in row-major order.
+type segment struct {
+	part        *Part
+	from, count int64
+}
+
+// row is one rank's share of a buffer: segments, one behind the other.
+type row []segment
+
+// lane is a pair of blocks with a piece in them.
+type lane struct {
+	send, recv *mem.Pinned
+	in, out    cuda.Event // the last copy in and out that was queued; 0: none
+}
+
+// stager is a staged collective under way.
+type stager struct {
+	args  *Args
+	p     *Program
+	send  []row
+	recv  []row
+	reads bool // recv holds this rank's contribution
+	write bool // recv is this rank's result
+	count int64
+	piece int64 // elements of a row in one piece
+	lanes [lanes]lane
+	sig   Sig
+	// sum, where it is set, takes the host algorithm's place: the device adds up.
+	sum func(*stager, *lane, int64) error
+}
+
+func buildStaged(a *Args, p *Program) error {
+	s := &stager{args: a, p: p, reads: readsRecv(a), write: len(a.Recv) > 0 && !(a.Code == op.Broadcast && a.Root == a.Rank)}
+	if a.Code == op.Barrier {
+		return barrierMPI.Build(a, p)
+	}
+	if a.Code == op.Exscan && a.Rank == 0 {
+		s.write = false
+	}
+	s.sig = Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Size: a.Size, Agreed: a.Place.Agreed & arrive.Even}
+	whole := false
+	s.send, s.recv = a.rows(a.Send, sendsToEach(a.Code)), a.rows(a.Recv, receivesFromEach(a.Code))
+	switch {
+	case a.Code == op.AllReduceCoalesced:
+		s.send, s.recv = oneRow(a.Send), oneRow(a.Recv)
+		s.sig.Code, s.count = op.AllReduce, a.Count
+	case unevenly(a):
+		whole = true
+	default:
+		s.count = a.Count
+	}
+	pl := a.Place
+	if pl.Device != nil {
+		for _, stream := range []cuda.Stream{pl.Device.Out, pl.Device.In} {
+			if err := pl.Device.StreamWait(stream, pl.Ready); err != nil {
+				return err
+			}
+		}
+	}
+	p.AtEnd(s.close)
+	if whole {
+		return s.buildWhole()
+	}
+	s.piece = max(1, pl.Chunk/(a.elem()*int64(widest(a.Code, a.Size))))
+	s.piece = min((s.piece+sliceAlign-1)/sliceAlign*sliceAlign, max(1, s.count))
+	for k := 0; k < lanes-1; k++ {
+		if k == 0 || int64(k)*s.piece < s.count {
+			if err := s.fill(k); err != nil {
+				return err
+			}
+		}
+	}
+	s.transfer(0)
+	return nil
+}
+
+// readsRecv tells whether the recv buffers hold this rank's contribution, or must keep
+// their content.
+func readsRecv(a *Args) bool {
+	switch a.Code {
+	case op.Broadcast:
+		return a.Root == a.Rank
+	case op.Gather, op.Scatter:
+		return len(a.Send) == 0 && a.Root == a.Rank
+	}
+	return len(a.Send) == 0
+}
+
+func sendsToEach(c op.Code) bool {
+	return c == op.Scatter || c == op.ReduceScatter || c == op.AllToAll
+}
+
+func receivesFromEach(c op.Code) bool {
+	return c == op.AllGather || c == op.Gather || c == op.AllToAll
+}
+
+// widest is the number of rows of the operation's widest side, on any rank.
+func widest(c op.Code, size int) int {
+	if sendsToEach(c) || receivesFromEach(c) {
+		return size
+	}
+	return 1
+}
+
+// unevenly tells whether the ranks' shares differ in length.
+func unevenly(a *Args) bool {
+	return (sendsToEach(a.Code) || receivesFromEach(a.Code)) && a.Place.Agreed&arrive.Even == 0
+}
+
+// rows describes a side; each tells that it has a share for every rank.
+func (a *Args) rows(parts []Part, each bool) []row {
+	switch {
+	case len(parts) == 0:
+		return nil
+	case !each:
+		return []row{{{&parts[0], 0, parts[0].Count}}}
+	case len(parts) == 1:
+		rows := make([]row, a.Size)
+		n := parts[0].Count / int64(a.Size)
+		for i := range rows {
+			rows[i] = row{{&parts[0], int64(i) * n, n}}
+		}
+		return rows
+	}
+	rows := make([]row, len(parts))
+	for i := range rows {
+		rows[i] = row{{&parts[i], 0, parts[i].Count}}
+	}
+	return rows
+}
+
+func oneRow(parts []Part) []row {
+	if len(parts) == 0 {
+		return nil
+	}
+	var r row
+	for i := range parts {
+		r = append(r, segment{&parts[i], 0, parts[i].Count})
+	}
+	return []row{r}
+}
+
+func (s *stager) bounds(k int) (lo, hi int64) {
+	lo = int64(k) * s.piece
+	return lo, min(lo+s.piece, s.count)
+}
+
+// fill queues the copies of piece k into its lane's blocks, which nothing uses.
+func (s *stager) fill(k int) error {
+	ln := &s.lanes[k%lanes]
+	lo, hi := s.bounds(k)
+	elem := s.args.elem()
+	var err error
+	if ln.send == nil && len(s.send) > 0 {
+		if ln.send, err = s.block(int64(len(s.send)) * s.piece * elem); err != nil {
+			return err
+		}
+	}
+	if ln.recv == nil && len(s.recv) > 0 {
+		if ln.recv, err = s.block(int64(len(s.recv)) * s.piece * elem); err != nil {
+			return err
+		}
+	}
+	if len(s.send) > 0 {
+		if err := s.copyIn(ln.send, s.send, lo, hi); err != nil {
+			return err
+		}
+	}
+	if s.reads && len(s.recv) > 0 {
+		if err := s.copyIn(ln.recv, s.recv, lo, hi); err != nil {
+			return err
+		}
+	}
+	return s.mark(&ln.in, s.stream(false))
+}
+
+// transfer appends the steps that move piece k: they end by appending those of the next,
+// so that a long tensor's steps and scratch memory do not pile up.
+func (s *stager) transfer(k int) {
+	ln, ahead := &s.lanes[k%lanes], k+lanes-1
+	lo, hi := s.bounds(k)
+	s.p.Until(func() (bool, error) { return s.done(ln.in) })
+	mark := s.p.mark()
+	s.p.Do(func() error {
+		if s.sum != nil {
+			if err := s.sum(s, ln, hi-lo); err != nil {
+				return err
+			}
+		} else if err := s.onHost(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
+			return err
+		}
+		s.p.Do(func() error { return s.drain(ln, lo, hi) })
+		if int64(ahead)*s.piece < s.count {
+			// Its lane is that of the piece before this one, which the device has been
+			// reading while this one was transferred.
+			s.p.Until(func() (bool, error) { return s.done(s.lanes[ahead%lanes].out) })
+			s.p.Do(func() error { return s.fill(ahead) })
+		}
+		s.p.Do(func() error {
+			s.p.rewind(mark)
+			if int64(k+1)*s.piece < s.count {
+				s.transfer(k + 1)
+			}
+			return nil
+		})
+		return nil
+	})
+}
+
+// onHost appends the host's algorithm for one piece.
+func (s *stager) onHost(send, recv []Part, count int64) error {
+	host := *s.args
+	host.Code, host.Place, host.Send, host.Recv, host.Count = s.sig.Code, nil, send, recv, count
+	sig := s.sig
+	sig.Count = count
+	alg, err := Choose(&sig)
+	if err != nil {
+		return err
+	}
+	return alg.Build(&host, s.p)
+}
+
+func block(b *mem.Pinned, elements int64) []Part {
+	if b == nil {
+		return nil
+	}
+	return []Part{{Data: b.Data, Count: elements}}
+}
+
+// drain queues the copies of the result out of the blocks.
+func (s *stager) drain(ln *lane, lo, hi int64) error {
+	if !s.write {
+		return nil
+	}
+	if err := s.copyOut(ln.recv, s.recv, lo, hi); err != nil {
+		return err
+	}
+	if err := s.mark(&ln.out, s.stream(true)); err != nil {
+		return err
+	}
+	if hi == s.count && s.args.Place.Device != nil && s.onDevice(s.recv) {
+		return s.args.Place.end(s.args.Place.Device.In)
+	}
+	return nil
+}
+
+func (s *stager) copyIn(b *mem.Pinned, rows []row, lo, hi int64) error {
+	return s.each(b, rows, lo, hi, false)
+}
+
+func (s *stager) copyOut(b *mem.Pinned, rows []row, lo, hi int64) error {
+	return s.each(b, rows, lo, hi, true)
+}
+
+// each copies elements [lo, hi) of every row into or out of b, where they lie row by row.
+func (s *stager) each(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
+	at := b.Data
+	for _, r := range rows {
+		base := int64(0)
+		for _, g := range r {
+			from, to := max(lo-base, 0), min(hi-base, g.count)
+			base += g.count
+			if from >= to {
+				continue
+			}
+			if err := s.move(g.part, g.from+from, to-from, at, b.Locked, out); err != nil {
+				return err
+			}
+			at = s.args.at(at, to-from)
+		}
+	}
+	return nil
+}
+
+// move copies count elements of a part from element from on.
+func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, out bool) error {
+	a, d := s.args, s.args.Place.Device
+	switch {
+	case part.Layout != nil && !locked:
+		return status.New(status.NoMemory, "%s: a tensor in device memory that is not contiguous needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy", a.Code, count*a.elem())
+	case part.Layout != nil:
+		return mem.MoveStrided(d, at, part.Layout, from, count, out, s.stream(out))
+	}
+	dst, src := at, a.at(part.Data, from)
+	if out {
+		dst, src = src, dst
+	}
+	if part.OnDevice {
+		return d.Copy(dst, src, count*a.elem(), s.stream(out))
+	}
+	mem.Copy(dst, src, count*a.elem())
+	return nil
+}
+
+func (s *stager) stream(out bool) cuda.Stream {
+	switch d := s.args.Place.Device; {
+	case d == nil:
+		return 0
+	case out:
+		return d.In
+	default:
+		return d.Out
+	}
+}
+
+func (s *stager) onDevice(rows []row) bool {
+	for _, r := range rows {
+		for _, g := range r {
+			if g.part.OnDevice {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// block takes a block, pageable where this rank has nothing on a device.
+func (s *stager) block(bytes int64) (*mem.Pinned, error) {
+	if d := s.args.Place.Device; d != nil {
+		return mem.GetPinned(d, bytes)
+	}
+	data, err := mem.Alloc(bytes)
+	return &mem.Pinned{Data: data, Bytes: bytes}, err
+}
+
+// mark makes e stand for what is queued on a stream.
+func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
+	d := s.args.Place.Device
+	if d == nil {
+		return nil
+	}
+	if *e == 0 {
+		var err error
+		if *e, err = d.GetEvent(); err != nil {
+			return err
+		}
+	}
+	return d.Record(*e, stream)
+}
+
+func (s *stager) done(e cuda.Event) (bool, error) {
+	if s.args.Place.Device == nil || e == 0 {
+		return true, nil
+	}
+	return s.args.Place.Device.Query(e)
+}
+
+// close gives blocks and events back. The last copies out may still read the blocks, and
+// after an error copies in may still write them.
+func (s *stager) close() {
+	d := s.args.Place.Device
+	for i := range s.lanes {
+		ln := &s.lanes[i]
+		if s.p.err != nil && ln.in != 0 {
+			_ = d.StreamWait(d.In, ln.in)
+		}
+		for _, b := range []*mem.Pinned{ln.send, ln.recv} {
+			switch {
+			case b == nil:
+			case d == nil:
+				mem.Free(b.Data)
+			default:
+				mem.PutPinned(b, d.In)
+			}
+		}
+		for _, e := range []cuda.Event{ln.in, ln.out} {
+			if e != 0 {
+				d.PutEvent(e)
+			}
+		}
+	}
+}
+
+// buildWhole stages all of an uneven operation at once: the ranks do not know the lengths
+// of each other's shares, so that pieces would not meet.
+func (s *stager) buildWhole() error {
+	a, ln := s.args, &s.lanes[0]
+	sides := []struct {
+		rows  []row
+		block **mem.Pinned
+		parts []Part
+		in    bool
+	}{{s.send, &ln.send, nil, true}, {s.recv, &ln.recv, nil, s.reads}}
+	for i := range sides {
+		side := &sides[i]
+		total := int64(0)
+		for _, r := range side.rows {
+			total += r[0].count
+		}
+		if len(side.rows) == 0 {
+			continue
+		}
+		b, err := s.block(max(1, total*a.elem()))
+		if err != nil {
+			return err
+		}
+		*side.block = b
+		at := b.Data
+		for _, r := range side.rows {
+			side.parts = append(side.parts, Part{Data: at, Count: r[0].count})
+			at = a.at(at, r[0].count)
+		}
+		if side.in {
+			if err := s.copyIn(b, side.rows, 0, total); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.mark(&ln.in, s.stream(false)); err != nil {
+		return err
+	}
+	s.p.Until(func() (bool, error) { return s.done(ln.in) })
+	if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
+		return err
+	}
+	s.count = counts(a.Recv)
+	s.p.Do(func() error { return s.drain(ln, 0, s.count) })
+	return nil
+}
+
+// agreedOnDevice tells whether sums are to be made by the devices, on every rank.
+func agreedOnDevice(s *Sig) bool { return s.Agreed&arrive.DeviceReduce != 0 }

@@ -1,0 +1,242 @@
+package group
+
+import (
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
+	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// chunkDefault is the length of the pieces in which tensors are staged: long enough for MPI
+// to come to its full speed, short enough for three to lie in a cache.
+const chunkDefault = 4 << 20
+
+// deviceSettings is what the environment says of tensors in device memory.
+type deviceSettings struct {
+	chunk               int64 // the smallest of all ranks'
+	ipc, direct, staged bool  // the paths allowed
+	reduceOnDevice      bool
+}
+
+// readDeviceSettings reads them once, at init, so that all ranks can agree on the chunk.
+func readDeviceSettings() (s deviceSettings, err error) {
+	s = deviceSettings{chunk: chunkDefault, ipc: true, direct: true, staged: true}
+	if v, ok := dl.Getenv("PADDLEMPI_CUDA_CHUNK"); ok && v != "" {
+		if s.chunk, err = strconv.ParseInt(v, 10, 64); err != nil || s.chunk < 1 {
+			return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_CHUNK=%s is no number of bytes above 0", v)
+		}
+	}
+	if v, ok := dl.Getenv("PADDLEMPI_CUDA_PATHS"); ok && v != "" {
+		s.ipc, s.direct, s.staged = false, false, false
+		for _, name := range strings.Split(v, ",") {
+			switch strings.TrimSpace(name) {
+			case "ipc":
+				s.ipc = true
+			case "direct":
+				s.direct = true
+			case "staged":
+				s.staged = true
+			default:
+				return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_PATHS=%s: %q is none of ipc, direct, staged", v, name)
+			}
+		}
+	}
+	switch v, _ := dl.Getenv("PADDLEMPI_CUDA_REDUCE"); v {
+	case "", "host":
+	case "device":
+		s.reduceOnDevice = true
+	default:
+		return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_REDUCE=%s is neither host nor device", v)
+	}
+	return s, nil
+}
+
+// locate finds out where a tensor that is said to be on a device lies.
+func locate(code op.Code, side string, i int, b *op.Buf) (*cuda.Device, cuda.Location, error) {
+	if b.DeviceType != op.DeviceCUDA && b.DeviceType != op.DeviceCUDAManaged {
+		return nil, cuda.Location{}, status.New(status.Unsupported, "%s: %s tensor %d is in the memory of a device of DLPack type %d; CUDA's and the host's are served: copy it to the CPU first",
+			code, side, i, b.DeviceType)
+	}
+	driver, err := cuda.Open()
+	if err != nil {
+		return nil, cuda.Location{}, status.New(status.Unsupported, "%s: %s tensor %d is on CUDA device %d: %v", code, side, i, b.DeviceID, err)
+	}
+	at := cuda.Location{Kind: cuda.OnDevice, Device: int(b.DeviceID)}
+	if b.Count > 0 {
+		if at, err = driver.Where(b.Data); err != nil {
+			return nil, at, err
+		}
+		switch at.Kind {
+		case cuda.Host:
+			return nil, at, status.New(status.Argument, "%s: %s tensor %d says that it is on CUDA device %d, but the driver does not know its memory at %p: it was freed, or belongs to another driver",
+				code, side, i, b.DeviceID, b.Data)
+		case cuda.Pinned, cuda.Managed:
+			at.Device = int(b.DeviceID)
+		}
+	}
+	dev, err := driver.Device(at.Device)
+	return dev, at, err
+}
+
+// devicePart describes one tensor of a collective that is in device memory.
+func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part, error) {
+	dev, at, err := locate(d.Code, side, i, b)
+	if err != nil {
+		return coll.Part{}, err
+	}
+	if c.args.Place == nil {
+		c.args.Place = &coll.Place{Device: dev}
+		c.mappable = true
+	}
+	if on := c.args.Place.Device; on != dev {
+		return coll.Part{}, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; those of one call lie on one device",
+			d.Code, side, i, dev.Index, on.Index)
+	}
+	c.mappable = c.mappable && (at.IPC || b.Count == 0)
+	part := coll.Part{Data: b.Data, Count: b.Count, OnDevice: true}
+	if !b.Contiguous() && b.Count > 0 {
+		part.Layout = layout(b)
+	}
+	return part, nil
+}
+
+// layout is b with its shape and strides copied: the caller keeps them during submit only.
+// They are read by Go alone.
+func layout(b *op.Buf) *op.Buf {
+	own := *b
+	dims := append(append(make([]int64, 0, 2*b.NDim), b.Dims()...), b.Steps()...)
+	own.Shape, own.Strides = unsafe.Pointer(&dims[0]), unsafe.Pointer(&dims[b.NDim])
+	return &own
+}
+
+// onDevice ends the check of a call with tensors in device memory: what the producing
+// stream has queued by now comes before it, and the flags say which ways are open to it.
+func (g *Group) onDevice(c *call, stream cuda.Stream) error {
+	pl, s := c.args.Place, &g.env.device
+	var err error
+	if pl.Ready, err = produced(c.args.Code, pl.Device, stream); err != nil {
+		return err
+	}
+	c.stream = stream
+	c.flags |= arrive.Device
+	if s.ipc && g.local && c.mappable && coll.Exportable(&c.args) {
+		c.flags |= arrive.IPC
+	}
+	if !s.direct || !coll.DirectOK(&c.args) || !g.env.CUDAAware() {
+		c.flags |= arrive.NotDirect
+	}
+	if !s.staged {
+		c.flags |= arrive.NotStaged
+	}
+	if s.reduceOnDevice {
+		c.flags |= arrive.DeviceReduce
+	}
+	return nil
+}
+
+// produced returns an event that stands for what stream has queued.
+func produced(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event, error) {
+	capturing, err := dev.Capturing(stream)
+	if err != nil {
+		return 0, err
+	}
+	if capturing {
+		return 0, status.New(status.Unsupported, "%s: the stream of the tensors on CUDA device %d is being captured into a graph, and MPI cannot be part of one: call it outside of the capture", code, dev.Index)
+	}
+	e, err := dev.GetEvent()
+	if err != nil {
+		return 0, err
+	}
+	if err := dev.Record(e, stream); err != nil {
+		dev.PutEvent(e)
+		return 0, err
+	}
+	return e, nil
+}
+
+// agreeOnDevice completes the place of a call, in which another rank's tensors may be the
+// ones in device memory, when all have arrived.
+func (c *call) agreeOnDevice(g *Group, res arrive.Result) {
+	if c.args.Place == nil {
+		c.args.Place = &coll.Place{}
+	}
+	pl := c.args.Place
+	pl.Agreed, pl.Any, pl.Chunk = res.All, res.Any, g.env.device.chunk
+	if g.local && res.All&arrive.IPC != 0 {
+		if g.mapped == nil {
+			g.mapped = ipc.New(g.Rank, g.Size)
+		}
+		pl.Peers = g.mapped
+	}
+}
+
+// leaveDevice gives back what the call holds on its device, once its program has ended, and
+// returns what is still queued there, nil if nothing is.
+func (c *call) leaveDevice() *tail {
+	pl := c.args.Place
+	if pl == nil || pl.Device == nil {
+		return nil
+	}
+	if pl.Ready != 0 {
+		pl.Device.PutEvent(pl.Ready)
+		pl.Ready = 0
+	}
+	if pl.Tail == 0 {
+		return nil
+	}
+	t := &tail{pl.Device, pl.Tail}
+	pl.Tail = 0
+	return t
+}
+
+// drop gives back what a call holds on its device that did not come to its end.
+func (c *call) drop() {
+	if t := c.leaveDevice(); t != nil {
+		t.Release()
+	}
+}
+
+// tail is what an operation has left queued on a device.
+type tail struct {
+	device *cuda.Device
+	event  cuda.Event
+}
+
+// Order makes a stream of the device wait for it.
+func (t *tail) Order(stream uint64) error {
+	return t.device.StreamWait(cuda.Stream(stream), t.event)
+}
+
+// Ended tells whether the device is done with it.
+func (t *tail) Ended() (bool, error) { return t.device.Query(t.event) }
+
+// Release gives the event back.
+func (t *tail) Release() { t.device.PutEvent(t.event) }
+
+// mark says on a handle what stays queued; t may be nil.
+func (t *tail) mark(h *work.Handle, r *work.Result) {
+	if t != nil {
+		h.SetTail(t)
+		r.Device = int32(t.device.Index) + 1
+	}
+}
+
+// follow ends a synchronous operation: stream waits for t, which may be nil.
+func (t *tail) follow(stream cuda.Stream, err error) error {
+	if t == nil {
+		return err
+	}
+	if err == nil {
+		err = t.Order(uint64(stream))
+	}
+	t.Release()
+	return err
+}
