@@ -2,13 +2,115 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/op"
 
-// Exportable tells whether the other ranks can reach what they have to of this rank's
-// tensors, all of which lie in memory that can be mapped: one contiguous tensor on each
-// side that they read or write.
+// Exportable tells whether the path ipc can carry this rank's call: its tensors are
+// contiguous in device memory, what the others have to reach is one piece, and nothing is
+// written where others may still read. It says nothing of the kind of memory.
+//
+// Others reach both sides of an all_reduce, what a rank sends of other operations, and the
+// root's result of a reduce. A list of tensors is one piece where each lies behind the one
+// before, as the chunks of a tensor do. What a rank only pulls into may be any list.
 func Exportable(a *Args) bool {
-	if a.Code == op.Scan || a.Code == op.Exscan || a.Code == op.AllReduceCoalesced {
-		return false
+	for _, side := range [][]Part{a.Send, a.Recv} {
+		for i := range side {
+			if side[i].Count > 0 && (!side[i].OnDevice || side[i].Layout != nil) {
+				return false
+			}
+		}
 	}
-	one := func(parts []Part) bool { return len(parts) <= 1 && flat(parts) }
-	return one(a.Send) && one(a.Recv)
+	give, _, ok := a.exports()
+	return ok && a.sound(give)
+}
+
+// exports returns what the others read of this rank's memory and what they write.
+func (a *Args) exports() (give, take Part, ok bool) {
+	ok = true
+	root := a.Root == a.Rank
+	switch a.Code {
+	case op.AllReduce:
+		give, take = a.Part(), a.Recv[0]
+	case op.Reduce:
+		if give = a.Part(); root {
+			take = a.Recv[0]
+		}
+	case op.Broadcast:
+		if root {
+			give = a.Recv[0]
+		}
+	case op.AllGather, op.Gather:
+		give = a.Send[0]
+	case op.Scatter:
+		if root {
+			give, ok = a.joined(a.Send)
+		}
+	case op.ReduceScatter, op.AllToAll:
+		give, ok = a.joined(a.Send)
+	default:
+		ok = false
+	}
+	return give, take, ok
+}
+
+// joined returns parts as one, if each lies behind the one before.
+func (a *Args) joined(parts []Part) (whole Part, ok bool) {
+	for _, part := range parts {
+		switch {
+		case part.Count == 0:
+		case whole.Count == 0:
+			whole = part
+		case part.Data != a.at(whole.Data, whole.Count):
+			return Part{}, false
+		default:
+			whole.Count += part.Count
+		}
+	}
+	return whole, true
+}
+
+// sound tells whether this rank's result lies apart from what others read, or exactly in
+// the place of what is read for it alone.
+func (a *Args) sound(give Part) bool {
+	own := give
+	switch a.Code {
+	case op.Scatter, op.ReduceScatter:
+		from, count := a.share(a.Send, a.Rank)
+		own = Part{Data: a.at(give.Data, from), Count: count}
+	case op.AllToAll:
+		own = Part{} // others read all of it but this rank's share
+	}
+	results := len(a.Recv)
+	if each := receivesFromEach(a.Code); each && results == 1 {
+		results = a.Size
+	}
+	for i := range results {
+		r := a.Recv[0]
+		if receivesFromEach(a.Code) {
+			r = a.place(i)
+		}
+		if !a.overlap(give, r) {
+			continue
+		}
+		if r.Data != own.Data || r.Count != own.Count || receivesFromEach(a.Code) && i != a.Rank {
+			return false
+		}
+	}
+	return true
+}
+
+// share tells where a rank's share of a side that has one for every rank begins, counted
+// through all parts, and how long it is.
+func (a *Args) share(parts []Part, rank int) (from, count int64) {
+	if len(parts) == 1 {
+		each := parts[0].Count / int64(a.Size)
+		return int64(rank) * each, each
+	}
+	return counts(parts[:rank]), parts[rank].Count
+}
+
+// place is where this rank's result has what comes from a rank.
+func (a *Args) place(rank int) Part {
+	if len(a.Recv) == 1 {
+		from, count := a.share(a.Recv, rank)
+		return Part{Data: a.at(a.Recv[0].Data, from), Count: count, OnDevice: a.Recv[0].OnDevice}
+	}
+	return a.Recv[rank]
 }
