@@ -24,6 +24,8 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"group_info":    controlGroupInfo,
 	"set_timeout":   controlSetTimeout,
 	"info":          controlInfo,
+	"cuda":          controlCUDA,
+	"cuda_trial":    controlCUDATrial,
 	"launcher":      func([]byte, work.Interrupt) (any, error) { return mpi.Launcher(), nil },
 	"abort":         controlAbort,
 }
@@ -69,11 +71,12 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 		Comm      *uint64  `json:"comm"`
 		Timeout   *float64 `json:"timeout"`
 		SysPrefix string   `json:"sys_prefix"`
+		Trial     []string `json:"trial"`
 	}
 	if err := parse("init", request, &r); err != nil {
 		return nil, err
 	}
-	o := InitOptions{Comm: r.Comm, Timeout: seconds(r.Timeout), SysPrefix: r.SysPrefix, Interrupt: interrupt}
+	o := InitOptions{Comm: r.Comm, Timeout: seconds(r.Timeout), SysPrefix: r.SysPrefix, Trial: r.Trial, Interrupt: interrupt}
 	if r.MPI != nil {
 		o.MPI = *r.MPI
 	}

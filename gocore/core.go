@@ -43,6 +43,7 @@ type InitOptions struct {
 	Comm      *uint64       // communicator to take for the world, in MPI's own representation
 	Timeout   time.Duration // default deadline of every operation
 	SysPrefix string        // Python's sys.prefix
+	Trial     []string      // the command that calls control method cuda_trial in a new process
 	Interrupt work.Interrupt
 }
 
@@ -56,6 +57,9 @@ func Init(o InitOptions) error {
 	}
 	if current.Load() != nil {
 		return status.New(status.AlreadyInitialized, "init: already initialised; call destroy_process_group first")
+	}
+	if _, _, err := mpi.CUDAForced(); err != nil {
+		return err
 	}
 	// Affinity may leave one CPU, but calls of several threads must not queue for it
 	// while one of them waits inside MPI.
@@ -91,6 +95,7 @@ func Init(o InitOptions) error {
 	if err != nil {
 		return err
 	}
+	env.Trial = newTrial(library.Info(), env.Topo.LocalRank, o.Trial)
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
 	c := &core{lib: library, env: env}
 	c.groups.Store(&[]*group.Group{})

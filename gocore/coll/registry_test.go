@@ -73,7 +73,7 @@ func TestNoAlgorithm(t *testing.T) {
 // What Enabled sees holds nothing that differs between ranks: no address, no rank,
 // no buffer. Who adds a field to Sig has to extend this list, and to think.
 func TestSigHoldsOnlyWhatAllRanksAgreeOn(t *testing.T) {
-	agreed := map[string]bool{"Code": true, "DType": true, "Reduce": true, "Root": true, "Count": true, "Size": true, "Agreed": true}
+	agreed := map[string]bool{"Code": true, "DType": true, "Reduce": true, "Root": true, "Count": true, "Size": true, "Agreed": true, "Any": true}
 	s := reflect.TypeOf(Sig{})
 	for i := range s.NumField() {
 		f := s.Field(i)
@@ -98,15 +98,16 @@ func TestAllRanksChooseTheSame(t *testing.T) {
 			Count: rng.Int63() >> rng.Intn(64),
 		}
 		capabilities := make([]arrive.Flags, size)
-		all := ^arrive.Flags(0)
+		all, some := ^arrive.Flags(0), arrive.Flags(0)
 		for i := range capabilities {
 			capabilities[i] = arrive.Flags(rng.Uint32())
 			if rng.Intn(2) == 0 {
 				capabilities[i] |= arrive.Even | arrive.Sync
 			}
-			all &= capabilities[i]
+			all, some = all&capabilities[i], some|capabilities[i]
 		}
 		var first *Algorithm
+		var refused error
 		for rank := range size {
 			own := shared
 			own.Rank, own.Size = rank, size
@@ -115,12 +116,15 @@ func TestAllRanksChooseTheSame(t *testing.T) {
 				own.Send = own.Recv
 			}
 			chosen, err := Choose(&Sig{Code: own.Code, DType: own.DType, Reduce: own.Reduce, Root: own.Root,
-				Count: own.Count, Size: own.Size, Agreed: all})
-			require.NoError(t, err)
+				Count: own.Count, Size: own.Size, Agreed: all, Any: some})
+			if some&(arrive.Device|arrive.NotStaged) != arrive.Device|arrive.NotStaged {
+				require.NoError(t, err)
+			}
 			if rank == 0 {
-				first = chosen
+				first, refused = chosen, err
 			}
 			require.Same(t, first, chosen, "rank %d of %s", rank, own.Code)
+			require.Equal(t, refused, err)
 		}
 	}
 }

@@ -2,6 +2,9 @@ package dl
 
 /*
 #include <stdlib.h>
+#include <unistd.h>
+
+extern char **environ;
 */
 import "C"
 
@@ -18,6 +21,18 @@ func Getenv(name string) (value string, ok bool) {
 		return "", false
 	}
 	return C.GoString(v), true
+}
+
+// Environ returns the C environment, a NAME=value each.
+func Environ() (all []string) {
+	for p := unsafe.Pointer(C.environ); p != nil; p = unsafe.Add(p, unsafe.Sizeof(p)) {
+		v := *(**C.char)(p)
+		if v == nil {
+			break
+		}
+		all = append(all, C.GoString(v))
+	}
+	return all
 }
 
 // SetenvDefault sets a variable of the C environment unless it is set, if only

@@ -159,6 +159,13 @@ int pmpi_mpi_library_version(void *symbol, char *text, int *len);
 int pmpi_mpi_flag(void *symbol, int *flag);
 int pmpi_mpi_abi_version(void *symbol, int *major, int *minor);
 
+// MPIX_Query_cuda_support, and MPIX_GPU_query_support for CUDA.
+int pmpi_mpi_query_cuda(void *symbol);
+int pmpi_mpi_query_gpu(void *symbol, int *flag);
+// The info key mpi_memory_alloc_kinds of a communicator; 1 where it is set, with the value.
+int pmpi_mpi_memory_kinds(void *comm_get_info, void *info_get_string, void *info_free,
+						  uintptr_t comm, char *value, int size);
+
 // pmpi_mpi_signals_on_stack gives SA_ONSTACK to every signal handler that lacks
 // it, as a process with a Go runtime requires, and returns how many it changed.
 int pmpi_mpi_signals_on_stack(void);

@@ -103,6 +103,7 @@ class _State:
         self.world: ProcessGroup | None = None
         self.local_rank = 0
         self.local_size = 1
+        self.before_destroy: list[Callable[[], None]] = []
         self.at_destroy: list[Callable[[], None]] = []
 
 
@@ -163,7 +164,12 @@ def init_process_group(
         _native.load()
         foreign = _exit.mpi_is_foreign()
         answer = _native.control(
-            "init", mpi=path, comm=handle, timeout=seconds, sys_prefix=sys.prefix
+            "init",
+            mpi=path,
+            comm=handle,
+            timeout=seconds,
+            sys_prefix=sys.prefix,
+            trial=_trial() if sys.executable else [],
         )
         _state.local_rank = answer["local_rank"]
         _state.local_size = answer["local_size"]
@@ -171,6 +177,13 @@ def init_process_group(
         _exit.install(foreign)
     if front is not None:
         front.init(timeout)
+
+
+def _trial() -> list[str]:
+    """The command that tries whether MPI moves GPU memory; the core adds the request."""
+    program = "import sys; sys.path.append(sys.argv[1]); from paddlempi.cli import trial; "
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [sys.executable, "-c", program + "sys.exit(trial.main(sys.argv[2]))", package]
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -186,6 +199,13 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         NotInitializedError: there is nothing to destroy.
         GroupDestroyedError: the group was destroyed before.
     """
+    failure: Exception | None = None
+    if group is None or group is _state.world:
+        for end in _state.before_destroy:
+            try:
+                end()
+            except Exception as error:
+                failure = failure or error
     with _state.lock:
         world = _world("destroy_process_group")
         if group is None or group is world:
@@ -198,6 +218,8 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
                     leave()
         elif not is_foreign(group, "destroy_process_group"):
             _native.control("destroy_group", group=group._id)
+    if failure is not None:
+        raise failure
 
 
 def is_available() -> bool:
@@ -435,6 +457,14 @@ def to_seconds(timeout: timedelta | float, what: str) -> float:
     if not seconds > 0:
         raise ArgumentError(f"{what}: timeout={seconds} s must be above 0")
     return seconds
+
+
+def before_destroy(end: Callable[[], None]) -> None:
+    """Call ``end()`` whenever the world is about to be destroyed, while it can still be waited for.
+
+    What it raises, ``destroy_process_group`` raises after the world has gone.
+    """
+    _state.before_destroy.append(end)
 
 
 def at_destroy(leave: Callable[[], None]) -> None:

@@ -1,0 +1,255 @@
+package gocore
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// trialLimit is how long the child has: to start Python, MPI and CUDA, and for a transfer.
+const trialLimit = 20 * time.Second
+
+// trials holds the outcome of the trial for the life of the process, as MPI is the same.
+var trials struct {
+	once  sync.Once
+	works bool
+	seen  string
+}
+
+// newTrial returns the trial of lib on the device that the ranks of a node take by their
+// local rank. child is the command that makes control method cuda_trial of a new process;
+// without one there is no trial.
+func newTrial(lib mpi.Info, localRank int, child []string) group.Trial {
+	if len(child) == 0 {
+		return nil
+	}
+	return func() (bool, string) {
+		trials.once.Do(func() { trials.works, trials.seen = tryInChild(lib.Path, localRank, child, trialLimit) })
+		return trials.works, trials.seen
+	}
+}
+
+// tryInChild runs the trial in a process that the launcher knows nothing of: MPI starts as
+// a job of one process there.
+func tryInChild(libmpi string, localRank int, child []string, limit time.Duration) (works bool, seen string) {
+	driver, err := cuda.Open()
+	if err != nil {
+		return false, err.Error()
+	}
+	if driver.DeviceCount() == 0 {
+		return false, "this process sees no CUDA device"
+	}
+	request, err := json.Marshal(map[string]int{"device": localRank % driver.DeviceCount()})
+	if err != nil {
+		return false, err.Error()
+	}
+	// The kernel kills the child when the thread that started it ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, child[0], append(child[1:len(child):len(child)], string(request))...)
+	cmd.Env = append(withoutLauncher(dl.Environ()), mpi.EnvLibrary+"="+libmpi, cuda.Setting+"="+driver.Path())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second // a grandchild may hold the pipes
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	err = cmd.Run()
+	var answer struct {
+		Moved string `json:"moved"`
+		Error string `json:"error"`
+	}
+	_ = json.Unmarshal(lastLine(out.Bytes()), &answer)
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return false, fmt.Sprintf("the child process that tried it did not end within %v", limit)
+	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signaled():
+		return false, fmt.Sprintf("the child process that tried it died of %v", exit.Sys().(syscall.WaitStatus).Signal())
+	case answer.Error != "":
+		return false, "the child process that tried it says: " + answer.Error
+	case err != nil || answer.Moved == "":
+		return false, fmt.Sprintf("the child process that tried it failed: %v: %s", err, lastLine(said.Bytes()))
+	}
+	return true, answer.Moved
+}
+
+func lastLine(text []byte) []byte {
+	text = bytes.TrimSpace(text)
+	return text[bytes.LastIndexByte(text, '\n')+1:]
+}
+
+// launchers are the beginnings of the variables by which a rank finds its job.
+var launchers = []string{
+	"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess_", "OMPI_MCA_orte_", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs",
+	"PMIX_", "PMI_", "PRTE_", "HYDRA_", "HYDI_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_PIN_",
+	"MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_",
+}
+
+func withoutLauncher(environment []string) []string {
+	return slices.DeleteFunc(environment, func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return name == mpi.EnvLibrary || name == cuda.Setting ||
+			slices.ContainsFunc(launchers, func(beginning string) bool { return strings.HasPrefix(name, beginning) })
+	})
+}
+
+// controlCUDA tells whether MPI takes GPU memory and how that is known.
+func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Wait bool `json:"wait"`
+		Try  bool `json:"try"`
+	}
+	if err := parse("cuda", request, &r); err != nil {
+		return nil, err
+	}
+	c, err := get()
+	if err != nil {
+		return nil, err
+	}
+	if r.Try {
+		if c.env.Trial == nil {
+			return group.Awareness{How: "asked", Reason: "there is no Python to try it with"}, nil
+		}
+		works, seen := c.env.Trial()
+		return group.Awareness{Aware: works, How: "tried", Reason: seen}, nil
+	}
+	return c.env.Awareness(r.Wait), nil
+}
+
+// controlCUDATrial is the child's side: it starts MPI as a job of one process, moves device
+// memory with it, and ends MPI.
+func controlCUDATrial(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Device    int    `json:"device"`
+		SysPrefix string `json:"sys_prefix"`
+	}
+	if err := parse("cuda_trial", request, &r); err != nil {
+		return nil, err
+	}
+	initOnce.Lock()
+	defer initOnce.Unlock()
+	if library != nil {
+		return nil, status.New(status.AlreadyInitialized, "cuda_trial: this process runs MPI already, and the trial may end it: start a new one")
+	}
+	driver, err := cuda.Open()
+	if err != nil {
+		return nil, err
+	}
+	dev, err := driver.Device(r.Device)
+	if err != nil {
+		return nil, err
+	}
+	lib, err := mpi.Open(mpi.Options{SysPrefix: r.SysPrefix})
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range trialSizes {
+		if err := moveOnDevice(lib, lib.World(), dev, 0, 0, n, trialLimit/2); err != nil {
+			return nil, err
+		}
+	}
+	if err := lib.Finalize(); err != nil {
+		return nil, err
+	}
+	return map[string]string{"moved": fmt.Sprintf("MPI_Isend and MPI_Irecv moved %d, %d and %d bytes of GPU memory within one process", trialSizes[0], trialSizes[1], trialSizes[2])}, nil
+}
+
+// trialSizes are lengths that MPIs send at once, after a handshake, and in pieces.
+var trialSizes = [3]int64{8, 12<<10 + 1, 4<<20 + 3}
+
+// moveOnDevice sends n bytes of device memory to rank to of comm, receives as many from rank
+// from, and checks those: every rank sends bytes that its rank and n decide.
+func moveOnDevice(lib mpi.Library, comm mpi.Comm, dev *cuda.Device, to, from int, n int64, limit time.Duration) error {
+	me, err := lib.Rank(comm)
+	if err != nil {
+		return err
+	}
+	host, err := mem.Alloc(n)
+	if err != nil {
+		return err
+	}
+	defer mem.Free(host)
+	content := unsafe.Slice((*byte)(host), n)
+	var device [2]unsafe.Pointer
+	for i := range device {
+		if device[i], err = dev.Alloc(n); err != nil {
+			return err
+		}
+		defer dev.Free(device[i])
+		for k := range content {
+			content[k] = pattern(me, n, k) ^ byte(0xff*i) // what is received differs in every byte from what lay there
+		}
+		if err := dev.Copy(device[i], host, n, dev.In); err != nil {
+			return err
+		}
+		if err := dev.StreamSync(dev.In); err != nil {
+			return err
+		}
+	}
+	if err := sendRecv(lib, comm, device[0], device[1], to, from, n, limit); err != nil {
+		return err
+	}
+	if err := dev.Copy(host, device[1], n, dev.Out); err != nil {
+		return err
+	}
+	if err := dev.StreamSync(dev.Out); err != nil {
+		return err
+	}
+	for k := range content {
+		if content[k] != pattern(from, n, k) {
+			return status.New(status.MPI, "MPI moved %d bytes of GPU memory, and byte %d arrived wrong", n, k)
+		}
+	}
+	return nil
+}
+
+func pattern(rank int, n int64, k int) byte { return byte(k*7 + k>>8*3 + rank*31 + int(n)) }
+
+// sendRecv is a send and a receive of n bytes that are under way at once.
+func sendRecv(lib mpi.Library, comm mpi.Comm, send, recv unsafe.Pointer, to, from int, n int64, limit time.Duration) error {
+	calls := [2]mpi.Call{
+		{Fn: mpi.FnRecv, Comm: comm, Peer: int32(from), Tag: 1, RecvBuf: recv, RecvCount: n, RecvType: lib.Byte()},
+		{Fn: mpi.FnSend, Comm: comm, Peer: int32(to), Tag: 1, SendBuf: send, SendCount: n, SendType: lib.Byte()},
+	}
+	var slots [2]*mpi.Slot
+	var open [2]uintptr
+	for i := range calls {
+		slots[i] = lib.NewSlot()
+		if err := lib.Start(&calls[i], slots[i]); err != nil {
+			return err
+		}
+		open[i] = uintptr(unsafe.Pointer(slots[i]))
+	}
+	for end := time.Now().Add(limit); slots[0].Done == 0 || slots[1].Done == 0; work.Yield() {
+		if lib.Poll(open[:]); time.Now().After(end) {
+			return status.New(status.Timeout, "MPI did not move %d bytes of GPU memory within %v", n, limit)
+		}
+	}
+	for i, s := range slots {
+		if err := lib.SlotError(calls[i].Fn, s); err != nil {
+			return err
+		}
+		lib.FreeSlot(s)
+	}
+	return nil
+}

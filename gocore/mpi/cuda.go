@@ -1,0 +1,82 @@
+package mpi
+
+/*
+#include "calls.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// EnvCUDAAware is the variable by which the user says whether MPI takes the addresses of
+// device memory: 1 or 0.
+const EnvCUDAAware = "PADDLEMPI_CUDA_AWARE"
+
+// CUDAForced returns what EnvCUDAAware says, if it is set.
+func CUDAForced() (aware, set bool, err error) { return host().cudaForced() }
+
+func (s *system) cudaForced() (aware, set bool, err error) {
+	switch v := s.get(EnvCUDAAware); v {
+	case "":
+		return false, false, nil
+	case "0", "1":
+		return v == "1", true, nil
+	default:
+		return false, false, status.New(status.Argument, "%s=%q: it takes 1 (MPI is given the addresses of tensors in GPU memory, without a trial), "+
+			"0 (it never is), or is left unset (MPI is asked, and tried)", EnvCUDAAware, v)
+	}
+}
+
+// CUDAQuery is a Library that can be asked whether it takes the addresses of device
+// memory. No answer is reliable: a yes wants a trial.
+type CUDAQuery interface {
+	// QueryCUDA returns whether any of the ways to ask says yes, and what each said.
+	QueryCUDA() (aware bool, says string)
+}
+
+// QueryCUDA asks in all ways that the library offers: MPIX_Query_cuda_support (Open MPI,
+// MPICH), MPIX_GPU_query_support (MPICH) and the info key mpi_memory_alloc_kinds of the
+// world (MPI-4.1). Open MPI 5 and MPICH answer for what was chosen at MPI_Init.
+func (l *library) QueryCUDA() (aware bool, says string) {
+	var answers []string
+	if f := l.file.Lookup("MPIX_Query_cuda_support"); f != nil {
+		n := C.pmpi_mpi_query_cuda(f)
+		aware = n == 1
+		answers = append(answers, fmt.Sprintf("MPIX_Query_cuda_support says %d", n))
+	}
+	if f := l.file.Lookup("MPIX_GPU_query_support"); f != nil {
+		var flag C.int
+		rc := C.pmpi_mpi_query_gpu(f, &flag)
+		aware = aware || rc == 0 && flag != 0
+		answers = append(answers, fmt.Sprintf("MPIX_GPU_query_support says %d", flag))
+	}
+	if kinds, ok := l.memoryKinds(); ok {
+		aware = aware || slices.ContainsFunc(strings.Split(kinds, ","), func(kind string) bool {
+			kind = strings.TrimSpace(kind)
+			return kind == "cuda" || kind == "cuda:device"
+		})
+		answers = append(answers, fmt.Sprintf("mpi_memory_alloc_kinds is %q", kinds))
+	}
+	if answers == nil {
+		return false, "it has no way to be asked (MPIX_Query_cuda_support, MPIX_GPU_query_support, mpi_memory_alloc_kinds)"
+	}
+	return aware, strings.Join(answers, ", ")
+}
+
+// memoryKinds returns the value of the info key of the world.
+func (l *library) memoryKinds() (string, bool) {
+	get, text, free := l.file.Lookup("MPI_Comm_get_info"), l.file.Lookup("MPI_Info_get_string"), l.file.Lookup("MPI_Info_free")
+	if get == nil || text == nil || free == nil {
+		return "", false // before MPI-4 there is no such key
+	}
+	var value [512]C.char
+	if C.pmpi_mpi_memory_kinds(get, text, free, C.uintptr_t(l.World()), &value[0], C.int(len(value))) == 0 {
+		return "", false
+	}
+	return C.GoString(&value[0]), true
+}
