@@ -347,11 +347,12 @@ class DeviceTensor:
         expected = 1
         for n, step in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if n != 1 and step != expected:
-                return False
+                return 0 in self.shape
             expected *= n
         return True
 
-    def _view(self, shape: Sequence[int], strides: Sequence[int], first: int) -> DeviceTensor:
+    def view(self, shape: Sequence[int], strides: Sequence[int], first: int) -> DeviceTensor:
+        """A view from element ``first`` on, its strides in elements; not checked."""
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view.shape, view.strides = tuple(shape), tuple(strides)
@@ -371,12 +372,12 @@ class DeviceTensor:
             first += (taken.start if len(taken) else 0) * step
             shape.append(len(taken))
             strides.append(step * taken.step)
-        return self._view(shape, strides, first)
+        return self.view(shape, strides, first)
 
     @property
     def T(self) -> DeviceTensor:
         """The view with its dimensions in reverse order."""
-        return self._view(self.shape[::-1], self.strides[::-1], 0)
+        return self.view(self.shape[::-1], self.strides[::-1], 0)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.dtype}{self.shape} on {self.kind} of {self.device}>"
@@ -487,7 +488,14 @@ class _Versioned(ctypes.Structure):
 
 
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_NAMED_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
+_NAMED_CODES = {
+    "bfloat16": 4,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
+}
 
 _given: dict[int, tuple[object, ...]] = {}
 """What a capsule shows, by its address, until its deleter is called."""

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).resolve().parent
-BUILD = HERE.parents[1] / "gocore/cuda/cudafake/build.sh"
 
 IMPORTS = """\
 import ctypes, gc, os, signal, subprocess, sys, time
@@ -31,18 +30,8 @@ import numpy as np
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("fake") / "libcuda_fake.so"
-    subprocess.run([BUILD, path], check=True, timeout=120)
-    return str(path)
-
-
 class Run:
     """Runs a function with its arguments, what a literal can say, as a program."""
-
-    def __init__(self, library: str) -> None:
-        self.library = library
 
     def __call__(
         self, program: Callable[..., None], *args: object, **env: str
@@ -52,7 +41,7 @@ class Run:
         inherited = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         return subprocess.run(
             [sys.executable, "-c", source],
-            env={**inherited, "PYTHONPATH": str(HERE), "PADDLEMPI_CUDA": self.library, **env},
+            env={**inherited, "PYTHONPATH": str(HERE), **env},
             capture_output=True,
             text=True,
             timeout=60,
@@ -65,9 +54,9 @@ class Run:
         return ended.stdout
 
 
-@pytest.fixture(scope="module")
-def run(library: str) -> Run:
-    return Run(library)
+@pytest.fixture
+def run() -> Run:
+    return Run()
 
 
 def test_values_arrive_and_come_back(run: Run) -> None:
