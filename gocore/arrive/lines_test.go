@@ -300,7 +300,7 @@ func TestAnotherProcess(t *testing.T) {
 }
 
 func TestAlone(t *testing.T) {
-	var a Arrival = Alone{}
+	var a Arrival = new(Alone)
 	sig := Signature{1}
 	state, res, err := a.Announce(1, &sig, 0, 0)
 	assert.NoError(t, err)

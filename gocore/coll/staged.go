@@ -56,8 +56,8 @@ type stager struct {
 	piece int64 // elements of a row in one piece
 	lanes [lanes]lane
 	sig   Sig
-	// sum, where it is set, takes the host algorithm's place: the device adds up.
-	sum func(*stager, *lane, int64) error
+	sums  bool        // the device adds up, not the host
+	parts *mem.Pinned // where sums: what the ranks have sent for this one's share
 }
 
 func buildStaged(a *Args, p *Program) error {
@@ -92,6 +92,7 @@ func buildStaged(a *Args, p *Program) error {
 	if whole {
 		return s.buildWhole()
 	}
+	s.sums = pl.Agreed&arrive.DeviceReduce != 0 && a.Size <= cuda.MaxArrays && (s.sig.Code == op.AllReduce || s.sig.Code == op.ReduceScatter)
 	s.piece = max(1, pl.Chunk/(a.elem()*int64(widest(a.Code, a.Size))))
 	s.piece = min((s.piece+sliceAlign-1)/sliceAlign*sliceAlign, max(1, s.count))
 	for k := 0; k < lanes-1; k++ {
@@ -213,11 +214,11 @@ func (s *stager) transfer(k int) {
 	s.p.Until(func() (bool, error) { return s.done(ln.in) })
 	mark := s.p.mark()
 	s.p.Do(func() error {
-		if s.sum != nil {
-			if err := s.sum(s, ln, hi-lo); err != nil {
-				return err
-			}
-		} else if err := s.onHost(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
+		work := s.onHost
+		if s.sums {
+			work = s.onChips
+		}
+		if err := work(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
 			return err
 		}
 		s.p.Do(func() error { return s.drain(ln, lo, hi) })
@@ -400,6 +401,9 @@ func (s *stager) close() {
 			}
 		}
 	}
+	if s.parts != nil {
+		mem.PutPinned(s.parts, d.Comm)
+	}
 }
 
 // buildWhole stages all of an uneven operation at once: the ranks do not know the lengths
@@ -448,6 +452,3 @@ func (s *stager) buildWhole() error {
 	s.p.Do(func() error { return s.drain(ln, 0, s.count) })
 	return nil
 }
-
-// agreedOnDevice tells whether sums are to be made by the devices, on every rank.
-func agreedOnDevice(s *Sig) bool { return s.Agreed&arrive.DeviceReduce != 0 }

@@ -57,7 +57,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout t
 	g.timeout.Store(int64(timeout))
 	if g.Size == 1 {
 		g.local = true
-		g.arrival = arrive.Alone{}
+		g.arrival = new(arrive.Alone)
 		g.side = e.base // messages to oneself go by the world's rank
 		return g, nil
 	}

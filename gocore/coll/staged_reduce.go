@@ -1,0 +1,79 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// onChips takes the place of the host's algorithm for a piece of an all_reduce or a
+// reduce_scatter: the host moves, the device adds.
+//
+// Steps: each rank sends slice i of its block to rank i; a kernel on rank i adds up the n
+// slices in rank order, reading and writing pinned memory over the bus; for an all_reduce
+// the slices are gathered. Bytes moved a rank beside those of staged: (1-1/n)S out and in
+// twice, once without the gathering, and (1+1/n)S over the bus.
+func (s *stager) onChips(send, recv []Part, count int64) error {
+	host := *s.args
+	host.Code, host.Place = s.sig.Code, nil
+	from := recv[0]
+	if len(send) > 0 {
+		from = send[0]
+	}
+	var sl []slice
+	to := recv[0].Data
+	if host.Code == op.ReduceScatter {
+		for i := 0; i < host.Size; i++ {
+			sl = append(sl, slice{int64(i) * count, count})
+		}
+	} else {
+		sl = host.slices(count)
+		to = host.at(to, sl[host.Rank].from)
+	}
+	own := sl[host.Rank].count
+	if s.parts == nil {
+		var err error
+		if s.parts, err = mem.GetPinned(s.args.Place.Device, max(1, sl[0].count*int64(host.Size))*host.elem()); err != nil {
+			return err
+		}
+		if !s.parts.Locked {
+			return status.New(status.NoMemory, "%s: sums on the device (PADDLEMPI_CUDA_REDUCE=device) need %d bytes of pinned host memory, and the driver gives none", host.Code, s.parts.Bytes)
+		}
+	}
+	sends, recvs := make([]Part, host.Size), make([]Part, host.Size)
+	for i := range sl {
+		sends[i] = Part{Data: host.at(from.Data, sl[i].from), Count: sl[i].count}
+		recvs[i] = Part{Data: host.at(s.parts.Data, int64(i)*own), Count: own}
+	}
+	if err := exchange(&host, s.p, sends, recvs); err != nil {
+		return err
+	}
+	var summed cuda.Event
+	s.p.Do(func() error { return s.launch(&summed, to, recvs) })
+	s.p.Until(func() (bool, error) { return s.done(summed) })
+	s.p.Do(func() error {
+		s.args.Place.Device.PutEvent(summed)
+		return nil
+	})
+	if host.Code == op.ReduceScatter {
+		return nil
+	}
+	return host.gatherSlices(s.p, recv[0].Data, sl)
+}
+
+// launch queues the kernel that adds the parts up into to.
+func (s *stager) launch(done *cuda.Event, to unsafe.Pointer, parts []Part) error {
+	args := cuda.ReduceArgs{Count: parts[0].Count, NSrc: int64(len(parts)), NDst: 1}
+	args.Dst[0] = uint64(uintptr(to))
+	for i := range parts {
+		args.Src[i], args.Scale[i] = uint64(uintptr(parts[i].Data)), s.args.Scale
+	}
+	d := s.args.Place.Device
+	if err := d.Reduce(&args, s.args.DType, s.args.Reduce, d.Comm); err != nil {
+		return err
+	}
+	return s.mark(done, d.Comm)
+}
