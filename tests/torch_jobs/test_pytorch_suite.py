@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,11 @@ PASSES = {2: "mpi gloo", 3: "mpi gloo gpu"}
 LEAST = {2: 80, 3: 115}
 """What must pass, by number of ranks: fewer is a PyTorch that skips what it ran."""
 
+OLD = metadata.version("torch").startswith("2.8.")
+"""A run takes minutes: two ranks for the oldest torch, and for newer ones three and more tests."""
 
-@pytest.mark.parametrize("np", [2, 3])
+
+@pytest.mark.parametrize("np", [2] if OLD else [3])
 def test_pytorchs_own(np: int, tmp_path: Path) -> None:
     results = tmp_path / "results"
     job = launch.run(
