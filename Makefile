@@ -38,6 +38,8 @@ pytest_jobs = $(call pytest,$(1)) --reruns 1
 # The environments of the newest torch and of the oldest that is claimed, each beside another MPI.
 TORCH_newest := .venv-openmpi
 TORCH_oldest := .venv-torch-oldest
+# A CUDA driver without a GPU, for the tests.
+FAKE_CUDA := build/libcuda_fake.so
 # Whether MPI $(1) is one of Debian's that apt could not give; prints why.
 left_out = case $(1) in debian-*) cat .debian-mpi/.reason 2>/dev/null ;; *) false ;; esac
 
@@ -50,7 +52,8 @@ EXAMPLE_torch := examples/train_torch.py
 
 ## test          everything that CI runs, from nothing
 .PHONY: test
-test: clean-results test-core test-unit test-abi test-mpi test-faults test-torch test-paddle test-examples test-cluster
+test: clean-results test-core test-unit test-abi test-mpi test-cuda $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) \
+		test-faults test-torch test-paddle test-examples test-cluster
 	.venv-tools/bin/python tools/results.py $(RESULTS)
 
 # What needs no environment goes along with making them: that is downloading and unpacking for the most part.
@@ -87,6 +90,30 @@ test-mpi-$(1)-$(2): environments | $(RESULTS)
 		--mpi --mpi-ranks $(2) tests/ranks; fi
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),$(eval $(call mpi_test,$(mpi),$(ranks)))))
+
+## test-cuda     tensors in CUDA memory, over a fake driver: no GPU is needed
+.PHONY: test-cuda
+test-cuda: test-cuda-openmpi-2 test-cuda-openmpi-3 test-cuda-mpich-2 test-cuda-jobs
+
+define cuda_test
+.PHONY: test-cuda-$(1)-$(2)
+test-cuda-$(1)-$(2): .venv-$(1)/.tests $(FAKE_CUDA) | $(RESULTS)
+	@: > $(RESULTS)/cuda-$(1)-$(2).xml
+	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,cuda-$(1)-$(2)) \
+		--mpi --mpi-ranks $(2) tests/cuda/ranks
+endef
+$(foreach mpi,$(MPIS),$(foreach ranks,1 2 3 4,$(eval $(call cuda_test,$(mpi),$(ranks)))))
+
+.PHONY: test-cuda-jobs
+test-cuda-jobs: $(TORCH_newest)/.torch $(FAKE_CUDA) | $(RESULTS)
+	@: > $(RESULTS)/cuda-jobs.xml
+	CC="$$(.venv-tools/bin/python tools/go.py --cc)" $(TORCH_newest)/bin/$(call pytest_jobs,cuda-jobs) --ignore tests/cuda/ranks tests/cuda
+
+## test-gpu      what only a GPU can show, on 2 ranks that share it; part of make test where there is one
+.PHONY: test-gpu
+test-gpu: $(TORCH_newest)/.torch | $(RESULTS)
+	@: > $(RESULTS)/gpu.xml
+	$(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,gpu) --mpi --mpi-ranks 2 tests/gpu
 
 ## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: jobs of their own, under every MPI
 .PHONY: test-faults
@@ -208,6 +235,11 @@ bench-torch: $(VENV)/.torch
 bench-paddle: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/paddle_step.py
 
+## bench-cuda    tensors in GPU memory against the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
+.PHONY: bench-cuda
+bench-cuda: $(VENV)/.package $(VENV)/.tests
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/cuda.py
+
 ## build         the wheel and, for C programs, libpaddlempi.so, in dist/
 .PHONY: build
 build: .venv-tools/.tools
@@ -232,15 +264,9 @@ environments:
 	@$(MAKE) --no-print-directory $(two) $(TORCH_newest)/.torch $(TORCH_oldest)/.torch \
 		$$(for mpi in $(MPIS); do $(call left_out,$$mpi) >/dev/null || echo .venv-$$mpi/.tests; done)
 
-# A CUDA driver without a GPU, and an MPI that takes its memory: for tests/cuda.
-build/libcuda_fake.so: $(wildcard gocore/cuda/cudafake/build.sh gocore/cuda/cudafake/driver/* gocore/cuda/kernels/*.cu \
-		gocore/cuda/kernels/*.h)
-	gocore/cuda/cudafake/build.sh $@
-
-build/libmpi_interposed-%.so: tests/cuda/interposed_mpi.c | .venv-%/.tests
-	mkdir -p build
-	gcc -std=gnu11 -O1 -g -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror -o $@ $< \
-		.venv-$*/lib/libmpi.so -Wl,-rpath,$(CURDIR)/.venv-$*/lib
+$(FAKE_CUDA): $(wildcard gocore/cuda/cudafake/build.sh gocore/cuda/cudafake/driver/* gocore/cuda/kernels/*.cu \
+		gocore/cuda/kernels/*.h) .venv-tools/.tools
+	CC="$$(.venv-tools/bin/python tools/go.py --cc)" gocore/cuda/cudafake/build.sh $@
 
 # Two jobs at a time, unless a make above this one says how many.
 two = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)

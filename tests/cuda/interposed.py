@@ -37,7 +37,16 @@ def build(folder: Path) -> Path:
     real = libmpi()
     out = folder / f"libmpi_interposed-{real.suffix[1:]}.so"
     subprocess.run(
-        ["gcc", *_FLAGS, *_WARNINGS, "-o", out, SOURCE, real, f"-Wl,-rpath,{real.parent}"],
+        [
+            *os.environ.get("CC", "gcc").split(),
+            *_FLAGS,
+            *_WARNINGS,
+            "-o",
+            out,
+            SOURCE,
+            real,
+            f"-Wl,-rpath,{real.parent}",
+        ],
         check=True,
         timeout=60,
     )

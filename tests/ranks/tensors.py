@@ -69,7 +69,7 @@ class Tensor:
         self.layout = layout
         self._owner = owner  # of the memory
         self._memory = memory
-        self.view = _strided(memory, layout)
+        self.view = strided(memory, layout)
 
     def fill(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Write values, and another thing between them."""
@@ -90,13 +90,14 @@ class Tensor:
 
     def _outside(self) -> bytes:
         copy = self._memory.copy()
-        _strided(copy, self.layout).view(f"V{copy.itemsize}")[...] = np.zeros(
+        strided(copy, self.layout).view(f"V{copy.itemsize}")[...] = np.zeros(
             (), f"V{copy.itemsize}"
         )
         return copy.tobytes()
 
 
-def _strided(memory: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any]:
+def strided(memory: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any]:
+    """The elements of a layout in its memory."""
     if not layout.shape:
         return memory.reshape(())
     if not layout.size:
@@ -122,7 +123,7 @@ class NumpyKind:
     def make(self, dtype: str, layout: Layout) -> Tensor:
         """A tensor with undefined content; ``fill`` it."""
         memory = np.empty(layout.room, numpy_dtype(dtype))
-        return Tensor(self.shown(_strided(memory, layout)), memory, layout, memory)
+        return Tensor(self.shown(strided(memory, layout)), memory, layout, memory)
 
     def shown(self, array: np.ndarray[Any, Any]) -> Any:
         return array

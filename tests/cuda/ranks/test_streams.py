@@ -1,0 +1,293 @@
+"""What is ordered after what: synchronous calls, works, futures; and what is kept how long.
+
+The tensors are those of a framework: in each thread one stream is current, on which they are made
+and used, and the allocator may be told who else uses one. What is read on a stream that nobody
+has ordered is old, or 0xEE: now and then, so all is done a few times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import device
+import numpy as np
+import pytest
+from paddlempi import _buffer, _dlpack
+from paddlempi import work as works
+
+TIMES = 8
+COUNT = 3000  # three pieces of 4 KiB, the last one shorter
+DEADLINE = 30.0
+
+_here = threading.local()
+
+
+def current() -> int:
+    """The handle of this thread's current stream."""
+    return int(getattr(_here, "stream", device.LEGACY))
+
+
+@contextmanager
+def on(stream: int) -> Iterator[int]:
+    """The stream is current in the block."""
+    before, _here.stream = current(), stream
+    yield stream
+    _here.stream = before
+
+
+class Tensor(device.DeviceTensor):
+    """On the stream that was current when it was made."""
+
+    def __init__(self, array: Any, **how: Any) -> None:
+        super().__init__(array, stream=current(), **how)
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """Its values, read on the current stream."""
+        view = self[:]
+        view.stream = current()
+        return view.numpy()
+
+
+class Mute(Tensor):
+    """Of a framework whose allocator cannot be told."""
+
+
+def _describe(tensor: Tensor) -> _buffer.Description:
+    return (*_dlpack.describe(tensor)[:7], current())
+
+
+def _stream(_: Tensor) -> Callable[[], int]:
+    return current
+
+
+def _record(tensor: Tensor) -> bool:
+    tensor.record_stream(current())
+    return True
+
+
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    """Both kinds, as a front would make them known."""
+    for kind, record in ((Tensor, _record), (Mute, None)):
+        _buffer.register(kind, _buffer.Kind(_describe, None, kind, _stream, record))
+    yield
+    for kind in (Tensor, Mute):
+        del _buffer._kinds[kind]
+    _buffer.bumps.clear()
+
+
+@pytest.fixture
+def streams() -> tuple[int, int]:
+    """The producer's, and another one."""
+    return _streams()
+
+
+def _streams(made: list[int] = []) -> tuple[int, int]:  # noqa: B006 (made once)
+    if not made:
+        made += [device.new_stream(), device.new_stream()]
+    return made[0], made[1]
+
+
+def mine(rank: int, step: int = 0) -> np.ndarray[Any, Any]:
+    return np.arange(COUNT, dtype=np.float32) * (rank + 1) + step
+
+
+def summed(size: int, step: int = 0) -> np.ndarray[Any, Any]:
+    return sum((mine(rank, step) for rank in range(size)), np.zeros(COUNT, np.float32))
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_call_is_ordered_with_its_stream(
+    dist: ModuleType, rank: int, size: int, streams: tuple[int, int]
+) -> None:
+    """After what the stream had queued, before what it gets; no other stream is waited for."""
+    producer, other = streams
+    with on(producer), device.hold(other):
+        for step in range(TIMES):
+            tensor = Tensor(mine(rank, step))
+            tensor.add(1)
+            assert dist.all_reduce(tensor) is None
+            tensor.add(1)
+            np.testing.assert_array_equal(tensor.read(), summed(size, step) + size + 1)
+
+
+@pytest.mark.parametrize("stream", [0, device.LEGACY, device.PER_THREAD])
+def test_default_streams(dist: ModuleType, rank: int, size: int, stream: int) -> None:
+    for step in range(TIMES):
+        with on(stream):
+            tensor = Tensor(mine(rank, step))
+            tensor.add(1)
+            dist.all_reduce(tensor)
+            tensor.add(1)
+            np.testing.assert_array_equal(tensor.read(), summed(size, step) + size + 1)
+            tensor.fill_from(mine(rank, step))
+            work = dist.all_reduce(tensor, async_op=True)
+            assert work.wait()
+            np.testing.assert_array_equal(tensor.read(), summed(size, step))
+
+
+def test_wait_orders_the_stream_that_waits(
+    dist: ModuleType, rank: int, size: int, streams: tuple[int, int]
+) -> None:
+    producer, consumer = streams
+    for step in range(TIMES):
+        with on(producer):
+            tensor = Tensor(mine(rank, step))
+            tensor.add(1)
+            work = dist.all_reduce(tensor, async_op=True)
+        with on(consumer):
+            with device.hold(consumer):
+                assert work.wait(), "the host does not wait for the stream"
+            np.testing.assert_array_equal(tensor.read(), summed(size, step) + size)
+        with on(producer):
+            assert work.result()[0] is tensor
+            np.testing.assert_array_equal(tensor.read(), summed(size, step) + size)
+
+
+def test_completed_when_the_device_is(
+    dist: ModuleType, rank: int, size: int, streams: tuple[int, int]
+) -> None:
+    """What is completed needs no order any more."""
+    producer, other = streams
+    for step in range(TIMES):
+        with on(producer):
+            tensor = Tensor(mine(rank, step))
+            work = dist.all_reduce(tensor, async_op=True)
+        if step % 2:
+            work.wait()
+        until(work.is_completed)
+        assert work.is_success()
+        with on(other):
+            np.testing.assert_array_equal(tensor.read(), summed(size, step))
+
+
+def test_future(dist: ModuleType, rank: int, size: int, streams: tuple[int, int]) -> None:
+    producer, consumer = streams
+    for step in range(TIMES):
+        with on(producer):
+            tensor = Tensor(mine(rank, step))
+            future = dist.all_reduce(tensor, async_op=True).get_future()
+        seen: list[Any] = []
+
+        def callback(done: Any, seen: list[Any] = seen) -> None:
+            with on(device.PER_THREAD):
+                seen.append(done.value()[0].read())
+
+        after = future.then(callback)
+        with on(consumer):
+            (result,) = future.wait()
+            assert result is tensor
+            np.testing.assert_array_equal(result.read(), summed(size, step))
+        after.result(DEADLINE)
+        np.testing.assert_array_equal(seen[0], summed(size, step))
+
+
+def test_await(dist: ModuleType, rank: int, size: int, streams: tuple[int, int]) -> None:
+    producer, consumer = streams
+
+    async def main(step: int) -> Any:
+        with on(producer):
+            tensor = Tensor(mine(rank, step))
+            work = dist.all_reduce(tensor, async_op=True)
+        with on(consumer):
+            (result,) = await work
+            return result.read()
+
+    for step in range(TIMES):
+        np.testing.assert_array_equal(asyncio.run(main(step)), summed(size, step))
+
+
+@pytest.mark.mpi(min=2)
+@pytest.mark.parametrize("made", [Tensor, Mute])
+def test_dropped(dist: ModuleType, rank: int, streams: tuple[int, int], made: Any) -> None:
+    """A work and its tensor are let go at once, and its memory is asked for again."""
+    with on(streams[0]):
+        for step in range(TIMES):
+            if rank == 0:
+                dist.isend(made(mine(5, step)), 1)
+                gc.collect()
+                junk = made(mine(9))
+                np.testing.assert_array_equal(junk.read(), mine(9))
+            elif rank == 1:
+                into = made(mine(7))
+                dist.recv(into, 0)
+                np.testing.assert_array_equal(into.read(), mine(5, step))
+        if rank == 0:
+            until(lambda: works.reap() or not works._orphans)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("made", [Tensor, Mute])
+def test_memory_after_wait(
+    dist: ModuleType, rank: int, streams: tuple[int, int], made: Any
+) -> None:
+    """Its last copy may still be queued: whoever gets the memory next does not see it."""
+    producer, consumer = streams
+    for step in range(TIMES):
+        with on(producer):
+            tensor = made(mine(rank, step))
+            work = dist.all_reduce(tensor, async_op=True)
+        with on(consumer):
+            work.wait()
+        del tensor, work
+        with on(producer):
+            following = made(mine(9, step))
+            device.synchronize(consumer)
+            np.testing.assert_array_equal(following.read(), mine(9, step))
+    until(lambda: works.reap() or not works._orphans)
+
+
+@pytest.mark.parametrize("memory", sorted(device.KINDS))
+def test_kinds_of_memory(
+    dist: ModuleType, rank: int, size: int, streams: tuple[int, int], memory: str
+) -> None:
+    with on(streams[0]):
+        for step in range(TIMES):
+            tensor = Tensor(mine(rank, step), kind=memory)
+            dist.all_reduce(tensor)
+            np.testing.assert_array_equal(tensor.read(), summed(size, step))
+            into = Tensor(np.zeros((size, COUNT), np.float32), kind=memory)
+            work = dist.all_gather_into_tensor(into, tensor, async_op=True)
+            assert work.wait()
+            assert (into.read() == summed(size, step)).all()
+
+
+def test_source_of_a_receive(
+    dist: ModuleType, rank: int, size: int, streams: tuple[int, int]
+) -> None:
+    with on(streams[0]):
+        work = dist.isend(Tensor(mine(rank)), (rank + 1) % size)
+        into = Tensor(mine(9))
+        came = dist.irecv(into)
+        before = (rank - 1) % size
+        assert came.source_rank() == before
+        np.testing.assert_array_equal(into.read(), mine(before))
+        work.wait()
+
+
+@pytest.mark.parametrize("who", ["all", "the first"])
+def test_two_streams_in_one_call(
+    dist: ModuleType, rank: int, size: int, streams: tuple[int, int], who: str
+) -> None:
+    tensor = device.DeviceTensor(mine(rank), stream=streams[0])
+    wrong = rank == 0 or who == "all"
+    into = device.DeviceTensor(
+        np.zeros((size, COUNT), np.float32), stream=streams[1] if wrong else streams[0]
+    )
+    kind = dist.errors.ArgumentError if wrong else dist.errors.RefusedError
+    with pytest.raises(kind, match="two CUDA streams" if wrong else "rank 0"):
+        dist.all_gather_into_tensor(into, tensor)
+    dist.barrier()
