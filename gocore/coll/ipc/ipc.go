@@ -333,8 +333,8 @@ func (s *Side) Event(rank int, h *Handle) (cuda.Event, error) {
 	return e, nil
 }
 
-// drain is how long Close waits for work that was queued.
-const drain = 5 * time.Second
+// drain is how long Close waits for work that was queued; tests shorten it.
+var drain = 5 * time.Second
 
 // Close unmaps everything. Where work that was queued does not end, because the group
 // broke, the mappings stay to the end of the process. No collective is under way.
