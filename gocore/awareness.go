@@ -42,14 +42,12 @@ func newTrial(lib mpi.Info, localRank int, child []string) group.Trial {
 		return nil
 	}
 	return func() (bool, string) {
-		trials.once.Do(func() { trials.works, trials.seen = tryInChild(lib.Path, localRank, child, trialLimit) })
+		trials.once.Do(func() { trials.works, trials.seen = try(lib.Path, localRank, child) })
 		return trials.works, trials.seen
 	}
 }
 
-// tryInChild runs the trial in a process that the launcher knows nothing of: MPI starts as
-// a job of one process there.
-func tryInChild(libmpi string, localRank int, child []string, limit time.Duration) (works bool, seen string) {
+func try(libmpi string, localRank int, child []string) (works bool, seen string) {
 	driver, err := cuda.Open()
 	if err != nil {
 		return false, err.Error()
@@ -57,23 +55,27 @@ func tryInChild(libmpi string, localRank int, child []string, limit time.Duratio
 	if driver.DeviceCount() == 0 {
 		return false, "this process sees no CUDA device"
 	}
-	request, err := json.Marshal(map[string]int{"device": localRank % driver.DeviceCount()})
-	if err != nil {
-		return false, err.Error()
-	}
+	request := fmt.Sprintf(`{"device": %d}`, localRank%driver.DeviceCount())
+	environment := append(withoutLauncher(dl.Environ()), mpi.EnvLibrary+"="+libmpi, cuda.Setting+"="+driver.Path())
+	return tryInChild(append(slices.Clone(child), request), environment, trialLimit)
+}
+
+// tryInChild runs the trial in a process that the launcher knows nothing of: MPI starts as
+// a job of one process there.
+func tryInChild(child, environment []string, limit time.Duration) (works bool, seen string) {
 	// The kernel kills the child when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, child[0], append(child[1:len(child):len(child)], string(request))...)
-	cmd.Env = append(withoutLauncher(dl.Environ()), mpi.EnvLibrary+"="+libmpi, cuda.Setting+"="+driver.Path())
+	cmd := exec.CommandContext(ctx, child[0], child[1:]...)
+	cmd.Env = environment
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second // a grandchild may hold the pipes
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
-	err = cmd.Run()
+	err := cmd.Run()
 	var answer struct {
 		Moved string `json:"moved"`
 		Error string `json:"error"`

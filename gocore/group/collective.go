@@ -93,7 +93,7 @@ func (g *Group) goNonblocking(c *call, agreed arrive.Result) error {
 		err = t.build(agreed)
 	}
 	if err != nil {
-		g.fail(err)
+		err = g.after(err)
 		g.release()
 		return err
 	}
@@ -182,7 +182,7 @@ func (g *Group) runBlocking(c *call, agreed arrive.Result) error {
 func (c *call) build(p *coll.Program, s *coll.Sig) error {
 	alg, err := coll.Choose(s)
 	if err != nil {
-		return err
+		return unserved{err}
 	}
 	p.Reset(c.args.Lib)
 	for i := range c.staged {
@@ -193,13 +193,20 @@ func (c *call) build(p *coll.Program, s *coll.Sig) error {
 	return alg.Build(&c.args, p)
 }
 
+// unserved is an error of the choice of an algorithm. All members find the same, for they
+// choose by what they agree on, and nothing was sent.
+type unserved struct{ error }
+
 // after breaks the group when a collective failed half way. A mismatch that the
 // operation found itself, before it moved anything, is not such a failure.
 // It names ranks of the group, for an algorithm knows no others.
 func (g *Group) after(err error) error {
 	var e *status.Error
+	var none unserved
 	switch {
 	case err == nil:
+	case errors.As(err, &none):
+		return none.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
 		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.world(e.Ranks)...)
 	default:
@@ -402,8 +409,7 @@ func (t *collective) pollArrival() bool {
 		return true
 	}
 	if err := t.build(res); err != nil {
-		t.end(err)
-		g.fail(err)
+		t.end(g.after(err))
 		t.over()
 		return true
 	}

@@ -1,0 +1,59 @@
+package gocore
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Whatever becomes of the child, the answer is that MPI is not given device memory, unless
+// the child says that it was moved.
+func TestTrialInAChild(t *testing.T) {
+	for _, c := range []struct {
+		script string
+		works  bool
+		seen   string
+	}{
+		{`echo noise; echo '{"moved": "8 bytes"}'`, true, "8 bytes"},
+		{`echo '{"error": "byte 3 arrived wrong"}'; exit 1`, false, "says: byte 3 arrived wrong"},
+		{`kill -SEGV $$`, false, "died of segmentation fault"},
+		{`echo '{"moved": "8 bytes"}'; kill -ABRT $$`, false, "died of aborted"}, // as MPI ends
+		{`echo 'no module named x' >&2; exit 1`, false, "exit status 1: no module named x"},
+		{`echo '{}'`, false, "failed"},
+	} {
+		works, seen := tryInChild([]string{"/bin/sh", "-c", c.script, "{}"}, nil, 20*time.Second)
+		assert.Equal(t, c.works, works, c.script)
+		assert.Contains(t, seen, c.seen, c.script)
+	}
+	works, seen := tryInChild([]string{"/nonexistent/python"}, nil, time.Second)
+	assert.False(t, works)
+	assert.Contains(t, seen, "/nonexistent/python")
+}
+
+// One that hangs is ended, and what it started too.
+func TestTrialHasADeadline(t *testing.T) {
+	said := t.TempDir() + "/pid"
+	works, seen := tryInChild([]string{"/bin/sh", "-c", "sleep 1000 & echo $! >" + said + "; wait"}, []string{"PATH=/usr/bin:/bin"}, time.Second)
+	assert.False(t, works)
+	assert.Contains(t, seen, "did not end within 1s")
+	text, err := os.ReadFile(said)
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // nobody may be there to reap it
+		state, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		return err != nil || strings.Contains(string(state), ") Z ") || syscall.Kill(pid, 0) != nil
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
+func TestTheChildIsNoRank(t *testing.T) {
+	kept := withoutLauncher([]string{"PATH=/bin", "OMPI_COMM_WORLD_RANK=1", "PMIX_NAMESPACE=x", "PMI_FD=3", "SLURM_PROCID=0", "OMPI_MCA_pml=ucx",
+		"PADDLEMPI_MPI=/other", "PADDLEMPI_CUDA_PATHS=direct", "MPI_LOCALRANKID=0"})
+	assert.Equal(t, []string{"PATH=/bin", "OMPI_MCA_pml=ucx", "PADDLEMPI_CUDA_PATHS=direct"}, kept)
+}
