@@ -85,15 +85,15 @@ func (b *Pinned) free() bool {
 // PutPinned gives a block back. What was queued on reader by now, unless it is 0, may still
 // read the block.
 func PutPinned(b *Pinned, reader cuda.Stream) {
-	if reader != 0 {
-		if e, err := b.device.GetEvent(); err == nil && b.device.Record(e, reader) == nil {
-			b.busy = e
-		}
-	}
 	if !b.Locked {
 		// Copies from pageable memory have left it when they return.
 		Free(b.Data)
 		return
+	}
+	if reader != 0 {
+		if e, err := b.device.GetEvent(); err == nil && b.device.Record(e, reader) == nil {
+			b.busy = e
+		}
 	}
 	pinned.Lock()
 	pinned.idle = append(pinned.idle, b)
