@@ -18,6 +18,7 @@ GO = {
     "gocore/status": (),
     "gocore/dl": (),
     "gocore/cuda": ("gocore/dl", "gocore/op", "gocore/status"),
+    "gocore/cuda/cudafake": (),
     "gocore/mem": ("gocore/cuda", "gocore/op", "gocore/status"),
     "gocore/reduce": ("gocore/op", "gocore/status"),
     "gocore/work": ("gocore/status",),
@@ -54,6 +55,7 @@ GO = {
     "gocore": (
         "gocore/arrive",
         "gocore/coll",
+        "gocore/cuda",
         "gocore/dl",
         "gocore/group",
         "gocore/mem",
