@@ -39,33 +39,37 @@
 typedef int CUresult;
 typedef int CUdevice;
 typedef uintptr_t CUdeviceptr;
+typedef struct context *CUcontext;
+typedef struct event *CUevent;
 typedef uintptr_t CUstream; // 0 and 1 legacy, 2 of the thread, else a struct stream
 
-enum {
-	CUDA_SUCCESS = 0,
-	CUDA_ERROR_INVALID_VALUE = 1,
-	CUDA_ERROR_OUT_OF_MEMORY = 2,
-	CUDA_ERROR_NOT_INITIALIZED = 3,
-	CUDA_ERROR_NO_DEVICE = 100,
-	CUDA_ERROR_INVALID_DEVICE = 101,
-	CUDA_ERROR_INVALID_CONTEXT = 201,
-	CUDA_ERROR_MAP_FAILED = 205,
-	CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
-	CUDA_ERROR_INVALID_PTX = 218,
-	CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
-	CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND = 302,
-	CUDA_ERROR_OPERATING_SYSTEM = 304,
-	CUDA_ERROR_INVALID_HANDLE = 400,
-	CUDA_ERROR_NOT_FOUND = 500,
-	CUDA_ERROR_NOT_READY = 600,
-	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
-	CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
-	CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
-	CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
-	CUDA_ERROR_LAUNCH_FAILED = 719,
-	CUDA_ERROR_NOT_SUPPORTED = 801,
-	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
-};
+// CUresult, as far as it is used: number, name, text.
+#define RESULTS(X)                                                                                 \
+	X(0, SUCCESS, "no error")                                                                      \
+	X(1, ERROR_INVALID_VALUE, "invalid argument")                                                  \
+	X(2, ERROR_OUT_OF_MEMORY, "out of memory")                                                     \
+	X(3, ERROR_NOT_INITIALIZED, "initialization error")                                            \
+	X(100, ERROR_NO_DEVICE, "no CUDA-capable device is detected")                                  \
+	X(101, ERROR_INVALID_DEVICE, "invalid device ordinal")                                         \
+	X(201, ERROR_INVALID_CONTEXT, "invalid device context")                                        \
+	X(205, ERROR_MAP_FAILED, "mapping of buffer object failed")                                    \
+	X(217, ERROR_PEER_ACCESS_UNSUPPORTED, "peer access is not supported between these devices")    \
+	X(218, ERROR_INVALID_PTX, "a PTX JIT compilation failed")                                      \
+	X(222, ERROR_UNSUPPORTED_PTX_VERSION, "the PTX was compiled with an unsupported toolchain")    \
+	X(302, ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND, "shared object symbol not found")                 \
+	X(304, ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS")         \
+	X(400, ERROR_INVALID_HANDLE, "invalid resource handle")                                        \
+	X(500, ERROR_NOT_FOUND, "named symbol not found")                                              \
+	X(600, ERROR_NOT_READY, "device not ready")                                                    \
+	X(700, ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered")                      \
+	X(704, ERROR_PEER_ACCESS_ALREADY_ENABLED, "peer access is already enabled")                    \
+	X(712, ERROR_HOST_MEMORY_ALREADY_REGISTERED, "the memory is already mapped")                   \
+	X(713, ERROR_HOST_MEMORY_NOT_REGISTERED, "no registered memory region")                        \
+	X(719, ERROR_LAUNCH_FAILED, "unspecified launch failure")                                      \
+	X(801, ERROR_NOT_SUPPORTED, "operation not supported")                                         \
+	X(900, ERROR_STREAM_CAPTURE_UNSUPPORTED, "not permitted when stream is capturing")
+#define RESULT(number, name, text) CUDA_##name = number,
+enum { RESULTS(RESULT) };
 
 enum { STREAM_LEGACY = 1, STREAM_PER_THREAD = 2 };
 enum { STREAM_NON_BLOCKING = 1 };
@@ -84,13 +88,12 @@ struct context { // the primary one of a device; its handle is its address
 };
 
 struct stream {
-	struct context *ctx;
+	CUcontext ctx;
 	bool blocking; // ordered with the legacy stream
 	bool busy;     // a worker executes its head
 	bool held;     // by fakecuda_hold
 	bool capturing;
 	bool destroyed;
-	int priority;
 	uint64_t queued, done; // numbers of its last and of its last executed operation
 	struct op *head, **tail;
 	struct stream *next;
@@ -111,7 +114,7 @@ struct point {
 };
 
 struct event {
-	struct context *ctx;
+	CUcontext ctx;
 	unsigned flags;
 	struct point last;     // its last record
 	double time;           // of its last record that was reached, in ms
@@ -135,8 +138,9 @@ struct op {
 	char *to, *from; // where the driver accesses them
 	void *staged;    // copy of pageable memory
 	int value;       // of a memset; error of a fault
-	struct event *event;
-	uint64_t record; // of an IPC event
+	CUevent event;
+	struct memory *memory; // to free
+	uint64_t record;       // of an IPC event
 	struct launch *launch;
 	struct op *next;
 };
@@ -154,61 +158,66 @@ struct memory {
 	enum memory_kind kind;
 	char *base, *alias; // alias is NULL for host memory
 	size_t size, mapped;
-	struct context *ctx; // that allocated or opened it
-	int device;          // that it lies on
+	CUcontext ctx; // that allocated or opened it
+	int device;    // that it lies on
 	uint64_t id, nonce;
-	int fd, owner; // owner: the process
-	int opened;    // how many times by IPC
+	int fd;
+	int opened; // how many times by IPC
+	bool freed; // by cuMemFreeAsync, which its stream has not come to
 	struct memory *next;
 };
 
-// driver.c
-extern pthread_mutex_t lock; // over everything
-extern struct context contexts[MAX_DEVICES];
-extern int n_devices;
+// Every function of the driver holds the lock, from its ENTER to its return. What waits lets go
+// of it meanwhile.
+extern pthread_mutex_t lock;
+
 struct call {
 	const char *name;
 	uint64_t n;
 	struct call *next;
 };
+
+// Counts a call and takes the lock, or says why the call fails at once.
 enum need { NOTHING, INIT, CONTEXT };
 CUresult enter(struct call *call, enum need need);
-// ENTER counts the call of the function that it stands in, and leaves that when it must fail.
+void leave(const int *unused);
+
 #define ENTER(need)                                                                                \
-	do {                                                                                           \
-		static struct call call = {__func__, 0, NULL};                                             \
-		CUresult refused = enter(&call, need);                                                     \
-		if (refused)                                                                               \
-			return refused;                                                                        \
-	} while (0)
-struct context *current(void);
+	static struct call call_ = {__func__, 0, NULL};                                                \
+	const CUresult refused_ = enter(&call_, need);                                                 \
+	if (refused_)                                                                                  \
+		return refused_;                                                                           \
+	__attribute__((cleanup(leave), unused)) const int locked_ = 1
+
+// driver.c
+extern struct context contexts[MAX_DEVICES];
+extern int n_devices;
+CUcontext current(void); // the calling thread's
 long long setting(const char *name, long long otherwise);
 
-// memory.c; the lock is held
+// memory.c
 struct memory *memory_at(CUdeviceptr p);
 // Where the driver accesses n bytes at p, NULL where no device memory is allocated; host memory as
 // it is.
 char *memory_access(CUdeviceptr p, size_t n, bool *pageable);
-struct memory *memory_map(enum memory_kind kind, size_t size, int fd, int device);
+struct memory *memory_map(enum memory_kind kind, size_t size, int fd, uint64_t nonce, int device);
 // What the context has opened of another process; NULL for nothing.
-struct memory *memory_of_nonce(uint64_t nonce, const struct context *ctx);
+struct memory *memory_opened(uint64_t nonce, CUcontext ctx);
 void memory_release(struct memory *m);
-void guard(unsigned devices, int delta);
+void guard(unsigned devices, int delta); // 1 opens those of the devices, -1 closes them
 int new_memfd(size_t size, uint64_t *nonce);
 
-// stream.c; the lock is held
-uint64_t random_below(uint64_t n);
+// stream.c
 struct stream *stream_of(CUstream handle);
 struct op *op_new(enum op_kind kind);
 void submit(struct stream *s, struct op *op);
 void await(struct point p);
-void await_context(struct context *ctx);
-bool reached(struct point p);
-struct event *event_new(unsigned flags);
-struct event *event_of(struct event *handle); // NULL unless it exists
+void await_context(CUcontext ctx); // what is queued now
+CUevent event_new(unsigned flags);
+CUevent event_of(CUevent handle); // NULL unless it exists
 
 // launch.c
-void run_kernel(struct launch *launch); // once, with the guards open
+void run_kernel(struct launch *launch); // without the lock
 
 // For tests. A stream is named as in the driver's calls.
 uint64_t fakecuda_calls(const char *name);      // how often a function was called

@@ -21,28 +21,23 @@ struct handle {
 
 EXPORT CUresult cuIpcGetMemHandle(struct handle *h, CUdeviceptr p) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
-	struct memory *m = memory_at(p); // it is named from its base, wherever p is
-	bool plain = m && m->kind == MEMORY_PLAIN;
-	if (plain)
-		*h = (struct handle){IS_MEMORY, m->owner, m->fd, m->ctx->physical, m->size, m->nonce, ""};
-	pthread_mutex_unlock(&lock);
+	struct memory *m = memory_at(p); // the handle names its base, wherever p is
 	if (!setting("PMPI_FAKECUDA_IPC", 1))
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	return plain ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	if (!m || m->kind != MEMORY_PLAIN)
+		return CUDA_ERROR_INVALID_VALUE;
+	*h = (struct handle){IS_MEMORY, (int)getpid(), m->fd, m->ctx->physical, m->size, m->nonce, ""};
+	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuIpcGetEventHandle(struct handle *h, struct event *event) {
+EXPORT CUresult cuIpcGetEventHandle(struct handle *h, CUevent event) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
-	bool shared = event_of(event) && event->shared;
-	if (shared)
-		*h = (struct handle){IS_EVENT, event->owner, event->fd, event->ctx->physical,
-							 0,        event->nonce, ""};
-	pthread_mutex_unlock(&lock);
 	if (!setting("PMPI_FAKECUDA_IPC", 1))
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	return shared ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+	if (!event_of(event) || !event->shared)
+		return CUDA_ERROR_INVALID_HANDLE;
+	*h = (struct handle){IS_EVENT, event->owner, event->fd, 0, 0, event->nonce, ""};
+	return CUDA_SUCCESS;
 }
 
 // Opens what another process's descriptor stands for, unless that is something else by now.
@@ -64,61 +59,51 @@ static CUresult reach(const struct handle *h, uint32_t what, int *fd) {
 
 EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, struct handle h, unsigned flags) {
 	ENTER(CONTEXT);
-	struct context *ctx = current();
 	int fd, device = 0;
 	while (device < n_devices && contexts[device].physical != h.physical)
 		device++;
-	CUresult error = flags != 1 ? CUDA_ERROR_INVALID_VALUE : reach(&h, IS_MEMORY, &fd);
+	if (flags != 1) // the one that there is, to enable peer access, must be given
+		return CUDA_ERROR_INVALID_VALUE;
+	if (device == n_devices)
+		return CUDA_ERROR_INVALID_DEVICE; // CUDA_VISIBLE_DEVICES hides it here
+	if (device != current()->device && !setting("PMPI_FAKECUDA_PEER", 1))
+		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+	CUresult error = reach(&h, IS_MEMORY, &fd);
 	if (error)
 		return error;
-	pthread_mutex_lock(&lock);
-	struct memory *m = memory_of_nonce(h.nonce, ctx);
-	if (device == n_devices)
-		error = CUDA_ERROR_INVALID_DEVICE; // CUDA_VISIBLE_DEVICES hides it here
-	else if (device != ctx->device && !setting("PMPI_FAKECUDA_PEER", 1))
-		error = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-	if (error || m) {
+	struct memory *m = memory_opened(h.nonce, current());
+	if (m || !(m = memory_map(MEMORY_OPENED, h.size, fd, h.nonce, device)))
 		close(fd);
-	} else if ((m = memory_map(MEMORY_OPENED, h.size, fd, device))) {
-		m->nonce = h.nonce;
-	} else {
-		close(fd);
-		error = CUDA_ERROR_MAP_FAILED;
-	}
-	if (!error) {
-		m->opened++;
-		*p = (CUdeviceptr)m->base;
-	}
-	pthread_mutex_unlock(&lock);
-	return error;
+	if (!m)
+		return CUDA_ERROR_MAP_FAILED;
+	m->opened++;
+	*p = (CUdeviceptr)m->base;
+	return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr p) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
 	struct memory *m = memory_at(p);
-	bool ours = m && m->kind == MEMORY_OPENED && (CUdeviceptr)m->base == p;
-	if (ours && --m->opened == 0) {
+	if (!m || m->kind != MEMORY_OPENED || (CUdeviceptr)m->base != p)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (--m->opened == 0) {
 		await_context(m->ctx);
 		memory_release(m);
 	}
-	pthread_mutex_unlock(&lock);
-	return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuIpcOpenEventHandle(struct event **event, struct handle h) {
+EXPORT CUresult cuIpcOpenEventHandle(CUevent *event, struct handle h) {
 	ENTER(CONTEXT);
 	int fd;
 	CUresult error = reach(&h, IS_EVENT, &fd);
 	if (error)
 		return error;
-	pthread_mutex_lock(&lock);
-	struct event *e = event_new(EVENT_INTERPROCESS | EVENT_DISABLE_TIMING);
+	CUevent e = event_new(EVENT_INTERPROCESS | EVENT_DISABLE_TIMING);
 	e->owner = h.pid;
 	e->fd = fd;
 	e->nonce = h.nonce;
 	e->shared = mmap(NULL, sizeof *e->shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	*event = e;
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }

@@ -24,7 +24,7 @@ struct function {
 };
 
 struct module {
-	struct context *ctx;
+	CUcontext ctx;
 	char *text;
 	struct function *functions;
 };
@@ -46,28 +46,31 @@ static bool too_new(const char *text) {
 	return (major + 4) * 1000 + minor * 10 > setting("PMPI_FAKECUDA_VERSION", 12040);
 }
 
-EXPORT CUresult cuModuleLoadData(struct module **module, const void *image) {
-	ENTER(CONTEXT);
-	if (!strstr(image, ".entry"))
+static CUresult load(struct module **module, const char *text) {
+	if (!strstr(text, ".entry"))
 		return CUDA_ERROR_INVALID_PTX;
-	if (too_new(image))
+	if (too_new(text))
 		return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
 	*module = calloc(1, sizeof **module);
-	**module = (struct module){.ctx = current(), .text = strdup(image)};
+	**module = (struct module){.ctx = current(), .text = strdup(text)};
 	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleLoadData(struct module **module, const void *image) {
+	ENTER(CONTEXT);
+	return load(module, image);
 }
 
 EXPORT CUresult cuModuleLoadDataEx(struct module **module, const void *image, unsigned n,
 								   int *options, void **values) {
 	(void)n, (void)options, (void)values;
-	return cuModuleLoadData(module, image);
+	ENTER(CONTEXT);
+	return load(module, image);
 }
 
 EXPORT CUresult cuModuleUnload(struct module *module) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
 	await_context(module->ctx);
-	pthread_mutex_unlock(&lock);
 	for (struct function *f = module->functions, *next; f; f = next) {
 		next = f->next;
 		free(f);
@@ -117,10 +120,8 @@ EXPORT CUresult cuModuleGetFunction(struct function **function, struct module *m
 		free(f);
 		return symbol ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
 	}
-	pthread_mutex_lock(&lock);
 	f->next = module->functions;
 	module->functions = f;
-	pthread_mutex_unlock(&lock);
 	*function = f;
 	return CUDA_SUCCESS;
 }
@@ -133,6 +134,9 @@ EXPORT CUresult cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, uns
 		return CUDA_ERROR_INVALID_VALUE;
 	if (extra || shared)
 		return CUDA_ERROR_NOT_SUPPORTED; // no caller needs them
+	struct stream *s = stream_of(stream);
+	if (!s || s->ctx != f->module->ctx)
+		return CUDA_ERROR_INVALID_HANDLE;
 	struct launch *l = calloc(1, sizeof *l);
 	*l = (struct launch){.function = f, .grid = {gx, gy, gz}, .block = {bx, by, bz}};
 	size_t used = 0;
@@ -144,19 +148,11 @@ EXPORT CUresult cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, uns
 		else
 			memcpy(&l->arguments[i], copy, 8);
 	}
-	pthread_mutex_lock(&lock);
-	struct stream *s = stream_of(stream);
-	bool fits = s && s->ctx == f->module->ctx;
-	if (fits) {
-		struct op *op = op_new(OP_KERNEL);
-		l->devices = 1U << s->ctx->device | s->ctx->peers;
-		op->launch = l;
-		submit(s, op);
-	} else {
-		free(l);
-	}
-	pthread_mutex_unlock(&lock);
-	return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+	struct op *op = op_new(OP_KERNEL);
+	l->devices = 1U << s->ctx->device | s->ctx->peers;
+	op->launch = l;
+	submit(s, op);
+	return CUDA_SUCCESS;
 }
 
 // One call of the C function is one thread of the device. Arguments beyond those

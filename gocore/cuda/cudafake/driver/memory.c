@@ -25,7 +25,7 @@ static struct range {
 
 struct memory *memory_at(CUdeviceptr p) {
 	for (struct memory *m = all; m; m = m->next)
-		if (p - (CUdeviceptr)m->base < m->size)
+		if (p - (CUdeviceptr)m->base < m->size && !m->freed)
 			return m;
 	return NULL;
 }
@@ -119,14 +119,10 @@ static struct memory *add(struct memory *m) {
 	return m;
 }
 
-struct memory *memory_map(enum memory_kind kind, size_t size, int fd, int device) {
+struct memory *memory_map(enum memory_kind kind, size_t size, int fd, uint64_t nonce, int device) {
 	struct memory *m = calloc(1, sizeof *m);
-	m->kind = kind;
-	m->size = size;
+	*m = (struct memory){.kind = kind, .size = size, .device = device, .nonce = nonce, .fd = fd};
 	m->mapped = (size + 4095) & ~(size_t)4095;
-	m->device = device;
-	m->fd = fd;
-	m->owner = (int)getpid();
 	m->alias = mmap(NULL, m->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	m->base = m->alias == MAP_FAILED ? NULL : addresses(m->mapped);
 	if (!m->base ||
@@ -139,7 +135,7 @@ struct memory *memory_map(enum memory_kind kind, size_t size, int fd, int device
 	return m;
 }
 
-struct memory *memory_of_nonce(uint64_t nonce, const struct context *ctx) {
+struct memory *memory_opened(uint64_t nonce, CUcontext ctx) {
 	for (struct memory *m = all; m; m = m->next)
 		if (m->kind == MEMORY_OPENED && m->nonce == nonce && m->ctx == ctx)
 			return m;
@@ -163,153 +159,128 @@ void memory_release(struct memory *m) {
 		close(m->fd);
 		m->ctx->used -= m->kind == MEMORY_OPENED ? 0 : m->size;
 	} else if (m->kind != MEMORY_REGISTERED) {
-		munmap(m->base, m->mapped);
+		munmap(m->base, m->size);
 		pinned -= m->kind == MEMORY_PINNED ? m->size : 0;
 	}
 	free(m);
 }
 
-static CUresult allocate(CUdeviceptr *p, size_t size, enum memory_kind kind, struct context *ctx) {
+static CUresult allocate(CUdeviceptr *p, size_t size, enum memory_kind kind, CUcontext ctx) {
 	size_t limit = (size_t)setting("PMPI_FAKECUDA_MEMORY", 1LL << 34);
+	uint64_t nonce = 0;
 	if (!size)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (size > limit || ctx->used > limit - size)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	uint64_t nonce;
 	int fd = new_memfd((size + 4095) & ~(size_t)4095, &nonce);
-	struct memory *m = fd < 0 ? NULL : memory_map(kind, size, fd, ctx->device);
+	struct memory *m = fd < 0 ? NULL : memory_map(kind, size, fd, nonce, ctx->device);
 	if (!m)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	m->nonce = nonce;
 	ctx->used += size;
-	memset(m->alias, 0xA5, size); // new device memory is not zero
+	memset(m->alias, 0xA5, size < 1 << 20 ? size : 1 << 20); // new device memory is not zero
 	*p = (CUdeviceptr)m->base;
+	return CUDA_SUCCESS;
+}
+
+// The memory that begins at p, NULL where it is of another kind.
+static struct memory *whole(CUdeviceptr p, enum memory_kind kind) {
+	struct memory *m = memory_at(p);
+	return m && m->kind == kind && (CUdeviceptr)m->base == p ? m : NULL;
+}
+
+// As the real driver does, after what the device has to do; error where there is no memory.
+static CUresult release(struct memory *m, CUresult error) {
+	if (!m)
+		return error;
+	await_context(m->ctx);
+	memory_release(m);
 	return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t size) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
-	CUresult error = allocate(p, size, MEMORY_PLAIN, current());
-	pthread_mutex_unlock(&lock);
-	return error;
+	return allocate(p, size, MEMORY_PLAIN, current());
 }
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *p, size_t size, CUstream stream) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
 	struct stream *s = stream_of(stream);
-	CUresult error = s ? allocate(p, size, MEMORY_POOL, s->ctx) : CUDA_ERROR_INVALID_HANDLE;
-	pthread_mutex_unlock(&lock);
-	return error;
+	return s ? allocate(p, size, MEMORY_POOL, s->ctx) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr p) {
 	ENTER(CONTEXT);
-	if (!p)
-		return CUDA_SUCCESS;
-	pthread_mutex_lock(&lock);
-	struct memory *m = memory_at(p);
-	bool ours = m && (CUdeviceptr)m->base == p &&
-				(m->kind == MEMORY_PLAIN || m->kind == MEMORY_POOL || m->kind == MEMORY_MANAGED);
-	if (ours) {
-		await_context(m->ctx); // as the real one does
-		memory_release(m);
-	}
-	pthread_mutex_unlock(&lock);
-	return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	struct memory *m = whole(p, MEMORY_PLAIN);
+	m = m ? m : whole(p, MEMORY_POOL);
+	m = m ? m : whole(p, MEMORY_MANAGED);
+	return release(m, p ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr p, CUstream stream) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
 	struct stream *s = stream_of(stream);
-	struct memory *m = memory_at(p);
-	bool ours = m && m->kind == MEMORY_POOL && (CUdeviceptr)m->base == p;
-	if (s && ours) {
-		struct op *op = op_new(OP_FREE);
-		op->dst = p;
-		submit(s, op);
-	}
-	pthread_mutex_unlock(&lock);
-	return !s ? CUDA_ERROR_INVALID_HANDLE : ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	struct memory *m = whole(p, MEMORY_POOL);
+	if (!s || !m)
+		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+	struct op *op = op_new(OP_FREE);
+	op->memory = m;
+	m->freed = true; // what is queued later may not use it
+	submit(s, op);
+	return CUDA_SUCCESS;
+}
+
+static void know(enum memory_kind kind, void *base, size_t size) {
+	struct memory *m = calloc(1, sizeof *m);
+	*m = (struct memory){.kind = kind, .base = base, .size = size, .device = current()->device};
+	add(m);
 }
 
 static CUresult host_memory(void **p, size_t size, enum memory_kind kind) {
+	size_t limit = (size_t)setting("PMPI_FAKECUDA_PINNED", INT64_MAX);
 	if (!size)
 		return CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
-	size_t limit = (size_t)setting("PMPI_FAKECUDA_PINNED", INT64_MAX);
-	bool fits = kind == MEMORY_MANAGED || (size <= limit && pinned <= limit - size);
-	char *base = fits ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-					  : MAP_FAILED;
-	if (base != MAP_FAILED) {
-		struct memory *m = calloc(1, sizeof *m);
-		*m = (struct memory){
-			.kind = kind, .base = base, .size = size, .mapped = size, .device = current()->device};
-		add(m);
-		pinned += kind == MEMORY_PINNED ? size : 0;
-		memset(base, 0xA5, size);
-		*p = base;
-	}
-	pthread_mutex_unlock(&lock);
-	return base == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	if (kind == MEMORY_PINNED && (size > limit || pinned > limit - size))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (*p == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	know(kind, *p, size);
+	pinned += kind == MEMORY_PINNED ? size : 0;
+	memset(*p, 0xA5, size < 1 << 20 ? size : 1 << 20);
+	return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *p, size_t size, unsigned flags) {
 	ENTER(CONTEXT);
-	if (flags != 1 && flags != 2) // attached to all streams, or to the host
-		return CUDA_ERROR_INVALID_VALUE;
-	return host_memory((void **)p, size, MEMORY_MANAGED);
+	bool known = flags == 1 || flags == 2; // attached to all streams, or to the host
+	return known ? host_memory((void **)p, size, MEMORY_MANAGED) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
 	ENTER(CONTEXT);
-	if (flags & ~7U) // portable, mapped, write-combined
-		return CUDA_ERROR_INVALID_VALUE;
-	return host_memory(p, size, MEMORY_PINNED);
+	bool known = flags < 8; // portable, mapped, write-combined
+	return known ? host_memory(p, size, MEMORY_PINNED) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemFreeHost(void *p) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
-	struct memory *m = memory_at((CUdeviceptr)p);
-	bool ours = m && m->kind == MEMORY_PINNED && m->base == p;
-	if (ours) {
-		await_context(m->ctx);
-		memory_release(m);
-	}
-	pthread_mutex_unlock(&lock);
-	return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return release(whole((CUdeviceptr)p, MEMORY_PINNED), CUDA_ERROR_INVALID_VALUE);
 }
 
 EXPORT CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
 	ENTER(CONTEXT);
-	if (!p || !size || flags & ~15U)
+	if (!p || !size || flags > 15)
 		return CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
-	bool known = memory_at((CUdeviceptr)p) || memory_at((CUdeviceptr)p + size - 1);
-	if (!known) {
-		struct memory *m = calloc(1, sizeof *m);
-		*m = (struct memory){
-			.kind = MEMORY_REGISTERED, .base = p, .size = size, .device = current()->device};
-		add(m);
-	}
-	pthread_mutex_unlock(&lock);
-	return known ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_SUCCESS;
+	if (memory_at((CUdeviceptr)p) || memory_at((CUdeviceptr)p + size - 1))
+		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	know(MEMORY_REGISTERED, p, size);
+	return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemHostUnregister(void *p) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
-	struct memory *m = memory_at((CUdeviceptr)p);
-	bool ours = m && m->kind == MEMORY_REGISTERED && m->base == p;
-	if (ours) {
-		await_context(m->ctx);
-		memory_release(m);
-	}
-	pthread_mutex_unlock(&lock);
-	return ours ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	struct memory *m = whole((CUdeviceptr)p, MEMORY_REGISTERED);
+	return release(m, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total) {
@@ -321,55 +292,58 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total) {
 
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
 	struct memory *m = memory_at(p);
 	if (m && base)
 		*base = (CUdeviceptr)m->base;
 	if (m && size)
 		*size = m->size;
-	pthread_mutex_unlock(&lock);
 	return m ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-// Writes one attribute; those of memory that is not the driver's are 0.
+// Writes one attribute. All those of memory that the driver does not know are 0, but for the
+// device.
 static CUresult attribute(void *value, int which, const struct memory *m, CUdeviceptr p) {
-	bool on_device = m && m->kind <= MEMORY_OPENED;
+	static const struct memory unknown = {.kind = MEMORY_REGISTERED, .device = -2};
+	bool known = m;
+	if (!known)
+		m = &unknown;
+	bool host = m->kind == MEMORY_PINNED || m->kind == MEMORY_REGISTERED;
 	switch (which) {
 	case 1: // CONTEXT
-		*(struct context **)value = m ? m->ctx : NULL;
+		*(CUcontext *)value = m->ctx;
 		break;
 	case 2: // MEMORY_TYPE: host 1, device 2; managed memory is the device's
-		*(unsigned *)value = !m ? 0 : on_device || m->kind == MEMORY_MANAGED ? 2 : 1;
+		*(unsigned *)value = !known ? 0 : host ? 1 : 2;
 		break;
 	case 3: // DEVICE_POINTER
-		*(CUdeviceptr *)value = m ? p : 0;
+		*(CUdeviceptr *)value = known ? p : 0;
 		break;
 	case 4: // HOST_POINTER
-		*(CUdeviceptr *)value = m && !on_device ? p : 0;
-		return on_device ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+		*(CUdeviceptr *)value = known && !m->alias ? p : 0;
+		return m->alias ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 	case 7: // BUFFER_ID
-		*(uint64_t *)value = m ? m->id : 0;
+		*(uint64_t *)value = m->id;
 		break;
 	case 8: // IS_MANAGED
-		*(unsigned *)value = m && m->kind == MEMORY_MANAGED;
+		*(unsigned *)value = m->kind == MEMORY_MANAGED;
 		break;
 	case 9: // DEVICE_ORDINAL
-		*(int *)value = m ? m->device : -2;
+		*(int *)value = m->device;
 		break;
 	case 10: // IS_LEGACY_CUDA_IPC_CAPABLE
-		*(int *)value = m && m->kind == MEMORY_PLAIN;
+		*(int *)value = m->kind == MEMORY_PLAIN;
 		break;
 	case 11: // RANGE_START_ADDR
-		*(CUdeviceptr *)value = m ? (CUdeviceptr)m->base : 0;
+		*(CUdeviceptr *)value = (CUdeviceptr)m->base;
 		break;
 	case 12: // RANGE_SIZE
-		*(size_t *)value = m ? m->size : 0;
+		*(size_t *)value = m->size;
 		break;
 	case 13: // MAPPED
-		*(int *)value = m != NULL;
+		*(int *)value = known;
 		break;
 	case 17: // MEMPOOL_HANDLE: any address will do
-		*(const void **)value = m && m->kind == MEMORY_POOL ? m->ctx : NULL;
+		*(CUcontext *)value = m->kind == MEMORY_POOL ? m->ctx : NULL;
 		break;
 	default:
 		return CUDA_ERROR_INVALID_VALUE;
@@ -379,22 +353,16 @@ static CUresult attribute(void *value, int which, const struct memory *m, CUdevi
 
 EXPORT CUresult cuPointerGetAttribute(void *value, int which, CUdeviceptr p) {
 	ENTER(INIT);
-	pthread_mutex_lock(&lock);
 	struct memory *m = memory_at(p);
-	CUresult error = m ? attribute(value, which, m, p) : CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_unlock(&lock);
-	return error;
+	return m ? attribute(value, which, m, p) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuPointerGetAttributes(unsigned n, const int *which, void **values, CUdeviceptr p) {
 	ENTER(INIT);
-	CUresult error = CUDA_SUCCESS;
-	pthread_mutex_lock(&lock);
-	for (unsigned i = 0; i < n && !error; i++) {
-		error = attribute(values[i], which[i], memory_at(p), p);
-		if (which[i] == 4)
-			error = CUDA_SUCCESS; // no host address is no error here
+	for (unsigned i = 0; i < n; i++) {
+		bool no_host = which[i] == 4; // that there is none is no error here
+		if (attribute(values[i], which[i], memory_at(p), p) && !no_host)
+			return CUDA_ERROR_INVALID_VALUE;
 	}
-	pthread_mutex_unlock(&lock);
-	return error;
+	return CUDA_SUCCESS;
 }

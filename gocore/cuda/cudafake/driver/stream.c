@@ -18,7 +18,7 @@ static struct event *events;
 static bool started;
 static __thread struct stream *own[MAX_DEVICES]; // the thread's default streams
 
-uint64_t random_below(uint64_t n) {
+static uint64_t random_below(uint64_t n) {
 	static uint64_t state;
 	if (!state) {
 		uint64_t seed = (uint64_t)setting("PMPI_FAKECUDA_SEED", 0);
@@ -30,23 +30,23 @@ uint64_t random_below(uint64_t n) {
 	return n ? (state >> 16) % n : 0;
 }
 
-static struct stream *stream_new(struct context *ctx, bool blocking, int priority) {
+static struct stream *stream_new(CUcontext ctx, bool blocking) {
 	struct stream *s = calloc(1, sizeof *s);
-	*s = (struct stream){.ctx = ctx, .blocking = blocking, .priority = priority, .next = streams};
+	*s = (struct stream){.ctx = ctx, .blocking = blocking, .next = streams};
 	s->tail = &s->head;
 	return streams = s;
 }
 
 struct stream *stream_of(CUstream handle) {
-	struct context *ctx = current();
+	CUcontext ctx = current();
 	if (handle <= STREAM_LEGACY) {
 		if (!ctx->legacy)
-			ctx->legacy = stream_new(ctx, false, 0);
+			ctx->legacy = stream_new(ctx, false);
 		return ctx->legacy;
 	}
 	if (handle == STREAM_PER_THREAD) {
 		if (!own[ctx->device])
-			own[ctx->device] = stream_new(ctx, true, 0);
+			own[ctx->device] = stream_new(ctx, true);
 		return own[ctx->device];
 	}
 	for (struct stream *s = streams; s; s = s->next)
@@ -55,10 +55,14 @@ struct stream *stream_of(CUstream handle) {
 	return NULL;
 }
 
-bool reached(struct point p) {
+static bool reached(struct point p) {
 	if (p.shared)
 		return p.shared->reached[p.number % 511] >= p.number;
 	return !p.stream || p.stream->done >= p.number;
+}
+
+static struct point end_of(struct stream *s) {
+	return (struct point){s, NULL, s->queued};
 }
 
 // What must have happened before the head of s, if that is not done.
@@ -87,30 +91,38 @@ static struct stream *pick(bool *polling) {
 }
 
 static void wait_changed(bool polling) {
+	if (!polling) {
+		pthread_cond_wait(&changed, &lock);
+		return;
+	}
 	struct timespec until;
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_nsec += POLL_US * 1000;
 	until.tv_sec += until.tv_nsec / 1000000000;
 	until.tv_nsec %= 1000000000;
-	if (polling)
-		pthread_cond_timedwait(&changed, &lock, &until);
-	else
-		pthread_cond_wait(&changed, &lock);
+	pthread_cond_timedwait(&changed, &lock, &until);
 }
 
-static void drop_event(struct event *e) {
+// Of a stream that is destroyed and done; not freed, for events name it.
+static void forget_stream(struct stream *s) {
+	struct stream **p = &streams;
+	if (!s->destroyed || s->head)
+		return;
+	while (*p && *p != s)
+		p = &(*p)->next;
+	if (*p)
+		*p = s->next;
+}
+
+static void forget_event(CUevent e) {
+	CUevent *p = &events;
 	if (!e->destroyed || e->recording)
 		return;
-	for (struct event **p = &events; *p; p = &(*p)->next) {
-		if (*p == e) {
-			*p = e->next;
-			break;
-		}
-	}
-	if (e->shared) {
-		munmap(e->shared, sizeof *e->shared);
-		close(e->fd);
-	}
+	while (*p != e)
+		p = &(*p)->next;
+	*p = e->next;
+	if (e->shared)
+		close(e->fd); // still mapped, for what waits for it looks there
 	free(e);
 }
 
@@ -140,10 +152,10 @@ static void finish(struct stream *s, struct op *op) {
 		if (op->event->shared)
 			op->event->shared->reached[op->record % 511] = op->record;
 		op->event->recording--;
-		drop_event(op->event);
+		forget_event(op->event);
 		break;
 	case OP_FREE:
-		memory_release(memory_at(op->dst));
+		memory_release(op->memory);
 		break;
 	case OP_FAULT:
 		s->ctx->error = op->value;
@@ -156,15 +168,15 @@ static void finish(struct stream *s, struct op *op) {
 	free(op->after);
 }
 
-static void *work(void *unused) {
-	(void)unused;
+// One of the threads is enough to look at what other processes do.
+static void *work(void *watching) {
 	prctl(PR_SET_TIMERSLACK, 1); // the process may have asked for late timers
 	pthread_mutex_lock(&lock);
 	for (;;) {
 		bool polling;
 		struct stream *s = pick(&polling);
 		if (!s) {
-			wait_changed(polling);
+			wait_changed(polling && watching);
 			continue;
 		}
 		struct op *op = s->head;
@@ -186,12 +198,7 @@ static void *work(void *unused) {
 		s->done = op->number;
 		s->busy = false;
 		free(op);
-		for (struct stream **p = &streams; s->destroyed && !s->head && *p; p = &(*p)->next) {
-			if (*p == s) {
-				*p = s->next; // not freed: events name it
-				break;
-			}
-		}
+		forget_stream(s);
 		pthread_cond_broadcast(&changed);
 	}
 	return NULL;
@@ -203,7 +210,7 @@ static void start_workers(void) {
 	pthread_sigmask(SIG_SETMASK, &set, &before);
 	for (int i = 0; i < WORKERS; i++) {
 		pthread_t thread;
-		if (pthread_create(&thread, NULL, work, NULL))
+		if (pthread_create(&thread, NULL, work, i ? NULL : &started))
 			abort();
 		pthread_detach(thread);
 	}
@@ -228,9 +235,9 @@ void submit(struct stream *s, struct op *op) {
 	if (s == s->ctx->legacy) {
 		for (struct stream *t = streams; t; t = t->next)
 			if (t->ctx == s->ctx && t->blocking)
-				after(op, (struct point){t, NULL, t->queued});
+				after(op, end_of(t));
 	} else if (s->blocking && s->ctx->legacy) {
-		after(op, (struct point){s->ctx->legacy, NULL, s->ctx->legacy->queued});
+		after(op, end_of(s->ctx->legacy));
 	}
 	op->number = ++s->queued;
 	*s->tail = op;
@@ -246,111 +253,97 @@ void await(struct point p) {
 }
 
 // What is queued now; new work may come while it waits.
-void await_context(struct context *ctx) {
+void await_context(CUcontext ctx) {
 	struct point points[256];
 	int n = 0;
 	for (struct stream *s = streams; s && n < 256; s = s->next)
 		if (s->ctx == ctx && s->done < s->queued)
-			points[n++] = (struct point){s, NULL, s->queued};
+			points[n++] = end_of(s);
 	while (n)
 		await(points[--n]);
 }
 
 EXPORT CUresult cuCtxSynchronize(void) {
 	ENTER(CONTEXT);
-	pthread_mutex_lock(&lock);
 	await_context(current());
-	CUresult error = current()->error;
-	pthread_mutex_unlock(&lock);
-	return error;
+	return current()->error;
 }
 
-EXPORT CUresult cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) {
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
 	ENTER(CONTEXT);
+	(void)priority; // a hint, which nothing here takes
 	if (flags & ~(unsigned)STREAM_NON_BLOCKING)
 		return CUDA_ERROR_INVALID_VALUE;
-	priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-	pthread_mutex_lock(&lock);
-	*s = stream_new(current(), !(flags & STREAM_NON_BLOCKING), priority);
-	pthread_mutex_unlock(&lock);
+	*stream = (CUstream)stream_new(current(), !flags);
 	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamCreate(struct stream **s, unsigned flags) {
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
 	ENTER(CONTEXT);
-	return cuStreamCreateWithPriority(s, flags, 0);
+	if (flags & ~(unsigned)STREAM_NON_BLOCKING)
+		return CUDA_ERROR_INVALID_VALUE;
+	*stream = (CUstream)stream_new(current(), !flags);
+	return CUDA_SUCCESS;
 }
 
-// IN_STREAM finds s by handle, or returns; its block runs with the lock held and sets error.
+// IN_STREAM is the beginning of a function: s is the stream of that handle.
 #define IN_STREAM(s, handle)                                                                       \
 	ENTER(CONTEXT);                                                                                \
-	CUresult error = CUDA_SUCCESS;                                                                 \
-	pthread_mutex_lock(&lock);                                                                     \
 	struct stream *s = stream_of(handle);                                                          \
 	if (!s)                                                                                        \
-		error = CUDA_ERROR_INVALID_HANDLE;                                                         \
-	else
-
-#define LEAVE                                                                                      \
-	pthread_mutex_unlock(&lock);                                                                   \
-	return error
+	return CUDA_ERROR_INVALID_HANDLE
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
-	IN_STREAM(s, stream) if (stream <= STREAM_PER_THREAD) error = CUDA_ERROR_INVALID_HANDLE;
-	else {
-		s->destroyed = true; // what is queued still runs
-		s->held = false;
-		for (struct stream **p = &streams; !s->head && *p; p = &(*p)->next) {
-			if (*p == s) {
-				*p = s->next;
-				break;
-			}
-		}
-		pthread_cond_broadcast(&changed);
-	}
-	LEAVE;
+	IN_STREAM(s, stream);
+	if (stream <= STREAM_PER_THREAD)
+		return CUDA_ERROR_INVALID_HANDLE;
+	s->destroyed = true; // what is queued still runs
+	s->held = false;
+	forget_stream(s);
+	pthread_cond_broadcast(&changed);
+	return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuStreamQuery(CUstream stream) {
-	IN_STREAM(s, stream)
-	error = s->capturing          ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-			: s->done < s->queued ? CUDA_ERROR_NOT_READY
-								  : s->ctx->error;
-	LEAVE;
+	IN_STREAM(s, stream);
+	if (s->capturing)
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	return s->done < s->queued ? CUDA_ERROR_NOT_READY : s->ctx->error;
 }
 
 EXPORT CUresult cuStreamSynchronize(CUstream stream) {
-	IN_STREAM(s, stream) if (s->capturing) error = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	else {
-		if (s == s->ctx->legacy)
-			submit(s, op_new(OP_ORDER)); // comes after the blocking streams
-		await((struct point){s, NULL, s->queued});
-		error = s->ctx->error;
-	}
-	LEAVE;
+	IN_STREAM(s, stream);
+	if (s->capturing)
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	if (s == s->ctx->legacy)
+		submit(s, op_new(OP_ORDER)); // comes after the blocking streams
+	await(end_of(s));
+	return s->ctx->error;
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status) {
-	IN_STREAM(s, stream) *status = s->capturing;
-	LEAVE;
+	IN_STREAM(s, stream);
+	*status = s->capturing;
+	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamGetCtx(CUstream stream, struct context **ctx) {
-	IN_STREAM(s, stream) *ctx = s->ctx;
-	LEAVE;
+EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *ctx) {
+	IN_STREAM(s, stream);
+	*ctx = s->ctx;
+	return CUDA_SUCCESS;
 }
 
-struct event *event_new(unsigned flags) {
-	struct event *e = calloc(1, sizeof *e);
-	*e = (struct event){.ctx = current(), .flags = flags, .fd = -1, .next = events};
+CUevent event_new(unsigned flags) {
+	CUevent e = calloc(1, sizeof *e);
+	*e = (struct event){.ctx = current(), .flags = flags, .next = events};
 	return events = e;
 }
 
-struct event *event_of(struct event *handle) {
-	for (struct event *e = events; e; e = e->next)
-		if (e == handle && !e->destroyed)
-			return e;
-	return NULL;
+CUevent event_of(CUevent handle) {
+	CUevent e = events;
+	while (e && (e != handle || e->destroyed))
+		e = e->next;
+	return e;
 }
 
 // What the event stands for now: nothing, as long as it was not recorded.
@@ -360,128 +353,106 @@ static struct point point_of(const struct event *e) {
 	return (struct point){NULL, e->shared, e->shared->recorded};
 }
 
-EXPORT CUresult cuStreamWaitEvent(CUstream stream, struct event *event, unsigned flags) {
-	IN_STREAM(s, stream)
-	if (!event_of(event) || flags > 1) error =
-		flags > 1 ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-	else {
-		struct op *op = op_new(OP_ORDER);
-		after(op, point_of(event));
-		submit(s, op);
-	}
-	LEAVE;
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+	IN_STREAM(s, stream);
+	if (!event_of(event) || flags > 1)
+		return flags > 1 ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+	struct op *op = op_new(OP_ORDER);
+	after(op, point_of(event));
+	submit(s, op);
+	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventRecord(struct event *event, CUstream stream) {
-	IN_STREAM(s, stream)
-	if (!event_of(event) || event->ctx != s->ctx) error = CUDA_ERROR_INVALID_HANDLE;
-	else {
-		struct op *op = op_new(OP_RECORD);
-		op->event = event;
-		op->record = event->shared ? ++event->shared->recorded : 0;
-		event->recording++;
-		submit(s, op);
-		event->last = (struct point){s, NULL, s->queued};
-	}
-	LEAVE;
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
+	IN_STREAM(s, stream);
+	if (!event_of(event) || event->ctx != s->ctx)
+		return CUDA_ERROR_INVALID_HANDLE;
+	struct op *op = op_new(OP_RECORD);
+	op->event = event;
+	op->record = event->shared ? ++event->shared->recorded : 0;
+	event->recording++;
+	submit(s, op);
+	event->last = end_of(s);
+	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventCreate(struct event **event, unsigned flags) {
+EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags) {
 	ENTER(CONTEXT);
 	bool shared = flags & EVENT_INTERPROCESS;
-	if (flags & ~7U || (shared && !(flags & EVENT_DISABLE_TIMING)))
+	if (flags > 7 || (shared && !(flags & EVENT_DISABLE_TIMING)))
 		return CUDA_ERROR_INVALID_VALUE;
-	pthread_mutex_lock(&lock);
-	struct event *e = event_new(flags);
+	CUevent e = *event = event_new(flags);
 	if (shared) {
 		e->owner = (int)getpid();
 		e->fd = new_memfd(sizeof *e->shared, &e->nonce);
 		e->shared = mmap(NULL, sizeof *e->shared, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
 	}
-	*event = e;
-	pthread_mutex_unlock(&lock);
 	return CUDA_SUCCESS;
 }
 
-// IN_EVENT is as IN_STREAM.
-#define IN_EVENT(event)                                                                            \
-	ENTER(CONTEXT);                                                                                \
-	CUresult error = CUDA_SUCCESS;                                                                 \
-	pthread_mutex_lock(&lock);                                                                     \
-	if (!event_of(event))                                                                          \
-		error = CUDA_ERROR_INVALID_HANDLE;                                                         \
-	else
-
-EXPORT CUresult cuEventDestroy_v2(struct event *event) {
-	IN_EVENT(event) {
-		event->destroyed = true;
-		drop_event(event);
-	}
-	LEAVE;
+EXPORT CUresult cuEventDestroy_v2(CUevent event) {
+	ENTER(CONTEXT);
+	if (!event_of(event))
+		return CUDA_ERROR_INVALID_HANDLE;
+	event->destroyed = true;
+	forget_event(event);
+	return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventQuery(struct event *event) {
-	IN_EVENT(event)
-	error = reached(point_of(event)) ? event->ctx->error : CUDA_ERROR_NOT_READY;
-	LEAVE;
+EXPORT CUresult cuEventQuery(CUevent event) {
+	ENTER(CONTEXT);
+	if (!event_of(event))
+		return CUDA_ERROR_INVALID_HANDLE;
+	return reached(point_of(event)) ? event->ctx->error : CUDA_ERROR_NOT_READY;
 }
 
-EXPORT CUresult cuEventSynchronize(struct event *event) {
-	IN_EVENT(event) {
-		await(point_of(event));
-		error = current()->error;
-	}
-	LEAVE;
+EXPORT CUresult cuEventSynchronize(CUevent event) {
+	ENTER(CONTEXT);
+	if (!event_of(event))
+		return CUDA_ERROR_INVALID_HANDLE;
+	await(point_of(event));
+	return current()->error;
 }
 
-EXPORT CUresult cuEventElapsedTime(float *ms, struct event *start, struct event *end) {
-	IN_EVENT(start)
-	if (!event_of(end) || (start->flags | end->flags) & EVENT_DISABLE_TIMING ||
-		!start->last.stream || !end->last.stream) error = CUDA_ERROR_INVALID_HANDLE;
-	else if (!reached(start->last) || !reached(end->last)) error = CUDA_ERROR_NOT_READY;
-	else *ms = (float)(end->time - start->time);
-	LEAVE;
+EXPORT CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end) {
+	ENTER(CONTEXT);
+	if (!event_of(start) || !event_of(end) || !start->last.stream || !end->last.stream ||
+		(start->flags | end->flags) & EVENT_DISABLE_TIMING)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (!reached(start->last) || !reached(end->last))
+		return CUDA_ERROR_NOT_READY;
+	*ms = (float)(end->time - start->time);
+	return CUDA_SUCCESS;
 }
 
-// A copy or a memset; from is NULL for that.
-static CUresult move(CUstream stream, CUdeviceptr dst, CUdeviceptr src, size_t bytes, int value,
-					 enum op_kind kind, bool wait) {
-	if (!bytes)
-		return CUDA_SUCCESS;
-	CUresult error = CUDA_SUCCESS;
-	pthread_mutex_lock(&lock);
+static CUresult copy(CUstream stream, CUdeviceptr dst, CUdeviceptr src, size_t bytes, bool wait) {
 	struct stream *s = stream_of(stream);
-	bool to_pageable, from_pageable = false;
+	bool to_pageable, from_pageable;
 	char *to = memory_access(dst, bytes, &to_pageable);
-	char *from = kind == OP_COPY ? memory_access(src, bytes, &from_pageable) : to;
-	if (!s)
-		error = CUDA_ERROR_INVALID_HANDLE;
-	else if (!to || !from || (to_pageable && kind == OP_SET))
-		error = CUDA_ERROR_INVALID_VALUE;
-	else {
-		struct op *op = op_new(kind);
-		op->dst = dst;
-		op->src = src;
-		op->bytes = bytes;
-		op->value = value;
-		op->to = to;
-		op->from = from;
-		if (from_pageable && !to_pageable) // it may change as soon as this returns
-			op->from = op->staged = memcpy(malloc(bytes), from, bytes);
-		submit(s, op);
-		if (wait || to_pageable) {
-			await((struct point){s, NULL, s->queued});
-			error = s->ctx->error;
-		}
-	}
-	pthread_mutex_unlock(&lock);
-	return error;
+	char *from = memory_access(src, bytes, &from_pageable);
+	if (s && !bytes)
+		return CUDA_SUCCESS;
+	if (!s || !to || !from)
+		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+	struct op *op = op_new(OP_COPY);
+	op->dst = dst;
+	op->src = src;
+	op->bytes = bytes;
+	op->to = to;
+	op->from = from;
+	if (from_pageable && !to_pageable) // it may change as soon as this returns
+		op->from = op->staged = memcpy(malloc(bytes), from, bytes);
+	submit(s, op);
+	if (!wait && !to_pageable)
+		return CUDA_SUCCESS;
+	await(end_of(s));
+	return s->ctx->error;
 }
 
 #define COPY(name)                                                                                 \
 	EXPORT CUresult name(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {        \
 		ENTER(CONTEXT);                                                                            \
-		return move(stream, dst, src, bytes, 0, OP_COPY, false);                                   \
+		return copy(stream, dst, src, bytes, false);                                               \
 	}
 COPY(cuMemcpyAsync)
 COPY(cuMemcpyHtoDAsync_v2)
@@ -490,32 +461,45 @@ COPY(cuMemcpyDtoDAsync_v2)
 
 EXPORT CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
 	ENTER(CONTEXT);
-	return move(STREAM_LEGACY, dst, src, bytes, 0, OP_COPY, true);
+	return copy(STREAM_LEGACY, dst, src, bytes, true);
 }
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t n, CUstream stream) {
-	ENTER(CONTEXT);
-	return move(stream, dst, dst, n, value, OP_SET, false);
+	IN_STREAM(s, stream);
+	bool pageable;
+	char *to = memory_access(dst, n, &pageable);
+	if (!n)
+		return CUDA_SUCCESS;
+	if (!to || pageable)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct op *op = op_new(OP_SET);
+	op->dst = dst;
+	op->bytes = n;
+	op->to = to;
+	op->value = value;
+	submit(s, op);
+	return CUDA_SUCCESS;
 }
 
 EXPORT int fakecuda_hold(CUstream stream, int hold) {
-	IN_STREAM(s, stream) s->held = hold;
+	IN_STREAM(s, stream);
+	s->held = hold;
 	pthread_cond_broadcast(&changed);
-	LEAVE;
+	return CUDA_SUCCESS;
 }
 
 EXPORT int fakecuda_capture(CUstream stream, int on) {
-	IN_STREAM(s, stream) s->capturing = on;
-	LEAVE;
+	IN_STREAM(s, stream);
+	s->capturing = on;
+	return CUDA_SUCCESS;
 }
 
 EXPORT int fakecuda_fault(CUstream stream, int code) {
-	IN_STREAM(s, stream) {
-		struct op *op = op_new(OP_FAULT);
-		op->value = code;
-		submit(s, op);
-	}
-	LEAVE;
+	IN_STREAM(s, stream);
+	struct op *op = op_new(OP_FAULT);
+	op->value = code;
+	submit(s, op);
+	return CUDA_SUCCESS;
 }
 
 static bool overlap(CUdeviceptr a, size_t n, CUdeviceptr b, size_t m) {
