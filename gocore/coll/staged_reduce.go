@@ -9,6 +9,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
+// packed is the alignment in bytes at which kernels move most at once.
+const packed = 16
+
 // onChips takes the place of the host's algorithm for a piece of an all_reduce or a
 // reduce_scatter: the host moves, the device adds.
 //
@@ -34,9 +37,10 @@ func (s *stager) onChips(send, recv []Part, count int64) error {
 		to = host.at(to, sl[host.Rank].from)
 	}
 	own := sl[host.Rank].count
+	apart := (own*host.elem() + packed - 1) / packed * packed // so that the kernel moves whole packs
 	if s.parts == nil {
 		var err error
-		if s.parts, err = mem.GetPinned(s.args.Place.Device, max(1, sl[0].count*int64(host.Size))*host.elem()); err != nil {
+		if s.parts, err = mem.GetPinned(s.args.Place.Device, max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
 			return err
 		}
 		if !s.parts.Locked {
@@ -46,7 +50,7 @@ func (s *stager) onChips(send, recv []Part, count int64) error {
 	sends, recvs := make([]Part, host.Size), make([]Part, host.Size)
 	for i := range sl {
 		sends[i] = Part{Data: host.at(from.Data, sl[i].from), Count: sl[i].count}
-		recvs[i] = Part{Data: host.at(s.parts.Data, int64(i)*own), Count: own}
+		recvs[i] = Part{Data: unsafe.Add(s.parts.Data, int64(i)*apart), Count: own}
 	}
 	if err := exchange(&host, s.p, sends, recvs); err != nil {
 		return err
