@@ -10,22 +10,41 @@ import (
 	"testing"
 )
 
-// Build compiles the fake driver and returns the path of the library, for PADDLEMPI_CUDA.
-// PMPI_FAKECUDA_LIBRARY names one that is built already. Where there is no C compiler the
-// test is skipped.
+// Build returns the path of the fake driver, for PADDLEMPI_CUDA: the one that make built,
+// or one compiled for this test where that is older than a source. Where there is no C compiler
+// the test is skipped.
 func Build(t testing.TB) string {
 	t.Helper()
-	if path := os.Getenv("PMPI_FAKECUDA_LIBRARY"); path != "" {
-		return path
+	_, file, _, _ := runtime.Caller(0)
+	here := filepath.Dir(file)
+	made := filepath.Join(here, "..", "..", "..", "build", "libcuda_fake.so")
+	if upToDate(made, filepath.Join(here, "build.sh"), filepath.Join(here, "driver", "*"),
+		filepath.Join(here, "..", "kernels", "*.cu"), filepath.Join(here, "..", "kernels", "*.h")) {
+		return made
 	}
 	if _, err := exec.LookPath("gcc"); err != nil && os.Getenv("CC") == "" {
 		t.Skip("the fake CUDA driver needs gcc, or another C compiler in CC")
 	}
-	_, here, _, _ := runtime.Caller(0)
 	out := filepath.Join(t.TempDir(), "libcuda_fake.so")
-	command := exec.Command(filepath.Join(filepath.Dir(here), "build.sh"), out)
-	if text, err := command.CombinedOutput(); err != nil {
+	if text, err := exec.Command(filepath.Join(here, "build.sh"), out).CombinedOutput(); err != nil {
 		t.Fatalf("building the fake CUDA driver: %v\n%s", err, text)
 	}
 	return out
+}
+
+// upToDate tells whether the file made is there and no file of the patterns is newer.
+func upToDate(made string, patterns ...string) bool {
+	built, err := os.Stat(made)
+	if err != nil {
+		return false
+	}
+	for _, pattern := range patterns {
+		sources, _ := filepath.Glob(pattern) // the patterns are well-formed
+		for _, source := range sources {
+			if s, err := os.Stat(source); err != nil || s.ModTime().After(built.ModTime()) {
+				return false
+			}
+		}
+	}
+	return true
 }
