@@ -1,0 +1,150 @@
+"""What the programs of ``test_ipc.py`` have in common: ranks, values, and what went over IPC."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import device
+import ml_dtypes
+import numpy as np
+import paddlempi as dist
+
+FLOATS = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+INTEGERS = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+
+Array = np.ndarray[Any, Any]
+
+_stream: dict[int, int] = {}
+
+
+def start() -> tuple[int, int]:
+    """Initialise the world; return the rank and the number of ranks."""
+    dist.init_process_group("mpi", timeout=60)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def done() -> None:
+    """The program came to its end."""
+    sys.stdout.write("done\n")
+    sys.stdout.flush()
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of a name, those NumPy lacks among them."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def values(dtype: str, count: int, seed: int) -> Array:
+    """Small whole numbers, so that every sum and product of a few is exact in every dtype."""
+    few = np.random.default_rng(seed).integers(0 if dtype[0] in "bu" else -3, 4, count)
+    if dtype == "bool":
+        few = few // 2
+    if dtype.startswith("complex"):
+        few = few + 1j * np.random.default_rng(seed + 1000).integers(-3, 4, count)
+    return few.astype(numpy_dtype(dtype))
+
+
+def stream(on: int = 0) -> int:
+    """The stream of a device that all tensors here are on."""
+    if on not in _stream:
+        _stream[on] = device.new_stream(on)
+    return _stream[on]
+
+
+def tensor(array: Array, on: int = 0, **how: Any) -> device.DeviceTensor:
+    """A tensor with these values, which arrive late; ``read`` gives them back."""
+    name = array.dtype.name
+    bits = array.view(f"u{array.dtype.itemsize}") if hasattr(ml_dtypes, name) else array
+    return device.DeviceTensor(
+        bits, dtype=name, device=on, **{"offset": 256, "stream": stream(on), **how}
+    )
+
+
+def read(t: device.DeviceTensor) -> Array:
+    """Values of a contiguous tensor, after what its stream waits for."""
+    size = t.numpy_dtype.itemsize * int(np.prod(t.shape))
+    return t.numpy().view(np.uint8).reshape(-1)[:size].view(numpy_dtype(t.dtype))
+
+
+def same(t: device.DeviceTensor, expected: Array, *what: object) -> None:
+    """The tensor has exactly these bits."""
+    got = read(t)
+    assert got.dtype == expected.dtype, (got.dtype, expected.dtype)
+    wrong = np.flatnonzero(got != expected)
+    assert not len(wrong), (dist.get_rank(), *what, wrong[:5], got[wrong[:5]], expected[wrong[:5]])
+
+
+def reduced(op: Any, parts: list[Array]) -> Array:
+    """What ``op`` makes of one array a rank, for values of :func:`values`."""
+    dtype = parts[0].dtype
+    name = op.name
+    if dtype.kind == "b":
+        fold: Any = {
+            "SUM": np.logical_or,
+            "MAX": np.logical_or,
+            "BOR": np.logical_or,
+            "PRODUCT": np.logical_and,
+            "MIN": np.logical_and,
+            "BAND": np.logical_and,
+            "BXOR": np.logical_xor,
+        }[name]
+        return np.asarray(fold.reduce(np.stack(parts)), bool)
+    if name in ("BAND", "BOR", "BXOR"):
+        fold = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}[name]
+        return np.asarray(fold.reduce(np.stack(parts)), dtype)
+    wide_enough = {"c": complex, "i": int, "u": int}.get(dtype.kind, float)
+    exact = np.stack([p.astype(wide_enough) for p in parts])
+    if name == "PRODUCT":
+        whole = np.prod(exact, axis=0)
+    elif name in ("MIN", "MAX"):
+        whole = (np.min if name == "MIN" else np.max)(exact, axis=0)
+    else:
+        whole = np.sum(exact, axis=0) * (op.scale if name == "PREMUL_SUM" else 1)
+    if name == "AVG":  # divided in the type that is summed in, which is the tensor's or wider
+        wide = {2: "f4", 4: "f4", 8: "f8"}[dtype.itemsize // (2 if dtype.kind == "c" else 1)]
+        halves = [
+            (h.astype(wide) / np.dtype(wide).type(len(parts))) for h in (whole.real, whole.imag)
+        ]
+        return (
+            halves[0].astype(dtype)
+            if dtype.kind != "c"
+            else (halves[0] + 1j * halves[1]).astype(dtype)
+        )
+    return np.asarray(whole).astype(dtype)
+
+
+def ops_of(dtype: str) -> list[Any]:
+    """The reduce ops that are defined for a dtype, by docs/ops.md."""
+    r = dist.ReduceOp
+    if dtype in FLOATS:
+        both = [r.SUM, r.PRODUCT, r.AVG, r.PREMUL_SUM(0.5)]
+        return both if dtype.startswith("complex") else [*both, r.MIN, r.MAX]
+    return [r.SUM, r.PRODUCT, r.MIN, r.MAX, r.BAND, r.BOR, r.BXOR]
+
+
+@contextmanager
+def went(by: str) -> Iterator[None]:
+    """The collectives of the block went over "ipc", or "staged" through host memory."""
+
+    def staged() -> int:
+        return device.calls("cuMemHostAlloc") + device.calls("cuEventQuery")
+
+    opens, before = device.calls("cuIpcOpenMemHandle_v2"), staged()
+    yield
+    opened = device.calls("cuIpcOpenMemHandle_v2") - opens
+    if by == "staged":
+        assert opened == 0, f"{opened} allocations were mapped"
+        assert staged() > before, "nothing was staged"
+    else:
+        assert staged() == before, "something was staged"
+
+
+def call(asynchronous: bool, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    """A collective, as a call or as a work that is waited for."""
+    if not asynchronous:
+        assert function(*arguments, **named) is None
+        return
+    assert function(*arguments, async_op=True, **named).wait()
