@@ -26,7 +26,7 @@ from . import environment
 from .fleet import Workers
 from .process_group import ProcessGroupMPI
 
-__all__ = ["default_group", "init", "install", "installed", "uninstall"]
+__all__ = ["default_group", "init", "install", "installed", "replace", "uninstall"]
 
 _MPI = "mpi"
 
@@ -82,7 +82,7 @@ def install() -> None:
             self._gloo = Workers()
         return generate(self)
 
-    _replace(PaddleCloudRoleMaker, "_generate_role", generate_role)
+    replace(PaddleCloudRoleMaker, "_generate_role", generate_role)
     replacements = {
         "init_parallel_env": init_parallel_env,
         "new_group": new_group,
@@ -92,17 +92,17 @@ def install() -> None:
     for name, places in _PLACES.items():
         replacements[name].__doc__ = getattr(places[0], name).__doc__
         for place in places:
-            _replace(place, name, replacements[name])
+            replace(place, name, replacements[name])
     # Imported now: they call into this module.
     from . import checkpoint, data_parallel, optimizers
 
     for module in (checkpoint, data_parallel, optimizers):
         for place, name, value in module.replacements():
-            _replace(place, name, value)
+            replace(place, name, value)
     if not hasattr(paddle_core, "nccl_version"):
         # AVG asks for it on the CPU too, where the wheel has none: with a new one Paddle hands
         # AVG to the process group.
-        _replace(paddle_core, "nccl_version", lambda: 99999)
+        replace(paddle_core, "nccl_version", lambda: 99999)
 
 
 def uninstall() -> None:
@@ -122,7 +122,8 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-def _replace(place: Any, name: str, value: Any) -> None:
+def replace(place: Any, name: str, value: Any) -> None:
+    """Put ``value`` in a place of Paddle's, until :func:`uninstall`."""
     _originals.append((place, name, getattr(place, name, _ABSENT)))
     setattr(place, name, value)
 

@@ -13,7 +13,18 @@ from paddle.base import core as paddle_core
 
 from ..errors import UnsupportedError
 
-__all__ = ["Listener", "alias", "bind", "join", "on_gradient", "run_backward", "watch", "watching"]
+__all__ = [
+    "Listener",
+    "alias",
+    "at_begin",
+    "bind",
+    "gradient_of",
+    "join",
+    "on_gradient",
+    "run_backward",
+    "watch",
+    "watching",
+]
 
 _TOUCHED: dict[Any, tuple[str, ...]] = {
     paddle_core.eager: ("run_backward",),
@@ -43,6 +54,8 @@ class _Frame(threading.local):
 
 _frame = _Frame()
 _original: Callable[..., Any] = paddle_core.eager.run_backward
+_gradient: Callable[[Any], Any] = paddle.Tensor._grad_ivar
+_beginnings: list[Callable[[], None]] = []
 
 
 def watch() -> None:
@@ -79,6 +92,8 @@ def run_backward(*args: Any, **kwargs: Any) -> Any:
     frame = _frame
     if frame.depth:
         return _original(*args, **kwargs)
+    for begin in _beginnings:
+        begin()
     frame.depth = 1
     try:
         result = _original(*args, **kwargs)
@@ -104,6 +119,11 @@ def _leave() -> list[Listener]:
     return left
 
 
+def at_begin(begin: Callable[[], None]) -> None:
+    """Call ``begin()`` before every outermost backward."""
+    _beginnings.append(begin)
+
+
 def join(listener: Listener) -> None:
     """Hear of the end of the backward that runs."""
     _frame.listeners.append(listener)
@@ -120,6 +140,11 @@ def on_gradient(parameter: Any, function: Callable[[], None]) -> None:
 def alias(view: Any, shape: list[int]) -> Any:
     """Another tensor on the memory of ``view``: clearing the one leaves the other as it is."""
     return paddle._C_ops.view_shape(view, shape)
+
+
+def gradient_of(parameter: Any) -> Any:
+    """``parameter.grad`` as it lies there, though it may be under way."""
+    return _gradient(parameter)
 
 
 def bind(parameter: Any, view: Any, shape: list[int]) -> None:

@@ -17,6 +17,7 @@ import paddle
 
 from ..errors import DtypeError, UnsupportedError
 from ..reduce_op import ReduceOp
+from ..work import Work
 from . import autograd, selected_rows
 
 __all__ = ["DTYPES", "Bucket", "Slot", "allocate", "arrange", "bytes_of"]
@@ -183,15 +184,32 @@ class Bucket:
         self._usual = np.zeros_like(marks)
         self._usual[:n] = self._usual[2 * n : 3 * n] = self._one
         self.pending = n
-        self.wait: Callable[[], object] = _not_started
+        self._works: Sequence[Work] = ()
+        self._ended: Callable[[], None] | None = None
 
     def reset(self) -> None:
         """Make ready for the next backward."""
         self._marks[:] = self._usual
         self.pending = len(self.slots)
-        self.wait = _not_started
+        self._works, self._ended = (), None
         for slot in self.slots:
             slot.packed = False
+
+    def under_way(self, works: Sequence[Work], ended: Callable[[], None] | None = None) -> None:
+        """Its collectives were started; ``ended()`` is what remains to be done after them."""
+        self._works, self._ended = works, ended
+
+    def arrived(self) -> bool:
+        """Whether :meth:`wait` would return or raise at once."""
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self) -> None:
+        """Wait until the gradients are averaged; nothing where no collective was started."""
+        ended, self._ended = self._ended, None
+        for work in self._works:
+            work.wait()
+        if ended is not None:
+            ended()
 
     def mark_absent(self, number: int, has: bool, wrong: bool) -> None:
         """Say that this backward did not reach a slot's parameter on this rank."""
@@ -200,11 +218,11 @@ class Bucket:
         if not has:
             self.has[number] = 0
         if wrong:
-            self.wrong[0] = self._one
+            self.mark_wrong()
 
-
-def _not_started() -> None:
-    """What waits for an all_reduce that was not started."""
+    def mark_wrong(self) -> None:
+        """Say that an absence on this rank is an error."""
+        self.wrong[0] = self._one
 
 
 def arrange(

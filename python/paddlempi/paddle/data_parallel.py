@@ -13,8 +13,9 @@ from .. import group as core_group
 from ..errors import ArgumentError, NotInitializedError
 from . import activation, autograd, batch_norm, selected_rows
 from .compression import Compression
+from .overlap import LANES, Overlap
 from .reducer import Reducer
-from .replicas import Buffers, Sync, broadcast_all, check_same
+from .replicas import Buffers, Sync, broadcast_all, check_same, has_value
 
 __all__ = ["DataParallel", "replacements"]
 
@@ -52,6 +53,8 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         compression: what happens to gradients before and after they are summed, such as
             ``Cast("bfloat16")``; see :class:`~paddlempi.paddle.compression.Compression`. It does
             not touch the rows of sparse embeddings.
+        overlap_next_forward: backward does not wait for the gradients, nor does the step of an
+            optimizer: a layer does when it runs next, for its own; see :meth:`synchronize`.
 
     Raises:
         NotInitializedError: before ``init_parallel_env()``.
@@ -76,6 +79,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         *,
         buffers: Sync = "broadcast",
         compression: Compression | None = None,
+        overlap_next_forward: bool = False,
     ) -> None:
         # Not Paddle's: its reducer takes no process group written in Python.
         paddle.nn.Layer.__init__(self, layers.full_name() + "_data_parallel")
@@ -96,7 +100,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         self._reducer: Reducer | None = None
         core = _core_of(self.group)
         if core.size() > 1:
-            self._share(core, buffers, compression)
+            self._share(core, buffers, compression, overlap_next_forward)
         else:
             warnings.warn(
                 "paddlempi.paddle.DataParallel: there is one rank: nothing is averaged",
@@ -104,7 +108,11 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             )
 
     def _share(
-        self, parent: core_group.ProcessGroup, buffers: Sync, compression: Compression | None
+        self,
+        parent: core_group.ProcessGroup,
+        buffers: Sync,
+        compression: Compression | None,
+        overlaps: bool,
     ) -> None:
         autograd.watch()
         own = core_group.new_group(parent._ranks)
@@ -124,11 +132,12 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             "comm_buffer_size": self.comm_buffer_size,
             "last_comm_buffer_size": self.last_comm_buffer_size,
             "find_unused_parameters": bool(self.find_unused_parameters),
+            "overlap_next_forward": bool(overlaps),
         }
         kept = [
             (name, buffer)
             for name, buffer in self._layers.named_buffers()
-            if buffer is not None and not getattr(buffer, "no_sync", False)
+            if has_value(buffer) and not getattr(buffer, "no_sync", False)
         ]
         check_same([*shared, *kept], options, own)
         if not trained:
@@ -136,6 +145,10 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
                 "paddlempi.paddle.DataParallel: the model has no parameter to train"
             )
         broadcast_all([tensor for _, tensor in (*shared, *kept)], own)
+        lanes, late = [own], None
+        if overlaps:
+            late = Overlap(self._layers)
+            lanes += [core_group.new_group(parent._ranks) for _ in range(LANES - 1)]
         self._reducer = Reducer(
             trained,
             [(name, parameter) for name, parameter in shared if parameter.stop_gradient],
@@ -143,15 +156,33 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             self.comm_buffer_size,
             self.last_comm_buffer_size,
             bool(self.find_unused_parameters),
-            Buffers(self._layers, buffers, own),
+            Buffers(self._layers, buffers, lanes[-1]),
             tables,
             compression,
+            lanes,
+            late,
         )
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds that backwards have waited at their ends, so far: communication not hidden."""
-        return 0.0 if self._reducer is None else self._reducer.waited
+        """Seconds that backwards have waited at their ends, so far: communication not hidden.
+
+        With ``overlap_next_forward`` those too that layers have waited before they ran.
+        """
+        return 0.0 if self._reducer is None else self._reducer.seconds_waited
+
+    def synchronize(self) -> None:
+        """With ``overlap_next_forward``: wait for all gradients, make the steps that wait for them.
+
+        Layers, ``parameters()``, ``state_dict()`` of models and optimizers, ``p.grad`` and the
+        next backward do that by themselves. Call it before reading a parameter, or a dictionary
+        of them, that was kept since before the step.
+
+        Raises:
+            Error: what went wrong with the gradients on any rank, as backward does otherwise.
+        """
+        if self._reducer is not None:
+            self._reducer.synchronize()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model. The next backwards average, unless this call stands under ``no_sync``."""

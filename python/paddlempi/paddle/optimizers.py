@@ -11,7 +11,8 @@ import paddle
 from .. import group
 from ..context import get_context
 from ..errors import ArgumentError, NotInitializedError
-from . import autograd, zero
+from . import autograd, overlap, zero
+from .parameters import parameters_of
 from .reducer import Reducer, averaged
 from .replicas import Buffers, broadcast_all, check_same
 
@@ -41,6 +42,7 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
                 del self._paddlempi_building
         if outermost:
             built(self)
+            overlap.know(self)
 
     return init
 
@@ -62,7 +64,7 @@ def built(optimizer: Any) -> None:
     if not (context.enable_data_parallel or level) or not paddle.in_dynamic_mode():
         return
     # By number: Paddle counts in the names of layers, and a rank may have built more of them.
-    parameters = [p for p in zero.parameters_of(optimizer) if not p.stop_gradient]
+    parameters = [p for p in parameters_of(optimizer) if not p.stop_gradient]
     named = [(f"parameters[{number}]", p) for number, p in enumerate(parameters)]
     if not named:
         return

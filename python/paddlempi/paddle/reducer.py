@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import time
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .. import _native
@@ -33,9 +34,11 @@ from ..errors import ArgumentError, Error, MismatchError, UnsupportedError
 from ..group import ProcessGroup
 from ..objects import all_gather_object
 from ..reduce_op import ReduceOp
+from ..work import Work
 from . import autograd
 from .buckets import DTYPES, Bucket, Slot, arrange
 from .compression import Compression
+from .overlap import Overlap
 from .replicas import Buffers
 from .sparse import Tables
 
@@ -70,6 +73,9 @@ class Reducer:
         buffers: what is made equal at the end of a backward too.
         tables: indices of the parameters whose gradients are rows.
         compression: what happens to a bucket before and after its all_reduce.
+        lanes: groups of this reducer alone, over which buckets travel side by side, the last one
+            in the last; None: one after the other in ``group``.
+        overlap: what waits for the buckets after backward has ended; None: backward does.
 
     Raises:
         UnsupportedError: a parameter's dtype has no gradients.
@@ -88,11 +94,14 @@ class Reducer:
         buffers: Buffers,
         tables: Sequence[int] = (),
         compression: Compression | None = None,
+        lanes: Sequence[ProcessGroup] | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._frozen = frozen
         self._group = group
+        self._lanes = lanes or [group]
         self._limit = limit
         self._last_limit = last_limit
         self._find_unused = find_unused
@@ -104,7 +113,7 @@ class Reducer:
                     f"{_WHERE}: parameter '{name}' has dtype {parameter.dtype}, whose gradients "
                     "cannot be averaged: freeze it or set its no_sync"
                 )
-        self.waited = 0.0  # seconds at the ends of backwards, with nothing to compute any more
+        self._waited = 0.0
         self._mode = _Mode.IDLE
         self._joined = False
         self._failure: Exception | None = None
@@ -112,13 +121,18 @@ class Reducer:
         self._learning = True
         self._uses = [_UNKNOWN] * len(parameters)
         self._came = [0] * len(parameters)
-        self._tables = Tables([(index, self._parameters[index]) for index in tables], group)
+        self._tables = Tables(
+            [(index, self._parameters[index]) for index in tables], self._lanes[-1]
+        )
         # The last parameter is the first whose gradient comes, as a guess.
         self._arrange([i for i in range(len(parameters) - 1, -1, -1) if i not in tables])
         self._ids = frozenset(map(id, self._parameters))
+        self._overlap = overlap
+        if overlap is not None:
+            overlap.begin(self, self._parameters)
         for other in _living:
             if not self._ids.isdisjoint(other._ids):
-                other._mode = _Mode.DETACHED
+                other._detach()
         _living.add(self)
         me = weakref.ref(self)
         for index, parameter in enumerate(self._parameters):
@@ -134,6 +148,8 @@ class Reducer:
                 "which averages their gradients: use that one"
             )
         self._mode = _Mode.SYNC if sync else _Mode.LOCAL
+        if self._overlap is not None:
+            self._overlap.forward_ended()
 
     # Backward
 
@@ -150,6 +166,14 @@ class Reducer:
                 ArgumentError(
                     f"{_WHERE}: backward reached parameter '{self._names[index]}' without "
                     "a forward: call the DataParallel, not the model inside it"
+                )
+            )
+        if self._overlap is not None and self._overlap.was_missed(self._parameters[index]):
+            self._fail(
+                ArgumentError(
+                    f"{_WHERE}: overlap_next_forward: parameter '{self._names[index]}' was used "
+                    "before its update had come, for it was not read from its layer: let the "
+                    "forward take it from there (layer.weight), or call synchronize() before"
                 )
             )
         if self._failure is not None:
@@ -179,14 +203,19 @@ class Reducer:
 
     def finish(self) -> None:
         """Backward has ended: send what is left, wait for all, look at the marks."""
-        self._joined = False
+        self._leave()
         try:
             self._send_rest()
             began = time.perf_counter()
+            if self._overlap is not None and not self._learning:
+                self._exchange_tables()
+                self._waited += time.perf_counter() - began
+                self._overlap.take(self._buckets, self._parameters)
+                return
             self._wait()
             self._judge()
             self._tables.exchange()
-            self.waited += time.perf_counter() - began
+            self._waited += time.perf_counter() - began
             if self._learning:
                 self._learn()
         except BaseException:
@@ -196,13 +225,51 @@ class Reducer:
 
     def abort(self) -> None:
         """Backward ended with an exception: tell the others not to wait for this rank."""
-        self._joined = False
+        self._leave()
         try:
             self._refuse()
         finally:
             self._renew()
 
+    # What the overlap with the next forward asks for, after backward
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds at the ends of backwards, or before layers, with nothing else to do."""
+        return self._waited + (0.0 if self._overlap is None else self._overlap.waited)
+
+    def synchronize(self) -> None:
+        """Wait for what is under way."""
+        if self._overlap is not None:
+            self._overlap.finish()
+
+    def arrive(self, bucket: Bucket) -> None:
+        """Wait for a bucket and look at its marks."""
+        bucket.wait()
+        self._judge_bucket(bucket)
+
+    def arrive_buffers(self) -> None:
+        """Wait for the model's buffers."""
+        self._buffers.finish()
+
+    def settled(self) -> None:
+        """All has arrived: ready for the next backward."""
+        self._reset()
+
+    def give_up(self) -> None:
+        """Something has not."""
+        self._renew()
+
     # Inside
+
+    def _detach(self) -> None:
+        self.synchronize()
+        self._mode = _Mode.DETACHED
+
+    def _leave(self) -> None:
+        self._joined = False
+        if self._overlap is not None:
+            self._overlap.backward_ended()
 
     def _fail(self, error: Exception) -> None:
         """Remember what went wrong: an exception out of a hook would reach the user as another."""
@@ -211,7 +278,7 @@ class Reducer:
 
     def _pack(self, slot: Slot) -> None:
         parameter = self._parameters[slot.index]
-        gradient = parameter.grad
+        gradient = autograd.gradient_of(parameter)
         if gradient.dtype != slot.bucket.dtype:
             raise ArgumentError(
                 f"{_WHERE}: the gradient of parameter '{self._names[slot.index]}' has dtype "
@@ -228,28 +295,29 @@ class Reducer:
             compression = self._compression if bucket.compressible else None
             wire = None if compression is None else compression.compress(bucket.gradients)
             self._started += 1  # whatever becomes of it, its place in the order is taken
+            group = self._lane(self._started - 1)
             if compression is None:
-                bucket.wait = self._sum(bucket.storage, bucket.op)
-            else:
-                bucket.wait = self._sum_compressed(bucket, compression, wire)
+                bucket.under_way([_sum(bucket.storage, bucket.op, group)])
+            else:  # the marks go by themselves: they must come through as they are
+                bucket.under_way(
+                    [_sum(bucket.marks, bucket.op, group), _sum(wire, bucket.op, group)],
+                    functools.partial(compression.decompress, wire, bucket.gradients),
+                )
 
-    def _sum(self, tensor: Any, op: ReduceOp) -> Callable[[], object]:
-        work = all_reduce(tensor, op, self._group, async_op=True)
-        assert work is not None, "the group has this rank"
-        return work.wait
+    def _lane(self, number: int) -> ProcessGroup:
+        """The group of a bucket. The last one, which the next forward needs first, has its own."""
+        lanes = self._lanes
+        if number == len(self._buckets) - 1:
+            return lanes[-1]
+        return lanes[number % max(1, len(lanes) - 1)]
 
-    def _sum_compressed(
-        self, bucket: Bucket, compression: Compression, wire: Any
-    ) -> Callable[[], object]:
-        """The marks go by themselves: they must come through as they are."""
-        waits = self._sum(bucket.marks, bucket.op), self._sum(wire, bucket.op)
-
-        def wait() -> None:
-            for one in waits:
-                one()
-            compression.decompress(wire, bucket.gradients)
-
-        return wait
+    def _exchange_tables(self) -> None:
+        """Sparse gradients are there when backward ends, whatever the buckets do."""
+        self._tables.wait()
+        if self._tables.is_wrong(self._find_unused):
+            self._wait()
+            self._complain()
+        self._tables.exchange()
 
     def _send_rest(self) -> None:
         try:
@@ -275,10 +343,12 @@ class Reducer:
                 if slot.packed:
                     continue
                 parameter = self._parameters[slot.index]
-                has = parameter.grad is not None
+                has = autograd.gradient_of(parameter) is not None
                 if not self._came[slot.index]:
                     wrong = not (self._find_unused or parameter.stop_gradient)
                     bucket.mark_absent(slot.number, has, wrong)
+                    if wrong:  # all see it in the last one, which is waited for first
+                        self._buckets[-1].mark_wrong()
                 if has:
                     self._pack(slot)
                 else:
@@ -301,18 +371,21 @@ class Reducer:
         if self._tables.is_wrong(self._find_unused):
             self._complain()
         for bucket in self._buckets:
-            absent = bucket.absent
-            if not absent.any():
-                continue
-            if bucket.wrong[0] or (
-                not self._find_unused and ((bucket.used != 0) & (absent != 0)).any()
-            ):
-                self._complain()
-            for slot in bucket.slots:
-                if bucket.has[slot.number]:
-                    parameter = self._parameters[slot.index]
-                    if parameter.grad is None:
-                        slot.bind(parameter)
+            self._judge_bucket(bucket)
+
+    def _judge_bucket(self, bucket: Bucket) -> None:
+        if bucket.wrong[0]:
+            self._complain()
+        absent = bucket.absent
+        if not absent.any():
+            return
+        if not self._find_unused and ((bucket.used != 0) & (absent != 0)).any():
+            self._complain()
+        for slot in bucket.slots:
+            if bucket.has[slot.number]:
+                parameter = self._parameters[slot.index]
+                if autograd.gradient_of(parameter) is None:
+                    slot.bind(parameter)
 
     def _complain(self) -> None:
         """Raise on every rank, naming the parameters that had no gradient, and where."""
@@ -388,14 +461,20 @@ class Reducer:
 
     def _refuse(self) -> None:
         """Take the places of the collectives that this rank will not start."""
-        core, group = _native.core(), self._group._id
+        core = _native.core()
         with contextlib.suppress(Error):  # a group that is broken or gone has nobody to tell
-            for bucket in self._buckets[self._started :]:
+            for number, bucket in enumerate(self._buckets[self._started :], self._started):
                 compressed = self._compression is not None and bucket.compressible
                 for _ in range(2 if compressed else 1):
-                    core.refuse(Op.ALL_REDUCE, group, "backward failed")
+                    core.refuse(Op.ALL_REDUCE, self._lane(number)._id, "backward failed")
             self._tables.refuse()
             self._buffers.refuse()
+
+
+def _sum(tensor: Any, op: ReduceOp, group: ProcessGroup) -> Work:
+    work = all_reduce(tensor, op, group, async_op=True)
+    assert work is not None, "the group has this rank"
+    return work
 
 
 def _hook(reducer: weakref.ref[Reducer], index: int) -> Any:

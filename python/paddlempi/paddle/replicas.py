@@ -18,7 +18,7 @@ from ..objects import all_gather_object
 from ..reduce_op import ReduceOp
 from ..work import Work
 
-__all__ = ["Buffers", "Sync", "broadcast_all", "check_same"]
+__all__ = ["Buffers", "Sync", "broadcast_all", "check_same", "has_value"]
 
 Sync = Literal["broadcast", "average", "local"]
 """How buffers are made equal: rank 0's, the average (floating dtypes; rank 0's others), never."""
@@ -82,6 +82,11 @@ def broadcast_all(tensors: Sequence[Any], group: ProcessGroup) -> None:
     for work in works:
         if work is not None:
             work.wait()
+
+
+def has_value(buffer: Any) -> bool:
+    """Whether a buffer is there, with memory: the LSTM of Paddle has one without."""
+    return buffer is not None and bool(buffer._is_initialized())
 
 
 class Buffers:
@@ -167,7 +172,7 @@ def _places(model: Any) -> list[_Place]:
         places += [(layer._parameters, name) for name in _STATISTICS if name in layer._parameters]
         for store, name in places:
             tensor = store[name]
-            if tensor is None or getattr(tensor, "no_sync", False):
+            if not has_value(tensor) or getattr(tensor, "no_sync", False):
                 continue
             if store is layer._buffers or tensor.stop_gradient:
                 found.setdefault(id(tensor), (store, name))

@@ -9,8 +9,7 @@ Models", 2020, sections 5.1 and 5.2; whole parameters have owners here, not slic
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,9 @@ from .. import collectives, objects
 from ..errors import ArgumentError
 from ..group import ProcessGroup
 from .gradients import OwnedGradients
+from .parameters import only, parameters_of
 
-__all__ = ["Zero", "parameters_of", "shard"]
+__all__ = ["Zero", "shard"]
 
 _WEIGHTS = "master_weights"
 """Where Paddle's optimizers keep float32 copies of 16-bit parameters in their state."""
@@ -109,8 +109,8 @@ class Zero:
         if isinstance(clip, ClipGradByGlobalNorm):
             optimizer._grad_clip = _Scale(self._clip_factor(clip))
         try:
-            with self._only_own():
-                if self._own:
+            if self._own:
+                with only(optimizer, self._own):
                     update()
         finally:
             optimizer._grad_clip = clip
@@ -121,24 +121,6 @@ class Zero:
         for work in works:
             if work is not None:
                 work.wait()
-
-    @contextlib.contextmanager
-    def _only_own(self) -> Iterator[None]:
-        """The optimizer knows this rank's parameters only."""
-        optimizer = self._optimizer
-        groups, parameters = optimizer._param_groups, optimizer._parameter_list
-        optimizer._param_groups = self._part(groups)
-        optimizer._parameter_list = self._part(parameters)
-        try:
-            yield
-        finally:
-            optimizer._param_groups, optimizer._parameter_list = groups, parameters
-
-    def _part(self, given: Sequence[Any]) -> list[Any]:
-        """What this rank owns of a list of parameters, or of parameter groups."""
-        if given and isinstance(given[0], dict):
-            return [{**one, "params": self._part(one["params"])} for one in given]
-        return [p for p in given if id(p) in self._own]
 
     def _clip_factor(self, clip: Any) -> float:
         """What the global norm over all ranks' parameters makes of each gradient."""
@@ -226,14 +208,6 @@ class _Scale:
             (p, g if g is None or not getattr(p, "need_clip", True) else g.scale(self._factor))
             for p, g in params_grads
         ]
-
-
-def parameters_of(optimizer: Any) -> list[Any]:
-    """The parameters of an optimizer, whether in groups or not."""
-    groups = optimizer._param_groups or []
-    if groups and isinstance(groups[0], dict):
-        return [p for one in groups for p in one["params"]]
-    return list(groups)
 
 
 def _divide(parameters: Sequence[Any], size: int) -> list[int]:

@@ -1,0 +1,36 @@
+"""Which parameters an optimizer of Paddle has, and how it is made to see some of them only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+__all__ = ["only", "parameters_of"]
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer, whether in groups or not."""
+    groups = optimizer._param_groups or []
+    if groups and isinstance(groups[0], dict):
+        return [p for one in groups for p in one["params"]]
+    return list(groups)
+
+
+@contextlib.contextmanager
+def only(optimizer: Any, ids: Collection[int]) -> Iterator[None]:
+    """The optimizer knows the parameters with these ids only; its groups keep their options."""
+    groups, parameters = optimizer._param_groups, optimizer._parameter_list
+    optimizer._param_groups = _part(groups, ids)
+    optimizer._parameter_list = _part(parameters, ids)
+    try:
+        yield
+    finally:
+        optimizer._param_groups, optimizer._parameter_list = groups, parameters
+
+
+def _part(given: Sequence[Any], ids: Collection[int]) -> list[Any]:
+    """The same of a list of parameters, or of parameter groups."""
+    if given and isinstance(given[0], dict):
+        return [{**one, "params": _part(one["params"], ids)} for one in given]
+    return [p for p in given if id(p) in ids]

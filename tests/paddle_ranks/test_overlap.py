@@ -1,0 +1,734 @@
+"""DataParallel: steps that are made layer by layer, in the next forward."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import dp
+import numpy as np
+import paddle
+import paddlempi
+import pytest
+from paddle import nn
+from paddle.amp.grad_scaler import OptimizerState
+from paddle.distributed.fleet.utils import recompute
+from paddlempi.errors import ArgumentError, RefusedError
+from paddlempi.paddle import DataParallel
+from paddlempi.paddle.buckets import Bucket
+
+pytestmark = pytest.mark.usefixtures("dist")
+
+
+def decayed(kind: str, **more: Any) -> Callable[[Any], Any]:
+    return lambda p: getattr(paddle.optimizer, kind)(0.01, parameters=p, weight_decay=0.1, **more)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": decayed("SGD"),
+    "Momentum, by value": decayed("Momentum", grad_clip=nn.ClipGradByValue(1e-3)),
+    "Adam, by norm": decayed("Adam", grad_clip=nn.ClipGradByNorm(1e-2)),
+    "AdamW": decayed("AdamW", apply_decay_param_fun=lambda name: "w_0" in name),
+    "Adamax": decayed("Adamax"),
+    "Adagrad": decayed("Adagrad"),
+    "Adadelta": decayed("Adadelta"),
+    "RMSProp": decayed("RMSProp", momentum=0.5),
+    "NAdam": decayed("NAdam"),
+    "RAdam": decayed("RAdam"),
+    "Lamb": lambda p: paddle.optimizer.Lamb(0.01, 0.1, parameters=p),
+    "Rprop": lambda p: paddle.optimizer.Rprop(0.01, parameters=p),
+    "ASGD": lambda p: paddle.optimizer.ASGD(0.01, 3, parameters=p),
+    "scheduler": lambda p: paddle.optimizer.Adam(
+        paddle.optimizer.lr.ExponentialDecay(0.1, 0.5), parameters=p
+    ),
+    "no decay": lambda p: paddle.optimizer.SGD(paddle.optimizer.lr.StepDecay(0.1, 1), parameters=p),
+    "groups": lambda p: paddle.optimizer.AdamW(
+        0.01,
+        parameters=[
+            {"params": p[:3], "learning_rate": 0.5, "beta1": 0.8},
+            {"params": p[3:], "weight_decay": 0.2, "grad_clip": nn.ClipGradByValue(1e-3)},
+        ],
+    ),
+}
+
+
+def overlapping(net: Any, **more: Any) -> Any:
+    return DataParallel(net, overlap_next_forward=True, **{**dp.SMALL, **more})
+
+
+def pair(build: Callable[[], Any] = dp.Net, **more: Any) -> tuple[Any, Any]:
+    """The same model twice: with and without the overlap."""
+    paddle.seed(3)
+    model = overlapping(build(), **more)
+    return model, DataParallel(dp.twin(build, model), **{**dp.SMALL, **more})
+
+
+def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value.tobytes() == other[name].tobytes(), name
+
+
+def under_way(model: Any) -> int:
+    """Buckets whose parameters a forward would have to wait for."""
+    return sum(late.steps for late in model._reducer._overlap._late)
+
+
+def values(optimizer: Any) -> dict[str, Any]:
+    """The states of an optimizer, in their order: Paddle counts in their names."""
+    found = optimizer.state_dict()
+    found.pop("LR_Scheduler", None)
+    return {str(number): np.array(t.numpy()) for number, t in enumerate(found.values())}
+
+
+def step(model: Any, optimizer: Any, x: Any, loss: dp.Loss = dp.square, zero: bool = True) -> None:
+    loss(model, x).backward()
+    optimizer.step()
+    optimizer.clear_grad(set_to_zero=zero)
+    if isinstance(optimizer._learning_rate, paddle.optimizer.lr.LRScheduler):
+        optimizer._learning_rate.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_bit_for_bit(name: str, rank: int, size: int) -> None:
+    model, other = pair()
+    mine, its = (OPTIMIZERS[name](net.parameters()) for net in (model, other))
+    for k in range(4):
+        x = dp.part(dp.batch(k, size), rank, size)
+        step(model, mine, x, zero=k % 2 == 0)
+        assert under_way(model) == (0 if k == 0 else len(model._reducer._buckets))
+        step(other, its, x, zero=k % 2 == 0)
+    same_bits(values(mine), values(its))
+    same_bits(dp.state(model), dp.state(other))
+    dp.agree(dp.state(model), dp.state(other), 0)
+
+
+# What a forward waits for
+
+
+class Chain(nn.Layer):
+    """Layers of one parameter each, which with ``EACH`` has a bucket of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.LayerList([nn.Linear(8, 8, bias_attr=False) for _ in range(4)])
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.steps:
+            x = layer(x)
+        return x
+
+
+EACH = {"comm_buffer_size": 1e-6, "last_comm_buffer_size": 1e-6}
+
+
+def test_a_layer_waits_for_its_own_bucket_only(
+    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, other = pair(Chain, **EACH)
+    mine, its = (OPTIMIZERS["AdamW"](net.parameters()) for net in (model, other))
+    x = dp.part(dp.batch(0, size), rank, size)
+    for net, optimizer in ((other, its), (model, mine)):
+        for _ in range(3):
+            step(net, optimizer, x)
+    names = model._reducer._names
+    waited: list[str] = []
+    wait = Bucket.wait
+
+    def counted(self: Bucket) -> None:
+        waited.extend(names[slot.index] for slot in self.slots)
+        wait(self)
+
+    monkeypatch.setattr(Bucket, "wait", counted)
+    monkeypatch.setattr(Bucket, "arrived", lambda self: False)  # nothing by the way
+    assert under_way(model) == 4
+    for number, layer in enumerate(model._layers.steps):
+        assert waited == [f"steps.{before}.weight" for before in range(number)]
+        assert under_way(model) == 4 - number
+        x = layer(x)
+    assert under_way(model) == 0
+    same_bits(dp.state(model), dp.state(other))
+
+
+class Held:
+    """An all_reduce that this rank starts when it is told to, or waits for it."""
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self.start = start
+        self.work: Any = None
+
+    def begin(self) -> None:
+        self.work = self.work or self.start()
+
+    def wait(self) -> None:
+        self.begin()
+        self.work.wait()
+
+    def is_completed(self) -> bool:
+        return self.work is not None and self.work.is_completed()
+
+
+def test_the_first_layer_runs_while_others_are_under_way(
+    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paddlempi.paddle import reducer
+
+    model, other = pair(Chain, **EACH)
+    mine, its = (OPTIMIZERS["SGD"](net.parameters()) for net in (model, other))
+    x = dp.part(dp.batch(0, size), rank, size)
+    for _ in range(2):
+        step(model, mine, x)
+        step(other, its, x)
+    model.synchronize()
+    express = model._reducer._lanes[-1]
+    start, held = reducer._sum, []
+
+    def hold(tensor: Any, op: Any, group: Any) -> Any:
+        if rank != 1 or group is express:
+            return start(tensor, op, group)
+        held.append(Held(lambda: start(tensor, op, group)))
+        return held[-1]
+
+    monkeypatch.setattr(reducer, "_sum", hold)
+    step(model, mine, x)
+    layers = model._layers.steps
+    h = layers[0](x)  # rank 1 has started no other bucket yet
+    arrived = [late.bucket.arrived() for late in model._reducer._overlap._late]
+    paddlempi.barrier()
+    for one in held:
+        one.begin()
+    assert arrived == [False] * 3
+    for layer in layers[1:]:
+        h = layer(h)
+    monkeypatch.undo()
+    step(other, its, x)
+    same_bits(dp.state(model), dp.state(other))
+
+
+# Whatever a model does, it is as without
+
+
+class Tied(nn.Layer):
+    """The first layer's weight is used before it has run, and after, by the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 8)
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.first(x @ self.first.weight.T)) @ self.last.weight
+
+
+class Words(nn.Layer):
+    """A sparse table, a table that is used as rows and as a weight, BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(40, 8, sparse=True)
+        self.table = nn.Embedding(8, 8)
+        self.norm = nn.BatchNorm1D(8)
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        at = (x * 10).astype("int64") % 8
+        x = nn.functional.embedding(at[:, 0], self.table.weight) + self.rows(at[:, 1])
+        return self.last(self.norm(x)) @ self.table.weight.T
+
+
+class Recurrent(nn.Layer):
+    """Paddle's LSTM keeps its parameters in a list; the layers that own them never run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6)
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.lstm(x.reshape([-1, 2, 4]))[0])
+
+
+class Recomputed(nn.Layer):
+    """Layers that run again in backward, the reentrant way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def forward(self, x: Any) -> Any:
+        return recompute(self.block, self.first(x))
+
+
+class Branches(nn.Layer):
+    """Of two layers each step uses one; the third is frozen, the fourth is nobody's."""
+
+    used = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.never = (nn.Linear(8, 8) for _ in range(3))
+        self.frozen = nn.Linear(8, 8)
+        for parameter in self.frozen.parameters():
+            parameter.stop_gradient = True
+
+    def forward(self, x: Any) -> Any:
+        return (self.one, self.two)[Branches.used](self.frozen(x))
+
+
+def compiled() -> Any:
+    return paddle.jit.to_static(dp.Net())
+
+
+MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "tied": (Tied, {}),
+    "words": (Words, {}),
+    "buffers averaged": (Words, {"buffers": "average"}),
+    "recurrent": (Recurrent, {}),
+    "recomputed": (Recomputed, {}),
+    "branches": (Branches, {"find_unused_parameters": True}),
+    "compiled": (compiled, {}),
+    "compressed": (dp.Net, {"compression": paddlempi.paddle.Cast("bfloat16")}),
+}
+
+
+def both(
+    name: str, train: Callable[[Any, Any], None], optimizer: str = "Momentum, by value"
+) -> tuple[Any, Any]:
+    """Train the same model with the overlap and without."""
+    build, more = MODELS.get(name, (dp.Net, {}))
+    model, other = pair(build, **more)
+    for net in (model, other):
+        train(net, OPTIMIZERS[optimizer](net.parameters()))
+    same_bits(dp.state(model), dp.state(other))
+    same_bits(dp.gradients(model), dp.gradients(other))
+    return model, other
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, rank: int, size: int) -> None:
+    def train(model: Any, optimizer: Any) -> None:
+        for k in range(4):
+            Branches.used = k % 2
+            step(model, optimizer, dp.part(dp.batch(k, size), rank, size), zero=k % 2 == 0)
+
+    # Paddle decays no sparse gradients, and its Adam for them is not the same in every run.
+    both(name, train, "no decay" if MODELS[name][0] is Words else "Momentum, by value")
+
+
+def cleared_late(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for x in xs:
+        loss = dp.square(model, x)
+        optimizer.clear_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def cleared_by_the_model(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for k, x in enumerate(xs):
+        dp.square(model, x).backward()
+        optimizer.step()
+        (model, model._layers, optimizer, model)[k].clear_gradients()
+
+
+def accumulated(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for k, x in enumerate(xs):
+        with model.no_sync() if k % 2 == 0 else contextlib.nullcontext():
+            dp.square(model, x).backward()
+        if k % 2:
+            optimizer.step()
+            optimizer.clear_grad()
+
+
+def accumulated_over_all(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    dp.square(model, xs[0]).backward()  # without a step, then two backwards, then one for two
+    dp.square(model, xs[1]).backward()
+    optimizer.step()
+    (dp.square(model, xs[2]) + dp.square(model, xs[3])).backward()
+    optimizer.step()
+    optimizer.step()  # twice
+    optimizer.clear_grad()
+
+
+def skipped(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for k, x in enumerate(xs):
+        dp.square(model, x).backward()
+        if k != 2:
+            optimizer.step()
+        optimizer.clear_grad()
+
+
+def minimized(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for x in xs:
+        loss = dp.square(model, x)
+        loss.backward()
+        optimizer.minimize(loss)
+        optimizer.clear_grad()
+
+
+def clipped_by_hand(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for x in xs:
+        dp.square(model, x).backward()
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad * 0.5
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+        optimizer.clear_grad()
+
+
+def other_rates(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for k, x in enumerate(xs):
+        step(model, optimizer, x)
+        optimizer.set_lr(0.1 / (k + 1))
+
+
+def evaluated(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for k, x in enumerate(xs):
+        step(model, optimizer, x)
+        with paddle.no_grad():
+            (model if k % 2 else model._layers)(x)
+
+
+def restored(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    for x in xs[:2]:
+        step(model, optimizer, x)
+    copies = [
+        {name: t.clone() for name, t in one.state_dict().items()} for one in (model, optimizer)
+    ]
+    step(model, optimizer, xs[2])
+    model.set_state_dict(copies[0])
+    optimizer.set_state_dict(copies[1])
+    step(model, optimizer, xs[3])
+
+
+def by_two(model: Any, optimizer: Any, xs: list[Any]) -> None:
+    """One more optimizer for a part of the parameters, made in between."""
+    for x in xs[:2]:
+        step(model, optimizer, x)
+    second = paddle.optimizer.Adam(0.1, parameters=model._layers.first.parameters())
+    for x in xs:
+        dp.square(model, x).backward()
+        optimizer.step()
+        second.step()
+        optimizer.clear_grad()
+
+
+LOOPS = [
+    cleared_late,
+    cleared_by_the_model,
+    accumulated,
+    accumulated_over_all,
+    skipped,
+    minimized,
+    clipped_by_hand,
+    other_rates,
+    evaluated,
+    restored,
+    by_two,
+]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_loops(loop: Any, rank: int, size: int) -> None:
+    xs = [dp.part(dp.batch(k, size), rank, size) for k in range(4)]
+    both("net", lambda model, optimizer: loop(model, optimizer, xs))
+
+
+def test_two_models_in_turn(rank: int, size: int) -> None:
+    def train(model: Any, optimizer: Any) -> None:
+        second = overlapping(dp.twin(dp.Net, model))
+        its = OPTIMIZERS["AdamW"](second.parameters())
+        for k in range(3):
+            x = dp.part(dp.batch(k, size), rank, size)
+            step(second, its, x)
+            step(model, optimizer, x)
+            y = second(x).detach()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+
+    both("net", train)
+
+
+# Who reads
+
+
+def trained(rank: int, size: int) -> tuple[Any, Any, Any, Any]:
+    """With and without: two models and their optimizers, the first with a step under way."""
+    model, other = pair()
+    mine, its = (OPTIMIZERS["AdamW"](net.parameters()) for net in (model, other))
+    for net, optimizer in ((other, its), (model, mine)):
+        for k in range(3):
+            step(net, optimizer, dp.part(dp.batch(k, size), rank, size))
+    assert under_way(model) == len(model._reducer._buckets)
+    return model, other, mine, its
+
+
+READS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "state_dict": dp.state,
+    "of the bare model": lambda model: dp.state(model._layers),
+    "parameters": lambda m: {str(k): p.numpy() for k, p in enumerate(m.parameters())},
+    "named_parameters": lambda m: {n: p.numpy() for n, p in m._layers.named_parameters()},
+    "attribute": lambda model: {"weight": model._layers.middle.weight.numpy()},
+    "get": lambda model: {"bias": model._layers.last._parameters.get("bias").numpy()},
+    "copy": lambda model: dp.state(copy.deepcopy(model._layers)),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_reads(read: str, rank: int, size: int) -> None:
+    model, other, _, _ = trained(rank, size)
+    same_bits(READS[read](model), READS[read](other))
+
+
+def test_saving(rank: int, size: int, tmp_path: Any) -> None:
+    model, other, mine, its = trained(rank, size)
+    paddle.save(model.state_dict(), str(tmp_path / "model"))
+    same_bits(
+        {name: t.numpy() for name, t in paddle.load(str(tmp_path / "model")).items()},
+        dp.state(other),
+    )
+    model, other, mine, its = trained(rank, size)
+    same_bits(values(mine), values(its))
+    assert under_way(model) == 0
+
+
+def test_what_was_kept_needs_synchronize(rank: int, size: int) -> None:
+    model, other = pair()
+    kept = model._layers.last.weight
+    mine, its = (OPTIMIZERS["AdamW"](net.parameters()) for net in (model, other))
+    x = dp.part(dp.batch(0, size), rank, size)
+    for net, optimizer in ((other, its), (model, mine)):
+        for _ in range(2):
+            step(net, optimizer, x)
+    before = kept.numpy()
+    assert (before != other._layers.last.weight.numpy()).any()
+    model.synchronize()
+    np.testing.assert_array_equal(kept.numpy(), other._layers.last.weight.numpy())
+
+
+def test_gradients_are_there_for_who_reads_them(rank: int, size: int) -> None:
+    model, other = pair()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    for k in range(3):
+        x = dp.part(dp.batch(k, size), rank, size)
+        for net in (other, model):
+            dp.square(net, x).backward()
+        if k:
+            assert len(model._reducer._overlap._late) == len(model._reducer._buckets)
+        same_bits(dp.gradients(model), dp.gradients(other))
+        for net in (model, other):
+            net.clear_gradients()
+    del optimizer
+
+
+def test_an_optimizer_that_is_not_known(rank: int, size: int) -> None:
+    """It was made before paddlempi.paddle was imported: it waits, and all is right."""
+    from paddlempi.paddle import overlap
+
+    model, other = pair()
+    mine = OPTIMIZERS["AdamW"](other.parameters())
+    mine._parameter_list = mine._param_groups = model.parameters()
+    its = OPTIMIZERS["AdamW"](other.parameters())
+    overlap._optimizers.discard(mine)
+    x = dp.part(dp.batch(0, size), rank, size)
+    step(model, mine, x)
+    with pytest.warns(UserWarning, match="no optimizer of this model is known"):
+        step(model, mine, x)
+    for _ in range(2):
+        step(other, its, x)
+    same_bits(dp.state(model), dp.state(other))
+
+
+class Sneaky(nn.Layer):
+    """Keeps a parameter where nobody looks, and uses it before its layer runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        weight = self.last.weight
+        self.take = lambda: weight
+
+    def forward(self, x: Any) -> Any:
+        return self.first(x) @ self.take()
+
+
+def test_a_parameter_used_too_early_is_an_error(rank: int, size: int) -> None:
+    model = overlapping(Sneaky(), find_unused_parameters=True)
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    x = dp.part(dp.batch(0, size), rank, size)
+    for _ in range(2):
+        step(model, optimizer, x)
+    loss = dp.square(model, x)
+    with pytest.raises(ArgumentError, match=r"'last\.weight' was used before its update"):
+        loss.backward()
+    model.clear_gradients()
+    step(model, optimizer, x)
+    model.synchronize()  # as the message says
+    step(model, optimizer, x)
+    mine = dp.state(model)
+    dp.agree(mine, mine)
+
+
+# What is refused
+
+
+def test_refused_optimizers(rank: int) -> None:
+    model = overlapping(dp.Net())
+    parameters = model.parameters()
+
+    class Own(paddle.optimizer.SGD):
+        pass
+
+    clip = nn.ClipGradByGlobalNorm(1.0)
+    for text, make in {
+        "grad_clip=ClipGradByGlobalNorm needs all": lambda: paddle.optimizer.SGD(
+            0.1, parameters=parameters, grad_clip=clip
+        ),
+        "grad_clip=ClipGradByGlobalNorm ": lambda: paddle.optimizer.Adam(
+            0.1, parameters=[{"params": parameters, "grad_clip": clip}]
+        ),
+        "use_multi_tensor may update several": lambda: paddle.optimizer.Adam(
+            0.1, parameters=parameters, use_multi_tensor=True
+        ),
+        "optimizer .*Own may update": lambda: Own(0.1, parameters=parameters),
+        "optimizer LBFGS may update": lambda: paddle.optimizer.LBFGS(0.1, parameters=parameters),
+    }.items():
+        with pytest.raises(ArgumentError, match=f"overlap_next_forward: {text}"):
+            make()
+    optimizer = paddle.optimizer.SGD(0.1, parameters=parameters)
+    optimizer._grad_clip = clip
+    with pytest.raises(ArgumentError, match="grad_clip=ClipGradByGlobalNorm"):
+        optimizer.step()
+    net = dp.Net()
+    late = paddle.optimizer.SGD(0.1, parameters=net.parameters(), grad_clip=clip)
+    with pytest.raises(ArgumentError, match="grad_clip=ClipGradByGlobalNorm"):
+        overlapping(net)  # the optimizer was there first
+    del late
+
+
+def test_a_grad_scaler_is_refused(rank: int, size: int) -> None:
+    model = overlapping(dp.Net())
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    with pytest.warns(UserWarning, match="only be enabled on"):
+        scaler = paddle.amp.GradScaler()
+    x = dp.part(dp.batch(0, size), rank, size)
+    scaler.scale(dp.square(model, x)).backward()
+    scaler.step(optimizer)  # one that does nothing, as on the CPU, may be there
+    scaler._enable = True
+    scaler._found_inf = paddle.to_tensor([False])
+    scaler._optimizer_states = {id(optimizer): {"state": OptimizerState.INIT}}
+    scaler._unscale = lambda optimizer: None
+    with pytest.raises(ArgumentError, match="GradScaler looks at all gradients"):
+        scaler.step(optimizer)
+
+
+def test_zero_is_refused(rank: int) -> None:
+    model = overlapping(dp.Net())
+    context = paddlempi.get_context()
+    context.zero_opt_level = 1
+    try:
+        with pytest.raises(ArgumentError, match="zero_opt_level shards"):
+            paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    finally:
+        context.zero_opt_level = 0
+
+
+# What goes wrong
+
+
+def test_a_parameter_without_gradient(rank: int, size: int) -> None:
+    """It is told before the next forward, and nothing was updated."""
+    Branches.used = 0
+    model = overlapping(Branches(), find_unused_parameters=False)
+    for layer in (model._layers.never, model._layers.two):
+        for parameter in layer.parameters():
+            parameter.stop_gradient = True
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    x = dp.part(dp.batch(0, size), rank, size)
+    step(model, optimizer, x)
+    for parameter in model._layers.two.parameters():
+        parameter.stop_gradient = False
+    before = dp.state(model)
+    step(model, optimizer, x)
+    with pytest.raises(ArgumentError, match=r"'two\.\w+' had no gradient"):
+        model(x)
+    same_bits(dp.state(model), before)
+    for parameter in model._layers.two.parameters():
+        parameter.stop_gradient = True
+    model.clear_gradients()
+    step(model, optimizer, x)
+    after = dp.state(model)
+    dp.agree(after, after)
+    assert any((after[name] != before[name]).any() for name in after)
+
+
+def test_backward_fails_on_a_rank(rank: int, size: int) -> None:
+    model = overlapping(dp.Net())
+    optimizer = OPTIMIZERS["AdamW"](model.parameters())
+    x = dp.part(dp.batch(0, size), rank, size)
+    for _ in range(2):
+        step(model, optimizer, x)
+    before = dp.state(model)
+    loss = dp.square(model, x)
+    fails = rank == 1
+    handle = model._layers.middle.weight.register_hook(lambda g: 1 / 0 if fails else None)
+    if rank == 1:
+        with pytest.raises(BaseException, match="division by zero"):
+            loss.backward()
+    else:
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        with pytest.raises(RefusedError, match=r"\[1\]"):
+            model(x)
+    handle.remove()
+    same_bits(dp.state(model), before)  # nobody has made the step
+    model.clear_gradients()
+    for _ in range(2):
+        step(model, optimizer, x)
+    after = dp.state(model)
+    dp.agree(after, after)
+
+
+def test_a_spoilt_gradient_is_noticed(
+    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, other = pair()
+    mine, its = (OPTIMIZERS["SGD"](net.parameters()) for net in (model, other))
+    x = dp.part(dp.batch(0, size), rank, size)
+    for k in range(2):
+        step(other, its, x)
+        if k:
+            dp.spoil(monkeypatch, rank)
+        step(model, mine, x)
+    assert dp.noticed(lambda: same_bits(dp.state(model), dp.state(other)))
+
+
+def test_the_model_may_go_before_its_step(rank: int, size: int) -> None:
+    model, other, _, _ = trained(rank, size)
+    net = model._layers
+    del model
+    same_bits(dp.state(net), dp.state(other))
+
+
+class Headless(Chain):
+    """Its last layer is for the caller."""
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.steps[:-1]:
+            x = layer(x)
+        return x
+
+
+def test_a_layer_that_runs_after_the_model(rank: int, size: int) -> None:
+    model, other = pair(Headless)
+    for net in (model, other):
+        optimizer = OPTIMIZERS["SGD"](net.parameters())
+        for k in range(3):
+            x = dp.part(dp.batch(k, size), rank, size)
+            step(lambda x, net=net: net._layers.steps[-1](net(x)), optimizer, x)
+    same_bits(dp.state(model), dp.state(other))
