@@ -81,8 +81,8 @@ int pc_device_context(int device, uintptr_t *context) {
 }
 
 // The attributes of a pointer that the driver does not know are all 0.
-int pc_where(uintptr_t pointer, int *type, int *managed, int *device, uint64_t *id,
-			 uintptr_t *base, int64_t *size, int *ipc) {
+int pc_where(uintptr_t pointer, int *type, int *managed, int *device, uint64_t *id, uintptr_t *base,
+			 int64_t *size, int *ipc) {
 	enum {
 		MEMORY_TYPE = 2,
 		BUFFER_ID = 7,
@@ -195,8 +195,8 @@ int pc_module_function(uintptr_t context, uintptr_t module, const char *name, ui
 	IN(context, cu.cuModuleGetFunction((void **)function, (void *)module, name));
 }
 
-int pc_launch(uintptr_t context, uintptr_t function, uint32_t grid, uint32_t block,
-			  void *parameter, uintptr_t stream) {
+int pc_launch(uintptr_t context, uintptr_t function, uint32_t grid, uint32_t block, void *parameter,
+			  uintptr_t stream) {
 	void *parameters[] = {parameter};
 	IN(context, cu.cuLaunchKernel((void *)function, grid, 1, 1, block, 1, 1, 0, (void *)stream,
 								  parameters, NULL));

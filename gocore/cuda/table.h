@@ -51,7 +51,7 @@ typedef struct pc_handle {
 	X(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,         \
 					   unsigned, void *, void **, void **))
 
-#define PC_DECLARE(name, args) int (*name) args;
+#define PC_DECLARE(name, args) int(*name) args;
 typedef struct pc_table {
 	PC_FUNCTIONS(PC_DECLARE)
 } pc_table;
@@ -87,8 +87,8 @@ int pc_device_attribute(int device, int attribute, int *value);
 int pc_device_memory(int device, int64_t *bytes);
 int pc_device_can_access(int device, int other, int *can);
 int pc_device_context(int device, uintptr_t *context);
-int pc_where(uintptr_t pointer, int *type, int *managed, int *device, uint64_t *id,
-			 uintptr_t *base, int64_t *size, int *ipc);
+int pc_where(uintptr_t pointer, int *type, int *managed, int *device, uint64_t *id, uintptr_t *base,
+			 int64_t *size, int *ipc);
 int pc_alloc(uintptr_t context, int64_t bytes, uintptr_t *pointer);
 int pc_free(uintptr_t context, uintptr_t pointer);
 int pc_host_alloc(uintptr_t context, int64_t bytes, uintptr_t *pointer);
@@ -109,7 +109,7 @@ int pc_ipc_get_event(uintptr_t context, uintptr_t event, pc_handle *handle);
 int pc_ipc_open_event(uintptr_t context, const pc_handle *handle, uintptr_t *event);
 int pc_module_load(uintptr_t context, const char *ptx, uintptr_t *module);
 int pc_module_function(uintptr_t context, uintptr_t module, const char *name, uintptr_t *function);
-int pc_launch(uintptr_t context, uintptr_t function, uint32_t grid, uint32_t block,
-			  void *parameter, uintptr_t stream);
+int pc_launch(uintptr_t context, uintptr_t function, uint32_t grid, uint32_t block, void *parameter,
+			  uintptr_t stream);
 
 #endif
