@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"slices"
@@ -69,13 +70,19 @@ func tryInChild(child, environment []string, limit time.Duration) (works bool, s
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, child[0], child[1:]...)
-	cmd.Env = environment
+	// What an MPI that crashes leaves goes with the folder.
+	folder, err := os.MkdirTemp("", "paddlempi-trial-")
+	if err != nil {
+		return false, err.Error()
+	}
+	defer os.RemoveAll(folder)
+	cmd.Env = append(slices.Clone(environment), "TMPDIR="+folder, "OMPI_MCA_btl_sm_backing_directory="+folder, "OMPI_MCA_btl_vader_backing_directory="+folder)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second // a grandchild may hold the pipes
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
-	err := cmd.Run()
+	err = cmd.Run()
 	var answer struct {
 		Moved string `json:"moved"`
 		Error string `json:"error"`

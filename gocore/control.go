@@ -26,6 +26,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"info":          controlInfo,
 	"cuda":          controlCUDA,
 	"cuda_trial":    controlCUDATrial,
+	"doctor_cuda":   controlDoctorCUDA,
 	"launcher":      func([]byte, work.Interrupt) (any, error) { return mpi.Launcher(), nil },
 	"abort":         controlAbort,
 }
@@ -213,6 +214,7 @@ type coreInfo struct {
 	Node        []int            `json:"node"` // node of each rank
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
+	CUDA        *cudaInfo        `json:"cuda"` // nil unless asked for
 }
 
 // controlInfo says what is there. It works before init and where there is no MPI,
@@ -221,11 +223,16 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		MPI       *string `json:"mpi"`
 		SysPrefix string  `json:"sys_prefix"`
+		CUDA      bool    `json:"cuda"`
 	}
 	if err := parse("info", request, &r); err != nil {
 		return nil, err
 	}
 	info := coreInfo{Build: buildInfo, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher()}
+	if r.CUDA {
+		found := findCUDA()
+		info.CUDA = &found
+	}
 	if c := current.Load(); c != nil {
 		t, i := c.env.Topo, c.lib.Info()
 		info.Initialized, info.MPI = true, &i

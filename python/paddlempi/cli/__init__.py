@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from . import info, run
+from . import doctor, info, run
 
 __all__ = ["main"]
 
@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     info.add_to(commands)
+    doctor.add_to(commands)
     run.add_to(commands)
     chosen = parser.parse_args(arguments)
     status: int = chosen.run(chosen)

@@ -20,7 +20,7 @@ from typing import Any
 from .. import __version__, _native, group
 from ..errors import Error
 
-__all__ = ["add_to", "gather"]
+__all__ = ["add_to", "ask", "gather"]
 
 _FRAMEWORKS = {
     # module -> names of the packages that bring it
@@ -71,7 +71,7 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
     }
     core: dict[str, Any] | None = None
     try:
-        core = _ask(mpi)
+        core = ask(mpi)
         found["rank"] = max(core["launcher"]["rank"], 0)
     except Error as error:
         found["core_error"] = str(error)
@@ -82,12 +82,13 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
     if core["mpi"] and core["launcher"]["size"] > 1:
         try:
             group.init_process_group(mpi=mpi)
-            started = _ask(mpi) | {"looked": core["looked"]}
+            started = ask(mpi) | {"looked": core["looked"]}
             if started["mpi"]["path"] == core["mpi"]["path"]:
                 # Looking had loaded it already, which is no reason to choose it.
                 started["mpi"]["why"] = core["mpi"]["why"]
             core = started
             found["rank"] = core["rank"]
+            core["cuda"]["aware"] = _native.control("cuda", wait=bool(core["cuda"]["devices"]))
         except Error as error:
             found["start_error"] = str(error)
     found["core"] = core
@@ -129,8 +130,13 @@ def _torch_backend() -> str:
     return asked.stdout.strip()
 
 
-def _ask(mpi: str | None) -> dict[str, Any]:
-    core = _native.control("info", sys_prefix=sys.prefix, mpi=mpi)
+def ask(mpi: str | None) -> dict[str, Any]:
+    """What the core says of itself, of MPI, and of the CUDA driver, which it loads if it is there.
+
+    Raises:
+        Error: the core cannot be loaded.
+    """
+    core = _native.control("info", sys_prefix=sys.prefix, mpi=mpi, cuda=True)
     for part in ("mpi", "launcher"):  # structs of Go, with Go's names
         if core[part] is not None:
             core[part] = {_snake(name): value for name, value in core[part].items()}
@@ -170,6 +176,7 @@ def _text(found: dict[str, Any]) -> str:
     lines.append(_row("core", f"{how}, {core['go']}, reductions with {core['kernels']}"))
     lines += _mpi(core)
     lines += _launcher(core["launcher"])
+    lines += _cuda(core["cuda"])
     if core["initialized"]:
         lines += _ranks(core)
     if found["start_error"]:
@@ -199,6 +206,23 @@ def _launcher(launcher: dict[str, Any]) -> list[str]:
     size = launcher["size"]
     processes = "" if size < 1 else f", {size} processes"
     return [_row("launcher", f"{launcher['name']} of {launcher['mpi']}{processes}")]
+
+
+def _cuda(cuda: dict[str, Any]) -> list[str]:
+    if not cuda["driver"]:
+        return [_row("cuda", "none: " + cuda["error"])]
+    lines = [_row("cuda", f"{cuda['version']}, {cuda['driver']}")]
+    for number, device in enumerate(cuda["devices"]):
+        memory = device["memory_bytes"] >> 30
+        what = f"{device['name']}, {memory} GiB, {device['bus']}, {device['uuid']}"
+        lines.append(_row("", f"device {number}: {what}"))
+    if cuda["error"] or not cuda["devices"]:
+        lines.append(_row("", cuda["error"] or "no device (CUDA_VISIBLE_DEVICES)"))
+    aware = cuda.get("aware")
+    if aware is not None:
+        says = "takes" if aware["aware"] else "does not take"
+        lines.append(_row("", f"MPI {says} GPU memory ({aware['how']}: {aware['reason']})"))
+    return lines
 
 
 def _ranks(core: dict[str, Any]) -> list[str]:
