@@ -185,6 +185,13 @@ func (c *call) leaveDevice() *tail {
 	if pl == nil || pl.Device == nil {
 		return nil
 	}
+	if pl.Tail == 0 && pl.Ready != 0 {
+		// Nothing was queued, but what the producing stream had queued may still be: a stream that
+		// waits for the call waits for the values that it left where they were.
+		if done, err := pl.Device.Query(pl.Ready); err == nil && !done {
+			pl.Tail, pl.Ready = pl.Ready, 0
+		}
+	}
 	if pl.Ready != 0 {
 		pl.Device.PutEvent(pl.Ready)
 		pl.Ready = 0

@@ -238,6 +238,7 @@ def test_dropped(dist: ModuleType, rank: int, streams: tuple[int, int], made: An
     dist.barrier()
 
 
+@pytest.mark.mpi(min=2)
 def test_the_allocator_is_told(dist: ModuleType, rank: int, streams: tuple[int, int]) -> None:
     """After wait a tensor may go: its memory is handed on once the stream that waited is done."""
     producer, consumer = streams
@@ -258,6 +259,7 @@ def test_the_allocator_is_told(dist: ModuleType, rank: int, streams: tuple[int, 
             np.testing.assert_array_equal(following.read(), mine(9, step))
 
 
+@pytest.mark.mpi(min=2)
 def test_an_allocator_that_cannot_be_told(
     dist: ModuleType, rank: int, streams: tuple[int, int]
 ) -> None:
