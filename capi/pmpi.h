@@ -120,8 +120,7 @@ typedef struct pmpi_result {
 	int32_t source; /* rank of the group */
 	int32_t tag;
 	int64_t bytes;
-	int32_t
-		device; /* 1 + number of the CUDA device that still works on it: see pmpi_order; 0: none */
+	int32_t device; /* 1 + the CUDA device that still works on it, see pmpi_order; 0: none */
 	int32_t reserved;
 } pmpi_result;
 
