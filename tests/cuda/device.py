@@ -333,9 +333,13 @@ class DeviceTensor:
         view = np.lib.stride_tricks.as_strided(flat.view(self.numpy_dtype), self.shape, steps)
         return view.copy()
 
-    def add(self, addend: float) -> None:
-        """Queue a kernel of the user's on the tensor's stream; float32, contiguous."""
-        arguments = _AddArguments(self.data_ptr, int(np.prod(self.shape)), addend)
+    def add(self, addend: float, to: DeviceTensor | None = None) -> None:
+        """Queue a user's kernel on the tensor's stream: it, or ``to``, += addend.
+
+        That one is contiguous and float32.
+        """
+        written = to or self
+        arguments = _AddArguments(written.data_ptr, int(np.prod(written.shape)), addend)
         launch(_add(self.device), arguments, self.stream, self.device)
 
     def record_stream(self, stream: int) -> None:

@@ -104,9 +104,9 @@ def test_streams_keep_no_order_but_that_of_events(run: Run) -> None:
             stale[ordered] += int(out[0] != i + 1)
             device.synchronize(s)
         assert stale[True] == 0, stale
-        assert 4 <= stale[False] <= 39, stale  # sometimes the right order, by chance
+        assert 2 <= stale[False] <= 38, stale  # sometimes the right order, by chance
 
-    run.well(program, PMPI_FAKECUDA_SEED="7")
+    run.well(program, PMPI_FAKECUDA_SEED="7", PMPI_FAKECUDA_DELAY="4000")
 
 
 def test_an_event_stands_for_what_was_queued_when_it_was_recorded(run: Run) -> None:
@@ -351,6 +351,51 @@ def test_memory_without_ipc_is_refused(run: Run, kind: str) -> None:
             assert device.driver().raw("cuIpcGetMemHandle", handle, t.data_ptr) == 1
 
     run.well(program, kind)
+
+
+def test_ipc_can_be_refused_altogether(run: Run) -> None:
+    def program() -> None:
+        t = device.DeviceTensor(np.zeros(4))
+        handle = (ctypes.c_char * 64)()
+        with device.driver().on(0):
+            assert device.driver().raw("cuIpcGetMemHandle", handle, t.data_ptr) == 304
+
+    run.well(program, PMPI_FAKECUDA_IPC="0")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_kernels_reach_other_devices_where_peer_access_is_enabled(run: Run, enabled: bool) -> None:
+    def program(enabled: bool) -> None:
+        cuda = device.driver()
+        here = device.DeviceTensor(np.zeros(8, np.float32))
+        there = device.DeviceTensor(np.ones(8, np.float32), device=1)
+        device.synchronize(there.stream, 1)
+        if enabled:
+            with cuda.on(0):
+                cuda.cuCtxEnablePeerAccess(cuda.get("cuDevicePrimaryCtxRetain", 1), 0)
+        print("launched", flush=True)
+        here.add(2.0, to=there)
+        device.synchronize(here.stream)
+        assert there.numpy().tolist() == [3.0] * 8
+
+    ended = run(program, enabled)
+    assert ended.stdout == "launched\n", ended.stderr
+    assert ended.returncode == (0 if enabled else -signal.SIGSEGV), ended.stderr
+
+
+def test_a_stream_says_that_it_is_captured(run: Run) -> None:
+    def program() -> None:
+        cuda = device.driver()
+        s = device.new_stream()
+        with cuda.on(0):
+            status = ctypes.c_int(-1)
+            for captured in (0, 1):
+                cuda.fakecuda_capture(s, captured)
+                cuda.cuStreamIsCapturing(s, ctypes.byref(status))
+                assert status.value == captured
+            assert cuda.raw("cuStreamSynchronize", s) == 900
+
+    run.well(program)
 
 
 def test_calls_fail_when_told_to(run: Run) -> None:
