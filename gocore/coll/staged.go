@@ -445,10 +445,14 @@ func (s *stager) buildWhole() error {
 		return err
 	}
 	s.p.Until(func() (bool, error) { return s.done(ln.in) })
-	if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
-		return err
-	}
 	s.count = counts(a.Recv)
-	s.p.Do(func() error { return s.drain(ln, 0, s.count) })
+	// Not before: algorithms that join parts read them while they are built.
+	s.p.Do(func() error {
+		if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
+			return err
+		}
+		s.p.Do(func() error { return s.drain(ln, 0, s.count) })
+		return nil
+	})
 	return nil
 }
