@@ -54,6 +54,7 @@ EXPORT uint64_t fakecuda_calls(const char *name) {
 
 static void after_fork(void) {
 	forked = initialised;
+	lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; // another thread may have held it
 }
 
 __attribute__((constructor)) static void load(void) {
