@@ -45,6 +45,7 @@ CORE = {
     "node": None,
     "local_rank": None,
     "local_size": None,
+    "cuda": {"driver": "", "version": "", "devices": [], "error": "no CUDA driver: install it"},
 }
 
 
@@ -60,6 +61,9 @@ def answer(core: FakeCore, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> N
     plain = core.control
 
     def control(method: str, arguments: str) -> str:
+        if method == "cuda":
+            aware = {"aware": False, "how": "asked", "reason": "it says no"}
+            return json.dumps(aware)
         if method != "info":
             return plain(method, arguments)
         found = CORE | changed
@@ -132,6 +136,27 @@ def test_torch_is_told_of_where_it_is_installed(
         assert main(["info", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)["torch_backend"]
         assert told == ("the names of torch" if version else None)
+
+
+def test_cuda(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(fresh_core, monkeypatch)
+    assert main(["info"]) == 0
+    assert "none: no CUDA driver: install it" in capsys.readouterr().out
+    device = {"name": "GPU", "memory_bytes": 80 << 30, "bus": "0000:01:00.0", "uuid": "GPU-7"}
+    cuda = {"driver": "/x/libcuda.so.1", "version": "12.4", "devices": [device], "error": ""}
+    answer(fresh_core, monkeypatch, cuda=cuda)
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert "12.4, /x/libcuda.so.1" in text
+    assert "device 0: GPU, 80 GiB, 0000:01:00.0, GPU-7" in text
+    assert "GPU memory" not in text, "MPI does not run, and is not asked"
+    fresh_core.rank = 0
+    launcher = ALONE | {"Name": "prterun", "MPI": "Open MPI", "Size": 3, "Rank": 0}
+    answer(fresh_core, monkeypatch, cuda=cuda, launcher=launcher)
+    assert main(["info"]) == 0
+    assert "MPI does not take GPU memory (asked: it says no)" in capsys.readouterr().out
 
 
 def test_no_mpi(
