@@ -39,6 +39,39 @@ def test_a_rank_that_ends_in_backward_leaves_nobody_waiting() -> None:
     assert "told\n" in ended.result.stdout
 
 
+def ends_with_a_step_under_way() -> None:
+    import numpy as np
+    import paddle
+    import paddle.distributed as dist
+    import paddlempi.paddle  # noqa: F401
+    from paddle import nn
+    from ranks_tools import done
+
+    dist.init_parallel_env()
+    found = []
+    for late in (False, True):
+        paddle.seed(1)
+        net = nn.Linear(4, 4)
+        model = paddle.DataParallel(net, overlap_next_forward=late)
+        optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters())
+        weight = net.weight
+        for k in range(3):
+            model(paddle.full([2, 4], dist.get_rank() + k + 1.0)).mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        before = weight.numpy()
+        if late:
+            dist.destroy_process_group()
+        found.append(weight.numpy())
+    assert (before != found[1]).any(), "the last step was under way"
+    np.testing.assert_array_equal(found[0], found[1])
+    done()
+
+
+def test_the_last_step_is_made_before_the_world_ends() -> None:
+    job.succeed(2, ends_with_a_step_under_way)
+
+
 def no_world() -> None:
     import paddle
     import paddlempi

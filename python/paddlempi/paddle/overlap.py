@@ -8,8 +8,8 @@ The life of one step:
 3. A layer that is about to run waits for the buckets of its own parameters; what was noted is
    then done to the parameters of those buckets, in the order in which it was noted.
 4. Whoever else asks for a parameter or a gradient waits likewise: attributes, ``parameters()``
-   and ``state_dict()`` of any layer (:class:`_Watched`), ``p.grad`` (:func:`watch`), the state of
-   an optimizer. The next backward and the end of the world wait for everything.
+   and ``state_dict()`` of any layer, ``p.grad`` (:mod:`watched`), the state of an optimizer. The
+   next backward and the end of the world wait for everything.
 
 The bucket that the forward needs first is the last one of backward. It travels in a group of its
 own, past those before it, and is waited for before any other: it says whether backward failed on
@@ -25,24 +25,21 @@ import functools
 import time
 import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import paddle
-from paddle.base import core as paddle_core
-from paddle.base.framework import EagerParamBase
-from paddle.jit.dy2static.program_translator import StaticFunction
 from paddle.nn import ClipGradByNorm, ClipGradByValue
 from paddle.optimizer.lr import LRScheduler
 
 from .. import group
 from ..errors import ArgumentError
-from . import activation, autograd
+from . import autograd, watched
 from .buckets import Bucket
 from .parameters import only, parameters_of
+from .watched import busy
 
-__all__ = ["LANES", "Overlap", "finish_all", "know", "watch"]
+__all__ = ["LANES", "Overlap", "know"]
 
 LANES = 3
 """Groups over which the buckets travel side by side; the last carries what is needed first."""
@@ -71,9 +68,6 @@ _KNOWN = tuple(
 )
 
 _Note = Callable[[Sequence[Any]], None]
-
-_busy: set[Overlap] = set()
-"""Those with something under way: kept alive until it is done, whatever becomes of the model."""
 
 _living: weakref.WeakSet[Overlap] = weakref.WeakSet()
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -112,7 +106,7 @@ class Overlap:
     """What one model has under way between a backward and the next.
 
     Invariants: ``_late`` is in the order in which a forward needs the buckets; ``_of`` has the
-    parameters of these and no others; the object is in ``_busy`` while there is anything in
+    parameters of these and no others; the object is in ``busy`` while there is anything in
     ``_late`` or ``_buffers_late`` holds.
 
     Args:
@@ -131,8 +125,8 @@ class Overlap:
         self._safe = False  # the bucket of the first layers has come, and all is well
         self._told = False
         self._served = False
-        watch()
-        _watch_layers(model, weakref.ref(self))
+        watched.watch_gradients()
+        watched.watch_layers(model, weakref.ref(self))
 
     def begin(self, host: Host, parameters: Sequence[Any]) -> None:
         """Serve a reducer; find the optimizers of its parameters.
@@ -150,7 +144,7 @@ class Overlap:
 
     def take(self, buckets: Sequence[Bucket], parameters: Sequence[Any]) -> None:
         """Backward has ended; all its buckets are under way, and the model's buffers."""
-        watch()
+        watched.watch_gradients()
         if not (self._told or self._served):
             self._told = True
             warnings.warn(
@@ -164,7 +158,7 @@ class Overlap:
             self._late.append(late)
             self._of.update((id(parameter), late) for parameter in late.parameters)
         self._buffers_late = True
-        _busy.add(self)
+        busy.add(self)
 
     def forward_ended(self) -> None:
         """A forward has run: what it did not wait for, it should not have used."""
@@ -180,7 +174,7 @@ class Overlap:
 
     # What is asked for
 
-    def needs(self, parameters: Iterable[int]) -> None:
+    def needs(self, parameters: Collection[int]) -> None:
         """The values of parameters with these ids are about to be read."""
         if self._missed:
             self._missed.difference_update(parameters)
@@ -275,7 +269,7 @@ class Overlap:
             self._late.clear()
             self._of.clear()
             self._buffers_late = False
-            _busy.discard(self)
+            busy.discard(self)
             self._host.give_up()
             raise
 
@@ -292,8 +286,8 @@ class Overlap:
             self._rest()
 
     def _rest(self) -> None:
-        if not self._late and not self._buffers_late and self in _busy:
-            _busy.discard(self)
+        if not self._late and not self._buffers_late and self in busy:
+            busy.discard(self)
             self._host.settled()
 
     # Optimizers
@@ -340,14 +334,8 @@ def know(optimizer: Any) -> None:
         overlap._attach(optimizer)
 
 
-def finish_all() -> None:
-    """Wait for everything that any model has under way."""
-    for overlap in list(_busy):
-        overlap.finish()
-
-
-autograd.at_begin(finish_all)
-group.before_destroy(finish_all)
+autograd.at_begin(watched.finish_all)
+group.before_destroy(watched.finish_all)
 
 
 def _check_clip(optimizer: Any) -> None:
@@ -380,19 +368,19 @@ class _Overlapped:
         """Update what has its gradient; the rest when its gradient is there."""
         optimizer: Any = self
         _check_clip(optimizer)
-        busy = [overlap for overlap in self._paddlempi_overlaps if overlap in _busy]
+        late = [overlap for overlap in self._paddlempi_overlaps if overlap in busy]
         if optimizer._global_learning_rate() is None:  # the first step makes the states
-            for overlap in busy:
+            for overlap in late:
                 overlap.finish()
-            busy = []
-        if not busy:
+            late = []
+        if not late:
             super().step()  # type: ignore[misc]
             return
         trained = {id(p) for p in parameters_of(optimizer) if not p.stop_gradient}
-        late = functools.partial(self._step_late, optimizer.get_lr())
+        step = functools.partial(self._step_late, optimizer.get_lr())
         noted: set[int] = set()
-        for overlap in busy:
-            noted |= overlap.note_step(trained, late)
+        for overlap in late:
+            noted |= overlap.note_step(trained, step)
         rest = trained - noted
         if rest:
             with only(optimizer, rest):
@@ -439,168 +427,3 @@ class _Overlapped:
     def _finish(self) -> None:
         for overlap in list(self._paddlempi_overlaps):
             overlap.finish()
-
-
-# Who reads a parameter
-
-
-class _Watched(OrderedDict[str, Any]):
-    """A layer's parameters or buffers: whoever reads one waits for it first."""
-
-    def __init__(self, plain: OrderedDict[str, Any], ask: Callable[[Iterable[Any]], None]) -> None:
-        super().__init__(plain)
-        self._ask = ask
-
-    def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        if _busy:
-            self._ask((value,))
-        return value
-
-    def get(self, name: str, default: Any = None) -> Any:
-        if _busy and name in self:
-            self._ask((super().__getitem__(name),))
-        return super().get(name, default)
-
-    def values(self) -> Any:
-        if _busy:
-            self._ask(super().values())
-        return super().values()
-
-    def items(self) -> Any:
-        if _busy:
-            self._ask(super().values())
-        return super().items()
-
-    def __reduce__(self) -> Any:
-        """A copy watches nothing."""
-        return OrderedDict, (list(self.items()),)
-
-
-def _watch_layers(model: Any, me: weakref.ref[Overlap]) -> None:
-    for layer in model.sublayers(include_self=True):
-        layer._parameters = _Watched(OrderedDict(layer._parameters.items()), _asker(me))
-        layer._buffers = _Watched(OrderedDict(layer._buffers.items()), _buffers_asker(me))
-        compiled = isinstance(getattr(layer, "forward", None), StaticFunction)
-        ids = frozenset(_held(layer))
-        if ids or compiled or layer._buffers:
-            layer.register_forward_pre_hook(_before(me, ids, bool(layer._buffers), compiled))
-
-
-def _held(layer: Any) -> Iterable[int]:
-    """The ids of what a layer's forward may use without asking: lists of parameters too (LSTM)."""
-    places = [layer._parameters.values()]
-    for value in vars(layer).values():
-        if isinstance(value, dict):
-            places.append(value.values())
-        elif isinstance(value, (list, tuple)):
-            places.append(value)
-    return (id(one) for place in places for one in place if isinstance(one, EagerParamBase))
-
-
-def _asker(me: weakref.ref[Overlap]) -> Callable[[Iterable[Any]], None]:
-    def ask(parameters: Iterable[Any]) -> None:
-        overlap = me()
-        if overlap is not None and overlap in _busy:
-            found = [one for one in parameters if one is not None]
-            if any(one.stop_gradient for one in found):  # BatchNorm keeps its statistics here
-                overlap.needs_buffers()
-            overlap.needs(list(map(id, found)))
-
-    return ask
-
-
-def _buffers_asker(me: weakref.ref[Overlap]) -> Callable[[Iterable[Any]], None]:
-    def ask(_: Iterable[Any]) -> None:
-        overlap = me()
-        if overlap is not None:
-            overlap.needs_buffers()
-
-    return ask
-
-
-def _before(
-    me: weakref.ref[Overlap], ids: Collection[int], buffers: bool, compiled: bool
-) -> Callable[[Any, Any], None]:
-    """What a layer does before its forward. Compiled ones read their parameters unseen."""
-
-    def before(layer: Any, inputs: Any) -> None:
-        overlap = me()
-        if overlap is None:
-            return
-        if compiled:
-            overlap.finish()
-            return
-        if buffers:
-            overlap.needs_buffers()
-        overlap.needs(ids)
-
-    return before
-
-
-# Who reads a gradient
-
-_GRADIENT: Any = paddle.Tensor.grad
-_CLEAR: Any = paddle.Tensor.clear_gradient
-
-
-def _settle(parameter: Any) -> None:
-    for overlap in list(_busy):
-        overlap.needs_gradient(parameter)
-
-
-def _get_gradient(self: Any) -> Any:
-    if _busy:
-        _settle(self)
-    return _GRADIENT.__get__(self)
-
-
-def _set_gradient(self: Any, value: Any) -> None:
-    if _busy:
-        _settle(self)
-    _GRADIENT.__set__(self, value)
-
-
-def _grad_ivar(self: Any) -> Any:
-    """What Paddle's own optimizers read."""
-    if _busy:
-        _settle(self)
-    return paddle.Tensor._grad_ivar(self)
-
-
-def _clear_gradient(self: Any, set_to_zero: bool = True) -> None:
-    for overlap in _busy:
-        if overlap.note_clear(self, set_to_zero):
-            return
-    _CLEAR(self, set_to_zero)
-
-
-_gradient = property(_get_gradient, _set_gradient)
-
-
-def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Before the functions of Paddle's core that read many gradients at once."""
-
-    @functools.wraps(original)
-    def read(*args: Any) -> Any:
-        finish_all()
-        return original(*args)
-
-    return read
-
-
-def watch() -> None:
-    """Stand before what reads gradients of parameters; once a model overlaps, not before."""
-    if vars(EagerParamBase).get("grad") is _gradient:
-        return
-    found: list[tuple[Any, str, Any]] = [
-        (EagerParamBase, "grad", _gradient),
-        (EagerParamBase, "_grad_ivar", _grad_ivar),
-        (EagerParamBase, "clear_gradient", _clear_gradient),
-    ]
-    for name in ("get_all_grads", "get_grads_lists"):
-        original = getattr(paddle_core.eager, name, None)
-        if original is not None:
-            found.append((paddle_core.eager, name, _of_all(original)))
-    for place, name, value in found:
-        activation.replace(place, name, value)
