@@ -27,9 +27,9 @@ class Future(concurrent.futures.Future["list[Any]"]):
     """A ``concurrent.futures.Future`` with the names of ``torch.futures.Future`` too.
 
     Its value is the list of the tensors written to. It cannot be cancelled. It is done when the
-    last copy or kernel of an operation on device tensors is queued: who takes the value has the
-    stream that is current in its thread wait for that, as the thread of the callbacks has. What
-    a callback itself queues is not waited for by others.
+    last copy or kernel of an operation on device tensors is queued: who takes the value, a callback
+    too, has the stream that is current in its thread wait for that. What a callback itself queues
+    is not waited for by others.
     """
 
     _tail: Tail | None = None
@@ -129,7 +129,7 @@ def _complete(work: Operation) -> None:
             return
         future.set_running_or_notify_cancel()
     try:
-        tensors = work.result()
+        tensors = work._value()  # the listener's stream is not to wait: it may be everybody's
     except BaseException as error:
         future.set_exception(error)
     else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from paddlempi import errors
+from paddlempi.torch import work as torch_work
 
 SOON = 20.0
 
@@ -52,6 +55,63 @@ def test_a_receive_has_a_future_too(dist: ModuleType, rank: int, size: int) -> N
     dist.send(torch.full((2,), rank + 1.0), dst=(rank + 1) % size, tag=11)
     assert arrived.wait(SOON)
     assert into.tolist() == [(rank - 1) % size + 1.0] * 2
+
+
+class Promise:
+    """Stands for a ``torch.futures.Future``, which takes no CUDA devices without a GPU."""
+
+    def __init__(self, **named: Any) -> None:
+        self.named = named
+        self.done = threading.Event()
+
+    def set_result(self, value: Any) -> None:
+        self.value, self.current = value, list(streams)
+        self.done.set()
+
+
+streams: list[Any] = []
+"""What is current while a future is completed."""
+
+
+@contextmanager
+def current(stream: Any) -> Iterator[None]:
+    streams.append(stream)
+    yield
+    streams.remove(stream)
+
+
+def test_a_future_of_cuda_tensors(
+    dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the devices, and is completed under a stream that has nothing else to do."""
+    devices = [torch.device("cuda", 1), torch.device("cuda", 0)]
+    monkeypatch.setattr(torch_work, "_cuda_devices", lambda _: devices)
+    monkeypatch.setattr(torch.futures, "Future", Promise)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: ("new", device))
+    monkeypatch.setattr(torch.cuda, "stream", current)
+    ordered: list[Any] = []
+    settle = torch_work.OperationWork.result
+    monkeypatch.setattr(
+        torch_work.OperationWork,
+        "result",
+        lambda work: ordered.append(list(streams)) or settle(work),
+    )
+    x = torch.full((3,), rank + 1.0)
+    promise = dist.all_reduce(x, async_op=True).get_future()
+    assert promise.named == {"devices": devices}
+    assert promise.done.wait(SOON)
+    assert promise.value[0].tolist() == [total(size)] * 3
+    assert ordered == [promise.current] == [[("new", device) for device in devices]]
+    assert not streams
+
+
+def test_devices_of_tensors() -> None:
+    class OnCuda(torch.Tensor):
+        is_cuda, device = True, torch.device("cuda", 1)
+
+    there = torch.zeros(2).as_subclass(OnCuda)
+    assert torch_work._cuda_devices([torch.zeros(1), there, there]) == [torch.device("cuda", 1)]
+    assert torch_work._cuda_devices(()) == []
 
 
 def test_there_is_one(dist: ModuleType, rank: int, size: int) -> None:

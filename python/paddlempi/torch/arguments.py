@@ -10,7 +10,7 @@ import torch
 
 from ..errors import DtypeError
 
-__all__ = ["by_dtype", "options", "places", "resolved"]
+__all__ = ["by_dtype", "has_cuda", "options", "places", "resolved"]
 
 
 def options(
@@ -84,6 +84,11 @@ def places(written: Any) -> tuple[Any, Callable[[], None] | None]:
                     tensor.copy_(stand_in)
 
     return (stand_ins if isinstance(written, list) else stand_ins[0]), copy_back
+
+
+def has_cuda() -> bool:
+    """Whether there may be tensors in CUDA memory. torch for ROCm says cuda to its devices too."""
+    return torch.cuda.is_available() and not torch.version.hip
 
 
 def by_dtype(tensors: Sequence[Any]) -> list[list[Any]]:

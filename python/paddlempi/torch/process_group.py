@@ -32,7 +32,7 @@ from .. import work as core_work
 from .._ops import Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from . import sparse, world
-from .arguments import by_dtype, options, places, resolved
+from .arguments import by_dtype, has_cuda, options, places, resolved
 from .issue import Issuer, bump
 from .profile import state
 from .reduce_op import CODE_BY_HASH, reduction
@@ -41,7 +41,8 @@ from .work import DONE, Work
 __all__ = ["ProcessGroupMPI"]
 
 _Tensors = Sequence[Any]
-_CPU = [torch.device("cpu")]
+_CPU = torch.device("cpu")
+_CUDA = torch.device("cuda")
 
 # For the short way of all_reduce: names of the module, which cost least to look up.
 _ALL_REDUCE = int(Op.ALL_REDUCE)
@@ -103,7 +104,7 @@ class ProcessGroupMPI(Issuer):
 
     @property
     def bound_device_id(self) -> Any:
-        """None: no device is bound."""
+        """None: tensors of every device are taken."""
         return None
 
     @bound_device_id.setter
@@ -120,7 +121,10 @@ class ProcessGroupMPI(Issuer):
     @property
     def _device_types(self) -> list[Any]:
         # torch 2.15 attaches its flight recorder before it has named the group, and fails.
-        return _CPU if self in c10d._world.pg_map else []
+        if self not in c10d._world.pg_map:
+            return []
+        # The CPU is there in any case: objects are pickled into host memory.
+        return [_CPU, _CUDA] if has_cuda() else [_CPU]
 
     def shutdown(self) -> None:
         """Free the group; the default group leaves MPI."""

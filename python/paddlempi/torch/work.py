@@ -327,7 +327,7 @@ def _complete(promise: Any, result: Callable[[], list[Any]], devices: Sequence[A
 
     Args:
         devices: those of the result's tensors. torch has whoever takes the value wait for the
-            streams that are current here: fresh ones, that have nothing else to do.
+            streams that are current here: those of its pool, for everybody may use the default one.
     """
     with contextlib.ExitStack() as streams:
         for device in devices:
