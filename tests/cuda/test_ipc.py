@@ -301,6 +301,7 @@ def test_refused_with_no_other_path() -> None:
 
 def order() -> None:
     import time
+    from contextlib import nullcontext
 
     import device
     import ipc_ranks as ipc
@@ -309,35 +310,41 @@ def order() -> None:
     from ipc_ranks import same, stream, tensor, values
 
     rank, size = ipc.start()
-    warm = tensor(np.zeros(20000, np.int32))
-    dist.all_reduce(warm)
-    for n in (300, 20000):
-        for late in range(size):
-            parts = [values("int32", n, r + late) for r in range(size)]
-            junk = np.full(n, 1 << 20, np.int32)
-            x, y, whole = tensor(junk), tensor(junk), tensor(np.tile(junk, size))
+
+    def scene(n: int, late: int) -> None:
+        """What comes late on one rank's stream holds no rank's call up, but all that needs it."""
+        other = (late + 1) % size
+        parts = [values("int32", n, r + late) for r in range(size)]
+        total, junk = np.sum(parts, axis=0, dtype=np.int32), np.full(n, 1 << 20, np.int32)
+
+        def once(carry_out, expected, overwrite: bool = False) -> None:
+            x = tensor(junk)
             device.synchronize(stream())
-            # What one rank produces comes long after all have called; nobody waits in the call.
-            if rank == late:
-                with device.hold(stream()):
-                    x.fill_from(parts[rank])
-                    y.fill_from(parts[rank])
-                    dist.all_reduce(x)
-                    dist.all_gather_into_tensor(whole, y)
-                    y.fill_from(junk)  # as the others still read it
-                    dist.broadcast(x, late)
-                    assert device.pending() > 0
-                    time.sleep(0.1)
-            else:
+            with device.hold(stream()) if rank == late else nullcontext():
                 x.fill_from(parts[rank])
-                y.fill_from(parts[rank])
-                dist.all_reduce(x)
-                dist.all_gather_into_tensor(whole, y)
-                y.fill_from(junk)
-                dist.broadcast(x, late)
-            same(x, np.sum(parts, axis=0, dtype=np.int32), "all_reduce", late, n)
-            same(whole, np.concatenate(parts), "all_gather", late, n)
-            same(y, junk, "the consumer's", late, n)
+                carry_out(x)
+                if overwrite:  # while others still have to read it
+                    x.fill_from(junk)
+                if rank == late:
+                    assert device.pending() > 0
+                    time.sleep(0.03)
+            same(x, expected, n, late)
+            dist.barrier()
+
+        once(dist.all_reduce, total)
+        gives = rank == other
+        once(lambda x: dist.broadcast(x, other), junk if gives else parts[other], gives)
+        got = [tensor(junk) for _ in range(size)] if rank == late else None
+        once(lambda x: dist.gather(x, got, late), junk, True)
+        for r, part in enumerate(got or []):
+            same(part, parts[r], "gathered", late)
+        whole = tensor(np.tile(junk, size))
+        once(lambda x: dist.all_gather_into_tensor(whole, x), junk, True)
+        same(whole, np.concatenate(parts), "gathered by all", late)
+
+    for late in range(size):
+        scene(300, late)  # rank 0 alone sums
+        scene(20000, late)  # all do
     ipc.done()
 
 
