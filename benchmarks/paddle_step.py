@@ -3,11 +3,13 @@
     mpirun -np 2 python benchmarks/paddle_step.py [--json FILE]    # or: make bench-paddle
 
 In the same processes three models are trained in turn, a block of steps each in changing
-order: wrapped in paddlempi's DataParallel, in Paddle's own over gloo, and in nothing. Printed
-are the medians of a step and, round by round, how many times as long gloo takes, with the
-quartiles; and how much of the communication is hidden behind backward: what the gradients'
-all_reduces take by themselves, against what a step takes more than one without. Then
-``paddle.distributed.all_reduce`` of several sizes, and what Python's part of a call is.
+order: wrapped in paddlempi's DataParallel, in the same with ``overlap_next_forward``, in Paddle's
+own over gloo, and in nothing. Printed are the medians of a step and, round by round, how many
+times as long gloo takes, with the quartiles; how many times as long a step takes without the
+overlap with the next forward as with it; and how much of the communication is hidden behind
+backward: what the gradients' all_reduces take by themselves, against what a step takes more than
+one without. Then ``paddle.distributed.all_reduce`` of several sizes, and what Python's part of
+a call is.
 
 The gradients of both wrappers are compared with those of one process before anything is timed.
 """
@@ -20,9 +22,7 @@ import itertools
 import json
 import os
 import statistics
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,7 @@ PaddleDataParallel = paddle.DataParallel  # before it is replaced
 import paddlempi.paddle  # noqa: E402
 from paddle.base import core as paddle_core  # noqa: E402
 from paddlempi import _native  # noqa: E402
-
-Call = Callable[[], object]
+from sampling import Call, quartiles, sample  # noqa: E402
 
 SIZES = (4, 64 << 10, 1 << 20, 32 << 20)
 AIMS = {4: 20.0, 64 << 10: 8.0}
@@ -118,8 +117,9 @@ def wrapped(name: str, how: str, gloo: Any) -> tuple[Any, Any, Any]:
     model, make = MODELS[name]()
     paddle.seed(1 + dist.get_rank())
     batch = make()
-    if how == "paddlempi":
-        model = paddlempi.paddle.DataParallel(model)
+    if how in ("paddlempi", "overlap"):
+        late = how == "overlap"
+        model = paddlempi.paddle.DataParallel(model, overlap_next_forward=late)
     elif how == "gloo":
         model = PaddleDataParallel(model, group=gloo)
     return model, paddle.optimizer.SGD(0.0, parameters=model.parameters()), batch
@@ -177,49 +177,33 @@ def exchange(model: Any) -> Call:
 # Measuring
 
 
-def sample(calls: dict[str, Call], times: int, rounds: int) -> dict[str, list[float]]:
-    """Microseconds a call of each contender, a block of calls a round, in changing order."""
-    names = list(calls)
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(rounds + 1):
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
-            paddlempi.barrier()
-            start = time.perf_counter()
-            for _ in range(times):
-                calls[name]()
-            if round_:  # the first touches memory and caches
-                samples[name].append((time.perf_counter() - start) / times * 1e6)
-    return samples
-
-
-def quartiles(values: list[float]) -> list[float]:
-    ordered = sorted(values)
-    return [ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in (0.25, 0.5, 0.75)]
-
-
 def measure_step(name: str, gloo: Any, rounds: int, times: int) -> dict[str, Any]:
     contenders: dict[str, Call] = {}
     absent: dict[str, str] = {}
-    for how in ("paddlempi", "gloo", "nothing"):
+    ends: dict[str, Call] = {}
+    for how in ("paddlempi", "overlap", "gloo", "nothing"):
         try:
             model, optimizer, batch = wrapped(name, how, gloo)
             if how != "nothing" and not right(name, model, batch):
                 raise RuntimeError("its gradients are not the mean over the ranks")
         except Exception as error:
-            if how == "paddlempi":
+            if how in ("paddlempi", "overlap"):
                 raise
             absent[how] = str(error).strip().splitlines()[-1][:120]
             continue
         contenders[how] = stepper(model, optimizer, batch)
         if how == "paddlempi":
             contenders["exchange"] = exchange(model)
-    samples = sample(contenders, times, rounds)
+        if how == "overlap":
+            ends[how] = model.synchronize
+    samples = sample(contenders, times, rounds, paddlempi.barrier, ends=ends)
     row: dict[str, Any] = {"step": name, "rounds": rounds, "absent": absent}
     row["ms"] = {who: statistics.median(values) / 1000 for who, values in samples.items()}
     if "gloo" in samples:
         pairs = zip(samples["gloo"], samples["paddlempi"], strict=True)
         row["gloo_ratio"] = quartiles([gloo / ours for gloo, ours in pairs])
+    pairs = zip(samples["paddlempi"], samples["overlap"], strict=True)
+    row["overlap_ratio"] = quartiles([plain / late for plain, late in pairs])
     if "nothing" in samples:
         triples = zip(samples["paddlempi"], samples["nothing"], samples["exchange"], strict=True)
         row["hidden"] = quartiles([1 - (ours - bare) / alone for ours, bare, alone in triples])
@@ -241,7 +225,7 @@ def measure_all_reduce(nbytes: int, gloo: Any, rounds: int, times: int) -> dict[
         "gloo": lambda: dist.all_reduce(x, group=gloo),
         "core": lambda: submit(3, 0, None, x, 1),
     }
-    samples = sample(calls, times, rounds)
+    samples = sample(calls, times, rounds, paddlempi.barrier)
     row: dict[str, Any] = {"bytes": nbytes, "rounds": rounds}
     row["us"] = {who: statistics.median(values) for who, values in samples.items()}
     pairs = zip(samples["gloo"], samples["paddlempi"], strict=True)
@@ -264,6 +248,7 @@ def show_step(row: dict[str, Any]) -> None:
         text += f"  {spread(row['gloo_ratio'])}  aim 1: {reached}"
     if "hidden" in row:
         text += f"  hidden {spread(row['hidden'])}"
+    text += f"  paddlempi : overlap {spread(row['overlap_ratio'])}"
     print(text, flush=True)
     for who, reason in row["absent"].items():
         print(f"    not measured: {who}: {reason}")
@@ -281,7 +266,7 @@ def show_all_reduce(row: dict[str, Any]) -> None:
     print(text, flush=True)
 
 
-STEPS = ("paddlempi", "gloo", "nothing", "exchange")
+STEPS = ("paddlempi", "overlap", "gloo", "nothing", "exchange")
 CALLS = ("paddlempi", "gloo", "core")
 
 

@@ -23,8 +23,7 @@ import json
 import os
 import platform
 import statistics
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ import paddlempi.torch  # noqa: F401 (what the entry point does where the packag
 import torch
 import torch.distributed as dist
 from paddlempi import _native
+from sampling import Call, quartiles, sample
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 SIZES = (8, 64 << 10, 1 << 20, 32 << 20)
@@ -46,8 +46,6 @@ AIMS = {
     ("reduce_scatter_tensor", 1 << 20): 5.0,
 }
 SHARE_AIM_US = 1.5
-
-Call = Callable[[], object]
 
 
 class Nothing(Work):  # type: ignore[misc]
@@ -296,32 +294,6 @@ STEPS = {"DDP step": ddp, "FSDP2 step": fsdp2}
 # Measuring
 
 
-def block(call: Call, calls: int) -> float:
-    """Microseconds of one call."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) / calls * 1e6
-
-
-def sample(calls_by_name: dict[str, Call], calls: int, rounds: int) -> dict[str, list[float]]:
-    names = list(calls_by_name)
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(rounds + 2):
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
-            dist.barrier()
-            took = block(calls_by_name[name], calls)
-            if round_ >= 2:  # the first touch memory and caches
-                samples[name].append(took)
-    return samples
-
-
-def quartiles(values: list[float]) -> list[float]:
-    ordered = sorted(values)
-    return [ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in (0.25, 0.5, 0.75)]
-
-
 def summarize(name: str, nbytes: int | None, samples: dict[str, list[float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"operation": name, "bytes": nbytes, "rounds": len(samples["paddlempi"])}
     row["us"] = {who: statistics.median(values) for who, values in samples.items()}
@@ -356,7 +328,7 @@ def measure(
         contenders[who] = call
     if (name, nbytes) == ("all_reduce", 8):
         contenders["core"] = core_all_reduce(2)
-    return summarize(name, nbytes, sample(contenders, calls, rounds)), absent
+    return summarize(name, nbytes, sample(contenders, calls, rounds, dist.barrier, warm=2)), absent
 
 
 def measure_step(
@@ -379,7 +351,7 @@ def measure_step(
             raise SystemExit(f"paddlempi: the {name} gave wrong gradients")
         else:
             absent[who] = "its gradients are not the mean over the ranks"
-    return summarize(name, None, sample(steps, calls, rounds)), absent
+    return summarize(name, None, sample(steps, calls, rounds, dist.barrier, warm=2)), absent
 
 
 def show(row: dict[str, Any]) -> None:
