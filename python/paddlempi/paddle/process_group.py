@@ -150,7 +150,8 @@ class ProcessGroupMPI:
         """Return when every member has called it."""
         return self._issue(Op.BARRIER, None, None, True)
 
-    # Paddle has two names for each of these; on the CPU there is one stream.
+    # Paddle has two names for each of these; here what is waited for is ordered with the
+    # calculation's stream, the current one.
 
     def all_reduce_on_calc_stream(self, tensor: Any, op: Any) -> Task:
         """As ``all_reduce``, waited for."""

@@ -24,6 +24,9 @@ class Task:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the operation has ended; ``timeout`` in milliseconds, as in Paddle.
 
+        On a GPU the host waits until the last copy or kernel is queued, and the current stream for
+        that to end.
+
         Raises:
             NotReadyError: ``timeout`` ran out. The operation goes on.
             Error: what the operation ended with.
@@ -33,11 +36,11 @@ class Task:
         return True
 
     def synchronize(self) -> None:
-        """The same as ``wait()``: host memory has no stream."""
+        """The same as ``wait()``."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not. Does not wait."""
+        """Whether the operation has ended, well or not, on its device too. Does not wait."""
         return self._work is None or self._work.is_completed()
 
     def is_sync(self) -> bool:
