@@ -47,6 +47,7 @@ func GetPinned(d *cuda.Device, n int64) (*Pinned, error) {
 			pinned.idle = slices.Delete(pinned.idle, i, i+1)
 			pinned.bytes -= b.Bytes
 			pinned.Unlock()
+			b.device = d // whose streams and events PutPinned is told of
 			return b, nil
 		}
 	}
