@@ -21,7 +21,7 @@ type Pinned struct {
 	Locked bool
 
 	class  int32
-	device *cuda.Device
+	device *cuda.Device // whose copies use it, since GetPinned
 	busy   cuda.Event // what still reads the block after PutPinned; 0: nothing
 }
 
@@ -44,6 +44,7 @@ func GetPinned(d *cuda.Device, n int64) (*Pinned, error) {
 	for i := len(pinned.idle) - 1; i >= 0; i-- {
 		b := pinned.idle[i]
 		if b.class == class && b.free() {
+			b.device = d
 			pinned.idle = slices.Delete(pinned.idle, i, i+1)
 			pinned.bytes -= b.Bytes
 			pinned.Unlock()
@@ -83,8 +84,8 @@ func (b *Pinned) free() bool {
 	return true
 }
 
-// PutPinned gives a block back. What was queued on reader by now, unless it is 0, may still
-// read the block.
+// PutPinned gives a block back. What was queued by now on reader, a stream of the device it was
+// taken for, or 0, may still use the block.
 func PutPinned(b *Pinned, reader cuda.Stream) {
 	if !b.Locked {
 		// Copies from pageable memory have left it when they return.
@@ -92,9 +93,11 @@ func PutPinned(b *Pinned, reader cuda.Stream) {
 		return
 	}
 	if reader != 0 {
-		if e, err := b.device.GetEvent(); err == nil && b.device.Record(e, reader) == nil {
-			b.busy = e
+		e, err := b.device.GetEvent()
+		if err != nil || b.device.Record(e, reader) != nil {
+			return // the context is broken: nobody can tell when the block is free
 		}
+		b.busy = e
 	}
 	pinned.Lock()
 	pinned.idle = append(pinned.idle, b)

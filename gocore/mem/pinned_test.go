@@ -61,6 +61,29 @@ func TestAPinnedBlockIsNotGivenAwayWhileTheDeviceReadsIt(t *testing.T) {
 	PutPinned(fourth, 0)
 }
 
+func TestAPinnedBlockServesOneDeviceAfterAnother(t *testing.T) {
+	zero := device(t)
+	one, err := cuda.Loaded().Device(1)
+	require.NoError(t, err)
+	defer TrimPinned()
+	first, err := GetPinned(zero, 1000)
+	require.NoError(t, err)
+	PutPinned(first, 0)
+	block, err := GetPinned(one, 1000)
+	require.NoError(t, err)
+	assert.Equal(t, first.Data, block.Data)
+	on, err := one.Alloc(1000)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, one.Free(on)) }()
+	require.NoError(t, one.Copy(on, block.Data, 1000, one.In))
+	PutPinned(block, one.In)
+	next, err := GetPinned(zero, 1000)
+	require.NoError(t, err)
+	assert.NotEqual(t, block.Data, next.Data, "device 1 reads it")
+	PutPinned(next, 0)
+	require.NoError(t, one.StreamSync(one.In))
+}
+
 func TestWithoutPinnedMemoryThereIsPageable(t *testing.T) {
 	d := device(t)
 	defer TrimPinned()
