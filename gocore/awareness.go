@@ -33,6 +33,25 @@ var trials struct {
 	once  sync.Once
 	works bool
 	seen  string
+
+	ending sync.Mutex
+	stop   context.CancelFunc // nil before the trial begins
+	over   chan struct{}      // closed when it is over
+}
+
+// stopTrial ends a trial that is under way, and with it its child: this process ends.
+func stopTrial() {
+	trials.ending.Lock()
+	stop, over := trials.stop, trials.over
+	trials.ending.Unlock()
+	if stop == nil {
+		return
+	}
+	stop()
+	select {
+	case <-over:
+	case <-time.After(2 * time.Second): // the kernel kills the child all the same
+	}
 }
 
 // newTrial returns the trial of lib on the device that the ranks of a node take by their
@@ -43,12 +62,20 @@ func newTrial(lib mpi.Info, localRank int, child []string) group.Trial {
 		return nil
 	}
 	return func() (bool, string) {
-		trials.once.Do(func() { trials.works, trials.seen = try(lib.Path, localRank, child) })
+		trials.once.Do(func() {
+			ctx, stop := context.WithTimeout(context.Background(), trialLimit)
+			defer stop()
+			trials.ending.Lock()
+			trials.stop, trials.over = stop, make(chan struct{})
+			trials.ending.Unlock()
+			defer close(trials.over)
+			trials.works, trials.seen = try(ctx, lib.Path, localRank, child)
+		})
 		return trials.works, trials.seen
 	}
 }
 
-func try(libmpi string, localRank int, child []string) (works bool, seen string) {
+func try(ctx context.Context, libmpi string, localRank int, child []string) (works bool, seen string) {
 	driver, err := cuda.Open()
 	if err != nil {
 		return false, err.Error()
@@ -58,17 +85,15 @@ func try(libmpi string, localRank int, child []string) (works bool, seen string)
 	}
 	request := fmt.Sprintf(`{"device": %d}`, localRank%driver.DeviceCount())
 	environment := append(withoutLauncher(dl.Environ()), mpi.EnvLibrary+"="+libmpi, cuda.Setting+"="+driver.Path())
-	return tryInChild(append(slices.Clone(child), request), environment, trialLimit)
+	return tryInChild(ctx, append(slices.Clone(child), request), environment)
 }
 
 // tryInChild runs the trial in a process that the launcher knows nothing of: MPI starts as
 // a job of one process there.
-func tryInChild(child, environment []string, limit time.Duration) (works bool, seen string) {
+func tryInChild(ctx context.Context, child, environment []string) (works bool, seen string) {
 	// The kernel kills the child when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
 	cmd := exec.CommandContext(ctx, child[0], child[1:]...)
 	// What an MPI that crashes leaves goes with the folder.
 	folder, err := os.MkdirTemp("", "paddlempi-trial-")
@@ -90,8 +115,10 @@ func tryInChild(child, environment []string, limit time.Duration) (works bool, s
 	_ = json.Unmarshal(lastLine(out.Bytes()), &answer)
 	var exit *exec.ExitError
 	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return false, "this process ended before the child process that tried it"
 	case ctx.Err() != nil:
-		return false, fmt.Sprintf("the child process that tried it did not end within %v", limit)
+		return false, "the child process that tried it did not end in time"
 	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signaled():
 		return false, fmt.Sprintf("the child process that tried it died of %v", exit.Sys().(syscall.WaitStatus).Signal())
 	case answer.Error != "":

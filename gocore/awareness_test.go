@@ -1,6 +1,7 @@
 package gocore
 
 import (
+	"context"
 	"os"
 	"strconv"
 	"strings"
@@ -27,25 +28,31 @@ func TestTrialInAChild(t *testing.T) {
 		{`echo 'no module named x' >&2; exit 1`, false, "exit status 1: no module named x"},
 		{`echo '{}'`, false, "failed"},
 	} {
-		works, seen := tryInChild([]string{"/bin/sh", "-c", c.script, "{}"}, nil, 20*time.Second)
+		works, seen := tryInChild(context.Background(), []string{"/bin/sh", "-c", c.script, "{}"}, nil)
 		assert.Equal(t, c.works, works, c.script)
 		assert.Contains(t, seen, c.seen, c.script)
 	}
-	works, seen := tryInChild([]string{"/nonexistent/python"}, nil, time.Second)
+	works, seen := tryInChild(context.Background(), []string{"/nonexistent/python"}, nil)
 	assert.False(t, works)
 	assert.Contains(t, seen, "/nonexistent/python")
 }
 
-// One that hangs is ended, and what it started too.
+// One that hangs is ended, and what it started and wrote too.
 func TestTrialHasADeadline(t *testing.T) {
-	said := t.TempDir() + "/pid"
-	works, seen := tryInChild([]string{"/bin/sh", "-c", "sleep 1000 & echo $! >" + said + "; wait"}, []string{"PATH=/usr/bin:/bin"}, time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	said := t.TempDir() + "/said"
+	script := "sleep 1000 & echo $! $TMPDIR >" + said + "; touch $TMPDIR/segment; wait"
+	works, seen := tryInChild(ctx, []string{"/bin/sh", "-c", script}, []string{"PATH=/usr/bin:/bin"})
 	assert.False(t, works)
-	assert.Contains(t, seen, "did not end within 1s")
+	assert.Contains(t, seen, "did not end in time")
 	text, err := os.ReadFile(said)
 	require.NoError(t, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	words := strings.Fields(string(text))
+	require.Len(t, words, 2)
+	pid, err := strconv.Atoi(words[0])
 	require.NoError(t, err)
+	assert.NoDirExists(t, words[1])
 	require.Eventually(t, func() bool { // nobody may be there to reap it
 		state, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 		return err != nil || strings.Contains(string(state), ") Z ") || syscall.Kill(pid, 0) != nil

@@ -319,6 +319,7 @@ func (c *core) settled() bool {
 func Exit(code int) {
 	initOnce.Lock()
 	defer initOnce.Unlock()
+	stopTrial()
 	if library == nil || library.Finalized() {
 		return
 	}

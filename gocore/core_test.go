@@ -86,7 +86,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 		if method == "destroy" || method == "launcher" { // take nothing
 			continue
 		}
-		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1}`} {
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1}`} {
 			refused(t, status.Argument, "control "+method, method, request)
 		}
 	}

@@ -1,0 +1,54 @@
+package group
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+)
+
+// claims is an MPI that says something of itself.
+type claims struct {
+	mpi.Library
+	aware bool
+}
+
+func (c claims) QueryCUDA() (bool, string) { return c.aware, "what it says" }
+
+// Nobody waits for the trial but who has no other path, and its outcome counts once it is there.
+func TestAwarenessIsTriedInTheBackground(t *testing.T) {
+	for _, works := range []bool{false, true} {
+		goOn, asked := make(chan struct{}), 0
+		e := &Env{Lib: claims{aware: true}, Trial: func() (bool, string) { asked++; <-goOn; return works, "what was seen" }}
+		e.device.staged = true
+		assert.False(t, e.CUDAAware())
+		assert.False(t, e.CUDAAware())
+		assert.Equal(t, "being tried", e.Awareness(false).How)
+		close(goOn)
+		assert.Equal(t, Awareness{works, "tried", "what was seen"}, e.Awareness(true))
+		assert.Equal(t, works, e.CUDAAware())
+		assert.Equal(t, 1, asked)
+
+		e = &Env{Lib: claims{aware: true}, Trial: func() (bool, string) { time.Sleep(20 * time.Millisecond); return works, "" }}
+		assert.Equal(t, works, e.CUDAAware(), "without staging it waits")
+	}
+}
+
+func TestAwarenessWithoutATrial(t *testing.T) {
+	trial := func() (bool, string) { t.Error("tried"); return true, "" }
+	e := &Env{Lib: claims{aware: false}, Trial: trial}
+	assert.Equal(t, Awareness{false, "asked", "what it says"}, e.Awareness(true))
+	e = &Env{Lib: claims{aware: true}}
+	assert.Contains(t, e.Awareness(true).Reason, "no Python to try it with")
+	e = &Env{Lib: struct{ mpi.Library }{}, Trial: trial}
+	assert.Equal(t, "asked", e.Awareness(true).How)
+	for value, aware := range map[string]bool{"1": true, "0": false} {
+		t.Setenv(mpi.EnvCUDAAware, value)
+		e = &Env{Lib: claims{aware: !aware}, Trial: trial}
+		require.Equal(t, "set", e.Awareness(true).How)
+		assert.Equal(t, aware, e.CUDAAware())
+	}
+}
