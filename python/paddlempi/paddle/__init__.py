@@ -11,6 +11,7 @@
 Importing it replaces the functions of Paddle that make process groups; it starts no MPI.
 """
 
+from . import private  # noqa: F401 (first: it says which of Paddle's names have moved)
 from .activation import init, install, installed, uninstall
 from .compression import Cast, Compression
 from .data_parallel import DataParallel

@@ -1,4 +1,4 @@
-"""The private names of Paddle, all of them: how ``paddle.distributed`` comes to be ours.
+"""How ``paddle.distributed`` comes to be ours.
 
 Paddle has no way to register a backend, but everything it does in dynamic mode goes through
 a ``Group`` with a process group that it only calls. So the default group is made here, and
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import paddle
 import paddle.distributed as dist
 from paddle.base import core as paddle_core
 from paddle.distributed import collective, parallel, parallel_helper
@@ -21,8 +20,8 @@ from paddle.distributed.communication import group as groups
 from paddle.distributed.fleet.base.role_maker import PaddleCloudRoleMaker
 
 from .. import group as core_group
-from ..errors import ArgumentError, UnsupportedError
-from . import environment
+from ..errors import ArgumentError
+from . import environment, private
 from .fleet import Workers
 from .process_group import ProcessGroupMPI
 
@@ -36,24 +35,6 @@ _PLACES: dict[str, tuple[Any, ...]] = {
     "new_group": (collective, dist),
     "destroy_process_group": (groups, dist, dist.communication),
     "wait": (groups, dist, dist.communication),
-}
-_TOUCHED: dict[Any, tuple[str, ...]] = {
-    collective: (
-        "_default_group_name",
-        "_global_env",
-        "_group_map",
-        "_group_map_backend",
-        "_group_map_by_name",
-        "_set_default_backend",
-        "_set_group_map",
-        "_set_group_map_backend",
-        "_set_group_map_by_name",
-        "_new_ring_id",
-    ),
-    parallel: ("_global_parallel_env",),
-    parallel_helper: ("_set_parallel_ctx", "__parallel_ctx__clz__"),
-    groups: ("Group", "_GroupManager", "_add_new_group"),
-    PaddleCloudRoleMaker: ("_generate_role",),
 }
 
 _originals: list[tuple[Any, str, Any]] = []
@@ -72,7 +53,7 @@ def install() -> None:
     """
     if _originals:
         return
-    _check()
+    private.check()
     generate = PaddleCloudRoleMaker._generate_role
 
     def generate_role(self: Any) -> Any:
@@ -126,17 +107,6 @@ def replace(place: Any, name: str, value: Any) -> None:
     """Put ``value`` in a place of Paddle's, until :func:`uninstall`."""
     _originals.append((place, name, getattr(place, name, _ABSENT)))
     setattr(place, name, value)
-
-
-def _check() -> None:
-    wanted = [(place, name) for name, places in _PLACES.items() for place in places]
-    wanted += [(place, name) for place, names in _TOUCHED.items() for name in names]
-    missing = [f"{place.__name__}.{name}" for place, name in wanted if not hasattr(place, name)]
-    if missing:
-        raise UnsupportedError(
-            f"paddlempi.paddle: Paddle {paddle.__version__} has no {', '.join(missing)}: "
-            "this version of paddlempi knows Paddle 3.0 to 3.3"
-        )
 
 
 class Group(groups.Group):  # type: ignore[misc]

@@ -1,5 +1,5 @@
-"""The private names of Paddle's autograd: when a gradient is there, when backward ends, where
-a gradient lives. Read on Paddle 3.3.1.
+"""Paddle's autograd: when a gradient is there, when backward begins and ends, where a gradient
+lives.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from typing import Any, Protocol
 
 import paddle
 from paddle.base import core as paddle_core
-
-from ..errors import UnsupportedError
 
 __all__ = [
     "Listener",
@@ -25,12 +23,6 @@ __all__ = [
     "watch",
     "watching",
 ]
-
-_TOUCHED: dict[Any, tuple[str, ...]] = {
-    paddle_core.eager: ("run_backward",),
-    paddle.Tensor: ("_register_backward_hook", "_copy_gradient_from"),
-    paddle._C_ops: ("view_shape",),
-}
 
 
 class Listener(Protocol):
@@ -63,21 +55,7 @@ def watch() -> None:
 
     Paddle's own hook for the end of a backward fires at the end of an inner one too (reentrant
     recompute), and never after an exception.
-
-    Raises:
-        UnsupportedError: a private name of Paddle has moved.
     """
-    missing = [
-        f"{getattr(place, '__name__', place)}.{name}"
-        for place, names in _TOUCHED.items()
-        for name in names
-        if not hasattr(place, name)
-    ]
-    if missing:
-        raise UnsupportedError(
-            f"paddlempi.paddle.DataParallel: Paddle {paddle.__version__} has no "
-            f"{', '.join(missing)}: this version of paddlempi knows Paddle 3.0 to 3.3"
-        )
     if not watching():
         paddle_core.eager.run_backward = run_backward
 

@@ -20,7 +20,7 @@ from ..reduce_op import ReduceOp
 from ..work import Work
 from . import autograd, selected_rows
 
-__all__ = ["DTYPES", "Bucket", "Slot", "allocate", "arrange", "bytes_of"]
+__all__ = ["DTYPES", "Bucket", "Slot", "allocate", "arrange", "bytes_of", "on_host"]
 
 # dtype: NumPy's for its bits, what one is there, whether NumPy multiplies it at memory's speed.
 _KINDS: dict[Any, tuple[Any, Any, bool]] = {
@@ -42,6 +42,11 @@ _ALIGN = 64
 def allocate(count: int, dtype: Any) -> Any:
     """The memory of a bucket: a zeroed, one-dimensional tensor."""
     return paddle.zeros([count], dtype)
+
+
+def on_host(tensor: Any) -> bool:
+    """Whether a tensor is in host memory: what is in a bucket is reached by NumPy too."""
+    return bool(tensor.place.is_cpu_place())
 
 
 def bytes_of(parameter: Any) -> int:

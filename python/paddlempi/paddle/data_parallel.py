@@ -10,8 +10,9 @@ import paddle.distributed as dist
 from paddle.distributed import parallel
 
 from .. import group as core_group
-from ..errors import ArgumentError, NotInitializedError
+from ..errors import ArgumentError, NotInitializedError, UnsupportedError
 from . import activation, autograd, batch_norm, selected_rows
+from .buckets import on_host
 from .compression import Compression
 from .overlap import LANES, Overlap
 from .reducer import Reducer
@@ -60,7 +61,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         NotInitializedError: before ``init_parallel_env()``.
         MismatchError: the ranks' models or options differ; on all ranks.
         ArgumentError: nothing to train, a wrong size or ``buffers``; this rank is not in ``group``.
-        UnsupportedError: a parameter's dtype has no gradients.
+        UnsupportedError: a parameter's dtype has no gradients, or it is not in host memory.
 
     What backward raises: ``MismatchError`` and ``ArgumentError`` (on every rank) name
     a parameter without gradient; ``RefusedError`` when backward failed on another rank.
@@ -133,6 +134,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             "last_comm_buffer_size": self.last_comm_buffer_size,
             "find_unused_parameters": bool(self.find_unused_parameters),
             "overlap_next_forward": bool(overlaps),
+            "host memory": all(on_host(parameter) for _, parameter in shared),
         }
         kept = [
             (name, buffer)
@@ -140,6 +142,12 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             if has_value(buffer) and not getattr(buffer, "no_sync", False)
         ]
         check_same([*shared, *kept], options, own)
+        if not options["host memory"]:
+            raise UnsupportedError(
+                "paddlempi.paddle.DataParallel: the parameters are on a GPU, and gradients are "
+                "averaged in host memory: average them by paddle.distributed.all_reduce after "
+                "backward"
+            )
         if not trained:
             raise ArgumentError(
                 "paddlempi.paddle.DataParallel: the model has no parameter to train"

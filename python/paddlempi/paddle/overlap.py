@@ -34,9 +34,9 @@ from paddle.optimizer.lr import LRScheduler
 
 from .. import group
 from ..errors import ArgumentError
-from . import autograd, watched
+from . import autograd, private, watched
 from .buckets import Bucket
-from .parameters import only, parameters_of
+from .parameters import STATE, only, parameters_of
 from .watched import busy
 
 __all__ = ["LANES", "Overlap", "know"]
@@ -298,6 +298,7 @@ class Overlap:
             return
         cls = type(optimizer)
         if not issubclass(cls, _Overlapped):
+            private.check_object(optimizer, (*STATE, "_learning_rate", "_use_multi_tensor"))
             if hasattr(optimizer, "_paddlempi_zero"):
                 raise ArgumentError(
                     f"{_NAME}: get_context().zero_opt_level shards the states of this "

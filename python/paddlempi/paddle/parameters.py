@@ -6,7 +6,10 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-__all__ = ["only", "parameters_of"]
+__all__ = ["STATE", "only", "parameters_of"]
+
+STATE = ("_grad_clip", "_param_groups", "_parameter_list")
+"""What an optimizer of Paddle keeps them in, and what clips their gradients."""
 
 
 def parameters_of(optimizer: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+import paddle
 
 from .. import _native
 from .._ops import Op
@@ -17,6 +18,7 @@ from ..group import ProcessGroup
 from ..objects import all_gather_object
 from ..reduce_op import ReduceOp
 from ..work import Work
+from . import private
 
 __all__ = ["Buffers", "Sync", "broadcast_all", "check_same", "has_value"]
 
@@ -168,6 +170,8 @@ _STATISTICS = ("_mean", "_variance")
 def _places(model: Any) -> list[_Place]:
     found: dict[int, _Place] = {}
     for layer in model.sublayers(include_self=True):
+        if isinstance(layer, paddle.nn.BatchNorm1D.__base__):
+            private.check_object(layer, _STATISTICS)
         places = [(layer._buffers, name) for name in layer._buffers]
         places += [(layer._parameters, name) for name in _STATISTICS if name in layer._parameters]
         for store, name in places:

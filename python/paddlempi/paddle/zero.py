@@ -19,8 +19,9 @@ from paddle.nn.clip import ClipGradByGlobalNorm, get_tensor_from_selected_rows, 
 from .. import collectives, objects
 from ..errors import ArgumentError
 from ..group import ProcessGroup
+from . import private
 from .gradients import OwnedGradients
-from .parameters import only, parameters_of
+from .parameters import STATE, only, parameters_of
 
 __all__ = ["Zero", "shard"]
 
@@ -43,6 +44,7 @@ def shard(optimizer: Any, level: int, group: ProcessGroup, bucket_size: int) -> 
     Raises:
         ArgumentError: another level, or an optimizer that has states already.
     """
+    private.check_object(optimizer, (*STATE, "_accumulators"))
     if level not in (1, 2):
         raise ArgumentError(f"zero_opt_level={level!r}: it must be 1 or 2")
     if optimizer._accumulators:

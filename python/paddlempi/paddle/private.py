@@ -1,0 +1,117 @@
+"""The private names of Paddle that this package touches, all of them: read on Paddle 3.3.1.
+
+Importing this module looks them up, before anything is replaced and before any other module of the
+package needs one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import paddle
+
+from ..errors import UnsupportedError
+
+__all__ = ["NAMES", "check", "check_object"]
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    # The default group and how it is known (activation).
+    "paddle.distributed.collective": (
+        "_custom_gid",
+        "_default_group_name",
+        "_global_env",
+        "_group_map",
+        "_group_map_backend",
+        "_group_map_by_name",
+        "_new_ring_id",
+        "_set_default_backend",
+        "_set_group_map",
+        "_set_group_map_backend",
+        "_set_group_map_by_name",
+        "new_group",
+    ),
+    "paddle.distributed.communication": ("destroy_process_group", "wait"),
+    "paddle.distributed.communication.group": (
+        "Group",
+        "_GroupManager",
+        "_add_new_group",
+        "destroy_process_group",
+        "wait",
+    ),
+    "paddle.distributed.parallel": ("DataParallel", "_global_parallel_env", "init_parallel_env"),
+    "paddle.distributed.parallel_helper": ("__parallel_ctx__clz__", "_set_parallel_ctx"),
+    "paddle.distributed.fleet.base.role_maker": ("PaddleCloudRoleMaker",),
+    "paddle.distributed.fleet.base.role_maker.PaddleCloudRoleMaker": ("_generate_role",),
+    # When gradients are there and where they lie (autograd, watched, selected_rows, replicas).
+    "paddle.base.core": ("ReduceOp", "VarDesc", "eager"),
+    "paddle.base.core.VarDesc.VarType": ("FP32", "FP64", "SELECTED_ROWS"),
+    "paddle.base.core.eager": ("Tensor", "run_backward"),
+    "paddle.base.framework": ("EagerParamBase",),
+    "paddle._C_ops": ("view_shape",),
+    "paddle.Tensor": (
+        "_bump_inplace_version",
+        "_copy_gradient_from",
+        "_grad_ivar",
+        "_is_initialized",
+        "_register_backward_hook",
+        "clear_gradient",
+        "get_selected_rows",
+        "is_selected_rows",
+        "rows",
+    ),
+    "paddle.nn.clip": ("get_tensor_from_selected_rows", "merge_selected_rows"),
+    "paddle.jit.dy2static.program_translator": ("StaticFunction",),
+    # Optimizers and layers (zero, overlap, batch_norm).
+    "paddle.optimizer.Optimizer": ("_global_learning_rate", "_set_auxiliary_var"),
+    "paddle.nn.SyncBatchNorm": ("_check_data_format",),
+}
+"""Modules and classes, and what is needed of each."""
+
+
+def check(names: Mapping[str, Iterable[str]] = NAMES) -> None:
+    """Look all names up.
+
+    Raises:
+        UnsupportedError: one has moved; its name is told.
+    """
+    _complain([f"{place}.{name}" for place in names for name in names[place] if _no(place, name)])
+
+
+def check_object(what: Any, names: Iterable[str]) -> None:
+    """The same for the attributes of an object, such as an optimizer."""
+    cls = type(what)
+    place = f"{cls.__module__}.{cls.__qualname__}"
+    _complain([f"{place}.{name}" for name in names if not hasattr(what, name)])
+
+
+def _complain(missing: list[str]) -> None:
+    if missing:
+        raise UnsupportedError(
+            f"paddlempi.paddle: Paddle {paddle.__version__} has no {', '.join(missing)}: "
+            "this version of paddlempi knows Paddle 3.0 to 3.3"
+        )
+
+
+def _no(place: str, name: str) -> bool:
+    try:
+        return not hasattr(_find(place), name)
+    except (ImportError, AttributeError):
+        return True
+
+
+def _find(place: str) -> Any:
+    """A module, or a class or another object inside one."""
+    parts = place.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            module = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        return functools.reduce(getattr, parts[length:], module)
+    raise ImportError(place)
+
+
+check()
