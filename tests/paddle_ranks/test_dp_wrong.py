@@ -15,8 +15,8 @@ import paddlempi.paddle
 import pytest
 from paddle import nn
 from paddle.autograd import PyLayer
-from paddlempi.errors import ArgumentError, RefusedError
-from paddlempi.paddle import DataParallel
+from paddlempi.errors import ArgumentError, MismatchError, RefusedError, UnsupportedError
+from paddlempi.paddle import DataParallel, data_parallel
 
 pytestmark = pytest.mark.usefixtures("dist")
 
@@ -211,3 +211,15 @@ def test_group_destroyed(rank: int, size: int) -> None:
     dp.square(model, dp.part(dp.batch(0, size), rank, size)).backward()
     mine = dp.gradients(model)
     dp.agree(mine, mine)
+
+
+@pytest.mark.parametrize("where", ["everywhere", "on one rank"])
+def test_parameters_on_a_gpu(rank: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy reaches into the buckets: an error, no crash."""
+    there = where == "everywhere" or rank == 0
+    monkeypatch.setattr(data_parallel, "on_host", lambda _: not there)
+    error: type[Exception] = UnsupportedError
+    if where != "everywhere":
+        error = MismatchError
+    with pytest.raises(error, match="host memory"):
+        DataParallel(dp.Net())
