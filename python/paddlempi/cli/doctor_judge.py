@@ -81,7 +81,9 @@ def launcher(facts: Sequence[_Facts]) -> list[Finding]:
     launched = core["launcher"]["size"] > 1
     if core["mpi"] is None:
         asked = launched or bool(first["variables"]["PADDLEMPI_MPI"])
-        return [Finding("mpi", "fail" if asked else "skip", core["mpi_error"])]
+        error, _, _ = core["mpi_error"].partition(" Looked at:")
+        advice = "python -m paddlempi info lists where it was looked for"
+        return [Finding("mpi", "fail" if asked else "skip", error, advice)]
     mpi = core["mpi"]
     found = f"{mpi['version'] or mpi['name']}\n{mpi['path']}: {mpi['why']}"
     if first["start_error"]:
@@ -316,7 +318,10 @@ def _devices(facts: Sequence[_Facts]) -> list[Finding]:
     return findings
 
 
-_SET_DEVICE = "in the program, before init and the first tensor: torch.cuda.set_device({})"
+_SET_DEVICE = (
+    "in the program, before init and the first tensor: torch.cuda.set_device({}) "
+    "(import paddlempi.torch sets LOCAL_RANK)"
+)
 
 
 def _number(facts: Sequence[_Facts]) -> str:
