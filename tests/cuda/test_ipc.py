@@ -243,9 +243,13 @@ def refused() -> None:
     parts = [values("float32", 20000, r) for r in range(size)]
     for rules in os.environ["REFUSED"].split():
         group = dist.new_group(range(size))
+        if rules[0] == "+":  # refused not from the start on
+            with went("ipc"):
+                x = tensor(parts[rank], rank % 2)
+                dist.all_reduce(x, group=group)
         if rank == size - 1:  # one rank's refusal goes for all
-            device.fail(rules.strip("-"))
-        x = tensor(parts[rank], rank % 2)
+            device.fail(rules.strip("+-"))
+        x = tensor(parts[rank], rank % 2, offset=512)
         dist.all_reduce(x, group=group)
         device.fail("")
         same(x, sum(parts), rules)
@@ -264,7 +268,7 @@ def refused() -> None:
 def test_refused_to_one_rank() -> None:
     rules = (
         "cuIpcGetEventHandle:*:801 cuIpcOpenEventHandle:*:304 "
-        "cuIpcGetMemHandle:*:304 cuIpcOpenMemHandle_v2:*:2"
+        "cuIpcGetMemHandle:*:304 cuIpcOpenMemHandle_v2:*:2 +cuIpcOpenMemHandle_v2:*:2"
     )
     succeed(2, refused, "ipc,staged", REFUSED=rules)
 
