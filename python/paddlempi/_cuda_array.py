@@ -8,6 +8,7 @@ device is named; of the interface only the stream is taken then.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 from ._buffer import CUDA, LEGACY_STREAM, Description
@@ -49,7 +50,7 @@ def describe(tensor: Any) -> Description:
     name = _name(tensor)
     try:
         version, shape, typestr = shown["version"], tuple(shown["shape"]), shown["typestr"]
-        address, readonly = shown["data"]
+        address, readonly = map(index, shown["data"])
     except (KeyError, TypeError, ValueError) as error:
         raise DtypeError(
             f"{name}.__cuda_array_interface__ is no valid description: {error!r}"
@@ -75,7 +76,7 @@ def describe(tensor: Any) -> Description:
             )
         strides = tuple(step // size for step in strides)
     stream = _stream(shown, name) or LEGACY_STREAM
-    return int(address), int(dtype), shape, strides, CUDA, 0, bool(readonly), stream
+    return address, int(dtype), shape, strides, CUDA, 0, bool(readonly), stream
 
 
 def stream_of(tensor: Any) -> int | None:
@@ -93,12 +94,16 @@ def _stream(shown: Mapping[str, Any], name: str) -> int | None:
     stream = shown.get("stream")
     if stream is None:
         return None
-    if not isinstance(stream, int) or stream < 1:
+    try:
+        number = index(stream)
+    except TypeError:
+        number = 0
+    if number < 1:
         raise ArgumentError(
             f"{name}.__cuda_array_interface__ has stream {stream!r}: it must be None, 1 (the "
             "legacy default stream), 2 (the calling thread's) or the handle of one"
         )
-    return stream
+    return number
 
 
 def _name(tensor: object) -> str:

@@ -80,7 +80,7 @@ def test_dlpack_in_pinned_memory_is_the_host_s() -> None:
     assert tensor.asked == [None], "a stream means nothing there"
 
 
-@pytest.mark.parametrize("stream", [1, 2, 0x7F00])
+@pytest.mark.parametrize("stream", [1, 2, 0x7F00, np.int64(0x7F00)])
 def test_dlpack_with_a_stream_that_is_named(stream: int) -> None:
     tensor = Named(np.zeros(3))
     tensor.stream = stream
@@ -169,6 +169,7 @@ def test_interface_dtypes(name: str) -> None:
         ({"version": 1}, DtypeError, "version 1"),
         ({"version": 4}, DtypeError, "version 4"),
         ({"data": 4096}, DtypeError, "no valid description"),
+        ({"data": (None, False)}, DtypeError, "no valid description"),
         ({"shape": None}, DtypeError, "no valid description"),
         ({"mask": object()}, UnsupportedError, "mask"),
         ({"strides": (6, 4)}, ArgumentError, r"strides \(6, 4\)"),
