@@ -50,7 +50,8 @@ def describe(tensor: Any) -> Description:
     name = _name(tensor)
     try:
         version, shape, typestr = shown["version"], tuple(shown["shape"]), shown["typestr"]
-        address, readonly = map(index, shown["data"])
+        address, readonly = shown["data"]
+        address = index(address)
     except (KeyError, TypeError, ValueError) as error:
         raise DtypeError(
             f"{name}.__cuda_array_interface__ is no valid description: {error!r}"
