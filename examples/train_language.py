@@ -2,6 +2,7 @@
 
     mpirun -np 2 python examples/train_language.py
     mpirun -np 2 python examples/train_language.py --zero 1   # optimizer states on one rank each
+    mpirun -np 2 python examples/train_language.py --zero 2   # gradients too; none of them sparse
 
 The text is what scikit-learn says of itself: the docstrings that its wheel carries. From
 four words the model guesses the next (Bengio et al., "A Neural Probabilistic Language
@@ -52,9 +53,9 @@ def examples(words: list[str], size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Model(paddle.nn.Layer):
-    def __init__(self, vocabulary: int, width: int = 32, hidden: int = 64) -> None:
+    def __init__(self, vocabulary: int, sparse: bool, width: int = 32, hidden: int = 64) -> None:
         super().__init__()
-        self.embedding = paddle.nn.Embedding(vocabulary, width, sparse=True)
+        self.embedding = paddle.nn.Embedding(vocabulary, width, sparse=sparse)
         self.hidden = paddle.nn.Linear(CONTEXT * width, hidden)
         self.output = paddle.nn.Linear(hidden, vocabulary)
 
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=240, help="words a step, over all ranks")
     parser.add_argument("--vocabulary", type=int, default=2000)
     parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--zero", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--zero", type=int, choices=(0, 1, 2), default=0)
     parser.add_argument("--losses", metavar="FILE", help="write the losses as JSON")
     options = parser.parse_args()
 
@@ -76,7 +77,9 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     given, wanted = examples(text(), options.vocabulary)
     paddle.seed(1)
-    model = paddle.DataParallel(Model(options.vocabulary))
+    model = Model(options.vocabulary, sparse=options.zero < 2)
+    if options.zero < 2:  # at level 2 the optimizer averages the gradients, to their owners only
+        model = paddle.DataParallel(model)
     dist.get_context().zero_opt_level = options.zero
     optimizer = paddle.optimizer.Adam(options.lr, parameters=model.parameters(), lazy_mode=True)
     loss_of = paddle.nn.CrossEntropyLoss()

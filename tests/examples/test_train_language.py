@@ -19,6 +19,7 @@ def check(text: str, ranks: int) -> None:
 
 
 def test_learns_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    check(on_ranks(2, "train_language.py", "--steps=200", "--zero=2"), 2)
     losses = []
     for ranks, options in ((1, ()), (2, ()), (3, ("--zero=1",))):
         out = tmp_path / f"{ranks}.json"

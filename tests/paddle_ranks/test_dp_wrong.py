@@ -53,11 +53,12 @@ class Breaking(dp.Net):
         x = nn.functional.tanh(self.middle(self.first(x)))
         x = Fragile.apply(x) if self.at == "middle" else x
         self.count.add_(paddle.to_tensor([1]))
-        return self.last(x)
+        x = self.last(x)
+        return Fragile.apply(x) if self.at == "outputs" else x
 
 
 @pytest.mark.parametrize("learnt", [0, 1], ids=["first", "later"])
-@pytest.mark.parametrize("at", ["middle", "end"])
+@pytest.mark.parametrize("at", ["outputs", "middle", "end"])
 @pytest.mark.parametrize("buffers", ["broadcast", "local"])
 def test_an_exception_in_backward(
     at: str,
@@ -109,6 +110,34 @@ def test_backward_without_forward(rank: int, size: int) -> None:
             dp.square(model, x).backward()
     inner.clear_gradients()
     dp.square(model, x).backward()
+    mine = dp.gradients(model)
+    dp.agree(mine, mine)
+
+
+class Detour(dp.Net):
+    """A model that one rank goes around."""
+
+    around = False
+
+    def forward(self, x: Any) -> Any:
+        return x * 1 if Detour.around else super().forward(x)
+
+
+def test_a_backward_that_reaches_no_parameter_on_a_rank(
+    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = DataParallel(Detour(), **dp.SMALL)
+    x = dp.part(dp.batch(0, size), rank, size)
+    x.stop_gradient = False
+    for _ in range(2):
+        monkeypatch.setattr(Detour, "around", rank == 1)
+        loss = dp.square(model, x)
+        with pytest.raises(MismatchError, match=r"no gradient .*rank\(s\) \[1\]") as raised:
+            loss.backward()
+        assert raised.value.ranks == (1,)
+        monkeypatch.setattr(Detour, "around", False)
+        model.clear_gradients()
+        dp.square(model, x).backward()
     mine = dp.gradients(model)
     dp.agree(mine, mine)
 

@@ -142,6 +142,56 @@ def test_a_spoilt_gradient_is_noticed(dist: ModuleType, level: int, rank: int, s
     assert distance(model, wanted) > 1e-5
 
 
+def words(sparse: bool) -> Any:
+    """A table of which each rank's part touches some rows, and a layer."""
+    paddle.seed(5)
+    return paddle.nn.Sequential(
+        paddle.nn.Embedding(30, 4, sparse=sparse), paddle.nn.Flatten(), paddle.nn.Linear(8, 2)
+    )
+
+
+def test_sparse_gradients(dist: ModuleType, level: int, rank: int, size: int) -> None:
+    """Averaged without a wrapper, as whole tables; level 2 says that it cannot."""
+    model, wanted = words(True), words(False)
+    optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters())
+    context = paddlempi.get_context()
+    context.enable_data_parallel, context.zero_opt_level = False, 0
+    its = paddle.optimizer.SGD(0.5, parameters=wanted.parameters())
+    for step in range(3):
+        given = np.random.RandomState(step).randint(0, 30, [BATCH, 2])
+        loss = (model(paddle.to_tensor(given[rank::size])) ** 2).mean()
+        if level == 2:
+            with pytest.raises(errors.UnsupportedError, match="is sparse: use level 1"):
+                loss.backward()
+            return
+        loss.backward()
+        (wanted(paddle.to_tensor(given)) ** 2).mean().backward()
+        for one in (optimizer, its):
+            one.step()
+            one.clear_grad()
+    assert distance(model, wanted) < 2e-6
+    all_equal(dist, model)
+
+
+def test_an_exception_in_backward(dist: ModuleType, level: int, rank: int, size: int) -> None:
+    model = make(3)
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    train(model, optimizer, slice(rank, None, size), range(1))
+    x = paddle.to_tensor(batch(0)[0][rank::size])
+    loss = model(x).mean()
+    handle = model[0].weight.register_hook(lambda g: 1 / 0 if rank == size - 1 else None)
+    if rank == size - 1:
+        with pytest.raises(BaseException, match="division by zero"):
+            loss.backward()
+    elif size > 1:
+        with pytest.raises(errors.RefusedError, match=rf"\[{size - 1}\] refused"):
+            loss.backward()
+    handle.remove()
+    model.clear_gradients()
+    train(model, optimizer, slice(rank, None, size), range(2))
+    all_equal(dist, model)
+
+
 def test_an_unused_parameter(dist: ModuleType, level: int, rank: int, size: int) -> None:
     used, unused = make(1), make(2)
     optimizer = paddle.optimizer.SGD(0.1, parameters=used.parameters() + unused.parameters())

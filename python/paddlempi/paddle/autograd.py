@@ -20,6 +20,7 @@ __all__ = [
     "join",
     "on_gradient",
     "run_backward",
+    "running",
     "watch",
     "watching",
 ]
@@ -95,6 +96,11 @@ def _leave() -> list[Listener]:
     _frame.depth = 0
     _frame.listeners = []
     return left
+
+
+def running() -> bool:
+    """Whether this thread is inside a backward; ``paddle.grad`` is none."""
+    return _frame.depth > 0
 
 
 def at_begin(begin: Callable[[], None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any, get_args
 
 import paddle
@@ -203,7 +205,22 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
                     "tells of the end of backward: call paddlempi.paddle.install()"
                 )
             reducer.prepare(self.grad_need_sync)
+            reached = _reached(weakref.ref(reducer))
+            for output in paddle.utils.flatten(outputs):
+                if paddle.is_tensor(output) and not output.stop_gradient:
+                    output.register_hook(reached)
         return outputs
+
+
+def _reached(reducer: weakref.ref[Reducer]) -> Callable[[Any], None]:
+    """What an output holds: it keeps no model alive, and leaves the gradient as it is."""
+
+    def reached(_: Any) -> None:
+        target = reducer()
+        if target is not None:
+            target.reached()
+
+    return reached
 
 
 def _bytes(name: str, size: float) -> int:

@@ -55,10 +55,11 @@ class OwnedGradients:
         self._group = group
         self._came = array("B", bytes(len(parameters)))
         self._joined = False
+        self._failure: Exception | None = None
         self._lots = _lots(parameters, owners, bucket_size)
         me = weakref.ref(self)
         for index, parameter in enumerate(parameters):
-            parameter.register_hook(_divided_by(group.size(), parameter.name))
+            parameter.register_hook(_divided_by(group.size(), me, parameter.name))
             autograd.on_gradient(parameter, _hook(me, index))
 
     def came(self, index: int) -> None:
@@ -70,7 +71,10 @@ class OwnedGradients:
 
     def finish(self) -> None:
         """Backward has ended: each gradient that some rank has goes to its owner."""
-        came = self._leave()
+        failure, came = self._failure, self._leave()
+        if failure is not None:
+            self._refuse()
+            raise failure
         if averaged(self._parameters):
             raise ArgumentError(
                 "zero_opt_level=2 averages the gradients to their owners by itself: "
@@ -106,21 +110,34 @@ class OwnedGradients:
     def abort(self) -> None:
         """Backward ended with an exception: tell the others not to wait for this rank."""
         self._leave()
+        self._refuse()
+
+    def fail(self, error: Exception) -> None:
+        """Remember what went wrong: out of a hook it would reach the user as another exception."""
+        self._failure = self._failure or error
+
+    def _refuse(self) -> None:
         _native.core().refuse(Op.ALL_REDUCE, self._group._id, "backward failed")
 
     def _leave(self) -> array[int]:
+        self._failure = None
         came, self._came = self._came, array("B", bytes(len(self._parameters)))
         self._joined = False
         return came
 
 
-def _divided_by(size: int, name: str) -> Any:
+def _divided_by(size: int, gradients: weakref.ref[OwnedGradients], name: str) -> Any:
     def divide(gradient: Any) -> Any:
-        if gradient.is_selected_rows():
-            raise UnsupportedError(
-                f"zero_opt_level=2: the gradient of parameter '{name}' is sparse: use level 1"
+        if not gradient.is_selected_rows():
+            return gradient.scale(1.0 / size)
+        target = gradients()
+        if target is not None:
+            target.fail(
+                UnsupportedError(
+                    f"zero_opt_level=2: the gradient of parameter '{name}' is sparse: use level 1"
+                )
             )
-        return gradient.scale(1.0 / size)
+        return None
 
     return divide
 

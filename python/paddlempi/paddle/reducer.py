@@ -2,7 +2,8 @@
 
 The life of one backward of a :class:`Reducer`:
 
-1. The first gradient that Paddle has accumulated joins it to the backward that runs.
+1. It joins the backward that runs when that comes to the model's outputs, or, where there is no
+   model, when Paddle has accumulated the first gradient.
 2. A gradient goes into its bucket; a bucket that is full starts its all_reduce, unless one
    before it is not full yet: every rank starts them in the same order.
 3. When backward ends, what is left is sent with zeros or older gradients in the place of those
@@ -153,14 +154,20 @@ class Reducer:
 
     # Backward
 
+    def reached(self) -> None:
+        """Backward has come to what the model gave: to its parameters, or it fails before."""
+        if self._mode is not _Mode.SYNC or self._joined or not autograd.running():
+            return
+        if not all(parameter.stop_gradient for parameter in self._parameters):
+            self._join()
+
     def came(self, index: int) -> None:
         """Paddle has accumulated into the gradient of a parameter."""
         mode = self._mode
         if mode is _Mode.LOCAL or mode is _Mode.DETACHED:
             return
         if not self._joined:
-            autograd.join(self)
-            self._joined = True
+            self._join()
         if mode is _Mode.IDLE:
             self._fail(
                 ArgumentError(
@@ -265,6 +272,10 @@ class Reducer:
     def _detach(self) -> None:
         self.synchronize()
         self._mode = _Mode.DETACHED
+
+    def _join(self) -> None:
+        autograd.join(self)
+        self._joined = True
 
     def _leave(self) -> None:
         self._joined = False
