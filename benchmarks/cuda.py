@@ -1,0 +1,482 @@
+"""What tensors in GPU memory cost, against the hardware and against who else could carry them.
+
+    mpirun -np 2 python benchmarks/cuda.py [--json FILE]        # or: make bench-cuda
+
+All ranks share one GPU, unless ``--spread`` gives each its own. In one run, in the same processes,
+the contenders of a table take turns; a block's time divided by its calls is one sample. What
+counts are the ratios, round by round, with their quartiles: of a time that cannot be beaten, or of
+a peer's, to ours.
+
+    staging         all_reduce through pinned memory : the slower of a copy over the bus, out and
+                    in at once, and MPI's all_reduce of host memory
+    staging, sums   the same with the sums on the GPU : with the sums on the host
+    one GPU         the ranks' common floor (2nS bytes through the GPU's memory, by a copy on the
+                    device) : all_reduce by CUDA IPC; and the MPI's own all_reduce : ours, where
+                    the MPI takes device pointers
+    small           all_reduce of 8 bytes : a barrier of the hosts and one launch
+    NCCL            its all_reduce : ours (NCCL_MULTI_RANK_GPU_ENABLE=1, where the version has it)
+
+Every result is checked before it is timed. Needs a CUDA driver alone; NCCL comes with torch.
+``--fake LIBRARY`` runs it over the tests' driver without a GPU, to see that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import ctypes
+import gc
+import json
+import math
+import os
+import platform
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# This file's name is that of a package that torch imports.
+sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
+
+import paddlempi as dist  # noqa: E402
+from paddlempi import _native  # noqa: E402
+
+STAGED = (1 << 20, 16 << 20, 256 << 20)
+SHARED = (1 << 20, 64 << 20, 256 << 20)
+MODULE = Path(__file__).resolve().parents[1] / "gocore/cuda/kernels/reduce_float32.ptx"
+
+# What the median of a ratio has to reach (the last: at most), by the table's name.
+AIMS = {"staging": 0.8, "one GPU": 0.6, "one GPU, MPI": 5.0, "small": 2.0, "NCCL": 1.0}
+FROM_BYTES = 64 << 20  # on one GPU the aims begin here
+
+Settings = dict[str, str]
+Call = Callable[[], object]
+
+
+class Contender(NamedTuple):
+    """A call, and the settings of the world that it is made in."""
+
+    call: Call
+    settings: Settings
+    ends: Call  # waits for what the call has left queued
+
+
+class Gpu:
+    """A device by the driver's own API, with two streams."""
+
+    def __init__(self, path: str, device: int) -> None:
+        self._driver = ctypes.CDLL(path)
+        self("cuInit", 0)
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        self("cuDeviceGet", ctypes.byref(handle), device)
+        name = ctypes.create_string_buffer(128)
+        self("cuDeviceGetName", name, 128, handle)
+        self.name = name.value.decode()
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        self("cuCtxSetCurrent", context)
+        self.stream, self.other = self._stream(), self._stream()
+
+    def __call__(self, function: str, *arguments: Any) -> None:
+        code = getattr(self._driver, function)(*arguments)
+        if code:
+            raise SystemExit(f"{function} returned {code}")
+
+    def _stream(self) -> ctypes.c_void_p:
+        stream = ctypes.c_void_p()
+        self("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)  # non-blocking
+        return stream
+
+    def alloc(self, nbytes: int) -> ctypes.c_void_p:
+        p = ctypes.c_void_p()
+        self("cuMemAlloc_v2", ctypes.byref(p), ctypes.c_size_t(nbytes))
+        return p
+
+    def pinned(self, nbytes: int) -> ctypes.c_void_p:
+        p = ctypes.c_void_p()
+        self("cuMemHostAlloc", ctypes.byref(p), ctypes.c_size_t(nbytes), 1)
+        return p
+
+    def copy(self, to: Any, of: Any, nbytes: int, stream: ctypes.c_void_p | None = None) -> None:
+        self("cuMemcpyAsync", to, of, ctypes.c_size_t(nbytes), stream or self.stream)
+
+    def wait(self) -> None:
+        for stream in (self.stream, self.other):
+            self("cuStreamSynchronize", stream)
+
+    def kernel(self) -> Call:
+        """A launch of the library's own sum of one element."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        text = ctypes.create_string_buffer(MODULE.read_bytes())
+        self("cuModuleLoadData", ctypes.byref(module), text)
+        self("cuModuleGetFunction", ctypes.byref(function), module, b"pmpi_reduce_float32_sum")
+        block = (ctypes.c_uint64 * 195)()  # ReduceArgs of gocore/cuda/kernels.go
+        x = self.alloc(8)
+        block[0:3] = [2, 1, 1]
+        block[3] = block[67] = x.value or 0
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+        self._kept = block  # its address is all that arguments has
+
+        def launch() -> None:
+            self("cuLaunchKernel", function, 1, 1, 1, 256, 1, 1, 0, self.stream, arguments, None)
+
+        return launch
+
+
+class Tensor:
+    """Elements of float32 in device memory, for as long as the program runs."""
+
+    def __init__(self, gpu: Gpu, count: int) -> None:
+        self.gpu, self.count = gpu, count
+        self.address = gpu.alloc(4 * count)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": (self.count,),
+            "typestr": "<f4",
+            "data": (self.address.value, False),
+            "version": 3,
+            "stream": self.gpu.stream.value,
+        }
+
+    def fill(self, value: float) -> None:
+        values = array.array("f", [value]) * self.count
+        self.gpu.copy(self.address, ctypes.c_void_p(values.buffer_info()[0]), 4 * self.count)
+        self.gpu.wait()
+
+    def is_all(self, value: float) -> bool:
+        got = array.array("f", bytes(4 * self.count))
+        self.gpu.copy(ctypes.c_void_p(got.buffer_info()[0]), self.address, 4 * self.count)
+        self.gpu.wait()
+        return got.tobytes() == (array.array("f", [value]) * self.count).tobytes()
+
+
+# Worlds: the settings are read when one is initialised.
+
+_current: list[Settings] = []
+
+
+def enter(settings: Settings) -> None:
+    """Be in a world of these settings."""
+    if _current and _current[0] == settings:
+        return
+    if _current:
+        dist.barrier()
+        dist.destroy_process_group()
+    for name in ("PADDLEMPI_CUDA_PATHS", "PADDLEMPI_CUDA_REDUCE"):
+        os.environ.pop(name, None)
+    os.environ.update(settings)
+    dist.init_process_group("mpi")
+    _current[:] = [settings]
+
+
+def paths(names: str, **more: str) -> Settings:
+    return {"PADDLEMPI_CUDA_PATHS": names, **{f"PADDLEMPI_CUDA_{k}": v for k, v in more.items()}}
+
+
+# Measuring
+
+
+def block(contender: Contender, calls: int) -> float:
+    """Microseconds of one call, everything that it leaves on the device included."""
+    enter(contender.settings)
+    contender.call()  # makes what the first call of a world makes
+    contender.ends()
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        contender.call()
+    contender.ends()
+    took = (time.perf_counter() - start) / calls * 1e6
+    slowest = array.array("d", [took])
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest[0]
+
+
+def sample(contenders: dict[str, Contender], calls: int, rounds: int) -> dict[str, list[float]]:
+    names = list(contenders)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for round_ in range(rounds + 1):
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
+            took = block(contenders[name], calls)
+            if round_ >= 1:  # the first touches memory and caches
+                samples[name].append(took)
+    return samples
+
+
+def quartiles(values: list[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in (0.25, 0.5, 0.75)]
+
+
+def ratio(over: list[float], under: list[float]) -> list[float]:
+    return quartiles([a / b for a, b in zip(over, under, strict=True)])
+
+
+class Bench:
+    """The contenders of one job, and the rows that they give."""
+
+    def __init__(self, gpu: Gpu, options: argparse.Namespace) -> None:
+        self.gpu, self.options = gpu, options
+        self.rows: list[dict[str, Any]] = []
+        self.absent: dict[str, str] = {}
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+        self.rounds = options.rounds or (2 if options.fake else 15)
+
+    def calls(self, nbytes: int) -> int:
+        return 2 if self.options.fake else max(1, min(200, (64 << 20) // nbytes))
+
+    def row(
+        self,
+        table: str,
+        nbytes: int,
+        samples: dict[str, list[float]],
+        ratios: dict[str, list[float]],
+    ) -> None:
+        row: dict[str, Any] = {
+            "table": table,
+            "bytes": nbytes,
+            "us": {name: statistics.median(values) for name, values in samples.items()},
+            "ratios": ratios,
+        }
+        self.rows.append(row)
+        if self.rank:
+            return
+        times = ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
+        print(f"{table:10} {nbytes:>10}  us: {times}")
+        for name, (low, middle, high) in ratios.items():
+            text = f"    {name}: {middle:.2f} ({low:.2f} to {high:.2f})"
+            aim = AIMS.get(name.partition(":")[0])
+            if aim is not None and (not name.startswith("one GPU") or nbytes >= FROM_BYTES):
+                reached = middle <= aim if name.startswith("small") else middle >= aim
+                text += f"  aim {aim:g}: {'reached' if reached else 'not reached'}"
+            print(text, flush=True)
+
+    def ours(self, tensor: Any, settings: Settings) -> Contender:
+        """all_reduce, its result held against the sum first."""
+        enter(settings)
+        tensor.fill(self.rank + 1.0)
+        dist.all_reduce(tensor)
+        if not tensor.is_all(self.size * (self.size + 1) / 2):
+            raise SystemExit(f"all_reduce with {settings} gave a wrong result")
+        tensor.fill(0.0)  # so that summing again and again stays 0
+        return Contender(lambda: dist.all_reduce(tensor), settings, self.gpu.wait)
+
+    def staging(self, nbytes: int) -> None:
+        gpu, tensor = self.gpu, Tensor(self.gpu, nbytes // 4)
+        out, back, there = gpu.pinned(nbytes), gpu.pinned(nbytes), gpu.alloc(nbytes)
+        host = array.array("f", bytes(nbytes))
+        plain = paths("staged", REDUCE="host")
+
+        def bus() -> None:
+            gpu.copy(out, tensor.address, nbytes)
+            gpu.copy(there, back, nbytes, gpu.other)
+
+        contenders = {
+            "staged": self.ours(tensor, plain),
+            "staged, sums on the GPU": self.ours(tensor, paths("staged", REDUCE="device")),
+            "bus": Contender(bus, plain, gpu.wait),
+            "MPI on the host": Contender(lambda: dist.all_reduce(host), plain, gpu.wait),
+        }
+        got = sample(contenders, self.calls(nbytes), self.rounds)
+        floor = [max(pair) for pair in zip(got["bus"], got["MPI on the host"], strict=True)]
+        ours, device = got["staged"], got["staged, sums on the GPU"]
+        best = ours if statistics.median(ours) <= statistics.median(device) else device
+        ratios = {
+            "staging: slower of bus and MPI : staged": ratio(floor, best),
+            "sums on the host : on the GPU": ratio(ours, device),
+        }
+        self.row("staging", nbytes, got, ratios)
+
+    def one_gpu(self, nbytes: int) -> None:
+        gpu, tensor = self.gpu, Tensor(self.gpu, nbytes // 4)
+        there = gpu.alloc(nbytes)
+        mapped = paths("ipc")
+
+        def floor() -> None:
+            # A copy reads and writes: n of them move 2nS bytes.
+            for _ in range(self.size if self.rank == 0 else 0):
+                gpu.copy(there, tensor.address, nbytes)
+
+        contenders = {
+            "ipc": self.ours(tensor, mapped),
+            "floor": Contender(floor, mapped, gpu.wait),
+        }
+        own = self.mpi_itself(tensor)
+        if own is not None:
+            contenders["MPI"] = Contender(own, mapped, gpu.wait)
+        got = sample(contenders, self.calls(nbytes), self.rounds)
+        ratios = {"one GPU: floor : ours": ratio(got["floor"], got["ipc"])}
+        if own is not None:
+            ratios["one GPU, MPI: its own : ours"] = ratio(got["MPI"], got["ipc"])
+        self.row("one GPU", nbytes, got, ratios)
+
+    def mpi_itself(self, tensor: Tensor) -> Call | None:
+        """MPI_Allreduce on the device's addresses, where the MPI says that it takes them."""
+        library = ctypes.CDLL(_native.control("info")["mpi"]["path"])
+        query = getattr(library, "MPIX_Query_cuda_support", None)
+        if query is None or not query():
+            self.absent["one GPU, MPI"] = "this MPI does not say that it takes device pointers"
+            return None
+        try:
+            import mpi4py
+        except ImportError:
+            self.absent["one GPU, MPI"] = "mpi4py is not installed"
+            return None
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+
+        return lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, tensor)
+
+    def small(self) -> None:
+        gpu = self.gpu
+        kernel = gpu.kernel()
+        default: Settings = {}
+
+        def reference() -> None:
+            dist.barrier()
+            kernel()
+            gpu.wait()
+
+        ours = self.ours(Tensor(gpu, 2), default)
+
+        def all_reduce() -> None:
+            ours.call()
+            gpu.wait()
+
+        contenders = {
+            "all_reduce": Contender(all_reduce, default, gpu.wait),
+            "barrier and launch": Contender(reference, default, gpu.wait),
+        }
+        got = sample(contenders, self.calls(8), self.rounds)
+        key = "small: all_reduce : barrier and launch"
+        self.row("small", 8, got, {key: ratio(got["all_reduce"], got["barrier and launch"])})
+
+    def nccl(self, sizes: tuple[int, ...]) -> None:
+        """torch's NCCL on tensors of ours."""
+        enter({})
+        reason = self._nccl_starts()
+        if reason:
+            self.absent["NCCL"] = reason
+            return
+        import torch
+        import torch.distributed as peer
+
+        for nbytes in sizes:
+            tensor = Tensor(self.gpu, nbytes // 4)
+            contender = self.ours(tensor, {})
+            seen = torch.as_tensor(tensor, device="cuda")
+            theirs = Contender(partial(peer.all_reduce, seen), {}, torch.cuda.synchronize)
+            got = sample({"ours": contender, "NCCL": theirs}, self.calls(nbytes), self.rounds)
+            self.row("NCCL", nbytes, got, {"NCCL: its own : ours": ratio(got["NCCL"], got["ours"])})
+        peer.destroy_process_group()
+
+    def _nccl_starts(self) -> str:
+        """Why NCCL cannot be measured; the same on all ranks."""
+        reason = ""
+        try:
+            import torch
+            import torch.distributed as peer
+
+            if not torch.cuda.is_available():
+                reason = "torch has no CUDA here"
+        except ImportError:
+            reason = "torch is not installed"
+        reason = self._first(reason)
+        if reason:
+            return reason
+        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+        address: list[Any] = [None]
+        if self.rank == 0:
+            with socket.socket() as s:
+                s.bind(("", 0))
+                address = [f"tcp://{socket.gethostname()}:{s.getsockname()[1]}"]
+        dist.broadcast_object_list(address, src=0)
+        try:
+            torch.cuda.set_device(self.options.device)
+            peer.init_process_group(
+                "nccl", init_method=address[0], rank=self.rank, world_size=self.size
+            )
+            one = torch.ones(4, device="cuda")
+            peer.all_reduce(one)
+            torch.cuda.synchronize()
+            if one.tolist() != [float(self.size)] * 4:
+                reason = "NCCL gave a wrong result"
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+        return self._first(reason)
+
+    def _first(self, reason: str) -> str:
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, reason)
+        return next(filter(None, everyone), "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--fake", metavar="LIBRARY", help="the tests' driver: figures of nothing")
+    parser.add_argument("--spread", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument("--rounds", type=int, help="default 15")
+    options = parser.parse_args()
+    if options.fake:
+        os.environ["PADDLEMPI_CUDA"] = options.fake
+    enter({})
+    count = ctypes.c_int()
+    path = os.environ.get("PADDLEMPI_CUDA") or "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(path)
+    except OSError as error:
+        raise SystemExit(f"no CUDA driver: {error}") from error
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        raise SystemExit(f"the CUDA driver at {path} sees no GPU")
+    options.device = dist.get_local_rank() % count.value if options.spread else 0
+    bench = Bench(Gpu(path, options.device), options)
+    mpi = _native.control("info")["mpi"]
+    if bench.rank == 0:
+        if options.fake:
+            print("A fake driver: the figures mean nothing.")
+        print(
+            f"{bench.gpu.name}, {mpi['name']}, {bench.size} ranks, {os.cpu_count()} CPUs; medians"
+        )
+    gc.disable()
+    staged, shared = ((1 << 16,), (1 << 16,)) if options.fake else (STAGED, SHARED)
+    for nbytes in staged:
+        bench.staging(nbytes)
+    if options.spread:
+        bench.absent["one GPU"] = "--spread"
+    else:
+        for nbytes in shared:
+            bench.one_gpu(nbytes)
+    bench.small()
+    if options.fake:
+        bench.absent["NCCL"] = "a fake driver"
+    else:
+        bench.nccl(shared)
+    if bench.rank == 0:
+        for what, reason in bench.absent.items():
+            print(f"not measured: {what}: {reason}")
+        if options.json:
+            record = {
+                "gpu": bench.gpu.name,
+                "fake": bool(options.fake),
+                "mpi": mpi,
+                "ranks": bench.size,
+                "cpus": os.cpu_count(),
+                "machine": platform.machine(),
+                "rows": bench.rows,
+                "not_measured": bench.absent,
+            }
+            Path(options.json).write_text(json.dumps(record, indent=1))
+    assert all(math.isfinite(us) for row in bench.rows for us in row["us"].values())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
