@@ -94,24 +94,31 @@ func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
 		return ipc.Never, err
 	}
 	r.Ready, r.Done = side.Own.ReadyHandle, side.Own.DoneHandle
-	for _, x := range []struct {
-		part Part
-		to   *ipc.Memory
-	}{{m.give, &r.Give}, {m.take, &r.Take}} {
-		if x.part.Count == 0 {
-			continue
-		}
-		at, err := cuda.Loaded().Where(x.part.Data)
-		if err != nil {
-			return ipc.Never, err
-		}
-		var ok bool
-		if *x.to, ok, err = side.Export(x.part.Data, x.part.Count*m.a.elem(), at); err != nil {
-			return ipc.Never, err
-		}
-		if !ok {
-			return ipc.Not, nil
-		}
+	state, err := m.export(&m.give, &r.Give)
+	switch {
+	case state != ipc.Serves:
+	case m.take == m.give: // in place
+		r.Take = r.Give
+	default:
+		state, err = m.export(&m.take, &r.Take)
+	}
+	return state, err
+}
+
+func (m *mapped) export(part *Part, to *ipc.Memory) (ipc.State, error) {
+	if part.Count == 0 {
+		return ipc.Serves, nil
+	}
+	at, err := cuda.Loaded().Where(part.Data)
+	if err != nil {
+		return ipc.Never, err
+	}
+	var ok bool
+	switch *to, ok, err = m.side.Export(part.Data, part.Count*m.a.elem(), at); {
+	case err != nil:
+		return ipc.Never, err
+	case !ok:
+		return ipc.Not, nil
 	}
 	return ipc.Serves, nil
 }

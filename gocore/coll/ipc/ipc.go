@@ -265,7 +265,7 @@ func (s *Side) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Memory, 
 	}
 	h, known := s.exports[l.ID]
 	if !known {
-		if h, err = s.dev.IPCHandle(data); err != nil {
+		if h, err = s.dev.IPCHandle(unsafe.Add(data, -offset)); err != nil {
 			return m, false, err
 		}
 		if len(s.exports) >= 4*Kept { // freed ones, most of them

@@ -192,6 +192,7 @@ func TestExport(t *testing.T) {
 	_, ok, _ = s.Export(base, 256, l)
 	assert.True(t, ok)
 	assert.Equal(t, 1, d.handles, "the handle is of the allocation")
+	assert.Equal(t, l.Base, *(*uintptr)(unsafe.Pointer(&m.Handle)), "asked for by its base")
 	for name, change := range map[string]func(*cuda.Location){
 		"past its end":           func(l *cuda.Location) { l.Size = 255 },
 		"in front of it":         func(l *cuda.Location) { l.Base++ },
