@@ -6,8 +6,8 @@ by its own API; what only the fake has (``gocore/cuda/cudafake/driver/fake.h``) 
 :func:`hold`, :func:`calls`, :func:`fail`, :func:`fault`, :func:`pending`.
 
 The tensors behave as a framework's do, where that finds mistakes: their content arrives late, by a
-copy on their stream; memory is handed on in stream order, not when the device is idle, and is
-overwritten before: who reads a tensor that is gone finds 0xEE.
+copy on their stream; memory is handed on to the next tensor of the same stream, not when the
+device is idle, and is overwritten before: who reads a tensor that is gone finds 0xEE.
 
 Sources: CUDA Driver API reference; https://dmlc.github.io/dlpack/latest/python_spec.html;
 https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html.
@@ -101,8 +101,12 @@ def device_count() -> int:
 
 @contextmanager
 def hold(stream: int, device: int = 0) -> Iterator[None]:
-    """Nothing that is queued on ``stream`` runs before the block ends."""
+    """Nothing that is queued on ``stream`` from here on runs before the block ends.
+
+    What was queued before has run: another stream may wait for it, and what waits for that one.
+    """
     with driver().on(device):
+        driver().cuStreamSynchronize(stream)
         driver().fakecuda_hold(stream, 1)
     try:
         yield
@@ -201,8 +205,8 @@ def launch(kernel: int, arguments: ctypes.Structure, stream: int, device: int = 
         driver().cuLaunchKernel(kernel, 2, 1, 1, 64, 1, 1, 0, stream, parameters, None)
 
 
-_blocks: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
-"""Memory to hand on, by kind, device and bytes: its address, and the stream that last used it."""
+_blocks: dict[tuple[str, int, int, int], list[int]] = {}
+"""Memory to hand on, by kind, device, bytes and the stream that alone uses it: its addresses."""
 
 
 class _Storage:
@@ -213,10 +217,9 @@ class _Storage:
         self.users: set[int] = set()
         cuda = driver()
         with cuda.on(device):
-            blocks = _blocks.get((kind, device, size))
+            blocks = _blocks.get((kind, device, size, stream))
             if blocks:
-                self.address, last = blocks.pop()
-                wait(stream, last, device)
+                self.address = blocks.pop()
             elif kind == "pool":
                 self.address = cuda.get("cuMemAllocAsync", size, stream)
             elif kind == "managed":
@@ -240,8 +243,8 @@ class _Storage:
                 if self.kind == "pool":
                     driver().cuMemFreeAsync(self.address, self.stream)
                 else:
-                    key = (self.kind, self.device, self.size)
-                    _blocks.setdefault(key, []).append((self.address, self.stream))
+                    key = (self.kind, self.device, self.size, self.stream)
+                    _blocks.setdefault(key, []).append(self.address)
         except (DriverError, AttributeError, TypeError):
             pass
 

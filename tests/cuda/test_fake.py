@@ -265,7 +265,7 @@ def test_a_tensor_that_is_gone_is_overwritten_in_stream_order(run: Run) -> None:
         with cuda.on(0):
             cuda.cuMemcpyAsync(seen.ctypes.data, address, 32, stream)
         assert (seen == 0xEE).all()
-        assert device.DeviceTensor(np.zeros(4)).data_ptr == address
+        assert device.DeviceTensor(np.zeros(4), stream=stream).data_ptr == address
 
     run.well(program)
 
