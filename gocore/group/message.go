@@ -318,14 +318,16 @@ func (m *message) Requests(b *work.Batch) {
 
 // Poll ends the message when its requests have.
 func (m *message) Poll() bool {
-	for i := 0; i < m.n; i++ {
+	for i := m.n - 1; i >= 0; i-- { // all of them: a send may wait for the other side's receive
 		h := &m.halves[i]
 		if h.slot == nil && !h.dropped {
 			if err := m.tryStart(h); err != nil {
 				m.giveUp(err)
 			}
 		}
-		if !h.over() {
+	}
+	for i := 0; i < m.n; i++ {
+		if !m.halves[i].over() {
 			m.overdue()
 			return false
 		}

@@ -136,7 +136,11 @@ def messages() -> None:
         else:
             dist.send(DeviceTensor(values), 1)
             dist.isend(DeviceTensor(2 * values), 1, tag=3).wait()
-    assert interposed.device_calls() >= 4 and interposed.violations() == (0, "")
+        # What is sent waits for the other side's receive, and that for its stream.
+        room, other = DeviceTensor(np.full(n, -1.0)), 1 - rank
+        assert dist.sendrecv(values + rank, other, room, other) == other
+        assert (room.numpy() == values + other).all()
+    assert interposed.device_calls() >= 6 and interposed.violations() == (0, "")
     print("done")
 
 
