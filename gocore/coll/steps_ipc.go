@@ -206,13 +206,29 @@ func (m *mapped) perform(err error) error {
 	}
 	failed := m.least(err == nil, int32(m.a.Rank))
 	m.p.Do(func() error {
-		switch {
-		case err != nil:
-			return err
-		case int(*failed) < m.a.Size:
-			return status.New(status.Cuda, "%s: rank %d of the group could not queue its part on its device; its own error says why", m.a.Code, *failed)
+		if err == nil && int(*failed) < m.a.Size {
+			err = status.New(status.Cuda, "%s: rank %d of the group could not queue its part on its device; its own error says why", m.a.Code, *failed)
 		}
-		return m.finish()
+		if err == nil {
+			return m.finish()
+		}
+		return m.settle(err)
+	})
+	return nil
+}
+
+// settle ends a collective that failed, when what the others had queued is over: the caller
+// may free the tensors that they write to.
+func (m *mapped) settle(failed error) error {
+	if m.finish() != nil { // the context is broken: nothing more comes of it
+		return failed
+	}
+	pl := m.a.Place
+	m.p.Until(func() (bool, error) {
+		if over, err := pl.Device.Query(pl.Tail); !over && err == nil {
+			return false, nil
+		}
+		return true, failed
 	})
 	return nil
 }

@@ -30,6 +30,8 @@ def sums() -> None:
     import ipc_ranks as ipc
     import paddlempi as dist
     from ipc_ranks import call, reduced, same, tensor, values
+    from paddlempi import _native
+    from paddlempi._ops import Op
 
     rank, size = ipc.start()
     step = 0
@@ -44,6 +46,12 @@ def sums() -> None:
             call(late, dist.all_reduce, x, op)
             same(x, reduced(op, parts), "all_reduce", dtype, op, count)
 
+            x, y = tensor(parts[rank], on), tensor(parts[rank - 1], on)
+            plain = dist.ReduceOp.SUM if op.name == "PREMUL_SUM" else op
+            _native.submit(Op.ALL_REDUCE, 0, x, y, plain)
+            same(y, reduced(plain, parts), "all_reduce out of place", dtype, op, count)
+            same(x, parts[rank], "what it was made of", dtype, op, count)
+
             x = tensor(parts[rank], on, offset=16 * rank)
             call(late, dist.reduce, x, root, op)
             expected = reduced(op, parts) if rank == root else parts[rank]
@@ -54,6 +62,15 @@ def sums() -> None:
             got = x[own] if step % 5 == 0 else tensor(parts[rank], on)  # in its place, or not
             call(late, dist.reduce_scatter_tensor, got, x, op)
             same(got, reduced(op, [w[own] for w in whole]), "reduce_scatter", dtype, op, count)
+
+            x, k = tensor(whole[rank], on), count // 2  # the last share is longer, or the only one
+            cuts = [
+                slice(k * r, k * (r + 1) if r < size - 1 else count * size) for r in range(size)
+            ]
+            got = tensor(whole[rank][cuts[rank]], on)
+            call(late, dist.reduce_scatter, got, [x[cut] for cut in cuts], op)
+            expected = reduced(op, [w[cuts[rank]] for w in whole])
+            same(got, expected, "uneven reduce_scatter", dtype, op, count)
     ipc.done()
 
 
@@ -403,19 +420,25 @@ def test_many_in_a_row(ranks: int) -> None:
 
 
 def fails() -> None:
+    import threading
+
     import device
     import ipc_ranks as ipc
     import numpy as np
     import paddlempi as dist
-    from ipc_ranks import same, tensor
+    from ipc_ranks import same, stream, tensor
     from paddlempi import errors
 
     rank, size = ipc.start()
     group = dist.new_group(range(size))
-    x = tensor(np.ones(20000, np.float32))
+    x, junk = tensor(np.ones(20000, np.float32)), np.full(20000, 7, np.float32)
     dist.all_reduce(x, group=group)
     if rank == 1:
         device.fail("cuLaunchKernel:*:701")
+    if rank == 2:  # and the others' part waits for a while
+        hold = device.hold(stream())
+        hold.__enter__()
+        threading.Timer(0.3, hold.__exit__, (None, None, None)).start()
     try:
         dist.all_reduce(x, group=group)
     except errors.CudaError as error:
@@ -424,6 +447,10 @@ def fails() -> None:
     else:
         raise AssertionError("no CudaError")
     device.fail("")
+    x.fill_from(junk)  # nobody else writes there any more
+    dist.barrier()
+    same(x, junk, "after the error")
+    dist.barrier()
     try:
         dist.all_reduce(x, group=group)
     except errors.GroupBrokenError:
