@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
@@ -87,5 +88,35 @@ func TestSlicesOnDevice(t *testing.T) {
 			}
 		}
 		require.Equal(t, n, next, what)
+	}
+}
+
+func TestWhatThePathIPCServes(t *testing.T) {
+	sig := Sig{DType: op.BFloat16, Reduce: op.Avg, Size: 64, Agreed: arrive.Even | arrive.IPC, Any: arrive.Device}
+	for c := op.Barrier; c <= op.Exscan; c++ {
+		s := sig
+		s.Code = c
+		chosen, err := Choose(&s)
+		require.NoError(t, err, c.String())
+		served := c != op.Barrier && c != op.AllReduceCoalesced && c != op.Scan && c != op.Exscan
+		assert.Equal(t, served, chosen.Name == "ipc", c.String())
+
+		s.Size = 65 // one more than the arrays of a kernel
+		chosen, err = Choose(&s)
+		require.NoError(t, err, c.String())
+		trait, _ := op.TraitOf(c)
+		assert.Equal(t, served && !trait.Reduces, chosen.Name == "ipc", "%s on 65 ranks", c)
+
+		s = sig
+		s.Code, s.Agreed = c, arrive.IPC // shares of different lengths
+		chosen, err = Choose(&s)
+		require.NoError(t, err, c.String())
+		assert.Equal(t, served && c != op.AllToAll, chosen.Name == "ipc", "%s of different lengths", c)
+
+		s = sig
+		s.Code, s.Agreed = c, arrive.Even // some rank's tensors cannot be mapped
+		chosen, err = Choose(&s)
+		require.NoError(t, err, c.String())
+		assert.NotEqual(t, "ipc", chosen.Name, c.String())
 	}
 }
