@@ -207,7 +207,8 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             reducer.prepare(self.grad_need_sync)
             reached = _reached(weakref.ref(reducer))
             for output in paddle.utils.flatten(outputs):
-                if paddle.is_tensor(output) and not output.stop_gradient:
+                # A leaf is an input or a parameter: hooks on it would gather, step by step.
+                if paddle.is_tensor(output) and not (output.stop_gradient or output.is_leaf):
                     output.register_hook(reached)
         return outputs
 
