@@ -209,6 +209,18 @@ _blocks: dict[tuple[str, int, int, int], list[int]] = {}
 """Memory to hand on, by kind, device, bytes and the stream that alone uses it: its addresses."""
 
 
+def empty_cache() -> None:
+    """Give the memory that waits to be handed on back to the driver, which waits for the device."""
+    for key in list(_blocks):
+        kind, ordinal = key[:2]
+        for address in _blocks.pop(key):
+            with driver().on(ordinal):
+                if kind == "pinned":
+                    driver().cuMemFreeHost(address)
+                else:
+                    driver().cuMemFree_v2(address)
+
+
 class _Storage:
     """An allocation, handed on when the last tensor on it is gone."""
 

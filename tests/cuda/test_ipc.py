@@ -229,10 +229,7 @@ def anew() -> None:
             stream = x.stream
             del x
             device.synchronize(stream)
-            for key in list(device._blocks):
-                for block, _ in device._blocks.pop(key):
-                    with device.driver().on(0):
-                        device.driver().cuMemFree_v2(block)
+            device.empty_cache()
         dist.barrier()
     opened = device.calls("cuIpcOpenMemHandle_v2")
     if size == 2:
