@@ -84,18 +84,26 @@ def side_stream() -> int:
     return device.new_stream()
 
 
-class PoolKind(DeviceKind):
+class OtherKind(DeviceKind):
+    """A kind that differs in where memory lies, not in what is in it: a dtype of each size."""
+
+    def dtypes(self, among: Sequence[str]) -> list[str]:
+        few = ("bool", "bfloat16", "float32", "int64", "complex128")
+        return [name for name in super().dtypes(among) if name in few]
+
+
+class PoolKind(OtherKind):
     """What has ``__dlpack__`` alone, in a pool's memory, on the legacy default stream."""
 
     def make(self, dtype: str, layout: Layout) -> DeviceCase | Tensor:
         return DeviceCase(dtype, layout, device.DLPackTensor, stream=0, kind="pool")
 
 
-class InterfaceKind(DeviceKind):
+class InterfaceKind(OtherKind):
     """What has ``__cuda_array_interface__`` alone, on the thread's default stream."""
 
     def dtypes(self, among: Sequence[str]) -> list[str]:
-        return [name for name in among if not _foreign(name)]
+        return [name for name in super().dtypes(among) if not _foreign(name)]
 
     def make(self, dtype: str, layout: Layout) -> DeviceCase | Tensor:
         case = DeviceCase(dtype, layout, device.DeviceTensor, stream=device.PER_THREAD)
@@ -103,7 +111,7 @@ class InterfaceKind(DeviceKind):
         return case
 
 
-class RanksKind(DeviceKind):
+class RanksKind(OtherKind):
     """Every other rank has its tensors in host memory."""
 
     def __init__(self, rank: int) -> None:
@@ -114,7 +122,7 @@ class RanksKind(DeviceKind):
         return NumpyKind().make(dtype, layout) if self._on_host else super().make(dtype, layout)
 
 
-class TensorsKind(DeviceKind):
+class TensorsKind(OtherKind):
     """Every other tensor is in host memory."""
 
     def __init__(self, rank: int) -> None:

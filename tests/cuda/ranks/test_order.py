@@ -295,7 +295,7 @@ def test_alone(dist: ModuleType, rank: int, size: int, run: Any) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.mpi(min=2)
+@pytest.mark.mpi(ranks=2)
 def test_beside_paddle(dist: ModuleType, rank: int, size: int, run: Any) -> None:
     paddle = pytest.importorskip("paddle", reason="paddle is not installed")
     tensor = ones(rank + 1.0) if rank % 2 else paddle.full([COUNT], rank + 1.0)

@@ -1,0 +1,51 @@
+"""A synchronous call whose tensors' stream does not come to it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from datetime import timedelta
+from types import ModuleType
+
+import device
+import numpy as np
+import pytest
+
+
+@pytest.mark.mpi(min=2)
+def test_a_stream_that_does_not_end(dist: ModuleType, rank: int, size: int) -> None:
+    """The rank is told at its deadline what it waits for, the others who it was; all go on."""
+    group = dist.new_group(timeout=timedelta(seconds=2 if rank == 0 else 20))
+    stream = device.new_stream()
+    with device.hold(stream):
+        tensor = device.DeviceTensor(np.full(2000, rank + 1.0), stream=stream)
+        expected = "CUDA device 0 has not come to it" if rank == 0 else r"rank\(s\) \[0\] refused"
+        error = dist.errors.TimeoutError if rank == 0 else dist.errors.RefusedError
+        if rank == 0:
+            with pytest.raises(error, match=expected) as told:
+                dist.all_reduce(tensor, group=group)
+            assert told.value.ranks == (0,)
+    if rank != 0:
+        with pytest.raises(error, match=expected):
+            dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor, group=group)
+    np.testing.assert_array_equal(tensor.numpy(), np.full(2000, size * (size + 1) / 2))
+    dist.destroy_process_group(group)
+
+
+def test_ctrl_c(dist: ModuleType, rank: int, size: int) -> None:
+    """It comes to every rank while its device is busy: nothing was sent."""
+    stream = device.new_stream()
+    with device.hold(stream):
+        tensor = device.DeviceTensor(np.full(2000, rank + 1.0), stream=stream)
+        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(tensor)
+        assert time.monotonic() - start < 20
+        timer.join()
+    dist.barrier()
+    dist.all_reduce(tensor)
+    np.testing.assert_array_equal(tensor.numpy(), np.full(2000, size * (size + 1) / 2))
