@@ -3,6 +3,7 @@ package group
 import (
 	"strconv"
 	"strings"
+	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -140,6 +141,31 @@ func (g *Group) onDevice(c *call, stream cuda.Stream) error {
 		c.flags |= arrive.DeviceReduce
 	}
 	return nil
+}
+
+// awaitDevice waits, in a synchronous call that the host takes part in, until the producing
+// stream has come to it: here, where nothing is announced yet, for the wait can be long, and
+// from the blocking calls that follow neither the deadline nor Ctrl-C would bring it back.
+// Where the ranks may reach into each other's memory the devices wait instead.
+func (g *Group) awaitDevice(c *call) error {
+	pl := c.args.Place
+	if pl == nil || c.flags&arrive.IPC != 0 {
+		return nil
+	}
+	var err error
+	waitErr := g.env.Engine.Wait(func() bool {
+		var done bool
+		done, err = pl.Device.Query(pl.Ready)
+		return done || err != nil
+	}, time.Now().Add(c.timeout), g.env.Interrupt)
+	if waitErr == work.ErrDeadline {
+		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
+			c.args.Code, brief(g.Ranks), c.timeout, pl.Device.Index).WithRanks(g.Ranks[g.Rank])
+	}
+	if waitErr != nil {
+		return waitErr
+	}
+	return err
 }
 
 // produced returns an event that stands for what stream has queued.

@@ -77,6 +77,12 @@ func (g *Group) Submit(d *op.Desc) (*work.Handle, work.Result, error) {
 		return nil, work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync == 0 {
+		if err := g.awaitDevice(c); err != nil {
+			_ = c.unstage(err)
+			c.drop()
+			g.refuse(d.Code)
+			return nil, work.Result{}, err
+		}
 		if done, err := g.runInline(c); done {
 			c.drop()
 			return nil, work.Result{}, err

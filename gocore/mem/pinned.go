@@ -22,7 +22,7 @@ type Pinned struct {
 
 	class  int32
 	device *cuda.Device // whose copies use it, since GetPinned
-	busy   cuda.Event // what still reads the block after PutPinned; 0: nothing
+	busy   cuda.Event   // what still reads the block after PutPinned; 0: nothing
 }
 
 // pinned keeps the blocks that were given back. Pinning costs milliseconds and stops the
