@@ -25,7 +25,7 @@ export PIP_QUIET ?= 1
 
 # What the installed package is made of.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chS]' -o -name '*.map' \
-	-o -name '*.ptx' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go') go.mod setup.py pyproject.toml
+	-o -name '*.ptx' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod setup.py pyproject.toml
 
 VENV = .venv-$(MPI)
 RESULTS := .test-results
