@@ -14,10 +14,10 @@ import (
 // the copies of one piece go on beside the transfer of another. It serves every operation,
 // every MPI and every kind of device memory, and ranks some of which have host tensors.
 //
-// Steps for piece k: wait until piece k-2 has left its block; the device copies piece k in;
-// (meanwhile piece k-1 is transferred;) when it is there the host's own algorithm for the
-// operation runs on the blocks; the device copies the result out. A rank whose tensors are
-// the host's copies by itself.
+// Steps for piece k, whose blocks were those of piece k-3: wait until the device has copied
+// that one out; it copies piece k in, beside the transfer of piece k-1; when it has, the
+// host's own algorithm for the operation runs on the blocks; the device copies the result
+// out. A rank whose tensors are the host's copies by itself.
 //
 // Bytes moved a rank: S over the bus to the host and S back, beside what the host's
 // algorithm moves, at the pace of the slower of the two.
