@@ -20,8 +20,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for a kind of tensors: what all of them meet, and what moves data alone."""
+    """All of a synchronous and an asynchronous call, and of the kinds of tensors what differs."""
     if "kind" not in metafunc.fixturenames:
+        if "run" in metafunc.fixturenames:
+            metafunc.parametrize("run", [False, True], ids=["sync", "async"], indirect=True)
         return
     pairs = [("device", True), ("some-ranks", False)]
     if "op" not in metafunc.fixturenames:
@@ -59,7 +61,7 @@ def size(mpi_world: World) -> int:
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Any:
     """Calls a collective, synchronously or as a work that is waited for."""
-    asynchronous = getattr(request, "param", False)
+    asynchronous = request.param
 
     def call(function: Any, *arguments: Any, **named: Any) -> None:
         if not asynchronous:
