@@ -7,7 +7,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // staged carries tensors of device memory through pinned host memory, in pieces, so that
@@ -17,7 +16,8 @@ import (
 // Steps for piece k, whose blocks were those of piece k-3: wait until the device has copied
 // that one out; it copies piece k in, beside the transfer of piece k-1; when it has, the
 // host's own algorithm for the operation runs on the blocks; the device copies the result
-// out. A rank whose tensors are the host's copies by itself.
+// out. A rank whose tensors are the host's copies by itself. At the end an MPI_Allreduce of
+// four bytes tells whether some rank's device has failed.
 //
 // Bytes moved a rank: S over the bus to the host and S back, beside what the host's
 // algorithm moves, at the pace of the slower of the two.
@@ -29,15 +29,6 @@ func init() { staged = Algorithm{"staged", always, buildStaged} }
 // While one piece is transferred the one before is copied out and the one behind it in.
 const lanes = 3
 
-// segment is elements [from, from+count) of a part, in row-major order.
-type segment struct {
-	part        *Part
-	from, count int64
-}
-
-// row is one rank's share of a buffer: segments, one behind the other.
-type row []segment
-
 // lane is a pair of blocks with a piece in them.
 type lane struct {
 	send, recv *mem.Pinned
@@ -46,18 +37,23 @@ type lane struct {
 
 // stager is a staged collective under way.
 type stager struct {
-	args  *Args
-	p     *Program
-	send  []row
-	recv  []row
-	reads bool // recv holds this rank's contribution
-	write bool // recv is this rank's result
-	count int64
-	piece int64 // elements of a row in one piece
-	lanes [lanes]lane
-	sig   Sig
-	sums  bool        // the device adds up, not the host
-	parts *mem.Pinned // where sums: what the ranks have sent for this one's share
+	args   *Args
+	p      *Program
+	send   []row
+	recv   []row
+	reads  bool // recv holds this rank's contribution
+	write  bool // recv is this rank's result
+	count  int64
+	piece  int64 // elements of a row in one piece
+	lanes  [lanes]lane
+	sig    Sig
+	sums   bool        // the device adds up, not the host
+	parts  *mem.Pinned // where sums: what the ranks have sent for this one's share
+	summed cuda.Event  // where sums: the last kernel
+	// failed is what this rank's device said no to; it is not called again. words is room for
+	// telling the others.
+	failed error
+	words  []int32
 }
 
 func buildStaged(a *Args, p *Program) error {
@@ -80,12 +76,15 @@ func buildStaged(a *Args, p *Program) error {
 	default:
 		s.count = a.Count
 	}
+	words, err := p.Alloc(8)
+	if err != nil {
+		return err
+	}
+	s.words = unsafe.Slice((*int32)(words), 2)
 	pl := a.Place
 	if pl.Device != nil {
 		for _, stream := range []cuda.Stream{pl.Device.Out, pl.Device.In} {
-			if err := pl.Device.StreamWait(stream, pl.Ready); err != nil {
-				return err
-			}
+			s.try(func() error { return pl.Device.StreamWait(stream, pl.Ready) })
 		}
 	}
 	p.AtEnd(s.close)
@@ -118,60 +117,6 @@ func readsRecv(a *Args) bool {
 	return len(a.Send) == 0
 }
 
-func sendsToEach(c op.Code) bool {
-	return c == op.Scatter || c == op.ReduceScatter || c == op.AllToAll
-}
-
-func receivesFromEach(c op.Code) bool {
-	return c == op.AllGather || c == op.Gather || c == op.AllToAll
-}
-
-// widest is the number of rows of the operation's widest side, on any rank.
-func widest(c op.Code, size int) int {
-	if sendsToEach(c) || receivesFromEach(c) {
-		return size
-	}
-	return 1
-}
-
-// unevenly tells whether the ranks' shares differ in length.
-func unevenly(a *Args) bool {
-	return (sendsToEach(a.Code) || receivesFromEach(a.Code)) && a.Place.Agreed&arrive.Even == 0
-}
-
-// rows describes a side; each tells that it has a share for every rank.
-func (a *Args) rows(parts []Part, each bool) []row {
-	switch {
-	case len(parts) == 0:
-		return nil
-	case !each:
-		return []row{{{&parts[0], 0, parts[0].Count}}}
-	case len(parts) == 1:
-		rows := make([]row, a.Size)
-		n := parts[0].Count / int64(a.Size)
-		for i := range rows {
-			rows[i] = row{{&parts[0], int64(i) * n, n}}
-		}
-		return rows
-	}
-	rows := make([]row, len(parts))
-	for i := range rows {
-		rows[i] = row{{&parts[i], 0, parts[i].Count}}
-	}
-	return rows
-}
-
-func oneRow(parts []Part) []row {
-	if len(parts) == 0 {
-		return nil
-	}
-	var r row
-	for i := range parts {
-		r = append(r, segment{&parts[i], 0, parts[i].Count})
-	}
-	return []row{r}
-}
-
 func (s *stager) bounds(k int) (lo, hi int64) {
 	lo = int64(k) * s.piece
 	return lo, min(lo+s.piece, s.count)
@@ -193,17 +138,44 @@ func (s *stager) fill(k int) error {
 			return err
 		}
 	}
-	if len(s.send) > 0 {
-		if err := s.copyIn(ln.send, s.send, lo, hi); err != nil {
-			return err
+	s.try(func() error {
+		if len(s.send) > 0 {
+			if err := s.copyIn(ln.send, s.send, lo, hi); err != nil {
+				return err
+			}
 		}
-	}
-	if s.reads && len(s.recv) > 0 {
-		if err := s.copyIn(ln.recv, s.recv, lo, hi); err != nil {
-			return err
+		if s.reads && len(s.recv) > 0 {
+			if err := s.copyIn(ln.recv, s.recv, lo, hi); err != nil {
+				return err
+			}
 		}
+		return s.mark(&ln.in, s.stream(false))
+	})
+	return nil
+}
+
+// try calls the device, unless a call before has failed. A rank that has failed goes on with
+// what MPI has to do, whatever lies in its blocks: the others wait for it there, in calls that
+// no deadline ends. What has become of it all ranks are told at the end.
+func (s *stager) try(f func() error) {
+	if s.failed == nil {
+		s.failed = f()
 	}
-	return s.mark(&ln.in, s.stream(false))
+}
+
+// verdict appends what ends the collective: the ranks tell each other whose device failed.
+func (s *stager) verdict() {
+	if s.args.Size == 1 {
+		s.p.Do(func() error { return s.failed })
+		return
+	}
+	first := s.args.least(s.p, s.words, s.failed == nil, int32(s.args.Rank))
+	s.p.Do(func() error {
+		if s.failed == nil && int(*first) < s.args.Size {
+			return s.args.failedOn(*first)
+		}
+		return s.failed
+	})
 }
 
 // transfer appends the steps that move piece k: they end by appending those of the next,
@@ -211,7 +183,7 @@ func (s *stager) fill(k int) error {
 func (s *stager) transfer(k int) {
 	ln, ahead := &s.lanes[k%lanes], k+lanes-1
 	lo, hi := s.bounds(k)
-	s.p.Until(func() (bool, error) { return s.done(ln.in) })
+	s.await(func() cuda.Event { return ln.in })
 	mark := s.p.mark()
 	s.p.Do(func() error {
 		work := s.onHost
@@ -221,17 +193,22 @@ func (s *stager) transfer(k int) {
 		if err := work(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
 			return err
 		}
-		s.p.Do(func() error { return s.drain(ln, lo, hi) })
+		s.p.Do(func() error {
+			s.try(func() error { return s.drain(ln, lo, hi) })
+			return nil
+		})
 		if int64(ahead)*s.piece < s.count {
 			// Its lane is that of the piece before this one, which the device has been
 			// reading while this one was transferred.
-			s.p.Until(func() (bool, error) { return s.done(s.lanes[ahead%lanes].out) })
+			s.await(func() cuda.Event { return s.lanes[ahead%lanes].out })
 			s.p.Do(func() error { return s.fill(ahead) })
 		}
 		s.p.Do(func() error {
 			s.p.rewind(mark)
 			if int64(k+1)*s.piece < s.count {
 				s.transfer(k + 1)
+			} else {
+				s.verdict()
 			}
 			return nil
 		})
@@ -276,114 +253,13 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 	return nil
 }
 
-func (s *stager) copyIn(b *mem.Pinned, rows []row, lo, hi int64) error {
-	return s.each(b, rows, lo, hi, false)
-}
-
-func (s *stager) copyOut(b *mem.Pinned, rows []row, lo, hi int64) error {
-	return s.each(b, rows, lo, hi, true)
-}
-
-// each copies elements [lo, hi) of every row into or out of b, where they lie row by row.
-func (s *stager) each(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
-	at := b.Data
-	for _, r := range rows {
-		base := int64(0)
-		for _, g := range r {
-			from, to := max(lo-base, 0), min(hi-base, g.count)
-			base += g.count
-			if from >= to {
-				continue
-			}
-			if err := s.move(g.part, g.from+from, to-from, at, b.Locked, out); err != nil {
-				return err
-			}
-			at = s.args.at(at, to-from)
-		}
-	}
-	return nil
-}
-
-// move copies count elements of a part from element from on.
-func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, out bool) error {
-	a, d := s.args, s.args.Place.Device
-	switch {
-	case part.Layout != nil && !locked:
-		return status.New(status.NoMemory, "%s: a tensor in device memory that is not contiguous needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy", a.Code, count*a.elem())
-	case part.Layout != nil:
-		return mem.MoveStrided(d, at, part.Layout, from, count, out, s.stream(out))
-	}
-	dst, src := at, a.at(part.Data, from)
-	if out {
-		dst, src = src, dst
-	}
-	if part.OnDevice {
-		return d.Copy(dst, src, count*a.elem(), s.stream(out))
-	}
-	mem.Copy(dst, src, count*a.elem())
-	return nil
-}
-
-func (s *stager) stream(out bool) cuda.Stream {
-	switch d := s.args.Place.Device; {
-	case d == nil:
-		return 0
-	case out:
-		return d.In
-	default:
-		return d.Out
-	}
-}
-
-func (s *stager) onDevice(rows []row) bool {
-	for _, r := range rows {
-		for _, g := range r {
-			if g.part.OnDevice {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// block takes a block, pageable where this rank has nothing on a device.
-func (s *stager) block(bytes int64) (*mem.Pinned, error) {
-	if d := s.args.Place.Device; d != nil {
-		return mem.GetPinned(d, bytes)
-	}
-	data, err := mem.Alloc(bytes)
-	return &mem.Pinned{Data: data, Bytes: bytes}, err
-}
-
-// mark makes e stand for what is queued on a stream.
-func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
-	d := s.args.Place.Device
-	if d == nil {
-		return nil
-	}
-	if *e == 0 {
-		var err error
-		if *e, err = d.GetEvent(); err != nil {
-			return err
-		}
-	}
-	return d.Record(*e, stream)
-}
-
-func (s *stager) done(e cuda.Event) (bool, error) {
-	if s.args.Place.Device == nil || e == 0 {
-		return true, nil
-	}
-	return s.args.Place.Device.Query(e)
-}
-
 // close gives blocks and events back. The last copies out may still read the blocks, and
 // after an error copies in may still write them.
 func (s *stager) close() {
 	d := s.args.Place.Device
 	for i := range s.lanes {
 		ln := &s.lanes[i]
-		if s.p.err != nil && ln.in != 0 {
+		if (s.failed != nil || s.p.err != nil) && ln.in != 0 {
 			_ = d.StreamWait(d.In, ln.in)
 		}
 		for _, b := range []*mem.Pinned{ln.send, ln.recv} {
@@ -403,6 +279,9 @@ func (s *stager) close() {
 	}
 	if s.parts != nil {
 		mem.PutPinned(s.parts, d.Comm)
+	}
+	if s.summed != 0 {
+		d.PutEvent(s.summed)
 	}
 }
 
@@ -436,22 +315,22 @@ func (s *stager) buildWhole() error {
 			at = a.at(at, r[0].count)
 		}
 		if side.in {
-			if err := s.copyIn(b, side.rows, 0, total); err != nil {
-				return err
-			}
+			s.try(func() error { return s.copyIn(b, side.rows, 0, total) })
 		}
 	}
-	if err := s.mark(&ln.in, s.stream(false)); err != nil {
-		return err
-	}
-	s.p.Until(func() (bool, error) { return s.done(ln.in) })
+	s.try(func() error { return s.mark(&ln.in, s.stream(false)) })
+	s.await(func() cuda.Event { return ln.in })
 	s.count = counts(a.Recv)
 	// Not before: algorithms that join parts read them while they are built.
 	s.p.Do(func() error {
 		if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
 			return err
 		}
-		s.p.Do(func() error { return s.drain(ln, 0, s.count) })
+		s.p.Do(func() error {
+			s.try(func() error { return s.drain(ln, 0, s.count) })
+			s.verdict()
+			return nil
+		})
 		return nil
 	})
 	return nil

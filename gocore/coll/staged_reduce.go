@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
-	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -40,11 +39,13 @@ func (s *stager) onChips(send, recv []Part, count int64) error {
 	apart := (own*host.elem() + packed - 1) / packed * packed // so that the kernel moves whole packs
 	if s.parts == nil {
 		var err error
-		if s.parts, err = mem.GetPinned(s.args.Place.Device, max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
+		if s.parts, err = s.block(max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
 			return err
 		}
 		if !s.parts.Locked {
-			return status.New(status.NoMemory, "%s: sums on the device (PADDLEMPI_CUDA_REDUCE=device) need %d bytes of pinned host memory, and the driver gives none", host.Code, s.parts.Bytes)
+			s.try(func() error {
+				return status.New(status.NoMemory, "%s: sums on the device (PADDLEMPI_CUDA_REDUCE=device) need %d bytes of pinned host memory, and the driver gives none", host.Code, s.parts.Bytes)
+			})
 		}
 	}
 	sends, recvs := make([]Part, host.Size), make([]Part, host.Size)
@@ -55,13 +56,11 @@ func (s *stager) onChips(send, recv []Part, count int64) error {
 	if err := exchange(&host, s.p, sends, recvs); err != nil {
 		return err
 	}
-	var summed cuda.Event
-	s.p.Do(func() error { return s.launch(&summed, to, recvs) })
-	s.p.Until(func() (bool, error) { return s.done(summed) })
 	s.p.Do(func() error {
-		s.args.Place.Device.PutEvent(summed)
+		s.try(func() error { return s.launch(to, recvs) })
 		return nil
 	})
+	s.await(func() cuda.Event { return s.summed })
 	if host.Code == op.ReduceScatter {
 		return nil
 	}
@@ -69,7 +68,7 @@ func (s *stager) onChips(send, recv []Part, count int64) error {
 }
 
 // launch queues the kernel that adds the parts up into to.
-func (s *stager) launch(done *cuda.Event, to unsafe.Pointer, parts []Part) error {
+func (s *stager) launch(to unsafe.Pointer, parts []Part) error {
 	args := cuda.ReduceArgs{Count: parts[0].Count, NSrc: int64(len(parts)), NDst: 1}
 	args.Dst[0] = uint64(uintptr(to))
 	for i := range parts {
@@ -79,5 +78,5 @@ func (s *stager) launch(done *cuda.Event, to unsafe.Pointer, parts []Part) error
 	if err := d.Reduce(&args, s.args.DType, s.args.Reduce, d.Comm); err != nil {
 		return err
 	}
-	return s.mark(done, d.Comm)
+	return s.mark(&s.summed, d.Comm)
 }

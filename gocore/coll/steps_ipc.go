@@ -141,7 +141,7 @@ func (m *mapped) agree() error {
 		return m.perform(m.reach())
 	}
 	m.err = m.reach()
-	all := m.least(m.err == nil, 0)
+	all := m.a.least(m.p, m.words, m.err == nil, 0)
 	m.p.Do(func() error {
 		if *all == 0 {
 			peers.Refuse(ipc.Why(m.err))
@@ -151,22 +151,6 @@ func (m *mapped) agree() error {
 		return m.perform(nil)
 	})
 	return nil
-}
-
-// least appends an MPI_Allreduce, and returns where the least word of all ranks will be: a
-// rank's is the one given, or the greatest of all where ok is set.
-func (m *mapped) least(ok bool, word int32) *int32 {
-	m.words[0] = word
-	if ok {
-		m.words[0] = 1<<31 - 1
-	}
-	t, _ := m.a.Lib.TypeOf(op.Int32)
-	o, _ := m.a.Lib.OpOf(op.Min, op.Int32)
-	c := m.p.Call()
-	c.Fn, c.Comm, c.Op = mpi.FnAllreduce, m.a.Comm, o
-	c.SendBuf, c.SendCount, c.SendType = unsafe.Pointer(&m.words[0]), 1, t
-	c.RecvBuf, c.RecvCount, c.RecvType = unsafe.Pointer(&m.words[1]), 1, t
-	return &m.words[1]
 }
 
 // reach maps what the others have named.
@@ -204,10 +188,10 @@ func (m *mapped) perform(err error) error {
 	if err == nil && m.works(m.a.Rank) {
 		err = m.queueOwn()
 	}
-	failed := m.least(err == nil, int32(m.a.Rank))
+	failed := m.a.least(m.p, m.words, err == nil, int32(m.a.Rank))
 	m.p.Do(func() error {
 		if err == nil && int(*failed) < m.a.Size {
-			err = status.New(status.Cuda, "%s: rank %d of the group could not queue its part on its device; its own error says why", m.a.Code, *failed)
+			err = m.a.failedOn(*failed)
 		}
 		if err == nil {
 			return m.finish()

@@ -210,6 +210,9 @@ func (g *Group) after(err error) error {
 	case errors.As(err, &e) && e.Code == status.Mismatch:
 		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.world(e.Ranks)...)
 	default:
+		if errors.As(err, &e) && e.Code == status.Cuda {
+			e.Ranks = g.world(e.Ranks)
+		}
 		g.fail(err)
 	}
 	return err

@@ -183,7 +183,7 @@ def a_broken_kernel() -> None:
         with raises(errors.CudaError, *words):
             call()
     else:
-        with raises(errors.TimeoutError, most=20):
+        with raises(errors.CudaError, "rank 1 of the group", ranks=[1], most=20):
             call()
     done()
 
@@ -218,6 +218,60 @@ def test_a_call_that_fails() -> None:
     ended = job.run(2, a_call_that_fails, env=env)
     assert ended.returncode != 0
     assert "CudaError: cuMemcpyAsync on CUDA device 0: CUDA_ERROR_INVALID_VALUE (1)" in ended.output
+
+
+def a_failure_that_is_caught() -> None:
+    """The driver says no to one rank: it and all others raise, whatever was under way."""
+    import os
+
+    import numpy as np
+    from device import DeviceTensor, fail, new_stream
+    from ranks_tools import dist, done, errors, raises, start
+
+    rank = start()
+    stream = new_stream()
+    share = DeviceTensor(np.full(7000 - 3000 * rank, rank + 1.0), stream=stream)
+    shares = [DeviceTensor(np.zeros(7000 - 3000 * r), stream=stream) for r in range(2)]
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(shares[0]),
+        "broadcast": lambda: dist.broadcast(shares[0], 1),
+        "all_gather": lambda: dist.all_gather(shares, share),  # uneven: not in pieces
+        "reduce_scatter": lambda: dist.reduce_scatter(share, shares),
+    }
+    call = calls[os.environ["CALL"]]
+    call()
+    shares[0].numpy()
+    if rank == 1:
+        fail(os.environ["FAIL"])
+        with raises(errors.CudaError, "CUDA device 0", most=20):
+            call()
+    else:
+        with raises(errors.CudaError, "rank 1 of the group", ranks=[1], most=20):
+            call()
+    done()
+
+
+@pytest.mark.parametrize(
+    ("call", "fail", "sums"),
+    [
+        ("all_reduce", "cuMemcpyAsync:1:1", "host"),
+        ("all_reduce", "cuMemcpyAsync:7:719", "host"),
+        ("all_reduce", "cuLaunchKernel:2:719", "device"),
+        ("broadcast", "cuEventRecord:3:719", "host"),
+        ("all_gather", "cuStreamWaitEvent:1:719", "host"),
+        ("reduce_scatter", "cuMemcpyAsync:2:719", "host"),
+    ],
+)
+def test_a_failure_that_is_caught(call: str, fail: str, sums: str) -> None:
+    env = {
+        "PADDLEMPI_CUDA_PATHS": "staged",
+        "PADDLEMPI_CUDA_CHUNK": "4096",
+        "PADDLEMPI_CUDA_REDUCE": sums,
+        "CALL": call,
+        "FAIL": fail,
+    }
+    ended = job.run(2, a_failure_that_is_caught, env=env)
+    assert ended.result.stdout.count("done\n") == 2, ended.output
 
 
 def after_a_fork() -> None:

@@ -1,0 +1,31 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// least appends an MPI_Allreduce, and returns where the least word of all ranks will be: a
+// rank's is the one given, or the greatest of all where ok is set. words is room for two,
+// outside the Go heap.
+func (a *Args) least(p *Program, words []int32, ok bool, word int32) *int32 {
+	words[0] = word
+	if ok {
+		words[0] = 1<<31 - 1
+	}
+	t, _ := a.Lib.TypeOf(op.Int32)
+	o, _ := a.Lib.OpOf(op.Min, op.Int32)
+	c := p.Call()
+	c.Fn, c.Comm, c.Op = mpi.FnAllreduce, a.Comm, o
+	c.SendBuf, c.SendCount, c.SendType = unsafe.Pointer(&words[0]), 1, t
+	c.RecvBuf, c.RecvCount, c.RecvType = unsafe.Pointer(&words[1]), 1, t
+	return &words[1]
+}
+
+// failedOn is what the other ranks are told of one whose device failed.
+func (a *Args) failedOn(rank int32) error {
+	return status.New(status.Cuda, "%s: rank %d of the group could not do its part on its device; its own error says why, and no result is valid", a.Code, rank).WithRanks(int(rank))
+}

@@ -1,0 +1,184 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// segment is elements [from, from+count) of a part, in row-major order.
+type segment struct {
+	part        *Part
+	from, count int64
+}
+
+// row is one rank's share of a buffer: segments, one behind the other.
+type row []segment
+
+func sendsToEach(c op.Code) bool {
+	return c == op.Scatter || c == op.ReduceScatter || c == op.AllToAll
+}
+
+func receivesFromEach(c op.Code) bool {
+	return c == op.AllGather || c == op.Gather || c == op.AllToAll
+}
+
+// widest is the number of rows of the operation's widest side, on any rank.
+func widest(c op.Code, size int) int {
+	if sendsToEach(c) || receivesFromEach(c) {
+		return size
+	}
+	return 1
+}
+
+// unevenly tells whether the ranks' shares differ in length.
+func unevenly(a *Args) bool {
+	return (sendsToEach(a.Code) || receivesFromEach(a.Code)) && a.Place.Agreed&arrive.Even == 0
+}
+
+// rows describes a side; each tells that it has a share for every rank.
+func (a *Args) rows(parts []Part, each bool) []row {
+	switch {
+	case len(parts) == 0:
+		return nil
+	case !each:
+		return []row{{{&parts[0], 0, parts[0].Count}}}
+	case len(parts) == 1:
+		rows := make([]row, a.Size)
+		n := parts[0].Count / int64(a.Size)
+		for i := range rows {
+			rows[i] = row{{&parts[0], int64(i) * n, n}}
+		}
+		return rows
+	}
+	rows := make([]row, len(parts))
+	for i := range rows {
+		rows[i] = row{{&parts[i], 0, parts[i].Count}}
+	}
+	return rows
+}
+
+func oneRow(parts []Part) []row {
+	if len(parts) == 0 {
+		return nil
+	}
+	var r row
+	for i := range parts {
+		r = append(r, segment{&parts[i], 0, parts[i].Count})
+	}
+	return []row{r}
+}
+
+func (s *stager) copyIn(b *mem.Pinned, rows []row, lo, hi int64) error {
+	return s.each(b, rows, lo, hi, false)
+}
+
+func (s *stager) copyOut(b *mem.Pinned, rows []row, lo, hi int64) error {
+	return s.each(b, rows, lo, hi, true)
+}
+
+// each copies elements [lo, hi) of every row into or out of b, where they lie row by row.
+func (s *stager) each(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
+	at := b.Data
+	for _, r := range rows {
+		base := int64(0)
+		for _, g := range r {
+			from, to := max(lo-base, 0), min(hi-base, g.count)
+			base += g.count
+			if from >= to {
+				continue
+			}
+			if err := s.move(g.part, g.from+from, to-from, at, b.Locked, out); err != nil {
+				return err
+			}
+			at = s.args.at(at, to-from)
+		}
+	}
+	return nil
+}
+
+// move copies count elements of a part from element from on.
+func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, out bool) error {
+	a, d := s.args, s.args.Place.Device
+	switch {
+	case part.Layout != nil && !locked:
+		return status.New(status.NoMemory, "%s: a tensor in device memory that is not contiguous needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy", a.Code, count*a.elem())
+	case part.Layout != nil:
+		return mem.MoveStrided(d, at, part.Layout, from, count, out, s.stream(out))
+	}
+	dst, src := at, a.at(part.Data, from)
+	if out {
+		dst, src = src, dst
+	}
+	if part.OnDevice {
+		return d.Copy(dst, src, count*a.elem(), s.stream(out))
+	}
+	mem.Copy(dst, src, count*a.elem())
+	return nil
+}
+
+func (s *stager) stream(out bool) cuda.Stream {
+	switch d := s.args.Place.Device; {
+	case d == nil:
+		return 0
+	case out:
+		return d.In
+	default:
+		return d.Out
+	}
+}
+
+func (s *stager) onDevice(rows []row) bool {
+	for _, r := range rows {
+		for _, g := range r {
+			if g.part.OnDevice {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// block takes a block, pageable where this rank has nothing on a device or the device failed.
+func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
+	if d := s.args.Place.Device; d != nil && s.failed == nil {
+		if b, err = mem.GetPinned(d, bytes); err == nil {
+			return b, nil
+		}
+		s.failed = err
+	}
+	data, err := mem.Alloc(bytes)
+	return &mem.Pinned{Data: data, Bytes: bytes}, err
+}
+
+// mark makes e stand for what is queued on a stream.
+func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
+	d := s.args.Place.Device
+	if d == nil {
+		return nil
+	}
+	if *e == 0 {
+		var err error
+		if *e, err = d.GetEvent(); err != nil {
+			return err
+		}
+	}
+	return d.Record(*e, stream)
+}
+
+// await appends a wait for what an event, 0 is none, stands for when its turn has come.
+func (s *stager) await(event func() cuda.Event) {
+	s.p.Until(func() (bool, error) {
+		e := event()
+		if s.args.Place.Device == nil || e == 0 || s.failed != nil {
+			return true, nil
+		}
+		done, err := s.args.Place.Device.Query(e)
+		s.failed = err
+		return done || err != nil, nil
+	})
+}
