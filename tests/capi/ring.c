@@ -96,6 +96,7 @@ static void asynchronous(void) {
 	CHECK(pmpi_submit(&op, &work, NULL) == PMPI_OK && work != 0);
 	CHECK(pmpi_test(work) == 0);
 	CHECK(pmpi_wait(work, 1000000, &got) == PMPI_ERR_NOT_READY);
+	CHECK(pmpi_order(work, 0) == PMPI_ERR_ARGUMENT); /* it is not over */
 	CHECK(pmpi_notify(work) == PMPI_OK && pmpi_next_completion(0) == 0 &&
 		  pmpi_completion_fd() >= 0);
 	/* Nobody sends before everyone has looked. */
@@ -104,6 +105,7 @@ static void asynchronous(void) {
 	CHECK(pmpi_send(&other, 1, PMPI_DTYPE_INT64, (rank + 1) % size, 6, 0) == PMPI_OK);
 	CHECK(pmpi_next_completion(20000000000) == work);
 	CHECK(pmpi_test(work) == 1 && pmpi_wait(work, -1, &got) == PMPI_OK);
+	CHECK(got.device == 0 && pmpi_order(work, 0) == PMPI_OK);
 	CHECK(word == op.peer && got.source == op.peer && got.bytes == 8);
 	pmpi_release(work);
 	CHECK(pmpi_test(work) == -PMPI_ERR_ARGUMENT);
@@ -171,6 +173,7 @@ static void forked(void) {
 		CHECK(pmpi_allreduce(NULL, &x, 1, PMPI_DTYPE_INT32, PMPI_REDUCE_SUM, 0) == PMPI_ERR_FORKED);
 		CHECK(pmpi_control("info", NULL, NULL) == PMPI_ERR_FORKED);
 		CHECK(pmpi_test(1) == -PMPI_ERR_FORKED && pmpi_wait(1, 0, &got) == PMPI_ERR_FORKED);
+		CHECK(pmpi_order(1, 0) == PMPI_ERR_FORKED);
 		CHECK(pmpi_next_completion(-1) == 0 && pmpi_completion_fd() == -1);
 		CHECK(pmpi_last_error()->code == PMPI_ERR_FORKED);
 		pmpi_release(1);
