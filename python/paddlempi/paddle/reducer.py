@@ -28,6 +28,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import paddle
+
 from .. import _native
 from .._ops import Op
 from ..collectives import all_reduce, broadcast
@@ -290,6 +292,8 @@ class Reducer:
     def _pack(self, slot: Slot) -> None:
         parameter = self._parameters[slot.index]
         gradient = autograd.gradient_of(parameter)
+        if gradient is None:  # Paddle 3.0 gives none to a parameter without elements
+            gradient = paddle.zeros_like(parameter)
         if gradient.dtype != slot.bucket.dtype:
             raise ArgumentError(
                 f"{_WHERE}: the gradient of parameter '{self._names[slot.index]}' has dtype "
