@@ -167,4 +167,4 @@ def test_torchrun(tmp_path: Path) -> None:
         OMP_NUM_THREADS="1",
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("done\n") == 2, done.stdout
+    assert done.stdout.count("done") == 2, done.stdout  # two processes write to one pipe
