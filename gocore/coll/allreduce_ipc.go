@@ -37,13 +37,7 @@ const (
 func (a *Args) slicesOnDevice(n int64) []slice {
 	line := deviceLine / a.elem()
 	each := max((n+int64(a.Size)-1)/int64(a.Size), leastSlice/a.elem())
-	each = (each + line - 1) / line * line
-	s := make([]slice, a.Size)
-	for i := range s {
-		from := min(int64(i)*each, n)
-		s[i] = slice{from, min(each, n-from)}
-	}
-	return s
+	return a.cut(n, (each+line-1)/line*line)
 }
 
 // holds tells which ranks have a slice.

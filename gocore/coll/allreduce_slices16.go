@@ -35,7 +35,11 @@ const sliceAlign = 32
 
 func (a *Args) slices(n int64) []slice {
 	each := (n + int64(a.Size) - 1) / int64(a.Size)
-	each = (each + sliceAlign - 1) / sliceAlign * sliceAlign
+	return a.cut(n, (each+sliceAlign-1)/sliceAlign*sliceAlign)
+}
+
+// cut makes a slice a rank of n elements, each so long but the last ones, which may be empty.
+func (a *Args) cut(n, each int64) []slice {
 	s := make([]slice, a.Size)
 	for i := range s {
 		from := min(int64(i)*each, n)

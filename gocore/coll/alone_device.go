@@ -1,8 +1,6 @@
 package coll
 
-import (
-	"github.com/paddlempi/paddlempi/gocore/op"
-)
+import "github.com/paddlempi/paddlempi/gocore/op"
 
 // aloneOnDevice serves a group of one rank: a copy within the device at most. Bytes moved: S.
 var aloneOnDevice Algorithm
@@ -10,7 +8,7 @@ var aloneOnDevice Algorithm
 func init() { aloneOnDevice = Algorithm{"single", single, buildAloneOnDevice} }
 
 func buildAloneOnDevice(a *Args, p *Program) error {
-	if a.Code == op.Exscan || a.Code == op.Barrier || len(a.Send) == 0 && a.Reduce != op.PremulSum {
+	if a.Code == op.Exscan || len(a.Send) == 0 && a.Reduce != op.PremulSum {
 		return nil // the result lies there already
 	}
 	if a.Reduce == op.PremulSum || !flat(a.Send) || !flat(a.Recv) {
@@ -31,10 +29,10 @@ func buildAloneOnDevice(a *Args, p *Program) error {
 	return nil
 }
 
-// flat tells whether all parts are contiguous memory of the device.
+// flat tells whether all parts are contiguous memory of the device; an empty one is anywhere.
 func flat(parts []Part) bool {
 	for i := range parts {
-		if !parts[i].OnDevice || parts[i].Layout != nil {
+		if parts[i].Count > 0 && (!parts[i].OnDevice || parts[i].Layout != nil) {
 			return false
 		}
 	}

@@ -10,12 +10,8 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 // root's result of a reduce. A list of tensors is one piece where each lies behind the one
 // before, as the chunks of a tensor do. What a rank only pulls into may be any list.
 func Exportable(a *Args) bool {
-	for _, side := range [][]Part{a.Send, a.Recv} {
-		for i := range side {
-			if side[i].Count > 0 && (!side[i].OnDevice || side[i].Layout != nil) {
-				return false
-			}
-		}
+	if !flat(a.Send) || !flat(a.Recv) {
+		return false
 	}
 	give, _, ok := a.exports()
 	return ok && a.sound(give)

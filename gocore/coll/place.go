@@ -28,16 +28,7 @@ type Place struct {
 }
 
 // end makes Tail stand for what is queued on s by now.
-func (pl *Place) end(s cuda.Stream) error {
-	if pl.Tail == 0 {
-		e, err := pl.Device.GetEvent()
-		if err != nil {
-			return err
-		}
-		pl.Tail = e
-	}
-	return pl.Device.Record(pl.Tail, s)
-}
+func (pl *Place) end(s cuda.Stream) error { return pl.Device.Mark(&pl.Tail, s) }
 
 // ready tells whether the producing stream has come to the collective.
 func (pl *Place) ready() (bool, error) {

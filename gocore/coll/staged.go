@@ -58,9 +58,6 @@ type stager struct {
 
 func buildStaged(a *Args, p *Program) error {
 	s := &stager{args: a, p: p, reads: readsRecv(a), write: len(a.Recv) > 0 && !(a.Code == op.Broadcast && a.Root == a.Rank)}
-	if a.Code == op.Barrier {
-		return barrierMPI.Build(a, p)
-	}
 	if a.Code == op.Exscan && a.Rank == 0 {
 		s.write = false
 	}
@@ -183,7 +180,7 @@ func (s *stager) verdict() {
 func (s *stager) transfer(k int) {
 	ln, ahead := &s.lanes[k%lanes], k+lanes-1
 	lo, hi := s.bounds(k)
-	s.await(func() cuda.Event { return ln.in })
+	s.await(&ln.in)
 	mark := s.p.mark()
 	s.p.Do(func() error {
 		work := s.onHost
@@ -200,7 +197,7 @@ func (s *stager) transfer(k int) {
 		if int64(ahead)*s.piece < s.count {
 			// Its lane is that of the piece before this one, which the device has been
 			// reading while this one was transferred.
-			s.await(func() cuda.Event { return s.lanes[ahead%lanes].out })
+			s.await(&s.lanes[ahead%lanes].out)
 			s.p.Do(func() error { return s.fill(ahead) })
 		}
 		s.p.Do(func() error {
@@ -319,7 +316,7 @@ func (s *stager) buildWhole() error {
 		}
 	}
 	s.try(func() error { return s.mark(&ln.in, s.stream(false)) })
-	s.await(func() cuda.Event { return ln.in })
+	s.await(&ln.in)
 	s.count = counts(a.Recv)
 	// Not before: algorithms that join parts read them while they are built.
 	s.p.Do(func() error {

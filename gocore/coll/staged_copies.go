@@ -161,23 +161,16 @@ func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
 	if d == nil {
 		return nil
 	}
-	if *e == 0 {
-		var err error
-		if *e, err = d.GetEvent(); err != nil {
-			return err
-		}
-	}
-	return d.Record(*e, stream)
+	return d.Mark(e, stream)
 }
 
 // await appends a wait for what an event, 0 is none, stands for when its turn has come.
-func (s *stager) await(event func() cuda.Event) {
+func (s *stager) await(e *cuda.Event) {
 	s.p.Until(func() (bool, error) {
-		e := event()
-		if s.args.Place.Device == nil || e == 0 || s.failed != nil {
+		if s.args.Place.Device == nil || *e == 0 || s.failed != nil {
 			return true, nil
 		}
-		done, err := s.args.Place.Device.Query(e)
+		done, err := s.args.Place.Device.Query(*e)
 		s.failed = err
 		return done || err != nil, nil
 	})

@@ -60,7 +60,7 @@ func (s *stager) onChips(send, recv []Part, count int64) error {
 		s.try(func() error { return s.launch(to, recvs) })
 		return nil
 	})
-	s.await(func() cuda.Event { return s.summed })
+	s.await(&s.summed)
 	if host.Code == op.ReduceScatter {
 		return nil
 	}

@@ -226,6 +226,23 @@ func (v *Device) PutEvent(e Event) {
 	v.mu.Unlock()
 }
 
+// Mark makes *e stand for all that is queued on s by now; of 0 it makes an event of GetEvent.
+func (v *Device) Mark(e *Event, s Stream) error {
+	if *e != 0 {
+		return v.Record(*e, s)
+	}
+	fresh, err := v.GetEvent()
+	if err != nil {
+		return err
+	}
+	if err := v.Record(fresh, s); err != nil {
+		v.PutEvent(fresh)
+		return err
+	}
+	*e = fresh
+	return nil
+}
+
 // Record makes e stand for all that is queued on s by now.
 func (v *Device) Record(e Event, s Stream) error {
 	return v.fail("cuEventRecord", C.pc_event_record(v.context, C.uintptr_t(e), C.uintptr_t(s)))

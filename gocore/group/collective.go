@@ -89,7 +89,7 @@ func (g *Group) goNonblocking(c *call, agreed arrive.Result) error {
 	c.deadline = time.Time{} // the transfer has as long as the arrival
 	t, err := g.newCollective(c)
 	if err == nil {
-		c.args.Place = nil // it is the task's from here on
+		c.args.Place, c.staged = nil, nil // the task's from here on
 		err = t.build(agreed)
 	}
 	if err != nil {
@@ -100,7 +100,7 @@ func (g *Group) goNonblocking(c *call, agreed arrive.Result) error {
 	t.stage = running
 	g.env.Engine.Add(t)
 	_, err = g.await(t)
-	if err = t.follow(c.stream, err); err == nil {
+	if err = t.handle.Follow(uint64(c.stream), err); err == nil {
 		err = c.interrupted
 	}
 	return err
@@ -477,15 +477,6 @@ func (t *collective) endOnDevice(err error) {
 	t.handle.Finish(r, err)
 }
 
-// follow ends a synchronous collective that ran as a task: stream waits for what is queued.
-func (t *collective) follow(stream cuda.Stream, err error) error {
-	if err == nil {
-		err = t.handle.Order(uint64(stream))
-	}
-	t.handle.Close()
-	return err
-}
-
 // over gives the group to the next collective.
 func (t *collective) over() {
 	t.discard()
@@ -496,8 +487,4 @@ func (t *collective) over() {
 func (t *collective) discard() {
 	t.prog.Close()
 	t.call.drop()
-	for i := range t.call.staged {
-		t.call.staged[i].free()
-	}
-	t.call.staged = nil
 }

@@ -177,15 +177,9 @@ func produced(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event, e
 	if capturing {
 		return 0, status.New(status.Unsupported, "%s: the stream of the tensors on CUDA device %d is being captured into a graph, and MPI cannot be part of one: call it outside of the capture", code, dev.Index)
 	}
-	e, err := dev.GetEvent()
-	if err != nil {
-		return 0, err
-	}
-	if err := dev.Record(e, stream); err != nil {
-		dev.PutEvent(e)
-		return 0, err
-	}
-	return e, nil
+	var e cuda.Event
+	err = dev.Mark(&e, stream)
+	return e, err
 }
 
 // agreeOnDevice completes the place of a call, in which another rank's tensors may be the
@@ -230,8 +224,12 @@ func (c *call) leaveDevice() *tail {
 	return t
 }
 
-// drop gives back what a call holds on its device that did not come to its end.
+// drop gives back what a call holds that did not come to its end.
 func (c *call) drop() {
+	for i := range c.staged {
+		c.staged[i].free()
+	}
+	c.staged = nil
 	if t := c.leaveDevice(); t != nil {
 		t.Release()
 	}

@@ -71,17 +71,11 @@ func (g *Group) Submit(d *op.Desc) (*work.Handle, work.Result, error) {
 	c := calls.Get().(*call)
 	defer c.recycle()
 	if err := g.check(d, &trait, c); err != nil {
-		_ = c.unstage(err)
-		c.drop()
-		g.refuse(d.Code)
-		return nil, work.Result{}, err
+		return nil, work.Result{}, g.decline(c, d.Code, err)
 	}
 	if d.Flags&op.FlagAsync == 0 {
 		if err := g.awaitDevice(c); err != nil {
-			_ = c.unstage(err)
-			c.drop()
-			g.refuse(d.Code)
-			return nil, work.Result{}, err
+			return nil, work.Result{}, g.decline(c, d.Code, err)
 		}
 		if done, err := g.runInline(c); done {
 			c.drop()
@@ -90,9 +84,7 @@ func (g *Group) Submit(d *op.Desc) (*work.Handle, work.Result, error) {
 	}
 	t, err := g.newCollective(c)
 	if err != nil {
-		c.drop()
-		g.refuse(d.Code)
-		return nil, work.Result{}, err
+		return nil, work.Result{}, g.decline(c, d.Code, err)
 	}
 	if d.Flags&op.FlagNotify != 0 {
 		t.handle.Notify()
@@ -107,7 +99,14 @@ func (g *Group) Submit(d *op.Desc) (*work.Handle, work.Result, error) {
 		return t.handle, work.Result{}, nil
 	}
 	r, err := g.await(t)
-	return nil, r, t.follow(c.stream, err)
+	return nil, r, t.handle.Follow(uint64(c.stream), err)
+}
+
+// decline ends a call that was not announced, and tells the others of it; it returns err.
+func (g *Group) decline(c *call, code op.Code, err error) error {
+	c.drop()
+	g.refuse(code)
+	return err
 }
 
 // Refuse publishes that this rank found its own call of code wrong before it came

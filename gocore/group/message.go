@@ -68,10 +68,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	stream := m.stream
 	g.env.Engine.Add(m)
 	r, err := h.Wait(-1, g.env.Interrupt)
-	if h.Done() && err == nil {
-		err = h.Order(uint64(stream))
-	}
-	h.Close()
+	err = h.Follow(uint64(stream), err)
 	if !h.Done() {
 		// Interrupted. The next tick, on whichever thread, takes the message back.
 		h.Finish(work.Result{}, err)

@@ -85,11 +85,9 @@ func (h *onChip) move(s cuda.Stream) (cuda.Event, error) {
 	if err != nil {
 		return 0, err
 	}
-	e, err := h.device.GetEvent()
-	if err != nil {
-		return 0, err
-	}
-	return e, h.device.Record(e, s)
+	var e cuda.Event
+	err = h.device.Mark(&e, s)
+	return e, err
 }
 
 // data is what MPI is given.

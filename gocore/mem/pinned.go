@@ -44,7 +44,6 @@ func GetPinned(d *cuda.Device, n int64) (*Pinned, error) {
 	for i := len(pinned.idle) - 1; i >= 0; i-- {
 		b := pinned.idle[i]
 		if b.class == class && b.free() {
-			b.device = d
 			pinned.idle = slices.Delete(pinned.idle, i, i+1)
 			pinned.bytes -= b.Bytes
 			pinned.Unlock()
@@ -93,11 +92,9 @@ func PutPinned(b *Pinned, reader cuda.Stream) {
 		return
 	}
 	if reader != 0 {
-		e, err := b.device.GetEvent()
-		if err != nil || b.device.Record(e, reader) != nil {
+		if b.device.Mark(&b.busy, reader) != nil {
 			return // the context is broken: nobody can tell when the block is free
 		}
-		b.busy = e
 	}
 	pinned.Lock()
 	pinned.idle = append(pinned.idle, b)

@@ -96,6 +96,16 @@ func (h *Handle) Ended() (bool, error) {
 	return h.tail.Ended()
 }
 
+// Follow ends a synchronous operation that ended with err: where it is nil stream waits for
+// what the operation left on its device. Nobody asks for the handle any more.
+func (h *Handle) Follow(stream uint64, err error) error {
+	if err == nil {
+		err = h.Order(stream)
+	}
+	h.Close()
+	return err
+}
+
 // Close gives back what the handle holds on a device, now or when the operation is done.
 func (h *Handle) Close() {
 	if h.closed.Swap(true) || !h.done.Load() {
