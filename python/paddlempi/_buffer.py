@@ -51,6 +51,7 @@ __all__ = [
     "empty_like",
     "record",
     "register",
+    "type_name",
 ]
 
 CPU = 1
@@ -115,6 +116,11 @@ def empty_like(tensor: Any) -> Any:
         DtypeError: ``tensor`` is no tensor, or of a type that cannot be made here.
     """
     return _kind_of(tensor.__class__).empty_like(tensor)
+
+
+def type_name(tensor: object) -> str:
+    """The type of an object as messages name it."""
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
 
 
 def _leaves(tensors: object) -> Iterator[Any]:
@@ -198,7 +204,7 @@ def _resolve(tensor: object) -> None:
         kind = _registered(tensor_type, Kind(_cuda_array.describe, None, _cannot_make))
     if kind.describe is None:
         raise DtypeError(
-            f"an object of type {tensor_type.__module__}.{tensor_type.__qualname__} is no tensor: "
+            f"an object of type {type_name(tensor)} is no tensor: "
             "give one of NumPy, Paddle or PyTorch, or what has the buffer protocol, __dlpack__ or "
             "__cuda_array_interface__"
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any
 
-from ._buffer import CUDA, LEGACY_STREAM, Description
+from ._buffer import CUDA, LEGACY_STREAM, Description, type_name
 from ._ops import DType
 from .errors import ArgumentError, DtypeError, UnsupportedError
 
@@ -47,7 +47,7 @@ def describe(tensor: Any) -> Description:
         UnsupportedError: an array with a mask.
     """
     shown = tensor.__cuda_array_interface__
-    name = _name(tensor)
+    name = type_name(tensor)
     try:
         version, shape, typestr = shown["version"], tuple(shown["shape"]), shown["typestr"]
         address, readonly = shown["data"]
@@ -87,7 +87,7 @@ def stream_of(tensor: Any) -> int | None:
         ArgumentError: the entry is no stream.
     """
     shown = getattr(tensor, "__cuda_array_interface__", None)
-    return None if shown is None else _stream(shown, _name(tensor))
+    return None if shown is None else _stream(shown, type_name(tensor))
 
 
 def _stream(shown: Mapping[str, Any], name: str) -> int | None:
@@ -105,7 +105,3 @@ def _stream(shown: Mapping[str, Any], name: str) -> int | None:
             "legacy default stream), 2 (the calling thread's) or the handle of one"
         )
     return number
-
-
-def _name(tensor: object) -> str:
-    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"

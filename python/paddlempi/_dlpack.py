@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from ._buffer import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, LEGACY_STREAM, Description, Kind
+from ._buffer import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, LEGACY_STREAM, Description, Kind, type_name
 from ._cuda_array import stream_of
 from ._ops import DType
 from .errors import ArgumentError, DtypeError, UnsupportedError
@@ -122,7 +122,7 @@ def describe(tensor: Any) -> Description:
         capsule = _capsule(tensor)
     else:
         raise UnsupportedError(
-            f"{_name(tensor)} is in {_ELSEWHERE.get(device_type, 'unknown')} memory (DLPack's "
+            f"{type_name(tensor)} is in {_ELSEWHERE.get(device_type, 'unknown')} memory (DLPack's "
             f"device type {device_type}): only host memory and CUDA's can be sent"
         )
     if _is_valid(capsule, b"dltensor_versioned"):
@@ -130,20 +130,20 @@ def describe(tensor: Any) -> Description:
         if managed.major != 1:
             raise DtypeError(f"DLPack {managed.major}.{managed.minor} is not understood, only 1.x")
         if managed.flags & _IS_COPIED:
-            raise ArgumentError(f"{_name(tensor)} gives a copy of itself through __dlpack__")
+            raise ArgumentError(f"{type_name(tensor)} gives a copy of itself through __dlpack__")
         shown, readonly = managed.tensor, bool(managed.flags & _READ_ONLY)
     elif _is_valid(capsule, b"dltensor"):
         shown, readonly = _Tensor.from_address(_pointer(capsule, b"dltensor")), False
     else:
-        raise DtypeError(f"{_name(tensor)}.__dlpack__() did not return a DLPack capsule")
+        raise DtypeError(f"{type_name(tensor)}.__dlpack__() did not return a DLPack capsule")
     dtype = _DTYPES.get((shown.code, shown.bits)) if shown.lanes == 1 else None
     if dtype is None:
         raise DtypeError(
-            f"{_name(tensor)} has DLPack dtype code {shown.code}, {shown.bits} bits, "
+            f"{type_name(tensor)} has DLPack dtype code {shown.code}, {shown.bits} bits, "
             f"{shown.lanes} lanes, which no operation takes"
         )
     if not 0 <= shown.ndim <= _MAX_DIMS:
-        raise ArgumentError(f"{_name(tensor)} says it has {shown.ndim} dimensions")
+        raise ArgumentError(f"{type_name(tensor)} says it has {shown.ndim} dimensions")
     shape = tuple(shown.shape[: shown.ndim]) if shown.ndim else ()
     strides = tuple(shown.strides[: shown.ndim]) if shown.ndim and shown.strides else None
     # JAX's arrays are immutable, though nothing in DLPack 0.x said so.
@@ -193,8 +193,4 @@ def _capsule(tensor: Any, **stream: int) -> object:
         except TypeError:  # a producer from before DLPack 1.0 takes neither
             return tensor.__dlpack__(**stream)
     except BufferError as error:
-        raise DtypeError(f"{_name(tensor)} does not give its memory: {error}") from error
-
-
-def _name(tensor: object) -> str:
-    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        raise DtypeError(f"{type_name(tensor)} does not give its memory: {error}") from error

@@ -28,6 +28,26 @@ _kept: list[object] = []
 """The tensors of operations that MPI may still be writing to, after a deadline or a Ctrl-C."""
 
 
+def _let_go(
+    handle: int,
+    tensors: object,
+    over: bool,
+    # Bound now, as this function is where it is called: at the interpreter's end the module's
+    # names may be gone.
+    native: Any = _native,
+    orphans: dict[int, object] = _orphans,
+    errors: tuple[type[BaseException], ...] = (Error, AttributeError, TypeError),
+) -> None:
+    """Release a work that nobody holds any more; with its tensors when it is over, if not yet."""
+    try:
+        if over:
+            native.core().release(handle)
+        else:
+            orphans[handle] = tensors
+    except errors:
+        pass  # the process is a fork, or the library was destroyed: nothing is left to free
+
+
 class Tail:
     """What an operation on device tensors leaves queued on the device when the host is done.
 
@@ -62,20 +82,8 @@ class Tail:
         """The device is done."""
         self.consumer = self.tensors = None
 
-    def __del__(
-        self,
-        # Bound now: at the interpreter's end the module's names may be gone.
-        native: Any = _native,
-        orphans: dict[int, object] = _orphans,
-        errors: tuple[type[BaseException], ...] = (Error, AttributeError, TypeError),
-    ) -> None:
-        try:
-            if self.tensors is None:
-                native.core().release(self.handle)
-            else:
-                orphans[self.handle] = self.tensors
-        except errors:
-            pass  # the process is a fork, or the library was destroyed: nothing is left to free
+    def __del__(self, let_go: Callable[[int, object, bool], None] = _let_go) -> None:
+        let_go(self.handle, self.tensors, self.tensors is None)
 
 
 class Operation:
@@ -238,23 +246,10 @@ class Operation:
     def _end(self) -> None:
         """What a kind of work has to do once at the end, well or not."""
 
-    def __del__(
-        self,
-        # Bound now: at the interpreter's end the module's names may be gone.
-        native: Any = _native,
-        orphans: dict[int, object] = _orphans,
-        errors: tuple[type[BaseException], ...] = (Error, AttributeError, TypeError),
-    ) -> None:
+    def __del__(self, let_go: Callable[[int, object, bool], None] = _let_go) -> None:
         handle = getattr(self, "_handle", 0)
-        if not handle or self._tail is not None:
-            return
-        try:
-            if self._done:
-                native.core().release(handle)
-            else:
-                orphans[handle] = self._tensors
-        except errors:
-            pass  # the process is a fork, or the library was destroyed: nothing is left to free
+        if handle and self._tail is None:
+            let_go(handle, self._tensors, self._done)
 
 
 class Work(Operation):
