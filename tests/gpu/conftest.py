@@ -41,16 +41,6 @@ def dist(gpu: None, mpi_world: World) -> ModuleType:
     return mpi_world.dist
 
 
-@pytest.fixture
-def rank(mpi_world: World) -> int:
-    return mpi_world.rank
-
-
-@pytest.fixture
-def size(mpi_world: World) -> int:
-    return mpi_world.size
-
-
 @pytest.fixture(scope="session")
 def torch(gpu: None, mpi_world: World) -> Any:
     """torch with CUDA, its current device the rank's."""

@@ -21,13 +21,3 @@ def dist(mpi_world: World) -> Iterator[ModuleType]:
     assert dist.get_rank() == mpi_world.rank
     yield dist
     dist.destroy_process_group()
-
-
-@pytest.fixture
-def rank(mpi_world: World) -> int:
-    return mpi_world.rank
-
-
-@pytest.fixture
-def size(mpi_world: World) -> int:
-    return mpi_world.size

@@ -30,16 +30,6 @@ def dist(mpi_world: World) -> ModuleType:
     return mpi_world.dist
 
 
-@pytest.fixture
-def rank(mpi_world: World) -> int:
-    return mpi_world.rank
-
-
-@pytest.fixture
-def size(mpi_world: World) -> int:
-    return mpi_world.size
-
-
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def run(request: pytest.FixtureRequest) -> Any:
     """Calls a collective, synchronously or as a work that is waited for."""

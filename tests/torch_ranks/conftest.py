@@ -29,16 +29,6 @@ def dist(mpi_world: World) -> Iterator[ModuleType]:
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def rank(mpi_world: World) -> int:
-    return mpi_world.rank
-
-
-@pytest.fixture
-def size(mpi_world: World) -> int:
-    return mpi_world.size
-
-
 @pytest.fixture(scope="session")
 def teams(dist: ModuleType, mpi_world: World) -> list[Any]:
     """The groups of tensors.py that this rank belongs to."""

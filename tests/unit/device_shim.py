@@ -10,25 +10,11 @@ import ctypes
 from typing import Any, ClassVar
 
 import paddlempi._core as core  # type: ignore[import-not-found]
+from paddlempi._dlpack import _Tensor as DLTensor  # who reads it here is C
 from paddlempi._ops import Op, ReduceCode
 from paddlempi.errors import BY_CODE
 
 CUDA, PINNED, ROCM = 2, 3, 10
-
-
-class DLTensor(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
 
 
 _FromObject = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DLTensor))

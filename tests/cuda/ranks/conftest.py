@@ -49,16 +49,6 @@ def dist(mpi_world: World) -> ModuleType:
 
 
 @pytest.fixture
-def rank(mpi_world: World) -> int:
-    return mpi_world.rank
-
-
-@pytest.fixture
-def size(mpi_world: World) -> int:
-    return mpi_world.size
-
-
-@pytest.fixture
 def run(request: pytest.FixtureRequest) -> Any:
     """Calls a collective, synchronously or as a work that is waited for."""
     asynchronous = request.param
