@@ -49,10 +49,7 @@ func (a *Args) ownPart(p *Program, dst unsafe.Pointer, at int64) (unsafe.Pointer
 // know: MPI_Allgatherv, or a broadcast a rank past the reach of its displacements.
 // Bytes moved a rank: what the others hold, and all of it once more by the copy.
 var allGatherUnevenMPI = Algorithm{"mpi_uneven", always, func(a *Args, p *Program) error {
-	parts := a.Recv
-	if len(parts) == 1 {
-		parts = a.split(parts[0])
-	}
+	parts := a.each(a.Recv)
 	if counts(parts)*a.elem() > mpi.MaxCount {
 		own := parts[a.Rank]
 		p.Do(func() error {

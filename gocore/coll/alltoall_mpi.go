@@ -42,17 +42,11 @@ var allToAllEvenMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arriv
 // error on every rank instead of garbage, and then the parts between pairs of ranks.
 // Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
 var allToAllUnevenMPI = Algorithm{"pairwise", always, func(a *Args, p *Program) error {
-	sends, err := a.apart(p, a.Send, a.Recv)
+	apart, err := a.apart(p, a.Send, a.Recv)
 	if err != nil {
 		return err
 	}
-	recvs := a.Recv
-	if len(sends) == 1 {
-		sends = a.split(sends[0])
-	}
-	if len(recvs) == 1 {
-		recvs = a.split(recvs[0])
-	}
+	sends, recvs := a.each(apart), a.each(a.Recv)
 	if err := agreeOnLengths(a, p, sends, recvs); err != nil {
 		return err
 	}

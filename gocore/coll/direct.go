@@ -83,18 +83,6 @@ func DirectOK(a *Args) bool {
 	return true
 }
 
-// each returns one part a rank.
-func (a *Args) each(parts []Part) []Part {
-	if len(parts) != 1 {
-		return parts
-	}
-	out := a.split(parts[0])
-	for i := range out {
-		out[i].OnDevice = parts[0].OnDevice
-	}
-	return out
-}
-
 // directMessage is the longest message, in bytes: what is longer goes in several, so that
 // no derived datatype meets device memory.
 const directMessage = 1 << 30

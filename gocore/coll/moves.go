@@ -118,12 +118,20 @@ func (a *Args) apart(p *Program, sends, recvs []Part) ([]Part, error) {
 	return sends, nil
 }
 
+// each returns one part a rank of a side that has a share for every rank.
+func (a *Args) each(parts []Part) []Part {
+	if len(parts) != 1 {
+		return parts
+	}
+	return a.split(parts[0])
+}
+
 // split views one buffer as Size parts of equal length.
 func (a *Args) split(whole Part) []Part {
 	each := whole.Count / int64(a.Size)
 	parts := make([]Part, a.Size)
 	for i := range parts {
-		parts[i] = Part{Data: a.at(whole.Data, int64(i)*each), Count: each}
+		parts[i] = Part{Data: a.at(whole.Data, int64(i)*each), Count: each, OnDevice: whole.OnDevice}
 	}
 	return parts
 }

@@ -13,10 +13,7 @@ import (
 // different lengths, or one MPI_Reduce a rank past the reach of their counts.
 // Bytes moved a rank: (1-1/n) of the input out and in.
 var reduceScatterMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
-	parts := a.Send
-	if len(parts) == 1 {
-		parts = a.split(a.Send[0])
-	}
+	parts := a.each(a.Send)
 	src, _, err := a.contiguous(p, a.Send, true)
 	if err != nil {
 		return err
@@ -95,10 +92,7 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 // reduceScatterSlices16 sends every rank its part, which that rank adds in float32
 // in rank order and rounds once. Bytes moved a rank: (1-1/n) of the input out and in.
 var reduceScatterSlices16 = Algorithm{"slices16", reducedHere, func(a *Args, p *Program) error {
-	sends := a.Send
-	if len(sends) == 1 {
-		sends = a.split(a.Send[0])
-	}
+	sends := a.each(a.Send)
 	own := a.Recv[0].Count
 	scratch, err := a.alloc(p, max(1, own*int64(a.Size)))
 	if err != nil {
