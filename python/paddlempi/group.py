@@ -173,7 +173,7 @@ def init_process_group(
         )
         _state.local_rank = answer["local_rank"]
         _state.local_size = answer["local_size"]
-        _state.world = ProcessGroup(0, answer["rank"], range(answer["size"]))
+        _state.world = ProcessGroup(answer["group"], answer["rank"], range(answer["size"]))
         _exit.install(foreign)
     if front is not None:
         front.init(timeout)

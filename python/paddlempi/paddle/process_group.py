@@ -15,7 +15,7 @@ from paddle.base import core as paddle_core
 from .. import _native
 from .. import work as core_work
 from .._ops import Op, ReduceCode
-from ..errors import ArgumentError, TimeoutError
+from ..errors import ArgumentError
 from ..group import ProcessGroup
 from .task import DONE, Task
 
@@ -65,11 +65,7 @@ class ProcessGroupMPI:
         if not sync or code is None:
             return self._issue(Op.ALL_REDUCE, None, tensor, sync, _code(op))
         # The short way of what is called most, the same as the long one.
-        try:
-            _native.submit(_ALL_REDUCE, self._gid, None, tensor, code)
-        except (TimeoutError, KeyboardInterrupt):
-            core_work.keep(tensor)
-            raise
+        _native.submit(_ALL_REDUCE, self._gid, None, tensor, code)
         tensor._bump_inplace_version()
         return DONE
 
@@ -310,7 +306,7 @@ class ProcessGroupMPI:
 def _run(code: Op, send: Any, recv: Any, sync: bool, submit: Any) -> Task:
     if not sync:
         return Task(core_work.start(code.label, None, (send, recv), recv, submit))
-    core_work.run((send, recv), recv, submit)
+    core_work.run(recv, submit)
     return DONE
 
 

@@ -28,7 +28,6 @@ from torch._C._distributed_c10d import (
 )
 
 from .. import _native, group
-from .. import work as core_work
 from .._ops import Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from . import sparse, world
@@ -175,11 +174,7 @@ class ProcessGroupMPI(Issuer):
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
             ):
-                try:
-                    _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so)
-                except (TimeoutError, KeyboardInterrupt):
-                    core_work.keep(tensor)
-                    raise
+                _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so)
                 bump((tensor,))
                 return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
