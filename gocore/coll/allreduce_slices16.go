@@ -84,6 +84,9 @@ func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
 				return err
 			}
 		}
+		if a.Reduce == op.Avg {
+			return reduce.Divide(dst, n, a.DType, ranks)
+		}
 		return nil
 	}
 	srcs := make([]unsafe.Pointer, ranks)

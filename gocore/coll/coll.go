@@ -149,14 +149,14 @@ func single(s *Sig) bool    { return s.Size == 1 }
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 
 // reducedHere says that MPI's own reduction will not do: inside MPI, 16-bit floats would be
-// rounded at every hop; and sums of 8-bit and 16-bit integers, which wrap, saturate in the
+// rounded at every hop; and sums of 8-bit and 16-bit integers, which wrap (of which AVG is made), saturate in the
 // vector code of Open MPI.
 func reducedHere(s *Sig) bool {
 	switch s.DType {
 	case op.Float16, op.BFloat16:
 		return true
 	case op.Int8, op.UInt8, op.Int16, op.UInt16:
-		return s.Reduce == op.Sum
+		return s.Reduce == op.Sum || s.Reduce == op.Avg
 	}
 	return false
 }
