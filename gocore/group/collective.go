@@ -391,6 +391,7 @@ func (t *collective) begin() {
 	flags := t.call.flags
 	if t.refused {
 		flags |= arrive.Refused
+		t.call.deadline = time.Now().Add(g.Timeout()) // it may have waited long for its turn
 	}
 	if _, _, err := g.arrival.Announce(g.seq, &t.call.sig, flags, 0); err != nil {
 		g.fail(err)
