@@ -11,6 +11,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -57,7 +58,8 @@ func readDeviceSettings() (s deviceSettings, err error) {
 	default:
 		return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_REDUCE=%s is neither host nor device", v)
 	}
-	return s, nil
+	_, _, err = mpi.CUDAForced()
+	return s, err
 }
 
 // locate finds out where a tensor that is said to be on a device lies.
