@@ -10,7 +10,7 @@ def a_wrong_setting() -> None:
     """One rank's variable means nothing: it says which, the others whose; then all go on."""
     import os
 
-    from ranks_tools import dist, done, errors, raises, start, works
+    from ranks_tools import done, errors, raises, start, works
 
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
     name, value = os.environ["FAULTS_SETTING"].split("=")
