@@ -237,7 +237,8 @@ type coreInfo struct {
 	Node        []int            `json:"node"` // node of each rank
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
-	CUDA        *cudaInfo        `json:"cuda"` // nil unless asked for
+	Arrive      string           `json:"arrive"` // how the ranks of the node meet at collectives; "" before init
+	CUDA        *cudaInfo        `json:"cuda"`   // nil unless asked for
 }
 
 // controlInfo says what is there. It works before init and where there is no MPI,
@@ -259,6 +260,7 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	if c := current.Load(); c != nil {
 		t, i := c.env.Topo, c.lib.Info()
 		info.Initialized, info.MPI = true, &i
+		info.Arrive = c.env.Way()
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil
 	}

@@ -73,7 +73,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout t
 		return nil, err
 	}
 	if e.Topo.OneNode(ranks) {
-		lines, err := e.makeLines(comm, ranks)
+		lines, _, err := e.makeLines(comm, ranks)
 		if err != nil {
 			return nil, err
 		}

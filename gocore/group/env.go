@@ -31,6 +31,7 @@ type Env struct {
 	mail     *mailbox       // small messages between the cores
 	presence *arrive.Lines  // who of this node has left; nil if it could not be shared
 	peers    []int          // world ranks of presence's members
+	way      way            // how they came to share memory
 	crowded  bool           // more ranks than cores on this node
 	device   deviceSettings // of tensors in device memory
 	hellos   atomic.Uint64  // meetings that this rank has come to
@@ -256,8 +257,8 @@ func (e *Env) connect() error {
 // sharePresence makes the lines by which the ranks of a node see each other leave.
 func (e *Env) sharePresence() error {
 	e.peers = e.Topo.Peers()
-	lines, err := e.makeLines(e.base, e.peers)
-	e.presence = lines
+	var err error
+	e.presence, e.way, err = e.makeLines(e.base, e.peers)
 	return err
 }
 
