@@ -71,8 +71,8 @@ enum { SUM = 1, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR, PREMUL_SUM };
 	}                                                                                              \
 	INLINE word divide_##name(word a, int32_t by) {                                                \
 		word r = 0;                                                                                \
-		UNROLL for (unsigned at = 0; at < 8 * sizeof(word); at += 8 * sizeof(lane))                \
-			r |= (word)(unsigned_lane)((lane)(a >> at) / by) << at;                                \
+		UNROLL for (unsigned at = 0; at < 8 * sizeof(word); at += 8 * sizeof(lane)) r |=           \
+			(word)(unsigned_lane)((lane)(a >> at) / by) << at;                                     \
 		return r;                                                                                  \
 	}
 
