@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import job
 import pytest
 
@@ -67,3 +70,13 @@ def test_one_that_never_comes() -> None:
     ended = job.run(2, one_that_never_comes)
     assert ended.result.stdout.count("done\n") == 2, ended.output
     assert "Traceback" not in ended.output, ended.output
+
+
+@pytest.mark.one_mpi
+def test_alone_open_mpi_knows_its_own_messages() -> None:
+    """Its wheel is not where it was built for, and nobody but its mpirun tells it so."""
+    script = "import paddlempi as d; d.init_process_group('mpi'); raise RuntimeError('boom')"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "RuntimeError: boom" in ended.stderr
+    assert "Sorry!" not in ended.stderr, ended.stderr
