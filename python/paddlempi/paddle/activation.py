@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import paddle
 import paddle.distributed as dist
 from paddle.base import core as paddle_core
 from paddle.distributed import collective, parallel, parallel_helper
@@ -188,7 +189,7 @@ def new_group(
     world = default_group()
     if world is None:
         raise RuntimeError("new_group: call paddle.distributed.init_parallel_env() first")
-    if backend not in (None, _MPI):
+    if backend is not None and backend.lower() != _MPI:
         raise ArgumentError(
             f"new_group: backend={backend!r}: under paddlempi the only one is 'mpi'; leave it out"
         )
@@ -224,4 +225,9 @@ def destroy_process_group(group: Any = None) -> None:
 
 
 def wait(tensor: Any, group: Any = None, use_calc_stream: bool = True) -> None:
-    """Nothing: on the CPU an operation has ended when its call or its task's ``wait`` returns."""
+    if not paddle.in_dynamic_mode():
+        return
+    known = groups._GroupManager.group_map_by_id.values() if group is None else (group,)
+    for one in list(known):
+        if one.process_group is not None:
+            one.process_group.wait_for(tensor)
