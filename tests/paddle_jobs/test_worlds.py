@@ -37,7 +37,8 @@ def again() -> None:
         dist.barrier()
         leave()
         assert not dist.is_initialized() and not paddlempi.is_initialized()
-        assert "PADDLE_TRAINER_ID" not in os.environ
+        assert "PADDLE_CURRENT_ENDPOINT" not in os.environ
+        assert dist.get_world_size() == 2, "as before init"
     done()
 
 
