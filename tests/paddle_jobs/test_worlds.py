@@ -26,8 +26,8 @@ def again() -> None:
         assert dist.is_initialized() and paddlempi.is_initialized()
         assert dist.get_world_size() == paddlempi.get_world_size() == 2
         assert dist.ParallelEnv().rank == dist.get_rank() == paddlempi.get_rank()
-        assert dist.get_backend() == "mpi"
-        part = dist.new_group([1])
+        assert dist.get_backend() == "MPI"
+        part = dist.new_group([1], backend=dist.get_backend())
         x = paddle.ones([3])
         dist.all_reduce(x)
         assert x.tolist() == [2.0] * 3
@@ -37,7 +37,8 @@ def again() -> None:
         dist.barrier()
         leave()
         assert not dist.is_initialized() and not paddlempi.is_initialized()
-        assert "PADDLE_TRAINER_ID" not in os.environ
+        assert "PADDLE_CURRENT_ENDPOINT" not in os.environ
+        assert dist.get_world_size() == 2, "as before init"
     done()
 
 
@@ -163,6 +164,40 @@ def test_fleet() -> None:
     job.succeed(2, whole_fleet)
 
 
+def parallelized() -> None:
+    import numpy as np
+    import paddle
+    import paddle.distributed as dist
+    import paddlempi.paddle  # noqa: F401
+    from ranks_tools import done
+
+    dist.init_parallel_env()
+    mesh = dist.ProcessMesh([0, 1], dim_names=["dp"])
+    paddle.seed(1)
+    net, alone = paddle.nn.Linear(4, 2), paddle.nn.Linear(4, 2)
+    alone.set_state_dict(net.state_dict())
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=net.parameters())
+    net, optimizer = dist.parallelize(net, optimizer, mesh, {"dp_config": {"sharding_level": 0}})
+    its = paddle.optimizer.AdamW(0.1, parameters=alone.parameters())
+    x = np.random.default_rng(0).standard_normal((6, 4)).astype("float32")
+    for _ in range(3):
+        whole = paddle.to_tensor(x)
+        for model, steps, batch in (
+            (net, optimizer, dist.shard_tensor(whole, mesh, [dist.Shard(0)])),
+            (alone, its, whole),
+        ):
+            model(batch).square().mean().backward()
+            steps.step()
+            steps.clear_grad()
+    for mine, expected in zip(net.parameters(), alone.parameters(), strict=True):
+        np.testing.assert_allclose(mine._local_value().numpy(), expected.numpy(), rtol=1e-4)
+    done()
+
+
+def test_auto_parallel() -> None:
+    job.succeed(2, parallelized)
+
+
 def restored() -> None:
     import paddle.distributed as dist
     from paddle.base import core
@@ -178,7 +213,7 @@ def restored() -> None:
     assert after == before and not front.installed()
     front.install()
     dist.init_parallel_env()
-    assert dist.get_backend() == "mpi"
+    assert dist.get_backend() == "MPI"
     done()
 
 
@@ -205,7 +240,7 @@ def test_run_a_script_as_it_is(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paddlempi", "run", str(script), "--epochs", "3"]
     ended = launch.run(2, command, timeout=120)
     assert ended.returncode == 0, ended.output
-    assert ended.stdout.count("mpi [2.0, 2.0] ['--epochs', '3']\n") == 2, ended.output
+    assert ended.stdout.count("MPI [2.0, 2.0] ['--epochs', '3']\n") == 2, ended.output
 
 
 def test_launched_by_paddle_alone() -> None:
