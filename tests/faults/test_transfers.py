@@ -105,6 +105,42 @@ def what_mpi_goes_on_reading() -> None:
     done()
 
 
+def no_memory_on_one() -> None:
+    """Scratch memory is taken before the others count on a rank: without it, it refuses."""
+    import resource
+    from pathlib import Path
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start(timeout=60.0)
+    size = dist.get_world_size()
+    x = np.ones(256 << 20, np.float16)  # wants as much again
+    parts = [np.ones(128 << 20, np.uint8) for _ in range(size)]
+    calls = (
+        lambda: dist.all_reduce(x),
+        lambda: dist.all_gather(parts, np.ones(128 << 20, np.uint8)),
+        lambda: dist.all_reduce_coalesced(parts),
+    )
+    for call in calls:
+        if rank == 1:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
+            with raises(errors.OutOfMemoryError, "cannot allocate", most=20.0):
+                call()
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        else:
+            with raises(errors.RefusedError, ranks=[1], most=20.0):
+                call()
+        works()
+    done()
+
+
+@pytest.mark.one_mpi
+def test_no_memory_on_one() -> None:
+    job.succeed(2, no_memory_on_one)
+
+
 @pytest.mark.parametrize("how", ["deadline", "interrupt"])
 def test_stopped_in_the_middle(how: str) -> None:
     ended = job.run(2, stopped_in_the_middle, env={"FAULTS_HOW": how})
