@@ -218,7 +218,7 @@ def given_another_rank() -> None:
     warnings.simplefilter("error")
     rank = int(os.environ["RANK"])
     both = "rank=0 given to MPI's rank 1 of 2"
-    for backend in ("mpi", "MPI", "cpu:mpi"):
+    for backend in ("mpi", "MPI", "paddlempi", "cpu:mpi"):
         # As a framework that has not heard of the launcher: the same on each.
         with raises(ArgumentError, "init_process_group", both, "docs/torch.md"):
             dist.init_process_group(backend, rank=0, world_size=2)
