@@ -281,3 +281,27 @@ def a_part_on_gloo() -> None:
 
 def test_gloo_on_a_part_of_the_ranks() -> None:
     job.succeed(4, a_part_on_gloo, timeout=120)
+
+
+def rpc_by_itself() -> None:
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+    from ranks_tools import done
+    from torch.distributed import rpc
+
+    warnings.simplefilter("ignore")
+    dist.init_process_group("mpi")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    worker = size - 1 - rank
+    rpc.init_rpc(f"worker{worker}", rank=worker, world_size=size)
+    assert rpc.rpc_sync("worker0", torch.add, args=(torch.ones(2), rank)).tolist() == [1 + rank] * 2
+    dist.barrier()
+    rpc.shutdown()
+    dist.destroy_process_group()
+    done()
+
+
+def test_rpc_with_ranks_of_its_own() -> None:
+    job.succeed(2, rpc_by_itself)
