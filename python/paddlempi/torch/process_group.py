@@ -175,7 +175,8 @@ class ProcessGroupMPI(Issuer):
                 and not state._is_profiler_enabled
             ):
                 _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so)
-                bump((tensor,))
+                if bump is not None:
+                    bump((tensor,))
                 return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:
