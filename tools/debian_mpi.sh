@@ -60,5 +60,8 @@ EOF
     chmod +x "$1/mpirun"
 }
 # Debian's settings keep Open MPI from its ofi path, on which matched probes fail; they are not below its prefix.
-launcher openmpi mpirun 'OPAL_PREFIX=$root/usr OPAL_SYSCONFDIR=$root/etc/openmpi; export OPAL_PREFIX OPAL_SYSCONFDIR'
+# Its PMIx, a library of its own, warns where it does not find its plugin for compression.
+launcher openmpi mpirun 'OPAL_PREFIX=$root/usr OPAL_SYSCONFDIR=$root/etc/openmpi
+PMIX_PKGLIBDIR=$root/usr/lib/'"$triplet"'/pmix2/lib/pmix
+export OPAL_PREFIX OPAL_SYSCONFDIR PMIX_PKGLIBDIR'
 launcher mpich mpiexec.hydra 'MPI4PY_LIBMPI=$here/libmpi.so.12; export MPI4PY_LIBMPI'
