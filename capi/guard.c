@@ -75,8 +75,8 @@ static int fork_error(void) {
 int pmpi_control(const char *method, const char *request, char **reply) {
 	GUARD();
 	int rc = goControl((char *)method, (char *)request, reply, last());
-	if (rc == 0 && strcmp(method, "init") == 0)
-		pmpi_guard_exit();
+	if (strcmp(method, "init") == 0)
+		pmpi_guard_exit(); /* also after an error: MPI may be running by then */
 	return rc;
 }
 
