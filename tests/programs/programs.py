@@ -1,0 +1,171 @@
+"""Starts the programs of this folder on 2 ranks, over MPI and over gloo; compares their numbers.
+
+Over gloo there is no mpirun, and the variables are those that the frameworks' launchers set.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paddlempi.testing import launch
+
+FOLDER = Path(__file__).resolve().parent
+RANKS = 2
+DEADLINE = 150  # seconds for a program that hangs; none needs a tenth of them
+
+# One thread: a sum over several is another on another number of cores. Nothing is downloaded.
+_ALWAYS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
+
+Numbers = list[dict[str, Any]]
+"""What every rank gave to ``report.write``."""
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """The mark of a file whose programs import these. They are not imported here, which is slow."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
+
+
+def over_mpi(
+    program: str, out: Path, *options: str, as_it_is: bool = False, mpi4py: bool = True
+) -> Numbers:
+    """Run a program under mpirun.
+
+    Args:
+        program: its name in this folder, without ``.py``.
+        out: an empty folder for what it writes.
+        options: further words of its command line.
+        as_it_is: start it by ``python -m paddlempi run``.
+        mpi4py: whether mpi4py can be imported.
+    """
+    command = _command(program, out, options)
+    if as_it_is:
+        command[1:1] = ["-m", "paddlempi", "run"]
+    env = dict(_ALWAYS)
+    with tempfile.TemporaryDirectory() as hidden:
+        if not mpi4py:
+            Path(hidden, "mpi4py.py").write_text("raise ImportError('hidden by the test')\n")
+            env["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [hidden, os.environ.get("PYTHONPATH")])
+            )
+        result = launch.run(RANKS, command, timeout=DEADLINE, env=env)
+    assert not result.timed_out, f"{program} hung for {DEADLINE} s:\n{result.output}"
+    assert result.returncode == 0, result.output
+    return _read(out, result.output)
+
+
+def over_gloo(program: str, out: Path, *options: str) -> Numbers:
+    """Run a program of torch in processes that find each other by torchrun's variables."""
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    size = {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
+    return _together(
+        _command(program, out, options),
+        [
+            {**rendezvous, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for rank in range(RANKS)
+        ],
+        out,
+    )
+
+
+def over_torchrun(program: str, out: Path, *options: str) -> Numbers:
+    """Run a program by torchrun, which sets more variables than it documents."""
+    python, *words = _command(program, out, options)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    return _together([python, *torchrun, *words], [{}], out)
+
+
+def over_paddles_gloo(program: str, out: Path, *options: str) -> Numbers:
+    """Run a program of Paddle as ``paddle.distributed.launch --backend gloo`` would."""
+    endpoints = [f"127.0.0.1:{_free_port()}" for _ in range(RANKS)]
+    return _together(
+        _command(program, out, options),
+        [
+            {
+                "PADDLE_DISTRI_BACKEND": "gloo",
+                "PADDLE_TRAINER_ID": str(rank),
+                "PADDLE_TRAINERS_NUM": str(RANKS),
+                "PADDLE_LOCAL_RANK": str(rank),
+                "PADDLE_LOCAL_SIZE": str(RANKS),
+                "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+                "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+            }
+            for rank in range(RANKS)
+        ],
+        out,
+    )
+
+
+def same(ours: Numbers, theirs: Numbers, *, but: tuple[str, ...] = ("backend",)) -> None:
+    """Every number of every rank is the same, to its last digit, but those named."""
+    for rank, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert mine.keys() == other.keys()
+        for name in mine.keys() - set(but):
+            assert mine[name] == other[name], f"{name} of rank {rank}: MPI's and gloo's"
+
+
+def _command(program: str, out: Path, options: tuple[str, ...]) -> list[str]:
+    return [sys.executable, str(FOLDER / f"{program}.py"), f"--out={out}", *options]
+
+
+def _together(command: list[str], environments: list[dict[str, str]], out: Path) -> Numbers:
+    """Run the command once for each of the environments, at the same time."""
+    mark = uuid.uuid4().hex
+    end = time.monotonic() + DEADLINE
+    with tempfile.TemporaryFile() as output:
+        processes = [
+            subprocess.Popen(
+                command,
+                env={**_plain(os.environ), **_ALWAYS, **env, launch._MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for env in environments
+        ]
+        try:
+            codes = [process.wait(end - time.monotonic()) for process in processes]
+        except subprocess.TimeoutExpired:
+            codes = []
+        finally:
+            launch.kill_marked(mark)
+            for process in processes:
+                process.wait()
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    assert codes, f"hung for {DEADLINE} s:\n{text}"
+    assert not any(codes), f"exit statuses {codes}:\n{text}"
+    return _read(out, text)
+
+
+def _plain(variables: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which no launcher has left a word."""
+    ours = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "PADDLE", "OMPI_", "PMIX_", "PMI_")
+    return {name: value for name, value in variables.items() if not name.startswith(ours)}
+
+
+def _read(out: Path, text: str) -> Numbers:
+    files = [out / f"rank{rank}.json" for rank in range(RANKS)]
+    missing = [rank for rank, file in enumerate(files) if not file.exists()]
+    assert not missing, f"ranks {missing} of {RANKS} did not report:\n{text}"
+    return [json.loads(file.read_text()) for file in files]
+
+
+def _free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,42 @@
+"""Lightning finds the ranks by mpi4py, or without it by torchrun's variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import programs
+import pytest
+
+pytestmark = programs.needs("torch", "pytorch_lightning")
+PROGRAM = "lightning_ddp"
+
+
+@pytest.fixture(scope="module")
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> programs.Numbers:
+    return programs.over_gloo(PROGRAM, tmp_path_factory.mktemp("gloo"), "--backend=gloo")
+
+
+def check(ours: programs.Numbers, gloo: programs.Numbers, environment: str) -> None:
+    programs.same(ours, gloo, but=("backend", "environment"))
+    for numbers in ours:
+        assert numbers["backend"] == "mpi" and numbers["world_size"] == 2
+        assert numbers["environment"] == environment
+        # 3 and -7 make -2, an int64 still; 3 and -8 would not do for an average alone
+        assert numbers["means"] == [[-2, "torch.int64"], [-2, "torch.int64"], [1, "torch.int64"]]
+        losses = [epoch["loss_epoch"] for epoch in numbers["history"]]
+        assert len(losses) == 3 and losses == sorted(losses, reverse=True)
+        # The callback kept the epoch with the least loss, and the trainer restored it.
+        least = min(epoch["val_loss"] for epoch in numbers["history"])
+        assert numbers["best"][1] == least == numbers["tested"][0]["val_loss"]
+        assert [epoch["epoch"] for epoch in numbers["history_again"]] == [1, 2]
+    assert ours[0] == ours[1]
+
+
+def test_with_mpi4py(gloo: programs.Numbers, tmp_path: Path) -> None:
+    check(programs.over_mpi(PROGRAM, tmp_path), gloo, "MPIEnvironment")
+
+
+def test_without_mpi4py(gloo: programs.Numbers, tmp_path: Path) -> None:
+    """As it is under ``python -m paddlempi run``, which sets what Lightning looks for then."""
+    ours = programs.over_mpi(PROGRAM, tmp_path, as_it_is=True, mpi4py=False)
+    check(ours, gloo, "LightningEnvironment")
