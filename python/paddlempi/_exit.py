@@ -1,4 +1,4 @@
-"""The two ways out that the core cannot see: a hook for each.
+"""The two ways out that the core cannot see, looked at before the interpreter shuts down.
 
 The core itself watches the exit status (``on_exit``) and ends the job with
 ``MPI_Abort`` where it is not 0. It comes too late in two cases, in which the other
@@ -7,10 +7,14 @@ ranks would wait for ever:
 * a non-daemon thread is alive: the interpreter joins it before it exits;
 * somebody else, mpi4py, owns MPI: it finalizes before ``exit`` is called.
 
-So an uncaught exception is met in ``sys.excepthook``, and the status given to
-``sys.exit`` is noted and looked at when the interpreter begins to shut down. A
-library call that succeeds after ``sys.exit`` shows that somebody caught the
-SystemExit: the note is thrown away. ``raise SystemExit(n)`` is not seen.
+So a callback looks for the status when the interpreter begins to shut down:
+
+* An uncaught exception is where Python leaves it, in ``sys.last_traceback``. By then
+  ``sys.excepthook`` has shown it, whosever hook that is. No hook of ours stands there:
+  torch's keeps what the hooks below it write, and shows it after they have returned.
+* The status given to ``sys.exit`` is noted by a function that stands in for it. A library
+  call of the main thread that succeeds afterwards shows that somebody caught the
+  SystemExit: the note is thrown away. ``raise SystemExit(n)`` is not seen.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ import importlib
 import sys
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, NoReturn
 
 from . import _native
@@ -37,7 +40,6 @@ class _Hooks:
         self.registered = False
         self.foreign = False
         self.status = 0  # of the sys.exit under way, 0 if there is none
-        self.excepthook = sys.excepthook
         self.exit = sys.exit
         self.submit = _native.submit
 
@@ -56,14 +58,15 @@ def install(foreign: bool) -> None:
     _hooks.foreign = foreign
     if _hooks.installed:
         return
-    _hooks.excepthook, _hooks.exit = sys.excepthook, sys.exit
-    sys.excepthook, sys.exit = _excepthook, _exit
+    _hooks.exit, sys.exit = sys.exit, _exit
     _hooks.installed = True
     if not _hooks.registered:
         _hooks.registered = True
         # Callbacks of the threading module come last in, first out, before the
         # threads are joined. An executor's joins its workers: ours has to be later.
         importlib.import_module("concurrent.futures.thread")
+        with suppress(ImportError):  # a Python without multiprocessing
+            importlib.import_module("concurrent.futures.process")
         register = getattr(threading, "_register_atexit", atexit.register)
         register(_at_shutdown)
 
@@ -72,22 +75,10 @@ def uninstall() -> None:
     """Give Python its own back, unless somebody has put another hook on top of ours."""
     if not _hooks.installed:
         return
-    if sys.excepthook is _excepthook:
-        sys.excepthook = _hooks.excepthook
     if sys.exit is _exit:
         sys.exit = _hooks.exit
     _forget()
     _hooks.installed = False
-
-
-def _excepthook(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    _hooks.excepthook(kind, error, traceback)
-    # An interactive interpreter goes on after the exception.
-    interactive = sys.flags.interactive or hasattr(sys, "ps1")
-    if _hooks.installed and not interactive and _in_main_thread() and _core_comes_too_late():
-        _abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 
 def _exit(status: Any = None, /) -> NoReturn:
@@ -115,13 +106,34 @@ def _forget() -> None:
 
 def _submit_and_forget(*arguments: Any) -> Any:
     answer = _hooks.submit(*arguments)
-    _forget()
+    if _in_main_thread():
+        _forget()
     return answer
 
 
 def _at_shutdown() -> None:
-    if _hooks.installed and _hooks.status and _core_comes_too_late():
-        _abort(_hooks.status)
+    if not _hooks.installed:
+        return
+    status = _uncaught() or _hooks.status
+    if status and _core_comes_too_late():
+        _abort(status)
+
+
+def _uncaught() -> int:
+    """The status that an uncaught exception ends the program with, 0 if there is none.
+
+    Shells and test runners leave exceptions in the same place that they have caught: the
+    tracebacks of those do not begin at the bottom of the program.
+    """
+    traceback = getattr(sys, "last_traceback", None)
+    interactive = sys.flags.interactive or hasattr(sys, "ps1")  # goes on after an exception
+    if traceback is None or interactive:
+        return 0
+    bottom = traceback.tb_frame
+    program = bottom.f_globals.get("__name__") in ("__main__", "runpy")  # runpy: python -m
+    if bottom.f_back is not None or not program:
+        return 0
+    return 130 if isinstance(sys.last_value, KeyboardInterrupt) else 1
 
 
 def _in_main_thread() -> bool:
@@ -136,8 +148,8 @@ def _core_comes_too_late() -> bool:
 
 
 def _abort(status: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or None: never mind
-            stream.flush()
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(Exception):  # closed, None, or something else's: never mind
+            stream.flush()  # type: ignore[union-attr]
     with suppress(Error):  # a fork, or a core that is gone: then the exit goes its usual way
         _native.control("abort", status=status)

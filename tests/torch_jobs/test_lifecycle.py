@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import job
 import pytest
 
@@ -205,3 +207,49 @@ def missing() -> None:
 
 def test_ranks_that_never_come() -> None:
     job.succeed(3, missing)
+
+
+def raises_in_company() -> None:
+    import os
+    import sys
+    import threading
+    import time
+
+    if os.environ["COMPANY"] == "mpi4py":
+        from mpi4py import MPI
+
+        assert MPI.Is_initialized()
+    import paddlempi.torch  # noqa: F401
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("mpi")
+    if dist.get_rank() == 1:
+        if os.environ["COMPANY"] == "thread":
+            threading.Thread(target=time.sleep, args=(60,)).start()
+        if os.environ["WAY"] == "text":
+            sys.exit("rank 1 gave up")
+        raise KeyboardInterrupt if os.environ["WAY"] == "interrupt" else ValueError("gave up")
+    dist.all_reduce(torch.ones(1))
+    print("went on", flush=True)
+
+
+COMPANY = ["thread", *(["mpi4py"] if importlib.util.find_spec("mpi4py") else [])]
+
+
+@pytest.mark.parametrize("company", COMPANY)
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ("exception", "[rank1]: ValueError: gave up"),
+        ("interrupt", "[rank1]: KeyboardInterrupt"),
+        ("text", "rank 1 gave up"),
+    ],
+)
+def test_what_ended_the_program_is_shown_once(way: str, text: str, company: str) -> None:
+    ended = job.run(2, raises_in_company, env={"COMPANY": company, "WAY": way})
+    assert ended.returncode != 0
+    assert ended.result.stderr.count(text) == 1, ended.output
+    tracebacks = ended.result.stderr.count("[rank1]: Traceback (most recent call last)")
+    assert tracebacks == (way != "text"), ended.output
+    assert "went on" not in ended.output
