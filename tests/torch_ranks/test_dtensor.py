@@ -64,6 +64,16 @@ def test_distribute(line: Any, rank: int, size: int, place: Any, shape: tuple[in
     same(spread.full_tensor(), wanted)
 
 
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_a_leaf_that_a_graph_has_saved(line: Any, rank: int, place: Any) -> None:
+    leaf = whole(rank, 8, 12).requires_grad_()
+    square = (leaf * leaf).sum()
+    distribute_tensor(leaf, line, [place])
+    square.backward()
+    assert leaf.grad is not None
+    same(leaf.grad, 2 * leaf.detach())
+
+
 @pytest.mark.parametrize("shape", [(8, 12), (5, 7)], ids=str)
 @pytest.mark.parametrize(
     ("source", "target"), itertools.product([*PLACES, Partial()], [*PLACES, Partial()]), ids=str

@@ -7,6 +7,7 @@ to the profiler.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -33,10 +34,16 @@ _BROADCAST = Op.BROADCAST
 _ZERO = timedelta(0)
 _OWN = -1.0  # the deadline that the core has of the group
 
-bump: Callable[[Sequence[Any]], None] = getattr(
-    torch._C, "_increment_version", torch.autograd.graph.increment_version
-)
-"""Tell autograd that tensors were written to; what the public function ends in, 100 ns shorter."""
+bump: Callable[[Sequence[Any]], None] | None = None
+"""Tell autograd that tensors were written to. None: it is not told, as by gloo and nccl.
+
+Programs of torch are made for those: ``distribute_tensor`` broadcasts into a leaf that its caller's
+graph has saved. With it, a backward that would use overwritten values fails.
+"""
+
+if os.environ.get("PADDLEMPI_CHECK_AUTOGRAD") == "1":
+    # What the public function ends in, 100 ns shorter.
+    bump = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
 
 class Issuer(ProcessGroup):  # type: ignore[misc]
@@ -188,7 +195,7 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
                 own()
             if span is not None:
                 span.end()
-        if recv is not None and (root < 0 or not self._only_sends(code, root)):
+        if bump is not None and recv is not None and not self._only_sends(code, root):
             bump(recv if isinstance(recv, (list, tuple)) else (recv,))
         if finish is not None:
             finish()
@@ -219,7 +226,7 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
             if span is not None:
                 span.end()
             raise
-        if recv is not None and (root < 0 or not self._only_sends(code, root)):
+        if bump is not None and recv is not None and not self._only_sends(code, root):
             bump(recv if isinstance(recv, (list, tuple)) else (recv,))
         ends = None
         if own is not None or span is not None:

@@ -180,7 +180,8 @@ class ProcessGroupMPI(Issuer):
                 except (TimeoutError, KeyboardInterrupt):
                     core_work.keep(tensor)
                     raise
-                bump((tensor,))
+                if bump is not None:
+                    bump((tensor,))
                 return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:

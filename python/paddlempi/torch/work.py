@@ -214,7 +214,7 @@ class OperationWork(core_work.Operation, Work):
         handle: the core's; 0: the operation ended while it was submitted.
         code: the operation.
         tensors: what is kept alive until its end.
-        output: the tensors written to. Their versions are the caller's to bump.
+        output: the tensors written to.
         at_end: called at the end, by every thread that may be the first to notice it.
     """
 
