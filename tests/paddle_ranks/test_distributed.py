@@ -65,6 +65,35 @@ def test_shards(dist: ModuleType, rank: int, size: int) -> None:
     assert total._local_value().tolist() == [size * (size + 1) / 2] * 2
 
 
+def test_sharded_optimizer(dist: ModuleType, rank: int, size: int) -> None:
+    """Auto-parallel's optimizer, which gives its attributes to the one that it wraps."""
+    mesh = dist.ProcessMesh(list(range(size)), dim_names=["x"])
+    rng = np.random.default_rng(0)
+    first = rng.standard_normal((4, 2)).astype("float32")
+    whole, alone = paddle.nn.Linear(4, 2), paddle.nn.Linear(4, 2)
+    for layer in (whole, alone):
+        layer.weight.set_value(first)
+        layer.bias.set_value(first[0])
+    for name in ("weight", "bias"):
+        setattr(whole, name, dist.shard_tensor(getattr(whole, name), mesh, [dist.Replicate()]))
+    mine = dist.shard_optimizer(paddle.optimizer.AdamW(0.1, parameters=whole.parameters()))
+    its = paddle.optimizer.AdamW(0.1, parameters=alone.parameters())
+    assert vars(mine)["_inner_opt"] is not None
+    for _ in range(3):
+        x = paddle.to_tensor(rng.standard_normal((2 * size, 4)).astype("float32"))
+        for layer, optimizer, batch in (
+            (whole, mine, dist.shard_tensor(x, mesh, [dist.Shard(0)])),
+            (alone, its, x),
+        ):
+            layer(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+    for found, expected in zip(whole.parameters(), alone.parameters(), strict=True):
+        np.testing.assert_allclose(
+            found._local_value().numpy(), expected.numpy(), rtol=1e-4, atol=1e-5
+        )
+
+
 def test_averaging_by_hand(dist: ModuleType, rank: int, size: int) -> None:
     """The loop that many scripts have: all_reduce each gradient."""
     paddle.seed(1)

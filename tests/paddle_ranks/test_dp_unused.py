@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import Any
 
 import dp
@@ -9,7 +11,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle import nn
-from paddlempi.errors import ArgumentError, MismatchError
+from paddlempi.errors import MismatchError
 from paddlempi.paddle import DataParallel
 
 pytestmark = pytest.mark.usefixtures("dist")
@@ -104,13 +106,45 @@ def test_a_way_of_its_own_is_an_error_everywhere(learnt: bool, rank: int, size: 
     dp.agree(dp.gradients(model), dp.gradients(alone))
 
 
-def test_unused_everywhere_is_an_error(rank: int, size: int) -> None:
+def test_what_no_rank_uses_is_accepted(rank: int, size: int) -> None:
+    """As in Paddle's own, without find_unused_parameters; told once, on one rank."""
+    model = DataParallel(Branches(), **dp.SMALL)
+    alone = dp.twin(Branches, model)
+    mine = paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=model.parameters())
+    its = paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=alone.parameters())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step, way in enumerate(["left", "left", "right", "left+right", "left", "right"]):
+            whole = dp.batch(step, size)
+            model(dp.part(whole, rank, size), way).backward()
+            alone(paddle.to_tensor(whole), way).backward()
+            dp.agree(dp.gradients(model), dp.gradients(alone))
+            for optimizer in (mine, its):
+                optimizer.step()
+                optimizer.clear_grad(set_to_zero=False)
+    dp.agree(dp.state(model), dp.state(alone))
+    told = [str(one.message) for one in seen if "no rank's backward" in str(one.message)]
+    assert len(told) == (rank == 0), told
+    assert all("'right.weight' (nor 1 others): this step does not train it" in one for one in told)
+
+
+def test_some_after_all_is_an_error(rank: int, size: int) -> None:
+    """What nobody used is expected not to be; a rank that uses it alone is told."""
     model = DataParallel(Branches(), **dp.SMALL)
     x = dp.part(dp.batch(0, size), rank, size)
-    expected = r"'right\.weight' had no gradient .* \(nor had 1 others\): .*find_unused_parameters"
     for _ in range(2):
-        with pytest.raises(ArgumentError, match=expected):
-            model(x, "left").backward()
+        model(x, "left").backward()
+        model.clear_gradients()
+    lacking = [one for one in range(size) if one != 1]
+    with pytest.raises(MismatchError, match=r"'right\.weight' had no gradient") as raised:
+        model(x, "left+right" if rank == 1 else "left").backward()
+    assert raised.value.ranks == tuple(lacking)
+    model.clear_gradients()
+    alone = dp.twin(Branches, model)
+    whole = dp.batch(1, size)
+    model(dp.part(whole, rank, size), "left+right").backward()
+    alone(paddle.to_tensor(whole), "left+right").backward()
+    dp.agree(dp.gradients(model), dp.gradients(alone))
 
 
 def test_frozen_on_some_ranks_only(rank: int, size: int) -> None:
@@ -126,7 +160,9 @@ def test_a_parameter_taken_out_of_the_model(rank: int, size: int) -> None:
     x = dp.part(dp.batch(0, size), rank, size)
     model(x, "left+right").backward()
     model._layers.right = nn.Linear(8, 4)  # its parameters are nobody's
-    with pytest.raises(ArgumentError, match=r"'right\.weight' had no gradient"):
+    expected = r"'right\.weight' \(nor 1 others\): .* wrap the model again"
+    told = pytest.warns(UserWarning, match=expected) if rank == 0 else contextlib.nullcontext()
+    with told:
         model(x, "left+right").backward()
 
 

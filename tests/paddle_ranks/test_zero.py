@@ -212,3 +212,9 @@ def test_different_models_are_named(dist: ModuleType, level: int, rank: int, siz
     x = paddle.ones([1])
     dist.all_reduce(x)
     assert x.tolist() == [size]
+
+
+def test_auto_parallels_optimizer_is_refused(level: int, dist: ModuleType) -> None:
+    inner = paddle.optimizer.AdamW(0.1, parameters=make(0).parameters())
+    with pytest.raises(errors.ArgumentError, match="_ShardOptimizer is Paddle's own way"):
+        dist.shard_optimizer(inner)

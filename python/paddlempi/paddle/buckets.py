@@ -182,10 +182,11 @@ class Bucket:
             for number, ((index, parameter), start) in enumerate(zip(members, starts, strict=True))
         ]
         # The marks. A parameter is used when this backward reached it, absent when it did not,
-        # and it has a gradient, if only an older one, or not. The last mark: an absence is wrong.
+        # and it has a gradient, if only an older one, or not. The last mark, of the last bucket: on
+        # some rank, what was reached in any bucket is not what was expected.
         marks = self._marks = self.array[count:]
         self.used, self.absent, self.has = marks[:n], marks[n : 2 * n], marks[2 * n : 3 * n]
-        self.wrong = marks[3 * n :]
+        self.surprises = marks[3 * n :]
         self._usual = np.zeros_like(marks)
         self._usual[:n] = self._usual[2 * n : 3 * n] = self._one
         self.pending = n
@@ -216,18 +217,16 @@ class Bucket:
         if ended is not None:
             ended()
 
-    def mark_absent(self, number: int, has: bool, wrong: bool) -> None:
+    def mark_absent(self, number: int, has: bool) -> None:
         """Say that this backward did not reach a slot's parameter on this rank."""
         self.used[number] = 0
         self.absent[number] = self._one
         if not has:
             self.has[number] = 0
-        if wrong:
-            self.mark_wrong()
 
-    def mark_wrong(self) -> None:
-        """Say that an absence on this rank is an error."""
-        self.wrong[0] = self._one
+    def mark_surprise(self) -> None:
+        """Say that this rank's backward did not go the expected way."""
+        self.surprises[0] = self._one
 
 
 def arrange(

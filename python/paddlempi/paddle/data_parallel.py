@@ -47,8 +47,9 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         comm_buffer_size: MiB of gradients in a bucket, which is one all_reduce.
         last_comm_buffer_size: MiB in the last bucket of a backward.
         find_unused_parameters: a backward need not reach every parameter. A rank that has not
-            contributes nothing; where no rank has, the gradient stays what it was. Without it a
-            parameter that a backward does not reach is an error on every rank.
+            contributes nothing. Without it a parameter that a backward reaches on some ranks only
+            is an error on every rank. Where no rank has, the gradient stays what it was in both
+            cases; without it rank 0 warns once.
         group: a group of ``paddle.distributed``, or of paddlempi; None: all ranks.
         buffers: what happens to the model's buffers (BatchNorm's statistics) at the end of
             a synchronized backward: ``"broadcast"``: they become rank 0's; ``"average"``: the
@@ -65,8 +66,8 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         ArgumentError: nothing to train, a wrong size or ``buffers``; this rank is not in ``group``.
         UnsupportedError: a parameter's dtype has no gradients, or it is not in host memory.
 
-    What backward raises: ``MismatchError`` and ``ArgumentError`` (on every rank) name
-    a parameter without gradient; ``RefusedError`` when backward failed on another rank.
+    What backward raises: ``MismatchError`` (on every rank) names a parameter without gradient on
+    some ranks; ``ArgumentError`` a wrong use; ``RefusedError``: backward failed on another rank.
 
     Thread-safety: none, as any model. Source: ``paddle.DataParallel``.
     """

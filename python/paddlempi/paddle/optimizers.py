@@ -18,6 +18,9 @@ from .replicas import Buffers, broadcast_all, check_same
 
 __all__ = ["built", "replacements"]
 
+_building: set[int] = set()
+"""Optimizers whose ``__init__`` runs, by id: auto-parallel's have no attributes of their own."""
+
 
 def replacements() -> list[tuple[Any, str, Callable[..., None]]]:
     """What stands in the places of the optimizers' ``__init__``; not all call their base's."""
@@ -33,13 +36,13 @@ def replacements() -> list[tuple[Any, str, Callable[..., None]]]:
 def _init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, *arguments: Any, **named: Any) -> None:
-        outermost = not hasattr(self, "_paddlempi_building")
-        self._paddlempi_building = True
+        outermost = id(self) not in _building
+        _building.add(id(self))
         try:
             original(self, *arguments, **named)
         finally:
             if outermost:
-                del self._paddlempi_building
+                _building.discard(id(self))
         if outermost:
             built(self)
             overlap.know(self)
@@ -56,13 +59,19 @@ def built(optimizer: Any) -> None:
 
     Raises:
         NotInitializedError: there is no world yet.
-        ArgumentError: level 2 with a model inside DataParallel, which averages by itself.
+        ArgumentError: level 2 with a model inside DataParallel, which averages by itself; an
+            optimizer of Paddle's auto-parallel.
         MismatchError: the ranks' parameters differ.
     """
     context = get_context()
     level = context.zero_opt_level
     if not (context.enable_data_parallel or level) or not paddle.in_dynamic_mode():
         return
+    if "_inner_opt" in vars(optimizer):  # auto-parallel's, around one that was built before
+        raise ArgumentError(
+            f"get_context() asks for data parallelism, and {type(optimizer).__name__} is Paddle's "
+            "own way to it: use one of the two"
+        )
     # By number: Paddle counts in the names of layers, and a rank may have built more of them.
     parameters = [p for p in parameters_of(optimizer) if not p.stop_gradient]
     named = [(f"parameters[{number}]", p) for number, p in enumerate(parameters)]

@@ -8,8 +8,9 @@ The life of one backward of a :class:`Reducer`:
    before it is not full yet: every rank starts them in the same order.
 3. When backward ends, what is left is sent with zeros or older gradients in the place of those
    that did not come, and all are waited for.
-4. The marks in the buckets say which parameters had no gradient on some rank. Where that is an
-   error, all ranks see it, tell each other the names and raise.
+4. The marks in the buckets say which parameters had no gradient, on some ranks or on all. Some is
+   an error: all ranks see it, tell each other the names and raise. All is taken as it is, told
+   once, and expected from then on.
 5. The first backward sends nothing before its end: from it the order of use is learnt, and how
    often a parameter's gradient comes. Rank 0's order divides the parameters anew for all.
 
@@ -23,9 +24,10 @@ import contextlib
 import enum
 import functools
 import time
+import warnings
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import paddle
@@ -48,7 +50,7 @@ from .sparse import Tables
 __all__ = ["Reducer", "averaged"]
 
 _UNKNOWN = 1 << 62
-"""How often a gradient comes, before the first backward has told."""
+"""How often a gradient comes, before a backward has told."""
 
 _WHERE = "paddlempi.paddle.DataParallel"
 
@@ -123,6 +125,8 @@ class Reducer:
         self._order: list[int] = []
         self._learning = True
         self._uses = [_UNKNOWN] * len(parameters)
+        self._unused: set[int] = set()  # what no rank's last backward reached, the same on all
+        self._told = False
         self._came = [0] * len(parameters)
         self._tables = Tables(
             [(index, self._parameters[index]) for index in tables], self._lanes[-1]
@@ -255,7 +259,12 @@ class Reducer:
     def arrive(self, bucket: Bucket) -> None:
         """Wait for a bucket and look at its marks."""
         bucket.wait()
-        self._judge_bucket(bucket)
+        if bucket.surprises[0]:  # the last one, which is waited for first, speaks for all
+            for other in self._buckets:
+                other.wait()
+            self._judge()
+        else:
+            self._judge_bucket(bucket)
 
     def arrive_buffers(self) -> None:
         """Wait for the model's buffers."""
@@ -332,6 +341,7 @@ class Reducer:
         if self._tables.is_wrong(self._find_unused):
             self._wait()
             self._complain()
+        self._expect(self._tables.reached())
         self._tables.exchange()
 
     def _send_rest(self) -> None:
@@ -346,7 +356,7 @@ class Reducer:
                     )
             self._pack_rest()
             self._start_full()
-            self._tables.start(self._came, self._find_unused)
+            self._tables.start(self._came)
         except Exception:
             self._refuse()
             raise
@@ -359,11 +369,12 @@ class Reducer:
                     continue
                 parameter = self._parameters[slot.index]
                 has = autograd.gradient_of(parameter) is not None
-                if not self._came[slot.index]:
-                    wrong = not (self._find_unused or parameter.stop_gradient)
-                    bucket.mark_absent(slot.number, has, wrong)
-                    if wrong:  # all see it in the last one, which is waited for first
-                        self._buckets[-1].mark_wrong()
+                came = self._came[slot.index] > 0
+                if not came:
+                    bucket.mark_absent(slot.number, has)
+                expected = came != (slot.index in self._unused)
+                if not (expected or self._find_unused or parameter.stop_gradient):
+                    self._buckets[-1].mark_surprise()
                 if has:
                     self._pack(slot)
                 else:
@@ -387,10 +398,36 @@ class Reducer:
             self._complain()
         for bucket in self._buckets:
             self._judge_bucket(bucket)
+        reached = self._tables.reached()
+        if self._buckets and self._buckets[-1].surprises[0]:
+            for bucket in self._buckets:
+                used = (bucket.used != 0).tolist()
+                reached.update(zip((slot.index for slot in bucket.slots), used, strict=True))
+        self._expect(reached)
+
+    def _expect(self, reached: Mapping[int, bool]) -> None:
+        """Expect of the next backward what this one has reached. Tell once of what none does."""
+        if self._find_unused:
+            return
+        for index, is_used in reached.items():
+            if is_used and index in self._unused:
+                self._unused.discard(index)
+                self._uses[index] = max(self._came[index], 1)
+            elif not is_used:
+                self._unused.add(index)
+                self._uses[index] = _UNKNOWN
+        lost = [i for i in sorted(self._unused) if not self._parameters[i].stop_gradient]
+        if lost and not self._told and self._group.rank() == 0:
+            self._told = True
+            more = f" (nor {len(lost) - 1} others)" if len(lost) > 1 else ""
+            warnings.warn(
+                f"{_WHERE}: no rank's backward reached parameter '{self._names[lost[0]]}'{more}: "
+                "this step does not train it. Freeze it (stop_gradient) if it is out of use; wrap "
+                "the model again if its layers are others now",
+                stacklevel=2,
+            )
 
     def _judge_bucket(self, bucket: Bucket) -> None:
-        if bucket.wrong[0]:
-            self._complain()
         absent = bucket.absent
         if not absent.any():
             return
@@ -403,7 +440,7 @@ class Reducer:
                     slot.bind(parameter)
 
     def _complain(self) -> None:
-        """Raise on every rank, naming the parameters that had no gradient, and where."""
+        """Raise on every rank, naming the parameters that had no gradient on some, and where."""
         mine = {
             self._names[index]: bool(self._parameters[index].stop_gradient)
             for index, count in enumerate(self._came)
@@ -415,7 +452,7 @@ class Reducer:
         for name in self._names:
             ranks = [rank for rank, names in enumerate(everyone) if name in names]
             frozen = [rank for rank in ranks if everyone[rank][name]]
-            if ranks and len(frozen) < len(everyone):
+            if 0 < len(ranks) < len(everyone):
                 lost.append((name, ranks, frozen == ranks))
         name, ranks, is_frozen = lost[0]
         world = tuple(self._group._ranks[rank] for rank in ranks)
@@ -425,10 +462,6 @@ class Reducer:
             + (", where it is frozen" if is_frozen else "")
             + (f" (nor had {len(lost) - 1} others)" if len(lost) > 1 else "")
         )
-        if len(ranks) == len(everyone):
-            raise ArgumentError(
-                f"{what}: freeze it (stop_gradient), or give find_unused_parameters=True"
-            )
         error = MismatchError(
             f"{what}, and one on the others: the ranks went different ways through the "
             "model; give find_unused_parameters=True and they contribute zero"
@@ -439,7 +472,10 @@ class Reducer:
     def _learn(self) -> None:
         """Divide the parameters anew, by the order in which rank 0 had them."""
         self._learning = False
-        self._uses = [max(count, 1) for count in self._came]
+        self._uses = [
+            _UNKNOWN if index in self._unused else max(count, 1)
+            for index, count in enumerate(self._came)
+        ]
         last = {index: at for at, index in enumerate(self._order) if index in self._slots}
         order = array("q", sorted(last, key=last.__getitem__))
         order.extend(

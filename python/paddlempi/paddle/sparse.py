@@ -36,7 +36,7 @@ MANY = 0.5
 _DENSE = -1
 
 # What a rank says of each table.
-_ROWS, _USED, _HAS, _WRONG = range(4)
+_ROWS, _USED, _HAS = range(3)
 
 
 class Tables:
@@ -51,18 +51,17 @@ class Tables:
         self.indices = [index for index, _ in members]
         self._parameters = [parameter for _, parameter in members]
         self._group = group
-        self._mine = np.zeros([len(members), 4], np.int64)
-        self._all = np.zeros([group.size(), len(members), 4], np.int64)
+        self._mine = np.zeros([len(members), 3], np.int64)
+        self._all = np.zeros([group.size(), len(members), 3], np.int64)
         self._work: Work | None = None
         self._gradients: list[tuple[_Array, _Array] | None] = []
         self._whole: dict[int, Bucket] = {}
 
-    def start(self, came: Sequence[int], find_unused: bool) -> None:
+    def start(self, came: Sequence[int]) -> None:
         """Tell the others what this rank has.
 
         Args:
             came: how often each parameter's gradient came in this backward.
-            find_unused: a gradient that did not come is no error.
         """
         if not self._parameters:
             return
@@ -70,12 +69,11 @@ class Tables:
         for place, parameter in enumerate(self._parameters):
             gradient = parameter.grad
             used = came[self.indices[place]] > 0
-            wrong = not (used or find_unused or parameter.stop_gradient)
             sparse = gradient is not None and gradient.is_selected_rows()
             found = selected_rows.read(gradient) if sparse else None
             self._gradients.append(found)
             rows = len(found[0]) if found is not None else 0 if gradient is None else _DENSE
-            self._mine[place] = rows, used, gradient is not None, wrong
+            self._mine[place] = rows, used, gradient is not None
         self._work = all_gather_into_tensor(self._all, self._mine, self._group, async_op=True)
 
     def wait(self) -> None:
@@ -85,12 +83,14 @@ class Tables:
             work.wait()
 
     def is_wrong(self, find_unused: bool) -> bool:
-        """Whether a rank, and then every rank, must complain of an unused table."""
-        if not self._parameters:
-            return False
+        """Whether some ranks have not used a table that others have, and that is an error."""
         used = self._all[:, :, _USED]
-        differs = (used.any(0) & ~used.all(0)).any() and not find_unused
-        return bool(self._all[:, :, _WRONG].any() or differs)
+        return not find_unused and bool((used.any(0) & ~used.all(0)).any())
+
+    def reached(self) -> dict[int, bool]:
+        """For the indices of the tables, whether any rank's backward has used them."""
+        used = self._all[:, :, _USED].max(0).tolist()
+        return {index: one > 0 for index, one in zip(self.indices, used, strict=True)}
 
     def exchange(self) -> None:
         """Average the gradients."""
