@@ -1,6 +1,8 @@
 """Starts the programs of this folder on 2 ranks, over MPI and over gloo; compares their numbers.
 
 Over gloo there is no mpirun, and the variables are those that the frameworks' launchers set.
+The numbers have to agree to the last digit: the sum of two floats does not depend on their order,
+and half of it is exact.
 """
 
 from __future__ import annotations
