@@ -12,7 +12,7 @@ pytestmark = programs.needs("paddle")
 def both(program: str, folder: Path) -> programs.Numbers:
     """The numbers over MPI, which are those over gloo."""
     ours = programs.over_mpi(program, folder / "mpi", as_it_is=True)
-    assert [(numbers["ranks"], numbers["backend"]) for numbers in ours] == [(2, "mpi")] * 2
+    assert [(numbers["ranks"], numbers["backend"]) for numbers in ours] == [(2, "MPI")] * 2
     programs.same(ours, programs.over_paddles_gloo(program, folder / "gloo"))
     assert ours[0]["weights"] == ours[1]["weights"]
     return ours
