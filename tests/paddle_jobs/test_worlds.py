@@ -26,8 +26,8 @@ def again() -> None:
         assert dist.is_initialized() and paddlempi.is_initialized()
         assert dist.get_world_size() == paddlempi.get_world_size() == 2
         assert dist.ParallelEnv().rank == dist.get_rank() == paddlempi.get_rank()
-        assert dist.get_backend() == "mpi"
-        part = dist.new_group([1])
+        assert dist.get_backend() == "MPI"
+        part = dist.new_group([1], backend=dist.get_backend())
         x = paddle.ones([3])
         dist.all_reduce(x)
         assert x.tolist() == [2.0] * 3
@@ -37,7 +37,8 @@ def again() -> None:
         dist.barrier()
         leave()
         assert not dist.is_initialized() and not paddlempi.is_initialized()
-        assert "PADDLE_TRAINER_ID" not in os.environ
+        assert "PADDLE_CURRENT_ENDPOINT" not in os.environ
+        assert dist.get_world_size() == 2, "as before init"
     done()
 
 
@@ -178,7 +179,7 @@ def restored() -> None:
     assert after == before and not front.installed()
     front.install()
     dist.init_parallel_env()
-    assert dist.get_backend() == "mpi"
+    assert dist.get_backend() == "MPI"
     done()
 
 
@@ -205,7 +206,7 @@ def test_run_a_script_as_it_is(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paddlempi", "run", str(script), "--epochs", "3"]
     ended = launch.run(2, command, timeout=120)
     assert ended.returncode == 0, ended.output
-    assert ended.stdout.count("mpi [2.0, 2.0] ['--epochs', '3']\n") == 2, ended.output
+    assert ended.stdout.count("MPI [2.0, 2.0] ['--epochs', '3']\n") == 2, ended.output
 
 
 def test_launched_by_paddle_alone() -> None:

@@ -79,7 +79,7 @@ PYTHON = (
     ("_buffer", "_cuda_array", "_dlpack"),
     ("_exit",),
     ("group",),
-    ("rank_list",),
+    ("rank_list", "launcher"),
     ("work", "future", "arguments"),
     ("collectives",),
     ("p2p",),

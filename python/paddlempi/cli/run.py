@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import launcher
+
 __all__ = ["add_to", "run"]
 
 _FRAMEWORKS = ("paddle", "torch")
@@ -36,14 +38,22 @@ def add_to(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Run the script; what it raises, SystemExit too, goes on as from ``python SCRIPT``."""
+    # Before the script, which may ask for its rank before it imports the framework.
+    found = launcher.find_in_fork()
+    if launcher.PADDLE.fill(found):
+        launcher.watch(found)
     sys.meta_path.insert(0, _Fronts())
     sys.argv[:] = [chosen.script, *chosen.arguments]
-    if chosen.module:
-        sys.path.insert(0, "")
-        runpy.run_module(chosen.script, run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(chosen.script).resolve().parent))
-        runpy.run_path(chosen.script, run_name="__main__")
+    try:
+        if chosen.module:
+            sys.path.insert(0, "")
+            runpy.run_module(chosen.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(chosen.script).resolve().parent))
+            runpy.run_path(chosen.script, run_name="__main__")
+    except SystemExit as stop:
+        launcher.note_exit(stop.code)
+        raise
     return 0
 
 

@@ -9,10 +9,12 @@ Everything replaced is put back by :func:`uninstall`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import paddle
 import paddle.distributed as dist
 from paddle.base import core as paddle_core
 from paddle.distributed import collective, parallel, parallel_helper
@@ -20,7 +22,8 @@ from paddle.distributed.communication import group as groups
 from paddle.distributed.fleet.base.role_maker import PaddleCloudRoleMaker
 
 from .. import group as core_group
-from ..errors import ArgumentError
+from .. import launcher
+from ..errors import ArgumentError, LauncherError
 from . import environment, private
 from .fleet import Workers
 from .process_group import ProcessGroupMPI
@@ -35,6 +38,7 @@ _PLACES: dict[str, tuple[Any, ...]] = {
     "new_group": (collective, dist),
     "destroy_process_group": (groups, dist, dist.communication),
     "wait": (groups, dist, dist.communication),
+    "spawn": (sys.modules["paddle.distributed.spawn"], dist),
 }
 
 _originals: list[tuple[Any, str, Any]] = []
@@ -69,6 +73,7 @@ def install() -> None:
         "new_group": new_group,
         "destroy_process_group": destroy_process_group,
         "wait": wait,
+        "spawn": spawn,
     }
     for name, places in _PLACES.items():
         replacements[name].__doc__ = getattr(places[0], name).__doc__
@@ -84,10 +89,16 @@ def install() -> None:
         # AVG asks for it on the CPU too, where the wheel has none: with a new one Paddle hands
         # AVG to the process group.
         replace(paddle_core, "nccl_version", lambda: 99999)
+    if not core_group.is_initialized():
+        environment.announce()
+        _reread()
 
 
 def uninstall() -> None:
-    """Put Paddle's own back. The world is left as it is."""
+    """Put Paddle's own back. The world is left as it is, and its environment until its end."""
+    if not core_group.is_initialized():
+        environment.clear()
+        _reread()
     while _originals:
         place, name, original = _originals.pop()
         if original is _ABSENT:
@@ -143,19 +154,31 @@ def init(timeout: timedelta | float = core_group.DEFAULT_TIMEOUT) -> Any:
 def _start(timeout: timedelta | float) -> core_group.ProcessGroup:
     """The world, and the environment as Paddle expects it. Collective over the job."""
     if not core_group.is_initialized():
+        environment.check_process()
         core_group.init_process_group(_MPI, timeout=timeout)
     world = core_group.WORLD
     assert world is not None
     environment.fill(world.rank(), world.size())
-    # Both were read from the environment, maybe before it was filled.
-    parallel._global_parallel_env = None
-    collective._global_env = None
+    _reread()
     return world
 
 
+def _reread() -> None:
+    """Let Paddle read the environment again: it may have done so before it was filled."""
+    parallel._global_parallel_env = None
+    collective._global_env = None
+
+
 def _forget() -> None:
-    """Paddle knows of no group any more: the world was destroyed, by whomever."""
-    environment.clear()
+    """Paddle knows of no group any more: the world was destroyed, by whomever.
+
+    What the launcher says stays true: a script may ask, and start again.
+    """
+    if installed():
+        environment.announce()
+    else:
+        environment.clear()
+    _reread()
     if default_group() is None:
         return
     groups._GroupManager.group_map_by_id.clear()
@@ -188,7 +211,7 @@ def new_group(
     world = default_group()
     if world is None:
         raise RuntimeError("new_group: call paddle.distributed.init_parallel_env() first")
-    if backend not in (None, _MPI):
+    if backend is not None and backend.lower() != _MPI:
         raise ArgumentError(
             f"new_group: backend={backend!r}: under paddlempi the only one is 'mpi'; leave it out"
         )
@@ -224,4 +247,33 @@ def destroy_process_group(group: Any = None) -> None:
 
 
 def wait(tensor: Any, group: Any = None, use_calc_stream: bool = True) -> None:
-    """Nothing: on the CPU an operation has ended when its call or its task's ``wait`` returns."""
+    if not paddle.in_dynamic_mode():
+        return
+    known = groups._GroupManager.group_map_by_id.values() if group is None else (group,)
+    for one in list(known):
+        if one.process_group is not None:
+            one.process_group.wait_for(tensor)
+
+
+def spawn(
+    func: Any,
+    args: Any = (),
+    nprocs: int = -1,
+    join: bool = True,
+    daemon: bool = False,
+    **options: Any,
+) -> Any:
+    found = launcher.find()
+    if found is not None and found["size"] > 1:
+        raise LauncherError(
+            f"spawn: {found['path'] or found['name']} has started {found['size']} processes, each "
+            "of which would start others that MPI does not connect: call "
+            f"{getattr(func, '__name__', 'func')}(...) itself, without spawn"
+        )
+    return _original("spawn")(func, args, nprocs, join, daemon, **options)
+
+
+def _original(name: str) -> Any:
+    """Paddle's own of a function that :data:`_PLACES` names."""
+    place = _PLACES[name][0]
+    return next(value for at, what, value in _originals if at is place and what == name)

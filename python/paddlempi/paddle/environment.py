@@ -4,13 +4,46 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
-from .. import group, objects
+from .. import group, launcher, objects
 from ..errors import LauncherError
+from ..launcher import PADDLE
 
-__all__ = ["clear", "fill"]
+__all__ = ["announce", "check_process", "clear", "fill"]
 
-_ours: set[str] = set()
+_filled = False
+"""Whether :func:`fill` has been here, in the world that there is."""
+
+
+def announce() -> None:
+    """Set what the launcher's variables tell, and no more; warn of an end without MPI."""
+    global _filled
+    _filled = False
+    found = launcher.find()
+    if PADDLE.fill(found):
+        launcher.watch(found)
+
+
+def check_process() -> None:
+    """Look whether MPI knows this process, before MPI is started in it.
+
+    Raises:
+        LauncherError: a rank that runs MPI started this process, or ``paddle.distributed.spawn``
+            did and made another rank of it.
+    """
+    found = launcher.find()
+    if found is not None and launcher.is_worker():
+        problem = _contradiction(found["rank"], found["size"])
+        if problem:  # each rank has several of these: MPI would crash
+            raise LauncherError(problem)
+    above = PADDLE.rank_above(found)
+    if above:
+        raise LauncherError(
+            f"init_parallel_env: process {above}, which started this one, is the rank that MPI "
+            "knows: call it there, or start this program as a job of its own, with mpirun and "
+            "without its parent's environment"
+        )
 
 
 def fill(rank: int, size: int) -> None:
@@ -19,37 +52,65 @@ def fill(rank: int, size: int) -> None:
     Collective over the world.
 
     Raises:
-        LauncherError: ``paddle.distributed.launch`` started more processes than MPI knows of.
+        LauncherError: a variable that was set by others contradicts MPI, on some rank. On all.
     """
-    if _ours:
+    global _filled
+    if _filled:
         return
-    launched = os.environ.get("PADDLE_TRAINERS_NUM")
-    if launched not in (None, str(size)):
-        raise LauncherError(
-            f"PADDLE_TRAINERS_NUM={launched}, but MPI has {size} rank(s): where "
-            "paddle.distributed.launch starts the processes MPI does not connect them; "
-            f"start the job with mpirun -np {launched} python train.py, or with srun"
-        )
-    endpoints: list[str] = [""] * size
-    objects.all_gather_object(endpoints, _endpoint(size))
-    for name, value in (
-        ("PADDLE_TRAINER_ID", str(rank)),
-        ("PADDLE_TRAINERS_NUM", str(size)),
-        ("PADDLE_LOCAL_RANK", str(group.get_local_rank())),
-        ("PADDLE_LOCAL_SIZE", str(group.get_local_size())),
-        ("PADDLE_TRAINER_ENDPOINTS", ",".join(endpoints)),
-        ("PADDLE_CURRENT_ENDPOINT", endpoints[rank]),
-    ):
-        if name not in os.environ:
-            os.environ[name] = value
-            _ours.add(name)
+    endpoint = _endpoint(size)
+    everyone: list[Any] = [None] * size
+    objects.all_gather_object(everyone, (endpoint, _contradiction(rank, size)))
+    wrong = [problem for _, problem in everyone if problem]
+    if wrong:
+        more = f" (and on {len(wrong) - 1} other rank(s))" if len(wrong) > 1 else ""
+        raise LauncherError(f"{wrong[0]}{more}")
+    PADDLE.set_from_mpi(
+        {
+            "rank": rank,
+            "size": size,
+            "local_rank": group.get_local_rank(),
+            "local_size": group.get_local_size(),
+        },
+        {
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(found for found, _ in everyone),
+            "PADDLE_CURRENT_ENDPOINT": endpoint,
+        },
+    )
+    _filled = True
 
 
 def clear() -> None:
-    """Take back what :func:`fill` has set."""
-    for name in _ours:
-        os.environ.pop(name, None)
-    _ours.clear()
+    """Take back what was set here, and warn of nothing."""
+    global _filled
+    _filled = False
+    PADDLE.clear()
+    launcher.unwatch()
+
+
+def _contradiction(rank: int, size: int) -> str | None:
+    """What others than us have set and MPI says otherwise."""
+
+    def differs(name: str, value: int) -> bool:
+        return not PADDLE.is_ours(name) and os.environ.get(name, str(value)) != str(value)
+
+    launched = os.environ.get("PADDLE_TRAINERS_NUM")
+    if differs("PADDLE_TRAINERS_NUM", size):
+        advice = (
+            f"start the job with mpirun -np {launched} python train.py, or with srun"
+            if size == 1
+            else "unset it, and let mpirun or srun start the script itself"
+        )
+        return (
+            f"PADDLE_TRAINERS_NUM={launched}, but MPI has {size} rank(s): what "
+            f"paddle.distributed.launch or spawn starts MPI does not connect; {advice}"
+        )
+    if differs("PADDLE_TRAINER_ID", rank):
+        return (
+            f"PADDLE_TRAINER_ID={os.environ['PADDLE_TRAINER_ID']} in the environment of MPI's "
+            f"rank {rank}: what paddle.distributed.launch or spawn starts MPI does not connect; "
+            "unset it, and let mpirun or srun start the script itself"
+        )
+    return None
 
 
 def _endpoint(size: int) -> str:

@@ -42,6 +42,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "wait",
     ),
     "paddle.distributed.parallel": ("DataParallel", "_global_parallel_env", "init_parallel_env"),
+    "paddle.distributed.spawn": ("spawn",),
     "paddle.distributed.parallel_helper": ("__parallel_ctx__clz__", "_set_parallel_ctx"),
     "paddle.distributed.fleet.base.role_maker": ("PaddleCloudRoleMaker",),
     "paddle.distributed.fleet.base.role_maker.PaddleCloudRoleMaker": ("_generate_role",),

@@ -17,7 +17,7 @@ from .. import work as core_work
 from .._ops import Op, ReduceCode
 from ..errors import ArgumentError, TimeoutError
 from ..group import ProcessGroup
-from .task import DONE, Task
+from .task import DONE, Task, UnderWay
 
 __all__ = ["ProcessGroupMPI"]
 
@@ -43,11 +43,11 @@ class ProcessGroupMPI:
     def __init__(self, core: ProcessGroup) -> None:
         self.core = core
         self._gid = core._id
-        self._batch: list[Task] | None = None
+        self._under_way = UnderWay()
 
     def name(self) -> str:
-        """``"mpi"``."""
-        return "mpi"
+        """``"MPI"``, as Paddle's own say ``"NCCL"`` and ``"GLOO"``."""
+        return "MPI"
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -264,6 +264,14 @@ class ProcessGroupMPI:
     def _end_coalescing(self, tasks: Sequence[Task] | None = None) -> None:
         """Nothing to start: they are under way already."""
 
+    def wait_for(self, tensor: Any) -> None:
+        """Wait for the operations under way that read or write memory of a tensor.
+
+        Raises:
+            Error: what one of them ended with.
+        """
+        self._under_way.wait(tensor)
+
     # Inside
 
     def _issue(
@@ -296,7 +304,7 @@ class ProcessGroupMPI:
                 recv_splits,
             )
 
-        return _run(code, send, recv, sync, submit)
+        return self._run(code, send, recv, sync, submit)
 
     def _message(self, code: Op, send: Any, recv: Any, peer: int, sync: bool) -> Task:
         gid = self._gid
@@ -304,14 +312,16 @@ class ProcessGroupMPI:
         def submit(flags: int) -> Any:
             return _native.submit(code, gid, send, recv, 0, flags, -1, peer)
 
-        return _run(code, send, recv, sync, submit)
+        return self._run(code, send, recv, sync, submit)
 
-
-def _run(code: Op, send: Any, recv: Any, sync: bool, submit: Any) -> Task:
-    if not sync:
-        return Task(core_work.start(code.label, None, (send, recv), recv, submit))
-    core_work.run((send, recv), recv, submit)
-    return DONE
+    def _run(self, code: Op, send: Any, recv: Any, sync: bool, submit: Any) -> Task:
+        if not sync:
+            tensors = (send, recv)
+            work = core_work.start(code.label, None, tensors, recv, submit)
+            self._under_way.add(work, tensors)
+            return Task(work)
+        core_work.run((send, recv), recv, submit)
+        return DONE
 
 
 def _code(op: Any) -> int:

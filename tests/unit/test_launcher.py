@@ -1,0 +1,261 @@
+"""What frameworks read before MPI runs, out of what a launcher says; and the word at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from paddlempi import _native, launcher
+from paddlempi.errors import UnsupportedError
+from paddlempi.launcher import PADDLE
+
+PRTERUN: dict[str, Any] = {
+    "name": "prterun",
+    "path": "/opt/mpi/bin/prterun",
+    "mpi": "Open MPI",
+    "size": 8,
+    "rank": 5,
+    "local_rank": 1,
+    "local_size": 4,
+    "job": "prterun-node-7-4711@1",
+}
+FILLED = {
+    "PADDLE_TRAINER_ID": "5",
+    "PADDLE_TRAINERS_NUM": "8",
+    "PADDLE_GLOBAL_RANK": "5",
+    "PADDLE_GLOBAL_SIZE": "8",
+    "PADDLE_LOCAL_RANK": "1",
+    "PADDLE_RANK_IN_NODE": "1",
+    "PADDLE_LOCAL_SIZE": "4",
+}
+MARK = "PADDLEMPI_FILLED_PADDLE"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No launcher, and no variable of Paddle's; all is put back."""
+    for name in (*launcher._SIGNS, MARK, *filter(lambda n: n.startswith("PADDLE_"), os.environ)):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def shown() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("PADDLE_")}
+
+
+def in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on the process is another one, with the same environment."""
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+
+
+# The variables
+
+
+def test_all_are_set_and_taken_back() -> None:
+    assert PADDLE.fill(PRTERUN)
+    assert shown() == FILLED
+    assert all(PADDLE.is_ours(name) for name in FILLED)
+    assert PADDLE.fill(PRTERUN), "as often as one likes"
+    PADDLE.clear()
+    assert shown() == {} and MARK not in os.environ
+
+
+def test_nothing_without_a_launcher() -> None:
+    assert not PADDLE.fill(None)
+    assert shown() == {} and MARK not in os.environ
+    # Inherited from a rank, by a process that no launcher is above any more.
+    PADDLE.fill(PRTERUN)
+    assert not PADDLE.fill(None)
+    assert shown() == {} and MARK not in os.environ
+
+
+def test_what_the_launcher_does_not_say_is_left_out() -> None:
+    PADDLE.fill(PRTERUN | {"local_rank": -1, "local_size": -1})
+    assert set(shown()) == {name for name in FILLED if PADDLE.table[name] in ("rank", "size")}
+
+
+def test_what_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
+    PADDLE.fill(PRTERUN)
+    os.environ["PADDLE_LOCAL_RANK"] = "7"  # by the script, later
+    assert shown() == FILLED | {"PADDLE_TRAINERS_NUM": "1", "PADDLE_LOCAL_RANK": "7"}
+    assert not PADDLE.is_ours("PADDLE_TRAINERS_NUM")
+    assert not PADDLE.is_ours("PADDLE_LOCAL_RANK")
+    numbers = {"rank": 0, "size": 2, "local_rank": 0, "local_size": 2}
+    PADDLE.set_from_mpi(numbers, {"PADDLE_CURRENT_ENDPOINT": "127.0.0.1:4242"})
+    assert os.environ["PADDLE_TRAINER_ID"] == "0"
+    assert os.environ["PADDLE_GLOBAL_SIZE"] == "2"
+    assert os.environ["PADDLE_TRAINERS_NUM"] == "1"
+    assert os.environ["PADDLE_LOCAL_RANK"] == "7"
+    assert os.environ["PADDLE_CURRENT_ENDPOINT"] == "127.0.0.1:4242"
+    PADDLE.fill(PRTERUN)  # MPI has ended
+    assert shown() == FILLED | {"PADDLE_TRAINERS_NUM": "1", "PADDLE_LOCAL_RANK": "7"}
+    PADDLE.clear()
+    assert shown() == {"PADDLE_TRAINERS_NUM": "1", "PADDLE_LOCAL_RANK": "7"}
+
+
+NUMBERS = {"rank": 5, "size": 8, "local_rank": 1, "local_size": 4}
+
+
+def test_a_program_that_a_rank_starts_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = os.getpid()
+    PADDLE.fill(PRTERUN)
+    PADDLE.set_from_mpi(NUMBERS, {"PADDLE_TRAINER_ENDPOINTS": "a:1,b:2"})
+    assert PADDLE.rank_above(PRTERUN) == 0
+    in_a_child(monkeypatch)
+    assert PADDLE.rank_above(PRTERUN) == rank
+    for _ in range(2):  # and a program that it starts
+        assert not PADDLE.fill(PRTERUN)
+        assert shown() == {}
+        assert PADDLE.rank_above(PRTERUN) == rank
+
+
+def test_a_worker_has_its_parents_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    PADDLE.fill(PRTERUN)
+    PADDLE.set_from_mpi(NUMBERS, {"PADDLE_CURRENT_ENDPOINT": "a:1"})
+    before = shown()
+    in_a_child(monkeypatch)
+    monkeypatch.setattr(launcher, "is_worker", lambda: True)
+    assert not PADDLE.fill(PRTERUN)
+    assert shown() == before
+
+
+def test_a_wrapper_and_the_program_that_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until MPI runs either may be the rank; one of them answers for it."""
+    PADDLE.fill(PRTERUN)
+    in_a_child(monkeypatch)
+    assert not PADDLE.fill(PRTERUN)
+    assert shown() == FILLED
+    assert PADDLE.rank_above(PRTERUN) == 0
+
+
+def test_a_job_inside_a_rank_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    PADDLE.fill(PRTERUN)
+    PADDLE.set_from_mpi(NUMBERS, {"PADDLE_CURRENT_ENDPOINT": "a:1"})
+    in_a_child(monkeypatch)
+    inner = PRTERUN | {"rank": 0, "size": 2, "local_rank": 0, "local_size": 2, "job": "inner@1"}
+    assert PADDLE.rank_above(inner) == 0
+    assert PADDLE.fill(inner)
+    assert shown() == {name: str(inner[key]) for name, key in PADDLE.table.items()}
+
+
+def test_a_launcher_of_paddles_inside_a_rank_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    PADDLE.fill(PRTERUN)
+    in_a_child(monkeypatch)
+    launched = {"PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2"}
+    os.environ.update(launched)
+    PADDLE.fill(None)
+    assert shown() == launched
+
+
+# Who asks
+
+
+def test_the_core_is_asked_where_a_launcher_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "control", None)  # so that asking would fail
+    assert launcher.find() is None
+    assert launcher.find_in_fork() is None
+    monkeypatch.setenv("PMI_RANK", "5")
+    monkeypatch.setattr(_native, "control", lambda method: {"launcher": PRTERUN}[method])
+    assert launcher.find() == PRTERUN
+    monkeypatch.setattr(_native, "control", lambda method: PRTERUN | {"rank": -1})
+    assert launcher.find() is None
+
+
+def test_a_core_that_cannot_be_loaded_is_for_init_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def control(method: str) -> Any:
+        raise UnsupportedError("no core")
+
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setattr(_native, "control", control)
+    monkeypatch.setattr(_native, "loaded", lambda: False)
+    assert launcher.find() is None
+    assert launcher.find_in_fork() is None
+
+
+def test_a_fork_asks_for_who_may_not_load_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "5")
+    monkeypatch.setattr(_native, "loaded", lambda: False)
+    monkeypatch.setattr(_native, "control", lambda method: PRTERUN | {"pid": os.getpid()})
+    found = launcher.find_in_fork()
+    assert found is not None
+    assert found.pop("pid") != os.getpid()
+    assert found == PRTERUN
+
+
+# The end without MPI
+
+WATCHED = f"""
+import os, sys, warnings
+from paddlempi import launcher
+launcher.watch({PRTERUN!r})
+launcher.watch({PRTERUN!r})
+"""
+
+
+def end(body: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A process that is watched, and then does what ``body`` says."""
+    command = [sys.executable, *options, "-c", WATCHED + body]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_an_end_without_mpi_is_told_once() -> None:
+    for body in ("", "sys.exit()", "sys.exit(0)", "raise SystemExit(0)"):
+        ended = end(body)
+        assert ended.returncode == 0
+        assert ended.stderr.count("RuntimeWarning: paddlempi: rank 5 of the 8 that /opt/mpi/") == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sys.exit(3)",
+        "sys.exit('wrong')",
+        "launcher.note_exit(3); raise SystemExit(3)",  # as `paddlempi run` does
+        "1 / 0",
+        "os._exit(0)",
+        "launcher.unwatch(); sys.exit()",
+        "warnings.filterwarnings('ignore', 'paddlempi: rank')",
+        "launcher.group._state.world = launcher.group.GroupMember.NON_GROUP_MEMBER",
+        "for leave in launcher.group._state.at_destroy: leave()",
+    ],
+)
+def test_an_end_of_another_kind_is_not(body: str) -> None:
+    assert "paddlempi: rank" not in end(body).stderr
+
+
+def test_warnings_may_be_off() -> None:
+    assert end("", "-W", "ignore").stderr == ""
+
+
+def test_one_rank_is_no_matter() -> None:
+    body = f"launcher.unwatch(); launcher.watch({PRTERUN | {'size': 1}!r}); launcher.watch(None)"
+    assert end(body).stderr == ""
+
+
+def test_forks_and_workers_say_nothing() -> None:
+    fork = "pid = os.fork()\nif not pid: sys.exit(0)\nos.waitpid(pid, 0)"
+    assert end(fork).stderr.count("RuntimeWarning: paddlempi") == 1
+    worker = """
+import multiprocessing
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        worker = context.Process(target=launcher.watch, args=(PRTERUN,))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == 0
+""".replace("PRTERUN", repr(PRTERUN))
+    assert end(worker).stderr.count("RuntimeWarning: paddlempi") == 1
+
+
+def test_sys_exit_comes_back() -> None:
+    body = "watched = sys.exit\nlauncher.unwatch()\nassert sys.exit is not watched\nprint(sys.exit)"
+    assert end(body).stdout == "<built-in function exit>\n"
