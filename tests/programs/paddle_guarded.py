@@ -78,9 +78,10 @@ def main() -> None:
         if epoch == 1 and rank == 0:
             args.out.mkdir(parents=True, exist_ok=True)
             paddle.save(model.state_dict(), str(args.out / "model.pdparams"))
-    final = report.digest(network.parameters())
-    # What BatchNorm saw: in Paddle's own DataParallel every rank keeps what is its own.
-    statistics = report.digest(network.buffers()) if rank == 0 else None
+    final = report.digest(p for p in network.parameters() if not p.stop_gradient)
+    # What BatchNorm saw: Paddle's own DataParallel leaves to every rank what is its own, while
+    # paddlempi's makes it rank 0's on all.
+    seen = report.digest(p for p in network.parameters() if p.stop_gradient)
 
     parts: list[paddle.Tensor] = []
     objects: list[object] = []
@@ -98,7 +99,7 @@ def main() -> None:
         means=means,
         rate=schedule.get_lr(),
         weights=final,
-        statistics=statistics,
+        statistics=seen if rank == 0 else None,
         gathered=[part.tolist() for part in parts],
         objects=objects,
         restored=report.digest(network.parameters()),
