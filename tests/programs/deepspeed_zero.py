@@ -28,7 +28,9 @@ def config(stage: int) -> dict[str, Any]:
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3}},
         "zero_optimization": {
             "stage": stage,
-            "overlap_comm": False,
+            "overlap_comm": True,
+            "reduce_bucket_size": 100,  # of 590 parameters: several buckets
+            "allgather_bucket_size": 100,
             "stage3_param_persistence_threshold": 10,
         },
     }
