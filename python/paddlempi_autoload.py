@@ -1,7 +1,8 @@
 """What ``import torch`` runs through the entry-point group ``torch.backends``.
 
-It enters the names ``mpi`` and ``paddlempi`` into ``torch.distributed`` and nothing
-else: paddlempi is imported, and MPI started, by the first use of one of them. A module
+It enters the names ``mpi`` and ``paddlempi`` into ``torch.distributed``, and under an MPI's
+launcher tells frameworks their ranks in the variables that torchrun would set. Nothing else:
+paddlempi is imported, and MPI started, by the first use of one of the names. A module
 of its own at the top level, so that importing it does not import ``paddlempi``. What
 goes wrong here must not stop ``import torch``: it is kept in :data:`error`, which
 ``python -m paddlempi info`` shows.
@@ -14,11 +15,27 @@ them before has the new one too.
 from __future__ import annotations
 
 import inspect
+import os
+import re
 import sys
+import zlib
+from collections.abc import Iterator, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["NAMES", "entered", "error", "originals", "register", "torch"]
+__all__ = [
+    "NAMES",
+    "Launcher",
+    "entered",
+    "error",
+    "fill",
+    "is_ours",
+    "launcher",
+    "originals",
+    "own",
+    "register",
+    "torch",
+]
 
 error: BaseException | None = None
 """Why ``import torch`` could not enter the names; None where it could, or did not try."""
@@ -34,14 +51,19 @@ originals: dict[str, Any] = {}
 lazily = False
 """Whether ``paddlempi.torch`` is being imported from here and not by the user."""
 
+naming = 0
+"""How many groups are being made whose backend somebody has named."""
+
 # Kept in one place: what a torch must have for this to work.
 _FUNCTIONS = (
+    "init_process_group",
+    "is_mpi_available",
     "_new_process_group_helper",
     "_new_group_with_tag",
     "split_group",
     "monitored_barrier",
 )
-_OTHERS = ("Backend", "ProcessGroup", "_world", "_MPI_AVAILABLE", "is_mpi_available")
+_OTHERS = ("Backend", "ProcessGroup", "_world", "_MPI_AVAILABLE")
 
 
 def torch() -> None:
@@ -49,6 +71,8 @@ def torch() -> None:
     global error
     try:
         register(replace_native=False)
+        if "mpi" in entered and os.environ.get(SETTING) != "0":
+            fill(launcher(), least=2)
     except Exception as reason:
         error = reason
 
@@ -77,7 +101,7 @@ def register(replace_native: bool) -> None:
         _enter(c10d, "paddlempi")
         if native and not replace_native:
             return
-    if "mpi" not in entered and (replace_native or not c10d.is_mpi_available()):
+    if "mpi" not in entered and (replace_native or not originals["is_mpi_available"]()):
         c10d.ProcessGroupMPI = _Native
         c10d._MPI_AVAILABLE = True
         # Up to 2.12 a name may not be registered twice, and "mpi" is served by ProcessGroupMPI.
@@ -147,6 +171,26 @@ def front() -> Any:
     return activation
 
 
+def offered() -> bool:
+    """Whether ``is_mpi_available()`` says so to those who then take it without being asked.
+
+    Not where torchrun, or somebody else's variables, tell of processes that MPI has not started:
+    accelerate would choose "mpi" there, and each process be a world of its own.
+    """
+    if naming or "mpi" not in entered:  # a group is being made; torch's own MPI
+        return True
+    setting = os.environ.get(SETTING)
+    if setting in ("0", "1"):
+        return setting == "1"
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # below an MPI's launcher too, for it is the nearer one
+        return False
+    given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
+    if all(is_ours(name) for name in given):
+        return True
+    started = launcher()
+    return started is not None and os.environ.get("WORLD_SIZE") in (None, str(started.size))
+
+
 class _Native:
     """Stands where a torch built with MPI has its C++ class."""
 
@@ -170,6 +214,21 @@ def _env(url: str, **options: Any) -> Any:
 
 
 # What runs in place of torch's functions. Their globals are those of torch's module, not these.
+
+
+def _stub_init(*arguments: Any, **named: Any) -> Any:
+    import paddlempi_autoload as ours
+
+    backend = named["backend"] if "backend" in named else (*arguments, None)[0]
+    if ours.concerns(backend):
+        return ours.front().init_process_group(*arguments, **named)
+    return ours.originals["init_process_group"](*arguments, **named)
+
+
+def _stub_available() -> bool:
+    import paddlempi_autoload as ours
+
+    return bool(ours.originals["is_mpi_available"]() and ours.offered())
 
 
 def _stub_helper(*arguments: Any, **named: Any) -> Any:
@@ -207,8 +266,239 @@ def _stub_barrier(*arguments: Any, **named: Any) -> Any:
 
 
 _STUBS: dict[str, Any] = {
+    "init_process_group": _stub_init,
+    "is_mpi_available": _stub_available,
     "_new_process_group_helper": _stub_helper,
     "_new_group_with_tag": _stub_new_group,
     "split_group": _stub_split,
     "monitored_barrier": _stub_barrier,
 }
+
+
+# Who started this process. The core asks the same (gocore/mpi/launcher.go); but loading it starts
+# Go's runtime, which `import torch` must not.
+
+
+class Launcher(NamedTuple):
+    """An MPI's launcher, and which of its processes this is; what it does not say is -1."""
+
+    mpi: str  # "Open MPI", "MPICH or Intel MPI", "Slurm"
+    size: int
+    rank: int
+    local_rank: int
+    local_size: int
+    job: str  # the same on all its processes, another for each job
+
+
+class _Kind(NamedTuple):
+    """The variables in which a launcher numbers its processes; the first one set counts.
+
+    Those of another launcher further up are inherited and mean nothing.
+    """
+
+    mpi: str
+    size: Sequence[str]
+    rank: Sequence[str]
+    local_rank: str
+    local_size: str
+    job: Sequence[str]  # together, those that are set
+
+
+_PRRTE = _Kind(
+    "Open MPI",
+    ("OMPI_COMM_WORLD_SIZE",),
+    ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ("PMIX_NAMESPACE",),
+)
+_HYDRA = _Kind(
+    "MPICH or Intel MPI",
+    ("PMI_SIZE",),
+    ("PMI_RANK",),
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    ("I_MPI_HYDRA_UUID",),
+)
+_SLURM = _Kind(
+    "Slurm",
+    ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    ("SLURM_PROCID",),
+    "SLURM_LOCALID",
+    "",
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+_KINDS = {
+    "prted": _PRRTE,
+    "prterun": _PRRTE,
+    "orted": _PRRTE,
+    "orterun": _PRRTE,
+    "hydra_pmi_proxy": _HYDRA,
+    "slurmstepd": _SLURM,
+}
+
+# No launcher that we know starts a process without one of them.
+_SIGNS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+_PROC = "/proc"
+_MOST_PARENTS = 256
+
+
+def launcher() -> Launcher | None:
+    """The launcher that started this process as one of an MPI job; None: none did, or none is seen.
+
+    It is the nearest of the parents of this process that is one.
+    """
+    if not any(sign in os.environ for sign in _SIGNS):
+        return None
+    for pid, name in _parents():
+        kind = _KINDS.get(name)
+        if kind is None:
+            continue
+        if kind is _SLURM and "SLURM_STEP_ID" not in os.environ:
+            return None  # a batch script: started once, whatever the job's size
+        size, rank = _first(kind.size), _first(kind.rank)
+        if rank < 0 or size < 1:
+            return None
+        local_size = _slurm_local_size() if kind is _SLURM else _first([kind.local_size])
+        return Launcher(
+            kind.mpi, size, rank, _first([kind.local_rank]), local_size, _job(kind, pid)
+        )
+    return None
+
+
+def _parents() -> Iterator[tuple[int, str]]:
+    """The processes above this one, nearest first; a launcher by its name."""
+    pid = os.getppid()
+    for _ in range(_MOST_PARENTS):
+        try:
+            with open(f"{_PROC}/{pid}/stat", errors="replace") as stat:
+                # pid (name) state parent ...: the name may hold spaces and parentheses.
+                head, _, tail = stat.read().rpartition(")")
+        except OSError:
+            return
+        name = head.partition("(")[2]
+        try:
+            file = os.path.basename(os.readlink(f"{_PROC}/{pid}/exe")).removesuffix(" (deleted)")
+        except OSError:  # another user's, as slurmstepd
+            file = name
+        yield pid, file if file in _KINDS else name
+        pid = int(tail.split()[1])
+        if pid <= 0:
+            return
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "").strip()
+    return int(text) if text.isdecimal() else -1
+
+
+def _first(names: Sequence[str]) -> int:
+    return next((number for number in map(_number, names) if number >= 0), -1)
+
+
+def _job(kind: _Kind, pid: int) -> str:
+    parts = [os.environ[name] for name in kind.job if os.environ.get(name)]
+    if not parts and kind is _HYDRA:
+        # MPICH's tells nothing in variables, but starts its proxies with its own address.
+        try:
+            with open(f"{_PROC}/{pid}/cmdline", errors="replace") as line:
+                words = line.read().split("\0")
+        except OSError:
+            words = []
+        if "--control-port" in words[:-1]:
+            parts = [words[words.index("--control-port") + 1]]
+    return ".".join(parts)
+
+
+def _slurm_local_size() -> int:
+    """How many of the step's processes are on this node, by ``2(x3),1``."""
+    node = _number("SLURM_NODEID")
+    for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None or node < 0:
+            return -1
+        node -= int(found[2] or 1)
+        if node < 0:
+            return int(found[1])
+    return -1
+
+
+# The variables that torchrun would set, out of the launcher's. PADDLEMPI_FILLED tells which of
+# them were set here, to what, and in which job: programs started from here inherit them, and
+# those of a launcher below this one must not take them for the user's. Where one has another value,
+# somebody else has set it since: the user, or a torchrun below.
+
+FILLED = "PADDLEMPI_FILLED"
+
+SETTING = "PADDLEMPI_TORCH"
+"""0: ``import torch`` tells programs of MPI only what they ask for by name; 1: that it is there."""
+
+# Ports below those that Linux gives to whoever asks for any.
+_FIRST_PORT, _PORTS = 10_000, 20_000
+
+
+def fill(started: Launcher | None, least: int, address: str = "") -> None:
+    """Set torchrun's variables, where they are not set. Takes back those of another job.
+
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set for a job on one node, or with an ``address``.
+
+    Args:
+        started: who started this process; None: nobody that counts.
+        least: how many ranks a job has at least for it to be told; alone there is nothing to tell.
+        address: the host of rank 0.
+    """
+    job, ours = _filled()
+    if started is None or started.job != job:
+        for name in ours:
+            if is_ours(name):
+                del os.environ[name]
+        os.environ.pop(FILLED, None)
+        ours = {}
+    if started is None or started.size < least:
+        return
+    values = {
+        "RANK": started.rank,
+        "WORLD_SIZE": started.size,
+        "LOCAL_RANK": started.local_rank,
+        "LOCAL_WORLD_SIZE": started.local_size,
+    }
+    # The number of the node, where each has as many ranks and they are dealt out node by node. From
+    # it and the local rank Lightning computes the global one.
+    first, each = started.rank - started.local_rank, started.local_size
+    if started.local_rank >= 0 and each > 0 and first % each == started.size % each == 0:
+        values["GROUP_RANK"] = first // each
+    texts = {name: str(value) for name, value in values.items() if value >= 0}
+    if started.size == started.local_size:
+        address = "127.0.0.1"
+    if address:
+        texts["MASTER_ADDR"] = address
+        texts["MASTER_PORT"] = str(_FIRST_PORT + zlib.crc32(started.job.encode()) % _PORTS)
+    for name, text in texts.items():
+        # What was set before in this job and is gone was taken away on purpose.
+        if name not in ours and name not in os.environ:
+            os.environ[name] = ours[name] = text
+    _record(started.job, ours)
+
+
+def is_ours(name: str) -> bool:
+    """Whether the variable was set here and not by the user."""
+    text = os.environ.get(name)
+    return text is not None and _filled()[1].get(name) == text
+
+
+def own(name: str, value: object) -> None:
+    """Set a variable here."""
+    job, ours = _filled()
+    os.environ[name] = ours[name] = str(value)
+    _record(job, ours)
+
+
+def _filled() -> tuple[str, dict[str, str]]:
+    """The job in which variables were set here, and to what."""
+    job, _, texts = os.environ.get(FILLED, "").rpartition("|")
+    return job, dict(text.split("=", 1) for text in texts.split() if "=" in text)
+
+
+def _record(job: str, ours: dict[str, str]) -> None:
+    os.environ[FILLED] = f"{job}|{' '.join(f'{name}={text}' for name, text in ours.items())}"

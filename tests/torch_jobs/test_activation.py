@@ -85,14 +85,6 @@ def lazily() -> None:
     assert loaded() != []
     assert "RANK" not in os.environ, "there is no launcher"
 
-    # As torch.multiprocessing.spawn's children do it: never two worlds of size 1.
-    try:
-        dist.init_process_group("mpi", rank=0, world_size=2)
-    except dist.DistBackendError as error:
-        assert "mpirun -np 2" in str(error)
-    else:
-        raise AssertionError("a world of size 1 that should have 2")
-    assert not dist.is_initialized()
     print("done")
 
 
@@ -126,7 +118,43 @@ def test_explicit_import_where_loading_is_off(installed: Path) -> None:
     succeed(explicitly, installed, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
+def spawned() -> None:
+    import os
+
+    import paddlempi.torch  # noqa: F401
+    import torch.distributed as dist
+    from paddlempi.errors import LauncherError
+
+    # As the children of torch.multiprocessing.spawn do it: never two worlds of size 1.
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for backend, given, variables in (
+        ("mpi", {"rank": 0, "world_size": 2}, {}),
+        ("mpi", {"rank": 1, "world_size": 2}, where),
+        ("cpu:mpi", {"rank": 1, "world_size": 2}, {}),
+        ("mpi", {}, where | {"RANK": "1", "WORLD_SIZE": "2"}),
+    ):
+        os.environ.update(variables)
+        try:
+            dist.init_process_group(backend, **given)
+        except dist.DistBackendError as error:
+            assert isinstance(error, LauncherError)
+            for words in ("torch.multiprocessing.spawn", "mpirun -np 2", 'backend="gloo"'):
+                assert words in str(error), error
+        else:
+            raise AssertionError("a world of size 1 that should have 2")
+        for name in variables:
+            del os.environ[name]
+        assert not dist.is_initialized()
+    print("done")
+
+
+def test_spawn(installed: Path) -> None:
+    succeed(spawned, installed)
+
+
 def under_torchrun() -> None:
+    import os
+
     import paddlempi.torch  # noqa: F401
     import torch.distributed as dist
     from paddlempi.errors import LauncherError
@@ -138,8 +166,14 @@ def under_torchrun() -> None:
             assert isinstance(error, LauncherError)
             assert "torchrun" in str(error)
             assert "mpirun -np 2 python train.py" in str(error)
+            assert 'backend="gloo"' in str(error)
         else:
             raise AssertionError("two worlds of size 1")
+    # Who takes what is there without being asked takes something else; who insists gets it.
+    assert not dist.is_mpi_available()
+    assert not dist.is_backend_available("mpi")
+    os.environ["PADDLEMPI_TORCH"] = "1"
+    assert dist.is_mpi_available()
     # Other backends are torchrun's business, as ever.
     dist.init_process_group("gloo")
     assert dist.get_world_size() == 2

@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import job
+from paddlempi.testing import launch
+
+
+def test_what_import_torch_tells() -> None:
+    ended = launch.run(2, Path(__file__).with_name("told.py"), timeout=180)
+    assert ended.returncode == 0, ended.output
+    assert ended.stdout.count("done") == 2, ended.output
+
+
+def alone() -> None:
+    import os
+
+    import torch.distributed as dist
+    from ranks_tools import done
+
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PADDLEMPI_FILLED")
+    assert not any(name in os.environ for name in names)
+    dist.init_process_group("mpi")
+    assert dist.get_world_size() == 1
+    dist.destroy_process_group()
+    done()
+
+
+def test_a_job_of_one_rank_is_told_nothing() -> None:
+    job.succeed(1, alone)
 
 
 def contradicted() -> None:

@@ -203,3 +203,81 @@ def other_ranks() -> None:
 
 def test_ranks_that_are_not_those_of_mpi() -> None:
     job.succeed(2, other_ranks, timeout=120)
+
+
+def given_another_rank() -> None:
+    import os
+    import sys
+    import warnings
+
+    import torch.distributed as dist
+    from paddlempi import is_initialized
+    from paddlempi.errors import ArgumentError
+    from ranks_tools import done, raises
+
+    warnings.simplefilter("error")
+    rank = int(os.environ["RANK"])
+    both = "rank=0 given to MPI's rank 1 of 2"
+    for backend in ("mpi", "MPI", "cpu:mpi"):
+        # As a framework that has not heard of the launcher: the same on each.
+        with raises(ArgumentError, "init_process_group", both, "docs/torch.md"):
+            dist.init_process_group(backend, rank=0, world_size=2)
+        with raises(ArgumentError, "world_size=4 given to MPI's rank 0 of 2", "rank 1 of 2"):
+            dist.init_process_group(backend, rank=rank, world_size=4)
+        assert not dist.is_initialized() and not is_initialized()
+    # One rank is wrong, the other gives nothing at all.
+    more = {"rank": 0} if rank == 1 else {}
+    with raises(ArgumentError, both):
+        dist.init_process_group("mpi", **more)
+    store = dist.FileStore(f"{sys.argv[0]}.store", 2)
+    with raises(ArgumentError, both):
+        dist.init_process_group("mpi", store=store, rank=0, world_size=2)
+    with raises(AssertionError, "both init_method and store"):
+        dist.init_process_group("mpi", store=store, init_method="env://", rank=0, world_size=2)
+
+    # What agrees is taken, and torch says nothing of it.
+    for more in (
+        {"rank": rank, "world_size": 2},
+        {"rank": rank},
+        {"world_size": 2},
+        {"rank": rank, "world_size": 2, "store": store},
+        {"rank": rank, "world_size": 2, "init_method": "env://"},
+    ):
+        for backend in ("mpi", "cpu:mpi"):
+            if backend == "mpi" or "store" not in more:
+                dist.init_process_group(backend, **more)
+                assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
+                dist.destroy_process_group()
+    done()
+
+
+def test_a_rank_and_world_size_that_mpi_contradicts() -> None:
+    job.succeed(2, given_another_rank, timeout=120)
+
+
+def a_part_on_gloo() -> None:
+    import os
+    import socket
+
+    import torch
+    import torch.distributed as dist
+    from ranks_tools import done
+
+    dist.init_process_group("mpi")
+    rank = dist.get_rank()
+    ports: list[object] = [None] * 4
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        dist.all_gather_object(ports, free.getsockname()[1])
+    dist.destroy_process_group()
+    # Pairs of ranks, each a world of gloo's own.
+    os.environ["MASTER_PORT"] = str(ports[rank // 2])
+    dist.init_process_group("gloo", rank=rank % 2, world_size=2)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert (x.item(), dist.get_world_size()) == (2, 2)
+    dist.destroy_process_group()
+    done()
+
+
+def test_gloo_on_a_part_of_the_ranks() -> None:
+    job.succeed(4, a_part_on_gloo, timeout=120)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import paddlempi_autoload
 import pytest
+from paddlempi_autoload import Launcher
+from torch_environment import NAMES
+
+ALONE: tuple[str, ...] = (*NAMES, "PADDLEMPI_FILLED", "PADDLEMPI_TORCH", "TORCHELASTIC_RUN_ID")
+JOB = Launcher("Open MPI", size=4, rank=2, local_rank=2, local_size=4, job="prterun-n-1@1")
 
 
 class FakeBackend:
@@ -29,6 +36,12 @@ class FakeBackend:
 def functions() -> dict[str, FunctionType]:
     """torch's functions, each of which says what it was called with."""
 
+    def init_process_group(backend: Any = None, **named: Any) -> tuple[Any, ...]:
+        return "init", backend, named
+
+    def is_mpi_available() -> bool:
+        return _MPI_AVAILABLE  # type: ignore[name-defined,no-any-return]  # noqa: F821
+
     def _new_process_group_helper(a: int, b: int, c: list[int], backend: str) -> tuple[Any, ...]:
         return "helper", a, b, c, backend
 
@@ -47,7 +60,18 @@ def functions() -> dict[str, FunctionType]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def variables() -> Iterator[Any]:
+    """Those of the tests' process, without what tells of a launcher; put back at the end."""
+    before = dict(os.environ)
+    for name in (*ALONE, *paddlempi_autoload._SIGNS):
+        os.environ.pop(name, None)
+    yield os.environ
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, variables: Any) -> Iterator[Any]:
     """Makes the modules; called with ``native``, ``newer`` and names to leave out."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
         monkeypatch.delitem(sys.modules, name)
@@ -59,10 +83,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def make(native: bool = False, newer: bool = True, without: tuple[str, ...] = ()) -> Any:
         c10d: Any = ModuleType("torch.distributed.distributed_c10d")
-        vars(c10d).update(functions())
+        for name, made in functions().items():  # their globals are the module's, as torch's are
+            setattr(
+                c10d,
+                name,
+                FunctionType(made.__code__, vars(c10d), name, made.__defaults__),
+            )
+            getattr(c10d, name).__kwdefaults__ = made.__kwdefaults__
         c10d.Backend, c10d.ProcessGroup, c10d._world = FakeBackend(newer), object, object()
         c10d._MPI_AVAILABLE = native
-        c10d.is_mpi_available = lambda: c10d._MPI_AVAILABLE
         if native:
             c10d.ProcessGroupMPI = "torch's own"
         for name in without:
@@ -143,10 +172,14 @@ def test_other_backends_go_to_torch_and_import_nothing(fake: Any) -> None:
     imported_before = [
         getattr(c10d, name) for name in ("_new_group_with_tag", "split_group", "monitored_barrier")
     ]
+    init = c10d.init_process_group
     signatures = [inspect.signature(function) for function in imported_before]
     env = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     paddlempi_autoload.torch()
     new_group, split_group, barrier = imported_before
+    assert init() == ("init", None, {})
+    assert init("gloo", rank=1) == ("init", "gloo", {"rank": 1})
+    assert init(backend="gloo") == ("init", "gloo", {})
     assert c10d._new_process_group_helper(1, 2, [3], "nccl") == ("helper", 1, 2, [3], "nccl")
     assert c10d._new_process_group_helper(1, 2, [3], backend="gloo")[4] == "gloo"
     assert new_group([0], backend="gloo") == ("new_group", [0], None, "gloo")
@@ -172,6 +205,7 @@ def test_our_backends_come_here_also_from_functions_imported_before(
             return lambda *arguments, **named: (f"our {name}", arguments, named)
 
     monkeypatch.setattr(paddlempi_autoload, "front", lambda: Front("front"))
+    assert c10d.init_process_group("mpi", rank=3)[::2] == ("our init_process_group", {"rank": 3})
     helper = c10d._new_process_group_helper
     assert helper(1, 2, [], "cpu:mpi,cuda:nccl")[0] == "our new_process_group_helper"
     assert new_group(backend="MPI") == ("our new_group_with_tag", (), {"backend": "MPI"})
@@ -187,3 +221,186 @@ def test_our_backends_come_here_also_from_functions_imported_before(
     assert split_group()[0] == "split"
     monkeypatch.setitem(sys.modules, "paddlempi.torch.activation", Front("activation"))
     assert split_group()[0] == "our split_group"
+
+
+@pytest.mark.parametrize(
+    ("given", "started", "answer"),
+    [
+        ({}, None, True),
+        ({}, JOB, True),
+        # torchrun, or somebody who sets what it sets.
+        (
+            {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+            None,
+            False,
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, None, False),
+        ({"LOCAL_RANK": "0"}, None, False),
+        ({"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}, None, False),
+        # The same below an MPI's launcher, on each of its ranks alike.
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "2", "WORLD_SIZE": "4"}, JOB, False),
+        ({"RANK": "7", "WORLD_SIZE": "8"}, JOB, False),
+        # The launcher's own, said in torchrun's words.
+        ({"RANK": "2", "WORLD_SIZE": "4"}, JOB, True),
+        ({"LOCAL_RANK": "2"}, JOB, True),
+        ({"PADDLEMPI_TORCH": "1", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, None, True),
+        ({"PADDLEMPI_TORCH": "0"}, JOB, False),
+    ],
+)
+def test_is_mpi_available(
+    fake: Any,
+    variables: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    started: Launcher | None,
+    answer: bool,
+) -> None:
+    c10d = fake()
+    is_mpi_available = c10d.is_mpi_available
+    assert not is_mpi_available()
+    variables.update(given)
+    monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
+    paddlempi_autoload.torch()
+    assert paddlempi_autoload.error is None
+    assert is_mpi_available() is answer
+    assert paddlempi_autoload.originals["is_mpi_available"]() is True
+    monkeypatch.setattr(paddlempi_autoload, "naming", 1)  # torch asks itself, before it makes one
+    assert is_mpi_available() is True
+
+
+def test_the_answer_changes_with_the_variables(fake: Any, variables: Any) -> None:
+    """A notebook starts processes that have them out of one that has not."""
+    c10d = fake()
+    paddlempi_autoload.torch()
+    assert c10d.is_mpi_available()
+    variables.update(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
+    assert not c10d.is_mpi_available()
+
+
+def test_a_native_mpi_answers_for_itself(fake: Any, variables: Any) -> None:
+    c10d = fake(native=True)
+    variables.update(RANK="0", WORLD_SIZE="2", TORCHELASTIC_RUN_ID="x")
+    paddlempi_autoload.torch()
+    assert c10d.is_mpi_available()
+    assert "PADDLEMPI_FILLED" not in variables
+
+
+def test_the_variables_that_import_torch_sets(
+    fake: Any, variables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(started: Launcher | None, *moved: str, **given: str) -> dict[str, str]:
+        for name in ALONE:
+            variables.pop(name, None)
+        variables.update(given)
+        monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
+        monkeypatch.setattr(paddlempi_autoload, "originals", {})
+        monkeypatch.setattr(paddlempi_autoload, "entered", set())
+        fake(without=moved)
+        paddlempi_autoload.torch()
+        return {name: variables[name] for name in NAMES if name in variables}
+
+    found = shown(JOB)
+    assert 10_000 <= int(found.pop("MASTER_PORT")) < 30_000
+    assert found == {
+        "RANK": "2",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "2",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    assert shown(None) == {}
+    assert shown(JOB._replace(size=1, rank=0, local_size=1, local_rank=0)) == {}
+    assert shown(JOB, PADDLEMPI_TORCH="0") == {}
+    assert shown(JOB, "split_group") == {}, "a torch that is not known"
+    assert paddlempi_autoload.error is not None
+    found = shown(JOB, RANK="7", MASTER_ADDR="there", MASTER_PORT="29500")
+    assert (found["RANK"], found["MASTER_ADDR"]) == ("7", "there")
+    assert (found["MASTER_PORT"], found["WORLD_SIZE"]) == ("29500", "4")
+    assert not paddlempi_autoload.is_ours("RANK")
+    assert "MASTER_ADDR" not in shown(JOB._replace(local_size=2))
+
+
+Started = tuple[dict[str, str], list[str], Launcher | None]
+
+OMPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "2",
+    "PMIX_NAMESPACE": "prterun-n-1@1",
+}
+SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "3",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_NTASKS": "9",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+}
+BY_OMPI = Launcher("Open MPI", 4, 2, 0, 2, "prterun-n-1@1")
+BY_SRUN = Launcher("Slurm", 7, 5, 1, 2, "7.3")
+
+
+@pytest.mark.parametrize(
+    ("given", "parents", "found"),
+    [
+        (OMPI, ["python", "prterun", "bash"], BY_OMPI),
+        (OMPI, ["sh", "python", "/usr/bin/prted"], BY_OMPI),
+        (OMPI, ["a (b) c", "orterun"], BY_OMPI),
+        ({"PMIX_RANK": "2"}, ["prted"], None),  # PRRTE without Open MPI tells no size
+        (OMPI, ["bash", "sshd"], None),
+        ({}, ["prterun"], None),
+        (SRUN, ["slurmstepd"], BY_SRUN),
+        (SRUN, ["/usr/sbin/slurmstepd-wlm slurmstepd"], BY_SRUN),
+        (SRUN | {"SLURM_NODEID": "3"}, ["slurmstepd"], BY_SRUN._replace(local_size=1)),
+        (
+            SRUN | {"SLURM_STEP_TASKS_PER_NODE": "?"},
+            ["slurmstepd"],
+            BY_SRUN._replace(local_size=-1),
+        ),
+        # In a batch script the variables are those of the script, and of mpirun's daemons.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9"}, ["bash", "slurmstepd"], None),
+        (SRUN | OMPI, ["prterun", "slurmstepd"], BY_OMPI),
+        (SRUN | OMPI, ["slurmstepd", "prterun"], BY_SRUN),
+        (
+            {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+            ["hydra_pmi_proxy --control-port head:357 --rmk user"],
+            Launcher("MPICH or Intel MPI", 2, 1, 1, 2, "head:357"),
+        ),
+        (
+            {"PMI_SIZE": "2", "PMI_RANK": "1", "I_MPI_HYDRA_UUID": "abc"},
+            ["hydra_pmi_proxy"],
+            Launcher("MPICH or Intel MPI", 2, 1, -1, -1, "abc"),
+        ),
+    ],
+)
+def test_launchers(
+    variables: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    given: dict[str, str],
+    parents: list[str],
+    found: Launcher | None,
+) -> None:
+    """A parent is its file, or, where that is hidden, its name, and what it was called with."""
+    for name in (*OMPI, *SRUN, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
+        variables.pop(name, None)
+    variables.pop("I_MPI_HYDRA_UUID", None)
+    variables.update(given)
+    for number, parent in enumerate(parents):
+        folder = tmp_path / str(100 + number)
+        folder.mkdir()
+        above = 101 + number if number + 1 < len(parents) else 0
+        words = parent.split() if "(" not in parent else [parent]
+        name = words[1] if words[0].startswith("/") and len(words) > 1 else Path(words[0]).name
+        (folder / "stat").write_text(f"{100 + number} ({name}) S {above} 1 1 0\n")
+        (folder / "cmdline").write_text("\0".join(words) + "\0")
+        if words[0].startswith("/"):
+            (folder / "exe").symlink_to(words[0])
+    monkeypatch.setattr(paddlempi_autoload, "_PROC", str(tmp_path))
+    monkeypatch.setattr(os, "getppid", lambda: 100)
+    assert paddlempi_autoload.launcher() == found

@@ -1,4 +1,4 @@
-"""torchrun's variables out of a launcher's, over a core that names one. Needs no torch."""
+"""torchrun's variables out of a launcher's, over one that is made up. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,30 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import paddlempi_autoload
 import pytest
 import torch_environment
-from paddlempi import _native
-from paddlempi.errors import UnsupportedError
+from paddlempi_autoload import Launcher
 from torch_environment import NAMES
 
-PRTERUN = {
-    "name": "prterun",
-    "mpi": "Open MPI",
-    "size": 8,
-    "rank": 5,
-    "local_rank": 1,
-    "local_size": 4,
-    "job": "prterun-node-7-4711@1",
-}
-NONE: dict[str, Any] = {
-    "name": "",
-    "mpi": "",
-    "size": -1,
-    "rank": -1,
-    "local_rank": -1,
-    "local_size": -1,
-    "job": "",
-}
+PRTERUN = Launcher(
+    mpi="Open MPI", size=8, rank=5, local_rank=1, local_size=4, job="prterun-node-7-4711@1"
+)
 
 Launched = Callable[..., Any]
 
@@ -37,22 +22,16 @@ Launched = Callable[..., Any]
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
     """Fills the variables as under a launcher; called with what differs from prterun's."""
-    for name in (*NAMES, *torch_environment.load()._SIGNS, "PADDLEMPI_FILLED"):
+    for name in (*NAMES, "PADDLEMPI_FILLED", "PADDLEMPI_TORCH"):
         monkeypatch.delenv(name, raising=False)
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri"):
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
 
-    def fill(base: dict[str, Any] = PRTERUN, **changed: Any) -> Any:
+    def fill(base: Launcher | None = PRTERUN, **changed: Any) -> Any:
+        started = None if base is None else base._replace(**changed)
+        monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
         environment = torch_environment.load()
-        if base is not NONE:
-            monkeypatch.setenv("PMIX_RANK", "0")
-
-        def control(method: str) -> dict[str, Any]:
-            assert method == "launcher"
-            return base | changed
-
-        monkeypatch.setattr(_native, "control", control)
         environment.fill()
         return environment
 
@@ -75,6 +54,7 @@ def test_all_are_set(launched: Launched) -> None:
         "WORLD_SIZE": "8",
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "1",
         "MASTER_ADDR": "node-7",
     }
     assert environment.is_ours("MASTER_PORT")
@@ -88,32 +68,45 @@ def test_the_port_is_the_jobs(launched: Launched) -> None:
     assert ports[0] == ports[1] != ports[2]
 
 
-def test_nothing_outside_a_launcher(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = launched(NONE)
+def test_nothing_outside_a_launcher(launched: Launched) -> None:
+    environment = launched(None)
     assert shown() == {}
+    assert "PADDLEMPI_FILLED" not in os.environ
     assert not environment.is_ours("MASTER_PORT")
-    # Not asked, so not even loaded.
-    monkeypatch.setattr(_native, "control", None)
-    environment.fill()
-    # Where signs are and no launcher, as under Slurm's batch script.
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setattr(_native, "control", lambda method: NONE)
-    environment.fill()
+
+
+def test_what_import_torch_sets_by_itself(launched: Launched) -> None:
+    """Only what is sure, and only for several ranks: see paddlempi_autoload.torch."""
+    launched(None)
+    paddlempi_autoload.fill(PRTERUN, least=2)
+    assert set(shown()) == set(NAMES) - {"MASTER_ADDR", "MASTER_PORT"}
+    launched()  # import paddlempi.torch
+    assert set(shown()) == set(NAMES)
+    paddlempi_autoload.fill(PRTERUN._replace(job="other@1", local_size=8), least=2)
+    assert shown()["MASTER_ADDR"] == "127.0.0.1"
+    paddlempi_autoload.fill(PRTERUN._replace(size=1, rank=0, job="third@1"), least=2)
     assert shown() == {}
+    launched(size=1, rank=0, local_size=1, local_rank=0)
+    assert shown()["WORLD_SIZE"] == "1"
 
 
-def test_a_core_that_cannot_be_loaded_is_for_init_to_tell(
-    launched: Launched, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "size", "local_size", "node"),
+    [
+        (0, 0, 8, 4, "0"),
+        (7, 3, 8, 4, "1"),
+        (3, 1, 4, 2, "1"),
+        (1, 0, 4, 2, None),  # dealt out rank by rank
+        (3, 1, 6, 4, None),  # not as many on each node
+        (3, -1, 8, 4, None),
+        (3, 1, 8, -1, None),
+    ],
+)
+def test_the_number_of_the_node(
+    launched: Launched, rank: int, local_rank: int, size: int, local_size: int, node: str | None
 ) -> None:
-    environment = launched(NONE)
-    monkeypatch.setenv("PMI_RANK", "0")
-
-    def control(method: str) -> Any:
-        raise UnsupportedError("no core")
-
-    monkeypatch.setattr(_native, "control", control)
-    environment.fill()
-    assert shown() == {}
+    launched(rank=rank, local_rank=local_rank, size=size, local_size=local_size)
+    assert shown().get("GROUP_RANK") == node
 
 
 def test_what_is_set_stays(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +120,18 @@ def test_what_is_set_stays(launched: Launched, monkeypatch: pytest.MonkeyPatch) 
     environment.publish("10.0.0.1", 4242)
     assert shown()["MASTER_PORT"] == "29500"
     assert shown()["MASTER_ADDR"] == "10.0.0.1"
+    assert environment.is_ours("MASTER_ADDR")
+
+
+def test_the_place_of_the_store(launched: Launched) -> None:
+    """It is told under a launcher, also where the address was not known before; not without one."""
+    environment = launched(None)
+    environment.publish("10.0.0.1", 4242)
+    assert shown() == {}
+    paddlempi_autoload.fill(PRTERUN, least=2)
+    environment.publish("10.0.0.1", 4242)
+    assert (shown()["MASTER_ADDR"], shown()["MASTER_PORT"]) == ("10.0.0.1", "4242")
+    assert environment.is_ours("MASTER_PORT")
 
 
 def test_unknown_numbers_are_left_out(launched: Launched) -> None:
@@ -135,12 +140,12 @@ def test_unknown_numbers_are_left_out(launched: Launched) -> None:
 
 
 def test_what_a_parent_set_is_not_the_users(launched: Launched) -> None:
-    launched(rank=5, job="outer@1")
+    environment = launched(rank=5, job="outer@1")
     outer = shown()
-    # A process of the same rank keeps what it inherits, which may be the real store's place.
-    os.environ["MASTER_PORT"] = "4242"
+    # A process of the same rank keeps what it inherits, such as the real store's place.
+    environment.publish("10.0.0.1", 4242)
     launched(rank=5, job="outer@1")
-    assert shown() == outer | {"MASTER_PORT": "4242"}
+    assert shown() == outer | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4242"}
     # A job of its own, started from there, has its own.
     environment = launched(rank=0, size=2, local_rank=0, local_size=2, job="inner@1")
     assert shown()["RANK"] == "0"
@@ -148,28 +153,54 @@ def test_what_a_parent_set_is_not_the_users(launched: Launched) -> None:
     assert shown()["MASTER_ADDR"] == "127.0.0.1"
     assert shown()["MASTER_PORT"] != "4242"
     assert environment.contradiction(0, 2) is None
+    # And what leaves the launcher behind, as a batch job sent from a rank, has none.
+    launched(None)
+    assert shown() == {}
+    assert "PADDLEMPI_FILLED" not in os.environ
+
+
+def test_what_others_set_since_is_theirs(launched: Launched) -> None:
+    """As by torchrun that a rank has started, or by the program itself."""
+    launched()
+    os.environ.update(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", MASTER_PORT="29500")
+    environment = launched()
+    assert shown()["RANK"] == "1"
+    assert not any(map(environment.is_ours, ("RANK", "WORLD_SIZE", "MASTER_PORT")))
+    assert environment.is_ours("MASTER_ADDR")
+    assert environment.told_size() == 2
+    environment = launched(job="inner@1", rank=2, local_rank=2)
+    assert (shown()["RANK"], shown()["GROUP_RANK"]) == ("1", "0")
+    assert "RANK=1" in environment.contradiction(2, 8)
+
+
+def test_what_a_program_took_away_stays_away(launched: Launched) -> None:
+    launched()
+    for name in NAMES:
+        del os.environ[name]
+    launched()
+    assert shown() == {}
 
 
 @pytest.mark.parametrize(
     ("launcher", "variables", "address"),
     [
-        (PRTERUN | {"local_size": 8}, {}, "127.0.0.1"),
+        (PRTERUN._replace(local_size=8), {}, "127.0.0.1"),
         (PRTERUN, {}, "node-7"),
         (
-            PRTERUN | {"job": "441581569"},
+            PRTERUN._replace(job="441581569"),
             {"OMPI_MCA_orte_hnp_uri": "44.0;tcp://192.0.2.2:44695;tcp6://[fd00::2]:42605"},
             "192.0.2.2",
         ),
-        (PRTERUN | {"mpi": "MPICH or Intel MPI", "job": "head.example:35875"}, {}, "head.example"),
-        (PRTERUN | {"mpi": "Slurm"}, {"SLURM_STEP_NODELIST": "n[03-05,7],m1"}, "n03"),
-        (PRTERUN | {"mpi": "Slurm"}, {"SLURM_STEP_NODELIST": "a1,n[03-05]"}, "a1"),
-        (PRTERUN | {"mpi": "Slurm"}, {"SLURM_STEP_NODELIST": "r[1-2]-x"}, "r1-x"),
+        (PRTERUN._replace(mpi="MPICH or Intel MPI", job="head.example:35875"), {}, "head.example"),
+        (PRTERUN._replace(mpi="Slurm"), {"SLURM_STEP_NODELIST": "n[03-05,7],m1"}, "n03"),
+        (PRTERUN._replace(mpi="Slurm"), {"SLURM_STEP_NODELIST": "a1,n[03-05]"}, "a1"),
+        (PRTERUN._replace(mpi="Slurm"), {"SLURM_STEP_NODELIST": "r[1-2]-x"}, "r1-x"),
     ],
 )
 def test_address(
     launched: Launched,
     monkeypatch: pytest.MonkeyPatch,
-    launcher: dict[str, Any],
+    launcher: Launcher,
     variables: dict[str, str],
     address: str,
 ) -> None:
@@ -200,16 +231,18 @@ def test_contradictions(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("launcher", "variables", "size"),
     [
-        (NONE, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4"}, 4),
-        (NONE, {"WORLD_SIZE": "4"}, 0),
-        (NONE, {"TORCHELASTIC_RUN_ID": "x"}, 0),
-        (PRTERUN, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4"}, 0),
+        (None, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4"}, 4),
+        (None, {"WORLD_SIZE": "4"}, 0),
+        (None, {"TORCHELASTIC_RUN_ID": "x"}, 0),
+        (PRTERUN, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8"}, 0),
+        # One torchrun for each of mpirun's processes.
+        (PRTERUN, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "32"}, 32),
     ],
 )
 def test_torchrun(
     launched: Launched,
     monkeypatch: pytest.MonkeyPatch,
-    launcher: dict[str, Any],
+    launcher: Launcher | None,
     variables: dict[str, str],
     size: int,
 ) -> None:

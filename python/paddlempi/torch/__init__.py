@@ -5,10 +5,10 @@
     import torch, paddlempi.torch            # the second is optional, see docs/torch.md
     torch.distributed.init_process_group("mpi")   # mpirun -np 4 python train.py
 
-Importing it enters the backends ``mpi`` and ``paddlempi`` (as ``import torch`` alone does
-where the package is installed) and sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
-``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the launcher's variables where
-they are not set. It starts no MPI.
+Importing it enters the backends ``mpi`` and ``paddlempi`` and sets ``RANK``, ``WORLD_SIZE``,
+``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``GROUP_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT`` from the
+launcher's variables where they are not set. Where the package is installed ``import torch`` alone
+does that, but for jobs of one rank and addresses that are not sure. It starts no MPI.
 """
 
 import paddlempi_autoload

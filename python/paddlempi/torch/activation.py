@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 import paddlempi_autoload
 import torch
@@ -35,6 +37,7 @@ __all__ = [
     "create",
     "env_rendezvous",
     "init",
+    "init_process_group",
     "monitored_barrier",
     "new_group_with_tag",
     "new_process_group_helper",
@@ -45,7 +48,8 @@ __all__ = [
 def activate() -> None:
     """What ``import paddlempi.torch`` does beside entering the names."""
     errors.install()
-    environment.fill()
+    if not paddlempi_autoload.lazily:
+        environment.fill()
 
 
 def init(timeout: timedelta | float) -> None:
@@ -95,6 +99,31 @@ def _is_ours(backend: object) -> bool:
     return any(name in paddlempi_autoload.entered for name in _devices(backend).values())
 
 
+# How the default group begins
+
+_asked: list[tuple[int, int]] = []  # the rank and world_size that inits under way were given
+
+
+def init_process_group(*arguments: Any, **named: Any) -> Any:
+    """``init_process_group``: for plain "mpi" torch warns that it ignores rank and world_size.
+
+    Here they are held against MPI instead (:func:`new_process_group_helper`), and kept from torch.
+    """
+    call = _bound("init_process_group", arguments, named)
+    values = call.arguments
+    asked = (-1, -1)
+    if values["backend"] is not None and str(values["backend"]).lower() == "mpi":
+        asked = values["rank"], values["world_size"]
+        values["rank"] = values["world_size"] = -1
+        if values["init_method"] is None:  # with both torch has something to say
+            values["store"] = None
+    _asked.append(asked)
+    try:
+        return _original("init_process_group")(*call.args, **call.kwargs)
+    finally:
+        _asked.pop()
+
+
 # How a group is made: torch's helper comes to create(), through a plugin or ProcessGroupMPI.
 
 
@@ -129,14 +158,16 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     if not values["global_ranks_in_group"]:
         world.start(values["timeout"])
         if values["group_rank"] == -1:  # plain "mpi" knows neither ranks nor a store
-            world.expect(_local("init_process_group", "world_size", -1))
+            world.expect(*(_asked[-1] if _asked else (-1, -1)))
             values["store"] = new_store(values["timeout"])
         else:
             world.agree(values["group_rank"], values["group_size"], "init_process_group")
     _making.append(_Making(values["timeout"], frozenset(ours if mixed else ())))
+    paddlempi_autoload.naming += 1
     try:
         made, store = _original("_new_process_group_helper")(*call.args, **call.kwargs)
     finally:
+        paddlempi_autoload.naming -= 1
         _making.pop()
     if mixed and isinstance(made, ProcessGroupMPI):  # in the order that was asked for
         state = c10d._world
@@ -213,15 +244,25 @@ def env_rendezvous(
     """``env://``, where MPI knows better than variables: no port need be agreed on.
 
     That is where a launcher is and the user set no ``MASTER_PORT``, and for our own names
-    (such as ``"cpu:mpi"``; plain ``"mpi"`` never rendezvouses) also without a launcher.
+    (such as ``"cpu:mpi"``; plain ``"mpi"`` never rendezvouses) also without a launcher. Other
+    backends may be given a part of the ranks.
     """
     ours = environment.is_ours("MASTER_PORT")
-    if not ours and (not _is_ours(backend) or environment.is_set("MASTER_PORT")):
+    rank, size = _given(url)
+    a_part = not _is_ours(backend) and str(size) not in ("-1", os.environ.get("WORLD_SIZE"))
+    if a_part or (not ours and (not _is_ours(backend) or environment.is_set("MASTER_PORT"))):
         yield from _original("env")(url, timeout=timeout, **options)
         return
     world.start(timeout)
+    world.expect(rank, size)
     yield new_store(timeout), group.get_rank(), group.get_world_size()
     raise RuntimeError("env:// cannot rendezvous a second time over the same MPI world")
+
+
+def _given(url: str) -> tuple[int, int]:
+    """The rank and world_size of an init, which torch writes into the URL; -1 where none is."""
+    query = parse_qs(urlsplit(url).query)
+    return int(query.get("rank", ["-1"])[-1]), int(query.get("world_size", ["-1"])[-1])
 
 
 # Groups

@@ -73,28 +73,41 @@ def end() -> None:
     _ours = False
 
 
-def expect(size: int) -> None:
-    """Refuse to be alone where the caller said otherwise; torch ignores ``world_size`` for MPI.
+def expect(rank: int, size: int) -> None:
+    """Hold what the caller of init gave it against MPI; -1: nothing. Collective over the world.
 
     Raises:
         LauncherError: ``size`` is above 1, and MPI knows of this process only.
+        ArgumentError: on some rank they differ; the message tells which.
     """
-    if size > 1 and group.get_world_size() == 1:
+    mine, everyone = group.get_rank(), group.get_world_size()
+    if size > 1 and everyone == 1:
         end()
-        raise LauncherError(
-            f"init_process_group: world_size={size}, but MPI knows of this process alone: what "
-            "something else started, such as torch.multiprocessing.spawn, would each be a world "
-            f"of its own. Use MPI's launcher: mpirun -np {size} python train.py (or srun)"
-        )
+        raise _alone(f"world_size={size}", size)
+    given = {"rank": (rank, mine), "world_size": (size, everyone)}
+    wrong = [f"{name}={asked}" for name, (asked, is_) in given.items() if asked not in (-1, is_)]
+    problem = f"{', '.join(wrong)} given to MPI's rank {mine} of {everyone}" if wrong else None
+    advice = (
+        "leave rank and world_size out, for MPI knows them, or give MPI's. A framework that gives "
+        "them reads them from variables: docs/torch.md tells which"
+    )
+    try:
+        _raise_together("init_process_group", problem, advice)
+    except ArgumentError:
+        end()
+        raise
 
 
 def agree(rank: int, size: int, what: str) -> None:
     """Hold torch's rank and size, which did not come from MPI, against MPI's. Collective.
 
     Raises:
+        LauncherError: ``size`` is above 1, and MPI knows of this process only.
         ArgumentError: on some rank they differ; the message tells which.
     """
     mpi = (group.get_rank(), group.get_world_size())
+    if size > 1 and mpi[1] == 1:
+        raise _alone(f"torch's group has {size} ranks", size, what)
     problem = None
     if (rank, size) != mpi:
         problem = f"torch's rank {rank} of {size} is MPI's rank {mpi[0]} of {mpi[1]}"
@@ -105,11 +118,25 @@ def _check() -> None:
     global _checked
     if group.WORLD is _checked:
         return
+    told = environment.told_size()
+    if told > 1 and group.get_world_size() == 1:
+        raise _alone(f"WORLD_SIZE={told}", told)
     problem = environment.contradiction(group.get_rank(), group.get_world_size())
     _raise_together(
         "init_process_group", problem, "unset it, or start the job with mpirun or srun alone"
     )
     _checked = group.WORLD
+
+
+def _alone(why: str, size: int, what: str = "init_process_group") -> Exception:
+    """The error of a process that MPI did not start, where ``why`` speaks of others."""
+    error: Exception = LauncherError(
+        f"{what}: {why}, but MPI knows of this process alone. Processes that "
+        "torch.multiprocessing.spawn or another tool starts are strangers to MPI, each a world of "
+        f"its own: let MPI's launcher start them, mpirun -np {size} python train.py (or srun), and "
+        'call the function where the program calls spawn; or take backend="gloo"'
+    )
+    return error
 
 
 def _raise_together(what: str, problem: str | None, advice: str) -> None:
@@ -127,5 +154,6 @@ def _refuse_torchrun() -> None:
         raise LauncherError(
             f"init_process_group: torchrun started this process as one of {size}, but tells MPI "
             "nothing of the others: each would be a world of its own. Use MPI's launcher: "
-            f"mpirun -np {size} python train.py (or srun), without torchrun"
+            f"mpirun -np {size} python train.py (or srun), without torchrun; or keep torchrun and "
+            'take backend="gloo"'
         )
