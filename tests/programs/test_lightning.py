@@ -1,4 +1,4 @@
-"""Lightning finds the ranks by mpi4py, or without it by torchrun's variables."""
+"""Lightning finds the ranks by mpi4py, where it is not installed by torchrun's variables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> programs.Numbers:
 def check(ours: programs.Numbers, gloo: programs.Numbers, environment: str) -> None:
     programs.same(ours, gloo, but=("backend", "environment"))
     for numbers in ours:
-        assert numbers["backend"] == "mpi" and numbers["world_size"] == 2
+        assert numbers["backend"] == "mpi" and numbers["ranks"] == 2
         assert numbers["environment"] == environment
-        # 3 and -7 make -2, an int64 still; 3 and -8 would not do for an average alone
+        # Of 3 and -7, 3 and -8, 1 and 2: an int64 still, cut off towards zero
         assert numbers["means"] == [[-2, "torch.int64"], [-2, "torch.int64"], [1, "torch.int64"]]
         losses = [epoch["loss_epoch"] for epoch in numbers["history"]]
         assert len(losses) == 3 and losses == sorted(losses, reverse=True)
@@ -37,6 +37,6 @@ def test_with_mpi4py(gloo: programs.Numbers, tmp_path: Path) -> None:
 
 
 def test_without_mpi4py(gloo: programs.Numbers, tmp_path: Path) -> None:
-    """As it is under ``python -m paddlempi run``, which sets what Lightning looks for then."""
-    ours = programs.over_mpi(PROGRAM, tmp_path, as_it_is=True, mpi4py=False)
+    """By the variables that ``import torch`` sets from mpirun's."""
+    ours = programs.over_mpi(PROGRAM, tmp_path, mpi4py=False)
     check(ours, gloo, "LightningEnvironment")
