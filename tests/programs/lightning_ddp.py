@@ -59,10 +59,10 @@ class Classifier(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-def loader(rows: int) -> DataLoader[Any]:
+def loader(rows: int, workers: int) -> DataLoader[Any]:
     x = torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows))
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
-    return DataLoader(TensorDataset(x, y), batch_size=8, num_workers=2)
+    return DataLoader(TensorDataset(x, y), batch_size=8, num_workers=workers)
 
 
 def trainer(args: argparse.Namespace, **more: Any) -> pl.Trainer:
@@ -82,10 +82,11 @@ def trainer(args: argparse.Namespace, **more: Any) -> pl.Trainer:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="mpi")
+    parser.add_argument("--workers", type=int, default=2, help="processes that load the data")
     parser.add_argument("--out", type=Path, required=True, help="a folder for what is written")
     args = parser.parse_args()
     pl.seed_everything(7, workers=True)
-    train, validation = loader(70), loader(54)
+    train, validation = loader(70, args.workers), loader(54, args.workers)
 
     best = ModelCheckpoint(dirpath=args.out / "best", monitor="val_loss", save_top_k=1)
     every = ModelCheckpoint(dirpath=args.out / "every", filename="{epoch}", save_top_k=-1)

@@ -13,7 +13,8 @@ PROGRAM = "lightning_ddp"
 
 @pytest.fixture(scope="module")
 def gloo(tmp_path_factory: pytest.TempPathFactory) -> programs.Numbers:
-    return programs.over_gloo(PROGRAM, tmp_path_factory.mktemp("gloo"), "--backend=gloo")
+    out = tmp_path_factory.mktemp("gloo")
+    return programs.over_gloo(PROGRAM, out, "--backend=gloo", "--workers=0")
 
 
 def check(ours: programs.Numbers, gloo: programs.Numbers, environment: str) -> None:

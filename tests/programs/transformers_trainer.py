@@ -38,6 +38,7 @@ def metrics(predictions: Any) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="mpi")
+    parser.add_argument("--workers", type=int, default=1, help="processes that load the data")
     parser.add_argument("--out", type=Path, required=True, help="a folder for what is written")
     args = parser.parse_args()
     set_seed(5)
@@ -63,7 +64,7 @@ def main() -> None:
         save_strategy="epoch",
         logging_steps=1,
         load_best_model_at_end=True,
-        dataloader_num_workers=1,
+        dataloader_num_workers=args.workers,
         report_to=[],
         disable_tqdm=True,
     )
