@@ -94,7 +94,9 @@ def main() -> None:
     first = trainer(args, callbacks=[best, every])
     first.fit(model, train, validation)
 
-    # Goes on from the checkpoint of the first epoch, as after a crash.
+    # From the checkpoint of the first epoch on, as after a crash: it must come to the same end.
+    # Workers would fetch rows of the first epoch before Lightning tells the sampler of the second.
+    train, validation = loader(70, workers=0), loader(54, workers=0)
     again = Classifier()
     second = trainer(args, enable_checkpointing=False)
     second.fit(again, train, validation, ckpt_path=args.out / "every" / "epoch=0.ckpt")
