@@ -71,8 +71,9 @@ def torch() -> None:
     global error
     try:
         register(replace_native=False)
-        if "mpi" in entered and os.environ.get(SETTING) != "0":
-            fill(launcher(), least=2)
+        if "mpi" in entered:
+            started = launcher()
+            fill(started, tell=started is not None and _to_be_told(started))
     except Exception as reason:
         error = reason
 
@@ -340,6 +341,9 @@ _KINDS = {
 # No launcher that we know starts a process without one of them.
 _SIGNS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
+# What srun starts MPI's processes with, by its plugins pmix and pmi2.
+_PLUGINS = ("PMIX_RANK", "PMI_RANK")
+
 _PROC = "/proc"
 _MOST_PARENTS = 256
 
@@ -438,14 +442,34 @@ SETTING = "PADDLEMPI_TORCH"
 _FIRST_PORT, _PORTS = 10_000, 20_000
 
 
-def fill(started: Launcher | None, least: int, address: str = "") -> None:
+def _to_be_told(started: Launcher) -> bool:
+    """Whether the variables would do no harm to a program that does not ask for them.
+
+    Not to one that runs alone. Not where srun starts processes without MPI. Not where somebody else
+    has set them, to other ranks. And not where each rank sees its own GPU alone: programs take
+    ``LOCAL_RANK`` for the index of one.
+    """
+    setting = os.environ.get(SETTING)
+    if started.size < 2 or setting == "0":
+        return False
+    if setting == "1":
+        return True
+    ranks = {"RANK": started.rank, "WORLD_SIZE": started.size, "LOCAL_RANK": started.local_rank}
+    others = any(os.environ.get(name) not in (None, str(value)) for name, value in ranks.items())
+    by_mpi = started.mpi != _SLURM.mpi or any(name in os.environ for name in _PLUGINS)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    seen = 0 if devices in ("", "-1", "NoDevFiles") else devices.count(",") + 1
+    return by_mpi and not others and (seen == 0 or started.local_size <= seen)
+
+
+def fill(started: Launcher | None, tell: bool, address: str = "") -> None:
     """Set torchrun's variables, where they are not set. Takes back those of another job.
 
     ``MASTER_ADDR`` and ``MASTER_PORT`` are set for a job on one node, or with an ``address``.
 
     Args:
         started: who started this process; None: nobody that counts.
-        least: how many ranks a job has at least for it to be told; alone there is nothing to tell.
+        tell: False: set none.
         address: the host of rank 0.
     """
     job, ours = _filled()
@@ -455,7 +479,7 @@ def fill(started: Launcher | None, least: int, address: str = "") -> None:
                 del os.environ[name]
         os.environ.pop(FILLED, None)
         ours = {}
-    if started is None or started.size < least:
+    if started is None or not tell:
         return
     values = {
         "RANK": started.rank,

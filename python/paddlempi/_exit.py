@@ -19,10 +19,14 @@ So a callback looks for the status when the interpreter begins to shut down:
 
 from __future__ import annotations
 
+import array
 import atexit
 import importlib
+import os
+import stat
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -30,6 +34,10 @@ from . import _native
 from .errors import Error
 
 __all__ = ["install", "mpi_is_foreign", "uninstall"]
+
+
+_MOST_FOR_READER = 1.0
+"""Seconds that an abort is put off for the launcher to read a pipe."""
 
 
 class _Hooks:
@@ -151,5 +159,22 @@ def _abort(status: int) -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with suppress(Exception):  # closed, None, or something else's: never mind
             stream.flush()  # type: ignore[union-attr]
+    for pipe in (1, 2):
+        _wait_for_reader(pipe)
     with suppress(Error):  # a fork, or a core that is gone: then the exit goes its usual way
         _native.control("abort", status=status)
+
+
+def _wait_for_reader(pipe: int) -> None:
+    """Wait until the launcher has taken what was printed: it drops what it finds at an abort."""
+    end = time.monotonic() + _MOST_FOR_READER
+    with suppress(OSError, ImportError):  # closed; not on Linux
+        import fcntl
+        import termios
+
+        unread = array.array("i", [0])
+        while stat.S_ISFIFO(os.fstat(pipe).st_mode) and time.monotonic() < end:
+            fcntl.ioctl(pipe, termios.FIONREAD, unread)
+            if not unread[0]:
+                return
+            time.sleep(0.001)

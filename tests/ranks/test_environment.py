@@ -31,5 +31,6 @@ def test_variables_are_those_of_mpi(
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(dist.get_local_rank()),
         "LOCAL_WORLD_SIZE": str(dist.get_local_size()),
+        "GROUP_RANK": "0",
     }
     assert environment.contradiction(rank, size) is None

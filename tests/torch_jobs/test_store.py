@@ -92,7 +92,7 @@ def test_candidates(addresses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # The user's is before all; ours is not the user's.
     monkeypatch.setenv("MASTER_ADDR", "head")
     assert addresses(["10.0.0.1"], []) == ["head", "node", "10.0.0.1"]
-    monkeypatch.setenv("PADDLEMPI_FILLED", "job|RANK MASTER_ADDR")
+    monkeypatch.setenv("PADDLEMPI_FILLED", "job|RANK=0 MASTER_ADDR=head")
     assert addresses(["10.0.0.1"], []) == ["node", "10.0.0.1"]
 
 

@@ -218,7 +218,7 @@ def given_another_rank() -> None:
     warnings.simplefilter("error")
     rank = int(os.environ["RANK"])
     both = "rank=0 given to MPI's rank 1 of 2"
-    for backend in ("mpi", "MPI", "cpu:mpi"):
+    for backend in ("mpi", "MPI", "paddlempi", "cpu:mpi"):
         # As a framework that has not heard of the launcher: the same on each.
         with raises(ArgumentError, "init_process_group", both, "docs/torch.md"):
             dist.init_process_group(backend, rank=0, world_size=2)
@@ -281,3 +281,27 @@ def a_part_on_gloo() -> None:
 
 def test_gloo_on_a_part_of_the_ranks() -> None:
     job.succeed(4, a_part_on_gloo, timeout=120)
+
+
+def rpc_by_itself() -> None:
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+    from ranks_tools import done
+    from torch.distributed import rpc
+
+    warnings.simplefilter("ignore")
+    dist.init_process_group("mpi")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    worker = size - 1 - rank
+    rpc.init_rpc(f"worker{worker}", rank=worker, world_size=size)
+    assert rpc.rpc_sync("worker0", torch.add, args=(torch.ones(2), rank)).tolist() == [1 + rank] * 2
+    dist.barrier()
+    rpc.shutdown()
+    dist.destroy_process_group()
+    done()
+
+
+def test_rpc_with_ranks_of_its_own() -> None:
+    job.succeed(2, rpc_by_itself)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,33 @@ def test_what_was_raised_is_shown_once_and_first(
     assert done.returncode == 1, done.stderr
     text, _, rest = done.stderr.partition("aborted with 1\n")
     assert (text.count("Traceback"), text.count("boom"), rest) == (1, 1, ""), done.stderr
+
+
+@pytest.mark.parametrize(("seconds", "read"), [(60, True), (0.05, False)])
+def test_the_launcher_reads_what_was_printed_before_the_end(seconds: float, read: bool) -> None:
+    script = f"""
+import array, fcntl, termios
+def control(method, arguments):
+    unread = array.array("i", [0])
+    fcntl.ioctl(2, termios.FIONREAD, unread)
+    os.write(1, f"{{unread[0]}} bytes unread".encode())
+    os._exit(1)
+core.control = control
+dist.group._exit._MOST_FOR_READER = {seconds}
+stay()
+raise ValueError("boom")
+"""
+    command = [sys.executable, "-c", PRELUDE + script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stderr is not None
+        if read:
+            select.select([child.stderr], [], [])
+            time.sleep(0.2)
+            assert child.poll() is None, "it does not wait"
+            assert b"boom" in child.stderr.read()
+        said = child.stdout.read()
+    assert (said == b"0 bytes unread") == read, said
+    assert child.returncode == 1
 
 
 def test_an_exception_group() -> None:

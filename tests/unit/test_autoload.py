@@ -300,7 +300,7 @@ def test_the_variables_that_import_torch_sets(
         return {name: variables[name] for name in NAMES if name in variables}
 
     found = shown(JOB)
-    assert 10_000 <= int(found.pop("MASTER_PORT")) < 30_000
+    assert 10_000 <= int(found["MASTER_PORT"]) < 30_000
     assert found == {
         "RANK": "2",
         "WORLD_SIZE": "4",
@@ -308,20 +308,66 @@ def test_the_variables_that_import_torch_sets(
         "LOCAL_WORLD_SIZE": "4",
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": found["MASTER_PORT"],
     }
     assert shown(None) == {}
-    assert shown(JOB._replace(size=1, rank=0, local_size=1, local_rank=0)) == {}
-    assert shown(JOB, PADDLEMPI_TORCH="0") == {}
     assert shown(JOB, "split_group") == {}, "a torch that is not known"
     assert paddlempi_autoload.error is not None
-    found = shown(JOB, RANK="7", MASTER_ADDR="there", MASTER_PORT="29500")
-    assert (found["RANK"], found["MASTER_ADDR"]) == ("7", "there")
-    assert (found["MASTER_PORT"], found["WORLD_SIZE"]) == ("29500", "4")
-    assert not paddlempi_autoload.is_ours("RANK")
     assert "MASTER_ADDR" not in shown(JOB._replace(local_size=2))
+    given = shown(JOB, RANK="2", MASTER_ADDR="there", MASTER_PORT="29500")
+    assert given == found | {"MASTER_ADDR": "there", "MASTER_PORT": "29500"}
+    assert not paddlempi_autoload.is_ours("RANK")
+    assert paddlempi_autoload.is_ours("WORLD_SIZE")
 
 
-Started = tuple[dict[str, str], list[str], Launcher | None]
+@pytest.mark.parametrize(
+    ("started", "given", "told"),
+    [
+        (JOB, {}, True),
+        (JOB._replace(size=1, rank=0, local_size=1, local_rank=0), {}, False),
+        (JOB._replace(size=1, rank=0), {"PADDLEMPI_TORCH": "1"}, False),
+        (JOB, {"PADDLEMPI_TORCH": "0"}, False),
+        # Somebody else has said something else.
+        (JOB, {"RANK": "7", "WORLD_SIZE": "8"}, False),
+        (JOB, {"WORLD_SIZE": "1"}, False),
+        (JOB, {"LOCAL_RANK": "0"}, False),
+        (JOB, {"RANK": "2", "WORLD_SIZE": "4"}, True),
+        # srun, of something else and of MPI.
+        (JOB._replace(mpi="Slurm"), {}, False),
+        (JOB._replace(mpi="Slurm"), {"PMIX_RANK": "2"}, True),
+        (JOB._replace(mpi="Slurm"), {"PMI_RANK": "2"}, True),
+        # LOCAL_RANK is taken for the index of a GPU.
+        (JOB, {"CUDA_VISIBLE_DEVICES": "2"}, False),
+        (JOB, {"CUDA_VISIBLE_DEVICES": "2"} | {"PADDLEMPI_TORCH": "1"}, True),
+        (JOB, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, True),
+        (JOB, {"CUDA_VISIBLE_DEVICES": ""}, True),
+        (JOB, {"CUDA_VISIBLE_DEVICES": "-1"}, True),
+    ],
+)
+def test_whom_import_torch_tells(
+    fake: Any,
+    variables: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    started: Launcher,
+    given: dict[str, str],
+    told: bool,
+) -> None:
+    fake()
+    variables.pop("CUDA_VISIBLE_DEVICES", None)
+    variables.update(given)
+    monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
+    before = dict(variables)
+    paddlempi_autoload.torch()
+    assert paddlempi_autoload.error is None
+    if told:
+        assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == (
+            "2",
+            "4",
+            "2",
+        )
+    else:
+        assert dict(variables) == before
+
 
 OMPI = {
     "OMPI_COMM_WORLD_SIZE": "4",

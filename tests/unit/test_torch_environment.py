@@ -76,15 +76,15 @@ def test_nothing_outside_a_launcher(launched: Launched) -> None:
 
 
 def test_what_import_torch_sets_by_itself(launched: Launched) -> None:
-    """Only what is sure, and only for several ranks: see paddlempi_autoload.torch."""
+    """Only what is sure; to whom, test_autoload.py has."""
     launched(None)
-    paddlempi_autoload.fill(PRTERUN, least=2)
+    paddlempi_autoload.fill(PRTERUN, tell=True)
     assert set(shown()) == set(NAMES) - {"MASTER_ADDR", "MASTER_PORT"}
     launched()  # import paddlempi.torch
     assert set(shown()) == set(NAMES)
-    paddlempi_autoload.fill(PRTERUN._replace(job="other@1", local_size=8), least=2)
+    paddlempi_autoload.fill(PRTERUN._replace(job="other@1", local_size=8), tell=True)
     assert shown()["MASTER_ADDR"] == "127.0.0.1"
-    paddlempi_autoload.fill(PRTERUN._replace(size=1, rank=0, job="third@1"), least=2)
+    paddlempi_autoload.fill(PRTERUN._replace(size=1, rank=0, job="third@1"), tell=False)
     assert shown() == {}
     launched(size=1, rank=0, local_size=1, local_rank=0)
     assert shown()["WORLD_SIZE"] == "1"
@@ -128,7 +128,7 @@ def test_the_place_of_the_store(launched: Launched) -> None:
     environment = launched(None)
     environment.publish("10.0.0.1", 4242)
     assert shown() == {}
-    paddlempi_autoload.fill(PRTERUN, least=2)
+    paddlempi_autoload.fill(PRTERUN, tell=True)
     environment.publish("10.0.0.1", 4242)
     assert (shown()["MASTER_ADDR"], shown()["MASTER_PORT"]) == ("10.0.0.1", "4242")
     assert environment.is_ours("MASTER_PORT")

@@ -245,10 +245,10 @@ def env_rendezvous(
 
     That is where a launcher is and the user set no ``MASTER_PORT``, and for our own names
     (such as ``"cpu:mpi"``; plain ``"mpi"`` never rendezvouses) also without a launcher. Other
-    backends may be given a part of the ranks.
+    backends may be given a part of the ranks. RPC has no backend here, and ranks of its own.
     """
     ours = environment.is_ours("MASTER_PORT")
-    rank, size = _given(url)
+    rank, size = (-1, -1) if backend is None else _given(url)
     a_part = not _is_ours(backend) and str(size) not in ("-1", os.environ.get("WORLD_SIZE"))
     if a_part or (not ours and (not _is_ours(backend) or environment.is_set("MASTER_PORT"))):
         yield from _original("env")(url, timeout=timeout, **options)

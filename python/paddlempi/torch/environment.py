@@ -23,7 +23,7 @@ def fill() -> None:
     """
     started = paddlempi_autoload.launcher()
     address = "" if started is None else _address(started)
-    paddlempi_autoload.fill(started, least=1, address=address)
+    paddlempi_autoload.fill(started, tell=True, address=address)
 
 
 def is_set(name: str) -> bool:
