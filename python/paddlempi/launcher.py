@@ -221,11 +221,15 @@ def is_worker() -> bool:
 
 
 class _Watch:
-    """What is known of the process that is watched; ``pid`` 0: none is."""
+    """What is known of the process that is watched; ``pid`` 0: none is.
+
+    Invariant: ``exit`` is what :func:`_exit_noted` calls, and is never in front of it.
+    """
 
     def __init__(self) -> None:
         self.pid = 0
         self.registered = False
+        self.wrapped = False  # sys.exit, perhaps below wrappers of others
         self.started = False
         self.status: object = None
         self.launcher: Mapping[str, Any] = {}
@@ -247,7 +251,9 @@ def watch(launcher: Mapping[str, Any] | None) -> None:
     if launcher is None or launcher["size"] < 2 or _watch.pid == os.getpid() or is_worker():
         return
     _watch.pid, _watch.launcher = os.getpid(), launcher
-    _watch.exit, sys.exit = sys.exit, _exit_noted
+    if not _watch.wrapped:
+        _watch.wrapped = True
+        _watch.exit, sys.exit = sys.exit, _exit_noted
     if not _watch.registered:
         _watch.registered = True
         group.at_destroy(_note_start)
@@ -259,6 +265,7 @@ def unwatch() -> None:
     _watch.pid = 0
     if sys.exit is _exit_noted:
         sys.exit = _watch.exit
+        _watch.wrapped = False
 
 
 def note_exit(status: object) -> None:

@@ -164,6 +164,40 @@ def test_fleet() -> None:
     job.succeed(2, whole_fleet)
 
 
+def parallelized() -> None:
+    import numpy as np
+    import paddle
+    import paddle.distributed as dist
+    import paddlempi.paddle  # noqa: F401
+    from ranks_tools import done
+
+    dist.init_parallel_env()
+    mesh = dist.ProcessMesh([0, 1], dim_names=["dp"])
+    paddle.seed(1)
+    net, alone = paddle.nn.Linear(4, 2), paddle.nn.Linear(4, 2)
+    alone.set_state_dict(net.state_dict())
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=net.parameters())
+    net, optimizer = dist.parallelize(net, optimizer, mesh, {"dp_config": {"sharding_level": 0}})
+    its = paddle.optimizer.AdamW(0.1, parameters=alone.parameters())
+    x = np.random.default_rng(0).standard_normal((6, 4)).astype("float32")
+    for _ in range(3):
+        whole = paddle.to_tensor(x)
+        for model, steps, batch in (
+            (net, optimizer, dist.shard_tensor(whole, mesh, [dist.Shard(0)])),
+            (alone, its, whole),
+        ):
+            model(batch).square().mean().backward()
+            steps.step()
+            steps.clear_grad()
+    for mine, expected in zip(net.parameters(), alone.parameters(), strict=True):
+        np.testing.assert_allclose(mine._local_value().numpy(), expected.numpy(), rtol=1e-4)
+    done()
+
+
+def test_auto_parallel() -> None:
+    job.succeed(2, parallelized)
+
+
 def restored() -> None:
     import paddle.distributed as dist
     from paddle.base import core

@@ -40,6 +40,16 @@ def test_a_module_without_frameworks(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (5, "__main__ ['a', '--help']\n"), done.stderr
 
 
+def test_nothing_is_filled_without_a_launcher(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(
+        "import os, sys\n"
+        "print([n for n in os.environ if n.startswith(('PADDLE_', 'PADDLEMPI_FILLED'))])\n"
+        "print('paddlempi._core' in sys.modules, sys.exit)"
+    )
+    done = run(tmp_path, "plain.py")
+    assert done.stdout == "[]\nFalse <built-in function exit>\n", done.stderr
+
+
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     done = run(tmp_path, "absent.py")
     assert done.returncode == 1 and "absent.py" in done.stderr

@@ -259,3 +259,18 @@ if __name__ == "__main__":
 def test_sys_exit_comes_back() -> None:
     body = "watched = sys.exit\nlauncher.unwatch()\nassert sys.exit is not watched\nprint(sys.exit)"
     assert end(body).stdout == "<built-in function exit>\n"
+
+
+def test_sys_exit_below_another_hook() -> None:
+    """Which keeps ours: watching again must not put ours on top of itself."""
+    body = f"""
+ours = sys.exit
+def exit(status=None):
+    ours(status)
+sys.exit = exit
+launcher.unwatch()
+launcher.watch({PRTERUN!r})
+sys.exit(3)
+"""
+    ended = end(body)
+    assert (ended.returncode, ended.stderr) == (3, "")

@@ -8,7 +8,9 @@
     dist.init_parallel_env()
     dist.all_reduce(tensor)
 
-Importing it replaces the functions of Paddle that make process groups; it starts no MPI.
+Importing it replaces the functions of Paddle that make process groups, and sets
+``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM`` and their like from the launcher's variables where
+they are not set. It starts no MPI.
 """
 
 from . import private  # noqa: F401 (first: it says which of Paddle's names have moved)

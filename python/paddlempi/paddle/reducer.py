@@ -416,8 +416,10 @@ class Reducer:
             elif not is_used:
                 self._unused.add(index)
                 self._uses[index] = _UNKNOWN
+        if self._told or self._group.rank() > 0:
+            return
         lost = [i for i in sorted(self._unused) if not self._parameters[i].stop_gradient]
-        if lost and not self._told and self._group.rank() == 0:
+        if lost:
             self._told = True
             more = f" (nor {len(lost) - 1} others)" if len(lost) > 1 else ""
             warnings.warn(
