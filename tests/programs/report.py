@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,13 @@ def digest(tensors: Iterable[Any]) -> str:
 
 
 def write(folder: Path, rank: int, **numbers: Any) -> None:
-    """Leave the numbers of this rank in ``folder``. JSON has every digit of a float."""
+    """Leave the numbers of this rank in ``folder``. JSON has every digit of a float.
+
+    The last that a program does but for ``destroy_process_group``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     Path(folder, f"rank{rank}.json").write_text(json.dumps(numbers))
+    if numbers["backend"] == "gloo":
+        # Threads of torch's gloo want the interpreter to drop the tensors of the last operation,
+        # and abort the process if it has begun to end by then.
+        time.sleep(0.5)
