@@ -99,8 +99,11 @@ func goControl(method, request *C.char, reply **C.char, e *C.pmpi_error) (rc C.i
 }
 
 //export goSubmit
-func goSubmit(d *C.pmpi_op, w *C.pmpi_work, r *C.pmpi_result, e *C.pmpi_error) (rc C.int) {
+func goSubmit(d *C.pmpi_op, w *C.pmpi_work, r *C.pmpi_result, nested C.int, e *C.pmpi_error) (rc C.int) {
 	defer caught(e, &rc)
+	if w != nil {
+		*w = 0
+	}
 	desc := (*op.Desc)(unsafe.Pointer(d))
 	if desc.Size != C.sizeof_pmpi_op {
 		return fill(e, status.New(status.Argument, "pmpi_submit: op.size is %d; this core's pmpi_op has %d bytes", desc.Size, C.sizeof_pmpi_op))
@@ -108,9 +111,11 @@ func goSubmit(d *C.pmpi_op, w *C.pmpi_work, r *C.pmpi_result, e *C.pmpi_error) (
 	if desc.Flags&op.FlagAsync != 0 && w == nil {
 		return fill(e, status.New(status.Argument, "pmpi_submit: PMPI_FLAG_ASYNC needs a place for the work"))
 	}
-	id, result, err := gocore.Submit(desc)
+	id, result, err := gocore.Submit(desc, nested != 0)
 	if w != nil {
 		*w = C.pmpi_work(id)
+	} else if id != 0 {
+		gocore.Release(id)
 	}
 	if err != nil {
 		return fill(e, err)
@@ -153,9 +158,19 @@ func goOrder(w C.pmpi_work, stream C.uint64_t, e *C.pmpi_error) (rc C.int) {
 }
 
 //export goRelease
-func goRelease(w C.pmpi_work) {
+func goRelease(w C.pmpi_work) (held C.int) {
 	defer caught(nil, nil)
-	gocore.Release(uint64(w))
+	held = 1 // after a panic the memory stays
+	if gocore.Release(uint64(w)) {
+		held = 0
+	}
+	return held
+}
+
+//export goNextReleased
+func goNextReleased() (w C.pmpi_work) {
+	defer caught(nil, nil)
+	return C.pmpi_work(gocore.NextReleased())
 }
 
 //export goNotify

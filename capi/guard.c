@@ -18,10 +18,15 @@ _Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
 			   "pmpi_op is op.Desc");
 
 static int forked;
-/* Each thread's latest error is on the heap and freed by a pthread key: Go makes all
+/* What each thread has of its own is on the heap and freed by a pthread key: Go makes all
  * thread-local memory of this object static, of which a late dlopen gets very little. */
-static __thread pmpi_error *own_error;
-static pthread_key_t error_key;
+typedef struct own {
+	pmpi_error error; /* of the latest call that failed */
+	int interrupting; /* interrupt checks that this thread is in */
+} own;
+
+static __thread own *this_thread;
+static pthread_key_t own_key;
 static int (*interrupt)(void);
 
 static void in_child(void) {
@@ -30,18 +35,22 @@ static void in_child(void) {
 
 __attribute__((constructor)) static void prepare(void) {
 	pthread_atfork(NULL, NULL, in_child);
-	pthread_key_create(&error_key, free);
+	pthread_key_create(&own_key, free);
+}
+
+static own *mine(void) {
+	static own no_memory; /* shared, for the thread that cannot have its own */
+	if (__builtin_expect(this_thread == NULL, 0)) {
+		this_thread = calloc(1, sizeof *this_thread);
+		if (this_thread == NULL)
+			return &no_memory;
+		pthread_setspecific(own_key, this_thread);
+	}
+	return this_thread;
 }
 
 static pmpi_error *last(void) {
-	static pmpi_error no_memory; /* shared, for the thread that cannot have its own */
-	if (__builtin_expect(own_error == NULL, 0)) {
-		own_error = calloc(1, sizeof *own_error);
-		if (own_error == NULL)
-			return &no_memory;
-		pthread_setspecific(error_key, own_error);
-	}
-	return own_error;
+	return &mine()->error;
 }
 
 int pmpi_guard_forked(void) {
@@ -77,7 +86,8 @@ void pmpi_free(char *reply) {
 
 int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
 	GUARD();
-	return goSubmit((pmpi_op *)op, work, result, last());
+	own *o = mine();
+	return goSubmit((pmpi_op *)op, work, result, o->interrupting, &o->error);
 }
 
 int pmpi_refuse(int64_t group, int32_t code) {
@@ -101,9 +111,13 @@ int pmpi_order(pmpi_work work, uint64_t stream) {
 	return goOrder(work, stream, last());
 }
 
-void pmpi_release(pmpi_work work) {
-	if (!forked)
-		goRelease(work);
+int pmpi_release(pmpi_work work) {
+	return forked ? 1
+				  : goRelease(work); /* in a child nobody says when MPI, in the parent, is done */
+}
+
+pmpi_work pmpi_next_released(void) {
+	return forked ? 0 : goNextReleased();
 }
 
 int pmpi_notify(pmpi_work work) {
@@ -135,9 +149,16 @@ void pmpi_set_interrupt(int (*check)(void)) {
 	interrupt = check;
 }
 
-/* Called by Go during a wait. Returns what the caller's check said. */
+/* Called by Go during a wait. Returns what the caller's check said. What the check calls
+ * of this interface comes from inside that wait. */
 int pmpi_guard_interrupt(void) {
-	return interrupt ? interrupt() : 0;
+	if (interrupt == NULL)
+		return 0;
+	own *o = mine();
+	o->interrupting++;
+	int stop = interrupt();
+	o->interrupting--;
+	return stop;
 }
 
 /* Go handles signals on the alternate stack that a thread had when it first came in.

@@ -12,9 +12,9 @@
  * here prints, exits or aborts, but pmpi_exit, which exists to end the job.
  *
  * Memory: what is passed in is the caller's and is needed during the call only, but
- * for the tensors' memory, which an asynchronous operation uses until it is over.
- * After an error that breaks the group (PMPI_ERR_TIMEOUT, _INTERRUPTED, _PEER_LEFT)
- * MPI may still use that memory: do not free it.
+ * for the tensors' memory, which an asynchronous operation uses until it is over. After
+ * an error MPI may use it longer: pmpi_submit then names the work, and pmpi_release and
+ * pmpi_next_released tell when the memory may be freed.
  */
 #ifndef PMPI_H
 #define PMPI_H
@@ -56,7 +56,8 @@ enum {
 	PMPI_ERR_NO_MEMORY = 22,
 	PMPI_ERR_NOT_READY = 23, /* pmpi_wait's own limit ran out; the work goes on */
 	PMPI_ERR_NOT_MEMBER = 24,
-	PMPI_ERR_CUDA = 25 /* the CUDA driver refused; the text has its error, and whose it is */
+	PMPI_ERR_CUDA = 25,     /* the CUDA driver refused; the text has its error, and whose it is */
+	PMPI_ERR_REENTRANT = 26 /* the interrupt check called what its own thread waits in */
 };
 
 #define PMPI_ERROR_RANKS 32
@@ -136,7 +137,10 @@ void pmpi_free(char *reply);
 /* pmpi_submit carries out op. Without PMPI_FLAG_ASYNC it returns when op is over and
  * result, unless NULL, is filled in. With it *work names the operation, or becomes 0
  * when it is over already. A collective that is refused with an error here counts as
- * called: the other members get PMPI_ERR_REFUSED. Returns 0 or an error code. */
+ * called: the other members get PMPI_ERR_REFUSED. With an error *work (unless work is
+ * NULL) names the operation if MPI may still use its memory, and is 0 if not: release it,
+ * and free the memory when pmpi_release or pmpi_next_released says so. Returns 0 or an error
+ * code. */
 int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result);
 
 /* pmpi_refuse tells the members of group that this rank takes no part in their next
@@ -160,8 +164,13 @@ int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result);
  * error code. */
 int pmpi_order(pmpi_work work, uint64_t stream);
 
-/* pmpi_release forgets work, which goes on if it is not over. Returns nothing. */
-void pmpi_release(pmpi_work work);
+/* pmpi_release forgets work, which goes on if it is not over. Returns 0 when its memory may
+ * be freed. Returns 1 when it may not yet: pmpi_next_released returns work when it may. */
+int pmpi_release(pmpi_work work);
+
+/* pmpi_next_released looks, without waiting, for a work for which pmpi_release returned 1
+ * and whose memory may be freed now. Returns it, each once, or 0. */
+pmpi_work pmpi_next_released(void);
 
 /* pmpi_notify asks that the end of work be reported by pmpi_next_completion, as
  * PMPI_FLAG_NOTIFY does from the start. Returns 0 or an error code. */

@@ -164,8 +164,8 @@ enum {
    * NaN), floats (greatest, or NaN). */
   PMPI_REDUCE_MAX = 4,
   /* PMPI_REDUCE_AVG is the mean over the ranks.
-   * Defined for 16-bit floats (mean in float32, rounded once), floats (sum /
-   * n), complex (sum / n). */
+   * Defined for integers (sum, which wraps, / n toward zero), 16-bit floats
+   * (mean in float32, rounded once), floats (sum / n), complex (sum / n). */
   PMPI_REDUCE_AVG = 5,
   /* PMPI_REDUCE_BAND is the bitwise and over the ranks.
    * Defined for bool (and), integers (bitwise and). */

@@ -99,6 +99,7 @@ PY PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
 PY PyObject *PyTuple_New(Py_ssize_t);
 PY int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 PY Py_ssize_t PyList_Size(PyObject *);
+PY PyObject *PyList_AsTuple(PyObject *);
 PY PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
 PY Py_ssize_t PySequence_Size(PyObject *);
 PY PyObject *PySequence_GetItem(PyObject *, Py_ssize_t);

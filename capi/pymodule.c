@@ -63,11 +63,6 @@ static PyObject *raise_last(int rc) {
 	return raise_error(pmpi_last_error());
 }
 
-/* MPI may still use the memory of an operation that ended with one of these. */
-static int may_linger(int rc) {
-	return rc == PMPI_ERR_TIMEOUT || rc == PMPI_ERR_INTERRUPTED || rc == PMPI_ERR_PEER_LEFT;
-}
-
 /* ---- arguments ---- */
 
 /* as_int reads an int32; a value beyond it is an error, not another value. */
@@ -127,33 +122,58 @@ static int has_result(int32_t code) {
 
 /* ---- operations ---- */
 
-/* The buffers of asynchronous operations stay exported until Python releases the work. */
+/* What an operation keeps alive that goes on after its call: the tensors, and the exports of
+ * those that have the buffer protocol. Freed when MPI and the device are done with them,
+ * which may be later than the end of the operation for its caller. All of it is guarded by the GIL.
+ */
 typedef struct held {
 	struct held *next;
 	pmpi_work work;
+	PyObject *send, *recv; /* NULL once they were let go */
 	int32_t n;
 	int has_result;
 	Py_buffer views[];
 } held;
 
-static held *all_held; /* guarded by the GIL */
+static held *all_held;
+static int
+	orphans; /* those of them whose work was released, and that pmpi_next_released will return */
 
-static int hold(pmpi_work work, side *a, side *b, int with_result) {
+/* own returns a new reference to tensors, which are the items of a list, not the list: its owner
+ * may change it. */
+static PyObject *own(PyObject *tensors) {
+	if (PyType_GetFlags(tensors->ob_type) & TPFLAGS_LIST) {
+		PyObject *items = PyList_AsTuple(tensors);
+		if (items)
+			return items;
+		PyErr_Clear(); /* no memory: the list will do unless it is changed */
+	}
+	Py_IncRef(tensors);
+	return tensors;
+}
+
+/* hold keeps the tensors of work, which has been submitted: where there is no memory to write that
+ * down they are kept for ever. */
+static void hold(pmpi_work work, PyObject *send, PyObject *recv, side *a, side *b,
+				 int with_result) {
 	int32_t n = a->n_views + b->n_views;
 	held *h = malloc(sizeof *h + (size_t)n * sizeof h->views[0]);
 	if (h == NULL) {
-		PyErr_NoMemory();
-		return -1;
+		own(send);
+		own(recv);
+		a->n_views = b->n_views = 0;
+		return;
 	}
 	memcpy(h->views, a->views, (size_t)a->n_views * sizeof h->views[0]);
 	memcpy(h->views + a->n_views, b->views, (size_t)b->n_views * sizeof h->views[0]);
 	a->n_views = b->n_views = 0;
 	h->work = work;
+	h->send = own(send);
+	h->recv = own(recv);
 	h->n = n;
 	h->has_result = with_result;
 	h->next = all_held;
 	all_held = h;
-	return 0;
 }
 
 static held *find(pmpi_work work) {
@@ -163,16 +183,46 @@ static held *find(pmpi_work work) {
 	return NULL;
 }
 
+/* empty lets go of what h keeps. Destructors may run, and call anything here. */
+static void empty(held *h) {
+	PyObject *send = h->send, *recv = h->recv;
+	int32_t n = h->n;
+	h->send = h->recv = NULL;
+	h->n = 0;
+	for (int32_t i = 0; i < n; i++)
+		PyBuffer_Release(&h->views[i]);
+	if (send)
+		Py_DecRef(send);
+	if (recv)
+		Py_DecRef(recv);
+}
+
 static void let_go(pmpi_work work) {
 	for (held **p = &all_held; *p; p = &(*p)->next) {
 		if ((*p)->work == work) {
 			held *h = *p;
 			*p = h->next;
-			for (int32_t i = 0; i < h->n; i++)
-				PyBuffer_Release(&h->views[i]);
+			empty(h);
 			free(h);
 			return;
 		}
+	}
+}
+
+/* release_held forgets work, with what it keeps now or when that may be freed. */
+static void release_held(pmpi_work work) {
+	if (pmpi_release(work))
+		orphans++;
+	else
+		let_go(work);
+}
+
+/* collect frees what released works keep that are over by now. */
+static void collect(void) {
+	pmpi_work work;
+	while (orphans > 0 && (work = pmpi_next_released()) != 0) {
+		orphans--;
+		let_go(work);
 	}
 }
 
@@ -191,6 +241,7 @@ static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 	(void)self;
 	if (!wants(n, 4, 15, "submit"))
 		return NULL;
+	collect();
 	side send, recv;
 	send.n = send.n_views = recv.n = recv.n_views = 0;
 	send.on_device = recv.on_device = 0;
@@ -228,16 +279,18 @@ static PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 		PyThreadState *ts = PyEval_SaveThread();
 		int rc = pmpi_submit(&op, &work, &result);
 		PyEval_RestoreThread(ts);
+		if (work != 0) {
+			PyObject *t, *v, *tb; /* what a signal handler raised */
+			PyErr_Fetch(&t, &v, &tb);
+			hold(work, args[2], args[3], &send, &recv, has_result(op.code));
+			if (rc)
+				release_held(work);
+			PyErr_Restore(t, v, tb);
+		}
 		if (rc) {
-			if (may_linger(rc)) {
-				Py_IncRef(args[2]); /* for ever: see may_linger */
-				Py_IncRef(args[3]);
-				send.n_views = recv.n_views = 0;
-			}
 			raise_last(rc);
 		} else if (op.flags & PMPI_FLAG_ASYNC) {
-			if (work == 0 || hold(work, &send, &recv, has_result(op.code)) == 0)
-				out = PyLong_FromUnsignedLongLong(work);
+			out = PyLong_FromUnsignedLongLong(work);
 		} else {
 			out = has_result(op.code) ? result_tuple(&result, 3) : none();
 		}
@@ -278,6 +331,8 @@ static PyObject *py_wait(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 		return raise_last(rc);
 	held *h = find(work);
 	int received = h && h->has_result;
+	if (h && result.device == 0)
+		empty(h);
 	if (!received && result.device == 0)
 		return none();
 	if (!received)
@@ -319,8 +374,21 @@ static PyObject *py_release(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	pmpi_work work = PyLong_AsUnsignedLongLong(args[0]);
 	if (PyErr_Occurred())
 		return NULL;
-	pmpi_release(work);
-	let_go(work);
+	release_held(work);
+	collect();
+	return none();
+}
+
+static PyObject *py_let_go(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self;
+	if (!wants(n, 1, 1, "let_go"))
+		return NULL;
+	pmpi_work work = PyLong_AsUnsignedLongLong(args[0]);
+	if (PyErr_Occurred())
+		return NULL;
+	held *h = find(work);
+	if (h)
+		empty(h);
 	return none();
 }
 
@@ -349,6 +417,7 @@ static PyObject *py_next_completion(PyObject *self, PyObject *const *args, Py_ss
 	PyThreadState *ts = PyEval_SaveThread();
 	pmpi_work work = pmpi_next_completion(limit);
 	PyEval_RestoreThread(ts);
+	collect();
 	return PyLong_FromUnsignedLongLong(work);
 }
 
@@ -444,7 +513,11 @@ static PyMethodDef methods[] = {
 	METHOD(order,
 		   "order(work, stream): make a CUDA stream wait for what the work left on its device."),
 	METHOD(test, "test(work): whether it is over, on its device too."),
-	METHOD(release, "release(work): forget it; it goes on if it is not over."),
+	METHOD(release,
+		   "release(work): forget it; it goes on if it is not over, and its tensors are kept "
+		   "until then."),
+	METHOD(let_go,
+		   "let_go(work): free its tensors now: their allocator knows who still uses them."),
 	METHOD(notify, "notify(work): report its end by next_completion."),
 	METHOD(next_completion,
 		   "next_completion(timeout=-1.0): a work that ended, 0 if none did. Drops the GIL."),

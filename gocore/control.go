@@ -17,18 +17,19 @@ import (
 // methods is the registry of what pmpi_control offers. Requests and replies are JSON
 // objects; control is for what happens a few times in a job, never for operations.
 var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, error){
-	"init":          controlInit,
-	"destroy":       func([]byte, work.Interrupt) (any, error) { return struct{}{}, Destroy() },
-	"new_group":     controlNewGroup,
-	"destroy_group": controlDestroyGroup,
-	"group_info":    controlGroupInfo,
-	"set_timeout":   controlSetTimeout,
-	"info":          controlInfo,
-	"cuda":          controlCUDA,
-	"cuda_trial":    controlCUDATrial,
-	"doctor_cuda":   controlDoctorCUDA,
-	"launcher":      func([]byte, work.Interrupt) (any, error) { return mpi.Launcher(), nil },
-	"abort":         controlAbort,
+	"init":              controlInit,
+	"destroy":           func([]byte, work.Interrupt) (any, error) { return struct{}{}, Destroy() },
+	"new_group":         controlNewGroup,
+	"destroy_group":     controlDestroyGroup,
+	"group_info":        controlGroupInfo,
+	"set_timeout":       controlSetTimeout,
+	"monitored_barrier": controlMonitoredBarrier,
+	"info":              controlInfo,
+	"cuda":              controlCUDA,
+	"cuda_trial":        controlCUDATrial,
+	"doctor_cuda":       controlDoctorCUDA,
+	"launcher":          func([]byte, work.Interrupt) (any, error) { return mpi.Launcher(), nil },
+	"abort":             controlAbort,
 }
 
 // Control calls a method.
@@ -60,8 +61,13 @@ func parse(method string, request []byte, into any) error {
 
 // seconds reads a duration; absent means the default of 30 minutes.
 func seconds(s *float64) time.Duration {
-	if s == nil {
+	switch {
+	case s == nil:
 		return 30 * time.Minute
+	case *s >= work.Longest.Seconds():
+		return work.Longest
+	case !(*s > 0): // NaN too
+		return 0
 	}
 	return time.Duration(*s * float64(time.Second))
 }
@@ -84,8 +90,9 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 	if err := Init(o); err != nil {
 		return nil, err
 	}
-	t := current.Load().env.Topo
-	return map[string]int{"rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize}, nil
+	c := current.Load()
+	t := c.env.Topo
+	return map[string]any{"group": c.first, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize}, nil
 }
 
 func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
@@ -186,6 +193,22 @@ func controlSetTimeout(request []byte, _ work.Interrupt) (any, error) {
 	return struct{}{}, nil
 }
 
+func controlMonitoredBarrier(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Group   int64    `json:"group"`
+		Timeout *float64 `json:"timeout"`
+	}
+	g, err := namedGroup("monitored_barrier", request, &r, &r.Group)
+	if err != nil {
+		return nil, err
+	}
+	timeout := g.Timeout()
+	if r.Timeout != nil {
+		timeout = seconds(r.Timeout)
+	}
+	return struct{}{}, g.MonitoredBarrier(timeout)
+}
+
 func controlAbort(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Status int `json:"status"`
@@ -214,7 +237,8 @@ type coreInfo struct {
 	Node        []int            `json:"node"` // node of each rank
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
-	CUDA        *cudaInfo        `json:"cuda"` // nil unless asked for
+	Arrive      string           `json:"arrive"` // how the ranks of the node meet at collectives; "" before init
+	CUDA        *cudaInfo        `json:"cuda"`   // nil unless asked for
 }
 
 // controlInfo says what is there. It works before init and where there is no MPI,
@@ -236,6 +260,7 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	if c := current.Load(); c != nil {
 		t, i := c.env.Topo, c.lib.Info()
 		info.Initialized, info.MPI = true, &i
+		info.Arrive = c.env.Way()
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,16 +26,19 @@ var buildInfo string
 type core struct {
 	lib    mpi.Library
 	env    *group.Env
-	groups atomic.Pointer[[]*group.Group] // by id; grows, never shrinks, so that an old id stays known
+	first  int64                          // id of groups[0], the world
+	groups atomic.Pointer[[]*group.Group] // by id, counted from first; grows, never shrinks, so that an old id stays known
 	mu     sync.Mutex                     // serialises changes of groups
 }
 
 var (
-	current  atomic.Pointer[core] // nil before init and after destroy
-	initOnce sync.Mutex           // held by init, destroy and exit
-	library  mpi.Library          // stays after destroy: MPI can be initialised once only
-	inUse    bool                 // MPI does not let go of a request of an earlier life
-	poisoned atomic.Pointer[string]
+	current   atomic.Pointer[core]     // nil before init and after destroy
+	initOnce  sync.Mutex               // held by init, destroy and exit
+	library   mpi.Library              // stays after destroy: MPI can be initialised once only
+	inUse     atomic.Bool              // MPI does not let go of a request of an earlier life
+	departing []*group.Env             // of earlier lives, while ranks that they hold did not depart
+	nextID    int64                = 1 // of a group; ids are unique for the process, and 0 is the world of the day
+	poisoned  atomic.Pointer[string]
 )
 
 // InitOptions is what init is told.
@@ -57,9 +61,6 @@ func Init(o InitOptions) error {
 	}
 	if current.Load() != nil {
 		return status.New(status.AlreadyInitialized, "init: already initialised; call destroy_process_group first")
-	}
-	if _, _, err := mpi.CUDAForced(); err != nil {
-		return err
 	}
 	// Affinity may leave one CPU, but calls of several threads must not queue for it
 	// while one of them waits inside MPI.
@@ -91,13 +92,17 @@ func Init(o InitOptions) error {
 			world &= 0xffffffff
 		}
 	}
-	env, err := group.NewEnv(library, world, o.Interrupt)
+	sweep()
+	env, err := group.NewEnv(library, world, o.Timeout, o.Interrupt)
 	if err != nil {
+		if code := status.CodeOf(err); code == status.Timeout || code == status.Interrupted {
+			inUse.Store(true) // MPI still waits for the ranks that did not come
+		}
 		return err
 	}
 	env.Trial = newTrial(library.Info(), env.Topo.LocalRank, o.Trial)
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
-	c := &core{lib: library, env: env}
+	c := &core{lib: library, env: env, first: nextID}
 	c.groups.Store(&[]*group.Group{})
 	if _, err := c.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
 		return err
@@ -109,7 +114,8 @@ func Init(o InitOptions) error {
 // add makes a group and gives it the next id.
 func (c *core) add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
 	c.mu.Lock()
-	id := int64(len(*c.groups.Load()))
+	at := len(*c.groups.Load())
+	id := c.first + int64(at)
 	list := append(append([]*group.Group(nil), *c.groups.Load()...), nil)
 	c.groups.Store(&list) // reserves the id, for several threads may make groups at once
 	c.mu.Unlock()
@@ -119,7 +125,7 @@ func (c *core) add(make func(id int64) (*group.Group, error)) (*group.Group, err
 	}
 	c.mu.Lock()
 	list = append([]*group.Group(nil), *c.groups.Load()...)
-	list[id] = g
+	list[at] = g
 	c.groups.Store(&list)
 	c.mu.Unlock()
 	return g, nil
@@ -127,10 +133,16 @@ func (c *core) add(make func(id int64) (*group.Group, error)) (*group.Group, err
 
 func (c *core) group(id int64) (*group.Group, error) {
 	list := *c.groups.Load()
-	if id < 0 || id >= int64(len(list)) || list[id] == nil {
+	at := id - c.first
+	switch {
+	case id == 0:
+		at = 0
+	case id > 0 && at < 0:
+		return nil, status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
+	case at < 0 || at >= int64(len(list)) || list[at] == nil:
 		return nil, status.New(status.Argument, "there is no group %d", id)
 	}
-	return list[id], nil
+	return list[at], nil
 }
 
 // healthy returns an error if the core has panicked before.
@@ -161,8 +173,9 @@ func get() (*core, error) {
 }
 
 // Submit carries out one operation, or starts it. The number of the work is 0 when
-// the operation is over.
-func Submit(d *op.Desc) (uint64, work.Result, error) {
+// the operation is over. With an error it is 0 when MPI is done with the memory.
+// nested says that the call comes from a handler that interrupted a wait of its own thread.
+func Submit(d *op.Desc, nested bool) (uint64, work.Result, error) {
 	c, err := get()
 	if err != nil {
 		return 0, work.Result{}, err
@@ -171,9 +184,12 @@ func Submit(d *op.Desc) (uint64, work.Result, error) {
 	if err != nil {
 		return 0, work.Result{}, err
 	}
-	h, r, err := g.Submit(d)
-	if h == nil || err != nil {
+	h, r, err := g.Submit(d, nested)
+	if h == nil {
 		return 0, r, err
+	}
+	if err != nil {
+		return c.env.Engine.Register(h), r, err
 	}
 	if trait, _ := op.TraitOf(d.Code); h.Done() && trait.Collective && d.Flags&op.FlagNotify == 0 {
 		r, err := h.Result()
@@ -236,12 +252,20 @@ func Notify(id uint64) error {
 	return err
 }
 
-// Release forgets the number of a work, which goes on if it is not over.
-func Release(id uint64) {
+// Release forgets the number of a work, which goes on if it is not over. It returns whether MPI
+// is done with the work's memory. If not, NextReleased tells when it is.
+func Release(id uint64) (free bool) {
 	if c := current.Load(); c != nil {
-		c.env.Engine.Release(id)
+		if known, free := c.env.Engine.Release(id); known {
+			return free
+		}
 	}
+	return !inUse.Load() // of an earlier life
 }
+
+// NextReleased returns a work that was released before MPI was done with its memory, and with which it
+// is by now; each once, 0 if there is none.
+func NextReleased() uint64 { return work.NextReleased() }
 
 func lookup(id uint64) (*core, *work.Handle, error) {
 	c, err := get()
@@ -252,10 +276,7 @@ func lookup(id uint64) (*core, *work.Handle, error) {
 	return c, h, err
 }
 
-// drainLimit is how long leaving waits for what is still under way.
-const drainLimit = 10 * time.Second
-
-// Destroy frees every group and what init made. MPI goes on until the process ends.
+// Destroy frees every group and what init made, after what is under way. MPI goes on until the process ends.
 func Destroy() error {
 	initOnce.Lock()
 	defer initOnce.Unlock()
@@ -264,52 +285,54 @@ func Destroy() error {
 		return err
 	}
 	current.Store(nil)
-	c.env.Drain(drainLimit)
-	var first error
-	list := *c.groups.Load()
-	for i := len(list) - 1; i >= 0; i-- {
-		if list[i] == nil {
-			continue
-		}
-		if err := list[i].Destroy(); err != nil && status.CodeOf(err) != status.GroupDestroyed && first == nil {
-			first = err
-		}
+	settled, err := c.env.Destroy()
+	if nextID = c.first + int64(len(*c.groups.Load())); !settled {
+		inUse.Store(true) // what MPI uses stays
+		return err
 	}
-	if c.env.Engine.Active() > 0 || !c.settled() {
-		inUse = true
-		return first // requests are under way in a broken group: its objects stay
-	}
-	if err := c.env.Close(); first == nil && err != nil {
-		first = err
-	}
+	departing = append(departing, c.env)
+	sweep()
 	c.lib.FreeAll()
-	return first
+	return err
+}
+
+// sweep frees the environments of earlier lives whose ranks have all departed.
+func sweep() {
+	departing = slices.DeleteFunc(departing, func(e *group.Env) bool {
+		if !e.Gone() {
+			return false
+		}
+		_ = e.Close()
+		return true
+	})
 }
 
 // BeforeFinalize runs inside MPI_Finalize, whoever calls it: nothing of ours may be
 // under way any more when MPI goes.
 func BeforeFinalize() {
-	if c := current.Load(); c != nil {
-		c.leave()
-		current.Store(nil)
+	if c := current.Swap(nil); c != nil {
+		leave(c)
 	}
+	awaitOthers()
 }
 
 // leave tells the others that this rank comes no more and ends what is under way, that
-// of daemon threads included. It returns false if MPI is still in use then.
-func (c *core) leave() bool {
-	c.env.Leave()
-	left := c.env.Drain(drainLimit)
-	return c.env.Engine.Stop(c.settled, time.Second) && left == 0
+// of daemon threads included.
+func leave(c *core) {
+	if settled, _ := c.env.Leave(); settled {
+		departing = append(departing, c.env)
+	} else {
+		inUse.Store(true)
+	}
 }
 
-func (c *core) settled() bool {
-	for _, g := range *c.groups.Load() {
-		if g != nil && !g.Settled() {
-			return false
-		}
+// awaitOthers returns when all ranks have departed of those that cannot see this one leave; it
+// answers them until then.
+func awaitOthers() {
+	for _, e := range departing {
+		e.AwaitGone()
 	}
-	return true
+	departing = nil
 }
 
 // Exit ends MPI when the process does. A status other than 0 takes the job with it:
@@ -330,12 +353,13 @@ func Exit(code int) {
 	if library.Info().Owner != "paddlempi" {
 		return
 	}
-	if c := current.Load(); c != nil {
-		inUse = !c.leave() || inUse
+	if c := current.Swap(nil); c != nil {
+		leave(c)
 	}
-	if inUse {
+	if inUse.Load() {
 		return // MPI still uses memory of a broken group: finalizing would hang or crash
 	}
+	awaitOthers()
 	_ = library.Finalize()
 }
 

@@ -21,7 +21,7 @@ import (
 func initialised(t *testing.T) {
 	t.Helper()
 	lib := mpifake.New(1)[0]
-	env, err := group.NewEnv(lib, lib.World(), nil)
+	env, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
 	require.NoError(t, err)
 	c := &core{lib: lib, env: env}
 	c.groups.Store(&[]*group.Group{})
@@ -67,7 +67,7 @@ func TestNothingWorksBeforeInit(t *testing.T) {
 	} {
 		refused(t, status.NotInitialized, "call init_process_group first", method, request)
 	}
-	_, _, err := Submit(&op.Desc{Code: op.Barrier})
+	_, _, err := Submit(&op.Desc{Code: op.Barrier}, false)
 	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
 	assert.Equal(t, status.NotInitialized, status.CodeOf(Refuse(0, op.Barrier)))
 	_, err = Wait(1, 0)
@@ -119,9 +119,9 @@ func TestGroupsByControl(t *testing.T) {
 
 	control(t, "destroy_group", `{"group":1}`)
 	refused(t, status.GroupDestroyed, "", "destroy_group", `{"group":1}`)
-	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: 1, TimeoutNS: -1})
+	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: 1, TimeoutNS: -1}, false)
 	assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
-	_, _, err = Submit(&op.Desc{Code: op.Barrier, Group: 3, TimeoutNS: -1})
+	_, _, err = Submit(&op.Desc{Code: op.Barrier, Group: 3, TimeoutNS: -1}, false)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 	assert.ErrorContains(t, err, "there is no group 3")
 	assert.Equal(t, status.Argument, status.CodeOf(Refuse(3, op.Barrier)))
@@ -150,7 +150,7 @@ func message(t *testing.T, code op.Code, value int64, flags uint32) (*op.Desc, *
 func TestWorksByNumber(t *testing.T) {
 	initialised(t)
 	d, into := message(t, op.Recv, 0, 0)
-	recv, _, err := Submit(d)
+	recv, _, err := Submit(d, false)
 	require.NoError(t, err)
 	done, err := Test(recv)
 	assert.NoError(t, err)
@@ -160,7 +160,7 @@ func TestWorksByNumber(t *testing.T) {
 	assert.NoError(t, Notify(recv))
 
 	d, _ = message(t, op.Send, 42, op.FlagNotify)
-	send, _, err := Submit(d)
+	send, _, err := Submit(d, false)
 	require.NoError(t, err)
 	r, err := Wait(recv, 5*time.Second)
 	require.NoError(t, err)
@@ -180,10 +180,10 @@ func TestWorksByNumber(t *testing.T) {
 	assert.Equal(t, status.Argument, status.CodeOf(Notify(recv)))
 
 	// A collective that is over at once has no number, unless its end is to be reported.
-	id, _, err := Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync, TimeoutNS: -1})
+	id, _, err := Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync, TimeoutNS: -1}, false)
 	assert.NoError(t, err)
 	assert.Zero(t, id)
-	id, _, err = Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync | op.FlagNotify, TimeoutNS: -1})
+	id, _, err = Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync | op.FlagNotify, TimeoutNS: -1}, false)
 	assert.NoError(t, err)
 	assert.NotZero(t, id)
 	assert.Equal(t, id, work.NextCompletion(5*time.Second))
@@ -192,7 +192,7 @@ func TestWorksByNumber(t *testing.T) {
 // After a panic every call says so, and init does not start over.
 func TestAPanicPoisonsTheCore(t *testing.T) {
 	initialised(t)
-	assert.Panics(t, func() { _, _, _ = Submit(&op.Desc{Code: op.Panic, TimeoutNS: -1}) })
+	assert.Panics(t, func() { _, _, _ = Submit(&op.Desc{Code: op.Panic, TimeoutNS: -1}, false) })
 	Poison("runtime error: something\ngoroutine 1 [running]:\n")
 	Poison("another one")
 	defer poisoned.Store(nil)
@@ -202,7 +202,7 @@ func TestAPanicPoisonsTheCore(t *testing.T) {
 	} {
 		refused(t, status.Panic, "end the job", method, request)
 	}
-	_, _, err := Submit(&op.Desc{Code: op.Barrier, TimeoutNS: -1})
+	_, _, err := Submit(&op.Desc{Code: op.Barrier, TimeoutNS: -1}, false)
 	assert.Equal(t, status.Panic, status.CodeOf(err))
 	_, err = Wait(1, 0)
 	assert.Equal(t, status.Panic, status.CodeOf(err))

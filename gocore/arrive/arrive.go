@@ -75,7 +75,7 @@ type Arrival interface {
 	// at the current one. It returns false when all members have announced seq. Then
 	// some may be running it, and this member has to do so as well.
 	GiveUp(seq uint64, reason status.Code) bool
-	// Closers returns the reason of each member that closed collective seq.
+	// Closers returns the reason of each member that is known to have closed collective seq.
 	Closers(seq uint64) map[int]status.Code
 	// Settled tells whether nothing is under way that MPI still has to do for an arrival
 	// that was given up.

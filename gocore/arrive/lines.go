@@ -10,84 +10,36 @@ package arrive
 import "C"
 
 import (
-	"os"
 	"syscall"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Lines is the arrival of a group on one node: one block of cache lines a member
 // in a segment that all of them map. Announcing is three stores, polling one load
-// a member. The segment is an anonymous memory file, so nothing can be left behind.
+// a member.
 type Lines struct {
 	mem     []byte
 	n, me   int
 	seq     uint64
 	from    C.int
 	yield   C.int
-	file    int // descriptor of the segment on the member that made it, -1 elsewhere
 	entries []Entry
 }
 
-const memberSize = C.sizeof_pa_member
+// LinesSize returns the bytes that the lines of n members take.
+func LinesSize(n int) int64 { return int64(n) * C.sizeof_pa_member }
 
-// NewLines makes the segment for n members and maps it as member me. The others
-// attach through (Pid, Fd) until CloseFile is called.
-func NewLines(n, me int) (*Lines, error) {
-	fd, err := memfd("paddlempi-arrive")
+// NewLines maps the lines of n members as member me. The file has LinesSize(n) bytes, all 0 when
+// the first member begins; it may be closed afterwards.
+func NewLines(file *segment.File, n, me int) (*Lines, error) {
+	mem, err := file.Map()
 	if err != nil {
-		return nil, status.New(status.NoMemory, "cannot make shared memory for %d arrival lines: %v", n, err)
-	}
-	if err := syscall.Ftruncate(fd, int64(n)*memberSize); err != nil {
-		syscall.Close(fd)
-		return nil, status.New(status.NoMemory, "cannot size shared memory for %d arrival lines: %v", n, err)
-	}
-	l, err := mapLines(fd, n, me)
-	if err != nil {
-		syscall.Close(fd)
 		return nil, err
 	}
-	l.file = fd
-	return l, nil
-}
-
-// AttachLines maps the segment that process pid holds as descriptor fd. It works
-// where both processes see each other's /proc, that is on one host.
-func AttachLines(pid, fd, n, me int) (*Lines, error) {
-	path := "/proc/" + itoa(pid) + "/fd/" + itoa(fd)
-	f, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, status.New(status.Unsupported, "cannot open the arrival lines at %s: %v", path, err)
-	}
-	defer syscall.Close(f)
-	var st syscall.Stat_t
-	if err := syscall.Fstat(f, &st); err != nil || st.Size != int64(n)*memberSize {
-		return nil, status.New(status.Unsupported, "%s is not a segment of %d arrival lines", path, n)
-	}
-	return mapLines(f, n, me)
-}
-
-func mapLines(fd, n, me int) (*Lines, error) {
-	mem, err := syscall.Mmap(fd, 0, n*memberSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
-	if err != nil {
-		return nil, status.New(status.NoMemory, "cannot map %d arrival lines: %v", n, err)
-	}
-	return &Lines{mem: mem, n: n, me: me, file: -1}, nil
-}
-
-// Fd returns the descriptor others attach to, -1 if this member did not make the segment.
-func (l *Lines) Fd() int { return l.file }
-
-// Pid returns this process, the other half of the segment's address.
-func (l *Lines) Pid() int { return os.Getpid() }
-
-// CloseFile closes the descriptor once everyone has attached.
-func (l *Lines) CloseFile() {
-	if l.file >= 0 {
-		syscall.Close(l.file)
-		l.file = -1
-	}
+	return &Lines{mem: mem, n: n, me: me}, nil
 }
 
 // YieldEvery makes Poll give the core away every so many pauses (0: never), for
@@ -166,7 +118,6 @@ func (l *Lines) Left(i int) bool { return C.pa_left(l.base(), C.int(i)) != 0 }
 
 // Close unmaps the segment.
 func (l *Lines) Close() error {
-	l.CloseFile()
 	mem := l.mem
 	l.mem = nil
 	if mem == nil {

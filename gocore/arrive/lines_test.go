@@ -14,23 +14,21 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // attach makes the lines of n members, each with a mapping of its own, as processes have.
-func attach(t testing.TB, n int) []*Lines {
+func attach(t testing.TB, n int) (all []*Lines) {
 	t.Helper()
-	first, err := NewLines(n, 0)
+	file, err := segment.New("paddlempi-test", LinesSize(n))
 	require.NoError(t, err)
-	all := []*Lines{first}
-	for i := 1; i < n; i++ {
-		l, err := AttachLines(first.Pid(), first.Fd(), n, i)
+	defer file.Close()
+	for i := 0; i < n; i++ {
+		l, err := NewLines(file, n, i)
 		require.NoError(t, err)
-		assert.Equal(t, -1, l.Fd(), "only the maker has a file to attach to")
 		all = append(all, l)
 	}
-	first.CloseFile()
-	assert.Equal(t, -1, first.Fd())
 	for _, l := range all {
 		l.YieldEvery(8)
 		t.Cleanup(func() { assert.NoError(t, l.Close()) })
@@ -247,50 +245,38 @@ func TestGivingUpAndArrivingAtOnce(t *testing.T) {
 	t.Logf("given up %d times, arrived %d times", outcomes[true], outcomes[false])
 }
 
-func TestAttachRefusesWhatIsNoSegment(t *testing.T) {
-	l, err := NewLines(3, 0)
-	require.NoError(t, err)
-	defer l.Close()
-	_, err = AttachLines(l.Pid(), l.Fd(), 4, 1)
-	assert.Equal(t, status.Unsupported, status.CodeOf(err))
-	assert.ErrorContains(t, err, "not a segment of 4 arrival lines")
-	fd := l.Fd()
-	l.CloseFile()
-	l.CloseFile() // does nothing
-	_, err = AttachLines(l.Pid(), fd, 3, 1)
-	assert.Equal(t, status.Unsupported, status.CodeOf(err), "the file was closed, or is another one by now")
-	_, err = AttachLines(1<<30, 0, 3, 1)
-	assert.ErrorContains(t, err, "cannot open the arrival lines")
-	assert.NoError(t, l.Close())
-	assert.NoError(t, l.Close(), "closing twice")
-}
-
 // Members are processes: this test runs itself once more as member 1.
 func TestAnotherProcess(t *testing.T) {
 	const rounds, variable = 300, "PADDLEMPI_TEST_LINES"
 	if at := os.Getenv(variable); at != "" {
-		var pid, fd int
-		_, err := fmt.Sscanf(at, "%d %d", &pid, &fd)
+		var a segment.Address
+		_, err := fmt.Sscan(at, &a.PID, &a.FD, &a.Inode)
 		require.NoError(t, err)
-		l, err := AttachLines(pid, fd, 2, 1)
+		file, err := segment.Open(a, LinesSize(2))
 		require.NoError(t, err)
+		l, err := NewLines(file, 2, 1)
+		require.NoError(t, err)
+		file.Close()
 		fmt.Println("attached")
 		follow(t, l, 1, 2, rounds)
 		l.Leave()
 		return
 	}
-	l, err := NewLines(2, 0)
+	file, err := segment.New("paddlempi-test", LinesSize(2))
+	require.NoError(t, err)
+	l, err := NewLines(file, 2, 0)
 	require.NoError(t, err)
 	defer l.Close()
+	a := file.Address()
 	child := exec.Command(os.Args[0], "-test.run=^TestAnotherProcess$")
-	child.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", variable, l.Pid(), l.Fd()))
+	child.Env = append(os.Environ(), fmt.Sprint(variable, "=", a.PID, " ", a.FD, " ", a.Inode))
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, child.Start())
 	lines := bufio.NewScanner(out)
 	for lines.Scan() && !strings.Contains(lines.Text(), "attached") {
 	}
-	l.CloseFile()
+	file.Close()
 	l.YieldEvery(8)
 	follow(t, l, 0, 2, rounds)
 	for lines.Scan() {

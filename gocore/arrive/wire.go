@@ -1,6 +1,8 @@
 package arrive
 
 import (
+	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -16,10 +18,19 @@ import (
 // ends up set in both differs between two members. When something differs or was
 // refused, which every member learns from the same result, an allgather of 32
 // bytes a member follows, so that the error can say who called what.
+//
+// An allreduce tells neither who is late nor who will not come. Members ask each other
+// by message (package group): Standing is what this one answers, Learn takes in what
+// another one did.
 type Wire struct {
 	lib  mpi.Library
 	comm mpi.Comm
 	n    int
+
+	announced atomic.Uint64  // newest collective that this member announced
+	mu        sync.Mutex     // guards the two below
+	gaveUp    giving         // this member's; its seq is 0 while it takes part in all
+	others    map[int]giving // what members answered, those that take no part any more
 
 	slot    *mpi.Slot
 	vec     []uint64 // wireWords sent, then wireWords received
@@ -30,6 +41,12 @@ type Wire struct {
 	state   State
 	result  Result
 	entries []Entry
+}
+
+// giving says from which collective on a member takes no part, and why.
+type giving struct {
+	seq    uint64
+	reason status.Code
 }
 
 const (
@@ -55,7 +72,8 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 }
 
 // Announce starts the comparison.
-func (w *Wire) Announce(_ uint64, sig *Signature, flags Flags, _ int) (State, Result, error) {
+func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ int) (State, Result, error) {
+	w.announced.Store(seq)
 	for i, v := range sig {
 		w.vec[2*i], w.vec[2*i+1] = v, ^v
 		w.own[i] = v
@@ -89,6 +107,9 @@ func (w *Wire) Poll(int) (State, Result, error) {
 		return w.state, w.result, nil
 	}
 	if w.slot.Done == 0 && w.lib.Poll([]uintptr{uintptr(unsafe.Pointer(w.slot))}) == 0 {
+		if w.stage == 1 && len(w.Closers(w.announced.Load())) > 0 {
+			return Closed, Result{}, nil
+		}
 		return Pending, Result{}, nil
 	}
 	stage := w.stage
@@ -148,12 +169,57 @@ func (w *Wire) Entries() []Entry {
 // Missing cannot be told from here: an allreduce does not say who is late.
 func (w *Wire) Missing() ([]int, bool) { return nil, false }
 
-// GiveUp does nothing that the others could see: they have deadlines of their own,
-// which also hold after the arrival, for MPI is never called blocking across nodes.
-func (w *Wire) GiveUp(uint64, status.Code) bool { return true }
+// GiveUp notes for those who ask that this member takes no part in seq. The others have
+// deadlines of their own, which also hold after the arrival, for MPI is never called
+// blocking across nodes.
+func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gaveUp.seq == 0 || seq < w.gaveUp.seq {
+		w.gaveUp = giving{seq, reason}
+	}
+	return true
+}
 
-// Closers: nobody tells.
-func (w *Wire) Closers(uint64) map[int]status.Code { return nil }
+// Standing tells where this member is: whether it takes part in seq, else why not, and
+// whether it has announced it. Safe for concurrent use, also after Close.
+func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.gaveUp.seq != 0 && w.gaveUp.seq <= seq {
+		return false, w.gaveUp.reason
+	}
+	return w.announced.Load() >= seq, status.OK
+}
+
+// Learn takes in that a member takes no part in seq, and so in none after it. Safe for
+// concurrent use.
+func (w *Wire) Learn(member int, seq uint64, reason status.Code) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.others == nil {
+		w.others = map[int]giving{}
+	}
+	if known, ok := w.others[member]; !ok || seq < known.seq {
+		w.others[member] = giving{seq, reason}
+	}
+}
+
+// Closers returns the members that answered that they take no part in seq.
+func (w *Wire) Closers(seq uint64) map[int]status.Code {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var who map[int]status.Code
+	for member, g := range w.others {
+		if g.seq <= seq {
+			if who == nil {
+				who = map[int]status.Code{}
+			}
+			who[member] = g.reason
+		}
+	}
+	return who
+}
 
 // Settled tests the comparison that was given up: it ends when the others have come.
 func (w *Wire) Settled() bool {

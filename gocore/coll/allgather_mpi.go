@@ -9,7 +9,9 @@ import (
 
 // allGatherMPI is MPI_Allgather of bytes. Bytes moved a rank: (n-1)S in, and nS
 // more where the results are separate tensors.
-var allGatherMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, func(a *Args, p *Program) error {
+var allGatherMPI = Algorithm{Name: "mpi", Enabled: func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, Scratch: func(a *Args) int64 {
+	return a.joining(a.Recv) + a.copying(a.Send, a.Recv)
+}, Build: func(a *Args, p *Program) error {
 	dst, scatter, err := a.contiguous(p, a.Recv, false)
 	if err != nil {
 		return err
@@ -48,7 +50,9 @@ func (a *Args) ownPart(p *Program, dst unsafe.Pointer, at int64) (unsafe.Pointer
 // allGatherUnevenMPI serves contributions of different lengths, which all ranks
 // know: MPI_Allgatherv, or a broadcast a rank past the reach of its displacements.
 // Bytes moved a rank: what the others hold, and all of it once more by the copy.
-var allGatherUnevenMPI = Algorithm{"mpi_uneven", always, func(a *Args, p *Program) error {
+var allGatherUnevenMPI = Algorithm{Name: "mpi_uneven", Enabled: always, Scratch: func(a *Args) int64 {
+	return a.joining(a.Recv) + a.copying(a.Send, a.Recv) + a.listing(2)
+}, Build: func(a *Args, p *Program) error {
 	parts := a.each(a.Recv)
 	if counts(parts)*a.elem() > mpi.MaxCount {
 		own := parts[a.Rank]

@@ -4,7 +4,15 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 
 // allReduceCoalescedPack packs the tensors into one buffer, reduces that, and
 // unpacks: k tensors cost one collective. Bytes moved a rank: 4S more than all_reduce's.
-var allReduceCoalescedPack = Algorithm{"pack", always, func(a *Args, p *Program) error {
+var allReduceCoalescedPack = Algorithm{Name: "pack", Enabled: always, Polls: func(s *Sig) bool {
+	inner := asOne(s)
+	_, polled, _ := Plan(&inner)
+	return polled
+}, Scratch: func(a *Args) int64 {
+	one := *a
+	one.Code, one.Recv = op.AllReduce, []Part{{Count: counts(a.Recv)}}
+	return a.joining(a.Recv) + Scratch(&one, 0)
+}, Build: func(a *Args, p *Program) error {
 	whole, unpack, err := a.contiguous(p, a.Recv, true)
 	if err != nil {
 		return err
@@ -12,7 +20,8 @@ var allReduceCoalescedPack = Algorithm{"pack", always, func(a *Args, p *Program)
 	one := *a
 	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{Data: whole, Count: counts(a.Recv)}}
 	one.Count = one.Recv[0].Count
-	alg, err := Choose(&Sig{Code: one.Code, DType: one.DType, Reduce: one.Reduce, Count: one.Count, Size: one.Size})
+	inner := asOne(&Sig{DType: one.DType, Reduce: one.Reduce, Count: one.Count, Size: one.Size})
+	alg, err := Choose(&inner)
 	if err != nil {
 		return err
 	}
@@ -24,3 +33,8 @@ var allReduceCoalescedPack = Algorithm{"pack", always, func(a *Args, p *Program)
 	}
 	return nil
 }}
+
+// asOne is what the all_reduce of the packed tensors is chosen by.
+func asOne(s *Sig) Sig {
+	return Sig{Code: op.AllReduce, DType: s.DType, Reduce: s.Reduce, Count: s.Count, Size: s.Size}
+}

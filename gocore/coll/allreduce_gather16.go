@@ -14,9 +14,11 @@ const gather16Limit = 64 << 10
 // all-gather, then every rank adds the n contributions in rank order, floats in float32
 // with one rounding.
 // Bytes moved a rank: (n-1)S in.
-var allReduceGather16 = Algorithm{"gather16", func(s *Sig) bool {
+var allReduceGather16 = Algorithm{Name: "gather16", Enabled: func(s *Sig) bool {
 	return reducedHere(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
-}, func(a *Args, p *Program) error {
+}, Scratch: func(a *Args) int64 {
+	return a.scratch(a.Count * int64(a.Size))
+}, Build: func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]
 	if len(a.Send) > 0 {
 		src = a.Send[0]

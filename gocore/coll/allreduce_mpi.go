@@ -12,8 +12,12 @@ import (
 // allReduceMPI is MPI_Allreduce, in chunks where it is large, with what MPI has no
 // operation for done before (PREMUL_SUM) or after (AVG).
 // Bytes moved a rank: the MPI's choice, 2S at best.
-var allReduceMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
-	send, recv := a.input(p), a.Recv[0]
+var allReduceMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: (*Args).inputScratch, Build: func(a *Args, p *Program) error {
+	recv := a.Recv[0]
+	send, err := a.input(p)
+	if err != nil {
+		return err
+	}
 	if err := a.reducing(p, mpi.FnAllreduce, send, recv.Data, recv.Count); err != nil {
 		return err
 	}
@@ -53,14 +57,26 @@ func (a *Args) reducing(p *Program, fn mpi.Fn, send, recv unsafe.Pointer, n int6
 
 // input returns where this rank's contribution lies, nil for in place. For
 // PREMUL_SUM it is scaled into the result's memory first, so that the caller's
-// input stays as it is.
-func (a *Args) input(p *Program) unsafe.Pointer {
+// input stays as it is. A contribution that shares some of the result's memory is copied:
+// MPI allows all or nothing of it (MPI-4.1 section 6.2.3).
+func (a *Args) input(p *Program) (unsafe.Pointer, error) {
 	var send unsafe.Pointer
 	if len(a.Send) > 0 && a.Send[0].Data != a.Recv[0].Data {
 		send = a.Send[0].Data
 	}
 	if a.Reduce != op.PremulSum {
-		return send
+		if send == nil || !a.overlap(a.Send[0], a.Recv[0]) {
+			return send, nil
+		}
+		copied, err := a.alloc(p, a.Send[0].Count)
+		if err != nil {
+			return nil, err
+		}
+		p.Do(func() error {
+			a.copyElements(copied, send, a.Send[0].Count)
+			return nil
+		})
+		return copied, nil
 	}
 	p.Do(func() error {
 		if send != nil {
@@ -68,7 +84,15 @@ func (a *Args) input(p *Program) unsafe.Pointer {
 		}
 		return a.scale(a.Recv[0])
 	})
-	return nil
+	return nil, nil
+}
+
+// inputScratch is the scratch memory of input.
+func (a *Args) inputScratch() int64 {
+	if len(a.Send) > 0 && len(a.Recv) > 0 && a.overlap(a.Send[0], a.Recv[0]) {
+		return a.scratch(a.Send[0].Count)
+	}
+	return 0
 }
 
 // scale multiplies by the factor of PREMUL_SUM.

@@ -15,7 +15,9 @@ import (
 // rank order, floats in float32 with one rounding; the slices are gathered.
 // Bytes moved a rank: (1-1/n)S out and in, the sum, (1-1/n)S out and in. All
 // ranks get identical bits, the same run after run.
-var allReduceSlices16 = Algorithm{"slices16", reducedHere, func(a *Args, p *Program) error {
+var allReduceSlices16 = Algorithm{Name: "slices16", Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
+	return a.ownSlice(a.Count) + a.listing(2)
+}, Build: func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]
 	if len(a.Send) > 0 {
 		src = a.Send[0]
@@ -48,6 +50,11 @@ func (a *Args) cut(n, each int64) []slice {
 	return s
 }
 
+// ownSlice is the scratch memory of sumOwnSlice.
+func (a *Args) ownSlice(n int64) int64 {
+	return a.scratch(a.slices(n)[a.Rank].count * int64(a.Size))
+}
+
 // sumOwnSlice collects this rank's slice from everyone and leaves the sum in dst,
 // which may be part of src.
 func (a *Args) sumOwnSlice(p *Program, src, dst unsafe.Pointer, sl []slice) error {
@@ -76,6 +83,9 @@ func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
 			if err := reduce.Combine(dst, a.at(parts, int64(i)*n), n, a.DType, a.Reduce); err != nil {
 				return err
 			}
+		}
+		if a.Reduce == op.Avg {
+			return reduce.Divide(dst, n, a.DType, ranks)
 		}
 		return nil
 	}

@@ -11,7 +11,9 @@ import (
 
 // allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
 // same length. Bytes moved a rank: (1-1/n)S out and in.
-var allToAllEvenMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, func(a *Args, p *Program) error {
+var allToAllEvenMPI = Algorithm{Name: "mpi", Enabled: func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, Scratch: func(a *Args) int64 {
+	return a.copying(a.Send, a.Recv) + a.joining(a.Send) + a.joining(a.Recv)
+}, Build: func(a *Args, p *Program) error {
 	sends, err := a.apart(p, a.Send, a.Recv)
 	if err != nil {
 		return err
@@ -41,7 +43,9 @@ var allToAllEvenMPI = Algorithm{"mpi", func(s *Sig) bool { return s.Agreed&arriv
 // allToAllUnevenMPI exchanges the lengths, so that parts that do not match are an
 // error on every rank instead of garbage, and then the parts between pairs of ranks.
 // Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
-var allToAllUnevenMPI = Algorithm{"pairwise", always, func(a *Args, p *Program) error {
+var allToAllUnevenMPI = Algorithm{Name: "pairwise", Enabled: always, Polls: always, Scratch: func(a *Args) int64 {
+	return a.copying(a.Send, a.Recv) + a.listing(4) + pad(16)
+}, Build: func(a *Args, p *Program) error {
 	apart, err := a.apart(p, a.Send, a.Recv)
 	if err != nil {
 		return err

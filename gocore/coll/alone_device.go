@@ -5,7 +5,9 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 // aloneOnDevice serves a group of one rank: a copy within the device at most. Bytes moved: S.
 var aloneOnDevice Algorithm
 
-func init() { aloneOnDevice = Algorithm{"single", single, buildAloneOnDevice} }
+func init() {
+	aloneOnDevice = Algorithm{Name: "single", Enabled: single, Polls: always, Build: buildAloneOnDevice}
+}
 
 func buildAloneOnDevice(a *Args, p *Program) error {
 	if a.Code == op.Exscan || len(a.Send) == 0 && a.Reduce != op.PremulSum {

@@ -66,9 +66,18 @@ type Algorithm struct {
 	Name string
 	// Enabled says whether the algorithm can serve this call.
 	Enabled func(*Sig) bool
-	// Build appends the steps of this rank.
+	// Polls says that the steps wait by polling even where every member waits inside its
+	// call: messages between pairs of ranks, or a wait for a device. All ranks then make
+	// nonblocking calls throughout, and the wait can be given up. Nil: never.
+	Polls func(*Sig) bool
+	// Scratch returns the most bytes that Build takes from the program on this rank, so
+	// that they can be reserved before the others count on it. Nil: none.
+	Scratch func(*Args) int64
+	// Build appends the steps of this rank. It touches no tensor: only the steps do.
 	Build func(*Args, *Program) error
 }
+
+func (alg *Algorithm) polls(s *Sig) bool { return alg.Polls != nil && alg.Polls(s) }
 
 // Choose returns the first enabled algorithm.
 func Choose(s *Sig) (*Algorithm, error) {
@@ -106,19 +115,48 @@ func init() {
 	}
 }
 
+// Plan is Choose, and tells whether the steps have to be polled.
+func Plan(s *Sig) (alg *Algorithm, polled bool, err error) {
+	if alg, err = Choose(s); err != nil {
+		return nil, false, err
+	}
+	return alg, alg.polls(s), nil
+}
+
+// Scratch returns the most bytes of host memory that Build of any algorithm takes on this rank which
+// may be chosen, whatever the others announce. own are the flags that this rank announces.
+func Scratch(a *Args, own arrive.Flags) (most int64) {
+	if a.Code <= 0 || int(a.Code) >= len(registry) {
+		return 0
+	}
+	s := Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Count: a.Count, Size: a.Size}
+	for i := range registry[a.Code] {
+		alg := &registry[a.Code][i]
+		if alg.Scratch == nil {
+			continue
+		}
+		for _, s.Agreed = range [2]arrive.Flags{own, 0} {
+			if alg.Enabled(&s) {
+				most = max(most, alg.Scratch(a))
+			}
+		}
+	}
+	return most
+}
+
 func always(*Sig) bool      { return true }
 func single(s *Sig) bool    { return s.Size == 1 }
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 
 // reducedHere says that MPI's own reduction will not do: inside MPI, 16-bit floats would be
-// rounded at every hop; and sums of 8-bit and 16-bit integers, which wrap, saturate in the
+// rounded at every hop; and sums of 8-bit and 16-bit integers, which wrap (of which AVG is made), saturate in the
 // vector code of Open MPI.
 func reducedHere(s *Sig) bool {
 	switch s.DType {
 	case op.Float16, op.BFloat16:
 		return true
 	case op.Int8, op.UInt8, op.Int16, op.UInt16:
-		return s.Reduce == op.Sum
+		return s.Reduce == op.Sum || s.Reduce == op.Avg
 	}
 	return false
 }

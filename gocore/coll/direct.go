@@ -37,7 +37,7 @@ func init() {
 }
 
 func directly(enabled func(*Sig) bool, build func(*Args, *Program, *together) error) Algorithm {
-	return Algorithm{"direct", enabled, func(a *Args, p *Program) error {
+	return Algorithm{Name: "direct", Enabled: enabled, Polls: always, Build: func(a *Args, p *Program) error {
 		p.Until(a.Place.ready)
 		t := together{a: a, p: p}
 		if err := build(a, p, &t); err != nil {

@@ -1,8 +1,11 @@
 package coll
 
 import (
+	"cmp"
+	"slices"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
@@ -95,27 +98,66 @@ func (a *Args) overlap(x, y Part) bool {
 	return x.Count > 0 && y.Count > 0 && from < to+uintptr(y.Count*a.elem()) && to < from+uintptr(x.Count*a.elem())
 }
 
+// overlapAny tells whether a part of one side shares memory with one of the other.
+func (a *Args) overlapAny(sends, recvs []Part) bool {
+	type span struct{ from, to uintptr }
+	spans := func(parts []Part) (list []span, all span) {
+		all.from = ^uintptr(0)
+		for _, part := range parts {
+			if part.Count > 0 {
+				s := span{uintptr(part.Data), uintptr(a.at(part.Data, part.Count))}
+				list = append(list, s)
+				all.from, all.to = min(all.from, s.from), max(all.to, s.to)
+			}
+		}
+		return list, all
+	}
+	if len(sends) == 1 && len(recvs) == 1 {
+		return a.overlap(sends[0], recvs[0])
+	}
+	xs, x := spans(sends)
+	ys, y := spans(recvs)
+	if x.from >= y.to || y.from >= x.to {
+		return false // the usual case, whatever the number of ranks
+	}
+	byStart := func(a, b span) int { return cmp.Compare(a.from, b.from) }
+	slices.SortFunc(xs, byStart)
+	slices.SortFunc(ys, byStart)
+	for len(xs) > 0 && len(ys) > 0 {
+		switch {
+		case xs[0].to <= ys[0].from:
+			xs = xs[1:]
+		case ys[0].to <= xs[0].from:
+			ys = ys[1:]
+		default:
+			return true
+		}
+	}
+	return false
+}
+
 // apart returns the parts to be sent, as a copy where they share memory with those
 // to be filled, which MPI does not allow: some of them refuse it, others give garbage.
 func (a *Args) apart(p *Program, sends, recvs []Part) ([]Part, error) {
-	for _, s := range sends {
-		for _, r := range recvs {
-			if a.overlap(s, r) {
-				whole, err := a.alloc(p, counts(sends))
-				if err != nil {
-					return nil, err
-				}
-				out, done := make([]Part, len(sends)), int64(0)
-				for i, s := range sends {
-					out[i] = Part{Data: a.at(whole, done), Count: s.Count}
-					a.copyElements(out[i].Data, s.Data, s.Count)
-					done += s.Count
-				}
-				return out, nil
-			}
-		}
+	if !a.overlapAny(sends, recvs) {
+		return sends, nil
 	}
-	return sends, nil
+	whole, err := a.alloc(p, counts(sends))
+	if err != nil {
+		return nil, err
+	}
+	out, done := make([]Part, len(sends)), int64(0)
+	for i, s := range sends {
+		out[i] = Part{Data: a.at(whole, done), Count: s.Count}
+		done += s.Count
+	}
+	p.Do(func() error {
+		for i, s := range sends {
+			a.copyElements(out[i].Data, s.Data, s.Count)
+		}
+		return nil
+	})
+	return out, nil
 }
 
 // each returns one part a rank of a side that has a share for every rank.
@@ -137,7 +179,7 @@ func (a *Args) split(whole Part) []Part {
 }
 
 // contiguous returns one contiguous buffer for what parts hold. Where they are
-// separate it is scratch memory, filled from them first if fill is set, and
+// separate it is scratch memory, which a step fills from them if fill is set, and
 // copied back to them by the returned function, which is nil otherwise.
 func (a *Args) contiguous(p *Program, parts []Part, fill bool) (unsafe.Pointer, func() error, error) {
 	if len(parts) == 1 {
@@ -155,10 +197,40 @@ func (a *Args) contiguous(p *Program, parts []Part, fill bool) (unsafe.Pointer, 
 		}
 	}
 	if fill {
-		walk(func(part Part, at unsafe.Pointer) { a.copyElements(at, part.Data, part.Count) })
+		p.Do(func() error {
+			walk(func(part Part, at unsafe.Pointer) { a.copyElements(at, part.Data, part.Count) })
+			return nil
+		})
 	}
 	return whole, func() error {
 		walk(func(part Part, at unsafe.Pointer) { a.copyElements(part.Data, at, part.Count) })
 		return nil
 	}, nil
 }
+
+// What algorithms take of scratch memory, in bytes.
+
+// pad is what n bytes take: every piece begins on a cache line.
+func pad(n int64) int64 { return (max(n, 1) + mem.Alignment - 1) &^ (mem.Alignment - 1) }
+
+// scratch is what n elements take, at least one.
+func (a *Args) scratch(n int64) int64 { return pad(max(n, 1) * a.elem()) }
+
+// joining is what contiguous takes.
+func (a *Args) joining(parts []Part) int64 {
+	if len(parts) <= 1 {
+		return 0
+	}
+	return a.scratch(counts(parts))
+}
+
+// copying is what apart takes at most.
+func (a *Args) copying(sends, recvs []Part) int64 {
+	if !a.overlapAny(sends, recvs) {
+		return 0
+	}
+	return a.scratch(counts(sends))
+}
+
+// listing is what n lists of an int32 a rank take.
+func (a *Args) listing(n int) int64 { return pad(4 * int64(n) * int64(a.Size)) }

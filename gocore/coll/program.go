@@ -19,11 +19,13 @@ type Step struct {
 
 // Program is the list of steps of one operation on one rank. It runs either with
 // blocking MPI calls on the caller's thread, or step by step through Poll. A
-// zero Program is ready; Reset makes one reusable with its memory.
+// zero Program is ready; Reset makes one reusable.
 type Program struct {
 	steps   []Step
 	cleanup []func()
 	scratch []unsafe.Pointer
+	reserve unsafe.Pointer // what is left of the memory that was reserved
+	left    int64
 
 	lib   mpi.Library
 	next  int         // the step to start
@@ -32,7 +34,7 @@ type Program struct {
 	err   error
 }
 
-// Reset forgets the steps and keeps the memory.
+// Reset forgets the steps, and keeps what was reserved.
 func (p *Program) Reset(lib mpi.Library) {
 	clear(p.steps)
 	p.steps = p.steps[:0]
@@ -59,8 +61,27 @@ func (p *Program) Do(f func() error) { p.steps = append(p.steps, Step{Do: f}) }
 // Until appends a wait: f is asked, often and on any thread, whether it is over.
 func (p *Program) Until(f func() (bool, error)) { p.steps = append(p.steps, Step{Until: f}) }
 
+// Reserve takes n bytes, of which Alloc gives pieces away. It is called before the others
+// are told to count on this rank: afterwards there would be nobody to tell that memory is short.
+func (p *Program) Reserve(n int64) error {
+	if n == 0 {
+		return nil
+	}
+	block, err := mem.Alloc(n)
+	if err == nil {
+		p.reserve, p.left = block, n
+		p.scratch = append(p.scratch, block)
+	}
+	return err
+}
+
 // Alloc takes scratch memory that is freed when the program ends.
 func (p *Program) Alloc(bytes int64) (unsafe.Pointer, error) {
+	if n := pad(bytes); n <= p.left {
+		b := p.reserve
+		p.reserve, p.left = unsafe.Add(b, n), p.left-n
+		return b, nil
+	}
 	b, err := mem.Alloc(bytes)
 	if err == nil {
 		p.scratch = append(p.scratch, b)
@@ -85,25 +106,21 @@ func (p *Program) rewind(mark int) {
 // AtEnd appends work that is done when the program has ended, however it ended.
 func (p *Program) AtEnd(f func()) { p.cleanup = append(p.cleanup, f) }
 
-// Run carries out all steps with blocking calls and cleans up. Calls that go
-// together are driven by polling.
+// Run carries out all steps with blocking calls and cleans up. It is for programs none
+// of whose steps polls (Algorithm.Polls).
 func (p *Program) Run() error {
 	for p.next < len(p.steps) { // a step may append others
 		s := &p.steps[p.next]
 		p.next++
-		var err error
 		switch {
-		case s.Until != nil:
-			err = runUntil(s.Until)
+		case s.Until != nil || s.Calls != nil:
+			panic("coll: a step of a program that is run in one go polls: its algorithm has to say so")
 		case s.Do != nil:
-			err = s.Do()
-		case s.Calls != nil:
-			err = p.runTogether(s.Calls)
+			p.err = s.Do()
 		default:
-			err = p.lib.Run(&s.Call, nil)
+			p.err = p.lib.Run(&s.Call, nil)
 		}
-		if err != nil {
-			p.err = err
+		if p.err != nil {
 			break
 		}
 	}
@@ -111,36 +128,13 @@ func (p *Program) Run() error {
 	return p.err
 }
 
-// idlePolls is after how many polls in a row that found nothing the core is given
-// away: with more ranks than cores it is the rank waited for that wants it. There is
-// no sleep, for it is the polls that move a long message.
-const idlePolls = 200
-
-func runUntil(f func() (bool, error)) error {
-	for idle := 0; ; idle++ {
-		done, err := f()
-		if done || err != nil {
-			return err
-		}
-		if idle > idlePolls {
-			work.Yield()
-		}
+// Drive tests what is under way and goes on as Poll does. For who waits for this program
+// alone, which no engine knows.
+func (p *Program) Drive() (done bool, err error) {
+	if len(p.slots) > 0 {
+		p.poll()
 	}
-}
-
-func (p *Program) runTogether(calls []mpi.Call) error {
-	err := p.start(calls)
-	for idle := 0; len(p.slots) > 0; idle++ {
-		if p.poll() > 0 {
-			idle = 0
-		} else if idle > idlePolls {
-			work.Yield()
-		}
-		if e := p.reap(); err == nil {
-			err = e
-		}
-	}
-	return err
+	return p.Poll()
 }
 
 func (p *Program) start(calls []mpi.Call) error {
@@ -258,4 +252,5 @@ func (p *Program) Close() {
 		mem.Free(b)
 	}
 	p.scratch = p.scratch[:0]
+	p.reserve, p.left = nil, 0
 }

@@ -20,9 +20,14 @@ import (
 // finish polls p through an engine until it ends.
 func finish(p *Program, how form) error {
 	if how == blocking {
-		return p.Run()
+		for {
+			if done, err := p.Drive(); done {
+				return err
+			}
+			runtime.Gosched()
+		}
 	}
-	e := work.NewEngine(false)
+	e := work.NewEngine()
 	d := &driven{p: p}
 	e.Add(d)
 	for e.Active() > 0 {
@@ -157,7 +162,7 @@ func TestPollReturnsWhatIsNotDone(t *testing.T) {
 		require.False(t, done)
 	}
 	assert.NoError(t, finish(&q, polled))
-	e := work.NewEngine(false)
+	e := work.NewEngine()
 	d := &driven{p: &p}
 	e.Add(d)
 	require.Eventually(t, func() bool { e.Tick(); return d.done }, 5*time.Second, time.Millisecond)

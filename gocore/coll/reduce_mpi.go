@@ -10,9 +10,17 @@ import (
 
 // reduceMPI is MPI_Reduce; ranks other than the root keep their buffer as it is.
 // Bytes moved a rank: S.
-var reduceMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
+var reduceMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: func(a *Args) int64 {
 	if a.Rank == a.Root {
-		send := a.input(p)
+		return a.inputScratch()
+	}
+	return a.scratch(a.Count)
+}, Build: func(a *Args, p *Program) error {
+	if a.Rank == a.Root {
+		send, err := a.input(p)
+		if err != nil {
+			return err
+		}
 		if err := a.reducing(p, mpi.FnReduce, send, a.Recv[0].Data, a.Recv[0].Count); err != nil {
 			return err
 		}
@@ -40,7 +48,9 @@ var nothing [64]byte
 
 // reduceSlices16 is allReduceSlices16 with the slices gathered on the root alone.
 // Bytes moved a rank: (1-1/n)S out and in, the sum, S/n out, (1-1/n)S into the root.
-var reduceSlices16 = Algorithm{"slices16", reducedHere, func(a *Args, p *Program) error {
+var reduceSlices16 = Algorithm{Name: "slices16", Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
+	return a.ownSlice(a.Count) + a.scratch(a.slices(a.Count)[a.Rank].count)
+}, Build: func(a *Args, p *Program) error {
 	src := a.Part()
 	sl := a.slices(src.Count)
 	own := sl[a.Rank]

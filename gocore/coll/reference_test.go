@@ -100,6 +100,8 @@ func folded(r op.ReduceOp, d op.DType, parts [][]complex128, scale float64) []co
 			acc = 1
 		case r == op.Avg && (d == op.Float16 || d == op.BFloat16): // divided in float32
 			acc = complex(float64(float32(real(acc))/float32(n)), 0)
+		case r == op.Avg && op.Defined(op.BAnd, d): // toward zero
+			acc = complex(math.Trunc(real(acc)/n), 0)
 		case r == op.Avg:
 			acc = complex(real(acc)/n, imag(acc)/n)
 		}

@@ -9,7 +9,12 @@ import (
 
 // scanMPI is MPI_Scan or MPI_Exscan. Rank 0 of the exclusive scan keeps its buffer.
 // Bytes moved a rank: the MPI's choice, log2(n) S at most.
-var scanMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
+var scanMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: func(a *Args) int64 {
+	if a.Code == op.Exscan && a.Rank == 0 {
+		return a.scratch(a.Count)
+	}
+	return a.inputScratch()
+}, Build: func(a *Args, p *Program) error {
 	fn := mpi.FnScan
 	if a.Code == op.Exscan {
 		fn = mpi.FnExscan
@@ -31,7 +36,11 @@ var scanMPI = Algorithm{"mpi", always, func(a *Args, p *Program) error {
 		})
 		return a.reducing(p, fn, nil, scratch, recv.Count)
 	}
-	return a.reducing(p, fn, a.input(p), recv.Data, recv.Count)
+	send, err := a.input(p)
+	if err != nil {
+		return err
+	}
+	return a.reducing(p, fn, send, recv.Data, recv.Count)
 }}
 
 // scanChunk is how many elements are gathered at once.
@@ -40,7 +49,9 @@ const scanChunk = 1 << 20
 // scanGather16 is the scan of float16 and bfloat16: the contributions are gathered,
 // chunk by chunk, and each rank adds those of the ranks before it in float32.
 // Bytes moved a rank: (n-1)S in.
-var scanGather16 = Algorithm{"gather16", reducedHere, func(a *Args, p *Program) error {
+var scanGather16 = Algorithm{Name: "gather16", Enabled: reducedHere, Scratch: func(a *Args) int64 {
+	return a.scratch(min(a.Count, scanChunk) * int64(a.Size))
+}, Build: func(a *Args, p *Program) error {
 	src, recv := a.Part().Data, a.Recv[0]
 	ranks := a.Rank + 1
 	if a.Code == op.Exscan {

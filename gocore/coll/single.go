@@ -5,16 +5,16 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 // A group of one rank needs no MPI: every operation is a copy at most. Bytes moved: S.
 
 var (
-	barrierSingle       = Algorithm{"single", single, func(*Args, *Program) error { return nil }}
-	broadcastSingle     = Algorithm{"single", single, func(*Args, *Program) error { return nil }}
-	allReduceSingle     = Algorithm{"single", single, reduceAlone}
-	reduceSingle        = Algorithm{"single", single, reduceAlone}
-	reduceScatterSingle = Algorithm{"single", single, reduceAlone}
-	allGatherSingle     = Algorithm{"single", single, copyAlone}
-	gatherSingle        = Algorithm{"single", single, copyAlone}
-	scatterSingle       = Algorithm{"single", single, copyAlone}
-	allToAllSingle      = Algorithm{"single", single, copyAlone}
-	scanSingle          = Algorithm{"single", single, scanAlone}
+	barrierSingle       = Algorithm{Name: "single", Enabled: single, Build: func(*Args, *Program) error { return nil }}
+	broadcastSingle     = Algorithm{Name: "single", Enabled: single, Build: func(*Args, *Program) error { return nil }}
+	allReduceSingle     = Algorithm{Name: "single", Enabled: single, Build: reduceAlone}
+	reduceSingle        = Algorithm{Name: "single", Enabled: single, Build: reduceAlone}
+	reduceScatterSingle = Algorithm{Name: "single", Enabled: single, Build: reduceAlone}
+	allGatherSingle     = Algorithm{Name: "single", Enabled: single, Build: copyAlone}
+	gatherSingle        = Algorithm{Name: "single", Enabled: single, Build: copyAlone}
+	scatterSingle       = Algorithm{Name: "single", Enabled: single, Build: copyAlone}
+	allToAllSingle      = Algorithm{Name: "single", Enabled: single, Build: copyAlone}
+	scanSingle          = Algorithm{Name: "single", Enabled: single, Build: scanAlone}
 )
 
 func copyAlone(a *Args, p *Program) error {

@@ -24,7 +24,7 @@ import (
 var staged Algorithm
 
 // init, because staged chooses an algorithm of the host inside.
-func init() { staged = Algorithm{"staged", always, buildStaged} }
+func init() { staged = Algorithm{Name: "staged", Enabled: always, Polls: always, Build: buildStaged} }
 
 // While one piece is transferred the one before is copied out and the one behind it in.
 const lanes = 3

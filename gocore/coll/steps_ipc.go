@@ -35,7 +35,7 @@ type mapped struct {
 
 // overIPC makes the algorithm ipc of an operation. plan says who works and how.
 func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) bool, queue func(*mapped) error)) *Algorithm {
-	return &Algorithm{"ipc", enabled, func(a *Args, p *Program) error {
+	return &Algorithm{Name: "ipc", Enabled: enabled, Polls: always, Build: func(a *Args, p *Program) error {
 		if a.Place.Peers.Refused() {
 			return a.butIPC(p)
 		}

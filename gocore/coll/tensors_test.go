@@ -2,6 +2,7 @@ package coll
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand"
 	"runtime"
 	"sync"
@@ -88,7 +89,7 @@ type fakeWorld struct {
 func newWorld(n int, opts ...mpifake.Option) *fakeWorld {
 	w := &fakeWorld{libs: mpifake.New(n, opts...)}
 	for range w.libs {
-		w.engines = append(w.engines, work.NewEngine(false))
+		w.engines = append(w.engines, work.NewEngine())
 	}
 	return w
 }
@@ -115,7 +116,7 @@ func (d *driven) Poll() bool {
 	d.done, d.err = d.p.Poll()
 	return d.done
 }
-func (d *driven) Requests(b *work.Batch) { d.p.Requests(b) }
+func (d *driven) Requests(b *work.Batch) bool { d.p.Requests(b); return true }
 
 // form is how a program is carried out.
 type form string
@@ -145,11 +146,22 @@ func (w *fakeWorld) carryOut(alg *Algorithm, how form, sides []*side) []error {
 func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
 	var p Program
 	p.Reset(w.libs[rank])
-	if err := alg.Build(&s.args, &p); err != nil {
+	a := &s.args
+	if alg.Scratch != nil {
+		if err := p.Reserve(alg.Scratch(a)); err != nil {
+			return err
+		}
+	}
+	reserved := len(p.scratch)
+	if err := alg.Build(a, &p); err != nil {
 		p.Close()
 		return err
 	}
-	if how == blocking {
+	if alg.Name != "direct" && len(p.scratch) > reserved {
+		return fmt.Errorf("%s of %s takes more scratch memory than its Scratch tells", alg.Name, a.Code)
+	}
+	sig := Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Count: a.Count, Size: a.Size}
+	if how == blocking && !alg.polls(&sig) {
 		return p.Run()
 	}
 	d := &driven{p: &p}

@@ -297,7 +297,7 @@ func TestReduceIsTheHosts(t *testing.T) {
 			launches += len(cases)
 		}
 	}
-	assert.Equal(t, 95*7*3*2, launches)
+	assert.Equal(t, 103*7*3*2, launches)
 }
 
 func TestReduceOfAsManyArraysAsThereMayBe(t *testing.T) {

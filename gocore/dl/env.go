@@ -47,3 +47,10 @@ func SetenvDefault(name, value string) bool {
 	}
 	return C.setenv(n, v, 0) == 0
 }
+
+// Unsetenv removes a variable from the C environment.
+func Unsetenv(name string) {
+	n := C.CString(name)
+	defer C.free(unsafe.Pointer(n))
+	C.unsetenv(n)
+}

@@ -11,7 +11,7 @@ import (
 // the language boundary, the arrival of others and MPI.
 func BenchmarkSubmit(b *testing.B) {
 	lib := mpifake.New(1)[0]
-	e, err := NewEnv(lib, lib.World(), nil)
+	e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -22,7 +22,7 @@ func BenchmarkSubmit(b *testing.B) {
 	d := allReduce(floats(1))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, _, err := g.Submit(d); err != nil {
+		if _, _, err := g.Submit(d, false); err != nil {
 			b.Fatal(err)
 		}
 	}

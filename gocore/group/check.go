@@ -12,6 +12,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // check finds wrong arguments before anything is sent, and fills c. Messages name
@@ -20,10 +21,7 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	a := &c.args
 	a.Lib, a.Comm, a.Rank, a.Size = g.env.Lib, g.coll, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
-	c.timeout = g.Timeout()
-	if d.TimeoutNS >= 0 {
-		c.timeout = time.Duration(d.TimeoutNS)
-	}
+	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
 	}

@@ -9,7 +9,9 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // World makes the group of all ranks. Collective over the world.
@@ -32,13 +34,18 @@ func (e *Env) World(id int64, timeout time.Duration) (*Group, error) {
 // whose collectives of two groups are under way in different orders would each wait
 // in the creation of another one.
 func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) {
+	e.makers.Add(1)
+	defer e.makers.Add(-1)
+	if err := e.endingError("new_group", ranks); err != nil {
+		return nil, err
+	}
 	if len(ranks) == 1 {
 		return e.finish(id, 0, ranks, 0, timeout)
 	}
 	key := e.key(ranks)
-	if err := e.meet(key, ranks, timeout); err != nil {
+	if missing, err := e.meet(key, ranks, timeout); err != nil {
 		e.unmake(ranks)
-		return nil, err
+		return nil, e.meetError("new_group", "called new_group with the same ranks; every member must call it, in the same order", err, ranks, missing, timeout)
 	}
 	list := make([]int32, len(ranks))
 	for i, r := range ranks {
@@ -58,26 +65,45 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout t
 	if g.Size == 1 {
 		g.local = true
 		g.arrival = new(arrive.Alone)
-		g.side = e.base // messages to oneself go by the world's rank
+		e.remember(g)
 		return g, nil
 	}
-	e.remember(g)
 	var err error
 	if g.side, err = e.Lib.Dup(comm); err != nil {
 		return nil, err
 	}
 	if e.Topo.OneNode(ranks) {
-		lines, err := e.makeLines(comm, ranks)
+		lines, _, err := e.makeLines(comm, ranks)
 		if err != nil {
 			return nil, err
 		}
 		if lines != nil {
 			g.local, g.arrival = true, lines
+			e.remember(g)
 			return g, nil
 		}
 	}
-	g.arrival, err = arrive.NewWire(e.Lib, g.side, g.Size)
-	return g, err
+	if g.wire, err = arrive.NewWire(e.Lib, g.side, g.Size); err != nil {
+		return nil, err
+	}
+	g.arrival = g.wire
+	e.remember(g)
+	return g, nil
+}
+
+// messageComm returns what messages go over. A group of one rank sends to itself alone, which
+// few do: it gets its communicator at its first message.
+func (g *Group) messageComm() (mpi.Comm, error) {
+	if g.Size > 1 {
+		return g.side, nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var err error
+	if g.side == 0 {
+		g.side, err = g.env.Lib.CreateGroup(g.env.base, []int32{int32(g.Ranks[0])}, 0)
+	}
+	return g.side, err
 }
 
 // key names a group before it exists: its ranks, and how many of the same were made
@@ -114,12 +140,11 @@ const answerGrace = 2 * time.Second
 // meet returns when all members have come to make group key. The first member
 // collects the others and answers them, each with the number it said hello with, so
 // that an answer to an attempt that was given up is not taken for one to the next.
-func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) error {
-	began := time.Now()
+func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) (missing []int, err error) {
+	deadline := time.Now().Add(timeout)
 	first, me := ranks[0], e.Topo.Rank
 	if me == first {
-		var missing []int
-		err := e.Engine.Wait(func() bool {
+		err := e.wait(func() bool {
 			e.mail.pump()
 			missing = missing[:0]
 			for _, r := range ranks[1:] {
@@ -128,7 +153,7 @@ func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) error {
 				}
 			}
 			return len(missing) == 0
-		}, began.Add(timeout), e.Interrupt)
+		}, deadline)
 		kind, list := mailGo, []byte(nil)
 		if err != nil {
 			kind = mailFail
@@ -142,14 +167,14 @@ func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) error {
 			}
 		}
 		_ = e.Engine.Wait(e.mail.sent, time.Now().Add(time.Second), nil)
-		return e.meetError(err, ranks, missing, timeout)
+		return missing, err
 	}
 
 	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
 	e.mail.send(first, mailHello, key, number)
-	missing := []int{first}
+	missing = []int{first}
 	failed := false
-	err := e.Engine.Wait(func() bool {
+	err = e.wait(func() bool {
 		e.mail.pump()
 		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
 			return true
@@ -163,25 +188,43 @@ func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) error {
 			missing = append(missing, int(binary.LittleEndian.Uint32(body)))
 		}
 		return true
-	}, began.Add(timeout+answerGrace), e.Interrupt)
+	}, deadline.Add(answerGrace))
 	if err != nil {
 		e.mail.send(first, mailBye, key, nil)
 	}
 	if failed && err == nil {
-		err = errMissing
+		err = work.ErrDeadline
 	}
-	return e.meetError(err, ranks, missing, timeout)
+	return missing, err
 }
 
-var errMissing = status.New(status.Timeout, "members missing")
-
-func (e *Env) meetError(err error, ranks, missing []int, timeout time.Duration) error {
-	if err == nil || status.CodeOf(err) == status.Interrupted {
+// MonitoredBarrier returns when all members have called it. It meets them by messages and takes no
+// part in the order of the collectives: when some do not come within timeout, those that did get an
+// error that names them, and the group stays usable.
+func (g *Group) MonitoredBarrier(timeout time.Duration) error {
+	e := g.env
+	e.makers.Add(1)
+	defer e.makers.Add(-1)
+	if err := g.usable(op.Barrier); err != nil || g.Size == 1 {
 		return err
 	}
-	return status.New(status.Timeout,
-		"new_group(ranks=%v): after %v world rank(s) %v had not called new_group with the same ranks; every member must call it, in the same order",
-		brief(ranks), timeout, brief(missing)).WithRanks(missing...)
+	h := fnv.New64a()
+	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
+	missing, err := e.meet(h.Sum64(), g.Ranks, timeout)
+	return e.meetError("monitored_barrier", "called monitored_barrier on this group; the group stays usable", err, g.Ranks, missing, timeout)
+}
+
+// meetError says of a meeting that failed who did not come to it.
+func (e *Env) meetError(what, need string, err error, ranks, missing []int, timeout time.Duration) error {
+	switch {
+	case err == nil:
+		return nil
+	case e.ended.Load() != nil:
+		return e.endingError(what, ranks)
+	case err != work.ErrDeadline:
+		return err
+	}
+	return status.New(status.Timeout, "%s(ranks=%v): after %v world rank(s) %v had not %s", what, brief(ranks), timeout, brief(missing), need).WithRanks(missing...)
 }
 
 // brief keeps long lists of ranks readable.

@@ -11,6 +11,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -57,7 +58,8 @@ func readDeviceSettings() (s deviceSettings, err error) {
 	default:
 		return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_REDUCE=%s is neither host nor device", v)
 	}
-	return s, nil
+	_, _, err = mpi.CUDAForced()
+	return s, err
 }
 
 // locate finds out where a tensor that is said to be on a device lies.
@@ -153,11 +155,11 @@ func (g *Group) awaitDevice(c *call) error {
 		return nil
 	}
 	var err error
-	waitErr := g.env.Engine.Wait(func() bool {
+	waitErr := g.wait(func() bool {
 		var done bool
 		done, err = pl.Device.Query(pl.Ready)
 		return done || err != nil
-	}, time.Now().Add(c.timeout), g.env.Interrupt)
+	}, time.Now().Add(c.timeout))
 	if waitErr == work.ErrDeadline {
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
 			c.args.Code, brief(g.Ranks), c.timeout, pl.Device.Index).WithRanks(g.Ranks[g.Rank])
@@ -230,6 +232,7 @@ func (c *call) drop() {
 		c.staged[i].free()
 	}
 	c.staged = nil
+	c.prog.Close()
 	if t := c.leaveDevice(); t != nil {
 		t.Release()
 	}
@@ -252,12 +255,14 @@ func (t *tail) Ended() (bool, error) { return t.device.Query(t.event) }
 // Release gives the event back.
 func (t *tail) Release() { t.device.PutEvent(t.event) }
 
-// mark says on a handle what stays queued; t may be nil.
-func (t *tail) mark(h *work.Handle, r *work.Result) {
-	if t != nil {
-		h.SetTail(t)
-		r.Device = int32(t.device.Index) + 1
+// finish ends an operation that leaves t queued, which may be nil; it returns whether its caller
+// is told by this call.
+func (t *tail) finish(h *work.Handle, r work.Result, err error) bool {
+	if t == nil {
+		return h.Finish(r, err)
 	}
+	r.Device = int32(t.device.Index) + 1
+	return h.FinishOn(t, r, err)
 }
 
 // follow ends a synchronous operation: stream waits for t, which may be nil.

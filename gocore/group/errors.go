@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -122,22 +121,29 @@ func (g *Group) timeoutError(c *call) error {
 // that was waiting as well gets the same error as the one that gave up; one that comes
 // late learns that it was given up.
 func (g *Group) closedError(c *call) error {
-	var who []int
+	closers := g.arrival.Closers(g.seq)
+	var who, ended []int
 	reason := status.GroupBroken
-	for i, why := range g.arrival.Closers(g.seq) {
+	for i, why := range closers {
 		who = append(who, i)
 		if len(who) == 1 || why == status.Timeout {
 			reason = why
 		}
+		if why == status.PeerLeft {
+			ended = append(ended, i)
+		}
 	}
 	slices.Sort(who)
+	slices.Sort(ended)
 	by := g.world(who)
-	missing, _ := g.arrival.Missing()
+	missing, known := g.arrival.Missing()
 	late := slices.Contains(missing, g.Rank)
 	switch {
-	case reason == status.Timeout && !late:
+	case reason == status.Timeout && known && !late:
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
 			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.world(missing))).WithRanks(g.world(missing)...)
+	case reason == status.PeerLeft && !known:
+		return g.leftBefore(c, ended)
 	case reason == status.PeerLeft:
 		if err := g.leftError(c); err != nil {
 			return err
@@ -149,6 +155,9 @@ func (g *Group) closedError(c *call) error {
 		status.PeerLeft:       "gave up because a member has ended",
 		status.GroupDestroyed: "destroyed the group",
 	}[reason]
+	if reason == status.Timeout && !known {
+		why = "gave up waiting when the deadline had passed there"
+	}
 	if why == "" {
 		why = "had an operation on the group fail"
 	}
@@ -156,18 +165,26 @@ func (g *Group) closedError(c *call) error {
 		describe(c.sig), brief(g.Ranks), brief(by), why).WithRanks(by...)
 }
 
-// leftError names members that ended normally and that c waits for.
+// leftError names members that ended normally before they came to c, where shared memory shows it.
 func (g *Group) leftError(c *call) error {
 	missing, known := g.arrival.Missing()
+	if !known {
+		return nil // they answer when they are asked: see closedError
+	}
 	var left []int
-	for i, r := range g.Ranks {
-		if i != g.Rank && g.env.Left(r) && (!known || slices.Contains(missing, i)) {
-			left = append(left, r)
+	for _, i := range missing {
+		if i != g.Rank && g.env.left(g.Ranks[i], 0) {
+			left = append(left, i)
 		}
 	}
 	if len(left) == 0 {
 		return nil
 	}
+	return g.leftBefore(c, left)
+}
+
+func (g *Group) leftBefore(c *call, members []int) error {
+	left := g.world(members)
 	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended and will not come; the group is broken",
 		describe(c.sig), brief(g.Ranks), brief(left)).WithRanks(left...)
 }
@@ -180,64 +197,22 @@ func (g *Group) world(members []int) []int {
 	return ranks
 }
 
-// askWait is how long a member whose deadline ran out waits for the others to say
-// that they have arrived, where no shared memory shows it.
-const askWait = 500 * time.Millisecond
-
-// ask returns the members that do not answer that they have arrived as well. Those
-// that wait here, or come to another wait of the library, answer.
-func (g *Group) ask() []int {
-	seq := g.announced.Load()
-	waiting := map[int]bool{}
-	for i, r := range g.Ranks {
-		if i != g.Rank {
-			waiting[i] = true
-			g.env.mail.send(r, mailAsk, g.key, []byte(fmt.Sprint(seq)))
-		}
-	}
-	end := time.Now().Add(askWait)
-	for len(waiting) > 0 && time.Now().Before(end) {
-		g.env.mail.pump()
-		for i := range waiting {
-			if _, ok := g.env.mail.take(mailHere, g.Ranks[i], g.key); ok {
-				delete(waiting, i)
-			}
-		}
-		time.Sleep(time.Millisecond)
-	}
-	var missing []int
-	for i := range g.Ranks {
-		if waiting[i] {
-			missing = append(missing, i)
-		}
-	}
-	return missing
-}
-
-// answer replies to a member that asks where this rank is in a group.
-func (e *Env) answer(from int, key uint64, body []byte) {
-	var seq uint64
-	if _, err := fmt.Sscan(string(body), &seq); err != nil {
-		return
-	}
-	e.mu.Lock()
-	g := e.byKey[key]
-	e.mu.Unlock()
-	if g != nil && g.announced.Load() >= seq {
-		e.mail.send(from, mailHere, key, nil)
-	}
-}
-
+// remember enters a group that was made, forget takes out one that was freed. Who spans
+// nodes stays known by its key: others may ask where this rank was.
 func (e *Env) remember(g *Group) {
 	e.mu.Lock()
-	e.byKey[g.key] = g
-	e.mu.Unlock()
+	defer e.mu.Unlock()
+	e.live[g] = true
+	if g.Size > 1 {
+		e.byKey[g.key] = g
+	}
 }
 
 func (e *Env) forget(g *Group) {
 	e.mu.Lock()
-	if e.byKey[g.key] == g {
+	defer e.mu.Unlock()
+	delete(e.live, g)
+	if g.wire == nil && e.byKey[g.key] == g {
 		delete(e.byKey, g.key)
 	}
-	e.mu.Unlock()
 }

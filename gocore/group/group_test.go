@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -33,7 +34,7 @@ func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *Env, world 
 		wg.Add(1)
 		go func(lib mpi.Library) {
 			defer wg.Done()
-			e, err := NewEnv(lib, lib.World(), nil)
+			e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -77,7 +78,7 @@ func allReduce(b op.Buf) *op.Desc {
 }
 
 func submit(g *Group, d *op.Desc) (work.Result, error) {
-	_, r, err := g.Submit(d)
+	_, r, err := g.Submit(d, false)
 	return r, err
 }
 
@@ -113,7 +114,7 @@ func TestAllReduceSyncAndAsync(t *testing.T) {
 
 			d := allReduce(b)
 			d.Flags = op.FlagAsync
-			h, _, err := g.Submit(d)
+			h, _, err := g.Submit(d, false)
 			if assert.NoError(t, err) {
 				_, err = h.Wait(5*time.Second, nil)
 				assert.NoError(t, err)
@@ -132,7 +133,7 @@ func TestSyncMeetsAsync(t *testing.T) {
 			if (round+g.Rank)%3 == 0 {
 				d.Flags = op.FlagAsync
 			}
-			h, _, err := g.Submit(d)
+			h, _, err := g.Submit(d, false)
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -153,7 +154,7 @@ func TestOrderIsKeptWhenManyAreUnderWay(t *testing.T) {
 			for i := 0; i < 8; i++ {
 				d := allReduce(b)
 				d.Flags = op.FlagAsync
-				h, _, err := g.Submit(d)
+				h, _, err := g.Submit(d, false)
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -253,11 +254,17 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 		if n < 2 {
 			return
 		}
+		var told atomic.Int32
 		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
 			if g.Rank == 0 {
-				e.Leave()
+				_, err := e.Leave()
+				assert.NoError(t, err)
+				for end := time.Now().Add(10 * time.Second); told.Load() < int32(n-1) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+					e.Gone() // answers those that ask
+				}
 				return
 			}
+			defer told.Add(1)
 			began := time.Now()
 			_, err := submit(g, allReduce(floats(1)))
 			var se *status.Error
@@ -412,7 +419,7 @@ func TestGroupsAreIndependent(t *testing.T) {
 			bufs[i] = floats(float32(i + 1))
 			d := allReduce(bufs[i])
 			d.Flags = op.FlagAsync
-			h, _, err := groups[i].Submit(d)
+			h, _, err := groups[i].Submit(d, false)
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -437,7 +444,7 @@ func TestStridedTensorsAreStaged(t *testing.T) {
 		for _, flags := range []uint32{0, op.FlagAsync} {
 			d := allReduce(b)
 			d.Flags = flags
-			h, _, err := g.Submit(d)
+			h, _, err := g.Submit(d, false)
 			assert.NoError(t, err)
 			if h != nil {
 				_, err = h.Wait(5*time.Second, nil)

@@ -10,8 +10,8 @@ import (
 )
 
 // mailbox carries small messages between the cores of a job, out of any order and
-// without anybody having to expect them: who has come to make a group, who waits
-// where when a deadline ran out, who left. It has a communicator of its own.
+// without anybody having to expect them: who has come to make a group, and who is where when one waits for
+// long. It has a communicator of its own.
 //
 // A message is a header of 16 bytes (kind, sender, key) and at most maxMail bytes
 // after it. A longer or shorter one is dropped: lengths come from outside.
@@ -20,9 +20,9 @@ type mailbox struct {
 	comm mpi.Comm
 	me   int
 
-	// onLeft and onAsk are called from pump for messages that nobody waits for.
-	onLeft func(rank int)
-	onAsk  func(from int, key uint64, body []byte)
+	// onAsk and onAnswer are called from pump for messages that nobody waits for.
+	onAsk    func(from int, key uint64, body []byte)
+	onAnswer func(from int, key uint64, body []byte)
 
 	mu      sync.Mutex
 	inbox   map[letter][]byte // arrived and not yet taken
@@ -44,13 +44,12 @@ type outgoing struct {
 type mailKind uint32
 
 const (
-	mailHello mailKind = iota + 1 // a member has come to make group key
-	mailGo                        // all have come
-	mailFail                      // some never came: their ranks follow
-	mailLeft                      // the sender ended normally
-	mailAsk                       // the sender's deadline in group key ran out: where are you?
-	mailHere                      // the answer: I wait there too
-	mailBye                       // the sender takes its hello back: its deadline ran out
+	mailHello  mailKind = iota + 1 // a member has come to a meeting: to make group key, say
+	mailGo                         // all have come
+	mailFail                       // some never came: their ranks follow
+	mailBye                        // the sender takes its hello back: its deadline ran out
+	mailAsk                        // where are you in group key? See inquiry
+	mailAnswer                     // the answer
 )
 
 const (
@@ -164,14 +163,10 @@ func (m *mailbox) receive() bool {
 	l := letter{mailKind(binary.LittleEndian.Uint32(b)), int(st.Source), binary.LittleEndian.Uint64(b[8:])}
 	body := append([]byte(nil), b[mailHeader:]...)
 	switch {
-	case l.kind == mailLeft && m.onLeft != nil:
-		m.onLeft(l.from)
-	case l.kind == mailAsk && m.onAsk != nil:
+	case l.kind == mailAsk:
 		m.onAsk(l.from, l.key, body)
-		// Who asks has come, and may be gone from the library when we ask in our turn.
-		m.mu.Lock()
-		m.inbox[letter{mailHere, l.from, l.key}] = nil
-		m.mu.Unlock()
+	case l.kind == mailAnswer:
+		m.onAnswer(l.from, l.key, body)
 	case l.kind == mailBye:
 		m.take(mailHello, l.from, l.key)
 	default:

@@ -19,18 +19,16 @@ import (
 const messageSpin = 300
 
 // message carries out send, recv, sendrecv and probe. They bypass the order of the
-// collectives.
+// collectives. Like Submit it returns a handle with an error after which MPI may use the
+// memory longer.
 func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	if d.Code == op.Panic {
 		panic("paddlempi: the panic operation was called, which exists to test this")
 	}
-	if err := g.usable(d.Code); err != nil {
+	if err := g.enter(d.Code); err != nil {
 		return nil, work.Result{}, err
 	}
-	timeout := g.Timeout()
-	if d.TimeoutNS >= 0 {
-		timeout = time.Duration(d.TimeoutNS)
-	}
+	timeout := d.Timeout(g.Timeout(), work.Longest)
 	m := messages.Get().(*message)
 	m.g, m.code, m.timeout, m.stream = g, d.Code, timeout, cuda.Stream(d.Stream)
 	if d.Code == op.Probe {
@@ -45,11 +43,12 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		return nil, work.Result{}, err
 	}
 	if err := m.start(); err != nil {
-		m.linger(err)
-		return nil, work.Result{}, err
+		return m.linger(err), work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync != 0 {
 		h := m.become()
+		m.async = true
+		g.async.Add(1)
 		if d.Flags&op.FlagNotify != 0 {
 			h.Notify()
 		}
@@ -68,13 +67,29 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	stream := m.stream
 	g.env.Engine.Add(m)
 	r, err := h.Wait(-1, g.env.Interrupt)
-	err = h.Follow(uint64(stream), err)
 	if !h.Done() {
-		// Interrupted. The next tick, on whichever thread, takes the message back.
-		h.Finish(work.Result{}, err)
-		g.env.Engine.StartProgress()
+		if h.GiveUp(err) {
+			// Interrupted. The next tick, on whichever thread, takes the message back.
+			g.env.Engine.StartProgress()
+		} else {
+			r, err = h.Result()
+		}
 	}
-	return nil, r, err
+	if err = h.Follow(uint64(stream), err); err == nil || h.Settled() {
+		return nil, r, err
+	}
+	return h, r, err
+}
+
+// enter counts a message as under way, if the group takes any.
+func (g *Group) enter(code op.Code) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	err := g.usableLocked(code)
+	if err == nil {
+		g.messages.Add(1)
+	}
+	return err
 }
 
 // spin drives the message for a moment on the caller's thread and tells whether it is over.
@@ -99,7 +114,9 @@ func (m *message) spin() bool {
 // allocates nothing.
 var messages = sync.Pool{New: func() any { return new(message) }}
 
+// recycle gives back a message that ended within its call.
 func (m *message) recycle() {
+	m.g.messages.Add(-1)
 	*m = message{}
 	messages.Put(m)
 }
@@ -111,21 +128,36 @@ func (m *message) become() *work.Handle {
 	return m.handle
 }
 
-// linger lets a message that failed at its start end by itself: a half may be under way.
-func (m *message) linger(err error) {
-	m.become().Finish(work.Result{}, err)
+// linger lets a message that failed at its start end by itself: a half may be under way. Then
+// it returns the handle.
+func (m *message) linger(err error) *work.Handle {
+	h := m.become()
+	h.GiveUp(err)
 	m.giveUp(err)
+	if m.Poll() {
+		return nil
+	}
 	m.g.env.Engine.Add(m)
 	m.g.env.Engine.StartProgress()
+	return h
 }
 
-// finish tells the caller how the message ended.
-func (m *message) finish(r work.Result, err error) {
+// finish tells the caller how the message, which is over, ended; left is what it left queued
+// on a device, or nil.
+func (m *message) finish(left *tail, r work.Result, err error) {
 	if m.handle == nil {
-		m.result, m.err = r, err
+		m.left, m.result, m.err = left, r, err
 		return
 	}
-	m.handle.Finish(r, err)
+	m.told(left.finish(m.handle, r, err))
+	m.g.messages.Add(-1)
+}
+
+// told counts an asynchronous message off when its caller is told of its end.
+func (m *message) told(first bool) {
+	if first && m.async {
+		m.g.async.Add(-1)
+	}
 }
 
 // message is the task of a message, or of the two of a sendrecv.
@@ -141,9 +173,11 @@ type message struct {
 	halves   [2]half     // a send, a receive, or one of each
 	n        int
 	polls    int
-	leftAt   time.Time
-	left     *tail // what a message that ended within the call left queued on a device
-	gaveUp   error // why the caller was told before MPI was done
+	since    time.Time // when it was first looked whether the peer has left
+	leftAt   time.Time // when it was seen to have
+	left     *tail     // what a message that ended within the call left queued on a device
+	gaveUp   error     // why the caller was told before MPI was done
+	async    bool      // its caller did not wait
 }
 
 type half struct {
@@ -209,12 +243,15 @@ func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, ta
 	if err := checkBuf(code, side, 0, b); err != nil {
 		return err
 	}
+	comm, err := m.g.messageComm()
+	if err != nil {
+		return err
+	}
 	h := &m.halves[m.n]
 	m.n++
 	h.peer, h.bytes = peer, b.Bytes()
 	data := b.Data
 	if !b.OnHost() && b.Count > 0 {
-		var err error
 		if h.chip, err = m.g.onChip(code, side, b, apart, m.stream); err != nil {
 			return err
 		}
@@ -231,9 +268,7 @@ func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, ta
 			return err
 		}
 		h.stage, data = &s, s.block
-		if err := s.own(); err != nil {
-			return err
-		}
+		s.own()
 		if err := s.pack(); err != nil {
 			return err
 		}
@@ -246,10 +281,7 @@ func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, ta
 		}
 		count, typ, h.free = 1, t, free
 	}
-	h.call = mpi.Call{Fn: fn, Peer: m.g.peer(peer), Tag: tag, Comm: m.g.side}
-	if peer == mpi.AnySource {
-		h.call.Peer = mpi.AnySource
-	}
+	h.call = mpi.Call{Fn: fn, Peer: peer, Tag: tag, Comm: comm}
 	if fn == mpi.FnSend {
 		h.call.SendBuf, h.call.SendCount, h.call.SendType = data, count, typ
 	} else {
@@ -305,12 +337,13 @@ func (m *message) pending(list []uintptr) []uintptr {
 	return list
 }
 
-// Requests adds what is under way.
-func (m *message) Requests(b *work.Batch) {
+// Requests adds what is under way. The other side may come late: nothing is known to move.
+func (m *message) Requests(b *work.Batch) (moving bool) {
 	var room [2]uintptr
 	for _, s := range m.pending(room[:0]) {
 		b.Add(m.g.env.Lib, s)
 	}
+	return false
 }
 
 // Poll ends the message when its requests have.
@@ -332,12 +365,7 @@ func (m *message) Poll() bool {
 	r, err := m.outcome()
 	left := m.leaveDevice(err)
 	m.free()
-	if m.handle != nil {
-		left.mark(m.handle, &r)
-	} else {
-		m.left = left
-	}
-	m.finish(r, err)
+	m.finish(left, r, err)
 	return true
 }
 
@@ -357,7 +385,7 @@ func (m *message) outcome() (r work.Result, err error) {
 		if h.slot.Cancelled != 0 {
 			return r, m.gaveUp
 		}
-		r = work.Result{Source: m.g.source(h.slot.Source), Tag: h.slot.Tag, Bytes: h.slot.Bytes}
+		r = work.Result{Source: h.slot.Source, Tag: h.slot.Tag, Bytes: h.slot.Bytes}
 		if err == nil && r.Bytes != h.bytes {
 			err = status.New(status.Truncate, "%s: the message from rank %d of the group with tag %d has %d bytes, the buffer %d; they must be equal (probe tells the length before)",
 				m.code, r.Source, r.Tag, r.Bytes, h.bytes).WithRanks(m.g.Ranks[r.Source])
@@ -430,8 +458,8 @@ func (m *message) overdue() {
 		return
 	}
 	now := time.Now()
-	if m.g.env.leaving.Load() {
-		m.giveUp(status.New(status.PeerLeft, "%s: given up because this rank ends", m.describe()))
+	if m.g.ending() != nil {
+		m.giveUp(m.g.endingError(m.describe()))
 		return
 	}
 	if now.After(m.deadline) {
@@ -453,8 +481,11 @@ func (m *message) peerLeft(peer int32, now time.Time) bool {
 	if int(peer) == m.g.Rank || m.g.Size == 1 {
 		return false
 	}
+	if m.since.IsZero() {
+		m.since = now
+	}
 	for i, r := range m.g.Ranks {
-		if (int(peer) == i || peer < 0 && i != m.g.Rank) && !m.g.env.Left(r) {
+		if (int(peer) == i || peer < 0 && i != m.g.Rank) && !m.g.env.left(r, now.Sub(m.since)) {
 			return false
 		}
 	}
@@ -498,13 +529,10 @@ func (m *message) giveUp(err error) {
 		sending = true
 	}
 	if sending {
-		m.finish(work.Result{}, err)
+		m.told(m.handle.GiveUp(err))
 		m.g.fail(err)
 	}
 }
-
-// Abandoned tells whether the caller was told of a failure while MPI goes on.
-func (m *message) Abandoned() bool { return m.handle.Done() }
 
 // describe names the message: operation, peers, tags, lengths.
 func (m *message) describe() string {
@@ -540,15 +568,15 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 	if d.Flags&op.FlagAsync != 0 {
 		return r, status.New(status.Argument, "probe: it waits inside the call; there is no asynchronous form")
 	}
-	peer := d.Peer
-	if peer != mpi.AnySource {
-		peer = g.peer(peer)
+	comm, err := g.messageComm()
+	if err != nil {
+		return r, err
 	}
 	looks := 0
-	waitErr := g.env.Engine.Wait(func() bool {
-		st, found, e := g.env.Lib.Iprobe(g.side, peer, d.Tag)
+	waitErr := g.wait(func() bool {
+		st, found, e := g.env.Lib.Iprobe(comm, d.Peer, d.Tag)
 		if found {
-			r = work.Result{Source: g.source(st.Source), Tag: st.Tag, Bytes: st.Bytes}
+			r = work.Result{Source: st.Source, Tag: st.Tag, Bytes: st.Bytes}
 		}
 		if err = e; err == nil && !found {
 			if looks++; looks&31 == 0 && m.peerLeft(d.Peer, time.Now()) {
@@ -556,7 +584,10 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 			}
 		}
 		return found || err != nil
-	}, m.deadline, g.env.Interrupt)
+	}, m.deadline)
+	if err == nil && g.ending() != nil && waitErr != nil {
+		return r, g.endingError(describeProbe(d))
+	}
 	if waitErr == work.ErrDeadline {
 		late := status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", describeProbe(d), brief(g.Ranks), m.timeout)
 		if d.Peer >= 0 {

@@ -11,9 +11,8 @@ import (
 type staging struct {
 	buf   op.Buf
 	block unsafe.Pointer
-	in    bool           // packed before
-	out   bool           // unpacked after
-	dims  unsafe.Pointer // own copy of shape and strides, outside the Go heap like all memory C sees
+	in    bool // packed before
+	out   bool // unpacked after
 }
 
 // stageBuf makes a staging for b.
@@ -23,21 +22,10 @@ func stageBuf(b *op.Buf, in, out bool) (staging, error) {
 }
 
 // own copies the shape and strides, which the caller keeps only during submit.
-func (s *staging) own() error {
-	n := int64(s.buf.NDim)
-	if n == 0 || s.dims != nil {
-		return nil
+func (s *staging) own() {
+	if s.buf.NDim > 0 {
+		s.buf = *layout(&s.buf)
 	}
-	block, err := mem.Alloc(16 * n)
-	if err != nil {
-		return err
-	}
-	dims := unsafe.Slice((*int64)(block), 2*n)
-	copy(dims, s.buf.Dims())
-	copy(dims[n:], s.buf.Steps())
-	s.dims = block
-	s.buf.Shape, s.buf.Strides = block, unsafe.Pointer(&dims[n])
-	return nil
 }
 
 func (s *staging) pack() error {
@@ -51,10 +39,6 @@ func (s *staging) free() {
 	if s.block != nil {
 		mem.Free(s.block)
 		s.block = nil
-	}
-	if s.dims != nil {
-		mem.Free(s.dims)
-		s.dims = nil
 	}
 }
 

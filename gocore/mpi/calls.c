@@ -16,7 +16,7 @@ _Static_assert(offsetof(struct pmpi_mpi_call, message) == 80, "layout of mpi.Cal
 _Static_assert(offsetof(struct pmpi_mpi_call, recv_displs) == 112, "layout of mpi.Call");
 _Static_assert(sizeof(struct pmpi_mpi_status) == 16, "layout of mpi.Status");
 _Static_assert(offsetof(struct pmpi_mpi_status, bytes) == 8, "layout of mpi.Status");
-_Static_assert(sizeof(struct pmpi_mpi_slot) == 40, "layout of mpi.Slot");
+_Static_assert(sizeof(struct pmpi_mpi_slot) == 48, "layout of mpi.Slot");
 _Static_assert(offsetof(struct pmpi_mpi_slot, bytes) == 24, "layout of mpi.Slot");
 _Static_assert(sizeof(int) == sizeof(int32_t), "int32 arrays are given to MPI as they are");
 
@@ -146,6 +146,8 @@ static int start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 		handle message = c->message;
 		return t->f.Imrecv(RECV, RN, RT, &message REQUEST);
 	}
+	case PMPI_FN_DUP:
+		return t->f.Comm_idup(c->comm, &slot->made REQUEST);
 	}
 	return INT_MIN;
 }
@@ -185,6 +187,8 @@ int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *slots, int n)
 			int cancelled = 0;
 			t->f.Test_cancelled(&raw, &cancelled);
 			slot->cancelled = cancelled != 0;
+			if (slot->made)
+				rc = pmpi_mpi_errors_return(t, slot->made);
 		}
 		finish(slot, rc);
 		changed++;

@@ -26,7 +26,8 @@ const (
 	_ = -(unsafe.Offsetof(Status{}.Bytes) - 8)
 	_ = -(unsafe.Sizeof(Slot{}) - unsafe.Sizeof(C.struct_pmpi_mpi_slot{}))
 	_ = -(unsafe.Offsetof(Slot{}.Bytes) - 24)
-	_ = -(int(FnMrecv) - int(C.PMPI_FN_MRECV))
+	_ = -(unsafe.Offsetof(Slot{}.Made) - 40)
+	_ = -(int(FnDup) - int(C.PMPI_FN_DUP))
 	_ = -(int(FnReduceScatterBlock) - int(C.PMPI_FN_REDUCE_SCATTER_BLOCK))
 )
 

@@ -29,6 +29,7 @@ enum {
 	PMPI_FN_SEND,
 	PMPI_FN_RECV,
 	PMPI_FN_MRECV,
+	PMPI_FN_DUP,
 };
 
 // As mpi.Call.
@@ -63,6 +64,7 @@ struct pmpi_mpi_slot {
 	int64_t bytes;
 	int32_t cancelled;
 	int32_t unused;
+	uintptr_t made;
 };
 
 // The constants of the ABI that the calls need.

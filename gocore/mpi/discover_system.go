@@ -16,7 +16,8 @@ type system struct {
 	root       string // "" but in tests: before every path that is read
 	pid        int
 	env        func(name string) (string, bool)
-	setDefault func(name, value string) bool       // sets a variable unless it is set
+	setDefault func(name, value string) bool // sets a variable unless it is set
+	unset      func(name string)
 	mapped     func() ([]string, error)            // the files mapped executable into this process
 	load       func(soname string) (string, error) // asks the dynamic loader; returns the file it took
 }
@@ -26,6 +27,7 @@ func host() *system {
 		pid:        os.Getpid(),
 		env:        dl.Getenv,
 		setDefault: dl.SetenvDefault,
+		unset:      dl.Unsetenv,
 		mapped:     dl.Files,
 		load: func(soname string) (string, error) {
 			quietUCX()

@@ -48,6 +48,7 @@ func fakeHost(t *testing.T, parents []string, vars map[string]string, files ...s
 		vars[name] = value
 		return true
 	}
+	s.unset = func(name string) { delete(vars, name) }
 	s.mapped = func() ([]string, error) { return []string{"/usr/lib/libc.so.6"}, nil }
 	s.load = func(soname string) (string, error) { return "", errors.New("cannot open " + soname) }
 	return s

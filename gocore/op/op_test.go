@@ -75,7 +75,7 @@ func TestDefined(t *testing.T) {
 		Product:   {bools, integers, floats, complexs},
 		Min:       {bools, integers, floats},
 		Max:       {bools, integers, floats},
-		Avg:       {floats, complexs},
+		Avg:       {integers, floats, complexs},
 		BAnd:      {bools, integers},
 		BOr:       {bools, integers},
 		BXor:      {bools, integers},

@@ -107,6 +107,26 @@ int pmpi_combine(void *dst, const void *src, int64_t n, int type, int op) {
 	return table[type](dst, src, n, op);
 }
 
+#define DIVIDE(name, type)                                                                         \
+	case PMPI_T_##name:                                                                            \
+		for (int64_t i = 0; i < n; i++)                                                            \
+			((type *)p)[i] = (type)(((type *)p)[i] / by);                                          \
+		return 0;
+
+int pmpi_divide(void *p, int64_t n, int type, int by) {
+	switch (type) {
+		DIVIDE(I8, int8_t)
+		DIVIDE(U8, uint8_t)
+		DIVIDE(I16, int16_t)
+		DIVIDE(U16, uint16_t)
+		DIVIDE(I32, int32_t)
+		DIVIDE(U32, uint32_t)
+		DIVIDE(I64, int64_t)
+		DIVIDE(U64, uint64_t)
+	}
+	return -1;
+}
+
 void pmpi_scale32(float *dst, const float *src, int64_t n, float factor) {
 	for (int64_t i = 0; i < n; i++)
 		dst[i] = src[i] * factor;

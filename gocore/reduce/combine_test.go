@@ -214,6 +214,37 @@ func TestScaleAndDivide(t *testing.T) {
 	}
 }
 
+func checkDivide[T int8 | uint8 | int16 | uint16 | int32 | uint32 | int64 | uint64](t *testing.T, rng *rand.Rand, d op.DType, n int) {
+	p := outside[T](t, n, 1)
+	before := make([]T, n)
+	for i := range p {
+		p[i] = T(rng.Uint64())
+	}
+	copy(before, p)
+	require.NoError(t, Divide(ptr(p), int64(n), d, 3))
+	for i := range p {
+		require.Equal(t, before[i]/3, p[i], "%v / 3, toward zero", before[i])
+	}
+}
+
+func TestDivideIntegers(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 10))
+	for n := 0; n <= 67; n++ {
+		checkDivide[int8](t, rng, op.Int8, n)
+		checkDivide[uint8](t, rng, op.UInt8, n)
+		checkDivide[int16](t, rng, op.Int16, n)
+		checkDivide[uint16](t, rng, op.UInt16, n)
+		checkDivide[int32](t, rng, op.Int32, n)
+		checkDivide[uint32](t, rng, op.UInt32, n)
+		checkDivide[int64](t, rng, op.Int64, n)
+		checkDivide[uint64](t, rng, op.UInt64, n)
+	}
+	p := outside[int8](t, 2, 0) // a divisor that the type does not hold
+	p[0], p[1] = 127, -128
+	require.NoError(t, Divide(ptr(p), 2, op.Int8, 1000))
+	assert.Equal(t, []int8{0, 0}, p[:2])
+}
+
 func TestScaleRefuses(t *testing.T) {
 	p := outside[int64](t, 1, 0)
 	p[0] = 9

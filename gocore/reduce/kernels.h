@@ -68,6 +68,10 @@ enum {
 // -1 where op is not defined for the type.
 int pmpi_combine(void *dst, const void *src, int64_t n, int type, int op);
 
+// pmpi_divide does p[i] = p[i] / by, toward zero, for one of the integer types. Returns 0, or
+// -1 for another type.
+int pmpi_divide(void *p, int64_t n, int type, int by);
+
 // pmpi_scale32 and pmpi_scale64 do dst[i] = src[i] * factor, pmpi_div32 and
 // pmpi_div64 dst[i] = src[i] / by. dst may be src.
 void pmpi_scale32(float *dst, const float *src, int64_t n, float factor);

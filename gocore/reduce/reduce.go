@@ -18,6 +18,7 @@ package reduce
 // #cgo noescape pmpi_reduce16_call
 // #cgo nocallback pmpi_reduce16_call
 // #cgo nocallback pmpi_combine
+// #cgo nocallback pmpi_divide
 // #include "kernels.h"
 import "C"
 
@@ -163,12 +164,15 @@ func scale16(isa int, dst, src unsafe.Pointer, n int64, d op.DType, factor float
 	reduce16(isa, dst, srcs[:], n, d, C.PMPI_K_SUM, scales[:], 1)
 }
 
-// Divide divides the n elements at p, of a floating or complex type, by a
-// number above 0: a quotient rounded once, where a factor of 1/by would be
-// rounded before the product is. This is how a sum becomes the mean of AVG.
+// Divide divides the n elements at p, of a type that has a mean, by a number above 0 and
+// below 2^31: a quotient rounded once, where a factor of 1/by would be rounded before the product is;
+// of integers toward zero. This is how a sum becomes the mean of AVG (NCCL's SumPostDiv).
 func Divide(p unsafe.Pointer, n int64, d op.DType, by int) error {
-	if err := checkScaled(n, d); err != nil {
-		return err
+	if !op.Defined(op.Avg, d) {
+		return status.New(status.Type, "%v cannot be divided: it has no mean", d)
+	}
+	if n < 0 {
+		return status.New(status.Argument, "a count is 0 or more, not %d", n)
 	}
 	if by < 1 {
 		return status.New(status.Argument, "a divisor is 1 or more, not %d", by)
@@ -182,15 +186,17 @@ func Divide(p unsafe.Pointer, n int64, d op.DType, by int) error {
 		reduce16(best, p, srcs[:], n, d, C.PMPI_K_SUM, nil, float32(by))
 	case op.Float32, op.Complex64:
 		C.pmpi_div32((*C.float)(p), (*C.float)(p), reals(n, d), C.float(by))
-	default:
+	case op.Float64, op.Complex128:
 		C.pmpi_div64((*C.double)(p), (*C.double)(p), reals(n, d), C.double(by))
+	default:
+		C.pmpi_divide(p, C.int64_t(n), kernelType[d], C.int(by))
 	}
 	return nil
 }
 
-// checkScaled refuses what cannot be scaled: the types of AVG can.
+// checkScaled refuses what cannot be scaled: the types of PREMUL_SUM can.
 func checkScaled(n int64, d op.DType) error {
-	if !op.Defined(op.Avg, d) {
+	if !op.Defined(op.PremulSum, d) {
 		return status.New(status.Type, "%v cannot be scaled: only floating and complex types can", d)
 	}
 	if n < 0 {

@@ -41,6 +41,7 @@ const (
 	NotReady           Code = 23 // pmpi_wait's own limit ran out; the work goes on
 	NotMember          Code = 24 // a collective on a group this rank does not belong to
 	Cuda               Code = 25 // the CUDA driver refused
+	Reentrant          Code = 26 // a signal handler called what its own thread waits in
 )
 
 // Error is the one error type that leaves the core.

@@ -56,6 +56,7 @@ import (
 type Backoff struct {
 	Crowded bool // more ranks than cores: do not spin
 	Lazy    bool // nobody waits for the result: sleep soon
+	Moving  bool // somebody waits, and it is polls that move the data: do not sleep
 
 	n     int
 	sleep time.Duration
@@ -79,7 +80,7 @@ func (b *Backoff) Pause() {
 	b.n++
 	switch {
 	case !b.Crowded && !b.Lazy && b.n <= spins:
-	case !b.Lazy && b.n <= spins+yields, b.n <= 4:
+	case !b.Lazy && (b.n <= spins+yields || b.Moving), b.n <= 4:
 		if b.n < spins && b.Crowded {
 			b.n = spins
 		}

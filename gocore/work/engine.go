@@ -21,13 +21,10 @@ type Task interface {
 	// Poll goes as far as it can without waiting and returns whether the task is over.
 	Poll() bool
 	// Requests adds the requests the task waits for now. One that adds none is
-	// waiting for something else and is polled at every tick all the same.
-	Requests(*Batch)
+	// waiting for something else and is polled at every tick all the same. moving says
+	// that it is polls that move the data now: whoever waits should not sleep between them.
+	Requests(*Batch) (moving bool)
 }
-
-// Abandoned is what a Task has that may go on after its caller was told of its
-// failure, because MPI does not let go of it.
-type Abandoned interface{ Abandoned() bool }
 
 // Batch collects the requests of all tasks, by poller.
 type Batch struct {
@@ -78,23 +75,24 @@ type Engine struct {
 	over     []Task
 	batch    Batch
 
-	stopping atomic.Bool  // no wait goes on
-	active   atomic.Int32 // len(tasks)
-	waiters  atomic.Int32 // goroutines in Wait
-	crowded  atomic.Bool  // more ranks than cores: do not spin
-	lastBack atomic.Int64 // when Background ran, in nanoseconds
+	stopped  atomic.Pointer[status.Error] // why no wait goes on; nil while waits do
+	active   atomic.Int32                 // len(tasks), and what is held
+	inside   atomic.Int32                 // goroutines in Wait
+	drivers  atomic.Int32                 // those of them that tick: not the ones that ask interrupt
+	crowded  atomic.Bool                  // more ranks than cores: do not spin
+	moving   atomic.Bool                  // at the last tick polls were moving data
+	lastBack atomic.Int64                 // when Background ran, in nanoseconds
 
 	progress progressThread
 	handles  handleTable
 }
 
-// NewEngine returns an engine with no tasks. crowded says that the node has more
-// ranks than cores, where spinning takes time from the rank that is waited for.
-func NewEngine(crowded bool) *Engine {
-	e := &Engine{}
-	e.crowded.Store(crowded)
-	return e
-}
+// NewEngine returns an engine with no tasks.
+func NewEngine() *Engine { return &Engine{} }
+
+// SetCrowded says whether the node has more ranks than cores, where spinning takes
+// time from the rank that is waited for.
+func (e *Engine) SetCrowded(crowded bool) { e.crowded.Store(crowded) }
 
 // Add hands a task to the engine.
 func (e *Engine) Add(t Task) {
@@ -105,8 +103,18 @@ func (e *Engine) Add(t Task) {
 	e.progress.wake()
 }
 
-// Active returns the number of tasks under way.
+// Active returns the number of tasks under way, and of what is held.
 func (e *Engine) Active() int { return int(e.active.Load()) }
+
+// Hold counts something as under way that no task stands for yet, so that the progress
+// thread stays awake and Background runs. Unhold takes it back.
+func (e *Engine) Hold() {
+	e.active.Add(1)
+	e.progress.wake()
+}
+
+// Unhold is the other half of Hold.
+func (e *Engine) Unhold() { e.active.Add(-1) }
 
 // Tick takes every task a step further and returns whether anything moved. It does
 // nothing where another goroutine is at it.
@@ -120,9 +128,11 @@ func (e *Engine) Tick() bool {
 	e.mu.Unlock()
 
 	e.batch.reset()
+	moving := false
 	for _, t := range e.snapshot {
-		t.Requests(&e.batch)
+		moving = t.Requests(&e.batch) || moving
 	}
+	e.moving.Store(moving)
 	moved := e.batch.poll() > 0
 
 	e.over = e.over[:0]
@@ -158,6 +168,10 @@ func (e *Engine) remove(over []Task) {
 	e.active.Add(-int32(len(over)))
 }
 
+// Longest is the longest deadline that is kept, some 100 years: a longer one, added to the
+// time of the day, would lie in the past.
+const Longest = 100 * 365 * 24 * time.Hour
+
 // ErrDeadline is returned by Wait when its deadline passed first.
 var ErrDeadline = errors.New("work: deadline passed")
 
@@ -168,13 +182,19 @@ type Interrupt func() error
 const interruptEvery = 50 * time.Millisecond
 
 // Wait drives the engine until done returns true. It returns ErrDeadline when
-// deadline (the zero time: none) passes first, or what interrupt (nil: none) returned.
+// deadline (the zero time: none) passes first, what interrupt (nil: none) returned, or
+// why the engine was stopped.
+//
+// While interrupt runs, which may take long (a signal handler of the caller's), the
+// progress thread drives.
 func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt) error {
 	if done() {
 		return nil
 	}
-	e.waiters.Add(1)
-	defer e.waiters.Add(-1)
+	e.inside.Add(1)
+	defer e.inside.Add(-1)
+	e.drivers.Add(1)
+	defer e.drivers.Add(-1)
 	b := Backoff{Crowded: e.crowded.Load()}
 	var lastAsked time.Time
 	for i := 1; ; i++ {
@@ -184,6 +204,7 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 		if done() {
 			return nil
 		}
+		b.Moving = e.moving.Load()
 		b.Pause()
 		if i&31 != 0 && !b.Slept() {
 			continue
@@ -193,8 +214,8 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 		if !deadline.IsZero() && now.After(deadline) {
 			return ErrDeadline
 		}
-		if e.stopping.Load() {
-			return status.New(status.PeerLeft, "given up because this rank ends")
+		if why := e.stopped.Load(); why != nil {
+			return why
 		}
 		if interrupt == nil {
 			continue
@@ -203,8 +224,11 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 			lastAsked = now
 		}
 		if now.Sub(lastAsked) >= interruptEvery {
-			lastAsked = now
-			if err := interrupt(); err != nil {
+			e.drivers.Add(-1)
+			err := interrupt()
+			e.drivers.Add(1)
+			lastAsked = time.Now() // a handler that takes long is not asked again at once
+			if err != nil {
 				return err
 			}
 		}
@@ -222,39 +246,13 @@ func (e *Engine) background(now time.Time) {
 	}
 }
 
-// Stop ends the waits of all other goroutines, and returns whether they are over and
-// settled is true, which it waits for up to limit.
-func (e *Engine) Stop(settled func() bool, limit time.Duration) bool {
-	e.stopping.Store(true)
+// Stop ends the waits of all other goroutines with why, and returns whether they are
+// over, which it waits for up to limit.
+func (e *Engine) Stop(why *status.Error, limit time.Duration) bool {
+	e.stopped.CompareAndSwap(nil, why)
 	e.StopProgress()
-	for end := time.Now().Add(limit); ; sleep(100 * time.Microsecond) {
-		switch {
-		case e.waiters.Load() == 0 && settled():
-			return true
-		case time.Now().After(end):
-			return false
-		}
-	}
-}
-
-// abandonedLimit is how long Drain waits for tasks that were abandoned and may never end.
-const abandonedLimit = 300 * time.Millisecond
-
-// Drain drives until no task is left or the limit ran out, and returns how many are left.
-func (e *Engine) Drain(limit time.Duration) int {
-	now := time.Now()
-	abandoned := now.Add(min(limit, abandonedLimit))
-	_ = e.Wait(func() bool {
-		return e.Active() == 0 || time.Now().After(abandoned) && e.allAbandoned()
-	}, now.Add(limit), nil)
-	return e.Active()
-}
-
-func (e *Engine) allAbandoned() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, t := range e.tasks {
-		if a, ok := t.(Abandoned); !ok || !a.Abandoned() {
+	for end := time.Now().Add(limit); e.inside.Load() > 0; sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
 			return false
 		}
 	}

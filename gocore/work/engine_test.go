@@ -57,7 +57,7 @@ type request struct {
 	twice  atomic.Bool
 }
 
-func (r *request) Requests(b *Batch) { b.Add(r.poller, r.slot) }
+func (r *request) Requests(b *Batch) bool { b.Add(r.poller, r.slot); return false }
 
 func (r *request) Poll() bool {
 	if r.inside.Add(1) > 1 || r.ended.Load() {
@@ -83,12 +83,12 @@ func newCountdown(n int32) *countdown {
 	return c
 }
 
-func (c *countdown) Requests(*Batch) {}
-func (c *countdown) Poll() bool      { return c.left.Add(-1) <= 0 }
-func (c *countdown) over() bool      { return c.left.Load() <= 0 }
+func (c *countdown) Requests(*Batch) bool { return false }
+func (c *countdown) Poll() bool           { return c.left.Add(-1) <= 0 }
+func (c *countdown) over() bool           { return c.left.Load() <= 0 }
 
 func TestATickAsksEveryPollerOnceForAllItsRequests(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	p, q := &fakePoller{}, &fakePoller{}
 	var tasks []*request
 	for i := range 6 {
@@ -124,7 +124,7 @@ func TestATickAsksEveryPollerOnceForAllItsRequests(t *testing.T) {
 }
 
 func TestATaskWithoutRequestsIsPolledAtEveryTick(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	c := newCountdown(3)
 	e.Add(c)
 	assert.False(t, e.Tick())
@@ -139,14 +139,14 @@ type adder struct {
 	next Task
 }
 
-func (a *adder) Requests(*Batch) {}
+func (a *adder) Requests(*Batch) bool { return false }
 func (a *adder) Poll() bool {
 	a.e.Add(a.next)
 	return true
 }
 
 func TestATaskMayAddTasks(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	last := newCountdown(1)
 	e.Add(&adder{e, &adder{e, last}})
 	require.NoError(t, e.Wait(last.over, time.Now().Add(5*time.Second), nil))
@@ -157,7 +157,8 @@ func TestATaskMayAddTasks(t *testing.T) {
 // or after its end, and none is forgotten.
 func TestManyWaiters(t *testing.T) {
 	for _, crowded := range []bool{false, true} {
-		e := NewEngine(crowded)
+		e := NewEngine()
+		e.SetCrowded(crowded)
 		p := &fakePoller{}
 		var wg sync.WaitGroup
 		for w := range 8 {
@@ -186,7 +187,8 @@ func TestManyWaiters(t *testing.T) {
 
 func TestWaitWithADeadline(t *testing.T) {
 	for _, crowded := range []bool{false, true} {
-		e := NewEngine(crowded)
+		e := NewEngine()
+		e.SetCrowded(crowded)
 		assert.NoError(t, e.Wait(func() bool { return true }, time.Now().Add(-time.Hour), nil), "done comes first")
 		start := time.Now()
 		err := e.Wait(func() bool { return false }, start.Add(30*time.Millisecond), nil)
@@ -203,7 +205,7 @@ func TestWaitWithADeadline(t *testing.T) {
 }
 
 func TestWaitAsksForInterruptsAtMostEvery50ms(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	signal := errors.New("signal")
 	asked := 0
 	start := time.Now()
@@ -222,7 +224,7 @@ func TestWaitAsksForInterruptsAtMostEvery50ms(t *testing.T) {
 }
 
 func TestBackgroundRunsAboutOnceAMillisecond(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	var runs atomic.Int32
 	e.Background = func() { runs.Add(1) }
 	var wg sync.WaitGroup
@@ -239,16 +241,36 @@ func TestBackgroundRunsAboutOnceAMillisecond(t *testing.T) {
 	assert.LessOrEqual(t, time.Duration(runs.Load()), time.Since(start)/time.Millisecond+1)
 }
 
-func TestDrain(t *testing.T) {
-	e := NewEngine(false)
-	e.Add(newCountdown(100))
-	assert.Zero(t, e.Drain(5*time.Second))
-	stuck := &request{poller: &fakePoller{}, slot: 1}
-	e.Add(stuck)
-	e.Add(newCountdown(3))
-	assert.Equal(t, 1, e.Drain(10*time.Millisecond))
-	stuck.poller.ripen(1)
-	assert.Zero(t, e.Drain(5*time.Second))
+// A signal handler of the caller's may take long: meanwhile the progress thread drives.
+func TestTheProgressThreadDrivesWhileAWaiterIsInterrupted(t *testing.T) {
+	e := NewEngine()
+	e.StartProgress()
+	defer e.StopProgress()
+	c := newCountdown(1 << 30)
+	e.Add(c)
+	c.left.Store(5)
+	handled := false
+	require.NoError(t, e.Wait(func() bool { return handled }, time.Now().Add(soon), func() error {
+		c := newCountdown(5)
+		e.Add(c)
+		assert.Eventually(t, c.over, soon, time.Millisecond, "nobody drives")
+		handled = true
+		return nil
+	}))
+}
+
+// What is held keeps the progress thread awake, for Background.
+func TestWhatIsHeldIsActive(t *testing.T) {
+	e := NewEngine()
+	var runs atomic.Int32
+	e.Background = func() { runs.Add(1) }
+	e.StartProgress()
+	defer e.StopProgress()
+	e.Hold()
+	assert.Equal(t, 1, e.Active())
+	require.Eventually(t, func() bool { return runs.Load() > 3 }, soon, time.Millisecond)
+	e.Unhold()
+	assert.Zero(t, e.Active())
 }
 
 func TestBackoffSpinsThenYieldsThenSleepsLongerAndLonger(t *testing.T) {

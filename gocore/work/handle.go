@@ -3,7 +3,6 @@ package work
 import (
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -28,15 +27,23 @@ type Tail interface {
 	Release()
 }
 
-// Handle is the caller's end of an operation. It is done exactly once.
+// Handle is the caller's end of an operation. It is done exactly once. An operation
+// that was given up is done before MPI has let go of its memory, which is settled later.
+//
+// Invariant: a handle that is settled is done.
 type Handle struct {
 	engine *Engine
 	id     atomic.Uint64 // 0 until registered
-	done   atomic.Bool
-	// result and err are written before done and never after.
+	// claimed is set by the first call of Finish or GiveUp, done when it has written the outcome.
+	claimed, done atomic.Bool
+	settled       atomic.Bool
+	// released says that the caller forgot the number, and wants to know when the memory is
+	// free; passed that the handle is among those that NextReleased looks at.
+	released, passed atomic.Bool
+	// These are written before done and never after.
 	result Result
 	err    error
-	tail   Tail
+	tail   Tail // nil where nothing is queued on a device
 	// listed says that the completion was, or is being, handed to NextCompletion, which
 	// takes three things in any order: that it was asked for, the end, and a number.
 	notify, listed atomic.Bool
@@ -58,24 +65,77 @@ func (e *Engine) Lookup(id uint64) (*Handle, error) {
 	return nil, status.New(status.Argument, "work %d does not exist: it was released, or belongs to a group that was destroyed", id)
 }
 
-// Release forgets the number; the operation goes on.
-func (e *Engine) Release(id uint64) { e.handles.remove(id) }
-
-// Finish ends the operation for its caller. Only the first call counts.
-func (h *Handle) Finish(r Result, err error) {
-	if h.done.Load() {
-		return
+// Release forgets the number; the operation goes on. free says that the operation's
+// memory may be freed; if not, NextReleased returns the number when it may.
+func (e *Engine) Release(id uint64) (known, free bool) {
+	h := e.handles.remove(id)
+	switch {
+	case h == nil:
+		return false, true
+	case h.free():
+		h.Close()
+		return true, true
 	}
-	h.result, h.err = r, err
+	h.released.Store(true)
+	h.passOn()
+	return true, false
+}
+
+// Finish ends the operation: its caller is told, unless an earlier call did, and MPI is
+// done with its memory. It returns whether this call was the first; calls may come from
+// several goroutines at once.
+func (h *Handle) Finish(r Result, err error) bool { return h.FinishOn(nil, r, err) }
+
+// FinishOn is Finish for an operation that leaves tail (nil: nothing) queued on a device;
+// tail is released if another call was first.
+func (h *Handle) FinishOn(tail Tail, r Result, err error) bool {
+	first := h.tell(tail, r, err)
+	h.settled.Store(true)
+	h.passOn()
+	return first
+}
+
+// GiveUp tells the caller that the operation failed while MPI may still use its memory; Finish
+// follows when MPI does not. It returns as Finish does.
+func (h *Handle) GiveUp(err error) bool { return h.tell(nil, Result{}, err) }
+
+func (h *Handle) tell(tail Tail, r Result, err error) bool {
+	if h.claimed.Swap(true) {
+		if tail != nil {
+			tail.Release()
+		}
+		for !h.done.Load() { // whoever was first is writing the outcome
+			Yield()
+		}
+		return false
+	}
+	h.tail, h.result, h.err = tail, r, err
 	h.done.Store(true)
 	if h.closed.Load() {
 		h.freeTail()
 	}
 	h.list()
+	return true
 }
 
-// SetTail says, before Finish, what stays queued on a device.
-func (h *Handle) SetTail(t Tail) { h.tail = t }
+// Settled tells whether MPI is done with the operation's memory.
+func (h *Handle) Settled() bool { return h.settled.Load() }
+
+// passOn is called after each of the two, so that the last one finds both.
+func (h *Handle) passOn() {
+	if h.settled.Load() && h.released.Load() && !h.passed.Swap(true) {
+		released.push(h)
+	}
+}
+
+// free tells whether neither MPI nor a device uses the operation's memory.
+func (h *Handle) free() bool {
+	if !h.settled.Load() {
+		return false
+	}
+	over, err := h.Ended()
+	return over || err != nil // a device that failed does nothing any more
+}
 
 // Order makes stream wait for what the operation, which is done, left on its device.
 func (h *Handle) Order(stream uint64) error {
@@ -145,7 +205,7 @@ func (h *Handle) list() {
 func (h *Handle) Wait(limit time.Duration, interrupt Interrupt) (Result, error) {
 	var deadline time.Time
 	if limit >= 0 {
-		deadline = time.Now().Add(limit)
+		deadline = time.Now().Add(min(limit, Longest))
 	}
 	switch err := h.engine.Wait(h.Done, deadline, interrupt); err {
 	case nil:
@@ -185,76 +245,10 @@ func (t *handleTable) get(id uint64) *Handle {
 	return t.m[id]
 }
 
-func (t *handleTable) remove(id uint64) {
+func (t *handleTable) remove(id uint64) *Handle {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	h := t.m[id]
 	delete(t.m, id)
-	t.mu.Unlock()
-	if h != nil {
-		h.Close()
-	}
-}
-
-// completions is the list behind NextCompletion. It belongs to the process, not to
-// an engine, so that the thread which reads it outlives destroy and init.
-type completions struct {
-	once sync.Once
-	fd   int
-	mu   sync.Mutex
-	ids  []uint64
-}
-
-var completed completions
-
-func (c *completions) open() int {
-	c.once.Do(func() { c.fd = newEventfd() })
-	return c.fd
-}
-
-func (c *completions) push(id uint64) {
-	fd := c.open()
-	c.mu.Lock()
-	c.ids = append(c.ids, id)
-	c.mu.Unlock()
-	one := [8]byte{1} // little endian on every platform we build for
-	_, _ = syscall.Write(fd, one[:])
-}
-
-func (c *completions) pop() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.ids) == 0 {
-		return 0
-	}
-	id := c.ids[0]
-	c.ids = c.ids[1:]
-	return id
-}
-
-// CompletionFD returns an eventfd (semaphore) that is readable while NextCompletion
-// has something to return.
-func CompletionFD() int { return completed.open() }
-
-// NextCompletion waits up to limit (negative: for ever) for an operation with
-// Notify to end and returns its number, 0 if none did.
-func NextCompletion(limit time.Duration) uint64 {
-	fd := completed.open()
-	end := time.Now().Add(limit)
-	for {
-		ms := -1
-		if limit >= 0 {
-			ms = int(max(0, time.Until(end)).Milliseconds())
-		}
-		if readable(fd, ms) {
-			var count [8]byte
-			if n, _ := syscall.Read(fd, count[:]); n == 8 {
-				if id := completed.pop(); id != 0 {
-					return id
-				}
-			}
-		}
-		if limit >= 0 && !time.Now().Before(end) {
-			return 0
-		}
-	}
+	return h
 }

@@ -73,7 +73,7 @@ func (e *Engine) runProgress() {
 			b.Reset()
 			continue
 		}
-		if e.waiters.Load() > 0 {
+		if e.drivers.Load() > 0 {
 			sleep(time.Millisecond)
 			continue
 		}

@@ -2,6 +2,7 @@ package work
 
 import (
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 const soon = 10 * time.Second // a bound that only a fault reaches
 
 func TestTheProgressThreadMovesWhatNobodyWaitsFor(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	e.StopProgress() // not started: nothing to stop
 	early := newCountdown(5)
 	e.Add(early)
@@ -34,11 +35,11 @@ func TestTheProgressThreadMovesWhatNobodyWaitsFor(t *testing.T) {
 	e.Add(c)
 	time.Sleep(5 * time.Millisecond)
 	assert.False(t, c.over(), "the task stays, and nobody moves it")
-	assert.Zero(t, e.Drain(soon))
+	require.NoError(t, e.Wait(c.over, time.Now().Add(soon), nil), "but one who waits")
 }
 
 func TestStoppingFromSeveralGoroutines(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	e.StartProgress()
 	e.Add(newCountdown(1 << 30))
 	var wg sync.WaitGroup
@@ -59,7 +60,7 @@ func TestStoppingFromSeveralGoroutines(t *testing.T) {
 
 // A waiter drives while the progress thread runs as well.
 func TestWaitersAndTheProgressThread(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	e.StartProgress()
 	defer e.StopProgress()
 	p := &fakePoller{}
@@ -73,7 +74,7 @@ func TestWaitersAndTheProgressThread(t *testing.T) {
 }
 
 func TestHandles(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	h := e.NewHandle()
 	id := e.Register(h)
 	got, err := e.Lookup(id)
@@ -88,8 +89,8 @@ func TestHandles(t *testing.T) {
 	assert.Equal(t, broken, err)
 	assert.False(t, h.Done())
 
-	h.Finish(Result{Source: 1, Tag: 2, Bytes: 3}, broken)
-	h.Finish(Result{Source: 9}, nil) // only the first counts
+	assert.True(t, h.Finish(Result{Source: 1, Tag: 2, Bytes: 3}, broken))
+	assert.False(t, h.Finish(Result{Source: 9}, nil), "only the first counts")
 	assert.True(t, h.Done())
 	r, err := h.Wait(0, nil)
 	assert.Equal(t, Result{Source: 1, Tag: 2, Bytes: 3}, r)
@@ -104,11 +105,11 @@ func TestHandles(t *testing.T) {
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 	assert.ErrorContains(t, err, "was released")
 	assert.NotEqual(t, id, e.Register(e.NewHandle()), "a number is never used twice")
-	assert.NotEqual(t, id+1, NewEngine(false).Register(NewEngine(false).NewHandle()), "not in another engine either")
+	assert.NotEqual(t, id+1, NewEngine().Register(NewEngine().NewHandle()), "not in another engine either")
 }
 
 func TestWaitOnAHandleDrives(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	h := e.NewHandle()
 	e.Add(&finisher{countdown: newCountdown(20), h: h})
 	r, err := h.Wait(-1, nil)
@@ -130,6 +131,77 @@ func (f *finisher) Poll() bool {
 	return true
 }
 
+// Several threads end an operation at once: one of them tells its caller.
+func TestManyFinishAtOnce(t *testing.T) {
+	e := NewEngine()
+	for range 200 {
+		h := e.NewHandle()
+		var first atomic.Int32
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				end := func() bool { return h.Finish(Result{Tag: int32(i)}, nil) }
+				if i == 0 {
+					end = func() bool { return h.GiveUp(status.New(status.Timeout, "late")) }
+				}
+				if end() {
+					first.Add(1)
+				}
+				r, err := h.Result()
+				if err == nil {
+					assert.Positive(t, r.Tag)
+				}
+				assert.True(t, h.Done())
+			}()
+		}
+		wg.Wait()
+		assert.Equal(t, int32(1), first.Load())
+		assert.True(t, h.Settled())
+	}
+}
+
+// What was released before MPI was done with its memory is told of once, when it is.
+func TestReleasedMemory(t *testing.T) {
+	e := NewEngine()
+	over, early, given := e.NewHandle(), e.NewHandle(), e.NewHandle()
+	ids := [...]uint64{e.Register(over), e.Register(early), e.Register(given)}
+	over.Finish(Result{}, nil)
+	known, free := e.Release(ids[0])
+	assert.True(t, known && free)
+	known, free = e.Release(ids[0])
+	assert.True(t, !known && free)
+	_, free = e.Release(ids[1])
+	assert.False(t, free)
+	given.GiveUp(status.New(status.Timeout, "late"))
+	assert.True(t, given.Done())
+	assert.False(t, given.Settled())
+	_, free = e.Release(ids[2])
+	assert.False(t, free, "its caller was told, MPI goes on")
+	assert.Zero(t, NextReleased())
+	given.Finish(Result{}, nil)
+	assert.Equal(t, ids[2], NextReleased())
+	assert.Zero(t, NextReleased())
+	tail := &fakeTail{}
+	early.FinishOn(tail, Result{}, nil)
+	assert.Zero(t, NextReleased(), "the device goes on")
+	tail.ended = true
+	assert.Equal(t, ids[1], NextReleased())
+	assert.True(t, tail.released)
+	assert.Zero(t, NextReleased())
+	late := &fakeTail{}
+	assert.False(t, early.FinishOn(late, Result{}, nil))
+	assert.True(t, late.released, "nobody else would")
+}
+
+// fakeTail is work that a device has not ended.
+type fakeTail struct{ ended, released bool }
+
+func (f *fakeTail) Order(uint64) error   { return nil }
+func (f *fakeTail) Ended() (bool, error) { return f.ended, nil }
+func (f *fakeTail) Release()             { f.released = true }
+
 // takeAll collects n completions, in any order.
 func takeAll(t *testing.T, n int) map[uint64]int {
 	t.Helper()
@@ -143,7 +215,7 @@ func takeAll(t *testing.T, n int) map[uint64]int {
 }
 
 func TestCompletions(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	defer e.StopProgress()
 	assert.Zero(t, NextCompletion(0), "nothing is listed")
 	start := time.Now()
@@ -179,7 +251,7 @@ func TestCompletions(t *testing.T) {
 
 // The end, the number and the request to be told come at the same moment: one completion.
 func TestNotifyRegisterAndFinishAtOnce(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	defer e.StopProgress()
 	const n = 500
 	for range n {
@@ -199,7 +271,7 @@ func TestNotifyRegisterAndFinishAtOnce(t *testing.T) {
 
 // The thread that reads completions blocks until there is one.
 func TestNextCompletionWakesUp(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	defer e.StopProgress()
 	got := make(chan uint64)
 	go func() { got <- NextCompletion(-1) }()

@@ -14,7 +14,7 @@ type panicking struct{ request }
 func (*panicking) Poll() bool { panic("on purpose") }
 
 func TestAPanicOnTheProgressThreadIsTold(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	told := make(chan any, 1)
 	e.Panicked = func(p any) { told <- p }
 	e.Add(&panicking{request{poller: &fakePoller{}}})
@@ -29,24 +29,29 @@ func TestAPanicOnTheProgressThreadIsTold(t *testing.T) {
 }
 
 func TestStopEndsTheWaitsOfOthers(t *testing.T) {
-	e := NewEngine(false)
+	e := NewEngine()
 	got := make(chan error)
 	go func() { got <- e.Wait(func() bool { return false }, time.Time{}, nil) }()
 	time.Sleep(10 * time.Millisecond)
-	assert.True(t, e.Stop(func() bool { return true }, 5*time.Second))
-	assert.Equal(t, status.PeerLeft, status.CodeOf(<-got))
-	assert.False(t, e.Stop(func() bool { return false }, time.Millisecond), "what never settles is not waited for")
+	why := status.New(status.PeerLeft, "this rank ends")
+	assert.True(t, e.Stop(why, soon))
+	assert.Equal(t, error(why), <-got)
+	assert.Equal(t, error(why), e.Wait(func() bool { return false }, time.Time{}, nil), "nobody begins to wait either")
+	assert.NoError(t, e.Wait(func() bool { return true }, time.Time{}, nil))
 }
 
-// stuck is a task whose caller was told of its failure.
-type stuck struct{ request }
-
-func (*stuck) Abandoned() bool { return true }
-
-func TestDrainWaitsLittleForWhatWasAbandoned(t *testing.T) {
-	e := NewEngine(false)
-	e.Add(&stuck{request{poller: &fakePoller{}}})
-	began := time.Now()
-	assert.Equal(t, 1, e.Drain(20*time.Second))
-	assert.Less(t, time.Since(began), 10*time.Second)
+// A waiter that its caller's handler keeps is not waited for for ever.
+func TestStopGivesUpOnAWaiterThatDoesNotReturn(t *testing.T) {
+	e := NewEngine()
+	inside, leave := make(chan bool), make(chan bool)
+	go func() {
+		_ = e.Wait(func() bool { return false }, time.Time{}, func() error {
+			inside <- true
+			<-leave
+			return status.New(status.Interrupted, "enough")
+		})
+	}()
+	<-inside
+	assert.False(t, e.Stop(status.New(status.PeerLeft, "this rank ends"), 10*time.Millisecond))
+	leave <- true
 }

@@ -360,6 +360,14 @@ DEFINED: Final[Mapping[ReduceCode, frozenset[DType]]] = {
     ),
     ReduceCode.AVG: frozenset(
         {
+            DType.INT8,
+            DType.UINT8,
+            DType.INT16,
+            DType.UINT16,
+            DType.INT32,
+            DType.UINT32,
+            DType.INT64,
+            DType.UINT64,
             DType.FLOAT16,
             DType.BFLOAT16,
             DType.FLOAT32,

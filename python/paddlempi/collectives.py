@@ -34,7 +34,7 @@ from . import _native, work
 from ._buffer import bumps
 from ._ops import Op
 from .arguments import Many, chosen_root, on_root, outside, refuse, splits_of
-from .errors import DtypeError, Error, TimeoutError
+from .errors import DtypeError
 from .group import ProcessGroup, members, to_seconds
 from .rank_list import group_of
 from .reduce_op import SUM, PremulSum, ReduceOp
@@ -87,11 +87,7 @@ def all_reduce(
         or (group is not None and group.__class__ is not ProcessGroup)
     ):
         return _reducing(Op.ALL_REDUCE, None, tensor, op, group, async_op)
-    try:
-        _native.submit(3, 0 if group is None else group._id, None, tensor, op)
-    except (TimeoutError, KeyboardInterrupt):
-        work.keep(tensor)
-        raise
+    _native.submit(3, 0 if group is None else group._id, None, tensor, op)
     function = bumps[tensor.__class__]
     if function is not None:
         function(tensor)
@@ -418,25 +414,24 @@ def barrier(
 def monitored_barrier(
     group: _Group = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier with a deadline of its own, whose error names the ranks that never came.
+    """A barrier that finds out who is missing and leaves the group usable.
 
-    Every barrier does that here. What this one has is ``timeout``; when it runs
-    out the group is broken.
+    The members meet by messages beside the collectives, whose order it takes no part in. It
+    is for finding a rank that hangs or is lost; :func:`barrier` is faster.
 
     Args:
         timeout: a timedelta or seconds; None: the group's.
         wait_all_ranks: taken and not used: all missing ranks are always named.
 
     Raises:
-        TimeoutError: ``ranks`` did not come.
+        TimeoutError: ``ranks`` did not come; on every member that did.
+
+    Source: :func:`torch.distributed.monitored_barrier`, as gloo has it.
     """
     if outside(group, Op.BARRIER):
         return
-    try:
-        seconds = -1.0 if timeout is None else to_seconds(timeout, "monitored_barrier")
-    except Error as error:
-        refuse(Op.BARRIER, group, error)
-    _native.submit(Op.BARRIER, members(group)._id, None, None, 0, 0, -1, -1, 0, seconds)
+    seconds = None if timeout is None else to_seconds(timeout, "monitored_barrier")
+    _native.control("monitored_barrier", group=members(group)._id, timeout=seconds)
 
 
 # What they have in common
@@ -505,5 +500,5 @@ def _moving(
 
     if async_op:
         return work.start(code.label, group, (send, recv), recv if written else None, submit)
-    work.run((send, recv), recv if written else None, submit)
+    work.run(recv if written else None, submit)
     return None

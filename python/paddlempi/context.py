@@ -163,5 +163,5 @@ def _made(tensors: Sequence[Any], group: ProcessGroup | None) -> list[tuple[Any,
 def _aggregate(pair: tuple[Any, Any], op: ReduceOp, group: ProcessGroup | None) -> Any:
     tensor, made = pair
     gid = members(group)._id
-    work.run(pair, made, lambda flags: _native.submit(Op.ALL_REDUCE, gid, tensor, made, op, flags))
+    work.run(made, lambda flags: _native.submit(Op.ALL_REDUCE, gid, tensor, made, op, flags))
     return made

@@ -20,6 +20,7 @@
     ├── GroupError                (RuntimeError) the group cannot be used
     │   ├── GroupBrokenError      an earlier timeout or interrupt left it unusable
     │   ├── GroupDestroyedError   it was destroyed
+    │   ├── ReentrantError        a signal handler called it while its own thread waits in it
     │   └── NotMemberError        this rank does not belong to it
     ├── MPIError                  (RuntimeError) an error of MPI; ``mpi_class`` has its class
     │   ├── TruncateError         a message and its buffer differ in length
@@ -63,6 +64,7 @@ __all__ = [
     "OutOfMemoryError",
     "PeerLeftError",
     "ProcFailedError",
+    "ReentrantError",
     "RefusedError",
     "RevokedError",
     "StartError",
@@ -181,6 +183,17 @@ class GroupDestroyedError(GroupError):
     """The group was destroyed."""
 
     CODE = 14
+
+
+class ReentrantError(GroupError):
+    """A signal handler called a collective while its thread waited in one of the same group, which
+    cannot end before the handler does.
+
+    Set a flag in the handler, and ``all_reduce`` the flag at each step: signals land at
+    different places on each rank.
+    """
+
+    CODE = 26
 
 
 class NotMemberError(GroupError):

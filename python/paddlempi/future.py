@@ -18,7 +18,7 @@ from typing import Any
 from . import _native
 from .errors import Error, GroupDestroyedError
 from .group import at_destroy
-from .work import Operation, Tail, reap
+from .work import Operation, Tail
 
 __all__ = ["Future", "of"]
 
@@ -158,7 +158,6 @@ def _complete_all() -> None:
                 _complete(work)
                 _here.level = 0
             del work  # it would live on until the next one
-            reap()
             with _lock:
                 replaced = _levels and _thread is not threading.current_thread()
                 own = _levels[0] if replaced else None

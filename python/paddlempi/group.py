@@ -53,6 +53,9 @@ __all__ = [
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
+FOREVER = 100 * 365 * 86400.0
+"""The longest deadline, in seconds: clocks overflow beyond it, and JSON knows no infinity."""
+
 WORLD: ProcessGroup | None
 """The group of all ranks, None while there is none (``paddlempi.group.WORLD``)."""
 
@@ -173,7 +176,7 @@ def init_process_group(
         )
         _state.local_rank = answer["local_rank"]
         _state.local_size = answer["local_size"]
-        _state.world = ProcessGroup(0, answer["rank"], range(answer["size"]))
+        _state.world = ProcessGroup(answer["group"], answer["rank"], range(answer["size"]))
         _exit.install(foreign)
     if front is not None:
         front.init(timeout)
@@ -445,7 +448,7 @@ def split_group(
 
 
 def to_seconds(timeout: timedelta | float, what: str) -> float:
-    """The seconds of a ``timeout`` argument of the function ``what``."""
+    """The seconds of a ``timeout`` argument of the function ``what``, cut at :data:`FOREVER`."""
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
@@ -456,7 +459,7 @@ def to_seconds(timeout: timedelta | float, what: str) -> float:
         )
     if not seconds > 0:
         raise ArgumentError(f"{what}: timeout={seconds} s must be above 0")
-    return seconds
+    return min(seconds, FOREVER)
 
 
 def before_destroy(end: Callable[[], None]) -> None:

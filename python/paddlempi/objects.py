@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from . import _native
 from ._ops import Op
 from .arguments import chosen_root, outside, refuse
-from .collectives import all_gather, broadcast, gather, scatter
+from .collectives import all_gather, all_to_all, broadcast
 from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, members
 from .p2p import recv, send
@@ -92,16 +92,12 @@ def gather_object(
     data = _dump(Op.GATHER, group, obj)
     lengths = _lengths(size)
     _native.submit(Op.ALL_GATHER, members(group)._id, array("q", [len(data)]), lengths)
-    # A gather has parts of one size: all are as long as the longest.
-    longest = max(_believed(length) for length in lengths)
-    data.extend(bytes(longest - len(data)))
-    parts = [bytearray(longest) for _ in range(size)] if mine else None
-    gather(data, parts, group=group, group_dst=root)
-    if parts is not None and object_gather_list is not None:
-        object_gather_list[:] = [
-            pickle.loads(memoryview(part)[:length])
-            for part, length in zip(parts, lengths, strict=True)
-        ]
+    # Each as long as it is: a gather's parts would all be as long as the longest.
+    sent = [data if rank == root else bytearray() for rank in range(size)]
+    parts = [bytearray(_believed(length) if mine else 0) for length in lengths]
+    all_to_all(parts, sent, group)
+    if mine and object_gather_list is not None:
+        object_gather_list[:] = [pickle.loads(part) for part in parts]
 
 
 def broadcast_object_list(
@@ -170,13 +166,11 @@ def scatter_object_list(
         parts = [_dump(Op.BROADCAST, group, obj) for obj in scatter_object_input_list or ()]
         lengths = array("q", [len(part) for part in parts])
     broadcast(lengths, group=group, group_src=root)
-    # A scatter has parts of one size: all are as long as the longest.
-    longest = max(_believed(length) for length in lengths)
-    for part in parts or ():
-        part.extend(bytes(longest - len(part)))
-    taken = bytearray(longest)
-    scatter(taken, parts, group=group, group_src=root)
-    out[0] = pickle.loads(memoryview(taken)[: lengths[members(group)._rank]])
+    # Each as long as it is: a scatter's parts would all be as long as the longest.
+    taken = [bytearray() for _ in range(size)]
+    taken[root] = bytearray(_believed(lengths[members(group)._rank]))
+    all_to_all(taken, parts if parts is not None else [bytearray() for _ in range(size)], group)
+    out[0] = pickle.loads(taken[root])
 
 
 def send_object_list(

@@ -23,7 +23,7 @@ from . import _native, work
 from ._buffer import bump
 from ._ops import Op
 from .arguments import outside, root_of
-from .errors import ArgumentError, DtypeError, TimeoutError
+from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, members
 from .work import Work
 
@@ -74,11 +74,7 @@ def send(
         return
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
-    try:
-        _native.submit(Op.SEND, gid, tensor, None, 0, 0, -1, peer, tag)
-    except (TimeoutError, KeyboardInterrupt):
-        work.keep(tensor)
-        raise
+    _native.submit(Op.SEND, gid, tensor, None, 0, 0, -1, peer, tag)
 
 
 def recv(
@@ -102,11 +98,7 @@ def recv(
         return -1
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
     gid = 0 if group is None else group._id
-    try:
-        source, _, _ = _native.submit(Op.RECV, gid, None, tensor, 0, 0, -1, peer, tag)
-    except (TimeoutError, KeyboardInterrupt):
-        work.keep(tensor)
-        raise
+    source, _, _ = _native.submit(Op.RECV, gid, None, tensor, 0, 0, -1, peer, tag)
     bump(tensor)
     return _global(source, group)
 
@@ -182,27 +174,23 @@ def sendrecv(
     peer2 = _source(Op.SENDRECV, group, src, None)
     send_tag, recv_tag = _tag(Op.SENDRECV, send_tag), _tag(Op.SENDRECV, recv_tag, _ANY)
     gid = 0 if group is None else group._id
-    try:
-        source, _, _ = _native.submit(
-            Op.SENDRECV,
-            gid,
-            send_tensor,
-            recv_tensor,
-            0,
-            0,
-            -1,
-            peer,
-            send_tag,
-            -1.0,
-            1.0,
-            None,
-            None,
-            peer2,
-            recv_tag,
-        )
-    except (TimeoutError, KeyboardInterrupt):
-        work.keep((send_tensor, recv_tensor))
-        raise
+    source, _, _ = _native.submit(
+        Op.SENDRECV,
+        gid,
+        send_tensor,
+        recv_tensor,
+        0,
+        0,
+        -1,
+        peer,
+        send_tag,
+        -1.0,
+        1.0,
+        None,
+        None,
+        peer2,
+        recv_tag,
+    )
     bump(recv_tensor)
     return _global(source, group)
 

@@ -4,48 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._buffer import bump, consumer, record
 from ._ops import ASYNC
-from .errors import CudaError, Error, NotReadyError, TimeoutError
+from .errors import CudaError, Error, NotReadyError
 from .group import ProcessGroup, to_seconds
 
 if TYPE_CHECKING:
     from .future import Future
 
-__all__ = ["Operation", "Tail", "Work", "keep", "reap", "run", "start"]
-
-_orphans: dict[int, object] = {}
-"""The tensors of works that were dropped before their end, by handle."""
+__all__ = ["Operation", "Tail", "Work", "run", "start"]
 
 _making = threading.Lock()
 """Held while a work gets its tail: it has one, whichever threads wait for it."""
 
-_kept: list[object] = []
-"""The tensors of operations that MPI may still be writing to, after a deadline or a Ctrl-C."""
 
-
-def _let_go(
+def _release(
     handle: int,
-    tensors: object,
-    over: bool,
     # Bound now, as this function is where it is called: at the interpreter's end the module's
     # names may be gone.
     native: Any = _native,
-    orphans: dict[int, object] = _orphans,
+    suppress: Any = suppress,
     errors: tuple[type[BaseException], ...] = (Error, AttributeError, TypeError),
 ) -> None:
-    """Release a work that nobody holds any more; with its tensors when it is over, if not yet."""
-    try:
-        if over:
-            native.core().release(handle)
-        else:
-            orphans[handle] = tensors
-    except errors:
-        pass  # the process is a fork, or the library was destroyed: nothing is left to free
+    """Forget a work. The core keeps its tensors for as long as MPI or the device uses them."""
+    with suppress(errors):  # a fork, or destroyed since: nothing is left to free
+        native.core().release(handle)
 
 
 class Tail:
@@ -77,13 +65,15 @@ class Tail:
         tensors = self.tensors
         if tensors is not None and record(tensors):
             self.tensors = None
+            _native.core().let_go(self.handle)
 
     def end(self) -> None:
         """The device is done."""
         self.consumer = self.tensors = None
+        _native.core().let_go(self.handle)
 
-    def __del__(self, let_go: Callable[[int, object, bool], None] = _let_go) -> None:
-        let_go(self.handle, self.tensors, self.tensors is None)
+    def __del__(self, release: Callable[[int], None] = _release) -> None:
+        release(self.handle)
 
 
 class Operation:
@@ -225,8 +215,6 @@ class Operation:
         except NotReadyError:
             raise
         except Error as error:
-            if isinstance(error, TimeoutError):
-                keep(self._tensors)  # MPI may go on writing to them
             self._error = error
         else:
             if answer is not None:
@@ -246,10 +234,10 @@ class Operation:
     def _end(self) -> None:
         """What a kind of work has to do once at the end, well or not."""
 
-    def __del__(self, let_go: Callable[[int, object, bool], None] = _let_go) -> None:
+    def __del__(self, release: Callable[[int], None] = _release) -> None:
         handle = getattr(self, "_handle", 0)
         if handle and self._tail is None:
-            let_go(handle, self._tensors, self._done)
+            release(handle)
 
 
 class Work(Operation):
@@ -311,39 +299,15 @@ def start(
 
     ``tensors`` is kept alive until the end, ``written`` is what is written to of them.
     """
-    if _orphans:
-        reap()
     handle = submit(ASYNC)
     if written is not None:
         bump(written)
     return Work(handle, name, tensors, written, group)
 
 
-def run(tensors: object, written: object, submit: Callable[[int], Any]) -> Any:
+def run(written: object, submit: Callable[[int], Any]) -> Any:
     """Carry out an operation; what ``submit(0)`` returns. Arguments as for :func:`start`."""
-    try:
-        answer = submit(0)
-    except (TimeoutError, KeyboardInterrupt):
-        keep(tensors)
-        raise
+    answer = submit(0)
     if written is not None:
         bump(written)
     return answer
-
-
-def reap() -> None:
-    """Let go of the tensors of dropped works that have ended."""
-    core = _native.core()
-    for handle in list(_orphans):
-        try:
-            if not core.test(handle):
-                continue
-        except Error:
-            pass  # the library was destroyed since: the handle is gone; or the device is lost
-        core.release(handle)
-        _orphans.pop(handle, None)
-
-
-def keep(tensors: object) -> None:
-    """Hold tensors until the process ends: an operation that was given up may still use them."""
-    _kept.append(tensors)

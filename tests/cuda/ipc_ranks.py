@@ -103,6 +103,8 @@ def reduced(op: Any, parts: list[Array]) -> Array:
         whole = (np.min if name == "MIN" else np.max)(exact, axis=0)
     else:
         whole = np.sum(exact, axis=0) * (op.scale if name == "PREMUL_SUM" else 1)
+    if name == "AVG" and dtype.kind in "iu":  # of the sum, which wraps, toward zero
+        return np.asarray(np.trunc(whole.astype(dtype).astype(float) / len(parts)), dtype)
     if name == "AVG":  # divided in the type that is summed in, which is the tensor's or wider
         wide = {2: "f4", 4: "f4", 8: "f8"}[dtype.itemsize // (2 if dtype.kind == "c" else 1)]
         halves = [
@@ -122,7 +124,8 @@ def ops_of(dtype: str) -> list[Any]:
     if dtype in FLOATS:
         both = [r.SUM, r.PRODUCT, r.AVG, r.PREMUL_SUM(0.5)]
         return both if dtype.startswith("complex") else [*both, r.MIN, r.MAX]
-    return [r.SUM, r.PRODUCT, r.MIN, r.MAX, r.BAND, r.BOR, r.BXOR]
+    both = [r.SUM, r.PRODUCT, r.MIN, r.MAX, r.BAND, r.BOR, r.BXOR]
+    return both if dtype == "bool" else [*both, r.AVG]
 
 
 @contextmanager

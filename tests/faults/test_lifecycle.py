@@ -66,7 +66,7 @@ def wrong_order() -> None:
             assert (x == {"SUM": 3, "AVG": 1.5, "MAX": 2, "PRODUCT": 2}[op]).all(), (op, dtype, x)
     dist.all_reduce(np.ones(3, np.complex64), dist.ReduceOp.PRODUCT)
     # The old group belongs to another life.
-    with raises(errors.ArgumentError, "group"):
+    with raises(errors.GroupDestroyedError, "group", "new_group"):
         dist.barrier(group)
     works(dist.new_group([1, 0]))
     dist.destroy_process_group()

@@ -50,9 +50,9 @@ def wrong_arguments() -> None:
         (reduces(ones), reduces(lambda: ones(kind=">f4")), dtype, ""),
         (
             reduces(ones),
-            reduces(lambda: ones(kind=np.int32), AVG),
+            reduces(lambda: ones(kind=bool), AVG),
             dtype,
-            "AVG is not defined for int32",
+            "AVG is not defined for bool",
         ),
         (reduces(ones), reduces(lambda: ones(kind=np.complex64), MAX), dtype, "complex64"),
         (reduces(ones), reduces(ones, BAND), dtype, "BAND is not defined for float32"),

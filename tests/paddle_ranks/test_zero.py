@@ -218,3 +218,37 @@ def test_auto_parallels_optimizer_is_refused(level: int, dist: ModuleType) -> No
     inner = paddle.optimizer.AdamW(0.1, parameters=make(0).parameters())
     with pytest.raises(errors.ArgumentError, match="_ShardOptimizer is Paddle's own way"):
         dist.shard_optimizer(inner)
+
+
+@pytest.mark.parametrize("where", ["update", "norm"])
+def test_a_step_that_fails_on_one_rank(
+    dist: ModuleType, level: int, rank: int, size: int, where: str
+) -> None:
+    """It raises there what went wrong, the others that this rank refused; all can go on."""
+    if level == 0:
+        return
+    model = make(1)
+    clip = paddle.nn.ClipGradByGlobalNorm(1.0) if where == "norm" else None
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters(), grad_clip=clip)
+    part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    train(model, optimizer, part, range(1))
+    zero = optimizer._paddlempi_zero
+    name = "_update_own" if where == "update" else "_own_square"
+    whole = getattr(zero, name)
+
+    def fail(*arguments: Any) -> Any:
+        raise ZeroDivisionError("the learning rate")
+
+    if rank == size - 1:
+        setattr(zero, name, fail)
+    with pytest.raises(ZeroDivisionError if rank == size - 1 else errors.RefusedError) as caught:
+        train(model, optimizer, part, range(1, 2))
+    if rank < size - 1:
+        assert caught.value.ranks == (size - 1,)
+    setattr(zero, name, whole)
+    optimizer.clear_grad()
+    train(model, optimizer, part, range(2, 3))
+    weights = np.concatenate([p.numpy().ravel() for p in model.parameters()])
+    other = weights.copy()
+    paddlempi.broadcast(other, 0)
+    assert (weights == other).all()

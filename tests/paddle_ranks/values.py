@@ -58,7 +58,7 @@ def reduced(op: str, parts: list[Any], dtype: str) -> Any:
         "MAX": stack.max,
         "MIN": stack.min,
         "PROD": stack.prod,
-        "AVG": stack.mean,
+        "AVG": (lambda axis: np.trunc(stack.mean(axis))) if "int" in dtype else stack.mean,
     }[op](0)
 
 
@@ -66,4 +66,4 @@ def defined(op: str, dtype: str) -> bool:
     """Whether the reduction exists for the dtype."""
     if dtype.startswith("complex"):
         return op not in ("MAX", "MIN")
-    return op != "AVG" or dtype in FLOATS
+    return op != "AVG" or dtype != "bool"

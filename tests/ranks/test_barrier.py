@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 
 
 def test_nobody_leaves_before_the_last_has_come(
@@ -33,3 +34,34 @@ def test_monitored(dist: ModuleType) -> None:
 
 def test_in_a_group(dist: ModuleType, reversed_group: Any, run: Any) -> None:
     run(dist.barrier, reversed_group)
+
+
+@pytest.mark.mpi(min=2)
+def test_monitored_finds_who_is_missing(dist: ModuleType, rank: int, size: int) -> None:
+    """Those that came are told; the group, and what is under way in it, are not touched."""
+    tensor = np.ones(3)
+    work = dist.all_reduce(tensor, async_op=True)
+    for missing in range(size):
+        if rank == missing:
+            time.sleep(0.4)
+        else:
+            with pytest.raises(dist.errors.TimeoutError, match="stays usable") as caught:
+                dist.monitored_barrier(timeout=0.2)
+            assert missing in caught.value.ranks
+        dist.barrier()
+        dist.monitored_barrier(timeout=30.0)
+    work.wait()
+    assert (tensor == size).all()
+
+
+@pytest.mark.mpi(min=2)
+def test_monitored_goes_beside_the_collectives(dist: ModuleType, rank: int, size: int) -> None:
+    """It consumes no turn: members may be at different collectives."""
+    tensor = np.ones(3)
+    work = dist.all_reduce(tensor, async_op=True) if rank == 0 else None
+    dist.monitored_barrier(timeout=30.0)
+    if work is None:
+        dist.all_reduce(tensor)
+    else:
+        work.wait()
+    assert (tensor == size).all()

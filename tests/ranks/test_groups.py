@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,3 +145,35 @@ def test_init_after_destroy(dist: ModuleType, rank: int, size: int) -> None:
         assert total(dist, 1) == size
     with pytest.raises(dist.errors.AlreadyInitializedError):
         dist.init_process_group()
+
+
+def test_groups_of_one_keep_their_messages_apart(dist: ModuleType, rank: int) -> None:
+    first, second = dist.new_group([rank]), dist.new_group([rank])
+    for value, group in enumerate((first, second)):
+        dist.isend(np.full(3, value), rank, group=group)
+    for value, group in reversed(list(enumerate((first, second)))):
+        tensor = np.full(3, 9)
+        assert dist.recv(tensor, rank, group=group) == rank
+        assert (tensor == value).all()
+    dist.isend(np.ones(1), rank, group=first, tag=7)
+    with pytest.raises(dist.errors.TimeoutError):
+        lonely = dist.new_group([rank], timeout=0.2)
+        dist.probe(tag=7, group=lonely)
+    assert dist.recv(np.zeros(1), group=first, tag=7) == rank
+    for group in (first, second):
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("forever", [timedelta.max, float("inf"), 1e300, 1e12])
+def test_a_deadline_that_never_comes(dist: ModuleType, size: int, forever: Any) -> None:
+    group = dist.new_group(timeout=forever)
+    assert total(dist, 1, group) == size
+    work = dist.all_reduce(np.ones(2), group=group, async_op=True)
+    assert work.wait(forever)
+    dist.monitored_barrier(group, timeout=forever)
+    dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    dist.init_process_group(timeout=forever)
+    assert total(dist, 1) == size
+    dist.destroy_process_group()
+    dist.init_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from types import ModuleType
 from typing import Any
 
@@ -123,3 +124,27 @@ def test_lengths_of_peers_are_not_believed(
         with pytest.raises(dist.errors.ArgumentError, match="send_object_list"):
             dist.recv_object_list([None], 0)
     dist.barrier()
+
+
+@pytest.mark.mpi(min=2)
+@pytest.mark.parametrize("how", ["gather", "scatter"])
+def test_nobody_pays_for_the_longest(dist: ModuleType, rank: int, size: int, how: str) -> None:
+    """One long object among short ones: nobody pads to it."""
+    long = 8 << 20
+    objects = [b"x" * long if r == 1 else b"short" for r in range(size)]
+    dist.barrier()
+    tracemalloc.start()
+    try:
+        if how == "gather":
+            out: list[Any] = [None] * size
+            dist.gather_object(objects[rank], out if rank == 0 else None)
+            assert rank or out == objects
+            most = 2 * long  # the pickle and the object
+        else:
+            out = [None]
+            dist.scatter_object_list(out, objects if rank == 0 else None)
+            assert out[0] == objects[rank]
+            most = {0: 2, 1: 2}.get(rank, 0) * long
+        assert tracemalloc.get_traced_memory()[1] < most + (1 << 20)
+    finally:
+        tracemalloc.stop()

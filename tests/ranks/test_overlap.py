@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paddlempi import _native
+from paddlempi._ops import Op
 from tensors import noise, numbers, numpy_dtype, reduced
 
 DTYPES = ["float32", "bfloat16", "uint8"]
@@ -51,3 +53,28 @@ def test_sendrecv_in_place(dist: ModuleType, rank: int, size: int, dtype: str, e
     tensor = noise(dtype, each, rank).copy()
     dist.sendrecv(tensor, (rank + 1) % size, tensor, (rank - 1) % size)
     assert tensor.tobytes() == noise(dtype, each, (rank - 1) % size).tobytes()
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_reductions_whose_sides_overlap_in_part(
+    dist: ModuleType, rank: int, size: int, dtype: str, each: int, shift: int
+) -> None:
+    """The C interface takes two sides, which MPI wants apart or the same."""
+    gid, op = dist.group.WORLD._id, dist.ReduceOp.SUM
+    parts = [numbers(dtype, each, r) for r in range(size)]
+    before = {Op.SCAN: rank + 1, Op.EXSCAN: rank, Op.ALL_REDUCE: size}
+    for code, count in before.items():
+        memory = np.zeros(each + 1, numpy_dtype(dtype))
+        send, recv = (memory[1:], memory[:-1]) if shift > 0 else (memory[:-1], memory[1:])
+        send[:] = parts[rank]
+        kept = recv.copy()
+        _native.submit(code, gid, send, recv, op)
+        wanted = reduced(op, parts[:count]) if count else kept
+        np.testing.assert_array_equal(recv, wanted)
+    memory = np.zeros(each + 1, numpy_dtype(dtype))
+    send, recv = memory[1:], memory[:-1]
+    send[:] = parts[rank]
+    _native.submit(Op.REDUCE, gid, send, recv if rank == 0 else None, op, 0, 0)
+    np.testing.assert_array_equal(
+        recv if rank == 0 else send, reduced(op, parts) if rank == 0 else parts[rank]
+    )

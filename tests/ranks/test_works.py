@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -150,3 +152,44 @@ def test_sync_behind_async(dist: ModuleType, rank: int, size: int) -> None:
     assert second[0] == 2 * size
     work.wait()
     assert first[-1] == size
+
+
+@pytest.mark.mpi(min=2)
+def test_many_dropped_sends(dist: ModuleType, rank: int) -> None:
+    """Their tensors live until MPI is done with them, and not longer."""
+    count, length = 300, 40_000  # too long to be sent before it is received
+    seen = []
+    if rank == 0:
+        for step in range(count):
+            tensor = np.full(length, float(step))
+            seen.append(weakref.ref(tensor))
+            dist.isend(tensor, 1, tag=3)
+            del tensor
+        gc.collect()
+    dist.barrier()
+    if rank == 1:
+        for step in range(count):
+            tensor = np.zeros(length)
+            dist.recv(tensor, 0, tag=3)
+            assert (tensor == step).all()
+    dist.barrier()
+    end = time.monotonic() + 20
+    while any(tensor() is not None for tensor in seen) and time.monotonic() < end:
+        dist.isend(np.ones(1), rank).wait()  # what comes later frees what is over
+        dist.recv(np.zeros(1), rank)
+    assert not any(tensor() is not None for tensor in seen)
+
+
+@pytest.mark.mpi(min=2)
+def test_a_list_that_is_changed_meanwhile(dist: ModuleType, rank: int, size: int) -> None:
+    """The tensors are kept, not the list that they came in."""
+    parts = [np.zeros(50_000) for _ in range(size)]
+    seen = [weakref.ref(part) for part in parts]
+    work = dist.all_gather(parts, np.full(50_000, float(rank)), async_op=True)
+    parts.clear()
+    gc.collect()
+    if rank == 0:
+        time.sleep(0.1)
+    assert all(part() is not None for part in seen) or work.is_completed()
+    work.wait()
+    dist.barrier()

@@ -34,7 +34,6 @@ REFUSED: dict[str, tuple[Callable[[ModuleType], Any], type[Exception]]] = {
     "datetime": (lambda d: d.all_reduce(np.zeros(3, "M8[s]")), TypeError),
     "byte order": (lambda d: d.all_reduce(np.zeros(3, ">f4")), TypeError),
     "no op": (lambda d: d.all_reduce(floats(), "sum"), TypeError),
-    "AVG of integers": (lambda d: d.all_reduce(np.zeros(3, int), ReduceOp.AVG), TypeError),
     "AVG of bool": (lambda d: d.all_reduce(np.zeros(3, bool), ReduceOp.AVG), TypeError),
     "MIN of complex": (lambda d: d.all_reduce(np.zeros(3, complex), ReduceOp.MIN), TypeError),
     "BAND of floats": (lambda d: d.all_reduce(floats(), ReduceOp.BAND), TypeError),

@@ -136,7 +136,7 @@ def test_complex(teams: list[Team]) -> None:
 def test_what_is_undefined(teams: list[Team]) -> None:
     for team in teams:
         for how in ("sync", "async"):
-            for dtype, op in (("float32", "BAND"), ("int64", "AVG"), ("bool", "PREMUL_SUM")):
+            for dtype, op in (("float32", "BAND"), ("bool", "AVG"), ("bool", "PREMUL_SUM")):
                 tensor = make(ROW, dtype, team.rank)
                 with pytest.raises(TypeError, match=op):
                     team.run(how, team.dist.all_reduce, tensor, op=reduce_op(team.dist, op))

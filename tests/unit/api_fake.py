@@ -10,6 +10,9 @@ import queue
 from types import ModuleType
 from typing import Any
 
+WORLD = 5
+"""The number of the group of all ranks; 0 names it too."""
+
 SUBMIT_DEFAULTS = (0, 0, -1, -1, 0, -1.0, 1.0, None, None, -1, 0)
 
 
@@ -30,6 +33,7 @@ class FakeCore(ModuleType):
         self.queued: set[int] = set()  # what has ended for the host and not on its device
         self.lost: BaseException | None = None  # what the device answers
         self.ordered: list[tuple[int, int]] = []
+        self.held: dict[int, tuple[Any, Any]] = {}  # the tensors of works, as the C shim keeps them
         self.released: list[int] = []
         self.notified: list[int] = []
         self.completions: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -55,6 +59,7 @@ class FakeCore(ModuleType):
         if full[5] & 1:
             handle, self.next_handle = self.next_handle, self.next_handle + 1
             self.pending.add(handle)
+            self.held[handle] = arguments[2], arguments[3]
             return handle
         return self.answer
 
@@ -69,6 +74,7 @@ class FakeCore(ModuleType):
             self.queued.add(handle)
         if handle in self.notified:
             self.completions.put(handle)
+        self.collect()
 
     def wait(self, handle: int, timeout: float) -> Any:
         if handle in self.pending:
@@ -76,6 +82,8 @@ class FakeCore(ModuleType):
         result = self.results.get(handle)
         if isinstance(result, BaseException):
             raise result
+        if handle not in self.queued:
+            self.let_go(handle)
         return result
 
     def test(self, handle: int) -> bool:
@@ -90,6 +98,16 @@ class FakeCore(ModuleType):
 
     def release(self, handle: int) -> None:
         self.released.append(handle)
+        self.collect()
+
+    def let_go(self, handle: int) -> None:
+        self.held.pop(handle, None)
+
+    def collect(self) -> None:
+        """Let go of the tensors of works that were released and are over, on the device too."""
+        for handle in [h for h in self.held if h in self.released]:
+            if handle not in self.pending and (handle not in self.queued or self.lost):
+                self.let_go(handle)
 
     def notify(self, handle: int) -> None:
         self.notified.append(handle)
@@ -104,7 +122,13 @@ class FakeCore(ModuleType):
         self.controls.append((method, given))
         if method == "init":
             return json.dumps(
-                {"rank": self.rank, "size": self.size, "local_rank": 0, "local_size": 2}
+                {
+                    "group": WORLD,
+                    "rank": self.rank,
+                    "size": self.size,
+                    "local_rank": 0,
+                    "local_size": 2,
+                }
             )
         if method == "new_group":
             ranks = given["ranks"]

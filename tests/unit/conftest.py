@@ -13,15 +13,13 @@ from api_fake import FakeCore
 def fresh_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
     """The fake in the core's place, not initialised; everything is put back afterwards."""
     import paddlempi
-    from paddlempi import _native, future, group, work
+    from paddlempi import _native, future, group
 
     fake = FakeCore()
     monkeypatch.setitem(sys.modules, "paddlempi._core", fake)
     monkeypatch.setattr(_native, "_core", None)
     monkeypatch.setattr(_native, "submit", _native._unloaded)
     monkeypatch.setattr(group._state, "world", None)
-    monkeypatch.setattr(work, "_kept", [])
-    work._orphans.clear()
     yield fake
     thread = future._thread
     if paddlempi.is_initialized():
@@ -29,7 +27,6 @@ def fresh_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
     if thread is not None:
         fake.completions.put(0)
         thread.join(10)
-    work._orphans.clear()
 
 
 @pytest.fixture

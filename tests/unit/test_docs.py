@@ -172,7 +172,7 @@ def test_every_algorithm_is_documented() -> None:
         operation = names.strip() or operation
         rows.setdefault(algorithm, set()).add(operation)
     files = (ROOT / "gocore" / "coll").glob("*.go")
-    built = {name for f in files for name in re.findall(r'Algorithm\{"(\w+)"', f.read_text())}
+    built = {name for f in files for name in re.findall(r'Algorithm\{Name: "(\w+)"', f.read_text())}
     assert built == set(rows)
 
 

@@ -43,6 +43,7 @@ def ranks(n: int, devices: int = 2, nodes: int = 1) -> list[Facts]:
             "node": [r // each for r in range(n)],
             "local_rank": rank % each,
             "local_size": each,
+            "arrive": "shared memory",
             "cuda": {
                 "driver": "/x/libcuda.so.1",
                 "version": "12.4",

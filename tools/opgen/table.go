@@ -221,7 +221,7 @@ var reduceOps = []reduceOp{
 		boolean: "or", integer: "greatest", half: "greatest, or NaN", float: "greatest, or NaN",
 	}},
 	{5, "Avg", "AVG", "the mean over the ranks", map[kind]string{
-		half: "mean in float32, rounded once", float: "sum / n", complx: "sum / n",
+		integer: "sum, which wraps, / n toward zero", half: "mean in float32, rounded once", float: "sum / n", complx: "sum / n",
 	}},
 	{6, "BAnd", "BAND", "the bitwise and over the ranks", map[kind]string{
 		boolean: "and", integer: "bitwise and",

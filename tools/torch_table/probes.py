@@ -102,7 +102,7 @@ def _reduce(op: str, column: list[Any], dtype: Any) -> Any:
         for x in rest:
             first = {"BAND": first & x, "BOR": first | x, "BXOR": first ^ x}[op]
         return first
-    if op in ("AVG", "PREMUL_SUM") and not (dtype.is_floating_point or dtype.is_complex):
+    if op == "PREMUL_SUM" and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(op)
     if op in ("MIN", "MAX") and dtype.is_complex:
         raise TypeError(op)
@@ -112,9 +112,12 @@ def _reduce(op: str, column: list[Any], dtype: Any) -> Any:
             product *= x
         return product
     total = sum(column)
+    average = total / len(column)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        average = int(average)  # toward zero, as NCCL divides
     return {
         "SUM": total,
-        "AVG": total / len(column),
+        "AVG": average,
         "PREMUL_SUM": FACTOR * total,
         "MIN": 0 if dtype.is_complex else min(column),
         "MAX": 0 if dtype.is_complex else max(column),
@@ -569,6 +572,8 @@ def said_of(row: Row, op: str, backend: str) -> str | set[str]:
     what = {name for name in what if not name.startswith("float8")}
     if op in ("MIN", "MAX", "PRODUCT"):
         return {name for name in what if not name.startswith("complex")}
-    if op in ("AVG", "PREMUL_SUM"):
+    if op == "AVG":
+        return what - {"bool"} if backend == "nccl" else set()
+    if op == "PREMUL_SUM":
         return what & FLOATING if backend == "nccl" else set()
     return what if op == "SUM" else set()

@@ -47,7 +47,7 @@ enum { SUM = 1, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR, PREMUL_SUM };
 
 #define DEFINE_LANES(name, word, lane, unsigned_lane, high)                                        \
 	INLINE word fold_##name(word a, word b, const int op) {                                        \
-		if (op == SUM)                                                                             \
+		if (op == SUM || op == AVG)                                                                \
 			return sizeof(lane) < sizeof(word) ? ADD_LANES(a, b, (word)(high)) : a + b;            \
 		if (op == BAND)                                                                            \
 			return a & b;                                                                          \
@@ -67,6 +67,12 @@ enum { SUM = 1, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR, PREMUL_SUM };
 				lane_of_r = (unsigned_lane)(x > y ? x : y);                                        \
 			r |= lane_of_r << at;                                                                  \
 		}                                                                                          \
+		return r;                                                                                  \
+	}                                                                                              \
+	INLINE word divide_##name(word a, int32_t by) {                                                \
+		word r = 0;                                                                                \
+		UNROLL for (unsigned at = 0; at < 8 * sizeof(word); at += 8 * sizeof(lane)) r |=           \
+			(word)(unsigned_lane)((lane)(a >> at) / by) << at;                                     \
 		return r;                                                                                  \
 	}
 
@@ -216,8 +222,10 @@ INLINE uint32_t fold_bool(uint32_t a, uint32_t b, const int op) {
 	KERNEL_OF(dtype, bor, BOR)                                                                     \
 	KERNEL_OF(dtype, bxor, BXOR)
 
+#define KERNELS_MEAN(dtype) KERNEL_OF(dtype, avg, AVG)
+
 #define KERNELS_SCALED(dtype)                                                                      \
-	KERNEL_OF(dtype, avg, AVG)                                                                     \
+	KERNELS_MEAN(dtype)                                                                            \
 	KERNEL_OF(dtype, premul_sum, PREMUL_SUM)
 
 #if WANTED(1)
@@ -243,10 +251,13 @@ DEFINE_LANES(int8, uint32_t, int8_t, uint8_t, 0x80808080)
 #define DECODE SAME
 #define ENCODE SAME
 #define FOLD   fold_int8
+#define FACTOR int32_t
+#define DIVIDE divide_int8
 #include "reduce_type.h"
 KERNELS_ALL(int8)
 KERNELS_ORDERED(int8)
 KERNELS_BITS(int8)
+KERNELS_MEAN(int8)
 #endif
 
 #if WANTED(3)
@@ -258,10 +269,13 @@ DEFINE_LANES(uint8, uint32_t, uint8_t, uint8_t, 0x80808080)
 #define DECODE SAME
 #define ENCODE SAME
 #define FOLD   fold_uint8
+#define FACTOR int32_t
+#define DIVIDE divide_uint8
 #include "reduce_type.h"
 KERNELS_ALL(uint8)
 KERNELS_ORDERED(uint8)
 KERNELS_BITS(uint8)
+KERNELS_MEAN(uint8)
 #endif
 
 #if WANTED(4)
@@ -273,10 +287,13 @@ DEFINE_LANES(int16, uint32_t, int16_t, uint16_t, 0x80008000)
 #define DECODE SAME
 #define ENCODE SAME
 #define FOLD   fold_int16
+#define FACTOR int32_t
+#define DIVIDE divide_int16
 #include "reduce_type.h"
 KERNELS_ALL(int16)
 KERNELS_ORDERED(int16)
 KERNELS_BITS(int16)
+KERNELS_MEAN(int16)
 #endif
 
 #if WANTED(5)
@@ -288,10 +305,13 @@ DEFINE_LANES(uint16, uint32_t, uint16_t, uint16_t, 0x80008000)
 #define DECODE SAME
 #define ENCODE SAME
 #define FOLD   fold_uint16
+#define FACTOR int32_t
+#define DIVIDE divide_uint16
 #include "reduce_type.h"
 KERNELS_ALL(uint16)
 KERNELS_ORDERED(uint16)
 KERNELS_BITS(uint16)
+KERNELS_MEAN(uint16)
 #endif
 
 #if WANTED(6)
@@ -303,10 +323,13 @@ DEFINE_LANES(int32, uint32_t, int32_t, uint32_t, 0)
 #define DECODE SAME
 #define ENCODE SAME
 #define FOLD   fold_int32
+#define FACTOR int32_t
+#define DIVIDE divide_int32
 #include "reduce_type.h"
 KERNELS_ALL(int32)
 KERNELS_ORDERED(int32)
 KERNELS_BITS(int32)
+KERNELS_MEAN(int32)
 #endif
 
 #if WANTED(7)
@@ -318,10 +341,13 @@ DEFINE_LANES(uint32, uint32_t, uint32_t, uint32_t, 0)
 #define DECODE SAME
 #define ENCODE SAME
 #define FOLD   fold_uint32
+#define FACTOR int32_t
+#define DIVIDE divide_uint32
 #include "reduce_type.h"
 KERNELS_ALL(uint32)
 KERNELS_ORDERED(uint32)
 KERNELS_BITS(uint32)
+KERNELS_MEAN(uint32)
 #endif
 
 #if WANTED(8)
@@ -333,10 +359,13 @@ DEFINE_LANES(int64, uint64_t, int64_t, uint64_t, 0)
 #define DECODE SAME
 #define ENCODE SAME
 #define FOLD   fold_int64
+#define FACTOR int32_t
+#define DIVIDE divide_int64
 #include "reduce_type.h"
 KERNELS_ALL(int64)
 KERNELS_ORDERED(int64)
 KERNELS_BITS(int64)
+KERNELS_MEAN(int64)
 #endif
 
 #if WANTED(9)
@@ -348,10 +377,13 @@ DEFINE_LANES(uint64, uint64_t, uint64_t, uint64_t, 0)
 #define DECODE SAME
 #define ENCODE SAME
 #define FOLD   fold_uint64
+#define FACTOR int32_t
+#define DIVIDE divide_uint64
 #include "reduce_type.h"
 KERNELS_ALL(uint64)
 KERNELS_ORDERED(uint64)
 KERNELS_BITS(uint64)
+KERNELS_MEAN(uint64)
 #endif
 
 #if WANTED(10)

@@ -8,9 +8,11 @@
 //   DECODE(w)  an A of a W
 //   ENCODE(a)  a W of an A
 //   FOLD(a, b, op)
-// and for those that AVG and PREMUL_SUM take:
-//   FACTOR     the type of a factor
-//   SCALE(a, factor), DIVIDE(a, by)
+// for those that AVG takes:
+//   FACTOR     the type of a factor and a divisor
+//   DIVIDE(a, by)
+// and for those that PREMUL_SUM takes:
+//   SCALE(a, factor)
 
 #define PASTE_(a, b) a##_##b
 #define PASTE(a, b)  PASTE_(a, b)
@@ -24,12 +26,15 @@ typedef union FN(pack) {
 	W w[FN(words)];
 } FN(pack);
 
-#ifdef FACTOR
+#ifdef SCALE
 #define TAKE(w, j) (op == PREMUL_SUM ? SCALE(DECODE(w), (FACTOR)args->scale[j]) : DECODE(w))
-#define GIVE(a)    ENCODE(op == AVG ? DIVIDE(a, (FACTOR)args->n_src) : (a))
 #else
 #define TAKE(w, j) DECODE(w)
-#define GIVE(a)    ENCODE(a)
+#endif
+#ifdef DIVIDE
+#define GIVE(a) ENCODE(op == AVG ? DIVIDE(a, (FACTOR)args->n_src) : (a))
+#else
+#define GIVE(a) ENCODE(a)
 #endif
 
 // Combines n packs, the first of them behind `head` elements; or, where wide is

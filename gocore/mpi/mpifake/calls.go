@@ -10,11 +10,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Communicator constructors meet like collectives; these are their functions.
+// Communicator constructors meet like collectives; these are the functions of those that mpi.Fn has no name for.
 const (
-	fnDup         mpi.Fn = -1
-	fnSplitShared mpi.Fn = -2
-	fnCreateGroup mpi.Fn = -3
+	fnSplitShared mpi.Fn = -1
+	fnCreateGroup mpi.Fn = -2
 )
 
 var names = map[mpi.Fn]string{
@@ -23,7 +22,7 @@ var names = map[mpi.Fn]string{
 	mpi.FnScatter: "Scatter", mpi.FnScatterv: "Scatterv", mpi.FnReduceScatter: "Reduce_scatter",
 	mpi.FnReduceScatterBlock: "Reduce_scatter_block", mpi.FnAlltoall: "Alltoall", mpi.FnAlltoallv: "Alltoallv",
 	mpi.FnScan: "Scan", mpi.FnExscan: "Exscan", mpi.FnSend: "Send", mpi.FnRecv: "Recv", mpi.FnMrecv: "Mrecv",
-	fnDup: "Comm_dup", fnSplitShared: "Comm_split_type", fnCreateGroup: "Comm_create_group",
+	mpi.FnDup: "Comm_dup", fnSplitShared: "Comm_split_type", fnCreateGroup: "Comm_create_group",
 }
 
 func name(f mpi.Fn) string {
@@ -224,6 +223,9 @@ func (l *library) Poll(slots []uintptr) int {
 			s.Cancelled = 1
 		}
 		s.Source, s.Tag, s.Bytes = q.st.Source, q.st.Tag, q.st.Bytes
+		if q.made != nil && q.err == nil {
+			s.Made = l.adopt(q.made)
+		}
 		s.Request = 0
 		atomic.StoreInt32(&s.Done, 1)
 		n++

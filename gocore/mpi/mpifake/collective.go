@@ -103,7 +103,7 @@ func rooted(f mpi.Fn) bool {
 // hold does what the meeting came for.
 func (m *meeting) hold() *status.Error {
 	switch {
-	case m.fn == fnDup || m.fn == fnSplitShared:
+	case m.fn == mpi.FnDup || m.fn == fnSplitShared:
 		m.split()
 		return nil
 	case m.fn == mpi.FnBarrier:

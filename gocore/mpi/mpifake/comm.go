@@ -93,7 +93,7 @@ func (l *library) Free(h mpi.Comm) error {
 	return nil
 }
 
-func (l *library) Dup(h mpi.Comm) (mpi.Comm, error)         { return l.construct(fnDup, h) }
+func (l *library) Dup(h mpi.Comm) (mpi.Comm, error)         { return l.construct(mpi.FnDup, h) }
 func (l *library) SplitShared(h mpi.Comm) (mpi.Comm, error) { return l.construct(fnSplitShared, h) }
 
 // construct runs a constructor that is collective over its parent.

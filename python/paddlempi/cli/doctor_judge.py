@@ -208,6 +208,22 @@ def single_copy(facts: Sequence[_Facts]) -> list[Finding]:
     return [Finding("cma", "warn", found, advice + "; until then MPI copies twice within a node")]
 
 
+def arrival(facts: Sequence[_Facts]) -> list[Finding]:
+    """Ranks of a node meet in shared memory, not by messages."""
+    shared = [node for node in _nodes(facts) if len(node) > 1]
+    if not _started(facts) or not shared:
+        return [Finding("arrival", "skip", "no two ranks on a node")]
+    way = shared[0][0]["core"]["arrive"]
+    if way != "messages":
+        return [Finding("arrival", "ok", f"the ranks of a node meet in {way}")]
+    found = "the ranks of a node meet by messages: a small all_reduce takes some 20 times as long"
+    advice = (
+        "they can neither open each other's /proc/PID/fd nor reach each other by a socket: let "
+        "the containers of a node share the PID namespace, or the network namespace"
+    )
+    return [Finding("arrival", "warn", found, advice)]
+
+
 def shared_memory(facts: Sequence[_Facts]) -> list[Finding]:
     """/dev/shm has room."""
     findings = []
@@ -470,6 +486,7 @@ _CHECKS = (
     threads,
     sums,
     binding,
+    arrival,
     single_copy,
     shared_memory,
     limits,

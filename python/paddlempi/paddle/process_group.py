@@ -15,7 +15,7 @@ from paddle.base import core as paddle_core
 from .. import _native
 from .. import work as core_work
 from .._ops import Op, ReduceCode
-from ..errors import ArgumentError, TimeoutError
+from ..errors import ArgumentError
 from ..group import ProcessGroup
 from .task import DONE, Task, UnderWay
 
@@ -65,11 +65,7 @@ class ProcessGroupMPI:
         if not sync or code is None:
             return self._issue(Op.ALL_REDUCE, None, tensor, sync, _code(op))
         # The short way of what is called most, the same as the long one.
-        try:
-            _native.submit(_ALL_REDUCE, self._gid, None, tensor, code)
-        except (TimeoutError, KeyboardInterrupt):
-            core_work.keep(tensor)
-            raise
+        _native.submit(_ALL_REDUCE, self._gid, None, tensor, code)
         tensor._bump_inplace_version()
         return DONE
 
@@ -320,7 +316,7 @@ class ProcessGroupMPI:
             work = core_work.start(code.label, None, tensors, recv, submit)
             self._under_way.add(work, tensors)
             return Task(work)
-        core_work.run((send, recv), recv, submit)
+        core_work.run(recv, submit)
         return DONE
 
 

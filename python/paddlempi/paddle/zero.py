@@ -9,6 +9,7 @@ Models", 2020, sections 5.1 and 5.2; whole parameters have owners here, not slic
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ import numpy as np
 import paddle
 from paddle.nn.clip import ClipGradByGlobalNorm, get_tensor_from_selected_rows, merge_selected_rows
 
-from .. import collectives, objects
-from ..errors import ArgumentError
+from .. import _native, collectives, objects
+from .._ops import Op
+from ..errors import ArgumentError, Error
 from ..group import ProcessGroup
 from . import private
 from .gradients import OwnedGradients
@@ -105,7 +107,24 @@ class Zero:
             self._gradients = OwnedGradients(self._parameters, self._owners, group, bucket_size)
 
     def step(self, update: Any) -> None:
-        """Run the optimizer's own ``step`` on this rank's parameters; spread the results."""
+        """Run the optimizer's own ``step`` on this rank's parameters; spread the results.
+
+        What it raises on one rank, that rank raises; ``RefusedError`` the others.
+        """
+        try:
+            self._update_own(update)
+        except BaseException:
+            self._refuse(Op.BROADCAST, len(self._parameters))
+            raise
+        works = [
+            collectives.broadcast(p.detach(), group=self._group, group_src=owner, async_op=True)
+            for p, owner in zip(self._parameters, self._owners, strict=True)
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    def _update_own(self, update: Any) -> None:
         optimizer = self._optimizer
         clip = optimizer._grad_clip
         if isinstance(clip, ClipGradByGlobalNorm):
@@ -116,16 +135,27 @@ class Zero:
                     update()
         finally:
             optimizer._grad_clip = clip
-        works = [
-            collectives.broadcast(p.detach(), group=self._group, group_src=owner, async_op=True)
-            for p, owner in zip(self._parameters, self._owners, strict=True)
-        ]
-        for work in works:
-            if work is not None:
-                work.wait()
+
+    def _refuse(self, code: Op, times: int) -> None:
+        """Take the places of collectives that this rank will not start."""
+        core = _native.core()
+        with contextlib.suppress(Error):  # a group that is broken or gone has nobody to tell
+            for _ in range(times):
+                core.refuse(code, self._group._id, "the optimizer's step failed")
 
     def _clip_factor(self, clip: Any) -> float:
         """What the global norm over all ranks' parameters makes of each gradient."""
+        try:
+            total = self._own_square()
+        except BaseException:
+            self._refuse(Op.ALL_REDUCE, 1)
+            raise
+        collectives.all_reduce(total, group=self._group)
+        limit = float(clip.clip_norm)
+        return float(limit / max(float(total[0]) ** 0.5, limit))
+
+    def _own_square(self) -> Any:
+        """The square of the norm of this rank's gradients, float64 of shape [1]."""
         total = np.zeros(1)
         for parameter in self._parameters:
             gradient = parameter.grad
@@ -135,9 +165,7 @@ class Zero:
                 if gradient.is_selected_rows():
                     gradient = get_tensor_from_selected_rows(merge_selected_rows(gradient))
                 total += float(gradient.detach().astype("float64").square().sum())
-        collectives.all_reduce(total, group=self._group)
-        limit = float(clip.clip_norm)
-        return float(limit / max(float(total[0]) ** 0.5, limit))
+        return total
 
     def whole(self, mine: dict[str, Any]) -> dict[str, Any]:
         """The states of all ranks in one. Collective."""

@@ -18,9 +18,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from .. import _native, group
 from .. import future as core_future
-from .. import work as core_work
 from .._ops import ASYNC, Op
-from ..errors import TimeoutError
 from ..group import to_seconds
 from . import profile
 from .work import DONE, OperationWork, Work
@@ -187,9 +185,6 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
                 send_splits,
                 recv_splits,
             )
-        except (TimeoutError, KeyboardInterrupt):
-            core_work.keep((send, recv))
-            raise
         finally:
             if own is not None:
                 own()
@@ -215,8 +210,6 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         *arguments: Any,
     ) -> Work:
         """Submit an operation that goes on by itself; from ``code`` on as the core wants it."""
-        if core_work._orphans:
-            core_work.reap()
         own = self._extension.take() if self._extension.seconds else None
         try:
             handle = _native.submit(code, self._gid, send, recv, reduce_op, flags, root, *arguments)

@@ -28,9 +28,9 @@ from torch._C._distributed_c10d import (
 )
 
 from .. import _native, group
-from .. import work as core_work
 from .._ops import Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
+from ..group import to_seconds
 from . import sparse, world
 from .arguments import by_dtype, has_cuda, options, places, resolved
 from .issue import Issuer, bump
@@ -175,11 +175,7 @@ class ProcessGroupMPI(Issuer):
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
             ):
-                try:
-                    _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so)
-                except (TimeoutError, KeyboardInterrupt):
-                    core_work.keep(tensor)
-                    raise
+                _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so)
                 if bump is not None:
                     bump((tensor,))
                 return DONE
@@ -456,16 +452,13 @@ class ProcessGroupMPI(Issuer):
     ) -> None:
         """A barrier with a deadline of its own; its error names all missing ranks, in every rank.
 
-        It begins with torch's words: ``Rank 1 failed to pass monitoredBarrier``, or, of several
-        and always with ``wait_all_ranks``, ``Ranks 1, 2 failed``.
+        The group stays usable: the members meet beside the collectives. The error begins with
+        torch's words: ``Rank 1 failed to pass monitoredBarrier``, or, of several and always with
+        ``wait_all_ranks``, ``Ranks 1, 2 failed``.
         """
-        opts = self._options(Op.BARRIER, BarrierOptions, None, timeout)
-        opts.asyncOp = False
-        if timeout is not None and timeout.total_seconds() <= 0:  # elsewhere: the group's own
-            text = f"monitored_barrier: timeout={timeout.total_seconds()} s must be above 0"
-            self._refuse(Op.BARRIER, ArgumentError(text))
+        seconds = None if timeout is None else to_seconds(timeout, "monitored_barrier")
         try:
-            self._issue(Op.BARRIER, None, None, opts)
+            _native.control("monitored_barrier", group=self._gid, timeout=seconds)
         except TimeoutError as error:
             missing = ", ".join(map(str, error.ranks))
             plural = "s" if wait_all_ranks or len(error.ranks) > 1 else ""

@@ -1,8 +1,7 @@
-package arrive
+package segment
 
 import (
 	"runtime"
-	"strconv"
 	"syscall"
 	"unsafe"
 )
@@ -26,5 +25,3 @@ func memfd(name string) (int, error) {
 	}
 	return int(fd), nil
 }
-
-func itoa(i int) string { return strconv.Itoa(i) }

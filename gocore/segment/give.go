@@ -1,0 +1,200 @@
+package segment
+
+import (
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/binary"
+	"encoding/hex"
+	"syscall"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Place is where a Giver is to be found, and the secret that it asks for. It travels by MPI: who
+// knows the name alone, which the kernel tells everybody on the node, gets nothing.
+type Place struct {
+	Name   uint64
+	Secret [2]uint64
+}
+
+// Words is a place as numbers; PlaceOf reads it back.
+func (p Place) Words() [3]int64 {
+	return [3]int64{int64(p.Name), int64(p.Secret[0]), int64(p.Secret[1])}
+}
+
+// PlaceOf is the place that w holds.
+func PlaceOf(w [3]int64) Place {
+	return Place{uint64(w[0]), [2]uint64{uint64(w[1]), uint64(w[2])}}
+}
+
+// secret is what a taker sends.
+func (p Place) secret() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, p.Secret[0])
+	return binary.LittleEndian.AppendUint64(b, p.Secret[1])
+}
+
+// address is the abstract socket (unix(7)): it has no file, and goes with its owner. Processes
+// meet there that share a network namespace.
+func (p Place) address() *syscall.SockaddrUnix {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], p.Name)
+	return &syscall.SockaddrUnix{Name: "@paddlempi-" + hex.EncodeToString(b[:])}
+}
+
+// Giver gives the descriptor of a file to processes that ask for it.
+type Giver struct {
+	socket int
+	place  Place
+}
+
+// NewGiver begins to listen. Close ends it.
+func NewGiver() (*Giver, error) {
+	var random [24]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return nil, status.New(status.Unsupported, "no random numbers for a socket's secret: %v", err)
+	}
+	word := func(i int) uint64 { return binary.LittleEndian.Uint64(random[8*i:]) }
+	g := &Giver{place: Place{word(0), [2]uint64{word(1), word(2)}}}
+	var err error
+	if g.socket, err = newSocket(); err != nil {
+		return nil, err
+	}
+	if err = syscall.Bind(g.socket, g.place.address()); err == nil {
+		err = syscall.Listen(g.socket, 64)
+	}
+	if err != nil {
+		g.Close()
+		return nil, status.New(status.Unsupported, "cannot listen on an abstract socket: %v", err)
+	}
+	return g, nil
+}
+
+// Place returns where to ask.
+func (g *Giver) Place() Place { return g.place }
+
+// Close stops listening.
+func (g *Giver) Close() { syscall.Close(g.socket) }
+
+// Give serves takers until n of them have had f, or until the deadline, when it returns an
+// error. Who does not send the secret is turned away.
+func (g *Giver) Give(f *File, n int, deadline time.Time) error {
+	for n > 0 {
+		if err := limit(g.socket, deadline); err != nil {
+			return err
+		}
+		taker, _, err := syscall.Accept4(g.socket, syscall.SOCK_CLOEXEC)
+		switch err {
+		case nil:
+		case syscall.EINTR, syscall.ECONNABORTED:
+			continue
+		case syscall.EAGAIN:
+			return status.New(status.Timeout, "%d processes of this node did not come for the shared memory", n)
+		default:
+			return status.New(status.Unsupported, "accept of a process that wants the shared memory: %v", err)
+		}
+		if g.serve(taker, f) {
+			n--
+		}
+		syscall.Close(taker)
+	}
+	return nil
+}
+
+// strangerLimit is how long one that connects may take to send the secret: it holds up the others.
+const strangerLimit = time.Second
+
+func (g *Giver) serve(taker int, f *File) bool {
+	if limit(taker, time.Now().Add(strangerLimit)) != nil {
+		return false
+	}
+	want := g.place.secret()
+	got := make([]byte, len(want)) // not a byte more is read
+	for have := 0; have < len(got); {
+		n, err := syscall.Read(taker, got[have:])
+		if n <= 0 && err != syscall.EINTR {
+			return false
+		}
+		have += max(n, 0)
+	}
+	if subtle.ConstantTimeCompare(got, want) != 1 {
+		return false
+	}
+	return syscall.Sendmsg(taker, []byte{1}, syscall.UnixRights(f.fd), nil, 0) == nil
+}
+
+// Take gets a file from its Giver: the one that a names, of size bytes.
+func Take(p Place, a Address, size int64, deadline time.Time) (*File, error) {
+	socket, err := newSocket()
+	if err != nil {
+		return nil, err
+	}
+	defer syscall.Close(socket)
+	if err := limit(socket, deadline); err != nil {
+		return nil, err
+	}
+	refused := func(what string, err error) error {
+		return status.New(status.Unsupported, "cannot get shared memory from process %d over a socket: %s: %v", a.PID, what, err)
+	}
+	if err := syscall.Connect(socket, p.address()); err != nil {
+		return nil, refused("connect", err)
+	}
+	if _, err := syscall.Write(socket, p.secret()); err != nil {
+		return nil, refused("write", err)
+	}
+	fds, err := receive(socket)
+	if err != nil {
+		return nil, refused("receive", err)
+	}
+	f, err := adopt(fds)
+	if err != nil {
+		return nil, err
+	}
+	return f.check(a, size, "what a socket gave")
+}
+
+// receive takes one descriptor, and closes any others.
+func receive(socket int) (int, error) {
+	one := make([]byte, 1)
+	room := make([]byte, syscall.CmsgSpace(4))
+	n, control, _, _, err := syscall.Recvmsg(socket, one, room, syscall.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	if n == 0 {
+		return -1, syscall.ECONNRESET
+	}
+	messages, err := syscall.ParseSocketControlMessage(room[:control])
+	if err != nil {
+		return -1, err
+	}
+	for _, m := range messages {
+		if fds, err := syscall.ParseUnixRights(&m); err == nil && len(fds) > 0 {
+			for _, more := range fds[1:] {
+				syscall.Close(more)
+			}
+			return fds[0], nil
+		}
+	}
+	return -1, syscall.EPROTO
+}
+
+func newSocket() (int, error) {
+	s, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, status.New(status.Unsupported, "cannot make a socket: %v", err)
+	}
+	return s, nil
+}
+
+// limit makes the calls on a socket that wait end at the deadline, with EAGAIN.
+func limit(socket int, deadline time.Time) error {
+	left := max(time.Until(deadline), time.Millisecond)
+	tv := syscall.NsecToTimeval(left.Nanoseconds())
+	for _, option := range []int{syscall.SO_RCVTIMEO, syscall.SO_SNDTIMEO} {
+		if err := syscall.SetsockoptTimeval(socket, syscall.SOL_SOCKET, option, &tv); err != nil {
+			return status.New(status.Unsupported, "cannot give a socket a deadline: %v", err)
+		}
+	}
+	return nil
+}

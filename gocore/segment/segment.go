@@ -1,0 +1,105 @@
+// Package segment makes memory that the ranks of a node share: anonymous memory files,
+// whose descriptors one process gets from another.
+//
+// There are two ways to a descriptor. Where the processes see each other's /proc, its
+// entry there is opened (Open). Where they may not, for instance because each is in a
+// user namespace of its own, as Apptainer makes them, the owner gives the descriptor away
+// over a socket (Giver, Take). Addresses travel by MPI.
+package segment
+
+import (
+	"strconv"
+	"syscall"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// File is a memory file that this process has open.
+type File struct {
+	fd    int
+	size  int64
+	inode uint64
+}
+
+// Address names a memory file to the other processes of the node.
+type Address struct {
+	PID   int
+	FD    int
+	Inode uint64 // which no two memory files of a kernel share
+}
+
+// Words is an address as numbers; Of reads it back.
+func (a Address) Words() [3]int64 { return [3]int64{int64(a.PID), int64(a.FD), int64(a.Inode)} }
+
+// Of is the address that w holds.
+func Of(w [3]int64) Address { return Address{int(w[0]), int(w[1]), uint64(w[2])} }
+
+// New makes a file of size bytes, all zero. name shows in /proc/PID/maps only.
+func New(name string, size int64) (*File, error) {
+	fd, err := memfd(name)
+	if err != nil {
+		return nil, status.New(status.NoMemory, "cannot make shared memory of %d bytes: %v", size, err)
+	}
+	if err := syscall.Ftruncate(fd, size); err != nil {
+		syscall.Close(fd)
+		return nil, status.New(status.NoMemory, "cannot size shared memory to %d bytes: %v", size, err)
+	}
+	return adopt(fd)
+}
+
+// adopt makes a File of a descriptor, which it closes on error.
+func adopt(fd int) (*File, error) {
+	var st syscall.Stat_t
+	if err := syscall.Fstat(fd, &st); err != nil {
+		syscall.Close(fd)
+		return nil, status.New(status.Unsupported, "a descriptor that should be shared memory: %v", err)
+	}
+	return &File{fd: fd, size: st.Size, inode: st.Ino}, nil
+}
+
+// Address returns how others name the file while it is open here.
+func (f *File) Address() Address { return Address{syscall.Getpid(), f.fd, f.inode} }
+
+// Size returns the length in bytes.
+func (f *File) Size() int64 { return f.size }
+
+// Open opens the file of another process through /proc. Process ids may mean another
+// process here than there: the file has to be the one named, and of size bytes.
+func Open(a Address, size int64) (*File, error) {
+	path := "/proc/" + strconv.Itoa(a.PID) + "/fd/" + strconv.Itoa(a.FD)
+	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, status.New(status.Unsupported, "cannot open the shared memory at %s: %v", path, err)
+	}
+	f, err := adopt(fd)
+	if err != nil {
+		return nil, err
+	}
+	return f.check(a, size, path)
+}
+
+// check closes the file unless it is the one named.
+func (f *File) check(a Address, size int64, where string) (*File, error) {
+	if f.inode != a.Inode || f.size != size {
+		f.Close()
+		return nil, status.New(status.Unsupported, "%s is not the shared memory of %d bytes that was named", where, size)
+	}
+	return f, nil
+}
+
+// Map maps the whole file, for reading and writing. Unmap it with syscall.Munmap.
+func (f *File) Map() ([]byte, error) {
+	mem, err := syscall.Mmap(f.fd, 0, int(f.size), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, status.New(status.NoMemory, "cannot map %d bytes of shared memory: %v", f.size, err)
+	}
+	return mem, nil
+}
+
+// Close closes the descriptor; what is mapped stays. May be called again.
+func (f *File) Close() {
+	if f.fd >= 0 {
+		syscall.Close(f.fd)
+		f.fd = -1
+	}
+}

@@ -1,0 +1,159 @@
+package segment
+
+import (
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+const soon = 10 * time.Second
+
+// same tells whether two files are the same memory, by writing to it.
+func same(t *testing.T, a, b *File) bool {
+	t.Helper()
+	x, err := a.Map()
+	require.NoError(t, err)
+	defer syscall.Munmap(x)
+	y, err := b.Map()
+	require.NoError(t, err)
+	defer syscall.Munmap(y)
+	x[0]++
+	return x[0] == y[0] && len(x) == len(y)
+}
+
+func TestOpen(t *testing.T) {
+	f, err := New("paddlempi-test", 5000)
+	require.NoError(t, err)
+	defer f.Close()
+	assert.Equal(t, int64(5000), f.Size())
+	a := Of(f.Address().Words())
+	assert.Equal(t, f.Address(), a)
+	g, err := Open(a, 5000)
+	require.NoError(t, err)
+	assert.True(t, same(t, f, g))
+	g.Close()
+	g.Close() // does nothing
+
+	other, err := New("paddlempi-test", 5000)
+	require.NoError(t, err)
+	defer other.Close()
+	wrong := a
+	wrong.FD = other.Address().FD // as where a process id means another process
+	_, err = Open(wrong, 5000)
+	assert.Equal(t, status.Unsupported, status.CodeOf(err), "another memory file of the same size")
+	_, err = Open(a, 4999)
+	assert.Equal(t, status.Unsupported, status.CodeOf(err))
+	_, err = Open(Address{1 << 30, 0, 0}, 5000)
+	assert.ErrorContains(t, err, "cannot open the shared memory at /proc/1073741824/fd/0")
+}
+
+func TestGive(t *testing.T) {
+	f, err := New("paddlempi-test", 100)
+	require.NoError(t, err)
+	defer f.Close()
+	g, err := NewGiver()
+	require.NoError(t, err)
+	defer g.Close()
+	place := PlaceOf(g.Place().Words())
+	assert.Equal(t, g.Place(), place)
+	before := descriptors(t)
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			taken, err := Take(place, f.Address(), 100, time.Now().Add(soon))
+			if assert.NoError(t, err) {
+				assert.True(t, same(t, f, taken))
+				taken.Close()
+			}
+		}()
+	}
+	assert.NoError(t, g.Give(f, 5, time.Now().Add(soon)))
+	wg.Wait()
+	assert.Equal(t, before, descriptors(t), "no descriptor is left")
+}
+
+// Strangers get nothing and do not keep the others from theirs.
+func TestGiveTurnsStrangersAway(t *testing.T) {
+	f, err := New("paddlempi-test", 100)
+	require.NoError(t, err)
+	defer f.Close()
+	g, err := NewGiver()
+	require.NoError(t, err)
+	defer g.Close()
+	name := g.Place().address().Name
+	for _, said := range []string{"", "short", "sixteen letters!", "a long line that goes on and on, past what the giver reads of anybody"} {
+		c, err := net.Dial("unix", name)
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = c.Write([]byte(said))
+		require.NoError(t, err)
+		if said == "" {
+			c.Close() // it says nothing and goes
+		}
+	}
+	silent, err := net.Dial("unix", name) // it says nothing and stays
+	require.NoError(t, err)
+	defer silent.Close()
+	wrong := g.Place()
+	wrong.Secret[1]++
+	refused := make(chan error, 1)
+	go func() {
+		_, err := Take(wrong, f.Address(), 100, time.Now().Add(soon))
+		refused <- err
+	}()
+	got := make(chan error, 1)
+	go func() {
+		time.Sleep(50 * time.Millisecond)
+		taken, err := Take(g.Place(), f.Address(), 100, time.Now().Add(soon))
+		if err == nil {
+			taken.Close()
+		}
+		got <- err
+	}()
+	assert.NoError(t, g.Give(f, 1, time.Now().Add(soon)))
+	assert.NoError(t, <-got)
+	assert.Equal(t, status.Unsupported, status.CodeOf(<-refused))
+}
+
+func TestGiveAndTakeHaveDeadlines(t *testing.T) {
+	f, err := New("paddlempi-test", 100)
+	require.NoError(t, err)
+	defer f.Close()
+	g, err := NewGiver()
+	require.NoError(t, err)
+	assert.Equal(t, status.Timeout, status.CodeOf(g.Give(f, 1, time.Now().Add(20*time.Millisecond))))
+	_, err = Take(g.Place(), f.Address(), 100, time.Now().Add(20*time.Millisecond)) // nobody serves it
+	assert.Equal(t, status.Unsupported, status.CodeOf(err))
+	g.Close()
+	_, err = Take(g.Place(), f.Address(), 100, time.Now().Add(soon))
+	assert.ErrorContains(t, err, "connection refused")
+}
+
+func TestTakeChecksWhatItGets(t *testing.T) {
+	f, err := New("paddlempi-test", 100)
+	require.NoError(t, err)
+	defer f.Close()
+	g, err := NewGiver()
+	require.NoError(t, err)
+	defer g.Close()
+	go func() { _ = g.Give(f, 1, time.Now().Add(soon)) }()
+	_, err = Take(g.Place(), f.Address(), 200, time.Now().Add(soon))
+	assert.ErrorContains(t, err, "not the shared memory of 200 bytes")
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(entries)
+}

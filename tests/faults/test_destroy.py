@@ -1,0 +1,165 @@
+"""Groups and worlds that are destroyed while something is under way in them."""
+
+from __future__ import annotations
+
+import job
+import pytest
+
+
+def a_message_under_way() -> None:
+    """A long isend nobody receives: destroy gives it up, and nothing of it crashes later."""
+    import os
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start()
+    limit = float(os.environ["FAULTS_LIMIT"])
+    group = dist.new_group([0, 1], timeout=limit)
+    if rank == 0:
+        work = dist.isend(np.ones(8 << 20), 1, group=group)
+        began = time.monotonic()
+        dist.destroy_process_group(group)
+        assert time.monotonic() - began < 20
+        first = errors.TimeoutError if limit < 10 else errors.GroupDestroyedError
+        if os.environ["FAULTS_MPI"] == "impi":  # copies it and is done
+            work.wait()
+        else:
+            with raises(first, "send of 67108864 bytes"):
+                work.wait()
+        dist.send(np.ones(1), 1)
+    else:
+        dist.recv(np.ones(1), 0)  # comes after the destroy
+        dist.destroy_process_group(group)
+    time.sleep(1.0)
+    works()
+    del group
+    done()
+
+
+def a_message_that_its_peer_takes() -> None:
+    """Destroy waits for what the other side comes to."""
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, start, works
+
+    rank = start()
+    for everything in (False, True):
+        group = None if everything else dist.new_group([0, 1])
+        x = np.full(4 << 20, float(rank))
+        if rank == 0:
+            work = dist.isend(x, 1, group=group)
+        else:
+            time.sleep(0.7)
+            dist.recv(x, 0, group=group)
+            assert (x == 0).all()
+        dist.destroy_process_group(group)
+        if rank == 0 and not everything:
+            work.wait()
+    start()
+    works()
+    done()
+
+
+def other_threads_wait() -> None:
+    """Threads sit in every kind of wait when the group, or the world, goes."""
+    import os
+    import threading
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, start, works
+
+    rank = start(timeout=600.0)
+    everything = os.environ["FAULTS_WHAT"] == "world"
+    group = dist.new_group([0, 1])
+    peer = 1 - rank
+    lonely = np.ones(4)
+    pending = dist.irecv(np.zeros(3), peer, group=group, tag=9)
+    waits = {
+        "recv": lambda: dist.recv(np.ones(4), peer, group=group, tag=7),
+        "any": lambda: dist.recv(np.ones(4), group=group, tag=8),
+        "probe": lambda: dist.probe(peer, tag=5, group=group),
+        "wait": pending.wait,
+    }
+    if rank == 0:  # the other never comes
+        waits["all_reduce"] = lambda: dist.all_reduce(lonely, group=group)
+    if everything:
+        waits["new_group"] = lambda: dist.new_group([rank, peer] if rank == 0 else [0, 1, 1][:2])
+        if rank == 1:
+            del waits["new_group"]
+    ended = {}
+
+    def run(name):
+        try:
+            waits[name]()
+            ended[name] = None
+        except BaseException as error:
+            ended[name] = error
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in waits]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    dist.destroy_process_group(None if everything else group)
+    took = time.monotonic() - began
+    for thread in threads:
+        thread.join(20)
+    assert took < 15, took
+    for name in waits:
+        error = ended[name]
+        # The other rank, whose turn it is to find out, may say that the group is gone there.
+        assert isinstance(error, (errors.GroupDestroyedError, errors.GroupBrokenError)), (
+            name,
+            error,
+        )
+    if everything:
+        start()
+    works()
+    works(dist.new_group([1, 0]))
+    done()
+
+
+def groups_of_an_earlier_life() -> None:
+    """Numbers of groups are never used twice: what is left of a world does not come to life."""
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start()
+    world, pair, alone = dist.group.WORLD, dist.new_group([1, 0]), dist.new_group([rank])
+    dist.destroy_process_group()
+    start()
+    others = [dist.new_group([1, 0]), dist.new_group([rank]), dist.new_group([0, 1])]
+    for old in (world, pair, alone):
+        with raises(errors.GroupDestroyedError, "init_process_group was called again"):
+            dist.barrier(old)
+        with raises(errors.GroupDestroyedError, "destroyed"):
+            dist.isend(np.ones(1), 1 - rank if old.size() == 2 else rank, group=old)
+    works()
+    for group in others:
+        works(group)
+    done()
+
+
+@pytest.mark.parametrize("program", [a_message_that_its_peer_takes, groups_of_an_earlier_life])
+def test_every_mpi(program: object) -> None:
+    job.succeed(2, program)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", ["2", pytest.param("60", marks=pytest.mark.one_mpi)])
+def test_a_message_under_way(limit: str) -> None:
+    """Whichever comes first gives it up: its deadline, or the end of destroy's patience.
+
+    MPI never lets go of it, so the ranks end without MPI_Finalize, which launchers call a failure.
+    """
+    ended = job.run(2, a_message_under_way, env={"FAULTS_LIMIT": limit})
+    assert ended.result.stdout.count("done\n") == 2, ended.output
+    assert "Traceback" not in ended.output and "egmentation" not in ended.output, ended.output
+
+
+@pytest.mark.parametrize("what", ["group", "world"])
+def test_other_threads_wait(what: str) -> None:
+    job.succeed(2, other_threads_wait, env={"FAULTS_WHAT": what})

@@ -1,0 +1,166 @@
+"""Ranks that share no memory, as on several hosts: MPICH can be told so on one (conftest.py)."""
+
+from __future__ import annotations
+
+import job
+import pytest
+
+APART = {"MPIR_CVAR_NOLOCAL": "1"}
+
+
+def the_last_call_is_rooted() -> None:
+    """Some ranks are done with it, and leave, before a late one has been told that all came."""
+    import os
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, start
+
+    rank = start(timeout=60.0)
+    assert dist.get_local_size() == 1
+    size = dist.get_world_size()
+    x = np.full(5, float(rank))
+    last = os.environ["FAULTS_LAST"]
+    work = None
+    if last == "broadcast":
+        work = dist.broadcast(x, 0, async_op=True)
+    elif last == "reduce":
+        work = dist.reduce(x, 0, async_op=True)
+    elif last == "gather":
+        into = [np.zeros(5) for _ in range(size)] if rank == 0 else None
+        work = dist.gather(x, into, 0, async_op=True)
+    else:
+        parts = [np.full(5, float(i)) for i in range(size)] if rank == 0 else None
+        work = dist.scatter(x, parts, 0, async_op=True)
+    if rank == size - 1:
+        time.sleep(2.5)  # longer than others wait before they ask
+    assert work is not None
+    work.wait()
+    assert last != "broadcast" or (x == 0).all()
+    assert last != "scatter" or (x == rank).all()
+    done()
+
+
+def leaves_what_it_began() -> None:
+    """Who has begun a collective and ends takes part in it: a late rank is all that is missing."""
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, start
+
+    rank = start(timeout=60.0)
+    x = np.ones(5)
+    if rank == 0:
+        dist.all_reduce(x, async_op=True)
+        done()
+        return
+    if rank == 2:
+        time.sleep(2.5)  # longer than others wait before they ask
+    dist.all_reduce(x)
+    assert (x == 3).all()
+    done()
+
+
+def waits_for_one_that_left() -> None:
+    """It is told, by asking, and names the one that left: in a collective, and in a receive."""
+    import os
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start(timeout=120.0)
+    works()
+    if rank == 0:
+        done()
+        return
+    with raises(errors.PeerLeftError, "rank(s) [0]", ranks=[0], most=20.0):
+        if os.environ["FAULTS_HOW"] == "collective":
+            dist.all_reduce(np.ones(3))
+        else:
+            dist.recv(np.ones(3), 0)
+    done()
+    if os.environ["FAULTS_HOW"] == "collective":
+        time.sleep(1.0)  # the others are at their end, too
+        os._exit(0)  # its request does not end: MPI cannot be finalized
+
+
+def gave_up() -> None:
+    """Ctrl-C on one rank, or its destroying the group: the others wait for no deadline."""
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start(timeout=120.0)
+    size = dist.get_world_size()
+    everyone = list(range(size))
+    group, other = dist.new_group(everyone), dist.new_group(everyone)
+    if rank == 0:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with raises(KeyboardInterrupt):
+            dist.all_reduce(np.ones(3), group=group)
+        dist.destroy_process_group(other)
+    else:
+        if rank == 1:
+            time.sleep(1.0)
+        with raises(errors.GroupBrokenError, "[0]", "interrupted", ranks=[0], most=20.0):
+            dist.all_reduce(np.ones(3), group=group)
+        with raises(errors.GroupBrokenError, "[0]", "destroyed", ranks=[0], most=20.0):
+            dist.all_reduce(np.ones(3), group=other)
+    works()
+    done()
+    dist.barrier()
+    time.sleep(0.5)
+    os._exit(0)  # what was given up does not end: MPI cannot be finalized
+
+
+def lives_again() -> None:
+    """The world is destroyed and made anew, some ranks being late each time."""
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, start, works
+
+    for life in range(4):
+        rank = start()
+        if life % 2 == rank % 2:
+            time.sleep(0.3)
+        works()
+        group = dist.new_group(list(range(dist.get_world_size())))
+        x = np.full(100, float(rank))
+        dist.broadcast(x, 1, group=group)
+        assert (x == 1).all()
+        if rank == life % dist.get_world_size():
+            time.sleep(1.2)
+        dist.destroy_process_group()
+    done()
+
+
+@pytest.mark.parametrize("last", ["broadcast", "reduce", "gather", "scatter"])
+def test_the_last_call_is_rooted(last: str) -> None:
+    job.succeed(4, the_last_call_is_rooted, env={**APART, "FAULTS_LAST": last})
+
+
+@pytest.mark.parametrize("how", ["collective", "receive"])
+def test_waits_for_one_that_left(how: str) -> None:
+    ended = job.run(3, waits_for_one_that_left, env={**APART, "FAULTS_HOW": how})
+    assert ended.result.stdout.count("done\n") == 3, ended.output
+    assert "Traceback" not in ended.output, ended.output
+
+
+def test_leaves_what_it_began() -> None:
+    job.succeed(3, leaves_what_it_began, env=APART)
+
+
+def test_gave_up() -> None:
+    ended = job.run(3, gave_up, env=APART)
+    assert ended.result.stdout.count("done\n") == 3, ended.output
+    assert "Traceback" not in ended.output, ended.output
+
+
+def test_lives_again() -> None:
+    job.succeed(3, lives_again, env=APART)

@@ -1,0 +1,82 @@
+"""What can go wrong at init on one rank is told to all, within their deadline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import job
+import pytest
+
+
+def a_wrong_setting() -> None:
+    """One rank's variable means nothing: it says which, the others whose; then all go on."""
+    import os
+
+    from ranks_tools import done, errors, raises, start, works
+
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    name, value = os.environ["FAULTS_SETTING"].split("=")
+    if rank == 1:
+        os.environ[name] = value
+        with raises(errors.ArgumentError, name, value, most=20.0):
+            start(timeout=60.0)
+        del os.environ[name]
+    else:
+        with raises(errors.RefusedError, "rank(s) [1]", "their own error", ranks=[1], most=20.0):
+            start(timeout=60.0)
+    start()
+    works()
+    done()
+
+
+def one_that_never_comes() -> None:
+    """Who waits in init has its deadline, and ends; the one that comes late finds nobody."""
+    import os
+    import time
+
+    import mpi4py
+
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+    from ranks_tools import done, errors, raises, start
+
+    if MPI.COMM_WORLD.rank == 1:
+        time.sleep(4.0)
+        done()
+        time.sleep(1.0)
+        os._exit(0)
+    with raises(errors.TimeoutError, "init", "every rank must call it", least=0.9, most=3.5):
+        start(timeout=1.0)
+    done()
+    time.sleep(4.0)  # a rank that goes may take the others with it
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "PADDLEMPI_CUDA_CHUNK=x",
+        pytest.param("PADDLEMPI_CUDA_PATHS=staged,fast", marks=pytest.mark.one_mpi),
+        pytest.param("PADDLEMPI_CUDA_REDUCE=gpu", marks=pytest.mark.one_mpi),
+        pytest.param("PADDLEMPI_CUDA_AWARE=perhaps", marks=pytest.mark.one_mpi),
+    ],
+)
+def test_a_wrong_setting(setting: str) -> None:
+    job.succeed(3, a_wrong_setting, env={"FAULTS_SETTING": setting})
+
+
+def test_one_that_never_comes() -> None:
+    ended = job.run(2, one_that_never_comes)
+    assert ended.result.stdout.count("done\n") == 2, ended.output
+    assert "Traceback" not in ended.output, ended.output
+
+
+@pytest.mark.one_mpi
+def test_alone_open_mpi_knows_its_own_messages() -> None:
+    """Its wheel is not where it was built for, and nobody but its mpirun tells it so."""
+    script = "import paddlempi as d; d.init_process_group('mpi'); raise RuntimeError('boom')"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "RuntimeError: boom" in ended.stderr
+    assert "Sorry!" not in ended.stderr, ended.stderr

@@ -1,0 +1,152 @@
+"""What ends a transfer that all members have come to, and what of it MPI goes on using."""
+
+from __future__ import annotations
+
+import job
+import pytest
+
+
+def stopped_in_the_middle() -> None:
+    """A rank is stopped inside a sum of 16-bit floats: the other sees its deadline, or Ctrl-C."""
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start(timeout=60.0)
+    deadline = os.environ["FAULTS_HOW"] == "deadline"
+    group = dist.new_group([0, 1], timeout=2.0 if deadline else 60.0)
+    x = np.ones(96 << 20, np.float16)
+    pids = np.zeros(2, np.int64)
+    dist.all_gather_into_tensor(pids, np.array([os.getpid()]))
+    dist.barrier()
+    if rank == 0:
+        peer = int(pids[1])
+        threading.Timer(0.1, os.kill, (peer, signal.SIGSTOP)).start()
+        threading.Timer(4.0, os.kill, (peer, signal.SIGCONT)).start()
+        if deadline:
+            with raises(errors.TimeoutError, "the transfer did not end", least=1.9, most=3.9):
+                dist.all_reduce(x, group=group)
+        else:
+            threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with raises(KeyboardInterrupt, most=3.0):
+                dist.all_reduce(x, group=group)
+        with raises(errors.GroupBrokenError):
+            dist.barrier(group)
+        time.sleep(4.0)
+    else:
+        try:
+            dist.all_reduce(x, group=group)
+        except errors.Error as error:  # it may have all that it needs
+            assert isinstance(error, (errors.TimeoutError, errors.GroupBrokenError)), error
+    works()
+    done()
+    dist.barrier()
+    os._exit(0)  # MPI may not have let go of the transfer
+
+
+def what_mpi_goes_on_reading() -> None:
+    """A send ends with an error before MPI is done with the array: it is kept until then."""
+    import gc
+    import os
+    import signal
+    import threading
+    import time
+    import weakref
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, start
+
+    rank = start(timeout=60.0)
+    seen = []
+
+    def send(group, interrupted):
+        tensor = np.ones(4 << 20)
+        seen.append(weakref.ref(tensor))
+        work = dist.isend(tensor, 1, group=group) if not interrupted else None
+        del tensor
+        try:
+            if work is None:
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                big = np.ones(4 << 20)
+                seen[-1] = weakref.ref(big)
+                dist.send(big, 1, group=group)
+            else:
+                work.wait()
+        except (errors.Error, KeyboardInterrupt) as error:
+            return type(error)
+        return None
+
+    groups = [dist.new_group([0, 1], timeout=limit) for limit in (1.0, 60.0)]
+    if rank == 0:
+        kinds = [send(groups[0], False), send(groups[1], True)]
+        gc.collect()
+        if os.environ["FAULTS_MPI"] != "impi":  # which copies what it sends, and is done
+            assert kinds == [errors.TimeoutError, KeyboardInterrupt], kinds
+            assert all(tensor() is not None for tensor in seen)
+        dist.send(np.ones(1), 1)
+        # MPI has what it needs now: the next calls here find out, and let go.
+        end = time.monotonic() + 20
+        while any(tensor() is not None for tensor in seen) and time.monotonic() < end:
+            dist.isend(np.ones(1), 0).wait()
+            dist.recv(np.zeros(1), 0)
+            gc.collect()
+        assert not any(tensor() is not None for tensor in seen)
+    else:
+        dist.recv(np.ones(1), 0)
+        for group in groups:
+            taken = np.zeros(4 << 20)
+            dist.recv(taken, 0, group=group)
+            assert (taken == 1).all()
+    dist.barrier()
+    done()
+
+
+def no_memory_on_one() -> None:
+    """Scratch memory is taken before the others count on a rank: without it, it refuses."""
+    import resource
+    from pathlib import Path
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start(timeout=60.0)
+    size = dist.get_world_size()
+    x = np.ones(256 << 20, np.float16)  # wants as much again
+    parts = [np.ones(128 << 20, np.uint8) for _ in range(size)]
+    calls = (
+        lambda: dist.all_reduce(x),
+        lambda: dist.all_gather(parts, np.ones(128 << 20, np.uint8)),
+        lambda: dist.all_reduce_coalesced(parts),
+    )
+    for call in calls:
+        if rank == 1:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
+            with raises(errors.OutOfMemoryError, "cannot allocate", most=20.0):
+                call()
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        else:
+            with raises(errors.RefusedError, ranks=[1], most=20.0):
+                call()
+        works()
+    done()
+
+
+@pytest.mark.one_mpi
+def test_no_memory_on_one() -> None:
+    job.succeed(2, no_memory_on_one)
+
+
+@pytest.mark.parametrize("how", ["deadline", "interrupt"])
+def test_stopped_in_the_middle(how: str) -> None:
+    ended = job.run(2, stopped_in_the_middle, env={"FAULTS_HOW": how})
+    assert ended.result.stdout.count("done\n") == 2, ended.output
+    assert "Traceback" not in ended.output, ended.output
+
+
+def test_what_mpi_goes_on_reading() -> None:
+    job.succeed(2, what_mpi_goes_on_reading)

@@ -1,0 +1,47 @@
+"""Ranks that each live in a user namespace of their own, as Apptainer's containers do."""
+
+from __future__ import annotations
+
+import subprocess
+
+import job
+import pytest
+
+
+def each_by_itself() -> None:
+    """They may not open each other's /proc entries: descriptors come over a socket."""
+    import os
+    import sys
+    import time
+
+    if "FAULTS_INSIDE" not in os.environ:
+        os.environ["FAULTS_INSIDE"] = "1"
+        os.execvp("unshare", ["unshare", "-U", "-r", sys.executable, *sys.argv])
+
+    import json
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start()
+    info = json.loads(dist._native.core().control("info", "{}"))
+    assert info["arrive"] == "shared memory, handed over by a socket", info["arrive"]
+    works()
+    group = dist.new_group([1, 0])
+    works(group)
+    if rank == 0:  # only shared memory shows this at once
+        time.sleep(0.3)
+        with raises(errors.DtypeError):
+            dist.all_reduce(object(), group=group)
+    else:
+        with raises(errors.RefusedError, ranks=[0]):
+            dist.all_reduce(np.ones(1), group=group)
+    works(group)
+    assert dist.get_local_size() == 2
+    done()
+
+
+def test_each_by_itself() -> None:
+    if subprocess.run(["unshare", "-U", "-r", "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody make user namespaces")
+    job.succeed(2, each_by_itself)
