@@ -53,7 +53,7 @@ EXAMPLE_torch := examples/train_torch.py
 ## test          everything that CI runs, from nothing
 .PHONY: test
 test: clean-results test-core test-unit test-abi test-mpi test-cuda $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) \
-		test-faults test-torch test-paddle test-examples test-cluster
+		test-faults test-torch test-paddle test-programs test-examples test-cluster
 	.venv-tools/bin/python tools/results.py $(RESULTS)
 
 # What needs no environment goes along with making them: that is downloading and unpacking for the most part.
@@ -168,6 +168,12 @@ test-paddle-jobs: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-jobs.xml
 	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/paddle_jobs
 
+## test-programs Lightning, accelerate, transformers, DeepSpeed, Paddle's fit and fleet: the numbers of gloo
+.PHONY: test-programs
+test-programs: $(TORCH_newest)/.programs | $(RESULTS)
+	@: > $(RESULTS)/programs.xml
+	$(TORCH_newest)/bin/$(call pytest_jobs,programs) tests/programs
+
 ## test-examples the examples learn, and learn the same on any number of ranks
 .PHONY: test-examples
 test-examples: environments | $(RESULTS)
@@ -263,7 +269,7 @@ help:
 .PHONY: environments
 environments:
 	$(if $(filter debian-%,$(MPIS)),@$(MAKE) --no-print-directory .debian-mpi/.asked)
-	@$(MAKE) --no-print-directory $(two) $(TORCH_newest)/.torch $(TORCH_oldest)/.torch \
+	@$(MAKE) --no-print-directory $(two) $(TORCH_newest)/.programs $(TORCH_oldest)/.torch \
 		$$(for mpi in $(MPIS); do $(call left_out,$$mpi) >/dev/null || echo .venv-$$mpi/.tests; done)
 
 $(FAKE_CUDA): $(wildcard gocore/cuda/cudafake/build.sh gocore/cuda/cudafake/driver/* gocore/cuda/kernels/*.cu \
@@ -296,6 +302,11 @@ $(VENV)/.example-$(FRAMEWORK): examples/requirements-$(FRAMEWORK).txt constraint
 	@touch $@
 
 $(TORCH_newest)/.torch: | $(TORCH_newest)/.tests
+
+# Where all tests of the newest torch run: what these bring along must not disturb them.
+$(TORCH_newest)/.programs: tests/requirements-programs.txt constraints.txt | $(TORCH_newest)/.torch
+	$(TORCH_newest)/bin/pip install -r tests/requirements-programs.txt
+	@touch $@
 
 # The oldest torch wants other versions of what it brings along: its constraints stand in for those of the same name.
 $(TORCH_oldest)/constraints.txt: constraints-torch-oldest.txt constraints.txt | $(TORCH_oldest)/.created

@@ -1,0 +1,179 @@
+"""Starts the programs of this folder on 2 ranks, over MPI and over gloo; compares their numbers.
+
+Over gloo there is no mpirun, and the variables are those that the frameworks' launchers set.
+The numbers have to agree to the last digit: the sum of two floats does not depend on their order,
+and half of it is exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paddlempi.testing import launch
+
+FOLDER = Path(__file__).resolve().parent
+RANKS = 2
+DEADLINE = 150  # seconds, for a program that hangs
+
+# One thread: a sum over several is another on another number of cores. Nothing is downloaded.
+_ALWAYS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+Numbers = list[dict[str, Any]]
+"""What every rank gave to ``report.write``."""
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """The mark of a file whose programs import these. They are not imported here, which is slow."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
+
+
+def over_mpi(
+    program: str, out: Path, *options: str, as_it_is: bool = False, mpi4py: bool = True
+) -> Numbers:
+    """Run a program under mpirun.
+
+    Args:
+        program: its name in this folder, without ``.py``.
+        out: an empty folder for what it writes.
+        options: further words of its command line.
+        as_it_is: start it by ``python -m paddlempi run``.
+        mpi4py: whether mpi4py can be imported.
+    """
+    command = _command(program, out, options)
+    if as_it_is:
+        command[1:1] = ["-m", "paddlempi", "run"]
+    env = dict(_ALWAYS)
+    with tempfile.TemporaryDirectory() as hidden:
+        if not mpi4py:
+            Path(hidden, "mpi4py.py").write_text("raise ImportError('hidden by the test')\n")
+            env["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [hidden, os.environ.get("PYTHONPATH")])
+            )
+        result = launch.run(RANKS, command, timeout=DEADLINE, env=env)
+    assert not result.timed_out, f"{program} hung for {DEADLINE} s:\n{result.output}"
+    assert result.returncode == 0, result.output
+    return _read(out, result.output)
+
+
+def over_gloo(program: str, out: Path, *options: str) -> Numbers:
+    """Run a program of torch in processes that find each other by torchrun's variables.
+
+    Give it no workers that load data: on Python 3.11 a process that forks while a thread of gloo
+    asks for the interpreter hangs now and then (bugs of theirs, once in some hundred forks).
+    """
+    [port] = _free_ports(1)
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    size = {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
+    return _together(
+        _command(program, out, options),
+        [
+            {**rendezvous, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for rank in range(RANKS)
+        ],
+        out,
+    )
+
+
+def over_torchrun(program: str, out: Path, *options: str) -> Numbers:
+    """Run a program by torchrun, which sets more variables than it documents."""
+    python, *words = _command(program, out, options)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    return _together([python, *torchrun, *words], [{}], out)
+
+
+def over_paddles_gloo(program: str, out: Path, *options: str) -> Numbers:
+    """Run a program of Paddle as ``paddle.distributed.launch --backend gloo`` would."""
+    endpoints = [f"127.0.0.1:{port}" for port in _free_ports(RANKS)]
+    return _together(
+        _command(program, out, options),
+        [
+            {
+                "PADDLE_DISTRI_BACKEND": "gloo",
+                "PADDLE_TRAINER_ID": str(rank),
+                "PADDLE_TRAINERS_NUM": str(RANKS),
+                "PADDLE_LOCAL_RANK": str(rank),
+                "PADDLE_LOCAL_SIZE": str(RANKS),
+                "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+                "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+            }
+            for rank in range(RANKS)
+        ],
+        out,
+    )
+
+
+def same(ours: Numbers, theirs: Numbers, *, but: tuple[str, ...] = ("backend",)) -> None:
+    """Every number of every rank is the same, to its last digit, but those named."""
+    for rank, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert mine.keys() == other.keys()
+        for name in mine.keys() - set(but):
+            assert mine[name] == other[name], f"{name} of rank {rank}: MPI's and gloo's"
+
+
+def _command(program: str, out: Path, options: tuple[str, ...]) -> list[str]:
+    return [sys.executable, str(FOLDER / f"{program}.py"), f"--out={out}", *options]
+
+
+def _together(command: list[str], environments: list[dict[str, str]], out: Path) -> Numbers:
+    """Run the command once for each of the environments, at the same time."""
+    mark = uuid.uuid4().hex
+    end = time.monotonic() + DEADLINE
+    with tempfile.TemporaryFile() as output:
+        processes = [
+            subprocess.Popen(
+                command,
+                env={**_plain(os.environ), **_ALWAYS, **env, launch._MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for env in environments
+        ]
+        try:
+            while time.monotonic() < end and any(process.poll() is None for process in processes):
+                if any(process.poll() for process in processes):  # the other waits for it
+                    end = min(end, time.monotonic() + 5)
+                time.sleep(0.05)
+        finally:
+            launch.kill_marked(mark)
+            codes = [process.wait() for process in processes]
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    assert not any(codes), f"exit statuses {codes} (-9: ended here):\n{text}"
+    return _read(out, text)
+
+
+def _plain(variables: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which no launcher has left a word."""
+    ours = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "PADDLE", "OMPI_", "PMIX_", "PMI_")
+    return {name: value for name, value in variables.items() if not name.startswith(ours)}
+
+
+def _read(out: Path, text: str) -> Numbers:
+    files = [out / f"rank{rank}.json" for rank in range(RANKS)]
+    missing = [rank for rank, file in enumerate(files) if not file.exists()]
+    assert not missing, f"ranks {missing} of {RANKS} did not report:\n{text}"
+    return [json.loads(file.read_text()) for file in files]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now."""
+    with contextlib.ExitStack() as all_open:
+        probes = [all_open.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]

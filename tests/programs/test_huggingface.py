@@ -1,0 +1,56 @@
+"""accelerate and transformers' Trainer, which starts torch.distributed by way of accelerate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import programs
+import pytest
+
+needs_accelerate = programs.needs("torch", "accelerate")
+
+
+def check_loop(ours: programs.Numbers, torchrun: programs.Numbers) -> None:
+    programs.same(ours, torchrun)
+    assert [numbers["backend"] for numbers in ours + torchrun] == ["mpi"] * 2 + ["gloo"] * 2
+    for rank, numbers in enumerate(ours):
+        assert numbers["ranks"] == 2 and numbers["kind"] == "DistributedType.MULTI_CPU"
+        assert sum(numbers["losses"][-5:]) < sum(numbers["losses"][:5])
+        assert numbers["seen"] == list(range(37)) and len(numbers["outputs"]) == 37
+        assert numbers["padded"] == [float(rank)] * (2 + rank) + [0.0] * (1 - rank)
+        assert numbers["objects"] == [{"rank": 0}, {"rank": 1}]
+        assert numbers["told"] == [0, "from rank 0"]
+        assert numbers["weights"] == ours[0]["weights"] != numbers["restored"]
+
+
+@pytest.fixture(scope="module")
+def torchrun(tmp_path_factory: pytest.TempPathFactory) -> programs.Numbers:
+    """No backend is named here either: accelerate must not take MPI under torchrun."""
+    return programs.over_torchrun("accelerate_loop", tmp_path_factory.mktemp("torchrun"))
+
+
+@needs_accelerate
+def test_accelerate_chooses_mpi_under_mpirun(torchrun: programs.Numbers, tmp_path: Path) -> None:
+    check_loop(programs.over_mpi("accelerate_loop", tmp_path), torchrun)
+
+
+@needs_accelerate
+def test_accelerate_is_told_to_take_mpi(torchrun: programs.Numbers, tmp_path: Path) -> None:
+    check_loop(programs.over_mpi("accelerate_loop", tmp_path, "--backend=mpi"), torchrun)
+
+
+@programs.needs("torch", "transformers", "accelerate")
+def test_transformers_trainer(tmp_path: Path) -> None:
+    ours = programs.over_mpi("transformers_trainer", tmp_path / "mpi")
+    options = "--backend=gloo", "--workers=0"
+    gloo = programs.over_gloo("transformers_trainer", tmp_path / "gloo", *options)
+    programs.same(ours, gloo)
+    for numbers in ours:
+        assert numbers["backend"] == "mpi" and numbers["ranks"] == 2
+        losses = [entry["eval_loss"] for entry in numbers["log"] if "eval_loss" in entry]
+        assert len(losses) == 2 and losses[1] < losses[0]
+        assert numbers["best"] == ["checkpoint-6", losses[1]]
+        # 21 rows do not divide: what stands in twice is dropped again
+        assert [e["eval_rows"] for e in numbers["log"] if "eval_rows" in e] == [21, 21]
+        assert numbers["weights"] == ours[0]["weights"]
+        assert numbers["predictions"] == ours[0]["predictions"]
