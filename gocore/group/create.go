@@ -133,62 +133,119 @@ func (e *Env) unmake(ranks []int) {
 	e.mu.Unlock()
 }
 
-// answerGrace is how much longer than its own deadline a member waits for the
-// first member's list of who is missing.
-const answerGrace = 2 * time.Second
+// verdictGrace is how long a member that said it is still there waits for the first member's word,
+// beyond its own deadline.
+const verdictGrace = 2 * time.Second
 
-// meet returns when all members have come to make group key. The first member
-// collects the others and answers them, each with the number it said hello with, so
-// that an answer to an attempt that was given up is not taken for one to the next.
+// meet returns when all members have come to make group key, or to another meeting of that name.
+// The first member collects the others. An attempt may have been given up by the time that its hello
+// is read, so each hello has a number, and once all are there the first member asks each whether it
+// is still at that attempt, before it tells all to go. It also asks at a hello's arrival: a member
+// that was never asked need not wait for a verdict beyond its deadline.
 func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) (missing []int, err error) {
 	deadline := time.Now().Add(timeout)
-	first, me := ranks[0], e.Topo.Rank
-	if me == first {
-		err := e.wait(func() bool {
-			e.mail.pump()
-			missing = missing[:0]
-			for _, r := range ranks[1:] {
-				if !e.mail.has(mailHello, r, key) {
-					missing = append(missing, r)
-				}
-			}
-			return len(missing) == 0
-		}, deadline)
-		kind, list := mailGo, []byte(nil)
-		if err != nil {
-			kind = mailFail
-			for _, r := range missing {
-				list = binary.LittleEndian.AppendUint32(list, uint32(r))
-			}
-		}
-		for _, r := range ranks[1:] {
-			if number, ok := e.mail.take(mailHello, r, key); ok {
-				e.mail.send(r, kind, key, append(number, list...))
-			}
-		}
-		_ = e.Engine.Wait(e.mail.sent, time.Now().Add(time.Second), nil)
-		return missing, err
+	if e.Topo.Rank == ranks[0] {
+		return e.collect(key, ranks[1:], deadline)
 	}
+	return e.attend(key, ranks[0], deadline)
+}
 
-	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
-	e.mail.send(first, mailHello, key, number)
-	missing = []int{first}
-	failed := false
+// attempt is what the first member knows of the attempt of another.
+type attempt struct {
+	number []byte // that of its hello
+	round  uint64 // the last round in which it was asked
+	still  bool   // it has answered in that round
+}
+
+// collect is the first member's part of meet.
+func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []int, err error) {
+	came := map[int]*attempt{}
+	ask := func(r int, round uint64) {
+		came[r].round, came[r].still = round, false
+		e.mail.send(r, mailReady, key, binary.LittleEndian.AppendUint64(bytes.Clone(came[r].number), round))
+	}
+	round := uint64(0) // 0 asks who arrives, each later one asks all
 	err = e.wait(func() bool {
 		e.mail.pump()
+		missing = missing[:0]
+		for _, r := range others {
+			number, ok := e.mail.peek(mailHello, r, key)
+			switch {
+			case !ok:
+				delete(came, r)
+				missing = append(missing, r)
+			case came[r] == nil || !bytes.Equal(came[r].number, number):
+				came[r] = &attempt{number: number}
+				ask(r, 0)
+			}
+		}
+		if len(missing) > 0 {
+			return false
+		}
+		for _, r := range others {
+			if came[r].round == 0 { // somebody is new: what the others said may be old
+				round++
+				for _, r := range others {
+					ask(r, round)
+				}
+				break
+			}
+		}
+		for _, r := range others {
+			a := came[r]
+			if body, ok := e.mail.take(mailStill, r, key); ok && bytes.Equal(body, binary.LittleEndian.AppendUint64(bytes.Clone(a.number), a.round)) {
+				a.still = true
+			}
+			if !a.still {
+				missing = append(missing, r)
+			}
+		}
+		return len(missing) == 0
+	}, deadline)
+	kind, list := mailGo, []byte(nil)
+	if err != nil {
+		kind = mailFail
+		for _, r := range missing {
+			list = binary.LittleEndian.AppendUint32(list, uint32(r))
+		}
+	}
+	for _, r := range others {
+		if number, ok := e.mail.take(mailHello, r, key); ok {
+			e.mail.send(r, kind, key, append(number, list...))
+		}
+	}
+	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(time.Second), nil)
+	return missing, err
+}
+
+// attend is the part of meet of all members but the first.
+func (e *Env) attend(key uint64, first int, deadline time.Time) (missing []int, err error) {
+	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
+	e.mail.send(first, mailHello, key, number)
+	over, failed := false, false
+	until := deadline
+	err = e.wait(func() bool {
+		e.mail.pump()
+		if body, ok := e.mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) {
+			until = later(deadline, time.Now()).Add(verdictGrace)
+			e.mail.send(first, mailStill, key, body)
+		}
 		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
 			return true
 		}
 		body, ok := e.mail.take(mailFail, first, key)
-		if !ok || !bytes.HasPrefix(body, number) {
-			return false
+		if failed = ok && bytes.HasPrefix(body, number); failed {
+			for body = body[len(number):]; len(body) >= 4; body = body[4:] {
+				missing = append(missing, int(binary.LittleEndian.Uint32(body)))
+			}
+			return true
 		}
-		failed, missing = true, nil
-		for body = body[len(number):]; len(body) >= 4; body = body[4:] {
-			missing = append(missing, int(binary.LittleEndian.Uint32(body)))
-		}
-		return true
-	}, deadline.Add(answerGrace))
+		over = !time.Now().Before(until)
+		return over
+	}, time.Time{})
+	if over && err == nil {
+		err, missing = work.ErrDeadline, []int{first}
+	}
 	if err != nil {
 		e.mail.send(first, mailBye, key, nil)
 	}
@@ -196,6 +253,13 @@ func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) (missing []in
 		err = work.ErrDeadline
 	}
 	return missing, err
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // MonitoredBarrier returns when all members have called it. It meets them by messages and takes no

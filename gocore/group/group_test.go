@@ -1,6 +1,7 @@
 package group
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand"
 	"sync"
@@ -322,6 +323,37 @@ func TestNewGroupNamesWhoDoesNotCome(t *testing.T) {
 			assert.Equal(t, status.Timeout, se.Code)
 			assert.Equal(t, []int{2}, se.Ranks)
 		}
+	})
+}
+
+func TestAHelloThatWasTakenBackIsNotTakenForTheNextAttempt(t *testing.T) {
+	const key = 77
+	var gaveUp, done sync.WaitGroup
+	gaveUp.Add(1)
+	done.Add(2)
+	ranks(t, 2, nil, func(t *testing.T, e *Env, world *Group) {
+		both := []int{0, 1}
+		if e.Topo.Rank == 1 {
+			began := time.Now()
+			missing, err := e.meet(key, both, 50*time.Millisecond)
+			assert.ErrorIs(t, err, work.ErrDeadline)
+			assert.Equal(t, []int{0}, missing)
+			assert.Less(t, time.Since(began), verdictGrace) // rank 0 was not there to give a verdict
+			gaveUp.Done()
+		} else {
+			gaveUp.Wait()
+			// As if the hello had come and what takes it back were still under way.
+			e.mail.pump()
+			e.mail.inbox[letter{mailHello, 1, key}] = binary.LittleEndian.AppendUint64(nil, 1)
+			missing, err := e.meet(key, both, 50*time.Millisecond)
+			assert.ErrorIs(t, err, work.ErrDeadline)
+			assert.Equal(t, []int{1}, missing)
+		}
+		done.Done()
+		done.Wait()
+		missing, err := e.meet(key, both, 10*time.Second)
+		assert.NoError(t, err)
+		assert.Empty(t, missing)
 	})
 }
 

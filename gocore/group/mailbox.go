@@ -48,6 +48,8 @@ const (
 	mailGo                         // all have come
 	mailFail                       // some never came: their ranks follow
 	mailBye                        // the sender takes its hello back: its deadline ran out
+	mailReady                      // are you still at the attempt of this hello?
+	mailStill                      // yes
 	mailAsk                        // where are you in group key? See inquiry
 	mailAnswer                     // the answer
 )
@@ -99,12 +101,12 @@ func (m *mailbox) take(kind mailKind, from int, key uint64) ([]byte, bool) {
 	return body, ok
 }
 
-// has tells whether a message has arrived, and leaves it there.
-func (m *mailbox) has(kind mailKind, from int, key uint64) bool {
+// peek returns a message that has arrived, and leaves it there.
+func (m *mailbox) peek(kind mailKind, from int, key uint64) ([]byte, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, ok := m.inbox[letter{kind, from, key}]
-	return ok
+	body, ok := m.inbox[letter{kind, from, key}]
+	return body, ok
 }
 
 // pump receives what is there and frees what was sent. It does not wait.

@@ -58,6 +58,9 @@ var sonames = map[family][]string{
 type search struct {
 	*system
 	looked []string
+	// started is the family of a launcher whose executable may not be read (that of a process in another
+	// user namespace): nothing says where its library lies, but another family's cannot be started by it.
+	started family
 }
 
 func (s *search) note(format string, args ...any) {
@@ -173,12 +176,16 @@ func (s *system) checkExplicit(o Options, running Info) error {
 
 func (s *search) launchers(Options) (Found, bool, error) {
 	l := s.launcher()
-	if l.Path == "" || l.family == anyFamily {
-		if l.Name == "" {
-			s.note("launcher: none among the parents of this process")
-		} else {
-			s.note("launcher: %s, which has no MPI of its own", l.Name)
-		}
+	switch {
+	case l.Name == "":
+		s.note("launcher: none among the parents of this process")
+		return Found{}, false, nil
+	case l.family == anyFamily:
+		s.note("launcher: %s, which has no MPI of its own", l.Name)
+		return Found{}, false, nil
+	case l.Path == "":
+		s.note("launcher: %s, of %s, whose executable this process may not read", l.Name, l.MPI)
+		s.started = l.family
 		return Found{}, false, nil
 	}
 	why := "that of the launcher " + l.Path
@@ -211,6 +218,10 @@ func (s *search) variables(Options) (Found, bool, error) {
 			s.note("%s: not set", v.name)
 			continue
 		}
+		if s.started != anyFamily && s.started != v.of {
+			s.note("%s=%s: not of the launcher's family", v.name, prefix)
+			continue
+		}
 		if p, ok := s.in(prefix, v.of); ok {
 			return Found{p, fmt.Sprintf("that of %s=%s", v.name, prefix)}, true, nil
 		}
@@ -230,9 +241,9 @@ func (s *search) wheels(o Options) (Found, bool, error) {
 		if prefix == "" {
 			continue
 		}
-		all := s.all(prefix, anyFamily)
+		all := s.all(prefix, s.started)
 		if len(all) == 0 {
-			s.note("%s: no %s", filepath.Join(prefix, "lib"), strings.Join(sonames[anyFamily], ", "))
+			s.note("%s: no %s", filepath.Join(prefix, "lib"), strings.Join(sonames[s.started], ", "))
 			continue
 		}
 		why := "in Python's prefix " + prefix
@@ -245,7 +256,7 @@ func (s *search) wheels(o Options) (Found, bool, error) {
 }
 
 func (s *search) loader(Options) (Found, bool, error) {
-	if p, ok := s.ask(anyFamily); ok {
+	if p, ok := s.ask(s.started); ok {
 		return Found{p, "found by the dynamic loader"}, true, nil
 	}
 	return Found{}, false, nil

@@ -188,3 +188,17 @@ func TestLauncherWithLibraryElsewhere(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "/usr/lib/libmpich.so.12", f.Path)
 }
+
+func TestLauncherThatMayNotBeRead(t *testing.T) {
+	// In a user namespace the executable of a parent outside cannot be read; its name can.
+	vars := map[string]string{"OPAL_PREFIX": "/ompi"}
+	s := fakeHost(t, []string{"hydra_pmi_proxy"}, vars, "/ompi/lib/libmpi.so.40", "/venv/lib/libmpi.so.40", "/venv/lib/libmpi.so.12")
+	f, looked, err := s.discover(Options{SysPrefix: "/venv"})
+	require.NoError(t, err)
+	assert.Equal(t, "/venv/lib/libmpi.so.12", f.Path, looked)
+
+	s.load = func(soname string) (string, error) { return "/usr/lib/" + soname, nil }
+	f, _, err = s.discover(Options{SysPrefix: "/usr"})
+	require.NoError(t, err)
+	assert.Equal(t, "/usr/lib/libmpi.so.12", f.Path)
+}

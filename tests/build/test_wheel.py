@@ -113,7 +113,7 @@ def test_a_version_of_everything_is_pinned() -> None:
         for folder in ("tests", "examples", "tools")
         for path in (ROOT / folder).glob("requirements*.txt")
     ]
-    assert len(files) == 5, files
+    assert len(files) == 6, files
     for path in files:
         for line in path.read_text().splitlines():
             assert line.startswith("-r ") or line in pinned, f"{path}: {line} is not pinned"
