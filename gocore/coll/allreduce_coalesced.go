@@ -11,7 +11,8 @@ var allReduceCoalescedPack = Algorithm{Name: "pack", Enabled: always, Polls: fun
 }, Scratch: func(a *Args) int64 {
 	one := *a
 	one.Code, one.Recv = op.AllReduce, []Part{{Count: counts(a.Recv)}}
-	return a.joining(a.Recv) + Scratch(&one, 0)
+	s := one.Sig()
+	return a.joining(a.Recv) + Scratch(&s, &one, 0)
 }, Build: func(a *Args, p *Program) error {
 	whole, unpack, err := a.contiguous(p, a.Recv, true)
 	if err != nil {
@@ -20,7 +21,7 @@ var allReduceCoalescedPack = Algorithm{Name: "pack", Enabled: always, Polls: fun
 	one := *a
 	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{Data: whole, Count: counts(a.Recv)}}
 	one.Count = one.Recv[0].Count
-	inner := asOne(&Sig{DType: one.DType, Reduce: one.Reduce, Count: one.Count, Size: one.Size})
+	inner := one.Sig()
 	alg, err := Choose(&inner)
 	if err != nil {
 		return err

@@ -123,21 +123,27 @@ func Plan(s *Sig) (alg *Algorithm, polled bool, err error) {
 	return alg, alg.polls(s), nil
 }
 
+// Sig returns what the registry chooses by, but for what the members agree on.
+func (a *Args) Sig() Sig {
+	return Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Count: a.Count, Size: a.Size}
+}
+
 // Scratch returns the most bytes of host memory that Build of any algorithm takes on this rank which
-// may be chosen, whatever the others announce. own are the flags that this rank announces.
-func Scratch(a *Args, own arrive.Flags) (most int64) {
-	if a.Code <= 0 || int(a.Code) >= len(registry) {
+// may be chosen, whatever the others announce. s is that of a (the caller has it in memory that is
+// reused: this is called once a collective), own are the flags that this rank announces.
+func Scratch(s *Sig, a *Args, own arrive.Flags) (most int64) {
+	if s.Code <= 0 || int(s.Code) >= len(registry) {
 		return 0
 	}
-	s := Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Count: a.Count, Size: a.Size}
-	for i := range registry[a.Code] {
-		alg := &registry[a.Code][i]
+	for i := range registry[s.Code] {
+		alg := &registry[s.Code][i]
 		if alg.Scratch == nil {
 			continue
 		}
 		for _, s.Agreed = range [2]arrive.Flags{own, 0} {
-			if alg.Enabled(&s) {
+			if alg.Enabled(s) {
 				most = max(most, alg.Scratch(a))
+				break
 			}
 		}
 	}

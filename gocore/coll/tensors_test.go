@@ -160,7 +160,7 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
 	if alg.Name != "direct" && len(p.scratch) > reserved {
 		return fmt.Errorf("%s of %s takes more scratch memory than its Scratch tells", alg.Name, a.Code)
 	}
-	sig := Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Count: a.Count, Size: a.Size}
+	sig := a.Sig()
 	if how == blocking && !alg.polls(&sig) {
 		return p.Run()
 	}

@@ -15,6 +15,12 @@ import (
 
 // call is a collective that was found in order.
 type call struct {
+	request
+	prog coll.Program
+}
+
+// request is what a call is about.
+type request struct {
 	args     coll.Args
 	sig      arrive.Signature
 	chosen   coll.Sig
@@ -29,7 +35,6 @@ type call struct {
 	staged      []staging   // host tensors that are not contiguous
 	stream      cuda.Stream // that tensors in device memory are ordered with
 	mappable    bool        // other processes can map all of those
-	prog        coll.Program
 	// Room for the usual one buffer a side, so that no slice is allocated.
 	one [2]coll.Part
 }
@@ -38,16 +43,16 @@ type call struct {
 var calls = sync.Pool{New: func() any { return new(call) }}
 
 func (c *call) recycle() {
-	prog := c.prog // keeps the memory of its steps
-	prog.Reset(nil)
-	*c = call{prog: prog}
+	c.request = request{}
+	c.prog.Reset(nil) // which keeps the memory of its steps
 	calls.Put(c)
 }
 
 // reserve takes the scratch memory that the collective may want, before it is announced: the others
 // would wait in MPI for a rank that finds out later that it has none.
 func (c *call) reserve() error {
-	return c.prog.Reserve(coll.Scratch(&c.args, c.flags))
+	c.chosen = c.args.Sig()
+	return c.prog.Reserve(coll.Scratch(&c.chosen, &c.args, c.flags))
 }
 
 // inlineSpin is how many pauses an inline arrival spins for before it waits in
@@ -201,10 +206,12 @@ type unserved struct{ error }
 // operation found itself, before it moved anything, is not such a failure.
 // It names ranks of the group, for an algorithm knows no others.
 func (g *Group) after(err error) error {
+	if err == nil { // before what errors.As makes escape to the heap
+		return nil
+	}
 	var e *status.Error
 	var none unserved
 	switch {
-	case err == nil:
 	case errors.As(err, &none):
 		return none.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
@@ -223,8 +230,7 @@ func (c *call) agree(g *Group, agreed arrive.Result) *coll.Sig {
 	if agreed.Any&arrive.Device != 0 {
 		c.agreeOnDevice(g, agreed)
 	}
-	c.chosen = coll.Sig{Code: c.args.Code, DType: c.args.DType, Reduce: c.args.Reduce, Root: c.args.Root,
-		Count: c.args.Count, Size: g.Size, Agreed: agreed.All, Any: agreed.Any}
+	c.chosen.Agreed, c.chosen.Any = agreed.All, agreed.Any
 	return &c.chosen
 }
 

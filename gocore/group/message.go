@@ -391,7 +391,7 @@ func (m *message) outcome() (r work.Result, err error) {
 				m.code, r.Source, r.Tag, r.Bytes, h.bytes).WithRanks(m.g.Ranks[r.Source])
 		}
 		if err == nil && h.stage != nil {
-			c := call{staged: []staging{*h.stage}}
+			c := call{request: request{staged: []staging{*h.stage}}}
 			err = c.unstage(nil)
 			h.stage = nil
 		}
