@@ -189,15 +189,14 @@ func Submit(d *op.Desc, nested bool) (uint64, work.Result, error) {
 		return 0, r, err
 	}
 	if err != nil {
-		return c.env.Engine.Register(h), r, err
+		return work.Register(h), r, err
 	}
-	if trait, _ := op.TraitOf(d.Code); h.Done() && trait.Collective && d.Flags&op.FlagNotify == 0 {
-		r, err := h.Result()
-		if err == nil && r.Device == 0 {
+	if h.Done() && d.Flags&op.FlagNotify == 0 {
+		if r, err := h.Result(); err == nil && r.Device == 0 {
 			return 0, r, nil
 		}
 	}
-	return c.env.Engine.Register(h), work.Result{}, nil
+	return work.Register(h), work.Result{}, nil
 }
 
 // Refuse publishes that this rank does not take part in a collective.
@@ -213,67 +212,44 @@ func Refuse(id int64, code op.Code) error {
 	return g.Refuse(code)
 }
 
-// Wait waits for a work up to limit; a negative limit waits as long as its deadline.
-func Wait(id uint64, limit time.Duration) (work.Result, error) {
-	c, h, err := lookup(id)
-	if err != nil {
-		return work.Result{}, err
+// Wait waits for a work up to limit; a negative limit waits as long as its deadline. With release
+// the number of a work that ended well, and of which nothing is left to ask, is forgotten: released
+// tells, also when another thread was quicker. A work may outlive its world.
+func Wait(id uint64, limit time.Duration, interrupt work.Interrupt, release bool) (r work.Result, released bool, err error) {
+	if err := healthy(); err != nil {
+		return r, false, err
 	}
-	return h.Wait(limit, c.env.Interrupt)
+	h, err := work.Lookup(id)
+	if err != nil {
+		return r, true, err
+	}
+	r, err = h.Wait(limit, interrupt)
+	return r, release && err == nil && r.Device == 0 && h.Settled() && work.Release(id), err
 }
 
 // Test tells whether a work is over, after taking it as far as it goes at once.
 func Test(id uint64) (bool, error) {
-	c, h, err := lookup(id)
+	h, err := lookup(id)
 	if err != nil {
 		return false, err
 	}
-	if !h.Done() {
-		c.env.Engine.Tick()
-	}
-	return h.Ended()
+	return h.Test()
 }
 
 // Order makes a stream of the device wait for what a work has left queued there.
 func Order(id, stream uint64) error {
-	_, h, err := lookup(id)
+	h, err := lookup(id)
 	if err == nil {
 		err = h.Order(stream)
 	}
 	return err
 }
 
-// Notify asks for the end of a work to be reported by work.NextCompletion.
-func Notify(id uint64) error {
-	_, h, err := lookup(id)
-	if err == nil {
-		h.Notify()
+func lookup(id uint64) (*work.Handle, error) {
+	if err := healthy(); err != nil {
+		return nil, err
 	}
-	return err
-}
-
-// Release forgets the number of a work, which goes on if it is not over. It returns whether MPI
-// is done with the work's memory. If not, NextReleased tells when it is.
-func Release(id uint64) (free bool) {
-	if c := current.Load(); c != nil {
-		if known, free := c.env.Engine.Release(id); known {
-			return free
-		}
-	}
-	return !inUse.Load() // of an earlier life
-}
-
-// NextReleased returns a work that was released before MPI was done with its memory, and with which it
-// is by now; each once, 0 if there is none.
-func NextReleased() uint64 { return work.NextReleased() }
-
-func lookup(id uint64) (*core, *work.Handle, error) {
-	c, err := get()
-	if err != nil {
-		return nil, nil, err
-	}
-	h, err := c.env.Engine.Lookup(id)
-	return c, h, err
+	return work.Lookup(id)
 }
 
 // Destroy frees every group and what init made, after what is under way. MPI goes on until the process ends.

@@ -70,12 +70,11 @@ func TestNothingWorksBeforeInit(t *testing.T) {
 	_, _, err := Submit(&op.Desc{Code: op.Barrier}, false)
 	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
 	assert.Equal(t, status.NotInitialized, status.CodeOf(Refuse(0, op.Barrier)))
-	_, err = Wait(1, 0)
-	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
+	_, _, err = Wait(1, 0, nil, false)
+	assert.ErrorContains(t, err, "work 1 does not exist")
 	_, err = Test(1)
-	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
-	assert.Equal(t, status.NotInitialized, status.CodeOf(Notify(1)))
-	Release(1)
+	assert.ErrorContains(t, err, "work 1 does not exist")
+	assert.True(t, Release(1))
 	BeforeFinalize()
 }
 
@@ -155,29 +154,32 @@ func TestWorksByNumber(t *testing.T) {
 	done, err := Test(recv)
 	assert.NoError(t, err)
 	assert.False(t, done)
-	_, err = Wait(recv, time.Millisecond)
+	_, _, err = Wait(recv, time.Millisecond, nil, false)
 	assert.Equal(t, status.NotReady, status.CodeOf(err))
-	assert.NoError(t, Notify(recv))
 
 	d, _ = message(t, op.Send, 42, op.FlagNotify)
 	send, _, err := Submit(d, false)
 	require.NoError(t, err)
-	r, err := Wait(recv, 5*time.Second)
+	r, released, err := Wait(recv, 5*time.Second, nil, false)
 	require.NoError(t, err)
 	assert.Equal(t, work.Result{Source: 0, Tag: 5, Bytes: 8}, r)
+	assert.False(t, released)
 	assert.Equal(t, int64(42), *into)
-	_, err = Wait(send, 5*time.Second)
+	_, _, err = Wait(send, 5*time.Second, nil, false)
 	require.NoError(t, err)
 	done, err = Test(recv)
 	assert.NoError(t, err)
 	assert.True(t, done)
-	ids := []uint64{work.NextCompletion(5 * time.Second), work.NextCompletion(5 * time.Second)}
-	assert.ElementsMatch(t, []uint64{recv, send}, ids)
+	ended := make([]work.Completion, 4)
+	assert.Equal(t, 1, work.NextCompletions(ended, 5*time.Second))
+	assert.Equal(t, work.Completion{ID: send, Released: true, Result: work.Result{}}, ended[0])
 
-	Release(recv)
-	_, err = Wait(recv, 0)
+	_, released, err = Wait(recv, 0, nil, true)
+	assert.NoError(t, err)
+	assert.True(t, released)
+	_, released, err = Wait(recv, 0, nil, true)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
-	assert.Equal(t, status.Argument, status.CodeOf(Notify(recv)))
+	assert.True(t, released)
 
 	// A collective that is over at once has no number, unless its end is to be reported.
 	id, _, err := Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync, TimeoutNS: -1}, false)
@@ -186,7 +188,8 @@ func TestWorksByNumber(t *testing.T) {
 	id, _, err = Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync | op.FlagNotify, TimeoutNS: -1}, false)
 	assert.NoError(t, err)
 	assert.NotZero(t, id)
-	assert.Equal(t, id, work.NextCompletion(5*time.Second))
+	assert.Equal(t, 1, work.NextCompletions(ended, 5*time.Second))
+	assert.Equal(t, id, ended[0].ID)
 }
 
 // After a panic every call says so, and init does not start over.
@@ -204,6 +207,6 @@ func TestAPanicPoisonsTheCore(t *testing.T) {
 	}
 	_, _, err := Submit(&op.Desc{Code: op.Barrier, TimeoutNS: -1}, false)
 	assert.Equal(t, status.Panic, status.CodeOf(err))
-	_, err = Wait(1, 0)
+	_, _, err = Wait(1, 0, nil, false)
 	assert.Equal(t, status.Panic, status.CodeOf(err))
 }

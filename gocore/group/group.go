@@ -94,6 +94,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 		}
 	}
 	t := g.newCollective(c)
+	t.handle.Watch(d.Cookie, d.State)
 	if d.Flags&op.FlagNotify != 0 {
 		t.handle.Notify()
 	}

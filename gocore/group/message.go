@@ -47,6 +47,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	}
 	if d.Flags&op.FlagAsync != 0 {
 		h := m.become()
+		h.Watch(d.Cookie, d.State)
 		m.async = true
 		g.async.Add(1)
 		if d.Flags&op.FlagNotify != 0 {

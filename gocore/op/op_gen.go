@@ -90,7 +90,7 @@ const (
 const (
 	// FlagAsync: return a work handle at once instead of waiting.
 	FlagAsync uint32 = 1
-	// FlagNotify: report the end of the work through pmpi_next_completion.
+	// FlagNotify: report the end of the work through pmpi_next_completions.
 	FlagNotify uint32 = 2
 )
 

@@ -45,8 +45,6 @@ __all__ = [
     "LEGACY_STREAM",
     "Description",
     "Kind",
-    "bump",
-    "bumps",
     "consumer",
     "empty_like",
     "record",
@@ -84,29 +82,6 @@ _kinds: dict[type, Kind] = {}
 def register(tensor_type: type, kind: Kind) -> None:
     """Teach the library a type of tensors, and its subclasses unless they are registered too."""
     _kinds[tensor_type] = kind
-    bumps.clear()
-
-
-class _Bumps(dict[type, "Callable[[Any], None] | None"]):
-    """The bump of each type, one dictionary look-up away on the hot path."""
-
-    def __missing__(self, tensor_type: type) -> Callable[[Any], None] | None:
-        function = self[tensor_type] = _kind_of(tensor_type).bump
-        return function
-
-
-bumps = _Bumps()
-
-
-def bump(written: object) -> None:
-    """Tell autograd that a tensor, or each tensor of a list, was written to."""
-    if isinstance(written, (list, tuple)):
-        for tensor in written:
-            bump(tensor)
-        return
-    function = bumps[written.__class__]
-    if function is not None:
-        function(written)
 
 
 def empty_like(tensor: Any) -> Any:
@@ -208,7 +183,7 @@ def _resolve(tensor: object) -> None:
             "give one of NumPy, Paddle or PyTorch, or what has the buffer protocol, __dlpack__ or "
             "__cuda_array_interface__"
         )
-    _native.core().register(tensor_type, kind.describe)
+    _native.core().register(tensor_type, kind.describe, kind.bump)
 
 
 def _install(core: ModuleType) -> None:

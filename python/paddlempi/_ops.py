@@ -105,7 +105,7 @@ class ReduceCode(IntEnum):
 ASYNC: Final = 1
 """Flag of an operation: return a work handle at once instead of waiting."""
 NOTIFY: Final = 2
-"""Flag of an operation: report the end of the work through pmpi_next_completion."""
+"""Flag of an operation: report the end of the work through pmpi_next_completions."""
 
 
 class Arity(IntEnum):

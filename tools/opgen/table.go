@@ -247,7 +247,7 @@ type flagBit struct {
 
 var flags = []flagBit{
 	{1, "FlagAsync", "ASYNC", "return a work handle at once instead of waiting"},
-	{2, "FlagNotify", "NOTIFY", "report the end of the work through pmpi_next_completion"},
+	{2, "FlagNotify", "NOTIFY", "report the end of the work through pmpi_next_completions"},
 }
 
 // validate finds slips in the tables that would otherwise become bad code.

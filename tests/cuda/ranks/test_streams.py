@@ -81,7 +81,6 @@ def known() -> Iterator[None]:
     yield
     for kind in (Tensor, Mute):
         del _buffer._kinds[kind]
-    _buffer.bumps.clear()
 
 
 @pytest.fixture

@@ -1,0 +1,700 @@
+#ifdef PMPI_PYMODULE
+/* Submitting an operation, and the Python object of one that goes on after its call. The object
+ * owns the number of the core's work, the tensors, and the answer: there is no other table of works
+ * in Python or C. An operation costs two calls of the core: submit, and the one that brings its
+ * end, by wait() or by next_completions(). All of it is guarded by the GIL, but for the word of
+ * kept. */
+#define _GNU_SOURCE
+#include "operation.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "guard.h"
+#include "tensor.h"
+
+/* Flags of Python's submit that the core does not know (python/paddlempi/_ops.py). */
+enum { QUIET = 1 << 16, ONCE = 1 << 17 };
+
+/* What an operation keeps alive: the tensors, and the exports of those that have the buffer
+ * protocol. Freed when MPI and the device are done with them, which may be later than the end of
+ * the operation for its caller, and later than its object. */
+typedef struct kept {
+	struct kept *next; /* of the orphans */
+	pmpi_work work;
+	uint32_t state;        /* shared with the core: PMPI_STATE_* */
+	PyObject *send, *recv; /* NULL once they were let go */
+	int32_t n;
+	Py_buffer views[];
+} kept;
+
+/* Invariant: once done is 1, error and result tell how it ended and do not change. */
+typedef struct operation {
+	PyObject head;
+	pmpi_work work; /* 0: the core has forgotten it */
+	kept *kept;     /* NULL where nothing is kept any more */
+	pmpi_result result;
+	PyObject *error;                   /* what it ended with, or NULL */
+	PyObject *at_end;                  /* called once at the end, or NULL */
+	PyObject *context;                 /* given to who reads completions, or NULL; see notify */
+	struct operation *before, *behind; /* in the list of those with a context */
+	char done, concluding, received, again, idle;
+} operation;
+
+static PyTypeObject *type;
+static kept *orphans; /* their objects are gone; pmpi_next_released tells when they may be freed */
+static operation *awaited; /* those with a context */
+
+/* ---- what is kept ---- */
+
+/* own returns a new reference to tensors, which are the items of a list, not the list: its owner
+ * may change it. */
+static PyObject *own(PyObject *tensors) {
+	if (PyType_GetFlags(tensors->ob_type) & TPFLAGS_LIST) {
+		PyObject *items = PyList_AsTuple(tensors);
+		if (items)
+			return items;
+		PyErr_Clear(); /* no memory: the list will do unless it is changed */
+	}
+	Py_IncRef(tensors);
+	return tensors;
+}
+
+static kept *keep_room(const side *a, const side *b) {
+	kept *k = calloc(1, sizeof *k + (size_t)(a->n_views + b->n_views) * sizeof k->views[0]);
+	if (k == NULL)
+		PyErr_NoMemory();
+	return k;
+}
+
+/* keep takes the tensors and their exports over. */
+static void keep(kept *k, PyObject *send, PyObject *recv, side *a, side *b) {
+	memcpy(k->views, a->views, (size_t)a->n_views * sizeof k->views[0]);
+	memcpy(k->views + a->n_views, b->views, (size_t)b->n_views * sizeof k->views[0]);
+	k->n = a->n_views + b->n_views;
+	a->n_views = b->n_views = 0;
+	k->send = own(send);
+	k->recv = own(recv);
+}
+
+/* empty lets go of what k keeps. Destructors may run, and call anything here. */
+static void empty(kept *k) {
+	PyObject *send = k->send, *recv = k->recv;
+	int32_t n = k->n;
+	k->send = k->recv = NULL;
+	k->n = 0;
+	for (int32_t i = 0; i < n; i++)
+		PyBuffer_Release(&k->views[i]);
+	if (send)
+		Py_DecRef(send);
+	if (recv)
+		Py_DecRef(recv);
+}
+
+/* release forgets a work, with what it keeps now or when that may be freed. */
+static void release(pmpi_work work, kept *k) {
+	if (work != 0 && pmpi_release(work)) {
+		k->work = work;
+		k->next = orphans;
+		orphans = k;
+		return;
+	}
+	empty(k);
+	free(k);
+}
+
+/* collect frees what orphans keep that are over by now. */
+static void collect(void) {
+	pmpi_work work;
+	while (orphans && (work = pmpi_next_released()) != 0) {
+		for (kept **p = &orphans; *p; p = &(*p)->next) {
+			if ((*p)->work == work) {
+				kept *k = *p;
+				*p = k->next;
+				empty(k);
+				free(k);
+				break;
+			}
+		}
+	}
+}
+
+/* ---- the end of an operation ---- */
+
+/* give_way lets another thread have the GIL for a moment. */
+static void give_way(void) {
+	PyThreadState *ts = PyEval_SaveThread();
+	nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+	PyEval_RestoreThread(ts);
+}
+
+/* conclude writes down how o ended, once, and lets go of its tensors unless a device or MPI still
+ * uses them. With rc other than 0 the error is that of the core's latest call. */
+static void conclude(operation *o, int rc, const pmpi_result *r) {
+	if (r->released && rc == 0)
+		o->work = 0;
+	while (o->concluding && !o->done)
+		give_way(); /* at_end runs in another thread */
+	if (o->done)
+		return;
+	o->concluding = 1;
+	if (rc) {
+		PyObject *t, *tb;
+		raise_last(rc);
+		PyErr_Fetch(&t, &o->error, &tb);
+		if (t)
+			Py_DecRef(t);
+		if (tb)
+			Py_DecRef(tb);
+		o->result = (pmpi_result){.source = -1, .tag = -1};
+	} else {
+		o->result = *r;
+		if (!o->received)
+			o->result.source = o->result.tag = -1;
+	}
+	if (o->again && o->kept)
+		tensor_written(o->kept->recv);
+	if (o->at_end) {
+		PyObject *answer = PyObject_CallFunctionObjArgs(o->at_end, NULL);
+		if (answer)
+			Py_DecRef(answer);
+		else
+			PyErr_WriteUnraisable(o->at_end);
+		Py_DecRef(o->at_end);
+		o->at_end = NULL;
+	}
+	o->done = 1;
+	if (rc == 0 && r->device == 0 && o->kept) {
+		kept *k = o->kept;
+		if (o->work == 0)
+			o->kept = NULL;
+		empty(k);
+		if (o->work == 0)
+			free(k);
+	}
+}
+
+/* settle waits up to limit_ns for o to end. Returns 0, or -1 with a Python exception set: the limit
+ * ran out, or a signal handler raised. */
+static int settle(operation *o, int64_t limit_ns) {
+	if (o->done)
+		return 0;
+	pmpi_result r = {0};
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_finish(o->work, limit_ns, &r);
+	PyEval_RestoreThread(ts);
+	if (rc == PMPI_ERR_INTERRUPTED && PyErr_Occurred())
+		return -1;
+	/* Another thread was told of the end, and with that the core forgot the work. */
+	while (rc && r.released && !o->done)
+		give_way();
+	if (o->done)
+		return 0;
+	if (rc == PMPI_ERR_NOT_READY) {
+		raise_last(rc);
+		return -1;
+	}
+	conclude(o, rc, &r);
+	return 0;
+}
+
+/* ---- submit ---- */
+
+static const char *const field_names[] = {"root",  "peer",        "tag",         "timeout", "scale",
+										  "peer2", "send_splits", "recv_splits", "tag2"};
+enum { ROOT, PEER, TAG, TIMEOUT, SCALE, PEER2, SEND_SPLITS, RECV_SPLITS, TAG2, FIELDS };
+static PyObject *fields[FIELDS]; /* interned */
+
+static int field(PyObject *name) {
+	for (int i = 0; i < FIELDS; i++)
+		if (name == fields[i])
+			return i;
+	for (int i = 0; i < FIELDS; i++)
+		if (PyUnicode_CompareWithASCIIString(name, field_names[i]) == 0)
+			return i;
+	PyErr_Format(PyExc_TypeError, "submit() has no argument named %S", name);
+	return -1;
+}
+
+/* as_int reads an int32; a value beyond it is an error, not another value. */
+static int32_t as_int(PyObject *x, const char *name) {
+	long long v = PyLong_AsLongLong(x);
+	if (v != (int32_t)v)
+		raise_code(PMPI_ERR_ARGUMENT, "%s=%lld needs more than 32 bits", name, v);
+	return (int32_t)v;
+}
+
+static int read_fields(pmpi_op *op, PyObject *const *values, PyObject *names,
+					   PyObject **send_splits, PyObject **recv_splits) {
+	for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); i++) {
+		PyObject *x = values[i];
+		int which = field(PyTuple_GetItem(names, i));
+		switch (which) {
+		case ROOT:
+			op->root = as_int(x, "root");
+			break;
+		case PEER:
+			op->peer = as_int(x, "peer");
+			break;
+		case TAG:
+			op->tag = as_int(x, "tag");
+			break;
+		case TIMEOUT:
+			op->timeout_ns = to_ns(PyFloat_AsDouble(x));
+			break;
+		case SCALE:
+			op->scale = PyFloat_AsDouble(x);
+			break;
+		case PEER2:
+			op->peer2 = as_int(x, "peer2");
+			break;
+		case TAG2:
+			op->tag2 = as_int(x, "tag2");
+			break;
+		case SEND_SPLITS:
+			*send_splits = x;
+			break;
+		case RECV_SPLITS:
+			*recv_splits = x;
+			break;
+		default:
+			return -1;
+		}
+	}
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+static int receives_message(int32_t code) {
+	return code == PMPI_OP_RECV || code == PMPI_OP_SENDRECV || code == PMPI_OP_PROBE;
+}
+
+static PyObject *result_tuple(const pmpi_result *r) {
+	PyObject *t = PyTuple_New(3);
+	if (t == NULL)
+		return NULL;
+	PyTuple_SetItem(t, 0, PyLong_FromLongLong(r->source));
+	PyTuple_SetItem(t, 1, PyLong_FromLongLong(r->bytes));
+	PyTuple_SetItem(t, 2, PyLong_FromLongLong(r->tag));
+	return t;
+}
+
+void operation_refuse(int64_t group, int32_t code) {
+	PyObject *t, *v, *tb;
+	PyErr_Fetch(&t, &v, &tb);
+	PyThreadState *ts = PyEval_SaveThread();
+	pmpi_refuse(group, code); /* does nothing for a message */
+	PyEval_RestoreThread(ts);
+	PyErr_Restore(t, v, tb);
+}
+
+/* call carries op out on the calling thread. */
+static PyObject *call(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
+	pmpi_work work = 0;
+	pmpi_result result;
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_submit(op, &work, &result);
+	PyEval_RestoreThread(ts);
+	if (rc == 0) {
+		if (!(flags & QUIET))
+			tensor_written(recv);
+		return receives_message(op->code) ? result_tuple(&result) : none();
+	}
+	if (work != 0) { /* MPI may use the memory longer */
+		PyObject *t, *v, *tb;
+		PyErr_Fetch(&t, &v, &tb); /* what a signal handler raised */
+		kept *k = keep_room(a, b);
+		if (k) {
+			keep(k, send, recv, a, b);
+			release(work, k);
+		} else { /* no memory to write that down: kept for ever */
+			PyErr_Clear();
+			own(send);
+			own(recv);
+			a->n_views = b->n_views = 0;
+		}
+		PyErr_Restore(t, v, tb);
+	}
+	return raise_last(rc);
+}
+
+/* start begins op, which goes on after the call. */
+static PyObject *start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
+	operation *o = (operation *)PyType_GenericAlloc(type, 0);
+	kept *k = o ? keep_room(a, b) : NULL;
+	if (k == NULL) {
+		if (o)
+			Py_DecRef(&o->head);
+		operation_refuse(op->group, op->code);
+		return NULL;
+	}
+	o->kept = k;
+	o->received = (char)receives_message(op->code);
+	op->cookie = (uint64_t)(uintptr_t)o;
+	op->state = &k->state;
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_submit(op, &o->work, &o->result);
+	PyEval_RestoreThread(ts);
+	if (o->work != 0)
+		keep(k, send, recv, a, b); /* with an error too: MPI may use the memory longer */
+	if (rc) {
+		raise_last(rc);
+		Py_DecRef(&o->head);
+		return NULL;
+	}
+	if (!(flags & QUIET))
+		tensor_written(recv);
+	o->again = !(flags & (QUIET | ONCE));
+	if (o->work == 0) {
+		pmpi_result r = o->result;
+		r.released = 1;
+		conclude(o, 0, &r);
+	}
+	return &o->head;
+}
+
+PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+	(void)self;
+	if (!wants(n, 4, 6, "submit"))
+		return NULL;
+	if (__builtin_expect(orphans != NULL, 0))
+		collect();
+	side send, recv;
+	send.n = send.n_views = recv.n = recv.n_views = 0;
+	send.on_device = recv.on_device = 0;
+	pmpi_op op;
+	memset(&op, 0, sizeof op);
+	op.size = sizeof op;
+	op.code = as_int(args[0], "code");
+	op.group = PyLong_AsLongLong(args[1]);
+	op.reduce_op = n > 4 ? as_int(args[4], "reduce_op") : 0;
+	int flags = n > 5 ? as_int(args[5], "flags") : 0;
+	op.flags = (uint32_t)(flags & ~(QUIET | ONCE));
+	op.root = op.peer = op.peer2 = -1;
+	op.timeout_ns = -1;
+	op.scale = 1;
+	PyObject *send_splits = Py_None, *recv_splits = Py_None;
+	if (read_fields(&op, args + n, names, &send_splits, &recv_splits)) {
+		operation_refuse(op.group, op.code);
+		return NULL;
+	}
+
+	PyObject *out = NULL;
+	if (side_describe(&send, args[2], "send") || side_split(&send, send_splits, "send")) {
+		recv.bufs = recv.room, recv.views = recv.view_room, recv.n_dims = 0, recv.more_dims = NULL;
+		operation_refuse(op.group, op.code);
+	} else if (side_describe(&recv, args[3], "recv") || side_split(&recv, recv_splits, "recv") ||
+			   side_stream(&send, &recv, &op.stream)) {
+		operation_refuse(op.group, op.code);
+	} else {
+		op.send = send.bufs;
+		op.n_send = send.n;
+		op.recv = recv.bufs;
+		op.n_recv = recv.n;
+		out = op.flags & PMPI_FLAG_ASYNC ? start(&op, args[2], args[3], &send, &recv, flags)
+										 : call(&op, args[2], args[3], &send, &recv, flags);
+	}
+	side_release(&send);
+	side_release(&recv);
+	return out;
+}
+
+/* ---- the object ---- */
+
+static void op_dealloc(PyObject *self) {
+	operation *o = (operation *)self;
+	PyObject *t, *v, *tb;
+	PyErr_Fetch(&t, &v, &tb);
+	if (o->kept)
+		release(o->work, o->kept);
+	if (o->error)
+		Py_DecRef(o->error);
+	if (o->at_end)
+		Py_DecRef(o->at_end);
+	PyTypeObject *of = self->ob_type;
+	PyObject_Free(self);
+	Py_DecRef((PyObject *)of);
+	if (orphans)
+		collect();
+	PyErr_Restore(t, v, tb);
+}
+
+static PyObject *raise_error_of(operation *o) {
+	PyErr_SetObject((PyObject *)o->error->ob_type, o->error);
+	return NULL;
+}
+
+static PyObject *op_wait(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	operation *o = (operation *)self;
+	if (!wants(n, 0, 1, "wait"))
+		return NULL;
+	if (!o->done) {
+		int64_t limit = n > 0 ? to_ns(PyFloat_AsDouble(args[0])) : -1;
+		if (PyErr_Occurred() || settle(o, limit))
+			return NULL;
+	}
+	return o->error ? raise_error_of(o) : none();
+}
+
+/* idle notes that the device is done, too. */
+static void idle(operation *o) {
+	o->idle = 1;
+	if (o->kept)
+		empty(o->kept);
+}
+
+static PyObject *op_test(PyObject *self, PyObject *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	if (o->done && (o->idle || o->error || o->result.device == 0))
+		return PyBool_FromLong(1);
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_test(o->work);
+	PyEval_RestoreThread(ts);
+	if (rc == 0)
+		return PyBool_FromLong(0);
+	PyObject *lost = NULL;
+	if (rc < 0 && !o->done && rc != -PMPI_ERR_CUDA && rc != -PMPI_ERR_ARGUMENT)
+		return raise_last(-rc);
+	if (rc == -PMPI_ERR_CUDA) { /* the device is lost: nothing will happen there any more */
+		PyObject *t, *tb;
+		raise_last(-rc);
+		PyErr_Fetch(&t, &lost, &tb);
+		if (t)
+			Py_DecRef(t);
+		if (tb)
+			Py_DecRef(tb);
+	}
+	if (!o->done && settle(o, 0)) {
+		if (lost)
+			Py_DecRef(lost);
+		if (!o->done) { /* in this very moment another thread takes it to its end */
+			PyErr_Clear();
+			return PyBool_FromLong(0);
+		}
+		PyErr_Clear();
+	}
+	if (o->result.device)
+		idle(o);
+	if (lost && o->error == NULL)
+		o->error = lost;
+	else if (lost)
+		Py_DecRef(lost);
+	return PyBool_FromLong(1);
+}
+
+static PyObject *op_order(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	if (!wants(n, 1, 1, "order"))
+		return NULL;
+	uint64_t stream = PyLong_AsUnsignedLongLong(args[0]);
+	if (PyErr_Occurred())
+		return NULL;
+	pmpi_work work = ((operation *)self)->work;
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_order(work, stream);
+	PyEval_RestoreThread(ts);
+	return rc ? raise_last(rc) : none();
+}
+
+static PyObject *op_let_go(PyObject *self, PyObject *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	if (o->kept)
+		empty(o->kept);
+	return none();
+}
+
+static PyObject *op_at_end(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	operation *o = (operation *)self;
+	if (!wants(n, 1, 1, "at_end"))
+		return NULL;
+	while (o->concluding && !o->done)
+		give_way();
+	if (o->done)
+		return PyBool_FromLong(0);
+	Py_IncRef(args[0]);
+	PyObject *old = o->at_end;
+	o->at_end = args[0];
+	if (old)
+		Py_DecRef(old);
+	return PyBool_FromLong(1);
+}
+
+static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	operation *o = (operation *)self;
+	if (!wants(n, 1, 1, "notify"))
+		return NULL;
+	if (o->context)
+		return PyBool_FromLong(1);
+	if (o->done || o->kept == NULL ||
+		__atomic_fetch_or(&o->kept->state, PMPI_STATE_NOTIFY, __ATOMIC_SEQ_CST) & PMPI_STATE_OVER)
+		return PyBool_FromLong(0);
+	Py_IncRef(args[0]);
+	o->context = args[0];
+	Py_IncRef(self); /* for the cookie, until its completion is read */
+	o->behind = awaited;
+	if (awaited)
+		awaited->before = o;
+	awaited = o;
+	return PyBool_FromLong(1);
+}
+
+/* reported takes o off the list. Returns its context, and gives up the reference of its cookie. */
+static PyObject *reported(operation *o) {
+	PyObject *context = o->context;
+	if (o->before)
+		o->before->behind = o->behind;
+	else
+		awaited = o->behind;
+	if (o->behind)
+		o->behind->before = o->before;
+	o->before = o->behind = NULL;
+	o->context = NULL;
+	Py_DecRef(&o->head);
+	return context;
+}
+
+PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self;
+	enum { BATCH = 32 };
+	pmpi_completion ended[BATCH];
+	if (!wants(n, 0, 1, "next_completions"))
+		return NULL;
+	int64_t limit = n > 0 ? to_ns(PyFloat_AsDouble(args[0])) : -1;
+	if (PyErr_Occurred())
+		return NULL;
+	if (pmpi_guard_forked()) {
+		pmpi_next_completions(ended, BATCH, 0);
+		return raise_last(PMPI_ERR_FORKED);
+	}
+	PyThreadState *ts = PyEval_SaveThread();
+	int got = pmpi_next_completions(ended, BATCH, limit);
+	PyEval_RestoreThread(ts);
+	PyObject *contexts = PyList_New(0);
+	for (int i = 0; i < got; i++) {
+		operation *o = (operation *)(uintptr_t)ended[i].cookie;
+		if (o == NULL || o->context == NULL)
+			continue; /* submitted with the flag NOTIFY: not by this module */
+		if (ended[i].code) {
+			if (!o->done)
+				conclude(o, pmpi_wait(o->work, 0, &ended[i].result), &ended[i].result);
+		} else {
+			conclude(o, 0, &ended[i].result);
+		}
+		PyObject *context = reported(o);
+		if (contexts && PyList_Append(contexts, context)) {
+			Py_DecRef(contexts);
+			contexts = NULL;
+		}
+		Py_DecRef(context);
+	}
+	if (orphans)
+		collect();
+	return contexts;
+}
+
+PyObject *py_awaited(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self, (void)args;
+	if (!wants(n, 0, 0, "awaited"))
+		return NULL;
+	PyObject *contexts = PyList_New(0);
+	for (operation *o = awaited; o && contexts; o = o->behind) {
+		if (PyList_Append(contexts, o->context)) {
+			Py_DecRef(contexts);
+			return NULL;
+		}
+	}
+	return contexts;
+}
+
+static PyObject *get_done(PyObject *self, void *unused) {
+	(void)unused;
+	return PyBool_FromLong(((operation *)self)->done);
+}
+
+static PyObject *get_error(PyObject *self, void *unused) {
+	(void)unused;
+	PyObject *error = ((operation *)self)->error;
+	if (error == NULL)
+		return none();
+	Py_IncRef(error);
+	return error;
+}
+
+static PyObject *get_source(PyObject *self, void *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	return PyLong_FromLongLong(o->done ? o->result.source : -1);
+}
+
+static PyObject *get_device(PyObject *self, void *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	return PyLong_FromLongLong(o->done && !o->idle ? o->result.device : 0);
+}
+
+static PyObject *get_tensors(PyObject *self, void *unused) {
+	(void)unused;
+	kept *k = ((operation *)self)->kept;
+	if (k == NULL || k->send == NULL)
+		return none();
+	PyObject *both = PyTuple_New(2);
+	if (both) {
+		Py_IncRef(k->send);
+		Py_IncRef(k->recv);
+		PyTuple_SetItem(both, 0, k->send);
+		PyTuple_SetItem(both, 1, k->recv);
+	}
+	return both;
+}
+
+static PyMethodDef op_methods[] = {
+	{"wait", (void *)op_wait, METH_FASTCALL,
+	 "wait(timeout=-1.0): wait for the end, of device tensors until the last copy or kernel is "
+	 "queued; raises what it ended with, or NotReadyError."},
+	{"test", (void *)op_test, METH_NOARGS, "test(): whether it is over, on its device too."},
+	{"order", (void *)op_order, METH_FASTCALL,
+	 "order(stream): make a CUDA stream wait for what it left on its device."},
+	{"let_go", (void *)op_let_go, METH_NOARGS,
+	 "let_go(): free its tensors now: their allocator knows who still uses them."},
+	{"at_end", (void *)op_at_end, METH_FASTCALL,
+	 "at_end(call): have call() made once when it ends, before wait() returns anywhere; False: it "
+	 "is "
+	 "over."},
+	{"notify", (void *)op_notify, METH_FASTCALL,
+	 "notify(context): whether next_completions will return context; False: it is over."},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef op_getset[] = {
+	{"done", get_done, NULL, "Whether wait() returns at once.", NULL},
+	{"error", get_error, NULL, "What it ended with, or None.", NULL},
+	{"source", get_source, NULL, "The rank in the group that a message came from, or -1.", NULL},
+	{"device", get_device, NULL, "1 + the CUDA device that still works on it, or 0.", NULL},
+	{"tensors", get_tensors, NULL, "(send, recv) while they are kept, or None.", NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot op_slots[] = {
+	{Py_tp_dealloc, (void *)op_dealloc},
+	{Py_tp_methods, op_methods},
+	{Py_tp_getset, op_getset},
+	{Py_tp_doc, "An operation that goes on after its call. Made by submit alone."},
+	{0, NULL},
+};
+
+static PyType_Spec op_spec = {
+	.name = "paddlempi._core.Operation",
+	.basicsize = sizeof(operation),
+	.flags = TPFLAGS_DEFAULT | TPFLAGS_DISALLOW_INSTANTIATION,
+	.slots = op_slots,
+};
+
+int operation_prepare(void) {
+	for (int i = 0; i < FIELDS; i++)
+		if ((fields[i] = PyUnicode_InternFromString(field_names[i])) == NULL)
+			return -1;
+	type = (PyTypeObject *)PyType_FromSpec(&op_spec);
+	return type ? 0 : -1;
+}
+#endif
