@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "guard.h"
+#include "pytools.h"
 #include "tensor.h"
 
 /* Flags of Python's submit that the core does not know (python/paddlempi/_ops.py). */

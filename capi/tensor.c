@@ -5,6 +5,7 @@
 #include "tensor.h"
 
 #include "dlpack.h"
+#include "pytools.h"
 
 #include <stdlib.h>
 #include <string.h>

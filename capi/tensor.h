@@ -47,7 +47,4 @@ int tensor_set_resolver(PyObject *resolver);
  * None: of none), that it was written to. Errors are not reported: the data is there. */
 void tensor_written(PyObject *tensors);
 
-/* raise_code sets the Python exception that stands for an error code. Returns NULL. */
-PyObject *raise_code(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
 #endif
