@@ -33,25 +33,6 @@ var trials struct {
 	once  sync.Once
 	works bool
 	seen  string
-
-	ending sync.Mutex
-	stop   context.CancelFunc // nil before the trial begins
-	over   chan struct{}      // closed when it is over
-}
-
-// stopTrial ends a trial that is under way, and with it its child: this process ends.
-func stopTrial() {
-	trials.ending.Lock()
-	stop, over := trials.stop, trials.over
-	trials.ending.Unlock()
-	if stop == nil {
-		return
-	}
-	stop()
-	select {
-	case <-over:
-	case <-time.After(2 * time.Second): // the kernel kills the child all the same
-	}
 }
 
 // newTrial returns the trial of lib on the device that the ranks of a node take by their
@@ -65,10 +46,15 @@ func newTrial(lib mpi.Info, localRank int, child []string) group.Trial {
 		trials.once.Do(func() {
 			ctx, stop := context.WithTimeout(context.Background(), trialLimit)
 			defer stop()
-			trials.ending.Lock()
-			trials.stop, trials.over = stop, make(chan struct{})
-			trials.ending.Unlock()
-			defer close(trials.over)
+			over := make(chan struct{})
+			defer close(over)
+			defer closing.add(func(bool) { // this process ends, and with it the child
+				stop()
+				select {
+				case <-over:
+				case <-time.After(2 * time.Second): // the kernel kills the child all the same
+				}
+			})()
 			trials.works, trials.seen = try(ctx, lib.Path, localRank, child)
 		})
 		return trials.works, trials.seen
@@ -158,18 +144,18 @@ func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("cuda", request, &r); err != nil {
 		return nil, err
 	}
-	c, err := get()
+	w, err := first()
 	if err != nil {
 		return nil, err
 	}
 	if r.Try {
-		if c.env.Trial == nil {
+		if w.env.Trial == nil {
 			return group.Awareness{How: "asked", Reason: "there is no Python to try it with"}, nil
 		}
-		works, seen := c.env.Trial()
+		works, seen := w.env.Trial()
 		return group.Awareness{Aware: works, How: "tried", Reason: seen}, nil
 	}
-	return c.env.Awareness(r.Wait), nil
+	return w.env.Awareness(r.Wait), nil
 }
 
 // controlCUDATrial is the child's side: it starts MPI as a job of one process, moves device

@@ -90,9 +90,9 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 	if err := Init(o); err != nil {
 		return nil, err
 	}
-	c := current.Load()
-	t := c.env.Topo
-	return map[string]any{"group": c.first, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize}, nil
+	w := initial.Load()
+	t := w.env.Topo
+	return map[string]any{"group": w.all.Load().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize}, nil
 }
 
 func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
@@ -103,11 +103,11 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("new_group", request, &r); err != nil {
 		return nil, err
 	}
-	c, err := get()
+	w, err := first()
 	if err != nil {
 		return nil, err
 	}
-	t := c.env.Topo
+	t := w.env.Topo
 	seen := make([]bool, t.Size)
 	for i, rank := range r.Ranks {
 		if rank < 0 || rank >= t.Size {
@@ -125,29 +125,22 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	if me < 0 {
 		return map[string]any{"group": nil, "rank": -1}, nil
 	}
-	timeout := c.timeout()
+	timeout := w.all.Load().Timeout()
 	if r.Timeout != nil {
 		timeout = seconds(r.Timeout)
 	}
-	g, err := c.add(func(id int64) (*group.Group, error) { return c.env.New(id, r.Ranks, timeout) })
+	g, err := w.add(func(id int64) (*group.Group, error) { return w.env.New(id, r.Ranks, timeout) })
 	if err != nil {
 		return nil, err
 	}
 	return map[string]any{"group": g.ID, "rank": me}, nil
 }
 
-// timeout is the world's: the default of groups that name none.
-func (c *core) timeout() time.Duration { return (*c.groups.Load())[0].Timeout() }
-
 func namedGroup(method string, request []byte, r any, id *int64) (*group.Group, error) {
 	if err := parse(method, request, r); err != nil {
 		return nil, err
 	}
-	c, err := get()
-	if err != nil {
-		return nil, err
-	}
-	return c.group(*id)
+	return groupOf(*id)
 }
 
 func controlDestroyGroup(request []byte, _ work.Interrupt) (any, error) {
@@ -257,10 +250,10 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 		found := findCUDA()
 		info.CUDA = &found
 	}
-	if c := current.Load(); c != nil {
-		t, i := c.env.Topo, c.lib.Info()
+	if w := initial.Load(); w != nil {
+		t, i := w.env.Topo, w.lib.Info()
 		info.Initialized, info.MPI = true, &i
-		info.Arrive = c.env.Way()
+		info.Arrive = w.env.Way()
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil
 	}

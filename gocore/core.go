@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,23 +21,11 @@ import (
 // buildInfo says how the core was built; the build sets it.
 var buildInfo string
 
-// core is what exists between init and destroy.
-type core struct {
-	lib    mpi.Library
-	env    *group.Env
-	first  int64                          // id of groups[0], the world
-	groups atomic.Pointer[[]*group.Group] // by id, counted from first; grows, never shrinks, so that an old id stays known
-	mu     sync.Mutex                     // serialises changes of groups
-}
-
 var (
-	current   atomic.Pointer[core]     // nil before init and after destroy
-	initOnce  sync.Mutex               // held by init, destroy and exit
-	library   mpi.Library              // stays after destroy: MPI can be initialised once only
-	inUse     atomic.Bool              // MPI does not let go of a request of an earlier life
-	departing []*group.Env             // of earlier lives, while ranks that they hold did not depart
-	nextID    int64                = 1 // of a group; ids are unique for the process, and 0 is the world of the day
-	poisoned  atomic.Pointer[string]
+	initOnce sync.Mutex  // held by init, destroy and exit
+	library  mpi.Library // stays after destroy: MPI can be initialised once only
+	inUse    atomic.Bool // MPI does not let go of a request of a world that has ended
+	poisoned atomic.Pointer[string]
 )
 
 // InitOptions is what init is told.
@@ -51,15 +38,15 @@ type InitOptions struct {
 	Interrupt work.Interrupt
 }
 
-// Init starts MPI, unless it runs already, and makes the group of all ranks, which
-// has id 0. Collective.
+// Init starts MPI, unless it runs already, and makes the first world, whose group of all ranks is
+// the one that id 0 names. Collective.
 func Init(o InitOptions) error {
 	initOnce.Lock()
 	defer initOnce.Unlock()
 	if err := healthy(); err != nil {
 		return err
 	}
-	if current.Load() != nil {
+	if initial.Load() != nil {
 		return status.New(status.AlreadyInitialized, "init: already initialised; call destroy_process_group first")
 	}
 	// Affinity may leave one CPU, but calls of several threads must not queue for it
@@ -102,47 +89,13 @@ func Init(o InitOptions) error {
 	}
 	env.Trial = newTrial(library.Info(), env.Topo.LocalRank, o.Trial)
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
-	c := &core{lib: library, env: env, first: nextID}
-	c.groups.Store(&[]*group.Group{})
-	if _, err := c.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
+	w := newWorld(library, env)
+	if _, err := w.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
 		return err
 	}
-	current.Store(c)
+	initial.Store(w)
+	w.closesWithMPI()
 	return nil
-}
-
-// add makes a group and gives it the next id.
-func (c *core) add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
-	c.mu.Lock()
-	at := len(*c.groups.Load())
-	id := c.first + int64(at)
-	list := append(append([]*group.Group(nil), *c.groups.Load()...), nil)
-	c.groups.Store(&list) // reserves the id, for several threads may make groups at once
-	c.mu.Unlock()
-	g, err := make(id)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	list = append([]*group.Group(nil), *c.groups.Load()...)
-	list[at] = g
-	c.groups.Store(&list)
-	c.mu.Unlock()
-	return g, nil
-}
-
-func (c *core) group(id int64) (*group.Group, error) {
-	list := *c.groups.Load()
-	at := id - c.first
-	switch {
-	case id == 0:
-		at = 0
-	case id > 0 && at < 0:
-		return nil, status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
-	case at < 0 || at >= int64(len(list)) || list[at] == nil:
-		return nil, status.New(status.Argument, "there is no group %d", id)
-	}
-	return list[at], nil
 }
 
 // healthy returns an error if the core has panicked before.
@@ -161,26 +114,11 @@ func Poison(why string) {
 	poisoned.CompareAndSwap(nil, &why)
 }
 
-func get() (*core, error) {
-	if err := healthy(); err != nil {
-		return nil, err
-	}
-	c := current.Load()
-	if c == nil {
-		return nil, status.New(status.NotInitialized, "not initialised: call init_process_group first (or it was destroyed)")
-	}
-	return c, nil
-}
-
 // Submit carries out one operation, or starts it. The number of the work is 0 when
 // the operation is over. With an error it is 0 when MPI is done with the memory.
 // nested says that the call comes from a handler that interrupted a wait of its own thread.
 func Submit(d *op.Desc, nested bool) (uint64, work.Result, error) {
-	c, err := get()
-	if err != nil {
-		return 0, work.Result{}, err
-	}
-	g, err := c.group(d.Group)
+	g, err := groupOf(d.Group)
 	if err != nil {
 		return 0, work.Result{}, err
 	}
@@ -201,11 +139,7 @@ func Submit(d *op.Desc, nested bool) (uint64, work.Result, error) {
 
 // Refuse publishes that this rank does not take part in a collective.
 func Refuse(id int64, code op.Code) error {
-	c, err := get()
-	if err != nil {
-		return err
-	}
-	g, err := c.group(id)
+	g, err := groupOf(id)
 	if err != nil {
 		return err
 	}
@@ -252,63 +186,24 @@ func lookup(id uint64) (*work.Handle, error) {
 	return work.Lookup(id)
 }
 
-// Destroy frees every group and what init made, after what is under way. MPI goes on until the process ends.
+// Destroy frees every group of the first world and what init made, after what is under way. MPI goes
+// on until the process ends.
 func Destroy() error {
 	initOnce.Lock()
 	defer initOnce.Unlock()
-	c, err := get()
+	w, err := first()
 	if err != nil {
 		return err
 	}
-	current.Store(nil)
-	settled, err := c.env.Destroy()
-	if nextID = c.first + int64(len(*c.groups.Load())); !settled {
-		inUse.Store(true) // what MPI uses stays
-		return err
-	}
-	departing = append(departing, c.env)
-	sweep()
-	c.lib.FreeAll()
-	return err
-}
-
-// sweep frees the environments of earlier lives whose ranks have all departed.
-func sweep() {
-	departing = slices.DeleteFunc(departing, func(e *group.Env) bool {
-		if !e.Gone() {
-			return false
-		}
-		_ = e.Close()
-		return true
-	})
+	initial.Store(nil)
+	return w.destroy()
 }
 
 // BeforeFinalize runs inside MPI_Finalize, whoever calls it: nothing of ours may be
 // under way any more when MPI goes.
 func BeforeFinalize() {
-	if c := current.Swap(nil); c != nil {
-		leave(c)
-	}
+	closing.run(true)
 	awaitOthers()
-}
-
-// leave tells the others that this rank comes no more and ends what is under way, that
-// of daemon threads included.
-func leave(c *core) {
-	if settled, _ := c.env.Leave(); settled {
-		departing = append(departing, c.env)
-	} else {
-		inUse.Store(true)
-	}
-}
-
-// awaitOthers returns when all ranks have departed of those that cannot see this one leave; it
-// answers them until then.
-func awaitOthers() {
-	for _, e := range departing {
-		e.AwaitGone()
-	}
-	departing = nil
 }
 
 // Exit ends MPI when the process does. A status other than 0 takes the job with it:
@@ -318,19 +213,14 @@ func awaitOthers() {
 func Exit(code int) {
 	initOnce.Lock()
 	defer initOnce.Unlock()
-	stopTrial()
-	if library == nil || library.Finalized() {
-		return
-	}
-	if code != 0 {
+	running := library != nil && !library.Finalized()
+	finalize := running && code == 0 && library.Info().Owner == "paddlempi"
+	closing.run(finalize)
+	if running && code != 0 {
 		library.Abort(code)
-		return
 	}
-	if library.Info().Owner != "paddlempi" {
+	if !finalize {
 		return
-	}
-	if c := current.Swap(nil); c != nil {
-		leave(c)
 	}
 	if inUse.Load() {
 		return // MPI still uses memory of a broken group: finalizing would hang or crash

@@ -2,6 +2,7 @@ package gocore
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 	"unsafe"
@@ -23,13 +24,12 @@ func initialised(t *testing.T) {
 	lib := mpifake.New(1)[0]
 	env, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
 	require.NoError(t, err)
-	c := &core{lib: lib, env: env}
-	c.groups.Store(&[]*group.Group{})
-	_, err = c.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })
+	w := newWorld(lib, env)
+	_, err = w.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })
 	require.NoError(t, err)
-	current.Store(c)
+	initial.Store(w)
 	t.Cleanup(func() {
-		if current.Load() != nil {
+		if initial.Load() != nil {
 			assert.NoError(t, Destroy())
 		}
 	})
@@ -95,7 +95,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 	refused(t, status.Argument, "ranks[0] is -1", "new_group", `{"ranks":[-1]}`)
 	refused(t, status.Argument, "rank 0 is in ranks twice", "new_group", `{"ranks":[0,0]}`)
 	for _, method := range []string{"group_info", "destroy_group", "set_timeout"} {
-		refused(t, status.Argument, "there is no group 7", method, `{"group":7,"timeout":1}`)
+		refused(t, status.Argument, "there is no group 7000", method, `{"group":7000,"timeout":1}`)
 		refused(t, status.Argument, "there is no group -1", method, `{"group":-1,"timeout":1}`)
 	}
 	refused(t, status.Argument, "timeout must be a number of seconds", "set_timeout", `{"group":0}`)
@@ -106,25 +106,28 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 func TestGroupsByControl(t *testing.T) {
 	initialised(t)
 	info := control(t, "group_info", `{"group":0}`)
-	assert.Equal(t, map[string]any{"group": 0.0, "rank": 0.0, "size": 1.0, "ranks": []any{0.0},
+	first := info["group"].(float64)
+	assert.Equal(t, map[string]any{"group": first, "rank": 0.0, "size": 1.0, "ranks": []any{0.0},
 		"timeout": 60.0, "one_node": true, "broken": ""}, info)
 	control(t, "set_timeout", `{"group":0,"timeout":2.5}`)
+	named := func(format string, i float64) string { return fmt.Sprintf(format, int64(first+i)) }
 
 	made := control(t, "new_group", `{"ranks":[0]}`)
-	assert.Equal(t, map[string]any{"group": 1.0, "rank": 0.0}, made)
-	assert.Equal(t, 2.5, control(t, "group_info", `{"group":1}`)["timeout"], "the world's, where none is given")
-	assert.Equal(t, 2.0, control(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
-	assert.Equal(t, 7.0, control(t, "group_info", `{"group":2}`)["timeout"])
+	assert.Equal(t, map[string]any{"group": first + 1, "rank": 0.0}, made)
+	assert.Equal(t, 2.5, control(t, "group_info", named(`{"group":%d}`, 1))["timeout"], "the world's, where none is given")
+	assert.Equal(t, first+2, control(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
+	assert.Equal(t, 7.0, control(t, "group_info", named(`{"group":%d}`, 2))["timeout"])
 
-	control(t, "destroy_group", `{"group":1}`)
-	refused(t, status.GroupDestroyed, "", "destroy_group", `{"group":1}`)
-	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: 1, TimeoutNS: -1}, false)
+	control(t, "destroy_group", named(`{"group":%d}`, 1))
+	refused(t, status.GroupDestroyed, "", "destroy_group", named(`{"group":%d}`, 1))
+	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: int64(first) + 1, TimeoutNS: -1}, false)
 	assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
-	_, _, err = Submit(&op.Desc{Code: op.Barrier, Group: 3, TimeoutNS: -1}, false)
+	unknown := int64(first) + 3
+	_, _, err = Submit(&op.Desc{Code: op.Barrier, Group: unknown, TimeoutNS: -1}, false)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
-	assert.ErrorContains(t, err, "there is no group 3")
-	assert.Equal(t, status.Argument, status.CodeOf(Refuse(3, op.Barrier)))
-	assert.NoError(t, Refuse(2, op.Barrier))
+	assert.ErrorContains(t, err, fmt.Sprint("there is no group ", unknown))
+	assert.Equal(t, status.Argument, status.CodeOf(Refuse(unknown, op.Barrier)))
+	assert.NoError(t, Refuse(int64(first)+2, op.Barrier))
 
 	control(t, "destroy", "")
 	refused(t, status.NotInitialized, "", "destroy", "")

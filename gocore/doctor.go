@@ -247,7 +247,7 @@ func doctorRelease(*doctorRequest) (any, error) {
 // doctorTransfer moves device memory between ranks through MPI. Every rank calls it; before
 // that a trial has shown that it does not end the process.
 func doctorTransfer(r *doctorRequest) (any, error) {
-	c, err := get()
+	w, err := first()
 	if err != nil {
 		return nil, err
 	}
@@ -256,16 +256,16 @@ func doctorTransfer(r *doctorRequest) (any, error) {
 		return nil, err
 	}
 	for _, rank := range []int{r.To, r.From} {
-		if rank < 0 || rank >= c.env.Topo.Size {
-			return nil, status.New(status.Argument, "doctor_cuda: rank %d; the world has ranks 0 to %d", rank, c.env.Topo.Size-1)
+		if rank < 0 || rank >= w.env.Topo.Size {
+			return nil, status.New(status.Argument, "doctor_cuda: rank %d; the world has ranks 0 to %d", rank, w.env.Topo.Size-1)
 		}
 	}
-	comm, err := c.lib.Dup(c.lib.World())
+	comm, err := w.lib.Dup(w.lib.World())
 	if err != nil {
 		return nil, err
 	}
-	if err := moveOnDevice(c.lib, comm, dev, r.To, r.From, r.Bytes, trialLimit); err != nil {
+	if err := moveOnDevice(w.lib, comm, dev, r.To, r.From, r.Bytes, trialLimit); err != nil {
 		return nil, err
 	}
-	return struct{}{}, c.lib.Free(comm)
+	return struct{}{}, w.lib.Free(comm)
 }
