@@ -28,7 +28,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"cuda":              controlCUDA,
 	"cuda_trial":        controlCUDATrial,
 	"doctor_cuda":       controlDoctorCUDA,
-	"launcher":          func([]byte, work.Interrupt) (any, error) { return mpi.Launcher(), nil },
+	"launcher":          controlLauncher,
 	"abort":             controlAbort,
 }
 
@@ -207,6 +207,20 @@ func controlMonitoredBarrier(request []byte, _ work.Interrupt) (any, error) {
 		timeout = seconds(r.Timeout)
 	}
 	return struct{}{}, g.MonitoredBarrier(timeout)
+}
+
+// controlLauncher tells who started this process; it looks for no library and loads none.
+func controlLauncher(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Hidden bool `json:"hidden"`
+	}
+	if err := parse("launcher", request, &r); err != nil {
+		return nil, err
+	}
+	if r.Hidden {
+		return mpi.HiddenLauncher(), nil
+	}
+	return mpi.Launcher(), nil
 }
 
 func controlAbort(request []byte, _ work.Interrupt) (any, error) {
