@@ -9,6 +9,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/netif"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -29,6 +30,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"cuda_trial":        controlCUDATrial,
 	"doctor_cuda":       controlDoctorCUDA,
 	"launcher":          controlLauncher,
+	"addresses":         controlAddresses,
 	"abort":             controlAbort,
 }
 
@@ -221,6 +223,18 @@ func controlLauncher(request []byte, _ work.Interrupt) (any, error) {
 		return mpi.HiddenLauncher(), nil
 	}
 	return mpi.Launcher(), nil
+}
+
+// controlAddresses tells how other hosts reach this one.
+func controlAddresses(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		OneHost  bool   `json:"one_host"`
+		Variable string `json:"variable"`
+	}
+	if err := parse("addresses", request, &r); err != nil {
+		return nil, err
+	}
+	return netif.Find(netif.Options{OneHost: r.OneHost, Other: r.Variable})
 }
 
 func controlAbort(request []byte, _ work.Interrupt) (any, error) {
