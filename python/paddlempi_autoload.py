@@ -309,7 +309,7 @@ def launcher() -> Launcher | None:
         if kind is None:
             continue
         if kind.task and kind.task not in os.environ:
-            return None
+            return None  # a batch script: started once, whatever the job's size
         size, rank = _first(kind.size), _first(kind.rank)
         if rank < 0 or size < 1:
             return None
