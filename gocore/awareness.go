@@ -19,6 +19,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -120,18 +121,14 @@ func lastLine(text []byte) []byte {
 	return text[bytes.LastIndexByte(text, '\n')+1:]
 }
 
-// launchers are the beginnings of the variables by which a rank finds its job.
-var launchers = []string{
-	"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess_", "OMPI_MCA_orte_", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs",
-	"PMIX_", "PMI_", "PRTE_", "HYDRA_", "HYDI_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_PIN_",
-	"MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_",
-}
-
+// withoutLauncher leaves out the variables by which a rank finds its job.
 func withoutLauncher(environment []string) []string {
 	return slices.DeleteFunc(environment, func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
-		return name == mpi.EnvLibrary || name == cuda.Setting ||
-			slices.ContainsFunc(launchers, func(beginning string) bool { return strings.HasPrefix(name, beginning) })
+		ofARank := func(k *launcher.Kind) bool {
+			return slices.ContainsFunc(k.Own, func(beginning string) bool { return strings.HasPrefix(name, beginning) })
+		}
+		return name == mpi.EnvLibrary || name == cuda.Setting || slices.ContainsFunc(launcher.Kinds, ofARank)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/netif"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -28,7 +29,8 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"cuda":              controlCUDA,
 	"cuda_trial":        controlCUDATrial,
 	"doctor_cuda":       controlDoctorCUDA,
-	"launcher":          func([]byte, work.Interrupt) (any, error) { return mpi.Launcher(), nil },
+	"launcher":          controlLauncher,
+	"addresses":         controlAddresses,
 	"abort":             controlAbort,
 }
 
@@ -200,6 +202,32 @@ func controlMonitoredBarrier(request []byte, _ work.Interrupt) (any, error) {
 		timeout = seconds(r.Timeout)
 	}
 	return struct{}{}, g.MonitoredBarrier(timeout)
+}
+
+// controlLauncher tells who started this process; it looks for no library and loads none.
+func controlLauncher(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Hidden bool `json:"hidden"`
+	}
+	if err := parse("launcher", request, &r); err != nil {
+		return nil, err
+	}
+	if r.Hidden {
+		return mpi.HiddenLauncher(), nil
+	}
+	return mpi.Launcher(), nil
+}
+
+// controlAddresses tells how other hosts reach this one.
+func controlAddresses(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		OneHost  bool   `json:"one_host"`
+		Variable string `json:"variable"`
+	}
+	if err := parse("addresses", request, &r); err != nil {
+		return nil, err
+	}
+	return netif.Find(netif.Options{OneHost: r.OneHost, Other: r.Variable})
 }
 
 func controlAbort(request []byte, _ work.Interrupt) (any, error) {

@@ -54,10 +54,26 @@ func refused(t *testing.T, code status.Code, text, method, request string) {
 
 func TestLauncherNeedsNoMPI(t *testing.T) {
 	reply := control(t, "launcher", "")
-	for _, name := range []string{"name", "mpi", "job", "size", "rank", "local_rank", "local_size"} {
+	for _, name := range []string{"name", "kind", "path", "pid", "mpirun", "mpi", "size", "rank", "local_rank", "local_size", "job", "host"} {
 		assert.Contains(t, reply, name)
 	}
 	assert.Equal(t, control(t, "info", "")["launcher"], reply)
+	t.Setenv("OMPI_COMM_WORLD_SIZE", "4")
+	t.Setenv("OMPI_COMM_WORLD_RANK", "3")
+	if reply["name"] == "" { // else it is that of whoever tests under one
+		assert.Equal(t, "", control(t, "launcher", "")["kind"])
+		assert.Equal(t, 3.0, control(t, "launcher", `{"hidden":true}`)["rank"])
+	}
+}
+
+func TestAddressesNeedNoMPI(t *testing.T) {
+	t.Setenv("PADDLEMPI_IFNAME", "")
+	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
+	assert.Equal(t, map[string]any{"name": "", "addresses": []any{"127.0.0.1"}}, control(t, "addresses", `{"one_host":true}`))
+	assert.Contains(t, control(t, "addresses", `{"variable":"GLOO_SOCKET_IFNAME"}`)["addresses"], "127.0.0.1")
+	assert.NotContains(t, control(t, "addresses", "")["addresses"], "127.0.0.1")
+	t.Setenv("PADDLEMPI_IFNAME", "nosuch")
+	refused(t, status.Argument, "PADDLEMPI_IFNAME=nosuch", "addresses", "{}")
 }
 
 func TestNothingWorksBeforeInit(t *testing.T) {
@@ -82,10 +98,10 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 	initialised(t)
 	refused(t, status.Argument, `no method "bogus"`, "bogus", "{}")
 	for method := range methods {
-		if method == "destroy" || method == "launcher" { // take nothing
+		if method == "destroy" { // takes nothing
 			continue
 		}
-		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1}`} {
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1}`} {
 			refused(t, status.Argument, "control "+method, method, request)
 		}
 	}

@@ -23,7 +23,9 @@ GO = {
     "gocore/reduce": ("gocore/op", "gocore/status"),
     "gocore/segment": ("gocore/status",),
     "gocore/work": ("gocore/status",),
-    "gocore/mpi": ("gocore/dl", "gocore/op", "gocore/status"),
+    "gocore/launcher": (),
+    "gocore/netif": ("gocore/dl", "gocore/status"),
+    "gocore/mpi": ("gocore/dl", "gocore/launcher", "gocore/op", "gocore/status"),
     "gocore/mpi/mpifake": ("gocore/mpi", "gocore/op", "gocore/status"),
     "gocore/topo": ("gocore/mpi", "gocore/mem", "gocore/op", "gocore/status"),
     "gocore/arrive": (
@@ -66,8 +68,10 @@ GO = {
         "gocore/cuda",
         "gocore/dl",
         "gocore/group",
+        "gocore/launcher",
         "gocore/mem",
         "gocore/mpi",
+        "gocore/netif",
         "gocore/op",
         "gocore/reduce",
         "gocore/status",
@@ -75,7 +79,7 @@ GO = {
         "gocore/work",
     ),
     "capi": ("gocore", "gocore/op", "gocore/status"),
-    "tools/opgen": (),
+    "tools/opgen": ("gocore/launcher",),
 }
 
 # The Python package from the bottom up: a module imports from the floors below its own. Modules of

@@ -1,6 +1,7 @@
 // Command opgen writes everything that follows from the tables of operations,
 // dtypes and reduce ops in table.go: the Go enums, the C header, the Python
-// enums and the documentation. Run it from the root of the module.
+// enums and the documentation; and, from that of package launcher, what Python
+// reads without the core. Run it from the root of the module.
 //
 //	go run ./tools/opgen          writes the files
 //	go run ./tools/opgen -check   writes nothing; fails when a file is not up to date
@@ -16,6 +17,8 @@ import (
 	"path/filepath"
 	"strings"
 	"text/template"
+
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 )
 
 //go:embed templates/*.tmpl
@@ -27,6 +30,7 @@ var outputs = []struct{ template, path string }{
 	{"pmpi_ops.h.tmpl", "capi/pmpi_ops.h"},
 	{"_ops.py.tmpl", "python/paddlempi/_ops.py"},
 	{"ops.md.tmpl", "docs/ops.md"},
+	{"paddlempi_launchers.py.tmpl", "python/paddlempi_launchers.py"},
 }
 
 func main() {
@@ -87,6 +91,7 @@ func generate() (map[string][]byte, error) {
 		"Kinds":      kinds,
 		"ReduceOps":  reduceOps,
 		"Flags":      flags,
+		"Launchers":  launcher.Kinds,
 	}
 	files := map[string][]byte{}
 	for _, out := range outputs {
@@ -111,6 +116,8 @@ var functions = template.FuncMap{
 	"snake":    snake,
 	"lower":    lowerFirst,
 	"py":       pyBool,
+	"tuple":    pyTuple,
+	"any":      func(f launcher.Family) bool { return f == launcher.Any },
 	"yes":      yes,
 	"defined":  definedFor,
 	"named":    dtypesOf,
@@ -139,6 +146,22 @@ func pyBool(v bool) string {
 		return "True"
 	}
 	return "False"
+}
+
+// pyTuple writes a tuple as ruff formats one: several names a line each.
+func pyTuple(names []string) string {
+	switch len(names) {
+	case 0:
+		return "()"
+	case 1:
+		return fmt.Sprintf("(%q,)", names[0])
+	}
+	var b strings.Builder
+	b.WriteString("(")
+	for _, name := range names {
+		fmt.Fprintf(&b, "\n            %q,", name)
+	}
+	return b.String() + "\n        )"
 }
 
 func yes(v bool) string {
