@@ -10,202 +10,183 @@
 
 /* pmpi_op.code: what to do. n is the number of ranks of the group. */
 enum {
-	/* PMPI_OP_BARRIER returns when every member has called it.
-	 * send: no buffer.
-	 * recv: no buffer. */
-	PMPI_OP_BARRIER = 1,
-	/* PMPI_OP_BROADCAST copies the root's buffer into that of every member.
-	 * send: no buffer.
-	 * recv: one buffer. */
-	PMPI_OP_BROADCAST = 2,
-	/* PMPI_OP_ALL_REDUCE reduces the buffers of all members; every member gets
-	 * the result, the same bits.
-	 * send: one buffer, or none to work in place.
-	 * recv: one buffer. */
-	PMPI_OP_ALL_REDUCE = 3,
-	/* PMPI_OP_ALL_REDUCE_COALESCED reduces several buffers of one dtype in place
-	 * at once, each as all_reduce does.
-	 * send: no buffer.
-	 * recv: one or more buffers. */
-	PMPI_OP_ALL_REDUCE_COALESCED = 4,
-	/* PMPI_OP_REDUCE reduces the buffers of all members into that of the root;
-	 * the others keep theirs.
-	 * send: one buffer; on the root none to work in place.
-	 * recv: one buffer on the root, which other ranks may leave out. */
-	PMPI_OP_REDUCE = 5,
-	/* PMPI_OP_ALL_GATHER gives every member the buffers of all members, in rank
-	 * order.
-	 * send: one buffer.
-	 * recv: one buffer, or one for each rank. */
-	PMPI_OP_ALL_GATHER = 6,
-	/* PMPI_OP_GATHER gives the root the buffers of all members, in rank order.
-	 * send: one buffer.
-	 * recv: on the root one buffer, or one for each rank; other ranks may leave
-	 * it out. */
-	PMPI_OP_GATHER = 7,
-	/* PMPI_OP_SCATTER gives each member its part of the root's buffers.
-	 * send: on the root one buffer, or one for each rank; other ranks may leave
-	 * it out.
-	 * recv: one buffer. */
-	PMPI_OP_SCATTER = 8,
-	/* PMPI_OP_REDUCE_SCATTER reduces n parts over all members and gives part i to
-	 * rank i.
-	 * send: one buffer, or one for each rank.
-	 * recv: one buffer. */
-	PMPI_OP_REDUCE_SCATTER = 9,
-	/* PMPI_OP_ALL_TO_ALL sends part i of every member to rank i, which gets them
-	 * in rank order.
-	 * send: one buffer, or one for each rank.
-	 * recv: one buffer, or one for each rank. */
-	PMPI_OP_ALL_TO_ALL = 10,
-	/* PMPI_OP_SCAN gives rank i the reduction over ranks 0 to i.
-	 * send: one buffer, or none to work in place.
-	 * recv: one buffer. */
-	PMPI_OP_SCAN = 11,
-	/* PMPI_OP_EXSCAN gives rank i the reduction over ranks 0 to i-1; rank 0 keeps
-	 * its buffer as it is.
-	 * send: one buffer, or none to work in place.
-	 * recv: one buffer. */
-	PMPI_OP_EXSCAN = 12,
-	/* PMPI_OP_SEND sends a buffer to peer with tag.
-	 * send: one buffer.
-	 * recv: no buffer. */
-	PMPI_OP_SEND = 13,
-	/* PMPI_OP_RECV receives a buffer from peer, or from any rank when peer is -1,
-	 * with tag.
-	 * send: no buffer.
-	 * recv: one buffer. */
-	PMPI_OP_RECV = 14,
-	/* PMPI_OP_SENDRECV sends to peer with tag and receives from peer2 (-1: any
-	 * rank) with tag2, at once.
-	 * send: one buffer.
-	 * recv: one buffer. */
-	PMPI_OP_SENDRECV = 15,
-	/* PMPI_OP_PROBE waits for a message from peer (-1: any rank) with tag and
-	 * tells its source, length and tag.
-	 * send: no buffer.
-	 * recv: no buffer. */
-	PMPI_OP_PROBE = 16,
-	/* PMPI_OP_PANIC panics on purpose, so that tests see how the core is
-	 * poisoned.
-	 * send: no buffer.
-	 * recv: no buffer. */
-	PMPI_OP_PANIC = 17,
+  /* PMPI_OP_BARRIER returns when every member has called it.
+   * send: no buffer.
+   * recv: no buffer. */
+  PMPI_OP_BARRIER = 1,
+  /* PMPI_OP_BROADCAST copies the root's buffer into that of every member.
+   * send: no buffer.
+   * recv: one buffer. */
+  PMPI_OP_BROADCAST = 2,
+  /* PMPI_OP_ALL_REDUCE reduces the buffers of all members; every member gets
+   * the result, the same bits.
+   * send: one buffer, or none to work in place.
+   * recv: one buffer. */
+  PMPI_OP_ALL_REDUCE = 3,
+  /* PMPI_OP_ALL_REDUCE_COALESCED reduces several buffers of one dtype in place
+   * at once, each as all_reduce does.
+   * send: no buffer.
+   * recv: one or more buffers. */
+  PMPI_OP_ALL_REDUCE_COALESCED = 4,
+  /* PMPI_OP_REDUCE reduces the buffers of all members into that of the root;
+   * the others keep theirs.
+   * send: one buffer; on the root none to work in place.
+   * recv: one buffer on the root, which other ranks may leave out. */
+  PMPI_OP_REDUCE = 5,
+  /* PMPI_OP_ALL_GATHER gives every member the buffers of all members, in rank
+   * order.
+   * send: one buffer.
+   * recv: one buffer, or one for each rank. */
+  PMPI_OP_ALL_GATHER = 6,
+  /* PMPI_OP_GATHER gives the root the buffers of all members, in rank order.
+   * send: one buffer.
+   * recv: on the root one buffer, or one for each rank; other ranks may leave
+   * it out. */
+  PMPI_OP_GATHER = 7,
+  /* PMPI_OP_SCATTER gives each member its part of the root's buffers.
+   * send: on the root one buffer, or one for each rank; other ranks may leave
+   * it out.
+   * recv: one buffer. */
+  PMPI_OP_SCATTER = 8,
+  /* PMPI_OP_REDUCE_SCATTER reduces n parts over all members and gives part i to
+   * rank i.
+   * send: one buffer, or one for each rank.
+   * recv: one buffer. */
+  PMPI_OP_REDUCE_SCATTER = 9,
+  /* PMPI_OP_ALL_TO_ALL sends part i of every member to rank i, which gets them
+   * in rank order.
+   * send: one buffer, or one for each rank.
+   * recv: one buffer, or one for each rank. */
+  PMPI_OP_ALL_TO_ALL = 10,
+  /* PMPI_OP_SCAN gives rank i the reduction over ranks 0 to i.
+   * send: one buffer, or none to work in place.
+   * recv: one buffer. */
+  PMPI_OP_SCAN = 11,
+  /* PMPI_OP_EXSCAN gives rank i the reduction over ranks 0 to i-1; rank 0 keeps
+   * its buffer as it is.
+   * send: one buffer, or none to work in place.
+   * recv: one buffer. */
+  PMPI_OP_EXSCAN = 12,
+  /* PMPI_OP_SEND sends a buffer to peer with tag.
+   * send: one buffer.
+   * recv: no buffer. */
+  PMPI_OP_SEND = 13,
+  /* PMPI_OP_RECV receives a buffer from peer, or from any rank when peer is -1,
+   * with tag.
+   * send: no buffer.
+   * recv: one buffer. */
+  PMPI_OP_RECV = 14,
+  /* PMPI_OP_SENDRECV sends to peer with tag and receives from peer2 (-1: any
+   * rank) with tag2, at once.
+   * send: one buffer.
+   * recv: one buffer. */
+  PMPI_OP_SENDRECV = 15,
+  /* PMPI_OP_PROBE waits for a message from peer (-1: any rank) with tag and
+   * tells its source, length and tag.
+   * send: no buffer.
+   * recv: no buffer. */
+  PMPI_OP_PROBE = 16,
+  /* PMPI_OP_PANIC panics on purpose, so that tests see how the core is
+   * poisoned.
+   * send: no buffer.
+   * recv: no buffer. */
+  PMPI_OP_PANIC = 17,
 };
 
 /* pmpi_buf.dtype: the type of one element. */
 enum {
-	PMPI_DTYPE_BOOL = 1,             /* 1 byte */
-	PMPI_DTYPE_INT8 = 2,             /* 1 byte */
-	PMPI_DTYPE_UINT8 = 3,            /* 1 byte */
-	PMPI_DTYPE_INT16 = 4,            /* 2 bytes */
-	PMPI_DTYPE_UINT16 = 5,           /* 2 bytes */
-	PMPI_DTYPE_INT32 = 6,            /* 4 bytes */
-	PMPI_DTYPE_UINT32 = 7,           /* 4 bytes */
-	PMPI_DTYPE_INT64 = 8,            /* 8 bytes */
-	PMPI_DTYPE_UINT64 = 9,           /* 8 bytes */
-	PMPI_DTYPE_FLOAT16 = 10,         /* 2 bytes */
-	PMPI_DTYPE_BFLOAT16 = 11,        /* 2 bytes */
-	PMPI_DTYPE_FLOAT32 = 12,         /* 4 bytes */
-	PMPI_DTYPE_FLOAT64 = 13,         /* 8 bytes */
-	PMPI_DTYPE_COMPLEX64 = 14,       /* 8 bytes */
-	PMPI_DTYPE_COMPLEX128 = 15,      /* 16 bytes */
-	PMPI_DTYPE_FLOAT8_E4M3FN = 16,   /* 1 byte */
-	PMPI_DTYPE_FLOAT8_E5M2 = 17,     /* 1 byte */
-	PMPI_DTYPE_FLOAT8_E4M3FNUZ = 18, /* 1 byte */
-	PMPI_DTYPE_FLOAT8_E5M2FNUZ = 19, /* 1 byte */
-	PMPI_DTYPE_FLOAT8_E8M0FNU = 20,  /* 1 byte */
+  PMPI_DTYPE_BOOL = 1, /* 1 byte */
+  PMPI_DTYPE_INT8 = 2, /* 1 byte */
+  PMPI_DTYPE_UINT8 = 3, /* 1 byte */
+  PMPI_DTYPE_INT16 = 4, /* 2 bytes */
+  PMPI_DTYPE_UINT16 = 5, /* 2 bytes */
+  PMPI_DTYPE_INT32 = 6, /* 4 bytes */
+  PMPI_DTYPE_UINT32 = 7, /* 4 bytes */
+  PMPI_DTYPE_INT64 = 8, /* 8 bytes */
+  PMPI_DTYPE_UINT64 = 9, /* 8 bytes */
+  PMPI_DTYPE_FLOAT16 = 10, /* 2 bytes */
+  PMPI_DTYPE_BFLOAT16 = 11, /* 2 bytes */
+  PMPI_DTYPE_FLOAT32 = 12, /* 4 bytes */
+  PMPI_DTYPE_FLOAT64 = 13, /* 8 bytes */
+  PMPI_DTYPE_COMPLEX64 = 14, /* 8 bytes */
+  PMPI_DTYPE_COMPLEX128 = 15, /* 16 bytes */
+  PMPI_DTYPE_FLOAT8_E4M3FN = 16, /* 1 byte */
+  PMPI_DTYPE_FLOAT8_E5M2 = 17, /* 1 byte */
+  PMPI_DTYPE_FLOAT8_E4M3FNUZ = 18, /* 1 byte */
+  PMPI_DTYPE_FLOAT8_E5M2FNUZ = 19, /* 1 byte */
+  PMPI_DTYPE_FLOAT8_E8M0FNU = 20, /* 1 byte */
 };
 
 /* pmpi_dtype_size returns the bytes of one element of a dtype, 0 where there is none. */
-static inline int64_t pmpi_dtype_size(int32_t dtype) {
-	switch (dtype) {
-	case PMPI_DTYPE_BOOL:
-		return 1;
-	case PMPI_DTYPE_INT8:
-		return 1;
-	case PMPI_DTYPE_UINT8:
-		return 1;
-	case PMPI_DTYPE_INT16:
-		return 2;
-	case PMPI_DTYPE_UINT16:
-		return 2;
-	case PMPI_DTYPE_INT32:
-		return 4;
-	case PMPI_DTYPE_UINT32:
-		return 4;
-	case PMPI_DTYPE_INT64:
-		return 8;
-	case PMPI_DTYPE_UINT64:
-		return 8;
-	case PMPI_DTYPE_FLOAT16:
-		return 2;
-	case PMPI_DTYPE_BFLOAT16:
-		return 2;
-	case PMPI_DTYPE_FLOAT32:
-		return 4;
-	case PMPI_DTYPE_FLOAT64:
-		return 8;
-	case PMPI_DTYPE_COMPLEX64:
-		return 8;
-	case PMPI_DTYPE_COMPLEX128:
-		return 16;
-	case PMPI_DTYPE_FLOAT8_E4M3FN:
-		return 1;
-	case PMPI_DTYPE_FLOAT8_E5M2:
-		return 1;
-	case PMPI_DTYPE_FLOAT8_E4M3FNUZ:
-		return 1;
-	case PMPI_DTYPE_FLOAT8_E5M2FNUZ:
-		return 1;
-	case PMPI_DTYPE_FLOAT8_E8M0FNU:
-		return 1;
-	}
-	return 0;
+static inline int64_t pmpi_dtype_size(int32_t dtype)
+{
+  switch (dtype) {
+  case PMPI_DTYPE_BOOL: return 1;
+  case PMPI_DTYPE_INT8: return 1;
+  case PMPI_DTYPE_UINT8: return 1;
+  case PMPI_DTYPE_INT16: return 2;
+  case PMPI_DTYPE_UINT16: return 2;
+  case PMPI_DTYPE_INT32: return 4;
+  case PMPI_DTYPE_UINT32: return 4;
+  case PMPI_DTYPE_INT64: return 8;
+  case PMPI_DTYPE_UINT64: return 8;
+  case PMPI_DTYPE_FLOAT16: return 2;
+  case PMPI_DTYPE_BFLOAT16: return 2;
+  case PMPI_DTYPE_FLOAT32: return 4;
+  case PMPI_DTYPE_FLOAT64: return 8;
+  case PMPI_DTYPE_COMPLEX64: return 8;
+  case PMPI_DTYPE_COMPLEX128: return 16;
+  case PMPI_DTYPE_FLOAT8_E4M3FN: return 1;
+  case PMPI_DTYPE_FLOAT8_E5M2: return 1;
+  case PMPI_DTYPE_FLOAT8_E4M3FNUZ: return 1;
+  case PMPI_DTYPE_FLOAT8_E5M2FNUZ: return 1;
+  case PMPI_DTYPE_FLOAT8_E8M0FNU: return 1;
+  }
+  return 0;
 }
 
 /* pmpi_op.reduce_op: how the ranks' elements become one; 0 where nothing is reduced. */
 enum {
-	/* PMPI_REDUCE_SUM is the sum over the ranks.
-	 * Defined for bool (or), integers (sum, wraps), 16-bit floats (sum in
-	 * float32, rounded once), floats (sum), complex (sum). */
-	PMPI_REDUCE_SUM = 1,
-	/* PMPI_REDUCE_PRODUCT is the product over the ranks.
-	 * Defined for bool (and), integers (product, wraps), 16-bit floats (product
-	 * in float32, rounded once), floats (product), complex (product). */
-	PMPI_REDUCE_PRODUCT = 2,
-	/* PMPI_REDUCE_MIN is the least over the ranks.
-	 * Defined for bool (and), integers (least), 16-bit floats (least, or NaN),
-	 * floats (least, or NaN). */
-	PMPI_REDUCE_MIN = 3,
-	/* PMPI_REDUCE_MAX is the greatest over the ranks.
-	 * Defined for bool (or), integers (greatest), 16-bit floats (greatest, or
-	 * NaN), floats (greatest, or NaN). */
-	PMPI_REDUCE_MAX = 4,
-	/* PMPI_REDUCE_AVG is the mean over the ranks.
-	 * Defined for integers (sum, which wraps, / n toward zero), 16-bit floats
-	 * (mean in float32, rounded once), floats (sum / n), complex (sum / n). */
-	PMPI_REDUCE_AVG = 5,
-	/* PMPI_REDUCE_BAND is the bitwise and over the ranks.
-	 * Defined for bool (and), integers (bitwise and). */
-	PMPI_REDUCE_BAND = 6,
-	/* PMPI_REDUCE_BOR is the bitwise or over the ranks.
-	 * Defined for bool (or), integers (bitwise or). */
-	PMPI_REDUCE_BOR = 7,
-	/* PMPI_REDUCE_BXOR is the bitwise exclusive or over the ranks.
-	 * Defined for bool (exclusive or), integers (bitwise exclusive or). */
-	PMPI_REDUCE_BXOR = 8,
-	/* PMPI_REDUCE_PREMUL_SUM is the sum over the ranks of scale times the input,
-	 * which itself is left alone.
-	 * Defined for 16-bit floats (sum of scale * x in float32, rounded once),
-	 * floats (sum of scale * x), complex (sum of scale * x). */
-	PMPI_REDUCE_PREMUL_SUM = 9,
+  /* PMPI_REDUCE_SUM is the sum over the ranks.
+   * Defined for bool (or), integers (sum, wraps), 16-bit floats (sum in
+   * float32, rounded once), floats (sum), complex (sum). */
+  PMPI_REDUCE_SUM = 1,
+  /* PMPI_REDUCE_PRODUCT is the product over the ranks.
+   * Defined for bool (and), integers (product, wraps), 16-bit floats (product
+   * in float32, rounded once), floats (product), complex (product). */
+  PMPI_REDUCE_PRODUCT = 2,
+  /* PMPI_REDUCE_MIN is the least over the ranks.
+   * Defined for bool (and), integers (least), 16-bit floats (least, or NaN),
+   * floats (least, or NaN). */
+  PMPI_REDUCE_MIN = 3,
+  /* PMPI_REDUCE_MAX is the greatest over the ranks.
+   * Defined for bool (or), integers (greatest), 16-bit floats (greatest, or
+   * NaN), floats (greatest, or NaN). */
+  PMPI_REDUCE_MAX = 4,
+  /* PMPI_REDUCE_AVG is the mean over the ranks.
+   * Defined for integers (sum, which wraps, / n toward zero), 16-bit floats
+   * (mean in float32, rounded once), floats (sum / n), complex (sum / n). */
+  PMPI_REDUCE_AVG = 5,
+  /* PMPI_REDUCE_BAND is the bitwise and over the ranks.
+   * Defined for bool (and), integers (bitwise and). */
+  PMPI_REDUCE_BAND = 6,
+  /* PMPI_REDUCE_BOR is the bitwise or over the ranks.
+   * Defined for bool (or), integers (bitwise or). */
+  PMPI_REDUCE_BOR = 7,
+  /* PMPI_REDUCE_BXOR is the bitwise exclusive or over the ranks.
+   * Defined for bool (exclusive or), integers (bitwise exclusive or). */
+  PMPI_REDUCE_BXOR = 8,
+  /* PMPI_REDUCE_PREMUL_SUM is the sum over the ranks of scale times the input,
+   * which itself is left alone.
+   * Defined for 16-bit floats (sum of scale * x in float32, rounded once),
+   * floats (sum of scale * x), complex (sum of scale * x). */
+  PMPI_REDUCE_PREMUL_SUM = 9,
 };
 
 /* pmpi_op.flags: an or of these. */
 enum {
-	PMPI_FLAG_ASYNC = 1,  /* return a work handle at once instead of waiting */
-	PMPI_FLAG_NOTIFY = 2, /* report the end of the work through pmpi_next_completions */
+  PMPI_FLAG_ASYNC = 1, /* return a work handle at once instead of waiting */
+  PMPI_FLAG_NOTIFY = 2, /* report the end of the work through pmpi_next_completions */
 };
 
 #endif /* PMPI_OPS_H */
