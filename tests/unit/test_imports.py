@@ -112,6 +112,27 @@ TORCH = (
     ("__init__",),
 )
 
+# Here the modules of one floor do not import each other either, and there are no circles.
+PADDLE = (
+    # Paddle itself: its names, what of it is replaced, what it is told
+    ("private", "patches", "environment"),
+    ("world", "autograd", "watched"),
+    # small things that need nothing or little of that
+    ("task", "parameters", "selected_rows", "compression", "refusal", "checkpoint", "batch_norm"),
+    # paddle.distributed
+    ("process_group", "fleet"),
+    ("functions",),
+    # gradients and parameters that all ranks have alike
+    ("buckets", "late_steps"),
+    ("replicas", "sparse", "overlap"),
+    ("reducer",),
+    ("gradients",),
+    ("zero",),
+    ("data_parallel", "optimizers"),
+    ("activation",),
+    ("__init__",),
+)
+
 # Known by protocol and through sys.modules; who has none of them can use the package all the same.
 FRAMEWORKS = {"numpy", "paddle", "torch", "cupy", "jax", "mpi4py", "ml_dtypes"}
 
@@ -182,7 +203,7 @@ class Imports(ast.NodeVisitor):
         if name == "paddlempi":
             names = [alias.name for alias in node.names]
             self.found += [f"paddlempi.{n if is_module(n) else '__init__'}" for n in names]
-        elif name == "paddlempi.torch":
+        elif name in ("paddlempi.torch", "paddlempi.paddle"):
             self.found += [f"{name}.{alias.name}" for alias in node.names]
         else:
             self.found.append(name)
@@ -209,14 +230,27 @@ def test_python_imports_go_down(path: Path) -> None:
             assert below or (room and not outer), f"{path} imports {inner}, which stands above it"
 
 
-def test_imports_inside_torch_go_down() -> None:
-    floors = {name: number for number, names in enumerate(TORCH) for name in names}
-    paths = sorted((ROOT / "python" / "paddlempi" / "torch").glob("*.py"))
-    assert {path.stem for path in paths} == set(floors), "say of each room where it stands"
+def inner_imports(room: str, floors: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, str]]:
+    """Which module of a room imports which other one, also inside functions."""
+    paths = sorted((ROOT / "python" / "paddlempi" / room).glob("*.py"))
+    stand = [name for names in floors for name in names]
+    assert sorted(path.stem for path in paths) == sorted(stand), "say of each where it stands"
     for path in paths:
-        imports = Imports(["paddlempi", "torch"])
+        imports = Imports(["paddlempi", room])
         imports.visit(ast.parse(path.read_text()))
         for name in imports.found:
-            if name.startswith("paddlempi.torch."):
-                inner = name.split(".")[2]
-                assert floors[inner] <= floors[path.stem], f"{path} imports {inner}"
+            if name.startswith(f"paddlempi.{room}."):
+                yield path.stem, name.split(".")[2]
+
+
+def test_imports_inside_torch_go_down() -> None:
+    floors = {name: number for number, names in enumerate(TORCH) for name in names}
+    for module, inner in inner_imports("torch", TORCH):
+        assert floors[inner] <= floors[module], f"torch/{module} imports {inner}"
+
+
+@pytest.mark.parametrize(("room", "table"), [("paddle", PADDLE)])
+def test_imports_inside_a_room_go_down(room: str, table: tuple[tuple[str, ...], ...]) -> None:
+    floors = {name: number for number, names in enumerate(table) for name in names}
+    for module, inner in inner_imports(room, table):
+        assert floors[inner] < floors[module], f"{room}/{module} imports {inner}"

@@ -20,7 +20,6 @@ An exception inside backward refuses what this rank has not started: the others 
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import time
@@ -32,7 +31,6 @@ from typing import Any
 
 import paddle
 
-from .. import _native
 from .._ops import Op
 from ..collectives import all_reduce, broadcast
 from ..errors import ArgumentError, Error, MismatchError, UnsupportedError
@@ -44,6 +42,7 @@ from . import autograd
 from .buckets import DTYPES, Bucket, Slot, arrange
 from .compression import Compression
 from .overlap import Overlap
+from .refusal import refuse
 from .replicas import Buffers
 from .sparse import Tables
 
@@ -141,9 +140,7 @@ class Reducer:
             if not self._ids.isdisjoint(other._ids):
                 other._detach()
         _living.add(self)
-        me = weakref.ref(self)
-        for index, parameter in enumerate(self._parameters):
-            autograd.on_gradient(parameter, _hook(me, index))
+        autograd.on_gradients(self._parameters, self)
 
     # Forward
 
@@ -514,31 +511,17 @@ class Reducer:
 
     def _refuse(self) -> None:
         """Take the places of the collectives that this rank will not start."""
-        core = _native.core()
-        with contextlib.suppress(Error):  # a group that is broken or gone has nobody to tell
-            for number, bucket in enumerate(self._buckets[self._started :], self._started):
-                compressed = self._compression is not None and bucket.compressible
-                for _ in range(2 if compressed else 1):
-                    core.refuse(Op.ALL_REDUCE, self._lane(number)._id, "backward failed")
-            self._tables.refuse()
-            self._buffers.refuse()
+        for number, bucket in enumerate(self._buckets[self._started :], self._started):
+            compressed = self._compression is not None and bucket.compressible
+            refuse(Op.ALL_REDUCE, self._lane(number), times=2 if compressed else 1)
+        self._tables.refuse()
+        self._buffers.refuse()
 
 
 def _sum(tensor: Any, op: ReduceOp, group: ProcessGroup) -> Work:
     work = all_reduce(tensor, op, group, async_op=True)
     assert work is not None, "the group has this rank"
     return work
-
-
-def _hook(reducer: weakref.ref[Reducer], index: int) -> Any:
-    """What a parameter holds: it keeps no model alive."""
-
-    def came() -> None:
-        target = reducer()
-        if target is not None:
-            target.came(index)
-
-    return came
 
 
 def averaged(parameters: Sequence[Any]) -> bool:
