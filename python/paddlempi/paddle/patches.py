@@ -41,7 +41,7 @@ def put_back() -> None:
 
 
 def original(place: Any, name: str) -> Any:
-    """Paddle's own attribute, whether it is replaced or not."""
+    """Paddle's own attribute, of those that the place itself has, whether it is replaced or not."""
     for at, what, value in _originals:
         if at is place and what == name:
             return value
