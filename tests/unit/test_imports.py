@@ -125,7 +125,7 @@ PADDLE = (
     ("functions",),
     # gradients and parameters that all ranks have alike
     ("buckets", "late_steps"),
-    ("replicas", "sparse", "overlap"),
+    ("replicas", "sparse", "overlap", "usage"),
     ("reducer",),
     ("gradients",),
     ("zero",),
