@@ -51,7 +51,11 @@ class Noting(Bringer, Protocol):
     """Who has gradients of an optimizer's parameters under way; in ``busy`` while it has any."""
 
     def note_step(self, ids: Collection[int], step: Callable[[Collection[int]], None]) -> set[int]:
-        """``step(ids)`` is to be done when the gradients are there; for which it is noted."""
+        """``step(ids)`` is to be done when the gradients are there.
+
+        Returns:
+            The ids of those for which it is noted; the others' gradients are there.
+        """
 
 
 def attach(optimizer: Any, noting: Noting) -> None:
