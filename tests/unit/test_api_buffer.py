@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import array
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +188,23 @@ def test_paddle() -> None:
     assert _buffer.empty_like(tensor).shape == [4, 3]
     with pytest.raises(DtypeError, match="sparse"):
         describe(paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2]))
+
+
+def test_a_describer_comes_with_its_framework(tmp_path: Path) -> None:
+    """And neither another one, nor the front, whose import would enter it into the framework."""
+    pytest.importorskip("torch")
+    script = tmp_path / "seen.py"
+    script.write_text(
+        "import sys, numpy, torch\n"
+        "from paddlempi import _buffer\n"
+        "Tensor = type('Tensor', (), {'__module__': 'paddle.mine'})\n"
+        "for made in (Tensor(), [], numpy.zeros(1), torch.nn.Parameter(torch.zeros(1))):\n"
+        "    _buffer._kind_of(type(made))\n"
+        "    names = ('numpy', 'paddle', 'torch')\n"
+        "    print(*(n for n in names if f'paddlempi.tensors.{n}' in sys.modules), sep=',')\n"
+        "print('paddlempi.torch' in sys.modules, 'paddle' in sys.modules)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert run.stdout.split("\n") == ["", "", "numpy", "numpy,torch", "False False", ""]

@@ -88,7 +88,8 @@ PYTHON = (
     ("errors", "_ops"),
     ("reduce_op",),
     ("_native",),
-    ("_buffer", "_cuda_array", "_dlpack"),
+    ("tensors",),
+    ("_buffer",),
     ("_exit",),
     ("group",),
     ("rank_list", "launcher"),
@@ -113,6 +114,35 @@ TORCH = (
     ("process_group",),
     ("mixed",),
     ("activation",),
+    ("__init__",),
+)
+
+# In these two the modules of one floor do not import each other either.
+PADDLE = (
+    # Paddle itself: its names, what of it is replaced, what it is told
+    ("private", "patches", "environment"),
+    ("world", "autograd", "watched"),
+    # small things that need nothing or little of that
+    ("task", "parameters", "selected_rows", "compression", "refusal", "checkpoint", "batch_norm"),
+    # paddle.distributed
+    ("process_group", "fleet"),
+    ("functions",),
+    # gradients and parameters that all ranks have alike
+    ("buckets", "late_steps"),
+    ("replicas", "sparse", "overlap", "usage"),
+    ("reducer",),
+    ("gradients",),
+    ("zero",),
+    ("data_parallel", "optimizers"),
+    ("activation",),
+    ("__init__",),
+)
+
+# The describers of tensors; each may import the framework that it is named after.
+TENSORS = (
+    ("kind",),
+    ("plain", "cuda_array", "numpy", "torch", "paddle"),
+    ("dlpack",),
     ("__init__",),
 )
 
@@ -186,7 +216,7 @@ class Imports(ast.NodeVisitor):
         if name == "paddlempi":
             names = [alias.name for alias in node.names]
             self.found += [f"paddlempi.{n if is_module(n) else '__init__'}" for n in names]
-        elif name == "paddlempi.torch":
+        elif name in ("paddlempi.torch", "paddlempi.paddle", "paddlempi.tensors"):
             self.found += [f"{name}.{alias.name}" for alias in node.names]
         else:
             self.found.append(name)
@@ -206,6 +236,7 @@ def test_python_imports_go_down(path: Path) -> None:
         if name.split(".")[:2] == ["paddlempi", own]:
             continue
         allowed = first not in FRAMEWORKS or outer or first in FRONTS.get(own, ())
+        allowed = allowed or parts[1:] == ("tensors", first)  # the describer of its tensors
         assert allowed, f"{path} imports {first}"
         if first == "paddlempi" and inner and inner.partition(".")[0] != own:
             below = floor(inner) < floor(own)
@@ -213,14 +244,27 @@ def test_python_imports_go_down(path: Path) -> None:
             assert below or (room and not outer), f"{path} imports {inner}, which stands above it"
 
 
-def test_imports_inside_torch_go_down() -> None:
-    floors = {name: number for number, names in enumerate(TORCH) for name in names}
-    paths = sorted((ROOT / "python" / "paddlempi" / "torch").glob("*.py"))
-    assert {path.stem for path in paths} == set(floors), "say of each room where it stands"
+def inner_imports(room: str, floors: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, str]]:
+    """Which module of a room imports which other one, also inside functions."""
+    paths = sorted((ROOT / "python" / "paddlempi" / room).glob("*.py"))
+    stand = [name for names in floors for name in names]
+    assert sorted(path.stem for path in paths) == sorted(stand), "say of each where it stands"
     for path in paths:
-        imports = Imports(["paddlempi", "torch"])
+        imports = Imports(["paddlempi", room])
         imports.visit(ast.parse(path.read_text()))
         for name in imports.found:
-            if name.startswith("paddlempi.torch."):
-                inner = name.split(".")[2]
-                assert floors[inner] <= floors[path.stem], f"{path} imports {inner}"
+            if name.startswith(f"paddlempi.{room}."):
+                yield path.stem, name.split(".")[2]
+
+
+def test_imports_inside_torch_go_down() -> None:
+    floors = {name: number for number, names in enumerate(TORCH) for name in names}
+    for module, inner in inner_imports("torch", TORCH):
+        assert floors[inner] <= floors[module], f"torch/{module} imports {inner}"
+
+
+@pytest.mark.parametrize(("room", "table"), [("paddle", PADDLE), ("tensors", TENSORS)])
+def test_imports_inside_a_room_go_down(room: str, table: tuple[tuple[str, ...], ...]) -> None:
+    floors = {name: number for number, names in enumerate(table) for name in names}
+    for module, inner in inner_imports(room, table):
+        assert floors[inner] < floors[module], f"{room}/{module} imports {inner}"
