@@ -8,7 +8,7 @@ import (
 
 // allGatherMPI is MPI_Allgather of bytes. Bytes moved a rank: (n-1)S in, and nS
 // more where the results are separate tensors.
-var allGatherMPI = Algorithm{Name: "mpi", Enabled: both(onHost, evenly), Scratch: func(a *Args) int64 {
+var allGatherMPI = Algorithm{Name: "mpi", Enabled: evenlyOnHost, Scratch: func(a *Args) int64 {
 	return a.joining(a.Recv) + a.copying(a.Send, a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	dst, scatter, err := a.contiguous(p, a.Recv, false)

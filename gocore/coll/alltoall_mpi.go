@@ -10,7 +10,7 @@ import (
 
 // allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
 // same length. Bytes moved a rank: (1-1/n)S out and in.
-var allToAllEvenMPI = Algorithm{Name: "mpi", Enabled: both(onHost, evenly), Scratch: func(a *Args) int64 {
+var allToAllEvenMPI = Algorithm{Name: "mpi", Enabled: evenlyOnHost, Scratch: func(a *Args) int64 {
 	return a.copying(a.Send, a.Recv) + a.joining(a.Send) + a.joining(a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	sends, err := a.apart(p, a.Send, a.Recv)

@@ -85,7 +85,8 @@ func (a *Args) WritesRecv() bool { return a.Trait().WritesRecv(a.Root, a.Rank) }
 // Algorithm is one way to carry out an operation.
 type Algorithm struct {
 	Name string
-	// Enabled says whether the algorithm can serve this call.
+	// Enabled says whether the algorithm can serve this call. It still can where more is
+	// agreed on.
 	Enabled func(*Sig) bool
 	// Polls says that the steps wait by polling even where every member waits inside its
 	// call: messages between pairs of ranks, or a wait for a device. All ranks then make
@@ -157,19 +158,13 @@ func serves(name string, c op.Code) bool {
 }
 
 // Scratch returns the most bytes of host memory that any algorithm takes on this rank which may be
-// chosen, when it announces the flags own. What others announce may keep own from being agreed on. It
-// is called once a collective, before it is known what all announce: the flags of a are left as own.
+// chosen when it announces the flags own: whatever the others announce, no more is agreed on. It is
+// called once a collective, before that is known, and leaves own as the flags of a.
 func Scratch(a *Args, own arrive.Flags) (most int64) {
-	a.Any = own
+	a.Agreed, a.Any = own, own
 	for _, alg := range algorithms(a.Code) {
-		if alg.Scratch == nil {
-			continue
-		}
-		for _, a.Agreed = range [2]arrive.Flags{own, 0} {
-			if alg.Enabled(&a.Sig) {
-				most = max(most, alg.Scratch(a))
-				break
-			}
+		if alg.Scratch != nil && alg.Enabled(&a.Sig) {
+			most = max(most, alg.Scratch(a))
 		}
 	}
 	return most
@@ -182,10 +177,8 @@ func onHost(s *Sig) bool   { return s.Any&Device == 0 }
 func evenly(s *Sig) bool   { return s.Agreed&Even != 0 }
 func always(*Sig) bool     { return true }
 
-// both is enabled where two conditions hold.
-func both(x, y func(*Sig) bool) func(*Sig) bool {
-	return func(s *Sig) bool { return x(s) && y(s) }
-}
+func evenlyOnHost(s *Sig) bool  { return onHost(s) && evenly(s) }
+func reducedOnHost(s *Sig) bool { return onHost(s) && reducedHere(s) }
 
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 

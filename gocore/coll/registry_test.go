@@ -97,6 +97,21 @@ func TestEveryAlgorithmIsChosen(t *testing.T) {
 	}
 }
 
+// Scratch asks for the flags of one rank, of which fewer may be agreed on.
+func TestWhatIsAgreedOnDisablesNothing(t *testing.T) {
+	rng := rand.New(rand.NewSource(5))
+	for range 20000 {
+		s := Sig{Code: op.Code(1 + rng.Intn(int(op.Exscan))), DType: op.DType(1 + rng.Intn(int(lastDType))),
+			Reduce: op.ReduceOp(rng.Intn(int(lastReduceOp) + 1)), Count: rng.Int63() >> rng.Intn(64), Size: 1 + rng.Intn(70),
+			Local: rng.Intn(2) == 0, Agreed: arrive.Flags(rng.Uint32()), Any: arrive.Flags(rng.Uint32())}
+		more := s
+		more.Agreed |= arrive.Flags(rng.Uint32())
+		for _, alg := range registry[s.Code] {
+			require.True(t, !alg.Enabled(&s) || alg.Enabled(&more), "%s of %+v", alg.Name, s)
+		}
+	}
+}
+
 // An algorithm that uses another one inside hands on what was agreed on, but what is not so inside.
 func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 	const hint = arrive.Flags(1) << 30 // of an algorithm that is not there yet

@@ -49,7 +49,7 @@ const scanChunk = 1 << 20
 // scanGather16 is the scan of float16 and bfloat16: the contributions are gathered,
 // chunk by chunk, and each rank adds those of the ranks before it in float32.
 // Bytes moved a rank: (n-1)S in.
-var scanGather16 = Algorithm{Name: "gather16", Enabled: both(onHost, reducedHere), Scratch: func(a *Args) int64 {
+var scanGather16 = Algorithm{Name: "gather16", Enabled: reducedOnHost, Scratch: func(a *Args) int64 {
 	return a.scratch(min(a.Count, scanChunk) * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {
 	src, recv := a.Part().Data, a.Recv[0]
