@@ -25,7 +25,9 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
 	}
-	if t.Rooted && (a.Root < 0 || a.Root >= g.Size) {
+	if !t.Rooted {
+		a.Root = -1 // whatever the caller says: members do not agree on it
+	} else if a.Root < 0 || a.Root >= g.Size {
 		return status.New(status.Argument, "%s: root is rank %d of the group, which has ranks 0 to %d", d.Code, a.Root, g.Size-1)
 	}
 	root := !t.Rooted || a.Root == g.Rank

@@ -134,9 +134,9 @@ const (
 	NoShares Shares = 0
 	// Alike: each is as long as the other side, whose length is the same on all ranks.
 	Alike Shares = 1
-	// Listed: all ranks give the same n lengths, which may differ; share i is as long as rank i's other side.
+	// Listed: all ranks give the same n lengths: share i is as long as rank i's other side.
 	Listed Shares = 2
-	// Pairwise: on both sides; what i sends to j is as long as what j receives from i, as these two alone know.
+	// Pairwise: on both sides: what i sends to j is as long as what j receives from i.
 	Pairwise Shares = 3
 )
 

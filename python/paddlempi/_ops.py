@@ -79,9 +79,9 @@ class Shares(IntEnum):
     ALIKE = 1
     """each is as long as the other side, whose length is the same on all ranks"""
     LISTED = 2
-    """all ranks give the same n lengths, which may differ; share i is as long as rank i's other side"""
+    """all ranks give the same n lengths: share i is as long as rank i's other side"""
     PAIRWISE = 3
-    """on both sides; what i sends to j is as long as what j receives from i, as these two alone know"""
+    """on both sides: what i sends to j is as long as what j receives from i"""
 
 
 class Trait(NamedTuple):
@@ -126,7 +126,7 @@ class Op(IntEnum):
         return self.name.lower()
 
     def writes(self, root: int, rank: int) -> bool:
-        """Whether the receive buffers that ``rank`` gives are written; both are ranks of the group."""
+        """Whether the receive buffers of ``rank`` are written; both are ranks of the group."""
         return self.trait.gets.includes(root, rank)
 
     BARRIER = (
