@@ -128,9 +128,13 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 		build func(*Args, *Program) error
 		want  Sig
 	}{
-		"pack":   {op.AllReduceCoalesced, allReduceCoalescedPack.Build, outer},
-		"ipc":    {op.AllReduce, (*Args).exceptIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
-		"staged": {op.AllReduceCoalesced, func(a *Args, p *Program) error { host := a.onHostAs(); _, err := Choose(&host.Sig); return err }, Sig{Agreed: Even | hint, Any: Even | hint}},
+		"pack": {op.AllReduceCoalesced, allReduceCoalescedPack.Build, outer},
+		"ipc":  {op.AllReduce, (*Args).exceptIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
+		"staged": {op.AllReduceCoalesced, func(a *Args, _ *Program) error {
+			host := a.inHostMemory()
+			_, err := Choose(&host.Sig)
+			return err
+		}, Sig{Agreed: Even | hint, Any: Even | hint}},
 	} {
 		sides := w.sides(Args{Sig: outer})
 		a := &sides[0].args

@@ -52,9 +52,9 @@ type stager struct {
 	words  []int32
 }
 
-// onHostAs returns the call for which staged uses an algorithm of the host: on blocks in place of
-// tensors, which are all alike to it.
-func (a *Args) onHostAs() Args {
+// inHostMemory returns the collective that the host carries out on blocks: the same but for the buffers,
+// which the caller fills in, and for what was agreed on about devices.
+func (a *Args) inHostMemory() Args {
 	const device = Device | IPC | NotDirect | NotStaged | DeviceReduce
 	host := *a
 	host.Place, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
@@ -78,7 +78,7 @@ func (a *Args) pieceOf(count int64) int64 {
 // where the shares may be found to differ. Blocks have no addresses yet: they are taken to overlap.
 func stagedScratch(a *Args) (most int64) {
 	t := a.Trait()
-	host := a.onHostAs()
+	host := a.inHostMemory()
 	if t.Shares != op.NoShares {
 		host.Send, host.Recv = a.Send, a.Recv
 		if t.Send.Each() {
@@ -104,7 +104,7 @@ func stagedScratch(a *Args) (most int64) {
 }
 
 func buildStaged(a *Args, p *Program) error {
-	s := &stager{args: a, p: p, host: a.onHostAs(), count: a.Count}
+	s := &stager{args: a, p: p, host: a.inHostMemory(), count: a.Count}
 	t := a.Trait()
 	if t.Recv == op.Many {
 		s.send, s.recv = oneRow(a.Send), oneRow(a.Recv)

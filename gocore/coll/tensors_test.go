@@ -236,7 +236,7 @@ func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func(
 				switch alg.Name {
 				case "direct":
 					allowed = allowed && DirectOK(&s.args)
-				case "staged": // which reads and writes by pieces
+				case "staged": // it writes a piece before it has read the later ones
 					allowed = allowed && s.args.separate()
 				}
 			}
