@@ -15,8 +15,9 @@ import (
 // Steps for piece k, whose blocks were those of piece k-3: wait until the device has copied
 // that one out; it copies piece k in, beside the transfer of piece k-1; when it has, the
 // host's own algorithm for the operation runs on the blocks; the device copies the result
-// out. A rank whose tensors are the host's copies by itself. At the end an MPI_Allreduce of
-// four bytes tells whether some rank's device has failed.
+// out. A rank whose tensors are the host's copies by itself. What is sent out of memory that a
+// result is written to, other than in its place, is copied whole before. At the end an
+// MPI_Allreduce of four bytes tells whether some rank's device has failed.
 //
 // Bytes moved a rank: S over the bus to the host and S back, beside what the host's
 // algorithm moves, at the pace of the slower of the two.
@@ -44,6 +45,7 @@ type stager struct {
 	piece  int64 // elements of a row in one piece
 	lanes  [lanes]lane
 	sums   bool        // the device adds up, not the host
+	aside  lane        // what is sent, all of it, where results would be written over it
 	parts  *mem.Pinned // where sums: what the ranks have sent for this one's share
 	summed cuda.Event  // where sums: the last kernel
 	// failed is what this rank's device said no to; it is not called again. words is room for
@@ -121,9 +123,9 @@ func buildStaged(a *Args, p *Program) error {
 	return nil
 }
 
-// begin queues the first copies in, behind what the producing stream had queued.
+// begin makes the copies come behind what the producing stream had queued.
 func (s *stager) begin() error {
-	a, t := s.args, s.host.Trait()
+	a := s.args
 	if d := a.Place.Device; d != nil {
 		for _, stream := range []cuda.Stream{d.Out, d.In} {
 			s.try(func() error { return d.StreamWait(stream, a.Place.Ready) })
@@ -132,6 +134,40 @@ func (s *stager) begin() error {
 	if unevenly(&a.Sig) {
 		return s.whole()
 	}
+	if !a.separate() {
+		return s.setAside()
+	}
+	return s.start()
+}
+
+// setAside copies all that is sent before the first result is written: a tensor that is filled shares its
+// memory.
+func (s *stager) setAside() error {
+	a := s.args
+	b, err := s.block(max(1, counts(a.Send)*a.elem()))
+	if err != nil {
+		return err
+	}
+	s.aside.send = b
+	s.try(func() error {
+		if err := s.copyIn(b, s.send, 0, s.count); err != nil {
+			return err
+		}
+		return s.mark(&s.aside.in, s.stream(false))
+	})
+	at := b.Data
+	for i := range s.send {
+		s.send[i] = row{{&Part{Data: at, Count: s.count}, 0, s.count}}
+		at = a.at(at, s.count)
+	}
+	s.await(&s.aside.in)
+	s.p.Do(s.start)
+	return nil
+}
+
+// start queues the first pieces in.
+func (s *stager) start() error {
+	a, t := s.args, s.host.Trait()
 	// The kernels add what every rank gets, slice by slice.
 	s.sums = a.Agreed&DeviceReduce != 0 && a.Size <= cuda.MaxArrays && t.Reduces && !t.Prefix && t.Gets == op.Everyone
 	s.piece = a.pieceOf(s.count)
@@ -284,8 +320,11 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 // after an error copies in may still write them.
 func (s *stager) close() {
 	d := s.args.Place.Device
-	for i := range s.lanes {
-		ln := &s.lanes[i]
+	for i := range lanes + 1 {
+		ln := &s.aside
+		if i < lanes {
+			ln = &s.lanes[i]
+		}
 		if (s.failed != nil || s.p.err != nil) && ln.in != 0 {
 			_ = d.StreamWait(d.In, ln.in)
 		}

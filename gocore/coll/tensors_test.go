@@ -233,12 +233,7 @@ func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func(
 				if sig.Any&Device != 0 {
 					s.args.Place = &Place{Chunk: 8 << 10}
 				}
-				switch alg.Name {
-				case "direct":
-					allowed = allowed && DirectOK(&s.args)
-				case "staged": // it writes a piece before it has read the later ones
-					allowed = allowed && s.args.separate()
-				}
+				allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args))
 			}
 			if !allowed {
 				continue
