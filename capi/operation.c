@@ -266,10 +266,6 @@ static int read_fields(pmpi_op *op, PyObject *const *values, PyObject *names,
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-static int receives_message(int32_t code) {
-	return code == PMPI_OP_RECV || code == PMPI_OP_SENDRECV || code == PMPI_OP_PROBE;
-}
-
 static PyObject *result_tuple(const pmpi_result *r) {
 	PyObject *t = PyTuple_New(3);
 	if (t == NULL)
@@ -299,7 +295,7 @@ static PyObject *call(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side
 	if (rc == 0) {
 		if (!(flags & QUIET))
 			tensor_written(recv);
-		return receives_message(op->code) ? result_tuple(&result) : none();
+		return pmpi_op_has_result(op->code) ? result_tuple(&result) : none();
 	}
 	if (work != 0) { /* MPI may use the memory longer */
 		PyObject *t, *v, *tb;
@@ -330,7 +326,7 @@ static PyObject *start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, sid
 		return NULL;
 	}
 	o->kept = k;
-	o->received = (char)receives_message(op->code);
+	o->received = (char)pmpi_op_has_result(op->code);
 	op->cookie = (uint64_t)(uintptr_t)o;
 	op->state = &k->state;
 	PyThreadState *ts = PyEval_SaveThread();

@@ -93,6 +93,19 @@ enum {
   PMPI_OP_PANIC = 17,
 };
 
+/* pmpi_op_has_result tells whether an operation fills source, bytes and tag of a
+ * pmpi_result. Returns 1 or 0; 0 where there is no such operation. */
+static inline int pmpi_op_has_result(int32_t code)
+{
+  switch (code) {
+  case PMPI_OP_RECV:
+  case PMPI_OP_SENDRECV:
+  case PMPI_OP_PROBE:
+    return 1;
+  }
+  return 0;
+}
+
 /* pmpi_buf.dtype: the type of one element. */
 enum {
   PMPI_DTYPE_BOOL = 1, /* 1 byte */

@@ -19,10 +19,10 @@
 //
 // group.Group.Submit takes a call from a pool and checks the descriptor against the
 // traits of the operation, which the operations table generated (package op): how
-// many buffers each side takes, whether it reduces, whether it has a root. Is the
-// reduce op defined for the dtype? Are the lengths equal? A wrong answer here is an
-// error with nothing sent, and the rank still takes part in the collective by
-// announcing that it refuses: the others raise instead of waiting.
+// many buffers each side takes, which lengths go together, whether it reduces, whether
+// it has a root. Is the reduce op defined for the dtype? Are the lengths equal? A wrong
+// answer here is an error with nothing sent, and the rank still takes part in the
+// collective by announcing that it refuses: the others raise instead of waiting.
 //
 // A tensor that is not contiguous gets a staging block (package mem) at this point;
 // it is filled later, when it is known that the operation runs.
@@ -55,7 +55,7 @@
 //
 // All members arrived inside the call (the flag Sync, ANDed over the lines), so
 // blocking MPI will do. coll.Choose takes the first algorithm of the operation whose
-// Enabled agrees, looking only at what all members have in common. For 1000 float32
+// Enabled agrees, looking only at what all members have in common (coll.Sig). For 1000 float32
 // on two ranks that is allReduceMPI (coll/allreduce_mpi.go), which appends one step
 // to a coll.Program: an mpi.Call, which is plain data. Program.Run gives it to
 // mpi.Library.Run: one call into C (mpi/calls.c), which picks MPI_Allreduce from the

@@ -196,8 +196,8 @@ type half struct {
 
 // prepare checks the arguments and describes the calls.
 func (m *message) prepare(d *op.Desc) error {
-	send := d.Code == op.Send || d.Code == op.SendRecv
-	recv := d.Code == op.Recv || d.Code == op.SendRecv
+	t := d.Code.Trait()
+	send, recv := t.Send != op.None, t.Recv != op.None
 	sends, recvs := d.Sends(), d.Recvs()
 	if send && len(sends) != 1 || recv && len(recvs) != 1 {
 		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one of each side it uses", d.Code, len(sends), len(recvs))
@@ -211,7 +211,7 @@ func (m *message) prepare(d *op.Desc) error {
 	}
 	if recv {
 		peer, tag := d.Peer, d.Tag
-		if d.Code == op.SendRecv {
+		if send {
 			peer, tag = d.Peer2, d.Tag2
 		}
 		return m.half(d.Code, mpi.FnRecv, "recv", &recvs[0], peer, tag, false)

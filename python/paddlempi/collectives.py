@@ -232,8 +232,8 @@ def broadcast(
         group = group_of(rank_list, "broadcast", group)
     if outside(group, Op.BROADCAST):
         return None
-    root, mine = chosen_root(Op.BROADCAST, group, "src", src, group_src)
-    return _moving(Op.BROADCAST, None, tensor, group, async_op, root, written=not mine)
+    root, _ = chosen_root(Op.BROADCAST, group, "src", src, group_src)
+    return _moving(Op.BROADCAST, None, tensor, group, async_op, root)
 
 
 def all_gather(
@@ -464,7 +464,6 @@ def _moving(
     async_op: bool,
     root: int = -1,
     op: ReduceOp | None = None,
-    written: bool = True,
     send_splits: Sequence[int] | None = None,
     recv_splits: Sequence[int] | None = None,
 ) -> Work | None:
@@ -475,6 +474,7 @@ def _moving(
     if recv.__class__ is Many:
         recv = recv.checked(code, group)
     reduce_op, scale = (0, 1.0) if op is None else (op, op.scale)
+    written = code.writes(root, members(group)._rank)
     operation = _native.submit(
         code,
         0 if group is None else group._id,

@@ -59,6 +59,8 @@ static void ring(void) {
 		CHECK(pmpi_send(token, 2, PMPI_DTYPE_INT32, (rank + 1) % size, 5, 0) == PMPI_OK);
 	}
 	CHECK(got.source == (rank + size - 1) % size && got.tag == 5 && got.bytes == 8);
+	CHECK(pmpi_op_has_result(PMPI_OP_RECV) == 1 && pmpi_op_has_result(PMPI_OP_SEND) == 0 &&
+		  pmpi_op_has_result(-1) == 0);
 }
 
 static void reductions(void) {

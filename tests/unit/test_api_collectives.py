@@ -54,8 +54,8 @@ def test_one_submit(core: FakeCore, call: Callable[[], Any], wanted: tuple[Any, 
     code, send, recv, op, root = wanted
     assert got[:5] == (code, 0, send, recv, op)
     assert got.fields["root"] == root
-    reads = code == Op.BROADCAST and root == 1
-    assert got.flags == (_native.QUIET if reads else 0), "flags of a synchronous operation"
+    wanted_flags = 0 if Op(code).writes(root, 1) else _native.QUIET
+    assert got.flags == wanted_flags, "flags of a synchronous operation"
     assert got.fields["timeout"] == -1.0, "the group's own deadline"
 
 

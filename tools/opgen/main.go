@@ -87,6 +87,8 @@ func generate() (map[string][]byte, error) {
 	data := map[string]any{
 		"Operations": operations,
 		"Arities":    arities,
+		"Whos":       whos,
+		"Sharings":   sharings,
 		"DTypes":     dtypes,
 		"Kinds":      kinds,
 		"ReduceOps":  reduceOps,
@@ -122,6 +124,8 @@ var functions = template.FuncMap{
 	"defined":  definedFor,
 	"named":    dtypesOf,
 	"arity":    arityText,
+	"who":      whoText,
+	"sharing":  sharing,
 	"kindlist": kindList,
 	"comment":  comment,
 }
@@ -201,6 +205,18 @@ func arityText(ident string) string {
 	}
 	return ""
 }
+
+func whoText(ident string) string {
+	for _, w := range whos {
+		if w.Ident == ident {
+			return w.Text
+		}
+	}
+	return ""
+}
+
+// sharing is the name of a shares in a text.
+func sharing(ident string) string { return strings.ToLower(strings.ReplaceAll(snake(ident), "_", " ")) }
 
 // kindList names the kinds of dtypes that r reduces, with what it means for them.
 func kindList(r reduceOp) string {

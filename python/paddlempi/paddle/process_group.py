@@ -298,6 +298,8 @@ class ProcessGroupMPI:
         self, code: Op, send: Any, recv: Any, sync: bool, reduce_op: int = 0, **fields: Any
     ) -> Task:
         flags = 0 if sync else ASYNC
+        if not code.writes(fields.get("root", -1), self.core._rank):
+            flags |= _native.QUIET
         operation = _native.submit(code, self._gid, send, recv, reduce_op, flags, **fields)
         if sync:
             return DONE

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Issuer", "tell_autograd"]
 
-_BROADCAST = Op.BROADCAST
 _ZERO = timedelta(0)
 _OWN = -1.0  # the deadline that the core has of the group
 
@@ -208,9 +207,8 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
 
     def _quiet(self, code: Op, root: int) -> int:
         """The flag that says whether autograd is told of what an operation writes to."""
-        if not tell_autograd or (code is _BROADCAST and root == self._core._rank):
-            return _native.QUIET  # the root of a broadcast only reads its tensor
-        return _native.ONCE
+        told = tell_autograd and code.writes(root, self._core._rank)
+        return _native.ONCE if told else _native.QUIET
 
 
 def _all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
