@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/netif"
@@ -259,7 +260,7 @@ type coreInfo struct {
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
 	Arrive      string           `json:"arrive"` // how the ranks of the node meet at collectives; "" before init
-	CUDA        *cudaInfo        `json:"cuda"`   // nil unless asked for
+	CUDA        *diagnose.CUDA   `json:"cuda"`   // nil unless asked for
 }
 
 // controlInfo says what is there. It works before init and where there is no MPI,
@@ -275,7 +276,7 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	}
 	info := coreInfo{Build: buildInfo, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher()}
 	if r.CUDA {
-		found := findCUDA()
+		found := diagnose.FindCUDA()
 		info.CUDA = &found
 	}
 	if w := initial.Load(); w != nil {

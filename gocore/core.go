@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -87,7 +88,7 @@ func Init(o InitOptions) error {
 		}
 		return err
 	}
-	env.Trial = newTrial(library.Info(), env.Topo.LocalRank, o.Trial)
+	env.Trial = diagnose.NewTrial(library.Info(), env.Topo.LocalRank, o.Trial, closing.add)
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
 	w := newWorld(library, env)
 	if _, err := w.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {

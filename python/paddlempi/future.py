@@ -13,14 +13,30 @@ import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from . import _native
 from .errors import Error, GroupDestroyedError
 from .group import at_destroy
-from .work import Tail, WorkMethods
 
-__all__ = ["Future", "of"]
+__all__ = ["Future", "OnDevice", "WithFuture", "of"]
+
+
+class OnDevice(Protocol):
+    """What an operation has left queued on a device (``work.Tail``)."""
+
+    def order(self) -> None: ...
+
+
+class WithFuture(Protocol):
+    """A work, as far as its future needs it (``work.WorkMethods``)."""
+
+    _op: Any
+    _future: Future | None
+
+    def _value(self) -> list[Any]: ...
+
+    def _end_on_device(self) -> OnDevice: ...
 
 
 class Future(concurrent.futures.Future["list[Any]"]):
@@ -32,7 +48,7 @@ class Future(concurrent.futures.Future["list[Any]"]):
     is not waited for by others.
     """
 
-    _tail: Tail | None = None
+    _tail: OnDevice | None = None
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """The value, waited for up to ``timeout`` seconds."""
@@ -75,7 +91,7 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 """Who listens to the core."""
 
-_Ended = queue.SimpleQueue["WorkMethods | None"]
+_Ended = queue.SimpleQueue["WithFuture | None"]
 
 _levels: list[_Ended] = []
 """What has ended, for the thread of each level; empty while the listener serves level 0."""
@@ -90,7 +106,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def of(work: WorkMethods) -> Future:
+def of(work: WithFuture) -> Future:
     """The future of a work, always the same one."""
     global _thread
     with _lock:
@@ -114,7 +130,7 @@ def of(work: WorkMethods) -> Future:
     return future
 
 
-def _complete(work: WorkMethods) -> None:
+def _complete(work: WithFuture) -> None:
     with _lock:
         future = work._future
         # Running is the mark that somebody has begun to complete it.

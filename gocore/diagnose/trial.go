@@ -1,4 +1,6 @@
-package gocore
+// Package diagnose finds out what this machine can do with GPU memory: what the doctor tries, and the
+// trial whether MPI takes it.
+package diagnose
 
 import (
 	"bytes"
@@ -18,7 +20,6 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/dl"
-	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/launcher"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -36,10 +37,11 @@ var trials struct {
 	seen  string
 }
 
-// newTrial returns the trial of lib on the device that the ranks of a node take by their
+// NewTrial returns the trial of lib on the device that the ranks of a node take by their
 // local rank. child is the command that makes control method cuda_trial of a new process;
-// without one there is no trial.
-func newTrial(lib mpi.Info, localRank int, child []string) group.Trial {
+// without one there is no trial. atEnd takes what is to be called when this process ends, and returns
+// what takes it back.
+func NewTrial(lib mpi.Info, localRank int, child []string, atEnd func(func(bool)) func()) func() (works bool, seen string) {
 	if len(child) == 0 {
 		return nil
 	}
@@ -49,7 +51,7 @@ func newTrial(lib mpi.Info, localRank int, child []string) group.Trial {
 			defer stop()
 			over := make(chan struct{})
 			defer close(over)
-			defer closing.add(func(bool) { // this process ends, and with it the child
+			defer atEnd(func(bool) { // this process ends, and with it the child
 				stop()
 				select {
 				case <-over:
@@ -132,65 +134,27 @@ func withoutLauncher(environment []string) []string {
 	})
 }
 
-// controlCUDA tells whether MPI takes GPU memory and how that is known.
-func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Wait bool `json:"wait"`
-		Try  bool `json:"try"`
-	}
-	if err := parse("cuda", request, &r); err != nil {
-		return nil, err
-	}
-	w, err := first()
-	if err != nil {
-		return nil, err
-	}
-	if r.Try {
-		if w.env.Trial == nil {
-			return group.Awareness{How: "asked", Reason: "there is no Python to try it with"}, nil
-		}
-		works, seen := w.env.Trial()
-		return group.Awareness{Aware: works, How: "tried", Reason: seen}, nil
-	}
-	return w.env.Awareness(r.Wait), nil
-}
-
-// controlCUDATrial is the child's side: it starts MPI as a job of one process, moves device
-// memory with it, and ends MPI.
-func controlCUDATrial(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Device    int    `json:"device"`
-		SysPrefix string `json:"sys_prefix"`
-	}
-	if err := parse("cuda_trial", request, &r); err != nil {
-		return nil, err
-	}
-	initOnce.Lock()
-	defer initOnce.Unlock()
-	if library != nil {
-		return nil, status.New(status.AlreadyInitialized, "cuda_trial: this process runs MPI already, and the trial may end it: start a new one")
-	}
+// Try is the child's side of a trial: it starts MPI as a job of one process, moves device memory with
+// it, and ends MPI. It returns what it moved. This process must not run MPI yet: the trial may end it.
+func Try(device int, sysPrefix string) (moved string, err error) {
 	driver, err := cuda.Open()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	dev, err := driver.Device(r.Device)
+	dev, err := driver.Device(device)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	lib, err := mpi.Open(mpi.Options{SysPrefix: r.SysPrefix})
+	lib, err := mpi.Open(mpi.Options{SysPrefix: sysPrefix})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	for _, n := range trialSizes {
 		if err := moveOnDevice(lib, lib.World(), dev, 0, 0, n, trialLimit/2); err != nil {
-			return nil, err
+			return "", err
 		}
 	}
-	if err := lib.Finalize(); err != nil {
-		return nil, err
-	}
-	return map[string]string{"moved": fmt.Sprintf("MPI_Isend and MPI_Irecv moved %d, %d and %d bytes of GPU memory within one process", trialSizes[0], trialSizes[1], trialSizes[2])}, nil
+	return fmt.Sprintf("MPI_Isend and MPI_Irecv moved %d, %d and %d bytes of GPU memory within one process", trialSizes[0], trialSizes[1], trialSizes[2]), lib.Finalize()
 }
 
 // trialSizes are lengths that MPIs send at once, after a handshake, and in pieces.
