@@ -223,10 +223,12 @@ func sendRecv(lib mpi.Library, comm mpi.Comm, send, recv unsafe.Pointer, to, fro
 		}
 		open[i] = uintptr(unsafe.Pointer(slots[i]))
 	}
-	for end := time.Now().Add(limit); slots[0].Done == 0 || slots[1].Done == 0; work.Yield() {
-		if lib.Poll(open[:]); time.Now().After(end) {
-			return status.New(status.Timeout, "MPI did not move %d bytes of GPU memory within %v", n, limit)
-		}
+	moved := func() bool {
+		lib.Poll(open[:])
+		return slots[0].Done != 0 && slots[1].Done != 0
+	}
+	if work.NewEngine().Wait(moved, time.Now().Add(limit), nil) != nil {
+		return status.New(status.Timeout, "MPI did not move %d bytes of GPU memory within %v", n, limit)
 	}
 	for i, s := range slots {
 		if err := lib.SlotError(calls[i].Fn, s); err != nil {

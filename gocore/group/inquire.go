@@ -279,10 +279,5 @@ func (e *Env) Gone() bool {
 	return true
 }
 
-// AwaitGone returns when Gone.
-func (e *Env) AwaitGone() {
-	b := work.Backoff{Lazy: true}
-	for !e.Gone() {
-		b.Pause()
-	}
-}
+// AwaitGone returns when Gone. It waits with an engine of its own: that of e has stopped.
+func (e *Env) AwaitGone() { _ = work.NewEngine().Wait(e.Gone, time.Time{}, nil) }
