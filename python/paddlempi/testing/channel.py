@@ -154,8 +154,13 @@ def _meet_over_tcp(place: Place, seconds: float) -> Links:
     if place.rank == 0:
         listener = socket.create_server(("", 0), backlog=2 * place.size)
         port = listener.getsockname()[1]
-        offer = [(_addresses(), port, secrets.token_hex(32))]
+        try:
+            offer = [(_addresses(place), port, secrets.token_hex(32))]
+        except dist.errors.Error as error:  # the others wait for it, too
+            offer = [str(error)]
     dist.broadcast_object_list(offer, src=0)
+    if isinstance(offer[0], str):
+        raise ChannelError(offer[0])
     hosts, port, token = offer[0]
     if listener is not None:
         return _accept(listener, place.size, token, seconds)
@@ -163,26 +168,14 @@ def _meet_over_tcp(place: Place, seconds: float) -> Links:
     return _connect(targets, place.rank, token, seconds)
 
 
-def _addresses() -> list[str]:
-    """The addresses under which other hosts may reach this one, the likeliest first."""
-    found: list[str] = []
-    with contextlib.suppress(OSError):
-        infos = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
-        found += [str(info[4][0]) for info in infos]
-    for _, name in socket.if_nameindex():
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-            found.append(_interface_address(s, name))
-    unique = list(dict.fromkeys(found))
-    return sorted(unique, key=lambda address: address.startswith("127."))
+def _addresses(place: Place) -> list[str]:
+    """The addresses under which the others may reach this host, the likeliest first."""
+    import paddlempi as dist
+    from paddlempi import _native
 
-
-def _interface_address(sock: socket.socket, name: str) -> str:
-    import fcntl
-
-    siocgifaddr = 0x8915
-    request = struct.pack("256s", name.encode()[:15])
-    answer = fcntl.ioctl(sock.fileno(), siocgifaddr, request)
-    return socket.inet_ntoa(answer[20:24])
+    one_host = dist.get_local_size() == place.size
+    addresses = _native.control("addresses", one_host=one_host)["addresses"]
+    return [address for address in addresses if ":" not in address]  # the listener has IPv4
 
 
 def _accept(listener: socket.socket, size: int, token: str, seconds: float) -> Links:
