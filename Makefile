@@ -198,6 +198,11 @@ generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
 	.venv-tools/bin/python tools/ptx/ptx.py
 
+## way           print what one all_reduce passes through, from a trace (docs/architecture.md has it)
+.PHONY: way
+way: $(TORCH_newest)/.torch
+	$(TORCH_newest)/bin/python tools/way/way.py
+
 ## verify        generated files are up to date, and lint
 .PHONY: verify
 verify: .venv-tools/.tools lint
