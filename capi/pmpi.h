@@ -195,7 +195,8 @@ pmpi_work pmpi_next_released(void);
 
 /* pmpi_next_completions waits up to limit_ns (below 0: for ever) for works to end that have the
  * flag PMPI_FLAG_NOTIFY or PMPI_STATE_NOTIFY. Fills in at most room of those that did, each once,
- * and returns how many; a work that was released meanwhile is left out. */
+ * and returns how many; a work that was released meanwhile is left out, one that pmpi_finish forgot
+ * is not. */
 int pmpi_next_completions(pmpi_completion *out, int room, int64_t limit_ns);
 
 /* pmpi_completion_fd returns an eventfd that is readable while

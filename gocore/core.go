@@ -159,7 +159,7 @@ func Wait(id uint64, limit time.Duration, interrupt work.Interrupt, release bool
 		return r, true, err
 	}
 	r, err = h.Wait(limit, interrupt)
-	return r, release && err == nil && r.Device == 0 && h.Settled() && work.Release(id), err
+	return r, release && err == nil && h.Forget(), err
 }
 
 // Test tells whether a work is over, after taking it as far as it goes at once.

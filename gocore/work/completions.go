@@ -111,7 +111,7 @@ func NextCompletions(out []Completion, limit time.Duration) int {
 	for {
 		n := 0
 		for _, h := range room[:completed.pop(room[:min(len(out), len(room))])] {
-			if handles.get(h.id.Load()) == h { // not released meanwhile
+			if !h.dropped.Load() {
 				out[n] = h.completion()
 				n++
 			}
@@ -131,11 +131,7 @@ func NextCompletions(out []Completion, limit time.Duration) int {
 	}
 }
 
-// completion tells how h, which is done, ended, and releases it if nothing more can be asked of it.
+// completion tells how h, which is done, ended, and forgets it if nothing more can be asked of it.
 func (h *Handle) completion() Completion {
-	c := Completion{ID: h.id.Load(), Cookie: h.cookie, Code: status.CodeOf(h.err), Result: h.result}
-	if h.err == nil && h.tail == nil && h.free() {
-		c.Released = Release(c.ID)
-	}
-	return c
+	return Completion{ID: h.id.Load(), Cookie: h.cookie, Code: status.CodeOf(h.err), Released: h.Forget(), Result: h.result}
 }

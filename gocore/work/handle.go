@@ -43,6 +43,8 @@ type Handle struct {
 	// released says that the caller forgot the number, and wants to know when the memory is
 	// free; passed that the handle is among those that NextReleased looks at.
 	released, passed atomic.Bool
+	// dropped says that the caller released it: nobody wants to hear of its end.
+	dropped atomic.Bool
 	// These are written before done and never after.
 	result Result
 	err    error
@@ -84,9 +86,11 @@ func Lookup(id uint64) (*Handle, error) {
 // memory may be freed; if not, NextReleased returns the number when it may.
 func Release(id uint64) (free bool) {
 	h := handles.remove(id)
-	switch {
-	case h == nil:
+	if h == nil {
 		return true
+	}
+	h.dropped.Store(true)
+	switch {
 	case h.free():
 		h.Close()
 		return true
@@ -94,6 +98,16 @@ func Release(id uint64) (free bool) {
 	h.released.Store(true)
 	h.passOn()
 	return false
+}
+
+// Forget takes the number of an operation back that has ended well and of which nothing is left to ask;
+// it returns false where something is. Its end is reported all the same, if that was asked for.
+func (h *Handle) Forget() bool {
+	if !h.done.Load() || h.err != nil || h.tail != nil || !h.free() {
+		return false
+	}
+	handles.remove(h.id.Load())
+	return true
 }
 
 // Finish ends the operation: its caller is told, unless an earlier call did, and MPI is

@@ -282,6 +282,16 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	assert.False(t, readable(CompletionFD(), 0))
 	hs[1].Finish(Result{}, nil)
 	assert.True(t, Release(ids[1]) && Release(ids[3]))
+
+	// Who waits in another way may be told first, and the number is forgotten with that.
+	other := e.NewHandle()
+	word := StateNotify
+	other.Watch(7, &word)
+	id := Register(other)
+	other.Finish(Result{}, nil)
+	assert.True(t, other.Forget())
+	require.Equal(t, 1, NextCompletions(ended[:], soon))
+	assert.Equal(t, Completion{ID: id, Cookie: 7, Released: true}, ended[0])
 }
 
 // The end, the number and the request to be told come at the same moment: one completion.
