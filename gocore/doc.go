@@ -6,7 +6,7 @@
 //
 // Python (collectives.py) finds nothing unusual about the arguments and calls
 // _core.submit with the operation's code, the number of the group and the tensor.
-// pymodule.c describes the tensor as a pmpi_buf (address, count, dtype, shape,
+// operation.c describes the tensor as a pmpi_buf (address, count, dtype, shape,
 // strides), fills in a pmpi_op, drops the GIL and calls pmpi_submit. guard.c looks
 // at the fork flag and goes on to goSubmit (export.go), which is Go: it views the C
 // struct as an op.Desc and calls [Submit].
@@ -63,8 +63,8 @@
 //
 // MPI writes into the array itself. On the way back the staging, had there been one,
 // is unpacked, an MPI error class becomes a [status.Error], the group is released,
-// pymodule.c takes the GIL again and returns None, and collectives.py bumps the
-// version counter of the tensor where its framework keeps one.
+// operation.c takes the GIL again, bumps the version counter of the tensor where its
+// framework keeps one, and returns None.
 //
 // # The other way
 //
@@ -89,6 +89,10 @@
 //	  topo          which ranks share a node
 //	  reduce, mem   arithmetic in host memory; staging blocks, strided copies
 //	  mpi           discovery, ABIs, the table of calls; mpifake plays N ranks
+//	  launcher      who starts processes, and in which variables it says so
+//	  segment       memory files that the ranks of a node share
+//	  netif         by which addresses other hosts reach this one
+//	  cuda          the driver and its kernels; diagnose tries them
 //	  dl            dlopen
 //	  op, status    descriptor, dtypes, traits; errors
 //
