@@ -398,18 +398,40 @@ PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 
 /* ---- the object ---- */
 
+/* An error holds the frames that it passed through, and these the work that ended with it. The
+ * tensors are not shown to the collector: MPI may use them. */
+static int op_traverse(PyObject *self, visitproc visit, void *arg) {
+	operation *o = (operation *)self;
+	PyObject *seen[] = {(PyObject *)self->ob_type, o->error, o->at_end, o->context};
+	for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
+		int rc = seen[i] ? visit(seen[i], arg) : 0;
+		if (rc)
+			return rc;
+	}
+	return 0;
+}
+
+static int op_clear(PyObject *self) {
+	operation *o = (operation *)self;
+	PyObject *error = o->error, *at_end = o->at_end;
+	o->error = o->at_end = NULL;
+	if (error)
+		Py_DecRef(error);
+	if (at_end)
+		Py_DecRef(at_end);
+	return 0;
+}
+
 static void op_dealloc(PyObject *self) {
 	operation *o = (operation *)self;
+	PyObject_GC_UnTrack(self);
 	PyObject *t, *v, *tb;
 	PyErr_Fetch(&t, &v, &tb);
 	if (o->kept)
 		release(o->work, o->kept);
-	if (o->error)
-		Py_DecRef(o->error);
-	if (o->at_end)
-		Py_DecRef(o->at_end);
+	op_clear(self);
 	PyTypeObject *of = self->ob_type;
-	PyObject_Free(self);
+	PyObject_GC_Del(self);
 	Py_DecRef((PyObject *)of);
 	if (orphans)
 		collect();
@@ -523,6 +545,10 @@ static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 		return NULL;
 	if (o->context)
 		return PyBool_FromLong(1);
+	if (pmpi_guard_forked() && !o->done) {
+		pmpi_next_completions(NULL, 0, 0);
+		return raise_last(PMPI_ERR_FORKED);
+	}
 	if (o->done || o->kept == NULL ||
 		__atomic_fetch_or(&o->kept->state, PMPI_STATE_NOTIFY, __ATOMIC_SEQ_CST) & PMPI_STATE_OVER)
 		return PyBool_FromLong(0);
@@ -674,6 +700,8 @@ static PyGetSetDef op_getset[] = {
 
 static PyType_Slot op_slots[] = {
 	{Py_tp_dealloc, (void *)op_dealloc},
+	{Py_tp_traverse, (void *)op_traverse},
+	{Py_tp_clear, (void *)op_clear},
 	{Py_tp_methods, op_methods},
 	{Py_tp_getset, op_getset},
 	{Py_tp_doc, "An operation that goes on after its call. Made by submit alone."},
@@ -683,7 +711,7 @@ static PyType_Slot op_slots[] = {
 static PyType_Spec op_spec = {
 	.name = "paddlempi._core.Operation",
 	.basicsize = sizeof(operation),
-	.flags = TPFLAGS_DEFAULT | TPFLAGS_DISALLOW_INSTANTIATION,
+	.flags = TPFLAGS_DEFAULT | TPFLAGS_DISALLOW_INSTANTIATION | TPFLAGS_HAVE_GC,
 	.slots = op_slots,
 };
 

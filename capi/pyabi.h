@@ -54,13 +54,18 @@ typedef struct PyType_Spec {
 } PyType_Spec;
 
 /* Their numbers are part of the ABI (typeslots.h). */
-#define Py_tp_dealloc 52
-#define Py_tp_doc     56
-#define Py_tp_methods 64
-#define Py_tp_getset  73
+#define Py_tp_clear    51
+#define Py_tp_dealloc  52
+#define Py_tp_doc      56
+#define Py_tp_methods  64
+#define Py_tp_traverse 71
+#define Py_tp_getset   73
 
 #define TPFLAGS_DEFAULT                (1U << 18)
 #define TPFLAGS_DISALLOW_INSTANTIATION (1U << 7)
+#define TPFLAGS_HAVE_GC                (1U << 14)
+
+typedef int (*visitproc)(PyObject *, void *);
 
 typedef struct PyModuleDef {
 	PyObject ob_base;
@@ -114,7 +119,8 @@ PY PyObject *PyModule_Create2(PyModuleDef *, int);
 PY unsigned long PyType_GetFlags(PyTypeObject *);
 PY PyObject *PyType_FromSpec(PyType_Spec *);
 PY PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t);
-PY void PyObject_Free(void *);
+PY void PyObject_GC_UnTrack(void *);
+PY void PyObject_GC_Del(void *);
 
 #define TPFLAGS_LIST  (1UL << 25)
 #define TPFLAGS_TUPLE (1UL << 26)

@@ -260,6 +260,25 @@ def test_works_that_nobody_keeps(dist: ModuleType, rank: int, size: int) -> None
     assert len(freed) == 200
 
 
+@pytest.mark.mpi(min=2)
+def test_a_work_and_its_error_hold_each_other(dist: ModuleType, rank: int) -> None:
+    """The collector finds them: the error's traceback has the frame that has the work."""
+
+    def fail() -> Any:
+        work = dist.all_reduce(np.ones(2 + rank), async_op=True)
+        try:
+            work.wait()
+        except dist.errors.MismatchError:
+            return weakref.ref(work)
+        return None
+
+    seen = fail()
+    assert seen is not None
+    gc.collect()
+    assert seen() is None
+    dist.barrier()
+
+
 class Tracked(np.ndarray):
     """An array that tells when it is freed."""
 
