@@ -1,9 +1,8 @@
 #ifdef PMPI_PYMODULE
-/* Submitting an operation, and the Python object of one that goes on after its call. The object
- * owns the number of the core's work, the tensors, and the answer: there is no other table of works
- * in Python or C. An operation costs two calls of the core: submit, and the one that brings its
- * end, by wait() or by next_completions(). All of it is guarded by the GIL, but for the word of
- * kept. */
+/* The Python object of an operation that goes on after its call. It owns the number of the core's
+ * work, the tensors, and the answer: there is no other table of works in Python or C. An operation
+ * costs two calls of the core: submit, and the one that brings its end, by wait() or by
+ * next_completions(). All of it is guarded by the GIL, but for the word of kept. */
 #define _GNU_SOURCE
 #include "operation.h"
 
@@ -14,9 +13,6 @@
 #include "guard.h"
 #include "pytools.h"
 #include "tensor.h"
-
-/* Flags of Python's submit that the core does not know (python/paddlempi/_ops.py). */
-enum { QUIET = 1 << 16, ONCE = 1 << 17 };
 
 /* What an operation keeps alive: the tensors, and the exports of those that have the buffer
  * protocol. Freed when MPI and the device are done with them, which may be later than the end of
@@ -105,8 +101,7 @@ static void release(pmpi_work work, kept *k) {
 	free(k);
 }
 
-/* collect frees what orphans keep that are over by now. */
-static void collect(void) {
+void operation_collect(void) {
 	pmpi_work work;
 	while (orphans && (work = pmpi_next_released()) != 0) {
 		for (kept **p = &orphans; *p; p = &(*p)->next) {
@@ -130,6 +125,18 @@ static void give_way(void) {
 	PyEval_RestoreThread(ts);
 }
 
+/* last_exception returns the exception of the call that just returned rc, which is not set. */
+static PyObject *last_exception(int rc) {
+	PyObject *t, *error, *tb;
+	raise_last(rc);
+	PyErr_Fetch(&t, &error, &tb);
+	if (t)
+		Py_DecRef(t);
+	if (tb)
+		Py_DecRef(tb);
+	return error;
+}
+
 /* conclude writes down how o ended, once, and lets go of its tensors unless a device or MPI still
  * uses them. With rc other than 0 the error is that of the core's latest call. */
 static void conclude(operation *o, int rc, const pmpi_result *r) {
@@ -141,13 +148,7 @@ static void conclude(operation *o, int rc, const pmpi_result *r) {
 		return;
 	o->concluding = 1;
 	if (rc) {
-		PyObject *t, *tb;
-		raise_last(rc);
-		PyErr_Fetch(&t, &o->error, &tb);
-		if (t)
-			Py_DecRef(t);
-		if (tb)
-			Py_DecRef(tb);
+		o->error = last_exception(rc);
 		o->result = (pmpi_result){.source = -1, .tag = -1};
 	} else {
 		o->result = *r;
@@ -200,80 +201,22 @@ static int settle(operation *o, int64_t limit_ns) {
 	return 0;
 }
 
-/* ---- submit ---- */
+/* ---- the beginning ---- */
 
-static const char *const field_names[] = {"root",  "peer",        "tag",         "timeout", "scale",
-										  "peer2", "send_splits", "recv_splits", "tag2"};
-enum { ROOT, PEER, TAG, TIMEOUT, SCALE, PEER2, SEND_SPLITS, RECV_SPLITS, TAG2, FIELDS };
-static PyObject *fields[FIELDS]; /* interned */
-
-static int field(PyObject *name) {
-	for (int i = 0; i < FIELDS; i++)
-		if (name == fields[i])
-			return i;
-	for (int i = 0; i < FIELDS; i++)
-		if (PyUnicode_CompareWithASCIIString(name, field_names[i]) == 0)
-			return i;
-	PyErr_Format(PyExc_TypeError, "submit() has no argument named %S", name);
-	return -1;
-}
-
-/* as_int reads an int32; a value beyond it is an error, not another value. */
-static int32_t as_int(PyObject *x, const char *name) {
-	long long v = PyLong_AsLongLong(x);
-	if (v != (int32_t)v)
-		raise_code(PMPI_ERR_ARGUMENT, "%s=%lld needs more than 32 bits", name, v);
-	return (int32_t)v;
-}
-
-static int read_fields(pmpi_op *op, PyObject *const *values, PyObject *names,
-					   PyObject **send_splits, PyObject **recv_splits) {
-	for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); i++) {
-		PyObject *x = values[i];
-		int which = field(PyTuple_GetItem(names, i));
-		switch (which) {
-		case ROOT:
-			op->root = as_int(x, "root");
-			break;
-		case PEER:
-			op->peer = as_int(x, "peer");
-			break;
-		case TAG:
-			op->tag = as_int(x, "tag");
-			break;
-		case TIMEOUT:
-			op->timeout_ns = to_ns(PyFloat_AsDouble(x));
-			break;
-		case SCALE:
-			op->scale = PyFloat_AsDouble(x);
-			break;
-		case PEER2:
-			op->peer2 = as_int(x, "peer2");
-			break;
-		case TAG2:
-			op->tag2 = as_int(x, "tag2");
-			break;
-		case SEND_SPLITS:
-			*send_splits = x;
-			break;
-		case RECV_SPLITS:
-			*recv_splits = x;
-			break;
-		default:
-			return -1;
-		}
+void operation_linger(pmpi_work work, PyObject *send, PyObject *recv, side *a, side *b) {
+	PyObject *t, *v, *tb;
+	PyErr_Fetch(&t, &v, &tb); /* what a signal handler raised */
+	kept *k = keep_room(a, b);
+	if (k) {
+		keep(k, send, recv, a, b);
+		release(work, k);
+	} else { /* no memory to write that down: kept for ever */
+		PyErr_Clear();
+		own(send);
+		own(recv);
+		a->n_views = b->n_views = 0;
 	}
-	return PyErr_Occurred() ? -1 : 0;
-}
-
-static PyObject *result_tuple(const pmpi_result *r) {
-	PyObject *t = PyTuple_New(3);
-	if (t == NULL)
-		return NULL;
-	PyTuple_SetItem(t, 0, PyLong_FromLongLong(r->source));
-	PyTuple_SetItem(t, 1, PyLong_FromLongLong(r->bytes));
-	PyTuple_SetItem(t, 2, PyLong_FromLongLong(r->tag));
-	return t;
+	PyErr_Restore(t, v, tb);
 }
 
 void operation_refuse(int64_t group, int32_t code) {
@@ -285,38 +228,8 @@ void operation_refuse(int64_t group, int32_t code) {
 	PyErr_Restore(t, v, tb);
 }
 
-/* call carries op out on the calling thread. */
-static PyObject *call(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
-	pmpi_work work = 0;
-	pmpi_result result;
-	PyThreadState *ts = PyEval_SaveThread();
-	int rc = pmpi_submit(op, &work, &result);
-	PyEval_RestoreThread(ts);
-	if (rc == 0) {
-		if (!(flags & QUIET))
-			tensor_written(recv);
-		return pmpi_op_has_result(op->code) ? result_tuple(&result) : none();
-	}
-	if (work != 0) { /* MPI may use the memory longer */
-		PyObject *t, *v, *tb;
-		PyErr_Fetch(&t, &v, &tb); /* what a signal handler raised */
-		kept *k = keep_room(a, b);
-		if (k) {
-			keep(k, send, recv, a, b);
-			release(work, k);
-		} else { /* no memory to write that down: kept for ever */
-			PyErr_Clear();
-			own(send);
-			own(recv);
-			a->n_views = b->n_views = 0;
-		}
-		PyErr_Restore(t, v, tb);
-	}
-	return raise_last(rc);
-}
-
-/* start begins op, which goes on after the call. */
-static PyObject *start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
+PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b,
+						  int flags) {
 	operation *o = (operation *)PyType_GenericAlloc(type, 0);
 	kept *k = o ? keep_room(a, b) : NULL;
 	if (k == NULL) {
@@ -339,61 +252,15 @@ static PyObject *start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, sid
 		Py_DecRef(&o->head);
 		return NULL;
 	}
-	if (!(flags & QUIET))
+	if (!(flags & SUBMIT_QUIET))
 		tensor_written(recv);
-	o->again = !(flags & (QUIET | ONCE));
+	o->again = !(flags & (SUBMIT_QUIET | SUBMIT_ONCE));
 	if (o->work == 0) {
 		pmpi_result r = o->result;
 		r.released = 1;
 		conclude(o, 0, &r);
 	}
 	return &o->head;
-}
-
-PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
-	(void)self;
-	if (!wants(n, 4, 6, "submit"))
-		return NULL;
-	if (__builtin_expect(orphans != NULL, 0))
-		collect();
-	side send, recv;
-	send.n = send.n_views = recv.n = recv.n_views = 0;
-	send.on_device = recv.on_device = 0;
-	pmpi_op op;
-	memset(&op, 0, sizeof op);
-	op.size = sizeof op;
-	op.code = as_int(args[0], "code");
-	op.group = PyLong_AsLongLong(args[1]);
-	op.reduce_op = n > 4 ? as_int(args[4], "reduce_op") : 0;
-	int flags = n > 5 ? as_int(args[5], "flags") : 0;
-	op.flags = (uint32_t)(flags & ~(QUIET | ONCE));
-	op.root = op.peer = op.peer2 = -1;
-	op.timeout_ns = -1;
-	op.scale = 1;
-	PyObject *send_splits = Py_None, *recv_splits = Py_None;
-	if (read_fields(&op, args + n, names, &send_splits, &recv_splits)) {
-		operation_refuse(op.group, op.code);
-		return NULL;
-	}
-
-	PyObject *out = NULL;
-	if (side_describe(&send, args[2], "send") || side_split(&send, send_splits, "send")) {
-		recv.bufs = recv.room, recv.views = recv.view_room, recv.n_dims = 0, recv.more_dims = NULL;
-		operation_refuse(op.group, op.code);
-	} else if (side_describe(&recv, args[3], "recv") || side_split(&recv, recv_splits, "recv") ||
-			   side_stream(&send, &recv, &op.stream)) {
-		operation_refuse(op.group, op.code);
-	} else {
-		op.send = send.bufs;
-		op.n_send = send.n;
-		op.recv = recv.bufs;
-		op.n_recv = recv.n;
-		out = op.flags & PMPI_FLAG_ASYNC ? start(&op, args[2], args[3], &send, &recv, flags)
-										 : call(&op, args[2], args[3], &send, &recv, flags);
-	}
-	side_release(&send);
-	side_release(&recv);
-	return out;
 }
 
 /* ---- the object ---- */
@@ -433,8 +300,7 @@ static void op_dealloc(PyObject *self) {
 	PyTypeObject *of = self->ob_type;
 	PyObject_GC_Del(self);
 	Py_DecRef((PyObject *)of);
-	if (orphans)
-		collect();
+	operation_collect();
 	PyErr_Restore(t, v, tb);
 }
 
@@ -476,13 +342,7 @@ static PyObject *op_test(PyObject *self, PyObject *unused) {
 	if (rc < 0 && !o->done && rc != -PMPI_ERR_CUDA && rc != -PMPI_ERR_ARGUMENT)
 		return raise_last(-rc);
 	if (rc == -PMPI_ERR_CUDA) { /* the device is lost: nothing will happen there any more */
-		PyObject *t, *tb;
-		raise_last(-rc);
-		PyErr_Fetch(&t, &lost, &tb);
-		if (t)
-			Py_DecRef(t);
-		if (tb)
-			Py_DecRef(tb);
+		lost = last_exception(-rc);
 	}
 	if (!o->done && settle(o, 0)) {
 		if (lost)
@@ -531,12 +391,14 @@ static PyObject *op_at_end(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 		give_way();
 	if (o->done)
 		return PyBool_FromLong(0);
-	Py_IncRef(args[0]);
-	PyObject *old = o->at_end;
-	o->at_end = args[0];
-	if (old)
-		Py_DecRef(old);
+	assign(&o->at_end, args[0]);
 	return PyBool_FromLong(1);
+}
+
+/* raise_forked sets the exception of a call in the child of a fork. Returns NULL. */
+static PyObject *raise_forked(void) {
+	pmpi_next_completions(NULL, 0, 0); /* which only says so there */
+	return raise_last(PMPI_ERR_FORKED);
 }
 
 static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -545,10 +407,8 @@ static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 		return NULL;
 	if (o->context)
 		return PyBool_FromLong(1);
-	if (pmpi_guard_forked() && !o->done) {
-		pmpi_next_completions(NULL, 0, 0);
-		return raise_last(PMPI_ERR_FORKED);
-	}
+	if (pmpi_guard_forked() && !o->done)
+		return raise_forked();
 	if (o->done || o->kept == NULL ||
 		__atomic_fetch_or(&o->kept->state, PMPI_STATE_NOTIFY, __ATOMIC_SEQ_CST) & PMPI_STATE_OVER)
 		return PyBool_FromLong(0);
@@ -586,10 +446,8 @@ PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t 
 	int64_t limit = n > 0 ? to_ns(PyFloat_AsDouble(args[0])) : -1;
 	if (PyErr_Occurred())
 		return NULL;
-	if (pmpi_guard_forked()) {
-		pmpi_next_completions(ended, BATCH, 0);
-		return raise_last(PMPI_ERR_FORKED);
-	}
+	if (pmpi_guard_forked())
+		return raise_forked();
 	PyThreadState *ts = PyEval_SaveThread();
 	int got = pmpi_next_completions(ended, BATCH, limit);
 	PyEval_RestoreThread(ts);
@@ -611,8 +469,7 @@ PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t 
 		}
 		Py_DecRef(context);
 	}
-	if (orphans)
-		collect();
+	operation_collect();
 	return contexts;
 }
 
@@ -716,9 +573,6 @@ static PyType_Spec op_spec = {
 };
 
 int operation_prepare(void) {
-	for (int i = 0; i < FIELDS; i++)
-		if ((fields[i] = PyUnicode_InternFromString(field_names[i])) == NULL)
-			return -1;
 	type = (PyTypeObject *)PyType_FromSpec(&op_spec);
 	return type ? 0 : -1;
 }

@@ -11,6 +11,7 @@
 #include "operation.h"
 #include "pytools.h"
 #include "slack.h"
+#include "submit.h"
 #include "tensor.h"
 
 /* ---- what Python asks of the core ---- */
@@ -136,7 +137,7 @@ static PyModuleDef module = {
 __attribute__((visibility("default"))) PyObject *PyInit__core(void) {
 	pmpi_slack_restore();
 	pmpi_set_interrupt(check_signals);
-	if (operation_prepare())
+	if (operation_prepare() || submit_prepare())
 		return NULL;
 	return PyModule_Create2(&module, PYTHON_API_VERSION_STABLE);
 }

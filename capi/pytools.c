@@ -9,12 +9,16 @@
 
 static PyObject *errors; /* dict: code -> exception class */
 
-void set_errors(PyObject *classes) {
-	Py_IncRef(classes);
-	PyObject *old = errors;
-	errors = classes;
+void assign(PyObject **to, PyObject *value) {
+	Py_IncRef(value);
+	PyObject *old = *to;
+	*to = value;
 	if (old)
 		Py_DecRef(old);
+}
+
+void set_errors(PyObject *classes) {
+	assign(&errors, classes);
 }
 
 static PyObject *raise_error(const pmpi_error *e) {

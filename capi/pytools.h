@@ -6,6 +6,9 @@
 #include "pmpi.h"
 #include "pyabi.h"
 
+/* assign makes *to, NULL or a reference of its owner's, a new reference to value. */
+void assign(PyObject **to, PyObject *value);
+
 /* set_errors takes a dict: error code -> exception class. */
 void set_errors(PyObject *classes);
 

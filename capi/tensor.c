@@ -24,11 +24,7 @@ int tensor_register(PyObject *type, PyObject *describe, PyObject *bump) {
 }
 
 int tensor_set_resolver(PyObject *r) {
-	Py_IncRef(r);
-	PyObject *old = resolver;
-	resolver = r;
-	if (old)
-		Py_DecRef(old);
+	assign(&resolver, r);
 	return 0;
 }
 

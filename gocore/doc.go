@@ -6,7 +6,7 @@
 //
 // Python (collectives.py) finds nothing unusual about the arguments and calls
 // _core.submit with the operation's code, the number of the group and the tensor.
-// operation.c describes the tensor as a pmpi_buf (address, count, dtype, shape,
+// submit.c describes the tensor as a pmpi_buf (address, count, dtype, shape,
 // strides), fills in a pmpi_op, drops the GIL and calls pmpi_submit. guard.c looks
 // at the fork flag and goes on to goSubmit (export.go), which is Go: it views the C
 // struct as an op.Desc and calls [Submit].
@@ -63,7 +63,7 @@
 //
 // MPI writes into the array itself. On the way back the staging, had there been one,
 // is unpacked, an MPI error class becomes a [status.Error], the group is released,
-// operation.c takes the GIL again, bumps the version counter of the tensor where its
+// submit.c takes the GIL again, bumps the version counter of the tensor where its
 // framework keeps one, and returns None.
 //
 // # The other way
