@@ -223,10 +223,9 @@ func Exit(code int) {
 	if !finalize {
 		return
 	}
-	if inUse.Load() {
-		return // MPI still uses memory of a broken group: finalizing would hang or crash
+	if !awaitOthers() || inUse.Load() {
+		return // after a failure MPI waits for ranks that never come, or uses memory of a broken group
 	}
-	awaitOthers()
 	_ = library.Finalize()
 }
 

@@ -174,11 +174,13 @@ func sweep() {
 	})
 }
 
-// awaitOthers returns when all ranks have departed of those that cannot see this one leave; it
-// answers them until then.
-func awaitOthers() {
+// awaitOthers waits until all ranks have departed of those that cannot see this one leave; it
+// answers them until then. It returns false where some will not: MPI cannot be finalized then.
+func awaitOthers() bool {
+	all := true
 	for _, e := range departing {
-		e.AwaitGone()
+		all = e.AwaitGone() && all
 	}
 	departing = nil
+	return all
 }
