@@ -4,7 +4,7 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 
 // allReduceCoalescedPack packs the tensors into one buffer, reduces that, and
 // unpacks: k tensors cost one collective. Bytes moved a rank: 4S more than all_reduce's.
-var allReduceCoalescedPack = Algorithm{Name: "pack", Enabled: onHost, Polls: func(s *Sig) bool {
+var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, Polls: func(s *Sig) bool {
 	inner := *s
 	inner.Code = op.AllReduce
 	alg, err := Choose(&inner)

@@ -10,7 +10,7 @@ import (
 
 // allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
 // same length. Bytes moved a rank: (1-1/n)S out and in.
-var allToAllEvenMPI = Algorithm{Name: "mpi", Enabled: evenlyOnHost, Scratch: func(a *Args) int64 {
+var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly, Scratch: func(a *Args) int64 {
 	return a.copying(a.Send, a.Recv) + a.joining(a.Send) + a.joining(a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	sends, err := a.apart(p, a.Send, a.Recv)
@@ -42,7 +42,7 @@ var allToAllEvenMPI = Algorithm{Name: "mpi", Enabled: evenlyOnHost, Scratch: fun
 // allToAllUnevenMPI exchanges the lengths, so that parts that do not match are an
 // error on every rank instead of garbage, and then the parts between pairs of ranks.
 // Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
-var allToAllUnevenMPI = Algorithm{Name: "pairwise", Enabled: onHost, Polls: always, Scratch: func(a *Args) int64 {
+var allToAllUnevenMPI = Algorithm{Name: "pairwise", Memory: hostMemory, Polls: always, Scratch: func(a *Args) int64 {
 	return a.copying(a.Send, a.Recv) + a.lengthsScratch()
 }, Build: func(a *Args, p *Program) error {
 	apart, err := a.apart(p, a.Send, a.Recv)

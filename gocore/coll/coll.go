@@ -85,8 +85,11 @@ func (a *Args) WritesRecv() bool { return a.Trait().WritesRecv(a.Root, a.Rank) }
 // Algorithm is one way to carry out an operation.
 type Algorithm struct {
 	Name string
-	// Enabled says whether the algorithm can serve this call. It still can where more is
-	// agreed on.
+	// Memory is the memory that it serves: the host's, where no rank has a tensor elsewhere, or a
+	// device's, where some rank has one there.
+	Memory memory
+	// Enabled says whether the algorithm can serve a call on such memory. It still can where more is
+	// agreed on. Nil: always.
 	Enabled func(*Sig) bool
 	// Polls says that the steps wait by polling even where every member waits inside its
 	// call: messages between pairs of ranks, or a wait for a device. All ranks then make
@@ -98,6 +101,27 @@ type Algorithm struct {
 	// Build appends the steps of this rank. It touches no tensor and no device: only the
 	// steps do.
 	Build func(*Args, *Program) error
+}
+
+// memory is a set of kinds of memory.
+type memory uint8
+
+const (
+	hostMemory memory = 1 << iota
+	deviceMemory
+)
+
+// memory is where the tensors of a call are.
+func (s *Sig) memory() memory {
+	if s.Any&Device != 0 {
+		return deviceMemory
+	}
+	return hostMemory
+}
+
+// serves says whether the algorithm can serve a call.
+func (alg *Algorithm) serves(s *Sig) bool {
+	return alg.Memory&s.memory() != 0 && (alg.Enabled == nil || alg.Enabled(s))
 }
 
 // registry lists the algorithms of each operation, the preferred first. It is filled
@@ -133,11 +157,11 @@ func algorithms(c op.Code) []*Algorithm {
 // Choose returns the first enabled algorithm.
 func Choose(s *Sig) (*Algorithm, error) {
 	for _, alg := range algorithms(s.Code) {
-		if alg.Enabled(s) {
+		if alg.serves(s) {
 			return alg, nil
 		}
 	}
-	if onDevice(s) {
+	if s.memory() == deviceMemory {
 		return nil, status.New(status.Unsupported, "%s: a rank's PADDLEMPI_CUDA_PATHS leaves out \"staged\", and no other way serves this call: "+
 			"ipc wants all ranks on one node and tensors in cudaMalloc'ed memory, each side one contiguous tensor; direct wants a CUDA-aware MPI and an operation that only moves data", s.Code)
 	}
@@ -147,8 +171,8 @@ func Choose(s *Sig) (*Algorithm, error) {
 // Polled tells whether the steps that serve a call have to be polled.
 func (alg *Algorithm) Polled(s *Sig) bool { return alg.Polls != nil && alg.Polls(s) }
 
-// serves tells whether an algorithm is among those of an operation.
-func serves(name string, c op.Code) bool {
+// has tells whether an algorithm is among those of an operation.
+func has(name string, c op.Code) bool {
 	for _, alg := range algorithms(c) {
 		if alg.Name == name {
 			return true
@@ -163,7 +187,7 @@ func serves(name string, c op.Code) bool {
 func Scratch(a *Args, own arrive.Flags) (most int64) {
 	a.Agreed, a.Any = own, own
 	for _, alg := range algorithms(a.Code) {
-		if alg.Scratch != nil && alg.Enabled(&a.Sig) {
+		if alg.Scratch != nil && alg.serves(&a.Sig) {
 			most = max(most, alg.Scratch(a))
 		}
 	}
@@ -172,13 +196,9 @@ func Scratch(a *Args, own arrive.Flags) (most int64) {
 
 // What algorithms are enabled by.
 
-func onDevice(s *Sig) bool { return s.Any&Device != 0 }
-func onHost(s *Sig) bool   { return s.Any&Device == 0 }
-func evenly(s *Sig) bool   { return s.Agreed&Even != 0 }
-func always(*Sig) bool     { return true }
-
-func evenlyOnHost(s *Sig) bool  { return onHost(s) && evenly(s) }
-func reducedOnHost(s *Sig) bool { return onHost(s) && reducedHere(s) }
+func alone(s *Sig) bool  { return s.Size == 1 }
+func evenly(s *Sig) bool { return s.Agreed&Even != 0 }
+func always(*Sig) bool   { return true }
 
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 

@@ -29,8 +29,8 @@ var (
 )
 
 func directly(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Args, *Program, *together) error) Algorithm {
-	open := func(s *Sig) bool { return onDevice(s) && s.Any&NotDirect == 0 && enabled(s) }
-	return Algorithm{Name: "direct", Enabled: open, Polls: always, Scratch: scratch, Build: func(a *Args, p *Program) error {
+	open := func(s *Sig) bool { return s.Any&NotDirect == 0 && enabled(s) }
+	return Algorithm{Name: "direct", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: scratch, Build: func(a *Args, p *Program) error {
 		p.Until(a.Place.ready)
 		t := together{a: a, p: p}
 		if err := build(a, p, &t); err != nil {
@@ -44,7 +44,7 @@ func directly(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Ar
 // DirectOK tells whether MPI can be given the addresses of this rank's tensors: each is
 // contiguous, and they are separate.
 func DirectOK(a *Args) bool {
-	if !serves("direct", a.Code) {
+	if !has("direct", a.Code) {
 		return false
 	}
 	for _, parts := range [][]Part{a.Send, a.Recv} {

@@ -23,7 +23,7 @@ func (a *Args) exports() (give, take Part, ok bool) {
 	t := a.Trait()
 	ok = true
 	switch {
-	case !serves("ipc", a.Code):
+	case !has("ipc", a.Code):
 		return give, take, false
 	case !t.Gives.Includes(a.Root, a.Rank):
 	case t.Send.Each():

@@ -107,7 +107,7 @@ func TestWhatIsAgreedOnDisablesNothing(t *testing.T) {
 		more := s
 		more.Agreed |= arrive.Flags(rng.Uint32())
 		for _, alg := range registry[s.Code] {
-			require.True(t, !alg.Enabled(&s) || alg.Enabled(&more), "%s of %+v", alg.Name, s)
+			require.True(t, !alg.serves(&s) || alg.serves(&more), "%s of %+v", alg.Name, s)
 		}
 	}
 }
@@ -120,7 +120,7 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 	rows := registry
 	defer func() { registry = rows }()
 	var seen Sig
-	registry[op.AllReduce] = []*Algorithm{{Name: "seen", Enabled: func(s *Sig) bool { seen = *s; return true },
+	registry[op.AllReduce] = []*Algorithm{{Name: "seen", Memory: hostMemory | deviceMemory, Enabled: func(s *Sig) bool { seen = *s; return true },
 		Build: func(*Args, *Program) error { return nil }}}
 	w := newWorld(2)
 	for name, c := range map[string]struct {

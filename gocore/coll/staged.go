@@ -21,8 +21,8 @@ import (
 //
 // Bytes moved a rank: S over the bus to the host and S back, beside what the host's
 // algorithm moves, at the pace of the slower of the two.
-var staged = Algorithm{Name: "staged", Enabled: func(s *Sig) bool {
-	return onDevice(s) && s.Any&NotStaged == 0
+var staged = Algorithm{Name: "staged", Memory: deviceMemory, Enabled: func(s *Sig) bool {
+	return s.Any&NotStaged == 0
 }, Polls: always, Scratch: stagedScratch, Build: buildStaged}
 
 // While one piece is transferred the one before is copied out and the one behind it in.

@@ -34,8 +34,8 @@ type mapped struct {
 
 // overIPC makes the algorithm ipc of an operation. plan says who works and how.
 func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) bool, queue func(*mapped) error)) Algorithm {
-	open := func(s *Sig) bool { return onDevice(s) && s.Local && s.Agreed&IPC != 0 && enabled(s) }
-	return Algorithm{Name: "ipc", Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
+	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
+	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
 		if a.Place.Peers.Refused() {
 			return a.exceptIPC(p)
 		}

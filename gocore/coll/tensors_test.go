@@ -217,7 +217,7 @@ func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func(
 	t.Helper()
 	for _, alg := range registry[sig.Code] {
 		switch {
-		case !alg.Enabled(sig) || alg == &singleOnDevice: // which has no host tensors
+		case !alg.serves(sig) || alg == &singleOnDevice: // which has no host tensors
 			continue
 		case alg.Name == "mpi" && sig.Reduce != 0 && reducedHere(sig):
 			continue // what MPI itself cannot reduce, TestNoAlgorithm covers
