@@ -82,6 +82,14 @@ func (a *Args) ReadsRecv() bool { return a.Trait().ReadsRecv(a.Root, a.Rank, len
 // WritesRecv tells whether this rank gets a result.
 func (a *Args) WritesRecv() bool { return a.Trait().WritesRecv(a.Root, a.Rank) }
 
+// Part returns this rank's contribution: Send, or Recv where it is in place.
+func (a *Args) Part() Part {
+	if len(a.Send) > 0 {
+		return a.Send[0]
+	}
+	return a.Recv[0]
+}
+
 // Algorithm is one way to carry out an operation.
 type Algorithm struct {
 	Name string

@@ -80,11 +80,3 @@ var reduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: re
 	t.flush()
 	return t.err
 }}
-
-// Part returns this rank's contribution: Send, or Recv where it is in place.
-func (a *Args) Part() Part {
-	if len(a.Send) > 0 {
-		return a.Send[0]
-	}
-	return a.Recv[0]
-}

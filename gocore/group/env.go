@@ -76,7 +76,7 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 	}
 	e.crowded = e.Topo.Crowded()
 	e.Engine.SetCrowded(e.crowded)
-	e.mail = newMailbox(lib, e.control, e.Topo.Rank)
+	e.mail = newMailbox(lib, e.control)
 	e.mail.onAsk, e.mail.onAnswer = e.answer, e.learn
 	e.Engine.Background = e.chores
 	if err := e.sharePresence(); err != nil {

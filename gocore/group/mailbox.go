@@ -3,22 +3,18 @@ package group
 import (
 	"encoding/binary"
 	"sync"
-	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/channel"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
 // mailbox carries small messages between the cores of a job, out of any order and
 // without anybody having to expect them: who has come to make a group, and who is where when one waits for
-// long. It has a communicator of its own.
+// long.
 //
-// A message is a header of 16 bytes (kind, sender, key) and at most maxMail bytes
-// after it. A longer or shorter one is dropped: lengths come from outside.
+// A message is a header of 12 bytes (kind, key) and at most maxMail bytes after it.
 type mailbox struct {
-	lib  mpi.Library
-	comm mpi.Comm
-	me   int
+	channel *channel.Channel
 
 	// onAsk and onAnswer are called from pump for messages that nobody waits for.
 	onAsk    func(from int, key uint64, body []byte)
@@ -26,7 +22,6 @@ type mailbox struct {
 
 	mu      sync.Mutex
 	inbox   map[letter][]byte // arrived and not yet taken
-	outbox  []outgoing
 	pumping sync.Mutex
 }
 
@@ -34,11 +29,6 @@ type letter struct {
 	kind mailKind
 	from int
 	key  uint64
-}
-
-type outgoing struct {
-	slot  *mpi.Slot
-	block unsafe.Pointer
 }
 
 type mailKind uint32
@@ -56,40 +46,19 @@ const (
 )
 
 const (
-	mailHeader = 16
+	mailHeader = 12
 	maxMail    = 64 << 10
-	mailTag    = 1
 )
 
-func newMailbox(lib mpi.Library, comm mpi.Comm, me int) *mailbox {
-	return &mailbox{lib: lib, comm: comm, me: me, inbox: map[letter][]byte{}}
+func newMailbox(lib mpi.Library, comm mpi.Comm) *mailbox {
+	return &mailbox{channel: channel.New(lib, comm, channel.Groups, mailHeader+maxMail), inbox: map[letter][]byte{}}
 }
 
 // send posts a message. Errors are not reported: the deadline of whoever waits for
 // the message is the net under all of them.
 func (m *mailbox) send(to int, kind mailKind, key uint64, body []byte) {
-	if len(body) > maxMail {
-		body = body[:maxMail]
-	}
-	block, err := mem.Alloc(int64(mailHeader + len(body)))
-	if err != nil {
-		return
-	}
-	b := unsafe.Slice((*byte)(block), mailHeader+len(body))
-	binary.LittleEndian.PutUint32(b, uint32(kind))
-	binary.LittleEndian.PutUint32(b[4:], uint32(m.me))
-	binary.LittleEndian.PutUint64(b[8:], key)
-	copy(b[mailHeader:], body)
-	slot := m.lib.NewSlot()
-	if err := m.lib.Start(&mpi.Call{Fn: mpi.FnSend, Peer: int32(to), Tag: mailTag, Comm: m.comm,
-		SendBuf: block, SendCount: int64(len(b)), SendType: m.lib.Byte()}, slot); err != nil {
-		m.lib.FreeSlot(slot)
-		mem.Free(block)
-		return
-	}
-	m.mu.Lock()
-	m.outbox = append(m.outbox, outgoing{slot, block})
-	m.mu.Unlock()
+	header := binary.LittleEndian.AppendUint32(make([]byte, 0, mailHeader), uint32(kind))
+	_ = m.channel.Send(to, binary.LittleEndian.AppendUint64(header, key), body)
 }
 
 // take returns a message that has arrived.
@@ -133,56 +102,23 @@ func (m *mailbox) pump() {
 	m.sent()
 }
 
-// sent frees the messages that are on their way and tells whether all are.
-func (m *mailbox) sent() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	kept := m.outbox[:0]
-	for _, o := range m.outbox {
-		if o.slot.Done == 0 {
-			m.lib.Poll([]uintptr{uintptr(unsafe.Pointer(o.slot))})
-		}
-		if o.slot.Done == 0 {
-			kept = append(kept, o)
-			continue
-		}
-		m.lib.FreeSlot(o.slot)
-		mem.Free(o.block)
-	}
-	m.outbox = kept
-	return len(kept) == 0
-}
+// sent tells whether all messages are on their way.
+func (m *mailbox) sent() bool { return m.channel.Sent() }
 
-// receive takes one message, if there is one, and files it.
+// receive takes one message, if there is one, and files it. A shorter one than the header is dropped.
 func (m *mailbox) receive() bool {
-	msg, st, found, err := m.lib.Improbe(m.comm, mpi.AnySource, mailTag)
-	if err != nil || !found {
-		return false
+	from, b, ok := m.channel.Receive()
+	if !ok || len(b) < mailHeader {
+		return ok
 	}
-	if st.Bytes < 0 || st.Bytes > mailHeader+maxMail {
-		return false // not of our making
-	}
-	block, err := mem.Alloc(max(1, st.Bytes))
-	if err != nil {
-		return false
-	}
-	defer mem.Free(block)
-	if err := m.lib.Run(&mpi.Call{Fn: mpi.FnMrecv, Comm: m.comm, Message: msg, Peer: st.Source, Tag: st.Tag,
-		RecvBuf: block, RecvCount: st.Bytes, RecvType: m.lib.Byte()}, nil); err != nil {
-		return false
-	}
-	b := unsafe.Slice((*byte)(block), st.Bytes)
-	if len(b) < mailHeader {
-		return true
-	}
-	l := letter{mailKind(binary.LittleEndian.Uint32(b)), int(st.Source), binary.LittleEndian.Uint64(b[8:])}
-	body := append([]byte(nil), b[mailHeader:]...)
-	switch {
-	case l.kind == mailAsk:
+	l := letter{mailKind(binary.LittleEndian.Uint32(b)), from, binary.LittleEndian.Uint64(b[4:])}
+	body := b[mailHeader:]
+	switch l.kind {
+	case mailAsk:
 		m.onAsk(l.from, l.key, body)
-	case l.kind == mailAnswer:
+	case mailAnswer:
 		m.onAnswer(l.from, l.key, body)
-	case l.kind == mailBye:
+	case mailBye:
 		m.take(mailHello, l.from, l.key)
 	default:
 		m.mu.Lock()

@@ -27,6 +27,7 @@ GO = {
     "gocore/netif": ("gocore/dl", "gocore/status"),
     "gocore/mpi": ("gocore/dl", "gocore/launcher", "gocore/op", "gocore/status"),
     "gocore/mpi/mpifake": ("gocore/mpi", "gocore/op", "gocore/status"),
+    "gocore/channel": ("gocore/mem", "gocore/mpi"),
     "gocore/topo": ("gocore/mpi", "gocore/mem", "gocore/op", "gocore/status"),
     "gocore/arrive": (
         "gocore/mpi",
@@ -50,6 +51,7 @@ GO = {
     ),
     "gocore/group": (
         "gocore/arrive",
+        "gocore/channel",
         "gocore/coll",
         "gocore/coll/ipc",
         "gocore/cuda",

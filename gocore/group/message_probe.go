@@ -1,0 +1,62 @@
+package group
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// probe waits for a message and leaves it where it is.
+func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
+	if err := g.checkAddress(d.Code, d.Peer, d.Tag, true); err != nil {
+		return r, err
+	}
+	if d.Flags&op.FlagAsync != 0 {
+		return r, status.New(status.Argument, "probe: it waits inside the call; there is no asynchronous form")
+	}
+	comm, err := g.messageComm()
+	if err != nil {
+		return r, err
+	}
+	looks := 0
+	waitErr := g.wait(func() bool {
+		st, found, e := g.env.Lib.Iprobe(comm, d.Peer, d.Tag)
+		if found {
+			r = work.Result{Source: st.Source, Tag: st.Tag, Bytes: st.Bytes}
+		}
+		if err = e; err == nil && !found {
+			if looks++; looks&31 == 0 && m.peerLeft(d.Peer, time.Now()) {
+				err = g.endedError(describeProbe(d), d.Peer)
+			}
+		}
+		return found || err != nil
+	}, m.deadline)
+	if err == nil && g.ending() != nil && waitErr != nil {
+		return r, g.endingError(describeProbe(d))
+	}
+	if waitErr == work.ErrDeadline {
+		late := status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", describeProbe(d), brief(g.Ranks), m.timeout)
+		if d.Peer >= 0 {
+			late.Ranks = []int{g.Ranks[d.Peer]}
+		}
+		return r, late
+	}
+	if waitErr != nil {
+		return r, waitErr
+	}
+	return r, err
+}
+
+func describeProbe(d *op.Desc) string {
+	from, tag := "any rank", "any tag"
+	if d.Peer >= 0 {
+		from = fmt.Sprintf("rank %d", d.Peer)
+	}
+	if d.Tag >= 0 {
+		tag = fmt.Sprintf("tag %d", d.Tag)
+	}
+	return fmt.Sprintf("probe of %s of the group (%s)", from, tag)
+}
