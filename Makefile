@@ -76,7 +76,7 @@ test-go: .venv-tools/.tools | $(RESULTS)
 .PHONY: test-abi
 test-abi: environments | $(RESULTS)
 	@: > $(RESULTS)/abi.xml
-	.venv-openmpi/bin/$(call pytest,abi) tests/abi tests/capi
+	.venv-openmpi/bin/$(call pytest,abi) tests/abi
 
 ## test-mpi      the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
 .PHONY: test-mpi
@@ -87,7 +87,7 @@ define mpi_test
 test-mpi-$(1)-$(2): environments | $(RESULTS)
 	@if $$(call left_out,$(1)); then :; else : > $(RESULTS)/ranks-$(1)-$(2).xml; set -x; \
 	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,ranks-$(1)-$(2)) \
-		--mpi --mpi-ranks $(2) tests/ranks; fi
+		--mpi --mpi-ranks $(2) tests/ranks/core; fi
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),$(eval $(call mpi_test,$(mpi),$(ranks)))))
 
@@ -95,21 +95,21 @@ $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),$(eval $(call mpi_
 .PHONY: test-cuda
 test-cuda: test-cuda-openmpi-2 test-cuda-openmpi-3 test-cuda-mpich-2 test-cuda-jobs
 # Of those, the ones that another MPI may change.
-CUDA_TESTS_mpich := $(addprefix tests/cuda/ranks/test_,messages.py order.py pieces.py)
+CUDA_TESTS_mpich := $(addprefix tests/ranks/cuda/test_,messages.py order.py pieces.py)
 
 define cuda_test
 .PHONY: test-cuda-$(1)-$(2)
 test-cuda-$(1)-$(2): .venv-$(1)/.tests $(FAKE_CUDA) | $(RESULTS)
 	@: > $(RESULTS)/cuda-$(1)-$(2).xml
 	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,cuda-$(1)-$(2)) \
-		--mpi --mpi-ranks $(2) $(or $(CUDA_TESTS_$(1)),tests/cuda/ranks)
+		--mpi --mpi-ranks $(2) $(or $(CUDA_TESTS_$(1)),tests/ranks/cuda)
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,1 2 3 4,$(eval $(call cuda_test,$(mpi),$(ranks)))))
 
 .PHONY: test-cuda-jobs
 test-cuda-jobs: $(TORCH_newest)/.torch $(FAKE_CUDA) | $(RESULTS)
 	@: > $(RESULTS)/cuda-jobs.xml
-	CC="$$(.venv-tools/bin/python tools/go.py --cc)" $(TORCH_newest)/bin/$(call pytest_jobs,cuda-jobs) --ignore tests/cuda/ranks tests/cuda
+	CC="$$(.venv-tools/bin/python tools/go.py --cc)" $(TORCH_newest)/bin/$(call pytest_jobs,cuda-jobs) tests/jobs/cuda
 
 ## test-gpu      what only a GPU can show, on 2 ranks that share it; part of make test where there is one
 .PHONY: test-gpu
@@ -125,7 +125,7 @@ define faults_test
 .PHONY: test-faults-$(1)
 test-faults-$(1): environments | $(RESULTS)
 	@if $$(call left_out,$(1)); then :; else : > $(RESULTS)/faults-$(1).xml; set -x; \
-	.venv-$(1)/bin/$$(call pytest_jobs,faults-$(1)) tests/faults; fi
+	.venv-$(1)/bin/$$(call pytest_jobs,faults-$(1)) tests/jobs/core; fi
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
@@ -138,7 +138,7 @@ define torch_test
 test-torch-$(1)-$(2): $$(TORCH_$(1))/.torch | $(RESULTS)
 	@: > $(RESULTS)/torch-$(1)-$(2).xml
 	$$(TORCH_$(1))/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,torch-$(1)-$(2)) \
-		--mpi --mpi-ranks $(2) tests/torch_ranks
+		--mpi --mpi-ranks $(2) tests/ranks/torch
 endef
 $(foreach torch,newest oldest,$(foreach ranks,1 2 3 4,$(eval $(call torch_test,$(torch),$(ranks)))))
 
@@ -146,7 +146,7 @@ define torch_jobs
 .PHONY: test-torch-jobs-$(1)
 test-torch-jobs-$(1): $$(TORCH_$(1))/.torch | $(RESULTS)
 	@: > $(RESULTS)/torch-jobs-$(1).xml
-	$$(TORCH_$(1))/bin/$$(call pytest_jobs,torch-jobs-$(1)) tests/torch_jobs
+	$$(TORCH_$(1))/bin/$$(call pytest_jobs,torch-jobs-$(1)) tests/jobs/torch
 endef
 $(foreach torch,newest oldest,$(eval $(call torch_jobs,$(torch))))
 
@@ -159,26 +159,26 @@ define paddle_test
 test-paddle-$(1)-$(2): .venv-$(1)/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-$(1)-$(2).xml
 	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,paddle-$(1)-$(2)) \
-		--mpi --mpi-ranks $(2) tests/paddle_ranks
+		--mpi --mpi-ranks $(2) tests/ranks/paddle
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,1 2 3 4,$(eval $(call paddle_test,$(mpi),$(ranks)))))
 
 .PHONY: test-paddle-jobs
 test-paddle-jobs: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-jobs.xml
-	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/paddle_jobs
+	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/jobs/paddle
 
 ## test-programs Lightning, accelerate, transformers, DeepSpeed, Paddle's fit and fleet: the numbers of gloo
 .PHONY: test-programs
 test-programs: $(TORCH_newest)/.programs | $(RESULTS)
 	@: > $(RESULTS)/programs.xml
-	$(TORCH_newest)/bin/$(call pytest_jobs,programs) tests/programs
+	$(TORCH_newest)/bin/$(call pytest_jobs,programs) tests/jobs/programs
 
 ## test-examples the examples learn, and learn the same on any number of ranks
 .PHONY: test-examples
 test-examples: environments | $(RESULTS)
 	@: > $(RESULTS)/examples.xml
-	.venv-openmpi/bin/$(call pytest_jobs,examples) tests/examples
+	.venv-openmpi/bin/$(call pytest_jobs,examples) tests/jobs/examples
 
 ## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster

@@ -1,10 +1,14 @@
-"""Fixtures of all tests that run in every rank."""
+"""Fixtures of all tests that run in every rank; puts tests/helpers on the path of all tests."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 
 if TYPE_CHECKING:  # tests/build runs where the package is not installed
     from paddlempi.testing import World

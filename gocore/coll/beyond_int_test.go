@@ -12,7 +12,7 @@ import (
 )
 
 // Past 2^31 - 1 the steps are looked at instead of run: nobody has the memory, and
-// the addresses below are of nothing. tests/ranks/test_large.py runs the real thing.
+// the addresses below are of nothing. tests/ranks/core/test_large.py runs the real thing.
 
 const (
 	many    = int64(1)<<31 + 3

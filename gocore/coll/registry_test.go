@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
 		for c := range registry {
 			for _, alg := range registry[c] {
-				// The ranks of ipc are processes: tests/cuda/test_ipc.py runs it, by the driver that plays a GPU.
+				// The ranks of ipc are processes: tests/jobs/cuda/test_ipc.py runs it, by the driver that plays a GPU.
 				if !covered.algorithms[alg] && alg.Name != "ipc" {
 					fmt.Printf("FAIL: no test ran %s by %q\n", op.Code(c), alg.Name)
 					code = 1

@@ -10,7 +10,7 @@ import paddlempi as dist
 import ranks_report
 
 sys.path.insert(0, os.environ["DEVICE_TENSORS"])
-from device import DeviceTensor, calls  # from tests/cuda
+from device import DeviceTensor, calls  # from tests/helpers
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ def test_collectives_and_messages(hosts: Hosts, name: str) -> None:
     if not mpi.python.exists():
         pytest.skip(f"there is no environment of {name}")
     assert DRIVER.exists(), "make build/libcuda_fake.so"
-    env = {"PADDLEMPI_CUDA": str(DRIVER), "DEVICE_TENSORS": str(ROOT / "tests" / "cuda")}
+    env = {"PADDLEMPI_CUDA": str(DRIVER), "DEVICE_TENSORS": str(ROOT / "tests" / "helpers")}
     export = [part for key in env for part in ("-x", key)] if name == "openmpi" else []
     with reports.directory(hosts) as place:
         result = hosts.execute(

@@ -1,6 +1,6 @@
 """Fixtures of the tests that want a real GPU: ``mpirun -np N pytest --mpi tests/gpu``.
 
-They hold what the fake driver of tests/cuda cannot show: the frameworks' streams and their
+They hold what the fake driver of tests/jobs/cuda cannot show: the frameworks' streams and their
 allocators. The ranks share the devices that there are. Without one every test is skipped.
 """
 

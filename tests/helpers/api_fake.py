@@ -1,0 +1,240 @@
+"""A ``paddlempi._core`` in Python for the unit tests of the API: it records, and answers as told.
+
+It moves no data: what the ranks exchange is tested under mpirun.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+WORLD = 5
+"""The number of the group of all ranks; 0 names it too."""
+
+FIELDS = {
+    "root": -1,
+    "peer": -1,
+    "tag": 0,
+    "timeout": -1.0,
+    "scale": 1.0,
+    "send_splits": None,
+    "recv_splits": None,
+    "peer2": -1,
+    "tag2": 0,
+}
+
+
+class Call(NamedTuple):
+    """One submit, with its defaults filled in."""
+
+    code: int
+    group: int
+    send: Any
+    recv: Any
+    reduce_op: int
+    flags: int
+    fields: dict[str, Any]
+
+
+class FakeOperation:
+    """What submit returns with the flag ASYNC."""
+
+    def __init__(self, core: FakeCore, number: int, send: Any, recv: Any) -> None:
+        self._core, self.number = core, number
+        self.done, self.error, self.source, self.device = False, None, -1, 0
+        core.held[number] = send, recv
+
+    @property
+    def tensors(self) -> Any:
+        return self._core.held.get(self.number)
+
+    def wait(self, timeout: float = -1.0) -> None:
+        core = self._core
+        if not self.done:
+            if self.number in core.pending:
+                raise core.errors[23]("not ready")
+            result = core.results.get(self.number)
+            if isinstance(result, BaseException):
+                self.error = result
+            else:
+                self.source, _, _, self.device = result or (-1, 0, -1, 0)
+            if not self.device:
+                core.held.pop(self.number, None)
+            self.done = True
+        if self.error is not None:
+            raise self.error
+
+    def test(self) -> bool:
+        core = self._core
+        queued = self.number in core.queued
+        if self.number in core.pending or (queued and core.lost is None):
+            return False
+        with suppress(Exception):
+            self.wait()
+        if queued and core.lost is not None and self.error is None:
+            self.error = core.lost
+        self.device = 0
+        core.held.pop(self.number, None)
+        return True
+
+    def order(self, stream: int) -> None:
+        if self._core.lost is not None:
+            raise self._core.lost
+        self._core.ordered.append((self.number, stream))
+
+    def let_go(self) -> None:
+        self._core.held.pop(self.number, None)
+
+    def notify(self, context: object) -> bool:
+        core = self._core
+        if self.number not in core.pending:
+            return False
+        core.contexts[self.number] = self, context
+        return True
+
+    def __del__(self) -> None:
+        self._core.released.append(self.number)
+        self._core.collect()
+
+
+class FakeCore(ModuleType):
+    """Rank ``rank`` of ``size``; ``calls`` holds every submit with its defaults filled in."""
+
+    def __init__(self, rank: int = 1, size: int = 3) -> None:
+        super().__init__("paddlempi._core")
+        self.rank, self.size = rank, size
+        self.calls: list[Call] = []
+        self.refusals: list[tuple[int, int, str]] = []
+        self.controls: list[tuple[str, dict[str, Any]]] = []
+        self.answer: Any = None  # of a synchronous submit
+        self.error: BaseException | None = None  # what the next submit raises
+        self.next_number = 1
+        self.pending: set[int] = set()
+        self.results: dict[int, Any] = {}
+        self.queued: set[int] = set()  # what has ended for the host and not on its device
+        self.lost: BaseException | None = None  # what the device answers
+        self.ordered: list[tuple[int, int]] = []
+        self.held: dict[int, tuple[Any, Any]] = {}  # the tensors of works, as the C shim keeps them
+        self.released: list[int] = []
+        self.contexts: dict[int, Any] = {}  # of operations whose end is to be reported
+        self.completions: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.registered: dict[type, Any] = {}
+        self.errors: dict[int, type] = {}
+        self.resolver: Any = None
+
+    def set_errors(self, classes: dict[int, type]) -> None:
+        self.errors = classes
+
+    def set_resolver(self, resolver: Any) -> None:
+        self.resolver = resolver
+
+    def register(self, kind: type, describe: Any, bump: Any = None) -> None:
+        self.registered[kind] = describe
+
+    def submit(
+        self,
+        code: int,
+        group: int,
+        send: Any,
+        recv: Any,
+        reduce_op: int = 0,
+        flags: int = 0,
+        **fields: Any,
+    ) -> Any:
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        assert not fields.keys() - FIELDS.keys()
+        self.calls.append(Call(code, group, send, recv, reduce_op, flags, FIELDS | fields))
+        if flags & 1:
+            number, self.next_number = self.next_number, self.next_number + 1
+            self.pending.add(number)
+            return FakeOperation(self, number, send, recv)
+        return self.answer
+
+    def refuse(self, code: int, group: int, message: str) -> None:
+        self.refusals.append((code, group, message))
+
+    def end(self, number: int, result: Any = None) -> None:
+        """The operation ends: with an error if ``result`` is one."""
+        self.results[number] = result
+        self.pending.discard(number)
+        if isinstance(result, tuple) and result[3]:
+            self.queued.add(number)
+        if number in self.contexts:
+            self.completions.put(self.contexts.pop(number))
+        self.collect()
+
+    def collect(self) -> None:
+        """Let go of the tensors of works that were released and are over, on the device too."""
+        for number in [n for n in self.held if n in self.released]:
+            if number not in self.pending and (number not in self.queued or self.lost):
+                del self.held[number]
+
+    def next_completions(self, timeout: float = -1.0) -> list[Any]:
+        ended = self.completions.get()
+        if ended is None:  # the end of the test
+            return []
+        operation, context = ended
+        with suppress(Exception):
+            operation.wait()
+        return [context]
+
+    def awaited(self) -> list[Any]:
+        return [context for _, context in self.contexts.values()]
+
+    def control(self, method: str, arguments: str) -> str:
+        given = json.loads(arguments)
+        self.controls.append((method, given))
+        if method == "init":
+            return json.dumps(
+                {
+                    "group": WORLD,
+                    "rank": self.rank,
+                    "size": self.size,
+                    "local_rank": 0,
+                    "local_size": 2,
+                }
+            )
+        if method == "new_group":
+            ranks = given["ranks"]
+            return json.dumps({"group": 7, "rank": ranks.index(self.rank)})
+        if method == "info":
+            return json.dumps({"mpi": None})
+        return "{}"
+
+
+@pytest.fixture
+def fresh_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
+    """The fake in the core's place, not initialised; everything is put back afterwards."""
+    import paddlempi
+    from paddlempi import _native, future, group
+
+    fake = FakeCore()
+    monkeypatch.setitem(sys.modules, "paddlempi._core", fake)
+    monkeypatch.setattr(_native, "_core", None)
+    monkeypatch.setattr(_native, "submit", _native._unloaded)
+    monkeypatch.setattr(group._state, "world", None)
+    yield fake
+    thread = future._thread
+    if paddlempi.is_initialized():
+        paddlempi.destroy_process_group()
+    if thread is not None:
+        fake.completions.put(None)
+        thread.join(10)
+
+
+@pytest.fixture
+def core(fresh_core: FakeCore) -> FakeCore:
+    """The fake, initialised."""
+    import paddlempi
+
+    paddlempi.init_process_group()
+    return fresh_core

@@ -1,0 +1,19 @@
+"""The CUDA driver of the tests on a machine without a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path(__file__).resolve().parents[2] / "build" / "libcuda_fake.so"
+
+
+def use() -> None:
+    """Have this process, and those that it starts, take it for the driver."""
+    os.environ.setdefault("PADDLEMPI_CUDA", str(DRIVER))
+    if not Path(os.environ["PADDLEMPI_CUDA"]).is_file():
+        raise pytest.UsageError(
+            f"there is no driver at {os.environ['PADDLEMPI_CUDA']}: make build/libcuda_fake.so"
+        )

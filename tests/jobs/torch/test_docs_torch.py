@@ -1,0 +1,50 @@
+"""What the documents say of torch: their programs run, their table is what this torch does."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from paddlempi.testing import run
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# One step of the model that the programs build, on other data on each rank.
+STEP = """
+rank, size = dist.get_rank(), dist.get_world_size()
+assert size == 2 and dist.get_backend() == "mpi"
+model(torch.full((4, 8), rank + 1.0)).sum().backward()
+(weights, bias) = model.parameters()
+assert torch.equal(weights.grad, torch.full((1, 8), 4 * 1.5)), weights.grad
+dist.destroy_process_group()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
+def test_the_program_runs(page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text()
+    programs = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    (program,) = (program for program in programs if "DistributedDataParallel" in program)
+    script = tmp_path / "train.py"
+    # From a checkout on PYTHONPATH there is no entry point.
+    script.write_text(f"import paddlempi.torch\n{program}{STEP}")
+    result = run(2, script, timeout=120)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("done") == 2, result.output
+
+
+def test_our_column_is_true_and_a_false_cell_is_noticed(tmp_path: Path) -> None:
+    """One cell is spoilt on purpose, so that this run shows both."""
+    text = (ROOT / "docs" / "torch.md").read_text()
+    right, false = "| `barrier`; `all_gather_object`", "| `all_gather_object`"
+    assert text.count(right) == 1
+    page = tmp_path / "torch.md"
+    page.write_text(text.replace(right, false))
+    command = [sys.executable, str(ROOT / "tools" / "torch_table" / "table.py"), "--check"]
+    result = run(2, [*command, f"--page={page}"], timeout=300, env={"PYTHONWARNINGS": "ignore"})
+    assert result.returncode == 1, result.output
+    (line,) = result.stdout.splitlines()
+    assert line == "`barrier` -: the page says None, but it is 'yes'", result.output

@@ -1,0 +1,54 @@
+"""Fixtures of the tests that run in every rank: ``mpirun -np N pytest --mpi tests/ranks/core``."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import pytest
+from paddlempi.testing import World
+from tensors import DlpackKind, FrameworkKind, Kind, MemoryviewKind, NumpyKind
+
+KINDS = ["numpy", "memoryview", "dlpack", "paddle", "torch"]
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each kind of tensors; those of a framework where it is installed."""
+    name = request.param
+    if name in ("paddle", "torch"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+        return FrameworkKind(name, importlib.import_module(name))
+    return {"numpy": NumpyKind, "memoryview": MemoryviewKind, "dlpack": DlpackKind}[name]()
+
+
+@pytest.fixture
+def dist(mpi_world: World) -> ModuleType:
+    """The library, initialised."""
+    return mpi_world.dist
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def run(request: pytest.FixtureRequest) -> Any:
+    """Calls a collective, synchronously or as a work that is waited for."""
+    asynchronous = request.param
+
+    def call(function: Any, *arguments: Any, **named: Any) -> None:
+        if not asynchronous:
+            assert function(*arguments, **named) is None
+            return
+        work = function(*arguments, async_op=True, **named)
+        assert work.wait()
+        assert work.is_success()
+
+    return call
+
+
+@pytest.fixture
+def reversed_group(dist: ModuleType, size: int) -> Any:
+    """A group of all ranks, the last one first: global and group ranks differ."""
+    group = dist.new_group(range(size - 1, -1, -1))
+    yield group
+    dist.destroy_process_group(group)

@@ -1,0 +1,81 @@
+"""Fixtures of the tests of CUDA tensors in every rank: the staged path, in pieces of 4 KiB.
+
+There need be no GPU: all of them meet the fake driver.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fake_driver
+import pytest
+
+# The values and layouts of the tests on host memory serve here, too.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "core"))
+from kinds import KINDS, Kind
+from paddlempi.testing import World
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    fake_driver.use()
+    os.environ["PADDLEMPI_CUDA_PATHS"] = "staged"
+    os.environ["PADDLEMPI_CUDA_CHUNK"] = "4096"
+    # Ranks that share two cores need no more than this to come to the wrong order.
+    os.environ.setdefault("PMPI_FAKECUDA_DELAY", "100")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All of a synchronous and an asynchronous call, and of the kinds of tensors what differs."""
+    if "kind" not in metafunc.fixturenames:
+        if "run" in metafunc.fixturenames:
+            metafunc.parametrize("run", [False, True], ids=["sync", "async"], indirect=True)
+        return
+    pairs = [("device", True), ("some-ranks", False)]
+    if "op" not in metafunc.fixturenames:
+        pairs += [("device", False), ("pool", False), ("interface", True), ("some-tensors", True)]
+    if "run" in metafunc.fixturenames:
+        named = [f"{name}-{'async' if later else 'sync'}" for name, later in pairs]
+        metafunc.parametrize(("kind", "run"), pairs, ids=named, indirect=True)
+    else:
+        names = list(dict.fromkeys(name for name, _ in pairs))
+        metafunc.parametrize("kind", names, indirect=True)
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest, mpi_world: World) -> Kind:
+    """A kind of tensors, by its name."""
+    return KINDS[request.param](mpi_world.rank)
+
+
+@pytest.fixture
+def dist(mpi_world: World) -> ModuleType:
+    """The library, initialised."""
+    return mpi_world.dist
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Any:
+    """Calls a collective, synchronously or as a work that is waited for."""
+    asynchronous = request.param
+
+    def call(function: Any, *arguments: Any, **named: Any) -> None:
+        if not asynchronous:
+            assert function(*arguments, **named) is None
+            return
+        work = function(*arguments, async_op=True, **named)
+        assert work.wait()
+
+    return call
+
+
+@pytest.fixture
+def reversed_group(dist: ModuleType, size: int) -> Iterator[Any]:
+    """A group of all ranks, the last one first: global and group ranks differ."""
+    group = dist.new_group(range(size - 1, -1, -1))
+    yield group
+    dist.destroy_process_group(group)

@@ -1,0 +1,23 @@
+"""tests/ranks/core/test_properties.py on tensors in device memory, some beside others on the host.
+
+Random shapes, strides (backwards too), dtypes, splits and groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import test_properties
+from kinds import TensorsKind
+from paddlempi.testing import World
+from test_properties import *  # noqa: F403
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_device(mpi_world: World) -> Iterator[None]:
+    """What the properties' module takes for NumPy's kind of tensors."""
+    kind = TensorsKind(mpi_world.rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_properties, "NumpyKind", lambda: kind)
+        yield

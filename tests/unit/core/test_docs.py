@@ -1,0 +1,194 @@
+"""The documents say what the code does: programs run, links lead somewhere, lists are complete."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import paddlempi
+import pytest
+from paddlempi import errors
+from paddlempi.testing import run
+from paddlempi_launchers import BY_PROCESS
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+CHECK = """
+import numpy as np
+mine = [p.numpy().tobytes() for p in model.parameters()]
+everyone = [None] * dist.get_world_size()
+dist.all_gather_object(everyone, mine)
+assert dist.get_world_size() == 2 and everyone == [mine, mine]
+print("trained", float(loss))
+"""
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+def test_the_program_in_the_readme_runs(tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(# train.py\n.*?)^```", read("README.md"), re.M | re.S)
+    script = tmp_path / "train.py"
+    script.write_text(program + CHECK)
+    result = run(2, script, timeout=120)
+    assert result.returncode == 0, result.output
+    losses = [float(loss) for loss in re.findall(r"trained (\S+)", result.stdout)]
+    assert len(losses) == 2 and max(losses) < 5, result.output  # it begins above 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        assert there.exists(), f"{page}: {target}"
+        assert there.is_relative_to(ROOT), f"{page}: {target} is outside the repository"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.M)
+            assert anchor in map(slug, headings), f"{page}: {target}"
+
+
+def slug(heading: str) -> str:
+    """The anchor that a Markdown renderer makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_files_exist(page: Path) -> None:
+    verbs = set(re.findall(r"^\.PHONY: (.*)$", read("Makefile"), re.M))
+    text = page.read_text()
+    for verb in re.findall(r"(?:`|^)(?:[A-Z]+=\w+ )*make ([a-z0-9-]+)", text, re.M):
+        of_one_mpi = re.match(r"(test-(?:mpi|faults|torch))-[a-z]", verb)
+        assert (of_one_mpi[1] if of_one_mpi else verb) in verbs, f"{page}: make {verb}"
+    for name in re.findall(r"`((?:gocore|capi|python|tests|tools|examples|docs)/[\w./]+)`", text):
+        assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    variables = {*go_variables(), *python_variables()} - {"MPI_I"}  # of functions' names
+    assert {"PADDLEMPI_MPI", "SLURM_NTASKS", "CC"} <= variables  # the search itself works
+    page = (DOCS / "install.md").read_text()
+    missing = {name for name in variables if not re.search(rf"`{name}[`=]", page)}
+    assert not missing
+
+
+def go_variables() -> Iterator[str]:
+    """Names in Go files that touch the environment; with an underscore, or asked for by name."""
+    launchers = re.sub(r"Own:.*?\}", "", read("gocore/launcher/table.go"), flags=re.S)
+    yield from re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+)"', launchers)
+    for path in (ROOT / "gocore").rglob("*.go"):
+        text = path.read_text()
+        if path.name.endswith("_test.go") or not re.search(
+            r"\.env\(|\.get\(|[Ss]et.*Default\(", text
+        ):
+            continue
+        yield from re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"', text)
+        yield from re.findall(r'\.(?:get|env|number)\("([A-Z]+)"\)', text)
+
+
+def python_variables() -> Iterator[str]:
+    for path in [*(ROOT / "python").rglob("*.py"), *(ROOT / "tools/build").glob("*.py")]:
+        text = path.read_text()
+        if "environ" not in text:
+            continue
+        for node in ast.parse(text).body:
+            yield from re.findall(r"'([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)'", ast.unparse(node))
+            yield from re.findall(r"environ(?:\.get\(|\[)'([A-Z]+)'", ast.unparse(node))
+
+
+def test_every_launcher_is_documented() -> None:
+    page = (DOCS / "install.md").read_text()
+    assert not {name for name in BY_PROCESS if f"`{name}`" not in page}
+
+
+def test_every_exported_name_is_documented() -> None:
+    page = (DOCS / "api.md").read_text()
+    code = " ".join(re.findall(r"`([^`]+)`", page))
+    missing = {name for name in paddlempi.__all__ if not re.search(rf"\b{name}\b", code)}
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "cls", [paddlempi.Work, paddlempi.ProcessGroup, paddlempi.DistContext], ids=lambda c: c.__name__
+)
+def test_every_public_method_is_documented(cls: type) -> None:
+    page = (DOCS / "api.md").read_text()
+    missing = {n for n in vars(cls) if not n.startswith("_") and not re.search(rf"`{n}\b", page)}
+    assert not missing
+
+
+def codes() -> dict[int, str]:
+    """The codes of the core's errors, without OK: number and name in Go."""
+    found = re.findall(r"^\t(\w+) +Code += (\d+)", read("gocore/status/status.go"), re.M)
+    return {int(number): name for name, number in found if number != "0"}
+
+
+def test_every_status_code_is_documented() -> None:
+    page = (DOCS / "errors.md").read_text()
+    header = re.findall(r"PMPI_ERR_(\w+) = (\d+)", read("capi/pmpi.h"))
+    assert {int(number) for _, number in header} == set(codes())
+    for name, number in header:
+        (row,) = re.findall(rf"^\| {number} \| `{name}` \| (.*)$", page, re.M)
+        cls = errors.BY_CODE.get(int(number))
+        assert f"`{cls.__name__ if cls else 'KeyboardInterrupt'}`" in row.partition("|")[0]
+
+
+def test_the_tree_of_exceptions_is_the_real_one() -> None:
+    page = (DOCS / "errors.md").read_text()
+    tree = re.search(r"^```\n(Error\n.*?)^```", page, re.M | re.S)
+    assert tree is not None
+    path: list[str] = []
+    seen = set()
+    for line in tree[1].splitlines():
+        match = re.match(r"([│├└─ ]*)(\w+)(?: +\(([\w.]+)\))?$", line)
+        assert match is not None, line
+        depth = len(match[1]) // 4
+        path[depth:] = [match[2]]
+        cls = getattr(errors, match[2])
+        seen.add(match[2])
+        if depth:
+            assert cls.__bases__[0] is getattr(errors, path[depth - 1]), line
+        if match[3]:
+            assert match[3].rpartition(".")[2] in {b.__name__ for b in cls.__mro__[1:]}, line
+    assert seen == set(errors.__all__)
+
+
+def test_every_control_method_is_documented() -> None:
+    table = re.search(r"^var methods = .*?^}", read("gocore/control.go"), re.M | re.S)
+    assert table is not None
+    methods = re.findall(r'^\t"(\w+)":', table[0], re.M)
+    assert methods == re.findall(r"^## (\w+)$", (DOCS / "control.md").read_text(), re.M)
+
+
+def test_every_algorithm_is_documented() -> None:
+    page = (DOCS / "algorithms.md").read_text()
+    rows: dict[str, set[str]] = {}
+    operation = ""
+    for names, algorithm in re.findall(r"^\| ([^|]*) \| `(\w+)` \|", page, re.M) + re.findall(
+        r"^\|( )\| `(\w+)` \|", page, re.M
+    ):
+        operation = names.strip() or operation
+        rows.setdefault(algorithm, set()).add(operation)
+    files = (ROOT / "gocore" / "coll").glob("*.go")
+    built = {name for f in files for name in re.findall(r'Algorithm\{Name: "(\w+)"', f.read_text())}
+    assert built == set(rows)
+
+
+def test_every_decision_is_in_the_list() -> None:
+    index = (DOCS / "adr" / "README.md").read_text()
+    records = sorted((DOCS / "adr").glob("[0-9]*.md"))
+    assert [r.name for r in records] == re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", index)
+    for record in records:
+        text = record.read_text()
+        title = re.match(r"# (\d{4}): \S", text)
+        assert title is not None and record.name.startswith(title[1]), record
+        headings = re.findall(r"^## (.*)$", text, re.M)
+        assert headings == ["Context", "Decision", "Consequence"], record

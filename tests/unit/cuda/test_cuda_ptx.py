@@ -1,0 +1,85 @@
+"""The committed PTX: what a driver must know to take it, and that no kernel is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from paddlempi import _ops
+
+KERNELS = Path(__file__).resolve().parents[3] / "gocore" / "cuda" / "kernels"
+MODULES = sorted(KERNELS.glob("*.ptx"))
+STRIDED = {f"pmpi_copy_strided_{size}" for size in (1, 2, 4, 8, 16)}
+
+
+def wanted(dtype: _ops.DType) -> set[str]:
+    """The kernels that the module of a dtype has."""
+    return {
+        f"pmpi_reduce_{dtype.label}_{op.name.lower()}"
+        for op in _ops.ReduceCode
+        if dtype in _ops.DEFINED[op]
+    }
+
+
+def kernels(text: str) -> dict[str, str]:
+    """The text of each kernel, by name."""
+    parts = re.split(r"^\.visible \.entry (\w+)\(", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_there_is_a_module_for_each_dtype_that_is_reduced() -> None:
+    reduced = {f"reduce_{dtype.label}" for dtype in _ops.DType if wanted(dtype)}
+    assert {path.stem for path in MODULES} == reduced | {"copy"}
+
+
+def test_every_reduction_that_is_defined_has_a_kernel() -> None:
+    for dtype in _ops.DType:
+        if names := wanted(dtype):
+            found = kernels((KERNELS / f"reduce_{dtype.label}.ptx").read_text())
+            assert found.keys() == names
+    assert kernels((KERNELS / "copy.ptx").read_text()).keys() == STRIDED
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_old_drivers_and_devices_take_it(path: Path) -> None:
+    text = path.read_text()
+    (version,) = re.findall(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)
+    assert tuple(map(int, version)) <= (7, 8), "CUDA 11.8's"
+    (target,) = re.findall(r"^\.target sm_(\d+)$", text, re.MULTILINE)
+    assert int(target) <= 60
+    # A product and a sum in one would round once where the host rounds twice.
+    assert not re.search(r"\bfma\.|\bmad\.\w+\.f", text)
+    # Nothing lies in a thread's own memory, which is as slow as all of the device's.
+    assert not re.search(r"\.local|\bcall\b", text)
+
+
+@pytest.mark.parametrize("dtype", [d for d in _ops.DType if wanted(d)], ids=lambda d: d.label)
+def test_packs_go_whole(dtype: _ops.DType) -> None:
+    for name, text in kernels((KERNELS / f"reduce_{dtype.label}.ptx").read_text()).items():
+        loads = re.findall(r"\bld\.global\.(?:v4\.\w32|v2\.\w64)\b", text)
+        assert len(loads) == 4, f"{name}: the packs of four sources, in flight at once"
+        assert text.count("st.global.v4.u32") == 1, name
+
+
+def assembler() -> str:
+    """The ptxas that Triton, which is in torch's wheels, brings along."""
+    spec = importlib.util.find_spec("triton")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (path := Path(folder, "backends/nvidia/bin/ptxas")).is_file():
+            return str(path)
+    pytest.skip("Triton, which brings an assembler of PTX, is not installed")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_it_assembles_and_no_register_is_spilled(path: Path, tmp_path: Path) -> None:
+    command = [assembler(), "-v", "-arch=sm_90", "-o", str(tmp_path / "out.cubin"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    kept = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", done.stderr)
+    assert len(kept) == len(kernels(path.read_text())), done.stderr
+    assert set(kept) == {("0", "0")}, done.stderr
+    # Four blocks of 256 threads at once on a processor with 65536 registers.
+    assert all(int(n) <= 64 for n in re.findall(r"Used (\d+) registers", done.stderr))
