@@ -21,8 +21,8 @@ ROOT = rooms.ROOT
 GO = {room.folder: room for room in rooms.ROOMS}
 MODULE = "github.com/paddlempi/paddlempi"
 
-# The floors of the Python package, from the bottom up: a module imports modules of the floors below
-# its own floor, or of its own floor. A folder is one entry.
+# The floors of the Python package, from the bottom up. A module imports modules of lower floors, or
+# of its own floor. A folder is one entry.
 PYTHON = (
     ("errors", "_ops"),
     ("reduce_op",),
@@ -46,7 +46,7 @@ PYTHON = (
 # Every front, and the frameworks that it may import.
 FRONTS = {"torch": {"torch", "numpy"}, "paddle": {"paddle", "numpy"}}
 
-# Inside a front, from the bottom up.
+# The floors inside the fronts and inside tensors, from the bottom up.
 TORCH = (
     ("environment", "errors", "reduce_op", "arguments", "profile"),
     ("work", "world"),
@@ -141,7 +141,7 @@ def is_module(name: str) -> bool:
 
 
 def floor(module: str) -> int:
-    """The floor of a module, named from the package down (``testing.plugin``)."""
+    """Return the floor of a module, whose name begins below the package (``testing.plugin``)."""
     for number, names in enumerate(PYTHON):
         if module.partition(".")[0] in names:
             return number
@@ -149,7 +149,7 @@ def floor(module: str) -> int:
 
 
 class Imports(ast.NodeVisitor):
-    """Collects what a module imports when it runs, so without the imports under TYPE_CHECKING."""
+    """Collects the imports of a module, except those under TYPE_CHECKING, which never run."""
 
     def __init__(self, package: list[str]) -> None:
         self.package = package
@@ -200,7 +200,7 @@ def test_python_imports_go_down(path: Path) -> None:
 
 
 def inner_imports(room: str, floors: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, str]]:
-    """Yields (module, imported module) for all imports inside a room, also in functions."""
+    """Yield (module, imported module) for all imports inside a room, also in functions."""
     paths = sorted((ROOT / "python" / "paddlempi" / room).glob("*.py"))
     stand = [name for names in floors for name in names]
     assert sorted(path.stem for path in paths) == sorted(stand), f"the floors of {room}"
