@@ -45,7 +45,8 @@ ROOMS = (
     ),
     Room(
         "tools/opgen",
-        "the generator of the enums of Go, C and Python, and of docs/ops.md",
+        "the generator of the enums of Go, C and Python, of docs/ops.md and of the table of "
+        "launchers in Python",
         "launcher",
     ),
     Room(
@@ -146,7 +147,7 @@ def written(page: str) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{PAGE.name} has no pair of markers {BEGIN.strip()} {END.strip()}")
-    return f"{before}{begin}{table()}{end}{after}"
+    return f"{before}{begin}\n{table()}\n{end}{after}"
 
 
 def main(arguments: list[str]) -> int:
