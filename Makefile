@@ -197,10 +197,11 @@ test-build: .venv-tools/.tools | $(RESULTS)
 	@: > $(RESULTS)/build.xml
 	.venv-tools/bin/$(call pytest,build) tests/build
 
-## generate      write what is generated from the tables of operations and launchers, and the PTX of the kernels
+## generate      write what is generated from the tables of operations, launchers and rooms, and the PTX of the kernels
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
+	.venv-tools/bin/python tools/rooms.py
 	.venv-tools/bin/python tools/ptx/ptx.py
 
 ## way           print what one all_reduce passes through, from a trace (docs/architecture.md has it)
@@ -212,6 +213,7 @@ way: $(TORCH_newest)/.torch
 .PHONY: verify
 verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
+	.venv-tools/bin/python tools/rooms.py --check
 	.venv-tools/bin/python tools/ptx/ptx.py --check
 
 ## lint          gofmt, go vet, staticcheck, ruff, mypy, clang-format

@@ -1,4 +1,4 @@
-"""The documents say what the code does: programs run, links lead somewhere, lists are complete."""
+"""The documents agree with the code: programs run, links have a target, lists are complete."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_the_program_in_the_readme_runs(tmp_path: Path) -> None:
     result = run(2, script, timeout=120)
     assert result.returncode == 0, result.output
     losses = [float(loss) for loss in re.findall(r"trained (\S+)", result.stdout)]
-    assert len(losses) == 2 and max(losses) < 5, result.output  # it begins above 5
+    assert len(losses) == 2 and max(losses) < 5, result.output  # the loss begins above 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_a_target(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith(("http://", "https://")):
@@ -57,7 +57,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def slug(heading: str) -> str:
-    """The anchor that a Markdown renderer makes of a heading."""
+    """Return the anchor that a Markdown renderer makes of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -73,15 +73,17 @@ def test_commands_and_files_exist(page: Path) -> None:
 
 
 def test_every_variable_that_is_read_is_documented() -> None:
-    variables = {*go_variables(), *python_variables()} - {"MPI_I"}  # of functions' names
-    assert {"PADDLEMPI_MPI", "SLURM_NTASKS", "CC"} <= variables  # the search itself works
+    variables = {*go_variables(), *python_variables()} - {"MPI_I"}  # a part of functions' names
+    assert {"PADDLEMPI_MPI", "SLURM_NTASKS", "CC"} <= variables  # the search finds known ones
     page = (DOCS / "install.md").read_text()
     missing = {name for name in variables if not re.search(rf"`{name}[`=]", page)}
     assert not missing
 
 
 def go_variables() -> Iterator[str]:
-    """Names in Go files that touch the environment; with an underscore, or asked for by name."""
+    """Yield the variables that Go reads: in files that touch the environment, all strings in
+    capitals with an underscore, and the arguments of the functions that read a variable.
+    """
     launchers = re.sub(r"Own:.*?\}", "", read("gocore/launcher/table.go"), flags=re.S)
     yield from re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+)"', launchers)
     for path in (ROOT / "gocore").rglob("*.go"):
@@ -95,6 +97,7 @@ def go_variables() -> Iterator[str]:
 
 
 def python_variables() -> Iterator[str]:
+    """Yield the variables that Python reads, found in the same way."""
     for path in [*(ROOT / "python").rglob("*.py"), *(ROOT / "tools/build").glob("*.py")]:
         text = path.read_text()
         if "environ" not in text:
@@ -126,7 +129,7 @@ def test_every_public_method_is_documented(cls: type) -> None:
 
 
 def codes() -> dict[int, str]:
-    """The codes of the core's errors, without OK: number and name in Go."""
+    """Return the codes of the core's errors, without OK: the name in Go by number."""
     found = re.findall(r"^\t(\w+) +Code += (\d+)", read("gocore/status/status.go"), re.M)
     return {int(number): name for name, number in found if number != "0"}
 
@@ -180,6 +183,11 @@ def test_every_algorithm_is_documented() -> None:
     files = (ROOT / "gocore" / "coll").glob("*.go")
     built = {name for f in files for name in re.findall(r'Algorithm\{Name: "(\w+)"', f.read_text())}
     assert built == set(rows)
+
+
+def test_every_page_is_in_the_readme() -> None:
+    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", read("README.md")))
+    assert linked == {page.name for page in DOCS.glob("*.md")}
 
 
 def test_every_decision_is_in_the_list() -> None:

@@ -1,95 +1,28 @@
-"""Imports go down only: the rooms of the core and of the Python package, and what each may see."""
+"""Imports go down only, in the core and in the Python package.
+
+``tools/rooms.py`` lists the rooms of the core, and the tuples below list the modules of Python.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+
+import rooms
+
+ROOT = rooms.ROOT
+GO = {room.folder: room for room in rooms.ROOMS}
 MODULE = "github.com/paddlempi/paddlempi"
 
-# What a Go package may import of this module. op, status and dl know the standard library alone.
-GO = {
-    "gocore/op": (),
-    "gocore/status": (),
-    "gocore/dl": (),
-    "gocore/cuda": ("gocore/dl", "gocore/op", "gocore/status"),
-    "gocore/cuda/cudafake": (),
-    "gocore/mem": ("gocore/cuda", "gocore/op", "gocore/status"),
-    "gocore/reduce": ("gocore/op", "gocore/status"),
-    "gocore/segment": ("gocore/status",),
-    "gocore/work": ("gocore/status",),
-    "gocore/launcher": (),
-    "gocore/netif": ("gocore/dl", "gocore/status"),
-    "gocore/mpi": ("gocore/dl", "gocore/launcher", "gocore/op", "gocore/status"),
-    "gocore/mpi/mpifake": ("gocore/mpi", "gocore/op", "gocore/status"),
-    "gocore/channel": ("gocore/mem", "gocore/mpi"),
-    "gocore/topo": ("gocore/mpi", "gocore/mem", "gocore/op", "gocore/status"),
-    "gocore/arrive": (
-        "gocore/mpi",
-        "gocore/mem",
-        "gocore/op",
-        "gocore/segment",
-        "gocore/status",
-    ),
-    "gocore/coll/ipc": ("gocore/cuda", "gocore/mem", "gocore/status"),
-    "gocore/coll": (
-        "gocore/arrive",
-        "gocore/coll/ipc",
-        "gocore/cuda",
-        "gocore/mem",
-        "gocore/mpi",
-        "gocore/op",
-        "gocore/reduce",
-        "gocore/status",
-        "gocore/topo",
-        "gocore/work",
-    ),
-    "gocore/group": (
-        "gocore/arrive",
-        "gocore/channel",
-        "gocore/coll",
-        "gocore/coll/ipc",
-        "gocore/cuda",
-        "gocore/dl",
-        "gocore/mem",
-        "gocore/mpi",
-        "gocore/op",
-        "gocore/segment",
-        "gocore/status",
-        "gocore/topo",
-        "gocore/work",
-    ),
-    "gocore/diagnose": (
-        "gocore/cuda",
-        "gocore/dl",
-        "gocore/launcher",
-        "gocore/mem",
-        "gocore/mpi",
-        "gocore/status",
-        "gocore/work",
-    ),
-    "gocore": (
-        "gocore/diagnose",
-        "gocore/group",
-        "gocore/launcher",
-        "gocore/mpi",
-        "gocore/netif",
-        "gocore/op",
-        "gocore/reduce",
-        "gocore/status",
-        "gocore/work",
-    ),
-    "capi": ("gocore", "gocore/op", "gocore/status"),
-    "tools/opgen": ("gocore/launcher",),
-}
-
-# The Python package from the bottom up: a module imports from the floors below its own. Modules of
-# one room share an entry.
+# The floors of the Python package, from the bottom up. A module imports modules of lower floors, or
+# of its own floor. A folder is one entry.
 PYTHON = (
     ("errors", "_ops"),
     ("reduce_op",),
@@ -110,10 +43,10 @@ PYTHON = (
     ("cli", "testing", "__main__"),
 )
 
-# The fronts: the only ones that may import a framework, their own.
+# Every front, and the frameworks that it may import.
 FRONTS = {"torch": {"torch", "numpy"}, "paddle": {"paddle", "numpy"}}
 
-# Inside a front, from the bottom up.
+# The floors inside the fronts and inside tensors, from the bottom up.
 TORCH = (
     ("environment", "errors", "reduce_op", "arguments", "profile"),
     ("work", "world"),
@@ -124,17 +57,17 @@ TORCH = (
     ("__init__",),
 )
 
-# In these two the modules of one floor do not import each other either.
+# In PADDLE and TENSORS the modules of one floor do not import each other.
 PADDLE = (
-    # Paddle itself: its names, what of it is replaced, what it is told
+    # Paddle itself: its names, its attributes that are replaced, the variables that it reads
     ("private", "patches", "environment"),
     ("world", "autograd", "watched"),
-    # small things that need nothing or little of that
+    # modules that need little or nothing of the floors below
     ("task", "parameters", "selected_rows", "compression", "refusal", "checkpoint", "batch_norm"),
     # paddle.distributed
     ("process_group", "fleet"),
     ("functions",),
-    # gradients and parameters that all ranks have alike
+    # gradients and parameters that are the same on all ranks
     ("buckets", "late_steps"),
     ("replicas", "sparse", "overlap", "usage"),
     ("reducer",),
@@ -145,7 +78,7 @@ PADDLE = (
     ("__init__",),
 )
 
-# The describers of tensors; each may import the framework that it is named after.
+# The describers. A describer may import the framework that it is named after.
 TENSORS = (
     ("kind",),
     ("plain", "cuda_array", "numpy", "torch", "paddle"),
@@ -153,7 +86,7 @@ TENSORS = (
     ("__init__",),
 )
 
-# Known by protocol and through sys.modules; who has none of them can use the package all the same.
+# The package works without any of these: it finds their tensors by protocol and in sys.modules.
 FRAMEWORKS = {"numpy", "paddle", "torch", "cupy", "jax", "mpi4py", "ml_dtypes"}
 
 
@@ -169,18 +102,33 @@ def go_imports(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", sorted({str(p.parent.relative_to(ROOT)) for p in go_files()}))
-def test_go_imports_go_down(folder: str) -> None:
-    assert folder in GO, f"{folder} is a new room: say here what it may import"
+def test_go_imports_are_those_of_the_list(folder: str) -> None:
+    assert folder in GO, f"{folder} is a new room: add it to tools/rooms.py"
+    inner = set()
     for path in (ROOT / folder).glob("*.go"):
+        if path.name.endswith("_test.go"):
+            continue
         for name in go_imports(path):
-            if path.name.endswith("_test.go"):
-                continue
-            assert "." not in name.partition("/")[0] or name.startswith(MODULE), (
-                f"{path}: {name}: outside tests the core needs the standard library alone"
-            )
             if name.startswith(MODULE):
-                inner = name.removeprefix(MODULE + "/")
-                assert inner in GO[folder], f"{path} imports {inner}"
+                inner.add(name.removeprefix(MODULE + "/"))
+            else:
+                assert "." not in name.partition("/")[0], (
+                    f"{path}: {name}: outside tests the core imports only the standard library"
+                )
+    assert inner == set(GO[folder].imported), f"{folder}: what tools/rooms.py says it imports"
+
+
+def test_the_rooms_stand_in_order() -> None:
+    stand = list(GO)
+    for folder, room in GO.items():
+        assert (ROOT / folder).is_dir(), folder
+        for name in room.imported:
+            assert stand.index(name) > stand.index(folder), f"{folder} stands below {name}"
+
+
+def test_the_table_of_rooms_is_up_to_date() -> None:
+    page = rooms.PAGE.read_text()
+    assert page == rooms.written(page), "run make generate"
 
 
 def python_files() -> Iterator[Path]:
@@ -193,15 +141,15 @@ def is_module(name: str) -> bool:
 
 
 def floor(module: str) -> int:
-    """The floor of a module, named from the package down (``testing.plugin``)."""
+    """Return the floor of a module, whose name begins below the package (``testing.plugin``)."""
     for number, names in enumerate(PYTHON):
         if module.partition(".")[0] in names:
             return number
-    raise AssertionError(f"{module} is a new module: say here on which floor it stands")
+    raise AssertionError(f"{module} is a new module: add it to PYTHON, on its floor")
 
 
 class Imports(ast.NodeVisitor):
-    """Collects what a module imports when it runs; what stands under TYPE_CHECKING does not."""
+    """Collects the imports of a module, except those under TYPE_CHECKING, which never run."""
 
     def __init__(self, package: list[str]) -> None:
         self.package = package
@@ -239,23 +187,23 @@ def test_python_imports_go_down(path: Path) -> None:
     own = parts[1]
     for name in imports.found:
         first, _, inner = name.partition(".")
-        outer = own in ("testing", "cli")  # tools for tests and people, not the way of a tensor
+        outer = own in ("testing", "cli")  # no collective passes through these
         if name.split(".")[:2] == ["paddlempi", own]:
             continue
         allowed = first not in FRAMEWORKS or outer or first in FRONTS.get(own, ())
-        allowed = allowed or parts[1:] == ("tensors", first)  # the describer of its tensors
+        allowed = allowed or parts[1:] == ("tensors", first)  # a describer
         assert allowed, f"{path} imports {first}"
         if first == "paddlempi" and inner and inner.partition(".")[0] != own:
             below = floor(inner) < floor(own)
             room = floor(inner) == floor(own)
-            assert below or (room and not outer), f"{path} imports {inner}, which stands above it"
+            assert below or (room and not outer), f"{path} imports {inner}, which stands higher"
 
 
 def inner_imports(room: str, floors: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, str]]:
-    """Which module of a room imports which other one, also inside functions."""
+    """Yield (module, imported module) for all imports inside a room, also in functions."""
     paths = sorted((ROOT / "python" / "paddlempi" / room).glob("*.py"))
     stand = [name for names in floors for name in names]
-    assert sorted(path.stem for path in paths) == sorted(stand), "say of each where it stands"
+    assert sorted(path.stem for path in paths) == sorted(stand), f"the floors of {room}"
     for path in paths:
         imports = Imports(["paddlempi", room])
         imports.visit(ast.parse(path.read_text()))
