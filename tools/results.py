@@ -1,7 +1,8 @@
 """Sums up what tests left behind: a closing line for each run, and skips that nobody expected.
 
-`tools/results.py FOLDER|FILE...` reads pytest's JUnit files and `go test -json` output. The status
-is 1 when a test failed, a run had no tests, or a reason to skip is not in tests/expected_skips.txt.
+`tools/results.py FOLDER|FILE...` reads pytest's JUnit files and `go test -json` output. The line of
+a run has its seconds, and the slowest runs stand at the end. The status is 1 when a test failed, a
+run had no tests, or a reason to skip is not in tests/expected_skips.txt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
+SLOWEST = 10
 
 
 @dataclass
@@ -26,14 +28,14 @@ class Run:
     failed: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     rerun: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    wall: float = 0.0  # seconds from its beginning to its end; of Go, the sum of its packages
 
     def line(self) -> str:
         """The run's closing line."""
         counts = f"{self.passed} passed, {len(self.failed)} failed, {self.skipped.total()} skipped"
         if self.rerun:
             counts += f", {len(self.rerun)} tried twice"
-        return f"{self.name:24} {counts} in {self.seconds:.0f} s"
+        return f"{self.name:24} {counts} in {self.wall:.0f} s"
 
 
 def read_junit(path: Path) -> Run:
@@ -43,8 +45,9 @@ def read_junit(path: Path) -> Run:
         run.failed.append("ended without a report")
         return run
     cases: dict[str, ElementTree.Element] = {}
-    for case in ElementTree.parse(path).iter("testcase"):
-        run.seconds += float(case.get("time", 0))
+    tree = ElementTree.parse(path)
+    run.wall = sum(float(suite.get("time", 0)) for suite in tree.iter("testsuite"))
+    for case in tree.iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
         if name in cases:  # pytest-rerunfailures writes each attempt; the last one counts
             run.rerun.append(name)
@@ -78,7 +81,7 @@ def read_go(path: Path) -> Run:
             print("".join(output.get(key, [])), end="")
         elif action == "pass":
             run.passed += bool(key[1])
-            run.seconds += 0 if key[1] else event["Elapsed"]
+            run.wall += 0 if key[1] else event["Elapsed"]
         elif action == "skip" and key[1]:
             reason = [text.strip() for text in output[key] if not text.startswith(("=== ", "--- "))]
             run.skipped[" ".join(reason)] += 1
@@ -93,10 +96,12 @@ def main(arguments: list[str]) -> int:
     rules = (ROOT / "tests" / "expected_skips.txt").read_text().splitlines()
     expected = [re.compile(rule) for rule in rules if rule and not rule.startswith("#")]
 
+    runs = []
     complaints = [] if files else [f"no results in {' '.join(arguments)}"]
     for path in files:
         run = read_junit(path) if path.suffix == ".xml" else read_go(path)
         print(run.line())
+        runs.append(run)
         for test in run.rerun:
             print(f"{'':24} tried twice: {test}")
         complaints += [f"{run.name}: failed: {test}" for test in run.failed]
@@ -107,6 +112,9 @@ def main(arguments: list[str]) -> int:
             print(f"{'':24} {count} skipped: {reason}")
             if not wanted:
                 complaints.append(f"{run.name}: unexpected skip ({count}): {reason}")
+    if len(runs) > SLOWEST:
+        runs.sort(key=lambda run: -run.wall)
+        print("the slowest: " + ", ".join(f"{r.name} {r.wall:.0f} s" for r in runs[:SLOWEST]))
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

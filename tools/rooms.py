@@ -1,8 +1,8 @@
 """The rooms of the core (its Go packages), what each holds, and which other rooms it imports.
 
-``tests/unit/core/test_imports.py`` compares this list with the code. ``tools/rooms.py`` writes it as a
-table into docs/architecture.md; ``tools/rooms.py --check`` writes nothing and fails when the table
-there is not up to date.
+``tests/unit/core/test_imports.py`` compares this list with the code. ``tools/rooms.py`` writes it
+as a table into docs/architecture.md; ``tools/rooms.py --check`` writes nothing and fails when the
+table there is not up to date.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ group leaves. The examples are the same in every run: a failure in CI is a failu
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -32,10 +33,15 @@ OPS = [
     ReduceOp.PREMUL_SUM(-2.0),
 ]
 
-# After a failure hypothesis would look for other bugs for a while by the clock, and every rank
-# has its own clock.
+# `make soak` draws other examples each time. After a failure hypothesis would look for other bugs
+# for a while by the clock, and every rank has its own clock.
+SOAK = "SOAK_EXAMPLES" in os.environ
 examples = settings(
-    max_examples=20, deadline=None, database=None, derandomize=True, report_multiple_bugs=False
+    max_examples=int(os.environ.get("SOAK_EXAMPLES", "20")),
+    deadline=None,
+    database=None,
+    derandomize=not SOAK,
+    report_multiple_bugs=False,
 )
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 seeds = st.integers(0, 2**32 - 1)

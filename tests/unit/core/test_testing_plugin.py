@@ -411,10 +411,7 @@ def test_hypothesis_shrinks_in_lock_step(ranks: Ranks) -> None:
     assert "x=100" in result.stdout
 
 
-def test_xdist_is_refused(ranks: Ranks, tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(
-        "def pytest_addoption(parser): parser.addoption('--numprocesses')\n"
-    )
+def test_xdist_is_refused(ranks: Ranks) -> None:
     result = ranks(2, "def test_a(): pass", "--numprocesses=2")
     assert result.returncode != 0
     assert "exclude each other" in result.output
