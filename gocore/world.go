@@ -166,7 +166,7 @@ func (w *world) leave() {
 // sweep frees the environments of worlds that have ended and whose ranks have all departed.
 func sweep() {
 	departing = slices.DeleteFunc(departing, func(e *group.Env) bool {
-		if !e.Gone() {
+		if !e.AllDeparted() {
 			return false
 		}
 		_ = e.Close()
@@ -179,7 +179,7 @@ func sweep() {
 func awaitOthers() bool {
 	all := true
 	for _, e := range departing {
-		all = e.AwaitGone() && all
+		all = e.AwaitDepartures() && all
 	}
 	departing = nil
 	return all

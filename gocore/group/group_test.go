@@ -262,7 +262,7 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 				_, err := e.Leave()
 				assert.NoError(t, err)
 				for end := time.Now().Add(10 * time.Second); told.Load() < int32(n-1) && time.Now().Before(end); time.Sleep(time.Millisecond) {
-					e.Gone() // answers those that ask
+					e.AllDeparted() // answers those that ask
 				}
 				return
 			}
@@ -291,7 +291,7 @@ func TestWhoDoesNotDepartInOrderIsNotAwaited(t *testing.T) {
 			settled, err := e.Leave()
 			assert.NoError(t, err)
 			assert.Equal(t, g.Rank == 1, settled)
-			assert.Equal(t, g.Rank == 0, e.AwaitGone())
+			assert.Equal(t, g.Rank == 0, e.AwaitDepartures())
 		})
 	})
 	t.Run("is silent", func(t *testing.T) {
@@ -304,7 +304,7 @@ func TestWhoDoesNotDepartInOrderIsNotAwaited(t *testing.T) {
 			settled, err := e.Leave()
 			assert.NoError(t, err)
 			assert.True(t, settled)
-			assert.False(t, e.AwaitGone())
+			assert.False(t, e.AwaitDepartures())
 		})
 	})
 }

@@ -11,41 +11,41 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Place is where a Giver is to be found, and the secret that it asks for. It travels by MPI: who
+// Rendezvous is where a Giver is to be found, and the secret that it asks for. It travels by MPI: who
 // knows the name alone, which the kernel tells everybody on the node, gets nothing.
-type Place struct {
+type Rendezvous struct {
 	Name   uint64
 	Secret [2]uint64
 }
 
-// Words is a place as numbers; PlaceOf reads it back.
-func (p Place) Words() [3]int64 {
-	return [3]int64{int64(p.Name), int64(p.Secret[0]), int64(p.Secret[1])}
+// Words is a rendezvous as numbers; RendezvousOf reads it back.
+func (r Rendezvous) Words() [3]int64 {
+	return [3]int64{int64(r.Name), int64(r.Secret[0]), int64(r.Secret[1])}
 }
 
-// PlaceOf is the place that w holds.
-func PlaceOf(w [3]int64) Place {
-	return Place{uint64(w[0]), [2]uint64{uint64(w[1]), uint64(w[2])}}
+// RendezvousOf is the rendezvous that w holds.
+func RendezvousOf(w [3]int64) Rendezvous {
+	return Rendezvous{uint64(w[0]), [2]uint64{uint64(w[1]), uint64(w[2])}}
 }
 
 // secret is what a taker sends.
-func (p Place) secret() []byte {
-	b := binary.LittleEndian.AppendUint64(nil, p.Secret[0])
-	return binary.LittleEndian.AppendUint64(b, p.Secret[1])
+func (r Rendezvous) secret() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, r.Secret[0])
+	return binary.LittleEndian.AppendUint64(b, r.Secret[1])
 }
 
 // address is the abstract socket (unix(7)): it has no file, and goes with its owner. Processes
 // meet there that share a network namespace.
-func (p Place) address() *syscall.SockaddrUnix {
+func (r Rendezvous) address() *syscall.SockaddrUnix {
 	var b [8]byte
-	binary.LittleEndian.PutUint64(b[:], p.Name)
+	binary.LittleEndian.PutUint64(b[:], r.Name)
 	return &syscall.SockaddrUnix{Name: "@paddlempi-" + hex.EncodeToString(b[:])}
 }
 
 // Giver gives the descriptor of a file to processes that ask for it.
 type Giver struct {
-	socket int
-	place  Place
+	socket     int
+	rendezvous Rendezvous
 }
 
 // NewGiver begins to listen. Close ends it.
@@ -55,12 +55,12 @@ func NewGiver() (*Giver, error) {
 		return nil, status.New(status.Unsupported, "no random numbers for a socket's secret: %v", err)
 	}
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(random[8*i:]) }
-	g := &Giver{place: Place{word(0), [2]uint64{word(1), word(2)}}}
+	g := &Giver{rendezvous: Rendezvous{word(0), [2]uint64{word(1), word(2)}}}
 	var err error
 	if g.socket, err = newSocket(); err != nil {
 		return nil, err
 	}
-	if err = syscall.Bind(g.socket, g.place.address()); err == nil {
+	if err = syscall.Bind(g.socket, g.rendezvous.address()); err == nil {
 		err = syscall.Listen(g.socket, 64)
 	}
 	if err != nil {
@@ -70,8 +70,8 @@ func NewGiver() (*Giver, error) {
 	return g, nil
 }
 
-// Place returns where to ask.
-func (g *Giver) Place() Place { return g.place }
+// Rendezvous returns where to ask.
+func (g *Giver) Rendezvous() Rendezvous { return g.rendezvous }
 
 // Close stops listening.
 func (g *Giver) Close() { syscall.Close(g.socket) }
@@ -108,7 +108,7 @@ func (g *Giver) serve(taker int, f *File) bool {
 	if limit(taker, time.Now().Add(strangerLimit)) != nil {
 		return false
 	}
-	want := g.place.secret()
+	want := g.rendezvous.secret()
 	got := make([]byte, len(want)) // not a byte more is read
 	for have := 0; have < len(got); {
 		n, err := syscall.Read(taker, got[have:])
@@ -124,7 +124,7 @@ func (g *Giver) serve(taker int, f *File) bool {
 }
 
 // Take gets a file from its Giver: the one that a names, of size bytes.
-func Take(p Place, a Address, size int64, deadline time.Time) (*File, error) {
+func Take(r Rendezvous, a Address, size int64, deadline time.Time) (*File, error) {
 	socket, err := newSocket()
 	if err != nil {
 		return nil, err
@@ -136,10 +136,10 @@ func Take(p Place, a Address, size int64, deadline time.Time) (*File, error) {
 	refused := func(what string, err error) error {
 		return status.New(status.Unsupported, "cannot get shared memory from process %d over a socket: %s: %v", a.PID, what, err)
 	}
-	if err := syscall.Connect(socket, p.address()); err != nil {
+	if err := syscall.Connect(socket, r.address()); err != nil {
 		return nil, refused("connect", err)
 	}
-	if _, err := syscall.Write(socket, p.secret()); err != nil {
+	if _, err := syscall.Write(socket, r.secret()); err != nil {
 		return nil, refused("write", err)
 	}
 	fds, err := receive(socket)
