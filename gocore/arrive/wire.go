@@ -27,24 +27,24 @@ type Wire struct {
 	comm mpi.Comm
 	n    int
 
-	announced atomic.Uint64  // newest collective that this member announced
-	mu        sync.Mutex     // guards the two below
-	gaveUp    giving         // this member's; its seq is 0 while it takes part in all
-	others    map[int]giving // what members answered, those that take no part any more
+	announced atomic.Uint64      // newest collective that this member announced
+	mu        sync.Mutex         // guards the two below
+	gaveUp    withdrawal         // this member's; its seq is 0 while it takes part in all
+	withdrawn map[int]withdrawal // what members answered, those that take no part any more
 
-	slot    *mpi.Slot
-	vec     []uint64 // wireWords sent, then wireWords received
-	own     []uint64 // entryWords
-	all     []uint64 // entryWords a member
-	block   unsafe.Pointer
-	stage   int // 0 idle, 1 comparing, 2 gathering
-	state   State
-	result  Result
-	entries []Entry
+	slot     *mpi.Slot
+	vec      []uint64 // wireWords sent, then wireWords received
+	entry    []uint64 // entryWords
+	gathered []uint64 // entryWords a member
+	block    unsafe.Pointer
+	stage    int // 0 idle, 1 comparing, 2 gathering
+	state    State
+	result   Result
+	entries  []Entry
 }
 
-// giving says from which collective on a member takes no part, and why.
-type giving struct {
+// withdrawal says from which collective on a member takes no part, and why.
+type withdrawal struct {
 	seq    uint64
 	reason status.Code
 }
@@ -62,12 +62,12 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := unsafe.Slice((*uint64)(block), words)
+	room := unsafe.Slice((*uint64)(block), words)
 	return &Wire{
 		lib: lib, comm: comm, n: n, block: block,
-		vec: all[:2*wireWords],
-		own: all[2*wireWords : 2*wireWords+entryWords],
-		all: all[2*wireWords+entryWords:],
+		vec:      room[:2*wireWords],
+		entry:    room[2*wireWords : 2*wireWords+entryWords],
+		gathered: room[2*wireWords+entryWords:],
 	}, nil
 }
 
@@ -76,11 +76,11 @@ func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ int) (State, 
 	w.announced.Store(seq)
 	for i, v := range sig {
 		w.vec[2*i], w.vec[2*i+1] = v, ^v
-		w.own[i] = v
+		w.entry[i] = v
 	}
 	f := uint64(flags)
 	w.vec[2*len(sig)], w.vec[2*len(sig)+1] = f, ^f
-	w.own[len(sig)] = f
+	w.entry[len(sig)] = f
 	t, _ := w.lib.TypeOf(op.UInt64)
 	o, _ := w.lib.OpOf(op.BOr, op.UInt64)
 	return Pending, Result{}, w.start(&mpi.Call{
@@ -127,8 +127,8 @@ func (w *Wire) Poll(int) (State, Result, error) {
 		t, _ := w.lib.TypeOf(op.UInt64)
 		err := w.start(&mpi.Call{
 			Fn: mpi.FnAllgather, Comm: w.comm,
-			SendBuf: unsafe.Pointer(&w.own[0]), SendCount: entryWords, SendType: t,
-			RecvBuf: unsafe.Pointer(&w.all[0]), RecvCount: entryWords, RecvType: t,
+			SendBuf: unsafe.Pointer(&w.entry[0]), SendCount: entryWords, SendType: t,
+			RecvBuf: unsafe.Pointer(&w.gathered[0]), RecvCount: entryWords, RecvType: t,
 		}, 2)
 		return Pending, Result{}, err
 	}
@@ -159,7 +159,7 @@ func (w *Wire) Entries() []Entry {
 		w.entries = make([]Entry, w.n)
 	}
 	for i := range w.entries {
-		row := w.all[i*entryWords : (i+1)*entryWords]
+		row := w.gathered[i*entryWords : (i+1)*entryWords]
 		copy(w.entries[i].Signature[:], row)
 		w.entries[i].Flags = Flags(row[entryWords-1])
 	}
@@ -176,7 +176,7 @@ func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gaveUp.seq == 0 || seq < w.gaveUp.seq {
-		w.gaveUp = giving{seq, reason}
+		w.gaveUp = withdrawal{seq, reason}
 	}
 	return true
 }
@@ -197,11 +197,11 @@ func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
 func (w *Wire) Learn(member int, seq uint64, reason status.Code) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.others == nil {
-		w.others = map[int]giving{}
+	if w.withdrawn == nil {
+		w.withdrawn = map[int]withdrawal{}
 	}
-	if known, ok := w.others[member]; !ok || seq < known.seq {
-		w.others[member] = giving{seq, reason}
+	if known, ok := w.withdrawn[member]; !ok || seq < known.seq {
+		w.withdrawn[member] = withdrawal{seq, reason}
 	}
 }
 
@@ -210,7 +210,7 @@ func (w *Wire) Closers(seq uint64) map[int]status.Code {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var who map[int]status.Code
-	for member, g := range w.others {
+	for member, g := range w.withdrawn {
 		if g.seq <= seq {
 			if who == nil {
 				who = map[int]status.Code{}

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakePoller ends the requests of its list that are ripe and notes what it was asked.
+// fakePoller ends the requests of its list that are ripe, and records which requests it was asked
+// about.
 type fakePoller struct {
 	mu    sync.Mutex
 	ripe  map[uintptr]bool
@@ -47,13 +48,13 @@ func (p *fakePoller) done(slot uintptr) bool {
 	return p.ripe[slot]
 }
 
-// request is a task that is over when its one request is.
+// request is a task with one request. It is over when the request is.
 type request struct {
 	poller *fakePoller
 	slot   uintptr
 	polls  atomic.Int32
 	ended  atomic.Bool
-	inside atomic.Int32 // the engine's promise: one goroutine at a time
+	inside atomic.Int32 // goroutines inside the task's methods: never more than one
 	twice  atomic.Bool
 }
 
@@ -133,7 +134,7 @@ func TestATaskWithoutRequestsIsPolledAtEveryTick(t *testing.T) {
 	assert.Zero(t, e.Active())
 }
 
-// adder is a task that adds another one when it is over.
+// adder is a task that adds another task when it is over.
 type adder struct {
 	e    *Engine
 	next Task
@@ -153,8 +154,8 @@ func TestATaskMayAddTasks(t *testing.T) {
 	assert.Zero(t, e.Active())
 }
 
-// Tasks are added and waited for by many goroutines; none is polled by two at once
-// or after its end, and none is forgotten.
+// Many goroutines add tasks and wait for them. No task is polled by two goroutines at once or after
+// its end, and none is forgotten.
 func TestManyWaiters(t *testing.T) {
 	for _, crowded := range []bool{false, true} {
 		e := NewEngine()
@@ -219,7 +220,7 @@ func TestWaitAsksForInterruptsAtMostEvery50ms(t *testing.T) {
 	assert.Equal(t, 3, asked)
 	assert.GreaterOrEqual(t, time.Since(start), 3*interruptEvery)
 
-	// A wait that ends at once asks nobody.
+	// A wait that ends at once does not call interrupt.
 	assert.NoError(t, e.Wait(newCountdown(0).over, time.Time{}, func() error { return signal }))
 }
 
@@ -241,7 +242,7 @@ func TestBackgroundRunsAboutOnceAMillisecond(t *testing.T) {
 	assert.LessOrEqual(t, time.Duration(runs.Load()), time.Since(start)/time.Millisecond+1)
 }
 
-// A signal handler of the caller's may take long: meanwhile the progress thread drives.
+// While a signal handler of the caller runs, the progress thread drives.
 func TestTheProgressThreadDrivesWhileAWaiterIsInterrupted(t *testing.T) {
 	e := NewEngine()
 	e.StartProgress()
@@ -259,7 +260,7 @@ func TestTheProgressThreadDrivesWhileAWaiterIsInterrupted(t *testing.T) {
 	}))
 }
 
-// What is held keeps the progress thread awake, for Background.
+// Hold keeps the progress thread awake, so that it calls Background.
 func TestWhatIsHeldIsActive(t *testing.T) {
 	e := NewEngine()
 	var runs atomic.Int32

@@ -12,17 +12,17 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-const soon = 10 * time.Second // a bound that only a fault reaches
+const soon = 10 * time.Second // only a failure takes as long
 
 func TestTheProgressThreadMovesWhatNobodyWaitsFor(t *testing.T) {
 	e := NewEngine()
-	e.StopProgress() // not started: nothing to stop
+	e.StopProgress() // does nothing: the thread was not started
 	early := newCountdown(5)
 	e.Add(early)
 	e.StartProgress()
-	e.StartProgress() // once is enough
+	e.StartProgress() // does nothing: the thread runs
 	require.Eventually(t, early.over, soon, time.Millisecond)
-	for range 200 { // it has gone to sleep by then, or is about to
+	for range 200 { // the thread is asleep by then, or about to sleep
 		c := newCountdown(2)
 		e.Add(c)
 		require.Eventually(t, c.over, soon, 10*time.Microsecond)
@@ -58,7 +58,7 @@ func TestStoppingFromSeveralGoroutines(t *testing.T) {
 	}
 }
 
-// A waiter drives while the progress thread runs as well.
+// A goroutine in Wait drives while the progress thread runs too.
 func TestWaitersAndTheProgressThread(t *testing.T) {
 	e := NewEngine()
 	e.StartProgress()
@@ -131,7 +131,7 @@ func (f *finisher) Poll() bool {
 	return true
 }
 
-// Several threads end an operation at once: one of them tells its caller.
+// Several threads end an operation at once. Exactly one call tells the caller.
 func TestManyFinishAtOnce(t *testing.T) {
 	e := NewEngine()
 	for range 200 {
@@ -162,7 +162,8 @@ func TestManyFinishAtOnce(t *testing.T) {
 	}
 }
 
-// What was released before MPI was done with its memory is told of once, when it is.
+// An operation that was released before MPI was done with its memory is returned once by
+// NextReleased.
 func TestReleasedMemory(t *testing.T) {
 	e := NewEngine()
 	over, early, given := e.NewHandle(), e.NewHandle(), e.NewHandle()
@@ -191,7 +192,7 @@ func TestReleasedMemory(t *testing.T) {
 	assert.True(t, late.released, "nobody else would")
 }
 
-// fakeTail is work that a device has not ended.
+// fakeTail is work that a device has not finished.
 type fakeTail struct{ ended, released bool }
 
 func (f *fakeTail) Order(uint64) error   { return nil }
@@ -227,16 +228,16 @@ func TestCompletions(t *testing.T) {
 	for i := range 10 {
 		h := e.NewHandle()
 		want[Register(h)] = 1
-		if i%2 == 0 { // asked for before the end
+		if i%2 == 0 { // Notify before the end
 			h.Notify()
 			e.Add(&finisher{newCountdown(3), h})
-		} else { // and after it
+		} else { // Notify after the end
 			h.Finish(Result{}, nil)
 			h.Notify()
 		}
-		h.Notify() // listed once all the same
+		h.Notify() // a second Notify adds no second completion
 	}
-	early := e.NewHandle() // over before it has a number, as an operation is that ends at once
+	early := e.NewHandle() // an operation may be over before it gets a number
 	early.Notify()
 	early.Finish(Result{}, nil)
 	want[Register(early)] = 1
@@ -249,7 +250,7 @@ func TestCompletions(t *testing.T) {
 	assert.Zero(t, NextCompletions(make([]Completion, 1), 0))
 }
 
-// What a completion tells, and that a work of which nothing is left to ask is forgotten with it.
+// A completion has the outcome. It releases a work that succeeded and left nothing on a device.
 func TestCompletionsCarryTheAnswer(t *testing.T) {
 	e := NewEngine()
 	defer e.StopProgress()
@@ -283,7 +284,8 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	hs[1].Finish(Result{}, nil)
 	assert.True(t, Release(ids[1]) && Release(ids[3]))
 
-	// Who waits in another way may be told first, and the number is forgotten with that.
+	// A caller that learns of the end in another way may release the work before the completion is
+	// read.
 	other := e.NewHandle()
 	word := StateNotify
 	other.Watch(7, &word)
@@ -294,7 +296,7 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	assert.Equal(t, Completion{ID: id, Cookie: 7, Released: true}, ended[0])
 }
 
-// The end, the number and the request to be told come at the same moment: one completion.
+// End, number and Notify come at the same moment: there is one completion.
 func TestNotifyRegisterAndFinishAtOnce(t *testing.T) {
 	e := NewEngine()
 	defer e.StopProgress()
@@ -314,7 +316,7 @@ func TestNotifyRegisterAndFinishAtOnce(t *testing.T) {
 	assert.Zero(t, NextCompletions(make([]Completion, 1), 0))
 }
 
-// The thread that reads completions blocks until there is one.
+// NextCompletions blocks until there is a completion.
 func TestNextCompletionsWakesUp(t *testing.T) {
 	e := NewEngine()
 	defer e.StopProgress()

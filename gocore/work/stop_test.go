@@ -40,7 +40,7 @@ func TestStopEndsTheWaitsOfOthers(t *testing.T) {
 	assert.NoError(t, e.Wait(func() bool { return true }, time.Time{}, nil))
 }
 
-// A waiter that its caller's handler keeps is not waited for for ever.
+// Stop does not wait for ever for a goroutine that is inside its interrupt handler.
 func TestStopGivesUpOnAWaiterThatDoesNotReturn(t *testing.T) {
 	e := NewEngine()
 	inside, leave := make(chan bool), make(chan bool)
