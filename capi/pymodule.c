@@ -104,7 +104,7 @@ static PyMethodDef methods[] = {
 	{"submit", (void *)py_submit, METH_FASTCALL | METH_KEYWORDS,
 	 "submit(code, group, send, recv, reduce_op=0, flags=0, *, root=-1, peer=-1, tag=0,\n"
 	 "timeout=-1.0, scale=1.0, send_splits=None, recv_splits=None, peer2=-1, tag2=0)\n\n"
-	 "Carry out one operation. Returns None, or (source, bytes, tag) if it received a message, or\n"
+	 "Carry out one operation. Returns None, (source, bytes, tag) of a receive or a probe, or\n"
 	 "with the flag ASYNC an Operation. timeout is in seconds; below 0 stands for the group's.\n"
 	 "Frameworks that count versions of a tensor are told that recv was written to: at once and\n"
 	 "again at the end; with the flag ONCE at once only; with QUIET not at all."},
