@@ -251,9 +251,9 @@ type coreInfo struct {
 	CPUs        int              `json:"cpus"`
 	PID         int              `json:"pid"`
 	Initialized bool             `json:"initialized"`
-	MPI         *mpi.Info        `json:"mpi"` // nil if none was found
+	MPI         *mpi.Info        `json:"mpi"`       // nil if none was found
 	MPIError    string           `json:"mpi_error"` // why none was found, and what to install
-	Looked      []string         `json:"looked"` // where the core looked for MPI
+	Looked      []string         `json:"looked"`    // where the core looked for MPI
 	Launcher    mpi.LauncherInfo `json:"launcher"`
 	Rank        *int             `json:"rank"`
 	Size        *int             `json:"size"`
@@ -261,7 +261,7 @@ type coreInfo struct {
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
 	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
-	CUDA        *diagnose.CUDA   `json:"cuda"` // nil unless the request asked for it
+	CUDA        *diagnose.CUDA   `json:"cuda"`   // nil unless the request asked for it
 }
 
 // controlInfo describes the core, the MPI and the launcher. It works before init and without MPI,

@@ -23,7 +23,7 @@ import (
 var buildInfo string
 
 var (
-	initOnce sync.Mutex // held by Init, Destroy and Exit
+	initOnce sync.Mutex  // held by Init, Destroy and Exit
 	library  mpi.Library // stays after Destroy, because MPI can be initialised only once
 	inUse    atomic.Bool // MPI still has a request of a world that has ended, so it cannot be finalized
 	poisoned atomic.Pointer[string]
@@ -31,11 +31,11 @@ var (
 
 // InitOptions are the arguments of init.
 type InitOptions struct {
-	MPI       string // path of libmpi; "": find it
-	Comm      *uint64 // communicator that becomes the world, in MPI's own representation; nil: MPI_COMM_WORLD
+	MPI       string        // path of libmpi; "": find it
+	Comm      *uint64       // communicator that becomes the world, in MPI's own representation; nil: MPI_COMM_WORLD
 	Timeout   time.Duration // timeout of init, and of operations that have none of their own
-	SysPrefix string // Python's sys.prefix
-	Trial     []string // the command that calls control method cuda_trial in a new process
+	SysPrefix string        // Python's sys.prefix
+	Trial     []string      // the command that calls control method cuda_trial in a new process
 	Interrupt work.Interrupt
 }
 

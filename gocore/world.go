@@ -16,8 +16,8 @@ type world struct {
 	lib          mpi.Library
 	env          *group.Env
 	all          atomic.Pointer[group.Group] // the group of all its ranks, which is made first
-	ended        atomic.Bool // it was destroyed, or this process has left
-	removeCloser func() // removes the function of closesWithMPI
+	ended        atomic.Bool                 // it was destroyed, or this process has left
+	removeCloser func()                      // removes the function of closesWithMPI
 }
 
 // initial is the world that init made. Id 0 stands for its group of all ranks. It is nil before

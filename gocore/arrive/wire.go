@@ -11,33 +11,33 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Wire is the arrival of a group that spans nodes: a nonblocking allreduce of 64
-// bytes on a communicator that carries no other collective.
+// Wire is the arrival of a group that spans nodes: a nonblocking allreduce of 64 bytes, on a
+// communicator that carries no other collectives.
 //
-// The vector holds each word and its complement under bitwise or: a bit that
-// ends up set in both differs between two members. When something differs or was
-// refused, which every member learns from the same result, an allgather of 32
-// bytes a member follows, so that the error can say who called what.
+// The vector holds each word and its complement, combined by bitwise or. A bit that is set in both
+// differs between two members. If a word differs or a member has refused, which all members see in
+// the same result, an allgather of 32 bytes for each member follows. So the error can say which
+// ranks called what.
 //
-// An allreduce tells neither who is late nor who will not come. Members ask each other
-// by message (package group): Standing is what this one answers, Learn takes in what
-// another one did.
+// An allreduce tells neither which members are late nor which will never come. Members ask each
+// other by message (package group): Standing is the answer of this member, and Learn takes in the
+// answer of another one.
 type Wire struct {
 	lib  mpi.Library
 	comm mpi.Comm
 	n    int
 
-	announced atomic.Uint64      // newest collective that this member announced
-	mu        sync.Mutex         // guards the two below
-	gaveUp    withdrawal         // this member's; its seq is 0 while it takes part in all
-	withdrawn map[int]withdrawal // what members answered, those that take no part any more
+	announced atomic.Uint64      // newest collective that this member has announced
+	mu        sync.Mutex         // guards gaveUp and withdrawn
+	gaveUp    withdrawal         // of this member; its seq is 0 while the member takes part in everything
+	withdrawn map[int]withdrawal // members that have answered that they take part no more
 
 	slot     *mpi.Slot
-	vec      []uint64 // wireWords sent, then wireWords received
-	entry    []uint64 // entryWords
-	gathered []uint64 // entryWords a member
+	vec      []uint64 // wireWords that are sent, then wireWords that are received
+	entry    []uint64 // what this member has announced: entryWords
+	gathered []uint64 // what all members have announced: entryWords for each
 	block    unsafe.Pointer
-	stage    int // 0 idle, 1 comparing, 2 gathering
+	stage    int // 0 idle, 1 allreduce under way, 2 allgather under way
 	state    State
 	result   Result
 	entries  []Entry
@@ -54,8 +54,8 @@ const (
 	entryWords = 4
 )
 
-// NewWire makes the arrival of the members of comm, which nothing else may use
-// for collectives. Its buffers are 64-byte aligned memory outside the Go heap.
+// NewWire makes the arrival of the members of comm, on which there must be no other collectives.
+// Its buffers are 64-byte aligned memory outside the Go heap.
 func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 	words := 2*wireWords + entryWords + n*entryWords
 	block, err := mem.Alloc(int64(words) * 8)
@@ -71,7 +71,7 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 	}, nil
 }
 
-// Announce starts the comparison.
+// Announce starts the allreduce.
 func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ int) (State, Result, error) {
 	w.announced.Store(seq)
 	for i, v := range sig {
@@ -101,7 +101,7 @@ func (w *Wire) start(c *mpi.Call, stage int) error {
 	return nil
 }
 
-// Poll advances the comparison. spin is ignored: each look is a test of a request.
+// Poll takes the comparison further. It ignores spin, because every look is a test of a request.
 func (w *Wire) Poll(int) (State, Result, error) {
 	if w.stage == 0 {
 		return w.state, w.result, nil
@@ -153,7 +153,7 @@ func (w *Wire) compare() {
 	}
 }
 
-// Entries returns what each member announced.
+// Entries returns what each member has announced.
 func (w *Wire) Entries() []Entry {
 	if w.entries == nil {
 		w.entries = make([]Entry, w.n)
@@ -166,12 +166,12 @@ func (w *Wire) Entries() []Entry {
 	return w.entries
 }
 
-// Missing cannot be told from here: an allreduce does not say who is late.
+// Missing returns known = false: an allreduce does not tell which members are late.
 func (w *Wire) Missing() ([]int, bool) { return nil, false }
 
-// GiveUp notes for those who ask that this member takes no part in seq. The others have
-// deadlines of their own, which also hold after the arrival, for MPI is never called
-// blocking across nodes.
+// GiveUp records that this member takes no part in seq, for members that ask. Each other member has
+// its own deadline, which counts after the arrival too, because no MPI call is blocking across
+// nodes.
 func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -181,8 +181,8 @@ func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
 	return true
 }
 
-// Standing tells where this member is: whether it takes part in seq, else why not, and
-// whether it has announced it. Safe for concurrent use, also after Close.
+// Standing returns whether this member has announced seq, and if it takes no part in seq the
+// reason. It is safe for concurrent use, also after Close.
 func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,8 +192,8 @@ func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
 	return w.announced.Load() >= seq, status.OK
 }
 
-// Learn takes in that a member takes no part in seq, and so in none after it. Safe for
-// concurrent use.
+// Learn records that another member takes no part in seq, and so in nothing after it. It is safe
+// for concurrent use.
 func (w *Wire) Learn(member int, seq uint64, reason status.Code) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -205,7 +205,7 @@ func (w *Wire) Learn(member int, seq uint64, reason status.Code) {
 	}
 }
 
-// Closers returns the members that answered that they take no part in seq.
+// Closers returns the members that have answered that they take no part in seq.
 func (w *Wire) Closers(seq uint64) map[int]status.Code {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -221,7 +221,7 @@ func (w *Wire) Closers(seq uint64) map[int]status.Code {
 	return who
 }
 
-// Settled tests the comparison that was given up: it ends when the others have come.
+// Settled tests a comparison that was given up. It ends when the other members have come.
 func (w *Wire) Settled() bool {
 	if w.stage != 0 {
 		_, _, _ = w.Poll(0)
@@ -229,8 +229,7 @@ func (w *Wire) Settled() bool {
 	return w.stage == 0
 }
 
-// Close frees the buffers unless a comparison is still under way, which MPI may
-// then still write to.
+// Close frees the buffers, unless a comparison is under way: then MPI may still write to them.
 func (w *Wire) Close() error {
 	if w.stage == 0 && w.block != nil {
 		mem.Free(w.block)

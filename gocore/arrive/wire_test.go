@@ -13,7 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// The same script as over lines: agreement, differences in any word by anyone, refusals.
+// The same script as for lines: agreement, differences in every word, refusals.
 func TestWireTellsWhatLinesTell(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, Agreed, state)
 		assert.Equal(t, Result{All: Sync, Any: Sync | Others}, res)
-		for range 2 { // asking again changes nothing
+		for range 2 { // to ask again changes nothing
 			state, res, err = ws[0].Poll(0)
 			require.NoError(t, err)
 			assert.Equal(t, Agreed, state)
@@ -84,7 +84,7 @@ func TestWireReportsWhatMPISays(t *testing.T) {
 	}
 	_, _, err := arrive(w(mpifake.Fail(0, 1, 16)), 1, Signature{1}, 0)
 	assert.ErrorContains(t, err, "injected failure of call 1")
-	// The second call is the all-gather of the entries after a refusal.
+	// The second call is the allgather of the entries after a refusal.
 	failing := w(mpifake.Fail(0, 2, 16))
 	_, _, err = arrive(failing, 1, Signature{1}, Refused)
 	assert.ErrorContains(t, err, "injected failure of call 2")

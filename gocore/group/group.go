@@ -26,7 +26,7 @@ type Group struct {
 	key      uint64   // identifies the group; the same on all members; 0 for the world and for groups of one
 	local    bool     // all members are on this node and share memory
 	collComm mpi.Comm // for collectives; 0 in a group of one
-	msgComm  mpi.Comm // for messages, and for arrivals if the group spans nodes; in a group of one 0 until its first message
+	msgComm  mpi.Comm // for messages and wire arrivals; in a group of one 0 until its first message
 	arrival  arrive.Arrival
 	wire     *arrive.Wire // equal to arrival if the group spans nodes, else nil
 	inquiry  inquiry      // which members have come to the current collective; used if the group spans nodes
@@ -39,10 +39,10 @@ type Group struct {
 	destroyed bool         // the group takes no more calls
 	freed     bool         // its communicators and shared memory are freed: see free
 	held      atomic.Int32 // len(waiting); can be read without mu
-	waiting   []*transfer  // sends and receives whose tensor is not ready on its stream, and those that must not overtake them
+	waiting   []*transfer  // transfers whose tensor is not ready, and those behind them; mu guards it
 
 	ended    atomic.Pointer[status.Error] // why operations of this group must not wait any longer; nil while they may
-	messages atomic.Int32                 // messages and probes under way, also asynchronous ones and those that were given up
+	messages atomic.Int32                 // messages and probes under way, also those that were given up
 	async    atomic.Int32                 // asynchronous operations whose end was not reported yet
 
 	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does.

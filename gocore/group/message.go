@@ -264,7 +264,7 @@ func (m *message) addTransfer(code op.Code, fn mpi.Fn, side string, b *op.Buf, p
 		copied = false
 	}
 	if copied && b.Contiguous() {
-		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // one dimension: no shape or strides of the caller to copy
+		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // without shape and strides, which would be copied
 	}
 	if (copied || !b.Contiguous()) && b.Count > 0 {
 		s, err := stageBuf(b, fn == mpi.FnSend, fn == mpi.FnRecv)

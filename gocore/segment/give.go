@@ -11,44 +11,44 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Rendezvous is where a Giver is to be found, and the secret that it asks for. It travels by MPI: who
-// knows the name alone, which the kernel tells everybody on the node, gets nothing.
+// Rendezvous is where a Giver listens, and its secret. It travels by MPI. The kernel shows the name
+// to all processes of the node; a process that knows only the name gets nothing.
 type Rendezvous struct {
 	Name   uint64
 	Secret [2]uint64
 }
 
-// Words is a rendezvous as numbers; RendezvousOf reads it back.
+// Words returns a rendezvous as numbers. RendezvousOf reads them.
 func (r Rendezvous) Words() [3]int64 {
 	return [3]int64{int64(r.Name), int64(r.Secret[0]), int64(r.Secret[1])}
 }
 
-// RendezvousOf is the rendezvous that w holds.
+// RendezvousOf returns the rendezvous in w.
 func RendezvousOf(w [3]int64) Rendezvous {
 	return Rendezvous{uint64(w[0]), [2]uint64{uint64(w[1]), uint64(w[2])}}
 }
 
-// secret is what a taker sends.
+// secret returns the bytes that a taker sends.
 func (r Rendezvous) secret() []byte {
 	b := binary.LittleEndian.AppendUint64(nil, r.Secret[0])
 	return binary.LittleEndian.AppendUint64(b, r.Secret[1])
 }
 
-// address is the abstract socket (unix(7)): it has no file, and goes with its owner. Processes
-// meet there that share a network namespace.
+// address returns an abstract socket (unix(7)): it has no file, and ends with its owner. It
+// connects processes that share a network namespace.
 func (r Rendezvous) address() *syscall.SockaddrUnix {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], r.Name)
 	return &syscall.SockaddrUnix{Name: "@paddlempi-" + hex.EncodeToString(b[:])}
 }
 
-// Giver gives the descriptor of a file to processes that ask for it.
+// Giver sends the descriptor of a file to processes that ask for it.
 type Giver struct {
 	socket     int
 	rendezvous Rendezvous
 }
 
-// NewGiver begins to listen. Close ends it.
+// NewGiver starts to listen. Close stops it.
 func NewGiver() (*Giver, error) {
 	var random [24]byte
 	if _, err := rand.Read(random[:]); err != nil {
@@ -70,14 +70,14 @@ func NewGiver() (*Giver, error) {
 	return g, nil
 }
 
-// Rendezvous returns where to ask.
+// Rendezvous returns where the giver listens.
 func (g *Giver) Rendezvous() Rendezvous { return g.rendezvous }
 
 // Close stops listening.
 func (g *Giver) Close() { syscall.Close(g.socket) }
 
-// Give serves takers until n of them have had f, or until the deadline, when it returns an
-// error. Who does not send the secret is turned away.
+// Give serves processes until n of them have got f. It returns an error if the deadline passes
+// before. A process that does not send the secret gets nothing.
 func (g *Giver) Give(f *File, n int, deadline time.Time) error {
 	for n > 0 {
 		if err := limit(g.socket, deadline); err != nil {
@@ -101,7 +101,8 @@ func (g *Giver) Give(f *File, n int, deadline time.Time) error {
 	return nil
 }
 
-// strangerLimit is how long one that connects may take to send the secret: it holds up the others.
+// strangerLimit is how long a process that connects may take to send the secret, because others
+// wait meanwhile.
 const strangerLimit = time.Second
 
 func (g *Giver) serve(taker int, f *File) bool {
@@ -109,7 +110,7 @@ func (g *Giver) serve(taker int, f *File) bool {
 		return false
 	}
 	want := g.rendezvous.secret()
-	got := make([]byte, len(want)) // not a byte more is read
+	got := make([]byte, len(want)) // reads no more than a secret
 	for have := 0; have < len(got); {
 		n, err := syscall.Read(taker, got[have:])
 		if n <= 0 && err != syscall.EINTR {
@@ -123,7 +124,8 @@ func (g *Giver) serve(taker int, f *File) bool {
 	return syscall.Sendmsg(taker, []byte{1}, syscall.UnixRights(f.fd), nil, 0) == nil
 }
 
-// Take gets a file from its Giver: the one that a names, of size bytes.
+// Take gets a file from its Giver. It checks that the file is the one that a identifies, and has
+// size bytes.
 func Take(r Rendezvous, a Address, size int64, deadline time.Time) (*File, error) {
 	socket, err := newSocket()
 	if err != nil {
@@ -153,7 +155,7 @@ func Take(r Rendezvous, a Address, size int64, deadline time.Time) (*File, error
 	return f.check(a, size, "what a socket gave")
 }
 
-// receive takes one descriptor, and closes any others.
+// receive receives one descriptor, and closes any others.
 func receive(socket int) (int, error) {
 	one := make([]byte, 1)
 	room := make([]byte, syscall.CmsgSpace(4))
@@ -187,7 +189,7 @@ func newSocket() (int, error) {
 	return s, nil
 }
 
-// limit makes the calls on a socket that wait end at the deadline, with EAGAIN.
+// limit lets calls on a socket wait until the deadline only. They return EAGAIN then.
 func limit(socket int, deadline time.Time) error {
 	left := max(time.Until(deadline), time.Millisecond)
 	tv := syscall.NsecToTimeval(left.Nanoseconds())

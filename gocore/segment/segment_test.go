@@ -16,7 +16,7 @@ import (
 
 const soon = 10 * time.Second
 
-// same tells whether two files are the same memory, by writing to it.
+// same tells whether two files are the same memory. It writes to one and reads the other.
 func same(t *testing.T, a, b *File) bool {
 	t.Helper()
 	x, err := a.Map()
@@ -46,7 +46,7 @@ func TestOpen(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 	wrong := a
-	wrong.FD = other.Address().FD // as where a process id means another process
+	wrong.FD = other.Address().FD // as if the process id stood for another process
 	_, err = Open(wrong, 5000)
 	assert.Equal(t, status.Unsupported, status.CodeOf(err), "another memory file of the same size")
 	_, err = Open(a, 4999)
@@ -82,7 +82,7 @@ func TestGive(t *testing.T) {
 	assert.Equal(t, before, descriptors(t), "no descriptor is left")
 }
 
-// Strangers get nothing and do not keep the others from theirs.
+// Strangers get nothing, and do not keep other processes from getting the file.
 func TestGiveTurnsStrangersAway(t *testing.T) {
 	f, err := New("paddlempi-test", 100)
 	require.NoError(t, err)
@@ -98,10 +98,10 @@ func TestGiveTurnsStrangersAway(t *testing.T) {
 		_, err = c.Write([]byte(said))
 		require.NoError(t, err)
 		if said == "" {
-			c.Close() // it says nothing and goes
+			c.Close() // a stranger that sends nothing and closes
 		}
 	}
-	silent, err := net.Dial("unix", name) // it says nothing and stays
+	silent, err := net.Dial("unix", name) // a stranger that sends nothing and stays
 	require.NoError(t, err)
 	defer silent.Close()
 	wrong := g.Rendezvous()
@@ -132,7 +132,7 @@ func TestGiveAndTakeHaveDeadlines(t *testing.T) {
 	g, err := NewGiver()
 	require.NoError(t, err)
 	assert.Equal(t, status.Timeout, status.CodeOf(g.Give(f, 1, time.Now().Add(20*time.Millisecond))))
-	_, err = Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(20*time.Millisecond)) // nobody serves it
+	_, err = Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(20*time.Millisecond)) // no Give runs
 	assert.Equal(t, status.Unsupported, status.CodeOf(err))
 	g.Close()
 	_, err = Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(soon))
