@@ -11,8 +11,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Wire is the arrival of a group that spans nodes: a nonblocking allreduce of 64 bytes, on a
-// communicator that carries no other collectives.
+// Wire is the arrival of a group that spans nodes, or whose members cannot share memory: a
+// nonblocking allreduce of 64 bytes, on a communicator that carries no other collectives.
 //
 // The vector holds each word and its complement, combined by bitwise or. A bit that is set in both
 // differs between two members. If a word differs or a member has refused, which all members see in

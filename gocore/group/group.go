@@ -25,11 +25,11 @@ type Group struct {
 	env      *Env
 	key      uint64   // identifies the group; the same on all members; 0 for the world and for groups of one
 	local    bool     // all members are on this node and share memory
-	collComm mpi.Comm // for collectives; 0 in a group of one
+	collComm mpi.Comm // for collectives; 0 in a group of one, unless that is the world
 	msgComm  mpi.Comm // for messages and wire arrivals; in a group of one 0 until its first message
 	arrival  arrive.Arrival
-	wire     *arrive.Wire // equal to arrival if the group spans nodes, else nil
-	inquiry  inquiry      // which members have come to the current collective; used if the group spans nodes
+	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
+	inquiry  inquiry      // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64 // of an operation that has no timeout of its own, in nanoseconds
 
 	mu        sync.Mutex
@@ -57,7 +57,7 @@ func (g *Group) SetTimeout(d time.Duration) { g.timeout.Store(int64(d)) }
 // Timeout returns the timeout of operations that have none of their own.
 func (g *Group) Timeout() time.Duration { return time.Duration(g.timeout.Load()) }
 
-// Local tells whether all members are on one node.
+// Local tells whether all members share the memory of one node.
 func (g *Group) Local() bool { return g.local }
 
 // Submit carries out the operation that d describes. A synchronous operation is over when Submit

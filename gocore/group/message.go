@@ -206,8 +206,8 @@ func (m *message) prepare(d *op.Desc) error {
 	}
 	if send {
 		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap.
-		copied := recv && overlap(&sends[0], &recvs[0])
-		if err := m.addTransfer(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag, copied); err != nil {
+		viaCopy := recv && overlap(&sends[0], &recvs[0])
+		if err := m.addTransfer(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag, viaCopy); err != nil {
 			return err
 		}
 	}
@@ -238,9 +238,9 @@ func overlap(x, y *op.Buf) bool {
 	return x.Count > 0 && y.Count > 0 && from < to+uintptr(y.Bytes()) && to < from+uintptr(x.Bytes())
 }
 
-// addTransfer checks one buffer and prepares its transfer. If copied is set, a copy of the buffer
+// addTransfer checks one buffer and prepares its transfer. If viaCopy is set, a copy of the buffer
 // is sent.
-func (m *message) addTransfer(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, tag int32, copied bool) error {
+func (m *message) addTransfer(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, tag int32, viaCopy bool) error {
 	if err := m.g.checkAddress(code, peer, tag, fn == mpi.FnRecv); err != nil {
 		return err
 	}
@@ -256,17 +256,17 @@ func (m *message) addTransfer(code op.Code, fn mpi.Fn, side string, b *op.Buf, p
 	tr.peer, tr.bytes = peer, b.Bytes()
 	data := b.Data
 	if !b.OnHost() && b.Count > 0 {
-		if tr.onDevice, err = m.g.newDeviceTensor(code, side, b, copied, m.stream); err != nil {
+		if tr.onDevice, err = m.g.newDeviceTensor(code, side, b, viaCopy, m.stream); err != nil {
 			return err
 		}
 		data = tr.onDevice.data()
 		b = &op.Buf{Data: data, Count: b.Count, DType: b.DType}
-		copied = false
+		viaCopy = false
 	}
-	if copied && b.Contiguous() {
+	if viaCopy && b.Contiguous() {
 		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // without shape and strides, which would be copied
 	}
-	if (copied || !b.Contiguous()) && b.Count > 0 {
+	if (viaCopy || !b.Contiguous()) && b.Count > 0 {
 		s, err := stageBuf(b, fn == mpi.FnSend, fn == mpi.FnRecv)
 		if err != nil {
 			return err

@@ -23,8 +23,8 @@ type deviceTensor struct {
 }
 
 // newDeviceTensor prepares the tensor of a message. For a send through a block it queues the copy
-// to the host. If copied is set, the tensor goes through a block in any case.
-func (g *Group) newDeviceTensor(code op.Code, side string, b *op.Buf, copied bool, stream cuda.Stream) (*deviceTensor, error) {
+// to the host. If viaCopy is set, the tensor goes through a block in any case.
+func (g *Group) newDeviceTensor(code op.Code, side string, b *op.Buf, viaCopy bool, stream cuda.Stream) (*deviceTensor, error) {
 	dev, _, err := locate(code, side, 0, b)
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (g *Group) newDeviceTensor(code op.Code, side string, b *op.Buf, copied boo
 	if t.before, err = markStream(code, dev, stream); err != nil {
 		return nil, err
 	}
-	if b.Contiguous() && !copied && g.env.device.direct && g.env.CUDAAware() {
+	if b.Contiguous() && !viaCopy && g.env.device.direct && g.env.CUDAAware() {
 		t.gate = t.before
 		return t, nil
 	}

@@ -46,8 +46,8 @@ type Kind struct {
 	// launcher. The first one that matches counts.
 	Head []Head
 
-	Plugins  []string // one of them is set if MPI can find the other ranks; nil: it always can
-	Prefixes []string // how variables begin that belong to a rank, or to the job around it
+	Plugins []string // one of them is set if MPI can find the other ranks; nil: it always can
+	Own     []string // how variables begin that belong to a rank, or to the job around it
 }
 
 // Head names a host: the groups of Pattern, joined, where it matches the text.
@@ -68,7 +68,7 @@ var Kinds = []*Kind{
 		LocalSize: []string{"OMPI_COMM_WORLD_LOCAL_SIZE"},
 		Job:       []string{"PMIX_NAMESPACE"},
 		Head:      []Head{{"", `^prterun-(.+)-\d+@\d+$`}, {"OMPI_MCA_orte_hnp_uri", `tcp://([^:,]+)`}}, // Open MPI 5, 4
-		Prefixes: []string{"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess_", "OMPI_MCA_orte_",
+		Own: []string{"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess_", "OMPI_MCA_orte_",
 			"OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PMIX_", "PRTE_"},
 	},
 	{
@@ -81,7 +81,7 @@ var Kinds = []*Kind{
 		Job:       []string{"I_MPI_HYDRA_UUID"}, // of Intel MPI; MPICH has no such variable
 		JobOption: "--control-port",             // the address of mpiexec
 		Head:      []Head{{"", `^(.+):\d+$`}},
-		Prefixes:  []string{"PMI_", "HYDRA_", "HYDI_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_PIN_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+		Own:       []string{"PMI_", "HYDRA_", "HYDI_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_PIN_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 	},
 	{
 		Name: "slurm", MPI: "Slurm",
@@ -96,7 +96,7 @@ var Kinds = []*Kind{
 		Job:          []string{"SLURM_JOB_ID", "SLURM_STEP_ID"},
 		Head:         []Head{{"SLURM_STEP_NODELIST", `^([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?`}}, // a[03-05,7],b
 		Plugins:      []string{"PMIX_RANK", "PMI_RANK"},                                          // --mpi=pmix, pmi2
-		Prefixes:     []string{"SLURM_"},
+		Own:          []string{"SLURM_"},
 	},
 }
 
