@@ -134,9 +134,9 @@ func (e *Env) unmake(ranks []int) {
 	e.mu.Unlock()
 }
 
-// verdictGrace is how long past its own deadline a member that was asked by the first member waits
+// decisionGrace is how long past its own deadline a member that was asked by the first member waits
 // for the first member's decision.
-const verdictGrace = 2 * time.Second
+const decisionGrace = 2 * time.Second
 
 // meet returns when all members have come to make group key, or to another meeting with that key.
 // The first member decides; the others send it a hello.
@@ -234,7 +234,7 @@ func (e *Env) attend(key uint64, first int, deadline time.Time) (missing []int, 
 	err = e.wait(func() bool {
 		e.mail.pump()
 		if body, ok := e.mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) {
-			until = later(deadline, time.Now()).Add(verdictGrace)
+			until = later(deadline, time.Now()).Add(decisionGrace)
 			e.mail.send(first, mailStill, key, body)
 		}
 		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {

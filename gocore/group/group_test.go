@@ -369,7 +369,7 @@ func TestAHelloThatWasTakenBackIsNotTakenForTheNextAttempt(t *testing.T) {
 			missing, err := e.meet(key, both, 50*time.Millisecond)
 			assert.ErrorIs(t, err, work.ErrDeadline)
 			assert.Equal(t, []int{0}, missing)
-			assert.Less(t, time.Since(began), verdictGrace) // rank 0 never asked, so there was no decision to wait for
+			assert.Less(t, time.Since(began), decisionGrace) // rank 0 never asked, so there was no decision to wait for
 			gaveUp.Done()
 		} else {
 			gaveUp.Wait()

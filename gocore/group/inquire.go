@@ -39,13 +39,13 @@ const (
 
 // inquiry is what a group that spans nodes has asked about its current collective.
 type inquiry struct {
-	mu    sync.Mutex
-	seq   uint64
-	since time.Time // when this rank first looked at the collective
-	last  time.Time // when the last question was sent
-	next  int       // the member that was asked last
-	asked asked
-	here  map[int]bool // members that have announced the collective
+	mu         sync.Mutex
+	seq        uint64
+	since      time.Time // when this rank first looked at the collective
+	last       time.Time // when the last question was sent
+	lastMember int       // the member that was asked last
+	asked      asked
+	here       map[int]bool // members that have announced the collective
 }
 
 // asked holds the last question to each member or rank, and whether it was answered.
@@ -94,10 +94,10 @@ func (g *Group) inquire(now time.Time) {
 		return
 	}
 	for range g.Size {
-		q.next = (q.next + 1) % g.Size
-		if q.next != g.Rank && !q.here[q.next] && q.asked.mayAsk(q.next, now) {
+		q.lastMember = (q.lastMember + 1) % g.Size
+		if q.lastMember != g.Rank && !q.here[q.lastMember] && q.asked.mayAsk(q.lastMember, now) {
 			q.last = now
-			g.question(q.next, now)
+			g.question(q.lastMember, now)
 			return
 		}
 	}
@@ -252,11 +252,11 @@ func (e *Env) mustAsk(r int) bool {
 // shared memory. The barrier is on a communicator that carries no other collectives by then. A rank
 // that departs answers questions until the barrier is over.
 func (e *Env) depart() error {
-	alone := true
+	allVisible := true
 	for r := range e.Topo.Node {
-		alone = alone && (r == e.Topo.Rank || !e.mustAsk(r))
+		allVisible = allVisible && (r == e.Topo.Rank || !e.mustAsk(r))
 	}
-	if alone || e.departure != nil {
+	if allVisible || e.departure != nil {
 		return nil
 	}
 	slot := e.Lib.NewSlot()

@@ -16,7 +16,7 @@ import (
 type mailbox struct {
 	channel *channel.Channel
 
-	// pump calls onAsk and onAnswer. All other messages are put into inbox.
+	// pump calls onAsk and onAnswer for questions and their answers, for which no caller waits.
 	onAsk    func(from int, key uint64, body []byte)
 	onAnswer func(from int, key uint64, body []byte)
 
@@ -25,6 +25,7 @@ type mailbox struct {
 	pumping sync.Mutex
 }
 
+// letter identifies a message in the inbox. A later message with the same letter replaces it.
 type letter struct {
 	kind mailKind
 	from int

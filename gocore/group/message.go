@@ -46,7 +46,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		return m.linger(err), work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync != 0 {
-		h := m.become()
+		h := m.makeTask()
 		h.Watch(d.Cookie, d.State)
 		m.async = true
 		g.async.Add(1)
@@ -64,7 +64,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		m.recycle()
 		return nil, r, err
 	}
-	h := m.become()
+	h := m.makeTask()
 	stream := m.stream
 	g.env.Engine.Add(m)
 	r, err := h.Wait(-1, g.env.Interrupt)
@@ -123,8 +123,8 @@ func (m *message) recycle() {
 	messages.Put(m)
 }
 
-// become gives the message a handle and a deadline, as a task needs them.
-func (m *message) become() *work.Handle {
+// makeTask gives the message a handle and a deadline, as a task needs them.
+func (m *message) makeTask() *work.Handle {
 	m.handle = m.g.env.Engine.NewHandle()
 	m.deadline = time.Now().Add(m.timeout)
 	return m.handle
@@ -133,7 +133,7 @@ func (m *message) become() *work.Handle {
 // linger ends a message that failed when it started. If one of its transfers is under way, the
 // message becomes a task, and linger returns its handle.
 func (m *message) linger(err error) *work.Handle {
-	h := m.become()
+	h := m.makeTask()
 	h.GiveUp(err)
 	m.giveUp(err)
 	if m.Poll() {
@@ -174,7 +174,7 @@ type message struct {
 	timeout   time.Duration
 	stream    cuda.Stream // the stream on which tensors in device memory are produced and used
 	transfers [2]transfer // a send, a receive, or both
-	n         int
+	n         int         // number of transfers
 	polls     int
 	since     time.Time // when this rank first looked whether the peer has left
 	leftAt    time.Time // when this rank saw that the peer had left
@@ -183,6 +183,7 @@ type message struct {
 	async     bool      // its caller does not wait
 }
 
+// transfer is one MPI call of a message: a send or a receive.
 type transfer struct {
 	call     mpi.Call
 	slot     *mpi.Slot     // nil until MPI was called for it
