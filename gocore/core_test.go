@@ -130,7 +130,7 @@ func TestGroupsByControl(t *testing.T) {
 
 	made := control(t, "new_group", `{"ranks":[0]}`)
 	assert.Equal(t, map[string]any{"group": first + 1, "rank": 0.0}, made)
-	assert.Equal(t, 2.5, control(t, "group_info", named(`{"group":%d}`, 1))["timeout"], "the world's, where none is given")
+	assert.Equal(t, 2.5, control(t, "group_info", named(`{"group":%d}`, 1))["timeout"], "the default is the timeout of the world")
 	assert.Equal(t, first+2, control(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
 	assert.Equal(t, 7.0, control(t, "group_info", named(`{"group":%d}`, 2))["timeout"])
 

@@ -58,5 +58,5 @@ func TestClosersEndInTheOppositeOrder(t *testing.T) {
 	c.run(true)
 	assert.Equal(t, []string{"child", "late", "world"}, seen)
 	c.run(true)
-	assert.Len(t, seen, 3, "each once")
+	assert.Len(t, seen, 3, "every id is used once")
 }

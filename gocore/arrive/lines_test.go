@@ -108,7 +108,7 @@ func nap(rng *rand.Rand) {
 
 // Two slots are enough: whatever the delays, no member reads words of another collective than the
 // current one.
-func TestNobodyReadsTheWordsOfAnotherCollective(t *testing.T) {
+func TestMembersReadTheWordsOfTheCurrentCollective(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
@@ -163,21 +163,21 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-func TestWhoComesLateFindsTheCollectiveClosed(t *testing.T) {
+func TestALateMemberFindsTheCollectiveClosed(t *testing.T) {
 	ls := attach(t, 3)
 	sig := Signature{1}
 	_, _, _ = ls[0].Announce(1, &sig, 0, 0)
 	_, _, _ = ls[1].Announce(1, &sig, 0, 0)
 	assert.True(t, ls[0].GiveUp(1, status.Timeout))
 	state, _, _ := ls[1].Poll(0)
-	assert.Equal(t, Closed, state, "one who waits learns of it")
+	assert.Equal(t, Closed, state, "a member that waits sees it")
 	state, _, _ = ls[2].Announce(1, &sig, 0, 0)
-	assert.Equal(t, Closed, state, "and so does one who comes late")
+	assert.Equal(t, Closed, state, "so does a member that comes late")
 	assert.Equal(t, map[int]status.Code{0: status.Timeout}, ls[2].Closers(1))
 	assert.Empty(t, ls[2].Closers(2))
 	missing, _ := ls[0].Missing()
-	assert.Equal(t, []int{2}, missing, "to announce what is closed is not to have come")
-	assert.True(t, ls[1].GiveUp(1, status.Interrupted), "a second one closes it as well")
+	assert.Equal(t, []int{2}, missing, "an announcement in a closed slot does not count")
+	assert.True(t, ls[1].GiveUp(1, status.Interrupted), "a second member closes it too")
 	assert.Equal(t, map[int]status.Code{0: status.Timeout, 1: status.Interrupted}, ls[2].Closers(1))
 }
 

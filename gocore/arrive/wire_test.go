@@ -14,7 +14,7 @@ import (
 )
 
 // The same script as for lines: agreement, differences in every word, refusals.
-func TestWireTellsWhatLinesTell(t *testing.T) {
+func TestWireAgreesWithLines(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
@@ -48,7 +48,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 			require.NoError(t, err)
 		}
 		_, known := ws[0].Missing()
-		assert.False(t, known, "an allreduce does not tell who is late")
+		assert.False(t, known, "an allreduce does not tell which members are late")
 		assert.True(t, ws[0].GiveUp(seq+1, status.Timeout))
 		assert.Empty(t, ws[0].Closers(seq))
 		state, res, err := arrive(ws[1], seq, sig, Sync|Others)
@@ -71,11 +71,11 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	assert.Equal(t, Agreed, state)
 	require.Eventually(t, func() bool { state, _, err = ws[0].Poll(0); return state != Pending }, time.Second, time.Millisecond)
 	assert.NoError(t, ws[0].Close())
-	assert.NoError(t, ws[0].Close(), "closing twice")
+	assert.NoError(t, ws[0].Close(), "Close may be called twice")
 	assert.NoError(t, ws[1].Close())
 }
 
-func TestWireReportsWhatMPISays(t *testing.T) {
+func TestWireReportsErrorsOfMPI(t *testing.T) {
 	w := func(opts ...mpifake.Option) *Wire {
 		lib := mpifake.New(1, opts...)[0]
 		w, err := NewWire(lib, lib.World(), 1)

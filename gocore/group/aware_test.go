@@ -33,7 +33,7 @@ func TestAwarenessIsTriedInTheBackground(t *testing.T) {
 		assert.Equal(t, 1, asked)
 
 		e = &Env{Lib: claims{aware: true}, Trial: func() (bool, string) { time.Sleep(20 * time.Millisecond); return works, "" }}
-		assert.Equal(t, works, e.CUDAAware(), "without staging it waits")
+		assert.Equal(t, works, e.CUDAAware(), "it waits if staging is not allowed")
 	}
 }
 

@@ -223,7 +223,7 @@ func TestRefusalReachesTheOthers(t *testing.T) {
 	})
 }
 
-func TestTimeoutNamesWhoNeverCameAndBreaksTheGroup(t *testing.T) {
+func TestTimeoutNamesMissingRanksAndBreaksTheGroup(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
 		if n < 2 {
 			return
@@ -279,7 +279,7 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 	})
 }
 
-func TestWhoDoesNotDepartInOrderIsNotAwaited(t *testing.T) {
+func TestARankThatDoesNotDepartIsNotAwaited(t *testing.T) {
 	nodes := []int{0, 1}
 	t.Run("says so", func(t *testing.T) {
 		ranks(t, 2, nodes, func(t *testing.T, e *Env, g *Group) {
@@ -339,7 +339,7 @@ func TestGroupsThatOverlap(t *testing.T) {
 	})
 }
 
-func TestNewGroupNamesWhoDoesNotCome(t *testing.T) {
+func TestNewGroupNamesMissingRanks(t *testing.T) {
 	var done sync.WaitGroup
 	done.Add(2)
 	ranks(t, 3, nil, func(t *testing.T, e *Env, world *Group) {

@@ -36,7 +36,7 @@ func TestEveryRowIsWhole(t *testing.T) {
 
 // A rank that starts a job, or a process that is no rank, removes these variables from its
 // environment.
-func TestOwnVariablesAreTakenAway(t *testing.T) {
+func TestPrefixesCoverAllVariables(t *testing.T) {
 	var prefixes []string
 	for _, k := range Kinds {
 		prefixes = append(prefixes, k.Own...)

@@ -69,7 +69,7 @@ func TestOneHostMeetsAtItsLoopback(t *testing.T) {
 	assert.Equal(t, Host{"", []string{"127.0.0.1"}}, h)
 	assert.NoError(t, err)
 	h, err = fake(nil, map[string]string{Variable: "ib0"}).find(Options{OneHost: true})
-	assert.Equal(t, Host{"", []string{"10.1.0.1"}}, h, "ours is before all")
+	assert.Equal(t, Host{"", []string{"10.1.0.1"}}, h, "PADDLEMPI_IFNAME comes before the loopback")
 	assert.NoError(t, err)
 }
 
@@ -104,7 +104,7 @@ func TestAVariableThatNamesNothing(t *testing.T) {
 		assert.ErrorContains(t, err, part)
 	}
 	h, err := fake(addresses("10.0.0.1"), map[string]string{Variable: "", "GLOO_SOCKET_IFNAME": "ib7"}).find(Options{Other: "GLOO_SOCKET_IFNAME"})
-	assert.NoError(t, err, "another's is another's to complain about")
+	assert.NoError(t, err, "a wrong variable of a framework is ignored")
 	assert.Equal(t, "node", h.Name)
 }
 

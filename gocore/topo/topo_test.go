@@ -58,7 +58,7 @@ func TestDiscover(t *testing.T) {
 }
 
 // Every MPI call of Discover may fail. The error is returned on the rank where it failed.
-func TestDiscoverReportsWhatMPISays(t *testing.T) {
+func TestDiscoverReportsErrorsOfMPI(t *testing.T) {
 	for call := 1; call <= 3; call++ {
 		libs := mpifake.New(1, mpifake.Fail(0, call, 16))
 		_, err := Discover(libs[0], libs[0].World())

@@ -107,13 +107,13 @@ func TestATickAsksEveryPollerOnceForAllItsRequests(t *testing.T) {
 	assert.True(t, e.Tick())
 	assert.Equal(t, 4, e.Active())
 	assert.False(t, e.Tick())
-	assert.Equal(t, []uintptr{0, 4}, p.asked[2], "what is over is not asked for again")
+	assert.Equal(t, []uintptr{0, 4}, p.asked[2], "a request that has ended is not tested again")
 	assert.Equal(t, []uintptr{1, 3}, q.asked[2])
 
 	p.ripen(0, 4)
 	assert.True(t, e.Tick())
 	assert.False(t, e.Tick())
-	assert.Len(t, p.asked, 4, "a poller without requests is left alone")
+	assert.Len(t, p.asked, 4, "a poller without requests is not called")
 	q.ripen(1, 3)
 	e.Tick()
 	assert.Zero(t, e.Active())
@@ -190,7 +190,7 @@ func TestWaitWithADeadline(t *testing.T) {
 	for _, crowded := range []bool{false, true} {
 		e := NewEngine()
 		e.SetCrowded(crowded)
-		assert.NoError(t, e.Wait(func() bool { return true }, time.Now().Add(-time.Hour), nil), "done comes first")
+		assert.NoError(t, e.Wait(func() bool { return true }, time.Now().Add(-time.Hour), nil), "done is tested before the deadline")
 		start := time.Now()
 		err := e.Wait(func() bool { return false }, start.Add(30*time.Millisecond), nil)
 		assert.ErrorIs(t, err, ErrDeadline)
@@ -254,14 +254,14 @@ func TestTheProgressThreadDrivesWhileAWaiterIsInterrupted(t *testing.T) {
 	require.NoError(t, e.Wait(func() bool { return handled }, time.Now().Add(soon), func() error {
 		c := newCountdown(5)
 		e.Add(c)
-		assert.Eventually(t, c.over, soon, time.Millisecond, "nobody drives")
+		assert.Eventually(t, c.over, soon, time.Millisecond, "the progress thread does not drive")
 		handled = true
 		return nil
 	}))
 }
 
 // Hold keeps the progress thread awake, so that it calls Background.
-func TestWhatIsHeldIsActive(t *testing.T) {
+func TestHoldCountsAsActive(t *testing.T) {
 	e := NewEngine()
 	var runs atomic.Int32
 	e.Background = func() { runs.Add(1) }
@@ -283,7 +283,7 @@ func TestBackoffSpinsThenYieldsThenSleepsLongerAndLonger(t *testing.T) {
 		return before - 1
 	}
 	assert.Equal(t, spins+yields, count(Backoff{}))
-	assert.InDelta(t, yields, count(Backoff{Crowded: true}), 3, "no spinning where the core is wanted")
+	assert.InDelta(t, yields, count(Backoff{Crowded: true}), 3, "it does not spin on a crowded node")
 	assert.Equal(t, 4, count(Backoff{Lazy: true}))
 	assert.LessOrEqual(t, count(Backoff{Lazy: true, Crowded: true}), 4)
 

@@ -14,7 +14,7 @@ import (
 
 const soon = 10 * time.Second // only a failure takes as long
 
-func TestTheProgressThreadMovesWhatNobodyWaitsFor(t *testing.T) {
+func TestTheProgressThreadDrivesTasksWithoutAWaiter(t *testing.T) {
 	e := NewEngine()
 	e.StopProgress() // does nothing: the thread was not started
 	early := newCountdown(5)
@@ -34,7 +34,7 @@ func TestTheProgressThreadMovesWhatNobodyWaitsFor(t *testing.T) {
 	c := newCountdown(1)
 	e.Add(c)
 	time.Sleep(5 * time.Millisecond)
-	assert.False(t, c.over(), "the task stays, and nobody moves it")
+	assert.False(t, c.over(), "the task stays, and no thread drives it")
 	require.NoError(t, e.Wait(c.over, time.Now().Add(soon), nil), "but one who waits")
 }
 
@@ -90,7 +90,7 @@ func TestHandles(t *testing.T) {
 	assert.False(t, h.Done())
 
 	assert.True(t, h.Finish(Result{Source: 1, Tag: 2, Bytes: 3}, broken))
-	assert.False(t, h.Finish(Result{Source: 9}, nil), "only the first counts")
+	assert.False(t, h.Finish(Result{Source: 9}, nil), "only the first call counts")
 	assert.True(t, h.Done())
 	r, err := h.Wait(0, nil)
 	assert.Equal(t, Result{Source: 1, Tag: 2, Bytes: 3}, r)
@@ -170,12 +170,12 @@ func TestReleasedMemory(t *testing.T) {
 	ids := [...]uint64{Register(over), Register(early), Register(given)}
 	over.Finish(Result{}, nil)
 	assert.True(t, Release(ids[0]))
-	assert.True(t, Release(ids[0]), "of what nobody knows nothing is used")
+	assert.True(t, Release(ids[0]), "the memory of an unknown work is free")
 	assert.False(t, Release(ids[1]))
 	given.GiveUp(status.New(status.Timeout, "late"))
 	assert.True(t, given.Done())
 	assert.False(t, given.Settled())
-	assert.False(t, Release(ids[2]), "its caller was told, MPI goes on")
+	assert.False(t, Release(ids[2]), "the work was given up, and MPI goes on")
 	assert.Zero(t, NextReleased())
 	given.Finish(Result{}, nil)
 	assert.Equal(t, ids[2], NextReleased())
@@ -189,7 +189,7 @@ func TestReleasedMemory(t *testing.T) {
 	assert.Zero(t, NextReleased())
 	late := &fakeTail{}
 	assert.False(t, early.FinishOn(late, Result{}, nil))
-	assert.True(t, late.released, "nobody else would")
+	assert.True(t, late.released, "FinishOn releases the tail of a second call")
 }
 
 // fakeTail is work that a device has not finished.
@@ -269,7 +269,7 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	hs[1].GiveUp(status.New(status.Timeout, "late"))
 	hs[2].Finish(Result{}, nil)
 	hs[3].Finish(Result{}, nil)
-	assert.Equal(t, StateOver, words[3], "not asked for: not listed")
+	assert.Equal(t, StateOver, words[3], "without Notify it is not listed")
 	assert.Equal(t, StateOver|StateNotify, words[0])
 	assert.True(t, Release(ids[2]), "released before its end was read: left out")
 	var ended [8]Completion
@@ -279,7 +279,7 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	_, err := Lookup(ids[0])
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 	_, err = Lookup(ids[1])
-	assert.NoError(t, err, "its error can be asked for")
+	assert.NoError(t, err, "the error is still there")
 	assert.False(t, readable(CompletionFD(), 0))
 	hs[1].Finish(Result{}, nil)
 	assert.True(t, Release(ids[1]) && Release(ids[3]))
@@ -335,6 +335,6 @@ func TestNextCompletionsWakesUp(t *testing.T) {
 	case x := <-got:
 		assert.Equal(t, id, x)
 	case <-time.After(soon):
-		assert.Fail(t, "nobody was woken")
+		assert.Fail(t, "the reader did not wake up")
 	}
 }
