@@ -32,7 +32,7 @@ var (
 // InitOptions are the arguments of init.
 type InitOptions struct {
 	MPI       string        // path of libmpi; "": find it
-	Comm      *uint64       // communicator that becomes the world, in MPI's own representation; nil: MPI_COMM_WORLD
+	Comm      *uint64       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
 	Timeout   time.Duration // timeout of init, and of operations that have none of their own
 	SysPrefix string        // Python's sys.prefix
 	Trial     []string      // the command that calls control method cuda_trial in a new process

@@ -182,7 +182,8 @@ func moveOnDevice(lib mpi.Library, comm mpi.Comm, dev *cuda.Device, to, from int
 		}
 		defer dev.Free(device[i])
 		for k := range content {
-			content[k] = pattern(me, n, k) ^ byte(0xff*i) // the receive buffer differs in every byte from what this rank sends
+			// The receive buffer differs in every byte from what this rank sends.
+			content[k] = pattern(me, n, k) ^ byte(0xff*i)
 		}
 		if err := dev.Copy(device[i], host, n, dev.In); err != nil {
 			return err

@@ -190,7 +190,7 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 			return false
 		}
 		for _, r := range others {
-			if came[r].round == 0 { // this member was not asked together with the others, whose answers may be old
+			if came[r].round == 0 { // it is new: the others' answers may be old
 				round++
 				for _, r := range others {
 					ask(r, round)

@@ -40,7 +40,7 @@ type Env struct {
 	makers        atomic.Int32                 // calls of New and MonitoredBarrier under way
 	queued        atomic.Int32                 // collectives that are in the queue of their group
 	departed      atomic.Bool                  // this rank has left: it begins nothing more
-	departure     *mpi.Slot                    // the barrier of the ranks that depart; nil if this rank has not begun it
+	departure     *mpi.Slot                    // the barrier of depart; nil unless it is under way
 	peerQuestions questions
 
 	mu    sync.Mutex     // guards broke, made, byKey and live

@@ -41,7 +41,7 @@ type Group struct {
 	held      atomic.Int32 // len(waiting); can be read without mu
 	waiting   []*transfer  // transfers whose tensor is not ready, and those behind them; mu guards it
 
-	ended    atomic.Pointer[status.Error] // why operations of this group must not wait any longer; nil while they may
+	ended    atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
 	messages atomic.Int32                 // messages and probes under way, also those that were given up
 	async    atomic.Int32                 // asynchronous operations whose end was not reported yet
 

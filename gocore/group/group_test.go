@@ -283,7 +283,7 @@ func TestARankThatDoesNotDepartIsNotAwaited(t *testing.T) {
 	nodes := []int{0, 1}
 	t.Run("says so", func(t *testing.T) {
 		ranks(t, 2, nodes, func(t *testing.T, e *Env, g *Group) {
-			if g.Rank == 0 { // MPI keeps this rank's request of a collective to which the other rank never comes
+			if g.Rank == 0 { // MPI keeps a request of a collective to which rank 1 never comes
 				g.SetTimeout(50 * time.Millisecond)
 				_, err := submit(g, allReduce(floats(1)))
 				assert.Equal(t, status.Timeout, status.CodeOf(err))
@@ -369,7 +369,7 @@ func TestAHelloThatWasTakenBackIsNotTakenForTheNextAttempt(t *testing.T) {
 			missing, err := e.meet(key, both, 50*time.Millisecond)
 			assert.ErrorIs(t, err, work.ErrDeadline)
 			assert.Equal(t, []int{0}, missing)
-			assert.Less(t, time.Since(began), decisionGrace) // rank 0 never asked, so there was no decision to wait for
+			assert.Less(t, time.Since(began), decisionGrace) // rank 0 never asked: there is no decision
 			gaveUp.Done()
 		} else {
 			gaveUp.Wait()

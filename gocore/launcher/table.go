@@ -35,7 +35,7 @@ type Kind struct {
 	Task         string // a variable that only ranks have; "": no such variable is needed
 	Node         string // the variable with the number of this node, an index into TasksPerNode
 	TasksPerNode string // the variable with a list like "2(x3),1"; "": LocalSize has the number
-	CPUs         string // a variable that limits the job's CPUs on this node; "": only the launcher's affinity does
+	CPUs         string // the variable that limits the job's CPUs on this node; "": only affinity does
 
 	// The name of the job, the same on all ranks: the values of Job, joined. If none is set, the
 	// argument after JobOption in the command line of the process that started the rank.

@@ -79,7 +79,7 @@ type Engine struct {
 	stopped  atomic.Pointer[status.Error] // why no wait may go on; nil while waits may
 	active   atomic.Int32                 // len(tasks) plus the calls of Hold without their Unhold
 	inside   atomic.Int32                 // goroutines in Wait
-	drivers  atomic.Int32                 // goroutines in Wait that call Tick: those that are not inside interrupt
+	drivers  atomic.Int32                 // goroutines in Wait, except for those inside interrupt
 	crowded  atomic.Bool                  // more ranks than cores: do not spin
 	moving   atomic.Bool                  // at the last tick polling moved data
 	lastBack atomic.Int64                 // when Background was last called, in nanoseconds
