@@ -211,10 +211,10 @@ func (g *Group) breakIfFailed(err error) error {
 	case errors.As(err, &none):
 		return none.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
-		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.world(e.Ranks)...)
+		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.worldRanks(e.Ranks)...)
 	default:
 		if errors.As(err, &e) && e.Code == status.Cuda {
-			e.Ranks = g.world(e.Ranks)
+			e.Ranks = g.worldRanks(e.Ranks)
 		}
 		g.fail(err)
 	}

@@ -110,7 +110,7 @@ func (g *Group) timeoutError(c *call) error {
 	if !known {
 		missing = g.ask()
 	}
-	world := g.world(missing)
+	world := g.worldRanks(missing)
 	who := "all members had come, the transfer did not end"
 	if len(world) > 0 {
 		who = fmt.Sprintf("rank(s) %s never came", brief(world))
@@ -137,13 +137,13 @@ func (g *Group) closedError(c *call) error {
 	}
 	slices.Sort(who)
 	slices.Sort(ended)
-	by := g.world(who)
+	by := g.worldRanks(who)
 	missing, known := g.arrival.Missing()
 	late := slices.Contains(missing, g.Rank)
 	switch {
 	case reason == status.Timeout && known && !late:
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
-			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.world(missing))).WithRanks(g.world(missing)...)
+			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.worldRanks(missing))).WithRanks(g.worldRanks(missing)...)
 	case reason == status.PeerLeft && !known:
 		return g.leftBefore(c, ended)
 	case reason == status.PeerLeft:
@@ -186,12 +186,12 @@ func (g *Group) leftError(c *call) error {
 }
 
 func (g *Group) leftBefore(c *call, members []int) error {
-	left := g.world(members)
+	left := g.worldRanks(members)
 	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended and will not come; the group is broken",
 		describe(c.sig), brief(g.Ranks), brief(left)).WithRanks(left...)
 }
 
-func (g *Group) world(members []int) []int {
+func (g *Group) worldRanks(members []int) []int {
 	var ranks []int
 	for _, m := range members {
 		ranks = append(ranks, g.Ranks[m])
