@@ -15,9 +15,9 @@ typedef struct exchange_api {
 	int (*current_work_stream)(int32_t device_type, int32_t device_id, void **out);
 } exchange_api;
 
-static PyObject *apis; /* dict: type -> capsule, or None where there is no such API */
+static PyObject *apis; /* dict: type -> capsule, or None if the type has no such API */
 
-/* api_of returns the API of x's type, looked up once for each type. */
+/* api_of returns the API of x's type. It looks it up once for each type. */
 static const exchange_api *api_of(PyObject *x) {
 	PyObject *type = (PyObject *)x->ob_type;
 	if (apis == NULL && (apis = PyDict_New()) == NULL)
@@ -31,7 +31,7 @@ static const exchange_api *api_of(PyObject *x) {
 			capsule = Py_None;
 		}
 		int rc = PyDict_SetItem(apis, type, capsule);
-		Py_DecRef(capsule); /* the dict has it */
+		Py_DecRef(capsule); /* the dict holds a reference */
 		if (rc)
 			goto failed;
 	}
@@ -97,11 +97,11 @@ static int32_t dtype_of(uint8_t code, uint8_t bits) {
 	case E8M0FNU << 8 | 8:
 		return PMPI_DTYPE_FLOAT8_E8M0FNU;
 	}
-	return 0; /* complex among them: see below */
+	return 0; /* also for complex dtypes: see dlpack_describe */
 }
 
-/* stream_of tells the framework's current stream on the device of view. Returns 0 where
- * it cannot. */
+/* stream_of sets *stream to the framework's current stream on the device of view. Returns 1, or 0
+ * if the framework does not tell. */
 static int stream_of(const exchange_api *api, const DLTensor *view, uint64_t *stream) {
 	int32_t type = view->device.device_type;
 	if (type == PMPI_DEVICE_CUDA_HOST)
@@ -127,9 +127,9 @@ int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream) {
 		PyErr_Clear();
 		return 0;
 	}
-	/* torch's lazy conjugate and negative views have other bits in memory and DLPack
-	 * does not say so. The first are complex; the second come from the imaginary part
-	 * of the first, so they are strided or have no dimension. describe() looks. */
+	/* torch's lazy conjugate and negative views have other bits in memory, and DLPack does not say
+	 * so. Conjugate views are complex. Negative views come from the imaginary part of conjugate
+	 * views, so they are strided or have no dimension. The type's describe() recognises both. */
 	if (view->dtype.lanes != 1 || view->ndim < 1)
 		return 0;
 	if (view->device.device_type != PMPI_DEVICE_CPU && !stream_of(api, view, stream))

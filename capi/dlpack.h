@@ -1,12 +1,12 @@
-/* DLPack's C exchange API: a tensor's description by one call into its framework.
- * Declared after dlpack.h of DLPack 1.3 (github.com/dmlc/dlpack), the stable part. */
+/* DLPack's C exchange API: one call into a tensor's framework describes the tensor. Declared after
+ * dlpack.h of DLPack 1.3 (github.com/dmlc/dlpack), the stable part. */
 #ifndef PMPI_DLPACK_H
 #define PMPI_DLPACK_H
 
 #include "pmpi.h"
 #include "pyabi.h"
 
-/* Types of devices, the ones that count here. */
+/* The device types that are used here. */
 #define PMPI_DEVICE_CPU          1
 #define PMPI_DEVICE_CUDA         2
 #define PMPI_DEVICE_CUDA_HOST    3 /* pinned: host memory */
@@ -27,10 +27,10 @@ typedef struct DLTensor {
 	uint64_t byte_offset;
 } DLTensor;
 
-/* dlpack_describe asks the framework of x, if it offers the exchange API, and fills
- * view, whose shape and strides are the framework's and last as long as x does, and for
- * CUDA memory stream, the one that is current on its device. Returns the dtype; 0 where it
- * cannot tell everything, so that the type's describe() must. No exception is set. */
+/* dlpack_describe asks the framework of x to fill view, if it offers the exchange API. Shape and
+ * strides of view belong to the framework and last as long as x. For CUDA memory it sets *stream to
+ * the stream that is current on the device. Returns the dtype, or 0 if it cannot tell everything;
+ * then call the type's describe(). Sets no exception. */
 int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream);
 
 #endif

@@ -1,6 +1,6 @@
-// Package main is the C interface of the core, built with -buildmode=c-shared: with
-// the tag pymodule as the Python extension paddlempi._core, without it as
-// libpaddlempi.so. export.go has all functions that C calls, and no logic.
+// Package main is the C interface of the core, built with -buildmode=c-shared: with the tag
+// pymodule as the Python extension paddlempi._core, without it as libpaddlempi.so. export.go has
+// all Go functions that C calls, and no logic.
 package main
 
 /*
@@ -30,7 +30,7 @@ func init() {
 	gocore.SetFinalizeHook(unsafe.Pointer(C.pmpi_guard_finalize))
 }
 
-// fill writes err for C and returns its code.
+// fill writes err to out for C and returns its code.
 func fill(out *C.pmpi_error, err error) C.int {
 	if err == nil {
 		return 0
@@ -54,8 +54,8 @@ func fill(out *C.pmpi_error, err error) C.int {
 	return C.int(e.Code)
 }
 
-// caught turns a panic into an error and poisons the core: its invariants may not
-// hold any more. It is deferred by every function that C calls.
+// caught turns a panic into an error and poisons the core, whose state may be inconsistent. Every
+// function that C calls defers it.
 func caught(out *C.pmpi_error, rc *C.int) {
 	if p := recover(); p != nil {
 		why := fmt.Sprint(p)
@@ -163,7 +163,7 @@ func goOrder(w C.pmpi_work, stream C.uint64_t, e *C.pmpi_error) (rc C.int) {
 //export goRelease
 func goRelease(w C.pmpi_work) (held C.int) {
 	defer caught(nil, nil)
-	held = 1 // after a panic the memory stays
+	held = 1 // if Release panics the memory stays
 	if gocore.Release(uint64(w)) {
 		held = 0
 	}

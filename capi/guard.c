@@ -1,5 +1,5 @@
-/* The functions of pmpi.h. Each looks at the fork flag before any Go runs: in the child
- * of a fork the runtime has one thread left and may never return. */
+/* The functions of pmpi.h. Each one tests the fork flag before it calls Go: in the child of a fork
+ * Go's runtime has lost its other threads, and a call may never return. */
 #define _GNU_SOURCE
 #include "guard.h"
 
@@ -18,15 +18,15 @@ _Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
 			   "pmpi_op is op.Desc");
 
 static int forked;
-/* What each thread has of its own is on the heap and freed by a pthread key: Go makes all
- * thread-local memory of this object static, of which a late dlopen gets very little. */
-typedef struct own {
+/* The state of one thread. It is on the heap and freed by a pthread key, because Go makes all
+ * thread-local memory of this object static, and a late dlopen gets very little of that. */
+typedef struct thread_state {
 	pmpi_error error; /* of the latest call that failed */
-	int interrupting; /* interrupt checks that this thread is in */
-} own;
+	int interrupting; /* depth of interrupt checks that this thread is in */
+} thread_state;
 
-static __thread own *this_thread;
-static pthread_key_t own_key;
+static __thread thread_state *this_thread;
+static pthread_key_t state_key;
 static int (*interrupt)(void);
 
 static void in_child(void) {
@@ -35,22 +35,22 @@ static void in_child(void) {
 
 __attribute__((constructor)) static void prepare(void) {
 	pthread_atfork(NULL, NULL, in_child);
-	pthread_key_create(&own_key, free);
+	pthread_key_create(&state_key, free);
 }
 
-static own *mine(void) {
-	static own no_memory; /* shared, for the thread that cannot have its own */
+static thread_state *current(void) {
+	static thread_state no_memory; /* shared by threads for which there is no memory */
 	if (__builtin_expect(this_thread == NULL, 0)) {
 		this_thread = calloc(1, sizeof *this_thread);
 		if (this_thread == NULL)
 			return &no_memory;
-		pthread_setspecific(own_key, this_thread);
+		pthread_setspecific(state_key, this_thread);
 	}
 	return this_thread;
 }
 
-static pmpi_error *last(void) {
-	return &mine()->error;
+static pmpi_error *last_error(void) {
+	return &current()->error;
 }
 
 int pmpi_guard_forked(void) {
@@ -58,7 +58,7 @@ int pmpi_guard_forked(void) {
 }
 
 static int fork_error(void) {
-	pmpi_error *e = last();
+	pmpi_error *e = last_error();
 	e->code = PMPI_ERR_FORKED;
 	e->mpi_class = 0;
 	e->n_ranks = 0;
@@ -74,9 +74,9 @@ static int fork_error(void) {
 
 int pmpi_control(const char *method, const char *request, char **reply) {
 	GUARD();
-	int rc = goControl((char *)method, (char *)request, reply, last());
+	int rc = goControl((char *)method, (char *)request, reply, last_error());
 	if (strcmp(method, "init") == 0)
-		pmpi_guard_exit(); /* also after an error: MPI may be running by then */
+		pmpi_guard_exit(); /* also after an error, because MPI may have been initialised */
 	return rc;
 }
 
@@ -86,39 +86,39 @@ void pmpi_free(char *reply) {
 
 int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
 	GUARD();
-	own *o = mine();
-	return goSubmit((pmpi_op *)op, work, result, o->interrupting, &o->error);
+	thread_state *t = current();
+	return goSubmit((pmpi_op *)op, work, result, t->interrupting, &t->error);
 }
 
 int pmpi_refuse(int64_t group, int32_t code) {
 	GUARD();
-	return goRefuse(group, code, last());
+	return goRefuse(group, code, last_error());
 }
 
 int pmpi_test(pmpi_work work) {
 	if (forked)
 		return -fork_error();
-	return goTest(work, last());
+	return goTest(work, last_error());
 }
 
 int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result) {
 	GUARD();
-	return goWait(work, limit_ns, result, 0, last());
+	return goWait(work, limit_ns, result, 0, last_error());
 }
 
 int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result) {
 	GUARD();
-	return goWait(work, limit_ns, result, 1, last());
+	return goWait(work, limit_ns, result, 1, last_error());
 }
 
 int pmpi_order(pmpi_work work, uint64_t stream) {
 	GUARD();
-	return goOrder(work, stream, last());
+	return goOrder(work, stream, last_error());
 }
 
 int pmpi_release(pmpi_work work) {
-	return forked ? 1
-				  : goRelease(work); /* in a child nobody says when MPI, in the parent, is done */
+	/* In a child it is not known when MPI, in the parent, is done with the memory. */
+	return forked ? 1 : goRelease(work);
 }
 
 pmpi_work pmpi_next_released(void) {
@@ -142,34 +142,35 @@ int pmpi_completion_fd(void) {
 }
 
 const pmpi_error *pmpi_last_error(void) {
-	return last();
+	return last_error();
 }
 
 void pmpi_set_interrupt(int (*check)(void)) {
 	interrupt = check;
 }
 
-/* Called by Go during a wait. Returns what the caller's check said. What the check calls
- * of this interface comes from inside that wait. */
+/* Called by Go during a wait. Returns what the caller's check returned. Calls that the check makes
+ * are nested in that wait, and interrupting says so. */
 int pmpi_guard_interrupt(void) {
 	if (interrupt == NULL)
 		return 0;
-	own *o = mine();
-	o->interrupting++;
+	thread_state *t = current();
+	t->interrupting++;
 	int stop = interrupt();
-	o->interrupting--;
+	t->interrupting--;
 	return stop;
 }
 
-/* Go handles signals on the alternate stack that a thread had when it first came in.
- * Python's faulthandler (pytest enables it) takes its own away when Python ends, and
- * the next signal of Go's scheduler would be fatal. What runs after that calls this. */
+/* Go handles signals on the alternate stack that a thread had when it first entered Go. Python's
+ * faulthandler, which pytest enables, removes its alternate stack when Python ends, and the next
+ * signal of Go's scheduler would then be fatal. This function sets another one; functions that run
+ * at exit call it. */
 static void signal_stack(void) {
 	static char room[64 << 10];
 	stack_t now;
 	if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE)) {
-		stack_t own = {.ss_sp = room, .ss_size = sizeof room};
-		sigaltstack(&own, NULL);
+		stack_t replacement = {.ss_sp = room, .ss_size = sizeof room};
+		sigaltstack(&replacement, NULL);
 	}
 }
 
@@ -181,8 +182,8 @@ void pmpi_guard_finalize(void) {
 	goBeforeFinalize();
 }
 
-/* The exit handler compares pids as well: a child made by vfork or clone runs no
- * atfork handler, but exit handlers it does run. */
+/* The process whose exit matters. The exit handler compares process ids too, because a child made
+ * by vfork or clone runs exit handlers, but no atfork handler. */
 static pid_t owner;
 
 void pmpi_exit(int status) {
@@ -200,7 +201,7 @@ static void at_exit(int status, void *unused) {
 void pmpi_guard_exit(void) {
 	if (owner == 0) {
 		owner = getpid();
-		on_exit(at_exit, NULL); /* unlike atexit's, its handlers receive the status */
+		on_exit(at_exit, NULL); /* unlike those of atexit, handlers of on_exit receive the status */
 	}
 }
 

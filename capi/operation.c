@@ -1,8 +1,8 @@
 #ifdef PMPI_PYMODULE
 /* The Python object of an operation that goes on after its call. It owns the number of the core's
- * work, the tensors, and the answer: there is no other table of works in Python or C. An operation
- * costs two calls of the core: submit, and the one that brings its end, by wait() or by
- * next_completions(). All of it is guarded by the GIL, but for the word of kept. */
+ * work, the tensors and the outcome; neither Python nor C has another table of works. An operation
+ * costs two calls of the core: submit, and wait() or next_completions(), which bring its end. The
+ * GIL guards all of it, except for the word state of kept. */
 #define _GNU_SOURCE
 #include "operation.h"
 
@@ -14,69 +14,70 @@
 #include "pytools.h"
 #include "tensor.h"
 
-/* What an operation keeps alive: the tensors, and the exports of those that have the buffer
- * protocol. Freed when MPI and the device are done with them, which may be later than the end of
- * the operation for its caller, and later than its object. */
+/* What an operation keeps alive: the tensors, and the Py_buffers of tensors with the buffer
+ * protocol. It is freed when neither MPI nor the device uses the tensors. That may be after the
+ * operation has ended for its caller, and after its object is gone. */
 typedef struct kept {
-	struct kept *next; /* of the orphans */
+	struct kept *next; /* in the list of orphans */
 	pmpi_work work;
 	uint32_t state;        /* shared with the core: PMPI_STATE_* */
-	PyObject *send, *recv; /* NULL once they were let go */
+	PyObject *send, *recv; /* NULL once they were dropped */
 	int32_t n;
 	Py_buffer views[];
 } kept;
 
-/* Invariant: once done is 1, error and result tell how it ended and do not change. */
+/* Invariant: once done is 1, error and result are the outcome and do not change, except that test()
+ * sets error if it finds the device lost. */
 typedef struct operation {
 	PyObject head;
-	pmpi_work work; /* 0: the core has forgotten it */
-	kept *kept;     /* NULL where nothing is kept any more */
+	pmpi_work work; /* 0: the core has released it */
+	kept *kept;     /* NULL if nothing is kept any more */
 	pmpi_result result;
-	PyObject *error;                   /* what it ended with, or NULL */
+	PyObject *error;                   /* the exception with which it ended, or NULL */
 	PyObject *at_end;                  /* called once at the end, or NULL */
-	PyObject *context;                 /* given to who reads completions, or NULL; see notify */
-	struct operation *before, *behind; /* in the list of those with a context */
-	char done, concluding, received, again, idle;
+	PyObject *context;                 /* returned by next_completions, or NULL; see notify */
+	struct operation *previous, *next; /* in the list awaited */
+	char done, concluding, has_result, bump_at_end, device_done;
 } operation;
 
 static PyTypeObject *type;
-static kept *orphans; /* their objects are gone; pmpi_next_released tells when they may be freed */
-static operation *awaited; /* those with a context */
+static kept *orphans;      /* kept of operations whose objects are gone; see operation_collect */
+static operation *awaited; /* operations with a context */
 
 /* ---- what is kept ---- */
 
-/* own returns a new reference to tensors, which are the items of a list, not the list: its owner
- * may change it. */
-static PyObject *own(PyObject *tensors) {
+/* tensors_ref returns a new reference to tensors. If they are a list it returns a tuple of its
+ * items, because the caller may change the list. */
+static PyObject *tensors_ref(PyObject *tensors) {
 	if (PyType_GetFlags(tensors->ob_type) & TPFLAGS_LIST) {
 		PyObject *items = PyList_AsTuple(tensors);
 		if (items)
 			return items;
-		PyErr_Clear(); /* no memory: the list will do unless it is changed */
+		PyErr_Clear(); /* no memory: keep the list, which is right unless the caller changes it */
 	}
 	Py_IncRef(tensors);
 	return tensors;
 }
 
-static kept *keep_room(const side *a, const side *b) {
+static kept *new_kept(const side *a, const side *b) {
 	kept *k = calloc(1, sizeof *k + (size_t)(a->n_views + b->n_views) * sizeof k->views[0]);
 	if (k == NULL)
 		PyErr_NoMemory();
 	return k;
 }
 
-/* keep takes the tensors and their exports over. */
+/* keep moves the tensors and their Py_buffers of both sides into k. */
 static void keep(kept *k, PyObject *send, PyObject *recv, side *a, side *b) {
 	memcpy(k->views, a->views, (size_t)a->n_views * sizeof k->views[0]);
 	memcpy(k->views + a->n_views, b->views, (size_t)b->n_views * sizeof k->views[0]);
 	k->n = a->n_views + b->n_views;
 	a->n_views = b->n_views = 0;
-	k->send = own(send);
-	k->recv = own(recv);
+	k->send = tensors_ref(send);
+	k->recv = tensors_ref(recv);
 }
 
-/* empty lets go of what k keeps. Destructors may run, and call anything here. */
-static void empty(kept *k) {
+/* drop_tensors drops what k keeps alive. This may run destructors, which may call anything here. */
+static void drop_tensors(kept *k) {
 	PyObject *send = k->send, *recv = k->recv;
 	int32_t n = k->n;
 	k->send = k->recv = NULL;
@@ -89,7 +90,8 @@ static void empty(kept *k) {
 		Py_DecRef(recv);
 }
 
-/* release forgets a work, with what it keeps now or when that may be freed. */
+/* release releases a work. It frees k at once, or makes k an orphan if MPI or a device still uses
+ * the tensors. */
 static void release(pmpi_work work, kept *k) {
 	if (work != 0 && pmpi_release(work)) {
 		k->work = work;
@@ -97,7 +99,7 @@ static void release(pmpi_work work, kept *k) {
 		orphans = k;
 		return;
 	}
-	empty(k);
+	drop_tensors(k);
 	free(k);
 }
 
@@ -108,7 +110,7 @@ void operation_collect(void) {
 			if ((*p)->work == work) {
 				kept *k = *p;
 				*p = k->next;
-				empty(k);
+				drop_tensors(k);
 				free(k);
 				break;
 			}
@@ -118,14 +120,15 @@ void operation_collect(void) {
 
 /* ---- the end of an operation ---- */
 
-/* give_way lets another thread have the GIL for a moment. */
-static void give_way(void) {
+/* yield_gil lets other threads have the GIL for a moment. */
+static void yield_gil(void) {
 	PyThreadState *ts = PyEval_SaveThread();
 	nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 	PyEval_RestoreThread(ts);
 }
 
-/* last_exception returns the exception of the call that just returned rc, which is not set. */
+/* last_exception returns the exception of the call that has just returned rc, and does not set
+ * it. */
 static PyObject *last_exception(int rc) {
 	PyObject *t, *error, *tb;
 	raise_last(rc);
@@ -137,13 +140,13 @@ static PyObject *last_exception(int rc) {
 	return error;
 }
 
-/* conclude writes down how o ended, once, and lets go of its tensors unless a device or MPI still
- * uses them. With rc other than 0 the error is that of the core's latest call. */
+/* conclude records the outcome of o, once, and drops its tensors unless MPI or a device still uses
+ * them. If rc is not 0, the error is that of this thread's latest call of the core. */
 static void conclude(operation *o, int rc, const pmpi_result *r) {
 	if (r->released && rc == 0)
 		o->work = 0;
 	while (o->concluding && !o->done)
-		give_way(); /* at_end runs in another thread */
+		yield_gil(); /* another thread runs at_end */
 	if (o->done)
 		return;
 	o->concluding = 1;
@@ -152,10 +155,10 @@ static void conclude(operation *o, int rc, const pmpi_result *r) {
 		o->result = (pmpi_result){.source = -1, .tag = -1};
 	} else {
 		o->result = *r;
-		if (!o->received)
+		if (!o->has_result)
 			o->result.source = o->result.tag = -1;
 	}
-	if (o->again && o->kept)
+	if (o->bump_at_end && o->kept)
 		tensor_written(o->kept->recv);
 	if (o->at_end) {
 		PyObject *answer = PyObject_CallFunctionObjArgs(o->at_end, NULL);
@@ -171,14 +174,14 @@ static void conclude(operation *o, int rc, const pmpi_result *r) {
 		kept *k = o->kept;
 		if (o->work == 0)
 			o->kept = NULL;
-		empty(k);
+		drop_tensors(k);
 		if (o->work == 0)
 			free(k);
 	}
 }
 
-/* settle waits up to limit_ns for o to end. Returns 0, or -1 with a Python exception set: the limit
- * ran out, or a signal handler raised. */
+/* settle waits up to limit_ns until o has ended. Returns 0, or -1 with a Python exception set: the
+ * limit has passed, or a signal handler raised. */
 static int settle(operation *o, int64_t limit_ns) {
 	if (o->done)
 		return 0;
@@ -188,9 +191,10 @@ static int settle(operation *o, int64_t limit_ns) {
 	PyEval_RestoreThread(ts);
 	if (rc == PMPI_ERR_INTERRUPTED && PyErr_Occurred())
 		return -1;
-	/* Another thread was told of the end, and with that the core forgot the work. */
+	/* Another thread got the end of the operation, and the core has released the work. Wait until
+	 * that thread has recorded the outcome. */
 	while (rc && r.released && !o->done)
-		give_way();
+		yield_gil();
 	if (o->done)
 		return 0;
 	if (rc == PMPI_ERR_NOT_READY) {
@@ -205,15 +209,15 @@ static int settle(operation *o, int64_t limit_ns) {
 
 void operation_linger(pmpi_work work, PyObject *send, PyObject *recv, side *a, side *b) {
 	PyObject *t, *v, *tb;
-	PyErr_Fetch(&t, &v, &tb); /* what a signal handler raised */
-	kept *k = keep_room(a, b);
+	PyErr_Fetch(&t, &v, &tb); /* the exception of a signal handler */
+	kept *k = new_kept(a, b);
 	if (k) {
 		keep(k, send, recv, a, b);
 		release(work, k);
-	} else { /* no memory to write that down: kept for ever */
+	} else { /* no memory for a kept: the tensors stay for ever */
 		PyErr_Clear();
-		own(send);
-		own(recv);
+		tensors_ref(send);
+		tensors_ref(recv);
 		a->n_views = b->n_views = 0;
 	}
 	PyErr_Restore(t, v, tb);
@@ -231,7 +235,7 @@ void operation_refuse(int64_t group, int32_t code) {
 PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b,
 						  int flags) {
 	operation *o = (operation *)PyType_GenericAlloc(type, 0);
-	kept *k = o ? keep_room(a, b) : NULL;
+	kept *k = o ? new_kept(a, b) : NULL;
 	if (k == NULL) {
 		if (o)
 			Py_DecRef(&o->head);
@@ -239,14 +243,14 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 		return NULL;
 	}
 	o->kept = k;
-	o->received = (char)pmpi_op_has_result(op->code);
+	o->has_result = (char)pmpi_op_has_result(op->code);
 	op->cookie = (uint64_t)(uintptr_t)o;
 	op->state = &k->state;
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_submit(op, &o->work, &o->result);
 	PyEval_RestoreThread(ts);
 	if (o->work != 0)
-		keep(k, send, recv, a, b); /* with an error too: MPI may use the memory longer */
+		keep(k, send, recv, a, b); /* also if rc is an error: MPI may use the memory longer */
 	if (rc) {
 		raise_last(rc);
 		Py_DecRef(&o->head);
@@ -254,7 +258,7 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 	}
 	if (!(flags & SUBMIT_QUIET))
 		tensor_written(recv);
-	o->again = !(flags & (SUBMIT_QUIET | SUBMIT_ONCE));
+	o->bump_at_end = !(flags & (SUBMIT_QUIET | SUBMIT_ONCE));
 	if (o->work == 0) {
 		pmpi_result r = o->result;
 		r.released = 1;
@@ -265,8 +269,8 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 
 /* ---- the object ---- */
 
-/* An error holds the frames that it passed through, and these the work that ended with it. The
- * tensors are not shown to the collector: MPI may use them. */
+/* An exception holds the frames that it passed through, and a frame may hold this object: a cycle.
+ * The tensors are not shown to the collector, because MPI may use them. */
 static int op_traverse(PyObject *self, visitproc visit, void *arg) {
 	operation *o = (operation *)self;
 	PyObject *seen[] = {(PyObject *)self->ob_type, o->error, o->at_end, o->context};
@@ -321,17 +325,17 @@ static PyObject *op_wait(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	return o->error ? raise_error_of(o) : none();
 }
 
-/* idle notes that the device is done, too. */
-static void idle(operation *o) {
-	o->idle = 1;
+/* note_device_done records that the device is done too, and drops the tensors. */
+static void note_device_done(operation *o) {
+	o->device_done = 1;
 	if (o->kept)
-		empty(o->kept);
+		drop_tensors(o->kept);
 }
 
 static PyObject *op_test(PyObject *self, PyObject *unused) {
 	(void)unused;
 	operation *o = (operation *)self;
-	if (o->done && (o->idle || o->error || o->result.device == 0))
+	if (o->done && (o->device_done || o->error || o->result.device == 0))
 		return PyBool_FromLong(1);
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_test(o->work);
@@ -341,20 +345,20 @@ static PyObject *op_test(PyObject *self, PyObject *unused) {
 	PyObject *lost = NULL;
 	if (rc < 0 && !o->done && rc != -PMPI_ERR_CUDA && rc != -PMPI_ERR_ARGUMENT)
 		return raise_last(-rc);
-	if (rc == -PMPI_ERR_CUDA) { /* the device is lost: nothing will happen there any more */
+	if (rc == -PMPI_ERR_CUDA) { /* the device is lost: nothing will happen on it any more */
 		lost = last_exception(-rc);
 	}
 	if (!o->done && settle(o, 0)) {
 		if (lost)
 			Py_DecRef(lost);
-		if (!o->done) { /* in this very moment another thread takes it to its end */
+		if (!o->done) { /* another thread is recording the outcome at this moment */
 			PyErr_Clear();
 			return PyBool_FromLong(0);
 		}
 		PyErr_Clear();
 	}
 	if (o->result.device)
-		idle(o);
+		note_device_done(o);
 	if (lost && o->error == NULL)
 		o->error = lost;
 	else if (lost)
@@ -379,7 +383,7 @@ static PyObject *op_let_go(PyObject *self, PyObject *unused) {
 	(void)unused;
 	operation *o = (operation *)self;
 	if (o->kept)
-		empty(o->kept);
+		drop_tensors(o->kept);
 	return none();
 }
 
@@ -388,7 +392,7 @@ static PyObject *op_at_end(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 	if (!wants(n, 1, 1, "at_end"))
 		return NULL;
 	while (o->concluding && !o->done)
-		give_way();
+		yield_gil();
 	if (o->done)
 		return PyBool_FromLong(0);
 	assign(&o->at_end, args[0]);
@@ -397,7 +401,7 @@ static PyObject *op_at_end(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 
 /* raise_forked sets the exception of a call in the child of a fork. Returns NULL. */
 static PyObject *raise_forked(void) {
-	pmpi_next_completions(NULL, 0, 0); /* which only says so there */
+	pmpi_next_completions(NULL, 0, 0); /* in the child it only sets the error */
 	return raise_last(PMPI_ERR_FORKED);
 }
 
@@ -414,24 +418,25 @@ static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 		return PyBool_FromLong(0);
 	Py_IncRef(args[0]);
 	o->context = args[0];
-	Py_IncRef(self); /* for the cookie, until its completion is read */
-	o->behind = awaited;
+	Py_IncRef(self); /* the cookie is a reference until the completion is read */
+	o->next = awaited;
 	if (awaited)
-		awaited->before = o;
+		awaited->previous = o;
 	awaited = o;
 	return PyBool_FromLong(1);
 }
 
-/* reported takes o off the list. Returns its context, and gives up the reference of its cookie. */
-static PyObject *reported(operation *o) {
+/* take_off_list takes o off the list awaited. Returns its context, and drops the reference of the
+ * cookie. */
+static PyObject *take_off_list(operation *o) {
 	PyObject *context = o->context;
-	if (o->before)
-		o->before->behind = o->behind;
+	if (o->previous)
+		o->previous->next = o->next;
 	else
-		awaited = o->behind;
-	if (o->behind)
-		o->behind->before = o->before;
-	o->before = o->behind = NULL;
+		awaited = o->next;
+	if (o->next)
+		o->next->previous = o->previous;
+	o->previous = o->next = NULL;
 	o->context = NULL;
 	Py_DecRef(&o->head);
 	return context;
@@ -455,14 +460,14 @@ PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t 
 	for (int i = 0; i < got; i++) {
 		operation *o = (operation *)(uintptr_t)ended[i].cookie;
 		if (o == NULL || o->context == NULL)
-			continue; /* submitted with the flag NOTIFY: not by this module */
+			continue; /* submitted with the flag NOTIFY, by another user of the core */
 		if (ended[i].code) {
 			if (!o->done)
 				conclude(o, pmpi_wait(o->work, 0, &ended[i].result), &ended[i].result);
 		} else {
 			conclude(o, 0, &ended[i].result);
 		}
-		PyObject *context = reported(o);
+		PyObject *context = take_off_list(o);
 		if (contexts && PyList_Append(contexts, context)) {
 			Py_DecRef(contexts);
 			contexts = NULL;
@@ -478,7 +483,7 @@ PyObject *py_awaited(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	if (!wants(n, 0, 0, "awaited"))
 		return NULL;
 	PyObject *contexts = PyList_New(0);
-	for (operation *o = awaited; o && contexts; o = o->behind) {
+	for (operation *o = awaited; o && contexts; o = o->next) {
 		if (PyList_Append(contexts, o->context)) {
 			Py_DecRef(contexts);
 			return NULL;
@@ -510,7 +515,7 @@ static PyObject *get_source(PyObject *self, void *unused) {
 static PyObject *get_device(PyObject *self, void *unused) {
 	(void)unused;
 	operation *o = (operation *)self;
-	return PyLong_FromLongLong(o->done && !o->idle ? o->result.device : 0);
+	return PyLong_FromLongLong(o->done && !o->device_done ? o->result.device : 0);
 }
 
 static PyObject *get_tensors(PyObject *self, void *unused) {
@@ -530,27 +535,32 @@ static PyObject *get_tensors(PyObject *self, void *unused) {
 
 static PyMethodDef op_methods[] = {
 	{"wait", (void *)op_wait, METH_FASTCALL,
-	 "wait(timeout=-1.0): wait for the end, of device tensors until the last copy or kernel is "
-	 "queued; raises what it ended with, or NotReadyError."},
-	{"test", (void *)op_test, METH_NOARGS, "test(): whether it is over, on its device too."},
+	 "wait(timeout=-1.0): wait until the operation is over; for tensors on a device, until its "
+	 "last "
+	 "copy or kernel is queued. Raises the error with which it ended, or NotReadyError when "
+	 "timeout "
+	 "seconds have passed (below 0: no limit)."},
+	{"test", (void *)op_test, METH_NOARGS,
+	 "test(): whether the operation is over, on its device too."},
 	{"order", (void *)op_order, METH_FASTCALL,
-	 "order(stream): make a CUDA stream wait for what it left on its device."},
+	 "order(stream): make a CUDA stream wait for what the operation left on its device."},
 	{"let_go", (void *)op_let_go, METH_NOARGS,
-	 "let_go(): free its tensors now: their allocator knows who still uses them."},
+	 "let_go(): drop the tensors now, if their allocator knows which streams still use them."},
 	{"at_end", (void *)op_at_end, METH_FASTCALL,
-	 "at_end(call): have call() made once when it ends, before wait() returns anywhere; False: it "
-	 "is "
-	 "over."},
+	 "at_end(call): run call() once when the operation ends, before any wait() returns. False: the "
+	 "operation is over, and call() does not run."},
 	{"notify", (void *)op_notify, METH_FASTCALL,
-	 "notify(context): whether next_completions will return context; False: it is over."},
+	 "notify(context): let next_completions() return context when the operation ends. False: the "
+	 "operation is over, and next_completions() does not."},
 	{NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef op_getset[] = {
-	{"done", get_done, NULL, "Whether wait() returns at once.", NULL},
-	{"error", get_error, NULL, "What it ended with, or None.", NULL},
-	{"source", get_source, NULL, "The rank in the group that a message came from, or -1.", NULL},
-	{"device", get_device, NULL, "1 + the CUDA device that still works on it, or 0.", NULL},
+	{"done", get_done, NULL, "Whether wait() would return at once.", NULL},
+	{"error", get_error, NULL, "The exception with which the operation ended, or None.", NULL},
+	{"source", get_source, NULL, "The group rank from which a message came, or -1.", NULL},
+	{"device", get_device, NULL, "1 + the CUDA device that still works on the operation, or 0.",
+	 NULL},
 	{"tensors", get_tensors, NULL, "(send, recv) while they are kept, or None.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
@@ -561,7 +571,7 @@ static PyType_Slot op_slots[] = {
 	{Py_tp_clear, (void *)op_clear},
 	{Py_tp_methods, op_methods},
 	{Py_tp_getset, op_getset},
-	{Py_tp_doc, "An operation that goes on after its call. Made by submit alone."},
+	{Py_tp_doc, "An operation that goes on after its call. Only submit makes it."},
 	{0, NULL},
 };
 

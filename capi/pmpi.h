@@ -1,21 +1,20 @@
-/*
- * pmpi.h: the C interface of paddlempi's core.
+/* pmpi.h: the C interface of paddlempi's core.
  *
- * Everything goes through a few functions: pmpi_submit takes every operation as one
- * struct, pmpi_control does what happens a few times in a job (init, groups,
- * information) as JSON. pmpi_send, pmpi_recv and pmpi_allreduce at the end are what
- * a C program would look for.
+ * A few functions do everything. pmpi_submit takes every operation, described by one
+ * struct. pmpi_control takes what happens a few times in a job (init, groups, information),
+ * as JSON. pmpi_send, pmpi_recv and pmpi_allreduce, at the end, are shorthands for C
+ * programs.
  *
- * Every function may be called from any thread at any time, but between fork() and
- * exec() in a child, where it returns PMPI_ERR_FORKED. Unless said otherwise a
- * function returns 0, or a PMPI_ERR_* code whose text pmpi_last_error gives. Nothing
- * here prints, exits or aborts, but pmpi_exit, which exists to end the job.
+ * Every function may be called from any thread at any time. The exception is the child of a
+ * fork() before exec(): there functions fail with PMPI_ERR_FORKED. Unless its comment says
+ * otherwise a function returns 0 or a PMPI_ERR_* code; pmpi_last_error has the text. No
+ * function prints, exits or aborts, except pmpi_exit and the method abort, which end the
+ * job.
  *
- * Memory: what is passed in is the caller's and is needed during the call only, but
- * for the tensors' memory, which an asynchronous operation uses until it is over. After
- * an error MPI may use it longer: pmpi_submit then names the work, and pmpi_release and
- * pmpi_next_released tell when the memory may be freed.
- */
+ * Memory: arguments belong to the caller and must stay valid during the call only. The
+ * exception is the memory of tensors, which an asynchronous operation uses until it is
+ * over. After an error MPI may use that memory longer. pmpi_submit then returns a work, and
+ * pmpi_release and pmpi_next_released say when the memory may be freed. */
 #ifndef PMPI_H
 #define PMPI_H
 
@@ -29,64 +28,64 @@ extern "C" {
 
 #pragma GCC visibility push(default) /* the rest of the core is built hidden */
 
-/* Codes of errors; they are never renumbered. */
+/* Error codes. They are never renumbered. */
 enum {
 	PMPI_OK = 0,
-	PMPI_ERR_ARGUMENT = 1,            /* a value out of range, a wrong count */
-	PMPI_ERR_TYPE = 2,                /* a dtype that the operation is not defined for */
-	PMPI_ERR_NOT_INITIALIZED = 3,     /* before init or after destroy */
+	PMPI_ERR_ARGUMENT = 1,        /* a value out of range, a wrong count */
+	PMPI_ERR_TYPE = 2,            /* a dtype that the operation is not defined for, or no tensor */
+	PMPI_ERR_NOT_INITIALIZED = 3, /* before init or after destroy */
 	PMPI_ERR_ALREADY_INITIALIZED = 4, /* init while initialised */
-	PMPI_ERR_MPI_NOT_FOUND = 5,       /* the text lists where it looked */
+	PMPI_ERR_MPI_NOT_FOUND = 5,       /* the text lists where the core looked */
 	PMPI_ERR_LAUNCHER = 6,            /* launcher and library are of different MPIs */
 	PMPI_ERR_THREAD_LEVEL = 7,        /* MPI runs below MPI_THREAD_MULTIPLE */
-	PMPI_ERR_TIMEOUT = 8,             /* a deadline ran out; ranks: who never came */
-	PMPI_ERR_INTERRUPTED = 9,         /* the interrupt check said so */
-	PMPI_ERR_MISMATCH = 10,           /* the ranks called different things; ranks: who differs */
-	PMPI_ERR_REFUSED = 11,            /* ranks: who refused their part */
-	PMPI_ERR_PEER_LEFT = 12,          /* ranks: who ended normally */
-	PMPI_ERR_GROUP_BROKEN = 13,       /* by an earlier timeout or interrupt */
+	PMPI_ERR_TIMEOUT = 8,             /* a deadline has passed; ranks: those that never came */
+	PMPI_ERR_INTERRUPTED = 9,         /* the interrupt check ended the wait */
+	PMPI_ERR_MISMATCH = 10,     /* the ranks called different things; ranks: those that differ */
+	PMPI_ERR_REFUSED = 11,      /* ranks: those that refused their part */
+	PMPI_ERR_PEER_LEFT = 12,    /* ranks: those that have left in order */
+	PMPI_ERR_GROUP_BROKEN = 13, /* an earlier operation of the group ended half way */
 	PMPI_ERR_GROUP_DESTROYED = 14,
-	PMPI_ERR_MPI = 15,      /* mpi_class says which */
+	PMPI_ERR_MPI = 15,      /* an error of MPI; mpi_class has its class */
 	PMPI_ERR_TRUNCATE = 16, /* a message and its buffer differ in length */
 	PMPI_ERR_PROC_FAILED = 17,
 	PMPI_ERR_REVOKED = 18,
-	PMPI_ERR_FORKED = 19, /* in a fork of the process that initialised */
+	PMPI_ERR_FORKED = 19, /* in a fork of the process that loaded the core */
 	PMPI_ERR_PANIC = 20,  /* a defect of the core, which takes no more calls */
 	PMPI_ERR_UNSUPPORTED = 21,
 	PMPI_ERR_NO_MEMORY = 22,
-	PMPI_ERR_NOT_READY = 23, /* pmpi_wait's own limit ran out; the work goes on */
+	PMPI_ERR_NOT_READY = 23, /* the limit of pmpi_wait has passed; the work goes on */
 	PMPI_ERR_NOT_MEMBER = 24,
-	PMPI_ERR_CUDA = 25,     /* the CUDA driver refused; the text has its error, and whose it is */
+	PMPI_ERR_CUDA = 25,     /* the CUDA driver refused; the text has its error and the rank */
 	PMPI_ERR_REENTRANT = 26 /* the interrupt check called what its own thread waits in */
 };
 
 #define PMPI_ERROR_RANKS 32
 #define PMPI_ERROR_TEXT  2048
 
-/* An error with its context. ranks holds the first n_ranks (at most PMPI_ERROR_RANKS)
- * world ranks concerned; message is UTF-8 and ends with a NUL. */
+/* An error with its context. ranks holds the first n_ranks world ranks concerned, at most
+ * PMPI_ERROR_RANKS. message is UTF-8 and ends with a NUL. */
 typedef struct pmpi_error {
 	int32_t code;
-	int32_t mpi_class; /* error class of the MPI standard as this MPI numbers it; 0: none */
+	int32_t mpi_class; /* error class of the MPI standard, in this MPI's numbering; 0: none */
 	int32_t n_ranks;
 	int32_t ranks[PMPI_ERROR_RANKS];
 	char message[PMPI_ERROR_TEXT];
 } pmpi_error;
 
-/* A tensor: count elements of dtype at data. Without strides it is contiguous and
- * shape is not looked at. strides count elements and may be negative. */
+/* A tensor: count elements of dtype at data. A tensor without strides is contiguous, and
+ * its shape is ignored. strides count elements and may be negative. */
 typedef struct pmpi_buf {
 	void *data;
 	int64_t count;
 	int32_t dtype;       /* PMPI_DTYPE_* */
 	int32_t device_type; /* as in DLPack: 1 (or 0) host, 3 pinned host, 2 CUDA, 13 CUDA managed */
-	int32_t device_id;   /* of CUDA memory: the device's number in this process */
+	int32_t device_id;   /* for CUDA memory: the device's number in this process */
 	int32_t ndim;
 	const int64_t *shape;   /* ndim entries, or NULL */
 	const int64_t *strides; /* ndim entries, or NULL */
 } pmpi_buf;
 
-/* An operation. Which fields count, and how many buffers, is told by docs/ops.md.
+/* An operation. docs/ops.md says which fields and how many buffers each operation takes.
  * root and peer are ranks of the group. Reserved fields are zero. */
 typedef struct pmpi_op {
 	uint32_t size;     /* sizeof(pmpi_op) */
@@ -94,144 +93,147 @@ typedef struct pmpi_op {
 	int32_t reduce_op; /* PMPI_REDUCE_*, 0: none */
 	uint32_t flags;    /* PMPI_FLAG_* */
 	double scale;      /* factor of PMPI_REDUCE_PREMUL_SUM */
-	int64_t group;     /* 0: all ranks; others from control's new_group */
+	int64_t group;     /* 0: all ranks; new_group of pmpi_control returns others */
 	int32_t root;
 	int32_t peer;  /* -1 on a receive or probe: any rank */
 	int32_t tag;   /* -1 on a receive or probe: any tag */
-	int32_t peer2; /* where a sendrecv receives from, with tag2 */
+	int32_t peer2; /* sendrecv receives from peer2 with tag2 */
 	int32_t tag2;
 	int32_t n_send;
 	int32_t n_recv;
 	int32_t reserved0;
 	const pmpi_buf *send; /* n_send buffers that this rank gives */
 	const pmpi_buf *recv; /* n_recv buffers that this rank gets */
-	int64_t timeout_ns;   /* deadline; below 0: the group's own */
-	/* CUstream that device tensors are ordered with: 0 and 1 the legacy default stream, 2 the
-	 * calling thread's. What it had queued before comes before the operation; after a
-	 * synchronous one it waits for the operation's last copy or kernel. */
+	int64_t timeout_ns;   /* timeout; below 0: the group's */
+	/* The CUstream on which device tensors are used: 0 and 1 the legacy default stream, 2
+	 * the calling thread's default stream. The operation comes after what the stream had
+	 * queued before. After a synchronous operation the stream waits for the operation's
+	 * last copy or kernel. */
 	uint64_t stream;
-	uint64_t cookie; /* given back with the work's completion */
-	/* NULL, or a word (0 at first) in memory that stays as long as the tensors' must: with the flag
-	 * ASYNC PMPI_STATE_OVER is set in it when the work is over, and who sets PMPI_STATE_NOTIFY in
-	 * it (atomically, and finds that it was not over yet) has its end reported, as by the flag
-	 * NOTIFY. */
+	uint64_t cookie; /* returned with the work's completion */
+	/* With the flag ASYNC: NULL, or a word that is 0 at first, in memory that stays valid
+	 * as long as the tensors. The core sets PMPI_STATE_OVER in it when the work is over. If
+	 * the caller sets PMPI_STATE_NOTIFY, atomically and before the work is over, the end is
+	 * reported as with the flag NOTIFY. */
 	uint32_t *state;
 	uint64_t reserved;
 } pmpi_op;
 
 enum { PMPI_STATE_OVER = 1, PMPI_STATE_NOTIFY = 2 };
 
-/* Names an operation under way; 0 names none. */
+/* The number of an operation under way; 0 is none. */
 typedef uint64_t pmpi_work;
 
-/* What a receive or a probe found out, and where an operation goes on. */
+/* What a receive or a probe returns, and on which device an operation goes on. */
 typedef struct pmpi_result {
 	int32_t source; /* rank of the group */
 	int32_t tag;
 	int64_t bytes;
 	int32_t device;   /* 1 + the CUDA device that still works on it, see pmpi_order; 0: none */
-	int32_t released; /* 1 where the call forgot the work, whose memory may be freed */
+	int32_t released; /* 1: the call released the work, whose memory may be freed */
 } pmpi_result;
 
-/* How a work whose end was to be reported has ended. */
+/* How a work with notification has ended. */
 typedef struct pmpi_completion {
 	pmpi_work work;
-	uint64_t cookie; /* that of its pmpi_op */
-	int32_t code;    /* 0, or the error code, whose text pmpi_wait tells */
+	uint64_t cookie; /* of its pmpi_op */
+	int32_t code;    /* 0 or the error code; pmpi_wait sets the error's text */
 	int32_t reserved;
-	pmpi_result result; /* with released 1 nothing is left to ask or to release */
+	pmpi_result result; /* released 1: the work is released; nothing is left to do */
 } pmpi_completion;
 
-/* pmpi_control calls a method of the core: init, destroy, new_group, destroy_group,
- * group_info, set_timeout, info, abort (docs/control.md). request is a JSON object
- * (NULL: empty); *reply, unless reply is NULL, becomes a JSON object that pmpi_free
- * frees. Returns 0 or an error code. */
+/* pmpi_control calls a method of the core, for instance init, destroy, new_group or info;
+ * docs/control.md lists them. request is a JSON object (NULL: empty). Unless reply is NULL,
+ * *reply becomes a JSON object; free it with pmpi_free. Returns 0 or an error code. */
 int pmpi_control(const char *method, const char *request, char **reply);
 
 /* pmpi_free frees a reply of pmpi_control. Returns nothing. */
 void pmpi_free(char *reply);
 
-/* pmpi_submit carries out op. Without PMPI_FLAG_ASYNC it returns when op is over and
- * result, unless NULL, is filled in. With it *work names the operation, or becomes 0
- * when it is over already. A collective that is refused with an error here counts as
- * called: the other members get PMPI_ERR_REFUSED. With an error *work (unless work is
- * NULL) names the operation if MPI may still use its memory, and is 0 if not: release it,
- * and free the memory when pmpi_release or pmpi_next_released says so. Returns 0 or an error
- * code. */
+/* pmpi_submit carries out op.
+ *
+ * Without PMPI_FLAG_ASYNC it returns when op is over. It fills in result, unless that is
+ * NULL. With the flag it returns at once, and *work becomes the number of the operation, or
+ * 0 if the operation is over already.
+ *
+ * If pmpi_submit fails because of the arguments of a collective, that counts as this rank's
+ * call: the other members get PMPI_ERR_REFUSED. After an error *work (unless work is NULL)
+ * is 0 if MPI has finished with the memory. Otherwise it is the number of the operation:
+ * release it, and free the memory when pmpi_release or pmpi_next_released says so. Returns
+ * 0 or an error code. */
 int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result);
 
 /* pmpi_refuse tells the members of group that this rank takes no part in their next
- * collective, which is of operation code: its caller found its own arguments wrong
- * before there was anything to submit. Returns 0 or an error code. */
+ * collective, whose operation is code, because the caller found its arguments wrong before
+ * it could submit them. Returns 0 or an error code. */
 int pmpi_refuse(int64_t group, int32_t code);
 
-/* pmpi_test takes work as far as it goes without waiting. Returns 1 when it is over, on
- * its device too, 0 when not, and minus an error code when there is no such work. */
+/* pmpi_test takes work as far as possible without waiting. Returns 1 if it is over, on its
+ * device too, 0 if it is not, and minus an error code if work does not exist or its device
+ * failed. */
 int pmpi_test(pmpi_work work);
 
-/* pmpi_wait waits until work is over, for device tensors until its last copy or kernel is
- * queued (result->device, pmpi_order), or limit_ns (below 0: no limit but the
- * operation's deadline) has passed, which is PMPI_ERR_NOT_READY and harms nothing.
- * It may be called again. Returns 0 or the error that work ended with. */
+/* pmpi_wait waits until work is over: for device tensors until its last copy or kernel is
+ * queued (result->device, pmpi_order). If limit_ns passes before (below 0: no limit but the
+ * operation's deadline) it returns PMPI_ERR_NOT_READY, and the operation goes on. It may be
+ * called again. Returns 0 or the error with which work ended. */
 int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result);
 
-/* pmpi_finish is pmpi_wait, and forgets a work that has ended well and has nothing left on a
- * device: result->released is then 1. result is not NULL. */
+/* pmpi_finish is pmpi_wait, and releases a work that succeeded and has nothing left on a
+ * device. result->released is then 1. result must not be NULL. */
 int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result);
 
-/* pmpi_order makes a CUDA stream wait, without waiting itself, for what work has left
- * queued on the device of its tensors; called after pmpi_wait returned 0, for each
- * stream that is to see the result. Nothing for a work on host memory. Returns 0 or an
- * error code. */
+/* pmpi_order makes a CUDA stream wait for what work has left queued on the device of its
+ * tensors. It does not wait itself. Call it after pmpi_wait has returned 0, for each stream
+ * that uses the result. It does nothing for host memory. Returns 0 or an error code. */
 int pmpi_order(pmpi_work work, uint64_t stream);
 
-/* pmpi_release forgets work, which goes on if it is not over. Returns 0 when its memory may
- * be freed. Returns 1 when it may not yet: pmpi_next_released returns work when it may. */
+/* pmpi_release releases work, which goes on if it is not over. Returns 0 if its memory may
+ * be freed. Returns 1 if it may not yet: pmpi_next_released returns work when it may. */
 int pmpi_release(pmpi_work work);
 
-/* pmpi_next_released looks, without waiting, for a work for which pmpi_release returned 1
- * and whose memory may be freed now. Returns it, each once, or 0. */
+/* pmpi_next_released returns a work for which pmpi_release returned 1 and whose memory may
+ * be freed now, or 0. It returns every such work once, and does not wait. */
 pmpi_work pmpi_next_released(void);
 
-/* pmpi_next_completions waits up to limit_ns (below 0: for ever) for works to end that have the
- * flag PMPI_FLAG_NOTIFY or PMPI_STATE_NOTIFY. Fills in at most room of those that did, each once,
- * and returns how many; a work that was released meanwhile is left out, one that pmpi_finish forgot
- * is not. */
+/* pmpi_next_completions waits up to limit_ns (below 0: for ever) until works with
+ * PMPI_FLAG_NOTIFY or PMPI_STATE_NOTIFY have ended. It fills in room of them at most, each
+ * work once, and returns how many. It leaves out works that pmpi_release released, but not
+ * those that pmpi_finish did. */
 int pmpi_next_completions(pmpi_completion *out, int room, int64_t limit_ns);
 
-/* pmpi_completion_fd returns an eventfd that is readable while
- * pmpi_next_completions has something to return, for an event loop. It stays open for the process.
- */
+/* pmpi_completion_fd returns an eventfd for an event loop: it is readable while
+ * pmpi_next_completions would not wait. It stays open as long as the process. */
 int pmpi_completion_fd(void);
 
-/* pmpi_last_error returns the error of this thread's latest call that failed. It is
- * valid until the next. */
+/* pmpi_last_error returns the error of this thread's latest call that failed. It is valid
+ * until the next call that fails. */
 const pmpi_error *pmpi_last_error(void);
 
-/* pmpi_set_interrupt makes every wait on a caller's thread ask check at most every
- * 50 ms; a result other than 0 ends the wait with PMPI_ERR_INTERRUPTED. NULL: never
- * ask. Returns nothing. */
+/* pmpi_set_interrupt makes every wait on a caller's thread call check, at most once every
+ * 50 ms. If check returns anything but 0, the wait ends with PMPI_ERR_INTERRUPTED. NULL: no
+ * check. Returns nothing. */
 void pmpi_set_interrupt(int (*check)(void));
 
-/* pmpi_exit does what a rank owes the others when its process ends: with status 0 it
- * tells them that it comes no more and finalizes MPI, otherwise it ends the whole job
- * with that status (MPI_Abort). pmpi_control's init registers it with on_exit(3), so
- * only a program that leaves in another way calls it. In a fork it does nothing.
- * Returns nothing. */
+/* pmpi_exit ends this rank's part in the job. With status 0 it tells the other ranks that
+ * this one has left, and finalizes MPI. With another status it ends the whole job with that
+ * status (MPI_Abort). The method init registers pmpi_exit with on_exit(3), so only a
+ * program that ends in another way has to call it. In a fork it does nothing. Returns
+ * nothing. */
 void pmpi_exit(int status);
 
-/* pmpi_send sends count elements of dtype to rank peer of group and waits until the
- * buffer may be used again. Returns 0 or an error code. */
+/* pmpi_send sends count elements of dtype to rank peer of group, and waits until the buffer
+ * may be used again. Returns 0 or an error code. */
 int pmpi_send(const void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag,
 			  int64_t group);
 
-/* pmpi_recv receives exactly count elements of dtype from rank peer (-1: any) of
- * group. result may be NULL. Returns 0 or an error code. */
+/* pmpi_recv receives exactly count elements of dtype from rank peer of group (-1: any).
+ * result may be NULL. Returns 0 or an error code. */
 int pmpi_recv(void *data, int64_t count, int32_t dtype, int32_t peer, int32_t tag, int64_t group,
 			  pmpi_result *result);
 
-/* pmpi_allreduce combines count elements of dtype of all members of group with
- * reduce_op; send may be NULL or equal to recv for in place. Returns 0 or an error code. */
+/* pmpi_allreduce reduces count elements of dtype of all members of group with reduce_op.
+ * For in place, send is NULL or equal to recv. Returns 0 or an error code. */
 int pmpi_allreduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op,
 				   int64_t group);
 

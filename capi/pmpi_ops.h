@@ -94,7 +94,7 @@ enum {
 };
 
 /* pmpi_op_has_result tells whether an operation fills source, bytes and tag of a
- * pmpi_result. Returns 1 or 0; 0 where there is no such operation. */
+ * pmpi_result. Returns 1 or 0; 0 if there is no such operation. */
 static inline int pmpi_op_has_result(int32_t code)
 {
   switch (code) {
@@ -130,7 +130,7 @@ enum {
   PMPI_DTYPE_FLOAT8_E8M0FNU = 20, /* 1 byte */
 };
 
-/* pmpi_dtype_size returns the bytes of one element of a dtype, 0 where there is none. */
+/* pmpi_dtype_size returns the bytes of one element of a dtype, 0 if there is no such dtype. */
 static inline int64_t pmpi_dtype_size(int32_t dtype)
 {
   switch (dtype) {
@@ -158,7 +158,7 @@ static inline int64_t pmpi_dtype_size(int32_t dtype)
   return 0;
 }
 
-/* pmpi_op.reduce_op: how the ranks' elements become one; 0 where nothing is reduced. */
+/* pmpi_op.reduce_op: how elements of all ranks become one; 0 if the operation reduces nothing. */
 enum {
   /* PMPI_REDUCE_SUM is the sum over the ranks.
    * Defined for bool (or), integers (sum, wraps), 16-bit floats (sum in

@@ -1,7 +1,7 @@
-/* The part of Python's stable ABI (PEP 384, limited API of 3.10) that pymodule.c uses,
- * declared here because a machine with Python need not have Python.h. Py_buffer and its
- * functions entered the limited API in 3.11 only; their layout has not changed since
- * 3.3 and the symbols are exported by every version (PEP 688, PEP 3118). */
+/* The part of Python's stable ABI (PEP 384, limited API of 3.10) that this folder uses. It is
+ * declared here, because a machine with Python need not have Python.h. Py_buffer and its functions
+ * entered the limited API in 3.11 only, but their layout has not changed since 3.3, and every
+ * version exports the symbols (PEP 688, PEP 3118). */
 #ifndef PMPI_PYABI_H
 #define PMPI_PYABI_H
 
@@ -53,7 +53,7 @@ typedef struct PyType_Spec {
 	PyType_Slot *slots;
 } PyType_Spec;
 
-/* Their numbers are part of the ABI (typeslots.h). */
+/* Numbers of slots; they are part of the ABI (typeslots.h). */
 #define Py_tp_clear    51
 #define Py_tp_dealloc  52
 #define Py_tp_doc      56
@@ -101,8 +101,8 @@ typedef struct Py_buffer {
 #define PyBUF_FORMAT  0x0004
 #define PyBUF_STRIDES (0x0010 | 0x0008)
 
-/* Weak, because cgo links these files into a program of its own to see what they
- * import, and there is no Python in that. */
+/* The symbols are weak, because cgo links these files into a program without Python to see what
+ * they import. */
 #pragma GCC visibility push(default)
 #define PY extern __attribute__((weak))
 

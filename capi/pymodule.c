@@ -1,7 +1,7 @@
 #ifdef PMPI_PYMODULE
-/* The extension module paddlempi._core: pmpi.h for Python. Functions take positional
- * arguments only, and raise the exceptions of paddlempi.errors. The GIL is dropped in
- * every call that can wait. */
+/* The extension module paddlempi._core: pmpi.h for Python. Functions take positional arguments
+ * only, except for submit, and raise the exceptions of paddlempi.errors. Every call that can wait
+ * drops the GIL. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/syscall.h>
@@ -14,7 +14,7 @@
 #include "submit.h"
 #include "tensor.h"
 
-/* ---- what Python asks of the core ---- */
+/* ---- calls of the core ---- */
 
 static PyObject *py_refuse(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
@@ -55,7 +55,7 @@ static PyObject *py_control(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	return out;
 }
 
-/* ---- what Python teaches the core ---- */
+/* ---- registration ---- */
 
 static PyObject *py_register(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
@@ -86,9 +86,9 @@ static PyObject *py_forked(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 	return PyBool_FromLong(pmpi_guard_forked());
 }
 
-/* Asked by waits at most every 50 ms: runs Python's signal handlers, which only the
- * main thread does, and leaves what they raise set. Other threads must not ask for the
- * GIL here: when Python ends it ends daemon threads that do, in the middle of Go. */
+/* Waits call this every 50 ms or less often. It runs Python's signal handlers, which only the main
+ * thread does, and leaves their exception set. Other threads must not take the GIL here: when
+ * Python ends, it ends daemon threads that try to, in the middle of Go. */
 static int check_signals(void) {
 	if (syscall(SYS_gettid) != getpid())
 		return 0;
@@ -104,24 +104,25 @@ static PyMethodDef methods[] = {
 	{"submit", (void *)py_submit, METH_FASTCALL | METH_KEYWORDS,
 	 "submit(code, group, send, recv, reduce_op=0, flags=0, *, root=-1, peer=-1, tag=0,\n"
 	 "timeout=-1.0, scale=1.0, send_splits=None, recv_splits=None, peer2=-1, tag2=0)\n\n"
-	 "Carry out one operation: None, or (source, bytes, tag) of one that receives a message. With\n"
-	 "the ASYNC flag: an Operation. timeout in seconds, below 0: the group's. Those who keep "
-	 "versions of what was written to are told of it, at once\n"
-	 "and again at the end; with the flag ONCE at once only, with QUIET not at all."},
+	 "Carry out one operation. Returns None, (source, bytes, tag) of a receive or a probe, or\n"
+	 "with the flag ASYNC an Operation. timeout is in seconds; below 0 stands for the group's.\n"
+	 "Frameworks that count versions of a tensor are told that recv was written to: at once and\n"
+	 "again at the end; with the flag ONCE at once only; with QUIET not at all."},
 	METHOD(refuse, "refuse(code, group, message): tell the group that this rank takes no part in "
-				   "its next collective."),
-	METHOD(next_completions,
-		   "next_completions(timeout=-1.0): wait for operations with notify() to end; the list of "
-		   "their contexts, empty if none did."),
+				   "its next collective, which is of operation code."),
+	METHOD(
+		next_completions,
+		"next_completions(timeout=-1.0): wait until operations with notify() have ended; returns "
+		"the list of their contexts, empty after timeout seconds (below 0: no limit)."),
 	METHOD(awaited, "awaited(): the contexts of operations whose end was not reported yet."),
 	METHOD(completion_fd,
-		   "completion_fd(): an eventfd, readable while next_completions has something."),
+		   "completion_fd(): an eventfd, readable while next_completions() would not wait."),
 	METHOD(control, "control(method, json): call a method of the core; returns JSON."),
 	METHOD(register,
-		   "register(type, describe, bump=None): how to read tensors of a type, and how to "
-		   "tell that one was written to; see _buffer.py."),
+		   "register(type, describe, bump=None): functions that describe a tensor of a type, and "
+		   "that bump its version after it was written to; see _buffer.py."),
 	METHOD(set_resolver, "set_resolver(f): f(x) registers the type of x or raises TypeError."),
-	METHOD(set_errors, "set_errors({code: class}): the exceptions to raise."),
+	METHOD(set_errors, "set_errors({code: class}): set the exceptions that stand for error codes."),
 	METHOD(forked, "forked(): whether this process is a fork of the one that loaded the core."),
 	{NULL, NULL, 0, NULL},
 };

@@ -2,8 +2,8 @@
 
 package main
 
-// With this tag the package is the Python extension: pymodule.c and tensor.c, which
-// are empty otherwise, are compiled in.
+// With this tag the package is the Python extension: it compiles the C files of the module, which
+// are empty otherwise.
 
 // #cgo CFLAGS: -DPMPI_PYMODULE
 import "C"

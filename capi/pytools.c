@@ -1,5 +1,5 @@
 #ifdef PMPI_PYMODULE
-/* What every file of the extension module needs of Python. */
+/* Tools that every file of the extension module uses. */
 #define _GNU_SOURCE
 #include "pytools.h"
 

@@ -1,5 +1,5 @@
 #ifdef PMPI_PYMODULE
-/* Python's submit: arguments to pmpi_op, and the operations that are over with their call. */
+/* Python's submit: it turns arguments into a pmpi_op, and carries out synchronous operations. */
 #define _GNU_SOURCE
 #include "submit.h"
 
@@ -24,7 +24,7 @@ static int field(PyObject *name) {
 	return -1;
 }
 
-/* as_int reads an int32; a value beyond it is an error, not another value. */
+/* as_int reads an int32. A value that needs more bits is an error and is not cut. */
 static int32_t as_int(PyObject *x, const char *name) {
 	long long v = PyLong_AsLongLong(x);
 	if (v != (int32_t)v)
@@ -82,7 +82,8 @@ static PyObject *result_tuple(const pmpi_result *r) {
 	return t;
 }
 
-/* call carries op out on the calling thread. */
+/* call carries out a synchronous op on the calling thread. Returns a tuple, None, or NULL with an
+ * exception. */
 static PyObject *call(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
 	pmpi_work work = 0;
 	pmpi_result result;

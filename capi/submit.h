@@ -4,7 +4,8 @@
 
 #include "pyabi.h"
 
-/* submit_prepare makes the names of the fields. Returns 0, or -1 with a Python exception set. */
+/* submit_prepare makes the names of the keyword arguments. Returns 0, or -1 with a Python exception
+ * set. */
 int submit_prepare(void);
 
 /* py_submit is the function of the module; see the table in pymodule.c. */

@@ -1,6 +1,6 @@
 #ifdef PMPI_PYMODULE
-/* From a Python object to a pmpi_buf: by the buffer protocol where there is one, else
- * by the function that was registered for its type (python/paddlempi/_buffer.py). */
+/* From a Python object to a pmpi_buf: by the buffer protocol or DLPack if the object has one of
+ * them, else by the function that was registered for its type (python/paddlempi/_buffer.py). */
 #define _GNU_SOURCE
 #include "tensor.h"
 
@@ -12,8 +12,8 @@
 
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "64-bit only");
 
-static PyObject *types; /* dict: type -> describe */
-static PyObject *bumps; /* dict: type -> what to call with a tensor that was written to, or None */
+static PyObject *types;    /* dict: type -> describe */
+static PyObject *bumps;    /* dict: type -> function that bumps the version of a tensor, or None */
 static PyObject *resolver; /* called with an object of unknown type; registers the type or raises */
 
 int tensor_register(PyObject *type, PyObject *describe, PyObject *bump) {
@@ -28,8 +28,7 @@ int tensor_set_resolver(PyObject *r) {
 	return 0;
 }
 
-/* dtype_of reads a format of the struct module (PEP 3118). Returns 0 for one that
- * has no dtype here. */
+/* dtype_of reads a format of the struct module (PEP 3118). Returns 0 if no dtype stands for it. */
 static int32_t dtype_of(const char *f, Py_ssize_t itemsize) {
 	if (f == NULL)
 		f = "B";
@@ -80,7 +79,7 @@ static int32_t dtype_of(const char *f, Py_ssize_t itemsize) {
 	return 0;
 }
 
-/* new_dims keeps room for n numbers until side_release. */
+/* new_dims allocates n numbers, which stay until side_release. */
 static int64_t *new_dims(side *s, int64_t n) {
 	int64_t *d = malloc((size_t)(n > 0 ? n : 1) * sizeof *d);
 	if (d == NULL) {
@@ -104,8 +103,8 @@ static int64_t *new_dims(side *s, int64_t n) {
 	return d;
 }
 
-/* from_view describes what the buffer protocol gave. Shape and strides are written
- * down only where the memory is not contiguous. */
+/* from_view describes what the buffer protocol returned. It sets strides only if the memory is not
+ * contiguous. */
 static int from_view(side *s, pmpi_buf *b, const Py_buffer *v, const char *name, int i) {
 	b->dtype = dtype_of(v->format, v->itemsize);
 	if (b->dtype == 0) {
@@ -127,7 +126,7 @@ static int from_view(side *s, pmpi_buf *b, const Py_buffer *v, const char *name,
 		expected *= v->shape[d];
 	}
 	if (contiguous || b->count == 0) {
-		b->shape = (const int64_t *)v->shape; /* the same type wherever this builds */
+		b->shape = (const int64_t *)v->shape; /* Py_ssize_t is int64_t: see the assertion above */
 		return 0;
 	}
 	int64_t *shape = new_dims(s, v->ndim), *strides = shape ? new_dims(s, v->ndim) : NULL;
@@ -162,12 +161,13 @@ static int on_cuda(int32_t device_type) {
 	return device_type == PMPI_DEVICE_CUDA || device_type == PMPI_DEVICE_CUDA_MANAGED;
 }
 
-/* 0 and 1 both name the legacy default stream. */
-static uint64_t named_once(uint64_t stream) {
+/* canonical_stream returns the same number for 0 and 1, which both name the legacy default
+ * stream. */
+static uint64_t canonical_stream(uint64_t stream) {
 	return stream ? stream : 1;
 }
 
-static int other_stream(uint64_t a, uint64_t b) {
+static int two_streams_error(uint64_t a, uint64_t b) {
 	raise_code(
 		PMPI_ERR_ARGUMENT,
 		"the device tensors of one call belong to two CUDA streams, %#llx and %#llx, of which "
@@ -177,24 +177,25 @@ static int other_stream(uint64_t a, uint64_t b) {
 	return -1;
 }
 
-/* note_stream takes down the stream of a device tensor. */
+/* note_stream records the stream of a device tensor. All device tensors of a side must have the
+ * same. */
 static int note_stream(side *s, uint64_t stream) {
-	if (s->on_device && named_once(s->stream) != named_once(stream))
-		return other_stream(s->stream, stream);
+	if (s->on_device && canonical_stream(s->stream) != canonical_stream(stream))
+		return two_streams_error(s->stream, stream);
 	s->on_device = 1;
 	s->stream = stream;
 	return 0;
 }
 
 int side_stream(const side *a, const side *b, uint64_t *stream) {
-	if (a->on_device && b->on_device && named_once(a->stream) != named_once(b->stream))
-		return other_stream(a->stream, b->stream);
+	if (a->on_device && b->on_device && canonical_stream(a->stream) != canonical_stream(b->stream))
+		return two_streams_error(a->stream, b->stream);
 	*stream = a->on_device ? a->stream : b->on_device ? b->stream : 0;
 	return 0;
 }
 
-/* from_description reads what describe(x) returned: (address, dtype, shape, strides or
- * None, device type, device id, read-only, stream). */
+/* from_description reads what describe(x) returned: (address, dtype, shape, strides or None, device
+ * type, device id, read-only, stream). */
 static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly) {
 	if (!(PyType_GetFlags(t->ob_type) & TPFLAGS_TUPLE) || PyTuple_Size(t) != 8) {
 		PyErr_SetString(PyExc_TypeError,
@@ -263,7 +264,7 @@ static PyObject *describer(PyObject *x) {
 	return f;
 }
 
-static void written(PyObject *x) {
+static void bump(PyObject *x) {
 	PyObject *type = (PyObject *)x->ob_type;
 	PyObject *f = bumps ? PyDict_GetItemWithError(bumps, type) : NULL;
 	if (f == NULL && !PyObject_CheckBuffer(x) && describer(x))
@@ -282,12 +283,12 @@ void tensor_written(PyObject *x) {
 	unsigned long flags = PyType_GetFlags(x->ob_type);
 	if (flags & TPFLAGS_TUPLE) {
 		for (Py_ssize_t i = 0; i < PyTuple_Size(x); i++)
-			written(PyTuple_GetItem(x, i));
+			bump(PyTuple_GetItem(x, i));
 	} else if (flags & TPFLAGS_LIST) {
 		for (Py_ssize_t i = 0; i < PyList_Size(x); i++)
-			written(PyList_GetItem(x, i));
+			bump(PyList_GetItem(x, i));
 	} else {
-		written(x);
+		bump(x);
 	}
 }
 
@@ -302,7 +303,7 @@ static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int
 			rc = from_view(s, b, v, name, i);
 			goto described;
 		}
-		PyErr_Clear(); /* a dtype the protocol cannot express: NumPy's bfloat16 */
+		PyErr_Clear(); /* a dtype that the protocol cannot express: NumPy's bfloat16 */
 	} else {
 		DLTensor view;
 		uint64_t stream;

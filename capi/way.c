@@ -42,13 +42,13 @@ PLAIN VISIBLE int pmpi_way_start(void) {
 PLAIN VISIBLE int pmpi_way_stop(const char *folder) {
 	__atomic_store_n(&recording, 0, __ATOMIC_RELEASE);
 	char path[4096];
-	Dl_info own;
+	Dl_info library;
 	snprintf(path, sizeof path, "%s/c", folder);
 	FILE *out = fopen(path, "w");
-	if (out == NULL || dladdr((void *)pmpi_way_start, &own) == 0)
+	if (out == NULL || dladdr((void *)pmpi_way_start, &library) == 0)
 		return 1;
 	for (int i = 0; i < n_seen && i < MOST; i++)
-		fprintf(out, "%lx\n", (unsigned long)((char *)seen[i] - (char *)own.dli_fbase));
+		fprintf(out, "%lx\n", (unsigned long)((char *)seen[i] - (char *)library.dli_fbase));
 	fclose(out);
 	return goWayStop((char *)folder);
 }

@@ -2,7 +2,7 @@
 
 package main
 
-// With this tag the core can tell what a call passes through: see tools/way.
+// With this tag the core records which functions a call passes through: see tools/way.
 
 // #include "way.h"
 import "C"

@@ -8,34 +8,34 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// What capi needs of the rooms below, so that it imports this package alone.
+// What capi needs of the rooms below. So capi imports only this package, op and status.
 
-// Result is what a receive or a probe found out.
+// Result is what a receive or a probe returns.
 type Result = work.Result
 
-// SetFinalizeHook takes the C function that MPI_Finalize is to call; it must call
-// RunFinalizeHook. See mpi.SetFinalizeHook.
+// SetFinalizeHook sets the C function that MPI_Finalize calls; it must call RunFinalizeHook. See
+// mpi.SetFinalizeHook.
 func SetFinalizeHook(hook unsafe.Pointer) { mpi.SetFinalizeHook(hook) }
 
-// RunFinalizeHook drains the engine while MPI is still there.
+// RunFinalizeHook calls BeforeFinalize, while MPI still works.
 func RunFinalizeHook() { mpi.RunFinalizeHook() }
 
-// Completion is how an operation with notification ended.
+// Completion says how an operation with notification ended.
 type Completion = work.Completion
 
-// NextCompletions waits up to limit (negative: for ever) for works with notification to end, fills in
-// those that did and returns how many.
+// NextCompletions waits until works with notification have ended, up to limit (negative: for ever).
+// It fills out and returns their number.
 func NextCompletions(out []Completion, limit time.Duration) int {
 	return work.NextCompletions(out, limit)
 }
 
-// CompletionFD returns an eventfd that is readable while NextCompletions has something.
+// CompletionFD returns an eventfd that is readable while NextCompletions would not wait.
 func CompletionFD() int { return work.CompletionFD() }
 
-// Release forgets the number of a work, which goes on if it is not over. It returns whether MPI
-// is done with the work's memory. If not, NextReleased tells when it is.
+// Release releases a work, which goes on if it is not over. It returns whether the work's memory
+// may be freed. If not, NextReleased returns the work when it may.
 func Release(id uint64) (free bool) { return work.Release(id) }
 
-// NextReleased returns a work that was released before MPI was done with its memory, and with which it
-// is by now; each once, 0 if there is none.
+// NextReleased returns a work that was released before its memory could be freed, and whose memory
+// may be freed now. It returns every work once, and 0 if there is none.
 func NextReleased() uint64 { return work.NextReleased() }

@@ -2,8 +2,9 @@ package gocore
 
 import "sync"
 
-// closers are what has to end before MPI or the process does, in the opposite order of its beginning.
-// A room that starts something (a world, a child process, a server) adds how that ends.
+// closers hold what has to end before MPI is finalized or the process ends. It ends in the opposite
+// order of its beginning. A room that starts something (a world, a child process, a server) adds a
+// function that ends it.
 type closers struct {
 	mu   sync.Mutex
 	list []*closer
@@ -15,8 +16,8 @@ type closer struct {
 
 var closing closers
 
-// add takes what is to be called at the end, once; with true if MPI is finalized next, with false if the
-// process ends without that. remove takes it back, for what has ended before.
+// add adds a function, which run calls once: with true if MPI is finalized next, with false if the
+// process ends without that. remove takes the function back, because what it ends has ended before.
 func (c *closers) add(end func(finalizing bool)) (remove func()) {
 	this := &closer{end}
 	c.mu.Lock()
@@ -34,7 +35,7 @@ func (c *closers) add(end func(finalizing bool)) (remove func()) {
 	}
 }
 
-// run calls all, the latest first, those that are added meanwhile too.
+// run calls all functions, the latest first, also those that are added meanwhile.
 func (c *closers) run(finalizing bool) {
 	for {
 		c.mu.Lock()

@@ -16,8 +16,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// methods is the registry of what pmpi_control offers. Requests and replies are JSON
-// objects; control is for what happens a few times in a job, never for operations.
+// methods are the methods of pmpi_control. Requests and replies are JSON objects. Control is for
+// what happens a few times in a job, never for operations.
 var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, error){
 	"init":              controlInit,
 	"destroy":           func([]byte, work.Interrupt) (any, error) { return struct{}{}, Destroy() },
@@ -35,7 +35,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"abort":             controlAbort,
 }
 
-// Control calls a method.
+// Control calls a method and returns its reply.
 func Control(method string, request []byte, interrupt work.Interrupt) ([]byte, error) {
 	f, ok := methods[method]
 	if !ok {
@@ -62,14 +62,14 @@ func parse(method string, request []byte, into any) error {
 	return nil
 }
 
-// seconds reads a duration; absent means the default of 30 minutes.
+// seconds turns a number of seconds into a duration. The default is 30 minutes.
 func seconds(s *float64) time.Duration {
 	switch {
 	case s == nil:
 		return 30 * time.Minute
 	case *s >= work.Longest.Seconds():
 		return work.Longest
-	case !(*s > 0): // NaN too
+	case !(*s > 0): // also NaN
 		return 0
 	}
 	return time.Duration(*s * float64(time.Second))
@@ -106,7 +106,7 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("new_group", request, &r); err != nil {
 		return nil, err
 	}
-	w, err := first()
+	w, err := initialWorld()
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +205,8 @@ func controlMonitoredBarrier(request []byte, _ work.Interrupt) (any, error) {
 	return struct{}{}, g.MonitoredBarrier(timeout)
 }
 
-// controlLauncher tells who started this process; it looks for no library and loads none.
+// controlLauncher returns the launcher of this process. It neither looks for a library nor loads
+// one.
 func controlLauncher(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Hidden bool `json:"hidden"`
@@ -219,7 +220,7 @@ func controlLauncher(request []byte, _ work.Interrupt) (any, error) {
 	return mpi.Launcher(), nil
 }
 
-// controlAddresses tells how other hosts reach this one.
+// controlAddresses returns the addresses by which other hosts reach this one.
 func controlAddresses(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		OneHost  bool   `json:"one_host"`
@@ -250,20 +251,20 @@ type coreInfo struct {
 	CPUs        int              `json:"cpus"`
 	PID         int              `json:"pid"`
 	Initialized bool             `json:"initialized"`
-	MPI         *mpi.Info        `json:"mpi"`       // nil where none is to be found
-	MPIError    string           `json:"mpi_error"` // why, and what to install
-	Looked      []string         `json:"looked"`    // where it was looked for
+	MPI         *mpi.Info        `json:"mpi"`       // nil if none was found
+	MPIError    string           `json:"mpi_error"` // why none was found, and what to install
+	Looked      []string         `json:"looked"`    // where the core looked for MPI
 	Launcher    mpi.LauncherInfo `json:"launcher"`
 	Rank        *int             `json:"rank"`
 	Size        *int             `json:"size"`
 	Node        []int            `json:"node"` // node of each rank
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
-	Arrive      string           `json:"arrive"` // how the ranks of the node meet at collectives; "" before init
-	CUDA        *diagnose.CUDA   `json:"cuda"`   // nil unless asked for
+	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
+	CUDA        *diagnose.CUDA   `json:"cuda"`   // nil unless the request asked for it
 }
 
-// controlInfo says what is there. It works before init and where there is no MPI,
+// controlInfo describes the core, the MPI and the launcher. It works before init and without MPI,
 // and does not start MPI.
 func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {

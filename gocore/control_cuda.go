@@ -8,7 +8,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// controlCUDA tells whether MPI takes GPU memory and how that is known.
+// controlCUDA returns whether MPI takes GPU memory, and how that is known.
 func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Wait bool `json:"wait"`
@@ -17,7 +17,7 @@ func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("cuda", request, &r); err != nil {
 		return nil, err
 	}
-	w, err := first()
+	w, err := initialWorld()
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
 	return w.env.Awareness(r.Wait), nil
 }
 
-// controlCUDATrial is the child's side of a trial.
+// controlCUDATrial carries out a trial; it runs in the child process.
 func controlCUDATrial(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Device    int    `json:"device"`
@@ -58,7 +58,7 @@ func controlDoctorCUDA(request []byte, _ work.Interrupt) (any, error) {
 		return nil, err
 	}
 	return diagnose.Run(&r, func() (mpi.Library, int, error) {
-		w, err := first()
+		w, err := initialWorld()
 		if err != nil {
 			return nil, 0, err
 		}

@@ -1,5 +1,5 @@
-// Package gocore is the core of paddlempi: the composition root of the rooms below
-// it and the few functions that capi offers across the C ABI. See doc.go for a tour.
+// Package gocore is the core of paddlempi. It connects the rooms below it and has the functions
+// that capi offers across the C ABI. See doc.go for a tour.
 package gocore
 
 import (
@@ -19,28 +19,28 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// buildInfo says how the core was built; the build sets it.
+// buildInfo says how the core was built. The build sets it.
 var buildInfo string
 
 var (
-	initOnce sync.Mutex  // held by init, destroy and exit
-	library  mpi.Library // stays after destroy: MPI can be initialised once only
-	inUse    atomic.Bool // MPI does not let go of a request of a world that has ended
+	initOnce sync.Mutex  // held by Init, Destroy and Exit
+	library  mpi.Library // stays after Destroy, because MPI can be initialised only once
+	inUse    atomic.Bool // MPI still has a request of a world that has ended, so it cannot be finalized
 	poisoned atomic.Pointer[string]
 )
 
-// InitOptions is what init is told.
+// InitOptions are the arguments of init.
 type InitOptions struct {
-	MPI       string        // path of libmpi, "" to find it
-	Comm      *uint64       // communicator to take for the world, in MPI's own representation
-	Timeout   time.Duration // default deadline of every operation
+	MPI       string        // path of libmpi; "": find it
+	Comm      *uint64       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
+	Timeout   time.Duration // timeout of init, and of operations that have none of their own
 	SysPrefix string        // Python's sys.prefix
 	Trial     []string      // the command that calls control method cuda_trial in a new process
 	Interrupt work.Interrupt
 }
 
-// Init starts MPI, unless it runs already, and makes the first world, whose group of all ranks is
-// the one that id 0 names. Collective.
+// Init starts MPI, unless it runs already, and makes the first world. Id 0 stands for that world's
+// group of all ranks. Init is collective.
 func Init(o InitOptions) error {
 	initOnce.Lock()
 	defer initOnce.Unlock()
@@ -50,15 +50,15 @@ func Init(o InitOptions) error {
 	if initial.Load() != nil {
 		return status.New(status.AlreadyInitialized, "init: already initialised; call destroy_process_group first")
 	}
-	// Affinity may leave one CPU, but calls of several threads must not queue for it
-	// while one of them waits inside MPI.
+	// A launcher may bind this process to one CPU. Calls of several threads must not queue for one
+	// Go processor while one of them waits inside MPI.
 	runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
 	if library != nil && o.MPI != "" && o.MPI != library.Info().Path {
 		return status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, library.Info().Path)
 	}
 	first := library == nil
 	if first || !library.Finalized() {
-		// After a destroy Open returns the same library, with what destroy freed made anew.
+		// After Destroy, Open returns the same library and makes again what Destroy freed.
 		lib, err := mpi.Open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
 		if err != nil {
 			return err
@@ -80,7 +80,7 @@ func Init(o InitOptions) error {
 			world &= 0xffffffff
 		}
 	}
-	sweep()
+	closeDeparted()
 	env, err := group.NewEnv(library, world, o.Timeout, o.Interrupt)
 	if err != nil {
 		if code := status.CodeOf(err); code == status.Timeout || code == status.Interrupted {
@@ -115,10 +115,10 @@ func Poison(why string) {
 	poisoned.CompareAndSwap(nil, &why)
 }
 
-// Submit carries out one operation, or starts it. The number of the work is 0 when
-// the operation is over. With an error it is 0 when MPI is done with the memory.
-// nested says that the call comes from a handler that interrupted a wait of its own thread.
-func Submit(d *op.Desc, nested bool) (uint64, work.Result, error) {
+// Submit carries out an operation, or starts it. id is the number of the work, 0 if the operation
+// is over. If Submit fails, id is 0 unless MPI may still use the memory. nested says that the call
+// comes from a handler that interrupted a wait of its own thread.
+func Submit(d *op.Desc, nested bool) (id uint64, r work.Result, err error) {
 	g, err := groupOf(d.Group)
 	if err != nil {
 		return 0, work.Result{}, err
@@ -138,7 +138,7 @@ func Submit(d *op.Desc, nested bool) (uint64, work.Result, error) {
 	return work.Register(h), work.Result{}, nil
 }
 
-// Refuse publishes that this rank does not take part in a collective.
+// Refuse tells the members of a group that this rank takes no part in their next collective.
 func Refuse(id int64, code op.Code) error {
 	g, err := groupOf(id)
 	if err != nil {
@@ -147,9 +147,10 @@ func Refuse(id int64, code op.Code) error {
 	return g.Refuse(code)
 }
 
-// Wait waits for a work up to limit; a negative limit waits as long as its deadline. With release
-// the number of a work that ended well, and of which nothing is left to ask, is forgotten: released
-// tells, also when another thread was quicker. A work may outlive its world.
+// Wait waits until a work is over, up to limit. If limit is negative, it waits until the
+// operation's own deadline. If release is set, and the work succeeded and left nothing on a device,
+// Wait releases it and returns released = true. released is also true if the work does not exist,
+// because another thread has released it. A work may outlive its world.
 func Wait(id uint64, limit time.Duration, interrupt work.Interrupt, release bool) (r work.Result, released bool, err error) {
 	if err := healthy(); err != nil {
 		return r, false, err
@@ -162,7 +163,7 @@ func Wait(id uint64, limit time.Duration, interrupt work.Interrupt, release bool
 	return r, release && err == nil && h.Forget(), err
 }
 
-// Test tells whether a work is over, after taking it as far as it goes at once.
+// Test takes a work as far as possible without waiting, and returns whether it is over.
 func Test(id uint64) (bool, error) {
 	h, err := lookup(id)
 	if err != nil {
@@ -187,12 +188,12 @@ func lookup(id uint64) (*work.Handle, error) {
 	return work.Lookup(id)
 }
 
-// Destroy frees every group of the first world and what init made, after what is under way. MPI goes
-// on until the process ends.
+// Destroy frees the first world and its groups, after it has given operations under way time to
+// end. MPI runs until the process ends.
 func Destroy() error {
 	initOnce.Lock()
 	defer initOnce.Unlock()
-	w, err := first()
+	w, err := initialWorld()
 	if err != nil {
 		return err
 	}
@@ -200,17 +201,17 @@ func Destroy() error {
 	return w.destroy()
 }
 
-// BeforeFinalize runs inside MPI_Finalize, whoever calls it: nothing of ours may be
-// under way any more when MPI goes.
+// BeforeFinalize runs inside MPI_Finalize, whoever has called that. When it returns, the core has
+// no operation of MPI under way.
 func BeforeFinalize() {
 	closing.run(true)
-	awaitOthers()
+	awaitDepartures()
 }
 
-// Exit ends MPI when the process does. A status other than 0 takes the job with it:
-// the other ranks would wait for this one for ever. With 0 the others are told that
-// this rank comes no more, and MPI is finalized without a deadline, for they may go
-// on alone. Where the application owns MPI, finalizing is its business.
+// Exit ends this rank's part in the job when the process ends. A status other than 0 ends the whole
+// job, because the other ranks would wait for this one for ever. With status 0 the other ranks are
+// told that this one has left. MPI is then finalized, without a deadline, because the others may go
+// on for long. If the application initialised MPI, the application finalizes it.
 func Exit(code int) {
 	initOnce.Lock()
 	defer initOnce.Unlock()
@@ -223,16 +224,16 @@ func Exit(code int) {
 	if !finalize {
 		return
 	}
-	if !awaitOthers() || inUse.Load() {
+	if !awaitDepartures() || inUse.Load() {
 		return // after a failure MPI waits for ranks that never come, or uses memory of a broken group
 	}
 	_ = library.Finalize()
 }
 
-// Abort ends the job at once with the status given.
+// Abort ends the whole job at once with a status.
 func Abort(code int) {
 	if library != nil && !library.Finalized() {
 		library.Abort(code)
 	}
-	os.Exit(code) // MPI_Abort does not return; this is for a library that is not there
+	os.Exit(code) // reached only if MPI does not run: MPI_Abort does not return
 }

@@ -60,7 +60,7 @@ func TestLauncherNeedsNoMPI(t *testing.T) {
 	assert.Equal(t, control(t, "info", "")["launcher"], reply)
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "4")
 	t.Setenv("OMPI_COMM_WORLD_RANK", "3")
-	if reply["name"] == "" { // else it is that of whoever tests under one
+	if reply["name"] == "" { // else the test itself runs under a launcher
 		assert.Equal(t, "", control(t, "launcher", "")["kind"])
 		assert.Equal(t, 3.0, control(t, "launcher", `{"hidden":true}`)["rank"])
 	}
@@ -98,7 +98,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 	initialised(t)
 	refused(t, status.Argument, `no method "bogus"`, "bogus", "{}")
 	for method := range methods {
-		if method == "destroy" { // takes nothing
+		if method == "destroy" { // destroy takes no arguments
 			continue
 		}
 		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1}`} {
@@ -130,7 +130,7 @@ func TestGroupsByControl(t *testing.T) {
 
 	made := control(t, "new_group", `{"ranks":[0]}`)
 	assert.Equal(t, map[string]any{"group": first + 1, "rank": 0.0}, made)
-	assert.Equal(t, 2.5, control(t, "group_info", named(`{"group":%d}`, 1))["timeout"], "the world's, where none is given")
+	assert.Equal(t, 2.5, control(t, "group_info", named(`{"group":%d}`, 1))["timeout"], "the default is the timeout of the world")
 	assert.Equal(t, first+2, control(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
 	assert.Equal(t, 7.0, control(t, "group_info", named(`{"group":%d}`, 2))["timeout"])
 
@@ -211,7 +211,7 @@ func TestWorksByNumber(t *testing.T) {
 	assert.Equal(t, id, ended[0].ID)
 }
 
-// After a panic every call says so, and init does not start over.
+// After a panic every call fails, and init does not start over.
 func TestAPanicPoisonsTheCore(t *testing.T) {
 	initialised(t)
 	assert.Panics(t, func() { _, _, _ = Submit(&op.Desc{Code: op.Panic, TimeoutNS: -1}, false) })

@@ -10,41 +10,45 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// world is a set of ranks with the groups that were made of them. init makes the first. Calls find
-// theirs by the id of a group, so that a process may have several.
+// world is a set of ranks with the groups that were made of them. init makes the first one. A
+// process may have several, because a call finds its world by the id of its group.
 type world struct {
-	lib    mpi.Library
-	env    *group.Env
-	all    atomic.Pointer[group.Group] // of all its ranks: the first that was made
-	ended  atomic.Bool                 // destroyed, or this process leaves
-	unlist func()                      // takes its closer back
+	lib          mpi.Library
+	env          *group.Env
+	all          atomic.Pointer[group.Group] // the group of all its ranks, which is made first
+	ended        atomic.Bool                 // it was destroyed, or this process has left
+	removeCloser func()                      // removes the function of closesWithMPI
 }
 
-// initial is the world that init made, whose group of all ranks id 0 names. It is nil before init and after destroy.
+// initial is the world that init made. Id 0 stands for its group of all ranks. It is nil before
+// Init and after Destroy.
 var initial atomic.Pointer[world]
 
-// entry is a group by its id. g is nil while it is made, and after its world has ended.
+// entry is a group that has an id. g is nil while the group is being made, and after its world has
+// ended.
 type entry struct {
 	w *world
 	g *group.Group
 }
 
-// groups are those of all worlds, by id. Ids are unique for the process: a group from before a destroy
-// and another init is known as such. The list grows and never shrinks; readers take no lock.
+// groups has the groups of all worlds, by id. An id is used once in a process, so that the id of a
+// group from before Destroy and another Init is recognised. The list never shrinks. Readers take no
+// lock.
 var groups struct {
 	mu   sync.Mutex
-	list atomic.Pointer[[]entry] // of id 1 and on
+	list atomic.Pointer[[]entry] // the entry of id 1 comes first
 }
 
-// departing are environments of worlds that have ended, while other ranks did not depart.
+// departing holds the environments of worlds that have ended while other ranks have not departed
+// yet.
 var departing []*group.Env
 
 func newWorld(lib mpi.Library, env *group.Env) *world {
-	return &world{lib: lib, env: env, unlist: func() {}}
+	return &world{lib: lib, env: env, removeCloser: func() {}}
 }
 
-// first returns the world that init made.
-func first() (*world, error) {
+// initialWorld returns the world that init made, or the error that says why there is none.
+func initialWorld() (*world, error) {
 	if err := healthy(); err != nil {
 		return nil, err
 	}
@@ -55,8 +59,8 @@ func first() (*world, error) {
 	return w, nil
 }
 
-// update changes the list of groups. The caller holds groups.mu.
-func update(change func([]entry) []entry) {
+// updateGroups replaces the list of groups. The caller holds groups.mu.
+func updateGroups(change func([]entry) []entry) {
 	var list []entry
 	if now := groups.list.Load(); now != nil {
 		list = slices.Clone(*now)
@@ -69,7 +73,7 @@ func update(change func([]entry) []entry) {
 func (w *world) add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
 	groups.mu.Lock()
 	var id int64
-	update(func(list []entry) []entry {
+	updateGroups(func(list []entry) []entry {
 		id = int64(len(list)) + 1
 		return append(list, entry{w: w})
 	})
@@ -81,16 +85,16 @@ func (w *world) add(make func(id int64) (*group.Group, error)) (*group.Group, er
 	w.all.CompareAndSwap(nil, g)
 	groups.mu.Lock()
 	defer groups.mu.Unlock()
-	update(func(list []entry) []entry {
+	updateGroups(func(list []entry) []entry {
 		list[id-1].g = g
 		return list
 	})
 	return g, nil
 }
 
-// groupOf returns the group of an id.
+// groupOf returns the group with an id.
 func groupOf(id int64) (*group.Group, error) {
-	w, err := first()
+	w, err := initialWorld()
 	if id == 0 {
 		if err != nil {
 			return nil, err
@@ -117,22 +121,23 @@ func groupOf(id int64) (*group.Group, error) {
 	}
 }
 
-// closesWithMPI has w leave in order when MPI is finalized, by whomever.
+// closesWithMPI makes w leave in order before MPI is finalized, whoever finalizes it.
 func (w *world) closesWithMPI() {
-	w.unlist = closing.add(func(finalizing bool) {
+	w.removeCloser = closing.add(func(finalizing bool) {
 		if finalizing {
 			w.leave()
 		}
 	})
 }
 
-// destroy frees the groups of w and what they stand on, after what is under way.
+// destroy frees the groups of w and its environment, after it has given operations under way time
+// to end.
 func (w *world) destroy() error {
-	w.unlist()
+	w.removeCloser()
 	w.ended.Store(true)
 	settled, err := w.env.Destroy()
 	groups.mu.Lock()
-	update(func(list []entry) []entry {
+	updateGroups(func(list []entry) []entry {
 		for i := range list {
 			if list[i].w == w {
 				list[i].g = nil
@@ -142,17 +147,17 @@ func (w *world) destroy() error {
 	})
 	groups.mu.Unlock()
 	if !settled {
-		inUse.Store(true) // what MPI uses stays
+		inUse.Store(true) // the environment stays, because MPI uses it
 		return err
 	}
 	departing = append(departing, w.env)
-	sweep()
+	closeDeparted()
 	w.lib.FreeAll()
 	return err
 }
 
-// leave tells the others that this rank comes no more and ends what is under way, that
-// of daemon threads included.
+// leave tells the other ranks that this one has left, and ends operations under way, also those of
+// daemon threads.
 func (w *world) leave() {
 	w.ended.Store(true)
 	initial.CompareAndSwap(w, nil)
@@ -163,10 +168,10 @@ func (w *world) leave() {
 	}
 }
 
-// sweep frees the environments of worlds that have ended and whose ranks have all departed.
-func sweep() {
+// closeDeparted frees the environments of ended worlds whose ranks have all departed.
+func closeDeparted() {
 	departing = slices.DeleteFunc(departing, func(e *group.Env) bool {
-		if !e.Gone() {
+		if !e.AllDeparted() {
 			return false
 		}
 		_ = e.Close()
@@ -174,12 +179,12 @@ func sweep() {
 	})
 }
 
-// awaitOthers waits until all ranks have departed of those that cannot see this one leave; it
-// answers them until then. It returns false where some will not: MPI cannot be finalized then.
-func awaitOthers() bool {
+// awaitDepartures waits until all ranks of ended worlds have departed, and answers their questions
+// until then. It returns false if some rank will not depart: MPI cannot be finalized then.
+func awaitDepartures() bool {
 	all := true
 	for _, e := range departing {
-		all = e.AwaitGone() && all
+		all = e.AwaitDepartures() && all
 	}
 	departing = nil
 	return all

@@ -13,7 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// A second world beside the one of init: calls find theirs by the id of a group, and each ends alone.
+// A second world next to that of init: calls find their world by the id of a group, and each world
+// ends alone.
 func TestTwoWorlds(t *testing.T) {
 	initialised(t)
 	lib := mpifake.New(1)[0]
@@ -57,5 +58,5 @@ func TestClosersEndInTheOppositeOrder(t *testing.T) {
 	c.run(true)
 	assert.Equal(t, []string{"child", "late", "world"}, seen)
 	c.run(true)
-	assert.Len(t, seen, 3, "each once")
+	assert.Len(t, seen, 3, "every id is used once")
 }

@@ -2,7 +2,7 @@ package arrive
 
 import "github.com/paddlempi/paddlempi/gocore/status"
 
-// Alone is the arrival of a group of one: everyone is always here.
+// Alone is the arrival of a group of one rank, which always agrees with itself.
 type Alone struct{ flags Flags }
 
 // Announce agrees at once.
@@ -16,19 +16,19 @@ func (a *Alone) Poll(int) (State, Result, error) {
 	return Agreed, Result{All: a.flags, Any: a.flags}, nil
 }
 
-// Entries is never needed: nobody differs.
+// Entries returns nil; it is not called, because no member can differ or refuse.
 func (*Alone) Entries() []Entry { return nil }
 
-// Missing: nobody.
+// Missing returns no member.
 func (*Alone) Missing() ([]int, bool) { return nil, true }
 
-// GiveUp has nothing to give up: everyone is here.
+// GiveUp returns false: all members have announced.
 func (*Alone) GiveUp(uint64, status.Code) bool { return false }
 
-// Closers: nobody.
+// Closers returns no member.
 func (*Alone) Closers(uint64) map[int]status.Code { return nil }
 
-// Settled always.
+// Settled is always true.
 func (*Alone) Settled() bool { return true }
 
 // Close does nothing.

@@ -1,77 +1,76 @@
-// Package arrive is the first half of every collective: a member announces what
-// it is about to do and waits until all others have announced the same.
+// Package arrive is the arrival at a collective: a member announces what it is about to do, and
+// waits until all other members have announced the same.
 //
-// Only then is MPI called. The deadline, Ctrl-C, the names of missing ranks and
-// the check of the signatures all live in that wait, where nothing has been sent
-// yet and everything can still be given up (design D4).
+// MPI is called only after that. The deadline, Ctrl-C, the names of missing ranks and the
+// comparison of the signatures belong to this wait, in which nothing has been sent and the
+// collective can still be given up (design D4).
 //
-// There are two ways to arrive: Lines, shared cache lines for a group whose
-// members live on one node, and Wire, a small allreduce for one that spans nodes.
+// There are two kinds of arrival: Lines, shared cache lines for a group on one node, and Wire, a
+// small allreduce for a group that spans nodes.
 package arrive
 
 import "github.com/paddlempi/paddlempi/gocore/status"
 
-// Signature is what every member of a collective must agree on, packed so that
-// comparing costs three loads. Word 0 is the operation (code, dtype, reduce op,
-// root), word 1 the count, word 2 whatever else must match (a hash of the counts
-// of an uneven collective). An all-zero signature is never sent.
+// Signature is what all members of a collective must agree on, packed so that a comparison costs
+// three loads. Word 0 is the operation (code, dtype, reduce op, root), word 1 the count, word 2
+// whatever else must match, for instance a hash of the counts of an uneven collective. A signature
+// of zeros is never sent.
 type Signature [3]uint64
 
-// Flags a member publishes with its signature. Those that every member set are
-// the agreed ones. From Others on the bits belong to whoever announces.
+// Flags are published with a signature. The flags that all members set are the agreed ones. The
+// bits from Others on belong to the caller.
 type Flags uint32
 
 const (
-	Sync    Flags = 1 << iota // the caller waits inside the call: blocking MPI will do
-	Refused                   // this member found its own call wrong and will not run it
-	Others                    // the first bit that has no meaning here
+	Sync    Flags = 1 << iota // the caller waits inside its call, so blocking MPI calls are possible
+	Refused                   // this member found its own arguments wrong and will not run the collective
+	Others                    // the first bit without a meaning here
 )
 
-// State of an arrival.
+// State is the state of an arrival.
 type State int
 
 const (
 	Pending State = iota
-	Agreed        // everyone is here with the same signature
-	Differ        // everyone is here, but signatures differ; see Diff
-	Closed        // a member gave it up before everyone was here; see Closers
+	Agreed        // all members have announced the same signature
+	Differ        // all members have announced, but their signatures differ; see Diff
+	Closed        // a member gave up before all had announced; see Closers
 )
 
-// Result is valid once the state is Agreed or Differ.
+// Result is valid if the state is Agreed or Differ.
 type Result struct {
-	All  Flags  // set by every member
-	Any  Flags  // set by at least one
-	Diff uint32 // bit i: word i of the signatures is not the same everywhere
+	All  Flags  // set by all members
+	Any  Flags  // set by at least one member
+	Diff uint32 // bit i: word i of the signatures differs between members
 }
 
-// Entry is what one member announced.
+// Entry is what one member has announced.
 type Entry struct {
 	Signature Signature
 	Flags     Flags
 }
 
-// Arrival is one member's view of its group's arrivals. Announce and Poll are
-// called by one goroutine at a time, Announce(k+1) only after Poll reported k.
+// Arrival is the arrivals of a group as one of its members sees them. Announce and Poll are called
+// by one goroutine at a time, and Announce(k+1) only after Poll has reported k.
 type Arrival interface {
-	// Announce publishes collective seq and polls once, as Poll does.
+	// Announce announces collective seq and polls once, as Poll does.
 	Announce(seq uint64, sig *Signature, flags Flags, spin int) (State, Result, error)
-	// Poll looks who is there, pausing at most spin times.
+	// Poll tests whether all members have announced. It pauses spin times at most.
 	Poll(spin int) (State, Result, error)
-	// Entries returns what each member announced for the current collective; valid
-	// after Poll returned Differ, or Agreed with Refused among Any.
+	// Entries returns what each member has announced for the current collective. It is valid after
+	// Poll has returned Differ, or Agreed with Refused in Any.
 	Entries() []Entry
-	// Missing returns the group ranks known not to have announced the current
-	// collective; known is false where this cannot be told from here.
+	// Missing returns the group ranks that have not announced the current collective. known is
+	// false if the arrival cannot tell.
 	Missing() (ranks []int, known bool)
-	// GiveUp closes collective seq: the current one, or the next when everyone was seen
-	// at the current one. It returns false when all members have announced seq. Then
-	// some may be running it, and this member has to do so as well.
+	// GiveUp closes collective seq: the current one, or the next one if all members have announced
+	// the current one. It returns false if all members have announced seq. Some may be running it
+	// then, so this member must run it too.
 	GiveUp(seq uint64, reason status.Code) bool
-	// Closers returns the reason of each member that is known to have closed collective seq.
+	// Closers returns the members that are known to have closed collective seq, and their reasons.
 	Closers(seq uint64) map[int]status.Code
-	// Settled tells whether nothing is under way that MPI still has to do for an arrival
-	// that was given up.
+	// Settled tells whether MPI has completed all requests of arrivals that were given up.
 	Settled() bool
-	// Close gives the shared memory back.
+	// Close frees the memory of the arrival.
 	Close() error
 }

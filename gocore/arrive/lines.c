@@ -45,14 +45,14 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 			pa_pause();
 	}
 	*from = n;
-	const pa_slot *own = &m[me].slot[seq & 1];
+	const pa_slot *mine = &m[me].slot[seq & 1];
 	uint32_t both = ~0u, either = 0, d = 0;
 	for (i = 0; i < n; i++) {
 		const pa_slot *s = &m[i].slot[seq & 1];
 		both &= s->flags;
 		either |= s->flags;
 		for (int w = 0; w < PA_WORDS; w++)
-			d |= (uint32_t)(s->word[w] != own->word[w]) << w;
+			d |= (uint32_t)(s->word[w] != mine->word[w]) << w;
 	}
 	*all = both;
 	*any = either;

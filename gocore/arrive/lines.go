@@ -17,9 +17,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Lines is the arrival of a group on one node: one block of cache lines a member
-// in a segment that all of them map. Announcing is three stores, polling one load
-// a member.
+// Lines is the arrival of a group on one node. Each member has a block of cache lines in a segment
+// that all members map. To announce a collective takes a few stores, to poll one load for each
+// member.
 type Lines struct {
 	mem     []byte
 	n, me   int
@@ -32,8 +32,8 @@ type Lines struct {
 // LinesSize returns the bytes that the lines of n members take.
 func LinesSize(n int) int64 { return int64(n) * C.sizeof_pa_member }
 
-// NewLines maps the lines of n members as member me. The file has LinesSize(n) bytes, all 0 when
-// the first member begins; it may be closed afterwards.
+// NewLines maps the lines of n members for member me. The file has LinesSize(n) bytes, all 0 before
+// the first member announces. It may be closed afterwards.
 func NewLines(file *segment.File, n, me int) (*Lines, error) {
 	mem, err := file.Map()
 	if err != nil {
@@ -42,13 +42,13 @@ func NewLines(file *segment.File, n, me int) (*Lines, error) {
 	return &Lines{mem: mem, n: n, me: me}, nil
 }
 
-// YieldEvery makes Poll give the core away every so many pauses (0: never), for
-// nodes with more ranks than cores.
+// YieldEvery makes Poll yield the core after that many pauses (0: never). Use it on nodes with more
+// ranks than cores.
 func (l *Lines) YieldEvery(pauses int) { l.yield = C.int(pauses) }
 
 func (l *Lines) base() *C.pa_member { return (*C.pa_member)(unsafe.Pointer(unsafe.SliceData(l.mem))) }
 
-// Announce publishes collective seq and looks who is there.
+// Announce announces collective seq and polls once.
 func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, spin int) (State, Result, error) {
 	l.seq = seq
 	var all, any, diff C.uint32_t
@@ -57,14 +57,14 @@ func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, spin int) (Sta
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 
-// Poll looks who is there.
+// Poll tests whether all members have announced.
 func (l *Lines) Poll(spin int) (State, Result, error) {
 	var all, any, diff C.uint32_t
 	s := C.pa_poll(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(l.seq), C.int(spin), l.yield, &l.from, &all, &any, &diff)
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 
-// Entries returns what each member announced.
+// Entries returns what each member has announced.
 func (l *Lines) Entries() []Entry {
 	if l.entries == nil {
 		l.entries = make([]Entry, l.n)
@@ -91,12 +91,12 @@ func (l *Lines) Missing() ([]int, bool) {
 	return missing, true
 }
 
-// GiveUp closes collective seq unless everyone has announced it.
+// GiveUp closes collective seq unless all members have announced it.
 func (l *Lines) GiveUp(seq uint64, reason status.Code) bool {
 	return C.pa_close(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason)) != 0
 }
 
-// Closers returns who closed collective seq.
+// Closers returns the members that closed collective seq.
 func (l *Lines) Closers(seq uint64) map[int]status.Code {
 	who := map[int]status.Code{}
 	for i := 0; i < l.n; i++ {
@@ -107,10 +107,10 @@ func (l *Lines) Closers(seq uint64) map[int]status.Code {
 	return who
 }
 
-// Settled always: MPI has no part in it.
+// Settled is always true: MPI has no part in these arrivals.
 func (l *Lines) Settled() bool { return true }
 
-// Leave tells the others that this member comes no more.
+// Leave tells the other members that this one has left.
 func (l *Lines) Leave() { C.pa_leave(l.base(), C.int(l.me)) }
 
 // Left returns whether member i has left.

@@ -18,7 +18,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// attach makes the lines of n members, each with a mapping of its own, as processes have.
+// attach makes the lines of n members, each with its own mapping, as in n processes.
 func attach(t testing.TB, n int) (all []*Lines) {
 	t.Helper()
 	file, err := segment.New("paddlempi-test", LinesSize(n))
@@ -36,7 +36,7 @@ func attach(t testing.TB, n int) (all []*Lines) {
 	return all
 }
 
-// arrive announces and polls until the state is known.
+// arrive announces, and polls until all members have arrived.
 func arrive(a Arrival, seq uint64, sig Signature, flags Flags) (State, Result, error) {
 	state, res, err := a.Announce(seq, &sig, flags, 10)
 	for state == Pending && err == nil {
@@ -46,12 +46,12 @@ func arrive(a Arrival, seq uint64, sig Signature, flags Flags) (State, Result, e
 	return state, res, err
 }
 
-// script is what member i announces as collective seq, known to everyone: mostly
-// the same, sometimes not.
+// script is what member i announces as collective seq. All members can compute it. Signatures are
+// mostly alike.
 func script(seq uint64, i int) (Signature, Flags) {
 	rng := rand.New(rand.NewSource(int64(seq)))
 	sig := Signature{rng.Uint64() | 1, rng.Uint64(), rng.Uint64()}
-	odd, word := rng.Intn(40), rng.Intn(3) // the member of that number differs, if there is one
+	odd, word := rng.Intn(40), rng.Intn(3) // member odd differs, if there is one of that number
 	if i == odd {
 		sig[word]++
 	}
@@ -59,7 +59,7 @@ func script(seq uint64, i int) (Signature, Flags) {
 	return sig, Flags(rng.Intn(8))
 }
 
-// expected is what everyone is to find out about seq.
+// expected is the result that all members must get for seq.
 func expected(seq uint64, n int) (State, Result, []Entry) {
 	res, entries := Result{All: ^Flags(0)}, make([]Entry, n)
 	for i := range entries {
@@ -79,8 +79,7 @@ func expected(seq uint64, n int) (State, Result, []Entry) {
 	return Agreed, res, entries
 }
 
-// follow goes through rounds of the script as member i, with delays, and checks
-// everything it learns. One who differs sees that the others do.
+// follow goes through rounds of the script as member i, with random delays, and checks all results.
 func follow(t *testing.T, a Arrival, i, n int, rounds uint64) {
 	rng := rand.New(rand.NewSource(int64(i)))
 	for seq := uint64(1); seq <= rounds; seq++ {
@@ -88,7 +87,7 @@ func follow(t *testing.T, a Arrival, i, n int, rounds uint64) {
 		sig, flags := script(seq, i)
 		state, res, err := arrive(a, seq, sig, flags)
 		wantState, wantRes, entries := expected(seq, n)
-		nap(rng) // between the end of the wait and the reading of the words
+		nap(rng) // a delay before the words are read
 		if !assert.NoError(t, err) || !assert.Equal(t, wantState, state, "collective %d", seq) ||
 			!assert.Equal(t, wantRes, res, "collective %d", seq) {
 			return
@@ -107,9 +106,9 @@ func nap(rng *rand.Rand) {
 	}
 }
 
-// Two slots are enough: whatever the delays, nobody reads words that are not of the
-// collective it is at.
-func TestNobodyReadsTheWordsOfAnotherCollective(t *testing.T) {
+// Two slots are enough: whatever the delays, no member reads words of another collective than the
+// current one.
+func TestMembersReadTheWordsOfTheCurrentCollective(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
@@ -164,21 +163,21 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-func TestWhoComesLateFindsTheCollectiveClosed(t *testing.T) {
+func TestALateMemberFindsTheCollectiveClosed(t *testing.T) {
 	ls := attach(t, 3)
 	sig := Signature{1}
 	_, _, _ = ls[0].Announce(1, &sig, 0, 0)
 	_, _, _ = ls[1].Announce(1, &sig, 0, 0)
 	assert.True(t, ls[0].GiveUp(1, status.Timeout))
 	state, _, _ := ls[1].Poll(0)
-	assert.Equal(t, Closed, state, "one who waits learns of it")
+	assert.Equal(t, Closed, state, "a member that waits sees it")
 	state, _, _ = ls[2].Announce(1, &sig, 0, 0)
-	assert.Equal(t, Closed, state, "and so does one who comes late")
+	assert.Equal(t, Closed, state, "so does a member that comes late")
 	assert.Equal(t, map[int]status.Code{0: status.Timeout}, ls[2].Closers(1))
 	assert.Empty(t, ls[2].Closers(2))
 	missing, _ := ls[0].Missing()
-	assert.Equal(t, []int{2}, missing, "to announce what is closed is not to have come")
-	assert.True(t, ls[1].GiveUp(1, status.Interrupted), "a second one closes it as well")
+	assert.Equal(t, []int{2}, missing, "an announcement in a closed slot does not count")
+	assert.True(t, ls[1].GiveUp(1, status.Interrupted), "a second member closes it too")
 	assert.Equal(t, map[int]status.Code{0: status.Timeout, 1: status.Interrupted}, ls[2].Closers(1))
 }
 
@@ -191,15 +190,14 @@ func TestWhatAllHaveAnnouncedCannotBeGivenUp(t *testing.T) {
 	state, _, _ := ls[0].Poll(0)
 	assert.Equal(t, Agreed, state)
 	assert.Empty(t, ls[1].Closers(1))
-	// The next one can, before anybody is at it.
+	// The next one can be closed before any member announces it.
 	assert.True(t, ls[0].GiveUp(2, status.GroupBroken))
 	state, _, _ = ls[1].Announce(2, &sig, 0, 0)
 	assert.Equal(t, Closed, state)
 	assert.Equal(t, map[int]status.Code{0: status.GroupBroken}, ls[1].Closers(2))
 }
 
-// Giving up and arriving at the same moment: either everyone has arrived and runs the
-// collective, or nobody does.
+// Members give up and announce at the same moment: either all run the collective, or none does.
 func TestGivingUpAndArrivingAtOnce(t *testing.T) {
 	outcomes := map[bool]int{}
 	for trial := range 300 {

@@ -11,40 +11,40 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Wire is the arrival of a group that spans nodes: a nonblocking allreduce of 64
-// bytes on a communicator that carries no other collective.
+// Wire is the arrival of a group that spans nodes, or whose members cannot share memory: a
+// nonblocking allreduce of 64 bytes, on a communicator that carries no other collectives.
 //
-// The vector holds each word and its complement under bitwise or: a bit that
-// ends up set in both differs between two members. When something differs or was
-// refused, which every member learns from the same result, an allgather of 32
-// bytes a member follows, so that the error can say who called what.
+// The vector holds each word and its complement, combined by bitwise or. A bit that is set in both
+// differs between two members. If a word differs or a member has refused, which all members see in
+// the same result, an allgather of 32 bytes for each member follows. So the error can say which
+// ranks called what.
 //
-// An allreduce tells neither who is late nor who will not come. Members ask each other
-// by message (package group): Standing is what this one answers, Learn takes in what
-// another one did.
+// An allreduce tells neither which members are late nor which will never come. Members ask each
+// other by message (package group): Standing is the answer of this member, and Learn takes in the
+// answer of another one.
 type Wire struct {
 	lib  mpi.Library
 	comm mpi.Comm
 	n    int
 
-	announced atomic.Uint64  // newest collective that this member announced
-	mu        sync.Mutex     // guards the two below
-	gaveUp    giving         // this member's; its seq is 0 while it takes part in all
-	others    map[int]giving // what members answered, those that take no part any more
+	announced atomic.Uint64      // newest collective that this member has announced
+	mu        sync.Mutex         // guards gaveUp and withdrawn
+	gaveUp    withdrawal         // of this member; its seq is 0 while the member takes part in everything
+	withdrawn map[int]withdrawal // members that have answered that they take part no more
 
-	slot    *mpi.Slot
-	vec     []uint64 // wireWords sent, then wireWords received
-	own     []uint64 // entryWords
-	all     []uint64 // entryWords a member
-	block   unsafe.Pointer
-	stage   int // 0 idle, 1 comparing, 2 gathering
-	state   State
-	result  Result
-	entries []Entry
+	slot     *mpi.Slot
+	vec      []uint64 // wireWords that are sent, then wireWords that are received
+	entry    []uint64 // what this member has announced: entryWords
+	gathered []uint64 // what all members have announced: entryWords for each
+	block    unsafe.Pointer
+	stage    int // 0 idle, 1 allreduce under way, 2 allgather under way
+	state    State
+	result   Result
+	entries  []Entry
 }
 
-// giving says from which collective on a member takes no part, and why.
-type giving struct {
+// withdrawal says from which collective on a member takes no part, and why.
+type withdrawal struct {
 	seq    uint64
 	reason status.Code
 }
@@ -54,33 +54,33 @@ const (
 	entryWords = 4
 )
 
-// NewWire makes the arrival of the members of comm, which nothing else may use
-// for collectives. Its buffers are 64-byte aligned memory outside the Go heap.
+// NewWire makes the arrival of the members of comm, on which there must be no other collectives.
+// Its buffers are 64-byte aligned memory outside the Go heap.
 func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 	words := 2*wireWords + entryWords + n*entryWords
 	block, err := mem.Alloc(int64(words) * 8)
 	if err != nil {
 		return nil, err
 	}
-	all := unsafe.Slice((*uint64)(block), words)
+	room := unsafe.Slice((*uint64)(block), words)
 	return &Wire{
 		lib: lib, comm: comm, n: n, block: block,
-		vec: all[:2*wireWords],
-		own: all[2*wireWords : 2*wireWords+entryWords],
-		all: all[2*wireWords+entryWords:],
+		vec:      room[:2*wireWords],
+		entry:    room[2*wireWords : 2*wireWords+entryWords],
+		gathered: room[2*wireWords+entryWords:],
 	}, nil
 }
 
-// Announce starts the comparison.
+// Announce starts the allreduce.
 func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ int) (State, Result, error) {
 	w.announced.Store(seq)
 	for i, v := range sig {
 		w.vec[2*i], w.vec[2*i+1] = v, ^v
-		w.own[i] = v
+		w.entry[i] = v
 	}
 	f := uint64(flags)
 	w.vec[2*len(sig)], w.vec[2*len(sig)+1] = f, ^f
-	w.own[len(sig)] = f
+	w.entry[len(sig)] = f
 	t, _ := w.lib.TypeOf(op.UInt64)
 	o, _ := w.lib.OpOf(op.BOr, op.UInt64)
 	return Pending, Result{}, w.start(&mpi.Call{
@@ -101,7 +101,7 @@ func (w *Wire) start(c *mpi.Call, stage int) error {
 	return nil
 }
 
-// Poll advances the comparison. spin is ignored: each look is a test of a request.
+// Poll takes the comparison further. It ignores spin, because every look is a test of a request.
 func (w *Wire) Poll(int) (State, Result, error) {
 	if w.stage == 0 {
 		return w.state, w.result, nil
@@ -127,8 +127,8 @@ func (w *Wire) Poll(int) (State, Result, error) {
 		t, _ := w.lib.TypeOf(op.UInt64)
 		err := w.start(&mpi.Call{
 			Fn: mpi.FnAllgather, Comm: w.comm,
-			SendBuf: unsafe.Pointer(&w.own[0]), SendCount: entryWords, SendType: t,
-			RecvBuf: unsafe.Pointer(&w.all[0]), RecvCount: entryWords, RecvType: t,
+			SendBuf: unsafe.Pointer(&w.entry[0]), SendCount: entryWords, SendType: t,
+			RecvBuf: unsafe.Pointer(&w.gathered[0]), RecvCount: entryWords, RecvType: t,
 		}, 2)
 		return Pending, Result{}, err
 	}
@@ -153,36 +153,36 @@ func (w *Wire) compare() {
 	}
 }
 
-// Entries returns what each member announced.
+// Entries returns what each member has announced.
 func (w *Wire) Entries() []Entry {
 	if w.entries == nil {
 		w.entries = make([]Entry, w.n)
 	}
 	for i := range w.entries {
-		row := w.all[i*entryWords : (i+1)*entryWords]
+		row := w.gathered[i*entryWords : (i+1)*entryWords]
 		copy(w.entries[i].Signature[:], row)
 		w.entries[i].Flags = Flags(row[entryWords-1])
 	}
 	return w.entries
 }
 
-// Missing cannot be told from here: an allreduce does not say who is late.
+// Missing returns known = false: an allreduce does not tell which members are late.
 func (w *Wire) Missing() ([]int, bool) { return nil, false }
 
-// GiveUp notes for those who ask that this member takes no part in seq. The others have
-// deadlines of their own, which also hold after the arrival, for MPI is never called
-// blocking across nodes.
+// GiveUp records that this member takes no part in seq, for members that ask. Each other member has
+// its own deadline, which counts after the arrival too, because no MPI call is blocking across
+// nodes.
 func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gaveUp.seq == 0 || seq < w.gaveUp.seq {
-		w.gaveUp = giving{seq, reason}
+		w.gaveUp = withdrawal{seq, reason}
 	}
 	return true
 }
 
-// Standing tells where this member is: whether it takes part in seq, else why not, and
-// whether it has announced it. Safe for concurrent use, also after Close.
+// Standing returns whether this member has announced seq, and if it takes no part in seq the
+// reason. It is safe for concurrent use, also after Close.
 func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,25 +192,25 @@ func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
 	return w.announced.Load() >= seq, status.OK
 }
 
-// Learn takes in that a member takes no part in seq, and so in none after it. Safe for
-// concurrent use.
+// Learn records that another member takes no part in seq, and so in nothing after it. It is safe
+// for concurrent use.
 func (w *Wire) Learn(member int, seq uint64, reason status.Code) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.others == nil {
-		w.others = map[int]giving{}
+	if w.withdrawn == nil {
+		w.withdrawn = map[int]withdrawal{}
 	}
-	if known, ok := w.others[member]; !ok || seq < known.seq {
-		w.others[member] = giving{seq, reason}
+	if known, ok := w.withdrawn[member]; !ok || seq < known.seq {
+		w.withdrawn[member] = withdrawal{seq, reason}
 	}
 }
 
-// Closers returns the members that answered that they take no part in seq.
+// Closers returns the members that have answered that they take no part in seq.
 func (w *Wire) Closers(seq uint64) map[int]status.Code {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var who map[int]status.Code
-	for member, g := range w.others {
+	for member, g := range w.withdrawn {
 		if g.seq <= seq {
 			if who == nil {
 				who = map[int]status.Code{}
@@ -221,7 +221,7 @@ func (w *Wire) Closers(seq uint64) map[int]status.Code {
 	return who
 }
 
-// Settled tests the comparison that was given up: it ends when the others have come.
+// Settled tests a comparison that was given up. It ends when the other members have come.
 func (w *Wire) Settled() bool {
 	if w.stage != 0 {
 		_, _, _ = w.Poll(0)
@@ -229,8 +229,7 @@ func (w *Wire) Settled() bool {
 	return w.stage == 0
 }
 
-// Close frees the buffers unless a comparison is still under way, which MPI may
-// then still write to.
+// Close frees the buffers, unless a comparison is under way: then MPI may still write to them.
 func (w *Wire) Close() error {
 	if w.stage == 0 && w.block != nil {
 		mem.Free(w.block)

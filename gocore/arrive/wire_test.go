@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// The same script as over lines: agreement, differences in any word by anyone, refusals.
-func TestWireTellsWhatLinesTell(t *testing.T) {
+// The same script as for lines: agreement, differences in every word, refusals.
+func TestWireAgreesWithLines(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
@@ -48,14 +48,14 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 			require.NoError(t, err)
 		}
 		_, known := ws[0].Missing()
-		assert.False(t, known, "an allreduce does not tell who is late")
+		assert.False(t, known, "an allreduce does not tell which members are late")
 		assert.True(t, ws[0].GiveUp(seq+1, status.Timeout))
 		assert.Empty(t, ws[0].Closers(seq))
 		state, res, err := arrive(ws[1], seq, sig, Sync|Others)
 		require.NoError(t, err)
 		assert.Equal(t, Agreed, state)
 		assert.Equal(t, Result{All: Sync, Any: Sync | Others}, res)
-		for range 2 { // asking again changes nothing
+		for range 2 { // to ask again changes nothing
 			state, res, err = ws[0].Poll(0)
 			require.NoError(t, err)
 			assert.Equal(t, Agreed, state)
@@ -71,11 +71,11 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	assert.Equal(t, Agreed, state)
 	require.Eventually(t, func() bool { state, _, err = ws[0].Poll(0); return state != Pending }, time.Second, time.Millisecond)
 	assert.NoError(t, ws[0].Close())
-	assert.NoError(t, ws[0].Close(), "closing twice")
+	assert.NoError(t, ws[0].Close(), "Close may be called twice")
 	assert.NoError(t, ws[1].Close())
 }
 
-func TestWireReportsWhatMPISays(t *testing.T) {
+func TestWireReportsErrorsOfMPI(t *testing.T) {
 	w := func(opts ...mpifake.Option) *Wire {
 		lib := mpifake.New(1, opts...)[0]
 		w, err := NewWire(lib, lib.World(), 1)
@@ -84,7 +84,7 @@ func TestWireReportsWhatMPISays(t *testing.T) {
 	}
 	_, _, err := arrive(w(mpifake.Fail(0, 1, 16)), 1, Signature{1}, 0)
 	assert.ErrorContains(t, err, "injected failure of call 1")
-	// The second call is the all-gather of the entries after a refusal.
+	// The second call is the allgather of the entries after a refusal.
 	failing := w(mpifake.Fail(0, 2, 16))
 	_, _, err = arrive(failing, 1, Signature{1}, Refused)
 	assert.ErrorContains(t, err, "injected failure of call 2")

@@ -1,7 +1,7 @@
 // Package channel carries bytes between the cores of a job.
 //
-// A channel is a communicator on which no message of the application travels, and a tag in it. Each
-// room that sends messages has a tag of its own, so that the messages of two rooms never meet.
+// A channel is a tag on a communicator that carries no messages of the application. Each room of
+// the core that sends messages has its own tag, so that it never receives messages of another room.
 package channel
 
 import (
@@ -12,12 +12,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// Tag says whose messages they are.
+// Tag says to which room messages belong.
 type Tag int32
 
 // The rooms that send messages.
 const (
-	Groups Tag = iota + 1 // package group: meetings, and who is where
+	Groups Tag = iota + 1 // package group: meetings, and which ranks have come
 )
 
 // Channel sends and receives the messages of one room. Its methods are safe for concurrent use.
@@ -27,24 +27,24 @@ type Channel struct {
 	tag   Tag
 	limit int
 
-	mu    sync.Mutex
-	under []sending // those under way
+	mu     sync.Mutex
+	posted []outgoing // messages that MPI may still read
 }
 
-// sending is a message that MPI may still read.
-type sending struct {
+// outgoing is a message that was sent and may be under way.
+type outgoing struct {
 	slot  *mpi.Slot
 	block unsafe.Pointer
 }
 
-// New makes the channel of a room. comm carries nothing of the application's. Messages have at most
-// limit bytes: lengths come from outside.
+// New makes the channel of a room. comm must not carry messages of the application. Messages have
+// limit bytes at most, because Receive allocates what their headers say.
 func New(lib mpi.Library, comm mpi.Comm, tag Tag, limit int) *Channel {
 	return &Channel{lib: lib, comm: comm, tag: tag, limit: limit}
 }
 
-// Send posts a message to a rank of the communicator, parts one after the other, and does not wait.
-// What goes beyond the limit is cut off. An error is MPI's, or there is no memory.
+// Send posts a message of all parts to a rank of the communicator, and does not wait. It cuts the
+// message off at the limit. It returns an error of MPI, or that there is no memory.
 func (c *Channel) Send(to int, parts ...[]byte) error {
 	n := 0
 	for _, part := range parts {
@@ -67,17 +67,17 @@ func (c *Channel) Send(to int, parts ...[]byte) error {
 		return err
 	}
 	c.mu.Lock()
-	c.under = append(c.under, sending{slot, block})
+	c.posted = append(c.posted, outgoing{slot, block})
 	c.mu.Unlock()
 	return nil
 }
 
-// Sent frees the messages that MPI has done with and tells whether these are all.
+// Sent frees the messages that MPI has finished with, and tells whether all are.
 func (c *Channel) Sent() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept := c.under[:0]
-	for _, s := range c.under {
+	kept := c.posted[:0]
+	for _, s := range c.posted {
 		if s.slot.Done == 0 {
 			c.lib.Poll([]uintptr{uintptr(unsafe.Pointer(s.slot))})
 		}
@@ -88,12 +88,13 @@ func (c *Channel) Sent() bool {
 		c.lib.FreeSlot(s.slot)
 		mem.Free(s.block)
 	}
-	c.under = kept
+	c.posted = kept
 	return len(kept) == 0
 }
 
-// Receive takes a message that has arrived, from any rank; ok is false where there is none. It does
-// not wait. One that is longer than the limit is nobody's of this library: it stays with MPI.
+// Receive takes a message that has arrived from any rank. ok is false if there is none. Receive
+// does not wait. A message that is longer than the limit does not come from this library; Receive
+// leaves it to MPI.
 func (c *Channel) Receive() (from int, message []byte, ok bool) {
 	msg, st, found, err := c.lib.Improbe(c.comm, mpi.AnySource, int32(c.tag))
 	if err != nil || !found || st.Bytes < 0 || st.Bytes > int64(c.limit) {

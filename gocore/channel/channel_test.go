@@ -63,7 +63,7 @@ func TestRoomsDoNotMeet(t *testing.T) {
 	assert.Equal(t, "first", message)
 }
 
-func TestWhatIsLongerThanAllowedIsNotTakenIn(t *testing.T) {
+func TestMessagesBeyondTheLimitAreNotReceived(t *testing.T) {
 	libs := mpifake.New(2)
 	require.NoError(t, New(libs[0], libs[0].World(), Groups, 64).Send(1, make([]byte, 64)))
 	short := New(libs[1], libs[1].World(), Groups, 8)

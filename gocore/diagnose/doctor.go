@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// What python -m paddlempi doctor tries with the CUDA driver. What passes between ranks, Python passes
-// on between the steps.
+// The steps of python -m paddlempi doctor with the CUDA driver. Between steps Python carries data
+// from rank to rank.
 var steps = map[string]func(*Request, World) (any, error){
 	"devices":   devices,
 	"bandwidth": bandwidth,
@@ -24,21 +24,21 @@ var steps = map[string]func(*Request, World) (any, error){
 	"transfer":  transfer,
 }
 
-// Request is one step of the doctor's.
+// Request is one step of the doctor.
 type Request struct {
 	Step   string `json:"step"`
 	Device int    `json:"device"`
 	Bytes  int64  `json:"bytes"`
-	Handle string `json:"handle"` // of export, in hexadecimal
-	Seed   int    `json:"seed"`   // decides what is written and expected
-	To     int    `json:"to"`     // world ranks of a transfer
+	Handle string `json:"handle"` // result of export, in hexadecimal
+	Seed   int    `json:"seed"`   // determines the bytes that are written and expected
+	To     int    `json:"to"`     // world ranks for transfer
 	From   int    `json:"from"`
 }
 
-// World returns the MPI of the ranks that a transfer goes between, and their number.
+// World returns the MPI of the ranks between which a transfer goes, and their number.
 type World func() (lib mpi.Library, size int, err error)
 
-// Run carries out one step. Its answer can be written as JSON.
+// Run carries out one step. Its answer can be encoded as JSON.
 func Run(r *Request, world World) (any, error) {
 	step, ok := steps[r.Step]
 	if !ok {
@@ -58,12 +58,12 @@ func (r *Request) open() (*cuda.Device, error) {
 	return driver.Device(r.Device)
 }
 
-// CUDA is what there is of CUDA, found without a context on a device.
+// CUDA describes the driver and its devices. It is found without a context on a device.
 type CUDA struct {
-	Driver  string       `json:"driver"` // the file; "" where there is none
+	Driver  string       `json:"driver"` // the driver's file; "" if there is none
 	Version string       `json:"version"`
 	Devices []cuda.Facts `json:"devices"`
-	Error   string       `json:"error"` // why there is none
+	Error   string       `json:"error"` // why there is no driver
 }
 
 // FindCUDA looks for the driver and its devices.
@@ -87,7 +87,7 @@ func FindCUDA() (info CUDA) {
 	return info
 }
 
-// devices adds to them which can reach which.
+// devices returns what FindCUDA finds, and which devices can access each other.
 func devices(*Request, World) (any, error) {
 	info := FindCUDA()
 	driver, err := cuda.Open()
@@ -112,8 +112,8 @@ func devices(*Request, World) (any, error) {
 	}{info, peers}, nil
 }
 
-// bandwidth copies between pinned memory and the device, each way a few times, and
-// gives the best in bytes a second.
+// bandwidth copies between pinned memory and the device, four times in each direction, and returns
+// the best rates in bytes a second.
 func bandwidth(r *Request, _ World) (any, error) {
 	dev, err := r.open()
 	if err != nil {
@@ -131,7 +131,7 @@ func bandwidth(r *Request, _ World) (any, error) {
 	defer dev.Free(device)
 	best := func(dst, src unsafe.Pointer, s cuda.Stream) (float64, error) {
 		var best float64
-		for range 4 { // the first one warms up
+		for range 4 { // the first copy warms up
 			start := time.Now()
 			if err := dev.Copy(dst, src, r.Bytes, s); err != nil {
 				return 0, err
@@ -151,14 +151,14 @@ func bandwidth(r *Request, _ World) (any, error) {
 	return map[string]float64{"host_to_device": in, "device_to_host": out}, err
 }
 
-// exported is the memory that other ranks open, until it is released.
+// exported is the memory that other ranks open, until release.
 var exported struct {
 	sync.Mutex
 	device *cuda.Device
 	memory unsafe.Pointer
 }
 
-// export allocates device memory, writes to it, and returns the handle for others.
+// export allocates device memory, writes to it, and returns its handle for other ranks.
 func export(r *Request, _ World) (any, error) {
 	dev, err := r.open()
 	if err != nil {
@@ -193,7 +193,7 @@ func export(r *Request, _ World) (any, error) {
 	return map[string]string{"handle": hex.EncodeToString(handle[:])}, nil
 }
 
-// open maps another rank's memory, reads it back and looks whether it is that rank's.
+// open maps another rank's memory, reads it and checks its bytes.
 func open(r *Request, _ World) (any, error) {
 	dev, err := r.open()
 	if err != nil {
@@ -224,7 +224,7 @@ func open(r *Request, _ World) (any, error) {
 	})
 }
 
-// onHost lends memory that C may see.
+// onHost lends memory that is outside the Go heap.
 func onHost(r *Request, use func(host unsafe.Pointer, content []byte) error) error {
 	host, err := mem.Alloc(r.Bytes)
 	if err != nil {
@@ -234,7 +234,7 @@ func onHost(r *Request, use func(host unsafe.Pointer, content []byte) error) err
 	return use(host, unsafe.Slice((*byte)(host), r.Bytes))
 }
 
-// release frees what was exported; the others have closed it.
+// release frees the memory of export. The other ranks have closed it.
 func release(*Request, World) (any, error) {
 	exported.Lock()
 	defer exported.Unlock()
@@ -246,8 +246,8 @@ func release(*Request, World) (any, error) {
 	return struct{}{}, err
 }
 
-// transfer moves device memory between ranks through MPI. Every rank calls it; before
-// that a trial has shown that it does not end the process.
+// transfer moves device memory between ranks through MPI. Every rank calls it. A trial has shown
+// before that it does not end the process.
 func transfer(r *Request, world World) (any, error) {
 	lib, size, err := world()
 	if err != nil {

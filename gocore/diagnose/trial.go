@@ -1,5 +1,5 @@
-// Package diagnose finds out what this machine can do with GPU memory: what the doctor tries, and the
-// trial whether MPI takes it.
+// Package diagnose finds out what this machine can do with GPU memory: the steps of the doctor, and
+// the trial whether MPI takes it.
 package diagnose
 
 import (
@@ -27,20 +27,21 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// trialLimit is how long the child has: to start Python, MPI and CUDA, and for a transfer.
+// trialLimit is how long the child may take to start Python, MPI and CUDA, and to move memory.
 const trialLimit = 20 * time.Second
 
-// trials holds the outcome of the trial for the life of the process, as MPI is the same.
+// trials holds the outcome of the trial. It is kept as long as the process, whose MPI does not
+// change.
 var trials struct {
 	once  sync.Once
 	works bool
 	seen  string
 }
 
-// NewTrial returns the trial of lib on the device that the ranks of a node take by their
-// local rank. child is the command that makes control method cuda_trial of a new process;
-// without one there is no trial. atEnd takes what is to be called when this process ends, and returns
-// what takes it back.
+// NewTrial returns the trial of lib, on the device that a rank takes by its local rank. child is
+// the command that calls control method cuda_trial in a new process; without a command NewTrial
+// returns nil. atEnd registers a function for the end of this process, and returns a function that
+// removes it.
 func NewTrial(lib mpi.Info, localRank int, child []string, atEnd func(func(bool)) func()) func() (works bool, seen string) {
 	if len(child) == 0 {
 		return nil
@@ -51,11 +52,11 @@ func NewTrial(lib mpi.Info, localRank int, child []string, atEnd func(func(bool)
 			defer stop()
 			over := make(chan struct{})
 			defer close(over)
-			defer atEnd(func(bool) { // this process ends, and with it the child
+			defer atEnd(func(bool) { // this process ends, so the child must end too
 				stop()
 				select {
 				case <-over:
-				case <-time.After(2 * time.Second): // the kernel kills the child all the same
+				case <-time.After(2 * time.Second): // the kernel kills the child with this process
 				}
 			})()
 			trials.works, trials.seen = try(ctx, lib.Path, localRank, child)
@@ -77,14 +78,14 @@ func try(ctx context.Context, libmpi string, localRank int, child []string) (wor
 	return tryInChild(ctx, append(slices.Clone(child), request), environment)
 }
 
-// tryInChild runs the trial in a process that the launcher knows nothing of: MPI starts as
-// a job of one process there.
+// tryInChild runs the trial in a process that is not part of the launcher's job, where MPI starts
+// as a job of one process.
 func tryInChild(ctx context.Context, child, environment []string) (works bool, seen string) {
 	// The kernel kills the child when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, child[0], child[1:]...)
-	// What an MPI that crashes leaves goes with the folder.
+	// An MPI that crashes may leave files. They are deleted with this folder.
 	folder, err := os.MkdirTemp("", "paddlempi-trial-")
 	if err != nil {
 		return false, err.Error()
@@ -93,7 +94,7 @@ func tryInChild(ctx context.Context, child, environment []string) (works bool, s
 	cmd.Env = append(slices.Clone(environment), "TMPDIR="+folder, "OMPI_MCA_btl_sm_backing_directory="+folder, "OMPI_MCA_btl_vader_backing_directory="+folder)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // a grandchild may hold the pipes
+	cmd.WaitDelay = time.Second // a grandchild may hold the pipes open
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err = cmd.Run()
@@ -123,7 +124,7 @@ func lastLine(text []byte) []byte {
 	return text[bytes.LastIndexByte(text, '\n')+1:]
 }
 
-// withoutLauncher leaves out the variables by which a rank finds its job.
+// withoutLauncher removes the variables by which a rank finds its job.
 func withoutLauncher(environment []string) []string {
 	return slices.DeleteFunc(environment, func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
@@ -134,8 +135,9 @@ func withoutLauncher(environment []string) []string {
 	})
 }
 
-// Try is the child's side of a trial: it starts MPI as a job of one process, moves device memory with
-// it, and ends MPI. It returns what it moved. This process must not run MPI yet: the trial may end it.
+// Try is the trial in the child process. It starts MPI as a job of one process, moves device memory
+// with it, and finalizes MPI. It returns what it has moved. MPI must not run in this process
+// before, because the trial may crash.
 func Try(device int, sysPrefix string) (moved string, err error) {
 	driver, err := cuda.Open()
 	if err != nil {
@@ -157,11 +159,11 @@ func Try(device int, sysPrefix string) (moved string, err error) {
 	return fmt.Sprintf("MPI_Isend and MPI_Irecv moved %d, %d and %d bytes of GPU memory within one process", trialSizes[0], trialSizes[1], trialSizes[2]), lib.Finalize()
 }
 
-// trialSizes are lengths that MPIs send at once, after a handshake, and in pieces.
+// trialSizes are lengths that MPIs send eagerly, after a handshake, and in pieces.
 var trialSizes = [3]int64{8, 12<<10 + 1, 4<<20 + 3}
 
-// moveOnDevice sends n bytes of device memory to rank to of comm, receives as many from rank
-// from, and checks those: every rank sends bytes that its rank and n decide.
+// moveOnDevice sends n bytes of device memory to rank to of comm, receives n bytes from rank from,
+// and checks them. The bytes depend on the sender's rank and on n.
 func moveOnDevice(lib mpi.Library, comm mpi.Comm, dev *cuda.Device, to, from int, n int64, limit time.Duration) error {
 	me, err := lib.Rank(comm)
 	if err != nil {
@@ -180,7 +182,8 @@ func moveOnDevice(lib mpi.Library, comm mpi.Comm, dev *cuda.Device, to, from int
 		}
 		defer dev.Free(device[i])
 		for k := range content {
-			content[k] = pattern(me, n, k) ^ byte(0xff*i) // what is received differs in every byte from what lay there
+			// The receive buffer differs in every byte from what this rank sends.
+			content[k] = pattern(me, n, k) ^ byte(0xff*i)
 		}
 		if err := dev.Copy(device[i], host, n, dev.In); err != nil {
 			return err
@@ -208,7 +211,7 @@ func moveOnDevice(lib mpi.Library, comm mpi.Comm, dev *cuda.Device, to, from int
 
 func pattern(rank int, n int64, k int) byte { return byte(k*7 + k>>8*3 + rank*31 + int(n)) }
 
-// sendRecv is a send and a receive of n bytes that are under way at once.
+// sendRecv sends and receives n bytes at the same time.
 func sendRecv(lib mpi.Library, comm mpi.Comm, send, recv unsafe.Pointer, to, from int, n int64, limit time.Duration) error {
 	calls := [2]mpi.Call{
 		{Fn: mpi.FnRecv, Comm: comm, Peer: int32(from), Tag: 1, RecvBuf: recv, RecvCount: n, RecvType: lib.Byte()},

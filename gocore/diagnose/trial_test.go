@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever becomes of the child, the answer is that MPI is not given device memory, unless
-// the child says that it was moved.
+// Whatever happens to the child, MPI is given device memory only if the child says that it was
+// moved.
 func TestTrialInAChild(t *testing.T) {
 	for _, c := range []struct {
 		script string
@@ -24,7 +24,7 @@ func TestTrialInAChild(t *testing.T) {
 		{`echo noise; echo '{"moved": "8 bytes"}'`, true, "8 bytes"},
 		{`echo '{"error": "byte 3 arrived wrong"}'; exit 1`, false, "says: byte 3 arrived wrong"},
 		{`kill -SEGV $$`, false, "died of segmentation fault"},
-		{`echo '{"moved": "8 bytes"}'; kill -ABRT $$`, false, "died of aborted"}, // as MPI ends
+		{`echo '{"moved": "8 bytes"}'; kill -ABRT $$`, false, "died of aborted"}, // MPI ends a process in this way
 		{`echo 'no module named x' >&2; exit 1`, false, "exit status 1: no module named x"},
 		{`echo '{}'`, false, "failed"},
 	} {
@@ -37,7 +37,7 @@ func TestTrialInAChild(t *testing.T) {
 	assert.Contains(t, seen, "/nonexistent/python")
 }
 
-// One that hangs is ended, and what it started and wrote too.
+// A child that hangs is killed, with the processes that it started. Its files are deleted.
 func TestTrialHasADeadline(t *testing.T) {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
@@ -53,7 +53,7 @@ func TestTrialHasADeadline(t *testing.T) {
 	pid, err := strconv.Atoi(words[0])
 	require.NoError(t, err)
 	assert.NoDirExists(t, words[1])
-	require.Eventually(t, func() bool { // nobody may be there to reap it
+	require.Eventually(t, func() bool { // the process stays a zombie if nothing reaps it
 		state, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 		return err != nil || strings.Contains(string(state), ") Z ") || syscall.Kill(pid, 0) != nil
 	}, 20*time.Second, 10*time.Millisecond)

@@ -1,8 +1,8 @@
-// Package dl loads shared libraries at run time: nothing is linked at build
-// time, so that one build of the core serves every MPI.
+// Package dl loads shared libraries at run time. Nothing is linked at build time, so that one build
+// of the core works with every MPI.
 //
-// A library that was opened is never closed: MPI libraries leave threads,
-// atexit handlers and signal handlers behind that outlive any use of them.
+// A library that was opened is never closed, because MPI libraries leave threads, atexit handlers
+// and signal handlers behind.
 package dl
 
 /*
@@ -13,8 +13,8 @@ package dl
 #include <stdint.h>
 #include <stdlib.h>
 
-// dlerror's text belongs to the calling thread, and Go may move a goroutine to
-// another thread between two calls, so each function fetches it at once.
+// The text of dlerror belongs to the calling thread, and Go may move a goroutine to another thread
+// between two calls. So each function fetches it before it returns.
 static void *pmpi_dl_open(const char *path, int flags, const char **message) {
 	void *handle = dlopen(path, flags);
 	*message = handle ? NULL : dlerror();
@@ -50,7 +50,7 @@ const (
 	Now    = int(C.RTLD_NOW)
 	Lazy   = int(C.RTLD_LAZY)
 	Local  = int(C.RTLD_LOCAL)
-	Global = int(C.RTLD_GLOBAL) // its symbols serve the libraries loaded later
+	Global = int(C.RTLD_GLOBAL) // its symbols are visible to libraries loaded later
 	noload = int(C.RTLD_NOLOAD)
 )
 
@@ -60,9 +60,9 @@ type Library struct {
 	path   string
 }
 
-// Open loads the library at path (or, without a slash, of that soname) and
-// returns it. Opening one that is loaded already, whoever loaded it, returns
-// the same one. The error is the dynamic loader's text, which names the file.
+// Open loads the library at path, or of that soname if path has no slash. If the library is loaded
+// already, by anyone, Open returns it. The error is the text of the dynamic loader, which names the
+// file.
 func Open(path string, flags int) (*Library, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
@@ -78,8 +78,8 @@ func Open(path string, flags int) (*Library, error) {
 	return l, nil
 }
 
-// Loaded returns the library of that path or soname if the process has it
-// loaded already, and nil otherwise. It loads nothing.
+// Loaded returns the library of a path or soname if it is loaded in this process, else nil. It
+// loads nothing.
 func Loaded(path string) *Library {
 	l, err := Open(path, Lazy|noload)
 	if err != nil {
@@ -88,18 +88,17 @@ func Loaded(path string) *Library {
 	return l
 }
 
-// Path returns the file the loader took.
+// Path returns the file that the loader took.
 func (l *Library) Path() string { return l.path }
 
-// Lookup returns the address of the symbol, nil if the library and its
-// dependencies have none of that name.
+// Lookup returns the address of a symbol, nil if neither the library nor its dependencies have it.
 func (l *Library) Lookup(name string) unsafe.Pointer {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))
 	return C.dlsym(l.handle, s)
 }
 
-// Owner returns the file of the loaded library that address lies in, "" if none.
+// Owner returns the file of the loaded library that contains address, "" if none does.
 func Owner(address unsafe.Pointer) string {
 	if p := C.pmpi_dl_owner(address); p != nil {
 		return C.GoString(p)
@@ -107,9 +106,9 @@ func Owner(address unsafe.Pointer) string {
 	return ""
 }
 
-// Files returns the paths of the files mapped executable into this process, in
-// the order of their addresses, each once: the loaded shared libraries and the
-// program. A replaced file keeps the kernel's " (deleted)" out of its name.
+// Files returns the paths of the files that are mapped executable into this process: the program
+// and the loaded shared libraries. They are in the order of their addresses, each once. The kernel
+// appends " (deleted)" to the path of a file that was replaced; Files removes that.
 func Files() ([]string, error) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {
@@ -120,7 +119,7 @@ func Files() ([]string, error) {
 	seen := map[string]bool{}
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
-		// address perms offset dev inode path; the path may hold spaces.
+		// A line has: address perms offset dev inode path. The path may contain spaces.
 		fields := strings.SplitN(lines.Text(), " ", 6)
 		if len(fields) < 6 || !strings.Contains(fields[1], "x") {
 			continue

@@ -10,9 +10,8 @@ import "C"
 
 import "unsafe"
 
-// Getenv reads a variable of the C environment. That is the one which libraries
-// read and which Python's os.environ writes; Go's os.Getenv reads a copy made
-// when the Go runtime started, and misses what was set since.
+// Getenv reads a variable of the C environment. Libraries read that one, and Python's os.environ
+// writes to it. Go's os.Getenv reads a copy from the start of the Go runtime.
 func Getenv(name string) (value string, ok bool) {
 	n := C.CString(name)
 	defer C.free(unsafe.Pointer(n))
@@ -23,7 +22,7 @@ func Getenv(name string) (value string, ok bool) {
 	return C.GoString(v), true
 }
 
-// Environ returns the C environment, a NAME=value each.
+// Environ returns the C environment, as NAME=value.
 func Environ() (all []string) {
 	for p := unsafe.Pointer(C.environ); p != nil; p = unsafe.Add(p, unsafe.Sizeof(p)) {
 		v := *(**C.char)(p)
@@ -35,9 +34,9 @@ func Environ() (all []string) {
 	return all
 }
 
-// SetenvDefault sets a variable of the C environment unless it is set, if only
-// to nothing, and says whether it did. It must run before the library that
-// reads the variable is loaded.
+// SetenvDefault sets a variable of the C environment unless it is set, even to an empty value. It
+// returns whether it has set the variable. Call it before the library that reads the variable is
+// loaded.
 func SetenvDefault(name, value string) bool {
 	n, v := C.CString(name), C.CString(value)
 	defer C.free(unsafe.Pointer(n))

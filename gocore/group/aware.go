@@ -7,30 +7,31 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// Awareness is whether MPI takes the addresses of device memory on this rank, and how
-// that is known.
+// Awareness says whether MPI takes the addresses of device memory on this rank, and how that is
+// known.
 type Awareness struct {
 	Aware  bool   `json:"aware"`
-	How    string `json:"how"`    // "set" by the user, "asked" of MPI, "tried" in a child, "being tried"
-	Reason string `json:"reason"` // what was set, said or seen
+	How    string `json:"how"`    // "set" by the user, "asked" of MPI, "tried" in a child process, "being tried"
+	Reason string `json:"reason"` // the setting, MPI's answer, or what the trial saw
 }
 
-// Trial tries in a process of its own whether MPI moves device memory, for a crash must
-// not be this one's, and tells what it saw.
+// Trial tries in a child process whether MPI moves device memory, because the attempt may crash. It
+// also returns what it saw.
 type Trial func() (works bool, seen string)
 
-// aware finds out about MPI once. Ranks may come to different answers, and at different
-// times: a collective goes by the flags of its arrival, which all of them see.
+// aware holds what is known of MPI. It is found out once. Ranks may get different answers, at
+// different times, so a collective uses the flags of its arrival, which are the same on all
+// members.
 type aware struct {
-	known  atomic.Pointer[Awareness] // nil until asked
+	known  atomic.Pointer[Awareness] // nil until the answer is known
 	asking sync.Mutex
-	tried  chan struct{} // closed when the trial is over
+	tried  chan struct{} // closed when the trial is over; nil if there is none
 }
 
-// CUDAAware tells whether MPI may be given the addresses of this rank's tensors in device
-// memory, as far as is known by now. Where MPI says that it takes them the first question
-// starts the trial, which goes on in the background: no rank waits for it, and the others
-// not for this one. Only where no other path may be taken instead it waits.
+// CUDAAware tells whether MPI may be given the addresses of this rank's tensors in device memory,
+// according to what is known now. If MPI says that it takes them, the first question starts a trial
+// in the background. CUDAAware waits for the trial only if the settings allow no path through host
+// memory; otherwise it returns false until the trial is over.
 func (e *Env) CUDAAware() bool {
 	if known := e.aware.known.Load(); known != nil {
 		return known.Aware
@@ -38,7 +39,7 @@ func (e *Env) CUDAAware() bool {
 	return e.Awareness(!e.device.staged).Aware
 }
 
-// Awareness is CUDAAware with the reason; wait is whether to wait for a trial.
+// Awareness is CUDAAware with the reason. If wait is set it waits for a trial that is under way.
 func (e *Env) Awareness(wait bool) Awareness {
 	a := &e.aware
 	a.asking.Lock()
@@ -61,7 +62,7 @@ func (e *Env) Awareness(wait bool) Awareness {
 	return Awareness{How: "being tried", Reason: "MPI says that it takes GPU memory; a child process tries it"}
 }
 
-// ask returns what is known without a trial, nil where it takes one.
+// ask returns what is known without a trial, nil if a trial is needed.
 func (e *Env) ask() *Awareness {
 	if forced, set, err := mpi.CUDAForced(); err != nil {
 		return &Awareness{How: "set", Reason: err.Error()}

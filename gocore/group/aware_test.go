@@ -10,7 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// claims is an MPI that says something of itself.
+// claims is an MPI that says whether it takes device memory.
 type claims struct {
 	mpi.Library
 	aware bool
@@ -18,7 +18,7 @@ type claims struct {
 
 func (c claims) QueryCUDA() (bool, string) { return c.aware, "what it says" }
 
-// Nobody waits for the trial but who has no other path, and its outcome counts once it is there.
+// A call waits for the trial only if it has no other path. The outcome counts once it is there.
 func TestAwarenessIsTriedInTheBackground(t *testing.T) {
 	for _, works := range []bool{false, true} {
 		goOn, asked := make(chan struct{}), 0
@@ -33,7 +33,7 @@ func TestAwarenessIsTriedInTheBackground(t *testing.T) {
 		assert.Equal(t, 1, asked)
 
 		e = &Env{Lib: claims{aware: true}, Trial: func() (bool, string) { time.Sleep(20 * time.Millisecond); return works, "" }}
-		assert.Equal(t, works, e.CUDAAware(), "without staging it waits")
+		assert.Equal(t, works, e.CUDAAware(), "it waits if staging is not allowed")
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 )
 
-// BenchmarkSubmit is the core's own share of a synchronous all_reduce: everything but
-// the language boundary, the arrival of others and MPI.
+// BenchmarkSubmit measures what the core adds to a synchronous all_reduce, without the language
+// boundary, the arrival of other members and MPI.
 func BenchmarkSubmit(b *testing.B) {
 	lib := mpifake.New(1)[0]
 	e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)

@@ -15,25 +15,25 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// check finds wrong arguments before anything is sent, and fills c. Messages name
-// buffers by the side they are on: "send" is what this rank gives, "recv" what it gets.
+// check finds wrong arguments before anything is sent, and fills c. Its errors name the side of a
+// buffer: "send" is what this rank gives, "recv" what it gets.
 func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	a := &c.args
-	a.Lib, a.Comm, a.Rank, a.Size = g.env.Lib, g.coll, g.Rank, g.Size
+	a.Lib, a.Comm, a.Rank, a.Size = g.env.Lib, g.collComm, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root, a.Local = d.Code, d.ReduceOp, d.Scale, int(d.Root), g.local
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
 	}
 	if !t.Rooted {
-		a.Root = -1 // whatever the caller says: members do not agree on it
+		a.Root = -1 // the caller's value is ignored: it may differ between members
 	} else if a.Root < 0 || a.Root >= g.Size {
 		return status.New(status.Argument, "%s: root is rank %d of the group, which has ranks 0 to %d", d.Code, a.Root, g.Size-1)
 	}
 	root := !t.Rooted || a.Root == g.Rank
 	sends, recvs := d.Sends(), d.Recvs()
 	if !root {
-		// What only the root gives or gets is not looked at elsewhere.
+		// What only the root gives or gets is ignored on the other ranks.
 		if t.Send.RootAlone() {
 			sends = nil
 		}
@@ -61,13 +61,13 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 		return err
 	}
 	if c.args.Place != nil {
-		return g.onDevice(c, cuda.Stream(d.Stream))
+		return g.checkDevice(c, cuda.Stream(d.Stream))
 	}
 	return nil
 }
 
-// wrongNumber is the error for n tensors on one side. None of them where one is due
-// is an object of a wrong type: Python's None.
+// wrongNumber is the error for n tensors on one side. It is a TypeError if the side has none but
+// needs one: the caller passed Python's None, which is an object of a wrong type.
 func (g *Group) wrongNumber(code op.Code, side string, n int, takes op.Arity) error {
 	if n == 0 {
 		return status.New(status.Type, "%s: got no %s tensor (None, which is no tensor) on rank %d of a group of %d; it takes %s", code, side, g.Rank, g.Size, takes)
@@ -75,7 +75,7 @@ func (g *Group) wrongNumber(code op.Code, side string, n int, takes op.Arity) er
 	return status.New(status.Argument, "%s: got %d %s tensors on rank %d of a group of %d; it takes %s", code, n, side, g.Rank, g.Size, takes)
 }
 
-// parts describes buffers as contiguous memory, staged where they are not.
+// parts describes buffers as contiguous memory. A buffer that is not contiguous gets a staging.
 func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
 	for i := range bufs {
 		b := &bufs[i]
@@ -94,14 +94,14 @@ func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []co
 				return nil, err
 			}
 			if part.Layout != nil && side == "recv" && mem.Overlaps(b) {
-				return nil, shared(d.Code, i)
+				return nil, overlapError(d.Code, i)
 			}
 			room = append(room, part)
 			continue
 		}
 		if !b.Contiguous() && b.Count > 0 {
 			if side == "recv" && mem.Overlaps(b) {
-				return nil, shared(d.Code, i)
+				return nil, overlapError(d.Code, i)
 			}
 			in, out := true, false
 			if side == "recv" {
@@ -119,11 +119,11 @@ func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []co
 	return room, nil
 }
 
-func shared(code op.Code, i int) error {
+func overlapError(code op.Code, i int) error {
 	return status.New(status.Argument, "%s: recv tensor %d has elements that share memory (a stride of 0 or overlapping ones); pass a copy", code, i)
 }
 
-// checkBuf finds what is wrong with one buffer by itself.
+// checkBuf returns what is wrong with one buffer, without a look at the others.
 func checkBuf(code op.Code, side string, i int, b *op.Buf) error {
 	switch {
 	case !b.DType.Valid():
@@ -151,19 +151,20 @@ func (g *Group) checkReduce(d *op.Desc, t *op.Trait, c *call) error {
 	return nil
 }
 
-// checkCounts checks that the lengths go together and makes the signature.
+// checkCounts checks that the lengths of the buffers fit together, and makes the signature.
 func (g *Group) checkCounts(t *op.Trait, c *call) error {
 	a := &c.args
 	alike, detail := true, uint64(0)
-	// The side that has shares, and the other, which is as long as this rank's share.
-	shares, own, side := a.Recv, a.Send, "recv"
+	// shares is the side with a share for every rank. single is the other side, which has this
+	// rank's share.
+	shares, single, side := a.Recv, a.Send, "recv"
 	if t.Send.Each() {
-		shares, own, side = a.Send, a.Recv, "send"
+		shares, single, side = a.Send, a.Recv, "send"
 	}
 	switch t.Shares {
 	case op.NoShares:
 		if len(a.Send) > 0 && len(a.Recv) > 0 && a.Send[0].Count != a.Recv[0].Count {
-			return unequal(a.Code, "send", a.Send[0].Count, "recv", a.Recv[0].Count)
+			return unequalError(a.Code, "send", a.Send[0].Count, "recv", a.Recv[0].Count)
 		}
 		switch {
 		case t.Recv == op.Many:
@@ -172,15 +173,15 @@ func (g *Group) checkCounts(t *op.Trait, c *call) error {
 			a.Count = a.Part().Count
 		}
 	case op.Alike:
-		a.Count = own[0].Count
+		a.Count = single[0].Count
 		if err := g.checkAlike(c, side, shares, a.Count); err != nil {
 			return err
 		}
 	case op.Listed:
-		if err := g.checkParts(c, side, shares, own[0].Count); err != nil {
+		if err := g.checkParts(c, side, shares, single[0].Count); err != nil {
 			return err
 		}
-		if a.Count, alike = own[0].Count, even(shares); !alike {
+		if a.Count, alike = single[0].Count, even(shares); !alike {
 			a.Count, detail = 0, fingerprint(shares)
 		}
 	case op.Pairwise:
@@ -189,7 +190,7 @@ func (g *Group) checkCounts(t *op.Trait, c *call) error {
 			return err
 		}
 		if alike = even(a.Send) && even(a.Recv); !alike {
-			a.Count = -1 // the lengths are exchanged
+			a.Count = -1 // members need not agree: the lengths are exchanged later
 		}
 	}
 	if alike {
@@ -206,8 +207,8 @@ func (g *Group) checkCounts(t *op.Trait, c *call) error {
 	return nil
 }
 
-// checkPairs checks both sides of shares by pairs of ranks and returns the length of what this rank
-// sends itself.
+// checkPairs checks both sides of a collective with a share for every pair of ranks. It returns how
+// many elements this rank sends to itself.
 func (g *Group) checkPairs(c *call) (int64, error) {
 	a := &c.args
 	for i, parts := range [2][]coll.Part{a.Send, a.Recv} {
@@ -215,47 +216,47 @@ func (g *Group) checkPairs(c *call) (int64, error) {
 			return 0, status.New(status.Argument, "%s: the %s tensor has %d elements, which %d ranks cannot share evenly; give split sizes", a.Code, [2]string{"send", "recv"}[i], parts[0].Count, g.Size)
 		}
 	}
-	own, back := g.own(a.Send), g.own(a.Recv)
-	if own != back {
-		return 0, status.New(status.Argument, "%s: this rank sends itself %d elements and expects %d", a.Code, own, back)
+	sent, expected := g.countForSelf(a.Send), g.countForSelf(a.Recv)
+	if sent != expected {
+		return 0, status.New(status.Argument, "%s: this rank sends itself %d elements and expects %d", a.Code, sent, expected)
 	}
-	return own, nil
+	return sent, nil
 }
 
-// checkParts checks one buffer of Size parts, or Size buffers, of which this rank's
-// part must have own elements.
-func (g *Group) checkParts(c *call, side string, parts []coll.Part, own int64) error {
+// checkParts checks one buffer of Size parts, or Size buffers. This rank's part must have count
+// elements.
+func (g *Group) checkParts(c *call, side string, parts []coll.Part, count int64) error {
 	if len(parts) == 1 {
-		if want := own * int64(g.Size); parts[0].Count != want {
-			return status.New(status.Argument, "%s: the %s tensor has %d elements; %d ranks of %d elements need %d", c.args.Code, side, parts[0].Count, g.Size, own, want)
+		if want := count * int64(g.Size); parts[0].Count != want {
+			return status.New(status.Argument, "%s: the %s tensor has %d elements; %d ranks of %d elements need %d", c.args.Code, side, parts[0].Count, g.Size, count, want)
 		}
 		return nil
 	}
-	if got := parts[g.Rank].Count; got != own {
-		return status.New(status.Argument, "%s: %s tensor %d, this rank's own, has %d elements, its counterpart %d", c.args.Code, side, g.Rank, got, own)
+	if got := parts[g.Rank].Count; got != count {
+		return status.New(status.Argument, "%s: %s tensor %d, this rank's own, has %d elements, its counterpart %d", c.args.Code, side, g.Rank, got, count)
 	}
 	return nil
 }
 
-// checkAlike checks the root's buffers, which must all have each elements.
-func (g *Group) checkAlike(c *call, side string, parts []coll.Part, each int64) error {
+// checkAlike checks the root's buffers, each of which must have count elements.
+func (g *Group) checkAlike(c *call, side string, parts []coll.Part, count int64) error {
 	if len(parts) == 1 && g.Size > 1 {
-		return g.checkParts(c, side, parts, each)
+		return g.checkParts(c, side, parts, count)
 	}
 	for i, p := range parts {
-		if p.Count != each {
-			return status.New(status.Argument, "%s: %s tensor %d has %d elements; every rank's has %d", c.args.Code, side, i, p.Count, each)
+		if p.Count != count {
+			return status.New(status.Argument, "%s: %s tensor %d has %d elements; every rank's has %d", c.args.Code, side, i, p.Count, count)
 		}
 	}
 	return nil
 }
 
-func unequal(code op.Code, side string, n int64, other string, m int64) error {
+func unequalError(code op.Code, side string, n int64, other string, m int64) error {
 	return status.New(status.Argument, "%s: the %s tensor has %d elements, the %s tensor %d; they must be equal", code, side, n, other, m)
 }
 
-// own is the length of this rank's own part.
-func (g *Group) own(parts []coll.Part) int64 {
+// countForSelf returns the number of elements in this rank's own part.
+func (g *Group) countForSelf(parts []coll.Part) int64 {
 	if len(parts) == 1 {
 		return parts[0].Count / int64(g.Size)
 	}

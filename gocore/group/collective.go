@@ -13,54 +13,52 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// call is a collective that was found in order.
+// call is a collective whose arguments were checked.
 type call struct {
 	request
 	prog coll.Program
 }
 
-// request is what a call is about.
+// request is what the caller asked for, and what check found out about it.
 type request struct {
 	args     coll.Args
 	sig      arrive.Signature
 	flags    arrive.Flags
 	deadline time.Time
 	timeout  time.Duration
-	async    bool // its caller does not wait
-	nested   bool // it comes from a handler that interrupted a wait of its own thread
-	// interrupted is what the caller is told in the end: its interrupt came in the
-	// moment in which the last member did, when the collective could no more be given up.
+	async    bool // the caller does not wait
+	nested   bool // the call comes from a handler that interrupted a wait of its own thread
+	// interrupted is an interrupt that came when all members had arrived, too late to give the
+	// collective up. The caller gets it as an error once the collective is over.
 	interrupted error
-	staged      []staging   // host tensors that are not contiguous
-	stream      cuda.Stream // that tensors in device memory are ordered with
-	mappable    bool        // other processes can map all of those
-	// Room for the usual one buffer a side, so that no slice is allocated.
+	staged      []staging   // contiguous copies of host tensors that are not
+	stream      cuda.Stream // the stream on which tensors in device memory are produced and used
+	mappable    bool        // other processes can map all tensors in device memory
+	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
 }
 
-// calls are reused: the synchronous path allocates nothing.
+// calls are reused, so that the synchronous path allocates nothing.
 var calls = sync.Pool{New: func() any { return new(call) }}
 
 func (c *call) recycle() {
 	c.request = request{}
-	c.prog.Reset(nil) // which keeps the memory of its steps
+	c.prog.Reset(nil) // keeps the memory of its steps
 	calls.Put(c)
 }
 
-// reserve takes the scratch memory that the collective may want, before it is announced: the others
-// would wait in MPI for a rank that finds out later that it has none.
+// reserve allocates the scratch memory that the collective may need, before it is announced. If
+// memory ran out after the announcement, the other members would wait in MPI for this rank.
 func (c *call) reserve() error {
 	return c.prog.Reserve(coll.Scratch(&c.args, c.flags))
 }
 
-// inlineSpin is how many pauses an inline arrival spins for before it waits in
-// the adaptive way: some 20 us.
+// inlineSpin is how many pauses an inline arrival spins before it waits adaptively: some 20 us.
 const inlineSpin = 2000
 
-// runInline carries out a synchronous collective on this thread, which is possible
-// when the group is idle and its members share a node. done is false where it is
-// not: nothing has happened then. lingering is a handle, with an error, where MPI may use the
-// memory longer.
+// runInline carries out a synchronous collective on this thread if the group is idle and its
+// members share a node. Otherwise it does nothing and returns done = false. If MPI may use the
+// memory after an error, lingering is the handle that comes with the error.
 func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error) {
 	if !g.local {
 		return false, nil, nil
@@ -79,13 +77,13 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 
 	state, res, err := g.arriveInline(c)
 	if err == nil {
-		g.met = g.seq
+		g.arrived = g.seq
 	}
 	switch {
 	case err != nil:
 		g.fail(err)
 	case !g.agreed(c, state, res):
-		err = g.verdict(c, state, res)
+		err = g.agreementError(c, state, res)
 	default:
 		return g.carryOut(c, res)
 	}
@@ -93,8 +91,9 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 	return true, nil, err
 }
 
-// carryOut runs c, at which everyone has arrived, on this thread: with blocking MPI calls where all
-// members wait inside their calls and no step polls, else as a task that it waits for.
+// carryOut runs c on this thread; all members have arrived. It makes blocking MPI calls if every
+// member waits inside its call and the algorithm does not poll. Otherwise it makes a task and waits
+// for it.
 func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *work.Handle, err error) {
 	alg, err := c.choose(g, agreed)
 	switch {
@@ -118,7 +117,7 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 			err = c.prog.Run()
 		}
 	}
-	err = g.after(err)
+	err = g.breakIfFailed(err)
 	if c.staged != nil {
 		err = c.unstage(err)
 	}
@@ -129,9 +128,9 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 	return true, nil, err
 }
 
-// arriveInline announces c and waits for the others. The only failures are the
-// deadline, an interrupt and a member that has left; each breaks the group for all
-// its members. Where all have come in the same moment the collective runs all the same.
+// arriveInline announces c and waits for the other members. It fails only because of the deadline,
+// an interrupt, or a member that has left; each of these breaks the group for all members. If the
+// last member arrived at that very moment, there is no failure and the collective runs.
 func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	g.seq++
 	spin := inlineSpin
@@ -183,8 +182,8 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	return g.arrival.Poll(0)
 }
 
-// build packs what is staged and makes the steps of c. The others have arrived and run
-// theirs, so an error here breaks the group.
+// build packs staged tensors and makes the steps of c. The other members have arrived and run their
+// steps, so an error here breaks the group.
 func (c *call) build(alg *coll.Algorithm) error {
 	c.prog.Reset(c.args.Lib)
 	for i := range c.staged {
@@ -195,27 +194,27 @@ func (c *call) build(alg *coll.Algorithm) error {
 	return alg.Build(&c.args, &c.prog)
 }
 
-// unserved is an error of the choice of an algorithm. All members find the same, for they
-// choose by what they agree on, and nothing was sent.
-type unserved struct{ error }
+// noAlgorithm is the error that no algorithm serves a call. All members get it alike, because they
+// choose by what they have agreed on, and nothing was sent.
+type noAlgorithm struct{ error }
 
-// after breaks the group when a collective failed half way. A mismatch that the
-// operation found itself, before it moved anything, is not such a failure.
-// It names ranks of the group, for an algorithm knows no others.
-func (g *Group) after(err error) error {
-	if err == nil { // before what errors.As makes escape to the heap
+// breakIfFailed breaks the group if a collective failed half way, and returns the error for the
+// caller. Two errors do not break it, because no data was moved: noAlgorithm, and a mismatch that
+// the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
+func (g *Group) breakIfFailed(err error) error {
+	if err == nil { // return before e and none, whose addresses errors.As takes, are allocated
 		return nil
 	}
 	var e *status.Error
-	var none unserved
+	var none noAlgorithm
 	switch {
 	case errors.As(err, &none):
 		return none.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
-		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.world(e.Ranks)...)
+		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.worldRanks(e.Ranks)...)
 	default:
 		if errors.As(err, &e) && e.Code == status.Cuda {
-			e.Ranks = g.world(e.Ranks)
+			e.Ranks = g.worldRanks(e.Ranks)
 		}
 		g.fail(err)
 	}
@@ -230,12 +229,12 @@ func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
 	}
 	alg, err := coll.Choose(&c.args.Sig)
 	if err != nil {
-		return nil, unserved{err}
+		return nil, noAlgorithm{err}
 	}
 	return alg, nil
 }
 
-// release ends a collective and starts the one that is queued behind it, if the group goes on.
+// release ends a collective. It starts the next one of the queue, unless the group is ending.
 func (g *Group) release() {
 	g.mu.Lock()
 	if len(g.queue) > 0 && g.ending() == nil {
@@ -256,7 +255,7 @@ func (g *Group) release() {
 	g.drop(left, g.ending())
 }
 
-// drop ends collectives that were queued and will not begin, because of err.
+// drop ends queued collectives that will not begin because of err.
 func (g *Group) drop(queue []*collective, err error) {
 	for _, t := range queue {
 		g.env.unhold()
@@ -265,7 +264,7 @@ func (g *Group) drop(queue []*collective, err error) {
 	}
 }
 
-// enqueue starts t, or lets it wait for its turn.
+// enqueue starts t if the group is idle, else appends it to the queue.
 func (g *Group) enqueue(t *collective) error {
 	g.mu.Lock()
 	if err := g.usableLocked(t.call.args.Code); err != nil {
@@ -293,7 +292,8 @@ func (g *Group) enqueue(t *collective) error {
 	return nil
 }
 
-// makeRefusal turns t into a refusal if it has not begun: the others count on its place.
+// makeRefusal turns t into a refusal if it is still in the queue. t is not removed, because the
+// other members announce a collective in its place.
 func (g *Group) makeRefusal(t *collective) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -304,12 +304,12 @@ func (g *Group) makeRefusal(t *collective) bool {
 	return true
 }
 
-// expireGrace lets the collective before end first, whose deadline may be the same: that one
-// knows who never came.
+// expireGrace is added to the deadline of a queued collective. The collective before it may have
+// the same deadline and should fail first, because its error names the ranks that never came.
 const expireGrace = 200 * time.Millisecond
 
-// expire gives up those collectives whose turn has not come when their deadline passes. Nobody
-// polls them: Env.chores calls this now and then.
+// expire gives up the queued collectives whose deadline has passed. The engine does not poll them,
+// so Env.chores calls expire now and then.
 func (g *Group) expire(now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -322,10 +322,10 @@ func (g *Group) expire(now time.Time) {
 	}
 }
 
-// await waits for a synchronous operation that runs as a task. Its caller gives up
-// at an interrupt; the deadline is the task's own. A collective whose turn has not
-// come keeps its place, for the others count on it: this rank refuses its part. The handle
-// is returned where MPI may use the memory longer.
+// await waits for a synchronous operation that runs as a task. An interrupt makes the caller give
+// up; the deadline is watched by the task itself. If the collective is still in the queue, it stays
+// there as a refusal, because the other members expect an announcement. If MPI may use the memory
+// after an error, await returns the handle.
 func (g *Group) await(t *collective) (lingering *work.Handle, r work.Result, err error) {
 	stream := uint64(t.call.stream)
 	r, err = t.handle.Wait(-1, g.env.Interrupt)
@@ -334,9 +334,9 @@ func (g *Group) await(t *collective) (lingering *work.Handle, r work.Result, err
 			t.end(err)
 		} else if t.handle.GiveUp(err) {
 			g.fail(err)
-			g.env.Engine.StartProgress() // t gives itself up, or lingers until MPI is done with it
+			g.env.Engine.StartProgress() // t fails in the arrival, or lingers until MPI is done with its memory
 		} else {
-			r, err = t.handle.Result() // it ended in the same moment
+			r, err = t.handle.Result() // t ended at the same moment
 		}
 	}
 	if err = t.handle.Follow(stream, err); err != nil && !t.handle.Settled() {
@@ -351,7 +351,7 @@ const (
 	queued stage = iota
 	arriving
 	running
-	lingering // failed for its caller, its requests are still under way
+	lingering // failed for its caller, but MPI still has requests of it
 )
 
 // collective is the task of a collective that does not run inline.
@@ -360,13 +360,13 @@ type collective struct {
 	call    call
 	handle  *work.Handle
 	stage   stage
-	refused bool // it only takes part in the arrival
-	counted bool // in Group.async, until its caller is told
+	refused bool // t only takes part in the arrival
+	counted bool // t is counted in Group.async until its caller is told of its end
 	polls   int
 }
 
-// newCollective makes a task of c, which it takes everything from: with its own copies of what points
-// into c, and of what the caller keeps during the call only.
+// newCollective makes a task that takes over everything that c holds. It copies what points into c,
+// and what the caller keeps only during the call.
 func (g *Group) newCollective(c *call) *collective {
 	t := &collective{g: g, call: *c, handle: g.env.Engine.NewHandle()}
 	t.call.one = [2]coll.Part{}
@@ -376,21 +376,21 @@ func (g *Group) newCollective(c *call) *collective {
 		t.call.deadline = time.Now().Add(c.timeout)
 	}
 	for i := range t.call.staged {
-		t.call.staged[i].own()
+		t.call.staged[i].copyLayout()
 	}
 	c.staged, c.args.Place, c.prog = nil, nil, coll.Program{}
 	return t
 }
 
-// refuse makes t one that only takes part in the arrival. Nothing of it is under way, and
-// Group.mu is held.
+// refuse turns t into a task that only takes part in the arrival. t has not begun, and the caller
+// holds Group.mu.
 func (t *collective) refuse() {
 	t.refused = true
 	t.discard()
 	t.g.env.Engine.StartProgress()
 }
 
-// begin announces t, whose turn it is.
+// begin announces t. No other collective of the group is under way.
 func (t *collective) begin() {
 	g := t.g
 	g.seq++
@@ -398,7 +398,7 @@ func (t *collective) begin() {
 	flags := t.call.flags
 	if t.refused {
 		flags |= arrive.Refused
-		t.call.deadline = time.Now().Add(g.Timeout()) // it may have waited long for its turn
+		t.call.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed in the queue
 	}
 	if _, _, err := g.arrival.Announce(g.seq, &t.call.sig, flags, 0); err != nil {
 		g.fail(err)
@@ -408,8 +408,7 @@ func (t *collective) begin() {
 	g.env.Engine.Add(t)
 }
 
-// Requests adds what MPI still has to do for t. Once all have arrived it is polls that
-// move the data.
+// Requests adds the MPI requests of t. Once all members have arrived, polling moves the data.
 func (t *collective) Requests(b *work.Batch) (moving bool) {
 	if t.stage < running {
 		return false
@@ -418,7 +417,7 @@ func (t *collective) Requests(b *work.Batch) (moving bool) {
 	return t.stage == running
 }
 
-// Poll takes t a step further.
+// Poll takes t further, without waiting.
 func (t *collective) Poll() bool {
 	switch t.stage {
 	case arriving:
@@ -436,7 +435,7 @@ func (t *collective) pollArrival() bool {
 			return false
 		}
 		if t.refused && g.local && g.ending() != nil {
-			t.over(nil) // who comes later sees the refusal all the same
+			t.over(nil) // the announcement stays in the lines: a member that comes later sees the refusal
 			return true
 		}
 		if !g.arrival.GiveUp(g.seq, status.CodeOf(err)) {
@@ -447,7 +446,7 @@ func (t *collective) pollArrival() bool {
 		err = g.closedError(&t.call)
 	}
 	if err == nil {
-		g.met = g.seq
+		g.arrived = g.seq
 	}
 	switch {
 	case err != nil:
@@ -458,10 +457,10 @@ func (t *collective) pollArrival() bool {
 		t.over(nil)
 		return true
 	}
-	err = g.verdict(&t.call, state, res)
+	err = g.agreementError(&t.call, state, res)
 	if err == nil {
 		if err = t.start(res); err != nil {
-			err = g.after(err)
+			err = g.breakIfFailed(err)
 		}
 	}
 	if err != nil {
@@ -471,10 +470,10 @@ func (t *collective) pollArrival() bool {
 	return t.pollProgram()
 }
 
-// whyGiveUp returns an error when t, which waits for others, waits no longer.
+// whyGiveUp returns an error if t, which waits for other members, must stop waiting.
 func (t *collective) whyGiveUp() error {
 	if !t.refused && t.handle.Done() {
-		_, err := t.handle.Result() // its caller was interrupted
+		_, err := t.handle.Result() // the caller was interrupted
 		return err
 	}
 	if err := t.g.endingError(describe(t.call.sig)); err != nil {
@@ -483,7 +482,7 @@ func (t *collective) whyGiveUp() error {
 	return t.overdue()
 }
 
-// start makes the steps of t. It is called once all have arrived.
+// start chooses the algorithm and makes the steps of t, once all members have arrived.
 func (t *collective) start(agreed arrive.Result) error {
 	alg, err := t.call.choose(t.g, agreed)
 	if err != nil {
@@ -495,7 +494,7 @@ func (t *collective) start(agreed arrive.Result) error {
 	return err
 }
 
-// run begins the program, which has as long as the arrival had.
+// run begins the program. It may take the whole timeout, whatever the arrival took.
 func (t *collective) run() {
 	t.stage = running
 	t.call.deadline = time.Now().Add(t.call.timeout)
@@ -504,7 +503,7 @@ func (t *collective) run() {
 func (t *collective) pollProgram() bool {
 	done, err := t.call.prog.Poll()
 	if done {
-		t.endOnDevice(t.call.unstage(t.g.after(err)))
+		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(err)))
 		t.discard()
 		t.g.release()
 		return true
@@ -526,8 +525,8 @@ func (t *collective) pollProgram() bool {
 	return false
 }
 
-// overdue returns an error when the deadline has passed or a member will not come to what t
-// waits for. It looks at the clock at every 32nd call.
+// overdue returns an error if the deadline has passed, or if a member will never come. It looks at
+// the clock at every 32nd call.
 func (t *collective) overdue() error {
 	if t.polls++; t.polls&31 != 0 {
 		return nil
@@ -546,36 +545,36 @@ func (t *collective) overdue() error {
 	return nil
 }
 
-// end tells the caller, who may have been told before, that MPI is done with the memory and
-// how the operation ended.
-func (t *collective) end(err error) { t.told(t.handle.Finish(work.Result{}, err)) }
+// end reports how the operation ended, and that MPI is done with its memory. The caller may have
+// been told of a failure before, by giveUp.
+func (t *collective) end(err error) { t.countOff(t.handle.Finish(work.Result{}, err)) }
 
 // giveUp tells the caller that t failed while MPI may still use the memory.
-func (t *collective) giveUp(err error) { t.told(t.handle.GiveUp(err)) }
+func (t *collective) giveUp(err error) { t.countOff(t.handle.GiveUp(err)) }
 
-// endOnDevice is end for a program that ran, of which something may still be queued on a device.
+// endOnDevice ends t after its program. Work of t may still be queued on a device.
 func (t *collective) endOnDevice(err error) {
-	left := t.call.leaveDevice()
+	left := t.call.releaseDevice()
 	if err != nil && left != nil {
 		left.Release()
 		left = nil
 	}
-	t.told(left.finish(t.handle, work.Result{}, err))
+	t.countOff(left.finish(t.handle, work.Result{}, err))
 }
 
-// told counts an asynchronous operation off when its caller is told of its end.
-func (t *collective) told(first bool) {
+// countOff takes t out of Group.async, when its caller is told of its end for the first time.
+func (t *collective) countOff(first bool) {
 	if first && t.counted {
 		t.g.async.Add(-1)
 	}
 }
 
-// over ends t and gives the group to the next collective.
+// over ends t and releases the group for the next collective.
 func (t *collective) over(err error) {
 	t.end(err)
 	t.discard()
 	t.g.release()
 }
 
-// discard frees what t holds; nothing of it is under way.
+// discard frees what t holds. MPI has no request of t.
 func (t *collective) discard() { t.call.drop() }

@@ -14,7 +14,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// World makes the group of all ranks. Collective over the world.
+// World makes the group of all ranks. It is collective over the world.
 func (e *Env) World(id int64, timeout time.Duration) (*Group, error) {
 	ranks := make([]int, e.Topo.Size)
 	for i := range ranks {
@@ -27,12 +27,12 @@ func (e *Env) World(id int64, timeout time.Duration) (*Group, error) {
 	return e.finish(id, 0, ranks, comm, timeout)
 }
 
-// New makes a group of the world ranks given, in their order, of which this rank is
-// one. It is collective over the members only. The members first meet by messages,
-// because MPI_Comm_create_group (MPI-4.1 section 7.4.2) has no deadline; who never
-// came is named. Its two communicators are made at once, not at first use: ranks
-// whose collectives of two groups are under way in different orders would each wait
-// in the creation of another one.
+// New makes a group of the given world ranks, in their order; this rank is one of them. It is
+// collective over the members only. The members first meet by messages, because
+// MPI_Comm_create_group (MPI-4.1 section 7.4.2) has no deadline; the error names the ranks that
+// never came. The group's two communicators are made at once, not at first use. Otherwise two ranks
+// could use two groups in different orders for the first time, and each would wait in the creation
+// of another communicator.
 func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) {
 	e.makers.Add(1)
 	defer e.makers.Add(-1)
@@ -58,9 +58,9 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 	return e.finish(id, key, ranks, comm, timeout)
 }
 
-// finish makes what a group needs beside its communicator.
+// finish makes everything of a group but its first communicator.
 func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout time.Duration) (*Group, error) {
-	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: indexOf(ranks, e.Topo.Rank), coll: comm}
+	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: indexOf(ranks, e.Topo.Rank), collComm: comm}
 	g.timeout.Store(int64(timeout))
 	if g.Size == 1 {
 		g.local = true
@@ -69,7 +69,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout t
 		return g, nil
 	}
 	var err error
-	if g.side, err = e.Lib.Dup(comm); err != nil {
+	if g.msgComm, err = e.Lib.Dup(comm); err != nil {
 		return nil, err
 	}
 	if e.Topo.OneNode(ranks) {
@@ -83,7 +83,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout t
 			return g, nil
 		}
 	}
-	if g.wire, err = arrive.NewWire(e.Lib, g.side, g.Size); err != nil {
+	if g.wire, err = arrive.NewWire(e.Lib, g.msgComm, g.Size); err != nil {
 		return nil, err
 	}
 	g.arrival = g.wire
@@ -91,23 +91,24 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout t
 	return g, nil
 }
 
-// messageComm returns what messages go over. A group of one rank sends to itself alone, which
-// few do: it gets its communicator at its first message.
+// messageComm returns the communicator of the messages. A group of one rank gets it at its first
+// message, because few programs send messages to themselves.
 func (g *Group) messageComm() (mpi.Comm, error) {
 	if g.Size > 1 {
-		return g.side, nil
+		return g.msgComm, nil
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var err error
-	if g.side == 0 {
-		g.side, err = g.env.Lib.CreateGroup(g.env.base, []int32{int32(g.Ranks[0])}, 0)
+	if g.msgComm == 0 {
+		g.msgComm, err = g.env.Lib.CreateGroup(g.env.base, []int32{int32(g.Ranks[0])}, 0)
 	}
-	return g.side, err
+	return g.msgComm, err
 }
 
-// key names a group before it exists: its ranks, and how many of the same were made
-// before, which the members count alike because they make them in the same order.
+// key identifies a group before it exists. It is made of the ranks and of how many groups of the
+// same ranks were made before. The members count these alike, because they make them in the same
+// order.
 func (e *Env) key(ranks []int) uint64 {
 	h := fnv.New64a()
 	var b [8]byte
@@ -125,23 +126,26 @@ func (e *Env) key(ranks []int) uint64 {
 	return h.Sum64()
 }
 
-// unmake takes an attempt back that failed, so that the next one has the same key as
-// that of a member which never made the first.
+// unmake takes back an attempt that failed. The next attempt has the same key again, as has that of
+// a member that did not come to this one.
 func (e *Env) unmake(ranks []int) {
 	e.mu.Lock()
 	e.made[fmt.Sprint(ranks)]--
 	e.mu.Unlock()
 }
 
-// verdictGrace is how long a member that said it is still there waits for the first member's word,
-// beyond its own deadline.
-const verdictGrace = 2 * time.Second
+// decisionGrace is how long past its own deadline a member that was asked by the first member waits
+// for the first member's decision.
+const decisionGrace = 2 * time.Second
 
-// meet returns when all members have come to make group key, or to another meeting of that name.
-// The first member collects the others. An attempt may have been given up by the time that its hello
-// is read, so each hello has a number, and once all are there the first member asks each whether it
-// is still at that attempt, before it tells all to go. It also asks at a hello's arrival: a member
-// that was never asked need not wait for a verdict beyond its deadline.
+// meet returns when all members have come to make group key, or to another meeting with that key.
+// The first member decides; the others send it a hello.
+//
+// A member may have given up its attempt by the time the first member reads the hello. Therefore
+// every hello has a number. Once all hellos are there, the first member asks all members whether
+// they are still at the attempt of that number, and tells them to go when all have said yes. It
+// also asks each member when its hello arrives. A member that was never asked therefore knows that
+// its hello was not read, and need not wait past its deadline.
 func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) (missing []int, err error) {
 	deadline := time.Now().Add(timeout)
 	if e.Topo.Rank == ranks[0] {
@@ -150,15 +154,15 @@ func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) (missing []in
 	return e.attend(key, ranks[0], deadline)
 }
 
-// attempt is what the first member knows of the attempt of another.
+// attempt is what the first member knows of another member's attempt.
 type attempt struct {
-	number []byte // that of its hello
-	round  uint64 // the last round in which it was asked
-	asked  []byte // with what: its answer is the same
-	still  bool   // it has answered in that round
+	number []byte // number of its hello
+	round  uint64 // the last round in which the member was asked
+	asked  []byte // body of that question; the answer has the same
+	still  bool   // the member has answered in that round
 }
 
-// collect is the first member's part of meet.
+// collect is meet on the first member.
 func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []int, err error) {
 	came := map[int]*attempt{}
 	ask := func(r int, round uint64) {
@@ -167,7 +171,7 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 		a.asked = binary.LittleEndian.AppendUint64(bytes.Clone(a.number), round)
 		e.mail.send(r, mailReady, key, a.asked)
 	}
-	round := uint64(0) // 0 asks who arrives, each later one asks all
+	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
 	err = e.wait(func() bool {
 		e.mail.pump()
 		missing = missing[:0]
@@ -186,7 +190,7 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 			return false
 		}
 		for _, r := range others {
-			if came[r].round == 0 { // somebody is new: what the others said may be old
+			if came[r].round == 0 { // it is new: the others' answers may be old
 				round++
 				for _, r := range others {
 					ask(r, round)
@@ -221,7 +225,7 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 	return missing, err
 }
 
-// attend is the part of meet of all members but the first.
+// attend is meet on the members other than the first.
 func (e *Env) attend(key uint64, first int, deadline time.Time) (missing []int, err error) {
 	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
 	e.mail.send(first, mailHello, key, number)
@@ -230,7 +234,7 @@ func (e *Env) attend(key uint64, first int, deadline time.Time) (missing []int, 
 	err = e.wait(func() bool {
 		e.mail.pump()
 		if body, ok := e.mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) {
-			until = later(deadline, time.Now()).Add(verdictGrace)
+			until = later(deadline, time.Now()).Add(decisionGrace)
 			e.mail.send(first, mailStill, key, body)
 		}
 		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
@@ -265,9 +269,9 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// MonitoredBarrier returns when all members have called it. It meets them by messages and takes no
-// part in the order of the collectives: when some do not come within timeout, those that did get an
-// error that names them, and the group stays usable.
+// MonitoredBarrier returns when all members have called it. It uses messages and has no part in the
+// order of the collectives. If some members do not come within timeout, the others get an error
+// that names them, and the group stays usable.
 func (g *Group) MonitoredBarrier(timeout time.Duration) error {
 	e := g.env
 	e.makers.Add(1)
@@ -281,7 +285,7 @@ func (g *Group) MonitoredBarrier(timeout time.Duration) error {
 	return e.meetError("monitored_barrier", "called monitored_barrier on this group; the group stays usable", err, g.Ranks, missing, timeout)
 }
 
-// meetError says of a meeting that failed who did not come to it.
+// meetError turns the error of a meeting into one that names the members that did not come.
 func (e *Env) meetError(what, need string, err error, ranks, missing []int, timeout time.Duration) error {
 	switch {
 	case err == nil:
@@ -294,7 +298,7 @@ func (e *Env) meetError(what, need string, err error, ranks, missing []int, time
 	return status.New(status.Timeout, "%s(ranks=%v): after %v world rank(s) %v had not %s", what, brief(ranks), timeout, brief(missing), need).WithRanks(missing...)
 }
 
-// brief keeps long lists of ranks readable.
+// brief formats a list of ranks, shortened if it is long.
 func brief(ranks []int) string {
 	const show = 16
 	if len(ranks) <= show {

@@ -16,18 +16,18 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// chunkDefault is the length of the pieces in which tensors are staged: long enough for MPI
-// to come to its full speed, short enough for three to lie in a cache.
+// chunkDefault is the length in bytes of the pieces in which tensors are staged. It is long enough
+// for MPI to reach its full speed, and three pieces fit into a cache.
 const chunkDefault = 4 << 20
 
-// deviceSettings is what the environment says of tensors in device memory.
+// deviceSettings is what environment variables say about tensors in device memory.
 type deviceSettings struct {
-	chunk               int64 // the smallest of all ranks'
-	ipc, direct, staged bool  // the paths allowed
+	chunk               int64 // bytes; the smallest value of all ranks
+	ipc, direct, staged bool  // the paths that are allowed
 	reduceOnDevice      bool
 }
 
-// readDeviceSettings reads them once, at init, so that all ranks can agree on the chunk.
+// readDeviceSettings reads the settings once, at init, so that all ranks can agree on the chunk.
 func readDeviceSettings() (s deviceSettings, err error) {
 	s = deviceSettings{chunk: chunkDefault, ipc: true, direct: true, staged: true}
 	if v, ok := dl.Getenv("PADDLEMPI_CUDA_CHUNK"); ok && v != "" {
@@ -61,7 +61,8 @@ func readDeviceSettings() (s deviceSettings, err error) {
 	return s, err
 }
 
-// locate finds out where a tensor that is said to be on a device lies.
+// locate returns the device of a tensor that its caller says is on one, and where exactly its
+// memory is.
 func locate(code op.Code, side string, i int, b *op.Buf) (*cuda.Device, cuda.Location, error) {
 	if b.DeviceType != op.DeviceCUDA && b.DeviceType != op.DeviceCUDAManaged {
 		return nil, cuda.Location{}, status.New(status.Unsupported, "%s: %s tensor %d is in the memory of a device of DLPack type %d; CUDA's and the host's are served: copy it to the CPU first",
@@ -88,7 +89,7 @@ func locate(code op.Code, side string, i int, b *op.Buf) (*cuda.Device, cuda.Loc
 	return dev, at, err
 }
 
-// devicePart describes one tensor of a collective that is in device memory.
+// devicePart describes a tensor of a collective that is in device memory.
 func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part, error) {
 	dev, at, err := locate(d.Code, side, i, b)
 	if err != nil {
@@ -110,21 +111,22 @@ func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part,
 	return part, nil
 }
 
-// layout is b with its shape and strides copied: the caller keeps them during submit only.
-// They are read by Go alone.
+// layout returns b with copies of its shape and strides, which the caller keeps only during Submit.
+// Only Go reads the copies.
 func layout(b *op.Buf) *op.Buf {
-	own := *b
+	described := *b
 	dims := append(append(make([]int64, 0, 2*b.NDim), b.Dims()...), b.Steps()...)
-	own.Shape, own.Strides = unsafe.Pointer(&dims[0]), unsafe.Pointer(&dims[b.NDim])
-	return &own
+	described.Shape, described.Strides = unsafe.Pointer(&dims[0]), unsafe.Pointer(&dims[b.NDim])
+	return &described
 }
 
-// onDevice ends the check of a call with tensors in device memory: what the producing
-// stream has queued by now comes before it, and the flags say which ways are open to it.
-func (g *Group) onDevice(c *call, stream cuda.Stream) error {
+// checkDevice ends the check of a call with tensors in device memory. It records what the producing
+// stream has queued by now, because that comes before the collective. Its flags say which paths
+// this rank can take.
+func (g *Group) checkDevice(c *call, stream cuda.Stream) error {
 	pl, s := c.args.Place, &g.env.device
 	var err error
-	if pl.Ready, err = produced(c.args.Code, pl.Device, stream); err != nil {
+	if pl.Ready, err = markStream(c.args.Code, pl.Device, stream); err != nil {
 		return err
 	}
 	c.stream = stream
@@ -145,10 +147,10 @@ func (g *Group) onDevice(c *call, stream cuda.Stream) error {
 	return nil
 }
 
-// awaitDevice waits, in a synchronous call that the host takes part in, until the producing
-// stream has come to it: here, where nothing is announced yet, for the wait can be long, and
-// from the blocking calls that follow neither the deadline nor Ctrl-C would bring it back.
-// Where the ranks may reach into each other's memory the devices wait instead.
+// awaitDevice waits until the producing stream has finished what it had queued before a synchronous
+// call. It waits before the call is announced, because the wait can be long, and neither the
+// deadline nor Ctrl-C can end the blocking MPI calls that follow. It does not wait if the ranks may
+// map each other's memory: then the devices wait, not the host.
 func (g *Group) awaitDevice(c *call) error {
 	pl := c.args.Place
 	if pl == nil || c.flags&coll.IPC != 0 {
@@ -170,8 +172,8 @@ func (g *Group) awaitDevice(c *call) error {
 	return err
 }
 
-// produced returns an event that stands for what stream has queued.
-func produced(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event, error) {
+// markStream returns an event that follows everything that stream has queued by now.
+func markStream(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event, error) {
 	capturing, err := dev.Capturing(stream)
 	if err != nil {
 		return 0, err
@@ -184,8 +186,8 @@ func produced(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event, e
 	return e, err
 }
 
-// agreeOnDevice completes the place of a call, in which another rank's tensors may be the
-// ones in device memory, when all have arrived.
+// agreeOnDevice completes the Place of a call when all members have arrived. A call whose own
+// tensors are on the host gets one too, because another member's tensors are in device memory.
 func (c *call) agreeOnDevice(g *Group) {
 	if c.args.Place == nil {
 		c.args.Place = &coll.Place{Chunk: g.env.device.chunk}
@@ -198,16 +200,17 @@ func (c *call) agreeOnDevice(g *Group) {
 	}
 }
 
-// leaveDevice gives back what the call holds on its device, once its program has ended, and
-// returns what is still queued there, nil if nothing is.
-func (c *call) leaveDevice() *tail {
+// releaseDevice gives back what the call holds on its device, once its program has ended. It
+// returns the event that ends what is still queued there, nil if nothing is.
+func (c *call) releaseDevice() *endEvent {
 	pl := c.args.Place
 	if pl == nil || pl.Device == nil {
 		return nil
 	}
 	if pl.Tail == 0 && pl.Ready != 0 {
-		// Nothing was queued, but what the producing stream had queued may still be: a stream that
-		// waits for the call waits for the values that it left where they were.
+		// The call queued nothing, but what the producing stream had queued before it may still
+		// run. The values that are in the tensors after the call are those, so a stream that waits
+		// for the call waits for them.
 		if done, err := pl.Device.Query(pl.Ready); err == nil && !done {
 			pl.Tail, pl.Ready = pl.Ready, 0
 		}
@@ -219,43 +222,43 @@ func (c *call) leaveDevice() *tail {
 	if pl.Tail == 0 {
 		return nil
 	}
-	t := &tail{pl.Device, pl.Tail}
+	t := &endEvent{pl.Device, pl.Tail}
 	pl.Tail = 0
 	return t
 }
 
-// drop gives back what a call holds that did not come to its end.
+// drop gives back what a call holds that did not run to its end.
 func (c *call) drop() {
 	for i := range c.staged {
 		c.staged[i].free()
 	}
 	c.staged = nil
 	c.prog.Close()
-	if t := c.leaveDevice(); t != nil {
+	if t := c.releaseDevice(); t != nil {
 		t.Release()
 	}
 }
 
-// tail is what an operation has left queued on a device.
-type tail struct {
+// endEvent follows everything that an operation has queued on a device.
+type endEvent struct {
 	device *cuda.Device
 	event  cuda.Event
 }
 
-// Order makes a stream of the device wait for it.
-func (t *tail) Order(stream uint64) error {
+// Order makes a stream of the device wait for the event.
+func (t *endEvent) Order(stream uint64) error {
 	return t.device.StreamWait(cuda.Stream(stream), t.event)
 }
 
-// Ended tells whether the device is done with it.
-func (t *tail) Ended() (bool, error) { return t.device.Query(t.event) }
+// Ended tells whether the device has reached the event.
+func (t *endEvent) Ended() (bool, error) { return t.device.Query(t.event) }
 
 // Release gives the event back.
-func (t *tail) Release() { t.device.PutEvent(t.event) }
+func (t *endEvent) Release() { t.device.PutEvent(t.event) }
 
-// finish ends an operation that leaves t queued, which may be nil; it returns whether its caller
-// is told by this call.
-func (t *tail) finish(h *work.Handle, r work.Result, err error) bool {
+// finish ends an operation with handle h. t, which may be nil, is what the operation left on a
+// device. finish returns whether it was the first to tell the caller.
+func (t *endEvent) finish(h *work.Handle, r work.Result, err error) bool {
 	if t == nil {
 		return h.Finish(r, err)
 	}
@@ -264,7 +267,7 @@ func (t *tail) finish(h *work.Handle, r work.Result, err error) bool {
 }
 
 // follow ends a synchronous operation: stream waits for t, which may be nil.
-func (t *tail) follow(stream cuda.Stream, err error) error {
+func (t *endEvent) follow(stream cuda.Stream, err error) error {
 	if t == nil {
 		return err
 	}

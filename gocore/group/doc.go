@@ -1,9 +1,10 @@
-// Package group holds process groups: who is a member, in which order their
-// collectives run, and the way of one operation from its descriptor to its steps.
+// Package group holds process groups: their members, the order in which their
+// collectives run, and the path of one operation from its descriptor to the steps
+// of an algorithm.
 //
 // A synchronous collective on an idle group of one node runs on the caller's
-// thread: announce, see the others arrive, call MPI, return. Everything else
-// becomes a task of the engine. Collectives of a group run strictly one after
-// another in submit order; messages between two ranks bypass that order and have a
-// communicator of their own.
+// thread: announce, wait until all members have arrived, call MPI, return. Every
+// other operation becomes a task of the engine. The collectives of a group run one
+// after another, in the order of submission. Messages between two ranks are outside
+// that order and have a communicator of their own.
 package group

@@ -20,39 +20,39 @@ type Env struct {
 	Lib    mpi.Library
 	Engine *work.Engine
 	Topo   *topo.Topology
-	// Interrupt is asked by waits on a caller's thread; nil where nobody can interrupt.
+	// Interrupt is called during waits on a caller's thread; nil if they cannot be interrupted.
 	Interrupt work.Interrupt
-	// Trial tries whether MPI moves device memory; nil where that cannot be done.
+	// Trial tries whether MPI moves device memory; nil if it cannot be tried.
 	Trial Trial
 
 	aware    aware
-	base     mpi.Comm       // a duplicate of the world that was given: parent of all groups, and of the barrier of those who depart
+	base     mpi.Comm       // duplicate of the given world: parent of all groups; carries the barrier of depart
 	control  mpi.Comm       // carries the mailbox
 	mail     *mailbox       // small messages between the cores
-	presence *arrive.Lines  // who of this node has left; nil if it could not be shared
+	presence *arrive.Lines  // shows which ranks of this node have left; nil if they cannot share memory
 	peers    []int          // world ranks of presence's members
-	way      way            // how they came to share memory
-	crowded  bool           // more ranks than cores on this node
-	device   deviceSettings // of tensors in device memory
-	hellos   atomic.Uint64  // meetings that this rank has come to
+	way      way            // how these came to share memory
+	crowded  bool           // this node has more ranks than cores
+	device   deviceSettings // for tensors in device memory
+	hellos   atomic.Uint64  // number of meetings to which this rank has come
 
-	ended         atomic.Pointer[status.Error] // why no wait goes on; nil while they do
-	makers        atomic.Int32                 // calls that make a group or meet
-	queued        atomic.Int32                 // collectives that wait for their turn
-	departed      atomic.Bool                  // this rank comes no more
-	departure     *mpi.Slot                    // the barrier of those who depart; nil: none is under way
+	ended         atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
+	makers        atomic.Int32                 // calls of New and MonitoredBarrier under way
+	queued        atomic.Int32                 // collectives that are in the queue of their group
+	departed      atomic.Bool                  // this rank has left: it begins nothing more
+	departure     *mpi.Slot                    // the barrier of depart; nil unless it is under way
 	peerQuestions questions
 
-	mu    sync.Mutex     // guards the four below
-	broke time.Duration  // the longest timeout of the groups that broke; 0: none did
-	made  map[string]int // how many groups were made of each list of ranks
+	mu    sync.Mutex     // guards broke, made, byKey and live
+	broke time.Duration  // the longest timeout of the groups that broke; 0 if none did
+	made  map[string]int // how many groups were made of a list of ranks
 	byKey map[uint64]*Group
 	live  map[*Group]bool // groups that were made and not freed
 }
 
-// NewEnv prepares the groups of a process. It is collective over world, which is
-// duplicated and otherwise left alone. A rank that does not come within timeout, or that
-// finds that its own settings are wrong, is an error on every rank that came.
+// NewEnv prepares the groups of a process. It is collective over world, which it duplicates and
+// does not use otherwise. If a rank does not come within timeout, or finds that its settings are
+// wrong, every rank that came gets an error.
 func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt work.Interrupt) (*Env, error) {
 	e := &Env{Lib: lib, Interrupt: interrupt, made: map[string]int{}, byKey: map[uint64]*Group{}, live: map[*Group]bool{},
 		Engine: work.NewEngine()}
@@ -85,9 +85,9 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 	return e, e.connect()
 }
 
-// begin duplicates the world and lets the ranks tell each other whose settings are wrong:
-// mistake is this rank's, or nil. These are the only waits for ranks that may never come: whoever comes here goes
-// through to the end of NewEnv.
+// begin duplicates the world. The ranks then tell each other whether their settings are wrong;
+// mistake is this rank's error, or nil. Only begin needs a deadline: a rank that has come through
+// it also comes to every other step of NewEnv.
 func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	made, err := e.within(&mpi.Call{Fn: mpi.FnDup, Comm: world}, deadline)
@@ -103,7 +103,7 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 	if err != nil {
 		return err
 	}
-	// Everybody's word: 0, or 1 where something is wrong.
+	// One word for every rank: 0, or 1 if its settings are wrong.
 	block, err := mem.Alloc(int64(8 * (size + 1)))
 	if err != nil {
 		return err
@@ -116,7 +116,7 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 	t, _ := e.Lib.TypeOf(op.Int64)
 	if _, err := e.within(&mpi.Call{Fn: mpi.FnAllgather, Comm: e.base, SendBuf: block, SendCount: 1, SendType: t,
 		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t}, deadline); err != nil {
-		return e.nobodyCame(err, timeout) // the block stays: MPI may still write to it
+		return e.nobodyCame(err, timeout) // block is not freed: MPI may still write to it
 	}
 	defer mem.Free(block)
 	var wrong []int
@@ -137,8 +137,8 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 	return nil
 }
 
-// within makes a nonblocking call and waits for its end, up to the deadline; it returns the
-// communicator that it made, if it made one.
+// within starts a nonblocking call and waits until it has ended, or until the deadline. It returns
+// the communicator that the call made, if it made one.
 func (e *Env) within(c *mpi.Call, deadline time.Time) (mpi.Comm, error) {
 	slot := e.Lib.NewSlot()
 	if err := e.Lib.Start(c, slot); err != nil {
@@ -146,7 +146,7 @@ func (e *Env) within(c *mpi.Call, deadline time.Time) (mpi.Comm, error) {
 		return 0, err
 	}
 	if err := e.Engine.Wait(func() bool { return poll(e.Lib, slot) }, deadline, e.Interrupt); err != nil {
-		return 0, err // the slot stays: MPI may still write to it
+		return 0, err // the slot is not freed: MPI may still write to it
 	}
 	defer e.Lib.FreeSlot(slot)
 	return slot.Made, e.Lib.SlotError(c.Fn, slot)
@@ -167,19 +167,20 @@ func (e *Env) nobodyCame(err error, timeout time.Duration) error {
 	return status.New(status.Timeout, "init: after %v not all ranks of the job had called init_process_group; every rank must call it", timeout)
 }
 
-// chores is what waiting threads and the progress thread do now and then.
+// chores runs now and then on waiting threads and on the progress thread.
 func (e *Env) chores() {
 	e.mail.pump()
 	if e.queued.Load() == 0 {
 		return
 	}
 	now := time.Now()
-	for _, g := range e.all() {
+	for _, g := range e.liveGroups() {
 		g.expire(now)
 	}
 }
 
-// hold counts a collective that waits for its turn; the engine's Background looks after it.
+// hold counts a collective that was put into a queue, so that the engine calls chores, which may
+// expire it.
 func (e *Env) hold() {
 	e.queued.Add(1)
 	e.Engine.Hold()
@@ -190,8 +191,8 @@ func (e *Env) unhold() {
 	e.Engine.Unhold()
 }
 
-// all returns the groups that are not freed.
-func (e *Env) all() []*Group {
+// liveGroups returns the groups that are not freed.
+func (e *Env) liveGroups() []*Group {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	list := make([]*Group, 0, len(e.live))
@@ -201,14 +202,14 @@ func (e *Env) all() []*Group {
 	return list
 }
 
-// brokeAfter notes that a group broke, which had a timeout.
+// brokeAfter notes that a group with this timeout broke.
 func (e *Env) brokeAfter(timeout time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.broke = max(e.broke, timeout)
 }
 
-// wait is Group.wait for what belongs to no group.
+// wait is Group.wait for an operation that belongs to no group.
 func (e *Env) wait(done func() bool, deadline time.Time) error {
 	var ending error
 	err := e.Engine.Wait(func() bool {
@@ -226,7 +227,7 @@ func (e *Env) wait(done func() bool, deadline time.Time) error {
 	return err
 }
 
-// endingError is why new calls are refused, nil while they are not.
+// endingError returns why new calls are refused, nil while they are not.
 func (e *Env) endingError(what string, ranks []int) error {
 	why := e.ended.Load()
 	if why == nil {
@@ -235,11 +236,10 @@ func (e *Env) endingError(what string, ranks []int) error {
 	return status.New(why.Code, "%s(ranks=%v): %v", what, brief(ranks), why)
 }
 
-// connect makes the connections to the ranks of other nodes, while all ranks are
-// here. Intel MPI would make each at the first message, and MPI_Isend does not
-// return (measured: for as long as the other rank sleeps outside MPI) until the
-// other side has answered: a rank whose deadline ran out would sit in the question
-// to the one that never came.
+// connect makes the connections to the ranks of other nodes now, because all ranks are inside
+// NewEnv. Intel MPI makes a connection at the first message, and that MPI_Isend does not return
+// until the other rank is inside MPI (measured). A rank whose deadline ran out would hang when it
+// asks the rank that never came.
 func (e *Env) connect() error {
 	if e.Lib.Info().Name != "Intel MPI" {
 		return nil
@@ -262,7 +262,7 @@ func (e *Env) connect() error {
 	}, time.Time{}, e.Interrupt)
 }
 
-// sharePresence makes the lines by which the ranks of a node see each other leave.
+// sharePresence makes the lines in which the ranks of a node see each other leave.
 func (e *Env) sharePresence() error {
 	e.peers = e.Topo.Peers()
 	var err error
@@ -270,26 +270,29 @@ func (e *Env) sharePresence() error {
 	return err
 }
 
-// Destroy frees all groups and what the environment made, after what is under way. It returns false where that did not end:
-// then MPI still uses some of it, and cannot be finalized. Others may not have departed yet: see Gone and Close.
+// Destroy frees all groups and begins to depart, after it has given operations under way time to
+// end. It returns false if some did not end. MPI then still uses their memory and cannot be
+// finalized. Other ranks may not have departed yet: call AllDeparted until it returns true, then
+// Close.
 func (e *Env) Destroy() (settled bool, err error) {
 	why := status.New(status.GroupDestroyed, "the process group was destroyed while the operation was under way")
 	return e.leave(why, func() {}, e.Interrupt)
 }
 
-// Leave is Destroy at the end of the process. Others that wait for this rank are told that it comes no more.
+// Leave is Destroy at the end of the process. It tells the ranks that wait for this one that it has
+// left.
 func (e *Env) Leave() (settled bool, err error) {
 	return e.leave(status.New(status.PeerLeft, "this rank ends"), func() {
 		e.departed.Store(true)
 		if e.presence != nil {
 			e.presence.Leave()
 		}
-	}, nil) // the interpreter, which an interrupt would ask, may be gone
+	}, nil) // no interrupt: it would call the interpreter, which may be gone
 }
 
-// leave ends the groups because of why; begun is called once this rank begins nothing more.
+// leave ends the groups because of why. It calls begun once this rank begins nothing more.
 func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (settled bool, err error) {
-	groups := e.all()
+	groups := e.liveGroups()
 	for _, g := range groups {
 		g.refuseCalls()
 	}
@@ -297,7 +300,7 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 	e.ended.Store(why)
 	begun()
 	settled = giveUp(e.Engine, func() bool {
-		return e.makers.Load() == 0 && every(groups, func(g *Group) bool { return !g.underWay() })
+		return e.makers.Load() == 0 && all(groups, func(g *Group) bool { return !g.underWay() })
 	})
 	for _, g := range groups {
 		if settled {
@@ -310,7 +313,7 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 			g.mu.Unlock()
 		}
 	}
-	// With a group that is broken MPI may hold requests that no operation stands for any more.
+	// MPI may hold requests of a broken group that belong to no operation any more.
 	settled = settled && e.settled()
 	if settled {
 		if failure := e.depart(); err == nil {
@@ -323,7 +326,7 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 }
 
 func (e *Env) settled() bool {
-	for _, g := range e.all() {
+	for _, g := range e.liveGroups() {
 		if !g.arrival.Settled() {
 			return false
 		}
@@ -331,7 +334,8 @@ func (e *Env) settled() bool {
 	return true
 }
 
-// Close frees what the environment made. All groups are freed, and all ranks gone.
+// Close frees what the environment made. All groups must be freed, and all ranks must have
+// departed.
 func (e *Env) Close() error {
 	e.mail.close()
 	if e.presence != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// agreed tells whether a collective may run, now that all have arrived. It gives the
-// same answer on every member.
+// agreed tells whether a collective at which all members have arrived may run. The answer is the
+// same on every member.
 func (g *Group) agreed(c *call, state arrive.State, res arrive.Result) bool {
 	diff := res.Diff
 	if c.args.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
@@ -22,8 +22,9 @@ func (g *Group) agreed(c *call, state arrive.State, res arrive.Result) bool {
 	return (state == arrive.Agreed || diff == 0) && res.Any&arrive.Refused == 0
 }
 
-// verdict is agreed as an error that says who refused, or who called what.
-func (g *Group) verdict(c *call, state arrive.State, res arrive.Result) error {
+// agreementError returns nil if the members agree, else an error that names who refused or who
+// called what.
+func (g *Group) agreementError(c *call, state arrive.State, res arrive.Result) error {
 	if g.agreed(c, state, res) {
 		return nil
 	}
@@ -41,7 +42,7 @@ func (g *Group) verdict(c *call, state arrive.State, res arrive.Result) error {
 	return g.mismatch(c, entries)
 }
 
-// mismatch says who called what.
+// mismatch is the error that says which ranks called what.
 func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 	type party struct {
 		what  string
@@ -58,7 +59,7 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 		}
 		parties[at].ranks = append(parties[at].ranks, g.Ranks[i])
 	}
-	// The odd ones out are those that are not with the largest party.
+	// The ranks outside the largest party are the ones to name.
 	slices.SortStableFunc(parties, func(a, b party) int { return len(b.ranks) - len(a.ranks) })
 	var odd []int
 	var text []string
@@ -78,7 +79,7 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 		c.args.Code, strings.Join(text, "; ")).WithRanks(odd...)
 }
 
-// describe reads a signature as a person would write the call.
+// describe formats a signature like the call that it stands for.
 func describe(s arrive.Signature) string {
 	code, dtype, reduce := op.Code(s[0]&0xff), op.DType(s[0]>>8&0xff), op.ReduceOp(s[0]>>16&0xff)
 	text := code.String()
@@ -103,13 +104,13 @@ func describe(s arrive.Signature) string {
 	return text + ")"
 }
 
-// timeoutError names the operation, how long it waited and who never came.
+// timeoutError names the operation, its timeout and the ranks that never came.
 func (g *Group) timeoutError(c *call) error {
 	missing, known := g.arrival.Missing()
 	if !known {
 		missing = g.ask()
 	}
-	world := g.world(missing)
+	world := g.worldRanks(missing)
 	who := "all members had come, the transfer did not end"
 	if len(world) > 0 {
 		who = fmt.Sprintf("rank(s) %s never came", brief(world))
@@ -118,9 +119,9 @@ func (g *Group) timeoutError(c *call) error {
 		describe(c.sig), brief(g.Ranks), c.timeout, who).WithRanks(world...)
 }
 
-// closedError says who gave the collective up before all had come, and why. A member
-// that was waiting as well gets the same error as the one that gave up; one that comes
-// late learns that it was given up.
+// closedError says which members gave c up before all had arrived, and why. A member that was
+// waiting for c gets the same error as the member that gave up. A member that comes late learns
+// that c was given up.
 func (g *Group) closedError(c *call) error {
 	closers := g.arrival.Closers(g.seq)
 	var who, ended []int
@@ -136,13 +137,13 @@ func (g *Group) closedError(c *call) error {
 	}
 	slices.Sort(who)
 	slices.Sort(ended)
-	by := g.world(who)
+	by := g.worldRanks(who)
 	missing, known := g.arrival.Missing()
 	late := slices.Contains(missing, g.Rank)
 	switch {
 	case reason == status.Timeout && known && !late:
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
-			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.world(missing))).WithRanks(g.world(missing)...)
+			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.worldRanks(missing))).WithRanks(g.worldRanks(missing)...)
 	case reason == status.PeerLeft && !known:
 		return g.leftBefore(c, ended)
 	case reason == status.PeerLeft:
@@ -166,11 +167,11 @@ func (g *Group) closedError(c *call) error {
 		describe(c.sig), brief(g.Ranks), brief(by), why).WithRanks(by...)
 }
 
-// leftError names members that ended normally before they came to c, where shared memory shows it.
+// leftError names members that left before they came to c, if shared memory shows any.
 func (g *Group) leftError(c *call) error {
 	missing, known := g.arrival.Missing()
 	if !known {
-		return nil // they answer when they are asked: see closedError
+		return nil // across nodes the members answer questions: see closedError
 	}
 	var left []int
 	for _, i := range missing {
@@ -185,12 +186,12 @@ func (g *Group) leftError(c *call) error {
 }
 
 func (g *Group) leftBefore(c *call, members []int) error {
-	left := g.world(members)
+	left := g.worldRanks(members)
 	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended and will not come; the group is broken",
 		describe(c.sig), brief(g.Ranks), brief(left)).WithRanks(left...)
 }
 
-func (g *Group) world(members []int) []int {
+func (g *Group) worldRanks(members []int) []int {
 	var ranks []int
 	for _, m := range members {
 		ranks = append(ranks, g.Ranks[m])
@@ -198,8 +199,9 @@ func (g *Group) world(members []int) []int {
 	return ranks
 }
 
-// remember enters a group that was made, forget takes out one that was freed. Who spans
-// nodes stays known by its key: others may ask where this rank was.
+// remember enters a group that was made, forget removes one that was freed. A group that spans
+// nodes keeps its key, because other members may still ask whether this rank has announced a
+// collective of it.
 func (e *Env) remember(g *Group) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

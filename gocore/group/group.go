@@ -14,59 +14,60 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Group is a process group as one of its members sees it. All methods are safe for
-// concurrent use; collectives from several threads run in the order of the calls.
+// Group is a process group as one of its members sees it. All methods are safe for concurrent use.
+// Collectives from several threads run in the order of the calls.
 type Group struct {
 	ID    int64
-	Rank  int // of this process in the group
+	Rank  int // rank of this process in the group
 	Size  int
-	Ranks []int // world rank of each member
+	Ranks []int // Ranks[i] is the world rank of member i
 
-	env     *Env
-	key     uint64   // names the group on all members alike; 0 for the world and for groups of one
-	local   bool     // all members share this node's memory
-	coll    mpi.Comm // 0 for a group of one
-	side    mpi.Comm // messages, and the arrivals of a group that spans nodes; of a group of one 0 until its first message
-	arrival arrive.Arrival
-	wire    *arrive.Wire // arrival, if the group spans nodes
-	inquiry inquiry      // about a collective that others do not come to; if the group spans nodes
-	timeout atomic.Int64 // of an operation that names none, in nanoseconds
+	env      *Env
+	key      uint64   // identifies the group; the same on all members; 0 for the world and for groups of one
+	local    bool     // all members are on this node and share memory
+	collComm mpi.Comm // for collectives; 0 in a group of one, unless that is the world
+	msgComm  mpi.Comm // for messages and wire arrivals; in a group of one 0 until its first message
+	arrival  arrive.Arrival
+	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
+	inquiry  inquiry      // which members have come to the current collective; used with a wire
+	timeout  atomic.Int64 // of an operation that has no timeout of its own, in nanoseconds
 
 	mu        sync.Mutex
-	busy      bool // a collective is under way: inline, or the first of queue
+	busy      bool // a collective is under way, inline or as a task; the queue waits for it
 	queue     []*collective
 	broken    error        // why the group is unusable
-	destroyed bool         // it takes no more calls
-	freed     bool         // nothing of it is left: see free
-	held      atomic.Int32 // len(waiting)
-	waiting   []*half      // of messages, whose tensor is not ready, or that of one before; mu guards it
+	destroyed bool         // the group takes no more calls
+	freed     bool         // its communicators and shared memory are freed: see free
+	held      atomic.Int32 // len(waiting); can be read without mu
+	waiting   []*transfer  // transfers whose tensor is not ready, and those behind them; mu guards it
 
-	ended    atomic.Pointer[status.Error] // why the waits of this group are over; nil while they are not
-	messages atomic.Int32                 // messages and probes under way, also those that nobody waits for
-	async    atomic.Int32                 // operations whose callers did not wait and were not told yet
+	ended    atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
+	messages atomic.Int32                 // messages and probes under way, also those that were given up
+	async    atomic.Int32                 // asynchronous operations whose end was not reported yet
 
-	// Owned by whoever made busy true, by the holder of mu while busy is false.
-	seq    uint64     // newest collective announced
-	met    uint64     // newest collective at which everyone was seen; seq or seq-1
-	mapped *ipc.Peers // device memory of the other members; nil until it was wanted
+	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does.
+	seq     uint64     // newest collective that this member announced
+	arrived uint64     // newest collective that all members have announced, as this one saw; seq or seq-1
+	mapped  *ipc.Peers // device memory of the other members; nil before its first use
 }
 
-// SetTimeout sets the deadline of operations that name none.
+// SetTimeout sets the timeout of operations that have none of their own.
 func (g *Group) SetTimeout(d time.Duration) { g.timeout.Store(int64(d)) }
 
-// Timeout returns it.
+// Timeout returns the timeout of operations that have none of their own.
 func (g *Group) Timeout() time.Duration { return time.Duration(g.timeout.Load()) }
 
-// Local tells whether all members share a node.
+// Local tells whether all members share the memory of one node.
 func (g *Group) Local() bool { return g.local }
 
-// Submit carries out the operation described: at once, or as work whose handle is
-// returned when the descriptor says asynchronous. Buffers that d points to need to
-// stay only during the call; the memory of the tensors until the operation is over. After
-// some errors MPI may use it longer: then a handle comes with the error, which is
-// settled when MPI does not.
+// Submit carries out the operation that d describes. A synchronous operation is over when Submit
+// returns. For an asynchronous one Submit returns a handle.
 //
-// nested says that the call comes from a handler that interrupted a wait of its own thread.
+// What d points to has to stay valid during the call only, but the memory of the tensors until the
+// operation is over. After some errors MPI may use that memory longer. Submit then returns a handle
+// together with the error; the handle is settled when MPI no longer uses the memory.
+//
+// nested says that the call comes from a signal handler that interrupted a wait of its own thread.
 func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, error) {
 	trait, ok := op.TraitOf(d.Code)
 	if !ok {
@@ -110,15 +111,17 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	return g.await(t)
 }
 
-// decline ends a call that was not announced, and tells the others of it; it returns err.
+// decline frees a call that was not announced, refuses it towards the other members, and returns
+// err.
 func (g *Group) decline(c *call, code op.Code, err error) error {
 	c.drop()
 	g.refuse(code)
 	return err
 }
 
-// Refuse publishes that this rank found its own call of code wrong before it came
-// here. Every other member's call raises and names this rank; the group stays usable.
+// Refuse tells the other members that this rank found its own call of code wrong before it reached
+// the core. The call of every other member raises an error that names this rank. The group stays
+// usable.
 func (g *Group) Refuse(code op.Code) error {
 	g.refuse(code)
 	return g.usable(code)
@@ -156,7 +159,7 @@ func (g *Group) usableLocked(code op.Code) error {
 	return nil
 }
 
-// fail makes the group unusable because of err. What is queued fails with it.
+// fail breaks the group because of err. The queued collectives fail as well.
 func (g *Group) fail(err error) {
 	g.env.brokeAfter(g.Timeout())
 	g.mu.Lock()
@@ -172,7 +175,7 @@ func (g *Group) fail(err error) {
 	g.drop(queue, status.New(status.GroupBroken, "an operation before it failed: %v", err))
 }
 
-// Broken returns why the group is unusable, nil if it is not.
+// Broken returns why the group is broken, nil if it is not.
 func (g *Group) Broken() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -22,8 +22,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// ranks runs f as every rank of a fake world and waits for all; deadlines inside keep
-// a failure from hanging.
+// ranks runs f on every rank of a fake world and waits for all of them. Deadlines in f keep a
+// failure from hanging.
 func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *Env, world *Group)) {
 	t.Helper()
 	var opts []mpifake.Option
@@ -84,8 +84,8 @@ func submit(g *Group, d *op.Desc) (work.Result, error) {
 	return r, err
 }
 
-// topologies are the ways ranks are spread in these tests: one node, which arrives by
-// shared lines and runs inline, and two, which arrive over MPI and run as tasks.
+// topologies are the distributions of ranks in these tests: on one node they arrive by shared lines
+// and run inline; on two they arrive over MPI and run as tasks.
 var topologies = map[string]func(n int) []int{
 	"one node": func(n int) []int { return make([]int, n) },
 	"two nodes": func(n int) []int {
@@ -126,7 +126,7 @@ func TestAllReduceSyncAndAsync(t *testing.T) {
 	})
 }
 
-// One rank waits inside the call, another does not: all must go the nonblocking way.
+// One rank waits inside the call, another does not: all must use nonblocking calls.
 func TestSyncMeetsAsync(t *testing.T) {
 	ranks(t, 3, nil, func(t *testing.T, e *Env, g *Group) {
 		for round := 0; round < 20; round++ {
@@ -204,8 +204,8 @@ func TestRefusalReachesTheOthers(t *testing.T) {
 			return
 		}
 		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
-			// Twice in a row: the refusing rank does not wait for the others, who must
-			// still read both of its announcements.
+			// The refusing rank refuses twice and does not wait. The other ranks must still read
+			// both announcements.
 			for i := 0; i < 2; i++ {
 				d := allReduce(floats(1))
 				want := status.Refused
@@ -223,7 +223,7 @@ func TestRefusalReachesTheOthers(t *testing.T) {
 	})
 }
 
-func TestTimeoutNamesWhoNeverCameAndBreaksTheGroup(t *testing.T) {
+func TestTimeoutNamesMissingRanksAndBreaksTheGroup(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
 		if n < 2 {
 			return
@@ -232,7 +232,7 @@ func TestTimeoutNamesWhoNeverCameAndBreaksTheGroup(t *testing.T) {
 		done.Add(n - 1)
 		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
 			if g.Rank == n-1 {
-				done.Wait() // outside the library all the while
+				done.Wait() // outside the core all the time
 				return
 			}
 			defer done.Done()
@@ -262,7 +262,7 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 				_, err := e.Leave()
 				assert.NoError(t, err)
 				for end := time.Now().Add(10 * time.Second); told.Load() < int32(n-1) && time.Now().Before(end); time.Sleep(time.Millisecond) {
-					e.Gone() // answers those that ask
+					e.AllDeparted() // answers questions of other ranks
 				}
 				return
 			}
@@ -279,11 +279,11 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 	})
 }
 
-func TestWhoDoesNotDepartInOrderIsNotAwaited(t *testing.T) {
+func TestARankThatDoesNotDepartIsNotAwaited(t *testing.T) {
 	nodes := []int{0, 1}
 	t.Run("says so", func(t *testing.T) {
 		ranks(t, 2, nodes, func(t *testing.T, e *Env, g *Group) {
-			if g.Rank == 0 { // MPI holds its half of a collective to which the other never comes
+			if g.Rank == 0 { // MPI keeps a request of a collective to which rank 1 never comes
 				g.SetTimeout(50 * time.Millisecond)
 				_, err := submit(g, allReduce(floats(1)))
 				assert.Equal(t, status.Timeout, status.CodeOf(err))
@@ -291,7 +291,7 @@ func TestWhoDoesNotDepartInOrderIsNotAwaited(t *testing.T) {
 			settled, err := e.Leave()
 			assert.NoError(t, err)
 			assert.Equal(t, g.Rank == 1, settled)
-			assert.Equal(t, g.Rank == 0, e.AwaitGone())
+			assert.Equal(t, g.Rank == 0, e.AwaitDepartures())
 		})
 	})
 	t.Run("is silent", func(t *testing.T) {
@@ -304,7 +304,7 @@ func TestWhoDoesNotDepartInOrderIsNotAwaited(t *testing.T) {
 			settled, err := e.Leave()
 			assert.NoError(t, err)
 			assert.True(t, settled)
-			assert.False(t, e.AwaitGone())
+			assert.False(t, e.AwaitDepartures())
 		})
 	})
 }
@@ -339,7 +339,7 @@ func TestGroupsThatOverlap(t *testing.T) {
 	})
 }
 
-func TestNewGroupNamesWhoDoesNotCome(t *testing.T) {
+func TestNewGroupNamesMissingRanks(t *testing.T) {
 	var done sync.WaitGroup
 	done.Add(2)
 	ranks(t, 3, nil, func(t *testing.T, e *Env, world *Group) {
@@ -369,11 +369,11 @@ func TestAHelloThatWasTakenBackIsNotTakenForTheNextAttempt(t *testing.T) {
 			missing, err := e.meet(key, both, 50*time.Millisecond)
 			assert.ErrorIs(t, err, work.ErrDeadline)
 			assert.Equal(t, []int{0}, missing)
-			assert.Less(t, time.Since(began), verdictGrace) // rank 0 was not there to give a verdict
+			assert.Less(t, time.Since(began), decisionGrace) // rank 0 never asked: there is no decision
 			gaveUp.Done()
 		} else {
 			gaveUp.Wait()
-			// As if the hello had come and what takes it back were still under way.
+			// Rank 0 has received the hello, but not the message that takes it back.
 			e.mail.pump()
 			e.mail.inbox[letter{mailHello, 1, key}] = binary.LittleEndian.AppendUint64(nil, 1)
 			missing, err := e.meet(key, both, 50*time.Millisecond)
@@ -400,7 +400,7 @@ func TestMessages(t *testing.T) {
 			assert.Equal(t, int32(before), r.Source)
 			assert.Equal(t, float32(before), values(in)[0])
 
-			// The same memory both ways, also past the length that is sent before it is received.
+			// Send and receive use the same memory, also for messages too long to be sent eagerly.
 			for _, length := range []int{1, 5000} {
 				both := floats(make([]float32, length)...)
 				for i := range values(both) {
@@ -417,7 +417,7 @@ func TestMessages(t *testing.T) {
 			}
 
 			if g.Rank == 0 && n > 1 {
-				for i := 1; i < n; i++ { // from any rank
+				for i := 1; i < n; i++ { // a receive from any rank
 					got := floats(-1)
 					r, err := submit(g, desc(op.Recv, nil, []op.Buf{got}))
 					assert.NoError(t, err)
@@ -463,8 +463,8 @@ func TestReceiveTimesOutAndTheGroupGoesOn(t *testing.T) {
 	})
 }
 
-// Collectives of several groups, submitted in another order on every rank, must not
-// wait for each other.
+// Collectives of several groups, submitted in a different order on every rank, do not wait for each
+// other.
 func TestGroupsAreIndependent(t *testing.T) {
 	ranks(t, 3, nil, func(t *testing.T, e *Env, world *Group) {
 		var groups []*Group
@@ -518,8 +518,8 @@ func TestStridedTensorsAreStaged(t *testing.T) {
 	})
 }
 
-// A tensor that is not contiguous is packed where it is read and unpacked where it is written, and at
-// no other rank.
+// A tensor that is not contiguous is packed on ranks that read it and unpacked on ranks that write
+// it, and on no other rank.
 func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
 		shape, strides := []int64{2}, []int64{2}

@@ -10,51 +10,52 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Members of one node see in shared memory who is where. Across nodes a rank that has waited for
-// a while asks the others, one after the other, by message: have you come to this collective, or
-// will you never? A rank that leaves sends nothing; it stays until all others leave as well, and
-// answers those that ask (Env.depart). So a job that ends in order costs no message.
+// Members of one node see in shared memory which members have announced a collective, and which
+// have left. Across nodes a rank that has waited for a while asks the other members by message, one
+// after the other: have you announced this collective, or will you never? A rank that leaves sends
+// nothing. It stays until all ranks have left, and answers questions until then (Env.depart). So a
+// job that ends in order needs no messages.
 
 const (
-	// askAfter is how long a rank waits before it asks.
+	// askAfter is how long a rank waits for a collective or a message before it asks.
 	askAfter = time.Second
-	// askEvery is the pause between two questions of a rank, each to another member.
+	// askEvery is the time between two questions that a rank sends, to whichever ranks.
 	askEvery = 10 * time.Millisecond
-	// askAgain is the pause between two questions to the same member.
+	// askAgain is the time between two questions to the same rank.
 	askAgain = time.Second
-	// askWait is how long a member whose deadline ran out waits for answers.
+	// askWait is how long a member whose deadline has passed waits for answers.
 	askWait = 500 * time.Millisecond
 )
 
-// processKey is the key of the question whether a rank has left the job.
+// processKey is the key of questions whether a rank has left the job.
 const processKey = ^uint64(0)
 
-// What a rank answers.
+// The answers of a rank.
 const (
 	answerNotYet uint64 = iota // it has not announced the collective
-	answerHere                 // it has
-	answerNever                // it takes no part: the reason follows
+	answerHere                 // it has announced the collective
+	answerNever                // it will not announce the collective; the reason follows
 )
 
 // inquiry is what a group that spans nodes has asked about its current collective.
 type inquiry struct {
-	mu    sync.Mutex
-	seq   uint64
-	since time.Time // when it was first looked at this collective
-	last  time.Time // when the last question was sent
-	next  int       // the member to ask next
-	asked asked
-	here  map[int]bool // members that have announced it
+	mu         sync.Mutex
+	seq        uint64
+	since      time.Time // when this rank first looked at the collective
+	last       time.Time // when the last question was sent
+	lastMember int       // the member that was asked last
+	asked      asked
+	here       map[int]bool // members that have announced the collective
 }
 
-// asked keeps who was asked when, and has not answered yet or not long ago.
+// asked holds the last question to each member or rank, and whether it was answered.
 type asked map[int]struct {
 	at       time.Time
 	answered bool
 }
 
-// may tells whether to ask somebody now.
-func (a asked) may(who int, now time.Time) bool {
+// mayAsk tells whether member who may be asked now.
+func (a asked) mayAsk(who int, now time.Time) bool {
 	last, ok := a[who]
 	return !ok || last.answered && now.Sub(last.at) >= askAgain
 }
@@ -72,15 +73,15 @@ func (a asked) answer(who int) {
 	}
 }
 
-// begin starts over for another collective. mu is held.
+// begin starts over if seq is another collective. The caller holds mu.
 func (q *inquiry) begin(seq uint64, now time.Time) {
 	if q.seq != seq {
 		q.seq, q.since, q.asked, q.here = seq, now, asked{}, map[int]bool{}
 	}
 }
 
-// inquire asks one member where it is, if the current collective has taken long. What comes
-// of it shows in the arrival's Closers.
+// inquire asks one member whether it has announced the current collective, if that has taken long.
+// The answer that a member will never come changes the arrival's Closers.
 func (g *Group) inquire(now time.Time) {
 	if g.wire == nil {
 		return
@@ -93,23 +94,24 @@ func (g *Group) inquire(now time.Time) {
 		return
 	}
 	for range g.Size {
-		q.next = (q.next + 1) % g.Size
-		if q.next != g.Rank && !q.here[q.next] && q.asked.may(q.next, now) {
+		q.lastMember = (q.lastMember + 1) % g.Size
+		if q.lastMember != g.Rank && !q.here[q.lastMember] && q.asked.mayAsk(q.lastMember, now) {
 			q.last = now
-			g.question(q.next, now)
+			g.question(q.lastMember, now)
 			return
 		}
 	}
 }
 
-// question asks a member about the current collective. mu of the inquiry is held.
+// question asks a member about the current collective. The caller holds mu of the inquiry.
 func (g *Group) question(member int, now time.Time) {
 	g.inquiry.asked.ask(member, now)
 	g.env.mail.send(g.Ranks[member], mailAsk, g.key, binary.LittleEndian.AppendUint64(nil, g.inquiry.seq))
 }
 
-// ask returns the members that do not answer, within a while, that they have announced the current
-// collective. Those that wait there, or come to another wait of the library, answer.
+// ask asks all members about the current collective. It returns those that have not answered within
+// askWait that they have announced it. A member answers if it waits in the core, for this
+// collective or anything else.
 func (g *Group) ask() (missing []int) {
 	q := &g.inquiry
 	q.mu.Lock()
@@ -137,7 +139,8 @@ func (g *Group) ask() (missing []int) {
 	return missing
 }
 
-// answer replies to a rank that asks where this one is in a group, or whether it has left.
+// answer replies to a rank that asks whether this one has announced a collective, or whether it has
+// left.
 func (e *Env) answer(from int, key uint64, body []byte) {
 	if len(body) != 8 {
 		return
@@ -169,7 +172,7 @@ func (e *Env) answer(from int, key uint64, body []byte) {
 	e.mail.send(from, mailAnswer, key, binary.LittleEndian.AppendUint64(reply, uint64(reason)))
 }
 
-// learn takes in an answer.
+// learn takes in the answer of another rank.
 func (e *Env) learn(from int, key uint64, body []byte) {
 	if len(body) != 24 {
 		return
@@ -203,7 +206,7 @@ func (e *Env) learn(from int, key uint64, body []byte) {
 	}
 }
 
-// questions are those to ranks of other nodes whether they have left.
+// questions are what this rank has asked ranks of other nodes about whether they have left.
 type questions struct {
 	mu    sync.Mutex
 	last  time.Time
@@ -220,17 +223,18 @@ func (q *questions) answered(rank int, left bool) {
 	}
 }
 
-// left tells whether world rank r has left the job in order, as far as is known. waited is how
-// long the caller has waited for it: where no shared memory shows it, r is asked after a while.
+// left tells whether world rank r has left the job in order, according to what is known. waited is
+// how long the caller has waited for r. If no shared memory shows whether r has left, r is asked
+// after a while.
 func (e *Env) left(r int, waited time.Duration) bool {
-	if !e.apart(r) {
+	if !e.mustAsk(r) {
 		return e.presence.Left(indexOf(e.peers, r))
 	}
 	q := &e.peerQuestions
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	if waited > askAfter && !q.left[r] && now.Sub(q.last) >= askEvery && q.asked.may(r, now) {
+	if waited > askAfter && !q.left[r] && now.Sub(q.last) >= askEvery && q.asked.mayAsk(r, now) {
 		q.last = now
 		q.asked.ask(r, now)
 		e.mail.send(r, mailAsk, processKey, binary.LittleEndian.AppendUint64(nil, 0))
@@ -238,20 +242,21 @@ func (e *Env) left(r int, waited time.Duration) bool {
 	return q.left[r]
 }
 
-// apart tells whether no shared memory shows whether world rank r has left.
-func (e *Env) apart(r int) bool {
+// mustAsk tells whether world rank r has to be asked whether it has left, because no shared memory
+// shows it.
+func (e *Env) mustAsk(r int) bool {
 	return e.presence == nil || e.Topo.Node[r] != e.Topo.Node[e.Topo.Rank]
 }
 
-// depart begins the barrier of those who depart, where some ranks cannot see each other leave in
-// shared memory. It is on a communicator that nothing else uses for collectives. Who departs answers
-// questions until all have.
+// depart begins the barrier of the ranks that depart, if some ranks cannot see each other leave in
+// shared memory. The barrier is on a communicator that carries no other collectives by then. A rank
+// that departs answers questions until the barrier is over.
 func (e *Env) depart() error {
-	alone := true
+	allVisible := true
 	for r := range e.Topo.Node {
-		alone = alone && (r == e.Topo.Rank || !e.apart(r))
+		allVisible = allVisible && (r == e.Topo.Rank || !e.mustAsk(r))
 	}
-	if alone || e.departure != nil {
+	if allVisible || e.departure != nil {
 		return nil
 	}
 	slot := e.Lib.NewSlot()
@@ -263,20 +268,21 @@ func (e *Env) depart() error {
 	return nil
 }
 
-// stayAway tells the others that this rank will not come to the barrier of those who depart: MPI holds
-// on to what a broken group asked for. It waits a while for the messages to be out, for the process ends next.
+// stayAway tells the ranks that cannot see this one leave that it will not come to the barrier of
+// depart, because MPI still has requests of a broken group. It waits until the messages are sent,
+// for brokenLimit at most, because the process ends next.
 func (e *Env) stayAway() {
 	for r := range e.Topo.Node {
-		if r != e.Topo.Rank && e.apart(r) {
+		if r != e.Topo.Rank && e.mustAsk(r) {
 			e.mail.send(r, mailAbsent, processKey, nil)
 		}
 	}
 	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(brokenLimit), nil)
 }
 
-// Gone tells whether all ranks have departed as well, of those that cannot see each other leave.
-// Until then it answers what they ask.
-func (e *Env) Gone() bool {
+// AllDeparted tells whether the barrier of depart is over. Until then it answers questions of other
+// ranks.
+func (e *Env) AllDeparted() bool {
 	if e.departure == nil {
 		return true
 	}
@@ -290,10 +296,11 @@ func (e *Env) Gone() bool {
 	return true
 }
 
-// AwaitGone waits until Gone and returns true, or until it is known that some rank will not depart in
-// order, and MPI cannot be finalized: it has said so, or it has not come for as long as the group had, which broke here.
-// It waits with an engine of its own: that of e has stopped.
-func (e *Env) AwaitGone() bool {
+// AwaitDepartures waits until AllDeparted and returns true. It returns false if MPI cannot be
+// finalized, because a rank will not depart: that rank has said so, or a group broke on this rank
+// and the group's timeout has passed. It waits with a new engine, because the engine of e was
+// stopped.
+func (e *Env) AwaitDepartures() bool {
 	var deadline time.Time
 	e.mu.Lock()
 	if e.broke > 0 {
@@ -302,7 +309,7 @@ func (e *Env) AwaitGone() bool {
 	e.mu.Unlock()
 	gone := false
 	_ = work.NewEngine().Wait(func() bool {
-		gone = e.Gone()
+		gone = e.AllDeparted()
 		return gone || e.mail.has(mailAbsent)
 	}, deadline, nil)
 	return gone

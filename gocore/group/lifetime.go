@@ -8,25 +8,25 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// How a group comes to its end. Three things may stand in the way of freeing it: calls of
-// other threads that wait in it, operations that nobody waits for, and requests that MPI
-// does not let go of. So it ends in steps: no call is taken any more; what is under way is
-// given time; what is left is given up, and its callers are told; and only when nothing is
-// left the communicators and the shared lines are freed. Otherwise they stay for ever.
+// How a group ends. Three things may prevent that it is freed: calls of other threads that wait in
+// it, asynchronous operations, and requests that MPI has not completed. So a group ends in steps.
+// It takes no more calls. Operations under way are given time. Those that are left are given up,
+// and their callers are told. The communicators and the shared lines are freed only if nothing is
+// left; otherwise they stay for ever.
 
 const (
-	// drainLimit is how long what was started asynchronously may take to end by itself.
+	// drainLimit is how long asynchronous operations may take to end by themselves.
 	drainLimit = 10 * time.Second
-	// callLimit is the same for calls in which other threads wait: a thread that serves
-	// requests waits for one that never comes.
+	// callLimit is how long calls in which other threads wait may take. It is short, because such a
+	// call may never end: a thread that serves requests waits for the next one.
 	callLimit = time.Second
-	// brokenLimit is the same where the group is broken, and what is left may never end.
+	// brokenLimit is how long operations of a broken group may take, some of which may never end.
 	brokenLimit = 300 * time.Millisecond
-	// giveUpLimit is how long operations that were given up may take to notice.
+	// giveUpLimit is how long operations that were given up may take to notice it.
 	giveUpLimit = time.Second
 )
 
-// ending returns why the waits of the group are over, nil while they are not.
+// ending returns why no operation of the group may wait any longer, nil while they may.
 func (g *Group) ending() error {
 	if why := g.ended.Load(); why != nil {
 		return why
@@ -37,7 +37,7 @@ func (g *Group) ending() error {
 	return nil
 }
 
-// endingError is ending for an operation, which what describes.
+// endingError is ending as an error of one operation, which what describes.
 func (g *Group) endingError(what string) error {
 	why := g.ending()
 	if why == nil {
@@ -46,8 +46,8 @@ func (g *Group) endingError(what string) error {
 	return status.New(status.CodeOf(why), "%s on the group of ranks %s: %v", what, brief(g.Ranks), why)
 }
 
-// wait drives the engine until done. Beside what Engine.Wait returns it returns the
-// reason why the group ends.
+// wait drives the engine until done returns true. It returns an error of Engine.Wait, or the reason
+// why the group ends.
 func (g *Group) wait(done func() bool, deadline time.Time) error {
 	var ending error
 	err := g.env.Engine.Wait(func() bool {
@@ -63,15 +63,15 @@ func (g *Group) wait(done func() bool, deadline time.Time) error {
 	return err
 }
 
-// underWay tells whether something of the group is: a collective, queued or not, or a
-// message, also one that was given up and that MPI does not let go of.
+// underWay tells whether the group has an operation that is not over: a collective, also a queued
+// one, or a message, also one that was given up while MPI still has a request of it.
 func (g *Group) underWay() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.busy || len(g.queue) > 0 || g.messages.Load() > 0
 }
 
-// patience is how long ending the group waits for what is under way.
+// patience is how long the end of the group waits for operations under way.
 func (g *Group) patience() time.Duration {
 	switch {
 	case g.Broken() != nil:
@@ -82,7 +82,7 @@ func (g *Group) patience() time.Duration {
 	return callLimit
 }
 
-// refuseCalls marks the group as destroyed; it returns false where it is.
+// refuseCalls marks the group as destroyed. It returns false if the group was destroyed before.
 func (g *Group) refuseCalls() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -91,16 +91,16 @@ func (g *Group) refuseCalls() bool {
 	return !was
 }
 
-// startsNothing tells whether all that was asked of the group has begun: no collective waits for its turn,
-// no message for its tensor.
+// startsNothing tells whether every operation of the group has begun: no collective is queued, and
+// no message waits until its tensor is ready.
 func (g *Group) startsNothing() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.queue) == 0 && g.held.Load() == 0
 }
 
-// every tells whether f holds for all groups.
-func every(groups []*Group, f func(*Group) bool) bool {
+// all tells whether f is true of all groups.
+func all(groups []*Group, f func(*Group) bool) bool {
 	for _, g := range groups {
 		if !f(g) {
 			return false
@@ -109,17 +109,17 @@ func every(groups []*Group, f func(*Group) bool) bool {
 	return true
 }
 
-// drain gives time to what is under way in groups, which take no more calls. begun is called once
-// nothing more will begin. It returns only an interrupt.
+// drain gives operations under way time to end. The groups take no more calls. drain calls begun
+// once every operation has begun. The only error that it returns is an interrupt.
 func drain(e *work.Engine, groups []*Group, begun func(), interrupt work.Interrupt) error {
 	began, told := time.Now(), false
 	err := e.Wait(func() bool {
-		if !told && every(groups, (*Group).startsNothing) {
+		if !told && all(groups, (*Group).startsNothing) {
 			told = true
 			begun()
 		}
 		waited := time.Since(began)
-		return every(groups, func(g *Group) bool { return !g.underWay() || waited > g.patience() })
+		return all(groups, func(g *Group) bool { return !g.underWay() || waited > g.patience() })
 	}, began.Add(drainLimit), interrupt)
 	if err == work.ErrDeadline {
 		err = nil
@@ -127,16 +127,17 @@ func drain(e *work.Engine, groups []*Group, begun func(), interrupt work.Interru
 	return err
 }
 
-// giveUp waits until over, now that the waits are told to end, and returns whether that came.
+// giveUp waits until over returns true, giveUpLimit at most, and returns what it did. Operations
+// have been told to end.
 func giveUp(e *work.Engine, over func() bool) bool {
 	_ = e.Wait(over, time.Now().Add(giveUpLimit), nil)
 	return over()
 }
 
-// Destroy frees the group on this rank. What is under way has a while to end; what has not
-// by then is given up, and its callers get an error of code GroupDestroyed. Members that were not
-// told fail when they next use the group. An interrupt leaves what is under way alone: it is freed with
-// the world.
+// Destroy frees the group on this rank. Operations under way have a while to end. Then the others
+// are given up, and their callers get an error of code GroupDestroyed. A member that does not
+// destroy the group gets an error when it next uses the group. After an interrupt the group is
+// freed with the world.
 func (g *Group) Destroy() error {
 	if !g.refuseCalls() {
 		return status.New(status.GroupDestroyed, "destroy_process_group: the group of ranks %s was destroyed before", brief(g.Ranks))
@@ -147,14 +148,14 @@ func (g *Group) Destroy() error {
 	}
 	g.ended.Store(status.New(status.GroupDestroyed, "the group was destroyed while the operation was under way"))
 	if !giveUp(g.env.Engine, func() bool { return !g.underWay() }) {
-		return nil // MPI does not let go of it: what it uses stays
+		return nil // MPI still uses the group's communicators and buffers: they stay
 	}
 	return g.free(status.GroupDestroyed)
 }
 
-// free gives back what the group is made of, with which nothing is under way any more, unless MPI
-// holds a request of an arrival that was given up. reason is what members are told that still
-// wait for this one.
+// free gives back everything that the group is made of. No operation of it is under way. If MPI
+// still has a request of an arrival that was given up, free does nothing. Members that wait for
+// this one are told reason.
 func (g *Group) free(reason status.Code) error {
 	g.mu.Lock()
 	if g.freed {
@@ -170,7 +171,7 @@ func (g *Group) free(reason status.Code) error {
 	}
 	g.env.forget(g)
 	if broken {
-		return nil // an operation ended half way: what state the communicators are in nobody knows
+		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	if g.mapped != nil {
 		g.mapped.Close()
@@ -178,7 +179,7 @@ func (g *Group) free(reason status.Code) error {
 	if err := g.arrival.Close(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}
-	for _, comm := range []mpi.Comm{g.side, g.coll} {
+	for _, comm := range []mpi.Comm{g.msgComm, g.collComm} {
 		if comm == 0 {
 			continue
 		}
@@ -189,11 +190,11 @@ func (g *Group) free(reason status.Code) error {
 	return nil
 }
 
-// closeNext tells the others that this member will not come to another collective,
-// because of reason. Whoever waits for it, or comes later, raises at once. mu is held, and
-// no collective is under way.
+// closeNext tells the other members that this one will not come to another collective, because of
+// reason. A member that waits for this one, or comes later, gets an error at once. The caller holds
+// mu, and no collective is under way.
 func (g *Group) closeNext(reason status.Code) {
-	if !g.freed && g.met == g.seq {
+	if !g.freed && g.arrived == g.seq {
 		g.arrival.GiveUp(g.seq+1, reason)
 	}
 }

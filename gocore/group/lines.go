@@ -9,10 +9,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// makeLines makes lines that the members given share, all on this rank's node. It
-// is collective over comm, whose ranks may be on several nodes; each node gets
-// lines of its own, a rank alone on its node none. It returns nil where some process
-// could not map them, on every rank of comm alike. way is how they came by them.
+// makeLines makes the lines that members share, which are the ranks of comm on this rank's node. It
+// is collective over comm, whose ranks may be on several nodes. A rank that is alone on its node
+// gets no lines. If some rank of comm cannot map its node's lines, all ranks get none, and how is
+// byMessage.
 func (e *Env) makeLines(comm mpi.Comm, members []int) (_ *arrive.Lines, how way, _ error) {
 	n, me := len(members), indexOf(members, e.Topo.Rank)
 	file, how, err := e.shareFile(comm, members, "paddlempi-arrive", arrive.LinesSize(n))
@@ -42,8 +42,8 @@ func (e *Env) makeLines(comm mpi.Comm, members []int) (_ *arrive.Lines, how way,
 	return lines, how, nil
 }
 
-// onWords runs a blocking collective on int64 words: the first n are this rank's
-// contribution, the result takes their place.
+// onWords runs a blocking collective on int64 words. The first n words are this rank's
+// contribution. The result is written to words.
 func (e *Env) onWords(fn mpi.Fn, comm mpi.Comm, words []int64, n int, r op.ReduceOp) error {
 	block, err := mem.Alloc(int64(8 * (n + len(words))))
 	if err != nil {

@@ -8,23 +8,24 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// mailbox carries small messages between the cores of a job, out of any order and
-// without anybody having to expect them: who has come to make a group, and who is where when one waits for
-// long.
+// mailbox carries small messages between the cores of a job: who has come to make a group, and
+// where a rank is for which others wait. Messages arrive in any order, and no rank has to expect
+// them.
 //
-// A message is a header of 12 bytes (kind, key) and at most maxMail bytes after it.
+// A message is a header of 12 bytes (kind, key), and at most maxMail bytes after it.
 type mailbox struct {
 	channel *channel.Channel
 
-	// onAsk and onAnswer are called from pump for messages that nobody waits for.
+	// pump calls onAsk and onAnswer for questions and their answers, for which no caller waits.
 	onAsk    func(from int, key uint64, body []byte)
 	onAnswer func(from int, key uint64, body []byte)
 
 	mu      sync.Mutex
-	inbox   map[letter][]byte // arrived and not yet taken
+	inbox   map[letter][]byte // messages that have arrived and were not taken
 	pumping sync.Mutex
 }
 
+// letter identifies a message in the inbox. A later message with the same letter replaces it.
 type letter struct {
 	kind mailKind
 	from int
@@ -34,15 +35,15 @@ type letter struct {
 type mailKind uint32
 
 const (
-	mailHello  mailKind = iota + 1 // a member has come to a meeting: to make group key, say
-	mailGo                         // all have come
-	mailFail                       // some never came: their ranks follow
-	mailBye                        // the sender takes its hello back: its deadline ran out
-	mailReady                      // are you still at the attempt of this hello?
-	mailStill                      // yes
-	mailAsk                        // where are you in group key? See inquiry
-	mailAnswer                     // the answer
-	mailAbsent                     // the sender does not come to the barrier of those who depart
+	mailHello  mailKind = iota + 1 // a member has come to a meeting, for instance to make group key
+	mailGo                         // all members have come
+	mailFail                       // some members never came: their ranks follow
+	mailBye                        // the sender takes its hello back, because its deadline has passed
+	mailReady                      // question: are you still at the attempt of this hello?
+	mailStill                      // answer to mailReady: yes
+	mailAsk                        // question: where are you in group key? See inquiry
+	mailAnswer                     // answer to mailAsk
+	mailAbsent                     // the sender will not come to the barrier of depart
 )
 
 const (
@@ -54,14 +55,13 @@ func newMailbox(lib mpi.Library, comm mpi.Comm) *mailbox {
 	return &mailbox{channel: channel.New(lib, comm, channel.Groups, mailHeader+maxMail), inbox: map[letter][]byte{}}
 }
 
-// send posts a message. Errors are not reported: the deadline of whoever waits for
-// the message is the net under all of them.
+// send posts a message. It reports no error: whatever waits for the message has a deadline.
 func (m *mailbox) send(to int, kind mailKind, key uint64, body []byte) {
 	header := binary.LittleEndian.AppendUint32(make([]byte, 0, mailHeader), uint32(kind))
 	_ = m.channel.Send(to, binary.LittleEndian.AppendUint64(header, key), body)
 }
 
-// take returns a message that has arrived.
+// take returns a message that has arrived and removes it.
 func (m *mailbox) take(kind mailKind, from int, key uint64) ([]byte, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -71,7 +71,7 @@ func (m *mailbox) take(kind mailKind, from int, key uint64) ([]byte, bool) {
 	return body, ok
 }
 
-// peek returns a message that has arrived, and leaves it there.
+// peek returns a message that has arrived and leaves it in the inbox.
 func (m *mailbox) peek(kind mailKind, from int, key uint64) ([]byte, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,7 +79,7 @@ func (m *mailbox) peek(kind mailKind, from int, key uint64) ([]byte, bool) {
 	return body, ok
 }
 
-// has tells whether a message of a kind has arrived, from anybody.
+// has tells whether a message of a kind has arrived from any rank.
 func (m *mailbox) has(kind mailKind) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,7 +91,8 @@ func (m *mailbox) has(kind mailKind) bool {
 	return false
 }
 
-// pump receives what is there and frees what was sent. It does not wait.
+// pump receives the messages that have arrived and frees the buffers of those that were sent. It
+// does not wait.
 func (m *mailbox) pump() {
 	if !m.pumping.TryLock() {
 		return
@@ -102,10 +103,11 @@ func (m *mailbox) pump() {
 	m.sent()
 }
 
-// sent tells whether all messages are on their way.
+// sent tells whether MPI is done with all messages that were posted.
 func (m *mailbox) sent() bool { return m.channel.Sent() }
 
-// receive takes one message, if there is one, and files it. A shorter one than the header is dropped.
+// receive takes one message, if one has arrived, and files it. It drops a message shorter than the
+// header.
 func (m *mailbox) receive() bool {
 	from, b, ok := m.channel.Receive()
 	if !ok || len(b) < mailHeader {
@@ -128,5 +130,5 @@ func (m *mailbox) receive() bool {
 	return true
 }
 
-// close takes in what is still under way as far as that is possible at once.
+// close receives what has arrived. It does not wait for messages that are still under way.
 func (m *mailbox) close() { m.pump() }

@@ -14,13 +14,13 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// messageSpin is how often a synchronous message tests its request before it
-// becomes a task of the engine.
+// messageSpin is how often a synchronous message tests its requests before it becomes a task of the
+// engine.
 const messageSpin = 300
 
-// message carries out send, recv, sendrecv and probe. They bypass the order of the
-// collectives. Like Submit it returns a handle with an error after which MPI may use the
-// memory longer.
+// message carries out send, recv, sendrecv and probe, which are outside the order of the
+// collectives. Like Submit it may return a handle with an error, after which MPI may use the memory
+// longer.
 func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	if d.Code == op.Panic {
 		panic("paddlempi: the panic operation was called, which exists to test this")
@@ -46,7 +46,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		return m.linger(err), work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync != 0 {
-		h := m.become()
+		h := m.makeTask()
 		h.Watch(d.Cookie, d.State)
 		m.async = true
 		g.async.Add(1)
@@ -60,17 +60,17 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		return h, work.Result{}, nil
 	}
 	if m.spin() {
-		r, err := m.result, m.left.follow(m.stream, m.err)
+		r, err := m.result, m.end.follow(m.stream, m.err)
 		m.recycle()
 		return nil, r, err
 	}
-	h := m.become()
+	h := m.makeTask()
 	stream := m.stream
 	g.env.Engine.Add(m)
 	r, err := h.Wait(-1, g.env.Interrupt)
 	if !h.Done() {
 		if h.GiveUp(err) {
-			// Interrupted. The next tick, on whichever thread, takes the message back.
+			// The caller was interrupted. The next Tick, on any thread, gives the message up.
 			g.env.Engine.StartProgress()
 		} else {
 			r, err = h.Result()
@@ -82,7 +82,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	return h, r, err
 }
 
-// enter counts a message as under way, if the group takes any.
+// enter counts a message as under way, if the group is usable.
 func (g *Group) enter(code op.Code) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +93,8 @@ func (g *Group) enter(code op.Code) error {
 	return err
 }
 
-// spin drives the message for a moment on the caller's thread and tells whether it is over.
+// spin drives the message for a moment on the caller's thread, and tells whether the message is
+// over.
 func (m *message) spin() bool {
 	var slots [2]uintptr
 	for i := 0; i < messageSpin; i++ {
@@ -111,8 +112,8 @@ func (m *message) spin() bool {
 	return m.Poll()
 }
 
-// messages are reused as long as they end within the call: the usual send or receive
-// allocates nothing.
+// messages are reused if they end within the call, so that the usual send or receive allocates
+// nothing.
 var messages = sync.Pool{New: func() any { return new(message) }}
 
 // recycle gives back a message that ended within its call.
@@ -122,17 +123,17 @@ func (m *message) recycle() {
 	messages.Put(m)
 }
 
-// become makes a task of the message, with a handle and a deadline.
-func (m *message) become() *work.Handle {
+// makeTask gives the message a handle and a deadline, as a task needs them.
+func (m *message) makeTask() *work.Handle {
 	m.handle = m.g.env.Engine.NewHandle()
 	m.deadline = time.Now().Add(m.timeout)
 	return m.handle
 }
 
-// linger lets a message that failed at its start end by itself: a half may be under way. Then
-// it returns the handle.
+// linger ends a message that failed when it started. If one of its transfers is under way, the
+// message becomes a task, and linger returns its handle.
 func (m *message) linger(err error) *work.Handle {
-	h := m.become()
+	h := m.makeTask()
 	h.GiveUp(err)
 	m.giveUp(err)
 	if m.Poll() {
@@ -143,58 +144,60 @@ func (m *message) linger(err error) *work.Handle {
 	return h
 }
 
-// finish tells the caller how the message, which is over, ended; left is what it left queued
-// on a device, or nil.
-func (m *message) finish(left *tail, r work.Result, err error) {
+// finish tells the caller how the message ended. end follows what the message left queued on a
+// device; it may be nil.
+func (m *message) finish(end *endEvent, r work.Result, err error) {
 	if m.handle == nil {
-		m.left, m.result, m.err = left, r, err
+		m.end, m.result, m.err = end, r, err
 		return
 	}
-	m.told(left.finish(m.handle, r, err))
+	m.countOff(end.finish(m.handle, r, err))
 	m.g.messages.Add(-1)
 }
 
-// told counts an asynchronous message off when its caller is told of its end.
-func (m *message) told(first bool) {
+// countOff takes the message out of Group.async, when its caller is told of its end for the first
+// time.
+func (m *message) countOff(first bool) {
 	if first && m.async {
 		m.g.async.Add(-1)
 	}
 }
 
-// message is the task of a message, or of the two of a sendrecv.
+// message is a send, a receive, or the two of a sendrecv. It is a task once it has a handle.
 type message struct {
-	g        *Group
-	code     op.Code
-	handle   *work.Handle // nil while the message may end within the call
-	result   work.Result  // valid then, once it is over
-	err      error
-	deadline time.Time
-	timeout  time.Duration
-	stream   cuda.Stream // that tensors in device memory are ordered with
-	halves   [2]half     // a send, a receive, or one of each
-	n        int
-	polls    int
-	since    time.Time // when it was first looked whether the peer has left
-	leftAt   time.Time // when it was seen to have
-	left     *tail     // what a message that ended within the call left queued on a device
-	gaveUp   error     // why the caller was told before MPI was done
-	async    bool      // its caller did not wait
+	g         *Group
+	code      op.Code
+	handle    *work.Handle // nil while the message may end within the call
+	result    work.Result  // how the message ended, if it has no handle
+	err       error
+	deadline  time.Time
+	timeout   time.Duration
+	stream    cuda.Stream // the stream on which tensors in device memory are produced and used
+	transfers [2]transfer // a send, a receive, or both
+	n         int         // number of transfers
+	polls     int
+	since     time.Time // when this rank first looked whether the peer has left
+	leftAt    time.Time // when this rank saw that the peer had left
+	end       *endEvent // what a message without a handle left queued on a device; nil if nothing
+	gaveUp    error     // the error that the caller was told while MPI still had a request
+	async     bool      // its caller does not wait
 }
 
-type half struct {
-	call  mpi.Call
-	slot  *mpi.Slot // nil before MPI has been called for it
-	bytes int64     // of a receive's buffer
-	peer  int32     // group rank, -1 any
-	chip  *onChip   // its tensor is in device memory
-	// dropped says that it was given up before MPI was called for it.
+// transfer is one MPI call of a message: a send or a receive.
+type transfer struct {
+	call     mpi.Call
+	slot     *mpi.Slot     // nil until MPI was called for it
+	bytes    int64         // length of its buffer
+	peer     int32         // group rank, -1 for any
+	onDevice *deviceTensor // the tensor, if it is in device memory
+	// dropped says that the transfer was given up before MPI was called for it.
 	dropped bool
 	queued  bool // it is in Group.waiting
 	stage   *staging
 	free    func()
 }
 
-// prepare checks the arguments and describes the calls.
+// prepare checks the arguments and prepares the transfers.
 func (m *message) prepare(d *op.Desc) error {
 	t := d.Code.Trait()
 	send, recv := t.Send != op.None, t.Recv != op.None
@@ -203,9 +206,9 @@ func (m *message) prepare(d *op.Desc) error {
 		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one of each side it uses", d.Code, len(sends), len(recvs))
 	}
 	if send {
-		// MPI does not fill what it sends: where the two share memory, a copy is sent.
-		apart := recv && overlap(&sends[0], &recvs[0])
-		if err := m.half(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag, apart); err != nil {
+		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap.
+		viaCopy := recv && overlap(&sends[0], &recvs[0])
+		if err := m.addTransfer(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag, viaCopy); err != nil {
 			return err
 		}
 	}
@@ -214,12 +217,12 @@ func (m *message) prepare(d *op.Desc) error {
 		if send {
 			peer, tag = d.Peer2, d.Tag2
 		}
-		return m.half(d.Code, mpi.FnRecv, "recv", &recvs[0], peer, tag, false)
+		return m.addTransfer(d.Code, mpi.FnRecv, "recv", &recvs[0], peer, tag, false)
 	}
 	return nil
 }
 
-// checkAddress checks peer and tag.
+// checkAddress checks peer and tag. wild allows MPI's wildcards for both.
 func (g *Group) checkAddress(code op.Code, peer, tag int32, wild bool) error {
 	if peer >= int32(g.Size) || peer < 0 && !(wild && peer == mpi.AnySource) {
 		return status.New(status.Argument, "%s: peer is rank %d of the group, which has ranks 0 to %d", code, peer, g.Size-1)
@@ -230,14 +233,15 @@ func (g *Group) checkAddress(code op.Code, peer, tag int32, wild bool) error {
 	return nil
 }
 
-// overlap tells whether two contiguous buffers share memory; others are staged anyway.
+// overlap tells whether two contiguous buffers share memory. Other buffers are staged anyway.
 func overlap(x, y *op.Buf) bool {
 	from, to := uintptr(x.Data), uintptr(y.Data)
 	return x.Count > 0 && y.Count > 0 && from < to+uintptr(y.Bytes()) && to < from+uintptr(x.Bytes())
 }
 
-// half describes one of the calls; with apart through memory of its own.
-func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, tag int32, apart bool) error {
+// addTransfer checks one buffer and prepares its transfer. If viaCopy is set, a copy of the buffer
+// is sent.
+func (m *message) addTransfer(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, tag int32, viaCopy bool) error {
 	if err := m.g.checkAddress(code, peer, tag, fn == mpi.FnRecv); err != nil {
 		return err
 	}
@@ -248,97 +252,98 @@ func (m *message) half(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, ta
 	if err != nil {
 		return err
 	}
-	h := &m.halves[m.n]
+	tr := &m.transfers[m.n]
 	m.n++
-	h.peer, h.bytes = peer, b.Bytes()
+	tr.peer, tr.bytes = peer, b.Bytes()
 	data := b.Data
 	if !b.OnHost() && b.Count > 0 {
-		if h.chip, err = m.g.onChip(code, side, b, apart, m.stream); err != nil {
+		if tr.onDevice, err = m.g.newDeviceTensor(code, side, b, viaCopy, m.stream); err != nil {
 			return err
 		}
-		data = h.chip.data()
+		data = tr.onDevice.data()
 		b = &op.Buf{Data: data, Count: b.Count, DType: b.DType}
-		apart = false
+		viaCopy = false
 	}
-	if apart && b.Contiguous() {
-		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // flat: nothing of the caller's to keep
+	if viaCopy && b.Contiguous() {
+		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // without shape and strides, which would be copied
 	}
-	if (apart || !b.Contiguous()) && b.Count > 0 {
+	if (viaCopy || !b.Contiguous()) && b.Count > 0 {
 		s, err := stageBuf(b, fn == mpi.FnSend, fn == mpi.FnRecv)
 		if err != nil {
 			return err
 		}
-		h.stage, data = &s, s.block
-		s.own()
+		tr.stage, data = &s, s.block
+		s.copyLayout()
 		if err := s.pack(); err != nil {
 			return err
 		}
 	}
-	count, typ := h.bytes, m.g.env.Lib.Byte()
+	count, typ := tr.bytes, m.g.env.Lib.Byte()
 	if count > mpi.MaxCount {
 		t, free, err := m.g.env.Lib.Bytes(count)
 		if err != nil {
 			return err
 		}
-		count, typ, h.free = 1, t, free
+		count, typ, tr.free = 1, t, free
 	}
-	h.call = mpi.Call{Fn: fn, Peer: peer, Tag: tag, Comm: comm}
+	tr.call = mpi.Call{Fn: fn, Peer: peer, Tag: tag, Comm: comm}
 	if fn == mpi.FnSend {
-		h.call.SendBuf, h.call.SendCount, h.call.SendType = data, count, typ
+		tr.call.SendBuf, tr.call.SendCount, tr.call.SendType = data, count, typ
 	} else {
-		h.call.RecvBuf, h.call.RecvCount, h.call.RecvType = data, count, typ
+		tr.call.RecvBuf, tr.call.RecvCount, tr.call.RecvType = data, count, typ
 	}
 	return nil
 }
 
-// start posts the receive before the send, each as soon as its tensor is ready.
+// start posts the receive before the send, each only if its tensor is ready.
 func (m *message) start() error {
 	for i := m.n - 1; i >= 0; i-- {
-		if err := m.tryStart(&m.halves[i]); err != nil {
+		if err := m.tryStart(&m.transfers[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// tryStart calls MPI for a half unless its turn has not come: the device has to be done
-// with the tensor, and messages with one rank keep their order.
-func (m *message) tryStart(h *half) error {
-	if h.slot != nil || h.dropped {
+// tryStart calls MPI for a transfer. It does nothing if the device still works on the tensor, or if
+// an earlier transfer with the same rank has to be first.
+func (m *message) tryStart(tr *transfer) error {
+	if tr.slot != nil || tr.dropped {
 		return nil
 	}
-	ready, err := h.chip.ready()
+	ready, err := tr.onDevice.ready()
 	if err != nil {
-		m.g.unqueue(h)
+		m.g.unqueue(tr)
 		return err
 	}
-	if !m.g.mayStart(h, ready) {
+	if !m.g.mayStart(tr, ready) {
 		return nil
 	}
-	h.slot = m.g.env.Lib.NewSlot()
-	err = m.g.env.Lib.Start(&h.call, h.slot)
-	m.g.unqueue(h)
+	tr.slot = m.g.env.Lib.NewSlot()
+	err = m.g.env.Lib.Start(&tr.call, tr.slot)
+	m.g.unqueue(tr)
 	if err != nil {
-		m.g.env.Lib.FreeSlot(h.slot)
-		h.slot = nil
+		m.g.env.Lib.FreeSlot(tr.slot)
+		tr.slot = nil
 		m.g.fail(err)
 	}
 	return err
 }
 
-// over tells whether nothing of a half is to come any more.
-func (h *half) over() bool { return h.dropped || h.slot != nil && h.slot.Done != 0 }
+// over tells whether the transfer was dropped or its request has ended.
+func (tr *transfer) over() bool { return tr.dropped || tr.slot != nil && tr.slot.Done != 0 }
 
 func (m *message) pending(list []uintptr) []uintptr {
 	for i := 0; i < m.n; i++ {
-		if s := m.halves[i].slot; s != nil && s.Done == 0 {
+		if s := m.transfers[i].slot; s != nil && s.Done == 0 {
 			list = append(list, uintptr(unsafe.Pointer(s)))
 		}
 	}
 	return list
 }
 
-// Requests adds what is under way. The other side may come late: nothing is known to move.
+// Requests adds the requests under way. The peer may come late, so it never says that data is
+// moving.
 func (m *message) Requests(b *work.Batch) (moving bool) {
 	var room [2]uintptr
 	for _, s := range m.pending(room[:0]) {
@@ -347,96 +352,96 @@ func (m *message) Requests(b *work.Batch) (moving bool) {
 	return false
 }
 
-// Poll ends the message when its requests have.
+// Poll starts transfers that can start now. It ends the message when all its requests have ended.
 func (m *message) Poll() bool {
-	for i := m.n - 1; i >= 0; i-- { // all of them: a send may wait for the other side's receive
-		h := &m.halves[i]
-		if h.slot == nil && !h.dropped {
-			if err := m.tryStart(h); err != nil {
+	for i := m.n - 1; i >= 0; i-- { // try both: the send may end only after the receive was posted
+		tr := &m.transfers[i]
+		if tr.slot == nil && !tr.dropped {
+			if err := m.tryStart(tr); err != nil {
 				m.giveUp(err)
 			}
 		}
 	}
 	for i := 0; i < m.n; i++ {
-		if !m.halves[i].over() {
+		if !m.transfers[i].over() {
 			m.overdue()
 			return false
 		}
 	}
 	r, err := m.outcome()
-	left := m.leaveDevice(err)
+	end := m.releaseDevice(err)
 	m.free()
-	m.finish(left, r, err)
+	m.finish(end, r, err)
 	return true
 }
 
-// outcome looks at the requests, which are done.
+// outcome returns how the message ended. All its requests are over.
 func (m *message) outcome() (r work.Result, err error) {
 	for i := 0; i < m.n; i++ {
-		h := &m.halves[i]
-		if h.dropped {
+		tr := &m.transfers[i]
+		if tr.dropped {
 			return r, m.gaveUp
 		}
-		if e := m.g.env.Lib.SlotError(h.call.Fn, h.slot); e != nil && err == nil {
-			err = m.named(h, e)
+		if e := m.g.env.Lib.SlotError(tr.call.Fn, tr.slot); e != nil && err == nil {
+			err = m.named(tr, e)
 		}
-		if h.call.Fn != mpi.FnRecv {
+		if tr.call.Fn != mpi.FnRecv {
 			continue
 		}
-		if h.slot.Cancelled != 0 {
+		if tr.slot.Cancelled != 0 {
 			return r, m.gaveUp
 		}
-		r = work.Result{Source: h.slot.Source, Tag: h.slot.Tag, Bytes: h.slot.Bytes}
-		if err == nil && r.Bytes != h.bytes {
+		r = work.Result{Source: tr.slot.Source, Tag: tr.slot.Tag, Bytes: tr.slot.Bytes}
+		if err == nil && r.Bytes != tr.bytes {
 			err = status.New(status.Truncate, "%s: the message from rank %d of the group with tag %d has %d bytes, the buffer %d; they must be equal (probe tells the length before)",
-				m.code, r.Source, r.Tag, r.Bytes, h.bytes).WithRanks(m.g.Ranks[r.Source])
+				m.code, r.Source, r.Tag, r.Bytes, tr.bytes).WithRanks(m.g.Ranks[r.Source])
 		}
-		if err == nil && h.stage != nil {
-			c := call{request: request{staged: []staging{*h.stage}}}
+		if err == nil && tr.stage != nil {
+			c := call{request: request{staged: []staging{*tr.stage}}}
 			err = c.unstage(nil)
-			h.stage = nil
+			tr.stage = nil
 		}
-		if err == nil && h.chip != nil {
-			err = h.chip.arrived()
+		if err == nil && tr.onDevice != nil {
+			err = tr.onDevice.arrived()
 		}
 	}
 	return r, err
 }
 
-// named says of which message MPI's error is.
-func (m *message) named(h *half, err error) error {
+// named returns MPI's error with a description of the message.
+func (m *message) named(tr *transfer, err error) error {
 	e := &status.Error{Code: status.CodeOf(err)}
 	errors.As(err, &e)
 	what := m.describe()
-	if e.Code == status.Truncate && h.call.Fn == mpi.FnRecv {
+	if e.Code == status.Truncate && tr.call.Fn == mpi.FnRecv {
 		what += ": the message is longer than that (probe tells the length before)"
 	}
 	named := status.New(e.Code, "%s: %v", what, err)
 	named.MPIClass, named.Ranks = e.MPIClass, e.Ranks
-	if h.peer >= 0 {
-		named.Ranks = []int{m.g.Ranks[h.peer]}
+	if tr.peer >= 0 {
+		named.Ranks = []int{m.g.Ranks[tr.peer]}
 	}
 	return named
 }
 
 func (m *message) free() {
 	for i := 0; i < m.n; i++ {
-		h := &m.halves[i]
-		if h.slot != nil {
-			m.g.env.Lib.FreeSlot(h.slot)
-			h.slot = nil
+		tr := &m.transfers[i]
+		if tr.slot != nil {
+			m.g.env.Lib.FreeSlot(tr.slot)
+			tr.slot = nil
 		}
-		if h.stage != nil {
-			h.stage.free()
-			h.stage = nil
+		if tr.stage != nil {
+			tr.stage.free()
+			tr.stage = nil
 		}
-		if h.chip != nil {
-			h.chip.free()
-			h.chip = nil
+		if tr.onDevice != nil {
+			tr.onDevice.free()
+			tr.onDevice = nil
 		}
-		if h.free != nil {
-			h.free()
-			h.free = nil
+		if tr.free != nil {
+			tr.free()
+			tr.free = nil
 		}
 	}
 }
@@ -444,8 +449,8 @@ func (m *message) free() {
 // leftGrace is how long a message from a rank that has left may still be on its way.
 const leftGrace = 500 * time.Millisecond
 
-// overdue gives the message up when its caller was interrupted, its deadline has passed
-// or its peer has left.
+// overdue gives the message up if its caller was interrupted, its deadline has passed, or its peer
+// has left.
 func (m *message) overdue() {
 	if m.handle == nil || m.gaveUp != nil {
 		return
@@ -468,16 +473,17 @@ func (m *message) overdue() {
 		return
 	}
 	for i := 0; i < m.n; i++ {
-		h := &m.halves[i]
-		if !h.over() && m.peerLeft(h.peer, now) {
-			m.giveUp(m.g.endedError(m.describe(), h.peer))
+		tr := &m.transfers[i]
+		if !tr.over() && m.peerLeft(tr.peer, now) {
+			m.giveUp(m.g.endedError(m.describe(), tr.peer))
 			return
 		}
 	}
 }
 
-// peerLeft tells whether the peer, any of whom is all others, has ended for so long that no
-// message of its can be on its way. A message to oneself waits for no one else.
+// peerLeft tells whether the peer left so long ago that no message from it can be on its way. A
+// negative peer stands for all other members. A rank does not wait for another if it sends to
+// itself.
 func (m *message) peerLeft(peer int32, now time.Time) bool {
 	if int(peer) == m.g.Rank || m.g.Size == 1 {
 		return false
@@ -496,7 +502,7 @@ func (m *message) peerLeft(peer int32, now time.Time) bool {
 	return now.Sub(m.leftAt) > leftGrace
 }
 
-// endedError names the peer that has ended, all others for a message from anybody.
+// endedError names the peer that has ended, or all other members if peer is negative.
 func (g *Group) endedError(what string, peer int32) error {
 	var ended []int
 	for i, r := range g.Ranks {
@@ -507,55 +513,56 @@ func (g *Group) endedError(what string, peer int32) error {
 	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended", what, brief(g.Ranks), brief(ended)).WithRanks(ended...)
 }
 
-// giveUp tells the caller. A receive is cancelled and harms nothing; a send cannot
-// be, so its group is broken and the task lingers until MPI is done with the buffer.
+// giveUp gives the message up because of err. A receive is cancelled, and the group stays usable. A
+// send cannot be cancelled: the caller is told at once, the group is broken, and the task lingers
+// until MPI is done with the buffer.
 func (m *message) giveUp(err error) {
 	m.gaveUp = err
 	sending := false
 	for i := 0; i < m.n; i++ {
-		h := &m.halves[i]
-		if h.over() {
+		tr := &m.transfers[i]
+		if tr.over() {
 			continue
 		}
-		if h.slot == nil {
-			h.dropped = true // MPI knows nothing of it
-			m.g.unqueue(h)
+		if tr.slot == nil {
+			tr.dropped = true // MPI was not called for it
+			m.g.unqueue(tr)
 			continue
 		}
-		if h.call.Fn == mpi.FnRecv {
-			if m.g.env.Lib.Cancel(h.slot) == nil {
+		if tr.call.Fn == mpi.FnRecv {
+			if m.g.env.Lib.Cancel(tr.slot) == nil {
 				continue
 			}
 		}
 		sending = true
 	}
 	if sending {
-		m.told(m.handle.GiveUp(err))
+		m.countOff(m.handle.GiveUp(err))
 		m.g.fail(err)
 	}
 }
 
-// describe names the message: operation, peers, tags, lengths.
+// describe names the operation, and the peer, tag and length of every transfer.
 func (m *message) describe() string {
 	text := m.code.String()
 	for i := 0; i < m.n; i++ {
-		h := &m.halves[i]
-		way, peer := "to", fmt.Sprintf("rank %d", h.peer)
-		if h.call.Fn == mpi.FnRecv {
+		tr := &m.transfers[i]
+		way, peer := "to", fmt.Sprintf("rank %d", tr.peer)
+		if tr.call.Fn == mpi.FnRecv {
 			way = "from"
 		}
-		if h.peer < 0 {
+		if tr.peer < 0 {
 			peer = "any rank"
 		}
-		text += fmt.Sprintf(" of %d bytes %s %s of the group (tag %d)", h.bytes, way, peer, h.call.Tag)
+		text += fmt.Sprintf(" of %d bytes %s %s of the group (tag %d)", tr.bytes, way, peer, tr.call.Tag)
 	}
 	return text
 }
 
 func (m *message) peers() (ranks []int) {
 	for i := 0; i < m.n; i++ {
-		if h := &m.halves[i]; h.peer >= 0 && !h.over() {
-			ranks = append(ranks, m.g.Ranks[h.peer])
+		if tr := &m.transfers[i]; tr.peer >= 0 && !tr.over() {
+			ranks = append(ranks, m.g.Ranks[tr.peer])
 		}
 	}
 	return ranks

@@ -9,187 +9,188 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// onChip is a tensor in device memory that is sent or received: MPI is given its address
-// where it takes that, and else a pinned block, whole: the other side has posted one
-// message, from host memory or a device, which pieces would not match.
-type onChip struct {
+// deviceTensor is a tensor in device memory that is sent or received. MPI is given the tensor's
+// address if it takes device memory, else a pinned block of the same length. The block is not cut
+// into pieces, because the peer has posted one message.
+type deviceTensor struct {
 	device *cuda.Device
 	tensor op.Buf
 	recv   bool
-	block  *mem.Pinned // nil: MPI has the tensor's address
-	before cuda.Event  // what the producing stream had queued
-	gate   cuda.Event  // MPI may not be called before; 0: it may
-	tail   cuda.Event  // the copy out of the block, once it is queued
+	block  *mem.Pinned // nil if MPI is given the tensor's address
+	before cuda.Event  // what the producing stream had queued before the call
+	gate   cuda.Event  // MPI may be called when this event has happened; 0 if it has
+	copied cuda.Event  // the copy from the block to the tensor; 0 until it is queued
 }
 
-// onChip prepares the tensor of a message. For a send the copy to the host is queued.
-func (g *Group) onChip(code op.Code, side string, b *op.Buf, apart bool, stream cuda.Stream) (*onChip, error) {
+// newDeviceTensor prepares the tensor of a message. For a send through a block it queues the copy
+// to the host. If viaCopy is set, the tensor goes through a block in any case.
+func (g *Group) newDeviceTensor(code op.Code, side string, b *op.Buf, viaCopy bool, stream cuda.Stream) (*deviceTensor, error) {
 	dev, _, err := locate(code, side, 0, b)
 	if err != nil {
 		return nil, err
 	}
-	h := &onChip{device: dev, tensor: *b, recv: side == "recv"}
+	t := &deviceTensor{device: dev, tensor: *b, recv: side == "recv"}
 	if !b.Contiguous() {
-		if h.recv && mem.Overlaps(b) {
-			return nil, shared(code, 0)
+		if t.recv && mem.Overlaps(b) {
+			return nil, overlapError(code, 0)
 		}
-		h.tensor = *layout(b)
+		t.tensor = *layout(b)
 	}
-	if h.before, err = produced(code, dev, stream); err != nil {
+	if t.before, err = markStream(code, dev, stream); err != nil {
 		return nil, err
 	}
-	if b.Contiguous() && !apart && g.env.device.direct && g.env.CUDAAware() {
-		h.gate = h.before
-		return h, nil
+	if b.Contiguous() && !viaCopy && g.env.device.direct && g.env.CUDAAware() {
+		t.gate = t.before
+		return t, nil
 	}
-	if err := g.stageMessage(h, code, side); err != nil {
-		h.free()
+	if err := g.stageMessage(t, code, side); err != nil {
+		t.free()
 		return nil, err
 	}
-	return h, nil
+	return t, nil
 }
 
-func (g *Group) stageMessage(h *onChip, code op.Code, side string) (err error) {
+func (g *Group) stageMessage(t *deviceTensor, code op.Code, side string) (err error) {
 	if !g.env.device.staged {
 		return status.New(status.Unsupported, "%s: %s tensor 0 is on CUDA device %d; PADDLEMPI_CUDA_PATHS leaves out \"staged\", and direct wants a CUDA-aware MPI and a contiguous tensor",
-			code, side, h.device.Index)
+			code, side, t.device.Index)
 	}
-	if h.block, err = mem.GetPinned(h.device, h.tensor.Bytes()); err != nil {
+	if t.block, err = mem.GetPinned(t.device, t.tensor.Bytes()); err != nil {
 		return err
 	}
-	if !h.block.Locked && !h.tensor.Contiguous() {
+	if !t.block.Locked && !t.tensor.Contiguous() {
 		return status.New(status.NoMemory, "%s: %s tensor 0 on CUDA device %d is not contiguous and needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy",
-			code, side, h.device.Index, h.tensor.Bytes())
+			code, side, t.device.Index, t.tensor.Bytes())
 	}
-	if h.recv {
+	if t.recv {
 		return nil
 	}
-	h.gate, err = h.move(h.device.Out)
+	t.gate, err = t.move(t.device.Out)
 	return err
 }
 
-// move queues the copy between tensor and block on s and returns an event for it.
-func (h *onChip) move(s cuda.Stream) (cuda.Event, error) {
-	if err := h.device.StreamWait(s, h.before); err != nil {
+// move queues the copy between tensor and block on stream s, and returns an event that follows it.
+func (t *deviceTensor) move(s cuda.Stream) (cuda.Event, error) {
+	if err := t.device.StreamWait(s, t.before); err != nil {
 		return 0, err
 	}
 	var err error
 	switch {
-	case !h.tensor.Contiguous():
-		err = mem.MoveStrided(h.device, h.block.Data, &h.tensor, 0, h.tensor.Count, h.recv, s)
-	case h.recv:
-		err = h.device.Copy(h.tensor.Data, h.block.Data, h.tensor.Bytes(), s)
+	case !t.tensor.Contiguous():
+		err = mem.MoveStrided(t.device, t.block.Data, &t.tensor, 0, t.tensor.Count, t.recv, s)
+	case t.recv:
+		err = t.device.Copy(t.tensor.Data, t.block.Data, t.tensor.Bytes(), s)
 	default:
-		err = h.device.Copy(h.block.Data, h.tensor.Data, h.tensor.Bytes(), s)
+		err = t.device.Copy(t.block.Data, t.tensor.Data, t.tensor.Bytes(), s)
 	}
 	if err != nil {
 		return 0, err
 	}
 	var e cuda.Event
-	err = h.device.Mark(&e, s)
+	err = t.device.Mark(&e, s)
 	return e, err
 }
 
-// data is what MPI is given.
-func (h *onChip) data() unsafe.Pointer {
-	if h.block != nil {
-		return h.block.Data
+// data is the address that MPI is given.
+func (t *deviceTensor) data() unsafe.Pointer {
+	if t.block != nil {
+		return t.block.Data
 	}
-	return h.tensor.Data
+	return t.tensor.Data
 }
 
-// ready tells whether MPI may be called; so it may for a tensor on the host, nil.
-func (h *onChip) ready() (bool, error) {
-	if h == nil || h.gate == 0 {
+// ready tells whether MPI may be called. It is true if t is nil: the tensor is on the host.
+func (t *deviceTensor) ready() (bool, error) {
+	if t == nil || t.gate == 0 {
 		return true, nil
 	}
-	done, err := h.device.Query(h.gate)
-	if done && h.gate != h.before {
-		h.device.PutEvent(h.gate)
+	done, err := t.device.Query(t.gate)
+	if done && t.gate != t.before {
+		t.device.PutEvent(t.gate)
 	}
 	if done {
-		h.gate = 0
+		t.gate = 0
 	}
 	return done, err
 }
 
 // arrived queues the copy of a received message from its block to the tensor.
-func (h *onChip) arrived() (err error) {
-	if h.block != nil {
-		h.tail, err = h.move(h.device.In)
+func (t *deviceTensor) arrived() (err error) {
+	if t.block != nil {
+		t.copied, err = t.move(t.device.In)
 	}
 	return err
 }
 
-// free gives back what the message holds. Copies from and to the block may be queued yet.
-func (h *onChip) free() {
-	if h.block != nil {
-		s := h.device.Out
-		if h.recv {
-			s = h.device.In
+// free gives back the block and the events. Copies from or to the block may still be queued.
+func (t *deviceTensor) free() {
+	if t.block != nil {
+		s := t.device.Out
+		if t.recv {
+			s = t.device.In
 		}
-		mem.PutPinned(h.block, s)
-		h.block = nil
+		mem.PutPinned(t.block, s)
+		t.block = nil
 	}
-	if h.gate != 0 && h.gate != h.before {
-		h.device.PutEvent(h.gate)
+	if t.gate != 0 && t.gate != t.before {
+		t.device.PutEvent(t.gate)
 	}
-	for _, e := range []*cuda.Event{&h.before, &h.tail} {
+	for _, e := range []*cuda.Event{&t.before, &t.copied} {
 		if *e != 0 {
-			h.device.PutEvent(*e)
+			t.device.PutEvent(*e)
 			*e = 0
 		}
 	}
-	h.gate = 0
+	t.gate = 0
 }
 
-// leaveDevice returns what of a message that ended well is still queued on a device.
-func (m *message) leaveDevice(err error) *tail {
+// releaseDevice returns what a message that succeeded has left queued on a device, nil if nothing.
+func (m *message) releaseDevice(err error) *endEvent {
 	for i := 0; i < m.n; i++ {
-		if h := m.halves[i].chip; h != nil && h.tail != 0 && err == nil {
-			t := &tail{h.device, h.tail}
-			h.tail = 0
-			return t
+		if d := m.transfers[i].onDevice; d != nil && d.copied != 0 && err == nil {
+			end := &endEvent{d.device, d.copied}
+			d.copied = 0
+			return end
 		}
 	}
 	return nil
 }
 
-// mayStart tells whether h may be given to MPI now. One whose tensor is not ready is put
-// into a list, and every later one to or from the same rank behind it: MPI's messages do
-// not overtake each other and are received in the order of the calls, so these are too.
-func (g *Group) mayStart(h *half, ready bool) bool {
+// mayStart tells whether MPI may be called for tr now. MPI's messages between two ranks do not
+// overtake each other, and neither may these. Therefore a transfer whose tensor is not ready is put
+// into a list, and later transfers to or from the same rank wait behind it.
+func (g *Group) mayStart(tr *transfer, ready bool) bool {
 	if ready && g.held.Load() == 0 {
 		return true
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !h.queued {
-		h.queued = true
-		g.waiting = append(g.waiting, h)
+	if !tr.queued {
+		tr.queued = true
+		g.waiting = append(g.waiting, tr)
 		g.held.Add(1)
 	}
 	for _, first := range g.waiting {
-		if first == h {
+		if first == tr {
 			break
 		}
-		if first.call.Fn == h.call.Fn && (first.peer == h.peer || first.peer < 0 || h.peer < 0) {
+		if first.call.Fn == tr.call.Fn && (first.peer == tr.peer || first.peer < 0 || tr.peer < 0) {
 			return false
 		}
 	}
 	return ready
 }
 
-// unqueue takes a half out of the list, in which it may not be.
-func (g *Group) unqueue(h *half) {
-	if !h.queued {
+// unqueue takes tr out of the list, if it is there.
+func (g *Group) unqueue(tr *transfer) {
+	if !tr.queued {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	h.queued = false
+	tr.queued = false
 	for i, s := range g.waiting {
-		if s == h {
+		if s == tr {
 			g.waiting = append(g.waiting[:i], g.waiting[i+1:]...)
 			g.held.Add(-1)
 			return

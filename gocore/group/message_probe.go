@@ -9,7 +9,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// probe waits for a message and leaves it where it is.
+// probe waits for a message and does not receive it.
 func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 	if err := g.checkAddress(d.Code, d.Peer, d.Tag, true); err != nil {
 		return r, err

@@ -8,32 +8,33 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/segment"
 )
 
-// How the ranks of a node come to share memory: arrivals do, and whatever else wants to (package
-// segment has the files).
+// This file makes the memory that the ranks of a node share, for arrivals and other uses. Package
+// segment has the memory files.
 
-// way is how the ranks of a node came to share memory.
+// way is how the ranks of a communicator got the shared memory of their nodes.
 type way int32
 
 const (
-	byProc    way = iota // all opened the owner's descriptor in /proc
-	bySocket             // some had to be given it over a socket
-	byMessage            // some could not have it: there is no shared memory
+	byProc    way = iota // every rank opened its node's file through /proc
+	bySocket             // some ranks got the descriptor over a socket
+	byMessage            // some rank could not get it: no rank has shared memory
 )
 
 func (w way) String() string {
 	return [...]string{"shared memory", "shared memory, handed over by a socket", "messages"}[w]
 }
 
-// Way tells how the ranks of this node arrive at collectives.
+// Way tells how the ranks of the world share memory with the ranks of their nodes.
 func (e *Env) Way() string { return e.way.String() }
 
-// takeLimit is how long handing a descriptor over a socket may take.
+// takeLimit is how long handing over descriptors by socket may take.
 const takeLimit = 10 * time.Second
 
-// shareFile makes a memory file of size bytes on each node and opens it on all its ranks: members are
-// those of this rank's node. It is collective over comm, whose ranks may be on several nodes. The
-// file is nil for a rank alone on its node, and where some rank of comm cannot have it (byMessage).
-// It is all zero, and its first member owns the memory that nobody has touched.
+// shareFile makes a memory file of size bytes on each node and opens it on all ranks of that node.
+// members are the ranks of comm on this rank's node; the first one makes the file. shareFile is
+// collective over comm, whose ranks may be on several nodes. It returns a nil file on a rank that
+// is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
+// all. The file is all zero; its memory is allocated when a rank first touches it.
 func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (*segment.File, way, error) {
 	me, alone := indexOf(members, e.Topo.Rank), len(members) == 1
 	ranks, err := e.Lib.Size(comm)
@@ -42,7 +43,7 @@ func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (
 	}
 	var file *segment.File
 	var giver *segment.Giver
-	// Everybody says: my node's first member, and the file's address if that is me.
+	// Every rank sends the first member of its node. That member also sends the file's address.
 	mine := []int64{int64(members[0]), -1, -1, -1}
 	if me == 0 && !alone {
 		if file, err = segment.New(name, size); err == nil {
@@ -64,7 +65,7 @@ func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (
 	if me != 0 {
 		file, _ = segment.Open(address, size)
 	}
-	// Does everybody have it? The owner may close the file once all do.
+	// Count the ranks that lack the file. The first member may close it once this number is 0.
 	lacking := make([]int64, 2*ranks)
 	lacking[0], lacking[1] = int64(members[0]), 0
 	if file == nil && !alone {
@@ -83,27 +84,27 @@ func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (
 	if total == 0 {
 		return file, byProc, nil
 	}
-	// Over a socket, then, on the nodes where one lacks it.
-	place := []int64{int64(members[0]), 0, 0, 0}
+	// On nodes where some rank lacks the file, the first member gives it away over a socket.
+	rendezvous := []int64{int64(members[0]), 0, 0, 0}
 	if me == 0 && file != nil && here > 0 {
 		if giver, err = segment.NewGiver(); err == nil {
 			defer giver.Close()
-			w := giver.Place().Words()
-			copy(place[1:], w[:])
+			w := giver.Rendezvous().Words()
+			copy(rendezvous[1:], w[:])
 		}
 	}
-	copy(all, place)
+	copy(all, rendezvous)
 	if err := e.onWords(mpi.FnAllgather, comm, all, 4, 0); err != nil {
 		return nil, byMessage, err
 	}
 	deadline := time.Now().Add(takeLimit)
 	switch {
 	case giver != nil:
-		_ = giver.Give(file, here, deadline) // who did not get it says so
+		_ = giver.Give(file, here, deadline) // a rank that did not get the file reports it below
 	case file == nil && !alone:
 		for i := 0; i < ranks; i++ {
 			if w := all[4*i : 4*i+4]; w[0] == int64(members[0]) && w[1] != 0 {
-				file, _ = segment.Take(segment.PlaceOf([3]int64(w[1:])), address, size, deadline)
+				file, _ = segment.Take(segment.RendezvousOf([3]int64(w[1:])), address, size, deadline)
 			}
 		}
 	}

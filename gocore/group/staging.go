@@ -7,12 +7,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// staging is contiguous memory that stands for a tensor which is not.
+// staging is contiguous memory in place of a tensor that is not contiguous.
 type staging struct {
 	buf   op.Buf
 	block unsafe.Pointer
-	in    bool // packed before
-	out   bool // unpacked after
+	in    bool // the tensor is packed into the block before the operation
+	out   bool // the block is unpacked into the tensor afterwards
 }
 
 // stageBuf makes a staging for b.
@@ -21,8 +21,8 @@ func stageBuf(b *op.Buf, in, out bool) (staging, error) {
 	return staging{buf: *b, block: block, in: in, out: out}, err
 }
 
-// own copies the shape and strides, which the caller keeps only during submit.
-func (s *staging) own() {
+// copyLayout copies the shape and strides, which the caller keeps only during Submit.
+func (s *staging) copyLayout() {
 	if s.buf.NDim > 0 {
 		s.buf = *layout(&s.buf)
 	}

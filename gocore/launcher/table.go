@@ -1,11 +1,12 @@
-// Package launcher is the table of the launchers that are known here: how their processes are
-// called, and in which variables they number the ranks that they start.
+// Package launcher is the table of launchers: the names of their processes, and the environment
+// variables that give the numbers of the ranks that they start.
 //
 // Package mpi reads it for the core (control method launcher). tools/opgen writes
-// python/paddlempi_launchers.py from it, for what must not load the core: `import torch`.
+// python/paddlempi_launchers.py from it, for `import torch` and other code that must not load the
+// core.
 package launcher
 
-// Family is the kind of MPI that a launcher or a library belongs to.
+// Family is the family of MPIs to which a launcher or a library belongs.
 type Family int
 
 const (
@@ -14,43 +15,44 @@ const (
 	MPICH          // MPICH, Intel MPI, MVAPICH: one ABI, one process manager
 )
 
-// Kind is one kind of launcher. Its variables count where one of its processes is the nearest
-// launcher among the parents: those of another one further up are inherited and mean nothing.
-// Under sbatch and mpirun, SLURM_NTASKS and SLURM_PROCID are the daemons'.
+// Kind is a kind of launcher. Its variables count only if one of its processes is the nearest
+// launcher among the parents of this process. The variables of a launcher further up are inherited
+// and say nothing about this process: if sbatch runs mpirun, SLURM_NTASKS and SLURM_PROCID are
+// those of mpirun's daemons.
 type Kind struct {
 	Name   string // one word: "openmpi", "hydra", "slurm"
-	MPI    string // for people
-	Family Family // Any: it has no MPI of its own
+	MPI    string // name for messages
+	Family Family // Any: the launcher has no MPI
 
-	// Processes are the names of those that are parents of ranks. On a remote node that is
-	// the launcher's daemon. Mpirun are those of them that the user called.
+	// Processes are the names of the processes that can be the parent of a rank; on a remote node
+	// that is a daemon of the launcher. Mpirun are those of them that a user calls.
 	Processes []string
 	Mpirun    []string
 
-	// Of these the first one that holds a number counts.
+	// Of each list, the first variable that holds a number counts.
 	Size, Rank, LocalRank, LocalSize []string
 
-	Task         string // a variable that only ranks have; "": Rank is one
-	Node         string // the number of this node, an index into TasksPerNode
-	TasksPerNode string // as in "2(x3),1"; "": LocalSize tells
-	CPUs         string // how many of the node's CPUs the job has; "": those of the launcher
+	Task         string // a variable that only ranks have; "": no such variable is needed
+	Node         string // the variable with the number of this node, an index into TasksPerNode
+	TasksPerNode string // the variable with a list like "2(x3),1"; "": LocalSize has the number
+	CPUs         string // the variable that limits the job's CPUs on this node; "": only affinity does
 
-	// What names the job to all its ranks: Job together, those that are set, or else the
+	// The name of the job, the same on all ranks: the values of Job, joined. If none is set, the
 	// argument after JobOption in the command line of the process that started the rank.
 	Job       []string
 	JobOption string
 
-	// Head are the places where a host stands that all ranks know by the same name: the
-	// first node, or the one that the launcher runs on. The first that matches counts.
+	// Head are the texts that name a host for all ranks alike: the first node, or the host of the
+	// launcher. The first one that matches counts.
 	Head []Head
 
-	Plugins []string // one of them is set where MPI can find the other ranks; nil: always
-	Own     []string // how the variables begin that are those of a rank, or of the job around it
+	Plugins []string // one of them is set if MPI can find the other ranks; nil: it always can
+	Own     []string // how variables begin that belong to a rank, or to the job around it
 }
 
-// Head is a place where a host is named: the groups of Pattern, joined.
+// Head names a host: the groups of Pattern, joined, where it matches the text.
 type Head struct {
-	Variable string // "": the job's name
+	Variable string // the variable with the text; "": the name of the job
 	Pattern  string
 }
 
@@ -65,7 +67,7 @@ var Kinds = []*Kind{
 		LocalRank: []string{"OMPI_COMM_WORLD_LOCAL_RANK"},
 		LocalSize: []string{"OMPI_COMM_WORLD_LOCAL_SIZE"},
 		Job:       []string{"PMIX_NAMESPACE"},
-		Head:      []Head{{"", `^prterun-(.+)-\d+@\d+$`}, {"OMPI_MCA_orte_hnp_uri", `tcp://([^:,]+)`}}, // 5, 4
+		Head:      []Head{{"", `^prterun-(.+)-\d+@\d+$`}, {"OMPI_MCA_orte_hnp_uri", `tcp://([^:,]+)`}}, // Open MPI 5, 4
 		Own: []string{"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess_", "OMPI_MCA_orte_",
 			"OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PMIX_", "PRTE_"},
 	},
@@ -76,7 +78,7 @@ var Kinds = []*Kind{
 		Rank:      []string{"PMI_RANK"},
 		LocalRank: []string{"MPI_LOCALRANKID"},
 		LocalSize: []string{"MPI_LOCALNRANKS"},
-		Job:       []string{"I_MPI_HYDRA_UUID"}, // Intel's; MPICH's tells nothing in variables
+		Job:       []string{"I_MPI_HYDRA_UUID"}, // of Intel MPI; MPICH has no such variable
 		JobOption: "--control-port",             // the address of mpiexec
 		Head:      []Head{{"", `^(.+):\d+$`}},
 		Own:       []string{"PMI_", "HYDRA_", "HYDI_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_PIN_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
@@ -87,10 +89,10 @@ var Kinds = []*Kind{
 		Size:         []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
 		Rank:         []string{"SLURM_PROCID"},
 		LocalRank:    []string{"SLURM_LOCALID"},
-		Task:         "SLURM_STEP_ID", // not in a batch script, which is started once, whatever the job's size
+		Task:         "SLURM_STEP_ID", // not set in a batch script, which is started once and is no rank
 		Node:         "SLURM_NODEID",
 		TasksPerNode: "SLURM_STEP_TASKS_PER_NODE",
-		CPUs:         "SLURM_CPUS_ON_NODE", // slurmstepd itself is not confined to the job
+		CPUs:         "SLURM_CPUS_ON_NODE", // slurmstepd may use CPUs that the job may not
 		Job:          []string{"SLURM_JOB_ID", "SLURM_STEP_ID"},
 		Head:         []Head{{"SLURM_STEP_NODELIST", `^([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?`}}, // a[03-05,7],b
 		Plugins:      []string{"PMIX_RANK", "PMI_RANK"},                                          // --mpi=pmix, pmi2
@@ -98,7 +100,7 @@ var Kinds = []*Kind{
 	},
 }
 
-// ByProcess returns the kind that a process of this name belongs to, nil for none.
+// ByProcess returns the kind of launcher to which a process of this name belongs, nil if none.
 func ByProcess(name string) *Kind { return byProcess[name] }
 
 var byProcess = func() map[string]*Kind {

@@ -34,17 +34,18 @@ func TestEveryRowIsWhole(t *testing.T) {
 	assert.Nil(t, ByProcess("bash"))
 }
 
-// Who starts a job, or a process that is no rank, from a rank takes these away.
-func TestOwnVariablesAreTakenAway(t *testing.T) {
-	var own []string
+// A rank that starts a job, or a process that is no rank, removes these variables from its
+// environment.
+func TestPrefixesCoverAllVariables(t *testing.T) {
+	var prefixes []string
 	for _, k := range Kinds {
-		own = append(own, k.Own...)
+		prefixes = append(prefixes, k.Own...)
 	}
 	for _, k := range Kinds {
 		for _, names := range [][]string{k.Size, k.Rank, k.LocalRank, k.LocalSize, k.Job, k.Plugins, {k.Task, k.Node, k.TasksPerNode, k.CPUs}} {
 			for _, name := range names {
 				begins := func(beginning string) bool { return strings.HasPrefix(name, beginning) }
-				assert.True(t, name == "" || slices.ContainsFunc(own, begins), "%s of %s", name, k.Name)
+				assert.True(t, name == "" || slices.ContainsFunc(prefixes, begins), "%s of %s", name, k.Name)
 			}
 		}
 	}

@@ -1,16 +1,17 @@
-// Package netif chooses the addresses by which other hosts reach this one. Who listens for
-// ranks of other hosts (the store of torch's default group, the side channel of testing) asks it
-// what to tell them; the first address is the likeliest, and who can try takes the next.
+// Package netif chooses the addresses by which other hosts reach this one. A caller that listens
+// for ranks of other hosts (the store of torch's default group, the side channel of testing) tells
+// them these addresses. The first one is the most likely. A peer that can try several takes the
+// next one if it fails.
 //
-// The rule, whose first part that gives an address decides:
+// The first of these rules that gives an address decides:
 //
 //  1. PADDLEMPI_IFNAME names the interface, or the network.
 //  2. All ranks are on this host: its loopback.
-//  3. A variable of the framework's that means the same (GLOO_SOCKET_IFNAME), if it names an
+//  3. A variable of the framework with the same meaning (GLOO_SOCKET_IFNAME), if it names an
 //     interface of this host.
-//  4. What the host's own name resolves to and is no loopback, then the addresses of its
-//     interfaces that are up. Those that lead to its own containers and virtual machines come
-//     last: on other hosts the same addresses lead to theirs.
+//  4. The addresses to which the host's own name resolves, except for loopback; then the addresses
+//     of its interfaces that are up. Interfaces that lead to containers and virtual machines of
+//     this host come last: on another host the same addresses lead to its own containers.
 package netif
 
 import (
@@ -23,26 +24,26 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Variable names the interfaces to use: names, beginnings of names, networks as 10.1.0.0/16 or
-// addresses, with commas between them.
+// Variable is the environment variable that names the interfaces to use: names, beginnings of
+// names, networks like 10.1.0.0/16 or addresses, separated by commas.
 const Variable = "PADDLEMPI_IFNAME"
 
-// Options say who asks.
+// Options describe the caller's job.
 type Options struct {
 	OneHost bool   // all ranks are on this host
-	Other   string // the variable of a framework; "" for none
+	Other   string // the variable of a framework; "": none
 }
 
-// Host is how others reach this host.
+// Host says how other hosts reach this host.
 type Host struct {
-	Name      string   `json:"name"`      // where its own name resolves to the first of the addresses; else ""
-	Addresses []string `json:"addresses"` // the likeliest first, none twice
+	Name      string   `json:"name"`      // the host's name, if it resolves to the first address; else ""
+	Addresses []string `json:"addresses"` // the most likely first; no address twice
 }
 
-// Find returns how others reach this host. Addresses is empty where the host has none. It asks
-// the resolver, which may take seconds where that is set up wrong.
+// Find returns how other hosts reach this host. Addresses is empty if the host has none. Find may
+// ask the resolver, which takes seconds if it is configured wrongly.
 //
-// It returns an error with the code Argument if PADDLEMPI_IFNAME names nothing that is here.
+// It returns an error with the code Argument if PADDLEMPI_IFNAME names nothing on this host.
 func Find(o Options) (Host, error) {
 	m := machine{env: dl.Getenv, name: os.Hostname, resolve: resolve, interfaces: interfaces}
 	return m.find(o)
@@ -55,7 +56,7 @@ type nic struct {
 	addresses []netip.Addr
 }
 
-// machine is what the rule sees of the machine; tests give their own.
+// machine is everything that Find reads of the machine. Tests replace it.
 type machine struct {
 	env        func(name string) (string, bool)
 	name       func() (string, error)
@@ -69,33 +70,34 @@ func (m *machine) find(o Options) (Host, error) {
 		return Host{}, status.New(status.Unsupported, "the network interfaces of this host cannot be listed: %v", err)
 	}
 	if wanted, _ := m.env(Variable); wanted != "" {
-		found := named(nics, wanted)
+		found := addressesNamed(nics, wanted)
 		if len(found) == 0 {
 			return Host{}, status.New(status.Argument, "%s=%s names no interface of this host that is up; there are %s", Variable, wanted, list(nics))
 		}
-		return answer("", found), nil
+		return newHost("", found), nil
 	}
 	if o.OneHost {
 		return Host{Addresses: []string{"127.0.0.1"}}, nil
 	}
 	if o.Other != "" {
 		wanted, _ := m.env(o.Other)
-		if found := named(nics, wanted); len(found) > 0 {
-			return answer("", found), nil
+		if found := addressesNamed(nics, wanted); len(found) > 0 {
+			return newHost("", found), nil
 		}
 	}
 	name, found := "", []netip.Addr(nil)
-	if own, err := m.name(); err == nil {
-		found = slices.DeleteFunc(m.resolve(own), func(a netip.Addr) bool { return !leadsHere(a) })
+	if hostName, err := m.name(); err == nil {
+		found = slices.DeleteFunc(m.resolve(hostName), func(a netip.Addr) bool { return !leadsHere(a) })
 		if len(found) > 0 {
-			name = own
+			name = hostName
 		}
 	}
-	return answer(name, append(found, all(nics)...)), nil
+	return newHost(name, append(found, candidates(nics)...)), nil
 }
 
-// named returns the addresses of the interfaces that a variable names, in its order.
-func named(nics []nic, wanted string) (found []netip.Addr) {
+// addressesNamed returns the addresses of the interfaces that a variable names, in the order of the
+// variable.
+func addressesNamed(nics []nic, wanted string) (found []netip.Addr) {
 	for _, item := range strings.FieldsFunc(wanted, func(r rune) bool { return r == ',' || r == ' ' }) {
 		network, err := netip.ParsePrefix(item)
 		if address, none := netip.ParseAddr(item); none == nil {
@@ -118,19 +120,21 @@ func named(nics []nic, wanted string) (found []netip.Addr) {
 	return slices.DeleteFunc(found, needsZone)
 }
 
-// ownNetworks are how the interfaces begin that lead to containers and virtual machines of this host.
-var ownNetworks = []string{"docker", "br-", "veth", "virbr", "vnet", "vmnet", "lxc", "lxd", "cni", "podman", "kube-"}
+// localNetworks are the beginnings of the names of interfaces that lead to containers and virtual
+// machines of this host.
+var localNetworks = []string{"docker", "br-", "veth", "virbr", "vnet", "vmnet", "lxc", "lxd", "cni", "podman", "kube-"}
 
-// all returns the addresses that may lead here, IPv4 before IPv6, those of ownNetworks last.
-func all(nics []nic) []netip.Addr {
-	type candidate struct {
+// candidates returns the addresses that may lead here: IPv4 before IPv6, those of localNetworks
+// last.
+func candidates(nics []nic) []netip.Addr {
+	type ranked struct {
 		address netip.Addr
 		order   int
 	}
-	var found []candidate
+	var found []ranked
 	for _, n := range nics {
 		order := 0
-		if slices.ContainsFunc(ownNetworks, func(beginning string) bool { return strings.HasPrefix(n.name, beginning) }) {
+		if slices.ContainsFunc(localNetworks, func(beginning string) bool { return strings.HasPrefix(n.name, beginning) }) {
 			order = 2
 		}
 		for _, a := range n.addresses {
@@ -138,13 +142,13 @@ func all(nics []nic) []netip.Addr {
 				continue
 			}
 			if a.Is6() {
-				found = append(found, candidate{a, order + 1})
+				found = append(found, ranked{a, order + 1})
 			} else {
-				found = append(found, candidate{a, order})
+				found = append(found, ranked{a, order})
 			}
 		}
 	}
-	slices.SortStableFunc(found, func(a, b candidate) int { return a.order - b.order })
+	slices.SortStableFunc(found, func(a, b ranked) int { return a.order - b.order })
 	addresses := make([]netip.Addr, len(found))
 	for i, c := range found {
 		addresses[i] = c.address
@@ -152,16 +156,16 @@ func all(nics []nic) []netip.Addr {
 	return addresses
 }
 
-// leadsHere tells whether an address can mean this host to another one.
+// leadsHere tells whether an address can stand for this host on another one.
 func leadsHere(a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsUnspecified() && !needsZone(a)
 }
 
-// needsZone tells whether an address means something only with the name of an interface of
-// whoever uses it.
+// needsZone tells whether an address is only valid together with the name of an interface of the
+// host that uses it.
 func needsZone(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-func answer(name string, addresses []netip.Addr) Host {
+func newHost(name string, addresses []netip.Addr) Host {
 	h := Host{Name: name, Addresses: []string{}}
 	for _, a := range addresses {
 		if text := a.String(); !slices.Contains(h.Addresses, text) {
@@ -171,7 +175,7 @@ func answer(name string, addresses []netip.Addr) Host {
 	return h
 }
 
-// list names the interfaces, for messages.
+// list names the interfaces, for error messages.
 func list(nics []nic) string {
 	var parts []string
 	for _, n := range nics {

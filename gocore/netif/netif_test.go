@@ -19,7 +19,7 @@ func addresses(texts ...string) (all []netip.Addr) {
 	return all
 }
 
-// fake is a host called node, with an Ethernet, an InfiniBand, and containers of its own.
+// fake is a host called node, with Ethernet, InfiniBand and containers.
 func fake(resolved []netip.Addr, vars map[string]string) *machine {
 	return &machine{
 		env:     func(name string) (string, bool) { v, ok := vars[name]; return v, ok },
@@ -43,7 +43,7 @@ func TestInterfacesAndName(t *testing.T) {
 	for name, c := range map[string]struct {
 		resolved []netip.Addr
 		name     string
-		first    []string // of everywhere, and before the rest of it
+		first    []string // addresses that come before the rest of everywhere
 	}{
 		"no such name":          {nil, "", nil},
 		"Debian's /etc/hosts":   {addresses("127.0.1.1", "::1"), "", nil},
@@ -69,7 +69,7 @@ func TestOneHostMeetsAtItsLoopback(t *testing.T) {
 	assert.Equal(t, Host{"", []string{"127.0.0.1"}}, h)
 	assert.NoError(t, err)
 	h, err = fake(nil, map[string]string{Variable: "ib0"}).find(Options{OneHost: true})
-	assert.Equal(t, Host{"", []string{"10.1.0.1"}}, h, "ours is before all")
+	assert.Equal(t, Host{"", []string{"10.1.0.1"}}, h, "PADDLEMPI_IFNAME comes before the loopback")
 	assert.NoError(t, err)
 }
 
@@ -77,7 +77,7 @@ func TestVariablesNameInterfaces(t *testing.T) {
 	for wanted, want := range map[string][]string{
 		"ib0":            {"10.1.0.1"},
 		"ib":             {"10.1.0.1", "10.2.0.1", "10.2.0.2"},
-		"eth0":           {"fd00::2", "10.0.0.1"}, // not eth01: it is called so
+		"eth0":           {"fd00::2", "10.0.0.1"}, // not eth01, because an interface is called eth0
 		"ib1, eth01":     {"10.2.0.1", "10.2.0.2", "10.9.0.1"},
 		"10.1.0.0/16":    {"10.1.0.1"},
 		"10.0.0.0/14":    {"10.0.0.1", "10.1.0.1", "10.2.0.1", "10.2.0.2"},
@@ -104,7 +104,7 @@ func TestAVariableThatNamesNothing(t *testing.T) {
 		assert.ErrorContains(t, err, part)
 	}
 	h, err := fake(addresses("10.0.0.1"), map[string]string{Variable: "", "GLOO_SOCKET_IFNAME": "ib7"}).find(Options{Other: "GLOO_SOCKET_IFNAME"})
-	assert.NoError(t, err, "another's is another's to complain about")
+	assert.NoError(t, err, "a wrong variable of a framework is ignored")
 	assert.Equal(t, "node", h.Name)
 }
 

@@ -15,10 +15,10 @@ import (
 	"unsafe"
 )
 
-// The C library and not Go's package net, which would link another library and may resolve names
-// otherwise than the processes that listen.
+// This file uses the C library. Go's package net would link another library, and may resolve names
+// in another way than the processes that listen.
 
-// interfaces lists those that are up and have an address.
+// interfaces lists the interfaces that are up and have an address.
 func interfaces() ([]nic, error) {
 	var first *C.struct_ifaddrs
 	if rc, err := C.getifaddrs(&first); rc != 0 {
@@ -42,7 +42,7 @@ func interfaces() ([]nic, error) {
 	return nics, nil
 }
 
-// resolve returns the addresses of a host, none where its name is not known.
+// resolve returns the addresses of a host, none if its name is not known.
 func resolve(name string) (found []netip.Addr) {
 	node := C.CString(name)
 	defer C.free(unsafe.Pointer(node))

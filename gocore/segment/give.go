@@ -11,56 +11,56 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Place is where a Giver is to be found, and the secret that it asks for. It travels by MPI: who
-// knows the name alone, which the kernel tells everybody on the node, gets nothing.
-type Place struct {
+// Rendezvous is where a Giver listens, and its secret. It travels by MPI. The kernel shows the name
+// to all processes of the node; a process that knows only the name gets nothing.
+type Rendezvous struct {
 	Name   uint64
 	Secret [2]uint64
 }
 
-// Words is a place as numbers; PlaceOf reads it back.
-func (p Place) Words() [3]int64 {
-	return [3]int64{int64(p.Name), int64(p.Secret[0]), int64(p.Secret[1])}
+// Words returns a rendezvous as numbers. RendezvousOf reads them.
+func (r Rendezvous) Words() [3]int64 {
+	return [3]int64{int64(r.Name), int64(r.Secret[0]), int64(r.Secret[1])}
 }
 
-// PlaceOf is the place that w holds.
-func PlaceOf(w [3]int64) Place {
-	return Place{uint64(w[0]), [2]uint64{uint64(w[1]), uint64(w[2])}}
+// RendezvousOf returns the rendezvous in w.
+func RendezvousOf(w [3]int64) Rendezvous {
+	return Rendezvous{uint64(w[0]), [2]uint64{uint64(w[1]), uint64(w[2])}}
 }
 
-// secret is what a taker sends.
-func (p Place) secret() []byte {
-	b := binary.LittleEndian.AppendUint64(nil, p.Secret[0])
-	return binary.LittleEndian.AppendUint64(b, p.Secret[1])
+// secret returns the bytes that a taker sends.
+func (r Rendezvous) secret() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, r.Secret[0])
+	return binary.LittleEndian.AppendUint64(b, r.Secret[1])
 }
 
-// address is the abstract socket (unix(7)): it has no file, and goes with its owner. Processes
-// meet there that share a network namespace.
-func (p Place) address() *syscall.SockaddrUnix {
+// address returns an abstract socket (unix(7)): it has no file, and ends with its owner. It
+// connects processes that share a network namespace.
+func (r Rendezvous) address() *syscall.SockaddrUnix {
 	var b [8]byte
-	binary.LittleEndian.PutUint64(b[:], p.Name)
+	binary.LittleEndian.PutUint64(b[:], r.Name)
 	return &syscall.SockaddrUnix{Name: "@paddlempi-" + hex.EncodeToString(b[:])}
 }
 
-// Giver gives the descriptor of a file to processes that ask for it.
+// Giver sends the descriptor of a file to processes that ask for it.
 type Giver struct {
-	socket int
-	place  Place
+	socket     int
+	rendezvous Rendezvous
 }
 
-// NewGiver begins to listen. Close ends it.
+// NewGiver starts to listen. Close stops it.
 func NewGiver() (*Giver, error) {
 	var random [24]byte
 	if _, err := rand.Read(random[:]); err != nil {
 		return nil, status.New(status.Unsupported, "no random numbers for a socket's secret: %v", err)
 	}
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(random[8*i:]) }
-	g := &Giver{place: Place{word(0), [2]uint64{word(1), word(2)}}}
+	g := &Giver{rendezvous: Rendezvous{word(0), [2]uint64{word(1), word(2)}}}
 	var err error
 	if g.socket, err = newSocket(); err != nil {
 		return nil, err
 	}
-	if err = syscall.Bind(g.socket, g.place.address()); err == nil {
+	if err = syscall.Bind(g.socket, g.rendezvous.address()); err == nil {
 		err = syscall.Listen(g.socket, 64)
 	}
 	if err != nil {
@@ -70,14 +70,14 @@ func NewGiver() (*Giver, error) {
 	return g, nil
 }
 
-// Place returns where to ask.
-func (g *Giver) Place() Place { return g.place }
+// Rendezvous returns where the giver listens.
+func (g *Giver) Rendezvous() Rendezvous { return g.rendezvous }
 
 // Close stops listening.
 func (g *Giver) Close() { syscall.Close(g.socket) }
 
-// Give serves takers until n of them have had f, or until the deadline, when it returns an
-// error. Who does not send the secret is turned away.
+// Give serves processes until n of them have got f. It returns an error if the deadline passes
+// before. A process that does not send the secret gets nothing.
 func (g *Giver) Give(f *File, n int, deadline time.Time) error {
 	for n > 0 {
 		if err := limit(g.socket, deadline); err != nil {
@@ -101,15 +101,16 @@ func (g *Giver) Give(f *File, n int, deadline time.Time) error {
 	return nil
 }
 
-// strangerLimit is how long one that connects may take to send the secret: it holds up the others.
+// strangerLimit is how long a process that connects may take to send the secret, because others
+// wait meanwhile.
 const strangerLimit = time.Second
 
 func (g *Giver) serve(taker int, f *File) bool {
 	if limit(taker, time.Now().Add(strangerLimit)) != nil {
 		return false
 	}
-	want := g.place.secret()
-	got := make([]byte, len(want)) // not a byte more is read
+	want := g.rendezvous.secret()
+	got := make([]byte, len(want)) // reads no more than a secret
 	for have := 0; have < len(got); {
 		n, err := syscall.Read(taker, got[have:])
 		if n <= 0 && err != syscall.EINTR {
@@ -123,8 +124,9 @@ func (g *Giver) serve(taker int, f *File) bool {
 	return syscall.Sendmsg(taker, []byte{1}, syscall.UnixRights(f.fd), nil, 0) == nil
 }
 
-// Take gets a file from its Giver: the one that a names, of size bytes.
-func Take(p Place, a Address, size int64, deadline time.Time) (*File, error) {
+// Take gets a file from its Giver. It checks that the file is the one that a identifies, and has
+// size bytes.
+func Take(r Rendezvous, a Address, size int64, deadline time.Time) (*File, error) {
 	socket, err := newSocket()
 	if err != nil {
 		return nil, err
@@ -136,10 +138,10 @@ func Take(p Place, a Address, size int64, deadline time.Time) (*File, error) {
 	refused := func(what string, err error) error {
 		return status.New(status.Unsupported, "cannot get shared memory from process %d over a socket: %s: %v", a.PID, what, err)
 	}
-	if err := syscall.Connect(socket, p.address()); err != nil {
+	if err := syscall.Connect(socket, r.address()); err != nil {
 		return nil, refused("connect", err)
 	}
-	if _, err := syscall.Write(socket, p.secret()); err != nil {
+	if _, err := syscall.Write(socket, r.secret()); err != nil {
 		return nil, refused("write", err)
 	}
 	fds, err := receive(socket)
@@ -153,7 +155,7 @@ func Take(p Place, a Address, size int64, deadline time.Time) (*File, error) {
 	return f.check(a, size, "what a socket gave")
 }
 
-// receive takes one descriptor, and closes any others.
+// receive receives one descriptor, and closes any others.
 func receive(socket int) (int, error) {
 	one := make([]byte, 1)
 	room := make([]byte, syscall.CmsgSpace(4))
@@ -187,7 +189,7 @@ func newSocket() (int, error) {
 	return s, nil
 }
 
-// limit makes the calls on a socket that wait end at the deadline, with EAGAIN.
+// limit lets calls on a socket wait until the deadline only. They return EAGAIN then.
 func limit(socket int, deadline time.Time) error {
 	left := max(time.Until(deadline), time.Millisecond)
 	tv := syscall.NsecToTimeval(left.Nanoseconds())

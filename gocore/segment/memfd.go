@@ -8,8 +8,8 @@ import (
 
 const mfdCloexec = 1
 
-// memfd makes an anonymous memory file (memfd_create(2), Linux >= 3.17): it has
-// no name to clean up and goes when the last process that maps it does.
+// memfd makes an anonymous memory file (memfd_create(2), Linux >= 3.17). It has no name that has to
+// be removed, and is freed when the last process that maps it ends.
 func memfd(name string) (int, error) {
 	nr := map[string]uintptr{"amd64": 319, "arm64": 279}[runtime.GOARCH]
 	if nr == 0 {

@@ -1,10 +1,10 @@
-// Package segment makes memory that the ranks of a node share: anonymous memory files,
-// whose descriptors one process gets from another.
+// Package segment makes memory that the ranks of a node share: anonymous memory files, whose
+// descriptors a process gets from another process.
 //
-// There are two ways to a descriptor. Where the processes see each other's /proc, its
-// entry there is opened (Open). Where they may not, for instance because each is in a
-// user namespace of its own, as Apptainer makes them, the owner gives the descriptor away
-// over a socket (Giver, Take). Addresses travel by MPI.
+// There are two ways to get a descriptor. If the processes see each other's /proc, the descriptor
+// is opened there (Open). They may not see it, for instance because each process is in its own user
+// namespace, as under Apptainer. Then the owner sends the descriptor over a socket (Giver, Take).
+// Addresses travel by MPI.
 package segment
 
 import (
@@ -14,27 +14,27 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// File is a memory file that this process has open.
+// File is a memory file that is open in this process.
 type File struct {
 	fd    int
 	size  int64
 	inode uint64
 }
 
-// Address names a memory file to the other processes of the node.
+// Address identifies a memory file for the other processes of the node.
 type Address struct {
 	PID   int
 	FD    int
-	Inode uint64 // which no two memory files of a kernel share
+	Inode uint64 // no two memory files of a kernel have the same
 }
 
-// Words is an address as numbers; Of reads it back.
+// Words returns an address as numbers. Of reads them.
 func (a Address) Words() [3]int64 { return [3]int64{int64(a.PID), int64(a.FD), int64(a.Inode)} }
 
-// Of is the address that w holds.
+// Of returns the address in w.
 func Of(w [3]int64) Address { return Address{int(w[0]), int(w[1]), uint64(w[2])} }
 
-// New makes a file of size bytes, all zero. name shows in /proc/PID/maps only.
+// New makes a file of size bytes, all zero. name is only seen in /proc/PID/maps.
 func New(name string, size int64) (*File, error) {
 	fd, err := memfd(name)
 	if err != nil {
@@ -47,7 +47,7 @@ func New(name string, size int64) (*File, error) {
 	return adopt(fd)
 }
 
-// adopt makes a File of a descriptor, which it closes on error.
+// adopt makes a File of a descriptor. It closes the descriptor if it fails.
 func adopt(fd int) (*File, error) {
 	var st syscall.Stat_t
 	if err := syscall.Fstat(fd, &st); err != nil {
@@ -57,14 +57,14 @@ func adopt(fd int) (*File, error) {
 	return &File{fd: fd, size: st.Size, inode: st.Ino}, nil
 }
 
-// Address returns how others name the file while it is open here.
+// Address returns the address by which other processes open the file, while it is open here.
 func (f *File) Address() Address { return Address{syscall.Getpid(), f.fd, f.inode} }
 
 // Size returns the length in bytes.
 func (f *File) Size() int64 { return f.size }
 
-// Open opens the file of another process through /proc. Process ids may mean another
-// process here than there: the file has to be the one named, and of size bytes.
+// Open opens the file of another process through /proc. A process id may stand for different
+// processes here and there, so Open checks that the file has the inode of a and size bytes.
 func Open(a Address, size int64) (*File, error) {
 	path := "/proc/" + strconv.Itoa(a.PID) + "/fd/" + strconv.Itoa(a.FD)
 	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
@@ -78,7 +78,7 @@ func Open(a Address, size int64) (*File, error) {
 	return f.check(a, size, path)
 }
 
-// check closes the file unless it is the one named.
+// check closes f and returns an error, unless f is the file that a identifies.
 func (f *File) check(a Address, size int64, where string) (*File, error) {
 	if f.inode != a.Inode || f.size != size {
 		f.Close()
@@ -87,7 +87,7 @@ func (f *File) check(a Address, size int64, where string) (*File, error) {
 	return f, nil
 }
 
-// Map maps the whole file, for reading and writing. Unmap it with syscall.Munmap.
+// Map maps the whole file for reading and writing. Unmap it with syscall.Munmap.
 func (f *File) Map() ([]byte, error) {
 	mem, err := syscall.Mmap(f.fd, 0, int(f.size), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 	if err != nil {
@@ -96,7 +96,7 @@ func (f *File) Map() ([]byte, error) {
 	return mem, nil
 }
 
-// Close closes the descriptor; what is mapped stays. May be called again.
+// Close closes the descriptor. Mappings stay. Close may be called again.
 func (f *File) Close() {
 	if f.fd >= 0 {
 		syscall.Close(f.fd)

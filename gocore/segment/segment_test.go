@@ -16,7 +16,7 @@ import (
 
 const soon = 10 * time.Second
 
-// same tells whether two files are the same memory, by writing to it.
+// same tells whether two files are the same memory. It writes to one and reads the other.
 func same(t *testing.T, a, b *File) bool {
 	t.Helper()
 	x, err := a.Map()
@@ -46,7 +46,7 @@ func TestOpen(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 	wrong := a
-	wrong.FD = other.Address().FD // as where a process id means another process
+	wrong.FD = other.Address().FD // as if the process id stood for another process
 	_, err = Open(wrong, 5000)
 	assert.Equal(t, status.Unsupported, status.CodeOf(err), "another memory file of the same size")
 	_, err = Open(a, 4999)
@@ -62,15 +62,15 @@ func TestGive(t *testing.T) {
 	g, err := NewGiver()
 	require.NoError(t, err)
 	defer g.Close()
-	place := PlaceOf(g.Place().Words())
-	assert.Equal(t, g.Place(), place)
+	rendezvous := RendezvousOf(g.Rendezvous().Words())
+	assert.Equal(t, g.Rendezvous(), rendezvous)
 	before := descriptors(t)
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			taken, err := Take(place, f.Address(), 100, time.Now().Add(soon))
+			taken, err := Take(rendezvous, f.Address(), 100, time.Now().Add(soon))
 			if assert.NoError(t, err) {
 				assert.True(t, same(t, f, taken))
 				taken.Close()
@@ -82,7 +82,7 @@ func TestGive(t *testing.T) {
 	assert.Equal(t, before, descriptors(t), "no descriptor is left")
 }
 
-// Strangers get nothing and do not keep the others from theirs.
+// Strangers get nothing, and do not keep other processes from getting the file.
 func TestGiveTurnsStrangersAway(t *testing.T) {
 	f, err := New("paddlempi-test", 100)
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestGiveTurnsStrangersAway(t *testing.T) {
 	g, err := NewGiver()
 	require.NoError(t, err)
 	defer g.Close()
-	name := g.Place().address().Name
+	name := g.Rendezvous().address().Name
 	for _, said := range []string{"", "short", "sixteen letters!", "a long line that goes on and on, past what the giver reads of anybody"} {
 		c, err := net.Dial("unix", name)
 		require.NoError(t, err)
@@ -98,13 +98,13 @@ func TestGiveTurnsStrangersAway(t *testing.T) {
 		_, err = c.Write([]byte(said))
 		require.NoError(t, err)
 		if said == "" {
-			c.Close() // it says nothing and goes
+			c.Close() // a stranger that sends nothing and closes
 		}
 	}
-	silent, err := net.Dial("unix", name) // it says nothing and stays
+	silent, err := net.Dial("unix", name) // a stranger that sends nothing and stays
 	require.NoError(t, err)
 	defer silent.Close()
-	wrong := g.Place()
+	wrong := g.Rendezvous()
 	wrong.Secret[1]++
 	refused := make(chan error, 1)
 	go func() {
@@ -114,7 +114,7 @@ func TestGiveTurnsStrangersAway(t *testing.T) {
 	got := make(chan error, 1)
 	go func() {
 		time.Sleep(50 * time.Millisecond)
-		taken, err := Take(g.Place(), f.Address(), 100, time.Now().Add(soon))
+		taken, err := Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(soon))
 		if err == nil {
 			taken.Close()
 		}
@@ -132,10 +132,10 @@ func TestGiveAndTakeHaveDeadlines(t *testing.T) {
 	g, err := NewGiver()
 	require.NoError(t, err)
 	assert.Equal(t, status.Timeout, status.CodeOf(g.Give(f, 1, time.Now().Add(20*time.Millisecond))))
-	_, err = Take(g.Place(), f.Address(), 100, time.Now().Add(20*time.Millisecond)) // nobody serves it
+	_, err = Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(20*time.Millisecond)) // no Give runs
 	assert.Equal(t, status.Unsupported, status.CodeOf(err))
 	g.Close()
-	_, err = Take(g.Place(), f.Address(), 100, time.Now().Add(soon))
+	_, err = Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(soon))
 	assert.ErrorContains(t, err, "connection refused")
 }
 
@@ -147,7 +147,7 @@ func TestTakeChecksWhatItGets(t *testing.T) {
 	require.NoError(t, err)
 	defer g.Close()
 	go func() { _ = g.Give(f, 1, time.Now().Add(soon)) }()
-	_, err = Take(g.Place(), f.Address(), 200, time.Now().Add(soon))
+	_, err = Take(g.Rendezvous(), f.Address(), 200, time.Now().Add(soon))
 	assert.ErrorContains(t, err, "not the shared memory of 200 bytes")
 }
 

@@ -1,8 +1,8 @@
-// Package status holds the errors of the core: a code that crosses the C ABI,
-// the ranks that are concerned, and a message written for the person who reads it.
+// Package status holds the errors of the core: a code that crosses the C ABI, the ranks concerned,
+// and a message for the user.
 //
-// Every error that leaves the core is a *status.Error, so that capi can hand
-// its code, its ranks and its text to the caller without parsing anything.
+// Every error that leaves the core is a *status.Error, so that capi can pass on its code, ranks and
+// text without parsing.
 package status
 
 import (
@@ -10,45 +10,45 @@ import (
 	"fmt"
 )
 
-// Code is the number an error has in pmpi.h (PMPI_ERR_*). The values are part
-// of the C ABI: they are never renumbered.
+// Code is the number of an error in pmpi.h (PMPI_ERR_*). The values are part of the C ABI and never
+// renumbered.
 type Code int32
 
 const (
 	OK                 Code = 0
 	Argument           Code = 1  // a value out of range, a wrong count, a read-only buffer: ValueError
-	Type               Code = 2  // no tensor, a dtype the operation is not defined for: TypeError
+	Type               Code = 2  // no tensor, or a dtype that the operation is not defined for: TypeError
 	NotInitialized     Code = 3  // before init or after destroy
 	AlreadyInitialized Code = 4  // init while initialised
-	MPINotFound        Code = 5  // no usable libmpi; the message lists where it looked
-	Launcher           Code = 6  // the launcher and the library belong to different MPIs
-	ThreadLevel        Code = 7  // the MPI that is running was initialised below THREAD_MULTIPLE
-	Timeout            Code = 8  // a deadline ran out; Ranks never came
-	Interrupted        Code = 9  // a signal handler of the caller asked to stop
-	Mismatch           Code = 10 // the ranks called different things; Ranks differ
+	MPINotFound        Code = 5  // no usable libmpi; the message lists where the core looked
+	Launcher           Code = 6  // launcher and library belong to different MPIs
+	ThreadLevel        Code = 7  // MPI was initialised below THREAD_MULTIPLE
+	Timeout            Code = 8  // a deadline has passed; Ranks never came
+	Interrupted        Code = 9  // a signal handler of the caller ended the wait
+	Mismatch           Code = 10 // the ranks called different things; Ranks are those that differ
 	Refused            Code = 11 // Ranks refused their part of the collective
-	PeerLeft           Code = 12 // Ranks ended normally while others wait for them
-	GroupBroken        Code = 13 // an earlier timeout or interrupt left the group unusable
+	PeerLeft           Code = 12 // Ranks have left while others wait for them
+	GroupBroken        Code = 13 // an earlier operation of the group ended half way
 	GroupDestroyed     Code = 14 // the group was destroyed
 	MPI                Code = 15 // an error of MPI; MPIClass holds its class
 	Truncate           Code = 16 // a message and its buffer differ in length
 	ProcFailed         Code = 17 // MPI reports a dead process
 	Revoked            Code = 18 // the communicator was revoked
-	Forked             Code = 19 // the process is a fork of the one that initialised
-	Panic              Code = 20 // a defect of the core: it is poisoned from here on
-	Unsupported        Code = 21 // absent on this machine or in this MPI (device memory, ...)
+	Forked             Code = 19 // this process is a fork of the one that loaded the core
+	Panic              Code = 20 // a defect of the core, which takes no more calls
+	Unsupported        Code = 21 // not available on this machine or in this MPI, for instance device memory
 	NoMemory           Code = 22 // an allocation failed
-	NotReady           Code = 23 // pmpi_wait's own limit ran out; the work goes on
-	NotMember          Code = 24 // a collective on a group this rank does not belong to
+	NotReady           Code = 23 // the limit of a wait has passed; the work goes on
+	NotMember          Code = 24 // this rank is not a member of the group
 	Cuda               Code = 25 // the CUDA driver refused
-	Reentrant          Code = 26 // a signal handler called what its own thread waits in
+	Reentrant          Code = 26 // a signal handler called an operation for which its own thread waits
 )
 
-// Error is the one error type that leaves the core.
+// Error is the only type of error that leaves the core.
 type Error struct {
 	Code     Code
 	MPIClass int   // MPI error class, 0 unless Code is MPI, Truncate, ProcFailed or Revoked
-	Ranks    []int // world ranks concerned: missing, differing, refusing, left
+	Ranks    []int // world ranks concerned: those that are missing, differ, refused or left
 	Msg      string
 }
 
@@ -65,14 +65,13 @@ func New(c Code, format string, args ...any) *Error {
 	return &Error{Code: c, Msg: fmt.Sprintf(format, args...)}
 }
 
-// WithRanks names the world ranks concerned and returns e.
+// WithRanks sets the world ranks concerned and returns e.
 func (e *Error) WithRanks(ranks ...int) *Error {
 	e.Ranks = ranks
 	return e
 }
 
-// CodeOf returns the code of err, Panic for an error that is not the core's
-// own, and OK for nil.
+// CodeOf returns the code of err, OK for nil, and Panic for an error that is not an *Error.
 func CodeOf(err error) Code {
 	if err == nil {
 		return OK

@@ -6,12 +6,12 @@ import (
 	"unsafe"
 )
 
-// cpuWords holds the affinity of machines of up to 1024 CPUs, the kernel's own limit
-// for the plain form of the system call.
+// cpuWords is the length of an affinity mask. It holds 1024 CPUs, which is the kernel's limit for
+// the plain form of the system call.
 const cpuWords = 16
 
-// affinity returns the CPUs this process may run on (sched_getaffinity(2)), as a bit
-// mask. It is not what the machine has: a launcher usually binds a rank to one core.
+// affinity returns the CPUs on which this process may run (sched_getaffinity(2)), as a bit mask.
+// The machine may have more, because a launcher usually binds a rank to one core.
 func affinity() (mask [cpuWords]uint64) {
 	_, _, errno := syscall.RawSyscall(syscall.SYS_SCHED_GETAFFINITY, uintptr(syscall.Getpid()), unsafe.Sizeof(mask), uintptr(unsafe.Pointer(&mask)))
 	if errno != 0 {

@@ -9,21 +9,21 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// Topology places the ranks of the world. It is the same on every rank but for
-// the fields that say where this rank is.
+// Topology says which ranks are on which node. It is the same on every rank, except for Rank,
+// LocalRank, LocalSize and LocalCPUs.
 type Topology struct {
 	Rank, Size           int
 	LocalRank, LocalSize int
-	LocalCPUs            int   // CPUs that the ranks of this node may run on, all together
-	Node                 []int // node of each world rank; nodes are numbered by their first rank
+	LocalCPUs            int   // number of CPUs on which the ranks of this node may run, all together
+	Node                 []int // node of each world rank; nodes are numbered in the order of their first ranks
 }
 
-// Crowded tells whether the node has more ranks than CPUs for them, so that a rank which
-// spins takes the time of the one it waits for.
+// Crowded tells whether the node has more ranks than CPUs for them. A rank that spins then takes
+// time from the ranks for which it waits.
 func (t *Topology) Crowded() bool { return t.LocalSize > t.LocalCPUs }
 
-// Discover asks MPI (MPI_Comm_split_type with MPI_COMM_TYPE_SHARED, MPI-4.1 section
-// 7.4.2), never the launcher's variables. It is collective over comm.
+// Discover asks MPI (MPI_Comm_split_type with MPI_COMM_TYPE_SHARED, MPI-4.1 section 7.4.2), and
+// does not read the launcher's variables. It is collective over comm.
 func Discover(lib mpi.Library, comm mpi.Comm) (*Topology, error) {
 	t := &Topology{}
 	var err error
@@ -55,7 +55,7 @@ func Discover(lib mpi.Library, comm mpi.Comm) (*Topology, error) {
 	words := unsafe.Slice((*int64)(block), t.Size+1)
 	words[0] = int64(t.Rank)
 	i64, _ := lib.TypeOf(op.Int64)
-	// The node's first rank names the node.
+	// The node's first rank identifies the node.
 	if err := lib.Run(&mpi.Call{Fn: mpi.FnBcast, Comm: node, RecvBuf: block, RecvCount: 1, RecvType: i64}, nil); err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func Discover(lib mpi.Library, comm mpi.Comm) (*Topology, error) {
 	return t, nil
 }
 
-// OneNode tells whether the world ranks given share a node.
+// OneNode tells whether the given world ranks share a node.
 func (t *Topology) OneNode(ranks []int) bool {
 	for _, r := range ranks {
 		if t.Node[r] != t.Node[ranks[0]] {
@@ -94,7 +94,7 @@ func (t *Topology) Peers() []int {
 	return peers
 }
 
-// unionOfCPUs counts the CPUs that some rank of comm may run on.
+// unionOfCPUs counts the CPUs on which at least one rank of comm may run.
 func unionOfCPUs(lib mpi.Library, comm mpi.Comm) (int, error) {
 	block, err := mem.Alloc(2 * 8 * cpuWords)
 	if err != nil {
@@ -102,8 +102,8 @@ func unionOfCPUs(lib mpi.Library, comm mpi.Comm) (int, error) {
 	}
 	defer mem.Free(block)
 	words := unsafe.Slice((*uint64)(block), 2*cpuWords)
-	own := affinity()
-	copy(words, own[:])
+	mask := affinity()
+	copy(words, mask[:])
 	t, _ := lib.TypeOf(op.UInt64)
 	o, _ := lib.OpOf(op.BOr, op.UInt64)
 	err = lib.Run(&mpi.Call{Fn: mpi.FnAllreduce, Comm: comm, Op: o, SendBuf: block, SendCount: cpuWords, SendType: t,

@@ -12,8 +12,8 @@ import (
 
 func TestDiscover(t *testing.T) {
 	for name, c := range map[string]struct {
-		nodes []int // as the fake is told
-		want  []int // numbered by the node's first rank
+		nodes []int // as given to the fake
+		want  []int // numbered in the order of the nodes' first ranks
 		local []int
 	}{
 		"alone":          {[]int{0}, []int{0}, []int{0}},
@@ -36,7 +36,8 @@ func TestDiscover(t *testing.T) {
 						peers = append(peers, r)
 					}
 				}
-				// The fake ranks are threads of one process: one mask of CPUs, and its union with itself.
+				// The fake ranks are threads of one process, so they all have the same mask of
+				// CPUs.
 				assert.Equal(t, &Topology{Rank: rank, Size: len(c.nodes), LocalRank: c.local[rank], LocalSize: len(peers),
 					LocalCPUs: runtime.NumCPU(), Node: c.want}, top)
 				assert.Equal(t, len(peers) > runtime.NumCPU(), top.Crowded())
@@ -56,8 +57,8 @@ func TestDiscover(t *testing.T) {
 	}
 }
 
-// Each of the calls that Discover makes may fail; it says so on the rank concerned.
-func TestDiscoverReportsWhatMPISays(t *testing.T) {
+// Every MPI call of Discover may fail. The error is returned on the rank where it failed.
+func TestDiscoverReportsErrorsOfMPI(t *testing.T) {
 	for call := 1; call <= 3; call++ {
 		libs := mpifake.New(1, mpifake.Fail(0, call, 16))
 		_, err := Discover(libs[0], libs[0].World())

@@ -50,13 +50,13 @@ import (
 	"unsafe"
 )
 
-// Backoff is adaptive waiting: first it spins, then it gives the core away, then
-// it sleeps, each time longer, up to a millisecond. A straggler's neighbours so
-// leave it the core they would burn (design D4).
+// Backoff is an adaptive wait. It spins first, then yields the core, then sleeps, longer each time,
+// up to a millisecond. So ranks that wait for a late one leave it the cores on which they would
+// spin (design D4).
 type Backoff struct {
 	Crowded bool // more ranks than cores: do not spin
-	Lazy    bool // nobody waits for the result: sleep soon
-	Moving  bool // somebody waits, and it is polls that move the data: do not sleep
+	Lazy    bool // no caller waits for the result: sleep soon
+	Moving  bool // a caller waits, and polling moves the data: do not sleep
 
 	n     int
 	sleep time.Duration
@@ -69,7 +69,7 @@ const (
 	longerSleep = time.Millisecond
 )
 
-// Reset starts over, after something moved.
+// Reset makes the next Pause short again, after something has moved.
 func (b *Backoff) Reset() { b.n, b.sleep = 0, 0 }
 
 // Slept tells whether the last Pause slept.
@@ -91,15 +91,15 @@ func (b *Backoff) Pause() {
 	}
 }
 
-// Yield gives the core to whoever waits for it.
+// Yield gives the core to another thread that is ready to run.
 func Yield() { C.pw_yield() }
 
-// sleep blocks this thread. Unlike time.Sleep it needs neither the scheduler nor
-// a wakeup by the runtime's timer thread, which this process keeps imprecise.
+// sleep blocks this thread. Unlike time.Sleep it does not need the Go scheduler, nor a wakeup by
+// the runtime's timer thread, which is imprecise in this process.
 func sleep(d time.Duration) { C.pw_sleep(C.long(d)) }
 
-// exactSleeps puts the timer slack of this thread back to the kernel's default:
-// threads of the Go runtime start with 10 ms (capi/slack.c).
+// exactSleeps sets the timer slack of this thread to the kernel's default. Threads of the Go
+// runtime start with 10 ms (capi/slack.c).
 func exactSleeps() { C.pw_exact_sleeps() }
 
 func futexWait(word *uint32, seen uint32) {

@@ -10,12 +10,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// released are the operations whose numbers were forgotten before their memory could be freed,
-// and with which MPI is done by now; a device may not be.
+// released holds the operations that were released before their memory could be freed, and whose
+// memory MPI does not use any more. A device may still use it.
 var released releasedList
 
 type releasedList struct {
-	n    atomic.Int32 // len(list)
+	n    atomic.Int32 // len(list); can be read without mu
 	mu   sync.Mutex
 	list []*Handle
 }
@@ -28,7 +28,8 @@ func (q *releasedList) push(h *Handle) {
 }
 
 // NextReleased returns the number of an operation that was released before its memory could be
-// freed, and whose memory can be freed now; each once, 0 if there is none. It does not wait.
+// freed, and whose memory can be freed now. It returns every number once, and 0 if there is none.
+// It does not wait.
 func NextReleased() uint64 {
 	if released.n.Load() == 0 {
 		return 0
@@ -36,7 +37,7 @@ func NextReleased() uint64 {
 	released.mu.Lock()
 	defer released.mu.Unlock()
 	for i, h := range released.list {
-		if h.free() {
+		if h.memoryFree() {
 			released.list = slices.Delete(released.list, i, i+1)
 			released.n.Add(-1)
 			h.Close()
@@ -46,18 +47,19 @@ func NextReleased() uint64 {
 	return 0
 }
 
-// Completion is how an operation ended, as far as it fits into numbers: where Code is not OK, the
-// handle has the error.
+// Completion says how an operation ended. If Code is not OK, the error is in the handle.
 type Completion struct {
 	ID, Cookie uint64
 	Code       status.Code
-	// Released says that the number was forgotten, and the memory may be freed: nothing is left to ask.
+	// Released says that the number was released too: the memory may be freed, and the handle has
+	// nothing to add.
 	Released bool
 	Result   Result
 }
 
-// completions are the operations with Notify that ended. The list belongs to the process, not to an
-// engine: who reads it outlives destroy and init. Invariant: fd is readable while list is not empty.
+// completions holds the operations with Notify that have ended. There is one list in a process, not
+// one in each engine, because its reader outlives destroy and init. Invariant: fd is readable while
+// list is not empty.
 type completions struct {
 	once sync.Once
 	fd   int
@@ -78,12 +80,12 @@ func (c *completions) push(h *Handle) {
 	defer c.mu.Unlock()
 	c.list = append(c.list, h)
 	if len(c.list) == 1 {
-		one := [8]byte{1} // little endian on every platform we build for
+		one := [8]byte{1} // little endian on every platform that we build for
 		_, _ = syscall.Write(fd, one[:])
 	}
 }
 
-// pop takes the oldest ones.
+// pop moves the oldest handles of the list to into, and returns how many.
 func (c *completions) pop(into []*Handle) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,11 +101,11 @@ func (c *completions) pop(into []*Handle) int {
 	return n
 }
 
-// CompletionFD returns an eventfd that is readable while NextCompletions has something to return.
+// CompletionFD returns an eventfd that is readable while NextCompletions would not wait.
 func CompletionFD() int { return completed.open() }
 
-// NextCompletions waits up to limit (negative: for ever) for operations with Notify to end. It
-// fills in the oldest of those that did, each once, and returns how many.
+// NextCompletions waits until operations with Notify have ended, up to limit (negative: for ever).
+// It fills out with the oldest ones and returns their number. Every operation is returned once.
 func NextCompletions(out []Completion, limit time.Duration) int {
 	fd := completed.open()
 	end := time.Now().Add(limit)
@@ -131,7 +133,7 @@ func NextCompletions(out []Completion, limit time.Duration) int {
 	}
 }
 
-// completion tells how h, which is done, ended, and forgets it if nothing more can be asked of it.
+// completion returns how h, which is done, ended. It releases the number if Forget allows that.
 func (h *Handle) completion() Completion {
 	return Completion{ID: h.id.Load(), Cookie: h.cookie, Code: status.CodeOf(h.err), Released: h.Forget(), Result: h.result}
 }

@@ -1,9 +1,9 @@
-// Package work drives operations to completion. It knows neither MPI nor
-// collectives: only Tasks, and the Pollers that test their requests.
+// Package work drives operations until they are over. It knows neither MPI nor collectives, but
+// only Tasks, and Pollers that test their requests.
 //
-// There is no thread per operation. Whoever waits drives: Engine.Wait takes every
-// task a step further while it waits for its own. One progress thread serves the
-// tasks nobody waits for; it sleeps on a futex while there are none and starts
-// with the first of them. A synchronous operation on an idle group never comes
-// here at all: it runs on the caller's thread (see package group).
+// There is no thread for each operation. A goroutine that waits for an operation drives all tasks:
+// Engine.Wait takes them further until its own is over. One progress thread drives the tasks for
+// which no goroutine waits. It starts with the first asynchronous operation, and sleeps on a futex
+// while there are no tasks. A synchronous operation on an idle group runs on the caller's thread
+// and makes no task (see package group).
 package work

@@ -9,30 +9,30 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Poller tests requests. A slot is opaque to the engine; Poll looks at all of them
-// in one go and returns how many ended just now.
+// Poller tests requests. A slot is opaque to the engine. Poll tests all of slots together and
+// returns how many requests have ended since the last test.
 type Poller interface {
 	Poll(slots []uintptr) int
 }
 
-// Task is an operation under way. The engine calls its methods from one goroutine
-// at a time, though not always the same one.
+// Task is an operation under way. The engine calls its methods from one goroutine at a time, but
+// not always from the same one.
 type Task interface {
-	// Poll goes as far as it can without waiting and returns whether the task is over.
+	// Poll takes the task as far as possible without waiting, and returns whether the task is over.
 	Poll() bool
-	// Requests adds the requests the task waits for now. One that adds none is
-	// waiting for something else and is polled at every tick all the same. moving says
-	// that it is polls that move the data now: whoever waits should not sleep between them.
+	// Requests adds the requests that the task waits for now. A task without requests waits for
+	// something else; it is polled at every tick as well. moving says that polling moves data at
+	// present: a waiting thread should then not sleep between ticks.
 	Requests(*Batch) (moving bool)
 }
 
-// Batch collects the requests of all tasks, by poller.
+// Batch collects the requests of all tasks, grouped by poller.
 type Batch struct {
 	pollers []Poller
 	slots   [][]uintptr
 }
 
-// Add appends a request.
+// Add appends a request of poller p.
 func (b *Batch) Add(p Poller, slot uintptr) {
 	for i := range b.pollers {
 		if b.pollers[i] == p {
@@ -61,36 +61,37 @@ func (b *Batch) poll() (changed int) {
 
 // Engine holds the tasks of a process. All methods are safe for concurrent use.
 type Engine struct {
-	// Panicked, if set, is told what a task panicked with on the progress thread, which
-	// ends. Where somebody waits, the panic goes up to whoever called.
+	// Panicked, if set, is called with the value of a panic in a task on the progress thread; the
+	// thread then ends. On a goroutine in Wait a panic goes up to the caller of Wait.
 	Panicked func(any)
-	// Background, if set, is called by waiting goroutines about once a millisecond.
+	// Background, if set, is called about once a millisecond, by waiting goroutines and the
+	// progress thread.
 	Background func()
 
 	mu    sync.Mutex // guards tasks
 	tasks []Task
 
-	driving  sync.Mutex // held by the one goroutine that ticks; guards the three below
+	driving  sync.Mutex // held by the goroutine in Tick; guards snapshot, over and batch
 	snapshot []Task
 	over     []Task
 	batch    Batch
 
-	stopped  atomic.Pointer[status.Error] // why no wait goes on; nil while waits do
-	active   atomic.Int32                 // len(tasks), and what is held
+	stopped  atomic.Pointer[status.Error] // why no wait may go on; nil while waits may
+	active   atomic.Int32                 // len(tasks) plus the calls of Hold without their Unhold
 	inside   atomic.Int32                 // goroutines in Wait
-	drivers  atomic.Int32                 // those of them that tick: not the ones that ask interrupt
+	drivers  atomic.Int32                 // goroutines in Wait, except for those inside interrupt
 	crowded  atomic.Bool                  // more ranks than cores: do not spin
-	moving   atomic.Bool                  // at the last tick polls were moving data
-	lastBack atomic.Int64                 // when Background ran, in nanoseconds
+	moving   atomic.Bool                  // at the last tick polling moved data
+	lastBack atomic.Int64                 // when Background was last called, in nanoseconds
 
 	progress progressThread
 }
 
-// NewEngine returns an engine with no tasks.
+// NewEngine returns an engine without tasks.
 func NewEngine() *Engine { return &Engine{} }
 
-// SetCrowded says whether the node has more ranks than cores, where spinning takes
-// time from the rank that is waited for.
+// SetCrowded says whether the node has more ranks than cores. Spinning then takes time from the
+// ranks for which this one waits.
 func (e *Engine) SetCrowded(crowded bool) { e.crowded.Store(crowded) }
 
 // Add hands a task to the engine.
@@ -102,21 +103,21 @@ func (e *Engine) Add(t Task) {
 	e.progress.wake()
 }
 
-// Active returns the number of tasks under way, and of what is held.
+// Active returns the number of tasks, plus the calls of Hold without their Unhold.
 func (e *Engine) Active() int { return int(e.active.Load()) }
 
-// Hold counts something as under way that no task stands for yet, so that the progress
-// thread stays awake and Background runs. Unhold takes it back.
+// Hold counts an operation that has no task yet, so that the progress thread stays awake and calls
+// Background.
 func (e *Engine) Hold() {
 	e.active.Add(1)
 	e.progress.wake()
 }
 
-// Unhold is the other half of Hold.
+// Unhold takes one call of Hold back.
 func (e *Engine) Unhold() { e.active.Add(-1) }
 
-// Tick takes every task a step further and returns whether anything moved. It does
-// nothing where another goroutine is at it.
+// Tick takes every task further and returns whether a request or a task has ended. It does nothing
+// if another goroutine is in Tick.
 func (e *Engine) Tick() bool {
 	if e.active.Load() == 0 || !e.driving.TryLock() {
 		return false
@@ -167,25 +168,25 @@ func (e *Engine) remove(over []Task) {
 	e.active.Add(-int32(len(over)))
 }
 
-// Longest is the longest deadline that is kept, some 100 years: a longer one, added to the
-// time of the day, would lie in the past.
+// Longest is the longest timeout that is observed, some 100 years. The time of the day plus a
+// longer one would overflow and lie in the past.
 const Longest = 100 * 365 * 24 * time.Hour
 
-// ErrDeadline is returned by Wait when its deadline passed first.
+// ErrDeadline is the error of a Wait whose deadline passed.
 var ErrDeadline = errors.New("work: deadline passed")
 
-// Interrupt asks whether the caller's environment wants the wait to end, for
-// instance because a signal came. It is called at most every 50 ms.
+// Interrupt returns an error if the wait has to end, for instance because a signal came. Wait calls
+// it at most once every 50 ms.
 type Interrupt func() error
 
 const interruptEvery = 50 * time.Millisecond
 
-// Wait drives the engine until done returns true. It returns ErrDeadline when
-// deadline (the zero time: none) passes first, what interrupt (nil: none) returned, or
-// why the engine was stopped.
+// Wait drives the engine until done returns true. It returns ErrDeadline if the deadline passes
+// first (the zero time: no deadline), the error of interrupt (nil: no interrupt), or the reason why
+// the engine was stopped.
 //
-// While interrupt runs, which may take long (a signal handler of the caller's), the
-// progress thread drives.
+// interrupt may take long, because it may run a signal handler of the caller. The progress thread
+// drives meanwhile.
 func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt) error {
 	if done() {
 		return nil
@@ -226,7 +227,7 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 			e.drivers.Add(-1)
 			err := interrupt()
 			e.drivers.Add(1)
-			lastAsked = time.Now() // a handler that takes long is not asked again at once
+			lastAsked = time.Now() // measured from the end of the handler, which may have taken long
 			if err != nil {
 				return err
 			}
@@ -234,7 +235,7 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 	}
 }
 
-// background runs the slow chores at most once a millisecond, whoever comes first.
+// background calls Background at most once a millisecond, on whichever goroutine comes first.
 func (e *Engine) background(now time.Time) {
 	if e.Background == nil {
 		return
@@ -245,8 +246,8 @@ func (e *Engine) background(now time.Time) {
 	}
 }
 
-// Stop ends the waits of all other goroutines with why, and returns whether they are
-// over, which it waits for up to limit.
+// Stop ends the waits of all other goroutines with why. It waits until they have ended, limit at
+// most, and returns whether they have.
 func (e *Engine) Stop(why *status.Error, limit time.Duration) bool {
 	e.stopped.CompareAndSwap(nil, why)
 	e.StopProgress()

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakePoller ends the requests of its list that are ripe and notes what it was asked.
+// fakePoller ends the requests of its list that are ripe, and records which requests it was asked
+// about.
 type fakePoller struct {
 	mu    sync.Mutex
 	ripe  map[uintptr]bool
@@ -47,13 +48,13 @@ func (p *fakePoller) done(slot uintptr) bool {
 	return p.ripe[slot]
 }
 
-// request is a task that is over when its one request is.
+// request is a task with one request. It is over when the request is.
 type request struct {
 	poller *fakePoller
 	slot   uintptr
 	polls  atomic.Int32
 	ended  atomic.Bool
-	inside atomic.Int32 // the engine's promise: one goroutine at a time
+	inside atomic.Int32 // goroutines inside the task's methods: never more than one
 	twice  atomic.Bool
 }
 
@@ -106,13 +107,13 @@ func TestATickAsksEveryPollerOnceForAllItsRequests(t *testing.T) {
 	assert.True(t, e.Tick())
 	assert.Equal(t, 4, e.Active())
 	assert.False(t, e.Tick())
-	assert.Equal(t, []uintptr{0, 4}, p.asked[2], "what is over is not asked for again")
+	assert.Equal(t, []uintptr{0, 4}, p.asked[2], "a request that has ended is not tested again")
 	assert.Equal(t, []uintptr{1, 3}, q.asked[2])
 
 	p.ripen(0, 4)
 	assert.True(t, e.Tick())
 	assert.False(t, e.Tick())
-	assert.Len(t, p.asked, 4, "a poller without requests is left alone")
+	assert.Len(t, p.asked, 4, "a poller without requests is not called")
 	q.ripen(1, 3)
 	e.Tick()
 	assert.Zero(t, e.Active())
@@ -133,7 +134,7 @@ func TestATaskWithoutRequestsIsPolledAtEveryTick(t *testing.T) {
 	assert.Zero(t, e.Active())
 }
 
-// adder is a task that adds another one when it is over.
+// adder is a task that adds another task when it is over.
 type adder struct {
 	e    *Engine
 	next Task
@@ -153,8 +154,8 @@ func TestATaskMayAddTasks(t *testing.T) {
 	assert.Zero(t, e.Active())
 }
 
-// Tasks are added and waited for by many goroutines; none is polled by two at once
-// or after its end, and none is forgotten.
+// Many goroutines add tasks and wait for them. No task is polled by two goroutines at once or after
+// its end, and none is forgotten.
 func TestManyWaiters(t *testing.T) {
 	for _, crowded := range []bool{false, true} {
 		e := NewEngine()
@@ -189,7 +190,7 @@ func TestWaitWithADeadline(t *testing.T) {
 	for _, crowded := range []bool{false, true} {
 		e := NewEngine()
 		e.SetCrowded(crowded)
-		assert.NoError(t, e.Wait(func() bool { return true }, time.Now().Add(-time.Hour), nil), "done comes first")
+		assert.NoError(t, e.Wait(func() bool { return true }, time.Now().Add(-time.Hour), nil), "done is tested before the deadline")
 		start := time.Now()
 		err := e.Wait(func() bool { return false }, start.Add(30*time.Millisecond), nil)
 		assert.ErrorIs(t, err, ErrDeadline)
@@ -219,7 +220,7 @@ func TestWaitAsksForInterruptsAtMostEvery50ms(t *testing.T) {
 	assert.Equal(t, 3, asked)
 	assert.GreaterOrEqual(t, time.Since(start), 3*interruptEvery)
 
-	// A wait that ends at once asks nobody.
+	// A wait that ends at once does not call interrupt.
 	assert.NoError(t, e.Wait(newCountdown(0).over, time.Time{}, func() error { return signal }))
 }
 
@@ -241,7 +242,7 @@ func TestBackgroundRunsAboutOnceAMillisecond(t *testing.T) {
 	assert.LessOrEqual(t, time.Duration(runs.Load()), time.Since(start)/time.Millisecond+1)
 }
 
-// A signal handler of the caller's may take long: meanwhile the progress thread drives.
+// While a signal handler of the caller runs, the progress thread drives.
 func TestTheProgressThreadDrivesWhileAWaiterIsInterrupted(t *testing.T) {
 	e := NewEngine()
 	e.StartProgress()
@@ -253,14 +254,14 @@ func TestTheProgressThreadDrivesWhileAWaiterIsInterrupted(t *testing.T) {
 	require.NoError(t, e.Wait(func() bool { return handled }, time.Now().Add(soon), func() error {
 		c := newCountdown(5)
 		e.Add(c)
-		assert.Eventually(t, c.over, soon, time.Millisecond, "nobody drives")
+		assert.Eventually(t, c.over, soon, time.Millisecond, "the progress thread does not drive")
 		handled = true
 		return nil
 	}))
 }
 
-// What is held keeps the progress thread awake, for Background.
-func TestWhatIsHeldIsActive(t *testing.T) {
+// Hold keeps the progress thread awake, so that it calls Background.
+func TestHoldCountsAsActive(t *testing.T) {
 	e := NewEngine()
 	var runs atomic.Int32
 	e.Background = func() { runs.Add(1) }
@@ -282,7 +283,7 @@ func TestBackoffSpinsThenYieldsThenSleepsLongerAndLonger(t *testing.T) {
 		return before - 1
 	}
 	assert.Equal(t, spins+yields, count(Backoff{}))
-	assert.InDelta(t, yields, count(Backoff{Crowded: true}), 3, "no spinning where the core is wanted")
+	assert.InDelta(t, yields, count(Backoff{Crowded: true}), 3, "it does not spin on a crowded node")
 	assert.Equal(t, 4, count(Backoff{Lazy: true}))
 	assert.LessOrEqual(t, count(Backoff{Lazy: true, Crowded: true}), 4)
 

@@ -8,73 +8,75 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Result is what an operation found out: for a receive or a probe, whom the
-// message came from (group rank), its tag and its length.
+// Result is what an operation returns. Source (a group rank), Tag and Bytes describe the message of
+// a receive or a probe.
 type Result struct {
 	Source int32
 	Tag    int32
 	Bytes  int64
-	Device int32 // 1 + number of the device that still works on it; 0: none
+	Device int32 // 1 + the number of the device that still works on the operation; 0 for none
 }
 
-// Tail is what an operation leaves queued on a device when it is done for the host.
+// Tail is the work of an operation that is still queued on a device when the operation is over on
+// the host.
 type Tail interface {
-	// Order makes a stream of the device wait for it.
+	// Order makes a stream of the device wait for the tail.
 	Order(stream uint64) error
-	// Ended tells, without waiting, whether the device is done too.
+	// Ended tells, without waiting, whether the device has finished the tail.
 	Ended() (bool, error)
-	// Release gives back what Order and Ended need; they are not called again.
+	// Release frees what Order and Ended need. Neither is called afterwards.
 	Release()
 }
 
-// Handle is the caller's end of an operation. It is done exactly once. An operation
-// that was given up is done before MPI has let go of its memory, which is settled later.
+// Handle is an operation as its caller sees it. It becomes done exactly once. An operation that was
+// given up is done although MPI still uses its memory; the handle is settled when MPI does not.
 //
-// Invariant: a handle that is settled is done, or in the next moment.
+// Invariant: a settled handle is done, or becomes done at once.
 type Handle struct {
 	engine *Engine
-	id     atomic.Uint64 // 0 until registered
-	// What the caller gave with the operation: see Watch.
+	id     atomic.Uint64 // 0 until Register
+	// The arguments of Watch.
 	cookie uint64
 	state  *uint32
-	// claimed is set by the first call of Finish or GiveUp, done when it has written the outcome.
+	// claimed is set by the first call of Finish or GiveUp, done once that call has written the
+	// outcome.
 	claimed, done atomic.Bool
 	settled       atomic.Bool
-	// released says that the caller forgot the number, and wants to know when the memory is
-	// free; passed that the handle is among those that NextReleased looks at.
-	released, passed atomic.Bool
-	// dropped says that the caller released it: nobody wants to hear of its end.
+	// released says that the number was released before the memory could be freed. inReleased says
+	// that the handle is in the list of NextReleased, or was.
+	released, inReleased atomic.Bool
+	// dropped says that the caller released the handle, so its end is not reported.
 	dropped atomic.Bool
-	// These are written before done and never after.
+	// These fields are written before done is set, and never afterwards.
 	result Result
 	err    error
-	tail   Tail // nil where nothing is queued on a device
-	// listed says that the completion was, or is being, handed to NextCompletion, which
-	// takes three things in any order: that it was asked for, the end, and a number.
-	notify, listed atomic.Bool
-	// closed says that nobody will ask for the tail any more, freed that it was released.
+	tail   Tail // nil if nothing is queued on a device
+	// inCompleted says that the handle was put into the list of NextCompletions. That needs notify,
+	// done and a number, which may come in any order.
+	notify, inCompleted atomic.Bool
+	// closed says that Order and Ended will not be called any more, freed that the tail was
+	// released.
 	closed, freed atomic.Bool
 }
 
-// NewHandle makes a handle that has no number; Register gives it one.
+// NewHandle makes a handle without a number. Register gives it one.
 func (e *Engine) NewHandle() *Handle { return &Handle{engine: e} }
 
-// Bits of the word that Watch is given, PMPI_STATE_* of capi/pmpi.h.
+// Bits of the word that is given to Watch: PMPI_STATE_* of capi/pmpi.h.
 const (
-	StateOver   uint32 = 1 // set here when the operation is over for its caller
-	StateNotify uint32 = 2 // set by the caller, who wants the end to be reported
+	StateOver   uint32 = 1 // set by the core when the operation is over for its caller
+	StateNotify uint32 = 2 // set by the caller, so that the end is reported
 )
 
-// Watch takes what op.Desc has for the caller's sake, before the operation starts: a number that goes
-// back to the caller, and a word (nil: none) in the caller's memory in which the two tell each other,
-// without a call, that it is over and that its end is to be reported. The word is there for as long
-// as the operation's memory.
+// Watch records what the caller passed in op.Desc, before the operation starts. cookie is returned
+// with the completion. state (nil: none) is a word in the caller's memory, in which core and caller
+// set the bits above without a call. The word must stay valid as long as the operation's memory.
 func (h *Handle) Watch(cookie uint64, state *uint32) { h.cookie, h.state = cookie, state }
 
-// Register gives h a number by which the caller names it across the C ABI, until Release.
+// Register gives h a number, which stands for it across the C ABI until Release.
 func Register(h *Handle) uint64 { return handles.add(h) }
 
-// Lookup returns the handle of a number.
+// Lookup returns the handle with a number.
 func Lookup(id uint64) (*Handle, error) {
 	if h := handles.get(id); h != nil {
 		return h, nil
@@ -82,8 +84,8 @@ func Lookup(id uint64) (*Handle, error) {
 	return nil, status.New(status.Argument, "work %d does not exist: it was released", id)
 }
 
-// Release forgets the number; the operation goes on. free says that the operation's
-// memory may be freed; if not, NextReleased returns the number when it may.
+// Release forgets the number. The operation goes on. free says whether the operation's memory may
+// be freed. If not, NextReleased returns the number when it may.
 func Release(id uint64) (free bool) {
 	h := handles.remove(id)
 	if h == nil {
@@ -91,41 +93,41 @@ func Release(id uint64) (free bool) {
 	}
 	h.dropped.Store(true)
 	switch {
-	case h.free():
+	case h.memoryFree():
 		h.Close()
 		return true
 	}
 	h.released.Store(true)
-	h.passOn()
+	h.listReleased()
 	return false
 }
 
-// Forget takes the number of an operation back that has ended well and of which nothing is left to ask;
-// it returns false where something is. Its end is reported all the same, if that was asked for.
+// Forget releases the number of an operation that succeeded and left nothing queued on a device. In
+// any other case it returns false. A completion that was asked for is reported all the same.
 func (h *Handle) Forget() bool {
-	if !h.done.Load() || h.err != nil || h.tail != nil || !h.free() {
+	if !h.done.Load() || h.err != nil || h.tail != nil || !h.memoryFree() {
 		return false
 	}
 	handles.remove(h.id.Load())
 	return true
 }
 
-// Finish ends the operation: its caller is told, unless an earlier call did, and MPI is
-// done with its memory. It returns whether this call was the first; calls may come from
-// several goroutines at once.
+// Finish ends the operation: MPI is done with its memory, and the caller is told of the outcome
+// unless an earlier call told it. Finish returns whether this call was the first. Calls may come
+// from several goroutines at once.
 func (h *Handle) Finish(r Result, err error) bool { return h.FinishOn(nil, r, err) }
 
-// FinishOn is Finish for an operation that leaves tail (nil: nothing) queued on a device;
-// tail is released if another call was first.
+// FinishOn is Finish for an operation that leaves tail queued on a device (nil: nothing). If
+// another call was first, tail is released.
 func (h *Handle) FinishOn(tail Tail, r Result, err error) bool {
 	first := h.tell(tail, r, err, true)
 	h.settled.Store(true)
-	h.passOn()
+	h.listReleased()
 	return first
 }
 
-// GiveUp tells the caller that the operation failed while MPI may still use its memory; Finish
-// follows when MPI does not. It returns as Finish does.
+// GiveUp tells the caller that the operation failed while MPI may still use its memory. Finish
+// follows when MPI is done. GiveUp returns whether it was the first call, as Finish does.
 func (h *Handle) GiveUp(err error) bool { return h.tell(nil, Result{}, err, false) }
 
 func (h *Handle) tell(tail Tail, r Result, err error, settles bool) bool {
@@ -133,46 +135,46 @@ func (h *Handle) tell(tail Tail, r Result, err error, settles bool) bool {
 		if tail != nil {
 			tail.Release()
 		}
-		for !h.done.Load() { // whoever was first is writing the outcome
+		for !h.done.Load() { // the first call is writing the outcome
 			Yield()
 		}
 		return false
 	}
 	h.tail, h.result, h.err = tail, r, err
-	if settles { // before done: who waits for that may free the memory at once
+	if settles { // before done, because a caller that sees done may free the memory at once
 		h.settled.Store(true)
 	}
 	if h.state != nil && atomic.OrUint32(h.state, StateOver)&StateNotify != 0 {
 		h.notify.Store(true)
 	}
-	h.done.Store(true) // from here on the caller's word may be gone
+	h.done.Store(true) // from here on the caller may free its word
 	if h.closed.Load() {
-		h.freeTail()
+		h.releaseTail()
 	}
-	h.list()
+	h.listCompletion()
 	return true
 }
 
 // Settled tells whether MPI is done with the operation's memory.
 func (h *Handle) Settled() bool { return h.settled.Load() }
 
-// passOn is called after each of the two, so that the last one finds both.
-func (h *Handle) passOn() {
-	if h.settled.Load() && h.released.Load() && !h.passed.Swap(true) {
+// listReleased is called after settled and after released is set, so that the later call sees both.
+func (h *Handle) listReleased() {
+	if h.settled.Load() && h.released.Load() && !h.inReleased.Swap(true) {
 		released.push(h)
 	}
 }
 
-// free tells whether neither MPI nor a device uses the operation's memory.
-func (h *Handle) free() bool {
+// memoryFree tells whether neither MPI nor a device uses the operation's memory.
+func (h *Handle) memoryFree() bool {
 	if !h.settled.Load() {
 		return false
 	}
 	over, err := h.Ended()
-	return over || err != nil // a device that failed does nothing any more
+	return over || err != nil // a device that failed does not touch the memory any more
 }
 
-// Order makes stream wait for what the operation, which is done, left on its device.
+// Order makes stream wait for what the operation left on its device. The operation must be done.
 func (h *Handle) Order(stream uint64) error {
 	switch {
 	case !h.done.Load():
@@ -183,7 +185,7 @@ func (h *Handle) Order(stream uint64) error {
 	return h.tail.Order(stream)
 }
 
-// Ended tells, without waiting, whether the operation is over on its device too.
+// Ended tells, without waiting, whether the operation is over on the host and on its device.
 func (h *Handle) Ended() (bool, error) {
 	if !h.done.Load() || h.tail == nil || h.err != nil {
 		return h.done.Load(), nil
@@ -191,8 +193,8 @@ func (h *Handle) Ended() (bool, error) {
 	return h.tail.Ended()
 }
 
-// Follow ends a synchronous operation that ended with err: where it is nil stream waits for
-// what the operation left on its device. Nobody asks for the handle any more.
+// Follow ends a synchronous operation whose error was err. If err is nil, stream waits for what the
+// operation left on its device. The handle must not be used afterwards, except for Settled.
 func (h *Handle) Follow(stream uint64, err error) error {
 	if err == nil {
 		err = h.Order(stream)
@@ -201,42 +203,43 @@ func (h *Handle) Follow(stream uint64, err error) error {
 	return err
 }
 
-// Close gives back what the handle holds on a device, now or when the operation is done.
+// Close releases what the handle holds on a device, now or when the operation is done.
 func (h *Handle) Close() {
 	if h.closed.Swap(true) || !h.done.Load() {
 		return
 	}
-	h.freeTail()
+	h.releaseTail()
 }
 
-func (h *Handle) freeTail() {
+func (h *Handle) releaseTail() {
 	if h.tail != nil && !h.freed.Swap(true) {
 		h.tail.Release()
 	}
 }
 
-// Done tells whether the operation is over.
+// Done tells whether the operation is over for its caller.
 func (h *Handle) Done() bool { return h.done.Load() }
 
-// Result returns the outcome; valid once Done.
+// Result returns the outcome. It is valid once Done.
 func (h *Handle) Result() (Result, error) { return h.result, h.err }
 
-// Notify asks that the end of the operation be reported by NextCompletion.
+// Notify asks that the end of the operation be reported by NextCompletions.
 func (h *Handle) Notify() {
 	h.notify.Store(true)
 	h.engine.StartProgress()
-	h.list()
+	h.listCompletion()
 }
 
-// list is called after each of the three, so that the last one finds them all.
-func (h *Handle) list() {
-	if h.notify.Load() && h.done.Load() && h.id.Load() != 0 && !h.listed.Swap(true) {
+// listCompletion is called after notify, done and the number are set, so that the last call sees
+// all three.
+func (h *Handle) listCompletion() {
+	if h.notify.Load() && h.done.Load() && h.id.Load() != 0 && !h.inCompleted.Swap(true) {
 		completed.push(h)
 	}
 }
 
-// Test tells, after taking the operation as far as it goes at once, whether it is over, on its
-// device too.
+// Test takes the operation as far as possible without waiting. It returns whether the operation is
+// over, on the host and on its device.
 func (h *Handle) Test() (bool, error) {
 	if !h.done.Load() && h.engine.stopped.Load() == nil {
 		h.engine.Tick()
@@ -244,8 +247,8 @@ func (h *Handle) Test() (bool, error) {
 	return h.Ended()
 }
 
-// Wait drives the engine until h is done or limit (negative: none) ran out, which
-// is an error of code NotReady that leaves the operation running.
+// Wait drives the engine until h is done, or until limit has passed (negative: no limit). In the
+// latter case it returns an error of code NotReady, and the operation goes on.
 func (h *Handle) Wait(limit time.Duration, interrupt Interrupt) (Result, error) {
 	var deadline time.Time
 	if limit >= 0 {
@@ -261,12 +264,12 @@ func (h *Handle) Wait(limit time.Duration, interrupt Interrupt) (Result, error) 
 	}
 }
 
-// lastID numbers the handles of the whole process, so that a number is never
-// used twice, not even across destroy and init.
+// lastID numbers the handles of all engines, so that no number is used twice in a process, not even
+// after a destroy and another init.
 var lastID atomic.Uint64
 
-// handles are those of all engines: a caller may ask for the outcome of an operation whose world was
-// destroyed.
+// handles holds the handles of all engines, because a caller may ask for the outcome of an
+// operation whose world was destroyed.
 var handles handleTable
 
 type handleTable struct {
@@ -283,7 +286,7 @@ func (t *handleTable) add(h *Handle) uint64 {
 	t.m[id] = h
 	t.mu.Unlock()
 	h.id.Store(id)
-	h.list()
+	h.listCompletion()
 	return id
 }
 

@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// progressThread moves tasks that nobody waits for. It sleeps on a futex while
-// there are none, and lets a waiting goroutine drive where there is one.
+// progressThread drives tasks for which no goroutine waits. It sleeps on a futex while there are no
+// tasks, and leaves driving to a goroutine that waits, if there is one.
 type progressThread struct {
 	once     sync.Once
 	started  atomic.Bool
 	stopped  atomic.Bool
 	sleeping atomic.Bool
-	word     uint32 // futex; changes whenever there may be something to do
+	word     uint32 // futex; changes when a task was added or the thread must stop
 	exited   chan struct{}
 }
 
-// StartProgress makes sure the progress thread runs. Called by the first
-// operation that its caller does not wait for.
+// StartProgress starts the progress thread, unless it runs. The first asynchronous operation calls
+// it.
 func (e *Engine) StartProgress() {
 	p := &e.progress
 	if p.started.Load() {
@@ -32,7 +32,7 @@ func (e *Engine) StartProgress() {
 	})
 }
 
-// StopProgress ends the progress thread and waits for it. Tasks stay.
+// StopProgress ends the progress thread and waits until it has. Tasks stay in the engine.
 func (e *Engine) StopProgress() {
 	p := &e.progress
 	if p.started.Load() && !p.stopped.Swap(true) {

@@ -12,17 +12,17 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-const soon = 10 * time.Second // a bound that only a fault reaches
+const soon = 10 * time.Second // only a failure takes as long
 
-func TestTheProgressThreadMovesWhatNobodyWaitsFor(t *testing.T) {
+func TestTheProgressThreadDrivesTasksWithoutAWaiter(t *testing.T) {
 	e := NewEngine()
-	e.StopProgress() // not started: nothing to stop
+	e.StopProgress() // does nothing: the thread was not started
 	early := newCountdown(5)
 	e.Add(early)
 	e.StartProgress()
-	e.StartProgress() // once is enough
+	e.StartProgress() // does nothing: the thread runs
 	require.Eventually(t, early.over, soon, time.Millisecond)
-	for range 200 { // it has gone to sleep by then, or is about to
+	for range 200 { // the thread is asleep by then, or about to sleep
 		c := newCountdown(2)
 		e.Add(c)
 		require.Eventually(t, c.over, soon, 10*time.Microsecond)
@@ -34,7 +34,7 @@ func TestTheProgressThreadMovesWhatNobodyWaitsFor(t *testing.T) {
 	c := newCountdown(1)
 	e.Add(c)
 	time.Sleep(5 * time.Millisecond)
-	assert.False(t, c.over(), "the task stays, and nobody moves it")
+	assert.False(t, c.over(), "the task stays, and no thread drives it")
 	require.NoError(t, e.Wait(c.over, time.Now().Add(soon), nil), "but one who waits")
 }
 
@@ -58,7 +58,7 @@ func TestStoppingFromSeveralGoroutines(t *testing.T) {
 	}
 }
 
-// A waiter drives while the progress thread runs as well.
+// A goroutine in Wait drives while the progress thread runs too.
 func TestWaitersAndTheProgressThread(t *testing.T) {
 	e := NewEngine()
 	e.StartProgress()
@@ -90,7 +90,7 @@ func TestHandles(t *testing.T) {
 	assert.False(t, h.Done())
 
 	assert.True(t, h.Finish(Result{Source: 1, Tag: 2, Bytes: 3}, broken))
-	assert.False(t, h.Finish(Result{Source: 9}, nil), "only the first counts")
+	assert.False(t, h.Finish(Result{Source: 9}, nil), "only the first call counts")
 	assert.True(t, h.Done())
 	r, err := h.Wait(0, nil)
 	assert.Equal(t, Result{Source: 1, Tag: 2, Bytes: 3}, r)
@@ -131,7 +131,7 @@ func (f *finisher) Poll() bool {
 	return true
 }
 
-// Several threads end an operation at once: one of them tells its caller.
+// Several threads end an operation at once. Exactly one call tells the caller.
 func TestManyFinishAtOnce(t *testing.T) {
 	e := NewEngine()
 	for range 200 {
@@ -162,19 +162,20 @@ func TestManyFinishAtOnce(t *testing.T) {
 	}
 }
 
-// What was released before MPI was done with its memory is told of once, when it is.
+// An operation that was released before MPI was done with its memory is returned once by
+// NextReleased.
 func TestReleasedMemory(t *testing.T) {
 	e := NewEngine()
 	over, early, given := e.NewHandle(), e.NewHandle(), e.NewHandle()
 	ids := [...]uint64{Register(over), Register(early), Register(given)}
 	over.Finish(Result{}, nil)
 	assert.True(t, Release(ids[0]))
-	assert.True(t, Release(ids[0]), "of what nobody knows nothing is used")
+	assert.True(t, Release(ids[0]), "the memory of an unknown work is free")
 	assert.False(t, Release(ids[1]))
 	given.GiveUp(status.New(status.Timeout, "late"))
 	assert.True(t, given.Done())
 	assert.False(t, given.Settled())
-	assert.False(t, Release(ids[2]), "its caller was told, MPI goes on")
+	assert.False(t, Release(ids[2]), "the work was given up, and MPI goes on")
 	assert.Zero(t, NextReleased())
 	given.Finish(Result{}, nil)
 	assert.Equal(t, ids[2], NextReleased())
@@ -188,10 +189,10 @@ func TestReleasedMemory(t *testing.T) {
 	assert.Zero(t, NextReleased())
 	late := &fakeTail{}
 	assert.False(t, early.FinishOn(late, Result{}, nil))
-	assert.True(t, late.released, "nobody else would")
+	assert.True(t, late.released, "FinishOn releases the tail of a second call")
 }
 
-// fakeTail is work that a device has not ended.
+// fakeTail is work that a device has not finished.
 type fakeTail struct{ ended, released bool }
 
 func (f *fakeTail) Order(uint64) error   { return nil }
@@ -227,16 +228,16 @@ func TestCompletions(t *testing.T) {
 	for i := range 10 {
 		h := e.NewHandle()
 		want[Register(h)] = 1
-		if i%2 == 0 { // asked for before the end
+		if i%2 == 0 { // Notify before the end
 			h.Notify()
 			e.Add(&finisher{newCountdown(3), h})
-		} else { // and after it
+		} else { // Notify after the end
 			h.Finish(Result{}, nil)
 			h.Notify()
 		}
-		h.Notify() // listed once all the same
+		h.Notify() // a second Notify adds no second completion
 	}
-	early := e.NewHandle() // over before it has a number, as an operation is that ends at once
+	early := e.NewHandle() // an operation may be over before it gets a number
 	early.Notify()
 	early.Finish(Result{}, nil)
 	want[Register(early)] = 1
@@ -249,7 +250,7 @@ func TestCompletions(t *testing.T) {
 	assert.Zero(t, NextCompletions(make([]Completion, 1), 0))
 }
 
-// What a completion tells, and that a work of which nothing is left to ask is forgotten with it.
+// A completion has the outcome. It releases a work that succeeded and left nothing on a device.
 func TestCompletionsCarryTheAnswer(t *testing.T) {
 	e := NewEngine()
 	defer e.StopProgress()
@@ -268,7 +269,7 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	hs[1].GiveUp(status.New(status.Timeout, "late"))
 	hs[2].Finish(Result{}, nil)
 	hs[3].Finish(Result{}, nil)
-	assert.Equal(t, StateOver, words[3], "not asked for: not listed")
+	assert.Equal(t, StateOver, words[3], "without Notify it is not listed")
 	assert.Equal(t, StateOver|StateNotify, words[0])
 	assert.True(t, Release(ids[2]), "released before its end was read: left out")
 	var ended [8]Completion
@@ -278,12 +279,13 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	_, err := Lookup(ids[0])
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 	_, err = Lookup(ids[1])
-	assert.NoError(t, err, "its error can be asked for")
+	assert.NoError(t, err, "the error is still there")
 	assert.False(t, readable(CompletionFD(), 0))
 	hs[1].Finish(Result{}, nil)
 	assert.True(t, Release(ids[1]) && Release(ids[3]))
 
-	// Who waits in another way may be told first, and the number is forgotten with that.
+	// A caller that learns of the end in another way may release the work before the completion is
+	// read.
 	other := e.NewHandle()
 	word := StateNotify
 	other.Watch(7, &word)
@@ -294,7 +296,7 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	assert.Equal(t, Completion{ID: id, Cookie: 7, Released: true}, ended[0])
 }
 
-// The end, the number and the request to be told come at the same moment: one completion.
+// End, number and Notify come at the same moment: there is one completion.
 func TestNotifyRegisterAndFinishAtOnce(t *testing.T) {
 	e := NewEngine()
 	defer e.StopProgress()
@@ -314,7 +316,7 @@ func TestNotifyRegisterAndFinishAtOnce(t *testing.T) {
 	assert.Zero(t, NextCompletions(make([]Completion, 1), 0))
 }
 
-// The thread that reads completions blocks until there is one.
+// NextCompletions blocks until there is a completion.
 func TestNextCompletionsWakesUp(t *testing.T) {
 	e := NewEngine()
 	defer e.StopProgress()
@@ -333,6 +335,6 @@ func TestNextCompletionsWakesUp(t *testing.T) {
 	case x := <-got:
 		assert.Equal(t, id, x)
 	case <-time.After(soon):
-		assert.Fail(t, "nobody was woken")
+		assert.Fail(t, "the reader did not wake up")
 	}
 }

@@ -13,7 +13,7 @@ type panicking struct{ request }
 
 func (*panicking) Poll() bool { panic("on purpose") }
 
-func TestAPanicOnTheProgressThreadIsTold(t *testing.T) {
+func TestAPanicOnTheProgressThreadIsReported(t *testing.T) {
 	e := NewEngine()
 	told := make(chan any, 1)
 	e.Panicked = func(p any) { told <- p }
@@ -23,9 +23,9 @@ func TestAPanicOnTheProgressThreadIsTold(t *testing.T) {
 	case p := <-told:
 		assert.Equal(t, "on purpose", p)
 	case <-time.After(5 * time.Second):
-		assert.Fail(t, "nobody was told")
+		assert.Fail(t, "Panicked was not called")
 	}
-	assert.Panics(t, func() { e.Tick() }, "whoever waits gets it too")
+	assert.Panics(t, func() { e.Tick() }, "a goroutine that ticks gets the panic too")
 }
 
 func TestStopEndsTheWaitsOfOthers(t *testing.T) {
@@ -36,11 +36,11 @@ func TestStopEndsTheWaitsOfOthers(t *testing.T) {
 	why := status.New(status.PeerLeft, "this rank ends")
 	assert.True(t, e.Stop(why, soon))
 	assert.Equal(t, error(why), <-got)
-	assert.Equal(t, error(why), e.Wait(func() bool { return false }, time.Time{}, nil), "nobody begins to wait either")
+	assert.Equal(t, error(why), e.Wait(func() bool { return false }, time.Time{}, nil), "a new wait ends too")
 	assert.NoError(t, e.Wait(func() bool { return true }, time.Time{}, nil))
 }
 
-// A waiter that its caller's handler keeps is not waited for for ever.
+// Stop does not wait for ever for a goroutine that is inside its interrupt handler.
 func TestStopGivesUpOnAWaiterThatDoesNotReturn(t *testing.T) {
 	e := NewEngine()
 	inside, leave := make(chan bool), make(chan bool)
