@@ -21,7 +21,7 @@ import (
 type Part struct {
 	Data  unsafe.Pointer
 	Count int64
-	// OnDevice says that Data is memory of Args.Place's device; then Layout, unless nil, has
+	// OnDevice says that Data is memory of Args.DeviceCall's device; then Layout, unless nil, has
 	// the shape and strides of a tensor that is not contiguous.
 	OnDevice bool
 	Layout   *op.Buf
@@ -69,8 +69,8 @@ type Args struct {
 	// Send and Recv are the buffers: one, or one a rank. Send is empty for an
 	// operation in place.
 	Send, Recv []Part
-	// Place is set where some rank's tensors are in device memory.
-	Place *Place
+	// DeviceCall is set where some rank's tensors are in device memory.
+	DeviceCall *DeviceCall
 }
 
 // Trait is what holds for the operation.

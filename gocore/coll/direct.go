@@ -31,7 +31,7 @@ var (
 func directly(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Args, *Program, *together) error) Algorithm {
 	open := func(s *Sig) bool { return s.Any&NotDirect == 0 && enabled(s) }
 	return Algorithm{Name: "direct", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: scratch, Build: func(a *Args, p *Program) error {
-		p.Until(a.Place.ready)
+		p.Until(a.DeviceCall.ready)
 		t := together{a: a, p: p}
 		if err := build(a, p, &t); err != nil {
 			return err
@@ -116,11 +116,11 @@ func (t *together) ownPart(dst, src Part) {
 			mem.Copy(dst.Data, src.Data, dst.Count*a.elem())
 			return nil
 		}
-		pl := a.Place
-		if err := pl.Device.Copy(dst.Data, src.Data, dst.Count*a.elem(), pl.Device.Comm); err != nil {
+		dc := a.DeviceCall
+		if err := dc.Device.Copy(dst.Data, src.Data, dst.Count*a.elem(), dc.Device.Comm); err != nil {
 			return err
 		}
-		return pl.end(pl.Device.Comm)
+		return dc.end(dc.Device.Comm)
 	})
 }
 

@@ -11,9 +11,9 @@ var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: al
 	if a.Reduce == op.PremulSum || !flat(a.Send) || !flat(a.Recv) {
 		return buildStaged(a, p)
 	}
-	d := a.Place.Device
+	d := a.DeviceCall.Device
 	p.Do(func() error {
-		if err := d.StreamWait(d.Comm, a.Place.Ready); err != nil {
+		if err := d.StreamWait(d.Comm, a.DeviceCall.Ready); err != nil {
 			return err
 		}
 		for i := range a.Recv {
@@ -21,7 +21,7 @@ var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: al
 				return err
 			}
 		}
-		return a.Place.end(d.Comm)
+		return a.DeviceCall.end(d.Comm)
 	})
 	return nil
 }}

@@ -59,7 +59,7 @@ type stager struct {
 func (a *Args) inHostMemory() Args {
 	const device = Device | IPC | NotDirect | NotStaged | DeviceReduce
 	host := *a
-	host.Place, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
+	host.DeviceCall, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
 	if a.Trait().Recv == op.Many {
 		host.Code = op.AllReduce // whose block the tensors share
 	}
@@ -72,7 +72,7 @@ func (a *Args) pieceOf(count int64) int64 {
 	if a.Trait().Shares != op.NoShares {
 		widest = int64(a.Size)
 	}
-	piece := max(1, a.Place.Chunk/(a.elem()*widest))
+	piece := max(1, a.DeviceCall.PieceBytes/(a.elem()*widest))
 	return min((piece+sliceAlign-1)/sliceAlign*sliceAlign, max(1, count))
 }
 
@@ -126,9 +126,9 @@ func buildStaged(a *Args, p *Program) error {
 // begin makes the copies come behind what the producing stream had queued.
 func (s *stager) begin() error {
 	a := s.args
-	if d := a.Place.Device; d != nil {
+	if d := a.DeviceCall.Device; d != nil {
 		for _, stream := range []cuda.Stream{d.Out, d.In} {
-			s.try(func() error { return d.StreamWait(stream, a.Place.Ready) })
+			s.try(func() error { return d.StreamWait(stream, a.DeviceCall.Ready) })
 		}
 	}
 	if unevenly(&a.Sig) {
@@ -310,8 +310,8 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 	if err := s.mark(&ln.out, s.stream(true)); err != nil {
 		return err
 	}
-	if hi == s.count && s.args.Place.Device != nil && s.onDevice(s.recv) {
-		return s.args.Place.end(s.args.Place.Device.In)
+	if hi == s.count && s.args.DeviceCall.Device != nil && s.onDevice(s.recv) {
+		return s.args.DeviceCall.end(s.args.DeviceCall.Device.In)
 	}
 	return nil
 }
@@ -319,7 +319,7 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 // close gives blocks and events back. The last copies out may still read the blocks, and
 // after an error copies in may still write them.
 func (s *stager) close() {
-	d := s.args.Place.Device
+	d := s.args.DeviceCall.Device
 	for i := range lanes + 1 {
 		ln := &s.aside
 		if i < lanes {

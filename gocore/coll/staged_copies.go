@@ -84,7 +84,7 @@ func (s *stager) each(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
 
 // move copies count elements of a part from element from on.
 func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, out bool) error {
-	a, d := s.args, s.args.Place.Device
+	a, d := s.args, s.args.DeviceCall.Device
 	switch {
 	case part.Layout != nil && !locked:
 		return status.New(status.NoMemory, "%s: a tensor in device memory that is not contiguous needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy", a.Code, count*a.elem())
@@ -103,7 +103,7 @@ func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, 
 }
 
 func (s *stager) stream(out bool) cuda.Stream {
-	switch d := s.args.Place.Device; {
+	switch d := s.args.DeviceCall.Device; {
 	case d == nil:
 		return 0
 	case out:
@@ -126,7 +126,7 @@ func (s *stager) onDevice(rows []row) bool {
 
 // block takes a block, pageable where this rank has nothing on a device or the device failed.
 func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
-	if d := s.args.Place.Device; d != nil && s.failed == nil {
+	if d := s.args.DeviceCall.Device; d != nil && s.failed == nil {
 		if b, err = mem.GetPinned(d, bytes); err == nil {
 			return b, nil
 		}
@@ -138,7 +138,7 @@ func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
 
 // mark makes e stand for what is queued on a stream.
 func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
-	d := s.args.Place.Device
+	d := s.args.DeviceCall.Device
 	if d == nil {
 		return nil
 	}
@@ -148,10 +148,10 @@ func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
 // await appends a wait for what an event, 0 is none, stands for when its turn has come.
 func (s *stager) await(e *cuda.Event) {
 	s.p.Until(func() (bool, error) {
-		if s.args.Place.Device == nil || *e == 0 || s.failed != nil {
+		if s.args.DeviceCall.Device == nil || *e == 0 || s.failed != nil {
 			return true, nil
 		}
-		done, err := s.args.Place.Device.Query(*e)
+		done, err := s.args.DeviceCall.Device.Query(*e)
 		s.failed = err
 		return done || err != nil, nil
 	})

@@ -36,7 +36,7 @@ type mapped struct {
 func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) bool, queue func(*mapped) error)) Algorithm {
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
 	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
-		if a.Place.Peers.Refused() {
+		if a.DeviceCall.Peers.Refused() {
 			return a.exceptIPC(p)
 		}
 		m := &mapped{a: a, p: p}
@@ -87,16 +87,16 @@ func (m *mapped) build() error {
 // announce writes this rank's record; its event Ready stands for the tensors.
 func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
 	*r = ipc.Record{}
-	pl := m.a.Place
-	side, err := pl.Peers.Side(pl.Device)
+	dc := m.a.DeviceCall
+	side, err := dc.Peers.Side(dc.Device)
 	if err != nil {
 		return ipc.Never, err
 	}
 	m.side = side
-	if err := pl.Device.StreamWait(pl.Device.Comm, pl.Ready); err != nil {
+	if err := dc.Device.StreamWait(dc.Device.Comm, dc.Ready); err != nil {
 		return ipc.Never, err
 	}
-	if err := pl.Device.Record(side.Own.Ready, pl.Device.Comm); err != nil {
+	if err := dc.Device.Record(side.Own.Ready, dc.Device.Comm); err != nil {
 		return ipc.Never, err
 	}
 	r.Ready, r.Done = side.Own.ReadyHandle, side.Own.DoneHandle
@@ -135,7 +135,7 @@ func (m *mapped) agree() error {
 	for i := range m.records {
 		state = min(state, m.records[i].State)
 	}
-	peers := m.a.Place.Peers
+	peers := m.a.DeviceCall.Peers
 	if state != ipc.Serves {
 		if state == ipc.Never {
 			peers.Refuse(ipc.Why(m.err))
@@ -213,9 +213,9 @@ func (m *mapped) settle(failed error) error {
 	if m.finish() != nil { // the context is broken: nothing more comes of it
 		return failed
 	}
-	pl := m.a.Place
+	dc := m.a.DeviceCall
 	m.p.Until(func() (bool, error) {
-		if over, err := pl.Device.Query(pl.Tail); !over && err == nil {
+		if over, err := dc.Device.Query(dc.Tail); !over && err == nil {
 			return false, nil
 		}
 		return true, failed
@@ -224,7 +224,7 @@ func (m *mapped) settle(failed error) error {
 }
 
 func (m *mapped) queueOwn() error {
-	d := m.a.Place.Device
+	d := m.a.DeviceCall.Device
 	for r := range m.records {
 		if theirs := &m.records[r]; theirs.Give.Size > 0 || theirs.Take.Size > 0 {
 			if err := m.wait(r, &theirs.Ready); err != nil {
@@ -249,7 +249,7 @@ func (m *mapped) finish() error {
 			}
 		}
 	}
-	return m.a.Place.end(m.a.Place.Device.Comm)
+	return m.a.DeviceCall.end(m.a.DeviceCall.Device.Comm)
 }
 
 // wait makes the stream wait for an event of another rank; its own needs no wait.
@@ -261,7 +261,7 @@ func (m *mapped) wait(rank int, h *ipc.Handle) error {
 	if err != nil {
 		return err
 	}
-	d := m.a.Place.Device
+	d := m.a.DeviceCall.Device
 	return d.StreamWait(d.Comm, e)
 }
 
@@ -276,7 +276,7 @@ func (m *mapped) reduce(from, count int64, to ...unsafe.Pointer) error {
 	for i, dst := range to {
 		args.Dst[i] = uint64(uintptr(dst))
 	}
-	return a.Place.Device.Reduce(&args, a.DType, a.Reduce, a.Place.Device.Comm)
+	return a.DeviceCall.Device.Reduce(&args, a.DType, a.Reduce, a.DeviceCall.Device.Comm)
 }
 
 // pull queues the copy of a part out of what a rank gives, from its element from on.
@@ -288,7 +288,7 @@ func (m *mapped) pull(to Part, rank int, from int64) error {
 	if src == to.Data {
 		return nil
 	}
-	d := m.a.Place.Device
+	d := m.a.DeviceCall.Device
 	return d.Copy(to.Data, src, to.Count*m.a.elem(), d.Comm)
 }
 
@@ -311,7 +311,7 @@ func (a *Args) exceptIPC(p *Program) error {
 	if err == nil {
 		return alg.Build(&other, p)
 	}
-	if why := a.Place.Peers.Refusal(); why != "" {
+	if why := a.DeviceCall.Peers.Refusal(); why != "" {
 		return status.New(status.CodeOf(err), "%v. ipc does not work in this group: %s", err, why)
 	}
 	return err

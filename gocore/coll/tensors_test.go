@@ -231,7 +231,7 @@ func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func(
 			for _, s := range sides {
 				s.args.Sig = *sig
 				if sig.Any&Device != 0 {
-					s.args.Place = &Place{Chunk: 8 << 10}
+					s.args.DeviceCall = &DeviceCall{PieceBytes: 8 << 10}
 				}
 				allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args))
 			}

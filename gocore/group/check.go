@@ -60,7 +60,7 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	if err := g.checkCounts(t, c); err != nil {
 		return err
 	}
-	if c.args.Place != nil {
+	if c.args.DeviceCall != nil {
 		return g.onDevice(c, cuda.Stream(d.Stream))
 	}
 	return nil

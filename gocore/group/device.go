@@ -94,11 +94,11 @@ func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part,
 	if err != nil {
 		return coll.Part{}, err
 	}
-	if c.args.Place == nil {
-		c.args.Place = &coll.Place{Device: dev}
+	if c.args.DeviceCall == nil {
+		c.args.DeviceCall = &coll.DeviceCall{Device: dev}
 		c.mappable = true
 	}
-	if on := c.args.Place.Device; on != dev {
+	if on := c.args.DeviceCall.Device; on != dev {
 		return coll.Part{}, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; those of one call lie on one device",
 			d.Code, side, i, dev.Index, on.Index)
 	}
@@ -122,13 +122,13 @@ func layout(b *op.Buf) *op.Buf {
 // onDevice ends the check of a call with tensors in device memory: what the producing
 // stream has queued by now comes before it, and the flags say which ways are open to it.
 func (g *Group) onDevice(c *call, stream cuda.Stream) error {
-	pl, s := c.args.Place, &g.env.device
+	pl, s := c.args.DeviceCall, &g.env.device
 	var err error
 	if pl.Ready, err = produced(c.args.Code, pl.Device, stream); err != nil {
 		return err
 	}
 	c.stream = stream
-	pl.Chunk = s.chunk
+	pl.PieceBytes = s.chunk
 	c.flags |= coll.Device
 	if s.ipc && g.local && c.mappable && coll.Exportable(&c.args) {
 		c.flags |= coll.IPC
@@ -150,7 +150,7 @@ func (g *Group) onDevice(c *call, stream cuda.Stream) error {
 // from the blocking calls that follow neither the deadline nor Ctrl-C would bring it back.
 // Where the ranks may reach into each other's memory the devices wait instead.
 func (g *Group) awaitDevice(c *call) error {
-	pl := c.args.Place
+	pl := c.args.DeviceCall
 	if pl == nil || c.flags&coll.IPC != 0 {
 		return nil
 	}
@@ -187,21 +187,21 @@ func produced(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event, e
 // agreeOnDevice completes the place of a call, in which another rank's tensors may be the
 // ones in device memory, when all have arrived.
 func (c *call) agreeOnDevice(g *Group) {
-	if c.args.Place == nil {
-		c.args.Place = &coll.Place{Chunk: g.env.device.chunk}
+	if c.args.DeviceCall == nil {
+		c.args.DeviceCall = &coll.DeviceCall{PieceBytes: g.env.device.chunk}
 	}
 	if g.local && c.args.Agreed&coll.IPC != 0 {
 		if g.mapped == nil {
 			g.mapped = ipc.New(g.Rank, g.Size)
 		}
-		c.args.Place.Peers = g.mapped
+		c.args.DeviceCall.Peers = g.mapped
 	}
 }
 
 // leaveDevice gives back what the call holds on its device, once its program has ended, and
 // returns what is still queued there, nil if nothing is.
 func (c *call) leaveDevice() *tail {
-	pl := c.args.Place
+	pl := c.args.DeviceCall
 	if pl == nil || pl.Device == nil {
 		return nil
 	}

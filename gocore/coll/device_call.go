@@ -5,15 +5,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 )
 
-// Place is what a collective needs beyond Args where some rank has tensors in device memory.
-type Place struct {
+// DeviceCall is what a collective needs beyond Args where some rank has tensors in device memory.
+type DeviceCall struct {
 	// Device holds this rank's tensors; nil where they are all the host's.
 	Device *cuda.Device
 	// Ready stands for what the producing stream had queued when the collective was
 	// submitted: nothing may touch the tensors before.
 	Ready cuda.Event
-	// Chunk is the length in bytes of the pieces that are staged, the same on all ranks.
-	Chunk int64
+	// PieceBytes is the length in bytes of the pieces that are staged, the same on all ranks.
+	PieceBytes int64
 	// Peers maps the memory of the group's other ranks; nil unless all share a node.
 	Peers *ipc.Peers
 
@@ -23,12 +23,12 @@ type Place struct {
 }
 
 // end makes Tail stand for what is queued on s by now.
-func (pl *Place) end(s cuda.Stream) error { return pl.Device.Mark(&pl.Tail, s) }
+func (dc *DeviceCall) end(s cuda.Stream) error { return dc.Device.Mark(&dc.Tail, s) }
 
 // ready tells whether the producing stream has come to the collective.
-func (pl *Place) ready() (bool, error) {
-	if pl.Device == nil {
+func (dc *DeviceCall) ready() (bool, error) {
+	if dc.Device == nil {
 		return true, nil
 	}
-	return pl.Device.Query(pl.Ready)
+	return dc.Device.Query(dc.Ready)
 }
