@@ -5,7 +5,7 @@ package coll
 // written.
 var allGatherIPC = overIPC(always, func(a *Args) (func(int) bool, func(*mapped) error) {
 	return everyRank, func(m *mapped) error {
-		return m.inTurn(func(rank int) error { return m.pull(a.place(rank), rank, 0) })
+		return m.inTurn(func(rank int) error { return m.pull(a.resultFrom(rank), rank, 0) })
 	}
 })
 

@@ -11,15 +11,15 @@ var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, Polls: 
 	return err == nil && alg.Polled(&inner)
 }, Scratch: func(a *Args) int64 {
 	one := *a
-	one.Code, one.Recv = op.AllReduce, []Part{{Count: counts(a.Recv)}}
-	return a.joining(a.Recv) + Scratch(&one, a.Any)
+	one.Code, one.Recv = op.AllReduce, []Part{{Count: totalCount(a.Recv)}}
+	return a.contiguousScratch(a.Recv) + Scratch(&one, a.Any)
 }, Build: func(a *Args, p *Program) error {
 	whole, unpack, err := a.contiguous(p, a.Recv, true)
 	if err != nil {
 		return err
 	}
 	one := *a
-	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{Data: whole, Count: counts(a.Recv)}}
+	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{Data: whole, Count: totalCount(a.Recv)}}
 	one.Count = one.Recv[0].Count
 	alg, err := Choose(&one.Sig)
 	if err != nil {

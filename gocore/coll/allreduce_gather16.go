@@ -10,12 +10,12 @@ import (
 // all-gather and a sum on every rank beat two exchanges of slices.
 const gather16Limit = 64 << 10
 
-// allReduceGather16 is for small buffers of what is reduced here (reducedHere): an
+// allReduceGather16 is for small buffers of what is reduced here (reducedOutsideMPI): an
 // all-gather, then every rank adds the n contributions in rank order, floats in float32
 // with one rounding.
 // Bytes moved a rank: (n-1)S in.
 var allReduceGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return reducedHere(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
+	return reducedOutsideMPI(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
 }, Scratch: func(a *Args) int64 {
 	return a.scratch(a.Count * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {
@@ -28,7 +28,7 @@ var allReduceGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled:
 		return err
 	}
 	a.allGatherBytes(p, src.Data, all, dst.Count)
-	p.Do(func() error { return a.sum16(dst.Data, all, dst.Count, a.Size) })
+	p.Do(func() error { return a.reduceGathered(dst.Data, all, dst.Count, a.Size) })
 	return nil
 }}
 

@@ -10,12 +10,12 @@ import "unsafe"
 // is the floor.
 var allReduceIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) error) {
 	sl := a.slicesOnDevice(a.Count)
-	return holds(sl), func(m *mapped) error {
-		own, to := sl[a.Rank], make([]unsafe.Pointer, a.Size)
+	return hasSlice(sl), func(m *mapped) error {
+		mine, to := sl[a.Rank], make([]unsafe.Pointer, a.Size)
 		for i := range to {
-			to[i] = a.at(m.takes[i], own.from)
+			to[i] = a.at(m.takes[i], mine.from)
 		}
-		return m.reduce(own.from, own.count, to...)
+		return m.reduce(mine.from, mine.count, to...)
 	}
 })
 
@@ -30,11 +30,11 @@ const (
 // slicesOnDevice cuts n elements into one slice a rank. The last ranks may have none.
 func (a *Args) slicesOnDevice(n int64) []slice {
 	line := deviceLine / a.elem()
-	each := max((n+int64(a.Size)-1)/int64(a.Size), leastSlice/a.elem())
-	return a.cut(n, (each+line-1)/line*line)
+	length := max((n+int64(a.Size)-1)/int64(a.Size), leastSlice/a.elem())
+	return a.cut(n, (length+line-1)/line*line)
 }
 
 // holds tells which ranks have a slice.
-func holds(sl []slice) func(rank int) bool {
+func hasSlice(sl []slice) func(rank int) bool {
 	return func(rank int) bool { return sl[rank].count > 0 }
 }

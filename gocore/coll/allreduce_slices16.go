@@ -15,15 +15,15 @@ import (
 // rank order, floats in float32 with one rounding; the slices are gathered.
 // Bytes moved a rank: (1-1/n)S out and in, the sum, (1-1/n)S out and in. All
 // ranks get identical bits, the same run after run.
-var allReduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
-	return a.ownSlice(a.Count) + a.listing(2)
+var allReduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, Polls: always, Scratch: func(a *Args) int64 {
+	return a.sumSliceScratch(a.Count) + a.int32sScratch(2)
 }, Build: func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]
 	if len(a.Send) > 0 {
 		src = a.Send[0]
 	}
 	sl := a.slices(dst.Count)
-	if err := a.sumOwnSlice(p, src.Data, a.at(dst.Data, sl[a.Rank].from), sl); err != nil {
+	if err := a.sumSlice(p, src.Data, a.at(dst.Data, sl[a.Rank].from), sl); err != nil {
 		return err
 	}
 	return a.gatherSlices(p, dst.Data, sl)
@@ -36,51 +36,51 @@ type slice struct{ from, count int64 }
 const sliceAlign = 32
 
 func (a *Args) slices(n int64) []slice {
-	each := (n + int64(a.Size) - 1) / int64(a.Size)
-	return a.cut(n, (each+sliceAlign-1)/sliceAlign*sliceAlign)
+	length := (n + int64(a.Size) - 1) / int64(a.Size)
+	return a.cut(n, (length+sliceAlign-1)/sliceAlign*sliceAlign)
 }
 
 // cut makes a slice a rank of n elements, each so long but the last ones, which may be empty.
-func (a *Args) cut(n, each int64) []slice {
+func (a *Args) cut(n, length int64) []slice {
 	s := make([]slice, a.Size)
 	for i := range s {
-		from := min(int64(i)*each, n)
-		s[i] = slice{from, min(each, n-from)}
+		from := min(int64(i)*length, n)
+		s[i] = slice{from, min(length, n-from)}
 	}
 	return s
 }
 
-// ownSlice is the scratch memory of sumOwnSlice.
-func (a *Args) ownSlice(n int64) int64 {
+// sumSliceScratch is the scratch memory of sumSlice.
+func (a *Args) sumSliceScratch(n int64) int64 {
 	return a.scratch(a.slices(n)[a.Rank].count * int64(a.Size))
 }
 
-// sumOwnSlice collects this rank's slice from everyone and leaves the sum in dst,
+// sumSlice collects this rank's slice from everyone and leaves the sum in dst,
 // which may be part of src.
-func (a *Args) sumOwnSlice(p *Program, src, dst unsafe.Pointer, sl []slice) error {
-	own := sl[a.Rank].count
-	scratch, err := a.alloc(p, max(1, own*int64(a.Size)))
+func (a *Args) sumSlice(p *Program, src, dst unsafe.Pointer, sl []slice) error {
+	n := sl[a.Rank].count
+	scratch, err := a.alloc(p, max(1, n*int64(a.Size)))
 	if err != nil {
 		return err
 	}
 	sends, recvs := make([]Part, a.Size), make([]Part, a.Size)
 	for i := range sl {
 		sends[i] = Part{Data: a.at(src, sl[i].from), Count: sl[i].count}
-		recvs[i] = Part{Data: a.at(scratch, int64(i)*own), Count: own}
+		recvs[i] = Part{Data: a.at(scratch, int64(i)*n), Count: n}
 	}
 	if err := exchange(a, p, sends, recvs); err != nil {
 		return err
 	}
-	p.Do(func() error { return a.sum16(dst, scratch, own, a.Size) })
+	p.Do(func() error { return a.reduceGathered(dst, scratch, n, a.Size) })
 	return nil
 }
 
-// sum16 reduces the first ranks of the parts that lie one after another in parts.
-func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
+// reduceGathered reduces the first ranks of the parts that lie one after another in parts.
+func (a *Args) reduceGathered(dst, gathered unsafe.Pointer, n int64, ranks int) error {
 	if !reduce.Is16(a.DType) {
-		a.copyElements(dst, parts, n)
+		a.copyElements(dst, gathered, n)
 		for i := 1; i < ranks; i++ {
-			if err := reduce.Combine(dst, a.at(parts, int64(i)*n), n, a.DType, a.Reduce); err != nil {
+			if err := reduce.Combine(dst, a.at(gathered, int64(i)*n), n, a.DType, a.Reduce); err != nil {
 				return err
 			}
 		}
@@ -91,7 +91,7 @@ func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
 	}
 	srcs := make([]unsafe.Pointer, ranks)
 	for i := range srcs {
-		srcs[i] = a.at(parts, int64(i)*n)
+		srcs[i] = a.at(gathered, int64(i)*n)
 	}
 	var scales []float64
 	if a.Reduce == op.PremulSum {

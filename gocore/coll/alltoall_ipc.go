@@ -5,6 +5,6 @@ package coll
 // Bytes moved a rank: S, read and written.
 var allToAllIPC = overIPC(evenly, func(a *Args) (func(int) bool, func(*mapped) error) {
 	return everyRank, func(m *mapped) error {
-		return m.inTurn(func(rank int) error { return m.pull(a.place(rank), rank, int64(a.Rank)*a.Count) })
+		return m.inTurn(func(rank int) error { return m.pull(a.resultFrom(rank), rank, int64(a.Rank)*a.Count) })
 	}
 })

@@ -11,9 +11,9 @@ import (
 // allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
 // same length. Bytes moved a rank: (1-1/n)S out and in.
 var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly, Scratch: func(a *Args) int64 {
-	return a.copying(a.Send, a.Recv) + a.joining(a.Send) + a.joining(a.Recv)
+	return a.withoutOverlapScratch(a.Send, a.Recv) + a.contiguousScratch(a.Send) + a.contiguousScratch(a.Recv)
 }, Build: func(a *Args, p *Program) error {
-	sends, err := a.apart(p, a.Send, a.Recv)
+	sends, err := a.withoutOverlap(p, a.Send, a.Recv)
 	if err != nil {
 		return err
 	}
@@ -43,13 +43,13 @@ var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly
 // error on every rank instead of garbage, and then the parts between pairs of ranks.
 // Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
 var allToAllUnevenMPI = Algorithm{Name: "pairwise", Memory: hostMemory, Polls: always, Scratch: func(a *Args) int64 {
-	return a.copying(a.Send, a.Recv) + a.lengthsScratch()
+	return a.withoutOverlapScratch(a.Send, a.Recv) + a.lengthsScratch()
 }, Build: func(a *Args, p *Program) error {
-	apart, err := a.apart(p, a.Send, a.Recv)
+	sources, err := a.withoutOverlap(p, a.Send, a.Recv)
 	if err != nil {
 		return err
 	}
-	sends, recvs := a.each(apart), a.each(a.Recv)
+	sends, recvs := a.perRank(sources), a.perRank(a.Recv)
 	if err := agreeOnLengths(a, p, sends, recvs); err != nil {
 		return err
 	}

@@ -192,8 +192,8 @@ func has(name string, c op.Code) bool {
 // Scratch returns the most bytes of host memory that any algorithm takes on this rank which may be
 // chosen when it announces the flags own: whatever the others announce, no more is agreed on. It is
 // called once a collective, before that is known, and leaves own as the flags of a.
-func Scratch(a *Args, own arrive.Flags) (most int64) {
-	a.Agreed, a.Any = own, own
+func Scratch(a *Args, flags arrive.Flags) (most int64) {
+	a.Agreed, a.Any = flags, flags
 	for _, alg := range algorithms(a.Code) {
 		if alg.Scratch != nil && alg.serves(&a.Sig) {
 			most = max(most, alg.Scratch(a))
@@ -204,16 +204,16 @@ func Scratch(a *Args, own arrive.Flags) (most int64) {
 
 // What algorithms are enabled by.
 
-func alone(s *Sig) bool  { return s.Size == 1 }
-func evenly(s *Sig) bool { return s.Agreed&Even != 0 }
-func always(*Sig) bool   { return true }
+func oneRank(s *Sig) bool { return s.Size == 1 }
+func evenly(s *Sig) bool  { return s.Agreed&Even != 0 }
+func always(*Sig) bool    { return true }
 
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 
-// reducedHere says that MPI's own reduction will not do: inside MPI, 16-bit floats would be
+// reducedOutsideMPI says that MPI's own reduction will not do: inside MPI, 16-bit floats would be
 // rounded at every hop; and sums of 8-bit and 16-bit integers, which wrap (of which AVG is made), saturate in the
 // vector code of Open MPI.
-func reducedHere(s *Sig) bool {
+func reducedOutsideMPI(s *Sig) bool {
 	switch s.DType {
 	case op.Float16, op.BFloat16:
 		return true
@@ -240,7 +240,7 @@ func (a *Args) copyElements(dst, src unsafe.Pointer, n int64) {
 	}
 }
 
-func counts(parts []Part) (total int64) {
+func totalCount(parts []Part) (total int64) {
 	for i := range parts {
 		total += parts[i].Count
 	}

@@ -21,7 +21,7 @@ var (
 	scatterDirect        = directly(always, nil, directScatter)
 	allToAllEvenDirect   = directly(evenly, nil, directAllToAll)
 	allToAllUnevenDirect = directly(always, (*Args).lengthsScratch, func(a *Args, p *Program, t *together) error {
-		if err := agreeOnLengths(a, p, a.each(a.Send), a.each(a.Recv)); err != nil {
+		if err := agreeOnLengths(a, p, a.perRank(a.Send), a.perRank(a.Recv)); err != nil {
 			return err
 		}
 		return directAllToAll(a, p, t)
@@ -65,15 +65,15 @@ func (a *Args) separate() bool {
 	}
 	sends, recvs := a.Send, a.Recv
 	if a.Trait().Send.Each() {
-		sends = a.each(sends)
+		sends = a.perRank(sends)
 	}
 	if a.Trait().Recv.Each() {
-		recvs = a.each(recvs)
+		recvs = a.perRank(recvs)
 	}
 	for i := range sends {
 		for j := range recvs {
-			own := (i == a.Rank || len(sends) == 1) && (j == a.Rank || len(recvs) == 1)
-			if a.overlap(sends[i], recvs[j]) && !(own && sends[i].Data == recvs[j].Data) {
+			sameRank := (i == a.Rank || len(sends) == 1) && (j == a.Rank || len(recvs) == 1)
+			if a.overlap(sends[i], recvs[j]) && !(sameRank && sends[i].Data == recvs[j].Data) {
 				return false
 			}
 		}
@@ -86,7 +86,7 @@ func (a *Args) separate() bool {
 const directMessage = 1 << 30
 
 // whole adds the messages of one part.
-func (t *together) whole(fn mpi.Fn, peer int, part Part) {
+func (t *together) addPart(fn mpi.Fn, peer int, part Part) {
 	step := directMessage / t.a.elem()
 	for from := int64(0); from < part.Count; from += step {
 		t.add(fn, peer, t.a.at(part.Data, from), min(step, part.Count-from))
@@ -95,7 +95,7 @@ func (t *together) whole(fn mpi.Fn, peer int, part Part) {
 
 // distances calls f with the peers at every distance: whom a rank sends to while it
 // receives from the other. Rounds of at most maxTogether messages pair up.
-func (t *together) distances(f func(to, from int)) {
+func (t *together) forEachDistance(f func(to, from int)) {
 	a := t.a
 	for d := 1; d < a.Size; d++ {
 		f((a.Rank+d)%a.Size, (a.Rank-d+a.Size)%a.Size)
@@ -106,7 +106,7 @@ func (t *together) distances(f func(to, from int)) {
 }
 
 // ownPart queues the copy of this rank's own part, where it does not lie in its place.
-func (t *together) ownPart(dst, src Part) {
+func (t *together) copyLocal(dst, src Part) {
 	a := t.a
 	if dst.Data == src.Data || dst.Count == 0 {
 		return
@@ -140,12 +140,12 @@ func directBroadcast(a *Args, _ *Program, t *together) error {
 		for ; bit < a.Size && virtual&bit == 0; bit <<= 1 {
 		}
 		if virtual != 0 {
-			t.whole(mpi.FnRecv, rank(virtual-bit), whole)
+			t.addPart(mpi.FnRecv, rank(virtual-bit), whole)
 			t.flush()
 		}
 		for bit >>= 1; bit > 0; bit >>= 1 {
 			if virtual+bit < a.Size {
-				t.whole(mpi.FnSend, rank(virtual+bit), whole)
+				t.addPart(mpi.FnSend, rank(virtual+bit), whole)
 			}
 		}
 		return nil
@@ -156,17 +156,17 @@ func directBroadcast(a *Args, _ *Program, t *together) error {
 		return Part{Data: a.at(whole.Data, from), Count: to - from, OnDevice: whole.OnDevice}
 	}
 	if a.Rank == a.Root {
-		t.distances(func(to, _ int) { t.whole(mpi.FnSend, to, part(to)) })
+		t.forEachDistance(func(to, _ int) { t.addPart(mpi.FnSend, to, part(to)) })
 	} else {
-		t.whole(mpi.FnRecv, a.Root, part(a.Rank))
+		t.addPart(mpi.FnRecv, a.Root, part(a.Rank))
 	}
 	t.flush()
-	t.distances(func(to, from int) {
+	t.forEachDistance(func(to, from int) {
 		if a.Rank != a.Root {
-			t.whole(mpi.FnRecv, from, part(from))
+			t.addPart(mpi.FnRecv, from, part(from))
 		}
 		if to != a.Root {
-			t.whole(mpi.FnSend, to, part(a.Rank))
+			t.addPart(mpi.FnSend, to, part(a.Rank))
 		}
 	})
 	return nil
@@ -175,11 +175,11 @@ func directBroadcast(a *Args, _ *Program, t *together) error {
 // directAllGather sends this rank's part to every other, and fills its place in the own
 // result. Bytes moved a rank: (n-1)S out and in, S by the copy.
 func directAllGather(a *Args, _ *Program, t *together) error {
-	recvs := a.each(a.Recv)
-	t.ownPart(recvs[a.Rank], a.Send[0])
-	t.distances(func(to, from int) {
-		t.whole(mpi.FnRecv, from, recvs[from])
-		t.whole(mpi.FnSend, to, a.Send[0])
+	recvs := a.perRank(a.Recv)
+	t.copyLocal(recvs[a.Rank], a.Send[0])
+	t.forEachDistance(func(to, from int) {
+		t.addPart(mpi.FnRecv, from, recvs[from])
+		t.addPart(mpi.FnSend, to, a.Send[0])
 	})
 	return nil
 }
@@ -188,12 +188,12 @@ func directAllGather(a *Args, _ *Program, t *together) error {
 // there by the copy.
 func directGather(a *Args, _ *Program, t *together) error {
 	if a.Rank != a.Root {
-		t.whole(mpi.FnSend, a.Root, a.Send[0])
+		t.addPart(mpi.FnSend, a.Root, a.Send[0])
 		return nil
 	}
-	recvs := a.each(a.Recv)
-	t.ownPart(recvs[a.Rank], a.Send[0])
-	t.distances(func(_, from int) { t.whole(mpi.FnRecv, from, recvs[from]) })
+	recvs := a.perRank(a.Recv)
+	t.copyLocal(recvs[a.Rank], a.Send[0])
+	t.forEachDistance(func(_, from int) { t.addPart(mpi.FnRecv, from, recvs[from]) })
 	return nil
 }
 
@@ -201,23 +201,23 @@ func directGather(a *Args, _ *Program, t *together) error {
 // the copy, S in.
 func directScatter(a *Args, _ *Program, t *together) error {
 	if a.Rank != a.Root {
-		t.whole(mpi.FnRecv, a.Root, a.Recv[0])
+		t.addPart(mpi.FnRecv, a.Root, a.Recv[0])
 		return nil
 	}
-	sends := a.each(a.Send)
-	t.ownPart(a.Recv[0], sends[a.Rank])
-	t.distances(func(to, _ int) { t.whole(mpi.FnSend, to, sends[to]) })
+	sends := a.perRank(a.Send)
+	t.copyLocal(a.Recv[0], sends[a.Rank])
+	t.forEachDistance(func(to, _ int) { t.addPart(mpi.FnSend, to, sends[to]) })
 	return nil
 }
 
 // directAllToAll exchanges parts between all pairs. Bytes moved a rank: (1-1/n)S out and
 // in, S/n by the copy.
 func directAllToAll(a *Args, _ *Program, t *together) error {
-	sends, recvs := a.each(a.Send), a.each(a.Recv)
-	t.ownPart(recvs[a.Rank], sends[a.Rank])
-	t.distances(func(to, from int) {
-		t.whole(mpi.FnRecv, from, recvs[from])
-		t.whole(mpi.FnSend, to, sends[to])
+	sends, recvs := a.perRank(a.Send), a.perRank(a.Recv)
+	t.copyLocal(recvs[a.Rank], sends[a.Rank])
+	t.forEachDistance(func(to, from int) {
+		t.addPart(mpi.FnRecv, from, recvs[from])
+		t.addPart(mpi.FnSend, to, sends[to])
 	})
 	return nil
 }

@@ -21,16 +21,16 @@ func TestDirectBroadcastOfALongTensor(t *testing.T) {
 		for root := range size {
 			a := Args{Sig: Sig{Code: op.Broadcast, DType: op.UInt8, Count: n, Root: root}, DeviceCall: &DeviceCall{}}
 			for _, how := range forms {
-				sides := w.sides(a)
-				for _, s := range sides {
+				calls := w.calls(a)
+				for _, s := range calls {
 					s.args.Recv, _ = s.lay(true, [][]byte{noise(rng, a.DType, n)})
 				}
-				for _, s := range sides {
-					s.tensors[0].want = sides[root].tensors[0].want
+				for _, s := range calls {
+					s.tensors[0].want = calls[root].tensors[0].want
 				}
-				for rank, err := range w.carryOut(&broadcastDirect, how, sides) {
+				for rank, err := range w.carryOut(&broadcastDirect, how, calls) {
 					require.NoError(t, err, "rank %d", rank)
-					sides[rank].tensors[0].check(t, "broadcast", rank)
+					calls[rank].tensors[0].check(t, "broadcast", rank)
 				}
 			}
 		}

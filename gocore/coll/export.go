@@ -14,7 +14,7 @@ func Exportable(a *Args) bool {
 		return false
 	}
 	give, _, ok := a.exports()
-	return ok && a.sound(give)
+	return ok && a.resultIsSafe(give)
 }
 
 // exports returns what the others read of this rank's memory and what they write; ok is false where
@@ -37,7 +37,7 @@ func (a *Args) exports() (give, take Part, ok bool) {
 	return give, take, ok
 }
 
-// joined returns parts as one, if each lies behind the one before.
+// joined returns parts as one, if perRank lies behind the one before.
 func (a *Args) joined(parts []Part) (whole Part, ok bool) {
 	for _, part := range parts {
 		switch {
@@ -55,31 +55,31 @@ func (a *Args) joined(parts []Part) (whole Part, ok bool) {
 
 // sound tells whether this rank's result lies apart from what others read, or exactly in
 // the place of what is read for it alone.
-func (a *Args) sound(give Part) bool {
+func (a *Args) resultIsSafe(give Part) bool {
 	if give.Count == 0 {
 		return true
 	}
-	own, t := give, a.Trait()
-	each := t.Recv.Each()
+	mine, t := give, a.Trait()
+	perRank := t.Recv.Each()
 	if t.Shares == op.Pairwise {
-		own = Part{} // others read all of it but this rank's share
+		mine = Part{} // others read all of it but this rank's share
 	} else if t.Send.Each() {
 		from, count := a.share(a.Send, a.Rank)
-		own = Part{Data: a.at(give.Data, from), Count: count}
+		mine = Part{Data: a.at(give.Data, from), Count: count}
 	}
 	results := len(a.Recv)
-	if each && results == 1 {
+	if perRank && results == 1 {
 		results = a.Size
 	}
 	for i := range results {
 		r := a.Recv[0]
-		if each {
-			r = a.place(i)
+		if perRank {
+			r = a.resultFrom(i)
 		}
 		if !a.overlap(give, r) {
 			continue
 		}
-		if r.Data != own.Data || r.Count != own.Count || each && i != a.Rank {
+		if r.Data != mine.Data || r.Count != mine.Count || perRank && i != a.Rank {
 			return false
 		}
 	}
@@ -90,14 +90,14 @@ func (a *Args) sound(give Part) bool {
 // through all parts, and how long it is.
 func (a *Args) share(parts []Part, rank int) (from, count int64) {
 	if len(parts) == 1 {
-		each := parts[0].Count / int64(a.Size)
-		return int64(rank) * each, each
+		length := parts[0].Count / int64(a.Size)
+		return int64(rank) * length, length
 	}
-	return counts(parts[:rank]), parts[rank].Count
+	return totalCount(parts[:rank]), parts[rank].Count
 }
 
 // place is where this rank's result has what comes from a rank.
-func (a *Args) place(rank int) Part {
+func (a *Args) resultFrom(rank int) Part {
 	if len(a.Recv) == 1 {
 		from, count := a.share(a.Recv, rank)
 		return Part{Data: a.at(a.Recv[0].Data, from), Count: count, OnDevice: a.Recv[0].OnDevice}

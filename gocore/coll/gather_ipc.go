@@ -4,6 +4,6 @@ package coll
 // Bytes moved by the root: nS, read and written.
 var gatherIPC = overIPC(always, func(a *Args) (func(int) bool, func(*mapped) error) {
 	return func(rank int) bool { return rank == a.Root }, func(m *mapped) error {
-		return m.inTurn(func(rank int) error { return m.pull(a.place(rank), rank, 0) })
+		return m.inTurn(func(rank int) error { return m.pull(a.resultFrom(rank), rank, 0) })
 	}
 })

@@ -83,9 +83,9 @@ func exchange(a *Args, p *Program, sends, recvs []Part) error {
 			t.flush()
 		}
 	}
-	own, src := recvs[a.Rank], sends[a.Rank]
+	dst, src := recvs[a.Rank], sends[a.Rank]
 	p.Do(func() error {
-		a.copyElements(own.Data, src.Data, own.Count)
+		a.copyElements(dst.Data, src.Data, dst.Count)
 		return nil
 	})
 	t.flush()
@@ -138,11 +138,11 @@ func (a *Args) overlapAny(sends, recvs []Part) bool {
 
 // apart returns the parts to be sent, as a copy where they share memory with those
 // to be filled, which MPI does not allow: some of them refuse it, others give garbage.
-func (a *Args) apart(p *Program, sends, recvs []Part) ([]Part, error) {
+func (a *Args) withoutOverlap(p *Program, sends, recvs []Part) ([]Part, error) {
 	if !a.overlapAny(sends, recvs) {
 		return sends, nil
 	}
-	whole, err := a.alloc(p, counts(sends))
+	whole, err := a.alloc(p, totalCount(sends))
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func (a *Args) apart(p *Program, sends, recvs []Part) ([]Part, error) {
 }
 
 // each returns one part a rank of a side that has a share for every rank.
-func (a *Args) each(parts []Part) []Part {
+func (a *Args) perRank(parts []Part) []Part {
 	if len(parts) != 1 {
 		return parts
 	}
@@ -170,10 +170,10 @@ func (a *Args) each(parts []Part) []Part {
 
 // split views one buffer as Size parts of equal length.
 func (a *Args) split(whole Part) []Part {
-	each := whole.Count / int64(a.Size)
+	length := whole.Count / int64(a.Size)
 	parts := make([]Part, a.Size)
 	for i := range parts {
-		parts[i] = Part{Data: a.at(whole.Data, int64(i)*each), Count: each, OnDevice: whole.OnDevice}
+		parts[i] = Part{Data: a.at(whole.Data, int64(i)*length), Count: length, OnDevice: whole.OnDevice}
 	}
 	return parts
 }
@@ -185,7 +185,7 @@ func (a *Args) contiguous(p *Program, parts []Part, fill bool) (unsafe.Pointer, 
 	if len(parts) == 1 {
 		return parts[0].Data, nil, nil
 	}
-	whole, err := a.alloc(p, counts(parts))
+	whole, err := a.alloc(p, totalCount(parts))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -217,20 +217,20 @@ func pad(n int64) int64 { return (max(n, 1) + mem.Alignment - 1) &^ (mem.Alignme
 func (a *Args) scratch(n int64) int64 { return pad(max(n, 1) * a.elem()) }
 
 // joining is what contiguous takes.
-func (a *Args) joining(parts []Part) int64 {
+func (a *Args) contiguousScratch(parts []Part) int64 {
 	if len(parts) <= 1 {
 		return 0
 	}
-	return a.scratch(counts(parts))
+	return a.scratch(totalCount(parts))
 }
 
 // copying is what apart takes at most.
-func (a *Args) copying(sends, recvs []Part) int64 {
+func (a *Args) withoutOverlapScratch(sends, recvs []Part) int64 {
 	if !a.overlapAny(sends, recvs) {
 		return 0
 	}
-	return a.scratch(counts(sends))
+	return a.scratch(totalCount(sends))
 }
 
 // listing is what n lists of an int32 a rank take.
-func (a *Args) listing(n int) int64 { return pad(4 * int64(n) * int64(a.Size)) }
+func (a *Args) int32sScratch(n int) int64 { return pad(4 * int64(n) * int64(a.Size)) }

@@ -59,7 +59,7 @@ func pieces(d op.DType, data []byte, counts []int) [][]byte {
 }
 
 // lay puts data into one tensor, or into one a rank, and returns the parts.
-func (s *side) lay(together bool, data [][]byte) ([]Part, []*tensor) {
+func (s *rankCall) lay(together bool, data [][]byte) ([]Part, []*tensor) {
 	if together {
 		x := s.tensor(bytes.Join(data, nil))
 		return []Part{x.Part}, []*tensor{x}
@@ -91,7 +91,7 @@ func TestBarrier(t *testing.T) {
 	for _, size := range worldSizes {
 		w := newWorld(size)
 		a := Args{Sig: Sig{Code: op.Barrier}}
-		w.everyAlgorithm(t, "barrier", signature(a, size, true), func() []*side { return w.sides(a) })
+		w.everyAlgorithm(t, "barrier", signature(a, size, true), func() []*rankCall { return w.calls(a) })
 	}
 }
 
@@ -99,15 +99,15 @@ func TestBroadcast(t *testing.T) {
 	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
 		size := len(w.libs)
 		a := Args{Sig: Sig{Code: op.Broadcast, DType: d, Count: int64(n), Root: rng.Intn(size)}}
-		w.everyAlgorithm(t, what(a, size, ""), signature(a, size, true), func() []*side {
-			sides := w.sides(a)
-			for _, s := range sides {
+		w.everyAlgorithm(t, what(a, size, ""), signature(a, size, true), func() []*rankCall {
+			calls := w.calls(a)
+			for _, s := range calls {
 				s.args.Recv, _ = s.lay(true, [][]byte{noise(rng, d, n)})
 			}
-			for _, s := range sides {
-				s.tensors[0].want = sides[a.Root].tensors[0].want
+			for _, s := range calls {
+				s.tensors[0].want = calls[a.Root].tensors[0].want
 			}
-			return sides
+			return calls
 		})
 	})
 }
@@ -123,10 +123,10 @@ func TestAllGather(t *testing.T) {
 					isEven, a.Count = false, 0
 				}
 			}
-			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*side {
+			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*rankCall {
 				data := pieces(d, noise(rng, d, sum(counts)), counts)
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					junk := pieces(d, noise(rng, d, sum(counts)), counts)
 					if kind == "into one, in place" {
 						junk[r] = data[r]
@@ -140,7 +140,7 @@ func TestAllGather(t *testing.T) {
 						s.args.Send = []Part{s.tensor(data[r]).Part}
 					}
 				}
-				return sides
+				return calls
 			})
 		}
 	})
@@ -154,16 +154,16 @@ func TestGatherAndScatter(t *testing.T) {
 		for _, code := range []op.Code{op.Gather, op.Scatter} {
 			for _, kind := range []string{"one", "one, in place", "many"} {
 				a := Args{Sig: Sig{Code: code, DType: d, Count: int64(n), Root: rng.Intn(size)}}
-				w.everyAlgorithm(t, what(a, size, kind), signature(a, size, true), func() []*side {
+				w.everyAlgorithm(t, what(a, size, kind), signature(a, size, true), func() []*rankCall {
 					data := pieces(d, noise(rng, d, n*size), counts)
-					sides := w.sides(a)
-					for r, s := range sides {
+					calls := w.calls(a)
+					for r, s := range calls {
 						gather := code == op.Gather
-						own, all := data[r], data
+						sent, all := data[r], data
 						if gather {
 							all = pieces(d, noise(rng, d, n*size), counts)
 						} else {
-							own = noise(rng, d, n)
+							sent = noise(rng, d, n)
 						}
 						mine := &s.args.Send
 						whole := &s.args.Recv
@@ -185,11 +185,11 @@ func TestGatherAndScatter(t *testing.T) {
 							*mine = []Part{s.part(outs[0], r*n, n)}
 							continue
 						}
-						x := s.tensor(own)
+						x := s.tensor(sent)
 						x.want = data[r]
 						*mine = []Part{x.Part}
 					}
-					return sides
+					return calls
 				})
 			}
 		}
@@ -211,15 +211,15 @@ func TestAllToAll(t *testing.T) {
 				}
 				return (n/2 + from + 2*to) % (n + 1) * ((from + to) % 3)
 			}
-			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*side {
+			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*rankCall {
 				sent := make([][][]byte, size)
 				for from := range sent {
 					for to := range size {
 						sent[from] = append(sent[from], noise(rng, d, count(from, to)))
 					}
 				}
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					var got, junk [][]byte
 					for from := range size {
 						got = append(got, sent[from][r])
@@ -230,7 +230,7 @@ func TestAllToAll(t *testing.T) {
 					s.args.Recv, outs = s.lay(kind == "one to one" || kind == "many to one", junk)
 					wants(outs, got)
 				}
-				return sides
+				return calls
 			})
 		}
 	})
@@ -241,9 +241,9 @@ func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 	for _, how := range forms {
 		w := newWorld(3)
 		a := Args{Sig: Sig{Code: op.AllToAll, DType: op.Float32, Count: -1}}
-		sides := w.sides(a)
+		calls := w.calls(a)
 		rng := rand.New(rand.NewSource(1))
-		for r, s := range sides {
+		for r, s := range calls {
 			parts := [][]byte{noise(rng, a.DType, 2), noise(rng, a.DType, 2), noise(rng, a.DType, 2)}
 			s.args.Send, _ = s.lay(false, parts)
 			if r == 2 {
@@ -251,7 +251,7 @@ func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 			}
 			s.args.Recv, _ = s.lay(false, parts)
 		}
-		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, sides) {
+		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, calls) {
 			var se *status.Error
 			require.ErrorAs(t, err, &se)
 			require.Equal(t, status.Mismatch, se.Code)
@@ -259,7 +259,7 @@ func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 			if rank == 2 {
 				require.Contains(t, se.Msg, "rank 1 of the group sends 2 elements to rank 2, which expects 3")
 			}
-			for _, x := range sides[rank].tensors {
+			for _, x := range calls[rank].tensors {
 				x.check(t, "all_to_all", rank)
 			}
 		}
@@ -272,8 +272,8 @@ func TestExchangeInRounds(t *testing.T) {
 	w := newWorld(size)
 	a := Args{Sig: Sig{Code: op.AllToAll, DType: op.Int16, Count: 2}}
 	for _, how := range forms {
-		sides := w.sides(a)
-		for r, s := range sides {
+		calls := w.calls(a)
+		for r, s := range calls {
 			var sent, got []complex128
 			for other := range size {
 				sent = append(sent, complex(float64(r), 0), complex(float64(other), 0))
@@ -284,9 +284,9 @@ func TestExchangeInRounds(t *testing.T) {
 			out.want = encode(a.DType, got)
 			s.args.Recv = []Part{out.Part}
 		}
-		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, sides) {
+		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, calls) {
 			require.NoError(t, err, "rank %d", rank)
-			for _, x := range sides[rank].tensors {
+			for _, x := range calls[rank].tensors {
 				x.check(t, "all_to_all in rounds", rank)
 			}
 		}

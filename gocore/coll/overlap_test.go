@@ -43,11 +43,11 @@ func overlapping(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args, n int) {
 	}
 	room := sent + got
 	for trial := range 4 {
-		w.everyAlgorithm(t, what(a, size, "overlapping"), signature(a, size, true), func() []*side {
-			sides := w.sides(a)
+		w.everyAlgorithm(t, what(a, size, "overlapping"), signature(a, size, true), func() []*rankCall {
+			calls := w.calls(a)
 			x := make([][]complex128, size)
 			from, to := make([]int, size), make([]int, size)
-			for r := range sides {
+			for r := range calls {
 				x[r] = whole(rng, a.DType, room)
 				switch trial { // where the parts lie in x[r]
 				case 0: // one at the beginning of the other
@@ -62,7 +62,7 @@ func overlapping(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args, n int) {
 				}
 			}
 			part := func(r, i int) []complex128 { return x[r][from[r]+i*n:][:n] }
-			for r, s := range sides {
+			for r, s := range calls {
 				var result []complex128
 				for other := range size {
 					switch a.Code {
@@ -94,7 +94,7 @@ func overlapping(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args, n int) {
 					all.want = encode(a.DType, want)
 				}
 			}
-			return sides
+			return calls
 		})
 	}
 }

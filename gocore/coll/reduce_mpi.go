@@ -48,27 +48,27 @@ var nothing [64]byte
 
 // reduceSlices16 is allReduceSlices16 with the slices gathered on the root alone.
 // Bytes moved a rank: (1-1/n)S out and in, the sum, S/n out, (1-1/n)S into the root.
-var reduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
-	return a.ownSlice(a.Count) + a.scratch(a.slices(a.Count)[a.Rank].count)
+var reduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, Polls: always, Scratch: func(a *Args) int64 {
+	return a.sumSliceScratch(a.Count) + a.scratch(a.slices(a.Count)[a.Rank].count)
 }, Build: func(a *Args, p *Program) error {
 	src := a.Part()
 	sl := a.slices(src.Count)
-	own := sl[a.Rank]
+	mine := sl[a.Rank]
 	if a.Rank != a.Root {
-		dst, err := a.alloc(p, max(1, own.count))
+		dst, err := a.alloc(p, max(1, mine.count))
 		if err != nil {
 			return err
 		}
-		if err := a.sumOwnSlice(p, src.Data, dst, sl); err != nil {
+		if err := a.sumSlice(p, src.Data, dst, sl); err != nil {
 			return err
 		}
 		t := together{a: a, p: p}
-		t.send(a.Root, dst, own.count)
+		t.send(a.Root, dst, mine.count)
 		t.flush()
 		return t.err
 	}
 	dst := a.Recv[0].Data
-	if err := a.sumOwnSlice(p, src.Data, a.at(dst, own.from), sl); err != nil {
+	if err := a.sumSlice(p, src.Data, a.at(dst, mine.from), sl); err != nil {
 		return err
 	}
 	t := together{a: a, p: p}

@@ -38,12 +38,12 @@ func contributions(rng *rand.Rand, d op.DType, size, n int) [][]complex128 {
 var places = []string{"in place", "same memory", "out of place"}
 
 // give puts this rank's contribution where place says and returns the result's tensor.
-func (s *side) give(rng *rand.Rand, place string, v []complex128) *tensor {
-	own := encode(s.args.DType, v)
-	content := own
+func (s *rankCall) give(rng *rand.Rand, place string, v []complex128) *tensor {
+	input := encode(s.args.DType, v)
+	content := input
 	if place == "out of place" {
 		content = noise(rng, s.args.DType, len(v))
-		s.args.Send = []Part{s.tensor(own).Part}
+		s.args.Send = []Part{s.tensor(input).Part}
 	}
 	x := s.tensor(content)
 	s.args.Recv = []Part{x.Part}
@@ -59,14 +59,14 @@ func TestAllReduce(t *testing.T) {
 		for i, n := range lengths {
 			a.Code, a.Count = op.AllReduce, int64(n)
 			place := places[(i+int(a.DType)+int(a.Reduce))%3]
-			w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*side {
+			w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*rankCall {
 				parts := contributions(rng, a.DType, size, n)
 				want := encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale))
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					s.give(rng, place, parts[r]).want = want
 				}
-				return sides
+				return calls
 			})
 		}
 	})
@@ -77,16 +77,16 @@ func TestAllReduceCoalesced(t *testing.T) {
 		size := len(w.libs)
 		for _, counts := range [][]int{{5}, {1, 0, 40, 3}, {0, 0}, {500, 700}} {
 			a.Code, a.Count = op.AllReduceCoalesced, int64(sum(counts))
-			w.everyAlgorithm(t, what(a, size, a.Reduce.String()), signature(a, size, true), func() []*side {
+			w.everyAlgorithm(t, what(a, size, a.Reduce.String()), signature(a, size, true), func() []*rankCall {
 				parts := contributions(rng, a.DType, size, sum(counts))
 				want := pieces(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					var outs []*tensor
 					s.args.Recv, outs = s.lay(false, pieces(a.DType, encode(a.DType, parts[r]), counts))
 					wants(outs, want)
 				}
-				return sides
+				return calls
 			})
 		}
 	})
@@ -98,17 +98,17 @@ func TestReduce(t *testing.T) {
 		for i, n := range lengths {
 			a.Code, a.Count, a.Root = op.Reduce, int64(n), rng.Intn(size)
 			place := places[(i+int(a.DType))%3]
-			w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*side {
+			w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*rankCall {
 				parts := contributions(rng, a.DType, size, n)
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					if r != a.Root { // its tensor stays as it is
 						s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
 						continue
 					}
 					s.give(rng, place, parts[r]).want = encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale))
 				}
-				return sides
+				return calls
 			})
 		}
 	})
@@ -126,17 +126,17 @@ func TestReduceScatter(t *testing.T) {
 						isEven, a.Count = false, 0
 					}
 				}
-				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+kind), signature(a, size, isEven), func() []*side {
+				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+kind), signature(a, size, isEven), func() []*rankCall {
 					parts := contributions(rng, a.DType, size, sum(counts))
 					want := pieces(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
-					sides := w.sides(a)
-					for r, s := range sides {
+					calls := w.calls(a)
+					for r, s := range calls {
 						s.args.Send, _ = s.lay(kind == "one", pieces(a.DType, encode(a.DType, parts[r]), counts))
 						x := s.tensor(noise(rng, a.DType, counts[r]))
 						x.want = want[r]
 						s.args.Recv = []Part{x.Part}
 					}
-					return sides
+					return calls
 				})
 			}
 		}
@@ -153,10 +153,10 @@ func TestScanAndExscan(t *testing.T) {
 			for i, n := range lengths {
 				a.Code, a.Count = code, int64(n)
 				place := places[(i+int(a.DType)+int(code))%3]
-				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*side {
+				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*rankCall {
 					parts := contributions(rng, a.DType, size, n)
-					sides := w.sides(a)
-					for r, s := range sides {
+					calls := w.calls(a)
+					for r, s := range calls {
 						x := s.give(rng, place, parts[r])
 						before := parts[:r+1]
 						if code == op.Exscan {
@@ -166,7 +166,7 @@ func TestScanAndExscan(t *testing.T) {
 							x.want = encode(a.DType, folded(a.Reduce, a.DType, before, a.Scale))
 						}
 					}
-					return sides
+					return calls
 				})
 			}
 		}
@@ -181,9 +181,9 @@ func Test16BitsAreRoundedOnce(t *testing.T) {
 		big := map[op.DType]float64{op.Float16: 2048, op.BFloat16: 256}[d] // + 1 is lost
 		for _, code := range []op.Code{op.AllReduce, op.Reduce, op.Scan, op.ReduceScatter} {
 			a := Args{Sig: Sig{Code: code, DType: d, Reduce: op.Sum, Count: n}}
-			w.everyAlgorithm(t, what(a, size, "rounding"), signature(a, size, true), func() []*side {
-				sides := w.sides(a)
-				for r, s := range sides {
+			w.everyAlgorithm(t, what(a, size, "rounding"), signature(a, size, true), func() []*rankCall {
+				calls := w.calls(a)
+				for r, s := range calls {
 					v, total := 1.0, big+4
 					if r == 0 {
 						v = big
@@ -206,7 +206,7 @@ func Test16BitsAreRoundedOnce(t *testing.T) {
 						s.args.Recv = []Part{x.Part}
 					}
 				}
-				return sides
+				return calls
 			})
 		}
 	}

@@ -60,12 +60,12 @@ func TestNoAlgorithm(t *testing.T) {
 	// MPI has no 16-bit floats: its own reductions refuse them before anything is sent.
 	w := newWorld(2)
 	for _, alg := range []*Algorithm{&allReduceMPI, &reduceMPI, &reduceScatterMPI, &scanMPI} {
-		sides := w.sides(Args{Sig: Sig{Code: op.AllReduce, DType: op.BFloat16, Reduce: op.Sum}})
-		for _, s := range sides {
+		calls := w.calls(Args{Sig: Sig{Code: op.AllReduce, DType: op.BFloat16, Reduce: op.Sum}})
+		for _, s := range calls {
 			x := s.tensor(make([]byte, 4))
 			s.args.Send, s.args.Recv = []Part{x.Part}, []Part{x.Part}
 		}
-		for _, err := range w.carryOut(alg, blocking, sides) {
+		for _, err := range w.carryOut(alg, blocking, calls) {
 			assert.Equal(t, status.Unsupported, status.CodeOf(err))
 			assert.ErrorContains(t, err, "bfloat16")
 		}
@@ -129,15 +129,15 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 		want  Sig
 	}{
 		"pack": {op.AllReduceCoalesced, allReduceCoalescedPack.Build, outer},
-		"ipc":  {op.AllReduce, (*Args).exceptIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
+		"ipc":  {op.AllReduce, (*Args).buildWithoutIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
 		"staged": {op.AllReduceCoalesced, func(a *Args, _ *Program) error {
 			host := a.inHostMemory()
 			_, err := Choose(&host.Sig)
 			return err
 		}, Sig{Agreed: Even | hint, Any: Even | hint}},
 	} {
-		sides := w.sides(Args{Sig: outer})
-		a := &sides[0].args
+		calls := w.calls(Args{Sig: outer})
+		a := &calls[0].args
 		a.Code = c.code
 		x := newTensor(op.Float32, make([]byte, 16))
 		a.Recv = []Part{x.Part}
@@ -188,21 +188,21 @@ func TestAllRanksChooseTheSame(t *testing.T) {
 		var first *Algorithm
 		var refused error
 		for rank := range size {
-			own := shared
-			own.Rank, own.Size = rank, size
-			own.Recv = []Part{{Data: unsafe.Add(unsafe.Pointer(&nothing), rng.Intn(64)), Count: own.Count}}
+			args := shared
+			args.Rank, args.Size = rank, size
+			args.Recv = []Part{{Data: unsafe.Add(unsafe.Pointer(&nothing), rng.Intn(64)), Count: args.Count}}
 			if rng.Intn(2) == 0 {
-				own.Send = own.Recv
+				args.Send = args.Recv
 			}
-			own.Agreed, own.Any = all, some
-			chosen, err := Choose(&own.Sig)
+			args.Agreed, args.Any = all, some
+			chosen, err := Choose(&args.Sig)
 			if some&(Device|NotStaged) != Device|NotStaged {
 				require.NoError(t, err)
 			}
 			if rank == 0 {
 				first, refused = chosen, err
 			}
-			require.Same(t, first, chosen, "rank %d of %s", rank, own.Code)
+			require.Same(t, first, chosen, "rank %d of %s", rank, args.Code)
 			require.Equal(t, refused, err)
 		}
 	}

@@ -49,7 +49,7 @@ const scanChunk = 1 << 20
 // scanGather16 is the scan of float16 and bfloat16: the contributions are gathered,
 // chunk by chunk, and each rank adds those of the ranks before it in float32.
 // Bytes moved a rank: (n-1)S in.
-var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: reducedHere, Scratch: func(a *Args) int64 {
+var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: reducedOutsideMPI, Scratch: func(a *Args) int64 {
 	return a.scratch(min(a.Count, scanChunk) * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {
 	src, recv := a.Part().Data, a.Recv[0]
@@ -66,7 +66,7 @@ var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: redu
 		var dst unsafe.Pointer = a.at(recv.Data, done)
 		a.allGatherBytes(p, a.at(src, done), all, n)
 		if ranks > 0 {
-			p.Do(func() error { return a.sum16(dst, all, n, ranks) })
+			p.Do(func() error { return a.reduceGathered(dst, all, n, ranks) })
 		}
 	}
 	return nil

@@ -36,18 +36,18 @@ type lane struct {
 
 // stager is a staged collective under way.
 type stager struct {
-	args   *Args
-	p      *Program
-	send   []row
-	recv   []row
-	host   Args // of the host's collective, but for its buffers
-	count  int64
-	piece  int64 // elements of a row in one piece
-	lanes  [lanes]lane
-	sums   bool        // the device adds up, not the host
-	aside  lane        // what is sent, all of it, where results would be written over it
-	parts  *mem.Pinned // where sums: what the ranks have sent for this one's share
-	summed cuda.Event  // where sums: the last kernel
+	args     *Args
+	p        *Program
+	send     []row
+	recv     []row
+	host     Args // of the host's collective, but for its buffers
+	count    int64
+	piece    int64 // elements of a row in one piece
+	lanes    [lanes]lane
+	sums     bool        // the device adds up, not the host
+	sendCopy lane        // what is sent, all of it, where results would be written over it
+	parts    *mem.Pinned // where sums: what the ranks have sent for this one's share
+	summed   cuda.Event  // where sums: the last kernel
 	// failed is what this rank's device said no to; it is not called again. words is room for
 	// telling the others.
 	failed error
@@ -84,23 +84,23 @@ func stagedScratch(a *Args) (most int64) {
 	if t.Shares != op.NoShares {
 		host.Send, host.Recv = a.Send, a.Recv
 		if t.Send.Each() {
-			host.Send = a.each(a.Send)
+			host.Send = a.perRank(a.Send)
 		}
 		if t.Recv.Each() {
-			host.Recv = a.each(a.Recv)
+			host.Recv = a.perRank(a.Recv)
 		}
 		most = Scratch(&host, host.Any&^Even)
 	}
 	if !unevenly(&a.Sig) {
 		host.Count = a.pieceOf(a.Count)
-		block := func(parts []Part, each bool) []Part {
-			if rows := len(a.rows(parts, each)); rows > 0 {
+		block := func(parts []Part, perRank bool) []Part {
+			if rows := len(a.rows(parts, perRank)); rows > 0 {
 				return []Part{{Count: int64(rows) * host.Count}}
 			}
 			return nil
 		}
 		host.Send, host.Recv = block(a.Send, t.Send.Each()), block(a.Recv, t.Recv.Each())
-		most = max(most, Scratch(&host, host.Any), a.listing(2))
+		most = max(most, Scratch(&host, host.Any), a.int32sScratch(2))
 	}
 	return most + pad(8)
 }
@@ -135,32 +135,32 @@ func (s *stager) begin() error {
 		return s.whole()
 	}
 	if !a.separate() {
-		return s.setAside()
+		return s.copySend()
 	}
 	return s.start()
 }
 
-// setAside copies all that is sent before the first result is written: a tensor that is filled shares its
+// copySend copies all that is sent before the first result is written: a tensor that is filled shares its
 // memory.
-func (s *stager) setAside() error {
+func (s *stager) copySend() error {
 	a := s.args
-	b, err := s.block(max(1, counts(a.Send)*a.elem()))
+	b, err := s.block(max(1, totalCount(a.Send)*a.elem()))
 	if err != nil {
 		return err
 	}
-	s.aside.send = b
+	s.sendCopy.send = b
 	s.try(func() error {
 		if err := s.copyIn(b, s.send, 0, s.count); err != nil {
 			return err
 		}
-		return s.mark(&s.aside.in, s.stream(false))
+		return s.mark(&s.sendCopy.in, s.stream(false))
 	})
 	at := b.Data
 	for i := range s.send {
 		s.send[i] = row{{&Part{Data: at, Count: s.count}, 0, s.count}}
 		at = a.at(at, s.count)
 	}
-	s.await(&s.aside.in)
+	s.await(&s.sendCopy.in)
 	s.p.Do(s.start)
 	return nil
 }
@@ -234,10 +234,10 @@ func (s *stager) verdict() {
 		s.p.Do(func() error { return s.failed })
 		return
 	}
-	first := s.args.least(s.p, s.words, s.failed == nil, int32(s.args.Rank))
+	first := s.args.minOverRanks(s.p, s.words, s.failed == nil, int32(s.args.Rank))
 	s.p.Do(func() error {
 		if s.failed == nil && int(*first) < s.args.Size {
-			return s.args.failedOn(*first)
+			return s.args.peerDeviceError(*first)
 		}
 		return s.failed
 	})
@@ -321,7 +321,7 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 func (s *stager) close() {
 	d := s.args.DeviceCall.Device
 	for i := range lanes + 1 {
-		ln := &s.aside
+		ln := &s.sendCopy
 		if i < lanes {
 			ln = &s.lanes[i]
 		}
@@ -386,7 +386,7 @@ func (s *stager) whole() error {
 	}
 	s.try(func() error { return s.mark(&ln.in, s.stream(false)) })
 	s.await(&ln.in)
-	s.count = counts(a.Recv)
+	s.count = totalCount(a.Recv)
 	if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
 		return err
 	}

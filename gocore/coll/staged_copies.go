@@ -22,11 +22,11 @@ type row []segment
 func unevenly(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenly(s) }
 
 // rows describes a side. The flag says that it has a share for every rank.
-func (a *Args) rows(parts []Part, each bool) []row {
+func (a *Args) rows(parts []Part, perRank bool) []row {
 	switch {
 	case len(parts) == 0:
 		return nil
-	case !each:
+	case !perRank:
 		return []row{{{&parts[0], 0, parts[0].Count}}}
 	case len(parts) == 1:
 		rows := make([]row, a.Size)
@@ -55,15 +55,15 @@ func oneRow(parts []Part) []row {
 }
 
 func (s *stager) copyIn(b *mem.Pinned, rows []row, lo, hi int64) error {
-	return s.each(b, rows, lo, hi, false)
+	return s.copyRows(b, rows, lo, hi, false)
 }
 
 func (s *stager) copyOut(b *mem.Pinned, rows []row, lo, hi int64) error {
-	return s.each(b, rows, lo, hi, true)
+	return s.copyRows(b, rows, lo, hi, true)
 }
 
 // each copies elements [lo, hi) of every row into or out of b, where they lie row by row.
-func (s *stager) each(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
+func (s *stager) copyRows(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
 	at := b.Data
 	for _, r := range rows {
 		base := int64(0)

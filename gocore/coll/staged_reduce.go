@@ -34,8 +34,8 @@ func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 		sl = host.slices(count)
 		to = host.at(to, sl[host.Rank].from)
 	}
-	own := sl[host.Rank].count
-	apart := (own*host.elem() + packed - 1) / packed * packed // so that the kernel moves whole packs
+	n := sl[host.Rank].count
+	stride := (n*host.elem() + packed - 1) / packed * packed // so that the kernel moves whole packs
 	if s.parts == nil {
 		var err error
 		if s.parts, err = s.block(max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
@@ -50,7 +50,7 @@ func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 	sends, recvs := make([]Part, host.Size), make([]Part, host.Size)
 	for i := range sl {
 		sends[i] = Part{Data: host.at(from.Data, sl[i].from), Count: sl[i].count}
-		recvs[i] = Part{Data: unsafe.Add(s.parts.Data, int64(i)*apart), Count: own}
+		recvs[i] = Part{Data: unsafe.Add(s.parts.Data, int64(i)*stride), Count: n}
 	}
 	if err := exchange(&host, s.p, sends, recvs); err != nil {
 		return err

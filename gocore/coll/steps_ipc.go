@@ -20,12 +20,12 @@ type mapped struct {
 	give, take Part
 	// works tells whether a rank queues something, queue does it for this one. works
 	// answers the same on all ranks.
-	works func(rank int) bool
-	queue func(m *mapped) error
+	hasWork func(rank int) bool
+	queue   func(m *mapped) error
 
-	side    *ipc.Side
-	records []ipc.Record // by rank
-	words   []int32      // what goes into and comes out of MPI_Allreduce
+	endpoint *ipc.Endpoint
+	records  []ipc.Record // by rank
+	words    []int32      // what goes into and comes out of MPI_Allreduce
 	// gives and takes are the addresses, here, of what the ranks give and take; nil where
 	// one has nothing.
 	gives, takes []unsafe.Pointer
@@ -37,10 +37,10 @@ func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) boo
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
 	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
 		if a.DeviceCall.Peers.Refused() {
-			return a.exceptIPC(p)
+			return a.buildWithoutIPC(p)
 		}
 		m := &mapped{a: a, p: p}
-		m.works, m.queue = plan(a)
+		m.hasWork, m.queue = plan(a)
 		m.give, m.take, _ = a.exports()
 		return m.build()
 	}}
@@ -71,9 +71,9 @@ func (m *mapped) build() error {
 	m.gives, m.takes = addresses[:a.Size], addresses[a.Size:]
 	p.Do(func() error {
 		// A rank that cannot says so in its record, for the others wait for it.
-		own := &m.records[a.Rank]
-		if own.State, m.err = m.announce(own); own.State != ipc.Serves {
-			*own = ipc.Record{State: own.State}
+		record := &m.records[a.Rank]
+		if record.State, m.err = m.announce(record); record.State != ipc.Serves {
+			*record = ipc.Record{State: record.State}
 		}
 		return nil
 	})
@@ -88,18 +88,18 @@ func (m *mapped) build() error {
 func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
 	*r = ipc.Record{}
 	dc := m.a.DeviceCall
-	side, err := dc.Peers.Side(dc.Device)
+	endpoint, err := dc.Peers.Endpoint(dc.Device)
 	if err != nil {
 		return ipc.Never, err
 	}
-	m.side = side
+	m.endpoint = endpoint
 	if err := dc.Device.StreamWait(dc.Device.Comm, dc.Ready); err != nil {
 		return ipc.Never, err
 	}
-	if err := dc.Device.Record(side.Own.Ready, dc.Device.Comm); err != nil {
+	if err := dc.Device.Record(endpoint.Events.Ready, dc.Device.Comm); err != nil {
 		return ipc.Never, err
 	}
-	r.Ready, r.Done = side.Own.ReadyHandle, side.Own.DoneHandle
+	r.Ready, r.Done = endpoint.Events.ReadyHandle, endpoint.Events.DoneHandle
 	state, err := m.export(&m.give, &r.Give)
 	switch {
 	case state != ipc.Serves:
@@ -120,11 +120,11 @@ func (m *mapped) export(part *Part, to *ipc.Memory) (ipc.State, error) {
 		return ipc.Never, err
 	}
 	var ok bool
-	switch *to, ok, err = m.side.Export(part.Data, part.Count*m.a.elem(), at); {
+	switch *to, ok, err = m.endpoint.Export(part.Data, part.Count*m.a.elem(), at); {
 	case err != nil:
 		return ipc.Never, err
 	case !ok:
-		return ipc.Not, nil
+		return ipc.NotThese, nil
 	}
 	return ipc.Serves, nil
 }
@@ -140,18 +140,18 @@ func (m *mapped) agree() error {
 		if state == ipc.Never {
 			peers.Refuse(ipc.Why(m.err))
 		}
-		return m.a.exceptIPC(m.p)
+		return m.a.buildWithoutIPC(m.p)
 	}
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&m.records[0])), int64(len(m.records))*ipc.Bytes)
 	if peers.Agreed(raw) {
 		return m.perform(m.reach())
 	}
 	m.err = m.reach()
-	all := m.a.least(m.p, m.words, m.err == nil, 0)
+	all := m.a.minOverRanks(m.p, m.words, m.err == nil, 0)
 	m.p.Do(func() error {
 		if *all == 0 {
 			peers.Refuse(ipc.Why(m.err))
-			return m.a.exceptIPC(m.p)
+			return m.a.buildWithoutIPC(m.p)
 		}
 		peers.Agree(raw)
 		return m.perform(nil)
@@ -173,14 +173,14 @@ func (m *mapped) reach() error {
 		}
 		theirs := &m.records[r]
 		var err error
-		if m.gives[r], err = m.side.Import(r, &theirs.Give); err != nil {
+		if m.gives[r], err = m.endpoint.Import(r, &theirs.Give); err != nil {
 			return err
 		}
-		if m.takes[r], err = m.side.Import(r, &theirs.Take); err != nil {
+		if m.takes[r], err = m.endpoint.Import(r, &theirs.Take); err != nil {
 			return err
 		}
 		for _, h := range []*ipc.Handle{&theirs.Ready, &theirs.Done} {
-			if _, err := m.side.Event(r, h); err != nil {
+			if _, err := m.endpoint.Event(r, h); err != nil {
 				return err
 			}
 		}
@@ -191,13 +191,13 @@ func (m *mapped) reach() error {
 // perform queues this rank's part, unless it has failed already, and goes on when all have
 // queued theirs. The others wait in MPI, so a rank that failed has to tell them.
 func (m *mapped) perform(err error) error {
-	if err == nil && m.works(m.a.Rank) {
-		err = m.queueOwn()
+	if err == nil && m.hasWork(m.a.Rank) {
+		err = m.queueWork()
 	}
-	failed := m.a.least(m.p, m.words, err == nil, int32(m.a.Rank))
+	failed := m.a.minOverRanks(m.p, m.words, err == nil, int32(m.a.Rank))
 	m.p.Do(func() error {
 		if err == nil && int(*failed) < m.a.Size {
-			err = m.a.failedOn(*failed)
+			err = m.a.peerDeviceError(*failed)
 		}
 		if err == nil {
 			return m.finish()
@@ -223,7 +223,7 @@ func (m *mapped) settle(failed error) error {
 	return nil
 }
 
-func (m *mapped) queueOwn() error {
+func (m *mapped) queueWork() error {
 	d := m.a.DeviceCall.Device
 	for r := range m.records {
 		if theirs := &m.records[r]; theirs.Give.Size > 0 || theirs.Take.Size > 0 {
@@ -235,14 +235,14 @@ func (m *mapped) queueOwn() error {
 	if err := m.queue(m); err != nil {
 		return err
 	}
-	return d.Record(m.side.Own.Done, d.Comm)
+	return d.Record(m.endpoint.Events.Done, d.Comm)
 }
 
 // finish makes the stream wait for those who use this rank's memory.
 func (m *mapped) finish() error {
 	if m.give.Count > 0 || m.take.Count > 0 {
 		for r := range m.records {
-			if m.works(r) {
+			if m.hasWork(r) {
 				if err := m.wait(r, &m.records[r].Done); err != nil {
 					return err
 				}
@@ -257,7 +257,7 @@ func (m *mapped) wait(rank int, h *ipc.Handle) error {
 	if rank == m.a.Rank {
 		return nil
 	}
-	e, err := m.side.Event(rank, h)
+	e, err := m.endpoint.Event(rank, h)
 	if err != nil {
 		return err
 	}
@@ -303,8 +303,8 @@ func (m *mapped) inTurn(f func(rank int) error) error {
 	return nil
 }
 
-// exceptIPC builds the collective by the way that comes next.
-func (a *Args) exceptIPC(p *Program) error {
+// buildWithoutIPC builds the collective by the way that comes next.
+func (a *Args) buildWithoutIPC(p *Program) error {
 	other := *a
 	other.Agreed &^= IPC
 	alg, err := Choose(&other.Sig)

@@ -61,21 +61,21 @@ func (x *tensor) check(t *testing.T, what string, rank int) {
 	mem.Free(x.block)
 }
 
-// side is one rank's call.
-type side struct {
+// rankCall is one rank's call.
+type rankCall struct {
 	args    Args
 	tensors []*tensor
 }
 
 // tensor makes one that is checked at the end.
-func (s *side) tensor(content []byte) *tensor {
+func (s *rankCall) tensor(content []byte) *tensor {
 	x := newTensor(s.args.DType, content)
 	s.tensors = append(s.tensors, x)
 	return x
 }
 
 // part is the n elements of x from element i on.
-func (s *side) part(x *tensor, i, n int) Part {
+func (s *rankCall) part(x *tensor, i, n int) Part {
 	return Part{Data: s.args.at(x.Data, int64(i)), Count: int64(n)}
 }
 
@@ -93,13 +93,13 @@ func newWorld(n int, opts ...mpifake.Option) *fakeWorld {
 	return w
 }
 
-// sides makes the calls of all ranks, to be filled in.
-func (w *fakeWorld) sides(like Args) []*side {
-	out := make([]*side, len(w.libs))
+// calls makes the calls of all ranks, to be filled in.
+func (w *fakeWorld) calls(like Args) []*rankCall {
+	out := make([]*rankCall, len(w.libs))
 	for i, lib := range w.libs {
 		a := like
 		a.Lib, a.Comm, a.Rank, a.Size = lib, lib.World(), i, len(w.libs)
-		out[i] = &side{args: a}
+		out[i] = &rankCall{args: a}
 	}
 	return out
 }
@@ -128,10 +128,10 @@ const (
 var forms = []form{blocking, polled}
 
 // carryOut runs alg as every rank and returns the errors by rank.
-func (w *fakeWorld) carryOut(alg *Algorithm, how form, sides []*side) []error {
-	errs := make([]error, len(sides))
+func (w *fakeWorld) carryOut(alg *Algorithm, how form, calls []*rankCall) []error {
+	errs := make([]error, len(calls))
 	var wg sync.WaitGroup
-	for i, s := range sides {
+	for i, s := range calls {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
@@ -142,7 +142,7 @@ func (w *fakeWorld) carryOut(alg *Algorithm, how form, sides []*side) []error {
 	return errs
 }
 
-func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
+func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 	var p Program
 	p.Reset(w.libs[rank])
 	a := &s.args
@@ -180,7 +180,7 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
 }
 
 // flip changes every bit of the tensors.
-func (s *side) flip() {
+func (s *rankCall) flip() {
 	for _, x := range s.tensors {
 		for i := range x.bytes {
 			x.bytes[i] ^= 0xFF
@@ -203,7 +203,7 @@ func cover(alg *Algorithm) {
 
 // everyAlgorithm carries the operation out by each algorithm that can serve it,
 // preferred or not, in each form. make describes the call anew every time.
-func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make func() []*side) {
+func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make func() []*rankCall) {
 	t.Helper()
 	w.everyEnabled(t, what, sig, make)
 	// The ways for device memory take host tensors too: any rank's may be the host's.
@@ -213,22 +213,22 @@ func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make fun
 	}
 }
 
-func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func() []*side) {
+func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func() []*rankCall) {
 	t.Helper()
 	for _, alg := range registry[sig.Code] {
 		switch {
 		case !alg.serves(sig) || alg == &singleOnDevice: // which has no host tensors
 			continue
-		case alg.Name == "mpi" && sig.Reduce != 0 && reducedHere(sig):
+		case alg.Name == "mpi" && sig.Reduce != 0 && reducedOutsideMPI(sig):
 			continue // what MPI itself cannot reduce, TestNoAlgorithm covers
 		}
 		for _, how := range forms {
 			if how == polled && alg.Polled(sig) {
 				continue // so is the other
 			}
-			sides := make()
+			calls := make()
 			allowed := true
-			for _, s := range sides {
+			for _, s := range calls {
 				s.args.Sig = *sig
 				if sig.Any&Device != 0 {
 					s.args.DeviceCall = &DeviceCall{PieceBytes: 8 << 10}
@@ -240,10 +240,10 @@ func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func(
 			}
 			cover(alg)
 			name := what + ", " + alg.Name + ", " + string(how)
-			for rank, err := range w.carryOut(alg, how, sides) {
+			for rank, err := range w.carryOut(alg, how, calls) {
 				require.NoError(t, err, "%s: rank %d", name, rank)
 			}
-			for rank, s := range sides {
+			for rank, s := range calls {
 				for _, x := range s.tensors {
 					x.check(t, name, rank)
 				}

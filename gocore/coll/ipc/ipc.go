@@ -90,9 +90,9 @@ type Memory struct {
 type State int64
 
 const (
-	Never  State = iota // the driver refuses: this rank can share nothing
-	Not                 // not this collective's tensors
-	Serves              // go ahead
+	Never    State = iota // the driver refuses: this rank can share nothing
+	NotThese              // not this collective's tensors
+	Serves                // go ahead
 )
 
 // Record is what a rank tells the others. It holds no pointer and no padding.
@@ -118,10 +118,10 @@ const (
 type Peers struct {
 	Rank, Size int
 
-	refusal atomic.Pointer[string]
-	sides   map[Device]*Side
-	seed    maphash.Seed
-	agreed  []agreement // the latest last
+	refusal   atomic.Pointer[string]
+	endpoints map[Device]*Endpoint
+	seed      maphash.Seed
+	agreed    []agreement // the latest last
 }
 
 type agreement struct {
@@ -131,7 +131,7 @@ type agreement struct {
 
 // New returns the peers of a group of which this is member rank.
 func New(rank, size int) *Peers {
-	return &Peers{Rank: rank, Size: size, sides: map[Device]*Side{}, seed: maphash.MakeSeed()}
+	return &Peers{Rank: rank, Size: size, endpoints: map[Device]*Endpoint{}, seed: maphash.MakeSeed()}
 }
 
 // Refused tells whether the path was found not to work in this group, on all its members
@@ -171,9 +171,9 @@ func (p *Peers) Agree(records []byte) {
 	p.agreed = append(p.agreed, agreement{maphash.Bytes(p.seed, records), bytes.Clone(records)})
 }
 
-// Side is what is to be seen from one device of this process.
-type Side struct {
-	Own *Own
+// Endpoint is what is to be seen from one device of this process.
+type Endpoint struct {
+	Events *Events
 
 	peers   *Peers
 	dev     Device
@@ -182,8 +182,8 @@ type Side struct {
 	retired []unsafe.Pointer  // mappings that queued work may still use
 }
 
-// Own is the pair of events that this rank records.
-type Own struct {
+// Events is the pair of events that this rank records.
+type Events struct {
 	Ready, Done             cuda.Event
 	ReadyHandle, DoneHandle Handle
 }
@@ -204,10 +204,10 @@ type mapping struct {
 // it nothing is promised.
 var spare = struct {
 	sync.Mutex
-	events map[Device][]*Own
-}{events: map[Device][]*Own{}}
+	events map[Device][]*Events
+}{events: map[Device][]*Events{}}
 
-func takeOwn(d Device) (*Own, error) {
+func takeEvents(d Device) (*Events, error) {
 	spare.Lock()
 	if list := spare.events[d]; len(list) > 0 {
 		o := list[len(list)-1]
@@ -216,7 +216,7 @@ func takeOwn(d Device) (*Own, error) {
 		return o, nil
 	}
 	spare.Unlock()
-	o := new(Own)
+	o := new(Events)
 	for _, e := range []struct {
 		event  *cuda.Event
 		handle *Handle
@@ -232,46 +232,46 @@ func takeOwn(d Device) (*Own, error) {
 	return o, nil
 }
 
-// Side returns what is to be seen from d, and unmaps what is used no more.
-func (p *Peers) Side(d Device) (*Side, error) {
-	s := p.sides[d]
-	if s == nil {
-		own, err := takeOwn(d)
+// Endpoint returns what is to be seen from d, and unmaps what is used no more.
+func (p *Peers) Endpoint(d Device) (*Endpoint, error) {
+	ep := p.endpoints[d]
+	if ep == nil {
+		events, err := takeEvents(d)
 		if err != nil {
 			return nil, err
 		}
-		s = &Side{Own: own, peers: p, dev: d, exports: map[uint64]Handle{}, remote: make([]remote, p.Size)}
-		p.sides[d] = s
+		ep = &Endpoint{Events: events, peers: p, dev: d, exports: map[uint64]Handle{}, remote: make([]remote, p.Size)}
+		p.endpoints[d] = ep
 	}
-	if len(s.retired) > 0 {
-		if over, err := d.Query(s.Own.Done); over && err == nil {
-			for _, at := range s.retired {
+	if len(ep.retired) > 0 {
+		if over, err := d.Query(ep.Events.Done); over && err == nil {
+			for _, at := range ep.retired {
 				if err := d.CloseIPC(at); err != nil {
 					return nil, err
 				}
 			}
-			s.retired = s.retired[:0]
+			ep.retired = ep.retired[:0]
 		}
 	}
-	return s, nil
+	return ep, nil
 }
 
 // Export describes n bytes at data, of which the driver says l. ok is false where they are
 // no memory that can be shared: this collective's tensors are then not for this path.
-func (s *Side) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Memory, ok bool, err error) {
+func (ep *Endpoint) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Memory, ok bool, err error) {
 	offset := int64(uintptr(data) - l.Base)
 	if !l.IPC || offset < 0 || n > l.Size-offset {
 		return m, false, nil
 	}
-	h, known := s.exports[l.ID]
+	h, known := ep.exports[l.ID]
 	if !known {
-		if h, err = s.dev.IPCHandle(unsafe.Add(data, -offset)); err != nil {
+		if h, err = ep.dev.IPCHandle(unsafe.Add(data, -offset)); err != nil {
 			return m, false, err
 		}
-		if len(s.exports) >= 4*Kept { // freed ones, most of them
-			clear(s.exports)
+		if len(ep.exports) >= 4*Kept { // freed ones, most of them
+			clear(ep.exports)
 		}
-		s.exports[l.ID] = h
+		ep.exports[l.ID] = h
 	}
 	return Memory{ID: l.ID, Base: uint64(l.Base), Size: l.Size, Offset: offset, Handle: h}, true, nil
 }
@@ -279,11 +279,11 @@ func (s *Side) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Memory, 
 // Import returns where memory of another rank is in this process, nil where there is none.
 // It stays there as long as it is among the Kept latest of that rank, and the other has not
 // freed it.
-func (s *Side) Import(rank int, m *Memory) (unsafe.Pointer, error) {
+func (ep *Endpoint) Import(rank int, m *Memory) (unsafe.Pointer, error) {
 	if m.Size == 0 {
 		return nil, nil
 	}
-	r := &s.remote[rank]
+	r := &ep.remote[rank]
 	for i := len(r.maps) - 1; i >= 0; i-- {
 		if f := r.maps[i]; f.id == m.ID && f.base == m.Base {
 			copy(r.maps[i:], r.maps[i+1:])
@@ -297,19 +297,19 @@ func (s *Side) Import(rank int, m *Memory) (unsafe.Pointer, error) {
 	r.maps = slices.DeleteFunc(r.maps, func(f mapping) bool {
 		stale := f.base < m.Base+uint64(m.Size) && m.Base < f.base+uint64(f.size)
 		if stale && err == nil {
-			err = s.dev.CloseIPC(f.at)
+			err = ep.dev.CloseIPC(f.at)
 		}
 		return stale
 	})
 	if err != nil {
 		return nil, err
 	}
-	at, err := s.dev.OpenIPC(m.Handle)
+	at, err := ep.dev.OpenIPC(m.Handle)
 	if err != nil {
 		return nil, err
 	}
 	if len(r.maps) == Kept {
-		s.retired = append(s.retired, r.maps[0].at)
+		ep.retired = append(ep.retired, r.maps[0].at)
 		r.maps = slices.Delete(r.maps, 0, 1)
 	}
 	r.maps = append(r.maps, mapping{m.ID, m.Base, m.Size, at})
@@ -317,12 +317,12 @@ func (s *Side) Import(rank int, m *Memory) (unsafe.Pointer, error) {
 }
 
 // Event returns another rank's event.
-func (s *Side) Event(rank int, h *Handle) (cuda.Event, error) {
-	r := &s.remote[rank]
+func (ep *Endpoint) Event(rank int, h *Handle) (cuda.Event, error) {
+	r := &ep.remote[rank]
 	if e, ok := r.events[*h]; ok {
 		return e, nil
 	}
-	e, err := s.dev.OpenIPCEvent(*h)
+	e, err := ep.dev.OpenIPCEvent(*h)
 	if err != nil {
 		return 0, err
 	}
@@ -339,33 +339,33 @@ var drain = 5 * time.Second
 // Close unmaps everything. Where work that was queued does not end, because the group
 // broke, the mappings stay to the end of the process. No collective is under way.
 func (p *Peers) Close() {
-	for d, s := range p.sides {
-		idle := s.idle(time.Now().Add(drain))
-		for i := range s.remote {
-			for _, e := range s.remote[i].events {
+	for d, ep := range p.endpoints {
+		idle := ep.idle(time.Now().Add(drain))
+		for i := range ep.remote {
+			for _, e := range ep.remote[i].events {
 				_ = d.FreeEvent(e) // a context that is broken keeps it; so below
 			}
-			for _, f := range s.remote[i].maps {
-				s.retired = append(s.retired, f.at)
+			for _, f := range ep.remote[i].maps {
+				ep.retired = append(ep.retired, f.at)
 			}
 		}
 		if idle {
-			for _, at := range s.retired {
+			for _, at := range ep.retired {
 				_ = d.CloseIPC(at)
 			}
 		}
 		spare.Lock()
-		spare.events[d] = append(spare.events[d], s.Own)
+		spare.events[d] = append(spare.events[d], ep.Events)
 		spare.Unlock()
 	}
-	clear(p.sides)
+	clear(p.endpoints)
 	p.agreed = nil
 	p.Refuse("the group was destroyed")
 }
 
-func (s *Side) idle(deadline time.Time) bool {
+func (ep *Endpoint) idle(deadline time.Time) bool {
 	for {
-		over, err := s.dev.Query(s.Own.Done)
+		over, err := ep.dev.Query(ep.Events.Done)
 		switch {
 		case err != nil:
 			return false

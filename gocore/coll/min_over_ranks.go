@@ -11,7 +11,7 @@ import (
 // least appends an MPI_Allreduce, and returns where the least word of all ranks will be: a
 // rank's is the one given, or the greatest of all where ok is set. words is room for two,
 // outside the Go heap.
-func (a *Args) least(p *Program, words []int32, ok bool, word int32) *int32 {
+func (a *Args) minOverRanks(p *Program, words []int32, ok bool, word int32) *int32 {
 	words[0] = word
 	if ok {
 		words[0] = 1<<31 - 1
@@ -25,7 +25,7 @@ func (a *Args) least(p *Program, words []int32, ok bool, word int32) *int32 {
 	return &words[1]
 }
 
-// failedOn is what the other ranks are told of one whose device failed.
-func (a *Args) failedOn(rank int32) error {
+// peerDeviceError is what the other ranks are told of one whose device failed.
+func (a *Args) peerDeviceError(rank int32) error {
 	return status.New(status.Cuda, "%s: rank %d of the group could not do its part on its device; its own error says why, and no result is valid", a.Code, rank).WithRanks(int(rank))
 }
