@@ -2,8 +2,9 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/op"
 
-// allReduceCoalescedPack packs the tensors into one buffer, reduces that, and
-// unpacks: k tensors cost one collective. Bytes moved a rank: 4S more than all_reduce's.
+// allReduceCoalescedPack packs the tensors into one buffer, reduces it, and unpacks it. So k
+// tensors cost one collective. Bytes moved by each rank: those of the all_reduce, and 4S by the
+// copies.
 var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, Polls: func(s *Sig) bool {
 	inner := *s
 	inner.Code = op.AllReduce

@@ -6,14 +6,13 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// gather16Limit is the size in bytes of all contributions up to which one
-// all-gather and a sum on every rank beat two exchanges of slices.
+// gather16Limit is the size in bytes, over all ranks' inputs, up to which one all-gather and a sum
+// on every rank are faster than two exchanges of slices.
 const gather16Limit = 64 << 10
 
-// allReduceGather16 is for small buffers of what is reduced here (reducedOutsideMPI): an
-// all-gather, then every rank adds the n contributions in rank order, floats in float32
-// with one rounding.
-// Bytes moved a rank: (n-1)S in.
+// allReduceGather16 is for small buffers that are reduced outside of MPI (reducedOutsideMPI). After
+// an all-gather every rank reduces the n inputs in rank order, floats in float32 with one rounding.
+// Bytes moved by each rank: (n-1)S in.
 var allReduceGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return reducedOutsideMPI(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
 }, Scratch: func(a *Args) int64 {
@@ -32,7 +31,8 @@ var allReduceGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled:
 	return nil
 }}
 
-// allGatherBytes appends an all-gather of n elements a rank, all within an int.
+// allGatherBytes appends an all-gather of n elements from each rank. Their bytes must be within an
+// int.
 func (a *Args) allGatherBytes(p *Program, src, dst unsafe.Pointer, n int64) {
 	c := p.Call()
 	c.Fn, c.Comm = mpi.FnAllgather, a.Comm

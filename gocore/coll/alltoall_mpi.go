@@ -8,8 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
-// same length. Bytes moved a rank: (1-1/n)S out and in.
+// allToAllEvenMPI is MPI_Alltoall of bytes. All parts of all ranks have the same length. Bytes
+// moved by each rank: (1-1/n)S out and in. S is all that a rank sends.
 var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly, Scratch: func(a *Args) int64 {
 	return a.withoutOverlapScratch(a.Send, a.Recv) + a.contiguousScratch(a.Send) + a.contiguousScratch(a.Recv)
 }, Build: func(a *Args, p *Program) error {
@@ -39,9 +39,9 @@ var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly
 	return nil
 }}
 
-// allToAllUnevenMPI exchanges the lengths, so that parts that do not match are an
-// error on every rank instead of garbage, and then the parts between pairs of ranks.
-// Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
+// allToAllUnevenMPI first exchanges the lengths, so that parts whose lengths do not match are an
+// error on every rank, not garbage. Then it sends the parts between pairs of ranks. Bytes moved by
+// each rank: 8n for the lengths, 8 for the verdict, and the parts.
 var allToAllUnevenMPI = Algorithm{Name: "pairwise", Memory: hostMemory, Polls: always, Scratch: func(a *Args) int64 {
 	return a.withoutOverlapScratch(a.Send, a.Recv) + a.lengthsScratch()
 }, Build: func(a *Args, p *Program) error {
@@ -56,11 +56,11 @@ var allToAllUnevenMPI = Algorithm{Name: "pairwise", Memory: hostMemory, Polls: a
 	return exchange(a, p, sends, recvs)
 }}
 
-// lengthsScratch is the scratch memory of agreeOnLengths.
+// lengthsScratch returns the scratch memory of agreeOnLengths.
 func (a *Args) lengthsScratch() int64 { return pad(int64(8 * (2*a.Size + 2))) }
 
-// agreeOnLengths tells every rank what the others send it, and fails on all of them
-// where that is not what one expects.
+// agreeOnLengths tells every rank how much the others send it. If a rank expects another length,
+// all ranks fail.
 func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
 	block, err := p.Alloc(int64(8 * (2*a.Size + 2)))
 	if err != nil {

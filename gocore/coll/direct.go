@@ -5,15 +5,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// The path direct gives MPI the addresses of tensors in device memory, once the producing
-// stream has come to the collective: MPI knows no streams. It serves what only moves data,
-// and it is made of MPI_Isend and MPI_Irecv of MPI_BYTE alone. These are what every
-// CUDA-aware MPI documents for device memory, and what the trial of this one has tried;
-// Open MPI's list leaves out the nonblocking collectives, and its reductions copy the whole
-// tensor to pageable memory. Parts go to and from where they lie, so lists of tensors and
-// parts of different lengths are not packed. A rank's own part is a copy on the device.
+// The algorithm direct gives MPI the addresses of tensors in device memory. It first waits until
+// the producing stream has reached the collective, because MPI knows no streams. It serves
+// operations that only move data, and uses MPI_Isend and MPI_Irecv of MPI_BYTE alone. Every
+// CUDA-aware MPI documents these for device memory, and they are what the trial of this MPI has
+// tried. Open MPI's list of CUDA-aware functions leaves out the nonblocking collectives, and its
+// reductions copy the whole tensor to pageable memory.
 //
-// A rank whose tensors are the host's takes part with their addresses.
+// Parts are sent from and received into their tensors, so lists of tensors and parts of different
+// lengths are not packed. A rank's part for itself is copied on the device. A rank with host
+// tensors takes part with their addresses.
 var (
 	broadcastDirect      = directly(always, nil, directBroadcast)
 	allGatherDirect      = directly(always, nil, directAllGather)
@@ -41,8 +42,8 @@ func directly(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Ar
 	}}
 }
 
-// DirectOK tells whether MPI can be given the addresses of this rank's tensors: each is
-// contiguous, and they are separate.
+// DirectOK tells whether this rank's tensors suit the algorithm direct: each is contiguous, and
+// none that is sent overlaps one that is received (see separate).
 func DirectOK(a *Args) bool {
 	if !has("direct", a.Code) {
 		return false
@@ -57,11 +58,11 @@ func DirectOK(a *Args) bool {
 	return a.separate()
 }
 
-// separate tells whether no part that is sent shares memory with one that is filled, but for the
-// rank's own part where it lies in its place.
+// separate tells whether no part that is sent shares memory with a part that is received. The part
+// that a rank sends to itself may already lie in its place.
 func (a *Args) separate() bool {
 	if len(a.Send) == 1 && len(a.Recv) == 1 && !a.overlap(a.Send[0], a.Recv[0]) {
-		return true // the usual case, whatever the number of ranks
+		return true // the usual case; its cost does not grow with the number of ranks
 	}
 	sends, recvs := a.Send, a.Recv
 	if a.Trait().Send.Each() {
@@ -81,11 +82,11 @@ func (a *Args) separate() bool {
 	return true
 }
 
-// directMessage is the longest message, in bytes: what is longer goes in several, so that
-// no derived datatype meets device memory.
+// directMessage is the length in bytes of the longest message. A longer part goes in several
+// messages, so that MPI never uses a derived datatype on device memory.
 const directMessage = 1 << 30
 
-// whole adds the messages of one part.
+// addPart adds the messages of one part.
 func (t *together) addPart(fn mpi.Fn, peer int, part Part) {
 	step := directMessage / t.a.elem()
 	for from := int64(0); from < part.Count; from += step {
@@ -93,8 +94,9 @@ func (t *together) addPart(fn mpi.Fn, peer int, part Part) {
 	}
 }
 
-// distances calls f with the peers at every distance: whom a rank sends to while it
-// receives from the other. Rounds of at most maxTogether messages pair up.
+// forEachDistance calls f for the distances 1 to n-1: with the rank to send to, and the rank to
+// receive from. It flushes after maxTogether messages; both partners of a message do so in the same
+// round.
 func (t *together) forEachDistance(f func(to, from int)) {
 	a := t.a
 	for d := 1; d < a.Size; d++ {
@@ -105,7 +107,8 @@ func (t *together) forEachDistance(f func(to, from int)) {
 	}
 }
 
-// ownPart queues the copy of this rank's own part, where it does not lie in its place.
+// copyLocal queues the copy of the part that this rank sends to itself, unless it lies in its
+// place.
 func (t *together) copyLocal(dst, src Part) {
 	a := t.a
 	if dst.Data == src.Data || dst.Count == 0 {
@@ -127,10 +130,10 @@ func (t *together) copyLocal(dst, src Part) {
 // directTree is the length in bytes up to which a broadcast goes down a binomial tree.
 const directTree = 256 << 10
 
-// directBroadcast goes down a binomial tree: ceil(log2 n) steps, each the whole tensor;
-// S into every rank, up to ceil(log2 n) S out of the root. A long tensor on more than two
-// ranks goes in n parts, one to each rank, which then send their parts to each other: 2S
-// out of the root, S out of and into the others.
+// directBroadcast goes down a binomial tree: ceil(log2 n) steps, each for the whole tensor. Bytes
+// moved: S into every rank, up to ceil(log2 n) S out of the root. A long tensor on more than two
+// ranks is cut into n parts. The root sends one part to each rank, and the ranks then send their
+// parts to each other. Bytes moved: 2S out of the root, S out of and into the other ranks.
 func directBroadcast(a *Args, _ *Program, t *together) error {
 	whole := a.Recv[0]
 	if a.Size == 2 || whole.Count*a.elem() <= directTree {
@@ -172,8 +175,8 @@ func directBroadcast(a *Args, _ *Program, t *together) error {
 	return nil
 }
 
-// directAllGather sends this rank's part to every other, and fills its place in the own
-// result. Bytes moved a rank: (n-1)S out and in, S by the copy.
+// directAllGather sends this rank's part to every other rank, and copies it into this rank's
+// result. Bytes moved by each rank: (n-1)S out and in, S by the copy.
 func directAllGather(a *Args, _ *Program, t *together) error {
 	recvs := a.perRank(a.Recv)
 	t.copyLocal(recvs[a.Rank], a.Send[0])
@@ -184,8 +187,8 @@ func directAllGather(a *Args, _ *Program, t *together) error {
 	return nil
 }
 
-// directGather sends every part to the root. Bytes moved: S out, (n-1)S into the root, S
-// there by the copy.
+// directGather sends every part to the root. Bytes moved: S out of each rank, (n-1)S into the root,
+// S by the root's copy.
 func directGather(a *Args, _ *Program, t *together) error {
 	if a.Rank != a.Root {
 		t.addPart(mpi.FnSend, a.Root, a.Send[0])
@@ -197,8 +200,8 @@ func directGather(a *Args, _ *Program, t *together) error {
 	return nil
 }
 
-// directScatter sends every rank its part. Bytes moved: (n-1)S out of the root, S there by
-// the copy, S in.
+// directScatter sends every rank its part. Bytes moved: (n-1)S out of the root, S by the root's
+// copy, S into each other rank.
 func directScatter(a *Args, _ *Program, t *together) error {
 	if a.Rank != a.Root {
 		t.addPart(mpi.FnRecv, a.Root, a.Recv[0])
@@ -210,8 +213,8 @@ func directScatter(a *Args, _ *Program, t *together) error {
 	return nil
 }
 
-// directAllToAll exchanges parts between all pairs. Bytes moved a rank: (1-1/n)S out and
-// in, S/n by the copy.
+// directAllToAll exchanges parts between all pairs of ranks. Bytes moved by each rank: (1-1/n)S out
+// and in, S/n by the copy. S is all that a rank sends.
 func directAllToAll(a *Args, _ *Program, t *together) error {
 	sends, recvs := a.perRank(a.Send), a.perRank(a.Recv)
 	t.copyLocal(recvs[a.Rank], sends[a.Rank])

@@ -2,13 +2,14 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/op"
 
-// Exportable tells whether the path ipc can carry this rank's call: its tensors are
-// contiguous in device memory, what the others have to reach is one piece, and nothing is
-// written where others may still read. It says nothing of the kind of memory.
+// Exportable tells whether the algorithm ipc can carry this rank's call: all tensors are contiguous
+// and in device memory, what the other ranks access is one range of memory, and this rank writes
+// nothing that others may still read. Exportable does not ask whether the driver can share this
+// kind of memory.
 //
-// Others reach both sides of an all_reduce, what a rank sends of other operations, and the
-// root's result of a reduce. A list of tensors is one piece where each lies behind the one
-// before, as the chunks of a tensor do. What a rank only pulls into may be any list.
+// The other ranks access both sides of an all_reduce, the root's result of a reduce, and the send
+// side of every other operation. A list of tensors is one range if each tensor begins where the one
+// before ends, as the chunks of one tensor do. A result that only this rank writes may be any list.
 func Exportable(a *Args) bool {
 	if !flat(a.Send) || !flat(a.Recv) {
 		return false
@@ -17,8 +18,8 @@ func Exportable(a *Args) bool {
 	return ok && a.resultIsSafe(give)
 }
 
-// exports returns what the others read of this rank's memory and what they write; ok is false where
-// that is not one piece a side.
+// exports returns what the other ranks read of this rank's memory (give) and what they write
+// (take). ok is false if either is not one range.
 func (a *Args) exports() (give, take Part, ok bool) {
 	t := a.Trait()
 	ok = true
@@ -32,12 +33,12 @@ func (a *Args) exports() (give, take Part, ok bool) {
 		give = a.Part()
 	}
 	if t.Reduces && t.Shares == op.NoShares && a.WritesRecv() {
-		take = a.Recv[0] // each rank writes the slice that it adds
+		take = a.Recv[0] // every rank writes the slice that it reduces
 	}
 	return give, take, ok
 }
 
-// joined returns parts as one, if perRank lies behind the one before.
+// joined returns parts as one part, if each begins where the one before ends.
 func (a *Args) joined(parts []Part) (whole Part, ok bool) {
 	for _, part := range parts {
 		switch {
@@ -53,8 +54,8 @@ func (a *Args) joined(parts []Part) (whole Part, ok bool) {
 	return whole, true
 }
 
-// sound tells whether this rank's result lies apart from what others read, or exactly in
-// the place of what is read for it alone.
+// resultIsSafe tells whether this rank can write its result while other ranks read give. It can if
+// the two do not overlap, or if the result lies exactly where only this rank reads.
 func (a *Args) resultIsSafe(give Part) bool {
 	if give.Count == 0 {
 		return true
@@ -62,7 +63,7 @@ func (a *Args) resultIsSafe(give Part) bool {
 	mine, t := give, a.Trait()
 	perRank := t.Recv.Each()
 	if t.Shares == op.Pairwise {
-		mine = Part{} // others read all of it but this rank's share
+		mine = Part{} // the other ranks read all of it but this rank's share, so no place is safe
 	} else if t.Send.Each() {
 		from, count := a.share(a.Send, a.Rank)
 		mine = Part{Data: a.at(give.Data, from), Count: count}
@@ -86,8 +87,8 @@ func (a *Args) resultIsSafe(give Part) bool {
 	return true
 }
 
-// share tells where a rank's share of a side that has one for every rank begins, counted
-// through all parts, and how long it is.
+// share returns where a rank's share begins on a side that has one for every rank, counted in
+// elements through all parts, and its length.
 func (a *Args) share(parts []Part, rank int) (from, count int64) {
 	if len(parts) == 1 {
 		length := parts[0].Count / int64(a.Size)
@@ -96,7 +97,7 @@ func (a *Args) share(parts []Part, rank int) (from, count int64) {
 	return totalCount(parts[:rank]), parts[rank].Count
 }
 
-// place is where this rank's result has what comes from a rank.
+// resultFrom returns the part of this rank's result that is filled from a rank.
 func (a *Args) resultFrom(rank int) Part {
 	if len(a.Recv) == 1 {
 		from, count := a.share(a.Recv, rank)

@@ -8,9 +8,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// least appends an MPI_Allreduce, and returns where the least word of all ranks will be: a
-// rank's is the one given, or the greatest of all where ok is set. words is room for two,
-// outside the Go heap.
+// minOverRanks appends an MPI_Allreduce with MIN. Every rank contributes word, or the greatest
+// int32 if ok is set. The returned pointer has the result when the call is done. words is room for
+// two words, outside the Go heap.
 func (a *Args) minOverRanks(p *Program, words []int32, ok bool, word int32) *int32 {
 	words[0] = word
 	if ok {
@@ -25,7 +25,7 @@ func (a *Args) minOverRanks(p *Program, words []int32, ok bool, word int32) *int
 	return &words[1]
 }
 
-// peerDeviceError is what the other ranks are told of one whose device failed.
+// peerDeviceError is the error on the other ranks when the device of one rank has failed.
 func (a *Args) peerDeviceError(rank int32) error {
 	return status.New(status.Cuda, "%s: rank %d of the group could not do its part on its device; its own error says why, and no result is valid", a.Code, rank).WithRanks(int(rank))
 }

@@ -1,7 +1,7 @@
 package coll
 
-// reduceIPC is allReduceIPC with the slices written to the root alone.
-// Bytes moved: S read for each rank, S written in all.
+// reduceIPC is allReduceIPC, but the slices are written to the root alone. Bytes moved: S read by
+// each rank, S written by all ranks together.
 var reduceIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) error) {
 	sl := a.slicesOnDevice(a.Count)
 	return hasSlice(sl), func(m *mapped) error {

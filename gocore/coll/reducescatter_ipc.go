@@ -1,8 +1,7 @@
 package coll
 
-// reduceScatterIPC: each rank's kernel reads its share from all n tensors, in the order of
-// the ranks. Shares may differ in length. Bytes moved a rank: n of its shares read, one
-// written.
+// reduceScatterIPC: each rank's kernel reads this rank's share from all n tensors, in rank order.
+// Shares may differ in length. Bytes moved by each rank: its share, read n times and written once.
 var reduceScatterIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) error) {
 	return func(rank int) bool {
 			_, count := a.share(a.Send, rank)

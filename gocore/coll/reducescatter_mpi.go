@@ -9,9 +9,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// reduceScatterMPI is MPI_Reduce_scatter_block, MPI_Reduce_scatter for parts of
-// different lengths, or one MPI_Reduce a rank past the reach of their counts.
-// Bytes moved a rank: (1-1/n) of the input out and in.
+// reduceScatterMPI is MPI_Reduce_scatter_block, or MPI_Reduce_scatter if the parts differ in
+// length, or one MPI_Reduce for each rank if the counts are too large for MPI. Bytes moved by each
+// rank: (1-1/n) of the input out and in.
 var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
 	most := a.contiguousScratch(a.Send) + a.scratch(a.Recv[0].Count) + a.int32sScratch(1)
 	if a.Reduce == op.PremulSum {
@@ -35,7 +35,7 @@ var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(
 		src = scaled
 	}
 	result := a.Recv[0]
-	if a.overlap(Part{Data: src, Count: total}, result) { // its own part of the input, say
+	if a.overlap(Part{Data: src, Count: total}, result) { // for example, the result is this rank's part of the input
 		if result.Data, err = a.alloc(p, result.Count); err != nil {
 			return err
 		}
@@ -95,8 +95,9 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 	return nil
 }
 
-// reduceScatterSlices16 sends every rank its part, which that rank adds in float32
-// in rank order and rounds once. Bytes moved a rank: (1-1/n) of the input out and in.
+// reduceScatterSlices16 sends every rank its part from each rank. That rank reduces the parts in
+// rank order, floats in float32 with one rounding. Bytes moved by each rank: (1-1/n) of the input
+// out and in.
 var reduceScatterSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, Polls: always, Scratch: func(a *Args) int64 {
 	return a.scratch(a.Recv[0].Count * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {

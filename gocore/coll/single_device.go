@@ -6,7 +6,7 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 // moved: S.
 var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: oneRank, Polls: always, Scratch: stagedScratch, Build: func(a *Args, p *Program) error {
 	if !a.WritesRecv() || len(a.Send) == 0 && a.Reduce != op.PremulSum {
-		return nil // the result lies there already
+		return nil // the result is there already
 	}
 	if a.Reduce == op.PremulSum || !flat(a.Send) || !flat(a.Recv) {
 		return buildStaged(a, p)
@@ -26,7 +26,7 @@ var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: on
 	return nil
 }}
 
-// flat tells whether all parts are contiguous memory of the device; an empty one is anywhere.
+// flat tells whether all parts are contiguous device memory. An empty part may be anywhere.
 func flat(parts []Part) bool {
 	for i := range parts {
 		if parts[i].Count > 0 && (!parts[i].OnDevice || parts[i].Layout != nil) {

@@ -9,19 +9,19 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// segment is elements [from, from+count) of a part, in row-major order.
+// segment is the elements [from, from+count) of a part, in row-major order.
 type segment struct {
 	part        *Part
 	from, count int64
 }
 
-// row is one rank's share of a buffer: segments, one behind the other.
+// row is one rank's share of a buffer: one segment after the other.
 type row []segment
 
 // unevenly tells whether the ranks' shares differ in length.
 func unevenly(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenly(s) }
 
-// rows describes a side. The flag says that it has a share for every rank.
+// rows describes a side. perRank says that the side has a share for every rank.
 func (a *Args) rows(parts []Part, perRank bool) []row {
 	switch {
 	case len(parts) == 0:
@@ -62,7 +62,8 @@ func (s *stager) copyOut(b *mem.Pinned, rows []row, lo, hi int64) error {
 	return s.copyRows(b, rows, lo, hi, true)
 }
 
-// each copies elements [lo, hi) of every row into or out of b, where they lie row by row.
+// copyRows copies elements [lo, hi) of every row into b, or out of b if out is set. In b they lie
+// row by row.
 func (s *stager) copyRows(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
 	at := b.Data
 	for _, r := range rows {
@@ -82,7 +83,8 @@ func (s *stager) copyRows(b *mem.Pinned, rows []row, lo, hi int64, out bool) err
 	return nil
 }
 
-// move copies count elements of a part from element from on.
+// move copies count elements of a part, from element from on, to the address at, or back if out is
+// set.
 func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, out bool) error {
 	a, d := s.args, s.args.DeviceCall.Device
 	switch {
@@ -124,7 +126,8 @@ func (s *stager) onDevice(rows []row) bool {
 	return false
 }
 
-// block takes a block, pageable where this rank has nothing on a device or the device failed.
+// block takes a block. It is pageable if this rank has no tensor on a device or its device has
+// failed.
 func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
 	if d := s.args.DeviceCall.Device; d != nil && s.failed == nil {
 		if b, err = mem.GetPinned(d, bytes); err == nil {
@@ -136,7 +139,7 @@ func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
 	return &mem.Pinned{Data: data, Bytes: bytes}, err
 }
 
-// mark makes e stand for what is queued on a stream.
+// mark makes e stand for what is queued on a stream by now.
 func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
 	d := s.args.DeviceCall.Device
 	if d == nil {
@@ -145,7 +148,8 @@ func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
 	return d.Mark(e, stream)
 }
 
-// await appends a wait for what an event, 0 is none, stands for when its turn has come.
+// await appends a wait for the event that *e is when the wait begins. It is over at once if that is
+// 0.
 func (s *stager) await(e *cuda.Event) {
 	s.p.Until(func() (bool, error) {
 		if s.args.DeviceCall.Device == nil || *e == 0 || s.failed != nil {

@@ -7,16 +7,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// packed is the alignment in bytes at which kernels move most at once.
+// packed is the alignment in bytes at which the kernels move the most at once.
 const packed = 16
 
-// sumOnDevice takes the place of the host's algorithm for a piece of an all_reduce or a
-// reduce_scatter: the host moves, the device adds.
+// sumOnDevice replaces the host's algorithm for one piece of an all_reduce or a reduce_scatter: the
+// host moves the data, and the device adds it up.
 //
-// Steps: each rank sends slice i of its block to rank i; a kernel on rank i adds up the n
-// slices in rank order, reading and writing pinned memory over the bus; for an all_reduce
-// the slices are gathered. Bytes moved a rank beside those of staged: (1-1/n)S out and in
-// twice, once without the gathering, and (1+1/n)S over the bus.
+// Steps: each rank sends slice i of its block to rank i. A kernel on rank i reduces the n slices in
+// rank order; it reads and writes pinned memory over the bus. For an all_reduce the slices are then
+// gathered. Bytes moved by each rank, besides those of staged: (1-1/n)S out and in, twice for an
+// all_reduce and once for a reduce_scatter, and (1+1/n)S over the bus.
 func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 	host := s.host
 	scattered := host.Trait().Send.Each()
@@ -35,7 +35,7 @@ func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 		to = host.at(to, sl[host.Rank].from)
 	}
 	n := sl[host.Rank].count
-	stride := (n*host.elem() + packed - 1) / packed * packed // so that the kernel moves whole packs
+	stride := (n*host.elem() + packed - 1) / packed * packed // the kernel moves whole packs
 	if s.parts == nil {
 		var err error
 		if s.parts, err = s.block(max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
@@ -66,7 +66,7 @@ func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 	return host.gatherSlices(s.p, recv[0].Data, sl)
 }
 
-// launch queues the kernel that adds the parts up into to.
+// launch queues the kernel that reduces the parts into to.
 func (s *stager) launch(to unsafe.Pointer, parts []Part) error {
 	args := cuda.ReduceArgs{Count: parts[0].Count, NSrc: int64(len(parts)), NDst: 1}
 	args.Dst[0] = uint64(uintptr(to))

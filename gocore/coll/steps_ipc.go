@@ -10,29 +10,29 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// mapped is a collective in which the ranks of a node reach into each other's device
-// memory. The comment of package ipc has the steps and why they are enough.
+// mapped is a collective in which the ranks of a node read and write each other's device memory.
+// The comment of package ipc has the steps, and why they are enough.
 type mapped struct {
 	a *Args
 	p *Program
-	// give is what the others read of this rank's memory, take what they write; both may
-	// be empty.
+	// give is what the other ranks read of this rank's memory, take is what they write. Both may be
+	// empty.
 	give, take Part
-	// works tells whether a rank queues something, queue does it for this one. works
-	// answers the same on all ranks.
+	// hasWork tells whether a rank queues kernels or copies; all ranks get the same answers. queue
+	// queues this rank's.
 	hasWork func(rank int) bool
 	queue   func(m *mapped) error
 
 	endpoint *ipc.Endpoint
 	records  []ipc.Record // by rank
-	words    []int32      // what goes into and comes out of MPI_Allreduce
-	// gives and takes are the addresses, here, of what the ranks give and take; nil where
-	// one has nothing.
+	words    []int32      // send and receive buffer of an MPI_Allreduce
+	// gives and takes have, by rank, the address in this process of what that rank gives and takes;
+	// nil if it is empty.
 	gives, takes []unsafe.Pointer
-	err          error // why this rank cannot
+	err          error // the reason why this rank cannot go on with ipc
 }
 
-// overIPC makes the algorithm ipc of an operation. plan says who works and how.
+// overIPC returns the algorithm ipc of an operation. plan returns mapped.hasWork and mapped.queue.
 func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) bool, queue func(*mapped) error)) Algorithm {
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
 	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
@@ -46,13 +46,14 @@ func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) boo
 	}}
 }
 
-// mappedScratch is the scratch memory of mapped.build, and of the way that comes next.
+// mappedScratch returns the scratch memory of mapped.build and of the algorithm that may replace
+// ipc.
 func (a *Args) mappedScratch() int64 {
 	other := *a
 	return pad(int64(a.Size)*ipc.Bytes) + pad(8) + Scratch(&other, a.Any&^IPC)
 }
 
-// summed says that the kernels can reduce this, over so many ranks.
+// summed tells whether the kernels have this reduction, and over that many ranks.
 func summed(s *Sig) bool { return s.Size <= cuda.MaxArrays && op.Defined(s.Reduce, s.DType) }
 
 func (m *mapped) build() error {
@@ -70,7 +71,7 @@ func (m *mapped) build() error {
 	addresses := make([]unsafe.Pointer, 2*a.Size)
 	m.gives, m.takes = addresses[:a.Size], addresses[a.Size:]
 	p.Do(func() error {
-		// A rank that cannot says so in its record, for the others wait for it.
+		// The others wait for this rank's record. If the rank cannot use ipc, the record says so.
 		record := &m.records[a.Rank]
 		if record.State, m.err = m.announce(record); record.State != ipc.Serves {
 			*record = ipc.Record{State: record.State}
@@ -84,7 +85,7 @@ func (m *mapped) build() error {
 	return nil
 }
 
-// announce writes this rank's record; its event Ready stands for the tensors.
+// announce fills in this rank's record and records the event Ready, which stands for the tensors.
 func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
 	*r = ipc.Record{}
 	dc := m.a.DeviceCall
@@ -103,7 +104,7 @@ func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
 	state, err := m.export(&m.give, &r.Give)
 	switch {
 	case state != ipc.Serves:
-	case m.take == m.give: // in place
+	case m.take == m.give: // the operation is in place
 		r.Take = r.Give
 	default:
 		state, err = m.export(&m.take, &r.Take)
@@ -159,7 +160,7 @@ func (m *mapped) agree() error {
 	return nil
 }
 
-// reach maps what the others have named.
+// reach maps the memory and opens the events that the other ranks have named.
 func (m *mapped) reach() error {
 	for r := range m.records {
 		if r == m.a.Rank {
@@ -188,8 +189,9 @@ func (m *mapped) reach() error {
 	return nil
 }
 
-// perform queues this rank's part, unless it has failed already, and goes on when all have
-// queued theirs. The others wait in MPI, so a rank that failed has to tell them.
+// perform queues this rank's kernel or copies, unless this rank has failed already, and goes on
+// when all ranks have queued theirs. The others wait in MPI, so a rank that has failed tells them
+// there.
 func (m *mapped) perform(err error) error {
 	if err == nil && m.hasWork(m.a.Rank) {
 		err = m.queueWork()
@@ -207,10 +209,10 @@ func (m *mapped) perform(err error) error {
 	return nil
 }
 
-// settle ends a collective that failed, when what the others had queued is over: the caller
-// may free the tensors that they write to.
+// settle ends a collective that failed. It waits until the work that the other ranks had queued is
+// over, because the caller may then free the tensors to which that work writes.
 func (m *mapped) settle(failed error) error {
-	if m.finish() != nil { // the context is broken: nothing more comes of it
+	if m.finish() != nil { // the context is broken, so waiting is impossible
 		return failed
 	}
 	dc := m.a.DeviceCall
@@ -238,7 +240,7 @@ func (m *mapped) queueWork() error {
 	return d.Record(m.endpoint.Events.Done, d.Comm)
 }
 
-// finish makes the stream wait for those who use this rank's memory.
+// finish makes the stream wait for the ranks that use this rank's memory.
 func (m *mapped) finish() error {
 	if m.give.Count > 0 || m.take.Count > 0 {
 		for r := range m.records {
@@ -252,7 +254,7 @@ func (m *mapped) finish() error {
 	return m.a.DeviceCall.end(m.a.DeviceCall.Device.Comm)
 }
 
-// wait makes the stream wait for an event of another rank; its own needs no wait.
+// wait makes the stream wait for an event of another rank. An event of this rank needs no wait.
 func (m *mapped) wait(rank int, h *ipc.Handle) error {
 	if rank == m.a.Rank {
 		return nil
@@ -265,8 +267,8 @@ func (m *mapped) wait(rank int, h *ipc.Handle) error {
 	return d.StreamWait(d.Comm, e)
 }
 
-// reduce queues the reduction of elements [from, from+count) of what the ranks give, in the
-// order of the ranks. to are the first elements of the results.
+// reduce queues the reduction, in rank order, of elements [from, from+count) of what the ranks
+// give. It writes the result to every address in to.
 func (m *mapped) reduce(from, count int64, to ...unsafe.Pointer) error {
 	a := m.a
 	args := cuda.ReduceArgs{Count: count, NSrc: int64(a.Size), NDst: int64(len(to))}
@@ -279,7 +281,7 @@ func (m *mapped) reduce(from, count int64, to ...unsafe.Pointer) error {
 	return a.DeviceCall.Device.Reduce(&args, a.DType, a.Reduce, a.DeviceCall.Device.Comm)
 }
 
-// pull queues the copy of a part out of what a rank gives, from its element from on.
+// pull queues a copy into a part. It reads what a rank gives, from element from on.
 func (m *mapped) pull(to Part, rank int, from int64) error {
 	if to.Count == 0 {
 		return nil
@@ -292,8 +294,8 @@ func (m *mapped) pull(to Part, rank int, from int64) error {
 	return d.Copy(to.Data, src, to.Count*m.a.elem(), d.Comm)
 }
 
-// inTurn calls f for every rank, this one first and then its neighbour: not all read the
-// same rank's memory at once.
+// inTurn calls f for every rank, beginning with this one, so that not all ranks read the same
+// rank's memory at once.
 func (m *mapped) inTurn(f func(rank int) error) error {
 	for i := range m.a.Size {
 		if err := f((m.a.Rank + i) % m.a.Size); err != nil {
@@ -303,7 +305,7 @@ func (m *mapped) inTurn(f func(rank int) error) error {
 	return nil
 }
 
-// buildWithoutIPC builds the collective by the way that comes next.
+// buildWithoutIPC builds the collective with the first algorithm that serves it without ipc.
 func (a *Args) buildWithoutIPC(p *Program) error {
 	other := *a
 	other.Agreed &^= IPC
