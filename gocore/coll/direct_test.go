@@ -11,8 +11,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// A tensor that is long enough to be scattered and gathered instead of handed down a tree,
-// in parts that are not all of one length, and from each root.
+// The tensor is so long that the root scatters it and the ranks exchange the parts, instead of a
+// tree. The parts differ in length, and every rank is the root once.
 func TestDirectBroadcastOfALongTensor(t *testing.T) {
 	const n = directTree + 3
 	rng := rand.New(rand.NewSource(6))
@@ -37,7 +37,8 @@ func TestDirectBroadcastOfALongTensor(t *testing.T) {
 	}
 }
 
-// Reductions never go this way, for MPI would do them; nor does what MPI forbids.
+// The algorithm direct serves no reductions, because MPI would do the arithmetic, and no buffers
+// that MPI forbids.
 func TestWhatDoesNotGoDirectly(t *testing.T) {
 	for c := op.Code(1); c <= op.Exscan; c++ {
 		moves := c == op.Broadcast || c == op.AllGather || c == op.Gather || c == op.Scatter || c == op.AllToAll
@@ -70,7 +71,7 @@ func TestWhatDoesNotGoDirectly(t *testing.T) {
 	}
 }
 
-// One rank whose MPI or tensors do not allow it keeps all of them off the path.
+// If the MPI or the tensors of one rank do not allow the algorithm direct, no rank uses it.
 func TestDirectIsAgreedOn(t *testing.T) {
 	name := func(any arrive.Flags) string {
 		a, err := Choose(&Sig{Code: op.Broadcast, Size: 2, Any: any})

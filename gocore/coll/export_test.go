@@ -11,7 +11,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// on is n elements of four bytes in device memory, from element i of a region on.
+// on returns n elements of four bytes in device memory, from element i of a region on.
 func on(i, n int64) Part { return Part{Data: address(4 * i), Count: n, OnDevice: true} }
 
 func TestExportable(t *testing.T) {
@@ -69,7 +69,7 @@ func TestExportable(t *testing.T) {
 	}
 }
 
-// The slices are all there is, in order, and begin where vector loads want them to.
+// The slices cover all elements in order, and begin at addresses that suit vector loads.
 func TestSlicesOnDevice(t *testing.T) {
 	rng := rand.New(rand.NewSource(4))
 	for range 2000 {
@@ -113,7 +113,7 @@ func TestWhatThePathIPCServes(t *testing.T) {
 		assert.Equal(t, served && c != op.AllToAll, chosen.Name == "ipc", "%s of different lengths", c)
 
 		s = sig
-		s.Code, s.Agreed = c, Even // some rank's tensors cannot be mapped
+		s.Code, s.Agreed = c, Even // the tensors of some rank cannot be mapped
 		chosen, err = Choose(&s)
 		require.NoError(t, err, c.String())
 		assert.NotEqual(t, "ipc", chosen.Name, c.String())

@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// moving calls f for every world size and dtype, and every other length: to what
-// only moves, a dtype is a number of bytes, and several have the same.
+// moving calls f for every world size and dtype, and for every second length. The dtype matters
+// only by its size when data is moved, and several dtypes have the same size.
 func moving(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int)) {
 	for _, size := range worldSizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -31,11 +31,11 @@ func moving(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, d o
 	}
 }
 
-// uneven is one length a rank, some of them 0.
+// uneven returns one length for each rank; some are 0.
 func uneven(size, n int) []int {
 	out := make([]int, size)
 	for i := range out {
-		out[i] = (n/2 + 3*i*i) * (i % 3) // the first, the fourth, ... none
+		out[i] = (n/2 + 3*i*i) * (i % 3) // 0 for the ranks 0, 3, 6, ...
 	}
 	return out
 }
@@ -49,7 +49,7 @@ func sum(n []int) (s int) {
 	return s
 }
 
-// pieces cuts data into consecutive parts of the lengths given.
+// pieces cuts data into consecutive parts of the given lengths.
 func pieces(d op.DType, data []byte, counts []int) [][]byte {
 	var out [][]byte
 	for _, n := range counts {
@@ -58,7 +58,7 @@ func pieces(d op.DType, data []byte, counts []int) [][]byte {
 	return out
 }
 
-// lay puts data into one tensor, or into one a rank, and returns the parts.
+// lay puts data into one tensor, or into one for each rank, and returns the parts.
 func (s *rankCall) lay(together bool, data [][]byte) ([]Part, []*tensor) {
 	if together {
 		x := s.tensor(bytes.Join(data, nil))
@@ -73,7 +73,7 @@ func (s *rankCall) lay(together bool, data [][]byte) ([]Part, []*tensor) {
 	return parts, tensors
 }
 
-// wants says what the tensors of lay hold in the end.
+// wants sets what the tensors of lay must hold at the end.
 func wants(tensors []*tensor, data [][]byte) {
 	if len(tensors) == 1 && len(data) != 1 {
 		data = [][]byte{bytes.Join(data, nil)}
@@ -146,7 +146,7 @@ func TestAllGather(t *testing.T) {
 	})
 }
 
-// Gather and scatter mirror each other: the root has all, the others their part.
+// Gather and scatter mirror each other: the root has all parts, every rank has its own part.
 func TestGatherAndScatter(t *testing.T) {
 	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
 		size := len(w.libs)
@@ -236,7 +236,8 @@ func TestAllToAll(t *testing.T) {
 	})
 }
 
-// What one rank sends is not what another expects: all ranks raise, and nothing was moved.
+// One rank sends another length than its peer expects. All ranks return an error, and nothing was
+// moved.
 func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 	for _, how := range forms {
 		w := newWorld(3)
@@ -266,7 +267,7 @@ func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 	}
 }
 
-// More ranks than one round of an exchange holds.
+// There are more ranks than one round of an exchange serves.
 func TestExchangeInRounds(t *testing.T) {
 	const size = maxTogether/2 + 3
 	w := newWorld(size)

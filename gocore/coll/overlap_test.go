@@ -8,8 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// What is sent and what is filled share memory, wherever a caller lets them: the
-// result is the one that separate tensors would give.
+// Send and receive buffers share memory in every way that a caller may choose. The result must be
+// the same as with separate tensors.
 func TestSentAndFilledMemoryMayOverlap(t *testing.T) {
 	for _, size := range worldSizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -49,9 +49,9 @@ func overlapping(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args, n int) {
 			from, to := make([]int, size), make([]int, size)
 			for r := range calls {
 				x[r] = whole(rng, a.DType, room)
-				switch trial { // where the parts lie in x[r]
+				switch trial { // where the parts are in x[r]
 				case 0: // one at the beginning of the other
-				case 1: // the small one in its own place in the other
+				case 1: // the small one in its place in the other
 					if sent < got {
 						from[r] = r * n
 					} else if got < sent {

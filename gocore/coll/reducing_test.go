@@ -8,7 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// reducing calls f for every world size, dtype and reduce op that go together.
+// reductions calls f for every world size, and every dtype with every reduce op that is defined for
+// it.
 func reductions(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, like Args)) {
 	for _, size := range worldSizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -25,7 +26,7 @@ func reductions(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand,
 	}
 }
 
-// contributions is one vector a rank.
+// contributions returns one vector for each rank.
 func contributions(rng *rand.Rand, d op.DType, size, n int) [][]complex128 {
 	out := make([][]complex128, size)
 	for i := range out {
@@ -34,10 +35,11 @@ func contributions(rng *rand.Rand, d op.DType, size, n int) [][]complex128 {
 	return out
 }
 
-// places are where the input lies: in the result's memory, said in two ways, or elsewhere.
+// places says where the input is: in the result's memory, passed in two ways, or in a separate
+// tensor.
 var places = []string{"in place", "same memory", "out of place"}
 
-// give puts this rank's contribution where place says and returns the result's tensor.
+// give puts this rank's contribution where place says, and returns the result's tensor.
 func (s *rankCall) give(rng *rand.Rand, place string, v []complex128) *tensor {
 	input := encode(s.args.DType, v)
 	content := input
@@ -102,7 +104,7 @@ func TestReduce(t *testing.T) {
 				parts := contributions(rng, a.DType, size, n)
 				calls := w.calls(a)
 				for r, s := range calls {
-					if r != a.Root { // its tensor stays as it is
+					if r != a.Root { // the tensor of every other rank stays as it is
 						s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
 						continue
 					}
@@ -145,7 +147,7 @@ func TestReduceScatter(t *testing.T) {
 
 func TestScanAndExscan(t *testing.T) {
 	reductions(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args) {
-		if a.Reduce == op.Avg { // refused before it gets here
+		if a.Reduce == op.Avg { // gocore/group refuses this
 			return
 		}
 		size := len(w.libs)
@@ -162,7 +164,7 @@ func TestScanAndExscan(t *testing.T) {
 						if code == op.Exscan {
 							before = parts[:r]
 						}
-						if len(before) > 0 { // the first rank of an exscan keeps its tensor
+						if len(before) > 0 { // rank 0 of an exscan keeps its tensor
 							x.want = encode(a.DType, folded(a.Reduce, a.DType, before, a.Scale))
 						}
 					}
@@ -173,12 +175,12 @@ func TestScanAndExscan(t *testing.T) {
 	})
 }
 
-// A sum that is rounded at every step would be off by a third.
+// A sum that is rounded at every step would be wrong by a third.
 func Test16BitsAreRoundedOnce(t *testing.T) {
 	const size, n = 5, 100
 	w := newWorld(size)
 	for _, d := range []op.DType{op.Float16, op.BFloat16} {
-		big := map[op.DType]float64{op.Float16: 2048, op.BFloat16: 256}[d] // + 1 is lost
+		big := map[op.DType]float64{op.Float16: 2048, op.BFloat16: 256}[d] // big + 1 is rounded to big
 		for _, code := range []op.Code{op.AllReduce, op.Reduce, op.Scan, op.ReduceScatter} {
 			a := Args{Sig: Sig{Code: code, DType: d, Reduce: op.Sum, Count: n}}
 			w.everyAlgorithm(t, what(a, size, "rounding"), signature(a, size, true), func() []*rankCall {

@@ -16,11 +16,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// device returns device 0 of the driver that plays one.
+// device returns device 0 of the driver that plays a GPU.
 func device(t *testing.T) *cuda.Device {
 	t.Helper()
 	if cuda.Loaded() == nil {
-		require.NoError(t, os.Setenv(cuda.Setting, cudafake.Build(t))) // for the process, as the driver is
+		require.NoError(t, os.Setenv(cuda.Setting, cudafake.Build(t))) // for the process, because the driver is loaded once
 	}
 	driver, err := cuda.Open()
 	require.NoError(t, err)
@@ -29,7 +29,7 @@ func device(t *testing.T) *cuda.Device {
 	return d
 }
 
-// A rank by itself has each result where it wants it, also in device memory.
+// In a group of one rank the result is where the caller wants it, also in device memory.
 func TestAloneOnADevice(t *testing.T) {
 	d := device(t)
 	lib := mpifake.New(1)[0]
@@ -98,7 +98,7 @@ func onto(t *testing.T, d *cuda.Device, v ...float32) Part {
 	return Part{Data: at, Count: int64(len(v)), OnDevice: true}
 }
 
-// held is what a tensor in device memory holds.
+// held returns what a tensor in device memory holds.
 func held(t *testing.T, d *cuda.Device, part Part) []float32 {
 	t.Helper()
 	block, host := onHostOf(t, int(part.Count))

@@ -15,16 +15,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// driver is a device that only keeps account.
+// driver is a Device that only counts calls and keeps lists.
 type driver struct {
 	events  int
 	freed   []cuda.Event
-	handles int                       // IPCHandle calls
+	handles int                       // number of calls of IPCHandle
 	opened  map[unsafe.Pointer]Handle // mappings
 	opens   int
 	closed  []unsafe.Pointer
-	shown   map[Handle]cuda.Event // events of others that were opened
-	busy    bool                  // what was queued has not ended
+	shown   map[Handle]cuda.Event // opened events of other processes
+	busy    bool                  // queued work has not ended
 	fail    map[string]error
 }
 
@@ -53,7 +53,7 @@ func (d *driver) IPCHandle(p unsafe.Pointer) (h Handle, err error) {
 	return h, d.fail["IPCHandle"]
 }
 
-// room is where mappings are: never read.
+// room is where mappings are. It is never read.
 var room [1 << 20]byte
 
 func (d *driver) OpenIPC(h Handle) (unsafe.Pointer, error) {
@@ -104,7 +104,7 @@ func put(t *testing.T, s *Endpoint, rank int, m *Memory) unsafe.Pointer {
 	return at
 }
 
-// Records are compared and sent as bytes, so nothing in them may be left undefined.
+// Records are compared and sent as bytes, so they must have no undefined bytes.
 func TestRecordHasNoPadding(t *testing.T) {
 	var sum func(x reflect.Type) uintptr
 	sum = func(x reflect.Type) (n uintptr) {
@@ -155,7 +155,7 @@ func TestMemoryAllocatedAnewIsMappedAnew(t *testing.T) {
 	}
 }
 
-// What was used least lately goes, but not before queued work is done with it.
+// The mapping that was used least recently is closed, but only after queued work is done with it.
 func TestNoMoreThanKeptStayMapped(t *testing.T) {
 	d := newDriver()
 	p := New(0, 2)
@@ -163,7 +163,7 @@ func TestNoMoreThanKeptStayMapped(t *testing.T) {
 	for i := range uint64(Kept) {
 		put(t, s, 1, memory(i+1, i<<20, 16))
 	}
-	first := put(t, s, 1, memory(1, 0, 16)) // used again
+	first := put(t, s, 1, memory(1, 0, 16)) // used again below
 	d.busy = true
 	put(t, s, 1, memory(Kept+1, Kept<<20, 16))
 	endpointOf(t, p, d)
@@ -206,7 +206,7 @@ func TestExport(t *testing.T) {
 		assert.False(t, ok, name)
 		assert.Zero(t, m, name)
 	}
-	for i := range uint64(5 * Kept) { // freed and allocated again and again
+	for i := range uint64(5 * Kept) { // an allocation that is freed and made again each time
 		l.ID = 10 + i
 		_, _, err := s.Export(base, 256, l)
 		require.NoError(t, err)
@@ -253,8 +253,9 @@ func TestAgreedKnowsTheLatestSets(t *testing.T) {
 	assert.True(t, p.Agreed(set(100)), "it keeps bytes of its own")
 }
 
-// Ranks that see the same records know alike whether all have mapped them, and are right:
-// none has to open anything, though their peers allocate, free and go back to old tensors.
+// Ranks that see the same records give the same answer whether all ranks have mapped them, and the
+// answer is right: no rank has to open anything, although ranks allocate, free, and return to old
+// tensors.
 func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 	const size = 3
 	rng := rand.New(rand.NewSource(6))
@@ -269,7 +270,7 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 		next++
 		m := Memory{ID: next, Base: uint64(rng.Intn(400)) << 8, Size: int64(1+rng.Intn(3)) << 8, Handle: Handle{byte(next), byte(next >> 8)}}
 		kept := live[r][:0]
-		for _, old := range live[r] { // what the driver hands out again was freed
+		for _, old := range live[r] { // memory that the driver allocates again was freed
 			if old.Base+uint64(old.Size) <= m.Base || m.Base+uint64(m.Size) <= old.Base {
 				kept = append(kept, old)
 			}
@@ -285,9 +286,9 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 			if len(live[r]) == 0 || rng.Intn(200) == 0 {
 				allocate(r)
 			}
-			on[r] = rng.Intn(40) / 39 // now and then its other device
+			on[r] = rng.Intn(40) / 39 // sometimes the rank's other device
 			endpoints[r] = endpointOf(t, peers[r], drivers[r][on[r]])
-			records[r].Ready = Handle{byte(r), byte(on[r])} // as its own events would say
+			records[r].Ready = Handle{byte(r), byte(on[r])} // as the events of that device would have it
 			m := live[r][len(live[r])-1-rng.Intn(min(3, len(live[r])))]
 			records[r].Give = m
 		}
@@ -347,7 +348,7 @@ func TestCloseUnmapsAndKeepsItsOwnEvents(t *testing.T) {
 	assert.Empty(t, d.opened)
 	assert.Equal(t, []cuda.Event{theirs}, d.freed)
 	assert.True(t, p.Refused())
-	p.Close() // nothing is left to close
+	p.Close() // there is nothing left to close
 	assert.Len(t, d.closed, 1)
 
 	made := d.events
