@@ -65,10 +65,10 @@ func (a *Args) separate() bool {
 		return true // the usual case; its cost does not grow with the number of ranks
 	}
 	sends, recvs := a.Send, a.Recv
-	if a.Trait().Send.Each() {
+	if a.Trait().Send.PerRank() {
 		sends = a.perRank(sends)
 	}
-	if a.Trait().Recv.Each() {
+	if a.Trait().Recv.PerRank() {
 		recvs = a.perRank(recvs)
 	}
 	for i := range sends {

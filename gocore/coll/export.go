@@ -27,7 +27,7 @@ func (a *Args) exports() (give, take Part, ok bool) {
 	case !has("ipc", a.Code):
 		return give, take, false
 	case !t.Gives.Includes(a.Root, a.Rank):
-	case t.Send.Each():
+	case t.Send.PerRank():
 		give, ok = a.joined(a.Send)
 	default:
 		give = a.Part()
@@ -61,10 +61,10 @@ func (a *Args) resultIsSafe(give Part) bool {
 		return true
 	}
 	mine, t := give, a.Trait()
-	perRank := t.Recv.Each()
+	perRank := t.Recv.PerRank()
 	if t.Shares == op.Pairwise {
 		mine = Part{} // the other ranks read all of it but this rank's share, so no place is safe
-	} else if t.Send.Each() {
+	} else if t.Send.PerRank() {
 		from, count := a.share(a.Send, a.Rank)
 		mine = Part{Data: a.at(give.Data, from), Count: count}
 	}

@@ -89,10 +89,10 @@ func stagedScratch(a *Args) (most int64) {
 	host := a.inHostMemory()
 	if t.Shares != op.NoShares {
 		host.Send, host.Recv = a.Send, a.Recv
-		if t.Send.Each() {
+		if t.Send.PerRank() {
 			host.Send = a.perRank(a.Send)
 		}
-		if t.Recv.Each() {
+		if t.Recv.PerRank() {
 			host.Recv = a.perRank(a.Recv)
 		}
 		most = Scratch(&host, host.Any&^Even)
@@ -105,7 +105,7 @@ func stagedScratch(a *Args) (most int64) {
 			}
 			return nil
 		}
-		host.Send, host.Recv = block(a.Send, t.Send.Each()), block(a.Recv, t.Recv.Each())
+		host.Send, host.Recv = block(a.Send, t.Send.PerRank()), block(a.Recv, t.Recv.PerRank())
 		most = max(most, Scratch(&host, host.Any), a.int32sScratch(2))
 	}
 	return most + pad(8)
@@ -117,7 +117,7 @@ func buildStaged(a *Args, p *Program) error {
 	if t.Recv == op.Many {
 		s.send, s.recv = oneRow(a.Send), oneRow(a.Recv)
 	} else {
-		s.send, s.recv = a.rows(a.Send, t.Send.Each()), a.rows(a.Recv, t.Recv.Each())
+		s.send, s.recv = a.rows(a.Send, t.Send.PerRank()), a.rows(a.Recv, t.Recv.PerRank())
 	}
 	words, err := p.Alloc(8)
 	if err != nil {

@@ -19,7 +19,7 @@ const packed = 16
 // all_reduce and once for a reduce_scatter, and (1+1/n)S over the bus.
 func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 	host := s.host
-	scattered := host.Trait().Send.Each()
+	scattered := host.Trait().Send.PerRank()
 	from := recv[0]
 	if len(send) > 0 {
 		from = send[0]

@@ -157,7 +157,7 @@ func (g *Group) checkCounts(t *op.Trait, c *call) error {
 	alike, detail := true, uint64(0)
 	// The side that has shares, and the other, which is as long as this rank's share.
 	shares, own, side := a.Recv, a.Send, "recv"
-	if t.Send.Each() {
+	if t.Send.PerRank() {
 		shares, own, side = a.Send, a.Recv, "send"
 	}
 	switch t.Shares {

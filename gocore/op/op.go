@@ -19,7 +19,7 @@ type (
 	Arity int32
 	// Who are the ranks of the group for which something holds.
 	Who int32
-	// Shares says how long the n shares are where a side has one for each rank (Arity.Each).
+	// Shares says how long the n shares are where a side has one for each rank (Arity.PerRank).
 	Shares int32
 )
 
@@ -164,8 +164,8 @@ func (a Arity) Accepts(count, size int, root bool) bool {
 // RootAlone tells whether the buffers of ranks other than the root are not looked at.
 func (a Arity) RootAlone() bool { return a == RootOne || a == RootOneOrN }
 
-// Each tells whether the side has one share for each rank: in one buffer, or in as many.
-func (a Arity) Each() bool { return a == OneOrN || a == RootOneOrN }
+// PerRank tells whether the side has one share for each rank: in one buffer, or in as many.
+func (a Arity) PerRank() bool { return a == OneOrN || a == RootOneOrN }
 
 // known tells whether n is the number of a row; row 0 is no row.
 func known[T ~int32](n T, rows int) bool { return n > 0 && int(n) < rows }

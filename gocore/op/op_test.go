@@ -204,7 +204,7 @@ func TestArityAccepts(t *testing.T) {
 			assert.Equal(t, slices.Contains(w.root, count), a.Accepts(count, size, true), "%v: %d on the root", a, count)
 			assert.Equal(t, slices.Contains(w.other, count), a.Accepts(count, size, false), "%v: %d elsewhere", a, count)
 		}
-		assert.Equal(t, slices.Contains(w.root, size) && !slices.Contains(w.root, size-1), a.Each(), "%v", a)
+		assert.Equal(t, slices.Contains(w.root, size) && !slices.Contains(w.root, size-1), a.PerRank(), "%v", a)
 		assert.Equal(t, slices.Contains(w.other, 0) && !slices.Contains(w.root, 0), a.RootAlone(), "%v", a)
 	}
 	assert.False(t, Arity(-1).Accepts(0, size, true))
