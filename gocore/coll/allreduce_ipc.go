@@ -13,7 +13,7 @@ var allReduceIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) 
 	return hasSlice(sl), func(m *mapped) error {
 		mine, to := sl[a.Rank], make([]unsafe.Pointer, a.Size)
 		for i := range to {
-			to[i] = a.at(m.takes[i], mine.from)
+			to[i] = a.at(m.targets[i], mine.from)
 		}
 		return m.reduce(mine.from, mine.count, to...)
 	}

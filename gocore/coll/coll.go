@@ -29,19 +29,20 @@ type Part struct {
 	Layout   *op.Buf
 }
 
-// Sig is the part of Args that Enabled may see: what all ranks have agreed on.
+// Sig is the part of Args that Enabled may see, because all ranks have agreed on it.
 type Sig struct {
 	Code   op.Code
 	DType  op.DType
 	Reduce op.ReduceOp
 	Root   int
 	// Count is the number of elements of one rank's tensor, or of one rank's share if the operation
-	// has shares. All ranks have the same Count. Three operations differ: all_reduce_coalesced has
-	// the sum over its tensors, a barrier has 0, and so has an all_gather or reduce_scatter whose
-	// shares differ.
+	// has shares. For all_reduce_coalesced it is the sum over the tensors. It is 0 for a barrier,
+	// and for an all_gather or reduce_scatter whose shares differ in length. All ranks have the
+	// same Count.
 	//
-	// In an all_to_all Count is agreed on only if Even is. It is -1 on a rank whose own shares
-	// differ, and the length of a share on a rank whose shares are all equal.
+	// An all_to_all is the exception: only if Even is agreed on, all ranks have the same Count.
+	// Otherwise Count is -1 on a rank whose shares differ in length, and the length of a share on
+	// any other rank.
 	Count int64
 	Size  int
 	// Local says that the members share a node and its memory.
@@ -63,7 +64,7 @@ const (
 	IPC          // the other processes of the node can map this member's tensors
 	NotDirect    // this member's MPI must not be given the addresses of its tensors
 	NotStaged    // this member's tensors must not be staged through host memory
-	DeviceReduce // this member wants the device to add up what is staged
+	DeviceReduce // this member wants the device to reduce staged tensors
 )
 
 // Args is a collective whose arguments were checked. Host buffers are contiguous.
@@ -72,8 +73,8 @@ type Args struct {
 	Comm mpi.Comm
 	Rank int // of this process in Comm
 
-	// Sig is what the algorithm is chosen by. An algorithm that chooses another one for its own use
-	// changes a copy.
+	// Choose gets only Sig. An algorithm that chooses a second algorithm for a part of its work
+	// changes a copy of Args.
 	Sig
 	Scale float64 // factor of PREMUL_SUM
 	// Send and Recv are the buffers: one, or one for each rank. Send is empty if the operation is
@@ -199,9 +200,9 @@ func has(name string, c op.Code) bool {
 	return false
 }
 
-// Scratch returns the most bytes of host memory that the algorithms take on this rank, over all
-// that may be chosen if this rank announces flags. It is called once for each collective, before
-// the other ranks' flags are known. They can only take flags out of Agreed and add flags to Any.
+// Scratch returns a bound, in bytes of host memory, on what any algorithm takes on this rank that
+// may be chosen if this rank announces flags. It is called once for each collective, before the
+// flags of the other ranks are known. These can only remove flags from Agreed and add flags to Any.
 // Scratch leaves flags in both fields of a.
 //
 // One case is not covered: if only other ranks have device tensors, flags lacks Device and the

@@ -17,9 +17,9 @@ type DeviceCall struct {
 	// Peers maps the memory of the group's other ranks. It is nil unless all members share a node.
 	Peers *ipc.Peers
 
-	// Tail is set by the algorithm. It stands for the last copy or kernel that the algorithm
-	// queued, which may still run when the program has ended. The caller gives it back with
-	// Device.PutEvent.
+	// Tail is set by the algorithm. It stands for the last copy or kernel that the algorithm has
+	// queued, which may still run when the program has ended. It is 0 if nothing was queued. The
+	// caller gives it back with Device.PutEvent.
 	Tail cuda.Event
 }
 

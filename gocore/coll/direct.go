@@ -94,9 +94,9 @@ func (t *together) addPart(fn mpi.Fn, peer int, part Part) {
 	}
 }
 
-// forEachDistance calls f for the distances 1 to n-1: with the rank to send to, and the rank to
-// receive from. It flushes after maxTogether messages; both partners of a message do so in the same
-// round.
+// forEachDistance calls f for the distances 1 to n-1, with the rank at that distance to send to and
+// the rank at that distance to receive from. After every maxTogether messages it flushes. Sender and
+// receiver of a message have it in the same round, because both order their peers by distance.
 func (t *together) forEachDistance(f func(to, from int)) {
 	a := t.a
 	for d := 1; d < a.Size; d++ {

@@ -2,10 +2,10 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/op"
 
-// Exportable tells whether the algorithm ipc can carry this rank's call: all tensors are contiguous
-// and in device memory, what the other ranks access is one range of memory, and this rank writes
-// nothing that others may still read. Exportable does not ask whether the driver can share this
-// kind of memory.
+// Exportable tells whether the algorithm ipc can serve this rank's call. All tensors must be
+// contiguous and in device memory. The memory that other ranks access must be one range on each
+// side. This rank must not write memory that others may still read. Exportable does not ask whether
+// the driver can share this kind of memory.
 //
 // The other ranks access both sides of an all_reduce, the root's result of a reduce, and the send
 // side of every other operation. A list of tensors is one range if each tensor begins where the one
@@ -14,28 +14,28 @@ func Exportable(a *Args) bool {
 	if !flat(a.Send) || !flat(a.Recv) {
 		return false
 	}
-	give, _, ok := a.exports()
-	return ok && a.resultIsSafe(give)
+	source, _, ok := a.exports()
+	return ok && a.resultIsSafe(source)
 }
 
-// exports returns what the other ranks read of this rank's memory (give) and what they write
-// (take). ok is false if either is not one range.
-func (a *Args) exports() (give, take Part, ok bool) {
+// exports returns the memory of this rank that the other ranks read (source) and the memory that
+// they write (target). Either may be empty. ok is false if source is not one range.
+func (a *Args) exports() (source, target Part, ok bool) {
 	t := a.Trait()
 	ok = true
 	switch {
 	case !has("ipc", a.Code):
-		return give, take, false
+		return source, target, false
 	case !t.Gives.Includes(a.Root, a.Rank):
 	case t.Send.PerRank():
-		give, ok = a.joined(a.Send)
+		source, ok = a.joined(a.Send)
 	default:
-		give = a.Part()
+		source = a.Part()
 	}
 	if t.Reduces && t.Shares == op.NoShares && a.WritesRecv() {
-		take = a.Recv[0] // every rank writes the slice that it reduces
+		target = a.Recv[0] // every rank writes the slice that it reduces
 	}
-	return give, take, ok
+	return source, target, ok
 }
 
 // joined returns parts as one part, if each begins where the one before ends.
@@ -54,19 +54,20 @@ func (a *Args) joined(parts []Part) (whole Part, ok bool) {
 	return whole, true
 }
 
-// resultIsSafe tells whether this rank can write its result while other ranks read give. It can if
-// the two do not overlap, or if the result lies exactly where only this rank reads.
-func (a *Args) resultIsSafe(give Part) bool {
-	if give.Count == 0 {
+// resultIsSafe tells whether this rank's result can be written while other ranks read source. It
+// can if the two do not overlap. It also can if the result has exactly the place of its input: the
+// whole source, or this rank's share of it.
+func (a *Args) resultIsSafe(source Part) bool {
+	if source.Count == 0 {
 		return true
 	}
-	mine, t := give, a.Trait()
+	mine, t := source, a.Trait()
 	perRank := t.Recv.PerRank()
 	if t.Shares == op.Pairwise {
 		mine = Part{} // the other ranks read all of it but this rank's share, so no place is safe
 	} else if t.Send.PerRank() {
 		from, count := a.share(a.Send, a.Rank)
-		mine = Part{Data: a.at(give.Data, from), Count: count}
+		mine = Part{Data: a.at(source.Data, from), Count: count}
 	}
 	results := len(a.Recv)
 	if perRank && results == 1 {
@@ -77,7 +78,7 @@ func (a *Args) resultIsSafe(give Part) bool {
 		if perRank {
 			r = a.resultFrom(i)
 		}
-		if !a.overlap(give, r) {
+		if !a.overlap(source, r) {
 			continue
 		}
 		if r.Data != mine.Data || r.Count != mine.Count || perRank && i != a.Rank {

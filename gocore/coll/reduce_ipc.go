@@ -6,6 +6,6 @@ var reduceIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) err
 	sl := a.slicesOnDevice(a.Count)
 	return hasSlice(sl), func(m *mapped) error {
 		mine := sl[a.Rank]
-		return m.reduce(mine.from, mine.count, a.at(m.takes[a.Root], mine.from))
+		return m.reduce(mine.from, mine.count, a.at(m.targets[a.Root], mine.from))
 	}
 })

@@ -12,7 +12,7 @@ import (
 // is copied while another is transferred. It serves every operation, every MPI and every kind of
 // device memory. Some of the ranks may have host tensors.
 //
-// Steps for piece k. There are three lanes of blocks, so piece k uses those of piece k-3.
+// There are three lanes of blocks, so piece k uses the blocks of piece k-3. Steps for piece k:
 //
 //  1. Wait until the device has copied the result of piece k-3 out of the blocks.
 //  2. The device copies piece k into the blocks, while piece k-1 is transferred.
@@ -29,8 +29,8 @@ var staged = Algorithm{Name: "staged", Memory: deviceMemory, Enabled: func(s *Si
 	return s.Any&NotStaged == 0
 }, Polls: always, Scratch: stagedScratch, Build: buildStaged}
 
-// lanes is the number of pieces in flight: while one is transferred, the one before is copied out
-// and the next one in.
+// lanes is the number of pieces in flight: while one piece is transferred, the piece before is
+// copied out and the piece after it is copied in.
 const lanes = 3
 
 // lane is a pair of blocks with one piece in them.
@@ -51,7 +51,7 @@ type stager struct {
 	lanes    [lanes]lane
 	sums     bool        // the device adds up, not the host
 	sendCopy lane        // a copy of all that is sent, if a result would be written over it
-	parts    *mem.Pinned // if sums: this rank's slice, as every rank has sent it
+	parts    *mem.Pinned // if sums: the inputs of all ranks for this rank's slice
 	summed   cuda.Event  // if sums: the last kernel
 	// failed is the first error of this rank's device, which is not called again after it. words is
 	// room for telling the other ranks.
@@ -171,7 +171,7 @@ func (s *stager) copySend() error {
 	return nil
 }
 
-// start queues the copies in of the first pieces.
+// start queues the copies of the first pieces into their blocks, and appends the steps of piece 0.
 func (s *stager) start() error {
 	a, t := s.args, s.host.Trait()
 	// The kernels serve operations whose result all ranks get, slice by slice.
@@ -226,8 +226,8 @@ func (s *stager) fill(k int) error {
 }
 
 // try calls the device, unless an earlier call has failed. A rank whose device has failed goes on
-// with its MPI calls, whatever its blocks contain, because the others wait for it in MPI, in calls
-// that no deadline ends. At the end verdict tells all ranks.
+// with its MPI calls, whatever its blocks contain, because the other ranks wait for it there. At the
+// end verdict tells all ranks.
 func (s *stager) try(f func() error) {
 	if s.failed == nil {
 		s.failed = f()
@@ -270,8 +270,8 @@ func (s *stager) transfer(k int) {
 			return nil
 		})
 		if int64(ahead)*s.piece < s.count {
-			// It uses the lane of the piece before this one. The device has been copying that one
-			// out while this one was transferred.
+			// Piece `ahead` uses the lane of piece k-1. The device was copying that piece out
+			// while piece k was transferred.
 			s.await(&s.lanes[ahead%lanes].out)
 			s.p.Do(func() error { return s.fill(ahead) })
 		}
@@ -358,8 +358,8 @@ func (s *stager) close() {
 	}
 }
 
-// whole stages an uneven operation in one piece. The ranks do not know the lengths of each other's
-// shares, so their pieces would not match.
+// whole stages an uneven operation in one piece. Pieces of shares that differ in length would not
+// match, and in an all_to_all the ranks do not even know the lengths of each other's shares.
 func (s *stager) whole() error {
 	a, ln := s.args, &s.lanes[0]
 	sides := []struct {

@@ -104,6 +104,8 @@ func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, 
 	return nil
 }
 
+// stream returns the stream for copies out of the blocks, which go into the device, or for copies
+// into the blocks, which go out of the device.
 func (s *stager) stream(out bool) cuda.Stream {
 	switch d := s.args.DeviceCall.Device; {
 	case d == nil:

@@ -15,25 +15,24 @@ import (
 type mapped struct {
 	a *Args
 	p *Program
-	// give is what the other ranks read of this rank's memory, take is what they write. Both may be
-	// empty.
-	give, take Part
-	// hasWork tells whether a rank queues kernels or copies; all ranks get the same answers. queue
-	// queues this rank's.
+	// The other ranks read source, and write target, in this rank's memory. Both may be empty.
+	source, target Part
+	// hasWork tells whether a rank queues kernels or copies. It gives the same answers on all
+	// ranks. queue queues the kernels or copies of this rank.
 	hasWork func(rank int) bool
 	queue   func(m *mapped) error
 
 	endpoint *ipc.Endpoint
 	records  []ipc.Record // by rank
 	words    []int32      // send and receive buffer of an MPI_Allreduce
-	// gives and takes have, by rank, the address in this process of what that rank gives and takes;
-	// nil if it is empty.
-	gives, takes []unsafe.Pointer
-	err          error // the reason why this rank cannot go on with ipc
+	// sources and targets have, by rank, the addresses in this process of that rank's source and
+	// target. The address of an empty one is nil.
+	sources, targets []unsafe.Pointer
+	err              error // the reason why this rank cannot go on with ipc
 }
 
 // overIPC returns the algorithm ipc of an operation. plan returns mapped.hasWork and mapped.queue.
-func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) bool, queue func(*mapped) error)) Algorithm {
+func overIPC(enabled func(*Sig) bool, plan func(*Args) (hasWork func(rank int) bool, queue func(*mapped) error)) Algorithm {
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
 	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
 		if a.DeviceCall.Peers.Refused() {
@@ -41,7 +40,7 @@ func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) boo
 		}
 		m := &mapped{a: a, p: p}
 		m.hasWork, m.queue = plan(a)
-		m.give, m.take, _ = a.exports()
+		m.source, m.target, _ = a.exports()
 		return m.build()
 	}}
 }
@@ -69,7 +68,7 @@ func (m *mapped) build() error {
 	}
 	m.words = unsafe.Slice((*int32)(words), 2)
 	addresses := make([]unsafe.Pointer, 2*a.Size)
-	m.gives, m.takes = addresses[:a.Size], addresses[a.Size:]
+	m.sources, m.targets = addresses[:a.Size], addresses[a.Size:]
 	p.Do(func() error {
 		// The others wait for this rank's record. If the rank cannot use ipc, the record says so.
 		record := &m.records[a.Rank]
@@ -101,13 +100,13 @@ func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
 		return ipc.Never, err
 	}
 	r.Ready, r.Done = endpoint.Events.ReadyHandle, endpoint.Events.DoneHandle
-	state, err := m.export(&m.give, &r.Give)
+	state, err := m.export(&m.source, &r.Source)
 	switch {
 	case state != ipc.Serves:
-	case m.take == m.give: // the operation is in place
-		r.Take = r.Give
+	case m.target == m.source: // the operation is in place
+		r.Target = r.Source
 	default:
-		state, err = m.export(&m.take, &r.Take)
+		state, err = m.export(&m.target, &r.Target)
 	}
 	return state, err
 }
@@ -164,20 +163,20 @@ func (m *mapped) agree() error {
 func (m *mapped) reach() error {
 	for r := range m.records {
 		if r == m.a.Rank {
-			if m.give.Count > 0 {
-				m.gives[r] = m.give.Data
+			if m.source.Count > 0 {
+				m.sources[r] = m.source.Data
 			}
-			if m.take.Count > 0 {
-				m.takes[r] = m.take.Data
+			if m.target.Count > 0 {
+				m.targets[r] = m.target.Data
 			}
 			continue
 		}
 		theirs := &m.records[r]
 		var err error
-		if m.gives[r], err = m.endpoint.Import(r, &theirs.Give); err != nil {
+		if m.sources[r], err = m.endpoint.Import(r, &theirs.Source); err != nil {
 			return err
 		}
-		if m.takes[r], err = m.endpoint.Import(r, &theirs.Take); err != nil {
+		if m.targets[r], err = m.endpoint.Import(r, &theirs.Target); err != nil {
 			return err
 		}
 		for _, h := range []*ipc.Handle{&theirs.Ready, &theirs.Done} {
@@ -228,7 +227,7 @@ func (m *mapped) settle(failed error) error {
 func (m *mapped) queueWork() error {
 	d := m.a.DeviceCall.Device
 	for r := range m.records {
-		if theirs := &m.records[r]; theirs.Give.Size > 0 || theirs.Take.Size > 0 {
+		if theirs := &m.records[r]; theirs.Source.Size > 0 || theirs.Target.Size > 0 {
 			if err := m.wait(r, &theirs.Ready); err != nil {
 				return err
 			}
@@ -242,7 +241,7 @@ func (m *mapped) queueWork() error {
 
 // finish makes the stream wait for the ranks that use this rank's memory.
 func (m *mapped) finish() error {
-	if m.give.Count > 0 || m.take.Count > 0 {
+	if m.source.Count > 0 || m.target.Count > 0 {
 		for r := range m.records {
 			if m.hasWork(r) {
 				if err := m.wait(r, &m.records[r].Done); err != nil {
@@ -267,13 +266,13 @@ func (m *mapped) wait(rank int, h *ipc.Handle) error {
 	return d.StreamWait(d.Comm, e)
 }
 
-// reduce queues the reduction, in rank order, of elements [from, from+count) of what the ranks
-// give. It writes the result to every address in to.
+// reduce queues the reduction, in rank order, of elements [from, from+count) of all sources. It
+// writes the result to every address in to.
 func (m *mapped) reduce(from, count int64, to ...unsafe.Pointer) error {
 	a := m.a
 	args := cuda.ReduceArgs{Count: count, NSrc: int64(a.Size), NDst: int64(len(to))}
-	for i, give := range m.gives {
-		args.Src[i], args.Scale[i] = uint64(uintptr(a.at(give, from))), a.Scale
+	for i, source := range m.sources {
+		args.Src[i], args.Scale[i] = uint64(uintptr(a.at(source, from))), a.Scale
 	}
 	for i, dst := range to {
 		args.Dst[i] = uint64(uintptr(dst))
@@ -281,12 +280,12 @@ func (m *mapped) reduce(from, count int64, to ...unsafe.Pointer) error {
 	return a.DeviceCall.Device.Reduce(&args, a.DType, a.Reduce, a.DeviceCall.Device.Comm)
 }
 
-// pull queues a copy into a part. It reads what a rank gives, from element from on.
+// pull queues a copy into the part to. It reads the source of a rank, from element from on.
 func (m *mapped) pull(to Part, rank int, from int64) error {
 	if to.Count == 0 {
 		return nil
 	}
-	src := m.a.at(m.gives[rank], from)
+	src := m.a.at(m.sources[rank], from)
 	if src == to.Data {
 		return nil
 	}

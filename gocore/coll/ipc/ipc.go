@@ -1,12 +1,13 @@
 // Package ipc lets the ranks of a node read and write each other's device memory (CUDA IPC). It has
-// what the ranks tell each other before a collective, and what each rank remembers of it.
+// the records that the ranks exchange before a collective, and the mappings that each rank keeps.
 //
 // A collective takes these steps on every rank:
 //
 //  1. The library's stream waits until the tensors are ready and records this rank's event Ready.
 //     The rank fills in its Record: the handles of its two events, of the memory that the other ranks
-//     may read (Give), and of the memory that they may write (Take). One MPI_Allgather, of a few
-//     hundred bytes a rank, exchanges the records.
+//     read (Source), and of the memory that they write (Target). One MPI_Allgather, of a few hundred
+//     bytes a rank, exchanges the records. If the tensors of a rank cannot be shared, its record says
+//     so, and this collective takes another algorithm.
 //  2. The rank maps the memory that it has not seen before. The first time that the ranks see these
 //     records, an MPI_Allreduce tells whether all could map it. If a rank could not, the group never
 //     uses ipc again, and the collective takes another algorithm. Reasons are a container without
@@ -17,9 +18,9 @@
 //  4. The stream waits for the event Done of the other ranks. The consumer of the tensors waits for
 //     the stream.
 //
-// So the host calls MPI twice, for some hundred bytes, once the records are known. Events alone
-// order the devices. No kernel waits for another one, because ranks that share a device take turns
-// on it.
+// So the host calls MPI twice, for a few hundred bytes, if the records are known. Events alone order
+// the devices. A kernel that waited for another kernel could wait for ever, because ranks that share
+// a device take turns on it. So no kernel does.
 //
 // Bytes moved, in device memory, for tensors of S bytes on n ranks: an all_reduce reads and writes
 // nS in all, of which each rank does S and S. If the ranks share a device, that is the least
@@ -27,18 +28,20 @@
 //
 // # Why two events a rank are enough
 //
-// A wait for an event is for what the event stands for when the wait is queued. So an event may be
-// recorded again as soon as all waits for its last record are queued.
+// A wait refers to the latest record of its event when the wait is queued. So an event may be
+// recorded again as soon as all waits for its latest record are queued.
 //
-// Ready of collective k is waited for before the MPI_Allreduce of step 3. This rank records Ready
-// again in collective k+1, which it begins after that MPI_Allreduce has returned, that is, after
-// all ranks have entered it. Done of collective k is waited for in step 4. This rank records Done
-// again in step 3 of collective k+1, after the MPI_Allgather there, which every rank enters after
-// its step 4, because the collectives of a group run one after another.
+// The waits for Ready of collective k are queued before the MPI_Allreduce of step 3. This rank
+// records Ready again in collective k+1. It begins that one after the MPI_Allreduce has returned,
+// and so after all ranks have entered it.
 //
-// A wait for an event that was never recorded waits for nothing, so no wait may be queued too
-// early. None is: Ready is recorded before the MPI_Allgather and waited for after it, and Done is
-// recorded before the MPI_Allreduce and waited for after it.
+// The waits for Done of collective k are queued in step 4. This rank records Done again in step 3
+// of collective k+1, after the MPI_Allgather there. Every rank enters that MPI_Allgather after its
+// step 4, because the collectives of a group run one after another.
+//
+// No wait is queued too early, when its event was not recorded yet: Ready is recorded before the
+// MPI_Allgather and its waits are queued after it. Done is recorded before the MPI_Allreduce and its
+// waits are queued after it.
 //
 // A stream waits only for work that was queued earlier in real time. So the waits form no circle,
 // in whatever order groups use a device's stream.
@@ -102,9 +105,9 @@ const (
 
 // Record is what a rank tells the other ranks. It has no pointer and no padding.
 type Record struct {
-	State       State
-	Ready, Done Handle
-	Give, Take  Memory
+	State          State
+	Ready, Done    Handle
+	Source, Target Memory
 }
 
 // Bytes is the length of a Record in a message.
@@ -178,8 +181,8 @@ func (p *Peers) Agree(records []byte) {
 	p.agreed = append(p.agreed, agreement{maphash.Bytes(p.seed, records), bytes.Clone(records)})
 }
 
-// Endpoint is one device of this process in one group: the events that it records, the memory that
-// it lets other ranks use, and the mappings of theirs.
+// Endpoint is one device of this process in one group. It has the events that this rank records, the
+// handles of its memory, and the mappings of other ranks' memory.
 type Endpoint struct {
 	Events *Events
 
@@ -207,9 +210,8 @@ type mapping struct {
 	at       unsafe.Pointer
 }
 
-// spare holds the events of groups that ended, by device. Events are never destroyed: another
-// process may still wait for one, and CUDA promises nothing about an event whose owner has
-// destroyed it.
+// spare holds the Events of groups that ended, by device. They are never destroyed: another process
+// may still wait for one, and CUDA promises nothing about an event whose owner has destroyed it.
 var spare = struct {
 	sync.Mutex
 	events map[Device][]*Events

@@ -290,7 +290,7 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 			endpoints[r] = endpointOf(t, peers[r], drivers[r][on[r]])
 			records[r].Ready = Handle{byte(r), byte(on[r])} // as the events of that device would have it
 			m := live[r][len(live[r])-1-rng.Intn(min(3, len(live[r])))]
-			records[r].Give = m
+			records[r].Source = m
 		}
 		raw := unsafe.Slice((*byte)(unsafe.Pointer(&records[0])), size*int(Bytes))
 		known := peers[0].Agreed(raw)
@@ -301,7 +301,7 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 			before := drivers[r][on[r]].opens
 			for other := range size {
 				if other != r {
-					put(t, endpoints[r], other, &records[other].Give)
+					put(t, endpoints[r], other, &records[other].Source)
 				}
 			}
 			if known {
