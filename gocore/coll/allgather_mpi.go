@@ -8,7 +8,7 @@ import (
 
 // allGatherMPI is MPI_Allgather of bytes. Bytes moved by each rank: (n-1)S in, and nS more for the
 // copy if the results are separate tensors.
-var allGatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly, Scratch: func(a *Args) int64 {
+var allGatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShares, Scratch: func(a *Args) int64 {
 	return a.contiguousScratch(a.Recv) + a.withoutOverlapScratch(a.Send, a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	dst, scatter, err := a.contiguous(p, a.Recv, false)

@@ -8,9 +8,9 @@ import "unsafe"
 //
 // Bytes moved by each rank: S read and S written. If all ranks share a device, these are nS and nS
 // of its memory, which is the least possible.
-var allReduceIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) error) {
+var allReduceIPC = ipcAlgorithm(kernelsReduce, func(a *Args) (func(int) bool, func(*ipcCall) error) {
 	sl := a.slicesOnDevice(a.Count)
-	return hasSlice(sl), func(m *mapped) error {
+	return hasSlice(sl), func(m *ipcCall) error {
 		mine, to := sl[a.Rank], make([]unsafe.Pointer, a.Size)
 		for i := range to {
 			to[i] = a.at(m.targets[i], mine.from)
@@ -32,7 +32,7 @@ const (
 func (a *Args) slicesOnDevice(n int64) []slice {
 	line := deviceLine / a.elem()
 	length := max((n+int64(a.Size)-1)/int64(a.Size), leastSlice/a.elem())
-	return a.cut(n, (length+line-1)/line*line)
+	return a.cutSlices(n, (length+line-1)/line*line)
 }
 
 // hasSlice returns a function that tells whether a rank's slice has elements.

@@ -18,7 +18,7 @@ var allReduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: (*Args).i
 	if err != nil {
 		return err
 	}
-	if err := a.reducing(p, mpi.FnAllreduce, send, recv.Data, recv.Count); err != nil {
+	if err := a.reduceCalls(p, mpi.FnAllreduce, send, recv.Data, recv.Count); err != nil {
 		return err
 	}
 	a.average(p, recv)
@@ -29,8 +29,8 @@ var allReduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: (*Args).i
 // as they are given, or more.
 const reduceChunk = 256 << 20
 
-// reducing appends calls of fn over n elements. If send is nil the operation is in place.
-func (a *Args) reducing(p *Program, fn mpi.Fn, send, recv unsafe.Pointer, n int64) error {
+// reduceCalls appends calls of fn over n elements. If send is nil the operation is in place.
+func (a *Args) reduceCalls(p *Program, fn mpi.Fn, send, recv unsafe.Pointer, n int64) error {
 	t, okT := a.Lib.TypeOf(a.DType)
 	o, okO := a.Lib.OpOf(a.Reduce, a.DType)
 	if !okT || !okO {

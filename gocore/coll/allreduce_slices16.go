@@ -39,12 +39,12 @@ const sliceAlign = 32
 
 func (a *Args) slices(n int64) []slice {
 	length := (n + int64(a.Size) - 1) / int64(a.Size)
-	return a.cut(n, (length+sliceAlign-1)/sliceAlign*sliceAlign)
+	return a.cutSlices(n, (length+sliceAlign-1)/sliceAlign*sliceAlign)
 }
 
-// cut makes one slice of n elements for each rank. Each has length elements, but the last ones may
+// cutSlices makes one slice of n elements for each rank. Each has length elements, but the last ones may
 // be shorter or empty.
-func (a *Args) cut(n, length int64) []slice {
+func (a *Args) cutSlices(n, length int64) []slice {
 	s := make([]slice, a.Size)
 	for i := range s {
 		from := min(int64(i)*length, n)

@@ -10,7 +10,7 @@ import (
 
 // allToAllEvenMPI is MPI_Alltoall of bytes. All parts of all ranks have the same length. Bytes
 // moved by each rank: (1-1/n)S out and in. S is all that a rank sends.
-var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly, Scratch: func(a *Args) int64 {
+var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShares, Scratch: func(a *Args) int64 {
 	return a.withoutOverlapScratch(a.Send, a.Recv) + a.contiguousScratch(a.Send) + a.contiguousScratch(a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	sends, err := a.withoutOverlap(p, a.Send, a.Recv)

@@ -190,8 +190,8 @@ func Choose(s *Sig) (*Algorithm, error) {
 // Polled tells whether the steps for a call have to be polled.
 func (alg *Algorithm) Polled(s *Sig) bool { return alg.Polls != nil && alg.Polls(s) }
 
-// has tells whether an operation has an algorithm of that name.
-func has(name string, c op.Code) bool {
+// hasAlgorithm tells whether an operation has an algorithm of that name.
+func hasAlgorithm(name string, c op.Code) bool {
 	for _, alg := range algorithms(c) {
 		if alg.Name == name {
 			return true
@@ -220,9 +220,9 @@ func Scratch(a *Args, flags arrive.Flags) (most int64) {
 
 // Conditions under which algorithms are enabled.
 
-func oneRank(s *Sig) bool { return s.Size == 1 }
-func evenly(s *Sig) bool  { return s.Agreed&Even != 0 }
-func always(*Sig) bool    { return true }
+func oneRank(s *Sig) bool    { return s.Size == 1 }
+func evenShares(s *Sig) bool { return s.Agreed&Even != 0 }
+func always(*Sig) bool       { return true }
 
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 

@@ -16,12 +16,12 @@ import (
 // lengths are not packed. A rank's part for itself is copied on the device. A rank with host
 // tensors takes part with their addresses.
 var (
-	broadcastDirect      = directly(always, nil, directBroadcast)
-	allGatherDirect      = directly(always, nil, directAllGather)
-	gatherDirect         = directly(always, nil, directGather)
-	scatterDirect        = directly(always, nil, directScatter)
-	allToAllEvenDirect   = directly(evenly, nil, directAllToAll)
-	allToAllUnevenDirect = directly(always, (*Args).lengthsScratch, func(a *Args, p *Program, t *together) error {
+	broadcastDirect      = directAlgorithm(always, nil, directBroadcast)
+	allGatherDirect      = directAlgorithm(always, nil, directAllGather)
+	gatherDirect         = directAlgorithm(always, nil, directGather)
+	scatterDirect        = directAlgorithm(always, nil, directScatter)
+	allToAllEvenDirect   = directAlgorithm(evenShares, nil, directAllToAll)
+	allToAllUnevenDirect = directAlgorithm(always, (*Args).lengthsScratch, func(a *Args, p *Program, t *messageBatch) error {
 		if err := agreeOnLengths(a, p, a.perRank(a.Send), a.perRank(a.Recv)); err != nil {
 			return err
 		}
@@ -29,11 +29,11 @@ var (
 	})
 )
 
-func directly(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Args, *Program, *together) error) Algorithm {
+func directAlgorithm(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Args, *Program, *messageBatch) error) Algorithm {
 	open := func(s *Sig) bool { return s.Any&NotDirect == 0 && enabled(s) }
 	return Algorithm{Name: "direct", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: scratch, Build: func(a *Args, p *Program) error {
 		p.Until(a.DeviceCall.ready)
-		t := together{a: a, p: p}
+		t := messageBatch{a: a, p: p}
 		if err := build(a, p, &t); err != nil {
 			return err
 		}
@@ -45,7 +45,7 @@ func directly(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Ar
 // DirectOK tells whether this rank's tensors suit the algorithm direct: each is contiguous, and
 // none that is sent overlaps one that is received (see separate).
 func DirectOK(a *Args) bool {
-	if !has("direct", a.Code) {
+	if !hasAlgorithm("direct", a.Code) {
 		return false
 	}
 	for _, parts := range [][]Part{a.Send, a.Recv} {
@@ -87,7 +87,7 @@ func (a *Args) separate() bool {
 const directMessage = 1 << 30
 
 // addPart adds the messages of one part.
-func (t *together) addPart(fn mpi.Fn, peer int, part Part) {
+func (t *messageBatch) addPart(fn mpi.Fn, peer int, part Part) {
 	step := directMessage / t.a.elem()
 	for from := int64(0); from < part.Count; from += step {
 		t.add(fn, peer, t.a.at(part.Data, from), min(step, part.Count-from))
@@ -95,13 +95,13 @@ func (t *together) addPart(fn mpi.Fn, peer int, part Part) {
 }
 
 // forEachDistance calls f for the distances 1 to n-1, with the rank at that distance to send to and
-// the rank at that distance to receive from. After every maxTogether messages it flushes. Sender and
+// the rank at that distance to receive from. After every maxBatch messages it flushes. Sender and
 // receiver of a message have it in the same round, because both order their peers by distance.
-func (t *together) forEachDistance(f func(to, from int)) {
+func (t *messageBatch) forEachDistance(f func(to, from int)) {
 	a := t.a
 	for d := 1; d < a.Size; d++ {
 		f((a.Rank+d)%a.Size, (a.Rank-d+a.Size)%a.Size)
-		if d%(maxTogether/2) == 0 {
+		if d%(maxBatch/2) == 0 {
 			t.flush()
 		}
 	}
@@ -109,7 +109,7 @@ func (t *together) forEachDistance(f func(to, from int)) {
 
 // copyLocal queues the copy of the part that this rank sends to itself, unless it lies in its
 // place.
-func (t *together) copyLocal(dst, src Part) {
+func (t *messageBatch) copyLocal(dst, src Part) {
 	a := t.a
 	if dst.Data == src.Data || dst.Count == 0 {
 		return
@@ -134,7 +134,7 @@ const directTree = 256 << 10
 // moved: S into every rank, up to ceil(log2 n) S out of the root. A long tensor on more than two
 // ranks is cut into n parts. The root sends one part to each rank, and the ranks then send their
 // parts to each other. Bytes moved: 2S out of the root, S out of and into the other ranks.
-func directBroadcast(a *Args, _ *Program, t *together) error {
+func directBroadcast(a *Args, _ *Program, t *messageBatch) error {
 	whole := a.Recv[0]
 	if a.Size == 2 || whole.Count*a.elem() <= directTree {
 		virtual := (a.Rank - a.Root + a.Size) % a.Size
@@ -177,7 +177,7 @@ func directBroadcast(a *Args, _ *Program, t *together) error {
 
 // directAllGather sends this rank's part to every other rank, and copies it into this rank's
 // result. Bytes moved by each rank: (n-1)S out and in, S by the copy.
-func directAllGather(a *Args, _ *Program, t *together) error {
+func directAllGather(a *Args, _ *Program, t *messageBatch) error {
 	recvs := a.perRank(a.Recv)
 	t.copyLocal(recvs[a.Rank], a.Send[0])
 	t.forEachDistance(func(to, from int) {
@@ -189,7 +189,7 @@ func directAllGather(a *Args, _ *Program, t *together) error {
 
 // directGather sends every part to the root. Bytes moved: S out of each rank, (n-1)S into the root,
 // S by the root's copy.
-func directGather(a *Args, _ *Program, t *together) error {
+func directGather(a *Args, _ *Program, t *messageBatch) error {
 	if a.Rank != a.Root {
 		t.addPart(mpi.FnSend, a.Root, a.Send[0])
 		return nil
@@ -202,7 +202,7 @@ func directGather(a *Args, _ *Program, t *together) error {
 
 // directScatter sends every rank its part. Bytes moved: (n-1)S out of the root, S by the root's
 // copy, S into each other rank.
-func directScatter(a *Args, _ *Program, t *together) error {
+func directScatter(a *Args, _ *Program, t *messageBatch) error {
 	if a.Rank != a.Root {
 		t.addPart(mpi.FnRecv, a.Root, a.Recv[0])
 		return nil
@@ -215,7 +215,7 @@ func directScatter(a *Args, _ *Program, t *together) error {
 
 // directAllToAll exchanges parts between all pairs of ranks. Bytes moved by each rank: (1-1/n)S out
 // and in, S/n by the copy. S is all that a rank sends.
-func directAllToAll(a *Args, _ *Program, t *together) error {
+func directAllToAll(a *Args, _ *Program, t *messageBatch) error {
 	sends, recvs := a.perRank(a.Send), a.perRank(a.Recv)
 	t.copyLocal(recvs[a.Rank], sends[a.Rank])
 	t.forEachDistance(func(to, from int) {

@@ -11,7 +11,7 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 // side of every other operation. A list of tensors is one range if each tensor begins where the one
 // before ends, as the chunks of one tensor do. A result that only this rank writes may be any list.
 func Exportable(a *Args) bool {
-	if !flat(a.Send) || !flat(a.Recv) {
+	if !contiguousOnDevice(a.Send) || !contiguousOnDevice(a.Recv) {
 		return false
 	}
 	source, _, ok := a.exports()
@@ -24,7 +24,7 @@ func (a *Args) exports() (source, target Part, ok bool) {
 	t := a.Trait()
 	ok = true
 	switch {
-	case !has("ipc", a.Code):
+	case !hasAlgorithm("ipc", a.Code):
 		return source, target, false
 	case !t.Gives.Includes(a.Root, a.Rank):
 	case t.Send.PerRank():

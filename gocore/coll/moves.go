@@ -23,22 +23,22 @@ func (a *Args) bytes(p *Program, n int64) (int64, mpi.Datatype, error) {
 	return 1, t, nil
 }
 
-// together collects messages between pairs of ranks that are under way at the same time. They use
+// messageBatch collects messages between pairs of ranks that are under way at the same time. They use
 // the communicator for collectives, which carries no message of the user's.
-type together struct {
+type messageBatch struct {
 	a     *Args
 	p     *Program
 	calls []mpi.Call
 	err   error
 }
 
-// maxTogether bounds the requests under way at once. More messages go in several rounds. Sender and
+// maxBatch bounds the requests under way at once. More messages go in several rounds. Sender and
 // receiver of a message have it in the same round, because both order their peers by distance.
-const maxTogether = 64
+const maxBatch = 64
 
 const pairTag = 1
 
-func (t *together) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64) {
+func (t *messageBatch) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64) {
 	if elements == 0 || t.err != nil {
 		return
 	}
@@ -56,16 +56,16 @@ func (t *together) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64)
 	t.calls = append(t.calls, c)
 }
 
-func (t *together) send(peer int, data unsafe.Pointer, elements int64) {
+func (t *messageBatch) send(peer int, data unsafe.Pointer, elements int64) {
 	t.add(mpi.FnSend, peer, data, elements)
 }
 
-func (t *together) recv(peer int, data unsafe.Pointer, elements int64) {
+func (t *messageBatch) recv(peer int, data unsafe.Pointer, elements int64) {
 	t.add(mpi.FnRecv, peer, data, elements)
 }
 
 // flush appends the calls collected so far as one round.
-func (t *together) flush() {
+func (t *messageBatch) flush() {
 	t.p.Together(t.calls)
 	t.calls = nil
 }
@@ -73,12 +73,12 @@ func (t *together) flush() {
 // exchange sends sends[i] to rank i and fills recvs[i] from it. The part for this rank itself is
 // copied. Bytes moved by each rank: the length of the parts.
 func exchange(a *Args, p *Program, sends, recvs []Part) error {
-	t := together{a: a, p: p}
+	t := messageBatch{a: a, p: p}
 	for d := 1; d < a.Size; d++ {
 		to, from := (a.Rank+d)%a.Size, (a.Rank-d+a.Size)%a.Size
 		t.recv(from, recvs[from].Data, recvs[from].Count)
 		t.send(to, sends[to].Data, sends[to].Count)
-		if d%(maxTogether/2) == 0 {
+		if d%(maxBatch/2) == 0 {
 			t.flush()
 		}
 	}

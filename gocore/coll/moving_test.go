@@ -269,7 +269,7 @@ func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 
 // There are more ranks than one round of an exchange serves.
 func TestExchangeInRounds(t *testing.T) {
-	const size = maxTogether/2 + 3
+	const size = maxBatch/2 + 3
 	w := newWorld(size)
 	a := Args{Sig: Sig{Code: op.AllToAll, DType: op.Int16, Count: 2}}
 	for _, how := range forms {

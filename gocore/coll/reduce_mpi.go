@@ -21,7 +21,7 @@ var reduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args
 		if err != nil {
 			return err
 		}
-		if err := a.reducing(p, mpi.FnReduce, send, a.Recv[0].Data, a.Recv[0].Count); err != nil {
+		if err := a.reduceCalls(p, mpi.FnReduce, send, a.Recv[0].Data, a.Recv[0].Count); err != nil {
 			return err
 		}
 		a.average(p, a.Recv[0])
@@ -40,7 +40,7 @@ var reduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args
 	if src.Data == nil { // MPI_IN_PLACE is for the root alone, and an empty buffer has no address
 		src.Data = unsafe.Pointer(&nothing)
 	}
-	return a.reducing(p, mpi.FnReduce, src.Data, nil, src.Count)
+	return a.reduceCalls(p, mpi.FnReduce, src.Data, nil, src.Count)
 }}
 
 // nothing is the address of an empty buffer. It is in the program's data, not on the heap.
@@ -62,7 +62,7 @@ var reduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: re
 		if err := a.sumSlice(p, src.Data, dst, sl); err != nil {
 			return err
 		}
-		t := together{a: a, p: p}
+		t := messageBatch{a: a, p: p}
 		t.send(a.Root, dst, mine.count)
 		t.flush()
 		return t.err
@@ -71,7 +71,7 @@ var reduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: re
 	if err := a.sumSlice(p, src.Data, a.at(dst, mine.from), sl); err != nil {
 		return err
 	}
-	t := together{a: a, p: p}
+	t := messageBatch{a: a, p: p}
 	for i, s := range sl {
 		if i != a.Rank {
 			t.recv(i, a.at(dst, s.from), s.count)

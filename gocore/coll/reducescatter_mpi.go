@@ -68,7 +68,7 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 			if i == a.Rank {
 				recv = result.Data
 			}
-			if err := one.reducing(p, mpi.FnReduce, a.at(src, from), recv, part.Count); err != nil {
+			if err := one.reduceCalls(p, mpi.FnReduce, a.at(src, from), recv, part.Count); err != nil {
 				return err
 			}
 			from += part.Count

@@ -34,13 +34,13 @@ var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) 
 			}
 			return nil
 		})
-		return a.reducing(p, fn, nil, scratch, recv.Count)
+		return a.reduceCalls(p, fn, nil, scratch, recv.Count)
 	}
 	send, err := a.input(p)
 	if err != nil {
 		return err
 	}
-	return a.reducing(p, fn, send, recv.Data, recv.Count)
+	return a.reduceCalls(p, fn, send, recv.Data, recv.Count)
 }}
 
 // scanChunk is how many elements of each rank are gathered at once.

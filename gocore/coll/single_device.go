@@ -8,7 +8,7 @@ var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: on
 	if !a.WritesRecv() || len(a.Send) == 0 && a.Reduce != op.PremulSum {
 		return nil // the result is there already
 	}
-	if a.Reduce == op.PremulSum || !flat(a.Send) || !flat(a.Recv) {
+	if a.Reduce == op.PremulSum || !contiguousOnDevice(a.Send) || !contiguousOnDevice(a.Recv) {
 		return buildStaged(a, p)
 	}
 	d := a.DeviceCall.Device
@@ -26,8 +26,8 @@ var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: on
 	return nil
 }}
 
-// flat tells whether all parts are contiguous device memory. An empty part may be anywhere.
-func flat(parts []Part) bool {
+// contiguousOnDevice tells whether all parts are contiguous device memory. An empty part may be anywhere.
+func contiguousOnDevice(parts []Part) bool {
 	for i := range parts {
 		if parts[i].Count > 0 && (!parts[i].OnDevice || parts[i].Layout != nil) {
 			return false

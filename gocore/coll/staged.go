@@ -41,18 +41,18 @@ type lane struct {
 
 // stager is a staged collective under way.
 type stager struct {
-	args     *Args
-	p        *Program
-	send     []row
-	recv     []row
-	host     Args // the host's collective, without its buffers
-	count    int64
-	piece    int64 // elements of a row in one piece
-	lanes    [lanes]lane
-	sums     bool        // the device adds up, not the host
-	sendCopy lane        // a copy of all that is sent, if a result would be written over it
-	parts    *mem.Pinned // if sums: the inputs of all ranks for this rank's slice
-	summed   cuda.Event  // if sums: the last kernel
+	args          *Args
+	p             *Program
+	send          []row
+	recv          []row
+	host          Args // the host's collective, without its buffers
+	count         int64
+	piece         int64 // elements of a row in one piece
+	lanes         [lanes]lane
+	deviceReduces bool        // the device adds up, not the host
+	sendCopy      lane        // a copy of all that is sent, if a result would be written over it
+	gathered      *mem.Pinned // if deviceReduces: the inputs of all ranks for this rank's slice
+	reduced       cuda.Event  // if deviceReduces: the last kernel
 	// failed is the first error of this rank's device, which is not called again after it. words is
 	// room for telling the other ranks.
 	failed error
@@ -97,7 +97,7 @@ func stagedScratch(a *Args) (most int64) {
 		}
 		most = Scratch(&host, host.Any&^Even)
 	}
-	if !unevenly(&a.Sig) {
+	if !unevenShares(&a.Sig) {
 		host.Count = a.pieceOf(a.Count)
 		block := func(parts []Part, perRank bool) []Part {
 			if rows := len(a.rows(parts, perRank)); rows > 0 {
@@ -137,8 +137,8 @@ func (s *stager) begin() error {
 			s.try(func() error { return d.StreamWait(stream, a.DeviceCall.Ready) })
 		}
 	}
-	if unevenly(&a.Sig) {
-		return s.whole()
+	if unevenShares(&a.Sig) {
+		return s.stageWhole()
 	}
 	if !a.separate() {
 		return s.copySend()
@@ -175,7 +175,7 @@ func (s *stager) copySend() error {
 func (s *stager) start() error {
 	a, t := s.args, s.host.Trait()
 	// The kernels serve operations whose result all ranks get, slice by slice.
-	s.sums = a.Agreed&DeviceReduce != 0 && a.Size <= cuda.MaxArrays && t.Reduces && !t.Prefix && t.Gets == op.Everyone
+	s.deviceReduces = a.Agreed&DeviceReduce != 0 && a.Size <= cuda.MaxArrays && t.Reduces && !t.Prefix && t.Gets == op.Everyone
 	s.piece = a.pieceOf(s.count)
 	for k := 0; k < lanes-1; k++ {
 		if k == 0 || int64(k)*s.piece < s.count {
@@ -259,8 +259,8 @@ func (s *stager) transfer(k int) {
 	mark := s.p.mark()
 	s.p.Do(func() error {
 		work := s.onHost
-		if s.sums {
-			work = s.sumOnDevice
+		if s.deviceReduces {
+			work = s.reduceOnDevice
 		}
 		if err := work(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
 			return err
@@ -350,17 +350,17 @@ func (s *stager) close() {
 			}
 		}
 	}
-	if s.parts != nil {
-		mem.PutPinned(s.parts, d.Comm)
+	if s.gathered != nil {
+		mem.PutPinned(s.gathered, d.Comm)
 	}
-	if s.summed != 0 {
-		d.PutEvent(s.summed)
+	if s.reduced != 0 {
+		d.PutEvent(s.reduced)
 	}
 }
 
-// whole stages an uneven operation in one piece. Pieces of shares that differ in length would not
+// stageWhole stages an uneven operation in one piece. Pieces of shares that differ in length would not
 // match, and in an all_to_all the ranks do not even know the lengths of each other's shares.
-func (s *stager) whole() error {
+func (s *stager) stageWhole() error {
 	a, ln := s.args, &s.lanes[0]
 	sides := []struct {
 		rows  []row

@@ -18,8 +18,8 @@ type segment struct {
 // row is one rank's share of a buffer: one segment after the other.
 type row []segment
 
-// unevenly tells whether the ranks' shares differ in length.
-func unevenly(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenly(s) }
+// unevenShares tells whether the ranks' shares differ in length.
+func unevenShares(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenShares(s) }
 
 // rows describes a side. perRank says that the side has a share for every rank.
 func (a *Args) rows(parts []Part, perRank bool) []row {

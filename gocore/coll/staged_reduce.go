@@ -10,14 +10,14 @@ import (
 // packed is the alignment in bytes at which the kernels move the most at once.
 const packed = 16
 
-// sumOnDevice replaces the host's algorithm for one piece of an all_reduce or a reduce_scatter: the
+// reduceOnDevice replaces the host's algorithm for one piece of an all_reduce or a reduce_scatter: the
 // host moves the data, and the device adds it up.
 //
 // Steps: each rank sends slice i of its block to rank i. A kernel on rank i reduces the n slices in
 // rank order; it reads and writes pinned memory over the bus. For an all_reduce the slices are then
 // gathered. Bytes moved by each rank, besides those of staged: (1-1/n)S out and in, twice for an
 // all_reduce and once for a reduce_scatter, and (1+1/n)S over the bus.
-func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
+func (s *stager) reduceOnDevice(send, recv []Part, count int64) error {
 	host := s.host
 	scattered := host.Trait().Send.PerRank()
 	from := recv[0]
@@ -36,21 +36,21 @@ func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 	}
 	n := sl[host.Rank].count
 	stride := (n*host.elem() + packed - 1) / packed * packed // the kernel moves whole packs
-	if s.parts == nil {
+	if s.gathered == nil {
 		var err error
-		if s.parts, err = s.block(max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
+		if s.gathered, err = s.block(max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
 			return err
 		}
-		if !s.parts.Locked {
+		if !s.gathered.Locked {
 			s.try(func() error {
-				return status.New(status.NoMemory, "%s: sums on the device (PADDLEMPI_CUDA_REDUCE=device) need %d bytes of pinned host memory, and the driver gives none", host.Code, s.parts.Bytes)
+				return status.New(status.NoMemory, "%s: sums on the device (PADDLEMPI_CUDA_REDUCE=device) need %d bytes of pinned host memory, and the driver gives none", host.Code, s.gathered.Bytes)
 			})
 		}
 	}
 	sends, recvs := make([]Part, host.Size), make([]Part, host.Size)
 	for i := range sl {
 		sends[i] = Part{Data: host.at(from.Data, sl[i].from), Count: sl[i].count}
-		recvs[i] = Part{Data: unsafe.Add(s.parts.Data, int64(i)*stride), Count: n}
+		recvs[i] = Part{Data: unsafe.Add(s.gathered.Data, int64(i)*stride), Count: n}
 	}
 	if err := exchange(&host, s.p, sends, recvs); err != nil {
 		return err
@@ -59,7 +59,7 @@ func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 		s.try(func() error { return s.launch(to, recvs) })
 		return nil
 	})
-	s.await(&s.summed)
+	s.await(&s.reduced)
 	if scattered {
 		return nil
 	}
@@ -77,5 +77,5 @@ func (s *stager) launch(to unsafe.Pointer, parts []Part) error {
 	if err := d.Reduce(&args, s.args.DType, s.args.Reduce, d.Comm); err != nil {
 		return err
 	}
-	return s.mark(&s.summed, d.Comm)
+	return s.mark(&s.reduced, d.Comm)
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// mapped is a collective in which the ranks of a node read and write each other's device memory.
+// ipcCall is a collective in which the ranks of a node read and write each other's device memory.
 // The comment of package ipc has the steps, and why they are enough.
-type mapped struct {
+type ipcCall struct {
 	a *Args
 	p *Program
 	// The other ranks read source, and write target, in this rank's memory. Both may be empty.
@@ -20,7 +20,7 @@ type mapped struct {
 	// hasWork tells whether a rank queues kernels or copies. It gives the same answers on all
 	// ranks. queue queues the kernels or copies of this rank.
 	hasWork func(rank int) bool
-	queue   func(m *mapped) error
+	queue   func(m *ipcCall) error
 
 	endpoint *ipc.Endpoint
 	records  []ipc.Record // by rank
@@ -31,31 +31,31 @@ type mapped struct {
 	err              error // the reason why this rank cannot go on with ipc
 }
 
-// overIPC returns the algorithm ipc of an operation. plan returns mapped.hasWork and mapped.queue.
-func overIPC(enabled func(*Sig) bool, plan func(*Args) (hasWork func(rank int) bool, queue func(*mapped) error)) Algorithm {
+// ipcAlgorithm returns the algorithm ipc of an operation. plan returns ipcCall.hasWork and ipcCall.queue.
+func ipcAlgorithm(enabled func(*Sig) bool, plan func(*Args) (hasWork func(rank int) bool, queue func(*ipcCall) error)) Algorithm {
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
-	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
+	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).ipcScratch, Build: func(a *Args, p *Program) error {
 		if a.DeviceCall.Peers.Refused() {
 			return a.buildWithoutIPC(p)
 		}
-		m := &mapped{a: a, p: p}
+		m := &ipcCall{a: a, p: p}
 		m.hasWork, m.queue = plan(a)
 		m.source, m.target, _ = a.exports()
 		return m.build()
 	}}
 }
 
-// mappedScratch returns the scratch memory of mapped.build and of the algorithm that may replace
+// ipcScratch returns the scratch memory of ipcCall.build and of the algorithm that may replace
 // ipc.
-func (a *Args) mappedScratch() int64 {
+func (a *Args) ipcScratch() int64 {
 	other := *a
 	return pad(int64(a.Size)*ipc.Bytes) + pad(8) + Scratch(&other, a.Any&^IPC)
 }
 
-// summed tells whether the kernels have this reduction, and over that many ranks.
-func summed(s *Sig) bool { return s.Size <= cuda.MaxArrays && op.Defined(s.Reduce, s.DType) }
+// kernelsReduce tells whether the kernels have this reduction, and over that many ranks.
+func kernelsReduce(s *Sig) bool { return s.Size <= cuda.MaxArrays && op.Defined(s.Reduce, s.DType) }
 
-func (m *mapped) build() error {
+func (m *ipcCall) build() error {
 	a, p := m.a, m.p
 	block, err := p.Alloc(int64(a.Size) * ipc.Bytes)
 	if err != nil {
@@ -85,7 +85,7 @@ func (m *mapped) build() error {
 }
 
 // announce fills in this rank's record and records the event Ready, which stands for the tensors.
-func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
+func (m *ipcCall) announce(r *ipc.Record) (ipc.State, error) {
 	*r = ipc.Record{}
 	dc := m.a.DeviceCall
 	endpoint, err := dc.Peers.Endpoint(dc.Device)
@@ -111,7 +111,7 @@ func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
 	return state, err
 }
 
-func (m *mapped) export(part *Part, to *ipc.Memory) (ipc.State, error) {
+func (m *ipcCall) export(part *Part, to *ipc.Memory) (ipc.State, error) {
 	if part.Count == 0 {
 		return ipc.Serves, nil
 	}
@@ -130,7 +130,7 @@ func (m *mapped) export(part *Part, to *ipc.Memory) (ipc.State, error) {
 }
 
 // agree goes on when the records of all ranks are there.
-func (m *mapped) agree() error {
+func (m *ipcCall) agree() error {
 	state := ipc.Serves
 	for i := range m.records {
 		state = min(state, m.records[i].State)
@@ -160,7 +160,7 @@ func (m *mapped) agree() error {
 }
 
 // reach maps the memory and opens the events that the other ranks have named.
-func (m *mapped) reach() error {
+func (m *ipcCall) reach() error {
 	for r := range m.records {
 		if r == m.a.Rank {
 			if m.source.Count > 0 {
@@ -191,7 +191,7 @@ func (m *mapped) reach() error {
 // perform queues this rank's kernel or copies, unless this rank has failed already, and goes on
 // when all ranks have queued theirs. The others wait in MPI, so a rank that has failed tells them
 // there.
-func (m *mapped) perform(err error) error {
+func (m *ipcCall) perform(err error) error {
 	if err == nil && m.hasWork(m.a.Rank) {
 		err = m.queueWork()
 	}
@@ -210,7 +210,7 @@ func (m *mapped) perform(err error) error {
 
 // settle ends a collective that failed. It waits until the work that the other ranks had queued is
 // over, because the caller may then free the tensors to which that work writes.
-func (m *mapped) settle(failed error) error {
+func (m *ipcCall) settle(failed error) error {
 	if m.finish() != nil { // the context is broken, so waiting is impossible
 		return failed
 	}
@@ -224,7 +224,7 @@ func (m *mapped) settle(failed error) error {
 	return nil
 }
 
-func (m *mapped) queueWork() error {
+func (m *ipcCall) queueWork() error {
 	d := m.a.DeviceCall.Device
 	for r := range m.records {
 		if theirs := &m.records[r]; theirs.Source.Size > 0 || theirs.Target.Size > 0 {
@@ -240,7 +240,7 @@ func (m *mapped) queueWork() error {
 }
 
 // finish makes the stream wait for the ranks that use this rank's memory.
-func (m *mapped) finish() error {
+func (m *ipcCall) finish() error {
 	if m.source.Count > 0 || m.target.Count > 0 {
 		for r := range m.records {
 			if m.hasWork(r) {
@@ -254,7 +254,7 @@ func (m *mapped) finish() error {
 }
 
 // wait makes the stream wait for an event of another rank. An event of this rank needs no wait.
-func (m *mapped) wait(rank int, h *ipc.Handle) error {
+func (m *ipcCall) wait(rank int, h *ipc.Handle) error {
 	if rank == m.a.Rank {
 		return nil
 	}
@@ -268,7 +268,7 @@ func (m *mapped) wait(rank int, h *ipc.Handle) error {
 
 // reduce queues the reduction, in rank order, of elements [from, from+count) of all sources. It
 // writes the result to every address in to.
-func (m *mapped) reduce(from, count int64, to ...unsafe.Pointer) error {
+func (m *ipcCall) reduce(from, count int64, to ...unsafe.Pointer) error {
 	a := m.a
 	args := cuda.ReduceArgs{Count: count, NSrc: int64(a.Size), NDst: int64(len(to))}
 	for i, source := range m.sources {
@@ -281,7 +281,7 @@ func (m *mapped) reduce(from, count int64, to ...unsafe.Pointer) error {
 }
 
 // pull queues a copy into the part to. It reads the source of a rank, from element from on.
-func (m *mapped) pull(to Part, rank int, from int64) error {
+func (m *ipcCall) pull(to Part, rank int, from int64) error {
 	if to.Count == 0 {
 		return nil
 	}
@@ -295,7 +295,7 @@ func (m *mapped) pull(to Part, rank int, from int64) error {
 
 // inTurn calls f for every rank, beginning with this one, so that not all ranks read the same
 // rank's memory at once.
-func (m *mapped) inTurn(f func(rank int) error) error {
+func (m *ipcCall) inTurn(f func(rank int) error) error {
 	for i := range m.a.Size {
 		if err := f((m.a.Rank + i) % m.a.Size); err != nil {
 			return err

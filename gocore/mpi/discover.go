@@ -78,8 +78,8 @@ func (s *system) discover(o Options) (Found, []string, error) {
 			"Looked at:\n  %s", EnvLibrary, strings.Join(q.looked, "\n  "))
 }
 
-// named returns the library that the user names, and how.
-func (s *system) named(o Options) (path, how string) {
+// userChoice returns the library that the user names, and how.
+func (s *system) userChoice(o Options) (path, how string) {
 	if o.Path != "" {
 		return o.Path, "named by init_process_group(mpi=...)"
 	}
@@ -87,7 +87,7 @@ func (s *system) named(o Options) (path, how string) {
 }
 
 func (s *search) explicit(o Options) (Found, bool, error) {
-	path, how := s.named(o)
+	path, how := s.userChoice(o)
 	if path == "" {
 		s.note("%s: not set", EnvLibrary)
 		return Found{}, false, nil
@@ -96,7 +96,7 @@ func (s *search) explicit(o Options) (Found, bool, error) {
 		return Found{path, how}, true, nil // a soname: the dynamic loader finds it
 	}
 	if s.dir(path) {
-		if p, ok := s.in(path, launcher.Any); ok {
+		if p, ok := s.firstLibrary(path, launcher.Any); ok {
 			return Found{p, how}, true, nil
 		}
 		return Found{}, false, status.New(status.MPINotFound, "%s is %s, a directory without an MPI library: none of %s in it or its lib",
@@ -146,15 +146,15 @@ func (s *search) running(Options) (Found, bool, error) {
 }
 
 func (s *system) checkExplicit(o Options, running Info) error {
-	path, how := s.named(o)
+	path, how := s.userChoice(o)
 	if path == "" {
 		return nil
 	}
 	if strings.Contains(path, "/") {
 		if s.dir(path) {
-			path, _ = s.in(path, launcher.Any)
+			path, _ = s.firstLibrary(path, launcher.Any)
 		}
-		if s.same(s.library(path), running.Path) {
+		if s.sameFile(s.library(path), running.Path) {
 			return nil
 		}
 	} else if strings.HasPrefix(filepath.Base(running.Path), path) {
@@ -181,20 +181,20 @@ func (s *search) launchers(Options) (Found, bool, error) {
 	}
 	why := "that of the launcher " + l.Path
 	prefix := l.prefix()
-	if p, ok := s.in(prefix, l.kind.Family); ok {
+	if p, ok := s.firstLibrary(prefix, l.kind.Family); ok {
 		return Found{p, why}, true, nil
 	}
 	if dir := s.get("OMPI_LIBDIR_LOC"); l.kind.Family == launcher.OpenMPI && dir != "" {
 		// Open MPI's mpirun sets this variable. Its daemon may be a PRRTE that is installed
 		// elsewhere.
-		if p, ok := s.in(dir, l.kind.Family); ok {
+		if p, ok := s.firstLibrary(dir, l.kind.Family); ok {
 			return Found{p, why}, true, nil
 		}
 	}
 	s.note("launcher %s: no %s under %s", l.Path, strings.Join(sonames[l.kind.Family], ", "), prefix)
 	// The library may be somewhere else. Any library of the launcher's family is better than one
 	// that the launcher cannot start.
-	if p, ok := s.ask(l.kind.Family); ok {
+	if p, ok := s.askLoader(l.kind.Family); ok {
 		return Found{p, "of the family of the launcher " + l.Path + ", found by the dynamic loader"}, true, nil
 	}
 	return Found{}, false, nil
@@ -214,7 +214,7 @@ func (s *search) variables(Options) (Found, bool, error) {
 			s.note("%s=%s: not of the launcher's family", v.name, prefix)
 			continue
 		}
-		if p, ok := s.in(prefix, v.of); ok {
+		if p, ok := s.firstLibrary(prefix, v.of); ok {
 			return Found{p, fmt.Sprintf("that of %s=%s", v.name, prefix)}, true, nil
 		}
 		s.note("%s=%s: no %s under it", v.name, prefix, strings.Join(sonames[v.of], ", "))
@@ -233,7 +233,7 @@ func (s *search) wheels(o Options) (Found, bool, error) {
 		if prefix == "" {
 			continue
 		}
-		all := s.all(prefix, s.started)
+		all := s.libraries(prefix, s.started)
 		if len(all) == 0 {
 			s.note("%s: no %s", filepath.Join(prefix, "lib"), strings.Join(sonames[s.started], ", "))
 			continue
@@ -248,14 +248,14 @@ func (s *search) wheels(o Options) (Found, bool, error) {
 }
 
 func (s *search) loader(Options) (Found, bool, error) {
-	if p, ok := s.ask(s.started); ok {
+	if p, ok := s.askLoader(s.started); ok {
 		return Found{p, "found by the dynamic loader"}, true, nil
 	}
 	return Found{}, false, nil
 }
 
-// ask asks the dynamic loader for the sonames of a family.
-func (s *search) ask(of launcher.Family) (string, bool) {
+// askLoader asks the dynamic loader for the sonames of a family.
+func (s *search) askLoader(of launcher.Family) (string, bool) {
 	for _, name := range sonames[of] {
 		path, err := s.load(name)
 		if err == nil {
@@ -266,18 +266,18 @@ func (s *search) ask(of launcher.Family) (string, bool) {
 	return "", false
 }
 
-// in returns the first library of a family under a prefix.
-func (s *system) in(prefix string, of launcher.Family) (string, bool) {
-	all := s.all(prefix, of)
+// firstLibrary returns the first library of a family under a prefix.
+func (s *system) firstLibrary(prefix string, of launcher.Family) (string, bool) {
+	all := s.libraries(prefix, of)
 	if len(all) == 0 {
 		return "", false
 	}
 	return all[0], true
 }
 
-// all returns the libraries of a family under a prefix, in order of preference, one path for each
+// libraries returns the libraries of a family under a prefix, in order of preference, one path for each
 // library.
-func (s *system) all(prefix string, of launcher.Family) []string {
+func (s *system) libraries(prefix string, of launcher.Family) []string {
 	var out []string
 	for _, name := range sonames[of] {
 		for _, dir := range libraryDirs() {
@@ -303,8 +303,8 @@ func libraryDirs() []string {
 	return dirs
 }
 
-// same tells whether two paths are one file.
-func (s *system) same(a, b string) bool {
+// sameFile tells whether two paths are one file.
+func (s *system) sameFile(a, b string) bool {
 	x, errX := filepath.EvalSymlinks(filepath.Join(s.root, a))
 	y, errY := filepath.EvalSymlinks(filepath.Join(s.root, b))
 	return errX == nil && errY == nil && x == y

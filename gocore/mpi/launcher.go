@@ -45,7 +45,7 @@ var noLauncher = LauncherInfo{Size: -1, Rank: -1, LocalRank: -1, LocalSize: -1}
 func (s *system) launcher() LauncherInfo {
 	for _, p := range s.parents() {
 		if k := launcher.ByProcess(p.name); k != nil {
-			l := s.numbered(k, p.pid)
+			l := s.fromVariables(k, p.pid)
 			l.Name, l.Path, l.PID, l.Mpirun = p.name, p.path, p.pid, slices.Contains(k.Mpirun, p.name)
 			return l
 		}
@@ -58,32 +58,32 @@ func (s *system) hiddenLauncher() LauncherInfo {
 		return l
 	}
 	for _, k := range launcher.Kinds {
-		if l := s.numbered(k, 0); l.Size > 0 && l.Rank >= 0 {
+		if l := s.fromVariables(k, 0); l.Size > 0 && l.Rank >= 0 {
 			return l
 		}
 	}
 	return noLauncher
 }
 
-// numbered returns what a launcher's variables tell. pid is the launcher's process.
-func (s *system) numbered(k *launcher.Kind, pid int) LauncherInfo {
+// fromVariables returns what a launcher's variables tell. pid is the launcher's process.
+func (s *system) fromVariables(k *launcher.Kind, pid int) LauncherInfo {
 	l := noLauncher
 	l.Kind, l.MPI, l.kind = k.Name, k.MPI, k
 	if _, task := s.env(k.Task); k.Task != "" && !task {
 		return l
 	}
-	l.Size, l.Rank = s.first(k.Size), s.first(k.Rank)
-	l.LocalRank, l.LocalSize = s.first(k.LocalRank), s.first(k.LocalSize)
+	l.Size, l.Rank = s.firstNumber(k.Size), s.firstNumber(k.Rank)
+	l.LocalRank, l.LocalSize = s.firstNumber(k.LocalRank), s.firstNumber(k.LocalSize)
 	if k.TasksPerNode != "" {
 		l.LocalSize = s.tasksOfThisNode(k)
 	}
 	l.Job = s.job(k, pid)
-	l.Host = s.head(k, l.Job)
+	l.Host = s.headHost(k, l.Job)
 	return l
 }
 
-// first returns the value of the first variable that holds a number, or -1.
-func (s *system) first(names []string) int {
+// firstNumber returns the value of the first variable that holds a number, or -1.
+func (s *system) firstNumber(names []string) int {
 	for _, name := range names {
 		if n, ok := s.number(name); ok {
 			return n
@@ -137,9 +137,9 @@ func (s *system) job(k *launcher.Kind, pid int) string {
 	return strings.Join(parts, ".")
 }
 
-// head returns a host under a name that all processes of the job know, or "" if the launcher does
+// headHost returns a host under a name that all processes of the job know, or "" if the launcher does
 // not say.
-func (s *system) head(k *launcher.Kind, job string) string {
+func (s *system) headHost(k *launcher.Kind, job string) string {
 	for _, h := range k.Head {
 		text := job
 		if h.Variable != "" {

@@ -79,11 +79,11 @@ func (s *system) wayOut(l LauncherInfo, lib Info) string {
 	out := "Start with " + s.mpirunOf(lib)
 	path := "the libmpi.so of that launcher"
 	if prefix := l.prefix(); prefix != "" {
-		if p, ok := s.in(prefix, l.kind.Family); ok {
+		if p, ok := s.firstLibrary(prefix, l.kind.Family); ok {
 			path = p
 		}
 	}
-	if s.same(path, lib.Path) {
+	if s.sameFile(path, lib.Path) {
 		return out
 	}
 	return out + fmt.Sprintf(", or use the library of the launcher: %s=%s", EnvLibrary, path)

@@ -64,7 +64,7 @@ func Open(o Options) (Library, error) {
 // chooses.
 func find(o Options) (*library, error) {
 	for _, path := range Loaded() {
-		if !runs(path) {
+		if !isInitialised(path) {
 			continue
 		}
 		l, err := newLibrary(path, "initialised in this process already")
@@ -93,8 +93,8 @@ func newLibrary(path, why string) (*library, error) {
 	return &library{loaded: ld, table: t}, nil
 }
 
-// runs tells whether the library at path, which this process has loaded, was initialised.
-func runs(path string) bool {
+// isInitialised tells whether the library at path, which this process has loaded, was initialised.
+func isInitialised(path string) bool {
 	file := dl.Loaded(path)
 	if file == nil {
 		return false

@@ -113,8 +113,8 @@ func (l *library) wait(q *request) *status.Error {
 	return q.err
 }
 
-// asked calls the hooks.
-func (l *library) asked(c *mpi.Call) (time.Duration, error) {
+// runHooks calls the hooks.
+func (l *library) runHooks(c *mpi.Call) (time.Duration, error) {
 	l.w.mu.Lock()
 	l.calls++
 	k := l.calls
@@ -131,7 +131,7 @@ func (l *library) asked(c *mpi.Call) (time.Duration, error) {
 }
 
 func (l *library) Run(c *mpi.Call, st *mpi.Status) error {
-	delay, err := l.asked(c)
+	delay, err := l.runHooks(c)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (l *library) FreeSlot(s *mpi.Slot) {
 }
 
 func (l *library) Start(c *mpi.Call, s *mpi.Slot) error {
-	delay, err := l.asked(c)
+	delay, err := l.runHooks(c)
 	if err != nil {
 		return err
 	}
