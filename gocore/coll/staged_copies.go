@@ -9,14 +9,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// segment is the elements [from, from+count) of a part, in row-major order.
-type segment struct {
+// extent is the elements [from, from+count) of a part, in row-major order.
+type extent struct {
 	part        *Part
 	from, count int64
 }
 
-// row is one rank's share of a buffer: one segment after the other.
-type row []segment
+// row is one rank's share of a buffer: one extent after the other.
+type row []extent
 
 // unevenShares tells whether the ranks' shares differ in length.
 func unevenShares(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenShares(s) }
@@ -49,7 +49,7 @@ func oneRow(parts []Part) []row {
 	}
 	var r row
 	for i := range parts {
-		r = append(r, segment{&parts[i], 0, parts[i].Count})
+		r = append(r, extent{&parts[i], 0, parts[i].Count})
 	}
 	return []row{r}
 }

@@ -118,7 +118,8 @@ type Info struct {
 // MPI_THREAD_MULTIPLE. Errors are *status.Error.
 type Library interface {
 	Info() Info
-	// World returns MPI_COMM_WORLD. Only init, and the callers of topo, use it.
+	// World returns MPI_COMM_WORLD. Init and the doctor (gocore/diagnose) use it. Groups use
+	// communicators that were made for them.
 	World() Comm
 	Rank(Comm) (int, error)
 	Size(Comm) (int, error)
@@ -149,7 +150,7 @@ type Library interface {
 	Iprobe(c Comm, source, tag int32) (st Status, found bool, err error)
 
 	// Byte returns MPI_BYTE. Bytes returns a datatype of exactly n bytes, which may be more than
-	// MaxCount. free releases it; MPI lets calls under way end first.
+	// MaxCount. free releases the datatype. It is called after the calls that use the datatype.
 	Byte() Datatype
 	Bytes(n int64) (t Datatype, free func(), err error)
 	// TypeOf and OpOf return false if neither MPI nor a user op of this package can reduce the
