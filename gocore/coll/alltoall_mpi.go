@@ -100,7 +100,7 @@ func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
 			return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there; nothing was sent",
 				from, theirs[from], to, recvs[from].Count, from, to).WithRanks(from, to)
 		}
-		return status.New(status.Mismatch, "all_to_all: what rank %d of the group sends to rank %d is not as long as that rank expects; nothing was sent",
+		return status.New(status.Mismatch, "all_to_all: rank %d of the group sends rank %d another length than that rank expects; nothing was sent",
 			from, to).WithRanks(from, to)
 	})
 	return nil

@@ -187,10 +187,10 @@ func (d *Driver) fail(dev *Device, call string, rc C.int) error {
 	case rc == C.PC_NO_DEVICE:
 		return status.New(status.Unsupported, "%s: %s: the driver sees no CUDA device; look at nvidia-smi, CUDA_VISIBLE_DEVICES and what the container was given", call, what)
 	case rc == C.PC_NOT_INITIALIZED && dev == nil:
-		return status.New(status.Unsupported, "%s: %s: the CUDA driver does not start in this process; after a fork it does not: start workers by spawn", call, what)
+		return status.New(status.Unsupported, "%s: %s: the CUDA driver does not start in this process; it never does after a fork: start workers with the spawn method", call, what)
 	case sticky(int(rc)):
-		return status.New(status.Cuda, "%s%s: %s: %s. An operation queued on the device before has failed, most likely a kernel of the program's own: paddlempi only found out, "+
-			"and every later call in this process fails alike. CUDA_LAUNCH_BLOCKING=1 makes the failing call raise by itself", call, where, what, C.GoString(text))
+		return status.New(status.Cuda, "%s%s: %s: %s. An operation queued on the device before has failed, most likely a kernel of the program's own: paddlempi only reports it, "+
+			"and every later call in this process will fail with the same error. With CUDA_LAUNCH_BLOCKING=1 the failing call itself raises", call, where, what, C.GoString(text))
 	}
 	return status.New(status.Cuda, "%s%s: %s: %s", call, where, what, C.GoString(text))
 }

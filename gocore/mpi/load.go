@@ -15,7 +15,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// loaded is a libmpi that this process has loaded, and has not initialised yet.
+// loaded is what is known of a libmpi before it is initialised.
 type loaded struct {
 	file *dl.Library
 	abi  *ABI

@@ -132,5 +132,5 @@ func reopen(l *library, o Options) (Library, error) {
 
 func finalizedError(path string) error {
 	return status.New(status.MPI, "MPI (%s) was finalized in this process, and cannot be initialised again: "+
-		"call init_process_group before whoever finalizes MPI does", path)
+		"call init_process_group before other code finalizes MPI", path)
 }
