@@ -1,11 +1,11 @@
 package coll
 
-// allGatherIPC: each rank copies what the others send into its place, which may differ in
-// length, and its own unless it lies there. Bytes moved a rank: what it gets, read and
-// written.
-var allGatherIPC = overIPC(always, func(a *Args) (func(int) bool, func(*mapped) error) {
-	return everyRank, func(m *mapped) error {
-		return m.inTurn(func(rank int) error { return m.pull(a.place(rank), rank, 0) })
+// allGatherIPC: each rank copies what every other rank sends into its result, and its own part
+// unless it is there already. The parts may differ in length. Bytes moved by each rank: its result,
+// read and written.
+var allGatherIPC = ipcAlgorithm(always, func(a *Args) (func(int) bool, func(*ipcCall) error) {
+	return everyRank, func(m *ipcCall) error {
+		return m.inTurn(func(rank int) error { return m.pull(a.resultFrom(rank), rank, 0) })
 	}
 })
 

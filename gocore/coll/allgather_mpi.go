@@ -6,16 +6,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// allGatherMPI is MPI_Allgather of bytes. Bytes moved a rank: (n-1)S in, and nS
-// more where the results are separate tensors.
-var allGatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly, Scratch: func(a *Args) int64 {
-	return a.joining(a.Recv) + a.copying(a.Send, a.Recv)
+// allGatherMPI is MPI_Allgather of bytes. Bytes moved by each rank: (n-1)S in, and nS more for the
+// copy if the results are separate tensors.
+var allGatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShares, Scratch: func(a *Args) int64 {
+	return a.contiguousScratch(a.Recv) + a.withoutOverlapScratch(a.Send, a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	dst, scatter, err := a.contiguous(p, a.Recv, false)
 	if err != nil {
 		return err
 	}
-	src, inPlace, err := a.ownPart(p, dst, int64(a.Rank)*a.Send[0].Count)
+	src, inPlace, err := a.sendOrInPlace(p, dst, int64(a.Rank)*a.Send[0].Count)
 	if err != nil {
 		return err
 	}
@@ -33,30 +33,31 @@ var allGatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly, S
 	return nil
 }}
 
-// ownPart returns this rank's contribution and whether it lies in its place already,
-// element at of dst; if it lies across others' places, a copy.
-func (a *Args) ownPart(p *Program, dst unsafe.Pointer, at int64) (unsafe.Pointer, bool, error) {
+// sendOrInPlace returns this rank's input, and whether it is in its place already, which begins at
+// element at of dst. If the input overlaps the places of other ranks' parts, a copy is returned.
+func (a *Args) sendOrInPlace(p *Program, dst unsafe.Pointer, at int64) (unsafe.Pointer, bool, error) {
 	if a.Send[0].Data == a.at(dst, at) {
 		return a.Send[0].Data, true, nil
 	}
-	parts, err := a.apart(p, a.Send, a.Recv)
+	parts, err := a.withoutOverlap(p, a.Send, a.Recv)
 	if err != nil {
 		return nil, false, err
 	}
 	return parts[0].Data, false, nil
 }
 
-// allGatherUnevenMPI serves contributions of different lengths, which all ranks
-// know: MPI_Allgatherv, or a broadcast a rank past the reach of its displacements.
-// Bytes moved a rank: what the others hold, and all of it once more by the copy.
+// allGatherUnevenMPI serves inputs of different lengths, which all ranks know. It is
+// MPI_Allgatherv, or one broadcast from each rank if the result is too long for MPI's
+// displacements. Bytes moved by each rank: what the others have, and the whole result once more by
+// the copy into separate tensors.
 var allGatherUnevenMPI = Algorithm{Name: "mpi_uneven", Memory: hostMemory, Scratch: func(a *Args) int64 {
-	return a.joining(a.Recv) + a.copying(a.Send, a.Recv) + a.listing(2)
+	return a.contiguousScratch(a.Recv) + a.withoutOverlapScratch(a.Send, a.Recv) + a.int32sScratch(2)
 }, Build: func(a *Args, p *Program) error {
-	parts := a.each(a.Recv)
-	if counts(parts)*a.elem() > mpi.MaxCount {
-		own := parts[a.Rank]
+	parts := a.perRank(a.Recv)
+	if totalCount(parts)*a.elem() > mpi.MaxCount {
+		dst := parts[a.Rank]
 		p.Do(func() error {
-			a.copyElements(own.Data, a.Send[0].Data, own.Count)
+			a.copyElements(dst.Data, a.Send[0].Data, dst.Count)
 			return nil
 		})
 		for i := range parts {
@@ -80,7 +81,7 @@ var allGatherUnevenMPI = Algorithm{Name: "mpi_uneven", Memory: hostMemory, Scrat
 	if err != nil {
 		return err
 	}
-	src, inPlace, err := a.ownPart(p, dst, sl[a.Rank].from)
+	src, inPlace, err := a.sendOrInPlace(p, dst, sl[a.Rank].from)
 	if err != nil {
 		return err
 	}

@@ -2,8 +2,9 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/op"
 
-// allReduceCoalescedPack packs the tensors into one buffer, reduces that, and
-// unpacks: k tensors cost one collective. Bytes moved a rank: 4S more than all_reduce's.
+// allReduceCoalescedPack packs the tensors into one buffer, reduces it, and unpacks it. So k
+// tensors cost one collective. Bytes moved by each rank: those of the all_reduce, and 4S by the
+// copies.
 var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, Polls: func(s *Sig) bool {
 	inner := *s
 	inner.Code = op.AllReduce
@@ -11,15 +12,15 @@ var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, Polls: 
 	return err == nil && alg.Polled(&inner)
 }, Scratch: func(a *Args) int64 {
 	one := *a
-	one.Code, one.Recv = op.AllReduce, []Part{{Count: counts(a.Recv)}}
-	return a.joining(a.Recv) + Scratch(&one, a.Any)
+	one.Code, one.Recv = op.AllReduce, []Part{{Count: totalCount(a.Recv)}}
+	return a.contiguousScratch(a.Recv) + Scratch(&one, a.Any)
 }, Build: func(a *Args, p *Program) error {
 	whole, unpack, err := a.contiguous(p, a.Recv, true)
 	if err != nil {
 		return err
 	}
 	one := *a
-	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{Data: whole, Count: counts(a.Recv)}}
+	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{Data: whole, Count: totalCount(a.Recv)}}
 	one.Count = one.Recv[0].Count
 	alg, err := Choose(&one.Sig)
 	if err != nil {

@@ -6,16 +6,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// gather16Limit is the size in bytes of all contributions up to which one
-// all-gather and a sum on every rank beat two exchanges of slices.
+// gather16Limit is the size in bytes, over all ranks' inputs, up to which one all-gather and a sum
+// on every rank are faster than two exchanges of slices.
 const gather16Limit = 64 << 10
 
-// allReduceGather16 is for small buffers of what is reduced here (reducedHere): an
-// all-gather, then every rank adds the n contributions in rank order, floats in float32
-// with one rounding.
-// Bytes moved a rank: (n-1)S in.
+// allReduceGather16 is for small buffers that are reduced outside of MPI (reducedOutsideMPI). After
+// an all-gather every rank reduces the n inputs in rank order, floats in float32 with one rounding.
+// Bytes moved by each rank: (n-1)S in.
 var allReduceGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return reducedHere(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
+	return reducedOutsideMPI(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
 }, Scratch: func(a *Args) int64 {
 	return a.scratch(a.Count * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {
@@ -28,11 +27,12 @@ var allReduceGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled:
 		return err
 	}
 	a.allGatherBytes(p, src.Data, all, dst.Count)
-	p.Do(func() error { return a.sum16(dst.Data, all, dst.Count, a.Size) })
+	p.Do(func() error { return a.reduceGathered(dst.Data, all, dst.Count, a.Size) })
 	return nil
 }}
 
-// allGatherBytes appends an all-gather of n elements a rank, all within an int.
+// allGatherBytes appends an all-gather of n elements from each rank. Their bytes must be within an
+// int.
 func (a *Args) allGatherBytes(p *Program, src, dst unsafe.Pointer, n int64) {
 	c := p.Call()
 	c.Fn, c.Comm = mpi.FnAllgather, a.Comm

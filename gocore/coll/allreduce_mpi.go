@@ -9,28 +9,28 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// allReduceMPI is MPI_Allreduce, in chunks where it is large, with what MPI has no
-// operation for done before (PREMUL_SUM) or after (AVG).
-// Bytes moved a rank: the MPI's choice, 2S at best.
+// allReduceMPI is MPI_Allreduce. A large tensor goes in several calls. For PREMUL_SUM, which MPI
+// does not have, this rank multiplies before the call; for AVG it divides after the call. Bytes
+// moved by each rank: it depends on the MPI, 2S at best.
 var allReduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: (*Args).inputScratch, Build: func(a *Args, p *Program) error {
 	recv := a.Recv[0]
 	send, err := a.input(p)
 	if err != nil {
 		return err
 	}
-	if err := a.reducing(p, mpi.FnAllreduce, send, recv.Data, recv.Count); err != nil {
+	if err := a.reduceCalls(p, mpi.FnAllreduce, send, recv.Data, recv.Count); err != nil {
 		return err
 	}
 	a.average(p, recv)
 	return nil
 }}
 
-// reduceChunk is how many bytes are reduced in one call: some MPIs allocate as much
-// again as they are given, or more.
+// reduceChunk is how many bytes are reduced in one call, because some MPIs allocate as much again
+// as they are given, or more.
 const reduceChunk = 256 << 20
 
-// reducing appends calls of fn over n elements. A nil send means in place.
-func (a *Args) reducing(p *Program, fn mpi.Fn, send, recv unsafe.Pointer, n int64) error {
+// reduceCalls appends calls of fn over n elements. If send is nil the operation is in place.
+func (a *Args) reduceCalls(p *Program, fn mpi.Fn, send, recv unsafe.Pointer, n int64) error {
 	t, okT := a.Lib.TypeOf(a.DType)
 	o, okO := a.Lib.OpOf(a.Reduce, a.DType)
 	if !okT || !okO {
@@ -55,10 +55,10 @@ func (a *Args) reducing(p *Program, fn mpi.Fn, send, recv unsafe.Pointer, n int6
 	}
 }
 
-// input returns where this rank's contribution lies, nil for in place. For
-// PREMUL_SUM it is scaled into the result's memory first, so that the caller's
-// input stays as it is. A contribution that shares some of the result's memory is copied:
-// MPI allows all or nothing of it (MPI-4.1 section 6.2.3).
+// input returns the address of this rank's input, or nil if it is in place. For PREMUL_SUM the
+// input is first copied to the result and multiplied there, so that the caller's input does not
+// change. An input that overlaps the result is copied, because MPI allows only separate buffers or
+// MPI_IN_PLACE (MPI-4.1 section 6.2.3).
 func (a *Args) input(p *Program) (unsafe.Pointer, error) {
 	var send unsafe.Pointer
 	if len(a.Send) > 0 && a.Send[0].Data != a.Recv[0].Data {
@@ -87,7 +87,7 @@ func (a *Args) input(p *Program) (unsafe.Pointer, error) {
 	return nil, nil
 }
 
-// inputScratch is the scratch memory of input.
+// inputScratch returns the scratch memory of input.
 func (a *Args) inputScratch() int64 {
 	if len(a.Send) > 0 && len(a.Recv) > 0 && a.overlap(a.Send[0], a.Recv[0]) {
 		return a.scratch(a.Send[0].Count)
@@ -98,7 +98,7 @@ func (a *Args) inputScratch() int64 {
 // scale multiplies by the factor of PREMUL_SUM.
 func (a *Args) scale(b Part) error { return reduce.Scale(b.Data, b.Count, a.DType, a.Scale) }
 
-// average appends the division that makes a sum an AVG.
+// average appends the division that turns a sum into AVG.
 func (a *Args) average(p *Program, b Part) {
 	if a.Reduce == op.Avg {
 		p.Do(func() error { return reduce.Divide(b.Data, b.Count, a.DType, a.Size) })

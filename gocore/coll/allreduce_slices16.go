@@ -8,22 +8,23 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 )
 
-// allReduceSlices16 sums float16 and bfloat16 with one rounding, which a user op
-// inside MPI cannot: it would round at every hop; and narrow integers, which wrap.
+// allReduceSlices16 reduces float16 and bfloat16 with one rounding. MPI cannot, because a
+// user-defined MPI_Op would round at every hop. The algorithm also serves sums of narrow integers,
+// which wrap.
 //
-// Steps: each rank sends slice i of its buffer to rank i; rank i adds the n slices in
-// rank order, floats in float32 with one rounding; the slices are gathered.
-// Bytes moved a rank: (1-1/n)S out and in, the sum, (1-1/n)S out and in. All
-// ranks get identical bits, the same run after run.
-var allReduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
-	return a.ownSlice(a.Count) + a.listing(2)
+// Steps: each rank sends slice i of its buffer to rank i. Rank i reduces the n slices in rank
+// order, floats in float32 with one rounding. Then the slices are gathered on all ranks. Bytes
+// moved by each rank: (1-1/n)S out and in, the reduction, (1-1/n)S out and in. All ranks get
+// identical bits, and a repeated run gives the same bits again.
+var allReduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, Polls: always, Scratch: func(a *Args) int64 {
+	return a.sumSliceScratch(a.Count) + a.int32sScratch(2)
 }, Build: func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]
 	if len(a.Send) > 0 {
 		src = a.Send[0]
 	}
 	sl := a.slices(dst.Count)
-	if err := a.sumOwnSlice(p, src.Data, a.at(dst.Data, sl[a.Rank].from), sl); err != nil {
+	if err := a.sumSlice(p, src.Data, a.at(dst.Data, sl[a.Rank].from), sl); err != nil {
 		return err
 	}
 	return a.gatherSlices(p, dst.Data, sl)
@@ -32,55 +33,58 @@ var allReduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled:
 // slice is the part of a buffer that one rank reduces.
 type slice struct{ from, count int64 }
 
-// sliceAlign keeps slices on cache lines: 32 elements of two bytes.
+// sliceAlign is the number of elements of which slices are multiples: one cache line of 2-byte
+// elements.
 const sliceAlign = 32
 
 func (a *Args) slices(n int64) []slice {
-	each := (n + int64(a.Size) - 1) / int64(a.Size)
-	return a.cut(n, (each+sliceAlign-1)/sliceAlign*sliceAlign)
+	length := (n + int64(a.Size) - 1) / int64(a.Size)
+	return a.cutSlices(n, (length+sliceAlign-1)/sliceAlign*sliceAlign)
 }
 
-// cut makes a slice a rank of n elements, each so long but the last ones, which may be empty.
-func (a *Args) cut(n, each int64) []slice {
+// cutSlices makes one slice of n elements for each rank. Each has length elements, but the last ones may
+// be shorter or empty.
+func (a *Args) cutSlices(n, length int64) []slice {
 	s := make([]slice, a.Size)
 	for i := range s {
-		from := min(int64(i)*each, n)
-		s[i] = slice{from, min(each, n-from)}
+		from := min(int64(i)*length, n)
+		s[i] = slice{from, min(length, n-from)}
 	}
 	return s
 }
 
-// ownSlice is the scratch memory of sumOwnSlice.
-func (a *Args) ownSlice(n int64) int64 {
+// sumSliceScratch returns the scratch memory of sumSlice.
+func (a *Args) sumSliceScratch(n int64) int64 {
 	return a.scratch(a.slices(n)[a.Rank].count * int64(a.Size))
 }
 
-// sumOwnSlice collects this rank's slice from everyone and leaves the sum in dst,
-// which may be part of src.
-func (a *Args) sumOwnSlice(p *Program, src, dst unsafe.Pointer, sl []slice) error {
-	own := sl[a.Rank].count
-	scratch, err := a.alloc(p, max(1, own*int64(a.Size)))
+// sumSlice collects this rank's slice from all ranks and leaves the reduction in dst, which may be
+// part of src.
+func (a *Args) sumSlice(p *Program, src, dst unsafe.Pointer, sl []slice) error {
+	n := sl[a.Rank].count
+	scratch, err := a.alloc(p, max(1, n*int64(a.Size)))
 	if err != nil {
 		return err
 	}
 	sends, recvs := make([]Part, a.Size), make([]Part, a.Size)
 	for i := range sl {
 		sends[i] = Part{Data: a.at(src, sl[i].from), Count: sl[i].count}
-		recvs[i] = Part{Data: a.at(scratch, int64(i)*own), Count: own}
+		recvs[i] = Part{Data: a.at(scratch, int64(i)*n), Count: n}
 	}
 	if err := exchange(a, p, sends, recvs); err != nil {
 		return err
 	}
-	p.Do(func() error { return a.sum16(dst, scratch, own, a.Size) })
+	p.Do(func() error { return a.reduceGathered(dst, scratch, n, a.Size) })
 	return nil
 }
 
-// sum16 reduces the first ranks of the parts that lie one after another in parts.
-func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
+// reduceGathered reduces the inputs of ranks 0 to ranks-1 into dst. gathered holds the inputs of
+// all ranks, n elements each, one after another.
+func (a *Args) reduceGathered(dst, gathered unsafe.Pointer, n int64, ranks int) error {
 	if !reduce.Is16(a.DType) {
-		a.copyElements(dst, parts, n)
+		a.copyElements(dst, gathered, n)
 		for i := 1; i < ranks; i++ {
-			if err := reduce.Combine(dst, a.at(parts, int64(i)*n), n, a.DType, a.Reduce); err != nil {
+			if err := reduce.Combine(dst, a.at(gathered, int64(i)*n), n, a.DType, a.Reduce); err != nil {
 				return err
 			}
 		}
@@ -91,7 +95,7 @@ func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
 	}
 	srcs := make([]unsafe.Pointer, ranks)
 	for i := range srcs {
-		srcs[i] = a.at(parts, int64(i)*n)
+		srcs[i] = a.at(gathered, int64(i)*n)
 	}
 	var scales []float64
 	if a.Reduce == op.PremulSum {
@@ -103,7 +107,7 @@ func (a *Args) sum16(dst, parts unsafe.Pointer, n int64, ranks int) error {
 	return reduce.Reduce16(dst, srcs, n, a.DType, a.Reduce, scales)
 }
 
-// gatherSlices spreads the slices, of which every rank has its own in place.
+// gatherSlices gives all slices to all ranks. Each rank has its slice in buf, in its place.
 func (a *Args) gatherSlices(p *Program, buf unsafe.Pointer, sl []slice) error {
 	last := sl[len(sl)-1]
 	if total := (last.from + last.count) * a.elem(); total > mpi.MaxCount {
@@ -124,7 +128,7 @@ func (a *Args) gatherSlices(p *Program, buf unsafe.Pointer, sl []slice) error {
 	return nil
 }
 
-// int32s writes slices as the byte counts and displacements that MPI takes.
+// int32s writes slices as the counts and displacements in bytes that MPI takes.
 func (a *Args) int32s(p *Program, sl []slice) (counts, displs unsafe.Pointer, err error) {
 	block, err := p.Alloc(int64(len(sl)) * 8)
 	if err != nil {

@@ -1,10 +1,10 @@
 package coll
 
-// allToAllIPC: each rank copies its share of what the others send. Only for shares of one
-// length, for a rank does not know where its share lies in another's uneven ones.
-// Bytes moved a rank: S, read and written.
-var allToAllIPC = overIPC(evenly, func(a *Args) (func(int) bool, func(*mapped) error) {
-	return everyRank, func(m *mapped) error {
-		return m.inTurn(func(rank int) error { return m.pull(a.place(rank), rank, int64(a.Rank)*a.Count) })
+// allToAllIPC: each rank copies its share of what the others send. It serves shares of one length
+// only, because a rank does not know where its share begins in another rank's uneven tensor. Bytes
+// moved by each rank: S, read and written. S is all that a rank receives.
+var allToAllIPC = ipcAlgorithm(evenShares, func(a *Args) (func(int) bool, func(*ipcCall) error) {
+	return everyRank, func(m *ipcCall) error {
+		return m.inTurn(func(rank int) error { return m.pull(a.resultFrom(rank), rank, int64(a.Rank)*a.Count) })
 	}
 })

@@ -8,12 +8,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
-// same length. Bytes moved a rank: (1-1/n)S out and in.
-var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly, Scratch: func(a *Args) int64 {
-	return a.copying(a.Send, a.Recv) + a.joining(a.Send) + a.joining(a.Recv)
+// allToAllEvenMPI is MPI_Alltoall of bytes. All parts of all ranks have the same length. Bytes
+// moved by each rank: (1-1/n)S out and in. S is all that a rank sends.
+var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShares, Scratch: func(a *Args) int64 {
+	return a.withoutOverlapScratch(a.Send, a.Recv) + a.contiguousScratch(a.Send) + a.contiguousScratch(a.Recv)
 }, Build: func(a *Args, p *Program) error {
-	sends, err := a.apart(p, a.Send, a.Recv)
+	sends, err := a.withoutOverlap(p, a.Send, a.Recv)
 	if err != nil {
 		return err
 	}
@@ -39,28 +39,28 @@ var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenly
 	return nil
 }}
 
-// allToAllUnevenMPI exchanges the lengths, so that parts that do not match are an
-// error on every rank instead of garbage, and then the parts between pairs of ranks.
-// Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
+// allToAllUnevenMPI first exchanges the lengths, so that parts whose lengths do not match are an
+// error on every rank, not garbage. Then it sends the parts between pairs of ranks. Bytes moved by
+// each rank: 8n for the lengths, 8 for the verdict, and the parts.
 var allToAllUnevenMPI = Algorithm{Name: "pairwise", Memory: hostMemory, Polls: always, Scratch: func(a *Args) int64 {
-	return a.copying(a.Send, a.Recv) + a.lengthsScratch()
+	return a.withoutOverlapScratch(a.Send, a.Recv) + a.lengthsScratch()
 }, Build: func(a *Args, p *Program) error {
-	apart, err := a.apart(p, a.Send, a.Recv)
+	sources, err := a.withoutOverlap(p, a.Send, a.Recv)
 	if err != nil {
 		return err
 	}
-	sends, recvs := a.each(apart), a.each(a.Recv)
+	sends, recvs := a.perRank(sources), a.perRank(a.Recv)
 	if err := agreeOnLengths(a, p, sends, recvs); err != nil {
 		return err
 	}
 	return exchange(a, p, sends, recvs)
 }}
 
-// lengthsScratch is the scratch memory of agreeOnLengths.
+// lengthsScratch returns the scratch memory of agreeOnLengths.
 func (a *Args) lengthsScratch() int64 { return pad(int64(8 * (2*a.Size + 2))) }
 
-// agreeOnLengths tells every rank what the others send it, and fails on all of them
-// where that is not what one expects.
+// agreeOnLengths tells every rank how much the others send it. If a rank expects another length,
+// all ranks fail.
 func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
 	block, err := p.Alloc(int64(8 * (2*a.Size + 2)))
 	if err != nil {
@@ -100,7 +100,7 @@ func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
 			return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there; nothing was sent",
 				from, theirs[from], to, recvs[from].Count, from, to).WithRanks(from, to)
 		}
-		return status.New(status.Mismatch, "all_to_all: what rank %d of the group sends to rank %d is not as long as that rank expects; nothing was sent",
+		return status.New(status.Mismatch, "all_to_all: rank %d of the group sends rank %d another length than that rank expects; nothing was sent",
 			from, to).WithRanks(from, to)
 	})
 	return nil

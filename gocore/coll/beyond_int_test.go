@@ -11,8 +11,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// Past 2^31 - 1 the steps are looked at instead of run: nobody has the memory, and
-// the addresses below are of nothing. tests/ranks/core/test_large.py runs the real thing.
+// For lengths beyond 2^31 - 1 the tests here look at the steps and do not run them, because they
+// would need too much memory. The addresses below point to nothing. tests/ranks/core/test_large.py runs
+// such calls.
 
 const (
 	many    = int64(1)<<31 + 3
@@ -24,7 +25,7 @@ func address(offset int64) unsafe.Pointer {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&p))
 }
 
-// steps builds alg as rank of size and returns every call it would make.
+// steps builds alg as rank of size and returns every MPI call that the steps would make.
 func steps(t *testing.T, alg *Algorithm, a Args, rank, size int) (calls []mpi.Call) {
 	t.Helper()
 	w := newWorld(size)
@@ -96,8 +97,8 @@ func TestReductionsOfMoreThanAnIntGoInChunks(t *testing.T) {
 	}
 }
 
-// The parts of a reduce_scatter whose total is beyond an int are reduced one by one,
-// each to its rank, and each in chunks.
+// If the total of a reduce_scatter is beyond an int, its parts are reduced one by one, each to its
+// rank, and each in chunks.
 func TestReduceScatterOfMoreThanAnInt(t *testing.T) {
 	const size = 3
 	for rank := range size {
@@ -118,11 +119,11 @@ func TestReduceScatterOfMoreThanAnInt(t *testing.T) {
 	}
 }
 
-// Displacements are ints as well: where they do not reach, a broadcast a rank.
+// Displacements are ints, too. Where they do not reach, each rank broadcasts its part.
 func TestUnevenAllGatherOfMoreThanAnInt(t *testing.T) {
 	parts := []Part{{Data: address(0), Count: many}, {}, {Data: address(1 << 36), Count: 7}}
 	calls := steps(t, &allGatherUnevenMPI, Args{Sig: Sig{Code: op.AllGather, DType: op.Int8}, Send: []Part{{Data: address(1 << 37), Count: 7}}, Recv: parts}, 2, 3)
-	require.Len(t, calls, 2) // rank 1 has nothing
+	require.Len(t, calls, 2) // rank 1 has no elements
 	assert.Equal(t, []int32{0, 2}, []int32{calls[0].Peer, calls[1].Peer})
 	assert.Equal(t, []int64{1, 7}, []int64{calls[0].RecvCount, calls[1].RecvCount})
 	assert.Equal(t, parts[2].Data, calls[1].RecvBuf)

@@ -1,9 +1,11 @@
 // Package coll turns a collective into steps: MPI calls and local work.
 //
-// Each algorithm is one file, named operation_algorithm.go, whose comment gives
-// its steps and the bytes it moves. A registry picks the first algorithm of the
-// operation that is enabled; Enabled sees only what all ranks agree on, or they
-// would choose differently and deadlock.
+// Each algorithm has a file, named operation_algorithm.go. The comment there lists the steps and
+// the bytes that the algorithm moves. The registry holds the algorithms of each operation, and
+// Choose picks the first that is enabled. Enabled sees only what all ranks have agreed on, because
+// ranks that choose different algorithms deadlock.
+//
+// In these comments n is the number of ranks, and S the bytes of one rank's tensor or share.
 package coll
 
 import (
@@ -16,73 +18,82 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Part is memory outside the Go heap: Count elements at Data, contiguous and the host's
-// unless it says otherwise.
+// Part is memory outside the Go heap: Count elements at Data. The memory is contiguous host memory
+// unless OnDevice or Layout says otherwise.
 type Part struct {
 	Data  unsafe.Pointer
 	Count int64
-	// OnDevice says that Data is memory of Args.Place's device; then Layout, unless nil, has
-	// the shape and strides of a tensor that is not contiguous.
+	// OnDevice says that Data is memory of Args.DeviceCall.Device. Only such a part may have a
+	// Layout: the shape and strides of a tensor that is not contiguous.
 	OnDevice bool
 	Layout   *op.Buf
 }
 
-// Sig is what all ranks agree on: the part of Args that Enabled may see.
+// Sig is the part of Args that Enabled may see, because all ranks have agreed on it.
 type Sig struct {
 	Code   op.Code
 	DType  op.DType
 	Reduce op.ReduceOp
 	Root   int
-	// Count is the number of elements of one rank's contribution, the same on all
-	// ranks; 0 for an uneven all_gather or reduce_scatter, -1 for an uneven all_to_all.
+	// Count is the number of elements of one rank's tensor, or of one rank's share if the operation
+	// has shares. For all_reduce_coalesced it is the sum over the tensors. It is 0 for a barrier,
+	// and for an all_gather or reduce_scatter whose shares differ in length. All ranks have the
+	// same Count.
+	//
+	// An all_to_all is the exception: only if Even is agreed on, all ranks have the same Count.
+	// Otherwise Count is -1 on a rank whose shares differ in length, and the length of a share on
+	// any other rank.
 	Count int64
 	Size  int
 	// Local says that the members share a node and its memory.
 	Local  bool
-	Agreed arrive.Flags // set by every member
-	Any    arrive.Flags // set by at least one
+	Agreed arrive.Flags // flags that every member has set
+	Any    arrive.Flags // flags that at least one member has set
 }
 
-// What the members tell each other of their calls.
+// Flags that a member announces about its call.
 const (
-	Even arrive.Flags = arrive.Others << iota // the shares of this member are of one length
+	// Even says that all shares of this member have the same length: in an all_to_all, those of both
+	// sides. A member announces it for an operation without shares, too.
+	Even arrive.Flags = arrive.Others << iota
 
-	// Of tensors in device memory. What rules a path out is a flag that one member's is
-	// enough for, so that a member with host tensors has nothing to say.
-	Device       // some of this member's tensors are in device memory
-	IPC          // they can be mapped by the other processes of the node
-	NotDirect    // its MPI does not take their addresses, or may not be given them
-	NotStaged    // they may not be staged through host memory
-	DeviceReduce // where staged, this member asks for sums on the device
+	// The flags below are about tensors in device memory. A property that every member needs is a
+	// flag that all must set (IPC, DeviceReduce). An obstacle is a flag that one member sets for
+	// all (NotDirect, NotStaged), so a member with host tensors sets none of them.
+	Device       // some tensors of this member are in device memory
+	IPC          // the other processes of the node can map this member's tensors
+	NotDirect    // this member's MPI must not be given the addresses of its tensors
+	NotStaged    // this member's tensors must not be staged through host memory
+	DeviceReduce // this member wants the device to reduce staged tensors
 )
 
-// Args is a validated collective whose buffers are contiguous.
+// Args is a collective whose arguments were checked. Host buffers are contiguous.
 type Args struct {
 	Lib  mpi.Library
 	Comm mpi.Comm
 	Rank int // of this process in Comm
 
-	// Sig is what its algorithm is chosen by. An algorithm that chooses another one inside
-	// changes a copy.
+	// Choose gets only Sig. An algorithm that chooses a second algorithm for a part of its work
+	// changes a copy of Args.
 	Sig
 	Scale float64 // factor of PREMUL_SUM
-	// Send and Recv are the buffers: one, or one a rank. Send is empty for an
-	// operation in place.
+	// Send and Recv are the buffers: one, or one for each rank. Send is empty if the operation is
+	// in place.
 	Send, Recv []Part
-	// Place is set where some rank's tensors are in device memory.
-	Place *Place
+	// DeviceCall is set if some rank has tensors in device memory.
+	DeviceCall *DeviceCall
 }
 
-// Trait is what holds for the operation.
+// Trait returns the row of the operation in op's table.
 func (s *Sig) Trait() *op.Trait { return s.Code.Trait() }
 
-// ReadsRecv tells whether Recv holds this rank's contribution.
+// ReadsRecv tells whether Recv holds this rank's input.
 func (a *Args) ReadsRecv() bool { return a.Trait().ReadsRecv(a.Root, a.Rank, len(a.Send)) }
 
 // WritesRecv tells whether this rank gets a result.
 func (a *Args) WritesRecv() bool { return a.Trait().WritesRecv(a.Root, a.Rank) }
 
-// Part returns this rank's contribution: Send, or Recv where it is in place.
+// Part returns this rank's input: Send, or Recv if the operation is in place.
 func (a *Args) Part() Part {
 	if len(a.Send) > 0 {
 		return a.Send[0]
@@ -93,21 +104,21 @@ func (a *Args) Part() Part {
 // Algorithm is one way to carry out an operation.
 type Algorithm struct {
 	Name string
-	// Memory is the memory that it serves: the host's, where no rank has a tensor elsewhere, or a
-	// device's, where some rank has one there.
+	// Memory is the memory that the algorithm serves: hostMemory if all tensors of all ranks are in
+	// host memory, deviceMemory if some rank has a tensor in device memory.
 	Memory memory
-	// Enabled says whether the algorithm can serve a call on such memory. It still can where more is
-	// agreed on. Nil: always.
+	// Enabled says whether the algorithm can serve a call on such memory. If it accepts a Sig, it
+	// also accepts that Sig with more flags in Agreed or fewer in Any. nil stands for always.
 	Enabled func(*Sig) bool
-	// Polls says that the steps wait by polling even where every member waits inside its
-	// call: messages between pairs of ranks, or a wait for a device. All ranks then make
-	// nonblocking calls throughout, and the wait can be given up. Nil: never.
+	// Polls says that the steps must be polled even if every member waits inside its call, because
+	// they send messages between pairs of ranks or wait for a device. All ranks then use
+	// nonblocking MPI calls, so the wait can be given up. nil stands for never.
 	Polls func(*Sig) bool
-	// Scratch returns the most bytes that the steps take from the program on this rank, so
-	// that they can be reserved before the others count on it. Nil: none.
+	// Scratch returns an upper bound of the bytes that the steps take from the program on this
+	// rank. They are reserved before the other ranks count on this one. nil stands for 0.
 	Scratch func(*Args) int64
-	// Build appends the steps of this rank. It touches no tensor and no device: only the
-	// steps do.
+	// Build appends the steps of this rank. Build touches no tensor and no device: only the steps
+	// do.
 	Build func(*Args, *Program) error
 }
 
@@ -119,7 +130,7 @@ const (
 	deviceMemory
 )
 
-// memory is where the tensors of a call are.
+// memory returns the kind of memory that an algorithm has to serve for this call.
 func (s *Sig) memory() memory {
 	if s.Any&Device != 0 {
 		return deviceMemory
@@ -127,13 +138,13 @@ func (s *Sig) memory() memory {
 	return hostMemory
 }
 
-// serves says whether the algorithm can serve a call.
+// serves tells whether the algorithm can serve a call.
 func (alg *Algorithm) serves(s *Sig) bool {
 	return alg.Memory&s.memory() != 0 && (alg.Enabled == nil || alg.Enabled(s))
 }
 
-// registry lists the algorithms of each operation, the preferred first. It is filled
-// by init because some algorithms choose another one inside.
+// registry lists the algorithms of each operation, the preferred one first. init fills it, because some
+// algorithms call Choose, which would make a literal here refer to itself.
 var registry [op.Exscan + 1][]*Algorithm
 
 func init() {
@@ -154,7 +165,7 @@ func init() {
 	}
 }
 
-// algorithms lists those of an operation, none of one that the registry does not have.
+// algorithms returns the algorithms of an operation, or nil if c is no collective.
 func algorithms(c op.Code) []*Algorithm {
 	if c <= 0 || int(c) >= len(registry) {
 		return nil
@@ -162,7 +173,7 @@ func algorithms(c op.Code) []*Algorithm {
 	return registry[c]
 }
 
-// Choose returns the first enabled algorithm.
+// Choose returns the first algorithm of the operation that can serve the call.
 func Choose(s *Sig) (*Algorithm, error) {
 	for _, alg := range algorithms(s.Code) {
 		if alg.serves(s) {
@@ -170,17 +181,17 @@ func Choose(s *Sig) (*Algorithm, error) {
 		}
 	}
 	if s.memory() == deviceMemory {
-		return nil, status.New(status.Unsupported, "%s: a rank's PADDLEMPI_CUDA_PATHS leaves out \"staged\", and no other way serves this call: "+
+		return nil, status.New(status.Unsupported, "%s: a rank's PADDLEMPI_CUDA_PATHS leaves out \"staged\", and no other path serves this call: "+
 			"ipc wants all ranks on one node and tensors in cudaMalloc'ed memory, each side one contiguous tensor; direct wants a CUDA-aware MPI and an operation that only moves data", s.Code)
 	}
 	return nil, status.New(status.Unsupported, "no algorithm for %s of %s %s", s.Code, s.DType, s.Reduce)
 }
 
-// Polled tells whether the steps that serve a call have to be polled.
+// Polled tells whether the steps for a call have to be polled.
 func (alg *Algorithm) Polled(s *Sig) bool { return alg.Polls != nil && alg.Polls(s) }
 
-// has tells whether an algorithm is among those of an operation.
-func has(name string, c op.Code) bool {
+// hasAlgorithm tells whether an operation has an algorithm of that name.
+func hasAlgorithm(name string, c op.Code) bool {
 	for _, alg := range algorithms(c) {
 		if alg.Name == name {
 			return true
@@ -189,11 +200,16 @@ func has(name string, c op.Code) bool {
 	return false
 }
 
-// Scratch returns the most bytes of host memory that any algorithm takes on this rank which may be
-// chosen when it announces the flags own: whatever the others announce, no more is agreed on. It is
-// called once a collective, before that is known, and leaves own as the flags of a.
-func Scratch(a *Args, own arrive.Flags) (most int64) {
-	a.Agreed, a.Any = own, own
+// Scratch returns a bound, in bytes of host memory, on what any algorithm takes on this rank that
+// may be chosen if this rank announces flags. It is called once for each collective, before the
+// flags of the other ranks are known. These can only remove flags from Agreed and add flags to Any.
+// Scratch leaves flags in both fields of a.
+//
+// One case is not covered: if only other ranks have device tensors, flags lacks Device and the
+// algorithms for device memory are not counted. Program.Alloc then takes their memory when they
+// run.
+func Scratch(a *Args, flags arrive.Flags) (most int64) {
+	a.Agreed, a.Any = flags, flags
 	for _, alg := range algorithms(a.Code) {
 		if alg.Scratch != nil && alg.serves(&a.Sig) {
 			most = max(most, alg.Scratch(a))
@@ -202,18 +218,19 @@ func Scratch(a *Args, own arrive.Flags) (most int64) {
 	return most
 }
 
-// What algorithms are enabled by.
+// Conditions under which algorithms are enabled.
 
-func alone(s *Sig) bool  { return s.Size == 1 }
-func evenly(s *Sig) bool { return s.Agreed&Even != 0 }
-func always(*Sig) bool   { return true }
+func oneRank(s *Sig) bool    { return s.Size == 1 }
+func evenShares(s *Sig) bool { return s.Agreed&Even != 0 }
+func always(*Sig) bool       { return true }
 
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 
-// reducedHere says that MPI's own reduction will not do: inside MPI, 16-bit floats would be
-// rounded at every hop; and sums of 8-bit and 16-bit integers, which wrap (of which AVG is made), saturate in the
-// vector code of Open MPI.
-func reducedHere(s *Sig) bool {
+// reducedOutsideMPI says that this package does the arithmetic of a reduction, and MPI only moves
+// the data. Inside MPI 16-bit floats would be rounded at every hop, and sums of 8-bit and 16-bit
+// integers saturate in the vector code of Open MPI, although they must wrap. AVG is made of such a
+// sum.
+func reducedOutsideMPI(s *Sig) bool {
 	switch s.DType {
 	case op.Float16, op.BFloat16:
 		return true
@@ -223,7 +240,7 @@ func reducedHere(s *Sig) bool {
 	return false
 }
 
-// at returns the address i elements into a buffer.
+// at returns the address of element i of the buffer p.
 func (a *Args) at(p unsafe.Pointer, i int64) unsafe.Pointer {
 	return unsafe.Add(p, i*a.elem())
 }
@@ -233,14 +250,14 @@ func (a *Args) alloc(p *Program, elements int64) (unsafe.Pointer, error) {
 	return p.Alloc(elements * a.elem())
 }
 
-// copyElements moves n elements unless source and destination are the same.
+// copyElements copies n elements unless source and destination are the same.
 func (a *Args) copyElements(dst, src unsafe.Pointer, n int64) {
 	if dst != src && n > 0 {
 		mem.Copy(dst, src, n*a.elem())
 	}
 }
 
-func counts(parts []Part) (total int64) {
+func totalCount(parts []Part) (total int64) {
 	for i := range parts {
 		total += parts[i].Count
 	}

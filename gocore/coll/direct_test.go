@@ -11,37 +11,38 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// A tensor that is long enough to be scattered and gathered instead of handed down a tree,
-// in parts that are not all of one length, and from each root.
+// The tensor is so long that the root scatters it and the ranks exchange the parts, instead of a
+// tree. The parts differ in length, and every rank is the root once.
 func TestDirectBroadcastOfALongTensor(t *testing.T) {
 	const n = directTree + 3
 	rng := rand.New(rand.NewSource(6))
 	for _, size := range []int{2, 3, 5} {
 		w := newWorld(size)
 		for root := range size {
-			a := Args{Sig: Sig{Code: op.Broadcast, DType: op.UInt8, Count: n, Root: root}, Place: &Place{}}
+			a := Args{Sig: Sig{Code: op.Broadcast, DType: op.UInt8, Count: n, Root: root}, DeviceCall: &DeviceCall{}}
 			for _, how := range forms {
-				sides := w.sides(a)
-				for _, s := range sides {
+				calls := w.calls(a)
+				for _, s := range calls {
 					s.args.Recv, _ = s.lay(true, [][]byte{noise(rng, a.DType, n)})
 				}
-				for _, s := range sides {
-					s.tensors[0].want = sides[root].tensors[0].want
+				for _, s := range calls {
+					s.tensors[0].want = calls[root].tensors[0].want
 				}
-				for rank, err := range w.carryOut(&broadcastDirect, how, sides) {
+				for rank, err := range w.carryOut(&broadcastDirect, how, calls) {
 					require.NoError(t, err, "rank %d", rank)
-					sides[rank].tensors[0].check(t, "broadcast", rank)
+					calls[rank].tensors[0].check(t, "broadcast", rank)
 				}
 			}
 		}
 	}
 }
 
-// Reductions never go this way, for MPI would do them; nor does what MPI forbids.
+// The algorithm direct serves no reductions, because MPI would do the arithmetic, and no buffers
+// that MPI forbids.
 func TestWhatDoesNotGoDirectly(t *testing.T) {
 	for c := op.Code(1); c <= op.Exscan; c++ {
 		moves := c == op.Broadcast || c == op.AllGather || c == op.Gather || c == op.Scatter || c == op.AllToAll
-		assert.Equal(t, moves, has("direct", c), c.String())
+		assert.Equal(t, moves, hasAlgorithm("direct", c), c.String())
 		assert.Equal(t, moves, DirectOK(&Args{Sig: Sig{Code: c, Size: 2, DType: op.UInt8}, Recv: []Part{{}}}), c.String())
 	}
 	x := newTensor(op.UInt8, make([]byte, 12))
@@ -70,7 +71,7 @@ func TestWhatDoesNotGoDirectly(t *testing.T) {
 	}
 }
 
-// One rank whose MPI or tensors do not allow it keeps all of them off the path.
+// If the MPI or the tensors of one rank do not allow the algorithm direct, no rank uses it.
 func TestDirectIsAgreedOn(t *testing.T) {
 	name := func(any arrive.Flags) string {
 		a, err := Choose(&Sig{Code: op.Broadcast, Size: 2, Any: any})

@@ -2,42 +2,43 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/op"
 
-// Exportable tells whether the path ipc can carry this rank's call: its tensors are
-// contiguous in device memory, what the others have to reach is one piece, and nothing is
-// written where others may still read. It says nothing of the kind of memory.
+// Exportable tells whether the algorithm ipc can serve this rank's call. All tensors must be
+// contiguous and in device memory. The memory that other ranks access must be one range on each
+// side. This rank must not write memory that others may still read. Exportable does not ask whether
+// the driver can share this kind of memory.
 //
-// Others reach both sides of an all_reduce, what a rank sends of other operations, and the
-// root's result of a reduce. A list of tensors is one piece where each lies behind the one
-// before, as the chunks of a tensor do. What a rank only pulls into may be any list.
+// The other ranks access both sides of an all_reduce, the root's result of a reduce, and the send
+// side of every other operation. A list of tensors is one range if each tensor begins where the one
+// before ends, as the chunks of one tensor do. A result that only this rank writes may be any list.
 func Exportable(a *Args) bool {
-	if !flat(a.Send) || !flat(a.Recv) {
+	if !contiguousOnDevice(a.Send) || !contiguousOnDevice(a.Recv) {
 		return false
 	}
-	give, _, ok := a.exports()
-	return ok && a.sound(give)
+	source, _, ok := a.exports()
+	return ok && a.resultIsSafe(source)
 }
 
-// exports returns what the others read of this rank's memory and what they write; ok is false where
-// that is not one piece a side.
-func (a *Args) exports() (give, take Part, ok bool) {
+// exports returns the memory of this rank that the other ranks read (source) and the memory that
+// they write (target). Either may be empty. ok is false if source is not one range.
+func (a *Args) exports() (source, target Part, ok bool) {
 	t := a.Trait()
 	ok = true
 	switch {
-	case !has("ipc", a.Code):
-		return give, take, false
+	case !hasAlgorithm("ipc", a.Code):
+		return source, target, false
 	case !t.Gives.Includes(a.Root, a.Rank):
-	case t.Send.Each():
-		give, ok = a.joined(a.Send)
+	case t.Send.PerRank():
+		source, ok = a.joined(a.Send)
 	default:
-		give = a.Part()
+		source = a.Part()
 	}
 	if t.Reduces && t.Shares == op.NoShares && a.WritesRecv() {
-		take = a.Recv[0] // each rank writes the slice that it adds
+		target = a.Recv[0] // every rank writes the slice that it reduces
 	}
-	return give, take, ok
+	return source, target, ok
 }
 
-// joined returns parts as one, if each lies behind the one before.
+// joined returns parts as one part, if each begins where the one before ends.
 func (a *Args) joined(parts []Part) (whole Part, ok bool) {
 	for _, part := range parts {
 		switch {
@@ -53,51 +54,52 @@ func (a *Args) joined(parts []Part) (whole Part, ok bool) {
 	return whole, true
 }
 
-// sound tells whether this rank's result lies apart from what others read, or exactly in
-// the place of what is read for it alone.
-func (a *Args) sound(give Part) bool {
-	if give.Count == 0 {
+// resultIsSafe tells whether this rank's result can be written while other ranks read source. It
+// can if the two do not overlap. It also can if the result has exactly the place of its input: the
+// whole source, or this rank's share of it.
+func (a *Args) resultIsSafe(source Part) bool {
+	if source.Count == 0 {
 		return true
 	}
-	own, t := give, a.Trait()
-	each := t.Recv.Each()
+	mine, t := source, a.Trait()
+	perRank := t.Recv.PerRank()
 	if t.Shares == op.Pairwise {
-		own = Part{} // others read all of it but this rank's share
-	} else if t.Send.Each() {
+		mine = Part{} // the other ranks read all of it but this rank's share, so no place is safe
+	} else if t.Send.PerRank() {
 		from, count := a.share(a.Send, a.Rank)
-		own = Part{Data: a.at(give.Data, from), Count: count}
+		mine = Part{Data: a.at(source.Data, from), Count: count}
 	}
 	results := len(a.Recv)
-	if each && results == 1 {
+	if perRank && results == 1 {
 		results = a.Size
 	}
 	for i := range results {
 		r := a.Recv[0]
-		if each {
-			r = a.place(i)
+		if perRank {
+			r = a.resultFrom(i)
 		}
-		if !a.overlap(give, r) {
+		if !a.overlap(source, r) {
 			continue
 		}
-		if r.Data != own.Data || r.Count != own.Count || each && i != a.Rank {
+		if r.Data != mine.Data || r.Count != mine.Count || perRank && i != a.Rank {
 			return false
 		}
 	}
 	return true
 }
 
-// share tells where a rank's share of a side that has one for every rank begins, counted
-// through all parts, and how long it is.
+// share returns where a rank's share begins on a side that has one for every rank, counted in
+// elements through all parts, and its length.
 func (a *Args) share(parts []Part, rank int) (from, count int64) {
 	if len(parts) == 1 {
-		each := parts[0].Count / int64(a.Size)
-		return int64(rank) * each, each
+		length := parts[0].Count / int64(a.Size)
+		return int64(rank) * length, length
 	}
-	return counts(parts[:rank]), parts[rank].Count
+	return totalCount(parts[:rank]), parts[rank].Count
 }
 
-// place is where this rank's result has what comes from a rank.
-func (a *Args) place(rank int) Part {
+// resultFrom returns the part of this rank's result that is filled from a rank.
+func (a *Args) resultFrom(rank int) Part {
 	if len(a.Recv) == 1 {
 		from, count := a.share(a.Recv, rank)
 		return Part{Data: a.at(a.Recv[0].Data, from), Count: count, OnDevice: a.Recv[0].OnDevice}

@@ -11,14 +11,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// on is n elements of four bytes in device memory, from element i of a region on.
+// on returns n elements of four bytes in device memory, from element i of a region on.
 func on(i, n int64) Part { return Part{Data: address(4 * i), Count: n, OnDevice: true} }
 
 func TestExportable(t *testing.T) {
 	host, strided := on(0, 4), on(0, 4)
 	host.OnDevice = false
 	strided.Layout = &op.Buf{}
-	apart := []Part{on(0, 4), on(8, 4), on(16, 4)}
+	list := []Part{on(0, 4), on(8, 4), on(16, 4)}
 	chunks := []Part{on(100, 4), on(104, 4), on(108, 4)}
 	uneven := []Part{on(100, 4), on(104, 0), on(104, 1)}
 	for _, c := range []struct {
@@ -42,14 +42,14 @@ func TestExportable(t *testing.T) {
 		{"all_gather in its place", op.AllGather, 0, []Part{on(104, 4)}, []Part{on(100, 12)}, true},
 		{"all_gather in another's place", op.AllGather, 0, []Part{on(100, 4)}, []Part{on(100, 12)}, false},
 		{"all_gather between places", op.AllGather, 0, []Part{on(103, 4)}, []Part{on(100, 12)}, false},
-		{"all_gather into a list", op.AllGather, 0, []Part{on(100, 4)}, apart, true},
-		{"all_gather into a list in its place", op.AllGather, 0, []Part{on(8, 4)}, apart, true},
-		{"all_gather into a list in another's", op.AllGather, 0, []Part{on(0, 4)}, apart, false},
+		{"all_gather into a list", op.AllGather, 0, []Part{on(100, 4)}, list, true},
+		{"all_gather into a list in its place", op.AllGather, 0, []Part{on(8, 4)}, list, true},
+		{"all_gather into a list in another's", op.AllGather, 0, []Part{on(0, 4)}, list, false},
 		{"gather, not the root", op.Gather, 0, []Part{on(0, 4)}, nil, true},
-		{"gather, the root, in its place", op.Gather, 1, []Part{on(8, 4)}, apart, true},
-		{"gather, the root, in another's", op.Gather, 1, []Part{on(16, 4)}, apart, false},
+		{"gather, the root, in its place", op.Gather, 1, []Part{on(8, 4)}, list, true},
+		{"gather, the root, in another's", op.Gather, 1, []Part{on(16, 4)}, list, false},
 		{"scatter, not the root", op.Scatter, 0, nil, []Part{on(0, 4)}, true},
-		{"scatter of a list", op.Scatter, 1, apart, []Part{on(100, 4)}, false},
+		{"scatter of a list", op.Scatter, 1, list, []Part{on(100, 4)}, false},
 		{"scatter of chunks", op.Scatter, 1, chunks, []Part{on(0, 4)}, true},
 		{"scatter in its place", op.Scatter, 1, chunks, []Part{on(104, 4)}, true},
 		{"scatter in another's place", op.Scatter, 1, chunks, []Part{on(100, 4)}, false},
@@ -59,8 +59,8 @@ func TestExportable(t *testing.T) {
 		{"reduce_scatter of different lengths", op.ReduceScatter, 0, uneven, []Part{{}}, true},
 		{"all_to_all", op.AllToAll, 0, []Part{on(0, 12)}, []Part{on(100, 12)}, true},
 		{"all_to_all in place", op.AllToAll, 0, []Part{on(0, 12)}, []Part{on(0, 12)}, false},
-		{"all_to_all of chunks", op.AllToAll, 0, chunks, apart, true},
-		{"all_to_all of a list", op.AllToAll, 0, apart, chunks, false},
+		{"all_to_all of chunks", op.AllToAll, 0, chunks, list, true},
+		{"all_to_all of a list", op.AllToAll, 0, list, chunks, false},
 		{"scan", op.Scan, 0, nil, []Part{on(0, 4)}, false},
 		{"all_reduce_coalesced", op.AllReduceCoalesced, 0, nil, []Part{on(0, 4)}, false},
 	} {
@@ -69,7 +69,7 @@ func TestExportable(t *testing.T) {
 	}
 }
 
-// The slices are all there is, in order, and begin where vector loads want them to.
+// The slices cover all elements in order, and begin at addresses that suit vector loads.
 func TestSlicesOnDevice(t *testing.T) {
 	rng := rand.New(rand.NewSource(4))
 	for range 2000 {
@@ -113,7 +113,7 @@ func TestWhatThePathIPCServes(t *testing.T) {
 		assert.Equal(t, served && c != op.AllToAll, chosen.Name == "ipc", "%s of different lengths", c)
 
 		s = sig
-		s.Code, s.Agreed = c, Even // some rank's tensors cannot be mapped
+		s.Code, s.Agreed = c, Even // the tensors of some rank cannot be mapped
 		chosen, err = Choose(&s)
 		require.NoError(t, err, c.String())
 		assert.NotEqual(t, "ipc", chosen.Name, c.String())

@@ -1,9 +1,9 @@
 package coll
 
-// gatherIPC: the root copies what all ranks send into its place.
-// Bytes moved by the root: nS, read and written.
-var gatherIPC = overIPC(always, func(a *Args) (func(int) bool, func(*mapped) error) {
-	return func(rank int) bool { return rank == a.Root }, func(m *mapped) error {
-		return m.inTurn(func(rank int) error { return m.pull(a.place(rank), rank, 0) })
+// gatherIPC: the root copies what every rank sends into its result. Bytes moved by the root: nS,
+// read and written.
+var gatherIPC = ipcAlgorithm(always, func(a *Args) (func(int) bool, func(*ipcCall) error) {
+	return func(rank int) bool { return rank == a.Root }, func(m *ipcCall) error {
+		return m.inTurn(func(rank int) error { return m.pull(a.resultFrom(rank), rank, 0) })
 	}
 })

@@ -2,9 +2,9 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/mpi"
 
-// gatherMPI is MPI_Gather of bytes. Bytes moved: S out, nS into the root.
+// gatherMPI is MPI_Gather of bytes. Bytes moved: S out of each rank, nS into the root.
 var gatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
-	return a.joining(a.Recv) + a.copying(a.Send, a.Recv)
+	return a.contiguousScratch(a.Recv) + a.withoutOverlapScratch(a.Send, a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	n, t, err := a.bytes(p, a.Send[0].Count*a.elem())
 	if err != nil {
@@ -17,7 +17,7 @@ var gatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args
 		if c.RecvBuf, spread, err = a.contiguous(p, a.Recv, false); err != nil {
 			return err
 		}
-		if c.SendBuf, c.InPlace, err = a.ownPart(p, c.RecvBuf, int64(a.Rank)*a.Send[0].Count); err != nil {
+		if c.SendBuf, c.InPlace, err = a.sendOrInPlace(p, c.RecvBuf, int64(a.Rank)*a.Send[0].Count); err != nil {
 			return err
 		}
 	}

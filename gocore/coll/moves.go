@@ -9,8 +9,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// bytes describes n bytes to MPI: as so many MPI_BYTE, or past the reach of its
-// counts as one element of a type made for the length.
+// bytes describes n bytes to MPI. It returns a count and a type: n times MPI_BYTE, or once a type
+// made for that length if n is beyond MPI's counts.
 func (a *Args) bytes(p *Program, n int64) (int64, mpi.Datatype, error) {
 	if n <= mpi.MaxCount {
 		return n, a.Lib.Byte(), nil
@@ -23,23 +23,22 @@ func (a *Args) bytes(p *Program, n int64) (int64, mpi.Datatype, error) {
 	return 1, t, nil
 }
 
-// together is the transport of uneven exchanges: messages between pairs of ranks,
-// all under way at once, on the communicator of the collectives, which carries no
-// message of the user's.
-type together struct {
+// messageBatch collects messages between pairs of ranks that are under way at the same time. They use
+// the communicator for collectives, which carries no message of the user's.
+type messageBatch struct {
 	a     *Args
 	p     *Program
 	calls []mpi.Call
 	err   error
 }
 
-// maxTogether bounds the requests in flight at once; longer lists go in rounds
-// that pair up, because both sides walk the peers by distance.
-const maxTogether = 64
+// maxBatch bounds the requests under way at once. More messages go in several rounds. Sender and
+// receiver of a message have it in the same round, because both order their peers by distance.
+const maxBatch = 64
 
 const pairTag = 1
 
-func (t *together) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64) {
+func (t *messageBatch) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64) {
 	if elements == 0 || t.err != nil {
 		return
 	}
@@ -57,35 +56,35 @@ func (t *together) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64)
 	t.calls = append(t.calls, c)
 }
 
-func (t *together) send(peer int, data unsafe.Pointer, elements int64) {
+func (t *messageBatch) send(peer int, data unsafe.Pointer, elements int64) {
 	t.add(mpi.FnSend, peer, data, elements)
 }
 
-func (t *together) recv(peer int, data unsafe.Pointer, elements int64) {
+func (t *messageBatch) recv(peer int, data unsafe.Pointer, elements int64) {
 	t.add(mpi.FnRecv, peer, data, elements)
 }
 
-// flush closes a round of calls.
-func (t *together) flush() {
+// flush appends the calls collected so far as one round.
+func (t *messageBatch) flush() {
 	t.p.Together(t.calls)
 	t.calls = nil
 }
 
-// exchange sends sends[i] to rank i and fills recvs[i] from it, the own part by a
-// copy. Bytes moved a rank: what the parts hold.
+// exchange sends sends[i] to rank i and fills recvs[i] from it. The part for this rank itself is
+// copied. Bytes moved by each rank: the length of the parts.
 func exchange(a *Args, p *Program, sends, recvs []Part) error {
-	t := together{a: a, p: p}
+	t := messageBatch{a: a, p: p}
 	for d := 1; d < a.Size; d++ {
 		to, from := (a.Rank+d)%a.Size, (a.Rank-d+a.Size)%a.Size
 		t.recv(from, recvs[from].Data, recvs[from].Count)
 		t.send(to, sends[to].Data, sends[to].Count)
-		if d%(maxTogether/2) == 0 {
+		if d%(maxBatch/2) == 0 {
 			t.flush()
 		}
 	}
-	own, src := recvs[a.Rank], sends[a.Rank]
+	dst, src := recvs[a.Rank], sends[a.Rank]
 	p.Do(func() error {
-		a.copyElements(own.Data, src.Data, own.Count)
+		a.copyElements(dst.Data, src.Data, dst.Count)
 		return nil
 	})
 	t.flush()
@@ -98,7 +97,7 @@ func (a *Args) overlap(x, y Part) bool {
 	return x.Count > 0 && y.Count > 0 && from < to+uintptr(y.Count*a.elem()) && to < from+uintptr(x.Count*a.elem())
 }
 
-// overlapAny tells whether a part of one side shares memory with one of the other.
+// overlapAny tells whether a part of one side shares memory with a part of the other side.
 func (a *Args) overlapAny(sends, recvs []Part) bool {
 	type span struct{ from, to uintptr }
 	spans := func(parts []Part) (list []span, all span) {
@@ -118,7 +117,7 @@ func (a *Args) overlapAny(sends, recvs []Part) bool {
 	xs, x := spans(sends)
 	ys, y := spans(recvs)
 	if x.from >= y.to || y.from >= x.to {
-		return false // the usual case, whatever the number of ranks
+		return false // the usual case; no need to sort
 	}
 	byStart := func(a, b span) int { return cmp.Compare(a.from, b.from) }
 	slices.SortFunc(xs, byStart)
@@ -136,13 +135,13 @@ func (a *Args) overlapAny(sends, recvs []Part) bool {
 	return false
 }
 
-// apart returns the parts to be sent, as a copy where they share memory with those
-// to be filled, which MPI does not allow: some of them refuse it, others give garbage.
-func (a *Args) apart(p *Program, sends, recvs []Part) ([]Part, error) {
+// withoutOverlap returns the parts to send. They are a copy if they share memory with the parts to
+// receive, which MPI does not allow: some MPIs refuse it, others give wrong results.
+func (a *Args) withoutOverlap(p *Program, sends, recvs []Part) ([]Part, error) {
 	if !a.overlapAny(sends, recvs) {
 		return sends, nil
 	}
-	whole, err := a.alloc(p, counts(sends))
+	whole, err := a.alloc(p, totalCount(sends))
 	if err != nil {
 		return nil, err
 	}
@@ -160,8 +159,8 @@ func (a *Args) apart(p *Program, sends, recvs []Part) ([]Part, error) {
 	return out, nil
 }
 
-// each returns one part a rank of a side that has a share for every rank.
-func (a *Args) each(parts []Part) []Part {
+// perRank returns a side as one part for each rank. The side has a share for every rank.
+func (a *Args) perRank(parts []Part) []Part {
 	if len(parts) != 1 {
 		return parts
 	}
@@ -170,22 +169,22 @@ func (a *Args) each(parts []Part) []Part {
 
 // split views one buffer as Size parts of equal length.
 func (a *Args) split(whole Part) []Part {
-	each := whole.Count / int64(a.Size)
+	length := whole.Count / int64(a.Size)
 	parts := make([]Part, a.Size)
 	for i := range parts {
-		parts[i] = Part{Data: a.at(whole.Data, int64(i)*each), Count: each, OnDevice: whole.OnDevice}
+		parts[i] = Part{Data: a.at(whole.Data, int64(i)*length), Count: length, OnDevice: whole.OnDevice}
 	}
 	return parts
 }
 
-// contiguous returns one contiguous buffer for what parts hold. Where they are
-// separate it is scratch memory, which a step fills from them if fill is set, and
-// copied back to them by the returned function, which is nil otherwise.
+// contiguous returns one contiguous buffer for parts. A single part is returned as it is, with a
+// nil function. For several parts the buffer is scratch memory. If fill is set, a step copies the
+// parts into it; the returned function copies it back to them.
 func (a *Args) contiguous(p *Program, parts []Part, fill bool) (unsafe.Pointer, func() error, error) {
 	if len(parts) == 1 {
 		return parts[0].Data, nil, nil
 	}
-	whole, err := a.alloc(p, counts(parts))
+	whole, err := a.alloc(p, totalCount(parts))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -208,29 +207,29 @@ func (a *Args) contiguous(p *Program, parts []Part, fill bool) (unsafe.Pointer, 
 	}, nil
 }
 
-// What algorithms take of scratch memory, in bytes.
+// Bounds of scratch memory, in bytes.
 
-// pad is what n bytes take: every piece begins on a cache line.
+// pad returns what an allocation of n bytes takes: each begins on a cache line.
 func pad(n int64) int64 { return (max(n, 1) + mem.Alignment - 1) &^ (mem.Alignment - 1) }
 
-// scratch is what n elements take, at least one.
+// scratch returns what alloc takes for n elements, at least one.
 func (a *Args) scratch(n int64) int64 { return pad(max(n, 1) * a.elem()) }
 
-// joining is what contiguous takes.
-func (a *Args) joining(parts []Part) int64 {
+// contiguousScratch returns what contiguous takes.
+func (a *Args) contiguousScratch(parts []Part) int64 {
 	if len(parts) <= 1 {
 		return 0
 	}
-	return a.scratch(counts(parts))
+	return a.scratch(totalCount(parts))
 }
 
-// copying is what apart takes at most.
-func (a *Args) copying(sends, recvs []Part) int64 {
+// withoutOverlapScratch returns the most that withoutOverlap takes.
+func (a *Args) withoutOverlapScratch(sends, recvs []Part) int64 {
 	if !a.overlapAny(sends, recvs) {
 		return 0
 	}
-	return a.scratch(counts(sends))
+	return a.scratch(totalCount(sends))
 }
 
-// listing is what n lists of an int32 a rank take.
-func (a *Args) listing(n int) int64 { return pad(4 * int64(n) * int64(a.Size)) }
+// int32sScratch returns what n arrays with one int32 for each rank take.
+func (a *Args) int32sScratch(n int) int64 { return pad(4 * int64(n) * int64(a.Size)) }

@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// moving calls f for every world size and dtype, and every other length: to what
-// only moves, a dtype is a number of bytes, and several have the same.
+// moving calls f for every world size and dtype, and for every second length. The dtype matters
+// only by its size when data is moved, and several dtypes have the same size.
 func moving(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int)) {
 	for _, size := range worldSizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -31,11 +31,11 @@ func moving(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, d o
 	}
 }
 
-// uneven is one length a rank, some of them 0.
+// uneven returns one length for each rank; some are 0.
 func uneven(size, n int) []int {
 	out := make([]int, size)
 	for i := range out {
-		out[i] = (n/2 + 3*i*i) * (i % 3) // the first, the fourth, ... none
+		out[i] = (n/2 + 3*i*i) * (i % 3) // 0 for the ranks 0, 3, 6, ...
 	}
 	return out
 }
@@ -49,7 +49,7 @@ func sum(n []int) (s int) {
 	return s
 }
 
-// pieces cuts data into consecutive parts of the lengths given.
+// pieces cuts data into consecutive parts of the given lengths.
 func pieces(d op.DType, data []byte, counts []int) [][]byte {
 	var out [][]byte
 	for _, n := range counts {
@@ -58,8 +58,8 @@ func pieces(d op.DType, data []byte, counts []int) [][]byte {
 	return out
 }
 
-// lay puts data into one tensor, or into one a rank, and returns the parts.
-func (s *side) lay(together bool, data [][]byte) ([]Part, []*tensor) {
+// lay puts data into one tensor, or into one for each rank, and returns the parts.
+func (s *rankCall) lay(together bool, data [][]byte) ([]Part, []*tensor) {
 	if together {
 		x := s.tensor(bytes.Join(data, nil))
 		return []Part{x.Part}, []*tensor{x}
@@ -73,7 +73,7 @@ func (s *side) lay(together bool, data [][]byte) ([]Part, []*tensor) {
 	return parts, tensors
 }
 
-// wants says what the tensors of lay hold in the end.
+// wants sets what the tensors of lay must hold at the end.
 func wants(tensors []*tensor, data [][]byte) {
 	if len(tensors) == 1 && len(data) != 1 {
 		data = [][]byte{bytes.Join(data, nil)}
@@ -91,7 +91,7 @@ func TestBarrier(t *testing.T) {
 	for _, size := range worldSizes {
 		w := newWorld(size)
 		a := Args{Sig: Sig{Code: op.Barrier}}
-		w.everyAlgorithm(t, "barrier", signature(a, size, true), func() []*side { return w.sides(a) })
+		w.everyAlgorithm(t, "barrier", signature(a, size, true), func() []*rankCall { return w.calls(a) })
 	}
 }
 
@@ -99,15 +99,15 @@ func TestBroadcast(t *testing.T) {
 	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
 		size := len(w.libs)
 		a := Args{Sig: Sig{Code: op.Broadcast, DType: d, Count: int64(n), Root: rng.Intn(size)}}
-		w.everyAlgorithm(t, what(a, size, ""), signature(a, size, true), func() []*side {
-			sides := w.sides(a)
-			for _, s := range sides {
+		w.everyAlgorithm(t, what(a, size, ""), signature(a, size, true), func() []*rankCall {
+			calls := w.calls(a)
+			for _, s := range calls {
 				s.args.Recv, _ = s.lay(true, [][]byte{noise(rng, d, n)})
 			}
-			for _, s := range sides {
-				s.tensors[0].want = sides[a.Root].tensors[0].want
+			for _, s := range calls {
+				s.tensors[0].want = calls[a.Root].tensors[0].want
 			}
-			return sides
+			return calls
 		})
 	})
 }
@@ -123,10 +123,10 @@ func TestAllGather(t *testing.T) {
 					isEven, a.Count = false, 0
 				}
 			}
-			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*side {
+			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*rankCall {
 				data := pieces(d, noise(rng, d, sum(counts)), counts)
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					junk := pieces(d, noise(rng, d, sum(counts)), counts)
 					if kind == "into one, in place" {
 						junk[r] = data[r]
@@ -140,13 +140,13 @@ func TestAllGather(t *testing.T) {
 						s.args.Send = []Part{s.tensor(data[r]).Part}
 					}
 				}
-				return sides
+				return calls
 			})
 		}
 	})
 }
 
-// Gather and scatter mirror each other: the root has all, the others their part.
+// Gather and scatter mirror each other: the root has all parts, every rank has its own part.
 func TestGatherAndScatter(t *testing.T) {
 	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
 		size := len(w.libs)
@@ -154,16 +154,16 @@ func TestGatherAndScatter(t *testing.T) {
 		for _, code := range []op.Code{op.Gather, op.Scatter} {
 			for _, kind := range []string{"one", "one, in place", "many"} {
 				a := Args{Sig: Sig{Code: code, DType: d, Count: int64(n), Root: rng.Intn(size)}}
-				w.everyAlgorithm(t, what(a, size, kind), signature(a, size, true), func() []*side {
+				w.everyAlgorithm(t, what(a, size, kind), signature(a, size, true), func() []*rankCall {
 					data := pieces(d, noise(rng, d, n*size), counts)
-					sides := w.sides(a)
-					for r, s := range sides {
+					calls := w.calls(a)
+					for r, s := range calls {
 						gather := code == op.Gather
-						own, all := data[r], data
+						sent, all := data[r], data
 						if gather {
 							all = pieces(d, noise(rng, d, n*size), counts)
 						} else {
-							own = noise(rng, d, n)
+							sent = noise(rng, d, n)
 						}
 						mine := &s.args.Send
 						whole := &s.args.Recv
@@ -185,11 +185,11 @@ func TestGatherAndScatter(t *testing.T) {
 							*mine = []Part{s.part(outs[0], r*n, n)}
 							continue
 						}
-						x := s.tensor(own)
+						x := s.tensor(sent)
 						x.want = data[r]
 						*mine = []Part{x.Part}
 					}
-					return sides
+					return calls
 				})
 			}
 		}
@@ -211,15 +211,15 @@ func TestAllToAll(t *testing.T) {
 				}
 				return (n/2 + from + 2*to) % (n + 1) * ((from + to) % 3)
 			}
-			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*side {
+			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*rankCall {
 				sent := make([][][]byte, size)
 				for from := range sent {
 					for to := range size {
 						sent[from] = append(sent[from], noise(rng, d, count(from, to)))
 					}
 				}
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					var got, junk [][]byte
 					for from := range size {
 						got = append(got, sent[from][r])
@@ -230,20 +230,21 @@ func TestAllToAll(t *testing.T) {
 					s.args.Recv, outs = s.lay(kind == "one to one" || kind == "many to one", junk)
 					wants(outs, got)
 				}
-				return sides
+				return calls
 			})
 		}
 	})
 }
 
-// What one rank sends is not what another expects: all ranks raise, and nothing was moved.
+// One rank sends another length than its peer expects. All ranks return an error, and nothing was
+// moved.
 func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 	for _, how := range forms {
 		w := newWorld(3)
 		a := Args{Sig: Sig{Code: op.AllToAll, DType: op.Float32, Count: -1}}
-		sides := w.sides(a)
+		calls := w.calls(a)
 		rng := rand.New(rand.NewSource(1))
-		for r, s := range sides {
+		for r, s := range calls {
 			parts := [][]byte{noise(rng, a.DType, 2), noise(rng, a.DType, 2), noise(rng, a.DType, 2)}
 			s.args.Send, _ = s.lay(false, parts)
 			if r == 2 {
@@ -251,7 +252,7 @@ func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 			}
 			s.args.Recv, _ = s.lay(false, parts)
 		}
-		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, sides) {
+		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, calls) {
 			var se *status.Error
 			require.ErrorAs(t, err, &se)
 			require.Equal(t, status.Mismatch, se.Code)
@@ -259,21 +260,21 @@ func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 			if rank == 2 {
 				require.Contains(t, se.Msg, "rank 1 of the group sends 2 elements to rank 2, which expects 3")
 			}
-			for _, x := range sides[rank].tensors {
+			for _, x := range calls[rank].tensors {
 				x.check(t, "all_to_all", rank)
 			}
 		}
 	}
 }
 
-// More ranks than one round of an exchange holds.
+// There are more ranks than one round of an exchange serves.
 func TestExchangeInRounds(t *testing.T) {
-	const size = maxTogether/2 + 3
+	const size = maxBatch/2 + 3
 	w := newWorld(size)
 	a := Args{Sig: Sig{Code: op.AllToAll, DType: op.Int16, Count: 2}}
 	for _, how := range forms {
-		sides := w.sides(a)
-		for r, s := range sides {
+		calls := w.calls(a)
+		for r, s := range calls {
 			var sent, got []complex128
 			for other := range size {
 				sent = append(sent, complex(float64(r), 0), complex(float64(other), 0))
@@ -284,9 +285,9 @@ func TestExchangeInRounds(t *testing.T) {
 			out.want = encode(a.DType, got)
 			s.args.Recv = []Part{out.Part}
 		}
-		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, sides) {
+		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, calls) {
 			require.NoError(t, err, "rank %d", rank)
-			for _, x := range sides[rank].tensors {
+			for _, x := range calls[rank].tensors {
 				x.check(t, "all_to_all in rounds", rank)
 			}
 		}

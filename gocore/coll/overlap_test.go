@@ -8,8 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// What is sent and what is filled share memory, wherever a caller lets them: the
-// result is the one that separate tensors would give.
+// Send and receive buffers share memory in every way that a caller may choose. The result must be
+// the same as with separate tensors.
 func TestSentAndFilledMemoryMayOverlap(t *testing.T) {
 	for _, size := range worldSizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -43,15 +43,15 @@ func overlapping(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args, n int) {
 	}
 	room := sent + got
 	for trial := range 4 {
-		w.everyAlgorithm(t, what(a, size, "overlapping"), signature(a, size, true), func() []*side {
-			sides := w.sides(a)
+		w.everyAlgorithm(t, what(a, size, "overlapping"), signature(a, size, true), func() []*rankCall {
+			calls := w.calls(a)
 			x := make([][]complex128, size)
 			from, to := make([]int, size), make([]int, size)
-			for r := range sides {
+			for r := range calls {
 				x[r] = whole(rng, a.DType, room)
-				switch trial { // where the parts lie in x[r]
+				switch trial { // where the parts are in x[r]
 				case 0: // one at the beginning of the other
-				case 1: // the small one in its own place in the other
+				case 1: // the small one in its place in the other
 					if sent < got {
 						from[r] = r * n
 					} else if got < sent {
@@ -62,7 +62,7 @@ func overlapping(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args, n int) {
 				}
 			}
 			part := func(r, i int) []complex128 { return x[r][from[r]+i*n:][:n] }
-			for r, s := range sides {
+			for r, s := range calls {
 				var result []complex128
 				for other := range size {
 					switch a.Code {
@@ -94,7 +94,7 @@ func overlapping(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args, n int) {
 					all.want = encode(a.DType, want)
 				}
 			}
-			return sides
+			return calls
 		})
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Step is one MPI call, several that are under way together, local work, or a wait for
-// something that is not MPI's.
+// Step is one MPI call, several MPI calls that are under way together, local work, or a wait for
+// something other than MPI.
 type Step struct {
 	Call  mpi.Call
 	Calls []mpi.Call
@@ -17,31 +17,31 @@ type Step struct {
 	Until func() (bool, error)
 }
 
-// Program is the list of steps of one operation on one rank. It runs either with
-// blocking MPI calls on the caller's thread, or step by step through Poll. A
-// zero Program is ready; Reset makes one reusable.
+// Program is the list of steps of one operation on one rank. Run carries it out with blocking MPI
+// calls on the caller's thread, Poll step by step. A zero Program is ready for use; Reset makes a
+// used one ready.
 type Program struct {
 	steps   []Step
 	cleanup []func()
 	scratch []unsafe.Pointer
-	reserve unsafe.Pointer // what is left of the memory that was reserved
+	reserve unsafe.Pointer // the rest of the memory that Reserve took, and its length
 	left    int64
 
 	lib   mpi.Library
-	next  int         // the step to start
-	slots []*mpi.Slot // of the step under way
-	fns   []mpi.Fn    // what each slot is of
+	next  int         // the step to start next
+	slots []*mpi.Slot // the requests of the step under way
+	fns   []mpi.Fn    // the MPI function of each slot
 	err   error
 }
 
-// Reset forgets the steps, and keeps what was reserved.
+// Reset forgets the steps and keeps what was reserved.
 func (p *Program) Reset(lib mpi.Library) {
 	clear(p.steps)
 	p.steps = p.steps[:0]
 	p.lib, p.next, p.err = lib, 0, nil
 }
 
-// Call appends an MPI call and returns it to be filled in. The pointer is valid
+// Call appends an MPI call and returns it, so that the caller can fill it in. The pointer is valid
 // until the next step is appended.
 func (p *Program) Call() *mpi.Call {
 	p.steps = append(p.steps, Step{})
@@ -58,11 +58,12 @@ func (p *Program) Together(calls []mpi.Call) {
 // Do appends local work.
 func (p *Program) Do(f func() error) { p.steps = append(p.steps, Step{Do: f}) }
 
-// Until appends a wait: f is asked, often and on any thread, whether it is over.
+// Until appends a wait. f tells whether the wait is over; it is called often and on any thread.
 func (p *Program) Until(f func() (bool, error)) { p.steps = append(p.steps, Step{Until: f}) }
 
-// Reserve takes n bytes, of which Alloc gives pieces away. It is called before the others
-// are told to count on this rank: afterwards there would be nobody to tell that memory is short.
+// Reserve takes n bytes for Alloc to hand out. It is called before this rank announces the
+// collective, because afterwards the other ranks wait for it and cannot be told that memory is
+// short.
 func (p *Program) Reserve(n int64) error {
 	if n == 0 {
 		return nil
@@ -98,8 +99,8 @@ type mark struct {
 
 func (p *Program) mark() mark { return mark{len(p.scratch), p.reserve, p.left} }
 
-// rewind forgets the steps, all of which are done, and takes back what was allocated since m:
-// a program whose last step appends others stays short.
+// rewind forgets the steps, all of which are done, and takes back what was allocated since m. A
+// program whose last step appends further steps stays short this way.
 func (p *Program) rewind(m mark) {
 	for _, b := range p.scratch[m.scratch:] {
 		mem.Free(b)
@@ -109,13 +110,12 @@ func (p *Program) rewind(m mark) {
 	p.steps, p.next = p.steps[:0], 0
 }
 
-// AtEnd appends work that is done when the program has ended, however it ended.
+// AtEnd appends work for the end of the program, whether the program succeeds or fails.
 func (p *Program) AtEnd(f func()) { p.cleanup = append(p.cleanup, f) }
 
-// Run carries out all steps with blocking calls and cleans up. It is for programs none
-// of whose steps polls (Algorithm.Polls).
+// Run carries out all steps with blocking calls and cleans up. No step may poll (Algorithm.Polls).
 func (p *Program) Run() error {
-	for p.next < len(p.steps) { // a step may append others
+	for p.next < len(p.steps) { // a step may append further ones
 		s := &p.steps[p.next]
 		p.next++
 		switch {
@@ -134,8 +134,8 @@ func (p *Program) Run() error {
 	return p.err
 }
 
-// Drive tests what is under way and goes on as Poll does. For who waits for this program
-// alone, which no engine knows.
+// Drive asks MPI about the requests under way, and then goes on as Poll does. It is for a caller
+// that waits for a program which no engine polls.
 func (p *Program) Drive() (done bool, err error) {
 	if len(p.slots) > 0 {
 		p.poll()
@@ -188,7 +188,7 @@ func (p *Program) reap() (err error) {
 	return err
 }
 
-// Requests adds the requests under way.
+// Requests adds the requests under way to b.
 func (p *Program) Requests(b *work.Batch) {
 	for _, s := range p.slots {
 		if s.Done == 0 {
@@ -197,9 +197,9 @@ func (p *Program) Requests(b *work.Batch) {
 	}
 }
 
-// Poll goes on as far as it can without waiting and returns whether the program
-// has ended, and how. After the first error no further step is started, but the
-// program ends only when what was under way has.
+// Poll goes on as far as it can without waiting. It returns whether the program has ended, and the
+// error. After the first error Poll starts no further step, but the program ends only when the
+// requests under way have ended.
 func (p *Program) Poll() (done bool, err error) {
 	for {
 		if len(p.slots) > 0 {
@@ -247,7 +247,7 @@ func (p *Program) startOne(c *mpi.Call) error {
 	return nil
 }
 
-// Close does what AtEnd arranged and frees the scratch memory. Nothing may be under way.
+// Close runs what AtEnd appended and frees the scratch memory. No request may be under way.
 func (p *Program) Close() {
 	for _, f := range p.cleanup {
 		f()

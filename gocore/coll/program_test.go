@@ -17,7 +17,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// finish polls p through an engine until it ends.
+// finish carries p out to its end: with Drive if how is blocking, else with an engine.
 func finish(p *Program, how form) error {
 	if how == blocking {
 		for {
@@ -37,7 +37,7 @@ func finish(p *Program, how form) error {
 	return d.err
 }
 
-// ring appends calls to and from the neighbours of a rank.
+// ring returns the calls that send to and receive from the neighbours of a rank.
 func ring(lib mpi.Library, rank, size int, block unsafe.Pointer) []mpi.Call {
 	c := mpi.Call{Comm: lib.World(), Tag: 1, SendType: lib.Byte(), RecvType: lib.Byte()}
 	send, recv := c, c
@@ -63,7 +63,7 @@ func TestStepsRunInOrderAndAProgramCanBeUsedAgain(t *testing.T) {
 				p.AtEnd(func() { order = append(order, "end") })
 				p.Do(func() error { order = append(order, "first"); return nil })
 				p.Together(ring(lib, rank, 3, block))
-				p.Together(nil) // no step
+				p.Together(nil) // adds no step
 				c := p.Call()
 				c.Fn, c.Comm = mpi.FnBarrier, lib.World()
 				p.Do(func() error { order = append(order, fmt.Sprint(b[1])); return nil })
@@ -78,11 +78,12 @@ func TestStepsRunInOrderAndAProgramCanBeUsedAgain(t *testing.T) {
 	}
 }
 
-// After an error no further step is started, but what is under way is awaited:
-// MPI still reads and writes that memory.
+// After an error no further step is started, but the program waits for the requests under way,
+// because MPI still reads and writes their memory.
 func TestAnErrorAwaitsWhatIsUnderWay(t *testing.T) {
 	for _, how := range forms {
-		// Rank 0's third call, its second receive, fails; its first send is slow to complete.
+		// Rank 0's third call, which is its second receive, fails. Its first send is slow to
+		// complete.
 		libs := mpifake.New(2, mpifake.Fail(0, 3, 16), mpifake.Delay(0, 2, 50*time.Millisecond), mpifake.Patience(2*time.Second))
 		err := mpifake.Each(libs, func(rank int, lib mpi.Library) error {
 			var p Program
@@ -144,7 +145,7 @@ func TestAnErrorOfACallOrOfLocalWorkEndsTheProgram(t *testing.T) {
 	}
 }
 
-// Poll must not wait: it returns while the other rank has not come.
+// Poll must not wait: it returns although the other rank has not started.
 func TestPollReturnsWhatIsNotDone(t *testing.T) {
 	libs := mpifake.New(2)
 	var p, q Program

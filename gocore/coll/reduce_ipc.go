@@ -1,11 +1,11 @@
 package coll
 
-// reduceIPC is allReduceIPC with the slices written to the root alone.
-// Bytes moved: S read for each rank, S written in all.
-var reduceIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) error) {
+// reduceIPC is allReduceIPC, but the slices are written to the root alone. Bytes moved: S read by
+// each rank, S written by all ranks together.
+var reduceIPC = ipcAlgorithm(kernelsReduce, func(a *Args) (func(int) bool, func(*ipcCall) error) {
 	sl := a.slicesOnDevice(a.Count)
-	return holds(sl), func(m *mapped) error {
-		own := sl[a.Rank]
-		return m.reduce(own.from, own.count, a.at(m.takes[a.Root], own.from))
+	return hasSlice(sl), func(m *ipcCall) error {
+		mine := sl[a.Rank]
+		return m.reduce(mine.from, mine.count, a.at(m.targets[a.Root], mine.from))
 	}
 })

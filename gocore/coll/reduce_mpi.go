@@ -8,8 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 )
 
-// reduceMPI is MPI_Reduce; ranks other than the root keep their buffer as it is.
-// Bytes moved a rank: S.
+// reduceMPI is MPI_Reduce. The buffers of ranks other than the root do not change. Bytes moved by
+// each rank: S.
 var reduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
 	if a.Rank == a.Root {
 		return a.inputScratch()
@@ -21,7 +21,7 @@ var reduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args
 		if err != nil {
 			return err
 		}
-		if err := a.reducing(p, mpi.FnReduce, send, a.Recv[0].Data, a.Recv[0].Count); err != nil {
+		if err := a.reduceCalls(p, mpi.FnReduce, send, a.Recv[0].Data, a.Recv[0].Count); err != nil {
 			return err
 		}
 		a.average(p, a.Recv[0])
@@ -37,41 +37,41 @@ var reduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args
 		p.Do(func() error { return reduce.ScaleTo(scaled, in, src.Count, a.DType, a.Scale) })
 		src.Data = scaled
 	}
-	if src.Data == nil { // MPI_IN_PLACE is for the root alone; an empty buffer has no address
+	if src.Data == nil { // MPI_IN_PLACE is for the root alone, and an empty buffer has no address
 		src.Data = unsafe.Pointer(&nothing)
 	}
-	return a.reducing(p, mpi.FnReduce, src.Data, nil, src.Count)
+	return a.reduceCalls(p, mpi.FnReduce, src.Data, nil, src.Count)
 }}
 
-// nothing is the address of an empty buffer. It lives in the program's data, not on the heap.
+// nothing is the address of an empty buffer. It is in the program's data, not on the heap.
 var nothing [64]byte
 
-// reduceSlices16 is allReduceSlices16 with the slices gathered on the root alone.
-// Bytes moved a rank: (1-1/n)S out and in, the sum, S/n out, (1-1/n)S into the root.
-var reduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
-	return a.ownSlice(a.Count) + a.scratch(a.slices(a.Count)[a.Rank].count)
+// reduceSlices16 is allReduceSlices16, but the slices are gathered on the root alone. Bytes moved
+// by each rank: (1-1/n)S out and in, the reduction, S/n out. The root gets (1-1/n)S at the end.
+var reduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, Polls: always, Scratch: func(a *Args) int64 {
+	return a.sumSliceScratch(a.Count) + a.scratch(a.slices(a.Count)[a.Rank].count)
 }, Build: func(a *Args, p *Program) error {
 	src := a.Part()
 	sl := a.slices(src.Count)
-	own := sl[a.Rank]
+	mine := sl[a.Rank]
 	if a.Rank != a.Root {
-		dst, err := a.alloc(p, max(1, own.count))
+		dst, err := a.alloc(p, max(1, mine.count))
 		if err != nil {
 			return err
 		}
-		if err := a.sumOwnSlice(p, src.Data, dst, sl); err != nil {
+		if err := a.sumSlice(p, src.Data, dst, sl); err != nil {
 			return err
 		}
-		t := together{a: a, p: p}
-		t.send(a.Root, dst, own.count)
+		t := messageBatch{a: a, p: p}
+		t.send(a.Root, dst, mine.count)
 		t.flush()
 		return t.err
 	}
 	dst := a.Recv[0].Data
-	if err := a.sumOwnSlice(p, src.Data, a.at(dst, own.from), sl); err != nil {
+	if err := a.sumSlice(p, src.Data, a.at(dst, mine.from), sl); err != nil {
 		return err
 	}
-	t := together{a: a, p: p}
+	t := messageBatch{a: a, p: p}
 	for i, s := range sl {
 		if i != a.Rank {
 			t.recv(i, a.at(dst, s.from), s.count)

@@ -1,13 +1,12 @@
 package coll
 
-// reduceScatterIPC: each rank's kernel reads its share from all n tensors, in the order of
-// the ranks. Shares may differ in length. Bytes moved a rank: n of its shares read, one
-// written.
-var reduceScatterIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) error) {
+// reduceScatterIPC: each rank's kernel reads this rank's share from all n tensors, in rank order.
+// Shares may differ in length. Bytes moved by each rank: its share, read n times and written once.
+var reduceScatterIPC = ipcAlgorithm(kernelsReduce, func(a *Args) (func(int) bool, func(*ipcCall) error) {
 	return func(rank int) bool {
 			_, count := a.share(a.Send, rank)
 			return count > 0
-		}, func(m *mapped) error {
+		}, func(m *ipcCall) error {
 			from, count := a.share(a.Send, a.Rank)
 			return m.reduce(from, count, a.Recv[0].Data)
 		}

@@ -9,22 +9,22 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// reduceScatterMPI is MPI_Reduce_scatter_block, MPI_Reduce_scatter for parts of
-// different lengths, or one MPI_Reduce a rank past the reach of their counts.
-// Bytes moved a rank: (1-1/n) of the input out and in.
+// reduceScatterMPI is MPI_Reduce_scatter_block, or MPI_Reduce_scatter if the parts differ in
+// length, or one MPI_Reduce for each rank if the counts are too large for MPI. Bytes moved by each
+// rank: (1-1/n) of the input out and in.
 var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
-	most := a.joining(a.Send) + a.scratch(a.Recv[0].Count) + a.listing(1)
+	most := a.contiguousScratch(a.Send) + a.scratch(a.Recv[0].Count) + a.int32sScratch(1)
 	if a.Reduce == op.PremulSum {
-		most += a.scratch(counts(a.each(a.Send)))
+		most += a.scratch(totalCount(a.perRank(a.Send)))
 	}
 	return most
 }, Build: func(a *Args, p *Program) error {
-	parts := a.each(a.Send)
+	parts := a.perRank(a.Send)
 	src, _, err := a.contiguous(p, a.Send, true)
 	if err != nil {
 		return err
 	}
-	total := counts(parts)
+	total := totalCount(parts)
 	if a.Reduce == op.PremulSum {
 		scaled, err := a.alloc(p, max(1, total))
 		if err != nil {
@@ -35,7 +35,7 @@ var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(
 		src = scaled
 	}
 	result := a.Recv[0]
-	if a.overlap(Part{Data: src, Count: total}, result) { // its own part of the input, say
+	if a.overlap(Part{Data: src, Count: total}, result) { // for example, the result is this rank's part of the input
 		if result.Data, err = a.alloc(p, result.Count); err != nil {
 			return err
 		}
@@ -68,7 +68,7 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 			if i == a.Rank {
 				recv = result.Data
 			}
-			if err := one.reducing(p, mpi.FnReduce, a.at(src, from), recv, part.Count); err != nil {
+			if err := one.reduceCalls(p, mpi.FnReduce, a.at(src, from), recv, part.Count); err != nil {
 				return err
 			}
 			from += part.Count
@@ -95,24 +95,25 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 	return nil
 }
 
-// reduceScatterSlices16 sends every rank its part, which that rank adds in float32
-// in rank order and rounds once. Bytes moved a rank: (1-1/n) of the input out and in.
-var reduceScatterSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
+// reduceScatterSlices16 sends every rank its part from each rank. That rank reduces the parts in
+// rank order, floats in float32 with one rounding. Bytes moved by each rank: (1-1/n) of the input
+// out and in.
+var reduceScatterSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, Polls: always, Scratch: func(a *Args) int64 {
 	return a.scratch(a.Recv[0].Count * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {
-	sends := a.each(a.Send)
-	own := a.Recv[0].Count
-	scratch, err := a.alloc(p, max(1, own*int64(a.Size)))
+	sends := a.perRank(a.Send)
+	n := a.Recv[0].Count
+	scratch, err := a.alloc(p, max(1, n*int64(a.Size)))
 	if err != nil {
 		return err
 	}
 	recvs := make([]Part, a.Size)
 	for i := range recvs {
-		recvs[i] = Part{Data: a.at(scratch, int64(i)*own), Count: own}
+		recvs[i] = Part{Data: a.at(scratch, int64(i)*n), Count: n}
 	}
 	if err := exchange(a, p, sends, recvs); err != nil {
 		return err
 	}
-	p.Do(func() error { return a.sum16(a.Recv[0].Data, scratch, own, a.Size) })
+	p.Do(func() error { return a.reduceGathered(a.Recv[0].Data, scratch, n, a.Size) })
 	return nil
 }}

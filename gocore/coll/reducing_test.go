@@ -8,7 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// reducing calls f for every world size, dtype and reduce op that go together.
+// reductions calls f for every world size, and every dtype with every reduce op that is defined for
+// it.
 func reductions(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, like Args)) {
 	for _, size := range worldSizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -25,7 +26,7 @@ func reductions(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand,
 	}
 }
 
-// contributions is one vector a rank.
+// contributions returns one vector for each rank.
 func contributions(rng *rand.Rand, d op.DType, size, n int) [][]complex128 {
 	out := make([][]complex128, size)
 	for i := range out {
@@ -34,16 +35,17 @@ func contributions(rng *rand.Rand, d op.DType, size, n int) [][]complex128 {
 	return out
 }
 
-// places are where the input lies: in the result's memory, said in two ways, or elsewhere.
+// places says where the input is: in the result's memory, passed in two ways, or in a separate
+// tensor.
 var places = []string{"in place", "same memory", "out of place"}
 
-// give puts this rank's contribution where place says and returns the result's tensor.
-func (s *side) give(rng *rand.Rand, place string, v []complex128) *tensor {
-	own := encode(s.args.DType, v)
-	content := own
+// give puts this rank's contribution where place says, and returns the result's tensor.
+func (s *rankCall) give(rng *rand.Rand, place string, v []complex128) *tensor {
+	input := encode(s.args.DType, v)
+	content := input
 	if place == "out of place" {
 		content = noise(rng, s.args.DType, len(v))
-		s.args.Send = []Part{s.tensor(own).Part}
+		s.args.Send = []Part{s.tensor(input).Part}
 	}
 	x := s.tensor(content)
 	s.args.Recv = []Part{x.Part}
@@ -59,14 +61,14 @@ func TestAllReduce(t *testing.T) {
 		for i, n := range lengths {
 			a.Code, a.Count = op.AllReduce, int64(n)
 			place := places[(i+int(a.DType)+int(a.Reduce))%3]
-			w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*side {
+			w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*rankCall {
 				parts := contributions(rng, a.DType, size, n)
 				want := encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale))
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					s.give(rng, place, parts[r]).want = want
 				}
-				return sides
+				return calls
 			})
 		}
 	})
@@ -77,16 +79,16 @@ func TestAllReduceCoalesced(t *testing.T) {
 		size := len(w.libs)
 		for _, counts := range [][]int{{5}, {1, 0, 40, 3}, {0, 0}, {500, 700}} {
 			a.Code, a.Count = op.AllReduceCoalesced, int64(sum(counts))
-			w.everyAlgorithm(t, what(a, size, a.Reduce.String()), signature(a, size, true), func() []*side {
+			w.everyAlgorithm(t, what(a, size, a.Reduce.String()), signature(a, size, true), func() []*rankCall {
 				parts := contributions(rng, a.DType, size, sum(counts))
 				want := pieces(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
-				sides := w.sides(a)
-				for r, s := range sides {
+				calls := w.calls(a)
+				for r, s := range calls {
 					var outs []*tensor
 					s.args.Recv, outs = s.lay(false, pieces(a.DType, encode(a.DType, parts[r]), counts))
 					wants(outs, want)
 				}
-				return sides
+				return calls
 			})
 		}
 	})
@@ -98,17 +100,17 @@ func TestReduce(t *testing.T) {
 		for i, n := range lengths {
 			a.Code, a.Count, a.Root = op.Reduce, int64(n), rng.Intn(size)
 			place := places[(i+int(a.DType))%3]
-			w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*side {
+			w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*rankCall {
 				parts := contributions(rng, a.DType, size, n)
-				sides := w.sides(a)
-				for r, s := range sides {
-					if r != a.Root { // its tensor stays as it is
+				calls := w.calls(a)
+				for r, s := range calls {
+					if r != a.Root { // the tensor of every other rank stays as it is
 						s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
 						continue
 					}
 					s.give(rng, place, parts[r]).want = encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale))
 				}
-				return sides
+				return calls
 			})
 		}
 	})
@@ -126,17 +128,17 @@ func TestReduceScatter(t *testing.T) {
 						isEven, a.Count = false, 0
 					}
 				}
-				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+kind), signature(a, size, isEven), func() []*side {
+				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+kind), signature(a, size, isEven), func() []*rankCall {
 					parts := contributions(rng, a.DType, size, sum(counts))
 					want := pieces(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
-					sides := w.sides(a)
-					for r, s := range sides {
+					calls := w.calls(a)
+					for r, s := range calls {
 						s.args.Send, _ = s.lay(kind == "one", pieces(a.DType, encode(a.DType, parts[r]), counts))
 						x := s.tensor(noise(rng, a.DType, counts[r]))
 						x.want = want[r]
 						s.args.Recv = []Part{x.Part}
 					}
-					return sides
+					return calls
 				})
 			}
 		}
@@ -145,7 +147,7 @@ func TestReduceScatter(t *testing.T) {
 
 func TestScanAndExscan(t *testing.T) {
 	reductions(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args) {
-		if a.Reduce == op.Avg { // refused before it gets here
+		if a.Reduce == op.Avg { // gocore/group refuses this
 			return
 		}
 		size := len(w.libs)
@@ -153,37 +155,37 @@ func TestScanAndExscan(t *testing.T) {
 			for i, n := range lengths {
 				a.Code, a.Count = code, int64(n)
 				place := places[(i+int(a.DType)+int(code))%3]
-				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*side {
+				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+place), signature(a, size, true), func() []*rankCall {
 					parts := contributions(rng, a.DType, size, n)
-					sides := w.sides(a)
-					for r, s := range sides {
+					calls := w.calls(a)
+					for r, s := range calls {
 						x := s.give(rng, place, parts[r])
 						before := parts[:r+1]
 						if code == op.Exscan {
 							before = parts[:r]
 						}
-						if len(before) > 0 { // the first rank of an exscan keeps its tensor
+						if len(before) > 0 { // rank 0 of an exscan keeps its tensor
 							x.want = encode(a.DType, folded(a.Reduce, a.DType, before, a.Scale))
 						}
 					}
-					return sides
+					return calls
 				})
 			}
 		}
 	})
 }
 
-// A sum that is rounded at every step would be off by a third.
+// A sum that is rounded at every step would be wrong by a third.
 func Test16BitsAreRoundedOnce(t *testing.T) {
 	const size, n = 5, 100
 	w := newWorld(size)
 	for _, d := range []op.DType{op.Float16, op.BFloat16} {
-		big := map[op.DType]float64{op.Float16: 2048, op.BFloat16: 256}[d] // + 1 is lost
+		big := map[op.DType]float64{op.Float16: 2048, op.BFloat16: 256}[d] // big + 1 is rounded to big
 		for _, code := range []op.Code{op.AllReduce, op.Reduce, op.Scan, op.ReduceScatter} {
 			a := Args{Sig: Sig{Code: code, DType: d, Reduce: op.Sum, Count: n}}
-			w.everyAlgorithm(t, what(a, size, "rounding"), signature(a, size, true), func() []*side {
-				sides := w.sides(a)
-				for r, s := range sides {
+			w.everyAlgorithm(t, what(a, size, "rounding"), signature(a, size, true), func() []*rankCall {
+				calls := w.calls(a)
+				for r, s := range calls {
 					v, total := 1.0, big+4
 					if r == 0 {
 						v = big
@@ -206,7 +208,7 @@ func Test16BitsAreRoundedOnce(t *testing.T) {
 						s.args.Recv = []Part{x.Part}
 					}
 				}
-				return sides
+				return calls
 			})
 		}
 	}

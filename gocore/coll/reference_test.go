@@ -8,8 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// The reference: elements are complex128, whole numbers so small that no dtype
-// rounds what ranks do to them; only an average is rounded, and only at the end.
+// The reference arithmetic. Elements are complex128 with whole numbers, so small that no dtype
+// rounds them in a reduction. Only an average is rounded, and only at its end.
 
 func whole(rng *rand.Rand, d op.DType, n int) []complex128 {
 	v := make([]complex128, n)
@@ -22,14 +22,14 @@ func whole(rng *rand.Rand, d op.DType, n int) []complex128 {
 		case op.Complex64, op.Complex128:
 			v[i] = complex(float64(rng.Intn(7)-3), float64(rng.Intn(5)-2))
 		default:
-			// Not 0: a product would tell 0 and -0 apart.
+			// 0 is left out, because a product would tell 0 and -0 apart.
 			v[i] = complex(float64(1+rng.Intn(3))*float64(2*rng.Intn(2)-1), 0)
 		}
 	}
 	return v
 }
 
-// encode writes elements in the dtype's format, integers wrapped.
+// encode writes elements in the format of the dtype. Integers wrap.
 func encode(d op.DType, v []complex128) []byte {
 	b := make([]byte, 0, len(v)*d.Size())
 	le := binary.LittleEndian
@@ -64,7 +64,7 @@ func encode(d op.DType, v []complex128) []byte {
 	return b
 }
 
-// float16 rounds to nearest even; x is 0 or a normal number of the format.
+// float16 rounds to nearest even. x must be 0 or a normal number of the format.
 func float16(x float64) uint16 {
 	if x == 0 {
 		return 0
@@ -78,7 +78,7 @@ func float16(x float64) uint16 {
 	return sign | uint16((exp+13)<<10+int(units))
 }
 
-// folded is what the ranks' elements become. Scale is the factor of PREMUL_SUM.
+// folded reduces the ranks' elements. scale is the factor of PREMUL_SUM.
 func folded(r op.ReduceOp, d op.DType, parts [][]complex128, scale float64) []complex128 {
 	out := make([]complex128, len(parts[0]))
 	for i := range out {
@@ -100,7 +100,7 @@ func folded(r op.ReduceOp, d op.DType, parts [][]complex128, scale float64) []co
 			acc = 1
 		case r == op.Avg && (d == op.Float16 || d == op.BFloat16): // divided in float32
 			acc = complex(float64(float32(real(acc))/float32(n)), 0)
-		case r == op.Avg && op.Defined(op.BAnd, d): // toward zero
+		case r == op.Avg && op.Defined(op.BAnd, d): // rounded toward zero
 			acc = complex(math.Trunc(real(acc)/n), 0)
 		case r == op.Avg:
 			acc = complex(real(acc)/n, imag(acc)/n)
@@ -131,7 +131,7 @@ func pair(r op.ReduceOp, a, b complex128) complex128 {
 	return a + b
 }
 
-// Numbers of the last dtype and the last reduce op.
+// The last dtype and the last reduce op.
 const (
 	lastDType    = op.Float8E8M0FNU
 	lastReduceOp = op.PremulSum

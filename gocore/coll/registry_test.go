@@ -19,16 +19,17 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// TestMain fails a full run that left an algorithm out: a new one needs a test.
+// TestMain fails a full run in which no test has run some algorithm.
 func TestMain(m *testing.M) {
-	// Ranks spin; each gets a thread, so that the kernel and not a preemption of Go's
-	// every 10 ms lets the next one run.
+	// Ranks spin. Each gets a thread, so that the kernel lets the next rank run; Go would do so
+	// only by its preemption every 10 ms.
 	runtime.GOMAXPROCS(8)
 	code := m.Run()
 	if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
 		for c := range registry {
 			for _, alg := range registry[c] {
-				// The ranks of ipc are processes: tests/jobs/cuda/test_ipc.py runs it, by the driver that plays a GPU.
+				// The ranks of ipc must be processes. tests/jobs/cuda/test_ipc.py runs it, with the
+				// driver that plays a GPU.
 				if !covered.algorithms[alg] && alg.Name != "ipc" {
 					fmt.Printf("FAIL: no test ran %s by %q\n", op.Code(c), alg.Name)
 					code = 1
@@ -57,22 +58,22 @@ func TestNoAlgorithm(t *testing.T) {
 		_, err := Choose(&Sig{Code: c, Size: 2})
 		assert.Equal(t, status.Unsupported, status.CodeOf(err), "%s", c)
 	}
-	// MPI has no 16-bit floats: its own reductions refuse them before anything is sent.
+	// MPI has no 16-bit floats, so its own reductions refuse them before anything is sent.
 	w := newWorld(2)
 	for _, alg := range []*Algorithm{&allReduceMPI, &reduceMPI, &reduceScatterMPI, &scanMPI} {
-		sides := w.sides(Args{Sig: Sig{Code: op.AllReduce, DType: op.BFloat16, Reduce: op.Sum}})
-		for _, s := range sides {
+		calls := w.calls(Args{Sig: Sig{Code: op.AllReduce, DType: op.BFloat16, Reduce: op.Sum}})
+		for _, s := range calls {
 			x := s.tensor(make([]byte, 4))
 			s.args.Send, s.args.Recv = []Part{x.Part}, []Part{x.Part}
 		}
-		for _, err := range w.carryOut(alg, blocking, sides) {
+		for _, err := range w.carryOut(alg, blocking, calls) {
 			assert.Equal(t, status.Unsupported, status.CodeOf(err))
 			assert.ErrorContains(t, err, "bfloat16")
 		}
 	}
 }
 
-// Whatever is listed is the first that is enabled for some call: none stands behind one that serves all.
+// Every listed algorithm is chosen for some call: no algorithm before it serves all of its calls.
 func TestEveryAlgorithmIsChosen(t *testing.T) {
 	chosen := map[*Algorithm]bool{}
 	for c := range registry {
@@ -97,7 +98,7 @@ func TestEveryAlgorithmIsChosen(t *testing.T) {
 	}
 }
 
-// Scratch asks for the flags of one rank, of which fewer may be agreed on.
+// Scratch passes the flags of one rank as agreed on. The other ranks may leave only some of them.
 func TestWhatIsAgreedOnDisablesNothing(t *testing.T) {
 	rng := rand.New(rand.NewSource(5))
 	for range 20000 {
@@ -112,9 +113,10 @@ func TestWhatIsAgreedOnDisablesNothing(t *testing.T) {
 	}
 }
 
-// An algorithm that uses another one inside hands on what was agreed on, but what is not so inside.
+// An algorithm that chooses another one inside passes on what was agreed on, but not the flags that
+// do not hold inside.
 func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
-	const hint = arrive.Flags(1) << 30 // of an algorithm that is not there yet
+	const hint = arrive.Flags(1) << 30 // stands for a flag of a future algorithm
 	outer := Sig{Code: op.AllReduce, DType: op.Float32, Reduce: op.Sum, Count: 4, Size: 2, Local: true,
 		Agreed: Even | IPC | hint, Any: Even | IPC | Device | NotDirect | hint}
 	rows := registry
@@ -129,15 +131,15 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 		want  Sig
 	}{
 		"pack": {op.AllReduceCoalesced, allReduceCoalescedPack.Build, outer},
-		"ipc":  {op.AllReduce, (*Args).exceptIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
+		"ipc":  {op.AllReduce, (*Args).buildWithoutIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
 		"staged": {op.AllReduceCoalesced, func(a *Args, _ *Program) error {
 			host := a.inHostMemory()
 			_, err := Choose(&host.Sig)
 			return err
 		}, Sig{Agreed: Even | hint, Any: Even | hint}},
 	} {
-		sides := w.sides(Args{Sig: outer})
-		a := &sides[0].args
+		calls := w.calls(Args{Sig: outer})
+		a := &calls[0].args
 		a.Code = c.code
 		x := newTensor(op.Float32, make([]byte, 16))
 		a.Recv = []Part{x.Part}
@@ -152,8 +154,8 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 	}
 }
 
-// What Enabled sees holds nothing that differs between ranks: no address, no rank,
-// no buffer. Who adds a field to Sig has to extend this list, and to think.
+// What Enabled sees must not differ between ranks: no address, no rank, no buffer. A new field of
+// Sig has to be added to this list, after the same question.
 func TestSigHoldsOnlyWhatAllRanksAgreeOn(t *testing.T) {
 	agreed := map[string]bool{"Code": true, "DType": true, "Reduce": true, "Root": true, "Count": true, "Size": true,
 		"Local": true, "Agreed": true, "Any": true}
@@ -169,8 +171,8 @@ func TestSigHoldsOnlyWhatAllRanksAgreeOn(t *testing.T) {
 	}
 }
 
-// Every rank gets capabilities and addresses of its own, at random; all choose the
-// same algorithm, and choosing again does not change it.
+// Every rank gets random addresses, and the members' flags are random. All ranks choose the same
+// algorithm.
 func TestAllRanksChooseTheSame(t *testing.T) {
 	rng := rand.New(rand.NewSource(16))
 	for range 20000 {
@@ -188,21 +190,21 @@ func TestAllRanksChooseTheSame(t *testing.T) {
 		var first *Algorithm
 		var refused error
 		for rank := range size {
-			own := shared
-			own.Rank, own.Size = rank, size
-			own.Recv = []Part{{Data: unsafe.Add(unsafe.Pointer(&nothing), rng.Intn(64)), Count: own.Count}}
+			args := shared
+			args.Rank, args.Size = rank, size
+			args.Recv = []Part{{Data: unsafe.Add(unsafe.Pointer(&nothing), rng.Intn(64)), Count: args.Count}}
 			if rng.Intn(2) == 0 {
-				own.Send = own.Recv
+				args.Send = args.Recv
 			}
-			own.Agreed, own.Any = all, some
-			chosen, err := Choose(&own.Sig)
+			args.Agreed, args.Any = all, some
+			chosen, err := Choose(&args.Sig)
 			if some&(Device|NotStaged) != Device|NotStaged {
 				require.NoError(t, err)
 			}
 			if rank == 0 {
 				first, refused = chosen, err
 			}
-			require.Same(t, first, chosen, "rank %d of %s", rank, own.Code)
+			require.Same(t, first, chosen, "rank %d of %s", rank, args.Code)
 			require.Equal(t, refused, err)
 		}
 	}

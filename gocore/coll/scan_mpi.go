@@ -7,8 +7,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// scanMPI is MPI_Scan or MPI_Exscan. Rank 0 of the exclusive scan keeps its buffer.
-// Bytes moved a rank: the MPI's choice, log2(n) S at most.
+// scanMPI is MPI_Scan or MPI_Exscan. Rank 0 of the exclusive scan keeps its buffer as it is. Bytes
+// moved by each rank: it depends on the MPI, log2(n) S at most.
 var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
 	if !a.WritesRecv() {
 		return a.scratch(a.Count)
@@ -21,7 +21,7 @@ var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) 
 	}
 	recv := a.Recv[0]
 	if !a.WritesRecv() {
-		// The standard leaves rank 0's result undefined; ours is its buffer untouched.
+		// MPI leaves rank 0's result undefined. This library leaves rank 0's buffer untouched.
 		scratch, err := a.alloc(p, max(1, recv.Count))
 		if err != nil {
 			return err
@@ -34,22 +34,22 @@ var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) 
 			}
 			return nil
 		})
-		return a.reducing(p, fn, nil, scratch, recv.Count)
+		return a.reduceCalls(p, fn, nil, scratch, recv.Count)
 	}
 	send, err := a.input(p)
 	if err != nil {
 		return err
 	}
-	return a.reducing(p, fn, send, recv.Data, recv.Count)
+	return a.reduceCalls(p, fn, send, recv.Data, recv.Count)
 }}
 
-// scanChunk is how many elements are gathered at once.
+// scanChunk is how many elements of each rank are gathered at once.
 const scanChunk = 1 << 20
 
-// scanGather16 is the scan of float16 and bfloat16: the contributions are gathered,
-// chunk by chunk, and each rank adds those of the ranks before it in float32.
-// Bytes moved a rank: (n-1)S in.
-var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: reducedHere, Scratch: func(a *Args) int64 {
+// scanGather16 is the scan of what is reduced outside of MPI: 16-bit floats, and sums of narrow
+// integers. The inputs are gathered, chunk by chunk, and each rank reduces those that its result
+// needs, in rank order, floats in float32. Bytes moved by each rank: (n-1)S in.
+var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: reducedOutsideMPI, Scratch: func(a *Args) int64 {
 	return a.scratch(min(a.Count, scanChunk) * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {
 	src, recv := a.Part().Data, a.Recv[0]
@@ -66,7 +66,7 @@ var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: redu
 		var dst unsafe.Pointer = a.at(recv.Data, done)
 		a.allGatherBytes(p, a.at(src, done), all, n)
 		if ranks > 0 {
-			p.Do(func() error { return a.sum16(dst, all, n, ranks) })
+			p.Do(func() error { return a.reduceGathered(dst, all, n, ranks) })
 		}
 	}
 	return nil

@@ -2,9 +2,9 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/mpi"
 
-// scatterMPI is MPI_Scatter of bytes. Bytes moved: nS out of the root, S in.
+// scatterMPI is MPI_Scatter of bytes. Bytes moved: nS out of the root, S into each rank.
 var scatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
-	return a.joining(a.Send) + a.copying(a.Send, a.Recv)
+	return a.contiguousScratch(a.Send) + a.withoutOverlapScratch(a.Send, a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	n, t, err := a.bytes(p, a.Recv[0].Count*a.elem())
 	if err != nil {
@@ -17,7 +17,7 @@ var scatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Arg
 			return err
 		}
 		if c.InPlace = c.RecvBuf == a.at(c.SendBuf, int64(a.Rank)*a.Recv[0].Count); !c.InPlace {
-			parts, err := a.apart(p, []Part{{Data: c.SendBuf, Count: counts(a.Send)}}, a.Recv)
+			parts, err := a.withoutOverlap(p, []Part{{Data: c.SendBuf, Count: totalCount(a.Send)}}, a.Recv)
 			if err != nil {
 				return err
 			}

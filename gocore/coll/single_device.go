@@ -4,16 +4,16 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 
 // singleOnDevice is single for tensors in device memory: a copy within the device at most. Bytes
 // moved: S.
-var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: alone, Polls: always, Scratch: stagedScratch, Build: func(a *Args, p *Program) error {
+var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: oneRank, Polls: always, Scratch: stagedScratch, Build: func(a *Args, p *Program) error {
 	if !a.WritesRecv() || len(a.Send) == 0 && a.Reduce != op.PremulSum {
-		return nil // the result lies there already
+		return nil // the result is there already
 	}
-	if a.Reduce == op.PremulSum || !flat(a.Send) || !flat(a.Recv) {
+	if a.Reduce == op.PremulSum || !contiguousOnDevice(a.Send) || !contiguousOnDevice(a.Recv) {
 		return buildStaged(a, p)
 	}
-	d := a.Place.Device
+	d := a.DeviceCall.Device
 	p.Do(func() error {
-		if err := d.StreamWait(d.Comm, a.Place.Ready); err != nil {
+		if err := d.StreamWait(d.Comm, a.DeviceCall.Ready); err != nil {
 			return err
 		}
 		for i := range a.Recv {
@@ -21,13 +21,13 @@ var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: al
 				return err
 			}
 		}
-		return a.Place.end(d.Comm)
+		return a.DeviceCall.end(d.Comm)
 	})
 	return nil
 }}
 
-// flat tells whether all parts are contiguous memory of the device; an empty one is anywhere.
-func flat(parts []Part) bool {
+// contiguousOnDevice tells whether all parts are contiguous device memory. An empty part may be anywhere.
+func contiguousOnDevice(parts []Part) bool {
 	for i := range parts {
 		if parts[i].Count > 0 && (!parts[i].OnDevice || parts[i].Layout != nil) {
 			return false

@@ -16,11 +16,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// device returns device 0 of the driver that plays one.
+// device returns device 0 of the driver that plays a GPU.
 func device(t *testing.T) *cuda.Device {
 	t.Helper()
 	if cuda.Loaded() == nil {
-		require.NoError(t, os.Setenv(cuda.Setting, cudafake.Build(t))) // for the process, as the driver is
+		require.NoError(t, os.Setenv(cuda.Setting, cudafake.Build(t))) // for the process, because the driver is loaded once
 	}
 	driver, err := cuda.Open()
 	require.NoError(t, err)
@@ -29,7 +29,7 @@ func device(t *testing.T) *cuda.Device {
 	return d
 }
 
-// A rank by itself has each result where it wants it, also in device memory.
+// In a group of one rank the result is where the caller wants it, also in device memory.
 func TestAloneOnADevice(t *testing.T) {
 	d := device(t)
 	lib := mpifake.New(1)[0]
@@ -44,7 +44,7 @@ func TestAloneOnADevice(t *testing.T) {
 				}
 				what := fmt.Sprintf("%s of %s, in place: %v", c, r, inPlace)
 				in, out := onto(t, d, 1, 2, 3), onto(t, d, 7, 8, 9)
-				a := Args{Lib: lib, Comm: lib.World(), Scale: 2, Recv: []Part{out}, Place: &Place{Device: d, Chunk: 64},
+				a := Args{Lib: lib, Comm: lib.World(), Scale: 2, Recv: []Part{out}, DeviceCall: &DeviceCall{Device: d, PieceBytes: 64},
 					Sig: Sig{Code: c, DType: op.Float32, Reduce: r, Count: 3, Size: 1, Local: true, Agreed: Even, Any: Even | Device}}
 				want := []float32{7, 8, 9}
 				if !inPlace {
@@ -58,7 +58,7 @@ func TestAloneOnADevice(t *testing.T) {
 						want[i] *= 2
 					}
 				}
-				require.NoError(t, d.Mark(&a.Place.Ready, d.In))
+				require.NoError(t, d.Mark(&a.DeviceCall.Ready, d.In))
 				alg, err := Choose(&a.Sig)
 				require.NoError(t, err, what)
 				require.Same(t, &singleOnDevice, alg, what)
@@ -73,7 +73,7 @@ func TestAloneOnADevice(t *testing.T) {
 				}
 				assert.Equal(t, want, held(t, d, out), what)
 				assert.Equal(t, []float32{1, 2, 3}, held(t, d, in), what)
-				for _, e := range []cuda.Event{a.Place.Ready, a.Place.Tail} {
+				for _, e := range []cuda.Event{a.DeviceCall.Ready, a.DeviceCall.Tail} {
 					if e != 0 {
 						d.PutEvent(e)
 					}
@@ -98,7 +98,7 @@ func onto(t *testing.T, d *cuda.Device, v ...float32) Part {
 	return Part{Data: at, Count: int64(len(v)), OnDevice: true}
 }
 
-// held is what a tensor in device memory holds.
+// held returns what a tensor in device memory holds.
 func held(t *testing.T, d *cuda.Device, part Part) []float32 {
 	t.Helper()
 	block, host := onHostOf(t, int(part.Count))

@@ -8,99 +8,105 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// staged carries tensors of device memory through pinned host memory, in pieces, so that
-// the copies of one piece go on beside the transfer of another. It serves every operation,
-// every MPI and every kind of device memory, and ranks some of which have host tensors.
+// staged carries tensors of device memory through pinned host memory, in pieces, so that one piece
+// is copied while another is transferred. It serves every operation, every MPI and every kind of
+// device memory. Some of the ranks may have host tensors.
 //
-// Steps for piece k, whose blocks were those of piece k-3: wait until the device has copied
-// that one out; it copies piece k in, beside the transfer of piece k-1; when it has, the
-// host's own algorithm for the operation runs on the blocks; the device copies the result
-// out. A rank whose tensors are the host's copies by itself. What is sent out of memory that a
-// result is written to, other than in its place, is copied whole before. At the end an
-// MPI_Allreduce of four bytes tells whether some rank's device has failed.
+// There are three lanes of blocks, so piece k uses the blocks of piece k-3. Steps for piece k:
 //
-// Bytes moved a rank: S over the bus to the host and S back, beside what the host's
-// algorithm moves, at the pace of the slower of the two.
+//  1. Wait until the device has copied the result of piece k-3 out of the blocks.
+//  2. The device copies piece k into the blocks, while piece k-1 is transferred.
+//  3. When that copy is over, the host's algorithm for the operation runs on the blocks.
+//  4. The device copies the result out of the blocks.
+//
+// A rank with host tensors does its copies itself. If a result would be written over memory that is
+// still to be sent, all that is sent is first copied to a block of its own. At the end an
+// MPI_Allreduce of four bytes tells whether a rank's device has failed.
+//
+// Bytes moved by each rank: S over the bus to the host and S back, and what the host's algorithm
+// moves. The copies and the transfers overlap, so the slower of the two sets the pace.
 var staged = Algorithm{Name: "staged", Memory: deviceMemory, Enabled: func(s *Sig) bool {
 	return s.Any&NotStaged == 0
 }, Polls: always, Scratch: stagedScratch, Build: buildStaged}
 
-// While one piece is transferred the one before is copied out and the one behind it in.
+// lanes is the number of pieces in flight: while one piece is transferred, the piece before is
+// copied out and the piece after it is copied in.
 const lanes = 3
 
-// lane is a pair of blocks with a piece in them.
+// lane is a pair of blocks with one piece in them.
 type lane struct {
 	send, recv *mem.Pinned
-	in, out    cuda.Event // the last copy in and out that was queued; 0: none
+	in, out    cuda.Event // the last copy in and the last copy out that was queued; 0: none
 }
 
 // stager is a staged collective under way.
 type stager struct {
-	args   *Args
-	p      *Program
-	send   []row
-	recv   []row
-	host   Args // of the host's collective, but for its buffers
-	count  int64
-	piece  int64 // elements of a row in one piece
-	lanes  [lanes]lane
-	sums   bool        // the device adds up, not the host
-	aside  lane        // what is sent, all of it, where results would be written over it
-	parts  *mem.Pinned // where sums: what the ranks have sent for this one's share
-	summed cuda.Event  // where sums: the last kernel
-	// failed is what this rank's device said no to; it is not called again. words is room for
-	// telling the others.
+	args          *Args
+	p             *Program
+	send          []row
+	recv          []row
+	host          Args // the host's collective, without its buffers
+	count         int64
+	piece         int64 // elements of a row in one piece
+	lanes         [lanes]lane
+	deviceReduces bool        // the device adds up, not the host
+	sendCopy      lane        // a copy of all that is sent, if a result would be written over it
+	gathered      *mem.Pinned // if deviceReduces: the inputs of all ranks for this rank's slice
+	reduced       cuda.Event  // if deviceReduces: the last kernel
+	// failed is the first error of this rank's device, which is not called again after it. words is
+	// room for telling the other ranks.
 	failed error
 	words  []int32
 }
 
-// inHostMemory returns the collective that the host carries out on blocks: the same but for the buffers,
-// which the caller fills in, and for what was agreed on about devices.
+// inHostMemory returns the collective that the host carries out on blocks. It has no flags about
+// devices. The caller fills in the buffers.
 func (a *Args) inHostMemory() Args {
 	const device = Device | IPC | NotDirect | NotStaged | DeviceReduce
 	host := *a
-	host.Place, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
+	host.DeviceCall, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
 	if a.Trait().Recv == op.Many {
-		host.Code = op.AllReduce // whose block the tensors share
+		host.Code = op.AllReduce // the tensors share one block
 	}
 	return host
 }
 
-// pieceOf is how many elements of a row of count make a piece.
+// pieceOf returns how many elements of a row, which has count of them, make a piece.
 func (a *Args) pieceOf(count int64) int64 {
-	widest := int64(1) // rows of the operation's widest side, on any rank
+	widest := int64(1) // the number of rows of the operation's widest side, on any rank
 	if a.Trait().Shares != op.NoShares {
 		widest = int64(a.Size)
 	}
-	piece := max(1, a.Place.Chunk/(a.elem()*widest))
+	piece := max(1, a.DeviceCall.PieceBytes/(a.elem()*widest))
 	return min((piece+sliceAlign-1)/sliceAlign*sliceAlign, max(1, count))
 }
 
-// stagedScratch is the scratch memory that the host's algorithm takes for one piece; for all of it
-// where the shares may be found to differ. Blocks have no addresses yet: they are taken to overlap.
+// stagedScratch returns the scratch memory of the host's algorithm for one piece, or for the whole
+// tensors if the shares may turn out to differ. Blocks have no addresses yet, so they count as
+// overlapping.
 func stagedScratch(a *Args) (most int64) {
 	t := a.Trait()
 	host := a.inHostMemory()
 	if t.Shares != op.NoShares {
 		host.Send, host.Recv = a.Send, a.Recv
-		if t.Send.Each() {
-			host.Send = a.each(a.Send)
+		if t.Send.PerRank() {
+			host.Send = a.perRank(a.Send)
 		}
-		if t.Recv.Each() {
-			host.Recv = a.each(a.Recv)
+		if t.Recv.PerRank() {
+			host.Recv = a.perRank(a.Recv)
 		}
 		most = Scratch(&host, host.Any&^Even)
 	}
-	if !unevenly(&a.Sig) {
+	if !unevenShares(&a.Sig) {
 		host.Count = a.pieceOf(a.Count)
-		block := func(parts []Part, each bool) []Part {
-			if rows := len(a.rows(parts, each)); rows > 0 {
+		block := func(parts []Part, perRank bool) []Part {
+			if rows := len(a.rows(parts, perRank)); rows > 0 {
 				return []Part{{Count: int64(rows) * host.Count}}
 			}
 			return nil
 		}
-		host.Send, host.Recv = block(a.Send, t.Send.Each()), block(a.Recv, t.Recv.Each())
-		most = max(most, Scratch(&host, host.Any), a.listing(2))
+		host.Send, host.Recv = block(a.Send, t.Send.PerRank()), block(a.Recv, t.Recv.PerRank())
+		most = max(most, Scratch(&host, host.Any), a.int32sScratch(2))
 	}
 	return most + pad(8)
 }
@@ -111,7 +117,7 @@ func buildStaged(a *Args, p *Program) error {
 	if t.Recv == op.Many {
 		s.send, s.recv = oneRow(a.Send), oneRow(a.Recv)
 	} else {
-		s.send, s.recv = a.rows(a.Send, t.Send.Each()), a.rows(a.Recv, t.Recv.Each())
+		s.send, s.recv = a.rows(a.Send, t.Send.PerRank()), a.rows(a.Recv, t.Recv.PerRank())
 	}
 	words, err := p.Alloc(8)
 	if err != nil {
@@ -123,53 +129,53 @@ func buildStaged(a *Args, p *Program) error {
 	return nil
 }
 
-// begin makes the copies come behind what the producing stream had queued.
+// begin queues the copies behind what the producing stream had queued, and starts.
 func (s *stager) begin() error {
 	a := s.args
-	if d := a.Place.Device; d != nil {
+	if d := a.DeviceCall.Device; d != nil {
 		for _, stream := range []cuda.Stream{d.Out, d.In} {
-			s.try(func() error { return d.StreamWait(stream, a.Place.Ready) })
+			s.try(func() error { return d.StreamWait(stream, a.DeviceCall.Ready) })
 		}
 	}
-	if unevenly(&a.Sig) {
-		return s.whole()
+	if unevenShares(&a.Sig) {
+		return s.stageWhole()
 	}
 	if !a.separate() {
-		return s.setAside()
+		return s.copySend()
 	}
 	return s.start()
 }
 
-// setAside copies all that is sent before the first result is written: a tensor that is filled shares its
-// memory.
-func (s *stager) setAside() error {
+// copySend copies all that is sent before the first result is written, because a tensor that
+// receives shares memory with one that is sent.
+func (s *stager) copySend() error {
 	a := s.args
-	b, err := s.block(max(1, counts(a.Send)*a.elem()))
+	b, err := s.block(max(1, totalCount(a.Send)*a.elem()))
 	if err != nil {
 		return err
 	}
-	s.aside.send = b
+	s.sendCopy.send = b
 	s.try(func() error {
 		if err := s.copyIn(b, s.send, 0, s.count); err != nil {
 			return err
 		}
-		return s.mark(&s.aside.in, s.stream(false))
+		return s.mark(&s.sendCopy.in, s.stream(false))
 	})
 	at := b.Data
 	for i := range s.send {
 		s.send[i] = row{{&Part{Data: at, Count: s.count}, 0, s.count}}
 		at = a.at(at, s.count)
 	}
-	s.await(&s.aside.in)
+	s.await(&s.sendCopy.in)
 	s.p.Do(s.start)
 	return nil
 }
 
-// start queues the first pieces in.
+// start queues the copies of the first pieces into their blocks, and appends the steps of piece 0.
 func (s *stager) start() error {
 	a, t := s.args, s.host.Trait()
-	// The kernels add what every rank gets, slice by slice.
-	s.sums = a.Agreed&DeviceReduce != 0 && a.Size <= cuda.MaxArrays && t.Reduces && !t.Prefix && t.Gets == op.Everyone
+	// The kernels serve operations whose result all ranks get, slice by slice.
+	s.deviceReduces = a.Agreed&DeviceReduce != 0 && a.Size <= cuda.MaxArrays && t.Reduces && !t.Prefix && t.Gets == op.Everyone
 	s.piece = a.pieceOf(s.count)
 	for k := 0; k < lanes-1; k++ {
 		if k == 0 || int64(k)*s.piece < s.count {
@@ -187,7 +193,7 @@ func (s *stager) bounds(k int) (lo, hi int64) {
 	return lo, min(lo+s.piece, s.count)
 }
 
-// fill queues the copies of piece k into its lane's blocks, which nothing uses.
+// fill queues the copies of piece k into its lane's blocks, which nothing uses at this time.
 func (s *stager) fill(k int) error {
 	ln := &s.lanes[k%lanes]
 	lo, hi := s.bounds(k)
@@ -219,32 +225,33 @@ func (s *stager) fill(k int) error {
 	return nil
 }
 
-// try calls the device, unless a call before has failed. A rank that has failed goes on with
-// what MPI has to do, whatever lies in its blocks: the others wait for it there, in calls that
-// no deadline ends. What has become of it all ranks are told at the end.
+// try calls the device, unless an earlier call has failed. A rank whose device has failed goes on
+// with its MPI calls, whatever its blocks contain, because the other ranks wait for it there. At the
+// end verdict tells all ranks.
 func (s *stager) try(f func() error) {
 	if s.failed == nil {
 		s.failed = f()
 	}
 }
 
-// verdict appends what ends the collective: the ranks tell each other whose device failed.
+// verdict appends the last steps of the collective: the ranks tell each other whose device has
+// failed.
 func (s *stager) verdict() {
 	if s.args.Size == 1 {
 		s.p.Do(func() error { return s.failed })
 		return
 	}
-	first := s.args.least(s.p, s.words, s.failed == nil, int32(s.args.Rank))
+	first := s.args.minOverRanks(s.p, s.words, s.failed == nil, int32(s.args.Rank))
 	s.p.Do(func() error {
 		if s.failed == nil && int(*first) < s.args.Size {
-			return s.args.failedOn(*first)
+			return s.args.peerDeviceError(*first)
 		}
 		return s.failed
 	})
 }
 
-// transfer appends the steps that move piece k: they end by appending those of the next,
-// so that a long tensor's steps and scratch memory do not pile up.
+// transfer appends the steps that move piece k. The last of them appends the steps of the next
+// piece, so that the steps and scratch memory of a long tensor do not pile up.
 func (s *stager) transfer(k int) {
 	ln, ahead := &s.lanes[k%lanes], k+lanes-1
 	lo, hi := s.bounds(k)
@@ -252,8 +259,8 @@ func (s *stager) transfer(k int) {
 	mark := s.p.mark()
 	s.p.Do(func() error {
 		work := s.onHost
-		if s.sums {
-			work = s.sumOnDevice
+		if s.deviceReduces {
+			work = s.reduceOnDevice
 		}
 		if err := work(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
 			return err
@@ -263,8 +270,8 @@ func (s *stager) transfer(k int) {
 			return nil
 		})
 		if int64(ahead)*s.piece < s.count {
-			// Its lane is that of the piece before this one, which the device has been
-			// reading while this one was transferred.
+			// Piece `ahead` uses the lane of piece k-1. The device was copying that piece out
+			// while piece k was transferred.
 			s.await(&s.lanes[ahead%lanes].out)
 			s.p.Do(func() error { return s.fill(ahead) })
 		}
@@ -310,18 +317,18 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 	if err := s.mark(&ln.out, s.stream(true)); err != nil {
 		return err
 	}
-	if hi == s.count && s.args.Place.Device != nil && s.onDevice(s.recv) {
-		return s.args.Place.end(s.args.Place.Device.In)
+	if hi == s.count && s.args.DeviceCall.Device != nil && s.onDevice(s.recv) {
+		return s.args.DeviceCall.end(s.args.DeviceCall.Device.In)
 	}
 	return nil
 }
 
-// close gives blocks and events back. The last copies out may still read the blocks, and
-// after an error copies in may still write them.
+// close gives blocks and events back. The last copies out may still read the blocks, and after an
+// error copies in may still write them.
 func (s *stager) close() {
-	d := s.args.Place.Device
+	d := s.args.DeviceCall.Device
 	for i := range lanes + 1 {
-		ln := &s.aside
+		ln := &s.sendCopy
 		if i < lanes {
 			ln = &s.lanes[i]
 		}
@@ -343,17 +350,17 @@ func (s *stager) close() {
 			}
 		}
 	}
-	if s.parts != nil {
-		mem.PutPinned(s.parts, d.Comm)
+	if s.gathered != nil {
+		mem.PutPinned(s.gathered, d.Comm)
 	}
-	if s.summed != 0 {
-		d.PutEvent(s.summed)
+	if s.reduced != 0 {
+		d.PutEvent(s.reduced)
 	}
 }
 
-// whole stages all of an uneven operation at once: the ranks do not know the lengths
-// of each other's shares, so that pieces would not meet.
-func (s *stager) whole() error {
+// stageWhole stages an uneven operation in one piece. Pieces of shares that differ in length would not
+// match, and in an all_to_all the ranks do not even know the lengths of each other's shares.
+func (s *stager) stageWhole() error {
 	a, ln := s.args, &s.lanes[0]
 	sides := []struct {
 		rows  []row
@@ -386,7 +393,7 @@ func (s *stager) whole() error {
 	}
 	s.try(func() error { return s.mark(&ln.in, s.stream(false)) })
 	s.await(&ln.in)
-	s.count = counts(a.Recv)
+	s.count = totalCount(a.Recv)
 	if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
 		return err
 	}

@@ -9,24 +9,24 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// segment is elements [from, from+count) of a part, in row-major order.
-type segment struct {
+// extent is the elements [from, from+count) of a part, in row-major order.
+type extent struct {
 	part        *Part
 	from, count int64
 }
 
-// row is one rank's share of a buffer: segments, one behind the other.
-type row []segment
+// row is one rank's share of a buffer: one extent after the other.
+type row []extent
 
-// unevenly tells whether the ranks' shares differ in length.
-func unevenly(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenly(s) }
+// unevenShares tells whether the ranks' shares differ in length.
+func unevenShares(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenShares(s) }
 
-// rows describes a side. The flag says that it has a share for every rank.
-func (a *Args) rows(parts []Part, each bool) []row {
+// rows describes a side. perRank says that the side has a share for every rank.
+func (a *Args) rows(parts []Part, perRank bool) []row {
 	switch {
 	case len(parts) == 0:
 		return nil
-	case !each:
+	case !perRank:
 		return []row{{{&parts[0], 0, parts[0].Count}}}
 	case len(parts) == 1:
 		rows := make([]row, a.Size)
@@ -49,21 +49,22 @@ func oneRow(parts []Part) []row {
 	}
 	var r row
 	for i := range parts {
-		r = append(r, segment{&parts[i], 0, parts[i].Count})
+		r = append(r, extent{&parts[i], 0, parts[i].Count})
 	}
 	return []row{r}
 }
 
 func (s *stager) copyIn(b *mem.Pinned, rows []row, lo, hi int64) error {
-	return s.each(b, rows, lo, hi, false)
+	return s.copyRows(b, rows, lo, hi, false)
 }
 
 func (s *stager) copyOut(b *mem.Pinned, rows []row, lo, hi int64) error {
-	return s.each(b, rows, lo, hi, true)
+	return s.copyRows(b, rows, lo, hi, true)
 }
 
-// each copies elements [lo, hi) of every row into or out of b, where they lie row by row.
-func (s *stager) each(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
+// copyRows copies elements [lo, hi) of every row into b, or out of b if out is set. In b they lie
+// row by row.
+func (s *stager) copyRows(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
 	at := b.Data
 	for _, r := range rows {
 		base := int64(0)
@@ -82,9 +83,10 @@ func (s *stager) each(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
 	return nil
 }
 
-// move copies count elements of a part from element from on.
+// move copies count elements of a part, from element from on, to the address at, or back if out is
+// set.
 func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, out bool) error {
-	a, d := s.args, s.args.Place.Device
+	a, d := s.args, s.args.DeviceCall.Device
 	switch {
 	case part.Layout != nil && !locked:
 		return status.New(status.NoMemory, "%s: a tensor in device memory that is not contiguous needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy", a.Code, count*a.elem())
@@ -102,8 +104,10 @@ func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, 
 	return nil
 }
 
+// stream returns the stream for copies out of the blocks, which go into the device, or for copies
+// into the blocks, which go out of the device.
 func (s *stager) stream(out bool) cuda.Stream {
-	switch d := s.args.Place.Device; {
+	switch d := s.args.DeviceCall.Device; {
 	case d == nil:
 		return 0
 	case out:
@@ -124,9 +128,10 @@ func (s *stager) onDevice(rows []row) bool {
 	return false
 }
 
-// block takes a block, pageable where this rank has nothing on a device or the device failed.
+// block takes a block. It is pageable if this rank has no tensor on a device or its device has
+// failed.
 func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
-	if d := s.args.Place.Device; d != nil && s.failed == nil {
+	if d := s.args.DeviceCall.Device; d != nil && s.failed == nil {
 		if b, err = mem.GetPinned(d, bytes); err == nil {
 			return b, nil
 		}
@@ -136,22 +141,23 @@ func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
 	return &mem.Pinned{Data: data, Bytes: bytes}, err
 }
 
-// mark makes e stand for what is queued on a stream.
+// mark makes e stand for what is queued on a stream by now.
 func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
-	d := s.args.Place.Device
+	d := s.args.DeviceCall.Device
 	if d == nil {
 		return nil
 	}
 	return d.Mark(e, stream)
 }
 
-// await appends a wait for what an event, 0 is none, stands for when its turn has come.
+// await appends a wait for the event that *e is when the wait begins. It is over at once if that is
+// 0.
 func (s *stager) await(e *cuda.Event) {
 	s.p.Until(func() (bool, error) {
-		if s.args.Place.Device == nil || *e == 0 || s.failed != nil {
+		if s.args.DeviceCall.Device == nil || *e == 0 || s.failed != nil {
 			return true, nil
 		}
-		done, err := s.args.Place.Device.Query(*e)
+		done, err := s.args.DeviceCall.Device.Query(*e)
 		s.failed = err
 		return done || err != nil, nil
 	})

@@ -7,19 +7,19 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// packed is the alignment in bytes at which kernels move most at once.
+// packed is the alignment in bytes at which the kernels move the most at once.
 const packed = 16
 
-// sumOnDevice takes the place of the host's algorithm for a piece of an all_reduce or a
-// reduce_scatter: the host moves, the device adds.
+// reduceOnDevice replaces the host's algorithm for one piece of an all_reduce or a reduce_scatter: the
+// host moves the data, and the device adds it up.
 //
-// Steps: each rank sends slice i of its block to rank i; a kernel on rank i adds up the n
-// slices in rank order, reading and writing pinned memory over the bus; for an all_reduce
-// the slices are gathered. Bytes moved a rank beside those of staged: (1-1/n)S out and in
-// twice, once without the gathering, and (1+1/n)S over the bus.
-func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
+// Steps: each rank sends slice i of its block to rank i. A kernel on rank i reduces the n slices in
+// rank order; it reads and writes pinned memory over the bus. For an all_reduce the slices are then
+// gathered. Bytes moved by each rank, besides those of staged: (1-1/n)S out and in, twice for an
+// all_reduce and once for a reduce_scatter, and (1+1/n)S over the bus.
+func (s *stager) reduceOnDevice(send, recv []Part, count int64) error {
 	host := s.host
-	scattered := host.Trait().Send.Each()
+	scattered := host.Trait().Send.PerRank()
 	from := recv[0]
 	if len(send) > 0 {
 		from = send[0]
@@ -34,23 +34,23 @@ func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 		sl = host.slices(count)
 		to = host.at(to, sl[host.Rank].from)
 	}
-	own := sl[host.Rank].count
-	apart := (own*host.elem() + packed - 1) / packed * packed // so that the kernel moves whole packs
-	if s.parts == nil {
+	n := sl[host.Rank].count
+	stride := (n*host.elem() + packed - 1) / packed * packed // the kernel moves whole packs
+	if s.gathered == nil {
 		var err error
-		if s.parts, err = s.block(max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
+		if s.gathered, err = s.block(max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
 			return err
 		}
-		if !s.parts.Locked {
+		if !s.gathered.Locked {
 			s.try(func() error {
-				return status.New(status.NoMemory, "%s: sums on the device (PADDLEMPI_CUDA_REDUCE=device) need %d bytes of pinned host memory, and the driver gives none", host.Code, s.parts.Bytes)
+				return status.New(status.NoMemory, "%s: sums on the device (PADDLEMPI_CUDA_REDUCE=device) need %d bytes of pinned host memory, and the driver gives none", host.Code, s.gathered.Bytes)
 			})
 		}
 	}
 	sends, recvs := make([]Part, host.Size), make([]Part, host.Size)
 	for i := range sl {
 		sends[i] = Part{Data: host.at(from.Data, sl[i].from), Count: sl[i].count}
-		recvs[i] = Part{Data: unsafe.Add(s.parts.Data, int64(i)*apart), Count: own}
+		recvs[i] = Part{Data: unsafe.Add(s.gathered.Data, int64(i)*stride), Count: n}
 	}
 	if err := exchange(&host, s.p, sends, recvs); err != nil {
 		return err
@@ -59,23 +59,23 @@ func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
 		s.try(func() error { return s.launch(to, recvs) })
 		return nil
 	})
-	s.await(&s.summed)
+	s.await(&s.reduced)
 	if scattered {
 		return nil
 	}
 	return host.gatherSlices(s.p, recv[0].Data, sl)
 }
 
-// launch queues the kernel that adds the parts up into to.
+// launch queues the kernel that reduces the parts into to.
 func (s *stager) launch(to unsafe.Pointer, parts []Part) error {
 	args := cuda.ReduceArgs{Count: parts[0].Count, NSrc: int64(len(parts)), NDst: 1}
 	args.Dst[0] = uint64(uintptr(to))
 	for i := range parts {
 		args.Src[i], args.Scale[i] = uint64(uintptr(parts[i].Data)), s.args.Scale
 	}
-	d := s.args.Place.Device
+	d := s.args.DeviceCall.Device
 	if err := d.Reduce(&args, s.args.DType, s.args.Reduce, d.Comm); err != nil {
 		return err
 	}
-	return s.mark(&s.summed, d.Comm)
+	return s.mark(&s.reduced, d.Comm)
 }

@@ -10,52 +10,52 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// mapped is a collective in which the ranks of a node reach into each other's device
-// memory. The comment of package ipc has the steps and why they are enough.
-type mapped struct {
+// ipcCall is a collective in which the ranks of a node read and write each other's device memory.
+// The comment of package ipc has the steps, and why they are enough.
+type ipcCall struct {
 	a *Args
 	p *Program
-	// give is what the others read of this rank's memory, take what they write; both may
-	// be empty.
-	give, take Part
-	// works tells whether a rank queues something, queue does it for this one. works
-	// answers the same on all ranks.
-	works func(rank int) bool
-	queue func(m *mapped) error
+	// The other ranks read source, and write target, in this rank's memory. Both may be empty.
+	source, target Part
+	// hasWork tells whether a rank queues kernels or copies. It gives the same answers on all
+	// ranks. queue queues the kernels or copies of this rank.
+	hasWork func(rank int) bool
+	queue   func(m *ipcCall) error
 
-	side    *ipc.Side
-	records []ipc.Record // by rank
-	words   []int32      // what goes into and comes out of MPI_Allreduce
-	// gives and takes are the addresses, here, of what the ranks give and take; nil where
-	// one has nothing.
-	gives, takes []unsafe.Pointer
-	err          error // why this rank cannot
+	endpoint *ipc.Endpoint
+	records  []ipc.Record // by rank
+	words    []int32      // send and receive buffer of an MPI_Allreduce
+	// sources and targets have, by rank, the addresses in this process of that rank's source and
+	// target. The address of an empty one is nil.
+	sources, targets []unsafe.Pointer
+	err              error // the reason why this rank cannot go on with ipc
 }
 
-// overIPC makes the algorithm ipc of an operation. plan says who works and how.
-func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) bool, queue func(*mapped) error)) Algorithm {
+// ipcAlgorithm returns the algorithm ipc of an operation. plan returns ipcCall.hasWork and ipcCall.queue.
+func ipcAlgorithm(enabled func(*Sig) bool, plan func(*Args) (hasWork func(rank int) bool, queue func(*ipcCall) error)) Algorithm {
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
-	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
-		if a.Place.Peers.Refused() {
-			return a.exceptIPC(p)
+	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).ipcScratch, Build: func(a *Args, p *Program) error {
+		if a.DeviceCall.Peers.Refused() {
+			return a.buildWithoutIPC(p)
 		}
-		m := &mapped{a: a, p: p}
-		m.works, m.queue = plan(a)
-		m.give, m.take, _ = a.exports()
+		m := &ipcCall{a: a, p: p}
+		m.hasWork, m.queue = plan(a)
+		m.source, m.target, _ = a.exports()
 		return m.build()
 	}}
 }
 
-// mappedScratch is the scratch memory of mapped.build, and of the way that comes next.
-func (a *Args) mappedScratch() int64 {
+// ipcScratch returns the scratch memory of ipcCall.build and of the algorithm that may replace
+// ipc.
+func (a *Args) ipcScratch() int64 {
 	other := *a
 	return pad(int64(a.Size)*ipc.Bytes) + pad(8) + Scratch(&other, a.Any&^IPC)
 }
 
-// summed says that the kernels can reduce this, over so many ranks.
-func summed(s *Sig) bool { return s.Size <= cuda.MaxArrays && op.Defined(s.Reduce, s.DType) }
+// kernelsReduce tells whether the kernels have this reduction, and over that many ranks.
+func kernelsReduce(s *Sig) bool { return s.Size <= cuda.MaxArrays && op.Defined(s.Reduce, s.DType) }
 
-func (m *mapped) build() error {
+func (m *ipcCall) build() error {
 	a, p := m.a, m.p
 	block, err := p.Alloc(int64(a.Size) * ipc.Bytes)
 	if err != nil {
@@ -68,12 +68,12 @@ func (m *mapped) build() error {
 	}
 	m.words = unsafe.Slice((*int32)(words), 2)
 	addresses := make([]unsafe.Pointer, 2*a.Size)
-	m.gives, m.takes = addresses[:a.Size], addresses[a.Size:]
+	m.sources, m.targets = addresses[:a.Size], addresses[a.Size:]
 	p.Do(func() error {
-		// A rank that cannot says so in its record, for the others wait for it.
-		own := &m.records[a.Rank]
-		if own.State, m.err = m.announce(own); own.State != ipc.Serves {
-			*own = ipc.Record{State: own.State}
+		// The others wait for this rank's record. If the rank cannot use ipc, the record says so.
+		record := &m.records[a.Rank]
+		if record.State, m.err = m.announce(record); record.State != ipc.Serves {
+			*record = ipc.Record{State: record.State}
 		}
 		return nil
 	})
@@ -84,34 +84,34 @@ func (m *mapped) build() error {
 	return nil
 }
 
-// announce writes this rank's record; its event Ready stands for the tensors.
-func (m *mapped) announce(r *ipc.Record) (ipc.State, error) {
+// announce fills in this rank's record and records the event Ready, which stands for the tensors.
+func (m *ipcCall) announce(r *ipc.Record) (ipc.State, error) {
 	*r = ipc.Record{}
-	pl := m.a.Place
-	side, err := pl.Peers.Side(pl.Device)
+	dc := m.a.DeviceCall
+	endpoint, err := dc.Peers.Endpoint(dc.Device)
 	if err != nil {
 		return ipc.Never, err
 	}
-	m.side = side
-	if err := pl.Device.StreamWait(pl.Device.Comm, pl.Ready); err != nil {
+	m.endpoint = endpoint
+	if err := dc.Device.StreamWait(dc.Device.Comm, dc.Ready); err != nil {
 		return ipc.Never, err
 	}
-	if err := pl.Device.Record(side.Own.Ready, pl.Device.Comm); err != nil {
+	if err := dc.Device.Record(endpoint.Events.Ready, dc.Device.Comm); err != nil {
 		return ipc.Never, err
 	}
-	r.Ready, r.Done = side.Own.ReadyHandle, side.Own.DoneHandle
-	state, err := m.export(&m.give, &r.Give)
+	r.Ready, r.Done = endpoint.Events.ReadyHandle, endpoint.Events.DoneHandle
+	state, err := m.export(&m.source, &r.Source)
 	switch {
 	case state != ipc.Serves:
-	case m.take == m.give: // in place
-		r.Take = r.Give
+	case m.target == m.source: // the operation is in place
+		r.Target = r.Source
 	default:
-		state, err = m.export(&m.take, &r.Take)
+		state, err = m.export(&m.target, &r.Target)
 	}
 	return state, err
 }
 
-func (m *mapped) export(part *Part, to *ipc.Memory) (ipc.State, error) {
+func (m *ipcCall) export(part *Part, to *ipc.Memory) (ipc.State, error) {
 	if part.Count == 0 {
 		return ipc.Serves, nil
 	}
@@ -120,38 +120,38 @@ func (m *mapped) export(part *Part, to *ipc.Memory) (ipc.State, error) {
 		return ipc.Never, err
 	}
 	var ok bool
-	switch *to, ok, err = m.side.Export(part.Data, part.Count*m.a.elem(), at); {
+	switch *to, ok, err = m.endpoint.Export(part.Data, part.Count*m.a.elem(), at); {
 	case err != nil:
 		return ipc.Never, err
 	case !ok:
-		return ipc.Not, nil
+		return ipc.NotThese, nil
 	}
 	return ipc.Serves, nil
 }
 
 // agree goes on when the records of all ranks are there.
-func (m *mapped) agree() error {
+func (m *ipcCall) agree() error {
 	state := ipc.Serves
 	for i := range m.records {
 		state = min(state, m.records[i].State)
 	}
-	peers := m.a.Place.Peers
+	peers := m.a.DeviceCall.Peers
 	if state != ipc.Serves {
 		if state == ipc.Never {
 			peers.Refuse(ipc.Why(m.err))
 		}
-		return m.a.exceptIPC(m.p)
+		return m.a.buildWithoutIPC(m.p)
 	}
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&m.records[0])), int64(len(m.records))*ipc.Bytes)
 	if peers.Agreed(raw) {
 		return m.perform(m.reach())
 	}
 	m.err = m.reach()
-	all := m.a.least(m.p, m.words, m.err == nil, 0)
+	all := m.a.minOverRanks(m.p, m.words, m.err == nil, 0)
 	m.p.Do(func() error {
 		if *all == 0 {
 			peers.Refuse(ipc.Why(m.err))
-			return m.a.exceptIPC(m.p)
+			return m.a.buildWithoutIPC(m.p)
 		}
 		peers.Agree(raw)
 		return m.perform(nil)
@@ -159,28 +159,28 @@ func (m *mapped) agree() error {
 	return nil
 }
 
-// reach maps what the others have named.
-func (m *mapped) reach() error {
+// reach maps the memory and opens the events that the other ranks have named.
+func (m *ipcCall) reach() error {
 	for r := range m.records {
 		if r == m.a.Rank {
-			if m.give.Count > 0 {
-				m.gives[r] = m.give.Data
+			if m.source.Count > 0 {
+				m.sources[r] = m.source.Data
 			}
-			if m.take.Count > 0 {
-				m.takes[r] = m.take.Data
+			if m.target.Count > 0 {
+				m.targets[r] = m.target.Data
 			}
 			continue
 		}
 		theirs := &m.records[r]
 		var err error
-		if m.gives[r], err = m.side.Import(r, &theirs.Give); err != nil {
+		if m.sources[r], err = m.endpoint.Import(r, &theirs.Source); err != nil {
 			return err
 		}
-		if m.takes[r], err = m.side.Import(r, &theirs.Take); err != nil {
+		if m.targets[r], err = m.endpoint.Import(r, &theirs.Target); err != nil {
 			return err
 		}
 		for _, h := range []*ipc.Handle{&theirs.Ready, &theirs.Done} {
-			if _, err := m.side.Event(r, h); err != nil {
+			if _, err := m.endpoint.Event(r, h); err != nil {
 				return err
 			}
 		}
@@ -188,16 +188,17 @@ func (m *mapped) reach() error {
 	return nil
 }
 
-// perform queues this rank's part, unless it has failed already, and goes on when all have
-// queued theirs. The others wait in MPI, so a rank that failed has to tell them.
-func (m *mapped) perform(err error) error {
-	if err == nil && m.works(m.a.Rank) {
-		err = m.queueOwn()
+// perform queues this rank's kernel or copies, unless this rank has failed already, and goes on
+// when all ranks have queued theirs. The others wait in MPI, so a rank that has failed tells them
+// there.
+func (m *ipcCall) perform(err error) error {
+	if err == nil && m.hasWork(m.a.Rank) {
+		err = m.queueWork()
 	}
-	failed := m.a.least(m.p, m.words, err == nil, int32(m.a.Rank))
+	failed := m.a.minOverRanks(m.p, m.words, err == nil, int32(m.a.Rank))
 	m.p.Do(func() error {
 		if err == nil && int(*failed) < m.a.Size {
-			err = m.a.failedOn(*failed)
+			err = m.a.peerDeviceError(*failed)
 		}
 		if err == nil {
 			return m.finish()
@@ -207,15 +208,15 @@ func (m *mapped) perform(err error) error {
 	return nil
 }
 
-// settle ends a collective that failed, when what the others had queued is over: the caller
-// may free the tensors that they write to.
-func (m *mapped) settle(failed error) error {
-	if m.finish() != nil { // the context is broken: nothing more comes of it
+// settle ends a collective that failed. It waits until the work that the other ranks had queued is
+// over, because the caller may then free the tensors to which that work writes.
+func (m *ipcCall) settle(failed error) error {
+	if m.finish() != nil { // the context is broken, so waiting is impossible
 		return failed
 	}
-	pl := m.a.Place
+	dc := m.a.DeviceCall
 	m.p.Until(func() (bool, error) {
-		if over, err := pl.Device.Query(pl.Tail); !over && err == nil {
+		if over, err := dc.Device.Query(dc.Tail); !over && err == nil {
 			return false, nil
 		}
 		return true, failed
@@ -223,10 +224,10 @@ func (m *mapped) settle(failed error) error {
 	return nil
 }
 
-func (m *mapped) queueOwn() error {
-	d := m.a.Place.Device
+func (m *ipcCall) queueWork() error {
+	d := m.a.DeviceCall.Device
 	for r := range m.records {
-		if theirs := &m.records[r]; theirs.Give.Size > 0 || theirs.Take.Size > 0 {
+		if theirs := &m.records[r]; theirs.Source.Size > 0 || theirs.Target.Size > 0 {
 			if err := m.wait(r, &theirs.Ready); err != nil {
 				return err
 			}
@@ -235,66 +236,66 @@ func (m *mapped) queueOwn() error {
 	if err := m.queue(m); err != nil {
 		return err
 	}
-	return d.Record(m.side.Own.Done, d.Comm)
+	return d.Record(m.endpoint.Events.Done, d.Comm)
 }
 
-// finish makes the stream wait for those who use this rank's memory.
-func (m *mapped) finish() error {
-	if m.give.Count > 0 || m.take.Count > 0 {
+// finish makes the stream wait for the ranks that use this rank's memory.
+func (m *ipcCall) finish() error {
+	if m.source.Count > 0 || m.target.Count > 0 {
 		for r := range m.records {
-			if m.works(r) {
+			if m.hasWork(r) {
 				if err := m.wait(r, &m.records[r].Done); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	return m.a.Place.end(m.a.Place.Device.Comm)
+	return m.a.DeviceCall.end(m.a.DeviceCall.Device.Comm)
 }
 
-// wait makes the stream wait for an event of another rank; its own needs no wait.
-func (m *mapped) wait(rank int, h *ipc.Handle) error {
+// wait makes the stream wait for an event of another rank. An event of this rank needs no wait.
+func (m *ipcCall) wait(rank int, h *ipc.Handle) error {
 	if rank == m.a.Rank {
 		return nil
 	}
-	e, err := m.side.Event(rank, h)
+	e, err := m.endpoint.Event(rank, h)
 	if err != nil {
 		return err
 	}
-	d := m.a.Place.Device
+	d := m.a.DeviceCall.Device
 	return d.StreamWait(d.Comm, e)
 }
 
-// reduce queues the reduction of elements [from, from+count) of what the ranks give, in the
-// order of the ranks. to are the first elements of the results.
-func (m *mapped) reduce(from, count int64, to ...unsafe.Pointer) error {
+// reduce queues the reduction, in rank order, of elements [from, from+count) of all sources. It
+// writes the result to every address in to.
+func (m *ipcCall) reduce(from, count int64, to ...unsafe.Pointer) error {
 	a := m.a
 	args := cuda.ReduceArgs{Count: count, NSrc: int64(a.Size), NDst: int64(len(to))}
-	for i, give := range m.gives {
-		args.Src[i], args.Scale[i] = uint64(uintptr(a.at(give, from))), a.Scale
+	for i, source := range m.sources {
+		args.Src[i], args.Scale[i] = uint64(uintptr(a.at(source, from))), a.Scale
 	}
 	for i, dst := range to {
 		args.Dst[i] = uint64(uintptr(dst))
 	}
-	return a.Place.Device.Reduce(&args, a.DType, a.Reduce, a.Place.Device.Comm)
+	return a.DeviceCall.Device.Reduce(&args, a.DType, a.Reduce, a.DeviceCall.Device.Comm)
 }
 
-// pull queues the copy of a part out of what a rank gives, from its element from on.
-func (m *mapped) pull(to Part, rank int, from int64) error {
+// pull queues a copy into the part to. It reads the source of a rank, from element from on.
+func (m *ipcCall) pull(to Part, rank int, from int64) error {
 	if to.Count == 0 {
 		return nil
 	}
-	src := m.a.at(m.gives[rank], from)
+	src := m.a.at(m.sources[rank], from)
 	if src == to.Data {
 		return nil
 	}
-	d := m.a.Place.Device
+	d := m.a.DeviceCall.Device
 	return d.Copy(to.Data, src, to.Count*m.a.elem(), d.Comm)
 }
 
-// inTurn calls f for every rank, this one first and then its neighbour: not all read the
-// same rank's memory at once.
-func (m *mapped) inTurn(f func(rank int) error) error {
+// inTurn calls f for every rank, beginning with this one, so that not all ranks read the same
+// rank's memory at once.
+func (m *ipcCall) inTurn(f func(rank int) error) error {
 	for i := range m.a.Size {
 		if err := f((m.a.Rank + i) % m.a.Size); err != nil {
 			return err
@@ -303,15 +304,15 @@ func (m *mapped) inTurn(f func(rank int) error) error {
 	return nil
 }
 
-// exceptIPC builds the collective by the way that comes next.
-func (a *Args) exceptIPC(p *Program) error {
+// buildWithoutIPC builds the collective with the first algorithm that serves it without ipc.
+func (a *Args) buildWithoutIPC(p *Program) error {
 	other := *a
 	other.Agreed &^= IPC
 	alg, err := Choose(&other.Sig)
 	if err == nil {
 		return alg.Build(&other, p)
 	}
-	if why := a.Place.Peers.Refusal(); why != "" {
+	if why := a.DeviceCall.Peers.Refusal(); why != "" {
 		return status.New(status.CodeOf(err), "%v. ipc does not work in this group: %s", err, why)
 	}
 	return err

@@ -18,11 +18,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// guard is how many bytes around a tensor nobody may write to.
+// guard is the number of bytes before and after a tensor that must not change.
 const guard = 64
 
-// tensor is memory outside the Go heap with what it has to hold in the end; until
-// a test says otherwise, what it holds at first.
+// tensor is memory outside the Go heap, and what it must hold at the end. Unless a test sets that,
+// it is what the tensor holds at first.
 type tensor struct {
 	Part
 	block unsafe.Pointer
@@ -46,7 +46,7 @@ func newTensor(d op.DType, content []byte) *tensor {
 	}
 }
 
-// check compares the content and looks at the bytes around it.
+// check compares the content, and that of the guards.
 func (x *tensor) check(t *testing.T, what string, rank int) {
 	t.Helper()
 	end := len(x.bytes) - guard
@@ -61,25 +61,25 @@ func (x *tensor) check(t *testing.T, what string, rank int) {
 	mem.Free(x.block)
 }
 
-// side is one rank's call.
-type side struct {
+// rankCall is one rank's call.
+type rankCall struct {
 	args    Args
 	tensors []*tensor
 }
 
-// tensor makes one that is checked at the end.
-func (s *side) tensor(content []byte) *tensor {
+// tensor makes a tensor that is checked at the end.
+func (s *rankCall) tensor(content []byte) *tensor {
 	x := newTensor(s.args.DType, content)
 	s.tensors = append(s.tensors, x)
 	return x
 }
 
-// part is the n elements of x from element i on.
-func (s *side) part(x *tensor, i, n int) Part {
+// part returns the n elements of x from element i on.
+func (s *rankCall) part(x *tensor, i, n int) Part {
 	return Part{Data: s.args.at(x.Data, int64(i)), Count: int64(n)}
 }
 
-// fakeWorld is n ranks that live through many calls.
+// fakeWorld is n ranks, which make many calls one after another.
 type fakeWorld struct {
 	libs    []mpi.Library
 	engines []*work.Engine
@@ -93,13 +93,13 @@ func newWorld(n int, opts ...mpifake.Option) *fakeWorld {
 	return w
 }
 
-// sides makes the calls of all ranks, to be filled in.
-func (w *fakeWorld) sides(like Args) []*side {
-	out := make([]*side, len(w.libs))
+// calls makes the calls of all ranks. The test fills in the buffers.
+func (w *fakeWorld) calls(like Args) []*rankCall {
+	out := make([]*rankCall, len(w.libs))
 	for i, lib := range w.libs {
 		a := like
 		a.Lib, a.Comm, a.Rank, a.Size = lib, lib.World(), i, len(w.libs)
-		out[i] = &side{args: a}
+		out[i] = &rankCall{args: a}
 	}
 	return out
 }
@@ -117,7 +117,7 @@ func (d *driven) Poll() bool {
 }
 func (d *driven) Requests(b *work.Batch) bool { d.p.Requests(b); return true }
 
-// form is how a program is carried out.
+// form says whether a program is carried out by Run or polled.
 type form string
 
 const (
@@ -127,11 +127,11 @@ const (
 
 var forms = []form{blocking, polled}
 
-// carryOut runs alg as every rank and returns the errors by rank.
-func (w *fakeWorld) carryOut(alg *Algorithm, how form, sides []*side) []error {
-	errs := make([]error, len(sides))
+// carryOut runs alg on every rank and returns the errors by rank.
+func (w *fakeWorld) carryOut(alg *Algorithm, how form, calls []*rankCall) []error {
+	errs := make([]error, len(calls))
 	var wg sync.WaitGroup
-	for i, s := range sides {
+	for i, s := range calls {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
@@ -142,7 +142,7 @@ func (w *fakeWorld) carryOut(alg *Algorithm, how form, sides []*side) []error {
 	return errs
 }
 
-func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
+func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 	var p Program
 	p.Reset(w.libs[rank])
 	a := &s.args
@@ -152,7 +152,7 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
 		}
 	}
 	reserved, most := len(p.scratch), 0
-	s.flip() // what the tensors hold is not there yet
+	s.flip() // until the program starts, the tensors hold wrong data
 	err := alg.Build(a, &p)
 	s.flip()
 	if err != nil {
@@ -166,7 +166,7 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
 		d := &driven{p: &p}
 		e := w.engines[rank]
 		e.Add(d)
-		for e.Active() > 0 { // Wait would do, but sleeps
+		for e.Active() > 0 { // Wait would do the same, but it sleeps
 			e.Tick()
 			most = max(most, len(p.scratch))
 			runtime.Gosched()
@@ -180,7 +180,7 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
 }
 
 // flip changes every bit of the tensors.
-func (s *side) flip() {
+func (s *rankCall) flip() {
 	for _, x := range s.tensors {
 		for i := range x.bytes {
 			x.bytes[i] ^= 0xFF
@@ -188,8 +188,7 @@ func (s *side) flip() {
 	}
 }
 
-// covered are the algorithms that a test has run; guarded by a mutex because
-// subtests may be parallel.
+// covered lists the algorithms that a test has run. Parallel subtests need the mutex.
 var covered = struct {
 	sync.Mutex
 	algorithms map[*Algorithm]bool
@@ -201,37 +200,38 @@ func cover(alg *Algorithm) {
 	covered.algorithms[alg] = true
 }
 
-// everyAlgorithm carries the operation out by each algorithm that can serve it,
-// preferred or not, in each form. make describes the call anew every time.
-func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make func() []*side) {
+// everyAlgorithm carries the operation out with each algorithm that can serve it, also with those
+// that are not preferred, in each form. make builds the calls again for each run.
+func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make func() []*rankCall) {
 	t.Helper()
 	w.everyEnabled(t, what, sig, make)
-	// The ways for device memory take host tensors too: any rank's may be the host's.
-	if some := *sig; (int64(sig.DType)+int64(sig.Reduce)+sig.Count)%3 == 0 { // they take long
+	// The algorithms for device memory serve host tensors, too, because only some ranks may have a
+	// device.
+	if some := *sig; (int64(sig.DType)+int64(sig.Reduce)+sig.Count)%3 == 0 { // a third of the cases, because they take long
 		some.Any |= Device
 		w.everyEnabled(t, what+", a rank's on a device", &some, make)
 	}
 }
 
-func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func() []*side) {
+func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func() []*rankCall) {
 	t.Helper()
 	for _, alg := range registry[sig.Code] {
 		switch {
-		case !alg.serves(sig) || alg == &singleOnDevice: // which has no host tensors
+		case !alg.serves(sig) || alg == &singleOnDevice: // singleOnDevice has no host tensors
 			continue
-		case alg.Name == "mpi" && sig.Reduce != 0 && reducedHere(sig):
-			continue // what MPI itself cannot reduce, TestNoAlgorithm covers
+		case alg.Name == "mpi" && sig.Reduce != 0 && reducedOutsideMPI(sig):
+			continue // MPI cannot reduce this; see TestNoAlgorithm
 		}
 		for _, how := range forms {
 			if how == polled && alg.Polled(sig) {
-				continue // so is the other
+				continue // the blocking form is polled, too
 			}
-			sides := make()
+			calls := make()
 			allowed := true
-			for _, s := range sides {
+			for _, s := range calls {
 				s.args.Sig = *sig
 				if sig.Any&Device != 0 {
-					s.args.Place = &Place{Chunk: 8 << 10}
+					s.args.DeviceCall = &DeviceCall{PieceBytes: 8 << 10}
 				}
 				allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args))
 			}
@@ -240,10 +240,10 @@ func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func(
 			}
 			cover(alg)
 			name := what + ", " + alg.Name + ", " + string(how)
-			for rank, err := range w.carryOut(alg, how, sides) {
+			for rank, err := range w.carryOut(alg, how, calls) {
 				require.NoError(t, err, "%s: rank %d", name, rank)
 			}
-			for rank, s := range sides {
+			for rank, s := range calls {
 				for _, x := range s.tensors {
 					x.check(t, name, rank)
 				}
@@ -263,11 +263,11 @@ func signature(a Args, size int, even bool) *Sig {
 
 var worldSizes = []int{1, 2, 3, 5}
 
-// lengths are counts of elements: none, one, less and more than a cache line, and
-// past the length up to which the fake MPI, like real ones, sends before it is received.
+// lengths are counts of elements: 0, 1, less and more than a cache line, and more than the fake
+// MPI, like real ones, sends before the receive is posted.
 var lengths = []int{0, 1, 97, 1100}
 
-// noise is random bytes that every dtype may hold.
+// noise returns random bytes that are valid elements of the dtype.
 func noise(rng *rand.Rand, d op.DType, n int) []byte {
 	b := make([]byte, n*d.Size())
 	_, _ = rng.Read(b)

@@ -15,8 +15,8 @@ void pc_set(int i, void *address) {
 	((void **)&cu)[i] = address;
 }
 
-// IN runs a call in the context of a device. A thread that came from a framework has one of
-// its own, which it finds again; Go's threads have none.
+// IN runs a call in the context of a device. A thread of a framework may have a current context,
+// and has it again afterwards. Go's threads have none.
 #define IN(context, call)                                                                          \
 	do {                                                                                           \
 		int rc_ = cu.cuCtxPushCurrent_v2((void *)(context));                                       \
@@ -80,7 +80,7 @@ int pc_device_context(int device, uintptr_t *context) {
 	return rc ? rc : cu.cuDevicePrimaryCtxRetain((void **)context, handle);
 }
 
-// The attributes of a pointer that the driver does not know are all 0.
+// Of a pointer that the driver does not know, all attributes but the device are 0.
 int pc_where(uintptr_t pointer, int *type, int *managed, int *device, uint64_t *id, uintptr_t *base,
 			 int64_t *size, int *ipc) {
 	enum {

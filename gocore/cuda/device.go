@@ -13,7 +13,8 @@ import (
 	"unsafe"
 )
 
-// Stream is a CUstream. 0 and 1 are the legacy default stream, 2 the calling thread's.
+// Stream is a CUstream. 0 and 1 are the legacy default stream, 2 is the calling thread's default
+// stream.
 type Stream uintptr
 
 // Event is a CUevent without timing.
@@ -22,20 +23,20 @@ type Event uintptr
 // Function is a kernel.
 type Function uintptr
 
-// Device is a device with its primary context and the streams of this library, which do
-// not synchronise with the legacy default stream and have the highest priority. All methods
-// are safe for concurrent use.
+// Device is a device with its primary context and the streams of this library. These streams do not
+// synchronise with the legacy default stream, and have the highest priority. All methods are safe
+// for concurrent use.
 type Device struct {
 	Index int
-	// Out carries copies to the host, In those to the device, Comm kernels and copies
-	// between devices.
+	// Out carries copies to the host, In copies to the device, and Comm kernels and copies between
+	// devices.
 	Out, In, Comm Stream
 
 	driver     *Driver
 	context    C.uintptr_t
 	processors int
 	mu         sync.Mutex
-	events     []Event // made and not in use
+	events     []Event // events that are not in use
 	modules    map[string]C.uintptr_t
 	kernels    map[string]Function
 }
@@ -72,7 +73,7 @@ func (v *Device) fail(call string, rc C.int) error {
 	return v.driver.fail(v, call, rc)
 }
 
-// Facts is what there is to know of a device.
+// Facts are properties of a device.
 type Facts struct {
 	Name       string   `json:"name"`
 	UUID       string   `json:"uuid"`
@@ -83,7 +84,7 @@ type Facts struct {
 	UUIDBytes  [16]byte `json:"-"`
 }
 
-// Facts reads them from the driver.
+// Facts reads the properties of the device from the driver.
 func (v *Device) Facts() (Facts, error) {
 	var f Facts
 	var text [256]C.char
@@ -130,39 +131,39 @@ func uuidText(b [16]byte) string {
 	return s.String()
 }
 
-// CanAccessPeer tells whether kernels of v can reach memory of device other.
+// CanAccessPeer tells whether kernels of v can access memory of device other.
 func (v *Device) CanAccessPeer(other int) (bool, error) {
 	var can C.int
 	rc := C.pc_device_can_access(C.int(v.Index), C.int(other), &can)
 	return can != 0, v.fail("cuDeviceCanAccessPeer", rc)
 }
 
-// Alloc returns device memory that is the caller's until Free.
+// Alloc returns device memory, which the caller gives back with Free.
 func (v *Device) Alloc(bytes int64) (unsafe.Pointer, error) {
 	var p unsafe.Pointer
 	rc := C.pc_alloc(v.context, C.int64_t(bytes), (*C.uintptr_t)(unsafe.Pointer(&p)))
 	return p, v.fail("cuMemAlloc", rc)
 }
 
-// Free gives memory of Alloc back. It waits for the device.
+// Free gives back memory of Alloc. It waits for the device.
 func (v *Device) Free(p unsafe.Pointer) error {
 	return v.fail("cuMemFree", C.pc_free(v.context, C.uintptr_t(uintptr(p))))
 }
 
-// HostAlloc returns pinned host memory, which all devices reach at the same address.
+// HostAlloc returns pinned host memory, which all devices access at the same address.
 func (v *Device) HostAlloc(bytes int64) (unsafe.Pointer, error) {
 	var p unsafe.Pointer
 	rc := C.pc_host_alloc(v.context, C.int64_t(bytes), (*C.uintptr_t)(unsafe.Pointer(&p)))
 	return p, v.fail("cuMemHostAlloc", rc)
 }
 
-// HostFree gives memory of HostAlloc back. It may wait for the device.
+// HostFree gives back memory of HostAlloc. It may wait for the device.
 func (v *Device) HostFree(p unsafe.Pointer) error {
 	return v.fail("cuMemFreeHost", C.pc_host_free(v.context, C.uintptr_t(uintptr(p))))
 }
 
-// Copy queues a copy on s, from and to host or device memory. Host memory that is not
-// pinned makes it wait.
+// Copy queues a copy on s, between host memory and device memory in any combination. If host memory
+// is not pinned, the call may wait for the copy.
 func (v *Device) Copy(dst, src unsafe.Pointer, bytes int64, s Stream) error {
 	if bytes == 0 {
 		return nil
@@ -171,8 +172,8 @@ func (v *Device) Copy(dst, src unsafe.Pointer, bytes int64, s Stream) error {
 	return v.fail("cuMemcpyAsync", rc)
 }
 
-// StreamWait makes what is queued on s from here on wait for what e stands for now. An
-// event that was never recorded stands for nothing.
+// StreamWait makes work that is queued on s from now on wait for what e stands for now. An event
+// that was never recorded stands for nothing.
 func (v *Device) StreamWait(s Stream, e Event) error {
 	return v.fail("cuStreamWaitEvent", C.pc_stream_wait(v.context, C.uintptr_t(s), C.uintptr_t(e)))
 }
@@ -184,12 +185,12 @@ func (v *Device) Capturing(s Stream) (bool, error) {
 	return is != 0, v.fail("cuStreamIsCapturing", rc)
 }
 
-// StreamSync waits for all that is queued on s.
+// StreamSync waits for all work that is queued on s.
 func (v *Device) StreamSync(s Stream) error {
 	return v.fail("cuStreamSynchronize", C.pc_stream_sync(v.context, C.uintptr_t(s)))
 }
 
-// NewEvent makes an event; with ipc one that other processes can open.
+// NewEvent makes an event. If ipc is set, other processes can open it.
 func (v *Device) NewEvent(ipc bool) (Event, error) {
 	var e Event
 	flag := C.int(0)
@@ -200,13 +201,13 @@ func (v *Device) NewEvent(ipc bool) (Event, error) {
 	return e, v.fail("cuEventCreate", rc)
 }
 
-// FreeEvent ends an event. Streams that wait for it go on to do so.
+// FreeEvent destroys an event. Streams that wait for it still do.
 func (v *Device) FreeEvent(e Event) error {
 	return v.fail("cuEventDestroy", C.pc_event_free(v.context, C.uintptr_t(e)))
 }
 
-// GetEvent returns an event that nobody uses, PutEvent gives it back: streams that wait for
-// it keep what it stood for.
+// GetEvent returns an event that is not in use. PutEvent gives it back. Streams that wait for it
+// still wait for what it stood for.
 func (v *Device) GetEvent() (Event, error) {
 	v.mu.Lock()
 	if n := len(v.events); n > 0 {
@@ -226,7 +227,8 @@ func (v *Device) PutEvent(e Event) {
 	v.mu.Unlock()
 }
 
-// Mark makes *e stand for all that is queued on s by now; of 0 it makes an event of GetEvent.
+// Mark makes *e stand for all work that is queued on s by now. If *e is 0, Mark first sets it by
+// GetEvent.
 func (v *Device) Mark(e *Event, s Stream) error {
 	if *e != 0 {
 		return v.Record(*e, s)
@@ -243,12 +245,12 @@ func (v *Device) Mark(e *Event, s Stream) error {
 	return nil
 }
 
-// Record makes e stand for all that is queued on s by now.
+// Record makes e stand for all work that is queued on s by now.
 func (v *Device) Record(e Event, s Stream) error {
 	return v.fail("cuEventRecord", C.pc_event_record(v.context, C.uintptr_t(e), C.uintptr_t(s)))
 }
 
-// Query tells whether what e stands for has ended.
+// Query tells whether the work that e stands for has ended.
 func (v *Device) Query(e Event) (bool, error) {
 	rc := C.pc_event_query(v.context, C.uintptr_t(e))
 	if rc == C.PC_NOT_READY {
@@ -257,40 +259,41 @@ func (v *Device) Query(e Event) (bool, error) {
 	return rc == 0, v.fail("cuEventQuery", rc)
 }
 
-// IPCHandle returns what another process of this host opens the allocation of p by. It
-// names the allocation, not p.
+// IPCHandle returns a handle with which another process of this host can open the allocation of p.
+// It names the allocation, not p.
 func (v *Device) IPCHandle(p unsafe.Pointer) (h [64]byte, err error) {
 	rc := C.pc_ipc_get(v.context, C.uintptr_t(uintptr(p)), (*C.pc_handle)(unsafe.Pointer(&h)))
 	return h, v.fail("cuIpcGetMemHandle", rc)
 }
 
-// OpenIPC maps an allocation of another process, until CloseIPC.
+// OpenIPC maps an allocation of another process until CloseIPC.
 func (v *Device) OpenIPC(h [64]byte) (unsafe.Pointer, error) {
 	var p unsafe.Pointer
 	rc := C.pc_ipc_open(v.context, (*C.pc_handle)(unsafe.Pointer(&h)), (*C.uintptr_t)(unsafe.Pointer(&p)))
 	return p, v.fail("cuIpcOpenMemHandle", rc)
 }
 
-// CloseIPC unmaps what OpenIPC mapped.
+// CloseIPC unmaps an allocation that OpenIPC mapped.
 func (v *Device) CloseIPC(p unsafe.Pointer) error {
 	return v.fail("cuIpcCloseMemHandle", C.pc_ipc_close(v.context, C.uintptr_t(uintptr(p))))
 }
 
-// IPCEventHandle returns what another process opens e by, which is of NewEvent(true).
+// IPCEventHandle returns a handle with which another process can open e, an event of
+// NewEvent(true).
 func (v *Device) IPCEventHandle(e Event) (h [64]byte, err error) {
 	rc := C.pc_ipc_get_event(v.context, C.uintptr_t(e), (*C.pc_handle)(unsafe.Pointer(&h)))
 	return h, v.fail("cuIpcGetEventHandle", rc)
 }
 
-// OpenIPCEvent opens an event of another process, until FreeEvent.
+// OpenIPCEvent opens an event of another process until FreeEvent.
 func (v *Device) OpenIPCEvent(h [64]byte) (Event, error) {
 	var e Event
 	rc := C.pc_ipc_open_event(v.context, (*C.pc_handle)(unsafe.Pointer(&h)), (*C.uintptr_t)(unsafe.Pointer(&e)))
 	return e, v.fail("cuIpcOpenEventHandle", rc)
 }
 
-// Kernel returns the kernel of that name out of a PTX text, which is compiled for the
-// device the first time; module names the text.
+// Kernel returns the kernel of that name from the PTX text of a module. The first call for a module
+// compiles it for the device.
 func (v *Device) Kernel(module, ptx, name string) (Function, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -316,15 +319,15 @@ func (v *Device) Kernel(module, ptx, name string) (Function, error) {
 	return f, nil
 }
 
-// Launch queues a kernel with one parameter, a struct without Go pointers that is copied
-// during the call.
+// Launch queues a kernel with one parameter: a struct without Go pointers, which is copied during
+// the call.
 func (v *Device) Launch(f Function, grid, block uint32, parameter unsafe.Pointer, s Stream) error {
 	rc := C.pc_launch(v.context, C.uintptr_t(f), C.uint32_t(grid), C.uint32_t(block), parameter, C.uintptr_t(s))
 	return v.fail("cuLaunchKernel", rc)
 }
 
-// Wait waits on this thread until e has ended; with a yield, for a synchronising call of the
-// driver would hold the thread in C.
+// Wait waits on this thread until e has ended. It polls and yields, because a synchronising call of
+// the driver would keep the thread in C.
 func (v *Device) Wait(e Event) error {
 	for {
 		done, err := v.Query(e)

@@ -16,10 +16,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Setting names the variable with the path of the driver's library.
+// Setting is the variable that names the file of the driver's library.
 const Setting = "PADDLEMPI_CUDA"
 
-// oldest is the first driver that is served: CUDA 11.0, as cuDriverGetVersion writes it.
+// oldest is the oldest driver that is served, CUDA 11.0, in the form of cuDriverGetVersion.
 const oldest = 11000
 
 // Driver is the CUDA driver of this process. All methods are safe for concurrent use.
@@ -27,17 +27,17 @@ type Driver struct {
 	path    string
 	version int
 	mu      sync.Mutex
-	devices []*Device // nil until asked for
+	devices []*Device // by index; nil until Device is called for it
 }
 
 var (
 	opening sync.Mutex
 	opened  *Driver
-	refused error // why there is no driver; asked once
+	refused error // the reason why there is no driver; Open tries only once
 )
 
-// Open loads and initialises the driver, once for the process. Without one the error is of
-// code Unsupported and says what is missing.
+// Open loads and initialises the driver, once for the process. If there is no driver, the error has
+// the code Unsupported and says what is missing.
 func Open() (*Driver, error) {
 	opening.Lock()
 	defer opening.Unlock()
@@ -47,7 +47,7 @@ func Open() (*Driver, error) {
 	return opened, refused
 }
 
-// Loaded returns the driver if Open found one before, and nil otherwise.
+// Loaded returns the driver if Open has found one already, or else nil.
 func Loaded() *Driver {
 	opening.Lock()
 	defer opening.Unlock()
@@ -94,7 +94,7 @@ func open() (*Driver, error) {
 	return d, nil
 }
 
-// Path returns the file that the driver was loaded from.
+// Path returns the file from which the driver was loaded.
 func (d *Driver) Path() string { return d.path }
 
 // Version returns the version of CUDA that the driver serves.
@@ -103,8 +103,8 @@ func (d *Driver) Version() (major, minor int) { return d.version / 1000, d.versi
 // DeviceCount returns the number of devices that this process sees (CUDA_VISIBLE_DEVICES).
 func (d *Driver) DeviceCount() int { return len(d.devices) }
 
-// Device returns device i. The first time its primary context is retained, for good: the
-// frameworks use the same one.
+// Device returns device i. The first call retains its primary context, which is never released. The
+// frameworks use the same context.
 func (d *Driver) Device(i int) (*Device, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -121,30 +121,30 @@ func (d *Driver) Device(i int) (*Device, error) {
 	return d.devices[i], nil
 }
 
-// Kind tells what memory a pointer leads to.
+// Kind is a kind of memory.
 type Kind int
 
 const (
-	Host    Kind = iota // pageable: the driver does not know it
-	Pinned              // host memory that the device can reach
+	Host    Kind = iota // pageable memory, which the driver does not know
+	Pinned              // host memory that devices can access
 	Managed             // moves between host and device
 	OnDevice
 )
 
-// Location is where a pointer lives.
+// Location says in which memory a pointer is.
 type Location struct {
 	Kind   Kind
-	Device int     // of Managed and OnDevice memory
-	Base   uintptr // of the allocation, with its Size in bytes
+	Device int     // for the kinds Managed and OnDevice
+	Base   uintptr // start of the allocation; Size is its length in bytes
 	Size   int64
-	// ID is unique to the allocation in this process, unlike its address.
+	// ID identifies the allocation in this process. Unlike its address it is never used again.
 	ID uint64
-	// IPC tells whether the allocation is of a kind that cuIpcGetMemHandle takes: not pool
-	// memory, not virtual memory management (expandable segments), not managed.
+	// IPC tells whether cuIpcGetMemHandle takes this kind of allocation. It does not take pool
+	// memory, virtual memory management (expandable segments) and managed memory.
 	IPC bool
 }
 
-// Where tells where a pointer lives.
+// Where returns the location of a pointer.
 func (d *Driver) Where(p unsafe.Pointer) (Location, error) {
 	const host, device = 1, 2
 	var kind, managed, ordinal, ipc C.int
@@ -152,7 +152,7 @@ func (d *Driver) Where(p unsafe.Pointer) (Location, error) {
 	var base C.uintptr_t
 	var size C.int64_t
 	rc := C.pc_where(C.uintptr_t(uintptr(p)), &kind, &managed, &ordinal, &id, &base, &size, &ipc)
-	if rc == C.PC_INVALID_VALUE { // what drivers before 11 say of pageable memory
+	if rc == C.PC_INVALID_VALUE { // pageable memory, to drivers before CUDA 11 (which open refuses)
 		return Location{}, nil
 	}
 	if rc != 0 {
@@ -172,7 +172,7 @@ func (d *Driver) Where(p unsafe.Pointer) (Location, error) {
 	return l, nil
 }
 
-// fail makes an error of a CUresult other than 0; dev is nil where it is of no device.
+// fail makes an error of a CUresult other than 0. dev is nil if the call was not for a device.
 func (d *Driver) fail(dev *Device, call string, rc C.int) error {
 	var name, text *C.char
 	C.pc_error(rc, &name, &text)
@@ -187,15 +187,16 @@ func (d *Driver) fail(dev *Device, call string, rc C.int) error {
 	case rc == C.PC_NO_DEVICE:
 		return status.New(status.Unsupported, "%s: %s: the driver sees no CUDA device; look at nvidia-smi, CUDA_VISIBLE_DEVICES and what the container was given", call, what)
 	case rc == C.PC_NOT_INITIALIZED && dev == nil:
-		return status.New(status.Unsupported, "%s: %s: the CUDA driver does not start in this process; after a fork it does not: start workers by spawn", call, what)
+		return status.New(status.Unsupported, "%s: %s: the CUDA driver does not start in this process; it never does after a fork: start workers with the spawn method", call, what)
 	case sticky(int(rc)):
-		return status.New(status.Cuda, "%s%s: %s: %s. An operation queued on the device before has failed, most likely a kernel of the program's own: paddlempi only found out, "+
-			"and every later call in this process fails alike. CUDA_LAUNCH_BLOCKING=1 makes the failing call raise by itself", call, where, what, C.GoString(text))
+		return status.New(status.Cuda, "%s%s: %s: %s. An operation queued on the device before has failed, most likely a kernel of the program's own: paddlempi only reports it, "+
+			"and every later call in this process will fail with the same error. With CUDA_LAUNCH_BLOCKING=1 the failing call itself raises", call, where, what, C.GoString(text))
 	}
 	return status.New(status.Cuda, "%s%s: %s: %s", call, where, what, C.GoString(text))
 }
 
-// sticky tells whether the error belongs to work queued before and stays with the context.
+// sticky tells whether the error is of work that was queued before, and all later calls in the
+// context will return it, too.
 func sticky(rc int) bool {
 	switch rc {
 	case 214, 220, 226: // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED

@@ -11,34 +11,33 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// The kernels as PTX, which tools/ptx makes of kernels/*.cu: a module for each dtype, so
-// that the first use of one does not wait for the driver to compile all of them.
+// The kernels as PTX, which tools/ptx makes from kernels/*.cu. Each dtype has a module, so that its
+// first use does not wait until the driver has compiled all of them.
 //
 //go:embed kernels/*.ptx
 var images embed.FS
 
 const (
-	// MaxArrays is how many sources, and how many destinations, a reduction takes.
+	// MaxArrays is the largest number of sources, and of destinations, of a reduction.
 	MaxArrays = 64
-	// MaxDims is how many dimensions a strided tensor has at most, after those that can be
-	// merged are.
+	// MaxDims is the largest number of dimensions of a strided tensor, after mergeable ones were
+	// merged.
 	MaxDims = 16
 
-	// As in kernels/dialect.h: threads of a block, and blocks that each processor of a
-	// device runs at once.
+	// Threads of a block, and blocks that each processor of a device runs at once, as in
+	// kernels/dialect.h.
 	blockThreads       = 256
 	blocksPerProcessor = 4
-	// What a thread moves at once.
+	// The bytes that a thread moves at once.
 	packBytes = 16
 )
 
-// ReduceArgs is pmpi_reduce_args of kernels/reduce.cu, field for field: every array of Dst
-// becomes the reduction of the arrays of Src, in their order. They are addresses that the
-// device reaches, of memory that the caller keeps until the kernel has run, aligned as
-// their elements are. A source may be a destination, the whole of it; otherwise they do not
-// overlap.
+// ReduceArgs has the fields of pmpi_reduce_args in kernels/reduce.cu. Every array of Dst becomes
+// the reduction of the arrays of Src, in their order. Src and Dst are addresses that the device can
+// access, aligned as their elements are. The caller keeps the memory until the kernel has run. A
+// destination may be one of the sources. Otherwise it must not overlap any of them.
 //
-// Arrays that have the same offset from 16 bytes are read and written 16 bytes at a time,
+// Arrays whose addresses have the same remainder modulo 16 are read and written 16 bytes at a time,
 // others element by element.
 type ReduceArgs struct {
 	Count int64 // elements of each array
@@ -46,26 +45,26 @@ type ReduceArgs struct {
 	NDst  int64 // 1 to MaxArrays
 	Src   [MaxArrays]uint64
 	Dst   [MaxArrays]uint64
-	Scale [MaxArrays]float64 // of PREMUL_SUM: a factor for each source
+	Scale [MaxArrays]float64 // for PREMUL_SUM: a factor for each source
 }
 
-// StridedArgs is pmpi_strided_args of kernels/copy.cu, field for field: elements
-// [From, From+Count), in row-major order, of the tensor at Strided, and flat memory, of
-// which From is the first.
+// StridedArgs has the fields of pmpi_strided_args in kernels/copy.cu. It describes elements [From,
+// From+Count), in row-major order, of the tensor at Strided, and flat memory whose first element is
+// element From.
 type StridedArgs struct {
 	From      int64
 	Count     int64
-	NDim      int64 // 0 is one dimension of stride Strides[0]
+	NDim      int64 // 0: one dimension with the stride Strides[0]
 	Flat      uint64
 	Strided   uint64
-	ToStrided int64 // 1 writes the tensor, 0 flat memory
+	ToStrided int64 // 1: write the tensor; 0: write flat memory
 	Shape     [MaxDims]int64
 	Strides   [MaxDims]int64 // in elements
 }
 
-// NewStridedArgs describes a tensor by its shape and its strides in elements; without
-// strides it has no gaps. Dimensions that memory does not tell apart become one: a kernel
-// divides once for each but the first.
+// NewStridedArgs describes a tensor by its shape and its strides in elements. Without strides the
+// tensor has no gaps. Adjacent dimensions that continue each other in memory become one, because a
+// kernel divides once for each dimension after the first.
 func NewStridedArgs(shape, strides []int64) (StridedArgs, error) {
 	a := StridedArgs{}
 	a.Strides[0] = 1
@@ -78,7 +77,7 @@ func NewStridedArgs(shape, strides []int64) (StridedArgs, error) {
 	n := 0
 	for i, size := range shape {
 		switch {
-		case size == 1: // its stride says nothing
+		case size == 1: // its stride does not matter
 			continue
 		case n > 0 && a.Strides[n-1] == size*strides[i]:
 			a.Shape[n-1] *= size
@@ -94,8 +93,8 @@ func NewStridedArgs(shape, strides []int64) (StridedArgs, error) {
 	return a, nil
 }
 
-// Reduce queues the reduction r of elements of type d on s. It reads every source once and
-// writes every destination once: (NSrc + NDst) * Count elements.
+// Reduce queues the reduction r of elements of type d on s. It reads every source once and writes
+// every destination once: (NSrc + NDst) * Count elements.
 func (v *Device) Reduce(args *ReduceArgs, d op.DType, r op.ReduceOp, s Stream) error {
 	k, ok := reduceKernels()[reduction{d, r}]
 	if !ok {
@@ -108,7 +107,8 @@ func (v *Device) Reduce(args *ReduceArgs, d op.DType, r op.ReduceOp, s Stream) e
 	return v.launch(k, args.Count*int64(d.Size()), unsafe.Pointer(args), s)
 }
 
-// CopyStrided queues a copy between a tensor of elements of size bytes and flat memory on s.
+// CopyStrided queues a copy on s, between a tensor and flat memory. size is the bytes of an
+// element.
 func (v *Device) CopyStrided(args *StridedArgs, size int, s Stream) error {
 	k, ok := stridedKernels[size]
 	if !ok {
@@ -117,20 +117,20 @@ func (v *Device) CopyStrided(args *StridedArgs, size int, s Stream) error {
 	if args.Count < 0 || args.From < 0 || args.NDim < 0 || args.NDim > MaxDims {
 		return status.New(status.Argument, "elements [%d, %d) of a tensor of %d dimensions cannot be copied", args.From, args.From+args.Count, args.NDim)
 	}
-	// A thread has four elements at once.
+	// A thread copies four elements at once.
 	return v.launch(k, args.Count*packBytes/4, unsafe.Pointer(args), s)
 }
 
-// kernel is where a kernel is found: the file of its module, and its name in there.
+// kernel names a kernel: the file of its module, and its name in the module.
 type kernel struct{ module, name string }
 
-// reduction is what a kernel of kernels/reduce.cu does.
+// reduction is what a kernel of kernels/reduce.cu computes.
 type reduction struct {
 	dtype op.DType
 	op    op.ReduceOp
 }
 
-// reduceKernels has the kernel of every reduction that is defined.
+// reduceKernels returns the kernel of every defined reduction.
 var reduceKernels = sync.OnceValue(func() map[reduction]kernel {
 	all := map[reduction]kernel{}
 	for d := op.DType(1); d.Valid(); d++ {
@@ -143,7 +143,7 @@ var reduceKernels = sync.OnceValue(func() map[reduction]kernel {
 	return all
 })
 
-// stridedKernels has the kernel that copies elements of so many bytes.
+// stridedKernels has the kernels that copy, by the bytes of an element.
 var stridedKernels = func() map[int]kernel {
 	all := map[int]kernel{}
 	for _, size := range []int{1, 2, 4, 8, 16} {
@@ -152,7 +152,7 @@ var stridedKernels = func() map[int]kernel {
 	return all
 }()
 
-// texts are the modules that were asked for, as strings: module to PTX.
+// texts has the PTX of each module that was used, by the module's name.
 var texts sync.Map
 
 // ptx returns the text of a module.
@@ -162,14 +162,14 @@ func ptx(module string) (string, error) {
 	}
 	image, err := images.ReadFile("kernels/" + module + ".ptx")
 	if err != nil {
-		return "", err // as the tests would have found
+		return "", err // the tests would have found this
 	}
 	text, _ := texts.LoadOrStore(module, string(image))
 	return text.(string), nil
 }
 
-// grid is the blocks of a launch that moves so many bytes through each array: no more than
-// the device runs at once, for the kernels go on in steps of the whole grid.
+// grid returns the number of blocks of a launch that moves that many bytes through each array. It
+// is at most what the device runs at once, because the kernels step by the whole grid.
 func grid(bytes int64, processors int) uint32 {
 	wanted := (bytes + packBytes*blockThreads - 1) / (packBytes * blockThreads)
 	return uint32(max(1, min(wanted, int64(processors)*blocksPerProcessor)))

@@ -18,15 +18,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// arena is memory of a device, and memory of the host that stands for it before and after a
-// kernel ran: comparing the whole of both finds what was written where nothing should be.
+// arena is device memory, and host memory with its content before and after a kernel. The tests
+// compare all of it, so they find writes outside of the arrays.
 type arena struct {
 	device *Device
 	data   unsafe.Pointer
 	bytes  []byte // on the host
 }
 
-// newArena needs no GPU: the kernels run on the host, in the fake driver.
+// newArena needs no GPU: the fake driver runs the kernels on the host.
 func newArena(t *testing.T, size int) *arena {
 	t.Helper()
 	if Loaded() == nil {
@@ -47,16 +47,17 @@ func newArena(t *testing.T, size int) *arena {
 	return &arena{device, data, unsafe.Slice((*byte)(host), size)}
 }
 
-// address is where byte i lies on the device.
+// address returns the address of byte i on the device.
 func (a *arena) address(i int) uint64 { return uint64(uintptr(a.data)) + uint64(i) }
 
-// run fills the device's memory from the host's, launches, and returns what is there then.
+// run copies the host's memory to the device, launches, and returns what the device's memory holds
+// then.
 func (a *arena) run(t *testing.T, launch func() error) []byte {
 	t.Helper()
 	return a.runPart(t, len(a.bytes), launch)
 }
 
-// runPart is run for the first size bytes.
+// runPart does the same for the first size bytes.
 func (a *arena) runPart(t *testing.T, size int, launch func() error) []byte {
 	t.Helper()
 	d, host := a.device, unsafe.Pointer(unsafe.SliceData(a.bytes))
@@ -74,7 +75,7 @@ func (a *arena) runPart(t *testing.T, size int, launch func() error) []byte {
 	return after
 }
 
-// reals is the type of the numbers that an element of d is made of.
+// reals returns the type of the real numbers of which an element of d consists.
 func reals(d op.DType) op.DType {
 	switch d {
 	case op.Complex64:
@@ -85,8 +86,8 @@ func reals(d op.DType) op.DType {
 	return d
 }
 
-// fill makes one number in four any bits at all, one in eight a special, and the others of
-// a like size, whose sums and products need rounding.
+// fill gives a quarter of the numbers any bits, an eighth a special value, and the others values of
+// similar size, whose sums and products need rounding.
 func fill(rng *rand.Rand, b []byte, d op.DType) {
 	for i := range b {
 		b[i] = byte(rng.Uint32())
@@ -105,9 +106,9 @@ func fill(rng *rand.Rand, b []byte, d op.DType) {
 		}
 		switch reals(d) {
 		case op.Bool:
-			b[i] = byte(rng.IntN(3) * 127) // memory that no one normalised is true all the same
+			b[i] = byte(rng.IntN(3) * 127) // a bool that is neither 0 nor 1 in memory is true
 		case op.Float16, op.BFloat16:
-			// The upper bits of a float32 are a bfloat16, and a float16 of a wide range.
+			// The upper bits of a float32 are a bfloat16, or a float16 of a wide range.
 			binary.NativeEndian.PutUint16(b[i:], uint16(math.Float32bits(float32(number()))>>16))
 		case op.Float32:
 			binary.NativeEndian.PutUint32(b[i:], math.Float32bits(float32(number())))
@@ -117,7 +118,7 @@ func fill(rng *rand.Rand, b []byte, d op.DType) {
 	}
 }
 
-// onHost is the reduction by the kernels of the host, in memory that is none of Go's.
+// onHost computes the reduction with the host's kernels, in memory outside the Go heap.
 func onHost(t *testing.T, dst []byte, srcs [][]byte, d op.DType, r op.ReduceOp, scales []float64) {
 	t.Helper()
 	n := int64(len(dst) / d.Size())
@@ -148,7 +149,7 @@ func onHost(t *testing.T, dst []byte, srcs [][]byte, d op.DType, r op.ReduceOp, 
 	if r == op.Avg {
 		require.NoError(t, reduce.Divide(at(dst), n, d, len(srcs)))
 	}
-	if d == op.Bool && len(srcs) == 1 { // which the host leaves as it is
+	if d == op.Bool && len(srcs) == 1 { // the host copies it without normalising
 		for i := range dst {
 			if dst[i] != 0 {
 				dst[i] = 1
@@ -157,8 +158,8 @@ func onHost(t *testing.T, dst []byte, srcs [][]byte, d op.DType, r op.ReduceOp, 
 	}
 }
 
-// same compares bits, but takes a NaN of 32 bits or more for any other: which one comes out
-// of an addition is the machine's choice.
+// same compares bits, but any NaN of 32 bits or more equals any other, because the machine chooses
+// which one an addition returns.
 func same(got, want []byte, d op.DType) bool {
 	size := reals(d).Size()
 	for i := 0; i+size <= len(want); i += size {
@@ -182,28 +183,28 @@ func same(got, want []byte, d op.DType) bool {
 	return true
 }
 
-// reduceCase is one launch: sources and destinations lie behind each other, each skip
-// elements behind a multiple of 16 bytes, and the odd ones apart elements further.
+// reduceCase is one launch. Its sources and destinations follow each other in memory. Each begins
+// skip elements after a multiple of 16 bytes, and every second one shift elements later.
 type reduceCase struct {
 	d           op.DType
 	r           op.ReduceOp
 	srcs, dsts  int
 	n           int
-	skip, apart int
-	alias       int // the source that the first destination is, or -1
+	skip, shift int
+	alias       int // the source that is the first destination, or -1
 }
 
 func (c reduceCase) stride() int {
 	return (c.n*c.d.Size()+15)/16*16 + 2*16 + 16*c.d.Size() // from one array to the next
 }
 
-// array is the i-th of the case, whose memory begins at base.
+// array returns the i-th array of the case, whose memory begins at base.
 func (c reduceCase) array(memory []byte, base, i int) []byte {
-	at := base + i*c.stride() + 16 + (c.skip+i%2*c.apart)*c.d.Size()
+	at := base + i*c.stride() + 16 + (c.skip+i%2*c.shift)*c.d.Size()
 	return memory[at : at+c.n*c.d.Size()]
 }
 
-// dst is the array that destination j is.
+// dst returns the number of the array that is destination j.
 func (c reduceCase) dst(j int) int {
 	if j == 0 && c.alias >= 0 {
 		return c.alias
@@ -211,8 +212,8 @@ func (c reduceCase) dst(j int) int {
 	return c.srcs + j
 }
 
-// prepare makes a case's sources and launch, and puts the result into whole, a copy of the
-// arena that wants to be as the arena after the launch.
+// prepare fills in the sources of a case, returns its arguments, and puts the expected result into
+// whole, the expected content of the arena after the launch.
 func (c reduceCase) prepare(t *testing.T, rng *rand.Rand, a *arena, base int, whole []byte) ReduceArgs {
 	t.Helper()
 	address := func(i int) uint64 {
@@ -239,7 +240,7 @@ func (c reduceCase) prepare(t *testing.T, rng *rand.Rand, a *arena, base int, wh
 	return args
 }
 
-// check runs cases of one dtype, one behind another.
+// check runs cases of one dtype, which follow each other in the arena.
 func check(t *testing.T, rng *rand.Rand, a *arena, cases ...reduceCase) {
 	t.Helper()
 	bases, used := []int{}, 0
@@ -267,14 +268,14 @@ func check(t *testing.T, rng *rand.Rand, a *arena, cases ...reduceCase) {
 			if !same(got, want, c.d) {
 				t.Fatalf("%+v, destination %d:\ngot  %x\nwant %x", c, j, got, want)
 			}
-			copy(got, want) // which may be another NaN
+			copy(got, want) // if it is another NaN
 		}
 	}
 	require.True(t, string(whole) == string(after), "%+v: something was written elsewhere", cases)
 }
 
-// Every reduction, bit for bit what the host's kernels give: for any number of sources and
-// destinations, in place, for counts that fill no pack, and wherever the arrays start.
+// Every reduction gives the same bits as the host's kernels: for any number of sources and
+// destinations, in place, for counts that do not fill a pack, and for all alignments of the arrays.
 func TestReduceIsTheHosts(t *testing.T) {
 	a := newArena(t, 4<<20)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -288,9 +289,9 @@ func TestReduceIsTheHosts(t *testing.T) {
 			for _, srcs := range []int{1, 2, 3, 4, 5, 8, 11} {
 				for _, n := range []int{1, 7 + rng.IntN(20), 130 + rng.IntN(100)} {
 					c := reduceCase{d, r, srcs, 1 + rng.IntN(3), n, rng.IntN(17), 0, rng.IntN(srcs+1) - 1}
-					apart := c
-					apart.apart = 1 + rng.IntN(3)
-					cases = append(cases, c, apart)
+					shifted := c
+					shifted.shift = 1 + rng.IntN(3)
+					cases = append(cases, c, shifted)
 				}
 			}
 			check(t, rng, a, cases...)
@@ -309,8 +310,8 @@ func TestReduceOfAsManyArraysAsThereMayBe(t *testing.T) {
 	check(t, rng, a, reduceCase{op.Float32, op.PremulSum, MaxArrays, 1, 0, 0, 0, -1})
 }
 
-// Every float16 and bfloat16, on, just below and just above the middle between two numbers
-// of the format, and beyond its ends.
+// The results are every float16 and bfloat16, and values exactly at the middle between two numbers
+// of the format, just below it and just above it, and beyond its range.
 func TestReduceRounds16BitsAsTheHost(t *testing.T) {
 	a := newArena(t, 2<<17)
 	for i := range 1 << 16 {
@@ -328,7 +329,8 @@ func TestReduceRounds16BitsAsTheHost(t *testing.T) {
 	}
 }
 
-// A sum of 16-bit floats is rounded once: in bfloat16 256 + 1 is 256.
+// A sum of 16-bit floats is rounded once. If every step rounded, 256 + 1 would stay 256 in
+// bfloat16.
 func TestReduceRoundsOnce(t *testing.T) {
 	a := newArena(t, 1<<12)
 	args := ReduceArgs{Count: 1, NSrc: MaxArrays, NDst: 1}
@@ -342,7 +344,7 @@ func TestReduceRoundsOnce(t *testing.T) {
 	assert.Equal(t, uint16(0x43a0), binary.NativeEndian.Uint16(got[2048:]), "320: 256 + 63, to nearest")
 }
 
-// A kernel does everything whatever the grid.
+// A kernel covers all elements with any grid.
 func TestReduceOnAnyGrid(t *testing.T) {
 	a := newArena(t, 1<<15)
 	const n = 1001
@@ -369,7 +371,7 @@ func TestReduceOnAnyGrid(t *testing.T) {
 	}
 }
 
-// The launches of large arrays fill the device once.
+// The launches for large arrays fill the device once.
 func TestGrid(t *testing.T) {
 	assert.Equal(t, uint32(1), grid(1, 132))
 	assert.Equal(t, uint32(1), grid(4096, 132))
@@ -388,7 +390,7 @@ func TestReduceRefuses(t *testing.T) {
 	}
 }
 
-// What the kernels read at these offsets: PTX names bytes, not fields.
+// The kernels read these offsets: PTX has offsets in bytes, not fields.
 func TestLayouts(t *testing.T) {
 	var r ReduceArgs
 	assert.Equal(t, []uintptr{0, 8, 16, 24, 536, 1048, 1560}, []uintptr{unsafe.Offsetof(r.Count), unsafe.Offsetof(r.NSrc),
@@ -455,7 +457,7 @@ func TestNewStridedArgs(t *testing.T) {
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 }
 
-// offsets are where the elements [from, from+count) of a tensor lie, by counting.
+// offsets returns where the elements [from, from+count) of a tensor are, by counting.
 func offsets(shape, strides []int64, from, count int64) (all []int64) {
 	for e := from; e < from+count; e++ {
 		rest, at := e, int64(0)
@@ -471,7 +473,7 @@ func offsets(shape, strides []int64, from, count int64) (all []int64) {
 func TestCopyStrided(t *testing.T) {
 	a := newArena(t, 1<<16)
 	rng := rand.New(rand.NewPCG(5, 6))
-	const flat, tensor = 512, 1 << 15 // in bytes: where each begins
+	const flat, tensor = 512, 1 << 15 // in bytes
 	for _, size := range []int{1, 2, 4, 8, 16} {
 		for _, c := range []struct {
 			shape, strides []int64
@@ -484,7 +486,7 @@ func TestCopyStrided(t *testing.T) {
 			{[]int64{4, 5, 6}, []int64{-7, 40, -1}, 1, 117},
 			{[]int64{2, 2, 2, 2, 2, 2, 2}, []int64{1, 128, 2, 64, 4, 32, 8}, 5, 100},
 			{[]int64{1 << 34, 11}, []int64{0, 3}, 3<<32 - 20, 300}, // beyond 32 bits
-			{[]int64{1 << 33, 3}, []int64{0, 5}, 1<<32 - 300, 300}, // just up to them
+			{[]int64{1 << 33, 3}, []int64{0, 5}, 1<<32 - 300, 300}, // just within 32 bits
 			{[]int64{3, 1 << 33}, []int64{5, 0}, 1 << 20, 50},
 		} {
 			args, err := NewStridedArgs(c.shape, c.strides)
@@ -493,7 +495,7 @@ func TestCopyStrided(t *testing.T) {
 			at := offsets(c.shape, c.strides, c.from, c.count)
 			for args.ToStrided = range int64(2) {
 				if args.ToStrided == 1 && c.shape[0]+c.shape[len(c.shape)-1] > 1<<32 {
-					continue // elements on top of each other
+					continue // elements overlap
 				}
 				fill(rng, a.bytes, op.UInt8)
 				want := append([]byte(nil), a.bytes...)
@@ -520,7 +522,7 @@ func TestCopyStridedRefuses(t *testing.T) {
 	}
 }
 
-// The text has nothing of the machine that made it.
+// The PTX text has no paths, so it does not depend on the machine that made it.
 func TestPTXIsTheSameEverywhere(t *testing.T) {
 	for _, k := range append(values(reduceKernels()), values(stridedKernels)...) {
 		text, err := ptx(k.module)

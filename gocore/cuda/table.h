@@ -1,5 +1,5 @@
-// The functions of the CUDA driver that the core calls, by their names in libcuda, which
-// carry the version of their signature. Source: CUDA Driver API reference, 11.0 to 13.x.
+// The functions of the CUDA driver that the core calls, by their names in libcuda, which contain
+// the version of the signature. Source: CUDA Driver API reference, 11.0 to 13.x.
 #ifndef PMPI_CUDA_TABLE_H
 #define PMPI_CUDA_TABLE_H
 
@@ -56,7 +56,7 @@ typedef struct pc_table {
 	PC_FUNCTIONS(PC_DECLARE)
 } pc_table;
 
-// CUresult
+// Values of CUresult.
 enum {
 	PC_SUCCESS = 0,
 	PC_INVALID_VALUE = 1,
@@ -69,13 +69,13 @@ enum {
 	PC_ILLEGAL_ADDRESS = 700,
 };
 
-// pc_name returns the name of function i of the table, NULL after the last.
+// pc_name returns the name of function i of the table, or NULL after the last one.
 const char *pc_name(int i);
 // pc_set puts the address of function i into the table.
 void pc_set(int i, void *address);
 
-// Every function below runs in the context given, whichever is current on this thread
-// before and after, and returns a CUresult.
+// The functions below return a CUresult. One that takes a context makes it current for the call,
+// and then makes the thread's context current again.
 int pc_init(void);
 int pc_version(int *version);
 void pc_error(int code, const char **name, const char **text);

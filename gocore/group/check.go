@@ -60,7 +60,7 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	if err := g.checkCounts(t, c); err != nil {
 		return err
 	}
-	if c.args.Place != nil {
+	if c.args.DeviceCall != nil {
 		return g.checkDevice(c, cuda.Stream(d.Stream))
 	}
 	return nil
@@ -158,7 +158,7 @@ func (g *Group) checkCounts(t *op.Trait, c *call) error {
 	// shares is the side with a share for every rank. single is the other side, which has this
 	// rank's share.
 	shares, single, side := a.Recv, a.Send, "recv"
-	if t.Send.Each() {
+	if t.Send.PerRank() {
 		shares, single, side = a.Send, a.Recv, "send"
 	}
 	switch t.Shares {

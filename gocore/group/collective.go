@@ -378,7 +378,7 @@ func (g *Group) newCollective(c *call) *collective {
 	for i := range t.call.staged {
 		t.call.staged[i].copyLayout()
 	}
-	c.staged, c.args.Place, c.prog = nil, nil, coll.Program{}
+	c.staged, c.args.DeviceCall, c.prog = nil, nil, coll.Program{}
 	return t
 }
 

@@ -95,11 +95,11 @@ func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part,
 	if err != nil {
 		return coll.Part{}, err
 	}
-	if c.args.Place == nil {
-		c.args.Place = &coll.Place{Device: dev}
+	if c.args.DeviceCall == nil {
+		c.args.DeviceCall = &coll.DeviceCall{Device: dev}
 		c.mappable = true
 	}
-	if on := c.args.Place.Device; on != dev {
+	if on := c.args.DeviceCall.Device; on != dev {
 		return coll.Part{}, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; those of one call lie on one device",
 			d.Code, side, i, dev.Index, on.Index)
 	}
@@ -124,13 +124,13 @@ func layout(b *op.Buf) *op.Buf {
 // stream has queued by now, because that comes before the collective. Its flags say which paths
 // this rank can take.
 func (g *Group) checkDevice(c *call, stream cuda.Stream) error {
-	pl, s := c.args.Place, &g.env.device
+	pl, s := c.args.DeviceCall, &g.env.device
 	var err error
 	if pl.Ready, err = markStream(c.args.Code, pl.Device, stream); err != nil {
 		return err
 	}
 	c.stream = stream
-	pl.Chunk = s.chunk
+	pl.PieceBytes = s.chunk
 	c.flags |= coll.Device
 	if s.ipc && g.local && c.mappable && coll.Exportable(&c.args) {
 		c.flags |= coll.IPC
@@ -152,7 +152,7 @@ func (g *Group) checkDevice(c *call, stream cuda.Stream) error {
 // deadline nor Ctrl-C can end the blocking MPI calls that follow. It does not wait if the ranks may
 // map each other's memory: then the devices wait, not the host.
 func (g *Group) awaitDevice(c *call) error {
-	pl := c.args.Place
+	pl := c.args.DeviceCall
 	if pl == nil || c.flags&coll.IPC != 0 {
 		return nil
 	}
@@ -186,24 +186,24 @@ func markStream(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event,
 	return e, err
 }
 
-// agreeOnDevice completes the Place of a call when all members have arrived. A call whose own
+// agreeOnDevice completes the DeviceCall of a call when all members have arrived. A call whose own
 // tensors are on the host gets one too, because another member's tensors are in device memory.
 func (c *call) agreeOnDevice(g *Group) {
-	if c.args.Place == nil {
-		c.args.Place = &coll.Place{Chunk: g.env.device.chunk}
+	if c.args.DeviceCall == nil {
+		c.args.DeviceCall = &coll.DeviceCall{PieceBytes: g.env.device.chunk}
 	}
 	if g.local && c.args.Agreed&coll.IPC != 0 {
 		if g.mapped == nil {
 			g.mapped = ipc.New(g.Rank, g.Size)
 		}
-		c.args.Place.Peers = g.mapped
+		c.args.DeviceCall.Peers = g.mapped
 	}
 }
 
 // releaseDevice gives back what the call holds on its device, once its program has ended. It
 // returns the event that ends what is still queued there, nil if nothing is.
 func (c *call) releaseDevice() *endEvent {
-	pl := c.args.Place
+	pl := c.args.DeviceCall
 	if pl == nil || pl.Device == nil {
 		return nil
 	}

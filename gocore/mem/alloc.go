@@ -1,5 +1,5 @@
-// Package mem holds what the core does with host memory as such: staging blocks
-// outside the Go heap, and copies between strided tensors and contiguous memory.
+// Package mem has the memory that the core itself uses: blocks outside the Go heap, pinned blocks,
+// and copies between strided tensors and contiguous memory.
 package mem
 
 // #cgo noescape pmpi_copy
@@ -20,16 +20,16 @@ import (
 // CacheLimit bounds the bytes of freed blocks that are kept for the next Alloc.
 const CacheLimit = 256 << 20
 
-// Alignment is that of every block: a cache line.
+// Alignment is the alignment of every block in bytes: a cache line.
 const Alignment = 64
 
-// header lies in front of every block. next is a number: the garbage collector
-// looks at a pointer before it is overwritten, and malloc left anything there.
+// header is in front of every block. next is a number, not a pointer: the garbage collector reads a
+// pointer before it is overwritten, and malloc leaves arbitrary bytes there.
 //
-// Invariant: state is inUse from Alloc to Free, and cached in a free list.
+// Invariant: state is inUse from Alloc to Free, and cached while the block is in a free list.
 type header struct {
-	size  int64   // of the block behind it
-	next  uintptr // header in the free list, 0 at its end
+	size  int64   // of the block after the header
+	next  uintptr // address of the next header in the free list; 0 ends it
 	class int32
 	state uint32
 	_     [Alignment - 24]byte
@@ -49,12 +49,12 @@ var pool struct {
 	clock uint64
 	free  [classes]struct {
 		head uintptr
-		used uint64 // pool.clock when a block was last taken or put
+		used uint64 // pool.clock when a block was last taken or put back
 	}
 }
 
-// There are four classes to each power of two, so that at most a fifth of a
-// block is unused; the smallest is 256 bytes.
+// There are four size classes to each power of two, so at most a fifth of a block is unused. The
+// smallest class is 256 bytes.
 const (
 	smallest = 256
 	classes  = 4 * 56
@@ -71,10 +71,9 @@ func classOf(n int64) (int32, int64) {
 	return int32(4*(e-8) + int(quarter) + 1), int64(1)<<e + (quarter+1)*step
 }
 
-// Alloc returns n bytes outside the Go heap, 64-byte aligned, not cleared: a
-// block freed before, where one of that size class is left, so that repeated
-// collectives neither allocate nor fault pages in. It is never nil without an
-// error. Free gives it back.
+// Alloc returns n bytes outside the Go heap, 64-byte aligned and not cleared. Without an error the
+// result is not nil. Alloc uses a freed block of the size class if there is one, so repeated
+// collectives neither allocate nor fault pages in. Free gives the block back.
 func Alloc(n int64) (unsafe.Pointer, error) {
 	if n < 0 || n > 1<<60 {
 		return nil, status.New(status.Argument, "cannot allocate %d bytes of host memory", n)
@@ -94,8 +93,8 @@ func Alloc(n int64) (unsafe.Pointer, error) {
 	return unsafe.Add(p, Alignment), nil
 }
 
-// Free gives back a block of Alloc; nil does nothing. A block that is freed
-// twice, or that Alloc did not return, is a panic as far as it can be seen.
+// Free gives back a block of Alloc. It ignores nil. It panics if the block is not in use, where
+// that can be seen: the block was freed already, or Alloc has not returned it.
 func Free(p unsafe.Pointer) {
 	if p == nil {
 		return
@@ -132,7 +131,7 @@ func Trim() {
 	release(drop)
 }
 
-// Cached returns the bytes of freed blocks that are kept.
+// Cached returns the bytes of the freed blocks that are kept.
 func Cached() int64 {
 	pool.Lock()
 	defer pool.Unlock()
@@ -157,9 +156,8 @@ func take(class int32) unsafe.Pointer {
 	return block
 }
 
-// trim takes blocks out of the lists, those of the class unused for longest
-// first, until at most limit bytes are left, and returns them as a list. The
-// caller holds the lock.
+// trim takes blocks out of the free lists until at most limit bytes are left, and returns them as a
+// list. It begins with the class that was not used for longest. The caller holds the lock.
 func trim(limit int64) uintptr {
 	var drop uintptr
 	for pool.bytes > limit {
@@ -188,18 +186,18 @@ func release(list uintptr) {
 	}
 }
 
-// pointer is the address as a pointer: to C memory, which never moves.
+// pointer turns an address into a pointer. The address is in C memory, which never moves.
 func pointer(address uintptr) unsafe.Pointer {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&address))
 }
 
-// Copy moves n bytes from src to dst, which may overlap.
+// Copy copies n bytes from src to dst. The two may overlap.
 func Copy(dst, src unsafe.Pointer, n int64) {
 	if n <= 0 || dst == src {
 		return
 	}
-	// The way into C costs more than a small copy; a large one there does not
-	// hold up the garbage collector.
+	// A small copy takes less time than a call of C. A large copy goes to C, where it does not hold
+	// up the garbage collector.
 	if n <= 64<<10 {
 		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
 		return

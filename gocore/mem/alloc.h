@@ -9,7 +9,7 @@
 // pmpi_block_new returns size bytes that begin at a multiple of 64, or NULL.
 void *pmpi_block_new(size_t size);
 
-// pmpi_block_free gives back what pmpi_block_new returned.
+// pmpi_block_free gives back a block of pmpi_block_new.
 void pmpi_block_free(void *p);
 
 // pmpi_copy is memmove.

@@ -110,7 +110,7 @@ func TestFreeTwicePanics(t *testing.T) {
 	assert.Panics(t, func() { Free(p) })
 }
 
-// No block is handed out twice, and the collector is not led astray by the lists.
+// No block is given out twice, and the free lists do not confuse the garbage collector.
 func TestAllocConcurrently(t *testing.T) {
 	var wg sync.WaitGroup
 	for g := range 8 {
@@ -159,7 +159,7 @@ func TestCopy(t *testing.T) {
 			b[i] = byte(i * 7)
 		}
 		want := append([]byte{}, b[:n]...)
-		Copy(at(b, 1), at(b, 0), int64(n)) // overlapping
+		Copy(at(b, 1), at(b, 0), int64(n)) // the two overlap
 		require.Equal(t, want, append([]byte{}, b[1:]...))
 	}
 	Copy(nil, nil, 0)

@@ -7,9 +7,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// MoveStrided queues a kernel on s that copies elements [from, from+count), in row-major
-// order, of the tensor b in device memory to flat, or back with toTensor. flat is memory
-// that the device reaches: pinned, or its own.
+// MoveStrided queues a kernel on s that copies elements [from, from+count), in row-major order, of
+// the tensor b in device memory to flat, or from flat to b if toTensor is set. The device must
+// reach flat, so it is pinned or device memory.
 func MoveStrided(d *cuda.Device, flat unsafe.Pointer, b *op.Buf, from, count int64, toTensor bool, s cuda.Stream) error {
 	if count == 0 {
 		return nil

@@ -16,17 +16,17 @@ const PinnedLimit = 512 << 20
 type Pinned struct {
 	Data  unsafe.Pointer
 	Bytes int64
-	// Locked is false where the driver gave no pinned memory: copies of the device then
-	// make the caller wait, and kernels cannot reach the block.
+	// Locked is false if the driver gave no pinned memory. Copies between the block and a device
+	// then make the caller wait, and kernels cannot reach the block.
 	Locked bool
 
 	class  int32
-	device *cuda.Device // whose copies use it, since GetPinned
-	busy   cuda.Event   // what still reads the block after PutPinned; 0: nothing
+	device *cuda.Device // the device that GetPinned was called for
+	busy   cuda.Event   // the work that may still read the block after PutPinned; 0: none
 }
 
-// pinned keeps the blocks that were given back. Pinning costs milliseconds and stops the
-// device, so that blocks are kept as long as the limit allows, the latest first in.
+// pinned keeps the blocks that were given back. Pinning costs milliseconds and stops the device, so
+// blocks are kept as long as the limit allows. The block that was given back last is used first.
 //
 // Invariant: bytes is the sum of the sizes of idle.
 var pinned struct {
@@ -35,8 +35,8 @@ var pinned struct {
 	idle  []*Pinned
 }
 
-// GetPinned returns a block of at least n bytes that nothing reads or writes, for copies of
-// d. Where the driver has no pinned memory left the block is pageable: Locked tells.
+// GetPinned returns a block of at least n bytes for copies of d. Nothing else reads or writes the
+// block. If the driver has no pinned memory left, the block is pageable and Locked is false.
 // PutPinned gives it back.
 func GetPinned(d *cuda.Device, n int64) (*Pinned, error) {
 	class, size := classOf(n)
@@ -47,7 +47,7 @@ func GetPinned(d *cuda.Device, n int64) (*Pinned, error) {
 			pinned.idle = slices.Delete(pinned.idle, i, i+1)
 			pinned.bytes -= b.Bytes
 			pinned.Unlock()
-			b.device = d // whose streams and events PutPinned is told of
+			b.device = d // PutPinned uses its streams and events
 			return b, nil
 		}
 	}
@@ -69,7 +69,7 @@ func GetPinned(d *cuda.Device, n int64) (*Pinned, error) {
 	return b, err
 }
 
-// free tells whether nothing reads the block any more.
+// free tells whether queued work has stopped reading the block.
 func (b *Pinned) free() bool {
 	if b.busy == 0 {
 		return true
@@ -83,17 +83,17 @@ func (b *Pinned) free() bool {
 	return true
 }
 
-// PutPinned gives a block back. What was queued by now on reader, a stream of the device it was
-// taken for, or 0, may still use the block.
+// PutPinned gives a block back. reader is a stream of the block's device whose work queued by now
+// may still use the block, or 0.
 func PutPinned(b *Pinned, reader cuda.Stream) {
 	if !b.Locked {
-		// Copies from pageable memory have left it when they return.
+		// A copy from pageable memory has read it all when the call returns.
 		Free(b.Data)
 		return
 	}
 	if reader != 0 {
 		if b.device.Mark(&b.busy, reader) != nil {
-			return // the context is broken: nobody can tell when the block is free
+			return // the context is broken, so the end of its work cannot be seen
 		}
 	}
 	pinned.Lock()
@@ -104,7 +104,7 @@ func PutPinned(b *Pinned, reader cuda.Stream) {
 	releasePinned(drop)
 }
 
-// TrimPinned gives the blocks that nothing reads back to the driver.
+// TrimPinned gives the blocks that no work reads back to the driver.
 func TrimPinned() {
 	pinned.Lock()
 	drop := dropPinned(0)
@@ -112,8 +112,8 @@ func TrimPinned() {
 	releasePinned(drop)
 }
 
-// dropPinned takes blocks out of the list, the oldest first, until at most limit bytes are
-// left. The caller holds the lock.
+// dropPinned takes blocks that no work reads out of the list, the oldest first, until at most limit
+// bytes are left. The caller holds the lock.
 func dropPinned(limit int64) (drop []*Pinned) {
 	pinned.idle = slices.DeleteFunc(pinned.idle, func(b *Pinned) bool {
 		if pinned.bytes <= limit || !b.free() {
@@ -128,6 +128,6 @@ func dropPinned(limit int64) (drop []*Pinned) {
 
 func releasePinned(drop []*Pinned) {
 	for _, b := range drop {
-		_ = b.device.HostFree(b.Data) // a context that is broken keeps it
+		_ = b.device.HostFree(b.Data) // fails in a broken context, which then keeps the block
 	}
 }

@@ -14,16 +14,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-const enough = 8 << 20 // bytes of pinned memory that the fake driver gives
+const enough = 8 << 20 // bytes of pinned memory that the fake driver has
 
-// device returns device 0 of the fake driver, which is loaded once for the process and takes
-// up to a tenth of a second for a copy.
+// device returns device 0 of the fake driver. The driver is loaded once for the process, and a copy
+// takes up to a tenth of a second.
 func device(t *testing.T) *cuda.Device {
 	t.Helper()
 	if cuda.Loaded() == nil {
 		for name, value := range map[string]string{"PMPI_FAKECUDA_DELAY": "100000", "PMPI_FAKECUDA_SEED": "7",
 			"PMPI_FAKECUDA_PINNED": strconv.Itoa(enough), cuda.Setting: cudafake.Build(t)} {
-			require.NoError(t, os.Setenv(name, value)) // for the process, as the driver is
+			require.NoError(t, os.Setenv(name, value)) // for the process, because the driver is loaded once
 		}
 	}
 	driver, err := cuda.Open()
@@ -43,7 +43,7 @@ func TestAPinnedBlockIsNotGivenAwayWhileTheDeviceReadsIt(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, d.Free(on)) }()
 
-	require.NoError(t, d.Copy(on, first.Data, 1000, d.In)) // late: the block is read after this
+	require.NoError(t, d.Copy(on, first.Data, 1000, d.In)) // it ends late, so the block is read after PutPinned
 	PutPinned(first, d.In)
 	second, err := GetPinned(d, 1000)
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestWithoutPinnedMemoryThereIsPageable(t *testing.T) {
 	idle, err := GetPinned(d, enough/2)
 	require.NoError(t, err)
 	PutPinned(idle, 0)
-	whole, err := GetPinned(d, enough) // the idle block has to go first
+	whole, err := GetPinned(d, enough) // the idle block has to be freed first
 	require.NoError(t, err)
 	assert.True(t, whole.Locked)
 	pageable, err := GetPinned(d, enough)
@@ -114,19 +114,19 @@ func TestStridedTensorsMoveToFlatMemoryAndBack(t *testing.T) {
 	for i := range values {
 		values[i] = float32(i)
 	}
-	shape, strides := [2]int64{rows, columns}, [2]int64{1, 2 * rows} // every second column of a transpose
+	shape, strides := [2]int64{rows, columns}, [2]int64{1, 2 * rows} // every second column of a transposed tensor
 	b := &op.Buf{Data: on, Count: rows * columns, DType: op.Float32, NDim: 2, Shape: unsafe.Pointer(&shape), Strides: unsafe.Pointer(&strides)}
 	require.NoError(t, MoveStrided(d, block.Data, b, 0, b.Count, true, d.In))
 	require.NoError(t, d.StreamSync(d.In))
 	clear(values)
 	require.NoError(t, MoveStrided(d, block.Data, b, 3, 10, false, d.In))
-	require.NoError(t, MoveStrided(d, unsafe.Add(block.Data, 40*4), b, 0, 0, false, d.In)) // nothing
+	require.NoError(t, MoveStrided(d, unsafe.Add(block.Data, 40*4), b, 0, 0, false, d.In)) // copies nothing
 	require.NoError(t, d.StreamSync(d.In))
 	for i := range 10 {
 		assert.Equal(t, float32(i+3), values[i])
 	}
 	assert.Zero(t, values[10])
-	// Where an element lies is told by the strides.
+	// The strides say where an element is.
 	require.NoError(t, d.Copy(block.Data, on, rows*columns*2*4, d.In))
 	require.NoError(t, d.StreamSync(d.In))
 	for i := range rows {

@@ -1,16 +1,15 @@
-// Both directions are one copy of an n-d box in which each side has strides of
-// its own; the contiguous side's follow from the shape. Dimensions that run on
-// into each other on both sides become one. Of what is left, the last is the
-// inner loop. Where another dimension has a smaller step in the tensor (a
-// transposed one), the two are walked in tiles, so that a cache line fetched
-// from the tensor is used up before it is lost.
+// Both directions are one copy of an n-dimensional box, in which each side has strides. Those of
+// the contiguous side follow from the shape. Adjacent dimensions that continue each other on both
+// sides become one. The last of the remaining dimensions is the inner loop. If another dimension
+// has a smaller stride in the tensor, as in a transposed one, these two are walked in tiles. So a
+// cache line of the tensor is used completely before it is evicted.
 #include "strided.h"
 
 #include <string.h>
 
 typedef struct {
 	int64_t n;    // elements
-	int64_t d, s; // bytes from one to the next, in dst and in src
+	int64_t d, s; // bytes from one element to the next, in dst and in src
 } dim;
 
 static int64_t magnitude(int64_t v) {
@@ -39,12 +38,12 @@ DEFINE_LINE(4)
 DEFINE_LINE(8)
 DEFINE_LINE(16)
 
-// A tile has this many elements a side; its cache lines on both sides fit in L1.
+// A tile has this many elements along each side. Its cache lines of both sides fit into L1.
 enum { TILE = 16 };
 
-// copy_plane copies across.n * along.n elements. Neighbours in across are close
-// in the source, neighbours in along are close in the destination: scattered
-// reads wait for one another less than scattered writes do.
+// copy_plane copies across.n * along.n elements. Neighbours in across are close in the source,
+// neighbours in along are close in the destination, because scattered reads wait for one another
+// less than scattered writes do.
 static void copy_plane(char *d, const char *s, dim across, dim along, line_fn line) {
 	for (int64_t i = 0; i < across.n; i += TILE) {
 		int64_t rows = across.n - i < TILE ? across.n - i : TILE;
@@ -68,7 +67,7 @@ static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pac
 		inner = dims[--n];
 	int whole = inner.d == size && inner.s == size;
 
-	// The dimension to tile with: the one with the smallest step in the tensor.
+	// The dimension to tile with is the one with the smallest stride in the tensor.
 	dim outer = {1, 0, 0};
 	int64_t step = magnitude(pack ? inner.s : inner.d);
 	int best = -1;

@@ -17,8 +17,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Pack gathers the elements of the tensor b, in row-major order, into the
-// b.Bytes() bytes at dst, which overlap none of them. Steps may be negative or 0.
+// Pack copies the elements of the tensor b, in row-major order, to the b.Bytes() bytes at dst,
+// which must not overlap the tensor. Strides may be negative or 0.
 func Pack(dst unsafe.Pointer, b *op.Buf) error {
 	if b.Contiguous() {
 		Copy(dst, b.Data, b.Bytes())
@@ -33,9 +33,9 @@ func Pack(dst unsafe.Pointer, b *op.Buf) error {
 	return nil
 }
 
-// Unpack scatters the b.Bytes() bytes at src, in row-major order, into the
-// elements of the tensor b. The caller has made sure that not Overlaps(b):
-// otherwise which of several values stays is not defined.
+// Unpack copies the b.Bytes() bytes at src, in row-major order, to the elements of the tensor b.
+// The caller has checked that Overlaps(b) is false. Otherwise it is undefined which of several
+// values an element gets.
 func Unpack(b *op.Buf, src unsafe.Pointer) error {
 	if b.Contiguous() {
 		Copy(b.Data, src, b.Bytes())
@@ -50,8 +50,8 @@ func Unpack(b *op.Buf, src unsafe.Pointer) error {
 	return nil
 }
 
-// checkSteps refuses a description that would lead the copy astray: the
-// elements of the shape must be b.Count, or a buffer of that size overflows.
+// checkSteps refuses a shape whose elements are not b.Count, because the copy would overflow a
+// buffer of that size.
 func checkSteps(b *op.Buf) error {
 	count := int64(1)
 	for _, n := range b.Dims() {
@@ -71,11 +71,10 @@ func tooMany(b *op.Buf) error {
 		b.DType, b.NDim, C.PMPI_MAX_DIMS)
 }
 
-// Overlaps tells whether two elements of the tensor b may lie in the same
-// place, so that it cannot be received into. It is false for every tensor made
-// from a dense one by slicing, transposing, reversing and reshaping. It is true
-// for every overlap, and for tensors made by hand whose rows interleave
-// without touching.
+// Overlaps tells whether two elements of the tensor b may have the same address, so that b cannot
+// receive. It is false for every tensor that was made from a dense one by slicing, transposing,
+// reversing and reshaping. It is true for every overlap. It is also true for tensors with handmade
+// strides whose rows interleave and do not overlap.
 func Overlaps(b *op.Buf) bool {
 	if b.Contiguous() || b.Shape == nil {
 		return false

@@ -13,7 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// block returns n bytes of Alloc for the length of the test.
+// block returns n bytes of Alloc, which are freed when the test ends.
 func block(t testing.TB, n int) []byte {
 	p, err := Alloc(int64(n))
 	require.NoError(t, err)
@@ -25,7 +25,7 @@ func at(b []byte, offset int) unsafe.Pointer {
 	return unsafe.Add(unsafe.Pointer(unsafe.SliceData(b)), offset)
 }
 
-// tensor is a strided view of a block: element 0 lies at first.
+// tensor is a strided view of a block. Element 0 is at first.
 type tensor struct {
 	dtype   op.DType
 	room    []byte
@@ -45,7 +45,7 @@ func (v *tensor) buf() *op.Buf {
 	}
 }
 
-// offsets returns where each element lies in the room, in row-major order.
+// offsets returns where each element is in the room, in row-major order.
 func (v *tensor) offsets() []int {
 	places := []int{v.first}
 	for k, n := range v.shape {
@@ -62,8 +62,8 @@ func (v *tensor) offsets() []int {
 
 var bySize = []op.DType{op.UInt8, op.BFloat16, op.Float32, op.Float64, op.Complex128}
 
-// random is a dense tensor of up to 5 dims that was sliced with steps, reversed
-// and transposed at random; with broadcast, some dims repeat (stride 0).
+// random returns a dense tensor of up to 5 dimensions that was sliced with steps, reversed and
+// transposed at random. If broadcast is set, some dimensions repeat (stride 0).
 func random(t testing.TB, rng *rand.Rand, broadcast bool) *tensor {
 	v := &tensor{dtype: bySize[rng.IntN(len(bySize))]}
 	size := v.dtype.Size()
@@ -95,7 +95,7 @@ func random(t testing.TB, rng *rand.Rand, broadcast bool) *tensor {
 		v.shape[i], v.shape[j] = v.shape[j], v.shape[i]
 		v.strides[i], v.strides[j] = v.strides[j], v.strides[i]
 	})
-	skip := rng.IntN(3) // off alignment, even that of the element
+	skip := rng.IntN(3) // so that not even elements are aligned
 	v.first += skip
 	v.room = block(t, int(stride)*size+skip)
 	for i := range v.room {
@@ -147,7 +147,7 @@ func TestPackSixtyFourDims(t *testing.T) {
 	for i := range v.room {
 		v.room[i] = byte(i)
 	}
-	for k := range 64 { // six dims of two, in reverse; the others of one
+	for k := range 64 { // six dimensions of size 2, in reverse order; the others are of size 1
 		n, s := int64(1), int64(77)
 		if k%11 == 0 {
 			n, s = 2, int64(1)<<(k/11)

@@ -2,10 +2,9 @@ package mpi
 
 import "github.com/paddlempi/paddlempi/gocore/op"
 
-// ABI is what the compiled code of one MPI's header would know: the values of
-// handles (or the symbols at whose address they are), of integers, the layout
-// of the status, the error classes. Each ABI is one file of constants;
-// tests/abi holds them against the real headers.
+// ABI has what a program gets from the header of one MPI: the values of handles (or the symbols
+// whose addresses they are), integers, the layout of MPI_Status, and error classes. Each ABI has a
+// file of constants. tests/abi compares them with the real headers.
 type ABI struct {
 	Name         string
 	Handles      [numHandles]Handle
@@ -13,23 +12,23 @@ type ABI struct {
 	InPlace      int64 // MPI_IN_PLACE
 	StatusIgnore int64 // MPI_STATUS_IGNORE
 	Status       StatusLayout
-	Classes      [numClasses]int32 // native number of each error class; 0: this ABI has none
-	Extension    string            // prefix of the error classes of fault tolerance: "MPIX_" or "MPI_"
+	Classes      [numClasses]int32 // the number of each error class in this ABI; 0: it has none
+	Extension    string            // prefix of the error classes for fault tolerance: "MPIX_" or "MPI_"
 }
 
-// Handle is a predefined handle: the address of Symbol, or Value where that is "".
+// Handle is a predefined handle: the address of Symbol, or Value if Symbol is "".
 type Handle struct {
 	Symbol string
 	Value  uint32
 }
 
-// StatusLayout gives size and offsets of MPI_Status in bytes.
+// StatusLayout has the size of MPI_Status and the offsets of its members, in bytes.
 type StatusLayout struct{ Size, Source, Tag, Error int32 }
 
-// ABIs lists every ABI known.
+// ABIs lists every known ABI.
 func ABIs() []*ABI { return []*ABI{&abiOpenMPI, &abiMPICH, &abiStandard} }
 
-// The predefined handles we use; handleNames spells them.
+// Indices of the predefined handles in use. handleNames has their names.
 const (
 	hCommNull = iota
 	hCommWorld
@@ -75,7 +74,7 @@ var handleNames = [numHandles]string{
 	hLAnd: "MPI_LAND", hLOr: "MPI_LOR", hLXor: "MPI_LXOR",
 }
 
-// The integers we use; intNames spells them.
+// Indices of the integers in use. intNames has their names.
 const (
 	iAnySource = iota
 	iAnyTag
@@ -97,18 +96,18 @@ var intNames = [numInts]string{
 	iTypeShared: "MPI_COMM_TYPE_SHARED", iTagUB: "MPI_TAG_UB", iKeyvalInvalid: "MPI_KEYVAL_INVALID",
 }
 
-// Constant is one line of an ABI, as the checker of tests/abi wants it.
+// Constant is one line of an ABI for the checker in tests/abi.
 type Constant struct {
 	Kind   string // "handle", "symbol", "int", "pointer", "status"
-	Name   string // as in mpi.h; for status: "sizeof", or a member
-	Symbol string // for kind symbol
+	Name   string // as in mpi.h; for a status "sizeof" or a member
+	Symbol string // for kind "symbol"
 	Value  int64
-	// Optional: headers of older versions of this MPI lack it; those that have it
-	// define a macro.
+	// Optional says that headers of older versions of this MPI lack the constant. Headers that have
+	// it define a macro.
 	Optional bool
 }
 
-// Constants returns the whole table of a.
+// Constants returns all constants of a.
 func (a *ABI) Constants() []Constant {
 	var all []Constant
 	for i, h := range a.Handles {
@@ -142,7 +141,7 @@ func (a *ABI) Constants() []Constant {
 	return all
 }
 
-// class returns the class of a native error class.
+// class returns the class of an error class number of this ABI.
 func (a *ABI) class(native int32) Class {
 	for c, v := range a.Classes {
 		if v == native && v != 0 {
@@ -152,22 +151,22 @@ func (a *ABI) class(native int32) Class {
 	return ErrUnknown
 }
 
-// typeHandle says which MPI type reduces a dtype. Bool is its byte with the
-// logical ops; 16-bit floats and float8 have none.
+// typeHandle has the MPI type with which a dtype is reduced. A bool is a byte, and boolHandle has
+// its ops. 16-bit floats and float8 have no type.
 var typeHandle = map[op.DType]int{
 	op.Bool: hUInt8, op.Int8: hInt8, op.UInt8: hUInt8, op.Int16: hInt16, op.UInt16: hUInt16,
 	op.Int32: hInt32, op.UInt32: hUInt32, op.Int64: hInt64, op.UInt64: hUInt64,
 	op.Float32: hFloat, op.Float64: hDouble, op.Complex64: hComplexFloat, op.Complex128: hComplexDouble,
 }
 
-// opHandle says which MPI op a reduce op is. AVG and PREMUL_SUM are sums that
-// the caller scales.
+// opHandle has the MPI op of each reduce op. AVG and PREMUL_SUM are sums, and the caller of MPI
+// scales.
 var opHandle = map[op.ReduceOp]int{
 	op.Sum: hSum, op.Product: hProd, op.Min: hMin, op.Max: hMax, op.Avg: hSum,
 	op.BAnd: hBAnd, op.BOr: hBOr, op.BXor: hBXor, op.PremulSum: hSum,
 }
 
-// boolHandle is opHandle for bool, whose bytes may hold any value but 0 for true.
+// boolHandle has the ops for bool. Any byte other than 0 is true, so they are logical ops.
 var boolHandle = map[op.ReduceOp]int{
 	op.Sum: hLOr, op.Product: hLAnd, op.Min: hLAnd, op.Max: hLOr,
 	op.BAnd: hLAnd, op.BOr: hLOr, op.BXor: hLXor,

@@ -1,6 +1,6 @@
 package mpi
 
-// The MPICH ABI (MPICH from 3.1, Intel MPI, MVAPICH): a handle is an int.
+// The MPICH ABI (MPICH since 3.1, Intel MPI, MVAPICH): a handle is an int.
 var abiMPICH = ABI{
 	Name: "mpich",
 	Handles: [numHandles]Handle{

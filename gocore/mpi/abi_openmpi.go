@@ -1,6 +1,6 @@
 package mpi
 
-// Open MPI 4 and 5: a handle is the address of a global of the library.
+// Open MPI 4 and 5: a handle is the address of a global variable of the library.
 var abiOpenMPI = ABI{
 	Name: "openmpi",
 	Handles: [numHandles]Handle{

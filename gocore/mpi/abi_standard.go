@@ -1,6 +1,6 @@
 package mpi
 
-// The ABI of the MPI-5 standard (libmpi_abi): a handle is a pointer of small value.
+// The ABI of the MPI-5 standard (libmpi_abi): a handle is a pointer with a small value.
 var abiStandard = ABI{
 	Name: "standard",
 	Handles: [numHandles]Handle{

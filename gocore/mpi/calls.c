@@ -1,4 +1,4 @@
-// The calls on the hot path: one blocking, one nonblocking, one poll.
+// The calls on the hot path: blocking calls, nonblocking calls, and the poll.
 #include "calls.h"
 
 #include <limits.h>
@@ -20,7 +20,7 @@ _Static_assert(sizeof(struct pmpi_mpi_slot) == 48, "layout of mpi.Slot");
 _Static_assert(offsetof(struct pmpi_mpi_slot, bytes) == 24, "layout of mpi.Slot");
 _Static_assert(sizeof(int) == sizeof(int32_t), "int32 arrays are given to MPI as they are");
 
-// Room for any MPI's status: 20, 24 or 32 bytes in the ABIs at hand.
+// Room for MPI_Status of any MPI: 20, 24 or 32 bytes in the known ABIs.
 typedef union {
 	char bytes[64];
 	int64_t align;
@@ -37,7 +37,8 @@ static void read_status(const struct pmpi_mpi_table *t, const raw_status *raw,
 	mpi_count n = 0;
 	out->source = field(raw, t->k.status_source);
 	out->tag = field(raw, t->k.status_tag);
-	// Counted in bytes, whatever type was received, as each MPI keeps the length.
+	// Every MPI keeps the length in bytes, so it may be read as MPI_BYTE whatever type was
+	// received.
 	out->bytes = t->f.Get_elements_x(raw, t->k.byte, &n) == 0 && n >= 0 ? n : 0;
 }
 
@@ -61,8 +62,8 @@ static int32_t tag_of(const struct pmpi_mpi_table *t, int32_t tag) {
 #define ST        (c->send_type)
 #define RT        (c->recv_type)
 
-// The collectives, once for both forms: PREFIX is empty or I, MORE is what the
-// nonblocking form has besides.
+// The collectives, for both forms: PREFIX is empty or I, MORE is the request argument of the
+// nonblocking form.
 #define EACH_COLLECTIVE(PREFIX, MORE)                                                              \
 	case PMPI_FN_BCAST:                                                                            \
 		return t->f.PREFIX##Bcast(RECV, RN, RT, c->peer, c->comm MORE);                            \
@@ -100,7 +101,7 @@ static int32_t tag_of(const struct pmpi_mpi_table *t, int32_t tag) {
 #define NOTHING
 #define REQUEST , &slot->request
 
-// A receive, whose status the caller may want.
+// A receive. The caller may want its status.
 static int receive(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 				   struct pmpi_mpi_status *out) {
 	raw_status raw = {{0}};
@@ -152,7 +153,7 @@ static int start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 	return INT_MIN;
 }
 
-// The other fields are visible to whoever sees done.
+// A reader that sees done == 1 also sees the other fields.
 static void finish(struct pmpi_mpi_slot *slot, int err) {
 	slot->err = err;
 	__atomic_store_n(&slot->done, 1, __ATOMIC_RELEASE);

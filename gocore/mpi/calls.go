@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Call, Status and Slot lie in memory as C has them: each of these is 0, or
-// does not compile. (calls.c asserts the C side.)
+// Go and C give Call, Status and Slot the same layout. If they did not, one of these constants
+// would not be 0, and would not compile. calls.c asserts the C side.
 const (
 	_ = -(unsafe.Sizeof(Call{}) - unsafe.Sizeof(C.struct_pmpi_mpi_call{}))
 	_ = -(unsafe.Offsetof(Call{}.InPlace) - 4)
@@ -31,7 +31,7 @@ const (
 	_ = -(int(FnReduceScatterBlock) - int(C.PMPI_FN_REDUCE_SCATTER_BLOCK))
 )
 
-// countsFit is false where C's int would cut a count.
+// countsFit tells whether both counts fit into C's int.
 func (c *Call) countsFit() bool {
 	return uint64(c.SendCount|c.RecvCount) <= MaxCount
 }
@@ -41,10 +41,9 @@ func (c *Call) countError() error {
 		c.Fn, c.SendCount, c.RecvCount, MaxCount)
 }
 
-// Run, Start and Poll allocate nothing: they pass on what the caller keeps. They do
-// without cgo's noescape and nocallback, which gain nothing here and are not true
-// of MPI: its progress may run another's callback (an op in Python, by mpi4py),
-// and that may come back into this process's Go.
+// Run, Start and Poll do not allocate: they pass on the caller's memory. cgo's noescape and
+// nocallback would gain nothing here, and they are not true for MPI: its progress may call back
+// code of others (an op in Python, by mpi4py), which may call Go in this process.
 
 func (l *library) Run(c *Call, st *Status) error {
 	if !c.countsFit() {
@@ -79,7 +78,7 @@ func (l *library) Cancel(s *Slot) error {
 	return l.check("MPI_Cancel", C.pmpi_mpi_cancel(l.table, (*C.struct_pmpi_mpi_slot)(unsafe.Pointer(s))))
 }
 
-// probed is what a probe writes. Callers probe in loops, so it is used again.
+// probed is what a probe writes. It comes from a pool, because callers probe in loops.
 type probed struct {
 	status  Status
 	message C.uintptr_t
@@ -88,7 +87,7 @@ type probed struct {
 
 var probes = sync.Pool{New: func() any { return new(probed) }}
 
-// probe is Improbe where it takes the message, else Iprobe.
+// probe is Improbe if take is set, else Iprobe.
 func (l *library) probe(comm Comm, source, tag int32, take bool) (msg Message, st Status, found bool, err error) {
 	p := probes.Get().(*probed)
 	defer probes.Put(p)

@@ -1,13 +1,12 @@
-// What Go sees of the C side of package mpi. The structs here hold no pointer
-// types on purpose: cgo then needs no run-time check of the memory they lie in.
-// Go's mpi.Call, mpi.Status and mpi.Slot have the same layout, which both
-// languages assert.
+// The C side of package mpi, as Go sees it. The structs here have no pointer types on purpose: cgo
+// then needs no run-time check of the memory that they are in. Go's mpi.Call, mpi.Status and
+// mpi.Slot have the same layout, which both languages assert.
 #ifndef PMPI_MPI_CALLS_H
 #define PMPI_MPI_CALLS_H
 
 #include <stdint.h>
 
-// As mpi.Fn.
+// The values of mpi.Fn.
 enum {
 	PMPI_FN_NONE,
 	PMPI_FN_BARRIER,
@@ -32,7 +31,7 @@ enum {
 	PMPI_FN_DUP,
 };
 
-// As mpi.Call.
+// The layout of mpi.Call.
 struct pmpi_mpi_call {
 	int32_t fn;
 	uint8_t in_place;
@@ -47,14 +46,14 @@ struct pmpi_mpi_call {
 	uintptr_t send_counts, send_displs, recv_counts, recv_displs;
 };
 
-// As mpi.Status.
+// The layout of mpi.Status.
 struct pmpi_mpi_status {
 	int32_t source;
 	int32_t tag;
 	int64_t bytes;
 };
 
-// As mpi.Slot.
+// The layout of mpi.Slot.
 struct pmpi_mpi_slot {
 	uintptr_t request;
 	int32_t done;
@@ -81,36 +80,36 @@ struct pmpi_mpi_constants {
 
 struct pmpi_mpi_table;
 
-// pmpi_mpi_new allocates a zeroed table; NULL when memory is short.
+// pmpi_mpi_new allocates a zeroed table. It returns NULL if memory is short.
 struct pmpi_mpi_table *pmpi_mpi_new(void);
 // pmpi_mpi_free releases a table that no call is using.
 void pmpi_mpi_free(struct pmpi_mpi_table *t);
-// pmpi_mpi_function_name returns the symbol of the table's i-th function, NULL
-// after the last one.
+// pmpi_mpi_function_name returns the symbol of the table's i-th function, or NULL after the last
+// one.
 const char *pmpi_mpi_function_name(int i);
 // pmpi_mpi_set_function fills in the i-th function.
 void pmpi_mpi_set_function(struct pmpi_mpi_table *t, int i, void *symbol);
 // pmpi_mpi_set_constants fills in the ABI's constants.
 void pmpi_mpi_set_constants(struct pmpi_mpi_table *t, const struct pmpi_mpi_constants *k);
 
-// pmpi_mpi_run makes the blocking call and returns MPI's error code. Where out is
-// not NULL it is filled in by a receive.
+// pmpi_mpi_run makes the blocking call and returns MPI's error code. A receive fills in out, unless
+// it is NULL.
 int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 				 struct pmpi_mpi_status *out);
-// pmpi_mpi_start makes the nonblocking call and returns MPI's error code; when
-// that is not 0 the slot is done, with it.
+// pmpi_mpi_start makes the nonblocking call and returns MPI's error code. If that is not 0 the slot
+// is done and has the code.
 int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 				   struct pmpi_mpi_slot *slot);
-// pmpi_mpi_poll tests the slots that are not done and returns how many became so.
+// pmpi_mpi_poll tests the slots that are not done, and returns how many are done now.
 int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *slots, int n);
-// pmpi_mpi_cancel asks MPI to give a receive up; the poll finds what came of it.
+// pmpi_mpi_cancel asks MPI to give up a receive. The poll then tells whether MPI did.
 int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_slot *slot);
-// pmpi_mpi_improbe looks for a message, takes it where message is not NULL, and
-// returns MPI's error code.
+// pmpi_mpi_improbe looks for a message, takes it unless message is NULL, and returns MPI's error
+// code.
 int pmpi_mpi_improbe(const struct pmpi_mpi_table *t, uintptr_t comm, int32_t source, int32_t tag,
 					 int *found, uintptr_t *message, struct pmpi_mpi_status *out);
 
-// The rest returns MPI's error code and writes its result through the last pointer.
+// The functions below return MPI's error code and write their results through their last pointers.
 int pmpi_mpi_initialized(const struct pmpi_mpi_table *t, int *flag);
 int pmpi_mpi_finalized(const struct pmpi_mpi_table *t, int *flag);
 int pmpi_mpi_init(const struct pmpi_mpi_table *t, int required, int *provided);
@@ -127,14 +126,14 @@ int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
 						  const int32_t *ranks, int tag, uintptr_t *out);
 int pmpi_mpi_split_shared(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
 int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm);
-// Makes what the next call sets an error handler of ours that does nothing, instead
-// of MPI_ERRORS_RETURN.
+// pmpi_mpi_own_errhandler makes pmpi_mpi_errors_return set an error handler of this library, which
+// does nothing, instead of MPI_ERRORS_RETURN.
 int pmpi_mpi_own_errhandler(struct pmpi_mpi_table *t);
 int pmpi_mpi_errors_return(const struct pmpi_mpi_table *t, uintptr_t comm);
-// The value of a predefined attribute of type int; flag is 0 when it is not set.
+// pmpi_mpi_attribute reads a predefined attribute of type int. *flag is 0 if it is not set.
 int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyval, int *flag,
 					   int *value);
-// A committed datatype of n bytes, in pieces that an int can count.
+// pmpi_mpi_bytes makes a committed datatype of n bytes, from blocks whose lengths fit into an int.
 int pmpi_mpi_bytes(const struct pmpi_mpi_table *t, int64_t n, uintptr_t *out);
 int pmpi_mpi_free_type(const struct pmpi_mpi_table *t, uintptr_t type);
 
@@ -149,27 +148,29 @@ enum {
 int pmpi_mpi_create_op(const struct pmpi_mpi_table *t, int which, uintptr_t *out);
 int pmpi_mpi_free_op(const struct pmpi_mpi_table *t, uintptr_t op);
 
-// pmpi_mpi_set_finalize_hook sets what the attribute's callback calls; NULL for nothing.
+// pmpi_mpi_set_finalize_hook sets the function that the attribute's callback calls, or NULL for
+// none.
 void pmpi_mpi_set_finalize_hook(void (*hook)(void));
 int pmpi_mpi_has_finalize_hook(void);
-// Puts the attribute whose deletion calls the hook on a communicator (COMM_SELF).
+// pmpi_mpi_on_finalize sets the attribute whose deletion calls the hook on comm (MPI_COMM_SELF).
 int pmpi_mpi_on_finalize(const struct pmpi_mpi_table *t, uintptr_t comm);
 
-// Both work before MPI_Init. Text of MPI_Get_library_version, major version of MPI_Abi_get_version.
+// Calls of MPI_Get_library_version, MPI_Initialized (or another function that writes a flag), and
+// MPI_Abi_get_version, through their symbols. They work before MPI_Init.
 int pmpi_mpi_library_version(void *symbol, char *text, int *len);
-// A function that writes a flag: MPI_Initialized.
 int pmpi_mpi_flag(void *symbol, int *flag);
 int pmpi_mpi_abi_version(void *symbol, int *major, int *minor);
 
-// MPIX_Query_cuda_support, and MPIX_GPU_query_support for CUDA.
+// Calls of MPIX_Query_cuda_support, and of MPIX_GPU_query_support for CUDA.
 int pmpi_mpi_query_cuda(void *symbol);
 int pmpi_mpi_query_gpu(void *symbol, int *flag);
-// The info key mpi_memory_alloc_kinds of a communicator; 1 where it is set, with the value.
+// pmpi_mpi_memory_kinds copies the info key mpi_memory_alloc_kinds of a communicator to value and
+// returns 1. It returns 0 if the key is not set.
 int pmpi_mpi_memory_kinds(void *comm_get_info, void *info_get_string, void *info_free,
 						  uintptr_t comm, char *value, int size);
 
-// pmpi_mpi_signals_on_stack gives SA_ONSTACK to every signal handler that lacks
-// it, as a process with a Go runtime requires, and returns how many it changed.
+// pmpi_mpi_signals_on_stack gives SA_ONSTACK to every signal handler that lacks it, as a process
+// with a Go runtime requires. It returns the number of handlers that it has changed.
 int pmpi_mpi_signals_on_stack(void);
 
 #endif

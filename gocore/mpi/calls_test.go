@@ -11,8 +11,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// nothing returns a library whose every function is ffs of libc, a leaf that
-// returns 0 (success) for the handles and buffers of 0 that the tests pass.
+// nothing returns a library in which every function is ffs of libc: a leaf that returns 0, which is
+// success, for the handles and buffers of 0 that the tests pass.
 func nothing(t testing.TB) *library {
 	libc, err := dl.Open("libc.so.6", dl.Now)
 	require.NoError(t, err)

@@ -2,9 +2,8 @@ package mpi
 
 import "strconv"
 
-// Class is an MPI error class in the numbering of the MPI-5 ABI, whatever MPI is
-// at hand: the numbers are part of what callers see, those of the
-// implementations differ.
+// Class is an MPI error class with its number in the MPI-5 ABI, whatever MPI is in use. Callers see
+// these numbers, and those of the implementations differ.
 type Class int32
 
 const (
@@ -71,7 +70,7 @@ const (
 	ErrErrhandler           Class = 61 // MPI_ERR_ERRHANDLER
 	ErrABI                  Class = 62 // MPI_ERR_ABI
 
-	// Of fault tolerance (ULFM), which the standard's numbering lacks.
+	// Classes for fault tolerance (ULFM). The standard does not number them.
 	ErrProcFailed        Class = 63
 	ErrProcFailedPending Class = 64
 	ErrRevoked           Class = 65
@@ -79,7 +78,7 @@ const (
 	numClasses = 66
 )
 
-// String returns the name that the standard gives the class.
+// String returns the name of the class in the standard.
 func (c Class) String() string {
 	if c > 0 && c < numClasses {
 		return "MPI_" + classNames[c]

@@ -1,4 +1,4 @@
-// Whether MPI takes the addresses of device memory: functions that not every MPI has.
+// Queries whether MPI takes the addresses of device memory. Not every MPI has these functions.
 #include "calls.h"
 
 int pmpi_mpi_query_cuda(void *symbol) {
@@ -13,7 +13,7 @@ int pmpi_mpi_query_gpu(void *symbol, int *flag) {
 
 int pmpi_mpi_memory_kinds(void *comm_get_info, void *info_get_string, void *info_free,
 						  uintptr_t comm, char *value, int size) {
-	uintptr_t info = 0; // wide enough for the handles of every ABI, as in table.h
+	uintptr_t info = 0; // wide enough for a handle of every ABI, as in table.h
 	int found = 0;
 	if (((int (*)(uintptr_t, uintptr_t *))comm_get_info)(comm, &info) != 0)
 		return 0;

@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// EnvCUDAAware is the variable by which the user says whether MPI takes the addresses of
-// device memory: 1 or 0.
+// EnvCUDAAware is the variable in which the user says whether MPI takes the addresses of device
+// memory: 1 or 0.
 const EnvCUDAAware = "PADDLEMPI_CUDA_AWARE"
 
 // CUDAForced returns what EnvCUDAAware says, if it is set.
@@ -32,16 +32,16 @@ func (s *system) cudaForced() (aware, set bool, err error) {
 	}
 }
 
-// CUDAQuery is a Library that can be asked whether it takes the addresses of device
-// memory. No answer is reliable: a yes wants a trial.
+// CUDAQuery is a Library that can be asked whether it takes the addresses of device memory. Its
+// answer is not reliable: after a yes the caller has to try.
 type CUDAQuery interface {
-	// QueryCUDA returns whether any of the ways to ask says yes, and what each said.
+	// QueryCUDA returns whether any of the ways to ask says yes, and all answers as text.
 	QueryCUDA() (aware bool, says string)
 }
 
-// QueryCUDA asks in all ways that the library offers: MPIX_Query_cuda_support (Open MPI,
-// MPICH), MPIX_GPU_query_support (MPICH) and the info key mpi_memory_alloc_kinds of the
-// world (MPI-4.1). Open MPI 5 and MPICH answer for what was chosen at MPI_Init.
+// QueryCUDA asks in all ways that the library has: MPIX_Query_cuda_support (Open MPI, MPICH),
+// MPIX_GPU_query_support (MPICH), and the info key mpi_memory_alloc_kinds of MPI_COMM_WORLD
+// (MPI-4.1). The answers of Open MPI 5 and MPICH are about what they have chosen in MPI_Init.
 func (l *library) QueryCUDA() (aware bool, says string) {
 	var answers []string
 	if f := l.file.Lookup("MPIX_Query_cuda_support"); f != nil {
@@ -68,11 +68,11 @@ func (l *library) QueryCUDA() (aware bool, says string) {
 	return aware, strings.Join(answers, ", ")
 }
 
-// memoryKinds returns the value of the info key of the world.
+// memoryKinds returns the value of the info key mpi_memory_alloc_kinds of MPI_COMM_WORLD.
 func (l *library) memoryKinds() (string, bool) {
 	get, text, free := l.file.Lookup("MPI_Comm_get_info"), l.file.Lookup("MPI_Info_get_string"), l.file.Lookup("MPI_Info_free")
 	if get == nil || text == nil || free == nil {
-		return "", false // before MPI-4 there is no such key
+		return "", false // MPI before version 4 has no such key
 	}
 	var value [512]C.char
 	if C.pmpi_mpi_memory_kinds(get, text, free, C.uintptr_t(l.World()), &value[0], C.int(len(value))) == 0 {

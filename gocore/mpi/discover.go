@@ -20,27 +20,25 @@ type Found struct {
 	Why  string // ends the sentence "this library, because it is ..."
 }
 
-// Discover looks for the MPI library to use, in this order: the one named by
-// o.Path or PADDLEMPI_MPI; one that is loaded already; the launcher's; those of
-// OPAL_PREFIX and I_MPI_ROOT; what wheels put under o.SysPrefix; what the dynamic
-// loader finds. Native libraries come before libmpi_abi, which has no extensions.
+// Discover looks for the MPI library to use, in this order: the library that o.Path or
+// PADDLEMPI_MPI names, a library that is loaded already, the launcher's, those in OPAL_PREFIX and
+// I_MPI_ROOT, those that wheels put under o.SysPrefix, and those that the dynamic loader finds. A
+// native library comes before libmpi_abi, which has no extensions.
 //
-// It also returns where it looked, a line each with the outcome. Where there is
-// none the error has the code MPINotFound and says what to install. Nothing is
-// loaded, but for the last step of asking the loader.
+// Discover also returns where it has looked, one line each, with the outcome. If there is no
+// library, the error has the code MPINotFound and says what to install. A library is loaded only to
+// ask the dynamic loader.
 func Discover(o Options) (Found, []string, error) { return host().discover(o) }
 
-// Loaded returns the MPI libraries that this process has mapped already, native
-// ones first.
+// Loaded returns the MPI libraries that this process has mapped already, native ones first.
 func Loaded() []string { return host().loaded() }
 
-// CheckExplicit returns an error if a library was named, by o.Path or
-// PADDLEMPI_MPI, and it is another than running, the file of the MPI that is
-// initialised in this process. There can be only one.
+// CheckExplicit returns an error if o.Path or PADDLEMPI_MPI names another library than running, the
+// MPI that is initialised in this process. There can be only one.
 func CheckExplicit(o Options, running Info) error { return host().checkExplicit(o, running) }
 
-// sonames in order of preference. libmpich.so.12 is Debian's, libmpi.so.0
-// MVAPICH 4's.
+// sonames lists the names of each family's libraries, the preferred one first. libmpich.so.12 is
+// Debian's, libmpi.so.0 is that of MVAPICH 4.
 var sonames = map[launcher.Family][]string{
 	launcher.Any:     {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so.0", "libmpi_abi.so.1", "libmpi_abi.so.0"},
 	launcher.OpenMPI: {"libmpi.so.40", "libmpi_abi.so.1", "libmpi_abi.so.0"},
@@ -50,8 +48,9 @@ var sonames = map[launcher.Family][]string{
 type search struct {
 	*system
 	looked []string
-	// started is the family of a launcher whose executable may not be read (that of a process in another
-	// user namespace): nothing says where its library lies, but another family's cannot be started by it.
+	// started is the family of a launcher whose executable this process may not read, for example
+	// because it is in another user namespace. Where its library is remains unknown, but the
+	// launcher cannot start a library of another family.
 	started launcher.Family
 }
 
@@ -79,8 +78,8 @@ func (s *system) discover(o Options) (Found, []string, error) {
 			"Looked at:\n  %s", EnvLibrary, strings.Join(q.looked, "\n  "))
 }
 
-// named returns the library that the user asks for, and by what.
-func (s *system) named(o Options) (path, how string) {
+// userChoice returns the library that the user names, and how.
+func (s *system) userChoice(o Options) (path, how string) {
 	if o.Path != "" {
 		return o.Path, "named by init_process_group(mpi=...)"
 	}
@@ -88,16 +87,16 @@ func (s *system) named(o Options) (path, how string) {
 }
 
 func (s *search) explicit(o Options) (Found, bool, error) {
-	path, how := s.named(o)
+	path, how := s.userChoice(o)
 	if path == "" {
 		s.note("%s: not set", EnvLibrary)
 		return Found{}, false, nil
 	}
 	if !strings.Contains(path, "/") {
-		return Found{path, how}, true, nil // a soname: the loader's business
+		return Found{path, how}, true, nil // a soname: the dynamic loader finds it
 	}
 	if s.dir(path) {
-		if p, ok := s.in(path, launcher.Any); ok {
+		if p, ok := s.firstLibrary(path, launcher.Any); ok {
 			return Found{p, how}, true, nil
 		}
 		return Found{}, false, status.New(status.MPINotFound, "%s is %s, a directory without an MPI library: none of %s in it or its lib",
@@ -111,8 +110,8 @@ func (s *search) explicit(o Options) (Found, bool, error) {
 	return Found{real, how}, true, nil
 }
 
-// libmpi matches the file names of MPI libraries, whatever their version, but
-// neither their C++ and Fortran bindings nor Intel's ILP64 layer.
+// libmpi matches the file names of MPI libraries of any version. It does not match their C++ and
+// Fortran bindings, nor Intel's ILP64 layer.
 var libmpi = regexp.MustCompile(`^libmpi(ch|_abi)?\.so(\.[0-9]+)*$`)
 
 func (s *system) loaded() []string {
@@ -147,15 +146,15 @@ func (s *search) running(Options) (Found, bool, error) {
 }
 
 func (s *system) checkExplicit(o Options, running Info) error {
-	path, how := s.named(o)
+	path, how := s.userChoice(o)
 	if path == "" {
 		return nil
 	}
 	if strings.Contains(path, "/") {
 		if s.dir(path) {
-			path, _ = s.in(path, launcher.Any)
+			path, _ = s.firstLibrary(path, launcher.Any)
 		}
-		if s.same(s.library(path), running.Path) {
+		if s.sameFile(s.library(path), running.Path) {
 			return nil
 		}
 	} else if strings.HasPrefix(filepath.Base(running.Path), path) {
@@ -182,19 +181,20 @@ func (s *search) launchers(Options) (Found, bool, error) {
 	}
 	why := "that of the launcher " + l.Path
 	prefix := l.prefix()
-	if p, ok := s.in(prefix, l.kind.Family); ok {
+	if p, ok := s.firstLibrary(prefix, l.kind.Family); ok {
 		return Found{p, why}, true, nil
 	}
 	if dir := s.get("OMPI_LIBDIR_LOC"); l.kind.Family == launcher.OpenMPI && dir != "" {
-		// Set by Open MPI's mpirun, whose daemon may be a PRRTE from elsewhere.
-		if p, ok := s.in(dir, l.kind.Family); ok {
+		// Open MPI's mpirun sets this variable. Its daemon may be a PRRTE that is installed
+		// elsewhere.
+		if p, ok := s.firstLibrary(dir, l.kind.Family); ok {
 			return Found{p, why}, true, nil
 		}
 	}
 	s.note("launcher %s: no %s under %s", l.Path, strings.Join(sonames[l.kind.Family], ", "), prefix)
-	// Its libraries may lie elsewhere, and any of its family serves better than
-	// one that it cannot start.
-	if p, ok := s.ask(l.kind.Family); ok {
+	// The library may be somewhere else. Any library of the launcher's family is better than one
+	// that the launcher cannot start.
+	if p, ok := s.askLoader(l.kind.Family); ok {
 		return Found{p, "of the family of the launcher " + l.Path + ", found by the dynamic loader"}, true, nil
 	}
 	return Found{}, false, nil
@@ -214,7 +214,7 @@ func (s *search) variables(Options) (Found, bool, error) {
 			s.note("%s=%s: not of the launcher's family", v.name, prefix)
 			continue
 		}
-		if p, ok := s.in(prefix, v.of); ok {
+		if p, ok := s.firstLibrary(prefix, v.of); ok {
 			return Found{p, fmt.Sprintf("that of %s=%s", v.name, prefix)}, true, nil
 		}
 		s.note("%s=%s: no %s under it", v.name, prefix, strings.Join(sonames[v.of], ", "))
@@ -222,8 +222,8 @@ func (s *search) variables(Options) (Found, bool, error) {
 	return Found{}, false, nil
 }
 
-// wheels looks where pip puts the data files of wheels: under sys.prefix, or
-// under the user's base directory.
+// wheels looks where pip puts the data files of wheels: under sys.prefix, and under the user's base
+// directory.
 func (s *search) wheels(o Options) (Found, bool, error) {
 	prefixes := []string{o.SysPrefix, s.get("PYTHONUSERBASE")}
 	if home := s.get("HOME"); home != "" && prefixes[1] == "" {
@@ -233,7 +233,7 @@ func (s *search) wheels(o Options) (Found, bool, error) {
 		if prefix == "" {
 			continue
 		}
-		all := s.all(prefix, s.started)
+		all := s.libraries(prefix, s.started)
 		if len(all) == 0 {
 			s.note("%s: no %s", filepath.Join(prefix, "lib"), strings.Join(sonames[s.started], ", "))
 			continue
@@ -248,14 +248,14 @@ func (s *search) wheels(o Options) (Found, bool, error) {
 }
 
 func (s *search) loader(Options) (Found, bool, error) {
-	if p, ok := s.ask(s.started); ok {
+	if p, ok := s.askLoader(s.started); ok {
 		return Found{p, "found by the dynamic loader"}, true, nil
 	}
 	return Found{}, false, nil
 }
 
-// ask asks the dynamic loader for the sonames of a family.
-func (s *search) ask(of launcher.Family) (string, bool) {
+// askLoader asks the dynamic loader for the sonames of a family.
+func (s *search) askLoader(of launcher.Family) (string, bool) {
 	for _, name := range sonames[of] {
 		path, err := s.load(name)
 		if err == nil {
@@ -266,18 +266,18 @@ func (s *search) ask(of launcher.Family) (string, bool) {
 	return "", false
 }
 
-// in returns the first library of a family under a prefix.
-func (s *system) in(prefix string, of launcher.Family) (string, bool) {
-	all := s.all(prefix, of)
+// firstLibrary returns the first library of a family under a prefix.
+func (s *system) firstLibrary(prefix string, of launcher.Family) (string, bool) {
+	all := s.libraries(prefix, of)
 	if len(all) == 0 {
 		return "", false
 	}
 	return all[0], true
 }
 
-// all returns the libraries of a family under a prefix, in order of preference,
-// one path each.
-func (s *system) all(prefix string, of launcher.Family) []string {
+// libraries returns the libraries of a family under a prefix, in order of preference, one path for each
+// library.
+func (s *system) libraries(prefix string, of launcher.Family) []string {
 	var out []string
 	for _, name := range sonames[of] {
 		for _, dir := range libraryDirs() {
@@ -290,9 +290,9 @@ func (s *system) all(prefix string, of launcher.Family) []string {
 	return out
 }
 
-// libraryDirs are where libraries lie under a prefix: wheels and most
-// installations, 64-bit directories, Debian's, Intel's before 2021.10, and the
-// prefix itself, which may have been given as the directory of the library.
+// libraryDirs are the directories under a prefix in which libraries may be: those of wheels and
+// most installations, 64-bit directories, Debian's, and Intel's before 2021.10. The prefix itself
+// is one, because the user may name the directory of the library.
 func libraryDirs() []string {
 	dirs := []string{"lib", "lib64", "", "lib/release"}
 	for arch, triplet := range map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"} {
@@ -303,8 +303,8 @@ func libraryDirs() []string {
 	return dirs
 }
 
-// same tells whether two paths are one file.
-func (s *system) same(a, b string) bool {
+// sameFile tells whether two paths are one file.
+func (s *system) sameFile(a, b string) bool {
 	x, errX := filepath.EvalSymlinks(filepath.Join(s.root, a))
 	y, errY := filepath.EvalSymlinks(filepath.Join(s.root, b))
 	return errX == nil && errY == nil && x == y

@@ -11,16 +11,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/launcher"
 )
 
-// system is what discovery and the launcher check see of the machine. Tests give
-// a tree of their own.
+// system is what discovery and the launcher check see of the machine. Tests pass a directory tree
+// that they have made.
 type system struct {
-	root       string // "" but in tests: before every path that is read
+	root       string // prefix of every path that is read; "" except in tests
 	pid        int
 	env        func(name string) (string, bool)
-	setDefault func(name, value string) bool // sets a variable unless it is set
+	setDefault func(name, value string) bool // sets a variable unless it is set; returns whether it did
 	unset      func(name string)
-	mapped     func() ([]string, error)            // the files mapped executable into this process
-	load       func(soname string) (string, error) // asks the dynamic loader; returns the file it took
+	mapped     func() ([]string, error)            // the files that this process has mapped as executable
+	load       func(soname string) (string, error) // asks the dynamic loader and returns the file that it has loaded
 }
 
 func host() *system {
@@ -41,23 +41,23 @@ func host() *system {
 	}
 }
 
-// quietUCX keeps UCX from taking over SIGSEGV, of which Go makes its nil-pointer
-// panics. UCX reads the variable in a constructor.
+// quietUCX keeps UCX from handling SIGSEGV, of which Go makes nil-pointer panics. UCX reads the
+// variable in a constructor.
 func quietUCX() { dl.SetenvDefault("UCX_ERROR_SIGNALS", "") }
 
-// get returns a variable, "" where it is not set.
+// get returns a variable, or "" if it is not set.
 func (s *system) get(name string) string {
 	v, _ := s.env(name)
 	return v
 }
 
-// number returns a variable as a number; false where it is none.
+// number returns a variable as a number, or false if it is not set or no number.
 func (s *system) number(name string) (int, bool) {
 	n, err := strconv.Atoi(strings.TrimSpace(s.get(name)))
 	return n, err == nil
 }
 
-// file tells whether there is a file (not a directory) at path.
+// file tells whether there is a file at path that is not a directory.
 func (s *system) file(path string) bool {
 	st, err := os.Stat(filepath.Join(s.root, path))
 	return err == nil && !st.IsDir()
@@ -68,8 +68,8 @@ func (s *system) dir(path string) bool {
 	return err == nil && st.IsDir()
 }
 
-// library follows a linker script, which is what wheels have for libmpi.so, to
-// the library it names; any other file is returned as it is.
+// library returns the library that a linker script at path names; wheels have a script as
+// libmpi.so. Of any other file it returns the path.
 func (s *system) library(path string) string {
 	f, err := os.Open(filepath.Join(s.root, path))
 	if err != nil {
@@ -100,18 +100,17 @@ func (s *system) library(path string) string {
 	return path
 }
 
-// process is one of our parents.
+// process is a parent of this process, or a parent's parent, and so on.
 type process struct {
 	pid  int
 	name string // of the executable, without directory
-	path string // "" where it may not be read, as slurmstepd's by others than root
+	path string // "" if this user may not read it, as for slurmstepd unless the user is root
 }
 
-// maxParents bounds the walk: the data is the kernel's, but not the loop's to trust.
+// maxParents bounds the walk, so that strange data in /proc cannot make it endless.
 const maxParents = 256
 
-// parents returns the parents of this process, nearest first, as far as /proc
-// shows them.
+// parents returns the parents of this process, the nearest one first, as far as /proc shows them.
 func (s *system) parents() []process {
 	var out []process
 	_, pid := s.stat(s.pid)
@@ -123,8 +122,8 @@ func (s *system) parents() []process {
 		p := process{pid: pid, name: name}
 		if exe, err := os.Readlink(filepath.Join(s.root, "/proc", strconv.Itoa(pid), "exe")); err == nil {
 			p.path = strings.TrimSuffix(exe, " (deleted)")
-			// Debian's slurmstepd is a link to slurmstepd-wlm: then the name that the
-			// kernel shows, by which it was started, says more than the file's.
+			// Debian's slurmstepd is a link to slurmstepd-wlm. The kernel shows the name under
+			// which it was started, and only that name is the launcher's.
 			if file := filepath.Base(p.path); launcher.ByProcess(file) != nil || launcher.ByProcess(name) == nil {
 				p.name = file
 			}
@@ -135,14 +134,14 @@ func (s *system) parents() []process {
 	return out
 }
 
-// stat returns the name (cut by the kernel to 15 bytes) and the parent of a
-// process, "" and 0 where there is none to be seen.
+// stat returns the name of a process, which the kernel cuts to 15 bytes, and its parent. It returns
+// "" and 0 if /proc does not show the process.
 func (s *system) stat(pid int) (name string, parent int) {
 	b, err := os.ReadFile(filepath.Join(s.root, "/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return "", 0
 	}
-	// pid (name) state parent ...: the name may hold spaces and parentheses.
+	// The line is: pid (name) state parent ... The name may have spaces and parentheses.
 	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 0 || end < open {
 		return "", 0
@@ -154,7 +153,7 @@ func (s *system) stat(pid int) (name string, parent int) {
 	return string(b[open+1 : end]), parent
 }
 
-// cpus counts the CPUs that a process may run on, 0 where that cannot be read.
+// cpus returns the number of CPUs that a process may run on, or 0 if that cannot be read.
 func (s *system) cpus(pid int) int {
 	b, err := os.ReadFile(filepath.Join(s.root, "/proc", strconv.Itoa(pid), "status"))
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// fakeHost is a machine in a temporary directory: pid 100 is this process, a child
-// of the first of parents, that of the second, and so on.
+// fakeHost returns a machine in a temporary directory. This process is pid 100, a child of
+// parents[0], which is a child of parents[1], and so on.
 func fakeHost(t *testing.T, parents []string, vars map[string]string, files ...string) *system {
 	t.Helper()
 	s := &system{root: t.TempDir(), pid: 100}
@@ -162,7 +162,7 @@ func TestLauncherChoosesAmongWheels(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "/venv/lib/libmpi.so.40", f.Path)
 	assert.Contains(t, f.Why, "/venv/lib/libmpi.so.12")
-	// The native library and libmpi_abi of one MPI are no question to ask.
+	// If a prefix has the native library and libmpi_abi of one MPI, no second MPI is reported.
 	f, _, err = fakeHost(t, nil, nil, both[1:]...).discover(Options{SysPrefix: "/venv"})
 	require.NoError(t, err)
 	assert.Equal(t, "/venv/lib/libmpi.so.12", f.Path)
@@ -170,14 +170,15 @@ func TestLauncherChoosesAmongWheels(t *testing.T) {
 }
 
 func TestLauncherWithLibraryElsewhere(t *testing.T) {
-	// A PRRTE of its own; Open MPI's mpirun says where Open MPI is.
+	// The PRRTE is installed elsewhere, and Open MPI's mpirun says where Open MPI is.
 	s := fakeHost(t, []string{"/spack/prrte/bin/prterun"}, map[string]string{"OMPI_LIBDIR_LOC": "/spack/ompi/lib"},
 		"/spack/ompi/lib/libmpi.so.40", "/venv/lib/libmpi.so.12")
 	f, _, err := s.discover(Options{SysPrefix: "/venv"})
 	require.NoError(t, err)
 	assert.Equal(t, "/spack/ompi/lib/libmpi.so.40", f.Path)
 
-	// Nowhere to be seen: one of the launcher's family before a wheel of another.
+	// The launcher's own library is not found. A library of its family comes before a wheel of
+	// another one.
 	s = fakeHost(t, []string{"/somewhere/bin/hydra_pmi_proxy"}, nil, "/venv/lib/libmpi.so.40")
 	s.load = func(soname string) (string, error) {
 		if soname == "libmpich.so.12" {
@@ -191,7 +192,7 @@ func TestLauncherWithLibraryElsewhere(t *testing.T) {
 }
 
 func TestLauncherThatMayNotBeRead(t *testing.T) {
-	// In a user namespace the executable of a parent outside cannot be read; its name can.
+	// The executable of a parent outside of this user namespace cannot be read, but its name can.
 	vars := map[string]string{"OPAL_PREFIX": "/ompi"}
 	s := fakeHost(t, []string{"hydra_pmi_proxy"}, vars, "/ompi/lib/libmpi.so.40", "/venv/lib/libmpi.so.40", "/venv/lib/libmpi.so.12")
 	f, looked, err := s.discover(Options{SysPrefix: "/venv"})

@@ -48,7 +48,7 @@ func (l *library) SlotError(fn Fn, s *Slot) error {
 	return l.check(fn.nonblocking(), C.int(s.Err))
 }
 
-// check turns the error code of an MPI function into an error, nil for success.
+// check turns the error code of an MPI function into an error, or nil for success.
 func (l *library) check(function string, code C.int) error {
 	if code == 0 {
 		return nil

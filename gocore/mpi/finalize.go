@@ -18,14 +18,14 @@ import (
 
 var atFinalize atomic.Pointer[func()]
 
-// SetFinalizeHook takes the C function, void hook(void), that MPI_Finalize is to
-// call by way of an attribute of MPI_COMM_SELF. It is there because a C callback
-// reaches Go only through an exported function, and those live in one file of
-// another package: that function calls RunFinalizeHook. Set it before OnFinalize.
-// mpifake, which has no C, calls OnFinalize's fn itself.
+// SetFinalizeHook takes the C function, void hook(void), that MPI_Finalize has to call through an
+// attribute of MPI_COMM_SELF. A C callback can call Go only through an exported function, and the
+// exported functions are in one file of another package. hook is such a function, and it calls
+// RunFinalizeHook. Call SetFinalizeHook before OnFinalize. mpifake has no C and calls the function
+// of OnFinalize itself.
 func SetFinalizeHook(hook unsafe.Pointer) { C.set_hook(hook) }
 
-// RunFinalizeHook runs what OnFinalize was given, once; nothing if it has been run.
+// RunFinalizeHook runs the function that OnFinalize was given. It runs the function once only.
 func RunFinalizeHook() {
 	if fn := atFinalize.Swap(nil); fn != nil {
 		(*fn)()
@@ -37,7 +37,7 @@ func (l *library) OnFinalize(fn func()) error {
 		return status.New(status.Unsupported, "nothing to call in MPI_Finalize: mpi.SetFinalizeHook comes before OnFinalize")
 	}
 	if atFinalize.Swap(&fn) != nil {
-		return nil // the attribute of an earlier init is still there
+		return nil // the attribute of an earlier init is still set
 	}
 	err := l.check("MPI_Comm_set_attr", C.pmpi_mpi_on_finalize(l.table, C.uintptr_t(l.handle(hCommSelf))))
 	if err != nil {

@@ -13,31 +13,31 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/launcher"
 )
 
-// LauncherInfo says who started this process, as far as /proc and the variables
-// of that launcher tell.
+// LauncherInfo describes the launcher of this process, as far as /proc and the launcher's variables
+// tell.
 type LauncherInfo struct {
-	Name      string `json:"name"`       // "prterun", "hydra_pmi_proxy", "slurmstepd" ...; "" where none is to be seen
-	Kind      string `json:"kind"`       // "openmpi", "hydra", "slurm"; "" likewise
-	Path      string `json:"path"`       // its executable; "" where it may not be read
-	PID       int    `json:"pid"`        // 0 where none is to be seen
+	Name      string `json:"name"`       // "prterun", "hydra_pmi_proxy", "slurmstepd" ...; "" if no parent is a launcher
+	Kind      string `json:"kind"`       // "openmpi", "hydra", "slurm"; "" if there is no launcher
+	Path      string `json:"path"`       // its executable; "" if it may not be read
+	PID       int    `json:"pid"`        // 0 if no parent is a launcher
 	Mpirun    bool   `json:"mpirun"`     // whether it is the mpirun that the user called, on this host
 	MPI       string `json:"mpi"`        // "Open MPI", "MPICH or Intel MPI", "Slurm"
-	Size      int    `json:"size"`       // how many processes it started, -1 where it does not say
-	Rank      int    `json:"rank"`       // which one this is, -1 likewise
-	LocalRank int    `json:"local_rank"` // -1 likewise; for display: topo asks MPI
-	LocalSize int    `json:"local_size"` // -1 likewise
-	Job       string `json:"job"`        // the same on all its processes, another for each job; "" where it does not say
-	Host      string `json:"host"`       // a host that all its processes know by this name: the first one's, or the launcher's; "" likewise
+	Size      int    `json:"size"`       // the number of processes that it started; -1 if it does not say
+	Rank      int    `json:"rank"`       // this process's number; -1 if it does not say
+	LocalRank int    `json:"local_rank"` // for display only, topo asks MPI; -1 if it does not say
+	LocalSize int    `json:"local_size"` // -1 if it does not say
+	Job       string `json:"job"`        // the same on all its processes, another for each job; "" if it does not say
+	Host      string `json:"host"`       // a host that all its processes know by this name; "" if it does not say
 
-	kind *launcher.Kind // nil where there is none
+	kind *launcher.Kind // nil if there is no launcher
 }
 
-// Launcher returns the launcher of this process: the nearest parent that is one.
+// Launcher returns the launcher of this process: its nearest parent that is a launcher.
 func Launcher() LauncherInfo { return host().launcher() }
 
-// HiddenLauncher returns the same, or where no parent is one, what the variables alone tell: a
-// container with a PID namespace of its own does not show its launcher. They may be inherited
-// from a rank that this process is none of.
+// HiddenLauncher is Launcher, but if no parent is a launcher it returns what the variables alone
+// tell. A container with a PID namespace of its own hides its launcher. The variables may also be
+// inherited from a rank, by a process that is no rank.
 func HiddenLauncher() LauncherInfo { return host().hiddenLauncher() }
 
 var noLauncher = LauncherInfo{Size: -1, Rank: -1, LocalRank: -1, LocalSize: -1}
@@ -45,7 +45,7 @@ var noLauncher = LauncherInfo{Size: -1, Rank: -1, LocalRank: -1, LocalSize: -1}
 func (s *system) launcher() LauncherInfo {
 	for _, p := range s.parents() {
 		if k := launcher.ByProcess(p.name); k != nil {
-			l := s.numbered(k, p.pid)
+			l := s.fromVariables(k, p.pid)
 			l.Name, l.Path, l.PID, l.Mpirun = p.name, p.path, p.pid, slices.Contains(k.Mpirun, p.name)
 			return l
 		}
@@ -58,32 +58,32 @@ func (s *system) hiddenLauncher() LauncherInfo {
 		return l
 	}
 	for _, k := range launcher.Kinds {
-		if l := s.numbered(k, 0); l.Size > 0 && l.Rank >= 0 {
+		if l := s.fromVariables(k, 0); l.Size > 0 && l.Rank >= 0 {
 			return l
 		}
 	}
 	return noLauncher
 }
 
-// numbered is what the variables of a launcher tell, whose process pid started this one.
-func (s *system) numbered(k *launcher.Kind, pid int) LauncherInfo {
+// fromVariables returns what a launcher's variables tell. pid is the launcher's process.
+func (s *system) fromVariables(k *launcher.Kind, pid int) LauncherInfo {
 	l := noLauncher
 	l.Kind, l.MPI, l.kind = k.Name, k.MPI, k
 	if _, task := s.env(k.Task); k.Task != "" && !task {
 		return l
 	}
-	l.Size, l.Rank = s.first(k.Size), s.first(k.Rank)
-	l.LocalRank, l.LocalSize = s.first(k.LocalRank), s.first(k.LocalSize)
+	l.Size, l.Rank = s.firstNumber(k.Size), s.firstNumber(k.Rank)
+	l.LocalRank, l.LocalSize = s.firstNumber(k.LocalRank), s.firstNumber(k.LocalSize)
 	if k.TasksPerNode != "" {
 		l.LocalSize = s.tasksOfThisNode(k)
 	}
 	l.Job = s.job(k, pid)
-	l.Host = s.head(k, l.Job)
+	l.Host = s.headHost(k, l.Job)
 	return l
 }
 
-// first returns the first of the variables that holds a number, -1 if none does.
-func (s *system) first(names []string) int {
+// firstNumber returns the value of the first variable that holds a number, or -1.
+func (s *system) firstNumber(names []string) int {
 	for _, name := range names {
 		if n, ok := s.number(name); ok {
 			return n
@@ -92,7 +92,8 @@ func (s *system) first(names []string) int {
 	return -1
 }
 
-// tasksOfThisNode finds this node in a list as "2(x3),1". It is -1 where the launcher does not say.
+// tasksOfThisNode finds this node in a list like "2(x3),1". It returns -1 if the launcher does not
+// say.
 func (s *system) tasksOfThisNode(k *launcher.Kind) int {
 	node, ok := s.number(k.Node)
 	if !ok {
@@ -118,7 +119,8 @@ func (s *system) tasksOfThisNode(k *launcher.Kind) int {
 	return -1
 }
 
-// job is what names the job to all its processes.
+// job returns a text that is the same on all processes of the job, and differs from those of other
+// jobs.
 func (s *system) job(k *launcher.Kind, pid int) string {
 	var parts []string
 	for _, name := range k.Job {
@@ -135,8 +137,9 @@ func (s *system) job(k *launcher.Kind, pid int) string {
 	return strings.Join(parts, ".")
 }
 
-// head returns the host that all processes of the job know by the same name, "" where nothing tells.
-func (s *system) head(k *launcher.Kind, job string) string {
+// headHost returns a host under a name that all processes of the job know, or "" if the launcher does
+// not say.
+func (s *system) headHost(k *launcher.Kind, job string) string {
 	for _, h := range k.Head {
 		text := job
 		if h.Variable != "" {
@@ -149,7 +152,7 @@ func (s *system) head(k *launcher.Kind, job string) string {
 	return ""
 }
 
-// String is "Open MPI's /path/bin/prterun", for messages.
+// String returns "Open MPI's /path/bin/prterun", for messages.
 func (l LauncherInfo) String() string {
 	switch {
 	case l.Name == "":
@@ -163,7 +166,7 @@ func (l LauncherInfo) String() string {
 	return l.MPI + "'s " + l.Path
 }
 
-// prefix is where the launcher is installed, "" where that is not known.
+// prefix returns the directory under which the launcher is installed, or "" if that is unknown.
 func (l LauncherInfo) prefix() string {
 	if l.Path == "" {
 		return ""

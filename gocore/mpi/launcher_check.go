@@ -9,16 +9,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// CheckLauncher returns an error where the library of one MPI was started by the
-// launcher of another: the library then knows of one process, and each rank would
-// be a job of its own that gives no sign of it. worldSize is MPI's; the parents are looked
-// at only where it is 1.
+// CheckLauncher returns an error if the launcher of one MPI has started processes that use the
+// library of another. The library then knows of one process only, so each rank would run as a job
+// of its own without a sign of it. worldSize is the number of ranks that MPI knows. Only if it is 1
+// does CheckLauncher look at the parents.
 func CheckLauncher(lib Info, worldSize int) error { return host().checkLauncher(lib, worldSize) }
 
-// CheckBeforeInit finds the one pair of launcher and library that does not get as
-// far as CheckLauncher: MPICH ends the process inside MPI_Init where the launcher
-// speaks PMIx and it does not. speaksPMIx tells whether the library does: whether
-// the symbol PMIx_Init is in it or what it is linked with.
+// CheckBeforeInit finds the one mismatch of launcher and library that CheckLauncher comes too late
+// for: if the launcher speaks PMIx and an MPICH does not, MPICH ends the process in MPI_Init.
+// speaksPMIx tells whether the library speaks PMIx, which it does if it or a library that it is
+// linked with has the symbol PMIx_Init.
 func CheckBeforeInit(lib Info, speaksPMIx bool) error {
 	return host().checkBeforeInit(lib, speaksPMIx)
 }
@@ -28,7 +28,7 @@ func (s *system) checkLauncher(lib Info, worldSize int) error {
 		return nil
 	}
 	l := s.launcher()
-	// PRRTE without Open MPI's variables tells the rank only.
+	// A PRRTE without Open MPI's variables tells the rank only.
 	size := max(l.Size, l.Rank+1)
 	if size <= 1 {
 		return nil
@@ -38,7 +38,7 @@ func (s *system) checkLauncher(lib Info, worldSize int) error {
 
 func (s *system) checkBeforeInit(lib Info, speaksPMIx bool) error {
 	if speaksPMIx || (lib.Name != "MPICH" && lib.Name != "MVAPICH") {
-		return nil // the others start as single processes, if at all
+		return nil // other libraries start as single processes, or not at all
 	}
 	if _, pmix := s.env("PMIX_NAMESPACE"); !pmix {
 		return nil
@@ -60,7 +60,7 @@ func (s *system) misfit(l LauncherInfo, lib Info, size int) error {
 	if size > 1 {
 		count = fmt.Sprintf("one of %d", size)
 	}
-	version, _, _ := strings.Cut(lib.Version, ",") // Open MPI's goes on about who built it
+	version, _, _ := strings.Cut(lib.Version, ",") // the rest of Open MPI's text says who built it
 	return status.New(status.Launcher, "the launcher and the MPI library do not fit: %s started this process as %s, "+
 		"but the library %s (%s; it is %s) does not understand that launcher and would run each process as a job of its own. %s",
 		l, count, lib.Path, version, lib.Why, s.wayOut(l, lib))
@@ -79,27 +79,27 @@ func (s *system) wayOut(l LauncherInfo, lib Info) string {
 	out := "Start with " + s.mpirunOf(lib)
 	path := "the libmpi.so of that launcher"
 	if prefix := l.prefix(); prefix != "" {
-		if p, ok := s.in(prefix, l.kind.Family); ok {
+		if p, ok := s.firstLibrary(prefix, l.kind.Family); ok {
 			path = p
 		}
 	}
-	if s.same(path, lib.Path) {
+	if s.sameFile(path, lib.Path) {
 		return out
 	}
 	return out + fmt.Sprintf(", or use the library of the launcher: %s=%s", EnvLibrary, path)
 }
 
-// mpirunOf names the launcher of a library: the file where there is one in its
-// prefix.
+// mpirunOf names the launcher of a library: its path if it is in the library's prefix, or else a
+// description.
 func (s *system) mpirunOf(lib Info) string {
 	dir := filepath.Dir(lib.Path)
-	for range 4 { // lib/x86_64-linux-gnu/openmpi/lib is Debian's
+	for range 4 { // as deep as Debian's lib/x86_64-linux-gnu/openmpi/lib
 		if dir == filepath.Dir(dir) {
 			break
 		}
 		dir = filepath.Dir(dir)
 		names := []string{"mpirun"}
-		// Debian's mpirun is a link to that of either MPI.
+		// Debian's mpirun is a link to the mpirun of one of the MPIs.
 		switch {
 		case lib.ABI == "openmpi":
 			names = []string{"mpirun.openmpi", "mpirun"}

@@ -1,18 +1,18 @@
 package mpi
 
-// HintOversubscribed sets, before MPI_Init, what makes the library give the CPU away while it
-// waits, if the launcher put more ranks on this node than it has CPUs, and returns the
-// variable it set, "" for none. What the user set stays.
+// HintOversubscribed makes the library give the CPU away while it waits, if the launcher put more
+// ranks on this node than it has CPUs. It sets a variable before MPI_Init and returns its name, or
+// "" for none. A variable that the user has set stays as it is.
 //
-// Measured, 4 ranks on 2 CPUs, Allreduce of 1 MiB: Open MPI 1.4 -> 0.9 ms on
-// one node (146 -> 1.8 ms between network namespaces, where it does not notice
-// by itself), MPICH 4.8 -> 3.1 ms and its 8-byte p90 1.8 -> 0.5 ms. Intel MPI yields
-// by itself (0.3 ms); I_MPI_THREAD_YIELD and I_MPI_WAIT_MODE made it slower.
+// Measured, 4 ranks on 2 CPUs, Allreduce of 1 MiB: Open MPI 1.4 -> 0.9 ms on one node, and 146 ->
+// 1.8 ms between network namespaces, where it does not notice that it is oversubscribed. MPICH 4.8
+// -> 3.1 ms, and its 8-byte p90 1.8 -> 0.5 ms. Intel MPI yields without a variable (0.3 ms);
+// I_MPI_THREAD_YIELD and I_MPI_WAIT_MODE made it slower.
 func HintOversubscribed(lib Info) string { return host().hintOversubscribed(lib) }
 
 func (s *system) hintOversubscribed(lib Info) string {
 	l := s.launcher()
-	// The launcher's CPUs, not ours: ranks may be bound to one each.
+	// The launcher's CPUs count, not this rank's: the launcher may bind each rank to one CPU.
 	cpus := s.cpus(l.PID)
 	if l.Name == "" || cpus == 0 {
 		return ""

@@ -104,12 +104,12 @@ func TestParentsEndWhereProcEnds(t *testing.T) {
 	require.Len(t, got, 2)
 	assert.Equal(t, process{99, "a (weird) name", ""}, got[0])
 	assert.Equal(t, process{98, "b", "/bin/b"}, got[1])
-	// A loop, which the kernel never makes, ends too.
+	// The walk also ends if the parents form a circle, which the kernel never makes.
 	require.NoError(t, os.WriteFile(filepath.Join(s.root, "proc/98/stat"), []byte("98 (b) S 99"), 0o600))
 	assert.Len(t, s.parents(), maxParents)
 }
 
-// The file's name is Debian's, the process's that by which slurmd started it.
+// The file's name is Debian's. The process has the name under which slurmd started it.
 func TestSlurmstepdOfDebian(t *testing.T) {
 	s := fakeHost(t, []string{"/usr/sbin/slurmstepd-wlm"}, map[string]string{"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"})
 	require.NoError(t, os.WriteFile(filepath.Join(s.root, "proc/99/stat"), []byte("99 (slurmstepd) S 98 1 1"), 0o600))
@@ -176,7 +176,7 @@ func TestMPICHUnderPMIxIsRefusedBeforeInit(t *testing.T) {
 }
 
 func TestOversubscribedNodesYield(t *testing.T) {
-	// fakeHost's processes may run on three CPUs.
+	// The processes of fakeHost may run on three CPUs.
 	ompi, mpich5, intel := Info{Name: "Open MPI"}, Info{Name: "MPICH"}, Info{Name: "Intel MPI"}
 	crowd := func(more map[string]string) map[string]string {
 		vars := map[string]string{"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "MPI_LOCALNRANKS": "4"}
@@ -226,7 +226,7 @@ func TestOpenMPIIsToldItsPrefixDuringInit(t *testing.T) {
 	takeBack()
 	assert.NotContains(t, vars, "OPAL_PREFIX", "a child may be another Open MPI")
 	for _, other := range []Info{
-		{ABI: "openmpi", Path: "/usr/lib/openmpi/lib/libmpi.so.40"}, // which knows where its files are
+		{ABI: "openmpi", Path: "/usr/lib/openmpi/lib/libmpi.so.40"}, // knows where its files are
 		{ABI: "mpich", Path: "/venv/lib/libmpi.so.12"},
 	} {
 		s.tellPrefix(other)()

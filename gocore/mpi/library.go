@@ -13,10 +13,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// library is Library over a real libmpi.
+// library is a Library that calls a real libmpi.
 //
-// Invariant: table, types, abi and info do not change once Open returned it; ops
-// changes only in openOps and FreeAll, which no call overlaps.
+// Invariant: table, types, abi and info do not change after Open has returned it. ops changes only
+// in openOps and FreeAll, and no other call may run at the same time.
 type library struct {
 	*loaded
 	table *C.struct_pmpi_mpi_table
@@ -32,7 +32,7 @@ const (
 	numReduceOps = int(op.PremulSum) + 1
 )
 
-// start initialises MPI, or adopts the one that runs, and reads what the other
+// start initialises MPI, or adopts an MPI that is initialised already. It reads what the other
 // methods need.
 func (l *library) start() error {
 	multiple := C.int(l.abi.Ints[iThreadMultiple])
@@ -51,7 +51,7 @@ func (l *library) start() error {
 			return err
 		}
 	}
-	// MPICH's SIGUSR1 and Open MPI's SIGABRT handlers would run on a goroutine's
+	// The handlers of MPICH (SIGUSR1) and Open MPI (SIGABRT) would otherwise run on a goroutine's
 	// small stack.
 	C.pmpi_mpi_signals_on_stack()
 	l.info.ThreadLevel = l.levelName(int32(level))
@@ -59,14 +59,14 @@ func (l *library) start() error {
 		return l.levelError()
 	}
 	if l.abi == &abiStandard && l.info.Name == "Intel MPI" {
-		// Intel MPI 2021.18's libmpi_abi takes MPI_ERRORS_RETURN and aborts all the same.
-		// (In MPICH 5.0.2's it is the other way round: with a handler of ours calls
-		// return success after an error.)
+		// libmpi_abi of Intel MPI 2021.18 accepts MPI_ERRORS_RETURN and aborts nevertheless. MPICH
+		// 5.0.2 is the opposite: with an error handler of this package, calls return success after
+		// an error.
 		if err := l.check("MPI_Comm_create_errhandler", C.pmpi_mpi_own_errhandler(l.table)); err != nil {
 			return err
 		}
 	}
-	if l.info.Owner == "paddlempi" { // others' communicators keep their error handlers
+	if l.info.Owner == "paddlempi" { // communicators of other code keep their error handlers
 		for _, h := range []int{hCommWorld, hCommSelf} {
 			if err := l.check("MPI_Comm_set_errhandler", C.pmpi_mpi_errors_return(l.table, C.uintptr_t(l.handle(h)))); err != nil {
 				return err
@@ -80,7 +80,7 @@ func (l *library) start() error {
 	if err := l.check("MPI_Comm_get_attr", C.pmpi_mpi_attribute(l.table, C.uintptr_t(l.World()), C.int(l.abi.Ints[iTagUB]), &set, &value)); err != nil {
 		return err
 	}
-	l.tagUB = 32767 // what the standard grants at least
+	l.tagUB = 32767 // the least that the standard allows
 	if set != 0 {
 		l.tagUB = int32(value)
 	}
@@ -106,7 +106,7 @@ func (l *library) levelError() error {
 		"use an MPI that was built with thread support", l.info.Version, l.info.Path, l.info.ThreadLevel)
 }
 
-// openOps fills in the reduction table, making the user ops.
+// openOps makes the user ops and fills in the table of reductions.
 func (l *library) openOps() error {
 	var made [C.PMPI_USER_OPS]Op
 	for i := range made {

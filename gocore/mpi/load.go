@@ -15,22 +15,21 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// loaded is a libmpi in this process, not yet initialised by us.
+// loaded is what is known of a libmpi before it is initialised.
 type loaded struct {
 	file *dl.Library
 	abi  *ABI
 	info Info
 }
 
-// load brings the library at path into the process and tells which MPI it is.
-// It sets the variables that must stand before that: they are read by
-// constructors. What is loaded stays.
+// load loads the library at path and finds out which MPI it is. Before that it sets the variables
+// that constructors of the library read. The library is never unloaded.
 func load(path, why string) (*loaded, error) {
-	// UCX otherwise takes over SIGSEGV, from which Go makes its nil-pointer panics.
+	// UCX would otherwise handle SIGSEGV, of which Go makes nil-pointer panics.
 	dl.SetenvDefault("UCX_ERROR_SIGNALS", "")
 	flags := dl.Now | dl.Local
 	if isOpenMPI(path) {
-		// Its plugins look their symbols up in the global scope.
+		// The plugins of Open MPI look for its symbols in the global scope.
 		flags = dl.Now | dl.Global
 	}
 	preloadFabric(path)
@@ -45,7 +44,7 @@ func load(path, why string) (*loaded, error) {
 			file.Path(), why)
 	}
 	if l.abi == &abiOpenMPI && flags&dl.Global == 0 {
-		// A name that did not give it away: once more, into the global scope.
+		// The path did not show that this is Open MPI. Load it again, into the global scope.
 		if _, err := dl.Open(path, dl.Now|dl.Global); err != nil {
 			return nil, status.New(status.MPINotFound, "cannot load the MPI library %s (%s): %v", path, why, err)
 		}
@@ -64,9 +63,9 @@ func isOpenMPI(path string) bool {
 	return strings.HasPrefix(filepath.Base(resolved), "libmpi.so.40") || strings.Contains(resolved, "openmpi")
 }
 
-// preloadFabric loads the libfabric that lies beside an Intel MPI library, as in
-// its wheel, and says where its providers are. Intel's own start script would do
-// so; the library alone finds neither.
+// preloadFabric loads the libfabric in the directory of an Intel MPI library, where its wheel puts
+// it, and sets the variable for its providers. Intel's start script does the same. libmpi alone
+// would find neither.
 func preloadFabric(path string) {
 	dir := filepath.Dir(path)
 	providers, err := filepath.Glob(filepath.Join(dir, "lib*-fi.so"))
@@ -74,12 +73,12 @@ func preloadFabric(path string) {
 		return
 	}
 	dl.SetenvDefault("FI_PROVIDER_PATH", dir)
-	// Where this fails, loading libmpi itself says what is missing.
+	// If this fails, loading libmpi will report what is missing.
 	_, _ = dl.Open(filepath.Join(dir, "libfabric.so.1"), dl.Now|dl.Global)
 }
 
-// abiOf tells the ABI by symbols, nil for none. MPI_Abi_get_version is in native
-// libraries too since MPI 5; there it answers -1.
+// abiOf finds the ABI by symbols of the library, nil if it knows none. Since MPI 5 native libraries
+// have MPI_Abi_get_version, too, and there it returns -1.
 func abiOf(file *dl.Library) *ABI {
 	if file.Lookup("ompi_mpi_comm_self") != nil {
 		return &abiOpenMPI
@@ -98,8 +97,8 @@ func abiOf(file *dl.Library) *ABI {
 	return nil
 }
 
-// versionOf returns the first line of the library's version, with the spaces that
-// some pad it with cut.
+// versionOf returns the first line of the library's version. Some libraries pad it with spaces,
+// which are removed.
 func versionOf(file *dl.Library) string {
 	f := file.Lookup("MPI_Get_library_version")
 	if f == nil {
@@ -126,7 +125,7 @@ func nameOf(version string) string {
 	return "MPI"
 }
 
-// newTable looks up every function; one that is missing is an error.
+// newTable looks up every function. A missing one is an error.
 func (l *loaded) newTable() (*C.struct_pmpi_mpi_table, error) {
 	t, missing := fillTable(l.file.Lookup)
 	if t == nil {
@@ -149,8 +148,8 @@ func (l *loaded) newTable() (*C.struct_pmpi_mpi_table, error) {
 	return t, nil
 }
 
-// fillTable makes a table of what lookup finds, and names the first function
-// that it does not find. The table is nil when memory is short.
+// fillTable makes a table of the functions that lookup finds, and returns the name of the first one
+// that it does not find. The table is nil if memory is short.
 func fillTable(lookup func(string) unsafe.Pointer) (t *C.struct_pmpi_mpi_table, missing string) {
 	if t = C.pmpi_mpi_new(); t == nil {
 		return nil, ""
@@ -169,7 +168,7 @@ func fillTable(lookup func(string) unsafe.Pointer) (t *C.struct_pmpi_mpi_table, 
 	}
 }
 
-// spelled turns MPI_IBcast, as the table's macros make it, into MPI_Ibcast.
+// spelled turns MPI_IBcast, as the macros of the table spell it, into MPI_Ibcast.
 func spelled(name string) string {
 	const prefix = "MPI_I"
 	if strings.HasPrefix(name, prefix) && name[len(prefix)] >= 'A' && name[len(prefix)] <= 'Z' {
@@ -187,8 +186,8 @@ func (l *loaded) handle(i int) uintptr {
 	return uintptr(l.file.Lookup(h.Symbol))
 }
 
-// Probe loads the library at path without initialising it and describes it:
-// path, ABI, name, version, standard.
+// Probe loads the library at path without initialising it. It returns path, ABI, name, version and
+// standard.
 func Probe(path string) (Info, error) {
 	l, err := load(path, "probed")
 	if err != nil {

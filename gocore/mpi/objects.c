@@ -1,5 +1,5 @@
-// Everything but the hot path: the table, the start and end of MPI,
-// communicators, datatypes, ops, attributes and signal handlers.
+// All that is not on the hot path: the table, start and end of MPI, communicators, datatypes, ops,
+// attributes and signal handlers.
 #define _GNU_SOURCE // NSIG; before any header
 #include "calls.h"
 
@@ -12,8 +12,8 @@
 #define NAMES(name, blocking, nonblocking) "MPI_" #name, "MPI_I" #name,
 #define NAME(name, args)                   "MPI_" #name,
 
-// The nonblocking names come out as MPI_IBcast here; MPI spells it MPI_Ibcast,
-// which the caller puts right.
+// The nonblocking names are MPI_IBcast and so on here. MPI spells them MPI_Ibcast, and the caller
+// corrects them.
 static const char *const function_names[] = {COLLECTIVES(NAMES) OTHERS(NAME)};
 
 enum { FUNCTIONS = sizeof function_names / sizeof function_names[0] };
@@ -135,7 +135,7 @@ int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm) {
 
 int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyval, int *flag,
 					   int *value) {
-	int *found = NULL; // MPI lends a pointer to its own int
+	int *found = NULL; // MPI stores a pointer to an int of its own here
 	int rc = t->f.Comm_get_attr(comm, keyval, &found, flag);
 	if (rc == 0 && *flag)
 		*value = *found;
@@ -154,8 +154,8 @@ int pmpi_mpi_bytes(const struct pmpi_mpi_table *t, int64_t n, uintptr_t *out) {
 			places[i] = i * PIECE;
 			lengths[i] = (int)(n - places[i] < PIECE ? n - places[i] : PIECE);
 		}
-		// Pieces that touch are found to be contiguous: nothing is packed. A struct
-		// would want an array of datatypes, whose width differs from ABI to ABI.
+		// MPI sees that adjacent blocks are contiguous, so it does not pack. A struct type would
+		// need an array of datatypes, whose width differs between ABIs.
 		rc = t->f.Type_create_hindexed((int)pieces, lengths, places, t->k.byte, out);
 		if (rc == 0)
 			rc = t->f.Type_commit(out);
@@ -169,9 +169,9 @@ int pmpi_mpi_free_type(const struct pmpi_mpi_table *t, uintptr_t type) {
 	return t->f.Type_free(&type);
 }
 
-// MPI says of NaN nothing; its MIN and MAX drop or keep it by the order of the
-// operands. These keep it: a comparison with NaN is false, so a NaN in inout
-// stays, and one in in is told by x != x.
+// The MPI standard does not define MIN and MAX for NaN, and the results of libraries depend on the
+// order of the operands. These ops propagate NaN: a comparison with NaN is false, so a NaN in b
+// stays, and a NaN in a is found by a != a.
 #define USER_OP(name, type, better)                                                                \
 	static void name(void *in, void *inout, int *len, handle *dt) {                                \
 		const type *a = in;                                                                        \

@@ -12,18 +12,18 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// A process has one MPI for its whole life: it can be neither unloaded nor
-// initialised twice. An Open after a destroy finds it here, and one after an
-// Open that failed past MPI_Init the same error.
+// A process has one MPI for its whole life, because an MPI can be neither unloaded nor initialised
+// twice. After a destroy, Open returns current again. If Open has failed after MPI_Init, later
+// calls return the same error.
 var (
 	currentLock sync.Mutex
 	current     *library
 	failed      error
 )
 
-// Open finds, loads and initialises an MPI, or adopts the one that runs in this
-// process, and returns it. An MPI that o names while another runs is an error, as
-// are a thread level below multiple and a launcher of another MPI.
+// Open finds, loads and initialises an MPI, or adopts the MPI that this process has initialised
+// already. It is an error if o names another MPI than that, if the thread level is below multiple,
+// or if the launcher belongs to another MPI.
 func Open(o Options) (Library, error) {
 	currentLock.Lock()
 	defer currentLock.Unlock()
@@ -60,11 +60,11 @@ func Open(o Options) (Library, error) {
 	return l, nil
 }
 
-// find loads the MPI that is initialised in this process already, else the one
-// that discovery chooses.
+// find loads the MPI that is initialised in this process already, or else the one that discovery
+// chooses.
 func find(o Options) (*library, error) {
 	for _, path := range Loaded() {
-		if !runs(path) {
+		if !isInitialised(path) {
 			continue
 		}
 		l, err := newLibrary(path, "initialised in this process already")
@@ -93,9 +93,8 @@ func newLibrary(path, why string) (*library, error) {
 	return &library{loaded: ld, table: t}, nil
 }
 
-// runs tells whether the library at path, which this process has mapped, was
-// initialised.
-func runs(path string) bool {
+// isInitialised tells whether the library at path, which this process has loaded, was initialised.
+func isInitialised(path string) bool {
 	file := dl.Loaded(path)
 	if file == nil {
 		return false
@@ -105,17 +104,17 @@ func runs(path string) bool {
 	return f != nil && C.pmpi_mpi_flag(f, &flag) == 0 && flag != 0
 }
 
-// giveUp ends the MPI that was started in vain, so that the process can exit as
-// its launcher expects, and returns err.
+// giveUp finalizes an MPI that this package has initialised and cannot use, so that the process can
+// exit as its launcher expects. It returns err.
 func (l *library) giveUp(err error) error {
 	if l.info.Owner == "paddlempi" && l.initialized() {
-		_ = l.Finalize() // err says more
+		_ = l.Finalize() // err says more than an error of Finalize
 		failed = err
 	}
 	return err
 }
 
-// reopen is Open where this process has its MPI already.
+// reopen is Open for a process that has its MPI already.
 func reopen(l *library, o Options) (Library, error) {
 	if l.Finalized() {
 		return nil, finalizedError(l.info.Path)
@@ -133,5 +132,5 @@ func reopen(l *library, o Options) (Library, error) {
 
 func finalizedError(path string) error {
 	return status.New(status.MPI, "MPI (%s) was finalized in this process, and cannot be initialised again: "+
-		"call init_process_group before whoever finalizes MPI does", path)
+		"call init_process_group before other code finalizes MPI", path)
 }

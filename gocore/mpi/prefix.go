@@ -2,11 +2,11 @@ package mpi
 
 import "path/filepath"
 
-// tellPrefix tells Open MPI, until the function that it returns is called, where it is
-// installed, if that is not where it was built for. Its mpirun tells the ranks; a process that
-// was started without one (a test, a notebook) would not find the texts of its own messages:
-// "Sorry! You were supposed to get help about". Open MPI reads the variable in MPI_Init only.
-// It is taken back, for a child may be another Open MPI.
+// tellPrefix tells Open MPI where it is installed, if a file there shows that. Open MPI's mpirun
+// tells its ranks. A process that was started without it (a test, a notebook) would not find the
+// texts of Open MPI's messages: "Sorry! You were supposed to get help about". Open MPI reads the
+// variable in MPI_Init only. The caller then calls takeBack, which unsets it, because a child
+// process may use another Open MPI.
 func (s *system) tellPrefix(lib Info) (takeBack func()) {
 	nothing := func() {}
 	if lib.ABI != "openmpi" {

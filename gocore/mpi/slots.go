@@ -11,8 +11,8 @@ import (
 	"unsafe"
 )
 
-// slots is a pool of Slots in C memory. What it allocated it keeps: the number is
-// that of the calls that were ever outstanding at once.
+// slots is a pool of Slots in C memory. It keeps what it has allocated, so it grows to the largest
+// number of calls that were under way at once.
 type slots struct {
 	lock sync.Mutex
 	free []*Slot

@@ -1,9 +1,8 @@
 // The functions of libmpi, found at run time, and the constants of its ABI.
 //
-// Every handle is pointer-sized here. Where an MPI's handles are 4-byte
-// integers (MPICH ABI), a handle passed in a register has the same low half,
-// and one that MPI writes goes into a zeroed 8-byte slot, which both our
-// architectures (x86-64, aarch64: little-endian) read back unchanged.
+// Every handle is pointer-sized here. In the MPICH ABI handles are 4-byte integers. Such a handle
+// has the same low half when it is passed in a register. When MPI writes one, it writes to a zeroed
+// 8-byte variable, which x86-64 and aarch64 (both little-endian) read back unchanged.
 #ifndef PMPI_MPI_TABLE_H
 #define PMPI_MPI_TABLE_H
 
@@ -11,7 +10,7 @@
 
 typedef uintptr_t handle;  // of a communicator, datatype, op, message, request ...
 typedef intptr_t mpi_aint; // MPI_Aint
-typedef int64_t mpi_count; // MPI_Count, 8 bytes in every ABI at hand
+typedef int64_t mpi_count; // MPI_Count, 8 bytes in every known ABI
 
 typedef int comm_copy_fn(handle comm, int keyval, void *extra, void *in, void *out, int *flag);
 typedef int comm_delete_fn(handle comm, int keyval, void *value, void *extra);
@@ -125,8 +124,8 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	int(*I##name) nonblocking;
 #define FIELD(name, args) int(*name) args;
 
-// The function pointers lie one after another, in the order of the names that
-// pmpi_mpi_function_name gives, so that a loop can fill them.
+// The function pointers are adjacent and in the order of the names that pmpi_mpi_function_name
+// returns, so that a loop can fill them in.
 struct pmpi_mpi_functions {
 	COLLECTIVES(FIELDS)
 	OTHERS(FIELD)

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// Sizes and offsets as C lays pmpi_buf and pmpi_op out on 64-bit machines; the
-// C side asserts the same numbers.
+// Sizes and offsets of pmpi_buf and pmpi_op in C on 64-bit machines. The C side asserts the same
+// numbers.
 func TestLayout(t *testing.T) {
 	var b Buf
 	assert.EqualValues(t, 48, unsafe.Sizeof(b))
@@ -58,7 +58,7 @@ func TestBuffersOfADescriptor(t *testing.T) {
 	assert.Zero(t, testing.AllocsPerRun(10, func() { _ = d.Sends(); _ = d.Recvs() }))
 }
 
-// buf makes a buffer of float32 with a shape and, unless nil, strides.
+// buf makes a buffer of float32 with a shape, and with strides unless they are nil.
 func buf(shape, strides []int64) *Buf {
 	b := &Buf{DType: Float32, DeviceType: DeviceCPU, NDim: int32(len(shape)), Count: 1}
 	for _, n := range shape {

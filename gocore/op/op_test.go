@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// The expectations here are written out, not taken from the generator's tables:
-// they hold the numbers of the C ABI and the rules of the design.
+// The expectations here are written out, not taken from the generator's tables: the numbers of the
+// C ABI, and the rules of the design.
 
 var (
 	bools    = []DType{Bool}
@@ -131,7 +131,7 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// Which buffers are read and written, for the operations whose ranks differ in it.
+// The buffers that are read and written, for operations in which this differs between ranks.
 func TestWhatIsReadAndWritten(t *testing.T) {
 	const root = 1
 	for _, w := range []struct {
@@ -158,7 +158,7 @@ func TestWhatIsReadAndWritten(t *testing.T) {
 	}
 }
 
-// Numbers and names come from callers: those that are in no table are harmless.
+// Numbers and names come from callers, so unknown ones must do no harm.
 func TestUnknown(t *testing.T) {
 	for _, n := range []int32{-1 << 31, -1, 0, 21, 32, 64, 1<<31 - 1} {
 		_, ok := TraitOf(Code(n))
@@ -186,7 +186,7 @@ func TestUnknown(t *testing.T) {
 
 func TestArityAccepts(t *testing.T) {
 	const size = 3
-	// The numbers of buffers from 0 to 4 that the root, and another rank, may give.
+	// The numbers of buffers, from 0 to 4, that the root or another rank may pass.
 	want := map[Arity]struct{ root, other []int }{
 		None:           {[]int{0}, []int{0}},
 		One:            {[]int{1}, []int{1}},
@@ -204,7 +204,7 @@ func TestArityAccepts(t *testing.T) {
 			assert.Equal(t, slices.Contains(w.root, count), a.Accepts(count, size, true), "%v: %d on the root", a, count)
 			assert.Equal(t, slices.Contains(w.other, count), a.Accepts(count, size, false), "%v: %d elsewhere", a, count)
 		}
-		assert.Equal(t, slices.Contains(w.root, size) && !slices.Contains(w.root, size-1), a.Each(), "%v", a)
+		assert.Equal(t, slices.Contains(w.root, size) && !slices.Contains(w.root, size-1), a.PerRank(), "%v", a)
 		assert.Equal(t, slices.Contains(w.other, 0) && !slices.Contains(w.root, 0), a.RootAlone(), "%v", a)
 	}
 	assert.False(t, Arity(-1).Accepts(0, size, true))

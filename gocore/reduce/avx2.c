@@ -10,7 +10,7 @@
 #define VW       8
 
 static inline __attribute__((always_inline)) TARGET void narrow_avx2(uint16_t *p, __m256 v) {
-	// Round to nearest even in integers; a NaN is canonical here and stays one.
+	// Round to nearest even in integers. A NaN is canonical already, and stays so.
 	__m256i u = _mm256_castps_si256(v);
 	__m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
 	u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
@@ -39,7 +39,7 @@ static inline __attribute__((always_inline)) TARGET void narrow_avx2(uint16_t *p
 
 #else
 
-// Never chosen here: it leaves everything to the portable kernel.
+// Never chosen on this processor. It leaves all elements to the portable kernel.
 int64_t pmpi_reduce16_avx2(const pmpi_k16 *k, int64_t start) {
 	(void)k;
 	return start;

@@ -1,4 +1,4 @@
-// AVX512-BF16's own conversion is not used: it takes subnormals for zero.
+// This does not use the conversion of AVX512-BF16, which treats subnormals as zero.
 #include "kernels.h"
 
 #ifdef __x86_64__
@@ -11,7 +11,7 @@
 #define VW       16
 
 static inline __attribute__((always_inline)) TARGET void narrow_avx512(uint16_t *p, __m512 v) {
-	// Round to nearest even in integers; a NaN is canonical here and stays one.
+	// Round to nearest even in integers. A NaN is canonical already, and stays so.
 	__m512i u = _mm512_castps_si512(v);
 	__m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
 	u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -39,7 +39,7 @@ static inline __attribute__((always_inline)) TARGET void narrow_avx512(uint16_t 
 
 #else
 
-// Never chosen here: it leaves everything to the portable kernel.
+// Never chosen on this processor. It leaves all elements to the portable kernel.
 int64_t pmpi_reduce16_avx512(const pmpi_k16 *k, int64_t start) {
 	(void)k;
 	return start;

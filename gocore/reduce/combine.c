@@ -1,4 +1,4 @@
-// Two-operand reductions of every type but the 16-bit floats, and scaling.
+// Two-operand reductions of every type except the 16-bit floats, and scaling.
 #include "kernels.h"
 
 #define MIN2(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
@@ -12,8 +12,8 @@
 		}                                                                                          \
 		return 0;
 
-// Sums and products of integers are made in an unsigned type U no narrower
-// than int, where wrapping is defined.
+// Sums and products of integers are computed in an unsigned type no narrower than int, in which
+// wrapping is defined.
 #define DEFINE_INT(name, type, utype)                                                              \
 	static int name(void *dst, const void *src, int64_t n, int op) {                               \
 		typedef type T;                                                                            \
@@ -58,7 +58,7 @@ DEFINE_INT(combine_u64, uint64_t, uint64_t)
 DEFINE_FLOAT(combine_f32, float)
 DEFINE_FLOAT(combine_f64, double)
 
-// The textbook product, as NumPy makes it: no recovery of infinities.
+// The textbook product, as in NumPy: it does not recover infinities.
 #define DEFINE_COMPLEX(name, type, combine_real)                                                   \
 	static int name(void *dst, const void *src, int64_t n, int op) {                               \
 		if (op == PMPI_K_SUM)                                                                      \
@@ -79,7 +79,7 @@ DEFINE_FLOAT(combine_f64, double)
 DEFINE_COMPLEX(combine_c64, float, combine_f32)
 DEFINE_COMPLEX(combine_c128, double, combine_f64)
 
-// Any byte that is not zero counts as true; the result is 0 or 1.
+// Any byte other than 0 is true. The result is 0 or 1.
 static int combine_bool(void *dst, const void *src, int64_t n, int op) {
 	typedef uint8_t T;
 	T *d = dst;

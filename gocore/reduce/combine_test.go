@@ -42,7 +42,7 @@ func foldFloat[T float32 | float64](a, b T, r op.ReduceOp) T {
 	case op.Product:
 		return a * b
 	case op.Min:
-		return min(a, b) // Go's min and max give NaN for a NaN
+		return min(a, b) // Go's min and max return NaN if either is NaN
 	case op.Max:
 		return max(a, b)
 	}
@@ -88,7 +88,7 @@ func checkInt[T integer](t *testing.T, rng *rand.Rand, d op.DType, n int) {
 	checkCombine(t, d, n, n%5, func() T { return T(rng.Uint64()) }, foldInt[T], func(a, b T) bool { return a == b })
 }
 
-// sameFloat compares numbers, so that the zeros are one: MIN of the two may be either.
+// sameFloat compares as numbers, so that 0 equals -0: MIN and MAX of the two may return either.
 func sameFloat[T float32 | float64](a, b T) bool { return cmp.Compare(a, b) == 0 }
 
 func number[T float32 | float64](rng *rand.Rand) T {
@@ -136,7 +136,7 @@ func TestCombine(t *testing.T) {
 				return complex(float64(real(a)*real(b))-float64(imag(a)*imag(b)), float64(real(a)*imag(b))+float64(imag(a)*real(b)))
 			},
 			func(a, b complex128) bool { return sameFloat(real(a), real(b)) && sameFloat(imag(a), imag(b)) })
-		// A bool in memory that no one normalised is still true, and becomes 1.
+		// A bool that is neither 0 nor 1 in memory is true, and becomes 1.
 		checkCombine(t, op.Bool, n, n%5, func() uint8 { return uint8(rng.IntN(3) * 127) },
 			func(a, b uint8, r op.ReduceOp) uint8 {
 				if foldBool(a != 0, b != 0, r) {
@@ -239,7 +239,7 @@ func TestDivideIntegers(t *testing.T) {
 		checkDivide[int64](t, rng, op.Int64, n)
 		checkDivide[uint64](t, rng, op.UInt64, n)
 	}
-	p := outside[int8](t, 2, 0) // a divisor that the type does not hold
+	p := outside[int8](t, 2, 0) // a divisor that the type cannot represent
 	p[0], p[1] = 127, -128
 	require.NoError(t, Divide(ptr(p), 2, op.Int8, 1000))
 	assert.Equal(t, []int8{0, 0}, p[:2])

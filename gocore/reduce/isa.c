@@ -4,8 +4,8 @@
 
 #include <cpuid.h>
 
-// cpuid itself, for __builtin_cpu_supports needs a run-time library that not
-// every compiler brings. The operating system must save the registers (XCR0).
+// This reads cpuid, because __builtin_cpu_supports needs a run-time library that not every compiler
+// has. The operating system must save the registers, too (XCR0).
 int pmpi_reduce_isa(void) {
 	unsigned a, b, c, d, lo, hi;
 	if (!__get_cpuid(1, &a, &b, &c, &d))

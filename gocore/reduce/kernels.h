@@ -1,14 +1,14 @@
-// Host reduction kernels. Every instruction set gives the same bits: each
-// element is taken through the same float32 operations in the same order, no
-// multiplication and addition are fused, a NaN leaves as the one canonical NaN.
+// Host reduction kernels. Every instruction set gives the same bits: each element goes through the
+// same float32 operations in the same order, no multiplication is fused with an addition, and every
+// NaN in a result is the canonical one.
 #ifndef PADDLEMPI_REDUCE_KERNELS_H
 #define PADDLEMPI_REDUCE_KERNELS_H
 
 #include <stdint.h>
 
-// Without this a compiler may fuse a product and a sum where the machine can
-// (aarch64 always can), and ranks on different machines would differ. gcc does
-// not fuse under -std=c11 and does not know the pragma.
+// Without this a compiler may fuse a product and a sum if the processor can (aarch64 always can),
+// and ranks on different machines would get different bits. gcc does not fuse with -std=c11, and
+// does not know the pragma.
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #endif
@@ -19,12 +19,12 @@ enum { PMPI_K_SUM, PMPI_K_PRODUCT, PMPI_K_MIN, PMPI_K_MAX, PMPI_K_AND, PMPI_K_OR
 
 enum { PMPI_ISA_PORTABLE, PMPI_ISA_AVX2, PMPI_ISA_AVX512 };
 
-// pmpi_k16 describes an n-way reduction of 16-bit floats.
+// pmpi_k16 describes a reduction of nsrc sources of 16-bit floats.
 typedef struct pmpi_k16 {
-	uint16_t *dst;               // may be one of the sources; overlaps none in part
+	uint16_t *dst;               // may be one of the sources; must not overlap one in part
 	const uint16_t *const *srcs; // in the order of the reduction
 	const float *scales;         // a factor for each source, or NULL
-	int64_t n;                   // elements of each
+	int64_t n;                   // elements of each source
 	int32_t nsrc;                // at least 1
 	int32_t bf16;                // 1 bfloat16, 0 float16
 	int32_t op;                  // PMPI_K_SUM, _PRODUCT, _MIN or _MAX; with scales only _SUM
@@ -34,20 +34,19 @@ typedef struct pmpi_k16 {
 // pmpi_reduce_isa returns the best PMPI_ISA_ of this processor.
 int pmpi_reduce_isa(void);
 
-// pmpi_reduce16_call makes a pmpi_k16 of its arguments (srcs as numbers, scales
-// unless nscales is 0) and runs it with the kernels of isa, which the processor
-// must have.
+// pmpi_reduce16_call makes a pmpi_k16 of its arguments and runs it with the kernels of isa, which
+// the processor must have. srcs are addresses as numbers. There are no scales if nscales is 0.
 void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales,
 						int32_t nscales, int64_t n, int32_t bf16, int32_t op, float divisor,
 						int isa);
 
-// These do the elements from start on and return the first one not done: the
-// vector kernels leave the tail to the portable one.
+// These reduce the elements from start on, and return the first one that they have not done. The
+// vector kernels leave the last elements to the portable one.
 int64_t pmpi_reduce16_portable(const pmpi_k16 *k, int64_t start);
 int64_t pmpi_reduce16_avx2(const pmpi_k16 *k, int64_t start);
 int64_t pmpi_reduce16_avx512(const pmpi_k16 *k, int64_t start);
 
-// The types of pmpi_combine and pmpi_scale.
+// The types of pmpi_combine and pmpi_divide.
 enum {
 	PMPI_T_BOOL,
 	PMPI_T_I8,
@@ -64,16 +63,16 @@ enum {
 	PMPI_T_C128
 };
 
-// pmpi_combine does dst[i] = dst[i] op src[i] for n elements and returns 0, or
-// -1 where op is not defined for the type.
+// pmpi_combine does dst[i] = dst[i] op src[i] for n elements. It returns 0, or -1 if op is not
+// defined for the type.
 int pmpi_combine(void *dst, const void *src, int64_t n, int type, int op);
 
-// pmpi_divide does p[i] = p[i] / by, toward zero, for one of the integer types. Returns 0, or
-// -1 for another type.
+// pmpi_divide does p[i] = p[i] / by, rounded toward zero, for an integer type. It returns 0, or -1
+// for another type.
 int pmpi_divide(void *p, int64_t n, int type, int by);
 
-// pmpi_scale32 and pmpi_scale64 do dst[i] = src[i] * factor, pmpi_div32 and
-// pmpi_div64 dst[i] = src[i] / by. dst may be src.
+// pmpi_scale32 and pmpi_scale64 do dst[i] = src[i] * factor. pmpi_div32 and pmpi_div64 do dst[i] =
+// src[i] / by. dst may be src.
 void pmpi_scale32(float *dst, const float *src, int64_t n, float factor);
 void pmpi_scale64(double *dst, const double *src, int64_t n, double factor);
 void pmpi_div32(float *dst, const float *src, int64_t n, float by);

@@ -1,5 +1,5 @@
-// The kernels that every processor can run: plain C without branches in the
-// loops, so that the compiler makes SSE2 or NEON of them.
+// The kernels for every processor: plain C without branches in the loops, so that the compiler
+// turns them into SSE2 or NEON.
 #include "kernels.h"
 
 #include <string.h>
@@ -16,8 +16,8 @@ static inline float from_bits(uint32_t u) {
 	return f;
 }
 
-// A choice that compilers vectorise without doubt: they may not turn a branch
-// around floating-point work into one.
+// A selection without a branch. Compilers always vectorise it, but they may not vectorise a branch
+// around floating-point arithmetic.
 static inline uint32_t choose(int condition, uint32_t yes, uint32_t no) {
 	uint32_t mask = 0u - (uint32_t)condition;
 	return (yes & mask) | (no & ~mask);
@@ -55,8 +55,8 @@ static inline float load_f16(uint16_t h) {
 	uint32_t em = (uint32_t)(h & 0x7fff) << 13;
 	uint32_t normal = em + (112u << 23);
 	uint32_t special = em | 0x7f800000;
-	// A subnormal becomes the fraction of a normal number, whose leading one
-	// is then taken away: exact, and no operand is a float32 subnormal.
+	// A subnormal becomes the fraction of a normal number, from which its leading one is
+	// subtracted. This is exact, and no operand is a float32 subnormal.
 	uint32_t subnormal = bits(from_bits(em + (113u << 23)) - from_bits(113u << 23));
 	uint32_t r = choose(em >= 0x0f800000, special, choose(em < 0x00800000, subnormal, normal));
 	return from_bits(r | sign);
@@ -67,8 +67,8 @@ static inline uint16_t store_f16(float f) {
 	uint32_t sign = (u >> 16) & 0x8000;
 	u &= 0x7fffffff;
 	uint32_t normal = (u - (112u << 23) + 0xfff + ((u >> 13) & 1)) >> 13;
-	// Adding 0.5 puts the last bit of a float16 subnormal at the last bit of
-	// the float32, so that the addition rounds it to nearest even.
+	// Adding 0.5 moves the last bit of a float16 subnormal to the last bit of the float32, so the
+	// addition rounds to nearest even.
 	uint32_t subnormal = bits(from_bits(u) + 0.5f) - bits(0.5f);
 	uint32_t r = choose(u < 0x38800000, subnormal, choose(u >= 0x47800000, 0x7c00, normal));
 	return (uint16_t)choose(u > 0x7f800000, 0x7e00, r | sign);
@@ -76,12 +76,12 @@ static inline uint16_t store_f16(float f) {
 
 #endif
 
-// The forms of MINPS and MAXPS (the second operand when neither is smaller),
-// with a NaN on the left kept.
+// As MINPS and MAXPS, these return the second operand if neither is smaller (or larger). In
+// addition they keep a NaN in a.
 #define MIN2(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
 #define MAX2(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 
-// A block of float32 accumulators that stays in L1 beside a block of a source.
+// A block of float32 accumulators that fits into L1 together with a block of a source.
 enum { BLOCK = 1024 };
 
 #define EACH(stmt)                                                                                 \

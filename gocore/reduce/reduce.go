@@ -1,17 +1,17 @@
-// Package reduce combines tensors in host memory: the arithmetic that MPI
-// either has not (float16, bfloat16, AVG, PREMUL_SUM) or that tests compare it
-// with.
+// Package reduce combines tensors in host memory. It has the arithmetic that MPI does not have
+// (float16, bfloat16, AVG, PREMUL_SUM) or not as it is needed (sums of narrow integers, which must
+// wrap). Combine also has the other types and reduce ops, so that tests can compare MPI's results
+// with it.
 //
-// 16-bit floats go through float32: every element of every source is converted,
-// combined in the order of the sources, and rounded once, to nearest even. The
-// vector code is chosen at run time (AVX-512, AVX2 with F16C, or portable C,
-// which the compiler vectorises) and all of it gives the same bits; a NaN comes
-// out as the positive quiet one. Other types are combined in their own
-// arithmetic: integers wrap, a bool is any byte that is not zero.
+// 16-bit floats are reduced in float32: every element of every source is converted, combined in the
+// order of the sources, and rounded once, to nearest even. The vector code is chosen at run time:
+// AVX-512, AVX2 with F16C, or portable C, which the compiler vectorises. All of it gives the same
+// bits, and every NaN becomes the positive quiet one. Other types are combined in their own
+// arithmetic: integers wrap, and any byte other than 0 is true in a bool.
 //
-// All pointers are to memory outside the Go heap. They need no alignment beyond
-// that of the element. The functions are safe for concurrent use on disjoint
-// memory; those that can fail check their arguments first and then touch nothing.
+// All pointers are to memory outside the Go heap. They need the alignment of an element only. The
+// functions are safe for concurrent use on disjoint memory. A function that can fail checks its
+// arguments before it touches memory.
 package reduce
 
 // #cgo CFLAGS: -std=c11 -O3
@@ -29,7 +29,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// best is the instruction set that Reduce16 and the scaling of 16-bit floats use.
+// best is the best instruction set of this processor. All reductions and scalings of 16-bit floats
+// use it.
 var best = int(C.pmpi_reduce_isa())
 
 var isaNames = [...]string{
@@ -38,11 +39,11 @@ var isaNames = [...]string{
 	C.PMPI_ISA_AVX512:   "avx512",
 }
 
-// ISA names the kernels chosen for this processor: "avx512", "avx2" or "portable".
+// ISA returns the name of the kernels for this processor: "avx512", "avx2" or "portable".
 func ISA() string { return isaNames[best] }
 
-// kernelOp translates the ops that have a two-operand form; AVG and PREMUL_SUM
-// add, their scaling comes before or after.
+// kernelOp has the kernels' number of each reduce op. AVG and PREMUL_SUM are sums here, and the
+// scaling comes before or after.
 var kernelOp = [...]C.int{
 	op.Sum:       C.PMPI_K_SUM,
 	op.Avg:       C.PMPI_K_SUM,
@@ -68,14 +69,13 @@ var kernelType = [...]C.int{
 // Is16 tells whether d is one of the types that Reduce16 takes.
 func Is16(d op.DType) bool { return d == op.Float16 || d == op.BFloat16 }
 
-// Reduce16 reduces the n elements at each of srcs, in the order given, into
-// dst. dst may be one of srcs; otherwise it overlaps none of them. d is Float16
-// or BFloat16.
+// Reduce16 reduces the n elements at each of srcs, in the order of srcs, into dst. dst may be one
+// of srcs. Otherwise it must not overlap any of them. d is Float16 or BFloat16.
 //
-// AVG divides the sum by len(srcs). PREMUL_SUM multiplies each source with its
-// own of scales before it is added, in float32; for other ops scales is nil.
+// AVG divides the sum by len(srcs). PREMUL_SUM multiplies each source by its factor in scales, in
+// float32, before it is added. For other ops scales is nil.
 //
-// It reads every source once and writes dst once: (len(srcs)+1) * 2n bytes.
+// Bytes moved: every source is read once and dst is written once, (len(srcs)+1) * 2n bytes.
 func Reduce16(dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d op.DType, r op.ReduceOp, scales []float64) error {
 	if !Is16(d) || !op.Defined(r, d) {
 		return status.New(status.Type, "%v of %v is not a reduction of 16-bit floats", r, d)
@@ -94,10 +94,10 @@ func Reduce16(dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d op.DType, r 
 	return nil
 }
 
-// reduce16 is Reduce16 with the instruction set isa and arguments that are right.
+// reduce16 is Reduce16 with the instruction set isa. It does not check its arguments.
 func reduce16(isa int, dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d op.DType, k C.int, scales []float64, divisor float32) {
-	// As numbers, because an array of pointers on the Go heap must not reach C;
-	// on the stack up to 64 sources.
+	// The addresses are numbers, because an array of pointers on the Go heap must not be passed to
+	// C. Up to 64 sources need no allocation.
 	var addressRoom [64]uintptr
 	var scaleRoom [64]float32
 	addresses, factors := addressRoom[:0], scaleRoom[:0]
@@ -115,9 +115,9 @@ func reduce16(isa int, dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d op.
 		(*C.float)(unsafe.SliceData(factors)), C.int32_t(len(factors)), C.int64_t(n), bf16, C.int32_t(k), C.float(divisor), C.int(isa))
 }
 
-// Combine does dst[i] = dst[i] r src[i] for n elements, wherever op.Defined(r, d).
-// AVG and PREMUL_SUM add: the caller divides after the last, or scales before the first.
-// For 16-bit floats each call rounds; Reduce16 rounds once.
+// Combine does dst[i] = dst[i] r src[i] for n elements. op.Defined(r, d) must hold. AVG and
+// PREMUL_SUM add, so the caller divides after the last call, or scales before the first. For 16-bit
+// floats each call rounds, but Reduce16 rounds once.
 func Combine(dst, src unsafe.Pointer, n int64, d op.DType, r op.ReduceOp) error {
 	if !op.Defined(r, d) {
 		return status.New(status.Type, "%v is not defined for %v", r, d)
@@ -136,14 +136,14 @@ func Combine(dst, src unsafe.Pointer, n int64, d op.DType, r op.ReduceOp) error 
 	return nil
 }
 
-// Scale multiplies the n elements at p with factor, as ScaleTo does.
+// Scale multiplies the n elements at p by factor, as ScaleTo does.
 func Scale(p unsafe.Pointer, n int64, d op.DType, factor float64) error {
 	return ScaleTo(p, p, n, d, factor)
 }
 
-// ScaleTo does dst[i] = src[i] * factor for n elements of a floating or complex
-// type. dst may be src. factor is first rounded to the real type of the
-// product: float64 for float64 and complex128, else float32.
+// ScaleTo does dst[i] = src[i] * factor for n elements of a floating or complex type. dst may be
+// src. factor is first rounded to the type of the arithmetic: float64 for float64 and complex128,
+// float32 for the others.
 func ScaleTo(dst, src unsafe.Pointer, n int64, d op.DType, factor float64) error {
 	if err := checkScaled(n, d); err != nil {
 		return err
@@ -164,9 +164,9 @@ func scale16(isa int, dst, src unsafe.Pointer, n int64, d op.DType, factor float
 	reduce16(isa, dst, srcs[:], n, d, C.PMPI_K_SUM, scales[:], 1)
 }
 
-// Divide divides the n elements at p, of a type that has a mean, by a number above 0 and
-// below 2^31: a quotient rounded once, where a factor of 1/by would be rounded before the product is;
-// of integers toward zero. This is how a sum becomes the mean of AVG (NCCL's SumPostDiv).
+// Divide divides the n elements at p by a number from 1 to 2^31-1. The type must have a mean. A
+// quotient is rounded once; a product with 1/by would be rounded twice. Integers are rounded toward
+// zero. This is how a sum becomes the mean of AVG (NCCL's SumPostDiv).
 func Divide(p unsafe.Pointer, n int64, d op.DType, by int) error {
 	if !op.Defined(op.Avg, d) {
 		return status.New(status.Type, "%v cannot be divided: it has no mean", d)
@@ -194,7 +194,7 @@ func Divide(p unsafe.Pointer, n int64, d op.DType, by int) error {
 	return nil
 }
 
-// checkScaled refuses what cannot be scaled: the types of PREMUL_SUM can.
+// checkScaled refuses types that cannot be scaled, which are those without PREMUL_SUM.
 func checkScaled(n int64, d op.DType) error {
 	if !op.Defined(op.PremulSum, d) {
 		return status.New(status.Type, "%v cannot be scaled: only floating and complex types can", d)
@@ -205,7 +205,7 @@ func checkScaled(n int64, d op.DType) error {
 	return nil
 }
 
-// reals is how many real numbers n elements of d are.
+// reals returns how many real numbers n elements of d consist of.
 func reals(n int64, d op.DType) C.int64_t {
 	if d == op.Complex64 || d == op.Complex128 {
 		n *= 2

@@ -17,8 +17,8 @@ import (
 
 var types16 = []op.DType{op.Float16, op.BFloat16}
 
-// outside returns n elements of T outside the Go heap, skip elements behind a
-// cache line's start.
+// outside returns n elements of T outside the Go heap, skip elements after the start of a cache
+// line.
 func outside[T any](t testing.TB, n, skip int) []T {
 	size := int(unsafe.Sizeof(*new(T)))
 	p, err := mem.Alloc(int64((n + skip + 1) * size))
@@ -37,12 +37,12 @@ func pointers(srcs [][]uint16) []unsafe.Pointer {
 	return ps
 }
 
-// specials are where conversion and rounding have their edges, of either format.
+// specials are the edge cases of conversion and rounding in both formats.
 var specials = []uint16{0, 0x8000, 1, 0x8001, 0x03ff, 0x0400, 0x007f, 0x0080, 0x7bff, 0xfbff, 0x7c00, 0xfc00,
 	0x7c01, 0x7e00, 0xfe01, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7f81, 0x7fc0, 0xffc1, 0x3c00, 0x3f80, 0x7fff}
 
-// fill makes one element in four any bit pattern, one in eight a special, and
-// the others numbers of a like size, whose sums need rounding.
+// fill gives a quarter of the elements any bit pattern, an eighth a special value, and the others
+// numbers of similar size, whose sums need rounding.
 func fill(rng *rand.Rand, s []uint16, d op.DType) {
 	for i := range s {
 		switch k := rng.IntN(8); {
@@ -68,7 +68,7 @@ type case16 struct {
 	r     op.ReduceOp
 	nsrc  int
 	n     int
-	skip  int // elements by which the buffers are off alignment
+	skip  int // elements by which the buffers are not aligned
 	alias int // the source that is dst, or -1
 }
 
@@ -141,7 +141,7 @@ func TestReduce16ManySourcesAndBlocks(t *testing.T) {
 	})
 }
 
-// Every value of either format survives the way through float32.
+// The conversion to float32 and back keeps every value of both formats.
 func TestReduce16ConvertsEveryValue(t *testing.T) {
 	eachISA(t, func(t *testing.T, isa int) {
 		for _, d := range types16 {
@@ -164,8 +164,8 @@ func TestReduce16ConvertsEveryValue(t *testing.T) {
 	})
 }
 
-// Factors that put values on, just below and just above the middle between two
-// neighbours, into subnormals and beyond the largest number.
+// The factors give products exactly at the middle between two neighbours, just below it and just
+// above it, and products that are subnormal or beyond the largest number.
 func TestReduce16RoundsToNearestEven(t *testing.T) {
 	src, dst := outside[uint16](t, 1<<16, 0), outside[uint16](t, 1<<16, 0)
 	for i := range src {
@@ -190,7 +190,8 @@ func TestReduce16RoundsToNearestEven(t *testing.T) {
 }
 
 func TestReduce16RoundsOnceOnly(t *testing.T) {
-	// In bfloat16 256 + 1 is 256: rounding at every step, 1024 ones get nowhere.
+	// In bfloat16 256 + 1 is 256. If every step rounded, the sum of 1024 ones would not grow beyond
+	// 256.
 	d := outside[uint16](t, 1, 0)
 	var srcs []unsafe.Pointer
 	big := outside[uint16](t, 1, 0)
@@ -244,7 +245,7 @@ func BenchmarkReduce16(b *testing.B) {
 							srcs = append(srcs, ptr(s))
 						}
 						dst := outside[uint16](b, n, 0)
-						b.SetBytes(int64(2 * n * (nsrc + 1))) // read and written
+						b.SetBytes(int64(2 * n * (nsrc + 1))) // bytes read and written
 						for b.Loop() {
 							reduce16(isa, ptr(dst), srcs, int64(n), d, kernelOp[op.Sum], nil, 1)
 						}
@@ -255,7 +256,7 @@ func BenchmarkReduce16(b *testing.B) {
 	}
 }
 
-// BenchmarkMemcpy is what the others are held against: bytes read and written.
+// BenchmarkMemcpy is what the other benchmarks are compared with: bytes read and written.
 func BenchmarkMemcpy(b *testing.B) {
 	for _, n := range []int{32 << 10, 8 << 20, 128 << 20} {
 		b.Run(fmt.Sprintf("%dKiB", n>>10), func(b *testing.B) {

@@ -6,11 +6,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// The reference: conversions from the definition of the formats, by way of
-// float64, with nothing in common with the kernels.
+// The reference: conversions by the definition of the formats, in float64. They share no code with
+// the kernels.
 
-// format describes a 16-bit float: bits of fraction, and the exponent of the
-// smallest normal number.
+// format describes a 16-bit float: the bits of its fraction, and the exponent of the smallest
+// normal number.
 type format struct {
 	fraction int
 	minExp   int
@@ -47,7 +47,7 @@ func (f format) decode(h uint16) float64 {
 	return sign * math.Ldexp(float64(frac+1<<f.fraction), f.minExp+exp-1-f.fraction)
 }
 
-// encode rounds to nearest even; a NaN becomes the positive quiet one.
+// encode rounds to nearest even. A NaN becomes the positive quiet one.
 func (f format) encode(v float64) uint16 {
 	top := uint16(1<<(15-f.fraction)-1) << f.fraction
 	if math.IsNaN(v) {
@@ -66,8 +66,8 @@ func (f format) encode(v float64) uint16 {
 	}
 	_, exp := math.Frexp(v) // v = [0.5, 1) * 2^exp
 	exp = max(exp-1, f.minExp)
-	units := math.RoundToEven(math.Ldexp(v, f.fraction-exp)) // exact but for the rounding
-	h := (exp-f.minExp)<<f.fraction + int(units)             // a carry moves into the exponent
+	units := math.RoundToEven(math.Ldexp(v, f.fraction-exp)) // exact except for the rounding
+	h := (exp-f.minExp)<<f.fraction + int(units)             // a carry goes into the exponent
 	return sign | uint16(min(h, int(top)))
 }
 
@@ -89,7 +89,7 @@ func fold32(a, b float32, r op.ReduceOp) float32 {
 	return a + b
 }
 
-// reference16 is Reduce16 for the i-th element of each source.
+// reference16 returns Reduce16's result for the i-th element of each source.
 func reference16(srcs [][]uint16, i int, d op.DType, r op.ReduceOp, scales []float64) uint16 {
 	f := formatOf(d)
 	var acc float32

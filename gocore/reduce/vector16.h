@@ -1,13 +1,13 @@
-// The n-way reduction of 16-bit floats over one vector width. Included by
-// avx2.c and avx512.c, which define
+// The reduction of 16-bit floats with one vector width. avx2.c and avx512.c include this file. They
+// define
 //   TARGET       the attribute that allows the instructions
-//   VF, VW       a vector of float32 and how many it holds
-//   FN(name)     the name of a function of this instruction set
+//   VF, VW       a vector of float32, and the number of its elements
+//   FN(name)     the name of a function for this instruction set
 //   LOAD_BF16 LOAD_F16 STORE_BF16 STORE_F16 SET1 ADD MUL DIV MIN MAX, and
 //   CANON(v)     v with each NaN replaced by the canonical one
 //   KEEPNAN(a,v) v where a is a number, a where it is NaN
-// Four vectors of every source are taken at a time, in registers: a source is
-// read once, the result written once, and dst may be a source.
+// The loop takes four vectors of every source at a time and keeps them in registers. So a source is
+// read once, the result is written once, and dst may be a source.
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
@@ -56,7 +56,7 @@ INLINE int64_t FN(run)(const pmpi_k16 *k, int64_t i, const int bf16, const int o
 		}
 		for (int32_t r = 1; r < nsrc; r++) {
 			s = srcs[r] + i;
-			// More streams than a processor follows by itself want a hint.
+			// A processor does not prefetch this many streams by itself.
 			__builtin_prefetch(s + 256);
 			VF b0 = FN(load)(s, bf16), b1 = FN(load)(s + VW, bf16);
 			VF b2 = FN(load)(s + 2 * VW, bf16), b3 = FN(load)(s + 3 * VW, bf16);
@@ -90,7 +90,7 @@ INLINE int64_t FN(run)(const pmpi_k16 *k, int64_t i, const int bf16, const int o
 	return i;
 }
 
-// The constants below become one loop each.
+// The constants below make this one loop for each case.
 #define BY_TYPE(op, scaled)                                                                        \
 	(k->bf16 ? FN(run)(k, start, 1, op, scaled) : FN(run)(k, start, 0, op, scaled))
 

@@ -1,51 +1,58 @@
-// Package ipc lets the ranks of a node reach into each other's device memory (CUDA IPC):
-// what they tell each other in front of a collective, and what each remembers of it.
+// Package ipc lets the ranks of a node read and write each other's device memory (CUDA IPC). It has
+// the records that the ranks exchange before a collective, and the mappings that each rank keeps.
 //
-// A collective over this path goes like this, on every rank:
+// A collective takes these steps on every rank:
 //
-//  1. The library's stream waits for the tensors to be ready and records this rank's event
-//     Ready; the rank writes its Record: the handles of its two events, and of the memory
-//     that it lets the others read (Give) and write (Take). One MPI_Allgather of a few
-//     hundred bytes a rank.
-//  2. What was never seen before is mapped. If it is the first time that the ranks see
-//     these records, one MPI_Allreduce tells whether all could; a rank that could not
-//     refuses the path for the group, for good, and all go by staging: a container
-//     without IPC, devices that cannot reach each other.
-//  3. The stream waits for the Ready of the others. A rank queues its kernel over its
-//     slice, or its copies out of the others' memory, and records its event Done. One
-//     MPI_Allreduce of a word, which is a barrier too and tells of a rank that failed.
-//  4. The stream waits for the Done of the others, and the tensors' consumer for the stream.
+//  1. The library's stream waits until the tensors are ready and records this rank's event Ready.
+//     The rank fills in its Record: the handles of its two events, of the memory that the other ranks
+//     read (Source), and of the memory that they write (Target). One MPI_Allgather, of a few hundred
+//     bytes a rank, exchanges the records. If the tensors of a rank cannot be shared, its record says
+//     so, and this collective takes another algorithm.
+//  2. The rank maps the memory that it has not seen before. The first time that the ranks see these
+//     records, an MPI_Allreduce tells whether all could map it. If a rank could not, the group never
+//     uses ipc again, and the collective takes another algorithm. Reasons are a container without
+//     IPC, and devices that cannot reach each other.
+//  3. The stream waits for the event Ready of the other ranks. The rank queues its kernel, or its
+//     copies out of the others' memory, and records its event Done. One MPI_Allreduce of a word
+//     follows. It is a barrier, and it tells whether a rank has failed.
+//  4. The stream waits for the event Done of the other ranks. The consumer of the tensors waits for
+//     the stream.
 //
-// So the host calls MPI two times, for some hundred bytes, and the devices are ordered by
-// events alone: no kernel waits for another one, for ranks that share a device take turns.
+// So the host calls MPI twice, for a few hundred bytes, if the records are known. Events alone order
+// the devices. A kernel that waited for another kernel could wait for ever, because ranks that share
+// a device take turns on it. So no kernel does.
 //
-// Bytes moved, in device memory, for tensors of S bytes on n ranks: an all_reduce reads
-// and writes nS once in all, which is the floor where the ranks share a device, and each
-// rank moves 2S of it; what only moves data is read once and written once.
+// Bytes moved, in device memory, for tensors of S bytes on n ranks: an all_reduce reads and writes
+// nS in all, of which each rank does S and S. If the ranks share a device, that is the least
+// possible. An operation that only moves data reads and writes every byte once.
 //
 // # Why two events a rank are enough
 //
-// A wait for an event takes what the event stands for at that moment. So an event may be
-// recorded anew as soon as all waits for the record before were queued. Ready of
-// collective k is waited for in front of the MPI_Allreduce of step 3, and recorded anew
-// in collective k+1, which this rank begins when that MPI_Allreduce has returned: then all
-// were in it. Done of collective k is waited for in step 4, and recorded anew in step 3 of
-// collective k+1, behind the MPI_Allgather of that, which a rank enters only after its
-// step 4: the collectives of a group run one after another. And no wait comes too early,
-// for the wait for an event that was not recorded is none: Ready is recorded in front of
-// the MPI_Allgather and waited for behind it, Done in front of the MPI_Allreduce and waited
-// for behind it.
+// A wait refers to the latest record of its event when the wait is queued. So an event may be
+// recorded again as soon as all waits for its latest record are queued.
 //
-// A stream waits only for what was queued before, in real time, so no circle can arise,
-// whatever groups use a device's stream in whatever order.
+// The waits for Ready of collective k are queued before the MPI_Allreduce of step 3. This rank
+// records Ready again in collective k+1. It begins that one after the MPI_Allreduce has returned,
+// and so after all ranks have entered it.
+//
+// The waits for Done of collective k are queued in step 4. This rank records Done again in step 3
+// of collective k+1, after the MPI_Allgather there. Every rank enters that MPI_Allgather after its
+// step 4, because the collectives of a group run one after another.
+//
+// No wait is queued too early, when its event was not recorded yet: Ready is recorded before the
+// MPI_Allgather and its waits are queued after it. Done is recorded before the MPI_Allreduce and its
+// waits are queued after it.
+//
+// A stream waits only for work that was queued earlier in real time. So the waits form no circle,
+// in whatever order groups use a device's stream.
 //
 // # Memory
 //
-// A handle names an allocation, so a Record has the offset of the tensor in it. Mappings are
-// kept, for making one takes longer than most collectives; so memory that a rank frees stays
-// with the driver until the others unmap it: when something new lies at its address, when
-// they have mapped more than Kept others of that rank, or when the group ends. An address
-// that was allocated anew has a new ID, and is mapped anew.
+// A handle names an allocation, so a Record also has the offset of the tensor in it. Mappings are
+// kept, because making one takes longer than most collectives. So the driver keeps memory that a
+// rank has freed until the other ranks unmap it. They do so when a new allocation has its address,
+// when they have mapped more than Kept other allocations of that rank, or when the group ends. A
+// new allocation at an old address has a new ID, so it is mapped anew.
 package ipc
 
 import (
@@ -61,7 +68,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Device is what this package asks of a *cuda.Device.
+// Device has the methods of *cuda.Device that this package calls.
 type Device interface {
 	NewEvent(ipc bool) (cuda.Event, error)
 	FreeEvent(cuda.Event) error
@@ -76,52 +83,54 @@ type Device interface {
 // Handle names an allocation or an event to other processes.
 type Handle = [64]byte
 
-// Memory is a tensor as the other processes find it: Offset bytes into an allocation.
-// One of Size 0 is none.
+// Memory describes a tensor to other processes: it begins Offset bytes into an allocation. A Memory
+// of Size 0 stands for no tensor.
 type Memory struct {
-	ID     uint64 // of the allocation, never used again in its process
-	Base   uint64 // its address there
+	ID     uint64 // of the allocation; its process never uses the ID again
+	Base   uint64 // the allocation's address in its process
 	Size   int64
 	Offset int64
 	Handle Handle
 }
 
-// State is what a rank thinks of a collective; the lowest one counts.
+// State is a rank's answer whether it can take part in a collective. The lowest State of all ranks
+// counts.
 type State int64
 
 const (
-	Never  State = iota // the driver refuses: this rank can share nothing
-	Not                 // not this collective's tensors
-	Serves              // go ahead
+	Never    State = iota // the driver refuses: this rank can share no memory
+	NotThese              // the tensors of this collective cannot be shared
+	Serves                // this rank can take part
 )
 
-// Record is what a rank tells the others. It holds no pointer and no padding.
+// Record is what a rank tells the other ranks. It has no pointer and no padding.
 type Record struct {
-	State       State
-	Ready, Done Handle
-	Give, Take  Memory
+	State          State
+	Ready, Done    Handle
+	Source, Target Memory
 }
 
-// Bytes is the length of a Record on its way.
+// Bytes is the length of a Record in a message.
 const Bytes = int64(unsafe.Sizeof(Record{}))
 
 const (
 	// Kept is how many allocations of one rank stay mapped.
 	Kept = 128
-	// remembered is how many sets of records are known to have been mapped by all. Each
-	// has two allocations of a rank at most, so none of them was unmapped: see Kept.
+	// remembered is how many sets of records a rank remembers as mapped by all ranks. A set has at
+	// most two allocations of each rank. So the sets name fewer than Kept allocations of a rank,
+	// and all of them are still mapped.
 	remembered = 16
 )
 
-// Peers is what one member of a group knows of the others' memory. It is used by one
-// collective at a time; only Refused may be called at any time.
+// Peers is what one member of a group knows of the other members' memory. One collective at a time
+// uses it. Only Refused may be called at any time.
 type Peers struct {
 	Rank, Size int
 
-	refusal atomic.Pointer[string]
-	sides   map[Device]*Side
-	seed    maphash.Seed
-	agreed  []agreement // the latest last
+	refusal   atomic.Pointer[string]
+	endpoints map[Device]*Endpoint
+	seed      maphash.Seed
+	agreed    []agreement // the latest one is the last
 }
 
 type agreement struct {
@@ -129,16 +138,16 @@ type agreement struct {
 	records []byte
 }
 
-// New returns the peers of a group of which this is member rank.
+// New returns the Peers of member rank of a group of size members.
 func New(rank, size int) *Peers {
-	return &Peers{Rank: rank, Size: size, sides: map[Device]*Side{}, seed: maphash.MakeSeed()}
+	return &Peers{Rank: rank, Size: size, endpoints: map[Device]*Endpoint{}, seed: maphash.MakeSeed()}
 }
 
-// Refused tells whether the path was found not to work in this group, on all its members
-// alike.
+// Refused tells whether the members have found that ipc does not work in this group. All members
+// give the same answer.
 func (p *Peers) Refused() bool { return p.refusal.Load() != nil }
 
-// Refusal says why, as far as this rank knows.
+// Refusal returns the reason as this rank knows it, or "".
 func (p *Peers) Refusal() string {
 	if s := p.refusal.Load(); s != nil {
 		return *s
@@ -146,11 +155,12 @@ func (p *Peers) Refusal() string {
 	return ""
 }
 
-// Refuse ends the use of the path in this group. All members do it in the same collective.
+// Refuse ends the use of ipc in this group. All members call it in the same collective.
 func (p *Peers) Refuse(why string) { p.refusal.CompareAndSwap(nil, &why) }
 
-// Agreed tells whether all members have mapped what this set of records names: then they
-// need not ask each other. All give the same answer, for they see the same sets.
+// Agreed tells whether all members have mapped the memory that these records name, so that they
+// need not ask each other. All members give the same answer, because they see the same sets of
+// records.
 func (p *Peers) Agreed(records []byte) bool {
 	h := maphash.Bytes(p.seed, records)
 	for i := len(p.agreed) - 1; i >= 0; i-- {
@@ -163,7 +173,7 @@ func (p *Peers) Agreed(records []byte) bool {
 	return false
 }
 
-// Agree remembers a set of records that all members have mapped.
+// Agree remembers records whose memory all members have mapped.
 func (p *Peers) Agree(records []byte) {
 	if len(p.agreed) == remembered {
 		p.agreed = slices.Delete(p.agreed, 0, 1)
@@ -171,26 +181,27 @@ func (p *Peers) Agree(records []byte) {
 	p.agreed = append(p.agreed, agreement{maphash.Bytes(p.seed, records), bytes.Clone(records)})
 }
 
-// Side is what is to be seen from one device of this process.
-type Side struct {
-	Own *Own
+// Endpoint is one device of this process in one group. It has the events that this rank records, the
+// handles of its memory, and the mappings of other ranks' memory.
+type Endpoint struct {
+	Events *Events
 
 	peers   *Peers
 	dev     Device
 	exports map[uint64]Handle // by the allocation's ID
 	remote  []remote          // by rank
-	retired []unsafe.Pointer  // mappings that queued work may still use
+	retired []unsafe.Pointer  // mappings to be closed when the queued work that may use them is over
 }
 
-// Own is the pair of events that this rank records.
-type Own struct {
+// Events are the two events that this rank records.
+type Events struct {
 	Ready, Done             cuda.Event
 	ReadyHandle, DoneHandle Handle
 }
 
 type remote struct {
 	events map[Handle]cuda.Event
-	maps   []mapping // the latest used last
+	maps   []mapping // the one used last is the last
 }
 
 type mapping struct {
@@ -199,15 +210,14 @@ type mapping struct {
 	at       unsafe.Pointer
 }
 
-// spare holds the events of groups that ended, by device. They are never destroyed: in
-// another process somebody may still wait for one, and of an event whose owner destroyed
-// it nothing is promised.
+// spare holds the Events of groups that ended, by device. They are never destroyed: another process
+// may still wait for one, and CUDA promises nothing about an event whose owner has destroyed it.
 var spare = struct {
 	sync.Mutex
-	events map[Device][]*Own
-}{events: map[Device][]*Own{}}
+	events map[Device][]*Events
+}{events: map[Device][]*Events{}}
 
-func takeOwn(d Device) (*Own, error) {
+func takeEvents(d Device) (*Events, error) {
 	spare.Lock()
 	if list := spare.events[d]; len(list) > 0 {
 		o := list[len(list)-1]
@@ -216,7 +226,7 @@ func takeOwn(d Device) (*Own, error) {
 		return o, nil
 	}
 	spare.Unlock()
-	o := new(Own)
+	o := new(Events)
 	for _, e := range []struct {
 		event  *cuda.Event
 		handle *Handle
@@ -232,58 +242,58 @@ func takeOwn(d Device) (*Own, error) {
 	return o, nil
 }
 
-// Side returns what is to be seen from d, and unmaps what is used no more.
-func (p *Peers) Side(d Device) (*Side, error) {
-	s := p.sides[d]
-	if s == nil {
-		own, err := takeOwn(d)
+// Endpoint returns the endpoint of d, and closes retired mappings that are no longer in use.
+func (p *Peers) Endpoint(d Device) (*Endpoint, error) {
+	ep := p.endpoints[d]
+	if ep == nil {
+		events, err := takeEvents(d)
 		if err != nil {
 			return nil, err
 		}
-		s = &Side{Own: own, peers: p, dev: d, exports: map[uint64]Handle{}, remote: make([]remote, p.Size)}
-		p.sides[d] = s
+		ep = &Endpoint{Events: events, peers: p, dev: d, exports: map[uint64]Handle{}, remote: make([]remote, p.Size)}
+		p.endpoints[d] = ep
 	}
-	if len(s.retired) > 0 {
-		if over, err := d.Query(s.Own.Done); over && err == nil {
-			for _, at := range s.retired {
+	if len(ep.retired) > 0 {
+		if over, err := d.Query(ep.Events.Done); over && err == nil {
+			for _, at := range ep.retired {
 				if err := d.CloseIPC(at); err != nil {
 					return nil, err
 				}
 			}
-			s.retired = s.retired[:0]
+			ep.retired = ep.retired[:0]
 		}
 	}
-	return s, nil
+	return ep, nil
 }
 
-// Export describes n bytes at data, of which the driver says l. ok is false where they are
-// no memory that can be shared: this collective's tensors are then not for this path.
-func (s *Side) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Memory, ok bool, err error) {
+// Export describes n bytes at data to other processes. l is what the driver knows of that memory.
+// ok is false if it cannot be shared; this collective then has to take another algorithm.
+func (ep *Endpoint) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Memory, ok bool, err error) {
 	offset := int64(uintptr(data) - l.Base)
 	if !l.IPC || offset < 0 || n > l.Size-offset {
 		return m, false, nil
 	}
-	h, known := s.exports[l.ID]
+	h, known := ep.exports[l.ID]
 	if !known {
-		if h, err = s.dev.IPCHandle(unsafe.Add(data, -offset)); err != nil {
+		if h, err = ep.dev.IPCHandle(unsafe.Add(data, -offset)); err != nil {
 			return m, false, err
 		}
-		if len(s.exports) >= 4*Kept { // freed ones, most of them
-			clear(s.exports)
+		if len(ep.exports) >= 4*Kept { // most of them were freed
+			clear(ep.exports)
 		}
-		s.exports[l.ID] = h
+		ep.exports[l.ID] = h
 	}
 	return Memory{ID: l.ID, Base: uint64(l.Base), Size: l.Size, Offset: offset, Handle: h}, true, nil
 }
 
-// Import returns where memory of another rank is in this process, nil where there is none.
-// It stays there as long as it is among the Kept latest of that rank, and the other has not
-// freed it.
-func (s *Side) Import(rank int, m *Memory) (unsafe.Pointer, error) {
+// Import returns the address in this process of another rank's memory, or nil if m is of Size 0.
+// The mapping stays while it is among the Kept latest of that rank and that rank has not freed the
+// memory.
+func (ep *Endpoint) Import(rank int, m *Memory) (unsafe.Pointer, error) {
 	if m.Size == 0 {
 		return nil, nil
 	}
-	r := &s.remote[rank]
+	r := &ep.remote[rank]
 	for i := len(r.maps) - 1; i >= 0; i-- {
 		if f := r.maps[i]; f.id == m.ID && f.base == m.Base {
 			copy(r.maps[i:], r.maps[i+1:])
@@ -291,38 +301,38 @@ func (s *Side) Import(rank int, m *Memory) (unsafe.Pointer, error) {
 			return unsafe.Add(f.at, m.Offset), nil
 		}
 	}
-	// What lay in this place was freed, so no work uses it: its owner's free has waited for
-	// all that the owner had queued, the waits for our Done among it.
+	// A mapping of these addresses is of memory that its owner has freed. No work uses it: to free
+	// the memory, the owner has waited for all that it had queued, and so for our event Done.
 	var err error
 	r.maps = slices.DeleteFunc(r.maps, func(f mapping) bool {
 		stale := f.base < m.Base+uint64(m.Size) && m.Base < f.base+uint64(f.size)
 		if stale && err == nil {
-			err = s.dev.CloseIPC(f.at)
+			err = ep.dev.CloseIPC(f.at)
 		}
 		return stale
 	})
 	if err != nil {
 		return nil, err
 	}
-	at, err := s.dev.OpenIPC(m.Handle)
+	at, err := ep.dev.OpenIPC(m.Handle)
 	if err != nil {
 		return nil, err
 	}
 	if len(r.maps) == Kept {
-		s.retired = append(s.retired, r.maps[0].at)
+		ep.retired = append(ep.retired, r.maps[0].at)
 		r.maps = slices.Delete(r.maps, 0, 1)
 	}
 	r.maps = append(r.maps, mapping{m.ID, m.Base, m.Size, at})
 	return unsafe.Add(at, m.Offset), nil
 }
 
-// Event returns another rank's event.
-func (s *Side) Event(rank int, h *Handle) (cuda.Event, error) {
-	r := &s.remote[rank]
+// Event returns another rank's event in this process.
+func (ep *Endpoint) Event(rank int, h *Handle) (cuda.Event, error) {
+	r := &ep.remote[rank]
 	if e, ok := r.events[*h]; ok {
 		return e, nil
 	}
-	e, err := s.dev.OpenIPCEvent(*h)
+	e, err := ep.dev.OpenIPCEvent(*h)
 	if err != nil {
 		return 0, err
 	}
@@ -333,39 +343,39 @@ func (s *Side) Event(rank int, h *Handle) (cuda.Event, error) {
 	return e, nil
 }
 
-// drain is how long Close waits for work that was queued; tests shorten it.
+// drain is how long Close waits for queued work. Tests shorten it.
 var drain = 5 * time.Second
 
-// Close unmaps everything. Where work that was queued does not end, because the group
-// broke, the mappings stay to the end of the process. No collective is under way.
+// Close unmaps all memory. If queued work does not end, because the group broke, its device's
+// mappings stay until the process ends. No collective may be under way.
 func (p *Peers) Close() {
-	for d, s := range p.sides {
-		idle := s.idle(time.Now().Add(drain))
-		for i := range s.remote {
-			for _, e := range s.remote[i].events {
-				_ = d.FreeEvent(e) // a context that is broken keeps it; so below
+	for d, ep := range p.endpoints {
+		idle := ep.idle(time.Now().Add(drain))
+		for i := range ep.remote {
+			for _, e := range ep.remote[i].events {
+				_ = d.FreeEvent(e) // fails in a broken context, and so does CloseIPC below
 			}
-			for _, f := range s.remote[i].maps {
-				s.retired = append(s.retired, f.at)
+			for _, f := range ep.remote[i].maps {
+				ep.retired = append(ep.retired, f.at)
 			}
 		}
 		if idle {
-			for _, at := range s.retired {
+			for _, at := range ep.retired {
 				_ = d.CloseIPC(at)
 			}
 		}
 		spare.Lock()
-		spare.events[d] = append(spare.events[d], s.Own)
+		spare.events[d] = append(spare.events[d], ep.Events)
 		spare.Unlock()
 	}
-	clear(p.sides)
+	clear(p.endpoints)
 	p.agreed = nil
 	p.Refuse("the group was destroyed")
 }
 
-func (s *Side) idle(deadline time.Time) bool {
+func (ep *Endpoint) idle(deadline time.Time) bool {
 	for {
-		over, err := s.dev.Query(s.Own.Done)
+		over, err := ep.dev.Query(ep.Events.Done)
 		switch {
 		case err != nil:
 			return false
@@ -378,7 +388,7 @@ func (s *Side) idle(deadline time.Time) bool {
 	}
 }
 
-// Why is the text of a refusal: this rank's own reason, if it has one.
+// Why returns the text of a refusal: this rank's reason, if it has one.
 func Why(err error) string {
 	if err == nil {
 		return "another rank could not share its memory or map that of the others"

@@ -15,16 +15,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// driver is a device that only keeps account.
+// driver is a Device that only counts calls and keeps lists.
 type driver struct {
 	events  int
 	freed   []cuda.Event
-	handles int                       // IPCHandle calls
+	handles int                       // number of calls of IPCHandle
 	opened  map[unsafe.Pointer]Handle // mappings
 	opens   int
 	closed  []unsafe.Pointer
-	shown   map[Handle]cuda.Event // events of others that were opened
-	busy    bool                  // what was queued has not ended
+	shown   map[Handle]cuda.Event // opened events of other processes
+	busy    bool                  // queued work has not ended
 	fail    map[string]error
 }
 
@@ -53,7 +53,7 @@ func (d *driver) IPCHandle(p unsafe.Pointer) (h Handle, err error) {
 	return h, d.fail["IPCHandle"]
 }
 
-// room is where mappings are: never read.
+// room is where mappings are. It is never read.
 var room [1 << 20]byte
 
 func (d *driver) OpenIPC(h Handle) (unsafe.Pointer, error) {
@@ -92,19 +92,19 @@ func memory(id, base uint64, size int64) *Memory {
 	return m
 }
 
-func sideOf(t *testing.T, p *Peers, d Device) *Side {
-	s, err := p.Side(d)
+func endpointOf(t *testing.T, p *Peers, d Device) *Endpoint {
+	s, err := p.Endpoint(d)
 	require.NoError(t, err)
 	return s
 }
 
-func put(t *testing.T, s *Side, rank int, m *Memory) unsafe.Pointer {
+func put(t *testing.T, s *Endpoint, rank int, m *Memory) unsafe.Pointer {
 	at, err := s.Import(rank, m)
 	require.NoError(t, err)
 	return at
 }
 
-// Records are compared and sent as bytes, so nothing in them may be left undefined.
+// Records are compared and sent as bytes, so they must have no undefined bytes.
 func TestRecordHasNoPadding(t *testing.T) {
 	var sum func(x reflect.Type) uintptr
 	sum = func(x reflect.Type) (n uintptr) {
@@ -122,7 +122,7 @@ func TestRecordHasNoPadding(t *testing.T) {
 
 func TestImportMapsAnAllocationOnce(t *testing.T) {
 	d := newDriver()
-	s := sideOf(t, New(0, 3), d)
+	s := endpointOf(t, New(0, 3), d)
 	assert.Nil(t, put(t, s, 1, &Memory{}))
 	assert.Zero(t, d.opens)
 
@@ -144,7 +144,7 @@ func TestMemoryAllocatedAnewIsMappedAnew(t *testing.T) {
 		"reaching into it": memory(8, 0x10ff, 0x100),
 	} {
 		d := newDriver()
-		s := sideOf(t, New(0, 2), d)
+		s := endpointOf(t, New(0, 2), d)
 		old := unsafe.Add(put(t, s, 1, memory(7, 0x1000, 0x100)), -8)
 		beside := put(t, s, 1, memory(6, 0x0e00, 0x100))
 		elsewhere := put(t, s, 1, memory(5, 0x2000, 0x100))
@@ -155,23 +155,23 @@ func TestMemoryAllocatedAnewIsMappedAnew(t *testing.T) {
 	}
 }
 
-// What was used least lately goes, but not before queued work is done with it.
+// The mapping that was used least recently is closed, but only after queued work is done with it.
 func TestNoMoreThanKeptStayMapped(t *testing.T) {
 	d := newDriver()
 	p := New(0, 2)
-	s := sideOf(t, p, d)
+	s := endpointOf(t, p, d)
 	for i := range uint64(Kept) {
 		put(t, s, 1, memory(i+1, i<<20, 16))
 	}
-	first := put(t, s, 1, memory(1, 0, 16)) // used again
+	first := put(t, s, 1, memory(1, 0, 16)) // used again below
 	d.busy = true
 	put(t, s, 1, memory(Kept+1, Kept<<20, 16))
-	sideOf(t, p, d)
+	endpointOf(t, p, d)
 	assert.Empty(t, d.closed, "queued work may use it")
 	d.busy = false
-	sideOf(t, p, d)
+	endpointOf(t, p, d)
 	assert.Len(t, d.closed, 1)
-	sideOf(t, p, d)
+	endpointOf(t, p, d)
 	assert.Len(t, d.closed, 1)
 	assert.Len(t, d.opened, Kept)
 	assert.Equal(t, first, put(t, s, 1, memory(1, 0, 16)))
@@ -182,7 +182,7 @@ func TestNoMoreThanKeptStayMapped(t *testing.T) {
 
 func TestExport(t *testing.T) {
 	d := newDriver()
-	s := sideOf(t, New(0, 2), d)
+	s := endpointOf(t, New(0, 2), d)
 	base := unsafe.Pointer(&room[0])
 	l := cuda.Location{Kind: cuda.OnDevice, Base: uintptr(base), Size: 256, ID: 3, IPC: true}
 	m, ok, err := s.Export(unsafe.Add(base, 64), 192, l)
@@ -206,7 +206,7 @@ func TestExport(t *testing.T) {
 		assert.False(t, ok, name)
 		assert.Zero(t, m, name)
 	}
-	for i := range uint64(5 * Kept) { // freed and allocated again and again
+	for i := range uint64(5 * Kept) { // an allocation that is freed and made again each time
 		l.ID = 10 + i
 		_, _, err := s.Export(base, 256, l)
 		require.NoError(t, err)
@@ -220,7 +220,7 @@ func TestExport(t *testing.T) {
 
 func TestEventsOfOthersAreOpenedOnce(t *testing.T) {
 	d := newDriver()
-	s := sideOf(t, New(0, 3), d)
+	s := endpointOf(t, New(0, 3), d)
 	h, other := Handle{1}, Handle{2}
 	e, err := s.Event(1, &h)
 	require.NoError(t, err)
@@ -253,8 +253,9 @@ func TestAgreedKnowsTheLatestSets(t *testing.T) {
 	assert.True(t, p.Agreed(set(100)), "it keeps bytes of its own")
 }
 
-// Ranks that see the same records know alike whether all have mapped them, and are right:
-// none has to open anything, though their peers allocate, free and go back to old tensors.
+// Ranks that see the same records give the same answer whether all ranks have mapped them, and the
+// answer is right: no rank has to open anything, although ranks allocate, free, and return to old
+// tensors.
 func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 	const size = 3
 	rng := rand.New(rand.NewSource(6))
@@ -269,7 +270,7 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 		next++
 		m := Memory{ID: next, Base: uint64(rng.Intn(400)) << 8, Size: int64(1+rng.Intn(3)) << 8, Handle: Handle{byte(next), byte(next >> 8)}}
 		kept := live[r][:0]
-		for _, old := range live[r] { // what the driver hands out again was freed
+		for _, old := range live[r] { // memory that the driver allocates again was freed
 			if old.Base+uint64(old.Size) <= m.Base || m.Base+uint64(m.Size) <= old.Base {
 				kept = append(kept, old)
 			}
@@ -279,17 +280,17 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 	agreed := 0
 	for range 20000 {
 		var records [size]Record
-		var sides [size]*Side
+		var endpoints [size]*Endpoint
 		var on [size]int
 		for r := range size {
 			if len(live[r]) == 0 || rng.Intn(200) == 0 {
 				allocate(r)
 			}
-			on[r] = rng.Intn(40) / 39 // now and then its other device
-			sides[r] = sideOf(t, peers[r], drivers[r][on[r]])
-			records[r].Ready = Handle{byte(r), byte(on[r])} // as its own events would say
+			on[r] = rng.Intn(40) / 39 // sometimes the rank's other device
+			endpoints[r] = endpointOf(t, peers[r], drivers[r][on[r]])
+			records[r].Ready = Handle{byte(r), byte(on[r])} // as the events of that device would have it
 			m := live[r][len(live[r])-1-rng.Intn(min(3, len(live[r])))]
-			records[r].Give = m
+			records[r].Source = m
 		}
 		raw := unsafe.Slice((*byte)(unsafe.Pointer(&records[0])), size*int(Bytes))
 		known := peers[0].Agreed(raw)
@@ -300,7 +301,7 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 			before := drivers[r][on[r]].opens
 			for other := range size {
 				if other != r {
-					put(t, sides[r], other, &records[other].Give)
+					put(t, endpoints[r], other, &records[other].Source)
 				}
 			}
 			if known {
@@ -330,7 +331,7 @@ func TestASideThatCannotHaveEvents(t *testing.T) {
 	for _, call := range []string{"NewEvent", "IPCEventHandle"} {
 		d := newDriver()
 		d.fail[call] = errors.New("refused")
-		_, err := New(0, 2).Side(d)
+		_, err := New(0, 2).Endpoint(d)
 		assert.ErrorContains(t, err, "refused", call)
 	}
 }
@@ -338,8 +339,8 @@ func TestASideThatCannotHaveEvents(t *testing.T) {
 func TestCloseUnmapsAndKeepsItsOwnEvents(t *testing.T) {
 	d := newDriver()
 	p := New(0, 2)
-	s := sideOf(t, p, d)
-	own := s.Own
+	s := endpointOf(t, p, d)
+	events := s.Events
 	put(t, s, 1, memory(1, 0, 16))
 	theirs, err := s.Event(1, &Handle{9})
 	require.NoError(t, err)
@@ -347,12 +348,12 @@ func TestCloseUnmapsAndKeepsItsOwnEvents(t *testing.T) {
 	assert.Empty(t, d.opened)
 	assert.Equal(t, []cuda.Event{theirs}, d.freed)
 	assert.True(t, p.Refused())
-	p.Close() // nothing is left to close
+	p.Close() // there is nothing left to close
 	assert.Len(t, d.closed, 1)
 
 	made := d.events
-	assert.Same(t, own, sideOf(t, New(0, 2), d).Own, "the next group's")
-	assert.NotSame(t, own, sideOf(t, New(0, 2), d).Own, "not a third one's as well")
+	assert.Same(t, events, endpointOf(t, New(0, 2), d).Events, "the next group's")
+	assert.NotSame(t, events, endpointOf(t, New(0, 2), d).Events, "not a third one's as well")
 	assert.Equal(t, made+2, d.events)
 }
 
@@ -365,7 +366,7 @@ func TestCloseLeavesMappedWhatQueuedWorkUses(t *testing.T) {
 	} {
 		d := newDriver()
 		p := New(0, 2)
-		put(t, sideOf(t, p, d), 1, memory(1, 0, 16))
+		put(t, endpointOf(t, p, d), 1, memory(1, 0, 16))
 		spoil(d)
 		p.Close()
 		assert.Len(t, d.opened, 1, name)

@@ -1,5 +1,5 @@
-// Package cudafake builds a CUDA driver that needs no GPU, for the tests of package cuda and
-// of what stands on it. What it does, and how tests make it fail: driver/fake.h.
+// Package cudafake builds a CUDA driver that needs no GPU, for the tests of package cuda and of the
+// packages above it. driver/fake.h says what it does, and how tests make it fail.
 package cudafake
 
 import (
@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// Build returns the path of the fake driver, for PADDLEMPI_CUDA: the one that make built,
-// or one compiled for this test where that is older than a source. Where there is no C compiler
-// the test is skipped.
+// Build returns the path of the fake driver, for PADDLEMPI_CUDA. It is the one that make has built,
+// or, if that is older than a source, one that is compiled for this test. Without a C compiler the
+// test is skipped.
 func Build(t testing.TB) string {
 	t.Helper()
 	_, file, _, _ := runtime.Caller(0)
@@ -32,7 +32,7 @@ func Build(t testing.TB) string {
 	return out
 }
 
-// upToDate tells whether the file made is there and no file of the patterns is newer.
+// upToDate tells whether the file made exists and no file of the patterns is newer.
 func upToDate(made string, patterns ...string) bool {
 	built, err := os.Stat(made)
 	if err != nil {

@@ -1,31 +1,31 @@
-// pmpi_copy_strided_<bytes of an element>: elements from strided memory into flat
-// memory, or back.
+// pmpi_copy_strided_<bytes of an element>: copies elements from strided memory to flat memory, or
+// back.
 //
-// It reads and writes every element once, 2 * count elements. That is its floor
-// where the last dimension has stride 1; with another, memory moves the sectors
-// of 32 bytes that the elements lie in.
+// It reads and writes every element once, 2 * count elements. That is the least possible if the
+// last dimension has stride 1. With another stride the memory moves all sectors of 32 bytes in
+// which the elements are.
 #include "dialect.h"
 
 #define MAX_DIMS 16
 
-// StridedArgs of gocore/cuda/kernels.go, field for field: the elements
-// [from, from + count), in row-major order, of a tensor.
+// The fields of StridedArgs in gocore/cuda/kernels.go: the elements [from, from + count) of a
+// tensor, in row-major order.
 typedef struct pmpi_strided_args {
 	int64_t from;
 	int64_t count;
 	int64_t ndim;       // 0 to MAX_DIMS
-	void *flat;         // element `from` is its first
+	void *flat;         // its first element is element `from`
 	void *strided;      // element 0 of the tensor
-	int64_t to_strided; // 1 writes strided memory, 0 flat
+	int64_t to_strided; // 1: write strided memory; 0: write flat memory
 	int64_t shape[MAX_DIMS];
 	int64_t strides[MAX_DIMS]; // in elements, of any sign
 } pmpi_strided_args;
 
 typedef struct {
-	uint64_t x, y; // complex128 is at multiples of 8
+	uint64_t x, y; // the alignment of complex128 is 8
 } wide;
 
-// A division of 64 bits takes several times as long as one of 32.
+// A 64-bit division takes several times as long as a 32-bit one.
 #define DEFINE_OFFSET(index, most)                                                                 \
 	INLINE int64_t offset_##index(const pmpi_strided_args *args, int64_t element) {                \
 		index rest = (index)element;                                                               \

@@ -1,13 +1,12 @@
-// The sources of the kernels are in two languages at once: CUDA C++ for NVRTC,
-// which makes the PTX of them, and C11, in which a test or a fake driver runs
-// them on the host. There a call of a kernel is one thread of the device: who
-// compiles it defines threadIdx, blockIdx, blockDim and gridDim beforehand (with
-// a member x), all 0, 0, 1 and 1 for a launch in one call.
+// The sources of the kernels are valid in two languages: in CUDA C++ for NVRTC, which makes PTX of
+// them, and in C11, so that a test or a fake driver can run them on the host. In C a call of a
+// kernel is one thread of the device. The code that includes a kernel first defines threadIdx,
+// blockIdx, blockDim and gridDim with a member x. For a launch in one call they are 0, 0, 1 and 1.
 #ifndef PADDLEMPI_KERNELS_DIALECT_H
 #define PADDLEMPI_KERNELS_DIALECT_H
 
-// A block's threads. Four blocks on each processor of the device keep enough
-// loads in flight, and leave a thread 64 registers: no kernel spills any.
+// The threads of a block. Four blocks on each processor of the device keep enough loads in flight,
+// and leave 64 registers to a thread, so that no kernel spills registers.
 #define BLOCK_THREADS   256
 #define BLOCKS_PER_PROC 4
 
@@ -26,8 +25,8 @@ typedef unsigned long long uint64_t;
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 
-// KERNEL(name, type) { ... } is a kernel; in it, args points at its one
-// argument, a struct by value: every thread reads it from the constant bank.
+// KERNEL(name, type) { ... } defines a kernel. In it, args points to its one argument, a struct
+// that is passed by value. Every thread reads it from the constant bank.
 #define KERNEL(name, type)                                                                         \
 	static __device__ __forceinline__ void name##_body(const type *args);                          \
 	extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS_PER_PROC)                   \
@@ -36,7 +35,7 @@ typedef unsigned long long uint64_t;
 	}                                                                                              \
 	static __device__ __forceinline__ void name##_body(const type *args)
 
-// The compiler would make four of it.
+// The compiler would make four stores of it.
 INLINE void store16(void *to, uint4 v) {
 	asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
 				 :
@@ -85,8 +84,8 @@ INLINE uint32_t AS_UINT(float f) {
 
 #endif
 
-// The number of this thread in the launch, and how many there are: a loop from
-// the one in steps of the other does everything, whatever the grid.
+// The number of this thread in the launch, and the number of threads. A loop from THREAD in steps
+// of THREADS covers all elements with any grid.
 #define THREAD  ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define THREADS ((int64_t)gridDim.x * blockDim.x)
 

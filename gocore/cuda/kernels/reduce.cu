@@ -1,48 +1,47 @@
-// pmpi_reduce_<dtype>_<op>: dst[*][i] = the reduction of src[*][i], in the order
-// of the sources, for every dtype and op of docs/ops.md, with the bits of the
-// host kernels in gocore/reduce (but for the payload of a NaN of 32 bits or more).
+// pmpi_reduce_<dtype>_<op>: dst[*][i] = the reduction of src[*][i], in the order of the sources,
+// for every dtype and op of docs/ops.md. The bits are those of the host kernels in gocore/reduce,
+// except for the payload of a NaN of 32 bits or more.
 //
-// It reads every source once and writes every destination once:
-// (n_src + n_dst) * count elements. That is its floor and what a run is held
-// against: with n ranks that share one GPU and have S bytes each, every rank
-// does 1/n of the elements and all of them together move 2nS bytes, 2nS /
-// memory bandwidth. On several GPUs the (n-1)/n of them that lie elsewhere cross
+// A kernel reads every source once and writes every destination once: (n_src + n_dst) * count
+// elements. That is the least possible, and runs are compared with it. If n ranks with S bytes each
+// share one GPU, every rank does 1/n of the elements. All ranks together move 2nS bytes, which
+// takes 2nS / memory bandwidth. On several GPUs, (n-1)/n of the bytes are on another GPU and cross
 // NVLink or PCIe.
 //
-// Where all arrays start at the same offset from 16 bytes (tensors of one
-// allocator do), all but the ends goes in packs of 16 bytes; else element by
-// element. A thread has the packs of up to four sources in flight.
+// If all arrays start at the same remainder modulo 16, as tensors of one allocator do, all elements
+// but those at the ends go in packs of 16 bytes. Otherwise they go one by one. A thread has the
+// packs of up to four sources in flight.
 #include "dialect.h"
 
 #define MAX_ARRAYS 64
 
-// ReduceArgs of gocore/cuda/kernels.go, field for field. The arrays need the
-// alignment of their elements only. A source may be a destination, the whole of
-// it; otherwise they do not overlap.
+// The fields of ReduceArgs in gocore/cuda/kernels.go. The arrays need the alignment of their
+// elements only. A destination may be one of the sources. Otherwise it must not overlap any of
+// them.
 typedef struct pmpi_reduce_args {
 	int64_t count; // elements of each array
 	int64_t n_src; // 1 to MAX_ARRAYS
 	int64_t n_dst; // 1 to MAX_ARRAYS
 	const void *src[MAX_ARRAYS];
 	void *dst[MAX_ARRAYS];
-	double scale[MAX_ARRAYS]; // of PREMUL_SUM: a factor for each source
+	double scale[MAX_ARRAYS]; // for PREMUL_SUM: a factor for each source
 } pmpi_reduce_args;
 
-// The reduce ops, numbered as in gocore/op.
+// The reduce ops, with the numbers of gocore/op.
 enum { SUM = 1, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR, PREMUL_SUM };
 
-// A module holds the kernels of one dtype, so that the first use of one does not
-// wait for the driver to compile them all: PMPI_ONLY is the number of the dtype
-// in gocore/op. Without it: all of them.
+// A module has the kernels of one dtype, so that the first use of a dtype does not wait until the
+// driver has compiled all of them. PMPI_ONLY is the number of the dtype in gocore/op. Without it
+// all dtypes are compiled.
 #ifdef PMPI_ONLY
 #define WANTED(number) (PMPI_ONLY == (number))
 #else
 #define WANTED(number) 1
 #endif
 
-// Integers are combined in words of 32 bits that hold several lanes, or one of
-// 64. high has the highest bit of each lane: without those, lanes are added
-// without a carry from one into the next.
+// Integers are combined in words: of 32 bits with several lanes, or of 64 bits with one. high has
+// the highest bit of each lane. Without these bits, lanes are added without a carry into the next
+// lane.
 #define ADD_LANES(a, b, high) ((((a) & ~(high)) + ((b) & ~(high))) ^ (((a) ^ (b)) & (high)))
 
 #define DEFINE_LANES(name, word, lane, unsigned_lane, high)                                        \
@@ -76,7 +75,7 @@ enum { SUM = 1, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR, PREMUL_SUM };
 		return r;                                                                                  \
 	}
 
-// A minimum or maximum is NaN where either operand is.
+// A minimum or maximum is NaN if either operand is.
 #define MIN2(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
 #define MAX2(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 
@@ -121,7 +120,7 @@ enum { SUM = 1, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR, PREMUL_SUM };
 DEFINE_FLOAT(float)
 DEFINE_FLOAT(double)
 
-// 16-bit floats go two in a word. Every NaN becomes the positive quiet one.
+// Two 16-bit floats are in a word. Every NaN becomes the positive quiet one.
 
 INLINE float load_bfloat16(uint32_t h) {
 	return AS_FLOAT(h << 16);
@@ -154,8 +153,8 @@ INLINE float load_float16(uint32_t h) {
 		return AS_FLOAT(sign | em | 0x7f800000);
 	if (em >= 0x00800000)
 		return AS_FLOAT(sign | (em + (112u << 23)));
-	// A subnormal becomes the fraction of a normal number, whose leading one is
-	// then taken away.
+	// A subnormal becomes the fraction of a normal number, from which its leading one is
+	// subtracted.
 	return AS_FLOAT(sign | AS_UINT(AS_FLOAT(em + (113u << 23)) - AS_FLOAT(113u << 23)));
 }
 
@@ -167,8 +166,8 @@ INLINE uint32_t store_float16(float f) {
 		return sign | 0x7c00;
 	if (u >= 0x38800000)
 		return sign | (u - (112u << 23) + 0xfff + ((u >> 13) & 1)) >> 13;
-	// Adding 0.5 puts the last bit of a float16 subnormal at the last bit of the
-	// float32, so that the addition rounds it to nearest even.
+	// Adding 0.5 moves the last bit of a float16 subnormal to the last bit of the float32, so the
+	// addition rounds to nearest even.
 	return sign | (AS_UINT(AS_FLOAT(u) + 0.5f) - AS_UINT(0.5f));
 }
 
@@ -185,7 +184,7 @@ INLINE uint32_t store_float16(float f) {
 		return store_##name(a.x) | store_##name(a.y) << 16;                                        \
 	}
 
-// Of each byte whether it is not zero, as 0 or 1.
+// For each byte, 1 if it is not zero, else 0.
 INLINE uint32_t truth(uint32_t w) {
 	return ((((w & 0x7f7f7f7f) + 0x7f7f7f7f) | w) >> 7) & 0x01010101;
 }
@@ -202,8 +201,7 @@ INLINE uint32_t fold_bool(uint32_t a, uint32_t b, const int op) {
 #define TIMES(a, factor) ((a) * (factor))
 #define OVER(a, by)      ((a) / (by))
 
-// The arithmetic of each dtype, and its kernels. reduce_type.h says what the
-// macros are.
+// The arithmetic of each dtype, and its kernels. reduce_type.h explains the macros.
 #define KERNEL_OF(dtype, suffix, op)                                                               \
 	KERNEL(pmpi_reduce_##dtype##_##suffix, pmpi_reduce_args) {                                     \
 		reduce_##dtype(args, op);                                                                  \

@@ -1,17 +1,17 @@
-// The reduction of one dtype: reduce_<dtype>(args, op), where op is a constant.
-// Included by reduce.cu once for each, with these defined, and undefined here:
+// The reduction of one dtype: reduce_<dtype>(args, op), where op is a constant. reduce.cu includes
+// this file once for each dtype. It defines the following macros, and this file undefines them.
 //   DTYPE      its name
 //   T          an element in memory
-//   W          a word: what is combined at once, one T or several in the lanes
-//              of an unsigned integer, the first in the lowest
-//   A          what words accumulate in
-//   DECODE(w)  an A of a W
-//   ENCODE(a)  a W of an A
+//   W          a word, which is combined at once: one T, or several in the lanes
+//              of an unsigned integer, the first in the lowest lane
+//   A          the type in which words are accumulated
+//   DECODE(w)  an A made of a W
+//   ENCODE(a)  a W made of an A
 //   FOLD(a, b, op)
-// for those that AVG takes:
-//   FACTOR     the type of a factor and a divisor
+// For dtypes that have AVG:
+//   FACTOR     the type of a factor and of a divisor
 //   DIVIDE(a, by)
-// and for those that PREMUL_SUM takes:
+// For dtypes that have PREMUL_SUM, too:
 //   SCALE(a, factor)
 
 #define PASTE_(a, b) a##_##b
@@ -20,7 +20,7 @@
 
 enum { FN(words) = 16 / sizeof(W), FN(elements) = 16 / sizeof(T) };
 
-// 16 bytes, moved by one instruction as `all`.
+// 16 bytes, which one instruction moves as `all`.
 typedef union FN(pack) {
 	uint4 all;
 	W w[FN(words)];
@@ -37,9 +37,9 @@ typedef union FN(pack) {
 #define GIVE(a) ENCODE(a)
 #endif
 
-// Combines n packs, the first of them behind `head` elements; or, where wide is
-// 0, n single elements, those before and those behind the packs, which hold
-// `gap`. A single element goes in the lowest lane of a word.
+// Combines n packs if `wide` is set. The first pack begins after `head` elements. If `wide` is 0,
+// combines n single elements: those before and those after the packs, in which there are `gap`
+// elements. A single element is in the lowest lane of a word.
 INLINE void FN(run)(const pmpi_reduce_args *args, const int op, const int wide, const int64_t n,
 					const int64_t head, const int64_t gap) {
 	const int words = wide ? FN(words) : 1;
@@ -47,7 +47,7 @@ INLINE void FN(run)(const pmpi_reduce_args *args, const int op, const int wide, 
 	ROLLED for (int64_t i = THREAD; i < n; i += step) {
 		const int64_t at = wide ? head + i * FN(elements) : i < head ? i : i + gap;
 		A a[FN(words)] = {0};
-		// Four sources are read before the first of them is needed.
+		// Four sources are read before the first of them is used.
 		ROLLED for (int64_t j = 0; j < n_src; j += 4) {
 			FN(pack) p[4];
 			UNROLL for (int k = 0; k < 4; k++) {
@@ -81,7 +81,7 @@ INLINE void FN(run)(const pmpi_reduce_args *args, const int op, const int wide, 
 }
 
 INLINE void FN(reduce)(const pmpi_reduce_args *args, const int op) {
-	// How far the arrays are from 16 bytes, and the bits in which that differs.
+	// The first address, and the bits in which the other addresses differ from it.
 	const uint64_t first = (uint64_t)args->src[0];
 	uint64_t differ = 0;
 	ROLLED for (int64_t j = 1; j < args->n_src; j++) differ |= first ^ (uint64_t)args->src[j];

@@ -10,7 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Communicator constructors meet like collectives; these are the functions of those that mpi.Fn has no name for.
+// Communicator constructors meet as collectives do. These functions have no name in mpi.Fn.
 const (
 	fnSplitShared mpi.Fn = -1
 	fnCreateGroup mpi.Fn = -2
@@ -32,7 +32,7 @@ func name(f mpi.Fn) string {
 	return fmt.Sprintf("mpi.Fn(%d)", f)
 }
 
-// request is one call in flight. Guarded by world.mu, but for ended.
+// request is one call under way. world.mu guards it, except ended.
 type request struct {
 	lib      *library
 	comm     *comm
@@ -40,13 +40,13 @@ type request struct {
 	call     mpi.Call
 	blocking bool
 
-	ended     chan struct{} // closed when finished
+	ended     chan struct{} // closed when the request has finished
 	finished  bool
 	err       *status.Error
 	st        mpi.Status
 	cancelled bool
-	readyAt   time.Time // an injected delay hides the end until then
-	made      *comm     // what a communicator constructor made
+	readyAt   time.Time // an injected delay hides the end until this time
+	made      *comm     // the communicator that a constructor made
 }
 
 func (q *request) finish(err *status.Error) {
@@ -58,8 +58,7 @@ func (q *request) finish(err *status.Error) {
 	close(q.ended)
 }
 
-// launch starts c, with w.mu held. It returns an error for what a real MPI
-// refuses at the call.
+// launch starts c; w.mu is held. It returns an error if a real MPI would refuse the call.
 func (l *library) launch(c *mpi.Call, blocking bool) (*request, *status.Error) {
 	if err := l.usable(name(c.Fn)); err != nil {
 		return nil, err
@@ -95,7 +94,7 @@ func (l *library) launch(c *mpi.Call, blocking bool) (*request, *status.Error) {
 	return q, nil
 }
 
-// wait blocks until q ends or patience runs out.
+// wait blocks until q ends or the patience runs out.
 func (l *library) wait(q *request) *status.Error {
 	t := time.NewTimer(l.w.patience)
 	defer t.Stop()
@@ -114,8 +113,8 @@ func (l *library) wait(q *request) *status.Error {
 	return q.err
 }
 
-// asked runs the hooks.
-func (l *library) asked(c *mpi.Call) (time.Duration, error) {
+// runHooks calls the hooks.
+func (l *library) runHooks(c *mpi.Call) (time.Duration, error) {
 	l.w.mu.Lock()
 	l.calls++
 	k := l.calls
@@ -132,7 +131,7 @@ func (l *library) asked(c *mpi.Call) (time.Duration, error) {
 }
 
 func (l *library) Run(c *mpi.Call, st *mpi.Status) error {
-	delay, err := l.asked(c)
+	delay, err := l.runHooks(c)
 	if err != nil {
 		return err
 	}
@@ -152,11 +151,11 @@ func (l *library) Run(c *mpi.Call, st *mpi.Status) error {
 	return nil
 }
 
-// slot is the other half of an mpi.Slot; s keeps that one alive, whose address
-// is all that the caller may hold.
+// slot has the fake's part of an mpi.Slot. s keeps the mpi.Slot alive, because the caller may hold
+// only its address.
 type slot struct {
 	s *mpi.Slot
-	q *request // nil unless outstanding or done
+	q *request // nil unless the call is under way or done
 }
 
 func (l *library) NewSlot() *mpi.Slot {
@@ -167,8 +166,8 @@ func (l *library) NewSlot() *mpi.Slot {
 	return s
 }
 
-// FreeSlot panics for a slot that is outstanding or unknown: in a real MPI that
-// is memory that MPI still writes to.
+// FreeSlot panics for a slot that is under way or unknown. A real MPI would still write to that
+// memory.
 func (l *library) FreeSlot(s *mpi.Slot) {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
@@ -183,7 +182,7 @@ func (l *library) FreeSlot(s *mpi.Slot) {
 }
 
 func (l *library) Start(c *mpi.Call, s *mpi.Slot) error {
-	delay, err := l.asked(c)
+	delay, err := l.runHooks(c)
 	if err != nil {
 		return err
 	}

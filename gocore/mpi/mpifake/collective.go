@@ -8,13 +8,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// meeting is one collective of a communicator, from the first rank that calls it
-// to the last.
+// meeting is one collective of a communicator, from the first rank that calls it to the last.
 type meeting struct {
 	fn   mpi.Fn
 	reqs []*request // by rank; of a CreateGroup in order of arrival
 	came int
-	err  *status.Error // set once the calls do not fit; whoever comes gets it
+	err  *status.Error // set once the calls do not match; later ranks get it, too
 
 	ranks []int32 // of a CreateGroup
 	tag   int32
@@ -38,8 +37,8 @@ func (m *meeting) missing() []int {
 	return out
 }
 
-// join brings q to the meeting its turn leads to, and holds the meeting when q
-// is the last.
+// join adds q to the meeting whose turn it is for q's rank. If q is the last call, join also holds
+// the meeting.
 func (c *comm) join(q *request) {
 	k := c.seq[q.rank]
 	c.seq[q.rank]++
@@ -66,7 +65,7 @@ func (c *comm) join(q *request) {
 	}
 }
 
-// misfit compares q with the calls that came before.
+// misfit compares q with the earlier calls of the meeting.
 func (m *meeting) misfit(q *request) *status.Error {
 	for _, p := range m.reqs {
 		if p == nil {
@@ -100,7 +99,7 @@ func rooted(f mpi.Fn) bool {
 	return false
 }
 
-// hold does what the meeting came for.
+// hold carries out the collective.
 func (m *meeting) hold() *status.Error {
 	switch {
 	case m.fn == mpi.FnDup || m.fn == fnSplitShared:
@@ -114,8 +113,8 @@ func (m *meeting) hold() *status.Error {
 	return m.move()
 }
 
-// move carries the block that each rank has for each other. All are read before
-// the first is written, so that in-place forms need no care.
+// move copies the block that each rank has for each other rank. It reads all blocks before it
+// writes any, so that the in-place forms need no special case.
 func (m *meeting) move() *status.Error {
 	type transfer struct{ from, to []byte }
 	var all []transfer
@@ -150,8 +149,8 @@ func (m *meeting) move() *status.Error {
 	return nil
 }
 
-// outgoing is the block that q has for rank to; not ok where it has none, as on
-// the other ranks of a broadcast, or for itself in place.
+// outgoing returns the block that q has for rank to. ok is false if there is none, as on the other
+// ranks of a broadcast, and for the rank itself in place.
 func (q *request) outgoing(to int) (b []byte, ok bool, err *status.Error) {
 	c, root := &q.call, int(q.call.Peer)
 	switch c.Fn {
@@ -192,7 +191,7 @@ func (q *request) outgoing(to int) (b []byte, ok bool, err *status.Error) {
 	return b, err == nil, err
 }
 
-// incoming is where q wants the block of rank from.
+// incoming returns the memory into which q wants the block of rank from.
 func (q *request) incoming(from int) (b []byte, ok bool, err *status.Error) {
 	c, root := &q.call, int(q.call.Peer)
 	self := from == q.rank
@@ -235,8 +234,8 @@ func vector(f mpi.Fn) bool {
 	return f == mpi.FnAllgatherv || f == mpi.FnGatherv || f == mpi.FnScatterv || f == mpi.FnAlltoallv
 }
 
-// block is the i-th block of a buffer: count elements each, or as the v forms
-// say.
+// block returns the i-th block of a buffer. Blocks have count elements each, or are as the counts
+// and displacements of the v forms say.
 func (l *library) block(p unsafe.Pointer, count int64, t mpi.Datatype, counts, displs unsafe.Pointer, i int, v bool) ([]byte, *status.Error) {
 	size, err := l.size(t)
 	if err != nil {
@@ -262,7 +261,7 @@ func entry(a unsafe.Pointer, i int) int32 {
 	return *(*int32)(unsafe.Add(a, 4*i))
 }
 
-// buffer is the memory of a simple argument.
+// buffer returns the memory of an argument with one count.
 func (l *library) buffer(p unsafe.Pointer, count int64, t mpi.Datatype) ([]byte, *status.Error) {
 	size, err := l.size(t)
 	if err != nil {

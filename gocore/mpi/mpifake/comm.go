@@ -8,18 +8,18 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// comm is a communicator, one object for all its ranks, each of which knows it
-// by a handle of its own. Guarded by world.mu.
+// comm is a communicator. All its ranks share the object, and each rank has a handle of its own for
+// it. world.mu guards it.
 type comm struct {
 	w     *world
 	id    int
 	ranks []int // world ranks
 
-	// Collectives: the k-th call of each rank meets the k-th of the others.
+	// Collectives. The k-th call of each rank meets the k-th call of the other ranks.
 	seq      []uint64
 	meetings map[uint64]*meeting
 
-	// Messages, by destination: arrived without a receive, and receives without a message.
+	// Messages by destination: those that arrived before a receive, and receives that wait.
 	unexpected [][]*message
 	posted     [][]*request
 
@@ -79,7 +79,7 @@ func (l *library) Size(h mpi.Comm) (int, error) {
 	return len(c.ranks), nil
 }
 
-// Free forgets this rank's handle. As in MPI a pending call goes on.
+// Free forgets this rank's handle. As in MPI, calls under way continue.
 func (l *library) Free(h mpi.Comm) error {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
@@ -116,7 +116,7 @@ func (l *library) made(q *request, err *status.Error) (mpi.Comm, error) {
 	return l.adopt(q.made), nil
 }
 
-// split makes the communicators of a SplitShared or Dup that all have joined.
+// split makes the communicators of a SplitShared or Dup after all ranks have joined.
 func (m *meeting) split() {
 	c := m.reqs[0].comm
 	made := map[int]*comm{}
@@ -138,8 +138,8 @@ func (m *meeting) split() {
 	}
 }
 
-// CreateGroup meets only the ranks given. Calls of one tag that overlap but name
-// other ranks fail on all that came.
+// CreateGroup meets only the given ranks. Calls with one tag whose ranks overlap but differ fail on
+// all ranks that have called.
 func (l *library) CreateGroup(parent mpi.Comm, ranks []int32, tag int32) (mpi.Comm, error) {
 	l.w.mu.Lock()
 	q, err := l.joinGroup(parent, ranks, tag)

@@ -6,8 +6,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// folds holds, for every dtype that MPI reduces, the function that folds in into
-// acc. It returns false, and does nothing, for an op that MPI does not define.
+// folds has, for every dtype that MPI reduces, the function that reduces in into acc. For an op
+// that MPI does not define, the function does nothing and returns false.
 var folds = map[op.DType]func(r op.ReduceOp, acc, in []byte) bool{
 	op.Bool:       fold(logical),
 	op.Int8:       fold(integer[int8]),
@@ -59,7 +59,7 @@ func integer[T integers](r op.ReduceOp) func(a, b T) T {
 	return ordered[T](r)
 }
 
-// ordered leaves NaN propagation to Go's min and max, which do it.
+// ordered uses Go's min and max, which propagate NaN.
 func ordered[T integers | float32 | float64](r op.ReduceOp) func(a, b T) T {
 	switch r {
 	case op.Min:
@@ -80,7 +80,7 @@ func number[T integers | float32 | float64 | complex64 | complex128](r op.Reduce
 	return nil
 }
 
-// logical works on bytes of which any but 0 is true, and answers 0 or 1.
+// logical works on bytes. Any byte other than 0 is true, and the result is 0 or 1.
 func logical(r op.ReduceOp) func(a, b uint8) uint8 {
 	truth := func(f func(a, b bool) bool) func(a, b uint8) uint8 {
 		return func(a, b uint8) uint8 {

@@ -1,15 +1,14 @@
-// Package mpifake is an MPI of N ranks in one process, for unit tests: every
-// rank is an mpi.Library that a goroutine of the test drives.
+// Package mpifake is an MPI of N ranks in one process, for unit tests. Every rank is an mpi.Library
+// that a goroutine of the test calls.
 //
-// It is stricter than a real MPI. What a real one answers with a hang or with
-// garbage is an error here, on every rank concerned: two ranks that call
-// different functions on one communicator, a blocking collective that meets a
-// nonblocking one, other roots, ops or lengths, a wait for a rank that never
-// comes. Handles differ from rank to rank, so that nobody can rely on their
-// being equal.
+// It is stricter than a real MPI. Where a real one hangs or returns garbage, the fake returns an
+// error on every rank concerned: two ranks call different functions on one communicator; a blocking
+// collective meets a nonblocking one; roots, ops or lengths differ; a rank waits for another rank
+// that never calls. Handles differ from rank to rank, so that code which relies on equal handles
+// fails.
 //
-// Buffers are read and written by whichever goroutine completes the match, under
-// one lock: the race detector sees a buffer that is touched too early.
+// The goroutine that completes a match reads and writes the buffers of both sides, under one lock.
+// So the race detector sees a buffer that is touched too early.
 package mpifake
 
 import (
@@ -26,31 +25,30 @@ import (
 const (
 	defaultTagUB    = 32767 // the least that MPI allows
 	defaultPatience = 20 * time.Second
-	// eagerLimit is the length up to which a send ends before it is received;
-	// a longer one waits for its receiver, as in a real MPI.
+	// eagerLimit is the length in bytes up to which a send ends before it is received. A longer
+	// send waits for its receiver, as in a real MPI.
 	eagerLimit = 4096
 )
 
-// Hook sees the k-th call (from 1, Run and Start together) of a world rank
-// before it is made. The delay comes before a blocking call, and between match
-// and completion of a nonblocking one; an error makes the call fail unmade.
+// Hook sees the k-th call of a world rank before the call is made. k counts Run and Start together,
+// from 1. The delay comes before a blocking call, or between match and completion of a nonblocking
+// one. If Hook returns an error, the call fails and is not made.
 type Hook func(rank, k int, c *mpi.Call) (time.Duration, error)
 
-// Option configures New.
+// Option is an option of New.
 type Option func(*world)
 
-// Nodes gives the node of each world rank; SplitShared goes by it. Without it
-// all ranks share one node.
+// Nodes sets the node of each world rank, for SplitShared. The default is one node for all ranks.
 func Nodes(nodes []int) Option { return func(w *world) { w.nodes = nodes } }
 
-// Tags sets MPI_TAG_UB, by default the least that MPI allows.
+// Tags sets MPI_TAG_UB. The default is the least that MPI allows.
 func Tags(ub int32) Option { return func(w *world) { w.tagUB = ub } }
 
-// Patience is how long a blocking call waits for its partners before it fails,
-// by default 20 s.
+// Patience sets how long a blocking call waits for its partners before it fails. The default is 20
+// s.
 func Patience(d time.Duration) Option { return func(w *world) { w.patience = d } }
 
-// WithHook adds a hook; several are asked in order.
+// WithHook adds a hook. Several hooks are called in the order in which they were added.
 func WithHook(h Hook) Option { return func(w *world) { w.hooks = append(w.hooks, h) } }
 
 // Delay delays the k-th call of a rank by d.
@@ -105,7 +103,7 @@ func New(n int, opts ...Option) []mpi.Library {
 	return out
 }
 
-// Each runs f once a rank, each in a goroutine of its own, and joins their errors.
+// Each runs f for every rank, each in a goroutine, and joins their errors.
 func Each(libs []mpi.Library, f func(rank int, lib mpi.Library) error) error {
 	errs := make([]error, len(libs))
 	var wg sync.WaitGroup
@@ -129,9 +127,9 @@ type world struct {
 	patience time.Duration
 	hooks    []Hook
 
-	mu      sync.Mutex // guards all below, and everything in comm, request and library
+	mu      sync.Mutex // guards all fields below, and all of comm, request and library
 	aborted *status.Error
-	live    map[*request]struct{} // unfinished, to be ended by Abort
+	live    map[*request]struct{} // unfinished requests, which Abort ends
 	comms   int
 }
 
@@ -141,8 +139,8 @@ type library struct {
 	rank  int
 	world mpi.Comm
 
-	// Guarded by w.mu.
-	next      uintptr // source of handles
+	// w.mu guards the fields below.
+	next      uintptr // the next handle
 	calls     int
 	comms     map[mpi.Comm]*comm
 	types     map[mpi.Datatype]int64
@@ -184,8 +182,8 @@ func (l *library) Finalized() bool {
 	return l.finalized
 }
 
-// Finalize runs the functions of OnFinalize, last one first, and refuses what
-// comes after. Unlike a real one it waits for nobody.
+// Finalize runs the functions of OnFinalize, the last one first, and makes later calls fail. Unlike
+// a real MPI it does not wait for the other ranks.
 func (l *library) Finalize() error {
 	for {
 		l.w.mu.Lock()
@@ -202,7 +200,7 @@ func (l *library) Finalize() error {
 	}
 }
 
-// Abort fails every pending and every later call of all ranks.
+// Abort fails every call of all ranks, those under way and later ones.
 func (l *library) Abort(code int) {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
@@ -214,7 +212,7 @@ func (l *library) Abort(code int) {
 	}
 }
 
-// usable is asked under w.mu before every call.
+// usable returns an error if this rank may make no calls any more; w.mu is held.
 func (l *library) usable(what string) *status.Error {
 	if l.w.aborted != nil {
 		return l.w.aborted
@@ -225,7 +223,7 @@ func (l *library) usable(what string) *status.Error {
 	return nil
 }
 
-// Error classes, as in Open MPI.
+// Error classes, with the numbers of Open MPI.
 const (
 	classBuffer   = 1
 	classCount    = 2
@@ -249,7 +247,7 @@ func failure(class int, format string, args ...any) *status.Error {
 	return e
 }
 
-// span is the n bytes at p.
+// span returns the n bytes at p.
 func span(p unsafe.Pointer, n int64) []byte {
 	if n == 0 {
 		return nil

@@ -23,7 +23,7 @@ func dtype(t *testing.T, lib mpi.Library, d op.DType) mpi.Datatype {
 	return x
 }
 
-// do makes a call blocking or not and waits for its end.
+// do makes a call, blocking or not, and waits for its end.
 func do(lib mpi.Library, c *mpi.Call, blocking bool) error {
 	if blocking {
 		return lib.Run(c, nil)
@@ -39,8 +39,8 @@ func do(lib mpi.Library, c *mpi.Call, blocking bool) error {
 	return lib.SlotError(c.Fn, s)
 }
 
-// TestCollectives runs each collective on every size, both ways and in place, on
-// vectors in which rank r's i-th element is 100*r+i.
+// TestCollectives runs each collective for every size, blocking and nonblocking, and in place.
+// Element i of rank r's vector is 100*r+i.
 func TestCollectives(t *testing.T) {
 	own := func(r, n int) []int32 {
 		out := make([]int32, n)
@@ -56,7 +56,7 @@ func TestCollectives(t *testing.T) {
 		}
 		return out
 	}
-	// ragged: rank r's part of a v form has r+1 elements.
+	// ragged: in a v form rank r's part has r+1 elements.
 	ragged := func(n int) (counts, displs []int32, total int) {
 		for r := range n {
 			counts, displs = append(counts, int32(r+1)), append(displs, int32(total))
@@ -76,7 +76,8 @@ func TestCollectives(t *testing.T) {
 			}
 		}
 		root := n - 1
-		// Each case fills the call of rank r and returns where and what the answer is.
+		// Each case fills in the call of rank r, and returns the result's memory and the expected
+		// result.
 		cases := map[mpi.Fn]func(r int, c *mpi.Call, inPlace bool) (got, want []int32){
 			mpi.FnBarrier: func(int, *mpi.Call, bool) (got, want []int32) { return nil, nil },
 			mpi.FnBcast: func(r int, c *mpi.Call, _ bool) (got, want []int32) {
@@ -152,7 +153,7 @@ func TestCollectives(t *testing.T) {
 				return b[:1], sum[r : r+1]
 			},
 			mpi.FnReduceScatter: func(r int, c *mpi.Call, in bool) (got, want []int32) {
-				// Everything to the last rank.
+				// All elements go to the last rank.
 				all := same(n, 0)
 				all[n-1] = int32(n)
 				b := own(r, n)
@@ -171,7 +172,7 @@ func TestCollectives(t *testing.T) {
 				return b, want
 			},
 			mpi.FnAlltoallv: func(r int, c *mpi.Call, in bool) (got, want []int32) {
-				// Rank r sends one element to every rank, from the back.
+				// Rank r sends one element to every rank, in reverse order.
 				c1, back := same(n, 1), make([]int32, n)
 				for i := range back {
 					back[i] = int32(n - 1 - i)
@@ -269,7 +270,7 @@ func TestAbsentRankIsNamed(t *testing.T) {
 	libs := mpifake.New(2, mpifake.Patience(20*time.Millisecond))
 	err := libs[0].Run(&mpi.Call{Fn: mpi.FnBarrier, Comm: libs[0].World()}, nil)
 	assert.ErrorContains(t, err, "ranks [1] never came")
-	// Who comes late gets the error too.
+	// A rank that comes late gets the error, too.
 	assert.ErrorContains(t, libs[1].Run(&mpi.Call{Fn: mpi.FnBarrier, Comm: libs[1].World()}, nil), "never came")
 }
 
@@ -392,7 +393,7 @@ func TestCommunicators(t *testing.T) {
 		_, err = lib.Size(shared)
 		assert.Error(t, err, "freed")
 
-		// Two disjoint groups at once under one tag, in an order of their own.
+		// Two disjoint groups at the same time, with one tag and different orders of ranks.
 		ranks := []int32{1, 0}
 		if r >= 2 {
 			ranks = []int32{2, 3}

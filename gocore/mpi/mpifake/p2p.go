@@ -8,14 +8,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// message is one on its way: in comm.unexpected of its destination, or taken out
-// by Improbe.
+// message is a message that was sent and not yet received. It is in comm.unexpected of its
+// destination, or Improbe has taken it out.
 type message struct {
 	comm   *comm
 	source int
 	tag    int32
 	data   []byte
-	sender *request // waits for the receiver; nil for an eager one
+	sender *request // waits for the receiver; nil for an eager send
 }
 
 func (m *message) status() mpi.Status {
@@ -87,9 +87,9 @@ func (q *request) mrecv() *status.Error {
 	return nil
 }
 
-// take ends the receive q, and its sender if that waits, with m.
+// take completes the receive q with m, and m's sender if it waits.
 func (q *request) take(m *message) {
-	buf, _ := q.lib.buffer(q.call.RecvBuf, q.call.RecvCount, q.call.RecvType) // checked at the call
+	buf, _ := q.lib.buffer(q.call.RecvBuf, q.call.RecvCount, q.call.RecvType) // recv or mrecv has checked it
 	n := copy(buf, m.data)
 	q.st = m.status()
 	q.st.Bytes = int64(n)
@@ -104,7 +104,7 @@ func (q *request) take(m *message) {
 	q.finish(nil)
 }
 
-// seek returns the first message for rank that matches, nil if there is none.
+// seek returns the first message for rank that matches, or nil.
 func (c *comm) seek(rank int, source, tag int32, remove bool) *message {
 	for i, m := range c.unexpected[rank] {
 		if matches(m, source, tag) {
@@ -117,7 +117,7 @@ func (c *comm) seek(rank int, source, tag int32, remove bool) *message {
 	return nil
 }
 
-// unpost takes a receive that is given up out of the queue.
+// unpost removes a receive that is given up from the queue.
 func (c *comm) unpost(q *request) {
 	c.posted[q.rank] = slices.DeleteFunc(c.posted[q.rank], func(r *request) bool { return r == q })
 }
@@ -176,8 +176,8 @@ func asError(e *status.Error) error {
 	return e
 }
 
-// giveUp ends a blocking call whose patience ran out, and the meeting it is part
-// of: its partners get the same error instead of buffers that nobody owns.
+// giveUp ends a blocking call whose patience has run out, and the meeting that it is part of. Its
+// partners get the same error, so that they do not touch buffers that the caller may free.
 func (q *request) giveUp(err *status.Error) {
 	if q.comm != nil {
 		q.comm.unpost(q)
@@ -201,7 +201,7 @@ func (q *request) giveUp(err *status.Error) {
 	q.finish(err)
 }
 
-// absent says who or what q waits for.
+// absent describes the ranks or the message that q waits for.
 func (c *comm) absent(q *request) string {
 	switch q.call.Fn {
 	case mpi.FnSend:

@@ -8,7 +8,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Datatype handles of the fake: a dtype is typeBase plus its number.
+// Datatype handles of the fake: typeBase plus the number of the dtype.
 const (
 	typeByte mpi.Datatype = 0x80
 	typeBase mpi.Datatype = 0x100
@@ -39,7 +39,7 @@ func (l *library) TypeOf(d op.DType) (mpi.Datatype, bool) {
 	return typeBase + mpi.Datatype(d), true
 }
 
-// OpOf gives AVG and PREMUL_SUM the sum, as the real library does: scaling is the caller's.
+// OpOf returns the sum for AVG and PREMUL_SUM, as the real library does. The caller scales.
 func (l *library) OpOf(r op.ReduceOp, d op.DType) (mpi.Op, bool) {
 	if r == op.Avg || r == op.PremulSum {
 		if !op.Defined(r, d) {
@@ -53,7 +53,7 @@ func (l *library) OpOf(r op.ReduceOp, d op.DType) (mpi.Op, bool) {
 	return opBase + mpi.Op(r), true
 }
 
-// size is the length of one element.
+// size returns the length of one element in bytes.
 func (l *library) size(t mpi.Datatype) (int64, *status.Error) {
 	if t == typeByte {
 		return 1, nil
@@ -75,8 +75,7 @@ func reducing(f mpi.Fn) bool {
 	return false
 }
 
-// reduce folds the inputs in the order of the ranks, so that the answer has the
-// same bits in every run.
+// reduce folds the inputs in rank order, so that the result has the same bits in every run.
 func (m *meeting) reduce() *status.Error {
 	inputs := make([][]byte, len(m.reqs))
 	outputs := make([][]byte, len(m.reqs))
@@ -136,8 +135,8 @@ func (m *meeting) reduce() *status.Error {
 	return nil
 }
 
-// reduced is the datatype of a reduction and the elements of its input. MPI has
-// one count and datatype for both sides: those of the receive side, on every rank.
+// reduced returns the datatype of a reduction and the number of its input's elements. MPI has one
+// count and one datatype for both sides: those of the receive side, on every rank.
 func (q *request) reduced() (mpi.Datatype, int64) {
 	c := &q.call
 	switch {
@@ -161,7 +160,7 @@ func (q *request) input() ([]byte, *status.Error) {
 	return q.lib.buffer(q.call.SendBuf, n, t)
 }
 
-// output is where q wants its result; nil where it gets none.
+// output returns the memory in which q wants its result, or nil if it gets none.
 func (q *request) output() ([]byte, *status.Error) {
 	t, n := q.reduced()
 	switch q.call.Fn {

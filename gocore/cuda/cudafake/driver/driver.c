@@ -15,7 +15,7 @@ static struct call *calls;
 
 static struct rule {
 	char name[48];
-	long nth; // 0 for each call
+	long nth; // 0: every call
 	long seen;
 	CUresult error;
 } rules[16];
@@ -104,7 +104,7 @@ EXPORT CUresult cuInit(unsigned flags) {
 		return CUDA_ERROR_INVALID_VALUE;
 	for (int i = 0; !initialised && !visible && i < physical && i < MAX_DEVICES; i++)
 		contexts[n_devices++].physical = i;
-	// Up to the first that does not exist, as the real one reads it.
+	// Up to the first number that is no device, as the real driver reads it.
 	for (char *end; !initialised && visible && n_devices < MAX_DEVICES; visible = end) {
 		long i = strtol(visible, &end, 10);
 		if (end == visible || i < 0 || i >= physical)

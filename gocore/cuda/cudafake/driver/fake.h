@@ -1,31 +1,32 @@
-// A CUDA driver without a GPU: the driver API of libcuda.so.1, as far as this
-// project calls it, on host memory and threads. It is made to find mistakes, not
-// to be fast:
+// A CUDA driver without a GPU: the functions of libcuda.so.1 that this project calls, on host
+// memory and threads. Its purpose is to find mistakes, not to be fast:
 //
-//   - Device memory is mapped twice. The address that callers see is guarded
-//     (PROT_NONE), so a host access crashes; the driver uses the other mapping.
-//     The guards of a device are open while a kernel runs there: what other
-//     threads touch in that moment goes unnoticed.
-//   - A stream's operations run late, on threads, after random delays; streams
-//     keep no order among each other but what events and the legacy stream ask for.
-//   - Freed addresses are used again at once by allocations of the same size.
-//   - IPC handles and IPC events work across the processes of one machine.
-//   - Kernels are those of PTX text, run by C functions of the same names
+//   - Device memory is mapped twice. The address that callers get is guarded
+//     (PROT_NONE), so an access by the host crashes. The driver uses the other
+//     mapping. While a kernel runs, the guards of its device are open, and
+//     accesses of other threads are not noticed.
+//   - The operations of a stream run late, on threads, after random delays. Only
+//     events and the legacy stream order operations of different streams.
+//   - An allocation uses the address of a freed one of the same size at once.
+//   - IPC handles and IPC events work between the processes of one machine.
+//   - The kernels of a PTX text are run by C functions of the same names
 //     (kernel_host.h).
 //
-// Set by the environment, read when the library is loaded (CUDA_VISIBLE_DEVICES: in cuInit):
+// Settings in the environment. PMPI_FAKECUDA_DEVICES and CUDA_VISIBLE_DEVICES are read in cuInit,
+// PMPI_FAKECUDA_SEED at the first random choice, PMPI_FAKECUDA_FAIL when the library is loaded, and
+// the others whenever they matter.
 //
 //   PMPI_FAKECUDA_DEVICES   number of devices, 2
 //   PMPI_FAKECUDA_MEMORY    bytes of each device, for this process alone; 16 GiB
-//   PMPI_FAKECUDA_PINNED    bytes of pinned memory that a process gets; no limit
+//   PMPI_FAKECUDA_PINNED    bytes of pinned memory for a process; no limit
 //   PMPI_FAKECUDA_PEER      0: no device can access another one
 //   PMPI_FAKECUDA_IPC       0: handles are refused, as a container may do
 //   PMPI_FAKECUDA_SEED      of the delays and of the order of streams; random
 //   PMPI_FAKECUDA_DELAY     longest delay before an operation in microseconds, 300
-//   PMPI_FAKECUDA_VERSION   what cuDriverGetVersion says, 12040
-//   PMPI_FAKECUDA_FAIL      name:N:error,...: the Nth call (* each) of a function returns error
+//   PMPI_FAKECUDA_VERSION   result of cuDriverGetVersion, 12040
+//   PMPI_FAKECUDA_FAIL      name:N:error,...: call N (*: every one) of a function returns error
 //
-// For tests there are functions fakecuda_*, declared below.
+// The functions fakecuda_*, declared below, are for tests.
 #ifndef FAKECUDA_H
 #define FAKECUDA_H
 
@@ -41,9 +42,9 @@ typedef int CUdevice;
 typedef uintptr_t CUdeviceptr;
 typedef struct context *CUcontext;
 typedef struct event *CUevent;
-typedef uintptr_t CUstream; // 0 and 1 legacy, 2 of the thread, else a struct stream
+typedef uintptr_t CUstream; // 0 and 1: legacy; 2: of the thread; else a struct stream
 
-// CUresult, as far as it is used: number, name, text.
+// The values of CUresult that are used: number, name, text.
 #define RESULTS(X)                                                                                 \
 	X(0, SUCCESS, "no error")                                                                      \
 	X(1, ERROR_INVALID_VALUE, "invalid argument")                                                  \
@@ -77,12 +78,12 @@ enum { EVENT_DISABLE_TIMING = 2, EVENT_INTERPROCESS = 4 };
 
 enum { MAX_DEVICES = 16 };
 
-struct context { // the primary one of a device; its handle is its address
+struct context { // the primary context of a device; its handle is its address
 	int device;
-	int physical; // before CUDA_VISIBLE_DEVICES
+	int physical; // the number without CUDA_VISIBLE_DEVICES
 	int refs;
-	CUresult error; // what a kernel left: every later call returns it
-	unsigned peers; // devices that kernels may access, as bits
+	CUresult error; // the error of a kernel; every later call returns it
+	unsigned peers; // devices whose memory kernels may access, as bits
 	size_t used;    // bytes allocated
 	struct stream *legacy;
 };
@@ -90,23 +91,23 @@ struct context { // the primary one of a device; its handle is its address
 struct stream {
 	CUcontext ctx;
 	bool blocking; // ordered with the legacy stream
-	bool busy;     // a worker executes its head
+	bool busy;     // a worker executes the first operation
 	bool held;     // by fakecuda_hold
 	bool capturing;
 	bool destroyed;
-	uint64_t queued, done; // numbers of its last and of its last executed operation
+	uint64_t queued, done; // numbers of the last queued and the last executed operation
 	struct op *head, **tail;
 	struct stream *next;
 };
 
-// The page that the processes of an IPC event share: the number of its last
-// record, and which records were reached.
+// The page that the processes of an IPC event share: the number of its last record, and the records
+// that were reached.
 struct shared {
 	_Atomic uint64_t recorded;
 	_Atomic uint64_t reached[511];
 };
 
-// What must have happened first: an operation of a stream, or a record of an IPC event.
+// What must happen first: an operation of a stream, or a record of an IPC event.
 struct point {
 	struct stream *stream;
 	struct shared *shared;
@@ -119,9 +120,9 @@ struct event {
 	struct point last;     // its last record
 	double time;           // of its last record that was reached, in ms
 	struct shared *shared; // of an IPC event
-	int fd, owner;         // of that; the process that made it
+	int fd, owner;         // of an IPC event: the descriptor, and the process that made it
 	uint64_t nonce;
-	int recording; // how many records are queued
+	int recording; // number of records that are queued
 	bool destroyed;
 	struct event *next;
 };
@@ -133,11 +134,11 @@ struct op {
 	uint64_t number;
 	struct point *after;
 	int n_after;
-	CUdeviceptr dst, src; // as the caller named them
+	CUdeviceptr dst, src; // as in the call
 	size_t bytes;
 	char *to, *from; // where the driver accesses them
 	void *staged;    // copy of pageable memory
-	int value;       // of a memset; error of a fault
+	int value;       // of a memset; the error of a fault
 	CUevent event;
 	struct memory *memory; // to free
 	uint64_t record;       // of an IPC event
@@ -158,17 +159,17 @@ struct memory {
 	enum memory_kind kind;
 	char *base, *alias; // alias is NULL for host memory
 	size_t size, mapped;
-	CUcontext ctx; // that allocated or opened it
-	int device;    // that it lies on
+	CUcontext ctx; // the context that allocated or opened it
+	int device;    // the device that has it
 	uint64_t id, nonce;
 	int fd;
 	int opened; // how many times by IPC
-	bool freed; // by cuMemFreeAsync, which its stream has not come to
+	bool freed; // by cuMemFreeAsync, which its stream has not reached
 	struct memory *next;
 };
 
-// Every function of the driver holds the lock, from its ENTER to its return. What waits lets go
-// of it meanwhile.
+// Every function of the driver holds the lock from its ENTER to its return, and releases it while
+// it waits.
 extern pthread_mutex_t lock;
 
 struct call {
@@ -177,7 +178,7 @@ struct call {
 	struct call *next;
 };
 
-// Counts a call and takes the lock, or says why the call fails at once.
+// enter counts a call and takes the lock, or returns the error with which the call fails at once.
 enum need { NOTHING, INIT, CONTEXT };
 CUresult enter(struct call *call, enum need need);
 void leave(const int *unused);
@@ -192,19 +193,19 @@ void leave(const int *unused);
 // driver.c
 extern struct context contexts[MAX_DEVICES];
 extern int n_devices;
-CUcontext current(void); // the calling thread's
+CUcontext current(void); // of the calling thread
 long long setting(const char *name, long long otherwise);
 
 // memory.c
 struct memory *memory_at(CUdeviceptr p);
-// Where the driver accesses n bytes at p, NULL where no device memory is allocated; host memory as
-// it is.
+// Returns where the driver accesses n bytes at p, or NULL if p is in the device's address range and
+// not allocated. Host memory is returned as it is.
 char *memory_access(CUdeviceptr p, size_t n, bool *pageable);
 struct memory *memory_map(enum memory_kind kind, size_t size, int fd, uint64_t nonce, int device);
-// What the context has opened of another process; NULL for nothing.
+// Returns the memory of another process that the context has opened, or NULL.
 struct memory *memory_opened(uint64_t nonce, CUcontext ctx);
 void memory_release(struct memory *m);
-void guard(unsigned devices, int delta); // 1 opens those of the devices, -1 closes them
+void guard(unsigned devices, int delta); // 1: opens the guards of the devices, -1: closes them
 int new_memfd(size_t size, uint64_t *nonce);
 
 // stream.c
@@ -212,24 +213,24 @@ struct stream *stream_of(CUstream handle);
 struct op *op_new(enum op_kind kind);
 void submit(struct stream *s, struct op *op);
 void await(struct point p);
-void await_context(CUcontext ctx); // what is queued now
+void await_context(CUcontext ctx); // waits for what is queued now
 CUevent event_new(unsigned flags);
-CUevent event_of(CUevent handle); // NULL unless it exists
+CUevent event_of(CUevent handle); // NULL if it does not exist
 
 // launch.c
 void run_kernel(struct launch *launch); // without the lock
 
 // For tests. A stream is named as in the driver's calls.
-uint64_t fakecuda_calls(const char *name);      // how often a function was called
-int fakecuda_fail(const char *rules);           // as PMPI_FAKECUDA_FAIL, from now on; "" for none
+uint64_t fakecuda_calls(const char *name); // number of calls of a function
+int fakecuda_fail(const char *rules);      // replaces PMPI_FAKECUDA_FAIL from now on; "" for none
 int fakecuda_hold(CUstream stream, int hold);   // keeps its operations from running
-int fakecuda_capture(CUstream stream, int on);  // says that it is being captured
+int fakecuda_capture(CUstream stream, int on);  // makes cuStreamIsCapturing say so
 int fakecuda_fault(CUstream stream, int error); // queues a kernel that leaves this error
-int fakecuda_pending(void);                     // number of operations that did not end
-// Queued copies and memsets that write, or read, some of these bytes.
+int fakecuda_pending(void);                     // number of operations that have not ended
+// The number of queued copies and memsets that write, or read, some of these bytes.
 int fakecuda_pending_writes(CUdeviceptr p, size_t bytes);
 int fakecuda_pending_reads(CUdeviceptr p, size_t bytes);
-// Between the two the host may touch device memory; they nest.
+// Between the two calls the host may access device memory. They nest.
 void fakecuda_open_guard(void);
 void fakecuda_close_guard(void);
 

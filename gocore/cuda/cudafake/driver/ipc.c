@@ -1,4 +1,4 @@
-// Memory and events of other processes, reached through /proc/PID/fd.
+// Memory and events of other processes, which are reached through /proc/PID/fd.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ struct handle {
 
 EXPORT CUresult cuIpcGetMemHandle(struct handle *h, CUdeviceptr p) {
 	ENTER(CONTEXT);
-	struct memory *m = memory_at(p); // the handle names its base, wherever p is
+	struct memory *m = memory_at(p); // the handle names the allocation, not p
 	if (!setting("PMPI_FAKECUDA_IPC", 1))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	if (!m || m->kind != MEMORY_PLAIN)
@@ -40,7 +40,7 @@ EXPORT CUresult cuIpcGetEventHandle(struct handle *h, CUevent event) {
 	return CUDA_SUCCESS;
 }
 
-// Opens what another process's descriptor stands for, unless that is something else by now.
+// Opens the descriptor of another process, unless it is of something else by now.
 static CUresult reach(const struct handle *h, uint32_t what, int *fd) {
 	if (!setting("PMPI_FAKECUDA_IPC", 1))
 		return CUDA_ERROR_OPERATING_SYSTEM;
@@ -62,7 +62,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, struct handle h, unsigned 
 	int fd, device = 0;
 	while (device < n_devices && contexts[device].physical != h.physical)
 		device++;
-	if (flags != 1) // the one that there is, to enable peer access, must be given
+	if (flags != 1) // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag, is required
 		return CUDA_ERROR_INVALID_VALUE;
 	if (device == n_devices)
 		return CUDA_ERROR_INVALID_DEVICE; // CUDA_VISIBLE_DEVICES hides it here

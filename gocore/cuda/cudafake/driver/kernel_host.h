@@ -1,4 +1,5 @@
-// What the sources of kernels find in CUDA, for a compilation as C: included before each.
+// The variables that kernels have in CUDA, for a compilation as C. It is included before each
+// source.
 #ifndef FAKECUDA_KERNEL_HOST_H
 #define FAKECUDA_KERNEL_HOST_H
 

@@ -19,7 +19,7 @@ struct function {
 	void *entry;
 	int n_params;
 	size_t sizes[MAX_PARAMS];
-	bool by_value[MAX_PARAMS]; // a struct, which the C function gets the address of
+	bool by_value[MAX_PARAMS]; // a struct; the C function gets its address
 	struct function *next;
 };
 
@@ -31,13 +31,13 @@ struct module {
 
 struct launch {
 	const struct function *function;
-	unsigned devices; // that the kernel may access, as bits
+	unsigned devices; // devices whose memory the kernel may access, as bits
 	struct pmpi_dim3 grid, block;
 	uint64_t arguments[MAX_PARAMS];
 	_Alignas(16) char bytes[PARAM_BYTES];
 };
 
-// PTX 7.x came with CUDA 11.x, 8.x with 12.x and so on; an older driver refuses it.
+// PTX 7.x came with CUDA 11.x, 8.x with 12.x and so on. An older driver refuses it.
 static bool too_new(const char *text) {
 	const char *version = strstr(text, ".version");
 	int major = 0, minor = 0;
@@ -80,8 +80,8 @@ EXPORT CUresult cuModuleUnload(struct module *module) {
 	return CUDA_SUCCESS;
 }
 
-// The parameters of the entry, whose list starts at text:
-// ".param .u64 x" has 8 bytes, ".param .align 8 .b8 x[96]" 96 that are a struct.
+// Reads the parameters of the entry whose list begins at text. ".param .u64 x" has 8 bytes, and
+// ".param .align 8 .b8 x[96]" is a struct of 96 bytes.
 static bool read_params(struct function *f, const char *text) {
 	const char *end = strchr(text, ')');
 	while (end && (text = strstr(text, ".param")) && text < end) {
@@ -155,8 +155,8 @@ EXPORT CUresult cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, uns
 	return CUDA_SUCCESS;
 }
 
-// One call of the C function is one thread of the device. Arguments beyond those
-// that it takes are in registers that it does not read.
+// One call of the C function is one thread of the device. The call passes more arguments than the
+// function may have. The others are in registers that it does not read.
 void run_kernel(struct launch *l) {
 	void (*entry)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) =
 		(void (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t))l->function->entry;

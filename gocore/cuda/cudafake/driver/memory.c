@@ -1,4 +1,4 @@
-// Memory: device memory behind guards, pinned and managed memory, and what is known of a pointer.
+// Memory: device memory behind guards, pinned and managed memory, and the attributes of pointers.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static struct range {
 	char *base;
 	size_t mapped;
 	struct range *next;
-} *freed; // the last freed one first
+} *freed; // the one that was freed last comes first
 
 struct memory *memory_at(CUdeviceptr p) {
 	for (struct memory *m = all; m; m = m->next)
@@ -85,8 +85,8 @@ int new_memfd(size_t size, uint64_t *nonce) {
 	return fd;
 }
 
-// An address that was freed before, if there is one of this size: what keeps
-// addresses of tensors that are gone must notice.
+// Returns an address that was freed before, if there is one for this size, so that tests notice
+// code which keeps addresses of freed tensors.
 static char *addresses(size_t mapped) {
 	for (struct range **r = &freed; *r; r = &(*r)->next) {
 		if ((*r)->mapped != mapped)
@@ -102,7 +102,7 @@ static char *addresses(size_t mapped) {
 		if (arena == MAP_FAILED)
 			arena = NULL;
 	}
-	size_t step = mapped + 4096; // a hole behind each allocation
+	size_t step = mapped + 4096; // a gap after each allocation
 	if (!arena || step > ARENA - arena_used)
 		return NULL;
 	char *base = arena + arena_used;
@@ -182,13 +182,14 @@ static CUresult allocate(CUdeviceptr *p, size_t size, enum memory_kind kind, CUc
 	return CUDA_SUCCESS;
 }
 
-// The memory that begins at p, NULL where it is of another kind.
+// Returns the memory that begins at p, or NULL if there is none of this kind.
 static struct memory *whole(CUdeviceptr p, enum memory_kind kind) {
 	struct memory *m = memory_at(p);
 	return m && m->kind == kind && (CUdeviceptr)m->base == p ? m : NULL;
 }
 
-// As the real driver does, after what the device has to do; error where there is no memory.
+// Frees memory after what is queued on the device, as the real driver does. Returns error if m is
+// NULL.
 static CUresult release(struct memory *m, CUresult error) {
 	if (!m)
 		return error;
@@ -224,7 +225,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr p, CUstream stream) {
 		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 	struct op *op = op_new(OP_FREE);
 	op->memory = m;
-	m->freed = true; // what is queued later may not use it
+	m->freed = true; // later operations may not use it
 	submit(s, op);
 	return CUDA_SUCCESS;
 }
@@ -300,8 +301,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevic
 	return m ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-// Writes one attribute. All those of memory that the driver does not know are 0, but for the
-// device.
+// Writes one attribute. For memory that the driver does not know, all but the device are 0.
 static CUresult attribute(void *value, int which, const struct memory *m, CUdeviceptr p) {
 	static const struct memory unknown = {.kind = MEMORY_REGISTERED, .device = -2};
 	bool known = m;
@@ -312,7 +312,7 @@ static CUresult attribute(void *value, int which, const struct memory *m, CUdevi
 	case 1: // CONTEXT
 		*(CUcontext *)value = m->ctx;
 		break;
-	case 2: // MEMORY_TYPE: host 1, device 2; managed memory is the device's
+	case 2: // MEMORY_TYPE: host 1, device 2; managed memory is of the device
 		*(unsigned *)value = !known ? 0 : host ? 1 : 2;
 		break;
 	case 3: // DEVICE_POINTER

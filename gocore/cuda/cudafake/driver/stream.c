@@ -12,11 +12,11 @@
 
 enum { WORKERS = 4, POLL_US = 100 };
 
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; // something was queued, or ended
-static struct stream *streams;                            // but the destroyed ones that are done
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; // something was queued, or has ended
+static struct stream *streams;                            // without destroyed ones that have ended
 static struct event *events;
 static bool started;
-static __thread struct stream *own[MAX_DEVICES]; // the thread's default streams
+static __thread struct stream *per_thread[MAX_DEVICES]; // the thread's default streams
 
 static uint64_t random_below(uint64_t n) {
 	static uint64_t state;
@@ -45,9 +45,9 @@ struct stream *stream_of(CUstream handle) {
 		return ctx->legacy;
 	}
 	if (handle == STREAM_PER_THREAD) {
-		if (!own[ctx->device])
-			own[ctx->device] = stream_new(ctx, true);
-		return own[ctx->device];
+		if (!per_thread[ctx->device])
+			per_thread[ctx->device] = stream_new(ctx, true);
+		return per_thread[ctx->device];
 	}
 	for (struct stream *s = streams; s; s = s->next)
 		if ((CUstream)s == handle && !s->destroyed)
@@ -65,7 +65,7 @@ static struct point end_of(struct stream *s) {
 	return (struct point){s, NULL, s->queued};
 }
 
-// What must have happened before the head of s, if that is not done.
+// Returns what must happen before the first operation of s and has not happened, or NULL.
 static const struct point *blocked_by(const struct stream *s) {
 	for (int i = 0; i < s->head->n_after; i++)
 		if (!reached(s->head->after[i]))
@@ -73,7 +73,8 @@ static const struct point *blocked_by(const struct stream *s) {
 	return NULL;
 }
 
-// A stream whose head may run, any of them; polling says that other processes may unblock one.
+// Returns a random stream whose first operation may run, or NULL. polling says that another process
+// may unblock a stream.
 static struct stream *pick(bool *polling) {
 	struct stream *picked = NULL;
 	uint64_t n = 0;
@@ -103,7 +104,7 @@ static void wait_changed(bool polling) {
 	pthread_cond_timedwait(&changed, &lock, &until);
 }
 
-// Of a stream that is destroyed and done; not freed, for events name it.
+// Removes a stream that is destroyed and has ended. It is not freed, because events point to it.
 static void forget_stream(struct stream *s) {
 	struct stream **p = &streams;
 	if (!s->destroyed || s->head)
@@ -122,11 +123,11 @@ static void forget_event(CUevent e) {
 		p = &(*p)->next;
 	*p = e->next;
 	if (e->shared)
-		close(e->fd); // still mapped, for what waits for it looks there
+		close(e->fd); // it stays mapped, because waiting operations read it
 	free(e);
 }
 
-// Without the lock; what is queued after a fault does nothing.
+// Called without the lock. Operations after a fault do nothing.
 static void execute(struct op *op) {
 	switch (op->kind) {
 	case OP_COPY:
@@ -168,7 +169,7 @@ static void finish(struct stream *s, struct op *op) {
 	free(op->after);
 }
 
-// One of the threads is enough to look at what other processes do.
+// Only the first thread polls for changes by other processes.
 static void *work(void *watching) {
 	prctl(PR_SET_TIMERSLACK, 1); // the process may have asked for late timers
 	pthread_mutex_lock(&lock);
@@ -252,7 +253,7 @@ void await(struct point p) {
 		wait_changed(p.shared != NULL);
 }
 
-// What is queued now; new work may come while it waits.
+// Waits for what is queued now. New operations may be queued meanwhile.
 void await_context(CUcontext ctx) {
 	struct point points[256];
 	int n = 0;
@@ -271,7 +272,7 @@ EXPORT CUresult cuCtxSynchronize(void) {
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
 	ENTER(CONTEXT);
-	(void)priority; // a hint, which nothing here takes
+	(void)priority; // a hint, which the fake driver ignores
 	if (flags & ~(unsigned)STREAM_NON_BLOCKING)
 		return CUDA_ERROR_INVALID_VALUE;
 	*stream = (CUstream)stream_new(current(), !flags);
@@ -286,7 +287,7 @@ EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
 	return CUDA_SUCCESS;
 }
 
-// IN_STREAM is the beginning of a function: s is the stream of that handle.
+// IN_STREAM begins a function: s is the stream of that handle.
 #define IN_STREAM(s, handle)                                                                       \
 	ENTER(CONTEXT);                                                                                \
 	struct stream *s = stream_of(handle);                                                          \
@@ -297,7 +298,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
 	IN_STREAM(s, stream);
 	if (stream <= STREAM_PER_THREAD)
 		return CUDA_ERROR_INVALID_HANDLE;
-	s->destroyed = true; // what is queued still runs
+	s->destroyed = true; // queued operations still run
 	s->held = false;
 	forget_stream(s);
 	pthread_cond_broadcast(&changed);
@@ -316,7 +317,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
 	if (s->capturing)
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	if (s == s->ctx->legacy)
-		submit(s, op_new(OP_ORDER)); // comes after the blocking streams
+		submit(s, op_new(OP_ORDER)); // runs after the blocking streams
 	await(end_of(s));
 	return s->ctx->error;
 }
@@ -346,7 +347,7 @@ CUevent event_of(CUevent handle) {
 	return e;
 }
 
-// What the event stands for now: nothing, as long as it was not recorded.
+// What the event stands for now. It is nothing if the event was never recorded.
 static struct point point_of(const struct event *e) {
 	if (!e->shared)
 		return e->last;
@@ -440,7 +441,7 @@ static CUresult copy(CUstream stream, CUdeviceptr dst, CUdeviceptr src, size_t b
 	op->bytes = bytes;
 	op->to = to;
 	op->from = from;
-	if (from_pageable && !to_pageable) // it may change as soon as this returns
+	if (from_pageable && !to_pageable) // the caller may change it as soon as this returns
 		op->from = op->staged = memcpy(malloc(bytes), from, bytes);
 	submit(s, op);
 	if (!wait && !to_pageable)

@@ -1,4 +1,4 @@
-// A kernel as a user may queue it before and after the library's operations, for tests.
+// A kernel that stands for a user's kernels before and after the library's operations, for tests.
 #include "dialect.h"
 
 typedef struct fakecuda_add_args {

@@ -8,10 +8,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// least appends an MPI_Allreduce, and returns where the least word of all ranks will be: a
-// rank's is the one given, or the greatest of all where ok is set. words is room for two,
-// outside the Go heap.
-func (a *Args) least(p *Program, words []int32, ok bool, word int32) *int32 {
+// minOverRanks appends an MPI_Allreduce with MIN. Every rank contributes word, or the greatest
+// int32 if ok is set. The returned pointer has the result when the call is done. words is room for
+// two words, outside the Go heap.
+func (a *Args) minOverRanks(p *Program, words []int32, ok bool, word int32) *int32 {
 	words[0] = word
 	if ok {
 		words[0] = 1<<31 - 1
@@ -25,7 +25,7 @@ func (a *Args) least(p *Program, words []int32, ok bool, word int32) *int32 {
 	return &words[1]
 }
 
-// failedOn is what the other ranks are told of one whose device failed.
-func (a *Args) failedOn(rank int32) error {
+// peerDeviceError is the error on the other ranks when the device of one rank has failed.
+func (a *Args) peerDeviceError(rank int32) error {
 	return status.New(status.Cuda, "%s: rank %d of the group could not do its part on its device; its own error says why, and no result is valid", a.Code, rank).WithRanks(int(rank))
 }
