@@ -22,7 +22,7 @@ __all__ = ["built", "replacements"]
 _building: set[int] = set()
 """The ids of the optimizers whose ``__init__`` runs.
 
-An attribute would not do: an optimizer of auto-parallel has no attributes of its own.
+Not an attribute of the optimizer: one of auto-parallel passes its attributes to the one inside it.
 """
 
 
