@@ -164,7 +164,7 @@ class Tensor:
 _current: list[Settings] = []
 
 
-def enter(settings: Settings) -> None:
+def use_world(settings: Settings) -> None:
     """Make a world with these settings the current one, unless it is."""
     if _current and _current[0] == settings:
         return
@@ -187,7 +187,7 @@ def paths(names: str, **more: str) -> Settings:
 
 def block(contender: Contender, calls: int) -> float:
     """Return the microseconds of a call on the slowest rank, until its device work has ended."""
-    enter(contender.settings)
+    use_world(contender.settings)
     contender.call()  # the first call of a world allocates more than others
     contender.end()
     dist.barrier()
@@ -263,7 +263,7 @@ class Bench:
 
     def ours(self, tensor: Any, settings: Settings) -> Contender:
         """Return our all_reduce, when its result has been checked."""
-        enter(settings)
+        use_world(settings)
         tensor.fill(self.rank + 1.0)
         dist.all_reduce(tensor)
         if not tensor.is_all(self.size * (self.size + 1) / 2):
@@ -287,15 +287,15 @@ class Bench:
             "bus": Contender(bus, plain, gpu.wait),
             "MPI on the host": Contender(lambda: dist.all_reduce(host), plain, gpu.wait),
         }
-        got = sample(contenders, self.calls(nbytes), self.rounds)
-        floor = [max(pair) for pair in zip(got["bus"], got["MPI on the host"], strict=True)]
-        ours, device = got["staged"], got["staged, sums on the GPU"]
+        us = sample(contenders, self.calls(nbytes), self.rounds)
+        floor = [max(pair) for pair in zip(us["bus"], us["MPI on the host"], strict=True)]
+        ours, device = us["staged"], us["staged, sums on the GPU"]
         best = ours if statistics.median(ours) <= statistics.median(device) else device
         ratios = {
             "staging: slower of bus and MPI : staged": ratio(floor, best),
             "sums on the host : on the GPU": ratio(ours, device),
         }
-        self.row("staging", nbytes, got, ratios)
+        self.row("staging", nbytes, us, ratios)
 
     def one_gpu(self, nbytes: int) -> None:
         gpu, tensor = self.gpu, Tensor(self.gpu, nbytes // 4)
@@ -314,11 +314,11 @@ class Bench:
         of_mpi = self.of_mpi(tensor)
         if of_mpi is not None:
             contenders["MPI"] = Contender(of_mpi, mapped, gpu.wait)
-        got = sample(contenders, self.calls(nbytes), self.rounds)
-        ratios = {"one GPU: floor : ours": ratio(got["floor"], got["ipc"])}
+        us = sample(contenders, self.calls(nbytes), self.rounds)
+        ratios = {"one GPU: floor : ours": ratio(us["floor"], us["ipc"])}
         if of_mpi is not None:
-            ratios["one GPU, MPI: its own : ours"] = ratio(got["MPI"], got["ipc"])
-        self.row("one GPU", nbytes, got, ratios)
+            ratios["one GPU, MPI: its own : ours"] = ratio(us["MPI"], us["ipc"])
+        self.row("one GPU", nbytes, us, ratios)
 
     def of_mpi(self, tensor: Tensor) -> Call | None:
         """Return MPI_Allreduce of device memory, if this MPI says that it takes it."""
@@ -357,13 +357,13 @@ class Bench:
             "all_reduce": Contender(all_reduce, default, gpu.wait),
             "barrier and launch": Contender(reference, default, gpu.wait),
         }
-        got = sample(contenders, self.calls(8), self.rounds)
+        us = sample(contenders, self.calls(8), self.rounds)
         key = "small: all_reduce : barrier and launch"
-        self.row("small", 8, got, {key: ratio(got["all_reduce"], got["barrier and launch"])})
+        self.row("small", 8, us, {key: ratio(us["all_reduce"], us["barrier and launch"])})
 
     def nccl(self, sizes: tuple[int, ...]) -> None:
         """Compare our all_reduce with that of NCCL, which torch calls on the same tensors."""
-        enter({})
+        use_world({})
         reason = self._nccl_starts()
         if reason:
             self.absent["NCCL"] = reason
@@ -376,8 +376,8 @@ class Bench:
             contender = self.ours(tensor, {})
             seen = torch.as_tensor(tensor, device="cuda")
             theirs = Contender(partial(peer.all_reduce, seen), {}, torch.cuda.synchronize)
-            got = sample({"ours": contender, "NCCL": theirs}, self.calls(nbytes), self.rounds)
-            self.row("NCCL", nbytes, got, {"NCCL: its own : ours": ratio(got["NCCL"], got["ours"])})
+            us = sample({"ours": contender, "NCCL": theirs}, self.calls(nbytes), self.rounds)
+            self.row("NCCL", nbytes, us, {"NCCL: its own : ours": ratio(us["NCCL"], us["ours"])})
         peer.destroy_process_group()
 
     def _nccl_starts(self) -> str:
@@ -391,7 +391,7 @@ class Bench:
                 reason = "torch has no CUDA here"
         except ImportError:
             reason = "torch is not installed"
-        reason = self._first(reason)
+        reason = self._first_reason(reason)
         if reason:
             return reason
         os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
@@ -413,9 +413,9 @@ class Bench:
                 reason = "NCCL gave a wrong result"
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-        return self._first(reason)
+        return self._first_reason(reason)
 
-    def _first(self, reason: str) -> str:
+    def _first_reason(self, reason: str) -> str:
         """Return the reason of the first rank that has one, else ""."""
         reasons: list[Any] = [None] * self.size
         dist.all_gather_object(reasons, reason)
@@ -431,7 +431,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.fake:
         os.environ["PADDLEMPI_CUDA"] = options.fake
-    enter({})
+    use_world({})
     count = ctypes.c_int()
     path = os.environ.get("PADDLEMPI_CUDA") or "libcuda.so.1"
     try:

@@ -118,16 +118,16 @@ MODELS = {
 }
 
 
-def wrapped(name: str, how: str, gloo: Any) -> tuple[Any, Any, Any]:
-    """Return a model in the wrapper ``how``, its optimizer and this rank's batch."""
+def wrapped(name: str, wrapper: str, gloo: Any) -> tuple[Any, Any, Any]:
+    """Return a model in a wrapper or in "nothing", its optimizer and this rank's batch."""
     paddle.seed(0)
     model, make = MODELS[name]()
     paddle.seed(1 + dist.get_rank())
     batch = make()
-    if how in ("paddlempi", "overlap"):
-        overlap = how == "overlap"
+    if wrapper in ("paddlempi", "overlap"):
+        overlap = wrapper == "overlap"
         model = paddlempi.paddle.DataParallel(model, overlap_next_forward=overlap)
-    elif how == "gloo":
+    elif wrapper == "gloo":
         model = PaddleDataParallel(model, group=gloo)
     return model, paddle.optimizer.SGD(0.0, parameters=model.parameters()), batch
 
@@ -146,7 +146,7 @@ def dense(parameter: Any) -> Any:
     return gradient.detach().clone()
 
 
-def right(name: str, model: Any, batch: Any) -> bool:
+def is_right(name: str, model: Any, batch: Any) -> bool:
     """Return whether a wrapper's gradients are the mean of those that the ranks compute alone."""
     for _ in range(2):  # the first backward shows the order for the buckets of the second
         backward(model, batch)
@@ -188,21 +188,21 @@ def measure_step(name: str, gloo: Any, rounds: int, times: int) -> dict[str, Any
     contenders: dict[str, Call] = {}
     absent: dict[str, str] = {}
     ends: dict[str, Call] = {}
-    for how in ("paddlempi", "overlap", "gloo", "nothing"):
+    for wrapper in ("paddlempi", "overlap", "gloo", "nothing"):
         try:
-            model, optimizer, batch = wrapped(name, how, gloo)
-            if how != "nothing" and not right(name, model, batch):
+            model, optimizer, batch = wrapped(name, wrapper, gloo)
+            if wrapper != "nothing" and not is_right(name, model, batch):
                 raise RuntimeError("its gradients are not the mean over the ranks")
         except Exception as error:
-            if how in ("paddlempi", "overlap"):
+            if wrapper in ("paddlempi", "overlap"):
                 raise
-            absent[how] = str(error).strip().splitlines()[-1][:120]
+            absent[wrapper] = str(error).strip().splitlines()[-1][:120]
             continue
-        contenders[how] = stepper(model, optimizer, batch)
-        if how == "paddlempi":
+        contenders[wrapper] = stepper(model, optimizer, batch)
+        if wrapper == "paddlempi":
             contenders["exchange"] = exchange(model)
-        if how == "overlap":
-            ends[how] = model.synchronize
+        if wrapper == "overlap":
+            ends[wrapper] = model.synchronize
     samples = sample(contenders, times, rounds, paddlempi.barrier, ends=ends)
     row: dict[str, Any] = {"step": name, "rounds": rounds, "absent": absent}
     row["ms"] = {name: statistics.median(values) / 1000 for name, values in samples.items()}

@@ -568,7 +568,7 @@ def without_row() -> set[str]:
     }
 
 
-def said_of(row: Row, op: str, backend: str) -> str | set[str]:
+def from_source(row: Row, op: str, backend: str) -> str | set[str]:
     """Return the dtypes, or a text, of a backend that is not tried, from torch's source."""
     what: str | set[str] = row.nccl if backend == "nccl" else row.native
     if isinstance(what, str) or not op:

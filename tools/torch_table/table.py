@@ -30,8 +30,8 @@ from probes import (
     REDUCE,
     Probe,
     Row,
+    from_source,
     is_defined,
-    said_of,
     without_row,
 )
 
@@ -49,7 +49,7 @@ class Backend:
         self.name = name
         self.group: Any = None
 
-    def tries(self, row: Row, dtype: str = "float32", op: str = "SUM") -> str:
+    def outcome(self, row: Row, dtype: str = "float32", op: str = "SUM") -> str:
         """Return ``""`` if the result is right on all ranks, ``"wrong"``, or an error's name."""
         if self.group is None:
             self.group = dist.new_group(backend=self.name, timeout=LIMIT)
@@ -101,7 +101,7 @@ def _listed(dtypes: set[str]) -> str:
     return ", ".join(words)
 
 
-def fill(backends: Sequence[Backend]) -> Table:
+def try_all(backends: Sequence[Backend]) -> Table:
     """Try every function that this torch has."""
     table: Table = {}
     tries = [(row, "") for row in MOVE]
@@ -112,19 +112,19 @@ def fill(backends: Sequence[Backend]) -> Table:
         cells = []
         for backend in backends:
             dtypes = [dtype for dtype in ALL if not op or is_defined(op, dtype)]
-            outcome = {dtype: backend.tries(row, dtype, op or "SUM") for dtype in dtypes}
+            outcome = {dtype: backend.outcome(row, dtype, op or "SUM") for dtype in dtypes}
             wrong = [dtype for dtype, what in outcome.items() if what == "wrong"]
             cells.append(cell([dtype for dtype, what in outcome.items() if not what], wrong))
-        table[row.function, op] = cells + _read(row, op)
+        table[row.function, op] = cells + _from_source(row, op)
     for row in filter(Row.is_available, OTHER):
-        outcomes = [backend.tries(row) for backend in backends]
+        outcomes = [backend.outcome(row) for backend in backends]
         tried = [f"no: `{outcome}`" if outcome else "yes" for outcome in outcomes]
-        table[row.function, "-"] = tried + _read(row, "")
+        table[row.function, "-"] = tried + _from_source(row, "")
     return table
 
 
-def _read(row: Row, op: str) -> list[str]:
-    both = [said_of(row, op, backend) for backend in ("nccl", "native")]
+def _from_source(row: Row, op: str) -> list[str]:
+    both = [from_source(row, op, backend) for backend in ("nccl", "native")]
     return [what if isinstance(what, str) else cell(what) for what in both]
 
 
@@ -170,7 +170,7 @@ def parse(text: str) -> dict[tuple[str, str], str]:
     return ours
 
 
-def agree(page: str | None, tried: str, same_torch: bool) -> bool:
+def is_true_here(page: str | None, tried: str, same_torch: bool) -> bool:
     """Return whether a cell of the page is true of this torch.
 
     Versions of torch differ in what they do with complex tensors: they pass them to the backend, or
@@ -212,7 +212,7 @@ def differences(table: Table, text: str) -> list[str]:
     found = [
         f"{' '.join(key)}: the page says {page.get(key)!r}, but it is {cells[0]!r}"
         for key, cells in table.items()
-        if not agree(page.get(key), cells[0], same_torch)
+        if not is_true_here(page.get(key), cells[0], same_torch)
     ]
     return found + [f"{name}: a public function that no row tries" for name in without_row()]
 
@@ -230,7 +230,7 @@ def main() -> None:
     dist.init_process_group("mpi")
     if dist.get_world_size() != 2:
         raise SystemExit(f"2 ranks, not {dist.get_world_size()}: mpirun -np 2")
-    table = fill([Backend("mpi")] if options.check else [Backend("mpi"), Backend("gloo")])
+    table = try_all([Backend("mpi")] if options.check else [Backend("mpi"), Backend("gloo")])
     rank = dist.get_rank()
     dist.destroy_process_group()
     if rank:

@@ -125,7 +125,7 @@ class Entry:
                     f"paddlempi.paddle.DataParallel: a sparse gradient of dtype {gradient.dtype}: "
                     "make the embedding dense (sparse=False)"
                 )
-            selected_rows.scatter(gradient, self.shaped_array, scale)
+            selected_rows.fill_table(gradient, self.shaped_array, scale)
             parameter.clear_gradient(False)
             autograd.bind(parameter, self.view, self.shape)
             return
@@ -191,8 +191,11 @@ class Bucket:
         # unexpected: used in the last bucket only. Some parameter, of any bucket, was reached
         #   although that was not expected, or the other way round.
         marks = self._marks = self.array[count:]
-        self.reached, self.not_reached = marks[:n], marks[n : 2 * n]
-        self.has_gradient = marks[2 * n : 3 * n]
+        self.reached, self.not_reached, self.has_gradient = (
+            marks[:n],
+            marks[n : 2 * n],
+            marks[2 * n : 3 * n],
+        )
         self.unexpected = marks[3 * n :]
         self._initial_marks = np.zeros_like(marks)
         self._initial_marks[:n] = self._initial_marks[2 * n : 3 * n] = self._one

@@ -17,7 +17,7 @@ from ..group import ProcessGroup
 from ..reduce_op import ReduceOp
 from . import autograd
 from .buckets import allocate, bytes_of
-from .reducer import averaged
+from .reducer import is_averaged
 from .refusal import refuse
 
 __all__ = ["OwnedGradients"]
@@ -111,7 +111,7 @@ class OwnedGradients:
         self._stop_listening()
         refuse(Op.ALL_REDUCE, self._group)
 
-    def fail(self, error: Exception) -> None:
+    def keep_error(self, error: Exception) -> None:
         """Keep an error until backward ends, because Paddle turns what a hook raises into another.
 
         Only the first one is kept.
@@ -119,7 +119,7 @@ class OwnedGradients:
         self._failure = self._failure or error
 
     def _check_alone(self) -> None:
-        if averaged(self._parameters):
+        if is_averaged(self._parameters):
             raise ArgumentError(
                 "zero_opt_level=2 averages the gradients to their owners by itself: "
                 "do not wrap the model in DataParallel, or use level 1"
@@ -141,7 +141,7 @@ def _divide_by(size: int, gradients: weakref.ref[OwnedGradients], name: str) -> 
             return gradient.scale(1.0 / size)
         target = gradients()
         if target is not None:
-            target.fail(
+            target.keep_error(
                 UnsupportedError(
                     f"zero_opt_level=2: the gradient of parameter '{name}' is sparse: use level 1"
                 )

@@ -14,10 +14,10 @@ from ..errors import ArgumentError, NotInitializedError
 from . import autograd, overlap, zero
 from .parameters import parameters_of
 from .patches import Replacement
-from .reducer import Reducer, averaged
+from .reducer import Reducer, is_averaged
 from .replicas import Buffers, broadcast_all, check_same
 
-__all__ = ["built", "replacements"]
+__all__ = ["apply_context", "replacements"]
 
 _building: set[int] = set()
 """The ids of the optimizers whose ``__init__`` runs.
@@ -49,13 +49,13 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             if outermost:
                 _building.discard(id(self))
         if outermost:
-            built(self)
+            apply_context(self)
             overlap.register(self)
 
     return init
 
 
-def built(optimizer: Any) -> None:
+def apply_context(optimizer: Any) -> None:
     """Apply the context to a new optimizer. Collective if the context asks for anything.
 
     The ranks compare the parameters, which then become rank 0's. The gradients are averaged, unless
@@ -72,7 +72,7 @@ def built(optimizer: Any) -> None:
     level = context.zero_opt_level
     if not (context.enable_data_parallel or level) or not paddle.in_dynamic_mode():
         return
-    if "_inner_opt" in vars(optimizer):  # of auto-parallel: it wraps an optimizer built before
+    if "_inner_opt" in vars(optimizer):  # of auto-parallel: it wraps an optimizer made before
         raise ArgumentError(
             f"get_context() asks for data parallelism, and {type(optimizer).__name__} is Paddle's "
             "own way to it: use one of the two"
@@ -87,7 +87,7 @@ def built(optimizer: Any) -> None:
     new = group.new_group(world._ranks)
     check_same(named, {"zero_opt_level": level, "size": context.group_bucket_size}, new)
     broadcast_all(parameters, new)
-    if level < 2 and not averaged(parameters):
+    if level < 2 and not is_averaged(parameters):
         autograd.watch()
         size = context.group_bucket_size
         buffers = Buffers(None, "local", new)

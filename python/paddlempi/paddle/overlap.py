@@ -3,8 +3,8 @@
 One step goes like this:
 
 1. Backward ends while its buckets are under way (:meth:`Overlap.start`).
-2. ``optimizer.step()`` adds its update to each of these buckets, with the learning rate of now, and
-   returns. So does ``clear_gradient``.
+2. ``optimizer.step()`` adds its update to each of these buckets, with the present learning rate,
+   and returns. So does ``clear_gradient``.
 3. A layer that is about to run waits for the buckets that hold its parameters. What was added to
    these buckets is then done, in the order in which it was added.
 4. Everything else that reads parameters or gradients waits likewise: attributes, ``parameters()``
@@ -12,8 +12,9 @@ One step goes like this:
    next backward and ``destroy_process_group`` wait for everything.
 
 The forward first needs the bucket that backward filled last. This bucket travels in a group of its
-own, past the other buckets, and is always waited for first. Its marks say whether backward failed
-on a rank or left out a parameter; in both cases nothing is updated.
+own, past the other buckets, and is always waited for first. That raises if backward failed on some
+rank, or if (by the bucket's marks) a parameter was reached on some ranks only. So these errors are
+found before any parameter is updated.
 
 A program may keep a parameter where its reading is not noticed. If a forward uses such a parameter
 before its update, the next backward raises an error.
@@ -37,7 +38,7 @@ from .watched import busy
 __all__ = ["GROUP_COUNT", "Overlap", "register"]
 
 GROUP_COUNT = 3
-"""The groups in which the buckets travel; the last one is for the bucket that is needed first."""
+"""How many groups carry the buckets; the last one is for the bucket that is needed first."""
 
 _living: weakref.WeakSet[Overlap] = weakref.WeakSet()
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -137,7 +138,7 @@ class Overlap:
         busy.add(self)
 
     def forward_ended(self) -> None:
-        """Mark as stale the parameters that are not updated, and so were not read from a layer."""
+        """Mark the parameters without their update: the forward may have used them too early."""
         self._stale.update(i for i, pending in self._by_parameter.items() if pending.has_step)
 
     def was_stale(self, parameter: Any) -> bool:

@@ -46,7 +46,7 @@ from .replicas import Buffers
 from .sparse import Tables
 from .usage import Usage
 
-__all__ = ["Reducer", "averaged"]
+__all__ = ["Reducer", "is_averaged"]
 
 _WHERE = "paddlempi.paddle.DataParallel"
 
@@ -136,7 +136,7 @@ class Reducer:
     # Forward
 
     def prepare(self, sync: bool) -> None:
-        """Take note that a forward has run; ``sync``: the next backwards average the gradients.
+        """Prepare for the backwards that follow a forward; ``sync``: they average the gradients.
 
         Raises:
             ArgumentError: a newer reducer has some of the parameters.
@@ -167,14 +167,14 @@ class Reducer:
         if not self._listening:
             self._listen()
         if mode is _Mode.IDLE:
-            self._fail(
+            self._keep_error(
                 ArgumentError(
                     f"{_WHERE}: backward reached parameter '{self._names[index]}' without "
                     "a forward: call the DataParallel, not the model inside it"
                 )
             )
         if self._overlap is not None and self._overlap.was_stale(self._parameters[index]):
-            self._fail(
+            self._keep_error(
                 ArgumentError(
                     f"{_WHERE}: overlap_next_forward: parameter '{self._names[index]}' was used "
                     "before its update had come, for it was not read from its layer: let the "
@@ -191,7 +191,7 @@ class Reducer:
         if entry is None:  # of a sparse table: its rows are read when backward has ended
             return
         if entry.packed:
-            self._fail(
+            self._keep_error(
                 ArgumentError(
                     f"{_WHERE}: the gradient of parameter '{self._names[index]}' came "
                     f"{count} times in this backward, and {usage.times[index]} times in the first "
@@ -204,7 +204,7 @@ class Reducer:
                 self._pack(entry)
                 self._start_full()
             except Exception as error:
-                self._fail(error)
+                self._keep_error(error)
 
     def finish(self) -> None:
         """End a backward: send the other buckets, wait for all, and check the marks.
@@ -293,7 +293,7 @@ class Reducer:
         if self._overlap is not None:
             self._overlap.backward_ended()
 
-    def _fail(self, error: Exception) -> None:
+    def _keep_error(self, error: Exception) -> None:
         """Keep an error until backward ends, because Paddle turns what a hook raises into another.
 
         Only the first one is kept.
@@ -414,8 +414,7 @@ class Reducer:
         if self._buckets and self._buckets[-1].unexpected[0]:
             for bucket in self._buckets:
                 used = (bucket.reached != 0).tolist()
-                indices = (entry.index for entry in bucket.entries)
-                reached.update(zip(indices, used, strict=True))
+                reached.update(zip((entry.index for entry in bucket.entries), used, strict=True))
         self._usage.expect(reached)
 
     def _check_bucket_marks(self, bucket: Bucket) -> None:
@@ -474,7 +473,7 @@ def _start_all_reduce(tensor: Any, op: ReduceOp, group: ProcessGroup) -> Work:
     return work
 
 
-def averaged(parameters: Sequence[Any]) -> bool:
+def is_averaged(parameters: Sequence[Any]) -> bool:
     """Return whether some reducer averages the gradients of any of these parameters."""
     ids = set(map(id, parameters))
     return any(

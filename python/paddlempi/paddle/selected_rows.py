@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from paddle.base import core as paddle_core
 
-__all__ = ["DTYPES", "read", "scatter", "write"]
+__all__ = ["DTYPES", "fill_table", "read", "write"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -56,7 +56,7 @@ def write(parameter: Any, rows: _Array, values: _Array) -> None:
     parameter.grad = gradient
 
 
-def scatter(gradient: Any, table: _Array, scale: Any) -> None:
+def fill_table(gradient: Any, table: _Array, scale: Any) -> None:
     """Overwrite a whole table with the gradient's rows times ``scale``, and zeros elsewhere."""
     rows, values = read(gradient)
     table.fill(0)

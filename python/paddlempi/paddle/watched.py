@@ -112,8 +112,9 @@ def watch_layers(model: Any, reference: weakref.ref[Any]) -> None:
         compiled = isinstance(getattr(layer, "forward", None), StaticFunction)
         ids = frozenset(_parameter_ids(layer))
         if ids or compiled or layer._buffers:
-            hook = _before_forward(reference, ids, bool(layer._buffers), compiled)
-            layer.register_forward_pre_hook(hook)
+            layer.register_forward_pre_hook(
+                _before_forward(reference, ids, bool(layer._buffers), compiled)
+            )
 
 
 def _parameter_ids(layer: Any) -> Iterable[int]:
