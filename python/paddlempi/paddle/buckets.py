@@ -103,7 +103,7 @@ class Entry:
         self._scale = bucket.scale
         if self.view is not None and self.view.data_ptr() != self._address:
             raise UnsupportedError(
-                "paddlempi.paddle.DataParallel: a slice of a tensor is no view of it: "
+                "paddlempi.paddle.DataParallel: a slice of a tensor is not a view: "
                 "leave FLAGS_use_stride_kernel at its default"
             )
 

@@ -67,7 +67,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         NotInitializedError: before ``init_parallel_env()``.
         MismatchError: the ranks' models or options differ; on all ranks.
         ArgumentError: nothing to train, a wrong size or ``buffers``; this rank is not in ``group``.
-        UnsupportedError: a parameter's dtype has no gradients, or it is not in host memory.
+        UnsupportedError: a parameter has a dtype without gradients, or is not in host memory.
 
     Backward raises ``MismatchError`` on every rank if a parameter has no gradient on some ranks;
     ``ArgumentError`` for a wrong use; and ``RefusedError`` if backward failed on another rank.
@@ -207,8 +207,8 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         if reducer is not None and paddle.in_dynamic_mode() and paddle.is_grad_enabled():
             if not autograd.watching():
                 raise ArgumentError(
-                    "paddlempi.paddle.DataParallel: paddlempi.paddle was uninstalled, and nobody "
-                    "tells of the end of backward: call paddlempi.paddle.install()"
+                    "paddlempi.paddle.DataParallel: paddlempi.paddle was uninstalled, so the end "
+                    "of backward would not be noticed: call paddlempi.paddle.install()"
                 )
             reducer.prepare(self.grad_need_sync)
             reached = _reached(weakref.ref(reducer))

@@ -105,14 +105,14 @@ def _contradiction(rank: int, size: int) -> str | None:
             else "unset it, and let mpirun or srun start the script itself"
         )
         return (
-            f"PADDLE_TRAINERS_NUM={launched}, but MPI has {size} rank(s): what "
-            f"paddle.distributed.launch or spawn starts MPI does not connect; {advice}"
+            f"PADDLE_TRAINERS_NUM={launched}, but MPI has {size} rank(s): MPI does not connect "
+            f"processes that paddle.distributed.launch or spawn has started; {advice}"
         )
     if differs("PADDLE_TRAINER_ID", rank):
         return (
             f"PADDLE_TRAINER_ID={os.environ['PADDLE_TRAINER_ID']} in the environment of MPI's "
-            f"rank {rank}: what paddle.distributed.launch or spawn starts MPI does not connect; "
-            "unset it, and let mpirun or srun start the script itself"
+            f"rank {rank}: MPI does not connect processes that paddle.distributed.launch or spawn "
+            "has started; unset it, and let mpirun or srun start the script itself"
         )
     return None
 

@@ -52,7 +52,7 @@ class OwnedGradients:
             if parameter.dtype not in (paddle.float32, paddle.float64):
                 raise UnsupportedError(
                     f"zero_opt_level=2: parameter '{parameter.name}' has dtype {parameter.dtype}: "
-                    "its gradients are shared by level 1 only"
+                    "level 2 reduces float32 and float64 gradients only: use level 1"
                 )
         autograd.watch()
         self._group = group
@@ -121,7 +121,7 @@ class OwnedGradients:
     def _check_alone(self) -> None:
         if is_averaged(self._parameters):
             raise ArgumentError(
-                "zero_opt_level=2 averages the gradients to their owners by itself: "
+                "zero_opt_level=2 averages the gradients itself: "
                 "do not wrap the model in DataParallel, or use level 1"
             )
 

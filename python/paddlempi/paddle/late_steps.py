@@ -80,9 +80,9 @@ def attach(optimizer: Any, queue: StepQueue) -> None:
         if cls not in _KNOWN or optimizer._use_multi_tensor:
             what = "use_multi_tensor" if cls in _KNOWN else f"optimizer {cls.__qualname__}"
             raise ArgumentError(
-                f"{OPTION}: {what} may update several parameters at once, and cannot wait for "
-                "each by itself: take an optimizer of paddle.optimizer without it, or leave "
-                "overlap_next_forward out"
+                f"{OPTION}: {what} may update several parameters at once, and cannot make its "
+                "step bucket by bucket: use an optimizer of paddle.optimizer without "
+                "use_multi_tensor, or leave overlap_next_forward out"
             )
         _check_clip(optimizer)
         optimizer._paddlempi_queues = weakref.WeakSet()

@@ -143,8 +143,8 @@ class Reducer:
         """
         if self._mode is _Mode.DETACHED:
             raise ArgumentError(
-                f"{_WHERE}: the parameters of this model were given to a younger DataParallel, "
-                "which averages their gradients: use that one"
+                f"{_WHERE}: a younger DataParallel has parameters of this model and averages their "
+                "gradients: use that one"
             )
         self._mode = _Mode.SYNC if sync else _Mode.LOCAL
         if self._overlap is not None:
@@ -177,8 +177,8 @@ class Reducer:
             self._keep_error(
                 ArgumentError(
                     f"{_WHERE}: overlap_next_forward: parameter '{self._names[index]}' was used "
-                    "before its update had come, for it was not read from its layer: let the "
-                    "forward take it from there (layer.weight), or call synchronize() before"
+                    "before its update had come, because the forward did not read it from its "
+                    "layer: read it from there (layer.weight), or call synchronize() before"
                 )
             )
         if self._failure is not None:

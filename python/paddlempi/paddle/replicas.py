@@ -56,7 +56,7 @@ def check_same(named: Sequence[tuple[str, Any]], options: object, group: Process
         if what is not None:
             zero, world = group._ranks[0], group._ranks[rank]
             error = MismatchError(
-                f"paddlempi.paddle.DataParallel: the model of rank {world} is another than that "
+                f"paddlempi.paddle.DataParallel: the model of rank {world} differs from that "
                 f"of rank {zero}: on rank {zero} {what[0]}, on rank {world} {what[1]}"
             )
             error.ranks = (world,)

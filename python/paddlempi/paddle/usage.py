@@ -94,7 +94,7 @@ class Usage:
             warnings.warn(
                 f"{_WHERE}: no rank's backward reached parameter '{lost[0]}'{more}: "
                 "this step does not train it. Freeze it (stop_gradient) if it is out of use; wrap "
-                "the model again if its layers are others now",
+                "the model again if its layers have changed",
                 stacklevel=2,
             )
 
@@ -128,7 +128,7 @@ class Usage:
         )
         error = MismatchError(
             f"{what}, and one on the others: the ranks went different ways through the "
-            "model; give find_unused_parameters=True and they contribute zero"
+            "model; with find_unused_parameters=True such ranks contribute zero"
         )
         error.ranks = world
         raise error
