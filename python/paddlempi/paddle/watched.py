@@ -1,9 +1,9 @@
 """Parameters, buffers and gradients that a program may read while they are under way.
 
-After a backward whose gradients or updates are still under way (:mod:`overlap`), the values must be
-complete before a layer runs, and before the program reads a parameter or a buffer of a layer or the
-gradient of a parameter. The functions here notice that and call :class:`PendingUpdates`, which
-waits.
+With :mod:`overlap`, gradients and updates may be under way when backward and ``step()`` have
+returned. They must be complete before a layer runs, and before the program reads a parameter or
+buffer of a layer, or a gradient. The hooks and replacements here notice these reads, and wait by
+:class:`PendingUpdates`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PendingUpdates(Protocol):
 
 
 busy: set[PendingUpdates] = set()
-"""Those with something under way. They are kept alive until it is done, even without a model."""
+"""The pending updates that are not complete. They are kept alive here if the model is deleted."""
 
 
 def finish_all() -> None:
