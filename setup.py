@@ -1,4 +1,4 @@
-"""Builds the core, the extension module ``paddlempi._core``, with Go and cgo: see tools/build."""
+"""Build the core, the extension module ``paddlempi._core``, with Go and cgo: see tools/build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import toolchain
 
 
 class BuildCore(build_ext):
-    """Builds the one extension there is with Go."""
+    """Builds the only extension, with Go instead of a C compiler alone."""
 
     def build_extension(self, ext: Extension) -> None:
         print(f"building {ext.name} with {core.info(toolchain.find())}")
@@ -25,7 +25,7 @@ class BuildCore(build_ext):
 
 
 class TagWheel(bdist_wheel):
-    """Tags the wheel by what its core needs: manylinux only where the compiler keeps that."""
+    """Tags the wheel as manylinux if the C compiler guarantees that, else for this platform."""
 
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, plat = super().get_tag()
@@ -33,8 +33,7 @@ class TagWheel(bdist_wheel):
 
 
 toolchain.check_python()
-# setuptools keeps what it built before in build/ and would pack a module deleted since: start from
-# nothing.
+# An empty build folder: setuptools would also pack old modules that it finds in build/.
 scratch = tempfile.TemporaryDirectory(prefix="paddlempi-build-")
 setup(
     ext_modules=[Extension("paddlempi._core", sources=[], py_limited_api=True)],

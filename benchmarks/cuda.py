@@ -1,23 +1,27 @@
-"""What tensors in GPU memory cost, against the hardware and against who else could carry them.
+"""What tensors in GPU memory cost, compared with the hardware, with MPI and with NCCL.
 
     mpirun -np 2 python benchmarks/cuda.py [--json FILE]        # or: make bench-cuda
 
-All ranks share one GPU, unless ``--spread`` gives each its own. In one run, in the same processes,
-the contenders of a table take turns; a block's time divided by its calls is one sample. What
-counts are the ratios, round by round, with their quartiles: of a time that cannot be beaten, or of
-a peer's, to ours.
+All ranks share one GPU, unless ``--spread`` gives every rank of a node its own. The contenders of a
+table are measured in the same processes, in turn. The time of a block of calls divided by their
+number is one sample. The results are ratios of times, computed round by round, with their
+quartiles:
 
-    staging         all_reduce through pinned memory : the slower of a copy over the bus, out and
-                    in at once, and MPI's all_reduce of host memory
-    staging, sums   the same with the sums on the GPU : with the sums on the host
-    one GPU         the ranks' common floor (2nS bytes through the GPU's memory, by a copy on the
-                    device) : all_reduce by CUDA IPC; and the MPI's own all_reduce : ours, where
-                    the MPI takes device pointers
+    staging         the slower of two lower bounds : all_reduce through pinned memory, with sums on
+                    the host or the GPU, whichever is faster. The bounds are copies over the bus in
+                    both directions at once, and MPI's all_reduce of host memory
+    staging, sums   all_reduce through pinned memory with sums on the host : the same with sums on
+                    the GPU
+    one GPU         copies on the device of 2nS bytes, which all ranks together need at least :
+                    all_reduce by CUDA IPC. Also MPI's all_reduce of device memory, if this MPI
+                    takes it : ours
     small           all_reduce of 8 bytes : a barrier of the hosts and one launch
-    NCCL            its all_reduce : ours (NCCL_MULTI_RANK_GPU_ENABLE=1, where the version has it)
+    NCCL            NCCL's all_reduce : ours (with NCCL_MULTI_RANK_GPU_ENABLE=1, if this version
+                    knows it)
 
-Every result is checked before it is timed. Needs a CUDA driver alone; NCCL comes with torch.
-``--fake LIBRARY`` runs it over the tests' driver without a GPU, to see that it works.
+Every result of ours is checked before it is timed. The benchmark needs a CUDA driver only; NCCL
+comes with torch. ``--fake LIBRARY`` runs it over the tests' driver, without a GPU, to test the
+program.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# This file's name is that of a package that torch imports.
+# torch imports a package of the same name as this file.
 sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
 
 import paddlempi as dist  # noqa: E402
@@ -49,24 +53,24 @@ STAGED = (1 << 20, 16 << 20, 256 << 20)
 SHARED = (1 << 20, 64 << 20, 256 << 20)
 MODULE = Path(__file__).resolve().parents[1] / "gocore/cuda/kernels/reduce_float32.ptx"
 
-# What the median of a ratio has to reach (the last: at most), by the table's name.
+# The aims for the medians of the ratios: "small" at most this, the others at least.
 AIMS = {"staging": 0.8, "one GPU": 0.6, "one GPU, MPI": 5.0, "small": 2.0, "NCCL": 1.0}
-FROM_BYTES = 64 << 20  # on one GPU the aims begin here
+FROM_BYTES = 64 << 20  # the aims of "one GPU" hold from this size on
 
 Settings = dict[str, str]
 Call = Callable[[], object]
 
 
 class Contender(NamedTuple):
-    """A call, and the settings of the world that it is made in."""
+    """A call, and the settings of the world in which it is made."""
 
     call: Call
     settings: Settings
-    ends: Call  # waits for what the call has left queued
+    end: Call  # waits for what the call has left queued
 
 
 class Gpu:
-    """A device by the driver's own API, with two streams."""
+    """A device and two streams of it, by the API of the CUDA driver."""
 
     def __init__(self, path: str, device: int) -> None:
         self._driver = ctypes.CDLL(path)
@@ -100,15 +104,15 @@ class Gpu:
         self("cuMemHostAlloc", ctypes.byref(p), ctypes.c_size_t(nbytes), 1)
         return p
 
-    def copy(self, to: Any, of: Any, nbytes: int, stream: ctypes.c_void_p | None = None) -> None:
-        self("cuMemcpyAsync", to, of, ctypes.c_size_t(nbytes), stream or self.stream)
+    def copy(self, to: Any, src: Any, nbytes: int, stream: ctypes.c_void_p | None = None) -> None:
+        self("cuMemcpyAsync", to, src, ctypes.c_size_t(nbytes), stream or self.stream)
 
     def wait(self) -> None:
         for stream in (self.stream, self.other):
             self("cuStreamSynchronize", stream)
 
     def kernel(self) -> Call:
-        """A launch of the library's own sum of one element."""
+        """Return a launch of the kernel that sums float32 elements, for one element."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         text = ctypes.create_string_buffer(MODULE.read_bytes())
         self("cuModuleLoadData", ctypes.byref(module), text)
@@ -118,7 +122,7 @@ class Gpu:
         block[0:3] = [2, 1, 1]
         block[3] = block[67] = x.value or 0
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-        self._kept = block  # its address is all that arguments has
+        self._kept = block  # arguments has its address only, and does not keep it
 
         def launch() -> None:
             self("cuLaunchKernel", function, 1, 1, 1, 256, 1, 1, 0, self.stream, arguments, None)
@@ -127,7 +131,7 @@ class Gpu:
 
 
 class Tensor:
-    """Elements of float32 in device memory, for as long as the program runs."""
+    """Elements of float32 in device memory, which is never freed."""
 
     def __init__(self, gpu: Gpu, count: int) -> None:
         self.gpu, self.count = gpu, count
@@ -149,19 +153,19 @@ class Tensor:
         self.gpu.wait()
 
     def is_all(self, value: float) -> bool:
-        got = array.array("f", bytes(4 * self.count))
-        self.gpu.copy(ctypes.c_void_p(got.buffer_info()[0]), self.address, 4 * self.count)
+        found = array.array("f", bytes(4 * self.count))
+        self.gpu.copy(ctypes.c_void_p(found.buffer_info()[0]), self.address, 4 * self.count)
         self.gpu.wait()
-        return got.tobytes() == (array.array("f", [value]) * self.count).tobytes()
+        return found.tobytes() == (array.array("f", [value]) * self.count).tobytes()
 
 
-# Worlds: the settings are read when one is initialised.
+# Worlds. The settings are environment variables, which init_process_group reads.
 
 _current: list[Settings] = []
 
 
-def enter(settings: Settings) -> None:
-    """Be in a world of these settings."""
+def use_world(settings: Settings) -> None:
+    """Make a world with these settings the current one, unless it is."""
     if _current and _current[0] == settings:
         return
     if _current:
@@ -182,15 +186,15 @@ def paths(names: str, **more: str) -> Settings:
 
 
 def block(contender: Contender, calls: int) -> float:
-    """Microseconds of one call, everything that it leaves on the device included."""
-    enter(contender.settings)
-    contender.call()  # makes what the first call of a world makes
-    contender.ends()
+    """Return the microseconds of a call on the slowest rank, until its device work has ended."""
+    use_world(contender.settings)
+    contender.call()  # the first call of a world allocates more than others
+    contender.end()
     dist.barrier()
     start = time.perf_counter()
     for _ in range(calls):
         contender.call()
-    contender.ends()
+    contender.end()
     took = (time.perf_counter() - start) / calls * 1e6
     slowest = array.array("d", [took])
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -204,7 +208,7 @@ def sample(contenders: dict[str, Contender], calls: int, rounds: int) -> dict[st
         first = round_ % len(names)
         for name in names[first:] + names[:first]:
             took = block(contenders[name], calls)
-            if round_ >= 1:  # the first touches memory and caches
+            if round_ >= 1:  # the first one touches memory and fills caches
                 samples[name].append(took)
     return samples
 
@@ -219,7 +223,7 @@ def ratio(over: list[float], under: list[float]) -> list[float]:
 
 
 class Bench:
-    """The contenders of one job, and the rows that they give."""
+    """Measures the contenders of one job, and collects the rows of all tables."""
 
     def __init__(self, gpu: Gpu, options: argparse.Namespace) -> None:
         self.gpu, self.options = gpu, options
@@ -258,24 +262,24 @@ class Bench:
             print(text, flush=True)
 
     def ours(self, tensor: Any, settings: Settings) -> Contender:
-        """all_reduce, its result held against the sum first."""
-        enter(settings)
+        """Return our all_reduce, when its result has been checked."""
+        use_world(settings)
         tensor.fill(self.rank + 1.0)
         dist.all_reduce(tensor)
         if not tensor.is_all(self.size * (self.size + 1) / 2):
             raise SystemExit(f"all_reduce with {settings} gave a wrong result")
-        tensor.fill(0.0)  # so that summing again and again stays 0
+        tensor.fill(0.0)  # so that repeated sums stay 0
         return Contender(lambda: dist.all_reduce(tensor), settings, self.gpu.wait)
 
     def staging(self, nbytes: int) -> None:
         gpu, tensor = self.gpu, Tensor(self.gpu, nbytes // 4)
-        out, back, there = gpu.pinned(nbytes), gpu.pinned(nbytes), gpu.alloc(nbytes)
+        out, back, target = gpu.pinned(nbytes), gpu.pinned(nbytes), gpu.alloc(nbytes)
         host = array.array("f", bytes(nbytes))
         plain = paths("staged", REDUCE="host")
 
         def bus() -> None:
             gpu.copy(out, tensor.address, nbytes)
-            gpu.copy(there, back, nbytes, gpu.other)
+            gpu.copy(target, back, nbytes, gpu.other)
 
         contenders = {
             "staged": self.ours(tensor, plain),
@@ -283,41 +287,41 @@ class Bench:
             "bus": Contender(bus, plain, gpu.wait),
             "MPI on the host": Contender(lambda: dist.all_reduce(host), plain, gpu.wait),
         }
-        got = sample(contenders, self.calls(nbytes), self.rounds)
-        floor = [max(pair) for pair in zip(got["bus"], got["MPI on the host"], strict=True)]
-        ours, device = got["staged"], got["staged, sums on the GPU"]
+        us = sample(contenders, self.calls(nbytes), self.rounds)
+        floor = [max(pair) for pair in zip(us["bus"], us["MPI on the host"], strict=True)]
+        ours, device = us["staged"], us["staged, sums on the GPU"]
         best = ours if statistics.median(ours) <= statistics.median(device) else device
         ratios = {
             "staging: slower of bus and MPI : staged": ratio(floor, best),
             "sums on the host : on the GPU": ratio(ours, device),
         }
-        self.row("staging", nbytes, got, ratios)
+        self.row("staging", nbytes, us, ratios)
 
     def one_gpu(self, nbytes: int) -> None:
         gpu, tensor = self.gpu, Tensor(self.gpu, nbytes // 4)
-        there = gpu.alloc(nbytes)
+        target = gpu.alloc(nbytes)
         mapped = paths("ipc")
 
         def floor() -> None:
-            # A copy reads and writes: n of them move 2nS bytes.
+            # A copy reads and writes S bytes, so that n copies move 2nS.
             for _ in range(self.size if self.rank == 0 else 0):
-                gpu.copy(there, tensor.address, nbytes)
+                gpu.copy(target, tensor.address, nbytes)
 
         contenders = {
             "ipc": self.ours(tensor, mapped),
             "floor": Contender(floor, mapped, gpu.wait),
         }
-        own = self.mpi_itself(tensor)
-        if own is not None:
-            contenders["MPI"] = Contender(own, mapped, gpu.wait)
-        got = sample(contenders, self.calls(nbytes), self.rounds)
-        ratios = {"one GPU: floor : ours": ratio(got["floor"], got["ipc"])}
-        if own is not None:
-            ratios["one GPU, MPI: its own : ours"] = ratio(got["MPI"], got["ipc"])
-        self.row("one GPU", nbytes, got, ratios)
+        of_mpi = self.of_mpi(tensor)
+        if of_mpi is not None:
+            contenders["MPI"] = Contender(of_mpi, mapped, gpu.wait)
+        us = sample(contenders, self.calls(nbytes), self.rounds)
+        ratios = {"one GPU: floor : ours": ratio(us["floor"], us["ipc"])}
+        if of_mpi is not None:
+            ratios["one GPU, MPI: its own : ours"] = ratio(us["MPI"], us["ipc"])
+        self.row("one GPU", nbytes, us, ratios)
 
-    def mpi_itself(self, tensor: Tensor) -> Call | None:
-        """MPI_Allreduce on the device's addresses, where the MPI says that it takes them."""
+    def of_mpi(self, tensor: Tensor) -> Call | None:
+        """Return MPI_Allreduce of device memory, if this MPI says that it takes it."""
         library = ctypes.CDLL(_native.control("info")["mpi"]["path"])
         query = getattr(library, "MPIX_Query_cuda_support", None)
         if query is None or not query():
@@ -353,13 +357,13 @@ class Bench:
             "all_reduce": Contender(all_reduce, default, gpu.wait),
             "barrier and launch": Contender(reference, default, gpu.wait),
         }
-        got = sample(contenders, self.calls(8), self.rounds)
+        us = sample(contenders, self.calls(8), self.rounds)
         key = "small: all_reduce : barrier and launch"
-        self.row("small", 8, got, {key: ratio(got["all_reduce"], got["barrier and launch"])})
+        self.row("small", 8, us, {key: ratio(us["all_reduce"], us["barrier and launch"])})
 
     def nccl(self, sizes: tuple[int, ...]) -> None:
-        """torch's NCCL on tensors of ours."""
-        enter({})
+        """Compare our all_reduce with that of NCCL, which torch calls on the same tensors."""
+        use_world({})
         reason = self._nccl_starts()
         if reason:
             self.absent["NCCL"] = reason
@@ -372,12 +376,12 @@ class Bench:
             contender = self.ours(tensor, {})
             seen = torch.as_tensor(tensor, device="cuda")
             theirs = Contender(partial(peer.all_reduce, seen), {}, torch.cuda.synchronize)
-            got = sample({"ours": contender, "NCCL": theirs}, self.calls(nbytes), self.rounds)
-            self.row("NCCL", nbytes, got, {"NCCL: its own : ours": ratio(got["NCCL"], got["ours"])})
+            us = sample({"ours": contender, "NCCL": theirs}, self.calls(nbytes), self.rounds)
+            self.row("NCCL", nbytes, us, {"NCCL: its own : ours": ratio(us["NCCL"], us["ours"])})
         peer.destroy_process_group()
 
     def _nccl_starts(self) -> str:
-        """Why NCCL cannot be measured; the same on all ranks."""
+        """Start NCCL. Return why it cannot be measured, or ""; the same on all ranks."""
         reason = ""
         try:
             import torch
@@ -387,7 +391,7 @@ class Bench:
                 reason = "torch has no CUDA here"
         except ImportError:
             reason = "torch is not installed"
-        reason = self._first(reason)
+        reason = self._first_reason(reason)
         if reason:
             return reason
         os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
@@ -402,31 +406,32 @@ class Bench:
             peer.init_process_group(
                 "nccl", init_method=address[0], rank=self.rank, world_size=self.size
             )
-            one = torch.ones(4, device="cuda")
-            peer.all_reduce(one)
+            ones = torch.ones(4, device="cuda")
+            peer.all_reduce(ones)
             torch.cuda.synchronize()
-            if one.tolist() != [float(self.size)] * 4:
+            if ones.tolist() != [float(self.size)] * 4:
                 reason = "NCCL gave a wrong result"
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-        return self._first(reason)
+        return self._first_reason(reason)
 
-    def _first(self, reason: str) -> str:
-        everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, reason)
-        return next(filter(None, everyone), "")
+    def _first_reason(self, reason: str) -> str:
+        """Return the reason of the first rank that has one, else ""."""
+        reasons: list[Any] = [None] * self.size
+        dist.all_gather_object(reasons, reason)
+        return next(filter(None, reasons), "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--fake", metavar="LIBRARY", help="the tests' driver: figures of nothing")
+    parser.add_argument("--fake", metavar="LIBRARY", help="the tests' driver: meaningless figures")
     parser.add_argument("--spread", action="store_true", help="a GPU for each rank of a node")
     parser.add_argument("--rounds", type=int, help="default 15")
     options = parser.parse_args()
     if options.fake:
         os.environ["PADDLEMPI_CUDA"] = options.fake
-    enter({})
+    use_world({})
     count = ctypes.c_int()
     path = os.environ.get("PADDLEMPI_CUDA") or "libcuda.so.1"
     try:

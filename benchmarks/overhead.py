@@ -1,14 +1,15 @@
-"""What an all_reduce costs beyond the MPI call it ends in.
+"""What an all_reduce costs more than the MPI call that it makes.
 
     mpirun -np 2 python benchmarks/overhead.py [--json FILE]        # or: make bench
 
-Three contenders call the same libmpi in the same processes, in turn: a loop in C, mpi4py
-and paddlempi. A round gives each of them a block of calls in changing order; a block's time
-divided by its calls is one sample. Printed are the medians, their distance from C, and the
-ratio to C round by round with its spread: on a shared machine only what was measured side by
-side may be compared. Also measured: what ``import paddlempi`` adds to a bare interpreter.
+Three contenders call the same libmpi in the same processes, in turn: a loop in C, mpi4py and
+paddlempi. A round has one block of calls for every contender, in changing order. The time of a
+block divided by its calls is one sample. The program prints the medians, how much they are above
+that of C, and the ratio to C. The ratio is computed round by round and printed with its quartiles,
+because on a shared machine only times measured one after the other can be compared. The program
+also measures what ``import paddlempi`` adds to a bare interpreter.
 
-Sizes are bytes of a float32 SUM in place. Needs mpi4py and a C compiler.
+Sizes are bytes of a float32 SUM in place. It needs mpi4py and a C compiler.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ double loop(allreduce f, void *in_place, void *buf, int count, void *type, void 
 
 
 def c_contender(path: str, in_place: int) -> Callable[[np.ndarray, int], float]:
-    """A block of calls made by C."""
+    """Return a function that makes a block of calls in C; it returns the seconds."""
     with tempfile.TemporaryDirectory() as scratch:
         source, built = Path(scratch, "loop.c"), Path(scratch, "loop.so")
         source.write_text(C_LOOP)
@@ -99,7 +100,11 @@ def quantile(samples: list[float], q: float) -> float:
 def measure(
     contenders: dict[str, Callable[[np.ndarray, int], float]], size: int, rounds: int
 ) -> dict[str, Any]:
-    """Samples of all contenders at one size, in microseconds a call, and their ratios to C."""
+    """Measure all contenders at one size.
+
+    Returns:
+        Statistics of the samples, in microseconds a call, and of their ratios to C.
+    """
     a = np.zeros(size // 4, np.float32)
     calls = 200 if size <= 4096 else 20 if size <= 65536 else 2 if size <= 4 << 20 else 1
     names = list(contenders)
@@ -109,7 +114,7 @@ def measure(
         for name in order:
             MPI.COMM_WORLD.Barrier()
             seconds = contenders[name](a, calls)
-            if round_ >= 2:  # the first touch memory and caches
+            if round_ >= 2:  # the first two touch memory and fill caches
                 samples[name].append(seconds / calls * 1e6)
     result: dict[str, Any] = {"bytes": size, "calls": calls, "rounds": rounds}
     for name in names:
@@ -128,7 +133,7 @@ def measure(
 
 
 def show(row: dict[str, Any], names: Iterable[str]) -> None:
-    """One line a contender; the quartiles of the ratio in brackets."""
+    """Print a line for each contender, with the quartiles of the ratio in brackets."""
     for name in names:
         r = row[name]
         spread = f"{r['ratio']:6.2f} ({r['ratio_p25']:.2f} to {r['ratio_p75']:.2f})"
@@ -140,7 +145,10 @@ def show(row: dict[str, Any], names: Iterable[str]) -> None:
 
 
 def import_cost(times: int = 15) -> float:
-    """Milliseconds that ``import paddlempi`` adds to ``python -c pass``: the median of pairs."""
+    """Return the milliseconds that ``import paddlempi`` adds to ``python -c pass``.
+
+    The result is the median of the differences of ``times`` pairs.
+    """
 
     def run(code: str) -> float:
         start = time.perf_counter()
@@ -154,7 +162,7 @@ def import_cost(times: int = 15) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=100, help="fewer are made of large sizes")
+    parser.add_argument("--rounds", type=int, default=100, help="large sizes have fewer")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     options = parser.parse_args()
 

@@ -1,7 +1,7 @@
 """Draw what overhead.py measured: python benchmarks/plot.py RECORD.json PICTURE.svg
 
-Median time of a call over the size of the tensor, on logarithmic axes, a line a contender. Needs
-nothing but Python.
+The picture shows the median time of a call over the size of the tensor, with logarithmic axes and
+a line for each contender. It needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INK, RULE, FONT = "#222222", "#dddddd", "font-family='sans-serif' font-size='12'
 
 
 def readable(size: int) -> str:
-    """1048576 as "1 Mi"."""
+    """Return 1048576 as "1 Mi"."""
     for unit, factor in (("Mi", 1 << 20), ("Ki", 1 << 10)):
         if size >= factor:
             return f"{size // factor} {unit}"

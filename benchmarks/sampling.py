@@ -1,4 +1,4 @@
-"""How the benchmarks of the frameworks measure: contenders in turn, in blocks, and quartiles."""
+"""How the benchmarks of the frameworks measure: blocks of calls, contenders in turn, quartiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Call = Callable[[], object]
 
 
 def block(call: Call, calls: int, end: Call | None = None) -> float:
-    """Microseconds of one call among so many; ``end()`` does what a block has left under way."""
+    """Return the microseconds of one call, measured over ``calls`` calls.
+
+    ``end()`` waits for what they have left under way; its time counts.
+    """
     start = time.perf_counter()
     for _ in range(calls):
         call()
@@ -28,15 +31,18 @@ def sample(
     warm: int = 1,
     ends: Mapping[str, Call] | None = None,
 ) -> dict[str, list[float]]:
-    """Microseconds a call of each contender: a block of calls a round, in changing order.
+    """Measure the contenders in turn. A round has one block for each, in changing order.
 
     Args:
         contenders: what is called, by name.
-        calls: in a block.
-        rounds: how many blocks of each count.
-        barrier: brings the ranks together before each block.
-        warm: rounds before, which touch memory and caches and do not count.
-        ends: what ends a contender's block, inside the time that is taken.
+        calls: the calls of a block.
+        rounds: the rounds that are measured.
+        barrier: is called before each block, so that the ranks begin it together.
+        warm: the rounds before that are not measured: they touch memory and fill caches.
+        ends: functions that end the blocks of some contenders; see :func:`block`.
+
+    Returns:
+        Microseconds of one call: for each contender one number a round.
     """
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -51,6 +57,6 @@ def sample(
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """The lower quartile, the median and the upper quartile."""
+    """Return the lower quartile, the median and the upper quartile."""
     ordered = sorted(values)
     return [ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in (0.25, 0.5, 0.75)]

@@ -1,18 +1,22 @@
-"""What torch.distributed costs through paddlempi, through gloo and through nothing at all.
+"""What torch.distributed costs over paddlempi, over gloo, and over a group that does nothing.
 
     mpirun -np 2 python benchmarks/torch_overhead.py [--json FILE]    # or: make bench-torch
 
-The same functions of torch are called, in the same processes, on three process groups in turn:
-paddlempi's, gloo's and one that does nothing, which tells what torch's own wrapper costs. A
-round gives each of them a block of calls in changing order; a block's time divided by its calls
-is one sample. Printed are the medians and, round by round, how many times as long gloo takes,
-with the quartiles: on a shared machine only what was measured side by side may be compared.
-For an all_reduce of 8 bytes a fourth contender calls the core with nothing of torch around it;
-what paddlempi's group takes beyond that and the wrapper is its own share.
+The same functions of torch are called in the same processes, in turn, on three process groups:
+paddlempi's, gloo's, and one that does nothing ("noop"), which shows what torch's wrapper costs. A
+round has one block of calls for every group, in changing order. The time of a block divided by its
+calls is one sample. The program prints the medians, and how many times as long gloo takes as
+paddlempi. This ratio is computed round by round and printed with its quartiles, because on a shared
+machine only times measured one after the other can be compared.
 
-Also a training step, us and gloo: DDP and FSDP2 of a small MLP.
+For an all_reduce of 8 bytes a fourth contender ("core") calls the core without torch. What
+paddlempi's group takes longer than "noop" and "core" together is the cost of its own code.
 
-Every result is checked before it is timed: a contender that gives a wrong one is not timed.
+The program also measures a training step over paddlempi and over gloo: DDP and FSDP2 of a small
+MLP.
+
+Every result is checked before it is timed. A wrong result ends the program, except in a training
+step over gloo, which is then not measured.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from sampling import Call, quartiles, sample  # first: importing torch forgets t
 
 # isort: split
 
-import paddlempi.torch  # noqa: F401 (what the entry point does where the package is installed)
+import paddlempi.torch  # noqa: F401 (if the package is installed, its entry point does it)
 import torch
 import torch.distributed as dist
 from paddlempi import _native
@@ -39,7 +43,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 SIZES = (8, 64 << 10, 1 << 20, 32 << 20)
 
-# How many times as long gloo has to take, by the operation and the bytes.
+# The aims: how many times as long as ours gloo should take, by the operation and the bytes.
 AIMS = {
     ("all_reduce", 8): 40.0,
     ("all_reduce", 64 << 10): 20.0,
@@ -48,18 +52,18 @@ AIMS = {
     ("all_gather_into_tensor", 1 << 20): 5.0,
     ("reduce_scatter_tensor", 1 << 20): 5.0,
 }
-SHARE_AIM_US = 1.5
+AIM_US = 1.5  # of the code of our process group, in an all_reduce of 8 bytes
 
 
 class Nothing(Work):  # type: ignore[misc]
-    """A Work that is over."""
+    """A work that is over."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
 
 
 class NoOp(ProcessGroup):  # type: ignore[misc]
-    """A process group that returns the same Work from every call and moves nothing."""
+    """A process group that moves nothing. Every call returns the same work."""
 
     METHODS = (
         *("allreduce", "broadcast", "all_gather_single", "_allgather_base", "send", "recv"),
@@ -99,7 +103,7 @@ class NoOp(ProcessGroup):  # type: ignore[misc]
 
 
 def make_groups() -> dict[str, Any]:
-    """The contenders; the names are those of the tables."""
+    """Make the process groups of the contenders. Their names are those in the tables."""
 
     def create(options: Any, more: Any) -> NoOp:
         return NoOp(options.group_rank, options.group_size)
@@ -112,7 +116,7 @@ def make_groups() -> dict[str, Any]:
     }
 
 
-# One call of each operation on a group, over float32. A maker returns the call and its check.
+# The operations, on float32. Each function returns a call on a group, and a check of its result.
 
 
 def all_reduce(group: Any, count: int) -> tuple[Call, Call]:
@@ -123,14 +127,14 @@ def all_reduce(group: Any, count: int) -> tuple[Call, Call]:
         dist.all_reduce(x, group=group)
         size = dist.get_world_size()
         right = bool((x == size * (size + 1) / 2).all())
-        x.zero_()  # so that summing again and again stays 0
+        x.zero_()  # so that repeated sums stay 0
         return right
 
     return lambda: dist.all_reduce(x, group=group), check
 
 
 def exchange(group: Any, count: int) -> tuple[Call, Call]:
-    """Every rank sends to the next and receives from the one before."""
+    """Send to the next rank, and receive from the rank before."""
     rank, size = dist.get_rank(), dist.get_world_size()
     after, before = (rank + 1) % size, (rank - 1) % size
     sent, received = torch.full((count,), rank + 1.0), torch.zeros(count)
@@ -221,16 +225,16 @@ OPERATIONS = {
     "all_to_all_single": all_to_all_single,
     "broadcast": broadcast,
 }
-"""The size of a row is that of the tensor that a rank holds before (reduce_scatter: after) it."""
+"""The bytes of a row are those of a rank's input; for reduce_scatter_tensor, of its output."""
 
 
 def core_all_reduce(count: int) -> Call:
-    """The core's own call, without torch's wrapper and without the process group."""
+    """Return a call of the core, without torch's wrapper and without the process group."""
     x, submit = torch.zeros(count), _native.submit
     return lambda: submit(3, 0, None, x, 1)
 
 
-# Steps
+# Training steps
 
 
 def mlp() -> torch.nn.Module:
@@ -249,12 +253,12 @@ def backward(model: torch.nn.Module, data: torch.Tensor, target: torch.Tensor) -
 
 
 def flat(tensors: Iterable[Any]) -> torch.Tensor:
-    whole = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
-    return torch.cat([t.detach().flatten() for t in whole])
+    full = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
+    return torch.cat([t.detach().flatten() for t in full])
 
 
 def trainer(model: torch.nn.Module) -> tuple[Call, Call]:
-    """A step of SGD on this rank's data; whether the gradients are the mean over the ranks."""
+    """Return a step of SGD on this rank's data, and a check of its gradients."""
     data, target = batch(dist.get_rank())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -264,7 +268,7 @@ def trainer(model: torch.nn.Module) -> tuple[Call, Call]:
         optimizer.step()
 
     def check() -> bool:
-        """Of the first step."""
+        """Make the first step; return whether its gradients are the mean over the ranks."""
         step()
         alone = mlp()
         for rank in range(dist.get_world_size()):
@@ -299,7 +303,7 @@ STEPS = {"DDP step": ddp, "FSDP2 step": fsdp2}
 
 def summarize(name: str, nbytes: int | None, samples: dict[str, list[float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"operation": name, "bytes": nbytes, "rounds": len(samples["paddlempi"])}
-    row["us"] = {who: statistics.median(values) for who, values in samples.items()}
+    row["us"] = {contender: statistics.median(values) for contender, values in samples.items()}
     if "gloo" in samples:
         pairs = zip(samples["gloo"], samples["paddlempi"], strict=True)
         row["gloo_ratio"] = quartiles([gloo / ours for gloo, ours in pairs])
@@ -313,22 +317,22 @@ def summarize(name: str, nbytes: int | None, samples: dict[str, list[float]]) ->
 def measure(
     groups: dict[str, Any], name: str, nbytes: int, rounds: int, calls: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The row of one operation and size; what a contender cannot do, with its reason."""
+    """Return the row of one operation and size, and why contenders are not in it, by name."""
     contenders: dict[str, Call] = {}
     absent: dict[str, str] = {}
-    for who, group in groups.items():
+    for contender, group in groups.items():
         call, check = OPERATIONS[name](group, max(1, nbytes // 4))
-        if who != "noop":
+        if contender != "noop":
             try:
                 right = check()
             except RuntimeError as error:
-                if who == "paddlempi":
+                if contender == "paddlempi":
                     raise
-                absent[who] = str(error).splitlines()[0]
+                absent[contender] = str(error).splitlines()[0]
                 continue
             if not right:
-                raise SystemExit(f"{who}: {name} of {nbytes} bytes gave a wrong result")
-        contenders[who] = call
+                raise SystemExit(f"{contender}: {name} of {nbytes} bytes gave a wrong result")
+        contenders[contender] = call
     if (name, nbytes) == ("all_reduce", 8):
         contenders["core"] = core_all_reduce(2)
     return summarize(name, nbytes, sample(contenders, calls, rounds, dist.barrier, warm=2)), absent
@@ -339,26 +343,26 @@ def measure_step(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     steps: dict[str, Call] = {}
     absent: dict[str, str] = {}
-    for who in ("paddlempi", "gloo"):
+    for contender in ("paddlempi", "gloo"):
         try:
-            step, check = STEPS[name](groups[who])
+            step, check = STEPS[name](groups[contender])
             right = check()
         except RuntimeError as error:
-            if who == "paddlempi":
+            if contender == "paddlempi":
                 raise
-            absent[who] = str(error).splitlines()[0]
+            absent[contender] = str(error).splitlines()[0]
             continue
         if right:
-            steps[who] = step
-        elif who == "paddlempi":
+            steps[contender] = step
+        elif contender == "paddlempi":
             raise SystemExit(f"paddlempi: the {name} gave wrong gradients")
         else:
-            absent[who] = "its gradients are not the mean over the ranks"
+            absent[contender] = "its gradients are not the mean over the ranks"
     return summarize(name, None, sample(steps, calls, rounds, dist.barrier, warm=2)), absent
 
 
 def show(row: dict[str, Any]) -> None:
-    times = "".join(f"{row['us'].get(who, float('nan')):12.2f}" for who in WHO)
+    times = "".join(f"{row['us'].get(name, float('nan')):12.2f}" for name in GROUPS)
     text = f"{row['operation']:24}{row['bytes'] or '':>9}{times}"
     if "gloo_ratio" in row:
         low, middle, high = row["gloo_ratio"]
@@ -369,14 +373,14 @@ def show(row: dict[str, Any]) -> None:
     print(text, flush=True)
     if "share_us" in row:
         low, middle, high = row["share_us"]
-        reached = "reached" if middle <= SHARE_AIM_US else "not reached"
+        reached = "reached" if middle <= AIM_US else "not reached"
         print(
             f"    the core alone {row['us']['core']:.2f} us; our share beyond it and the wrapper "
-            f"{middle:.2f} ({low:.2f} to {high:.2f}) us; aim {SHARE_AIM_US:g}: {reached}"
+            f"{middle:.2f} ({low:.2f} to {high:.2f}) us; aim {AIM_US:g}: {reached}"
         )
 
 
-WHO = ("paddlempi", "gloo", "noop")
+GROUPS = ("paddlempi", "gloo", "noop")
 
 
 def main() -> None:
@@ -399,24 +403,24 @@ def main() -> None:
             f"torch {torch.__version__}, {mpi['name']}, {dist.get_world_size()} ranks, "
             f"{os.cpu_count()} CPUs; microseconds a call, medians"
         )
-        heads = "".join(f"{who:>12}" for who in WHO)
+        heads = "".join(f"{name:>12}" for name in GROUPS)
         print(f"{'operation':24}{'bytes':>9}{heads}  gloo : paddlempi (quartiles)")
     gc.disable()
     rows: list[dict[str, Any]] = []
     reasons: dict[str, str] = {}
     for name, nbytes in [(name, size) for name in OPERATIONS for size in sizes]:
-        some = max(2, min(rounds, rounds * (4 << 20) // max(nbytes, 1)))
+        some_rounds = max(2, min(rounds, rounds * (4 << 20) // max(nbytes, 1)))
         calls = 5 if options.quick else max(1, min(100, (2 << 20) // max(nbytes, 1)))
-        row, absent = measure(groups, name, nbytes, some, calls)
+        row, absent = measure(groups, name, nbytes, some_rounds, calls)
         rows.append(row)
-        reasons.update({f"{name}, {who}": reason for who, reason in absent.items()})
+        reasons.update({f"{name}, {contender}": reason for contender, reason in absent.items()})
         gc.collect()
         if rank == 0:
             show(row)
     for name in STEPS:
         row, absent = measure_step(groups, name, rounds, 1 if options.quick else 3)
         rows.append(row)
-        reasons.update({f"{name}, {who}": reason for who, reason in absent.items()})
+        reasons.update({f"{name}, {contender}": reason for contender, reason in absent.items()})
         gc.collect()
         if rank == 0:
             show(row)

@@ -3,10 +3,10 @@
     mpirun -np 2 python examples/train.py       # or: make train
     python examples/train.py                    # one rank
 
-The data are scikit-learn's handwritten digits (1,797 images of 8 x 8), which come
-with its wheel. Every rank holds the whole model and takes its share of each global
-batch; DataParallel averages the gradients while backward runs, so the curve of the loss
-is the same on any number of ranks but for rounding.
+The data are scikit-learn's handwritten digits (1,797 images of 8 x 8), which are part
+of its wheel. Every rank holds the whole model and takes its part of every global
+batch. DataParallel averages the gradients while backward runs. So the losses are the
+same on any number of ranks, except for rounding.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import warnings
 
 import numpy as np
 
-warnings.filterwarnings("ignore", message="No ccache found")  # Paddle's, of no concern here
+warnings.filterwarnings("ignore", message="No ccache found")  # from Paddle; harmless here
 import paddle  # noqa: E402
 import paddlempi as dist  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402
 
 
 def digits() -> tuple[np.ndarray, ...]:
-    """Training and test images (float32, 0 to 1) and labels, the same on every rank."""
+    """Return training and test images (float32, 0 to 1) and labels, the same on every rank."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images = (data.data[order] / 16).astype("float32")
     labels = data.target[order].astype("int64")
-    held = len(labels) // 5
-    return images[held:], labels[held:], images[:held], labels[:held]
+    test_count = len(labels) // 5
+    return images[test_count:], labels[test_count:], images[:test_count], labels[:test_count]
 
 
 def build_model() -> paddle.nn.Layer:
@@ -46,13 +46,13 @@ def build_model() -> paddle.nn.Layer:
     )
 
 
-def share(batch: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """This rank's part of a global batch; the parts differ by one sample at most."""
+def part_of(batch: np.ndarray, rank: int, size: int) -> np.ndarray:
+    """Return this rank's part of a global batch; the parts differ by one sample at most."""
     return batch[len(batch) * rank // size : len(batch) * (rank + 1) // size]
 
 
 class Progress:
-    """A bar on a terminal, on rank 0; elsewhere only what ``line`` prints."""
+    """Shows the progress on rank 0: the lines of ``line``, and on a terminal a bar too."""
 
     def __init__(self, shown: bool, total: int) -> None:
         self.shown = shown
@@ -98,11 +98,13 @@ def main() -> None:
         total = paddle.zeros([1], dtype="float64")
         for step in range(steps):
             batch = order[step * options.batch : (step + 1) * options.batch]
-            mine = share(batch, rank, size)
-            weight = 1.0 if len(mine) else 0.0  # more ranks than samples: all take part in backward
-            mine = mine if len(mine) else batch[:1]
-            loss = loss_of(model(paddle.to_tensor(images[mine])), paddle.to_tensor(labels[mine]))
-            # Gradients are averaged over the ranks: the factor makes them the global batch's mean.
+            part = part_of(batch, rank, size)
+            # With more ranks than samples a rank has no part, but it must take part in backward.
+            weight = 1.0 if len(part) else 0.0
+            part = part if len(part) else batch[:1]
+            loss = loss_of(model(paddle.to_tensor(images[part])), paddle.to_tensor(labels[part]))
+            # DataParallel divides by the number of ranks. The factor makes the gradients those of
+            # the mean over the global batch.
             (loss * (weight * size / len(batch))).backward()
             total += weight * loss.detach().astype("float64")
             optimizer.step()
@@ -118,16 +120,16 @@ def main() -> None:
         )
 
     with paddle.no_grad():
-        mine = share(np.arange(len(test_labels)), rank, size)
-        guess = model(paddle.to_tensor(test_images[mine])).numpy().argmax(axis=1)
-    right = np.array([(guess == test_labels[mine]).sum()])
+        part = part_of(np.arange(len(test_labels)), rank, size)
+        guess = model(paddle.to_tensor(test_images[part])).numpy().argmax(axis=1)
+    right = np.array([(guess == test_labels[part]).sum()])
     dist.all_reduce(right)
     accuracy = right[0] / len(test_labels)
 
     bits = hashlib.sha256(b"".join(p.numpy().tobytes() for p in model.parameters())).hexdigest()
-    everyone: list[str] = [""] * size
-    dist.all_gather_object(everyone, bits)
-    equal = len(set(everyone)) == 1
+    hashes: list[str] = [""] * size
+    dist.all_gather_object(hashes, bits)
+    equal = len(set(hashes)) == 1
     progress.line(f"test accuracy {accuracy:.4f}")
     progress.line(f"parameters equal bit for bit on all {size} ranks: {'yes' if equal else 'NO'}")
     if rank == 0 and options.losses:

@@ -1,12 +1,12 @@
 """A small language model with sparse embeddings, data-parallel over MPI with Paddle.
 
     mpirun -np 2 python examples/train_language.py
-    mpirun -np 2 python examples/train_language.py --zero 1   # optimizer states on one rank each
-    mpirun -np 2 python examples/train_language.py --zero 2   # gradients too; none of them sparse
+    mpirun -np 2 python examples/train_language.py --zero 1   # each optimizer state on one rank
+    mpirun -np 2 python examples/train_language.py --zero 2   # gradients too; no sparse ones
 
-The text is what scikit-learn says of itself: the docstrings that its wheel carries. From
-four words the model guesses the next (Bengio et al., "A Neural Probabilistic Language
-Model", 2003). Each step touches few rows of the embedding, and only these rows travel.
+The text is the docstrings of scikit-learn. From four words the model guesses the next
+(Bengio et al., "A Neural Probabilistic Language Model", 2003). A step uses few rows of
+the embedding, and only the gradients of these rows are sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-warnings.filterwarnings("ignore", message="No ccache found")  # Paddle's, of no concern here
+warnings.filterwarnings("ignore", message="No ccache found")  # from Paddle; harmless here
 import paddle  # noqa: E402
 import paddlempi as dist  # noqa: E402
 import sklearn  # noqa: E402
@@ -34,7 +34,7 @@ FOLDERS = ("cluster", "ensemble", "linear_model", "metrics", "neighbors", "svm",
 
 
 def text() -> list[str]:
-    """The words of the docstrings of some of scikit-learn's packages, in lower case."""
+    """Return the words of the docstrings of some packages of scikit-learn, in lower case."""
     words: list[str] = []
     for folder in FOLDERS:
         for path in sorted((Path(sklearn.__file__).parent / folder).glob("*.py")):
@@ -45,7 +45,7 @@ def text() -> list[str]:
 
 
 def examples(words: list[str], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every word with the four before it, as numbers; rare words are all number 0."""
+    """Return every four words in a row, and the word that follows; as numbers, 0: a rare word."""
     common = [word for word, _ in collections.Counter(words).most_common(size - 1)]
     number = {word: i for i, word in enumerate(common, 1)}
     ids = np.array([number.get(word, 0) for word in words])
@@ -75,24 +75,24 @@ def main() -> None:
 
     dist.init_process_group("mpi", framework="paddle")
     rank, size = dist.get_rank(), dist.get_world_size()
-    given, wanted = examples(text(), options.vocabulary)
+    contexts, targets = examples(text(), options.vocabulary)
     paddle.seed(1)
     model = Model(options.vocabulary, sparse=options.zero < 2)
-    if options.zero < 2:  # at level 2 the optimizer averages the gradients, to their owners only
+    if options.zero < 2:  # at level 2 the optimizer reduces every gradient to its owner
         model = paddle.DataParallel(model)
     dist.get_context().zero_opt_level = options.zero
     optimizer = paddle.optimizer.Adam(options.lr, parameters=model.parameters(), lazy_mode=True)
     loss_of = paddle.nn.CrossEntropyLoss()
     if rank == 0:
-        print(f"{size} rank(s), {len(wanted)} words of text", flush=True)
+        print(f"{size} rank(s), {len(targets)} words of text", flush=True)
 
     curve: list[float] = []
     began = time.perf_counter()
     random = np.random.default_rng(0)
     for step in range(options.steps):
-        # The same numbers on every rank, of which each takes its own.
-        chosen = random.integers(0, len(wanted), options.batch)[rank::size]
-        loss = loss_of(model(paddle.to_tensor(given[chosen])), paddle.to_tensor(wanted[chosen]))
+        # All ranks draw the same numbers, and each rank takes its part of them.
+        chosen = random.integers(0, len(targets), options.batch)[rank::size]
+        loss = loss_of(model(paddle.to_tensor(contexts[chosen])), paddle.to_tensor(targets[chosen]))
         loss.backward()
         optimizer.step()
         optimizer.clear_grad()
@@ -108,20 +108,20 @@ def main() -> None:
             )
 
     bits = hashlib.sha256(b"".join(p.numpy().tobytes() for p in model.parameters())).hexdigest()
-    everyone: list[str] = [""] * size
-    dist.all_gather_object(everyone, bits)
-    equal = len(set(everyone)) == 1
-    # A model of the words' frequencies alone, as the mark to be below.
-    share = np.bincount(wanted, minlength=options.vocabulary) / len(wanted)
-    frequencies = np.exp(-(share[share > 0] * np.log(share[share > 0])).sum())
+    hashes: list[str] = [""] * size
+    dist.all_gather_object(hashes, bits)
+    equal = len(set(hashes)) == 1
+    # The perplexity of a model that knows the frequencies of the words only.
+    frequency = np.bincount(targets, minlength=options.vocabulary) / len(targets)
+    baseline = np.exp(-(frequency[frequency > 0] * np.log(frequency[frequency > 0])).sum())
     reached = np.exp(np.mean(curve[-50:]))
     if rank == 0:
-        print(f"perplexity {reached:.1f}, of the words' frequencies alone {frequencies:.1f}")
+        print(f"perplexity {reached:.1f}, of the words' frequencies alone {baseline:.1f}")
         print(f"parameters equal bit for bit on all {size} ranks: {'yes' if equal else 'NO'}")
         if options.losses:
             Path(options.losses).write_text(json.dumps(curve))
     dist.destroy_process_group()
-    if not equal or reached > frequencies:
+    if not equal or reached > baseline:
         sys.exit(1)
 
 

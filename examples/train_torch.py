@@ -4,10 +4,10 @@
     python examples/train_torch.py                  # one rank
     mpirun -np 2 python examples/train_torch.py --backend gloo      # for comparison
 
-The data are scikit-learn's handwritten digits (1,797 images of 8 x 8), which come
-with its wheel. Every rank holds the whole model and takes its share of each global
-batch; DistributedDataParallel averages the gradients over the ranks, so the curve of
-the loss is the same on any number of ranks but for rounding.
+The data are scikit-learn's handwritten digits (1,797 images of 8 x 8), which are part
+of its wheel. Every rank holds the whole model and takes its part of every global
+batch. DistributedDataParallel averages the gradients over the ranks. So the losses are
+the same on any number of ranks, except for rounding.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 import time
 
 import numpy as np
-import paddlempi.torch  # noqa: F401 (enters "mpi"; sets RANK and what else gloo wants)
+import paddlempi.torch  # noqa: F401 (registers "mpi"; sets RANK and what else gloo needs)
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -26,13 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def digits() -> tuple[torch.Tensor, ...]:
-    """Training and test images (float32, 0 to 1) and labels, the same on every rank."""
+    """Return training and test images (float32, 0 to 1) and labels, the same on every rank."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images = torch.from_numpy((data.data[order] / 16).astype("float32"))
     labels = torch.from_numpy(data.target[order].astype("int64"))
-    held = len(labels) // 5
-    return images[held:], labels[held:], images[:held], labels[:held]
+    test_count = len(labels) // 5
+    return images[test_count:], labels[test_count:], images[:test_count], labels[:test_count]
 
 
 def build_model() -> torch.nn.Module:
@@ -45,13 +45,13 @@ def build_model() -> torch.nn.Module:
     )
 
 
-def share(batch: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """This rank's part of a global batch; the parts differ by one sample at most."""
+def part_of(batch: np.ndarray, rank: int, size: int) -> np.ndarray:
+    """Return this rank's part of a global batch; the parts differ by one sample at most."""
     return batch[len(batch) * rank // size : len(batch) * (rank + 1) // size]
 
 
 class Clock:
-    """How long gradients were under way: the state of a DDP hook that does what DDP does."""
+    """Measures how long gradients are under way. The hook does what DDP does without one."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -59,15 +59,15 @@ class Clock:
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         start = time.perf_counter()
 
-        def arrived(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        def completed(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             self.seconds += time.perf_counter() - start
             return future.value()
 
-        return allreduce_hook(None, bucket).then(arrived)
+        return allreduce_hook(None, bucket).then(completed)
 
 
 class Progress:
-    """A bar on a terminal, on rank 0; elsewhere only what ``line`` prints."""
+    """Shows the progress on rank 0: the lines of ``line``, and on a terminal a bar too."""
 
     def __init__(self, shown: bool, total: int) -> None:
         self.shown = shown
@@ -97,7 +97,7 @@ def main() -> None:
 
     dist.init_process_group(options.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.set_num_threads(1)  # so small a model gains nothing by more
+    torch.set_num_threads(1)  # so small a model is not faster with more
     images, labels, test_images, test_labels = digits()
 
     torch.manual_seed(1)
@@ -119,9 +119,10 @@ def main() -> None:
         total = torch.zeros([], dtype=torch.float64)
         for step in range(steps):
             batch = order[step * options.batch : (step + 1) * options.batch]
-            mine = torch.from_numpy(share(batch, rank, size))
-            loss = loss_of(model(images[mine]), labels[mine])
-            # DDP divides by the number of ranks: this makes it the mean over the global batch.
+            part = torch.from_numpy(part_of(batch, rank, size))
+            loss = loss_of(model(images[part]), labels[part])
+            # DDP divides by the number of ranks. The factor makes the gradients those of the mean
+            # over the global batch.
             (loss * size / len(batch)).backward()
             total += loss.detach()
             optimizer.step()
@@ -139,15 +140,15 @@ def main() -> None:
         )
 
     with torch.no_grad():
-        mine = torch.from_numpy(share(np.arange(len(test_labels)), rank, size))
-        right = (model(test_images[mine]).argmax(dim=1) == test_labels[mine]).sum()
+        part = torch.from_numpy(part_of(np.arange(len(test_labels)), rank, size))
+        right = (model(test_images[part]).argmax(dim=1) == test_labels[part]).sum()
     dist.all_reduce(right)
     accuracy = int(right) / len(test_labels)
 
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    everyone: list[str] = [""] * size
-    dist.all_gather_object(everyone, hashlib.sha256(weights).hexdigest())
-    equal = len(set(everyone)) == 1
+    hashes: list[str] = [""] * size
+    dist.all_gather_object(hashes, hashlib.sha256(weights).hexdigest())
+    equal = len(set(hashes)) == 1
     progress.line(f"test accuracy {accuracy:.4f}")
     progress.line(f"parameters equal bit for bit on all {size} ranks: {'yes' if equal else 'NO'}")
     if rank == 0 and options.losses:
@@ -155,8 +156,8 @@ def main() -> None:
             json.dump(curve, file)
     dist.destroy_process_group()
     if options.backend == "gloo":
-        # gloo's threads let go of the last tensors some time after wait() has returned, and torch
-        # 2.15 aborts when the interpreter is gone by then: nothing can be waited for.
+        # gloo's threads release the last tensors some time after wait() has returned. If the
+        # interpreter is gone by then, torch 2.15 aborts. There is no event to wait for.
         time.sleep(0.3)
     if not equal or accuracy < 0.95:
         sys.exit(1)

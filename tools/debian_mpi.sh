@@ -1,8 +1,7 @@
 #!/bin/sh
-# tools/debian_mpi.sh FOLDER: unpacks Debian's Open MPI 4.1 and MPICH 4.0 into FOLDER without installing them, so that
-# the two sit beside each other and the machine stays as it was, and writes FOLDER/openmpi/mpirun and
-# FOLDER/mpich/mpirun, which start them from there. Status 3, with the reason as the last line, where this
-# machine's apt cannot give them.
+# tools/debian_mpi.sh FOLDER: unpack Debian's Open MPI 4.1 and MPICH 4.0 into FOLDER without installing them, so that
+# the two do not conflict and the machine does not change. Write FOLDER/openmpi/mpirun and FOLDER/mpich/mpirun, which
+# start them from there. If apt cannot download them, exit with status 3 and the reason as the last line.
 set -eu
 
 folder=$1
@@ -14,7 +13,7 @@ cannot() {
 }
 
 command -v apt-get >/dev/null && command -v dpkg >/dev/null || cannot "no apt on this machine"
-# What the packages need beyond what is installed already; --no-install-recommends keeps compilers out.
+# The packages and those they need that are not installed; --no-install-recommends leaves out compilers.
 wanted() {
     plan=$(apt-get install --simulate --no-install-recommends --quiet $packages 2>/dev/null) || return 1
     echo "$plan" | awk '/^Inst/ {print $2}'
@@ -28,8 +27,8 @@ fi
 rm -rf "$folder"
 mkdir -p "$folder/archives"
 cd "$folder/archives"
-# The packages themselves also where they are installed: their files are wanted in the folder. As root, apt
-# drops to the user _apt, who may not write here.
+# The four packages are downloaded even if they are installed, because their files must be in the folder. As root, apt
+# would download as the user _apt, which may not write here.
 timeout 300 apt-get download --quiet -o APT::Sandbox::User=root $(printf '%s\n' $list $packages | sort -u) >/dev/null 2>&1 ||
     cannot "apt-get download failed"
 for archive in *.deb; do
@@ -38,8 +37,8 @@ done
 cd ..
 rm -r archives
 
-# Names that no package holds: two that installing would have made, and the one under which mpi4py's wheel asks for
-# any MPICH.
+# Links that no package contains: two that an installation makes, and the name under which mpi4py's wheel looks for
+# MPICH.
 library=$(cd usr/lib/*-linux-gnu && pwd)
 triplet=${library##*/}
 mkdir openmpi mpich
@@ -47,7 +46,7 @@ ln -s orterun usr/bin/mpirun
 ln -s ../usr/lib/libpsm1/libpsm_infinipath.so.1.16 openmpi/libpsm_infinipath.so.1
 ln -s "../usr/lib/$triplet/libmpich.so.12" mpich/libmpi.so.12
 
-launcher() { # NAME PROGRAM: mpirun of MPI NAME, wherever it is linked from
+launcher() { # NAME PROGRAM SETTINGS: write mpirun of MPI NAME; it may be called through links
     cat >"$1/mpirun" <<EOF
 #!/bin/sh
 here=\$(dirname "\$(readlink -f "\$0")")
@@ -59,8 +58,8 @@ exec "\$root/usr/bin/$2" "\$@"
 EOF
     chmod +x "$1/mpirun"
 }
-# Debian's settings keep Open MPI from its ofi path, on which matched probes fail; they are not below its prefix.
-# Its PMIx, a library of its own, warns where it does not find its plugin for compression.
+# Debian's settings, which are not below the prefix, turn off Open MPI's ofi transport, in which matched probes fail.
+# PMIx is a library of its own, and warns if it does not find its plugin for compression.
 launcher openmpi mpirun 'OPAL_PREFIX=$root/usr OPAL_SYSCONFDIR=$root/etc/openmpi
 PMIX_PKGLIBDIR=$root/usr/lib/'"$triplet"'/pmix2/lib/pmix
 export OPAL_PREFIX OPAL_SYSCONFDIR PMIX_PKGLIBDIR'

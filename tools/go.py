@@ -1,7 +1,7 @@
-"""Runs go with the compilers that the build takes: `tools/go.py test ./...`.
+"""Run go with the compilers that the build uses: `tools/go.py test ./...`.
 
-`tools/go.py --missing` prints instead the wheels that stand in for compilers missing here, and
-`tools/go.py --cc` the C compiler.
+`tools/go.py --missing` prints the wheels that replace the compilers missing on this machine, and
+`tools/go.py --cc` prints the C compiler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import toolchain
 
 
 def main(arguments: list[str]) -> None:
-    """Becomes go, or tells about the compilers."""
+    """Replace this process by go, or print what an option asks for."""
     if arguments == ["--missing"]:
         print("\n".join(toolchain.missing_requirements()))
         return

@@ -1,8 +1,8 @@
-"""Sums up what tests left behind: a closing line for each run, and skips that nobody expected.
+"""Summarize the results of the tests: one line for each run, failures, unexpected skips.
 
-`tools/results.py FOLDER|FILE...` reads pytest's JUnit files and `go test -json` output. The line of
-a run has its seconds, and the slowest runs stand at the end. The status is 1 when a test failed, a
-run had no tests, or a reason to skip is not in tests/expected_skips.txt.
+`tools/results.py FOLDER|FILE...` reads pytest's JUnit files and `go test -json` output. It prints
+the seconds of every run, and the slowest runs at the end. The exit status is 1 if a test failed, if
+no test of a run passed, or if the reason of a skip is not in tests/expected_skips.txt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOWEST = 10
 
 @dataclass
 class Run:
-    """The outcomes of one run of a test tool."""
+    """The results of one run of pytest or go test."""
 
     name: str
     passed: int = 0
@@ -31,7 +31,7 @@ class Run:
     wall: float = 0.0  # seconds from its beginning to its end; of Go, the sum of its packages
 
     def line(self) -> str:
-        """The run's closing line."""
+        """Return the line that summarizes the run."""
         counts = f"{self.passed} passed, {len(self.failed)} failed, {self.skipped.total()} skipped"
         if self.rerun:
             counts += f", {len(self.rerun)} tried twice"
@@ -39,7 +39,7 @@ class Run:
 
 
 def read_junit(path: Path) -> Run:
-    """Reads what `pytest --junitxml` wrote."""
+    """Read what `pytest --junitxml` wrote. An empty file counts as a failure."""
     run = Run(path.stem)
     if path.stat().st_size == 0:
         run.failed.append("ended without a report")
@@ -64,12 +64,12 @@ def read_junit(path: Path) -> Run:
 
 
 def read_go(path: Path) -> Run:
-    """Reads what `go test -json` wrote; shows the output of what failed."""
+    """Read what `go test -json` wrote. Print the output of the tests and packages that failed."""
     run = Run(path.stem)
     output: dict[tuple[str, str], list[str]] = {}
     for text in path.read_text().splitlines():
         if not text.startswith("{"):
-            print(text)  # the compiler speaks plainly
+            print(text)  # a message of the compiler, which is not JSON
             continue
         event = json.loads(text)
         key = (event.get("Package", event.get("ImportPath", "")), event.get("Test", ""))
@@ -89,7 +89,7 @@ def read_go(path: Path) -> Run:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the closing lines and what is wrong; returns the exit status."""
+    """Print a line for each run, and what is wrong. Return the exit status."""
     files: list[Path] = []
     for argument in map(Path, arguments):
         files += sorted(argument.glob("*.*")) if argument.is_dir() else [argument]
@@ -108,9 +108,9 @@ def main(arguments: list[str]) -> int:
         if run.passed == 0 and not run.failed:
             complaints.append(f"{run.name}: not one test passed")
         for reason, count in run.skipped.items():
-            wanted = any(rule.fullmatch(f"{run.name}: {reason}") for rule in expected)
+            is_expected = any(rule.fullmatch(f"{run.name}: {reason}") for rule in expected)
             print(f"{'':24} {count} skipped: {reason}")
-            if not wanted:
+            if not is_expected:
                 complaints.append(f"{run.name}: unexpected skip ({count}): {reason}")
     if len(runs) > SLOWEST:
         runs.sort(key=lambda run: -run.wall)

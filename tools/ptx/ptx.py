@@ -1,14 +1,16 @@
-"""Makes the PTX of gocore/cuda/kernels from the sources there, with the compiler of a wheel.
+"""Make the PTX of gocore/cuda/kernels from the sources there, with the compiler of a wheel.
 
-``tools/ptx/ptx.py`` writes the files; ``tools/ptx/ptx.py --check`` writes nothing and fails when
+``tools/ptx/ptx.py`` writes the files. ``tools/ptx/ptx.py --check`` writes nothing, and fails if
 one of them is not up to date. Neither a GPU nor a CUDA toolkit is needed.
 
-The compiler is NVRTC 11.8, of the wheel nvidia-cuda-nvrtc-cu11, because newer ones write a PTX ISA
-that older drivers refuse. Its 7.8 is that of CUDA 11.8; the kernels use nothing that came after
-7.0, so that is what their text says, and every driver of CUDA 11.0 or newer takes it. They are
-compiled for compute capability 5.2: the least that this compiler knows without calling it
-deprecated, and a driver compiles PTX for its own device, which is of that capability or a later
-one. No operation of a later one would make them faster: they wait for memory.
+The compiler is NVRTC 11.8 of the wheel nvidia-cuda-nvrtc-cu11, because newer compilers write a
+version of the PTX ISA that older drivers refuse. This compiler writes version 7.8, which needs a
+driver of CUDA 11.8. The kernels use nothing that is newer than version 7.0. So their text is
+changed to say 7.0, and every driver of CUDA 11.0 or newer takes them.
+
+The kernels are compiled for compute capability 5.2, the lowest one that this compiler does not call
+deprecated. The driver compiles the PTX for its device, which may have any later capability. The
+operations of later capabilities would not make the kernels faster, because memory limits them.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ KERNELS = ROOT / "gocore" / "cuda" / "kernels"
 ARCHITECTURE = "compute_52"
 PTX_ISA = "7.0"
 
-# No product and sum become one instruction that rounds once: the host's do not.
+# No fused multiply-add, which rounds once: the sums of the host round the product and the sum.
 OPTIONS = ("--std=c++11", f"--gpu-architecture={ARCHITECTURE}", "--fmad=false")
 
 
 def modules() -> dict[str, tuple[Path, tuple[str, ...]]]:
-    """Every module by name: its source, and the options that are its own."""
+    """Return every module by name, with its source and the options for this module only."""
     reduce = KERNELS / "reduce.cu"
     dtypes = re.findall(
         r"^#if WANTED\((\d+)\).*?^#define DTYPE +(\w+)", reduce.read_text(), re.M | re.S
@@ -41,7 +43,7 @@ def modules() -> dict[str, tuple[Path, tuple[str, ...]]]:
 
 
 class Compiler:
-    """NVRTC by ctypes. Raises RuntimeError with the compiler's words."""
+    """NVRTC, called by ctypes. Its methods raise RuntimeError with the text of the compiler."""
 
     def __init__(self) -> None:
         spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
@@ -60,7 +62,7 @@ class Compiler:
             raise RuntimeError(f"{name}: {self._library.nvrtcGetErrorString(status).decode()}")
 
     def _text(self, what: str, program: ctypes.c_void_p) -> str:
-        """What nvrtcGet<what> gives."""
+        """Return the text of nvrtcGet<what>."""
         size = ctypes.c_size_t()
         self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
         text = ctypes.create_string_buffer(size.value)
@@ -68,7 +70,7 @@ class Compiler:
         return text.value.decode()
 
     def ptx(self, source: Path, options: tuple[str, ...]) -> str:
-        """The PTX of a source, with what it includes from its own folder."""
+        """Compile a source to PTX. It can include the headers of its folder."""
         headers = sorted(source.parent.glob("*.h"))
         texts = (ctypes.c_char_p * len(headers))(*(h.read_bytes() for h in headers))
         names = (ctypes.c_char_p * len(headers))(*(h.name.encode() for h in headers))
@@ -97,7 +99,7 @@ class Compiler:
 
 
 def finished(ptx: str, source: Path) -> str:
-    """The text as it is committed: without the compiler's comments, for drivers of CUDA 11.0 on."""
+    """Return the text to commit: without comments, with the version of the ISA changed."""
     lines = [line.rstrip() for line in re.sub(r"//[^\n]*", "", ptx).splitlines()]
     text = "\n".join(line for line in lines if line) + "\n"
     text, versions = re.subn(r"^\.version .*$", f".version {PTX_ISA}", text, flags=re.M)
@@ -107,7 +109,7 @@ def finished(ptx: str, source: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes or checks every file; the exit status."""
+    """Write or check every file. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail on a stale file")
     check = parser.parse_args(arguments).check

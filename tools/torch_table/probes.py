@@ -1,4 +1,4 @@
-"""What docs/torch.md claims of each function of torch.distributed, as calls that can be tried."""
+"""The functions of torch.distributed in docs/torch.md, as calls that table.py can try."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ DTYPES: dict[str, tuple[str, ...]] = {
 }
 ALL = tuple(name for names in DTYPES.values() for name in names)
 OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-FACTOR = 0.5
+FACTOR = 0.5  # of PREMUL_SUM
 LIMIT = timedelta(seconds=5)
 
-# What torch's source says of the two backends that are not run here.
+# The dtypes of the two backends that are not tried, from torch's source.
 NCCL = {*ALL} - {"int16", "uint16", "uint32", "uint64", "float8_e8m0fnu"}
 NATIVE = {"int8", "uint8", "int16", "int32", "int64", "float32", "float64", "complex64"}
 NATIVE |= {"complex128"}
@@ -38,7 +38,7 @@ FLOATING = {"float16", "bfloat16", "float32", "float64", "complex64", "complex12
 
 @dataclass
 class Probe:
-    """One call of a function: its group, its dtype, and what the ranks contribute."""
+    """The arguments of one call: its group, dtype and reduce op, and the values of the ranks."""
 
     group: Any
     dtype: Any
@@ -47,7 +47,7 @@ class Probe:
     size: int
 
     def values(self, rank: int, more: int = 0) -> list[Any]:
-        """The elements of a rank's tensor: 1 and 2, which every dtype holds."""
+        """Return the elements of a rank's tensor: 1 and 2, which every dtype can represent."""
         numbers = [1 + (i + rank) % 2 for i in range(4 + more)]
         if self.dtype.is_complex:
             return [complex(x, 3 - x) for x in numbers]
@@ -57,19 +57,19 @@ class Probe:
         wide = torch.complex128 if self.dtype.is_complex else torch.float64
         return torch.tensor(values, dtype=wide).to(self.dtype)
 
-    def mine(self, more: int = 0) -> Any:
+    def local(self, more: int = 0) -> Any:
         return self.tensor(self.values(self.rank, more))
 
     def of(self, rank: int, more: int = 0) -> Any:
         return self.tensor(self.values(rank, more))
 
-    def room(self, more: int = 0) -> Any:
+    def zeros(self, more: int = 0) -> Any:
         return self.tensor([0] * (4 + more))
 
-    def rooms(self) -> list[Any]:
-        return [self.room() for _ in range(self.size)]
+    def zeros_for_all(self) -> list[Any]:
+        return [self.zeros() for _ in range(self.size)]
 
-    def everyones(self) -> list[Any]:
+    def of_all(self) -> list[Any]:
         return [self.of(rank) for rank in range(self.size)]
 
     @property
@@ -79,7 +79,7 @@ class Probe:
         return getattr(dist.ReduceOp, self.op)
 
     def reduced(self) -> Any:
-        """The reduction of all ranks' values."""
+        """Return the reduction of all ranks' values."""
         columns = zip(*(self.values(rank) for rank in range(self.size)), strict=True)
         return self.tensor([_reduce(self.op, list(column), self.dtype) for column in columns])
 
@@ -98,10 +98,10 @@ def _reduce(op: str, column: list[Any], dtype: Any) -> Any:
     if op in ("BAND", "BOR", "BXOR"):
         if dtype.is_floating_point or dtype.is_complex:
             raise TypeError(op)
-        first, *rest = column
+        bits, *rest = column
         for x in rest:
-            first = {"BAND": first & x, "BOR": first | x, "BXOR": first ^ x}[op]
-        return first
+            bits = {"BAND": bits & x, "BOR": bits | x, "BXOR": bits ^ x}[op]
+        return bits
     if op == "PREMUL_SUM" and not (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(op)
     if op in ("MIN", "MAX") and dtype.is_complex:
@@ -125,22 +125,26 @@ def _reduce(op: str, column: list[Any], dtype: Any) -> Any:
 
 
 def is_defined(op: str, dtype: str) -> bool:
-    """Whether a reduction means anything: what it gives where not is not looked at."""
-    one = 1 + 1j if "complex" in dtype else dtype == "bool" or 1
+    """Return whether a reduction of a dtype is defined. Those that are not are not tried."""
+    value = 1 + 1j if "complex" in dtype else dtype == "bool" or 1
     try:
-        _reduce(op, [one, one], getattr(torch, dtype))
+        _reduce(op, [value, value], getattr(torch, dtype))
     except TypeError:
         return False
     return True
 
 
 Result = Iterable[tuple[Any, Any]]
-"""Pairs of what came and what should have come."""
+"""Pairs of a result and what it should be."""
 
 
 @dataclass
 class Row:
-    """A function, how it is tried, and what is known of the backends that are not run."""
+    """A function, a call that tries it, and what torch's source says of the other backends.
+
+    ``needs`` is a module and a name that this torch must have; by default the name of the function
+    in torch.distributed.
+    """
 
     function: str
     call: Callable[[Probe], Result]
@@ -149,8 +153,8 @@ class Row:
     needs: tuple[Any, str] | None = None
     ops: tuple[str, ...] = OPS
 
-    def there(self) -> bool:
-        """Whether this torch has it."""
+    def is_available(self) -> bool:
+        """Return whether this torch has the function."""
         module, name = self.needs or (dist, re.findall(r"\w+", self.function)[0])
         return hasattr(module, name)
 
@@ -159,90 +163,90 @@ class Row:
 
 
 def broadcast(p: Probe) -> Result:
-    x = p.mine()
+    x = p.local()
     dist.broadcast(x, 1, group=p.group)
     yield x, p.of(1)
 
 
 def broadcast_strided(p: Probe) -> Result:
-    x = torch.stack([p.mine(), p.mine()], dim=1)[:, 0]
+    x = torch.stack([p.local(), p.local()], dim=1)[:, 0]
     dist.broadcast(x, 1, group=p.group)
     yield x.contiguous(), p.of(1)
 
 
 def all_gather(p: Probe) -> Result:
-    out = p.rooms()
-    dist.all_gather(out, p.mine(), group=p.group)
-    yield from zip(out, p.everyones(), strict=True)
+    out = p.zeros_for_all()
+    dist.all_gather(out, p.local(), group=p.group)
+    yield from zip(out, p.of_all(), strict=True)
 
 
 def all_gather_uneven(p: Probe) -> Result:
-    out = [p.room(rank) for rank in range(p.size)]
-    dist.all_gather(out, p.mine(p.rank), group=p.group)
+    out = [p.zeros(rank) for rank in range(p.size)]
+    dist.all_gather(out, p.local(p.rank), group=p.group)
     yield from zip(out, [p.of(rank, rank) for rank in range(p.size)], strict=True)
 
 
 def into_tensor(function: str) -> Callable[[Probe], Result]:
     def call(p: Probe) -> Result:
-        out = torch.cat(p.rooms())
-        getattr(dist, function)(out, p.mine(), group=p.group)
-        yield out, torch.cat(p.everyones())
+        out = torch.cat(p.zeros_for_all())
+        getattr(dist, function)(out, p.local(), group=p.group)
+        yield out, torch.cat(p.of_all())
 
     return call
 
 
 def all_gather_coalesced(p: Probe) -> Result:
-    out = [[p.room(), p.room(1)] for _ in range(p.size)]
-    dist.all_gather_coalesced(out, [p.mine(), p.mine(1)], group=p.group)
+    out = [[p.zeros(), p.zeros(1)] for _ in range(p.size)]
+    dist.all_gather_coalesced(out, [p.local(), p.local(1)], group=p.group)
     for rank, (first, second) in enumerate(out):
         yield first, p.of(rank)
         yield second, p.of(rank, 1)
 
 
 def gather(p: Probe) -> Result:
-    out = p.rooms() if p.rank == 1 else None
-    dist.gather(p.mine(), out, dst=1, group=p.group)
-    yield from zip(out or [], p.everyones() if out else [], strict=True)
+    out = p.zeros_for_all() if p.rank == 1 else None
+    dist.gather(p.local(), out, dst=1, group=p.group)
+    yield from zip(out or [], p.of_all() if out else [], strict=True)
 
 
 def gather_single(function: str) -> Callable[[Probe], Result]:
     def call(p: Probe) -> Result:
-        out = torch.cat(p.rooms()) if p.rank == 1 else None
-        getattr(dist, function)(p.mine(), out, dst=1, group=p.group)
+        out = torch.cat(p.zeros_for_all()) if p.rank == 1 else None
+        getattr(dist, function)(p.local(), out, dst=1, group=p.group)
         if out is not None:
-            yield out, torch.cat(p.everyones())
+            yield out, torch.cat(p.of_all())
 
     return call
 
 
 def scatter(p: Probe) -> Result:
-    x = p.room()
-    dist.scatter(x, p.everyones() if p.rank == 1 else None, src=1, group=p.group)
-    yield x, p.mine()
+    x = p.zeros()
+    dist.scatter(x, p.of_all() if p.rank == 1 else None, src=1, group=p.group)
+    yield x, p.local()
 
 
 def all_to_all(p: Probe) -> Result:
-    out = p.rooms()
-    dist.all_to_all(out, [p.mine() for _ in range(p.size)], group=p.group)
-    yield from zip(out, p.everyones(), strict=True)
+    out = p.zeros_for_all()
+    dist.all_to_all(out, [p.local() for _ in range(p.size)], group=p.group)
+    yield from zip(out, p.of_all(), strict=True)
 
 
 def all_to_all_single(p: Probe) -> Result:
-    out = torch.cat(p.rooms())
-    dist.all_to_all_single(out, torch.cat([p.mine()] * p.size), group=p.group)
-    yield out, torch.cat(p.everyones())
+    out = torch.cat(p.zeros_for_all())
+    dist.all_to_all_single(out, torch.cat([p.local()] * p.size), group=p.group)
+    yield out, torch.cat(p.of_all())
 
 
 def all_to_all_splits(p: Probe) -> Result:
     splits = [[1, 3], [2, 2]]  # of rank 0, of rank 1
     take = [row[p.rank] for row in splits]
     out = p.tensor([0] * sum(take))
-    dist.all_to_all_single(out, p.mine(), take, splits[p.rank], group=p.group)
+    dist.all_to_all_single(out, p.local(), take, splits[p.rank], group=p.group)
     yield out, torch.cat([p.of(r).split(row)[p.rank] for r, row in enumerate(splits)])
 
 
 def send_recv(p: Probe) -> Result:
-    x = p.mine()
+    x = p.local()
     if p.rank == 0:
         dist.send(x, 1, group=p.group)
     else:
@@ -251,7 +255,7 @@ def send_recv(p: Probe) -> Result:
 
 
 def recv_any(p: Probe) -> Result:
-    x = p.mine()
+    x = p.local()
     if p.rank == 0:
         dist.send(x, 1, group=p.group)
     else:
@@ -260,16 +264,16 @@ def recv_any(p: Probe) -> Result:
 
 
 def isend_irecv(p: Probe) -> Result:
-    x, peer = p.room(), 1 - p.rank
-    for work in [dist.isend(p.mine(), peer, p.group), dist.irecv(x, peer, p.group)]:
+    x, peer = p.zeros(), 1 - p.rank
+    for work in [dist.isend(p.local(), peer, p.group), dist.irecv(x, peer, p.group)]:
         work.wait()
     yield x, p.of(peer)
 
 
 def batch_isend_irecv(p: Probe) -> Result:
-    x, peer = p.room(), 1 - p.rank
+    x, peer = p.zeros(), 1 - p.rank
     ops = [
-        dist.P2POp(dist.isend, p.mine(), peer, p.group),
+        dist.P2POp(dist.isend, p.local(), peer, p.group),
         dist.P2POp(dist.irecv, x, peer, p.group),
     ]
     for work in dist.batch_isend_irecv(ops):
@@ -281,47 +285,47 @@ def batch_isend_irecv(p: Probe) -> Result:
 
 
 def all_reduce(p: Probe) -> Result:
-    x = p.mine()
+    x = p.local()
     dist.all_reduce(x, p.reduce_op, group=p.group)
     yield x, p.reduced()
 
 
 def all_reduce_strided(p: Probe) -> Result:
-    x = torch.stack([p.mine(), p.mine()], dim=1)[:, 0]
+    x = torch.stack([p.local(), p.local()], dim=1)[:, 0]
     dist.all_reduce(x, p.reduce_op, group=p.group)
     yield x.contiguous(), p.reduced()
 
 
 def all_reduce_sparse(p: Probe) -> Result:
-    x = p.mine().to_sparse()
+    x = p.local().to_sparse()
     dist.all_reduce(x, p.reduce_op, group=p.group)
     yield x.coalesce().to_dense(), p.reduced()
 
 
 def all_reduce_coalesced(p: Probe) -> Result:
-    x, y = p.mine(), p.mine()
+    x, y = p.local(), p.local()
     dist.all_reduce_coalesced([x, y], p.reduce_op, group=p.group)
     yield x, p.reduced()
     yield y, p.reduced()
 
 
 def reduce(p: Probe) -> Result:
-    x = p.mine()
+    x = p.local()
     dist.reduce(x, 1, p.reduce_op, group=p.group)
     if p.rank == 1:
         yield x, p.reduced()
 
 
 def reduce_scatter(p: Probe) -> Result:
-    x = p.room()
-    dist.reduce_scatter(x, [p.mine() for _ in range(p.size)], p.reduce_op, group=p.group)
+    x = p.zeros()
+    dist.reduce_scatter(x, [p.local() for _ in range(p.size)], p.reduce_op, group=p.group)
     yield x, p.reduced()
 
 
 def reduce_scatter_tensor(function: str) -> Callable[[Probe], Result]:
     def call(p: Probe) -> Result:
-        x = p.room()
-        inputs = torch.cat([p.mine()] * p.size)
+        x = p.zeros()
+        inputs = torch.cat([p.local()] * p.size)
         getattr(dist, function)(x, inputs, p.reduce_op, group=p.group)
         yield x, p.reduced()
 
@@ -332,47 +336,47 @@ def reduce_scatter_tensor(function: str) -> Callable[[Probe], Result]:
 
 
 def f_all_gather(p: Probe) -> Result:
-    yield functional.all_gather_tensor(p.mine(), 0, p.group), torch.cat(p.everyones())
+    yield functional.all_gather_tensor(p.local(), 0, p.group), torch.cat(p.of_all())
 
 
 def f_broadcast(p: Probe) -> Result:
-    yield functional.broadcast(p.mine(), 1, p.group), p.of(1)
+    yield functional.broadcast(p.local(), 1, p.group), p.of(1)
 
 
 def f_all_to_all(p: Probe) -> Result:
-    inputs = torch.cat([p.mine()] * p.size)
-    yield functional.all_to_all_single(inputs, None, None, p.group), torch.cat(p.everyones())
+    inputs = torch.cat([p.local()] * p.size)
+    yield functional.all_to_all_single(inputs, None, None, p.group), torch.cat(p.of_all())
 
 
 def f_all_reduce(p: Probe) -> Result:
-    yield functional.all_reduce(p.mine(), p.op.lower(), p.group), p.reduced()
+    yield functional.all_reduce(p.local(), p.op.lower(), p.group), p.reduced()
 
 
 def f_reduce_scatter(p: Probe) -> Result:
-    inputs = torch.cat([p.mine()] * p.size)
+    inputs = torch.cat([p.local()] * p.size)
     yield functional.reduce_scatter_tensor(inputs, p.op.lower(), 0, p.group), p.reduced()
 
 
 def nn_all_gather(p: Probe) -> Result:
-    yield from zip(autograd.all_gather(p.mine(), p.group), p.everyones(), strict=True)
+    yield from zip(autograd.all_gather(p.local(), p.group), p.of_all(), strict=True)
 
 
 def nn_broadcast(p: Probe) -> Result:
-    yield autograd.broadcast(p.mine(), 1, p.group), p.of(1)
+    yield autograd.broadcast(p.local(), 1, p.group), p.of(1)
 
 
 def nn_all_to_all(p: Probe) -> Result:
-    outs = autograd.all_to_all(p.rooms(), [p.mine() for _ in range(p.size)], p.group)
-    yield from zip(outs, p.everyones(), strict=True)
+    outs = autograd.all_to_all(p.zeros_for_all(), [p.local() for _ in range(p.size)], p.group)
+    yield from zip(outs, p.of_all(), strict=True)
 
 
 def nn_all_reduce(p: Probe) -> Result:
-    yield autograd.all_reduce(p.mine(), p.reduce_op, p.group), p.reduced()
+    yield autograd.all_reduce(p.local(), p.reduce_op, p.group), p.reduced()
 
 
 def nn_reduce_scatter(p: Probe) -> Result:
-    inputs = [p.mine() for _ in range(p.size)]
-    yield autograd.reduce_scatter(p.room(), inputs, p.reduce_op, p.group), p.reduced()
+    inputs = [p.local() for _ in range(p.size)]
+    yield autograd.reduce_scatter(p.zeros(), inputs, p.reduce_op, p.group), p.reduced()
 
 
 # Functions without a tensor
@@ -423,7 +427,7 @@ def object_messages(p: Probe) -> Result:
 
 
 def coalesced(p: Probe) -> Result:
-    x, y = p.mine(), p.mine()
+    x, y = p.local(), p.local()
     with dist._coalescing_manager(group=p.group, async_ops=True) as works:
         dist.all_reduce(x, group=p.group)
         dist.all_reduce(y, group=p.group)
@@ -433,7 +437,7 @@ def coalesced(p: Probe) -> Result:
 
 
 def works_in(p: Probe, group: Any) -> Result:
-    """Whether a group that has this rank reduces over its ranks."""
+    """Return the result of an all_reduce in a group that this rank is a member of."""
     x = torch.ones(3)
     dist.all_reduce(x, group=group)
     yield x, torch.full((3,), float(dist.get_world_size(group)))
@@ -541,15 +545,15 @@ OTHER = (
     Row("`shrink_group`", shrink_group, nccl="yes", native="no"),
     Row("`set_timeout`", set_timeout, nccl="yes", native="no"),
 )
-# Public functions that send nothing, or that the whole of this program stands on.
+# Public functions that need no row: they send nothing, or this program could not run without them.
 LOCAL = re.compile(
     r"(get|is)_\w+|GroupName|breakpoint|(init|destroy)_process_group|init_device_mesh"
     r"|record_comm|register_rendezvous_handler|rendezvous|supports_complex"
 )
 
 
-def forgotten() -> set[str]:
-    """Public functions of this torch that no row tries."""
+def without_row() -> set[str]:
+    """Return the public functions of this torch that no row tries."""
     rows = " ".join(row.function for row in (*MOVE, *REDUCE, *OTHER))
     public = {
         name
@@ -564,8 +568,8 @@ def forgotten() -> set[str]:
     }
 
 
-def said_of(row: Row, op: str, backend: str) -> str | set[str]:
-    """What torch's source says of a backend that is not run: dtypes, or words."""
+def from_source(row: Row, op: str, backend: str) -> str | set[str]:
+    """Return the dtypes, or a text, of a backend that is not tried, from torch's source."""
     what: str | set[str] = row.nccl if backend == "nccl" else row.native
     if isinstance(what, str) or not op:
         return what

@@ -1,12 +1,12 @@
-"""The table in docs/torch.md: what every public function of torch.distributed takes, tried.
+"""Make the table in docs/torch.md: what every public function of torch.distributed accepts.
 
     mpirun -np 2 python tools/torch_table/table.py            # writes the table
-    mpirun -np 2 python tools/torch_table/table.py --check    # status 1 where ours differs from it
+    mpirun -np 2 python tools/torch_table/table.py --check    # status 1 if the table is wrong
 
-Every function is called with every dtype (and every reduce op) over us and over gloo, and its
-result is compared with one computed here; what is right on both ranks goes into the table. The
-columns of nccl and of torch's own MPI backend are read in torch's source, for no machine of the
-tests has them. ``--check`` runs ours alone, with whichever torch is installed.
+Every function is called with every dtype (and every reduce op) over paddlempi and over gloo, and
+its result is compared with one computed here. The table lists what is right on both ranks. The
+columns of nccl and of torch's MPI backend come from reading torch's source, because no machine of
+the tests has them. ``--check`` tries paddlempi only, with the torch that is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import paddlempi.torch  # noqa: F401 (makes "mpi" known where only PYTHONPATH has the package)
+import paddlempi.torch  # noqa: F401 (registers "mpi" if the package is not installed)
 import torch
 import torch.distributed as dist
 from probes import (
@@ -30,27 +30,27 @@ from probes import (
     REDUCE,
     Probe,
     Row,
-    forgotten,
+    from_source,
     is_defined,
-    said_of,
+    without_row,
 )
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
 BEGIN, END = "<!-- tools/torch_table: begin -->", "<!-- tools/torch_table: end -->"
 
 Table = dict[tuple[str, str], list[str]]
-"""The cells of a function with a reduce op; "" for those that move, "-" for the rest."""
+"""The cells of a function and a reduce op: "" if it does not reduce, "-" if it has no dtype."""
 
 
 class Backend:
-    """A backend and the group that it is tried in: made anew after a failure."""
+    """A backend, and a group of it in which functions are tried. A failure makes it a new group."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.group: Any = None
 
-    def tries(self, row: Row, dtype: str = "float32", op: str = "SUM") -> str:
-        """``""`` where the result is right on all ranks, ``"wrong"``, or the name of an error."""
+    def outcome(self, row: Row, dtype: str = "float32", op: str = "SUM") -> str:
+        """Return ``""`` if the result is right on all ranks, ``"wrong"``, or an error's name."""
         if self.group is None:
             self.group = dist.new_group(backend=self.name, timeout=LIMIT)
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -59,25 +59,25 @@ class Backend:
             outcome = "" if all(_same(*pair) for pair in row.call(probe)) else "wrong"
         except Exception as error:
             outcome = type(error).__name__
-        everyones: list[Any] = [None] * size
-        dist.all_gather_object(everyones, outcome)
-        if any(everyones):  # a part of the ranks may still be in it
+        outcomes: list[Any] = [None] * size
+        dist.all_gather_object(outcomes, outcome)
+        if any(outcomes):  # the call may still be under way on some ranks
             dist.destroy_process_group(self.group)
             self.group = None
-        return next(filter(None, everyones), "")
+        return next(filter(None, outcomes), "")
 
 
-def _same(came: Any, wanted: Any) -> bool:
-    """Equal bit for bit."""
+def _same(result: Any, wanted: Any) -> bool:
+    """Return whether two values are equal, bit for bit if they are tensors."""
     if not isinstance(wanted, torch.Tensor):
-        return bool(came == wanted)
-    if came.dtype != wanted.dtype or came.shape != wanted.shape:
+        return bool(result == wanted)
+    if result.dtype != wanted.dtype or result.shape != wanted.shape:
         return False
-    return bool(torch.equal(came.view(torch.uint8), wanted.view(torch.uint8)))
+    return bool(torch.equal(result.view(torch.uint8), wanted.view(torch.uint8)))
 
 
 def cell(right: Iterable[str], wrong: Iterable[str] = ()) -> str:
-    """Dtypes in as few words as there are."""
+    """Return the text of a cell: the dtypes, with names for families of them."""
     text = _listed({*right})
     return f"{text}; wrong values: {_listed({*wrong})}" if wrong else text
 
@@ -101,30 +101,30 @@ def _listed(dtypes: set[str]) -> str:
     return ", ".join(words)
 
 
-def fill(backends: Sequence[Backend]) -> Table:
-    """Try everything that this torch has."""
+def try_all(backends: Sequence[Backend]) -> Table:
+    """Try every function that this torch has."""
     table: Table = {}
     tries = [(row, "") for row in MOVE]
     tries += [(row, op) for op in OPS for row in REDUCE if op in row.ops]
     for row, op in tries:
-        if not row.there():
+        if not row.is_available():
             continue
         cells = []
         for backend in backends:
             dtypes = [dtype for dtype in ALL if not op or is_defined(op, dtype)]
-            outcome = {dtype: backend.tries(row, dtype, op or "SUM") for dtype in dtypes}
+            outcome = {dtype: backend.outcome(row, dtype, op or "SUM") for dtype in dtypes}
             wrong = [dtype for dtype, what in outcome.items() if what == "wrong"]
             cells.append(cell([dtype for dtype, what in outcome.items() if not what], wrong))
-        table[row.function, op] = cells + _read(row, op)
-    for row in filter(Row.there, OTHER):
-        outcomes = [backend.tries(row) for backend in backends]
+        table[row.function, op] = cells + _from_source(row, op)
+    for row in filter(Row.is_available, OTHER):
+        outcomes = [backend.outcome(row) for backend in backends]
         tried = [f"no: `{outcome}`" if outcome else "yes" for outcome in outcomes]
-        table[row.function, "-"] = tried + _read(row, "")
+        table[row.function, "-"] = tried + _from_source(row, "")
     return table
 
 
-def _read(row: Row, op: str) -> list[str]:
-    both = [said_of(row, op, backend) for backend in ("nccl", "native")]
+def _from_source(row: Row, op: str) -> list[str]:
+    both = [from_source(row, op, backend) for backend in ("nccl", "native")]
     return [what if isinstance(what, str) else cell(what) for what in both]
 
 
@@ -134,7 +134,7 @@ HEAD = "| mpi, CPU | gloo, CPU | nccl, CUDA † | torch's own MPI, CPU † |"
 
 
 def markdown(table: Table) -> str:
-    """The table as it stands in the page: functions that are alike share a line."""
+    """Return the table in Markdown. Functions with the same cells share a line."""
     text = [f"Tried with torch {_version()} on 2 ranks."]
     for title, ops in (
         ("What moves", ("",)),
@@ -156,7 +156,7 @@ def markdown(table: Table) -> str:
 
 
 def parse(text: str) -> dict[tuple[str, str], str]:
-    """Our cell of each function and op, from :func:`markdown`'s text."""
+    """Return our cell of each function and op, from the text that :func:`markdown` made."""
     ours: dict[tuple[str, str], str] = {}
     op_of = {"What moves": "", "Groups, barriers, objects": "-"}
     title = ""
@@ -170,12 +170,17 @@ def parse(text: str) -> dict[tuple[str, str], str]:
     return ours
 
 
-def agree(page: str | None, tried: str, same_torch: bool) -> bool:
-    """Whether a cell is true of this torch.
+def is_true_here(page: str | None, tried: str, same_torch: bool) -> bool:
+    """Return whether a cell of the page is true of this torch.
 
-    Versions differ in whether they hand complex tensors on, and as pairs of reals: another one
-    than the page's may be right with more complex dtypes or fewer, and refuse what the page
-    says goes wrong.
+    Versions of torch differ in what they do with complex tensors: they pass them to the backend, or
+    pass pairs of reals, or refuse them. So another version than the page's may be right with more
+    or fewer complex dtypes, and may refuse dtypes for which the page says "wrong values".
+
+    Args:
+        page: the cell of the page; None if it has none.
+        tried: the cell of this torch.
+        same_torch: whether the page was made with this version of torch.
     """
     if page is None or same_torch or page == tried or tried[:3] in ("yes", "no:"):
         return page == tried
@@ -184,7 +189,7 @@ def agree(page: str | None, tried: str, same_torch: bool) -> bool:
 
 
 def expand(text: str) -> tuple[set[str], set[str]]:
-    """The dtypes of a cell: those that are right, those with wrong values."""
+    """Return the dtypes of a cell that are right, and those with wrong values."""
     halves = (*text.split("; wrong values: "), "no")[:2]
     sets = []
     for half in halves:
@@ -198,15 +203,18 @@ def expand(text: str) -> tuple[set[str], set[str]]:
 
 
 def differences(table: Table, text: str) -> list[str]:
-    """Where what was tried is not what the page says, which may know a newer torch's functions."""
+    """Describe what differs from the page, and functions without a row.
+
+    The page may have functions that this torch does not.
+    """
     page = parse(text)
     same_torch = f"Tried with torch {_version()} " in text
     found = [
         f"{' '.join(key)}: the page says {page.get(key)!r}, but it is {cells[0]!r}"
         for key, cells in table.items()
-        if not agree(page.get(key), cells[0], same_torch)
+        if not is_true_here(page.get(key), cells[0], same_torch)
     ]
-    return found + [f"{name}: a public function that no row tries" for name in forgotten()]
+    return found + [f"{name}: a public function that no row tries" for name in without_row()]
 
 
 def _version() -> str:
@@ -215,14 +223,14 @@ def _version() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare ours, write nothing")
+    parser.add_argument("--check", action="store_true", help="try paddlempi only, write nothing")
     parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/torch.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("mpi")
     if dist.get_world_size() != 2:
         raise SystemExit(f"2 ranks, not {dist.get_world_size()}: mpirun -np 2")
-    table = fill([Backend("mpi")] if options.check else [Backend("mpi"), Backend("gloo")])
+    table = try_all([Backend("mpi")] if options.check else [Backend("mpi"), Backend("gloo")])
     rank = dist.get_rank()
     dist.destroy_process_group()
     if rank:

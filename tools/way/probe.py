@@ -1,4 +1,4 @@
-"""Run by way.py on every rank: notes what one call passes through, on rank 0.
+"""Record the files that one call passes through, on rank 0. way.py runs this on every rank.
 
 probe.py CASE FOLDER
 """
@@ -18,12 +18,12 @@ import paddlempi as dist
 case, folder = sys.argv[1], Path(sys.argv[2])
 package = str(Path(dist.__file__).parent)
 recording = False
-seen: dict[str, None] = {}
+files: dict[str, None] = {}
 
 
-def note(frame: FrameType, event: str, argument: object) -> None:
+def record(frame: FrameType, event: str, argument: object) -> None:
     if recording and event == "call" and frame.f_code.co_filename.startswith(package):
-        seen[frame.f_code.co_filename[len(package) + 1 :]] = None
+        files[frame.f_code.co_filename[len(package) + 1 :]] = None
 
 
 def numpy_case() -> Any:
@@ -41,17 +41,17 @@ def ddp_case() -> Any:
     def forward_and_back() -> None:
         loss = model(torch.ones(2, 8)).sum()
         global recording
-        recording = was_asked
-        if was_asked:
+        recording = is_recorder
+        if is_recorder:
             assert core.pmpi_way_start() == 0
         loss.backward()
 
     return forward_and_back
 
 
-was_asked = False
-threading.setprofile(note)
-sys.setprofile(note)
+is_recorder = False
+threading.setprofile(record)
+sys.setprofile(record)
 if case == "ddp":
     import torch.distributed
 
@@ -63,14 +63,14 @@ call = {"numpy": numpy_case, "ddp": ddp_case}[case]()
 for _ in range(4):
     call()
 dist.barrier()
-was_asked = dist.get_rank() == 0
-if was_asked and case != "ddp":
+is_recorder = dist.get_rank() == 0
+if is_recorder and case != "ddp":
     recording = True
     assert core.pmpi_way_start() == 0
 call()
-if was_asked:
+if is_recorder:
     recording = False
     assert core.pmpi_way_stop(str(folder).encode()) == 0
-    (folder / "python.json").write_text(json.dumps(list(seen)))
+    (folder / "python.json").write_text(json.dumps(list(files)))
 sys.setprofile(None)
 dist.barrier()

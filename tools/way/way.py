@@ -1,12 +1,12 @@
-"""What one all_reduce passes through, from a trace: files of Python, C and Go, and crossings.
+"""Trace one all_reduce: the files of Python, C and Go that it passes through, and core calls.
 
     python tools/way/way.py
 
-in an environment that has the package, torch and an MPI, with Go, gcc and binutils on PATH.
+It needs an environment with the package, torch and an MPI, and Go, gcc and binutils on PATH.
 
-The core is built once more with Go's coverage counters and gcc's calls at every function's entry,
-and runs on two ranks; what counts between two moments of rank 0 is the way. Go files count, too,
-that only say whether an algorithm of theirs can serve a call.
+The core is built once more, with Go's coverage counters and a call at the entry of every C function
+(gcc), and runs on two ranks. What these count during one call on rank 0 is the trace. It includes
+Go files whose only part is to say that their algorithm does not apply.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(*command: str | Path, **named: object) -> str:
 
 
 def build(folder: Path) -> Path:
-    """The package with a core that notes what it passes through."""
+    """Copy the package, and build a core that records its functions; return the core's path."""
     package = folder / "lib" / "paddlempi"
     shutil.copytree(ROOT / "python" / "paddlempi", package)
     for module in (ROOT / "python").glob("*.py"):
@@ -58,7 +58,7 @@ def build(folder: Path) -> Path:
 
 
 def trace(case: str, core: Path, folder: Path) -> tuple[list[str], list[str], list[str], int]:
-    """Files of Python, C and Go, and how often C called Go."""
+    """Trace a case: its files of Python, C and Go, and how often C called Go on rank 0."""
     folder.mkdir()
     env = {**os.environ, "PYTHONPATH": str(core.parents[1]), "GOCOVERDIR": str(folder)}
     probe = ROOT / "tools" / "way" / "probe.py"
@@ -96,7 +96,12 @@ def c_sources() -> dict[str, str]:
 
 
 def defining(name: str, where: str) -> list[str]:
-    """The file of this tree that defines a C function. ``where`` names it, but for inline ones."""
+    """Return the file of this tree that defines a C function, in a list, or an empty list.
+
+    Args:
+        name: the function.
+        where: what addr2line says of its file; "??" or nothing for some inline functions.
+    """
     file_name = where.partition(":")[0]
     body = re.compile(rf"^\w[^;{{}}=]*\b{re.escape(name)}\([^;{{}}]*\)\s*\{{", re.MULTILINE)
     found = [file for file, text in c_sources().items() if name and body.search(text)]
@@ -104,13 +109,13 @@ def defining(name: str, where: str) -> list[str]:
 
 
 def exported_lines() -> set[int]:
-    """The lines of export.go in which an exported function begins."""
+    """Return the line numbers of export.go at which an exported function begins."""
     lines = (ROOT / "capi" / "export.go").read_text().splitlines()
     return {i + 2 for i, line in enumerate(lines) if line.startswith("//export")}
 
 
 def main() -> None:
-    """Print the way of each case."""
+    """Print the trace of each case."""
     with tempfile.TemporaryDirectory() as name:
         core = build(Path(name))
         for case, title in CASES.items():

@@ -8,12 +8,12 @@
     dist.init_parallel_env()
     dist.all_reduce(tensor)
 
-Importing it replaces the functions of Paddle that make process groups, and sets
-``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM`` and their like from the launcher's variables where
-they are not set. It starts no MPI.
+The import replaces the functions of Paddle that make process groups. It also sets
+``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM`` and similar variables from those of the launcher, if
+they are not set. It does not start MPI.
 """
 
-from . import private  # noqa: F401 (first: it says which of Paddle's names have moved)
+from . import private  # noqa: F401 (first: it checks the names that the others use)
 from .activation import init, install, installed, uninstall
 from .compression import Cast, Compression
 from .data_parallel import DataParallel

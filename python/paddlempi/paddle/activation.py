@@ -1,4 +1,4 @@
-"""How ``paddle.distributed`` comes to be ours: what is replaced, and in which order."""
+"""Installs this front: the functions of ``paddle.distributed`` that it replaces, and when."""
 
 from __future__ import annotations
 
@@ -24,44 +24,48 @@ from . import (
 
 __all__ = ["init", "install", "installed", "uninstall"]
 
-_ROOMS = (functions, fleet, checkpoint, autograd, batch_norm, data_parallel, optimizers)
+_MODULES = (functions, fleet, checkpoint, autograd, batch_norm, data_parallel, optimizers)
 
 _installed = False
 
 
 def installed() -> bool:
-    """Whether ``paddle.distributed`` is ours."""
+    """Return whether ``paddle.distributed`` calls paddlempi."""
     return _installed
 
 
 def install() -> None:
-    """Put our functions in the places of Paddle's. Starts no MPI; may be called again.
+    """Replace Paddle's functions by those of paddlempi. Does not start MPI; may be called again.
 
     Raises:
-        UnsupportedError: a private name of Paddle has moved.
+        UnsupportedError: Paddle lacks a private name that paddlempi uses.
     """
     global _installed
     if _installed:
         return
     private.check()
-    rows = patches.in_the_places_of(init_parallel_env, parallel, dist)
-    for room in _ROOMS:
-        rows += room.replacements()
+    rows = patches.replacements_for(init_parallel_env, parallel, dist)
+    for module in _MODULES:
+        rows += module.replacements()
     patches.replace(rows)
     _installed = True
-    world.announce(True)
+    world.export_environment(True)
 
 
 def uninstall() -> None:
-    """Put Paddle's own back. The world is left as it is, and its environment until its end."""
+    """Restore Paddle's functions.
+
+    A world that exists is left as it is, and so are the environment variables set for it, until it
+    is destroyed.
+    """
     global _installed
-    world.announce(False)
+    world.export_environment(False)
     patches.put_back()
     _installed = False
 
 
 def init(timeout: timedelta | float = core_group.DEFAULT_TIMEOUT) -> Any:
-    """Start MPI if it does not run and make Paddle's default group of all ranks."""
+    """Start MPI if it does not run, and return Paddle's default group of all ranks."""
     install()
     return functions.make_default(timeout)
 

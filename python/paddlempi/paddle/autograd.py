@@ -1,6 +1,4 @@
-"""Paddle's autograd: when a gradient is there, when backward begins and ends, where a gradient
-lives.
-"""
+"""Paddle's autograd: when gradients come, when backward begins and ends, where gradients lie."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from . import patches
 __all__ = [
     "Listener",
     "alias",
-    "at_begin",
+    "before_backward",
     "bind",
     "gradient_of",
-    "join",
+    "listen",
     "on_gradients",
     "replacements",
     "run_backward",
@@ -31,19 +29,19 @@ __all__ = [
 
 
 class Listener(Protocol):
-    """Who takes part in a backward: one of the last two is called when the outermost has ended."""
+    """An object that hears of a backward. Either ``finish`` or ``abort`` is called at its end."""
 
-    def came(self, index: int) -> None:
+    def gradient_added(self, index: int) -> None:
         """A backward has accumulated into the gradient of parameter number ``index``."""
 
     def finish(self) -> None:
-        """Every gradient of this backward is there."""
+        """The outermost backward has ended, and all its gradients are there."""
 
     def abort(self) -> None:
-        """Backward ended with an exception, which goes on to the caller."""
+        """The outermost backward has raised an exception, which the caller will see."""
 
 
-class _Frame(threading.local):
+class _Backward(threading.local):
     """The backward that runs in this thread. Invariant: listeners is empty at depth 0."""
 
     depth = 0
@@ -52,111 +50,112 @@ class _Frame(threading.local):
         self.listeners: list[Listener] = []
 
 
-_frame = _Frame()
+_backward = _Backward()
 _original: Callable[..., Any] = paddle_core.eager.run_backward
 _gradient: Callable[[Any], Any] = paddle.Tensor._grad_ivar
-_beginnings: list[Callable[[], None]] = []
+_callbacks: list[Callable[[], None]] = []
 
 
 def watch() -> None:
-    """Stand before Paddle's ``run_backward`` if nobody has put :func:`run_backward` there yet.
+    """Replace Paddle's ``run_backward`` by :func:`run_backward`, if that was not done.
 
-    Paddle's own hook for the end of a backward fires at the end of an inner one too (reentrant
-    recompute), and never after an exception.
+    Paddle has a hook for the end of a backward. It is called at the end of an inner backward too
+    (reentrant recompute), and never after an exception.
     """
     if not watching():
         patches.replace(replacements())
 
 
 def watching() -> bool:
-    """Whether backward goes through :func:`run_backward`."""
+    """Return whether Paddle calls :func:`run_backward`."""
     return paddle_core.eager.run_backward is run_backward
 
 
 def run_backward(*args: Any, **kwargs: Any) -> Any:
-    """Paddle's ``core.eager.run_backward``, whose listeners learn of its end."""
-    frame = _frame
-    if frame.depth:
+    """Run Paddle's ``core.eager.run_backward``, and tell the listeners when it ends."""
+    backward = _backward
+    if backward.depth:
         return _original(*args, **kwargs)
-    for begin in _beginnings:
-        begin()
-    frame.depth = 1
+    for callback in _callbacks:
+        callback()
+    backward.depth = 1
     try:
         result = _original(*args, **kwargs)
     except BaseException:
-        for listener in _leave():
+        for listener in _end():
             listener.abort()
         raise
     failure: Exception | None = None
-    for listener in _leave():
+    for listener in _end():
         try:
             listener.finish()
-        except Exception as error:  # the other models of this backward end theirs first
+        except Exception as error:  # the other models of this backward must end theirs too
             failure = failure or error
     if failure is not None:
         raise failure
     return result
 
 
-def _leave() -> list[Listener]:
-    left = _frame.listeners
-    _frame.depth = 0
-    _frame.listeners = []
-    return left
+def _end() -> list[Listener]:
+    listeners = _backward.listeners
+    _backward.depth = 0
+    _backward.listeners = []
+    return listeners
 
 
 def replacements() -> list[patches.Replacement]:
-    """What every backward goes through."""
+    """Return the replacement of the function that every backward calls."""
     return [(paddle_core.eager, "run_backward", run_backward)]
 
 
 def running() -> bool:
-    """Whether this thread is inside a backward; ``paddle.grad`` is none."""
-    return _frame.depth > 0
+    """Return whether this thread is inside a backward. ``paddle.grad`` does not count as one."""
+    return _backward.depth > 0
 
 
-def at_begin(begin: Callable[[], None]) -> None:
-    """Call ``begin()`` before every outermost backward."""
-    _beginnings.append(begin)
+def before_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback()`` before every outermost backward."""
+    _callbacks.append(callback)
 
 
-def join(listener: Listener) -> None:
-    """Hear of the end of the backward that runs."""
-    _frame.listeners.append(listener)
+def listen(listener: Listener) -> None:
+    """Tell the listener when the backward that runs in this thread ends."""
+    _backward.listeners.append(listener)
 
 
 def on_gradients(parameters: Iterable[Any], listener: Listener) -> None:
-    """Tell the listener of every gradient, by the parameter's place.
+    """Call ``listener.gradient_added`` with the parameter's number at every gradient.
 
-    Paddle has no way to take a hook back: what the parameters hold keeps no listener alive.
+    The hooks do not keep the listener alive, because Paddle cannot remove them again.
     """
-    me = weakref.ref(listener)
+    reference = weakref.ref(listener)
     for index, parameter in enumerate(parameters):
-        parameter._register_backward_hook(_hook(me, index))
+        parameter._register_backward_hook(_hook(reference, index))
 
 
-def _hook(me: weakref.ref[Listener], index: int) -> Callable[[], None]:
-    def came() -> None:
-        listener = me()
+def _hook(reference: weakref.ref[Listener], index: int) -> Callable[[], None]:
+    def gradient_added() -> None:
+        listener = reference()
         if listener is not None:
-            listener.came(index)
+            listener.gradient_added(index)
 
-    return came
+    return gradient_added
 
 
 def alias(view: Any, shape: list[int]) -> Any:
-    """Another tensor on the memory of ``view``: clearing the one leaves the other as it is."""
+    """Return another tensor on the memory of ``view``. To clear one leaves the other as it is."""
     return paddle._C_ops.view_shape(view, shape)
 
 
 def gradient_of(parameter: Any) -> Any:
-    """``parameter.grad`` as it lies there, though it may be under way."""
+    """Return ``parameter.grad`` without waiting, even if its all_reduce is under way."""
     return _gradient(parameter)
 
 
 def bind(parameter: Any, view: Any, shape: list[int]) -> None:
-    """Make ``view`` the memory of ``parameter.grad``, until it is cleared.
+    """Make ``parameter.grad`` a tensor on the memory of ``view``, until it is cleared.
 
-    The tensor that was the gradient stays as it is, for Paddle may have handed it to others.
+    The tensor that was the gradient keeps its memory and values, because Paddle may have given it
+    to the program.
     """
     parameter._copy_gradient_from(alias(view, shape))

@@ -1,7 +1,8 @@
 """SyncBatchNorm on the CPU, for which Paddle has no kernel: statistics of all ranks' batches.
 
-One all_gather forward (each rank's mean, sum of squared deviations and count: 2 C + 1 numbers),
-one all_reduce backward (2 C numbers). They go through the world's group, in the calling thread.
+The forward makes one all_gather of 2 C + 1 numbers: this rank's means, sums of squared deviations,
+and number of rows, for C channels. The backward makes one all_reduce of 2 C numbers. Both use the
+world's group and wait for it.
 
 Source: ``paddle.nn.SyncBatchNorm``.
 """
@@ -25,7 +26,7 @@ _original = paddle.nn.SyncBatchNorm.forward
 def forward(self: Any, x: Any) -> Any:
     """``paddle.nn.SyncBatchNorm.forward``: on the CPU, over all ranks of the world.
 
-    In evaluation, on one rank, or off the CPU: what Paddle's BatchNorm or Paddle itself does.
+    In evaluation or on one rank it is Paddle's BatchNorm, and off the CPU Paddle's SyncBatchNorm.
     """
     self._check_data_format()
     if not paddle.in_dynamic_mode() or not x.place.is_cpu_place():
@@ -43,37 +44,41 @@ def forward(self: Any, x: Any) -> Any:
             epsilon=self._epsilon,
             data_format=self._data_format,
         )
-    # Channels last, everything else one dimension.
-    last = self._data_format == "NHWC" or x.ndim == 2
-    forth = list(range(x.ndim)) if last else [0, *range(2, x.ndim), 1]
-    back = list(range(x.ndim)) if last else [0, x.ndim - 1, *range(1, x.ndim - 1)]
-    turned = paddle.transpose(x, forth)
-    flat = turned.reshape([-1, turned.shape[-1]])
+    # [rows, channels]: the channels become the last dimension, all others one.
+    is_last = self._data_format == "NHWC" or x.ndim == 2
+    to_last = list(range(x.ndim)) if is_last else [0, *range(2, x.ndim), 1]
+    from_last = list(range(x.ndim)) if is_last else [0, x.ndim - 1, *range(1, x.ndim - 1)]
+    channels_last = paddle.transpose(x, to_last)
+    flat = channels_last.reshape([-1, channels_last.shape[-1]])
     out, mean, variance = _Normalize.apply(flat, self.weight, self.bias, self._epsilon)
     with paddle.no_grad():
         keep = self._momentum
         for statistic, value in ((self._mean, mean), (self._variance, variance)):
             statistic.set_value(statistic * keep + value * (1 - keep))
-    return paddle.transpose(out.reshape(turned.shape), back)
+    return paddle.transpose(out.reshape(channels_last.shape), from_last)
 
 
 class _Normalize(PyLayer):  # type: ignore[misc]
-    """[rows, channels] to zero mean and unit variance over the rows of all ranks, scaled."""
+    """Normalizes [rows, channels] to zero mean and unit variance over the rows of all ranks.
+
+    The result is then multiplied by the weight, and the bias is added.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, epsilon: float) -> Any:
         channels = x.shape[1]
         rows = x.shape[0]
-        # Deviations from the rank's own mean, joined as Chan et al. do: no cancellation.
+        # Deviations from this rank's mean are combined by the formula of Chan et al. It avoids the
+        # cancellation of a mean of squares minus a square of means.
         mean = x.mean(0) if rows else paddle.zeros([channels], x.dtype)
         squares = ((x - mean) ** 2).sum(0)
-        mine = paddle.concat([mean, squares, paddle.full([1], rows, x.dtype)])
+        local = paddle.concat([mean, squares, paddle.full([1], rows, x.dtype)])
         world = core_group.WORLD
         size = 1 if world is None else world.size()
-        everyone = paddle.empty([size, 2 * channels + 1], x.dtype)
-        all_gather_into_tensor(everyone, mine)
-        means, deviations = everyone[:, :channels], everyone[:, channels:-1]
-        counts = everyone[:, -1:]
+        gathered = paddle.empty([size, 2 * channels + 1], x.dtype)
+        all_gather_into_tensor(gathered, local)
+        means, deviations = gathered[:, :channels], gathered[:, channels:-1]
+        counts = gathered[:, -1:]
         count = counts.sum()
         mean = (means * counts).sum(0) / count
         variance = (deviations.sum(0) + (counts * (means - mean) ** 2).sum(0)) / count
@@ -94,9 +99,9 @@ class _Normalize(PyLayer):  # type: ignore[misc]
         first, second = paddle.split(sums / count, 2)
         x_gradient = (gradient - first - normal * second) * scale * weight
         found = x_gradient, weight_gradient, bias_gradient
-        return tuple(None if frozen else one for one, frozen in zip(found, ctx.frozen, strict=True))
+        return tuple(None if frozen else g for g, frozen in zip(found, ctx.frozen, strict=True))
 
 
 def replacements() -> list[Replacement]:
-    """Paddle's own, off the CPU, is called from ours."""
+    """Return the replacement of Paddle's ``forward``."""
     return [(paddle.nn.SyncBatchNorm, "forward", forward)]

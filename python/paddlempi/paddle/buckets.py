@@ -1,8 +1,8 @@
 """Gradient buckets: which gradients travel together, and where they lie.
 
-A bucket is one tensor: the gradients of some parameters of one dtype, one after the other, and
-behind them the marks, by which all ranks learn in the same all_reduce which parameters had
-a gradient where. Where a bucket's memory comes from is :func:`allocate`'s alone.
+A bucket is one tensor. It holds the gradients of some parameters of one dtype, one after the
+other, and behind them the marks. The marks tell all ranks, in the same all_reduce, which
+parameters have a gradient on which ranks. Only :func:`allocate` makes the memory of a bucket.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from ..reduce_op import ReduceOp
 from ..work import Work
 from . import autograd, selected_rows
 
-__all__ = ["DTYPES", "Bucket", "Slot", "allocate", "arrange", "bytes_of", "on_host"]
+__all__ = ["DTYPES", "Bucket", "Entry", "allocate", "arrange", "bytes_of", "on_host"]
 
-# dtype: NumPy's for its bits, what one is there, whether NumPy multiplies it at memory's speed.
+# dtype: the NumPy dtype of its bits, the number one in these bits, and whether NumPy multiplies
+# such an array at the speed of memory.
 _KINDS: dict[Any, tuple[Any, Any, bool]] = {
     paddle.float32: (np.float32, 1, True),
     paddle.float64: (np.float64, 1, True),
@@ -36,42 +37,42 @@ DTYPES = frozenset(_KINDS)
 """The dtypes that a gradient may have."""
 
 _ALIGN = 64
-"""Gradients begin at a cache line, so that no two share one."""
+"""Every gradient begins at a multiple of this, so that no two share a cache line; in bytes."""
 
 
 def allocate(count: int, dtype: Any) -> Any:
-    """The memory of a bucket: a zeroed, one-dimensional tensor."""
+    """Make the memory of a bucket: a zeroed, one-dimensional tensor."""
     return paddle.zeros([count], dtype)
 
 
 def on_host(tensor: Any) -> bool:
-    """Whether a tensor is in host memory: what is in a bucket is reached by NumPy too."""
+    """Return whether a tensor is in host memory. A bucket must be, because NumPy writes to it."""
     return bool(tensor.place.is_cpu_place())
 
 
 def bytes_of(tensor: Any) -> int:
-    """The bytes of a tensor's elements: of a parameter, those of its gradient too."""
+    """Return the bytes of a tensor's elements. The gradient of a parameter has as many."""
     return int(math.prod(tensor.shape) * tensor.element_size())
 
 
 def array_of(tensor: Any) -> np.ndarray[Any, Any]:
-    """The memory of a contiguous tensor as a flat array of its bits; it keeps nothing alive."""
+    """View a contiguous tensor as a flat array of its bits. The array does not keep the tensor."""
     bits = np.dtype(_KINDS[tensor.dtype][0])
     size = math.prod(tensor.shape) * bits.itemsize
     memory: Any = (ctypes.c_char * size).from_address(tensor.data_ptr())
     return np.frombuffer(memory, bits)
 
 
-class Slot:
-    """One parameter's place in a bucket.
+class Entry:
+    """The memory of one parameter's gradient in a bucket.
 
     Invariant: ``view`` lies in the bucket's memory for as long as the bucket exists.
     """
 
     __slots__ = (
         "_address",
-        "_array",
         "_bits",
+        "_flat_array",
         "_memory",
         "_scale",
         "bucket",
@@ -79,13 +80,13 @@ class Slot:
         "number",
         "packed",
         "shape",
-        "shaped",
+        "shaped_array",
         "view",
     )
 
     def __init__(self, bucket: Bucket, number: int, index: int, start: int, parameter: Any) -> None:
         self.bucket = bucket
-        self.number = number  # in the bucket
+        self.number = number  # of the entry in its bucket
         self.index = index  # of the parameter
         self.packed = False
         self.shape = list(parameter.shape)
@@ -95,23 +96,24 @@ class Slot:
         )
         bits = bucket.array.dtype
         self._bits = bits
-        self._array = bucket.array[start : start + count]
-        self.shaped = self._array.reshape(self.shape)
+        self._flat_array = bucket.array[start : start + count]
+        self.shaped_array = self._flat_array.reshape(self.shape)
         self._address = bucket.storage.data_ptr() + start * bits.itemsize
         self._memory = ctypes.c_char * (count * bits.itemsize)
         self._scale = bucket.scale
         if self.view is not None and self.view.data_ptr() != self._address:
             raise UnsupportedError(
-                "paddlempi.paddle.DataParallel: a slice of a tensor is no view of it: "
+                "paddlempi.paddle.DataParallel: a slice of a tensor is not a view: "
                 "leave FLAGS_use_stride_kernel at its default"
             )
 
     def pack(self, parameter: Any, gradient: Any) -> None:
-        """Bring a gradient into the bucket, times 1/n, and let the parameter's view it.
+        """Copy a gradient into the bucket, divided by the number of ranks.
 
-        One pass: NumPy's multiply costs what a copy costs. 16-bit floats are copied, and
-        divided by the all_reduce. Rows (SelectedRows) fill a zeroed slot, and the parameter's
-        gradient is dense from here on.
+        Afterwards ``parameter.grad`` is a view of the bucket. NumPy multiplies and copies in one
+        pass, which costs no more than the copy. A 16-bit gradient is copied as it is, because the
+        all_reduce divides it. A sparse gradient (SelectedRows) is written into a zeroed entry, and
+        ``parameter.grad`` is dense from then on.
         """
         self.packed = True
         if self.view is None:
@@ -123,32 +125,32 @@ class Slot:
                     f"paddlempi.paddle.DataParallel: a sparse gradient of dtype {gradient.dtype}: "
                     "make the embedding dense (sparse=False)"
                 )
-            selected_rows.scatter(gradient, self.shaped, scale)
+            selected_rows.fill_table(gradient, self.shaped_array, scale)
             parameter.clear_gradient(False)
             autograd.bind(parameter, self.view, self.shape)
             return
         address = gradient.data_ptr()
-        if address == self._address:  # accumulated in place
+        if address == self._address:  # Paddle accumulated into the bucket
             if scale is not None:
-                np.multiply(self._array, scale, self._array)
+                np.multiply(self._flat_array, scale, self._flat_array)
             return
         if scale is None:
             self.view.copy_(gradient.detach(), True)
         elif gradient.is_contiguous():
             memory: Any = self._memory.from_address(address)
             source = np.frombuffer(memory, self._bits)
-            np.multiply(source, scale, self._array)
+            np.multiply(source, scale, self._flat_array)
         else:
-            np.multiply(np.from_dlpack(gradient.detach()), scale, self.shaped)
+            np.multiply(np.from_dlpack(gradient.detach()), scale, self.shaped_array)
         autograd.bind(parameter, self.view, self.shape)
 
     def fill_zero(self) -> None:
-        """Contribute nothing."""
+        """Contribute zeros instead of a gradient."""
         self.packed = True
-        self._array.fill(0)
+        self._flat_array.fill(0)
 
     def bind(self, parameter: Any) -> None:
-        """Let the parameter's gradient, which has none yet, view the bucket."""
+        """Make ``parameter.grad``, which is None, a view of the bucket."""
         if self.view is not None:
             autograd.bind(parameter, self.view, self.shape)
 
@@ -157,7 +159,7 @@ class Bucket:
     """Gradients that travel in one all_reduce.
 
     Args:
-        members: the parameters with their indices, of one dtype, in the order of the slots.
+        members: the parameters with their indices, all of one dtype, in the order of the entries.
         size: the number of ranks.
     """
 
@@ -177,56 +179,64 @@ class Bucket:
         self.scale = bits.type(1 / size) if scaled else None
         self.op = ReduceOp.SUM if scaled else ReduceOp.AVG
         self.compressible = self.dtype in (paddle.float32, paddle.float64)
-        self.slots = [
-            Slot(self, number, index, start, parameter)
+        self.entries = [
+            Entry(self, number, index, start, parameter)
             for number, ((index, parameter), start) in enumerate(zip(members, starts, strict=True))
         ]
-        # The marks. A parameter is used when this backward reached it, absent when it did not,
-        # and it has a gradient, if only an older one, or not. The last mark, of the last bucket: on
-        # some rank, what was reached in any bucket is not what was expected.
+        # The marks: three for every entry, and one for the bucket. Each is one or zero on a rank;
+        # after the all_reduce it is not zero if it was one on some rank.
+        # reached, not_reached: whether this backward reached the parameter. After the all_reduce
+        #   both are set if it did so on some ranks only.
+        # has_gradient: whether parameter.grad is there, perhaps from an earlier backward.
+        # unexpected: used in the last bucket only. Some parameter, of any bucket, was reached
+        #   although that was not expected, or the other way round.
         marks = self._marks = self.array[count:]
-        self.used, self.absent, self.has = marks[:n], marks[n : 2 * n], marks[2 * n : 3 * n]
-        self.surprises = marks[3 * n :]
-        self._usual = np.zeros_like(marks)
-        self._usual[:n] = self._usual[2 * n : 3 * n] = self._one
-        self.pending = n
+        self.reached, self.not_reached, self.has_gradient = (
+            marks[:n],
+            marks[n : 2 * n],
+            marks[2 * n : 3 * n],
+        )
+        self.unexpected = marks[3 * n :]
+        self._initial_marks = np.zeros_like(marks)
+        self._initial_marks[:n] = self._initial_marks[2 * n : 3 * n] = self._one
+        self.pending = n  # entries that are not packed
         self._works: Sequence[Work] = ()
-        self._ended: Callable[[], None] | None = None
+        self._finish: Callable[[], None] | None = None
 
     def reset(self) -> None:
-        """Make ready for the next backward."""
-        self._marks[:] = self._usual
-        self.pending = len(self.slots)
-        self._works, self._ended = (), None
-        for slot in self.slots:
-            slot.packed = False
+        """Prepare for the next backward."""
+        self._marks[:] = self._initial_marks
+        self.pending = len(self.entries)
+        self._works, self._finish = (), None
+        for entry in self.entries:
+            entry.packed = False
 
-    def under_way(self, works: Sequence[Work], ended: Callable[[], None] | None = None) -> None:
-        """Its collectives were started; ``ended()`` is what remains to be done after them."""
-        self._works, self._ended = works, ended
+    def set_works(self, works: Sequence[Work], finish: Callable[[], None] | None = None) -> None:
+        """Keep the works of this bucket's collectives; call ``finish()`` once they are over."""
+        self._works, self._finish = works, finish
 
-    def arrived(self) -> bool:
-        """Whether :meth:`wait` would return or raise at once."""
+    def is_completed(self) -> bool:
+        """Return whether :meth:`wait` would return or raise at once."""
         return all(work.is_completed() for work in self._works)
 
     def wait(self) -> None:
-        """Wait until the gradients are averaged; nothing where no collective was started."""
-        ended, self._ended = self._ended, None
+        """Wait until the gradients are averaged. Return at once if no collective was started."""
+        finish, self._finish = self._finish, None
         for work in self._works:
             work.wait()
-        if ended is not None:
-            ended()
+        if finish is not None:
+            finish()
 
-    def mark_absent(self, number: int, has: bool) -> None:
-        """Say that this backward did not reach a slot's parameter on this rank."""
-        self.used[number] = 0
-        self.absent[number] = self._one
-        if not has:
-            self.has[number] = 0
+    def mark_not_reached(self, number: int, has_gradient: bool) -> None:
+        """Mark that this rank's backward did not reach the parameter of entry ``number``."""
+        self.reached[number] = 0
+        self.not_reached[number] = self._one
+        if not has_gradient:
+            self.has_gradient[number] = 0
 
-    def mark_surprise(self) -> None:
-        """Say that this rank's backward did not go the expected way."""
-        self.surprises[0] = self._one
+    def mark_unexpected(self) -> None:
+        """Mark that this rank's backward reached other parameters than expected."""
+        self.unexpected[0] = self._one
 
 
 def arrange(
@@ -235,29 +245,30 @@ def arrange(
     """Divide parameters into buckets.
 
     Args:
-        order: indices of parameters, in the order in which their gradients come.
+        order: indices of parameters, in the order in which backward computes their gradients.
         parameters: all parameters.
-        limit: the bytes after which a bucket is closed.
-        last_limit: the same for the last one of each dtype: nothing is left to hide behind
-            the all_reduce of what comes last, so let it be short.
+        limit: the bytes at which a bucket is closed.
+        last_limit: the same for the last bucket of each dtype. It should be small, because no
+            computation is left that could hide its all_reduce.
 
     Returns:
-        For each bucket its parameters, both in the order in which they come. A bucket holds one
-        dtype and at least one parameter; only its last one reaches past the limit.
+        For each bucket the indices of its parameters. Both the buckets and the indices are in the
+        order of ``order``. A bucket holds one dtype and at least one parameter. It reaches its
+        limit only with the first of its parameters.
     """
     closed: list[list[int]] = []
     filling: dict[Any, list[int]] = {}
-    seen: dict[Any, int] = {}
+    sizes: dict[Any, int] = {}
     limits: dict[Any, int] = {}
     for index in reversed(order):
         dtype = parameters[index].dtype
         filling.setdefault(dtype, []).append(index)
-        seen[dtype] = seen.get(dtype, 0) + bytes_of(parameters[index])
-        if seen[dtype] >= limits.get(dtype, last_limit):
+        sizes[dtype] = sizes.get(dtype, 0) + bytes_of(parameters[index])
+        if sizes[dtype] >= limits.get(dtype, last_limit):
             closed.append(filling.pop(dtype))
-            seen[dtype] = 0
+            sizes[dtype] = 0
             limits[dtype] = limit
     closed += filling.values()
-    place = {index: at for at, index in enumerate(order)}
+    position = {index: number for number, index in enumerate(order)}
     buckets = [list(reversed(members)) for members in closed]
-    return sorted(buckets, key=lambda members: place[members[-1]])
+    return sorted(buckets, key=lambda members: position[members[-1]])

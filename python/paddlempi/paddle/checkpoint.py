@@ -1,4 +1,4 @@
-"""``paddle.distributed.load_state_dict`` on a wheel without CUDA: it wants to send from a GPU."""
+"""``paddle.distributed.load_state_dict`` on a wheel without CUDA: Paddle's would use a GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _lock = threading.Lock()
 
 
 def replacements() -> list[Replacement]:
-    """What takes the places of Paddle's function.
+    """Return the replacements of Paddle's function.
 
-    Nothing where Paddle has CUDA, nor where its function is another one than in 3.3.
+    There are none if Paddle has CUDA, nor if its function is not that of Paddle 3.3.
     """
     original = dist.load_state_dict
     if paddle.is_compiled_with_cuda() or ".flex_checkpoint." not in original.__module__:
@@ -30,7 +30,8 @@ def replacements() -> list[Replacement]:
     def load_state_dict(*arguments: Any, **named: Any) -> Any:
         with _lock:
             cuda = paddle.Tensor.cuda
-            # What it takes for a copy on the GPU is sent, or received into and copied back.
+            # Paddle's function sends copies of tensors on the GPU, or receives into such copies
+            # and copies them back. A copy in host memory does as well.
             paddle.Tensor.cuda = lambda tensor, *_, **__: tensor.clone()
             try:
                 return original(*arguments, **named)
@@ -38,4 +39,4 @@ def replacements() -> list[Replacement]:
                 paddle.Tensor.cuda = cuda
 
     home = sys.modules[original.__module__]
-    return [(place, "load_state_dict", load_state_dict) for place in (dist, home)]
+    return [(module, "load_state_dict", load_state_dict) for module in (dist, home)]

@@ -1,4 +1,4 @@
-"""``DataParallel``: one model on many ranks, each with its part of the batch."""
+"""``DataParallel``: one model on many ranks, every rank with its part of the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import ArgumentError, NotInitializedError, UnsupportedError
 from . import autograd, selected_rows, world
 from .buckets import on_host
 from .compression import Compression
-from .overlap import LANES, Overlap
+from .overlap import GROUP_COUNT, Overlap
 from .patches import Replacement
 from .reducer import Reducer
 from .replicas import Buffers, Sync, broadcast_all, check_same, has_value
@@ -30,45 +30,47 @@ _MIB = 1024 * 1024
 class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
     """A model whose gradients are averaged over the ranks while backward runs.
 
-    Each rank calls it with its part of the batch; after ``backward()`` every rank has the
+    Every rank calls the model with its part of the batch. After ``backward()`` every rank has the
     gradients of the whole batch (the mean over the ranks), bit for bit the same. ``p.grad`` then
     lies in the bucket that was sent, until ``clear_grad``.
 
-    At the start parameters and buffers become those of the group's first rank. Gradients are
-    averaged by the backwards that follow a forward of this object, unless that forward stood
-    under :meth:`no_sync`; several backwards accumulate, as on one process. A parameter or a
-    buffer whose attribute ``no_sync`` is true stays this rank's own.
+    At the start parameters and buffers become those of the group's first rank. A forward of this
+    object decides about the backwards that follow: their gradients are averaged, unless that
+    forward ran under :meth:`no_sync`. Several backwards accumulate, as on one process. A parameter
+    or a buffer whose attribute ``no_sync`` is true is never sent.
 
-    A model is compiled before it is wrapped: ``DataParallel(paddle.jit.to_static(model))``.
+    Compile a model before wrapping it: ``DataParallel(paddle.jit.to_static(model))``.
 
     Args:
         layers: the model. Its parameters must be the same in number, names, shapes, dtypes and
             ``stop_gradient`` on all ranks.
-        strategy: taken and not used, as in Paddle.
+        strategy: accepted and not used, as in Paddle.
         comm_buffer_size: MiB of gradients in a bucket, which is one all_reduce.
         last_comm_buffer_size: MiB in the last bucket of a backward.
-        find_unused_parameters: a backward need not reach every parameter. A rank that has not
-            contributes nothing. Without it a parameter that a backward reaches on some ranks only
-            is an error on every rank. Where no rank has, the gradient stays what it was in both
-            cases; without it rank 0 warns once.
+        find_unused_parameters: if true, the backwards of some ranks may leave out a parameter, and
+            these ranks contribute nothing. If false, that is an error on every rank. If the
+            backwards of all ranks leave a parameter out, its gradient stays what it was in both
+            cases; if false, rank 0 warns once.
         group: a group of ``paddle.distributed``, or of paddlempi; None: all ranks.
         buffers: what happens to the model's buffers (BatchNorm's statistics) at the end of
-            a synchronized backward: ``"broadcast"``: they become rank 0's; ``"average"``: the
-            floating ones become the mean; ``"local"``: nothing, as in Paddle's own.
+            a synchronized backward. ``"broadcast"``: they become rank 0's. ``"average"``: those of
+            floating dtypes become the mean, the others rank 0's. ``"local"``: nothing, as in
+            Paddle's DataParallel.
         compression: what happens to gradients before and after they are summed, such as
             ``Cast("bfloat16")``; see :class:`~paddlempi.paddle.compression.Compression`. It does
-            not touch the rows of sparse embeddings.
-        overlap_next_forward: backward does not wait for the gradients, nor does the step of an
-            optimizer: a layer does when it runs next, for its own; see :meth:`synchronize`.
+            not apply to the rows of sparse embeddings.
+        overlap_next_forward: if true, neither backward nor the step of an optimizer waits for the
+            gradients. Every layer waits for those of its parameters when it runs next; see
+            :meth:`synchronize`.
 
     Raises:
         NotInitializedError: before ``init_parallel_env()``.
         MismatchError: the ranks' models or options differ; on all ranks.
         ArgumentError: nothing to train, a wrong size or ``buffers``; this rank is not in ``group``.
-        UnsupportedError: a parameter's dtype has no gradients, or it is not in host memory.
+        UnsupportedError: a parameter has a dtype without gradients, or is not in host memory.
 
-    What backward raises: ``MismatchError`` (on every rank) names a parameter without gradient on
-    some ranks; ``ArgumentError`` a wrong use; ``RefusedError``: backward failed on another rank.
+    Backward raises ``MismatchError`` on every rank if a parameter has no gradient on some ranks;
+    ``ArgumentError`` for a wrong use; and ``RefusedError`` if backward failed on another rank.
 
     Thread-safety: none, as any model. Source: ``paddle.DataParallel``.
     """
@@ -86,7 +88,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         compression: Compression | None = None,
         overlap_next_forward: bool = False,
     ) -> None:
-        # Not Paddle's: its reducer takes no process group written in Python.
+        # Not Paddle's __init__: its reducer does not take a process group written in Python.
         paddle.nn.Layer.__init__(self, layers.full_name() + "_data_parallel")
         if not paddle.in_dynamic_mode():
             raise ArgumentError("paddlempi.paddle.DataParallel: a static graph is being built")
@@ -120,7 +122,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         overlaps: bool,
     ) -> None:
         autograd.watch()
-        own = core_group.new_group(parent._ranks)
+        group = core_group.new_group(parent._ranks)
         shared = [
             (name, parameter)
             for name, parameter in self._layers.named_parameters()
@@ -140,12 +142,12 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             "overlap_next_forward": bool(overlaps),
             "host memory": all(on_host(parameter) for _, parameter in shared),
         }
-        kept = [
+        shared_buffers = [
             (name, buffer)
             for name, buffer in self._layers.named_buffers()
             if has_value(buffer) and not getattr(buffer, "no_sync", False)
         ]
-        check_same([*shared, *kept], options, own)
+        check_same([*shared, *shared_buffers], options, group)
         if not options["host memory"]:
             raise UnsupportedError(
                 "paddlempi.paddle.DataParallel: the parameters are on a GPU, and gradients are "
@@ -156,67 +158,69 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             raise ArgumentError(
                 "paddlempi.paddle.DataParallel: the model has no parameter to train"
             )
-        broadcast_all([tensor for _, tensor in (*shared, *kept)], own)
-        lanes, late = [own], None
+        broadcast_all([tensor for _, tensor in (*shared, *shared_buffers)], group)
+        groups, overlap = [group], None
         if overlaps:
-            late = Overlap(self._layers)
-            lanes += [core_group.new_group(parent._ranks) for _ in range(LANES - 1)]
+            overlap = Overlap(self._layers)
+            groups += [core_group.new_group(parent._ranks) for _ in range(GROUP_COUNT - 1)]
         self._reducer = Reducer(
             trained,
             [(name, parameter) for name, parameter in shared if parameter.stop_gradient],
-            own,
+            group,
             self.comm_buffer_size,
             self.last_comm_buffer_size,
             bool(self.find_unused_parameters),
-            Buffers(self._layers, buffers, lanes[-1]),
+            Buffers(self._layers, buffers, groups[-1]),
             tables,
             compression,
-            lanes,
-            late,
+            groups,
+            overlap,
         )
 
     @property
     def seconds_waited(self) -> float:
         """Seconds that backwards have waited at their ends, so far: communication not hidden.
 
-        With ``overlap_next_forward`` those too that layers have waited before they ran.
+        With ``overlap_next_forward`` they include the seconds that layers have waited before they
+        ran.
         """
         return 0.0 if self._reducer is None else self._reducer.seconds_waited
 
     def synchronize(self) -> None:
-        """With ``overlap_next_forward``: wait for all gradients, make the steps that wait for them.
+        """Wait for all gradients, and make the steps that wait for them (``overlap_next_forward``).
 
         Layers, ``parameters()``, ``state_dict()`` of models and optimizers, ``p.grad`` and the
-        next backward do that by themselves. Call it before reading a parameter, or a dictionary
-        of them, that was kept since before the step.
+        next backward do that by themselves. Call it before you read a parameter, or a dictionary
+        of parameters, that your program has kept since before the step.
 
         Raises:
-            Error: what went wrong with the gradients on any rank, as backward does otherwise.
+            Error: what went wrong with the gradients on any rank; otherwise backward would raise
+                it.
         """
         if self._reducer is not None:
             self._reducer.synchronize()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model. The next backwards average, unless this call stands under ``no_sync``."""
+        """Run the model. The next backwards average gradients, unless this runs in ``no_sync``."""
         outputs = self._layers(*inputs, **kwargs)
         reducer = self._reducer
         if reducer is not None and paddle.in_dynamic_mode() and paddle.is_grad_enabled():
             if not autograd.watching():
                 raise ArgumentError(
-                    "paddlempi.paddle.DataParallel: paddlempi.paddle was uninstalled, and nobody "
-                    "tells of the end of backward: call paddlempi.paddle.install()"
+                    "paddlempi.paddle.DataParallel: paddlempi.paddle was uninstalled, so the end "
+                    "of backward would not be noticed: call paddlempi.paddle.install()"
                 )
             reducer.prepare(self.grad_need_sync)
             reached = _reached(weakref.ref(reducer))
             for output in paddle.utils.flatten(outputs):
-                # A leaf is an input or a parameter: hooks on it would gather, step by step.
+                # Not leaves, which are inputs or parameters: every step would add a hook to them.
                 if paddle.is_tensor(output) and not (output.stop_gradient or output.is_leaf):
                     output.register_hook(reached)
         return outputs
 
 
 def _reached(reducer: weakref.ref[Reducer]) -> Callable[[Any], None]:
-    """What an output holds: it keeps no model alive, and leaves the gradient as it is."""
+    """Return a hook for an output. It does not keep the model alive, nor change the gradient."""
 
     def reached(_: Any) -> None:
         target = reducer()
@@ -233,7 +237,7 @@ def _bytes(name: str, size: float) -> int:
 
 
 def _tables(model: Any) -> set[int]:
-    """The ids of the parameters whose gradients are SelectedRows."""
+    """Return the ids of the parameters whose gradients are SelectedRows."""
     return {
         id(layer.weight)
         for layer in model.sublayers(include_self=True)
@@ -244,7 +248,7 @@ def _tables(model: Any) -> set[int]:
 
 
 def _core_of(group: Any) -> core_group.ProcessGroup:
-    """The group of the core behind a group of Paddle; None is the world."""
+    """Return the core's group of a group of Paddle; the world for None."""
     if group is None:
         if core_group.WORLD is None:
             raise NotInitializedError(
@@ -259,5 +263,5 @@ def _core_of(group: Any) -> core_group.ProcessGroup:
 
 
 def replacements() -> list[Replacement]:
-    """The class, wherever Paddle shows its own."""
-    return [(place, "DataParallel", DataParallel) for place in (paddle, dist, parallel)]
+    """Return the replacements of Paddle's class."""
+    return [(module, "DataParallel", DataParallel) for module in (paddle, dist, parallel)]

@@ -1,4 +1,4 @@
-"""The variables that Paddle reads instead of asking: who am I, how many, where are the others."""
+"""The environment variables in which Paddle looks up the rank, the number of ranks, the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from .. import group, launcher, objects
 from ..errors import LauncherError
 from ..launcher import PADDLE
 
-__all__ = ["announce", "check_process", "clear", "fill"]
+__all__ = ["check_process", "clear", "fill_from_launcher", "fill_from_mpi"]
 
 _filled = False
-"""Whether :func:`fill` has been here, in the world that there is."""
+"""Whether :func:`fill_from_mpi` has set the variables of the world that exists."""
 
 
-def announce() -> None:
-    """Set what the launcher's variables tell, and no more; warn of an end without MPI."""
+def fill_from_launcher() -> None:
+    """Set what the launcher says, and no other variables.
+
+    If this process is a rank of several, it will warn when it ends without having started MPI.
+    """
     global _filled
     _filled = False
     found = launcher.find()
@@ -26,16 +29,16 @@ def announce() -> None:
 
 
 def check_process() -> None:
-    """Look whether MPI knows this process, before MPI is started in it.
+    """Check that MPI knows this process. Called before MPI starts in it.
 
     Raises:
         LauncherError: a rank that runs MPI started this process, or ``paddle.distributed.spawn``
-            did and made another rank of it.
+            started it and gave it another rank.
     """
     found = launcher.find()
     if found is not None and launcher.is_worker():
         problem = _contradiction(found["rank"], found["size"])
-        if problem:  # each rank has several of these: MPI would crash
+        if problem:  # several workers of one rank: MPI would crash
             raise LauncherError(problem)
     above = PADDLE.rank_above(found)
     if above:
@@ -46,21 +49,22 @@ def check_process() -> None:
         )
 
 
-def fill(rank: int, size: int) -> None:
-    """Set what ``paddle.distributed.launch`` would set, from MPI, unless that was done.
+def fill_from_mpi(rank: int, size: int) -> None:
+    """Set from MPI what ``paddle.distributed.launch`` would set, unless that was done.
 
     Collective over the world.
 
     Raises:
-        LauncherError: a variable that was set by others contradicts MPI, on some rank. On all.
+        LauncherError: on all ranks. On some rank a variable that paddlempi did not set contradicts
+            MPI.
     """
     global _filled
     if _filled:
         return
     endpoint = _endpoint(size)
-    everyone: list[Any] = [None] * size
-    objects.all_gather_object(everyone, (endpoint, _contradiction(rank, size)))
-    wrong = [problem for _, problem in everyone if problem]
+    gathered: list[Any] = [None] * size
+    objects.all_gather_object(gathered, (endpoint, _contradiction(rank, size)))
+    wrong = [problem for _, problem in gathered if problem]
     if wrong:
         more = f" (and on {len(wrong) - 1} other rank(s))" if len(wrong) > 1 else ""
         raise LauncherError(f"{wrong[0]}{more}")
@@ -72,7 +76,7 @@ def fill(rank: int, size: int) -> None:
             "local_size": group.get_local_size(),
         },
         {
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(found for found, _ in everyone),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(found for found, _ in gathered),
             "PADDLE_CURRENT_ENDPOINT": endpoint,
         },
     )
@@ -80,7 +84,7 @@ def fill(rank: int, size: int) -> None:
 
 
 def clear() -> None:
-    """Take back what was set here, and warn of nothing."""
+    """Unset the variables that paddlempi has set, and do not warn of an end without MPI."""
     global _filled
     _filled = False
     PADDLE.clear()
@@ -88,7 +92,7 @@ def clear() -> None:
 
 
 def _contradiction(rank: int, size: int) -> str | None:
-    """What others than us have set and MPI says otherwise."""
+    """Describe a contradiction between MPI and a variable that paddlempi did not set, or None."""
 
     def differs(name: str, value: int) -> bool:
         return not PADDLE.is_ours(name) and os.environ.get(name, str(value)) != str(value)
@@ -101,20 +105,20 @@ def _contradiction(rank: int, size: int) -> str | None:
             else "unset it, and let mpirun or srun start the script itself"
         )
         return (
-            f"PADDLE_TRAINERS_NUM={launched}, but MPI has {size} rank(s): what "
-            f"paddle.distributed.launch or spawn starts MPI does not connect; {advice}"
+            f"PADDLE_TRAINERS_NUM={launched}, but MPI has {size} rank(s): MPI does not connect "
+            f"processes that paddle.distributed.launch or spawn has started; {advice}"
         )
     if differs("PADDLE_TRAINER_ID", rank):
         return (
             f"PADDLE_TRAINER_ID={os.environ['PADDLE_TRAINER_ID']} in the environment of MPI's "
-            f"rank {rank}: what paddle.distributed.launch or spawn starts MPI does not connect; "
-            "unset it, and let mpirun or srun start the script itself"
+            f"rank {rank}: MPI does not connect processes that paddle.distributed.launch or spawn "
+            "has started; unset it, and let mpirun or srun start the script itself"
         )
     return None
 
 
 def _endpoint(size: int) -> str:
-    """An address of this rank, with a port that is free now: Paddle counts and compares them."""
+    """Return an address for this rank, with a free port. Paddle counts and compares addresses."""
     host = "127.0.0.1" if group.get_local_size() == size else socket.gethostname()
     with socket.socket() as probe:
         probe.bind(("", 0))

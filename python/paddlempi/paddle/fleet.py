@@ -1,4 +1,4 @@
-"""What ``fleet`` asks for: the world at ``fleet.init``, and small arrays and numbers over MPI."""
+"""What ``fleet`` needs: the world at ``fleet.init``, and its small collectives over MPI."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MODES = {"sum": ReduceOp.SUM, "min": ReduceOp.MIN, "max": ReduceOp.MAX}
 
 
 class Workers:
-    """In the place of a role maker's ``Gloo``, with its methods.
+    """Replaces the ``Gloo`` object of a role maker; has its methods.
 
-    In collective mode every rank is a worker, so that ``"worker"`` and ``"all"`` are the same.
+    In collective mode every rank is a worker, so that ``"worker"`` and ``"all"`` mean the same.
     All methods are collective over the world.
     """
 
@@ -31,7 +31,7 @@ class Workers:
         collectives.barrier()
 
     def all_reduce(self, input: Any, mode: str = "sum", comm_world: str = "worker") -> Any:
-        """The reduction of the workers' arrays (or nested lists of numbers), element by element."""
+        """Reduce the workers' arrays (or nested lists of numbers) element by element."""
         _check(comm_world)
         if mode not in _MODES:
             raise ArgumentError(f"all_reduce: mode={mode!r}: it must be one of {', '.join(_MODES)}")
@@ -40,7 +40,7 @@ class Workers:
         return result
 
     def all_gather(self, input: Any, comm_world: str = "worker") -> list[Any]:
-        """Every worker's value, in the order of the ranks."""
+        """Return every worker's value, in the order of the ranks."""
         _check(comm_world)
         found: list[Any] = [None] * group.get_world_size()
         objects.all_gather_object(found, input)
@@ -56,7 +56,10 @@ def _check(comm_world: str) -> None:
 
 
 def replacements() -> list[Replacement]:
-    """Before a role maker reads the environment, which must say by then what MPI says."""
+    """Return the replacement of the method in which a role maker reads the environment.
+
+    Ours starts the world first, which sets the environment from MPI.
+    """
     generate = PaddleCloudRoleMaker._generate_role
 
     def generate_role(self: Any) -> Any:

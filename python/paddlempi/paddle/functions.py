@@ -1,4 +1,4 @@
-"""What stands in the places of the functions of ``paddle.distributed`` that know of groups."""
+"""Replacements for the functions of ``paddle.distributed`` that make, end or know groups."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .process_group import ProcessGroupMPI
 
 __all__ = ["make_default", "replacements"]
 
-# A module, hidden behind the function of its name.
+# A module that cannot be imported by its name, because a function has the same name.
 _SPAWN = sys.modules["paddle.distributed.spawn"]
 
 
 def make_default(timeout: timedelta | float) -> Any:
-    """Paddle's default group of all ranks, made with MPI's start if there is none."""
-    made = world.default_group()
-    if made is None:
+    """Return Paddle's default group of all ranks. If there is none, start MPI and make it."""
+    group = world.default_group()
+    if group is None:
         core = world.start(timeout)
-        made = world.enter(core, core._ranks, ProcessGroupMPI(core), 0)
-    return made
+        group = world.enter(core, core._ranks, ProcessGroupMPI(core), 0)
+    return group
 
 
 def new_group(
@@ -41,23 +41,25 @@ def new_group(
     nccl_comm_init_option: int = 0,
     nccl_config: Any = None,
 ) -> Any:
-    everyone = world.default_group()
-    if everyone is None:
+    default = world.default_group()
+    if default is None:
         raise RuntimeError("new_group: call paddle.distributed.init_parallel_env() first")
     if backend is not None and backend.lower() != world.MPI:
         raise ArgumentError(
             f"new_group: backend={backend!r}: under paddlempi the only one is 'mpi'; leave it out"
         )
-    members = sorted(everyone.ranks if ranks is None else ranks)
-    number = world.next_id()  # used up even if this fails, on whichever ranks it does
-    made = core_group.new_group(members, timeout)
-    return world.enter(made, members, ProcessGroupMPI(made) if made.rank() >= 0 else None, number)
+    members = sorted(default.ranks if ranks is None else ranks)
+    # Taken even if core_group.new_group fails on some ranks: later groups must have the same ids on
+    # all ranks.
+    number = world.next_id()
+    core = core_group.new_group(members, timeout)
+    return world.enter(core, members, ProcessGroupMPI(core) if core.rank() >= 0 else None, number)
 
 
 def destroy_process_group(group: Any = None) -> None:
     if group is None or group is world.default_group():
         if core_group.is_initialized():
-            core_group.destroy_process_group()  # which comes to world.forget
+            core_group.destroy_process_group()  # it calls world.forget
         else:
             world.forget()
         return
@@ -70,9 +72,9 @@ def destroy_process_group(group: Any = None) -> None:
 def wait(tensor: Any, group: Any = None, use_calc_stream: bool = True) -> None:
     if not paddle.in_dynamic_mode():
         return
-    for one in world.known_groups() if group is None else [group]:
-        if one.process_group is not None:
-            one.process_group.wait_for(tensor)
+    for known in world.known_groups() if group is None else [group]:
+        if known.process_group is not None:
+            known.process_group.wait_for(tensor)
 
 
 def spawn(
@@ -94,15 +96,16 @@ def spawn(
 
 
 def replacements() -> list[patches.Replacement]:
-    """The functions, and what ``all_reduce`` asks of Paddle's core before it comes to ours."""
+    """Return the replacements of these functions, and one that lets reductions take AVG."""
     rows = [
-        *patches.in_the_places_of(new_group, collective, dist),
-        *patches.in_the_places_of(destroy_process_group, groups, dist, dist.communication),
-        *patches.in_the_places_of(wait, groups, dist, dist.communication),
-        *patches.in_the_places_of(spawn, _SPAWN, dist),
+        *patches.replacements_for(new_group, collective, dist),
+        *patches.replacements_for(destroy_process_group, groups, dist, dist.communication),
+        *patches.replacements_for(wait, groups, dist, dist.communication),
+        *patches.replacements_for(spawn, _SPAWN, dist),
     ]
     if not hasattr(paddle_core, "nccl_version"):
-        # AVG asks for it on the CPU too, where the wheel has none: with a new one Paddle hands
-        # AVG to the process group.
+        # For AVG, Paddle's all_reduce, reduce and reduce_scatter ask for the version of NCCL, also
+        # on the CPU, where the wheel has no such function. If NCCL is new enough, they pass AVG to
+        # the process group.
         rows.append((paddle_core, "nccl_version", lambda: 99999))
     return rows

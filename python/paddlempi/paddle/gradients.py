@@ -1,4 +1,4 @@
-"""Gradients that only their owners keep, averaged over the ranks: ZeRO's level 2."""
+"""ZeRO's level 2: gradients averaged over the ranks, which only their owners keep."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ..group import ProcessGroup
 from ..reduce_op import ReduceOp
 from . import autograd
 from .buckets import allocate, bytes_of
-from .reducer import averaged
+from .reducer import is_averaged
 from .refusal import refuse
 
 __all__ = ["OwnedGradients"]
 
 
 class OwnedGradients:
-    """Reduces gradients to their owners at the end of each backward; the others drop theirs.
+    """Reduces every gradient to its owner at the end of a backward; other ranks drop theirs.
 
-    Each gradient is divided by the number of ranks before Paddle accumulates it, so that what
-    an owner has from earlier backwards is not divided again.
+    A gradient is divided by the number of ranks before Paddle accumulates it. So the gradients of
+    earlier backwards, which an owner already has, are not divided again.
 
     Args:
         parameters: the same on every rank; of dtype float32 or float64.
-        owners: a rank of ``group`` for each.
-        bucket_size: bytes that travel together.
+        owners: for each parameter, the rank of ``group`` that owns it.
+        bucket_size: bytes of gradients that travel together.
 
     Raises:
-        ArgumentError: a DataParallel averages them already.
+        ArgumentError: a DataParallel averages these gradients already.
         UnsupportedError: a parameter of another dtype.
     """
 
@@ -52,37 +52,37 @@ class OwnedGradients:
             if parameter.dtype not in (paddle.float32, paddle.float64):
                 raise UnsupportedError(
                     f"zero_opt_level=2: parameter '{parameter.name}' has dtype {parameter.dtype}: "
-                    "its gradients are shared by level 1 only"
+                    "level 2 reduces float32 and float64 gradients only: use level 1"
                 )
         autograd.watch()
         self._group = group
-        self._came = array("B", bytes(len(parameters)))
-        self._joined = False
+        self._added = array("B", bytes(len(parameters)))  # 1: has a gradient of this backward
+        self._listening = False
         self._failure: Exception | None = None
-        self._lots = _lots(parameters, owners, bucket_size)
-        me = weakref.ref(self)
+        self._buckets = _arrange(parameters, owners, bucket_size)
+        reference = weakref.ref(self)
         for parameter in parameters:
-            parameter.register_hook(_divided_by(group.size(), me, parameter.name))
+            parameter.register_hook(_divide_by(group.size(), reference, parameter.name))
         autograd.on_gradients(parameters, self)
 
-    def came(self, index: int) -> None:
-        """Paddle has accumulated into the gradient of a parameter."""
-        self._came[index] = 1
-        if not self._joined:
-            self._joined = True
-            autograd.join(self)
+    def gradient_added(self, index: int) -> None:
+        """Take note that Paddle has accumulated into the gradient of a parameter."""
+        self._added[index] = 1
+        if not self._listening:
+            self._listening = True
+            autograd.listen(self)
 
     def finish(self) -> None:
-        """Backward has ended: each gradient that some rank has goes to its owner."""
-        failure, came = self._failure, self._leave()
+        """End a backward: reduce every gradient that some rank has to its owner."""
+        failure, added = self._failure, self._stop_listening()
         if failure is not None:
             refuse(Op.ALL_REDUCE, self._group)
             raise failure
         self._check_alone()
-        collectives.all_reduce(came, ReduceOp.MAX, group=self._group)
-        under_way = []
-        for owner, members in self._lots:
-            chosen = [index for index in members if came[index]]
+        collectives.all_reduce(added, ReduceOp.MAX, group=self._group)
+        started = []
+        for owner, members in self._buckets:
+            chosen = [index for index in members if added[index]]
             if not chosen:
                 continue
             sizes = [math.prod(self._parameters[index].shape) for index in chosen]
@@ -96,8 +96,8 @@ class OwnedGradients:
                     view.copy_(parameter.grad.detach(), True)
                 views.append(view)
             work = collectives.reduce(storage, group=self._group, group_dst=owner, async_op=True)
-            under_way.append((owner, chosen, views, work))
-        for owner, chosen, views, work in under_way:
+            started.append((owner, chosen, views, work))
+        for owner, chosen, views, work in started:
             if work is not None:
                 work.wait()
             for index, view in zip(chosen, views, strict=True):
@@ -107,35 +107,41 @@ class OwnedGradients:
                     autograd.bind(parameter, view, list(parameter.shape))
 
     def abort(self) -> None:
-        """Backward ended with an exception: tell the others not to wait for this rank."""
-        self._leave()
+        """End a backward that raised an exception; tell the other ranks, which then do not wait."""
+        self._stop_listening()
         refuse(Op.ALL_REDUCE, self._group)
 
-    def fail(self, error: Exception) -> None:
-        """Remember what went wrong: out of a hook it would reach the user as another exception."""
+    def keep_error(self, error: Exception) -> None:
+        """Keep an error until backward ends, because Paddle turns what a hook raises into another.
+
+        Only the first one is kept.
+        """
         self._failure = self._failure or error
 
     def _check_alone(self) -> None:
-        if averaged(self._parameters):
+        if is_averaged(self._parameters):
             raise ArgumentError(
-                "zero_opt_level=2 averages the gradients to their owners by itself: "
+                "zero_opt_level=2 averages the gradients itself: "
                 "do not wrap the model in DataParallel, or use level 1"
             )
 
-    def _leave(self) -> array[int]:
+    def _stop_listening(self) -> array[int]:
+        """Prepare for the next backward. Return which parameters had gradients in this one."""
         self._failure = None
-        came, self._came = self._came, array("B", bytes(len(self._parameters)))
-        self._joined = False
-        return came
+        added, self._added = self._added, array("B", bytes(len(self._parameters)))
+        self._listening = False
+        return added
 
 
-def _divided_by(size: int, gradients: weakref.ref[OwnedGradients], name: str) -> Any:
+def _divide_by(size: int, gradients: weakref.ref[OwnedGradients], name: str) -> Any:
+    """Return a hook that divides a gradient by the number of ranks, and refuses a sparse one."""
+
     def divide(gradient: Any) -> Any:
         if not gradient.is_selected_rows():
             return gradient.scale(1.0 / size)
         target = gradients()
         if target is not None:
-            target.fail(
+            target.keep_error(
                 UnsupportedError(
                     f"zero_opt_level=2: the gradient of parameter '{name}' is sparse: use level 1"
                 )
@@ -145,18 +151,22 @@ def _divided_by(size: int, gradients: weakref.ref[OwnedGradients], name: str) ->
     return divide
 
 
-def _lots(
+def _arrange(
     parameters: Sequence[Any], owners: Sequence[int], bucket_size: int
 ) -> list[tuple[int, list[int]]]:
-    """Owners with the parameters whose gradients travel to them together, of one dtype."""
-    lots: list[tuple[int, list[int]]] = []
+    """Divide the parameters into buckets of one owner and one dtype each.
+
+    Returns:
+        For each bucket its owner and the indices of its parameters.
+    """
+    buckets: list[tuple[int, list[int]]] = []
     filling: dict[tuple[int, Any], tuple[list[int], int]] = {}
     for index, (parameter, owner) in enumerate(zip(parameters, owners, strict=True)):
         key = owner, parameter.dtype
         members, left = filling.get(key, ([], 0))
         if left <= 0:
             members, left = [], bucket_size
-            lots.append((owner, members))
+            buckets.append((owner, members))
         members.append(index)
         filling[key] = members, left - bytes_of(parameter)
-    return lots
+    return buckets

@@ -1,7 +1,8 @@
-"""Optimizers whose steps are made bucket by bucket, when the gradients are there.
+"""Optimizers whose step is made bucket by bucket, when the gradients of a bucket are complete.
 
-A step is noted at whoever has gradients under way (:class:`Noting`), with its learning rate, and is
-made for the parameters of one bucket at a time; what asks for an optimizer's state waits for all.
+``step()`` adds itself to a :class:`StepQueue`, with the learning rate of now, and returns. The
+queue makes the step later, for the parameters of one bucket at a time. The methods that read or
+set the state of an optimizer wait for all its steps first.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from paddle.optimizer.lr import LRScheduler
 from ..errors import ArgumentError
 from . import private
 from .parameters import STATE, only, parameters_of, put_before
-from .watched import Bringer, busy
+from .watched import PendingUpdates, busy
 
-__all__ = ["OPTION", "Noting", "attach"]
+__all__ = ["OPTION", "StepQueue", "attach"]
 
 OPTION = "paddlempi.paddle.DataParallel: overlap_next_forward"
-"""What asks for such steps, as messages name it."""
+"""The name of the option in error messages and warnings."""
 
-# These update a parameter from its own gradient and states alone.
+# These update a parameter from its gradient and its states alone, without other parameters.
 _KNOWN = tuple(
     getattr(paddle.optimizer, name)
     for name in (
@@ -47,22 +48,26 @@ _KNOWN = tuple(
 )
 
 
-class Noting(Bringer, Protocol):
-    """Who has gradients of an optimizer's parameters under way; in ``busy`` while it has any."""
+class StepQueue(PendingUpdates, Protocol):
+    """Pending updates to which an optimizer adds its steps; in ``busy`` while there are any."""
 
-    def note_step(self, ids: Collection[int], step: Callable[[Collection[int]], None]) -> set[int]:
-        """``step(ids)`` is to be done when the gradients are there.
+    def add_step(self, ids: Collection[int], step: Callable[[Collection[int]], None]) -> set[int]:
+        """Call ``step(ids)`` for every bucket, when it is complete.
+
+        Args:
+            ids: the ids of the parameters to update.
+            step: is called with those of them that a bucket holds.
 
         Returns:
-            The ids of those for which it is noted; the others' gradients are there.
+            The ids that pending buckets hold. The gradients of the other parameters are complete.
         """
 
 
-def attach(optimizer: Any, noting: Noting) -> None:
-    """Let an optimizer note its steps.
+def attach(optimizer: Any, queue: StepQueue) -> None:
+    """Let an optimizer add its steps to a queue.
 
     Raises:
-        ArgumentError: it cannot make its step for some parameters by themselves.
+        ArgumentError: it cannot update some parameters before the gradients of others are there.
     """
     cls = type(optimizer)
     if not issubclass(cls, _Overlapped):
@@ -75,21 +80,21 @@ def attach(optimizer: Any, noting: Noting) -> None:
         if cls not in _KNOWN or optimizer._use_multi_tensor:
             what = "use_multi_tensor" if cls in _KNOWN else f"optimizer {cls.__qualname__}"
             raise ArgumentError(
-                f"{OPTION}: {what} may update several parameters at once, and cannot wait for "
-                "each by itself: take an optimizer of paddle.optimizer without it, or leave "
-                "overlap_next_forward out"
+                f"{OPTION}: {what} may update several parameters at once, and cannot make its "
+                "step bucket by bucket: use an optimizer of paddle.optimizer without "
+                "use_multi_tensor, or leave overlap_next_forward out"
             )
         _check_clip(optimizer)
-        optimizer._paddlempi_overlaps = weakref.WeakSet()
+        optimizer._paddlempi_queues = weakref.WeakSet()
         put_before(optimizer, _Overlapped)
-    optimizer._paddlempi_overlaps.add(noting)
+    optimizer._paddlempi_queues.add(queue)
 
 
 def _check_clip(optimizer: Any) -> None:
     groups = optimizer._param_groups
     clips = [optimizer._grad_clip]
     if groups and isinstance(groups[0], dict):
-        clips += [one.get("grad_clip") for one in groups]
+        clips += [group.get("grad_clip") for group in groups]
     for clip in clips:
         if clip is not None and type(clip) not in (ClipGradByValue, ClipGradByNorm):
             raise ArgumentError(
@@ -99,67 +104,68 @@ def _check_clip(optimizer: Any) -> None:
             )
 
 
-class _Fixed(LRScheduler):  # type: ignore[misc]
-    """In the place of a schedule: the learning rate that it gave when ``step`` was called."""
+class _FixedRate(LRScheduler):  # type: ignore[misc]
+    """Replaces a schedule while a late step is made: the rate at the time of ``step()``."""
 
     def __init__(self, rate: float) -> None:
         self.last_lr = rate
 
 
 class _Overlapped:
-    """What stands before the class of an optimizer: its steps are noted where they must wait."""
+    """What :func:`attach` puts before an optimizer's class: its steps are made late."""
 
-    _paddlempi_overlaps: weakref.WeakSet[Noting]
+    _paddlempi_queues: weakref.WeakSet[StepQueue]
 
     def step(self) -> None:
-        """Update what has its gradient; the rest when its gradient is there."""
+        """Update the parameters whose gradients are complete, and the others when theirs are."""
         optimizer: Any = self
         _check_clip(optimizer)
-        late = [overlap for overlap in self._paddlempi_overlaps if overlap in busy]
-        if optimizer._global_learning_rate() is None:  # the first step makes the states
-            for overlap in late:
-                overlap.finish()
-            late = []
-        if not late:
+        queues = [queue for queue in self._paddlempi_queues if queue in busy]
+        # The first step makes the states, for all parameters at once.
+        if optimizer._global_learning_rate() is None:
+            for queue in queues:
+                queue.finish()
+            queues = []
+        if not queues:
             super().step()  # type: ignore[misc]
             return
         trained = {id(p) for p in parameters_of(optimizer) if not p.stop_gradient}
         step = functools.partial(self._step_late, optimizer.get_lr())
-        noted: set[int] = set()
-        for overlap in late:
-            noted |= overlap.note_step(trained, step)
-        rest = trained - noted
+        added: set[int] = set()
+        for queue in queues:
+            added |= queue.add_step(trained, step)
+        rest = trained - added
         if rest:
             with only(optimizer, rest):
                 super().step()  # type: ignore[misc]
 
     def _step_late(self, rate: float, ids: Collection[int]) -> None:
-        """The step for some parameters, as it would have been when it was called."""
+        """Make the step for some parameters, with the learning rate at the time of ``step()``."""
         optimizer: Any = self
         schedule = optimizer._learning_rate
         if isinstance(schedule, LRScheduler):
-            optimizer._learning_rate = _Fixed(rate)
+            optimizer._learning_rate = _FixedRate(rate)
         try:
-            # It may be called from within the forward of a layer.
+            # A layer may call this in its forward, under auto_cast.
             with paddle.amp.auto_cast(enable=False), only(optimizer, ids):
                 super().step()  # type: ignore[misc]
         finally:
             optimizer._learning_rate = schedule
 
     def state_dict(self) -> Any:
-        """Paddle's, after all steps were made."""
+        """Call Paddle's when all steps are made."""
         self._finish()
         return super().state_dict()  # type: ignore[misc]
 
     def set_state_dict(self, state_dict: Any) -> None:
-        """Paddle's, after all steps were made."""
+        """Call Paddle's when all steps are made."""
         self._finish()
         super().set_state_dict(state_dict)  # type: ignore[misc]
 
     load_state_dict = set_state_dict
 
     def set_lr(self, value: float) -> None:
-        """Paddle's, after all steps were made with the rate that was."""
+        """Call Paddle's when all steps are made, with the old rate."""
         self._finish()
         super().set_lr(value)  # type: ignore[misc]
 
@@ -172,5 +178,5 @@ class _Overlapped:
         super()._set_auxiliary_var(key, value)  # type: ignore[misc]
 
     def _finish(self) -> None:
-        for overlap in list(self._paddlempi_overlaps):
-            overlap.finish()
+        for queue in list(self._paddlempi_queues):
+            queue.finish()

@@ -1,4 +1,4 @@
-"""What ``get_context()`` asks of Paddle's optimizers: averaged gradients, sharded states."""
+"""What ``get_context()`` makes of Paddle's optimizers: averaged gradients, sharded states."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from ..errors import ArgumentError, NotInitializedError
 from . import autograd, overlap, zero
 from .parameters import parameters_of
 from .patches import Replacement
-from .reducer import Reducer, averaged
+from .reducer import Reducer, is_averaged
 from .replicas import Buffers, broadcast_all, check_same
 
-__all__ = ["built", "replacements"]
+__all__ = ["apply_context", "replacements"]
 
 _building: set[int] = set()
-"""Optimizers whose ``__init__`` runs, by id: auto-parallel's have no attributes of their own."""
+"""The ids of the optimizers whose ``__init__`` runs.
+
+Not an attribute of the optimizer: one of auto-parallel passes its attributes to the one inside it.
+"""
 
 
 def replacements() -> list[Replacement]:
-    """What stands in the places of the optimizers' ``__init__``; not all call their base's."""
+    """Return the replacements of every ``__init__``: some do not call that of their base class."""
     found: list[Replacement] = []
     classes = [paddle.optimizer.Optimizer]
     while classes:
@@ -46,22 +49,22 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             if outermost:
                 _building.discard(id(self))
         if outermost:
-            built(self)
-            overlap.know(self)
+            apply_context(self)
+            overlap.register(self)
 
     return init
 
 
-def built(optimizer: Any) -> None:
-    """An optimizer was built: do what the context says. Collective where it says something.
+def apply_context(optimizer: Any) -> None:
+    """Apply the context to a new optimizer. Collective if the context asks for anything.
 
-    Parameters and their initial values are compared and become rank 0's. Where no
-    :class:`DataParallel` averages the gradients, they are averaged here: those of a bucket
-    as soon as backward has them all, waited for at the end of backward.
+    The ranks compare the parameters, which then become rank 0's. The gradients are averaged, unless
+    a :class:`DataParallel` does that: the all_reduce of a bucket starts when backward has computed
+    its gradients, and the end of backward waits for it.
 
     Raises:
         NotInitializedError: there is no world yet.
-        ArgumentError: level 2 with a model inside DataParallel, which averages by itself; an
+        ArgumentError: level 2 with a model inside DataParallel, which averages by itself; or an
             optimizer of Paddle's auto-parallel.
         MismatchError: the ranks' parameters differ.
     """
@@ -69,29 +72,30 @@ def built(optimizer: Any) -> None:
     level = context.zero_opt_level
     if not (context.enable_data_parallel or level) or not paddle.in_dynamic_mode():
         return
-    if "_inner_opt" in vars(optimizer):  # auto-parallel's, around one that was built before
+    if "_inner_opt" in vars(optimizer):  # of auto-parallel: it wraps an optimizer made before
         raise ArgumentError(
             f"get_context() asks for data parallelism, and {type(optimizer).__name__} is Paddle's "
             "own way to it: use one of the two"
         )
-    # By number: Paddle counts in the names of layers, and a rank may have built more of them.
+    # Compared by number, not by name. Paddle numbers layers in their names, and some ranks may
+    # have built other layers before.
     parameters = [p for p in parameters_of(optimizer) if not p.stop_gradient]
     named = [(f"parameters[{number}]", p) for number, p in enumerate(parameters)]
     if not named:
         return
     world = _world()
-    own = group.new_group(world._ranks)
-    check_same(named, {"zero_opt_level": level, "size": context.group_bucket_size}, own)
-    broadcast_all(parameters, own)
-    if level < 2 and not averaged(parameters):
+    new = group.new_group(world._ranks)
+    check_same(named, {"zero_opt_level": level, "size": context.group_bucket_size}, new)
+    broadcast_all(parameters, new)
+    if level < 2 and not is_averaged(parameters):
         autograd.watch()
         size = context.group_bucket_size
-        buffers = Buffers(None, "local", own)
+        buffers = Buffers(None, "local", new)
         reducer = Reducer(
             parameters=named,
             frozen=[],
             tables=[],
-            group=own,
+            group=new,
             limit=size,
             last_limit=size,
             find_unused=True,
@@ -100,7 +104,7 @@ def built(optimizer: Any) -> None:
         reducer.prepare(True)
         optimizer._paddlempi_reducer = reducer
     if level:
-        # Steps and backwards are ordered each by itself: groups of their own.
+        # A group of its own, because steps and backwards have no common order on all ranks.
         zero.shard(optimizer, level, group.new_group(world._ranks), context.group_bucket_size)
 
 

@@ -1,22 +1,23 @@
-"""Overlap with the next forward: a step is made when its gradients are there, layer by layer.
+"""Overlap with the next forward: the optimizer's step is made bucket by bucket, and later.
 
-The life of one step:
+One step goes like this:
 
-1. Backward ends while its buckets are under way (:meth:`Overlap.take`).
-2. ``optimizer.step()`` notes itself and its learning rate at each of them, ``clear_gradient``
-   likewise, and both return.
-3. A layer that is about to run waits for the buckets of its own parameters; what was noted is
-   then done to the parameters of those buckets, in the order in which it was noted.
-4. Whoever else asks for a parameter or a gradient waits likewise: attributes, ``parameters()``
+1. Backward ends while its buckets are under way (:meth:`Overlap.start`).
+2. ``optimizer.step()`` adds its update to each of these buckets, with the present learning rate,
+   and returns. So does ``clear_gradient``.
+3. A layer that is about to run waits for the buckets that hold its parameters. What was added to
+   these buckets is then done, in the order in which it was added.
+4. Everything else that reads parameters or gradients waits likewise: attributes, ``parameters()``
    and ``state_dict()`` of any layer, ``p.grad`` (:mod:`watched`), the state of an optimizer. The
-   next backward and the end of the world wait for everything.
+   next backward and ``destroy_process_group`` wait for everything.
 
-The bucket that the forward needs first is the last one of backward. It travels in a group of its
-own, past those before it, and is waited for before any other: it says whether backward failed on
-some rank or missed a parameter, so that nothing is updated then.
+The forward first needs the bucket that backward filled last. This bucket travels in a group of its
+own, past the other buckets, and is always waited for first. That raises if backward failed on some
+rank, or if (by the bucket's marks) a parameter was reached on some ranks only. So these errors are
+found before any parameter is updated.
 
-A parameter that a forward used though its update was still to come (somebody kept it in a place
-that nobody watches) is an error in the backward that follows.
+A program may keep a parameter where its reading is not noticed. If a forward uses such a parameter
+before its update, the next backward raises an error.
 """
 
 from __future__ import annotations
@@ -34,77 +35,83 @@ from .buckets import Bucket
 from .parameters import parameters_of
 from .watched import busy
 
-__all__ = ["LANES", "Overlap", "know"]
+__all__ = ["GROUP_COUNT", "Overlap", "register"]
 
-LANES = 3
-"""Groups over which the buckets travel side by side; the last carries what is needed first."""
+GROUP_COUNT = 3
+"""How many groups carry the buckets; the last one is for the bucket that is needed first."""
 
 _living: weakref.WeakSet[Overlap] = weakref.WeakSet()
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Host(Protocol):
-    """What the reducer does for its :class:`Overlap`."""
+class BucketOwner(Protocol):
+    """What an :class:`Overlap` calls of its reducer."""
 
-    def arrive(self, bucket: Bucket) -> None:
-        """Wait for a bucket and look at its marks; raises what went wrong on any rank."""
+    def wait_for_bucket(self, bucket: Bucket) -> None:
+        """Wait for a bucket and check its marks.
 
-    def arrive_buffers(self) -> None:
+        Raises:
+            Error: what went wrong in this backward, on any rank.
+        """
+
+    def wait_for_buffers(self) -> None:
         """Wait for the model's buffers."""
 
-    def settled(self) -> None:
-        """Everything has arrived: make ready for the next backward."""
+    def all_complete(self) -> None:
+        """Prepare for the next backward: all buckets and buffers are complete."""
 
-    def give_up(self) -> None:
-        """Something did not arrive: make new buckets."""
+    def discard_buckets(self) -> None:
+        """Make new buckets: a bucket or the buffers failed."""
 
 
-class _Late:
-    """A bucket under way and what is to be done to its parameters once it is there."""
+class _PendingBucket:
+    """A bucket that may be under way, and what to do with its parameters when it is complete."""
 
-    __slots__ = ("bucket", "notes", "parameters", "steps", "there")
+    __slots__ = ("actions", "bucket", "complete", "has_step", "parameters")
 
     def __init__(self, bucket: Bucket, parameters: Sequence[Any]) -> None:
         self.bucket = bucket
         self.parameters = parameters
-        self.notes: list[Callable[[], None]] = []
-        self.steps = False  # whether a step is noted: the parameters are not what they should be
-        self.there = False
+        self.actions: list[Callable[[], None]] = []
+        self.has_step = False  # whether the actions will change the values of the parameters
+        self.complete = False
 
 
 class Overlap:
-    """What one model has under way between a backward and the next.
+    """The gradients and updates of one model that are under way between two backwards.
 
-    Invariants: ``_late`` is in the order in which a forward needs the buckets; ``_of`` has the
-    parameters of these and no others; the object is in ``busy`` while there is anything in
-    ``_late`` or ``_buffers_late`` holds.
+    Implements :class:`watched.PendingUpdates` and :class:`late_steps.StepQueue`.
+
+    Invariants: ``_pending`` is in the order in which a forward needs the buckets.
+    ``_by_parameter`` has the parameters of these buckets and no others. The object is in ``busy``
+    while ``_pending`` is not empty or ``_buffers_pending`` is true.
 
     Args:
-        model: its layers get hooks before their forwards, and watched tables of parameters.
+        model: its layers get hooks before their forwards, and watched dictionaries of parameters.
 
     Thread-safety: none, as the reducer's.
     """
 
     def __init__(self, model: Any) -> None:
-        self.waited = 0.0  # seconds in which there was nothing to do but wait
-        self._host: Host
-        self._late: list[_Late] = []
-        self._of: dict[int, _Late] = {}
-        self._buffers_late = False
-        self._missed: set[int] = set()
-        self._safe = False  # the bucket of the first layers has come, and all is well
-        self._told = False
-        self._served = False
+        self.waited = 0.0  # seconds
+        self._owner: BucketOwner
+        self._pending: list[_PendingBucket] = []
+        self._by_parameter: dict[int, _PendingBucket] = {}  # by the id of a parameter
+        self._buffers_pending = False
+        self._stale: set[int] = set()  # ids of parameters that a forward used before their update
+        self._first_checked = False  # the first bucket is complete, and its marks are right
+        self._warned = False
+        self._has_optimizer = False
         watched.watch_gradients()
         watched.watch_layers(model, weakref.ref(self))
 
-    def begin(self, host: Host, parameters: Sequence[Any]) -> None:
-        """Serve a reducer; find the optimizers of its parameters.
+    def begin(self, owner: BucketOwner, parameters: Sequence[Any]) -> None:
+        """Set the reducer, and find the optimizers of its parameters.
 
         Raises:
-            ArgumentError: one of them cannot make its step bucket by bucket.
+            ArgumentError: one of the optimizers cannot make its step bucket by bucket.
         """
-        self._host = host
+        self._owner = owner
         self._ids = frozenset(map(id, parameters))
         for optimizer in list(_optimizers):
             self._attach(optimizer)
@@ -112,174 +119,179 @@ class Overlap:
 
     # Backward
 
-    def take(self, buckets: Sequence[Bucket], parameters: Sequence[Any]) -> None:
-        """Backward has ended; all its buckets are under way, and the model's buffers."""
+    def start(self, buckets: Sequence[Bucket], parameters: Sequence[Any]) -> None:
+        """Take over the buckets and buffers that a backward has left under way."""
         watched.watch_gradients()
-        if not (self._told or self._served):
-            self._told = True
+        if not (self._warned or self._has_optimizer):
+            self._warned = True
             warnings.warn(
                 f"{late_steps.OPTION}: no optimizer of this model is known, so nothing overlaps: "
                 "import paddlempi.paddle before making it",
                 stacklevel=2,
             )
-        self._safe = not buckets
+        self._first_checked = not buckets
         for bucket in reversed(buckets):
-            late = _Late(bucket, [parameters[slot.index] for slot in bucket.slots])
-            self._late.append(late)
-            self._of.update((id(parameter), late) for parameter in late.parameters)
-        self._buffers_late = True
+            pending = _PendingBucket(bucket, [parameters[entry.index] for entry in bucket.entries])
+            self._pending.append(pending)
+            self._by_parameter.update((id(parameter), pending) for parameter in pending.parameters)
+        self._buffers_pending = True
         busy.add(self)
 
     def forward_ended(self) -> None:
-        """A forward has run: what it did not wait for, it should not have used."""
-        self._missed.update(i for i, late in self._of.items() if late.steps)
+        """Mark the parameters without their update: the forward may have used them too early."""
+        self._stale.update(i for i, pending in self._by_parameter.items() if pending.has_step)
 
-    def was_missed(self, parameter: Any) -> bool:
-        """Whether a forward has run that this parameter's update came too late for."""
-        return id(parameter) in self._missed
+    def was_stale(self, parameter: Any) -> bool:
+        """Return whether a forward may have used a parameter before its update."""
+        return id(parameter) in self._stale
 
     def backward_ended(self) -> None:
-        """What was missed has been looked at."""
-        self._missed.clear()
+        """Forget which parameters were stale: the backward has checked it."""
+        self._stale.clear()
 
-    # What is asked for
+    # What the program reads
 
-    def needs(self, parameters: Collection[int]) -> None:
-        """The values of parameters with these ids are about to be read."""
-        if self._missed:
-            self._missed.difference_update(parameters)
-        for i in parameters:
-            late = self._of.get(i)
-            if late is not None and late.steps:
-                self._finish(late)
+    def wait_for_parameters(self, ids: Collection[int]) -> None:
+        """Complete the values of the parameters with these ids; they are about to be read."""
+        if self._stale:
+            self._stale.difference_update(ids)
+        for i in ids:
+            pending = self._by_parameter.get(i)
+            if pending is not None and pending.has_step:
+                self._finish(pending)
 
-    def needs_buffers(self) -> None:
-        """The model's buffers are about to be read."""
-        if self._buffers_late:
-            self._head()
-            self._arrive_buffers()
-            self._rest()
+    def wait_for_buffers(self) -> None:
+        """Complete the model's buffers; they are about to be read."""
+        if self._buffers_pending:
+            self._check_first()
+            self._wait_for_buffers()
+            self._end_if_complete()
 
-    def needs_gradient(self, parameter: Any) -> None:
-        """``parameter.grad`` is about to be read or set."""
-        late = self._of.get(id(parameter))
-        if late is not None:
-            self._finish(late)
+    def wait_for_gradient(self, parameter: Any) -> None:
+        """Complete ``parameter.grad``; it is about to be read or set."""
+        pending = self._by_parameter.get(id(parameter))
+        if pending is not None:
+            self._finish(pending)
 
     def finish(self) -> None:
-        """Wait for everything and do what is noted."""
-        while self._late:
-            self._finish(self._late[0])
-        if self._buffers_late:
-            self._arrive_buffers()
-            self._rest()
+        """Complete everything."""
+        while self._pending:
+            self._finish(self._pending[0])
+        if self._buffers_pending:
+            self._wait_for_buffers()
+            self._end_if_complete()
 
-    # What is noted
+    # What is done when a bucket is complete
 
-    def note_step(self, ids: Collection[int], step: Callable[[Collection[int]], None]) -> set[int]:
-        """``step(ids)`` is to be done when the gradients are there.
+    def add_step(self, ids: Collection[int], step: Callable[[Collection[int]], None]) -> set[int]:
+        """Call ``step(ids)`` for every bucket, when it is complete.
 
         Args:
-            ids: of the parameters that it is meant for.
+            ids: the ids of the parameters to update.
+            step: is called with those of them that a bucket holds.
 
         Returns:
-            The ids of those for which it is noted; the others' gradients are there.
+            The ids that pending buckets hold. The gradients of the other parameters are complete.
         """
-        noted: set[int] = set()
-        for late in self._late:
-            mine = {id(parameter) for parameter in late.parameters}.intersection(ids)
-            if mine:
-                late.notes.append(functools.partial(step, mine))
-                late.steps = True
-                noted |= mine
-        return noted
+        added: set[int] = set()
+        for pending in self._pending:
+            chosen = {id(parameter) for parameter in pending.parameters}.intersection(ids)
+            if chosen:
+                pending.actions.append(functools.partial(step, chosen))
+                pending.has_step = True
+                added |= chosen
+        return added
 
-    def note_clear(self, parameter: Any, set_to_zero: bool) -> bool:
-        """Clear a gradient once it is there. False: it is, do it now."""
-        late = self._of.get(id(parameter))
-        if late is None:
+    def add_clear(self, parameter: Any, set_to_zero: bool) -> bool:
+        """Clear a gradient when it is complete.
+
+        Returns:
+            False if it is complete: then the caller clears it.
+        """
+        pending = self._by_parameter.get(id(parameter))
+        if pending is None:
             return False
-        late.notes.append(lambda: parameter.clear_gradient(set_to_zero))
+        pending.actions.append(lambda: parameter.clear_gradient(set_to_zero))
         return True
 
     # Inside
 
-    def _finish(self, wanted: _Late) -> None:
-        """Wait for a bucket, and do what is noted at it; meanwhile at others that are there."""
-        self._head()
-        while not (wanted.there or wanted.bucket.arrived()):
-            ready = (one for one in self._late if one.steps and one is not wanted)
-            other = next((one for one in ready if one.there or one.bucket.arrived()), None)
+    def _finish(self, wanted: _PendingBucket) -> None:
+        """Wait for a bucket and do its actions. Update other complete buckets in the meantime."""
+        self._check_first()
+        while not (wanted.complete or wanted.bucket.is_completed()):
+            others = (p for p in self._pending if p.has_step and p is not wanted)
+            other = next((p for p in others if p.complete or p.bucket.is_completed()), None)
             if other is None:
                 break
             self._apply(other)
-        if wanted in self._late:  # what an update asks for may have brought it
+        if wanted in self._pending:  # not if an update of another bucket has finished it
             self._apply(wanted)
 
-    def _head(self) -> None:
-        """The bucket of the first layers says of all whether they may be used."""
-        if not self._safe:
-            self._arrive(self._late[0])
-            self._safe = True
+    def _check_first(self) -> None:
+        """Wait for the first bucket: its marks say whether the others may be used."""
+        if not self._first_checked:
+            self._wait_for_bucket(self._pending[0])
+            self._first_checked = True
 
-    def _arrive(self, late: _Late) -> None:
+    def _wait_for_bucket(self, pending: _PendingBucket) -> None:
         began = time.perf_counter()
-        self._or_give_up(lambda: self._host.arrive(late.bucket))
+        self._or_discard(lambda: self._owner.wait_for_bucket(pending.bucket))
         self.waited += time.perf_counter() - began
-        late.there = True
+        pending.complete = True
 
-    def _arrive_buffers(self) -> None:
-        self._buffers_late = False
-        self._or_give_up(self._host.arrive_buffers)
+    def _wait_for_buffers(self) -> None:
+        self._buffers_pending = False
+        self._or_discard(self._owner.wait_for_buffers)
 
-    def _or_give_up(self, wait: Callable[[], None]) -> None:
+    def _or_discard(self, wait: Callable[[], None]) -> None:
         try:
             wait()
         except BaseException:
-            self._late.clear()
-            self._of.clear()
-            self._buffers_late = False
+            self._pending.clear()
+            self._by_parameter.clear()
+            self._buffers_pending = False
             busy.discard(self)
-            self._host.give_up()
+            self._owner.discard_buckets()
             raise
 
-    def _apply(self, late: _Late) -> None:
-        if not late.there:
-            self._arrive(late)
-        self._late.remove(late)
-        for parameter in late.parameters:
-            del self._of[id(parameter)]
+    def _apply(self, pending: _PendingBucket) -> None:
+        if not pending.complete:
+            self._wait_for_bucket(pending)
+        self._pending.remove(pending)
+        for parameter in pending.parameters:
+            del self._by_parameter[id(parameter)]
         try:
-            for note in late.notes:
-                note()
+            for action in pending.actions:
+                action()
         finally:
-            self._rest()
+            self._end_if_complete()
 
-    def _rest(self) -> None:
-        if not self._late and not self._buffers_late and self in busy:
+    def _end_if_complete(self) -> None:
+        if not self._pending and not self._buffers_pending and self in busy:
             busy.discard(self)
-            self._host.settled()
+            self._owner.all_complete()
 
     # Optimizers
 
     def _attach(self, optimizer: Any) -> None:
-        """Let an optimizer of these parameters note its steps here."""
+        """Let an optimizer add its steps here, if it updates parameters of this model."""
         if self._ids.isdisjoint(map(id, parameters_of(optimizer))):
             return
         late_steps.attach(optimizer, self)
-        self._served = True
+        self._has_optimizer = True
 
 
-def know(optimizer: Any) -> None:
-    """An optimizer was made.
+def register(optimizer: Any) -> None:
+    """Attach a new optimizer to the models with ``overlap_next_forward`` that it updates.
 
     Raises:
-        ArgumentError: it updates parameters of a model with ``overlap_next_forward``, and cannot.
+        ArgumentError: it updates such a model, and cannot make its step bucket by bucket.
     """
     _optimizers.add(optimizer)
     for overlap in list(_living):
         overlap._attach(optimizer)
 
 
-autograd.at_begin(watched.finish_all)
+autograd.before_backward(watched.finish_all)
 group.before_destroy(watched.finish_all)

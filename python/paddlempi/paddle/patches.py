@@ -1,10 +1,10 @@
-"""The one place that replaces attributes of Paddle, and puts them back.
+"""Replaces attributes of Paddle, and restores them. No other module of the front does.
 
-A module of the front that has something to put in the place of Paddle's says so in a function
-``replacements()``, whose rows :func:`paddlempi.paddle.install` hands to :func:`replace`. What is
-replaced later, when a model first needs it, goes the same way.
+A module of the front that replaces something of Paddle returns it from a function
+``replacements()``; :func:`paddlempi.paddle.install` gives these rows to :func:`replace`. Some
+attributes are replaced later, when a model first needs it, also by :func:`replace`.
 
-Thread-safety: none; Paddle is one program's.
+Thread-safety: none. The attributes of Paddle are global to the process.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Replacement", "in_the_places_of", "original", "put_back", "replace"]
+__all__ = ["Replacement", "original", "put_back", "replace", "replacements_for"]
 
 Replacement = tuple[Any, str, Any]
-"""A module or class, the name of one of its attributes, and what takes the attribute's place."""
+"""A module or class (its *owner*), the name of one of its attributes, and the new value of that."""
 
 _ABSENT = object()
 
@@ -23,33 +23,36 @@ _originals: list[Replacement] = []  # in the order of replacing
 
 
 def replace(rows: Iterable[Replacement]) -> None:
-    """Put values in places of Paddle's, until :func:`put_back`."""
-    for place, name, value in rows:
-        # Not what the place inherits: putting that back would make it the place's own.
-        _originals.append((place, name, vars(place).get(name, _ABSENT)))
-        setattr(place, name, value)
+    """Replace attributes until :func:`put_back`."""
+    for owner, name, value in rows:
+        # Not what a class inherits: to restore that would give the class an attribute of its own.
+        _originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, value)
 
 
 def put_back() -> None:
-    """Put everything back that was replaced, the last first."""
+    """Restore all attributes that were replaced, the last one first."""
     while _originals:
-        place, name, value = _originals.pop()
+        owner, name, value = _originals.pop()
         if value is _ABSENT:
-            delattr(place, name)
+            delattr(owner, name)
         else:
-            setattr(place, name, value)
+            setattr(owner, name, value)
 
 
-def original(place: Any, name: str) -> Any:
-    """Paddle's own attribute, of those that the place itself has, whether it is replaced or not."""
-    for at, what, value in _originals:
-        if at is place and what == name:
+def original(owner: Any, name: str) -> Any:
+    """Return Paddle's own attribute, whether it is replaced or not. It must not be inherited."""
+    for replaced_owner, replaced_name, value in _originals:
+        if replaced_owner is owner and replaced_name == name:
             return value
-    return getattr(place, name)
+    return getattr(owner, name)
 
 
-def in_the_places_of(function: Callable[..., Any], *places: Any) -> list[Replacement]:
-    """The rows of a function that stands for Paddle's of the same name, whose docstring it gets."""
+def replacements_for(function: Callable[..., Any], *owners: Any) -> list[Replacement]:
+    """Return rows that replace the functions of Paddle with the name of ``function``.
+
+    ``function`` gets the docstring of Paddle's.
+    """
     name = function.__name__
-    function.__doc__ = getattr(places[0], name).__doc__
-    return [(place, name, function) for place in places]
+    function.__doc__ = getattr(owners[0], name).__doc__
+    return [(owner, name, function) for owner in owners]

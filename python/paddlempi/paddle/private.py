@@ -1,7 +1,7 @@
-"""The private names of Paddle that this package touches, all of them: read on Paddle 3.3.1.
+"""All private names of Paddle that this package uses, as they are in Paddle 3.3.1.
 
-Importing this module looks them up, before anything is replaced and before any other module of the
-package needs one.
+The import of this module looks them up. It must come before the import of the other modules of the
+package, which use these names, and before anything of Paddle is replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import UnsupportedError
 __all__ = ["NAMES", "check", "check_object"]
 
 NAMES: Mapping[str, tuple[str, ...]] = {
-    # The default group and how it is known (world, functions).
+    # The default group and the tables of groups (world, functions).
     "paddle.distributed.collective": (
         "_custom_gid",
         "_default_group_name",
@@ -43,7 +43,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "paddle.distributed.parallel_helper": ("__parallel_ctx__clz__", "_set_parallel_ctx"),
     "paddle.distributed.fleet.base.role_maker": ("PaddleCloudRoleMaker",),
     "paddle.distributed.fleet.base.role_maker.PaddleCloudRoleMaker": ("_generate_role",),
-    # When gradients are there and where they lie (autograd, watched, selected_rows, replicas).
+    # When gradients come and where they lie (autograd, watched, selected_rows, replicas).
     "paddle.base.core": ("ReduceOp", "VarDesc", "eager"),
     "paddle.base.core.VarDesc.VarType": ("FP32", "FP64", "SELECTED_ROWS"),
     "paddle.base.core.eager": ("Tensor", "run_backward"),
@@ -66,26 +66,30 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "paddle.optimizer.Optimizer": ("_global_learning_rate", "_set_auxiliary_var"),
     "paddle.nn.SyncBatchNorm": ("_check_data_format",),
 }
-"""Modules and classes, and what is needed of each."""
+"""Modules and classes, and the attributes of each that are used."""
 
 
 def check(names: Mapping[str, Iterable[str]] = NAMES) -> None:
-    """Look all names up.
+    """Look up all names.
 
     Raises:
-        UnsupportedError: one has moved; its name is told.
+        UnsupportedError: Paddle lacks some of them; the text names these.
     """
-    _complain([f"{place}.{name}" for place in names for name in names[place] if _no(place, name)])
+    _raise_for([f"{path}.{name}" for path in names for name in names[path] if _lacks(path, name)])
 
 
 def check_object(what: Any, names: Iterable[str]) -> None:
-    """The same for the attributes of an object, such as an optimizer."""
+    """Look up attributes of an object, such as an optimizer.
+
+    Raises:
+        UnsupportedError: the object lacks some of them; the text names these.
+    """
     cls = type(what)
-    place = f"{cls.__module__}.{cls.__qualname__}"
-    _complain([f"{place}.{name}" for name in names if not hasattr(what, name)])
+    path = f"{cls.__module__}.{cls.__qualname__}"
+    _raise_for([f"{path}.{name}" for name in names if not hasattr(what, name)])
 
 
-def _complain(missing: list[str]) -> None:
+def _raise_for(missing: list[str]) -> None:
     if missing:
         raise UnsupportedError(
             f"paddlempi.paddle: Paddle {paddle.__version__} has no {', '.join(missing)}: "
@@ -93,23 +97,23 @@ def _complain(missing: list[str]) -> None:
         )
 
 
-def _no(place: str, name: str) -> bool:
+def _lacks(path: str, name: str) -> bool:
     try:
-        return not hasattr(_find(place), name)
+        return not hasattr(_find(path), name)
     except (ImportError, AttributeError):
         return True
 
 
-def _find(place: str) -> Any:
-    """A module, or a class or another object inside one."""
-    parts = place.split(".")
+def _find(path: str) -> Any:
+    """Return a module, or a class or another object inside one."""
+    parts = path.split(".")
     for length in range(len(parts), 0, -1):
         try:
             module = importlib.import_module(".".join(parts[:length]))
         except ModuleNotFoundError:
             continue
         return functools.reduce(getattr, parts[length:], module)
-    raise ImportError(place)
+    raise ImportError(path)
 
 
 check()

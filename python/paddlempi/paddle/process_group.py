@@ -1,8 +1,8 @@
-"""The process group that ``paddle.distributed`` calls, in the place of Paddle's C++ one.
+"""The process group that ``paddle.distributed`` calls instead of Paddle's, which is in C++.
 
-Its methods are those of Paddle's ``core.ProcessGroup``: ranks are ranks of the group, what
-is not a root passes lists that nobody reads, ``sync`` False returns a task that runs. Errors
-and deadlines are :mod:`paddlempi.collectives`'.
+Its methods are those of Paddle's ``core.ProcessGroup``. Ranks are ranks of the group. The lists
+that only a root needs are ignored on the other ranks. If ``sync`` is false, a method returns before
+the operation is over. Errors and deadlines are those of :mod:`paddlempi.collectives`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _CODES = {
 
 
 class ProcessGroupMPI:
-    """A group of ranks whose collectives go over MPI; made by ``new_group``, not by users.
+    """A group of ranks whose collectives go over MPI. ``new_group`` makes it, not the user.
 
     Args:
-        core: the group of the core, of which this rank is a member.
+        core: the group of the core. This rank must be a member of it.
     """
 
     def __init__(self, core: ProcessGroup) -> None:
@@ -46,15 +46,15 @@ class ProcessGroupMPI:
         self._under_way = UnderWay()
 
     def name(self) -> str:
-        """``"MPI"``, as Paddle's own say ``"NCCL"`` and ``"GLOO"``."""
+        """Return ``"MPI"``. Paddle's process groups return ``"NCCL"`` or ``"GLOO"``."""
         return "MPI"
 
     def rank(self) -> int:
-        """This process's rank in the group."""
+        """Return this process's rank in the group."""
         return self.core._rank
 
     def size(self) -> int:
-        """The number of members."""
+        """Return the number of members."""
         return len(self.core._ranks)
 
     # Collectives
@@ -64,7 +64,7 @@ class ProcessGroupMPI:
         code = _CODES.get(op)
         if not sync or code is None:
             return self._issue(Op.ALL_REDUCE, None, tensor, sync, _code(op))
-        # The short way of what is called most, the same as the long one.
+        # The most frequent call takes a shorter way to the same submit.
         _native.submit(_ALL_REDUCE, self._gid, None, tensor, code)
         return DONE
 
@@ -82,24 +82,24 @@ class ProcessGroupMPI:
         return self._issue(Op.ALL_GATHER, tensor, list(outputs), sync)
 
     def all_gather_into_tensor(self, output: Any, tensor: Any, sync: bool = False) -> Task:
-        """Give every member the tensors of all, one after the other in one."""
+        """Give every member the tensors of all, one after the other in one tensor."""
         return self._issue(Op.ALL_GATHER, tensor, output, sync)
 
     def reduce_scatter(self, output: Any, inputs: _Tensors, op: Any, sync: bool = False) -> Task:
-        """Reduce a list of tensors, number i of it for member i."""
+        """Reduce lists of tensors element by element, and give result i to member i."""
         return self._issue(Op.REDUCE_SCATTER, list(inputs), output, sync, _code(op))
 
     def reduce_scatter_tensor(self, output: Any, tensor: Any, op: Any, sync: bool = False) -> Task:
-        """Reduce a tensor and give its i-th equal part to member i."""
+        """Reduce a tensor, and give part i of its equal parts to member i."""
         return self._issue(Op.REDUCE_SCATTER, tensor, output, sync, _code(op))
 
     def scatter(self, output: Any, inputs: _Tensors, src: int, sync: bool = False) -> Task:
-        """Give member i tensor i of the list of ``src``."""
+        """Give member i tensor i of the list that ``src`` has."""
         send = list(inputs) if src == self.core._rank else None
         return self._issue(Op.SCATTER, send, output, sync, root=src)
 
     def scatter_tensor(self, output: Any, tensor: Any, src: int, sync: bool = False) -> Task:
-        """Give member i the i-th equal part of the tensor of ``src``."""
+        """Give member i part i of the equal parts of the tensor that ``src`` has."""
         send = tensor if src == self.core._rank else None
         return self._issue(Op.SCATTER, send, output, sync, root=src)
 
@@ -116,11 +116,11 @@ class ProcessGroupMPI:
         return self._issue(Op.GATHER, tensor, recv, sync, root=dst)
 
     def all_to_all(self, outputs: _Tensors, inputs: _Tensors, sync: bool = False) -> Task:
-        """Send tensor i to member i and receive one from each; sizes may differ."""
+        """Send tensor i to member i, and receive tensor i from member i; sizes may differ."""
         return self._issue(Op.ALL_TO_ALL, list(inputs), list(outputs), sync)
 
     def all_to_all_tensor(self, output: Any, tensor: Any, sync: bool = False) -> Task:
-        """Send equal part i of a tensor to member i."""
+        """Send part i of the equal parts of a tensor to member i."""
         return self._issue(Op.ALL_TO_ALL, tensor, output, sync)
 
     def all_to_all_single(
@@ -131,7 +131,10 @@ class ProcessGroupMPI:
         input_sizes: Sequence[int],
         sync: bool = False,
     ) -> Task:
-        """Split along the first dimension, part i to member i; no sizes: equal parts."""
+        """Split along the first dimension, and send part i to member i.
+
+        Without sizes the parts are equal.
+        """
         return self._issue(
             Op.ALL_TO_ALL,
             tensor,
@@ -145,57 +148,57 @@ class ProcessGroupMPI:
         """Return when every member has called it."""
         return self._issue(Op.BARRIER, None, None, True)
 
-    # Paddle has two names for each of these; here what is waited for is ordered with the
-    # calculation's stream, the current one.
+    # The names with which Paddle asks for the current stream (its "calculation stream"). Here they
+    # are synchronous operations, which are always ordered with the current stream.
 
     def all_reduce_on_calc_stream(self, tensor: Any, op: Any) -> Task:
-        """As ``all_reduce``, waited for."""
+        """Do what ``all_reduce`` does, and wait."""
         return self.all_reduce(tensor, op, True)
 
     def broadcast_on_calc_stream(self, tensor: Any, src: int) -> Task:
-        """As ``broadcast``, waited for."""
+        """Do what ``broadcast`` does, and wait."""
         return self.broadcast(tensor, src, True)
 
     def reduce_on_calc_stream(self, tensor: Any, dst: int, op: Any) -> Task:
-        """As ``reduce``, waited for."""
+        """Do what ``reduce`` does, and wait."""
         return self.reduce(tensor, dst, op, True)
 
     def all_gather_on_calc_stream(self, outputs: _Tensors, tensor: Any) -> Task:
-        """As ``all_gather``, waited for."""
+        """Do what ``all_gather`` does, and wait."""
         return self.all_gather(outputs, tensor, True)
 
     def all_gather_into_tensor_on_calc_stream(self, output: Any, tensor: Any) -> Task:
-        """As ``all_gather_into_tensor``, waited for."""
+        """Do what ``all_gather_into_tensor`` does, and wait."""
         return self.all_gather_into_tensor(output, tensor, True)
 
     def reduce_scatter_on_calc_stream(self, output: Any, inputs: _Tensors, op: Any) -> Task:
-        """As ``reduce_scatter``, waited for."""
+        """Do what ``reduce_scatter`` does, and wait."""
         return self.reduce_scatter(output, inputs, op, True)
 
     def reduce_scatter_tensor_on_calc_stream(self, output: Any, tensor: Any, op: Any) -> Task:
-        """As ``reduce_scatter_tensor``, waited for."""
+        """Do what ``reduce_scatter_tensor`` does, and wait."""
         return self.reduce_scatter_tensor(output, tensor, op, True)
 
     def scatter_on_calc_stream(self, output: Any, inputs: _Tensors, src: int) -> Task:
-        """As ``scatter``, waited for."""
+        """Do what ``scatter`` does, and wait."""
         return self.scatter(output, inputs, src, True)
 
     def scatter_tensor_on_calc_stream(self, output: Any, tensor: Any, src: int) -> Task:
-        """As ``scatter_tensor``, waited for."""
+        """Do what ``scatter_tensor`` does, and wait."""
         return self.scatter_tensor(output, tensor, src, True)
 
     def all_to_all_on_calc_stream(self, outputs: _Tensors, inputs: _Tensors) -> Task:
-        """As ``all_to_all``, waited for."""
+        """Do what ``all_to_all`` does, and wait."""
         return self.all_to_all(outputs, inputs, True)
 
     def all_to_all_tensor_on_calc_stream(self, output: Any, tensor: Any) -> Task:
-        """As ``all_to_all_tensor``, waited for."""
+        """Do what ``all_to_all_tensor`` does, and wait."""
         return self.all_to_all_tensor(output, tensor, True)
 
     def all_to_all_single_on_calc_stream(
         self, output: Any, tensor: Any, output_sizes: Sequence[int], input_sizes: Sequence[int]
     ) -> Task:
-        """As ``all_to_all_single``, waited for."""
+        """Do what ``all_to_all_single`` does, and wait."""
         return self.all_to_all_single(output, tensor, output_sizes, input_sizes, True)
 
     # Point to point
@@ -209,58 +212,58 @@ class ProcessGroupMPI:
         return self._message(Op.RECV, None, tensor, peer, sync)
 
     def send_on_calc_stream(self, tensor: Any, peer: int) -> Task:
-        """As ``send``, waited for."""
+        """Do what ``send`` does, and wait."""
         return self.send(tensor, peer, True)
 
     def recv_on_calc_stream(self, tensor: Any, peer: int) -> Task:
-        """As ``recv``, waited for."""
+        """Do what ``recv`` does, and wait."""
         return self.recv(tensor, peer, True)
 
     def send_partial(
         self, tensor: Any, peer: int, parts: int, part: int, sync: bool = False
     ) -> Task:
-        """Send part number ``part`` of ``parts`` equal ones."""
+        """Send part number ``part`` of ``parts`` equal parts of a tensor."""
         return self._message(Op.SEND, _part(tensor, parts, part), None, peer, sync)
 
     def recv_partial(
         self, tensor: Any, peer: int, parts: int, part: int, sync: bool = False
     ) -> Task:
-        """Receive into part number ``part`` of ``parts`` equal ones."""
+        """Receive into part number ``part`` of ``parts`` equal parts of a tensor."""
         return self._message(Op.RECV, None, _part(tensor, parts, part), peer, sync)
 
     def all_gather_partial(
         self, output: Any, tensor: Any, parts: int, part: int, sync: bool = False
     ) -> Task:
-        """Give every member part ``part`` of each tensor, one after the other."""
+        """Give every member part ``part`` of every member's tensor, one after the other."""
         return self._issue(Op.ALL_GATHER, _part(tensor, parts, part), output, sync)
 
     def send_partial_on_calc_stream(self, tensor: Any, peer: int, parts: int, part: int) -> Task:
-        """As ``send_partial``, waited for."""
+        """Do what ``send_partial`` does, and wait."""
         return self.send_partial(tensor, peer, parts, part, True)
 
     def recv_partial_on_calc_stream(self, tensor: Any, peer: int, parts: int, part: int) -> Task:
-        """As ``recv_partial``, waited for."""
+        """Do what ``recv_partial`` does, and wait."""
         return self.recv_partial(tensor, peer, parts, part, True)
 
     def all_gather_partial_on_calc_stream(
         self, output: Any, tensor: Any, parts: int, part: int
     ) -> Task:
-        """As ``all_gather_partial``, waited for."""
+        """Do what ``all_gather_partial`` does, and wait."""
         return self.all_gather_partial(output, tensor, parts, part, True)
 
-    # The names without an underline are older ones.
+    # Older names of Paddle's, without an underscore.
     allreduce = all_reduce
     alltoall = all_to_all
     alltoall_single = all_to_all_single
 
     def _start_coalescing(self) -> None:
-        """Nothing to prepare: messages do not wait for each other."""
+        """Do nothing: messages do not wait for each other."""
 
     def _end_coalescing(self, tasks: Sequence[Task] | None = None) -> None:
-        """Nothing to start: they are under way already."""
+        """Do nothing: the messages are under way already."""
 
     def wait_for(self, tensor: Any) -> None:
-        """Wait for the operations under way that read or write memory of a tensor.
+        """Wait for the operations that are under way and read or write memory of a tensor.
 
         Raises:
             Error: what one of them ended with.
@@ -316,7 +319,7 @@ def _code(op: Any) -> int:
 
 
 def _part(tensor: Any, parts: int, part: int) -> Any:
-    """Part number ``part`` of ``parts`` equal ones of a contiguous tensor, a view."""
+    """Return part number ``part`` of ``parts`` equal parts: a view if the tensor is contiguous."""
     flat = tensor.flatten() if not tensor.is_contiguous() else tensor.view([-1])
     length = flat.shape[0] // parts
     if flat.shape[0] % parts:

@@ -1,21 +1,22 @@
 """Gradients averaged over the ranks while backward runs.
 
-The life of one backward of a :class:`Reducer`:
+One backward of a :class:`Reducer` goes like this:
 
-1. It joins the backward that runs when that comes to the model's outputs, or, where there is no
-   model, when Paddle has accumulated the first gradient.
-2. A gradient goes into its bucket; a bucket that is full starts its all_reduce, unless one
-   before it is not full yet: every rank starts them in the same order.
-3. When backward ends, what is left is sent with zeros or older gradients in the place of those
-   that did not come, and all are waited for.
-4. The marks in the buckets say which parameters had no gradient, on some ranks or on all. Some is
-   an error: all ranks see it, tell each other the names and raise. All is taken as it is, told
-   once, and expected from then on.
-5. The first backward sends nothing before its end: from it the order of use is learnt, and how
-   often a parameter's gradient comes. Rank 0's order divides the parameters anew for all.
+1. When backward comes to the model's outputs, the reducer begins to listen to it. Without a model
+   (:mod:`optimizers`) it begins when Paddle has accumulated the first gradient.
+2. Every gradient is copied into its bucket. When a bucket is full, its all_reduce starts, unless an
+   earlier bucket is not full yet: all ranks start the buckets in the same order.
+3. When backward ends, the reducer fills the other buckets. A parameter without a new gradient
+   contributes the gradient of an earlier backward, or zeros. Then it waits for all buckets.
+4. The marks in the buckets say which parameters had no gradient on which ranks. If only some ranks
+   had one, all ranks see it, exchange the names and raise. If no rank had one, the gradient stays
+   as it is, rank 0 warns once, and the same is expected of the next backward.
+5. The first backward sends nothing before its end. It shows in which order gradients come, and how
+   often the gradient of each parameter comes. The parameters are then divided into new buckets, by
+   the order that rank 0 saw.
 
-An exception inside backward refuses what this rank has not started: the others raise
-``RefusedError`` instead of waiting.
+If backward raises an exception, this rank refuses the collectives that it has not started. The
+other ranks then raise ``RefusedError`` instead of waiting.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ..group import ProcessGroup
 from ..reduce_op import ReduceOp
 from ..work import Work
 from . import autograd
-from .buckets import DTYPES, Bucket, Slot, arrange
+from .buckets import DTYPES, Bucket, Entry, arrange
 from .compression import Compression
 from .overlap import Overlap
 from .refusal import refuse
@@ -45,42 +46,42 @@ from .replicas import Buffers
 from .sparse import Tables
 from .usage import Usage
 
-__all__ = ["Reducer", "averaged"]
+__all__ = ["Reducer", "is_averaged"]
 
 _WHERE = "paddlempi.paddle.DataParallel"
 
 
 class _Mode(enum.Enum):
-    IDLE = enum.auto()  # no forward yet
-    LOCAL = enum.auto()  # the last forward stood under no_sync
-    SYNC = enum.auto()
-    DETACHED = enum.auto()  # a younger reducer has its parameters
+    IDLE = enum.auto()  # no forward has run yet
+    LOCAL = enum.auto()  # the last forward ran under no_sync
+    SYNC = enum.auto()  # the next backward averages the gradients
+    DETACHED = enum.auto()  # a newer reducer averages the gradients of these parameters
 
 
 _living: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
 class Reducer:
-    """The gradients of some parameters.
+    """Averages the gradients of some parameters.
 
     Args:
         parameters: names and parameters to train, the same on every rank.
         frozen: names and parameters that must stay frozen.
-        group: of this reducer alone: the order of its collectives is its own.
+        group: a group that nothing else uses, so that the order of its collectives is known.
         limit: bytes of a bucket.
         last_limit: bytes of the last bucket.
-        find_unused: parameters may be out of use; their ranks contribute nothing.
-        buffers: what is made equal at the end of a backward too.
-        tables: indices of the parameters whose gradients are rows.
+        find_unused: a backward may leave parameters out. Ranks that do so contribute zeros.
+        buffers: the buffers of the model, which are made equal at the end of a backward.
+        tables: indices of the parameters whose gradients are SelectedRows.
         compression: what happens to a bucket before and after its all_reduce.
-        lanes: groups of this reducer alone, over which buckets travel side by side, the last one
-            in the last; None: one after the other in ``group``.
-        overlap: what waits for the buckets after backward has ended; None: backward does.
+        groups: more groups that nothing else uses. The buckets travel in them side by side, and
+            the last bucket has the last group for itself. None: all travel in ``group``.
+        overlap: what waits for the buckets after backward has ended. None: backward waits.
 
     Raises:
         UnsupportedError: a parameter's dtype has no gradients.
 
-    Thread-safety: none; forward and backward of one model are one thread's at a time.
+    Thread-safety: none. One thread at a time runs the forwards and backwards of a model.
     """
 
     def __init__(
@@ -94,14 +95,14 @@ class Reducer:
         buffers: Buffers,
         tables: Sequence[int] = (),
         compression: Compression | None = None,
-        lanes: Sequence[ProcessGroup] | None = None,
+        groups: Sequence[ProcessGroup] | None = None,
         overlap: Overlap | None = None,
     ) -> None:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._frozen = frozen
         self._group = group
-        self._lanes = lanes or [group]
+        self._groups = groups or [group]
         self._limit = limit
         self._last_limit = last_limit
         self._usage = Usage(parameters, group, find_unused)
@@ -115,12 +116,12 @@ class Reducer:
                 )
         self._waited = 0.0
         self._mode = _Mode.IDLE
-        self._joined = False
+        self._listening = False
         self._failure: Exception | None = None
         self._tables = Tables(
-            [(index, self._parameters[index]) for index in tables], self._lanes[-1]
+            [(index, self._parameters[index]) for index in tables], self._groups[-1]
         )
-        # The last parameter is the first whose gradient comes, as a guess.
+        # Until a backward has shown the order: the last parameter probably gets its gradient first.
         self._arrange([i for i in range(len(parameters) - 1, -1, -1) if i not in tables])
         self._ids = frozenset(map(id, self._parameters))
         self._overlap = overlap
@@ -135,11 +136,15 @@ class Reducer:
     # Forward
 
     def prepare(self, sync: bool) -> None:
-        """A forward has run; the next backwards are synchronized, or not."""
+        """Prepare for the backwards that follow a forward; ``sync``: they average the gradients.
+
+        Raises:
+            ArgumentError: a newer reducer has some of the parameters.
+        """
         if self._mode is _Mode.DETACHED:
             raise ArgumentError(
-                f"{_WHERE}: the parameters of this model were given to a younger DataParallel, "
-                "which averages their gradients: use that one"
+                f"{_WHERE}: a younger DataParallel has parameters of this model and averages their "
+                "gradients: use that one"
             )
         self._mode = _Mode.SYNC if sync else _Mode.LOCAL
         if self._overlap is not None:
@@ -148,32 +153,32 @@ class Reducer:
     # Backward
 
     def reached(self) -> None:
-        """Backward has come to what the model gave: to its parameters, or it fails before."""
-        if self._mode is not _Mode.SYNC or self._joined or not autograd.running():
+        """Take note that backward has come to an output of the model."""
+        if self._mode is not _Mode.SYNC or self._listening or not autograd.running():
             return
         if not all(parameter.stop_gradient for parameter in self._parameters):
-            self._join()
+            self._listen()
 
-    def came(self, index: int) -> None:
-        """Paddle has accumulated into the gradient of a parameter."""
+    def gradient_added(self, index: int) -> None:
+        """Take note that Paddle has accumulated into the gradient of a parameter."""
         mode = self._mode
         if mode is _Mode.LOCAL or mode is _Mode.DETACHED:
             return
-        if not self._joined:
-            self._join()
+        if not self._listening:
+            self._listen()
         if mode is _Mode.IDLE:
-            self._fail(
+            self._keep_error(
                 ArgumentError(
                     f"{_WHERE}: backward reached parameter '{self._names[index]}' without "
                     "a forward: call the DataParallel, not the model inside it"
                 )
             )
-        if self._overlap is not None and self._overlap.was_missed(self._parameters[index]):
-            self._fail(
+        if self._overlap is not None and self._overlap.was_stale(self._parameters[index]):
+            self._keep_error(
                 ArgumentError(
                     f"{_WHERE}: overlap_next_forward: parameter '{self._names[index]}' was used "
-                    "before its update had come, for it was not read from its layer: let the "
-                    "forward take it from there (layer.weight), or call synchronize() before"
+                    "before its update had come, because the forward did not read it from its "
+                    "layer: read it from there (layer.weight), or call synchronize() before"
                 )
             )
         if self._failure is not None:
@@ -182,11 +187,11 @@ class Reducer:
         count = usage.count(index)
         if usage.learning:
             return
-        slot = self._slots.get(index)
-        if slot is None:  # a table: its rows are known when all of them have come
+        entry = self._entries.get(index)
+        if entry is None:  # of a sparse table: its rows are read when backward has ended
             return
-        if slot.packed:
-            self._fail(
+        if entry.packed:
+            self._keep_error(
                 ArgumentError(
                     f"{_WHERE}: the gradient of parameter '{self._names[index]}' came "
                     f"{count} times in this backward, and {usage.times[index]} times in the first "
@@ -196,74 +201,82 @@ class Reducer:
             )
         elif count == usage.times[index]:
             try:
-                self._pack(slot)
+                self._pack(entry)
                 self._start_full()
             except Exception as error:
-                self._fail(error)
+                self._keep_error(error)
 
     def finish(self) -> None:
-        """Backward has ended: send what is left, wait for all, look at the marks."""
-        self._leave()
+        """End a backward: send the other buckets, wait for all, and check the marks.
+
+        With an overlap, that waits for the buckets and checks them after backward.
+        """
+        self._stop_listening()
         try:
             self._send_rest()
             began = time.perf_counter()
             if self._overlap is not None and not self._usage.learning:
                 self._exchange_tables()
                 self._waited += time.perf_counter() - began
-                self._overlap.take(self._buckets, self._parameters)
+                self._overlap.start(self._buckets, self._parameters)
                 return
             self._wait()
-            self._judge()
+            self._check_marks()
             self._tables.exchange()
             self._waited += time.perf_counter() - began
             if self._usage.learning:
                 self._learn()
         except BaseException:
-            self._renew()
+            self._make_buckets()
             raise
         self._reset()
 
     def abort(self) -> None:
-        """Backward ended with an exception: tell the others not to wait for this rank."""
-        self._leave()
+        """End a backward that raised an exception; tell the other ranks, which then do not wait."""
+        self._stop_listening()
         try:
             self._refuse()
         finally:
-            self._renew()
+            self._make_buckets()
 
-    # What the overlap with the next forward asks for, after backward
+    # What the overlap with the next forward calls, after backward
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds at the ends of backwards, or before layers, with nothing else to do."""
+        """Seconds waited at the ends of backwards and, with an overlap, before layers."""
         return self._waited + (0.0 if self._overlap is None else self._overlap.waited)
 
     def synchronize(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the buckets that are under way, and apply what waits for them."""
         if self._overlap is not None:
             self._overlap.finish()
 
-    def arrive(self, bucket: Bucket) -> None:
-        """Wait for a bucket and look at its marks."""
+    def wait_for_bucket(self, bucket: Bucket) -> None:
+        """Wait for a bucket and check its marks.
+
+        Raises:
+            Error: what went wrong in this backward, on any rank.
+        """
         bucket.wait()
-        if bucket.surprises[0]:  # the last one, which is waited for first, speaks for all
+        # Only the last bucket has this mark, and it is the first that is waited for.
+        if bucket.unexpected[0]:
             for other in self._buckets:
                 other.wait()
-            self._judge()
+            self._check_marks()
         else:
-            self._judge_bucket(bucket)
+            self._check_bucket_marks(bucket)
 
-    def arrive_buffers(self) -> None:
+    def wait_for_buffers(self) -> None:
         """Wait for the model's buffers."""
         self._buffers.finish()
 
-    def settled(self) -> None:
-        """All has arrived: ready for the next backward."""
+    def all_complete(self) -> None:
+        """Prepare for the next backward: all buckets and buffers are complete."""
         self._reset()
 
-    def give_up(self) -> None:
-        """Something has not."""
-        self._renew()
+    def discard_buckets(self) -> None:
+        """Make new buckets: a bucket or the buffers failed."""
+        self._make_buckets()
 
     # Inside
 
@@ -271,63 +284,73 @@ class Reducer:
         self.synchronize()
         self._mode = _Mode.DETACHED
 
-    def _join(self) -> None:
-        autograd.join(self)
-        self._joined = True
+    def _listen(self) -> None:
+        autograd.listen(self)
+        self._listening = True
 
-    def _leave(self) -> None:
-        self._joined = False
+    def _stop_listening(self) -> None:
+        self._listening = False
         if self._overlap is not None:
             self._overlap.backward_ended()
 
-    def _fail(self, error: Exception) -> None:
-        """Remember what went wrong: an exception out of a hook would reach the user as another."""
+    def _keep_error(self, error: Exception) -> None:
+        """Keep an error until backward ends, because Paddle turns what a hook raises into another.
+
+        Only the first one is kept.
+        """
         if self._failure is None:
             self._failure = error
 
-    def _pack(self, slot: Slot) -> None:
-        parameter = self._parameters[slot.index]
+    def _pack(self, entry: Entry) -> None:
+        parameter = self._parameters[entry.index]
         gradient = autograd.gradient_of(parameter)
         if gradient is None:  # Paddle 3.0 gives none to a parameter without elements
             gradient = paddle.zeros_like(parameter)
-        if gradient.dtype != slot.bucket.dtype:
+        if gradient.dtype != entry.bucket.dtype:
             raise ArgumentError(
-                f"{_WHERE}: the gradient of parameter '{self._names[slot.index]}' has dtype "
-                f"{gradient.dtype}, the parameter {slot.bucket.dtype}"
+                f"{_WHERE}: the gradient of parameter '{self._names[entry.index]}' has dtype "
+                f"{gradient.dtype}, the parameter {entry.bucket.dtype}"
             )
-        slot.pack(parameter, gradient)
-        slot.bucket.pending -= 1
+        entry.pack(parameter, gradient)
+        entry.bucket.pending -= 1
 
     def _start_full(self) -> None:
-        """Start the all_reduce of every full bucket that no bucket before it holds up."""
+        """Start the all_reduce of every full bucket, up to the first one that is not full."""
         buckets = self._buckets
         while self._started < len(buckets) and not buckets[self._started].pending:
             bucket = buckets[self._started]
             compression = self._compression if bucket.compressible else None
             wire = None if compression is None else compression.compress(bucket.gradients)
-            self._started += 1  # whatever becomes of it, its place in the order is taken
-            group = self._lane(self._started - 1)
+            # Counted first: if the all_reduce fails, _refuse must not refuse this bucket again.
+            self._started += 1
+            group = self._group_of(self._started - 1)
             if compression is None:
-                bucket.under_way([_sum(bucket.storage, bucket.op, group)])
-            else:  # the marks go by themselves: they must come through as they are
-                bucket.under_way(
-                    [_sum(bucket.marks, bucket.op, group), _sum(wire, bucket.op, group)],
+                bucket.set_works([_start_all_reduce(bucket.storage, bucket.op, group)])
+            else:  # the marks travel by themselves, because compression would change them
+                bucket.set_works(
+                    [
+                        _start_all_reduce(bucket.marks, bucket.op, group),
+                        _start_all_reduce(wire, bucket.op, group),
+                    ],
                     functools.partial(compression.decompress, wire, bucket.gradients),
                 )
 
-    def _lane(self, number: int) -> ProcessGroup:
-        """The group of a bucket. The last one, which the next forward needs first, has its own."""
-        lanes = self._lanes
+    def _group_of(self, number: int) -> ProcessGroup:
+        """Return the group of bucket ``number``.
+
+        The last bucket has a group for itself, because the next forward needs it first.
+        """
+        groups = self._groups
         if number == len(self._buckets) - 1:
-            return lanes[-1]
-        return lanes[number % max(1, len(lanes) - 1)]
+            return groups[-1]
+        return groups[number % max(1, len(groups) - 1)]
 
     def _exchange_tables(self) -> None:
-        """Sparse gradients are there when backward ends, whatever the buckets do."""
+        """Average the sparse gradients before backward ends, also if the buckets are not over."""
         self._tables.wait()
         if self._tables.is_wrong(self._usage.find_unused):
             self._wait()
-            self._usage.complain()
+            self._usage.raise_mismatch()
         self._usage.expect(self._tables.reached())
         self._tables.exchange()
 
@@ -343,7 +366,7 @@ class Reducer:
                     )
             self._pack_rest()
             self._start_full()
-            self._tables.start(self._usage.came)
+            self._tables.start(self._usage.counts)
         except Exception:
             self._refuse()
             raise
@@ -351,19 +374,19 @@ class Reducer:
 
     def _pack_rest(self) -> None:
         for bucket in self._buckets[self._started :]:
-            for slot in bucket.slots:
-                if slot.packed:
+            for entry in bucket.entries:
+                if entry.packed:
                     continue
-                parameter = self._parameters[slot.index]
-                has = autograd.gradient_of(parameter) is not None
-                if not self._usage.came[slot.index]:
-                    bucket.mark_absent(slot.number, has)
-                if self._usage.is_surprise(slot.index):
-                    self._buckets[-1].mark_surprise()
-                if has:
-                    self._pack(slot)
+                parameter = self._parameters[entry.index]
+                has_gradient = autograd.gradient_of(parameter) is not None
+                if not self._usage.counts[entry.index]:
+                    bucket.mark_not_reached(entry.number, has_gradient)
+                if self._usage.is_unexpected(entry.index):
+                    self._buckets[-1].mark_unexpected()
+                if has_gradient:
+                    self._pack(entry)
                 else:
-                    slot.fill_zero()
+                    entry.fill_zero()
                     bucket.pending -= 1
 
     def _wait(self) -> None:
@@ -372,56 +395,60 @@ class Reducer:
         for wait in [*waits, self._tables.wait, self._buffers.finish]:
             try:
                 wait()
-            except Error as error:  # the others end too, all of them on every rank
+            except Error as error:  # wait for the others too, as every rank does
                 failure = failure or error
         if failure is not None:
             raise failure
 
-    def _judge(self) -> None:
-        """Look at what the marks say of all ranks."""
+    def _check_marks(self) -> None:
+        """Check the marks of all buckets and tables, which tell of all ranks.
+
+        Raises:
+            MismatchError: the backwards of some ranks only reached a parameter.
+        """
         if self._tables.is_wrong(self._usage.find_unused):
-            self._usage.complain()
+            self._usage.raise_mismatch()
         for bucket in self._buckets:
-            self._judge_bucket(bucket)
+            self._check_bucket_marks(bucket)
         reached = self._tables.reached()
-        if self._buckets and self._buckets[-1].surprises[0]:
+        if self._buckets and self._buckets[-1].unexpected[0]:
             for bucket in self._buckets:
-                used = (bucket.used != 0).tolist()
-                reached.update(zip((slot.index for slot in bucket.slots), used, strict=True))
+                used = (bucket.reached != 0).tolist()
+                reached.update(zip((entry.index for entry in bucket.entries), used, strict=True))
         self._usage.expect(reached)
 
-    def _judge_bucket(self, bucket: Bucket) -> None:
-        absent = bucket.absent
-        if not absent.any():
+    def _check_bucket_marks(self, bucket: Bucket) -> None:
+        not_reached = bucket.not_reached
+        if not not_reached.any():
             return
-        if not self._usage.find_unused and ((bucket.used != 0) & (absent != 0)).any():
-            self._usage.complain()
-        for slot in bucket.slots:
-            if bucket.has[slot.number]:
-                parameter = self._parameters[slot.index]
+        if not self._usage.find_unused and ((bucket.reached != 0) & (not_reached != 0)).any():
+            self._usage.raise_mismatch()
+        for entry in bucket.entries:
+            if bucket.has_gradient[entry.number]:
+                parameter = self._parameters[entry.index]
                 if autograd.gradient_of(parameter) is None:
-                    slot.bind(parameter)
+                    entry.bind(parameter)
 
     def _learn(self) -> None:
-        """Divide the parameters anew, by the order in which rank 0 had them."""
-        came = [index for index in self._usage.learn() if index in self._slots]
-        order = array("q", dict.fromkeys([*came, *self._slots]))
+        """Divide the parameters anew, by the order in which gradients came on rank 0."""
+        added = [index for index in self._usage.learn() if index in self._entries]
+        order = array("q", dict.fromkeys([*added, *self._entries]))
         if order:
             broadcast(order, group=self._group, group_src=0)
             self._arrange(order)
 
     def _arrange(self, order: Sequence[int]) -> None:
         self._members = arrange(order, self._parameters, self._limit, self._last_limit)
-        self._renew()
+        self._make_buckets()
 
-    def _renew(self) -> None:
-        """New buckets: MPI may still write to those of a backward that went wrong."""
+    def _make_buckets(self) -> None:
+        """Make new buckets. After a failure MPI may still write to the old ones."""
         size = self._group.size()
         self._buckets = [
             Bucket([(index, self._parameters[index]) for index in members], size)
             for members in self._members
         ]
-        self._slots = {slot.index: slot for bucket in self._buckets for slot in bucket.slots}
+        self._entries = {entry.index: entry for bucket in self._buckets for entry in bucket.entries}
         self._reset()
 
     def _reset(self) -> None:
@@ -432,22 +459,22 @@ class Reducer:
             bucket.reset()
 
     def _refuse(self) -> None:
-        """Take the places of the collectives that this rank will not start."""
+        """Refuse the collectives of this backward that this rank has not started."""
         for number, bucket in enumerate(self._buckets[self._started :], self._started):
             compressed = self._compression is not None and bucket.compressible
-            refuse(Op.ALL_REDUCE, self._lane(number), times=2 if compressed else 1)
+            refuse(Op.ALL_REDUCE, self._group_of(number), times=2 if compressed else 1)
         self._tables.refuse()
         self._buffers.refuse()
 
 
-def _sum(tensor: Any, op: ReduceOp, group: ProcessGroup) -> Work:
+def _start_all_reduce(tensor: Any, op: ReduceOp, group: ProcessGroup) -> Work:
     work = all_reduce(tensor, op, group, async_op=True)
     assert work is not None, "the group has this rank"
     return work
 
 
-def averaged(parameters: Sequence[Any]) -> bool:
-    """Whether some reducer averages the gradients of any of these parameters."""
+def is_averaged(parameters: Sequence[Any]) -> bool:
+    """Return whether some reducer averages the gradients of any of these parameters."""
     ids = set(map(id, parameters))
     return any(
         other._mode is not _Mode.DETACHED and not ids.isdisjoint(other._ids) for other in _living

@@ -1,4 +1,4 @@
-"""What a rank does instead of collectives that it will not start."""
+"""How a rank refuses collectives that it will not start."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["refuse"]
 
 
 def refuse(code: Op, group: ProcessGroup, times: int = 1, reason: str = "backward failed") -> None:
-    """Take the places of collectives in the group's order: the others raise ``RefusedError``."""
+    """Refuse the next ``times`` collectives of the group; the other members raise RefusedError."""
     core = _native.core()
-    with contextlib.suppress(Error):  # a group that is broken or gone has nobody to tell
+    with contextlib.suppress(Error):  # no member waits in a group that is broken or destroyed
         for _ in range(times):
             core.refuse(code, group._id, reason)

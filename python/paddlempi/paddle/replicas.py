@@ -1,4 +1,4 @@
-"""What every rank must have alike besides gradients: parameters at the start, buffers always."""
+"""What is equal on all ranks besides gradients: parameters at the start, buffers at every step."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ from .refusal import refuse
 __all__ = ["Buffers", "Sync", "broadcast_all", "check_same", "has_value"]
 
 Sync = Literal["broadcast", "average", "local"]
-"""How buffers are made equal: rank 0's, the average (floating dtypes; rank 0's others), never."""
+"""How buffers are made equal at the end of a backward.
+
+``"broadcast"``: all ranks get rank 0's. ``"average"``: those of floating dtypes become the mean,
+all ranks get rank 0's others. ``"local"``: they are not made equal.
+"""
 
 _Signature = tuple[str, tuple[int, ...], str]
+"""Name, shape and dtype of a tensor."""
 
 
 def check_same(named: Sequence[tuple[str, Any]], options: object, group: ProcessGroup) -> None:
@@ -36,21 +41,22 @@ def check_same(named: Sequence[tuple[str, Any]], options: object, group: Process
         options: what else must be equal; its ``repr`` is compared.
 
     Raises:
-        MismatchError: on every rank; ``ranks`` differ from the group's first one in the number,
-            names, shapes or dtypes of the tensors, or in the options.
+        MismatchError: on every rank, if a rank differs from the group's first rank in the number,
+            names, shapes or dtypes of the tensors, or in the options. ``ranks`` has the first such
+            rank.
     """
-    mine = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
-    everyone: list[tuple[list[_Signature], str]] = [([], "")] * group.size()
-    all_gather_object(everyone, (mine, repr(options)), group)
-    first, first_options = everyone[0]
-    for rank, (other, other_options) in enumerate(everyone):
+    local = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
+    gathered: list[tuple[list[_Signature], str]] = [([], "")] * group.size()
+    all_gather_object(gathered, (local, repr(options)), group)
+    first, first_options = gathered[0]
+    for rank, (other, other_options) in enumerate(gathered):
         what = _difference(first, other)
         if what is None and other_options != first_options:
             what = f"the options are {first_options}", other_options
         if what is not None:
             zero, world = group._ranks[0], group._ranks[rank]
             error = MismatchError(
-                f"paddlempi.paddle.DataParallel: the model of rank {world} is another than that "
+                f"paddlempi.paddle.DataParallel: the model of rank {world} differs from that "
                 f"of rank {zero}: on rank {zero} {what[0]}, on rank {world} {what[1]}"
             )
             error.ranks = (world,)
@@ -58,7 +64,7 @@ def check_same(named: Sequence[tuple[str, Any]], options: object, group: Process
 
 
 def _difference(first: list[_Signature], other: list[_Signature]) -> tuple[str, str] | None:
-    """The first tensor that differs, as each of the two has it."""
+    """Describe the first tensor that differs, in the one list and in the other."""
     for a, b in zip(first, other, strict=False):
         if a != b:
             return _describe(a), _describe(b)
@@ -79,10 +85,11 @@ def _describe(signature: _Signature) -> str:
 def broadcast_all(
     tensors: Sequence[Any], group: ProcessGroup, owners: Sequence[int] | None = None
 ) -> None:
-    """Give every member the tensors of their owners. Collective.
+    """Give every member the values that the owners have of some tensors. Collective.
 
     Args:
-        owners: for each tensor the rank in ``group`` whose value counts; None: the first one's.
+        tensors: the same on every rank in number, shapes and dtypes.
+        owners: for each tensor, the rank of ``group`` that owns it. None: rank 0 owns all.
     """
     works = [
         broadcast(tensor.detach(), group=group, group_src=owner, async_op=True)
@@ -94,50 +101,50 @@ def broadcast_all(
 
 
 def has_value(buffer: Any) -> bool:
-    """Whether a buffer is there, with memory: the LSTM of Paddle has one without."""
+    """Return whether a buffer exists and has memory: Paddle's LSTM has a buffer without."""
     return buffer is not None and bool(buffer._is_initialized())
 
 
 class Buffers:
     """The buffers of a model, made equal after each synchronized backward.
 
-    Those that travel as rank 0 has them are one message, whatever their dtypes.
+    The buffers that rank 0 broadcasts are one message, whatever their dtypes.
 
     Args:
-        model: its buffers with a true ``no_sync`` stay out.
+        model: its buffers whose attribute ``no_sync`` is true are left as they are.
         how: see :data:`Sync`.
-        group: the reducer's.
+        group: a group of the reducer.
     """
 
     def __init__(self, model: Any, how: Sync, group: ProcessGroup) -> None:
-        # By name: a layer may give its buffer another tensor.
-        places = [] if how == "local" else list(_places(model))
-        averaged = [p for p in places if how == "average" and _floating(_at(p))]
-        copied = [p for p in places if p not in averaged]
+        # Kept by name, because a layer may replace the tensor of a buffer.
+        buffers = [] if how == "local" else list(_find_buffers(model))
+        averaged = [b for b in buffers if how == "average" and _floating(_tensor_at(b))]
+        copied = [b for b in buffers if b not in averaged]
         self._group = group
         self._copied = copied
         self._averaged = [
-            [p for p in averaged if _at(p).dtype == dtype]
-            for dtype in sorted({_at(p).dtype for p in averaged}, key=str)
+            [b for b in averaged if _tensor_at(b).dtype == dtype]
+            for dtype in sorted({_tensor_at(b).dtype for b in averaged}, key=str)
         ]
-        self._bytes = np.zeros(sum(bytes_of(_at(place)) for place in copied), np.uint8)
+        self._bytes = np.zeros(sum(bytes_of(_tensor_at(b)) for b in copied), np.uint8)
         self._works: list[Work | None] = []
 
     def start(self) -> None:
-        """Start what the group has to do."""
+        """Start the collectives that make the buffers equal."""
         group = self._group
         if self._bytes.size:
             if group.rank() == 0:
                 self._move(out=True)
             self._works.append(broadcast(self._bytes, group=group, group_src=0, async_op=True))
-        for places in self._averaged:
-            tensors = [_at(place).detach() for place in places]
+        for buffers in self._averaged:
+            tensors = [_tensor_at(buffer).detach() for buffer in buffers]
             self._works.append(
                 all_reduce_coalesced(tensors, ReduceOp.AVG, group=group, async_op=True)
             )
 
     def finish(self) -> None:
-        """Wait for it."""
+        """Wait for these collectives, and write rank 0's values into the buffers."""
         works, self._works = self._works, []
         for work in works:
             if work is not None:
@@ -146,17 +153,17 @@ class Buffers:
             self._move(out=False)
 
     def refuse(self) -> None:
-        """Take the places of the collectives that this rank will not start."""
+        """Refuse the collectives that this rank will not start."""
         self._works = []
         if self._bytes.size:
             refuse(Op.BROADCAST, self._group)
         refuse(Op.ALL_REDUCE_COALESCED, self._group, times=len(self._averaged))
 
     def _move(self, out: bool) -> None:
-        """Copy the buffers to the bytes, or back."""
+        """Copy the buffers to the bytes (``out``), or back."""
         at = self._bytes.ctypes.data
-        for place in self._copied:
-            tensor = _at(place)
+        for buffer in self._copied:
+            tensor = _tensor_at(buffer)
             size = bytes_of(tensor)
             if out:
                 ctypes.memmove(at, tensor.data_ptr(), size)
@@ -166,20 +173,23 @@ class Buffers:
             at += size
 
 
-_Place = tuple[dict[str, Any], str]
+_Location = tuple[dict[str, Any], str]
+"""Where a buffer is: a dictionary of a layer, and a key of it."""
 
 _STATISTICS = ("_mean", "_variance")
-"""What Paddle's BatchNorm updates; it keeps them as parameters that are not trained."""
+"""The statistics of Paddle's BatchNorm. It keeps them as parameters that are not trained."""
 
 
-def _places(model: Any) -> list[_Place]:
-    found: dict[int, _Place] = {}
+def _find_buffers(model: Any) -> list[_Location]:
+    found: dict[int, _Location] = {}
     for layer in model.sublayers(include_self=True):
         if isinstance(layer, paddle.nn.BatchNorm1D.__base__):
             private.check_object(layer, _STATISTICS)
-        places = [(layer._buffers, name) for name in layer._buffers]
-        places += [(layer._parameters, name) for name in _STATISTICS if name in layer._parameters]
-        for store, name in places:
+        locations = [(layer._buffers, name) for name in layer._buffers]
+        locations += [
+            (layer._parameters, name) for name in _STATISTICS if name in layer._parameters
+        ]
+        for store, name in locations:
             tensor = store[name]
             if not has_value(tensor) or getattr(tensor, "no_sync", False):
                 continue
@@ -188,8 +198,8 @@ def _places(model: Any) -> list[_Place]:
     return list(found.values())
 
 
-def _at(place: _Place) -> Any:
-    store, name = place
+def _tensor_at(location: _Location) -> Any:
+    store, name = location
     return store[name]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from paddle.base import core as paddle_core
 
-__all__ = ["DTYPES", "read", "scatter", "write"]
+__all__ = ["DTYPES", "fill_table", "read", "write"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -17,11 +17,14 @@ DTYPES: dict[Any, tuple[Any, Any]] = {
     paddle.float32: (np.dtype(np.float32), paddle_core.VarDesc.VarType.FP32),
     paddle.float64: (np.dtype(np.float64), paddle_core.VarDesc.VarType.FP64),
 }
-"""The dtypes of tables whose gradients travel as rows: NumPy's and Paddle's old name."""
+"""The dtypes of tables whose gradients travel as rows: NumPy's dtype and Paddle's old name."""
 
 
 def read(gradient: Any) -> tuple[_Array, _Array]:
-    """The rows of a gradient, each once, and copies of their values ([rows, width])."""
+    """Return the row numbers of a gradient and copies of the rows ([rows, width]).
+
+    If a row occurs several times, its values are added: every row number is returned once.
+    """
     if not gradient.rows():
         width = list(gradient.shape)[1:]
         return np.zeros(0, np.int64), np.zeros([0, *width], DTYPES[gradient.dtype][0])
@@ -37,7 +40,7 @@ def read(gradient: Any) -> tuple[_Array, _Array]:
 
 
 def write(parameter: Any, rows: _Array, values: _Array) -> None:
-    """Make these rows the gradient of a table that has none, or one of rows."""
+    """Make these rows the gradient of a table. It must have no gradient, or a sparse one."""
     shape = list(parameter.shape)
     gradient = paddle_core.eager.Tensor(
         DTYPES[parameter.dtype][1],
@@ -53,8 +56,8 @@ def write(parameter: Any, rows: _Array, values: _Array) -> None:
     parameter.grad = gradient
 
 
-def scatter(gradient: Any, table: _Array, scale: Any) -> None:
-    """Fill a whole table: the gradient's rows times ``scale``, zero elsewhere."""
+def fill_table(gradient: Any, table: _Array, scale: Any) -> None:
+    """Overwrite a whole table with the gradient's rows times ``scale``, and zeros elsewhere."""
     rows, values = read(gradient)
     table.fill(0)
     table[rows] = values * scale

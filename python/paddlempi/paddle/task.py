@@ -1,4 +1,4 @@
-"""An operation under way, as Paddle sees it, and those of a group."""
+"""The tasks that Paddle sees of its operations, and the operations of a group under way."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["DONE", "Task", "UnderWay"]
 
 
 class Task:
-    """What the process group's methods return.
+    """An operation, as the methods of the process group return it.
 
     Args:
-        work: the work of the core; None where the operation is over.
+        work: the work of the core; None if the operation is over.
 
     Source: ``paddle.base.core.task``. Thread-safety: as :class:`paddlempi.work.Work`.
     """
@@ -28,10 +28,13 @@ class Task:
         self._work = work
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the operation has ended; ``timeout`` in milliseconds, as in Paddle.
+        """Wait until the operation has ended.
 
-        On a GPU the host waits until the last copy or kernel is queued, and the current stream for
-        that to end.
+        On a GPU the host waits until the last copy or kernel is queued, and the current stream
+        waits until that has ended.
+
+        Args:
+            timeout: milliseconds, as in Paddle. None, zero or less: no limit.
 
         Raises:
             NotReadyError: ``timeout`` ran out. The operation goes on.
@@ -42,15 +45,15 @@ class Task:
         return True
 
     def synchronize(self) -> None:
-        """The same as ``wait()``."""
+        """Do the same as ``wait()``."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not, on its device too. Does not wait."""
+        """Return whether the operation has ended, well or not, on its device too. Do not wait."""
         return self._work is None or self._work.is_completed()
 
     def is_sync(self) -> bool:
-        """Whether it had ended when it was returned."""
+        """Return whether the operation had ended when it was returned."""
         return self._work is None
 
 
@@ -59,77 +62,81 @@ DONE = Task(None)
 
 
 _Extent = tuple[int, int]
-"""Addresses: the first byte, and the one behind the last."""
+"""Some memory: the address of its first byte, and the address after its last byte."""
 
 
 class _Started:
-    """An operation that was started, and what memory it reads or writes."""
+    """An operation that was started, and the memory that it reads or writes."""
 
     __slots__ = ("extents", "failed", "work")
 
     def __init__(self, work: core_work.Work, extents: list[_Extent]) -> None:
         self.work = work
         self.extents = extents
-        self.failed = False  # and nobody has been told
+        self.failed = False  # and the error was not raised yet
 
 
 class UnderWay:
     """The operations of a group that were started and may not have ended.
 
-    Who drops a task has ``paddle.distributed.wait(tensor)`` left, which names no operation.
+    They are kept for ``paddle.distributed.wait(tensor)``, which waits for the operations of
+    a tensor. A program that dropped their tasks has no other way to wait.
 
     Thread-safety: all methods may be called from any thread.
     """
 
-    _FEW = 8
-    """As many are kept before those that have ended are looked for: each may hold its tensors."""
+    _MIN_LIMIT = 8
+    """So many operations are kept before :meth:`add` drops those that have ended.
+
+    It is a small number, because an operation may keep its tensors alive.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._started: list[_Started] = []
-        self._enough = self._FEW
+        self._limit = self._MIN_LIMIT
 
     def add(self, work: core_work.Work, tensors: Any) -> None:
-        """One was started; ``tensors`` may be nested, with None among them."""
+        """Keep an operation; ``tensors`` may be nested, and may contain None."""
         started = _Started(work, list(_extents(tensors)))
         with self._lock:
-            if len(self._started) >= self._enough:
-                self._started = [one for one in self._started if _is_wanted(one)]
-                self._enough = max(self._FEW, 2 * len(self._started))
+            if len(self._started) >= self._limit:
+                self._started = [kept for kept in self._started if _must_keep(kept)]
+                self._limit = max(self._MIN_LIMIT, 2 * len(self._started))
             self._started.append(started)
 
     def wait(self, tensor: Any) -> None:
-        """Wait for those that read or write memory of a tensor.
+        """Wait for the operations that read or write memory of a tensor.
 
         Raises:
             Error: what one of them ended with.
         """
-        mine = list(_extents(tensor))
+        wanted = list(_extents(tensor))
         with self._lock:
-            found = [one for one in self._started if _meet(one.extents, mine)]
-        for one in found:
+            found = [started for started in self._started if _intersect(started.extents, wanted)]
+        for started in found:
             try:
-                one.work.wait()
+                started.work.wait()
             finally:
-                with self._lock, contextlib.suppress(ValueError):  # another thread was quicker
-                    self._started.remove(one)
+                with self._lock, contextlib.suppress(ValueError):  # removed by another thread
+                    self._started.remove(started)
 
 
-def _is_wanted(one: _Started) -> bool:
-    """Whether an operation may go on, or has failed and nobody has asked it how it ended."""
-    if one.failed:
+def _must_keep(started: _Started) -> bool:
+    """Return whether an operation may be under way, or has failed without a wait for it."""
+    if started.failed:
         return True
-    if one.work._op.done:
+    if started.work._op.done:
         return False
-    one.failed = one.work.is_completed() and not one.work.is_success()
-    return one.failed or not one.work._op.done
+    started.failed = started.work.is_completed() and not started.work.is_success()
+    return started.failed or not started.work._op.done
 
 
 def _extents(tensors: Any) -> Iterator[_Extent]:
-    """Where tensors lie; the gaps of strided ones count."""
+    """Return the memory of tensors. That of a strided tensor includes the gaps."""
     if isinstance(tensors, (list, tuple)):
-        for one in tensors:
-            yield from _extents(one)
+        for tensor in tensors:
+            yield from _extents(tensor)
     elif tensors is not None:
         first, shape = tensors.data_ptr(), tensors.shape
         if not first or 0 in shape:
@@ -142,5 +149,5 @@ def _extents(tensors: Any) -> Iterator[_Extent]:
         yield first, first + count * tensors.element_size()
 
 
-def _meet(some: list[_Extent], others: list[_Extent]) -> bool:
+def _intersect(some: list[_Extent], others: list[_Extent]) -> bool:
     return any(a < d and c < b for a, b in some for c, d in others)

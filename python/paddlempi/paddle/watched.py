@@ -1,7 +1,9 @@
-"""Who reads parameters, buffers and gradients of a model while they are under way.
+"""Parameters, buffers and gradients that a program may read while they are under way.
 
-Before a layer runs, before anybody takes a parameter or a buffer out of a layer, and before
-anybody takes the gradient of a parameter, whoever has it under way is asked to bring it.
+With :mod:`overlap`, gradients and updates may be under way when backward and ``step()`` have
+returned. They must be complete before a layer runs, and before the program reads a parameter or
+buffer of a layer, or a gradient. The hooks and replacements here notice these reads, and wait by
+:class:`PendingUpdates`.
 """
 
 from __future__ import annotations
@@ -19,169 +21,198 @@ from paddle.jit.dy2static.program_translator import StaticFunction
 
 from . import patches
 
-__all__ = ["Bringer", "busy", "finish_all", "watch_gradients", "watch_layers"]
+__all__ = ["PendingUpdates", "busy", "finish_all", "watch_gradients", "watch_layers"]
 
 
-class Bringer(Protocol):
-    """Who has something under way."""
+class PendingUpdates(Protocol):
+    """The gradients and updates of one model that may be under way."""
 
-    def needs(self, parameters: Collection[int]) -> None:
-        """The values of parameters with these ids are about to be read."""
+    def wait_for_parameters(self, ids: Collection[int]) -> None:
+        """Complete the values of the parameters with these ids; they are about to be read."""
 
-    def needs_buffers(self) -> None:
-        """The model's buffers are about to be read."""
+    def wait_for_buffers(self) -> None:
+        """Complete the model's buffers; they are about to be read."""
 
-    def needs_gradient(self, parameter: Any) -> None:
-        """``parameter.grad`` is about to be read or set."""
+    def wait_for_gradient(self, parameter: Any) -> None:
+        """Complete ``parameter.grad``; it is about to be read or set."""
 
-    def note_clear(self, parameter: Any, set_to_zero: bool) -> bool:
-        """Clear a gradient once it is there. False: it is, do it now."""
+    def add_clear(self, parameter: Any, set_to_zero: bool) -> bool:
+        """Clear a gradient when it is complete.
+
+        Returns:
+            False if it is complete: then the caller clears it.
+        """
 
     def finish(self) -> None:
-        """Everything is about to be read."""
+        """Complete everything."""
 
 
-busy: set[Bringer] = set()
-"""Those with something under way: kept alive until it is done, whatever becomes of the model."""
+busy: set[PendingUpdates] = set()
+"""The pending updates that are not complete. They are kept alive here if the model is deleted."""
 
 
 def finish_all() -> None:
-    """Wait for everything that any model has under way."""
-    for bringer in list(busy):
-        bringer.finish()
+    """Wait for everything that is under way, of all models."""
+    for pending in list(busy):
+        pending.finish()
 
 
 # Parameters and buffers
 
 
-class _Watched(OrderedDict[str, Any]):
-    """A layer's parameters or buffers: whoever reads one waits for it first."""
+class _WatchedDict(OrderedDict[str, Any]):
+    """The parameters or buffers of a layer. Every read calls ``on_read(values)`` first."""
 
-    def __init__(self, plain: OrderedDict[str, Any], ask: Callable[[Iterable[Any]], None]) -> None:
+    def __init__(
+        self, plain: OrderedDict[str, Any], on_read: Callable[[Iterable[Any]], None]
+    ) -> None:
         super().__init__(plain)
-        self._ask = ask
+        self._on_read = on_read
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         if busy:
-            self._ask((value,))
+            self._on_read((value,))
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
         if busy and name in self:
-            self._ask((super().__getitem__(name),))
+            self._on_read((super().__getitem__(name),))
         return super().get(name, default)
 
     def values(self) -> Any:
         if busy:
-            self._ask(super().values())
+            self._on_read(super().values())
         return super().values()
 
     def items(self) -> Any:
         if busy:
-            self._ask(super().values())
+            self._on_read(super().values())
         return super().items()
 
     def __reduce__(self) -> Any:
-        """A copy watches nothing."""
+        """Make copies plain dictionaries, which are not watched."""
         return OrderedDict, (list(self.items()),)
 
 
-def watch_layers(model: Any, me: weakref.ref[Any]) -> None:
-    """Let the layers of a model ask ``me`` before they run, and before they are read."""
+def watch_layers(model: Any, reference: weakref.ref[Any]) -> None:
+    """Let the layers of a model wait before they run and before they are read.
+
+    Args:
+        model: the model.
+        reference: a weak reference to the :class:`PendingUpdates` that they wait for.
+    """
     for layer in model.sublayers(include_self=True):
-        layer._parameters = _Watched(OrderedDict(layer._parameters.items()), _asker(me))
-        layer._buffers = _Watched(OrderedDict(layer._buffers.items()), _buffers_asker(me))
+        layer._parameters = _WatchedDict(
+            OrderedDict(layer._parameters.items()), _on_parameters_read(reference)
+        )
+        layer._buffers = _WatchedDict(
+            OrderedDict(layer._buffers.items()), _on_buffers_read(reference)
+        )
         compiled = isinstance(getattr(layer, "forward", None), StaticFunction)
-        ids = frozenset(_held(layer))
+        ids = frozenset(_parameter_ids(layer))
         if ids or compiled or layer._buffers:
-            layer.register_forward_pre_hook(_before(me, ids, bool(layer._buffers), compiled))
+            layer.register_forward_pre_hook(
+                _before_forward(reference, ids, bool(layer._buffers), compiled)
+            )
 
 
-def _held(layer: Any) -> Iterable[int]:
-    """The ids of what a layer's forward may use without asking: lists of parameters too (LSTM)."""
-    places = [layer._parameters.values()]
+def _parameter_ids(layer: Any) -> Iterable[int]:
+    """Return the ids of the parameters that a layer's forward may use.
+
+    They include those in lists and dictionaries of the layer (LSTM), whose reading is not watched.
+    """
+    containers = [layer._parameters.values()]
     for value in vars(layer).values():
         if isinstance(value, dict):
-            places.append(value.values())
+            containers.append(value.values())
         elif isinstance(value, (list, tuple)):
-            places.append(value)
-    return (id(one) for place in places for one in place if isinstance(one, EagerParamBase))
+            containers.append(value)
+    return (
+        id(value)
+        for container in containers
+        for value in container
+        if isinstance(value, EagerParamBase)
+    )
 
 
-def _asker(me: weakref.ref[Any]) -> Callable[[Iterable[Any]], None]:
-    def ask(parameters: Iterable[Any]) -> None:
-        bringer = me()
-        if bringer is not None and bringer in busy:
-            found = [one for one in parameters if one is not None]
-            if any(one.stop_gradient for one in found):  # BatchNorm keeps its statistics here
-                bringer.needs_buffers()
-            bringer.needs(list(map(id, found)))
+def _on_parameters_read(reference: weakref.ref[Any]) -> Callable[[Iterable[Any]], None]:
+    def on_read(parameters: Iterable[Any]) -> None:
+        pending = reference()
+        if pending is not None and pending in busy:
+            found = [parameter for parameter in parameters if parameter is not None]
+            # BatchNorm keeps its statistics among the parameters.
+            if any(parameter.stop_gradient for parameter in found):
+                pending.wait_for_buffers()
+            pending.wait_for_parameters(list(map(id, found)))
 
-    return ask
-
-
-def _buffers_asker(me: weakref.ref[Any]) -> Callable[[Iterable[Any]], None]:
-    def ask(_: Iterable[Any]) -> None:
-        bringer = me()
-        if bringer is not None:
-            bringer.needs_buffers()
-
-    return ask
+    return on_read
 
 
-def _before(
-    me: weakref.ref[Any], ids: Collection[int], buffers: bool, compiled: bool
+def _on_buffers_read(reference: weakref.ref[Any]) -> Callable[[Iterable[Any]], None]:
+    def on_read(_: Iterable[Any]) -> None:
+        pending = reference()
+        if pending is not None:
+            pending.wait_for_buffers()
+
+    return on_read
+
+
+def _before_forward(
+    reference: weakref.ref[Any], ids: Collection[int], buffers: bool, compiled: bool
 ) -> Callable[[Any, Any], None]:
-    """What a layer does before its forward. Compiled ones read their parameters unseen."""
+    """Return a hook that waits for what a layer uses in its forward.
 
-    def before(layer: Any, inputs: Any) -> None:
-        bringer = me()
-        if bringer is None:
+    A compiled layer waits for everything, because its reading of parameters is not noticed.
+    """
+
+    def wait(layer: Any, inputs: Any) -> None:
+        pending = reference()
+        if pending is None:
             return
         if compiled:
-            bringer.finish()
+            pending.finish()
             return
         if buffers:
-            bringer.needs_buffers()
-        bringer.needs(ids)
+            pending.wait_for_buffers()
+        pending.wait_for_parameters(ids)
 
-    return before
+    return wait
 
 
-# Who reads a gradient
+# Gradients
 
 _GRADIENT: Any = paddle.Tensor.grad
 _CLEAR: Any = paddle.Tensor.clear_gradient
 
 
-def _settle(parameter: Any) -> None:
-    for bringer in list(busy):
-        bringer.needs_gradient(parameter)
+def _wait_for_gradient(parameter: Any) -> None:
+    for pending in list(busy):
+        pending.wait_for_gradient(parameter)
 
 
 def _get_gradient(self: Any) -> Any:
     if busy:
-        _settle(self)
+        _wait_for_gradient(self)
     return _GRADIENT.__get__(self)
 
 
 def _set_gradient(self: Any, value: Any) -> None:
     if busy:
-        _settle(self)
+        _wait_for_gradient(self)
     _GRADIENT.__set__(self, value)
 
 
 def _grad_ivar(self: Any) -> Any:
-    """What Paddle's own optimizers read."""
+    """Return the gradient. Paddle's optimizers read it by this method."""
     if busy:
-        _settle(self)
+        _wait_for_gradient(self)
     return paddle.Tensor._grad_ivar(self)
 
 
 def _clear_gradient(self: Any, set_to_zero: bool = True) -> None:
-    for bringer in busy:
-        if bringer.note_clear(self, set_to_zero):
+    for pending in busy:
+        if pending.add_clear(self, set_to_zero):
             return
     _CLEAR(self, set_to_zero)
 
@@ -189,8 +220,8 @@ def _clear_gradient(self: Any, set_to_zero: bool = True) -> None:
 _gradient = property(_get_gradient, _set_gradient)
 
 
-def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Before the functions of Paddle's core that read many gradients at once."""
+def _finish_before(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function of Paddle's core that reads many gradients: it waits for all first."""
 
     @functools.wraps(original)
     def read(*args: Any) -> Any:
@@ -201,7 +232,10 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_gradients() -> None:
-    """Stand before what reads gradients of parameters; once a model overlaps, not before."""
+    """Replace what reads gradients of parameters, if that was not done.
+
+    It is called only when a model overlaps, so that other programs read gradients as before.
+    """
     if vars(EagerParamBase).get("grad") is _gradient:
         return
     found: list[patches.Replacement] = [
@@ -212,5 +246,5 @@ def watch_gradients() -> None:
     for name in ("get_all_grads", "get_grads_lists"):
         original = getattr(paddle_core.eager, name, None)
         if original is not None:
-            found.append((paddle_core.eager, name, _of_all(original)))
+            found.append((paddle_core.eager, name, _finish_before(original)))
     patches.replace(found)

@@ -1,8 +1,8 @@
-"""What Paddle is told of the ranks: the variables it reads, its default group, its groups' ids.
+"""What Paddle knows of the ranks: the variables it reads, its default group, its groups' ids.
 
-Paddle has no way to register a backend, but everything it does in dynamic mode goes through
-a ``Group`` with a process group that it only calls. So the groups are made here and entered in
-Paddle's tables: read on Paddle 3.3.1.
+Paddle has no way to register a backend. But in dynamic mode all its collectives go through
+a ``Group``, and call methods of the process group in it. So the groups are made here and entered
+into Paddle's tables, as they are in Paddle 3.3.1.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from . import environment
 __all__ = [
     "MPI",
     "Group",
-    "announce",
     "default_group",
     "enter",
+    "export_environment",
     "forget",
     "known_groups",
     "next_id",
@@ -33,36 +33,37 @@ __all__ = [
 MPI = "mpi"
 """The backend's name."""
 
-_announces = False
+_exports = False
 
 
-def announce(on: bool) -> None:
-    """Whether Paddle is told what the launcher says, as long as there is no world.
+def export_environment(on: bool) -> None:
+    """Choose whether the variables that Paddle reads are set from the launcher's.
 
-    While there is one, its own variables stay; then what was asked for last counts.
+    This holds while there is no world. A world has variables of its own; when it is destroyed,
+    the last choice counts.
     """
-    global _announces
-    _announces = on
+    global _exports
+    _exports = on
     if not core_group.is_initialized():
-        _tell()
+        _update_environment()
 
 
-def _tell() -> None:
-    if _announces:
-        environment.announce()
+def _update_environment() -> None:
+    if _exports:
+        environment.fill_from_launcher()
     else:
         environment.clear()
     _reread()
 
 
 def _reread() -> None:
-    """Let Paddle read the environment again: it may have done so before it was filled."""
+    """Let Paddle read the environment again, because it keeps what it has read before."""
     parallel._global_parallel_env = None
     collective._global_env = None
 
 
 def start(timeout: timedelta | float) -> core_group.ProcessGroup:
-    """The world, and the environment as Paddle expects it. Collective over the job.
+    """Start the world if there is none, and set the environment. Collective over the job.
 
     Raises:
         LauncherError: MPI does not know this process, or the environment contradicts MPI.
@@ -73,17 +74,17 @@ def start(timeout: timedelta | float) -> core_group.ProcessGroup:
         core_group.init_process_group(MPI, timeout=timeout)
     world = core_group.WORLD
     assert world is not None
-    environment.fill(world.rank(), world.size())
+    environment.fill_from_mpi(world.rank(), world.size())
     _reread()
     return world
 
 
 def forget() -> None:
-    """Paddle knows of no group any more: the world was destroyed, by whomever.
+    """Remove all groups from Paddle's tables. Called whenever the world has been destroyed.
 
-    What the launcher says stays true: a script may ask, and start again.
+    The variables are those of the launcher again, because a script may read them and start again.
     """
-    _tell()
+    _update_environment()
     if default_group() is None:
         return
     groups._GroupManager.group_map_by_id.clear()
@@ -103,37 +104,37 @@ core_group.at_destroy(forget)
 
 
 class Group(groups.Group):  # type: ignore[misc]
-    """Paddle's, but that a group of one rank has a member too, whose collectives work."""
+    """Paddle's group. The rank of a group of one is a member too, so that its collectives work."""
 
     def is_member(self) -> bool:
         return bool(self.rank >= 0)
 
 
 def default_group() -> Any:
-    """Paddle's default group, None before init."""
+    """Return Paddle's default group; None before init."""
     return collective._group_map_by_name.get(collective._default_group_name)
 
 
 def known_groups() -> list[Any]:
-    """All groups that were made and not destroyed."""
+    """Return all groups that were made and not destroyed."""
     return list(groups._GroupManager.group_map_by_id.values())
 
 
 def next_id() -> int:
-    """The id of the next group that is made, the same on all ranks."""
+    """Take an id for a new group. It is the same on all ranks."""
     return int(collective._custom_gid or collective._new_ring_id())
 
 
 def enter(
     core: core_group.ProcessGroup, members: Sequence[int], process_group: Any, number: int
 ) -> Group:
-    """Make a group of Paddle, known to it from here on.
+    """Make a group of Paddle and enter it into Paddle's tables.
 
     Args:
-        core: the core's group; no member's where this rank is none.
-        members: their ranks.
-        process_group: what carries its collectives; None where this rank is no member.
-        number: its id; 0 is the default group's.
+        core: the core's group; its rank is negative if this rank is no member.
+        members: the global ranks of the members.
+        process_group: carries out the collectives; None if this rank is no member.
+        number: the id of the group; that of the default group is 0.
     """
     name = f"{collective._default_group_name}{number or ''}"
     group = Group(core.rank(), number, list(members), process_group, name)
@@ -148,7 +149,7 @@ def enter(
 
 
 def remove(group: Any) -> bool:
-    """Take a group out of Paddle's tables. False: it is not in them."""
+    """Remove a group from Paddle's tables. Return False if it is not in them."""
     known = groups._GroupManager.group_map_by_id
     if group.id not in known:
         return False

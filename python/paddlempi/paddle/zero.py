@@ -1,10 +1,10 @@
-"""ZeRO: optimizer states, and at level 2 gradients too, on one rank each.
+"""ZeRO: every rank keeps the optimizer states of some parameters, and at level 2 their gradients.
 
-Every parameter has an owner, the rank that keeps its states and updates it; after the step
-the owner's value goes to all. Level 2 gives averaged gradients to the owners alone.
+Every parameter has an owner: the rank that keeps its states and updates it. After the step the
+owner broadcasts the new value. At level 2 only the owners get averaged gradients.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models", 2020, sections 5.1 and 5.2; whole parameters have owners here, not slices.
+Models", 2020, sections 5.1 and 5.2. Here whole parameters have owners, not slices of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .replicas import broadcast_all
 __all__ = ["Zero", "shard"]
 
 _WEIGHTS = "master_weights"
-"""Where Paddle's optimizers keep float32 copies of 16-bit parameters in their state."""
+"""The key of an optimizer's state with Paddle's float32 copies of 16-bit parameters."""
 
 _FAILED = "the optimizer's step failed"
 
@@ -37,9 +37,9 @@ _FAILED = "the optimizer's step failed"
 def shard(optimizer: Any, level: int, group: ProcessGroup, bucket_size: int) -> None:
     """Make an optimizer keep the states of this rank's parameters only. Collective over ``group``.
 
-    The optimizer stays what it is, of a class made from its own, whose ``step``, ``minimize``,
-    ``state_dict`` and ``set_state_dict`` are collective. ``state_dict`` gives the whole state
-    on every rank, which loads on any number of ranks, with and without ZeRO.
+    The optimizer's class becomes a subclass of it, in which ``step``, ``minimize``, ``state_dict``
+    and ``set_state_dict`` are collective. ``state_dict`` returns the full state on every rank. This
+    state can be loaded on any number of ranks, with and without ZeRO.
 
     Args:
         optimizer: before its first step.
@@ -64,27 +64,27 @@ class _Sharded:
     _paddlempi_zero: Zero
 
     def step(self) -> None:
-        """Update this rank's parameters and give all ranks the new values of all."""
+        """Update this rank's parameters, and give all ranks the new values of all parameters."""
         self._paddlempi_zero.step(super().step)  # type: ignore[misc]
 
     def minimize(self, loss: Any, *args: Any, **named: Any) -> tuple[list[Any], list[Any]]:
-        """``step()``; after ``loss.backward()``, as in Paddle's dynamic mode."""
+        """Call ``step()``. As in Paddle's dynamic mode, ``loss.backward()`` comes before."""
         self.step()
         return [], []
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, on every rank."""
-        return self._paddlempi_zero.whole(super().state_dict())  # type: ignore[misc]
+        """Return the full state on every rank."""
+        return self._paddlempi_zero.full_state(super().state_dict())  # type: ignore[misc]
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what is this rank's out of a whole state."""
-        super().set_state_dict(self._paddlempi_zero.own_part(state_dict))  # type: ignore[misc]
+        """Load the states of this rank's parameters from a full state."""
+        super().set_state_dict(self._paddlempi_zero.select_owned(state_dict))  # type: ignore[misc]
 
     load_state_dict = set_state_dict
 
 
 class Zero:
-    """Who owns which parameter of an optimizer, and what follows from it.
+    """Which rank owns which parameter of an optimizer, and the step and state that follow from it.
 
     Invariant: ``_owners`` is the same on all ranks.
     """
@@ -94,13 +94,13 @@ class Zero:
         self._group = group
         self._parameters = [p for p in parameters_of(optimizer) if not p.stop_gradient]
         self._owners = _divide(self._parameters, group.size())
-        self._own = {
+        self._owned = {
             id(p)
             for p, owner in zip(self._parameters, self._owners, strict=True)
             if owner == group.rank()
         }
-        # Paddle counts in its names, and ranks may have built other layers before: in a whole
-        # state the parameters have the names of the group's first rank.
+        # A full state uses the names that the parameters have on the group's first rank. Paddle
+        # numbers layers in their names, so a rank that has built other layers has other names.
         names = [[p.name for p in self._parameters]]
         objects.broadcast_object_list(names, group=group, group_src=0)
         self._names = names[0]
@@ -109,33 +109,35 @@ class Zero:
             self._gradients = OwnedGradients(self._parameters, self._owners, group, bucket_size)
 
     def step(self, update: Any) -> None:
-        """Run the optimizer's own ``step`` on this rank's parameters; spread the results.
+        """Run the optimizer's ``step`` on this rank's parameters; broadcast the new values.
 
-        What it raises on one rank, that rank raises; ``RefusedError`` the others.
+        Raises:
+            Exception: what ``update`` raised on this rank.
+            RefusedError: ``update`` raised on another rank.
         """
         try:
-            self._update_own(update)
+            self._update_owned(update)
         except BaseException:
             refuse(Op.BROADCAST, self._group, len(self._parameters), _FAILED)
             raise
         broadcast_all(self._parameters, self._group, self._owners)
 
-    def _update_own(self, update: Any) -> None:
+    def _update_owned(self, update: Any) -> None:
         optimizer = self._optimizer
         clip = optimizer._grad_clip
         if isinstance(clip, ClipGradByGlobalNorm):
             optimizer._grad_clip = _Scale(self._clip_factor(clip))
         try:
-            if self._own:
-                with only(optimizer, self._own):
+            if self._owned:
+                with only(optimizer, self._owned):
                     update()
         finally:
             optimizer._grad_clip = clip
 
     def _clip_factor(self, clip: Any) -> float:
-        """What the global norm over all ranks' parameters makes of each gradient."""
+        """Return the factor of a clip by the global norm over all ranks' parameters. Collective."""
         try:
-            total = self._own_square()
+            total = self._owned_square()
         except BaseException:
             refuse(Op.ALL_REDUCE, self._group, reason=_FAILED)
             raise
@@ -143,12 +145,12 @@ class Zero:
         limit = float(clip.clip_norm)
         return float(limit / max(float(total[0]) ** 0.5, limit))
 
-    def _own_square(self) -> Any:
-        """The square of the norm of this rank's gradients, float64 of shape [1]."""
+    def _owned_square(self) -> Any:
+        """Return the squared norm of the gradients that this rank owns, float64 of shape [1]."""
         total = np.zeros(1)
         for parameter in self._parameters:
             gradient = parameter.grad
-            if id(parameter) not in self._own or gradient is None:
+            if id(parameter) not in self._owned or gradient is None:
                 continue
             if getattr(parameter, "need_clip", True):
                 if gradient.is_selected_rows():
@@ -156,37 +158,41 @@ class Zero:
                 total += float(gradient.detach().astype("float64").square().sum())
         return total
 
-    def whole(self, mine: dict[str, Any]) -> dict[str, Any]:
-        """The states of all ranks in one. Collective."""
+    def full_state(self, owned: dict[str, Any]) -> dict[str, Any]:
+        """Merge the states that all ranks own into a full state. Collective.
+
+        Args:
+            owned: the state of this rank's parameters, as Paddle's ``state_dict`` returns it.
+        """
         rename = self._renamer([p.name for p in self._parameters], self._names)
-        weights = {rename(name): tensor for name, tensor in mine.pop(_WEIGHTS, {}).items()}
-        tensors = {rename(name): t for name, t in mine.items() if paddle.is_tensor(t)}
-        merged = {name: value for name, value in mine.items() if not paddle.is_tensor(value)}
+        weights = {rename(name): tensor for name, tensor in owned.pop(_WEIGHTS, {}).items()}
+        tensors = {rename(name): t for name, t in owned.items() if paddle.is_tensor(t)}
+        merged = {name: value for name, value in owned.items() if not paddle.is_tensor(value)}
         merged.update(self._exchange(tensors))
         merged_weights = self._exchange(weights)
         if merged_weights:
             merged[_WEIGHTS] = merged_weights
         return merged
 
-    def _exchange(self, mine: dict[str, Any]) -> dict[str, Any]:
-        """Every rank's named tensors, on every rank. Collective."""
-        everyone: list[Any] = [None] * self._group.size()
-        plan = [(name, list(t.shape), str(t.dtype).rpartition(".")[2]) for name, t in mine.items()]
-        objects.all_gather_object(everyone, plan, self._group)
+    def _exchange(self, owned: dict[str, Any]) -> dict[str, Any]:
+        """Give every rank the named tensors of all ranks. Collective."""
+        plans: list[Any] = [None] * self._group.size()
+        plan = [(name, list(t.shape), str(t.dtype).rpartition(".")[2]) for name, t in owned.items()]
+        objects.all_gather_object(plans, plan, self._group)
         found: dict[str, Any] = {}
-        for owner, entries in enumerate(everyone):
+        for owner, entries in enumerate(plans):
             for name, shape, dtype in entries:
-                own = owner == self._group.rank()
-                tensor = mine[name] if own else paddle.empty(shape, dtype)
+                is_owner = owner == self._group.rank()
+                tensor = owned[name] if is_owner else paddle.empty(shape, dtype)
                 collectives.broadcast(tensor.detach(), group=self._group, group_src=owner)
                 found[name] = tensor
         return found
 
-    def own_part(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """A whole state without what belongs to parameters of other ranks."""
-        own = [id(p) in self._own for p in self._parameters]
+    def select_owned(self, full: dict[str, Any]) -> dict[str, Any]:
+        """Return a full state without the states of parameters that other ranks own."""
+        owned = [id(p) in self._owned for p in self._parameters]
         others = tuple(
-            name + "_" for name, is_own in zip(self._names, own, strict=True) if not is_own
+            name + "_" for name, is_owned in zip(self._names, owned, strict=True) if not is_owned
         )
         rename = self._renamer(self._names, [p.name for p in self._parameters])
 
@@ -197,14 +203,18 @@ class Zero:
                 if not (name + "_").startswith(others)
             }
 
-        part = chosen({name: value for name, value in whole.items() if name != _WEIGHTS})
-        if _WEIGHTS in whole:
-            part[_WEIGHTS] = chosen(whole[_WEIGHTS])
+        part = chosen({name: value for name, value in full.items() if name != _WEIGHTS})
+        if _WEIGHTS in full:
+            part[_WEIGHTS] = chosen(full[_WEIGHTS])
         return part
 
     @staticmethod
     def _renamer(old: Sequence[str], new: Sequence[str]) -> Callable[[str], str]:
-        """Gives a state of a parameter the name it has where the parameter is called otherwise."""
+        """Return a function that renames a state of a parameter.
+
+        The name of a state begins with the name of its parameter. The function replaces this
+        beginning: the parameter's name in ``old`` by its name in ``new``.
+        """
         pairs = sorted(zip(old, new, strict=True), key=lambda pair: -len(pair[0]))
 
         def rename(name: str) -> str:
@@ -217,7 +227,7 @@ class Zero:
 
 
 class _Scale:
-    """In the place of an optimizer's clip: the factor is known already."""
+    """Replaces an optimizer's gradient clip when the factor is known."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -230,7 +240,10 @@ class _Scale:
 
 
 def _divide(parameters: Sequence[Any], size: int) -> list[int]:
-    """An owner for each parameter: the largest first, to whoever has least."""
+    """Return an owner for each parameter: the largest first, to the rank with the fewest elements.
+
+    Every parameter counts as one element more than it has.
+    """
     loads = [0] * size
     owners = [0] * len(parameters)
     order = sorted(range(len(parameters)), key=lambda i: -int(np.prod(parameters[i].shape)))

@@ -10,7 +10,7 @@ import paddle
 import paddlempi
 from paddle import nn
 from paddlempi.paddle import DataParallel
-from paddlempi.paddle.buckets import Slot
+from paddlempi.paddle.buckets import Entry
 
 SMALL = {"comm_buffer_size": 1e-3, "last_comm_buffer_size": 3e-4}
 """Buckets of about 1 KiB: the small models of the tests have several."""
@@ -103,14 +103,14 @@ def noticed(check: Callable[[], None]) -> bool:
 
 def spoil(monkeypatch: Any, rank: int) -> None:
     """From now on, rank 0 brings a wrong number into every bucket."""
-    pack = Slot.pack
+    pack = Entry.pack
 
-    def wrong(self: Slot, parameter: Any, gradient: Any) -> None:
+    def wrong(self: Entry, parameter: Any, gradient: Any) -> None:
         pack(self, parameter, gradient)
         if rank == 0:
-            self._array[0] += 1
+            self._flat_array[0] += 1
 
-    monkeypatch.setattr(Slot, "pack", wrong)
+    monkeypatch.setattr(Entry, "pack", wrong)
 
 
 def train(

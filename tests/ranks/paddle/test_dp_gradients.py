@@ -76,7 +76,7 @@ def test_buckets_are_in_the_order_of_use(rank: int, size: int) -> None:
     x = dp.part(dp.batch(0, size), rank, size)
     dp.square(model, x).backward()
     reducer = model._reducer
-    learnt = [[reducer._names[slot.index] for slot in b.slots] for b in reducer._buckets]
+    learnt = [[reducer._names[entry.index] for entry in b.entries] for b in reducer._buckets]
     assert len(learnt) > 2
     assert [name for names in learnt for name in names] == came
     assert len(learnt[-1]) < len(came) - 1  # the last one is short
@@ -118,7 +118,7 @@ def test_gradients_view_the_bucket(zero: bool, rank: int, size: int) -> None:
     dp.square(model, x).backward()
     reducer = model._reducer
     for index, parameter in enumerate(reducer._parameters):
-        bucket = reducer._slots[index].bucket
+        bucket = reducer._entries[index].bucket
         inside = parameter.grad.data_ptr() - bucket.storage.data_ptr()
         assert 0 <= inside < bucket.array.nbytes
         assert parameter.grad.shape == parameter.shape

@@ -73,7 +73,7 @@ def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def under_way(model: Any) -> int:
     """Buckets whose parameters a forward would have to wait for."""
-    return sum(late.steps for late in model._reducer._overlap._late)
+    return sum(pending.has_step for pending in model._reducer._overlap._pending)
 
 
 def values(optimizer: Any) -> dict[str, Any]:
@@ -138,11 +138,11 @@ def test_a_layer_waits_for_its_own_bucket_only(
     wait = Bucket.wait
 
     def counted(self: Bucket) -> None:
-        waited.extend(names[slot.index] for slot in self.slots)
+        waited.extend(names[entry.index] for entry in self.entries)
         wait(self)
 
     monkeypatch.setattr(Bucket, "wait", counted)
-    monkeypatch.setattr(Bucket, "arrived", lambda self: False)  # nothing by the way
+    monkeypatch.setattr(Bucket, "is_completed", lambda self: False)  # nothing by the way
     assert under_way(model) == 4
     for number, layer in enumerate(model._layers.steps):
         assert waited == [f"steps.{before}.weight" for before in range(number)]
@@ -182,8 +182,8 @@ def test_the_first_layer_runs_while_others_are_under_way(
         step(model, mine, x)
         step(other, its, x)
     model.synchronize()
-    express = model._reducer._lanes[-1]
-    start, held = reducer._sum, []
+    express = model._reducer._groups[-1]
+    start, held = reducer._start_all_reduce, []
 
     def hold(tensor: Any, op: Any, group: Any) -> Any:
         if rank != 1 or group is express:
@@ -191,11 +191,11 @@ def test_the_first_layer_runs_while_others_are_under_way(
         held.append(Held(lambda: start(tensor, op, group)))
         return held[-1]
 
-    monkeypatch.setattr(reducer, "_sum", hold)
+    monkeypatch.setattr(reducer, "_start_all_reduce", hold)
     step(model, mine, x)
     layers = model._layers.steps
     h = layers[0](x)  # rank 1 has started no other bucket yet
-    arrived = [late.bucket.arrived() for late in model._reducer._overlap._late]
+    arrived = [pending.bucket.is_completed() for pending in model._reducer._overlap._pending]
     paddlempi.barrier()
     for one in held:
         one.begin()
@@ -519,7 +519,7 @@ def test_gradients_are_there_for_who_reads_them(rank: int, size: int) -> None:
         for net in (other, model):
             dp.square(net, x).backward()
         if k:
-            assert len(model._reducer._overlap._late) == len(model._reducer._buckets)
+            assert len(model._reducer._overlap._pending) == len(model._reducer._buckets)
         same_bits(dp.gradients(model), dp.gradients(other))
         for net in (model, other):
             net.clear_gradients()

@@ -233,7 +233,7 @@ def test_a_step_that_fails_on_one_rank(
     part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     train(model, optimizer, part, range(1))
     zero = optimizer._paddlempi_zero
-    name = "_update_own" if where == "update" else "_own_square"
+    name = "_update_owned" if where == "update" else "_owned_square"
     whole = getattr(zero, name)
 
     def fail(*arguments: Any) -> Any:
