@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import inspect
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -323,7 +324,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         job = command(args.np, words, mpi=args.mpi, prefix=args.prefix, options=args.option)
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
+    _sweep_behind()
     os.execve(job.argv[0], job.argv, job.env)
+
+
+def _sweep_behind() -> None:
+    """Start a process that sweeps when this one, which becomes mpirun, has ended."""
+    began, us = time.time(), os.pidfd_open(os.getpid())
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:  # no child of mpirun, which waits for its own
+            os.setsid()
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for descriptor in range(3):  # who reads mpirun's output must not wait for us
+                os.dup2(nowhere, descriptor)
+            select.select([us], [], [])
+            time.sleep(_LINGER)  # the ranks of an aborted job may end after it
+            sweep(began)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(us)
 
 
 if __name__ == "__main__":

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import ctypes
+import faulthandler
+import fcntl
+import hashlib
 import os
+import secrets
+import signal
+import stat
+import struct
+import sys
+import tempfile
+import termios
+import threading
+import time
 import traceback
 from collections.abc import Generator
 from typing import Any, NoReturn
 
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._code.code import TerminalRepr
 
 from . import place as places
-from .channel import ChannelError, Links, Message, meet, ranks_text
-from .deadline import Watchdog, flush
-from .report import RanksRepr, Verdict, adopt, merge, message_of, shorten
-from .rounds import Coordinator, Exchange, Fatal, Follower
-from .witness import Witness
+from .client import Client, HubError, join
+from .hub import Message, ranks_text
+from .report import Parts, by_rank, compare_collections, merge, message_of, shorten
 
-_MEET_SECONDS = 120.0
 # Collecting takes longer than a test may, with frameworks to import on every rank at once.
-_LEAST_OUTSIDE_TESTS = 60.0
+_LEAST_BETWEEN_TESTS = 60.0
+# Seconds that rank 0 has after a deadline to report; then each rank's watchdog ends it.
+_GRACE = 12.0
+_REPORT_SECONDS = 10.0
+_DRAIN_SECONDS = 2.0
 # After a deadline only these still have their say at the session's end: the others (fixtures'
 # finalizers above all) belong to the thread that hangs.
-_REPORTERS = {"terminalreporter", "lfplugin"}
-_REPORTER_CLASSES = {"LogXML"}
+_REPORTERS = {"TerminalReporter", "LFPlugin", "LogXML"}
 
 
 def start(config: pytest.Config) -> None:
@@ -34,20 +46,10 @@ def start(config: pytest.Config) -> None:
     _refuse(config, place)
     if place.rank != 0:
         _write_no_files(config, place.rank)
-    watchdog = Watchdog()
-    # Before the ranks meet, for between hosts that loads MPI, and MPI does not like forks.
-    witness = Witness(watchdog.stderr) if place.rank == 0 else None
     try:
-        links = meet(place, _MEET_SECONDS)
-    except BaseException as error:
-        if witness is not None:
-            witness.close()
-        if isinstance(error, ChannelError):
-            raise pytest.UsageError(f"--mpi: {error}") from error
-        raise
-    if getattr(config.option, "hypothesis_seed", "") is None:
-        config.option.hypothesis_seed = str(links.seed)  # the same examples on every rank
-    session = RankSession(config, place, links, watchdog, witness)
+        session = RankSession(config, place)
+    except (HubError, OSError) as error:
+        raise pytest.UsageError(f"--mpi: {error}") from error
     config.pluginmanager.register(session, "paddlempi-session")
 
 
@@ -78,39 +80,29 @@ def _write_no_files(config: pytest.Config, rank: int) -> None:
 class RankSession:
     """The hooks of a session under --mpi."""
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        place: places.Place,
-        links: Links,
-        watchdog: Watchdog,
-        witness: Witness | None,
-    ) -> None:
+    def __init__(self, config: pytest.Config, place: places.Place) -> None:
         self.config = config
         self.place = place
-        self.watchdog = watchdog
+        self.pid = os.getpid()
         option = config.getoption("mpi_timeout")
         self.seconds = float(config.getini("mpi_timeout") if option is None else option)
-        self.exchange: Exchange
-        if witness is not None:
-            outside = max(self.seconds, _LEAST_OUTSIDE_TESTS) if self.seconds else 0.0
-            self.exchange = Coordinator(
-                links, watchdog, witness, outside, self._captured, self._report_fatal
-            )
-        else:
-            self.exchange = Follower(links, self._captured)
-        self.exchange.start()
-        self.pid = os.getpid()
-        self._guard_exit()
-        os.register_at_fork(after_in_child=self.exchange.forget)
         self.session: pytest.Session | None = None
         self.item: pytest.Item | None = None
-        self.collect_errors: list[tuple[str, str]] = []
+        self.collect_errors: dict[str, str] = {}
         self.different = False
         self.note = ""
         self.notes: list[str] = []
         self.not_run: list[str] = []
         self.finished = False
+        # pytest redirects descriptor 2 while a test runs; this is where it went before.
+        self.stderr = os.dup(2)
+        between = max(self.seconds, _LEAST_BETWEEN_TESTS) if self.seconds else 0.0
+        lines = join(place, between, self.stderr)
+        self.client = Client(lines, self._snapshot, self._report_fatal)
+        messages = self.client.swap({"kind": "meet", "seed": secrets.randbits(32)})
+        if getattr(config.option, "hypothesis_seed", "") is None:
+            config.option.hypothesis_seed = str(messages[0]["seed"])  # the same examples
+        self._guard_exit()
 
     def _guard_exit(self) -> None:
         """Give a rank that leaves in the middle with status 0 another one.
@@ -138,7 +130,7 @@ class RankSession:
             return
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
-            reporter._tw._file = _Nowhere()
+            reporter._tw._file = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         cache = getattr(self.config, "cache", None)
         if cache is not None:
             cache.set = lambda key, value: None
@@ -151,16 +143,16 @@ class RankSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if self._forked() or self.finished:
-            return
-        session.exitstatus = self._finish(int(exitstatus))
+        if not self._forked() and not self.finished:
+            session.exitstatus = self._finish(int(exitstatus))
 
     def _finish(self, status: int) -> int:
         self.finished = True
-        self.exchange.begin(None, 0)
-        answer = self.exchange.swap({"kind": "finish", "status": status, "note": self.note})
-        self.notes = [str(note) for note in answer.get("notes", ())]
-        return status or int(answer.get("status", 1))
+        faulthandler.cancel_dump_traceback_later()
+        messages = self.client.swap({"kind": "finish", "status": status, "note": self.note})
+        notes = {r: m["note"] for r, m in messages.items() if r != self.place.rank}
+        self.notes = [f"rank {rank}: {note}" for rank, note in sorted(notes.items()) if note]
+        return status or max(int(m["status"]) for m in messages.values())
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
@@ -172,48 +164,41 @@ class RankSession:
             flush()
         # The first rank that ends with a status other than 0 makes the launcher kill the rest:
         # nobody leaves before rank 0 has printed.
-        self.exchange.leave()
-        self.watchdog.close()
+        self.client.leave()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        own = f"rank {self.place.rank}: {self.note}"
-        notes = [note for note in self.notes if note != own]
-        if notes:
-            terminalreporter.section("other ranks", "=")
-            for note in notes:
-                terminalreporter.line(note)
-        if self.not_run:
-            terminalreporter.section(f"{len(self.not_run)} not run", "=")
-            for nodeid in self.not_run:
-                terminalreporter.line(nodeid)
+        lists = {"other ranks": self.notes, f"{len(self.not_run)} not run": self.not_run}
+        for title, lines in lists.items():
+            if lines:
+                terminalreporter.section(title)
+                terminalreporter.line("\n".join(lines))
 
     # Collection.
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and not isinstance(report.longrepr, RanksRepr):
-            self.collect_errors.append((report.nodeid, shorten(str(report.longrepr))))
+        if report.failed:
+            self.collect_errors[report.nodeid] = shorten(str(report.longrepr))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        answer = self._swap(
-            {
-                "kind": "collect",
-                "ids": [item.nodeid for item in session.items],
-                "errors": self.collect_errors,
-            }
+        ids = [item.nodeid for item in session.items]
+        digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()
+        own = self.collect_errors.copy()
+        messages = self._swap(
+            {"kind": "collect", "digest": digest, "errors": own, "more": {"ids": ids}}
         )
-        problem = answer["problem"]
-        if problem is not None:
+        errors: dict[str, dict[int, str]] = {}
+        for rank, message in messages.items():
+            for nodeid, text in message["errors"].items():
+                errors.setdefault(nodeid, {})[rank] = text
+        for nodeid in errors.keys() - own.keys():
+            self._collect_error(nodeid, by_rank(errors[nodeid], self.place.size))
+        if not errors and len({message["digest"] for message in messages.values()}) > 1:
             self.different = True
-            self._collect_error("the same tests on every rank", _Text(problem))
-        own = {nodeid for nodeid, _ in self.collect_errors}
-        by_test: dict[str, list[tuple[int, str]]] = {}
-        for rank, errors in answer["errors"].items():
-            for nodeid, text in errors:
-                by_test.setdefault(nodeid, []).append((int(rank), text))
-        for nodeid, parts in by_test.items():
-            if nodeid not in own:
-                self._collect_error(nodeid, RanksRepr.of(parts, self.place.size))
+            text = "different tests"
+            if self.place.rank == 0:
+                text = compare_collections({r: m["more"]["ids"] for r, m in messages.items()})
+            self._collect_error("the same tests on every rank", Parts(text, {"": text}))
 
     def _collect_error(self, nodeid: str, longrepr: TerminalRepr) -> None:
         report = pytest.CollectReport(nodeid, "failed", longrepr, None)
@@ -227,37 +212,28 @@ class RankSession:
     # The tests.
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        seconds = self._deadline(item)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        marks = (mark.kwargs.get("timeout") for mark in item.iter_markers("mpi"))
+        seconds = float(next((s for s in marks if s is not None), self.seconds))
         self.item = item
-        self.exchange.begin(item.nodeid, seconds)
+        if self.place.rank == 0:
+            self.client.begin(item.nodeid, seconds)
         if seconds:
-            self.watchdog.arm(seconds)
-        try:
-            return (yield)
-        finally:
-            if not self._forked():
-                self.watchdog.disarm()
-                self.exchange.begin(None, 0)
-
-    def _deadline(self, item: pytest.Item) -> float:
-        for mark in item.iter_markers("mpi"):
-            if mark.kwargs.get("timeout") is not None:
-                return float(mark.kwargs["timeout"])
-        return self.seconds
+            # A rank that hangs while it holds the GIL runs no Python thread. faulthandler's own
+            # needs no GIL: it writes the stacks and ends this rank, and the launcher the job.
+            faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=self.stderr)
+        return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
-        self, item: pytest.Item
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if self._forked():
-            return report
-        answer = self._swap(message_of(self.config, report))
-        verdict = Verdict(answer["outcome"], answer["wasxfail"], tuple(answer["ranks"]))
-        if self.place.rank == 0:
-            return merge(self.config, report, verdict, answer["all"])
-        return adopt(report, verdict)
+        if not self._forked():
+            merge(report, self._swap(message_of(report)), self.place.rank)
+            if call.when == "teardown":
+                faulthandler.cancel_dump_traceback_later()
+        return report
 
     @contextlib.contextmanager
     def agree(self) -> Generator[None, None, None]:
@@ -269,85 +245,78 @@ class RankSession:
             if type(error).__module__.startswith("hypothesis."):
                 raise  # assume(): no failure, and the same on every rank
             failure = shorten(traceback.format_exc())
-        if self._forked():
-            if failure:
-                raise RanksFailed(failure)
-            return
-        answer = self._swap({"kind": "agree", "failure": failure})
-        failures = {int(rank): str(text) for rank, text in answer["failures"].items()}
+        messages = {self.place.rank: {"failure": failure}}
+        if not self._forked():
+            messages = self._swap({"kind": "agree", "failure": failure})
+        failures = {r: m["failure"] for r, m in sorted(messages.items()) if m["failure"]}
         if failures:
-            parts = [f"on rank {rank}:\n{text}" for rank, text in sorted(failures.items())]
-            raise RanksFailed("\n".join([f"failed on {ranks_text(list(failures))}", *parts]))
+            parts = [f"on rank {rank}:\n{text}" for rank, text in failures.items()]
+            raise RanksFailed("\n".join([f"failed on {ranks_text(failures)}", *parts]))
 
-    def _swap(self, message: Message) -> Message:
-        answer = self.exchange.swap(message)
-        if "stop" in answer:
-            pytest.exit(str(answer["stop"]), returncode=int(pytest.ExitCode.INTERRUPTED))
-        return answer
+    def _swap(self, message: Message) -> dict[int, Message]:
+        try:
+            return self.client.swap(message)
+        except HubError as error:
+            pytest.exit(str(error), returncode=int(pytest.ExitCode.INTERRUPTED))
 
     def _forked(self) -> bool:
         """Whether this is a child that a test forked: it has no part in the rounds."""
         return os.getpid() != self.pid
 
-    # The end of a job that hangs, in the coordinator's thread.
+    # The end of a job that hangs, in the client's thread.
 
-    def _captured(self) -> str:
+    def _snapshot(self) -> Message:
+        output = ""
         manager = self.config.pluginmanager.get_plugin("capturemanager")
-        if manager is None or not manager.is_globally_capturing():
-            return ""
-        with contextlib.suppress(Exception):
-            out, err = manager.read_global_capture()
-            return shorten(f"{out}{err}")
-        return ""
+        with contextlib.suppress(Exception):  # no capture, or the thread that hangs is at it
+            assert manager is not None
+            output = shorten("".join(manager.read_global_capture()))
+        return {"stacks": stacks(), "output": output}
 
-    def _report_fatal(self, fatal: Fatal) -> None:
-        config, session = self.config, self.session
+    def _report_fatal(self, fatal: Message) -> bool:
+        """Report why the job ends; return False where there is no session to report in."""
+        # From this thread only C can do it: the launcher's SIGTERM must not cut the report off.
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))
+        threading.Timer(_REPORT_SECONDS, os._exit, (1,)).start()
+        config, session, item = self.config, self.session, self.item
         manager = config.pluginmanager.get_plugin("capturemanager")
         if manager is not None:
             manager.suspend_global_capture(in_=True)
         reporter = config.pluginmanager.get_plugin("terminalreporter")
-        item = self.item if fatal.test is not None else None
         if session is None or reporter is None:
-            self.watchdog.write(f"\npaddlempi: {fatal.summary}\n")
-            return
-        longrepr = _FatalRepr(fatal)
-        if item is not None:
-            sections = [
+            return False
+        parts = {}
+        for rank, text in sorted(fatal["stacks"].items(), key=lambda pair: int(pair[0])):
+            state = "hangs" if int(rank) in fatal["late"] else "waits for the others"
+            parts[f"stacks of rank {rank}, which {state}"] = text
+        longrepr = Parts(fatal["summary"], {"": fatal["summary"], **parts}, fatal["test"] or "")
+        if fatal["test"] is None or item is None:
+            self._collect_error("the job", longrepr)
+        else:
+            output = [
                 (f"rank {rank}: Captured output", text)
-                for rank, text in sorted(fatal.output.items())
+                for rank, text in sorted(fatal["output"].items(), key=lambda pair: int(pair[0]))
                 if text
             ]
+            keywords = dict.fromkeys(item.keywords, 1)
             report = pytest.TestReport(
-                nodeid=item.nodeid,
-                location=item.location,
-                keywords=dict.fromkeys(item.keywords, 1),
-                outcome="failed",
-                longrepr=longrepr,
-                when="call",
-                sections=sections,
+                item.nodeid, item.location, keywords, "failed", longrepr, "call", output
             )
             item.ihook.pytest_runtest_logreport(report=report)
             nodeids = [other.nodeid for other in session.items]
             self.not_run = nodeids[nodeids.index(item.nodeid) + 1 :]
             if self.not_run:
-                reporter.stats["not run"] = [_NotRun(nodeid) for nodeid in self.not_run]
+                reporter.stats["not run"] = self.not_run
                 reporter._main_color = None  # so that the closing line counts them
-        else:
-            self._collect_error("the job", longrepr)
-        session.shouldfail = f"the job was ended: {fatal.summary}"
+        session.shouldfail = f"the job was ended: {fatal['summary']}"
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         self.finished = True
-        plugins = config.pluginmanager.list_name_plugin()
-        others = [
-            plugin
-            for name, plugin in plugins
-            if plugin is not None
-            and name not in _REPORTERS
-            and type(plugin).__name__ not in _REPORTER_CLASSES
-        ]
-        finish = config.pluginmanager.subset_hook_caller("pytest_sessionfinish", others)
+        plugins = config.pluginmanager.get_plugins()
+        silent = [plugin for plugin in plugins if type(plugin).__name__ not in _REPORTERS]
+        finish = config.pluginmanager.subset_hook_caller("pytest_sessionfinish", silent)
         finish(session=session, exitstatus=session.exitstatus)
         flush()
+        return True
 
 
 class RanksFailed(AssertionError):
@@ -357,44 +326,35 @@ class RanksFailed(AssertionError):
     """
 
 
-class _Nowhere(io.TextIOBase):
-    """The terminal of a rank that prints nothing."""
-
-    encoding = "utf-8"
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def writable(self) -> bool:
-        return True
-
-
-class _NotRun:
-    """A test that the job's end came before, for the closing line's count."""
-
-    def __init__(self, nodeid: str) -> None:
-        self.nodeid = nodeid
+def stacks() -> str:
+    """Return the Python stacks of this process's other threads, each up to where pytest begins."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        blocks = file.read().decode(errors="replace").strip().split("\n\n")
+    shown = []
+    for block in blocks:
+        lines = block.splitlines()
+        ends = (i for i, line in enumerate(lines) if "/_pytest/" in line or "/pluggy/" in line)
+        end = max(2, next(ends, len(lines)))
+        if not block.startswith("Current thread"):
+            shown.append("\n".join([*lines[:end], *["  (pytest)"][: len(lines) - end]]))
+    return "\n\n".join(shown) + "\n"
 
 
-class _Text(TerminalRepr):
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.reprcrash = ReprFileLocation("", 0, text.splitlines()[0])
+def flush() -> None:
+    """Hand everything printed to the launcher, and wait until it has read it.
 
-    def toterminal(self, tw: Any) -> None:
-        tw.line(self.text)
-
-
-class _FatalRepr(TerminalRepr):
-    """Why a job was ended, and where each rank was."""
-
-    def __init__(self, fatal: Fatal) -> None:
-        self.fatal = fatal
-        self.reprcrash = ReprFileLocation(fatal.test or "", 0, fatal.summary)
-
-    def toterminal(self, tw: Any) -> None:
-        tw.line(self.fatal.summary, red=True)
-        for rank, trace in sorted(self.fatal.stacks.items()):
-            state = "hangs" if rank in self.fatal.hung else "waits for the others"
-            tw.sep("-", f"stacks of {ranks_text([rank])}, which {state}", bold=True)
-            tw.line(trace.rstrip())
+    A launcher that ends a job because of a rank's status may drop what it has not read yet.
+    """
+    end = time.monotonic() + _DRAIN_SECONDS
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            while stat.S_ISFIFO(os.fstat(descriptor).st_mode) and time.monotonic() < end:
+                (left,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))
+                if left == 0:
+                    break
+                time.sleep(0.01)
