@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -82,6 +83,8 @@ class Client:
                 try:
                     if self._on_fatal(message):
                         self._watch.send({"kind": "reported"})
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(1)  # the launcher and the hub end the others
         if not self._leaving:

@@ -304,7 +304,7 @@ def fork_hub(
 
     if os.fork() == 0:
         try:
-            os.setsid()
+            os.setpgrp()  # a new session would be slower to wake: schedulers group by it
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             # A launcher takes a rank for alive while its descriptors are open.

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -38,6 +39,9 @@ _DRAIN_SECONDS = 2.0
 # After a deadline only these still have their say at the session's end: the others (fixtures'
 # finalizers above all) belong to the thread that hangs.
 _REPORTERS = {"TerminalReporter", "LFPlugin", "LogXML"}
+
+# Where a stack becomes the same for every test.
+_PYTEST = ("/_pytest/", "/pluggy/", "/paddlempi/testing/")
 
 
 def start(config: pytest.Config) -> None:
@@ -306,7 +310,7 @@ class RankSession:
             nodeids = [other.nodeid for other in session.items]
             self.not_run = nodeids[nodeids.index(item.nodeid) + 1 :]
             if self.not_run:
-                reporter.stats["not run"] = self.not_run
+                reporter.stats["not run"] = [SimpleNamespace(nodeid=n) for n in self.not_run]
                 reporter._main_color = None  # so that the closing line counts them
         session.shouldfail = f"the job was ended: {fatal['summary']}"
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -335,7 +339,7 @@ def stacks() -> str:
     shown = []
     for block in blocks:
         lines = block.splitlines()
-        ends = (i for i, line in enumerate(lines) if "/_pytest/" in line or "/pluggy/" in line)
+        ends = (i for i, line in enumerate(lines) if any(path in line for path in _PYTEST))
         end = max(2, next(ends, len(lines)))
         if not block.startswith("Current thread"):
             shown.append("\n".join([*lines[:end], *["  (pytest)"][: len(lines) - end]]))
