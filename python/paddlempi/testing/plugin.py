@@ -89,30 +89,21 @@ def world_size(config: pytest.Config) -> int:
 def wanted(item: pytest.Item, size: int) -> bool:
     """Whether the item's ``mpi`` marker, the nearest that speaks of ranks, takes ``size`` ranks."""
     for mark in item.iter_markers("mpi"):
-        unknown = set(mark.kwargs) - {"ranks", "min", "timeout"}
-        if unknown or len(mark.args) > 1 or (mark.args and "ranks" in mark.kwargs):
-            raise pytest.UsageError(f"{item.nodeid}: the marker is {_MARKER}")
-        ranks = mark.args[0] if mark.args else mark.kwargs.get("ranks")
-        least = mark.kwargs.get("min")
-        if ranks is None and least is None:
-            continue
-        counts = _counts(item, ranks)
-        if least is not None and (not isinstance(least, int) or least < 1):
-            raise pytest.UsageError(f"{item.nodeid}: mpi(min={least!r}) is no number of ranks")
-        return (counts is None or size in counts) and (least is None or size >= least)
+        try:
+            counts, least = _arguments(*mark.args, **mark.kwargs)
+        except (TypeError, ValueError):
+            raise pytest.UsageError(f"{item.nodeid}: the marker is {_MARKER}") from None
+        if counts or least:
+            return (not counts or size in counts) and size >= least
     return True
 
 
-def _counts(item: pytest.Item, ranks: Any) -> tuple[int, ...] | None:
-    if ranks is None:
-        return None
-    counts = (ranks,) if isinstance(ranks, int) else ranks
-    good = isinstance(counts, (tuple, list, set, frozenset, range)) and counts
-    if not good or not all(isinstance(n, int) and n >= 1 for n in counts):
-        raise pytest.UsageError(
-            f"{item.nodeid}: mpi(ranks={ranks!r}) is neither a number of ranks nor a list of some"
-        )
-    return tuple(counts)
+def _arguments(ranks: Any = None, *, min: Any = None, timeout: Any = None) -> tuple[Any, int]:
+    counts = () if ranks is None else (ranks,) if isinstance(ranks, int) else tuple(ranks)
+    good = all(isinstance(n, int) and n >= 1 for n in (*counts, 1 if min is None else min))
+    if not good or (ranks is not None and not counts):
+        raise ValueError
+    return counts, min or 0
 
 
 @pytest.fixture(scope="session")

@@ -154,8 +154,8 @@ class RankSession:
         self.finished = True
         faulthandler.cancel_dump_traceback_later()
         messages = self.client.swap({"kind": "finish", "status": status, "note": self.note})
-        notes = {r: m["note"] for r, m in messages.items() if r != self.place.rank}
-        self.notes = [f"rank {rank}: {note}" for rank, note in sorted(notes.items()) if note]
+        notes = {r: m["note"] for r, m in sorted(messages.items()) if m["note"] != self.note}
+        self.notes = [f"rank {rank}: {note}" for rank, note in notes.items() if note]
         return status or max(int(m["status"]) for m in messages.values())
 
     @pytest.hookimpl(trylast=True)
