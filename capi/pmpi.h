@@ -110,8 +110,16 @@ typedef struct pmpi_op {
 	 * calling thread's. What it had queued before comes before the operation; after a
 	 * synchronous one it waits for the operation's last copy or kernel. */
 	uint64_t stream;
-	uint64_t reserved[3];
+	uint64_t cookie; /* given back with the work's completion */
+	/* NULL, or a word (0 at first) in memory that stays as long as the tensors' must: with the flag
+	 * ASYNC PMPI_STATE_OVER is set in it when the work is over, and who sets PMPI_STATE_NOTIFY in
+	 * it (atomically, and finds that it was not over yet) has its end reported, as by the flag
+	 * NOTIFY. */
+	uint32_t *state;
+	uint64_t reserved;
 } pmpi_op;
+
+enum { PMPI_STATE_OVER = 1, PMPI_STATE_NOTIFY = 2 };
 
 /* Names an operation under way; 0 names none. */
 typedef uint64_t pmpi_work;
@@ -121,9 +129,18 @@ typedef struct pmpi_result {
 	int32_t source; /* rank of the group */
 	int32_t tag;
 	int64_t bytes;
-	int32_t device; /* 1 + the CUDA device that still works on it, see pmpi_order; 0: none */
-	int32_t reserved;
+	int32_t device;   /* 1 + the CUDA device that still works on it, see pmpi_order; 0: none */
+	int32_t released; /* 1 where the call forgot the work, whose memory may be freed */
 } pmpi_result;
+
+/* How a work whose end was to be reported has ended. */
+typedef struct pmpi_completion {
+	pmpi_work work;
+	uint64_t cookie; /* that of its pmpi_op */
+	int32_t code;    /* 0, or the error code, whose text pmpi_wait tells */
+	int32_t reserved;
+	pmpi_result result; /* with released 1 nothing is left to ask or to release */
+} pmpi_completion;
 
 /* pmpi_control calls a method of the core: init, destroy, new_group, destroy_group,
  * group_info, set_timeout, info, abort (docs/control.md). request is a JSON object
@@ -158,6 +175,10 @@ int pmpi_test(pmpi_work work);
  * It may be called again. Returns 0 or the error that work ended with. */
 int pmpi_wait(pmpi_work work, int64_t limit_ns, pmpi_result *result);
 
+/* pmpi_finish is pmpi_wait, and forgets a work that has ended well and has nothing left on a
+ * device: result->released is then 1. result is not NULL. */
+int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result);
+
 /* pmpi_order makes a CUDA stream wait, without waiting itself, for what work has left
  * queued on the device of its tensors; called after pmpi_wait returned 0, for each
  * stream that is to see the result. Nothing for a work on host memory. Returns 0 or an
@@ -172,16 +193,15 @@ int pmpi_release(pmpi_work work);
  * and whose memory may be freed now. Returns it, each once, or 0. */
 pmpi_work pmpi_next_released(void);
 
-/* pmpi_notify asks that the end of work be reported by pmpi_next_completion, as
- * PMPI_FLAG_NOTIFY does from the start. Returns 0 or an error code. */
-int pmpi_notify(pmpi_work work);
+/* pmpi_next_completions waits up to limit_ns (below 0: for ever) for works to end that have the
+ * flag PMPI_FLAG_NOTIFY or PMPI_STATE_NOTIFY. Fills in at most room of those that did, each once,
+ * and returns how many; a work that was released meanwhile is left out, one that pmpi_finish forgot
+ * is not. */
+int pmpi_next_completions(pmpi_completion *out, int room, int64_t limit_ns);
 
-/* pmpi_next_completion waits up to limit_ns (below 0: for ever) for a work with
- * notification to end. Returns that work, 0 if none ended. */
-pmpi_work pmpi_next_completion(int64_t limit_ns);
-
-/* pmpi_completion_fd returns an eventfd that is readable while pmpi_next_completion
- * has something to return, for an event loop. It stays open for the process. */
+/* pmpi_completion_fd returns an eventfd that is readable while
+ * pmpi_next_completions has something to return, for an event loop. It stays open for the process.
+ */
 int pmpi_completion_fd(void);
 
 /* pmpi_last_error returns the error of this thread's latest call that failed. It is

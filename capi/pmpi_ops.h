@@ -93,6 +93,19 @@ enum {
   PMPI_OP_PANIC = 17,
 };
 
+/* pmpi_op_has_result tells whether an operation fills source, bytes and tag of a
+ * pmpi_result. Returns 1 or 0; 0 where there is no such operation. */
+static inline int pmpi_op_has_result(int32_t code)
+{
+  switch (code) {
+  case PMPI_OP_RECV:
+  case PMPI_OP_SENDRECV:
+  case PMPI_OP_PROBE:
+    return 1;
+  }
+  return 0;
+}
+
 /* pmpi_buf.dtype: the type of one element. */
 enum {
   PMPI_DTYPE_BOOL = 1, /* 1 byte */
@@ -186,7 +199,7 @@ enum {
 /* pmpi_op.flags: an or of these. */
 enum {
   PMPI_FLAG_ASYNC = 1, /* return a work handle at once instead of waiting */
-  PMPI_FLAG_NOTIFY = 2, /* report the end of the work through pmpi_next_completion */
+  PMPI_FLAG_NOTIFY = 2, /* report the end of the work through pmpi_next_completions */
 };
 
 #endif /* PMPI_OPS_H */

@@ -29,6 +29,43 @@ typedef struct PyMethodDef {
 } PyMethodDef;
 
 #define METH_FASTCALL 0x0080
+#define METH_KEYWORDS 0x0002
+#define METH_NOARGS   0x0004
+
+typedef struct PyGetSetDef {
+	const char *name;
+	PyObject *(*get)(PyObject *, void *);
+	int (*set)(PyObject *, PyObject *, void *);
+	const char *doc;
+	void *closure;
+} PyGetSetDef;
+
+typedef struct PyType_Slot {
+	int slot;
+	void *pfunc;
+} PyType_Slot;
+
+typedef struct PyType_Spec {
+	const char *name;
+	int basicsize;
+	int itemsize;
+	unsigned int flags;
+	PyType_Slot *slots;
+} PyType_Spec;
+
+/* Their numbers are part of the ABI (typeslots.h). */
+#define Py_tp_clear    51
+#define Py_tp_dealloc  52
+#define Py_tp_doc      56
+#define Py_tp_methods  64
+#define Py_tp_traverse 71
+#define Py_tp_getset   73
+
+#define TPFLAGS_DEFAULT                (1U << 18)
+#define TPFLAGS_DISALLOW_INSTANTIATION (1U << 7)
+#define TPFLAGS_HAVE_GC                (1U << 14)
+
+typedef int (*visitproc)(PyObject *, void *);
 
 typedef struct PyModuleDef {
 	PyObject ob_base;
@@ -80,6 +117,10 @@ PY void Py_IncRef(PyObject *);
 PY void Py_DecRef(PyObject *);
 PY PyObject *PyModule_Create2(PyModuleDef *, int);
 PY unsigned long PyType_GetFlags(PyTypeObject *);
+PY PyObject *PyType_FromSpec(PyType_Spec *);
+PY PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t);
+PY void PyObject_GC_UnTrack(void *);
+PY void PyObject_GC_Del(void *);
 
 #define TPFLAGS_LIST  (1UL << 25)
 #define TPFLAGS_TUPLE (1UL << 26)
@@ -91,6 +132,8 @@ PY PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
 PY PyObject *PyBool_FromLong(long);
 PY double PyFloat_AsDouble(PyObject *);
 PY PyObject *PyUnicode_FromString(const char *);
+PY PyObject *PyUnicode_InternFromString(const char *);
+PY int PyUnicode_CompareWithASCIIString(PyObject *, const char *);
 PY PyObject *PyUnicode_DecodeUTF8(const char *, Py_ssize_t, const char *);
 PY const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
 
@@ -100,6 +143,8 @@ PY PyObject *PyTuple_New(Py_ssize_t);
 PY int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 PY Py_ssize_t PyList_Size(PyObject *);
 PY PyObject *PyList_AsTuple(PyObject *);
+PY PyObject *PyList_New(Py_ssize_t);
+PY int PyList_Append(PyObject *, PyObject *);
 PY PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
 PY Py_ssize_t PySequence_Size(PyObject *);
 PY PyObject *PySequence_GetItem(PyObject *, Py_ssize_t);
@@ -123,6 +168,7 @@ PY PyObject *PyErr_NoMemory(void);
 PY PyObject *PyErr_Occurred(void);
 PY void PyErr_Clear(void);
 PY int PyErr_CheckSignals(void);
+PY void PyErr_WriteUnraisable(PyObject *);
 PY void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
 PY void PyErr_Restore(PyObject *, PyObject *, PyObject *);
 

@@ -5,27 +5,26 @@
 #include "tensor.h"
 
 #include "dlpack.h"
+#include "pytools.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "64-bit only");
 
-static PyObject *types;    /* dict: type -> describe */
+static PyObject *types; /* dict: type -> describe */
+static PyObject *bumps; /* dict: type -> what to call with a tensor that was written to, or None */
 static PyObject *resolver; /* called with an object of unknown type; registers the type or raises */
 
-int tensor_register(PyObject *type, PyObject *describe) {
-	if (types == NULL && (types = PyDict_New()) == NULL)
+int tensor_register(PyObject *type, PyObject *describe, PyObject *bump) {
+	if ((types == NULL && (types = PyDict_New()) == NULL) ||
+		(bumps == NULL && (bumps = PyDict_New()) == NULL) || PyDict_SetItem(bumps, type, bump))
 		return -1;
 	return PyDict_SetItem(types, type, describe);
 }
 
 int tensor_set_resolver(PyObject *r) {
-	Py_IncRef(r);
-	PyObject *old = resolver;
-	resolver = r;
-	if (old)
-		Py_DecRef(old);
+	assign(&resolver, r);
 	return 0;
 }
 
@@ -262,6 +261,34 @@ static PyObject *describer(PyObject *x) {
 	if (f == NULL && !PyErr_Occurred())
 		PyErr_SetString(PyExc_TypeError, "the object is no tensor");
 	return f;
+}
+
+static void written(PyObject *x) {
+	PyObject *type = (PyObject *)x->ob_type;
+	PyObject *f = bumps ? PyDict_GetItemWithError(bumps, type) : NULL;
+	if (f == NULL && !PyObject_CheckBuffer(x) && describer(x))
+		f = PyDict_GetItemWithError(bumps, type);
+	if (f && f != Py_None) {
+		PyObject *r = PyObject_CallFunctionObjArgs(f, x, NULL);
+		if (r)
+			Py_DecRef(r);
+	}
+	PyErr_Clear();
+}
+
+void tensor_written(PyObject *x) {
+	if (x == NULL || x == Py_None)
+		return;
+	unsigned long flags = PyType_GetFlags(x->ob_type);
+	if (flags & TPFLAGS_TUPLE) {
+		for (Py_ssize_t i = 0; i < PyTuple_Size(x); i++)
+			written(PyTuple_GetItem(x, i));
+	} else if (flags & TPFLAGS_LIST) {
+		for (Py_ssize_t i = 0; i < PyList_Size(x); i++)
+			written(PyList_GetItem(x, i));
+	} else {
+		written(x);
+	}
 }
 
 static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int i) {

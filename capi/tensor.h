@@ -40,10 +40,11 @@ int side_stream(const side *a, const side *b, uint64_t *stream);
 void side_release(side *s);
 
 /* tensor_register, tensor_set_resolver: see pymodule.c. Return 0 or -1. */
-int tensor_register(PyObject *type, PyObject *describe);
+int tensor_register(PyObject *type, PyObject *describe, PyObject *bump);
 int tensor_set_resolver(PyObject *resolver);
 
-/* raise_code sets the Python exception that stands for an error code. Returns NULL. */
-PyObject *raise_code(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* tensor_written tells those that keep versions of a tensor, or of each of a list or tuple (NULL or
+ * None: of none), that it was written to. Errors are not reported: the data is there. */
+void tensor_written(PyObject *tensors);
 
 #endif

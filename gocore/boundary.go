@@ -20,9 +20,22 @@ func SetFinalizeHook(hook unsafe.Pointer) { mpi.SetFinalizeHook(hook) }
 // RunFinalizeHook drains the engine while MPI is still there.
 func RunFinalizeHook() { mpi.RunFinalizeHook() }
 
-// NextCompletion waits up to limit (negative: for ever) for a work with notification to
-// end and returns its number, 0 if none did.
-func NextCompletion(limit time.Duration) uint64 { return work.NextCompletion(limit) }
+// Completion is how an operation with notification ended.
+type Completion = work.Completion
 
-// CompletionFD returns an eventfd that is readable while NextCompletion has something.
+// NextCompletions waits up to limit (negative: for ever) for works with notification to end, fills in
+// those that did and returns how many.
+func NextCompletions(out []Completion, limit time.Duration) int {
+	return work.NextCompletions(out, limit)
+}
+
+// CompletionFD returns an eventfd that is readable while NextCompletions has something.
 func CompletionFD() int { return work.CompletionFD() }
+
+// Release forgets the number of a work, which goes on if it is not over. It returns whether MPI
+// is done with the work's memory. If not, NextReleased tells when it is.
+func Release(id uint64) (free bool) { return work.Release(id) }
+
+// NextReleased returns a work that was released before MPI was done with its memory, and with which it
+// is by now; each once, 0 if there is none.
+func NextReleased() uint64 { return work.NextReleased() }

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/netif"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -28,7 +30,8 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"cuda":              controlCUDA,
 	"cuda_trial":        controlCUDATrial,
 	"doctor_cuda":       controlDoctorCUDA,
-	"launcher":          func([]byte, work.Interrupt) (any, error) { return mpi.Launcher(), nil },
+	"launcher":          controlLauncher,
+	"addresses":         controlAddresses,
 	"abort":             controlAbort,
 }
 
@@ -90,9 +93,9 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 	if err := Init(o); err != nil {
 		return nil, err
 	}
-	c := current.Load()
-	t := c.env.Topo
-	return map[string]any{"group": c.first, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize}, nil
+	w := initial.Load()
+	t := w.env.Topo
+	return map[string]any{"group": w.all.Load().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize}, nil
 }
 
 func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
@@ -103,11 +106,11 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("new_group", request, &r); err != nil {
 		return nil, err
 	}
-	c, err := get()
+	w, err := first()
 	if err != nil {
 		return nil, err
 	}
-	t := c.env.Topo
+	t := w.env.Topo
 	seen := make([]bool, t.Size)
 	for i, rank := range r.Ranks {
 		if rank < 0 || rank >= t.Size {
@@ -125,29 +128,22 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	if me < 0 {
 		return map[string]any{"group": nil, "rank": -1}, nil
 	}
-	timeout := c.timeout()
+	timeout := w.all.Load().Timeout()
 	if r.Timeout != nil {
 		timeout = seconds(r.Timeout)
 	}
-	g, err := c.add(func(id int64) (*group.Group, error) { return c.env.New(id, r.Ranks, timeout) })
+	g, err := w.add(func(id int64) (*group.Group, error) { return w.env.New(id, r.Ranks, timeout) })
 	if err != nil {
 		return nil, err
 	}
 	return map[string]any{"group": g.ID, "rank": me}, nil
 }
 
-// timeout is the world's: the default of groups that name none.
-func (c *core) timeout() time.Duration { return (*c.groups.Load())[0].Timeout() }
-
 func namedGroup(method string, request []byte, r any, id *int64) (*group.Group, error) {
 	if err := parse(method, request, r); err != nil {
 		return nil, err
 	}
-	c, err := get()
-	if err != nil {
-		return nil, err
-	}
-	return c.group(*id)
+	return groupOf(*id)
 }
 
 func controlDestroyGroup(request []byte, _ work.Interrupt) (any, error) {
@@ -209,6 +205,32 @@ func controlMonitoredBarrier(request []byte, _ work.Interrupt) (any, error) {
 	return struct{}{}, g.MonitoredBarrier(timeout)
 }
 
+// controlLauncher tells who started this process; it looks for no library and loads none.
+func controlLauncher(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Hidden bool `json:"hidden"`
+	}
+	if err := parse("launcher", request, &r); err != nil {
+		return nil, err
+	}
+	if r.Hidden {
+		return mpi.HiddenLauncher(), nil
+	}
+	return mpi.Launcher(), nil
+}
+
+// controlAddresses tells how other hosts reach this one.
+func controlAddresses(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		OneHost  bool   `json:"one_host"`
+		Variable string `json:"variable"`
+	}
+	if err := parse("addresses", request, &r); err != nil {
+		return nil, err
+	}
+	return netif.Find(netif.Options{OneHost: r.OneHost, Other: r.Variable})
+}
+
 func controlAbort(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Status int `json:"status"`
@@ -238,7 +260,7 @@ type coreInfo struct {
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
 	Arrive      string           `json:"arrive"` // how the ranks of the node meet at collectives; "" before init
-	CUDA        *cudaInfo        `json:"cuda"`   // nil unless asked for
+	CUDA        *diagnose.CUDA   `json:"cuda"`   // nil unless asked for
 }
 
 // controlInfo says what is there. It works before init and where there is no MPI,
@@ -254,13 +276,13 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	}
 	info := coreInfo{Build: buildInfo, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher()}
 	if r.CUDA {
-		found := findCUDA()
+		found := diagnose.FindCUDA()
 		info.CUDA = &found
 	}
-	if c := current.Load(); c != nil {
-		t, i := c.env.Topo, c.lib.Info()
+	if w := initial.Load(); w != nil {
+		t, i := w.env.Topo, w.lib.Info()
 		info.Initialized, info.MPI = true, &i
-		info.Arrive = c.env.Way()
+		info.Arrive = w.env.Way()
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil
 	}

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -22,23 +22,11 @@ import (
 // buildInfo says how the core was built; the build sets it.
 var buildInfo string
 
-// core is what exists between init and destroy.
-type core struct {
-	lib    mpi.Library
-	env    *group.Env
-	first  int64                          // id of groups[0], the world
-	groups atomic.Pointer[[]*group.Group] // by id, counted from first; grows, never shrinks, so that an old id stays known
-	mu     sync.Mutex                     // serialises changes of groups
-}
-
 var (
-	current   atomic.Pointer[core]     // nil before init and after destroy
-	initOnce  sync.Mutex               // held by init, destroy and exit
-	library   mpi.Library              // stays after destroy: MPI can be initialised once only
-	inUse     atomic.Bool              // MPI does not let go of a request of an earlier life
-	departing []*group.Env             // of earlier lives, while ranks that they hold did not depart
-	nextID    int64                = 1 // of a group; ids are unique for the process, and 0 is the world of the day
-	poisoned  atomic.Pointer[string]
+	initOnce sync.Mutex  // held by init, destroy and exit
+	library  mpi.Library // stays after destroy: MPI can be initialised once only
+	inUse    atomic.Bool // MPI does not let go of a request of a world that has ended
+	poisoned atomic.Pointer[string]
 )
 
 // InitOptions is what init is told.
@@ -51,15 +39,15 @@ type InitOptions struct {
 	Interrupt work.Interrupt
 }
 
-// Init starts MPI, unless it runs already, and makes the group of all ranks, which
-// has id 0. Collective.
+// Init starts MPI, unless it runs already, and makes the first world, whose group of all ranks is
+// the one that id 0 names. Collective.
 func Init(o InitOptions) error {
 	initOnce.Lock()
 	defer initOnce.Unlock()
 	if err := healthy(); err != nil {
 		return err
 	}
-	if current.Load() != nil {
+	if initial.Load() != nil {
 		return status.New(status.AlreadyInitialized, "init: already initialised; call destroy_process_group first")
 	}
 	// Affinity may leave one CPU, but calls of several threads must not queue for it
@@ -100,49 +88,15 @@ func Init(o InitOptions) error {
 		}
 		return err
 	}
-	env.Trial = newTrial(library.Info(), env.Topo.LocalRank, o.Trial)
+	env.Trial = diagnose.NewTrial(library.Info(), env.Topo.LocalRank, o.Trial, closing.add)
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
-	c := &core{lib: library, env: env, first: nextID}
-	c.groups.Store(&[]*group.Group{})
-	if _, err := c.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
+	w := newWorld(library, env)
+	if _, err := w.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
 		return err
 	}
-	current.Store(c)
+	initial.Store(w)
+	w.closesWithMPI()
 	return nil
-}
-
-// add makes a group and gives it the next id.
-func (c *core) add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
-	c.mu.Lock()
-	at := len(*c.groups.Load())
-	id := c.first + int64(at)
-	list := append(append([]*group.Group(nil), *c.groups.Load()...), nil)
-	c.groups.Store(&list) // reserves the id, for several threads may make groups at once
-	c.mu.Unlock()
-	g, err := make(id)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	list = append([]*group.Group(nil), *c.groups.Load()...)
-	list[at] = g
-	c.groups.Store(&list)
-	c.mu.Unlock()
-	return g, nil
-}
-
-func (c *core) group(id int64) (*group.Group, error) {
-	list := *c.groups.Load()
-	at := id - c.first
-	switch {
-	case id == 0:
-		at = 0
-	case id > 0 && at < 0:
-		return nil, status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
-	case at < 0 || at >= int64(len(list)) || list[at] == nil:
-		return nil, status.New(status.Argument, "there is no group %d", id)
-	}
-	return list[at], nil
 }
 
 // healthy returns an error if the core has panicked before.
@@ -161,26 +115,11 @@ func Poison(why string) {
 	poisoned.CompareAndSwap(nil, &why)
 }
 
-func get() (*core, error) {
-	if err := healthy(); err != nil {
-		return nil, err
-	}
-	c := current.Load()
-	if c == nil {
-		return nil, status.New(status.NotInitialized, "not initialised: call init_process_group first (or it was destroyed)")
-	}
-	return c, nil
-}
-
 // Submit carries out one operation, or starts it. The number of the work is 0 when
 // the operation is over. With an error it is 0 when MPI is done with the memory.
 // nested says that the call comes from a handler that interrupted a wait of its own thread.
 func Submit(d *op.Desc, nested bool) (uint64, work.Result, error) {
-	c, err := get()
-	if err != nil {
-		return 0, work.Result{}, err
-	}
-	g, err := c.group(d.Group)
+	g, err := groupOf(d.Group)
 	if err != nil {
 		return 0, work.Result{}, err
 	}
@@ -189,150 +128,83 @@ func Submit(d *op.Desc, nested bool) (uint64, work.Result, error) {
 		return 0, r, err
 	}
 	if err != nil {
-		return c.env.Engine.Register(h), r, err
+		return work.Register(h), r, err
 	}
-	if trait, _ := op.TraitOf(d.Code); h.Done() && trait.Collective && d.Flags&op.FlagNotify == 0 {
-		r, err := h.Result()
-		if err == nil && r.Device == 0 {
+	if h.Done() && d.Flags&op.FlagNotify == 0 {
+		if r, err := h.Result(); err == nil && r.Device == 0 {
 			return 0, r, nil
 		}
 	}
-	return c.env.Engine.Register(h), work.Result{}, nil
+	return work.Register(h), work.Result{}, nil
 }
 
 // Refuse publishes that this rank does not take part in a collective.
 func Refuse(id int64, code op.Code) error {
-	c, err := get()
-	if err != nil {
-		return err
-	}
-	g, err := c.group(id)
+	g, err := groupOf(id)
 	if err != nil {
 		return err
 	}
 	return g.Refuse(code)
 }
 
-// Wait waits for a work up to limit; a negative limit waits as long as its deadline.
-func Wait(id uint64, limit time.Duration) (work.Result, error) {
-	c, h, err := lookup(id)
-	if err != nil {
-		return work.Result{}, err
+// Wait waits for a work up to limit; a negative limit waits as long as its deadline. With release
+// the number of a work that ended well, and of which nothing is left to ask, is forgotten: released
+// tells, also when another thread was quicker. A work may outlive its world.
+func Wait(id uint64, limit time.Duration, interrupt work.Interrupt, release bool) (r work.Result, released bool, err error) {
+	if err := healthy(); err != nil {
+		return r, false, err
 	}
-	return h.Wait(limit, c.env.Interrupt)
+	h, err := work.Lookup(id)
+	if err != nil {
+		return r, true, err
+	}
+	r, err = h.Wait(limit, interrupt)
+	return r, release && err == nil && h.Forget(), err
 }
 
 // Test tells whether a work is over, after taking it as far as it goes at once.
 func Test(id uint64) (bool, error) {
-	c, h, err := lookup(id)
+	h, err := lookup(id)
 	if err != nil {
 		return false, err
 	}
-	if !h.Done() {
-		c.env.Engine.Tick()
-	}
-	return h.Ended()
+	return h.Test()
 }
 
 // Order makes a stream of the device wait for what a work has left queued there.
 func Order(id, stream uint64) error {
-	_, h, err := lookup(id)
+	h, err := lookup(id)
 	if err == nil {
 		err = h.Order(stream)
 	}
 	return err
 }
 
-// Notify asks for the end of a work to be reported by work.NextCompletion.
-func Notify(id uint64) error {
-	_, h, err := lookup(id)
-	if err == nil {
-		h.Notify()
+func lookup(id uint64) (*work.Handle, error) {
+	if err := healthy(); err != nil {
+		return nil, err
 	}
-	return err
+	return work.Lookup(id)
 }
 
-// Release forgets the number of a work, which goes on if it is not over. It returns whether MPI
-// is done with the work's memory. If not, NextReleased tells when it is.
-func Release(id uint64) (free bool) {
-	if c := current.Load(); c != nil {
-		if known, free := c.env.Engine.Release(id); known {
-			return free
-		}
-	}
-	return !inUse.Load() // of an earlier life
-}
-
-// NextReleased returns a work that was released before MPI was done with its memory, and with which it
-// is by now; each once, 0 if there is none.
-func NextReleased() uint64 { return work.NextReleased() }
-
-func lookup(id uint64) (*core, *work.Handle, error) {
-	c, err := get()
-	if err != nil {
-		return nil, nil, err
-	}
-	h, err := c.env.Engine.Lookup(id)
-	return c, h, err
-}
-
-// Destroy frees every group and what init made, after what is under way. MPI goes on until the process ends.
+// Destroy frees every group of the first world and what init made, after what is under way. MPI goes
+// on until the process ends.
 func Destroy() error {
 	initOnce.Lock()
 	defer initOnce.Unlock()
-	c, err := get()
+	w, err := first()
 	if err != nil {
 		return err
 	}
-	current.Store(nil)
-	settled, err := c.env.Destroy()
-	if nextID = c.first + int64(len(*c.groups.Load())); !settled {
-		inUse.Store(true) // what MPI uses stays
-		return err
-	}
-	departing = append(departing, c.env)
-	sweep()
-	c.lib.FreeAll()
-	return err
-}
-
-// sweep frees the environments of earlier lives whose ranks have all departed.
-func sweep() {
-	departing = slices.DeleteFunc(departing, func(e *group.Env) bool {
-		if !e.Gone() {
-			return false
-		}
-		_ = e.Close()
-		return true
-	})
+	initial.Store(nil)
+	return w.destroy()
 }
 
 // BeforeFinalize runs inside MPI_Finalize, whoever calls it: nothing of ours may be
 // under way any more when MPI goes.
 func BeforeFinalize() {
-	if c := current.Swap(nil); c != nil {
-		leave(c)
-	}
+	closing.run(true)
 	awaitOthers()
-}
-
-// leave tells the others that this rank comes no more and ends what is under way, that
-// of daemon threads included.
-func leave(c *core) {
-	if settled, _ := c.env.Leave(); settled {
-		departing = append(departing, c.env)
-	} else {
-		inUse.Store(true)
-	}
-}
-
-// awaitOthers returns when all ranks have departed of those that cannot see this one leave; it
-// answers them until then.
-func awaitOthers() {
-	for _, e := range departing {
-		e.AwaitGone()
-	}
-	departing = nil
 }
 
 // Exit ends MPI when the process does. A status other than 0 takes the job with it:
@@ -342,24 +214,18 @@ func awaitOthers() {
 func Exit(code int) {
 	initOnce.Lock()
 	defer initOnce.Unlock()
-	stopTrial()
-	if library == nil || library.Finalized() {
-		return
-	}
-	if code != 0 {
+	running := library != nil && !library.Finalized()
+	finalize := running && code == 0 && library.Info().Owner == "paddlempi"
+	closing.run(finalize)
+	if running && code != 0 {
 		library.Abort(code)
+	}
+	if !finalize {
 		return
 	}
-	if library.Info().Owner != "paddlempi" {
-		return
+	if !awaitOthers() || inUse.Load() {
+		return // after a failure MPI waits for ranks that never come, or uses memory of a broken group
 	}
-	if c := current.Swap(nil); c != nil {
-		leave(c)
-	}
-	if inUse.Load() {
-		return // MPI still uses memory of a broken group: finalizing would hang or crash
-	}
-	awaitOthers()
 	_ = library.Finalize()
 }
 

@@ -2,6 +2,7 @@ package gocore
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 	"unsafe"
@@ -23,13 +24,12 @@ func initialised(t *testing.T) {
 	lib := mpifake.New(1)[0]
 	env, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
 	require.NoError(t, err)
-	c := &core{lib: lib, env: env}
-	c.groups.Store(&[]*group.Group{})
-	_, err = c.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })
+	w := newWorld(lib, env)
+	_, err = w.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })
 	require.NoError(t, err)
-	current.Store(c)
+	initial.Store(w)
 	t.Cleanup(func() {
-		if current.Load() != nil {
+		if initial.Load() != nil {
 			assert.NoError(t, Destroy())
 		}
 	})
@@ -54,10 +54,26 @@ func refused(t *testing.T, code status.Code, text, method, request string) {
 
 func TestLauncherNeedsNoMPI(t *testing.T) {
 	reply := control(t, "launcher", "")
-	for _, name := range []string{"name", "mpi", "job", "size", "rank", "local_rank", "local_size"} {
+	for _, name := range []string{"name", "kind", "path", "pid", "mpirun", "mpi", "size", "rank", "local_rank", "local_size", "job", "host"} {
 		assert.Contains(t, reply, name)
 	}
 	assert.Equal(t, control(t, "info", "")["launcher"], reply)
+	t.Setenv("OMPI_COMM_WORLD_SIZE", "4")
+	t.Setenv("OMPI_COMM_WORLD_RANK", "3")
+	if reply["name"] == "" { // else it is that of whoever tests under one
+		assert.Equal(t, "", control(t, "launcher", "")["kind"])
+		assert.Equal(t, 3.0, control(t, "launcher", `{"hidden":true}`)["rank"])
+	}
+}
+
+func TestAddressesNeedNoMPI(t *testing.T) {
+	t.Setenv("PADDLEMPI_IFNAME", "")
+	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
+	assert.Equal(t, map[string]any{"name": "", "addresses": []any{"127.0.0.1"}}, control(t, "addresses", `{"one_host":true}`))
+	assert.Contains(t, control(t, "addresses", `{"variable":"GLOO_SOCKET_IFNAME"}`)["addresses"], "127.0.0.1")
+	assert.NotContains(t, control(t, "addresses", "")["addresses"], "127.0.0.1")
+	t.Setenv("PADDLEMPI_IFNAME", "nosuch")
+	refused(t, status.Argument, "PADDLEMPI_IFNAME=nosuch", "addresses", "{}")
 }
 
 func TestNothingWorksBeforeInit(t *testing.T) {
@@ -70,12 +86,11 @@ func TestNothingWorksBeforeInit(t *testing.T) {
 	_, _, err := Submit(&op.Desc{Code: op.Barrier}, false)
 	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
 	assert.Equal(t, status.NotInitialized, status.CodeOf(Refuse(0, op.Barrier)))
-	_, err = Wait(1, 0)
-	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
+	_, _, err = Wait(1, 0, nil, false)
+	assert.ErrorContains(t, err, "work 1 does not exist")
 	_, err = Test(1)
-	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
-	assert.Equal(t, status.NotInitialized, status.CodeOf(Notify(1)))
-	Release(1)
+	assert.ErrorContains(t, err, "work 1 does not exist")
+	assert.True(t, Release(1))
 	BeforeFinalize()
 }
 
@@ -83,10 +98,10 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 	initialised(t)
 	refused(t, status.Argument, `no method "bogus"`, "bogus", "{}")
 	for method := range methods {
-		if method == "destroy" || method == "launcher" { // take nothing
+		if method == "destroy" { // takes nothing
 			continue
 		}
-		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1}`} {
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1}`} {
 			refused(t, status.Argument, "control "+method, method, request)
 		}
 	}
@@ -96,7 +111,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 	refused(t, status.Argument, "ranks[0] is -1", "new_group", `{"ranks":[-1]}`)
 	refused(t, status.Argument, "rank 0 is in ranks twice", "new_group", `{"ranks":[0,0]}`)
 	for _, method := range []string{"group_info", "destroy_group", "set_timeout"} {
-		refused(t, status.Argument, "there is no group 7", method, `{"group":7,"timeout":1}`)
+		refused(t, status.Argument, "there is no group 7000", method, `{"group":7000,"timeout":1}`)
 		refused(t, status.Argument, "there is no group -1", method, `{"group":-1,"timeout":1}`)
 	}
 	refused(t, status.Argument, "timeout must be a number of seconds", "set_timeout", `{"group":0}`)
@@ -107,25 +122,28 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 func TestGroupsByControl(t *testing.T) {
 	initialised(t)
 	info := control(t, "group_info", `{"group":0}`)
-	assert.Equal(t, map[string]any{"group": 0.0, "rank": 0.0, "size": 1.0, "ranks": []any{0.0},
+	first := info["group"].(float64)
+	assert.Equal(t, map[string]any{"group": first, "rank": 0.0, "size": 1.0, "ranks": []any{0.0},
 		"timeout": 60.0, "one_node": true, "broken": ""}, info)
 	control(t, "set_timeout", `{"group":0,"timeout":2.5}`)
+	named := func(format string, i float64) string { return fmt.Sprintf(format, int64(first+i)) }
 
 	made := control(t, "new_group", `{"ranks":[0]}`)
-	assert.Equal(t, map[string]any{"group": 1.0, "rank": 0.0}, made)
-	assert.Equal(t, 2.5, control(t, "group_info", `{"group":1}`)["timeout"], "the world's, where none is given")
-	assert.Equal(t, 2.0, control(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
-	assert.Equal(t, 7.0, control(t, "group_info", `{"group":2}`)["timeout"])
+	assert.Equal(t, map[string]any{"group": first + 1, "rank": 0.0}, made)
+	assert.Equal(t, 2.5, control(t, "group_info", named(`{"group":%d}`, 1))["timeout"], "the world's, where none is given")
+	assert.Equal(t, first+2, control(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
+	assert.Equal(t, 7.0, control(t, "group_info", named(`{"group":%d}`, 2))["timeout"])
 
-	control(t, "destroy_group", `{"group":1}`)
-	refused(t, status.GroupDestroyed, "", "destroy_group", `{"group":1}`)
-	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: 1, TimeoutNS: -1}, false)
+	control(t, "destroy_group", named(`{"group":%d}`, 1))
+	refused(t, status.GroupDestroyed, "", "destroy_group", named(`{"group":%d}`, 1))
+	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: int64(first) + 1, TimeoutNS: -1}, false)
 	assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
-	_, _, err = Submit(&op.Desc{Code: op.Barrier, Group: 3, TimeoutNS: -1}, false)
+	unknown := int64(first) + 3
+	_, _, err = Submit(&op.Desc{Code: op.Barrier, Group: unknown, TimeoutNS: -1}, false)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
-	assert.ErrorContains(t, err, "there is no group 3")
-	assert.Equal(t, status.Argument, status.CodeOf(Refuse(3, op.Barrier)))
-	assert.NoError(t, Refuse(2, op.Barrier))
+	assert.ErrorContains(t, err, fmt.Sprint("there is no group ", unknown))
+	assert.Equal(t, status.Argument, status.CodeOf(Refuse(unknown, op.Barrier)))
+	assert.NoError(t, Refuse(int64(first)+2, op.Barrier))
 
 	control(t, "destroy", "")
 	refused(t, status.NotInitialized, "", "destroy", "")
@@ -155,29 +173,32 @@ func TestWorksByNumber(t *testing.T) {
 	done, err := Test(recv)
 	assert.NoError(t, err)
 	assert.False(t, done)
-	_, err = Wait(recv, time.Millisecond)
+	_, _, err = Wait(recv, time.Millisecond, nil, false)
 	assert.Equal(t, status.NotReady, status.CodeOf(err))
-	assert.NoError(t, Notify(recv))
 
 	d, _ = message(t, op.Send, 42, op.FlagNotify)
 	send, _, err := Submit(d, false)
 	require.NoError(t, err)
-	r, err := Wait(recv, 5*time.Second)
+	r, released, err := Wait(recv, 5*time.Second, nil, false)
 	require.NoError(t, err)
 	assert.Equal(t, work.Result{Source: 0, Tag: 5, Bytes: 8}, r)
+	assert.False(t, released)
 	assert.Equal(t, int64(42), *into)
-	_, err = Wait(send, 5*time.Second)
+	_, _, err = Wait(send, 5*time.Second, nil, false)
 	require.NoError(t, err)
 	done, err = Test(recv)
 	assert.NoError(t, err)
 	assert.True(t, done)
-	ids := []uint64{work.NextCompletion(5 * time.Second), work.NextCompletion(5 * time.Second)}
-	assert.ElementsMatch(t, []uint64{recv, send}, ids)
+	ended := make([]work.Completion, 4)
+	assert.Equal(t, 1, work.NextCompletions(ended, 5*time.Second))
+	assert.Equal(t, work.Completion{ID: send, Released: true, Result: work.Result{}}, ended[0])
 
-	Release(recv)
-	_, err = Wait(recv, 0)
+	_, released, err = Wait(recv, 0, nil, true)
+	assert.NoError(t, err)
+	assert.True(t, released)
+	_, released, err = Wait(recv, 0, nil, true)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
-	assert.Equal(t, status.Argument, status.CodeOf(Notify(recv)))
+	assert.True(t, released)
 
 	// A collective that is over at once has no number, unless its end is to be reported.
 	id, _, err := Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync, TimeoutNS: -1}, false)
@@ -186,7 +207,8 @@ func TestWorksByNumber(t *testing.T) {
 	id, _, err = Submit(&op.Desc{Code: op.Barrier, Flags: op.FlagAsync | op.FlagNotify, TimeoutNS: -1}, false)
 	assert.NoError(t, err)
 	assert.NotZero(t, id)
-	assert.Equal(t, id, work.NextCompletion(5*time.Second))
+	assert.Equal(t, 1, work.NextCompletions(ended, 5*time.Second))
+	assert.Equal(t, id, ended[0].ID)
 }
 
 // After a panic every call says so, and init does not start over.
@@ -204,6 +226,6 @@ func TestAPanicPoisonsTheCore(t *testing.T) {
 	}
 	_, _, err := Submit(&op.Desc{Code: op.Barrier, TimeoutNS: -1}, false)
 	assert.Equal(t, status.Panic, status.CodeOf(err))
-	_, err = Wait(1, 0)
+	_, _, err = Wait(1, 0, nil, false)
 	assert.Equal(t, status.Panic, status.CodeOf(err))
 }

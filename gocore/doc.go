@@ -6,7 +6,7 @@
 //
 // Python (collectives.py) finds nothing unusual about the arguments and calls
 // _core.submit with the operation's code, the number of the group and the tensor.
-// pymodule.c describes the tensor as a pmpi_buf (address, count, dtype, shape,
+// submit.c describes the tensor as a pmpi_buf (address, count, dtype, shape,
 // strides), fills in a pmpi_op, drops the GIL and calls pmpi_submit. guard.c looks
 // at the fork flag and goes on to goSubmit (export.go), which is Go: it views the C
 // struct as an op.Desc and calls [Submit].
@@ -19,10 +19,10 @@
 //
 // group.Group.Submit takes a call from a pool and checks the descriptor against the
 // traits of the operation, which the operations table generated (package op): how
-// many buffers each side takes, whether it reduces, whether it has a root. Is the
-// reduce op defined for the dtype? Are the lengths equal? A wrong answer here is an
-// error with nothing sent, and the rank still takes part in the collective by
-// announcing that it refuses: the others raise instead of waiting.
+// many buffers each side takes, which lengths go together, whether it reduces, whether
+// it has a root. Is the reduce op defined for the dtype? Are the lengths equal? A wrong
+// answer here is an error with nothing sent, and the rank still takes part in the
+// collective by announcing that it refuses: the others raise instead of waiting.
 //
 // A tensor that is not contiguous gets a staging block (package mem) at this point;
 // it is filled later, when it is known that the operation runs.
@@ -55,7 +55,7 @@
 //
 // All members arrived inside the call (the flag Sync, ANDed over the lines), so
 // blocking MPI will do. coll.Choose takes the first algorithm of the operation whose
-// Enabled agrees, looking only at what all members have in common. For 1000 float32
+// Enabled agrees, looking only at what all members have in common (coll.Sig). For 1000 float32
 // on two ranks that is allReduceMPI (coll/allreduce_mpi.go), which appends one step
 // to a coll.Program: an mpi.Call, which is plain data. Program.Run gives it to
 // mpi.Library.Run: one call into C (mpi/calls.c), which picks MPI_Allreduce from the
@@ -63,8 +63,8 @@
 //
 // MPI writes into the array itself. On the way back the staging, had there been one,
 // is unpacked, an MPI error class becomes a [status.Error], the group is released,
-// pymodule.c takes the GIL again and returns None, and collectives.py bumps the
-// version counter of the tensor where its framework keeps one.
+// submit.c takes the GIL again, bumps the version counter of the tensor where its
+// framework keeps one, and returns None.
 //
 // # The other way
 //
@@ -89,6 +89,10 @@
 //	  topo          which ranks share a node
 //	  reduce, mem   arithmetic in host memory; staging blocks, strided copies
 //	  mpi           discovery, ABIs, the table of calls; mpifake plays N ranks
+//	  launcher      who starts processes, and in which variables it says so
+//	  segment       memory files that the ranks of a node share
+//	  netif         by which addresses other hosts reach this one
+//	  cuda          the driver and its kernels; diagnose tries them
 //	  dl            dlopen
 //	  op, status    descriptor, dtypes, traits; errors
 //

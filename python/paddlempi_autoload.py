@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from paddlempi_launchers import BY_MPI, BY_PROCESS, SIGNS, Kind
+
 __all__ = [
     "NAMES",
     "Launcher",
@@ -276,8 +278,8 @@ _STUBS: dict[str, Any] = {
 }
 
 
-# Who started this process. The core asks the same (gocore/mpi/launcher.go); but loading it starts
-# Go's runtime, which `import torch` must not.
+# Who started this process. The core tells the same of the same table (gocore/mpi/launcher.go); but
+# loading it starts Go's runtime, which `import torch` must not.
 
 
 class Launcher(NamedTuple):
@@ -291,59 +293,6 @@ class Launcher(NamedTuple):
     job: str  # the same on all its processes, another for each job
 
 
-class _Kind(NamedTuple):
-    """The variables in which a launcher numbers its processes; the first one set counts.
-
-    Those of another launcher further up are inherited and mean nothing.
-    """
-
-    mpi: str
-    size: Sequence[str]
-    rank: Sequence[str]
-    local_rank: str
-    local_size: str
-    job: Sequence[str]  # together, those that are set
-
-
-_PRRTE = _Kind(
-    "Open MPI",
-    ("OMPI_COMM_WORLD_SIZE",),
-    ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"),
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ("PMIX_NAMESPACE",),
-)
-_HYDRA = _Kind(
-    "MPICH or Intel MPI",
-    ("PMI_SIZE",),
-    ("PMI_RANK",),
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
-    ("I_MPI_HYDRA_UUID",),
-)
-_SLURM = _Kind(
-    "Slurm",
-    ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-    ("SLURM_PROCID",),
-    "SLURM_LOCALID",
-    "",
-    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-)
-_KINDS = {
-    "prted": _PRRTE,
-    "prterun": _PRRTE,
-    "orted": _PRRTE,
-    "orterun": _PRRTE,
-    "hydra_pmi_proxy": _HYDRA,
-    "slurmstepd": _SLURM,
-}
-
-# No launcher that we know starts a process without one of them.
-_SIGNS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-
-# What srun starts MPI's processes with, by its plugins pmix and pmi2.
-_PLUGINS = ("PMIX_RANK", "PMI_RANK")
-
 _PROC = "/proc"
 _MOST_PARENTS = 256
 
@@ -353,21 +302,19 @@ def launcher() -> Launcher | None:
 
     It is the nearest of the parents of this process that is one.
     """
-    if not any(sign in os.environ for sign in _SIGNS):
+    if not any(sign in os.environ for sign in SIGNS):
         return None
     for pid, name in _parents():
-        kind = _KINDS.get(name)
+        kind = BY_PROCESS.get(name)
         if kind is None:
             continue
-        if kind is _SLURM and "SLURM_STEP_ID" not in os.environ:
+        if kind.task and kind.task not in os.environ:
             return None  # a batch script: started once, whatever the job's size
         size, rank = _first(kind.size), _first(kind.rank)
         if rank < 0 or size < 1:
             return None
-        local_size = _slurm_local_size() if kind is _SLURM else _first([kind.local_size])
-        return Launcher(
-            kind.mpi, size, rank, _first([kind.local_rank]), local_size, _job(kind, pid)
-        )
+        local_size = _tasks_of_this_node(kind) if kind.tasks_per_node else _first(kind.local_size)
+        return Launcher(kind.mpi, size, rank, _first(kind.local_rank), local_size, _job(kind, pid))
     return None
 
 
@@ -386,7 +333,7 @@ def _parents() -> Iterator[tuple[int, str]]:
             file = os.path.basename(os.readlink(f"{_PROC}/{pid}/exe")).removesuffix(" (deleted)")
         except OSError:  # another user's, as slurmstepd
             file = name
-        yield pid, file if file in _KINDS else name
+        yield pid, file if file in BY_PROCESS else name
         pid = int(tail.split()[1])
         if pid <= 0:
             return
@@ -401,24 +348,23 @@ def _first(names: Sequence[str]) -> int:
     return next((number for number in map(_number, names) if number >= 0), -1)
 
 
-def _job(kind: _Kind, pid: int) -> str:
+def _job(kind: Kind, pid: int) -> str:
     parts = [os.environ[name] for name in kind.job if os.environ.get(name)]
-    if not parts and kind is _HYDRA:
-        # MPICH's tells nothing in variables, but starts its proxies with its own address.
+    if not parts and kind.job_option:
         try:
             with open(f"{_PROC}/{pid}/cmdline", errors="replace") as line:
                 words = line.read().split("\0")
         except OSError:
             words = []
-        if "--control-port" in words[:-1]:
-            parts = [words[words.index("--control-port") + 1]]
+        if kind.job_option in words[:-1]:
+            parts = [words[words.index(kind.job_option) + 1]]
     return ".".join(parts)
 
 
-def _slurm_local_size() -> int:
-    """How many of the step's processes are on this node, by ``2(x3),1``."""
-    node = _number("SLURM_NODEID")
-    for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+def _tasks_of_this_node(kind: Kind) -> int:
+    """How many of the job's processes are on this node, by ``2(x3),1``."""
+    node = _number(kind.node)
+    for part in os.environ.get(kind.tasks_per_node, "").split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if found is None or node < 0:
             return -1
@@ -456,7 +402,8 @@ def _to_be_told(started: Launcher) -> bool:
         return True
     ranks = {"RANK": started.rank, "WORLD_SIZE": started.size, "LOCAL_RANK": started.local_rank}
     others = any(os.environ.get(name) not in (None, str(value)) for name, value in ranks.items())
-    by_mpi = started.mpi != _SLURM.mpi or any(name in os.environ for name in _PLUGINS)
+    plugins = BY_MPI[started.mpi].plugins
+    by_mpi = not plugins or any(name in os.environ for name in plugins)
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     seen = 0 if devices in ("", "-1", "NoDevFiles") else devices.count(",") + 1
     return by_mpi and not others and (seen == 0 or started.local_size <= seen)

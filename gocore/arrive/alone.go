@@ -7,7 +7,7 @@ type Alone struct{ flags Flags }
 
 // Announce agrees at once.
 func (a *Alone) Announce(_ uint64, _ *Signature, flags Flags, _ int) (State, Result, error) {
-	a.flags = flags | Sync | Even
+	a.flags = flags | Sync
 	return a.Poll(0)
 }
 

@@ -18,21 +18,13 @@ import "github.com/paddlempi/paddlempi/gocore/status"
 type Signature [3]uint64
 
 // Flags a member publishes with its signature. Those that every member set are
-// the agreed ones.
+// the agreed ones. From Others on the bits belong to whoever announces.
 type Flags uint32
 
 const (
 	Sync    Flags = 1 << iota // the caller waits inside the call: blocking MPI will do
-	Even                      // all parts of this member's all_to_all have the same length
 	Refused                   // this member found its own call wrong and will not run it
-
-	// Of tensors in device memory. What rules a path out is a flag that one member's is
-	// enough for, so that a member with host tensors has nothing to say.
-	Device       // some of this member's tensors are in device memory
-	IPC          // they can be mapped by the other processes of the node
-	NotDirect    // its MPI does not take their addresses, or may not be given them
-	NotStaged    // they may not be staged through host memory
-	DeviceReduce // where staged, this member asks for sums on the device
+	Others                    // the first bit that has no meaning here
 )
 
 // State of an arrival.

@@ -291,7 +291,7 @@ func TestAlone(t *testing.T) {
 	state, res, err := a.Announce(1, &sig, 0, 0)
 	assert.NoError(t, err)
 	assert.Equal(t, Agreed, state)
-	assert.Equal(t, Sync|Even, res.All)
+	assert.Equal(t, Sync, res.All)
 	missing, known := a.Missing()
 	assert.Empty(t, missing)
 	assert.True(t, known)

@@ -51,15 +51,15 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 		assert.False(t, known, "an allreduce does not tell who is late")
 		assert.True(t, ws[0].GiveUp(seq+1, status.Timeout))
 		assert.Empty(t, ws[0].Closers(seq))
-		state, res, err := arrive(ws[1], seq, sig, Sync|Even)
+		state, res, err := arrive(ws[1], seq, sig, Sync|Others)
 		require.NoError(t, err)
 		assert.Equal(t, Agreed, state)
-		assert.Equal(t, Result{All: Sync, Any: Sync | Even}, res)
+		assert.Equal(t, Result{All: Sync, Any: Sync | Others}, res)
 		for range 2 { // asking again changes nothing
 			state, res, err = ws[0].Poll(0)
 			require.NoError(t, err)
 			assert.Equal(t, Agreed, state)
-			assert.Equal(t, Result{All: Sync, Any: Sync | Even}, res)
+			assert.Equal(t, Result{All: Sync, Any: Sync | Others}, res)
 		}
 	}
 	// MPI may still write to the memory of a comparison that is under way.

@@ -1,16 +1,12 @@
 package coll
 
-import "github.com/paddlempi/paddlempi/gocore/op"
-
 // allGatherIPC: each rank copies what the others send into its place, which may differ in
 // length, and its own unless it lies there. Bytes moved a rank: what it gets, read and
 // written.
-func init() {
-	ipcRegistry[op.AllGather] = overIPC(always, func(a *Args) (func(int) bool, func(*mapped) error) {
-		return everyRank, func(m *mapped) error {
-			return m.inTurn(func(rank int) error { return m.pull(a.place(rank), rank, 0) })
-		}
-	})
-}
+var allGatherIPC = overIPC(always, func(a *Args) (func(int) bool, func(*mapped) error) {
+	return everyRank, func(m *mapped) error {
+		return m.inTurn(func(rank int) error { return m.pull(a.place(rank), rank, 0) })
+	}
+})
 
 func everyRank(int) bool { return true }

@@ -3,13 +3,12 @@ package coll
 import (
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
 // allGatherMPI is MPI_Allgather of bytes. Bytes moved a rank: (n-1)S in, and nS
 // more where the results are separate tensors.
-var allGatherMPI = Algorithm{Name: "mpi", Enabled: func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, Scratch: func(a *Args) int64 {
+var allGatherMPI = Algorithm{Name: "mpi", Enabled: evenlyOnHost, Scratch: func(a *Args) int64 {
 	return a.joining(a.Recv) + a.copying(a.Send, a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	dst, scatter, err := a.contiguous(p, a.Recv, false)
@@ -50,7 +49,7 @@ func (a *Args) ownPart(p *Program, dst unsafe.Pointer, at int64) (unsafe.Pointer
 // allGatherUnevenMPI serves contributions of different lengths, which all ranks
 // know: MPI_Allgatherv, or a broadcast a rank past the reach of its displacements.
 // Bytes moved a rank: what the others hold, and all of it once more by the copy.
-var allGatherUnevenMPI = Algorithm{Name: "mpi_uneven", Enabled: always, Scratch: func(a *Args) int64 {
+var allGatherUnevenMPI = Algorithm{Name: "mpi_uneven", Enabled: onHost, Scratch: func(a *Args) int64 {
 	return a.joining(a.Recv) + a.copying(a.Send, a.Recv) + a.listing(2)
 }, Build: func(a *Args, p *Program) error {
 	parts := a.each(a.Recv)

@@ -15,7 +15,7 @@ const gather16Limit = 64 << 10
 // with one rounding.
 // Bytes moved a rank: (n-1)S in.
 var allReduceGather16 = Algorithm{Name: "gather16", Enabled: func(s *Sig) bool {
-	return reducedHere(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
+	return reducedOnHost(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
 }, Scratch: func(a *Args) int64 {
 	return a.scratch(a.Count * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {

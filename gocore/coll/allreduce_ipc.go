@@ -1,10 +1,6 @@
 package coll
 
-import (
-	"unsafe"
-
-	"github.com/paddlempi/paddlempi/gocore/op"
-)
+import "unsafe"
 
 // allReduceIPC gives each rank a slice: one kernel reads it from all n tensors, in the order
 // of the ranks, and writes the result into all n. So all ranks get identical bits, in place
@@ -12,18 +8,16 @@ import (
 //
 // Bytes moved: S read and S written for each rank, nS and nS where all share a device, which
 // is the floor.
-func init() {
-	ipcRegistry[op.AllReduce] = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) error) {
-		sl := a.slicesOnDevice(a.Count)
-		return holds(sl), func(m *mapped) error {
-			own, to := sl[a.Rank], make([]unsafe.Pointer, a.Size)
-			for i := range to {
-				to[i] = a.at(m.takes[i], own.from)
-			}
-			return m.reduce(own.from, own.count, to...)
+var allReduceIPC = overIPC(summed, func(a *Args) (func(int) bool, func(*mapped) error) {
+	sl := a.slicesOnDevice(a.Count)
+	return holds(sl), func(m *mapped) error {
+		own, to := sl[a.Rank], make([]unsafe.Pointer, a.Size)
+		for i := range to {
+			to[i] = a.at(m.takes[i], own.from)
 		}
-	})
-}
+		return m.reduce(own.from, own.count, to...)
+	}
+})
 
 const (
 	// leastSlice is the length in bytes below which a slice is not cut further: a kernel

@@ -12,7 +12,7 @@ import (
 // allReduceMPI is MPI_Allreduce, in chunks where it is large, with what MPI has no
 // operation for done before (PREMUL_SUM) or after (AVG).
 // Bytes moved a rank: the MPI's choice, 2S at best.
-var allReduceMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: (*Args).inputScratch, Build: func(a *Args, p *Program) error {
+var allReduceMPI = Algorithm{Name: "mpi", Enabled: onHost, Scratch: (*Args).inputScratch, Build: func(a *Args, p *Program) error {
 	recv := a.Recv[0]
 	send, err := a.input(p)
 	if err != nil {

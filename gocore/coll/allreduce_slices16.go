@@ -15,7 +15,7 @@ import (
 // rank order, floats in float32 with one rounding; the slices are gathered.
 // Bytes moved a rank: (1-1/n)S out and in, the sum, (1-1/n)S out and in. All
 // ranks get identical bits, the same run after run.
-var allReduceSlices16 = Algorithm{Name: "slices16", Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
+var allReduceSlices16 = Algorithm{Name: "slices16", Enabled: reducedOnHost, Polls: always, Scratch: func(a *Args) int64 {
 	return a.ownSlice(a.Count) + a.listing(2)
 }, Build: func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]

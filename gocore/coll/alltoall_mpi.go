@@ -3,7 +3,6 @@ package coll
 import (
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -11,7 +10,7 @@ import (
 
 // allToAllEvenMPI is MPI_Alltoall of bytes, when every part of every rank has the
 // same length. Bytes moved a rank: (1-1/n)S out and in.
-var allToAllEvenMPI = Algorithm{Name: "mpi", Enabled: func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, Scratch: func(a *Args) int64 {
+var allToAllEvenMPI = Algorithm{Name: "mpi", Enabled: evenlyOnHost, Scratch: func(a *Args) int64 {
 	return a.copying(a.Send, a.Recv) + a.joining(a.Send) + a.joining(a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	sends, err := a.apart(p, a.Send, a.Recv)
@@ -43,8 +42,8 @@ var allToAllEvenMPI = Algorithm{Name: "mpi", Enabled: func(s *Sig) bool { return
 // allToAllUnevenMPI exchanges the lengths, so that parts that do not match are an
 // error on every rank instead of garbage, and then the parts between pairs of ranks.
 // Bytes moved a rank: 8n for the lengths, 8 for the verdict, the parts.
-var allToAllUnevenMPI = Algorithm{Name: "pairwise", Enabled: always, Polls: always, Scratch: func(a *Args) int64 {
-	return a.copying(a.Send, a.Recv) + a.listing(4) + pad(16)
+var allToAllUnevenMPI = Algorithm{Name: "pairwise", Enabled: onHost, Polls: always, Scratch: func(a *Args) int64 {
+	return a.copying(a.Send, a.Recv) + a.lengthsScratch()
 }, Build: func(a *Args, p *Program) error {
 	apart, err := a.apart(p, a.Send, a.Recv)
 	if err != nil {
@@ -56,6 +55,9 @@ var allToAllUnevenMPI = Algorithm{Name: "pairwise", Enabled: always, Polls: alwa
 	}
 	return exchange(a, p, sends, recvs)
 }}
+
+// lengthsScratch is the scratch memory of agreeOnLengths.
+func (a *Args) lengthsScratch() int64 { return pad(int64(8 * (2*a.Size + 2))) }
 
 // agreeOnLengths tells every rank what the others send it, and fails on all of them
 // where that is not what one expects.

@@ -60,19 +60,19 @@ func TestMovesOfMoreThanAnIntAreOneElementOfATypeOfThatLength(t *testing.T) {
 		"scatter":    {&scatterMPI, all, []Part{{Data: address(-many), Count: many}}},
 		"all_to_all": {&allToAllEvenMPI, all, []Part{{Data: address(3 * many), Count: 3 * many}}},
 	} {
-		calls := steps(t, c.alg, Args{DType: op.Int8, Count: many, Send: c.send, Recv: c.recv}, 0, 3)
+		calls := steps(t, c.alg, Args{Sig: Sig{DType: op.Int8, Count: many}, Send: c.send, Recv: c.recv}, 0, 3)
 		require.Len(t, calls, 1, name)
 		assert.EqualValues(t, 1, max(calls[0].SendCount, calls[0].RecvCount), name)
 	}
 	// The limit is in bytes, and exact.
 	for n, count := range map[int64]int64{1<<29 - 1: 1<<31 - 4, 1 << 29: 1} {
-		calls := steps(t, &broadcastMPI, Args{DType: op.Float32, Count: n, Recv: []Part{{Data: address(0), Count: n}}}, 0, 2)
+		calls := steps(t, &broadcastMPI, Args{Sig: Sig{DType: op.Float32, Count: n}, Recv: []Part{{Data: address(0), Count: n}}}, 0, 2)
 		assert.Equal(t, count, calls[0].RecvCount)
 	}
 }
 
 func TestReductionsOfMoreThanAnIntGoInChunks(t *testing.T) {
-	a := Args{Code: op.AllReduce, DType: op.Float32, Reduce: op.Sum, Count: many, Recv: []Part{{Data: address(0), Count: many}}}
+	a := Args{Sig: Sig{Code: op.AllReduce, DType: op.Float32, Reduce: op.Sum, Count: many}, Recv: []Part{{Data: address(0), Count: many}}}
 	for _, alg := range []*Algorithm{&allReduceMPI, &scanMPI} {
 		calls := steps(t, alg, a, 1, 2)
 		var done int64
@@ -101,8 +101,7 @@ func TestReductionsOfMoreThanAnIntGoInChunks(t *testing.T) {
 func TestReduceScatterOfMoreThanAnInt(t *testing.T) {
 	const size = 3
 	for rank := range size {
-		calls := steps(t, &reduceScatterMPI, Args{Code: op.ReduceScatter, DType: op.Int16, Reduce: op.Max, Count: many,
-			Send: []Part{{Data: address(0), Count: size * many}}, Recv: []Part{{Data: address(1 << 36), Count: many}}}, rank, size)
+		calls := steps(t, &reduceScatterMPI, Args{Sig: Sig{Code: op.ReduceScatter, DType: op.Int16, Reduce: op.Max, Count: many}, Send: []Part{{Data: address(0), Count: size * many}}, Recv: []Part{{Data: address(1 << 36), Count: many}}}, rank, size)
 		var sent, got int64
 		for _, c := range calls {
 			assert.Equal(t, mpi.FnReduce, c.Fn)
@@ -122,8 +121,7 @@ func TestReduceScatterOfMoreThanAnInt(t *testing.T) {
 // Displacements are ints as well: where they do not reach, a broadcast a rank.
 func TestUnevenAllGatherOfMoreThanAnInt(t *testing.T) {
 	parts := []Part{{Data: address(0), Count: many}, {}, {Data: address(1 << 36), Count: 7}}
-	calls := steps(t, &allGatherUnevenMPI, Args{Code: op.AllGather, DType: op.Int8,
-		Send: []Part{{Data: address(1 << 37), Count: 7}}, Recv: parts}, 2, 3)
+	calls := steps(t, &allGatherUnevenMPI, Args{Sig: Sig{Code: op.AllGather, DType: op.Int8}, Send: []Part{{Data: address(1 << 37), Count: 7}}, Recv: parts}, 2, 3)
 	require.Len(t, calls, 2) // rank 1 has nothing
 	assert.Equal(t, []int32{0, 2}, []int32{calls[0].Peer, calls[1].Peer})
 	assert.Equal(t, []int64{1, 7}, []int64{calls[0].RecvCount, calls[1].RecvCount})

@@ -1,13 +1,9 @@
 package coll
 
-import "github.com/paddlempi/paddlempi/gocore/op"
-
 // broadcastIPC: each rank but the root copies the root's tensor.
 // Bytes moved by each: S, read and written.
-func init() {
-	ipcRegistry[op.Broadcast] = overIPC(always, func(a *Args) (func(int) bool, func(*mapped) error) {
-		return func(rank int) bool { return rank != a.Root }, func(m *mapped) error {
-			return m.pull(a.Recv[0], a.Root, 0)
-		}
-	})
-}
+var broadcastIPC = overIPC(always, func(a *Args) (func(int) bool, func(*mapped) error) {
+	return func(rank int) bool { return rank != a.Root }, func(m *mapped) error {
+		return m.pull(a.Recv[0], a.Root, 0)
+	}
+})

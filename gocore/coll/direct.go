@@ -1,10 +1,8 @@
 package coll
 
 import (
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
 // The path direct gives MPI the addresses of tensors in device memory, once the producing
@@ -16,28 +14,23 @@ import (
 // parts of different lengths are not packed. A rank's own part is a copy on the device.
 //
 // A rank whose tensors are the host's takes part with their addresses.
-func init() {
-	for code, build := range map[op.Code]func(*Args, *Program, *together) error{
-		op.Broadcast: directBroadcast,
-		op.AllGather: directAllGather,
-		op.Gather:    directGather,
-		op.Scatter:   directScatter,
-	} {
-		a := directly(always, build)
-		directRegistry[code] = []*Algorithm{&a}
-	}
-	even := directly(func(s *Sig) bool { return s.Agreed&arrive.Even != 0 }, directAllToAll)
-	uneven := directly(always, func(a *Args, p *Program, t *together) error {
+var (
+	broadcastDirect      = directly(always, nil, directBroadcast)
+	allGatherDirect      = directly(always, nil, directAllGather)
+	gatherDirect         = directly(always, nil, directGather)
+	scatterDirect        = directly(always, nil, directScatter)
+	allToAllEvenDirect   = directly(evenly, nil, directAllToAll)
+	allToAllUnevenDirect = directly(always, (*Args).lengthsScratch, func(a *Args, p *Program, t *together) error {
 		if err := agreeOnLengths(a, p, a.each(a.Send), a.each(a.Recv)); err != nil {
 			return err
 		}
 		return directAllToAll(a, p, t)
 	})
-	directRegistry[op.AllToAll] = []*Algorithm{&even, &uneven}
-}
+)
 
-func directly(enabled func(*Sig) bool, build func(*Args, *Program, *together) error) Algorithm {
-	return Algorithm{Name: "direct", Enabled: enabled, Polls: always, Build: func(a *Args, p *Program) error {
+func directly(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Args, *Program, *together) error) Algorithm {
+	open := func(s *Sig) bool { return onDevice(s) && s.Any&NotDirect == 0 && enabled(s) }
+	return Algorithm{Name: "direct", Enabled: open, Polls: always, Scratch: scratch, Build: func(a *Args, p *Program) error {
 		p.Until(a.Place.ready)
 		t := together{a: a, p: p}
 		if err := build(a, p, &t); err != nil {
@@ -49,10 +42,9 @@ func directly(enabled func(*Sig) bool, build func(*Args, *Program, *together) er
 }
 
 // DirectOK tells whether MPI can be given the addresses of this rank's tensors: each is
-// contiguous, and none that is sent shares memory with one that is filled, but for the
-// rank's own part where it lies in its place.
+// contiguous, and they are separate.
 func DirectOK(a *Args) bool {
-	if _, ok := directRegistry[a.Code]; !ok {
+	if !serves("direct", a.Code) {
 		return false
 	}
 	for _, parts := range [][]Part{a.Send, a.Recv} {
@@ -62,14 +54,20 @@ func DirectOK(a *Args) bool {
 			}
 		}
 	}
+	return a.separate()
+}
+
+// separate tells whether no part that is sent shares memory with one that is filled, but for the
+// rank's own part where it lies in its place.
+func (a *Args) separate() bool {
 	if len(a.Send) == 1 && len(a.Recv) == 1 && !a.overlap(a.Send[0], a.Recv[0]) {
 		return true // the usual case, whatever the number of ranks
 	}
 	sends, recvs := a.Send, a.Recv
-	if a.Code == op.Scatter || a.Code == op.AllToAll {
+	if a.Trait().Send.Each() {
 		sends = a.each(sends)
 	}
-	if a.Code == op.AllGather || a.Code == op.Gather {
+	if a.Trait().Recv.Each() {
 		recvs = a.each(recvs)
 	}
 	for i := range sends {

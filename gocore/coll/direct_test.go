@@ -19,7 +19,7 @@ func TestDirectBroadcastOfALongTensor(t *testing.T) {
 	for _, size := range []int{2, 3, 5} {
 		w := newWorld(size)
 		for root := range size {
-			a := Args{Code: op.Broadcast, DType: op.UInt8, Count: n, Root: root, Place: &Place{}}
+			a := Args{Sig: Sig{Code: op.Broadcast, DType: op.UInt8, Count: n, Root: root}, Place: &Place{}}
 			for _, how := range forms {
 				sides := w.sides(a)
 				for _, s := range sides {
@@ -28,7 +28,7 @@ func TestDirectBroadcastOfALongTensor(t *testing.T) {
 				for _, s := range sides {
 					s.tensors[0].want = sides[root].tensors[0].want
 				}
-				for rank, err := range w.carryOut(directRegistry[op.Broadcast][0], how, sides) {
+				for rank, err := range w.carryOut(&broadcastDirect, how, sides) {
 					require.NoError(t, err, "rank %d", rank)
 					sides[rank].tensors[0].check(t, "broadcast", rank)
 				}
@@ -41,12 +41,12 @@ func TestDirectBroadcastOfALongTensor(t *testing.T) {
 func TestWhatDoesNotGoDirectly(t *testing.T) {
 	for c := op.Code(1); c <= op.Exscan; c++ {
 		moves := c == op.Broadcast || c == op.AllGather || c == op.Gather || c == op.Scatter || c == op.AllToAll
-		assert.Equal(t, moves, directRegistry[c] != nil, c.String())
-		assert.Equal(t, moves, DirectOK(&Args{Code: c, Size: 2, DType: op.UInt8, Recv: []Part{{}}}), c.String())
+		assert.Equal(t, moves, serves("direct", c), c.String())
+		assert.Equal(t, moves, DirectOK(&Args{Sig: Sig{Code: c, Size: 2, DType: op.UInt8}, Recv: []Part{{}}}), c.String())
 	}
 	x := newTensor(op.UInt8, make([]byte, 12))
 	part := func(from, n int64) Part {
-		return Part{Data: (&Args{DType: op.UInt8}).at(x.Data, from), Count: n, OnDevice: true}
+		return Part{Data: (&Args{Sig: Sig{DType: op.UInt8}}).at(x.Data, from), Count: n, OnDevice: true}
 	}
 	for _, c := range []struct {
 		what       string
@@ -65,7 +65,7 @@ func TestWhatDoesNotGoDirectly(t *testing.T) {
 		{"the root's own part", op.Gather, []Part{part(4, 4)}, []Part{part(0, 8)}, true},
 		{"not contiguous", op.Broadcast, nil, []Part{{Data: x.Data, Count: 2, OnDevice: true, Layout: &op.Buf{}}}, false},
 	} {
-		a := Args{Code: c.code, DType: op.UInt8, Size: 2, Rank: 1, Root: 1, Send: c.send, Recv: c.recv}
+		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2, Root: 1}, Rank: 1, Send: c.send, Recv: c.recv}
 		assert.Equal(t, c.ok, DirectOK(&a), "%s, %s", c.code, c.what)
 	}
 }
@@ -77,7 +77,7 @@ func TestDirectIsAgreedOn(t *testing.T) {
 		require.NoError(t, err)
 		return a.Name
 	}
-	assert.Equal(t, "direct", name(arrive.Device))
-	assert.Equal(t, "staged", name(arrive.Device|arrive.NotDirect))
-	assert.Equal(t, "mpi", name(arrive.NotDirect))
+	assert.Equal(t, "direct", name(Device))
+	assert.Equal(t, "staged", name(Device|NotDirect))
+	assert.Equal(t, "mpi", name(NotDirect))
 }

@@ -17,31 +17,22 @@ func Exportable(a *Args) bool {
 	return ok && a.sound(give)
 }
 
-// exports returns what the others read of this rank's memory and what they write.
+// exports returns what the others read of this rank's memory and what they write; ok is false where
+// that is not one piece a side.
 func (a *Args) exports() (give, take Part, ok bool) {
+	t := a.Trait()
 	ok = true
-	root := a.Root == a.Rank
-	switch a.Code {
-	case op.AllReduce:
-		give, take = a.Part(), a.Recv[0]
-	case op.Reduce:
-		if give = a.Part(); root {
-			take = a.Recv[0]
-		}
-	case op.Broadcast:
-		if root {
-			give = a.Recv[0]
-		}
-	case op.AllGather, op.Gather:
-		give = a.Send[0]
-	case op.Scatter:
-		if root {
-			give, ok = a.joined(a.Send)
-		}
-	case op.ReduceScatter, op.AllToAll:
+	switch {
+	case !serves("ipc", a.Code):
+		return give, take, false
+	case !t.Gives.Includes(a.Root, a.Rank):
+	case t.Send.Each():
 		give, ok = a.joined(a.Send)
 	default:
-		ok = false
+		give = a.Part()
+	}
+	if t.Reduces && t.Shares == op.NoShares && a.WritesRecv() {
+		take = a.Recv[0] // each rank writes the slice that it adds
 	}
 	return give, take, ok
 }
@@ -68,27 +59,27 @@ func (a *Args) sound(give Part) bool {
 	if give.Count == 0 {
 		return true
 	}
-	own := give
-	switch a.Code {
-	case op.Scatter, op.ReduceScatter:
+	own, t := give, a.Trait()
+	each := t.Recv.Each()
+	if t.Shares == op.Pairwise {
+		own = Part{} // others read all of it but this rank's share
+	} else if t.Send.Each() {
 		from, count := a.share(a.Send, a.Rank)
 		own = Part{Data: a.at(give.Data, from), Count: count}
-	case op.AllToAll:
-		own = Part{} // others read all of it but this rank's share
 	}
 	results := len(a.Recv)
-	if each := receivesFromEach(a.Code); each && results == 1 {
+	if each && results == 1 {
 		results = a.Size
 	}
 	for i := range results {
 		r := a.Recv[0]
-		if receivesFromEach(a.Code) {
+		if each {
 			r = a.place(i)
 		}
 		if !a.overlap(give, r) {
 			continue
 		}
-		if r.Data != own.Data || r.Count != own.Count || receivesFromEach(a.Code) && i != a.Rank {
+		if r.Data != own.Data || r.Count != own.Count || each && i != a.Rank {
 			return false
 		}
 	}

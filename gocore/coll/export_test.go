@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
@@ -65,7 +64,7 @@ func TestExportable(t *testing.T) {
 		{"scan", op.Scan, 0, nil, []Part{on(0, 4)}, false},
 		{"all_reduce_coalesced", op.AllReduceCoalesced, 0, nil, []Part{on(0, 4)}, false},
 	} {
-		a := Args{Rank: 1, Size: 3, Code: c.code, DType: op.Float32, Root: c.root, Send: c.send, Recv: c.recv, Count: 4}
+		a := Args{Sig: Sig{Size: 3, Code: c.code, DType: op.Float32, Root: c.root, Count: 4}, Rank: 1, Send: c.send, Recv: c.recv}
 		assert.Equal(t, c.want, Exportable(&a), c.name)
 	}
 }
@@ -75,7 +74,7 @@ func TestSlicesOnDevice(t *testing.T) {
 	rng := rand.New(rand.NewSource(4))
 	for range 2000 {
 		d := op.DType(1 + rng.Intn(int(op.Complex128)))
-		a := Args{Size: 1 + rng.Intn(64), DType: d}
+		a := Args{Sig: Sig{Size: 1 + rng.Intn(64), DType: d}}
 		n := rng.Int63n(1 << (1 + rng.Intn(40)))
 		what := fmt.Sprintf("%d %s on %d ranks", n, d, a.Size)
 		next := int64(0)
@@ -92,13 +91,13 @@ func TestSlicesOnDevice(t *testing.T) {
 }
 
 func TestWhatThePathIPCServes(t *testing.T) {
-	sig := Sig{DType: op.BFloat16, Reduce: op.Avg, Size: 64, Agreed: arrive.Even | arrive.IPC, Any: arrive.Device}
-	for c := op.Barrier; c <= op.Exscan; c++ {
+	sig := Sig{DType: op.BFloat16, Reduce: op.Avg, Size: 64, Local: true, Agreed: Even | IPC, Any: Device}
+	for c := op.Broadcast; c <= op.Exscan; c++ {
 		s := sig
 		s.Code = c
 		chosen, err := Choose(&s)
 		require.NoError(t, err, c.String())
-		served := c != op.Barrier && c != op.AllReduceCoalesced && c != op.Scan && c != op.Exscan
+		served := c != op.AllReduceCoalesced && c != op.Scan && c != op.Exscan
 		assert.Equal(t, served, chosen.Name == "ipc", c.String())
 
 		s.Size = 65 // one more than the arrays of a kernel
@@ -108,15 +107,21 @@ func TestWhatThePathIPCServes(t *testing.T) {
 		assert.Equal(t, served && !trait.Reduces, chosen.Name == "ipc", "%s on 65 ranks", c)
 
 		s = sig
-		s.Code, s.Agreed = c, arrive.IPC // shares of different lengths
+		s.Code, s.Agreed = c, IPC // shares of different lengths
 		chosen, err = Choose(&s)
 		require.NoError(t, err, c.String())
 		assert.Equal(t, served && c != op.AllToAll, chosen.Name == "ipc", "%s of different lengths", c)
 
 		s = sig
-		s.Code, s.Agreed = c, arrive.Even // some rank's tensors cannot be mapped
+		s.Code, s.Agreed = c, Even // some rank's tensors cannot be mapped
 		chosen, err = Choose(&s)
 		require.NoError(t, err, c.String())
 		assert.NotEqual(t, "ipc", chosen.Name, c.String())
+
+		s = sig
+		s.Code, s.Local = c, false
+		chosen, err = Choose(&s)
+		require.NoError(t, err, c.String())
+		assert.NotEqual(t, "ipc", chosen.Name, "%s of several nodes", c)
 	}
 }

@@ -3,7 +3,7 @@ package coll
 import "github.com/paddlempi/paddlempi/gocore/mpi"
 
 // gatherMPI is MPI_Gather of bytes. Bytes moved: S out, nS into the root.
-var gatherMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: func(a *Args) int64 {
+var gatherMPI = Algorithm{Name: "mpi", Enabled: onHost, Scratch: func(a *Args) int64 {
 	return a.joining(a.Recv) + a.copying(a.Send, a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	n, t, err := a.bytes(p, a.Send[0].Count*a.elem())

@@ -90,7 +90,7 @@ func what(a Args, size int, more string) string {
 func TestBarrier(t *testing.T) {
 	for _, size := range worldSizes {
 		w := newWorld(size)
-		a := Args{Code: op.Barrier}
+		a := Args{Sig: Sig{Code: op.Barrier}}
 		w.everyAlgorithm(t, "barrier", signature(a, size, true), func() []*side { return w.sides(a) })
 	}
 }
@@ -98,7 +98,7 @@ func TestBarrier(t *testing.T) {
 func TestBroadcast(t *testing.T) {
 	moving(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int) {
 		size := len(w.libs)
-		a := Args{Code: op.Broadcast, DType: d, Count: int64(n), Root: rng.Intn(size)}
+		a := Args{Sig: Sig{Code: op.Broadcast, DType: d, Count: int64(n), Root: rng.Intn(size)}}
 		w.everyAlgorithm(t, what(a, size, ""), signature(a, size, true), func() []*side {
 			sides := w.sides(a)
 			for _, s := range sides {
@@ -117,7 +117,7 @@ func TestAllGather(t *testing.T) {
 		size := len(w.libs)
 		for _, kind := range []string{"into one", "into one, in place", "into many", "uneven"} {
 			counts, isEven := even(size, n), true
-			a := Args{Code: op.AllGather, DType: d, Count: int64(n)}
+			a := Args{Sig: Sig{Code: op.AllGather, DType: d, Count: int64(n)}}
 			if kind == "uneven" {
 				if counts = uneven(size, n); size > 1 {
 					isEven, a.Count = false, 0
@@ -153,7 +153,7 @@ func TestGatherAndScatter(t *testing.T) {
 		counts := even(size, n)
 		for _, code := range []op.Code{op.Gather, op.Scatter} {
 			for _, kind := range []string{"one", "one, in place", "many"} {
-				a := Args{Code: code, DType: d, Count: int64(n), Root: rng.Intn(size)}
+				a := Args{Sig: Sig{Code: code, DType: d, Count: int64(n), Root: rng.Intn(size)}}
 				w.everyAlgorithm(t, what(a, size, kind), signature(a, size, true), func() []*side {
 					data := pieces(d, noise(rng, d, n*size), counts)
 					sides := w.sides(a)
@@ -201,7 +201,7 @@ func TestAllToAll(t *testing.T) {
 		size := len(w.libs)
 		for _, kind := range []string{"one to one", "many to many", "one to many", "many to one", "uneven"} {
 			isEven := kind != "uneven" || size == 1
-			a := Args{Code: op.AllToAll, DType: d, Count: int64(n)}
+			a := Args{Sig: Sig{Code: op.AllToAll, DType: d, Count: int64(n)}}
 			if !isEven {
 				a.Count = -1
 			}
@@ -240,7 +240,7 @@ func TestAllToAll(t *testing.T) {
 func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 	for _, how := range forms {
 		w := newWorld(3)
-		a := Args{Code: op.AllToAll, DType: op.Float32, Count: -1}
+		a := Args{Sig: Sig{Code: op.AllToAll, DType: op.Float32, Count: -1}}
 		sides := w.sides(a)
 		rng := rand.New(rand.NewSource(1))
 		for r, s := range sides {
@@ -270,7 +270,7 @@ func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 func TestExchangeInRounds(t *testing.T) {
 	const size = maxTogether/2 + 3
 	w := newWorld(size)
-	a := Args{Code: op.AllToAll, DType: op.Int16, Count: 2}
+	a := Args{Sig: Sig{Code: op.AllToAll, DType: op.Int16, Count: 2}}
 	for _, how := range forms {
 		sides := w.sides(a)
 		for r, s := range sides {

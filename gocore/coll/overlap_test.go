@@ -18,7 +18,7 @@ func TestSentAndFilledMemoryMayOverlap(t *testing.T) {
 			for _, code := range []op.Code{op.AllGather, op.Gather, op.Scatter, op.AllToAll, op.ReduceScatter} {
 				for _, d := range []op.DType{op.UInt8, op.BFloat16, op.Complex128} {
 					for _, n := range []int{1, 5, 900} {
-						overlapping(t, w, rng, Args{Code: code, DType: d, Count: int64(n)}, n)
+						overlapping(t, w, rng, Args{Sig: Sig{Code: code, DType: d, Count: int64(n)}}, n)
 					}
 				}
 			}

@@ -89,16 +89,22 @@ func (p *Program) Alloc(bytes int64) (unsafe.Pointer, error) {
 	return b, err
 }
 
-// mark returns a point to which rewind goes back.
-func (p *Program) mark() int { return len(p.scratch) }
+// mark is a point to which rewind goes back.
+type mark struct {
+	scratch int
+	reserve unsafe.Pointer
+	left    int64
+}
 
-// rewind forgets the steps, all of which are done, and frees what was allocated since mark:
+func (p *Program) mark() mark { return mark{len(p.scratch), p.reserve, p.left} }
+
+// rewind forgets the steps, all of which are done, and takes back what was allocated since m:
 // a program whose last step appends others stays short.
-func (p *Program) rewind(mark int) {
-	for _, b := range p.scratch[mark:] {
+func (p *Program) rewind(m mark) {
+	for _, b := range p.scratch[m.scratch:] {
 		mem.Free(b)
 	}
-	p.scratch = p.scratch[:mark]
+	p.scratch, p.reserve, p.left = p.scratch[:m.scratch], m.reserve, m.left
 	clear(p.steps)
 	p.steps, p.next = p.steps[:0], 0
 }

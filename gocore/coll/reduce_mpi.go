@@ -10,7 +10,7 @@ import (
 
 // reduceMPI is MPI_Reduce; ranks other than the root keep their buffer as it is.
 // Bytes moved a rank: S.
-var reduceMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: func(a *Args) int64 {
+var reduceMPI = Algorithm{Name: "mpi", Enabled: onHost, Scratch: func(a *Args) int64 {
 	if a.Rank == a.Root {
 		return a.inputScratch()
 	}
@@ -48,7 +48,7 @@ var nothing [64]byte
 
 // reduceSlices16 is allReduceSlices16 with the slices gathered on the root alone.
 // Bytes moved a rank: (1-1/n)S out and in, the sum, S/n out, (1-1/n)S into the root.
-var reduceSlices16 = Algorithm{Name: "slices16", Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
+var reduceSlices16 = Algorithm{Name: "slices16", Enabled: reducedOnHost, Polls: always, Scratch: func(a *Args) int64 {
 	return a.ownSlice(a.Count) + a.scratch(a.slices(a.Count)[a.Rank].count)
 }, Build: func(a *Args, p *Program) error {
 	src := a.Part()

@@ -12,7 +12,7 @@ import (
 // reduceScatterMPI is MPI_Reduce_scatter_block, MPI_Reduce_scatter for parts of
 // different lengths, or one MPI_Reduce a rank past the reach of their counts.
 // Bytes moved a rank: (1-1/n) of the input out and in.
-var reduceScatterMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: func(a *Args) int64 {
+var reduceScatterMPI = Algorithm{Name: "mpi", Enabled: onHost, Scratch: func(a *Args) int64 {
 	most := a.joining(a.Send) + a.scratch(a.Recv[0].Count) + a.listing(1)
 	if a.Reduce == op.PremulSum {
 		most += a.scratch(counts(a.each(a.Send)))
@@ -97,7 +97,7 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 
 // reduceScatterSlices16 sends every rank its part, which that rank adds in float32
 // in rank order and rounds once. Bytes moved a rank: (1-1/n) of the input out and in.
-var reduceScatterSlices16 = Algorithm{Name: "slices16", Enabled: reducedHere, Polls: always, Scratch: func(a *Args) int64 {
+var reduceScatterSlices16 = Algorithm{Name: "slices16", Enabled: reducedOnHost, Polls: always, Scratch: func(a *Args) int64 {
 	return a.scratch(a.Recv[0].Count * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {
 	sends := a.each(a.Send)

@@ -17,7 +17,7 @@ func reductions(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand,
 			for d := op.DType(1); d <= lastDType; d++ {
 				for r := op.ReduceOp(1); r <= lastReduceOp; r++ {
 					if op.Defined(r, d) {
-						f(t, w, rng, Args{DType: d, Reduce: r, Scale: 0.5})
+						f(t, w, rng, Args{Sig: Sig{DType: d, Reduce: r}, Scale: 0.5})
 					}
 				}
 			}
@@ -180,7 +180,7 @@ func Test16BitsAreRoundedOnce(t *testing.T) {
 	for _, d := range []op.DType{op.Float16, op.BFloat16} {
 		big := map[op.DType]float64{op.Float16: 2048, op.BFloat16: 256}[d] // + 1 is lost
 		for _, code := range []op.Code{op.AllReduce, op.Reduce, op.Scan, op.ReduceScatter} {
-			a := Args{Code: code, DType: d, Reduce: op.Sum, Count: n}
+			a := Args{Sig: Sig{Code: code, DType: d, Reduce: op.Sum, Count: n}}
 			w.everyAlgorithm(t, what(a, size, "rounding"), signature(a, size, true), func() []*side {
 				sides := w.sides(a)
 				for r, s := range sides {

@@ -9,8 +9,8 @@ import (
 
 // scanMPI is MPI_Scan or MPI_Exscan. Rank 0 of the exclusive scan keeps its buffer.
 // Bytes moved a rank: the MPI's choice, log2(n) S at most.
-var scanMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: func(a *Args) int64 {
-	if a.Code == op.Exscan && a.Rank == 0 {
+var scanMPI = Algorithm{Name: "mpi", Enabled: onHost, Scratch: func(a *Args) int64 {
+	if !a.WritesRecv() {
 		return a.scratch(a.Count)
 	}
 	return a.inputScratch()
@@ -20,7 +20,7 @@ var scanMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: func(a *Args) int
 		fn = mpi.FnExscan
 	}
 	recv := a.Recv[0]
-	if fn == mpi.FnExscan && a.Rank == 0 {
+	if !a.WritesRecv() {
 		// The standard leaves rank 0's result undefined; ours is its buffer untouched.
 		scratch, err := a.alloc(p, max(1, recv.Count))
 		if err != nil {
@@ -49,7 +49,7 @@ const scanChunk = 1 << 20
 // scanGather16 is the scan of float16 and bfloat16: the contributions are gathered,
 // chunk by chunk, and each rank adds those of the ranks before it in float32.
 // Bytes moved a rank: (n-1)S in.
-var scanGather16 = Algorithm{Name: "gather16", Enabled: reducedHere, Scratch: func(a *Args) int64 {
+var scanGather16 = Algorithm{Name: "gather16", Enabled: reducedOnHost, Scratch: func(a *Args) int64 {
 	return a.scratch(min(a.Count, scanChunk) * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {
 	src, recv := a.Part().Data, a.Recv[0]

@@ -3,7 +3,7 @@ package coll
 import "github.com/paddlempi/paddlempi/gocore/mpi"
 
 // scatterMPI is MPI_Scatter of bytes. Bytes moved: nS out of the root, S in.
-var scatterMPI = Algorithm{Name: "mpi", Enabled: always, Scratch: func(a *Args) int64 {
+var scatterMPI = Algorithm{Name: "mpi", Enabled: onHost, Scratch: func(a *Args) int64 {
 	return a.joining(a.Send) + a.copying(a.Send, a.Recv)
 }, Build: func(a *Args, p *Program) error {
 	n, t, err := a.bytes(p, a.Recv[0].Count*a.elem())

@@ -3,7 +3,6 @@ package coll
 import (
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -16,15 +15,15 @@ import (
 // Steps for piece k, whose blocks were those of piece k-3: wait until the device has copied
 // that one out; it copies piece k in, beside the transfer of piece k-1; when it has, the
 // host's own algorithm for the operation runs on the blocks; the device copies the result
-// out. A rank whose tensors are the host's copies by itself. At the end an MPI_Allreduce of
-// four bytes tells whether some rank's device has failed.
+// out. A rank whose tensors are the host's copies by itself. What is sent out of memory that a
+// result is written to, other than in its place, is copied whole before. At the end an
+// MPI_Allreduce of four bytes tells whether some rank's device has failed.
 //
 // Bytes moved a rank: S over the bus to the host and S back, beside what the host's
 // algorithm moves, at the pace of the slower of the two.
-var staged Algorithm
-
-// init, because staged chooses an algorithm of the host inside.
-func init() { staged = Algorithm{Name: "staged", Enabled: always, Polls: always, Build: buildStaged} }
+var staged = Algorithm{Name: "staged", Enabled: func(s *Sig) bool {
+	return onDevice(s) && s.Any&NotStaged == 0
+}, Polls: always, Scratch: stagedScratch, Build: buildStaged}
 
 // While one piece is transferred the one before is copied out and the one behind it in.
 const lanes = 3
@@ -41,13 +40,12 @@ type stager struct {
 	p      *Program
 	send   []row
 	recv   []row
-	reads  bool // recv holds this rank's contribution
-	write  bool // recv is this rank's result
+	host   Args // of the host's collective, but for its buffers
 	count  int64
 	piece  int64 // elements of a row in one piece
 	lanes  [lanes]lane
-	sig    Sig
 	sums   bool        // the device adds up, not the host
+	aside  lane        // what is sent, all of it, where results would be written over it
 	parts  *mem.Pinned // where sums: what the ranks have sent for this one's share
 	summed cuda.Event  // where sums: the last kernel
 	// failed is what this rank's device said no to; it is not called again. words is room for
@@ -56,41 +54,123 @@ type stager struct {
 	words  []int32
 }
 
-func buildStaged(a *Args, p *Program) error {
-	s := &stager{args: a, p: p, reads: readsRecv(a), write: len(a.Recv) > 0 && !(a.Code == op.Broadcast && a.Root == a.Rank)}
-	if a.Code == op.Exscan && a.Rank == 0 {
-		s.write = false
+// inHostMemory returns the collective that the host carries out on blocks: the same but for the buffers,
+// which the caller fills in, and for what was agreed on about devices.
+func (a *Args) inHostMemory() Args {
+	const device = Device | IPC | NotDirect | NotStaged | DeviceReduce
+	host := *a
+	host.Place, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
+	if a.Trait().Recv == op.Many {
+		host.Code = op.AllReduce // whose block the tensors share
 	}
-	s.sig = Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Size: a.Size, Agreed: a.Place.Agreed & arrive.Even}
-	whole := false
-	s.send, s.recv = a.rows(a.Send, sendsToEach(a.Code)), a.rows(a.Recv, receivesFromEach(a.Code))
-	switch {
-	case a.Code == op.AllReduceCoalesced:
+	return host
+}
+
+// pieceOf is how many elements of a row of count make a piece.
+func (a *Args) pieceOf(count int64) int64 {
+	widest := int64(1) // rows of the operation's widest side, on any rank
+	if a.Trait().Shares != op.NoShares {
+		widest = int64(a.Size)
+	}
+	piece := max(1, a.Place.Chunk/(a.elem()*widest))
+	return min((piece+sliceAlign-1)/sliceAlign*sliceAlign, max(1, count))
+}
+
+// stagedScratch is the scratch memory that the host's algorithm takes for one piece; for all of it
+// where the shares may be found to differ. Blocks have no addresses yet: they are taken to overlap.
+func stagedScratch(a *Args) (most int64) {
+	t := a.Trait()
+	host := a.inHostMemory()
+	if t.Shares != op.NoShares {
+		host.Send, host.Recv = a.Send, a.Recv
+		if t.Send.Each() {
+			host.Send = a.each(a.Send)
+		}
+		if t.Recv.Each() {
+			host.Recv = a.each(a.Recv)
+		}
+		most = Scratch(&host, host.Any&^Even)
+	}
+	if !unevenly(&a.Sig) {
+		host.Count = a.pieceOf(a.Count)
+		block := func(parts []Part, each bool) []Part {
+			if rows := len(a.rows(parts, each)); rows > 0 {
+				return []Part{{Count: int64(rows) * host.Count}}
+			}
+			return nil
+		}
+		host.Send, host.Recv = block(a.Send, t.Send.Each()), block(a.Recv, t.Recv.Each())
+		most = max(most, Scratch(&host, host.Any), a.listing(2))
+	}
+	return most + pad(8)
+}
+
+func buildStaged(a *Args, p *Program) error {
+	s := &stager{args: a, p: p, host: a.inHostMemory(), count: a.Count}
+	t := a.Trait()
+	if t.Recv == op.Many {
 		s.send, s.recv = oneRow(a.Send), oneRow(a.Recv)
-		s.sig.Code, s.count = op.AllReduce, a.Count
-	case unevenly(a):
-		whole = true
-	default:
-		s.count = a.Count
+	} else {
+		s.send, s.recv = a.rows(a.Send, t.Send.Each()), a.rows(a.Recv, t.Recv.Each())
 	}
 	words, err := p.Alloc(8)
 	if err != nil {
 		return err
 	}
 	s.words = unsafe.Slice((*int32)(words), 2)
-	pl := a.Place
-	if pl.Device != nil {
-		for _, stream := range []cuda.Stream{pl.Device.Out, pl.Device.In} {
-			s.try(func() error { return pl.Device.StreamWait(stream, pl.Ready) })
+	p.AtEnd(s.close)
+	p.Do(s.begin)
+	return nil
+}
+
+// begin makes the copies come behind what the producing stream had queued.
+func (s *stager) begin() error {
+	a := s.args
+	if d := a.Place.Device; d != nil {
+		for _, stream := range []cuda.Stream{d.Out, d.In} {
+			s.try(func() error { return d.StreamWait(stream, a.Place.Ready) })
 		}
 	}
-	p.AtEnd(s.close)
-	if whole {
-		return s.buildWhole()
+	if unevenly(&a.Sig) {
+		return s.whole()
 	}
-	s.sums = pl.Agreed&arrive.DeviceReduce != 0 && a.Size <= cuda.MaxArrays && (s.sig.Code == op.AllReduce || s.sig.Code == op.ReduceScatter)
-	s.piece = max(1, pl.Chunk/(a.elem()*int64(widest(a.Code, a.Size))))
-	s.piece = min((s.piece+sliceAlign-1)/sliceAlign*sliceAlign, max(1, s.count))
+	if !a.separate() {
+		return s.setAside()
+	}
+	return s.start()
+}
+
+// setAside copies all that is sent before the first result is written: a tensor that is filled shares its
+// memory.
+func (s *stager) setAside() error {
+	a := s.args
+	b, err := s.block(max(1, counts(a.Send)*a.elem()))
+	if err != nil {
+		return err
+	}
+	s.aside.send = b
+	s.try(func() error {
+		if err := s.copyIn(b, s.send, 0, s.count); err != nil {
+			return err
+		}
+		return s.mark(&s.aside.in, s.stream(false))
+	})
+	at := b.Data
+	for i := range s.send {
+		s.send[i] = row{{&Part{Data: at, Count: s.count}, 0, s.count}}
+		at = a.at(at, s.count)
+	}
+	s.await(&s.aside.in)
+	s.p.Do(s.start)
+	return nil
+}
+
+// start queues the first pieces in.
+func (s *stager) start() error {
+	a, t := s.args, s.host.Trait()
+	// The kernels add what every rank gets, slice by slice.
+	s.sums = a.Agreed&DeviceReduce != 0 && a.Size <= cuda.MaxArrays && t.Reduces && !t.Prefix && t.Gets == op.Everyone
+	s.piece = a.pieceOf(s.count)
 	for k := 0; k < lanes-1; k++ {
 		if k == 0 || int64(k)*s.piece < s.count {
 			if err := s.fill(k); err != nil {
@@ -100,18 +180,6 @@ func buildStaged(a *Args, p *Program) error {
 	}
 	s.transfer(0)
 	return nil
-}
-
-// readsRecv tells whether the recv buffers hold this rank's contribution, or must keep
-// their content.
-func readsRecv(a *Args) bool {
-	switch a.Code {
-	case op.Broadcast:
-		return a.Root == a.Rank
-	case op.Gather, op.Scatter:
-		return len(a.Send) == 0 && a.Root == a.Rank
-	}
-	return len(a.Send) == 0
 }
 
 func (s *stager) bounds(k int) (lo, hi int64) {
@@ -141,7 +209,7 @@ func (s *stager) fill(k int) error {
 				return err
 			}
 		}
-		if s.reads && len(s.recv) > 0 {
+		if s.args.ReadsRecv() && len(s.recv) > 0 {
 			if err := s.copyIn(ln.recv, s.recv, lo, hi); err != nil {
 				return err
 			}
@@ -185,7 +253,7 @@ func (s *stager) transfer(k int) {
 	s.p.Do(func() error {
 		work := s.onHost
 		if s.sums {
-			work = s.onChips
+			work = s.sumOnDevice
 		}
 		if err := work(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
 			return err
@@ -215,11 +283,9 @@ func (s *stager) transfer(k int) {
 
 // onHost appends the host's algorithm for one piece.
 func (s *stager) onHost(send, recv []Part, count int64) error {
-	host := *s.args
-	host.Code, host.Place, host.Send, host.Recv, host.Count = s.sig.Code, nil, send, recv, count
-	sig := s.sig
-	sig.Count = count
-	alg, err := Choose(&sig)
+	host := s.host
+	host.Send, host.Recv, host.Count = send, recv, count
+	alg, err := Choose(&host.Sig)
 	if err != nil {
 		return err
 	}
@@ -235,7 +301,7 @@ func block(b *mem.Pinned, elements int64) []Part {
 
 // drain queues the copies of the result out of the blocks.
 func (s *stager) drain(ln *lane, lo, hi int64) error {
-	if !s.write {
+	if !s.args.WritesRecv() {
 		return nil
 	}
 	if err := s.copyOut(ln.recv, s.recv, lo, hi); err != nil {
@@ -254,8 +320,11 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 // after an error copies in may still write them.
 func (s *stager) close() {
 	d := s.args.Place.Device
-	for i := range s.lanes {
-		ln := &s.lanes[i]
+	for i := range lanes + 1 {
+		ln := &s.aside
+		if i < lanes {
+			ln = &s.lanes[i]
+		}
 		if (s.failed != nil || s.p.err != nil) && ln.in != 0 {
 			_ = d.StreamWait(d.In, ln.in)
 		}
@@ -282,16 +351,16 @@ func (s *stager) close() {
 	}
 }
 
-// buildWhole stages all of an uneven operation at once: the ranks do not know the lengths
+// whole stages all of an uneven operation at once: the ranks do not know the lengths
 // of each other's shares, so that pieces would not meet.
-func (s *stager) buildWhole() error {
+func (s *stager) whole() error {
 	a, ln := s.args, &s.lanes[0]
 	sides := []struct {
 		rows  []row
 		block **mem.Pinned
 		parts []Part
 		in    bool
-	}{{s.send, &ln.send, nil, true}, {s.recv, &ln.recv, nil, s.reads}}
+	}{{s.send, &ln.send, nil, true}, {s.recv, &ln.recv, nil, a.ReadsRecv()}}
 	for i := range sides {
 		side := &sides[i]
 		total := int64(0)
@@ -318,16 +387,12 @@ func (s *stager) buildWhole() error {
 	s.try(func() error { return s.mark(&ln.in, s.stream(false)) })
 	s.await(&ln.in)
 	s.count = counts(a.Recv)
-	// Not before: algorithms that join parts read them while they are built.
+	if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
+		return err
+	}
 	s.p.Do(func() error {
-		if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
-			return err
-		}
-		s.p.Do(func() error {
-			s.try(func() error { return s.drain(ln, 0, s.count) })
-			s.verdict()
-			return nil
-		})
+		s.try(func() error { return s.drain(ln, 0, s.count) })
+		s.verdict()
 		return nil
 	})
 	return nil

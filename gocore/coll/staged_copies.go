@@ -3,7 +3,6 @@ package coll
 import (
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -19,28 +18,10 @@ type segment struct {
 // row is one rank's share of a buffer: segments, one behind the other.
 type row []segment
 
-func sendsToEach(c op.Code) bool {
-	return c == op.Scatter || c == op.ReduceScatter || c == op.AllToAll
-}
-
-func receivesFromEach(c op.Code) bool {
-	return c == op.AllGather || c == op.Gather || c == op.AllToAll
-}
-
-// widest is the number of rows of the operation's widest side, on any rank.
-func widest(c op.Code, size int) int {
-	if sendsToEach(c) || receivesFromEach(c) {
-		return size
-	}
-	return 1
-}
-
 // unevenly tells whether the ranks' shares differ in length.
-func unevenly(a *Args) bool {
-	return (sendsToEach(a.Code) || receivesFromEach(a.Code)) && a.Place.Agreed&arrive.Even == 0
-}
+func unevenly(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenly(s) }
 
-// rows describes a side; each tells that it has a share for every rank.
+// rows describes a side. The flag says that it has a share for every rank.
 func (a *Args) rows(parts []Part, each bool) []row {
 	switch {
 	case len(parts) == 0:

@@ -4,30 +4,29 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // packed is the alignment in bytes at which kernels move most at once.
 const packed = 16
 
-// onChips takes the place of the host's algorithm for a piece of an all_reduce or a
+// sumOnDevice takes the place of the host's algorithm for a piece of an all_reduce or a
 // reduce_scatter: the host moves, the device adds.
 //
 // Steps: each rank sends slice i of its block to rank i; a kernel on rank i adds up the n
 // slices in rank order, reading and writing pinned memory over the bus; for an all_reduce
 // the slices are gathered. Bytes moved a rank beside those of staged: (1-1/n)S out and in
 // twice, once without the gathering, and (1+1/n)S over the bus.
-func (s *stager) onChips(send, recv []Part, count int64) error {
-	host := *s.args
-	host.Code, host.Place = s.sig.Code, nil
+func (s *stager) sumOnDevice(send, recv []Part, count int64) error {
+	host := s.host
+	scattered := host.Trait().Send.Each()
 	from := recv[0]
 	if len(send) > 0 {
 		from = send[0]
 	}
 	var sl []slice
 	to := recv[0].Data
-	if host.Code == op.ReduceScatter {
+	if scattered {
 		for i := 0; i < host.Size; i++ {
 			sl = append(sl, slice{int64(i) * count, count})
 		}
@@ -61,7 +60,7 @@ func (s *stager) onChips(send, recv []Part, count int64) error {
 		return nil
 	})
 	s.await(&s.summed)
-	if host.Code == op.ReduceScatter {
+	if scattered {
 		return nil
 	}
 	return host.gatherSlices(s.p, recv[0].Data, sl)

@@ -3,7 +3,6 @@ package coll
 import (
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -34,16 +33,23 @@ type mapped struct {
 }
 
 // overIPC makes the algorithm ipc of an operation. plan says who works and how.
-func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) bool, queue func(*mapped) error)) *Algorithm {
-	return &Algorithm{Name: "ipc", Enabled: enabled, Polls: always, Build: func(a *Args, p *Program) error {
+func overIPC(enabled func(*Sig) bool, plan func(*Args) (works func(rank int) bool, queue func(*mapped) error)) Algorithm {
+	open := func(s *Sig) bool { return onDevice(s) && s.Local && s.Agreed&IPC != 0 && enabled(s) }
+	return Algorithm{Name: "ipc", Enabled: open, Polls: always, Scratch: (*Args).mappedScratch, Build: func(a *Args, p *Program) error {
 		if a.Place.Peers.Refused() {
-			return a.butIPC(p)
+			return a.exceptIPC(p)
 		}
 		m := &mapped{a: a, p: p}
 		m.works, m.queue = plan(a)
 		m.give, m.take, _ = a.exports()
 		return m.build()
 	}}
+}
+
+// mappedScratch is the scratch memory of mapped.build, and of the way that comes next.
+func (a *Args) mappedScratch() int64 {
+	other := *a
+	return pad(int64(a.Size)*ipc.Bytes) + pad(8) + Scratch(&other, a.Any&^IPC)
 }
 
 // summed says that the kernels can reduce this, over so many ranks.
@@ -134,7 +140,7 @@ func (m *mapped) agree() error {
 		if state == ipc.Never {
 			peers.Refuse(ipc.Why(m.err))
 		}
-		return m.a.butIPC(m.p)
+		return m.a.exceptIPC(m.p)
 	}
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&m.records[0])), int64(len(m.records))*ipc.Bytes)
 	if peers.Agreed(raw) {
@@ -145,7 +151,7 @@ func (m *mapped) agree() error {
 	m.p.Do(func() error {
 		if *all == 0 {
 			peers.Refuse(ipc.Why(m.err))
-			return m.a.butIPC(m.p)
+			return m.a.exceptIPC(m.p)
 		}
 		peers.Agree(raw)
 		return m.perform(nil)
@@ -297,15 +303,15 @@ func (m *mapped) inTurn(f func(rank int) error) error {
 	return nil
 }
 
-// butIPC builds the collective by the way that comes next.
-func (a *Args) butIPC(p *Program) error {
-	pl := a.Place
-	alg, err := chooseOnDevice(&Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Count: a.Count, Size: a.Size,
-		Agreed: pl.Agreed &^ arrive.IPC, Any: pl.Any})
+// exceptIPC builds the collective by the way that comes next.
+func (a *Args) exceptIPC(p *Program) error {
+	other := *a
+	other.Agreed &^= IPC
+	alg, err := Choose(&other.Sig)
 	if err == nil {
-		return alg.Build(a, p)
+		return alg.Build(&other, p)
 	}
-	if why := pl.Peers.Refusal(); why != "" {
+	if why := a.Place.Peers.Refusal(); why != "" {
 		return status.New(status.CodeOf(err), "%v. ipc does not work in this group: %s", err, why)
 	}
 	return err

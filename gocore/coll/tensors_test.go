@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
@@ -152,69 +151,94 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *side) error {
 			return err
 		}
 	}
-	reserved := len(p.scratch)
-	if err := alg.Build(a, &p); err != nil {
+	reserved, most := len(p.scratch), 0
+	s.flip() // what the tensors hold is not there yet
+	err := alg.Build(a, &p)
+	s.flip()
+	if err != nil {
 		p.Close()
 		return err
 	}
-	if alg.Name != "direct" && len(p.scratch) > reserved {
-		return fmt.Errorf("%s of %s takes more scratch memory than its Scratch tells", alg.Name, a.Code)
+	most = len(p.scratch)
+	if how == blocking && !alg.Polled(&a.Sig) {
+		err = p.Run()
+	} else {
+		d := &driven{p: &p}
+		e := w.engines[rank]
+		e.Add(d)
+		for e.Active() > 0 { // Wait would do, but sleeps
+			e.Tick()
+			most = max(most, len(p.scratch))
+			runtime.Gosched()
+		}
+		err = d.err
 	}
-	sig := a.Sig()
-	if how == blocking && !alg.polls(&sig) {
-		return p.Run()
+	if err == nil && most > reserved {
+		err = fmt.Errorf("%s of %s takes more scratch memory than its Scratch tells", alg.Name, a.Code)
 	}
-	d := &driven{p: &p}
-	e := w.engines[rank]
-	e.Add(d)
-	for e.Active() > 0 { // Wait would do, but sleeps
-		e.Tick()
-		runtime.Gosched()
-	}
-	return d.err
+	return err
 }
 
-// covered names the algorithms that a test has run; guarded by a mutex because
+// flip changes every bit of the tensors.
+func (s *side) flip() {
+	for _, x := range s.tensors {
+		for i := range x.bytes {
+			x.bytes[i] ^= 0xFF
+		}
+	}
+}
+
+// covered are the algorithms that a test has run; guarded by a mutex because
 // subtests may be parallel.
 var covered = struct {
 	sync.Mutex
-	names map[string]bool
-}{names: map[string]bool{}}
+	algorithms map[*Algorithm]bool
+}{algorithms: map[*Algorithm]bool{}}
 
-// candidates are the algorithms of an operation, those by device pointers included.
-func candidates(sig *Sig) (all []*Algorithm) {
-	for i := range registry[sig.Code] {
-		all = append(all, &registry[sig.Code][i])
-	}
-	if sig.Size > 1 {
-		all = append(all, directRegistry[sig.Code]...)
-	}
-	return all
+func cover(alg *Algorithm) {
+	covered.Lock()
+	defer covered.Unlock()
+	covered.algorithms[alg] = true
 }
 
 // everyAlgorithm carries the operation out by each algorithm that can serve it,
 // preferred or not, in each form. make describes the call anew every time.
 func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make func() []*side) {
 	t.Helper()
-	for _, alg := range candidates(sig) {
-		if !alg.Enabled(sig) || alg.Name == "mpi" && sig.Reduce != 0 && reducedHere(sig) {
+	w.everyEnabled(t, what, sig, make)
+	// The ways for device memory take host tensors too: any rank's may be the host's.
+	if some := *sig; (int64(sig.DType)+int64(sig.Reduce)+sig.Count)%3 == 0 { // they take long
+		some.Any |= Device
+		w.everyEnabled(t, what+", a rank's on a device", &some, make)
+	}
+}
+
+func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func() []*side) {
+	t.Helper()
+	for _, alg := range registry[sig.Code] {
+		switch {
+		case !alg.Enabled(sig) || alg == &singleOnDevice: // which has no host tensors
+			continue
+		case alg.Name == "mpi" && sig.Reduce != 0 && reducedHere(sig):
 			continue // what MPI itself cannot reduce, TestNoAlgorithm covers
 		}
-		covered.Lock()
-		covered.names[sig.Code.String()+" "+alg.Name] = true
-		covered.Unlock()
 		for _, how := range forms {
-			sides := make()
-			if alg.Name == "direct" {
-				allowed := true
-				for _, s := range sides {
-					s.args.Place = &Place{} // the tensors are the host's, which the fake MPI takes
-					allowed = allowed && DirectOK(&s.args)
-				}
-				if !allowed {
-					continue
-				}
+			if how == polled && alg.Polled(sig) {
+				continue // so is the other
 			}
+			sides := make()
+			allowed := true
+			for _, s := range sides {
+				s.args.Sig = *sig
+				if sig.Any&Device != 0 {
+					s.args.Place = &Place{Chunk: 8 << 10}
+				}
+				allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args))
+			}
+			if !allowed {
+				continue
+			}
+			cover(alg)
 			name := what + ", " + alg.Name + ", " + string(how)
 			for rank, err := range w.carryOut(alg, how, sides) {
 				require.NoError(t, err, "%s: rank %d", name, rank)
@@ -229,11 +253,12 @@ func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make fun
 }
 
 func signature(a Args, size int, even bool) *Sig {
-	s := &Sig{Code: a.Code, DType: a.DType, Reduce: a.Reduce, Root: a.Root, Count: a.Count, Size: size}
+	s := a.Sig
+	s.Size, s.Local = size, true
 	if even {
-		s.Agreed |= arrive.Even
+		s.Agreed |= Even
 	}
-	return s
+	return &s
 }
 
 var worldSizes = []int{1, 2, 3, 5}

@@ -20,22 +20,24 @@ import (
 func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	a := &c.args
 	a.Lib, a.Comm, a.Rank, a.Size = g.env.Lib, g.coll, g.Rank, g.Size
-	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
+	a.Code, a.Reduce, a.Scale, a.Root, a.Local = d.Code, d.ReduceOp, d.Scale, int(d.Root), g.local
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
 	}
-	if t.Rooted && (a.Root < 0 || a.Root >= g.Size) {
+	if !t.Rooted {
+		a.Root = -1 // whatever the caller says: members do not agree on it
+	} else if a.Root < 0 || a.Root >= g.Size {
 		return status.New(status.Argument, "%s: root is rank %d of the group, which has ranks 0 to %d", d.Code, a.Root, g.Size-1)
 	}
 	root := !t.Rooted || a.Root == g.Rank
 	sends, recvs := d.Sends(), d.Recvs()
 	if !root {
 		// What only the root gives or gets is not looked at elsewhere.
-		if t.Send == op.RootOne || t.Send == op.RootOneOrN {
+		if t.Send.RootAlone() {
 			sends = nil
 		}
-		if t.Recv == op.RootOne || t.Recv == op.RootOneOrN {
+		if t.Recv.RootAlone() {
 			recvs = nil
 		}
 	}
@@ -55,7 +57,7 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	if err := g.checkReduce(d, t, c); err != nil {
 		return err
 	}
-	if err := g.checkCounts(c); err != nil {
+	if err := g.checkCounts(t, c); err != nil {
 		return err
 	}
 	if c.args.Place != nil {
@@ -101,7 +103,11 @@ func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []co
 			if side == "recv" && mem.Overlaps(b) {
 				return nil, shared(d.Code, i)
 			}
-			s, err := stageBuf(b, side == "send" || readsRecv(d), side == "recv" && writesRecv(d, g.Rank))
+			in, out := true, false
+			if side == "recv" {
+				in, out = c.args.ReadsRecv(), c.args.WritesRecv()
+			}
+			s, err := stageBuf(b, in, out)
 			if err != nil {
 				return nil, err
 			}
@@ -115,16 +121,6 @@ func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []co
 
 func shared(code op.Code, i int) error {
 	return status.New(status.Argument, "%s: recv tensor %d has elements that share memory (a stride of 0 or overlapping ones); pass a copy", code, i)
-}
-
-// readsRecv tells whether the recv buffer holds this rank's contribution as well.
-// The exclusive scan leaves it alone on rank 0, so it must be whole before.
-func readsRecv(d *op.Desc) bool {
-	return d.Code == op.Broadcast || d.Code == op.Exscan || d.NSend == 0
-}
-
-func writesRecv(d *op.Desc, rank int) bool {
-	return d.Code != op.Broadcast || int(d.Root) != rank
 }
 
 // checkBuf finds what is wrong with one buffer by itself.
@@ -149,85 +145,81 @@ func (g *Group) checkReduce(d *op.Desc, t *op.Trait, c *call) error {
 	if !op.Defined(a.Reduce, a.DType) {
 		return status.New(status.Type, "%s: %s is not defined for %s (docs/ops.md has the table)", d.Code, a.Reduce, a.DType)
 	}
-	if a.Reduce == op.Avg && (d.Code == op.Scan || d.Code == op.Exscan) {
+	if a.Reduce == op.Avg && t.Prefix {
 		return status.New(status.Type, "%s: AVG has no meaning for a scan; use SUM and divide", d.Code)
 	}
 	return nil
 }
 
 // checkCounts checks that the lengths go together and makes the signature.
-func (g *Group) checkCounts(c *call) error {
+func (g *Group) checkCounts(t *op.Trait, c *call) error {
 	a := &c.args
-	n := int64(g.Size)
-	var detail uint64
-	switch a.Code {
-	case op.Barrier:
-	case op.Broadcast:
-		a.Count = a.Recv[0].Count
-	case op.AllReduce, op.Scan, op.Exscan, op.Reduce:
-		if len(a.Recv) == 0 {
-			a.Count = a.Send[0].Count
-			break
+	alike, detail := true, uint64(0)
+	// The side that has shares, and the other, which is as long as this rank's share.
+	shares, own, side := a.Recv, a.Send, "recv"
+	if t.Send.Each() {
+		shares, own, side = a.Send, a.Recv, "send"
+	}
+	switch t.Shares {
+	case op.NoShares:
+		if len(a.Send) > 0 && len(a.Recv) > 0 && a.Send[0].Count != a.Recv[0].Count {
+			return unequal(a.Code, "send", a.Send[0].Count, "recv", a.Recv[0].Count)
 		}
-		a.Count = a.Recv[0].Count
-		if len(a.Send) > 0 && a.Send[0].Count != a.Count {
-			return unequal(a.Code, "send", a.Send[0].Count, "recv", a.Count)
+		switch {
+		case t.Recv == op.Many:
+			a.Count, detail = total(a.Recv), fingerprint(a.Recv)
+		case len(a.Send)+len(a.Recv) > 0:
+			a.Count = a.Part().Count
 		}
-	case op.AllReduceCoalesced:
-		a.Count = total(a.Recv)
-		detail = fingerprint(a.Recv)
-	case op.AllGather:
-		if err := g.checkParts(c, "recv", a.Recv, a.Send[0].Count); err != nil {
+	case op.Alike:
+		a.Count = own[0].Count
+		if err := g.checkAlike(c, side, shares, a.Count); err != nil {
 			return err
 		}
-		if a.Count = a.Send[0].Count; !even(a.Recv) {
-			a.Count, detail = 0, fingerprint(a.Recv)
-		}
-	case op.Gather:
-		a.Count = a.Send[0].Count
-		if err := g.checkAlike(c, "recv", a.Recv, a.Count); err != nil {
+	case op.Listed:
+		if err := g.checkParts(c, side, shares, own[0].Count); err != nil {
 			return err
 		}
-	case op.Scatter:
-		a.Count = a.Recv[0].Count
-		if err := g.checkAlike(c, "send", a.Send, a.Count); err != nil {
+		if a.Count, alike = own[0].Count, even(shares); !alike {
+			a.Count, detail = 0, fingerprint(shares)
+		}
+	case op.Pairwise:
+		var err error
+		if a.Count, err = g.checkPairs(c); err != nil {
 			return err
 		}
-	case op.ReduceScatter:
-		if err := g.checkParts(c, "send", a.Send, a.Recv[0].Count); err != nil {
-			return err
-		}
-		if a.Count = a.Recv[0].Count; !even(a.Send) {
-			a.Count, detail = 0, fingerprint(a.Send)
-		}
-	case op.AllToAll:
-		for side, parts := range map[string][]coll.Part{"send": a.Send, "recv": a.Recv} {
-			if len(parts) == 1 && parts[0].Count%n != 0 {
-				return status.New(status.Argument, "all_to_all: the %s tensor has %d elements, which %d ranks cannot share evenly; give split sizes", side, parts[0].Count, n)
-			}
-		}
-		own, back := g.own(a.Send), g.own(a.Recv)
-		if own != back {
-			return status.New(status.Argument, "all_to_all: this rank sends itself %d elements and expects %d", own, back)
-		}
-		if even(a.Send) && even(a.Recv) {
-			a.Count = own
-		} else {
+		if alike = even(a.Send) && even(a.Recv); !alike {
 			a.Count = -1 // the lengths are exchanged
 		}
 	}
-	if a.Code != op.AllToAll && even(a.Send) && even(a.Recv) || a.Code == op.AllToAll && a.Count >= 0 {
-		c.flags |= arrive.Even
+	if alike {
+		c.flags |= coll.Even
 	}
 	if a.Reduce == op.PremulSum {
 		detail ^= math.Float64bits(a.Scale)
 	}
 	root := uint64(0)
-	if a.Root >= 0 && (a.Code == op.Broadcast || a.Code == op.Reduce || a.Code == op.Gather || a.Code == op.Scatter) {
+	if t.Rooted {
 		root = uint64(a.Root) + 1
 	}
 	c.sig = arrive.Signature{uint64(a.Code) | uint64(a.DType)<<8 | uint64(a.Reduce)<<16 | root<<32, uint64(a.Count), detail}
 	return nil
+}
+
+// checkPairs checks both sides of shares by pairs of ranks and returns the length of what this rank
+// sends itself.
+func (g *Group) checkPairs(c *call) (int64, error) {
+	a := &c.args
+	for i, parts := range [2][]coll.Part{a.Send, a.Recv} {
+		if len(parts) == 1 && parts[0].Count%int64(g.Size) != 0 {
+			return 0, status.New(status.Argument, "%s: the %s tensor has %d elements, which %d ranks cannot share evenly; give split sizes", a.Code, [2]string{"send", "recv"}[i], parts[0].Count, g.Size)
+		}
+	}
+	own, back := g.own(a.Send), g.own(a.Recv)
+	if own != back {
+		return 0, status.New(status.Argument, "%s: this rank sends itself %d elements and expects %d", a.Code, own, back)
+	}
+	return own, nil
 }
 
 // checkParts checks one buffer of Size parts, or Size buffers, of which this rank's

@@ -23,7 +23,6 @@ type call struct {
 type request struct {
 	args     coll.Args
 	sig      arrive.Signature
-	chosen   coll.Sig
 	flags    arrive.Flags
 	deadline time.Time
 	timeout  time.Duration
@@ -51,8 +50,7 @@ func (c *call) recycle() {
 // reserve takes the scratch memory that the collective may want, before it is announced: the others
 // would wait in MPI for a rank that finds out later that it has none.
 func (c *call) reserve() error {
-	c.chosen = c.args.Sig()
-	return c.prog.Reserve(coll.Scratch(&c.chosen, &c.args, c.flags))
+	return c.prog.Reserve(coll.Scratch(&c.args, c.flags))
 }
 
 // inlineSpin is how many pauses an inline arrival spins for before it waits in
@@ -98,11 +96,10 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 // carryOut runs c, at which everyone has arrived, on this thread: with blocking MPI calls where all
 // members wait inside their calls and no step polls, else as a task that it waits for.
 func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *work.Handle, err error) {
-	alg, polled, err := coll.Plan(c.agree(g, agreed))
+	alg, err := c.choose(g, agreed)
 	switch {
 	case err != nil:
-		err = unserved{err}
-	case polled || agreed.All&arrive.Sync == 0:
+	case alg.Polled(&c.args.Sig) || agreed.All&arrive.Sync == 0:
 		t := g.newCollective(c)
 		if err = t.call.build(alg); err != nil {
 			t.discard()
@@ -225,13 +222,17 @@ func (g *Group) after(err error) error {
 	return err
 }
 
-// agree returns the signature that the registry chooses by.
-func (c *call) agree(g *Group, agreed arrive.Result) *coll.Sig {
-	if agreed.Any&arrive.Device != 0 {
-		c.agreeOnDevice(g, agreed)
+// choose returns the algorithm that serves what all members have agreed on.
+func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
+	c.args.Agreed, c.args.Any = agreed.All, agreed.Any
+	if c.args.Any&coll.Device != 0 {
+		c.agreeOnDevice(g)
 	}
-	c.chosen.Agreed, c.chosen.Any = agreed.All, agreed.Any
-	return &c.chosen
+	alg, err := coll.Choose(&c.args.Sig)
+	if err != nil {
+		return nil, unserved{err}
+	}
+	return alg, nil
 }
 
 // release ends a collective and starts the one that is queued behind it, if the group goes on.
@@ -484,9 +485,9 @@ func (t *collective) whyGiveUp() error {
 
 // start makes the steps of t. It is called once all have arrived.
 func (t *collective) start(agreed arrive.Result) error {
-	alg, _, err := coll.Plan(t.call.agree(t.g, agreed))
+	alg, err := t.call.choose(t.g, agreed)
 	if err != nil {
-		return unserved{err}
+		return err
 	}
 	if err = t.call.build(alg); err == nil {
 		t.run()

@@ -154,6 +154,7 @@ func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) (missing []in
 type attempt struct {
 	number []byte // that of its hello
 	round  uint64 // the last round in which it was asked
+	asked  []byte // with what: its answer is the same
 	still  bool   // it has answered in that round
 }
 
@@ -161,8 +162,10 @@ type attempt struct {
 func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []int, err error) {
 	came := map[int]*attempt{}
 	ask := func(r int, round uint64) {
-		came[r].round, came[r].still = round, false
-		e.mail.send(r, mailReady, key, binary.LittleEndian.AppendUint64(bytes.Clone(came[r].number), round))
+		a := came[r]
+		a.round, a.still = round, false
+		a.asked = binary.LittleEndian.AppendUint64(bytes.Clone(a.number), round)
+		e.mail.send(r, mailReady, key, a.asked)
 	}
 	round := uint64(0) // 0 asks who arrives, each later one asks all
 	err = e.wait(func() bool {
@@ -193,7 +196,7 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 		}
 		for _, r := range others {
 			a := came[r]
-			if body, ok := e.mail.take(mailStill, r, key); ok && bytes.Equal(body, binary.LittleEndian.AppendUint64(bytes.Clone(a.number), a.round)) {
+			if body, ok := e.mail.take(mailStill, r, key); ok && bytes.Equal(body, a.asked) {
 				a.still = true
 			}
 			if !a.still {

@@ -6,7 +6,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
@@ -129,18 +128,19 @@ func (g *Group) onDevice(c *call, stream cuda.Stream) error {
 		return err
 	}
 	c.stream = stream
-	c.flags |= arrive.Device
+	pl.Chunk = s.chunk
+	c.flags |= coll.Device
 	if s.ipc && g.local && c.mappable && coll.Exportable(&c.args) {
-		c.flags |= arrive.IPC
+		c.flags |= coll.IPC
 	}
 	if !s.direct || !coll.DirectOK(&c.args) || !g.env.CUDAAware() {
-		c.flags |= arrive.NotDirect
+		c.flags |= coll.NotDirect
 	}
 	if !s.staged {
-		c.flags |= arrive.NotStaged
+		c.flags |= coll.NotStaged
 	}
 	if s.reduceOnDevice {
-		c.flags |= arrive.DeviceReduce
+		c.flags |= coll.DeviceReduce
 	}
 	return nil
 }
@@ -151,7 +151,7 @@ func (g *Group) onDevice(c *call, stream cuda.Stream) error {
 // Where the ranks may reach into each other's memory the devices wait instead.
 func (g *Group) awaitDevice(c *call) error {
 	pl := c.args.Place
-	if pl == nil || c.flags&arrive.IPC != 0 {
+	if pl == nil || c.flags&coll.IPC != 0 {
 		return nil
 	}
 	var err error
@@ -186,17 +186,15 @@ func produced(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event, e
 
 // agreeOnDevice completes the place of a call, in which another rank's tensors may be the
 // ones in device memory, when all have arrived.
-func (c *call) agreeOnDevice(g *Group, res arrive.Result) {
+func (c *call) agreeOnDevice(g *Group) {
 	if c.args.Place == nil {
-		c.args.Place = &coll.Place{}
+		c.args.Place = &coll.Place{Chunk: g.env.device.chunk}
 	}
-	pl := c.args.Place
-	pl.Agreed, pl.Any, pl.Chunk = res.All, res.Any, g.env.device.chunk
-	if g.local && res.All&arrive.IPC != 0 {
+	if g.local && c.args.Agreed&coll.IPC != 0 {
 		if g.mapped == nil {
 			g.mapped = ipc.New(g.Rank, g.Size)
 		}
-		pl.Peers = g.mapped
+		c.args.Place.Peers = g.mapped
 	}
 }
 

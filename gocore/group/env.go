@@ -43,7 +43,8 @@ type Env struct {
 	departure     *mpi.Slot                    // the barrier of those who depart; nil: none is under way
 	peerQuestions questions
 
-	mu    sync.Mutex     // guards the three below
+	mu    sync.Mutex     // guards the four below
+	broke time.Duration  // the longest timeout of the groups that broke; 0: none did
 	made  map[string]int // how many groups were made of each list of ranks
 	byKey map[uint64]*Group
 	live  map[*Group]bool // groups that were made and not freed
@@ -200,6 +201,13 @@ func (e *Env) all() []*Group {
 	return list
 }
 
+// brokeAfter notes that a group broke, which had a timeout.
+func (e *Env) brokeAfter(timeout time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.broke = max(e.broke, timeout)
+}
+
 // wait is Group.wait for what belongs to no group.
 func (e *Env) wait(done func() bool, deadline time.Time) error {
 	var ending error
@@ -308,6 +316,8 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 		if failure := e.depart(); err == nil {
 			err = failure
 		}
+	} else {
+		e.stayAway()
 	}
 	return e.Engine.Stop(why, giveUpLimit) && settled, err
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -15,7 +16,7 @@ import (
 // same answer on every member.
 func (g *Group) agreed(c *call, state arrive.State, res arrive.Result) bool {
 	diff := res.Diff
-	if c.args.Code == op.AllToAll && res.All&arrive.Even == 0 {
+	if c.args.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
 		diff &^= 1 << 1 // uneven parts: the lengths are exchanged later
 	}
 	return (state == arrive.Agreed || diff == 0) && res.Any&arrive.Refused == 0
@@ -91,7 +92,7 @@ func describe(s arrive.Signature) string {
 	} else if s[2] != 0 {
 		detail = fmt.Sprintf(", detail %08x", uint32(s[2])^uint32(s[2]>>32))
 	}
-	if reduce == op.PremulSum && code != op.AllReduceCoalesced && s[1] != 0 {
+	if reduce == op.PremulSum && code.Trait().Recv != op.Many && s[1] != 0 {
 		text += fmt.Sprintf(", PREMUL_SUM(%v)", math.Float64frombits(s[2]))
 	} else if text += detail; reduce != 0 {
 		text += ", " + reduce.String()

@@ -94,6 +94,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 		}
 	}
 	t := g.newCollective(c)
+	t.handle.Watch(d.Cookie, d.State)
 	if d.Flags&op.FlagNotify != 0 {
 		t.handle.Notify()
 	}
@@ -157,6 +158,7 @@ func (g *Group) usableLocked(code op.Code) error {
 
 // fail makes the group unusable because of err. What is queued fails with it.
 func (g *Group) fail(err error) {
+	g.env.brokeAfter(g.Timeout())
 	g.mu.Lock()
 	if g.broken == nil {
 		g.broken = err

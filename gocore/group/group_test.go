@@ -2,6 +2,7 @@ package group
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand"
 	"sync"
@@ -278,6 +279,36 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 	})
 }
 
+func TestWhoDoesNotDepartInOrderIsNotAwaited(t *testing.T) {
+	nodes := []int{0, 1}
+	t.Run("says so", func(t *testing.T) {
+		ranks(t, 2, nodes, func(t *testing.T, e *Env, g *Group) {
+			if g.Rank == 0 { // MPI holds its half of a collective to which the other never comes
+				g.SetTimeout(50 * time.Millisecond)
+				_, err := submit(g, allReduce(floats(1)))
+				assert.Equal(t, status.Timeout, status.CodeOf(err))
+			}
+			settled, err := e.Leave()
+			assert.NoError(t, err)
+			assert.Equal(t, g.Rank == 1, settled)
+			assert.Equal(t, g.Rank == 0, e.AwaitGone())
+		})
+	})
+	t.Run("is silent", func(t *testing.T) {
+		ranks(t, 2, nodes, func(t *testing.T, e *Env, g *Group) {
+			if g.Rank == 0 {
+				return
+			}
+			g.SetTimeout(50 * time.Millisecond)
+			g.fail(errors.New("the cable is cut"))
+			settled, err := e.Leave()
+			assert.NoError(t, err)
+			assert.True(t, settled)
+			assert.False(t, e.AwaitGone())
+		})
+	})
+}
+
 func TestGroupsThatOverlap(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
 		if n < 3 {
@@ -484,5 +515,39 @@ func TestStridedTensorsAreStaged(t *testing.T) {
 			}
 		}
 		assert.Equal(t, []float32{4, 100, 8, 100, 12}, values(block))
+	})
+}
+
+// A tensor that is not contiguous is packed where it is read and unpacked where it is written, and at
+// no other rank.
+func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
+	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+		shape, strides := []int64{2}, []int64{2}
+		wide := floats(1, 2, 3, 4)
+		every := op.Buf{Data: wide.Data, Count: 2, DType: op.Float32, DeviceType: op.DeviceCPU, NDim: 1,
+			Shape: unsafe.Pointer(&shape[0]), Strides: unsafe.Pointer(&strides[0])}
+		for _, c := range []struct {
+			code    op.Code
+			send    []op.Buf
+			in, out [2]bool // by rank; rank 0 is the root
+		}{
+			{op.Broadcast, nil, [2]bool{true, false}, [2]bool{false, true}},
+			{op.AllReduce, nil, [2]bool{true, true}, [2]bool{true, true}},
+			{op.AllReduce, []op.Buf{floats(1, 2)}, [2]bool{}, [2]bool{true, true}},
+			{op.Scatter, []op.Buf{floats(1, 2, 3, 4)}, [2]bool{}, [2]bool{true, true}},
+			{op.Exscan, nil, [2]bool{true, true}, [2]bool{false, true}},
+			{op.Exscan, []op.Buf{floats(1, 2)}, [2]bool{}, [2]bool{false, true}},
+		} {
+			d := desc(c.code, c.send, []op.Buf{every})
+			d.Root, d.ReduceOp = 0, op.Sum
+			got := new(call)
+			trait := c.code.Trait()
+			if assert.NoError(t, g.check(d, trait, got), c.code) && assert.Len(t, got.staged, 1, c.code) {
+				s := got.staged[0]
+				assert.Equal(t, c.in[g.Rank], s.in, "%s is packed on rank %d", c.code, g.Rank)
+				assert.Equal(t, c.out[g.Rank], s.out, "%s is unpacked on rank %d", c.code, g.Rank)
+			}
+			got.drop()
+		}
 	})
 }

@@ -263,6 +263,17 @@ func (e *Env) depart() error {
 	return nil
 }
 
+// stayAway tells the others that this rank will not come to the barrier of those who depart: MPI holds
+// on to what a broken group asked for. It waits a while for the messages to be out, for the process ends next.
+func (e *Env) stayAway() {
+	for r := range e.Topo.Node {
+		if r != e.Topo.Rank && e.apart(r) {
+			e.mail.send(r, mailAbsent, processKey, nil)
+		}
+	}
+	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(brokenLimit), nil)
+}
+
 // Gone tells whether all ranks have departed as well, of those that cannot see each other leave.
 // Until then it answers what they ask.
 func (e *Env) Gone() bool {
@@ -279,10 +290,20 @@ func (e *Env) Gone() bool {
 	return true
 }
 
-// AwaitGone returns when Gone.
-func (e *Env) AwaitGone() {
-	b := work.Backoff{Lazy: true}
-	for !e.Gone() {
-		b.Pause()
+// AwaitGone waits until Gone and returns true, or until it is known that some rank will not depart in
+// order, and MPI cannot be finalized: it has said so, or it has not come for as long as the group had, which broke here.
+// It waits with an engine of its own: that of e has stopped.
+func (e *Env) AwaitGone() bool {
+	var deadline time.Time
+	e.mu.Lock()
+	if e.broke > 0 {
+		deadline = time.Now().Add(e.broke)
 	}
+	e.mu.Unlock()
+	gone := false
+	_ = work.NewEngine().Wait(func() bool {
+		gone = e.Gone()
+		return gone || e.mail.has(mailAbsent)
+	}, deadline, nil)
+	return gone
 }

@@ -52,6 +52,7 @@ const (
 	mailStill                      // yes
 	mailAsk                        // where are you in group key? See inquiry
 	mailAnswer                     // the answer
+	mailAbsent                     // the sender does not come to the barrier of those who depart
 )
 
 const (
@@ -107,6 +108,18 @@ func (m *mailbox) peek(kind mailKind, from int, key uint64) ([]byte, bool) {
 	defer m.mu.Unlock()
 	body, ok := m.inbox[letter{kind, from, key}]
 	return body, ok
+}
+
+// has tells whether a message of a kind has arrived, from anybody.
+func (m *mailbox) has(kind mailKind) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for l := range m.inbox {
+		if l.kind == kind {
+			return true
+		}
+	}
+	return false
 }
 
 // pump receives what is there and frees what was sent. It does not wait.

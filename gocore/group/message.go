@@ -47,6 +47,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	}
 	if d.Flags&op.FlagAsync != 0 {
 		h := m.become()
+		h.Watch(d.Cookie, d.State)
 		m.async = true
 		g.async.Add(1)
 		if d.Flags&op.FlagNotify != 0 {
@@ -195,8 +196,8 @@ type half struct {
 
 // prepare checks the arguments and describes the calls.
 func (m *message) prepare(d *op.Desc) error {
-	send := d.Code == op.Send || d.Code == op.SendRecv
-	recv := d.Code == op.Recv || d.Code == op.SendRecv
+	t := d.Code.Trait()
+	send, recv := t.Send != op.None, t.Recv != op.None
 	sends, recvs := d.Sends(), d.Recvs()
 	if send && len(sends) != 1 || recv && len(recvs) != 1 {
 		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one of each side it uses", d.Code, len(sends), len(recvs))
@@ -210,7 +211,7 @@ func (m *message) prepare(d *op.Desc) error {
 	}
 	if recv {
 		peer, tag := d.Peer, d.Tag
-		if d.Code == op.SendRecv {
+		if send {
 			peer, tag = d.Peer2, d.Tag2
 		}
 		return m.half(d.Code, mpi.FnRecv, "recv", &recvs[0], peer, tag, false)

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -38,21 +39,12 @@ func Loaded() []string { return host().loaded() }
 // initialised in this process. There can be only one.
 func CheckExplicit(o Options, running Info) error { return host().checkExplicit(o, running) }
 
-// family is the kind of MPI that a launcher or a library belongs to.
-type family int
-
-const (
-	anyFamily family = iota
-	openMPI          // Open MPI and its PRRTE
-	mpich            // MPICH, Intel MPI, MVAPICH: one ABI, one process manager
-)
-
 // sonames in order of preference. libmpich.so.12 is Debian's, libmpi.so.0
 // MVAPICH 4's.
-var sonames = map[family][]string{
-	anyFamily: {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so.0", "libmpi_abi.so.1", "libmpi_abi.so.0"},
-	openMPI:   {"libmpi.so.40", "libmpi_abi.so.1", "libmpi_abi.so.0"},
-	mpich:     {"libmpi.so.12", "libmpich.so.12", "libmpi.so.0", "libmpi_abi.so.1", "libmpi_abi.so.0"},
+var sonames = map[launcher.Family][]string{
+	launcher.Any:     {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so.0", "libmpi_abi.so.1", "libmpi_abi.so.0"},
+	launcher.OpenMPI: {"libmpi.so.40", "libmpi_abi.so.1", "libmpi_abi.so.0"},
+	launcher.MPICH:   {"libmpi.so.12", "libmpich.so.12", "libmpi.so.0", "libmpi_abi.so.1", "libmpi_abi.so.0"},
 }
 
 type search struct {
@@ -60,7 +52,7 @@ type search struct {
 	looked []string
 	// started is the family of a launcher whose executable may not be read (that of a process in another
 	// user namespace): nothing says where its library lies, but another family's cannot be started by it.
-	started family
+	started launcher.Family
 }
 
 func (s *search) note(format string, args ...any) {
@@ -105,11 +97,11 @@ func (s *search) explicit(o Options) (Found, bool, error) {
 		return Found{path, how}, true, nil // a soname: the loader's business
 	}
 	if s.dir(path) {
-		if p, ok := s.in(path, anyFamily); ok {
+		if p, ok := s.in(path, launcher.Any); ok {
 			return Found{p, how}, true, nil
 		}
 		return Found{}, false, status.New(status.MPINotFound, "%s is %s, a directory without an MPI library: none of %s in it or its lib",
-			path, how, strings.Join(sonames[anyFamily], ", "))
+			path, how, strings.Join(sonames[launcher.Any], ", "))
 	}
 	real := s.library(path)
 	if !s.file(real) {
@@ -161,7 +153,7 @@ func (s *system) checkExplicit(o Options, running Info) error {
 	}
 	if strings.Contains(path, "/") {
 		if s.dir(path) {
-			path, _ = s.in(path, anyFamily)
+			path, _ = s.in(path, launcher.Any)
 		}
 		if s.same(s.library(path), running.Path) {
 			return nil
@@ -180,29 +172,29 @@ func (s *search) launchers(Options) (Found, bool, error) {
 	case l.Name == "":
 		s.note("launcher: none among the parents of this process")
 		return Found{}, false, nil
-	case l.family == anyFamily:
+	case l.kind.Family == launcher.Any:
 		s.note("launcher: %s, which has no MPI of its own", l.Name)
 		return Found{}, false, nil
 	case l.Path == "":
 		s.note("launcher: %s, of %s, whose executable this process may not read", l.Name, l.MPI)
-		s.started = l.family
+		s.started = l.kind.Family
 		return Found{}, false, nil
 	}
 	why := "that of the launcher " + l.Path
 	prefix := l.prefix()
-	if p, ok := s.in(prefix, l.family); ok {
+	if p, ok := s.in(prefix, l.kind.Family); ok {
 		return Found{p, why}, true, nil
 	}
-	if dir := s.get("OMPI_LIBDIR_LOC"); l.family == openMPI && dir != "" {
+	if dir := s.get("OMPI_LIBDIR_LOC"); l.kind.Family == launcher.OpenMPI && dir != "" {
 		// Set by Open MPI's mpirun, whose daemon may be a PRRTE from elsewhere.
-		if p, ok := s.in(dir, l.family); ok {
+		if p, ok := s.in(dir, l.kind.Family); ok {
 			return Found{p, why}, true, nil
 		}
 	}
-	s.note("launcher %s: no %s under %s", l.Path, strings.Join(sonames[l.family], ", "), prefix)
+	s.note("launcher %s: no %s under %s", l.Path, strings.Join(sonames[l.kind.Family], ", "), prefix)
 	// Its libraries may lie elsewhere, and any of its family serves better than
 	// one that it cannot start.
-	if p, ok := s.ask(l.family); ok {
+	if p, ok := s.ask(l.kind.Family); ok {
 		return Found{p, "of the family of the launcher " + l.Path + ", found by the dynamic loader"}, true, nil
 	}
 	return Found{}, false, nil
@@ -211,14 +203,14 @@ func (s *search) launchers(Options) (Found, bool, error) {
 func (s *search) variables(Options) (Found, bool, error) {
 	for _, v := range []struct {
 		name string
-		of   family
-	}{{"OPAL_PREFIX", openMPI}, {"I_MPI_ROOT", mpich}} {
+		of   launcher.Family
+	}{{"OPAL_PREFIX", launcher.OpenMPI}, {"I_MPI_ROOT", launcher.MPICH}} {
 		prefix := s.get(v.name)
 		if prefix == "" {
 			s.note("%s: not set", v.name)
 			continue
 		}
-		if s.started != anyFamily && s.started != v.of {
+		if s.started != launcher.Any && s.started != v.of {
 			s.note("%s=%s: not of the launcher's family", v.name, prefix)
 			continue
 		}
@@ -263,7 +255,7 @@ func (s *search) loader(Options) (Found, bool, error) {
 }
 
 // ask asks the dynamic loader for the sonames of a family.
-func (s *search) ask(of family) (string, bool) {
+func (s *search) ask(of launcher.Family) (string, bool) {
 	for _, name := range sonames[of] {
 		path, err := s.load(name)
 		if err == nil {
@@ -275,7 +267,7 @@ func (s *search) ask(of family) (string, bool) {
 }
 
 // in returns the first library of a family under a prefix.
-func (s *system) in(prefix string, of family) (string, bool) {
+func (s *system) in(prefix string, of launcher.Family) (string, bool) {
 	all := s.all(prefix, of)
 	if len(all) == 0 {
 		return "", false
@@ -285,7 +277,7 @@ func (s *system) in(prefix string, of family) (string, bool) {
 
 // all returns the libraries of a family under a prefix, in order of preference,
 // one path each.
-func (s *system) all(prefix string, of family) []string {
+func (s *system) all(prefix string, of launcher.Family) []string {
 	var out []string
 	for _, name := range sonames[of] {
 		for _, dir := range libraryDirs() {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 )
 
 // system is what discovery and the launcher check see of the machine. Tests give
@@ -124,7 +125,7 @@ func (s *system) parents() []process {
 			p.path = strings.TrimSuffix(exe, " (deleted)")
 			// Debian's slurmstepd is a link to slurmstepd-wlm: then the name that the
 			// kernel shows, by which it was started, says more than the file's.
-			if file := filepath.Base(p.path); kinds[file] != nil || kinds[name] == nil {
+			if file := filepath.Base(p.path); launcher.ByProcess(file) != nil || launcher.ByProcess(name) == nil {
 				p.name = file
 			}
 		}

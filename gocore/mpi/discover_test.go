@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -107,7 +108,7 @@ func TestNothingFoundSaysWhereItLooked(t *testing.T) {
 	} {
 		assert.ErrorContains(t, err, part)
 	}
-	assert.Len(t, looked, 6+len(sonames[anyFamily]))
+	assert.Len(t, looked, 6+len(sonames[launcher.Any]))
 }
 
 func TestExplicit(t *testing.T) {

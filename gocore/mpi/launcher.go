@@ -5,85 +5,81 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 )
 
 // LauncherInfo says who started this process, as far as /proc and the variables
 // of that launcher tell.
 type LauncherInfo struct {
-	Name      string `json:"name"`       // "prterun", "hydra_pmi_proxy", "slurmstepd" ...; "" where there is none
+	Name      string `json:"name"`       // "prterun", "hydra_pmi_proxy", "slurmstepd" ...; "" where none is to be seen
+	Kind      string `json:"kind"`       // "openmpi", "hydra", "slurm"; "" likewise
 	Path      string `json:"path"`       // its executable; "" where it may not be read
+	PID       int    `json:"pid"`        // 0 where none is to be seen
+	Mpirun    bool   `json:"mpirun"`     // whether it is the mpirun that the user called, on this host
 	MPI       string `json:"mpi"`        // "Open MPI", "MPICH or Intel MPI", "Slurm"
 	Size      int    `json:"size"`       // how many processes it started, -1 where it does not say
 	Rank      int    `json:"rank"`       // which one this is, -1 likewise
 	LocalRank int    `json:"local_rank"` // -1 likewise; for display: topo asks MPI
 	LocalSize int    `json:"local_size"` // -1 likewise
 	Job       string `json:"job"`        // the same on all its processes, another for each job; "" where it does not say
+	Host      string `json:"host"`       // a host that all its processes know by this name: the first one's, or the launcher's; "" likewise
 
-	family family
-	pid    int
+	kind *launcher.Kind // nil where there is none
 }
 
 // Launcher returns the launcher of this process: the nearest parent that is one.
 func Launcher() LauncherInfo { return host().launcher() }
 
-// kind is one kind of launcher, with the variables in which it numbers its
-// processes. Those of another launcher further up are inherited and mean nothing:
-// under sbatch and mpirun, SLURM_NTASKS and SLURM_PROCID are the daemons'.
-type kind struct {
-	mpi                              string
-	family                           family
-	size, rank, localRank, localSize []string // the first one set counts
-	job                              []string // together, those that are set
-}
+// HiddenLauncher returns the same, or where no parent is one, what the variables alone tell: a
+// container with a PID namespace of its own does not show its launcher. They may be inherited
+// from a rank that this process is none of.
+func HiddenLauncher() LauncherInfo { return host().hiddenLauncher() }
 
-var (
-	prrte = kind{
-		"Open MPI", openMPI,
-		[]string{"OMPI_COMM_WORLD_SIZE"}, []string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK"},
-		[]string{"OMPI_COMM_WORLD_LOCAL_RANK"}, []string{"OMPI_COMM_WORLD_LOCAL_SIZE"},
-		[]string{"PMIX_NAMESPACE"},
-	}
-	hydra = kind{
-		"MPICH or Intel MPI", mpich,
-		[]string{"PMI_SIZE"}, []string{"PMI_RANK"}, []string{"MPI_LOCALRANKID"}, []string{"MPI_LOCALNRANKS"},
-		[]string{"I_MPI_HYDRA_UUID"},
-	}
-	slurm = kind{
-		"Slurm", anyFamily,
-		[]string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, []string{"SLURM_PROCID"}, []string{"SLURM_LOCALID"}, nil,
-		[]string{"SLURM_JOB_ID", "SLURM_STEP_ID"},
-	}
-	// By the name of the process that is a parent of ours: on a remote node that
-	// is the launcher's daemon.
-	kinds = map[string]*kind{
-		"prted": &prrte, "prterun": &prrte, "orted": &prrte, "orterun": &prrte,
-		"hydra_pmi_proxy": &hydra,
-		"slurmstepd":      &slurm,
-	}
-)
+var noLauncher = LauncherInfo{Size: -1, Rank: -1, LocalRank: -1, LocalSize: -1}
 
 func (s *system) launcher() LauncherInfo {
-	none := LauncherInfo{Size: -1, Rank: -1, LocalRank: -1, LocalSize: -1}
 	for _, p := range s.parents() {
-		k := kinds[p.name]
-		if k == nil {
-			continue
+		if k := launcher.ByProcess(p.name); k != nil {
+			l := s.numbered(k, p.pid)
+			l.Name, l.Path, l.PID, l.Mpirun = p.name, p.path, p.pid, slices.Contains(k.Mpirun, p.name)
+			return l
 		}
-		l := none
-		l.Name, l.Path, l.MPI, l.family, l.pid = p.name, p.path, k.mpi, k.family, p.pid
-		if _, step := s.env("SLURM_STEP_ID"); k == &slurm && !step {
-			return l // a batch script: started once, whatever the job's size
-		}
-		l.Size, l.Rank = s.first(k.size), s.first(k.rank)
-		l.LocalRank, l.LocalSize = s.first(k.localRank), s.first(k.localSize)
-		if k == &slurm {
-			l.LocalSize = s.slurmLocalSize()
-		}
-		l.Job = s.job(k, p.pid)
+	}
+	return noLauncher
+}
+
+func (s *system) hiddenLauncher() LauncherInfo {
+	if l := s.launcher(); l.Name != "" {
 		return l
 	}
-	return none
+	for _, k := range launcher.Kinds {
+		if l := s.numbered(k, 0); l.Size > 0 && l.Rank >= 0 {
+			return l
+		}
+	}
+	return noLauncher
+}
+
+// numbered is what the variables of a launcher tell, whose process pid started this one.
+func (s *system) numbered(k *launcher.Kind, pid int) LauncherInfo {
+	l := noLauncher
+	l.Kind, l.MPI, l.kind = k.Name, k.MPI, k
+	if _, task := s.env(k.Task); k.Task != "" && !task {
+		return l
+	}
+	l.Size, l.Rank = s.first(k.Size), s.first(k.Rank)
+	l.LocalRank, l.LocalSize = s.first(k.LocalRank), s.first(k.LocalSize)
+	if k.TasksPerNode != "" {
+		l.LocalSize = s.tasksOfThisNode(k)
+	}
+	l.Job = s.job(k, pid)
+	l.Host = s.head(k, l.Job)
+	return l
 }
 
 // first returns the first of the variables that holds a number, -1 if none does.
@@ -96,22 +92,61 @@ func (s *system) first(names []string) int {
 	return -1
 }
 
-// job is what names the job to all its processes. MPICH's Hydra says nothing in variables, but
-// starts its proxies with the address of mpiexec.
-func (s *system) job(k *kind, pid int) string {
+// tasksOfThisNode finds this node in a list as "2(x3),1". It is -1 where the launcher does not say.
+func (s *system) tasksOfThisNode(k *launcher.Kind) int {
+	node, ok := s.number(k.Node)
+	if !ok {
+		return -1
+	}
+	for _, part := range strings.Split(s.get(k.TasksPerNode), ",") {
+		tasks, times, repeated := strings.Cut(part, "(x")
+		n, err := strconv.Atoi(tasks)
+		if err != nil {
+			return -1
+		}
+		nodes := 1
+		if repeated {
+			if nodes, err = strconv.Atoi(strings.TrimSuffix(times, ")")); err != nil {
+				return -1
+			}
+		}
+		if node < nodes {
+			return n
+		}
+		node -= nodes
+	}
+	return -1
+}
+
+// job is what names the job to all its processes.
+func (s *system) job(k *launcher.Kind, pid int) string {
 	var parts []string
-	for _, name := range k.job {
+	for _, name := range k.Job {
 		if v := s.get(name); v != "" {
 			parts = append(parts, v)
 		}
 	}
-	if len(parts) == 0 && k == &hydra {
+	if len(parts) == 0 && k.JobOption != "" {
 		line, _ := os.ReadFile(filepath.Join(s.root, fmt.Sprintf("/proc/%d/cmdline", pid)))
-		_, after, _ := bytes.Cut(line, []byte("\x00--control-port\x00"))
-		address, _, _ := bytes.Cut(after, []byte{0})
-		return string(address)
+		_, after, _ := bytes.Cut(line, []byte("\x00"+k.JobOption+"\x00"))
+		argument, _, _ := bytes.Cut(after, []byte{0})
+		return string(argument)
 	}
 	return strings.Join(parts, ".")
+}
+
+// head returns the host that all processes of the job know by the same name, "" where nothing tells.
+func (s *system) head(k *launcher.Kind, job string) string {
+	for _, h := range k.Head {
+		text := job
+		if h.Variable != "" {
+			text = s.get(h.Variable)
+		}
+		if found := regexp.MustCompile(h.Pattern).FindStringSubmatch(text); found != nil {
+			return strings.Join(found[1:], "")
+		}
+	}
+	return ""
 }
 
 // String is "Open MPI's /path/bin/prterun", for messages.
@@ -122,7 +157,7 @@ func (l LauncherInfo) String() string {
 	case l.Path == "":
 		return l.MPI + "'s " + l.Name
 	}
-	if l.family == mpich {
+	if l.kind.Family == launcher.MPICH {
 		return "the Hydra launcher " + l.Path
 	}
 	return l.MPI + "'s " + l.Path

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -48,7 +49,7 @@ func (s *system) checkBeforeInit(lib Info, speaksPMIx bool) error {
 		}
 	}
 	l := s.launcher()
-	if l.Name == "" || l.family == mpich {
+	if l.Name == "" || l.kind.Family == launcher.MPICH {
 		return nil
 	}
 	return s.misfit(l, lib, max(l.Size, l.Rank+1))
@@ -67,7 +68,7 @@ func (s *system) misfit(l LauncherInfo, lib Info, size int) error {
 
 // wayOut says what to do about a launcher and a library that do not fit.
 func (s *system) wayOut(l LauncherInfo, lib Info) string {
-	if l.family == anyFamily {
+	if l.kind.Family == launcher.Any {
 		plugin := "pmi2"
 		if lib.ABI == "openmpi" {
 			plugin = "pmix"
@@ -78,7 +79,7 @@ func (s *system) wayOut(l LauncherInfo, lib Info) string {
 	out := "Start with " + s.mpirunOf(lib)
 	path := "the libmpi.so of that launcher"
 	if prefix := l.prefix(); prefix != "" {
-		if p, ok := s.in(prefix, l.family); ok {
+		if p, ok := s.in(prefix, l.kind.Family); ok {
 			path = p
 		}
 	}

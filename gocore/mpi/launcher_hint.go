@@ -1,10 +1,5 @@
 package mpi
 
-import (
-	"strconv"
-	"strings"
-)
-
 // HintOversubscribed sets, before MPI_Init, what makes the library give the CPU away while it
 // waits, if the launcher put more ranks on this node than it has CPUs, and returns the
 // variable it set, "" for none. What the user set stays.
@@ -18,12 +13,12 @@ func HintOversubscribed(lib Info) string { return host().hintOversubscribed(lib)
 func (s *system) hintOversubscribed(lib Info) string {
 	l := s.launcher()
 	// The launcher's CPUs, not ours: ranks may be bound to one each.
-	cpus := s.cpus(l.pid)
+	cpus := s.cpus(l.PID)
 	if l.Name == "" || cpus == 0 {
 		return ""
 	}
-	if n, ok := s.number("SLURM_CPUS_ON_NODE"); ok && l.family == anyFamily {
-		cpus = min(cpus, n) // slurmstepd itself is not confined to the job
+	if n, ok := s.number(l.kind.CPUs); ok {
+		cpus = min(cpus, n)
 	}
 	if l.LocalSize <= cpus {
 		return ""
@@ -44,31 +39,4 @@ func (s *system) hintOversubscribed(lib Info) string {
 		}
 	}
 	return ""
-}
-
-// slurmLocalSize finds this node in SLURM_STEP_TASKS_PER_NODE, as in "2(x3),1".
-// It is -1 where Slurm does not say.
-func (s *system) slurmLocalSize() int {
-	node, ok := s.number("SLURM_NODEID")
-	if !ok {
-		return -1
-	}
-	for _, part := range strings.Split(s.get("SLURM_STEP_TASKS_PER_NODE"), ",") {
-		tasks, times, repeated := strings.Cut(part, "(x")
-		n, err := strconv.Atoi(tasks)
-		if err != nil {
-			return -1
-		}
-		nodes := 1
-		if repeated {
-			if nodes, err = strconv.Atoi(strings.TrimSuffix(times, ")")); err != nil {
-				return -1
-			}
-		}
-		if node < nodes {
-			return n
-		}
-		node -= nodes
-	}
-	return -1
 }

@@ -3,11 +3,13 @@ package mpi
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -30,8 +32,14 @@ func TestNearestLauncherDecides(t *testing.T) {
 		{[]string{"/usr/bin/bash", "slurmstepd", "/o/bin/prted"}, "slurmstepd", "Slurm", 2, 1, -1, -1},
 		{[]string{"/usr/bin/bash"}, "", "", -1, -1, -1, -1},
 	} {
-		l := fakeHost(t, c.parents, everyone).launcher()
+		s := fakeHost(t, c.parents, everyone)
+		l := s.launcher()
 		assert.Equal(t, []any{c.name, c.mpi}, []any{l.Name, l.MPI}, "%v", c.parents)
+		assert.Equal(t, c.name == "prterun" || c.name == "orterun", l.Mpirun, "%v", c.parents)
+		if c.name != "" {
+			assert.Equal(t, c.name, s.parents()[slices.IndexFunc(s.parents(), func(p process) bool { return p.pid == l.PID })].name)
+			assert.Equal(t, l, s.hiddenLauncher(), "not hidden: %v", c.parents)
+		}
 		assert.Equal(t, []int{c.size, c.rank, c.localRank, c.localSize}, []int{l.Size, l.Rank, l.LocalRank, l.LocalSize}, "%v", c.parents)
 	}
 }
@@ -47,8 +55,47 @@ func TestLauncherNamesTheJob(t *testing.T) {
 	line := "/m/bin/hydra_pmi_proxy\x00--control-port\x00node1:4711\x00--rmk\x00user\x00"
 	require.NoError(t, os.WriteFile(filepath.Join(s.root, "proc/98/cmdline"), []byte(line), 0o600))
 	assert.Equal(t, "node1:4711", s.launcher().Job)
+	assert.Equal(t, "node1", s.launcher().Host)
 	everything["I_MPI_HYDRA_UUID"] = "a376-68"
 	assert.Equal(t, "a376-68", s.launcher().Job)
+}
+
+func TestVariablesTellOfAHiddenLauncher(t *testing.T) {
+	sh := []string{"/bin/sh"} // a container's process 1
+	ompi := map[string]string{"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5", "PMIX_NAMESPACE": "prterun-a-7@1",
+		"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}
+	l := fakeHost(t, sh, ompi).hiddenLauncher()
+	assert.Equal(t, []any{"", "openmpi", 8, 5, 0, "prterun-a-7@1"}, []any{l.Name, l.Kind, l.Size, l.Rank, l.PID, l.Job})
+	assert.Equal(t, noLauncher, fakeHost(t, sh, ompi).launcher())
+
+	l = fakeHost(t, sh, map[string]string{"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}).hiddenLauncher()
+	assert.Equal(t, []any{"hydra", 2, 1, 2, ""}, []any{l.Kind, l.Size, l.Rank, l.LocalSize, l.Job})
+
+	task := map[string]string{"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
+	assert.Equal(t, "7.0", fakeHost(t, sh, task).hiddenLauncher().Job)
+	delete(task, "SLURM_STEP_ID")
+	assert.Equal(t, noLauncher, fakeHost(t, sh, task).hiddenLauncher(), "a batch script")
+	assert.Equal(t, noLauncher, fakeHost(t, sh, nil).hiddenLauncher())
+}
+
+func TestTheHostThatAllRanksKnow(t *testing.T) {
+	host := func(parent string, vars map[string]string) string {
+		vars["SLURM_STEP_ID"] = "0"
+		return fakeHost(t, []string{parent}, vars).launcher().Host
+	}
+	prterun := func(namespace, uri string) string {
+		return host("/o/bin/prted", map[string]string{"PMIX_NAMESPACE": namespace, "OMPI_MCA_orte_hnp_uri": uri})
+	}
+	assert.Equal(t, "node-7", prterun("prterun-node-7-4711@1", ""))
+	assert.Equal(t, "10.0.0.1", prterun("2483617793", "2483617792.0;tcp://10.0.0.1,172.17.0.1:37219"))
+	assert.Equal(t, "192.0.2.2", prterun("441581569", "44.0;tcp://192.0.2.2:44695;tcp6://[fd00::2]:42605"))
+	assert.Empty(t, prterun("2483617793", ""))
+	for list, want := range map[string]string{
+		"a": "a", "node[03-05,7]": "node03", "node[1-2]-ib,x": "node1-ib", "a1,n[03-05]": "a1", "": "",
+	} {
+		assert.Equal(t, want, host("slurmstepd", map[string]string{"SLURM_STEP_NODELIST": list}), list)
+	}
+	assert.Empty(t, host("/m/bin/hydra_pmi_proxy", map[string]string{"I_MPI_HYDRA_UUID": "a376-68"}))
 }
 
 func TestParentsEndWhereProcEnds(t *testing.T) {
@@ -157,7 +204,7 @@ func TestOversubscribedNodesYield(t *testing.T) {
 func TestSlurmTasksOfThisNode(t *testing.T) {
 	for node, want := range map[string]int{"0": 2, "2": 2, "3": 1, "4": -1, "": -1} {
 		s := fakeHost(t, nil, map[string]string{"SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"})
-		assert.Equal(t, want, s.slurmLocalSize(), "node %q", node)
+		assert.Equal(t, want, s.tasksOfThisNode(launcher.ByProcess("slurmstepd")), "node %q", node)
 	}
 }
 

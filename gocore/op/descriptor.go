@@ -46,7 +46,9 @@ type Desc struct {
 	Recv      unsafe.Pointer // NRecv Buf
 	TimeoutNS int64          // below 0 is the group's default
 	Stream    uint64         // CUDA stream that device tensors are ordered with
-	Reserved  [3]uint64
+	Cookie    uint64         // goes back to the caller with the completion
+	State     *uint32        // nil, or a word in the caller's memory: see work.Handle.Watch
+	Reserved  uint64
 }
 
 // Timeout returns the deadline asked for, or the group's own, whose length is given; longest is the most

@@ -21,12 +21,13 @@ func TestLayout(t *testing.T) {
 	var d Desc
 	assert.EqualValues(t, 120, unsafe.Sizeof(d))
 	assert.EqualValues(t, 8, unsafe.Alignof(d))
-	assert.Equal(t, []uintptr{0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52, 56, 60, 64, 72, 80, 88, 96}, []uintptr{
+	assert.Equal(t, []uintptr{0, 4, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52, 56, 60, 64, 72, 80, 88, 96, 104, 112}, []uintptr{
 		unsafe.Offsetof(d.Size), unsafe.Offsetof(d.Code), unsafe.Offsetof(d.ReduceOp), unsafe.Offsetof(d.Flags),
 		unsafe.Offsetof(d.Scale), unsafe.Offsetof(d.Group), unsafe.Offsetof(d.Root), unsafe.Offsetof(d.Peer),
 		unsafe.Offsetof(d.Tag), unsafe.Offsetof(d.Peer2), unsafe.Offsetof(d.Tag2), unsafe.Offsetof(d.NSend),
 		unsafe.Offsetof(d.NRecv), unsafe.Offsetof(d.Reserved0), unsafe.Offsetof(d.Send), unsafe.Offsetof(d.Recv),
-		unsafe.Offsetof(d.TimeoutNS), unsafe.Offsetof(d.Stream), unsafe.Offsetof(d.Reserved),
+		unsafe.Offsetof(d.TimeoutNS), unsafe.Offsetof(d.Stream), unsafe.Offsetof(d.Cookie),
+		unsafe.Offsetof(d.State), unsafe.Offsetof(d.Reserved),
 	})
 }
 

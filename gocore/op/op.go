@@ -17,6 +17,10 @@ type (
 	ReduceOp int32
 	// Arity says how many buffers an operation takes on one side.
 	Arity int32
+	// Who are the ranks of the group for which something holds.
+	Who int32
+	// Shares says how long the n shares are where a side has one for each rank (Arity.Each).
+	Shares int32
 )
 
 // Trait is what holds for an operation whatever its arguments.
@@ -24,17 +28,53 @@ type Trait struct {
 	Name       string
 	Collective bool // every member of the group calls it, in the same order
 	Reduces    bool // it needs a reduce op that is defined for the dtype
+	Prefix     bool // it reduces over the ranks up to each one, not over all
 	Rooted     bool // it needs a root
 	PeerToPeer bool // it goes by peer and tag and bypasses the group's order
+	Result     bool // it tells the source, length and tag of a message
 	Send, Recv Arity
+	Gives      Who // the ranks that have an input: in recv where they give no send
+	Gets       Who // the ranks whose recv is written
+	Shares     Shares
 }
 
 // TraitOf returns the trait of c; false where there is no such operation.
 func TraitOf(c Code) (Trait, bool) {
+	t := c.Trait()
+	return *t, t != &traits[0]
+}
+
+// Trait returns the row of c in the table, which nobody changes; an empty one where there is no
+// such operation.
+func (c Code) Trait() *Trait {
 	if !known(c, len(traits)) {
-		return Trait{}, false
+		return &traits[0]
 	}
-	return traits[c], true
+	return &traits[c]
+}
+
+// ReadsRecv tells whether the recv of rank holds its input, which it does where rank gives nothing to
+// send.
+func (t *Trait) ReadsRecv(root, rank, sends int) bool {
+	return sends == 0 && t.Gives.Includes(root, rank)
+}
+
+// WritesRecv tells whether the recv of rank is written.
+func (t *Trait) WritesRecv(root, rank int) bool { return t.Gets.Includes(root, rank) }
+
+// Includes tells whether it holds for rank. Both are ranks of the group.
+func (w Who) Includes(root, rank int) bool {
+	switch w {
+	case Everyone:
+		return true
+	case Root:
+		return rank == root
+	case ExceptRoot:
+		return rank != root
+	case ExceptFirst:
+		return rank != 0
+	}
+	return false
 }
 
 // Defined tells whether r reduces elements of type d.
@@ -120,6 +160,12 @@ func (a Arity) Accepts(count, size int, root bool) bool {
 	}
 	return false
 }
+
+// RootAlone tells whether the buffers of ranks other than the root are not looked at.
+func (a Arity) RootAlone() bool { return a == RootOne || a == RootOneOrN }
+
+// Each tells whether the side has one share for each rank: in one buffer, or in as many.
+func (a Arity) Each() bool { return a == OneOrN || a == RootOneOrN }
 
 // known tells whether n is the number of a row; row 0 is no row.
 func known[T ~int32](n T, rows int) bool { return n > 0 && int(n) < rows }

@@ -90,7 +90,7 @@ const (
 const (
 	// FlagAsync: return a work handle at once instead of waiting.
 	FlagAsync uint32 = 1
-	// FlagNotify: report the end of the work through pmpi_next_completion.
+	// FlagNotify: report the end of the work through pmpi_next_completions.
 	FlagNotify uint32 = 2
 )
 
@@ -114,6 +114,32 @@ const (
 	RootOneOrN Arity = 7
 )
 
+// Who are the ranks of the group for which something holds.
+const (
+	// Nobody: no rank.
+	Nobody Who = 0
+	// Everyone: every rank.
+	Everyone Who = 1
+	// Root: the root.
+	Root Who = 2
+	// ExceptRoot: every rank but the root.
+	ExceptRoot Who = 3
+	// ExceptFirst: every rank but rank 0.
+	ExceptFirst Who = 4
+)
+
+// How long the n shares are where a side has one for each rank.
+const (
+	// NoShares: no side has any: send and recv have one length, the same on all ranks.
+	NoShares Shares = 0
+	// Alike: each is as long as the other side, whose length is the same on all ranks.
+	Alike Shares = 1
+	// Listed: all ranks give the same n lengths: share i is as long as rank i's other side.
+	Listed Shares = 2
+	// Pairwise: on both sides: what i sends to j is as long as what j receives from i.
+	Pairwise Shares = 3
+)
+
 var arityText = [...]string{
 	None:           "no buffer",
 	One:            "one buffer",
@@ -126,23 +152,23 @@ var arityText = [...]string{
 }
 
 var traits = [...]Trait{
-	Barrier:            {Name: "barrier", Collective: true, Send: None, Recv: None},
-	Broadcast:          {Name: "broadcast", Collective: true, Rooted: true, Send: None, Recv: One},
-	AllReduce:          {Name: "all_reduce", Collective: true, Reduces: true, Send: Optional, Recv: One},
-	AllReduceCoalesced: {Name: "all_reduce_coalesced", Collective: true, Reduces: true, Send: None, Recv: Many},
-	Reduce:             {Name: "reduce", Collective: true, Reduces: true, Rooted: true, Send: OptionalOnRoot, Recv: RootOne},
-	AllGather:          {Name: "all_gather", Collective: true, Send: One, Recv: OneOrN},
-	Gather:             {Name: "gather", Collective: true, Rooted: true, Send: One, Recv: RootOneOrN},
-	Scatter:            {Name: "scatter", Collective: true, Rooted: true, Send: RootOneOrN, Recv: One},
-	ReduceScatter:      {Name: "reduce_scatter", Collective: true, Reduces: true, Send: OneOrN, Recv: One},
-	AllToAll:           {Name: "all_to_all", Collective: true, Send: OneOrN, Recv: OneOrN},
-	Scan:               {Name: "scan", Collective: true, Reduces: true, Send: Optional, Recv: One},
-	Exscan:             {Name: "exscan", Collective: true, Reduces: true, Send: Optional, Recv: One},
-	Send:               {Name: "send", PeerToPeer: true, Send: One, Recv: None},
-	Recv:               {Name: "recv", PeerToPeer: true, Send: None, Recv: One},
-	SendRecv:           {Name: "sendrecv", PeerToPeer: true, Send: One, Recv: One},
-	Probe:              {Name: "probe", PeerToPeer: true, Send: None, Recv: None},
-	Panic:              {Name: "panic", Send: None, Recv: None},
+	Barrier:            {Name: "barrier", Collective: true, Send: None, Recv: None, Gives: Nobody, Gets: Nobody},
+	Broadcast:          {Name: "broadcast", Collective: true, Rooted: true, Send: None, Recv: One, Gives: Root, Gets: ExceptRoot},
+	AllReduce:          {Name: "all_reduce", Collective: true, Reduces: true, Send: Optional, Recv: One, Gives: Everyone, Gets: Everyone},
+	AllReduceCoalesced: {Name: "all_reduce_coalesced", Collective: true, Reduces: true, Send: None, Recv: Many, Gives: Everyone, Gets: Everyone},
+	Reduce:             {Name: "reduce", Collective: true, Reduces: true, Rooted: true, Send: OptionalOnRoot, Recv: RootOne, Gives: Everyone, Gets: Root},
+	AllGather:          {Name: "all_gather", Collective: true, Send: One, Recv: OneOrN, Gives: Everyone, Gets: Everyone, Shares: Listed},
+	Gather:             {Name: "gather", Collective: true, Rooted: true, Send: One, Recv: RootOneOrN, Gives: Everyone, Gets: Root, Shares: Alike},
+	Scatter:            {Name: "scatter", Collective: true, Rooted: true, Send: RootOneOrN, Recv: One, Gives: Root, Gets: Everyone, Shares: Alike},
+	ReduceScatter:      {Name: "reduce_scatter", Collective: true, Reduces: true, Send: OneOrN, Recv: One, Gives: Everyone, Gets: Everyone, Shares: Listed},
+	AllToAll:           {Name: "all_to_all", Collective: true, Send: OneOrN, Recv: OneOrN, Gives: Everyone, Gets: Everyone, Shares: Pairwise},
+	Scan:               {Name: "scan", Collective: true, Reduces: true, Prefix: true, Send: Optional, Recv: One, Gives: Everyone, Gets: Everyone},
+	Exscan:             {Name: "exscan", Collective: true, Reduces: true, Prefix: true, Send: Optional, Recv: One, Gives: Everyone, Gets: ExceptFirst},
+	Send:               {Name: "send", PeerToPeer: true, Send: One, Recv: None, Gives: Everyone, Gets: Nobody},
+	Recv:               {Name: "recv", PeerToPeer: true, Result: true, Send: None, Recv: One, Gives: Nobody, Gets: Everyone},
+	SendRecv:           {Name: "sendrecv", PeerToPeer: true, Result: true, Send: One, Recv: One, Gives: Everyone, Gets: Everyone},
+	Probe:              {Name: "probe", PeerToPeer: true, Result: true, Send: None, Recv: None, Gives: Nobody, Gets: Nobody},
+	Panic:              {Name: "panic", Send: None, Recv: None, Gives: Nobody, Gets: Nobody},
 }
 
 var dtypeNames = [...]string{

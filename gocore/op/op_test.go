@@ -99,37 +99,62 @@ func TestDefined(t *testing.T) {
 }
 
 func TestOperations(t *testing.T) {
-	want := []struct {
-		code  Code
-		trait Trait
-	}{
-		{1, Trait{"barrier", true, false, false, false, None, None}},
-		{2, Trait{"broadcast", true, false, true, false, None, One}},
-		{3, Trait{"all_reduce", true, true, false, false, Optional, One}},
-		{4, Trait{"all_reduce_coalesced", true, true, false, false, None, Many}},
-		{5, Trait{"reduce", true, true, true, false, OptionalOnRoot, RootOne}},
-		{6, Trait{"all_gather", true, false, false, false, One, OneOrN}},
-		{7, Trait{"gather", true, false, true, false, One, RootOneOrN}},
-		{8, Trait{"scatter", true, false, true, false, RootOneOrN, One}},
-		{9, Trait{"reduce_scatter", true, true, false, false, OneOrN, One}},
-		{10, Trait{"all_to_all", true, false, false, false, OneOrN, OneOrN}},
-		{11, Trait{"scan", true, true, false, false, Optional, One}},
-		{12, Trait{"exscan", true, true, false, false, Optional, One}},
-		{13, Trait{"send", false, false, false, true, One, None}},
-		{14, Trait{"recv", false, false, false, true, None, One}},
-		{15, Trait{"sendrecv", false, false, false, true, One, One}},
-		{16, Trait{"probe", false, false, false, true, None, None}},
-		{17, Trait{"panic", false, false, false, false, None, None}},
+	want := []Trait{
+		{Name: "barrier", Collective: true},
+		{Name: "broadcast", Collective: true, Rooted: true, Recv: One, Gives: Root, Gets: ExceptRoot},
+		{Name: "all_reduce", Collective: true, Reduces: true, Send: Optional, Recv: One, Gives: Everyone, Gets: Everyone},
+		{Name: "all_reduce_coalesced", Collective: true, Reduces: true, Recv: Many, Gives: Everyone, Gets: Everyone},
+		{Name: "reduce", Collective: true, Reduces: true, Rooted: true, Send: OptionalOnRoot, Recv: RootOne, Gives: Everyone, Gets: Root},
+		{Name: "all_gather", Collective: true, Send: One, Recv: OneOrN, Gives: Everyone, Gets: Everyone, Shares: Listed},
+		{Name: "gather", Collective: true, Rooted: true, Send: One, Recv: RootOneOrN, Gives: Everyone, Gets: Root, Shares: Alike},
+		{Name: "scatter", Collective: true, Rooted: true, Send: RootOneOrN, Recv: One, Gives: Root, Gets: Everyone, Shares: Alike},
+		{Name: "reduce_scatter", Collective: true, Reduces: true, Send: OneOrN, Recv: One, Gives: Everyone, Gets: Everyone, Shares: Listed},
+		{Name: "all_to_all", Collective: true, Send: OneOrN, Recv: OneOrN, Gives: Everyone, Gets: Everyone, Shares: Pairwise},
+		{Name: "scan", Collective: true, Reduces: true, Prefix: true, Send: Optional, Recv: One, Gives: Everyone, Gets: Everyone},
+		{Name: "exscan", Collective: true, Reduces: true, Prefix: true, Send: Optional, Recv: One, Gives: Everyone, Gets: ExceptFirst},
+		{Name: "send", PeerToPeer: true, Send: One, Gives: Everyone},
+		{Name: "recv", PeerToPeer: true, Result: true, Recv: One, Gets: Everyone},
+		{Name: "sendrecv", PeerToPeer: true, Result: true, Send: One, Recv: One, Gives: Everyone, Gets: Everyone},
+		{Name: "probe", PeerToPeer: true, Result: true},
+		{Name: "panic"},
 	}
 	assert.Len(t, traits, len(want)+1)
-	for _, w := range want {
-		got, ok := TraitOf(w.code)
-		assert.True(t, ok, w.trait.Name)
-		assert.Equal(t, w.trait, got)
-		assert.Equal(t, w.trait.Name, w.code.String())
-		found, ok := ParseCode(w.trait.Name)
-		assert.True(t, ok, w.trait.Name)
-		assert.Equal(t, w.code, found)
+	for i, w := range want {
+		c := Code(i + 1)
+		got, ok := TraitOf(c)
+		assert.True(t, ok, w.Name)
+		assert.Equal(t, w, got)
+		assert.Equal(t, w.Name, c.String())
+		found, ok := ParseCode(w.Name)
+		assert.True(t, ok, w.Name)
+		assert.Equal(t, c, found)
+	}
+}
+
+// Which buffers are read and written, for the operations whose ranks differ in it.
+func TestWhatIsReadAndWritten(t *testing.T) {
+	const root = 1
+	for _, w := range []struct {
+		code          Code
+		sends         int
+		reads, writes [3]bool // by rank
+	}{
+		{Broadcast, 0, [3]bool{false, true, false}, [3]bool{true, false, true}},
+		{AllReduce, 0, [3]bool{true, true, true}, [3]bool{true, true, true}},
+		{AllReduce, 1, [3]bool{}, [3]bool{true, true, true}},
+		{Reduce, 0, [3]bool{true, true, true}, [3]bool{false, true, false}},
+		{Gather, 1, [3]bool{}, [3]bool{false, true, false}},
+		{Scatter, 0, [3]bool{false, true, false}, [3]bool{true, true, true}},
+		{Exscan, 0, [3]bool{true, true, true}, [3]bool{false, true, true}},
+		{Exscan, 1, [3]bool{}, [3]bool{false, true, true}},
+		{Send, 1, [3]bool{}, [3]bool{}},
+		{Recv, 0, [3]bool{}, [3]bool{true, true, true}},
+	} {
+		for rank := range 3 {
+			trait := w.code.Trait()
+			assert.Equal(t, w.reads[rank], trait.ReadsRecv(root, rank, w.sends), "%s reads on rank %d", w.code, rank)
+			assert.Equal(t, w.writes[rank], trait.WritesRecv(root, rank), "%s writes on rank %d", w.code, rank)
+		}
 	}
 }
 
@@ -138,6 +163,7 @@ func TestUnknown(t *testing.T) {
 	for _, n := range []int32{-1 << 31, -1, 0, 21, 32, 64, 1<<31 - 1} {
 		_, ok := TraitOf(Code(n))
 		assert.False(t, ok, n)
+		assert.Equal(t, Trait{}, *Code(n).Trait(), n)
 		assert.False(t, DType(n).Valid(), n)
 		assert.Zero(t, DType(n).Size(), n)
 		assert.False(t, ReduceOp(n).Valid(), n)
@@ -178,6 +204,8 @@ func TestArityAccepts(t *testing.T) {
 			assert.Equal(t, slices.Contains(w.root, count), a.Accepts(count, size, true), "%v: %d on the root", a, count)
 			assert.Equal(t, slices.Contains(w.other, count), a.Accepts(count, size, false), "%v: %d elsewhere", a, count)
 		}
+		assert.Equal(t, slices.Contains(w.root, size) && !slices.Contains(w.root, size-1), a.Each(), "%v", a)
+		assert.Equal(t, slices.Contains(w.other, 0) && !slices.Contains(w.root, 0), a.RootAlone(), "%v", a)
 	}
 	assert.False(t, Arity(-1).Accepts(0, size, true))
 	assert.False(t, Arity(99).Accepts(1, size, true))

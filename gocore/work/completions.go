@@ -6,38 +6,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
 )
-
-// ids is a list of numbers of operations. The lists belong to the process, not to an
-// engine: who reads them outlives destroy and init.
-type ids struct {
-	n    atomic.Int32 // len(list)
-	mu   sync.Mutex
-	list []uint64
-}
-
-func (q *ids) push(id uint64) {
-	q.mu.Lock()
-	q.list = append(q.list, id)
-	q.n.Add(1)
-	q.mu.Unlock()
-}
-
-// pop returns the oldest number, 0 if there is none.
-func (q *ids) pop() uint64 {
-	if q.n.Load() == 0 {
-		return 0
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.list) == 0 {
-		return 0
-	}
-	id := q.list[0]
-	q.list = q.list[1:]
-	q.n.Add(-1)
-	return id
-}
 
 // released are the operations whose numbers were forgotten before their memory could be freed,
 // and with which MPI is done by now; a device may not be.
@@ -75,11 +46,23 @@ func NextReleased() uint64 {
 	return 0
 }
 
-// completions is the list behind NextCompletion.
+// Completion is how an operation ended, as far as it fits into numbers: where Code is not OK, the
+// handle has the error.
+type Completion struct {
+	ID, Cookie uint64
+	Code       status.Code
+	// Released says that the number was forgotten, and the memory may be freed: nothing is left to ask.
+	Released bool
+	Result   Result
+}
+
+// completions are the operations with Notify that ended. The list belongs to the process, not to an
+// engine: who reads it outlives destroy and init. Invariant: fd is readable while list is not empty.
 type completions struct {
 	once sync.Once
 	fd   int
-	ids
+	mu   sync.Mutex
+	list []*Handle
 }
 
 var completed completions
@@ -89,37 +72,66 @@ func (c *completions) open() int {
 	return c.fd
 }
 
-func (c *completions) push(id uint64) {
+func (c *completions) push(h *Handle) {
 	fd := c.open()
-	c.ids.push(id)
-	one := [8]byte{1} // little endian on every platform we build for
-	_, _ = syscall.Write(fd, one[:])
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.list = append(c.list, h)
+	if len(c.list) == 1 {
+		one := [8]byte{1} // little endian on every platform we build for
+		_, _ = syscall.Write(fd, one[:])
+	}
 }
 
-// CompletionFD returns an eventfd (semaphore) that is readable while NextCompletion
-// has something to return.
+// pop takes the oldest ones.
+func (c *completions) pop(into []*Handle) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := copy(into, c.list)
+	if n == 0 {
+		return 0
+	}
+	c.list = slices.Delete(c.list, 0, n)
+	if len(c.list) == 0 {
+		var count [8]byte
+		_, _ = syscall.Read(c.fd, count[:])
+	}
+	return n
+}
+
+// CompletionFD returns an eventfd that is readable while NextCompletions has something to return.
 func CompletionFD() int { return completed.open() }
 
-// NextCompletion waits up to limit (negative: for ever) for an operation with
-// Notify to end and returns its number, 0 if none did.
-func NextCompletion(limit time.Duration) uint64 {
+// NextCompletions waits up to limit (negative: for ever) for operations with Notify to end. It
+// fills in the oldest of those that did, each once, and returns how many.
+func NextCompletions(out []Completion, limit time.Duration) int {
 	fd := completed.open()
 	end := time.Now().Add(limit)
+	var room [64]*Handle
 	for {
-		ms := -1
-		if limit >= 0 {
-			ms = int(min(max(0, time.Until(end)).Milliseconds(), 1<<30))
-		}
-		if readable(fd, ms) {
-			var count [8]byte
-			if n, _ := syscall.Read(fd, count[:]); n == 8 {
-				if id := completed.pop(); id != 0 {
-					return id
-				}
+		n := 0
+		for _, h := range room[:completed.pop(room[:min(len(out), len(room))])] {
+			if !h.dropped.Load() {
+				out[n] = h.completion()
+				n++
 			}
 		}
-		if limit >= 0 && !time.Now().Before(end) {
-			return 0
+		if n > 0 {
+			return n
 		}
+		ms := -1
+		if limit >= 0 {
+			left := time.Until(end)
+			if left <= 0 {
+				return 0
+			}
+			ms = int(min((left + time.Millisecond - 1).Milliseconds(), 1<<30))
+		}
+		readable(fd, ms)
 	}
+}
+
+// completion tells how h, which is done, ended, and forgets it if nothing more can be asked of it.
+func (h *Handle) completion() Completion {
+	return Completion{ID: h.id.Load(), Cookie: h.cookie, Code: status.CodeOf(h.err), Released: h.Forget(), Result: h.result}
 }

@@ -84,7 +84,6 @@ type Engine struct {
 	lastBack atomic.Int64                 // when Background ran, in nanoseconds
 
 	progress progressThread
-	handles  handleTable
 }
 
 // NewEngine returns an engine with no tasks.

@@ -30,16 +30,21 @@ type Tail interface {
 // Handle is the caller's end of an operation. It is done exactly once. An operation
 // that was given up is done before MPI has let go of its memory, which is settled later.
 //
-// Invariant: a handle that is settled is done.
+// Invariant: a handle that is settled is done, or in the next moment.
 type Handle struct {
 	engine *Engine
 	id     atomic.Uint64 // 0 until registered
+	// What the caller gave with the operation: see Watch.
+	cookie uint64
+	state  *uint32
 	// claimed is set by the first call of Finish or GiveUp, done when it has written the outcome.
 	claimed, done atomic.Bool
 	settled       atomic.Bool
 	// released says that the caller forgot the number, and wants to know when the memory is
 	// free; passed that the handle is among those that NextReleased looks at.
 	released, passed atomic.Bool
+	// dropped says that the caller released it: nobody wants to hear of its end.
+	dropped atomic.Bool
 	// These are written before done and never after.
 	result Result
 	err    error
@@ -51,34 +56,58 @@ type Handle struct {
 	closed, freed atomic.Bool
 }
 
-// NewHandle makes a handle that the table does not know; Register adds it.
+// NewHandle makes a handle that has no number; Register gives it one.
 func (e *Engine) NewHandle() *Handle { return &Handle{engine: e} }
 
-// Register gives h a number by which the caller names it across the C ABI.
-func (e *Engine) Register(h *Handle) uint64 { return e.handles.add(h) }
+// Bits of the word that Watch is given, PMPI_STATE_* of capi/pmpi.h.
+const (
+	StateOver   uint32 = 1 // set here when the operation is over for its caller
+	StateNotify uint32 = 2 // set by the caller, who wants the end to be reported
+)
+
+// Watch takes what op.Desc has for the caller's sake, before the operation starts: a number that goes
+// back to the caller, and a word (nil: none) in the caller's memory in which the two tell each other,
+// without a call, that it is over and that its end is to be reported. The word is there for as long
+// as the operation's memory.
+func (h *Handle) Watch(cookie uint64, state *uint32) { h.cookie, h.state = cookie, state }
+
+// Register gives h a number by which the caller names it across the C ABI, until Release.
+func Register(h *Handle) uint64 { return handles.add(h) }
 
 // Lookup returns the handle of a number.
-func (e *Engine) Lookup(id uint64) (*Handle, error) {
-	if h := e.handles.get(id); h != nil {
+func Lookup(id uint64) (*Handle, error) {
+	if h := handles.get(id); h != nil {
 		return h, nil
 	}
-	return nil, status.New(status.Argument, "work %d does not exist: it was released, or belongs to a group that was destroyed", id)
+	return nil, status.New(status.Argument, "work %d does not exist: it was released", id)
 }
 
 // Release forgets the number; the operation goes on. free says that the operation's
 // memory may be freed; if not, NextReleased returns the number when it may.
-func (e *Engine) Release(id uint64) (known, free bool) {
-	h := e.handles.remove(id)
+func Release(id uint64) (free bool) {
+	h := handles.remove(id)
+	if h == nil {
+		return true
+	}
+	h.dropped.Store(true)
 	switch {
-	case h == nil:
-		return false, true
 	case h.free():
 		h.Close()
-		return true, true
+		return true
 	}
 	h.released.Store(true)
 	h.passOn()
-	return true, false
+	return false
+}
+
+// Forget takes the number of an operation back that has ended well and of which nothing is left to ask;
+// it returns false where something is. Its end is reported all the same, if that was asked for.
+func (h *Handle) Forget() bool {
+	if !h.done.Load() || h.err != nil || h.tail != nil || !h.free() {
+		return false
+	}
+	handles.remove(h.id.Load())
+	return true
 }
 
 // Finish ends the operation: its caller is told, unless an earlier call did, and MPI is
@@ -89,7 +118,7 @@ func (h *Handle) Finish(r Result, err error) bool { return h.FinishOn(nil, r, er
 // FinishOn is Finish for an operation that leaves tail (nil: nothing) queued on a device;
 // tail is released if another call was first.
 func (h *Handle) FinishOn(tail Tail, r Result, err error) bool {
-	first := h.tell(tail, r, err)
+	first := h.tell(tail, r, err, true)
 	h.settled.Store(true)
 	h.passOn()
 	return first
@@ -97,9 +126,9 @@ func (h *Handle) FinishOn(tail Tail, r Result, err error) bool {
 
 // GiveUp tells the caller that the operation failed while MPI may still use its memory; Finish
 // follows when MPI does not. It returns as Finish does.
-func (h *Handle) GiveUp(err error) bool { return h.tell(nil, Result{}, err) }
+func (h *Handle) GiveUp(err error) bool { return h.tell(nil, Result{}, err, false) }
 
-func (h *Handle) tell(tail Tail, r Result, err error) bool {
+func (h *Handle) tell(tail Tail, r Result, err error, settles bool) bool {
 	if h.claimed.Swap(true) {
 		if tail != nil {
 			tail.Release()
@@ -110,7 +139,13 @@ func (h *Handle) tell(tail Tail, r Result, err error) bool {
 		return false
 	}
 	h.tail, h.result, h.err = tail, r, err
-	h.done.Store(true)
+	if settles { // before done: who waits for that may free the memory at once
+		h.settled.Store(true)
+	}
+	if h.state != nil && atomic.OrUint32(h.state, StateOver)&StateNotify != 0 {
+		h.notify.Store(true)
+	}
+	h.done.Store(true) // from here on the caller's word may be gone
 	if h.closed.Load() {
 		h.freeTail()
 	}
@@ -196,8 +231,17 @@ func (h *Handle) Notify() {
 // list is called after each of the three, so that the last one finds them all.
 func (h *Handle) list() {
 	if h.notify.Load() && h.done.Load() && h.id.Load() != 0 && !h.listed.Swap(true) {
-		completed.push(h.id.Load())
+		completed.push(h)
 	}
+}
+
+// Test tells, after taking the operation as far as it goes at once, whether it is over, on its
+// device too.
+func (h *Handle) Test() (bool, error) {
+	if !h.done.Load() && h.engine.stopped.Load() == nil {
+		h.engine.Tick()
+	}
+	return h.Ended()
 }
 
 // Wait drives the engine until h is done or limit (negative: none) ran out, which
@@ -220,6 +264,10 @@ func (h *Handle) Wait(limit time.Duration, interrupt Interrupt) (Result, error) 
 // lastID numbers the handles of the whole process, so that a number is never
 // used twice, not even across destroy and init.
 var lastID atomic.Uint64
+
+// handles are those of all engines: a caller may ask for the outcome of an operation whose world was
+// destroyed.
+var handles handleTable
 
 type handleTable struct {
 	mu sync.Mutex

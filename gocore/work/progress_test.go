@@ -76,8 +76,8 @@ func TestWaitersAndTheProgressThread(t *testing.T) {
 func TestHandles(t *testing.T) {
 	e := NewEngine()
 	h := e.NewHandle()
-	id := e.Register(h)
-	got, err := e.Lookup(id)
+	id := Register(h)
+	got, err := Lookup(id)
 	require.NoError(t, err)
 	assert.Same(t, h, got)
 	assert.False(t, h.Done())
@@ -99,13 +99,13 @@ func TestHandles(t *testing.T) {
 	assert.Equal(t, Result{Source: 1, Tag: 2, Bytes: 3}, r)
 	assert.Equal(t, broken, err)
 
-	e.Release(id)
-	e.Release(id)
-	_, err = e.Lookup(id)
+	Release(id)
+	Release(id)
+	_, err = Lookup(id)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 	assert.ErrorContains(t, err, "was released")
-	assert.NotEqual(t, id, e.Register(e.NewHandle()), "a number is never used twice")
-	assert.NotEqual(t, id+1, NewEngine().Register(NewEngine().NewHandle()), "not in another engine either")
+	assert.NotEqual(t, id, Register(e.NewHandle()), "a number is never used twice")
+	assert.NotEqual(t, id+1, Register(NewEngine().NewHandle()), "not in another engine either")
 }
 
 func TestWaitOnAHandleDrives(t *testing.T) {
@@ -166,19 +166,15 @@ func TestManyFinishAtOnce(t *testing.T) {
 func TestReleasedMemory(t *testing.T) {
 	e := NewEngine()
 	over, early, given := e.NewHandle(), e.NewHandle(), e.NewHandle()
-	ids := [...]uint64{e.Register(over), e.Register(early), e.Register(given)}
+	ids := [...]uint64{Register(over), Register(early), Register(given)}
 	over.Finish(Result{}, nil)
-	known, free := e.Release(ids[0])
-	assert.True(t, known && free)
-	known, free = e.Release(ids[0])
-	assert.True(t, !known && free)
-	_, free = e.Release(ids[1])
-	assert.False(t, free)
+	assert.True(t, Release(ids[0]))
+	assert.True(t, Release(ids[0]), "of what nobody knows nothing is used")
+	assert.False(t, Release(ids[1]))
 	given.GiveUp(status.New(status.Timeout, "late"))
 	assert.True(t, given.Done())
 	assert.False(t, given.Settled())
-	_, free = e.Release(ids[2])
-	assert.False(t, free, "its caller was told, MPI goes on")
+	assert.False(t, Release(ids[2]), "its caller was told, MPI goes on")
 	assert.Zero(t, NextReleased())
 	given.Finish(Result{}, nil)
 	assert.Equal(t, ids[2], NextReleased())
@@ -206,10 +202,14 @@ func (f *fakeTail) Release()             { f.released = true }
 func takeAll(t *testing.T, n int) map[uint64]int {
 	t.Helper()
 	got := map[uint64]int{}
-	for range n {
-		id := NextCompletion(soon)
-		require.NotZero(t, id)
-		got[id]++
+	var ended [7]Completion
+	for taken := 0; taken < n; {
+		k := NextCompletions(ended[:min(len(ended), n-taken)], soon)
+		require.NotZero(t, k)
+		for _, c := range ended[:k] {
+			got[c.ID]++
+		}
+		taken += k
 	}
 	return got
 }
@@ -217,16 +217,16 @@ func takeAll(t *testing.T, n int) map[uint64]int {
 func TestCompletions(t *testing.T) {
 	e := NewEngine()
 	defer e.StopProgress()
-	assert.Zero(t, NextCompletion(0), "nothing is listed")
+	assert.Zero(t, NextCompletions(make([]Completion, 1), 0), "nothing is listed")
 	start := time.Now()
-	assert.Zero(t, NextCompletion(20*time.Millisecond))
+	assert.Zero(t, NextCompletions(make([]Completion, 1), 20*time.Millisecond))
 	assert.GreaterOrEqual(t, time.Since(start), 20*time.Millisecond)
 	assert.False(t, readable(CompletionFD(), 0))
 
 	want := map[uint64]int{}
 	for i := range 10 {
 		h := e.NewHandle()
-		want[e.Register(h)] = 1
+		want[Register(h)] = 1
 		if i%2 == 0 { // asked for before the end
 			h.Notify()
 			e.Add(&finisher{newCountdown(3), h})
@@ -239,14 +239,59 @@ func TestCompletions(t *testing.T) {
 	early := e.NewHandle() // over before it has a number, as an operation is that ends at once
 	early.Notify()
 	early.Finish(Result{}, nil)
-	want[e.Register(early)] = 1
+	want[Register(early)] = 1
 	silent := e.NewHandle()
-	e.Register(silent)
+	Register(silent)
 	silent.Finish(Result{}, nil)
 
 	assert.Equal(t, want, takeAll(t, 11))
 	assert.False(t, readable(CompletionFD(), 0), "readable only while there is something to take")
-	assert.Zero(t, NextCompletion(0))
+	assert.Zero(t, NextCompletions(make([]Completion, 1), 0))
+}
+
+// What a completion tells, and that a work of which nothing is left to ask is forgotten with it.
+func TestCompletionsCarryTheAnswer(t *testing.T) {
+	e := NewEngine()
+	defer e.StopProgress()
+	var words [4]uint32
+	var ids [4]uint64
+	var hs [4]*Handle
+	for i := range hs {
+		hs[i] = e.NewHandle()
+		hs[i].Watch(uint64(100+i), &words[i])
+		ids[i] = Register(hs[i])
+		if i != 3 {
+			words[i] = StateNotify
+		}
+	}
+	hs[0].Finish(Result{Source: 2, Bytes: 8}, nil)
+	hs[1].GiveUp(status.New(status.Timeout, "late"))
+	hs[2].Finish(Result{}, nil)
+	hs[3].Finish(Result{}, nil)
+	assert.Equal(t, StateOver, words[3], "not asked for: not listed")
+	assert.Equal(t, StateOver|StateNotify, words[0])
+	assert.True(t, Release(ids[2]), "released before its end was read: left out")
+	var ended [8]Completion
+	require.Equal(t, 2, NextCompletions(ended[:], soon))
+	assert.Equal(t, Completion{ID: ids[0], Cookie: 100, Released: true, Result: Result{Source: 2, Bytes: 8}}, ended[0])
+	assert.Equal(t, Completion{ID: ids[1], Cookie: 101, Code: status.Timeout}, ended[1])
+	_, err := Lookup(ids[0])
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+	_, err = Lookup(ids[1])
+	assert.NoError(t, err, "its error can be asked for")
+	assert.False(t, readable(CompletionFD(), 0))
+	hs[1].Finish(Result{}, nil)
+	assert.True(t, Release(ids[1]) && Release(ids[3]))
+
+	// Who waits in another way may be told first, and the number is forgotten with that.
+	other := e.NewHandle()
+	word := StateNotify
+	other.Watch(7, &word)
+	id := Register(other)
+	other.Finish(Result{}, nil)
+	assert.True(t, other.Forget())
+	require.Equal(t, 1, NextCompletions(ended[:], soon))
+	assert.Equal(t, Completion{ID: id, Cookie: 7, Released: true}, ended[0])
 }
 
 // The end, the number and the request to be told come at the same moment: one completion.
@@ -258,7 +303,7 @@ func TestNotifyRegisterAndFinishAtOnce(t *testing.T) {
 		h := e.NewHandle()
 		var wg sync.WaitGroup
 		wg.Add(3)
-		go func() { defer wg.Done(); e.Register(h) }()
+		go func() { defer wg.Done(); Register(h) }()
 		go func() { defer wg.Done(); h.Notify() }()
 		go func() { defer wg.Done(); h.Finish(Result{}, nil) }()
 		wg.Wait()
@@ -266,18 +311,22 @@ func TestNotifyRegisterAndFinishAtOnce(t *testing.T) {
 	for _, times := range takeAll(t, n) {
 		assert.Equal(t, 1, times)
 	}
-	assert.Zero(t, NextCompletion(0))
+	assert.Zero(t, NextCompletions(make([]Completion, 1), 0))
 }
 
 // The thread that reads completions blocks until there is one.
-func TestNextCompletionWakesUp(t *testing.T) {
+func TestNextCompletionsWakesUp(t *testing.T) {
 	e := NewEngine()
 	defer e.StopProgress()
 	got := make(chan uint64)
-	go func() { got <- NextCompletion(-1) }()
+	go func() {
+		var ended [1]Completion
+		assert.Equal(t, 1, NextCompletions(ended[:], -1))
+		got <- ended[0].ID
+	}()
 	time.Sleep(5 * time.Millisecond)
 	h := e.NewHandle()
-	id := e.Register(h)
+	id := Register(h)
 	h.Notify()
 	e.Add(&finisher{newCountdown(2), h})
 	select {

@@ -112,8 +112,8 @@ def _forget() -> None:
         _native.submit = _hooks.submit
 
 
-def _submit_and_forget(*arguments: Any) -> Any:
-    answer = _hooks.submit(*arguments)
+def _submit_and_forget(*arguments: Any, **fields: Any) -> Any:
+    answer = _hooks.submit(*arguments, **fields)
     if _in_main_thread():
         _forget()
     return answer

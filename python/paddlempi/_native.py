@@ -18,7 +18,13 @@ from typing import Any, Protocol
 
 from .errors import BY_CODE, NotInitializedError, UnsupportedError
 
-__all__ = ["control", "core", "load", "loaded", "on_load", "submit"]
+__all__ = ["ONCE", "QUIET", "control", "core", "load", "loaded", "on_load", "submit"]
+
+QUIET = 1 << 16
+"""Flag of submit: nobody is told that tensors were written to."""
+
+ONCE = 1 << 17
+"""Flag of submit: they are told when the operation begins, and not again at its end."""
 
 
 class Submit(Protocol):
@@ -32,6 +38,7 @@ class Submit(Protocol):
         recv: object,
         reduce_op: int = 0,
         flags: int = 0,
+        *,
         root: int = -1,
         peer: int = -1,
         tag: int = 0,
@@ -41,18 +48,22 @@ class Submit(Protocol):
         recv_splits: Sequence[int] | None = None,
         peer2: int = -1,
         tag2: int = 0,
-        /,
     ) -> Any: ...
 
 
-def _unloaded(*args: object) -> Any:
+def _unloaded(*args: object, **fields: object) -> Any:
     raise NotInitializedError(
         "the process group is not initialised: call paddlempi.init_process_group() first"
     )
 
 
 submit: Submit = _unloaded
-"""Start one operation; raises NotInitializedError until the core is loaded."""
+"""The one way to carry out an operation, or with the flag ASYNC to start it.
+
+The core keeps the tensors for as long as MPI or a device uses them, and tells autograd what was
+written to. Returns None, or the source, length and tag of a message received; of what was started
+an ``_core.Operation``. Raises NotInitializedError until the core is loaded.
+"""
 
 _core: ModuleType | None = None
 _hooks: list[Callable[[ModuleType], None]] = []

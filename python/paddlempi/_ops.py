@@ -15,40 +15,309 @@ __all__ = [
     "DEFINED",
     "DTYPE_BY_NAME",
     "NOTIFY",
-    "TRAITS",
     "Arity",
     "DType",
     "Op",
     "ReduceCode",
+    "Shares",
     "Trait",
+    "Who",
 ]
+
+
+class Arity(IntEnum):
+    """How many buffers an operation takes on one side."""
+
+    NONE = 0
+    """no buffer"""
+    ONE = 1
+    """one buffer"""
+    OPTIONAL = 2
+    """one buffer, or none to work in place"""
+    OPTIONAL_ON_ROOT = 3
+    """one buffer; on the root none to work in place"""
+    ONE_OR_N = 4
+    """one buffer, or one for each rank"""
+    MANY = 5
+    """one or more buffers"""
+    ROOT_ONE = 6
+    """one buffer on the root, which other ranks may leave out"""
+    ROOT_ONE_OR_N = 7
+    """on the root one buffer, or one for each rank; other ranks may leave it out"""
+
+
+class Who(IntEnum):
+    """The ranks of the group for which something holds."""
+
+    NOBODY = 0
+    """no rank"""
+    EVERYONE = 1
+    """every rank"""
+    ROOT = 2
+    """the root"""
+    EXCEPT_ROOT = 3
+    """every rank but the root"""
+    EXCEPT_FIRST = 4
+    """every rank but rank 0"""
+
+    def includes(self, root: int, rank: int) -> bool:
+        """Whether it holds for ``rank``; both are ranks of the group."""
+        if self is Who.EVERYONE:
+            return True
+        if self is Who.ROOT:
+            return rank == root
+        if self is Who.EXCEPT_ROOT:
+            return rank != root
+        return self is Who.EXCEPT_FIRST and rank != 0
+
+
+class Shares(IntEnum):
+    """How long the n shares are where a side has one for each rank."""
+
+    NO_SHARES = 0
+    """no side has any: send and recv have one length, the same on all ranks"""
+    ALIKE = 1
+    """each is as long as the other side, whose length is the same on all ranks"""
+    LISTED = 2
+    """all ranks give the same n lengths: share i is as long as rank i's other side"""
+    PAIRWISE = 3
+    """on both sides: what i sends to j is as long as what j receives from i"""
+
+
+class Trait(NamedTuple):
+    """What holds for an operation whatever its arguments."""
+
+    send: Arity
+    recv: Arity
+    gives: Who
+    """The ranks that have an input: in the receive buffers where they give none to send."""
+    gets: Who
+    """The ranks whose receive buffers are written."""
+    shares: Shares = Shares.NO_SHARES
+    collective: bool = False
+    """Every member of the group calls it, in the same order."""
+    reduces: bool = False
+    """It needs a reduce op that is defined for the dtype."""
+    prefix: bool = False
+    """It reduces over the ranks up to each one, not over all."""
+    rooted: bool = False
+    """It needs a root."""
+    peer_to_peer: bool = False
+    """It goes by peer and tag and bypasses the group's order."""
+    result: bool = False
+    """It tells the source, length and tag of a message."""
 
 
 class Op(IntEnum):
     """An operation (``PMPI_OP_*``)."""
+
+    trait: Trait
+    """What holds for the operation whatever its arguments."""
+
+    def __new__(cls, value: int, trait: Trait) -> Op:
+        self = int.__new__(cls, value)
+        self._value_ = value
+        self.trait = trait
+        return self
 
     @property
     def label(self) -> str:
         """The name of the operation as functions and messages have it."""
         return self.name.lower()
 
-    BARRIER = 1
-    BROADCAST = 2
-    ALL_REDUCE = 3
-    ALL_REDUCE_COALESCED = 4
-    REDUCE = 5
-    ALL_GATHER = 6
-    GATHER = 7
-    SCATTER = 8
-    REDUCE_SCATTER = 9
-    ALL_TO_ALL = 10
-    SCAN = 11
-    EXSCAN = 12
-    SEND = 13
-    RECV = 14
-    SENDRECV = 15
-    PROBE = 16
-    PANIC = 17
+    def writes(self, root: int, rank: int) -> bool:
+        """Whether the receive buffers of ``rank`` are written; both are ranks of the group."""
+        return self.trait.gets.includes(root, rank)
+
+    BARRIER = (
+        1,
+        Trait(
+            Arity.NONE,
+            Arity.NONE,
+            gives=Who.NOBODY,
+            gets=Who.NOBODY,
+            collective=True,
+        ),
+    )
+    BROADCAST = (
+        2,
+        Trait(
+            Arity.NONE,
+            Arity.ONE,
+            gives=Who.ROOT,
+            gets=Who.EXCEPT_ROOT,
+            collective=True,
+            rooted=True,
+        ),
+    )
+    ALL_REDUCE = (
+        3,
+        Trait(
+            Arity.OPTIONAL,
+            Arity.ONE,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            collective=True,
+            reduces=True,
+        ),
+    )
+    ALL_REDUCE_COALESCED = (
+        4,
+        Trait(
+            Arity.NONE,
+            Arity.MANY,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            collective=True,
+            reduces=True,
+        ),
+    )
+    REDUCE = (
+        5,
+        Trait(
+            Arity.OPTIONAL_ON_ROOT,
+            Arity.ROOT_ONE,
+            gives=Who.EVERYONE,
+            gets=Who.ROOT,
+            collective=True,
+            reduces=True,
+            rooted=True,
+        ),
+    )
+    ALL_GATHER = (
+        6,
+        Trait(
+            Arity.ONE,
+            Arity.ONE_OR_N,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            shares=Shares.LISTED,
+            collective=True,
+        ),
+    )
+    GATHER = (
+        7,
+        Trait(
+            Arity.ONE,
+            Arity.ROOT_ONE_OR_N,
+            gives=Who.EVERYONE,
+            gets=Who.ROOT,
+            shares=Shares.ALIKE,
+            collective=True,
+            rooted=True,
+        ),
+    )
+    SCATTER = (
+        8,
+        Trait(
+            Arity.ROOT_ONE_OR_N,
+            Arity.ONE,
+            gives=Who.ROOT,
+            gets=Who.EVERYONE,
+            shares=Shares.ALIKE,
+            collective=True,
+            rooted=True,
+        ),
+    )
+    REDUCE_SCATTER = (
+        9,
+        Trait(
+            Arity.ONE_OR_N,
+            Arity.ONE,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            shares=Shares.LISTED,
+            collective=True,
+            reduces=True,
+        ),
+    )
+    ALL_TO_ALL = (
+        10,
+        Trait(
+            Arity.ONE_OR_N,
+            Arity.ONE_OR_N,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            shares=Shares.PAIRWISE,
+            collective=True,
+        ),
+    )
+    SCAN = (
+        11,
+        Trait(
+            Arity.OPTIONAL,
+            Arity.ONE,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            collective=True,
+            reduces=True,
+            prefix=True,
+        ),
+    )
+    EXSCAN = (
+        12,
+        Trait(
+            Arity.OPTIONAL,
+            Arity.ONE,
+            gives=Who.EVERYONE,
+            gets=Who.EXCEPT_FIRST,
+            collective=True,
+            reduces=True,
+            prefix=True,
+        ),
+    )
+    SEND = (
+        13,
+        Trait(
+            Arity.ONE,
+            Arity.NONE,
+            gives=Who.EVERYONE,
+            gets=Who.NOBODY,
+            peer_to_peer=True,
+        ),
+    )
+    RECV = (
+        14,
+        Trait(
+            Arity.NONE,
+            Arity.ONE,
+            gives=Who.NOBODY,
+            gets=Who.EVERYONE,
+            peer_to_peer=True,
+            result=True,
+        ),
+    )
+    SENDRECV = (
+        15,
+        Trait(
+            Arity.ONE,
+            Arity.ONE,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            peer_to_peer=True,
+            result=True,
+        ),
+    )
+    PROBE = (
+        16,
+        Trait(
+            Arity.NONE,
+            Arity.NONE,
+            gives=Who.NOBODY,
+            gets=Who.NOBODY,
+            peer_to_peer=True,
+            result=True,
+        ),
+    )
+    PANIC = (
+        17,
+        Trait(
+            Arity.NONE,
+            Arity.NONE,
+            gives=Who.NOBODY,
+            gets=Who.NOBODY,
+        ),
+    )
 
 
 class DType(IntEnum):
@@ -105,183 +374,7 @@ class ReduceCode(IntEnum):
 ASYNC: Final = 1
 """Flag of an operation: return a work handle at once instead of waiting."""
 NOTIFY: Final = 2
-"""Flag of an operation: report the end of the work through pmpi_next_completion."""
-
-
-class Arity(IntEnum):
-    """How many buffers an operation takes on one side."""
-
-    NONE = 0
-    """no buffer"""
-    ONE = 1
-    """one buffer"""
-    OPTIONAL = 2
-    """one buffer, or none to work in place"""
-    OPTIONAL_ON_ROOT = 3
-    """one buffer; on the root none to work in place"""
-    ONE_OR_N = 4
-    """one buffer, or one for each rank"""
-    MANY = 5
-    """one or more buffers"""
-    ROOT_ONE = 6
-    """one buffer on the root, which other ranks may leave out"""
-    ROOT_ONE_OR_N = 7
-    """on the root one buffer, or one for each rank; other ranks may leave it out"""
-
-
-class Trait(NamedTuple):
-    """What holds for an operation whatever its arguments."""
-
-    collective: bool
-    """Every member of the group calls it, in the same order."""
-    reduces: bool
-    """It needs a reduce op that is defined for the dtype."""
-    rooted: bool
-    """It needs a root."""
-    peer_to_peer: bool
-    """It goes by peer and tag and bypasses the group's order."""
-    send: Arity
-    recv: Arity
-
-
-TRAITS: Final[Mapping[Op, Trait]] = {
-    Op.BARRIER: Trait(
-        collective=True,
-        reduces=False,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.NONE,
-        recv=Arity.NONE,
-    ),
-    Op.BROADCAST: Trait(
-        collective=True,
-        reduces=False,
-        rooted=True,
-        peer_to_peer=False,
-        send=Arity.NONE,
-        recv=Arity.ONE,
-    ),
-    Op.ALL_REDUCE: Trait(
-        collective=True,
-        reduces=True,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.OPTIONAL,
-        recv=Arity.ONE,
-    ),
-    Op.ALL_REDUCE_COALESCED: Trait(
-        collective=True,
-        reduces=True,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.NONE,
-        recv=Arity.MANY,
-    ),
-    Op.REDUCE: Trait(
-        collective=True,
-        reduces=True,
-        rooted=True,
-        peer_to_peer=False,
-        send=Arity.OPTIONAL_ON_ROOT,
-        recv=Arity.ROOT_ONE,
-    ),
-    Op.ALL_GATHER: Trait(
-        collective=True,
-        reduces=False,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.ONE,
-        recv=Arity.ONE_OR_N,
-    ),
-    Op.GATHER: Trait(
-        collective=True,
-        reduces=False,
-        rooted=True,
-        peer_to_peer=False,
-        send=Arity.ONE,
-        recv=Arity.ROOT_ONE_OR_N,
-    ),
-    Op.SCATTER: Trait(
-        collective=True,
-        reduces=False,
-        rooted=True,
-        peer_to_peer=False,
-        send=Arity.ROOT_ONE_OR_N,
-        recv=Arity.ONE,
-    ),
-    Op.REDUCE_SCATTER: Trait(
-        collective=True,
-        reduces=True,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.ONE_OR_N,
-        recv=Arity.ONE,
-    ),
-    Op.ALL_TO_ALL: Trait(
-        collective=True,
-        reduces=False,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.ONE_OR_N,
-        recv=Arity.ONE_OR_N,
-    ),
-    Op.SCAN: Trait(
-        collective=True,
-        reduces=True,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.OPTIONAL,
-        recv=Arity.ONE,
-    ),
-    Op.EXSCAN: Trait(
-        collective=True,
-        reduces=True,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.OPTIONAL,
-        recv=Arity.ONE,
-    ),
-    Op.SEND: Trait(
-        collective=False,
-        reduces=False,
-        rooted=False,
-        peer_to_peer=True,
-        send=Arity.ONE,
-        recv=Arity.NONE,
-    ),
-    Op.RECV: Trait(
-        collective=False,
-        reduces=False,
-        rooted=False,
-        peer_to_peer=True,
-        send=Arity.NONE,
-        recv=Arity.ONE,
-    ),
-    Op.SENDRECV: Trait(
-        collective=False,
-        reduces=False,
-        rooted=False,
-        peer_to_peer=True,
-        send=Arity.ONE,
-        recv=Arity.ONE,
-    ),
-    Op.PROBE: Trait(
-        collective=False,
-        reduces=False,
-        rooted=False,
-        peer_to_peer=True,
-        send=Arity.NONE,
-        recv=Arity.NONE,
-    ),
-    Op.PANIC: Trait(
-        collective=False,
-        reduces=False,
-        rooted=False,
-        peer_to_peer=False,
-        send=Arity.NONE,
-        recv=Arity.NONE,
-    ),
-}
+"""Flag of an operation: report the end of the work through pmpi_next_completions."""
 
 DTYPE_BY_NAME: Final[Mapping[str, DType]] = {dtype.label: dtype for dtype in DType}
 

@@ -30,9 +30,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import _native, work
-from ._buffer import bumps
-from ._ops import Op
+from . import _native
+from ._ops import ASYNC, Op
 from .arguments import Many, chosen_root, on_root, outside, refuse, splits_of
 from .errors import DtypeError
 from .group import ProcessGroup, members, to_seconds
@@ -88,9 +87,6 @@ def all_reduce(
     ):
         return _reducing(Op.ALL_REDUCE, None, tensor, op, group, async_op)
     _native.submit(3, 0 if group is None else group._id, None, tensor, op)
-    function = bumps[tensor.__class__]
-    if function is not None:
-        function(tensor)
     return None
 
 
@@ -236,8 +232,8 @@ def broadcast(
         group = group_of(rank_list, "broadcast", group)
     if outside(group, Op.BROADCAST):
         return None
-    root, mine = chosen_root(Op.BROADCAST, group, "src", src, group_src)
-    return _moving(Op.BROADCAST, None, tensor, group, async_op, root, written=not mine)
+    root, _ = chosen_root(Op.BROADCAST, group, "src", src, group_src)
+    return _moving(Op.BROADCAST, None, tensor, group, async_op, root)
 
 
 def all_gather(
@@ -468,7 +464,6 @@ def _moving(
     async_op: bool,
     root: int = -1,
     op: ReduceOp | None = None,
-    written: bool = True,
     send_splits: Sequence[int] | None = None,
     recv_splits: Sequence[int] | None = None,
 ) -> Work | None:
@@ -478,27 +473,18 @@ def _moving(
         send = send.checked(code, group)
     if recv.__class__ is Many:
         recv = recv.checked(code, group)
-    gid = 0 if group is None else group._id
     reduce_op, scale = (0, 1.0) if op is None else (op, op.scale)
-
-    def submit(flags: int) -> Any:
-        return _native.submit(
-            code,
-            gid,
-            send,
-            recv,
-            reduce_op,
-            flags,
-            root,
-            -1,
-            0,
-            -1.0,
-            scale,
-            send_splits,
-            recv_splits,
-        )
-
-    if async_op:
-        return work.start(code.label, group, (send, recv), recv if written else None, submit)
-    work.run(recv if written else None, submit)
-    return None
+    written = code.writes(root, members(group)._rank)
+    operation = _native.submit(
+        code,
+        0 if group is None else group._id,
+        send,
+        recv,
+        reduce_op,
+        (ASYNC if async_op else 0) | (0 if written else _native.QUIET),
+        root=root,
+        scale=scale,
+        send_splits=send_splits,
+        recv_splits=recv_splits,
+    )
+    return Work(operation, code.label, recv if written else None, group) if async_op else None

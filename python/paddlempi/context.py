@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _native, work
+from . import _native
 from ._buffer import empty_like
 from ._ops import Op
 from .arguments import refuse
@@ -163,5 +163,5 @@ def _made(tensors: Sequence[Any], group: ProcessGroup | None) -> list[tuple[Any,
 def _aggregate(pair: tuple[Any, Any], op: ReduceOp, group: ProcessGroup | None) -> Any:
     tensor, made = pair
     gid = members(group)._id
-    work.run(made, lambda flags: _native.submit(Op.ALL_REDUCE, gid, tensor, made, op, flags))
+    _native.submit(Op.ALL_REDUCE, gid, tensor, made, op)
     return made

@@ -13,14 +13,30 @@ import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from . import _native
 from .errors import Error, GroupDestroyedError
 from .group import at_destroy
-from .work import Operation, Tail
 
-__all__ = ["Future", "of"]
+__all__ = ["Future", "OnDevice", "WithFuture", "of"]
+
+
+class OnDevice(Protocol):
+    """What an operation has left queued on a device (``work.Tail``)."""
+
+    def order(self) -> None: ...
+
+
+class WithFuture(Protocol):
+    """A work, as far as its future needs it (``work.WorkMethods``)."""
+
+    _op: Any
+    _future: Future | None
+
+    def _value(self) -> list[Any]: ...
+
+    def _end_on_device(self) -> OnDevice: ...
 
 
 class Future(concurrent.futures.Future["list[Any]"]):
@@ -32,7 +48,7 @@ class Future(concurrent.futures.Future["list[Any]"]):
     is not waited for by others.
     """
 
-    _tail: Tail | None = None
+    _tail: OnDevice | None = None
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """The value, waited for up to ``timeout`` seconds."""
@@ -72,13 +88,10 @@ class Future(concurrent.futures.Future["list[Any]"]):
 
 
 _lock = threading.Lock()
-_waiting: dict[int, tuple[Operation, int]] = {}
-"""By handle, works whose futures are not complete, and the level of who asked."""
-
 _thread: threading.Thread | None = None
 """Who listens to the core."""
 
-_Ended = queue.SimpleQueue["Operation | None"]
+_Ended = queue.SimpleQueue["WithFuture | None"]
 
 _levels: list[_Ended] = []
 """What has ended, for the thread of each level; empty while the listener serves level 0."""
@@ -93,18 +106,15 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def of(work: Operation) -> Future:
+def of(work: WithFuture) -> Future:
     """The future of a work, always the same one."""
     global _thread
     with _lock:
         if work._future is not None:
             return work._future
         future = work._future = Future()
-        if not work._done:
-            core = _native.core()
-            core.notify(work._handle)
-            level = _here.level
-            _waiting[work._handle] = work, level
+        level = _here.level
+        if told := work._op.notify((work, level)):
             if level and not _levels:
                 # The listener is this thread, in a callback. From its return it serves level 0.
                 _levels.append(queue.SimpleQueue())
@@ -115,14 +125,13 @@ def of(work: Operation) -> Future:
                 _begin(_serve, ended, len(_levels) - 1)
             if _thread is None or not _thread.is_alive():
                 _thread = _begin(_complete_all)
-    if work._done or work.is_completed():  # what ended before notify tells nobody else
+    if not told:
         _complete(work)
     return future
 
 
-def _complete(work: Operation) -> None:
+def _complete(work: WithFuture) -> None:
     with _lock:
-        _waiting.pop(work._handle, None)
         future = work._future
         # Running is the mark that somebody has begun to complete it.
         if future is None or future.done() or future.running():
@@ -133,7 +142,8 @@ def _complete(work: Operation) -> None:
     except BaseException as error:
         future.set_exception(error)
     else:
-        future._tail = work._tail
+        if work._op.device:
+            future._tail = work._end_on_device()
         future.set_result(tensors)
 
 
@@ -147,17 +157,15 @@ def _complete_all() -> None:
     """The listener: it outlives the library's being destroyed, to serve the next init."""
     global _thread
     try:
-        while handle := _native.core().next_completion(-1.0):
-            work, level = _waiting.get(handle, (None, 0))
-            if work is None:
-                continue
-            if _levels:
-                _levels[level].put(work)
-            else:
-                _here.level = 1
-                _complete(work)
-                _here.level = 0
-            del work  # it would live on until the next one
+        while ended := _native.core().next_completions():
+            for work, level in ended:
+                if _levels:
+                    _levels[level].put(work)
+                else:
+                    _here.level = 1
+                    _complete(work)
+                    _here.level = 0
+            del work, ended  # they would live on until the next ones
             with _lock:
                 replaced = _levels and _thread is not threading.current_thread()
                 own = _levels[0] if replaced else None
@@ -183,10 +191,8 @@ def _serve(ended: _Ended, level: int) -> None:
 
 def _abandon() -> None:
     """The library was destroyed: tell those who still wait."""
-    with _lock:
-        left = [work._future for work, _ in _waiting.values()]
-        _waiting.clear()
-    for future in left:
+    for work, _ in _native.core().awaited() if _native.loaded() else ():
+        future = work._future
         if future is not None and not future.done():
             future.set_exception(
                 GroupDestroyedError("the process group was destroyed before the operation ended")

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from paddlempi_launchers import SIGNS
+
 from . import _exit, _native, group
 from .errors import Error
 
@@ -34,40 +36,40 @@ __all__ = [
     "watch",
 ]
 
-# No launcher that we know starts a process without one of them; asking the core loads it.
-_SIGNS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
-
-def find() -> dict[str, Any] | None:
+def find(hidden: bool = False) -> dict[str, Any] | None:
     """The launcher of this process, with the keys of the core's ``launcher`` (docs/control.md).
 
     Never raises: where the core cannot be loaded, init tells why.
 
+    Args:
+        hidden: also one that is not among the parents of this process, by its variables alone.
+
     Returns:
-        None where no launcher is above this process, or it does not say which rank this is.
+        None where there is no launcher, or it does not say which rank this is.
     """
-    if not any(sign in os.environ for sign in _SIGNS):
+    if not _may_be_there():
         return None
     try:
-        found = _native.control("launcher")
+        found = _native.control("launcher", hidden=hidden)
     except Error:
         return None
     return found if found["rank"] >= 0 and found["size"] > 0 else None
 
 
-def find_in_fork() -> dict[str, Any] | None:
+def find_in_fork(hidden: bool = False) -> dict[str, Any] | None:
     """As :func:`find`, without the core in this process: a fork of it asks, and ends.
 
     For who comes before the framework: Paddle's import replaces signal handlers of Go's, so the
     core must be loaded after it. Call it while this process has one thread.
     """
-    if _native.loaded() or not any(sign in os.environ for sign in _SIGNS):
-        return find()
+    if _native.loaded() or not _may_be_there():
+        return find(hidden)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.write(writing, json.dumps(find()).encode())
+            os.write(writing, json.dumps(find(hidden)).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -76,6 +78,11 @@ def find_in_fork() -> dict[str, Any] | None:
     os.waitpid(pid, 0)
     found: dict[str, Any] | None = json.loads(text or "null")
     return found
+
+
+def _may_be_there() -> bool:
+    """Whether a launcher may have started this process; asking the core loads it."""
+    return any(sign in os.environ for sign in SIGNS)
 
 
 class Variables:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, NamedTuple
 
-from . import _native, work
-from ._buffer import bump
-from ._ops import Op
+from . import _native
+from ._ops import ASYNC, Op
 from .arguments import outside, root_of
 from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, members
@@ -74,7 +73,7 @@ def send(
         return
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
-    _native.submit(Op.SEND, gid, tensor, None, 0, 0, -1, peer, tag)
+    _native.submit(Op.SEND, gid, tensor, None, peer=peer, tag=tag)
 
 
 def recv(
@@ -98,8 +97,7 @@ def recv(
         return -1
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
     gid = 0 if group is None else group._id
-    source, _, _ = _native.submit(Op.RECV, gid, None, tensor, 0, 0, -1, peer, tag)
-    bump(tensor)
+    source, _, _ = _native.submit(Op.RECV, gid, None, tensor, peer=peer, tag=tag)
     return _global(source, group)
 
 
@@ -115,13 +113,8 @@ def isend(
         return None
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
-    return work.start(
-        "isend",
-        group,
-        tensor,
-        None,
-        lambda flags: _native.submit(Op.SEND, gid, tensor, None, 0, flags, -1, peer, tag),
-    )
+    operation = _native.submit(Op.SEND, gid, tensor, None, 0, ASYNC, peer=peer, tag=tag)
+    return Work(operation, "isend", None, group)
 
 
 def irecv(
@@ -136,13 +129,8 @@ def irecv(
         return None
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
     gid = 0 if group is None else group._id
-    return work.start(
-        "irecv",
-        group,
-        tensor,
-        tensor,
-        lambda flags: _native.submit(Op.RECV, gid, None, tensor, 0, flags, -1, peer, tag),
-    )
+    operation = _native.submit(Op.RECV, gid, None, tensor, 0, ASYNC, peer=peer, tag=tag)
+    return Work(operation, "irecv", tensor, group)
 
 
 def sendrecv(
@@ -179,19 +167,11 @@ def sendrecv(
         gid,
         send_tensor,
         recv_tensor,
-        0,
-        0,
-        -1,
-        peer,
-        send_tag,
-        -1.0,
-        1.0,
-        None,
-        None,
-        peer2,
-        recv_tag,
+        peer=peer,
+        tag=send_tag,
+        peer2=peer2,
+        tag2=recv_tag,
     )
-    bump(recv_tensor)
     return _global(source, group)
 
 
@@ -216,7 +196,7 @@ def probe(
         return None
     peer, tag = _source(Op.PROBE, group, src, group_src), _tag(Op.PROBE, tag, _ANY)
     gid = 0 if group is None else group._id
-    source, nbytes, tag = _native.submit(Op.PROBE, gid, None, None, 0, 0, -1, peer, tag)
+    source, nbytes, tag = _native.submit(Op.PROBE, gid, None, None, peer=peer, tag=tag)
     return ProbeResult(_global(source, group), nbytes, tag)
 
 

@@ -59,6 +59,8 @@ static void ring(void) {
 		CHECK(pmpi_send(token, 2, PMPI_DTYPE_INT32, (rank + 1) % size, 5, 0) == PMPI_OK);
 	}
 	CHECK(got.source == (rank + size - 1) % size && got.tag == 5 && got.bytes == 8);
+	CHECK(pmpi_op_has_result(PMPI_OP_RECV) == 1 && pmpi_op_has_result(PMPI_OP_SEND) == 0 &&
+		  pmpi_op_has_result(-1) == 0);
 }
 
 static void reductions(void) {
@@ -91,24 +93,39 @@ static void asynchronous(void) {
 				  .recv = &buf,
 				  .timeout_ns = -1};
 	op.peer = (rank + size - 1) % size;
+	uint32_t state = 0;
+	op.cookie = 41;
+	op.state = &state;
 	pmpi_work work = 0;
 	pmpi_result got;
+	pmpi_completion ended[3];
 	CHECK(pmpi_submit(&op, &work, NULL) == PMPI_OK && work != 0);
 	CHECK(pmpi_test(work) == 0);
 	CHECK(pmpi_wait(work, 1000000, &got) == PMPI_ERR_NOT_READY);
 	CHECK(pmpi_order(work, 0) == PMPI_ERR_ARGUMENT); /* it is not over */
-	CHECK(pmpi_notify(work) == PMPI_OK && pmpi_next_completion(0) == 0 &&
-		  pmpi_completion_fd() >= 0);
+	CHECK(__atomic_fetch_or(&state, PMPI_STATE_NOTIFY, __ATOMIC_SEQ_CST) == 0);
+	CHECK(pmpi_next_completions(ended, 3, 0) == 0 && pmpi_completion_fd() >= 0);
 	/* Nobody sends before everyone has looked. */
 	CHECK(pmpi_allreduce(NULL, &other, 1, PMPI_DTYPE_INT64, PMPI_REDUCE_MAX, 0) == PMPI_OK);
 	other = rank;
 	CHECK(pmpi_send(&other, 1, PMPI_DTYPE_INT64, (rank + 1) % size, 6, 0) == PMPI_OK);
-	CHECK(pmpi_next_completion(20000000000) == work);
-	CHECK(pmpi_test(work) == 1 && pmpi_wait(work, -1, &got) == PMPI_OK);
-	CHECK(got.device == 0 && pmpi_order(work, 0) == PMPI_OK);
-	CHECK(word == op.peer && got.source == op.peer && got.bytes == 8);
-	pmpi_release(work);
-	CHECK(pmpi_test(work) == -PMPI_ERR_ARGUMENT);
+	CHECK(pmpi_next_completions(ended, 3, 20000000000) == 1);
+	CHECK(ended[0].work == work && ended[0].cookie == 41 && ended[0].code == PMPI_OK);
+	CHECK(state == (PMPI_STATE_OVER | PMPI_STATE_NOTIFY) && ended[0].result.released == 1);
+	CHECK(word == op.peer && ended[0].result.source == op.peer && ended[0].result.bytes == 8);
+	CHECK(pmpi_test(work) == -PMPI_ERR_ARGUMENT && pmpi_release(work) == 0);
+
+	/* The same without a completion: what is over at once has no number. */
+	op.tag = 7;
+	op.state = NULL;
+	CHECK(pmpi_submit(&op, &work, NULL) == PMPI_OK && work != 0);
+	int64_t all = 0;
+	CHECK(pmpi_allreduce(NULL, &all, 1, PMPI_DTYPE_INT64, PMPI_REDUCE_MAX, 0) == PMPI_OK);
+	CHECK(pmpi_send(&other, 1, PMPI_DTYPE_INT64, (rank + 1) % size, 7, 0) == PMPI_OK);
+	CHECK(pmpi_wait(work, -1, &got) == PMPI_OK && got.released == 0 && got.source == op.peer);
+	CHECK(got.device == 0 && pmpi_order(work, 0) == PMPI_OK && pmpi_test(work) == 1);
+	CHECK(pmpi_finish(work, -1, &got) == PMPI_OK && got.released == 1);
+	CHECK(pmpi_finish(work, -1, &got) == PMPI_ERR_ARGUMENT && got.released == 1);
 }
 
 static void groups(void) {
@@ -174,7 +191,8 @@ static void forked(void) {
 		CHECK(pmpi_control("info", NULL, NULL) == PMPI_ERR_FORKED);
 		CHECK(pmpi_test(1) == -PMPI_ERR_FORKED && pmpi_wait(1, 0, &got) == PMPI_ERR_FORKED);
 		CHECK(pmpi_order(1, 0) == PMPI_ERR_FORKED);
-		CHECK(pmpi_next_completion(-1) == 0 && pmpi_completion_fd() == -1);
+		pmpi_completion ended[1];
+		CHECK(pmpi_next_completions(ended, 1, -1) == 0 && pmpi_completion_fd() == -1);
 		CHECK(pmpi_last_error()->code == PMPI_ERR_FORKED);
 		pmpi_release(1);
 		pmpi_exit(9);

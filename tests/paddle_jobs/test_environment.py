@@ -185,7 +185,7 @@ import os, sys
 import paddle.distributed as dist
 import paddlempi.paddle
 from paddlempi.errors import LauncherError
-from paddlempi.paddle import activation
+from paddlempi.paddle import patches
 
 def train(rank):
     if os.environ["PADDLE_TRAINER_ID"] != rank:
@@ -201,7 +201,7 @@ if __name__ == "__main__":
     # Who has Paddle's own all the same: a child with another rank than MPI's does not start.
     del os.environ["PADDLE_TRAINERS_NUM"]
     try:
-        activation._original("spawn")(train, (rank,), nprocs=2)
+        patches.original(sys.modules["paddle.distributed.spawn"], "spawn")(train, (rank,), nprocs=2)
     except Exception as error:
         assert "LauncherError: PADDLE_TRAINER_ID=" in str(error), error
         sys.stdout.write("refused\\n")

@@ -195,7 +195,7 @@ def test_recompute(reentrant: bool, twice: bool, rank: int, size: int) -> None:
     if reentrant:
         # The gradient of what is used twice comes twice, and only the second is complete.
         index = model._reducer._names.index("block.0.weight")
-        assert model._reducer._uses[index] == 1 + twice
+        assert model._reducer._usage.times[index] == 1 + twice
 
 
 def test_a_layer_recomputed_once_more_than_at_first(rank: int, size: int) -> None:

@@ -55,10 +55,6 @@ CHECKS: dict[str, Callable[..., None]] = {
 }
 
 
-DEFAULTS = (0, 0, -1, -1, 0, -1.0, 1.0, None, None, -1, 0)
-"""Of submit's arguments from the fifth on."""
-
-
 class _Over(Exception):
     """Ends a test after its first operations, so that all ranks have made as many."""
 
@@ -70,35 +66,34 @@ class Saboteur:
         self.how, self.rank, self.early, self.operations = how, rank, early, operations
         self.real = _native.submit
         self.calls = 0
-        self.work = 0
+        self.work: Any = None
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **fields: Any) -> Any:
         self.calls += 1
         if self.calls > self.operations:
             raise _Over
         code, recv = arguments[0], arguments[3]
         answer = None
         if code == Op.SENDRECV:
-            answer = (arguments[13], 0, arguments[14])
+            answer = (fields["peer2"], 0, fields["tag2"])
         elif code == Op.RECV:
-            answer = (arguments[7], 0, arguments[8])
+            answer = (fields["peer"], 0, fields["tag"])
         if self.how == NO_COMMUNICATION:
             return answer
         if self.how == ONE_OFF:
-            answer = self.real(*arguments)
+            answer = self.real(*arguments, **fields)
             tensors = recv if isinstance(recv, list) else [recv] if recv is not None else []
-            if code != Op.BROADCAST or arguments[6] != self.rank:
+            if code != Op.BROADCAST or fields["root"] != self.rank:
                 for tensor in tensors[-1:]:
                     last = tuple(extent - 1 for extent in tensor.shape)
                     tensor[last] = tensor[last] == 0  # another value, whatever the dtype
             return answer
         if self.rank == self.early:
-            filled = [*arguments, *DEFAULTS[len(arguments) - 4 :]]
-            filled[5] = ASYNC
-            self.work = self.real(*filled)
+            reduce_op = arguments[4] if len(arguments) > 4 else 0
+            self.work = self.real(*arguments[:4], reduce_op, ASYNC, **fields)
             return answer
         time.sleep(0.1)
-        return self.real(*arguments)
+        return self.real(*arguments, **fields)
 
 
 @pytest.fixture
@@ -150,8 +145,8 @@ def _outcome(
     finally:
         if saboteur is not None:
             _native.submit = saboteur.real
-            if saboteur.work:
-                _native.core().wait(saboteur.work, 30.0)
+            if saboteur.work is not None:
+                saboteur.work.wait(30.0)
     flags = np.array([found, saboteur.calls if saboteur is not None else 0])
     dist.all_reduce(flags, ReduceOp.MAX)
     return bool(flags[0]), bool(flags[1])
@@ -236,7 +231,11 @@ def test_a_barrier_that_does_not_wait(
     dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = _native.submit
-    monkeypatch.setattr(_native, "submit", lambda *a: None if a[0] == Op.BARRIER else real(*a))
+
+    def submit(code: int, *arguments: Any, **fields: Any) -> Any:
+        return None if code == Op.BARRIER else real(code, *arguments, **fields)
+
+    monkeypatch.setattr(_native, "submit", submit)
     with pytest.raises(AssertionError):
         test_barrier.test_nobody_leaves_before_the_last_has_come(
             dist, rank, size, lambda function: function()

@@ -74,7 +74,7 @@ def test_reductions_whose_sides_overlap_in_part(
     memory = np.zeros(each + 1, numpy_dtype(dtype))
     send, recv = memory[1:], memory[:-1]
     send[:] = parts[rank]
-    _native.submit(Op.REDUCE, gid, send, recv if rank == 0 else None, op, 0, 0)
+    _native.submit(Op.REDUCE, gid, send, recv if rank == 0 else None, op, root=0)
     np.testing.assert_array_equal(
         recv if rank == 0 else send, reduced(op, parts) if rank == 0 else parts[rank]
     )

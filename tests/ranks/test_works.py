@@ -193,3 +193,102 @@ def test_a_list_that_is_changed_meanwhile(dist: ModuleType, rank: int, size: int
     assert all(part() is not None for part in seen) or work.is_completed()
     work.wait()
     dist.barrier()
+
+
+def test_threads_that_ask_in_every_way(dist: ModuleType, rank: int, size: int) -> None:
+    """One of them is told of the end, and the core forgets the work with that: all know it."""
+    rounds, threads = 60, 5
+
+    def ask(work: Any, way: int, seen: list[Any]) -> None:
+        if way == 0:
+            seen.append(work.wait())
+        elif way == 1:
+            while not work.is_completed():
+                time.sleep(0)
+            seen.append(work.is_success())
+        elif way == 2:
+            seen.append(len(work.get_future().result(30)) == 1)
+        elif way == 3:
+            try:
+                seen.append(work.wait(0.0001))
+            except dist.errors.NotReadyError:
+                seen.append(work.wait())
+        else:
+            seen.append(len(work.result()) == 1)
+
+    for number in range(rounds):
+        tensor = np.full(1 + number % 3, rank + 1.0)
+        work = dist.all_reduce(tensor, async_op=True)
+        receive = dist.irecv(taken := np.zeros(2), (rank - 1) % size, tag=number)
+        seen: list[Any] = []
+        asking = [
+            threading.Thread(target=ask, args=(one, (way + number) % threads, seen))
+            for way in range(threads)
+            for one in (work, receive)
+        ]
+        for thread in asking:
+            thread.start()
+        sent = dist.isend(np.full(2, float(number)), (rank + 1) % size, tag=number)
+        for thread in asking:
+            thread.join(60)
+        assert seen == [True] * len(asking)
+        assert (tensor == size * (size + 1) / 2).all()
+        assert (taken == number).all()
+        assert receive.source_rank() == (rank - 1) % size
+        sent.wait()
+
+
+def test_works_that_nobody_keeps(dist: ModuleType, rank: int, size: int) -> None:
+    """Their tensors are freed once they are over, with a future or without."""
+    freed: list[int] = []
+    done: list[Any] = []
+    for number in range(200):
+        tensor = Tracked(np.ones(3), freed)
+        work = dist.all_reduce(tensor, async_op=True)
+        if number % 2:
+            done.append(work.get_future())
+        del work, tensor
+    for future in done:
+        future.result(30)
+    done.clear()
+    del future
+    end = time.monotonic() + 30
+    while len(freed) < 200 and time.monotonic() < end:
+        dist.sendrecv(np.zeros(1), rank, np.zeros(1), rank)  # any call looks for what is over
+        time.sleep(0.001)
+    dist.barrier()
+    assert len(freed) == 200
+
+
+@pytest.mark.mpi(min=2)
+def test_a_work_and_its_error_hold_each_other(dist: ModuleType, rank: int) -> None:
+    """The collector finds them: the error's traceback has the frame that has the work."""
+
+    def fail() -> Any:
+        work = dist.all_reduce(np.ones(2 + rank), async_op=True)
+        try:
+            work.wait()
+        except dist.errors.MismatchError:
+            return weakref.ref(work)
+        return None
+
+    seen = fail()
+    assert seen is not None
+    gc.collect()
+    assert seen() is None
+    dist.barrier()
+
+
+class Tracked(np.ndarray):
+    """An array that tells when it is freed."""
+
+    _freed: list[int]
+
+    def __new__(cls, values: Any, freed: list[int]) -> Tracked:
+        made: Tracked = np.array(values).view(cls)
+        made._freed = freed
+        return made
+
+    def __del__(self) -> None:
+        if hasattr(self, "_freed"):
+            self._freed.append(1)

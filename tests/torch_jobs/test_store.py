@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import job
@@ -28,7 +27,7 @@ def as_if_apart() -> None:
 
     store._reach = counted
     # Nobody is at the first one.
-    store.candidates = lambda: iter(["100::1", "127.0.0.1"])
+    store.candidates = lambda one_host: iter(["100::1", "127.0.0.1"])
     dist.init_process_group("mpi")
     rank = dist.get_rank()
     assert tried == ([] if rank == 0 else ["100::1", "127.0.0.1"])
@@ -40,7 +39,7 @@ def as_if_apart() -> None:
     dist.destroy_process_group()
 
     # What answers is the store of another job.
-    store.candidates = lambda: iter(["127.0.0.1"])
+    store.candidates = lambda one_host: iter(["127.0.0.1"])
     store._reach = lambda host, port, size, token, *rest: reach(host, port, size, "other", *rest)
     try:
         dist.init_process_group("mpi")
@@ -62,17 +61,56 @@ def test_an_address_that_all_reach() -> None:
     job.succeed(2, as_if_apart)
 
 
+def named_interface() -> None:
+    """On one node, too; what names nothing is told on all ranks."""
+    import os
+
+    import paddlempi.torch  # noqa: F401
+    import torch.distributed as dist
+    from paddlempi import _native, errors
+    from ranks_tools import done
+
+    for wanted, found in ((None, "127.0.0.1"), ("lo", "127.0.0.1"), ("127.0.0.0/8", "127.0.0.1")):
+        if wanted is not None:
+            os.environ["PADDLEMPI_IFNAME"] = wanted
+        dist.init_process_group("mpi")
+        assert os.environ["MASTER_ADDR"] == found
+        dist.barrier()
+        dist.destroy_process_group()
+    os.environ["PADDLEMPI_IFNAME"] = "nosuch"
+    try:
+        dist.init_process_group("mpi")
+    except dist.DistBackendError as error:
+        assert isinstance(error, errors.LauncherError)
+        for word in ("rank 0 on", "PADDLEMPI_IFNAME=nosuch", "127.0.0.1"):
+            assert word in str(error), error
+    else:
+        raise AssertionError("an interface that is not there")
+    del os.environ["PADDLEMPI_IFNAME"]
+    assert _native.control("addresses", one_host=True)["addresses"] == ["127.0.0.1"]
+    dist.init_process_group("mpi")
+    dist.destroy_process_group()
+    done()
+
+
+def test_an_interface_that_the_user_names() -> None:
+    job.succeed(2, named_interface)
+
+
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the host's name, what that resolves to and the addresses of its interfaces."""
+    """Sets what the core says of this host."""
+    from paddlempi import _native
     from paddlempi.torch import store
 
-    def put(resolved: list[str], interfaces: list[str]) -> list[str]:
-        found = [(2, 1, 6, "", (address, 0)) for address in resolved]
-        monkeypatch.setattr(socket, "gethostname", lambda: "node")
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        monkeypatch.setattr(store, "_interfaces", lambda: iter(interfaces))
-        return list(store.candidates())
+    def put(name: str, *addresses: str, one_host: bool = False) -> list[str]:
+        def control(method: str, **request: object) -> Any:
+            assert method == "addresses"
+            assert request == {"one_host": one_host, "variable": "GLOO_SOCKET_IFNAME"}
+            return {"name": name, "addresses": list(addresses)}
+
+        monkeypatch.setattr(_native, "control", control)
+        return list(store.candidates(one_host))
 
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.delenv("PADDLEMPI_FILLED", raising=False)
@@ -80,23 +118,18 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_candidates(addresses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The name first, none twice, no loopback.
-    assert addresses(["10.0.0.1"], ["127.0.0.1", "10.0.0.1", "172.17.0.1"]) == [
-        "node",
-        "10.0.0.1",
-        "172.17.0.1",
-    ]
-    # Debian's /etc/hosts: to this host its name is a loopback, and so it says nothing of others.
-    assert addresses(["127.0.1.1"], ["127.0.0.1", "10.0.0.1"]) == ["10.0.0.1"]
-    assert addresses([], []) == []
-    # The user's is before all; ours is not the user's.
+    assert addresses("node", "10.0.0.1", "172.17.0.1") == ["node", "10.0.0.1", "172.17.0.1"]
+    assert addresses("", "10.0.0.1") == ["10.0.0.1"]
+    assert addresses("") == []
+    # The user's is before all, if it leads others here; ours is not the user's.
     monkeypatch.setenv("MASTER_ADDR", "head")
-    assert addresses(["10.0.0.1"], []) == ["head", "node", "10.0.0.1"]
+    assert addresses("node", "10.0.0.1") == ["head", "node", "10.0.0.1"]
+    assert addresses("", "127.0.0.1", one_host=True) == ["127.0.0.1"]
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    assert addresses("node", "10.0.0.1") == ["10.0.0.1", "node"]
+    for here in ("127.0.0.1", "::1"):
+        monkeypatch.setenv("MASTER_ADDR", here)
+        assert addresses("node", "10.0.0.1") == ["node", "10.0.0.1"]
+    monkeypatch.setenv("MASTER_ADDR", "head")
     monkeypatch.setenv("PADDLEMPI_FILLED", "job|RANK=0 MASTER_ADDR=head")
-    assert addresses(["10.0.0.1"], []) == ["node", "10.0.0.1"]
-
-
-def test_the_interfaces_are_those_of_this_host() -> None:
-    from paddlempi.torch import store
-
-    assert "127.0.0.1" in list(store._interfaces())
+    assert addresses("node", "10.0.0.1") == ["node", "10.0.0.1"]

@@ -68,6 +68,21 @@ def name(check: Any) -> str:
     return f"{check.__module__}.{check.__name__}" if callable(check) else str(check)
 
 
+class Over:
+    """An operation of the core that was over at once."""
+
+    done, error, source, device, tensors = True, None, -1, 0, None
+
+    def wait(self, timeout: float = -1.0) -> None:
+        pass
+
+    def test(self) -> bool:
+        return True
+
+    def notify(self, context: object) -> bool:
+        return False
+
+
 class Saboteur:
     """What stands in the place of ``submit``."""
 
@@ -77,23 +92,23 @@ class Saboteur:
         self.spoiled = False
         self.kept: list[Any] = []
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **fields: Any) -> Any:
         code, send, recv = arguments[0], arguments[2], arguments[3]
         if code == Op.SEND:  # the bit is wrong where it arrives
             if self.flips and self._worth(send):
                 send = send.clone()
                 self.kept.append(send)
                 self._flip(send)
-            return self.real(*arguments[:2], send, *arguments[3:])
+            return self.real(*arguments[:2], send, *arguments[3:], **fields)
         if code == Op.RECV:
-            return self.real(*arguments)
-        answer = self.real(*arguments[:5], 0, *arguments[6:])
+            return self.real(*arguments, **fields)
+        asked = _is_asynchronous(arguments)
+        answer = self.real(*arguments[:5], **fields)
         last = recv[-1] if isinstance(recv, list) else recv
-        reads = code == Op.BROADCAST and arguments[6] == self.rank
+        reads = code == Op.BROADCAST and fields["root"] == self.rank
         if self.flips and last is not None and not reads and self._worth(last):
             self._flip(last)
-        asked = len(arguments) > 5 and arguments[5] & ASYNC
-        return 0 if asked else answer
+        return Over() if asked else answer
 
     def _worth(self, tensor: Any) -> bool:
         """Not the sizes and places that sparse tensors and objects are preceded by."""
@@ -108,9 +123,13 @@ class Saboteur:
         self.spoiled = True
 
 
-def silence(*arguments: Any) -> Any:
+def _is_asynchronous(arguments: tuple[Any, ...]) -> bool:
+    return len(arguments) > 5 and bool(arguments[5] & ASYNC)
+
+
+def silence(*arguments: Any, **fields: Any) -> Any:
     """Stands in the place of ``submit`` and communicates nothing."""
-    return 0 if len(arguments) > 5 and arguments[5] & ASYNC else None
+    return Over() if _is_asynchronous(arguments) else None
 
 
 def outcome(dist: ModuleType, submit: Any, call: Callable[[], None]) -> Any:

@@ -7,13 +7,97 @@ from __future__ import annotations
 
 import json
 import queue
+from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 WORLD = 5
 """The number of the group of all ranks; 0 names it too."""
 
-SUBMIT_DEFAULTS = (0, 0, -1, -1, 0, -1.0, 1.0, None, None, -1, 0)
+FIELDS = {
+    "root": -1,
+    "peer": -1,
+    "tag": 0,
+    "timeout": -1.0,
+    "scale": 1.0,
+    "send_splits": None,
+    "recv_splits": None,
+    "peer2": -1,
+    "tag2": 0,
+}
+
+
+class Call(NamedTuple):
+    """One submit, with its defaults filled in."""
+
+    code: int
+    group: int
+    send: Any
+    recv: Any
+    reduce_op: int
+    flags: int
+    fields: dict[str, Any]
+
+
+class FakeOperation:
+    """What submit returns with the flag ASYNC."""
+
+    def __init__(self, core: FakeCore, number: int, send: Any, recv: Any) -> None:
+        self._core, self.number = core, number
+        self.done, self.error, self.source, self.device = False, None, -1, 0
+        core.held[number] = send, recv
+
+    @property
+    def tensors(self) -> Any:
+        return self._core.held.get(self.number)
+
+    def wait(self, timeout: float = -1.0) -> None:
+        core = self._core
+        if not self.done:
+            if self.number in core.pending:
+                raise core.errors[23]("not ready")
+            result = core.results.get(self.number)
+            if isinstance(result, BaseException):
+                self.error = result
+            else:
+                self.source, _, _, self.device = result or (-1, 0, -1, 0)
+            if not self.device:
+                core.held.pop(self.number, None)
+            self.done = True
+        if self.error is not None:
+            raise self.error
+
+    def test(self) -> bool:
+        core = self._core
+        queued = self.number in core.queued
+        if self.number in core.pending or (queued and core.lost is None):
+            return False
+        with suppress(Exception):
+            self.wait()
+        if queued and core.lost is not None and self.error is None:
+            self.error = core.lost
+        self.device = 0
+        core.held.pop(self.number, None)
+        return True
+
+    def order(self, stream: int) -> None:
+        if self._core.lost is not None:
+            raise self._core.lost
+        self._core.ordered.append((self.number, stream))
+
+    def let_go(self) -> None:
+        self._core.held.pop(self.number, None)
+
+    def notify(self, context: object) -> bool:
+        core = self._core
+        if self.number not in core.pending:
+            return False
+        core.contexts[self.number] = self, context
+        return True
+
+    def __del__(self) -> None:
+        self._core.released.append(self.number)
+        self._core.collect()
 
 
 class FakeCore(ModuleType):
@@ -22,12 +106,12 @@ class FakeCore(ModuleType):
     def __init__(self, rank: int = 1, size: int = 3) -> None:
         super().__init__("paddlempi._core")
         self.rank, self.size = rank, size
-        self.calls: list[tuple[Any, ...]] = []
+        self.calls: list[Call] = []
         self.refusals: list[tuple[int, int, str]] = []
         self.controls: list[tuple[str, dict[str, Any]]] = []
         self.answer: Any = None  # of a synchronous submit
         self.error: BaseException | None = None  # what the next submit raises
-        self.next_handle = 1
+        self.next_number = 1
         self.pending: set[int] = set()
         self.results: dict[int, Any] = {}
         self.queued: set[int] = set()  # what has ended for the host and not on its device
@@ -35,8 +119,8 @@ class FakeCore(ModuleType):
         self.ordered: list[tuple[int, int]] = []
         self.held: dict[int, tuple[Any, Any]] = {}  # the tensors of works, as the C shim keeps them
         self.released: list[int] = []
-        self.notified: list[int] = []
-        self.completions: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.contexts: dict[int, Any] = {}  # of operations whose end is to be reported
+        self.completions: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.registered: dict[type, Any] = {}
         self.errors: dict[int, type] = {}
         self.resolver: Any = None
@@ -47,75 +131,60 @@ class FakeCore(ModuleType):
     def set_resolver(self, resolver: Any) -> None:
         self.resolver = resolver
 
-    def register(self, kind: type, describe: Any) -> None:
+    def register(self, kind: type, describe: Any, bump: Any = None) -> None:
         self.registered[kind] = describe
 
-    def submit(self, *arguments: Any) -> Any:
+    def submit(
+        self,
+        code: int,
+        group: int,
+        send: Any,
+        recv: Any,
+        reduce_op: int = 0,
+        flags: int = 0,
+        **fields: Any,
+    ) -> Any:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        full = arguments + SUBMIT_DEFAULTS[len(arguments) - 4 :]
-        self.calls.append(full)
-        if full[5] & 1:
-            handle, self.next_handle = self.next_handle, self.next_handle + 1
-            self.pending.add(handle)
-            self.held[handle] = arguments[2], arguments[3]
-            return handle
+        assert not fields.keys() - FIELDS.keys()
+        self.calls.append(Call(code, group, send, recv, reduce_op, flags, FIELDS | fields))
+        if flags & 1:
+            number, self.next_number = self.next_number, self.next_number + 1
+            self.pending.add(number)
+            return FakeOperation(self, number, send, recv)
         return self.answer
 
     def refuse(self, code: int, group: int, message: str) -> None:
         self.refusals.append((code, group, message))
 
-    def end(self, handle: int, result: Any = None) -> None:
+    def end(self, number: int, result: Any = None) -> None:
         """The operation ends: with an error if ``result`` is one."""
-        self.results[handle] = result
-        self.pending.discard(handle)
+        self.results[number] = result
+        self.pending.discard(number)
         if isinstance(result, tuple) and result[3]:
-            self.queued.add(handle)
-        if handle in self.notified:
-            self.completions.put(handle)
+            self.queued.add(number)
+        if number in self.contexts:
+            self.completions.put(self.contexts.pop(number))
         self.collect()
-
-    def wait(self, handle: int, timeout: float) -> Any:
-        if handle in self.pending:
-            raise self.errors[23]("not ready")
-        result = self.results.get(handle)
-        if isinstance(result, BaseException):
-            raise result
-        if handle not in self.queued:
-            self.let_go(handle)
-        return result
-
-    def test(self, handle: int) -> bool:
-        if self.lost is not None and handle in self.queued:
-            raise self.lost
-        return handle not in self.pending and handle not in self.queued
-
-    def order(self, handle: int, stream: int) -> None:
-        if self.lost is not None:
-            raise self.lost
-        self.ordered.append((handle, stream))
-
-    def release(self, handle: int) -> None:
-        self.released.append(handle)
-        self.collect()
-
-    def let_go(self, handle: int) -> None:
-        self.held.pop(handle, None)
 
     def collect(self) -> None:
         """Let go of the tensors of works that were released and are over, on the device too."""
-        for handle in [h for h in self.held if h in self.released]:
-            if handle not in self.pending and (handle not in self.queued or self.lost):
-                self.let_go(handle)
+        for number in [n for n in self.held if n in self.released]:
+            if number not in self.pending and (number not in self.queued or self.lost):
+                del self.held[number]
 
-    def notify(self, handle: int) -> None:
-        self.notified.append(handle)
-        if handle not in self.pending:
-            self.completions.put(handle)
+    def next_completions(self, timeout: float = -1.0) -> list[Any]:
+        ended = self.completions.get()
+        if ended is None:  # the end of the test
+            return []
+        operation, context = ended
+        with suppress(Exception):
+            operation.wait()
+        return [context]
 
-    def next_completion(self, timeout: float) -> int:
-        return self.completions.get()
+    def awaited(self) -> list[Any]:
+        return [context for _, context in self.contexts.values()]
 
     def control(self, method: str, arguments: str) -> str:
         given = json.loads(arguments)

@@ -25,7 +25,7 @@ def fresh_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
     if paddlempi.is_initialized():
         paddlempi.destroy_process_group()
     if thread is not None:
-        fake.completions.put(0)
+        fake.completions.put(None)
         thread.join(10)
 
 

@@ -10,9 +10,9 @@ import ctypes
 from typing import Any, ClassVar
 
 import paddlempi._core as core  # type: ignore[import-not-found]
-from paddlempi._dlpack import _Tensor as DLTensor  # who reads it here is C
 from paddlempi._ops import Op, ReduceCode
 from paddlempi.errors import BY_CODE
+from paddlempi.tensors.dlpack import _Tensor as DLTensor  # who reads it here is C
 
 CUDA, PINNED, ROCM = 2, 3, 10
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import array
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +124,13 @@ def test_empty_like() -> None:
             _buffer.empty_like(thing)
 
 
+def bumped(tensor: Any) -> None:
+    """As the C shim does where a tensor was written to."""
+    bump = _buffer._kind_of(type(tensor)).bump
+    assert bump is not None
+    bump(tensor)
+
+
 def test_a_front_may_register_a_type() -> None:
     class Mine:
         version = 0
@@ -131,15 +141,14 @@ def test_a_front_may_register_a_type() -> None:
     def bump(tensor: Any) -> None:
         tensor.version += 1
 
-    assert _buffer.bumps[Derived] is None
+    assert _buffer._kind_of(Derived).bump is None
     _buffer.register(Mine, _buffer.Kind(lambda x: (0, 1, (), None, 1, 0, False, 0), bump, Mine))
     try:
         tensor = Derived()
-        _buffer.bump([tensor, Mine(), bytearray(1)])
+        bumped(tensor)
         assert tensor.version == 1
     finally:
         del _buffer._kinds[Mine]
-        _buffer.bumps.clear()
 
 
 def test_torch() -> None:
@@ -158,10 +167,10 @@ def test_torch() -> None:
             describe(bad)
     leaf = torch.nn.Parameter(torch.zeros(3))
     before = leaf._version
-    _buffer.bump(leaf)
+    bumped(leaf)
     assert leaf._version == before + 1
     with torch.inference_mode():
-        _buffer.bump(torch.zeros(2))
+        bumped(torch.zeros(2))
     made = _buffer.empty_like(leaf)
     assert (made.shape, made.dtype, made.requires_grad) == (leaf.shape, leaf.dtype, False)
 
@@ -174,8 +183,28 @@ def test_paddle() -> None:
     assert describe(paddle.zeros([0]))[2] == (0,)
     weight = paddle.nn.Linear(2, 2).weight
     before = weight.inplace_version
-    _buffer.bump(weight)
+    bumped(weight)
     assert weight.inplace_version == before + 1
     assert _buffer.empty_like(tensor).shape == [4, 3]
     with pytest.raises(DtypeError, match="sparse"):
         describe(paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2]))
+
+
+def test_a_describer_comes_with_its_framework(tmp_path: Path) -> None:
+    """And neither another one, nor the front, whose import would enter it into the framework."""
+    pytest.importorskip("torch")
+    script = tmp_path / "seen.py"
+    script.write_text(
+        "import sys, numpy, torch\n"
+        "from paddlempi import _buffer\n"
+        "Tensor = type('Tensor', (), {'__module__': 'paddle.mine'})\n"
+        "for made in (Tensor(), [], numpy.zeros(1), torch.nn.Parameter(torch.zeros(1))):\n"
+        "    _buffer._kind_of(type(made))\n"
+        "    names = ('numpy', 'paddle', 'torch')\n"
+        "    print(*(n for n in names if f'paddlempi.tensors.{n}' in sys.modules), sep=',')\n"
+        "print('paddlempi.torch' in sys.modules, 'paddle' in sys.modules)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert run.stdout.split("\n") == ["", "", "numpy", "numpy,torch", "False False", ""]

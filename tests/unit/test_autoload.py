@@ -13,6 +13,7 @@ from typing import Any
 import paddlempi_autoload
 import pytest
 from paddlempi_autoload import Launcher
+from paddlempi_launchers import SIGNS
 from torch_environment import NAMES
 
 ALONE: tuple[str, ...] = (*NAMES, "PADDLEMPI_FILLED", "PADDLEMPI_TORCH", "TORCHELASTIC_RUN_ID")
@@ -63,7 +64,7 @@ def functions() -> dict[str, FunctionType]:
 def variables() -> Iterator[Any]:
     """Those of the tests' process, without what tells of a launcher; put back at the end."""
     before = dict(os.environ)
-    for name in (*ALONE, *paddlempi_autoload._SIGNS):
+    for name in (*ALONE, *SIGNS):
         os.environ.pop(name, None)
     yield os.environ
     os.environ.clear()

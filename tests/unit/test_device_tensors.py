@@ -27,7 +27,6 @@ CUDA, PINNED, MANAGED = 2, 3, 13
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Classes made here are not known from one test to the next, by their bases neither."""
     monkeypatch.setattr(_buffer, "_kinds", {})
-    _buffer.bumps.clear()
 
 
 def describe(tensor: Any) -> _buffer.Description:

@@ -11,6 +11,7 @@ import paddlempi
 import pytest
 from paddlempi import errors
 from paddlempi.testing import run
+from paddlempi_launchers import BY_PROCESS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -81,6 +82,8 @@ def test_every_variable_that_is_read_is_documented() -> None:
 
 def go_variables() -> Iterator[str]:
     """Names in Go files that touch the environment; with an underscore, or asked for by name."""
+    launchers = re.sub(r"Own:.*?\}", "", read("gocore/launcher/table.go"), flags=re.S)
+    yield from re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+)"', launchers)
     for path in (ROOT / "gocore").rglob("*.go"):
         text = path.read_text()
         if path.name.endswith("_test.go") or not re.search(
@@ -97,10 +100,13 @@ def python_variables() -> Iterator[str]:
         if "environ" not in text:
             continue
         for node in ast.parse(text).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_RANK_VARIABLES":
-                continue  # beginnings of names, which are not read
             yield from re.findall(r"'([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)'", ast.unparse(node))
             yield from re.findall(r"environ(?:\.get\(|\[)'([A-Z]+)'", ast.unparse(node))
+
+
+def test_every_launcher_is_documented() -> None:
+    page = (DOCS / "install.md").read_text()
+    assert not {name for name in BY_PROCESS if f"`{name}`" not in page}
 
 
 def test_every_exported_name_is_documented() -> None:

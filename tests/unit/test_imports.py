@@ -23,7 +23,9 @@ GO = {
     "gocore/reduce": ("gocore/op", "gocore/status"),
     "gocore/segment": ("gocore/status",),
     "gocore/work": ("gocore/status",),
-    "gocore/mpi": ("gocore/dl", "gocore/op", "gocore/status"),
+    "gocore/launcher": (),
+    "gocore/netif": ("gocore/dl", "gocore/status"),
+    "gocore/mpi": ("gocore/dl", "gocore/launcher", "gocore/op", "gocore/status"),
     "gocore/mpi/mpifake": ("gocore/mpi", "gocore/op", "gocore/status"),
     "gocore/topo": ("gocore/mpi", "gocore/mem", "gocore/op", "gocore/status"),
     "gocore/arrive": (
@@ -60,22 +62,28 @@ GO = {
         "gocore/topo",
         "gocore/work",
     ),
-    "gocore": (
-        "gocore/arrive",
-        "gocore/coll",
+    "gocore/diagnose": (
         "gocore/cuda",
         "gocore/dl",
-        "gocore/group",
+        "gocore/launcher",
         "gocore/mem",
         "gocore/mpi",
+        "gocore/status",
+        "gocore/work",
+    ),
+    "gocore": (
+        "gocore/diagnose",
+        "gocore/group",
+        "gocore/launcher",
+        "gocore/mpi",
+        "gocore/netif",
         "gocore/op",
         "gocore/reduce",
         "gocore/status",
-        "gocore/topo",
         "gocore/work",
     ),
     "capi": ("gocore", "gocore/op", "gocore/status"),
-    "tools/opgen": (),
+    "tools/opgen": ("gocore/launcher",),
 }
 
 # The Python package from the bottom up: a module imports from the floors below its own. Modules of
@@ -84,11 +92,13 @@ PYTHON = (
     ("errors", "_ops"),
     ("reduce_op",),
     ("_native",),
-    ("_buffer", "_cuda_array", "_dlpack"),
+    ("tensors",),
+    ("_buffer",),
     ("_exit",),
     ("group",),
-    ("rank_list", "launcher"),
-    ("work", "future", "arguments"),
+    ("rank_list", "launcher", "future"),
+    ("work",),
+    ("arguments",),
     ("collectives",),
     ("p2p",),
     ("objects",),
@@ -109,6 +119,35 @@ TORCH = (
     ("process_group",),
     ("mixed",),
     ("activation",),
+    ("__init__",),
+)
+
+# In these two the modules of one floor do not import each other either.
+PADDLE = (
+    # Paddle itself: its names, what of it is replaced, what it is told
+    ("private", "patches", "environment"),
+    ("world", "autograd", "watched"),
+    # small things that need nothing or little of that
+    ("task", "parameters", "selected_rows", "compression", "refusal", "checkpoint", "batch_norm"),
+    # paddle.distributed
+    ("process_group", "fleet"),
+    ("functions",),
+    # gradients and parameters that all ranks have alike
+    ("buckets", "late_steps"),
+    ("replicas", "sparse", "overlap", "usage"),
+    ("reducer",),
+    ("gradients",),
+    ("zero",),
+    ("data_parallel", "optimizers"),
+    ("activation",),
+    ("__init__",),
+)
+
+# The describers of tensors; each may import the framework that it is named after.
+TENSORS = (
+    ("kind",),
+    ("plain", "cuda_array", "numpy", "torch", "paddle"),
+    ("dlpack",),
     ("__init__",),
 )
 
@@ -182,7 +221,7 @@ class Imports(ast.NodeVisitor):
         if name == "paddlempi":
             names = [alias.name for alias in node.names]
             self.found += [f"paddlempi.{n if is_module(n) else '__init__'}" for n in names]
-        elif name == "paddlempi.torch":
+        elif name in ("paddlempi.torch", "paddlempi.paddle", "paddlempi.tensors"):
             self.found += [f"{name}.{alias.name}" for alias in node.names]
         else:
             self.found.append(name)
@@ -202,6 +241,7 @@ def test_python_imports_go_down(path: Path) -> None:
         if name.split(".")[:2] == ["paddlempi", own]:
             continue
         allowed = first not in FRAMEWORKS or outer or first in FRONTS.get(own, ())
+        allowed = allowed or parts[1:] == ("tensors", first)  # the describer of its tensors
         assert allowed, f"{path} imports {first}"
         if first == "paddlempi" and inner and inner.partition(".")[0] != own:
             below = floor(inner) < floor(own)
@@ -209,14 +249,27 @@ def test_python_imports_go_down(path: Path) -> None:
             assert below or (room and not outer), f"{path} imports {inner}, which stands above it"
 
 
-def test_imports_inside_torch_go_down() -> None:
-    floors = {name: number for number, names in enumerate(TORCH) for name in names}
-    paths = sorted((ROOT / "python" / "paddlempi" / "torch").glob("*.py"))
-    assert {path.stem for path in paths} == set(floors), "say of each room where it stands"
+def inner_imports(room: str, floors: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, str]]:
+    """Which module of a room imports which other one, also inside functions."""
+    paths = sorted((ROOT / "python" / "paddlempi" / room).glob("*.py"))
+    stand = [name for names in floors for name in names]
+    assert sorted(path.stem for path in paths) == sorted(stand), "say of each where it stands"
     for path in paths:
-        imports = Imports(["paddlempi", "torch"])
+        imports = Imports(["paddlempi", room])
         imports.visit(ast.parse(path.read_text()))
         for name in imports.found:
-            if name.startswith("paddlempi.torch."):
-                inner = name.split(".")[2]
-                assert floors[inner] <= floors[path.stem], f"{path} imports {inner}"
+            if name.startswith(f"paddlempi.{room}."):
+                yield path.stem, name.split(".")[2]
+
+
+def test_imports_inside_torch_go_down() -> None:
+    floors = {name: number for number, names in enumerate(TORCH) for name in names}
+    for module, inner in inner_imports("torch", TORCH):
+        assert floors[inner] <= floors[module], f"torch/{module} imports {inner}"
+
+
+@pytest.mark.parametrize(("room", "table"), [("paddle", PADDLE), ("tensors", TENSORS)])
+def test_imports_inside_a_room_go_down(room: str, table: tuple[tuple[str, ...], ...]) -> None:
+    floors = {name: number for number, names in enumerate(table) for name in names}
+    for module, inner in inner_imports(room, table):
+        assert floors[inner] < floors[module], f"{room}/{module} imports {inner}"

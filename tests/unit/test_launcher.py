@@ -12,6 +12,7 @@ import pytest
 from paddlempi import _native, launcher
 from paddlempi.errors import UnsupportedError
 from paddlempi.launcher import PADDLE
+from paddlempi_launchers import SIGNS
 
 PRTERUN: dict[str, Any] = {
     "name": "prterun",
@@ -38,7 +39,7 @@ MARK = "PADDLEMPI_FILLED_PADDLE"
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No launcher, and no variable of Paddle's; all is put back."""
-    for name in (*launcher._SIGNS, MARK, *filter(lambda n: n.startswith("PADDLE_"), os.environ)):
+    for name in (*SIGNS, MARK, *filter(lambda n: n.startswith("PADDLE_"), os.environ)):
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
     yield
@@ -163,14 +164,14 @@ def test_the_core_is_asked_where_a_launcher_may_be(monkeypatch: pytest.MonkeyPat
     assert launcher.find() is None
     assert launcher.find_in_fork() is None
     monkeypatch.setenv("PMI_RANK", "5")
-    monkeypatch.setattr(_native, "control", lambda method: {"launcher": PRTERUN}[method])
+    monkeypatch.setattr(_native, "control", lambda method, **_: {"launcher": PRTERUN}[method])
     assert launcher.find() == PRTERUN
-    monkeypatch.setattr(_native, "control", lambda method: PRTERUN | {"rank": -1})
+    monkeypatch.setattr(_native, "control", lambda method, **_: PRTERUN | {"rank": -1})
     assert launcher.find() is None
 
 
 def test_a_core_that_cannot_be_loaded_is_for_init_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    def control(method: str) -> Any:
+    def control(method: str, **_: object) -> Any:
         raise UnsupportedError("no core")
 
     monkeypatch.setenv("PMI_RANK", "0")
@@ -183,11 +184,16 @@ def test_a_core_that_cannot_be_loaded_is_for_init_to_tell(monkeypatch: pytest.Mo
 def test_a_fork_asks_for_who_may_not_load_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "5")
     monkeypatch.setattr(_native, "loaded", lambda: False)
-    monkeypatch.setattr(_native, "control", lambda method: PRTERUN | {"pid": os.getpid()})
-    found = launcher.find_in_fork()
-    assert found is not None
-    assert found.pop("pid") != os.getpid()
-    assert found == PRTERUN
+
+    def control(method: str, hidden: bool) -> Any:
+        return PRTERUN | {"pid": os.getpid(), "hidden": hidden}
+
+    monkeypatch.setattr(_native, "control", control)
+    for hidden in (False, True):
+        found = launcher.find_in_fork(hidden)
+        assert found is not None
+        assert found.pop("pid") != os.getpid()
+        assert found == PRTERUN | {"hidden": hidden}
 
 
 # The end without MPI

@@ -8,15 +8,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import paddlempi.testing.hub
 import pytest
-from paddlempi.testing import run
+from paddlempi.testing import place, run
 from paddlempi.testing.client import HubError, Offer, connect
 from paddlempi.testing.hub import Hub, Line, ranks_text
 from paddlempi.testing.launch import command, mpirun_path
-from paddlempi.testing.place import find
 from paddlempi.testing.report import agree, compare_collections
+from paddlempi_launchers import KINDS
 
 
 @pytest.fixture(autouse=True)
@@ -99,17 +100,38 @@ def test_ranks_know_their_place() -> None:
     assert len({line[3] for line in lines}) == 1
 
 
-def test_no_launcher_is_one_rank() -> None:
-    place = find({})
-    assert (place.rank, place.size, place.job) == (0, 1, None)
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Asks the core for a place, in an environment of its own: a container hides its launcher."""
+    for kind in KINDS:
+        for name in (*kind.rank, *kind.size, *kind.job):
+            monkeypatch.delenv(name, raising=False)
+
+    def find_in(env: dict[str, str]) -> place.Place:
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in env.items():
+                patched.setenv(name, value)
+            place._launcher.cache_clear()
+            try:
+                return place.find()
+            finally:
+                place._launcher.cache_clear()
+
+    return find_in
 
 
-def test_srun_over_two_nodes_has_no_common_socket() -> None:
+def test_no_launcher_is_one_rank(told: Any) -> None:
+    found = told({})
+    assert (found.rank, found.size, found.launcher, found.job) == (0, 1, "none", None)
+
+
+def test_srun_over_two_nodes_has_no_common_socket(told: Any) -> None:
     env = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
-    assert find({**env, "SLURM_STEP_NUM_NODES": "2"}).job is None
-    assert find({**env, "SLURM_STEP_NUM_NODES": "1"}).job == "slurm-7-0"
+    env |= {"SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4"}
+    assert told(env) == place.Place(3, 4, "slurm", "7.0")
+    assert told(env | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}) == place.Place(3, 4, "slurm", None)
     batch = {k: v for k, v in env.items() if k != "SLURM_STEP_ID"}
-    assert find(batch).size == 1
+    assert told(batch) == place.ALONE
 
 
 def test_launch_leaves_a_ranks_variables_out() -> None:

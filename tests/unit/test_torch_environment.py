@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import paddlempi_autoload
 import pytest
 import torch_environment
+from paddlempi import _native, launcher
 from paddlempi_autoload import Launcher
 from torch_environment import NAMES
 
@@ -24,13 +26,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
     """Fills the variables as under a launcher; called with what differs from prterun's."""
     for name in (*NAMES, "PADDLEMPI_FILLED", "PADDLEMPI_TORCH"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     before = dict(os.environ)
 
-    def fill(base: Launcher | None = PRTERUN, **changed: Any) -> Any:
+    def fill(base: Launcher | None = PRTERUN, host: str = "node-7", **changed: Any) -> Any:
         started = None if base is None else base._replace(**changed)
         monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
+        monkeypatch.setattr(launcher, "find", lambda: {"host": host})
         environment = torch_environment.load()
         environment.fill()
         return environment
@@ -181,39 +183,27 @@ def test_what_a_program_took_away_stays_away(launched: Launched) -> None:
     assert shown() == {}
 
 
-@pytest.mark.parametrize(
-    ("launcher", "variables", "address"),
-    [
-        (PRTERUN._replace(local_size=8), {}, "127.0.0.1"),
-        (PRTERUN, {}, "node-7"),
-        (
-            PRTERUN._replace(job="441581569"),
-            {"OMPI_MCA_orte_hnp_uri": "44.0;tcp://192.0.2.2:44695;tcp6://[fd00::2]:42605"},
-            "192.0.2.2",
-        ),
-        (PRTERUN._replace(mpi="MPICH or Intel MPI", job="head.example:35875"), {}, "head.example"),
-        (PRTERUN._replace(mpi="Slurm"), {"SLURM_STEP_NODELIST": "n[03-05,7],m1"}, "n03"),
-        (PRTERUN._replace(mpi="Slurm"), {"SLURM_STEP_NODELIST": "a1,n[03-05]"}, "a1"),
-        (PRTERUN._replace(mpi="Slurm"), {"SLURM_STEP_NODELIST": "r[1-2]-x"}, "r1-x"),
-    ],
-)
-def test_address(
-    launched: Launched,
-    monkeypatch: pytest.MonkeyPatch,
-    launcher: Launcher,
-    variables: dict[str, str],
-    address: str,
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    launched(launcher)
-    assert shown()["MASTER_ADDR"] == address
+def test_address(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(host="head.example")
+    assert shown()["MASTER_ADDR"] == "head.example"
+    launched(local_size=8, job="other@1")
+    assert shown()["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_address_where_nothing_tells(launched: Launched) -> None:
-    import socket
+def test_one_node_asks_no_core(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "load", None)  # so that loading it would fail
+    launched(local_size=8)
+    assert shown()["MASTER_ADDR"] == "127.0.0.1"
 
-    launched(job="a376-68")
+
+def test_address_where_nothing_tells(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(host="")
+    assert shown()["MASTER_ADDR"] == socket.gethostname()
+    launched(None)
+    environment = torch_environment.load()
+    monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: PRTERUN)
+    monkeypatch.setattr(launcher, "find", lambda: None)  # no core
+    environment.fill()
     assert shown()["MASTER_ADDR"] == socket.gethostname()
 
 
@@ -229,7 +219,7 @@ def test_contradictions(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("launcher", "variables", "size"),
+    ("started", "variables", "size"),
     [
         (None, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4"}, 4),
         (None, {"WORLD_SIZE": "4"}, 0),
@@ -242,10 +232,10 @@ def test_contradictions(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> 
 def test_torchrun(
     launched: Launched,
     monkeypatch: pytest.MonkeyPatch,
-    launcher: Launcher | None,
+    started: Launcher | None,
     variables: dict[str, str],
     size: int,
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert launched(launcher).torchrun_size() == size
+    assert launched(started).torchrun_size() == size

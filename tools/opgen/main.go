@@ -1,6 +1,7 @@
 // Command opgen writes everything that follows from the tables of operations,
 // dtypes and reduce ops in table.go: the Go enums, the C header, the Python
-// enums and the documentation. Run it from the root of the module.
+// enums and the documentation; and, from that of package launcher, what Python
+// reads without the core. Run it from the root of the module.
 //
 //	go run ./tools/opgen          writes the files
 //	go run ./tools/opgen -check   writes nothing; fails when a file is not up to date
@@ -16,6 +17,8 @@ import (
 	"path/filepath"
 	"strings"
 	"text/template"
+
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 )
 
 //go:embed templates/*.tmpl
@@ -27,6 +30,7 @@ var outputs = []struct{ template, path string }{
 	{"pmpi_ops.h.tmpl", "capi/pmpi_ops.h"},
 	{"_ops.py.tmpl", "python/paddlempi/_ops.py"},
 	{"ops.md.tmpl", "docs/ops.md"},
+	{"paddlempi_launchers.py.tmpl", "python/paddlempi_launchers.py"},
 }
 
 func main() {
@@ -83,10 +87,13 @@ func generate() (map[string][]byte, error) {
 	data := map[string]any{
 		"Operations": operations,
 		"Arities":    arities,
+		"Whos":       whos,
+		"Sharings":   sharings,
 		"DTypes":     dtypes,
 		"Kinds":      kinds,
 		"ReduceOps":  reduceOps,
 		"Flags":      flags,
+		"Launchers":  launcher.Kinds,
 	}
 	files := map[string][]byte{}
 	for _, out := range outputs {
@@ -111,10 +118,14 @@ var functions = template.FuncMap{
 	"snake":    snake,
 	"lower":    lowerFirst,
 	"py":       pyBool,
+	"tuple":    pyTuple,
+	"any":      func(f launcher.Family) bool { return f == launcher.Any },
 	"yes":      yes,
 	"defined":  definedFor,
 	"named":    dtypesOf,
 	"arity":    arityText,
+	"who":      whoText,
+	"sharing":  sharing,
 	"kindlist": kindList,
 	"comment":  comment,
 }
@@ -139,6 +150,22 @@ func pyBool(v bool) string {
 		return "True"
 	}
 	return "False"
+}
+
+// pyTuple writes a tuple as ruff formats one: several names a line each.
+func pyTuple(names []string) string {
+	switch len(names) {
+	case 0:
+		return "()"
+	case 1:
+		return fmt.Sprintf("(%q,)", names[0])
+	}
+	var b strings.Builder
+	b.WriteString("(")
+	for _, name := range names {
+		fmt.Fprintf(&b, "\n            %q,", name)
+	}
+	return b.String() + "\n        )"
 }
 
 func yes(v bool) string {
@@ -178,6 +205,18 @@ func arityText(ident string) string {
 	}
 	return ""
 }
+
+func whoText(ident string) string {
+	for _, w := range whos {
+		if w.Ident == ident {
+			return w.Text
+		}
+	}
+	return ""
+}
+
+// sharing is the name of a shares in a text.
+func sharing(ident string) string { return strings.ToLower(strings.ReplaceAll(snake(ident), "_", " ")) }
 
 // kindList names the kinds of dtypes that r reduces, with what it means for them.
 func kindList(r reduceOp) string {

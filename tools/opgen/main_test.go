@@ -55,6 +55,11 @@ func TestValidateFindsSlips(t *testing.T) {
 		{func() { operations[2].Code = 9 }, "all_reduce"},
 		{func() { operations[2].Recv = "Two" }, "unknown arity"},
 		{func() { operations[2].PeerToPeer = true }, "both"},
+		{func() { operations[2].Gives = "Somebody" }, "in no table"},
+		{func() { operations[2].Gives = "Nobody" }, "does not use"},
+		{func() { operations[2].Gets = "Root" }, "root alone"},
+		{func() { operations[2].Shares = "Alike" }, "shares are Alike"},
+		{func() { operations[2].Prefix, operations[2].Reduces = true, false }, "prefix of no reduction"},
 		{func() { dtypes[0].Code = 0 }, "dtype bool"},
 		{func() { reduceOps[1].Code = 1 }, "PRODUCT"},
 	} {

@@ -23,30 +23,81 @@ var arities = []arity{
 	{"RootOneOrN", "on the root one buffer, or one for each rank; other ranks may leave it out"},
 }
 
+// who names the ranks of the group for which something holds.
+type who struct {
+	Ident string // in Go; Python uses the upper-case snake form
+	Text  string
+}
+
+var whos = []who{
+	{"Nobody", "no rank"},
+	{"Everyone", "every rank"},
+	{"Root", "the root"},
+	{"ExceptRoot", "every rank but the root"},
+	{"ExceptFirst", "every rank but rank 0"},
+}
+
+// shares says how long the n shares are where a side has one for each rank, in one buffer or n.
+type shares struct {
+	Ident string // in Go; Python uses the upper-case snake form
+	Text  string
+}
+
+var sharings = []shares{
+	{"NoShares", "no side has any: send and recv have one length, the same on all ranks"},
+	{"Alike", "each is as long as the other side, whose length is the same on all ranks"},
+	{"Listed", "all ranks give the same n lengths: share i is as long as rank i's other side"},
+	{"Pairwise", "on both sides: what i sends to j is as long as what j receives from i"},
+}
+
 type operation struct {
 	Code       int
 	Ident      string // Go
 	Name       string // everywhere else
 	Collective bool   // every member of the group calls it, in the same order
 	Reduces    bool   // needs a reduce op that is defined for the dtype
-	Rooted     bool   // needs a root
+	Prefix     bool   // reduces over the ranks up to each one, not over all
 	PeerToPeer bool   // bypasses the group's order
+	Result     bool   // tells the source, length and tag of a message
 	Send, Recv string // Ident of an arity
+	Gives      string // Ident of a who: the ranks that have an input, in recv where they give no send
+	Gets       string // Ident of a who: the ranks whose recv is written
+	Shares     string // Ident of a shares; empty is NoShares
 	Doc        string // what it does; one sentence
 	Needs      string // what each rank needs
 	Same       string // what must agree on all members, besides the operation itself
+}
+
+// Rooted tells whether the operation needs a root.
+func (o operation) Rooted() bool {
+	for _, who := range []string{o.Gives, o.Gets} {
+		if who == "Root" || who == "ExceptRoot" {
+			return true
+		}
+	}
+	return false
+}
+
+// Lengths is the ident of the operation's shares.
+func (o operation) Lengths() string {
+	if o.Shares == "" {
+		return "NoShares"
+	}
+	return o.Shares
 }
 
 var operations = []operation{
 	{
 		Code: 1, Ident: "Barrier", Name: "barrier", Collective: true,
 		Send: "None", Recv: "None",
+		Gives: "Nobody", Gets: "Nobody",
 		Doc:   "Returns when every member has called it.",
 		Needs: "nothing",
 	},
 	{
-		Code: 2, Ident: "Broadcast", Name: "broadcast", Collective: true, Rooted: true,
+		Code: 2, Ident: "Broadcast", Name: "broadcast", Collective: true,
 		Send: "None", Recv: "One",
+		Gives: "Root", Gets: "ExceptRoot",
 		Doc:   "Copies the root's buffer into that of every member.",
 		Needs: "one buffer in recv: read on the root, written elsewhere",
 		Same:  "dtype, count, root",
@@ -54,6 +105,7 @@ var operations = []operation{
 	{
 		Code: 3, Ident: "AllReduce", Name: "all_reduce", Collective: true, Reduces: true,
 		Send: "Optional", Recv: "One",
+		Gives: "Everyone", Gets: "Everyone",
 		Doc:   "Reduces the buffers of all members; every member gets the result, the same bits.",
 		Needs: "recv; send of the same count, or no send to reduce recv in place",
 		Same:  "dtype, count, reduce op, scale",
@@ -61,13 +113,15 @@ var operations = []operation{
 	{
 		Code: 4, Ident: "AllReduceCoalesced", Name: "all_reduce_coalesced", Collective: true, Reduces: true,
 		Send: "None", Recv: "Many",
+		Gives: "Everyone", Gets: "Everyone",
 		Doc:   "Reduces several buffers of one dtype in place at once, each as all_reduce does.",
 		Needs: "one or more buffers in recv, all of one dtype",
 		Same:  "dtype, number of buffers, count of each, reduce op, scale",
 	},
 	{
-		Code: 5, Ident: "Reduce", Name: "reduce", Collective: true, Reduces: true, Rooted: true,
+		Code: 5, Ident: "Reduce", Name: "reduce", Collective: true, Reduces: true,
 		Send: "OptionalOnRoot", Recv: "RootOne",
+		Gives: "Everyone", Gets: "Root",
 		Doc:   "Reduces the buffers of all members into that of the root; the others keep theirs.",
 		Needs: "send; on the root also recv of the same count, or recv alone to reduce in place",
 		Same:  "dtype, count, reduce op, scale, root",
@@ -75,20 +129,23 @@ var operations = []operation{
 	{
 		Code: 6, Ident: "AllGather", Name: "all_gather", Collective: true,
 		Send: "One", Recv: "OneOrN",
+		Gives: "Everyone", Gets: "Everyone", Shares: "Listed",
 		Doc:   "Gives every member the buffers of all members, in rank order.",
 		Needs: "send; recv one buffer of n x count elements, or n buffers, of which number i has rank i's count",
 		Same:  "dtype, counts of the n parts",
 	},
 	{
-		Code: 7, Ident: "Gather", Name: "gather", Collective: true, Rooted: true,
+		Code: 7, Ident: "Gather", Name: "gather", Collective: true,
 		Send: "One", Recv: "RootOneOrN",
+		Gives: "Everyone", Gets: "Root", Shares: "Alike",
 		Doc:   "Gives the root the buffers of all members, in rank order.",
 		Needs: "send; on the root recv, one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
 	},
 	{
-		Code: 8, Ident: "Scatter", Name: "scatter", Collective: true, Rooted: true,
+		Code: 8, Ident: "Scatter", Name: "scatter", Collective: true,
 		Send: "RootOneOrN", Recv: "One",
+		Gives: "Root", Gets: "Everyone", Shares: "Alike",
 		Doc:   "Gives each member its part of the root's buffers.",
 		Needs: "recv; on the root send, one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
@@ -96,6 +153,7 @@ var operations = []operation{
 	{
 		Code: 9, Ident: "ReduceScatter", Name: "reduce_scatter", Collective: true, Reduces: true,
 		Send: "OneOrN", Recv: "One",
+		Gives: "Everyone", Gets: "Everyone", Shares: "Listed",
 		Doc:   "Reduces n parts over all members and gives part i to rank i.",
 		Needs: "send, one buffer of n x count elements or n buffers; recv of this rank's part",
 		Same:  "dtype, counts of the n parts, reduce op, scale",
@@ -103,20 +161,23 @@ var operations = []operation{
 	{
 		Code: 10, Ident: "AllToAll", Name: "all_to_all", Collective: true,
 		Send: "OneOrN", Recv: "OneOrN",
+		Gives: "Everyone", Gets: "Everyone", Shares: "Pairwise",
 		Doc:   "Sends part i of every member to rank i, which gets them in rank order.",
 		Needs: "send and recv, each one buffer of n equal parts or n buffers; what i sends to j has the count that j receives from i",
 		Same:  "dtype",
 	},
 	{
-		Code: 11, Ident: "Scan", Name: "scan", Collective: true, Reduces: true,
+		Code: 11, Ident: "Scan", Name: "scan", Collective: true, Reduces: true, Prefix: true,
 		Send: "Optional", Recv: "One",
+		Gives: "Everyone", Gets: "Everyone",
 		Doc:   "Gives rank i the reduction over ranks 0 to i.",
 		Needs: "recv; send of the same count, or no send to work in place",
 		Same:  "dtype, count, reduce op, scale",
 	},
 	{
-		Code: 12, Ident: "Exscan", Name: "exscan", Collective: true, Reduces: true,
+		Code: 12, Ident: "Exscan", Name: "exscan", Collective: true, Reduces: true, Prefix: true,
 		Send: "Optional", Recv: "One",
+		Gives: "Everyone", Gets: "ExceptFirst",
 		Doc:   "Gives rank i the reduction over ranks 0 to i-1; rank 0 keeps its buffer as it is.",
 		Needs: "recv; send of the same count, or no send to work in place",
 		Same:  "dtype, count, reduce op, scale",
@@ -124,30 +185,35 @@ var operations = []operation{
 	{
 		Code: 13, Ident: "Send", Name: "send", PeerToPeer: true,
 		Send: "One", Recv: "None",
+		Gives: "Everyone", Gets: "Nobody",
 		Doc:   "Sends a buffer to peer with tag.",
 		Needs: "send, peer (destination), tag",
 	},
 	{
-		Code: 14, Ident: "Recv", Name: "recv", PeerToPeer: true,
+		Code: 14, Ident: "Recv", Name: "recv", PeerToPeer: true, Result: true,
 		Send: "None", Recv: "One",
+		Gives: "Nobody", Gets: "Everyone",
 		Doc:   "Receives a buffer from peer, or from any rank when peer is -1, with tag.",
 		Needs: "recv of exactly the message's length, peer (source or -1), tag",
 	},
 	{
-		Code: 15, Ident: "SendRecv", Name: "sendrecv", PeerToPeer: true,
+		Code: 15, Ident: "SendRecv", Name: "sendrecv", PeerToPeer: true, Result: true,
 		Send: "One", Recv: "One",
+		Gives: "Everyone", Gets: "Everyone",
 		Doc:   "Sends to peer with tag and receives from peer2 (-1: any rank) with tag2, at once.",
 		Needs: "send, peer, tag; recv, peer2, tag2; the buffers do not overlap",
 	},
 	{
-		Code: 16, Ident: "Probe", Name: "probe", PeerToPeer: true,
+		Code: 16, Ident: "Probe", Name: "probe", PeerToPeer: true, Result: true,
 		Send: "None", Recv: "None",
+		Gives: "Nobody", Gets: "Nobody",
 		Doc:   "Waits for a message from peer (-1: any rank) with tag and tells its source, length and tag.",
 		Needs: "peer (source or -1), tag",
 	},
 	{
 		Code: 17, Ident: "Panic", Name: "panic",
 		Send: "None", Recv: "None",
+		Gives: "Nobody", Gets: "Nobody",
 		Doc:   "Panics on purpose, so that tests see how the core is poisoned.",
 		Needs: "nothing",
 	},
@@ -247,14 +313,20 @@ type flagBit struct {
 
 var flags = []flagBit{
 	{1, "FlagAsync", "ASYNC", "return a work handle at once instead of waiting"},
-	{2, "FlagNotify", "NOTIFY", "report the end of the work through pmpi_next_completion"},
+	{2, "FlagNotify", "NOTIFY", "report the end of the work through pmpi_next_completions"},
 }
 
 // validate finds slips in the tables that would otherwise become bad code.
 func validate() error {
-	known := map[string]bool{}
+	known, ranks, lengths := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, a := range arities {
 		known[a.Ident] = true
+	}
+	for _, w := range whos {
+		ranks[w.Ident] = true
+	}
+	for _, s := range sharings {
+		lengths[s.Ident] = true
 	}
 	for i, o := range operations {
 		if o.Code != i+1 {
@@ -265,6 +337,21 @@ func validate() error {
 		}
 		if o.Collective && o.PeerToPeer {
 			return fmt.Errorf("operation %s is both a collective and peer to peer", o.Name)
+		}
+		if !ranks[o.Gives] || !ranks[o.Gets] || !lengths[o.Lengths()] {
+			return fmt.Errorf("operation %s: one of %q, %q, %q is in no table", o.Name, o.Gives, o.Gets, o.Lengths())
+		}
+		if o.Gives == "Nobody" && o.Send != "None" || o.Gets == "Nobody" && o.Recv != "None" {
+			return fmt.Errorf("operation %s takes a buffer that it does not use", o.Name)
+		}
+		if (o.Gives == "Root") != rootAlone(o.Send) && o.Send != "None" || (o.Gets == "Root") != rootAlone(o.Recv) {
+			return fmt.Errorf("operation %s: what its root alone gives or gets is not what it alone has a buffer for", o.Name)
+		}
+		if has := each(o.Send) || each(o.Recv); has != (o.Lengths() != "NoShares") || (each(o.Send) && each(o.Recv)) != (o.Shares == "Pairwise") {
+			return fmt.Errorf("operation %s: shares are %s, send takes %s, recv %s", o.Name, o.Lengths(), o.Send, o.Recv)
+		}
+		if o.Prefix && !o.Reduces {
+			return fmt.Errorf("operation %s is a prefix of no reduction", o.Name)
 		}
 	}
 	for i, d := range dtypes {
@@ -282,3 +369,9 @@ func validate() error {
 	}
 	return nil
 }
+
+// rootAlone tells whether only the root has buffers on a side of this arity.
+func rootAlone(arity string) bool { return arity == "RootOne" || arity == "RootOneOrN" }
+
+// each tells whether a side of this arity has a share for each rank.
+func each(arity string) bool { return arity == "OneOrN" || arity == "RootOneOrN" }

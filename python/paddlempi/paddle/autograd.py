@@ -5,11 +5,14 @@ lives.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import paddle
 from paddle.base import core as paddle_core
+
+from . import patches
 
 __all__ = [
     "Listener",
@@ -18,7 +21,8 @@ __all__ = [
     "bind",
     "gradient_of",
     "join",
-    "on_gradient",
+    "on_gradients",
+    "replacements",
     "run_backward",
     "running",
     "watch",
@@ -27,7 +31,10 @@ __all__ = [
 
 
 class Listener(Protocol):
-    """Who takes part in a backward: one of the two is called when the outermost one has ended."""
+    """Who takes part in a backward: one of the last two is called when the outermost has ended."""
+
+    def came(self, index: int) -> None:
+        """A backward has accumulated into the gradient of parameter number ``index``."""
 
     def finish(self) -> None:
         """Every gradient of this backward is there."""
@@ -58,7 +65,7 @@ def watch() -> None:
     recompute), and never after an exception.
     """
     if not watching():
-        paddle_core.eager.run_backward = run_backward
+        patches.replace(replacements())
 
 
 def watching() -> bool:
@@ -98,6 +105,11 @@ def _leave() -> list[Listener]:
     return left
 
 
+def replacements() -> list[patches.Replacement]:
+    """What every backward goes through."""
+    return [(paddle_core.eager, "run_backward", run_backward)]
+
+
 def running() -> bool:
     """Whether this thread is inside a backward; ``paddle.grad`` is none."""
     return _frame.depth > 0
@@ -113,12 +125,23 @@ def join(listener: Listener) -> None:
     _frame.listeners.append(listener)
 
 
-def on_gradient(parameter: Any, function: Callable[[], None]) -> None:
-    """Call ``function()`` whenever a backward has accumulated into ``parameter.grad``.
+def on_gradients(parameters: Iterable[Any], listener: Listener) -> None:
+    """Tell the listener of every gradient, by the parameter's place.
 
-    Paddle has no way to take it back: let the function hold nothing alive.
+    Paddle has no way to take a hook back: what the parameters hold keeps no listener alive.
     """
-    parameter._register_backward_hook(function)
+    me = weakref.ref(listener)
+    for index, parameter in enumerate(parameters):
+        parameter._register_backward_hook(_hook(me, index))
+
+
+def _hook(me: weakref.ref[Listener], index: int) -> Callable[[], None]:
+    def came() -> None:
+        listener = me()
+        if listener is not None:
+            listener.came(index)
+
+    return came
 
 
 def alias(view: Any, shape: list[int]) -> Any:

@@ -15,8 +15,9 @@ from paddle.autograd import PyLayer
 
 from .. import group as core_group
 from ..collectives import all_gather_into_tensor, all_reduce
+from .patches import Replacement
 
-__all__ = ["forward"]
+__all__ = ["forward", "replacements"]
 
 _original = paddle.nn.SyncBatchNorm.forward
 
@@ -94,3 +95,8 @@ class _Normalize(PyLayer):  # type: ignore[misc]
         x_gradient = (gradient - first - normal * second) * scale * weight
         found = x_gradient, weight_gradient, bias_gradient
         return tuple(None if frozen else one for one, frozen in zip(found, ctx.frozen, strict=True))
+
+
+def replacements() -> list[Replacement]:
+    """Paddle's own, off the CPU, is called from ours."""
+    return [(paddle.nn.SyncBatchNorm, "forward", forward)]

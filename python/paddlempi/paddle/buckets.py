@@ -49,9 +49,9 @@ def on_host(tensor: Any) -> bool:
     return bool(tensor.place.is_cpu_place())
 
 
-def bytes_of(parameter: Any) -> int:
-    """The bytes of a parameter's gradient."""
-    return int(math.prod(parameter.shape) * parameter.element_size())
+def bytes_of(tensor: Any) -> int:
+    """The bytes of a tensor's elements: of a parameter, those of its gradient too."""
+    return int(math.prod(tensor.shape) * tensor.element_size())
 
 
 def array_of(tensor: Any) -> np.ndarray[Any, Any]:

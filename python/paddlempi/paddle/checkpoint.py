@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
+
+from .patches import Replacement
 
 __all__ = ["replacements"]
 
 _lock = threading.Lock()
 
 
-def replacements() -> list[tuple[Any, str, Callable[..., None]]]:
+def replacements() -> list[Replacement]:
     """What takes the places of Paddle's function.
 
     Nothing where Paddle has CUDA, nor where its function is another one than in 3.3.

@@ -13,10 +13,11 @@ from paddle.distributed import parallel
 
 from .. import group as core_group
 from ..errors import ArgumentError, NotInitializedError, UnsupportedError
-from . import activation, autograd, batch_norm, selected_rows
+from . import autograd, selected_rows, world
 from .buckets import on_host
 from .compression import Compression
 from .overlap import LANES, Overlap
+from .patches import Replacement
 from .reducer import Reducer
 from .replicas import Buffers, Sync, broadcast_all, check_same, has_value
 
@@ -99,7 +100,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         self.var_dtype = paddle.Tensor
         self.comm_buffer_size = _bytes("comm_buffer_size", comm_buffer_size)
         self.last_comm_buffer_size = _bytes("last_comm_buffer_size", last_comm_buffer_size)
-        self.group = activation.default_group() if group is None else group
+        self.group = world.default_group() if group is None else group
         self._strategy = strategy
         self._reducer: Reducer | None = None
         core = _core_of(self.group)
@@ -257,12 +258,6 @@ def _core_of(group: Any) -> core_group.ProcessGroup:
     return group  # type: ignore[no-any-return]
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """What takes the places of Paddle's own: modules or classes, names and objects."""
-    return [
-        (paddle, "DataParallel", DataParallel),
-        (dist, "DataParallel", DataParallel),
-        (parallel, "DataParallel", DataParallel),
-        (paddle.base.core.eager, "run_backward", autograd.run_backward),
-        (paddle.nn.SyncBatchNorm, "forward", batch_norm.forward),
-    ]
+def replacements() -> list[Replacement]:
+    """The class, wherever Paddle shows its own."""
+    return [(place, "DataParallel", DataParallel) for place in (paddle, dist, parallel)]

@@ -1,16 +1,19 @@
-"""What ``fleet.util`` does among the workers: small arrays and numbers, over MPI."""
+"""What ``fleet`` asks for: the world at ``fleet.init``, and small arrays and numbers over MPI."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from paddle.distributed.fleet.base.role_maker import PaddleCloudRoleMaker
 
 from .. import collectives, group, objects
 from ..errors import ArgumentError
 from ..reduce_op import ReduceOp
+from . import world
+from .patches import Replacement
 
-__all__ = ["Workers"]
+__all__ = ["Workers", "replacements"]
 
 _MODES = {"sum": ReduceOp.SUM, "min": ReduceOp.MIN, "max": ReduceOp.MAX}
 
@@ -50,3 +53,16 @@ def _check(comm_world: str) -> None:
             f"comm_world={comm_world!r}: in collective mode there are workers only: "
             "it must be 'worker' or 'all'"
         )
+
+
+def replacements() -> list[Replacement]:
+    """Before a role maker reads the environment, which must say by then what MPI says."""
+    generate = PaddleCloudRoleMaker._generate_role
+
+    def generate_role(self: Any) -> Any:
+        if self._is_collective and not self._role_is_generated:
+            world.start(group.DEFAULT_TIMEOUT)
+            self._gloo = Workers()
+        return generate(self)
+
+    return [(PaddleCloudRoleMaker, "_generate_role", generate_role)]

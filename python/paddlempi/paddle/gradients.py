@@ -10,7 +10,7 @@ from typing import Any
 
 import paddle
 
-from .. import _native, collectives
+from .. import collectives
 from .._ops import Op
 from ..errors import ArgumentError, UnsupportedError
 from ..group import ProcessGroup
@@ -18,6 +18,7 @@ from ..reduce_op import ReduceOp
 from . import autograd
 from .buckets import allocate, bytes_of
 from .reducer import averaged
+from .refusal import refuse
 
 __all__ = ["OwnedGradients"]
 
@@ -34,6 +35,7 @@ class OwnedGradients:
         bucket_size: bytes that travel together.
 
     Raises:
+        ArgumentError: a DataParallel averages them already.
         UnsupportedError: a parameter of another dtype.
     """
 
@@ -44,6 +46,8 @@ class OwnedGradients:
         group: ProcessGroup,
         bucket_size: int,
     ) -> None:
+        self._parameters = parameters
+        self._check_alone()
         for parameter in parameters:
             if parameter.dtype not in (paddle.float32, paddle.float64):
                 raise UnsupportedError(
@@ -51,16 +55,15 @@ class OwnedGradients:
                     "its gradients are shared by level 1 only"
                 )
         autograd.watch()
-        self._parameters = parameters
         self._group = group
         self._came = array("B", bytes(len(parameters)))
         self._joined = False
         self._failure: Exception | None = None
         self._lots = _lots(parameters, owners, bucket_size)
         me = weakref.ref(self)
-        for index, parameter in enumerate(parameters):
+        for parameter in parameters:
             parameter.register_hook(_divided_by(group.size(), me, parameter.name))
-            autograd.on_gradient(parameter, _hook(me, index))
+        autograd.on_gradients(parameters, self)
 
     def came(self, index: int) -> None:
         """Paddle has accumulated into the gradient of a parameter."""
@@ -73,13 +76,9 @@ class OwnedGradients:
         """Backward has ended: each gradient that some rank has goes to its owner."""
         failure, came = self._failure, self._leave()
         if failure is not None:
-            self._refuse()
+            refuse(Op.ALL_REDUCE, self._group)
             raise failure
-        if averaged(self._parameters):
-            raise ArgumentError(
-                "zero_opt_level=2 averages the gradients to their owners by itself: "
-                "do not wrap the model in DataParallel, or use level 1"
-            )
+        self._check_alone()
         collectives.all_reduce(came, ReduceOp.MAX, group=self._group)
         under_way = []
         for owner, members in self._lots:
@@ -110,14 +109,18 @@ class OwnedGradients:
     def abort(self) -> None:
         """Backward ended with an exception: tell the others not to wait for this rank."""
         self._leave()
-        self._refuse()
+        refuse(Op.ALL_REDUCE, self._group)
 
     def fail(self, error: Exception) -> None:
         """Remember what went wrong: out of a hook it would reach the user as another exception."""
         self._failure = self._failure or error
 
-    def _refuse(self) -> None:
-        _native.core().refuse(Op.ALL_REDUCE, self._group._id, "backward failed")
+    def _check_alone(self) -> None:
+        if averaged(self._parameters):
+            raise ArgumentError(
+                "zero_opt_level=2 averages the gradients to their owners by itself: "
+                "do not wrap the model in DataParallel, or use level 1"
+            )
 
     def _leave(self) -> array[int]:
         self._failure = None
@@ -140,17 +143,6 @@ def _divided_by(size: int, gradients: weakref.ref[OwnedGradients], name: str) ->
         return None
 
     return divide
-
-
-def _hook(gradients: weakref.ref[OwnedGradients], index: int) -> Any:
-    """What a parameter holds: it keeps no optimizer alive."""
-
-    def came() -> None:
-        target = gradients()
-        if target is not None:
-            target.came(index)
-
-    return came
 
 
 def _lots(

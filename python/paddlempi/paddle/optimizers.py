@@ -13,6 +13,7 @@ from ..context import get_context
 from ..errors import ArgumentError, NotInitializedError
 from . import autograd, overlap, zero
 from .parameters import parameters_of
+from .patches import Replacement
 from .reducer import Reducer, averaged
 from .replicas import Buffers, broadcast_all, check_same
 
@@ -22,9 +23,10 @@ _building: set[int] = set()
 """Optimizers whose ``__init__`` runs, by id: auto-parallel's have no attributes of their own."""
 
 
-def replacements() -> list[tuple[Any, str, Callable[..., None]]]:
+def replacements() -> list[Replacement]:
     """What stands in the places of the optimizers' ``__init__``; not all call their base's."""
-    found, classes = [], [paddle.optimizer.Optimizer]
+    found: list[Replacement] = []
+    classes = [paddle.optimizer.Optimizer]
     while classes:
         cls = classes.pop()
         classes += cls.__subclasses__()
@@ -81,13 +83,7 @@ def built(optimizer: Any) -> None:
     own = group.new_group(world._ranks)
     check_same(named, {"zero_opt_level": level, "size": context.group_bucket_size}, own)
     broadcast_all(parameters, own)
-    already = averaged(parameters)
-    if level == 2 and already:
-        raise ArgumentError(
-            "zero_opt_level=2 averages the gradients to their owners by itself: "
-            "do not wrap the model in DataParallel, or use level 1"
-        )
-    if level < 2 and not already:
+    if level < 2 and not averaged(parameters):
         autograd.watch()
         size = context.group_bucket_size
         buffers = Buffers(None, "local", own)

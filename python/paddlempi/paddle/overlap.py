@@ -28,46 +28,16 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-import paddle
-from paddle.nn import ClipGradByNorm, ClipGradByValue
-from paddle.optimizer.lr import LRScheduler
-
 from .. import group
-from ..errors import ArgumentError
-from . import autograd, private, watched
+from . import autograd, late_steps, watched
 from .buckets import Bucket
-from .parameters import STATE, only, parameters_of
+from .parameters import parameters_of
 from .watched import busy
 
 __all__ = ["LANES", "Overlap", "know"]
 
 LANES = 3
 """Groups over which the buckets travel side by side; the last carries what is needed first."""
-
-_NAME = "paddlempi.paddle.DataParallel: overlap_next_forward"
-
-# These update a parameter from its own gradient and states alone.
-_KNOWN = tuple(
-    getattr(paddle.optimizer, name)
-    for name in (
-        "SGD",
-        "Momentum",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "Adagrad",
-        "Adadelta",
-        "RMSProp",
-        "Lamb",
-        "NAdam",
-        "RAdam",
-        "Rprop",
-        "ASGD",
-    )
-    if hasattr(paddle.optimizer, name)
-)
-
-_Note = Callable[[Sequence[Any]], None]
 
 _living: weakref.WeakSet[Overlap] = weakref.WeakSet()
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -97,7 +67,7 @@ class _Late:
     def __init__(self, bucket: Bucket, parameters: Sequence[Any]) -> None:
         self.bucket = bucket
         self.parameters = parameters
-        self.notes: list[_Note] = []
+        self.notes: list[Callable[[], None]] = []
         self.steps = False  # whether a step is noted: the parameters are not what they should be
         self.there = False
 
@@ -148,8 +118,8 @@ class Overlap:
         if not (self._told or self._served):
             self._told = True
             warnings.warn(
-                f"{_NAME}: no optimizer of this model is known, so nothing overlaps: import "
-                "paddlempi.paddle before making it",
+                f"{late_steps.OPTION}: no optimizer of this model is known, so nothing overlaps: "
+                "import paddlempi.paddle before making it",
                 stacklevel=2,
             )
         self._safe = not buckets
@@ -219,7 +189,7 @@ class Overlap:
         for late in self._late:
             mine = {id(parameter) for parameter in late.parameters}.intersection(ids)
             if mine:
-                late.notes.append(functools.partial(_call, step, mine))
+                late.notes.append(functools.partial(step, mine))
                 late.steps = True
                 noted |= mine
         return noted
@@ -229,7 +199,7 @@ class Overlap:
         late = self._of.get(id(parameter))
         if late is None:
             return False
-        late.notes.append(lambda _: parameter.clear_gradient(set_to_zero))
+        late.notes.append(lambda: parameter.clear_gradient(set_to_zero))
         return True
 
     # Inside
@@ -281,7 +251,7 @@ class Overlap:
             del self._of[id(parameter)]
         try:
             for note in late.notes:
-                note(late.parameters)
+                note()
         finally:
             self._rest()
 
@@ -296,32 +266,8 @@ class Overlap:
         """Let an optimizer of these parameters note its steps here."""
         if self._ids.isdisjoint(map(id, parameters_of(optimizer))):
             return
-        cls = type(optimizer)
-        if not issubclass(cls, _Overlapped):
-            private.check_object(optimizer, (*STATE, "_learning_rate", "_use_multi_tensor"))
-            if hasattr(optimizer, "_paddlempi_zero"):
-                raise ArgumentError(
-                    f"{_NAME}: get_context().zero_opt_level shards the states of this "
-                    f"{cls.__name__}: use one of the two"
-                )
-            if cls not in _KNOWN or optimizer._use_multi_tensor:
-                what = "use_multi_tensor" if cls in _KNOWN else f"optimizer {cls.__qualname__}"
-                raise ArgumentError(
-                    f"{_NAME}: {what} may update several parameters at once, and cannot wait for "
-                    "each by itself: take an optimizer of paddle.optimizer without it, or leave "
-                    "overlap_next_forward out"
-                )
-            _check_clip(optimizer)
-            optimizer._paddlempi_overlaps = weakref.WeakSet()
-            optimizer.__class__ = type(
-                cls.__name__, (_Overlapped, cls), {"__module__": cls.__module__}
-            )
-        optimizer._paddlempi_overlaps.add(self)
+        late_steps.attach(optimizer, self)
         self._served = True
-
-
-def _call(step: Callable[[Collection[int]], None], ids: Collection[int], _: Any) -> None:
-    step(ids)
 
 
 def know(optimizer: Any) -> None:
@@ -337,94 +283,3 @@ def know(optimizer: Any) -> None:
 
 autograd.at_begin(watched.finish_all)
 group.before_destroy(watched.finish_all)
-
-
-def _check_clip(optimizer: Any) -> None:
-    groups = optimizer._param_groups
-    clips = [optimizer._grad_clip]
-    if groups and isinstance(groups[0], dict):
-        clips += [one.get("grad_clip") for one in groups]
-    for clip in clips:
-        if clip is not None and type(clip) not in (ClipGradByValue, ClipGradByNorm):
-            raise ArgumentError(
-                f"{_NAME}: grad_clip={type(clip).__name__} needs all gradients before the first "
-                "parameter is updated: use ClipGradByNorm or ClipGradByValue, or leave "
-                "overlap_next_forward out"
-            )
-
-
-class _Fixed(LRScheduler):  # type: ignore[misc]
-    """In the place of a schedule: the learning rate that it gave when ``step`` was called."""
-
-    def __init__(self, rate: float) -> None:
-        self.last_lr = rate
-
-
-class _Overlapped:
-    """What stands before the class of an optimizer: its steps are noted where they must wait."""
-
-    _paddlempi_overlaps: weakref.WeakSet[Overlap]
-
-    def step(self) -> None:
-        """Update what has its gradient; the rest when its gradient is there."""
-        optimizer: Any = self
-        _check_clip(optimizer)
-        late = [overlap for overlap in self._paddlempi_overlaps if overlap in busy]
-        if optimizer._global_learning_rate() is None:  # the first step makes the states
-            for overlap in late:
-                overlap.finish()
-            late = []
-        if not late:
-            super().step()  # type: ignore[misc]
-            return
-        trained = {id(p) for p in parameters_of(optimizer) if not p.stop_gradient}
-        step = functools.partial(self._step_late, optimizer.get_lr())
-        noted: set[int] = set()
-        for overlap in late:
-            noted |= overlap.note_step(trained, step)
-        rest = trained - noted
-        if rest:
-            with only(optimizer, rest):
-                super().step()  # type: ignore[misc]
-
-    def _step_late(self, rate: float, ids: Collection[int]) -> None:
-        """The step for some parameters, as it would have been when it was called."""
-        optimizer: Any = self
-        schedule = optimizer._learning_rate
-        if isinstance(schedule, LRScheduler):
-            optimizer._learning_rate = _Fixed(rate)
-        try:
-            # It may be called from within the forward of a layer.
-            with paddle.amp.auto_cast(enable=False), only(optimizer, ids):
-                super().step()  # type: ignore[misc]
-        finally:
-            optimizer._learning_rate = schedule
-
-    def state_dict(self) -> Any:
-        """Paddle's, after all steps were made."""
-        self._finish()
-        return super().state_dict()  # type: ignore[misc]
-
-    def set_state_dict(self, state_dict: Any) -> None:
-        """Paddle's, after all steps were made."""
-        self._finish()
-        super().set_state_dict(state_dict)  # type: ignore[misc]
-
-    load_state_dict = set_state_dict
-
-    def set_lr(self, value: float) -> None:
-        """Paddle's, after all steps were made with the rate that was."""
-        self._finish()
-        super().set_lr(value)  # type: ignore[misc]
-
-    def _set_auxiliary_var(self, key: str, value: Any) -> None:
-        if key == "found_inf":
-            raise ArgumentError(
-                f"{_NAME}: a GradScaler looks at all gradients before the first parameter is "
-                "updated: train in bfloat16 without one, or leave overlap_next_forward out"
-            )
-        super()._set_auxiliary_var(key, value)  # type: ignore[misc]
-
-    def _finish(self) -> None:
-        for overlap in list(self._paddlempi_overlaps):
-            overlap.finish()

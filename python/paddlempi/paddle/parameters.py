@@ -1,4 +1,4 @@
-"""Which parameters an optimizer of Paddle has, and how it is made to see some of them only."""
+"""An optimizer of Paddle: its parameters, a view of some of them only, methods before its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-__all__ = ["STATE", "only", "parameters_of"]
+__all__ = ["STATE", "only", "parameters_of", "put_before"]
 
 STATE = ("_grad_clip", "_param_groups", "_parameter_list")
 """What an optimizer of Paddle keeps them in, and what clips their gradients."""
@@ -30,6 +30,12 @@ def only(optimizer: Any, ids: Collection[int]) -> Iterator[None]:
         yield
     finally:
         optimizer._param_groups, optimizer._parameter_list = groups, parameters
+
+
+def put_before(optimizer: Any, methods: type) -> None:
+    """Let an optimizer be of a class made from its own, in which ``methods`` come first."""
+    cls = type(optimizer)
+    optimizer.__class__ = type(cls.__name__, (methods, cls), {"__module__": cls.__module__})
 
 
 def _part(given: Sequence[Any], ids: Collection[int]) -> list[Any]:

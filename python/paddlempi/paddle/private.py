@@ -18,7 +18,7 @@ from ..errors import UnsupportedError
 __all__ = ["NAMES", "check", "check_object"]
 
 NAMES: Mapping[str, tuple[str, ...]] = {
-    # The default group and how it is known (activation).
+    # The default group and how it is known (world, functions).
     "paddle.distributed.collective": (
         "_custom_gid",
         "_default_group_name",
@@ -28,9 +28,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "_group_map_by_name",
         "_new_ring_id",
         "_set_default_backend",
-        "_set_group_map",
-        "_set_group_map_backend",
-        "_set_group_map_by_name",
         "new_group",
     ),
     "paddle.distributed.communication": ("destroy_process_group", "wait"),

@@ -13,10 +13,10 @@ from typing import Any
 from paddle.base import core as paddle_core
 
 from .. import _native
-from .. import work as core_work
-from .._ops import Op, ReduceCode
+from .._ops import ASYNC, Op, ReduceCode
 from ..errors import ArgumentError
 from ..group import ProcessGroup
+from ..work import Work
 from .task import DONE, Task, UnderWay
 
 __all__ = ["ProcessGroupMPI"]
@@ -66,7 +66,6 @@ class ProcessGroupMPI:
             return self._issue(Op.ALL_REDUCE, None, tensor, sync, _code(op))
         # The short way of what is called most, the same as the long one.
         _native.submit(_ALL_REDUCE, self._gid, None, tensor, code)
-        tensor._bump_inplace_version()
         return DONE
 
     def broadcast(self, tensor: Any, src: int, sync: bool = False) -> Task:
@@ -281,43 +280,32 @@ class ProcessGroupMPI:
         send_splits: Sequence[int] | None = None,
         recv_splits: Sequence[int] | None = None,
     ) -> Task:
-        gid = self._gid
-
-        def submit(flags: int) -> Any:
-            return _native.submit(
-                code,
-                gid,
-                send,
-                recv,
-                reduce_op,
-                flags,
-                root,
-                -1,
-                0,
-                -1.0,
-                1.0,
-                send_splits,
-                recv_splits,
-            )
-
-        return self._run(code, send, recv, sync, submit)
+        return self._run(
+            code,
+            send,
+            recv,
+            sync,
+            reduce_op,
+            root=root,
+            send_splits=send_splits,
+            recv_splits=recv_splits,
+        )
 
     def _message(self, code: Op, send: Any, recv: Any, peer: int, sync: bool) -> Task:
-        gid = self._gid
+        return self._run(code, send, recv, sync, peer=peer)
 
-        def submit(flags: int) -> Any:
-            return _native.submit(code, gid, send, recv, 0, flags, -1, peer)
-
-        return self._run(code, send, recv, sync, submit)
-
-    def _run(self, code: Op, send: Any, recv: Any, sync: bool, submit: Any) -> Task:
-        if not sync:
-            tensors = (send, recv)
-            work = core_work.start(code.label, None, tensors, recv, submit)
-            self._under_way.add(work, tensors)
-            return Task(work)
-        core_work.run(recv, submit)
-        return DONE
+    def _run(
+        self, code: Op, send: Any, recv: Any, sync: bool, reduce_op: int = 0, **fields: Any
+    ) -> Task:
+        flags = 0 if sync else ASYNC
+        if not code.writes(fields.get("root", -1), self.core._rank):
+            flags |= _native.QUIET
+        operation = _native.submit(code, self._gid, send, recv, reduce_op, flags, **fields)
+        if sync:
+            return DONE
+        work = Work(operation, code.label, recv, None)
+        self._under_way.add(work, (send, recv))
+        return Task(work)
 
 
 def _code(op: Any) -> int:

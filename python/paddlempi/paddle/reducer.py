@@ -20,37 +20,32 @@ An exception inside backward refuses what this rank has not started: the others 
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import time
-import warnings
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import paddle
 
-from .. import _native
 from .._ops import Op
 from ..collectives import all_reduce, broadcast
-from ..errors import ArgumentError, Error, MismatchError, UnsupportedError
+from ..errors import ArgumentError, Error, UnsupportedError
 from ..group import ProcessGroup
-from ..objects import all_gather_object
 from ..reduce_op import ReduceOp
 from ..work import Work
 from . import autograd
 from .buckets import DTYPES, Bucket, Slot, arrange
 from .compression import Compression
 from .overlap import Overlap
+from .refusal import refuse
 from .replicas import Buffers
 from .sparse import Tables
+from .usage import Usage
 
 __all__ = ["Reducer", "averaged"]
-
-_UNKNOWN = 1 << 62
-"""How often a gradient comes, before a backward has told."""
 
 _WHERE = "paddlempi.paddle.DataParallel"
 
@@ -109,7 +104,7 @@ class Reducer:
         self._lanes = lanes or [group]
         self._limit = limit
         self._last_limit = last_limit
-        self._find_unused = find_unused
+        self._usage = Usage(parameters, group, find_unused)
         self._buffers = buffers
         self._compression = compression
         for name, parameter in parameters:
@@ -122,12 +117,6 @@ class Reducer:
         self._mode = _Mode.IDLE
         self._joined = False
         self._failure: Exception | None = None
-        self._order: list[int] = []
-        self._learning = True
-        self._uses = [_UNKNOWN] * len(parameters)
-        self._unused: set[int] = set()  # what no rank's last backward reached, the same on all
-        self._told = False
-        self._came = [0] * len(parameters)
         self._tables = Tables(
             [(index, self._parameters[index]) for index in tables], self._lanes[-1]
         )
@@ -141,9 +130,7 @@ class Reducer:
             if not self._ids.isdisjoint(other._ids):
                 other._detach()
         _living.add(self)
-        me = weakref.ref(self)
-        for index, parameter in enumerate(self._parameters):
-            autograd.on_gradient(parameter, _hook(me, index))
+        autograd.on_gradients(self._parameters, self)
 
     # Forward
 
@@ -191,9 +178,9 @@ class Reducer:
             )
         if self._failure is not None:
             return
-        count = self._came[index] = self._came[index] + 1
-        if self._learning:
-            self._order.append(index)
+        usage = self._usage
+        count = usage.count(index)
+        if usage.learning:
             return
         slot = self._slots.get(index)
         if slot is None:  # a table: its rows are known when all of them have come
@@ -202,12 +189,12 @@ class Reducer:
             self._fail(
                 ArgumentError(
                     f"{_WHERE}: the gradient of parameter '{self._names[index]}' came "
-                    f"{count} times in this backward, and {self._uses[index]} times in the first "
+                    f"{count} times in this backward, and {usage.times[index]} times in the first "
                     "one, after which it was sent: use the layer as often in every step, or "
                     "recompute with use_reentrant=False"
                 )
             )
-        elif count == self._uses[index]:
+        elif count == usage.times[index]:
             try:
                 self._pack(slot)
                 self._start_full()
@@ -220,7 +207,7 @@ class Reducer:
         try:
             self._send_rest()
             began = time.perf_counter()
-            if self._overlap is not None and not self._learning:
+            if self._overlap is not None and not self._usage.learning:
                 self._exchange_tables()
                 self._waited += time.perf_counter() - began
                 self._overlap.take(self._buckets, self._parameters)
@@ -229,7 +216,7 @@ class Reducer:
             self._judge()
             self._tables.exchange()
             self._waited += time.perf_counter() - began
-            if self._learning:
+            if self._usage.learning:
                 self._learn()
         except BaseException:
             self._renew()
@@ -338,10 +325,10 @@ class Reducer:
     def _exchange_tables(self) -> None:
         """Sparse gradients are there when backward ends, whatever the buckets do."""
         self._tables.wait()
-        if self._tables.is_wrong(self._find_unused):
+        if self._tables.is_wrong(self._usage.find_unused):
             self._wait()
-            self._complain()
-        self._expect(self._tables.reached())
+            self._usage.complain()
+        self._usage.expect(self._tables.reached())
         self._tables.exchange()
 
     def _send_rest(self) -> None:
@@ -356,7 +343,7 @@ class Reducer:
                     )
             self._pack_rest()
             self._start_full()
-            self._tables.start(self._came)
+            self._tables.start(self._usage.came)
         except Exception:
             self._refuse()
             raise
@@ -369,11 +356,9 @@ class Reducer:
                     continue
                 parameter = self._parameters[slot.index]
                 has = autograd.gradient_of(parameter) is not None
-                came = self._came[slot.index] > 0
-                if not came:
+                if not self._usage.came[slot.index]:
                     bucket.mark_absent(slot.number, has)
-                expected = came != (slot.index in self._unused)
-                if not (expected or self._find_unused or parameter.stop_gradient):
+                if self._usage.is_surprise(slot.index):
                     self._buckets[-1].mark_surprise()
                 if has:
                     self._pack(slot)
@@ -394,8 +379,8 @@ class Reducer:
 
     def _judge(self) -> None:
         """Look at what the marks say of all ranks."""
-        if self._tables.is_wrong(self._find_unused):
-            self._complain()
+        if self._tables.is_wrong(self._usage.find_unused):
+            self._usage.complain()
         for bucket in self._buckets:
             self._judge_bucket(bucket)
         reached = self._tables.reached()
@@ -403,89 +388,24 @@ class Reducer:
             for bucket in self._buckets:
                 used = (bucket.used != 0).tolist()
                 reached.update(zip((slot.index for slot in bucket.slots), used, strict=True))
-        self._expect(reached)
-
-    def _expect(self, reached: Mapping[int, bool]) -> None:
-        """Expect of the next backward what this one has reached. Tell once of what none does."""
-        if self._find_unused:
-            return
-        for index, is_used in reached.items():
-            if is_used and index in self._unused:
-                self._unused.discard(index)
-                self._uses[index] = max(self._came[index], 1)
-            elif not is_used:
-                self._unused.add(index)
-                self._uses[index] = _UNKNOWN
-        if self._told or self._group.rank() > 0:
-            return
-        lost = [i for i in sorted(self._unused) if not self._parameters[i].stop_gradient]
-        if lost:
-            self._told = True
-            more = f" (nor {len(lost) - 1} others)" if len(lost) > 1 else ""
-            warnings.warn(
-                f"{_WHERE}: no rank's backward reached parameter '{self._names[lost[0]]}'{more}: "
-                "this step does not train it. Freeze it (stop_gradient) if it is out of use; wrap "
-                "the model again if its layers are others now",
-                stacklevel=2,
-            )
+        self._usage.expect(reached)
 
     def _judge_bucket(self, bucket: Bucket) -> None:
         absent = bucket.absent
         if not absent.any():
             return
-        if not self._find_unused and ((bucket.used != 0) & (absent != 0)).any():
-            self._complain()
+        if not self._usage.find_unused and ((bucket.used != 0) & (absent != 0)).any():
+            self._usage.complain()
         for slot in bucket.slots:
             if bucket.has[slot.number]:
                 parameter = self._parameters[slot.index]
                 if autograd.gradient_of(parameter) is None:
                     slot.bind(parameter)
 
-    def _complain(self) -> None:
-        """Raise on every rank, naming the parameters that had no gradient on some, and where."""
-        mine = {
-            self._names[index]: bool(self._parameters[index].stop_gradient)
-            for index, count in enumerate(self._came)
-            if not count
-        }
-        everyone: list[Any] = [None] * self._group.size()
-        all_gather_object(everyone, mine, self._group)
-        lost = []
-        for name in self._names:
-            ranks = [rank for rank, names in enumerate(everyone) if name in names]
-            frozen = [rank for rank in ranks if everyone[rank][name]]
-            if 0 < len(ranks) < len(everyone):
-                lost.append((name, ranks, frozen == ranks))
-        name, ranks, is_frozen = lost[0]
-        world = tuple(self._group._ranks[rank] for rank in ranks)
-        what = (
-            f"{_WHERE}: parameter '{name}' had no gradient in this backward on rank(s) "
-            f"{list(world)}"
-            + (", where it is frozen" if is_frozen else "")
-            + (f" (nor had {len(lost) - 1} others)" if len(lost) > 1 else "")
-        )
-        error = MismatchError(
-            f"{what}, and one on the others: the ranks went different ways through the "
-            "model; give find_unused_parameters=True and they contribute zero"
-        )
-        error.ranks = world
-        raise error
-
     def _learn(self) -> None:
         """Divide the parameters anew, by the order in which rank 0 had them."""
-        self._learning = False
-        self._uses = [
-            _UNKNOWN if index in self._unused else max(count, 1)
-            for index, count in enumerate(self._came)
-        ]
-        last = {index: at for at, index in enumerate(self._order) if index in self._slots}
-        order = array("q", sorted(last, key=last.__getitem__))
-        order.extend(
-            slot.index
-            for bucket in self._buckets
-            for slot in bucket.slots
-            if slot.index not in last
-        )
+        came = [index for index in self._usage.learn() if index in self._slots]
+        order = array("q", dict.fromkeys([*came, *self._slots]))
         if order:
             broadcast(order, group=self._group, group_src=0)
             self._arrange(order)
@@ -506,39 +426,24 @@ class Reducer:
 
     def _reset(self) -> None:
         self._failure = None
-        self._order.clear()
-        self._came = [0] * len(self._parameters)
+        self._usage.reset()
         self._started = 0
         for bucket in self._buckets:
             bucket.reset()
 
     def _refuse(self) -> None:
         """Take the places of the collectives that this rank will not start."""
-        core = _native.core()
-        with contextlib.suppress(Error):  # a group that is broken or gone has nobody to tell
-            for number, bucket in enumerate(self._buckets[self._started :], self._started):
-                compressed = self._compression is not None and bucket.compressible
-                for _ in range(2 if compressed else 1):
-                    core.refuse(Op.ALL_REDUCE, self._lane(number)._id, "backward failed")
-            self._tables.refuse()
-            self._buffers.refuse()
+        for number, bucket in enumerate(self._buckets[self._started :], self._started):
+            compressed = self._compression is not None and bucket.compressible
+            refuse(Op.ALL_REDUCE, self._lane(number), times=2 if compressed else 1)
+        self._tables.refuse()
+        self._buffers.refuse()
 
 
 def _sum(tensor: Any, op: ReduceOp, group: ProcessGroup) -> Work:
     work = all_reduce(tensor, op, group, async_op=True)
     assert work is not None, "the group has this rank"
     return work
-
-
-def _hook(reducer: weakref.ref[Reducer], index: int) -> Any:
-    """What a parameter holds: it keeps no model alive."""
-
-    def came() -> None:
-        target = reducer()
-        if target is not None:
-            target.came(index)
-
-    return came
 
 
 def averaged(parameters: Sequence[Any]) -> bool:

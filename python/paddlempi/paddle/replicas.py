@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import paddle
 
-from .. import _native
 from .._ops import Op
 from ..collectives import all_reduce_coalesced, broadcast
 from ..errors import MismatchError
@@ -19,6 +17,8 @@ from ..objects import all_gather_object
 from ..reduce_op import ReduceOp
 from ..work import Work
 from . import private
+from .buckets import bytes_of
+from .refusal import refuse
 
 __all__ = ["Buffers", "Sync", "broadcast_all", "check_same", "has_value"]
 
@@ -76,10 +76,17 @@ def _describe(signature: _Signature) -> str:
     return f"'{name}' has shape {list(shape)} and dtype {dtype.removeprefix('paddle.')}"
 
 
-def broadcast_all(tensors: Sequence[Any], group: ProcessGroup) -> None:
-    """Give every member the tensors of the group's first one. Collective."""
+def broadcast_all(
+    tensors: Sequence[Any], group: ProcessGroup, owners: Sequence[int] | None = None
+) -> None:
+    """Give every member the tensors of their owners. Collective.
+
+    Args:
+        owners: for each tensor the rank in ``group`` whose value counts; None: the first one's.
+    """
     works = [
-        broadcast(tensor.detach(), group=group, group_src=0, async_op=True) for tensor in tensors
+        broadcast(tensor.detach(), group=group, group_src=owner, async_op=True)
+        for tensor, owner in zip(tensors, owners or [0] * len(tensors), strict=True)
     ]
     for work in works:
         if work is not None:
@@ -113,7 +120,7 @@ class Buffers:
             [p for p in averaged if _at(p).dtype == dtype]
             for dtype in sorted({_at(p).dtype for p in averaged}, key=str)
         ]
-        self._bytes = np.zeros(sum(_bytes(_at(place)) for place in copied), np.uint8)
+        self._bytes = np.zeros(sum(bytes_of(_at(place)) for place in copied), np.uint8)
         self._works: list[Work | None] = []
 
     def start(self) -> None:
@@ -140,19 +147,17 @@ class Buffers:
 
     def refuse(self) -> None:
         """Take the places of the collectives that this rank will not start."""
-        core, group = _native.core(), self._group._id
         self._works = []
         if self._bytes.size:
-            core.refuse(Op.BROADCAST, group, "backward failed")
-        for _ in self._averaged:
-            core.refuse(Op.ALL_REDUCE_COALESCED, group, "backward failed")
+            refuse(Op.BROADCAST, self._group)
+        refuse(Op.ALL_REDUCE_COALESCED, self._group, times=len(self._averaged))
 
     def _move(self, out: bool) -> None:
         """Copy the buffers to the bytes, or back."""
         at = self._bytes.ctypes.data
         for place in self._copied:
             tensor = _at(place)
-            size = _bytes(tensor)
+            size = bytes_of(tensor)
             if out:
                 ctypes.memmove(at, tensor.data_ptr(), size)
             else:
@@ -190,7 +195,3 @@ def _at(place: _Place) -> Any:
 
 def _floating(tensor: Any) -> bool:
     return bool(tensor.is_floating_point())
-
-
-def _bytes(tensor: Any) -> int:
-    return int(math.prod(tensor.shape) * tensor.element_size())

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import _native
 from .._ops import Op
 from ..collectives import all_gather, all_gather_into_tensor, all_reduce
 from ..group import ProcessGroup
 from ..work import Work
 from . import selected_rows
 from .buckets import Bucket
+from .refusal import refuse
 
 __all__ = ["Tables"]
 
@@ -104,7 +104,7 @@ class Tables:
         """Take the place of what this rank will not start."""
         self._work = None
         if self._parameters:
-            _native.core().refuse(Op.ALL_GATHER, self._group._id, "backward failed")
+            refuse(Op.ALL_GATHER, self._group)
 
     # Inside
 

@@ -119,10 +119,10 @@ def _is_wanted(one: _Started) -> bool:
     """Whether an operation may go on, or has failed and nobody has asked it how it ended."""
     if one.failed:
         return True
-    if one.work._done:
+    if one.work._op.done:
         return False
     one.failed = one.work.is_completed() and not one.work.is_success()
-    return one.failed or not one.work._done
+    return one.failed or not one.work._op.done
 
 
 def _extents(tensors: Any) -> Iterator[_Extent]:

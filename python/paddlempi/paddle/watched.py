@@ -17,7 +17,7 @@ from paddle.base import core as paddle_core
 from paddle.base.framework import EagerParamBase
 from paddle.jit.dy2static.program_translator import StaticFunction
 
-from . import activation
+from . import patches
 
 __all__ = ["Bringer", "busy", "finish_all", "watch_gradients", "watch_layers"]
 
@@ -204,7 +204,7 @@ def watch_gradients() -> None:
     """Stand before what reads gradients of parameters; once a model overlaps, not before."""
     if vars(EagerParamBase).get("grad") is _gradient:
         return
-    found: list[tuple[Any, str, Any]] = [
+    found: list[patches.Replacement] = [
         (EagerParamBase, "grad", _gradient),
         (EagerParamBase, "_grad_ivar", _grad_ivar),
         (EagerParamBase, "clear_gradient", _clear_gradient),
@@ -213,5 +213,4 @@ def watch_gradients() -> None:
         original = getattr(paddle_core.eager, name, None)
         if original is not None:
             found.append((paddle_core.eager, name, _of_all(original)))
-    for place, name, value in found:
-        activation.replace(place, name, value)
+    patches.replace(found)

@@ -9,7 +9,6 @@ Models", 2020, sections 5.1 and 5.2; whole parameters have owners here, not slic
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,18 +16,22 @@ import numpy as np
 import paddle
 from paddle.nn.clip import ClipGradByGlobalNorm, get_tensor_from_selected_rows, merge_selected_rows
 
-from .. import _native, collectives, objects
+from .. import collectives, objects
 from .._ops import Op
-from ..errors import ArgumentError, Error
+from ..errors import ArgumentError
 from ..group import ProcessGroup
 from . import private
 from .gradients import OwnedGradients
-from .parameters import STATE, only, parameters_of
+from .parameters import STATE, only, parameters_of, put_before
+from .refusal import refuse
+from .replicas import broadcast_all
 
 __all__ = ["Zero", "shard"]
 
 _WEIGHTS = "master_weights"
 """Where Paddle's optimizers keep float32 copies of 16-bit parameters in their state."""
+
+_FAILED = "the optimizer's step failed"
 
 
 def shard(optimizer: Any, level: int, group: ProcessGroup, bucket_size: int) -> None:
@@ -52,8 +55,7 @@ def shard(optimizer: Any, level: int, group: ProcessGroup, bucket_size: int) -> 
     if optimizer._accumulators:
         raise ArgumentError("zero_opt_level: the optimizer has made a step already")
     optimizer._paddlempi_zero = Zero(optimizer, level, group, bucket_size)
-    cls = type(optimizer)
-    optimizer.__class__ = type(cls.__name__, (_Sharded, cls), {"__module__": cls.__module__})
+    put_before(optimizer, _Sharded)
 
 
 class _Sharded:
@@ -114,15 +116,9 @@ class Zero:
         try:
             self._update_own(update)
         except BaseException:
-            self._refuse(Op.BROADCAST, len(self._parameters))
+            refuse(Op.BROADCAST, self._group, len(self._parameters), _FAILED)
             raise
-        works = [
-            collectives.broadcast(p.detach(), group=self._group, group_src=owner, async_op=True)
-            for p, owner in zip(self._parameters, self._owners, strict=True)
-        ]
-        for work in works:
-            if work is not None:
-                work.wait()
+        broadcast_all(self._parameters, self._group, self._owners)
 
     def _update_own(self, update: Any) -> None:
         optimizer = self._optimizer
@@ -136,19 +132,12 @@ class Zero:
         finally:
             optimizer._grad_clip = clip
 
-    def _refuse(self, code: Op, times: int) -> None:
-        """Take the places of collectives that this rank will not start."""
-        core = _native.core()
-        with contextlib.suppress(Error):  # a group that is broken or gone has nobody to tell
-            for _ in range(times):
-                core.refuse(code, self._group._id, "the optimizer's step failed")
-
     def _clip_factor(self, clip: Any) -> float:
         """What the global norm over all ranks' parameters makes of each gradient."""
         try:
             total = self._own_square()
         except BaseException:
-            self._refuse(Op.ALL_REDUCE, 1)
+            refuse(Op.ALL_REDUCE, self._group, reason=_FAILED)
             raise
         collectives.all_reduce(total, group=self._group)
         limit = float(clip.clip_norm)

@@ -9,12 +9,10 @@ a broadcast. From then on nothing here uses MPI.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 import traceback
@@ -23,8 +21,6 @@ from typing import Any, NamedTuple
 
 from .hub import HELLO_LIMIT, LINE_SECONDS, MEET_SECONDS, SAME, Line, Message, fork_hub
 from .place import Place
-
-_SIOCGIFADDR = 0x8915
 
 
 class HubError(Exception):
@@ -110,7 +106,7 @@ def join(place: Place, idle_seconds: float, stderr: int) -> tuple[Line, Line]:
     """
     job = f"pid {os.getpid()}" if place.size == 1 else place.job
     if place.rank != 0:
-        return connect(_local(job) if job else _broadcast(place, None), place.rank, MEET_SECONDS)
+        return connect(_local(job) if job else _broadcast(place), place.rank, MEET_SECONDS)
     if job:
         offer = _local(job)
         listener = socket.socket(socket.AF_UNIX)
@@ -118,9 +114,8 @@ def join(place: Place, idle_seconds: float, stderr: int) -> tuple[Line, Line]:
         listener.listen(2 * place.size)
     else:
         listener = socket.create_server(("", 0), backlog=2 * place.size)
-        addresses = [(host, listener.getsockname()[1]) for host in _hosts()]
-        offer = Offer(socket.AF_INET, addresses, secrets.token_hex(32))
-    with listener:
+        offer = Offer(socket.AF_INET, [listener.getsockname()], secrets.token_hex(32))
+    with listener:  # the hub is forked before MPI runs, which forks badly
         lines = fork_hub(place.size, listener, offer.token, idle_seconds, stderr)
     if not job:
         _broadcast(place, offer)
@@ -132,8 +127,10 @@ def _local(job: str) -> Offer:
     return Offer(socket.AF_UNIX, [f"\0paddlempi-testing-{os.getuid()}-{digest[:32]}"], digest)
 
 
-def _broadcast(place: Place, offer: Offer | None) -> Offer:
+def _broadcast(place: Place, offer: Offer | None = None) -> Offer:
+    """Have every rank know rank 0's offer, with the addresses that others reach it at."""
     import paddlempi as dist
+    from paddlempi import _native
 
     if not dist.is_initialized():
         dist.init_process_group()
@@ -142,23 +139,20 @@ def _broadcast(place: Place, offer: Offer | None) -> Offer:
             f"the launcher says rank {place.rank} of {place.size}, MPI says rank "
             f"{dist.get_rank()} of {dist.get_world_size()}: use the launcher of this MPI"
         )
-    box: list[Any] = [offer]
+    box: list[Any] = [None]
+    if offer is not None:
+        port = offer.addresses[0][1]
+        one_host = dist.get_local_size() == place.size
+        try:
+            hosts = _native.control("addresses", one_host=one_host)["addresses"]
+            # The listener has IPv4.
+            box[0] = offer._replace(addresses=[(host, port) for host in hosts if ":" not in host])
+        except dist.errors.Error as error:  # the others wait for it, too
+            box[0] = str(error)
     dist.broadcast_object_list(box, src=0)
+    if isinstance(box[0], str):
+        raise HubError(box[0])
     return Offer(*box[0])
-
-
-def _hosts() -> list[str]:
-    """The addresses under which other hosts may reach this one, the likeliest first."""
-    found: list[str] = []
-    with contextlib.suppress(OSError):
-        infos = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
-        found += [str(info[4][0]) for info in infos]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return sorted(dict.fromkeys(found), key=lambda address: address.startswith("127."))
 
 
 def connect(offer: Offer, rank: int, seconds: float) -> tuple[Line, Line]:

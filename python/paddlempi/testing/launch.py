@@ -23,29 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddlempi_launchers import KINDS
+
 _LINGER = 2.0
 _MARK = "PADDLEMPI_LAUNCH_ID"
 
-# A rank's own variables, which an mpirun started from it must not hand on.
-_RANK_VARIABLES = (
-    "OMPI_COMM_WORLD_",
-    "OMPI_UNIVERSE_SIZE",
-    "OMPI_FILE_LOCATION",
-    "OMPI_MCA_ess_",
-    "OMPI_MCA_orte_",
-    "OMPI_MCA_initial_wdir",
-    "OMPI_MCA_num_procs",
-    "PMIX_",
-    "PMI_",
-    "PRTE_",
-    "HYDRA_",
-    "HYDI_",
-    "I_MPI_INFO_",
-    "I_MPI_HYDRA_UUID",
-    "I_MPI_PIN_",
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
-)
+# A rank's own variables, which an mpirun started from it must not hand on. Those of a launcher
+# without an MPI stay: mpirun finds its hosts by them.
+_RANK_VARIABLES = tuple(name for kind in KINDS if not kind.any_mpi for name in kind.own)
 
 
 @dataclass(frozen=True)

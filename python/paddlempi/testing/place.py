@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import stat
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-# The processes under which each launcher puts its ranks; the nearest one decides whose
-# variables count, for an mpirun inside a Slurm job sees the variables of both.
-_LAUNCHERS = {
-    "prted": "openmpi",
-    "prterun": "openmpi",
-    "orted": "openmpi",
-    "orterun": "openmpi",
-    "hydra_pmi_proxy": "hydra",
-    "slurmstepd": "slurm",
-}
+from .. import launcher
 
 
 @dataclass(frozen=True)
@@ -37,56 +28,17 @@ class Place:
 ALONE = Place(0, 1, "none", None)
 
 
-def find(env: Mapping[str, str] | None = None) -> Place:
-    """Return this process's place; rank 0 of 1 where no launcher is to be seen."""
-    env = os.environ if env is None else env
-    candidates = [p for p in (_openmpi(env), _hydra(env), _slurm(env)) if p is not None]
-    if not candidates:
+def find() -> Place:
+    """Return this process's place; rank 0 of 1 where no launcher is to be seen.
+
+    Call it while this process has one thread: the core is asked in a fork, for the tests may
+    import Paddle, which has to come before it.
+    """
+    found = _launcher()
+    if found is None:
         return ALONE
-    if len(candidates) == 1 and candidates[0].launcher != "hydra":
-        return candidates[0]
-    kind, ancestor, _ = _ancestor()
-    chosen = next((p for p in candidates if p.launcher == kind), candidates[0])
-    if chosen.launcher == "hydra":
-        # Hydra gives its jobs no name; its proxy on this host is one process for all ranks.
-        here = env.get("MPI_LOCALNRANKS") == env.get("PMI_SIZE")
-        job = ancestor if here and kind == "hydra" else None
-        return Place(chosen.rank, chosen.size, "hydra", job)
-    return chosen
-
-
-def _openmpi(env: Mapping[str, str]) -> Place | None:
-    rank, size = _int(env, "OMPI_COMM_WORLD_RANK"), _int(env, "OMPI_COMM_WORLD_SIZE")
-    if rank is None or size is None:
-        return None
-    job = None
-    if _int(env, "OMPI_COMM_WORLD_LOCAL_SIZE") == size:
-        job = env.get("PMIX_NAMESPACE")
-    return Place(rank, size, "openmpi", job)
-
-
-def _hydra(env: Mapping[str, str]) -> Place | None:
-    rank, size = _int(env, "PMI_RANK"), _int(env, "PMI_SIZE")
-    if rank is None or size is None:
-        return None
-    return Place(rank, size, "hydra", None)
-
-
-def _slurm(env: Mapping[str, str]) -> Place | None:
-    rank, size = _int(env, "SLURM_PROCID"), _int(env, "SLURM_NTASKS")
-    step = env.get("SLURM_STEP_ID")
-    # Without a step this is the batch script's shell, not a task of srun.
-    if rank is None or size is None or step is None:
-        return None
-    job = None
-    if _int(env, "SLURM_STEP_NUM_NODES") == 1:
-        job = f"slurm-{env.get('SLURM_JOB_ID')}-{step}"
-    return Place(rank, size, "slurm", job)
-
-
-def _int(env: Mapping[str, str], name: str) -> int | None:
-    value = env.get(name, "")
-    return int(value) if value.isdigit() else None
+    on_this_host = found["local_size"] == found["size"] and found["job"]
+    return Place(found["rank"], found["size"], found["kind"], on_this_host or None)
 
 
 def launcher_stderr() -> int | None:
@@ -95,37 +47,23 @@ def launcher_stderr() -> int | None:
     Open MPI's mpirun drops what its ranks wrote last when it kills them. Its own stderr takes
     further lines where that is a terminal or a pipe, or a file opened to append.
     """
-    _, _, pid = _ancestor(("prterun", "orterun"))
-    if not pid:
+    found = _launcher()
+    if found is None or not found["mpirun"]:
         return None
+    stderr = f"/proc/{found['pid']}/fd/2"
     try:
-        mode = os.stat(f"/proc/{pid}/fd/2").st_mode
-        with open(f"/proc/{pid}/fdinfo/2", encoding="ascii") as file:
+        mode = os.stat(stderr).st_mode
+        with open(f"/proc/{found['pid']}/fdinfo/2", encoding="ascii") as file:
             flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
         if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or flags & os.O_APPEND):
             return None
-        return os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+        return os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
     except (OSError, StopIteration):
         return None
 
 
-def _ancestor(names: Collection[str] = tuple(_LAUNCHERS)) -> tuple[str, str, int]:
-    """Return the kind of the nearest launcher above this process, a name for it, and its pid."""
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                text = file.read()
-        except OSError:
-            break
-        # The command's name stands in parentheses and may itself hold some.
-        known = {text[text.index("(") + 1 : text.rindex(")")]}
-        with contextlib.suppress(OSError):  # another user's
-            known.add(os.path.basename(os.readlink(f"/proc/{pid}/exe")))
-        fields = text[text.rindex(")") + 2 :].split()
-        name = next((n for n in names if n in known), None)
-        if name is not None:
-            # With its start time: pids come again.
-            return _LAUNCHERS[name], f"{name}-{pid}-{fields[19]}", pid
-        pid = int(fields[1])
-    return "", "", 0
+@functools.cache
+def _launcher() -> dict[str, Any] | None:
+    # Without the parents that a container hides: a rank that takes itself for one of one would
+    # report for itself alone.
+    return launcher.find_in_fork(hidden=True)

@@ -1,16 +1,18 @@
 """``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` ... for training loops that read them before init.
 
-They come from the launcher's variables, which :mod:`paddlempi_autoload` reads. Needs no torch.
+They come from the launcher's variables as :mod:`paddlempi_autoload` reads them, so that what
+``import torch`` told stays true; a host for several nodes comes from the core. Needs no torch.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 
 import paddlempi_autoload
 from paddlempi_autoload import FILLED, Launcher, is_ours, own
+
+from .. import launcher
 
 __all__ = ["contradiction", "fill", "is_ours", "is_set", "publish", "told_size", "torchrun_size"]
 
@@ -75,25 +77,11 @@ def torchrun_size() -> int:
 
 
 def _address(started: Launcher) -> str:
-    """A host that ranks can agree on without talking: this one, or the launcher's.
+    """A host that ranks can agree on without talking: this one, or what the launcher names.
 
     Where nothing tells, this host's name, which is another on each.
     """
     if started.size == started.local_size:
         return "127.0.0.1"
-    nodes = os.environ.get("SLURM_STEP_NODELIST", "")
-    if started.mpi == "Slurm" and nodes:
-        return _first_node(nodes)
-    for pattern in (r"prterun-(.+)-\d+@\d+", r"(.+):\d+"):  # Open MPI 5, MPICH
-        found = re.fullmatch(pattern, started.job)
-        if found:
-            return found[1]
-    uri = os.environ.get("OMPI_MCA_orte_hnp_uri", "")  # noqa: SIM112 (Open MPI 4)
-    found = re.search(r"tcp://([^:,]+)", uri)
-    return found[1] if found else socket.gethostname()
-
-
-def _first_node(nodes: str) -> str:
-    """The first host of Slurm's ``a[03-05,7],b``."""
-    found = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else nodes
+    found = launcher.find()
+    return (found and found["host"]) or socket.gethostname()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from .. import _native, group
@@ -26,22 +25,17 @@ from .work import DONE, OperationWork, Work
 if TYPE_CHECKING:
     from .sparse import Steps
 
-__all__ = ["Issuer", "bump"]
+__all__ = ["Issuer", "tell_autograd"]
 
-_BROADCAST = Op.BROADCAST
 _ZERO = timedelta(0)
 _OWN = -1.0  # the deadline that the core has of the group
 
-bump: Callable[[Sequence[Any]], None] | None = None
-"""Tell autograd that tensors were written to. None: it is not told, as by gloo and nccl.
+tell_autograd = os.environ.get("PADDLEMPI_CHECK_AUTOGRAD") == "1"
+"""Whether autograd is told that tensors were written to. By gloo and nccl it is not.
 
 Programs of torch are made for those: ``distribute_tensor`` broadcasts into a leaf that its caller's
-graph has saved. With it, a backward that would use overwritten values fails.
+graph has saved. If it is told, a backward that would use overwritten values fails.
 """
-
-if os.environ.get("PADDLEMPI_CHECK_AUTOGRAD") == "1":
-    # What the public function ends in, 100 ns shorter.
-    bump = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
 
 class Issuer(ProcessGroup):  # type: ignore[misc]
@@ -126,7 +120,9 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         span = None
         if profile.state._is_profiler_enabled:
             span = profile.Span(code.label, (send, recv), list(self._core._ranks), peer, tag)
-        return self._begin(span, output, finish, code, send, recv, 0, ASYNC, -1, peer, tag, limit)
+        return self._begin(
+            span, output, finish, code, send, recv, peer=peer, tag=tag, timeout=limit
+        )
 
     def _issue(
         self,
@@ -150,48 +146,24 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         span = None
         if profile.state._is_profiler_enabled:
             span = profile.Span(code.label, (send, recv), list(self._core._ranks))
+        fields: dict[str, Any] = {
+            "root": root,
+            "timeout": limit,
+            "scale": scale,
+            "send_splits": send_splits,
+            "recv_splits": recv_splits,
+        }
         if opts.asyncOp:
-            return self._begin(
-                span,
-                output,
-                finish,
-                code,
-                send,
-                recv,
-                reduce_op,
-                ASYNC,
-                root,
-                -1,
-                0,
-                limit,
-                scale,
-                send_splits,
-                recv_splits,
-            )
+            return self._begin(span, output, finish, code, send, recv, reduce_op, **fields)
         own = None if plain else self._extension.take()
+        quiet = self._quiet(code, root)
         try:
-            _native.submit(
-                code,
-                self._gid,
-                send,
-                recv,
-                reduce_op,
-                0,
-                root,
-                -1,
-                0,
-                limit,
-                scale,
-                send_splits,
-                recv_splits,
-            )
+            _native.submit(code, self._gid, send, recv, reduce_op, quiet, **fields)
         finally:
             if own is not None:
                 own()
             if span is not None:
                 span.end()
-        if bump is not None and recv is not None and not self._only_sends(code, root):
-            bump(recv if isinstance(recv, (list, tuple)) else (recv,))
         if finish is not None:
             finish()
         return DONE
@@ -204,28 +176,26 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         code: Op,
         send: Any,
         recv: Any,
-        reduce_op: int,
-        flags: int,
-        root: int,
-        *arguments: Any,
+        reduce_op: int = 0,
+        **fields: Any,
     ) -> Work:
         """Submit an operation that goes on by itself; from ``code`` on as the core wants it."""
         own = self._extension.take() if self._extension.seconds else None
+        flags = ASYNC | self._quiet(code, fields.get("root", -1))
         try:
-            handle = _native.submit(code, self._gid, send, recv, reduce_op, flags, root, *arguments)
+            operation = _native.submit(code, self._gid, send, recv, reduce_op, flags, **fields)
         except BaseException:
             if own is not None:
                 own()
             if span is not None:
                 span.end()
             raise
-        if bump is not None and recv is not None and not self._only_sends(code, root):
-            bump(recv if isinstance(recv, (list, tuple)) else (recv,))
-        ends = None
         if own is not None or span is not None:
             later = None if span is None else span.ends_later()
-            ends = _Once([call for call in (own, later) if call is not None])
-        part = OperationWork(handle, code, (send, recv), output, ends)
+            ends = _all_of([call for call in (own, later) if call is not None])
+            if not operation.at_end(ends):
+                ends()
+        part = OperationWork(operation, code, output)
         if span is not None:
             core_future.of(part)  # its thread notices the end if nobody else does
         work: Work = part
@@ -235,24 +205,18 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
             self._batch.append(work)
         return work
 
-    def _only_sends(self, code: Op, root: int) -> bool:
-        """Whether the tensor that all members give to receive into is only read here."""
-        return code is _BROADCAST and root == self._core._rank
+    def _quiet(self, code: Op, root: int) -> int:
+        """The flag that says whether autograd is told of what an operation writes to."""
+        told = tell_autograd and code.writes(root, self._core._rank)
+        return _native.ONCE if told else _native.QUIET
 
 
-class _Once:
-    """Calls that are made once; who comes at the same time waits until they have been."""
+def _all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
+    def call() -> None:
+        for one in calls:
+            one()
 
-    __slots__ = ("_calls", "_lock")
-
-    def __init__(self, calls: list[Callable[[], None]]) -> None:
-        self._lock = threading.Lock()
-        self._calls = calls
-
-    def __call__(self) -> None:
-        with self._lock:
-            while self._calls:
-                self._calls.pop()()
+    return call
 
 
 class _Extension:

@@ -33,7 +33,7 @@ from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from ..group import to_seconds
 from . import sparse, world
 from .arguments import by_dtype, has_cuda, options, places, resolved
-from .issue import Issuer, bump
+from .issue import Issuer, tell_autograd
 from .profile import state
 from .reduce_op import CODE_BY_HASH, reduction
 from .work import DONE, Work
@@ -46,6 +46,7 @@ _CUDA = torch.device("cuda")
 
 # For the short way of all_reduce: names of the module, which cost least to look up.
 _ALL_REDUCE = int(Op.ALL_REDUCE)
+_VERSIONS = _native.ONCE if tell_autograd else _native.QUIET
 _STRIDED = torch.strided
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _ZERO = timedelta(0)
@@ -175,9 +176,7 @@ class ProcessGroupMPI(Issuer):
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
             ):
-                _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so)
-                if bump is not None:
-                    bump((tensor,))
+                _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so, _VERSIONS)
                 return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:

@@ -154,7 +154,7 @@ class Steps(Work):
         self,
         plan: _Plan,
         output: Sequence[Any],
-        submit: Callable[[_Step], int],
+        submit: Callable[[_Step], Any],
         at_end: Callable[[], None],
     ) -> None:
         super().__init__((), output)
@@ -244,8 +244,7 @@ class Steps(Work):
             if ended is not None:
                 ended.wait()
             step = next(self._plan)
-            handle = self._submit(step)
-            self._current = OperationWork(handle, step.code, (step.send, step.recv), ())
+            self._current = OperationWork(self._submit(step), step.code, ())
         except StopIteration:
             pass
         except Exception as error:
@@ -272,12 +271,19 @@ def _run(
         group._steps.settle()
     gid, limit = group._gid, group._deadline(opts.timeout)
 
-    def submit(step: _Step) -> int:
+    def submit(step: _Step) -> Any:
         code, send, recv, reduce_op, scale, root = step
-        handle: int = _native.submit(
-            code, gid, send, recv, reduce_op, ASYNC, root, -1, 0, limit, scale
+        return _native.submit(
+            code,
+            gid,
+            send,
+            recv,
+            reduce_op,
+            ASYNC | _native.QUIET,  # tensors of the plan's own
+            root=root,
+            timeout=limit,
+            scale=scale,
         )
-        return handle
 
     def forget() -> None:
         group._steps = None  # still this one, for another waits until it is over

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from .. import group, objects
+from .. import _native, group, objects
+from ..errors import Error
 from . import environment
 from .errors import LauncherError
 
@@ -31,7 +31,8 @@ def new_store(timeout: timedelta) -> Any:
     afterwards, where they were not set by the user.
 
     Raises:
-        LauncherError: there is no address of rank 0's node that all ranks reach.
+        LauncherError: there is no address of rank 0's node that all ranks reach, or
+            ``PADDLEMPI_IFNAME`` names nothing there.
     """
     rank, size = group.get_rank(), group.get_world_size()
     local = _gathered(group.get_local_size() == size)
@@ -42,10 +43,16 @@ def new_store(timeout: timedelta) -> Any:
         store = dist.TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
         token = secrets.token_hex(8)
         store.set(_KEY, token)
-        hosts = ["127.0.0.1"] if all(local) else list(candidates())
-        offer = [(hosts, store.port, token)]
+        hosts, problem = [], ""
+        try:
+            hosts = list(candidates(all(local)))
+        except Error as error:
+            problem = f"init_process_group: rank 0 on {socket.gethostname()}: {error}"
+        offer = [(hosts, store.port, token, problem)]
     objects.broadcast_object_list(offer, 0)
-    hosts, port, token = offer[0]
+    hosts, port, token, problem = offer[0]
+    if problem:
+        raise LauncherError(problem)
     for host in hosts:
         reached = store if rank == 0 else _reach(host, port, size, token, timeout, all(local))
         if all(_gathered(reached is not None)):
@@ -58,46 +65,22 @@ def new_store(timeout: timedelta) -> Any:
     )
 
 
-def candidates() -> Iterator[str]:
-    """Where others may reach this node, likely ones first, none twice, no loopback.
+def candidates(one_host: bool) -> Iterator[str]:
+    """Where the ranks may reach this node, likely ones first, none twice.
 
-    ``MASTER_ADDR`` where the user set it, the host's name, its addresses, those of all
-    interfaces.
+    ``MASTER_ADDR`` where the user set it and a rank is elsewhere; then what the core says
+    (``addresses`` in docs/control.md).
+
+    Raises:
+        ArgumentError: ``PADDLEMPI_IFNAME`` names no interface of this host.
     """
-    seen: set[str] = set()
-    for host in _proposed():
-        if host and host not in seen and not host.startswith("127.") and host != "::1":
-            seen.add(host)
-            yield host
-
-
-def _proposed() -> Iterator[str]:
-    if not environment.is_ours("MASTER_ADDR"):
-        yield os.environ.get("MASTER_ADDR", "")
-    name = socket.gethostname()
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        found = []
-    addresses = [str(entry[4][0]) for entry in found]
-    if any(not address.startswith("127.") and address != "::1" for address in addresses):
-        yield name
-    yield from addresses
-    yield from _interfaces()
-
-
-def _interfaces() -> Iterator[str]:
-    """The IPv4 addresses of the interfaces of this host."""
-    import fcntl  # only here: not on all systems that Python runs on
-
-    address_of = 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, address_of, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # it has none
-            yield socket.inet_ntoa(answer[20:24])
+    given = os.environ.get("MASTER_ADDR", "")
+    loopback = given.startswith("127.") or given == "::1"
+    if one_host or loopback or environment.is_ours("MASTER_ADDR"):
+        given = ""
+    # Programs that are told which interface gloo is to take mean the same here.
+    found = _native.control("addresses", one_host=one_host, variable="GLOO_SOCKET_IFNAME")
+    yield from dict.fromkeys(filter(None, [given, found["name"], *found["addresses"]]))
 
 
 def _reach(host: str, port: int, size: int, token: str, timeout: timedelta, sure: bool) -> Any:

@@ -207,44 +207,25 @@ class Work(_Work):  # type: ignore[misc]
             self._finish = None  # last: a thread that sees this sees its effect
 
 
-class OperationWork(core_work.Operation, Work):
+class OperationWork(core_work.WorkMethods, Work):
     """A Work that is one operation of the core; one object, for it is made in every call.
 
     Args:
-        handle: the core's; 0: the operation ended while it was submitted.
-        code: the operation.
-        tensors: what is kept alive until its end.
+        operation: the core's.
+        code: what it is.
         output: the tensors written to.
-        at_end: called at the end, by every thread that may be the first to notice it.
     """
 
     _ranks = None
-    _error = None
-    _source = None
     _future = None
     _failed = None
     _tail = None
 
-    def __init__(
-        self,
-        handle: int,
-        code: Op,
-        tensors: object,
-        output: Sequence[Any],
-        at_end: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, operation: Any, code: Op, output: Sequence[Any]) -> None:
         _Work.__init__(self)
-        self._handle = handle
+        self._op = operation
         self._code = code
         self._output = output
-        self._at_end = at_end
-        if handle:
-            self._tensors = tensors
-            self._done = False
-        else:
-            self._tensors = None
-            self._done = True
-            self._end()
 
     @property
     def _name(self) -> str:  # type: ignore[override]
@@ -252,19 +233,17 @@ class OperationWork(core_work.Operation, Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
         """As :meth:`Work.wait`."""
-        if not self._done:
-            seconds = -1.0 if timeout is None else timeout.total_seconds()
-            self._settle(seconds if seconds > 0 else -1.0)
-        if self._error is not None:
-            raise self._error
-        if self._tail is not None:
-            self._tail.order()
+        seconds = -1.0 if timeout is None else timeout.total_seconds()
+        operation = self._op
+        operation.wait(seconds if seconds > 0 else -1.0)
+        if operation.device:
+            self._end_on_device().order()
         return True
 
     get_future = Work.get_future
 
     def _when_done(self, call: Callable[[], None]) -> None:
-        if self._done or self.is_completed():
+        if self._op.done:
             call()
         else:
             core_future.of(self).add_done_callback(_once(call))
@@ -272,10 +251,6 @@ class OperationWork(core_work.Operation, Work):
     def _get_op_type(self) -> int:
         """torch's number of the operation (``c10d::OpType``)."""
         return _OP_TYPES.get(self._code, _UNKNOWN)
-
-    def _end(self) -> None:
-        if self._at_end is not None:
-            self._at_end()
 
 
 def _once(call: Callable[[], None]) -> Callable[[object], None]:

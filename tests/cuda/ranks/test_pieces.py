@@ -94,6 +94,20 @@ def test_every_operation(
     assert gathered.bits() == b"".join(w[rank].tobytes() for w in whole)
 
 
+def test_what_is_sent_lies_where_others_results_come(
+    dist: ModuleType, rank: int, size: int, run: Any
+) -> None:
+    """The first piece of the result covers what is sent later."""
+    count = 5 * 1024
+    parts = [numbers("float32", count, "inside", r) for r in range(size)]
+    first = (rank + 1) % size * count
+    before = noise("float32", size * count, "around", rank).copy()
+    before[first : first + count] = parts[rank]
+    gathered = put(before, flat(size * count))
+    run(dist.all_gather_into_tensor, gathered.given, gathered.given[first : first + count])
+    assert gathered.bits() == b"".join(part.tobytes() for part in parts)
+
+
 def test_uneven(dist: ModuleType, rank: int, size: int, run: Any) -> None:
     """Shares of many pieces, of one and of none in one call."""
     table = [[1500 * ((source + 2 * to) % 3) for to in range(size)] for source in range(size)]

@@ -1,4 +1,4 @@
-package gocore
+package diagnose
 
 import (
 	"encoding/hex"
@@ -9,22 +9,23 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// What python -m paddlempi doctor tries with the CUDA driver. Each step is a call of the
-// control method doctor_cuda: what passes between ranks, Python passes on in between.
-var doctorSteps = map[string]func(*doctorRequest) (any, error){
-	"devices":   doctorDevices,
-	"bandwidth": doctorBandwidth,
-	"export":    doctorExport,
-	"open":      doctorOpen,
-	"release":   doctorRelease,
-	"transfer":  doctorTransfer,
+// What python -m paddlempi doctor tries with the CUDA driver. What passes between ranks, Python passes
+// on between the steps.
+var steps = map[string]func(*Request, World) (any, error){
+	"devices":   devices,
+	"bandwidth": bandwidth,
+	"export":    export,
+	"open":      open,
+	"release":   release,
+	"transfer":  transfer,
 }
 
-type doctorRequest struct {
+// Request is one step of the doctor's.
+type Request struct {
 	Step   string `json:"step"`
 	Device int    `json:"device"`
 	Bytes  int64  `json:"bytes"`
@@ -34,22 +35,22 @@ type doctorRequest struct {
 	From   int    `json:"from"`
 }
 
-func controlDoctorCUDA(request []byte, _ work.Interrupt) (any, error) {
-	r := doctorRequest{Bytes: 1 << 20}
-	if err := parse("doctor_cuda", request, &r); err != nil {
-		return nil, err
-	}
-	step, ok := doctorSteps[r.Step]
+// World returns the MPI of the ranks that a transfer goes between, and their number.
+type World func() (lib mpi.Library, size int, err error)
+
+// Run carries out one step. Its answer can be written as JSON.
+func Run(r *Request, world World) (any, error) {
+	step, ok := steps[r.Step]
 	if !ok {
 		return nil, status.New(status.Argument, "doctor_cuda: there is no step %q", r.Step)
 	}
 	if r.Bytes < 1 || r.Bytes > 1<<30 {
 		return nil, status.New(status.Argument, "doctor_cuda: bytes is %d; it takes 1 to 2^30", r.Bytes)
 	}
-	return step(&r)
+	return step(r, world)
 }
 
-func (r *doctorRequest) open() (*cuda.Device, error) {
+func (r *Request) open() (*cuda.Device, error) {
 	driver, err := cuda.Open()
 	if err != nil {
 		return nil, err
@@ -57,15 +58,16 @@ func (r *doctorRequest) open() (*cuda.Device, error) {
 	return driver.Device(r.Device)
 }
 
-// cudaInfo is what there is of CUDA, found without a context on a device.
-type cudaInfo struct {
+// CUDA is what there is of CUDA, found without a context on a device.
+type CUDA struct {
 	Driver  string       `json:"driver"` // the file; "" where there is none
 	Version string       `json:"version"`
 	Devices []cuda.Facts `json:"devices"`
 	Error   string       `json:"error"` // why there is none
 }
 
-func findCUDA() (info cudaInfo) {
+// FindCUDA looks for the driver and its devices.
+func FindCUDA() (info CUDA) {
 	info.Devices = []cuda.Facts{}
 	driver, err := cuda.Open()
 	if err != nil {
@@ -85,9 +87,9 @@ func findCUDA() (info cudaInfo) {
 	return info
 }
 
-// doctorDevices adds to them which can reach which.
-func doctorDevices(*doctorRequest) (any, error) {
-	info := findCUDA()
+// devices adds to them which can reach which.
+func devices(*Request, World) (any, error) {
+	info := FindCUDA()
 	driver, err := cuda.Open()
 	if err != nil {
 		return nil, err
@@ -105,14 +107,14 @@ func doctorDevices(*doctorRequest) (any, error) {
 		}
 	}
 	return struct {
-		cudaInfo
+		CUDA
 		Peers [][]bool `json:"peers"`
 	}{info, peers}, nil
 }
 
-// doctorBandwidth copies between pinned memory and the device, each way a few times, and
+// bandwidth copies between pinned memory and the device, each way a few times, and
 // gives the best in bytes a second.
-func doctorBandwidth(r *doctorRequest) (any, error) {
+func bandwidth(r *Request, _ World) (any, error) {
 	dev, err := r.open()
 	if err != nil {
 		return nil, err
@@ -156,8 +158,8 @@ var exported struct {
 	memory unsafe.Pointer
 }
 
-// doctorExport allocates device memory, writes to it, and returns the handle for others.
-func doctorExport(r *doctorRequest) (any, error) {
+// export allocates device memory, writes to it, and returns the handle for others.
+func export(r *Request, _ World) (any, error) {
 	dev, err := r.open()
 	if err != nil {
 		return nil, err
@@ -191,8 +193,8 @@ func doctorExport(r *doctorRequest) (any, error) {
 	return map[string]string{"handle": hex.EncodeToString(handle[:])}, nil
 }
 
-// doctorOpen maps another rank's memory, reads it back and looks whether it is that rank's.
-func doctorOpen(r *doctorRequest) (any, error) {
+// open maps another rank's memory, reads it back and looks whether it is that rank's.
+func open(r *Request, _ World) (any, error) {
 	dev, err := r.open()
 	if err != nil {
 		return nil, err
@@ -223,7 +225,7 @@ func doctorOpen(r *doctorRequest) (any, error) {
 }
 
 // onHost lends memory that C may see.
-func onHost(r *doctorRequest, use func(host unsafe.Pointer, content []byte) error) error {
+func onHost(r *Request, use func(host unsafe.Pointer, content []byte) error) error {
 	host, err := mem.Alloc(r.Bytes)
 	if err != nil {
 		return err
@@ -232,8 +234,8 @@ func onHost(r *doctorRequest, use func(host unsafe.Pointer, content []byte) erro
 	return use(host, unsafe.Slice((*byte)(host), r.Bytes))
 }
 
-// doctorRelease frees what was exported; the others have closed it.
-func doctorRelease(*doctorRequest) (any, error) {
+// release frees what was exported; the others have closed it.
+func release(*Request, World) (any, error) {
 	exported.Lock()
 	defer exported.Unlock()
 	if exported.memory == nil {
@@ -244,10 +246,10 @@ func doctorRelease(*doctorRequest) (any, error) {
 	return struct{}{}, err
 }
 
-// doctorTransfer moves device memory between ranks through MPI. Every rank calls it; before
+// transfer moves device memory between ranks through MPI. Every rank calls it; before
 // that a trial has shown that it does not end the process.
-func doctorTransfer(r *doctorRequest) (any, error) {
-	c, err := get()
+func transfer(r *Request, world World) (any, error) {
+	lib, size, err := world()
 	if err != nil {
 		return nil, err
 	}
@@ -256,16 +258,16 @@ func doctorTransfer(r *doctorRequest) (any, error) {
 		return nil, err
 	}
 	for _, rank := range []int{r.To, r.From} {
-		if rank < 0 || rank >= c.env.Topo.Size {
-			return nil, status.New(status.Argument, "doctor_cuda: rank %d; the world has ranks 0 to %d", rank, c.env.Topo.Size-1)
+		if rank < 0 || rank >= size {
+			return nil, status.New(status.Argument, "doctor_cuda: rank %d; the world has ranks 0 to %d", rank, size-1)
 		}
 	}
-	comm, err := c.lib.Dup(c.lib.World())
+	comm, err := lib.Dup(lib.World())
 	if err != nil {
 		return nil, err
 	}
-	if err := moveOnDevice(c.lib, comm, dev, r.To, r.From, r.Bytes, trialLimit); err != nil {
+	if err := moveOnDevice(lib, comm, dev, r.To, r.From, r.Bytes, trialLimit); err != nil {
 		return nil, err
 	}
-	return struct{}{}, c.lib.Free(comm)
+	return struct{}{}, lib.Free(comm)
 }

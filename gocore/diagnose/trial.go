@@ -1,4 +1,6 @@
-package gocore
+// Package diagnose finds out what this machine can do with GPU memory: what the doctor tries, and the
+// trial whether MPI takes it.
+package diagnose
 
 import (
 	"bytes"
@@ -18,7 +20,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/dl"
-	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/launcher"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -33,31 +35,13 @@ var trials struct {
 	once  sync.Once
 	works bool
 	seen  string
-
-	ending sync.Mutex
-	stop   context.CancelFunc // nil before the trial begins
-	over   chan struct{}      // closed when it is over
 }
 
-// stopTrial ends a trial that is under way, and with it its child: this process ends.
-func stopTrial() {
-	trials.ending.Lock()
-	stop, over := trials.stop, trials.over
-	trials.ending.Unlock()
-	if stop == nil {
-		return
-	}
-	stop()
-	select {
-	case <-over:
-	case <-time.After(2 * time.Second): // the kernel kills the child all the same
-	}
-}
-
-// newTrial returns the trial of lib on the device that the ranks of a node take by their
+// NewTrial returns the trial of lib on the device that the ranks of a node take by their
 // local rank. child is the command that makes control method cuda_trial of a new process;
-// without one there is no trial.
-func newTrial(lib mpi.Info, localRank int, child []string) group.Trial {
+// without one there is no trial. atEnd takes what is to be called when this process ends, and returns
+// what takes it back.
+func NewTrial(lib mpi.Info, localRank int, child []string, atEnd func(func(bool)) func()) func() (works bool, seen string) {
 	if len(child) == 0 {
 		return nil
 	}
@@ -65,10 +49,15 @@ func newTrial(lib mpi.Info, localRank int, child []string) group.Trial {
 		trials.once.Do(func() {
 			ctx, stop := context.WithTimeout(context.Background(), trialLimit)
 			defer stop()
-			trials.ending.Lock()
-			trials.stop, trials.over = stop, make(chan struct{})
-			trials.ending.Unlock()
-			defer close(trials.over)
+			over := make(chan struct{})
+			defer close(over)
+			defer atEnd(func(bool) { // this process ends, and with it the child
+				stop()
+				select {
+				case <-over:
+				case <-time.After(2 * time.Second): // the kernel kills the child all the same
+				}
+			})()
 			trials.works, trials.seen = try(ctx, lib.Path, localRank, child)
 		})
 		return trials.works, trials.seen
@@ -134,80 +123,38 @@ func lastLine(text []byte) []byte {
 	return text[bytes.LastIndexByte(text, '\n')+1:]
 }
 
-// launchers are the beginnings of the variables by which a rank finds its job.
-var launchers = []string{
-	"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess_", "OMPI_MCA_orte_", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs",
-	"PMIX_", "PMI_", "PRTE_", "HYDRA_", "HYDI_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_PIN_",
-	"MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_",
-}
-
+// withoutLauncher leaves out the variables by which a rank finds its job.
 func withoutLauncher(environment []string) []string {
 	return slices.DeleteFunc(environment, func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
-		return name == mpi.EnvLibrary || name == cuda.Setting ||
-			slices.ContainsFunc(launchers, func(beginning string) bool { return strings.HasPrefix(name, beginning) })
+		ofARank := func(k *launcher.Kind) bool {
+			return slices.ContainsFunc(k.Own, func(beginning string) bool { return strings.HasPrefix(name, beginning) })
+		}
+		return name == mpi.EnvLibrary || name == cuda.Setting || slices.ContainsFunc(launcher.Kinds, ofARank)
 	})
 }
 
-// controlCUDA tells whether MPI takes GPU memory and how that is known.
-func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Wait bool `json:"wait"`
-		Try  bool `json:"try"`
-	}
-	if err := parse("cuda", request, &r); err != nil {
-		return nil, err
-	}
-	c, err := get()
-	if err != nil {
-		return nil, err
-	}
-	if r.Try {
-		if c.env.Trial == nil {
-			return group.Awareness{How: "asked", Reason: "there is no Python to try it with"}, nil
-		}
-		works, seen := c.env.Trial()
-		return group.Awareness{Aware: works, How: "tried", Reason: seen}, nil
-	}
-	return c.env.Awareness(r.Wait), nil
-}
-
-// controlCUDATrial is the child's side: it starts MPI as a job of one process, moves device
-// memory with it, and ends MPI.
-func controlCUDATrial(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Device    int    `json:"device"`
-		SysPrefix string `json:"sys_prefix"`
-	}
-	if err := parse("cuda_trial", request, &r); err != nil {
-		return nil, err
-	}
-	initOnce.Lock()
-	defer initOnce.Unlock()
-	if library != nil {
-		return nil, status.New(status.AlreadyInitialized, "cuda_trial: this process runs MPI already, and the trial may end it: start a new one")
-	}
+// Try is the child's side of a trial: it starts MPI as a job of one process, moves device memory with
+// it, and ends MPI. It returns what it moved. This process must not run MPI yet: the trial may end it.
+func Try(device int, sysPrefix string) (moved string, err error) {
 	driver, err := cuda.Open()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	dev, err := driver.Device(r.Device)
+	dev, err := driver.Device(device)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	lib, err := mpi.Open(mpi.Options{SysPrefix: r.SysPrefix})
+	lib, err := mpi.Open(mpi.Options{SysPrefix: sysPrefix})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	for _, n := range trialSizes {
 		if err := moveOnDevice(lib, lib.World(), dev, 0, 0, n, trialLimit/2); err != nil {
-			return nil, err
+			return "", err
 		}
 	}
-	if err := lib.Finalize(); err != nil {
-		return nil, err
-	}
-	return map[string]string{"moved": fmt.Sprintf("MPI_Isend and MPI_Irecv moved %d, %d and %d bytes of GPU memory within one process", trialSizes[0], trialSizes[1], trialSizes[2])}, nil
+	return fmt.Sprintf("MPI_Isend and MPI_Irecv moved %d, %d and %d bytes of GPU memory within one process", trialSizes[0], trialSizes[1], trialSizes[2]), lib.Finalize()
 }
 
 // trialSizes are lengths that MPIs send at once, after a handshake, and in pieces.
@@ -276,10 +223,12 @@ func sendRecv(lib mpi.Library, comm mpi.Comm, send, recv unsafe.Pointer, to, fro
 		}
 		open[i] = uintptr(unsafe.Pointer(slots[i]))
 	}
-	for end := time.Now().Add(limit); slots[0].Done == 0 || slots[1].Done == 0; work.Yield() {
-		if lib.Poll(open[:]); time.Now().After(end) {
-			return status.New(status.Timeout, "MPI did not move %d bytes of GPU memory within %v", n, limit)
-		}
+	moved := func() bool {
+		lib.Poll(open[:])
+		return slots[0].Done != 0 && slots[1].Done != 0
+	}
+	if work.NewEngine().Wait(moved, time.Now().Add(limit), nil) != nil {
+		return status.New(status.Timeout, "MPI did not move %d bytes of GPU memory within %v", n, limit)
 	}
 	for i, s := range slots {
 		if err := lib.SlotError(calls[i].Fn, s); err != nil {

@@ -2,15 +2,12 @@ package coll
 
 import "github.com/paddlempi/paddlempi/gocore/op"
 
-// aloneOnDevice serves a group of one rank: a copy within the device at most. Bytes moved: S.
-var aloneOnDevice Algorithm
-
-func init() {
-	aloneOnDevice = Algorithm{Name: "single", Enabled: single, Polls: always, Build: buildAloneOnDevice}
-}
-
-func buildAloneOnDevice(a *Args, p *Program) error {
-	if a.Code == op.Exscan || len(a.Send) == 0 && a.Reduce != op.PremulSum {
+// singleOnDevice is single for tensors in device memory: a copy within the device at most. Bytes
+// moved: S.
+var singleOnDevice = Algorithm{Name: "single", Enabled: func(s *Sig) bool {
+	return s.Size == 1 && onDevice(s)
+}, Polls: always, Scratch: stagedScratch, Build: func(a *Args, p *Program) error {
+	if !a.WritesRecv() || len(a.Send) == 0 && a.Reduce != op.PremulSum {
 		return nil // the result lies there already
 	}
 	if a.Reduce == op.PremulSum || !flat(a.Send) || !flat(a.Recv) {
@@ -29,7 +26,7 @@ func buildAloneOnDevice(a *Args, p *Program) error {
 		return a.Place.end(d.Comm)
 	})
 	return nil
-}
+}}
 
 // flat tells whether all parts are contiguous memory of the device; an empty one is anywhere.
 func flat(parts []Part) bool {

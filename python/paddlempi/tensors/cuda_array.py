@@ -1,7 +1,7 @@
 """Objects with ``__cuda_array_interface__``: Numba's and PyCUDA's arrays, users' own classes.
 
 Source: https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html (versions 2 and 3).
-What has ``__dlpack__`` is read by that (:mod:`._dlpack`), for its dtypes are more and its
+What has ``__dlpack__`` is read by that (:mod:`.dlpack`), for its dtypes are more and its
 device is named; of the interface only the stream is taken then.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any
 
-from ._buffer import CUDA, LEGACY_STREAM, Description, type_name
-from ._ops import DType
-from .errors import ArgumentError, DtypeError, UnsupportedError
+from .._ops import DType
+from ..errors import ArgumentError, DtypeError, UnsupportedError
+from .kind import CUDA, LEGACY_STREAM, Description, Kind, cannot_make, name_of
 
-__all__ = ["describe", "stream_of"]
+__all__ = ["describe", "kind", "stream_of"]
 
 _DTYPES = {
     "b1": DType.BOOL,
@@ -47,7 +47,7 @@ def describe(tensor: Any) -> Description:
         UnsupportedError: an array with a mask.
     """
     shown = tensor.__cuda_array_interface__
-    name = type_name(tensor)
+    name = name_of(type(tensor))
     try:
         version, shape, typestr = shown["version"], tuple(shown["shape"]), shown["typestr"]
         address, readonly = shown["data"]
@@ -80,6 +80,11 @@ def describe(tensor: Any) -> Description:
     return address, int(dtype), shape, strides, CUDA, 0, bool(readonly), stream
 
 
+def kind(tensor_type: type) -> Kind:
+    """What is known of a type of arrays with ``__cuda_array_interface__``."""
+    return Kind(describe, None, cannot_make)
+
+
 def stream_of(tensor: Any) -> int | None:
     """The stream that an object's interface names; None where it has no such entry.
 
@@ -87,7 +92,7 @@ def stream_of(tensor: Any) -> int | None:
         ArgumentError: the entry is no stream.
     """
     shown = getattr(tensor, "__cuda_array_interface__", None)
-    return None if shown is None else _stream(shown, type_name(tensor))
+    return None if shown is None else _stream(shown, name_of(type(tensor)))
 
 
 def _stream(shown: Mapping[str, Any], name: str) -> int | None:

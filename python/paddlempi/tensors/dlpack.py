@@ -1,8 +1,8 @@
 """Objects with ``__dlpack__``: their description read from the capsule.
 
 Sources: https://dmlc.github.io/dlpack/latest/c_api.html, python_spec.html.
-Only objects of frameworks without a :class:`~paddlempi._buffer.Kind` come here
-(JAX, CuPy, ...), so ctypes is fast enough.
+Only objects of frameworks without a describer of their own come here (JAX, CuPy, ...), so ctypes
+is fast enough.
 
 In CUDA memory the operation is ordered after a stream of the producer: CuPy's current one; what
 ``__cuda_array_interface__`` names; for all others, JAX among them, the legacy default stream,
@@ -17,10 +17,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from ._buffer import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, LEGACY_STREAM, Description, Kind, type_name
-from ._cuda_array import stream_of
-from ._ops import DType
-from .errors import ArgumentError, DtypeError, UnsupportedError
+from .._ops import DType
+from ..errors import ArgumentError, DtypeError, UnsupportedError
+from .cuda_array import stream_of
+from .kind import (
+    CPU,
+    CUDA,
+    CUDA_HOST,
+    CUDA_MANAGED,
+    LEGACY_STREAM,
+    Description,
+    Kind,
+    cannot_make,
+    name_of,
+)
 
 __all__ = ["describe", "kind"]
 
@@ -113,6 +123,7 @@ def describe(tensor: Any) -> Description:
     The capsule is dropped again: it shows the object's own memory (a copy is
     refused), and the object lives until the operation has ended.
     """
+    name = name_of(type(tensor))
     device_type, device_id = map(int, tensor.__dlpack_device__())
     if device_type in (CUDA, CUDA_MANAGED):
         wanted, stream = _streams(tensor, device_id)
@@ -122,7 +133,7 @@ def describe(tensor: Any) -> Description:
         capsule = _capsule(tensor)
     else:
         raise UnsupportedError(
-            f"{type_name(tensor)} is in {_ELSEWHERE.get(device_type, 'unknown')} memory (DLPack's "
+            f"{name} is in {_ELSEWHERE.get(device_type, 'unknown')} memory (DLPack's "
             f"device type {device_type}): only host memory and CUDA's can be sent"
         )
     if _is_valid(capsule, b"dltensor_versioned"):
@@ -130,20 +141,20 @@ def describe(tensor: Any) -> Description:
         if managed.major != 1:
             raise DtypeError(f"DLPack {managed.major}.{managed.minor} is not understood, only 1.x")
         if managed.flags & _IS_COPIED:
-            raise ArgumentError(f"{type_name(tensor)} gives a copy of itself through __dlpack__")
+            raise ArgumentError(f"{name} gives a copy of itself through __dlpack__")
         shown, readonly = managed.tensor, bool(managed.flags & _READ_ONLY)
     elif _is_valid(capsule, b"dltensor"):
         shown, readonly = _Tensor.from_address(_pointer(capsule, b"dltensor")), False
     else:
-        raise DtypeError(f"{type_name(tensor)}.__dlpack__() did not return a DLPack capsule")
+        raise DtypeError(f"{name}.__dlpack__() did not return a DLPack capsule")
     dtype = _DTYPES.get((shown.code, shown.bits)) if shown.lanes == 1 else None
     if dtype is None:
         raise DtypeError(
-            f"{type_name(tensor)} has DLPack dtype code {shown.code}, {shown.bits} bits, "
+            f"{name} has DLPack dtype code {shown.code}, {shown.bits} bits, "
             f"{shown.lanes} lanes, which no operation takes"
         )
     if not 0 <= shown.ndim <= _MAX_DIMS:
-        raise ArgumentError(f"{type_name(tensor)} says it has {shown.ndim} dimensions")
+        raise ArgumentError(f"{name} says it has {shown.ndim} dimensions")
     shape = tuple(shown.shape[: shown.ndim]) if shown.ndim else ()
     strides = tuple(shown.strides[: shown.ndim]) if shown.ndim and shown.strides else None
     # JAX's arrays are immutable, though nothing in DLPack 0.x said so.
@@ -152,7 +163,7 @@ def describe(tensor: Any) -> Description:
     return address, int(dtype), shape, strides, device_type, device_id, readonly, stream
 
 
-def kind(tensor_type: type, cannot_make: Callable[[Any], Any]) -> Kind:
+def kind(tensor_type: type) -> Kind:
     """What is known of a type of tensors with ``__dlpack__``."""
     if _is_of(tensor_type, "cupy"):
         cupy: Any = sys.modules["cupy"]
@@ -193,4 +204,4 @@ def _capsule(tensor: Any, **stream: int) -> object:
         except TypeError:  # a producer from before DLPack 1.0 takes neither
             return tensor.__dlpack__(**stream)
     except BufferError as error:
-        raise DtypeError(f"{type_name(tensor)} does not give its memory: {error}") from error
+        raise DtypeError(f"{name_of(type(tensor))} does not give its memory: {error}") from error

@@ -1,0 +1,579 @@
+#ifdef PMPI_PYMODULE
+/* The Python object of an operation that goes on after its call. It owns the number of the core's
+ * work, the tensors, and the answer: there is no other table of works in Python or C. An operation
+ * costs two calls of the core: submit, and the one that brings its end, by wait() or by
+ * next_completions(). All of it is guarded by the GIL, but for the word of kept. */
+#define _GNU_SOURCE
+#include "operation.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "guard.h"
+#include "pytools.h"
+#include "tensor.h"
+
+/* What an operation keeps alive: the tensors, and the exports of those that have the buffer
+ * protocol. Freed when MPI and the device are done with them, which may be later than the end of
+ * the operation for its caller, and later than its object. */
+typedef struct kept {
+	struct kept *next; /* of the orphans */
+	pmpi_work work;
+	uint32_t state;        /* shared with the core: PMPI_STATE_* */
+	PyObject *send, *recv; /* NULL once they were let go */
+	int32_t n;
+	Py_buffer views[];
+} kept;
+
+/* Invariant: once done is 1, error and result tell how it ended and do not change. */
+typedef struct operation {
+	PyObject head;
+	pmpi_work work; /* 0: the core has forgotten it */
+	kept *kept;     /* NULL where nothing is kept any more */
+	pmpi_result result;
+	PyObject *error;                   /* what it ended with, or NULL */
+	PyObject *at_end;                  /* called once at the end, or NULL */
+	PyObject *context;                 /* given to who reads completions, or NULL; see notify */
+	struct operation *before, *behind; /* in the list of those with a context */
+	char done, concluding, received, again, idle;
+} operation;
+
+static PyTypeObject *type;
+static kept *orphans; /* their objects are gone; pmpi_next_released tells when they may be freed */
+static operation *awaited; /* those with a context */
+
+/* ---- what is kept ---- */
+
+/* own returns a new reference to tensors, which are the items of a list, not the list: its owner
+ * may change it. */
+static PyObject *own(PyObject *tensors) {
+	if (PyType_GetFlags(tensors->ob_type) & TPFLAGS_LIST) {
+		PyObject *items = PyList_AsTuple(tensors);
+		if (items)
+			return items;
+		PyErr_Clear(); /* no memory: the list will do unless it is changed */
+	}
+	Py_IncRef(tensors);
+	return tensors;
+}
+
+static kept *keep_room(const side *a, const side *b) {
+	kept *k = calloc(1, sizeof *k + (size_t)(a->n_views + b->n_views) * sizeof k->views[0]);
+	if (k == NULL)
+		PyErr_NoMemory();
+	return k;
+}
+
+/* keep takes the tensors and their exports over. */
+static void keep(kept *k, PyObject *send, PyObject *recv, side *a, side *b) {
+	memcpy(k->views, a->views, (size_t)a->n_views * sizeof k->views[0]);
+	memcpy(k->views + a->n_views, b->views, (size_t)b->n_views * sizeof k->views[0]);
+	k->n = a->n_views + b->n_views;
+	a->n_views = b->n_views = 0;
+	k->send = own(send);
+	k->recv = own(recv);
+}
+
+/* empty lets go of what k keeps. Destructors may run, and call anything here. */
+static void empty(kept *k) {
+	PyObject *send = k->send, *recv = k->recv;
+	int32_t n = k->n;
+	k->send = k->recv = NULL;
+	k->n = 0;
+	for (int32_t i = 0; i < n; i++)
+		PyBuffer_Release(&k->views[i]);
+	if (send)
+		Py_DecRef(send);
+	if (recv)
+		Py_DecRef(recv);
+}
+
+/* release forgets a work, with what it keeps now or when that may be freed. */
+static void release(pmpi_work work, kept *k) {
+	if (work != 0 && pmpi_release(work)) {
+		k->work = work;
+		k->next = orphans;
+		orphans = k;
+		return;
+	}
+	empty(k);
+	free(k);
+}
+
+void operation_collect(void) {
+	pmpi_work work;
+	while (orphans && (work = pmpi_next_released()) != 0) {
+		for (kept **p = &orphans; *p; p = &(*p)->next) {
+			if ((*p)->work == work) {
+				kept *k = *p;
+				*p = k->next;
+				empty(k);
+				free(k);
+				break;
+			}
+		}
+	}
+}
+
+/* ---- the end of an operation ---- */
+
+/* give_way lets another thread have the GIL for a moment. */
+static void give_way(void) {
+	PyThreadState *ts = PyEval_SaveThread();
+	nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+	PyEval_RestoreThread(ts);
+}
+
+/* last_exception returns the exception of the call that just returned rc, which is not set. */
+static PyObject *last_exception(int rc) {
+	PyObject *t, *error, *tb;
+	raise_last(rc);
+	PyErr_Fetch(&t, &error, &tb);
+	if (t)
+		Py_DecRef(t);
+	if (tb)
+		Py_DecRef(tb);
+	return error;
+}
+
+/* conclude writes down how o ended, once, and lets go of its tensors unless a device or MPI still
+ * uses them. With rc other than 0 the error is that of the core's latest call. */
+static void conclude(operation *o, int rc, const pmpi_result *r) {
+	if (r->released && rc == 0)
+		o->work = 0;
+	while (o->concluding && !o->done)
+		give_way(); /* at_end runs in another thread */
+	if (o->done)
+		return;
+	o->concluding = 1;
+	if (rc) {
+		o->error = last_exception(rc);
+		o->result = (pmpi_result){.source = -1, .tag = -1};
+	} else {
+		o->result = *r;
+		if (!o->received)
+			o->result.source = o->result.tag = -1;
+	}
+	if (o->again && o->kept)
+		tensor_written(o->kept->recv);
+	if (o->at_end) {
+		PyObject *answer = PyObject_CallFunctionObjArgs(o->at_end, NULL);
+		if (answer)
+			Py_DecRef(answer);
+		else
+			PyErr_WriteUnraisable(o->at_end);
+		Py_DecRef(o->at_end);
+		o->at_end = NULL;
+	}
+	o->done = 1;
+	if (rc == 0 && r->device == 0 && o->kept) {
+		kept *k = o->kept;
+		if (o->work == 0)
+			o->kept = NULL;
+		empty(k);
+		if (o->work == 0)
+			free(k);
+	}
+}
+
+/* settle waits up to limit_ns for o to end. Returns 0, or -1 with a Python exception set: the limit
+ * ran out, or a signal handler raised. */
+static int settle(operation *o, int64_t limit_ns) {
+	if (o->done)
+		return 0;
+	pmpi_result r = {0};
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_finish(o->work, limit_ns, &r);
+	PyEval_RestoreThread(ts);
+	if (rc == PMPI_ERR_INTERRUPTED && PyErr_Occurred())
+		return -1;
+	/* Another thread was told of the end, and with that the core forgot the work. */
+	while (rc && r.released && !o->done)
+		give_way();
+	if (o->done)
+		return 0;
+	if (rc == PMPI_ERR_NOT_READY) {
+		raise_last(rc);
+		return -1;
+	}
+	conclude(o, rc, &r);
+	return 0;
+}
+
+/* ---- the beginning ---- */
+
+void operation_linger(pmpi_work work, PyObject *send, PyObject *recv, side *a, side *b) {
+	PyObject *t, *v, *tb;
+	PyErr_Fetch(&t, &v, &tb); /* what a signal handler raised */
+	kept *k = keep_room(a, b);
+	if (k) {
+		keep(k, send, recv, a, b);
+		release(work, k);
+	} else { /* no memory to write that down: kept for ever */
+		PyErr_Clear();
+		own(send);
+		own(recv);
+		a->n_views = b->n_views = 0;
+	}
+	PyErr_Restore(t, v, tb);
+}
+
+void operation_refuse(int64_t group, int32_t code) {
+	PyObject *t, *v, *tb;
+	PyErr_Fetch(&t, &v, &tb);
+	PyThreadState *ts = PyEval_SaveThread();
+	pmpi_refuse(group, code); /* does nothing for a message */
+	PyEval_RestoreThread(ts);
+	PyErr_Restore(t, v, tb);
+}
+
+PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b,
+						  int flags) {
+	operation *o = (operation *)PyType_GenericAlloc(type, 0);
+	kept *k = o ? keep_room(a, b) : NULL;
+	if (k == NULL) {
+		if (o)
+			Py_DecRef(&o->head);
+		operation_refuse(op->group, op->code);
+		return NULL;
+	}
+	o->kept = k;
+	o->received = (char)pmpi_op_has_result(op->code);
+	op->cookie = (uint64_t)(uintptr_t)o;
+	op->state = &k->state;
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_submit(op, &o->work, &o->result);
+	PyEval_RestoreThread(ts);
+	if (o->work != 0)
+		keep(k, send, recv, a, b); /* with an error too: MPI may use the memory longer */
+	if (rc) {
+		raise_last(rc);
+		Py_DecRef(&o->head);
+		return NULL;
+	}
+	if (!(flags & SUBMIT_QUIET))
+		tensor_written(recv);
+	o->again = !(flags & (SUBMIT_QUIET | SUBMIT_ONCE));
+	if (o->work == 0) {
+		pmpi_result r = o->result;
+		r.released = 1;
+		conclude(o, 0, &r);
+	}
+	return &o->head;
+}
+
+/* ---- the object ---- */
+
+/* An error holds the frames that it passed through, and these the work that ended with it. The
+ * tensors are not shown to the collector: MPI may use them. */
+static int op_traverse(PyObject *self, visitproc visit, void *arg) {
+	operation *o = (operation *)self;
+	PyObject *seen[] = {(PyObject *)self->ob_type, o->error, o->at_end, o->context};
+	for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
+		int rc = seen[i] ? visit(seen[i], arg) : 0;
+		if (rc)
+			return rc;
+	}
+	return 0;
+}
+
+static int op_clear(PyObject *self) {
+	operation *o = (operation *)self;
+	PyObject *error = o->error, *at_end = o->at_end;
+	o->error = o->at_end = NULL;
+	if (error)
+		Py_DecRef(error);
+	if (at_end)
+		Py_DecRef(at_end);
+	return 0;
+}
+
+static void op_dealloc(PyObject *self) {
+	operation *o = (operation *)self;
+	PyObject_GC_UnTrack(self);
+	PyObject *t, *v, *tb;
+	PyErr_Fetch(&t, &v, &tb);
+	if (o->kept)
+		release(o->work, o->kept);
+	op_clear(self);
+	PyTypeObject *of = self->ob_type;
+	PyObject_GC_Del(self);
+	Py_DecRef((PyObject *)of);
+	operation_collect();
+	PyErr_Restore(t, v, tb);
+}
+
+static PyObject *raise_error_of(operation *o) {
+	PyErr_SetObject((PyObject *)o->error->ob_type, o->error);
+	return NULL;
+}
+
+static PyObject *op_wait(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	operation *o = (operation *)self;
+	if (!wants(n, 0, 1, "wait"))
+		return NULL;
+	if (!o->done) {
+		int64_t limit = n > 0 ? to_ns(PyFloat_AsDouble(args[0])) : -1;
+		if (PyErr_Occurred() || settle(o, limit))
+			return NULL;
+	}
+	return o->error ? raise_error_of(o) : none();
+}
+
+/* idle notes that the device is done, too. */
+static void idle(operation *o) {
+	o->idle = 1;
+	if (o->kept)
+		empty(o->kept);
+}
+
+static PyObject *op_test(PyObject *self, PyObject *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	if (o->done && (o->idle || o->error || o->result.device == 0))
+		return PyBool_FromLong(1);
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_test(o->work);
+	PyEval_RestoreThread(ts);
+	if (rc == 0)
+		return PyBool_FromLong(0);
+	PyObject *lost = NULL;
+	if (rc < 0 && !o->done && rc != -PMPI_ERR_CUDA && rc != -PMPI_ERR_ARGUMENT)
+		return raise_last(-rc);
+	if (rc == -PMPI_ERR_CUDA) { /* the device is lost: nothing will happen there any more */
+		lost = last_exception(-rc);
+	}
+	if (!o->done && settle(o, 0)) {
+		if (lost)
+			Py_DecRef(lost);
+		if (!o->done) { /* in this very moment another thread takes it to its end */
+			PyErr_Clear();
+			return PyBool_FromLong(0);
+		}
+		PyErr_Clear();
+	}
+	if (o->result.device)
+		idle(o);
+	if (lost && o->error == NULL)
+		o->error = lost;
+	else if (lost)
+		Py_DecRef(lost);
+	return PyBool_FromLong(1);
+}
+
+static PyObject *op_order(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	if (!wants(n, 1, 1, "order"))
+		return NULL;
+	uint64_t stream = PyLong_AsUnsignedLongLong(args[0]);
+	if (PyErr_Occurred())
+		return NULL;
+	pmpi_work work = ((operation *)self)->work;
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_order(work, stream);
+	PyEval_RestoreThread(ts);
+	return rc ? raise_last(rc) : none();
+}
+
+static PyObject *op_let_go(PyObject *self, PyObject *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	if (o->kept)
+		empty(o->kept);
+	return none();
+}
+
+static PyObject *op_at_end(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	operation *o = (operation *)self;
+	if (!wants(n, 1, 1, "at_end"))
+		return NULL;
+	while (o->concluding && !o->done)
+		give_way();
+	if (o->done)
+		return PyBool_FromLong(0);
+	assign(&o->at_end, args[0]);
+	return PyBool_FromLong(1);
+}
+
+/* raise_forked sets the exception of a call in the child of a fork. Returns NULL. */
+static PyObject *raise_forked(void) {
+	pmpi_next_completions(NULL, 0, 0); /* which only says so there */
+	return raise_last(PMPI_ERR_FORKED);
+}
+
+static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	operation *o = (operation *)self;
+	if (!wants(n, 1, 1, "notify"))
+		return NULL;
+	if (o->context)
+		return PyBool_FromLong(1);
+	if (pmpi_guard_forked() && !o->done)
+		return raise_forked();
+	if (o->done || o->kept == NULL ||
+		__atomic_fetch_or(&o->kept->state, PMPI_STATE_NOTIFY, __ATOMIC_SEQ_CST) & PMPI_STATE_OVER)
+		return PyBool_FromLong(0);
+	Py_IncRef(args[0]);
+	o->context = args[0];
+	Py_IncRef(self); /* for the cookie, until its completion is read */
+	o->behind = awaited;
+	if (awaited)
+		awaited->before = o;
+	awaited = o;
+	return PyBool_FromLong(1);
+}
+
+/* reported takes o off the list. Returns its context, and gives up the reference of its cookie. */
+static PyObject *reported(operation *o) {
+	PyObject *context = o->context;
+	if (o->before)
+		o->before->behind = o->behind;
+	else
+		awaited = o->behind;
+	if (o->behind)
+		o->behind->before = o->before;
+	o->before = o->behind = NULL;
+	o->context = NULL;
+	Py_DecRef(&o->head);
+	return context;
+}
+
+PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self;
+	enum { BATCH = 32 };
+	pmpi_completion ended[BATCH];
+	if (!wants(n, 0, 1, "next_completions"))
+		return NULL;
+	int64_t limit = n > 0 ? to_ns(PyFloat_AsDouble(args[0])) : -1;
+	if (PyErr_Occurred())
+		return NULL;
+	if (pmpi_guard_forked())
+		return raise_forked();
+	PyThreadState *ts = PyEval_SaveThread();
+	int got = pmpi_next_completions(ended, BATCH, limit);
+	PyEval_RestoreThread(ts);
+	PyObject *contexts = PyList_New(0);
+	for (int i = 0; i < got; i++) {
+		operation *o = (operation *)(uintptr_t)ended[i].cookie;
+		if (o == NULL || o->context == NULL)
+			continue; /* submitted with the flag NOTIFY: not by this module */
+		if (ended[i].code) {
+			if (!o->done)
+				conclude(o, pmpi_wait(o->work, 0, &ended[i].result), &ended[i].result);
+		} else {
+			conclude(o, 0, &ended[i].result);
+		}
+		PyObject *context = reported(o);
+		if (contexts && PyList_Append(contexts, context)) {
+			Py_DecRef(contexts);
+			contexts = NULL;
+		}
+		Py_DecRef(context);
+	}
+	operation_collect();
+	return contexts;
+}
+
+PyObject *py_awaited(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self, (void)args;
+	if (!wants(n, 0, 0, "awaited"))
+		return NULL;
+	PyObject *contexts = PyList_New(0);
+	for (operation *o = awaited; o && contexts; o = o->behind) {
+		if (PyList_Append(contexts, o->context)) {
+			Py_DecRef(contexts);
+			return NULL;
+		}
+	}
+	return contexts;
+}
+
+static PyObject *get_done(PyObject *self, void *unused) {
+	(void)unused;
+	return PyBool_FromLong(((operation *)self)->done);
+}
+
+static PyObject *get_error(PyObject *self, void *unused) {
+	(void)unused;
+	PyObject *error = ((operation *)self)->error;
+	if (error == NULL)
+		return none();
+	Py_IncRef(error);
+	return error;
+}
+
+static PyObject *get_source(PyObject *self, void *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	return PyLong_FromLongLong(o->done ? o->result.source : -1);
+}
+
+static PyObject *get_device(PyObject *self, void *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	return PyLong_FromLongLong(o->done && !o->idle ? o->result.device : 0);
+}
+
+static PyObject *get_tensors(PyObject *self, void *unused) {
+	(void)unused;
+	kept *k = ((operation *)self)->kept;
+	if (k == NULL || k->send == NULL)
+		return none();
+	PyObject *both = PyTuple_New(2);
+	if (both) {
+		Py_IncRef(k->send);
+		Py_IncRef(k->recv);
+		PyTuple_SetItem(both, 0, k->send);
+		PyTuple_SetItem(both, 1, k->recv);
+	}
+	return both;
+}
+
+static PyMethodDef op_methods[] = {
+	{"wait", (void *)op_wait, METH_FASTCALL,
+	 "wait(timeout=-1.0): wait for the end, of device tensors until the last copy or kernel is "
+	 "queued; raises what it ended with, or NotReadyError."},
+	{"test", (void *)op_test, METH_NOARGS, "test(): whether it is over, on its device too."},
+	{"order", (void *)op_order, METH_FASTCALL,
+	 "order(stream): make a CUDA stream wait for what it left on its device."},
+	{"let_go", (void *)op_let_go, METH_NOARGS,
+	 "let_go(): free its tensors now: their allocator knows who still uses them."},
+	{"at_end", (void *)op_at_end, METH_FASTCALL,
+	 "at_end(call): have call() made once when it ends, before wait() returns anywhere; False: it "
+	 "is "
+	 "over."},
+	{"notify", (void *)op_notify, METH_FASTCALL,
+	 "notify(context): whether next_completions will return context; False: it is over."},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef op_getset[] = {
+	{"done", get_done, NULL, "Whether wait() returns at once.", NULL},
+	{"error", get_error, NULL, "What it ended with, or None.", NULL},
+	{"source", get_source, NULL, "The rank in the group that a message came from, or -1.", NULL},
+	{"device", get_device, NULL, "1 + the CUDA device that still works on it, or 0.", NULL},
+	{"tensors", get_tensors, NULL, "(send, recv) while they are kept, or None.", NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot op_slots[] = {
+	{Py_tp_dealloc, (void *)op_dealloc},
+	{Py_tp_traverse, (void *)op_traverse},
+	{Py_tp_clear, (void *)op_clear},
+	{Py_tp_methods, op_methods},
+	{Py_tp_getset, op_getset},
+	{Py_tp_doc, "An operation that goes on after its call. Made by submit alone."},
+	{0, NULL},
+};
+
+static PyType_Spec op_spec = {
+	.name = "paddlempi._core.Operation",
+	.basicsize = sizeof(operation),
+	.flags = TPFLAGS_DEFAULT | TPFLAGS_DISALLOW_INSTANTIATION | TPFLAGS_HAVE_GC,
+	.slots = op_slots,
+};
+
+int operation_prepare(void) {
+	type = (PyTypeObject *)PyType_FromSpec(&op_spec);
+	return type ? 0 : -1;
+}
+#endif

@@ -1,0 +1,83 @@
+#ifdef PMPI_PYMODULE
+/* What every file of the extension module needs of Python. */
+#define _GNU_SOURCE
+#include "pytools.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static PyObject *errors; /* dict: code -> exception class */
+
+void assign(PyObject **to, PyObject *value) {
+	Py_IncRef(value);
+	PyObject *old = *to;
+	*to = value;
+	if (old)
+		Py_DecRef(old);
+}
+
+void set_errors(PyObject *classes) {
+	assign(&errors, classes);
+}
+
+static PyObject *raise_error(const pmpi_error *e) {
+	PyObject *code = PyLong_FromLongLong(e->code);
+	PyObject *class = errors && code ? PyDict_GetItemWithError(errors, code) : NULL;
+	PyObject *text = PyUnicode_DecodeUTF8(e->message, (Py_ssize_t)strlen(e->message), "replace");
+	PyObject *ranks = PyTuple_New(e->n_ranks), *error = NULL,
+			 *mpi_class = PyLong_FromLongLong(e->mpi_class);
+	if (code == NULL || text == NULL || ranks == NULL || mpi_class == NULL)
+		goto done;
+	for (int i = 0; i < e->n_ranks; i++)
+		PyTuple_SetItem(ranks, i, PyLong_FromLongLong(e->ranks[i]));
+	error = PyObject_CallFunctionObjArgs(class ? class : PyExc_RuntimeError, text, NULL);
+	if (error && PyObject_SetAttrString(error, "ranks", ranks) == 0 &&
+		PyObject_SetAttrString(error, "mpi_class", mpi_class) == 0)
+		PyErr_SetObject((PyObject *)error->ob_type, error);
+done:
+	if (error)
+		Py_DecRef(error);
+	if (mpi_class)
+		Py_DecRef(mpi_class);
+	if (ranks)
+		Py_DecRef(ranks);
+	if (text)
+		Py_DecRef(text);
+	if (code)
+		Py_DecRef(code);
+	return NULL;
+}
+
+PyObject *raise_code(int code, const char *format, ...) {
+	pmpi_error e = {.code = code};
+	va_list args;
+	va_start(args, format);
+	vsnprintf(e.message, sizeof e.message, format, args);
+	va_end(args);
+	return raise_error(&e);
+}
+
+PyObject *raise_last(int rc) {
+	if (rc == PMPI_ERR_INTERRUPTED && PyErr_Occurred())
+		return NULL;
+	return raise_error(pmpi_last_error());
+}
+
+int64_t to_ns(double s) {
+	return s < 0 ? -1 : s > 9e9 ? INT64_MAX : (int64_t)(s * 1e9);
+}
+
+int wants(Py_ssize_t n, Py_ssize_t least, Py_ssize_t most, const char *name) {
+	if (n >= least && n <= most)
+		return 1;
+	PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd positional arguments, got %zd", name,
+				 least, most, n);
+	return 0;
+}
+
+PyObject *none(void) {
+	Py_IncRef(Py_None);
+	return Py_None;
+}
+#endif

@@ -1,0 +1,154 @@
+#ifdef PMPI_PYMODULE
+/* Python's submit: arguments to pmpi_op, and the operations that are over with their call. */
+#define _GNU_SOURCE
+#include "submit.h"
+
+#include <string.h>
+
+#include "operation.h"
+#include "pytools.h"
+
+static const char *const field_names[] = {"root",  "peer",        "tag",         "timeout", "scale",
+										  "peer2", "send_splits", "recv_splits", "tag2"};
+enum { ROOT, PEER, TAG, TIMEOUT, SCALE, PEER2, SEND_SPLITS, RECV_SPLITS, TAG2, FIELDS };
+static PyObject *fields[FIELDS]; /* interned */
+
+static int field(PyObject *name) {
+	for (int i = 0; i < FIELDS; i++)
+		if (name == fields[i])
+			return i;
+	for (int i = 0; i < FIELDS; i++)
+		if (PyUnicode_CompareWithASCIIString(name, field_names[i]) == 0)
+			return i;
+	PyErr_Format(PyExc_TypeError, "submit() has no argument named %S", name);
+	return -1;
+}
+
+/* as_int reads an int32; a value beyond it is an error, not another value. */
+static int32_t as_int(PyObject *x, const char *name) {
+	long long v = PyLong_AsLongLong(x);
+	if (v != (int32_t)v)
+		raise_code(PMPI_ERR_ARGUMENT, "%s=%lld needs more than 32 bits", name, v);
+	return (int32_t)v;
+}
+
+static int read_fields(pmpi_op *op, PyObject *const *values, PyObject *names,
+					   PyObject **send_splits, PyObject **recv_splits) {
+	for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); i++) {
+		PyObject *x = values[i];
+		int which = field(PyTuple_GetItem(names, i));
+		switch (which) {
+		case ROOT:
+			op->root = as_int(x, "root");
+			break;
+		case PEER:
+			op->peer = as_int(x, "peer");
+			break;
+		case TAG:
+			op->tag = as_int(x, "tag");
+			break;
+		case TIMEOUT:
+			op->timeout_ns = to_ns(PyFloat_AsDouble(x));
+			break;
+		case SCALE:
+			op->scale = PyFloat_AsDouble(x);
+			break;
+		case PEER2:
+			op->peer2 = as_int(x, "peer2");
+			break;
+		case TAG2:
+			op->tag2 = as_int(x, "tag2");
+			break;
+		case SEND_SPLITS:
+			*send_splits = x;
+			break;
+		case RECV_SPLITS:
+			*recv_splits = x;
+			break;
+		default:
+			return -1;
+		}
+	}
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *result_tuple(const pmpi_result *r) {
+	PyObject *t = PyTuple_New(3);
+	if (t == NULL)
+		return NULL;
+	PyTuple_SetItem(t, 0, PyLong_FromLongLong(r->source));
+	PyTuple_SetItem(t, 1, PyLong_FromLongLong(r->bytes));
+	PyTuple_SetItem(t, 2, PyLong_FromLongLong(r->tag));
+	return t;
+}
+
+/* call carries op out on the calling thread. */
+static PyObject *call(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
+	pmpi_work work = 0;
+	pmpi_result result;
+	PyThreadState *ts = PyEval_SaveThread();
+	int rc = pmpi_submit(op, &work, &result);
+	PyEval_RestoreThread(ts);
+	if (rc == 0) {
+		if (!(flags & SUBMIT_QUIET))
+			tensor_written(recv);
+		return pmpi_op_has_result(op->code) ? result_tuple(&result) : none();
+	}
+	if (work != 0)
+		operation_linger(work, send, recv, a, b);
+	return raise_last(rc);
+}
+
+PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+	(void)self;
+	if (!wants(n, 4, 6, "submit"))
+		return NULL;
+	operation_collect();
+	side send, recv;
+	send.n = send.n_views = recv.n = recv.n_views = 0;
+	send.on_device = recv.on_device = 0;
+	pmpi_op op;
+	memset(&op, 0, sizeof op);
+	op.size = sizeof op;
+	op.code = as_int(args[0], "code");
+	op.group = PyLong_AsLongLong(args[1]);
+	op.reduce_op = n > 4 ? as_int(args[4], "reduce_op") : 0;
+	int flags = n > 5 ? as_int(args[5], "flags") : 0;
+	op.flags = (uint32_t)(flags & ~(SUBMIT_QUIET | SUBMIT_ONCE));
+	op.root = op.peer = op.peer2 = -1;
+	op.timeout_ns = -1;
+	op.scale = 1;
+	PyObject *send_splits = Py_None, *recv_splits = Py_None;
+	if (read_fields(&op, args + n, names, &send_splits, &recv_splits)) {
+		operation_refuse(op.group, op.code);
+		return NULL;
+	}
+
+	PyObject *out = NULL;
+	if (side_describe(&send, args[2], "send") || side_split(&send, send_splits, "send")) {
+		recv.bufs = recv.room, recv.views = recv.view_room, recv.n_dims = 0, recv.more_dims = NULL;
+		operation_refuse(op.group, op.code);
+	} else if (side_describe(&recv, args[3], "recv") || side_split(&recv, recv_splits, "recv") ||
+			   side_stream(&send, &recv, &op.stream)) {
+		operation_refuse(op.group, op.code);
+	} else {
+		op.send = send.bufs;
+		op.n_send = send.n;
+		op.recv = recv.bufs;
+		op.n_recv = recv.n;
+		out = op.flags & PMPI_FLAG_ASYNC
+				  ? operation_start(&op, args[2], args[3], &send, &recv, flags)
+				  : call(&op, args[2], args[3], &send, &recv, flags);
+	}
+	side_release(&send);
+	side_release(&recv);
+	return out;
+}
+
+int submit_prepare(void) {
+	for (int i = 0; i < FIELDS; i++)
+		if ((fields[i] = PyUnicode_InternFromString(field_names[i])) == NULL)
+			return -1;
+	return 0;
+}
+#endif

@@ -1,0 +1,67 @@
+package gocore
+
+import (
+	"github.com/paddlempi/paddlempi/gocore/diagnose"
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// controlCUDA tells whether MPI takes GPU memory and how that is known.
+func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Wait bool `json:"wait"`
+		Try  bool `json:"try"`
+	}
+	if err := parse("cuda", request, &r); err != nil {
+		return nil, err
+	}
+	w, err := first()
+	if err != nil {
+		return nil, err
+	}
+	if r.Try {
+		if w.env.Trial == nil {
+			return group.Awareness{How: "asked", Reason: "there is no Python to try it with"}, nil
+		}
+		works, seen := w.env.Trial()
+		return group.Awareness{Aware: works, How: "tried", Reason: seen}, nil
+	}
+	return w.env.Awareness(r.Wait), nil
+}
+
+// controlCUDATrial is the child's side of a trial.
+func controlCUDATrial(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Device    int    `json:"device"`
+		SysPrefix string `json:"sys_prefix"`
+	}
+	if err := parse("cuda_trial", request, &r); err != nil {
+		return nil, err
+	}
+	initOnce.Lock()
+	defer initOnce.Unlock()
+	if library != nil {
+		return nil, status.New(status.AlreadyInitialized, "cuda_trial: this process runs MPI already, and the trial may end it: start a new one")
+	}
+	moved, err := diagnose.Try(r.Device, r.SysPrefix)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"moved": moved}, nil
+}
+
+func controlDoctorCUDA(request []byte, _ work.Interrupt) (any, error) {
+	r := diagnose.Request{Bytes: 1 << 20}
+	if err := parse("doctor_cuda", request, &r); err != nil {
+		return nil, err
+	}
+	return diagnose.Run(&r, func() (mpi.Library, int, error) {
+		w, err := first()
+		if err != nil {
+			return nil, 0, err
+		}
+		return w.lib, w.env.Topo.Size, nil
+	})
+}

@@ -1,0 +1,49 @@
+"""NumPy's arrays. The core reads its own dtypes by the buffer protocol; those of ml_dtypes
+(bfloat16, float8) have neither that nor DLPack and are known by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._ops import DTYPE_BY_NAME
+from ..errors import ArgumentError, DtypeError
+from .kind import CPU, KNOWN_DTYPES, Description, Kind
+
+__all__ = ["KINDS"]
+
+
+def _describe(array: Any) -> Description:
+    dtype = array.dtype
+    code = DTYPE_BY_NAME.get(dtype.name)
+    if code is None:
+        raise DtypeError(f"a NumPy array of dtype {dtype} cannot be sent: {KNOWN_DTYPES}")
+    if not dtype.isnative:
+        raise DtypeError(f"a NumPy array of dtype {dtype.str} is not in this machine's byte order")
+    interface = array.__array_interface__
+    address, readonly = interface["data"]
+    strides = interface.get("strides")
+    if strides is not None:
+        size = dtype.itemsize
+        if any(step % size for step in strides):
+            raise ArgumentError(
+                f"a NumPy array with strides {strides} (bytes), no multiples of its itemsize {size}"
+            )
+        strides = tuple(step // size for step in strides)
+    return address, int(code), array.shape, strides, CPU, 0, readonly, 0
+
+
+def _array_like(array: Any) -> Any:
+    return np.empty_like(array, subok=False)
+
+
+def _scalar_like(scalar: Any) -> Any:
+    return np.empty((), scalar.dtype)
+
+
+KINDS = {
+    np.ndarray: Kind(_describe, None, _array_like),
+    np.generic: Kind(None, None, _scalar_like),
+}

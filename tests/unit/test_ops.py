@@ -1,0 +1,50 @@
+"""What the operations table says, as Python has it."""
+
+from __future__ import annotations
+
+import pytest
+from paddlempi._ops import Arity, Op, Shares, Trait, Who
+
+ROOT, OTHER = 2, 1
+
+
+@pytest.mark.parametrize(
+    ("op", "on_root", "elsewhere"),
+    [
+        (Op.BARRIER, False, False),
+        (Op.BROADCAST, False, True),
+        (Op.ALL_REDUCE, True, True),
+        (Op.REDUCE, True, False),
+        (Op.GATHER, True, False),
+        (Op.SCATTER, True, True),
+        (Op.SEND, False, False),
+        (Op.RECV, True, True),
+    ],
+)
+def test_what_is_written(op: Op, on_root: bool, elsewhere: bool) -> None:
+    assert op.writes(ROOT, ROOT) is on_root
+    assert op.writes(ROOT, OTHER) is elsewhere
+
+
+def test_the_first_rank_of_an_exclusive_scan_keeps_its_tensor() -> None:
+    assert [Op.EXSCAN.writes(-1, rank) for rank in range(3)] == [False, True, True]
+
+
+def test_operations_keep_their_codes_and_names() -> None:
+    assert Op(2) is Op.BROADCAST
+    assert (int(Op.PANIC), Op.ALL_TO_ALL.label) == (17, "all_to_all")
+    assert [op.value for op in Op] == list(range(1, 18))
+
+
+def test_traits() -> None:
+    assert Op.SCATTER.trait == Trait(
+        Arity.ROOT_ONE_OR_N,
+        Arity.ONE,
+        gives=Who.ROOT,
+        gets=Who.EVERYONE,
+        shares=Shares.ALIKE,
+        collective=True,
+        rooted=True,
+    )
+    assert [op for op in Op if op.trait.result] == [Op.RECV, Op.SENDRECV, Op.PROBE]
+    assert [op for op in Op if op.trait.prefix] == [Op.SCAN, Op.EXSCAN]
