@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .hub import HELLO_LIMIT, LINE_SECONDS, MEET_SECONDS, SAME, Line, Message, fork_hub
+from .hub import LINE_SECONDS, MEET_SECONDS, SAME, Line, Message, fork_hub
 from .place import Place
 
 
@@ -33,10 +33,12 @@ class Client:
     def __init__(
         self,
         lines: tuple[Line, Line],
+        size: int,
         snapshot: Callable[[], Message],
         on_fatal: Callable[[Message], bool],
     ) -> None:
         self._rounds, self._watch = lines
+        self._size = size
         self._snapshot = snapshot
         self._on_fatal = on_fatal
         self._leaving = False
@@ -56,6 +58,8 @@ class Client:
         """
         self._rounds.send(message)
         while (answer := self._rounds.receive()) is not None:
+            if answer.get("same") == message["kind"]:
+                return dict.fromkeys(range(self._size), message)
             theirs = {int(rank): m for rank, m in answer.get("all", {}).items()}
             if theirs and theirs[0]["kind"] == message["kind"]:
                 return theirs
@@ -174,7 +178,7 @@ def _hail(line: Line, address: Any, rank: int, token: str, watch: bool) -> bool:
         line.sock.settimeout(LINE_SECONDS)
         line.sock.connect(address)
         line.send({"rank": rank, "token": token, "watch": watch})
-        if line.is_own_user() and line.receive(HELLO_LIMIT):
+        if line.is_own_user() and line.receive():
             line.sock.settimeout(None)
             return True
     return False

@@ -9,6 +9,7 @@ nor the death of rank 0 takes its last words with it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import json
 import math
@@ -20,6 +21,7 @@ import struct
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from .place import launcher_stderr
@@ -27,51 +29,62 @@ from .place import launcher_stderr
 Message = dict[str, Any]
 
 MEET_SECONDS = 120.0
-LINE_SECONDS = 10.0
+LINE_SECONDS = 10
 SAME = "every rank has to run the same `pytest --mpi`"
-HELLO_LIMIT = 4096
-_LIMIT = 256 << 20
-_LENGTH = struct.Struct("!I")
+_HELLO_LIMIT = 4096
 _DUMP_SECONDS = 3.0
+
+BROKEN = (OSError, EOFError, ValueError, RecursionError)
+
+encode = json.JSONEncoder(default=str).encode
+decode = functools.lru_cache(1)(json.loads)  # ranks that agree say the same
 
 
 class Line:
-    """A socket that carries JSON messages, each behind its length in four bytes."""
+    """A socket that carries messages, each a line of JSON."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.rank = -1  # the hub's note of who is at the other end, once that is known
+        self.limit = math.inf  # of a message
+        self._data = bytearray()
+        self._messages: list[Message] = []
         if sock.family == socket.AF_INET:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def send(self, message: Message) -> None:
-        """Send a message. What is wrong with the socket, the other end's receive shows."""
-        body = json.dumps(message, default=str).encode()
-        if len(body) > _LIMIT:
-            raise ValueError(f"a message of {len(body)} bytes is over {_LIMIT}")
+    def send(self, message: Message | str) -> None:
+        """Send a message. What is wrong with the socket, the other end's ``read`` shows."""
+        text = message if isinstance(message, str) else encode(message)
         with contextlib.suppress(OSError):
-            self.sock.sendall(_LENGTH.pack(len(body)) + body)
+            self.sock.sendall(f"{text}\n".encode())
 
-    def receive(self, limit: int = _LIMIT) -> Message | None:
-        """Return the next message; None where the other side is gone or sends something else."""
-        with contextlib.suppress(OSError, EOFError, ValueError):
-            (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-            if length <= limit:
-                message = json.loads(self._read(length))
-                return message if isinstance(message, dict) else None
+    def read(self) -> list[Message]:
+        """Read once from the socket and return the messages that are complete with that.
+
+        Raises one of BROKEN where the other side is gone or sends something else.
+        """
+        part = self.sock.recv(1 << 16)
+        self._data += part
+        if not part or len(self._data) > self.limit:
+            raise EOFError
+        if b"\n" not in part:
+            return []
+        *lines, self._data = self._data.split(b"\n")
+        messages = [decode(bytes(line)) for line in lines]
+        if not all(isinstance(message, dict) for message in messages):
+            raise ValueError
+        return messages
+
+    def receive(self) -> Message | None:
+        """Return the next message; None where there will be none."""
+        with contextlib.suppress(*BROKEN):
+            while not self._messages:
+                self._messages += self.read()
+            return self._messages.pop(0)
         return None
-
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self.sock.recv(count - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
 
     def is_own_user(self) -> bool:
         """Whether this user is at the other end, as far as the kernel can tell."""
@@ -80,9 +93,6 @@ class Line:
         size = struct.calcsize("3i")
         peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         return bool(struct.unpack("3i", peer)[1] == os.getuid())
-
-
-Pair = tuple[socket.socket, socket.socket]
 
 
 class Hub:
@@ -98,7 +108,7 @@ class Hub:
         self,
         size: int,
         listener: socket.socket,
-        own: Pair,
+        own: tuple[socket.socket, socket.socket],
         token: str,
         idle_seconds: float,
         say: Callable[[str], None],
@@ -117,8 +127,8 @@ class Hub:
         self.limit = time.monotonic() + MEET_SECONDS
         self.fatal: Message | None = None
         self.told = False
-        self.selector = selectors.DefaultSelector()
         self.listener = listener
+        self.selector = selectors.DefaultSelector()
         self.selector.register(listener, selectors.EVENT_READ)
         self._take(self._add(own[0]), 0, self.rounds)
         self._take(self._add(own[1]), 0, self.watches)
@@ -138,8 +148,11 @@ class Hub:
     # Who comes and goes.
 
     def _add(self, sock: socket.socket) -> Line:
+        # The kernel limits a send to somebody who does not read; settimeout polls at each call.
+        limit = struct.pack("ll", LINE_SECONDS, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         line = Line(sock)
-        sock.settimeout(LINE_SECONDS)  # for the rest of a message that has begun
+        line.limit = _HELLO_LIMIT
         self.selector.register(line, selectors.EVENT_READ, line)
         return line
 
@@ -154,14 +167,12 @@ class Hub:
             self._close(line)
 
     def _take(self, line: Line, rank: int, table: dict[int, Line]) -> None:
-        line.rank = rank
+        line.rank, line.limit = rank, math.inf
         table[rank] = line
-        if len(self.rounds) == len(self.watches) == self.size:
-            self._close(self.listener)
 
-    def _close(self, end: Line | socket.socket) -> None:
-        self.selector.unregister(end)
-        (end.sock if isinstance(end, Line) else end).close()
+    def _close(self, line: Line) -> None:
+        self.selector.unregister(line)
+        line.sock.close()
 
     def _lose(self, rank: int) -> None:
         for table in (self.rounds, self.watches):
@@ -193,30 +204,37 @@ class Hub:
     # What they say.
 
     def _read(self, line: Line) -> None:
-        message = line.receive(HELLO_LIMIT if line.rank < 0 else _LIMIT)
-        kind = None if message is None else message.get("kind")
-        if message is None:
+        try:
+            messages = line.read()
+        except BROKEN:
             if line.rank < 0:
                 self._close(line)
             else:
                 self._lose(line.rank)
-        elif line.rank < 0:
-            self._admit(line, message)
-        elif kind == "bye":
-            self.leaving.add(line.rank)
+            return
+        for message in messages:
+            if line.rank >= 0:
+                self._hear(line.rank, message)
+            elif line.fileno() >= 0:  # else it was turned away
+                self._admit(line, message)
+
+    def _hear(self, rank: int, message: Message) -> None:
+        kind = message.get("kind")
+        if kind == "bye":
+            self.leaving.add(rank)
             self._end_if_all_leave()
         elif kind == "begin":  # of a test; that rank 0 begins it counts for all
             self.test, self.seconds = message["test"], message["seconds"]
-            self.limit = time.monotonic() + self.seconds if self.seconds else math.inf
+            self.limit = time.monotonic() + (self.seconds or math.inf)
         elif kind == "reported":
             self.told = True
         elif kind == "stacks" and self.fatal is not None:
-            self.fatal["stacks"][line.rank] = message["stacks"]
-            self.fatal["output"][line.rank] = message["output"]
+            self.fatal["stacks"][rank] = message["stacks"]
+            self.fatal["output"][rank] = message["output"]
             if self.fatal["stacks"].keys() >= self.watches.keys():
                 self._report()
         elif self.fatal is None:
-            self.waiting[line.rank] = message
+            self.waiting[rank] = message
             if len(self.waiting) == self.size:
                 self._resolve()
             elif len(self.waiting) == 1 and self.test is None and self.stage == "running":
@@ -230,12 +248,19 @@ class Hub:
         if len(keys) > 1:
             self._stop(keys)
             return
-        brief = {r: {k: v for k, v in m.items() if k != "more"} for r, m in self.waiting.items()}
+        messages = self.waiting.values()
+        if all(message == self.waiting[0] for message in messages):
+            brief = full = encode({"same": key[0]})
+        else:
+            shown = [{k: v for k, v in m.items() if k != "more"} for m in messages]
+            brief = encode({"all": dict(zip(self.waiting, shown, strict=True))})
+            full = encode({"all": self.waiting})
         for rank, line in self.rounds.items():
-            line.send({"all": brief if rank else self.waiting})
+            line.send(brief if rank else full)
         self.waiting = {}
-        self.stage = "over" if key[0] == "finish" else "running"
-        if self.stage == "over" or key[2] == "teardown":
+        kind, _, when = key
+        self.stage = "over" if kind == "finish" else "running"
+        if self.stage == "over" or when == "teardown":
             self.test = None
         if self.test is None:
             self.limit = math.inf
@@ -328,11 +353,8 @@ def fork_hub(
 def ranks_text(ranks: Iterable[int]) -> str:
     """Return "rank 1", "ranks 0, 2-5": how messages name ranks."""
     ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
+    parts = []
+    for _, pairs in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
+        run = [rank for _, rank in pairs]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)))
     return ("rank " if len(ordered) == 1 else "ranks ") + ", ".join(parts)

@@ -52,7 +52,7 @@ def message_of(report: pytest.TestReport) -> Message:
         "state": state,
         "wasxfail": getattr(report, "wasxfail", None),
     }
-    more: Message = {"duration": report.duration}
+    more: Message = {}
     if report.sections:
         more["sections"] = [(name, shorten(text)) for name, text in report.sections]
     if report.longrepr is not None:
@@ -95,7 +95,6 @@ def merge(report: pytest.TestReport, messages: Mapping[int, Message], rank: int)
             report.longrepr = (path, line or 0, "") if report.skipped else verdict.state
         return
     mores = {r: messages[r]["more"] for r in sorted(messages)}
-    report.duration = max(more["duration"] for more in mores.values())
     report.sections = [
         (f"rank {r}: {name}", text)
         for r, more in mores.items()

@@ -102,7 +102,7 @@ class RankSession:
         self.stderr = os.dup(2)
         between = max(self.seconds, _LEAST_BETWEEN_TESTS) if self.seconds else 0.0
         lines = join(place, between, self.stderr)
-        self.client = Client(lines, self._snapshot, self._report_fatal)
+        self.client = Client(lines, place.size, self._snapshot, self._report_fatal)
         messages = self.client.swap({"kind": "meet", "seed": secrets.randbits(32)})
         if getattr(config.option, "hypothesis_seed", "") is None:
             config.option.hypothesis_seed = str(messages[0]["seed"])  # the same examples
