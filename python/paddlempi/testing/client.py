@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .hub import LINE_SECONDS, MEET_SECONDS, SAME, Line, Message, fork_hub
-from .place import Place
+from .place import Place, initialise
 
 
 class HubError(Exception):
@@ -28,7 +28,11 @@ class HubError(Exception):
 
 
 class Client:
-    """A rank's side: the tests' thread swaps messages, a thread of its own answers the hub."""
+    """A rank's side: the tests' thread swaps messages, a thread of its own answers the hub.
+
+    ``snapshot`` returns what the hub wants to know of a rank that is late, ``on_fatal`` reports
+    why the job ends; it returns whether it could. The thread calls both.
+    """
 
     def __init__(
         self,
@@ -99,14 +103,11 @@ class Offer(NamedTuple):
     token: str
 
 
-def join(place: Place, idle_seconds: float, stderr: int) -> tuple[Line, Line]:
+def join(place: Place, idle_seconds: float) -> tuple[Line, Line]:
     """Connect this rank with its job's hub, which rank 0 starts. Call it before MPI is loaded.
 
-    Args:
-        idle_seconds: the deadline of a round between tests; 0: none.
-        stderr: a descriptor on which the hub says what nobody else can.
-
-    Raises HubError, OSError where there is no way to the hub.
+    ``idle_seconds`` is the deadline of a round between tests; 0: none. Raises HubError, OSError
+    where there is no way to the hub.
     """
     job = f"pid {os.getpid()}" if place.size == 1 else place.job
     if place.rank != 0:
@@ -120,7 +121,7 @@ def join(place: Place, idle_seconds: float, stderr: int) -> tuple[Line, Line]:
         listener = socket.create_server(("", 0), backlog=2 * place.size)
         offer = Offer(socket.AF_INET, [listener.getsockname()], secrets.token_hex(32))
     with listener:  # the hub is forked before MPI runs, which forks badly
-        lines = fork_hub(place.size, listener, offer.token, idle_seconds, stderr)
+        lines = fork_hub(place.size, listener, offer.token, idle_seconds)
     if not job:
         _broadcast(place, offer)
     return lines
@@ -133,16 +134,9 @@ def _local(job: str) -> Offer:
 
 def _broadcast(place: Place, offer: Offer | None = None) -> Offer:
     """Have every rank know rank 0's offer, with the addresses that others reach it at."""
-    import paddlempi as dist
     from paddlempi import _native
 
-    if not dist.is_initialized():
-        dist.init_process_group()
-    if (dist.get_rank(), dist.get_world_size()) != (place.rank, place.size):
-        raise HubError(
-            f"the launcher says rank {place.rank} of {place.size}, MPI says rank "
-            f"{dist.get_rank()} of {dist.get_world_size()}: use the launcher of this MPI"
-        )
+    dist = initialise(place)
     box: list[Any] = [None]
     if offer is not None:
         port = offer.addresses[0][1]

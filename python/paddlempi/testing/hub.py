@@ -21,6 +21,7 @@ import struct
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -95,6 +96,7 @@ class Line:
         return bool(struct.unpack("3i", peer)[1] == os.getuid())
 
 
+@dataclass
 class Hub:
     """What the process runs.
 
@@ -104,32 +106,25 @@ class Hub:
     is the moment when somebody is late.
     """
 
-    def __init__(
-        self,
-        size: int,
-        listener: socket.socket,
-        own: tuple[socket.socket, socket.socket],
-        token: str,
-        idle_seconds: float,
-        say: Callable[[str], None],
-    ) -> None:
-        self.size = size
-        self.token = token
-        self.idle_seconds = idle_seconds or math.inf
-        self.say = say
-        self.rounds: dict[int, Line] = {}
-        self.watches: dict[int, Line] = {}
-        self.waiting: dict[int, Message] = {}
-        self.leaving: set[int] = set()
-        self.stage = "meeting"  # running, over, ended
-        self.test: str | None = None
-        self.seconds = 0.0
+    size: int
+    listener: socket.socket
+    own: InitVar[tuple[socket.socket, socket.socket]]
+    token: str
+    idle_seconds: float
+    say: Callable[[str], None]
+    rounds: dict[int, Line] = field(default_factory=dict)
+    watches: dict[int, Line] = field(default_factory=dict)
+    waiting: dict[int, Message] = field(default_factory=dict)
+    stage: str = "meeting"  # running, over, ended
+    test: str | None = None
+    seconds: float = 0.0
+    fatal: Message | None = None
+    told: bool = False
+
+    def __post_init__(self, own: tuple[socket.socket, socket.socket]) -> None:
         self.limit = time.monotonic() + MEET_SECONDS
-        self.fatal: Message | None = None
-        self.told = False
-        self.listener = listener
         self.selector = selectors.DefaultSelector()
-        self.selector.register(listener, selectors.EVENT_READ)
+        self.selector.register(self.listener, selectors.EVENT_READ)
         self._take(self._add(own[0]), 0, self.rounds)
         self._take(self._add(own[1]), 0, self.watches)
 
@@ -180,21 +175,19 @@ class Hub:
                 self._close(table.pop(rank))
         where = f"while {self.test} ran" if self.test else "between tests"
         if rank == 0:
-            if self.stage != "meeting" and 0 not in self.leaving:  # nobody is left to report
+            leaves = self.waiting.get(0, {}).get("kind") == "bye"
+            if self.stage != "meeting" and not leaves:  # nobody is left to report
                 text = f"rank 0 ended {where}, and the report with it"
                 self._say(self.fatal["summary"] if self.fatal else text)
             self.stage = "ended"
         elif self.stage == "over":
-            self._end_if_all_leave()
+            if self.rounds.keys() <= self.waiting.keys():
+                self.stage = "ended"
         elif self.fatal is None:
             text = f"rank {rank} ended {where}, without a report"
             self._say(text)  # first, for the launcher may kill rank 0 within a millisecond
             self._fail(text)
             self._report()
-
-    def _end_if_all_leave(self) -> None:
-        if self.rounds.keys() <= self.leaving:
-            self.stage = "ended"
 
     def _say(self, text: str) -> None:
         if not self.told:
@@ -220,10 +213,7 @@ class Hub:
 
     def _hear(self, rank: int, message: Message) -> None:
         kind = message.get("kind")
-        if kind == "bye":
-            self.leaving.add(rank)
-            self._end_if_all_leave()
-        elif kind == "begin":  # of a test; that rank 0 begins it counts for all
+        if kind == "begin":  # of a test; that rank 0 begins it counts for all
             self.test, self.seconds = message["test"], message["seconds"]
             self.limit = time.monotonic() + (self.seconds or math.inf)
         elif kind == "reported":
@@ -238,7 +228,7 @@ class Hub:
             if len(self.waiting) == self.size:
                 self._resolve()
             elif len(self.waiting) == 1 and self.test is None and self.stage == "running":
-                self.limit = time.monotonic() + self.idle_seconds
+                self.limit = time.monotonic() + (self.idle_seconds or math.inf)
 
     def _resolve(self) -> None:
         keys: dict[tuple[Any, ...], list[int]] = {}
@@ -259,8 +249,8 @@ class Hub:
             line.send(brief if rank else full)
         self.waiting = {}
         kind, _, when = key
-        self.stage = "over" if kind == "finish" else "running"
-        if self.stage == "over" or when == "teardown":
+        self.stage = {"finish": "over", "bye": "ended"}.get(kind, "running")
+        if self.stage != "running" or when == "teardown":
             self.test = None
         if self.test is None:
             self.limit = math.inf
@@ -310,17 +300,16 @@ class Hub:
         """Have rank 0 report why the job has to end, and end it."""
         assert self.fatal is not None
         self.limit = math.inf
+        lists = {name: sorted(self.fatal[name].items()) for name in ("stacks", "output")}
         if 0 in self.watches:
-            self.watches[0].send(self.fatal)
+            self.watches[0].send(self.fatal | lists)
 
 
 def fork_hub(
-    size: int, listener: socket.socket, token: str, idle_seconds: float, stderr: int
+    size: int, listener: socket.socket, token: str, idle_seconds: float
 ) -> tuple[Line, Line]:
     """Start the hub's process; return rank 0's two lines to it."""
-    # Open MPI's mpirun drops what its ranks wrote last when it kills them: write to its own.
-    launchers = launcher_stderr()
-    loud = stderr if launchers is None else launchers
+    loud = launcher_stderr()
     rounds, watch = socket.socketpair(), socket.socketpair()
 
     def say(text: str) -> None:
@@ -343,10 +332,9 @@ def fork_hub(
             say(f"\npaddlempi: the hub of the tests failed\n{traceback.format_exc()}")
         finally:
             os._exit(0)
-    rounds[1].close()
-    watch[1].close()
-    if launchers is not None:
-        os.close(launchers)
+    for end in (rounds[1], watch[1]):
+        end.close()
+    os.close(loud)
     return Line(rounds[0]), Line(watch[0])
 
 

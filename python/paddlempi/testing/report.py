@@ -126,7 +126,9 @@ def by_rank(texts: Mapping[int, str], size: int, crash: Any = None) -> Parts:
 
 def compare_collections(ids: Mapping[int, list[str]]) -> str:
     """Return "" when every rank collected the same tests, else what differs first."""
-    for rank, theirs in sorted(ids.items()):
+    for rank, theirs in ids.items():
+        if theirs == ids[0]:
+            continue
         pairs = zip_longest(ids[0], theirs, fillvalue="no more tests")
         for number, (first, other) in enumerate(pairs, 1):
             if first != other:

@@ -6,14 +6,11 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
-import hashlib
 import os
 import secrets
 import signal
 import stat
-import struct
 import sys
-import tempfile
 import termios
 import threading
 import time
@@ -40,7 +37,7 @@ _DRAIN_SECONDS = 2.0
 # finalizers above all) belong to the thread that hangs.
 _REPORTERS = {"TerminalReporter", "LFPlugin", "LogXML"}
 
-# Where a stack becomes the same for every test.
+# What is the same in every test's stack.
 _PYTEST = ("/_pytest/", "/pluggy/", "/paddlempi/testing/")
 
 
@@ -72,11 +69,9 @@ def _refuse(config: pytest.Config, place: places.Place) -> None:
 def _write_no_files(config: pytest.Config, rank: int) -> None:
     """Leave files that pytest writes once a session to rank 0, before their plugins start."""
     option = config.option
-    for name in ("xmlpath", "log_file"):
+    for name in ("xmlpath", "log_file", "cacheclear"):
         if getattr(option, name, None):
             setattr(option, name, None)
-    if getattr(option, "cacheclear", False):
-        option.cacheclear = False
     if getattr(option, "basetemp", None):
         option.basetemp = f"{option.basetemp}-rank{rank}"
 
@@ -101,7 +96,7 @@ class RankSession:
         # pytest redirects descriptor 2 while a test runs; this is where it went before.
         self.stderr = os.dup(2)
         between = max(self.seconds, _LEAST_BETWEEN_TESTS) if self.seconds else 0.0
-        lines = join(place, between, self.stderr)
+        lines = join(place, between)
         self.client = Client(lines, place.size, self._snapshot, self._report_fatal)
         messages = self.client.swap({"kind": "meet", "seed": secrets.randbits(32)})
         if getattr(config.option, "hypothesis_seed", "") is None:
@@ -185,23 +180,18 @@ class RankSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        ids = [item.nodeid for item in session.items]
-        digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()
         own = self.collect_errors.copy()
-        messages = self._swap(
-            {"kind": "collect", "digest": digest, "errors": own, "more": {"ids": ids}}
-        )
+        ids = [item.nodeid for item in session.items]
+        messages = self._swap({"kind": "collect", "errors": own, "ids": ids})
         errors: dict[str, dict[int, str]] = {}
         for rank, message in messages.items():
             for nodeid, text in message["errors"].items():
                 errors.setdefault(nodeid, {})[rank] = text
         for nodeid in errors.keys() - own.keys():
             self._collect_error(nodeid, by_rank(errors[nodeid], self.place.size))
-        if not errors and len({message["digest"] for message in messages.values()}) > 1:
+        text = compare_collections({rank: m["ids"] for rank, m in messages.items()})
+        if text and not errors:
             self.different = True
-            text = "different tests"
-            if self.place.rank == 0:
-                text = compare_collections({r: m["more"]["ids"] for r, m in messages.items()})
             self._collect_error("the same tests on every rank", Parts(text, {"": text}))
 
     def _collect_error(self, nodeid: str, longrepr: TerminalRepr) -> None:
@@ -282,26 +272,23 @@ class RankSession:
         # From this thread only C can do it: the launcher's SIGTERM must not cut the report off.
         ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))
         threading.Timer(_REPORT_SECONDS, os._exit, (1,)).start()
-        config, session, item = self.config, self.session, self.item
-        manager = config.pluginmanager.get_plugin("capturemanager")
+        session, item, test, summary = self.session, self.item, fatal["test"], fatal["summary"]
+        plugins = self.config.pluginmanager
+        manager = plugins.get_plugin("capturemanager")
         if manager is not None:
             manager.suspend_global_capture(in_=True)
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        reporter = plugins.get_plugin("terminalreporter")
         if session is None or reporter is None:
             return False
-        parts = {}
-        for rank, text in sorted(fatal["stacks"].items(), key=lambda pair: int(pair[0])):
-            state = "hangs" if int(rank) in fatal["late"] else "waits for the others"
+        parts = {"": summary}
+        for rank, text in fatal["stacks"]:
+            state = "hangs" if rank in fatal["late"] else "waits for the others"
             parts[f"stacks of rank {rank}, which {state}"] = text
-        longrepr = Parts(fatal["summary"], {"": fatal["summary"], **parts}, fatal["test"] or "")
-        if fatal["test"] is None or item is None:
+        longrepr = Parts(summary, parts, test or "")
+        if test is None or item is None:
             self._collect_error("the job", longrepr)
         else:
-            output = [
-                (f"rank {rank}: Captured output", text)
-                for rank, text in sorted(fatal["output"].items(), key=lambda pair: int(pair[0]))
-                if text
-            ]
+            output = [(f"rank {r}: Captured output", text) for r, text in fatal["output"] if text]
             keywords = dict.fromkeys(item.keywords, 1)
             report = pytest.TestReport(
                 item.nodeid, item.location, keywords, "failed", longrepr, "call", output
@@ -312,12 +299,11 @@ class RankSession:
             if self.not_run:
                 reporter.stats["not run"] = [SimpleNamespace(nodeid=n) for n in self.not_run]
                 reporter._main_color = None  # so that the closing line counts them
-        session.shouldfail = f"the job was ended: {fatal['summary']}"
+        session.shouldfail = f"the job was ended: {summary}"
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         self.finished = True
-        plugins = config.pluginmanager.get_plugins()
-        silent = [plugin for plugin in plugins if type(plugin).__name__ not in _REPORTERS]
-        finish = config.pluginmanager.subset_hook_caller("pytest_sessionfinish", silent)
+        silent = [p for p in plugins.get_plugins() if type(p).__name__ not in _REPORTERS]
+        finish = plugins.subset_hook_caller("pytest_sessionfinish", silent)
         finish(session=session, exitstatus=session.exitstatus)
         flush()
         return True
@@ -331,19 +317,15 @@ class RanksFailed(AssertionError):
 
 
 def stacks() -> str:
-    """Return the Python stacks of this process's other threads, each up to where pytest begins."""
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file=file, all_threads=True)
-        file.seek(0)
-        blocks = file.read().decode(errors="replace").strip().split("\n\n")
+    """Return the Python stacks of this process's other threads, without pytest's own frames."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     shown = []
-    for block in blocks:
-        lines = block.splitlines()
-        ends = (i for i, line in enumerate(lines) if any(path in line for path in _PYTEST))
-        end = max(2, next(ends, len(lines)))
-        if not block.startswith("Current thread"):
-            shown.append("\n".join([*lines[:end], *["  (pytest)"][: len(lines) - end]]))
-    return "\n\n".join(shown) + "\n"
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            frames = traceback.extract_stack(frame)
+            frames[:] = [f for f in frames if not any(path in f.filename for path in _PYTEST)]
+            shown.append(f"{names.get(ident, ident)}:\n{''.join(frames.format())}")
+    return "\n".join(shown)
 
 
 def flush() -> None:
@@ -355,10 +337,9 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    for descriptor in (1, 2):
+    for pipe in (1, 2):
         with contextlib.suppress(OSError):
-            while stat.S_ISFIFO(os.fstat(descriptor).st_mode) and time.monotonic() < end:
-                (left,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))
-                if left == 0:
+            while stat.S_ISFIFO(os.fstat(pipe).st_mode) and time.monotonic() < end:
+                if not any(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)):
                     break
                 time.sleep(0.01)
