@@ -1,4 +1,4 @@
-"""A rank's way to the hub, and its side of the rounds.
+"""A rank's way to the hub.
 
 On one host the hub listens on an abstract Unix socket named after the launcher's job, and the
 kernel vouches for the user behind it. Over several hosts it listens on TCP. Before MPI runs,
@@ -13,86 +13,15 @@ import hashlib
 import os
 import secrets
 import socket
-import threading
 import time
-import traceback
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .hub import LINE_SECONDS, MEET_SECONDS, SAME, Line, Message, fork_hub
+from .hub import LINE_SECONDS, MEET_SECONDS, SAME, Line, fork_hub
 from .place import Place, initialise
 
 
 class HubError(Exception):
     """This rank cannot go on with the others; the text says why."""
-
-
-class Client:
-    """A rank's side: the tests' thread swaps messages, a thread of its own answers the hub.
-
-    ``snapshot`` returns what the hub wants to know of a rank that is late, ``on_fatal`` reports
-    why the job ends; it returns whether it could. The thread calls both.
-    """
-
-    def __init__(
-        self,
-        lines: tuple[Line, Line],
-        size: int,
-        snapshot: Callable[[], Message],
-        on_fatal: Callable[[Message], bool],
-    ) -> None:
-        self._rounds, self._watch = lines
-        self._size = size
-        self._snapshot = snapshot
-        self._on_fatal = on_fatal
-        self._leaving = False
-        for line in lines:  # a forked child's copies would make a dead parent look alive
-            os.register_at_fork(after_in_child=line.sock.close)
-        self._thread = threading.Thread(target=self._run, name="paddlempi-testing", daemon=True)
-        self._thread.start()
-
-    def begin(self, test: str, seconds: float) -> None:
-        """Say, on rank 0, which test runs from now on, and its deadline; 0: none."""
-        self._rounds.send({"kind": "begin", "test": test, "seconds": seconds})
-
-    def swap(self, message: Message) -> dict[int, Message]:
-        """Take part in a round; return every rank's message. Only rank 0 gets their ``more``.
-
-        Raises HubError where the ranks cannot go on together.
-        """
-        self._rounds.send(message)
-        while (answer := self._rounds.receive()) is not None:
-            if answer.get("same") == message["kind"]:
-                return dict.fromkeys(range(self._size), message)
-            theirs = {int(rank): m for rank, m in answer.get("all", {}).items()}
-            if theirs and theirs[0]["kind"] == message["kind"]:
-                return theirs
-            # Who finishes after a Ctrl-C may still find the answer to an earlier round.
-            if message["kind"] != "finish":
-                raise HubError(answer["stop"])
-        os._exit(1)  # as in _run
-
-    def leave(self) -> None:
-        """Wait until every rank has come here, then part."""
-        self._leaving = True
-        self._rounds.send({"kind": "bye"})
-        self._rounds.receive()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (message := self._watch.receive()) is not None:
-            if message["kind"] == "dump":
-                self._watch.send({"kind": "stacks", **self._snapshot()})
-            else:
-                try:
-                    if self._on_fatal(message):
-                        self._watch.send({"kind": "reported"})
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(1)  # the launcher and the hub end the others
-        if not self._leaving:
-            os._exit(1)  # rank 0 is gone; the hub has said so, and the launcher may not care
 
 
 class Offer(NamedTuple):

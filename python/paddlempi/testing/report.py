@@ -45,13 +45,6 @@ def message_of(report: pytest.TestReport) -> Message:
         state = "xfailed" if report.skipped else "xpassed"
     elif report.failed and str(report.longrepr).startswith("[XPASS(strict)]"):
         state = "xpassed(strict)"
-    message: Message = {
-        "kind": "report",
-        "test": report.nodeid,
-        "when": report.when,
-        "state": state,
-        "wasxfail": getattr(report, "wasxfail", None),
-    }
     more: Message = {}
     if report.sections:
         more["sections"] = [(name, shorten(text)) for name, text in report.sections]
@@ -62,7 +55,14 @@ def message_of(report: pytest.TestReport) -> Message:
             more["crash"] = (crash.path, crash.lineno, shorten(crash.message))
         if isinstance(report.longrepr, tuple):
             more["skip"] = report.longrepr
-    return {**message, "more": more}
+    return {
+        "kind": "report",
+        "test": report.nodeid,
+        "when": report.when,
+        "state": state,
+        "wasxfail": getattr(report, "wasxfail", None),
+        "more": more,
+    }
 
 
 def agree(messages: Mapping[int, Message]) -> Verdict:

@@ -23,7 +23,7 @@ import pytest
 from _pytest._code.code import TerminalRepr
 
 from . import place as places
-from .client import Client, HubError, join
+from .client import HubError, join
 from .hub import Message, ranks_text
 from .report import Parts, by_rank, compare_collections, merge, message_of, shorten
 
@@ -88,17 +88,21 @@ class RankSession:
         self.session: pytest.Session | None = None
         self.item: pytest.Item | None = None
         self.collect_errors: dict[str, str] = {}
-        self.different = False
         self.note = ""
-        self.notes: list[str] = []
-        self.not_run: list[str] = []
+        self.sections: dict[str, list[str]] = {}
         self.finished = False
+        self.leaving = False
         # pytest redirects descriptor 2 while a test runs; this is where it went before.
         self.stderr = os.dup(2)
         between = max(self.seconds, _LEAST_BETWEEN_TESTS) if self.seconds else 0.0
-        lines = join(place, between)
-        self.client = Client(lines, place.size, self._snapshot, self._report_fatal)
-        messages = self.client.swap({"kind": "meet", "seed": secrets.randbits(32)})
+        self.rounds, self.watch = join(place, between)
+        for line in (self.rounds, self.watch):
+            # A forked child's copies would make a dead parent look alive.
+            os.register_at_fork(after_in_child=line.sock.close)
+        name = "paddlempi-testing"
+        self.thread = threading.Thread(target=self._answer_hub, name=name, daemon=True)
+        self.thread.start()
+        messages = self._swap("meet", seed=secrets.randbits(32))
         if getattr(config.option, "hypothesis_seed", "") is None:
             config.option.hypothesis_seed = str(messages[0]["seed"])  # the same examples
         self._guard_exit()
@@ -148,9 +152,9 @@ class RankSession:
     def _finish(self, status: int) -> int:
         self.finished = True
         faulthandler.cancel_dump_traceback_later()
-        messages = self.client.swap({"kind": "finish", "status": status, "note": self.note})
+        messages = self._swap("finish", status=status, note=self.note)
         notes = {r: m["note"] for r, m in sorted(messages.items()) if m["note"] != self.note}
-        self.notes = [f"rank {rank}: {note}" for rank, note in notes.items() if note]
+        self.sections["other ranks"] = [f"rank {r}: {note}" for r, note in notes.items() if note]
         return status or max(int(m["status"]) for m in messages.values())
 
     @pytest.hookimpl(trylast=True)
@@ -163,11 +167,13 @@ class RankSession:
             flush()
         # The first rank that ends with a status other than 0 makes the launcher kill the rest:
         # nobody leaves before rank 0 has printed.
-        self.client.leave()
+        self.leaving = True
+        self.rounds.send({"kind": "bye"})
+        self.rounds.receive()
+        self.thread.join()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        lists = {"other ranks": self.notes, f"{len(self.not_run)} not run": self.not_run}
-        for title, lines in lists.items():
+        for title, lines in self.sections.items():
             if lines:
                 terminalreporter.section(title)
                 terminalreporter.line("\n".join(lines))
@@ -182,7 +188,7 @@ class RankSession:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         own = self.collect_errors.copy()
         ids = [item.nodeid for item in session.items]
-        messages = self._swap({"kind": "collect", "errors": own, "ids": ids})
+        messages = self._swap("collect", errors=own, ids=ids)
         errors: dict[str, dict[int, str]] = {}
         for rank, message in messages.items():
             for nodeid, text in message["errors"].items():
@@ -191,17 +197,11 @@ class RankSession:
             self._collect_error(nodeid, by_rank(errors[nodeid], self.place.size))
         text = compare_collections({rank: m["ids"] for rank, m in messages.items()})
         if text and not errors:
-            self.different = True
             self._collect_error("the same tests on every rank", Parts(text, {"": text}))
 
     def _collect_error(self, nodeid: str, longrepr: TerminalRepr) -> None:
         report = pytest.CollectReport(nodeid, "failed", longrepr, None)
         self.config.hook.pytest_collectreport(report=report)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
-        if self.different:  # also under --continue-on-collection-errors
-            raise session.Interrupted("the ranks collected different tests")
 
     # The tests.
 
@@ -211,7 +211,7 @@ class RankSession:
         seconds = float(next((s for s in marks if s is not None), self.seconds))
         self.item = item
         if self.place.rank == 0:
-            self.client.begin(item.nodeid, seconds)
+            self.rounds.send({"kind": "begin", "test": item.nodeid, "seconds": seconds})
         if seconds:
             # A rank that hangs while it holds the GIL runs no Python thread. faulthandler's own
             # needs no GIL: it writes the stacks and ends this rank, and the launcher the job.
@@ -224,7 +224,7 @@ class RankSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if not self._forked():
-            merge(report, self._swap(message_of(report)), self.place.rank)
+            merge(report, self._swap(**message_of(report)), self.place.rank)
             if call.when == "teardown":
                 faulthandler.cancel_dump_traceback_later()
         return report
@@ -241,31 +241,54 @@ class RankSession:
             failure = shorten(traceback.format_exc())
         messages = {self.place.rank: {"failure": failure}}
         if not self._forked():
-            messages = self._swap({"kind": "agree", "failure": failure})
+            messages = self._swap("agree", failure=failure)
         failures = {r: m["failure"] for r, m in sorted(messages.items()) if m["failure"]}
         if failures:
             parts = [f"on rank {rank}:\n{text}" for rank, text in failures.items()]
             raise RanksFailed("\n".join([f"failed on {ranks_text(failures)}", *parts]))
 
-    def _swap(self, message: Message) -> dict[int, Message]:
-        try:
-            return self.client.swap(message)
-        except HubError as error:
-            pytest.exit(str(error), returncode=int(pytest.ExitCode.INTERRUPTED))
+    def _swap(self, kind: str, **fields: Any) -> dict[int, Message]:
+        """Take part in a round; return every rank's message. Only rank 0 gets their ``more``."""
+        message = {"kind": kind, **fields}
+        self.rounds.send(message)
+        while (answer := self.rounds.receive()) is not None:
+            if answer.get("same") == kind:
+                return dict.fromkeys(range(self.place.size), message)
+            theirs = {int(rank): m for rank, m in answer.get("all", {}).items()}
+            if theirs and theirs[0]["kind"] == kind:
+                return theirs
+            if kind == "meet":
+                raise HubError(answer["stop"])
+            # Who finishes after a Ctrl-C may still find the answer to an earlier round.
+            if kind != "finish":
+                pytest.exit(answer["stop"], returncode=int(pytest.ExitCode.INTERRUPTED))
+        os._exit(1)  # as in _answer_hub
 
     def _forked(self) -> bool:
         """Whether this is a child that a test forked: it has no part in the rounds."""
         return os.getpid() != self.pid
 
-    # The end of a job that hangs, in the client's thread.
+    # The end of a job that hangs, in a thread of its own.
 
-    def _snapshot(self) -> Message:
-        output = ""
-        manager = self.config.pluginmanager.get_plugin("capturemanager")
-        with contextlib.suppress(Exception):  # no capture, or the thread that hangs is at it
-            assert manager is not None
-            output = shorten("".join(manager.read_global_capture()))
-        return {"stacks": stacks(), "output": output}
+    def _answer_hub(self) -> None:
+        while (message := self.watch.receive()) is not None:
+            if message["kind"] == "dump":
+                output = ""
+                manager = self.config.pluginmanager.get_plugin("capturemanager")
+                with contextlib.suppress(Exception):  # no capture, or who hangs is at it
+                    assert manager is not None
+                    output = shorten("".join(manager.read_global_capture()))
+                self.watch.send({"kind": "stacks", "stacks": stacks(), "output": output})
+            else:
+                try:
+                    if self._report_fatal(message):
+                        self.watch.send({"kind": "reported"})
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)  # the launcher and the hub end the others
+        if not self.leaving:
+            os._exit(1)  # rank 0 is gone; the hub has said so, and the launcher may not care
 
     def _report_fatal(self, fatal: Message) -> bool:
         """Report why the job ends; return False where there is no session to report in."""
@@ -295,9 +318,10 @@ class RankSession:
             )
             item.ihook.pytest_runtest_logreport(report=report)
             nodeids = [other.nodeid for other in session.items]
-            self.not_run = nodeids[nodeids.index(item.nodeid) + 1 :]
-            if self.not_run:
-                reporter.stats["not run"] = [SimpleNamespace(nodeid=n) for n in self.not_run]
+            not_run = nodeids[nodeids.index(item.nodeid) + 1 :]
+            if not_run:
+                self.sections[f"{len(not_run)} not run"] = not_run
+                reporter.stats["not run"] = [SimpleNamespace(nodeid=n) for n in not_run]
                 reporter._main_color = None  # so that the closing line counts them
         session.shouldfail = f"the job was ended: {summary}"
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
