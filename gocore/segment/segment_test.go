@@ -66,12 +66,15 @@ func TestGive(t *testing.T) {
 	assert.Equal(t, g.Rendezvous(), rendezvous)
 	before := descriptors(t)
 	var wg sync.WaitGroup
+	var comparing sync.Mutex // same writes to the memory that all have
 	for range 5 {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
 			taken, err := Take(rendezvous, f.Address(), 100, time.Now().Add(soon))
 			if assert.NoError(t, err) {
+				comparing.Lock()
+				defer comparing.Unlock()
 				assert.True(t, same(t, f, taken))
 				taken.Close()
 			}
@@ -79,7 +82,7 @@ func TestGive(t *testing.T) {
 	}
 	assert.NoError(t, g.Give(f, 5, time.Now().Add(soon)))
 	wg.Wait()
-	assert.Equal(t, before, descriptors(t), "no descriptor is left")
+	assert.LessOrEqual(t, descriptors(t), before, "no descriptor is left")
 }
 
 // Strangers get nothing, and do not keep other processes from getting the file.

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import inspect
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddlempi_launchers import KINDS
+
+Target = str | os.PathLike[str] | Sequence[str] | Callable[[], object]
 
 _LINGER = 2.0
 _MARK = "PADDLEMPI_LAUNCH_ID"
@@ -105,11 +108,7 @@ def command(
         raise ValueError(f"np={np}: at least one rank")
     mpirun = mpirun_path(mpi, prefix)
     kind, major = _kind(mpirun)
-    base = os.environ if env is None else env
-    full = {k: v for k, v in base.items() if not k.startswith(_RANK_VARIABLES)}
-    directory = str(Path(mpirun).parent)
-    # Intel's mpirun is a script that looks for the rest of itself on PATH.
-    full["PATH"] = os.pathsep.join([directory, full.get("PATH", os.defpath)])
+    full = _environment(mpirun, os.environ if env is None else env)
     crowded = np > len(os.sched_getaffinity(0))
     flags: list[str] = []
     if kind == "openmpi":
@@ -120,17 +119,15 @@ def command(
             flags += ["--bind-to", "none"]
             # 80 times faster with 4 ranks on 2 cores: they wait for each other by spinning.
             full.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    elif kind == "impi":
-        full["I_MPI_ROOT"] = str(Path(mpirun).parent.parent)
-        if crowded:
-            full.setdefault("I_MPI_PIN", "0")
-            full.setdefault("I_MPI_WAIT_MODE", "1")
+    elif kind == "impi" and crowded:
+        full.setdefault("I_MPI_PIN", "0")
+        full.setdefault("I_MPI_WAIT_MODE", "1")
     return Command([mpirun, *flags, "-np", str(np), *options, *argv], full, kind)
 
 
 def run(
     np: int,
-    target: str | os.PathLike[str] | Sequence[str] | Callable[[], object],
+    target: Target,
     *,
     mpi: str | None = None,
     prefix: str | os.PathLike[str] | None = None,
@@ -156,7 +153,7 @@ def run(
         )
         mark = uuid.uuid4().hex
         out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
-        start, began = time.monotonic(), time.time()
+        start, began, timed_out = time.monotonic(), time.time(), False
         with out.open("ab") as stdout, err.open("ab") as stderr:
             process = subprocess.Popen(
                 job.argv,
@@ -167,7 +164,6 @@ def run(
                 stderr=stderr,
                 start_new_session=True,
             )
-            timed_out = False
             try:
                 process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -191,23 +187,19 @@ def sweep(began: float, folder: Path = Path("/dev/shm")) -> None:
     Only what is called like an MPI's segment, is this user's, was made since ``began``
     (``time.time()``) and is mapped by no process: another job's stays.
     """
-    left = []
+    left = set()
     for path in folder.glob("*"):
         with contextlib.suppress(OSError):
             found = path.lstat()
             mine = found.st_uid == os.getuid() and found.st_mtime >= began - 1
             if mine and path.name.startswith(_SEGMENTS):
-                left.append(path)
-    if not left:
-        return
-    mapped: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+                left.add(str(path))
+    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
         with contextlib.suppress(OSError):
-            mapped.update(line.split(None, 5)[-1] for line in maps.read_text().splitlines())
-    for path in left:
-        if str(path) not in mapped:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            left -= {line.split(None, 5)[-1] for line in maps.read_text().splitlines()}
+    for name in left:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
 
 
 def kill_marked(mark: str, linger: float = 0.0) -> None:
@@ -219,35 +211,28 @@ def kill_marked(mark: str, linger: float = 0.0) -> None:
     while time.monotonic() < end and _marked(mark):
         time.sleep(0.02)
     for _ in range(3):  # a process may fork while we look
-        found = [pid for pid in _marked(mark) if pid != os.getpid()]
-        if not found:
-            break
-        for pid in found:
+        for pid in _marked(mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
 def _marked(mark: str) -> list[int]:
+    """Return the other processes that carry the mark."""
     entry = f"{_MARK}={mark}".encode()
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if entry in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                found.append(int(name))
+            pid = int(path.parent.name)
+            if pid != os.getpid() and entry in path.read_bytes().split(b"\0"):
+                found.append(pid)
     return found
 
 
-def _argv(
-    target: str | os.PathLike[str] | Sequence[str] | Callable[[], object],
-    scratch: Path,
-    prefix: str | os.PathLike[str] | None,
-) -> list[str]:
+def _argv(target: Target, scratch: Path, prefix: str | os.PathLike[str] | None) -> list[str]:
     python = str(Path(prefix, "bin", "python")) if prefix else sys.executable
     if callable(target):
-        return [python, str(_script(target, scratch))]
+        target = _script(target, scratch)
     if isinstance(target, (str, os.PathLike)):
         return [python, os.fspath(target)]
     return list(target)
@@ -266,26 +251,30 @@ def _script(function: Callable[[], object], scratch: Path) -> Path:
     return path
 
 
+def _environment(mpirun: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return what an mpirun may have of an environment, and what it needs."""
+    full = {k: v for k, v in env.items() if not k.startswith(_RANK_VARIABLES)}
+    folder = Path(mpirun).parent
+    # Intel's mpirun is a script that looks for the rest of itself on PATH.
+    full["PATH"] = os.pathsep.join([str(folder), full.get("PATH", os.defpath)])
+    if Path(folder, "impi_info").exists():
+        full["I_MPI_ROOT"] = str(folder.parent)
+    return full
+
+
 def _kind(mpirun: str) -> tuple[str, int]:
     """Return which MPI an mpirun is of and its major version (0: unknown)."""
-    directory = str(Path(mpirun).parent)
-    env = {**os.environ, "PATH": os.pathsep.join([directory, os.environ.get("PATH", os.defpath)])}
-    if Path(directory, "impi_info").exists():
-        env["I_MPI_ROOT"] = str(Path(directory).parent)
-    try:
-        answer = subprocess.run(
-            [mpirun, "--version"], env=env, capture_output=True, text=True, timeout=60, check=False
-        )
-    except OSError as error:
-        raise FileNotFoundError(f"{mpirun} does not start: {error}") from error
+    env = _environment(mpirun, os.environ)
+    answer = subprocess.run(
+        [mpirun, "--version"], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     text = answer.stdout + answer.stderr
     if "Open MPI" in text or "prte" in text.lower():
         digits = text.partition("Open MPI)")[2].strip().partition(".")[0]
         return "openmpi", int(digits) if digits.isdigit() else 5
-    if "Intel(R) MPI" in text:
-        return "impi", 0
-    if "HYDRA" in text.upper():
-        return "mpich", 0
+    for sign, kind in {"INTEL(R) MPI": "impi", "HYDRA": "mpich"}.items():
+        if sign in text.upper():
+            return kind, 0
     raise FileNotFoundError(f"{mpirun} is the launcher of no MPI known here: {text[:200]!r}")
 
 
@@ -306,9 +295,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("no command: put it after --")
     try:
         job = command(args.np, words, mpi=args.mpi, prefix=args.prefix, options=args.option)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
+    _sweep_behind()
     os.execve(job.argv[0], job.argv, job.env)
+
+
+def _sweep_behind() -> None:
+    """Start a process that sweeps when this one, which becomes mpirun, has ended."""
+    began, us = time.time(), os.pidfd_open(os.getpid())
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:  # no child of mpirun, which waits for its own
+            os.setsid()
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for descriptor in range(3):  # who reads mpirun's output must not wait for us
+                os.dup2(nowhere, descriptor)
+            select.select([us], [], [])
+            time.sleep(_LINGER)  # the ranks of an aborted job may end after it
+            sweep(began)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(us)
 
 
 if __name__ == "__main__":

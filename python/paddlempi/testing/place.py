@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import stat
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 from .. import launcher
 
@@ -41,25 +45,40 @@ def find() -> Place:
     return Place(found["rank"], found["size"], found["kind"], on_this_host or None)
 
 
-def launcher_stderr() -> int | None:
-    """Open the stderr of this host's mpirun, if one is above us and writing there is harmless.
+def launcher_stderr() -> int:
+    """Open the stderr of this host's mpirun, else this process's.
 
     Open MPI's mpirun drops what its ranks wrote last when it kills them. Its own stderr takes
     further lines where that is a terminal or a pipe, or a file opened to append.
     """
-    found = _launcher()
-    if found is None or not found["mpirun"]:
-        return None
-    stderr = f"/proc/{found['pid']}/fd/2"
-    try:
-        mode = os.stat(stderr).st_mode
-        with open(f"/proc/{found['pid']}/fdinfo/2", encoding="ascii") as file:
-            flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
-        if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or flags & os.O_APPEND):
-            return None
-        return os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
-    except (OSError, StopIteration):
-        return None
+    with contextlib.suppress(OSError, StopIteration):
+        found = _launcher()
+        if found is not None and found["mpirun"]:
+            stderr = f"/proc/{found['pid']}/fd/2"
+            mode = os.stat(stderr).st_mode
+            with open(f"/proc/{found['pid']}/fdinfo/2", encoding="ascii") as file:
+                flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or flags & os.O_APPEND:
+                return os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+    return os.dup(2)
+
+
+def initialise(place: Place) -> ModuleType:
+    """Return paddlempi with its world initialised, if MPI's is the one that the launcher says.
+
+    An MPI that is not the launcher's makes N worlds of one rank, whose tests pass N times.
+    """
+    import paddlempi as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if (rank, size) != (place.rank, place.size):
+        raise pytest.UsageError(
+            f"MPI says rank {rank} of {size}, pytest rank {place.rank} of {place.size} "
+            f"(launcher: {place.launcher}): use the mpirun of this MPI, and pytest --mpi"
+        )
+    return dist
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .place import Place
+    from .session import RankSession
 
 _MARKER = (
     "mpi(ranks=N | [N, ...], min=N, timeout=SECONDS): with which numbers of ranks the test is "
@@ -72,47 +73,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    size = world_size(config)
-    kept = [item for item in items if wanted(item, size)]
+    session = _session(config)
+    size = session.place.size if session else 1
+    kept = [item for item in items if _wanted(item, size)]
     if len(kept) < len(items):
         dropped = [item for item in items if item not in set(kept)]
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
 
 
-def world_size(config: pytest.Config) -> int:
-    """Return the number of ranks that run this session together; 1 without --mpi."""
-    session = config.pluginmanager.get_plugin("paddlempi-session")
-    return 1 if session is None else int(session.place.size)
-
-
-def wanted(item: pytest.Item, size: int) -> bool:
+def _wanted(item: pytest.Item, size: int) -> bool:
     """Whether the item's ``mpi`` marker, the nearest that speaks of ranks, takes ``size`` ranks."""
     for mark in item.iter_markers("mpi"):
-        unknown = set(mark.kwargs) - {"ranks", "min", "timeout"}
-        if unknown or len(mark.args) > 1 or (mark.args and "ranks" in mark.kwargs):
-            raise pytest.UsageError(f"{item.nodeid}: the marker is {_MARKER}")
-        ranks = mark.args[0] if mark.args else mark.kwargs.get("ranks")
-        least = mark.kwargs.get("min")
-        if ranks is None and least is None:
-            continue
-        counts = _counts(item, ranks)
-        if least is not None and (not isinstance(least, int) or least < 1):
-            raise pytest.UsageError(f"{item.nodeid}: mpi(min={least!r}) is no number of ranks")
-        return (counts is None or size in counts) and (least is None or size >= least)
+        try:
+            counts, least = _arguments(*mark.args, **mark.kwargs)
+        except (TypeError, ValueError):
+            raise pytest.UsageError(f"{item.nodeid}: the marker is {_MARKER}") from None
+        if counts or least:
+            return (not counts or size in counts) and size >= least
     return True
 
 
-def _counts(item: pytest.Item, ranks: Any) -> tuple[int, ...] | None:
-    if ranks is None:
-        return None
-    counts = (ranks,) if isinstance(ranks, int) else ranks
-    good = isinstance(counts, (tuple, list, set, frozenset, range)) and counts
-    if not good or not all(isinstance(n, int) and n >= 1 for n in counts):
-        raise pytest.UsageError(
-            f"{item.nodeid}: mpi(ranks={ranks!r}) is neither a number of ranks nor a list of some"
-        )
-    return tuple(counts)
+def _arguments(ranks: Any = None, *, min: Any = None, timeout: Any = None) -> tuple[Any, int]:
+    counts = () if ranks is None else (ranks,) if isinstance(ranks, int) else tuple(ranks)
+    good = all(isinstance(n, int) and n >= 1 for n in (*counts, 1 if min is None else min))
+    if not good or (ranks is not None and not counts):
+        raise ValueError
+    return counts, min or 0
+
+
+def _session(config: pytest.Config) -> RankSession | None:
+    """Return the session under --mpi; None without."""
+    return cast("RankSession | None", config.pluginmanager.get_plugin("paddlempi-session"))
 
 
 @pytest.fixture(scope="session")
@@ -120,8 +112,8 @@ def mpi_place(pytestconfig: pytest.Config) -> Place:
     """This process's ``rank`` and the job's ``size``, as the launcher says; no MPI is loaded."""
     from .place import ALONE
 
-    session = pytestconfig.pluginmanager.get_plugin("paddlempi-session")
-    return ALONE if session is None else cast("Place", session.place)
+    session = _session(pytestconfig)
+    return session.place if session else ALONE
 
 
 @pytest.fixture(scope="session")
@@ -131,35 +123,17 @@ def mpi_agree(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManage
     For what goes on inside a test after a failure: hypothesis shrinks an example by running
     others, and they need all ranks.
     """
-    session = pytestconfig.pluginmanager.get_plugin("paddlempi-session")
-    if session is None:
-        return nullcontext
-    return cast("Callable[[], AbstractContextManager[None]]", session.agree)
+    session = _session(pytestconfig)
+    return session.agree if session else nullcontext
 
 
 @pytest.fixture(scope="session")
-def mpi_world(pytestconfig: pytest.Config) -> Iterator[World]:
-    """The initialised paddlempi world of this session, destroyed at its end.
+def mpi_world(mpi_place: Place) -> Iterator[World]:
+    """The initialised paddlempi world of this session, destroyed at its end."""
+    from .place import initialise
 
-    Its size is checked against the number of ranks that report, so that an MPI that made N
-    worlds of one rank fails instead of passing N times.
-    """
-    import paddlempi as dist
-
-    session = pytestconfig.pluginmanager.get_plugin("paddlempi-session")
-    if not dist.is_initialized():
-        dist.init_process_group()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    if session is None and size > 1:
-        raise pytest.UsageError(
-            f"MPI has {size} ranks, but pytest runs without --mpi: their tests would not be in "
-            "lock-step and each would report for itself"
-        )
-    if session is not None and (rank, size) != (session.place.rank, session.place.size):
-        raise pytest.UsageError(
-            f"MPI says rank {rank} of {size}, the launcher {session.place.rank} of "
-            f"{session.place.size}: mpirun and the MPI library are not of one kind"
-        )
-    yield World(rank, size, dist.get_local_rank(), dist.get_local_size(), dist)
+    dist = initialise(mpi_place)
+    local = dist.get_local_rank(), dist.get_local_size()
+    yield World(mpi_place.rank, mpi_place.size, *local, dist)
     if dist.is_initialized():
         dist.destroy_process_group()

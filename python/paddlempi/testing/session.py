@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import ctypes
+import faulthandler
+import fcntl
 import os
+import secrets
+import signal
+import stat
+import sys
+import termios
+import threading
+import time
 import traceback
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._code.code import TerminalRepr
 
 from . import place as places
-from .channel import ChannelError, Links, Message, meet, ranks_text
-from .deadline import Watchdog, flush
-from .report import RanksRepr, Verdict, adopt, merge, message_of, shorten
-from .rounds import Coordinator, Exchange, Fatal, Follower
-from .witness import Witness
+from .client import HubError, join
+from .hub import Message, ranks_text
+from .report import Parts, by_rank, compare_collections, merge, message_of, shorten
 
-_MEET_SECONDS = 120.0
 # Collecting takes longer than a test may, with frameworks to import on every rank at once.
-_LEAST_OUTSIDE_TESTS = 60.0
+_LEAST_BETWEEN_TESTS = 60.0
+# Seconds that rank 0 has after a deadline to report; then each rank's watchdog ends it.
+_GRACE = 12.0
+_REPORT_SECONDS = 10.0
+_DRAIN_SECONDS = 2.0
 # After a deadline only these still have their say at the session's end: the others (fixtures'
 # finalizers above all) belong to the thread that hangs.
-_REPORTERS = {"terminalreporter", "lfplugin"}
-_REPORTER_CLASSES = {"LogXML"}
+_REPORTERS = {"TerminalReporter", "LFPlugin", "LogXML"}
+
+# What is the same in every test's stack.
+_PYTEST = ("/_pytest/", "/pluggy/", "/paddlempi/testing/")
 
 
 def start(config: pytest.Config) -> None:
@@ -34,20 +47,10 @@ def start(config: pytest.Config) -> None:
     _refuse(config, place)
     if place.rank != 0:
         _write_no_files(config, place.rank)
-    watchdog = Watchdog()
-    # Before the ranks meet, for between hosts that loads MPI, and MPI does not like forks.
-    witness = Witness(watchdog.stderr) if place.rank == 0 else None
     try:
-        links = meet(place, _MEET_SECONDS)
-    except BaseException as error:
-        if witness is not None:
-            witness.close()
-        if isinstance(error, ChannelError):
-            raise pytest.UsageError(f"--mpi: {error}") from error
-        raise
-    if getattr(config.option, "hypothesis_seed", "") is None:
-        config.option.hypothesis_seed = str(links.seed)  # the same examples on every rank
-    session = RankSession(config, place, links, watchdog, witness)
+        session = RankSession(config, place)
+    except (HubError, OSError) as error:
+        raise pytest.UsageError(f"--mpi: {error}") from error
     config.pluginmanager.register(session, "paddlempi-session")
 
 
@@ -66,11 +69,9 @@ def _refuse(config: pytest.Config, place: places.Place) -> None:
 def _write_no_files(config: pytest.Config, rank: int) -> None:
     """Leave files that pytest writes once a session to rank 0, before their plugins start."""
     option = config.option
-    for name in ("xmlpath", "log_file"):
+    for name in ("xmlpath", "log_file", "cacheclear"):
         if getattr(option, name, None):
             setattr(option, name, None)
-    if getattr(option, "cacheclear", False):
-        option.cacheclear = False
     if getattr(option, "basetemp", None):
         option.basetemp = f"{option.basetemp}-rank{rank}"
 
@@ -78,39 +79,33 @@ def _write_no_files(config: pytest.Config, rank: int) -> None:
 class RankSession:
     """The hooks of a session under --mpi."""
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        place: places.Place,
-        links: Links,
-        watchdog: Watchdog,
-        witness: Witness | None,
-    ) -> None:
+    def __init__(self, config: pytest.Config, place: places.Place) -> None:
         self.config = config
         self.place = place
-        self.watchdog = watchdog
+        self.pid = os.getpid()
         option = config.getoption("mpi_timeout")
         self.seconds = float(config.getini("mpi_timeout") if option is None else option)
-        self.exchange: Exchange
-        if witness is not None:
-            outside = max(self.seconds, _LEAST_OUTSIDE_TESTS) if self.seconds else 0.0
-            self.exchange = Coordinator(
-                links, watchdog, witness, outside, self._captured, self._report_fatal
-            )
-        else:
-            self.exchange = Follower(links, self._captured)
-        self.exchange.start()
-        self.pid = os.getpid()
-        self._guard_exit()
-        os.register_at_fork(after_in_child=self.exchange.forget)
         self.session: pytest.Session | None = None
         self.item: pytest.Item | None = None
-        self.collect_errors: list[tuple[str, str]] = []
-        self.different = False
+        self.collect_errors: dict[str, str] = {}
         self.note = ""
-        self.notes: list[str] = []
-        self.not_run: list[str] = []
+        self.sections: dict[str, list[str]] = {}
         self.finished = False
+        self.leaving = False
+        # pytest redirects descriptor 2 while a test runs; this is where it went before.
+        self.stderr = os.dup(2)
+        between = max(self.seconds, _LEAST_BETWEEN_TESTS) if self.seconds else 0.0
+        self.rounds, self.watch = join(place, between)
+        for line in (self.rounds, self.watch):
+            # A forked child's copies would make a dead parent look alive.
+            os.register_at_fork(after_in_child=line.sock.close)
+        name = "paddlempi-testing"
+        self.thread = threading.Thread(target=self._answer_hub, name=name, daemon=True)
+        self.thread.start()
+        messages = self._swap("meet", seed=secrets.randbits(32))
+        if getattr(config.option, "hypothesis_seed", "") is None:
+            config.option.hypothesis_seed = str(messages[0]["seed"])  # the same examples
+        self._guard_exit()
 
     def _guard_exit(self) -> None:
         """Give a rank that leaves in the middle with status 0 another one.
@@ -138,7 +133,7 @@ class RankSession:
             return
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
-            reporter._tw._file = _Nowhere()
+            reporter._tw._file = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         cache = getattr(self.config, "cache", None)
         if cache is not None:
             cache.set = lambda key, value: None
@@ -151,16 +146,16 @@ class RankSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if self._forked() or self.finished:
-            return
-        session.exitstatus = self._finish(int(exitstatus))
+        if not self._forked() and not self.finished:
+            session.exitstatus = self._finish(int(exitstatus))
 
     def _finish(self, status: int) -> int:
         self.finished = True
-        self.exchange.begin(None, 0)
-        answer = self.exchange.swap({"kind": "finish", "status": status, "note": self.note})
-        self.notes = [str(note) for note in answer.get("notes", ())]
-        return status or int(answer.get("status", 1))
+        faulthandler.cancel_dump_traceback_later()
+        messages = self._swap("finish", status=status, note=self.note)
+        notes = {r: m["note"] for r, m in sorted(messages.items()) if m["note"] != self.note}
+        self.sections["other ranks"] = [f"rank {r}: {note}" for r, note in notes.items() if note]
+        return status or max(int(m["status"]) for m in messages.values())
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
@@ -172,92 +167,67 @@ class RankSession:
             flush()
         # The first rank that ends with a status other than 0 makes the launcher kill the rest:
         # nobody leaves before rank 0 has printed.
-        self.exchange.leave()
-        self.watchdog.close()
+        self.leaving = True
+        self.rounds.send({"kind": "bye"})
+        self.rounds.receive()
+        self.thread.join()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        own = f"rank {self.place.rank}: {self.note}"
-        notes = [note for note in self.notes if note != own]
-        if notes:
-            terminalreporter.section("other ranks", "=")
-            for note in notes:
-                terminalreporter.line(note)
-        if self.not_run:
-            terminalreporter.section(f"{len(self.not_run)} not run", "=")
-            for nodeid in self.not_run:
-                terminalreporter.line(nodeid)
+        for title, lines in self.sections.items():
+            if lines:
+                terminalreporter.section(title)
+                terminalreporter.line("\n".join(lines))
 
     # Collection.
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and not isinstance(report.longrepr, RanksRepr):
-            self.collect_errors.append((report.nodeid, shorten(str(report.longrepr))))
+        if report.failed:
+            self.collect_errors[report.nodeid] = shorten(str(report.longrepr))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        answer = self._swap(
-            {
-                "kind": "collect",
-                "ids": [item.nodeid for item in session.items],
-                "errors": self.collect_errors,
-            }
-        )
-        problem = answer["problem"]
-        if problem is not None:
-            self.different = True
-            self._collect_error("the same tests on every rank", _Text(problem))
-        own = {nodeid for nodeid, _ in self.collect_errors}
-        by_test: dict[str, list[tuple[int, str]]] = {}
-        for rank, errors in answer["errors"].items():
-            for nodeid, text in errors:
-                by_test.setdefault(nodeid, []).append((int(rank), text))
-        for nodeid, parts in by_test.items():
-            if nodeid not in own:
-                self._collect_error(nodeid, RanksRepr.of(parts, self.place.size))
+        own = self.collect_errors.copy()
+        ids = [item.nodeid for item in session.items]
+        messages = self._swap("collect", errors=own, ids=ids)
+        errors: dict[str, dict[int, str]] = {}
+        for rank, message in messages.items():
+            for nodeid, text in message["errors"].items():
+                errors.setdefault(nodeid, {})[rank] = text
+        for nodeid in errors.keys() - own.keys():
+            self._collect_error(nodeid, by_rank(errors[nodeid], self.place.size))
+        text = compare_collections({rank: m["ids"] for rank, m in messages.items()})
+        if text and not errors:
+            self._collect_error("the same tests on every rank", Parts(text, {"": text}))
 
     def _collect_error(self, nodeid: str, longrepr: TerminalRepr) -> None:
         report = pytest.CollectReport(nodeid, "failed", longrepr, None)
         self.config.hook.pytest_collectreport(report=report)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
-        if self.different:  # also under --continue-on-collection-errors
-            raise session.Interrupted("the ranks collected different tests")
-
     # The tests.
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        seconds = self._deadline(item)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        marks = (mark.kwargs.get("timeout") for mark in item.iter_markers("mpi"))
+        seconds = float(next((s for s in marks if s is not None), self.seconds))
         self.item = item
-        self.exchange.begin(item.nodeid, seconds)
+        if self.place.rank == 0:
+            self.rounds.send({"kind": "begin", "test": item.nodeid, "seconds": seconds})
         if seconds:
-            self.watchdog.arm(seconds)
-        try:
-            return (yield)
-        finally:
-            if not self._forked():
-                self.watchdog.disarm()
-                self.exchange.begin(None, 0)
-
-    def _deadline(self, item: pytest.Item) -> float:
-        for mark in item.iter_markers("mpi"):
-            if mark.kwargs.get("timeout") is not None:
-                return float(mark.kwargs["timeout"])
-        return self.seconds
+            # A rank that hangs while it holds the GIL runs no Python thread. faulthandler's own
+            # needs no GIL: it writes the stacks and ends this rank, and the launcher the job.
+            faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=self.stderr)
+        return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
-        self, item: pytest.Item
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if self._forked():
-            return report
-        answer = self._swap(message_of(self.config, report))
-        verdict = Verdict(answer["outcome"], answer["wasxfail"], tuple(answer["ranks"]))
-        if self.place.rank == 0:
-            return merge(self.config, report, verdict, answer["all"])
-        return adopt(report, verdict)
+        if not self._forked():
+            merge(report, self._swap(**message_of(report)), self.place.rank)
+            if call.when == "teardown":
+                faulthandler.cancel_dump_traceback_later()
+        return report
 
     @contextlib.contextmanager
     def agree(self) -> Generator[None, None, None]:
@@ -269,85 +239,98 @@ class RankSession:
             if type(error).__module__.startswith("hypothesis."):
                 raise  # assume(): no failure, and the same on every rank
             failure = shorten(traceback.format_exc())
-        if self._forked():
-            if failure:
-                raise RanksFailed(failure)
-            return
-        answer = self._swap({"kind": "agree", "failure": failure})
-        failures = {int(rank): str(text) for rank, text in answer["failures"].items()}
+        messages = {self.place.rank: {"failure": failure}}
+        if not self._forked():
+            messages = self._swap("agree", failure=failure)
+        failures = {r: m["failure"] for r, m in sorted(messages.items()) if m["failure"]}
         if failures:
-            parts = [f"on rank {rank}:\n{text}" for rank, text in sorted(failures.items())]
-            raise RanksFailed("\n".join([f"failed on {ranks_text(list(failures))}", *parts]))
+            parts = [f"on rank {rank}:\n{text}" for rank, text in failures.items()]
+            raise RanksFailed("\n".join([f"failed on {ranks_text(failures)}", *parts]))
 
-    def _swap(self, message: Message) -> Message:
-        answer = self.exchange.swap(message)
-        if "stop" in answer:
-            pytest.exit(str(answer["stop"]), returncode=int(pytest.ExitCode.INTERRUPTED))
-        return answer
+    def _swap(self, kind: str, **fields: Any) -> dict[int, Message]:
+        """Take part in a round; return every rank's message. Only rank 0 gets their ``more``."""
+        message = {"kind": kind, **fields}
+        self.rounds.send(message)
+        while (answer := self.rounds.receive()) is not None:
+            if answer.get("same") == kind:
+                return dict.fromkeys(range(self.place.size), message)
+            theirs = {int(rank): m for rank, m in answer.get("all", {}).items()}
+            if theirs and theirs[0]["kind"] == kind:
+                return theirs
+            if kind == "meet":
+                raise HubError(answer["stop"])
+            # Who finishes after a Ctrl-C may still find the answer to an earlier round.
+            if kind != "finish":
+                pytest.exit(answer["stop"], returncode=int(pytest.ExitCode.INTERRUPTED))
+        os._exit(1)  # as in _answer_hub
 
     def _forked(self) -> bool:
         """Whether this is a child that a test forked: it has no part in the rounds."""
         return os.getpid() != self.pid
 
-    # The end of a job that hangs, in the coordinator's thread.
+    # The end of a job that hangs, in a thread of its own.
 
-    def _captured(self) -> str:
-        manager = self.config.pluginmanager.get_plugin("capturemanager")
-        if manager is None or not manager.is_globally_capturing():
-            return ""
-        with contextlib.suppress(Exception):
-            out, err = manager.read_global_capture()
-            return shorten(f"{out}{err}")
-        return ""
+    def _answer_hub(self) -> None:
+        while (message := self.watch.receive()) is not None:
+            if message["kind"] == "dump":
+                output = ""
+                manager = self.config.pluginmanager.get_plugin("capturemanager")
+                with contextlib.suppress(Exception):  # no capture, or who hangs is at it
+                    assert manager is not None
+                    output = shorten("".join(manager.read_global_capture()))
+                self.watch.send({"kind": "stacks", "stacks": stacks(), "output": output})
+            else:
+                try:
+                    if self._report_fatal(message):
+                        self.watch.send({"kind": "reported"})
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)  # the launcher and the hub end the others
+        if not self.leaving:
+            os._exit(1)  # rank 0 is gone; the hub has said so, and the launcher may not care
 
-    def _report_fatal(self, fatal: Fatal) -> None:
-        config, session = self.config, self.session
-        manager = config.pluginmanager.get_plugin("capturemanager")
+    def _report_fatal(self, fatal: Message) -> bool:
+        """Report why the job ends; return False where there is no session to report in."""
+        # From this thread only C can do it: the launcher's SIGTERM must not cut the report off.
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))
+        threading.Timer(_REPORT_SECONDS, os._exit, (1,)).start()
+        session, item, test, summary = self.session, self.item, fatal["test"], fatal["summary"]
+        plugins = self.config.pluginmanager
+        manager = plugins.get_plugin("capturemanager")
         if manager is not None:
             manager.suspend_global_capture(in_=True)
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
-        item = self.item if fatal.test is not None else None
+        reporter = plugins.get_plugin("terminalreporter")
         if session is None or reporter is None:
-            self.watchdog.write(f"\npaddlempi: {fatal.summary}\n")
-            return
-        longrepr = _FatalRepr(fatal)
-        if item is not None:
-            sections = [
-                (f"rank {rank}: Captured output", text)
-                for rank, text in sorted(fatal.output.items())
-                if text
-            ]
+            return False
+        parts = {"": summary}
+        for rank, text in fatal["stacks"]:
+            state = "hangs" if rank in fatal["late"] else "waits for the others"
+            parts[f"stacks of rank {rank}, which {state}"] = text
+        longrepr = Parts(summary, parts, test or "")
+        if test is None or item is None:
+            self._collect_error("the job", longrepr)
+        else:
+            output = [(f"rank {r}: Captured output", text) for r, text in fatal["output"] if text]
+            keywords = dict.fromkeys(item.keywords, 1)
             report = pytest.TestReport(
-                nodeid=item.nodeid,
-                location=item.location,
-                keywords=dict.fromkeys(item.keywords, 1),
-                outcome="failed",
-                longrepr=longrepr,
-                when="call",
-                sections=sections,
+                item.nodeid, item.location, keywords, "failed", longrepr, "call", output
             )
             item.ihook.pytest_runtest_logreport(report=report)
             nodeids = [other.nodeid for other in session.items]
-            self.not_run = nodeids[nodeids.index(item.nodeid) + 1 :]
-            if self.not_run:
-                reporter.stats["not run"] = [_NotRun(nodeid) for nodeid in self.not_run]
+            not_run = nodeids[nodeids.index(item.nodeid) + 1 :]
+            if not_run:
+                self.sections[f"{len(not_run)} not run"] = not_run
+                reporter.stats["not run"] = [SimpleNamespace(nodeid=n) for n in not_run]
                 reporter._main_color = None  # so that the closing line counts them
-        else:
-            self._collect_error("the job", longrepr)
-        session.shouldfail = f"the job was ended: {fatal.summary}"
+        session.shouldfail = f"the job was ended: {summary}"
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         self.finished = True
-        plugins = config.pluginmanager.list_name_plugin()
-        others = [
-            plugin
-            for name, plugin in plugins
-            if plugin is not None
-            and name not in _REPORTERS
-            and type(plugin).__name__ not in _REPORTER_CLASSES
-        ]
-        finish = config.pluginmanager.subset_hook_caller("pytest_sessionfinish", others)
+        silent = [p for p in plugins.get_plugins() if type(p).__name__ not in _REPORTERS]
+        finish = plugins.subset_hook_caller("pytest_sessionfinish", silent)
         finish(session=session, exitstatus=session.exitstatus)
         flush()
+        return True
 
 
 class RanksFailed(AssertionError):
@@ -357,44 +340,30 @@ class RanksFailed(AssertionError):
     """
 
 
-class _Nowhere(io.TextIOBase):
-    """The terminal of a rank that prints nothing."""
-
-    encoding = "utf-8"
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def writable(self) -> bool:
-        return True
-
-
-class _NotRun:
-    """A test that the job's end came before, for the closing line's count."""
-
-    def __init__(self, nodeid: str) -> None:
-        self.nodeid = nodeid
+def stacks() -> str:
+    """Return the Python stacks of this process's other threads, without pytest's own frames."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    shown = []
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            frames = traceback.extract_stack(frame)
+            frames[:] = [f for f in frames if not any(path in f.filename for path in _PYTEST)]
+            shown.append(f"{names.get(ident, ident)}:\n{''.join(frames.format())}")
+    return "\n".join(shown)
 
 
-class _Text(TerminalRepr):
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.reprcrash = ReprFileLocation("", 0, text.splitlines()[0])
+def flush() -> None:
+    """Hand everything printed to the launcher, and wait until it has read it.
 
-    def toterminal(self, tw: Any) -> None:
-        tw.line(self.text)
-
-
-class _FatalRepr(TerminalRepr):
-    """Why a job was ended, and where each rank was."""
-
-    def __init__(self, fatal: Fatal) -> None:
-        self.fatal = fatal
-        self.reprcrash = ReprFileLocation(fatal.test or "", 0, fatal.summary)
-
-    def toterminal(self, tw: Any) -> None:
-        tw.line(self.fatal.summary, red=True)
-        for rank, trace in sorted(self.fatal.stacks.items()):
-            state = "hangs" if rank in self.fatal.hung else "waits for the others"
-            tw.sep("-", f"stacks of {ranks_text([rank])}, which {state}", bold=True)
-            tw.line(trace.rstrip())
+    A launcher that ends a job because of a rank's status may drop what it has not read yet.
+    """
+    end = time.monotonic() + _DRAIN_SECONDS
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    for pipe in (1, 2):
+        with contextlib.suppress(OSError):
+            while stat.S_ISFIFO(os.fstat(pipe).st_mode) and time.monotonic() < end:
+                if not any(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)):
+                    break
+                time.sleep(0.01)

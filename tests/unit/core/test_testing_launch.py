@@ -1,4 +1,4 @@
-"""paddlempi.testing.run and the side channel's first meeting."""
+"""paddlempi.testing.run, the hub of the ranks' pytests, and the merged outcome."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import paddlempi.testing.hub
 import pytest
 from paddlempi.testing import place, run
-from paddlempi.testing.channel import ChannelError, Links, _accept, _connect, ranks_text
+from paddlempi.testing.client import HubError, Offer, connect
+from paddlempi.testing.hub import Hub, Line, ranks_text
 from paddlempi.testing.launch import command, mpirun_path
 from paddlempi.testing.report import agree, compare_collections
 from paddlempi_launchers import KINDS
@@ -146,69 +148,103 @@ def test_unknown_mpi_says_where_it_looked() -> None:
         command(2, ["true"], mpi="nosuch")
 
 
-def _over_tcp(token: str, size: int, seconds: float) -> Links:
-    listener = socket.create_server(("127.0.0.1", 0))
-    target = [(int(socket.AF_INET), listener.getsockname())]
-    links: list[Links] = []
-    others = [
-        threading.Thread(target=lambda r=r: links.append(_connect(target, r, token, seconds)))
-        for r in range(1, size)
-    ]
-    stranger = socket.create_connection(listener.getsockname())
+class Meeting:
+    """A hub in a thread that listens on TCP, with rank 0 connected."""
+
+    def __init__(self, size: int) -> None:
+        self.said: list[str] = []
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        pairs = socket.socketpair(), socket.socketpair()
+        self.zero = Line(pairs[0][0]), Line(pairs[1][0])
+        own = pairs[0][1], pairs[1][1]
+        hub = Hub(size, listener, own, "secret", 1.0, self.said.append)
+        self.thread = threading.Thread(target=hub.serve)
+        self.thread.start()
+
+    def connect(self, rank: int, token: str = "secret") -> tuple[Line, Line]:
+        return connect(Offer(socket.AF_INET, [self.address], token), rank, 0.5)
+
+    def leave(self, *ranks: tuple[Line, Line]) -> None:
+        for rounds, _ in ranks:
+            rounds.send({"kind": "bye"})
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        for line in (line for lines in ranks for line in lines):
+            line.sock.close()
+
+
+def test_rounds_over_tcp_past_strangers() -> None:
+    meeting = Meeting(3)
+    stranger = socket.create_connection(meeting.address)
     stranger.sendall(b"\xff\xff\xff\xffGET / HTTP/1.0\r\n\r\n")
-    for other in others:
-        other.start()
-    mine = _accept(listener, size, "secret", seconds)
-    for other in others:
-        other.join()
+    silent = socket.create_connection(meeting.address)
+    ranks = [meeting.zero, meeting.connect(1), meeting.connect(2)]
+    for number, (rounds, _) in enumerate(ranks):
+        rounds.send({"kind": "meet", "number": number, "more": "a report"})
+    answers = [rounds.receive() for rounds, _ in ranks]
+    for answer in answers:
+        assert answer is not None
+        assert [answer["all"][str(r)]["number"] for r in range(3)] == [0, 1, 2]
+    assert ["more" in answer["all"]["1"] for answer in answers if answer] == [True, False, False]
+    meeting.leave(*ranks)
     stranger.close()
-    assert all(link.seed == mine.seed for link in links)
-    links[0].data[0].send({"kind": "hello"})
-    return mine
+    silent.close()
+    assert meeting.said == []
 
 
-def test_meeting_over_tcp_past_a_stranger() -> None:
-    links = _over_tcp("secret", 3, 10)
-    assert sorted(links.data) == sorted(links.control) == [1, 2]
-    links.close()
+def test_another_token_or_rank_is_turned_away() -> None:
+    meeting = Meeting(2)
+    with pytest.raises(HubError, match="rank 1 cannot reach rank 0's pytest"):
+        meeting.connect(1, "guess")
+    for taken in (0, 2):
+        with pytest.raises(HubError, match=f"rank {taken} cannot reach"):
+            meeting.connect(taken)
+    meeting.leave(meeting.zero, meeting.connect(1))
 
 
-def test_meeting_refuses_another_token() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    target = [(int(socket.AF_INET), listener.getsockname())]
-    failed: list[str] = []
+def test_a_rank_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddlempi.testing.hub, "MEET_SECONDS", 0.5)
+    meeting = Meeting(3)
+    other = meeting.connect(2)
+    meeting.zero[0].send({"kind": "meet"})
+    answer = meeting.zero[0].receive()
+    assert answer is not None
+    assert answer["stop"].startswith("ranks 1, 2 did not come within 0.5 s")
+    assert "stop" in (other[0].receive() or {})
+    meeting.thread.join(10)
 
-    def come() -> None:
-        try:
-            _connect(target, 1, "guess", 1)
-        except ChannelError as error:
-            failed.append(str(error))
 
-    other = threading.Thread(target=come)
-    other.start()
-    with pytest.raises(ChannelError, match="rank 1 did not come within 1 s"):
-        _accept(listener, 2, "secret", 1)
-    other.join()
-    assert "cannot reach rank 0" in failed[0]
+def test_ranks_in_different_rounds_are_stopped() -> None:
+    meeting = Meeting(2)
+    ranks = [meeting.zero, meeting.connect(1)]
+    for rounds, _ in ranks:
+        rounds.send({"kind": "meet"})
+    for number, (rounds, _) in enumerate(ranks):
+        assert rounds.receive() == {"same": "meet"}
+        rounds.send({"kind": "report", "test": f"test_{number}", "when": "call"})
+    for rounds, _ in ranks:
+        stop = (rounds.receive() or {})["stop"]
+        assert "(rank 0: report test_0 call; rank 1: report test_1 call)" in stop
+    meeting.leave(*ranks)
 
 
 def test_worst_outcome_wins() -> None:
-    def verdict(*states: str) -> tuple[str, tuple[int, ...]]:
+    def verdict(*states: str) -> tuple[str, list[int]]:
         found = agree({r: {"state": s, "duration": 0} for r, s in enumerate(states)})
-        return found.outcome, found.ranks
+        return found.state, found.ranks
 
-    assert verdict("passed", "passed") == ("passed", (0, 1))
-    assert verdict("passed", "failed", "skipped") == ("failed", (1,))
-    assert verdict("passed", "skipped") == ("skipped", (1,))
-    assert verdict("xpassed(strict)", "xpassed(strict)") == ("failed", (0, 1))
-    assert verdict("xpassed(strict)", "xfailed") == ("skipped", (1,))
-    assert verdict("xfailed", "failed") == ("failed", (1,))
+    assert verdict("passed", "passed") == ("passed", [0, 1])
+    assert verdict("passed", "failed", "skipped") == ("failed", [1])
+    assert verdict("passed", "skipped") == ("skipped", [1])
+    assert verdict("xpassed(strict)", "xpassed(strict)") == ("failed", [0, 1])
+    assert verdict("xpassed(strict)", "xfailed") == ("xfailed", [1])
+    assert verdict("xfailed", "failed") == ("failed", [1])
 
 
 def test_collections() -> None:
-    assert compare_collections({0: ["a", "b"], 1: ["a", "b"]}) is None
+    assert compare_collections({0: ["a", "b"], 1: ["a", "b"]}) == ""
     shorter = compare_collections({0: ["a", "b"], 1: ["a"]})
-    assert shorter is not None
     assert "rank 1: no more tests" in shorter
 
 

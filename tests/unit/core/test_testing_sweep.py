@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,16 +28,45 @@ def test_sweep(tmp_path: Path) -> None:
 
 
 def test_a_killed_job_leaves_no_segment() -> None:
-    before = set(os.listdir("/dev/shm"))
-    result = launch.run(2, sleeps, timeout=6)
+    result = launch.run(2, waits_and_dies, timeout=6, env={"SECONDS": "60"})
     assert result.timed_out, result.output
-    assert set(os.listdir("/dev/shm")) <= before
+    assert left(result.output) == []
 
 
-def sleeps() -> None:
+def test_the_command_line_leaves_no_segment() -> None:
+    script = "import test_testing_sweep; test_testing_sweep.waits_and_dies()"
+    job = subprocess.run(
+        [sys.executable, "-m", launch.__name__, "-np", "2", "--", sys.executable, "-c", script],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "SECONDS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert job.returncode != 0
+    end = time.monotonic() + 20
+    while left(job.stdout + job.stderr):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def left(output: str) -> list[str]:
+    """Those of a job's own segments that are still there; other jobs have theirs beside them."""
+    segments = re.findall(r"^maps (/dev/shm/\S+)", output, re.MULTILINE)
+    assert segments, output
+    return [path for path in segments if os.path.exists(path)]
+
+
+def waits_and_dies() -> None:
+    import os
     import time
 
     import paddlempi as dist
 
     dist.init_process_group()
-    time.sleep(60)
+    with open("/proc/self/maps") as maps:
+        for path in {line.split()[5] for line in maps if "/dev/shm/" in line}:
+            os.write(1, f"\nmaps {path}\n".encode())  # whole, beside the other rank's
+    time.sleep(float(os.environ["SECONDS"]))
+    os.kill(os.getpid(), 9)
