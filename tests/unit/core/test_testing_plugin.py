@@ -330,7 +330,7 @@ def test_dead_rank(ranks: Ranks, end: str, dead: int) -> None:
     )
     assert not result.timed_out
     assert result.returncode != 0
-    # Where the launcher kills rank 0 before it can speak, its witness names the test.
+    # If the launcher kills rank 0 before it can report, the hub names the test.
     assert re.search(r"rank [01] ended while test_it.py::test_dies ran", result.output)
 
 
