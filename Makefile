@@ -156,7 +156,8 @@ endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
 ## test-torch    torch.distributed over MPI: the newest torch with Open MPI; test-torch-oldest: the oldest, with MPICH
-.PHONY: test-torch test-torch-oldest
+.PHONY: test-torch
+.PHONY: test-torch-oldest
 test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest,test-torch-$(run))
 test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest
 
