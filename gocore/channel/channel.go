@@ -94,20 +94,21 @@ func (c *Channel) Sent() bool {
 
 // Receive takes a message that has arrived from any rank. ok is false if there is none. Receive
 // does not wait. A message that is longer than the limit does not come from this library; Receive
-// leaves it to MPI.
+// drops it.
 func (c *Channel) Receive() (from int, message []byte, ok bool) {
 	msg, st, found, err := c.lib.Improbe(c.comm, mpi.AnySource, int32(c.tag))
-	if err != nil || !found || st.Bytes < 0 || st.Bytes > int64(c.limit) {
+	if err != nil || !found {
 		return 0, nil, false
 	}
-	block, err := mem.Alloc(max(1, st.Bytes))
+	n := min(max(0, st.Bytes), int64(c.limit))
+	block, err := mem.Alloc(max(1, n))
 	if err != nil {
 		return 0, nil, false
 	}
 	defer mem.Free(block)
 	if err := c.lib.Run(&mpi.Call{Fn: mpi.FnMrecv, Comm: c.comm, Message: msg, Peer: st.Source, Tag: st.Tag,
-		RecvBuf: block, RecvCount: st.Bytes, RecvType: c.lib.Byte()}, nil); err != nil {
-		return 0, nil, false
+		RecvBuf: block, RecvCount: n, RecvType: c.lib.Byte()}, nil); err != nil {
+		return 0, nil, false // MPI_ERR_TRUNCATE, if the message is too long
 	}
-	return int(st.Source), append([]byte(nil), unsafe.Slice((*byte)(block), st.Bytes)...), true
+	return int(st.Source), append([]byte(nil), unsafe.Slice((*byte)(block), n)...), true
 }

@@ -71,4 +71,7 @@ func TestMessagesBeyondTheLimitAreNotReceived(t *testing.T) {
 		_, _, ok := short.Receive()
 		assert.False(t, ok)
 	}
+	require.NoError(t, New(libs[0], libs[0].World(), Groups, 64).Send(1, []byte("short")))
+	_, message := receive(t, short)
+	assert.Equal(t, "short", message)
 }

@@ -126,7 +126,11 @@ func (g *Group) closedError(c *call) error {
 	closers := g.arrival.Closers(g.seq)
 	var who, ended []int
 	reason := status.GroupBroken
-	for i, why := range closers {
+	for i := range g.Ranks { // in order: members may have closed it for different reasons
+		why, ok := closers[i]
+		if !ok {
+			continue
+		}
 		who = append(who, i)
 		if len(who) == 1 || why == status.Timeout {
 			reason = why
@@ -135,8 +139,6 @@ func (g *Group) closedError(c *call) error {
 			ended = append(ended, i)
 		}
 	}
-	slices.Sort(who)
-	slices.Sort(ended)
 	by := g.worldRanks(who)
 	missing, known := g.arrival.Missing()
 	late := slices.Contains(missing, g.Rank)

@@ -186,7 +186,6 @@ func (p *Peers) Agree(records []byte) {
 type Endpoint struct {
 	Events *Events
 
-	peers   *Peers
 	dev     Device
 	exports map[uint64]Handle // by the allocation's ID
 	remote  []remote          // by rank
@@ -250,7 +249,7 @@ func (p *Peers) Endpoint(d Device) (*Endpoint, error) {
 		if err != nil {
 			return nil, err
 		}
-		ep = &Endpoint{Events: events, peers: p, dev: d, exports: map[uint64]Handle{}, remote: make([]remote, p.Size)}
+		ep = &Endpoint{Events: events, dev: d, exports: map[uint64]Handle{}, remote: make([]remote, p.Size)}
 		p.endpoints[d] = ep
 	}
 	if len(ep.retired) > 0 {

@@ -228,7 +228,11 @@ class ProcessGroupMPI:
     def recv_partial(
         self, tensor: Any, peer: int, parts: int, part: int, sync: bool = False
     ) -> Task:
-        """Receive into part number ``part`` of ``parts`` equal parts of a tensor."""
+        """Receive into part number ``part`` of ``parts`` equal parts of a contiguous tensor."""
+        if not tensor.is_contiguous():
+            raise ArgumentError(
+                "recv_partial: the tensor is not contiguous; give it a contiguous one"
+            )
         return self._message(Op.RECV, None, _part(tensor, parts, part), peer, sync)
 
     def all_gather_partial(

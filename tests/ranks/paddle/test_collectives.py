@@ -225,6 +225,8 @@ def test_partial_messages(dist: ModuleType, rank: int, size: int) -> None:
         for part in (1, 3):
             group.recv_partial(out, 0, 4, part, True)
         assert out.tolist() == [[0, 0, 2, 3], [0, 0, 6, 7]]
+    with pytest.raises(ValueError, match="contiguous"):  # it would be received into a copy
+        group.recv_partial(whole.transpose([1, 0]), 0, 4, 1)
 
 
 def test_strided(dist: ModuleType, rank: int, size: int) -> None:
