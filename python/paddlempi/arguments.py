@@ -133,10 +133,10 @@ def root_of(
 
 
 def on_root(
-    code: Op, group: _Group, mine: bool, name: str, tensors: Sequence[Any] | None
+    code: Op, group: _Group, is_root: bool, name: str, tensors: Sequence[Any] | None
 ) -> Many | None:
     """Return the list of tensors that only the root gives; None on the other members."""
-    if mine:
+    if is_root:
         return Many(() if tensors is None else tensors, name, per_rank=True)
     if tensors is not None and len(tensors):
         refuse(code, group, ArgumentError(f"{code.label}: {name} must be None but on the root"))

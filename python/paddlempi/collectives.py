@@ -149,8 +149,8 @@ def reduce(
         group = group_of(rank_list, "reduce", group)
     if outside(group, Op.REDUCE):
         return None
-    root, mine = chosen_root(Op.REDUCE, group, "dst", dst, group_dst)
-    send, recv = (None, tensor) if mine else (tensor, None)
+    root, is_root = chosen_root(Op.REDUCE, group, "dst", dst, group_dst)
+    send, recv = (None, tensor) if is_root else (tensor, None)
     return _submit_reduction(Op.REDUCE, send, recv, op, group, async_op, root)
 
 
@@ -335,8 +335,8 @@ def gather(
         group = group_of(rank_list, "gather", group)
     if outside(group, Op.GATHER):
         return None
-    root, mine = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)  # as in torch
-    recv = on_root(Op.GATHER, group, mine, "gather_list", gather_list)
+    root, is_root = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)  # as in torch
+    recv = on_root(Op.GATHER, group, is_root, "gather_list", gather_list)
     return _submit(Op.GATHER, tensor, recv, group, async_op, root)
 
 
@@ -365,8 +365,8 @@ def scatter(
         group = group_of(rank_list, "scatter", group)
     if outside(group, Op.SCATTER):
         return None
-    root, mine = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)  # as in torch
-    send = on_root(Op.SCATTER, group, mine, "scatter_list", scatter_list)
+    root, is_root = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)  # as in torch
+    send = on_root(Op.SCATTER, group, is_root, "scatter_list", scatter_list)
     return _submit(Op.SCATTER, send, tensor, group, async_op, root)
 
 

@@ -599,7 +599,7 @@ def _check_ranks(ranks: Sequence[int], size: int) -> list[int]:
                 f"new_group: ranks={chosen}: {rank} is out of range, the world has {size}"
             )
     if len(set(chosen)) != len(chosen):
-        raise ArgumentError(f"new_group: ranks={chosen}: a rank stands there twice")
+        raise ArgumentError(f"new_group: ranks={chosen}: a rank is given twice")
     return chosen
 
 

@@ -312,8 +312,8 @@ def _at_exit() -> None:
     warnings.warn(
         f"paddlempi: rank {rank} of the {size} that {name} started has ended "
         "without MPI: neither init_parallel_env() nor init_process_group() was called, so it has "
-        "worked as a job of one rank, and the others beside it. Where that is meant, "
-        'warnings.filterwarnings("ignore", "paddlempi: rank") keeps this quiet',
+        "worked as a job of one rank, and so have the others. If that is intended, "
+        'warnings.filterwarnings("ignore", "paddlempi: rank") suppresses this warning',
         RuntimeWarning,
         stacklevel=2,
     )

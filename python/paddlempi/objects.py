@@ -88,9 +88,9 @@ def gather_object(
     """
     if outside(group, Op.GATHER):
         return
-    root, mine = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)
+    root, is_root = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)
     size = members(group).size()
-    if mine:
+    if is_root:
         _check_output(
             Op.GATHER, group, "gather_object", "object_gather_list", object_gather_list, size
         )
@@ -99,9 +99,9 @@ def gather_object(
     _native.submit(Op.ALL_GATHER, members(group)._id, array("q", [len(data)]), lengths)
     # An all_to_all, because a gather wants parts of one length: all as long as the longest.
     sent = [data if rank == root else bytearray() for rank in range(size)]
-    parts = [bytearray(_checked(length) if mine else 0) for length in lengths]
+    parts = [bytearray(_checked(length) if is_root else 0) for length in lengths]
     all_to_all(parts, sent, group)
-    if mine and object_gather_list is not None:
+    if is_root and object_gather_list is not None:
         object_gather_list[:] = [pickle.loads(part) for part in parts]
 
 
@@ -123,18 +123,18 @@ def broadcast_object_list(
     """
     if outside(group, Op.BROADCAST):
         return
-    root, mine = chosen_root(Op.BROADCAST, group, "src", src, group_src, 0)
+    root, is_root = chosen_root(Op.BROADCAST, group, "src", src, group_src, 0)
     if not isinstance(object_list, list):
         _refuse_type(Op.BROADCAST, group, "broadcast_object_list", "object_list", object_list)
     lengths = _lengths(len(object_list))
     data = bytearray()
-    if mine:
+    if is_root:
         data = _dump_all(Op.BROADCAST, group, object_list, lengths)
     broadcast(lengths, group=group, group_src=root)
-    if not mine:
+    if not is_root:
         data = bytearray(_checked_sum(lengths))
     broadcast(data, group=group, group_src=root)
-    if not mine:
+    if not is_root:
         object_list[:] = _load_all(data, lengths)
 
 
@@ -157,14 +157,14 @@ def scatter_object_list(
     """
     if outside(group, Op.SCATTER):
         return
-    root, mine = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)
+    root, is_root = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)
     size = members(group).size()
     out = scatter_object_output_list
     if not isinstance(out, list) or not out:
         _refuse_type(Op.BROADCAST, group, "scatter_object_list", "scatter_object_output_list", out)
     parts: list[bytearray] | None = None
     lengths = _lengths(size)
-    if mine:
+    if is_root:
         _check_output(
             Op.BROADCAST,
             group,
@@ -252,14 +252,15 @@ def _check_output(code: Op, group: _Group, what: str, name: str, output: Any, si
             code,
             group,
             ArgumentError(
-                f"{what}: {name} has {len(output)} places, it needs {size}, one for each rank"
+                f"{what}: {name} has {len(output)} items, it needs {size}, one for each rank"
             ),
         )
 
 
 def _refuse_type(code: Op, group: _Group, what: str, name: str, value: object) -> NoReturn:
-    said = "an empty list" if isinstance(value, list) else f"a {type(value).__name__}"
-    refuse(code, group, DtypeError(f"{what}: {name} is {said}, it must be a list with room"))
+    found = "an empty list" if isinstance(value, list) else f"a {type(value).__name__}"
+    message = f"{what}: {name} is {found}, it must be a list with at least one item"
+    refuse(code, group, DtypeError(message))
 
 
 def _lengths(count: int) -> array[int]:

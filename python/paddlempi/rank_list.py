@@ -40,7 +40,7 @@ def parse(rank_list: Sequence[Sequence[int]], what: str) -> list[tuple[int, ...]
                 f"{what}: rank_list={rank_list!r}: {rank} is out of range, the world has {size}"
             )
     if len(set(ranks)) != len(ranks):
-        raise ArgumentError(f"{what}: rank_list={rank_list!r}: a rank stands there twice")
+        raise ArgumentError(f"{what}: rank_list={rank_list!r}: a rank is given twice")
     return subsets
 
 

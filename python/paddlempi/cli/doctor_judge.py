@@ -146,8 +146,8 @@ def binding(facts: Sequence[_Facts]) -> list[Finding]:
         where = f"{node[0]['host']}: {spell(ranks)}, {count} of {len(cpus)} CPUs each"
         if len(node) > len(cpus):
             advice = (
-                "start at most as many ranks on a node as it has CPUs; those that wait take the "
-                "time of those that work"
+                "start at most as many ranks on a node as it has CPUs: ranks that wait take CPU "
+                "time from ranks that work"
             )
             findings.append(Finding("binding", "warn", where + ", more ranks than CPUs", advice))
         elif shared and len(node) > 1:
@@ -342,7 +342,7 @@ def _devices(facts: Sequence[_Facts]) -> list[Finding]:
     for (host, uuid), ranks in users.items():
         if len(ranks) > 1:
             found = f"{host}: {spell(ranks)} share {uuid}"
-            advice = "one rank for each GPU is faster, unless it is meant so: they take turns"
+            advice = "they take turns: one rank for each GPU is faster"
             findings.append(Finding("shared gpu", "warn", found, advice))
     errors = [fact for fact in facts if fact["cuda"]["error"]]
     if errors:
@@ -401,8 +401,8 @@ def awareness(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 _UNAWARE = (
-    "nothing has to be: tensors go by IPC or through pinned memory. An MPI built with CUDA, or UCX "
-    "with it and PADDLEMPI_CUDA_AWARE=1, may be faster between nodes"
+    "nothing to do: tensors go by IPC or through pinned memory. An MPI built with CUDA, or a UCX "
+    "built with CUDA and PADDLEMPI_CUDA_AWARE=1, may be faster between nodes"
 )
 
 
@@ -441,7 +441,7 @@ def peers(facts: Sequence[_Facts]) -> list[Finding]:
             ""
             if all_of_them
             else (
-                "between those with a minus nothing goes directly: look at nvidia-smi topo -m, "
+                "there are no direct copies between GPUs with a minus: look at nvidia-smi topo -m, "
                 "and at ACS in the BIOS"
             )
         )

@@ -70,7 +70,7 @@ def describe(tensor: Any) -> Description:
             "it must be of this machine's byte order; bfloat16 and float8 go by __dlpack__ only"
         )
     if shown.get("mask") is not None:
-        raise UnsupportedError(f"{name} has a mask: give its data and its mask one by one")
+        raise UnsupportedError(f"{name} has a mask: send its data and its mask separately")
     size = int(typestr[2:])
     strides = shown.get("strides")
     if strides is not None:

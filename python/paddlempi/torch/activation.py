@@ -360,7 +360,7 @@ def _checked_ranks(ranks: Any, size: int) -> list[int]:
         if not 0 <= rank < size:
             raise ArgumentError(f"new_group: ranks={chosen}: {rank} is not one of 0 to {size - 1}")
     if len(set(chosen)) != len(chosen):
-        raise ArgumentError(f"new_group: ranks={chosen}: a rank stands there twice")
+        raise ArgumentError(f"new_group: ranks={chosen}: a rank is given twice")
     return chosen
 
 

@@ -45,8 +45,8 @@ def options(
             setattr(made, name, value)
         except (AttributeError, TypeError) as reason:
             raise DtypeError(
-                f"{name or 'opts'}={value!r}, of type {type(value).__name__}, is of no use where "
-                f"{kind.__name__} are wanted"
+                f"{name or 'opts'}={value!r} is a {type(value).__name__}, which {kind.__name__} "
+                "do not take"
             ) from reason
     return made
 

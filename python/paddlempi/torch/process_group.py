@@ -161,8 +161,8 @@ class ProcessGroupMPI(Issuer):
 
         Also called as ``allreduce(tensor, op, timeout)``.
         """
-        # The short way, for calls that need no other treatment. Most calls do not, and for a few
-        # bytes the time of this function counts.
+        # The short way, for the usual calls: for tensors of a few bytes the time of this function
+        # counts.
         if (
             opts.__class__ is AllreduceOptions
             and not opts.asyncOp
@@ -547,9 +547,9 @@ class ProcessGroupMPI(Issuer):
         if isinstance(tensors, torch.Tensor):
             return tensors
         if isinstance(tensors, (list, tuple)):
-            text = f"{code.label}: {len(tensors)} tensors where the MPI group takes one"
+            text = f"{code.label}: got {len(tensors)} tensors, a group over MPI takes one"
             return self._refuse(code, ArgumentError(text))
-        text = f"{code.label}: an object of type {type(tensors).__name__} where a tensor is wanted"
+        text = f"{code.label}: got an object of type {type(tensors).__name__} instead of a tensor"
         return self._refuse(code, DtypeError(text))
 
     def _per_rank(self, tensors: Any, code: Op, name: str) -> list[Any]:
@@ -565,7 +565,9 @@ class ProcessGroupMPI(Issuer):
         if not isinstance(tensors, (list, tuple)):
             self._refuse(
                 code,
-                DtypeError(f"{code.label}: {name} is a {type(tensors).__name__}, no list"),
+                DtypeError(
+                    f"{code.label}: {name} is a {type(tensors).__name__}, it must be a list"
+                ),
             )
         if len(tensors) != count if count else not tensors:
             self._refuse(

@@ -92,8 +92,8 @@ def expect(rank: int, size: int) -> None:
     wrong = [f"{name}={asked}" for name, (asked, is_) in given.items() if asked not in (-1, is_)]
     problem = f"{', '.join(wrong)} given to MPI's rank {mpi_rank} of {mpi_size}" if wrong else None
     advice = (
-        "leave rank and world_size out, for MPI knows them, or give MPI's. A framework that gives "
-        "them reads them from variables: docs/torch.md tells which"
+        "leave rank and world_size out, because MPI knows them, or give MPI's. A framework that "
+        "gives them reads them from variables: docs/torch.md says which"
     )
     try:
         _raise_together("init_process_group", problem, advice)
@@ -143,9 +143,10 @@ def _alone(why: str, size: int, what: str = "init_process_group") -> Exception:
     """Make the error of a process that is alone in MPI's world, although ``why`` names others."""
     error: Exception = LauncherError(
         f"{what}: {why}, but MPI knows of this process alone. Processes that "
-        "torch.multiprocessing.spawn or another tool starts are strangers to MPI, each a world of "
-        f"its own: let MPI's launcher start them, mpirun -np {size} python train.py (or srun), and "
-        'call the function where the program calls spawn; or take backend="gloo"'
+        "torch.multiprocessing.spawn or another tool starts are unknown to MPI, and each becomes a "
+        f"world of one rank: let MPI's launcher start them, mpirun -np {size} python train.py (or "
+        "srun), and call the function directly where the program calls spawn; or use "
+        'backend="gloo"'
     )
     return error
 
@@ -165,7 +166,7 @@ def _refuse_torchrun() -> None:
     if size > 1:
         raise LauncherError(
             f"init_process_group: torchrun started this process as one of {size}, but tells MPI "
-            "nothing of the others: each would be a world of its own. Use MPI's launcher: "
+            "nothing of the others: each would become a world of one rank. Use MPI's launcher: "
             f"mpirun -np {size} python train.py (or srun), without torchrun; or keep torchrun and "
-            'take backend="gloo"'
+            'use backend="gloo"'
         )
