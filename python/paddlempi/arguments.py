@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 from . import _native
 from ._ops import Op
 from .errors import ArgumentError, DtypeError, Error
-from .group import ProcessGroup, is_foreign, members
+from .group import ProcessGroup, members, warn_nonmember
 
-__all__ = ["Many", "chosen_root", "on_root", "outside", "refuse", "root_of", "splits_of"]
+__all__ = ["TensorList", "chosen_root", "is_nonmember", "on_root", "refuse", "root_of", "splits_of"]
 
 _Group = ProcessGroup | None
 
 
-class Many:
+class TensorList:
     """An argument that must be a list of tensors.
 
     Args:
@@ -61,10 +61,12 @@ class Many:
         return self.tensors
 
 
-def outside(group: _Group, code: Op) -> bool:
+def is_nonmember(group: _Group, code: Op) -> bool:
     """Whether this rank is no member of ``group``. Warns if so."""
     return (
-        group is not None and group.__class__ is not ProcessGroup and is_foreign(group, code.label)
+        group is not None
+        and group.__class__ is not ProcessGroup
+        and warn_nonmember(group, code.label)
     )
 
 
@@ -134,10 +136,10 @@ def root_of(
 
 def on_root(
     code: Op, group: _Group, is_root: bool, name: str, tensors: Sequence[Any] | None
-) -> Many | None:
+) -> TensorList | None:
     """Return the list of tensors that only the root gives; None on the other members."""
     if is_root:
-        return Many(() if tensors is None else tensors, name, per_rank=True)
+        return TensorList(() if tensors is None else tensors, name, per_rank=True)
     if tensors is not None and len(tensors):
         refuse(code, group, ArgumentError(f"{code.label}: {name} must be None but on the root"))
     return None

@@ -22,8 +22,8 @@ Names, argument order and meaning are ``torch.distributed``'s. For all functions
   The members of a call are the ranks of the list that has this rank, or this rank alone if no
   list has it.
 * **async_op=True** returns a :class:`~paddlempi.work.Work` at once. Otherwise the function
-  returns None when the result is in the output tensors; for tensors in CUDA memory, when the
-  current stream waits for the result.
+  returns None when the result is in the output tensors. With tensors in CUDA memory it returns
+  when the current stream has been made to wait for the result.
 * **Deadline.** If the group's deadline runs out, the members that wait raise ``TimeoutError``,
   whose ``ranks`` are the members that never came. A timeout or Ctrl-C breaks the group: later
   calls raise ``GroupBrokenError``.
@@ -41,7 +41,7 @@ from typing import Any
 
 from . import _native
 from ._ops import ASYNC, Op
-from .arguments import Many, chosen_root, on_root, outside, refuse, splits_of
+from .arguments import TensorList, chosen_root, is_nonmember, on_root, refuse, splits_of
 from .errors import DtypeError
 from .group import ProcessGroup, members, to_seconds
 from .rank_list import group_of
@@ -123,7 +123,7 @@ def all_reduce_coalesced(
     if rank_list is not None:
         group = group_of(rank_list, "all_reduce_coalesced", group)
     return _submit_reduction(
-        Op.ALL_REDUCE_COALESCED, None, Many(tensors, "tensors"), op, group, async_op
+        Op.ALL_REDUCE_COALESCED, None, TensorList(tensors, "tensors"), op, group, async_op
     )
 
 
@@ -147,7 +147,7 @@ def reduce(
     """
     if rank_list is not None:
         group = group_of(rank_list, "reduce", group)
-    if outside(group, Op.REDUCE):
+    if is_nonmember(group, Op.REDUCE):
         return None
     root, is_root = chosen_root(Op.REDUCE, group, "dst", dst, group_dst)
     send, recv = (None, tensor) if is_root else (tensor, None)
@@ -213,7 +213,7 @@ def reduce_scatter(
         group = group_of(rank_list, "reduce_scatter", group)
     return _submit_reduction(
         Op.REDUCE_SCATTER,
-        Many(input_list, "input_list", per_rank=True),
+        TensorList(input_list, "input_list", per_rank=True),
         output,
         op,
         group,
@@ -260,7 +260,7 @@ def broadcast(
     """
     if rank_list is not None:
         group = group_of(rank_list, "broadcast", group)
-    if outside(group, Op.BROADCAST):
+    if is_nonmember(group, Op.BROADCAST):
         return None
     root, _ = chosen_root(Op.BROADCAST, group, "src", src, group_src)
     return _submit(Op.BROADCAST, None, tensor, group, async_op, root)
@@ -285,7 +285,11 @@ def all_gather(
     if rank_list is not None:
         group = group_of(rank_list, "all_gather", group)
     return _submit(
-        Op.ALL_GATHER, tensor, Many(tensor_list, "tensor_list", per_rank=True), group, async_op
+        Op.ALL_GATHER,
+        tensor,
+        TensorList(tensor_list, "tensor_list", per_rank=True),
+        group,
+        async_op,
     )
 
 
@@ -333,7 +337,7 @@ def gather(
     """
     if rank_list is not None:
         group = group_of(rank_list, "gather", group)
-    if outside(group, Op.GATHER):
+    if is_nonmember(group, Op.GATHER):
         return None
     root, is_root = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)  # as in torch
     recv = on_root(Op.GATHER, group, is_root, "gather_list", gather_list)
@@ -363,7 +367,7 @@ def scatter(
     """
     if rank_list is not None:
         group = group_of(rank_list, "scatter", group)
-    if outside(group, Op.SCATTER):
+    if is_nonmember(group, Op.SCATTER):
         return None
     root, is_root = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)  # as in torch
     send = on_root(Op.SCATTER, group, is_root, "scatter_list", scatter_list)
@@ -390,8 +394,8 @@ def all_to_all(
         group = group_of(rank_list, "all_to_all", group)
     return _submit(
         Op.ALL_TO_ALL,
-        Many(input_tensor_list, "input_tensor_list", per_rank=True),
-        Many(output_tensor_list, "output_tensor_list", per_rank=True),
+        TensorList(input_tensor_list, "input_tensor_list", per_rank=True),
+        TensorList(output_tensor_list, "output_tensor_list", per_rank=True),
         group,
         async_op,
     )
@@ -420,7 +424,7 @@ def all_to_all_single(
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_to_all_single", group)
-    if outside(group, Op.ALL_TO_ALL):
+    if is_nonmember(group, Op.ALL_TO_ALL):
         return None
     recv_splits = splits_of(group, "output_split_sizes", output_split_sizes)
     send_splits = splits_of(group, "input_split_sizes", input_split_sizes)
@@ -472,7 +476,7 @@ def monitored_barrier(
 
     Source: :func:`torch.distributed.monitored_barrier` with gloo.
     """
-    if outside(group, Op.BARRIER):
+    if is_nonmember(group, Op.BARRIER):
         return
     seconds = None if timeout is None else to_seconds(timeout, "monitored_barrier")
     _native.control("monitored_barrier", group=members(group)._id, timeout=seconds)
@@ -490,7 +494,7 @@ def _submit_reduction(
     async_op: bool,
     root: int = -1,
 ) -> Work | None:
-    if outside(group, code):
+    if is_nonmember(group, code):
         return None
     if not isinstance(op, ReduceOp):
         refuse(
@@ -515,11 +519,11 @@ def _submit(
     send_splits: Sequence[int] | None = None,
     recv_splits: Sequence[int] | None = None,
 ) -> Work | None:
-    if outside(group, code):
+    if is_nonmember(group, code):
         return None
-    if send.__class__ is Many:
+    if send.__class__ is TensorList:
         send = send.checked(code, group)
-    if recv.__class__ is Many:
+    if recv.__class__ is TensorList:
         recv = recv.checked(code, group)
     reduce_op, scale = (0, 1.0) if op is None else (op, op.scale)
     written = code.writes(root, members(group)._rank)

@@ -107,13 +107,13 @@ _levels: list[_Ended] = []
 the thread. The list is empty while the listener itself completes futures, all of level 0."""
 
 
-class _Here(threading.local):
+class _Local(threading.local):
     """The level of the futures that this thread makes: n + 1 in a callback of level n, else 0."""
 
     level = 0
 
 
-_here = _Here()
+_local = _Local()
 
 
 def of(work: WithFuture) -> Future:
@@ -123,7 +123,7 @@ def of(work: WithFuture) -> Future:
         if work._future is not None:
             return work._future
         future = work._future = Future()
-        level = _here.level
+        level = _local.level
         if under_way := work._op.notify((work, level)):
             if level and not _levels:
                 # This thread is the listener and runs a callback. When the callback returns, the
@@ -177,9 +177,9 @@ def _complete_all() -> None:
                 if _levels:
                     _levels[level].put(work)
                 else:
-                    _here.level = 1
+                    _local.level = 1
                     _complete(work)
-                    _here.level = 0
+                    _local.level = 0
             del work, ended  # the works would be kept alive until the next end
             with _lock:
                 replaced = _levels and _thread is not threading.current_thread()
@@ -198,7 +198,7 @@ def _complete_all() -> None:
 
 def _serve(ended: _Ended, level: int) -> None:
     """Complete the futures of one level, until the listener ends."""
-    _here.level = level + 1
+    _local.level = level + 1
     while work := ended.get():
         _complete(work)
         del work

@@ -228,7 +228,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
             finally:
                 for leave in _state.at_destroy:
                     leave()
-        elif not is_foreign(group, "destroy_process_group"):
+        elif not warn_nonmember(group, "destroy_process_group"):
             _native.control("destroy_group", group=group._id)
     if failure is not None:
         raise failure
@@ -511,7 +511,7 @@ def at_destroy(leave: Callable[[], None]) -> None:
     _state.at_destroy.append(leave)
 
 
-def is_foreign(group: Any, what: str) -> bool:
+def warn_nonmember(group: Any, what: str) -> bool:
     """Whether this rank is no member of ``group``. Warns if so, as torch does.
 
     Raises:

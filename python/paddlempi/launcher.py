@@ -95,7 +95,7 @@ class Variables:
     """Environment variables that this module sets to the launcher's numbers if the user has not.
 
     Child processes inherit the variables. One more variable, the mark, tells them which variables
-    were set here, in which job and by which process, and whether that process runs MPI. With it
+    were set here, in which job and by which process, and whether that process runs MPI. Therefore
 
     * a new job that this process starts gets the values of that job;
     * another program that a rank starts while MPI runs gets no values, because it is no rank;
@@ -127,10 +127,10 @@ class Variables:
         mark, me = self._read(), os.getpid()
         if self.rank_above(launcher):
             if not is_worker():
-                self._take_back()
+                self._unset_ours()
                 self._write(mark, ())
             return False
-        self._take_back()
+        self._unset_ours()
         values = {name: launcher[key] for name, key in self.table.items() if launcher[key] >= 0}
         again = mark.pid == me
         self._set(values, _Mark(launcher["job"], me, again and mark.runs_mpi))
@@ -146,7 +146,7 @@ class Variables:
         job = self._read().job
         values: dict[str, object] = {name: numbers[key] for name, key in self.table.items()}
         values.update(others)
-        self._take_back()
+        self._unset_ours()
         self._set(values, _Mark(job, os.getpid(), True))
 
     def is_ours(self, name: str) -> bool:
@@ -162,7 +162,7 @@ class Variables:
 
     def clear(self) -> None:
         """Unset the variables that were set by this class, and the mark."""
-        self._take_back()
+        self._unset_ours()
         os.environ.pop(self._mark, None)
 
     def _set(self, values: Mapping[str, object], mark: _Mark) -> None:
@@ -172,7 +172,7 @@ class Variables:
             os.environ[name] = str(values[name])
         self._write(mark, unset)
 
-    def _take_back(self) -> None:
+    def _unset_ours(self) -> None:
         for name in self._read().sums:
             if self.is_ours(name):
                 del os.environ[name]

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from . import _native
 from ._ops import Op
-from .arguments import chosen_root, outside, refuse
+from .arguments import chosen_root, is_nonmember, refuse
 from .collectives import all_gather, all_to_all, broadcast
 from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, members
@@ -57,7 +57,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) ->
         ArgumentError: the length of ``object_list`` is not the number of members.
         DtypeError: ``object_list`` is no list.
     """
-    if outside(group, Op.ALL_GATHER):
+    if is_nonmember(group, Op.ALL_GATHER):
         return
     size = members(group).size()
     _check_output(Op.ALL_GATHER, group, "all_gather_object", "object_list", object_list, size)
@@ -86,7 +86,7 @@ def gather_object(
             group.
         group: the members; None is the world.
     """
-    if outside(group, Op.GATHER):
+    if is_nonmember(group, Op.GATHER):
         return
     root, is_root = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)
     size = members(group).size()
@@ -121,7 +121,7 @@ def broadcast_object_list(
         group: the members; None is the world.
         device: ignored; pickles are sent from host memory.
     """
-    if outside(group, Op.BROADCAST):
+    if is_nonmember(group, Op.BROADCAST):
         return
     root, is_root = chosen_root(Op.BROADCAST, group, "src", src, group_src, 0)
     if not isinstance(object_list, list):
@@ -155,7 +155,7 @@ def scatter_object_list(
             group.
         group: the members; None is the world.
     """
-    if outside(group, Op.SCATTER):
+    if is_nonmember(group, Op.SCATTER):
         return
     root, is_root = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)
     size = members(group).size()
@@ -198,7 +198,7 @@ def send_object_list(
         group: the group of both ranks; None is the world.
         device: ignored.
     """
-    if outside(group, Op.SEND):
+    if is_nonmember(group, Op.SEND):
         return
     parts = [_pickled(obj) for obj in object_list]
     lengths = array("q", [_MAGIC, *(len(part) for part in parts)])
@@ -229,7 +229,7 @@ def recv_object_list(
         ArgumentError: the message was not sent by :func:`send_object_list`.
         TruncateError: the sender's list has another length.
     """
-    if outside(group, Op.RECV):
+    if is_nonmember(group, Op.RECV):
         return -1
     lengths = array("q", bytes(8 * (len(object_list) + 1)))
     source = recv(lengths, src, group, 0, group_src)

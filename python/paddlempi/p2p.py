@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from . import _native
 from ._ops import ASYNC, Op
-from .arguments import outside, root_of
+from .arguments import is_nonmember, root_of
 from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, members
 from .work import Work
@@ -75,7 +75,7 @@ def send(
         group: the group of both ranks; None is the world.
         tag: the receiver has to ask for this tag, or for any tag.
     """
-    if outside(group, Op.SEND):
+    if is_nonmember(group, Op.SEND):
         return
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
@@ -104,7 +104,7 @@ def recv(
     Raises:
         TruncateError: the message is longer or shorter than ``tensor``. The message is lost.
     """
-    if outside(group, Op.RECV):
+    if is_nonmember(group, Op.RECV):
         return -1
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)
     gid = 0 if group is None else group._id
@@ -124,7 +124,7 @@ def isend(
     The arguments are those of :func:`send`. ``tensor`` must not be written to until the Work has
     ended.
     """
-    if outside(group, Op.SEND):
+    if is_nonmember(group, Op.SEND):
         return None
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
@@ -143,7 +143,7 @@ def irecv(
 
     The arguments are those of :func:`recv`. ``Work.source_rank()`` returns the sender.
     """
-    if outside(group, Op.RECV):
+    if is_nonmember(group, Op.RECV):
         return None
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)
     gid = 0 if group is None else group._id
@@ -181,7 +181,7 @@ def sendrecv(
 
     Source: ``MPI_Sendrecv``.
     """
-    if outside(group, Op.SENDRECV):
+    if is_nonmember(group, Op.SENDRECV):
         return -1
     peer = _peer(Op.SENDRECV, group, "dst", dst, None)
     peer2 = _source(Op.SENDRECV, group, src, None)
@@ -219,7 +219,7 @@ def probe(
 
     Source: ``MPI_Probe``.
     """
-    if outside(group, Op.PROBE):
+    if is_nonmember(group, Op.PROBE):
         return None
     peer, tag = _source(Op.PROBE, group, src, group_src), _tag(Op.PROBE, tag, _ANY_TAG)
     gid = 0 if group is None else group._id

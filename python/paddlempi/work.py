@@ -83,8 +83,8 @@ class WorkMethods:
         copy or kernel, and the host does not.
 
         Args:
-            timeout: how long to wait, a timedelta or seconds. None: until the operation ends,
-                at the latest when its own deadline, the group's, ends it.
+            timeout: how long to wait, a timedelta or seconds. None: until the operation ends.
+                The group's deadline ends it at the latest.
 
         Returns:
             True.

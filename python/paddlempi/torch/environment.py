@@ -30,7 +30,7 @@ def fill() -> None:
 
 
 def is_set(name: str) -> bool:
-    """Whether the variable is set at all, and not empty."""
+    """Whether a variable is set and not empty."""
     return bool(os.environ.get(name))
 
 

@@ -180,9 +180,9 @@ class Steps(Work):
         self._at_end = at_end
         self._driving = threading.Lock()  # held while the plan is resumed, and until begin()
         self._driving.acquire()
-        self._step_ended = (
-            False  # seen by a thread that did not get the lock; its holder looks again
-        )
+        # Set by a thread that has seen the end of a step and did not get the lock. The thread that
+        # has the lock looks at the step again when it has released the lock.
+        self._step_ended = False
         self._current: OperationWork | None = None
         self._over = False
         self._calls: list[Callable[[], None]] = []  # to call at the end; guarded by _calling

@@ -87,7 +87,7 @@ def expect(rank: int, size: int) -> None:
     mpi_rank, mpi_size = group.get_rank(), group.get_world_size()
     if size > 1 and mpi_size == 1:
         end()
-        raise _alone(f"world_size={size}", size)
+        raise _alone_error(f"world_size={size}", size)
     given = {"rank": (rank, mpi_rank), "world_size": (size, mpi_size)}
     wrong = [f"{name}={asked}" for name, (asked, is_) in given.items() if asked not in (-1, is_)]
     problem = f"{', '.join(wrong)} given to MPI's rank {mpi_rank} of {mpi_size}" if wrong else None
@@ -117,7 +117,7 @@ def agree(rank: int, size: int, what: str) -> None:
     """
     mpi = (group.get_rank(), group.get_world_size())
     if size > 1 and mpi[1] == 1:
-        raise _alone(f"torch's group has {size} ranks", size, what)
+        raise _alone_error(f"torch's group has {size} ranks", size, what)
     problem = None
     if (rank, size) != mpi:
         problem = f"torch's rank {rank} of {size} is MPI's rank {mpi[0]} of {mpi[1]}"
@@ -131,7 +131,7 @@ def _check() -> None:
         return
     told = environment.told_size()
     if told > 1 and group.get_world_size() == 1:
-        raise _alone(f"WORLD_SIZE={told}", told)
+        raise _alone_error(f"WORLD_SIZE={told}", told)
     problem = environment.contradiction(group.get_rank(), group.get_world_size())
     _raise_together(
         "init_process_group", problem, "unset it, or start the job with mpirun or srun alone"
@@ -139,7 +139,7 @@ def _check() -> None:
     _checked = group.WORLD
 
 
-def _alone(why: str, size: int, what: str = "init_process_group") -> Exception:
+def _alone_error(why: str, size: int, what: str = "init_process_group") -> Exception:
     """Make the error of a process that is alone in MPI's world, although ``why`` names others."""
     error: Exception = LauncherError(
         f"{what}: {why}, but MPI knows of this process alone. Processes that "
