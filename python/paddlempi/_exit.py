@@ -57,7 +57,7 @@ _hooks = _Hooks()
 
 
 def mpi_is_foreign() -> bool:
-    """Whether mpi4py has initialised MPI, and so will finalize it."""
+    """Whether MPI runs and mpi4py is imported, which then finalizes MPI at exit."""
     mpi4py = sys.modules.get("mpi4py.MPI")
     return bool(mpi4py is not None and mpi4py.Is_initialized())
 

@@ -452,7 +452,7 @@ def peers(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 def bandwidth(facts: Sequence[_Facts]) -> list[Finding]:
-    """The rates of copies between pinned memory and the GPU do not differ by more than 2."""
+    """The rates of copies between pinned memory and the GPU differ by less than a factor of 2."""
     measured = [fact for fact in facts if fact["cuda"] and fact["cuda"]["bandwidth"]]
 
     def text(fact: _Facts) -> str:

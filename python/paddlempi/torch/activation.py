@@ -255,8 +255,8 @@ def env_rendezvous(
     set by us and not by the user; and if the backend has a device of ours, such as ``"cpu:mpi"``,
     and the user has not set ``MASTER_PORT``. (For plain ``"mpi"`` torch does not call the handler.)
 
-    In other cases torch's handler runs: for instance if another backend is given only a part of the
-    ranks. For RPC ``backend`` is None, and its ranks are not compared with MPI's.
+    In other cases torch's handler runs, also if another backend is given only a part of the ranks.
+    For RPC ``backend`` is None. Its ranks are not compared with MPI's.
     """
     ours = environment.is_ours("MASTER_PORT")
     rank, size = (-1, -1) if backend is None else _given(url)
