@@ -1,15 +1,14 @@
-"""What ``import torch`` runs through the entry-point group ``torch.backends``.
+"""The code that ``import torch`` runs through the entry-point group ``torch.backends``.
 
-It enters the names ``mpi`` and ``paddlempi`` into ``torch.distributed``, and under an MPI's
-launcher tells frameworks their ranks in the variables that torchrun would set. Nothing else:
-paddlempi is imported, and MPI started, by the first use of one of the names. A module
-of its own at the top level, so that importing it does not import ``paddlempi``. What
-goes wrong here must not stop ``import torch``: it is kept in :data:`error`, which
-``python -m paddlempi info`` shows.
+It registers the backends ``mpi`` and ``paddlempi`` with ``torch.distributed``. Under an MPI's
+launcher it also sets the variables in which torchrun tells frameworks their ranks. It does no more:
+the first use of one of the backends imports paddlempi, and init starts MPI. This module is at the
+top level, so that importing it does not import ``paddlempi``. An error here must not stop ``import
+torch``: it is kept in :data:`error`, and ``python -m paddlempi info`` shows it.
 
-All names of torch that this touches are private there, and each of them is looked up
-before any is replaced. Functions are replaced inside, code by code: who imported one of
-them before has the new one too.
+All names of torch that this module replaces are private to torch. It looks all of them up before it
+replaces the first. It replaces the code inside a function, not the function, so that a module that
+has imported the function before gets the new code too.
 """
 
 from __future__ import annotations
@@ -34,29 +33,30 @@ __all__ = [
     "is_ours",
     "launcher",
     "originals",
-    "own",
     "register",
+    "set_ours",
     "torch",
 ]
 
 error: BaseException | None = None
-"""Why ``import torch`` could not enter the names; None where it could, or did not try."""
+"""Why ``import torch`` could not register the names; None if it could, or did not try."""
 
 NAMES = ("mpi", "paddlempi")
+"""The names of the backend."""
 
 entered: set[str] = set()
-"""Those of them that mean paddlempi in this process."""
+"""The names in ``NAMES`` that are registered for paddlempi in this process."""
 
 originals: dict[str, Any] = {}
-"""torch's own functions, by name, and its handler of ``env://`` as ``env``."""
+"""torch's functions that were replaced, by name; under ``env`` its handler of ``env://``."""
 
 lazily = False
-"""Whether ``paddlempi.torch`` is being imported from here and not by the user."""
+"""Whether this module, and not the user, is importing ``paddlempi.torch``."""
 
 naming = 0
-"""How many groups are being made whose backend somebody has named."""
+"""How many groups are being made for which the program has named the backend."""
 
-# Kept in one place: what a torch must have for this to work.
+# What this module needs of torch's distributed_c10d.
 _FUNCTIONS = (
     "init_process_group",
     "is_mpi_available",
@@ -81,14 +81,15 @@ def torch() -> None:
 
 
 def register(replace_native: bool) -> None:
-    """Enter the names; once they are, do nothing.
+    """Register the names, unless they are registered.
 
     Args:
-        replace_native: also the name ``mpi`` of a torch that was built with an MPI of its own.
+        replace_native: register ``mpi`` also in a torch that was built with an MPI, instead of
+            torch's backend of that name.
 
     Raises:
-        ImportError: this torch has no ``torch.distributed``, or a private name of it has
-            moved; the message names them and the version of torch.
+        ImportError: this torch has no ``torch.distributed``, or lacks a private name that this
+            module needs; the message has the names and the version of torch.
     """
     import importlib
 
@@ -107,7 +108,8 @@ def register(replace_native: bool) -> None:
     if "mpi" not in entered and (replace_native or not originals["is_mpi_available"]()):
         c10d.ProcessGroupMPI = _Native
         c10d._MPI_AVAILABLE = True
-        # Up to 2.12 a name may not be registered twice, and "mpi" is served by ProcessGroupMPI.
+        # torch up to 2.12 knows "mpi" already, which cannot be registered twice, and makes its
+        # groups by ProcessGroupMPI.
         if hasattr(c10d.Backend, "_ensure_backend_registered"):
             _enter(c10d, "mpi")
         entered.add("mpi")
@@ -119,7 +121,7 @@ def _enter(c10d: Any, name: str) -> None:
 
 
 def _check(c10d: Any, rendezvous: Any) -> None:
-    """Look up all that is touched, so that nothing is left half replaced."""
+    """Look up every name before one is replaced, so that an error leaves torch as it is."""
     missing = [name for name in (*_FUNCTIONS, *_OTHERS) if not hasattr(c10d, name)]
     if not hasattr(getattr(c10d, "Backend", None), "register_backend"):
         missing.append("Backend.register_backend")
@@ -144,7 +146,7 @@ def _plain(function: Any) -> bool:
 
 
 def _replace(function: Any, stub: FunctionType) -> FunctionType:
-    """Let a function do what ``stub`` does, in place; returns one that does what it did."""
+    """Replace the code of a function by that of ``stub``; return a function with the old code."""
     inner: FunctionType = inspect.unwrap(function)
     signature = inspect.signature(inner)
     original = FunctionType(inner.__code__, inner.__globals__, inner.__name__, inner.__defaults__)
@@ -156,12 +158,12 @@ def _replace(function: Any, stub: FunctionType) -> FunctionType:
 
 
 def concerns(backend: object) -> bool:
-    """Whether paddlempi may have a part in a group of this backend: cheap, and never imports it."""
+    """Whether a group of this backend may be paddlempi's. Fast, and does not import paddlempi."""
     return "paddlempi.torch.activation" in sys.modules or "mpi" in str(backend).lower()
 
 
 def front() -> Any:
-    """``paddlempi.torch.activation``, imported now if this is the first use."""
+    """Return ``paddlempi.torch.activation``. Import it at the first use."""
     global lazily
     loaded = sys.modules.get("paddlempi.torch.activation")
     if loaded is not None:
@@ -175,17 +177,18 @@ def front() -> Any:
 
 
 def offered() -> bool:
-    """Whether ``is_mpi_available()`` says so to those who then take it without being asked.
+    """Whether ``is_mpi_available()`` shall return True.
 
-    Not where torchrun, or somebody else's variables, tell of processes that MPI has not started:
-    accelerate would choose "mpi" there, and each process be a world of its own.
+    Some libraries, such as accelerate, choose "mpi" if it is available. They must not do so if
+    torchrun, or variables that another program has set, say that there are processes which no MPI's
+    launcher has started: each process would become a world of one rank.
     """
-    if naming or "mpi" not in entered:  # a group is being made; torch's own MPI
+    if naming or "mpi" not in entered:  # torch asks while it makes a group; or "mpi" is torch's own
         return True
     setting = os.environ.get(SETTING)
     if setting in ("0", "1"):
         return setting == "1"
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # below an MPI's launcher too, for it is the nearer one
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun is nearer than an MPI's launcher above it
         return False
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
     if all(is_ours(name) for name in given):
@@ -195,7 +198,7 @@ def offered() -> bool:
 
 
 class _Native:
-    """Stands where a torch built with MPI has its C++ class."""
+    """Replaces the C++ class ``ProcessGroupMPI`` that a torch built with MPI has."""
 
     @staticmethod
     def create(ranks: list[int]) -> Any:
@@ -216,7 +219,8 @@ def _env(url: str, **options: Any) -> Any:
     return originals["env"](url, **options)
 
 
-# What runs in place of torch's functions. Their globals are those of torch's module, not these.
+# The code that replaces that of torch's functions. It runs with the globals of torch's module, so
+# it has to import this module.
 
 
 def _stub_init(*arguments: Any, **named: Any) -> Any:
@@ -278,29 +282,30 @@ _STUBS: dict[str, Any] = {
 }
 
 
-# Who started this process. The core tells the same of the same table (gocore/mpi/launcher.go); but
-# loading it starts Go's runtime, which `import torch` must not.
+# The launcher of this process. The core finds it by the same table (gocore/mpi/launcher.go), but
+# loading the core starts Go's runtime, which `import torch` must not do.
 
 
 class Launcher(NamedTuple):
-    """An MPI's launcher, and which of its processes this is; what it does not say is -1."""
+    """An MPI's launcher, and the place of this process in its job. Unknown numbers are -1."""
 
     mpi: str  # "Open MPI", "MPICH or Intel MPI", "Slurm"
     size: int
     rank: int
     local_rank: int
     local_size: int
-    job: str  # the same on all its processes, another for each job
+    job: str  # an identifier of the job, the same on all its ranks
 
 
 _PROC = "/proc"
-_MOST_PARENTS = 256
+_MAX_PARENTS = 256
 
 
 def launcher() -> Launcher | None:
-    """The launcher that started this process as one of an MPI job; None: none did, or none is seen.
+    """Find the launcher that started this process as a rank.
 
-    It is the nearest of the parents of this process that is one.
+    It is the nearest launcher among the processes above this one. The result is None if there is
+    none, or if it does not say the rank and the number of ranks.
     """
     if not any(sign in os.environ for sign in SIGNS):
         return None
@@ -309,7 +314,7 @@ def launcher() -> Launcher | None:
         if kind is None:
             continue
         if kind.task and kind.task not in os.environ:
-            return None  # a batch script: started once, whatever the job's size
+            return None  # a batch script, which the launcher starts once for the whole job
         size, rank = _first(kind.size), _first(kind.rank)
         if rank < 0 or size < 1:
             return None
@@ -319,9 +324,12 @@ def launcher() -> Launcher | None:
 
 
 def _parents() -> Iterator[tuple[int, str]]:
-    """The processes above this one, nearest first; a launcher by its name."""
+    """Yield the pids and names of the processes above this one, the nearest first.
+
+    The name is that of the executable if it is a launcher's, else the process's own.
+    """
     pid = os.getppid()
-    for _ in range(_MOST_PARENTS):
+    for _ in range(_MAX_PARENTS):
         try:
             with open(f"{_PROC}/{pid}/stat", errors="replace") as stat:
                 # pid (name) state parent ...: the name may hold spaces and parentheses.
@@ -331,7 +339,7 @@ def _parents() -> Iterator[tuple[int, str]]:
         name = head.partition("(")[2]
         try:
             file = os.path.basename(os.readlink(f"{_PROC}/{pid}/exe")).removesuffix(" (deleted)")
-        except OSError:  # another user's, as slurmstepd
+        except OSError:  # a process of another user, such as slurmstepd
             file = name
         yield pid, file if file in BY_PROCESS else name
         pid = int(tail.split()[1])
@@ -362,7 +370,7 @@ def _job(kind: Kind, pid: int) -> str:
 
 
 def _tasks_of_this_node(kind: Kind) -> int:
-    """How many of the job's processes are on this node, by ``2(x3),1``."""
+    """Return the number of ranks on this node, from a list for all nodes such as ``2(x3),1``."""
     node = _number(kind.node)
     for part in os.environ.get(kind.tasks_per_node, "").split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -374,26 +382,32 @@ def _tasks_of_this_node(kind: Kind) -> int:
     return -1
 
 
-# The variables that torchrun would set, out of the launcher's. PADDLEMPI_FILLED tells which of
-# them were set here, to what, and in which job: programs started from here inherit them, and
-# those of a launcher below this one must not take them for the user's. Where one has another value,
-# somebody else has set it since: the user, or a torchrun below.
+# The variables that torchrun would set, with values from the launcher's variables. PADDLEMPI_FILLED
+# says which of them were set here, to which values, and in which job. Child processes inherit all
+# of them. PADDLEMPI_FILLED lets a child that is a rank of another job tell them from variables that
+# the user has set. If a variable has another value than PADDLEMPI_FILLED says, the user or a
+# torchrun has set it since.
 
 FILLED = "PADDLEMPI_FILLED"
 
 SETTING = "PADDLEMPI_TORCH"
-"""0: ``import torch`` tells programs of MPI only what they ask for by name; 1: that it is there."""
+"""0: ``import torch`` sets no variables, and ``is_mpi_available()`` is False. 1: it sets them in
+every job of several ranks, and ``is_mpi_available()`` is True. Naming the backend always works."""
 
-# Ports below those that Linux gives to whoever asks for any.
+# Ports below the range from which Linux gives ports to programs that ask for any.
 _FIRST_PORT, _PORTS = 10_000, 20_000
 
 
 def _to_be_told(started: Launcher) -> bool:
-    """Whether the variables would do no harm to a program that does not ask for them.
+    """Whether ``import torch`` shall set the variables in a program that may not expect them.
 
-    Not to one that runs alone. Not where srun starts processes without MPI. Not where somebody else
-    has set them, to other ranks. And not where each rank sees its own GPU alone: programs take
-    ``LOCAL_RANK`` for the index of one.
+    It shall not if
+
+    * the job has one rank;
+    * ``srun`` has started the ranks without an MPI plugin;
+    * another program has set ``RANK``, ``WORLD_SIZE`` or ``LOCAL_RANK`` to other values;
+    * a rank sees some GPUs, but fewer than there are ranks on its node, because programs use
+      ``LOCAL_RANK`` as the index of a GPU.
     """
     setting = os.environ.get(SETTING)
     if started.size < 2 or setting == "0":
@@ -410,14 +424,14 @@ def _to_be_told(started: Launcher) -> bool:
 
 
 def fill(started: Launcher | None, tell: bool, address: str = "") -> None:
-    """Set torchrun's variables, where they are not set. Takes back those of another job.
+    """Set those of torchrun's variables that are not set. Unset those of another job.
 
-    ``MASTER_ADDR`` and ``MASTER_PORT`` are set for a job on one node, or with an ``address``.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set in a job on one node, or with an ``address``.
 
     Args:
-        started: who started this process; None: nobody that counts.
-        tell: False: set none.
-        address: the host of rank 0.
+        started: the launcher of this process; None: there is none.
+        tell: whether to set variables.
+        address: the host of rank 0; "": unknown.
     """
     job, ours = _filled()
     if started is None or started.job != job:
@@ -434,11 +448,12 @@ def fill(started: Launcher | None, tell: bool, address: str = "") -> None:
         "LOCAL_RANK": started.local_rank,
         "LOCAL_WORLD_SIZE": started.local_size,
     }
-    # The number of the node, where each has as many ranks and they are dealt out node by node. From
-    # it and the local rank Lightning computes the global one.
-    first, each = started.rank - started.local_rank, started.local_size
-    if started.local_rank >= 0 and each > 0 and first % each == started.size % each == 0:
-        values["GROUP_RANK"] = first // each
+    # GROUP_RANK is the number of the node, if all nodes have as many ranks and consecutive ones.
+    # Lightning computes the global rank from it and the local rank.
+    first, per_node = started.rank - started.local_rank, started.local_size
+    even = per_node > 0 and first % per_node == started.size % per_node == 0
+    if started.local_rank >= 0 and even:
+        values["GROUP_RANK"] = first // per_node
     texts = {name: str(value) for name, value in values.items() if value >= 0}
     if started.size == started.local_size:
         address = "127.0.0.1"
@@ -446,27 +461,27 @@ def fill(started: Launcher | None, tell: bool, address: str = "") -> None:
         texts["MASTER_ADDR"] = address
         texts["MASTER_PORT"] = str(_FIRST_PORT + zlib.crc32(started.job.encode()) % _PORTS)
     for name, text in texts.items():
-        # What was set before in this job and is gone was taken away on purpose.
+        # If a variable was set here before and is gone, the program has unset it on purpose.
         if name not in ours and name not in os.environ:
             os.environ[name] = ours[name] = text
     _record(started.job, ours)
 
 
 def is_ours(name: str) -> bool:
-    """Whether the variable was set here and not by the user."""
+    """Whether the variable was set here, or by a parent process, and not by the user."""
     text = os.environ.get(name)
     return text is not None and _filled()[1].get(name) == text
 
 
-def own(name: str, value: object) -> None:
-    """Set a variable here."""
+def set_ours(name: str, value: object) -> None:
+    """Set a variable, and note that it was set here."""
     job, ours = _filled()
     os.environ[name] = ours[name] = str(value)
     _record(job, ours)
 
 
 def _filled() -> tuple[str, dict[str, str]]:
-    """The job in which variables were set here, and to what."""
+    """Return the job for which variables were set, and the values that they were set to."""
     job, _, texts = os.environ.get(FILLED, "").rpartition("|")
     return job, dict(text.split("=", 1) for text in texts.split() if "=" in text)
 

@@ -6,10 +6,11 @@
     import paddlempi as dist
 
     dist.init_process_group("mpi")
-    dist.all_reduce(t)  # t: Paddle, PyTorch, NumPy, whatever has a buffer or __dlpack__
+    dist.all_reduce(t)  # t: of Paddle, PyTorch or NumPy, or with the buffer protocol or __dlpack__
 
-Whichever MPI the launcher belongs to is found at run time; ``python -m paddlempi
-info`` tells which and why. What can go wrong stands in :mod:`paddlempi.errors`.
+The MPI of the launcher is found at run time; ``python -m paddlempi info`` says which it is and why.
+All exceptions are in :mod:`paddlempi.errors`. What holds for all collectives, tensors included, is
+in :mod:`paddlempi.collectives`.
 """
 
 from importlib import import_module as _import_module
@@ -134,7 +135,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    """``DataParallel``: Paddle's front, and Paddle, are imported when it is asked for."""
+    """Import Paddle's front, and Paddle, when ``DataParallel`` is first used."""
     if name == "DataParallel":
         return _import_module(".paddle", __name__).DataParallel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

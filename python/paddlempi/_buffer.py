@@ -1,10 +1,10 @@
-"""Any tensor to a description of its memory: a registry by type.
+"""Which describer reads the memory of a tensor: a registry by type.
 
-The core itself reads what has the buffer protocol (NumPy, bytearray, memoryview,
-array) or DLPack's C exchange API. For every other type this module, asked once
-for each type, registers a function ``describe(x)``; the functions stand in the describers of
-:mod:`paddlempi.tensors`. One that imports a framework is imported for a tensor of it,
-which can only exist where the framework is there.
+The core itself reads objects that have the buffer protocol (NumPy, bytearray, memoryview, array) or
+DLPack's C exchange API. When it first meets an object of another type, it asks this module, which
+registers a function ``describe(x)`` for the type. The functions are in the describers of
+:mod:`paddlempi.tensors`. A describer that imports a framework is imported when a tensor of the
+framework appears; so the framework is imported already.
 
 Thread-safety: all functions may be called from any thread.
 """
@@ -44,28 +44,29 @@ _OF_TYPE = {
     "paddle.Tensor": ".tensors.paddle",
     "torch.Tensor": ".tensors.torch",
 }
-"""The describers of frameworks, by the name of a tensor's type or of a base of it: modules with
-``KINDS``, a dictionary by type."""
+"""The describers of frameworks, by the name of a tensor's type or of a base class of it. Such a
+module has ``KINDS``, which maps types to kinds."""
 
 _OF_PROTOCOL = {
     "__dlpack__": ".tensors.dlpack",
     "__cuda_array_interface__": ".tensors.cuda_array",
 }
-"""The describers of all other types, by what these have: modules with a function ``kind(type)``."""
+"""The describers of protocols, by the attribute that an object of the protocol has. Such a module
+has a function ``kind(type)``."""
 
 _kinds: dict[type, Kind] = {}
 
 
 def register(tensor_type: type, kind: Kind) -> None:
-    """Teach the library a type of tensors, and its subclasses unless they are registered too."""
+    """Register a type of tensors. It holds for subclasses too, unless they are registered."""
     _kinds[tensor_type] = kind
 
 
 def empty_like(tensor: Any) -> Any:
-    """A new tensor of the same type, shape and dtype, its content undefined.
+    """Return a new tensor of the same type, shape and dtype; its elements are undefined.
 
     Raises:
-        DtypeError: ``tensor`` is no tensor, or of a type that cannot be made here.
+        DtypeError: ``tensor`` is no tensor, or the library cannot make tensors of its type.
     """
     return _kind_of(tensor.__class__).empty_like(tensor)
 
@@ -79,14 +80,16 @@ def _leaves(tensors: object) -> Iterator[Any]:
 
 
 def consumer(tensors: object) -> Callable[[], int]:
-    """What tells the stream that uses a result, as the framework of the device tensors has it.
+    """Return a function that gives the CUDA stream on which the caller uses a result.
 
     Args:
-        tensors: a tensor, None, or sequences of them in any depth.
+        tensors: a tensor, None, or nested sequences of them.
 
     Returns:
-        A function without arguments, which does not hold the tensors. Where none of them knows
-        of a stream it tells CUDA's legacy default stream.
+        A function without arguments that returns a stream's handle: the current stream of the
+        framework of the first tensor that has one, or the stream that the first CUDA tensor's
+        describer named. If no tensor has a stream, it returns CUDA's legacy default stream. The
+        function does not keep the tensors alive.
     """
     for tensor in _leaves(tensors):
         kind = _kind_of(tensor.__class__)
@@ -105,14 +108,14 @@ def record(tensors: object) -> bool:
     """Tell the caching allocators that the current streams use tensors; see :class:`Kind`.
 
     Returns:
-        Whether all of them may be let go now.
+        Whether the library may drop its references to all of the tensors now.
     """
-    told = [
+    recorded = [
         kind.record is not None and kind.record(tensor)
         for tensor in _leaves(tensors)
         for kind in (_kind_of(tensor.__class__),)
     ]
-    return all(told)
+    return all(recorded)
 
 
 def _kind_of(tensor_type: type) -> Kind:
@@ -149,12 +152,12 @@ def _by_protocol(tensor_type: type, describer: str) -> Kind:
 
 
 def _resolve(tensor: object) -> None:
-    """Register the type of a tensor that the core cannot read by itself."""
+    """Register the type of an object that the core cannot read by itself."""
     tensor_type = tensor.__class__
     kind = _kind_of(tensor_type)
-    named = "__cuda_array_interface__"
-    if kind.describe is None and hasattr(tensor, named):  # its own attribute
-        kind = _by_protocol(tensor_type, _OF_PROTOCOL[named])
+    attribute = "__cuda_array_interface__"
+    if kind.describe is None and hasattr(tensor, attribute):  # of the object, not of its type
+        kind = _by_protocol(tensor_type, _OF_PROTOCOL[attribute])
     if kind.describe is None:
         raise DtypeError(
             f"an object of type {name_of(type(tensor))} is no tensor: "

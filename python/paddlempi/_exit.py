@@ -1,20 +1,21 @@
-"""The two ways out that the core cannot see, looked at before the interpreter shuts down.
+"""Abort the job in two cases of a failing exit that the core sees too late.
 
-The core itself watches the exit status (``on_exit``) and ends the job with
-``MPI_Abort`` where it is not 0. It comes too late in two cases, in which the other
-ranks would wait for ever:
+The core has a handler of ``on_exit``, which gets the exit status of the process and calls
+``MPI_Abort`` if it is not 0. In two cases the handler runs too late, and the other ranks would wait
+for ever:
 
-* a non-daemon thread is alive: the interpreter joins it before it exits;
-* somebody else, mpi4py, owns MPI: it finalizes before ``exit`` is called.
+* A non-daemon thread is alive. The interpreter joins it before the process exits.
+* mpi4py has initialised MPI. It finalizes MPI before ``exit`` is called.
 
-So a callback looks for the status when the interpreter begins to shut down:
+So a callback finds out the status when the interpreter begins to shut down:
 
-* An uncaught exception is where Python leaves it, in ``sys.last_traceback``. By then
-  ``sys.excepthook`` has shown it, whosever hook that is. No hook of ours stands there:
-  torch's keeps what the hooks below it write, and shows it after they have returned.
-* The status given to ``sys.exit`` is noted by a function that stands in for it. A library
-  call of the main thread that succeeds afterwards shows that somebody caught the
-  SystemExit: the note is thrown away. ``raise SystemExit(n)`` is not seen.
+* After an uncaught exception Python leaves its traceback in ``sys.last_traceback``, and
+  ``sys.excepthook`` has shown it by then. This module does not replace ``sys.excepthook``: torch
+  replaces it too, keeps what the hooks below its own write, and shows that only after they have
+  returned.
+* ``sys.exit`` is replaced by a function that notes its status. If an operation of the main thread
+  succeeds afterwards, the program has caught the SystemExit, and the note is dropped.
+  ``raise SystemExit(n)`` is not seen.
 """
 
 from __future__ import annotations
@@ -37,32 +38,36 @@ __all__ = ["install", "mpi_is_foreign", "uninstall"]
 
 
 _MOST_FOR_READER = 1.0
-"""Seconds that an abort is put off for the launcher to read a pipe."""
+"""For how many seconds an abort waits until the launcher has read a pipe."""
 
 
 class _Hooks:
-    """What is in place of Python's own, between init and destroy."""
+    """The state of the replaced functions. They are in place between init and destroy."""
 
     def __init__(self) -> None:
         self.installed = False
-        self.registered = False
-        self.foreign = False
-        self.status = 0  # of the sys.exit under way, 0 if there is none
-        self.exit = sys.exit
-        self.submit = _native.submit
+        self.registered = False  # the callback for the shutdown
+        self.foreign = False  # mpi4py will finalize MPI
+        self.status = 0  # the status of a sys.exit that was not caught yet; 0: none
+        self.exit = sys.exit  # the function that _exit replaces
+        self.submit = _native.submit  # the function that _submit_and_forget replaces
 
 
 _hooks = _Hooks()
 
 
 def mpi_is_foreign() -> bool:
-    """Whether mpi4py has initialised MPI and so will finalize it."""
+    """Whether MPI runs and mpi4py is imported, which then finalizes MPI at exit."""
     mpi4py = sys.modules.get("mpi4py.MPI")
     return bool(mpi4py is not None and mpi4py.Is_initialized())
 
 
 def install(foreign: bool) -> None:
-    """Put the hooks in place. ``foreign``: somebody else will finalize MPI."""
+    """Replace ``sys.exit`` and register the callback for the shutdown.
+
+    Args:
+        foreign: mpi4py will finalize MPI.
+    """
     _hooks.foreign = foreign
     if _hooks.installed:
         return
@@ -70,8 +75,8 @@ def install(foreign: bool) -> None:
     _hooks.installed = True
     if not _hooks.registered:
         _hooks.registered = True
-        # Callbacks of the threading module come last in, first out, before the
-        # threads are joined. An executor's joins its workers: ours has to be later.
+        # The threading module runs its callbacks before it joins threads, the latest registered
+        # first. Those of executors join their workers, so ours has to be registered after them.
         importlib.import_module("concurrent.futures.thread")
         with suppress(ImportError):  # a Python without multiprocessing
             importlib.import_module("concurrent.futures.process")
@@ -80,7 +85,7 @@ def install(foreign: bool) -> None:
 
 
 def uninstall() -> None:
-    """Give Python its own back, unless somebody has put another hook on top of ours."""
+    """Put ``sys.exit`` back, unless another library has replaced it after us."""
     if not _hooks.installed:
         return
     if sys.exit is _exit:
@@ -93,7 +98,7 @@ def _exit(status: Any = None, /) -> NoReturn:
     if _hooks.installed and _in_main_thread():
         _note(status)
     _hooks.exit(status)
-    raise SystemExit(status)  # whatever was in place before us came back
+    raise SystemExit(status)  # the replaced function is another library's and has returned
 
 
 def _note(status: object) -> None:
@@ -128,13 +133,13 @@ def _at_shutdown() -> None:
 
 
 def _uncaught() -> int:
-    """The status that an uncaught exception ends the program with, 0 if there is none.
+    """The exit status of an uncaught exception; 0 if there is none.
 
-    Shells and test runners leave exceptions in the same place that they have caught: the
-    tracebacks of those do not begin at the bottom of the program.
+    Shells and test runners also set ``sys.last_traceback``, for exceptions that they have caught.
+    The traceback of such an exception does not begin in the outermost frame of the program.
     """
     traceback = getattr(sys, "last_traceback", None)
-    interactive = sys.flags.interactive or hasattr(sys, "ps1")  # goes on after an exception
+    interactive = sys.flags.interactive or hasattr(sys, "ps1")  # exceptions do not end a shell
     if traceback is None or interactive:
         return 0
     bottom = traceback.tb_frame
@@ -157,18 +162,18 @@ def _core_comes_too_late() -> bool:
 
 def _abort(status: int) -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(Exception):  # closed, None, or something else's: never mind
+        with suppress(Exception):  # it may be closed, None, or any object of the program
             stream.flush()  # type: ignore[union-attr]
     for pipe in (1, 2):
         _wait_for_reader(pipe)
-    with suppress(Error):  # a fork, or a core that is gone: then the exit goes its usual way
+    with suppress(Error):  # in a fork, or after a failure of the core, the process just exits
         _native.control("abort", status=status)
 
 
 def _wait_for_reader(pipe: int) -> None:
-    """Wait until the launcher has taken what was printed: it drops what it finds at an abort."""
+    """Wait until the launcher has read a pipe. At an abort it drops what it has not read."""
     end = time.monotonic() + _MOST_FOR_READER
-    with suppress(OSError, ImportError):  # closed; not on Linux
+    with suppress(OSError, ImportError):  # the pipe is closed; the system is not Linux
         import fcntl
         import termios
 

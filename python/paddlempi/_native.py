@@ -1,11 +1,11 @@
-"""The one door to the extension module ``paddlempi._core``.
+"""All access to the extension module ``paddlempi._core``.
 
-The core is loaded at the first use that needs it, never by ``import
-paddlempi``: loading it starts Go's runtime, and a framework imported later
-replaces signal handlers that Go wants (``import paddle`` does).
+The first use that needs the core loads it; ``import paddlempi`` does not. Loading starts Go's
+runtime, and a framework that is imported later may replace signal handlers that Go needs
+(``import paddle`` does).
 
-``submit`` is looked up here by every call, so that it is one attribute away and
-``_exit`` can put itself in front of it for a while.
+Callers use ``_native.submit`` and do not keep a reference to it, because :func:`load` replaces
+it, and ``_exit`` does for a while.
 """
 
 from __future__ import annotations
@@ -21,14 +21,29 @@ from .errors import BY_CODE, NotInitializedError, UnsupportedError
 __all__ = ["ONCE", "QUIET", "control", "core", "load", "loaded", "on_load", "submit"]
 
 QUIET = 1 << 16
-"""Flag of submit: nobody is told that tensors were written to."""
+"""Flag of submit: autograd is not told that tensors were written to."""
 
 ONCE = 1 << 17
-"""Flag of submit: they are told when the operation begins, and not again at its end."""
+"""Flag of submit: autograd is told once, when the operation begins, and not again at its end."""
 
 
 class Submit(Protocol):
-    """``_core.submit``; what is left out has the default shown."""
+    """The type of ``_core.submit``.
+
+    Args:
+        code: an ``Op``.
+        group: the id of the group; 0: the world.
+        send, recv: a tensor, a sequence of tensors, or None.
+        reduce_op: a ``ReduceCode``; 0: none.
+        flags: ``ASYNC``, :data:`QUIET`, :data:`ONCE`.
+        root, peer, peer2: ranks of the group; -1: no root, or any peer.
+        tag, tag2: tags of messages; -1: any tag. ``peer2`` and ``tag2`` are those of the receive
+            side of sendrecv.
+        timeout: seconds; below 0: the group's deadline.
+        scale: the factor of PREMUL_SUM.
+        send_splits, recv_splits: for each member the rows of the one tensor of that side; None:
+            equal parts.
+    """
 
     def __call__(
         self,
@@ -58,11 +73,14 @@ def _unloaded(*args: object, **fields: object) -> Any:
 
 
 submit: Submit = _unloaded
-"""The one way to carry out an operation, or with the flag ASYNC to start it.
+"""Carry out an operation or, with the flag ASYNC, start it.
 
-The core keeps the tensors for as long as MPI or a device uses them, and tells autograd what was
-written to. Returns None, or the source, length and tag of a message received; of what was started
-an ``_core.Operation``. Raises NotInitializedError until the core is loaded.
+The core keeps the tensors for as long as MPI or a device uses them, and tells autograd that tensors
+were written to. Returns ``_core.Operation`` with ASYNC; else (source, bytes, tag) for a receive,
+sendrecv or probe, with the source as a rank of the group; else None. Until the core is loaded it
+raises NotInitializedError.
+
+Thread-safety: may be called from any thread. It drops the GIL while it waits.
 """
 
 _core: ModuleType | None = None
@@ -70,18 +88,18 @@ _hooks: list[Callable[[ModuleType], None]] = []
 
 
 def on_load(hook: Callable[[ModuleType], None]) -> None:
-    """Call ``hook(core)`` when the core is loaded (at once if it is)."""
+    """Have ``hook(core)`` called when the core is loaded, or at once if it is."""
     _hooks.append(hook)
     if _core is not None:
         hook(_core)
 
 
 def load() -> Any:
-    """The core, loaded now if this is the first use.
+    """Return the core. Load it if this is the first use.
 
     Raises:
-        UnsupportedError: under a free-threaded CPython, whose extension modules
-            have another ABI, or where the package was installed without its core.
+        UnsupportedError: this is a free-threaded CPython, whose extension modules have another
+            ABI; or the extension module is missing or cannot be loaded.
     """
     global _core, submit
     if _core is not None:
@@ -107,10 +125,10 @@ def load() -> Any:
 
 
 def core() -> Any:
-    """The core if it is loaded.
+    """Return the core, which must be loaded.
 
     Raises:
-        NotInitializedError: it is not, so that no process group can exist.
+        NotInitializedError: it is not loaded, and so there is no process group.
     """
     if _core is None:
         _unloaded()
@@ -123,8 +141,19 @@ def loaded() -> bool:
 
 
 def control(method: str, **arguments: object) -> dict[str, Any]:
-    """One of the core's control methods: arguments and answer travel as JSON."""
-    import json  # only here: 3 ms that `import paddlempi` need not pay
+    """Call a control method of the core (docs/control.md). Load the core if need be.
+
+    Args:
+        method: the name of the method.
+        arguments: its arguments, which are passed as JSON.
+
+    Returns:
+        The method's answer; an empty dictionary if it has none.
+
+    Raises:
+        Error: what the method raises; or the core cannot be loaded.
+    """
+    import json  # takes 3 ms, which `import paddlempi` would spend in every process
 
     answer: dict[str, Any] = json.loads(load().control(method, json.dumps(arguments)) or "{}")
     return answer

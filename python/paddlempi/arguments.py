@@ -1,6 +1,7 @@
-"""What collectives check of their arguments before the core sees them.
+"""Checks of a collective's arguments that Python makes before the core sees them.
 
-What is wrong here is told to the other members, so that they raise instead of waiting.
+A rank whose arguments are wrong tells the other members, which then raise ``RefusedError``
+instead of waiting for it.
 """
 
 from __future__ import annotations
@@ -12,25 +13,31 @@ from typing import Any, NoReturn
 from . import _native
 from ._ops import Op
 from .errors import ArgumentError, DtypeError, Error
-from .group import ProcessGroup, is_foreign, members
+from .group import ProcessGroup, members, warn_nonmember
 
-__all__ = ["Many", "chosen_root", "on_root", "outside", "refuse", "root_of", "splits_of"]
+__all__ = ["TensorList", "chosen_root", "is_nonmember", "on_root", "refuse", "root_of", "splits_of"]
 
 _Group = ProcessGroup | None
 
 
-class Many:
-    """An argument that must be a list of tensors, checked once the group is known."""
+class TensorList:
+    """An argument that must be a list of tensors.
 
-    __slots__ = ("each", "name", "tensors")
+    Args:
+        tensors: the argument.
+        name: its name, for error messages.
+        per_rank: the list must have one tensor for each member.
+    """
 
-    def __init__(self, tensors: Sequence[Any], name: str, each: bool = False) -> None:
+    __slots__ = ("name", "per_rank", "tensors")
+
+    def __init__(self, tensors: Sequence[Any], name: str, per_rank: bool = False) -> None:
         self.tensors = tensors
         self.name = name
-        self.each = each  # one for each member
+        self.per_rank = per_rank
 
     def checked(self, code: Op, group: _Group) -> Sequence[Any]:
-        """The list, or the group is told that this rank refuses."""
+        """Return the list. If it is wrong, refuse the operation and raise."""
         if not isinstance(self.tensors, (list, tuple)):
             refuse(
                 code,
@@ -41,28 +48,30 @@ class Many:
                 ),
             )
         count = len(self.tensors)
-        size = members(group).size() if self.each else max(count, 1)
+        size = members(group).size() if self.per_rank else max(count, 1)
         if count != size:
             refuse(
                 code,
                 group,
                 ArgumentError(
                     f"{code.label}: {self.name} has {count} tensors, it needs {size}"
-                    + (", one for each rank of the group" if self.each else "")
+                    + (", one for each rank of the group" if self.per_rank else "")
                 ),
             )
         return self.tensors
 
 
-def outside(group: _Group, code: Op) -> bool:
-    """Whether this rank is not in ``group``; warns."""
+def is_nonmember(group: _Group, code: Op) -> bool:
+    """Whether this rank is no member of ``group``. Warns if so."""
     return (
-        group is not None and group.__class__ is not ProcessGroup and is_foreign(group, code.label)
+        group is not None
+        and group.__class__ is not ProcessGroup
+        and warn_nonmember(group, code.label)
     )
 
 
 def refuse(code: Op, group: _Group, error: BaseException) -> NoReturn:
-    """Tell the other members that this rank refuses its part, and raise."""
+    """Tell the other members that this rank refuses the operation, and raise ``error``."""
     _native.core().refuse(code, members(group)._id, str(error))
     raise error
 
@@ -75,9 +84,11 @@ def chosen_root(
     group_rank: int | None,
     absent: int | None = None,
 ) -> tuple[int, bool]:
-    """The root as a rank of the group, and whether it is this process.
+    """Return the root as a rank of the group, and whether this process is the root.
 
-    ``absent`` is the global rank that stands for no root given; None: one must be.
+    Args:
+        absent: the global rank that is the root if the caller gave none. None: the caller must
+            give one.
     """
     if rank is None and group_rank is None:
         rank = absent
@@ -91,11 +102,18 @@ def chosen_root(
 def root_of(
     what: str, group: ProcessGroup, name: str, rank: int | None, group_rank: int | None
 ) -> int:
-    """The group rank that ``src`` or ``dst``, or its group_ variant, means.
+    """Return the rank in the group that ``src`` or ``dst``, or its variant with group_, names.
+
+    Args:
+        what: the name of the operation, for error messages.
+        group: the group.
+        name: ``"src"`` or ``"dst"``, for error messages.
+        rank: a global rank, or None.
+        group_rank: a rank of the group, or None.
 
     Raises:
-        ArgumentError: out of range, not in the group, or both given.
-        DtypeError: no integer.
+        ArgumentError: the rank is not in the group, or both or none are given.
+        DtypeError: the rank is no integer.
     """
     if rank is not None and group_rank is not None:
         raise ArgumentError(f"{what}: {name} and group_{name} are both given, give one of them")
@@ -117,18 +135,18 @@ def root_of(
 
 
 def on_root(
-    code: Op, group: _Group, mine: bool, name: str, tensors: Sequence[Any] | None
-) -> Many | None:
-    """The list of tensors that the root alone gives."""
-    if mine:
-        return Many(() if tensors is None else tensors, name, each=True)
+    code: Op, group: _Group, is_root: bool, name: str, tensors: Sequence[Any] | None
+) -> TensorList | None:
+    """Return the list of tensors that only the root gives; None on the other members."""
+    if is_root:
+        return TensorList(() if tensors is None else tensors, name, per_rank=True)
     if tensors is not None and len(tensors):
         refuse(code, group, ArgumentError(f"{code.label}: {name} must be None but on the root"))
     return None
 
 
 def splits_of(group: _Group, name: str, splits: Sequence[int] | None) -> list[int] | None:
-    """The rows of each part, checked; None where the parts are equal."""
+    """Return the checked split sizes, in rows; None if all parts are equal."""
     if splits is None or len(splits) == 0:
         return None
     try:

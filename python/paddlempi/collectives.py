@@ -1,25 +1,34 @@
 """Collectives over the tensors of all members of a group.
 
-Names, argument order and meaning are ``torch.distributed``'s. For all of them:
+Names, argument order and meaning are ``torch.distributed``'s. For all functions here:
 
-* Every member of ``group`` (None: the world) calls the same function with the same
-  dtype, number of elements, root and reduce op. What differs raises
-  ``MismatchError`` on all of them. A wrong argument on one rank raises there what
-  is wrong (``ArgumentError``, ``DtypeError``), with nothing sent, and
-  ``RefusedError`` on the others; the group stays usable.
-* A rank that does not belong to the group gets a warning and None.
-* A tensor is NumPy, Paddle, PyTorch or any object with the buffer protocol or
-  ``__dlpack__``, in host memory; any shape and strides, also zero-size and
-  zero-dim. Contiguous tensors are not copied. dtypes: bool, (u)int8-64, float16,
-  bfloat16, float32, float64, complex64, complex128; float8 where nothing is reduced.
-* ``rank_list`` names the group where it is used: ``[[0, 1], [2, 3]]`` lets each rank talk to
-  those of its own list; a rank in none of them is alone. It takes the place of ``group``.
-* ``src``, ``dst`` are global ranks; ``group_src``, ``group_dst`` are ranks of the group.
-* ``async_op=True`` returns a :class:`~paddlempi.work.Work` at once; otherwise the
-  function returns None when the result is there.
-* ``TimeoutError``: the group's deadline ran out; it names the ranks that never came.
-  That, and Ctrl-C, break the group: later calls raise ``GroupBrokenError``.
-* They may be called from any thread; those on one group run one after another.
+* **Members.** Every member of ``group`` (None: the world) calls the same function with the
+  same dtype, number of elements, root and reduce op. If these differ, all members raise
+  ``MismatchError``. If the arguments of one rank are wrong, that rank raises
+  ``ArgumentError`` or ``DtypeError`` and the others raise ``RefusedError``. In both cases
+  nothing was sent and the group stays usable. A rank that is no member of the group gets a
+  warning and None.
+* **Tensors.** A tensor is a NumPy array, a Paddle or PyTorch tensor, or any object with the
+  buffer protocol, ``__dlpack__`` or ``__cuda_array_interface__``. It is in host memory or in
+  CUDA memory. It may have any shape and strides, also zero elements or zero dimensions:
+  members have to agree on the number of elements, not on the shape. Contiguous tensors in
+  host memory are not copied.
+* **Dtypes.** bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64,
+  complex64, complex128. Functions that reduce nothing also take float8. All tensors of a call
+  have one dtype. ``docs/ops.md`` lists which reduce op is defined for which dtype.
+* **Ranks.** ``src`` and ``dst`` are global ranks. ``group_src`` and ``group_dst`` are ranks of
+  the group. A call gives at most one of the two.
+* **rank_list** replaces ``group``. ``[[0, 1], [2, 3]]`` names disjoint lists of global ranks.
+  The members of a call are the ranks of the list that has this rank, or this rank alone if no
+  list has it.
+* **async_op=True** returns a :class:`~paddlempi.work.Work` at once. Otherwise the function
+  returns None when the result is in the output tensors. With tensors in CUDA memory it returns
+  when the current stream has been made to wait for the result.
+* **Deadline.** If the group's deadline runs out, the members that wait raise ``TimeoutError``,
+  whose ``ranks`` are the members that never came. A timeout or Ctrl-C breaks the group: later
+  calls raise ``GroupBrokenError``.
+* **Threads.** Every function may be called from any thread. Collectives of one group run one
+  after another.
 
 Source: :mod:`torch.distributed`; ``scan`` and ``exscan`` are MPI's.
 """
@@ -32,7 +41,7 @@ from typing import Any
 
 from . import _native
 from ._ops import ASYNC, Op
-from .arguments import Many, chosen_root, on_root, outside, refuse, splits_of
+from .arguments import TensorList, chosen_root, is_nonmember, on_root, refuse, splits_of
 from .errors import DtypeError
 from .group import ProcessGroup, members, to_seconds
 from .rank_list import group_of
@@ -72,11 +81,17 @@ def all_reduce(
 ) -> Work | None:
     """Reduce the tensors of all members in place; every member gets the same bits.
 
+    Errors, deadlines and threads are described in :mod:`paddlempi.collectives`.
+
     Args:
-        tensor: any shape; input and output.
+        tensor: input and output; any shape, the same number of elements on every member.
         op: a :class:`~paddlempi.reduce_op.ReduceOp` that is defined for the dtype.
-        group: None is the world.
-        async_op: return a Work.
+        group: the members; None is the world.
+        async_op: return a Work instead of waiting.
+        rank_list: lists of global ranks, instead of ``group``.
+
+    Returns:
+        A Work if ``async_op`` is set, else None.
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_reduce", group)
@@ -85,7 +100,7 @@ def all_reduce(
         or async_op
         or (group is not None and group.__class__ is not ProcessGroup)
     ):
-        return _reducing(Op.ALL_REDUCE, None, tensor, op, group, async_op)
+        return _submit_reduction(Op.ALL_REDUCE, None, tensor, op, group, async_op)
     _native.submit(3, 0 if group is None else group._id, None, tensor, op)
     return None
 
@@ -101,12 +116,15 @@ def all_reduce_coalesced(
     """Reduce several tensors of one dtype in place, as one operation.
 
     Args:
-        tensors: one or more tensors, of any shapes, the same on every member.
-        op, group, async_op: as for :func:`all_reduce`.
+        tensors: input and output; one or more tensors of any shapes. Every member gives as many
+            tensors, and tensor i has the same number of elements on every member.
+        op, group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_reduce_coalesced", group)
-    return _reducing(Op.ALL_REDUCE_COALESCED, None, Many(tensors, "tensors"), op, group, async_op)
+    return _submit_reduction(
+        Op.ALL_REDUCE_COALESCED, None, TensorList(tensors, "tensors"), op, group, async_op
+    )
 
 
 def reduce(
@@ -119,20 +137,21 @@ def reduce(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Reduce the tensors of all members into that of ``dst``; the others keep theirs.
+    """Reduce the tensors of all members into the tensor of ``dst``.
 
     Args:
-        tensor: any shape; input, on ``dst`` output too.
-        dst: global rank, or ``group_dst``.
-        op, group, async_op: as for :func:`all_reduce`.
+        tensor: input; on ``dst`` also the output. Any shape, the same number of elements on
+            every member.
+        dst: the global rank of the root; or give ``group_dst``, its rank in the group.
+        op, group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "reduce", group)
-    if outside(group, Op.REDUCE):
+    if is_nonmember(group, Op.REDUCE):
         return None
-    root, mine = chosen_root(Op.REDUCE, group, "dst", dst, group_dst)
-    send, recv = (None, tensor) if mine else (tensor, None)
-    return _reducing(Op.REDUCE, send, recv, op, group, async_op, root)
+    root, is_root = chosen_root(Op.REDUCE, group, "dst", dst, group_dst)
+    send, recv = (None, tensor) if is_root else (tensor, None)
+    return _submit_reduction(Op.REDUCE, send, recv, op, group, async_op, root)
 
 
 def scan(
@@ -143,13 +162,15 @@ def scan(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Give each member, in place, the reduction over the members up to itself.
+    """Give member i the reduction over members 0 to i, in place.
 
-    Args: as for :func:`all_reduce`, but for AVG, which is a DtypeError. Source: ``MPI_Scan``.
+    The arguments are those of :func:`all_reduce`. ``op=AVG`` raises ``DtypeError``.
+
+    Source: ``MPI_Scan``.
     """
     if rank_list is not None:
         group = group_of(rank_list, "scan", group)
-    return _reducing(Op.SCAN, None, tensor, op, group, async_op)
+    return _submit_reduction(Op.SCAN, None, tensor, op, group, async_op)
 
 
 def exscan(
@@ -160,13 +181,15 @@ def exscan(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Give each member, in place, the reduction over the members before it.
+    """Give member i the reduction over members 0 to i-1, in place.
 
-    The first member's tensor stays as it is. Args: as for :func:`scan`. Source: ``MPI_Exscan``.
+    Member 0 keeps its tensor as it is. The arguments are those of :func:`scan`.
+
+    Source: ``MPI_Exscan``.
     """
     if rank_list is not None:
         group = group_of(rank_list, "exscan", group)
-    return _reducing(Op.EXSCAN, None, tensor, op, group, async_op)
+    return _submit_reduction(Op.EXSCAN, None, tensor, op, group, async_op)
 
 
 def reduce_scatter(
@@ -178,17 +201,23 @@ def reduce_scatter(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Reduce a list of tensors over all members and give number i of it to member i.
+    """Reduce lists of tensors over all members and give member i the result of tensor i.
 
     Args:
-        output: as many elements as this member's number of the list has.
-        input_list: one tensor for each member; their sizes may differ.
-        op, group, async_op: as for :func:`all_reduce`.
+        output: as many elements as ``input_list[i]`` on member i.
+        input_list: input; one tensor for each member. The tensors of a list may have different
+            numbers of elements, but tensor i has the same number on every member.
+        op, group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "reduce_scatter", group)
-    return _reducing(
-        Op.REDUCE_SCATTER, Many(input_list, "input_list", each=True), output, op, group, async_op
+    return _submit_reduction(
+        Op.REDUCE_SCATTER,
+        TensorList(input_list, "input_list", per_rank=True),
+        output,
+        op,
+        group,
+        async_op,
     )
 
 
@@ -201,16 +230,16 @@ def reduce_scatter_tensor(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Reduce a tensor over all members and give its i-th equal part to member i.
+    """Reduce the tensors of all members and give member i part i of the result.
 
     Args:
         output: m elements.
-        input: world_size x m elements, contiguous parts in rank order.
-        op, group, async_op: as for :func:`all_reduce`.
+        input: n * m elements for n members: n equal parts, one after another in rank order.
+        op, group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "reduce_scatter_tensor", group)
-    return _reducing(Op.REDUCE_SCATTER, input, output, op, group, async_op)
+    return _submit_reduction(Op.REDUCE_SCATTER, input, output, op, group, async_op)
 
 
 def broadcast(
@@ -222,18 +251,19 @@ def broadcast(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Copy the tensor of ``src`` into that of every member.
+    """Copy the tensor of ``src`` into the tensor of every other member.
 
     Args:
-        tensor: input on ``src``, output elsewhere; the same number of elements.
-        src: global rank, or ``group_src``.
+        tensor: input on ``src``, output elsewhere; the same number of elements on every member.
+        src: the global rank of the root; or give ``group_src``, its rank in the group.
+        group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "broadcast", group)
-    if outside(group, Op.BROADCAST):
+    if is_nonmember(group, Op.BROADCAST):
         return None
     root, _ = chosen_root(Op.BROADCAST, group, "src", src, group_src)
-    return _moving(Op.BROADCAST, None, tensor, group, async_op, root)
+    return _submit(Op.BROADCAST, None, tensor, group, async_op, root)
 
 
 def all_gather(
@@ -247,14 +277,19 @@ def all_gather(
     """Give every member the tensors of all members.
 
     Args:
-        tensor_list: output, one tensor for each member, each of the size of that
-            member's ``tensor``; the sizes may differ.
-        tensor: input.
+        tensor_list: output; one tensor for each member. ``tensor_list[i]`` has as many elements
+            as member i's ``tensor``.
+        tensor: input; its number of elements may differ from member to member.
+        group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_gather", group)
-    return _moving(
-        Op.ALL_GATHER, tensor, Many(tensor_list, "tensor_list", each=True), group, async_op
+    return _submit(
+        Op.ALL_GATHER,
+        tensor,
+        TensorList(tensor_list, "tensor_list", per_rank=True),
+        group,
+        async_op,
     )
 
 
@@ -266,15 +301,17 @@ def all_gather_into_tensor(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Give every member the tensors of all members, one after the other in one tensor.
+    """Give every member the tensors of all members, one after another in one tensor.
 
     Args:
-        output_tensor: world_size x m elements, concatenated or stacked.
-        input_tensor: m elements.
+        output_tensor: n * m elements for n members, in rank order; concatenated and stacked
+            shapes are the same to this function.
+        input_tensor: m elements, the same m on every member.
+        group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_gather_into_tensor", group)
-    return _moving(Op.ALL_GATHER, input_tensor, output_tensor, group, async_op)
+    return _submit(Op.ALL_GATHER, input_tensor, output_tensor, group, async_op)
 
 
 def gather(
@@ -291,16 +328,20 @@ def gather(
 
     Args:
         tensor: input; the same number of elements on every member.
-        gather_list: on ``dst`` output, one tensor for each member; None elsewhere.
-        dst: global rank (default 0), or ``group_dst``.
+        gather_list: output on ``dst``: one tensor for each member, each with as many elements as
+            ``tensor``.
+            None or empty on the other members.
+        dst: the global rank of the root, by default 0; or give ``group_dst``, its rank in the
+            group.
+        group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "gather", group)
-    if outside(group, Op.GATHER):
+    if is_nonmember(group, Op.GATHER):
         return None
-    root, mine = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)  # as in torch
-    recv = on_root(Op.GATHER, group, mine, "gather_list", gather_list)
-    return _moving(Op.GATHER, tensor, recv, group, async_op, root)
+    root, is_root = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)  # as in torch
+    recv = on_root(Op.GATHER, group, is_root, "gather_list", gather_list)
+    return _submit(Op.GATHER, tensor, recv, group, async_op, root)
 
 
 def scatter(
@@ -313,20 +354,24 @@ def scatter(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Give member i tensor number i of the list on ``src``.
+    """Give member i tensor i of the list on ``src``.
 
     Args:
         tensor: output; the same number of elements on every member.
-        scatter_list: on ``src`` input, one tensor for each member; None elsewhere.
-        src: global rank (default 0), or ``group_src``.
+        scatter_list: input on ``src``: one tensor for each member, each with as many elements as
+            ``tensor``.
+            None or empty on the other members.
+        src: the global rank of the root, by default 0; or give ``group_src``, its rank in the
+            group.
+        group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "scatter", group)
-    if outside(group, Op.SCATTER):
+    if is_nonmember(group, Op.SCATTER):
         return None
-    root, mine = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)  # as in torch
-    send = on_root(Op.SCATTER, group, mine, "scatter_list", scatter_list)
-    return _moving(Op.SCATTER, send, tensor, group, async_op, root)
+    root, is_root = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)  # as in torch
+    send = on_root(Op.SCATTER, group, is_root, "scatter_list", scatter_list)
+    return _submit(Op.SCATTER, send, tensor, group, async_op, root)
 
 
 def all_to_all(
@@ -337,18 +382,20 @@ def all_to_all(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Send tensor i of the list to member i, and receive one from each.
+    """Send tensor i of a list to member i, and receive one tensor from every member.
 
     Args:
-        output_tensor_list: number i takes what member i sends to this one.
-        input_tensor_list: one tensor for each member; sizes may differ.
+        output_tensor_list: output; tensor i takes what member i sends to this rank, and has as
+            many elements.
+        input_tensor_list: input; one tensor for each member, of any sizes.
+        group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_to_all", group)
-    return _moving(
+    return _submit(
         Op.ALL_TO_ALL,
-        Many(input_tensor_list, "input_tensor_list", each=True),
-        Many(output_tensor_list, "output_tensor_list", each=True),
+        TensorList(input_tensor_list, "input_tensor_list", per_rank=True),
+        TensorList(output_tensor_list, "output_tensor_list", per_rank=True),
         group,
         async_op,
     )
@@ -364,21 +411,24 @@ def all_to_all_single(
     *,
     rank_list: _RankList = None,
 ) -> Work | None:
-    """Split a tensor along its first dimension, send part i to member i, receive one from each.
+    """Split a tensor along its first dimension, send part i to member i, receive one part of each.
 
     Args:
-        output: the received parts one after the other in rank order.
-        input: the parts to send.
-        output_split_sizes: rows of ``output`` from each member; None or empty: equal parts.
-        input_split_sizes: rows of ``input`` to each member; None or empty: equal parts.
+        output: the received parts, one after another in rank order.
+        input: the parts to send, one after another in rank order.
+        output_split_sizes: for each member, how many rows of ``output`` it sends; rows count
+            along the first dimension. None or empty: equal parts.
+        input_split_sizes: for each member, how many rows of ``input`` it receives. None or
+            empty: equal parts.
+        group, async_op, rank_list: as for :func:`all_reduce`.
     """
     if rank_list is not None:
         group = group_of(rank_list, "all_to_all_single", group)
-    if outside(group, Op.ALL_TO_ALL):
+    if is_nonmember(group, Op.ALL_TO_ALL):
         return None
     recv_splits = splits_of(group, "output_split_sizes", output_split_sizes)
     send_splits = splits_of(group, "input_split_sizes", input_split_sizes)
-    return _moving(
+    return _submit(
         Op.ALL_TO_ALL,
         input,
         output,
@@ -400,40 +450,42 @@ def barrier(
     """Return when every member has called it.
 
     Args:
-        device_ids: taken and not used, for there is no device to choose.
+        group, async_op, rank_list: as for :func:`all_reduce`.
+        device_ids: ignored; ``torch.distributed`` has this argument.
     """
     if rank_list is not None:
         group = group_of(rank_list, "barrier", group)
-    return _moving(Op.BARRIER, None, None, group, async_op)
+    return _submit(Op.BARRIER, None, None, group, async_op)
 
 
 def monitored_barrier(
     group: _Group = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier that finds out who is missing and leaves the group usable.
+    """Wait until every member has called it, or name the members that did not.
 
-    The members meet by messages beside the collectives, whose order it takes no part in. It
-    is for finding a rank that hangs or is lost; :func:`barrier` is faster.
+    It finds a rank that hangs or is lost, and leaves the group usable. The members meet by
+    messages, outside the order of the group's collectives. :func:`barrier` is faster.
 
     Args:
-        timeout: a timedelta or seconds; None: the group's.
-        wait_all_ranks: taken and not used: all missing ranks are always named.
+        group: the members; None is the world.
+        timeout: how long to wait, a timedelta or seconds. None: the group's deadline.
+        wait_all_ranks: ignored: the error always names all missing ranks.
 
     Raises:
-        TimeoutError: ``ranks`` did not come; on every member that did.
+        TimeoutError: on every member that came; its ``ranks`` are the members that did not.
 
-    Source: :func:`torch.distributed.monitored_barrier`, as gloo has it.
+    Source: :func:`torch.distributed.monitored_barrier` with gloo.
     """
-    if outside(group, Op.BARRIER):
+    if is_nonmember(group, Op.BARRIER):
         return
     seconds = None if timeout is None else to_seconds(timeout, "monitored_barrier")
     _native.control("monitored_barrier", group=members(group)._id, timeout=seconds)
 
 
-# What they have in common
+# How all of them submit
 
 
-def _reducing(
+def _submit_reduction(
     code: Op,
     send: Any,
     recv: Any,
@@ -442,7 +494,7 @@ def _reducing(
     async_op: bool,
     root: int = -1,
 ) -> Work | None:
-    if outside(group, code):
+    if is_nonmember(group, code):
         return None
     if not isinstance(op, ReduceOp):
         refuse(
@@ -453,10 +505,10 @@ def _reducing(
                 + (", made by PREMUL_SUM(factor)" if op is PremulSum else "")
             ),
         )
-    return _moving(code, send, recv, group, async_op, root, op)
+    return _submit(code, send, recv, group, async_op, root, op)
 
 
-def _moving(
+def _submit(
     code: Op,
     send: Any,
     recv: Any,
@@ -467,11 +519,11 @@ def _moving(
     send_splits: Sequence[int] | None = None,
     recv_splits: Sequence[int] | None = None,
 ) -> Work | None:
-    if outside(group, code):
+    if is_nonmember(group, code):
         return None
-    if send.__class__ is Many:
+    if send.__class__ is TensorList:
         send = send.checked(code, group)
-    if recv.__class__ is Many:
+    if recv.__class__ is TensorList:
         recv = recv.checked(code, group)
     reduce_op, scale = (0, 1.0) if op is None else (op, op.scale)
     written = code.writes(root, members(group)._rank)

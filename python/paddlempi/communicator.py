@@ -1,4 +1,4 @@
-"""RAF's and Meta's Connector and Communicator: who takes part, in objects."""
+"""Names of RAF and Meta: ``Connector`` and ``Communicator``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ __all__ = ["Communicator", "Connector", "get_communicator"]
 
 
 class Connector:
-    """What connects the ranks of the job. Source: Meta's ``MPIConnector``.
+    """The ranks of the job: attributes are local, methods are collective over the world.
 
-    Its attributes say where this process stands, its methods are collective over the world.
-    Everything raises ``NotInitializedError`` before init and after destroy.
+    Attributes and methods raise ``NotInitializedError`` before init and after destroy.
+
+    Source: Meta's ``MPIConnector``.
     """
 
     __slots__ = ()
@@ -28,7 +29,7 @@ class Connector:
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
+        """This process's rank in the job."""
         return group.get_rank()
 
     @property
@@ -38,7 +39,7 @@ class Connector:
 
     @property
     def local_rank(self) -> int:
-        """This process's rank among those of its node."""
+        """This process's rank among the ranks of its node."""
         return group.get_local_rank()
 
     def Barrier(self) -> None:
@@ -46,23 +47,24 @@ class Connector:
         collectives.barrier()
 
     def Broadcast(self, x: Any, root: int = 0) -> None:
-        """Copy the tensor of ``root`` into that of every rank, in place."""
+        """Copy the tensor of rank ``root`` into the tensor of every other rank, in place."""
         collectives.broadcast(x, root)
 
 
 class Communicator:
-    """The ranks that a collective runs over: all of them, or a subset. Made by
-    :func:`get_communicator`.
+    """All ranks of the job, or a subset of them. Returned by :func:`get_communicator`.
 
     Attributes:
         rank, size: this process's rank in the communicator, and the number of its ranks.
-        local_rank, local_size: the same among its ranks on this node.
-        world_rank, world_size: in the job.
-        root_rank: the rank that does what one does for all, 0.
-        group_id, group_size: which of the subsets this is, and how many there are.
-        group: the process group, for ``group=`` of the collectives.
+        local_rank, local_size: the same among the communicator's ranks on this node.
+        world_rank, world_size: the same in the job.
+        root_rank: the rank that does work of which one rank suffices: 0.
+        group_id, group_size: the index of this subset, and the number of subsets.
+        group: the process group, for the argument ``group`` of collectives.
 
-    Source: RAF's ``Communicator``; the attributes are read once.
+    The attributes are read when the communicator is made, and do not change.
+
+    Source: RAF's ``Communicator``.
     """
 
     def __init__(self, members: ProcessGroup, group_id: int, group_size: int) -> None:
@@ -87,12 +89,19 @@ class Communicator:
 
 
 def get_communicator(rank_list: Sequence[Sequence[int]] | None = None) -> Communicator:
-    """The communicator of all ranks or, with a ``rank_list``, of this rank's subset.
+    """Return the communicator of all ranks or, with a ``rank_list``, of this rank's subset.
 
-    Ranks that no subset has are alone, each in a group of its own behind those given.
+    With a ``rank_list``, all ranks of a subset call it.
+
+    Args:
+        rank_list: disjoint lists of global ranks, the subsets. Every rank that is in none of them
+            becomes a subset of one rank; these subsets follow the given ones.
 
     Raises:
-        ArgumentError, DtypeError: a wrong ``rank_list``.
+        ArgumentError: a rank is out of range or given twice.
+        DtypeError: ``rank_list`` is no sequence of sequences of integers.
+        TimeoutError: a rank of the subset never came.
+        NotInitializedError: before init or after destroy.
 
     Source: RAF's ``raf.distributed.get_communicator``.
     """

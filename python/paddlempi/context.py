@@ -1,4 +1,4 @@
-"""The names of RAF and Meta: a context that knows its rank, and a functional allreduce."""
+"""Names of RAF and Meta: ``get_context`` and the functional ``allreduce``."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ _COMPUTATIONS = {
 
 
 class DistContext:
-    """Where this process stands in the job, and how its optimizers should work. Made by
-    :func:`get_context`.
+    """This process's ranks and sizes, and settings for optimizers. Returned by :func:`get_context`.
 
-    The ranks and sizes raise ``NotInitializedError`` before init and after destroy. What
-    can be set holds for the optimizers that are built afterwards by a framework whose
-    front is imported (``paddlempi.paddle``), and may be set at any time.
+    The ranks and sizes raise ``NotInitializedError`` before init and after destroy. The settings
+    hold for optimizers that are built later by a framework whose front is imported
+    (``paddlempi.paddle``). They may be set at any time.
+
+    Thread-safety: may be used from any thread.
     """
 
     __slots__ = ("_enable_data_parallel", "_group_bucket_size", "_zero_opt_level")
@@ -50,7 +51,10 @@ class DistContext:
 
     @property
     def enable_data_parallel(self) -> bool:
-        """Whether an optimizer's step averages the gradients of all ranks; settable, False."""
+        """Whether an optimizer's step averages the gradients of all ranks.
+
+        Settable; False by default.
+        """
         return self._enable_data_parallel
 
     @enable_data_parallel.setter
@@ -63,7 +67,9 @@ class DistContext:
     def zero_opt_level(self) -> int:
         """What an optimizer shards over the ranks: 0 nothing, 1 its states, 2 gradients too.
 
-        Settable, 0. Source: ZeRO (Rajbhandari et al. 2020, section 5).
+        Settable; 0 by default.
+
+        Source: ZeRO (Rajbhandari et al. 2020, section 5).
         """
         return self._zero_opt_level
 
@@ -75,7 +81,7 @@ class DistContext:
 
     @property
     def group_bucket_size(self) -> int:
-        """Bytes of gradients that travel together; settable, 25 MiB."""
+        """The size of a bucket of gradients in bytes. Settable; 25 MiB by default."""
         return self._group_bucket_size
 
     @group_bucket_size.setter
@@ -86,7 +92,7 @@ class DistContext:
 
     @property
     def root_rank(self) -> int:
-        """The rank that does what one rank does for all: 0."""
+        """The rank that does work of which one rank suffices: 0."""
         get_rank()
         return 0
 
@@ -102,7 +108,7 @@ class DistContext:
 
     @property
     def local_rank(self) -> int:
-        """This process's rank among those of its node."""
+        """This process's rank among the ranks of its node."""
         return get_local_rank()
 
     @property
@@ -115,30 +121,36 @@ _context = DistContext()
 
 
 def get_context() -> DistContext:
-    """The context of this process. Source: RAF's ``raf.distributed.get_context``."""
+    """Return the context of this process, in every call the same one.
+
+    Source: RAF's ``raf.distributed.get_context``.
+    """
     return _context
 
 
 def allreduce(
     x: Any, computation: str = "sum", rank_list: Sequence[Sequence[int]] | None = None
 ) -> Any:
-    """Reduce over all ranks into new tensors; ``x`` stays as it is.
+    """Reduce tensors over all ranks into new tensors. ``x`` stays as it is.
+
+    Other errors, deadlines and threads are described in :mod:`paddlempi.collectives`.
 
     Args:
-        x: a tensor, or a list or tuple of tensors, each of the same size on all ranks.
+        x: a tensor, or a list or tuple of tensors. Tensor i has the same dtype and number of
+            elements on all ranks.
         computation: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``.
-        rank_list: ``[[0, 1], [2, 3]]`` reduces over the ranks of each list by themselves; a
-            rank in none of them is alone. None: over all ranks.
+        rank_list: disjoint lists of global ranks. ``[[0, 1], [2, 3]]`` reduces over ranks 0 and 1,
+            and over ranks 2 and 3; a rank in no list reduces alone. None: over all ranks.
 
     Returns:
-        A tensor of the type of ``x``, or a list of them.
+        A new tensor of the type, shape and dtype of ``x``; for a list or tuple a list of such
+        tensors.
 
     Raises:
         ArgumentError: another ``computation``.
-        DtypeError: ``x`` is no tensor, or of a type that cannot be made here.
+        DtypeError: ``x`` is no tensor, or the library cannot make tensors of its type.
 
-    Source: RAF's ``raf.distributed.allreduce``. Errors else as for
-    :func:`paddlempi.all_reduce`.
+    Source: RAF's ``raf.distributed.allreduce``.
     """
     group = None if rank_list is None else group_of(rank_list, "allreduce")
     op = _COMPUTATIONS.get(computation)
@@ -148,12 +160,12 @@ def allreduce(
         )
         refuse(Op.ALL_REDUCE, group, error)
     if isinstance(x, (list, tuple)):
-        return [_aggregate(one, op, group) for one in _made(x, group)]
-    return _aggregate(_made([x], group)[0], op, group)
+        return [_aggregate(pair, op, group) for pair in _with_outputs(x, group)]
+    return _aggregate(_with_outputs([x], group)[0], op, group)
 
 
-def _made(tensors: Sequence[Any], group: ProcessGroup | None) -> list[tuple[Any, Any]]:
-    """Each tensor with a new one for its aggregate; made before anything is sent."""
+def _with_outputs(tensors: Sequence[Any], group: ProcessGroup | None) -> list[tuple[Any, Any]]:
+    """Pair every tensor with a new one for its result. All are made before anything is sent."""
     try:
         return [(tensor, empty_like(tensor)) for tensor in tensors]
     except Error as error:
@@ -161,7 +173,7 @@ def _made(tensors: Sequence[Any], group: ProcessGroup | None) -> list[tuple[Any,
 
 
 def _aggregate(pair: tuple[Any, Any], op: ReduceOp, group: ProcessGroup | None) -> Any:
-    tensor, made = pair
+    tensor, output = pair
     gid = members(group)._id
-    _native.submit(Op.ALL_REDUCE, gid, tensor, made, op)
-    return made
+    _native.submit(Op.ALL_REDUCE, gid, tensor, output, op)
+    return output

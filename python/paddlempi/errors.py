@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree of exceptions.
+"""The exceptions that paddlempi raises, as a tree.
 
 ::
 
@@ -12,29 +12,30 @@
     │   ├── LauncherError         the launcher and the library belong to different MPIs
     │   └── ThreadLevelError      the running MPI is below MPI_THREAD_MULTIPLE
     ├── TimeoutError              (builtins.TimeoutError) a deadline; ``ranks`` never came
-    │   └── NotReadyError         the limit of one ``Work.wait``; the work goes on
+    │   └── NotReadyError         the limit of one ``Work.wait``; the operation goes on
     ├── CollectiveError           (RuntimeError) the members did not do the same thing
     │   ├── MismatchError         ``ranks`` called something else
-    │   ├── RefusedError          ``ranks`` refused: their own exception tells why
-    │   └── PeerLeftError         ``ranks`` ended while others wait for them
+    │   ├── RefusedError          ``ranks`` refused: the exception of those ranks says why
+    │   └── PeerLeftError         ``ranks`` ended while this rank waits for them
     ├── GroupError                (RuntimeError) the group cannot be used
-    │   ├── GroupBrokenError      an earlier timeout or interrupt left it unusable
+    │   ├── GroupBrokenError      an earlier timeout, interrupt or MPI error left it unusable
     │   ├── GroupDestroyedError   it was destroyed
-    │   ├── ReentrantError        a signal handler called it while its own thread waits in it
-    │   └── NotMemberError        this rank does not belong to it
+    │   ├── ReentrantError        a signal handler used it while its thread waits in it
+    │   └── NotMemberError        this rank is no member of it
     ├── MPIError                  (RuntimeError) an error of MPI; ``mpi_class`` has its class
     │   ├── TruncateError         a message and its buffer differ in length
     │   ├── ProcFailedError       MPI reports a dead process
     │   └── RevokedError          the communicator was revoked
-    ├── CudaError                 (RuntimeError) the CUDA driver refused; the text says whose error
-    ├── ForkError                 (RuntimeError) in a fork of the process that initialised
-    ├── CorePanicError            (RuntimeError) a defect of the core, unusable from here on
+    ├── CudaError                 (RuntimeError) the CUDA driver refused a call
+    ├── ForkError                 (RuntimeError) a call in a fork of the process that initialised
+    ├── CorePanicError            (RuntimeError) a defect of the core; later calls fail too
     ├── UnsupportedError          (NotImplementedError) not on this machine, MPI or Python
-    └── OutOfMemoryError          (MemoryError) the core could not allocate
+    └── OutOfMemoryError          (MemoryError) the core could not allocate memory
 
-Every instance has ``ranks`` (a tuple of world ranks that are concerned),
-``code`` (the number in ``capi/pmpi.h``) and ``mpi_class`` (MPI's error class, 0
-where MPI had no part in it). Ctrl-C is a plain ``KeyboardInterrupt``.
+Every instance has ``ranks`` (a tuple of the world ranks concerned, 32 at most), ``code`` (the
+number in ``capi/pmpi.h``; 0 for classes that only group others) and ``mpi_class`` (MPI's error
+class in the numbering of the MPI-5 ABI; 0 if MPI had no part in the error). Ctrl-C raises a plain
+``KeyboardInterrupt``. ``docs/errors.md`` says for each class what to do.
 """
 
 from __future__ import annotations
@@ -76,13 +77,17 @@ __all__ = [
 
 
 class Error(Exception):
-    """The root of the tree; see the module for the rest."""
+    """The base class of all exceptions of paddlempi."""
 
     CODE: ClassVar[int] = 0
+    """The class's number in ``capi/pmpi.h``; 0: the core does not raise this class itself."""
 
     ranks: tuple[int, ...] = ()
+    """The world ranks that the error is about, in the sense that the class gives."""
     mpi_class: int = 0
+    """MPI's error class in the numbering of the MPI-5 ABI; 0 if the error is not MPI's."""
     code: int
+    """``CODE`` of the class."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -90,25 +95,25 @@ class Error(Exception):
 
 
 class ArgumentError(Error, ValueError):
-    """A value out of range, a wrong count or shape, a read-only buffer to write into."""
+    """A value is out of range, a count or shape is wrong, or an output is read-only."""
 
     CODE = 1
 
 
 class DtypeError(Error, TypeError):
-    """An object that is no tensor, or a dtype that the operation is not defined for."""
+    """An object is no tensor or of a wrong type, or the operation is not defined for the dtype."""
 
     CODE = 2
 
 
 class NotInitializedError(Error, RuntimeError):
-    """A use before ``init_process_group`` or after ``destroy_process_group``."""
+    """A call before ``init_process_group`` or after ``destroy_process_group``."""
 
     CODE = 3
 
 
 class AlreadyInitializedError(Error, RuntimeError):
-    """``init_process_group`` while the process is initialised."""
+    """``init_process_group`` was called while the process is initialised."""
 
     CODE = 4
 
@@ -118,31 +123,34 @@ class StartError(Error, RuntimeError):
 
 
 class MPINotFoundError(StartError):
-    """No usable libmpi; the message lists where it was looked for and what to install."""
+    """There is no usable libmpi. The message lists where it was looked for and what to install."""
 
     CODE = 5
 
 
 class LauncherError(StartError):
-    """The launcher and the library belong to different MPIs; the message names both."""
+    """The launcher and the library belong to different MPIs. The message names both."""
 
     CODE = 6
 
 
 class ThreadLevelError(StartError):
-    """The MPI that is already running was initialised below ``MPI_THREAD_MULTIPLE``."""
+    """MPI runs, or can run, below ``MPI_THREAD_MULTIPLE`` only."""
 
     CODE = 7
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """A deadline ran out; ``ranks`` never came. The group is broken from here on."""
+    """The deadline of an operation ran out; ``ranks`` never came.
+
+    A collective or a send breaks its group by this. A receive or a probe leaves it usable.
+    """
 
     CODE = 8
 
 
 class NotReadyError(TimeoutError):
-    """The limit given to one ``Work.wait`` ran out. The work goes on, the group is sound."""
+    """The limit given to one ``Work.wait`` ran out. The operation goes on; the group is usable."""
 
     CODE = 23
 
@@ -152,19 +160,23 @@ class CollectiveError(Error, RuntimeError):
 
 
 class MismatchError(CollectiveError):
-    """``ranks`` called another operation, or the same with other arguments."""
+    """The members called different operations, or one operation with different arguments.
+
+    ``ranks`` did not make the most frequent call. If there are two calls, made by equally many
+    ranks, ``ranks`` has all of them.
+    """
 
     CODE = 10
 
 
 class RefusedError(CollectiveError):
-    """``ranks`` refused their part of the collective; the group stays usable."""
+    """``ranks`` found their own arguments wrong and raise that error. The group stays usable."""
 
     CODE = 11
 
 
 class PeerLeftError(CollectiveError):
-    """``ranks`` ended normally, so that what waits for them can never end."""
+    """``ranks`` ended normally while this rank waits for them."""
 
     CODE = 12
 
@@ -174,7 +186,7 @@ class GroupError(Error, RuntimeError):
 
 
 class GroupBrokenError(GroupError):
-    """An earlier timeout or interrupt left the group unusable."""
+    """An earlier timeout, interrupt or MPI error left the group unusable."""
 
     CODE = 13
 
@@ -186,30 +198,29 @@ class GroupDestroyedError(GroupError):
 
 
 class ReentrantError(GroupError):
-    """A signal handler called a collective while its thread waited in one of the same group, which
-    cannot end before the handler does.
+    """A signal handler called a collective while its thread waited in one of the same group.
 
-    Set a flag in the handler, and ``all_reduce`` the flag at each step: signals land at
-    different places on each rank.
+    The first collective cannot end before the handler does. Let the handler set a flag instead,
+    and ``all_reduce`` the flag in every step: a signal interrupts every rank at another place.
     """
 
     CODE = 26
 
 
 class NotMemberError(GroupError):
-    """A collective on a group that this rank does not belong to."""
+    """A call that only members may make, such as ``split_group``, on a rank that is no member."""
 
     CODE = 24
 
 
 class MPIError(Error, RuntimeError):
-    """An error of MPI; ``mpi_class`` holds its error class as this MPI numbers it."""
+    """An error of MPI; ``mpi_class`` has its error class in the numbering of the MPI-5 ABI."""
 
     CODE = 15
 
 
 class TruncateError(MPIError):
-    """A message is longer or shorter than the buffer that should take it."""
+    """A message is longer or shorter than the buffer that should receive it."""
 
     CODE = 16
 
@@ -227,32 +238,34 @@ class RevokedError(MPIError):
 
 
 class CudaError(Error, RuntimeError):
-    """The CUDA driver refused; the message has its error, and whether an earlier kernel of the
-    program's own left it."""
+    """The CUDA driver refused a call. The message has the driver's error.
+
+    It says so if the error comes from an earlier kernel of the program.
+    """
 
     CODE = 25
 
 
 class ForkError(Error, RuntimeError):
-    """The process is a fork of the one that initialised and cannot use its MPI."""
+    """The process is a fork of the process that initialised. Only the parent can use MPI."""
 
     CODE = 19
 
 
 class CorePanicError(Error, RuntimeError):
-    """A defect of the core. It refuses every further call; please report it."""
+    """A defect of the core. Every later call fails too. Please report it."""
 
     CODE = 20
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """Absent on this machine, in this MPI or in this Python (a CUDA driver, ...)."""
+    """This machine, MPI or Python lacks what the call needs, such as a CUDA driver."""
 
     CODE = 21
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """The core could not allocate."""
+    """The core could not allocate memory."""
 
     CODE = 22
 
@@ -265,4 +278,4 @@ def _leaves(root: type[Error]) -> dict[int, type[Error]]:
 
 
 BY_CODE: Final[dict[int, type[Error]]] = _leaves(Error)
-"""The class of each code of ``capi/pmpi.h``: what the core raises."""
+"""The class that the core raises for each code of ``capi/pmpi.h``."""

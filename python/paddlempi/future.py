@@ -1,10 +1,13 @@
-"""Futures of works, completed by one daemon thread.
+"""Futures of works, which a daemon thread completes.
 
-The thread is started by the first ``get_future`` and sleeps in the core without
-the GIL. It runs the callbacks too, in the order in which the works ended. A callback may
-itself ask for the future of a work and wait for it (some of DDP's hooks do), which that
-thread cannot complete meanwhile: the first time this happens, one thread more begins to
-listen to the core, and every level of callbacks gets a thread of its own.
+The first ``get_future`` starts the thread. It sleeps in the core without the GIL, completes the
+futures of works that have ended, and runs their callbacks, in the order in which the works ended.
+
+A callback may itself get the future of a work and wait for it; some of DDP's hooks do. The thread
+that runs the callback cannot complete that future. So futures have levels: a future that is made
+outside callbacks has level 0, and one that is made in a callback of level n has level n + 1. When a
+callback first makes a future of a work that is under way, a new thread takes over listening to the
+core. From then on every level has a thread, which completes the futures of its level.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ __all__ = ["Future", "OnDevice", "WithFuture", "of"]
 
 
 class OnDevice(Protocol):
-    """What an operation has left queued on a device (``work.Tail``)."""
+    """The part of ``work.Tail`` that a future needs."""
 
     def order(self) -> None: ...
 
 
 class WithFuture(Protocol):
-    """A work, as far as its future needs it (``work.WorkMethods``)."""
+    """The part of ``work.WorkMethods`` that a future needs."""
 
     _op: Any
     _future: Future | None
@@ -40,83 +43,91 @@ class WithFuture(Protocol):
 
 
 class Future(concurrent.futures.Future["list[Any]"]):
-    """A ``concurrent.futures.Future`` with the names of ``torch.futures.Future`` too.
+    """A ``concurrent.futures.Future`` that also has the methods of ``torch.futures.Future``.
 
-    Its value is the list of the tensors written to. It cannot be cancelled. It is done when the
-    last copy or kernel of an operation on device tensors is queued: who takes the value, a callback
-    too, has the stream that is current in its thread wait for that. What a callback itself queues
-    is not waited for by others.
+    Its value is the list of the tensors written to. It cannot be cancelled.
+
+    With device tensors the future is done when the last copy or kernel of the operation is queued.
+    Taking the value makes the stream that is current in the calling thread wait for that copy or
+    kernel; this holds in callbacks too. No stream waits for what a callback itself queues.
     """
 
     _tail: OnDevice | None = None
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """The value, waited for up to ``timeout`` seconds."""
+        """Wait for the value up to ``timeout`` seconds (None: for ever) and return it.
+
+        Raises:
+            TimeoutError: the future is not done yet.
+            Error: what the operation ended with.
+        """
         value = super().result(timeout)
         if self._tail is not None:
             self._tail.order()
         return value
 
     def wait(self) -> list[Any]:
-        """Wait for the end; the value, or raises what the operation ended with."""
+        """Wait for the value and return it, or raise what the operation ended with."""
         return self.result()
 
     def value(self) -> list[Any]:
-        """The value of a future that is done.
+        """Return the value of a future that is done.
 
         Raises:
-            TimeoutError: it is not.
+            TimeoutError: the future is not done.
         """
         return self.result(timeout=0)
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """A future of ``callback(self)``, which runs as soon as this one is done."""
-        after = Future()
+        """Return a future of ``callback(self)``, which runs when this future is done."""
+        chained = Future()
 
         def run(_: object) -> None:
             try:
-                after.set_result(callback(self))
-            except BaseException as error:  # whatever it is belongs to whoever asks for the value
-                after.set_exception(error)
+                chained.set_result(callback(self))
+            except BaseException as error:  # for the caller that asks for the value
+                chained.set_exception(error)
 
         self.add_done_callback(run)
-        return after
+        return chained
 
     def cancel(self) -> bool:
-        """False: an operation that other ranks take part in cannot be taken back."""
+        """Return False: one rank cannot take back an operation of several."""
         return False
 
 
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
-"""Who listens to the core."""
+"""The listener: the thread that asks the core which works have ended."""
 
 _Ended = queue.SimpleQueue["WithFuture | None"]
 
 _levels: list[_Ended] = []
-"""What has ended, for the thread of each level; empty while the listener serves level 0."""
+"""For each level the works that have ended, until the thread of the level completes them; None ends
+the thread. The list is empty while the listener itself completes futures, all of level 0."""
 
 
-class _Here(threading.local):
-    """In a callback of level n, n + 1; elsewhere 0."""
+class _Local(threading.local):
+    """The level of the futures that this thread makes: n + 1 in a callback of level n, else 0."""
 
     level = 0
 
 
-_here = _Here()
+_local = _Local()
 
 
 def of(work: WithFuture) -> Future:
-    """The future of a work, always the same one."""
+    """Return the future of a work, in every call the same one."""
     global _thread
     with _lock:
         if work._future is not None:
             return work._future
         future = work._future = Future()
-        level = _here.level
-        if told := work._op.notify((work, level)):
+        level = _local.level
+        if under_way := work._op.notify((work, level)):
             if level and not _levels:
-                # The listener is this thread, in a callback. From its return it serves level 0.
+                # This thread is the listener and runs a callback. When the callback returns, the
+                # thread serves level 0, and the thread started below is the listener.
                 _levels.append(queue.SimpleQueue())
                 _thread = None
             while level >= len(_levels) > 0:
@@ -125,7 +136,7 @@ def of(work: WithFuture) -> Future:
                 _begin(_serve, ended, len(_levels) - 1)
             if _thread is None or not _thread.is_alive():
                 _thread = _begin(_complete_all)
-    if not told:
+    if not under_way:
         _complete(work)
     return future
 
@@ -133,12 +144,13 @@ def of(work: WithFuture) -> Future:
 def _complete(work: WithFuture) -> None:
     with _lock:
         future = work._future
-        # Running is the mark that somebody has begun to complete it.
+        # A future is running once a thread has begun to complete it.
         if future is None or future.done() or future.running():
             return
         future.set_running_or_notify_cancel()
     try:
-        tensors = work._value()  # the listener's stream is not to wait: it may be everybody's
+        # No stream waits here: this thread's may be the default stream, which others use.
+        tensors = work._value()
     except BaseException as error:
         future.set_exception(error)
     else:
@@ -154,7 +166,10 @@ def _begin(target: Callable[..., None], *arguments: object) -> threading.Thread:
 
 
 def _complete_all() -> None:
-    """The listener: it outlives the library's being destroyed, to serve the next init."""
+    """Complete futures, or pass works on to the threads of their levels, as the core reports ends.
+
+    This is the listener. It goes on after ``destroy_process_group``, for the next init.
+    """
     global _thread
     try:
         while ended := _native.core().next_completions():
@@ -162,18 +177,18 @@ def _complete_all() -> None:
                 if _levels:
                     _levels[level].put(work)
                 else:
-                    _here.level = 1
+                    _local.level = 1
                     _complete(work)
-                    _here.level = 0
-            del work, ended  # they would live on until the next ones
+                    _local.level = 0
+            del work, ended  # the works would be kept alive until the next end
             with _lock:
                 replaced = _levels and _thread is not threading.current_thread()
-                own = _levels[0] if replaced else None
-            if own is not None:
-                _serve(own, 0)
+                level_0 = _levels[0] if replaced else None
+            if level_0 is not None:
+                _serve(level_0, 0)
                 return
     except Error:
-        pass  # a core that has failed: nothing more will be completed
+        pass  # the core has failed and will report nothing more
     with _lock:
         _thread = None
         for ended in _levels:
@@ -182,15 +197,15 @@ def _complete_all() -> None:
 
 
 def _serve(ended: _Ended, level: int) -> None:
-    """Complete the works of a level, until the listener ends."""
-    _here.level = level + 1
+    """Complete the futures of one level, until the listener ends."""
+    _local.level = level + 1
     while work := ended.get():
         _complete(work)
         del work
 
 
 def _abandon() -> None:
-    """The library was destroyed: tell those who still wait."""
+    """Fail the futures that are not done, because the library was destroyed."""
     for work, _ in _native.core().awaited() if _native.loaded() else ():
         future = work._future
         if future is not None and not future.done():

@@ -1,9 +1,10 @@
-"""Process groups: who takes part. The names are ``torch.distributed``'s.
+"""Process groups: beginning and end of the world, groups of its ranks, and queries.
 
-Ranks in this module's arguments and results are *global* ranks (of the world)
-unless a name says ``group_rank``. Making and destroying groups is collective
-over their members; everything else is local. All of it may be called from any
-thread.
+The names are ``torch.distributed``'s. Ranks in arguments and results are *global* ranks (of the
+world) unless a name says ``group_rank``. Making or destroying a group is collective over its
+members. All other functions are local.
+
+Thread-safety: all functions may be called from any thread.
 """
 
 from __future__ import annotations
@@ -52,18 +53,22 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+"""The deadline of a group's operations if ``init_process_group`` is given none."""
 
 FOREVER = 100 * 365 * 86400.0
-"""The longest deadline, in seconds: clocks overflow beyond it, and JSON knows no infinity."""
+"""The longest deadline, in seconds. Clocks overflow beyond it, and JSON has no infinity."""
 
 WORLD: ProcessGroup | None
-"""The group of all ranks, None while there is none (``paddlempi.group.WORLD``)."""
+"""The group of all ranks; None before init and after destroy (``paddlempi.group.WORLD``)."""
 
 
 class ProcessGroup:
-    """An ordered set of ranks that communicate. Made by :func:`new_group` and its like.
+    """Some ranks of the world, in an order. Made by :func:`new_group` and the like.
 
-    Invariant: ``_ranks[_rank]`` is this process's global rank, where it is a member.
+    Invariant: if this process is a member, ``_ranks[_rank]`` is its global rank. Otherwise
+    ``_rank`` is -1.
+
+    Thread-safety: a group does not change; all methods may be called from any thread.
     """
 
     __slots__ = ("__weakref__", "_id", "_rank", "_ranks")
@@ -74,11 +79,11 @@ class ProcessGroup:
         self._ranks = ranks
 
     def rank(self) -> int:
-        """This process's rank in the group, -1 where it is no member."""
+        """This process's rank in the group; -1 if it is no member."""
         return self._rank
 
     def size(self) -> int:
-        """The number of members, -1 where this process is none."""
+        """The number of members; -1 if this process is no member."""
         return len(self._ranks) if self._rank >= 0 else -1
 
     def __repr__(self) -> str:
@@ -93,13 +98,13 @@ class _NonMember(ProcessGroup):
 
 
 class GroupMember:
-    """What :func:`new_group` returns to ranks that the group leaves out."""
+    """Holds ``NON_GROUP_MEMBER``, which :func:`new_group` returns to a rank that is no member."""
 
     NON_GROUP_MEMBER = _NonMember(-1, -1, ())
 
 
 class _State:
-    """The world of this process. Written under ``lock`` only."""
+    """The world of this process. Only a thread that holds ``lock`` writes to it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -132,25 +137,28 @@ def init_process_group(
 ) -> None:
     """Start MPI, or join the MPI that runs, and make the group of all ranks.
 
-    Every rank of the job calls it. After :func:`destroy_process_group` it may be
-    called again.
+    Every rank of the job calls it. After :func:`destroy_process_group` it may be called again.
 
     Args:
-        backend: ``"mpi"``, the only one there is.
-        timeout: how long a collective waits for its members before it raises
-            ``TimeoutError``; a timedelta or seconds. Also the default of new groups.
-        mpi: the path of the libmpi to load, before ``PADDLEMPI_MPI`` and before any search.
-        comm: an mpi4py intracommunicator that becomes the world, instead of
-            ``MPI.COMM_WORLD``. It is not freed.
-        framework: ``"paddle"`` or ``"torch"``: make that framework's default group too, so
+        backend: ``"mpi"``, the only backend.
+        timeout: how long an operation waits for the other ranks before it raises
+            ``TimeoutError``; a timedelta or seconds. It also limits how long this call waits for
+            the other ranks once MPI runs, and is the default of new groups.
+        mpi: the path of the libmpi to load. It goes before ``PADDLEMPI_MPI`` and before any
+            search.
+        comm: an mpi4py intracommunicator whose ranks become the world, instead of those of
+            ``MPI.COMM_WORLD``. It is duplicated, and the caller goes on owning it.
+        framework: ``"paddle"`` or ``"torch"`` makes the default group of that framework too, so
             that ``paddle.distributed`` or ``torch.distributed`` goes over MPI.
 
     Raises:
         AlreadyInitializedError: the process is initialised.
-        MPINotFoundError: no MPI library; the message says where it was looked for.
-        LauncherError: the launcher belongs to another MPI than the library.
-        ThreadLevelError: MPI already runs, below ``MPI_THREAD_MULTIPLE``.
+        MPINotFoundError: there is no MPI library; the message lists where it was looked for.
+        LauncherError: the launcher and the library belong to different MPIs.
+        ThreadLevelError: MPI runs, or can run, below ``MPI_THREAD_MULTIPLE`` only.
         ArgumentError: a wrong ``backend``, ``timeout``, ``comm`` or ``framework``.
+        DtypeError: ``timeout`` or ``comm`` is of a wrong type.
+        TimeoutError: some ranks did not call it in time.
 
     Source: :func:`torch.distributed.init_process_group`.
     """
@@ -183,23 +191,24 @@ def init_process_group(
 
 
 def _trial() -> list[str]:
-    """The command that tries whether MPI moves GPU memory; the core adds the request."""
+    """The command that tries whether MPI moves GPU memory. The core appends the request to it."""
     program = "import sys; sys.path.append(sys.argv[1]); from paddlempi.cli import trial; "
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [sys.executable, "-c", program + "sys.exit(trial.main(sys.argv[2]))", package]
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Free a group, or all of them and end the use of MPI by this library.
+    """Free one group, or end the world and free all its groups.
 
-    Collective over the members. MPI itself is finalized at exit only, so that
-    :func:`init_process_group` may be called again.
+    The members of the group call it. MPI runs until the process ends, so that
+    :func:`init_process_group` may be called again. Operations under way get a while to end (10 s
+    for asynchronous ones). After that they are given up and raise ``GroupDestroyedError``.
 
     Args:
-        group: the group; None and ``group.WORLD`` mean all groups.
+        group: the group to free. None and ``group.WORLD`` free all groups.
 
     Raises:
-        NotInitializedError: there is nothing to destroy.
+        NotInitializedError: before init or after destroy.
         GroupDestroyedError: the group was destroyed before.
     """
     failure: Exception | None = None
@@ -219,14 +228,14 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
             finally:
                 for leave in _state.at_destroy:
                     leave()
-        elif not is_foreign(group, "destroy_process_group"):
+        elif not warn_nonmember(group, "destroy_process_group"):
             _native.control("destroy_group", group=group._id)
     if failure is not None:
         raise failure
 
 
 def is_available() -> bool:
-    """Whether an MPI library is to be found and the core runs on this Python. Starts nothing."""
+    """Whether there is an MPI library and the core can be loaded. Does not start MPI."""
     try:
         return _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None
     except Error:
@@ -234,15 +243,15 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init_process_group` was called, and :func:`destroy_process_group` was not."""
+    """Whether there is a world: after init and before destroy."""
     return _state.world is not None
 
 
-# Who am I
+# Queries: none of them communicates
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """This process's rank in ``group`` (None: the world), -1 where it is no member.
+    """This process's rank in ``group`` (None: the world); -1 if it is no member.
 
     Raises:
         NotInitializedError: before init or after destroy.
@@ -252,7 +261,7 @@ def get_rank(group: ProcessGroup | None = None) -> int:
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """The number of ranks of ``group`` (None: the world), -1 where this is no member.
+    """The number of members of ``group`` (None: the world); -1 if this process is no member.
 
     Raises:
         NotInitializedError: before init or after destroy.
@@ -262,22 +271,29 @@ def get_world_size(group: ProcessGroup | None = None) -> int:
 
 
 def get_local_rank() -> int:
-    """This process's rank among those of its node: the number of the GPU to take.
+    """This process's rank among the ranks of its node. Programs use it as the index of their GPU.
 
-    Asked of MPI (``MPI_Comm_split_type``), never of a launcher's variables.
+    It comes from MPI (``MPI_Comm_split_type``), never from a launcher's variables.
+
+    Raises:
+        NotInitializedError: before init or after destroy.
     """
     _world("get_local_rank")
     return _state.local_rank
 
 
 def get_local_size() -> int:
-    """The number of ranks on this node."""
+    """The number of ranks on this node, as MPI says.
+
+    Raises:
+        NotInitializedError: before init or after destroy.
+    """
     _world("get_local_size")
     return _state.local_size
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """``"mpi"``.
+    """Return ``"mpi"``.
 
     Raises:
         NotInitializedError: before init or after destroy.
@@ -290,13 +306,17 @@ def get_backend(group: ProcessGroup | None = None) -> str:
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
-    """The global ranks of ``group`` (None: the world), in the order of their group ranks."""
+    """The global ranks of the members of ``group`` (None: the world), in the order of the group.
+
+    Raises:
+        NotInitializedError: before init or after destroy.
+    """
     world = _world("get_process_group_ranks")
     return list((world if group is None else _group(group, "get_process_group_ranks"))._ranks)
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """The rank in ``group`` of a global rank.
+    """Return the rank in ``group`` of a global rank.
 
     Raises:
         ArgumentError: ``global_rank`` is no member of ``group``.
@@ -312,7 +332,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """The global rank of a rank of ``group``.
+    """Return the global rank of a rank of ``group``.
 
     Raises:
         ArgumentError: ``group_rank`` is out of range.
@@ -337,17 +357,21 @@ def new_group(
 ) -> ProcessGroup:
     """Make a group of some ranks of the world.
 
-    Collective over the members; other ranks may call it, as in torch, and get
-    ``GroupMember.NON_GROUP_MEMBER``.
+    The members call it. Other ranks may call it too, as in torch, and get
+    ``GroupMember.NON_GROUP_MEMBER``. Ranks that make several groups of the same members make them
+    in the same order.
 
     Args:
-        ranks: distinct global ranks; the order gives the group ranks. None: all ranks.
-        timeout: of the group's collectives, a timedelta or seconds. None: the world's.
+        ranks: distinct global ranks, on every member in the same order: ``ranks[i]`` becomes rank
+            i of the group. None: all ranks.
+        timeout: how long the group's operations wait for other members, a timedelta or seconds.
+            None: as long as the world's.
         backend: None or ``"mpi"``.
 
     Raises:
-        ArgumentError: a rank is out of range or stands there twice, or there is none.
-        TimeoutError: a member never called it.
+        ArgumentError: ``ranks`` is empty, or a rank is out of range or given twice.
+        DtypeError: ``ranks`` is no sequence of integers.
+        TimeoutError: a member did not call it in time; ``ranks`` of the error are those members.
 
     Source: :func:`torch.distributed.new_group`, which sorts the ranks.
     """
@@ -368,23 +392,24 @@ def new_subgroups(
     timeout: timedelta | float | None = None,
     backend: str | None = None,
 ) -> tuple[ProcessGroup, list[ProcessGroup]]:
-    """Divide a group into subgroups of ``group_size`` neighbours.
+    """Divide a group into subgroups of ``group_size`` consecutive ranks.
 
-    Collective over ``group``.
+    All members of ``group`` call it.
 
     Args:
-        group_size: members of each subgroup; must divide the group. None: the number of
-            ranks on this node.
-        group: what is divided; None: the world.
-        timeout: of the subgroups' collectives.
+        group_size: the number of members of a subgroup; it must divide the size of the group.
+            None: the number of ranks on this node.
+        group: the group to divide; None: the world.
+        timeout: how long the subgroups' operations wait, as for :func:`new_group`.
         backend: None or ``"mpi"``.
 
     Returns:
-        This rank's subgroup and the list of all of them, in which those of others
-        are ``GroupMember.NON_GROUP_MEMBER``.
+        This rank's subgroup, and a list with an item for every subgroup: this rank's, and
+        ``GroupMember.NON_GROUP_MEMBER`` for the others.
 
     Raises:
-        ArgumentError: ``group_size`` does not divide the group.
+        ArgumentError: ``group_size`` does not divide the size of the group.
+        NotMemberError: this rank is no member of ``group``.
 
     Source: :func:`torch.distributed.new_subgroups`.
     """
@@ -409,37 +434,38 @@ def split_group(
 ) -> ProcessGroup:
     """Divide a group by colour, as ``MPI_Comm_split`` does.
 
-    Collective over ``group``: ranks of one colour become a group, ordered by
-    ``key`` and, where that is equal, by their rank in ``group``.
+    All members of ``group`` call it. The ranks of one colour become a group. They are ordered by
+    ``key``, and ranks of equal keys by their rank in ``group``.
 
     Args:
-        color: this rank's colour; None: this rank goes into no group.
-        key: where this rank stands in its new group. Both are 64-bit integers.
-        group: what is divided; None: the world.
-        timeout: of the new group's collectives.
+        color: this rank's colour, a 64-bit integer. None: this rank joins no group.
+        key: a 64-bit integer that orders the ranks of the new group.
+        group: the group to divide; None: the world.
+        timeout: how long the new group's operations wait, as for :func:`new_group`.
 
     Returns:
-        This rank's new group, ``GroupMember.NON_GROUP_MEMBER`` for ``color=None``.
+        This rank's new group; ``GroupMember.NON_GROUP_MEMBER`` for ``color=None``.
 
     Raises:
         ArgumentError: ``color`` or ``key`` is no 64-bit integer.
+        NotMemberError: this rank is no member of ``group``.
     """
     world = _world("split_group")
     parent = world if group is None else _member(group, "split_group")
     try:
-        mine = array("q", [color is not None, color or 0, key])
+        this_rank = array("q", [color is not None, color or 0, key])
     except (TypeError, OverflowError) as error:
         message = f"split_group: color={color!r}, key={key!r}: {error}"
         _native.core().refuse(Op.ALL_GATHER, parent._id, message)
         raise ArgumentError(message) from None
-    everyone = array("q", bytes(mine.itemsize * 3 * len(parent._ranks)))
-    _native.submit(Op.ALL_GATHER, parent._id, mine, everyone)
+    all_ranks = array("q", bytes(this_rank.itemsize * 3 * len(parent._ranks)))
+    _native.submit(Op.ALL_GATHER, parent._id, this_rank, all_ranks)
     if color is None:
         return GroupMember.NON_GROUP_MEMBER
     chosen = sorted(
-        (everyone[3 * i + 2], i)
+        (all_ranks[3 * i + 2], i)
         for i in range(len(parent._ranks))
-        if everyone[3 * i] and everyone[3 * i + 1] == color
+        if all_ranks[3 * i] and all_ranks[3 * i + 1] == color
     )
     return new_group([parent._ranks[i] for _, i in chosen], timeout)
 
@@ -448,7 +474,16 @@ def split_group(
 
 
 def to_seconds(timeout: timedelta | float, what: str) -> float:
-    """The seconds of a ``timeout`` argument of the function ``what``, cut at :data:`FOREVER`."""
+    """Return a ``timeout`` argument in seconds, :data:`FOREVER` at most.
+
+    Args:
+        timeout: the argument.
+        what: the name of the function that took it, for error messages.
+
+    Raises:
+        ArgumentError: it is not above 0.
+        DtypeError: it is neither a timedelta nor a number.
+    """
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
@@ -463,20 +498,21 @@ def to_seconds(timeout: timedelta | float, what: str) -> float:
 
 
 def before_destroy(end: Callable[[], None]) -> None:
-    """Call ``end()`` whenever the world is about to be destroyed, while it can still be waited for.
+    """Have ``end()`` called before a world is destroyed, while its works can still be waited for.
 
-    What it raises, ``destroy_process_group`` raises after the world has gone.
+    If ``end`` raises, the world is destroyed all the same, and ``destroy_process_group`` raises
+    the first such error afterwards.
     """
     _state.before_destroy.append(end)
 
 
 def at_destroy(leave: Callable[[], None]) -> None:
-    """Call ``leave()`` whenever the world has been destroyed."""
+    """Have ``leave()`` called after a world was destroyed."""
     _state.at_destroy.append(leave)
 
 
-def is_foreign(group: Any, what: str) -> bool:
-    """Whether this rank is no member of ``group``: then warn, as torch does.
+def warn_nonmember(group: Any, what: str) -> bool:
+    """Whether this rank is no member of ``group``. Warns if so, as torch does.
 
     Raises:
         DtypeError: ``group`` is no group.
@@ -492,7 +528,7 @@ def is_foreign(group: Any, what: str) -> bool:
 
 
 def members(group: ProcessGroup | None) -> ProcessGroup:
-    """``group``, or the world for None.
+    """Return ``group``, or the world for None.
 
     Raises:
         NotInitializedError: before init or after destroy.
@@ -527,7 +563,7 @@ _FRONTS = ("paddle", "torch")
 
 
 def _front(framework: str) -> Any:
-    """The front of a framework, a module with ``init(timeout)``; imported here and no sooner."""
+    """Import the front of a framework, a module with ``init(timeout)``, and return it."""
     if framework not in _FRONTS:
         raise ArgumentError(
             f"init_process_group: framework={framework!r}: it must be one of {', '.join(_FRONTS)}, "
@@ -563,12 +599,12 @@ def _check_ranks(ranks: Sequence[int], size: int) -> list[int]:
                 f"new_group: ranks={chosen}: {rank} is out of range, the world has {size}"
             )
     if len(set(chosen)) != len(chosen):
-        raise ArgumentError(f"new_group: ranks={chosen}: a rank stands there twice")
+        raise ArgumentError(f"new_group: ranks={chosen}: a rank is given twice")
     return chosen
 
 
 def _comm_handle(comm: Any) -> int:
-    """MPI's own handle of an mpi4py communicator."""
+    """Return MPI's handle of an mpi4py communicator, as an unsigned 64-bit number."""
     mpi4py = sys.modules.get("mpi4py.MPI")
     if mpi4py is None or not isinstance(comm, mpi4py.Comm):
         raise DtypeError(
@@ -580,4 +616,4 @@ def _comm_handle(comm: Any) -> int:
         )
     if not hasattr(mpi4py, "_handleof"):
         raise UnsupportedError("init_process_group: comm needs mpi4py 3.0 or newer")
-    return int(mpi4py._handleof(comm)) & 0xFFFF_FFFF_FFFF_FFFF  # an int of MPICH may be negative
+    return int(mpi4py._handleof(comm)) & 0xFFFF_FFFF_FFFF_FFFF  # MPICH's handle may be negative

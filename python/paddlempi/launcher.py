@@ -1,8 +1,11 @@
-"""The job that a launcher started this process in, as far as it is known before MPI runs.
+"""What a process can know of its launcher and its job before MPI runs. Nothing here starts MPI.
 
-Frameworks read from the environment who they are; :class:`Variables` fills what they read from
-the launcher's variables. A process that was started as a rank and ends without MPI is told so
-(:func:`watch`). Nothing here starts MPI.
+* :func:`find` returns the launcher and this process's place.
+* :class:`Variables` sets environment variables from which frameworks read their ranks.
+* :func:`watch` warns if a process that a launcher started as a rank ends without having used MPI.
+
+Thread-safety: call :class:`Variables`, :func:`watch` and :func:`unwatch` from one thread only,
+because they change the environment and ``sys.exit`` of the process.
 """
 
 from __future__ import annotations
@@ -38,15 +41,17 @@ __all__ = [
 
 
 def find(hidden: bool = False) -> dict[str, Any] | None:
-    """The launcher of this process, with the keys of the core's ``launcher`` (docs/control.md).
+    """Find the launcher that started this process.
 
-    Never raises: where the core cannot be loaded, init tells why.
+    It never raises. If the core cannot be loaded, it returns None, and init says why.
 
     Args:
-        hidden: also one that is not among the parents of this process, by its variables alone.
+        hidden: also find a launcher that is not among the parents of this process, by its
+            variables alone.
 
     Returns:
-        None where there is no launcher, or it does not say which rank this is.
+        The answer of the core's control method ``launcher`` (docs/control.md); None if there is
+        no launcher, or if it does not say the rank and the size.
     """
     if not _may_be_there():
         return None
@@ -58,10 +63,11 @@ def find(hidden: bool = False) -> dict[str, Any] | None:
 
 
 def find_in_fork(hidden: bool = False) -> dict[str, Any] | None:
-    """As :func:`find`, without the core in this process: a fork of it asks, and ends.
+    """Do as :func:`find`, but load the core in a fork of this process, which then ends.
 
-    For who comes before the framework: Paddle's import replaces signal handlers of Go's, so the
-    core must be loaded after it. Call it while this process has one thread.
+    This is for callers that run before the framework is imported: importing Paddle replaces signal
+    handlers of Go's runtime, so the core must be loaded after Paddle. Call it while this process
+    has one thread.
     """
     if _native.loaded() or not _may_be_there():
         return find(hidden)
@@ -81,23 +87,24 @@ def find_in_fork(hidden: bool = False) -> dict[str, Any] | None:
 
 
 def _may_be_there() -> bool:
-    """Whether a launcher may have started this process; asking the core loads it."""
+    """Whether some launcher's variable is set. If not, the core need not be loaded and asked."""
     return any(sign in os.environ for sign in SIGNS)
 
 
 class Variables:
-    """Environment variables that are filled from what the launcher says, unless they are set.
+    """Environment variables that this module sets to the launcher's numbers if the user has not.
 
-    Processes started from here inherit them. ``mark`` names one more variable, which tells them
-    what was set here and not by the user, in which job, by which process, and whether that runs
-    MPI. So a job of its own that is started from here gets its own values; and a program of its
-    own that a rank starts while MPI runs gets none, for MPI does not know it. A worker of
-    ``multiprocessing`` has its parent's.
+    Child processes inherit the variables. One more variable, the mark, tells them which variables
+    were set here, in which job and by which process, and whether that process runs MPI. Therefore
+
+    * a new job that this process starts gets the values of that job;
+    * another program that a rank starts while MPI runs gets no values, because it is no rank;
+    * a worker of ``multiprocessing`` keeps the values of its parent.
 
     Args:
-        mark: the name of that variable.
-        table: variables, and which of the launcher's numbers each has: ``"rank"``, ``"size"``,
-            ``"local_rank"`` or ``"local_size"``.
+        mark: the name of the mark.
+        table: for each variable the number that it has: ``"rank"``, ``"size"``, ``"local_rank"``
+            or ``"local_size"``.
     """
 
     def __init__(self, mark: str, table: Mapping[str, str]) -> None:
@@ -105,14 +112,14 @@ class Variables:
         self.table = table
 
     def fill(self, launcher: Mapping[str, Any] | None) -> bool:
-        """Set the variables to what the launcher says, where the user has not.
+        """Set the variables that the user has not set to the launcher's numbers.
 
         Args:
-            launcher: what :func:`find` returned. None: what was set here before is taken back.
+            launcher: what :func:`find` returned. None: unset the variables that were set here.
 
         Returns:
-            Whether this process answers for a rank of the launcher's: it is one, and none of the
-            processes that it was started by has filled them before.
+            Whether this process is a rank of the launcher, and not a child of a process that
+            filled the variables for the same rank before.
         """
         if launcher is None:
             self.clear()
@@ -120,52 +127,52 @@ class Variables:
         mark, me = self._read(), os.getpid()
         if self.rank_above(launcher):
             if not is_worker():
-                self._take_back()
+                self._unset_ours()
                 self._write(mark, ())
             return False
-        self._take_back()
+        self._unset_ours()
         values = {name: launcher[key] for name, key in self.table.items() if launcher[key] >= 0}
-        mine = mark.pid == me
-        self._set(values, _Mark(launcher["job"], me, mine and mark.runs_mpi))
-        return mine or mark.job != launcher["job"]
+        again = mark.pid == me
+        self._set(values, _Mark(launcher["job"], me, again and mark.runs_mpi))
+        return again or mark.job != launcher["job"]
 
     def set_from_mpi(self, numbers: Mapping[str, int], others: Mapping[str, str]) -> None:
-        """Now that MPI runs in this process: what it says, where the user said nothing.
+        """Set the variables that the user has not set to MPI's numbers, once MPI runs.
 
         Args:
-            numbers: MPI's for the keys of the launcher's that the table names.
-            others: variables that the launcher does not know, with their values.
+            numbers: MPI's numbers, by the names that the table uses.
+            others: more variables, with their values.
         """
         job = self._read().job
         values: dict[str, object] = {name: numbers[key] for name, key in self.table.items()}
         values.update(others)
-        self._take_back()
+        self._unset_ours()
         self._set(values, _Mark(job, os.getpid(), True))
 
     def is_ours(self, name: str) -> bool:
-        """Whether a variable was set here, or by the process that it is inherited from."""
+        """Whether a variable was set by this class, here or in the process it is inherited from."""
         value = os.environ.get(name)
         return value is not None and self._read().sums.get(name) == _sum(value)
 
     def rank_above(self, launcher: Mapping[str, Any] | None) -> int:
-        """The process that started this one and runs MPI as the rank of it; 0 if there is none."""
+        """The pid of a process above this one that runs MPI as the launcher's rank; 0: none."""
         mark = self._read()
         same = launcher is not None and bool(mark.job) and mark.job == launcher["job"]
         return mark.pid if same and mark.runs_mpi and mark.pid != os.getpid() else 0
 
     def clear(self) -> None:
-        """Take back what is ours."""
-        self._take_back()
+        """Unset the variables that were set by this class, and the mark."""
+        self._unset_ours()
         os.environ.pop(self._mark, None)
 
     def _set(self, values: Mapping[str, object], mark: _Mark) -> None:
-        """Set those that the user has not."""
+        """Set the variables that are not set, and the mark."""
         unset = [name for name in values if name not in os.environ]
         for name in unset:
             os.environ[name] = str(values[name])
         self._write(mark, unset)
 
-    def _take_back(self) -> None:
+    def _unset_ours(self) -> None:
         for name in self._read().sums:
             if self.is_ours(name):
                 del os.environ[name]
@@ -184,12 +191,13 @@ class Variables:
 
 
 class _Mark(NamedTuple):
-    """What the variable says that a :class:`Variables` leaves."""
+    """The content of the mark of a :class:`Variables`."""
 
     job: str
-    pid: int  # the process that set them
-    runs_mpi: bool  # in that process
-    sums: Mapping[str, str] = MappingProxyType({})  # of their values: others may be set since
+    pid: int  # of the process that set the variables
+    runs_mpi: bool  # whether that process runs MPI
+    # For each variable that was set, a checksum of its value: the user may change it later.
+    sums: Mapping[str, str] = MappingProxyType({})
 
 
 def _sum(value: str) -> str:
@@ -208,18 +216,19 @@ PADDLE = Variables(
         "PADDLE_LOCAL_SIZE": "local_size",
     },
 )
-"""What ``paddle.distributed.launch`` sets, as far as a launcher of MPI's knows it.
+"""The variables of ``paddle.distributed.launch`` whose values an MPI's launcher knows.
 
-Here and not in Paddle's front: ``python -m paddlempi run`` fills it before Paddle is imported.
+They are not in Paddle's front, because ``python -m paddlempi run`` sets them before Paddle is
+imported.
 """
 
 
 def is_worker() -> bool:
-    """Whether ``multiprocessing`` started this process: it works for the one that did."""
+    """Whether ``multiprocessing`` started this process, which then is no rank itself."""
     module = sys.modules.get("multiprocessing.process")
     if module is None:
         return False
-    # While a worker that was not forked imports the main module, it is "inheriting" and no more.
+    # While a spawned worker imports the main module it has no parent process yet, only this flag.
     inheriting: bool = getattr(module.current_process(), "_inheriting", False)
     return inheriting or module.parent_process() is not None
 
@@ -228,17 +237,18 @@ def is_worker() -> bool:
 
 
 class _Watch:
-    """What is known of the process that is watched; ``pid`` 0: none is.
+    """The state of :func:`watch`.
 
-    Invariant: ``exit`` is what :func:`_exit_noted` calls, and is never in front of it.
+    Invariant: ``exit`` is the function that :func:`_exit_noted` calls, and never calls
+    :func:`_exit_noted` itself.
     """
 
     def __init__(self) -> None:
-        self.pid = 0
+        self.pid = 0  # of the process that is watched; 0: none
         self.registered = False
-        self.wrapped = False  # sys.exit, perhaps below wrappers of others
+        self.wrapped = False  # sys.exit is _exit_noted, or another library's wrapper of it
         self.started = False
-        self.status: object = None
+        self.status: object = None  # the argument of sys.exit
         self.launcher: Mapping[str, Any] = {}
         self.exit = sys.exit
 
@@ -247,10 +257,10 @@ _watch = _Watch()
 
 
 def watch(launcher: Mapping[str, Any] | None) -> None:
-    """Warn at the end of this process if it is a rank of many, ends well and never started MPI.
+    """Warn when this process ends well, is one of several ranks, and has never started MPI.
 
-    It would have worked as a job of one rank, as N others beside it: a script that asks for the
-    number of ranks and finds one does so without a word.
+    Such a process has worked as a job of one rank, and so have the other ranks. A script does that
+    without any error if it asks for the number of ranks and gets 1.
 
     Args:
         launcher: what :func:`find` returned.
@@ -268,7 +278,7 @@ def watch(launcher: Mapping[str, Any] | None) -> None:
 
 
 def unwatch() -> None:
-    """Say nothing at the end."""
+    """Undo :func:`watch`: there will be no warning."""
     _watch.pid = 0
     if sys.exit is _exit_noted:
         sys.exit = _watch.exit
@@ -276,7 +286,7 @@ def unwatch() -> None:
 
 
 def note_exit(status: object) -> None:
-    """The process is about to end with what ``sys.exit`` was given, or ``SystemExit``."""
+    """Note the argument of ``sys.exit`` or ``SystemExit``, which is about to end the process."""
     _watch.status = status
 
 
@@ -296,13 +306,14 @@ def _at_exit() -> None:
     failed = _watch.status not in (None, 0) or getattr(sys, "last_value", None) is not None
     if _watch.pid != os.getpid() or started or failed:
         return
-    of = _watch.launcher
-    rank, size = of["rank"], of["size"]
+    launcher = _watch.launcher
+    rank, size = launcher["rank"], launcher["size"]
+    name = launcher["path"] or launcher["name"]
     warnings.warn(
-        f"paddlempi: rank {rank} of the {size} that {of['path'] or of['name']} started has ended "
+        f"paddlempi: rank {rank} of the {size} that {name} started has ended "
         "without MPI: neither init_parallel_env() nor init_process_group() was called, so it has "
-        "worked as a job of one rank, and the others beside it. Where that is meant, "
-        'warnings.filterwarnings("ignore", "paddlempi: rank") keeps this quiet',
+        "worked as a job of one rank, and so have the others. If that is intended, "
+        'warnings.filterwarnings("ignore", "paddlempi: rank") suppresses this warning',
         RuntimeWarning,
         stacklevel=2,
     )

@@ -1,12 +1,13 @@
-"""Python objects instead of tensors: pickled, sent, unpickled.
+"""Collectives and messages of Python objects, which are sent as pickles.
 
-Unpickling runs code that the sender chose: use these among processes that trust
-each other, as the ranks of a job do. A length that a peer announces is checked
-before anything is allocated.
+Unpickling runs code that the sender chose. Use these functions only among processes that trust
+each other, as the ranks of a job do. A pickle has at most 16 GiB; a length that another rank
+announces is checked before memory is allocated for it.
 
-All members of the group call the same function. Errors, deadlines, threads and
-``group`` are as :mod:`paddlempi.collectives` says; what pickle raises for an
-object, it raises on that rank, and ``RefusedError`` on the others.
+All members of the group call the same function, except for :func:`send_object_list` and
+:func:`recv_object_list`, which are called by two ranks. ``group``, deadlines, threads and other
+errors are described in :mod:`paddlempi.collectives`. If pickle cannot pickle an object of a
+collective, its rank raises what pickle raised, and the others raise ``RefusedError``.
 
 Source: :mod:`torch.distributed`.
 """
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 
 from . import _native
 from ._ops import Op
-from .arguments import chosen_root, outside, refuse
+from .arguments import chosen_root, is_nonmember, refuse
 from .collectives import all_gather, all_to_all, broadcast
 from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, members
@@ -38,31 +39,32 @@ __all__ = [
 _Group = ProcessGroup | None
 
 MAX_BYTES = 1 << 34
-"""The longest pickle that is sent or believed: 16 GiB."""
+"""The longest pickle that is sent or received, in bytes: 16 GiB."""
 
-_MAGIC = (
-    0x706D7069_6F626A31  # "pmpiobj1": begins a list of lengths, which some tensor may be taken for
-)
+# "pmpiobj1": the first number of every list of lengths. A message without it is some tensor.
+_MAGIC = 0x706D7069_6F626A31
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) -> None:
     """Give every member the objects of all members.
 
     Args:
-        object_list: output, a list with one place for each member.
-        obj: this member's; anything that pickle takes.
+        object_list: output; a list with one item for each member, which is replaced.
+        obj: this member's object; any object that can be pickled.
+        group: the members; None is the world.
 
     Raises:
-        ArgumentError: ``object_list`` has another length than the group.
+        ArgumentError: the length of ``object_list`` is not the number of members.
+        DtypeError: ``object_list`` is no list.
     """
-    if outside(group, Op.ALL_GATHER):
+    if is_nonmember(group, Op.ALL_GATHER):
         return
     size = members(group).size()
-    _check_places(Op.ALL_GATHER, group, "all_gather_object", "object_list", object_list, size)
+    _check_output(Op.ALL_GATHER, group, "all_gather_object", "object_list", object_list, size)
     data = _dump(Op.ALL_GATHER, group, obj)
     lengths = _lengths(size)
     _native.submit(Op.ALL_GATHER, members(group)._id, array("q", [len(data)]), lengths)
-    parts = [bytearray(_believed(length)) for length in lengths]
+    parts = [bytearray(_checked(length)) for length in lengths]
     all_gather(parts, data, group)
     object_list[:] = [pickle.loads(part) for part in parts]
 
@@ -77,26 +79,29 @@ def gather_object(
     """Give ``dst`` the objects of all members.
 
     Args:
-        obj: this member's; anything that pickle takes.
-        object_gather_list: on ``dst`` output, one place for each member; None elsewhere.
-        dst: global rank (default 0), or ``group_dst``.
+        obj: this member's object; any object that can be pickled.
+        object_gather_list: output on ``dst``: a list with one item for each member, which is
+            replaced. Ignored on the other members.
+        dst: the global rank of the root, by default 0; or give ``group_dst``, its rank in the
+            group.
+        group: the members; None is the world.
     """
-    if outside(group, Op.GATHER):
+    if is_nonmember(group, Op.GATHER):
         return
-    root, mine = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)
+    root, is_root = chosen_root(Op.GATHER, group, "dst", dst, group_dst, 0)
     size = members(group).size()
-    if mine:
-        _check_places(
+    if is_root:
+        _check_output(
             Op.GATHER, group, "gather_object", "object_gather_list", object_gather_list, size
         )
     data = _dump(Op.GATHER, group, obj)
     lengths = _lengths(size)
     _native.submit(Op.ALL_GATHER, members(group)._id, array("q", [len(data)]), lengths)
-    # Each as long as it is: a gather's parts would all be as long as the longest.
+    # An all_to_all, because a gather wants parts of one length: all as long as the longest.
     sent = [data if rank == root else bytearray() for rank in range(size)]
-    parts = [bytearray(_believed(length) if mine else 0) for length in lengths]
+    parts = [bytearray(_checked(length) if is_root else 0) for length in lengths]
     all_to_all(parts, sent, group)
-    if mine and object_gather_list is not None:
+    if is_root and object_gather_list is not None:
         object_gather_list[:] = [pickle.loads(part) for part in parts]
 
 
@@ -107,27 +112,29 @@ def broadcast_object_list(
     device: object = None,
     group_src: int | None = None,
 ) -> None:
-    """Replace every member's objects by those of ``src``.
+    """Replace every member's objects by the objects of ``src``.
 
     Args:
-        object_list: input on ``src``, output elsewhere; of one length on all members.
-        src: global rank (default 0), or ``group_src``.
-        device: taken and not used: pickles travel through host memory.
+        object_list: input on ``src``, output elsewhere; a list of the same length on all members.
+        src: the global rank of the root, by default 0; or give ``group_src``, its rank in the
+            group.
+        group: the members; None is the world.
+        device: ignored; pickles are sent from host memory.
     """
-    if outside(group, Op.BROADCAST):
+    if is_nonmember(group, Op.BROADCAST):
         return
-    root, mine = chosen_root(Op.BROADCAST, group, "src", src, group_src, 0)
+    root, is_root = chosen_root(Op.BROADCAST, group, "src", src, group_src, 0)
     if not isinstance(object_list, list):
         _refuse_type(Op.BROADCAST, group, "broadcast_object_list", "object_list", object_list)
     lengths = _lengths(len(object_list))
     data = bytearray()
-    if mine:
+    if is_root:
         data = _dump_all(Op.BROADCAST, group, object_list, lengths)
     broadcast(lengths, group=group, group_src=root)
-    if not mine:
-        data = bytearray(_believed_all(lengths))
+    if not is_root:
+        data = bytearray(_checked_sum(lengths))
     broadcast(data, group=group, group_src=root)
-    if not mine:
+    if not is_root:
         object_list[:] = _load_all(data, lengths)
 
 
@@ -138,24 +145,27 @@ def scatter_object_list(
     group: _Group = None,
     group_src: int | None = None,
 ) -> None:
-    """Give member i object number i of the list on ``src``.
+    """Give member i object i of the list on ``src``.
 
     Args:
-        scatter_object_output_list: output, a list; its first place takes the object.
-        scatter_object_input_list: on ``src`` input, one object for each member; None elsewhere.
-        src: global rank (default 0), or ``group_src``.
+        scatter_object_output_list: output; a list, whose first item is replaced by the object.
+        scatter_object_input_list: input on ``src``: one object for each member. Ignored on the
+            other members.
+        src: the global rank of the root, by default 0; or give ``group_src``, its rank in the
+            group.
+        group: the members; None is the world.
     """
-    if outside(group, Op.SCATTER):
+    if is_nonmember(group, Op.SCATTER):
         return
-    root, mine = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)
+    root, is_root = chosen_root(Op.SCATTER, group, "src", src, group_src, 0)
     size = members(group).size()
     out = scatter_object_output_list
     if not isinstance(out, list) or not out:
         _refuse_type(Op.BROADCAST, group, "scatter_object_list", "scatter_object_output_list", out)
     parts: list[bytearray] | None = None
     lengths = _lengths(size)
-    if mine:
-        _check_places(
+    if is_root:
+        _check_output(
             Op.BROADCAST,
             group,
             "scatter_object_list",
@@ -166,11 +176,11 @@ def scatter_object_list(
         parts = [_dump(Op.BROADCAST, group, obj) for obj in scatter_object_input_list or ()]
         lengths = array("q", [len(part) for part in parts])
     broadcast(lengths, group=group, group_src=root)
-    # Each as long as it is: a scatter's parts would all be as long as the longest.
-    taken = [bytearray() for _ in range(size)]
-    taken[root] = bytearray(_believed(lengths[members(group)._rank]))
-    all_to_all(taken, parts if parts is not None else [bytearray() for _ in range(size)], group)
-    out[0] = pickle.loads(taken[root])
+    # An all_to_all, because a scatter wants parts of one length: all as long as the longest.
+    received = [bytearray() for _ in range(size)]
+    received[root] = bytearray(_checked(lengths[members(group)._rank]))
+    all_to_all(received, parts if parts is not None else [bytearray() for _ in range(size)], group)
+    out[0] = pickle.loads(received[root])
 
 
 def send_object_list(
@@ -183,11 +193,12 @@ def send_object_list(
     """Send objects to ``dst``, which calls :func:`recv_object_list` with a list of the same length.
 
     Args:
-        object_list: anything that pickle takes.
-        dst: global rank, or ``group_dst``.
-        device: taken and not used.
+        object_list: any objects that can be pickled.
+        dst: the global rank of the receiver; or give ``group_dst``, its rank in the group.
+        group: the group of both ranks; None is the world.
+        device: ignored.
     """
-    if outside(group, Op.SEND):
+    if is_nonmember(group, Op.SEND):
         return
     parts = [_pickled(obj) for obj in object_list]
     lengths = array("q", [_MAGIC, *(len(part) for part in parts)])
@@ -202,17 +213,23 @@ def recv_object_list(
     device: object = None,
     group_src: int | None = None,
 ) -> int:
-    """Receive objects sent by :func:`send_object_list`.
+    """Receive objects that another rank sent by :func:`send_object_list`.
 
     Args:
-        object_list: output, as long as the sender's.
-        src: global rank, or ``group_src``; both None: from any rank.
-        device: taken and not used.
+        object_list: output; a list as long as the sender's, whose items are replaced.
+        src: the global rank of the sender; or give ``group_src``, its rank in the group. If
+            both are None, objects from any rank are received.
+        group: the group of both ranks; None is the world.
+        device: ignored.
 
     Returns:
-        The global rank of the sender, -1 where this rank is not in ``group``.
+        The global rank of the sender; -1 if this rank is no member of ``group``.
+
+    Raises:
+        ArgumentError: the message was not sent by :func:`send_object_list`.
+        TruncateError: the sender's list has another length.
     """
-    if outside(group, Op.RECV):
+    if is_nonmember(group, Op.RECV):
         return -1
     lengths = array("q", bytes(8 * (len(object_list) + 1)))
     source = recv(lengths, src, group, 0, group_src)
@@ -221,28 +238,29 @@ def recv_object_list(
             f"recv_object_list: the message from rank {source} was not sent by send_object_list"
         )
     lengths = lengths[1:]
-    data = bytearray(_believed_all(lengths))
+    data = bytearray(_checked_sum(lengths))
     recv(data, source, group)
     object_list[:] = _load_all(data, lengths)
     return source
 
 
-def _check_places(code: Op, group: _Group, what: str, name: str, places: Any, size: int) -> None:
-    if not isinstance(places, list):
-        _refuse_type(code, group, what, name, places)
-    if len(places) != size:
+def _check_output(code: Op, group: _Group, what: str, name: str, output: Any, size: int) -> None:
+    if not isinstance(output, list):
+        _refuse_type(code, group, what, name, output)
+    if len(output) != size:
         refuse(
             code,
             group,
             ArgumentError(
-                f"{what}: {name} has {len(places)} places, it needs {size}, one for each rank"
+                f"{what}: {name} has {len(output)} items, it needs {size}, one for each rank"
             ),
         )
 
 
 def _refuse_type(code: Op, group: _Group, what: str, name: str, value: object) -> NoReturn:
-    said = "an empty list" if isinstance(value, list) else f"a {type(value).__name__}"
-    refuse(code, group, DtypeError(f"{what}: {name} is {said}, it must be a list with room"))
+    found = "an empty list" if isinstance(value, list) else f"a {type(value).__name__}"
+    message = f"{what}: {name} is {found}, it must be a list with at least one item"
+    refuse(code, group, DtypeError(message))
 
 
 def _lengths(count: int) -> array[int]:
@@ -251,14 +269,14 @@ def _lengths(count: int) -> array[int]:
 
 def _pickled(obj: Any) -> bytearray:
     data = bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL))
-    _believed(len(data))
+    _checked(len(data))
     return data
 
 
 def _dump(code: Op, group: _Group, obj: Any) -> bytearray:
     try:
         return _pickled(obj)
-    except Exception as error:  # whatever an object's __reduce__ raises: the others must not wait
+    except Exception as error:  # an object's __reduce__ may raise anything; others must not wait
         refuse(code, group, error)
 
 
@@ -280,8 +298,8 @@ def _load_all(data: bytearray, lengths: array[int]) -> list[Any]:
     return objects
 
 
-def _believed(length: int) -> int:
-    """A length that a peer announced, once it is believable."""
+def _checked(length: int) -> int:
+    """Return the length of a pickle in bytes. Raise if it is out of range."""
     if not 0 <= length <= MAX_BYTES:
         raise ArgumentError(
             f"an object of {length} bytes: a pickle may have up to {MAX_BYTES} bytes"
@@ -289,5 +307,5 @@ def _believed(length: int) -> int:
     return length
 
 
-def _believed_all(lengths: array[int]) -> int:
-    return _believed(sum(_believed(length) for length in lengths))
+def _checked_sum(lengths: array[int]) -> int:
+    return _checked(sum(_checked(length) for length in lengths))

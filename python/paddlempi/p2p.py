@@ -1,14 +1,19 @@
-"""Point to point: from one rank to another.
+"""Messages from one rank to another.
 
-A message has a source, a destination and a tag; messages of one source, tag and
-group arrive in the order in which they were sent. They do not wait for the
-group's collectives, nor these for them. A message and the buffer that takes it
-have the same number of bytes, else the receiver raises ``TruncateError``. Tags are
-at least 0; how far they go is MPI's affair (32767 at the least).
+A message has a source, a destination and a tag. Messages with the same source, destination,
+tag and group arrive in the order in which they were sent. Messages do not wait for the
+group's collectives, and collectives do not wait for messages. A message and the tensor that
+receives it must have the same number of bytes, else the receiver raises ``TruncateError``.
+A tag is an integer of at least 0. MPI sets the greatest tag, which is at least 32767.
 
-``src`` and ``dst`` are global ranks; ``group_src`` and ``group_dst`` ranks of the
-group. Tensors, errors, deadlines and threads are as :mod:`paddlempi.collectives`
-says; a wrong argument raises here only.
+``src`` and ``dst`` are global ranks. ``group_src`` and ``group_dst`` are ranks of the group. A
+call gives at most one of the two. Tensors, dtypes and threads are described in
+:mod:`paddlempi.collectives`. Errors differ:
+
+* A wrong argument raises ``ArgumentError`` or ``DtypeError`` on this rank only.
+* If the group's deadline runs out, the call raises ``TimeoutError``. A receive or a probe is
+  cancelled then and the group stays usable. A send cannot be cancelled and breaks the group.
+* If the other rank has ended, the call raises ``PeerLeftError``.
 
 Source: :mod:`torch.distributed`; ``sendrecv`` and ``probe`` are MPI's.
 """
@@ -21,7 +26,7 @@ from typing import Any, NamedTuple
 
 from . import _native
 from ._ops import ASYNC, Op
-from .arguments import outside, root_of
+from .arguments import is_nonmember, root_of
 from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, members
 from .work import Work
@@ -40,18 +45,19 @@ __all__ = [
 
 _Group = ProcessGroup | None
 
-_MOST = 2**31 - 1
-_ANY = -1
+_MAX_TAG = 2**31 - 1
+_ANY_TAG = -1
 
 
 class ProbeResult(NamedTuple):
     """A message that has arrived and was not received yet."""
 
     source: int
-    """Global rank."""
+    """The global rank of the sender."""
     nbytes: int
-    """Its length in bytes."""
+    """The length of the message in bytes."""
     tag: int
+    """The tag of the message."""
 
 
 def send(
@@ -61,15 +67,15 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send a tensor; returns when it may be written to again.
+    """Send a tensor. Return when the tensor may be written to again.
 
     Args:
-        tensor: any shape.
-        dst: global rank, or ``group_dst``.
-        group: None is the world.
-        tag: the receiver names the same.
+        tensor: any shape and dtype.
+        dst: the global rank of the receiver; or give ``group_dst``, its rank in the group.
+        group: the group of both ranks; None is the world.
+        tag: the receiver has to ask for this tag, or for any tag.
     """
-    if outside(group, Op.SEND):
+    if is_nonmember(group, Op.SEND):
         return
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
@@ -83,19 +89,24 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive into a tensor, from one rank or from any.
+    """Receive a message into a tensor.
 
     Args:
-        tensor: of exactly the message's size; output.
-        src: global rank, or ``group_src``; both None: from any rank.
-        tag: of the message; -1: any.
+        tensor: output, with as many bytes as the message.
+        src: the global rank of the sender; or give ``group_src``, its rank in the group. If
+            both are None, a message from any rank is received.
+        group: the group of both ranks; None is the world.
+        tag: the tag of the message; -1: any tag.
 
     Returns:
-        The global rank of the sender, -1 where this rank is not in ``group``.
+        The global rank of the sender; -1 if this rank is no member of ``group``.
+
+    Raises:
+        TruncateError: the message is longer or shorter than ``tensor``. The message is lost.
     """
-    if outside(group, Op.RECV):
+    if is_nonmember(group, Op.RECV):
         return -1
-    peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
+    peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)
     gid = 0 if group is None else group._id
     source, _, _ = _native.submit(Op.RECV, gid, None, tensor, peer=peer, tag=tag)
     return _global(source, group)
@@ -108,8 +119,12 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Begin to send a tensor, as :func:`send`; it must stay unchanged until the Work has ended."""
-    if outside(group, Op.SEND):
+    """Begin to send a tensor and return a Work at once.
+
+    The arguments are those of :func:`send`. ``tensor`` must not be written to until the Work has
+    ended.
+    """
+    if is_nonmember(group, Op.SEND):
         return None
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
@@ -124,10 +139,13 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Begin to receive into a tensor, as :func:`recv`; ``Work.source_rank()`` tells from whom."""
-    if outside(group, Op.RECV):
+    """Begin to receive a message into a tensor and return a Work at once.
+
+    The arguments are those of :func:`recv`. ``Work.source_rank()`` returns the sender.
+    """
+    if is_nonmember(group, Op.RECV):
         return None
-    peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY)
+    peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)
     gid = 0 if group is None else group._id
     operation = _native.submit(Op.RECV, gid, None, tensor, 0, ASYNC, peer=peer, tag=tag)
     return Work(operation, "irecv", tensor, group)
@@ -142,25 +160,32 @@ def sendrecv(
     send_tag: int = 0,
     recv_tag: int = 0,
 ) -> int:
-    """Send one tensor and receive another at the same time; rings of these never deadlock.
+    """Send one tensor and receive another at the same time.
+
+    Ranks that call it in a ring do not deadlock.
 
     Args:
         send_tensor: input.
-        dst: global rank it goes to.
-        recv_tensor: output, of exactly the message's size; may be ``send_tensor``.
-        src: global rank it comes from; None: from any rank.
-        send_tag, recv_tag: tags of the two messages.
+        dst: the global rank that ``send_tensor`` goes to.
+        recv_tensor: output, with as many bytes as the message; may be ``send_tensor``.
+        src: the global rank that ``recv_tensor`` comes from; None: any rank.
+        group: the group of all three ranks; None is the world.
+        send_tag: the tag of the message that is sent.
+        recv_tag: the tag of the message that is received; -1: any tag.
 
     Returns:
-        The global rank of the sender, -1 where this rank is not in ``group``.
+        The global rank of the sender; -1 if this rank is no member of ``group``.
+
+    Raises:
+        TruncateError: the message is longer or shorter than ``recv_tensor``.
 
     Source: ``MPI_Sendrecv``.
     """
-    if outside(group, Op.SENDRECV):
+    if is_nonmember(group, Op.SENDRECV):
         return -1
     peer = _peer(Op.SENDRECV, group, "dst", dst, None)
     peer2 = _source(Op.SENDRECV, group, src, None)
-    send_tag, recv_tag = _tag(Op.SENDRECV, send_tag), _tag(Op.SENDRECV, recv_tag, _ANY)
+    send_tag, recv_tag = _tag(Op.SENDRECV, send_tag), _tag(Op.SENDRECV, recv_tag, _ANY_TAG)
     gid = 0 if group is None else group._id
     source, _, _ = _native.submit(
         Op.SENDRECV,
@@ -184,31 +209,36 @@ def probe(
     """Wait for a message without receiving it.
 
     Args:
-        src: global rank, or ``group_src``; both None: from any rank.
-        tag: of the message; -1: any.
+        src: the global rank of the sender; or give ``group_src``, its rank in the group. If
+            both are None, the call waits for a message from any rank.
+        group: the group of both ranks; None is the world.
+        tag: the tag of the message; -1: any tag.
 
     Returns:
-        Source, length in bytes and tag; None where this rank is not in ``group``.
+        The source, length and tag of the message; None if this rank is no member of ``group``.
 
     Source: ``MPI_Probe``.
     """
-    if outside(group, Op.PROBE):
+    if is_nonmember(group, Op.PROBE):
         return None
-    peer, tag = _source(Op.PROBE, group, src, group_src), _tag(Op.PROBE, tag, _ANY)
+    peer, tag = _source(Op.PROBE, group, src, group_src), _tag(Op.PROBE, tag, _ANY_TAG)
     gid = 0 if group is None else group._id
     source, nbytes, tag = _native.submit(Op.PROBE, gid, None, None, peer=peer, tag=tag)
     return ProbeResult(_global(source, group), nbytes, tag)
 
 
 class P2POp:
-    """One element of the list that :func:`batch_isend_irecv` takes.
+    """One send or receive of the list that :func:`batch_isend_irecv` takes.
 
     Args:
         op: :func:`isend` or :func:`irecv`.
-        tensor: to send or to receive into.
-        peer: global rank, or ``group_peer``.
-        group: None is the world.
-        tag: as for :func:`send`.
+        tensor: the tensor to send or to receive into.
+        peer: the global rank of the other side; or give ``group_peer``, its rank in the group.
+        group: the group of both ranks; None is the world.
+        tag: as for :func:`send` or :func:`recv`.
+
+    Raises:
+        DtypeError: ``op`` is another function.
     """
 
     __slots__ = ("group", "group_peer", "op", "peer", "tag", "tensor")
@@ -235,35 +265,38 @@ class P2POp:
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """Begin several sends and receives, in the order of the list.
 
+    Args:
+        p2p_op_list: the sends and receives; they may belong to different groups.
+
     Returns:
-        One Work for each, without those of groups this rank is not in.
+        One Work for each element, but none for an element of whose group this rank is no member.
 
     Raises:
-        DtypeError: an element is no :class:`P2POp`; then none was begun.
+        DtypeError: an element is no :class:`P2POp`. Nothing was begun.
     """
-    for number, wanted in enumerate(p2p_op_list):
-        if not isinstance(wanted, P2POp):
+    for number, p2p_op in enumerate(p2p_op_list):
+        if not isinstance(p2p_op, P2POp):
             raise DtypeError(
-                f"batch_isend_irecv: p2p_op_list[{number}] is a {type(wanted).__name__}, "
+                f"batch_isend_irecv: p2p_op_list[{number}] is a {type(p2p_op).__name__}, "
                 "it must be a P2POp"
             )
-    begun = [
-        wanted.op(wanted.tensor, wanted.peer, wanted.group, wanted.tag, wanted.group_peer)
-        for wanted in p2p_op_list
+    works = [
+        p2p_op.op(p2p_op.tensor, p2p_op.peer, p2p_op.group, p2p_op.tag, p2p_op.group_peer)
+        for p2p_op in p2p_op_list
     ]
-    return [one for one in begun if one is not None]
+    return [work for work in works if work is not None]
 
 
 def _tag(code: Op, tag: Any, least: int = 0) -> int:
-    """A tag that fits the descriptor; the core knows how far those of this MPI go."""
+    """Return a tag that fits the descriptor's int32. The core checks MPI's own limit."""
     try:
         number = index(tag)
     except TypeError:
         raise DtypeError(
             f"{code.label}: tag is a {type(tag).__name__}, it must be an integer"
         ) from None
-    if not least <= number <= _MOST:
-        raise ArgumentError(f"{code.label}: tag={number} is out of range {least} to {_MOST}")
+    if not least <= number <= _MAX_TAG:
+        raise ArgumentError(f"{code.label}: tag={number} is out of range {least} to {_MAX_TAG}")
     return number
 
 

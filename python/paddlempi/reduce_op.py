@@ -1,7 +1,7 @@
-"""Reduce ops: how the elements of all ranks become one.
+"""Reduce ops: how a reduction combines the elements of all ranks.
 
-Which op is defined for which dtype stands in ``docs/ops.md``; anything else is a
-:class:`~paddlempi.errors.DtypeError` on every rank, before anything is sent.
+``docs/ops.md`` lists which op is defined for which dtype. Another combination raises
+:class:`~paddlempi.errors.DtypeError` before anything is sent.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ __all__ = ["PremulSum", "ReduceOp"]
 class ReduceOp(int):
     """A reduce op, with the names of ``torch.distributed.ReduceOp``.
 
-    ``SUM``, ``PRODUCT``, ``MIN``, ``MAX``, ``AVG``, ``BAND``, ``BOR``, ``BXOR`` are
-    instances. ``PREMUL_SUM(factor)`` makes one: the sum of ``factor * x`` over the
-    ranks, which leaves every caller's input as it was. For bool, SUM and MAX mean
-    *or*, PRODUCT and MIN mean *and*. 16-bit floats are summed in float32 and
-    rounded once; integers wrap; NaN propagates through MIN and MAX.
+    ``SUM``, ``PRODUCT``, ``MIN``, ``MAX``, ``AVG``, ``BAND``, ``BOR``, ``BXOR`` are instances.
+    ``PREMUL_SUM(factor)`` makes an instance: the sum of ``factor * x`` over the ranks. An input
+    tensor that is not also the output stays as it is.
+
+    For bool, SUM and MAX are *or*, PRODUCT and MIN are *and*. 16-bit floats are summed in float32
+    and rounded once. Integers wrap. NaN propagates through MIN and MAX.
     """
 
     scale: float = 1.0
-    """What each rank's elements are multiplied by before they are summed."""
+    """The factor of PREMUL_SUM, by which every rank's elements are multiplied; else 1."""
 
     SUM: ClassVar[ReduceOp]
     PRODUCT: ClassVar[ReduceOp]
@@ -51,10 +52,12 @@ class ReduceOp(int):
 
 
 class PremulSum(ReduceOp):
-    """``ReduceOp.PREMUL_SUM(factor)``: the sum over the ranks of ``factor * x``.
+    """``ReduceOp.PREMUL_SUM(factor)``: the sum of ``factor * x`` over the ranks.
 
-    ``factor`` is a real number, the same on every rank. Defined for the floating
-    and complex dtypes.
+    It is defined for floating-point and complex dtypes.
+
+    Args:
+        factor: a real number, the same on every rank.
     """
 
     def __new__(cls, factor: float) -> PremulSum:

@@ -1,4 +1,4 @@
-"""An operation under way: what ``async_op=True``, ``isend`` and ``irecv`` return."""
+"""Works: what ``async_op=True``, ``isend`` and ``irecv`` return."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["Tail", "Work", "WorkMethods"]
 
 _making = threading.Lock()
-"""Held while a work gets its tail: it has one, whichever threads wait for it."""
+"""Held while a work gets its tail. Several threads may wait for a work, which has one tail."""
 
 
 class Tail:
-    """What an operation on device tensors leaves queued on the device when the host is done.
+    """The copies and kernels that an operation has queued on a device and that may still run.
 
-    Invariant: ``tensors`` is None once they may be freed, ``consumer`` once the device is known
-    to be done.
+    The operation has ended on the host when its tail is made.
+
+    Invariant: ``tensors`` is None once the tensors may be freed. ``consumer`` is None once the
+    device is known to be done.
 
     Thread-safety: all methods may be called from any thread.
     """
@@ -37,7 +39,7 @@ class Tail:
         self.consumer: Callable[[], int] | None = consumer(self.tensors)
 
     def order(self) -> None:
-        """Make the stream that is current in this thread wait for it; the host does not.
+        """Make the stream that is current in this thread wait for the device. The host does not.
 
         Raises:
             CudaError: the device failed.
@@ -52,14 +54,15 @@ class Tail:
             self.operation.let_go()
 
     def end(self) -> None:
-        """The device is done."""
+        """Forget the stream and the tensors, because the device is done."""
         self.consumer = self.tensors = None
 
 
 class WorkMethods:
-    """What a work does, whichever object it is: :class:`Work`, or a work of a framework's.
+    """The methods of :class:`Work`, which a framework's class of works (torch's) shares.
 
-    The operation is the core's (``_core.Operation``): it keeps the tensors and knows how it ended.
+    ``_op`` is the core's ``_core.Operation``. It keeps the tensors alive and knows how the
+    operation ended.
     """
 
     if not TYPE_CHECKING:
@@ -67,28 +70,29 @@ class WorkMethods:
     else:
         _op: Any
         _name: str
-        _output: Any  # what was written to: a tensor, a sequence of them, or None
-        _ranks: Sequence[int] | None  # the group's, to tell global ranks; None: ranks of the group
+        _output: Any  # the tensors written to: one, a sequence, or None
+        _ranks: Sequence[int] | None  # the group's global ranks; None: source_rank is a group rank
         _future: Future | None
-        _tail: Tail | None  # of device tensors
+        _tail: Tail | None  # None without device tensors, and before the first wait
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Wait until the operation has ended.
 
-        With tensors in device memory: until its last copy or kernel is queued there. The stream
-        that is current in this thread then waits for it, and the host does not.
+        If the tensors are in device memory, wait until the last copy or kernel of the operation
+        is queued on the device. The stream that is current in this thread then waits for that
+        copy or kernel, and the host does not.
 
         Args:
-            timeout: how long, a timedelta or seconds. None: until the operation
-                ends or its group's own deadline breaks it.
+            timeout: how long to wait, a timedelta or seconds. None: until the operation ends.
+                The group's deadline ends it at the latest.
 
         Returns:
             True.
 
         Raises:
             NotReadyError: ``timeout`` ran out. The operation goes on; wait again.
-            Error: what the operation ended with.
-            KeyboardInterrupt: Ctrl-C during the wait.
+            Error: the error that the operation ended with; the same in every call.
+            KeyboardInterrupt: Ctrl-C during the wait. The operation goes on.
         """
         operation = self._op
         operation.wait(-1.0 if timeout is None else to_seconds(timeout, "Work.wait"))
@@ -97,7 +101,10 @@ class WorkMethods:
         return True
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not, on its device too. Does not wait."""
+        """Whether the operation has ended, with or without an error, also on its device.
+
+        Does not wait.
+        """
         if not self._op.test():
             return False
         if self._tail is not None:
@@ -109,15 +116,15 @@ class WorkMethods:
         return self.is_completed() and self._op.error is None
 
     def exception(self) -> BaseException | None:
-        """The error that the operation ended with; None if it did not or is under way."""
+        """The error that the operation ended with; None if there is none or it has not ended."""
         error: BaseException | None = self._op.error if self.is_completed() else None
         return error
 
     def source_rank(self) -> int:
-        """The global rank that a receive was served by. Waits for its end.
+        """Wait for a receive to end and return the global rank of the sender.
 
         Raises:
-            ArgumentError: the operation receives from no single rank.
+            ArgumentError: the operation is no receive.
         """
         self.wait()
         source: int = self._op.source
@@ -126,12 +133,12 @@ class WorkMethods:
         return source if self._ranks is None else self._ranks[source]
 
     def result(self) -> list[Any]:
-        """The tensors written to, in the order in which they were given. As :meth:`wait`."""
+        """Wait as :meth:`wait` does and return the tensors written to, in the caller's order."""
         self.wait()
         return self._written()
 
     def _value(self) -> list[Any]:
-        """As :meth:`result`, but no stream waits for the device."""
+        """Do as :meth:`result`, but let no stream wait for the device."""
         self._op.wait()
         return self._written()
 
@@ -142,10 +149,11 @@ class WorkMethods:
         return list(output) if isinstance(output, (list, tuple)) else [output]
 
     def get_future(self) -> Future:
-        """A future of :meth:`result`, completed without anybody's waiting.
+        """Return a future of :meth:`result`. It is completed when the operation ends.
 
-        The first call starts the one thread this library has; functions given to
-        ``then`` and ``add_done_callback`` run in it.
+        The first call in the process starts a daemon thread, which completes all futures.
+        Functions given to ``then`` and ``add_done_callback`` run in that thread, or at once if
+        the future is done.
         """
         from . import future
 
@@ -165,7 +173,7 @@ class WorkMethods:
         return f"<Work {self._name}, {state}>"
 
     def _end_on_device(self) -> Tail:
-        """What it left on its device. It has ended well for the host."""
+        """Return the tail of the operation, which has ended on the host without an error."""
         with _making:
             if self._tail is None:
                 self._tail = Tail(self._op)
@@ -173,14 +181,17 @@ class WorkMethods:
 
 
 class Work(WorkMethods):
-    """One operation under way. It keeps its tensors alive until the operation ends.
+    """An operation that was submitted asynchronously.
 
-    The tensors must not be written to (those received into not even read) before
-    :meth:`wait` has returned; on a device, by other streams than the one that was current then.
-    Dropping a Work neither waits nor cancels.
+    Until :meth:`wait` has returned, the caller must not write to the tensors of the operation, nor
+    read the tensors that it writes to. After that, tensors in device memory may be used on the
+    stream that was current in :meth:`wait`, and on streams that wait for it.
 
-    Thread-safety: all methods may be called from any thread. ``await work`` gives
-    what :meth:`result` gives.
+    The library keeps the tensors alive until the operation ends. Dropping a Work neither waits
+    for the operation nor cancels it. ``await work`` gives what :meth:`result` gives, without
+    blocking the event loop.
+
+    Thread-safety: all methods may be called from any thread.
 
     Source: :class:`torch.distributed.Work`.
     """

@@ -1,4 +1,4 @@
-"""The commands of ``python -m paddlempi``; a module of this package for each."""
+"""The commands of ``python -m paddlempi``. Every command is a module of this package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status."""
+    """Run a command and return the exit status.
+
+    Args:
+        arguments: the words after ``python -m paddlempi``; None: those of this process.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m paddlempi",
         description="MPI for the stock wheels of deep-learning frameworks.",

@@ -1,8 +1,9 @@
 """``python -m paddlempi doctor``: tries what a job needs, and says what to change.
 
-Under a launcher (``mpirun -np 4 python -m paddlempi doctor``) every rank tries, and rank 0
-prints what all of them found; alone it is a job of one. Nothing is needed but the package: where
-there is no MPI or no GPU the checks of it are skipped, unless the user asked for it.
+Under a launcher (``mpirun -np 4 python -m paddlempi doctor``) all ranks try it, and rank 0 prints
+the findings of all ranks. Without a launcher it is a job of one rank. The command needs only the
+package: if there is no MPI or no GPU, the checks of it are skipped. They fail if the user has asked
+for it by a variable or a launcher.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def add_to(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Try everything, print it on rank 0; 1 if a check failed, else 0, on every rank."""
+    """Do all checks and print the findings on rank 0. Return 1 if a check failed, else 0."""
     facts = doctor_collect.collect(chosen.mpi)
     findings = doctor_judge.judge(facts)
-    mine = group.get_rank() if group.is_initialized() else facts[0]["rank"]
-    if mine == 0:
+    rank = group.get_rank() if group.is_initialized() else facts[0]["rank"]
+    if rank == 0:
         print(_json(facts, findings) if chosen.json else _text(findings))
     if group.is_initialized():
         group.destroy_process_group()

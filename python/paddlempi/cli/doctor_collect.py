@@ -1,6 +1,6 @@
-"""What every rank tries for ``python -m paddlempi doctor``: facts, as plain data.
+"""The facts of ``python -m paddlempi doctor``, which every rank collects, as plain data.
 
-All ranks take the same steps, whatever fails on one of them, for most steps are collective.
+Most steps are collective. So all ranks take the same steps, also if a step fails on one of them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from . import info
 
 __all__ = ["collect"]
 
-_DEADLINE = 60.0
-_MEMORY = 1 << 20  # bytes that go between ranks
+_DEADLINE = 60.0  # seconds, for the start and for every operation
+_MEMORY = 1 << 20  # bytes of a transfer between ranks
 _COPIED = 32 << 20  # bytes of a bandwidth test
 
 _Facts = dict[str, Any]
 
 
 def collect(mpi: str | None = None) -> list[_Facts]:
-    """Try everything; the facts of all ranks, by rank, on every rank.
+    """Take all steps and return the facts of all ranks, by rank. Collective over the job.
 
-    Starts MPI, and leaves it running where it started. Where it does not start there are the
-    facts of this process alone, with ``start_error``.
+    It starts MPI, and the caller destroys the world. If MPI does not start, the list has the facts
+    of this process only, with ``start_error``.
+
+    Args:
+        mpi: the path of the libmpi to try; None: search for one.
     """
     facts: _Facts = {"rank": 0, "core": None, "core_error": None, "start_error": None}
     facts |= _process()
@@ -53,31 +56,34 @@ def collect(mpi: str | None = None) -> list[_Facts]:
     facts["sums"] = _sums(started["rank"], started["size"])
     facts["cma"] = _single_copy(ring)
     facts["cuda"] = _cuda(started, ring)
-    return _everyone(facts)
+    return _gathered(facts)
 
 
-def _everyone(mine: Any) -> list[Any]:
-    """What all ranks give, by rank."""
-    all_of_them: list[Any] = [None] * group.get_world_size()
-    objects.all_gather_object(all_of_them, mine)
-    return all_of_them
+def _gathered(obj: Any) -> list[Any]:
+    """Return the objects of all ranks, by rank."""
+    of_ranks: list[Any] = [None] * group.get_world_size()
+    objects.all_gather_object(of_ranks, obj)
+    return of_ranks
 
 
 class _Ring:
-    """The ranks of this rank's node in a circle: whom it reads, and who reads it."""
+    """The ranks of this rank's node in a ring.
+
+    This rank reads memory of ``next``. Its own memory is read by ``previous``.
+    """
 
     def __init__(self, core: _Facts) -> None:
         node: Sequence[int] = core["node"]
-        mine: int = core["rank"]
-        peers = [rank for rank, where in enumerate(node) if where == node[mine]]
-        at = peers.index(mine)
+        this: int = core["rank"]
+        peers = [rank for rank, its_node in enumerate(node) if its_node == node[this]]
+        at = peers.index(this)
         self.next = peers[(at + 1) % len(peers)]
         self.previous = peers[at - 1]
         self.alone = len(peers) == 1
 
 
 def _process() -> _Facts:
-    """What this process is given: CPUs, limits, shared memory, variables."""
+    """Return what this process has: CPUs, limits, shared memory, variables."""
     stat = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     return {
         "host": platform.node(),
@@ -119,12 +125,12 @@ def _number(path: str) -> int | None:
 
 
 def _sums(rank: int, size: int) -> list[str]:
-    """A small all_reduce by value for each dtype of ``array``; what came out wrong."""
+    """Do a small all_reduce for each dtype of ``array``. Return a text for each wrong result."""
     wrong = []
     for code in "bBhHiIqQfd":
         x = array.array(code, [rank + 1, 2, 0])
         expected = [size * (size + 1) // 2, 2 * size, 0]
-        if code in "bB":  # they wrap
+        if code in "bB":  # 8-bit integers wrap
             expected = [n % 256 - 256 * (code == "b" and n % 256 > 127) for n in expected]
         try:
             collectives.all_reduce(x)
@@ -136,7 +142,9 @@ def _sums(rank: int, size: int) -> list[str]:
     return wrong
 
 
-class _Piece(ctypes.Structure):
+class _IOVec(ctypes.Structure):
+    """``struct iovec``"""
+
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
@@ -148,20 +156,20 @@ def _single_copy(ring: _Ring) -> _Facts:
     """Read the memory of the next rank of the node with ``process_vm_readv``."""
     content = _pattern(group.get_rank())
     memory = ctypes.create_string_buffer(content, len(content))
-    where = _everyone((os.getpid(), ctypes.addressof(memory)))
+    addresses = _gathered((os.getpid(), ctypes.addressof(memory)))
     outcome: _Facts = {"of": ring.next, "error": None, "alone": ring.alone}
     if not ring.alone:
-        pid, address = where[ring.next]
+        pid, address = addresses[ring.next]
         outcome["error"] = _read(pid, address, _pattern(ring.next))
-    collectives.barrier()  # until then the others read this one's
+    collectives.barrier()  # keeps the memory until the other rank has read it
     return outcome
 
 
 def _read(pid: int, address: int, expected: bytes) -> str | None:
-    """What is wrong with reading so from another process, None where nothing is."""
+    """Read memory of another process. Return the error, None if it read what was expected."""
     got = ctypes.create_string_buffer(len(expected))
-    here = _Piece(ctypes.addressof(got), len(expected))
-    there = _Piece(address, len(expected))
+    here = _IOVec(ctypes.addressof(got), len(expected))
+    there = _IOVec(address, len(expected))
     function = ctypes.CDLL(None, use_errno=True).process_vm_readv
     function.restype = ctypes.c_ssize_t
     n = function(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
@@ -174,13 +182,14 @@ def _read(pid: int, address: int, expected: bytes) -> str | None:
 
 
 def _cuda(core: _Facts, ring: _Ring) -> _Facts:
-    """What of CUDA this rank sees and can do, with the other ranks."""
+    """Return what CUDA devices this rank has and how they work. Collective over the job."""
     found: _Facts = {"device": None, "peers": [], "bandwidth": None, "error": None}
     devices = core["cuda"]["devices"]
     if not core["cuda"]["error"] and devices:
         found["device"] = core["local_rank"] % len(devices)
         found["peers"] = _attempt(found, "error", lambda: _step("devices")["peers"]) or []
-    for turn in range(max(_everyone(core["local_size"]))):  # one after the other: they share a bus
+    # One rank of a node after another measures, because the devices of a node share a bus.
+    for turn in range(max(_gathered(core["local_size"]))):
         if turn == core["local_rank"] and found["device"] is not None:
             found["bandwidth"] = _attempt(
                 found, "error", lambda: _step("bandwidth", device=found["device"], bytes=_COPIED)
@@ -196,7 +205,7 @@ def _step(step: str, **arguments: object) -> _Facts:
 
 
 def _attempt(into: _Facts, key: str, call: Callable[[], Any]) -> Any:
-    """What ``call`` returns; None where it fails, with the error in ``into``."""
+    """Return what ``call`` returns. If it raises, return None and note the error in ``into``."""
     try:
         return call()
     except Error as error:
@@ -205,7 +214,7 @@ def _attempt(into: _Facts, key: str, call: Callable[[], Any]) -> Any:
 
 
 def _ipc(device: int | None, ring: _Ring) -> _Facts:
-    """Map the device memory of the next rank of the node, and read it back."""
+    """Map device memory of the next rank of the node, and read it."""
     outcome: _Facts = {"of": ring.next, "error": None, "alone": ring.alone}
     rank, handle = group.get_rank(), None
     if device is not None:
@@ -214,28 +223,33 @@ def _ipc(device: int | None, ring: _Ring) -> _Facts:
             "error",
             lambda: _step("export", device=device, bytes=_MEMORY, seed=rank)["handle"],
         )
-    handles = _everyone(handle)
+    handles = _gathered(handle)
     if device is not None and not ring.alone and outcome["error"] is None:
         if handles[ring.next] is None:
             outcome["error"] = f"rank {ring.next} has no memory to map"
         else:
             arguments = {"handle": handles[ring.next], "seed": ring.next, "bytes": _MEMORY}
             _attempt(outcome, "error", lambda: _step("open", device=device, **arguments))
-    collectives.barrier()  # until then the others have this one's mapped
+    collectives.barrier()  # keeps the memory while the other rank has it mapped
     if device is not None:
         _attempt(outcome, "error", lambda: _step("release"))
     return outcome
 
 
 def _awareness(core: _Facts, device: int | None) -> _Facts:
-    """Whether MPI moves device memory: what it says, a child's trial, and between ranks."""
+    """Return whether MPI takes device memory.
+
+    That is: what MPI says, the result of a trial in a child process, and the result of a transfer
+    between ranks if all ranks can do it.
+    """
     known = _native.control("cuda", wait=device is not None)
     outcome: _Facts = {"aware": known, "trial": None, "transfer": None}
     if known["aware"] and known["how"] == "set":
-        # The user said so; a crash of this process would leave no report.
+        # The user has said that MPI takes it, so the core has not tried it. If that is wrong, MPI
+        # may crash: a child tries it, so that this process can report it.
         outcome["trial"] = _native.control("cuda", **{"try": True})
     works = known["aware"] and (outcome["trial"] or known)["aware"] and device is not None
-    if all(_everyone(works)):
+    if all(_gathered(works)):
         rank, size = core["rank"], core["size"]
         arguments = {"to": (rank + 1) % size, "from": (rank - 1) % size, "bytes": _MEMORY}
         outcome["transfer"] = ""

@@ -1,4 +1,4 @@
-"""What the facts of all ranks mean: pure functions, one for each check of the doctor."""
+"""The checks of the doctor: pure functions from the facts of all ranks to findings."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ _MIB = 1 << 20
 
 
 class Finding(NamedTuple):
-    """What one check found. ``status`` is ok, warn (works, could be better), fail or skip."""
+    """The result of a check."""
 
     name: str
+    """The name of the check, as it is printed."""
     status: str
+    """ok; warn: it works and could be better; fail; skip: it was not tried."""
     found: str
+    """What was found, in words."""
     advice: str = ""
+    """What to do; "": nothing."""
 
 
 def judge(facts: Sequence[_Facts]) -> list[Finding]:
-    """What :func:`doctor_collect.collect` found, check by check, in the order to read them."""
+    """Return the findings in the order in which they are printed.
+
+    Args:
+        facts: what :func:`doctor_collect.collect` returned.
+    """
     found = [finding for check in _CHECKS for finding in check(facts)]
     return [finding for finding in found if finding.found]
 
 
 def spell(ranks: Iterable[int]) -> str:
-    """Ranks in words: ``rank 3``, ``ranks 0-3, 5``."""
+    """Spell ranks: ``rank 3``, ``ranks 0-3, 5``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -39,15 +47,15 @@ def spell(ranks: Iterable[int]) -> str:
 
 
 def _groups(facts: Sequence[_Facts], key: Callable[[_Facts], Any]) -> list[tuple[Any, list[int]]]:
-    """The values of ``key``, each once, with the ranks that have it."""
+    """Return the different values of ``key``, each with the ranks that have it."""
     groups: dict[Any, list[int]] = {}
     for fact in facts:
         groups.setdefault(key(fact), []).append(fact["rank"])
     return list(groups.items())
 
 
-def _each(facts: Sequence[_Facts], key: Callable[[_Facts], Any]) -> str:
-    """The values of ``key``, a line each, with their ranks where they are not all the same."""
+def _by_value(facts: Sequence[_Facts], key: Callable[[_Facts], Any]) -> str:
+    """Return the value of ``key``; if it differs, a line for each value with its ranks."""
     groups = _groups(facts, key)
     if len(groups) == 1:
         return str(groups[0][0])
@@ -55,7 +63,7 @@ def _each(facts: Sequence[_Facts], key: Callable[[_Facts], Any]) -> str:
 
 
 def _nodes(facts: Sequence[_Facts]) -> list[list[_Facts]]:
-    """The facts, by node; a process on its own is a node."""
+    """Return the facts by node. If MPI did not start, every process is a node."""
     core = facts[0]["core"]
     if core is None or not core["initialized"]:
         return [[fact] for fact in facts]
@@ -73,7 +81,7 @@ def _started(facts: Sequence[_Facts]) -> bool:
 
 
 def launcher(facts: Sequence[_Facts]) -> list[Finding]:
-    """MPI was found, and it is the one that the launcher starts."""
+    """MPI was found, it starts, and it sees as many ranks as the launcher has started."""
     first = facts[0]
     core = first["core"]
     if core is None:
@@ -98,24 +106,26 @@ def launcher(facts: Sequence[_Facts]) -> list[Finding]:
         ]
     found_launcher = f"{name} of {core['launcher']['mpi']}, {core['size']} ranks"
     return [
-        Finding("mpi", "ok", _each(facts, lambda f: f["core"]["mpi"]["path"] + ": " + mpi["why"])),
+        Finding(
+            "mpi", "ok", _by_value(facts, lambda f: f["core"]["mpi"]["path"] + ": " + mpi["why"])
+        ),
         Finding("launcher", "ok", found_launcher + ", as many as MPI says"),
     ]
 
 
 def threads(facts: Sequence[_Facts]) -> list[Finding]:
-    """Every rank's MPI is at MPI_THREAD_MULTIPLE."""
+    """The thread level of MPI on every rank."""
     if not _started(facts):
         return []
-    return [Finding("threads", "ok", _each(facts, lambda f: f["core"]["mpi"]["thread_level"]))]
+    return [Finding("threads", "ok", _by_value(facts, lambda f: f["core"]["mpi"]["thread_level"]))]
 
 
 def sums(facts: Sequence[_Facts]) -> list[Finding]:
-    """all_reduce gives the sums that it should."""
+    """all_reduce returns the right sums."""
     if not _started(facts):
         return []
     if any(fact["sums"] for fact in facts):
-        found = _each(facts, lambda f: "; ".join(f["sums"]) or "right")
+        found = _by_value(facts, lambda f: "; ".join(f["sums"]) or "right")
         advice = "report it, with python -m paddlempi info --json"
         return [Finding("all_reduce", "fail", found, advice)]
     return [Finding("all_reduce", "ok", "integers of 8 to 64 bits, float32 and float64: right")]
@@ -125,19 +135,19 @@ def sums(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 def binding(facts: Sequence[_Facts]) -> list[Finding]:
-    """Each rank has CPUs of its own, and starts no more threads than that."""
+    """There are no more ranks than CPUs, and no rank starts more threads than its share of CPUs."""
     findings = []
     for node in _nodes(facts):
         cpus = sorted({cpu for fact in node for cpu in fact["cpus"]})
         ranks = [fact["rank"] for fact in node]
-        each = {len(fact["cpus"]) for fact in node}
+        counts = {len(fact["cpus"]) for fact in node}
         shared = sum(len(fact["cpus"]) for fact in node) > len(cpus)
-        had = f"{min(each)}" if len(each) == 1 else f"{min(each)} to {max(each)}"
-        where = f"{node[0]['host']}: {spell(ranks)}, {had} of {len(cpus)} CPUs each"
+        count = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+        where = f"{node[0]['host']}: {spell(ranks)}, {count} of {len(cpus)} CPUs each"
         if len(node) > len(cpus):
             advice = (
-                "start at most as many ranks on a node as it has CPUs; those that wait take the "
-                "time of those that work"
+                "start at most as many ranks on a node as it has CPUs: ranks that wait take CPU "
+                "time from ranks that work"
             )
             findings.append(Finding("binding", "warn", where + ", more ranks than CPUs", advice))
         elif shared and len(node) > 1:
@@ -178,14 +188,20 @@ def _thread_counts(node: Sequence[_Facts], cpus: int) -> list[Finding]:
     return findings
 
 
-def _within(value: str | None, own: int, share: int) -> bool:
-    """Whether so many OpenMP threads fit; unset means one for each CPU that the rank has."""
+def _within(value: str | None, cpus: int, share: int) -> bool:
+    """Whether a rank starts no more OpenMP threads than its share of the node's CPUs.
+
+    Args:
+        value: ``OMP_NUM_THREADS``; None: unset, which means a thread for each CPU of the rank.
+        cpus: the number of CPUs that the rank may run on.
+        share: the number of threads that it should start at most.
+    """
     first = (value or "").split(",")[0]
-    return (int(first) if first.isdigit() else own) <= max(share, 1)
+    return (int(first) if first.isdigit() else cpus) <= max(share, 1)
 
 
 def single_copy(facts: Sequence[_Facts]) -> list[Finding]:
-    """Ranks of a node read each other's memory (CMA)."""
+    """Ranks of a node can read each other's memory (Cross Memory Attach)."""
     tried = [fact for fact in facts if fact["cma"] and not fact["cma"]["alone"]]
     if not tried:
         return [Finding("cma", "skip", "no two ranks on a node")]
@@ -194,7 +210,7 @@ def single_copy(facts: Sequence[_Facts]) -> list[Finding]:
         return [
             Finding("cma", "ok", "process_vm_readv reads the memory of other ranks of the node")
         ]
-    found = "process_vm_readv: " + _each(bad, lambda f: f["cma"]["error"])
+    found = "process_vm_readv: " + _by_value(bad, lambda f: f["cma"]["error"])
     scope = bad[0]["ptrace_scope"]
     if scope:
         advice = (
@@ -209,7 +225,7 @@ def single_copy(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 def arrival(facts: Sequence[_Facts]) -> list[Finding]:
-    """Ranks of a node meet in shared memory, not by messages."""
+    """The arrival of ranks of a node is in shared memory, not by messages."""
     shared = [node for node in _nodes(facts) if len(node) > 1]
     if not _started(facts) or not shared:
         return [Finding("arrival", "skip", "no two ranks on a node")]
@@ -225,7 +241,7 @@ def arrival(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 def shared_memory(facts: Sequence[_Facts]) -> list[Finding]:
-    """/dev/shm has room."""
+    """/dev/shm has at least 32 MiB free for every rank of the node."""
     findings = []
     for node in _nodes(facts):
         shm = node[0]["shm"]
@@ -246,7 +262,7 @@ def shared_memory(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 def limits(facts: Sequence[_Facts]) -> list[Finding]:
-    """Locked memory and open files."""
+    """The limits on locked memory (1 GiB with InfiniBand) and open files (1024) are high enough."""
 
     def text(fact: _Facts) -> str:
         names = (("memlock", "locked memory"), ("nofile", "open files"))
@@ -265,7 +281,7 @@ def limits(facts: Sequence[_Facts]) -> list[Finding]:
     if low_files:
         advice.append("a rank has a file for each peer: ulimit -n 4096")
     status = "warn" if advice else "ok"
-    return [Finding("limits", status, _each(facts, text), "; ".join(advice))]
+    return [Finding("limits", status, _by_value(facts, text), "; ".join(advice))]
 
 
 def _limit(value: int) -> str:
@@ -276,7 +292,7 @@ def _limit(value: int) -> str:
 
 
 def driver(facts: Sequence[_Facts]) -> list[Finding]:
-    """The CUDA driver, the devices of each rank, and who shares one."""
+    """Every rank has a CUDA driver and a device, and no two ranks share a device."""
     if facts[0]["core"] is None:
         return []
     without = [fact for fact in facts if fact["core"]["cuda"]["error"]]
@@ -288,7 +304,7 @@ def driver(facts: Sequence[_Facts]) -> list[Finding]:
         )
         error = without[0]["core"]["cuda"]["error"]
         return [Finding("cuda", "fail" if asked else "skip", error)]
-    found = _each(
+    found = _by_value(
         facts,
         lambda f: (
             f["core"]["cuda"]["error"]
@@ -316,7 +332,7 @@ def _devices(facts: Sequence[_Facts]) -> list[Finding]:
             f"{mine['bus']}, {mine['uuid']}"
         )
     findings = []
-    visible = _each(facts, lambda f: f["variables"]["CUDA_VISIBLE_DEVICES"] or "unset")
+    visible = _by_value(facts, lambda f: f["variables"]["CUDA_VISIBLE_DEVICES"] or "unset")
     status = "ok" if len(users) and all(_device(fact) for fact in facts) else "fail"
     advice = _SET_DEVICE.format(_number(facts))
     if status == "fail":
@@ -326,11 +342,11 @@ def _devices(facts: Sequence[_Facts]) -> list[Finding]:
     for (host, uuid), ranks in users.items():
         if len(ranks) > 1:
             found = f"{host}: {spell(ranks)} share {uuid}"
-            advice = "one rank for each GPU is faster, unless it is meant so: they take turns"
+            advice = "they take turns: one rank for each GPU is faster"
             findings.append(Finding("shared gpu", "warn", found, advice))
     errors = [fact for fact in facts if fact["cuda"]["error"]]
     if errors:
-        findings.append(Finding("gpu", "fail", _each(errors, lambda f: f["cuda"]["error"])))
+        findings.append(Finding("gpu", "fail", _by_value(errors, lambda f: f["cuda"]["error"])))
     return findings
 
 
@@ -341,7 +357,7 @@ _SET_DEVICE = (
 
 
 def _number(facts: Sequence[_Facts]) -> str:
-    """The device that a rank takes, as an expression."""
+    """Return the index of the device that a rank should use, as a Python expression."""
     seen = [len(fact["core"]["cuda"]["devices"]) for fact in facts]
     if max(seen) == 1:
         return "0"
@@ -351,7 +367,7 @@ def _number(facts: Sequence[_Facts]) -> str:
 
 
 def _device(fact: _Facts) -> _Facts | None:
-    """The device that this rank tried, None where it sees none."""
+    """Return the device that a rank tried; None if it sees none."""
     if not fact["cuda"] or fact["cuda"]["device"] is None:
         return None
     device: _Facts = fact["core"]["cuda"]["devices"][fact["cuda"]["device"]]
@@ -363,10 +379,10 @@ def _on_gpus(facts: Sequence[_Facts]) -> list[_Facts]:
 
 
 def awareness(facts: Sequence[_Facts]) -> list[Finding]:
-    """MPI says that it takes GPU memory, and does."""
+    """If MPI says that it takes GPU memory, it does."""
     if not _on_gpus(facts):
         return []
-    found = _each(facts, lambda f: "{how}: {reason}".format(**f["cuda"]["aware"]))
+    found = _by_value(facts, lambda f: "{how}: {reason}".format(**f["cuda"]["aware"]))
     if not all(fact["cuda"]["aware"]["aware"] for fact in facts):
         tried = any(fact["cuda"]["aware"]["how"] == "tried" for fact in facts)
         status = "warn" if tried else "ok"
@@ -374,30 +390,30 @@ def awareness(facts: Sequence[_Facts]) -> list[Finding]:
     trials = [fact for fact in facts if fact["cuda"]["trial"]]
     broken = [fact for fact in trials if not fact["cuda"]["trial"]["aware"]]
     if broken:
-        found += "\nbut " + _each(broken, lambda f: f["cuda"]["trial"]["reason"])
+        found += "\nbut " + _by_value(broken, lambda f: f["cuda"]["trial"]["reason"])
         return [Finding("cuda-aware", "fail", found, "leave PADDLEMPI_CUDA_AWARE unset, or 0")]
     wrong = [fact for fact in facts if fact["cuda"]["transfer"]]
     if wrong:
-        found += "\nbut between ranks: " + _each(wrong, lambda f: f["cuda"]["transfer"])
+        found += "\nbut between ranks: " + _by_value(wrong, lambda f: f["cuda"]["transfer"])
         return [Finding("cuda-aware", "fail", found, "PADDLEMPI_CUDA_AWARE=0")]
     moved = "" if facts[0]["cuda"]["transfer"] is None else "; 1 MiB went from rank to rank"
     return [Finding("cuda-aware", "ok", f"yes: {found}{moved}")]
 
 
 _UNAWARE = (
-    "nothing has to be: tensors go by IPC or through pinned memory. An MPI built with CUDA, or UCX "
-    "with it and PADDLEMPI_CUDA_AWARE=1, may be faster between nodes"
+    "nothing to do: tensors go by IPC or through pinned memory. An MPI built with CUDA, or a UCX "
+    "built with CUDA and PADDLEMPI_CUDA_AWARE=1, may be faster between nodes"
 )
 
 
 def ipc(facts: Sequence[_Facts]) -> list[Finding]:
-    """Ranks of a node map each other's GPU memory."""
+    """Ranks of a node can map each other's GPU memory."""
     tried = [fact for fact in _on_gpus(facts) if not fact["cuda"]["ipc"]["alone"]]
     if not tried:
         return []
     bad = [fact for fact in tried if fact["cuda"]["ipc"]["error"]]
     if bad:
-        found = _each(bad, lambda f: f["cuda"]["ipc"]["error"])
+        found = _by_value(bad, lambda f: f["cuda"]["ipc"]["error"])
         advice = (
             "in a container: --ipc=host --pid=host and the same devices for all ranks; "
             "until then tensors go through pinned memory"
@@ -407,7 +423,7 @@ def ipc(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 def peers(facts: Sequence[_Facts]) -> list[Finding]:
-    """Which GPUs of a node reach each other's memory."""
+    """All GPUs of a node reach each other's memory."""
     findings = []
     for node in _nodes(facts):
         matrix: list[list[bool]] = max(
@@ -425,7 +441,7 @@ def peers(facts: Sequence[_Facts]) -> list[Finding]:
             ""
             if all_of_them
             else (
-                "between those with a minus nothing goes directly: look at nvidia-smi topo -m, "
+                "there are no direct copies between GPUs with a minus: look at nvidia-smi topo -m, "
                 "and at ACS in the BIOS"
             )
         )
@@ -436,7 +452,7 @@ def peers(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 def bandwidth(facts: Sequence[_Facts]) -> list[Finding]:
-    """How fast pinned memory goes to the GPU and back."""
+    """The rates of copies between pinned memory and the GPU differ by less than a factor of 2."""
     measured = [fact for fact in facts if fact["cuda"] and fact["cuda"]["bandwidth"]]
 
     def text(fact: _Facts) -> str:
@@ -455,7 +471,7 @@ def bandwidth(facts: Sequence[_Facts]) -> list[Finding]:
 
 
 def paths(facts: Sequence[_Facts]) -> list[Finding]:
-    """Which way tensors in GPU memory go, and why."""
+    """Which path tensors in GPU memory take, and why."""
     if len(facts) == 1 or not _on_gpus(facts):
         return []
     allowed = (facts[0]["variables"]["PADDLEMPI_CUDA_PATHS"] or "ipc,direct,staged").split(",")

@@ -1,8 +1,8 @@
-"""``python -m paddlempi info``: which MPI, why that one, and what else is there.
+"""``python -m paddlempi info``: which MPI is used and why, and what else is installed.
 
-Under a launcher (``mpirun -np 4 python -m paddlempi info``) the ranks start MPI,
-and rank 0 prints where all of them run. Alone, nothing is started. Where no MPI is
-to be found the command says so, where it looked and what to install, and succeeds.
+Under a launcher (``mpirun -np 4 python -m paddlempi info``) the ranks start MPI, and rank 0 prints
+on which nodes the ranks are. Without a launcher MPI is not started. If there is no MPI, the command
+says where it looked and what to install, and succeeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..errors import Error
 __all__ = ["add_to", "ask", "gather"]
 
 _FRAMEWORKS = {
-    # module -> names of the packages that bring it
+    # module -> names of the packages that have it
     "numpy": ("numpy",),
     "ml_dtypes": ("ml_dtypes",),
     "paddle": ("paddlepaddle", "paddlepaddle-gpu"),
@@ -45,7 +45,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print what :func:`gather` finds, on rank 0 only; 0, or 1 where MPI did not start."""
+    """Print what :func:`gather` finds, on rank 0 only. Return 1 if MPI did not start, else 0."""
     found = gather(chosen.mpi)
     if not found["rank"]:
         print(json.dumps(found, indent=2) if chosen.json else _text(found))
@@ -56,7 +56,11 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def gather(mpi: str | None = None) -> dict[str, Any]:
-    """What there is, as plain data. Starts MPI where a launcher started several ranks."""
+    """Return what there is, as plain data. Start MPI if a launcher has started several ranks.
+
+    Args:
+        mpi: the path of the libmpi to look at; None: search for one.
+    """
     found: dict[str, Any] = {
         "paddlempi": __version__,
         "python": platform.python_version(),
@@ -76,7 +80,8 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
     except Error as error:
         found["core_error"] = str(error)
     if found["frameworks"]["torch"] and not found["rank"]:
-        found["torch_backend"] = _torch_backend()  # a process, so before MPI runs in this one
+        # Before MPI runs in this process, because this starts another one.
+        found["torch_backend"] = _torch_backend()
     if core is None:
         return found
     if core["mpi"] and core["launcher"]["size"] > 1:
@@ -84,7 +89,7 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
             group.init_process_group(mpi=mpi)
             started = ask(mpi) | {"looked": core["looked"]}
             if started["mpi"]["path"] == core["mpi"]["path"]:
-                # Looking had loaded it already, which is no reason to choose it.
+                # The first look has loaded it, and so the second one would say "it was loaded".
                 started["mpi"]["why"] = core["mpi"]["why"]
             core = started
             found["rank"] = core["rank"]
@@ -95,7 +100,7 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
     return found
 
 
-# What `import torch` does for us, seen from a process of its own: it may fail in any way.
+# Run in a child process, because `import torch` may fail in any way, a crash included.
 _IMPORT_TORCH = """
 import os, sys, torch, torch.distributed
 auto = sys.modules.get("paddlempi_autoload")
@@ -113,7 +118,7 @@ else:
 
 
 def _torch_backend() -> str:
-    """Which names ``import torch`` enters into ``torch.distributed``, or why it does not."""
+    """Return which backends ``import torch`` registers, or why it does not, in words."""
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _IMPORT_TORCH],
@@ -131,13 +136,15 @@ def _torch_backend() -> str:
 
 
 def ask(mpi: str | None) -> dict[str, Any]:
-    """What the core says of itself, of MPI, and of the CUDA driver, which it loads if it is there.
+    """Return what the core says of itself, of MPI and of the CUDA driver.
+
+    The core loads the MPI library and the CUDA driver for that, if they are there.
 
     Raises:
         Error: the core cannot be loaded.
     """
     core = _native.control("info", sys_prefix=sys.prefix, mpi=mpi, cuda=True)
-    for part in ("mpi", "launcher"):  # structs of Go, with Go's names
+    for part in ("mpi", "launcher"):  # structs of Go without names for JSON
         if core[part] is not None:
             core[part] = {_snake(name): value for name, value in core[part].items()}
     return core
@@ -148,7 +155,7 @@ def _snake(name: str) -> str:
 
 
 def _version(module: str) -> str | None:
-    """The version of a framework, None where it is not installed. Imports nothing."""
+    """Return the version of a framework; None if it is not installed. Does not import it."""
     if importlib.util.find_spec(module) is None:
         return None
     for package in _FRAMEWORKS[module]:

@@ -1,4 +1,4 @@
-"""``python -m paddlempi run train.py``: a script as it is, over MPI."""
+"""``python -m paddlempi run train.py``: run an unchanged script over MPI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FRAMEWORKS = ("paddle", "torch")
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to the parser's."""
+    """Add the command to the parser of ``python -m paddlempi``."""
     parser = commands.add_parser(
         "run",
         help="run a script whose paddle.distributed and torch.distributed go over MPI",
@@ -37,8 +37,12 @@ def add_to(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Run the script; what it raises, SystemExit too, goes on as from ``python SCRIPT``."""
-    # Before the script, which may ask for its rank before it imports the framework.
+    """Run the script. Exceptions of the script, also SystemExit, are raised from here.
+
+    Returns:
+        0.
+    """
+    # Variables come first, because the script may read its rank before it imports the framework.
     found = launcher.find_in_fork()
     if launcher.PADDLE.fill(found):
         launcher.watch(found)
@@ -58,7 +62,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 class _Fronts(MetaPathFinder):
-    """Imports a framework's front right after the framework."""
+    """A finder that imports a framework's front after the framework."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -76,6 +80,8 @@ class _Fronts(MetaPathFinder):
 
 
 class _ThenFront(Loader):
+    """The loader of a framework, which imports the front when the framework is loaded."""
+
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 

@@ -1,7 +1,7 @@
-"""Does this MPI move GPU memory? Tried in a process of its own, which a crash may end.
+"""A trial whether this MPI takes GPU memory, in a child process, because MPI may crash.
 
-The core starts it, at the first tensor in GPU memory, where MPI says that it does and the user
-has not said otherwise. It answers with one line of JSON on stdout.
+The core starts the process when it meets the first tensor in GPU memory, if MPI says that it takes
+GPU memory and the user has not said anything else. The answer is a line of JSON on stdout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ __all__ = ["main"]
 
 
 def main(request: str) -> int:
-    """Move memory of the device that ``request`` names from MPI to itself; 0 if it arrived."""
+    """Let MPI send device memory from this process to itself, and print the answer.
+
+    Args:
+        request: a JSON object, the arguments of the core's control method ``cuda_trial``.
+
+    Returns:
+        The exit status: 0 if all bytes arrived, else 1.
+    """
     try:
         answer = _native.control("cuda_trial", sys_prefix=sys.prefix, **json.loads(request))
     except Error as error:

@@ -1,6 +1,6 @@
 """Describers: how to read the memory of a tensor, one file for each framework or protocol.
 
-They stand beside the fronts and not in them, for to import a front is to enter it into its
-framework. :mod:`paddlempi._buffer` imports a describer when it first sees such a tensor; by then
-the framework is there.
+They are not in the fronts, because importing a front registers it with its framework.
+:mod:`paddlempi._buffer` imports a describer when it first sees a tensor of its framework, which is
+imported by then.
 """

@@ -1,8 +1,9 @@
-"""Objects with ``__cuda_array_interface__``: Numba's and PyCUDA's arrays, users' own classes.
+"""Objects with ``__cuda_array_interface__``: Numba's and PyCUDA's arrays, classes of users.
+
+The describer :mod:`.dlpack` serves objects that also have ``__dlpack__``, because DLPack has more
+dtypes and names the device. It takes only the stream from ``__cuda_array_interface__``.
 
 Source: https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html (versions 2 and 3).
-What has ``__dlpack__`` is read by that (:mod:`.dlpack`), for its dtypes are more and its
-device is named; of the interface only the stream is taken then.
 """
 
 from __future__ import annotations
@@ -36,15 +37,17 @@ _DTYPES = {
 
 
 def describe(tensor: Any) -> Description:
-    """The description of an object with ``__cuda_array_interface__``.
+    """Describe an object with ``__cuda_array_interface__``.
 
-    The device is told as 0: the interface does not name it, and the core asks the driver.
+    The device id of the description is 0, because the interface does not name the device. The core
+    asks the driver for it.
 
     Raises:
-        DtypeError: no interface of version 2 or 3, or a dtype that no operation takes. bfloat16
-            and float8 have no code there: some write them as raw bytes, some as another dtype.
-        ArgumentError: strides or a stream that cannot be.
-        UnsupportedError: an array with a mask.
+        DtypeError: the interface is invalid or not of version 2 or 3, or no operation takes the
+            dtype. The interface has no code for bfloat16 and float8: some producers name them as
+            raw bytes, others as another dtype.
+        ArgumentError: the strides are no multiples of the itemsize, or the stream is invalid.
+        UnsupportedError: the array has a mask.
     """
     shown = tensor.__cuda_array_interface__
     name = name_of(type(tensor))
@@ -67,7 +70,7 @@ def describe(tensor: Any) -> Description:
             "it must be of this machine's byte order; bfloat16 and float8 go by __dlpack__ only"
         )
     if shown.get("mask") is not None:
-        raise UnsupportedError(f"{name} has a mask: give its data and its mask one by one")
+        raise UnsupportedError(f"{name} has a mask: send its data and its mask separately")
     size = int(typestr[2:])
     strides = shown.get("strides")
     if strides is not None:
@@ -81,12 +84,12 @@ def describe(tensor: Any) -> Description:
 
 
 def kind(tensor_type: type) -> Kind:
-    """What is known of a type of arrays with ``__cuda_array_interface__``."""
+    """Return the kind of a type of arrays with ``__cuda_array_interface__``."""
     return Kind(describe, None, cannot_make)
 
 
 def stream_of(tensor: Any) -> int | None:
-    """The stream that an object's interface names; None where it has no such entry.
+    """Return the stream that an object's interface names; None if it names none.
 
     Raises:
         ArgumentError: the entry is no stream.
@@ -96,7 +99,7 @@ def stream_of(tensor: Any) -> int | None:
 
 
 def _stream(shown: Mapping[str, Any], name: str) -> int | None:
-    """None: nothing is still to be done with the data."""
+    """Return the stream of an interface; None if no stream works on the data any more."""
     stream = shown.get("stream")
     if stream is None:
         return None

@@ -1,12 +1,16 @@
-"""Objects with ``__dlpack__``: their description read from the capsule.
+"""Objects with ``__dlpack__``, which are described by the capsule that it returns.
+
+This describer serves frameworks that have no other one (JAX, CuPy, ...), so reading the capsule
+with ctypes is fast enough.
+
+If the object is in CUDA memory, the operation is ordered after a stream of the producer:
+
+* for CuPy its current stream;
+* else the stream that ``__cuda_array_interface__`` names;
+* else, and for JAX, the legacy default stream. ``__dlpack__(stream=1)`` asks the producer to order
+  that stream after its work.
 
 Sources: https://dmlc.github.io/dlpack/latest/c_api.html, python_spec.html.
-Only objects of frameworks without a describer of their own come here (JAX, CuPy, ...), so ctypes
-is fast enough.
-
-In CUDA memory the operation is ordered after a stream of the producer: CuPy's current one; what
-``__cuda_array_interface__`` names; for all others, JAX among them, the legacy default stream,
-which ``__dlpack__(stream=1)`` asks the producer to order after its own.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-_NO_SYNC = -1  # what __dlpack__ takes for "order nothing"
+_NO_SYNC = -1  # as the stream of __dlpack__: the producer shall order nothing
 
 _ELSEWHERE = {
     4: "OpenCL",
@@ -108,7 +112,7 @@ _DTYPES = {
     (14, 8): DType.FLOAT8_E8M0FNU,
 }
 
-# Prototypes of our own: those of ctypes.pythonapi are shared by the whole process.
+# New prototypes, because those of ctypes.pythonapi are shared by the whole process.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
@@ -118,10 +122,16 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def describe(tensor: Any) -> Description:
-    """The description of an object with ``__dlpack__`` and ``__dlpack_device__``.
+    """Describe an object with ``__dlpack__`` and ``__dlpack_device__``.
 
-    The capsule is dropped again: it shows the object's own memory (a copy is
-    refused), and the object lives until the operation has ended.
+    The capsule is dropped again. That is safe: it describes the memory of the object (a copy is an
+    error), and the object is kept alive until the operation has ended.
+
+    Raises:
+        DtypeError: the object gives no capsule, or one of an unknown version, or no operation
+            takes the dtype.
+        ArgumentError: the capsule describes a copy, or has an impossible number of dimensions.
+        UnsupportedError: the memory is neither the host's nor CUDA's.
     """
     name = name_of(type(tensor))
     device_type, device_id = map(int, tensor.__dlpack_device__())
@@ -157,14 +167,14 @@ def describe(tensor: Any) -> Description:
         raise ArgumentError(f"{name} says it has {shown.ndim} dimensions")
     shape = tuple(shown.shape[: shown.ndim]) if shown.ndim else ()
     strides = tuple(shown.strides[: shown.ndim]) if shown.ndim and shown.strides else None
-    # JAX's arrays are immutable, though nothing in DLPack 0.x said so.
+    # JAX's arrays are immutable, but DLPack 0.x has no flag for that.
     readonly = readonly or _is_of(type(tensor), "jax", "jaxlib")
     address = (shown.data or 0) + shown.byte_offset
     return address, int(dtype), shape, strides, device_type, device_id, readonly, stream
 
 
 def kind(tensor_type: type) -> Kind:
-    """What is known of a type of tensors with ``__dlpack__``."""
+    """Return the kind of a type of tensors with ``__dlpack__``."""
     if _is_of(tensor_type, "cupy"):
         cupy: Any = sys.modules["cupy"]
         return Kind(describe, None, cupy.empty_like, _consumer_of_cupy)
@@ -172,12 +182,15 @@ def kind(tensor_type: type) -> Kind:
 
 
 def _streams(tensor: Any, device_id: int) -> tuple[int, int]:
-    """The stream that ``__dlpack__`` shall order, and the one to be ordered after."""
+    """Return the stream to give to ``__dlpack__``, and the stream to order the operation after.
+
+    The producer orders the first stream after its work.
+    """
     if _is_of(type(tensor), "cupy"):
         return _NO_SYNC, _stream_of_cupy(device_id)
-    # JAX's interface would wait for the array on the host.
-    named = None if _is_of(type(tensor), "jax", "jaxlib") else stream_of(tensor)
-    return (LEGACY_STREAM, LEGACY_STREAM) if named is None else (_NO_SYNC, named)
+    # JAX's __cuda_array_interface__ waits on the host until the array is computed.
+    stream = None if _is_of(type(tensor), "jax", "jaxlib") else stream_of(tensor)
+    return (LEGACY_STREAM, LEGACY_STREAM) if stream is None else (_NO_SYNC, stream)
 
 
 def _stream_of_cupy(device_id: int) -> int:
@@ -201,7 +214,7 @@ def _capsule(tensor: Any, **stream: int) -> object:
     try:
         try:
             return tensor.__dlpack__(max_version=(1, 1), copy=False, **stream)
-        except TypeError:  # a producer from before DLPack 1.0 takes neither
+        except TypeError:  # a producer older than DLPack 1.0 takes neither argument
             return tensor.__dlpack__(**stream)
     except BufferError as error:
         raise DtypeError(f"{name_of(type(tensor))} does not give its memory: {error}") from error

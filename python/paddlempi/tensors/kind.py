@@ -1,4 +1,4 @@
-"""What a describer tells of a type of tensors."""
+"""Kinds: what a describer knows about a type of tensors."""
 
 from __future__ import annotations
 
@@ -29,30 +29,33 @@ CUDA_MANAGED = 13
 """DLPack's device types; CUDA_HOST is pinned host memory."""
 
 LEGACY_STREAM = 1
-"""CUDA's handle of the legacy default stream, which 0 names too."""
+"""CUDA's handle of the legacy default stream. The handle 0 names the same stream."""
 
 KNOWN_DTYPES = "the dtypes are " + ", ".join(DTYPE_BY_NAME)
-"""For the messages of those that know others."""
+"""The end of the error message for another dtype."""
 
 Description = tuple[int, int, tuple[int, ...], tuple[int, ...] | None, int, int, bool, int]
-"""Address, dtype, shape, strides in elements or None, device type, device id, read-only, and
-of CUDA memory the stream whose work on the tensor comes before the operation's (else 0)."""
+"""The memory of a tensor: address; dtype (a ``DType``); shape; strides in elements, or None if it
+is contiguous in C order; device type (DLPack's); device id; whether it is read-only; and for CUDA
+memory the stream whose work on the tensor the operation comes after, else 0."""
 
 
 class Kind(NamedTuple):
-    """What one needs to know of a type of tensors.
+    """How the library handles a type of tensors.
 
     Attributes:
-        describe: memory, dtype, shape and strides of a tensor, or None where the core reads it.
-        bump: tells autograd that the tensor was written to, or None where there is none.
-        empty_like: a new tensor of the same shape, dtype and type, its content undefined.
-        stream: of a tensor in device memory, a function that tells the stream which is current on
-            that device when it is called, and does not hold the tensor; None for one in host
-            memory. Where the type has no such function the stream in its description is taken.
-        record: tells the caching allocator that the stream which is current on its device uses
-            the tensor, which may be freed then before that stream has come so far. False: there
-            is nothing to tell (host memory), so the tensor is kept until the operation has ended
-            on the device too.
+        describe: returns the description of a tensor. None: the core reads tensors of this type
+            itself.
+        bump: tells autograd that a tensor was written to. None: there is no autograd.
+        empty_like: returns a new tensor of the same shape, dtype and type, with undefined elements.
+        stream: for a tensor in CUDA memory, returns a function without arguments that returns the
+            current stream of the tensor's device and does not keep the tensor alive; for a tensor
+            in other memory, returns None. If the type has no ``stream``, the library uses the
+            stream in the description.
+        record: tells the caching allocator that the current stream of the tensor's device uses the
+            tensor. After that, the last reference may be dropped while work on that stream is
+            pending. Returns False if no allocator has to be told (host memory); the library then
+            keeps the tensor until the operation has ended on the device too.
     """
 
     describe: Callable[[Any], Description] | None
@@ -63,7 +66,7 @@ class Kind(NamedTuple):
 
 
 def cannot_make(tensor: Any) -> Any:
-    """The ``empty_like`` of a type without one.
+    """Raise the error of a type of which the library cannot make new tensors: its ``empty_like``.
 
     Raises:
         DtypeError: always.
@@ -75,7 +78,12 @@ def cannot_make(tensor: Any) -> Any:
 
 
 def codes_of(framework: Any, *without: str) -> dict[Any, int]:
-    """The dtypes of a framework that has them as attributes, but those named, with their codes."""
+    """Return the dtypes of a framework with their codes.
+
+    Args:
+        framework: a module that has its dtypes as attributes.
+        without: names of dtypes to leave out.
+    """
     return {
         getattr(framework, name): int(code)
         for name, code in DTYPE_BY_NAME.items()
@@ -84,5 +92,5 @@ def codes_of(framework: Any, *without: str) -> dict[Any, int]:
 
 
 def name_of(tensor_type: type) -> str:
-    """The name of a type, with its module, as messages have it; some types of C have no module."""
+    """Return the name of a type with its module. Some types written in C have no module."""
     return f"{getattr(tensor_type, '__module__', '')}.{tensor_type.__qualname__}"

@@ -1,5 +1,7 @@
-"""NumPy's arrays. The core reads its own dtypes by the buffer protocol; those of ml_dtypes
-(bfloat16, float8) have neither that nor DLPack and are known by name.
+"""NumPy's arrays.
+
+The core reads arrays of NumPy's dtypes by the buffer protocol. The dtypes of ml_dtypes (bfloat16,
+float8) have neither a format of that protocol nor one of DLPack; this describer knows them by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Paddle's tensors, in host memory and CUDA's. Paddle has ``record_stream`` for its C++ alone."""
+"""Paddle's tensors in host memory and in CUDA memory.
+
+Its kind has no ``record``, because only Paddle's C++ has ``record_stream``.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from .kind import CPU, CUDA, CUDA_HOST, KNOWN_DTYPES, Description, Kind, codes_o
 
 __all__ = ["KINDS"]
 
-_CODES = codes_of(paddle, "uint16")  # its name for bfloat16
+_CODES = codes_of(paddle, "uint16")  # Paddle's uint16 is bfloat16
 
 
 def _describe(tensor: Any) -> Description:
-    # In this order: a tensor of SelectedRows has no address and another shape.
+    # Checked first: a SelectedRows tensor has no address, and its shape is not that of its memory.
     if not tensor.is_dense():
         raise DtypeError(
             "a Paddle tensor that is sparse or SelectedRows cannot be sent: make it dense"
@@ -25,13 +28,14 @@ def _describe(tensor: Any) -> Description:
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise DtypeError(f"a Paddle tensor of dtype {tensor.dtype} cannot be sent: {KNOWN_DTYPES}")
-    kind, index, now = _where(tensor.place)
+    kind, index, stream = _device_and_stream(tensor.place)
     shape = tuple(tensor.shape)
     address = tensor.data_ptr() if tensor._is_initialized() else 0
-    return address, code, shape, tuple(tensor.strides), kind, index, False, now
+    return address, code, shape, tuple(tensor.strides), kind, index, False, stream
 
 
-def _where(place: Any) -> tuple[int, int, int]:
+def _device_and_stream(place: Any) -> tuple[int, int, int]:
+    """Return the DLPack device type and the device id of a place, and its current stream."""
     if place.is_cpu_place():
         return CPU, 0, 0
     if place.is_cuda_pinned_place():

@@ -1,4 +1,4 @@
-"""Plain memory: whatever has the buffer protocol, which the core reads by itself."""
+"""Plain memory: objects with the buffer protocol, which the core reads by itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _empty_like(tensor: Any) -> Any:
     if array is not None and isinstance(tensor, array.array):
         return array.array(tensor.typecode, bytes(view.nbytes))
     flat: Any = memoryview(bytearray(view.nbytes))
-    # A memoryview casts to a shape without zeros only; one without elements stays flat.
+    # A memoryview cannot be cast to a shape that has a zero: without elements it stays flat.
     return flat.cast(view.format, view.shape) if view.nbytes else flat.cast(view.format)
 
 

@@ -1,4 +1,4 @@
-"""torch's tensors, in host memory and CUDA's."""
+"""torch's tensors in host memory and in CUDA memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _describe(tensor: Any) -> Description:
             "call resolve_conj() and resolve_neg() on it first"
         )
     strides = None if tensor.is_contiguous() else tensor.stride()
-    if on_host:  # pinned memory too
+    if on_host:  # also if it is pinned
         return tensor.data_ptr(), code, tensor.shape, strides, CPU, 0, False, 0
     index = _cuda_index(tensor)
     if index is None:
@@ -38,12 +38,12 @@ def _describe(tensor: Any) -> Description:
             f"a torch tensor on device '{tensor.device}': only host memory and CUDA's can be "
             "sent; move it with .cpu()"
         )
-    now = _current(index)
-    return tensor.data_ptr(), code, tensor.shape, strides, CUDA, index, False, now
+    stream = _current(index)
+    return tensor.data_ptr(), code, tensor.shape, strides, CUDA, index, False, stream
 
 
 def _bump(tensor: Any) -> None:
-    if not tensor.is_inference():  # those keep no version
+    if not tensor.is_inference():  # inference tensors have no version counter
         torch.autograd.graph.increment_version(tensor)
 
 
@@ -52,12 +52,12 @@ def _like(tensor: Any) -> Any:
 
 
 def _cuda_index(tensor: Any) -> int | None:
-    # torch for ROCm calls its devices cuda.
+    # torch for ROCm calls its devices cuda too.
     return tensor.get_device() if tensor.is_cuda and not torch.version.hip else None
 
 
 def _current(index: int) -> int:
-    # What torch's own compiler calls: a tenth of the time of torch.cuda.current_stream.
+    # torch's compiler calls this too. It takes a tenth of the time of torch.cuda.current_stream.
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 

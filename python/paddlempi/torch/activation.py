@@ -1,7 +1,7 @@
-"""The private names of torch, all of them: how its groups come to be ours.
+"""Our code for the private functions of torch through which torch makes its groups.
 
-``paddlempi_autoload`` has put stubs in their places, which come here. Read on torch 2.8
-to 2.15; what each does stands with it.
+``paddlempi_autoload`` has replaced these functions by stubs, which call the functions of the same
+names here. The docstring of each says what torch's function does, as read in torch 2.8 to 2.15.
 """
 
 from __future__ import annotations
@@ -46,32 +46,35 @@ __all__ = [
 
 
 def activate() -> None:
-    """What ``import paddlempi.torch`` does beside entering the names."""
+    """Install our exceptions and, if the user has imported ``paddlempi.torch``, set variables."""
     errors.install()
     if not paddlempi_autoload.lazily:
         environment.fill()
 
 
 def init(timeout: timedelta | float) -> None:
-    """Make torch's default group: what ``paddlempi.init_process_group(framework="torch")`` does.
+    """Make torch's default group, for ``paddlempi.init_process_group(framework="torch")``.
 
-    ``paddlempi.destroy_process_group()`` ends it with the world.
+    ``paddlempi.destroy_process_group()`` destroys it with the world.
+
+    Args:
+        timeout: the deadline of the group, a timedelta or seconds.
     """
-    global _leading
+    global _default_is_ours
     seconds = to_seconds(timeout, "init_process_group")
     torch.distributed.init_process_group("mpi", timeout=timedelta(seconds=seconds))
-    if _leading is None:
+    if _default_is_ours is None:
         group.at_destroy(_leave)
-    _leading = True
+    _default_is_ours = True
 
 
-_leading: bool | None = None  # whether init() made the default group; None: it never did
+_default_is_ours: bool | None = None  # whether init() has made the default group; None: never yet
 
 
 def _leave() -> None:
-    global _leading
-    leading, _leading = _leading, False
-    if leading and isinstance(c10d.GroupMember.WORLD, ProcessGroupMPI):
+    global _default_is_ours
+    ours, _default_is_ours = _default_is_ours, False
+    if ours and isinstance(c10d.GroupMember.WORLD, ProcessGroupMPI):
         torch.distributed.destroy_process_group()
 
 
@@ -80,20 +83,20 @@ def _original(name: str) -> Any:
 
 
 def _bound(name: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """A call of a function of torch with its arguments by name, defaults filled in."""
+    """Bind arguments to a function of torch, with its defaults filled in."""
     call = inspect.signature(_original(name)).bind(*arguments, **named)
     call.apply_defaults()
     return call
 
 
 def _devices(backend: object) -> dict[str, str]:
-    """``{"cpu": "mpi", "cuda": "nccl"}`` for ``"cpu:mpi,cuda:nccl"``."""
+    """Return the backend of each device: ``"cpu:mpi,cuda:nccl"`` gives a dictionary of two."""
     config = c10d.BackendConfig(c10d.Backend(str(backend)))
     return {device: str(name) for device, name in config.get_device_backend_map().items()}
 
 
 def _is_ours(backend: object) -> bool:
-    """Whether some device of a backend string is served here."""
+    """Whether paddlempi serves some device of a backend string."""
     if "mpi" not in str(backend).lower():
         return False
     return any(name in paddlempi_autoload.entered for name in _devices(backend).values())
@@ -101,13 +104,14 @@ def _is_ours(backend: object) -> bool:
 
 # How the default group begins
 
-_asked: list[tuple[int, int]] = []  # the rank and world_size that inits under way were given
+_asked: list[tuple[int, int]] = []  # for the inits under way: the caller's rank and world_size
 
 
 def init_process_group(*arguments: Any, **named: Any) -> Any:
-    """``init_process_group``: for plain "mpi" torch warns that it ignores rank and world_size.
+    """Replace ``init_process_group``, which makes the default group.
 
-    Here they are held against MPI instead (:func:`new_process_group_helper`), and kept from torch.
+    For plain "mpi" torch ignores ``rank`` and ``world_size`` with a warning. Here they are not
+    passed to torch, and :func:`new_process_group_helper` compares them with MPI's.
     """
     call = _bound("init_process_group", arguments, named)
     values = call.arguments
@@ -115,7 +119,7 @@ def init_process_group(*arguments: Any, **named: Any) -> Any:
     if values["backend"] is not None and str(values["backend"]).lower() == "mpi":
         asked = values["rank"], values["world_size"]
         values["rank"] = values["world_size"] = -1
-        if values["init_method"] is None:  # with both torch has something to say
+        if values["init_method"] is None:  # given both, torch shall raise its error
             values["store"] = None
     _asked.append(asked)
     try:
@@ -124,25 +128,26 @@ def init_process_group(*arguments: Any, **named: Any) -> Any:
         _asked.pop()
 
 
-# How a group is made: torch's helper comes to create(), through a plugin or ProcessGroupMPI.
+# How a group is made: torch's helper calls create(), as a registered backend or ProcessGroupMPI.
 
 
 class _Making(NamedTuple):
-    """What the helper knows and does not hand on to every creator."""
+    """The part of a call of the helper that torch does not pass to every creator."""
 
     timeout: timedelta
-    ours: frozenset[str]  # the devices that MPI serves; empty where it serves all
+    ours: frozenset[str]  # the devices that MPI serves; empty if it serves all
 
 
-_making: list[_Making] = []
+_making: list[_Making] = []  # for the calls of the helper under way
 
 
 def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
-    """``_new_process_group_helper``: a group's backends are made and the group registered.
+    """Replace ``_new_process_group_helper``, which makes and registers a group and its backends.
 
-    A ``ProcessGroup`` that comes from a creator replaces the group that torch was making, and
-    those that stand after it in a mixed string are never made: here ours is made last, and gets
-    that group with all the other backends in it.
+    If the creator of a backend returns a ``ProcessGroup``, torch returns it instead of the group
+    that it was making, and does not make the backends after it in a string such as
+    ``"cpu:mpi,cuda:nccl"``. So our backend is moved to the end. Its creator gets torch's group,
+    which has the other backends by then.
     """
     call = _bound("_new_process_group_helper", arguments, named)
     values = call.arguments
@@ -157,7 +162,7 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
         values["backend"] = ",".join(f"{device}:{devices[device]}" for device in order)
     if not values["global_ranks_in_group"]:
         world.start(values["timeout"])
-        if values["group_rank"] == -1:  # plain "mpi" knows neither ranks nor a store
+        if values["group_rank"] == -1:  # for plain "mpi" torch gives neither ranks nor a store
             world.expect(*(_asked[-1] if _asked else (-1, -1)))
             values["store"] = new_store(values["timeout"])
         else:
@@ -169,7 +174,7 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     finally:
         paddlempi_autoload.naming -= 1
         _making.pop()
-    if mixed and isinstance(made, ProcessGroupMPI):  # in the order that was asked for
+    if mixed and isinstance(made, ProcessGroupMPI):  # register the order that the caller gave
         state = c10d._world
         state.pg_map[made] = (c10d.Backend(asked), state.pg_map[made][1])
         state.pg_backend_config[made] = str(c10d.BackendConfig(c10d.Backend(asked)))
@@ -177,10 +182,12 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
 
 
 def create(ranks: Sequence[int]) -> Any:
-    """The creator of both names, called inside torch's helper by members only.
+    """Make the group of a call of torch's helper. Only members call it.
+
+    This is the creator that is registered for both names of the backend.
 
     Args:
-        ranks: global ranks; none mean the default group.
+        ranks: the global ranks of the members; empty for the default group.
     """
     making = _making[-1]
     _keep_works_of_reducers()
@@ -196,15 +203,16 @@ def create(ranks: Sequence[int]) -> Any:
 
 
 _of_reducers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""The last Work that each of DDP's reducers was given."""
+"""The last Work that every reducer of DDP was given."""
 
 
 @functools.cache
 def _keep_works_of_reducers() -> None:
-    """Keep what DDP gives its reducer.
+    """Keep the Python object of a Work that DDP gives to its reducer.
 
-    ``join(divide_by_initial_world_size=False)`` gives it the Work of an all-reduce from Python
-    and drops it there. C++ keeps its half alone, whose ``wait``, without the other, never ends.
+    ``join(divide_by_initial_world_size=False)`` passes the Work of an all_reduce to the reducer and
+    drops its own reference. The reducer's C++ keeps the C++ part of the object only. Without the
+    Python part its ``wait`` never ends.
     """
     give = torch.distributed.Reducer._set_forward_pass_work_handle
 
@@ -217,12 +225,12 @@ def _keep_works_of_reducers() -> None:
 
 @functools.cache
 def _hide_from_dynamo() -> None:
-    """Let ``torch.compile`` leave alone what C++ calls here inside a compiled model.
+    """Tell ``torch.compile`` not to compile the methods that C++ calls inside a compiled model.
 
-    It would compile these methods like the model's own functions; since torch 2.15 it fails.
+    It would compile these methods like functions of the model, and since torch 2.15 that fails.
     """
     frames = torch._C._dynamo.eval_frame
-    run = frames._FrameAction.SKIP  # as it stands, and what it calls
+    run = frames._FrameAction.SKIP  # run the function, and what it calls, without compiling
     for kind in (ProcessGroupMPI, MixedProcessGroup, Issuer, Work, OperationWork):
         for method in vars(kind).values():
             code = getattr(method, "__code__", None)
@@ -231,7 +239,7 @@ def _hide_from_dynamo() -> None:
 
 
 def _local(function: str, name: str, absent: Any) -> Any:
-    """A local variable of the innermost call of a function of torch, if there is one."""
+    """Return a local variable of the innermost call of a function of torch, or ``absent``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back
@@ -241,16 +249,19 @@ def _local(function: str, name: str, absent: Any) -> Any:
 def env_rendezvous(
     url: str, backend: object, timeout: timedelta = c10d.default_pg_timeout, **options: Any
 ) -> Iterator[Any]:
-    """``env://``, where MPI knows better than variables: no port need be agreed on.
+    """Replace torch's handler of ``env://``: yield a store, the rank and the world size.
 
-    That is where a launcher is and the user set no ``MASTER_PORT``, and for our own names
-    (such as ``"cpu:mpi"``; plain ``"mpi"`` never rendezvouses) also without a launcher. Other
-    backends may be given a part of the ranks. RPC has no backend here, and ranks of its own.
+    In two cases they come from MPI, and no port has to be agreed on before: if ``MASTER_PORT`` was
+    set by us and not by the user; and if the backend has a device of ours, such as ``"cpu:mpi"``,
+    and the user has not set ``MASTER_PORT``. (For plain ``"mpi"`` torch does not call the handler.)
+
+    In other cases torch's handler runs, also if another backend is given only a part of the ranks.
+    For RPC ``backend`` is None. Its ranks are not compared with MPI's.
     """
     ours = environment.is_ours("MASTER_PORT")
     rank, size = (-1, -1) if backend is None else _given(url)
-    a_part = not _is_ours(backend) and str(size) not in ("-1", os.environ.get("WORLD_SIZE"))
-    if a_part or (not ours and (not _is_ours(backend) or environment.is_set("MASTER_PORT"))):
+    partial = not _is_ours(backend) and str(size) not in ("-1", os.environ.get("WORLD_SIZE"))
+    if partial or (not ours and (not _is_ours(backend) or environment.is_set("MASTER_PORT"))):
         yield from _original("env")(url, timeout=timeout, **options)
         return
     world.start(timeout)
@@ -260,7 +271,7 @@ def env_rendezvous(
 
 
 def _given(url: str) -> tuple[int, int]:
-    """The rank and world_size of an init, which torch writes into the URL; -1 where none is."""
+    """Return the rank and world_size of an init, which torch writes into the URL; -1: not given."""
     query = parse_qs(urlsplit(url).query)
     return int(query.get("rank", ["-1"])[-1]), int(query.get("world_size", ["-1"])[-1])
 
@@ -269,10 +280,11 @@ def _given(url: str) -> tuple[int, int]:
 
 
 def new_group_with_tag(*arguments: Any, **named: Any) -> Any:
-    """``_new_group_with_tag``, which all of ``new_group`` and its like come to.
+    """Replace ``_new_group_with_tag``, which ``new_group`` and the like call.
 
-    In a world of another backend MPI is started here, on all ranks: only members come to the
-    creator. ``use_local_synchronization`` torch refuses for MPI by name.
+    If the default group has another backend, MPI is started here, because all ranks call this
+    function and only members call the creator. torch refuses ``use_local_synchronization`` for a
+    backend that is named "mpi", so such groups are made here.
     """
     call = _bound("_new_group_with_tag", arguments, named)
     values = call.arguments
@@ -291,11 +303,11 @@ def new_group_with_tag(*arguments: Any, **named: Any) -> Any:
     return _original("_new_group_with_tag")(*arguments, **named)
 
 
-_joined: list[Any] = []  # the one default group of another backend that MPI was held against
+_joined: list[Any] = []  # the default group of another backend whose ranks were compared with MPI's
 
 
 def _join(default: Any, timeout: timedelta, members_only: bool) -> None:
-    """Start MPI under a default group of another backend, once for all its groups."""
+    """Start MPI in a world of another backend, and compare its ranks with MPI's; only once."""
     if _joined and _joined[0] is default and world.joined():
         return
     if members_only:
@@ -308,14 +320,15 @@ def _join(default: Any, timeout: timedelta, members_only: bool) -> None:
     _joined[:] = [default]
 
 
-_made_locally: dict[tuple[int, ...], int] = {}  # how many groups members alone made, by ranks
+_made_locally: dict[tuple[int, ...], int] = {}  # the number of groups that only members made
 
 
 def _new_local_group(values: Mapping[str, Any], backend: Any, timeout: timedelta) -> Any:
-    """``new_group(use_local_synchronization=True)``: called by the members alone.
+    """Make the group of ``new_group(use_local_synchronization=True)``, which only members call.
 
-    torch salts the name with a number that differs between ranks which made different groups
-    before; how often these very ranks made one is the same on all of them.
+    The group needs the same name on all members. torch puts the number of groups that this rank has
+    made into the name, which may differ between members. We use the number of groups that exactly
+    these members have made so.
     """
     default = c10d._get_default_group()
     ranks = _checked_ranks(values["ranks"], default.size())
@@ -347,7 +360,7 @@ def _checked_ranks(ranks: Any, size: int) -> list[int]:
         if not 0 <= rank < size:
             raise ArgumentError(f"new_group: ranks={chosen}: {rank} is not one of 0 to {size - 1}")
     if len(set(chosen)) != len(chosen):
-        raise ArgumentError(f"new_group: ranks={chosen}: a rank stands there twice")
+        raise ArgumentError(f"new_group: ranks={chosen}: a rank is given twice")
     return chosen
 
 
@@ -357,7 +370,7 @@ def _hashed(*parts: Any) -> str:
 
 
 def _register(ranks: list[int], backend: Any, timeout: timedelta, name: str, **more: Any) -> Any:
-    """Make and register a group of global ranks, of which this is one."""
+    """Make and register a group of global ranks. This rank is a member."""
     default = c10d._get_default_group()
     made, _ = c10d._new_process_group_helper(
         len(ranks),
@@ -373,15 +386,15 @@ def _register(ranks: list[int], backend: Any, timeout: timedelta, name: str, **m
     return made
 
 
-_splits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # made of each group
+_splits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # splits of a group
 
 
 def split_group(*arguments: Any, **named: Any) -> Any:
-    """``split_group``: torch's wants a backend that splits, and up to 2.12 or so a GPU.
+    """Replace ``split_group``, which needs a backend that splits, and up to torch 2.12 or so a GPU.
 
-    Ranks in ``split_ranks`` are those of the parent. As in the torch that runs: older ones
-    sort them and give ``None`` to a rank in no split, newer ones keep their order and give
-    ``NON_GROUP_MEMBER``.
+    Ranks in ``split_ranks`` are those of the parent. The result is as in the torch that runs. Older
+    versions sort the ranks, and return ``None`` to a rank that is in no split. Newer ones keep the
+    order of the ranks, and return ``NON_GROUP_MEMBER``.
     """
     call = _bound("split_group", arguments, named)
     values = call.arguments
@@ -398,12 +411,12 @@ def split_group(*arguments: Any, **named: Any) -> Any:
     if timeout is None:
         timeout = c10d._get_default_timeout(backend)
     c10d._check_valid_timeout(timeout)
-    mine = _split_of(parent, values["split_ranks"], in_order=newer)
+    split = _split_of(parent, values["split_ranks"], in_order=newer)
     count = _splits[parent] = _splits.get(parent, 0) + 1
-    if mine is None:
+    if split is None:
         return c10d.GroupMember.NON_GROUP_MEMBER if newer else None
     to_global = {i: rank for rank, i in c10d._world.pg_group_ranks[parent].items()}
-    ranks = [to_global[rank] for rank in mine]
+    ranks = [to_global[rank] for rank in split]
     desc = values["group_desc"] or f"{parent.group_desc}:split:{count - 1}"
     return _register(
         ranks,
@@ -417,8 +430,12 @@ def split_group(*arguments: Any, **named: Any) -> Any:
 
 
 def _split_of(parent: Any, splits: Sequence[Sequence[int]], in_order: bool) -> list[int] | None:
-    """The part of a split that this rank is in."""
-    size, mine = parent.size(), None
+    """Return the ranks of the split that has this rank; None if there is none.
+
+    Raises:
+        ValueError: a split is empty, or a rank is out of range or twice in a split.
+    """
+    size, found = parent.size(), None
     for part in splits:
         if len(part) == 0:
             raise ValueError("the split group cannot be empty")
@@ -427,16 +444,16 @@ def _split_of(parent: Any, splits: Sequence[Sequence[int]], in_order: bool) -> l
         for rank in part:
             if not 0 <= rank < size:
                 raise ValueError(f"rank {rank} of the split group is not one of 0 to {size - 1}")
-        if mine is None and parent.rank() in part:
-            mine = list(part) if in_order else sorted(part)
-    return mine
+        if found is None and parent.rank() in part:
+            found = list(part) if in_order else sorted(part)
+    return found
 
 
 def _retained(parent: Any, wanted: Any) -> Any:
-    """The backend of a split: the parent's, or the part of it that ``backend=`` names.
+    """Return the backend of a split: the parent's, or the part of it that ``backend=`` names.
 
     Raises:
-        ValueError: the parent has not got it.
+        ValueError: the parent does not have this backend.
     """
     whole = c10d._world.pg_map[parent][0]
     if wanted is None:
@@ -451,7 +468,10 @@ def _retained(parent: Any, wanted: Any) -> Any:
 
 
 def monitored_barrier(*arguments: Any, **named: Any) -> Any:
-    """``monitored_barrier``: torch's is for gloo alone, by name up to 2.12."""
+    """Replace ``monitored_barrier``, which works for gloo only.
+
+    torch up to 2.12 checks the name of the backend.
+    """
     values = _bound("monitored_barrier", arguments, named).arguments
     asked = values["group"] or c10d.GroupMember.WORLD
     if not isinstance(asked, ProcessGroupMPI) or c10d._rank_not_in_group(asked):

@@ -1,4 +1,4 @@
-"""What the process group's methods are given, brought into one form."""
+"""Arguments of the process group's methods: options, and tensors that are lazy views."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import torch
 
 from ..errors import DtypeError
 
-__all__ = ["by_dtype", "has_cuda", "options", "places", "resolved"]
+__all__ = ["by_dtype", "has_cuda", "options", "resolved", "writable"]
 
 
 def options(
     kind: Any, given: Any, timeout: timedelta | None, meaning: str = "", **fields: Any
 ) -> Any:
-    """Options of a class of torch, from what a method was given in their place.
+    """Return the options of a call, made from the arguments of torch's shorter forms if need be.
 
     Args:
-        kind: the class.
-        given: options; or, as the shorter forms of torch's C++ class have it, the value of the
-            field ``meaning``, or a deadline, or None.
-        timeout, fields: further fields, where they are not None.
+        kind: torch's class of options.
+        given: options of this class; or, in the shorter forms, a deadline, the value of the field
+            ``meaning``, or None.
+        timeout: the options' deadline, unless it is None.
+        meaning: the name of a field.
+        fields: more fields of the options; None leaves a field as it is.
 
     Raises:
-        DtypeError: ``given``, or a field, is of no use here.
+        DtypeError: ``given`` or a field has a wrong type.
     """
     if isinstance(given, kind):
         return given
@@ -43,56 +45,56 @@ def options(
             setattr(made, name, value)
         except (AttributeError, TypeError) as reason:
             raise DtypeError(
-                f"{name or 'opts'}={value!r}, of type {type(value).__name__}, is of no use where "
-                f"{kind.__name__} are wanted"
+                f"{name or 'opts'}={value!r} is a {type(value).__name__}, which {kind.__name__} "
+                "do not take"
             ) from reason
     return made
 
 
 def _is_lazy(tensor: Any) -> bool:
-    """Whether its memory has other bits than its elements: a conjugate or negative view."""
+    """Whether a tensor is a conjugate or negative view, whose memory has other values."""
     return isinstance(tensor, torch.Tensor) and (tensor.is_neg() or tensor.is_conj())
 
 
 def resolved(sent: Any) -> Any:
-    """A tensor, or a list of tensors, to be sent: lazy conjugates and negatives carried out."""
+    """Return a tensor to send, or a list of them, with copies in place of lazy views."""
     if sent.__class__ is torch.Tensor and not (sent.is_neg() or sent.is_conj()):
-        return sent  # what nearly all are
+        return sent  # the usual case
     if isinstance(sent, list):
         return [resolved(tensor) for tensor in sent]
     return sent.detach().resolve_conj().resolve_neg() if _is_lazy(sent) else sent
 
 
-def places(written: Any) -> tuple[Any, Callable[[], None] | None]:
-    """Where the result for a tensor, or a list of tensors, can be written to.
+def writable(output: Any) -> tuple[Any, Callable[[], None] | None]:
+    """Return tensors that an operation can write to instead of an output tensor, or list of them.
 
     Returns:
-        The same; with copies in the place of lazy conjugates and negatives, and then a function
-        that copies back what was written to them.
+        The same tensors, with copies in place of lazy views; and a function that copies the
+        results from the copies to the views, None if there are no copies.
     """
-    if written.__class__ is torch.Tensor and not (written.is_neg() or written.is_conj()):
-        return written, None  # what nearly all are, without the look at a list
-    tensors = written if isinstance(written, list) else [written]
+    if output.__class__ is torch.Tensor and not (output.is_neg() or output.is_conj()):
+        return output, None  # the usual case
+    tensors = output if isinstance(output, list) else [output]
     if not any(_is_lazy(tensor) for tensor in tensors):
-        return written, None
-    stand_ins = resolved(tensors)
+        return output, None
+    targets = resolved(tensors)
 
     def copy_back() -> None:
         with torch.no_grad():
-            for tensor, stand_in in zip(tensors, stand_ins, strict=True):
-                if tensor is not stand_in:
-                    tensor.copy_(stand_in)
+            for tensor, target in zip(tensors, targets, strict=True):
+                if tensor is not target:
+                    tensor.copy_(target)
 
-    return (stand_ins if isinstance(written, list) else stand_ins[0]), copy_back
+    return (targets if isinstance(output, list) else targets[0]), copy_back
 
 
 def has_cuda() -> bool:
-    """Whether there may be tensors in CUDA memory. torch for ROCm says cuda to its devices too."""
+    """Whether there may be tensors in CUDA memory. torch for ROCm calls its devices cuda too."""
     return torch.cuda.is_available() and not torch.version.hip
 
 
 def by_dtype(tensors: Sequence[Any]) -> list[list[Any]]:
-    """Tensors in lists of one dtype each, in the order in which the dtypes come."""
+    """Divide tensors into lists of one dtype, in the order in which the dtypes first appear."""
     lists: dict[Any, list[Any]] = {}
     for tensor in tensors:
         lists.setdefault(tensor.dtype, []).append(tensor)

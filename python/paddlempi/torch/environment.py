@@ -1,7 +1,8 @@
-"""``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` ... for training loops that read them before init.
+"""``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` ... for programs that read them before init.
 
-They come from the launcher's variables as :mod:`paddlempi_autoload` reads them, so that what
-``import torch`` told stays true; a host for several nodes comes from the core. Needs no torch.
+Their values come from the launcher's variables, read by :mod:`paddlempi_autoload`, as in ``import
+torch``. Only ``MASTER_ADDR`` of a job on several nodes comes from the core. This module does not
+need torch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import socket
 
 import paddlempi_autoload
-from paddlempi_autoload import FILLED, Launcher, is_ours, own
+from paddlempi_autoload import FILLED, Launcher, is_ours, set_ours
 
 from .. import launcher
 
@@ -18,10 +19,10 @@ __all__ = ["contradiction", "fill", "is_ours", "is_set", "publish", "told_size",
 
 
 def fill() -> None:
-    """Set torchrun's variables from the launcher's, where they are not set.
+    """Set those of torchrun's variables that are not set from the launcher's.
 
-    More than ``import torch`` does: also in a job of one rank, and ``MASTER_ADDR`` of a job on
-    several nodes. Outside a launcher nothing is set.
+    Unlike ``import torch`` it sets them in a job of one rank too, and ``MASTER_ADDR`` in a job on
+    several nodes. Without a launcher it sets nothing.
     """
     started = paddlempi_autoload.launcher()
     address = "" if started is None else _address(started)
@@ -29,46 +30,47 @@ def fill() -> None:
 
 
 def is_set(name: str) -> bool:
-    """Whether the variable is set at all, and not empty."""
+    """Whether a variable is set and not empty."""
     return bool(os.environ.get(name))
 
 
 def contradiction(rank: int, size: int) -> str | None:
-    """Hold ``RANK`` and ``WORLD_SIZE`` against MPI, now that it runs.
+    """Compare ``RANK`` and ``WORLD_SIZE`` with MPI's, and correct them if they were set here.
 
-    Those that were set here become what MPI says.
+    Args:
+        rank, size: MPI's.
 
     Returns:
-        What is wrong with one that the user set; None where all is well.
+        The words for an error if the user has set one of them to another value; else None.
     """
     for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
         text = os.environ.get(name)
         if text is None or text == str(value):
             continue
         if is_ours(name):
-            own(name, value)
+            set_ours(name, value)
             continue
         return f"{name}={text} in the environment of MPI's rank {rank} of {size}"
     return None
 
 
 def publish(host: str, port: int) -> None:
-    """Let ``MASTER_ADDR`` and ``MASTER_PORT`` be where the store is, unless the user set them."""
+    """Set ``MASTER_ADDR`` and ``MASTER_PORT`` to the store's, unless the user has set them."""
     for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)):
         if is_ours(name) or (FILLED in os.environ and not is_set(name)):
-            own(name, value)
+            set_ours(name, value)
 
 
 def told_size() -> int:
-    """The ``WORLD_SIZE`` that the user or a tool has set; 0: none."""
+    """Return the ``WORLD_SIZE`` that the user or a tool has set; 0: none."""
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() and not is_ours("WORLD_SIZE") else 0
 
 
 def torchrun_size() -> int:
-    """How many processes torchrun started, where it is what started this one; else 0.
+    """Return how many processes torchrun started, if it started this one; else 0.
 
-    It is not where an MPI's launcher started as many processes, for that decides.
+    If an MPI's launcher started as many processes, the launcher counts and the result is 0.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return 0
@@ -77,9 +79,10 @@ def torchrun_size() -> int:
 
 
 def _address(started: Launcher) -> str:
-    """A host that ranks can agree on without talking: this one, or what the launcher names.
+    """Return a host that all ranks name alike without communication, for ``MASTER_ADDR``.
 
-    Where nothing tells, this host's name, which is another on each.
+    That is 127.0.0.1 in a job on one node, else the host that the launcher names. If it names none,
+    the result is the name of this host, which differs between nodes.
     """
     if started.size == started.local_size:
         return "127.0.0.1"

@@ -1,13 +1,14 @@
-"""paddlempi's exceptions as torch's users catch them: each is a ``DistBackendError`` too.
+"""Subclasses of paddlempi's exceptions that are ``torch.distributed.DistBackendError`` too.
 
-While this front is in use the core raises these, wherever the operation came from, so that
-all of these catch a collective whose members never came::
+While this front is in use, the core raises these classes, also for operations of paddlempi's own
+API. So each of these lines catches a timeout of a collective::
 
     except paddlempi.errors.TimeoutError
     except builtins.TimeoutError
     except torch.distributed.DistBackendError      # and so RuntimeError
 
-What torch raises as ``ValueError``, ``TypeError`` or ``NotImplementedError`` stays that.
+There are no such subclasses of the exceptions that torch's users catch as ``ValueError``,
+``TypeError`` or ``NotImplementedError``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _made: list[type[Error]] = []
 
 
 def _both(base: type[Error]) -> Any:
-    """A class that is ``base`` and torch's."""
+    """Make a subclass of ``base`` and of torch's ``DistBackendError``, of the same name."""
     made = type(
         base.__name__,
         (base, torch.distributed.DistBackendError),
@@ -82,11 +83,11 @@ BY_CODE: Final[dict[int, type[Error]]] = {
     **errors.BY_CODE,
     **{made.CODE: made for made in _made},
 }
-"""The class of each code of ``capi/pmpi.h``, as the core raises it from :func:`install` on."""
+"""The class that the core raises for each code of ``capi/pmpi.h`` after :func:`install`."""
 
 
 def install() -> None:
-    """Let the core raise these."""
+    """Let the core raise the classes of this module."""
     _native.on_load(_install)
 
 

@@ -1,8 +1,8 @@
-"""How the process group issues operations: one way for collectives, one for messages.
+"""How the process group submits operations: one way for collectives, one for messages.
 
-The group's methods (:mod:`.process_group`) say what is sent and received; here it is handed
-to the core, inline or as a :class:`~.work.Work`, with the deadline that holds for it, and shown
-to the profiler.
+The group's methods (:mod:`.process_group`) name the tensors. This module submits the operation to
+the core with its deadline, synchronously or as a :class:`~.work.Work`, and shows it to the
+profiler.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["Issuer", "tell_autograd"]
 
 _ZERO = timedelta(0)
-_OWN = -1.0  # the deadline that the core has of the group
+_GROUP_DEADLINE = -1.0  # as a timeout for the core: the group's deadline
 
 tell_autograd = os.environ.get("PADDLEMPI_CHECK_AUTOGRAD") == "1"
-"""Whether autograd is told that tensors were written to. By gloo and nccl it is not.
+"""Whether autograd is told that operations write to tensors.
 
-Programs of torch are made for those: ``distribute_tensor`` broadcasts into a leaf that its caller's
-graph has saved. If it is told, a backward that would use overwritten values fails.
+gloo and nccl do not tell it, and programs rely on that: ``distribute_tensor`` broadcasts into a
+leaf that its caller's graph has saved. If autograd is told, a backward that would use overwritten
+values fails.
 """
 
 
 class Issuer(ProcessGroup):  # type: ignore[misc]
-    """The part of the process group that operations go through.
+    """The base class of the process group, which submits its operations.
 
-    Thread-safety: operations may be issued from any thread, those on one group run one
+    Thread-safety: operations may be submitted from any thread. Collectives of one group run one
     after another.
 
     Args:
         core: the group of the core.
-        timeout: how long its operations wait for its other members.
+        timeout: how long its operations wait for other members.
     """
 
     def __init__(self, core: group.ProcessGroup, timeout: timedelta) -> None:
@@ -55,16 +56,16 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         self._gid = core._id
         self._timeout = timeout
         self._extension = _Extension()
-        self._batch: list[Work] | None = None
-        self._steps: Steps | None = None  # the last collective over sparse tensors, if async
+        self._batch: list[Work] | None = None  # between start and end of coalescing
+        self._steps: Steps | None = None  # the asynchronous sparse collective under way
 
     # Deadlines
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change how long the group's operations, from the next on, wait for its other members.
+        """Change how long operations submitted from now on wait for other members.
 
         Raises:
-            ArgumentError: it is not above 0.
+            ArgumentError: ``timeout`` is not above 0.
             GroupDestroyedError: the group was destroyed.
         """
         seconds = to_seconds(timeout, "set_timeout")
@@ -74,22 +75,26 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
     setTimeout = set_timeout
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
-        """As torch's backends have it."""
+        """Do the same as ``set_timeout``, under the name that torch's backends have."""
         self.set_timeout(timeout)
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """Give operations more time, until the first that is issued from now on has ended.
+        """Extend the deadlines of operations until the next one to be submitted has ended.
 
-        ``torch.compile`` asks for it on a rank that found in its cache what the others
+        ``torch.compile`` asks for this on a rank that has found in its cache what other ranks
         still compile. Operations under way keep their deadlines.
         """
         self._extension.add(timeout.total_seconds())
 
     def _deadline(self, asked: timedelta) -> float:
-        """Seconds for an operation whose options ask for so long; below 0: the group's own."""
+        """Return the deadline of an operation in seconds; below 0: the group's deadline.
+
+        Args:
+            asked: the timeout in the operation's options; not above 0: none.
+        """
         more = self._extension.seconds
         if asked <= _ZERO:
-            return self._timeout.total_seconds() + more if more else _OWN
+            return self._timeout.total_seconds() + more if more else _GROUP_DEADLINE
         return asked.total_seconds() + more
 
     # Several operations as one
@@ -116,7 +121,7 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         output: Sequence[Any] = (),
         finish: Callable[[], None] | None = None,
     ) -> Work:
-        limit = self._deadline(_ZERO) if self._extension.seconds else _OWN
+        limit = self._deadline(_ZERO) if self._extension.seconds else _GROUP_DEADLINE
         span = None
         if profile.state._is_profiler_enabled:
             span = profile.Span(code.label, (send, recv), list(self._core._ranks), peer, tag)
@@ -139,10 +144,10 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         finish: Callable[[], None] | None = None,
     ) -> Work:
         if self._steps is not None:
-            self._steps.settle()  # what it has still to submit comes first, as on all members
+            self._steps.settle()  # its remaining steps come first on all members
         asked = opts.timeout
         plain = asked < _ZERO and not self._extension.seconds
-        limit = _OWN if plain else self._deadline(asked)
+        limit = _GROUP_DEADLINE if plain else self._deadline(asked)
         span = None
         if profile.state._is_profiler_enabled:
             span = profile.Span(code.label, (send, recv), list(self._core._ranks))
@@ -155,13 +160,13 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         }
         if opts.asyncOp:
             return self._begin(span, output, finish, code, send, recv, reduce_op, **fields)
-        own = None if plain else self._extension.take()
+        end_extension = None if plain else self._extension.take()
         quiet = self._quiet(code, root)
         try:
             _native.submit(code, self._gid, send, recv, reduce_op, quiet, **fields)
         finally:
-            if own is not None:
-                own()
+            if end_extension is not None:
+                end_extension()
             if span is not None:
                 span.end()
         if finish is not None:
@@ -179,25 +184,32 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         reduce_op: int = 0,
         **fields: Any,
     ) -> Work:
-        """Submit an operation that goes on by itself; from ``code`` on as the core wants it."""
-        own = self._extension.take() if self._extension.seconds else None
+        """Submit an asynchronous operation.
+
+        Args:
+            span: the operation's entry in the profiler's trace, or None.
+            output: the tensors written to.
+            finish: called once the operation has ended well, or None.
+            code, send, recv, reduce_op, fields: the arguments of ``_native.submit``.
+        """
+        end_extension = self._extension.take() if self._extension.seconds else None
         flags = ASYNC | self._quiet(code, fields.get("root", -1))
         try:
             operation = _native.submit(code, self._gid, send, recv, reduce_op, flags, **fields)
         except BaseException:
-            if own is not None:
-                own()
+            if end_extension is not None:
+                end_extension()
             if span is not None:
                 span.end()
             raise
-        if own is not None or span is not None:
-            later = None if span is None else span.ends_later()
-            ends = _all_of([call for call in (own, later) if call is not None])
-            if not operation.at_end(ends):
-                ends()
+        if end_extension is not None or span is not None:
+            end_span = None if span is None else span.ends_later()
+            at_end = _all_of([call for call in (end_extension, end_span) if call is not None])
+            if not operation.at_end(at_end):
+                at_end()
         part = OperationWork(operation, code, output)
         if span is not None:
-            core_future.of(part)  # its thread notices the end if nobody else does
+            core_future.of(part)  # the thread of futures sees the end if the program does not wait
         work: Work = part
         if finish is not None:
             work = Work((work,), output, finish)
@@ -206,23 +218,24 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         return work
 
     def _quiet(self, code: Op, root: int) -> int:
-        """The flag that says whether autograd is told of what an operation writes to."""
-        told = tell_autograd and code.writes(root, self._core._rank)
-        return _native.ONCE if told else _native.QUIET
+        """Return the flag of submit that tells autograd of the tensors written to, or does not."""
+        tell = tell_autograd and code.writes(root, self._core._rank)
+        return _native.ONCE if tell else _native.QUIET
 
 
 def _all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
-    def call() -> None:
-        for one in calls:
-            one()
+    def call_all() -> None:
+        for call in calls:
+            call()
 
-    return call
+    return call_all
 
 
 class _Extension:
-    """Time that operations get beyond their deadline, for a while; in seconds.
+    """Seconds that are added to the deadlines of all operations submitted while it lasts.
 
-    Each addition ends with the operation that took it, the first issued after it.
+    The first operation that is submitted after an addition takes the addition. When that operation
+    ends, the addition ends.
     """
 
     __slots__ = ("_lock", "_taken", "seconds")
@@ -237,13 +250,17 @@ class _Extension:
             self.seconds += seconds
 
     def take(self) -> Callable[[], None] | None:
-        """What to call at the end of the operation issued now; None if others took it all."""
-        with self._lock:
-            mine = self.seconds - self._taken
-            self._taken += mine
-        return (lambda: self._end(mine)) if mine else None
+        """Take the additions that no operation has taken yet, for the operation submitted now.
 
-    def _end(self, mine: float) -> None:
+        Returns:
+            The function to call when the operation ends; None if there was nothing to take.
+        """
         with self._lock:
-            self._taken -= mine
-            self.seconds -= mine
+            taken = self.seconds - self._taken
+            self._taken += taken
+        return (lambda: self._end(taken)) if taken else None
+
+    def _end(self, taken: float) -> None:
+        with self._lock:
+            self._taken -= taken
+            self.seconds -= taken

@@ -1,8 +1,8 @@
 """A group in which MPI serves some devices and other backends the rest: ``"cpu:mpi,cuda:nccl"``.
 
-A ``ProcessGroup`` of Python's, and not a ``Backend`` beside the others in torch's own group:
-torch 2.8 lets nobody make one (``No constructor defined``), and where it does (2.15) the Work that
-comes back to the user has lost ``is_completed`` and ``source_rank``.
+It is a ``ProcessGroup`` in Python that passes calls on, and not a ``Backend`` inside torch's group.
+torch 2.8 cannot make a ``Backend`` in Python (``No constructor defined``). torch 2.15 can, but the
+Work that its users get then lacks ``is_completed`` and ``source_rank``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ __all__ = ["MixedProcessGroup"]
 
 
 class MixedProcessGroup(ProcessGroupMPI):
-    """Hands every operation to MPI or to the other backends, by the device of its tensors.
+    """Passes every operation to MPI or to another backend, by the device of its tensors.
 
     Args:
-        core: the group of the core.
-        timeout: how long its collectives wait.
-        is_world: it is the default group: shutting it down leaves MPI.
-        others: torch's own group, with the other backends registered in it.
+        core, timeout, is_world: as for :class:`ProcessGroupMPI`.
+        others: torch's group, in which the other backends are registered.
         ours: the types of the devices that MPI serves.
     """
 
@@ -55,7 +53,7 @@ class MixedProcessGroup(ProcessGroupMPI):
 
     @property
     def bound_device_id(self) -> Any:
-        """The device that ``device_id=`` bound the other backends to."""
+        """The device that ``device_id=`` has bound the other backends to."""
         return self._others.bound_device_id
 
     @bound_device_id.setter
@@ -73,12 +71,12 @@ class MixedProcessGroup(ProcessGroupMPI):
         return self if device.type in self._ours else self._others._get_backend(device)
 
     def shutdown(self) -> None:
-        """End the other backends, then as for a group of MPI alone."""
+        """Shut the other backends down, then MPI's part of the group."""
         self._others.shutdown()
         super().shutdown()
 
     def abort(self) -> None:
-        """End the other backends at once, then as for a group of MPI alone."""
+        """Abort the other backends, then shut MPI's part of the group down."""
         self._others.abort()
         super().abort()
 
@@ -103,7 +101,7 @@ class MixedProcessGroup(ProcessGroupMPI):
     end_coalescing = _end_coalescing
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
-        """A barrier of the backend of ``opts.device``; without a device, of MPI."""
+        """Do a barrier of the backend that serves ``opts.device``; without a device, of MPI."""
         device = getattr(opts, "device", None)
         if device is None or device.type in self._ours:
             return super().barrier(opts, timeout)
@@ -111,7 +109,7 @@ class MixedProcessGroup(ProcessGroupMPI):
 
 
 def _device(arguments: Iterable[Any]) -> str | None:
-    """The type of the device of the first tensor, in lists of any depth; None: no tensor."""
+    """Return the device type of the first tensor in nested lists; None if there is no tensor."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             return str(argument.device.type)

@@ -1,9 +1,13 @@
-"""The process group that ``torch.distributed`` calls, in Python and from C++.
+"""The process group that ``torch.distributed`` calls, from Python and from C++.
 
-Its methods are those of torch's C++ class, with its conventions: ranks are ranks of the
-group, lists of tensors hold one tensor (one a device, of which there is one), options carry
-the reduce op, the root and whether the caller wants a Work. Errors and deadlines are
-:mod:`paddlempi.collectives`'.
+Its methods are those of torch's C++ class and keep its conventions. Ranks are ranks of the group.
+Lists of tensors have one tensor: torch means one for each device of the process, and here a process
+has one device. The options carry the reduce op, the root, the deadline and whether the operation is
+asynchronous. Errors and deadlines are described in :mod:`paddlempi.collectives`.
+
+Every method that returns a Work returns ``DONE`` for a synchronous operation, which has ended.
+
+Thread-safety: all methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from .._ops import Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from ..group import to_seconds
 from . import sparse, world
-from .arguments import by_dtype, has_cuda, options, places, resolved
+from .arguments import by_dtype, has_cuda, options, resolved, writable
 from .issue import Issuer, tell_autograd
 from .profile import state
 from .reduce_op import CODE_BY_HASH, reduction
@@ -44,7 +48,7 @@ _Tensors = Sequence[Any]
 _CPU = torch.device("cpu")
 _CUDA = torch.device("cuda")
 
-# For the short way of all_reduce: names of the module, which cost least to look up.
+# For the short way of all_reduce: names of this module are the fastest to look up.
 _ALL_REDUCE = int(Op.ALL_REDUCE)
 _VERSIONS = _native.ONCE if tell_autograd else _native.QUIET
 _STRIDED = torch.strided
@@ -55,12 +59,13 @@ _ZERO = timedelta(0)
 class ProcessGroupMPI(Issuer):
     """A group of ranks whose collectives go over MPI.
 
-    Made by ``init_process_group("mpi")`` and ``new_group``, not by users.
+    ``init_process_group("mpi")`` and ``new_group`` make it; users do not.
 
     Args:
         core: the group of the core.
-        timeout: how long its collectives wait.
-        is_world: it is the default group: shutting it down leaves MPI.
+        timeout: how long its operations wait for other members.
+        is_world: it is the default group of a world that was started here. ``shutdown`` then ends
+            the world.
     """
 
     def __init__(
@@ -74,20 +79,20 @@ class ProcessGroupMPI(Issuer):
     # What torch asks of a group
 
     def getBackendName(self) -> str:
-        """``"mpi"``."""
+        """Return ``"mpi"``."""
         return "mpi"
 
     def name(self) -> str:
-        """``"mpi"``."""
+        """Return ``"mpi"``."""
         return "mpi"
 
     @property
     def group_name(self) -> str:
-        """The name that torch's registry has it under."""
+        """The name of the group in torch's registry."""
         return self._name
 
     def getGroupName(self) -> str:
-        """For C++."""
+        """Return ``group_name``, to C++."""
         return self._name
 
     def _set_group_name(self, name: str) -> None:
@@ -97,7 +102,7 @@ class ProcessGroupMPI(Issuer):
 
     @property
     def group_desc(self) -> str:
-        """What ``new_group(group_desc=...)`` said."""
+        """The description that ``new_group(group_desc=...)`` was given."""
         return self._desc
 
     def _set_group_desc(self, desc: str) -> None:
@@ -105,12 +110,12 @@ class ProcessGroupMPI(Issuer):
 
     @property
     def bound_device_id(self) -> Any:
-        """None: tensors of every device are taken."""
+        """None: the group takes tensors of every device."""
         return None
 
     @bound_device_id.setter
     def bound_device_id(self, device: Any) -> None:
-        """Taken and not used."""
+        """Ignore the device."""
 
     def _get_backend(self, device: Any) -> ProcessGroupMPI:
         return self
@@ -121,25 +126,25 @@ class ProcessGroupMPI(Issuer):
 
     @property
     def _device_types(self) -> list[Any]:
-        # torch 2.15 attaches its flight recorder before it has named the group, and fails.
+        # torch 2.15 attaches its flight recorder before it names the group. With devices it fails.
         if self not in c10d._world.pg_map:
             return []
-        # The CPU is there in any case: objects are pickled into host memory.
+        # Always with the CPU, because torch pickles objects into host memory.
         return [_CPU, _CUDA] if has_cuda() else [_CPU]
 
     def shutdown(self) -> None:
-        """Free the group; the default group leaves MPI."""
+        """Free the group. If it is the default group, end the world that was started for it."""
         if self._is_world:
             world.end()
         elif group.is_initialized():
             group.destroy_process_group(self._core)
 
     def abort(self) -> None:
-        """The same as ``shutdown()``: that does not wait for others either."""
+        """Do the same as ``shutdown()``, which does not wait for other ranks."""
         self.shutdown()
 
     def get_group_store(self) -> Any:
-        """The part of the default group's store that is this group's."""
+        """Return this group's part of the default group's store."""
         return c10d._world.pg_map[self][1]
 
     # Collectives
@@ -152,11 +157,12 @@ class ProcessGroupMPI(Issuer):
         *,
         op: Any = None,
     ) -> Work:
-        """Reduce one tensor, dense or sparse, in place over the group.
+        """Reduce a tensor, dense or sparse, in place over the group.
 
-        Also ``allreduce(tensor, op, timeout)``.
+        Also called as ``allreduce(tensor, op, timeout)``.
         """
-        # The short way, for what has nothing special: most calls, and those of few bytes.
+        # The short way, for the usual calls: for tensors of a few bytes the time of this function
+        # counts.
         if (
             opts.__class__ is AllreduceOptions
             and not opts.asyncOp
@@ -164,9 +170,9 @@ class ProcessGroupMPI(Issuer):
             and len(tensors) == 1
         ):
             tensor = tensors[0]
-            sum_or_so = CODE_BY_HASH.get(hash(opts.reduceOp))
+            reduce_code = CODE_BY_HASH.get(hash(opts.reduceOp))
             if (
-                sum_or_so is not None
+                reduce_code is not None
                 and tensor.__class__ in _TENSORS
                 and tensor.layout is _STRIDED
                 and not tensor.is_neg()
@@ -176,7 +182,7 @@ class ProcessGroupMPI(Issuer):
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
             ):
-                _native.submit(_ALL_REDUCE, self._gid, None, tensor, sum_or_so, _VERSIONS)
+                _native.submit(_ALL_REDUCE, self._gid, None, tensor, reduce_code, _VERSIONS)
                 return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:
@@ -186,19 +192,19 @@ class ProcessGroupMPI(Issuer):
         code, scale = self._reduction(Op.ALL_REDUCE, opts)
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts, code, scale)
-        place, finish = places(tensor)
-        return self._issue(Op.ALL_REDUCE, None, place, opts, (tensor,), code, scale, finish=finish)
+        target, finish = writable(tensor)
+        return self._issue(Op.ALL_REDUCE, None, target, opts, (tensor,), code, scale, finish=finish)
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Work:
-        """Reduce several tensors in place, those of one dtype as one operation."""
+        """Reduce several tensors in place. Tensors of one dtype make one operation."""
         op = Op.ALL_REDUCE_COALESCED
-        tensors = self._some(tensors, op, "tensors")
+        tensors = self._list(tensors, op, "tensors")
         opts = self._options(op, AllreduceCoalescedOptions, opts)
         code, scale = self._reduction(op, opts)
         works = []
         for same in by_dtype(tensors):
-            place, finish = places(same)
-            works.append(self._issue(op, None, place, opts, same, code, scale, finish=finish))
+            target, finish = writable(same)
+            works.append(self._issue(op, None, target, opts, same, code, scale, finish=finish))
         return _joined(works, tensors)
 
     def broadcast(
@@ -209,9 +215,9 @@ class ProcessGroupMPI(Issuer):
         *,
         root: int | None = None,
     ) -> Work:
-        """Copy the root's tensor, dense or sparse, into that of every member.
+        """Copy the root's tensor, dense or sparse, into the tensor of every other member.
 
-        Also ``broadcast(tensor, root, timeout)``.
+        Also called as ``broadcast(tensor, root, timeout)``.
         """
         tensor = self._one(tensors, Op.BROADCAST)
         if opts.__class__ is not BroadcastOptions:
@@ -220,11 +226,11 @@ class ProcessGroupMPI(Issuer):
             )
         if tensor.is_sparse:
             return sparse.broadcast(self, tensor, opts)
-        place, finish = places(tensor)
+        target, finish = writable(tensor)
         if opts.rootRank == self._core._rank:
-            finish = None  # it was only read
+            finish = None  # the root's tensor was only read
         return self._issue(
-            Op.BROADCAST, None, place, opts, (tensor,), root=opts.rootRank, finish=finish
+            Op.BROADCAST, None, target, opts, (tensor,), root=opts.rootRank, finish=finish
         )
 
     def reduce(
@@ -236,9 +242,9 @@ class ProcessGroupMPI(Issuer):
         *,
         root: int | None = None,
     ) -> Work:
-        """Reduce into the root's tensor; the others keep theirs.
+        """Reduce the tensors of all members into the root's tensor.
 
-        Also ``reduce(tensor, root, op, timeout)``.
+        Also called as ``reduce(tensor, root, op, timeout)``.
         """
         tensor = self._one(tensors, Op.REDUCE)
         opts = self._options(
@@ -250,9 +256,9 @@ class ProcessGroupMPI(Issuer):
             return self._issue(
                 Op.REDUCE, resolved(tensor), None, opts, (tensor,), code, scale, root
             )
-        place, finish = places(tensor)
+        target, finish = writable(tensor)
         return self._issue(
-            Op.REDUCE, None, place, opts, (tensor,), code, scale, root, finish=finish
+            Op.REDUCE, None, target, opts, (tensor,), code, scale, root, finish=finish
         )
 
     def allgather(
@@ -262,41 +268,44 @@ class ProcessGroupMPI(Issuer):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Give every member the tensors of all, dense or sparse; their sizes may differ.
+        """Give every member the tensors of all, dense or sparse. Dense ones may differ in size.
 
-        Also ``allgather([tensor of each member], tensor, timeout)``.
+        Also called as ``allgather(list, tensor, timeout)``.
         """
         send = self._one(input_tensors, Op.ALL_GATHER)
-        recv = self._each(output_tensors, Op.ALL_GATHER, "output_tensors")
+        recv = self._per_rank(output_tensors, Op.ALL_GATHER, "output_tensors")
         opts = self._options(Op.ALL_GATHER, AllgatherOptions, opts, timeout)
         if send.is_sparse:
             return sparse.allgather(self, recv, send, opts)
-        place, finish = places(recv)
-        return self._issue(Op.ALL_GATHER, resolved(send), place, opts, recv, finish=finish)
+        target, finish = writable(recv)
+        return self._issue(Op.ALL_GATHER, resolved(send), target, opts, recv, finish=finish)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        """Give every member the tensors of all, one after the other in one tensor."""
+        """Give every member the tensors of all, one after another in one tensor."""
         opts = self._options(Op.ALL_GATHER, AllgatherOptions, opts)
-        place, finish = places(output)
-        return self._issue(Op.ALL_GATHER, resolved(input), place, opts, (output,), finish=finish)
+        target, finish = writable(output)
+        return self._issue(Op.ALL_GATHER, resolved(input), target, opts, (output,), finish=finish)
 
     def all_gather_single_coalesced(
         self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
     ) -> Work:
-        """Several ``all_gather_single``."""
-        inputs = self._some(inputs, Op.ALL_GATHER, "inputs")
-        outputs = self._some(outputs, Op.ALL_GATHER, "outputs", len(inputs))
+        """Do several ``all_gather_single`` as one Work."""
+        inputs = self._list(inputs, Op.ALL_GATHER, "inputs")
+        outputs = self._list(outputs, Op.ALL_GATHER, "outputs", len(inputs))
         works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return _joined(works, outputs)
 
     def allgather_coalesced(
         self, output_lists: Sequence[_Tensors], input_list: _Tensors, opts: Any = None
     ) -> Work:
-        """Several ``allgather``: ``output_lists[rank][i]`` is that rank's ``input_list[i]``."""
-        inputs = self._some(input_list, Op.ALL_GATHER, "input_list")
-        rows = self._some(output_lists, Op.ALL_GATHER, "output_lists", self._core.size())
+        """Do several ``allgather`` as one Work.
+
+        ``output_lists[rank][i]`` receives ``input_list[i]`` of that rank.
+        """
+        inputs = self._list(input_list, Op.ALL_GATHER, "input_list")
+        rows = self._list(output_lists, Op.ALL_GATHER, "output_lists", self._core.size())
         rows = [
-            self._some(row, Op.ALL_GATHER, f"output_lists[{rank}]", len(inputs))
+            self._list(row, Op.ALL_GATHER, f"output_lists[{rank}]", len(inputs))
             for rank, row in enumerate(rows)
         ]
         works = [
@@ -314,25 +323,28 @@ class ProcessGroupMPI(Issuer):
         *,
         root: int | None = None,
     ) -> Work:
-        """Give the root the tensors of all. Also ``gather(list, tensor, root, timeout)``."""
+        """Give the root the tensors of all.
+
+        Also called as ``gather(list, tensor, root, timeout)``.
+        """
         send = self._one(input_tensors, Op.GATHER)
         opts = self._options(Op.GATHER, GatherOptions, opts, timeout, "rootRank", rootRank=root)
         root = opts.rootRank
         if root != self._core._rank:
             return self._issue(Op.GATHER, resolved(send), None, opts, root=root)
-        recv = self._each(output_tensors, Op.GATHER, "output_tensors")
-        place, finish = places(recv)
-        return self._issue(Op.GATHER, resolved(send), place, opts, recv, root=root, finish=finish)
+        recv = self._per_rank(output_tensors, Op.GATHER, "output_tensors")
+        target, finish = writable(recv)
+        return self._issue(Op.GATHER, resolved(send), target, opts, recv, root=root, finish=finish)
 
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        """Give the root the tensors of all, one after the other in one tensor."""
+        """Give the root the tensors of all, one after another in one tensor."""
         opts = self._options(Op.GATHER, GatherOptions, opts)
         root = opts.rootRank
         if root != self._core._rank:
             return self._issue(Op.GATHER, resolved(input), None, opts, root=root)
-        place, finish = places(output)
+        target, finish = writable(output)
         return self._issue(
-            Op.GATHER, resolved(input), place, opts, (output,), root=root, finish=finish
+            Op.GATHER, resolved(input), target, opts, (output,), root=root, finish=finish
         )
 
     def scatter(
@@ -346,16 +358,16 @@ class ProcessGroupMPI(Issuer):
     ) -> Work:
         """Give member i tensor i of the root's list.
 
-        Also ``scatter(tensor, list, root, timeout)``.
+        Also called as ``scatter(tensor, list, root, timeout)``.
         """
         recv = self._one(output_tensors, Op.SCATTER)
         opts = self._options(Op.SCATTER, ScatterOptions, opts, timeout, "rootRank", rootRank=root)
         root = opts.rootRank
         send = None
         if root == self._core._rank:
-            send = resolved(self._each(input_tensors, Op.SCATTER, "input_tensors"))
-        place, finish = places(recv)
-        return self._issue(Op.SCATTER, send, place, opts, (recv,), root=root, finish=finish)
+            send = resolved(self._per_rank(input_tensors, Op.SCATTER, "input_tensors"))
+        target, finish = writable(recv)
+        return self._issue(Op.SCATTER, send, target, opts, (recv,), root=root, finish=finish)
 
     def reduce_scatter(
         self,
@@ -366,36 +378,36 @@ class ProcessGroupMPI(Issuer):
         *,
         op: Any = None,
     ) -> Work:
-        """Reduce a list of tensors, number i of it for member i; their sizes may differ.
+        """Reduce lists of tensors and give member i the result of tensor i. Sizes may differ.
 
-        Also ``reduce_scatter(tensor, list, op, timeout)``.
+        Also called as ``reduce_scatter(tensor, list, op, timeout)``.
         """
         recv = self._one(output_tensors, Op.REDUCE_SCATTER)
-        send = self._each(input_tensors, Op.REDUCE_SCATTER, "input_tensors")
+        send = self._per_rank(input_tensors, Op.REDUCE_SCATTER, "input_tensors")
         opts = self._options(
             Op.REDUCE_SCATTER, ReduceScatterOptions, opts, timeout, "reduceOp", reduceOp=op
         )
         code, scale = self._reduction(Op.REDUCE_SCATTER, opts)
-        place, finish = places(recv)
+        target, finish = writable(recv)
         return self._issue(
-            Op.REDUCE_SCATTER, resolved(send), place, opts, (recv,), code, scale, finish=finish
+            Op.REDUCE_SCATTER, resolved(send), target, opts, (recv,), code, scale, finish=finish
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        """Reduce a tensor and give its i-th equal part to member i."""
+        """Reduce a tensor and give member i part i of n equal parts of the result."""
         opts = self._options(Op.REDUCE_SCATTER, ReduceScatterOptions, opts)
         code, scale = self._reduction(Op.REDUCE_SCATTER, opts)
-        place, finish = places(output)
+        target, finish = writable(output)
         return self._issue(
-            Op.REDUCE_SCATTER, resolved(input), place, opts, (output,), code, scale, finish=finish
+            Op.REDUCE_SCATTER, resolved(input), target, opts, (output,), code, scale, finish=finish
         )
 
     def reduce_scatter_single_coalesced(
         self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
     ) -> Work:
-        """Several ``reduce_scatter_single``."""
-        inputs = self._some(inputs, Op.REDUCE_SCATTER, "inputs")
-        outputs = self._some(outputs, Op.REDUCE_SCATTER, "outputs", len(inputs))
+        """Do several ``reduce_scatter_single`` as one Work."""
+        inputs = self._list(inputs, Op.REDUCE_SCATTER, "inputs")
+        outputs = self._list(outputs, Op.REDUCE_SCATTER, "outputs", len(inputs))
         works = [
             self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)
         ]
@@ -408,13 +420,13 @@ class ProcessGroupMPI(Issuer):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Send tensor i to member i and receive one from each; sizes may differ."""
+        """Send tensor i to member i and receive a tensor from every member. Sizes may differ."""
         size = self._core.size()
-        recv = self._some(output_tensors, Op.ALL_TO_ALL, "output_tensors", size)
-        send = self._some(input_tensors, Op.ALL_TO_ALL, "input_tensors", size)
+        recv = self._list(output_tensors, Op.ALL_TO_ALL, "output_tensors", size)
+        send = self._list(input_tensors, Op.ALL_TO_ALL, "input_tensors", size)
         opts = self._options(Op.ALL_TO_ALL, AllToAllOptions, opts, timeout)
-        place, finish = places(recv)
-        return self._issue(Op.ALL_TO_ALL, resolved(send), place, opts, recv, finish=finish)
+        target, finish = writable(recv)
+        return self._issue(Op.ALL_TO_ALL, resolved(send), target, opts, recv, finish=finish)
 
     def all_to_all_single(
         self,
@@ -425,15 +437,18 @@ class ProcessGroupMPI(Issuer):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Split along the first dimension, part i to member i; no sizes: equal parts."""
+        """Split a tensor along its first dimension, send part i to member i, receive one of each.
+
+        The split sizes are rows for each member. Without them the parts are equal.
+        """
         opts = self._options(Op.ALL_TO_ALL, AllToAllOptions, opts, timeout)
         recv_splits = self._splits("output", output, output_split_sizes)
         send_splits = self._splits("input", input, input_split_sizes)
-        place, finish = places(output)
+        target, finish = writable(output)
         return self._issue(
             Op.ALL_TO_ALL,
             resolved(input),
-            place,
+            target,
             opts,
             (output,),
             send_splits=send_splits,
@@ -442,18 +457,26 @@ class ProcessGroupMPI(Issuer):
         )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Return when every member has called it. Also ``barrier(timeout)``."""
+        """Return when every member has called it. Also called as ``barrier(timeout)``."""
         opts = self._options(Op.BARRIER, BarrierOptions, opts, timeout)
         return self._issue(Op.BARRIER, None, None, opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier with a deadline of its own; its error names all missing ranks, in every rank.
+        """Wait until every member has called it, or raise an error that names the missing ranks.
 
-        The group stays usable: the members meet beside the collectives. The error begins with
-        torch's words: ``Rank 1 failed to pass monitoredBarrier``, or, of several and always with
-        ``wait_all_ranks``, ``Ranks 1, 2 failed``.
+        All members that called it raise, and the error names all missing ranks. The group stays
+        usable, because the members meet outside the order of the collectives. The error begins
+        with torch's words: ``Rank 1 failed to pass monitoredBarrier``; if several ranks are missing
+        or with ``wait_all_ranks``, ``Ranks 1, 2 failed``.
+
+        Args:
+            timeout: how long to wait; None: the group's deadline.
+            wait_all_ranks: only changes the error's words.
+
+        Raises:
+            TimeoutError: its ``ranks`` are the missing ones.
         """
         seconds = None if timeout is None else to_seconds(timeout, "monitored_barrier")
         try:
@@ -465,7 +488,7 @@ class ProcessGroupMPI(Issuer):
             named.ranks = error.ranks
             raise named from error
 
-    # The names that they had before torch 2.13 or so.
+    # The names of these methods before torch 2.13 or so.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -476,28 +499,28 @@ class ProcessGroupMPI(Issuer):
     # Point to point
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
-        """Begin to send a tensor to a rank of the group."""
+        """Begin to send a tensor to a rank of the group. Always asynchronous."""
         return self._message(Op.SEND, resolved(self._one(tensors, Op.SEND)), None, dstRank, tag)
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
-        """Begin to receive a tensor from a rank of the group."""
-        if srcRank < 0:  # which the core takes for any source
+        """Begin to receive a tensor from a rank of the group. Always asynchronous."""
+        if srcRank < 0:  # to the core it would mean any rank
             raise ArgumentError(f"recv: {srcRank} is no rank of the group")
         return self._receive(tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Begin to receive a tensor from whichever rank; ``source_rank()`` tells."""
+        """Begin to receive a tensor from any rank. ``Work.source_rank()`` returns which it was."""
         return self._receive(tensors, -1, tag)
 
     def _receive(self, tensors: Any, peer: int, tag: int) -> Work:
         tensor = self._one(tensors, Op.RECV)
-        place, finish = places(tensor)
-        return self._message(Op.RECV, None, place, peer, tag, (tensor,), finish)
+        target, finish = writable(tensor)
+        return self._message(Op.RECV, None, target, peer, tag, (tensor,), finish)
 
-    # Arguments: what is wrong with them is told to the other members before it is raised
+    # Arguments: if they are wrong, the other members are told before the error is raised
 
     def _refuse(self, code: Op, error: Error) -> NoReturn:
-        """Raise; the other members of a collective hear that this one takes no part."""
+        """Raise ``error``, and tell the other members of a collective that this rank refuses it."""
         if self._steps is not None:
             self._steps.settle()
         _native.core().refuse(code, self._gid, str(error))
@@ -518,31 +541,33 @@ class ProcessGroupMPI(Issuer):
             self._refuse(code, error)
 
     def _one(self, tensors: Any, code: Op) -> Any:
-        """The one tensor that torch wraps in a list."""
+        """Return the one tensor of an argument that is a tensor, or a list with one tensor."""
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             tensors = tensors[0]
         if isinstance(tensors, torch.Tensor):
             return tensors
         if isinstance(tensors, (list, tuple)):
-            text = f"{code.label}: {len(tensors)} tensors where the MPI group takes one"
+            text = f"{code.label}: got {len(tensors)} tensors, a group over MPI takes one"
             return self._refuse(code, ArgumentError(text))
-        text = f"{code.label}: an object of type {type(tensors).__name__} where a tensor is wanted"
+        text = f"{code.label}: got an object of type {type(tensors).__name__} instead of a tensor"
         return self._refuse(code, DtypeError(text))
 
-    def _each(self, tensors: Any, code: Op, name: str) -> list[Any]:
-        """The list of one tensor for each member that torch wraps in another list."""
+    def _per_rank(self, tensors: Any, code: Op, name: str) -> list[Any]:
+        """Return a list of one tensor for each member, which torch wraps in another list."""
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             inner = tensors[0]
             if isinstance(inner, (list, tuple)):
                 tensors = inner
-        return self._some(tensors, code, name, self._core.size())
+        return self._list(tensors, code, name, self._core.size())
 
-    def _some(self, tensors: Any, code: Op, name: str, count: int = 0) -> list[Any]:
-        """A list of ``count`` items, or of at least one."""
+    def _list(self, tensors: Any, code: Op, name: str, count: int = 0) -> list[Any]:
+        """Return an argument that is a list of ``count`` items, or for 0 of at least one."""
         if not isinstance(tensors, (list, tuple)):
             self._refuse(
                 code,
-                DtypeError(f"{code.label}: {name} is a {type(tensors).__name__}, no list"),
+                DtypeError(
+                    f"{code.label}: {name} is a {type(tensors).__name__}, it must be a list"
+                ),
             )
         if len(tensors) != count if count else not tensors:
             self._refuse(
@@ -554,7 +579,7 @@ class ProcessGroupMPI(Issuer):
         return list(tensors)
 
     def _splits(self, name: str, tensor: Any, splits: Sequence[int] | None) -> Sequence[int] | None:
-        """Rows for each member; None: equal parts, which the tensor must have."""
+        """Return the rows for each member, or None for equal parts. Raise if they do not fit."""
         size = self._core.size()
         if splits is not None and len(splits):
             if len(splits) != size:
@@ -567,7 +592,7 @@ class ProcessGroupMPI(Issuer):
                 )
             return splits
         if not isinstance(tensor, torch.Tensor):
-            return None  # for the core to say
+            return None  # the core raises the error
         rows = tensor.shape[0] if tensor.dim() else 1
         if rows % size:
             self._refuse(

@@ -1,9 +1,10 @@
-"""What ``torch.profiler`` shows of the group's operations.
+"""The spans of the group's operations in the trace of ``torch.profiler``.
 
-Each is a span ``mpi:all_reduce`` (and so on, as gloo shows ``gloo:all_reduce``) from its being
-issued to its end, whoever waits for it or not. Its inputs are the tensors, with
-``record_shapes`` their shapes, and then numbers: the global ranks of the group and, of a
-message, the peer in the group (-1: any) and the tag.
+An operation is a span such as ``mpi:all_reduce`` (gloo has ``gloo:all_reduce``). It begins when
+the operation is submitted and ends when the operation ends, whether the program waits for it or
+not. The inputs of the span are the tensors, with their shapes if ``record_shapes`` is set, and then
+numbers: the global ranks of the group and, for a message, the peer's rank in the group (-1: any)
+and the tag.
 """
 
 from __future__ import annotations
@@ -17,47 +18,47 @@ from torch._C import _autograd
 
 __all__ = ["Span", "state"]
 
-# ``state._is_profiler_enabled`` is what every operation looks at, an attribute of a module.
+# Every operation reads ``state._is_profiler_enabled``, an attribute of a module, which is fast.
 
 
 class Span:
-    """One operation in the trace of the profiler that runs in this thread; else nothing.
+    """An operation in the profiler's trace, if a profiler runs in this thread.
 
     Args:
-        name: of the operation, without ``mpi:``.
-        tensors: sent and received; tensors, sequences of tensors, None.
-        numbers: the group's ranks, peer and tag.
+        name: the name of the operation, without ``mpi:``.
+        tensors: the tensors sent and received: tensors, sequences of tensors, None.
+        numbers: the group's ranks, the peer and the tag.
     """
 
     __slots__ = ("_record",)
 
     def __init__(self, name: str, tensors: Sequence[Any], *numbers: Any) -> None:
-        flat = [each for some in tensors if some is not None for each in _flat(some)]
+        flat = [tensor for side in tensors if side is not None for tensor in _flat(side)]
         self._record: Any = _autograd._record_function_with_args_enter(
             f"mpi:{name}", *flat, *numbers
         )
 
     def end(self) -> None:
-        """It ended, in the thread in which it began."""
+        """End the span, in the thread in which it began."""
         _autograd._record_function_with_args_exit(self._record)
         self._record = None
 
     def ends_later(self) -> Any:
-        """A function that says it ended, in any thread.
+        """Return a function that ends the span and may be called in any thread.
 
-        That thread is not profiled: C++ has to carry the profiler's state there, with a future.
+        The profiler does not run in that thread. C++ passes its state there with a future.
         """
         gate: Any = torch.futures.Future()
         torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(self._record, gate)
         self._record = None
 
         def end() -> None:
-            # A profiler that has stopped has let go of what the end would be written to.
+            # A profiler that has stopped has freed the record that the end would be written to.
             if state._is_profiler_enabled:
                 gate.set_result(None)
 
         return end
 
 
-def _flat(some: Any) -> Sequence[Any]:
-    return some if isinstance(some, (list, tuple)) else (some,)
+def _flat(side: Any) -> Sequence[Any]:
+    return side if isinstance(side, (list, tuple)) else (side,)

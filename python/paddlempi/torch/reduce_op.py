@@ -1,4 +1,4 @@
-"""torch's reduce ops in the core's numbers."""
+"""The core's numbers of torch's reduce ops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CODES = {
 
 
 def _by_hash() -> dict[int, int]:
-    # A ReduceOp that equals another has its hash: comparing two takes five times as long.
+    # Equal ReduceOps have the same hash. Comparing two of them takes five times as long as hashing.
     ops = [(ReduceOp(kind), code) for kind, code in _CODES.items() if kind != _KIND.PREMUL_SUM]
     found = {hash(op): code for op, code in ops}
     again = [ReduceOp(kind) for kind in _CODES if kind != _KIND.PREMUL_SUM]
@@ -36,15 +36,18 @@ def _by_hash() -> dict[int, int]:
 
 
 CODE_BY_HASH = _by_hash()
-"""The core's code by the hash of a ``ReduceOp`` without a factor; empty if hashes tell nothing."""
+"""The core's code for the hash of a ``ReduceOp`` without a factor.
+
+It is empty if this torch's hashes differ between equal ops, or are the same for different ones.
+"""
 
 
 def reduction(op: Any) -> tuple[int, float]:
-    """The core's code of a ``ReduceOp``, and the factor of a PREMUL_SUM.
+    """Return the core's code of a ``ReduceOp``, and the factor of a PREMUL_SUM (else 1).
 
     Raises:
-        ArgumentError: an op that this table does not know; a PREMUL_SUM without a factor, or
-            with one that is no real number.
+        ArgumentError: the op is unknown, or it is a PREMUL_SUM without a factor or with a factor
+            that is no real number.
     """
     code = CODE_BY_HASH.get(hash(op))
     if code is not None:
@@ -59,7 +62,7 @@ def reduction(op: Any) -> tuple[int, float]:
 
 
 def _factor(op: Any) -> float:
-    # To be had by pickling alone. The bare RedOpType's state is a number.
+    # Only the pickled state has the factor. The state of a bare RedOpType is a number.
     try:
         factor = op.__getstate__()[1]
     except TypeError:

@@ -1,14 +1,20 @@
 """Collectives over sparse tensors in COO layout.
 
-Members may have different numbers of elements at different places, so that each of these is
-several operations of the core: all members tell how many they have (and hold their shapes
-against each other), then their places, numbered as in a dense tensor, and then the values. A
-reduction brings every member's values to the union of the places first, zeros where it has
-none: what comes out is what the same reduction of the dense tensors would give, for every
-reduce op and dtype of docs/ops.md.
+A sparse tensor has a list of positions and their values. The position of an element is its index in
+the dense tensor's sparse dimensions, as one number. Members may have different numbers of elements
+at different positions. So a collective is several operations of the core:
 
-Moved by a member of n, with m elements of b bytes on each and u places in their union:
-8(n-1)m bytes of places; an all_reduce of ub bytes, or for the others (n-1)mb of values.
+1. The members exchange their numbers of elements and compare their shapes.
+2. They exchange their positions.
+3. They exchange or reduce their values.
+
+Before a reduction every member spreads its values over the union of all positions, with zeros at
+the positions that it does not have. So the result is that of the same reduction of the dense
+tensors, for every reduce op and dtype of docs/ops.md.
+
+Bytes that a member moves, for n members that have m elements of b bytes, and u positions in the
+union: 8(n-1)m for positions; then an all_reduce of ub, or (n-1)mb for the values of the other
+collectives.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Steps", "allgather", "allreduce", "broadcast"]
 
-_MOST_DIMENSIONS = 64
+_MAX_DIMENSIONS = 64
 
 
 class _Step(NamedTuple):
@@ -48,28 +54,31 @@ class _Step(NamedTuple):
 
 
 _Plan = Generator[_Step, None, None]
-"""The steps of a collective; it goes on when the step it gave has ended, in any thread."""
+"""The steps of a collective. The generator is resumed, in any thread, when the step that it yielded
+has ended."""
 
 
 def allreduce(group: ProcessGroupMPI, tensor: Any, opts: Any, code: int, scale: float) -> Work:
-    """Reduce sparse tensors in place; every member's becomes the result, coalesced.
+    """Reduce sparse tensors in place. The result is coalesced.
 
     Args:
-        tensor: COO, also uncoalesced, hybrid or without elements; the same shape and the same
-            number of sparse dimensions on every member.
-        code, scale: the core's reduce op.
+        group: the process group.
+        tensor: input and output in COO layout; also uncoalesced, hybrid or without elements. The
+            shape and the number of sparse dimensions are the same on every member.
+        opts: torch's options of the call.
+        code, scale: the core's reduce op and factor.
     """
     local = _coalesced(group, Op.ALL_REDUCE, tensor)
 
     def plan() -> _Plan:
         counts = yield from _meet(group, Op.ALL_REDUCE, local)
         parts = [torch.empty(count, dtype=torch.int64) for count in counts]
-        mine = _places(local)
-        yield _Step(Op.ALL_GATHER, mine, parts)
+        positions = _positions(local)
+        yield _Step(Op.ALL_GATHER, positions, parts)
         union = torch.unique(torch.cat(parts))
         values = local.values()
         spread = values.new_zeros((len(union), *values.shape[1:]))
-        spread[torch.searchsorted(union, mine)] = values
+        spread[torch.searchsorted(union, positions)] = values
         yield _Step(Op.ALL_REDUCE, None, spread, code, scale)
         _write(tensor, union, spread)
 
@@ -77,10 +86,13 @@ def allreduce(group: ProcessGroupMPI, tensor: Any, opts: Any, code: int, scale: 
 
 
 def broadcast(group: ProcessGroupMPI, tensor: Any, opts: Any) -> Work:
-    """Copy the root's sparse tensor into that of every member, there coalesced.
+    """Copy the root's sparse tensor into the tensor of every other member, which is coalesced then.
 
     Args:
-        tensor: COO; the same shape and number of sparse dimensions on every member.
+        group: the process group.
+        tensor: a tensor in COO layout, input on the root, output elsewhere. The shape and the
+            number of sparse dimensions are the same on every member.
+        opts: torch's options of the call.
     """
     root = opts.rootRank
     local = _coalesced(group, Op.BROADCAST, tensor)
@@ -89,14 +101,14 @@ def broadcast(group: ProcessGroupMPI, tensor: Any, opts: Any) -> Work:
         counts = yield from _meet(group, Op.BROADCAST, local)
         if not 0 <= root < len(counts):
             raise ArgumentError(f"broadcast: root={root} is not in 0 to {len(counts) - 1}")
-        mine, values = _places(local), local.values().contiguous()
+        positions, values = _positions(local), local.values().contiguous()
         if root != group._core._rank:
-            mine = mine.new_empty(counts[root])
+            positions = positions.new_empty(counts[root])
             values = values.new_empty((counts[root], *values.shape[1:]))
-        yield _Step(Op.BROADCAST, None, mine, root=root)
+        yield _Step(Op.BROADCAST, None, positions, root=root)
         yield _Step(Op.BROADCAST, None, values, root=root)
         if root != group._core._rank:
-            _write(tensor, mine, values)
+            _write(tensor, positions, values)
 
     return _run(group, plan, opts, [tensor])
 
@@ -105,9 +117,12 @@ def allgather(group: ProcessGroupMPI, outputs: Sequence[Any], tensor: Any, opts:
     """Give every member the sparse tensors of all, coalesced.
 
     Args:
-        outputs: COO tensors of the shape, dtype and number of sparse dimensions of ``tensor``,
-            one for each member; what they hold is replaced.
-        tensor: COO; the same shape and number of sparse dimensions on every member.
+        group: the process group.
+        outputs: for each member a tensor in COO layout with the shape, dtype and number of sparse
+            dimensions of ``tensor``. Its elements are replaced.
+        tensor: input in COO layout. The shape and the number of sparse dimensions are the same on
+            every member.
+        opts: torch's options of the call.
     """
     local = _coalesced(group, Op.ALL_GATHER, tensor)
     for i, output in enumerate(outputs):
@@ -123,31 +138,33 @@ def allgather(group: ProcessGroupMPI, outputs: Sequence[Any], tensor: Any, opts:
     def plan() -> _Plan:
         counts = yield from _meet(group, Op.ALL_GATHER, local)
         values = local.values().contiguous()
-        places = [torch.empty(count, dtype=torch.int64) for count in counts]
+        positions = [torch.empty(count, dtype=torch.int64) for count in counts]
         parts = [values.new_empty((count, *values.shape[1:])) for count in counts]
-        yield _Step(Op.ALL_GATHER, _places(local), places)
+        yield _Step(Op.ALL_GATHER, _positions(local), positions)
         yield _Step(Op.ALL_GATHER, values, parts)
-        for output, place, part in zip(outputs, places, parts, strict=True):
-            _write(output, place, part)
+        for output, at, part in zip(outputs, positions, parts, strict=True):
+            _write(output, at, part)
 
     return _run(group, plan, opts, outputs)
 
 
-# Steps, one after the other
+# Steps, one after another
 
 
 class Steps(Work):
-    """A plan under way.
+    """The work of an asynchronous sparse collective.
 
-    Whoever waits drives it, and so does the thread that completes futures, when it is told
-    that a step has ended. It must have submitted all its steps before its group submits
-    anything else, for that is so on all members: :meth:`settle`.
+    A thread that waits for the work submits its steps, one after another. So does the thread that
+    completes futures, which learns of the end of a step.
+
+    Invariant: all steps are submitted before the group submits another collective, because the
+    members must submit collectives in the same order. The group calls :meth:`settle` for that.
 
     Args:
         plan: the steps.
         output: the tensors written to.
-        submit: hands a step to the core and returns its handle.
-        at_end: called once nothing is left to submit.
+        submit: submits a step to the core and returns its ``_core.Operation``.
+        at_end: called when nothing is left to submit.
     """
 
     def __init__(
@@ -161,25 +178,27 @@ class Steps(Work):
         self._plan = plan
         self._submit = submit
         self._at_end = at_end
-        self._driving = threading.Lock()  # held while the plan goes on, and until it begins
+        self._driving = threading.Lock()  # held while the plan is resumed, and until begin()
         self._driving.acquire()
-        self._told = False  # a step has ended; whoever lets go of the lock looks again
+        # Set by a thread that has seen the end of a step and did not get the lock. The thread that
+        # has the lock looks at the step again when it has released the lock.
+        self._step_ended = False
         self._current: OperationWork | None = None
         self._over = False
-        self._calls: list[Callable[[], None]] = []  # for its end; guarded by _calling
+        self._calls: list[Callable[[], None]] = []  # to call at the end; guarded by _calling
         self._calling = threading.Lock()
 
     def begin(self) -> None:
-        """Submit the first step. To be called once."""
+        """Submit the first step. Call it once."""
         try:
-            self._go_on()
+            self._next_step()
         finally:
             self._driving.release()
-        if self._told:
-            self._tell()
+        if self._step_ended:
+            self._advance()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As that of any work."""
+        """Do as :meth:`Work.wait`."""
         if not self._over:
             seconds = 0.0 if timeout is None else timeout.total_seconds()
             self._drive(seconds if seconds > 0 else None)
@@ -188,14 +207,14 @@ class Steps(Work):
         return True
 
     def settle(self) -> None:
-        """Wait until nothing is left to submit; what went wrong is for :meth:`wait` to say."""
+        """Wait until nothing is left to submit. Errors are left to :meth:`wait`."""
         if not self._over:
             self._drive(None)
 
     def is_completed(self) -> bool:
-        """As that of any work. Does not wait, but goes on with what has ended."""
+        """Whether the collective has ended. Does not wait, but submits the next step if it can."""
         if not self._over:
-            self._tell()
+            self._advance()
         return self._over
 
     def _when_done(self, call: Callable[[], None]) -> None:
@@ -206,39 +225,44 @@ class Steps(Work):
         call()
 
     def _drive(self, seconds: float | None) -> None:
+        """Wait for the steps and submit the next ones until the plan is over.
+
+        Args:
+            seconds: how long to wait before ``NotReadyError`` is raised; None: for ever.
+        """
         until = None if seconds is None else time.monotonic() + seconds
         if not self._driving.acquire(timeout=-1 if seconds is None else min(seconds, 1e6)):
             raise NotReadyError(f"a sparse collective is still under way after {seconds} s")
         try:
             while self._current is not None:
                 left = None
-                if until is not None:  # a limit of 0 would be none
+                if until is not None:  # above 0, because a timeout of 0 means no limit
                     left = timedelta(seconds=max(until - time.monotonic(), 1e-6))
                 try:
                     self._current.wait(left)
                 except NotReadyError:
                     raise
                 except Error:
-                    pass  # the plan hears of it
-                self._go_on()
+                    pass  # _next_step gets the error again and notes it
+                self._next_step()
         finally:
             self._driving.release()
-            if self._told:
-                self._tell()
+            if self._step_ended:
+                self._advance()
 
-    def _tell(self) -> None:
-        """Go on as far as steps have ended, unless another thread does it."""
-        self._told = True
-        while self._told and self._driving.acquire(blocking=False):
+    def _advance(self) -> None:
+        """Submit the next step as long as the current one has ended, unless another thread does."""
+        self._step_ended = True
+        while self._step_ended and self._driving.acquire(blocking=False):
             try:
-                self._told = False
+                self._step_ended = False
                 while self._current is not None and self._current.is_completed():
-                    self._go_on()
+                    self._next_step()
             finally:
                 self._driving.release()
 
-    def _go_on(self) -> None:
-        """Start the next step; the current one has ended."""
+    def _next_step(self) -> None:
+        """Submit the next step, or end the work. The current step has ended."""
         ended, self._current = self._current, None
         try:
             if ended is not None:
@@ -250,7 +274,7 @@ class Steps(Work):
         except Exception as error:
             self._failed = error
         if self._current is not None:
-            self._current._when_done(self._tell)
+            self._current._when_done(self._advance)
             return
         self._at_end()
         with self._calling:
@@ -279,14 +303,14 @@ def _run(
             send,
             recv,
             reduce_op,
-            ASYNC | _native.QUIET,  # tensors of the plan's own
+            ASYNC | _native.QUIET,  # autograd knows nothing of the plan's tensors
             root=root,
             timeout=limit,
             scale=scale,
         )
 
     def forget() -> None:
-        group._steps = None  # still this one, for another waits until it is over
+        group._steps = None  # it is this work: another one begins only after this one has ended
 
     group._steps = work = Steps(plan(), output, submit, forget)
     work.begin()
@@ -299,27 +323,30 @@ def _run(
 
 
 def _coalesced(group: ProcessGroupMPI, code: Op, tensor: Any) -> Any:
-    """A tensor with every place once and in order, without history; refuses what has none."""
+    """Return the coalesced form of a tensor, without autograd's history.
+
+    Refuse the operation if the tensor cannot be coalesced or is on another device than the CPU.
+    """
     try:
         if tensor.device.type != "cpu":
             raise DtypeError(
                 f"{code.label}: a sparse tensor on device '{tensor.device}': move it to the CPU"
             )
-        if tensor.dim() > _MOST_DIMENSIONS:
+        if tensor.dim() > _MAX_DIMENSIONS:
             raise ArgumentError(
                 f"{code.label}: a sparse tensor of {tensor.dim()} dimensions, "
-                f"at most {_MOST_DIMENSIONS} are supported"
+                f"at most {_MAX_DIMENSIONS} are supported"
             )
         if math.prod(tensor.shape[: tensor.sparse_dim()]) >= 2**63:
             raise ArgumentError(
-                f"{code.label}: a sparse tensor of shape {tuple(tensor.shape)} has 2^63 places "
+                f"{code.label}: a sparse tensor of shape {tuple(tensor.shape)} has 2^63 positions "
                 "or more"
             )
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             return tensor.detach().coalesce()
     except Error as error:
         group._refuse(code, error)
-    except (RuntimeError, NotImplementedError) as reason:  # torch has no such kernel
+    except (RuntimeError, NotImplementedError) as reason:  # torch has no kernel for the dtype
         group._refuse(code, DtypeError(f"{code.label}: torch cannot coalesce the tensor: {reason}"))
 
 
@@ -333,13 +360,17 @@ def _spell(tensor: Any) -> str:
 
 
 def _meet(group: ProcessGroupMPI, code: Op, tensor: Any) -> Generator[_Step, None, list[int]]:
-    """How many elements each member has, after their tensors were held against each other."""
+    """Compare the members' tensors and return the number of elements of every member.
+
+    Raises:
+        MismatchError: the shapes or the numbers of sparse dimensions differ.
+    """
     form = _form(tensor)
-    mine = torch.zeros(_MOST_DIMENSIONS + 3, dtype=torch.int64)
-    mine[: len(form)] = torch.tensor(form)
-    mine[-1] = tensor._nnz()
-    table = torch.empty((group._core.size(), len(mine)), dtype=torch.int64)
-    yield _Step(Op.ALL_GATHER, mine, table)
+    row = torch.zeros(_MAX_DIMENSIONS + 3, dtype=torch.int64)
+    row[: len(form)] = torch.tensor(form)
+    row[-1] = tensor._nnz()
+    table = torch.empty((group._core.size(), len(row)), dtype=torch.int64)
+    yield _Step(Op.ALL_GATHER, row, table)
     forms = [tuple(row[: 2 + row[1]]) for row in table[:, :-1].tolist()]
     if len(set(forms)) > 1:
         ranks = group._core._ranks
@@ -358,8 +389,8 @@ def _meet(group: ProcessGroupMPI, code: Op, tensor: Any) -> Generator[_Step, Non
     return counts
 
 
-def _places(tensor: Any) -> Any:
-    """The indices of a coalesced tensor as one ascending row of numbers."""
+def _positions(tensor: Any) -> Any:
+    """Return the positions of the elements of a coalesced tensor, in ascending order."""
     indices = tensor.indices()
     numbers = torch.zeros(indices.shape[1], dtype=torch.int64)
     for axis in range(tensor.sparse_dim()):
@@ -367,17 +398,18 @@ def _places(tensor: Any) -> Any:
     return numbers
 
 
-def _write(tensor: Any, places: Any, values: Any) -> None:
-    """Make a tensor hold these values at these places, in order, and nothing else."""
+def _write(tensor: Any, positions: Any, values: Any) -> None:
+    """Replace the elements of a tensor by ``values`` at ``positions``, which are in order."""
     whole = tensor._base
     if whole is not None and whole.is_complex() and not tensor.is_complex():
-        # torch gives view_as_real(whole), which shares nothing any more once its places change.
-        _write(whole, places, torch.view_as_complex(values))
+        # torch passes view_as_real(whole). Once the view gets other positions, it no longer shares
+        # memory with whole, which is the caller's tensor.
+        _write(whole, positions, torch.view_as_complex(values))
     rows: list[Any] = []
     for extent in reversed(tensor.shape[: tensor.sparse_dim()]):
-        rows.insert(0, places % extent)
-        places = places // extent
-    indices = torch.stack(rows) if rows else torch.empty((0, len(places)), dtype=torch.int64)
+        rows.insert(0, positions % extent)
+        positions = positions // extent
+    indices = torch.stack(rows) if rows else torch.empty((0, len(positions)), dtype=torch.int64)
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         made = torch.sparse_coo_tensor(
             indices, values, tensor.shape, check_invariants=False, is_coalesced=True

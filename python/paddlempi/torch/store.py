@@ -1,4 +1,4 @@
-"""The store under torch's default group: served by rank 0, at an address that all ranks reach."""
+"""The store of torch's default group, which rank 0 serves at an address that all ranks reach."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ __all__ = ["candidates", "new_store"]
 
 _KEY = "paddlempi"
 _TRIAL = 3.0
-"""Seconds that a rank tries to reach one address."""
+"""For how many seconds a rank tries to reach an address."""
 
 
 def new_store(timeout: timedelta) -> Any:
-    """A TCPStore that all ranks share. Collective over the world.
+    """Return a TCPStore that all ranks share. Collective over the world.
 
-    On one node it is served at 127.0.0.1. Otherwise rank 0 proposes addresses, one after the
-    other, until all ranks have reached one. ``MASTER_ADDR`` and ``MASTER_PORT`` tell it
-    afterwards, where they were not set by the user.
+    On one node rank 0 serves it at 127.0.0.1. Otherwise rank 0 proposes one address after another
+    until all ranks have reached one. Then ``MASTER_ADDR`` and ``MASTER_PORT`` are set to the
+    address, unless the user has set them.
+
+    Args:
+        timeout: the deadline of operations on the store.
 
     Raises:
         LauncherError: there is no address of rank 0's node that all ranks reach, or
-            ``PADDLEMPI_IFNAME`` names nothing there.
+            ``PADDLEMPI_IFNAME`` names no interface there.
     """
     rank, size = group.get_rank(), group.get_world_size()
     local = _gathered(group.get_local_size() == size)
     store: Any = None
     offer: list[Any] = [None]
     if rank == 0:
-        # It listens on all interfaces; the address is only where itself connects.
+        # The server listens on all interfaces. Only its own client uses this address.
         store = dist.TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
         token = secrets.token_hex(8)
         store.set(_KEY, token)
@@ -66,10 +69,13 @@ def new_store(timeout: timedelta) -> Any:
 
 
 def candidates(one_host: bool) -> Iterator[str]:
-    """Where the ranks may reach this node, likely ones first, none twice.
+    """Yield the addresses at which other ranks may reach this node, likely ones first.
 
-    ``MASTER_ADDR`` where the user set it and a rank is elsewhere; then what the core says
-    (``addresses`` in docs/control.md).
+    The first is ``MASTER_ADDR`` if the user has set it and some rank is on another host. The others
+    come from the core (``addresses`` in docs/control.md).
+
+    Args:
+        one_host: all ranks are on this node.
 
     Raises:
         ArgumentError: ``PADDLEMPI_IFNAME`` names no interface of this host.
@@ -78,15 +84,19 @@ def candidates(one_host: bool) -> Iterator[str]:
     loopback = given.startswith("127.") or given == "::1"
     if one_host or loopback or environment.is_ours("MASTER_ADDR"):
         given = ""
-    # Programs that are told which interface gloo is to take mean the same here.
+    # A user who names an interface for gloo means it for the store too.
     found = _native.control("addresses", one_host=one_host, variable="GLOO_SOCKET_IFNAME")
     yield from dict.fromkeys(filter(None, [given, found["name"], *found["addresses"]]))
 
 
 def _reach(host: str, port: int, size: int, token: str, timeout: timedelta, sure: bool) -> Any:
-    """The store at an address; None where it is not to be reached, or is another's."""
+    """Return the store at an address; None if it cannot be reached or is another job's.
+
+    Args:
+        sure: the address is known to be right, so there is no trial before.
+    """
     if not sure:
-        # torch's client tries until its deadline what this finds out at once.
+        # Finds out at once what torch's client would try until its deadline.
         try:
             socket.create_connection((host, port), _TRIAL).close()
         except OSError:
@@ -102,7 +112,8 @@ def _reach(host: str, port: int, size: int, token: str, timeout: timedelta, sure
     return store
 
 
-def _gathered(mine: Any) -> list[Any]:
-    everyone = [None] * group.get_world_size()
-    objects.all_gather_object(everyone, mine)
-    return everyone
+def _gathered(obj: Any) -> list[Any]:
+    """Return the objects of all ranks, by rank."""
+    of_ranks = [None] * group.get_world_size()
+    objects.all_gather_object(of_ranks, obj)
+    return of_ranks

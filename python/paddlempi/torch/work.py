@@ -1,4 +1,4 @@
-"""An operation under way, as torch sees it."""
+"""Works as torch sees them: what the process group's methods return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import ArgumentError
 
 __all__ = ["DONE", "OperationWork", "Work"]
 
-# torch's numbers of operations (c10d::OpType), which C++ alone has names for.
+# torch's numbers of operations (c10d::OpType). Only C++ has names for them.
 _OP_TYPES = {
     Op.BROADCAST: 0,
     Op.ALL_REDUCE: 1,
@@ -36,22 +36,23 @@ _OP_TYPES = {
 _UNKNOWN = 100
 
 _lock = threading.Lock()
-"""Held while a work gets its future: it has one, whichever threads ask."""
+"""Held while a work gets its future. Several threads may ask for it, and all get the same one."""
 
 
 class Work(_Work):  # type: ignore[misc]
-    """What the process group's methods return: one or more operations of the core, as one.
+    """One or more operations of the core as one work.
 
-    The tensors must not be written to (those received into not even read) before
-    :meth:`wait` has returned or the future is done; on a device, by other streams than the one
-    that was current then. Dropping a Work neither waits nor cancels.
+    Until :meth:`wait` has returned or the future is done, the caller must not write to the tensors
+    of the operation, nor read the tensors that it writes to. After that, CUDA tensors may be used
+    on the stream that was current in :meth:`wait`, and on streams that wait for it. Dropping a Work
+    neither waits nor cancels.
 
-    Thread-safety: all methods may be called from any thread; those that wait drop the GIL.
+    Thread-safety: all methods may be called from any thread. Those that wait drop the GIL.
 
     Args:
-        parts: the works of the core; empty where the operation is over.
-        output: the tensors written to, what :meth:`result` gives.
-        finish: what is left to do once the parts have ended well; called once.
+        parts: the works of the operations; empty if the work has ended.
+        output: the tensors written to, which :meth:`result` returns.
+        finish: called once, when all parts have ended without an error.
 
     Source: :class:`torch.distributed.Work`.
     """
@@ -73,20 +74,27 @@ class Work(_Work):  # type: ignore[misc]
 
     @classmethod
     def joined(cls, works: Sequence[Work]) -> Work:
-        """Several works as one."""
+        """Return one work for several."""
         if len(works) == 1:
             return works[0]
         return cls(works, [tensor for work in works for tensor in work._output])
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the end. ``timeout``: None or not above 0, until the group's own deadline.
+        """Wait until the work has ended.
 
-        Of CUDA tensors the host waits until the last copy or kernel is queued, and the current
-        stream for that to end.
+        With CUDA tensors the host waits until the last copy or kernel is queued, and the current
+        stream waits until that has ended.
+
+        Args:
+            timeout: how long to wait. None, or not above 0: until the operation ends, at the
+                latest at its own deadline.
+
+        Returns:
+            True.
 
         Raises:
             NotReadyError: (a ``DistBackendError``) ``timeout`` ran out; the operation goes on.
-            Error: what the operation ended with, in every call.
+            Error: the error that the operation ended with; the same in every call.
         """
         limit = timeout if timeout is not None and timeout.total_seconds() > 0 else None
         for part in self._parts:
@@ -97,16 +105,19 @@ class Work(_Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """The same as ``wait()``."""
+        """Do the same as ``wait()``."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Make the current stream wait: ``wait()`` for CUDA tensors, nothing for the host's."""
+        """Call ``wait()`` if there are CUDA tensors, else do nothing."""
         if _cuda_devices(self._output):
             self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not, on its device too. Does not wait."""
+        """Whether the work has ended, with or without an error, also on its device.
+
+        Does not wait.
+        """
         if not all(part.is_completed() for part in self._parts):
             return False
         if all(part.is_success() for part in self._parts):
@@ -114,11 +125,11 @@ class Work(_Work):  # type: ignore[misc]
         return True
 
     def is_success(self) -> bool:
-        """Whether the operation has ended without an error. Does not wait."""
+        """Whether the work has ended without an error. Does not wait."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """The error that the operation ended with; None if it did not or is under way."""
+        """The error that the work ended with; None if there is none or it has not ended."""
         for part in self._parts:
             error: BaseException | None = part.exception()
             if error is not None:
@@ -126,15 +137,15 @@ class Work(_Work):  # type: ignore[misc]
         return self._failed
 
     def result(self) -> list[Any]:
-        """The tensors written to. Waits for the end."""
+        """Wait and return the tensors written to."""
         self.wait()
         return list(self._output)
 
     def source_rank(self) -> int:
-        """The rank in the group of the sender that a receive was served by. Waits for the end.
+        """Wait for a receive to end and return the sender's rank in the group.
 
         Raises:
-            ArgumentError: the operation receives from no single rank.
+            ArgumentError: the work is no single receive.
         """
         if len(self._parts) != 1:
             raise ArgumentError("source_rank: several operations, or none, have no one source")
@@ -145,19 +156,19 @@ class Work(_Work):  # type: ignore[misc]
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of :meth:`result`, completed without anybody's waiting.
+        """Return a ``torch.futures.Future`` of :meth:`result`. It is completed when the work ends.
 
-        Its value, when it is read, raises what the operation ended with; so does ``wait()``.
-        With CUDA tensors it is done when the last copy or kernel is queued; torch has the current
-        streams of those who wait for it, and the streams of callbacks, wait for that.
-        Functions given to ``then`` run in the thread that completes futures, or at once where
-        the operation has ended.
+        If the work ends with an error, ``wait()`` and ``value()`` of the future raise it. With CUDA
+        tensors the future is done when the last copy or kernel is queued. torch makes the current
+        stream of a thread that waits for the future, and the streams of callbacks, wait for that
+        copy or kernel. Functions given to ``then`` run in the thread that completes futures, or at
+        once if the future is done.
         """
         with _lock:
             if self._promise is not None:
                 return self._promise
             devices = _cuda_devices(self._output)
-            # Without a GPU torch takes no devices.
+            # Without a GPU torch's Future does not take the argument.
             promise = self._promise = (
                 torch.futures.Future(devices=devices) if devices else torch.futures.Future()
             )
@@ -165,7 +176,10 @@ class Work(_Work):  # type: ignore[misc]
         return promise
 
     def _when_done(self, call: Callable[[], None]) -> None:
-        """Call it once when all parts have ended, in the thread of futures; now if they have."""
+        """Have ``call`` called once, when all parts have ended; now if they have.
+
+        It is called in the thread that completes futures, or in this one.
+        """
         left = len(self._parts)
         if not left:
             call()
@@ -187,7 +201,7 @@ class Work(_Work):  # type: ignore[misc]
                 part.get_future().add_done_callback(_once(count))
 
     def _get_op_type(self) -> int:
-        """torch's number of the operation (``c10d::OpType``)."""
+        """Return torch's number of the operation (``c10d::OpType``)."""
         if len(self._parts) != 1:
             return _UNKNOWN
         kind: int = self._parts[0]._get_op_type()
@@ -204,15 +218,17 @@ class Work(_Work):  # type: ignore[misc]
                 finish()
             except Exception as error:
                 self._failed = error
-            self._finish = None  # last: a thread that sees this sees its effect
+            self._finish = None  # last: a thread that sees None also sees what finish did
 
 
 class OperationWork(core_work.WorkMethods, Work):
-    """A Work that is one operation of the core; one object, for it is made in every call.
+    """A Work of one operation of the core.
+
+    It is one object instead of a Work with a part, because every asynchronous call makes one.
 
     Args:
-        operation: the core's.
-        code: what it is.
+        operation: the core's ``_core.Operation``.
+        code: which operation it is.
         output: the tensors written to.
     """
 
@@ -232,7 +248,7 @@ class OperationWork(core_work.WorkMethods, Work):
         return self._code.label
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
-        """As :meth:`Work.wait`."""
+        """Do as :meth:`Work.wait`."""
         seconds = -1.0 if timeout is None else timeout.total_seconds()
         operation = self._op
         operation.wait(seconds if seconds > 0 else -1.0)
@@ -249,33 +265,33 @@ class OperationWork(core_work.WorkMethods, Work):
             core_future.of(self).add_done_callback(_once(call))
 
     def _get_op_type(self) -> int:
-        """torch's number of the operation (``c10d::OpType``)."""
+        """Return torch's number of the operation (``c10d::OpType``)."""
         return _OP_TYPES.get(self._code, _UNKNOWN)
 
 
 def _once(call: Callable[[], None]) -> Callable[[object], None]:
-    """A callback that lets go of the function it has called: the future would keep it."""
+    """Return a callback that drops ``call`` after calling it, because a future keeps callbacks."""
     calls = [call]
     return lambda _: calls.pop()()
 
 
 class _Done(Work):
-    """The Work of a synchronous operation, the same for all: it holds nothing."""
+    """The Work of all synchronous operations. It has no tensors."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """True."""
+        """Return True."""
         return True
 
 
 DONE = _Done()
-"""What a synchronous operation returns: torch's wrapper only calls its ``wait``."""
+"""The Work that a synchronous operation returns. torch's wrapper calls only its ``wait``."""
 
 
 class _Failure:
-    """The value of a future that failed: whoever reads it gets the error.
+    """The value of a future that has failed. Reading it raises the error, in Python and in C++.
 
-    torch has no way to fail a future from Python. Its own ``set_exception`` makes the exception
-    the value and has Python's readers raise it; C++ (DDP) would take it for a result.
+    torch cannot fail a future from Python. Its ``set_exception`` makes the exception the value of
+    the future, which Python's readers raise, but which C++ (DDP) takes for a result.
     """
 
     __slots__ = ("_error",)
@@ -286,30 +302,33 @@ class _Failure:
     def fail(self, *_: object) -> NoReturn:
         raise self._error
 
-    __reduce_ex__ = fail  # C++ looks for tensors in a value by pickling it
+    __reduce_ex__ = fail  # C++ pickles a value to find the tensors in it
 
     def __repr__(self) -> str:
-        return repr(self._error)  # C++'s error says what cannot be cast to a tensor
+        return repr(self._error)  # C++'s error shows the value that it cannot cast to a tensor
 
 
 def _cuda_devices(tensors: Sequence[Any]) -> list[Any]:
-    """The CUDA devices of tensors, each once."""
+    """Return the CUDA devices of tensors, without repetition."""
     return list({tensor.device: None for tensor in tensors if tensor.is_cuda})
 
 
 def _complete(promise: Any, result: Callable[[], list[Any]], devices: Sequence[Any]) -> None:
-    """Complete a future with a result, or with the error that the result ends in.
+    """Complete a future with what ``result()`` returns, or with the error that it raises.
 
     Args:
-        devices: those of the result's tensors. torch has whoever takes the value wait for the
-            streams that are current here: those of its pool, for everybody may use the default one.
+        promise: the future.
+        result: returns the tensors.
+        devices: the devices of the tensors. torch makes the readers of the future wait for the
+            streams that are current here. These are streams of torch's pool, because the default
+            stream has work of others.
     """
     with contextlib.ExitStack() as streams:
         for device in devices:
             streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
         try:
             tensors = result()
-        except BaseException as error:  # whatever it is belongs to whoever asks for the value
+        except BaseException as error:  # for the reader of the future
             promise._set_unwrap_func(lambda value: value.fail())
             promise.set_result(_Failure(error))
         else:

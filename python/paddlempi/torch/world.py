@@ -1,8 +1,7 @@
-"""The world under torch's groups: MPI is started here.
+"""The world of torch's groups: starts MPI, and compares torch's and the user's ranks with MPI's.
 
-torch's global ranks are MPI's. Where the program called
-``paddlempi.init_process_group`` itself, torch's groups join that world and leave it
-running when they are destroyed.
+torch's global ranks are MPI's. If the program has called ``paddlempi.init_process_group`` itself,
+torch's groups belong to that world, and destroying them does not end it.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from .errors import LauncherError
 
 __all__ = ["agree", "default_group", "end", "expect", "joined", "start"]
 
-_ours = False
-_checked: group.ProcessGroup | None = None  # the world that the environment was held against
+_ours = False  # the world was started here
+_checked: group.ProcessGroup | None = None  # the world that RANK and WORLD_SIZE were compared with
 
 
 def joined() -> bool:
-    """Whether MPI runs in this process."""
+    """Whether there is a world in this process."""
     return group.is_initialized()
 
 
 def start(timeout: timedelta) -> group.ProcessGroup:
-    """The group of all ranks; MPI is started if it does not run. Collective over the job.
+    """Return the group of all ranks. Start MPI if there is no world. Collective over the job.
 
     Raises:
         LauncherError: the launcher belongs to another MPI, or is torchrun.
-        ArgumentError: ``RANK`` or ``WORLD_SIZE``, on some rank, is not what MPI says.
+        ArgumentError: ``RANK`` or ``WORLD_SIZE`` of some rank is not what MPI says.
         StartError: as :func:`paddlempi.init_process_group`.
     """
     global _ours
@@ -52,21 +51,21 @@ def start(timeout: timedelta) -> group.ProcessGroup:
 
 
 def default_group(timeout: timedelta) -> tuple[group.ProcessGroup, bool]:
-    """The group of the core for torch's default group, and whether its end is MPI's.
+    """Return the core's group for torch's default group, and whether the world ends with it.
 
-    In a world that the program started itself it is a group of its own: torch's deadline,
-    and what may break it, are not the program's.
+    If the program started the world itself, this is a new group of all ranks, which has torch's
+    deadline and which torch's operations may break without breaking the program's group.
     """
-    everyone = start(timeout)
+    all_ranks = start(timeout)
     if not _ours:
-        return group.new_group(range(everyone.size()), timeout), False
+        return group.new_group(range(all_ranks.size()), timeout), False
     seconds = to_seconds(timeout, "init_process_group")
-    _native.control("set_timeout", group=everyone._id, timeout=seconds)
-    return everyone, True
+    _native.control("set_timeout", group=all_ranks._id, timeout=seconds)
+    return all_ranks, True
 
 
 def end() -> None:
-    """Leave MPI, if it was started here."""
+    """End the world if it was started here."""
     global _ours
     if _ours and group.is_initialized():
         group.destroy_process_group()
@@ -74,22 +73,27 @@ def end() -> None:
 
 
 def expect(rank: int, size: int) -> None:
-    """Hold what the caller of init gave it against MPI; -1: nothing. Collective over the world.
+    """Compare the ``rank`` and ``world_size`` of an init with MPI's. Collective over the world.
+
+    If they are wrong, the world is ended if it was started here.
+
+    Args:
+        rank, size: what the caller gave; -1: nothing.
 
     Raises:
         LauncherError: ``size`` is above 1, and MPI knows of this process only.
-        ArgumentError: on some rank they differ; the message tells which.
+        ArgumentError: on some rank they differ from MPI's; the message says where.
     """
-    mine, everyone = group.get_rank(), group.get_world_size()
-    if size > 1 and everyone == 1:
+    mpi_rank, mpi_size = group.get_rank(), group.get_world_size()
+    if size > 1 and mpi_size == 1:
         end()
-        raise _alone(f"world_size={size}", size)
-    given = {"rank": (rank, mine), "world_size": (size, everyone)}
+        raise _alone_error(f"world_size={size}", size)
+    given = {"rank": (rank, mpi_rank), "world_size": (size, mpi_size)}
     wrong = [f"{name}={asked}" for name, (asked, is_) in given.items() if asked not in (-1, is_)]
-    problem = f"{', '.join(wrong)} given to MPI's rank {mine} of {everyone}" if wrong else None
+    problem = f"{', '.join(wrong)} given to MPI's rank {mpi_rank} of {mpi_size}" if wrong else None
     advice = (
-        "leave rank and world_size out, for MPI knows them, or give MPI's. A framework that gives "
-        "them reads them from variables: docs/torch.md tells which"
+        "leave rank and world_size out, because MPI knows them, or give MPI's. A framework that "
+        "gives them reads them from variables: docs/torch.md says which"
     )
     try:
         _raise_together("init_process_group", problem, advice)
@@ -99,15 +103,21 @@ def expect(rank: int, size: int) -> None:
 
 
 def agree(rank: int, size: int, what: str) -> None:
-    """Hold torch's rank and size, which did not come from MPI, against MPI's. Collective.
+    """Compare torch's rank and size, which did not come from MPI, with MPI's.
+
+    Collective over the world.
+
+    Args:
+        rank, size: torch's.
+        what: the name of the function that asks, for error messages.
 
     Raises:
         LauncherError: ``size`` is above 1, and MPI knows of this process only.
-        ArgumentError: on some rank they differ; the message tells which.
+        ArgumentError: on some rank they differ from MPI's; the message says where.
     """
     mpi = (group.get_rank(), group.get_world_size())
     if size > 1 and mpi[1] == 1:
-        raise _alone(f"torch's group has {size} ranks", size, what)
+        raise _alone_error(f"torch's group has {size} ranks", size, what)
     problem = None
     if (rank, size) != mpi:
         problem = f"torch's rank {rank} of {size} is MPI's rank {mpi[0]} of {mpi[1]}"
@@ -115,12 +125,13 @@ def agree(rank: int, size: int, what: str) -> None:
 
 
 def _check() -> None:
+    """Compare ``RANK`` and ``WORLD_SIZE`` with MPI's, once for each world. Collective."""
     global _checked
     if group.WORLD is _checked:
         return
     told = environment.told_size()
     if told > 1 and group.get_world_size() == 1:
-        raise _alone(f"WORLD_SIZE={told}", told)
+        raise _alone_error(f"WORLD_SIZE={told}", told)
     problem = environment.contradiction(group.get_rank(), group.get_world_size())
     _raise_together(
         "init_process_group", problem, "unset it, or start the job with mpirun or srun alone"
@@ -128,21 +139,23 @@ def _check() -> None:
     _checked = group.WORLD
 
 
-def _alone(why: str, size: int, what: str = "init_process_group") -> Exception:
-    """The error of a process that MPI did not start, where ``why`` speaks of others."""
+def _alone_error(why: str, size: int, what: str = "init_process_group") -> Exception:
+    """Make the error of a process that is alone in MPI's world, although ``why`` names others."""
     error: Exception = LauncherError(
         f"{what}: {why}, but MPI knows of this process alone. Processes that "
-        "torch.multiprocessing.spawn or another tool starts are strangers to MPI, each a world of "
-        f"its own: let MPI's launcher start them, mpirun -np {size} python train.py (or srun), and "
-        'call the function where the program calls spawn; or take backend="gloo"'
+        "torch.multiprocessing.spawn or another tool starts are unknown to MPI, and each becomes a "
+        f"world of one rank: let MPI's launcher start them, mpirun -np {size} python train.py (or "
+        "srun), and call the function directly where the program calls spawn; or use "
+        'backend="gloo"'
     )
     return error
 
 
 def _raise_together(what: str, problem: str | None, advice: str) -> None:
-    everyone: list[Any] = [None] * group.get_world_size()
-    objects.all_gather_object(everyone, problem)
-    problems = [text for text in everyone if text]
+    """Raise ArgumentError on all ranks if some rank has a problem. Collective over the world."""
+    of_ranks: list[Any] = [None] * group.get_world_size()
+    objects.all_gather_object(of_ranks, problem)
+    problems = [text for text in of_ranks if text]
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise ArgumentError(f"{what}: {'; '.join(problems[:3])}{more}: {advice}")
@@ -153,7 +166,7 @@ def _refuse_torchrun() -> None:
     if size > 1:
         raise LauncherError(
             f"init_process_group: torchrun started this process as one of {size}, but tells MPI "
-            "nothing of the others: each would be a world of its own. Use MPI's launcher: "
+            "nothing of the others: each would become a world of one rank. Use MPI's launcher: "
             f"mpirun -np {size} python train.py (or srun), without torchrun; or keep torchrun and "
-            'take backend="gloo"'
+            'use backend="gloo"'
         )
