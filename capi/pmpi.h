@@ -66,7 +66,7 @@ enum {
  * PMPI_ERROR_RANKS. message is UTF-8 and ends with a NUL. */
 typedef struct pmpi_error {
 	int32_t code;
-	int32_t mpi_class; /* error class of the MPI standard, in this MPI's numbering; 0: none */
+	int32_t mpi_class; /* error class of the MPI standard, in the MPI-5 ABI's numbering; 0: none */
 	int32_t n_ranks;
 	int32_t ranks[PMPI_ERROR_RANKS];
 	char message[PMPI_ERROR_TEXT];

@@ -36,6 +36,7 @@ __all__ = [
     "NotReadyError",
     "PeerLeftError",
     "ProcFailedError",
+    "ReentrantError",
     "RefusedError",
     "RevokedError",
     "ThreadLevelError",

@@ -30,8 +30,9 @@ import torch
 
 from .. import _native
 from .._ops import ASYNC, Op
-from ..errors import ArgumentError, DtypeError, Error, NotReadyError
-from .errors import MismatchError
+from ..errors import ArgumentError, DtypeError, Error
+from ..errors import NotReadyError as CoreNotReadyError
+from .errors import MismatchError, NotReadyError
 from .work import OperationWork, Work
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class Steps(Work):
                     left = timedelta(seconds=max(until - time.monotonic(), 1e-6))
                 try:
                     self._current.wait(left)
-                except NotReadyError:
+                except CoreNotReadyError:  # the class above torch's
                     raise
                 except Error:
                     pass  # _next_step gets the error again and notes it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -231,3 +232,10 @@ def test_what_is_not_for_sparse_tensors(teams: list[Team]) -> None:
         with pytest.raises(TypeError, match="sparse"):
             team.dist.irecv(tensor, team.ranks[0], group=team.group)
         check_all_reduce(team, "sync", "float32")
+
+
+def test_a_wait_that_is_too_short_while_another_thread_waits(dist: ModuleType, rank: int) -> None:
+    work = dist.all_reduce(make(ROW, "float32", rank), async_op=True)
+    with work._driving, pytest.raises(dist.DistBackendError, match="still under way"):
+        work.wait(timedelta(milliseconds=1))
+    assert work.wait()
