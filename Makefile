@@ -161,12 +161,15 @@ $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest,test-torch-$(run))
 test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest
 
+# The tests among them in which four ranks form more kinds of meshes and groups than three.
+TORCH_TESTS_4 := $(addprefix tests/ranks/torch/test_,device_mesh.py dtensor.py fsdp.py fsdp2.py groups.py pipelining.py tensor_parallel.py)
+
 define torch_test
 .PHONY: test-torch-$(1)-$(2)
 test-torch-$(1)-$(2): $$(TORCH_$(1))/.torch | $(RESULTS)
 	@: > $(RESULTS)/torch-$(1)-$(2).xml
 	$$(TORCH_$(1))/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,torch-$(1)-$(2)) \
-		--mpi --mpi-ranks $(2) tests/ranks/torch
+		--mpi --mpi-ranks $(2) $(if $(filter 4,$(2)),$(TORCH_TESTS_4),tests/ranks/torch)
 endef
 $(foreach torch,newest oldest,$(foreach ranks,1 2 3 4,$(eval $(call torch_test,$(torch),$(ranks)))))
 

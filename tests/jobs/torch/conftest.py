@@ -12,6 +12,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 _BEGAN = time.time()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start PyTorch's own suite first: it takes longest, and the other tests run beside it."""
+    items.sort(key=lambda item: item.path.name != "test_pytorch_suite.py")
+
+
 def pytest_sessionfinish() -> None:
     """Open MPI leaves its segment where no launcher is; ``launch`` sweeps after jobs alone."""
     launch.sweep(_BEGAN)
