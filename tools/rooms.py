@@ -104,6 +104,11 @@ ROOMS = (
         "dl status",
     ),
     Room("gocore/work", "the engine: tasks, handles, waiting, the progress thread", "status"),
+    Room(
+        "gocore/heap",
+        "memory of this process that the other ranks of its node can map; allocation is local",
+        "segment status",
+    ),
     Room("gocore/segment", "segments, and how a rank gets another rank's descriptor", "status"),
     Room(
         "gocore/reduce",

@@ -6,7 +6,10 @@ import (
 	"unsafe"
 )
 
-const mfdCloexec = 1
+const (
+	mfdCloexec      = 1
+	mfdAllowSealing = 2
+)
 
 // memfd makes an anonymous memory file (memfd_create(2), Linux >= 3.17). It has no name that has to
 // be removed, and is freed when the last process that maps it ends.
@@ -19,7 +22,7 @@ func memfd(name string) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	fd, _, errno := syscall.Syscall(nr, uintptr(unsafe.Pointer(p)), mfdCloexec, 0)
+	fd, _, errno := syscall.Syscall(nr, uintptr(unsafe.Pointer(p)), mfdCloexec|mfdAllowSealing, 0)
 	if errno != 0 {
 		return -1, errno
 	}

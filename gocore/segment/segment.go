@@ -65,7 +65,10 @@ func (f *File) Size() int64 { return f.size }
 
 // Open opens the file of another process through /proc. A process id may stand for different
 // processes here and there, so Open checks that the file has the inode of a and size bytes.
-func Open(a Address, size int64) (*File, error) {
+func Open(a Address, size int64) (*File, error) { return open(a, size) }
+
+// open is Open. With a size below 0 any length will do.
+func open(a Address, size int64) (*File, error) {
 	path := "/proc/" + strconv.Itoa(a.PID) + "/fd/" + strconv.Itoa(a.FD)
 	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
@@ -80,7 +83,7 @@ func Open(a Address, size int64) (*File, error) {
 
 // check closes f and returns an error, unless f is the file that a identifies.
 func (f *File) check(a Address, size int64, where string) (*File, error) {
-	if f.inode != a.Inode || f.size != size {
+	if f.inode != a.Inode || size >= 0 && f.size != size {
 		f.Close()
 		return nil, status.New(status.Unsupported, "%s is not the shared memory of %d bytes that was named", where, size)
 	}

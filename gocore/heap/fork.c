@@ -1,0 +1,86 @@
+/* After fork(2) parent and child share what is mapped MAP_SHARED: a DataLoader's worker that writes
+ * into a tensor would write into its parent's gradients, and into those of all ranks. So the child
+ * maps the same files once more, privately, at the same addresses: it sees what its parent had, and
+ * keeps what it writes to itself. This runs between fork and its return, in the child's only thread,
+ * where mmap(2) may be called and memory may not be allocated. */
+#define _GNU_SOURCE
+#include "fork.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MOST 65536
+
+typedef struct kept {
+	void *base; /* NULL: the entry is free */
+	size_t size;
+	int fd;
+	int64_t offset;
+} kept;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static kept *list; /* grows, in steps; never moves while the lock is free */
+static size_t room, used;
+
+static void before_fork(void) {
+	pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void) {
+	pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void) {
+	for (size_t i = 0; i < used; i++) {
+		kept *k = &list[i];
+		if (k->base == NULL)
+			continue;
+		void *at = mmap(k->base, k->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, k->fd,
+						(off_t)k->offset);
+		if (at == MAP_FAILED)
+			/* No memory: better an access that ends the child than one that spoils its parent. */
+			munmap(k->base, k->size);
+	}
+	pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void prepare(void) {
+	pthread_atfork(before_fork, in_parent, in_child);
+}
+
+int ph_keep(void *base, size_t size, int fd, int64_t offset) {
+	int result = 0;
+	pthread_mutex_lock(&lock);
+	size_t i = 0;
+	while (i < used && list[i].base != NULL)
+		i++;
+	if (i == room) {
+		size_t more = room ? 2 * room : 64;
+		kept *moved = more > MOST ? NULL : realloc(list, more * sizeof *list);
+		if (moved == NULL) {
+			result = -1;
+			goto out;
+		}
+		list = moved;
+		room = more;
+	}
+	list[i] = (kept){base, size, fd, offset};
+	if (i == used)
+		used++;
+out:
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+void ph_forget(void *base) {
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < used; i++)
+		if (list[i].base == base)
+			list[i].base = NULL;
+	while (used > 0 && list[used - 1].base == NULL)
+		used--;
+	pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,291 @@
+// Package heap is memory of this process that the other ranks of its node can map.
+//
+// A heap is one memory file. It grows in segments, which the owner maps one by one, and which a
+// peer maps when it first meets an address in them (View). Allocation is local: it never waits for
+// another rank, because a garbage collector may free at any time. What was freed stays reserved and
+// touched for the next allocation; a segment that is empty while another one is, too, is given back.
+//
+// The file begins with a directory, which its owner writes and its peers read: offset, length and
+// generation of every segment. A generation is never used again, so a peer can tell a segment from
+// an earlier one at the same offset.
+//
+// Memory is reserved (fallocate(2)) before anybody touches it, and the file never shrinks
+// (F_SEAL_SHRINK), so that no access ends in SIGBUS. In a forked child all segments are private
+// copies: what the child writes, its parent and the peers do not see (fork.c).
+package heap
+
+import (
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/segment"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+const (
+	// granule is the alignment of every allocation, in bytes: a cache line.
+	granule = 64
+	// SegmentSize is the least length of a segment, in bytes.
+	SegmentSize = 64 << 20
+	// hugePage is what lengths of segments are multiples of.
+	hugePage = 2 << 20
+
+	directorySize = 64 << 10
+	entryWords    = 4 // offset, length, generation, and one that is not used
+	maxSegments   = directorySize / (8 * entryWords)
+)
+
+// Location is where memory is in a heap. Ranks tell each other of it.
+type Location struct {
+	Offset     int64 // in the file, in bytes
+	Generation uint64
+}
+
+// Heap is the memory of this process. Its methods are safe for concurrent use.
+type Heap struct {
+	file  *segment.File
+	words []uint64 // the directory
+
+	mu         sync.Mutex
+	slots      [maxSegments]*block
+	end        int64 // of the file
+	generation uint64
+
+	regions atomic.Pointer[[]region] // for Find, which takes no lock
+}
+
+// block is a segment.
+type block struct {
+	slot       int
+	offset     int64
+	mem        []byte
+	generation uint64
+	free       spans           // offsets in the segment
+	used       map[int64]int64 // length of every allocation, by its offset in the segment
+}
+
+// region is what Find needs of a segment.
+type region struct {
+	from, to   uintptr
+	offset     int64
+	generation uint64
+}
+
+// New makes an empty heap.
+func New() (*Heap, error) {
+	if err := limits(directorySize, directorySize); err != nil {
+		return nil, err
+	}
+	file, err := segment.NewGrowing("paddlempi-heap", directorySize)
+	if err != nil {
+		return nil, err
+	}
+	mem, err := file.Map()
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	words := unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), directorySize/8)
+	h := &Heap{file: file, words: words, end: hugePage}
+	h.regions.Store(&[]region{})
+	return h, nil
+}
+
+// Address returns where the other processes of the node open the heap.
+func (h *Heap) Address() segment.Address { return h.file.Address() }
+
+// Alloc takes n bytes, aligned to a cache line. They are not zeroed. The error says what limit stands
+// in the way.
+func (h *Heap) Alloc(n int64) (unsafe.Pointer, error) {
+	if n < 0 {
+		return nil, status.New(status.Argument, "a heap cannot give %d bytes", n)
+	}
+	n = (max(1, n) + granule - 1) &^ (granule - 1)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	best := h.fitting(n)
+	if best == nil {
+		var err error
+		if best, err = h.grow(n); err != nil {
+			return nil, err
+		}
+	}
+	from, _ := best.free.take(n)
+	best.used[from] = n
+	return unsafe.Pointer(&best.mem[from]), nil
+}
+
+// fitting returns the segment whose longest free range is the shortest that holds n bytes; nil if none does.
+func (h *Heap) fitting(n int64) (best *block) {
+	var least int64
+	for _, b := range h.slots {
+		if b == nil {
+			continue
+		}
+		if most := b.free.largest(); most >= n && (best == nil || most < least) {
+			best, least = b, most
+		}
+	}
+	return best
+}
+
+// grow adds a segment with room for n bytes.
+func (h *Heap) grow(n int64) (*block, error) {
+	slot := -1
+	for i, b := range h.slots {
+		if b == nil {
+			slot = i
+			break
+		}
+	}
+	size := max(SegmentSize, (n+hugePage-1)&^(hugePage-1))
+	switch {
+	case slot < 0:
+		return nil, status.New(status.NoMemory, "the heap has %d segments, which is the most", maxSegments)
+	case size < n:
+		return nil, status.New(status.NoMemory, "%d bytes are more than a heap can give", n)
+	}
+	offset := h.end
+	if gap, ok := h.gap(size); ok {
+		offset = gap
+	}
+	end := max(h.end, offset+size)
+	if err := limits(size, end); err != nil {
+		return nil, err
+	}
+	if err := h.file.Reserve(offset, size); err != nil {
+		return nil, err
+	}
+	mem, err := mapRange(h.file, offset, size)
+	if err != nil {
+		h.file.Release(offset, size)
+		return nil, err
+	}
+	h.generation++
+	b := &block{slot: slot, offset: offset, mem: mem, generation: h.generation, free: spans{{0, size}}, used: map[int64]int64{}}
+	h.slots[slot], h.end = b, end
+	entry := h.entry(slot)
+	atomic.StoreUint64(&entry[0], uint64(offset))
+	atomic.StoreUint64(&entry[1], uint64(size))
+	atomic.StoreUint64(&entry[2], b.generation) // last: a peer that sees it sees the others
+	h.publish()
+	return b, nil
+}
+
+// gap returns where size bytes of the file belong to no segment.
+func (h *Heap) gap(size int64) (offset int64, ok bool) {
+	free := spans{{hugePage, h.end}}
+	if h.end == hugePage {
+		return 0, false
+	}
+	for _, b := range h.slots {
+		if b == nil {
+			continue
+		}
+		for i, s := range free {
+			if s.from <= b.offset && b.offset < s.to {
+				rest := span{b.offset + int64(len(b.mem)), s.to}
+				free = append(free[:i], free[i+1:]...)
+				if s.from < b.offset {
+					free.give(span{s.from, b.offset})
+				}
+				if rest.size() > 0 {
+					free.give(rest)
+				}
+				break
+			}
+		}
+	}
+	return free.take(size)
+}
+
+func (h *Heap) entry(slot int) []uint64 { return h.words[slot*entryWords : (slot+1)*entryWords] }
+
+// publish makes the list that Find reads.
+func (h *Heap) publish() {
+	var list []region
+	for _, b := range h.slots {
+		if b != nil {
+			from := uintptr(unsafe.Pointer(&b.mem[0]))
+			list = append(list, region{from, from + uintptr(len(b.mem)), b.offset, b.generation})
+		}
+	}
+	h.regions.Store(&list)
+}
+
+// Free gives back what Alloc returned. It is an error if p is nothing that is allocated.
+func (h *Heap) Free(p unsafe.Pointer) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, b := range h.slots {
+		if b == nil {
+			continue
+		}
+		from := int64(uintptr(p)) - int64(uintptr(unsafe.Pointer(&b.mem[0])))
+		n, ok := b.used[from]
+		if !ok {
+			continue
+		}
+		delete(b.used, from)
+		b.free.give(span{from, from + n})
+		h.trim()
+		return nil
+	}
+	return status.New(status.Argument, "%#x is not the beginning of memory that this heap gave", uintptr(p))
+}
+
+// trim gives empty segments back, but for the longest one: the next allocation finds it warm.
+func (h *Heap) trim() {
+	var kept *block
+	for _, b := range h.slots {
+		if b == nil || len(b.used) > 0 {
+			continue
+		}
+		if kept == nil {
+			kept = b
+			continue
+		}
+		drop := b
+		if len(b.mem) > len(kept.mem) {
+			kept, drop = b, kept
+		}
+		h.drop(drop)
+	}
+}
+
+// drop gives a segment back. Peers that still map it read zeros there.
+func (h *Heap) drop(b *block) {
+	atomic.StoreUint64(&h.entry(b.slot)[2], 0)
+	h.slots[b.slot] = nil
+	h.publish()
+	unmap(b.mem)
+	h.file.Release(b.offset, int64(len(b.mem)))
+}
+
+// Find tells whether n bytes at p are in the heap, and where. It takes no lock.
+func (h *Heap) Find(p unsafe.Pointer, n int64) (Location, bool) {
+	from := uintptr(p)
+	for _, r := range *h.regions.Load() {
+		if from >= r.from && from < r.to && n <= int64(r.to-from) {
+			return Location{r.offset + int64(from-r.from), r.generation}, true
+		}
+	}
+	return Location{}, false
+}
+
+// Sizes returns how many bytes the heap has reserved, and how many of them are allocated.
+func (h *Heap) Sizes() (reserved, used int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, b := range h.slots {
+		if b == nil {
+			continue
+		}
+		reserved += int64(len(b.mem))
+		for _, n := range b.used {
+			used += n
+		}
+	}
+	return reserved, used
+}
