@@ -1,4 +1,4 @@
-"""Jobs of their own for what needs another world than tests/ranks/torch has, or ends one."""
+"""Tests that run jobs: they need another world than tests/ranks/torch has, or end one."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Open MPI leaves its segment where no launcher is; ``launch`` sweeps after jobs alone."""
+    """Remove the segments that Open MPI leaves without a launcher. ``launch`` sweeps after jobs."""
     launch.sweep(_BEGAN)
