@@ -1,4 +1,4 @@
-"""All of these tests run under Open MPI's wheel, those that may differ under every MPI."""
+"""All of these tests run under the wheel of Open MPI. Some run under the other MPIs, too."""
 
 from __future__ import annotations
 

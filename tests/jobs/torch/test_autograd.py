@@ -1,4 +1,4 @@
-"""PADDLEMPI_CHECK_AUTOGRAD=1: autograd hears of what was written to, and only of that."""
+"""PADDLEMPI_CHECK_AUTOGRAD=1: autograd notices the tensors that were written, and no others."""
 
 from __future__ import annotations
 
