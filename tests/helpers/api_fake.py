@@ -174,7 +174,7 @@ class FakeCore(ModuleType):
         self.collect()
 
     def collect(self) -> None:
-        """Drop the tensors of released works that are over, on their device too (or it is lost)."""
+        """Drop the tensors of released works that have ended, also on their device, if it lives."""
         for number in [n for n in self.held if n in self.released]:
             if number not in self.pending and (number not in self.queued or self.lost):
                 del self.held[number]

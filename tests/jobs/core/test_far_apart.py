@@ -1,4 +1,4 @@
-"""Ranks that share no memory, as on several hosts. MPICH can be told so on one (conftest.py)."""
+"""Ranks that share no memory, as on several hosts. MPICH can treat ranks of one host so."""
 
 from __future__ import annotations
 

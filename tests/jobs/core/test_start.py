@@ -74,7 +74,7 @@ def test_one_that_never_comes() -> None:
 
 @pytest.mark.one_mpi
 def test_alone_open_mpi_knows_its_own_messages() -> None:
-    """The wheel of Open MPI is not where it was built for. Only its mpirun would tell it so."""
+    """Its wheel is not where it was built for. Without its mpirun, paddlempi must tell it so."""
     script = "import paddlempi as d; d.init_process_group('mpi'); raise RuntimeError('boom')"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.returncode == 1

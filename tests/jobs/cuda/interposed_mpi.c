@@ -102,7 +102,7 @@ EXPORT int MPIX_Query_cuda_support(void) {
 	return 1;
 }
 
-// The same question as MPICH has it.
+// The function of MPICH for the same question.
 EXPORT int MPIX_GPU_query_support(int type, int *supported) {
 	*supported = type == 0; // MPIX_GPU_SUPPORT_CUDA
 	return 0;

@@ -128,7 +128,7 @@ def no_pinned_memory() -> None:
 
 @pytest.mark.parametrize("where", ["all", "one"])
 def test_no_pinned_memory(where: str) -> None:
-    """The staging pool is pageable memory then, which is slower, and the results are right."""
+    """The staging pool is pageable memory then: slower, but the results are right."""
     succeed(no_pinned_memory, WHERE=where)
 
 

@@ -13,5 +13,5 @@ _BEGAN = time.time()
 
 
 def pytest_sessionfinish() -> None:
-    """Remove the segments that Open MPI leaves without a launcher. ``launch`` sweeps after jobs."""
+    """Sweep the segments that Open MPI leaves without a launcher. ``launch`` sweeps jobs only."""
     launch.sweep(_BEGAN)

@@ -13,10 +13,10 @@ _BEGAN = time.time()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start PyTorch's own suite first: it takes longest, and the other tests run beside it."""
+    """Start PyTorch's own suite first. It takes longest, and the other tests run meanwhile."""
     items.sort(key=lambda item: item.path.name != "test_pytorch_suite.py")
 
 
 def pytest_sessionfinish() -> None:
-    """Remove the segments that Open MPI leaves without a launcher. ``launch`` sweeps after jobs."""
+    """Sweep the segments that Open MPI leaves without a launcher. ``launch`` sweeps jobs only."""
     launch.sweep(_BEGAN)

@@ -1,4 +1,4 @@
-"""The pytest plugin in real jobs: mpirun starts a pytest on every rank, and we read the report."""
+"""The pytest plugin in real jobs: mpirun runs pytest on every rank, these tests read the report."""
 
 from __future__ import annotations
 

@@ -437,7 +437,7 @@ def test_launchers(
     parents: list[str],
     found: Launcher | None,
 ) -> None:
-    """A parent is its executable's path. If that is hidden, it is a name with arguments."""
+    """An item of ``parents`` is an executable's path or, if that is hidden, name and arguments."""
     for name in (*OMPI, *SRUN, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
         variables.pop(name, None)
     variables.pop("I_MPI_HYDRA_UUID", None)

@@ -126,7 +126,7 @@ def test_what_is_set_stays(launched: Launched, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_place_of_the_store(launched: Launched) -> None:
-    """Under a launcher it is published, also if it was not known before. Else it is not."""
+    """Under a launcher the store's address is published, also if none was known before."""
     environment = launched(None)
     environment.publish("10.0.0.1", 4242)
     assert shown() == {}
