@@ -41,7 +41,7 @@ def leaves_in_a_bad_way() -> None:
         threading.Thread(target=time.sleep, args=(60,)).start()
     below = sys.excepthook
 
-    def buffering(*what: object) -> None:  # as torch's hook
+    def buffering(*what: object) -> None:  # as the hook of torch does
         real, sys.stderr = sys.stderr, io.StringIO()
         try:
             below(*what)

@@ -45,7 +45,7 @@ def stopped_in_the_middle() -> None:
     works()
     done()
     dist.barrier()
-    os._exit(0)  # MPI may not have let go of the transfer
+    os._exit(0)  # MPI may not have ended the transfer
 
 
 def what_mpi_goes_on_reading() -> None:

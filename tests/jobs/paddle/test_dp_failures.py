@@ -86,7 +86,7 @@ def no_world() -> None:
     else:
         raise AssertionError("made without a world")
     paddlempi.init_process_group("mpi")
-    model = paddlempi.DataParallel(paddle.nn.Linear(2, 2))  # the world of paddlempi is enough
+    model = paddlempi.DataParallel(paddle.nn.Linear(2, 2))  # a world of paddlempi is enough
     model(paddle.ones([1, 2])).mean().backward()
     paddlempi.destroy_process_group()
     loss = model(paddle.ones([1, 2])).mean()

@@ -17,7 +17,7 @@ class Network(nn.Layer):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1D(12), nn.Tanh())
         self.head = nn.Linear(12, 3)
-        self.other = nn.Linear(12, 3)  # the second head, which only odd steps use
+        self.other = nn.Linear(12, 3)  # the second head: only odd steps use it
         self.never = nn.Linear(2, 2)  # no step uses this layer, on any rank
 
     def forward(self, x: paddle.Tensor, odd: bool) -> paddle.Tensor:

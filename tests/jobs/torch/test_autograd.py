@@ -37,7 +37,7 @@ def checked() -> None:
     assert (sent._version, received._version) == (0, 1)
     with torch.inference_mode():
         plain = torch.ones(2)
-    dist.all_reduce(plain)  # has no version
+    dist.all_reduce(plain)  # this tensor has no version
 
     for async_op in (False, True):
         factor = torch.ones(3)

@@ -225,7 +225,7 @@ def given_another_rank() -> None:
         with raises(ArgumentError, "world_size=4 given to MPI's rank 0 of 2", "rank 1 of 2"):
             dist.init_process_group(backend, rank=rank, world_size=4)
         assert not dist.is_initialized() and not is_initialized()
-    # One rank is wrong, the other gives nothing at all.
+    # The arguments are wrong on one rank, and the other rank gives none.
     more = {"rank": 0} if rank == 1 else {}
     with raises(ArgumentError, both):
         dist.init_process_group("mpi", **more)

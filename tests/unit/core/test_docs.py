@@ -100,7 +100,7 @@ def go_variables() -> Iterator[str]:
 
 
 def python_variables() -> Iterator[str]:
-    """Yield the variables that Python reads, found in the same way."""
+    """Yield the variables that Python reads: the same strings, in files with the word environ."""
     for path in [*(ROOT / "python").rglob("*.py"), *(ROOT / "tools/build").glob("*.py")]:
         text = path.read_text()
         if "environ" not in text:

@@ -202,7 +202,7 @@ def test_address_where_nothing_tells(launched: Launched, monkeypatch: pytest.Mon
     launched(None)
     environment = torch_environment.load()
     monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: PRTERUN)
-    monkeypatch.setattr(launcher, "find", lambda: None)  # no core
+    monkeypatch.setattr(launcher, "find", lambda: None)  # the core cannot be loaded
     environment.fill()
     assert shown()["MASTER_ADDR"] == socket.gethostname()
 
