@@ -1,4 +1,4 @@
-"""Jobs of their own for the tests of this folder: a function becomes the program of every rank."""
+"""Run jobs for tests: a function becomes the program of every rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MPI = launch.command(1, ["true"]).kind
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended, and when (``time.time()``)."""
+    """How a job ended, and the time of its end (``time.time()``)."""
 
     result: launch.Result
     at: float
@@ -30,7 +30,7 @@ class Ended:
         return self.result.output
 
     def stamp(self, name: str) -> float:
-        """The time that a rank printed with ``ranks_tools.stamp(name)``."""
+        """Return the time that a rank printed with ``ranks_tools.stamp(name)``."""
         for line in self.result.stdout.splitlines():
             words = line.split()
             if words[:2] == ["stamp", name]:
@@ -45,7 +45,7 @@ def run(
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run ``program`` as ``np`` ranks; it may import ``ranks_tools``. Its hanging is a failure."""
+    """Run ``program`` as ``np`` ranks, which may import ``ranks_tools``. Fail if the job hangs."""
     path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     result = launch.run(
         np,
@@ -65,7 +65,7 @@ def succeed(
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run ``program``, which must come to its ``ranks_tools.done()`` on every rank."""
+    """Run ``program`` as :func:`run` does. Fail unless every rank calls ``ranks_tools.done()``."""
     ended = run(np, program, timeout=timeout, env=env)
     assert ended.returncode == 0, ended.output
     assert ended.result.stdout.count("done\n") == np, ended.output
