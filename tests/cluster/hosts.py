@@ -363,7 +363,7 @@ class Hosts:
     def _newcomers(self, before: Mapping[tuple[int, str], str]) -> dict[tuple[int, str], str]:
         return {key: line for key, line in self._processes().items() if key not in before}
 
-    # -- what can befall a host
+    # -- accidents of a host
 
     def cut(self, host: str) -> None:
         """Unplug the host's cable."""

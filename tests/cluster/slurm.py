@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hosts import Hosts, HostsError, Result, wait_for
 
-CPUS = 4  # that every node claims to have, enough for the tests' ranks on any machine
+CPUS = 4  # the number that every node claims to have, enough for the tests on any machine
 
 # The minimum without cgroups and systemd. Every node has its own directories (%n), because mpi/pmix
 # puts sockets there and all nodes share one file system.

@@ -51,8 +51,8 @@ import (
 )
 
 // exit ends the process as a C program would, with its atexit handlers. os.Exit
-// would skip them. In one of them MPICH 5 says good-bye to its launcher, which
-// otherwise kills the other ranks.
+// would skip them. In one of them MPICH 5 tells its launcher that the process ends.
+// Otherwise the launcher kills the other ranks.
 func exit(code int) { C.exit(C.int(code)) }
 
 func useHook() { mpi.SetFinalizeHook(C.hook_address()) }

@@ -56,7 +56,7 @@ def test_monitored_finds_who_is_missing(dist: ModuleType, rank: int, size: int) 
 
 @pytest.mark.mpi(min=2)
 def test_monitored_goes_beside_the_collectives(dist: ModuleType, rank: int, size: int) -> None:
-    """A monitored barrier has no place in the order of collectives, so ranks may differ in it."""
+    """It takes no place in the order of collectives, so ranks may be at different collectives."""
     tensor = np.ones(3)
     work = dist.all_reduce(tensor, async_op=True) if rank == 0 else None
     dist.monitored_barrier(timeout=30.0)

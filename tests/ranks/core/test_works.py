@@ -196,7 +196,7 @@ def test_a_list_that_is_changed_meanwhile(dist: ModuleType, rank: int, size: int
 
 
 def test_threads_that_ask_in_every_way(dist: ModuleType, rank: int, size: int) -> None:
-    """One thread takes the completion, and then the core forgets the work. All threads get it."""
+    """The core tells one thread of the end and forgets the work. All threads learn of the end."""
     rounds, threads = 60, 5
 
     def ask(work: Any, way: int, seen: list[Any]) -> None:

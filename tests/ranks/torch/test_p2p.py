@@ -1,4 +1,4 @@
-"""Messages: send, recv, isend, irecv, tags, any source, batches, to the own rank."""
+"""Messages: send, recv, isend, irecv, tags, any source, batches, a rank to itself."""
 
 from __future__ import annotations
 
