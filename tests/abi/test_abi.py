@@ -84,6 +84,8 @@ def _probe(probe: Path, library: Library, np: int, *flags: str, timeout: float =
         timeout=timeout,
     )
     assert not result.timed_out, result.output
+    if result.output.strip().endswith("passed"):  # rank 0 says so; the others' end counts, too
+        assert result.returncode == 0, result.output
     return result.output
 
 

@@ -325,6 +325,10 @@ def the_driver_started_before_a_fork() -> None:
     done()
 
 
+def test_the_driver_started_before_a_fork() -> None:
+    succeed(the_driver_started_before_a_fork)
+
+
 def test_kernels_that_a_driver_does_not_take() -> None:
     """The driver cannot load a module. Calls that need a kernel raise, others still work."""
     succeed(no_kernels, PMPI_FAKECUDA_FAIL="cuModuleLoadData:*:222")

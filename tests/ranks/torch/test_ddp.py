@@ -186,8 +186,8 @@ def test_parameters_of_several_dtypes(dist: ModuleType, rank: int, size: int) ->
         model.module.named_parameters(), whole.parameters(), strict=True
     ):
         # Gradients of the layers before the bfloat16 layer have its rounding too.
-        close([mine.grad], [theirs.grad], rtol=0.05, atol=0.01), name
-        assert mine.grad.dtype == theirs.grad.dtype == mine.dtype
+        close([mine.grad], [theirs.grad], rtol=0.05, atol=0.01)
+        assert mine.grad.dtype == theirs.grad.dtype == mine.dtype, name
     agree(dist, [p.grad for p in model.parameters()])
 
 
