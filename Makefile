@@ -39,7 +39,7 @@ pytest = python -m pytest -q --color=no --junitxml=$(RESULTS)/$(1).xml
 # These tests start jobs, and wait for most of the time: several run at the same time. Jobs have deadlines of fractions
 # of a second, which a busy machine may miss. So a test that fails is tried once more; pytest and tools/results.py
 # report that. Tests that all ranks run in step cannot be tried again.
-JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 2 * n : 8)))
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 pytest_jobs = $(call pytest,$(1)) --numprocesses $(JOBS) --dist worksteal --reruns 1
 # The environments of the newest torch and of the oldest supported one, with different MPIs.
 TORCH_newest := .venv-openmpi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class Ended:
 
     result: launch.Result
     at: float
+    stamps: str
 
     @property
     def returncode(self) -> int:
@@ -30,12 +32,12 @@ class Ended:
         return self.result.output
 
     def stamp(self, name: str) -> float:
-        """Return the time that a rank printed with ``ranks_tools.stamp(name)``."""
-        for line in self.result.stdout.splitlines():
-            words = line.split()
-            if words[:2] == ["stamp", name]:
-                return float(words[2])
-        raise AssertionError(f"no rank printed the stamp {name}:\n{self.output}")
+        """Return the time of the first ``ranks_tools.stamp(name)`` of a rank."""
+        for line in self.stamps.splitlines():
+            label, at = line.split()
+            if label == name:
+                return float(at)
+        raise AssertionError(f"no rank left the stamp {name}:\n{self.output}")
 
 
 def run(
@@ -47,15 +49,13 @@ def run(
 ) -> Ended:
     """Run ``program`` as ``np`` ranks, which may import ``ranks_tools``. Fail if the job hangs."""
     path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
-    result = launch.run(
-        np,
-        program,
-        timeout=timeout,
-        env={**(env or {}), "PYTHONPATH": path, "FAULTS_NP": str(np), "FAULTS_MPI": MPI},
-    )
-    at = time.time()
-    assert not result.timed_out, f"hung for {timeout} s:\n{result.output}"
-    return Ended(result, at)
+    ours = {"PYTHONPATH": path, "FAULTS_NP": str(np), "FAULTS_MPI": MPI}
+    with tempfile.NamedTemporaryFile("r") as stamps:
+        ours["FAULTS_STAMPS"] = stamps.name
+        result = launch.run(np, program, timeout=timeout, env={**(env or {}), **ours})
+        at = time.time()
+        assert not result.timed_out, f"hung for {timeout} s:\n{result.output}"
+        return Ended(result, at, stamps.read())
 
 
 def succeed(
