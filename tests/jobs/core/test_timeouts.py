@@ -24,8 +24,9 @@ def absent_from_all_reduce() -> None:
                 use()
     else:
         time.sleep(1.5)
-        # The other ranks have given up, so the late rank does not wait for them.
-        with raises(errors.GroupBrokenError, "all_reduce", ranks=[0, 1], most=3.0):
+        # The other ranks have given up, so the late rank does not wait for them. The error names
+        # the one whose deadline passed first, or both.
+        with raises(errors.GroupBrokenError, "all_reduce", "gave up waiting for this", most=3.0):
             dist.all_reduce(np.zeros(8, np.float32), group=late)
         with raises(errors.GroupBrokenError, most=3.0):
             dist.barrier(group=late)
