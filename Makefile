@@ -39,7 +39,7 @@ pytest = python -m pytest -q --color=no --junitxml=$(RESULTS)/$(1).xml
 # These tests start jobs, and wait for most of the time: several run at the same time. Jobs have deadlines of fractions
 # of a second, which a busy machine may miss. So a test that fails is tried once more; pytest and tools/results.py
 # report that. Tests that all ranks run in step cannot be tried again.
-JOBS ?= $(shell expr 2 \* $$(nproc))
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 pytest_jobs = $(call pytest,$(1)) --numprocesses $(JOBS) --dist worksteal --reruns 1
 # The environments of the newest torch and of the oldest supported one, with different MPIs.
 TORCH_newest := .venv-openmpi
@@ -296,7 +296,7 @@ build: .venv-tools/.tools
 .PHONY: clean
 clean:
 	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-torch-oldest \
-		.venv-tools .debian-mpi $(RESULTS) dist build/lib*.so python/paddlempi/_core.abi3.so
+		.venv-tools .debian-mpi $(RESULTS) dist $(WHEEL) build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
 .PHONY: help

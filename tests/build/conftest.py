@@ -1,4 +1,4 @@
-"""Builds of the package, each from a copy of the tree: one per compiler, made once."""
+"""Builds of the package, each from a copy of the tree and made once a session."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "build"))
 
-# What a build from nothing finds on PATH: Python and the programs that pip and zig start.
+# All that PATH offers to a build from nothing: Python, and the programs that pip and zig start.
 _BARE = ("python3", "sh", "env", "uname")
 
-# As root, the headers and any other go disappear too, in a mount namespace of the build's own.
+# If the tests run as root, a mount namespace also hides the headers, other go's, and gcc.
 _HIDE = """
 for folder in /usr/include /usr/local/go /usr/lib/go /usr/lib/gcc; do
     [ ! -d $folder ] || mount -t tmpfs none $folder || exit 97
@@ -29,19 +29,19 @@ exec "$@"
 
 @dataclass(frozen=True)
 class Built:
-    """A wheel and what pip said while making it."""
+    """A wheel, and what pip printed while it made the wheel."""
 
     wheel: Path
     output: str
 
     def unpack(self, folder: Path) -> Path:
-        """Returns the core of the wheel."""
+        """Extract the core from the wheel into the folder and return its path."""
         with zipfile.ZipFile(self.wheel) as archive:
             return Path(archive.extract("paddlempi/_core.abi3.so", folder))
 
 
 def copy_tree(folder: Path) -> Path:
-    """Copies what git would hand on; so a build shows that no file is missing in it."""
+    """Copy the files that git tracks or would add. A build from the copy shows a missing file."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -57,13 +57,13 @@ def copy_tree(folder: Path) -> Path:
 
 
 def pip(python: Path | str, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """Runs pip and returns what it printed."""
+    """Run pip and return what it printed."""
     command = [str(python), "-m", "pip", *arguments]
     return run(command, env=env)
 
 
 def run(command: list[str], *, env: dict[str, str] | None = None) -> str:
-    """Runs a command that must succeed and returns what it printed."""
+    """Run a command, which must succeed, and return what it printed."""
     done = subprocess.run(
         command,
         env={**os.environ, "PIP_QUIET": "0"} if env is None else env,
@@ -79,7 +79,7 @@ def run(command: list[str], *, env: dict[str, str] | None = None) -> str:
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which neither go nor a C compiler is found, nor anything built before."""
+    """An environment without go, without a C compiler, and without caches of earlier builds."""
     folder = tmp_path_factory.mktemp("bare")
     path = folder / "bin"
     path.mkdir()
@@ -94,7 +94,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def zig_built(tmp_path_factory: pytest.TempPathFactory, bare: dict[str, str]) -> Built:
-    """The wheel as a machine without go and gcc builds it."""
+    """The wheel that a machine without go and gcc builds."""
     folder = tmp_path_factory.mktemp("zig")
     tree = copy_tree(folder / "tree with blanks")
     command = [
@@ -111,7 +111,7 @@ def zig_built(tmp_path_factory: pytest.TempPathFactory, bare: dict[str, str]) ->
     if os.geteuid() == 0 and can_unshare():
         unshare = shutil.which("unshare")
         assert unshare
-        # mount is not on the bare PATH; the namespace ends with the build.
+        # The shell finds no mount on the bare PATH. The mounts vanish with the namespace.
         script = _HIDE.replace("mount ", f"{shutil.which('mount')} ")
         command = [unshare, "--mount", "/bin/sh", "-c", script, "sh", *command]
     output = run(command, env=bare)
@@ -119,7 +119,7 @@ def zig_built(tmp_path_factory: pytest.TempPathFactory, bare: dict[str, str]) ->
 
 
 def can_unshare() -> bool:
-    """Whether this root may have mounts of its own (in a container it may not)."""
+    """Return whether this user may mount in a namespace. Root in a container may not."""
     try:
         trial = "mount -t tmpfs none /usr/include"
         done = subprocess.run(

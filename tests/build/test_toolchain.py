@@ -1,4 +1,4 @@
-"""Which compilers a build takes, and what it says where it can have none."""
+"""Which compilers a build takes, and the error if it finds none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _forget() -> Iterator[None]:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is all of PATH."""
+    """An empty folder, the only one on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     return tmp_path

@@ -1,4 +1,4 @@
-"""What pip builds where there is nothing but Python: the wheel, its tag, its contents, its core."""
+"""The wheel that pip builds on a machine that has only Python: its tag, contents and core."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def test_metadata(zig_built: Built) -> None:
     assert metadata["Requires-Python"] == ">=3.10"
     assert "[pytest11]\npaddlempi = paddlempi.testing.plugin" in entry_points
     assert "[torch.backends]\npaddlempi = paddlempi_autoload:torch" in entry_points
-    assert "[torch.backends]\npaddlempi = paddlempi_autoload:torch" in entry_points
 
 
 def test_core_runs_on_old_glibc(zig_built: Built, tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_the_core_exports_its_init_alone(zig_built: Built, tmp_path: Path) -> No
 
 
 def exported(library: Path) -> set[str]:
-    """The names that a shared object defines for others."""
+    """Return the names that a shared object exports."""
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", str(library)],
         capture_output=True,
@@ -101,7 +100,7 @@ def test_editable(tmp_path: Path) -> None:
 
 
 def pins(name: str) -> dict[str, str]:
-    """The versions in a file of constraints."""
+    """Return the versions that a file of constraints pins."""
     lines = (ROOT / name).read_text().splitlines()
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
@@ -120,7 +119,7 @@ def test_a_version_of_everything_is_pinned() -> None:
 
 
 def test_the_oldest_torch_differs_in_what_it_brings_along_alone() -> None:
-    """What else would stand in its file would be tested with the oldest torch only."""
+    """Other pins in the second file would be tested with the oldest torch only."""
     newest, oldest = pins("constraints.txt"), pins("constraints-torch-oldest.txt")
     assert tuple(map(int, oldest["torch"].split("."))) < tuple(map(int, newest["torch"].split(".")))
     brought = {name for name in oldest if name not in ("torch", "triton")}

@@ -32,7 +32,7 @@ def slurm(hosts: Hosts) -> Slurm:
 
 @pytest.fixture(scope="session", params=mpis.NAMES)
 def mpi(request: pytest.FixtureRequest) -> mpis.MPI:
-    """Each MPI in its turn."""
+    """Every MPI, one after another."""
     found = mpis.MPI(request.param, mpis.ROOT / f".venv-{request.param}")
     reason = requirements.venv_missing(found.python)
     if reason:

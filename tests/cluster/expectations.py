@@ -1,4 +1,4 @@
-"""What four ranks over two hosts have to report, whoever launched them."""
+"""What four ranks on two hosts must report, under every launcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Reports = list[dict[str, Any]]
 
 
 def assert_two_by_two(reports: Reports) -> None:
-    """Ranks 0 and 1 on one host, 2 and 3 on the other, local ranks counted on each."""
+    """Assert that ranks 0 and 1 are on one host, 2 and 3 on the other, with right local ranks."""
     assert [r["start"]["error"] for r in reports] == [None] * 4
     assert [r["rank"] for r in reports] == [0, 1, 2, 3]
     assert {r["world_size"] for r in reports} == {4}
@@ -21,23 +21,23 @@ def assert_two_by_two(reports: Reports) -> None:
 
 
 def assert_results_right(reports: Reports) -> None:
-    """Every collective and message had the right outcome on every rank."""
+    """Assert that every collective and message had the right result on every rank."""
     wrong = {(r["rank"], what) for r in reports for what, right in r["right"].items() if not right}
     assert not wrong
     assert all(len(r["right"]) == 6 for r in reports)
 
 
 def assert_errors_everywhere(reports: Reports) -> None:
-    """A mismatch and a refusal raise on every rank and name the rank that differs."""
+    """Assert that a mismatch and a refusal raised on every rank and named the right rank."""
     assert [r["mismatch"]["error"] for r in reports] == ["MismatchError"] * 4
     assert [r["mismatch"]["ranks"] for r in reports] == [[3]] * 4
-    # Who refuses gets its own error, the others hear of it.
+    # The rank that refuses raises the error of its arguments; the other ranks raise RefusedError.
     assert [r["refusal"]["error"] for r in reports] == ["DtypeError"] + ["RefusedError"] * 3
     assert [r["refusal"]["ranks"] for r in reports[1:]] == [[0]] * 3
 
 
 def assert_trained(result: Result) -> None:
-    """examples/train.py told an accuracy of at least 0.95 and equal parameters."""
+    """Assert that examples/train.py printed an accuracy of 0.95 or more and equal parameters."""
     assert result.code == 0 and not result.timed_out, str(result)
     assert "parameters equal bit for bit on all 4 ranks: yes" in result.out, str(result)
     accuracies = re.findall(r"accuracy\D*(\d\.\d+)", result.text)

@@ -1,15 +1,15 @@
 """Several hosts on this one machine, for tests that need a network between the ranks.
 
-`Hosts(2)` is a context manager: inside it there is a login node and the hosts h1 and h2, each with
-a network interface, a host name, process ids, SysV IPC, mounts, /dev/shm and boot id of its own,
-all plugged into one bridge. Shared by all, as on most clusters: the file system (and /tmp). The
-CPUs are shared too. Needs root, iproute2 and util-linux.
+`Hosts(2)` is a context manager. Inside it there are a login node and the hosts h1 and h2. Each has
+its own network interface, host name, process ids, SysV IPC, mounts, /dev/shm and boot id, and one
+bridge connects them. As on most clusters they share the file system, here with /tmp. They share
+the CPUs too. Needs root, iproute2 and util-linux.
 
-How it holds together: the login node is one process that made new namespaces, and the hosts'
-namespaces lie inside the login's. So nothing has a name on the machine outside (two runs cannot
-clash), and when the login's process 1 dies, by whatever end of the tests, the kernel takes all
-processes, interfaces and mounts with it. That process waits for the end of a pipe that only the
-tests hold, and removes the scratch directory as its last act.
+How it works: the login node is a process with new namespaces, and the hosts' namespaces lie inside
+the login node's. So nothing has a name on the machine outside, and two runs cannot clash. When
+process 1 of the login node dies, however the tests end, the kernel removes all processes,
+interfaces and mounts. Process 1 waits for the end of a pipe that only the tests hold. Its last act
+is to remove the scratch directory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from types import TracebackType
 
 NETWORK = "10.77.0"
 
-# What process 1 of the login node runs; $1 is the scratch directory. /proc is still the outer one
-# when `pid` is read, so that it is the number by which the tests know this process.
+# The program of process 1 of the login node; $1 is the scratch directory. `pid` is read while /proc
+# is still the outer one. So it is the number by which the tests know this process.
 _LOGIN = """
 set -e
 ulimit -c 0
@@ -49,8 +49,8 @@ cd /
 for _ in 1 2 3 4 5; do rm -rf "$1" && break; sleep 0.1; done
 """
 
-# What process 1 of a host runs; $1 is the scratch directory, $2 the host's name. `sleep` is not the
-# last command: the shell has to stay, to reap orphans.
+# The program of process 1 of a host; $1 is the scratch directory, $2 the name. `sleep` is not
+# the last command, because the shell must stay to reap orphans.
 _HOST = """
 set -e
 read -r pid _ </proc/self/stat
@@ -66,8 +66,8 @@ sleep infinity
 :
 """
 
-# What the MPIs' launchers call instead of ssh: [-options] HOST COMMAND. Like ssh it hands on no
-# environment but a basic one, and like ssh it ends with 255 when the host goes away.
+# The launchers call this instead of ssh: [-options] HOST COMMAND. Like ssh it passes on only a
+# basic environment. Like ssh it ends with 255 if the host dies.
 _AGENT = """#!/bin/sh
 while case $1 in -*) ;; *) false ;; esac; do shift; done
 pid=$(cat '{scratch}'/"$1.pid") || exit 255
@@ -81,7 +81,7 @@ exit $code
 
 
 class HostsError(RuntimeError):
-    """The hosts could not be brought up, or a command on one failed."""
+    """The hosts could not be started, or a command on a host failed."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ class Result:
     out: str
     err: str
     seconds: float  # from start to end
-    ended: float  # when, as time.time() tells it
+    ended: float  # when it ended, by time.time()
     timed_out: bool  # the deadline ran out and the command was killed
-    strays: tuple[str, ...]  # command lines of processes it left behind, killed since
+    strays: tuple[str, ...]  # command lines of the processes that it left behind, which were killed
 
     @property
     def text(self) -> str:
-        """All that was printed, for assertions that do not care where."""
+        """All that was printed, for assertions to which the stream does not matter."""
         return self.out + self.err
 
     def __str__(self) -> str:
@@ -108,13 +108,13 @@ class Result:
 
 
 class Hosts:
-    """Hosts h1..hN and a login node. Use it as a context manager, or call `down()`."""
+    """Hosts h1 to hN and a login node. Use it as a context manager, or call `down()`."""
 
     def __init__(self, count: int) -> None:
         self.names = tuple(f"h{i + 1}" for i in range(count))
         self.scratch = Path(
             tempfile.mkdtemp(prefix="pmpi-", dir="/tmp")
-        )  # short: sockets' paths end at 108
+        )  # short, because the path of a socket has at most 108 bytes
         self.scratch.chmod(0o755)
         self.agent = self.scratch / "agent"
         self._children: list[subprocess.Popen[bytes]] = []
@@ -151,7 +151,7 @@ class Hosts:
         self._children.append(
             self._spawn(
                 "login",
-                # --kill-child: the namespaces do not outlive the process that the tests can see.
+                # --kill-child: the namespaces end with the process that the tests can see.
                 [
                     *namespaces,
                     "--kill-child",
@@ -197,7 +197,7 @@ class Hosts:
             )
 
     def _pid(self, name: str, seconds: float = 10) -> int:
-        """Process 1 of a node: the login's as seen from outside, a host's as seen in the login."""
+        """Return process 1 of a node: the login's number outside, or a host's in the login node."""
         path = self.scratch / f"{name}.pid"
         for _ in wait_for(seconds):
             if path.exists():
@@ -208,18 +208,18 @@ class Hosts:
         raise HostsError(f"{name} did not come up: {log.strip() or 'no word from it'}")
 
     def down(self) -> None:
-        """Kills every process of every host and removes all that was made. Can be called twice."""
+        """Kill every process of every host and remove what was made. May be called twice."""
         if not self._children:
             shutil.rmtree(self.scratch, ignore_errors=True)
             return
         login = self._children[0]
         if login.stdin is not None:
-            login.stdin.close()  # process 1 reads the end of the pipe, cleans up and leaves
+            login.stdin.close()  # process 1 reads the end of the pipe, cleans up and ends
         for child in self._children:
             try:
                 child.wait(10)
             except subprocess.TimeoutExpired:
-                child.kill()  # --kill-child hands this on to process 1
+                child.kill()  # --kill-child passes this on to process 1
                 child.wait()
         self._children.clear()
         for _ in wait_for(5):
@@ -231,7 +231,7 @@ class Hosts:
     # -- running commands
 
     def environment(self, **more: str) -> dict[str, str]:
-        """A clean environment: nothing of a launcher, nothing of the user's home."""
+        """Return a clean environment: no launcher's variables, and not the user's home."""
         base = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(self.scratch / "home"),
@@ -263,18 +263,18 @@ class Hosts:
         cwd: Path | None = None,
         sweep: bool = True,
     ) -> Result:
-        """Runs a command on a host, or on the login node, and waits for its end.
+        """Run a command on a host, or on the login node, and wait for its end.
 
-        At the deadline (seconds) it is killed. With `sweep` all that came to life on any node since
-        it started is killed too, at its normal end after a grace of two seconds; so nothing else
-        may be starting on the hosts at that time.
+        The command is killed after `timeout` seconds. With `sweep` all processes that began on any
+        node since the start of the command are killed too: at once after a timeout, otherwise after
+        a grace of two seconds. So nothing else may start on the hosts at that time.
         """
         before = self._processes()
         name = host or "login"
         with tempfile.TemporaryDirectory(dir=self.scratch) as place:
             out, err = Path(place, "out"), Path(place, "err")
             started = time.monotonic()
-            # Files, not pipes: a stray that keeps a pipe open would keep us here.
+            # Files, not pipes: a stray process that keeps a pipe open would block this one.
             with open(out, "wb") as out_file, open(err, "wb") as err_file:
                 process = subprocess.Popen(
                     [*self._enter(host), "env", "-C", str(cwd or self.scratch), *argv],
@@ -312,7 +312,7 @@ class Hosts:
         host: str | None = None,
         env: Mapping[str, str],
     ) -> subprocess.Popen[bytes]:
-        """Starts a command that lives as long as the hosts do; its output goes to NAME.log."""
+        """Start a command that lives as long as the hosts. Its output goes to NAME.log."""
         child = self._spawn(
             name,
             [*self._enter(host), "env", *(f"{k}={v}" for k, v in env.items()), *argv],
@@ -322,7 +322,7 @@ class Hosts:
         return child
 
     def _processes(self) -> dict[tuple[int, str], str]:
-        """(process id, start time) of all that lives on the nodes, with the command line."""
+        """Return (process id, start time) and command line of all processes on the nodes."""
         found: dict[tuple[int, str], str] = {}
         for entry in Path(f"/proc/{self._login}/root/proc").iterdir():
             if not entry.name.isdigit():
@@ -331,7 +331,7 @@ class Hosts:
                 fields = (entry / "stat").read_text().rpartition(") ")[2].split()
                 if (
                     fields[0] not in "ZX"
-                ):  # a zombie has ended; its parent is just slow to hear of it
+                ):  # a zombie has ended, but its parent has not reaped it yet
                     line = (
                         (entry / "cmdline")
                         .read_bytes()
@@ -342,7 +342,7 @@ class Hosts:
         return found
 
     def _sweep(self, before: Mapping[tuple[int, str], str], grace: float) -> tuple[str, ...]:
-        """Kills all that was not there before, after `grace` seconds to end by itself."""
+        """Kill the processes that are not in `before`, after `grace` seconds to end themselves."""
         for _ in wait_for(grace):
             if not self._newcomers(before):
                 return ()
@@ -354,7 +354,7 @@ class Hosts:
             kill = f"kill -9 {' '.join(str(pid) for pid, _ in now)}"
             subprocess.run(
                 [*self._enter_login(), "sh", "-c", kill],
-                check=False,  # one of them may have ended meanwhile
+                check=False,  # a process may have ended meanwhile
                 stderr=subprocess.DEVNULL,
                 timeout=20,
             )
@@ -363,24 +363,24 @@ class Hosts:
     def _newcomers(self, before: Mapping[tuple[int, str], str]) -> dict[tuple[int, str], str]:
         return {key: line for key, line in self._processes().items() if key not in before}
 
-    # -- what can befall a host
+    # -- accidents of a host
 
     def cut(self, host: str) -> None:
-        """Unplugs the host's cable."""
+        """Unplug the host's cable."""
         self._check(f"ip link set v-{host} down")
 
     def heal(self, host: str) -> None:
-        """Plugs the host's cable in again."""
+        """Plug the host's cable in again."""
         self._check(f"ip link set v-{host} up")
 
     def bind(self, source: Path, target: Path) -> None:
-        """Mounts `source` over `target` on all nodes; the machine outside does not see it."""
+        """Mount `source` over `target` on all nodes. The machine outside does not see it."""
         for host in (None, *self.names):
             self._check(f"mount --bind {source} {target}", host=host)
 
 
 def wait_for(seconds: float, step: float = 0.05) -> Iterator[None]:
-    """Yields at once and then every `step` seconds until the time is over."""
+    """Yield at once, and then every `step` seconds until the time is over."""
     deadline = time.monotonic() + seconds
     yield
     while time.monotonic() < deadline:
@@ -389,7 +389,7 @@ def wait_for(seconds: float, step: float = 0.05) -> Iterator[None]:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process that was started in a session of its own, with all that stayed in it."""
+    """Kill a process that was started in its own session, and all processes in that session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

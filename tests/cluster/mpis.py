@@ -1,4 +1,4 @@
-"""The MPIs under test: where each one lies and how its mpirun starts ranks on several hosts."""
+"""The MPIs under test: where they are installed, and how mpirun starts ranks on several hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class MPI:
-    """One MPI, in the virtual environment that holds it beside Python and paddlempi."""
+    """One MPI, in a virtual environment that also has Python and paddlempi."""
 
     name: str
     prefix: Path
@@ -25,18 +25,18 @@ class MPI:
         return self.prefix / "bin" / "python"
 
     def environment(self) -> dict[str, str]:
-        """What a user of this environment would have set, root's permissions included."""
+        """Return the variables that a user of this environment would set, here as root."""
         env = {"PATH": f"{self.prefix}/bin:{SYSTEM_PATH}"}
         if self.name == "openmpi":
             env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-            # More ranks than cores in this machine, which each host believes to have alone.
+            # There are more ranks than cores. Every host takes this machine's cores for its own.
             env["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if self.name == "impi":
             env["I_MPI_ROOT"] = str(self.prefix)
         return env
 
     def mpirun(self, hosts: Hosts, layout: Sequence[tuple[str, int]]) -> list[str]:
-        """The mpirun command, without the program, for `layout`: (host, ranks there) in order."""
+        """Return the mpirun command without the program; `layout` is (host, ranks on it), ..."""
         total = sum(ranks for _, ranks in layout)
         slots = ",".join(f"{host}:{ranks}" for host, ranks in layout)
         command = [f"{self.prefix}/bin/mpirun", "-np", str(total)]
@@ -61,7 +61,7 @@ class MPI:
                 "-hosts",
                 slots,
             ]
-        machines = hosts.scratch / "machines"  # Intel's -hosts would heed no slots
+        machines = hosts.scratch / "machines"  # Intel MPI's -hosts ignores slots
         machines.write_text(slots.replace(",", "\n") + "\n")
         return [
             *command,
@@ -82,7 +82,7 @@ class MPI:
         timeout: float,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        """Runs a Python program (path and arguments) under mpirun, started from the login node."""
+        """Run a Python program (path and arguments) under mpirun, from the login node."""
         return hosts.execute(
             [*self.mpirun(hosts, layout), self.python, *program],
             timeout=timeout,

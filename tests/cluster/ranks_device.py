@@ -1,4 +1,4 @@
-"""Each rank reports what collectives and messages of tensors in device memory gave it."""
+"""Every rank reports the results of operations on tensors in device memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
     mixed = tensor(everyone[rank]) if rank % 2 else everyone[rank].copy()
     dist.all_reduce(mixed)
     got = tensor(np.zeros(3000, np.float32))
-    to, source = (rank + size // 2) % size, (rank - size // 2) % size  # on the other host
+    to, source = (rank + size // 2) % size, (rank - size // 2) % size  # a rank on the other host
     sent = dist.isend(tensor(everyone[rank]), to)
     dist.recv(got, source)
     sent.wait()

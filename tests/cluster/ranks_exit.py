@@ -1,4 +1,4 @@
-"""Rank 1 leaves in a bad way while the others sit in an all_reduce; it reports when."""
+"""Rank 1 fails while the other ranks wait in an all_reduce, and reports when it did."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(way: str) -> None:
     x = np.zeros(4, np.float32)
     dist.all_reduce(x)
     if dist.get_rank() == 1:
-        time.sleep(0.5)  # by now the others wait
+        time.sleep(0.5)  # the other ranks wait now
         ranks_report.write({"left": time.time()})
         if way == "exit":
             sys.exit(3)

@@ -1,4 +1,4 @@
-"""The last rank does not come to an all_reduce; the others report what they are told."""
+"""The last rank does not join an all_reduce. The other ranks report their errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main() -> None:
         "afterwards": ranks_report.error_of(lambda: dist.all_reduce(x)),
     }
     ranks_report.write(facts)
-    time.sleep(1)  # an end without Finalize may end the others, which still have to report
+    time.sleep(1)  # a rank that ends without Finalize may end the others before they report
 
 
 main()

@@ -1,4 +1,4 @@
-"""What a rank tells the test: one JSON file, which no launcher mixes with another rank's."""
+"""What a rank tells the test: one JSON file a process, because a launcher may mix their output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Facts = dict[str, Any]
 
 
 def write(facts: Facts) -> None:
-    """Leaves `facts` in the directory named on the command line; process ids are the hosts' own."""
+    """Write `facts` to a file in the directory argv[1], named by host and process id.
+
+    Processes on different hosts may have the same process id.
+    """
     host = socket.gethostname()
     path = Path(sys.argv[1], f"{host}-{os.getpid()}")
     path.with_suffix(".new").write_text(json.dumps(facts | {"host": host}))
@@ -24,7 +27,7 @@ def write(facts: Facts) -> None:
 
 
 def error_of(call: Callable[[], object]) -> Facts:
-    """What `call` raised: its class, its message and the ranks it names."""
+    """Return the error that `call` raised: its class, its message and the ranks that it names."""
     try:
         call()
     except dist.Error as error:

@@ -1,4 +1,4 @@
-"""Each rank reports what torch's default group over MPI has on several hosts."""
+"""Every rank reports the state of torch's default group over MPI on several hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> None:
             "sum": x.tolist(),
         }
     )
-    dist.barrier()  # rank 0 serves the store until it leaves
+    dist.barrier()  # rank 0 serves the store until it ends
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Each rank reports its place in the world and whether collectives across the hosts are right."""
+"""Every rank reports its place in the world, and whether operations across hosts are right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def all_reduce_is_right(count: int) -> bool:
 
 
 def subgroup_is_right(ranks: list[int]) -> bool:
-    """An all_reduce in a group of some ranks; true on those that are no members."""
+    """Check an all_reduce in a group of some ranks; return True on ranks that are no members."""
     group = dist.new_group(ranks)
     if dist.get_rank() not in ranks:
         return True
@@ -27,7 +27,7 @@ def subgroup_is_right(ranks: list[int]) -> bool:
 
 
 def message_is_right() -> bool:
-    """From the last rank to the first, the two furthest apart."""
+    """Check a message from the last rank to the first, which are on different hosts."""
     last = dist.get_world_size() - 1
     sent = np.arange(1 << 16, dtype=np.float32)
     if dist.get_rank() == last:
@@ -39,14 +39,14 @@ def message_is_right() -> bool:
 
 
 def mismatch() -> ranks_report.Facts:
-    """The last rank brings one element more."""
+    """The last rank's tensor has one element more than those of the other ranks."""
     last = dist.get_world_size() - 1
     x = np.zeros(3 if dist.get_rank() == last else 2)
     return ranks_report.error_of(lambda: dist.all_reduce(x))
 
 
 def refusal() -> ranks_report.Facts:
-    """Rank 0 brings what is no tensor."""
+    """Rank 0 passes an object that is no tensor."""
     x = object() if dist.get_rank() == 0 else np.zeros(2)
     return ranks_report.error_of(lambda: dist.all_reduce(x))
 

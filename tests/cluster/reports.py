@@ -1,4 +1,4 @@
-"""Collects what the ranks of one run reported (see ranks_report.py)."""
+"""Collects the reports of the ranks of one run (see ranks_report.py)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def directory(hosts: Hosts) -> Iterator[Path]:
 
 
 def read(place: Path) -> list[dict[str, Any]]:
-    """All reports, by rank where they tell it."""
+    """Return all reports, sorted by rank as far as they contain it."""
     reports = [json.loads(path.read_text()) for path in place.glob("*.json")]
     return sorted(reports, key=lambda report: report.get("rank", 0))

@@ -1,7 +1,7 @@
-"""What the cluster tests need of the machine, and how they get it.
+"""What the cluster tests need on the machine, and how they install it.
 
-Each function returns None when all is there and otherwise the reason for a skip. The reasons are
-fixed strings: CI compares them with the list of skips that it allows.
+Each function returns None if all is there, and otherwise the reason for a skip. The reasons are
+fixed strings because CI compares them with the list of skips that it allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _APT_SECONDS = 240
 
 
 def hosts_missing() -> str | None:
-    """Why there can be no hosts here."""
+    """Return why there can be no hosts here."""
     if os.geteuid() != 0:
         return NOT_ROOT
     if not _tools(("ip", "nsenter", "unshare"), ("iproute2", "util-linux")):
@@ -36,7 +36,7 @@ def hosts_missing() -> str | None:
 
 
 def slurm_missing() -> str | None:
-    """Why there can be no Slurm here, given that there are hosts."""
+    """Return why there can be no Slurm here, on hosts that exist."""
     daemons = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
     packages = ("slurm-wlm", "munge", "libpmix2")
     if _tools(daemons, packages) and any(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so.2")):
@@ -45,7 +45,7 @@ def slurm_missing() -> str | None:
 
 
 def venv_missing(python: Path) -> str | None:
-    """Why the ranks have no Python with an MPI; `python` is .venv-NAME/bin/python."""
+    """Return why the ranks have no Python with an MPI; `python` is .venv-NAME/bin/python."""
     if python.exists():
         return None
     venv = python.parents[1].name
@@ -74,7 +74,7 @@ def _tools(commands: Sequence[str], packages: Sequence[str]) -> bool:
 
 
 def _apt(arguments: Sequence[str]) -> bool:
-    # RUNLEVEL=1: the packages' own daemons are not started; the tests start theirs on the hosts.
+    # With RUNLEVEL=1 the packages do not start their daemons. The tests start them on the hosts.
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     process = subprocess.Popen(
         ["apt-get", "-qq", *arguments],

@@ -1,8 +1,8 @@
-"""A small Slurm on the hosts of hosts.py: munged and slurmctld on the login, one slurmd a host.
+"""A small Slurm on the hosts of hosts.py: munged and slurmctld on the login node, slurmd on hosts.
 
-Needs Debian's slurm-wlm, munge and libpmix2. Of the machine's own Slurm and munge nothing is used
-or touched: configuration, key, sockets and state lie in the hosts' scratch directory and go with
-it, and the daemons end with the hosts.
+Needs Debian's slurm-wlm, munge and libpmix2. The machine's own Slurm and munge are not used or
+changed. Configuration, key, sockets and state are in the hosts' scratch directory and vanish with
+it. The daemons end with the hosts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 from hosts import Hosts, HostsError, Result, wait_for
 
-CPUS = 4  # that each node claims to have: enough for the tests' ranks, whatever the machine has
+CPUS = 4  # the number that every node claims to have, enough for the tests on any machine
 
-# The minimum that needs neither cgroups nor systemd. A directory of its own per node (%n) is what
-# mpi/pmix wants for its sockets, the file system being shared by all nodes.
+# The minimum without cgroups and systemd. Every node has its own directories (%n), because mpi/pmix
+# puts sockets there and all nodes share one file system.
 _CONF = """\
 ClusterName=lab
 SlurmctldHost=login
@@ -47,7 +47,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """Slurm on all of `hosts`; it is down when they are."""
+    """Slurm on all of `hosts`. It ends when the hosts end."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
@@ -64,7 +64,7 @@ class Slurm:
         (self.state / "slurm.conf").write_text(
             _CONF.format(state=self.state, nodes=nodes, cpus=CPUS)
         )
-        # No cgroup is used, but the default, to detect their version, fails where there are none.
+        # No cgroup is used. But the default, to detect their version, fails if there are none.
         (self.state / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         key = self.state / "munge.key"
         key.touch(0o600)
@@ -72,8 +72,11 @@ class Slurm:
         self._provide_pmix()
 
     def _provide_pmix(self) -> None:
-        """Slurm's pmix plugin opens libpmix.so, a link that only libpmix-dev brings: the nodes get
-        a copy of the directory that has it, mounted over the original."""
+        """Give the nodes a libpmix.so, which Slurm's pmix plugin opens.
+
+        Only the package libpmix-dev brings that link. So a copy of the library's directory gets
+        the link, and the nodes mount the copy over the original.
+        """
         for library in Path("/usr/lib").glob("*/pmix2/lib/libpmix.so.2"):
             if not (library.parent / "libpmix.so").exists():
                 copy = self.state / "pmix"
@@ -87,7 +90,7 @@ class Slurm:
             [
                 "munged",
                 "--foreground",
-                "--force",  # the scratch directory's parent is /tmp, which anyone may write
+                "--force",  # the scratch directory's parent is /tmp, which every user may write to
                 f"--key-file={self.state}/munge.key",
                 f"--socket={self.state}/munge.socket",
                 f"--pid-file={self.state}/munged.run",
@@ -119,7 +122,7 @@ class Slurm:
         raise HostsError(f"Slurm's nodes are not idle after 30 s\n{told}")
 
     def _ask(self, *argv: str, env: Mapping[str, str] | None = None) -> Result:
-        """A short command of Slurm's. It sweeps nothing: the daemons may be starting something."""
+        """Run a short Slurm command without a sweep, which could kill what the daemons start."""
         return self.hosts.execute(
             argv, timeout=20, env=self.environment | dict(env or {}), sweep=False
         )
@@ -134,7 +137,7 @@ class Slurm:
         timeout: float,
         env: Mapping[str, str],
     ) -> Result:
-        """`srun --mpi=plugin` of a command on the first `nodes` hosts."""
+        """Run a command with `srun --mpi=plugin` on the first `nodes` hosts."""
         command = [
             "srun",
             f"--mpi={plugin}",
@@ -153,12 +156,12 @@ class Slurm:
         timeout: float,
         env: Mapping[str, str],
     ) -> Result:
-        """Submits a shell script and waits for its end; the result is the script's."""
+        """Submit a shell script, wait for its end, and return the script's result."""
         place = self.hosts.scratch / "batch"
         place.write_text(f"#!/bin/sh\n{script}\n")
         out, err = place.with_suffix(".out"), place.with_suffix(".err")
         started = time.monotonic()
-        # Not --wait: sbatch looks only every few seconds.
+        # Not --wait, because sbatch looks at the job only every few seconds.
         submitted = self._ask(
             "sbatch", "--parsable", f"-N{nodes}", f"--ntasks-per-node={ranks_per_node}",
             f"--output={out}", f"--error={err}", str(place),
@@ -181,7 +184,7 @@ class Slurm:
         result = self.hosts.execute(argv, timeout=timeout, env=self.environment | dict(env))
         if result.timed_out or result.strays:
             self._cancel()
-        # The controller may still count the job as running; the next one would wait for its CPUs.
+        # The controller may still count the job as running, and the next job would wait for CPUs.
         if not self._queue_empties(20):
             raise HostsError(f"a job is still in the queue 20 s after {argv} ended: {result}")
         return result

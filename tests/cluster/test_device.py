@@ -1,4 +1,4 @@
-"""Tensors in device memory on two hosts: staged between them, mapped within each."""
+"""Tensors in device memory on two hosts: staged between the hosts, mapped within each host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks on two hosts under each MPI, started by its mpirun."""
+"""Ranks on two hosts under every MPI, started by its mpirun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWO_BY_TWO = (("h1", 2), ("h2", 2))
 
 @pytest.fixture(scope="session")
 def run_world(hosts: Hosts) -> Callable[[MPI], expectations.Reports]:
-    """Runs ranks_world.py once for each MPI and hands out its reports."""
+    """A function that runs ranks_world.py once for each MPI and returns its reports."""
 
     @functools.cache
     def run(mpi: MPI) -> expectations.Reports:
@@ -63,8 +63,8 @@ def test_a_rank_that_never_comes_is_named_on_every_host(mpi: MPI, hosts: Hosts) 
     assert [r["afterwards"]["error"] for r in found] == ["GroupBrokenError"] * 3
 
 
-# Not Intel MPI: there MPI_Iallreduce itself does not return while the link is down (its small
-# messages are injected, which libfabric's tcp provider refuses until the ones before are out).
+# Intel MPI is left out. Its MPI_Iallreduce does not return while the link is down: it injects small
+# messages, and libfabric's tcp provider refuses them until the earlier ones have been sent.
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
 def test_a_cut_cable_is_a_timeout_that_names_the_other_host(mpi: MPI, hosts: Hosts) -> None:
     with reports.directory(hosts) as place, ThreadPoolExecutor(1) as pool:

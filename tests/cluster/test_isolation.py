@@ -1,4 +1,4 @@
-"""The hosts themselves: as separate as real ones, and gone without a trace."""
+"""The hosts themselves: as separate as real hosts, and removed without a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hosts import Hosts, HostsError, Result, wait_for
 
 HERE = Path(__file__).parent
 
-pytestmark = pytest.mark.usefixtures("hosts")  # or skip where there can be none
+pytestmark = pytest.mark.usefixtures("hosts")  # skips all tests if there can be no hosts
 
 
 def ask(hosts: Hosts, command: str, host: str | None = None, timeout: float = 20) -> Result:
@@ -29,7 +29,7 @@ def namespaces(hosts: Hosts) -> set[str]:
 
 
 def assert_no_trace(scratch: Path, spaces: set[str]) -> None:
-    """Neither files nor mounts nor processes, and so no interfaces either."""
+    """Assert that no files, mounts and processes are left, and so no interfaces either."""
     for _ in wait_for(5):
         left = {str(scratch)} if scratch.exists() else set()
         left |= {
@@ -55,7 +55,7 @@ def test_every_host_has_a_name_and_an_identity_of_its_own(hosts: Hosts) -> None:
 
 
 def test_hosts_share_no_memory_and_see_no_other_processes(hosts: Hosts) -> None:
-    # A job that lost its cable may have left MPI's own segments there; they go with the host.
+    # A job whose host was cut off may have left MPI's segments there. They vanish with the host.
     assert "mark" in ask(hosts, "touch /dev/shm/mark && ls /dev/shm", "h1").out.split()
     assert "mark" not in ask(hosts, "ls /dev/shm", "h2").out.split()
     spaces = {ask(hosts, "readlink /proc/self/ns/pid", host).out for host in (None, "h1", "h2")}

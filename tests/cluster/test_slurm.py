@@ -1,4 +1,4 @@
-"""Ranks on two nodes of a Slurm: started by srun, by mpirun in a batch job, and by a wrong srun."""
+"""Ranks on two nodes of a Slurm: started by srun, by mpirun in a batch job, by a wrong srun."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hosts import Hosts, Result
 from mpis import MPI, ROOT
 from slurm import Slurm
 
-# What each MPI understands of what `srun --mpi` offers.
+# The plugins of `srun --mpi` that each MPI can use.
 SPOKEN = [("openmpi", "pmix"), ("mpich", "pmi2"), ("impi", "pmix"), ("impi", "pmi2")]
 
-# With these every rank would be a world of its own; MPICH under pmix would abort in MPI_Init.
+# With these every rank would be a world of its own. MPICH with pmix would abort in MPI_Init.
 NOT_SPOKEN = [
     ("openmpi", "pmi2"),
     ("openmpi", "none"),
@@ -30,7 +30,7 @@ FIRST_SPOKEN = [("openmpi", "pmix"), ("mpich", "pmi2"), ("impi", "pmi2")]
 def environment(mpi: MPI, plugin: str) -> dict[str, str]:
     env = mpi.environment()
     if (mpi.name, plugin) == ("impi", "pmix"):
-        # Intel MPI has no PMIx client of its own: it loads Slurm's from here.
+        # Intel MPI has no PMIx client of its own and loads Slurm's from this directory.
         (library,) = Path("/usr/lib").glob("*/pmix2/lib")
         env["LD_LIBRARY_PATH"] = str(library)
     return env
@@ -39,7 +39,7 @@ def environment(mpi: MPI, plugin: str) -> dict[str, str]:
 def srun(
     slurm: Slurm, mpi: MPI, plugin: str, *program: str | Path, ranks: int = 2, timeout: float = 60
 ) -> Result:
-    """Runs a program on both nodes, `ranks` on each."""
+    """Run a program on both nodes, with `ranks` ranks on each."""
     command = [mpi.python, *program]
     env = environment(mpi, plugin)
     return slurm.srun(plugin, 2, ranks, command, timeout=timeout, env=env)
@@ -92,7 +92,7 @@ def test_a_rank_that_fails_ends_the_srun_job(
     assert len(found) == 1, f"{found}\n{result}"
     assert result.ended - found[0]["left"] < 5, str(result)
     status = 3 if way == "exit" else 1
-    # 137 where srun only knows that it killed the ranks; MPI's own message has the status then.
+    # srun ends with 137 if it knows only that it killed the ranks. MPI's message has the status.
     told = result.code == status or (result.code == 137 and f"Abort({status})" in result.text)
     assert told, str(result)
     if way == "raise":

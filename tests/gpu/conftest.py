@@ -1,7 +1,7 @@
-"""Fixtures of the tests that want a real GPU: ``mpirun -np N pytest --mpi tests/gpu``.
+"""Fixtures of the tests that need a real GPU: ``mpirun -np N pytest --mpi tests/gpu``.
 
-They hold what the fake driver of tests/jobs/cuda cannot show: the frameworks' streams and their
-allocators. The ranks share the devices that there are. Without one every test is skipped.
+The tests cover what the fake driver of tests/jobs/cuda cannot show: the frameworks' streams and
+allocators. The ranks share the devices of the machine. Without a device every test is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paddlempi.testing import World
 
 
 def _why_not() -> str:
-    """Why no test can run here; nothing where there is a GPU."""
+    """Return why no test can run here, or an empty string if there is a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -29,7 +29,7 @@ def _why_not() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def gpu() -> None:
-    """A GPU, or a skip."""
+    """Skip the test if there is no GPU."""
     reason = _why_not()
     if reason:
         pytest.skip(reason)
@@ -43,7 +43,7 @@ def dist(gpu: None, mpi_world: World) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def torch(gpu: None, mpi_world: World) -> Any:
-    """torch with CUDA, its current device the rank's."""
+    """torch with CUDA. The current device is this rank's."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     import torch
@@ -56,8 +56,8 @@ def torch(gpu: None, mpi_world: World) -> Any:
 
 @pytest.fixture(scope="session")
 def tdist(torch: Any, mpi_world: World) -> Iterator[ModuleType]:
-    """``torch.distributed``, its default group over MPI."""
-    import paddlempi.torch  # noqa: F401 (what the entry point does where the package is installed)
+    """``torch.distributed`` with a default group over MPI."""
+    import paddlempi.torch  # noqa: F401 (the entry point does this if the package is installed)
     import torch.distributed as tdist
 
     tdist.init_process_group("mpi")

@@ -1,4 +1,4 @@
-"""Tensors of CuPy, JAX and Paddle on the GPU, where they are installed."""
+"""Tensors of CuPy, JAX and Paddle on the GPU. A framework that is not installed is skipped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_jax(dist: ModuleType, rank: int, size: int) -> None:
     if jax.default_backend() != "gpu":
         pytest.skip("jax has no CUDA")
     x = jax.numpy.full(COUNT, rank + 1.0)
-    # JAX's arrays are immutable: they are sent, and what is received is another's.
+    # JAX's arrays are immutable: they can be sent, but the results need other arrays.
     with pytest.raises(dist.errors.ArgumentError, match="read-only"):
         dist.all_reduce(x)
     taken = [np.zeros(COUNT, np.float32) for _ in range(size)]

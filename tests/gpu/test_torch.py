@@ -1,4 +1,4 @@
-"""Torch tensors on the GPU: values of the operations, through both fronts."""
+"""Torch tensors on the GPU: the values of operations, through both fronts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-# Elements: one, a few, more than one piece of what is staged.
+# Numbers of elements: one, a few, and more than one piece of a staged transfer.
 COUNTS = (1, 1001, (6 << 20) + 3)
 
 
 def whole(torch: Any, count: int, rank: int, dtype: Any) -> Any:
-    """Small whole numbers on the host, which no dtype rounds; another series on each rank."""
+    """Small whole numbers on the host, different on every rank. No dtype rounds them."""
     return ((torch.arange(count) + rank) % 5).to(dtype)
 
 
@@ -99,7 +99,7 @@ def test_not_contiguous(dist: ModuleType, torch: Any, rank: int, size: int) -> N
     dist.all_reduce(view)
     same(torch, view, torch.full(view.shape, size * (size + 1) / 2))
     view.fill_(-1)
-    same(torch, memory, torch.full((301, 203), -1.0))  # nothing between the elements was written
+    same(torch, memory, torch.full((301, 203), -1.0))  # the gaps are untouched
 
 
 @pytest.mark.mpi(min=2)
@@ -117,7 +117,7 @@ def test_pinned_is_host_memory(dist: ModuleType, torch: Any, rank: int, size: in
 
 
 def test_ddp(tdist: ModuleType, torch: Any, rank: int, size: int) -> None:
-    """One step: the gradients are those of one process that has the data of all ranks."""
+    """After one step the gradients are those of one process with the data of all ranks."""
 
     def model() -> Any:
         torch.manual_seed(0)

@@ -1,7 +1,8 @@
 """Torch's streams and its caching allocator: order, lifetime, graphs, expandable segments.
 
-A producer that is late is one behind ``torch.cuda._sleep``, which keeps its stream busy for a
-number of clock cycles: who does not wait for it reads what was there before.
+``torch.cuda._sleep`` keeps a stream busy for a number of clock cycles. A tensor that is written
+after it on that stream gets its values late. An operation that does not wait for the stream reads
+the old values.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-LATE = 50_000_000  # cycles, some 30 ms
+LATE = 50_000_000  # clock cycles, about 30 ms
 COUNT = 300_001
 
 
@@ -20,7 +21,7 @@ def total(size: int) -> float:
 
 
 def late(torch: Any, value: float) -> Any:
-    """A tensor that has its value only after a while of the current stream."""
+    """Return a tensor whose value the current stream writes only after a while."""
     t = torch.full((COUNT,), -1.0, device="cuda")
     torch.cuda._sleep(LATE)
     return t.fill_(value)
@@ -35,7 +36,7 @@ def test_after_the_producer(
     with torch.cuda.stream(stream):
         t = late(torch, rank + 1.0)
         (dist if front == "paddlempi" else tdist).all_reduce(t)
-        got = t.clone()  # ordered by the stream alone
+        got = t.clone()  # only the stream orders this
         t.fill_(-2)
     stream.synchronize()
     assert bool((got == total(size)).all())
@@ -58,7 +59,7 @@ def test_wait_orders_the_waiting_stream(
 
 @pytest.mark.mpi(min=2)
 def test_a_sent_tensor_lives_until_it_was_read(tdist: ModuleType, torch: Any, rank: int) -> None:
-    """The allocator may not hand its memory out again before."""
+    """The allocator must not give the memory to another tensor before the send has read it."""
     if rank == 0:
         works = [tdist.isend(late(torch, 5.0), 1)]
         junk = [torch.full((COUNT,), -3.0, device="cuda") for _ in range(4)]
@@ -71,7 +72,7 @@ def test_a_sent_tensor_lives_until_it_was_read(tdist: ModuleType, torch: Any, ra
 
 
 def test_a_tensor_may_go_after_wait(tdist: ModuleType, torch: Any, rank: int, size: int) -> None:
-    """record_stream: its memory is in use on the stream that waited."""
+    """record_stream tells the allocator that the stream that waited still uses the memory."""
     consumer = torch.cuda.Stream()
     for _ in range(3):
         t = torch.full((COUNT,), rank + 1.0, device="cuda")
@@ -81,13 +82,13 @@ def test_a_tensor_may_go_after_wait(tdist: ModuleType, torch: Any, rank: int, si
             torch.cuda._sleep(LATE)
             got = t.clone()
         del t, work
-        torch.full((COUNT,), -3.0, device="cuda")  # takes the memory, were it free
+        torch.full((COUNT,), -3.0, device="cuda")  # gets the memory if it is free
         consumer.synchronize()
         assert bool((got == total(size)).all())
 
 
 def test_the_device_is_not_synchronised(dist: ModuleType, torch: Any, rank: int) -> None:
-    """A call that returns leaves the work of other streams under way."""
+    """When a call returns, the work of other streams may still be under way."""
     other = torch.cuda.Stream()
     t = torch.ones(10, device="cuda")
     dist.all_reduce(t)
@@ -112,7 +113,7 @@ def test_a_graph_is_refused(dist: ModuleType, torch: Any, size: int) -> None:
 
 
 def test_expandable_segments(dist: ModuleType, torch: Any, rank: int, size: int) -> None:
-    """Their memory has no IPC handle: another path serves it, and pool memory beside it."""
+    """Expandable segments have no IPC handle, so another path serves them."""
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     try:
         torch.cuda.empty_cache()
@@ -129,7 +130,7 @@ def test_expandable_segments(dist: ModuleType, torch: Any, rank: int, size: int)
 def test_the_cache_hands_memory_out_again(
     dist: ModuleType, torch: Any, rank: int, size: int
 ) -> None:
-    """Tensors inside one allocation, allocations that come and go at the same address."""
+    """Tensors inside one allocation, and new allocations at addresses that were freed."""
     for step in range(20):
         count = 1 << (10 + step % 5)
         tensors = [torch.full((count,), rank + step + 0.0, device="cuda") for _ in range(3)]

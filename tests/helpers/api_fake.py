@@ -1,6 +1,7 @@
-"""A ``paddlempi._core`` in Python for the unit tests of the API: it records, and answers as told.
+"""A fake ``paddlempi._core`` for the unit tests of the API.
 
-It moves no data: what the ranks exchange is tested under mpirun.
+It records calls and returns the answers that a test has set. It moves no data: tests under mpirun
+look at what the ranks exchange.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FIELDS = {
 
 
 class Call(NamedTuple):
-    """One submit, with its defaults filled in."""
+    """The arguments of one submit, with its defaults filled in."""
 
     code: int
     group: int
@@ -44,7 +45,7 @@ class Call(NamedTuple):
 
 
 class FakeOperation:
-    """What submit returns with the flag ASYNC."""
+    """The operation that submit returns if the flag ASYNC is set."""
 
     def __init__(self, core: FakeCore, number: int, send: Any, recv: Any) -> None:
         self._core, self.number = core, number
@@ -105,7 +106,7 @@ class FakeOperation:
 
 
 class FakeCore(ModuleType):
-    """Rank ``rank`` of ``size``; ``calls`` holds every submit with its defaults filled in."""
+    """The core of rank ``rank`` of ``size``. ``calls`` holds every submit with its defaults."""
 
     def __init__(self, rank: int = 1, size: int = 3) -> None:
         super().__init__("paddlempi._core")
@@ -113,17 +114,17 @@ class FakeCore(ModuleType):
         self.calls: list[Call] = []
         self.refusals: list[tuple[int, int, str]] = []
         self.controls: list[tuple[str, dict[str, Any]]] = []
-        self.answer: Any = None  # of a synchronous submit
+        self.answer: Any = None  # what a synchronous submit returns
         self.error: BaseException | None = None  # what the next submit raises
         self.next_number = 1
         self.pending: set[int] = set()
         self.results: dict[int, Any] = {}
-        self.queued: set[int] = set()  # what has ended for the host and not on its device
-        self.lost: BaseException | None = None  # what the device answers
+        self.queued: set[int] = set()  # operations that ended on the host, but not on their device
+        self.lost: BaseException | None = None  # the error of a device that is lost
         self.ordered: list[tuple[int, int]] = []
-        self.held: dict[int, tuple[Any, Any]] = {}  # the tensors of works, as the C shim keeps them
+        self.held: dict[int, tuple[Any, Any]] = {}  # the tensors of works, by number
         self.released: list[int] = []
-        self.contexts: dict[int, Any] = {}  # of operations whose end is to be reported
+        self.contexts: dict[int, Any] = {}  # operations to report at their end, with contexts
         self.completions: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.registered: dict[type, Any] = {}
         self.errors: dict[int, type] = {}
@@ -163,7 +164,7 @@ class FakeCore(ModuleType):
         self.refusals.append((code, group, message))
 
     def end(self, number: int, result: Any = None) -> None:
-        """The operation ends: with an error if ``result`` is one."""
+        """End an operation, with an error if ``result`` is an exception."""
         self.results[number] = result
         self.pending.discard(number)
         if isinstance(result, tuple) and result[3]:
@@ -173,14 +174,14 @@ class FakeCore(ModuleType):
         self.collect()
 
     def collect(self) -> None:
-        """Let go of the tensors of works that were released and are over, on the device too."""
+        """Drop the tensors of released works that have ended, also on their device, if it lives."""
         for number in [n for n in self.held if n in self.released]:
             if number not in self.pending and (number not in self.queued or self.lost):
                 del self.held[number]
 
     def next_completions(self, timeout: float = -1.0) -> list[Any]:
         ended = self.completions.get()
-        if ended is None:  # the end of the test
+        if ended is None:  # fresh_core ends the thread at the end of the test
             return []
         operation, context = ended
         with suppress(Exception):
@@ -213,7 +214,7 @@ class FakeCore(ModuleType):
 
 @pytest.fixture
 def fresh_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
-    """The fake in the core's place, not initialised; everything is put back afterwards."""
+    """Put a FakeCore in the place of the core, not initialised. Undo it after the test."""
     import paddlempi
     from paddlempi import _native, future, group
 
@@ -233,7 +234,7 @@ def fresh_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
 
 @pytest.fixture
 def core(fresh_core: FakeCore) -> FakeCore:
-    """The fake, initialised."""
+    """Return the FakeCore that ``fresh_core`` put in place, initialised."""
     import paddlempi
 
     paddlempi.init_process_group()

@@ -1,13 +1,15 @@
-"""Tensors in CUDA memory without a framework: what the tests of this folder hand to paddlempi.
+"""Tensors in CUDA memory without a framework, for the tests of device tensors.
 
-:class:`DeviceTensor` speaks DLPack and ``__cuda_array_interface__``; :class:`DLPackTensor` and
-:class:`InterfaceTensor` speak one of them alone. The driver is the library at ``PADDLEMPI_CUDA``,
-by its own API; what only the fake has (``gocore/cuda/cudafake/driver/fake.h``) is here too:
-:func:`hold`, :func:`calls`, :func:`fail`, :func:`fault`, :func:`pending`.
+:class:`DeviceTensor` speaks DLPack and ``__cuda_array_interface__``. :class:`DLPackTensor` and
+:class:`InterfaceTensor` speak only one of the two. The driver is the library that
+``PADDLEMPI_CUDA`` names. These functions call what only the fake driver has
+(``gocore/cuda/cudafake/driver/fake.h``): :func:`hold`, :func:`calls`, :func:`fail`,
+:func:`fault`, :func:`pending`.
 
-The tensors behave as a framework's do, where that finds mistakes: their content arrives late, by a
-copy on their stream; memory is handed on to the next tensor of the same stream, not when the
-device is idle, and is overwritten before: who reads a tensor that is gone finds 0xEE.
+The tensors behave like a framework's where that exposes mistakes. Their values arrive late, by a
+copy on their stream. When a tensor is gone, its memory is overwritten with 0xEE on its stream and
+handed to the next tensor of that stream, without a wait for the device. A read that comes too
+late finds 0xEE.
 
 Sources: CUDA Driver API reference; https://dmlc.github.io/dlpack/latest/python_spec.html;
 https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html.
@@ -46,7 +48,7 @@ class DriverError(RuntimeError):
 
 
 class _Driver:
-    """The driver's functions, with integers for handles and pointers; they raise."""
+    """The driver's functions. They take integers for handles and pointers; an error is raised."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
@@ -65,20 +67,20 @@ class _Driver:
         return call
 
     def get(self, name: str, *arguments: Any) -> int:
-        """What a function writes through its first argument, a pointer."""
+        """Call a function and return what it writes through its first argument, a pointer."""
         value = _word()
         getattr(self, name)(ctypes.byref(value), *arguments)
         return value.value
 
     def raw(self, name: str, *arguments: Any) -> int:
-        """What a function returns."""
+        """Call a function and return its result, an unsigned integer of 32 bits. Raise nothing."""
         symbol = getattr(self._library, name)
         symbol.restype = _word
         return int(symbol(*(_word(a) if isinstance(a, int) else a for a in arguments))) & 0xFFFFFFFF
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """The primary context of a device is current in the block."""
+        """Make the primary context of a device current in the block."""
         if device not in self._contexts:
             self._contexts[device] = self.get("cuDevicePrimaryCtxRetain", device)
         self.cuCtxPushCurrent_v2(self._contexts[device])
@@ -90,20 +92,21 @@ class _Driver:
 
 @functools.cache
 def driver() -> _Driver:
-    """The driver, initialised at the first call."""
+    """Return the driver. The first call initialises it."""
     return _Driver(os.environ["PADDLEMPI_CUDA"])
 
 
 def device_count() -> int:
-    """How many devices the driver shows."""
+    """Return the number of devices that the driver shows."""
     return driver().get("cuDeviceGetCount") & 0xFFFFFFFF
 
 
 @contextmanager
 def hold(stream: int, device: int = 0) -> Iterator[None]:
-    """Nothing that is queued on ``stream`` from here on runs before the block ends.
+    """Let nothing that is queued on ``stream`` from here on run before the block ends.
 
-    What was queued before has run: another stream may wait for it, and what waits for that one.
+    Wait first for everything that is queued on it already. So a stream that waits for such an
+    operation is not held up.
     """
     with driver().on(device):
         driver().cuStreamSynchronize(stream)
@@ -116,28 +119,28 @@ def hold(stream: int, device: int = 0) -> Iterator[None]:
 
 
 def calls(function: str) -> int:
-    """How often this process called a function of the driver."""
+    """Return how often this process called a function of the driver."""
     return driver().raw("fakecuda_calls", function.encode())
 
 
 def pending() -> int:
-    """How many operations are queued in this process."""
+    """Return the number of operations that are queued in this process."""
     return driver().raw("fakecuda_pending")
 
 
 def fail(rules: str) -> None:
-    """Let calls fail from now on: the third one, by error 2, for ``"cuMemHostAlloc:3:2"``."""
+    """Make calls fail from now on. ``"cuMemHostAlloc:3:2"``: the third call returns error 2."""
     driver().fakecuda_fail(rules.encode())
 
 
 def fault(stream: int, error: int = 700, device: int = 0) -> None:
-    """Queue what a broken kernel does: every later call of the device returns the error."""
+    """Queue a kernel that fails. Once it has run, every call on the device returns ``error``."""
     with driver().on(device):
         driver().fakecuda_fault(stream, error)
 
 
 def new_stream(device: int = 0, *, blocking: bool = False) -> int:
-    """A stream; a blocking one is ordered with the legacy default stream."""
+    """Make a stream and return it. A blocking stream is ordered with the legacy default stream."""
     with driver().on(device):
         return driver().get("cuStreamCreate", 0 if blocking else 1)
 
@@ -154,7 +157,7 @@ def synchronize(stream: int, device: int = 0) -> None:
 
 
 def wait(stream: int, other: int, device: int = 0) -> None:
-    """Let ``stream`` wait for what is queued on ``other`` now."""
+    """Make ``stream`` wait for what is queued on ``other`` now."""
     cuda = driver()
     with cuda.on(device):
         event = cuda.get("cuEventCreate", 2)
@@ -185,7 +188,7 @@ PTX = """
 
 
 def function(ptx: str, name: str, device: int = 0) -> int:
-    """A kernel of a PTX text."""
+    """Load a PTX text and return its kernel of the given name."""
     cuda = driver()
     with cuda.on(device):
         return cuda.get(
@@ -210,7 +213,7 @@ _blocks: dict[tuple[str, int, int, int], list[int]] = {}
 
 
 def empty_cache() -> None:
-    """Give the memory that waits to be handed on back to the driver, which waits for the device."""
+    """Give the memory of ``_blocks`` back to the driver. The driver waits for the device."""
     for key in list(_blocks):
         kind, ordinal = key[:2]
         for address in _blocks.pop(key):
@@ -222,7 +225,7 @@ def empty_cache() -> None:
 
 
 class _Storage:
-    """An allocation, handed on when the last tensor on it is gone."""
+    """An allocation. When its last tensor is gone, another tensor of its stream may use it."""
 
     def __init__(self, kind: str, size: int, device: int, stream: int) -> None:
         self.kind, self.size, self.device, self.stream = kind, size, device, stream
@@ -242,7 +245,7 @@ class _Storage:
                 self.address = cuda.get("cuMemAlloc_v2", size)
 
     def __del__(self) -> None:
-        # After an error the driver says no to everything; and at exit it may be gone.
+        # After an error every call of the driver fails. At exit the driver may be gone.
         try:
             with driver().on(self.device):
                 for user in self.users:
@@ -262,18 +265,18 @@ class _Storage:
 
 
 class DeviceTensor:
-    """A tensor in CUDA memory, of a NumPy array's shape and values, which it gets late.
+    """A tensor in CUDA memory with the shape and the values of a NumPy array. The values come late.
 
     Args:
-        array: the values; bits of the same size where ``dtype`` names a type NumPy lacks.
+        array: the values. If NumPy lacks ``dtype``: bits of the same size.
         device: ordinal of the device.
-        stream: on which its values arrive and which the tensor names to others; one of its
-            own for None, 0 the legacy default stream.
+        stream: the stream on which the values arrive, and that the tensor names to others. None:
+            one of this module's streams. 0: the legacy default stream.
         kind: one of :data:`KINDS`.
-        dtype: name of the dtype, such as ``"bfloat16"``, where it is not the array's.
+        dtype: name of the dtype, such as ``"bfloat16"``, if it is not the array's.
         offset: bytes between the start of the allocation and the tensor.
 
-    Thread-safety: none but that of the driver.
+    Thread-safety: only that of the driver.
     """
 
     def __init__(
@@ -300,7 +303,7 @@ class DeviceTensor:
 
     @property
     def kind(self) -> str:
-        """How its memory was allocated, one of :data:`KINDS`."""
+        """How the memory was allocated, one of :data:`KINDS`."""
         return self._storage.kind
 
     @property
@@ -314,7 +317,7 @@ class DeviceTensor:
         return self._storage.address
 
     def _write(self, values: np.ndarray[Any, Any]) -> None:
-        # From pageable memory: its bytes are taken at once, and arrive late.
+        # From pageable memory the driver takes the bytes at once, and writes them late.
         if self.kind == "pinned":
             ctypes.memmove(self.data_ptr, values.ctypes.data, values.nbytes)
             return
@@ -322,10 +325,10 @@ class DeviceTensor:
             driver().cuMemcpyAsync(self.data_ptr, values.ctypes.data, values.nbytes, self.stream)
 
     def fill_from(self, array: Any) -> None:
-        """Write new values, late, on the tensor's stream. The tensor is contiguous.
+        """Write new values on the tensor's stream, late. The tensor must be contiguous.
 
         Raises:
-            ValueError: they have another shape or dtype.
+            ValueError: the values have another shape or dtype, or the tensor is not contiguous.
         """
         values = np.ascontiguousarray(array)
         if (values.shape, values.dtype) != (self.shape, self.numpy_dtype) or not self._contiguous:
@@ -333,7 +336,7 @@ class DeviceTensor:
         self._write(values)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Its values, after what is queued on its stream; no other stream is waited for."""
+        """Wait for what is queued on the tensor's stream, no other, and return the values."""
         whole = np.empty(self._storage.size - self._offset, np.uint8)
         synchronize(self.stream, self.device)
         if self.kind == "pinned":
@@ -349,16 +352,16 @@ class DeviceTensor:
         return view.copy()
 
     def add(self, addend: float, to: DeviceTensor | None = None) -> None:
-        """Queue a user's kernel on the tensor's stream: it, or ``to``, += addend.
+        """Queue a kernel on the tensor's stream that adds ``addend`` to ``to``, or to the tensor.
 
-        That one is contiguous and float32.
+        The tensor that is written must be contiguous and float32.
         """
         written = to or self
         arguments = _AddArguments(written.data_ptr, int(np.prod(written.shape)), addend)
         launch(_add(self.device), arguments, self.stream, self.device)
 
     def record_stream(self, stream: int) -> None:
-        """Its memory is handed on only after what ``stream`` has queued when the tensor goes."""
+        """Let nothing reuse the memory before the work that ``stream`` has when the tensor goes."""
         self._storage.users.add(stream)
 
     @property
@@ -371,7 +374,7 @@ class DeviceTensor:
         return True
 
     def view(self, shape: Sequence[int], strides: Sequence[int], first: int) -> DeviceTensor:
-        """A view from element ``first`` on, its strides in elements; not checked."""
+        """Return a view from element ``first`` on, with strides in elements. Check nothing."""
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view.shape, view.strides = tuple(shape), tuple(strides)
@@ -379,7 +382,7 @@ class DeviceTensor:
         return view
 
     def __getitem__(self, index: Any) -> DeviceTensor:
-        """A view: slices with positive steps, and integers, for leading dimensions."""
+        """Return a view. Leading dimensions take integers, or slices with steps > 0."""
         shape, strides, first = [], [], 0
         indices = index if isinstance(index, tuple) else (index,)
         for d, (n, step) in enumerate(zip(self.shape, self.strides, strict=True)):
@@ -402,7 +405,7 @@ class DeviceTensor:
         return f"<{type(self).__name__} {self.dtype}{self.shape} on {self.kind} of {self.device}>"
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLPack's type of device, and its ordinal."""
+        """Return DLPack's type of the device, and its ordinal."""
         return KINDS[self.kind], 0 if self.kind == "pinned" else self.device
 
     def __dlpack__(
@@ -413,7 +416,7 @@ class DeviceTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A capsule of its memory; ``stream`` is made to wait for the tensor's, -1 for none."""
+        """Return a capsule of the memory. ``stream`` waits for the tensor's, unless it is -1."""
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("the tensor is given as it lies")
         if self.kind != "pinned":
@@ -425,7 +428,7 @@ class DeviceTensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, with the tensor's stream."""
+        """The dictionary of version 3, which names the tensor's stream."""
         if self.kind == "pinned":
             raise AttributeError("pinned memory is the host's")
         return {
@@ -441,23 +444,23 @@ class DeviceTensor:
 
 
 class DLPackTensor(DeviceTensor):
-    """One that has no ``__cuda_array_interface__``."""
+    """A tensor that has no ``__cuda_array_interface__``."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Not there."""
+        """Raise AttributeError, as if the attribute did not exist."""
         raise AttributeError("__cuda_array_interface__")
 
 
 class InterfaceTensor:
-    """One that has ``__cuda_array_interface__`` alone: a DeviceTensor seen so."""
+    """A tensor that has only ``__cuda_array_interface__``. It wraps a DeviceTensor."""
 
     def __init__(self, array: Any, **options: Any) -> None:
         self.tensor = array if isinstance(array, DeviceTensor) else DeviceTensor(array, **options)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The tensor's."""
+        """That of the wrapped tensor."""
         return self.tensor.__cuda_array_interface__
 
     def __getattr__(self, name: str) -> Any:
@@ -539,7 +542,7 @@ _NAMES = (b"dltensor", b"dltensor_versioned")
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _destroy(capsule: int) -> None:
-    for name in _NAMES:  # one that was consumed has another name
+    for name in _NAMES:  # a consumer has renamed the capsule
         if _is_valid(capsule, name):
             _given.pop(_pointer(capsule, name), None)
 

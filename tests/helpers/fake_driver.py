@@ -1,4 +1,4 @@
-"""The CUDA driver of the tests on a machine without a GPU."""
+"""The fake CUDA driver, for tests on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DRIVER = Path(__file__).resolve().parents[2] / "build" / "libcuda_fake.so"
 
 
 def use() -> None:
-    """Have this process, and those that it starts, take it for the driver."""
+    """Make this process, and the processes that it starts, use the fake driver."""
     os.environ.setdefault("PADDLEMPI_CUDA", str(DRIVER))
     if not Path(os.environ["PADDLEMPI_CUDA"]).is_file():
         raise pytest.UsageError(

@@ -1,8 +1,9 @@
-"""Jobs of their own for the tests of this folder: a function becomes the program of every rank."""
+"""Run jobs for tests: a function becomes the program of every rank."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ MPI = launch.command(1, ["true"]).kind
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended, and when (``time.time()``)."""
+    """How a job ended, and the time of its end (``time.time()``)."""
 
     result: launch.Result
     at: float
+    stamps: str
 
     @property
     def returncode(self) -> int:
@@ -30,12 +32,12 @@ class Ended:
         return self.result.output
 
     def stamp(self, name: str) -> float:
-        """The time that a rank printed with ``ranks_tools.stamp(name)``."""
-        for line in self.result.stdout.splitlines():
-            words = line.split()
-            if words[:2] == ["stamp", name]:
-                return float(words[2])
-        raise AssertionError(f"no rank printed the stamp {name}:\n{self.output}")
+        """Return the time of the first ``ranks_tools.stamp(name)`` of a rank."""
+        for line in self.stamps.splitlines():
+            label, at = line.split()
+            if label == name:
+                return float(at)
+        raise AssertionError(f"no rank left the stamp {name}:\n{self.output}")
 
 
 def run(
@@ -45,17 +47,15 @@ def run(
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run ``program`` as ``np`` ranks; it may import ``ranks_tools``. Its hanging is a failure."""
+    """Run ``program`` as ``np`` ranks, which may import ``ranks_tools``. Fail if the job hangs."""
     path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
-    result = launch.run(
-        np,
-        program,
-        timeout=timeout,
-        env={**(env or {}), "PYTHONPATH": path, "FAULTS_NP": str(np), "FAULTS_MPI": MPI},
-    )
-    at = time.time()
-    assert not result.timed_out, f"hung for {timeout} s:\n{result.output}"
-    return Ended(result, at)
+    ours = {"PYTHONPATH": path, "FAULTS_NP": str(np), "FAULTS_MPI": MPI}
+    with tempfile.NamedTemporaryFile("r") as stamps:
+        ours["FAULTS_STAMPS"] = stamps.name
+        result = launch.run(np, program, timeout=timeout, env={**(env or {}), **ours})
+        at = time.time()
+        assert not result.timed_out, f"hung for {timeout} s:\n{result.output}"
+        return Ended(result, at, stamps.read())
 
 
 def succeed(
@@ -65,7 +65,7 @@ def succeed(
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run ``program``, which must come to its ``ranks_tools.done()`` on every rank."""
+    """Run ``program`` as :func:`run` does. Fail unless every rank calls ``ranks_tools.done()``."""
     ended = run(np, program, timeout=timeout, env=env)
     assert ended.returncode == 0, ended.output
     assert ended.result.stdout.count("done\n") == np, ended.output

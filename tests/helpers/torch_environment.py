@@ -1,4 +1,4 @@
-"""``paddlempi.torch.environment`` where there is no torch: its package would import it."""
+"""Load ``paddlempi.torch.environment`` without torch, which ``paddlempi.torch`` would import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (
 
 
 def load() -> Any:
-    """The module, under its own name and not in ``sys.modules``."""
+    """Return the module, under its own name but not in ``sys.modules``."""
     path = Path(paddlempi.__file__).parent / "torch" / "environment.py"
     spec = importlib.util.spec_from_file_location("paddlempi.torch.environment", path)
     assert spec is not None

@@ -1,4 +1,4 @@
-// Command dump writes the constants of one ABI, as gocore/mpi has them, as the
+// Command dump writes the constants of one ABI of gocore/mpi in the form of the
 // header that check_constants.c includes.
 package main
 

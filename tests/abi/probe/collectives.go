@@ -23,7 +23,7 @@ func (w *world) wait(what string, fn mpi.Fn, s *mpi.Slot) bool {
 	return w.ok(what, w.SlotError(fn, s))
 }
 
-// nonblocking makes the call, waits, and returns how it ended.
+// nonblocking starts the call, waits for it, and returns its slot.
 func (w *world) nonblocking(what string, c *mpi.Call) (mpi.Slot, bool) {
 	s := w.NewSlot()
 	if !w.ok(what, w.Start(c, s)) || !w.wait(what, c.Fn, s) {
@@ -33,13 +33,13 @@ func (w *world) nonblocking(what string, c *mpi.Call) (mpi.Slot, bool) {
 	return *s, true
 }
 
-// both makes the call in its nonblocking form; the blocking one was or is made elsewhere.
+// both makes the call in its nonblocking form. The callers make the blocking call themselves.
 func (w *world) both(what string, c *mpi.Call) bool {
 	_, ok := w.nonblocking(what+", nonblocking", c)
 	return ok
 }
 
-// twice makes the call blocking and nonblocking and compares what recv holds after each.
+// twice makes the call blocking and nonblocking, and compares recv with expected after each.
 func twice[T comparable](w *world, c *mpi.Call, recv, expected []T) {
 	before := slices.Clone(recv)
 	if w.ok(c.Fn.String(), w.Run(c, nil)) {
@@ -66,7 +66,7 @@ func collectives(w *world) {
 		return b
 	}
 	zeros := func(k int) []int32 { return make([]int32, k) }
-	// A v-form's block of rank r has r+1 elements, each r.
+	// The block of rank r in a v-form has r+1 elements of value r.
 	counts, displs := memory[int32](n), memory[int32](n)
 	var all []int32 // the blocks of all ranks, one after another
 	for r := range counts {
@@ -119,7 +119,7 @@ func collectives(w *world) {
 	c.SendBuf, c.SendCount, c.RecvBuf, c.RecvCount = at(ranks), 1, at(recv), 1
 	twice(w, c, recv, []int32{me})
 	recv = memory[int32](1)
-	c.RecvBuf, c.InPlace = at(recv), me == root // the root's own part stays where it is
+	c.RecvBuf, c.InPlace = at(recv), me == root // in place: the root gets no copy of its part
 	twice(w, c, recv, ifRoot(zeros(1), []int32{me}))
 
 	c, recv = call(mpi.FnScatterv), memory[int32](w.rank+1)
@@ -138,7 +138,7 @@ func collectives(w *world) {
 	c.SendBuf, c.SendCount, c.RecvBuf, c.RecvCount = at(ramp(n, func(i int) int32 { return 10*me + int32(i) })), 1, at(recv), 1
 	twice(w, c, recv, ramp(n, func(i int) int32 { return 10*int32(i) + me }))
 
-	// Rank r sends to each rank k k+1 elements of value r, so receives me+1 from each.
+	// Rank r sends k+1 elements of value r to every rank k, so this rank receives me+1 from each.
 	send, recvCounts, recvDispls := ramp(len(all), func(int) int32 { return me }), memory[int32](n), memory[int32](n)
 	for r := range recvCounts {
 		recvCounts[r], recvDispls[r] = me+1, int32(r)*(me+1)
@@ -154,7 +154,7 @@ func collectives(w *world) {
 
 	c, recv = call(mpi.FnExscan), memory[int32](1)
 	c.SendBuf, c.RecvBuf, c.RecvCount = at(filled(me)), at(recv), 1
-	twice(w, c, recv, []int32{me * (me - 1) / 2}) // rank 0's is left alone
+	twice(w, c, recv, []int32{me * (me - 1) / 2}) // rank 0 receives nothing
 }
 
 func communicators(w *world) {
@@ -163,7 +163,7 @@ func communicators(w *world) {
 		n, err := w.Size(dup)
 		w.ok("size", err)
 		want(w, "size of a dup", n, w.size)
-		// That errors return here shows below: refusals in a fresh communicator.
+		// An error of MPI must return and not end the job: refusals in a fresh communicator.
 		w.code("a send to nobody", w.Run(&mpi.Call{Fn: mpi.FnSend, Comm: dup, Peer: 1 << 20, SendType: w.Byte()}, nil), mpiCode)
 		w.ok("free", w.Free(dup))
 	}
@@ -173,7 +173,7 @@ func communicators(w *world) {
 		want(w, "size on this node", n, w.size)
 		w.ok("free", w.Free(shared))
 	}
-	var members []int32 // all but rank 0, backwards; rank 0 takes no part
+	var members []int32 // all ranks but 0, in reverse; rank 0 does not make the call
 	for r := w.size - 1; r > 0; r-- {
 		members = append(members, int32(r))
 	}
@@ -188,7 +188,7 @@ func communicators(w *world) {
 	}
 }
 
-// threads: four at once, each with a communicator of its own.
+// threads runs collectives on four threads at once, each on its own communicator.
 func threads(w *world) {
 	t, _ := w.TypeOf(op.Int64)
 	o, _ := w.OpOf(op.Sum, op.Int64)

@@ -1,10 +1,11 @@
-// Command probe exercises mpi.Library over the MPI that it is given, as one rank
-// of a job: every function in both forms, every reduction, messages, probes,
-// communicators, errors, large types, the end. tests/abi/test_abi.py runs it under
-// each mpirun with each library.
+// Command probe checks mpi.Library with a given MPI, as one rank of a job: every
+// function in both forms, every reduction, messages, probes, communicators,
+// errors, large types, the end. tests/abi/test_abi.py runs it under every mpirun
+// with every library.
 //
-// Each rank prints a line for a check that failed; the last line of rank 0 is
-// "passed" when every rank passed all.
+// Every rank prints a line for each check that failed. The last line of rank 0 is
+// "passed" if all checks of rank 0, and those of the other ranks before
+// MPI_Finalize, passed.
 package main
 
 import (
@@ -17,7 +18,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// world is what a check needs.
+// world is an open library, this rank's place in the world, and the number of failed checks.
 type world struct {
 	mpi.Library
 	comm       mpi.Comm
@@ -30,7 +31,7 @@ func (w *world) failf(format string, args ...any) {
 	fmt.Printf("rank %d: %s\n", w.rank, fmt.Sprintf(format, args...))
 }
 
-// want reports where got differs.
+// want reports got if it is not what was expected.
 func want[T comparable](w *world, what string, got, expected T) {
 	if got != expected {
 		w.failf("%s: got %v, want %v", what, got, expected)
@@ -103,7 +104,7 @@ func run() int {
 		reductions, nans, collectives, messages, wildcards, probes, cancels,
 		communicators, threads, bytesTypes, signals,
 	}
-	if *owner == "paddlempi" { // where MPI is another's, errors in its communicators are its business
+	if *owner == "paddlempi" { // another owner keeps its own error handlers
 		checks = append(checks, refusals)
 	}
 	if *large {
@@ -133,7 +134,7 @@ func sumOfFailures(w *world) int64 {
 	return b[0]
 }
 
-// finish ends MPI, checks that the hook ran in it, and that a second life is refused.
+// finish ends MPI. It checks that the hook ran then, and that MPI cannot be opened again.
 func finish(w *world) {
 	ran := 0
 	w.ok("OnFinalize", w.OnFinalize(func() { ran++ }))

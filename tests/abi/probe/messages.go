@@ -14,7 +14,7 @@ const mpiCode = status.MPI
 func (w *world) next() int32 { return int32((w.rank + 1) % w.size) }
 func (w *world) prev() int32 { return int32((w.rank + w.size - 1) % w.size) }
 
-// messages goes round a ring: a nonblocking send and each form of receive.
+// messages sends around a ring: a nonblocking send, and a receive in each form.
 func messages(w *world) {
 	t, _ := w.TypeOf(op.Float64)
 	out := filled(float64(w.rank), 0.5, 2)
@@ -38,7 +38,7 @@ func messages(w *world) {
 		want(w, "status", st, mpi.Status{Source: w.prev(), Tag: 3, Bytes: 24})
 		wantAll(w, "message", in, []float64{float64(w.prev()), 0.5, 2, 0, 0})
 	}
-	// Blocking both ways, the status not wanted.
+	// Both sides blocking, and no status wanted.
 	if w.size > 1 && w.rank < 2 {
 		in := memory[float64](3)
 		recv := &mpi.Call{Fn: mpi.FnRecv, Comm: w.comm, Peer: int32(1 - w.rank), RecvBuf: at(in), RecvCount: 3, RecvType: t}
@@ -55,7 +55,7 @@ func messages(w *world) {
 	}
 }
 
-// wildcards: rank 0 takes from whoever comes, whatever the tag.
+// wildcards makes rank 0 receive from any source with any tag.
 func wildcards(w *world) {
 	t, _ := w.TypeOf(op.Int32)
 	if w.rank > 0 {
@@ -76,12 +76,12 @@ func wildcards(w *world) {
 	}
 }
 
-// probes takes a message of a length unknown before, both ways.
+// probes receives a message of unknown length, blocking and nonblocking.
 func probes(w *world) {
 	if _, found, err := w.Iprobe(w.comm, mpi.AnySource, mpi.AnyTag); err != nil || found {
 		w.failf("iprobe of nothing: %v, %v", found, err)
 	}
-	w.ok("barrier", w.Run(&mpi.Call{Fn: mpi.FnBarrier, Comm: w.comm}, nil)) // before anyone sends
+	w.ok("barrier", w.Run(&mpi.Call{Fn: mpi.FnBarrier, Comm: w.comm}, nil)) // no rank sends before it
 	n := 1000 + w.rank
 	out := memory[uint8](n)
 	for i := range out {
@@ -133,7 +133,7 @@ func (w *world) eventually(what string, f func() bool) {
 	}
 }
 
-// cancels gives a receive up that nothing will match.
+// cancels cancels a receive that no message matches.
 func cancels(w *world) {
 	b := memory[int32](1)
 	s := w.NewSlot()
@@ -149,7 +149,7 @@ func cancels(w *world) {
 	w.FreeSlot(s)
 }
 
-// refusals: what MPI refuses comes back as an error with the standard's class.
+// refusals checks that an error of MPI comes back with the standard's error class.
 func refusals(w *world) {
 	b := memory[int32](8)
 	send := &mpi.Call{Fn: mpi.FnSend, Comm: w.comm, Peer: w.next(), Tag: 9, SendBuf: at(b), SendCount: 32, SendType: w.Byte()}
@@ -194,7 +194,7 @@ func (w *world) class(what string, err error, code status.Code, class mpi.Class)
 	}
 }
 
-// bytesTypes moves one element of n bytes.
+// bytesTypes moves one element of n bytes for several n.
 func bytesTypes(w *world) {
 	for _, n := range []int64{3, 1000, 1<<20 + 7} {
 		w.oneOf(n)
@@ -202,7 +202,7 @@ func bytesTypes(w *world) {
 	if _, _, err := w.Bytes(0); err == nil {
 		w.failf("a type of no bytes")
 	}
-	// More than an int of bytes; only made and freed here.
+	// A type of more bytes than an int can count. It is only made and freed.
 	t, free, err := w.Bytes(1<<33 + 1)
 	if w.ok("a type of 8 GiB", err) {
 		want(w, "null type", t == 0, false)
@@ -210,7 +210,7 @@ func bytesTypes(w *world) {
 	}
 }
 
-// largeMessage moves more bytes than an int counts, from rank 0 to the last.
+// largeMessage moves more bytes than an int can count, from rank 0 to the last rank.
 func largeMessage(w *world) { w.oneOf(1<<31 + 3) }
 
 func (w *world) oneOf(n int64) {

@@ -28,7 +28,7 @@ static int init_thread(void *symbol, int level) {
 	return ((int (*)(int *, void *, int, int *))symbol)(NULL, NULL, level, &provided);
 }
 
-// The first signal whose handler would run on a goroutine's stack, 0 for none.
+// Returns the first signal whose handler would run on a goroutine's stack, or 0.
 static int off_stack(void) {
 	for (int sig = 1; sig < 65; sig++) {
 		struct sigaction a;
@@ -50,9 +50,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// exit ends the process as a C program would, with its atexit handlers, which
-// os.Exit leaves out: MPICH 5 says good-bye to its launcher in one, and without
-// that the launcher kills the other ranks.
+// exit ends the process as a C program would, with its atexit handlers. os.Exit
+// would skip them. In one of them MPICH 5 tells its launcher that the process ends.
+// Otherwise the launcher kills the other ranks.
 func exit(code int) { C.exit(C.int(code)) }
 
 func useHook() { mpi.SetFinalizeHook(C.hook_address()) }
@@ -61,7 +61,7 @@ func hookRuns() int { return int(C.hook_runs_now()) }
 
 func signals(w *world) { want(w, "signal whose handler lacks SA_ONSTACK", int(C.off_stack()), 0) }
 
-// initialise does what another owner of MPI in this process would.
+// initialise initialises MPI as another owner in this process would.
 func initialise(path string, level int) error {
 	file, err := dl.Open(path, dl.Now|dl.Global)
 	if err != nil {
@@ -79,7 +79,7 @@ func initialise(path string, level int) error {
 	return nil
 }
 
-// memory returns n zeroed elements outside the Go heap; they are not given back.
+// memory returns n zeroed elements outside the Go heap. They are never freed.
 func memory[T any](n int) []T {
 	var t T
 	b, err := syscall.Mmap(-1, 0, max(n, 1)*int(unsafe.Sizeof(t)), syscall.PROT_READ|syscall.PROT_WRITE,

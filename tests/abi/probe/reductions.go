@@ -13,7 +13,7 @@ type integer interface {
 
 type real interface{ integer | ~float32 | ~float64 }
 
-// fold reduces over the ranks with f what contribution gives for each.
+// fold reduces the contributions of all ranks to element i with f.
 func fold[T any](size int, contribution func(rank, i int) T, i int, f func(a, b T) T) T {
 	acc := contribution(0, i)
 	for r := 1; r < size; r++ {
@@ -48,7 +48,7 @@ func reduces[T comparable](w *world, r op.ReduceOp, d op.DType, contribution fun
 }
 
 func integers[T integer](w *world, d op.DType) {
-	// The first wraps when summed, the third when multiplied.
+	// The sum of the first value wraps, and so does the product of the third.
 	some := func(rank, i int) T { return []T{T(0) - T(100), 3, 16, T(rank), T(i + rank)}[i] }
 	reals(w, d, some)
 	reduces(w, op.BAnd, d, some, func(a, b T) T { return a & b })
@@ -74,7 +74,7 @@ func reductions(w *world) {
 	integers[uint64](w, op.UInt64)
 	reals(w, op.Float32, func(rank, i int) float32 { return float32(rank+1) * float32(i-2) })
 	reals(w, op.Float64, func(rank, i int) float64 { return float64(rank+1) * float64(i-2) })
-	for _, r := range []op.ReduceOp{op.Avg, op.PremulSum} { // sums, which the caller scales
+	for _, r := range []op.ReduceOp{op.Avg, op.PremulSum} { // MPI sums; the caller scales
 		reduces(w, r, op.Float32, func(rank, i int) float32 { return float32(rank + i) }, func(a, b float32) float32 { return a + b })
 		reduces(w, r, op.Complex128, func(rank, i int) complex128 { return complex(float64(rank), float64(i)) },
 			func(a, b complex128) complex128 { return a + b })
@@ -86,7 +86,7 @@ func reductions(w *world) {
 	reduces(w, op.Sum, op.Complex128, c128, func(a, b complex128) complex128 { return a + b })
 	reduces(w, op.Product, op.Complex128, c128, func(a, b complex128) complex128 { return a * b })
 
-	// Any byte but 0 is true.
+	// Every byte but 0 is true.
 	truth := func(rank, i int) uint8 { return []uint8{0, 1, uint8(rank % 2), 2, uint8(2 * (rank % 2))}[i] }
 	b := func(v bool) uint8 {
 		if v {
@@ -96,7 +96,7 @@ func reductions(w *world) {
 	}
 	or := func(x, y uint8) uint8 { return b(x != 0 || y != 0) }
 	and := func(x, y uint8) uint8 { return b(x != 0 && y != 0) }
-	if w.size > 1 { // one rank's bytes pass as they are
+	if w.size > 1 { // with one rank MPI does not change the bytes
 		for _, r := range []op.ReduceOp{op.Sum, op.Max, op.BOr} {
 			reduces(w, r, op.Bool, truth, or)
 		}
@@ -115,7 +115,7 @@ func reductions(w *world) {
 	}
 }
 
-// nans puts a NaN on each rank in turn: MIN and MAX keep it, whatever the order.
+// nans puts a NaN on every rank in turn. MIN and MAX must keep it in any order.
 func nans(w *world) {
 	t, _ := w.TypeOf(op.Float32)
 	t64, _ := w.TypeOf(op.Float64)

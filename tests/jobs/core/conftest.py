@@ -1,4 +1,4 @@
-"""All of these tests run under Open MPI's wheel, those that may differ under every MPI."""
+"""All of these tests run under the wheel of Open MPI. Some run under the other MPIs, too."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from one_mpi import MPI, pytest_collection_modifyitems, pytest_configure
 
 __all__ = ["pytest_collection_modifyitems", "pytest_configure"]
 
-# Only MPICH can be told that ranks of one host are far apart.
+# Only MPICH can treat the ranks of one host as if they were on different hosts.
 collect_ignore = [] if MPI == "mpich" else ["test_far_apart.py"]

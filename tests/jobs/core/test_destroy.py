@@ -1,4 +1,4 @@
-"""Groups and worlds that are destroyed while something is under way in them."""
+"""Groups and worlds that are destroyed while operations are under way in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 
 def a_message_under_way() -> None:
-    """A long isend nobody receives: destroy gives it up, and nothing of it crashes later."""
+    """No rank receives a long isend. destroy gives it up, and nothing crashes later."""
     import os
     import time
 
@@ -23,14 +23,14 @@ def a_message_under_way() -> None:
         dist.destroy_process_group(group)
         assert time.monotonic() - began < 20
         first = errors.TimeoutError if limit < 10 else errors.GroupDestroyedError
-        if os.environ["FAULTS_MPI"] == "impi":  # copies it and is done
+        if os.environ["FAULTS_MPI"] == "impi":  # Intel MPI copies the message and is done
             work.wait()
         else:
             with raises(first, "send of 67108864 bytes"):
                 work.wait()
         dist.send(np.ones(1), 1)
     else:
-        dist.recv(np.ones(1), 0)  # comes after the destroy
+        dist.recv(np.ones(1), 0)  # this message comes after the destroy
         dist.destroy_process_group(group)
     time.sleep(1.0)
     works()
@@ -39,7 +39,7 @@ def a_message_under_way() -> None:
 
 
 def a_message_that_its_peer_takes() -> None:
-    """Destroy waits for what the other side comes to."""
+    """destroy waits for a message that the other rank still takes."""
     import time
 
     import numpy as np
@@ -64,7 +64,7 @@ def a_message_that_its_peer_takes() -> None:
 
 
 def other_threads_wait() -> None:
-    """Threads sit in every kind of wait when the group, or the world, goes."""
+    """Threads are in every kind of wait when the group, or the world, is destroyed."""
     import os
     import threading
     import time
@@ -84,7 +84,7 @@ def other_threads_wait() -> None:
         "probe": lambda: dist.probe(peer, tag=5, group=group),
         "wait": pending.wait,
     }
-    if rank == 0:  # the other never comes
+    if rank == 0:  # the other rank never comes
         waits["all_reduce"] = lambda: dist.all_reduce(lonely, group=group)
     if everything:
         waits["new_group"] = lambda: dist.new_group([rank, peer] if rank == 0 else [0, 1, 1][:2])
@@ -111,7 +111,7 @@ def other_threads_wait() -> None:
     assert took < 15, took
     for name in waits:
         error = ended[name]
-        # The other rank, whose turn it is to find out, may say that the group is gone there.
+        # GroupBrokenError: this rank was told first that the other rank has destroyed the group.
         assert isinstance(error, (errors.GroupDestroyedError, errors.GroupBrokenError)), (
             name,
             error,
@@ -124,7 +124,7 @@ def other_threads_wait() -> None:
 
 
 def groups_of_an_earlier_life() -> None:
-    """Numbers of groups are never used twice: what is left of a world does not come to life."""
+    """Numbers of groups are never used twice, so the groups of an earlier world stay destroyed."""
     import numpy as np
     from ranks_tools import dist, done, errors, raises, start, works
 
@@ -151,9 +151,10 @@ def test_every_mpi(program: object) -> None:
 
 @pytest.mark.parametrize("limit", ["2", pytest.param("60", marks=pytest.mark.one_mpi)])
 def test_a_message_under_way(limit: str) -> None:
-    """Whichever comes first gives it up: its deadline, or the end of destroy's patience.
+    """The message is given up at its deadline, or when destroy has waited long enough.
 
-    MPI never lets go of it, so the ranks end without MPI_Finalize, which launchers call a failure.
+    MPI never ends the message, so the ranks end without MPI_Finalize. A launcher calls that a
+    failure.
     """
     ended = job.run(2, a_message_under_way, env={"FAULTS_LIMIT": limit})
     assert ended.result.stdout.count("done\n") == 2, ended.output

@@ -1,7 +1,7 @@
-"""How a rank ends, and what that does to the others.
+"""How a rank ends, and what that does to the other ranks.
 
-A rank that fails takes the job with it, with its traceback and its status; one that ends
-normally harms nobody, and who waits for it is told at once.
+A rank that fails ends the job, with its traceback and its status. A rank that ends normally harms
+no other rank. A rank that waits for an ended rank is told at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LIMIT = 5.0
 
 
 def leaves_in_a_bad_way() -> None:
-    """Rank 1 leaves as FAULTS_WAY says while the others sit in an all_reduce."""
+    """Rank 1 leaves as FAULTS_WAY says, while the other ranks wait in an all_reduce."""
     import io
     import os
     import signal
@@ -41,7 +41,7 @@ def leaves_in_a_bad_way() -> None:
         threading.Thread(target=time.sleep, args=(60,)).start()
     below = sys.excepthook
 
-    def buffering(*what: object) -> None:  # as torch's hook
+    def buffering(*what: object) -> None:  # as the hook of torch does
         real, sys.stderr = sys.stderr, io.StringIO()
         try:
             below(*what)
@@ -50,7 +50,7 @@ def leaves_in_a_bad_way() -> None:
         sys.stderr.write(text)
 
     sys.excepthook = buffering
-    time.sleep(0.3)  # by now the others wait
+    time.sleep(0.3)  # by now the other ranks wait
     stamp("left")
     if way == "exit":
         sys.exit(3)
@@ -95,7 +95,7 @@ def test_other_ways_to_fail(way: str, company: str) -> None:
 
 
 def one_ends_early() -> None:
-    """Rank 2 ends; the others go on among themselves, then wait for it."""
+    """Rank 2 ends. The other ranks go on between themselves, then wait for rank 2."""
     import os
     import time
 
@@ -134,7 +134,7 @@ def one_ends_early() -> None:
     work = dist.all_reduce(x, group=trio, async_op=True)
     with raises(errors.PeerLeftError, "[2 1 0]", ranks=[2], most=3.0):
         work.wait()
-    # Whatever broke on other groups, this one did not.
+    # The errors of other groups did not break this group.
     works(pair)
     fresh = dist.new_group([1, 0])
     works(fresh)
@@ -167,7 +167,7 @@ def waits_for_a_message_of_one_that_left() -> None:
     work = dist.irecv(x, 1)
     with raises(errors.PeerLeftError, "recv", ranks=[1], most=3.0):
         work.wait()
-    # What it sent before it left is there.
+    # The message that rank 1 sent before it left is there.
     dist.recv(x, 1, tag=4)
     assert (x == 5).all()
     done()
@@ -184,7 +184,7 @@ def test_messages_of_one_that_left() -> None:
 
 
 def leaves_work_behind() -> None:
-    """What was begun and never waited for does not hold up the end."""
+    """Operations that were begun and never waited for do not hold up the end of the process."""
     import os
 
     import numpy as np
@@ -219,7 +219,7 @@ def leaves_work_behind() -> None:
 
 
 def daemons_wait() -> None:
-    """Daemon threads sit in waits when the main thread ends."""
+    """Daemon threads wait in operations when the main thread ends."""
     import threading
     import time
 
@@ -260,14 +260,14 @@ def test_what_is_left_behind(way: str) -> None:
 
 
 def ends_under_faulthandler() -> None:
-    """Rank 0 waits for a message while it ends; signals like those of Go's scheduler come in."""
+    """Rank 0 has a receive under way while it ends. Signals like Go's scheduler's arrive."""
     import faulthandler
     import os
     import subprocess
     import sys
     import time
 
-    faulthandler.enable()  # as pytest does; it takes its signal stack away when Python ends
+    faulthandler.enable()  # as pytest does; at its end Python takes the signal stack away
     import numpy as np
     from ranks_tools import dist, done, start, works
 

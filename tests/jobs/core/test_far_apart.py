@@ -1,4 +1,4 @@
-"""Ranks that share no memory, as on several hosts: MPICH can be told so on one (conftest.py)."""
+"""Ranks that share no memory, as on several hosts. MPICH can treat ranks of one host so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ APART = {"MPIR_CVAR_NOLOCAL": "1"}
 
 
 def the_last_call_is_rooted() -> None:
-    """Some ranks are done with it, and leave, before a late one has been told that all came."""
+    """Some ranks finish the call and leave before a late rank knows that all have come to it."""
     import os
     import time
 
@@ -33,7 +33,7 @@ def the_last_call_is_rooted() -> None:
         parts = [np.full(5, float(i)) for i in range(size)] if rank == 0 else None
         work = dist.scatter(x, parts, 0, async_op=True)
     if rank == size - 1:
-        time.sleep(2.5)  # longer than others wait before they ask
+        time.sleep(2.5)  # longer than the other ranks wait before they ask
     assert work is not None
     work.wait()
     assert last != "broadcast" or (x == 0).all()
@@ -42,7 +42,7 @@ def the_last_call_is_rooted() -> None:
 
 
 def leaves_what_it_began() -> None:
-    """Who has begun a collective and ends takes part in it: a late rank is all that is missing."""
+    """A rank that begins a collective and ends still takes part: only a late rank is missing."""
     import time
 
     import numpy as np
@@ -55,14 +55,14 @@ def leaves_what_it_began() -> None:
         done()
         return
     if rank == 2:
-        time.sleep(2.5)  # longer than others wait before they ask
+        time.sleep(2.5)  # longer than the other ranks wait before they ask
     dist.all_reduce(x)
     assert (x == 3).all()
     done()
 
 
 def waits_for_one_that_left() -> None:
-    """It is told, by asking, and names the one that left: in a collective, and in a receive."""
+    """A rank that waits in a collective or a receive asks. Its error names the rank that left."""
     import os
     import time
 
@@ -81,12 +81,12 @@ def waits_for_one_that_left() -> None:
             dist.recv(np.ones(3), 0)
     done()
     if os.environ["FAULTS_HOW"] == "collective":
-        time.sleep(1.0)  # the others are at their end, too
-        os._exit(0)  # its request does not end: MPI cannot be finalized
+        time.sleep(1.0)  # the other ranks are at their end, too
+        os._exit(0)  # its request does not end, so MPI cannot be finalized
 
 
 def gave_up() -> None:
-    """Ctrl-C on one rank, or its destroying the group: the others wait for no deadline."""
+    """Ctrl-C or a destroy on one rank: the other ranks raise long before their deadline."""
     import os
     import signal
     import threading
@@ -115,11 +115,11 @@ def gave_up() -> None:
     done()
     dist.barrier()
     time.sleep(0.5)
-    os._exit(0)  # what was given up does not end: MPI cannot be finalized
+    os._exit(0)  # the given-up call does not end, so MPI cannot be finalized
 
 
 def lives_again() -> None:
-    """The world is destroyed and made anew, some ranks being late each time."""
+    """The world is destroyed and made again several times. Some ranks are late each time."""
     import time
 
     import numpy as np

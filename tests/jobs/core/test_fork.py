@@ -1,4 +1,4 @@
-"""A fork has one thread and no MPI: a clear error there, and the parent goes on."""
+"""A forked child has one thread and no MPI. Its calls raise a clear error; the parent goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def forks() -> None:
     over.wait()
 
     def in_child():
-        """What the child does; it ends as Python ends, exit handlers included."""
+        """Make calls as the child. It then ends as Python ends, with its exit handlers."""
         nonlocal live, over
         fork = "fork"
         for call in (
@@ -57,7 +57,7 @@ def forks() -> None:
                 sys.stderr.flush()
                 os._exit(9)
             if way == "fail":
-                # Nobody wants to see it; a closed one would change the status in Python's eyes.
+                # Hide the traceback. If stderr were closed, Python would exit with another status.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
                 raise ValueError("a child may fail by itself")
             sys.exit(4 if way == "exit" else 0)
@@ -72,7 +72,7 @@ def forks() -> None:
 
 
 def pool() -> None:
-    """multiprocessing with fork, before, between and while operations are under way."""
+    """multiprocessing with fork: before, between and during operations."""
     import multiprocessing
     import subprocess
     import sys
@@ -101,7 +101,7 @@ def pool() -> None:
 
 
 def loader() -> None:
-    """DataLoader workers of a framework read batches while the ranks reduce them."""
+    """Workers of a framework's DataLoader read batches while the ranks reduce them."""
     import os
 
     from ranks_tools import dist, done, start, works

@@ -7,7 +7,7 @@ import pytest
 
 
 def a_handler_that_calls_a_collective() -> None:
-    """It would wait for the call that it interrupted: an error says so, and what to do."""
+    """The handler's call would wait for the call that it interrupts. An error says what to do."""
     import os
     import signal
     import threading
@@ -31,7 +31,7 @@ def a_handler_that_calls_a_collective() -> None:
             except BaseException as error:
                 seen.append(error)
         if rank == 0:
-            # Another group is nobody's business, and neither are messages.
+            # Messages and another group's collectives are allowed.
             dist.send(np.full(1, 3.0), 1)
             works(other)
         dist.group.to_seconds(1.0, "it runs to its end")
@@ -49,7 +49,7 @@ def a_handler_that_calls_a_collective() -> None:
     if rank == 0:
         strike()
         x = np.ones(3)
-        dist.all_reduce(x, group=group)  # the other comes when the handler has run
+        dist.all_reduce(x, group=group)  # the other rank comes after the handler has run
         assert (x == 2).all()
         struck()
         strike()
@@ -64,13 +64,13 @@ def a_handler_that_calls_a_collective() -> None:
             assert got[0] == 3
             works(other)
             dist.all_reduce(np.full(3, value), group=group)
-    # Between two calls the thread waits for nothing: there a handler may call what all call.
+    # Between two calls the thread waits for nothing, so a handler may call a collective there.
     calls = []
     signal.signal(signal.SIGUSR1, lambda *_: calls.append(works(group)))
     os.kill(os.getpid(), signal.SIGUSR1)
     while not calls:
         time.sleep(0.01)
-    # What is queued behind a call that does not end has its own deadline.
+    # An operation that is queued behind a call that does not end has its own deadline.
     if rank == 0:
         first = dist.all_reduce(np.ones(1), group=group, async_op=True)
         quick = dist.new_group([0])
@@ -96,7 +96,7 @@ def a_handler_that_calls_a_collective() -> None:
 
 
 def a_handler_that_takes_long() -> None:
-    """What others wait for goes on while the handler runs, and while others hold Python's lock."""
+    """Operations that another rank waits for go on while a handler runs."""
     import os
     import signal
     import threading
@@ -117,7 +117,7 @@ def a_handler_that_takes_long() -> None:
         work = dist.all_reduce(x, group=side, async_op=True)
         message = dist.isend(x, 1, tag=4)
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        dist.recv(np.zeros(1), 1)  # comes after the handler
+        dist.recv(np.zeros(1), 1)  # this message comes after the handler
         work.wait()
         message.wait()
     else:

@@ -53,7 +53,7 @@ def test_death(tmp_path: Path, rank: int, end: str) -> None:
 
 
 def test_ranks_of_several_hosts_meet_over_tcp(tmp_path: Path) -> None:
-    """With one rank a host, as the variables say, the ranks meet through paddlempi itself."""
+    """The variables say one rank per host, so the ranks meet through paddlempi itself."""
     (tmp_path / "test_it.py").write_text(
         "def test_it(mpi_world): assert mpi_world.rank != 1, 'over TCP'\n", encoding="utf-8"
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C during a wait: KeyboardInterrupt soon after, and what is left of the group."""
+"""Ctrl-C during a wait: KeyboardInterrupt soon after, and what the group can still do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 
 def interrupted() -> None:
-    """Rank 0 gets a SIGINT in each kind of wait; rank 1 does not come, or comes late."""
+    """Rank 0 gets a SIGINT in every kind of wait. Rank 1 does not come, or comes late."""
     import os
     import signal
     import threading
@@ -36,7 +36,7 @@ def interrupted() -> None:
     x = np.zeros(4)
     groups = [dist.new_group([0, 1]) for _ in range(3)]
     if rank == 0:
-        # Messages: nothing is broken, and what comes later is received.
+        # Messages: no group breaks, and a message that comes later is received.
         with struck():
             dist.recv(x, 1, tag=1)
         with struck():
@@ -57,12 +57,12 @@ def interrupted() -> None:
         assert (y == 2).all()
         works_async.wait()
         works()
-        # A collective was announced: it is given up for all.
+        # A collective that was announced is given up for all members.
         with struck():
             dist.all_reduce(x, group=groups[0])
         with raises(errors.GroupBrokenError, "interrupted"):
             dist.barrier(groups[0])
-        # One whose turn has not come is refused.
+        # A collective whose turn has not come is refused.
         first = dist.all_reduce(np.ones(2), group=groups[1], async_op=True)
         with struck():
             dist.barrier(groups[1])
@@ -72,7 +72,7 @@ def interrupted() -> None:
         with struck():
             dist.new_group([0, 1], timeout=20.0)
         dist.send(np.ones(1), 1, tag=3)
-        # Destroying waits for what is under way.
+        # destroy waits for the operations that are under way.
         last = dist.all_reduce(np.ones(2), group=groups[2], async_op=True)
         with struck():
             dist.destroy_process_group(groups[2])
@@ -100,7 +100,7 @@ def interrupted() -> None:
 
 
 def a_handler_that_returns() -> None:
-    """A signal whose handler raises nothing is handled during the wait, which goes on."""
+    """A signal handler that raises nothing runs during the wait, and the wait goes on."""
     import os
     import signal
     import threading
@@ -126,7 +126,7 @@ def a_handler_that_returns() -> None:
 
 
 def interrupted_to_the_end() -> None:
-    """Nobody catches it: the job ends, with a traceback."""
+    """No code catches the KeyboardInterrupt: the job ends, with a traceback."""
     import os
     import signal
     import threading

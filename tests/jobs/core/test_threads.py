@@ -1,4 +1,4 @@
-"""Calls from several threads, and works that nobody waits for."""
+"""Calls from several threads, and works that are dropped without a wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def four_threads() -> None:
             thread.join()
         assert not failed, failed
 
-    # One group: whose turn it is was agreed on, as it must be.
+    # One group. The threads agree on whose turn it is, as they must.
     turn = threading.Condition()
     at = [0]
 
@@ -50,7 +50,7 @@ def four_threads() -> None:
 
     threads(*(lambda me=me: on_one_group(me) for me in range(4)))
 
-    # A group each, all at the same time.
+    # One group for every thread, all at the same time.
     groups = [dist.new_group(list(np.roll(range(size), i))) for i in range(4)]
 
     def on_own_group(me):
@@ -68,7 +68,7 @@ def four_threads() -> None:
 
     threads(*(lambda me=me: on_own_group(me) for me in range(4)))
 
-    # Groups made by several threads at a time, each of other ranks or in another order.
+    # Several threads make groups of different ranks at the same time.
     def makes_groups(me):
         for _ in range(3):
             group = dist.new_group(list(range(size)) if me == 0 else [rank])
@@ -77,7 +77,7 @@ def four_threads() -> None:
 
     threads(*(lambda me=me: makes_groups(me) for me in range(2)))
 
-    # One thread waits in a collective that nobody else has come to; the others go on.
+    # One thread waits in a collective to which another rank comes late. Other threads go on.
     def late():
         dist.barrier(groups[0])
 
@@ -96,7 +96,7 @@ def four_threads() -> None:
 
 
 def dropped_works() -> None:
-    """A work that was dropped goes on, and then lets go of its tensors."""
+    """The operation of a dropped work goes on. At its end the tensors are released."""
     import gc
     import time
     import weakref
@@ -105,7 +105,7 @@ def dropped_works() -> None:
     from ranks_tools import dist, done, start, works
 
     class Tensor(np.ndarray):
-        """An array that can be weakly referenced and whose end is seen."""
+        """An array that can be weakly referenced."""
 
     def tensor(n, value):
         return np.full(n, value, np.float64).view(Tensor)
@@ -134,7 +134,7 @@ def dropped_works() -> None:
     alive = held
     while alive and time.monotonic() < end:
         time.sleep(0.05)
-        dist.all_reduce(np.ones(1), async_op=True).wait()  # a new work looks after the dropped ones
+        dist.all_reduce(np.ones(1), async_op=True).wait()  # a new work takes dropped ones further
         gc.collect()
         alive = [x for x in held if x() is not None]
     assert not alive, len(alive)

@@ -1,4 +1,4 @@
-"""What ends a transfer that all members have come to, and what of it MPI goes on using."""
+"""Errors after all members have come to an operation, and the memory that MPI still uses then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 
 def stopped_in_the_middle() -> None:
-    """A rank is stopped inside a sum of 16-bit floats: the other sees its deadline, or Ctrl-C."""
+    """A rank is stopped inside a sum of 16-bit floats. The other rank has a deadline, or Ctrl-C."""
     import os
     import signal
     import threading
@@ -40,16 +40,16 @@ def stopped_in_the_middle() -> None:
     else:
         try:
             dist.all_reduce(x, group=group)
-        except errors.Error as error:  # it may have all that it needs
+        except errors.Error as error:  # this rank may have all the data that it needs
             assert isinstance(error, (errors.TimeoutError, errors.GroupBrokenError)), error
     works()
     done()
     dist.barrier()
-    os._exit(0)  # MPI may not have let go of the transfer
+    os._exit(0)  # MPI may not have ended the transfer
 
 
 def what_mpi_goes_on_reading() -> None:
-    """A send ends with an error before MPI is done with the array: it is kept until then."""
+    """A send raises before MPI is done with its array. The array is kept until then."""
     import gc
     import os
     import signal
@@ -84,11 +84,11 @@ def what_mpi_goes_on_reading() -> None:
     if rank == 0:
         kinds = [send(groups[0], False), send(groups[1], True)]
         gc.collect()
-        if os.environ["FAULTS_MPI"] != "impi":  # which copies what it sends, and is done
+        if os.environ["FAULTS_MPI"] != "impi":  # Intel MPI copies the message, and is done
             assert kinds == [errors.TimeoutError, KeyboardInterrupt], kinds
             assert all(tensor() is not None for tensor in seen)
         dist.send(np.ones(1), 1)
-        # MPI has what it needs now: the next calls here find out, and let go.
+        # MPI can end the sends now. The next calls notice that and release the arrays.
         end = time.monotonic() + 20
         while any(tensor() is not None for tensor in seen) and time.monotonic() < end:
             dist.isend(np.ones(1), 0).wait()
@@ -106,7 +106,7 @@ def what_mpi_goes_on_reading() -> None:
 
 
 def no_memory_on_one() -> None:
-    """Scratch memory is taken before the others count on a rank: without it, it refuses."""
+    """A rank takes scratch memory before it announces. If there is no memory, it refuses."""
     import resource
     from pathlib import Path
 
@@ -115,7 +115,7 @@ def no_memory_on_one() -> None:
 
     rank = start(timeout=60.0)
     size = dist.get_world_size()
-    x = np.ones(256 << 20, np.float16)  # wants as much again
+    x = np.ones(256 << 20, np.float16)  # needs as much scratch memory
     parts = [np.ones(128 << 20, np.uint8) for _ in range(size)]
     calls = (
         lambda: dist.all_reduce(x),

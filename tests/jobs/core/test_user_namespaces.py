@@ -1,4 +1,4 @@
-"""Ranks that each live in a user namespace of their own, as Apptainer's containers do."""
+"""Every rank runs in a user namespace of its own, as in Apptainer's containers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def each_by_itself() -> None:
-    """They may not open each other's /proc entries: descriptors come over a socket."""
+    """Ranks may not open each other's /proc entries, so a socket passes the descriptors."""
     import os
     import sys
     import time
@@ -29,7 +29,7 @@ def each_by_itself() -> None:
     works()
     group = dist.new_group([1, 0])
     works(group)
-    if rank == 0:  # only shared memory shows this at once
+    if rank == 0:  # only shared memory shows the refusal at once
         time.sleep(0.3)
         with raises(errors.DtypeError):
             dist.all_reduce(object(), group=group)
@@ -44,5 +44,5 @@ def each_by_itself() -> None:
 def test_each_by_itself() -> None:
     if subprocess.run(["unshare", "-U", "-r", "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody make user namespaces")
-    # Debian's MPICH is on UCX, whose own shared memory goes by /proc unless told not to.
+    # Debian's MPICH uses UCX, which opens shared memory through /proc unless told otherwise.
     job.succeed(2, each_by_itself, env={"UCX_POSIX_USE_PROC_LINK": "n"})

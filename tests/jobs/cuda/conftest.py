@@ -1,4 +1,4 @@
-"""Tests of CUDA tensors without a GPU in one process, or as jobs of their own."""
+"""Tests of CUDA tensors without a GPU, in one process or as jobs."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _BEGAN = time.time()
 
 
 def pytest_sessionfinish() -> None:
-    """Open MPI leaves its segment where no launcher is; ``launch`` sweeps after jobs alone."""
+    """Sweep the segments that Open MPI leaves without a launcher. ``launch`` sweeps jobs only."""
     launch.sweep(_BEGAN)

@@ -1,7 +1,7 @@
-"""The interposed MPI of this folder (``interposed_mpi.c``): building it, and what it counted.
+"""Build the interposed MPI of this folder (``interposed_mpi.c``), and read its counters.
 
-A job uses it with ``PADDLEMPI_MPI`` set to what :func:`build` returned and ``PADDLEMPI_CUDA`` to
-the fake driver.
+A job uses it if ``PADDLEMPI_MPI`` is the path that :func:`build` returned and ``PADDLEMPI_CUDA``
+is the path of the fake driver.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
 
 def libmpi() -> Path:
-    """The libmpi of the wheel in this environment.
+    """Return the path of the wheel's libmpi in this environment.
 
     Raises:
-        FileNotFoundError: it has none.
+        FileNotFoundError: the environment has none.
     """
     for name in ("libmpi.so.40", "libmpi.so.12"):
         path = Path(sys.prefix) / "lib" / name
@@ -33,7 +33,7 @@ def libmpi() -> Path:
 
 
 def build(folder: Path) -> Path:
-    """Make the library in a folder, over the libmpi of this environment."""
+    """Build the library in a folder, over the libmpi of this environment. Return its path."""
     real = libmpi()
     out = folder / f"libmpi_interposed-{real.suffix[1:]}.so"
     subprocess.run(
@@ -61,11 +61,11 @@ def _library() -> ctypes.CDLL:
 
 
 def device_calls() -> int:
-    """How many calls of MPI in this process were given device memory."""
+    """Return how many MPI calls of this process were given device memory."""
     return int(_library().interposed_device_calls())
 
 
 def violations() -> tuple[int, str]:
-    """How many of them came while the memory was still in use, and the function of the last one."""
+    """Return how many MPI calls came while their memory was in use, and the last one's name."""
     last = _library().interposed_violation()
     return int(_library().interposed_violations()), (last or b"").decode()

@@ -1,12 +1,12 @@
-// An MPI that takes CUDA memory, made of one that does not: it lies before libmpi, opens the
-// guards of the fake driver for the length of each call, and so lets the real one read and write
-// the memory. For PADDLEMPI_MPI; linked with the libmpi that it stands for.
+// An MPI that takes CUDA memory, made of an MPI that does not. This library is linked with the real
+// libmpi and wraps its functions; PADDLEMPI_MPI names it. It opens the guards of the fake driver
+// for the length of each call, so that the real MPI can read and write the memory.
 //
-// On entry it looks whether the caller did what MPI, which knows no streams, asks of it: nothing
-// that is queued on a stream may still write what is sent, or use what is received into. It looks
-// at the first byte of a buffer.
+// MPI knows no streams, so every call first checks what the caller must ensure. No operation that
+// is queued on a stream may still write the send buffer, or read or write the receive buffer. The
+// check looks at the first byte of a buffer.
 //
-// PMPI_INTERPOSED=closed makes it one that claims to take CUDA memory and does not.
+// With PMPI_INTERPOSED=closed it claims to take CUDA memory, but does not open the guards.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -17,7 +17,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef uintptr_t word; // an argument of whatever type: all of them fit a register
+typedef uintptr_t word; // an argument of any type: all types fit a register
 
 static atomic_int device_calls, violations;
 static _Atomic(const char *) violated;
@@ -31,7 +31,7 @@ static struct {
 } fake;
 static atomic_int found;
 
-// Other processes would reach for memory behind guards that are open here alone.
+// A single copy reads the memory of another process, in which the guards are closed.
 __attribute__((constructor)) static void without_single_copy(void) {
 	setenv("OMPI_MCA_btl_sm_single_copy_mechanism", "none", 0);
 	setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
@@ -39,7 +39,7 @@ __attribute__((constructor)) static void without_single_copy(void) {
 	setenv("UCX_TLS", "^cma", 0);
 }
 
-// Whether the fake driver is in this process yet.
+// find returns whether this process has loaded the fake driver, and finds its functions.
 static int find(void) {
 	const char *path = getenv("PADDLEMPI_CUDA");
 	void *driver = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
@@ -59,7 +59,7 @@ static int on_device(word pointer) {
 	return fake.attribute(&type, MEMORY_TYPE, pointer) == 0 && type == DEVICE;
 }
 
-// Returns whether the guards were opened.
+// begin counts and checks a call. It returns whether it opened the guards.
 static int begin(const char *name, word sent, word received) {
 	if (!found && !(found = find()))
 		return 0;
@@ -84,12 +84,12 @@ static int begin(const char *name, word sent, word received) {
 	return 1;
 }
 
-// Number of calls that were given device memory.
+// The number of calls that were given device memory.
 EXPORT int interposed_device_calls(void) {
 	return device_calls;
 }
 
-// Number of calls that came too early, and the function of the last of them.
+// The number of calls that came too early. interposed_violation names the function of the last one.
 EXPORT int interposed_violations(void) {
 	return violations;
 }
@@ -102,14 +102,14 @@ EXPORT int MPIX_Query_cuda_support(void) {
 	return 1;
 }
 
-// MPICH's.
+// The function of MPICH for the same question.
 EXPORT int MPIX_GPU_query_support(int type, int *supported) {
 	*supported = type == 0; // MPIX_GPU_SUPPORT_CUDA
 	return 0;
 }
 
-// WRAP(function, buffer sent, buffer received): more arguments than the function has are passed
-// on, which it does not look at.
+// WRAP(function, send buffer, receive buffer). The wrapper passes on more arguments than the
+// function has, and the function ignores them.
 #define PARAMETERS                                                                                 \
 	word a, word b, word c, word d, word e, word f, word g, word h, word i, word j, word k, word l
 #define WRAP(name, sent, received)                                                                 \
@@ -147,7 +147,7 @@ BOTH(Recv, Irecv, 0, a)
 BOTH(Mrecv, Imrecv, 0, a)
 WRAP(MPI_Sendrecv, a, f)
 
-// What else may move data that was begun before.
+// Calls that may move the data of operations that were begun before.
 BOTH(Probe, Iprobe, 0, 0)
 BOTH(Mprobe, Improbe, 0, 0)
 BOTH(Test, Wait, 0, 0)

@@ -1,4 +1,4 @@
-"""What the programs of ``test_ipc.py`` have in common: ranks, values, and what went over IPC."""
+"""Functions for the programs of ``test_ipc.py``: ranks, values, and the path of a call."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def start() -> tuple[int, int]:
 
 
 def done() -> None:
-    """The program came to its end."""
+    """Tell the test that this rank came to the end of its program."""
     sys.stdout.write("done\n")
     sys.stdout.flush()
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name, those NumPy lacks among them."""
+    """Return the dtype of a name, also if NumPy lacks that dtype."""
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def values(dtype: str, count: int, seed: int) -> Array:
-    """Small whole numbers, so that every sum and product of a few is exact in every dtype."""
+    """Return small whole numbers. A sum or product of a few of them is exact in every dtype."""
     few = np.random.default_rng(seed).integers(0 if dtype[0] in "bu" else -3, 4, count)
     if dtype == "bool":
         few = few // 2
@@ -48,14 +48,14 @@ def values(dtype: str, count: int, seed: int) -> Array:
 
 
 def stream(on: int = 0) -> int:
-    """The stream of a device that all tensors here are on."""
+    """Return the stream that all tensors of this module use on a device."""
     if on not in _stream:
         _stream[on] = device.new_stream(on)
     return _stream[on]
 
 
 def tensor(array: Array, on: int = 0, **how: Any) -> device.DeviceTensor:
-    """A tensor with these values, which arrive late; ``read`` gives them back."""
+    """Return a tensor with these values, which arrive late."""
     name = array.dtype.name
     bits = array.view(f"u{array.dtype.itemsize}") if hasattr(ml_dtypes, name) else array
     return device.DeviceTensor(
@@ -64,13 +64,13 @@ def tensor(array: Array, on: int = 0, **how: Any) -> device.DeviceTensor:
 
 
 def read(t: device.DeviceTensor) -> Array:
-    """Values of a contiguous tensor, after what its stream waits for."""
+    """Return the values of a contiguous tensor, after what its stream waits for."""
     size = t.numpy_dtype.itemsize * int(np.prod(t.shape))
     return t.numpy().view(np.uint8).reshape(-1)[:size].view(numpy_dtype(t.dtype))
 
 
 def same(t: device.DeviceTensor, expected: Array, *what: object) -> None:
-    """The tensor has exactly these bits."""
+    """Check that a tensor has exactly these values and their dtype."""
     got = read(t)
     assert got.dtype == expected.dtype, (got.dtype, expected.dtype)
     wrong = np.flatnonzero(got != expected)
@@ -78,7 +78,7 @@ def same(t: device.DeviceTensor, expected: Array, *what: object) -> None:
 
 
 def reduced(op: Any, parts: list[Array]) -> Array:
-    """What ``op`` makes of one array a rank, for values of :func:`values`."""
+    """Return what ``op`` makes of the arrays of all ranks. The arrays come from :func:`values`."""
     dtype = parts[0].dtype
     name = op.name
     if dtype.kind == "b":
@@ -103,9 +103,9 @@ def reduced(op: Any, parts: list[Array]) -> Array:
         whole = (np.min if name == "MIN" else np.max)(exact, axis=0)
     else:
         whole = np.sum(exact, axis=0) * (op.scale if name == "PREMUL_SUM" else 1)
-    if name == "AVG" and dtype.kind in "iu":  # of the sum, which wraps, toward zero
+    if name == "AVG" and dtype.kind in "iu":  # of the sum, which may wrap; rounded toward zero
         return np.asarray(np.trunc(whole.astype(dtype).astype(float) / len(parts)), dtype)
-    if name == "AVG":  # divided in the type that is summed in, which is the tensor's or wider
+    if name == "AVG":  # divided in the type of the sum, which is the tensor's or wider
         wide = {2: "f4", 4: "f4", 8: "f8"}[dtype.itemsize // (2 if dtype.kind == "c" else 1)]
         halves = [
             (h.astype(wide) / np.dtype(wide).type(len(parts))) for h in (whole.real, whole.imag)
@@ -119,7 +119,7 @@ def reduced(op: Any, parts: list[Array]) -> Array:
 
 
 def ops_of(dtype: str) -> list[Any]:
-    """The reduce ops that are defined for a dtype, by docs/ops.md."""
+    """Return the reduce ops that docs/ops.md defines for a dtype."""
     r = dist.ReduceOp
     if dtype in FLOATS:
         both = [r.SUM, r.PRODUCT, r.AVG, r.PREMUL_SUM(0.5)]
@@ -130,7 +130,7 @@ def ops_of(dtype: str) -> list[Any]:
 
 @contextmanager
 def went(by: str) -> Iterator[None]:
-    """The collectives of the block went over "ipc", or "staged" through host memory."""
+    """Check that the collectives of the block go over "ipc", or "staged" through host memory."""
 
     def staged() -> int:
         return device.calls("cuMemHostAlloc") + device.calls("cuEventQuery")
@@ -146,7 +146,7 @@ def went(by: str) -> Iterator[None]:
 
 
 def call(asynchronous: bool, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-    """A collective, as a call or as a work that is waited for."""
+    """Run a collective, as a synchronous call or as a work that is waited for."""
     if not asynchronous:
         assert function(*arguments, **named) is None
         return

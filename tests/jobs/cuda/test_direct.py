@@ -1,7 +1,7 @@
-"""The path direct: device pointers into an MPI that takes them, and how that is found out.
+"""The path direct: MPI gets device pointers. How paddlempi finds out whether MPI takes them.
 
-The interposed MPI stands for a CUDA-aware one. It counts the calls that were given device memory,
-and those that came before the producing stream was there.
+The interposed MPI stands in for a CUDA-aware one. It counts the calls that were given device
+memory, and the calls that came while a stream was still using that memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="module")
 def mpi(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An MPI that says that it takes CUDA memory, and does."""
+    """Build an MPI that says that it takes CUDA memory, and does. Return its path."""
     return str(interposed.build(tmp_path_factory.mktemp("direct")))
 
 
 def run(ranks: int, program: Callable[[], object], mpi: str, **settings: str) -> launch.Result:
-    """A job under that MPI; it may import what stands in this folder."""
+    """Run a job under that MPI. The program may import the modules of this folder."""
     path = os.pathsep.join([str(HERE), job.HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, **settings, "PADDLEMPI_MPI": mpi, "PYTHONPATH": path}
     ended = launch.run(ranks, program, timeout=100, env=env)
@@ -34,7 +34,7 @@ def run(ranks: int, program: Callable[[], object], mpi: str, **settings: str) ->
 
 
 def succeed(ranks: int, program: Callable[[], object], mpi: str, **settings: str) -> None:
-    """Every rank comes to the end of the program."""
+    """Run a job under that MPI. Fail unless every rank comes to the end of the program."""
     ended = run(ranks, program, mpi, **settings)
     assert ended.returncode == 0, ended.output
     assert ended.stdout.count("done") == ranks, ended.output
@@ -73,7 +73,7 @@ def operations() -> None:
 
     for asynchronous in (False, True):
         late = {"async_op": asynchronous}
-        for length in (1, 1000, 200_003):  # the last one is scattered and gathered
+        for length in (1, 1000, 200_003):  # the last length is broadcast by scatter and allgather
             for root in range(size):
                 x = tensor(values(length, root if rank == root else 99))
                 carry_out(dist.broadcast, x, root, **late)
@@ -100,11 +100,11 @@ def operations() -> None:
         same(got, expected, "all_to_all_single")
         give = [(rank + to) % 3 * 7 for to in range(size)]
         sent = tensor(np.concatenate([values(k, 10 * rank + to) for to, k in enumerate(give)]))
-        got = room(sum(give))  # as many come from a rank as go there
+        got = room(sum(give))  # a rank gets from another rank as many as it gives
         carry_out(dist.all_to_all_single, got, sent, give, give, **late)
         expected = np.concatenate([values(k, 10 * r + rank) for r, k in enumerate(give)])
         same(got, expected, "uneven all_to_all_single")
-    # Some ranks' tensors are the host's; their addresses serve as well.
+    # Some ranks have tensors in host memory. MPI takes their addresses as well.
     x = values(n, rank) if rank % 2 else tensor(values(n, rank))
     dist.broadcast(x, size - 1)
     assert ((x if rank % 2 else x.numpy()) == values(n, size - 1)).all()
@@ -137,7 +137,7 @@ def messages() -> None:
         else:
             dist.send(DeviceTensor(values), 1)
             dist.isend(DeviceTensor(2 * values), 1, tag=3).wait()
-        # What is sent waits for the other side's receive, and that for its stream.
+        # The send waits for the receive of the other rank. The receive waits for its stream.
         room, other = DeviceTensor(np.full(n, -1.0)), 1 - rank
         assert dist.sendrecv(values + rank, other, room, other) == other
         assert (room.numpy() == values + other).all()
@@ -163,7 +163,7 @@ def refusals() -> None:
     with pytest.raises(dist.errors.UnsupportedError, match=r"broadcast: .*one contiguous tensor"):
         dist.broadcast(x[::2], 0)
     y = DeviceTensor(np.full(8, float(rank)))
-    dist.broadcast(y, 1)  # the group goes on
+    dist.broadcast(y, 1)  # the group stays usable
     assert (y.numpy() == 1).all()
     print("done")
 
@@ -173,7 +173,7 @@ def test_a_forced_path_that_cannot_serve(mpi: str) -> None:
 
 
 def told(expected: str, path: str) -> Callable[[], None]:
-    """A program that finds MPI's awareness so, and moves a tensor by that path."""
+    """Return a program that expects this of MPI's awareness, and moves a tensor by this path."""
 
     def program() -> None:
         import os

@@ -1,4 +1,4 @@
-"""``python -m paddlempi doctor`` and ``info`` with the fake driver: what real jobs print."""
+"""What ``python -m paddlempi doctor`` and ``info`` print in real jobs, with the fake driver."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DOCTOR = [sys.executable, "-m", "paddlempi", "doctor"]
 
 @pytest.fixture(scope="module")
 def mpi(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An MPI that says that it takes CUDA memory, and does."""
+    """Build an MPI that says that it takes CUDA memory, and does. Return its path."""
     return str(interposed.build(tmp_path_factory.mktemp("doctor")))
 
 
 def doctor(*options: str, ranks: int = 2, status: int = 0, **settings: str) -> str:
-    """What it prints as a job of so many ranks."""
+    """Run the doctor as a job and return what it prints."""
     env = {**os.environ, **settings}
     ended = launch.run(ranks, [*DOCTOR, *options], timeout=100, env=env)
     assert not ended.timed_out and bool(ended.returncode) == bool(status), ended.output
@@ -31,7 +31,7 @@ def doctor(*options: str, ranks: int = 2, status: int = 0, **settings: str) -> s
 
 
 def findings(text: str) -> dict[str, dict[str, Any]]:
-    """Those of ``--json``, by name."""
+    """Return the findings of ``--json`` by name."""
     return {finding["name"]: finding for finding in json.loads(text)["findings"]}
 
 
@@ -65,7 +65,7 @@ def test_an_mpi_that_claims_to_take_it(mpi: str) -> None:
     found = findings(doctor("--json", **settings))
     assert found["cuda-aware"]["status"] == "warn"
     assert "the child process that tried it" in found["cuda-aware"]["found"]
-    # Whom the user makes believe it is told so, by a doctor that lives on.
+    # If the user says that this MPI takes it, the doctor reports the failure and goes on.
     found = findings(doctor("--json", PADDLEMPI_CUDA_AWARE="1", status=1, **settings))
     assert found["cuda-aware"]["status"] == "fail"
 
@@ -91,7 +91,7 @@ def test_a_driver_that_is_too_old() -> None:
 
 
 def alone(**settings: str | None) -> subprocess.CompletedProcess[str]:
-    """Without a launcher."""
+    """Run the doctor without a launcher."""
     env = {**os.environ, **settings}
     kept = {name: value for name, value in env.items() if value is not None}
     return subprocess.run(

@@ -1,6 +1,6 @@
-"""The fake CUDA driver itself: what the other tests of this folder lean on.
+"""The fake CUDA driver, on which the other tests of this folder rely.
 
-The programs run in processes of their own, for most of them spoil something on purpose.
+The programs run in processes of their own, because most of them break something on purpose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 
 
 class Run:
-    """Runs a function with its arguments, what a literal can say, as a program."""
+    """Runs a function as a program. Its arguments must be literals."""
 
     def __call__(
         self, program: Callable[..., None], *args: object, **env: str
@@ -46,7 +46,7 @@ class Run:
         )
 
     def well(self, program: Callable[..., None], *args: object, **env: str) -> str:
-        """What it wrote; it ends well."""
+        """Run a program that must succeed. Return what it wrote."""
         ended = self(program, *args, **env)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
@@ -102,7 +102,7 @@ def test_streams_keep_no_order_but_that_of_events(run: Run) -> None:
             stale[ordered] += int(out[0] != i + 1)
             device.synchronize(s)
         assert stale[True] == 0, stale
-        assert 2 <= stale[False] <= 38, stale  # sometimes the right order, by chance
+        assert 2 <= stale[False] <= 38, stale  # the order is sometimes right by chance
 
     run.well(program, PMPI_FAKECUDA_SEED="7", PMPI_FAKECUDA_DELAY="4000")
 
@@ -123,7 +123,7 @@ def test_an_event_stands_for_what_was_queued_when_it_was_recorded(run: Run) -> N
                 cuda.cuEventRecord(event, s)
                 cuda.cuStreamWaitEvent(other, event, 0)
                 assert cuda.raw("cuEventQuery", event) == 600
-                cuda.cuEventRecord(event, free)  # what waits already does not notice
+                cuda.cuEventRecord(event, free)  # a stream that waits already does not notice
                 cuda.cuStreamSynchronize(free)
                 assert cuda.raw("cuEventQuery", event) == 0
                 assert cuda.raw("cuStreamQuery", other) == 600
@@ -238,7 +238,7 @@ def test_memory_ends_and_freed_memory_is_used_again(run: Run) -> None:
             assert cuda.raw("cuMemAlloc_v2", ctypes.byref(value), 50000) == 2
             assert cuda.raw("cuMemHostAlloc", ctypes.byref(value), 50000, 1) == 2
             cuda.cuMemFree_v2(first)
-            assert cuda.raw("cuMemsetD8Async", first, 0, 1, 0) == 1  # nobody's
+            assert cuda.raw("cuMemsetD8Async", first, 0, 1, 0) == 1  # freed memory
             assert cuda.get("cuMemAlloc_v2", 60000) == first
 
     run.well(program, PMPI_FAKECUDA_MEMORY="100000", PMPI_FAKECUDA_PINNED="40000")
@@ -305,7 +305,7 @@ def test_memory_and_events_of_another_process(run: Run) -> None:
                     other.stdin.flush()
                     assert other.stdout.readline() == b"waiting\n"
                 assert other.stdout.readline() == b"seen\n"
-                assert t.numpy().tolist() == [9.0, 9.0, 9.0, 1.5]  # what the other one wrote
+                assert t.numpy().tolist() == [9.0, 9.0, 9.0, 1.5]  # the other process wrote 1.5
                 other.stdin.close()
                 assert other.wait(30) == 0
                 return
@@ -333,7 +333,7 @@ def test_memory_and_events_of_another_process(run: Run) -> None:
             print("seen", flush=True)
             sys.stdin.buffer.read()
             cuda.cuIpcCloseMemHandle(base)
-            cuda.cuMemsetD8Async(base, 0, 1, stream)  # still open once
+            cuda.cuMemsetD8Async(base, 0, 1, stream)  # it was opened twice
             cuda.cuIpcCloseMemHandle(base)
             assert cuda.raw("cuMemsetD8Async", base, 0, 1, stream) == 1
 
@@ -420,7 +420,7 @@ def test_a_broken_kernel_spoils_its_device_for_good(run: Run) -> None:
         s = device.new_stream()
         with device.hold(s):
             device.fault(s)
-            device.DeviceTensor(np.zeros(1)).numpy()  # it has not run yet
+            device.DeviceTensor(np.zeros(1)).numpy()  # the kernel has not run yet
         with cuda.on(0):
             assert cuda.raw("cuStreamSynchronize", s) == 700
             assert cuda.raw("cuStreamCreate", ctypes.byref(ctypes.c_uint64()), 0) == 700

@@ -1,4 +1,4 @@
-"""What can go wrong with a device, injected by the fake driver: errors, fallbacks, no hang."""
+"""Faults of a device, injected by the fake driver: errors or fallbacks follow, and no hang."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def succeed(program: Callable[[], object], **settings: str) -> None:
-    """The job ends well, staging in pieces of 4 KiB."""
+    """Run a job of 2 ranks that must succeed. It stages in pieces of 4 KiB."""
     env = {"PADDLEMPI_CUDA_PATHS": "staged", "PADDLEMPI_CUDA_CHUNK": "4096", **settings}
     job.succeed(2, program, env=env)
 
@@ -21,7 +21,7 @@ def no_use_of_a_device() -> None:
     from ranks_tools import dist, done, errors, raises, start, works
 
     class Somewhere:
-        """What a framework would give; nobody looks at the memory."""
+        """A tensor as a framework would give it. No code looks at the memory."""
 
         __cuda_array_interface__ = {  # noqa: RUF012
             "shape": (4,),
@@ -38,7 +38,7 @@ def no_use_of_a_device() -> None:
             dist.all_reduce(Somewhere())
         with raises(errors.UnsupportedError, text):
             dist.isend(Somewhere(), 1 - rank)
-        # The other rank's tensor is the host's: it is told who refused.
+        # The other rank has a tensor in host memory. Its error names the rank that refused.
         with raises(
             errors.UnsupportedError if rank else errors.RefusedError, text if rank else "1"
         ):
@@ -58,7 +58,7 @@ def no_use_of_a_device() -> None:
     ids=["no driver", "too old", "no device", "does not start"],
 )
 def test_no_use_of_a_device(settings: dict[str, str], text: str) -> None:
-    """Tensors in host memory go on; the error says what is missing."""
+    """Tensors in host memory still work. The error says what is missing."""
     succeed(no_use_of_a_device, TEXT=text, **settings)
 
 
@@ -128,12 +128,12 @@ def no_pinned_memory() -> None:
 
 @pytest.mark.parametrize("where", ["all", "one"])
 def test_no_pinned_memory(where: str) -> None:
-    """The staging pool is pageable then: slower, and right."""
+    """The staging pool is pageable memory then: slower, but the results are right."""
     succeed(no_pinned_memory, WHERE=where)
 
 
 def a_broken_kernel() -> None:
-    """The program's own kernel fails, on one rank: it is told, and the other one ends, too."""
+    """A kernel of the program fails on one rank. That rank raises, and the other rank does, too."""
     import os
 
     import numpy as np
@@ -184,13 +184,13 @@ def a_broken_kernel() -> None:
 def test_a_broken_kernel(when: str, how: str) -> None:
     env = {"PADDLEMPI_CUDA_PATHS": "staged", "WHEN": when, "HOW": how}
     ended = job.run(2, a_broken_kernel, env=env)
-    # A world that broke is not finalized, which this launcher may call an abnormal end.
+    # MPI is not finalized after a world broke. Launchers may call that an abnormal end.
     assert ended.result.stdout.count("done\n") == 2, ended.output
     assert when == "meanwhile" or ended.returncode == 0, ended.output
 
 
 def a_call_that_fails() -> None:
-    """The driver refuses a copy in the middle, on one rank, whose program ends by it."""
+    """The driver refuses a copy in the middle, on one rank. The error ends that rank's program."""
     import numpy as np
     from device import DeviceTensor, fail, new_stream
     from ranks_tools import dist, start
@@ -212,7 +212,7 @@ def test_a_call_that_fails() -> None:
 
 
 def a_failure_that_is_caught() -> None:
-    """The driver says no to one rank: it and all others raise, whatever was under way."""
+    """A call of the driver fails on one rank. All ranks raise, whatever was under way."""
     import os
 
     import numpy as np
@@ -299,7 +299,7 @@ def test_after_a_fork() -> None:
 
 
 def the_driver_started_before_a_fork() -> None:
-    """In a child that initialises for itself the driver, which the parent has used, says no."""
+    """A forked child that calls init for itself cannot use the driver that its parent has used."""
     import os
 
     import numpy as np
@@ -325,8 +325,14 @@ def the_driver_started_before_a_fork() -> None:
     done()
 
 
+def test_the_driver_started_before_a_fork() -> None:
+    # The ranks themselves never call init, which Open MPI takes for a failure.
+    ended = job.run(2, the_driver_started_before_a_fork)
+    assert ended.result.stdout.count("done\n") == 2, ended.output
+
+
 def test_kernels_that_a_driver_does_not_take() -> None:
-    """A module that it cannot load: what needs a kernel has an error, the rest goes on."""
+    """The driver cannot load a module. Calls that need a kernel raise, others still work."""
     succeed(no_kernels, PMPI_FAKECUDA_FAIL="cuModuleLoadData:*:222")
 
 

@@ -1,4 +1,4 @@
-"""The interposed MPI itself, by MPI's own calls: jobs of two ranks."""
+"""The interposed MPI itself, called through MPI's functions by jobs of two ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _exchange() -> None:
     def values(rank: int) -> np.ndarray:
         return np.random.default_rng(rank).integers(0, 255, n, dtype=np.uint8)
 
-    for n in (8, 1_000_000):  # more than goes in one piece
+    for n in (8, 1_000_000):  # 1_000_000 is more than MPI sends in one piece
         sent = device.DeviceTensor(values(me), offset=256)
         got = device.DeviceTensor(np.zeros(n, np.uint8))
         device.synchronize(sent.stream)

@@ -1,6 +1,6 @@
-"""The path ipc: ranks of one node that reach into each other's device memory.
+"""The path ipc: the ranks of one node access each other's device memory.
 
-Each test is a job under mpirun. Where ``PADDLEMPI_CUDA_PATHS`` is ``ipc`` nothing else could have
+Every test is a job under mpirun. If ``PADDLEMPI_CUDA_PATHS`` is ``ipc``, no other path can have
 carried the call.
 """
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def succeed(ranks: int, program: Callable[[], object], paths: str = "ipc", **settings: str) -> None:
-    """Every rank comes to the end of the program, which may import what stands in this folder."""
+    """Run a job. Fail unless all ranks succeed. The program may import modules of this folder."""
     path = os.pathsep.join([str(HERE), job.HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {"PMPI_FAKECUDA_DELAY": "60", **settings, "PADDLEMPI_CUDA_PATHS": paths}
     ended = launch.run(ranks, program, timeout=100, env={**os.environ, **env, "PYTHONPATH": path})
@@ -38,7 +38,7 @@ def sums() -> None:
     step = 0
     for dtype in ipc.FLOATS + ipc.INTEGERS:
         for op in ipc.ops_of(dtype):
-            # All on one device; on two; slices for all ranks, for one, of one element.
+            # One device or two. By the count all ranks add up slices, or one rank adds up all.
             step += 1
             on, count = (rank % 2 if step % 2 else 0), (17000, 1, 300)[step % 3]
             late, root = step % 4 == 0, step % size
@@ -60,7 +60,7 @@ def sums() -> None:
 
             whole = [values(dtype, count * size, r + step) for r in range(size)]
             x, own = tensor(whole[rank], on), slice(count * rank, count * (rank + 1))
-            got = x[own] if step % 5 == 0 else tensor(parts[rank], on)  # in its place, or not
+            got = x[own] if step % 5 == 0 else tensor(parts[rank], on)  # in place, or not
             call(late, dist.reduce_scatter_tensor, got, x, op)
             same(got, reduced(op, [w[own] for w in whole]), "reduce_scatter", dtype, op, count)
 
@@ -109,7 +109,7 @@ def moves() -> None:
         call(late, dist.all_gather, parts, x)
         for r in range(size):
             same(parts[r], mine[r], "all_gather into a list")
-        window = tensor(every[rank], **how)  # what a rank sends lies in its place already
+        window = tensor(every[rank], **how)  # a rank's send side is part of its receive side
         call(late, dist.all_gather_into_tensor, window, window[own])
         expected = np.concatenate([every[r][n * r : n * (r + 1)] for r in range(size)])
         same(window, expected, "all_gather in place")
@@ -166,7 +166,7 @@ def others() -> None:
             x = tensor(parts[rank], kind=kind)
             dist.all_reduce(x)
         same(x, total, kind)
-        with went("staged"):  # of one rank alone
+        with went("staged"):  # only rank 1 has such memory
             x = tensor(parts[rank], kind=kind if rank == 1 else "plain")
             dist.all_reduce(x)
         same(x, total, kind, "of one rank")
@@ -177,7 +177,7 @@ def others() -> None:
     x = parts[rank].copy() if rank == 0 else tensor(parts[rank])
     dist.all_reduce(x)
     assert (x == total).all() if rank == 0 else (ipc.read(x) == total).all(), "host tensors"
-    with went("staged"):  # a rank's tensors lie apart, one behind the other with a gap
+    with went("staged"):  # a rank's tensors have gaps between them
         room = tensor(np.zeros(2 * n * size, np.float32))
         lists = [room[2 * n * r : 2 * n * r + n] for r in range(size)]
         for r, part in enumerate(lists):
@@ -185,7 +185,7 @@ def others() -> None:
         got = tensor(parts[rank])
         dist.reduce_scatter(got, lists)
     same(got, parts[rank] * np.float32(size), "a list with gaps")
-    with went("staged"):  # written where the others still read
+    with went("staged"):  # a rank writes where other ranks still read
         room = tensor(np.concatenate([parts[rank]] * (size + 1)))
         dist.all_gather_into_tensor(room[: n * size], room[n // 2 : n // 2 + n])
     middle = [np.concatenate([p, p])[n // 2 : n // 2 + n] for p in parts]
@@ -258,11 +258,11 @@ def refused() -> None:
     parts = [values("float32", 20000, r) for r in range(size)]
     for rules in os.environ["REFUSED"].split():
         group = dist.new_group(range(size))
-        if rules[0] == "+":  # refused not from the start on
+        if rules[0] == "+":  # the first call is not refused
             with went("ipc"):
                 x = tensor(parts[rank], rank % 2)
                 dist.all_reduce(x, group=group)
-        if rank == size - 1:  # one rank's refusal goes for all
+        if rank == size - 1:  # a refusal on one rank counts for all
             device.fail(rules.strip("+-"))
         x = tensor(parts[rank], rank % 2, offset=512)
         dist.all_reduce(x, group=group)
@@ -331,7 +331,7 @@ def order() -> None:
     rank, size = ipc.start()
 
     def scene(n: int, late: int) -> None:
-        """What comes late on one rank's stream holds no rank's call up, but all that needs it."""
+        """Late work on one rank's stream holds up no call, but all operations that need it wait."""
         other = (late + 1) % size
         parts = [values("int32", n, r + late) for r in range(size)]
         total, junk = np.sum(parts, axis=0, dtype=np.int32), np.full(n, 1 << 20, np.int32)
@@ -342,7 +342,7 @@ def order() -> None:
             with device.hold(stream()) if rank == late else nullcontext():
                 x.fill_from(parts[rank])
                 carry_out(x)
-                if overwrite:  # while others still have to read it
+                if overwrite:  # while other ranks still have to read it
                     x.fill_from(junk)
                 if rank == late:
                     assert device.pending() > 0
@@ -362,8 +362,8 @@ def order() -> None:
         same(whole, np.concatenate(parts), "gathered by all", late)
 
     for late in range(size):
-        scene(300, late)  # rank 0 alone sums
-        scene(20000, late)  # all do
+        scene(300, late)  # rank 0 adds up everything
+        scene(20000, late)  # all ranks add up
     ipc.done()
 
 
@@ -403,7 +403,7 @@ def many() -> None:
         same(x, expected[rank], "tensor", i)
     assert (total != parts[0]).any()
     dist.destroy_process_group(other)
-    for _ in range(3):  # groups that come and go, with events of those before
+    for _ in range(3):  # groups that come and go, with events of earlier groups
         group = dist.new_group(range(size))
         x = tensor(parts[rank])
         dist.all_reduce(x, group=group)
@@ -433,7 +433,7 @@ def fails() -> None:
     dist.all_reduce(x, group=group)
     if rank == 1:
         device.fail("cuLaunchKernel:*:701")
-    if rank == 2:  # and the others' part waits for a while
+    if rank == 2:  # the other ranks' part waits for a while
         hold = device.hold(stream())
         hold.__enter__()
         threading.Timer(0.3, hold.__exit__, (None, None, None)).start()
@@ -445,7 +445,7 @@ def fails() -> None:
     else:
         raise AssertionError("no CudaError")
     device.fail("")
-    x.fill_from(junk)  # nobody else writes there any more
+    x.fill_from(junk)  # no other rank writes there any more
     dist.barrier()
     same(x, junk, "after the error")
     dist.barrier()
@@ -456,7 +456,7 @@ def fails() -> None:
     else:
         raise AssertionError("no GroupBrokenError")
     x = tensor(np.ones(20000, np.float32))
-    dist.all_reduce(x)  # another group goes on
+    dist.all_reduce(x)  # another group still works
     same(x, np.full(20000, size, np.float32), "afterwards")
     ipc.done()
 

@@ -1,4 +1,4 @@
-"""What the examples have in common: they train the same data and report in the same words."""
+"""Functions that run the examples and check what they report."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ DEADLINE = 240
 
 
 def alone(name: str, *options: str) -> str:
-    """Run an example as one process that no launcher started; what it printed."""
+    """Run an example as one process without a launcher. Return what it printed."""
     env = {key: value for key, value in os.environ.items() if "MPI" not in key}
     command = [sys.executable, str(FOLDER / name), *options]
     began = time.time()
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=env)
-    launch.sweep(began)  # Open MPI leaves its segment where no launcher is, under mpi4py too
+    launch.sweep(began)  # without a launcher Open MPI leaves its segment, under mpi4py too
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def on_ranks(ranks: int, name: str, *options: str) -> str:
-    """Run an example under mpirun; what it printed."""
+    """Run an example under mpirun. Return what it printed."""
     result = run(ranks, [sys.executable, str(FOLDER / name), *options], timeout=DEADLINE)
     assert result.returncode == 0, result.output
     return result.stdout
 
 
 def curve(ranks: int, name: str, out: Path, *options: str) -> list[float]:
-    """The losses of four epochs."""
+    """Run an example for four epochs and return their losses."""
     command = [sys.executable, str(FOLDER / name), "--epochs=4", f"--losses={out}", *options]
     result = run(ranks, command, timeout=DEADLINE)
-    # Four epochs do not reach the accuracy on every machine; the exit status says so.
+    # After four epochs the accuracy may still be too low. Then the exit status is not 0.
     assert out.exists(), result.output
     losses: list[float] = json.loads(out.read_text())
     return losses
 
 
 def check_report(text: str, ranks: int, epochs: int) -> None:
-    """What rank 0 prints: loss, speed and share of communication; accuracy; equality."""
+    """Check what rank 0 prints: a line per epoch, the accuracy, and that all ranks are equal."""
     lines = re.findall(
         r"^epoch +\d+  loss [\d.]+ +\d+ images/s  communicating +[\d.]+ %$", text, re.M
     )

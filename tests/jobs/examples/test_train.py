@@ -24,6 +24,6 @@ def test_loss_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     assert two == pytest.approx(one, rel=2e-4)
     assert three == pytest.approx(one, rel=2e-4)
     assert one[-1] < 0.5 * one[0]
-    # Float addition in another order leaves a trace; equal bits would mean that the
+    # Floats that are added in another order give other bits. Equal bits would mean that the
     # ranks did not divide the work.
     assert one != two

@@ -29,4 +29,4 @@ def test_learns_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
     one, two, three = losses
     assert two == pytest.approx(one, rel=2e-3)
     assert three == pytest.approx(one, rel=2e-3)
-    assert one != two  # float addition in another order leaves a trace
+    assert one != two  # the floats were added in another order

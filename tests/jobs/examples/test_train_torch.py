@@ -23,7 +23,7 @@ def test_trains_on_several_ranks(ranks: int) -> None:
 
 
 def test_trains_over_gloo_with_the_same_launcher() -> None:
-    """``import paddlempi.torch`` sets from the launcher's variables what gloo wants."""
+    """``import paddlempi.torch`` sets what gloo needs from the launcher's variables."""
     text = on_ranks(2, "train_torch.py", "--backend=gloo")
     assert "2 rank(s) over gloo" in text
     check_report(text, ranks=2, epochs=15)
@@ -36,6 +36,6 @@ def test_loss_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     for other in (two, three, gloo):
         assert other == pytest.approx(one, rel=2e-4)
     assert one[-1] < 0.5 * one[0]
-    # Float addition in another order leaves a trace; equal bits would mean that the
+    # Floats that are added in another order give other bits. Equal bits would mean that the
     # ranks did not divide the work.
     assert one != two

@@ -1,4 +1,4 @@
-"""Jobs of their own for what needs another world than tests/ranks/paddle has, or ends one."""
+"""Tests that run jobs: they need another world than tests/ranks/paddle has, or end one."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _BEGAN = time.time()
 
 
 def pytest_sessionfinish() -> None:
-    """Open MPI leaves its segment where no launcher is; ``launch`` sweeps after jobs alone."""
+    """Sweep the segments that Open MPI leaves without a launcher. ``launch`` sweeps jobs only."""
     launch.sweep(_BEGAN)

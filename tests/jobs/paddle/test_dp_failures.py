@@ -1,4 +1,4 @@
-"""DataParallel where a rank ends, and before there is a world."""
+"""DataParallel when a rank ends, and before there is a world."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def one_dies() -> None:
         try:
             model(x).mean().backward()
         except BaseException:
-            time.sleep(2)  # the other has been told already
-            raise  # nobody catches it: the rank ends
+            time.sleep(2)  # by now the other rank has been told
+            raise  # no code catches it, so the rank ends
     try:
         model(x).mean().backward()
     except RefusedError:
@@ -86,7 +86,7 @@ def no_world() -> None:
     else:
         raise AssertionError("made without a world")
     paddlempi.init_process_group("mpi")
-    model = paddlempi.DataParallel(paddle.nn.Linear(2, 2))  # the world of paddlempi is enough
+    model = paddlempi.DataParallel(paddle.nn.Linear(2, 2))  # a world of paddlempi is enough
     model(paddle.ones([1, 2])).mean().backward()
     paddlempi.destroy_process_group()
     loss = model(paddle.ones([1, 2])).mean()

@@ -1,4 +1,4 @@
-"""What Paddle is told before init: scripts that ask how many they are, or that never start."""
+"""What Paddle knows before init: scripts that ask for the world size, or never call init."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ sys.stdout.write("end\\n")
 
 @pytest.mark.parametrize(("word", "status", "told"), [("init", 0, 0), ("", 0, 2), ("wrong", 3, 0)])
 def test_a_script_that_asks(tmp_path: Path, word: str, status: int, told: int) -> None:
-    """Under ``paddlempi run``: before it imports Paddle; and a word where it never starts."""
+    """``paddlempi run`` sets the variables before Paddle is imported, and warns without an init."""
     script = tmp_path / "train.py"
     script.write_text(ASKS)
     ended = launch.run(2, [sys.executable, "-m", "paddlempi", "run", str(script), word], timeout=60)
@@ -113,7 +113,7 @@ def told_otherwise() -> None:
     os.environ["PADDLE_TRAINERS_NUM"] = "2"
     os.environ["PADDLE_TRAINER_ID"] = "1"
     with raises(errors.LauncherError, "PADDLE_TRAINER_ID=1", "MPI's rank 0", "unset it"):
-        dist.init_parallel_env()  # on the rank for which it is true, too
+        dist.init_parallel_env()  # rank 1 raises too, although it is true there
     os.environ["PADDLE_TRAINER_ID"] = str(rank)
     dist.init_parallel_env()
     assert dist.get_rank() == rank
@@ -234,7 +234,7 @@ def fits() -> None:
     x = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
     data = paddle.io.TensorDataset([paddle.to_tensor(x), paddle.to_tensor(x[:, :1])])
     paddle.seed(1)
-    model = paddle.Model(Net())  # which calls init_parallel_env, for it is told of two ranks
+    model = paddle.Model(Net())  # it calls init_parallel_env, because the variables say 2
     alone = Net()
     alone.set_state_dict(model.network.state_dict())
     nets = [model.network, alone]
@@ -252,6 +252,6 @@ def fits() -> None:
 
 
 def test_hapi() -> None:
-    """Model.fit as it is; a layer out of use is told by one rank."""
+    """Model.fit works unchanged. One rank reports the layer that no step uses."""
     ended = job.succeed(2, fits, timeout=120)
     assert ended.output.count("no rank's backward reached parameter 'unused.weight'") == 1

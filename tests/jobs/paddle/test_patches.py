@@ -1,4 +1,4 @@
-"""What is replaced of Paddle is put back as it was, and no more."""
+"""Everything that is replaced in Paddle is put back as it was, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_put_back() -> None:
 
 @pytest.mark.usefixtures("uninstalled")
 def test_uninstall_is_whole() -> None:
-    """Also of what a model has put there that overlaps, and without Paddle's functions."""
+    """uninstall also puts back what ``watch_gradients`` has replaced, before or after install."""
     own = dist.new_group
     parameters = dict(vars(EagerParamBase))
     watched.watch_gradients()

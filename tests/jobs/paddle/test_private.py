@@ -1,4 +1,4 @@
-"""Paddle's private names: each that has moved is told by its name, before anything is replaced."""
+"""Paddle's private names: a name that has moved is reported before anything is replaced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_is_missed(place: str, name: str, monkeypatch: pytest.MonkeyPatch) 
     find = private._find
 
     class Without:
-        """The place, but for one name."""
+        """The place, without one name."""
 
         def __init__(self, real: Any) -> None:
             self.real = real
@@ -66,7 +66,7 @@ import paddlempi.paddle
 
 
 def test_the_table_is_whole() -> None:
-    """Private names that the modules take from Paddle's own modules stand in the table."""
+    """The table lists all private names that the modules take from Paddle's own modules."""
     known = {name for names in private.NAMES.values() for name in names}
     touched = set()
     for path in PACKAGE.glob("*.py"):

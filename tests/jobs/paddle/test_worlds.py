@@ -75,7 +75,7 @@ def groups() -> None:
 
     dist.init_parallel_env()
     rank = dist.get_rank()
-    # Paddle sorts the ranks; those that are no members do not wait for anybody.
+    # Paddle sorts the ranks. A rank that is no member does not wait.
     tail = dist.new_group([2, 1])
     assert tail.ranks == [1, 2] and tail.nranks == 2
     assert dist.get_group(tail.id) is tail
@@ -244,7 +244,7 @@ def test_run_a_script_as_it_is(tmp_path: Path) -> None:
 
 
 def test_launched_by_paddle_alone() -> None:
-    """paddle.distributed.launch sets these; MPI connects nobody then."""
+    """paddle.distributed.launch sets these variables, but MPI connects no processes then."""
     environment = {**os.environ, "PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "0"}
     program = "import paddlempi.paddle, paddle; paddle.distributed.init_parallel_env()"
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""A checkpoint of sharded states is whole: other numbers of ranks go on from it, and one alone."""
+"""A checkpoint of sharded states is whole: any number of ranks can go on from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paddlempi.testing import launch
 
-# What every job has in common; each process names its layers from linear_0 on.
+# The program of every job. Every process names its layers from linear_0 on.
 HEAD = """
 import sys
 

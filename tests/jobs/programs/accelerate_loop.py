@@ -1,4 +1,4 @@
-"""accelerate: a training loop of its own, on the backend that is asked for or that it chooses."""
+"""A training loop with accelerate. The backend is given, or accelerate chooses it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def main() -> None:
     for inputs, _, index in test:
         with torch.no_grad():
             prediction = model(inputs).squeeze(1)
-        # 37 rows do not divide: what stands in twice is dropped again
+        # 37 rows do not divide evenly: gather_for_metrics drops the rows that occur twice.
         prediction, index = accelerator.gather_for_metrics((prediction, index))
         outputs.append(prediction)
         seen += index.tolist()

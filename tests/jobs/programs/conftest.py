@@ -1,6 +1,6 @@
-"""Programs as users write them, with the frameworks' trainers, each a job of its own.
+"""Programs as users write them, with the trainers of frameworks. Every program is a job.
 
-The programs know nothing of the tests but ``report.py``; ``programs.py`` starts them.
+Of the tests, the programs import only ``report.py``. ``programs.py`` starts them.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ _BEGAN = time.time()
 
 
 def pytest_sessionfinish() -> None:
-    """Open MPI leaves its segment where no launcher is; ``launch`` sweeps after jobs alone."""
+    """Sweep the segments that Open MPI leaves without a launcher. ``launch`` sweeps jobs only."""
     launch.sweep(_BEGAN)

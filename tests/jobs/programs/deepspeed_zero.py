@@ -1,4 +1,4 @@
-"""DeepSpeed on the CPU: ZeRO of stages 2 and 3, checkpoints, none of its own kernels compiled."""
+"""DeepSpeed on the CPU: ZeRO stages 2 and 3, and checkpoints. None of its kernels is compiled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import report
 import torch
 from torch import nn
 
-# DeepSpeed would compile this one when it starts, with the C++ compiler of the machine.
+# Without this line DeepSpeed compiles this kernel at its start, with the machine's C++ compiler.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
@@ -64,7 +64,7 @@ def train(stage: int, out: Path) -> dict[str, Any]:
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
         final = report.digest(p.float() for p in engine.module.parameters())
 
-    # The third epoch once more, from the checkpoint: it must come to the same end.
+    # Repeat the third epoch from the checkpoint. It must end with the same weights.
     engine.load_checkpoint(str(out / f"zero{stage}"))
     for step in range(6):
         engine.backward(loss_of(step))

@@ -1,6 +1,6 @@
-"""Lightning: DDP, metrics of all ranks, a checkpoint callback, workers that load the data.
+"""Lightning: DDP, metrics of all ranks, a checkpoint callback, and workers that load the data.
 
-Started by mpirun, or by anything that sets RANK and the like: nothing in it knows which.
+The program does not know what starts it: mpirun, or anything that sets RANK and the like.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Classifier(pl.LightningModule):
         self.log("val_loss", nn.functional.cross_entropy(logits, y), sync_dist=True)
         self.log("right", right, reduce_fx="sum", sync_dist=True)
         self.log("least_right", right, reduce_fx="min", sync_dist=True)
-        # Lightning averages the batch sizes too, int64 ones: here 31 over both ranks.
+        # Lightning also averages the batch sizes, which are int64: here 31 rows on both ranks.
         ones = y == 1
         loss = nn.functional.cross_entropy(logits[ones], y[ones])
         self.log("loss_of_ones", loss, batch_size=int(ones.sum()), sync_dist=True)
@@ -94,7 +94,7 @@ def main() -> None:
     first = trainer(args, callbacks=[best, every])
     first.fit(model, train, validation)
 
-    # From the checkpoint of the first epoch on, as after a crash: it must come to the same end.
+    # Go on from the checkpoint of the first epoch, as after a crash. The end must be the same.
     # Workers would fetch rows of the first epoch before Lightning tells the sampler of the second.
     train, validation = loader(70, workers=0), loader(54, workers=0)
     again = Classifier()

@@ -1,4 +1,4 @@
-"""Paddle: a loop of its own, with the guard that scripts for one process and for many have."""
+"""A training loop with Paddle. A guard lets the script run as one process or as many."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Network(nn.Layer):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1D(12), nn.Tanh())
         self.head = nn.Linear(12, 3)
-        self.other = nn.Linear(12, 3)  # the second head, which only odd steps use
-        self.never = nn.Linear(2, 2)  # what no step uses, on any rank
+        self.other = nn.Linear(12, 3)  # the second head: only odd steps use it
+        self.never = nn.Linear(2, 2)  # no step uses this layer, on any rank
 
     def forward(self, x: paddle.Tensor, odd: bool) -> paddle.Tensor:
         return (self.other if odd else self.head)(self.body(x))
@@ -79,8 +79,8 @@ def main() -> None:
             args.out.mkdir(parents=True, exist_ok=True)
             paddle.save(model.state_dict(), str(args.out / "model.pdparams"))
     final = report.digest(p for p in network.parameters() if not p.stop_gradient)
-    # What BatchNorm saw: Paddle's own DataParallel leaves to every rank what is its own, while
-    # paddlempi's makes it rank 0's on all.
+    # The statistics of BatchNorm. With Paddle's DataParallel every rank keeps its own statistics.
+    # paddlempi's DataParallel gives rank 0's statistics to all ranks.
     seen = report.digest(p for p in network.parameters() if p.stop_gradient)
 
     parts: list[paddle.Tensor] = []

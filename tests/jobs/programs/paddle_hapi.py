@@ -16,7 +16,7 @@ class Network(nn.Layer):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 16)
-        self.never = nn.Linear(16, 16)  # what no step uses, on any rank
+        self.never = nn.Linear(16, 16)  # no step uses this layer, on any rank
         self.last = nn.Linear(16, 3)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -37,7 +37,7 @@ class Rows(paddle.io.Dataset):
 
 
 class History(paddle.callbacks.Callback):
-    """What fit and evaluate tell after each epoch."""
+    """Collects what fit and evaluate report after every epoch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Starts the programs of this folder on 2 ranks, over MPI and over gloo; compares their numbers.
+"""Start the programs of this folder on 2 ranks, over MPI and over gloo, and compare their numbers.
 
-Over gloo there is no mpirun, and the variables are those that the frameworks' launchers set.
-The numbers have to agree to the last digit: the sum of two floats does not depend on their order,
-and half of it is exact.
+Over gloo there is no mpirun. The variables are those that the frameworks' launchers set.
+The numbers must agree to the last digit, because the sum of two floats does not depend on their
+order, and half of the sum is exact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOLDER = Path(__file__).resolve().parent
 RANKS = 2
 DEADLINE = 150  # seconds, for a program that hangs
 
-# One thread: a sum over several is another on another number of cores. Nothing is downloaded.
+# With several threads a sum depends on the number of cores. Nothing is downloaded.
 _ALWAYS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 Numbers = list[dict[str, Any]]
@@ -36,7 +36,7 @@ Numbers = list[dict[str, Any]]
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:
-    """The mark of a file whose programs import these. They are not imported here, which is slow."""
+    """Return the mark that skips a file if one of these modules is missing. Import none: slow."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
 
@@ -72,8 +72,9 @@ def over_mpi(
 def over_gloo(program: str, out: Path, *options: str) -> Numbers:
     """Run a program of torch in processes that find each other by torchrun's variables.
 
-    Give it no workers that load data: on Python 3.11 a process that forks while a thread of gloo
-    asks for the interpreter hangs now and then (bugs of theirs, once in some hundred forks).
+    Give the program no workers that load data. On Python 3.11 a process that forks while a thread
+    of gloo asks for the interpreter sometimes hangs, once in some hundred forks. That is a bug of
+    Python and gloo.
     """
     [port] = _free_ports(1)
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -117,7 +118,7 @@ def over_paddles_gloo(program: str, out: Path, *options: str) -> Numbers:
 
 
 def same(ours: Numbers, theirs: Numbers, *, but: tuple[str, ...] = ("backend",)) -> None:
-    """Every number of every rank is the same, to its last digit, but those named."""
+    """Check that all numbers of all ranks are equal to the last digit, except those of ``but``."""
     for rank, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         assert mine.keys() == other.keys()
         for name in mine.keys() - set(but):
@@ -129,7 +130,7 @@ def _command(program: str, out: Path, options: tuple[str, ...]) -> list[str]:
 
 
 def _together(command: list[str], environments: list[dict[str, str]], out: Path) -> Numbers:
-    """Run the command once for each of the environments, at the same time."""
+    """Run the command in all environments at the same time. Fail if a process fails."""
     mark = uuid.uuid4().hex
     end = time.monotonic() + DEADLINE
     with tempfile.TemporaryFile() as output:
@@ -145,7 +146,7 @@ def _together(command: list[str], environments: list[dict[str, str]], out: Path)
         ]
         try:
             while time.monotonic() < end and any(process.poll() is None for process in processes):
-                if any(process.poll() for process in processes):  # the other waits for it
+                if any(process.poll() for process in processes):  # the other process waits for it
                     end = min(end, time.monotonic() + 5)
                 time.sleep(0.05)
         finally:
@@ -158,7 +159,7 @@ def _together(command: list[str], environments: list[dict[str, str]], out: Path)
 
 
 def _plain(variables: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which no launcher has left a word."""
+    """Return the environment without the variables of launchers."""
     ours = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "PADDLE", "OMPI_", "PMIX_", "PMI_")
     return {name: value for name, value in variables.items() if not name.startswith(ours)}
 
@@ -171,7 +172,7 @@ def _read(out: Path, text: str) -> Numbers:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now."""
+    """Return ports that no process uses now."""
     with contextlib.ExitStack() as all_open:
         probes = [all_open.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -1,4 +1,4 @@
-"""What a program tells the test that started it: numbers, every rank in a file of its own."""
+"""What a program reports to the test that started it: numbers, in one file for every rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def digest(tensors: Iterable[Any]) -> str:
-    """A hash of the bits of tensors of torch or Paddle: equal where all of them are."""
+    """Return a hash of the dtypes, shapes and bits of some tensors of torch or Paddle."""
     whole = hashlib.sha256()
     for tensor in tensors:
         array = tensor.detach().cpu().numpy()
@@ -21,13 +21,13 @@ def digest(tensors: Iterable[Any]) -> str:
 
 
 def write(folder: Path, rank: int, **numbers: Any) -> None:
-    """Leave the numbers of this rank in ``folder``. JSON has every digit of a float.
+    """Write the numbers of this rank to a file in ``folder``. JSON keeps every digit of a float.
 
-    The last that a program does but for ``destroy_process_group``.
+    A program calls this last. Only ``destroy_process_group`` may follow.
     """
     folder.mkdir(parents=True, exist_ok=True)
     Path(folder, f"rank{rank}.json").write_text(json.dumps(numbers))
     if numbers["backend"] == "gloo":
-        # Threads of torch's gloo want the interpreter to drop the tensors of the last operation,
-        # and abort the process if it has begun to end by then.
+        # A thread of torch's gloo needs the interpreter to drop the tensors of the last operation.
+        # If the interpreter has begun to shut down, the thread aborts the process.
         time.sleep(0.5)

@@ -10,7 +10,7 @@ pytestmark = programs.needs("torch", "deepspeed")
 
 
 def test_zero_2_and_3(tmp_path: Path) -> None:
-    """Without mpi4py, by which DeepSpeed would look for the ranks if no variable told them."""
+    """mpi4py is hidden: DeepSpeed would find the ranks by mpi4py if the variables were missing."""
     program = "deepspeed_zero"
     ours = programs.over_mpi(program, tmp_path / "mpi", mpi4py=False)
     gloo = programs.over_gloo(program, tmp_path / "gloo", "--backend=gloo")

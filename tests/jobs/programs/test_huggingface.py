@@ -1,4 +1,4 @@
-"""accelerate and transformers' Trainer, which starts torch.distributed by way of accelerate."""
+"""accelerate, and transformers' Trainer, which starts torch.distributed through accelerate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_loop(ours: programs.Numbers, torchrun: programs.Numbers) -> None:
 
 @pytest.fixture(scope="module")
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> programs.Numbers:
-    """No backend is named here either: accelerate must not take MPI under torchrun."""
+    """Run the loop without a named backend. Under torchrun accelerate must not choose MPI."""
     return programs.over_torchrun("accelerate_loop", tmp_path_factory.mktemp("torchrun"))
 
 
@@ -50,7 +50,7 @@ def test_transformers_trainer(tmp_path: Path) -> None:
         losses = [entry["eval_loss"] for entry in numbers["log"] if "eval_loss" in entry]
         assert len(losses) == 2 and losses[1] < losses[0]
         assert numbers["best"] == ["checkpoint-6", losses[1]]
-        # 21 rows do not divide: what stands in twice is dropped again
+        # 21 rows do not divide evenly: the Trainer drops the rows that occur twice.
         assert [e["eval_rows"] for e in numbers["log"] if "eval_rows" in e] == [21, 21]
         assert numbers["weights"] == ours[0]["weights"]
         assert numbers["predictions"] == ours[0]["predictions"]

@@ -1,4 +1,4 @@
-"""Lightning finds the ranks by mpi4py, where it is not installed by torchrun's variables."""
+"""Lightning finds the ranks by mpi4py or, if it is not installed, by torchrun's variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(ours: programs.Numbers, gloo: programs.Numbers, environment: str) -> N
     for numbers in ours:
         assert numbers["backend"] == "mpi" and numbers["ranks"] == 2
         assert numbers["environment"] == environment
-        # Of 3 and -7, 3 and -8, 1 and 2: an int64 still, cut off towards zero
+        # The means of 3 and -7, 3 and -8, 1 and 2: still int64, rounded towards zero.
         assert numbers["means"] == [[-2, "torch.int64"], [-2, "torch.int64"], [1, "torch.int64"]]
         losses = [epoch["loss_epoch"] for epoch in numbers["history"]]
         assert len(losses) == 3 and losses == sorted(losses, reverse=True)
@@ -39,6 +39,6 @@ def test_with_mpi4py(gloo: programs.Numbers, tmp_path: Path) -> None:
 
 
 def test_without_mpi4py(gloo: programs.Numbers, tmp_path: Path) -> None:
-    """By the variables that ``import torch`` sets from mpirun's."""
+    """Lightning uses the variables that ``import torch`` sets from mpirun's."""
     ours = programs.over_mpi(PROGRAM, tmp_path, mpi4py=False)
     check(ours, gloo, "LightningEnvironment")

@@ -1,4 +1,4 @@
-"""Programs of Paddle, as they are under ``python -m paddlempi run``."""
+"""Programs of Paddle, unchanged, under ``python -m paddlempi run``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytestmark = programs.needs("paddle")
 
 
 def both(program: str, folder: Path) -> programs.Numbers:
-    """The numbers over MPI, which are those over gloo."""
+    """Run a program over MPI and over gloo. Check that the numbers agree, and return them."""
     ours = programs.over_mpi(program, folder / "mpi", as_it_is=True)
     assert [(numbers["ranks"], numbers["backend"]) for numbers in ours] == [(2, "MPI")] * 2
     programs.same(ours, programs.over_paddles_gloo(program, folder / "gloo"))

@@ -1,4 +1,4 @@
-"""transformers: the Trainer, on a small model of random weights; nothing is downloaded."""
+"""The Trainer of transformers, on a small model with random weights. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCABULARY = 50
 
 
 class Sequences(Dataset[dict[str, Any]]):
-    """Numbers that count on: what comes next can be learnt."""
+    """Rows of numbers that count up, so that a model can learn what comes next."""
 
     def __init__(self, rows: int) -> None:
         starts = torch.randint(VOCABULARY, (rows, 1), generator=torch.Generator().manual_seed(rows))

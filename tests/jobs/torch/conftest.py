@@ -1,4 +1,4 @@
-"""Jobs of their own for what needs another world than tests/ranks/torch has, or ends one."""
+"""Tests that run jobs: they need another world than tests/ranks/torch has, or end one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _BEGAN = time.time()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start PyTorch's own suite first: it takes longest, and the other tests run beside it."""
+    """Start PyTorch's own suite first. It takes longest, and the other tests run meanwhile."""
     items.sort(key=lambda item: item.path.name != "test_pytorch_suite.py")
 
 
 def pytest_sessionfinish() -> None:
-    """Open MPI leaves its segment where no launcher is; ``launch`` sweeps after jobs alone."""
+    """Sweep the segments that Open MPI leaves without a launcher. ``launch`` sweeps jobs only."""
     launch.sweep(_BEGAN)

@@ -1,7 +1,7 @@
-"""A CPU in the place of GPUs, for PyTorch's tests that ask for them.
+"""A CPU in the place of GPUs, for those of PyTorch's tests that ask for GPUs.
 
-Most of its tests of DistributedDataParallel do, and mean any device. Their ``.cuda(rank)``,
-``device="cuda"`` and ``device_ids=[rank]`` come to nothing here.
+Most of PyTorch's tests of DistributedDataParallel ask for a GPU, but need only a device. Here their
+``.cuda(rank)``, ``device="cuda"`` and ``device_ids=[rank]`` have no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COUNT = 8
 
 
 def _device(value: Any) -> Any:
-    """A CPU for whatever names a GPU as a keyword."""
+    """Return the CPU if a keyword's value names a GPU, also by number. Else return the value."""
     return _CPU if type(value) is int else _moved(value)
 
 
@@ -34,7 +34,7 @@ def _moved(value: Any) -> Any:
 
 
 class _OnCPU(TorchFunctionMode):  # type: ignore[misc]
-    """Functions of torch that are told to use a GPU use the CPU."""
+    """Makes functions of torch use the CPU if they are told to use a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -49,7 +49,7 @@ class _OnCPU(TorchFunctionMode):  # type: ignore[misc]
 
 
 def enter(suite: Any, stack: contextlib.ExitStack) -> None:
-    """Let ``suite``, PyTorch's module of tests, find GPUs, until ``stack`` is closed."""
+    """Make ``suite``, PyTorch's module of tests, find GPUs until ``stack`` is closed."""
 
     def replace(owner: object, name: str, value: Any) -> None:
         stack.enter_context(mock.patch.object(owner, name, value))
@@ -96,7 +96,7 @@ def enter(suite: Any, stack: contextlib.ExitStack) -> None:
     def init_on_cpu(
         self: Any, module: Any, device_ids: Any = None, *args: Any, **named: Any
     ) -> None:
-        if device_ids is not None and len(device_ids) > 1:  # what a test wants refused
+        if device_ids is not None and len(device_ids) > 1:  # a test expects that torch refuses this
             init(self, module, device_ids, *args, **named)
         named.pop("output_device", None)
         init(self, module, None, *args, **named)

@@ -1,13 +1,13 @@
-"""PyTorch's own tests of its process groups over our backend: the program of every rank.
+"""PyTorch's own tests of its process groups, over our backend. The program of every rank.
 
-The wheels carry them: ``DistributedTest._DistTestBase``, which PyTorch runs once for each
-backend, named by the variable ``BACKEND``. Its decorators know what each backend lacks, and most
-of what they skip for "mpi" is there now. So the tests run in three passes, each with what the
-ones before have skipped: as for MPI; as for Gloo; and as on machines with GPUs, where a CPU
-stands in for them.
+The wheels of PyTorch contain the tests: ``DistributedTest._DistTestBase``. PyTorch runs it once
+for every backend, which the variable ``BACKEND`` names. Decorators skip what a backend lacks, and
+most of what they skip for "mpi" works here. So there are three passes: as for MPI, as for Gloo,
+and as on machines with GPUs, where a CPU stands in for them. A pass runs the tests that the pass
+before has skipped.
 
-Every test has a default group of its own. What the ranks came to goes to the file named by
-``SUITE_RESULTS``, a line ``[test, [[outcome, pass, what went wrong], ... of every rank]]`` each.
+Every test has a default group of its own. The outcomes go to the file that ``SUITE_RESULTS``
+names. One line has ``[test, [[outcome, pass, reason], ... of every rank]]``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Outcome = list[str]
 
 
 def use_expecttest() -> None:
-    """PyTorch's tests are made from ``expecttest``'s class, of which these use nothing."""
+    """If ``expecttest`` is missing, install a stand-in. These tests use only its base class."""
     if importlib.util.find_spec("expecttest") is None:
         stand_in: Any = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
@@ -45,20 +45,20 @@ def use_expecttest() -> None:
 
 
 def load(backend: str) -> Any:
-    """PyTorch's module, decorated as for ``backend``, its tests' bodies as for MPI."""
+    """Import PyTorch's module. Its decorators see ``backend``, the bodies of its tests see MPI."""
     sys.modules.pop(SUITE, None)
     os.environ["BACKEND"] = backend
     suite: Any = importlib.import_module(SUITE)
     suite.BACKEND = "mpi"
-    os.environ["BACKEND"] = "mpi"  # where it is not "mpi", small worlds are skipped
-    # What a trace shows is expected as torch's C++ shows it: one span for several tensors, and
-    # asynchronous ones marked so, which Python has no way to. tests/ranks/torch holds ours.
+    os.environ["BACKEND"] = "mpi"  # for other backends torch skips small worlds
+    # These tests expect the spans of torch's C++ in a trace: one span for several tensors, and a
+    # mark on asynchronous ones, which Python cannot set. tests/ranks/torch tests our spans.
     suite.PROFILING_SUPPORTED_BACKENDS = suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS = []
     return suite
 
 
 class Ranks:
-    """The ranks' way to agree on outcomes, which is not the one that is tested."""
+    """Lets the ranks exchange outcomes through a file store, not through the tested backend."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         import torch.distributed as dist
@@ -67,7 +67,7 @@ class Ranks:
         self._store = dist.FileStore(str(folder / "ranks"), size)
 
     def exchange(self, name: str, mine: Outcome, limit: float) -> list[Outcome]:
-        """What every rank gives under a name, by rank."""
+        """Return what every rank gives under a name, by rank."""
         self._store.set(f"{name}/{self.rank}", json.dumps(mine))
         keys = [f"{name}/{rank}" for rank in range(self.size)]
         self._store.wait(keys, timedelta(seconds=limit))
@@ -75,7 +75,7 @@ class Ranks:
 
 
 def case(suite: Any, label: str, ranks: Ranks, folder: Path) -> type[Any]:
-    """The class of the tests: what PyTorch's processes get from the class that starts them."""
+    """Return the class of the tests, with what PyTorch's class for multi-process tests sets."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.common_utils import TestCase
@@ -96,7 +96,7 @@ def case(suite: Any, label: str, ranks: Ranks, folder: Path) -> type[Any]:
                 self.skipTest("its group is that of ranks 1 and 2")
             return super()._init_group_test(**named)
 
-        # The tests of all_reduce know what to expect and do not look: here they do.
+        # PyTorch's tests of all_reduce know the expected result, but do not check it. This does.
 
         def _test_all_reduce_helper(self, *args: Any, **named: Any) -> None:
             self.expected = args[6]
@@ -137,7 +137,7 @@ def run(test: Any, label: str) -> Outcome:
 
 
 def run_on_all(test: Any, label: str, ranks: Ranks) -> list[Outcome]:
-    """Run one test in a world of its own; what every rank came to."""
+    """Run one test in a world of its own. Return the outcomes of all ranks."""
     import torch.distributed as dist
 
     method = getattr(test, test._testMethodName)

@@ -1,4 +1,4 @@
-"""How the names come into torch, and one process without a launcher: a world of size 1."""
+"""How the backends' names come into torch, and a world of size 1 without a launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder that makes Python believe the package to be installed, with its entry point."""
+    """Return a folder that makes the package look installed to Python, with its entry point."""
     folder = tmp_path / "paddlempi-0.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: paddlempi\nVersion: 0.0\n")
@@ -28,7 +28,7 @@ def installed(tmp_path: Path) -> Path:
 def run(
     program: Callable[[], object], folder: Path, *command: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the body of a function, by ``command`` (default: this Python), no launcher around."""
+    """Run the body of a function, without a launcher, by ``command`` (default: this Python)."""
     body = inspect.getsource(program).partition("\n")[2]
     script = folder / f"{program.__name__}.py"
     script.write_text(textwrap.dedent(body))
@@ -66,7 +66,7 @@ def lazily() -> None:
     for name in ("mpi", "MPI", "paddlempi", "PADDLEMPI"):
         assert dist.is_backend_available(name.lower())
         assert dist.Backend(name) == name.lower()
-    # Whoever uses another backend never sees us.
+    # A program that uses another backend never loads paddlempi.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = dist.new_group([0], backend="gloo")
     dist.monitored_barrier(group)
@@ -125,7 +125,7 @@ def spawned() -> None:
     import torch.distributed as dist
     from paddlempi.errors import LauncherError
 
-    # As the children of torch.multiprocessing.spawn do it: never two worlds of size 1.
+    # What the children of torch.multiprocessing.spawn do: an error, never two worlds of size 1.
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for backend, given, variables in (
         ("mpi", {"rank": 0, "world_size": 2}, {}),
@@ -169,12 +169,12 @@ def under_torchrun() -> None:
             assert 'backend="gloo"' in str(error)
         else:
             raise AssertionError("two worlds of size 1")
-    # Who takes what is there without being asked takes something else; who insists gets it.
+    # A program that takes whichever backend is there takes another one, unless the user insists.
     assert not dist.is_mpi_available()
     assert not dist.is_backend_available("mpi")
     os.environ["PADDLEMPI_TORCH"] = "1"
     assert dist.is_mpi_available()
-    # Other backends are torchrun's business, as ever.
+    # Other backends work under torchrun as ever.
     dist.init_process_group("gloo")
     assert dist.get_world_size() == 2
     try:

@@ -1,4 +1,4 @@
-"""PADDLEMPI_CHECK_AUTOGRAD=1: autograd hears of what was written to, and only of that."""
+"""PADDLEMPI_CHECK_AUTOGRAD=1: autograd notices the tensors that were written, and no others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checked() -> None:
     assert (sent._version, received._version) == (0, 1)
     with torch.inference_mode():
         plain = torch.ones(2)
-    dist.all_reduce(plain)  # has no version
+    dist.all_reduce(plain)  # this tensor has no version
 
     for async_op in (False, True):
         factor = torch.ones(3)

@@ -1,4 +1,4 @@
-"""benchmarks/torch_overhead.py runs, checks its results and reports; not how fast anything is."""
+"""benchmarks/torch_overhead.py runs, checks its results and reports. Speed is not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents say of torch: their programs run, their table is what this torch does."""
+"""What the documents say of torch: their programs run, and their table is true of this torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlempi.testing import run
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# One step of the model that the programs build, on other data on each rank.
+# One step of the model that the programs build, with different data on every rank.
 STEP = """
 rank, size = dist.get_rank(), dist.get_world_size()
 assert size == 2 and dist.get_backend() == "mpi"
@@ -29,7 +29,7 @@ def test_the_program_runs(page: str, tmp_path: Path) -> None:
     programs = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     (program,) = (program for program in programs if "DistributedDataParallel" in program)
     script = tmp_path / "train.py"
-    # From a checkout on PYTHONPATH there is no entry point.
+    # A checkout on PYTHONPATH has no entry point.
     script.write_text(f"import paddlempi.torch\n{program}{STEP}")
     result = run(2, script, timeout=120)
     assert result.returncode == 0, result.output
@@ -37,7 +37,7 @@ def test_the_program_runs(page: str, tmp_path: Path) -> None:
 
 
 def test_our_column_is_true_and_a_false_cell_is_noticed(tmp_path: Path) -> None:
-    """One cell is spoilt on purpose, so that this run shows both."""
+    """One cell is made false on purpose, so that one run shows both."""
     text = (ROOT / "docs" / "torch.md").read_text()
     right, false = "| `barrier`; `all_gather_object`", "| `all_gather_object`"
     assert text.count(right) == 1

@@ -1,4 +1,4 @@
-"""The variables that training loops read, held against MPI; and ``env://`` by them."""
+"""The variables that training loops read agree with MPI, and ``env://`` works by them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def contradicted() -> None:
     dist.init_process_group("mpi")
     rank = dist.get_rank()
 
-    # Where the user chose a port, env:// is torch's own, at that port.
+    # If the user chose a port, env:// is torch's own rendezvous, at that port.
     port: list[object] = [None]
     if rank == 0:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -92,7 +92,7 @@ def mesh() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     assert os.environ["LOCAL_WORLD_SIZE"] == "4"
-    # Without init torch makes a default group of gloo, which meets by our env://.
+    # Without an init torch makes a default group of gloo, which meets by paddlempi's env://.
     made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     assert dist.get_backend() == "undefined"
     rank = dist.get_rank()

@@ -1,4 +1,4 @@
-"""paddlempi's exceptions while torch's front is in use."""
+"""paddlempi's exceptions as the front for torch raises them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beginning and end of the default group, alone and where the program itself uses paddlempi."""
+"""Beginning and end of the default group, also if the program itself uses paddlempi."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def in_a_world() -> None:
     def deadline(group: int) -> float:
         return float(_native.control("group_info", group=group)["timeout"])
 
-    # The program's own world: torch joins it, with a deadline of its own, and leaves it.
+    # The program has a world. torch joins it, with another deadline, and leaves it.
     start(timeout=99.0)
     for _ in range(2):
         dist.init_process_group("mpi", timeout=timedelta(seconds=33))
@@ -99,7 +99,7 @@ def in_a_world() -> None:
     paddlempi.destroy_process_group()
     assert not paddlempi.is_initialized()
 
-    # torch's default group made, and ended, by paddlempi.
+    # paddlempi makes torch's default group, and ends it.
     for _ in range(2):
         start(timeout=55.0, framework="torch")
         assert isinstance(dist.group.WORLD, paddlempi.torch.ProcessGroupMPI)
@@ -109,7 +109,7 @@ def in_a_world() -> None:
         paddlempi.destroy_process_group()
         assert not dist.is_initialized()
 
-    # A world of torch's alone has torch's deadline.
+    # A world that torch alone uses has torch's deadline.
     dist.init_process_group("mpi", timeout=timedelta(seconds=11))
     assert deadline(0) == 11.0
     dist.destroy_process_group()
@@ -134,7 +134,7 @@ def early() -> None:
     pair = dist.new_group([0, 1])
     dist.barrier()
     if rank == 2:
-        dist.destroy_process_group()  # does not wait for the others
+        dist.destroy_process_group()  # does not wait for the other ranks
     else:
         time.sleep(1)
         x = torch.ones(1)
@@ -198,7 +198,7 @@ def missing() -> None:
     else:
         while store.add("given up", 0) < 2:
             time.sleep(0.05)
-    # The default group is as sound as ever.
+    # The default group still works.
     x = torch.ones(1)
     dist.all_reduce(x)
     assert x.item() == 3

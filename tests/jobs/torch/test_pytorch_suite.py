@@ -1,4 +1,4 @@
-"""PyTorch's own tests of its process groups, over our backend: :mod:`pytorch_suite` runs them."""
+"""PyTorch's own tests of its process groups, over our backend. :mod:`pytorch_suite` runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the store of the default group is served, as if the ranks were on several hosts."""
+"""The address at which the default group's store is served, as if there were several hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def as_if_apart() -> None:
     from paddlempi.torch import store
     from ranks_tools import done
 
-    group.get_local_size = lambda: 1  # each on a node of its own
+    group.get_local_size = lambda: 1  # every rank is on a node of its own
     tried: list[str] = []
     reach = store._reach
 
@@ -26,7 +26,7 @@ def as_if_apart() -> None:
         return reach(host, *rest)
 
     store._reach = counted
-    # Nobody is at the first one.
+    # There is no store at the first address.
     store.candidates = lambda one_host: iter(["100::1", "127.0.0.1"])
     dist.init_process_group("mpi")
     rank = dist.get_rank()
@@ -38,7 +38,7 @@ def as_if_apart() -> None:
     dist.barrier()
     dist.destroy_process_group()
 
-    # What answers is the store of another job.
+    # The store that answers belongs to another job.
     store.candidates = lambda one_host: iter(["127.0.0.1"])
     store._reach = lambda host, port, size, token, *rest: reach(host, port, size, "other", *rest)
     try:
@@ -62,7 +62,7 @@ def test_an_address_that_all_reach() -> None:
 
 
 def named_interface() -> None:
-    """On one node, too; what names nothing is told on all ranks."""
+    """The name counts on one node, too. If no interface has that name, all ranks raise."""
     import os
 
     import paddlempi.torch  # noqa: F401
@@ -99,7 +99,7 @@ def test_an_interface_that_the_user_names() -> None:
 
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what the core says of this host."""
+    """Return a function that sets what the core says of this host, and returns the candidates."""
     from paddlempi import _native
     from paddlempi.torch import store
 
@@ -121,7 +121,7 @@ def test_candidates(addresses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert addresses("node", "10.0.0.1", "172.17.0.1") == ["node", "10.0.0.1", "172.17.0.1"]
     assert addresses("", "10.0.0.1") == ["10.0.0.1"]
     assert addresses("") == []
-    # The user's is before all, if it leads others here; ours is not the user's.
+    # The user's address comes first, unless it is a loopback. paddlempi's is not the user's.
     monkeypatch.setenv("MASTER_ADDR", "head")
     assert addresses("node", "10.0.0.1") == ["head", "node", "10.0.0.1"]
     assert addresses("", "127.0.0.1", one_host=True) == ["127.0.0.1"]

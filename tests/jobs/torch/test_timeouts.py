@@ -6,7 +6,7 @@ import job
 
 
 def never_came() -> None:
-    """Rank 0 does not come to a collective of each kind: the others name it."""
+    """Rank 0 does not come to operations of several kinds. The others' errors name rank 0."""
     import time
     from datetime import timedelta
 
@@ -39,12 +39,12 @@ def never_came() -> None:
             raise AssertionError("no timeout")
 
     def short():
-        # Not made with its timeout, which would be that of making it too.
+        # The timeout is set later, because the argument of new_group also limits new_group.
         made = dist.new_group(everyone)
         made.set_timeout(timedelta(seconds=0.5))
         return made
 
-    # Of the group, synchronous and not.
+    # The deadline of a group, for synchronous and asynchronous calls.
     group = short()
     if rank:
         late(group, lambda g: dist.all_reduce(torch.ones(2), group=g), 0.5, ["all_reduce"])
@@ -63,7 +63,7 @@ def never_came() -> None:
         late(group, lambda g: work.wait(), 0.0, ["all_reduce"])
         late(group, lambda g: future.wait(), 0.0, ["all_reduce"])
         assert isinstance(work.exception(), errors.TimeoutError)
-    # In C++, within backward.
+    # In C++ code, inside backward.
     group = dist.new_group(everyone)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2), process_group=group)
     group.set_timeout(timedelta(seconds=0.5))
@@ -71,11 +71,11 @@ def never_came() -> None:
         loss = model(torch.ones(1, 3)).sum()
         try:
             loss.backward()
-        except RuntimeError as error:  # of C++: the class is in the text
+        except RuntimeError as error:  # C++ raises it: the class is in the text
             assert "TimeoutError: all_reduce" in str(error), error
         else:
             raise AssertionError("no timeout")
-    # By the names of newer torch.
+    # By the functions of newer versions of torch.
     if hasattr(dist, "set_timeout"):
         group = dist.new_group(everyone)
         dist.set_timeout(timedelta(seconds=0.4), group)
@@ -85,7 +85,7 @@ def never_came() -> None:
         c10d._set_pg_timeout(timedelta(seconds=0.4), group)
         if rank:
             late(group, lambda g: dist.barrier(g), 0.4, ["barrier"])
-    # Of one call.
+    # The deadline of one call.
     group = dist.new_group(everyone)
     if rank:
         opts = c10d.AllreduceOptions()
@@ -96,7 +96,7 @@ def never_came() -> None:
         opts = c10d.BarrierOptions()
         opts.timeout = timedelta(seconds=0.4)
         late(group, lambda g: g.barrier(opts).wait(), 0.4, ["barrier"])
-    # A message that nobody sends.
+    # A message that no rank sends.
     group = short()
     if rank:
         late(group, lambda g: dist.recv(torch.ones(1), 0, group=g), 0.4, ["recv"])
@@ -109,7 +109,7 @@ def never_came() -> None:
             assert isinstance(error, dist.DistBackendError)
         else:
             raise AssertionError("it did not run out")
-    # The world is sound all the same.
+    # The world still works.
     x = torch.ones(2)
     dist.all_reduce(x)
     assert x.tolist() == [size] * 2
@@ -170,7 +170,7 @@ def for_a_while() -> None:
             group.set_timeout(timedelta(seconds=30))
             dist.all_reduce(x, group=group)
         assert x.tolist() == [size] * 2
-        # The next has the group's own deadline again.
+        # The next operation has the group's own deadline again.
         if rank:
             began = time.monotonic()
             try:
@@ -179,7 +179,7 @@ def for_a_while() -> None:
                 assert time.monotonic() - began < 20
             else:
                 raise AssertionError("the extension was not taken back")
-    if hasattr(dist, "set_timeout"):  # the function of older torch asks NCCL's groups alone
+    if hasattr(dist, "set_timeout"):  # older functions ask only NCCL's groups
         dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=5))
         assert dist.group.WORLD._extension.seconds == 5
     dist.barrier()
@@ -187,7 +187,7 @@ def for_a_while() -> None:
 
 
 def died() -> None:
-    """A member that is gone: an error within the deadline, or the launcher ends the job."""
+    """A member dies. The others raise within the deadline, or the launcher ends the job."""
     import os
     from datetime import timedelta
 
@@ -261,7 +261,7 @@ def interrupted() -> None:
 
 
 def beyond_the_end() -> None:
-    """Works that outlive the world: those that ended tell how, the others that it is gone."""
+    """Works outlive the world. Ended works keep their outcome, and other works raise an error."""
     import paddlempi.torch  # noqa: F401
     import torch
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Default groups by every name there is, alone and beside other backends, one after another."""
+"""Default groups by every backend name, alone and with other backends, one after another."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spellings() -> None:
             assert "Gloo" in type(world._get_backend(torch.device("cuda"))).__name__
         assert torch.device("cpu") in world._device_types
 
-        # The store is there, real and shared.
+        # The store works, and the ranks share it.
         store = _get_default_store()
         store.set(f"of {rank}", name)
         assert store.get(f"of {(rank + 1) % size}") == name.encode()
@@ -101,14 +101,14 @@ def beside_gloo() -> None:
     import torch.distributed as dist
     from ranks_tools import done
 
-    # No backend: torch's own, at the address that came from the launcher.
+    # Without a backend it is torch's own group, at the address that came from the launcher.
     dist.init_process_group()
     assert dist.get_backend() == "undefined"
     assert type(dist.group.WORLD) is not paddlempi.torch.ProcessGroupMPI
     rank, size = dist.get_rank(), dist.get_world_size()
     assert (str(rank), str(size)) == (os.environ["RANK"], os.environ["WORLD_SIZE"])
     for repeat in range(2):
-        # Not all ranks are members, and all must start MPI.
+        # Not all ranks are members, but all ranks must start MPI.
         group = dist.new_group([0, 1], backend="mpi")
         assert paddlempi.is_initialized()
         if rank < 2:
@@ -127,7 +127,7 @@ def beside_gloo() -> None:
     assert x.item() == size * size
     dist.destroy_process_group()
 
-    # And gloo under a default group of ours.
+    # A group of gloo with a default group of paddlempi.
     dist.init_process_group("mpi")
     group = dist.new_group(backend="gloo")
     assert dist.get_backend(group) == "gloo"
@@ -151,7 +151,7 @@ def without_gpu() -> None:
     from ranks_tools import done
 
     def outcome(backend: str) -> object:
-        """The error of an init, or how a group that came to be ends."""
+        """Return the error of an init, or the result of an all_reduce of the group."""
         try:
             dist.init_process_group(backend)
         except Exception as error:
@@ -161,7 +161,7 @@ def without_gpu() -> None:
         dist.destroy_process_group()
         return x.item()
 
-    # Neither better nor worse than beside gloo, in whichever order.
+    # The outcome is the same as with gloo for the CPU, in either order.
     stock = outcome("cpu:gloo,cuda:nccl")
     for backend in ("cpu:mpi,cuda:nccl", "cuda:nccl,cpu:mpi"):
         assert outcome(backend) == stock, (outcome(backend), stock)
@@ -219,13 +219,13 @@ def given_another_rank() -> None:
     rank = int(os.environ["RANK"])
     both = "rank=0 given to MPI's rank 1 of 2"
     for backend in ("mpi", "MPI", "paddlempi", "cpu:mpi"):
-        # As a framework that has not heard of the launcher: the same on each.
+        # A framework that does not know the launcher gives the same numbers on all ranks.
         with raises(ArgumentError, "init_process_group", both, "docs/torch.md"):
             dist.init_process_group(backend, rank=0, world_size=2)
         with raises(ArgumentError, "world_size=4 given to MPI's rank 0 of 2", "rank 1 of 2"):
             dist.init_process_group(backend, rank=rank, world_size=4)
         assert not dist.is_initialized() and not is_initialized()
-    # One rank is wrong, the other gives nothing at all.
+    # The arguments are wrong on one rank, and the other rank gives none.
     more = {"rank": 0} if rank == 1 else {}
     with raises(ArgumentError, both):
         dist.init_process_group("mpi", **more)
@@ -235,7 +235,7 @@ def given_another_rank() -> None:
     with raises(AssertionError, "both init_method and store"):
         dist.init_process_group("mpi", store=store, init_method="env://", rank=0, world_size=2)
 
-    # What agrees is taken, and torch says nothing of it.
+    # Numbers that agree are accepted, and torch warns of nothing.
     for more in (
         {"rank": rank, "world_size": 2},
         {"rank": rank},
@@ -269,7 +269,7 @@ def a_part_on_gloo() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         dist.all_gather_object(ports, free.getsockname()[1])
     dist.destroy_process_group()
-    # Pairs of ranks, each a world of gloo's own.
+    # Every pair of ranks is a world of gloo.
     os.environ["MASTER_PORT"] = str(ports[rank // 2])
     dist.init_process_group("gloo", rank=rank % 2, world_size=2)
     x = torch.ones(1)

@@ -1,6 +1,7 @@
-"""What ``import torch`` tells a rank of itself, and who else hears of it: the program of each rank.
+"""What ``import torch`` tells a rank about itself, and what other processes see of that.
 
-test_environment.py starts it. Under torchrun, which rank 0 starts, it is :func:`below`.
+This is the program of every rank. test_environment.py starts it. Rank 0 starts it again under
+torchrun, and then it runs :func:`below`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ NAMES = (*sorted(ABOUT_ME), "MASTER_ADDR", "MASTER_PORT")
 
 
 def seen(*_: object) -> dict[str, str | None]:
-    """The variables, here or in a worker of a DataLoader."""
+    """Return the variables, in this process or in a worker of a DataLoader."""
     return {name: os.environ.get(name) for name in NAMES}
 
 
 def loaded() -> list[str]:
-    """What would start MPI or Go."""
+    """Return the loaded modules that could start MPI or Go."""
     return [name for name in sys.modules if name.partition(".")[0] in ("paddlempi", "mpi4py")]
 
 
@@ -50,7 +51,7 @@ def told() -> dict[str, str | None]:
 
 
 def gloo(rank: int) -> None:
-    """It meets there by itself, and elsewhere as it is told."""
+    """gloo meets by the variables, and also by a rank and a port that the program chooses."""
     before = os.environ["MASTER_PORT"]
     port: list[Any] = [None]
     for mine, more in ((rank, {}), (1 - rank, {"rank": 1 - rank, "world_size": 2})):
@@ -70,7 +71,7 @@ def gloo(rank: int) -> None:
 
 
 def children(found: dict[str, str | None], rank: int) -> None:
-    """Processes of this rank have what it has; torchrun below it gives its own."""
+    """Children of this rank have its variables. A torchrun that rank 0 starts sets its own."""
     show = f"import os, torch; print({{n: os.environ.get(n) for n in {NAMES!r}}})"
     child = subprocess.run([sys.executable, "-c", show], stdout=subprocess.PIPE, check=True)
     assert child.stdout.decode().strip() == str(found)
@@ -95,7 +96,7 @@ def below() -> None:
 
 
 def mpi(found: dict[str, str | None], rank: int) -> None:
-    """What was told is what MPI and the core say, and a caller may say it again."""
+    """The core and MPI agree with what was told, and a caller may give the same numbers."""
     import paddlempi_autoload
     from paddlempi import _native
 

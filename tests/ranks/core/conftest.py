@@ -17,9 +17,9 @@ KINDS = ["numpy", "memoryview", "dlpack", "paddle", "torch"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Take every kind of tensors under one MPI on 2 and 3 ranks, and NumPy's elsewhere.
+    """Take every kind of tensors under one MPI on 2 and 3 ranks, and only NumPy's elsewhere.
 
-    A kind decides how memory is described, which knows neither the MPI nor the number of ranks.
+    How memory is described depends on the kind, but not on the MPI or on the number of ranks.
     """
     if "kind" in metafunc.fixturenames:
         every = EVERYTHING and world_size(metafunc.config) in (2, 3)
@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """A kind of tensors; those of a framework where it is installed."""
+    """A kind of tensors. The test is skipped if the framework of the kind is not installed."""
     name = request.param
     if name in ("paddle", "torch"):
         if importlib.util.find_spec(name) is None:
@@ -46,7 +46,7 @@ def dist(mpi_world: World) -> ModuleType:
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def run(request: pytest.FixtureRequest) -> Any:
-    """Calls a collective, synchronously or as a work that is waited for."""
+    """A function that calls a collective synchronously, or asynchronously with a wait."""
     asynchronous = request.param
 
     def call(function: Any, *arguments: Any, **named: Any) -> None:
@@ -62,7 +62,7 @@ def run(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def reversed_group(dist: ModuleType, size: int) -> Any:
-    """A group of all ranks, the last one first: global and group ranks differ."""
+    """A group of all ranks in reverse order, so that global ranks and group ranks differ."""
     group = dist.new_group(range(size - 1, -1, -1))
     yield group
     dist.destroy_process_group(group)

@@ -1,8 +1,8 @@
-"""Tensors of every kind, dtype and layout over memory that NumPy can look at.
+"""Tensors of every kind, dtype and layout, in memory that NumPy can see.
 
-A :class:`Tensor` shows one memory twice: as the object that is given to the library and
-as a NumPy view, through which a test fills it, reads it and sees that nothing was written
-between its elements.
+A :class:`Tensor` shows the same memory twice: as the object that is given to the library, and
+as a NumPy view. Through the view a test fills the tensor, reads it, and checks that the library
+wrote nothing between the elements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMES = tuple(DTYPE_BY_NAME)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of that name, its own or of ml_dtypes."""
+    """Return NumPy's or ml_dtypes' dtype of this name."""
     return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
 
 
@@ -31,7 +31,7 @@ def reducible(op: Any) -> list[str]:
 
 
 class Layout(NamedTuple):
-    """Shape and strides, in elements, of a tensor in a memory of ``room`` elements."""
+    """Shape, strides and offset, in elements, of a tensor in a memory of ``room`` elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,31 +60,31 @@ FLAT, MATRIX, STRIDED, TRANSPOSED, EMPTY, SCALAR = LAYOUTS
 
 
 class Tensor:
-    """One memory; see the module."""
+    """One memory, as an object for the library and as a NumPy view."""
 
     def __init__(
         self, given: Any, memory: np.ndarray[Any, Any], layout: Layout, owner: Any
     ) -> None:
         self.given = given
         self.layout = layout
-        self._owner = owner  # of the memory
+        self._owner = owner  # keeps the memory alive
         self._memory = memory
         self.view = strided(memory, layout)
 
     def fill(self, values: np.ndarray[Any, Any]) -> Tensor:
-        """Write values, and another thing between them."""
+        """Write values, and bytes of 1 between them."""
         self._memory.view(np.uint8)[...] = 1
         self.view[...] = values.reshape(self.view.shape)
         self._around = self._outside()
         return self
 
     def bits(self) -> bytes:
-        """The elements, in order."""
+        """Return the bytes of the elements, in order. Nothing may have been written between."""
         assert self._outside() == self._around, "written to between the elements"
         return self.view.tobytes()
 
     def values(self) -> np.ndarray[Any, Any]:
-        """A copy of the elements."""
+        """Return a copy of the elements. Nothing may have been written between them."""
         self.bits()
         return self.view.copy()
 
@@ -97,7 +97,7 @@ class Tensor:
 
 
 def strided(memory: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any]:
-    """The elements of a layout in its memory."""
+    """Return a view of the elements of a layout in its memory."""
     if not layout.shape:
         return memory.reshape(())
     if not layout.size:
@@ -112,16 +112,16 @@ def strided(memory: np.ndarray[Any, Any], layout: Layout) -> np.ndarray[Any, Any
 
 
 class NumpyKind:
-    """NumPy arrays, those of ml_dtypes too."""
+    """NumPy arrays, also with the dtypes of ml_dtypes."""
 
     name = "numpy"
 
     def dtypes(self, among: Sequence[str]) -> list[str]:
-        """Those of ``among`` that tensors of this kind have."""
+        """Return the dtypes of ``among`` that this kind has."""
         return list(among)
 
     def make(self, dtype: str, layout: Layout) -> Tensor:
-        """A tensor with undefined content; ``fill`` it."""
+        """Return a tensor with undefined content; call its ``fill``."""
         memory = np.empty(layout.room, numpy_dtype(dtype))
         return Tensor(self.shown(strided(memory, layout)), memory, layout, memory)
 
@@ -130,7 +130,7 @@ class NumpyKind:
 
 
 class MemoryviewKind(NumpyKind):
-    """Whatever has the buffer protocol: the dtypes that the struct module can spell."""
+    """Objects with the buffer protocol, which has only NumPy's own dtypes."""
 
     name = "memoryview"
 
@@ -142,7 +142,7 @@ class MemoryviewKind(NumpyKind):
 
 
 class Shown:
-    """An object that gives its memory through __dlpack__ only."""
+    """An object that offers its memory through ``__dlpack__`` only."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -155,7 +155,7 @@ class Shown:
 
 
 class DlpackKind(MemoryviewKind):
-    """What has __dlpack__ only."""
+    """Objects that have only ``__dlpack__``."""
 
     name = "dlpack"
 
@@ -164,7 +164,7 @@ class DlpackKind(MemoryviewKind):
 
 
 class FrameworkKind:
-    """Tensors of a framework, which owns their memory."""
+    """Tensors of a framework, in memory that the framework owns."""
 
     def __init__(self, name: str, framework: Any) -> None:
         self.name = name
@@ -218,16 +218,15 @@ def _seed(*of: object) -> np.random.Generator:
 
 
 def noise(dtype: str, size: int, *of: object) -> np.ndarray[Any, Any]:
-    """Random bits, the same wherever they are asked for with the same ``of``; for what moves."""
+    """Random bits, for tensors that are only moved. The same arguments give the same bits."""
     kind = numpy_dtype(dtype)
     if dtype == "bool":
         return _seed(dtype, size, of).integers(0, 2, size).astype(bool)
-    # Not with the dtype at once, which NumPy cannot spell where it is ml_dtypes'.
     return np.frombuffer(_seed(dtype, size, of).bytes(size * kind.itemsize), np.uint8).view(kind)
 
 
 def numbers(dtype: str, size: int, *of: object) -> np.ndarray[Any, Any]:
-    """Small whole numbers, so that no dtype rounds their sum or product over a few ranks."""
+    """Whole numbers so small that no dtype rounds their sum or product over a few ranks."""
     random = _seed(dtype, size, of)
     least = 0 if dtype == "bool" or dtype.startswith("u") else -3
     most = 1 if dtype == "bool" else 3
@@ -238,7 +237,7 @@ def numbers(dtype: str, size: int, *of: object) -> np.ndarray[Any, Any]:
 
 
 def reduced(op: Any, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """NumPy's answer: the parts of all ranks reduced, 16-bit floats rounded once at the end."""
+    """Return NumPy's reduction of all ranks' parts; 16-bit floats are rounded once, at the end."""
     dtype = parts[0].dtype
     wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iub" else dtype
     stack = np.stack(parts).astype(wide)
@@ -248,11 +247,11 @@ def reduced(op: Any, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, A
             if dtype.kind == "b":
                 return stack.any(0)
             total = (stack * wide.type(op.scale)) if code is ReduceCode.PREMUL_SUM else stack
-            # One after the other: NumPy's own sum of an axis is pairwise.
+            # One part after another, because NumPy's own sum over an axis is pairwise.
             answer = total[0].copy()
             for part in total[1:]:
                 answer = (answer + part).astype(wide)
-            if code is ReduceCode.AVG and dtype.kind in "iu":  # toward zero, as NCCL's
+            if code is ReduceCode.AVG and dtype.kind in "iu":  # rounded toward zero, as NCCL does
                 answer = np.sign(answer) * (abs(answer.astype(object)) // len(parts))
             elif code is ReduceCode.AVG:
                 answer = answer / wide.type(len(parts))
@@ -273,7 +272,7 @@ def reduced(op: Any, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, A
 def assert_reduced(
     got: np.ndarray[Any, Any], op: Any, parts: Sequence[np.ndarray[Any, Any]]
 ) -> None:
-    """The same numbers as NumPy's; an average may differ in the last place."""
+    """Assert the same numbers as NumPy's; an average may differ in the last place."""
     wanted = reduced(op, parts).reshape(got.shape)
     if ReduceCode(int(op)) is ReduceCode.AVG and got.dtype.kind not in "iu":
         exact = np.complex128 if got.dtype.kind == "c" else np.float64

@@ -77,7 +77,7 @@ def test_16_bits_are_summed_in_32_and_rounded_once(
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX, ReduceOp.SUM], ids=str)
 def test_nan_propagates(dist: ModuleType, rank: int, size: int, dtype: str, op: ReduceOp) -> None:
     tensor = np.ones(size + 1, numpy_dtype(dtype))
-    tensor[rank] = np.nan  # each rank another element
+    tensor[rank] = np.nan  # a different element on every rank
     dist.all_reduce(tensor, op)
     assert np.isnan(tensor[:size].astype(np.float64)).all()
     assert not np.isnan(tensor[size:].astype(np.float64)).any()
@@ -133,7 +133,7 @@ def test_functional(dist: ModuleType, rank: int, size: int, kind: Kind) -> None:
 
 
 def _read(made: Any, dtype: str) -> np.ndarray[Any, Any]:
-    """The values of a tensor that the library made, which may keep its model's strides."""
+    """Return the values of a tensor that the library made; it may have the model's strides."""
     if hasattr(made, "data_ptr"):
         values = made.contiguous().cast("float64") if hasattr(made, "cast") else made.double()
         return np.asarray(values.numpy()).astype(numpy_dtype(dtype))

@@ -22,7 +22,7 @@ def test_nobody_leaves_before_the_last_has_come(
         left = time.clock_gettime(time.CLOCK_MONOTONIC)
         times = np.array([came, -left])
         dist.all_reduce(times, dist.ReduceOp.MAX)
-        if dist.get_local_size() == size:  # one clock
+        if dist.get_local_size() == size:  # the ranks read the same clock
             assert -times[1] >= times[0]
 
 
@@ -38,7 +38,7 @@ def test_in_a_group(dist: ModuleType, reversed_group: Any, run: Any) -> None:
 
 @pytest.mark.mpi(min=2)
 def test_monitored_finds_who_is_missing(dist: ModuleType, rank: int, size: int) -> None:
-    """Those that came are told; the group, and what is under way in it, are not touched."""
+    """The ranks that arrived get the error. The group and its works under way stay unharmed."""
     tensor = np.ones(3)
     work = dist.all_reduce(tensor, async_op=True)
     for missing in range(size):
@@ -56,7 +56,7 @@ def test_monitored_finds_who_is_missing(dist: ModuleType, rank: int, size: int) 
 
 @pytest.mark.mpi(min=2)
 def test_monitored_goes_beside_the_collectives(dist: ModuleType, rank: int, size: int) -> None:
-    """It consumes no turn: members may be at different collectives."""
+    """It takes no place in the order of collectives, so ranks may be at different collectives."""
     tensor = np.ones(3)
     work = dist.all_reduce(tensor, async_op=True) if rank == 0 else None
     dist.monitored_barrier(timeout=30.0)

@@ -1,8 +1,8 @@
-"""Outputs are corrupted on purpose, and the tests of the operations notice.
+"""Sabotaged operations: the tests of the operations must notice every kind of sabotage.
 
-Each test of an operation runs as it is, with one tensor, over a library that is
-sabotaged where everything goes through: it does not communicate, gets one element
-wrong, or comes back on one rank before the others have come. The first two once
+The test of every operation runs unchanged, with one tensor, but ``submit``, which all operations
+pass through, is replaced. The replacement does not communicate, makes one element wrong, or
+returns on one rank before the operation is over. The first two kinds of sabotage are tried once
 more with every dtype, in the world and in a group.
 """
 
@@ -30,7 +30,7 @@ from paddlempi import ReduceOp, _native
 from paddlempi._ops import ASYNC, Op
 from tensors import NAMES, STRIDED, Layout, NumpyKind
 
-# It is the tests that are tested here: one MPI and a few numbers of ranks tell as much as all.
+# The tests themselves are tested here, so one MPI and two numbers of ranks suffice.
 pytestmark = [pytest.mark.one_mpi, pytest.mark.mpi(ranks=[2, 3])]
 
 NO_COMMUNICATION, ONE_OFF, EARLY = "no communication", "one element off", "one rank reads early"
@@ -56,11 +56,11 @@ CHECKS: dict[str, Callable[..., None]] = {
 
 
 class _Over(Exception):
-    """Ends a test after its first operations, so that all ranks have made as many."""
+    """Ends a test after its first operations, so that all ranks have called equally many."""
 
 
 class Saboteur:
-    """What stands in the place of ``submit``."""
+    """A replacement of ``submit`` that does ``how`` wrong."""
 
     def __init__(self, how: str, rank: int, early: int, operations: int = 1) -> None:
         self.how, self.rank, self.early, self.operations = how, rank, early, operations
@@ -86,7 +86,7 @@ class Saboteur:
             if code != Op.BROADCAST or fields["root"] != self.rank:
                 for tensor in tensors[-1:]:
                     last = tuple(extent - 1 for extent in tensor.shape)
-                    tensor[last] = tensor[last] == 0  # another value, whatever the dtype
+                    tensor[last] = tensor[last] == 0  # a different value in every dtype
             return answer
         if self.rank == self.early:
             reduce_op = arguments[4] if len(arguments) > 4 else 0
@@ -98,7 +98,7 @@ class Saboteur:
 
 @pytest.fixture
 def one_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test of an operation takes one tensor only."""
+    """Every test of an operation takes only one tensor."""
 
     def every(*_: Any) -> Iterator[tuple[str, Any]]:
         yield "float32", STRIDED
@@ -117,9 +117,9 @@ def _outcome(
     saboteur: Saboteur | None,
     group: Any = None,
 ) -> tuple[bool, bool]:
-    """Whether the test failed on any rank, and whether it called anything on one.
+    """Return whether the test failed on any rank, and whether any rank called an operation.
 
-    ``size`` may be smaller than the world: then its first ranks run the test.
+    ``size`` may be smaller than the world. Then only the first ``size`` ranks run the test.
     """
     check = CHECKS[name]
     given = {
@@ -203,7 +203,7 @@ def test_every_dtype_and_kind_of_group(
     takes_all = "every" in check.__code__.co_names
     if takes_all:
         monkeypatch.setattr(module, "every", every)
-    some = size - 1  # in order, for the tests count on that
+    some = size - 1  # in order, because the tests expect that
     group = dist.new_group(range(some))
     tried = 0
     for kind, members in ((None, size), (group, some)):
@@ -222,7 +222,7 @@ def test_messages(
 ) -> None:
     monkeypatch.setitem(CHECKS, "send and recv", test_p2p.test_ring)
     monkeypatch.setattr(test_p2p, "every", lambda _: [("float32", STRIDED)])
-    # Two ranks of however many: one that fails does not send on to a third.
+    # Two ranks only, because a rank whose test fails would not send on to a third rank.
     saboteur = Saboteur(how, rank, 0, operations=2)
     assert _outcome(dist, rank, 2, "send and recv", saboteur)[0]
 

@@ -1,4 +1,4 @@
-"""torchrun's variables out of those of the real launcher. Needs no torch."""
+"""torchrun's variables, derived from those of the real launcher. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_variables_are_those_of_mpi(
     dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*torch_environment.NAMES, "PADDLEMPI_FILLED"):
-        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.setenv(name, "")  # so that pytest restores it afterwards
         monkeypatch.delenv(name)
     environment = torch_environment.load()
     environment.fill()

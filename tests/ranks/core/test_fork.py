@@ -1,4 +1,4 @@
-"""fork(): the child gets a clear error from every call, the parent goes on."""
+"""fork(): in the child every call raises ForkError; the parent works on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _child(dist: ModuleType, pipe: Any) -> None:
         try:
             call()
             seen.append("nothing")
-        except Exception as error:  # the name is what is looked at
+        except Exception as error:  # the parent checks the name
             seen.append(type(error).__name__)
     pipe.send(seen)
 
@@ -52,7 +52,7 @@ def test_multiprocessing(dist: ModuleType, size: int) -> None:
 
 
 def test_what_python_calls_by_itself(dist: ModuleType, size: int) -> None:
-    """A live Work freed in the child, and its exit handlers."""
+    """The child frees a live Work; another child runs Python's exit handlers."""
     work: Any = dist.all_reduce(np.ones(1000), async_op=True)
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What is peculiar to a framework: version counters, devices, kinds of tensors."""
+"""What only a framework has: version counters, devices, special kinds of tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def paddle() -> Any:
 
 
 def _exscan(dist: ModuleType, rank: int, tensor: Any) -> None:
-    """Write to a tensor on every rank: an exclusive scan leaves the first one's as it is."""
+    """Write to the tensor on every rank. exscan does not write to rank 0's, so add_ does there."""
     before = tensor._version
     dist.exscan(tensor)
     if rank == 0:
@@ -133,14 +133,14 @@ def test_a_data_loader_s_workers(dist: ModuleType, torch: Any, size: int) -> Non
             return 8
 
         def __getitem__(self, index: int) -> Any:
-            # A use in a fork is a clear error, never a hang.
+            # A call in a forked process raises an error and never hangs.
             try:
                 dist.all_reduce(torch.zeros(1))
             except dist.errors.ForkError:
                 return torch.tensor(float(index))
             raise AssertionError("no ForkError")
 
-    work = dist.all_reduce(torch.ones(1000), async_op=True)  # alive while the workers fork
+    work = dist.all_reduce(torch.ones(1000), async_op=True)  # under way during the forks
     for _ in range(2):
         loader = torch.utils.data.DataLoader(Numbers(), 4, num_workers=2)
         assert sum(float(batch.sum()) for batch in loader) == 28

@@ -36,7 +36,7 @@ def test_scatter(dist: ModuleType, rank: int, size: int, kind: Kind, run: Any) -
 
 
 def test_default_root(dist: ModuleType, rank: int, size: int, reversed_group: Any) -> None:
-    # Global rank 0, which is the last of the group.
+    # The default root is global rank 0, the last rank of this group.
     tensor = np.array([rank])
     outs = [np.zeros(1, int) for _ in range(size)] if rank == 0 else None
     dist.gather(tensor, outs, group=reversed_group)

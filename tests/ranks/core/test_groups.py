@@ -1,4 +1,4 @@
-"""Groups: overlapping ones, of one rank, in any order, their end; init after destroy."""
+"""Groups: overlapping, of one rank, in any order, destroyed; init after destroy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_end_of_a_group(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_many_groups(dist: ModuleType, size: int) -> None:
-    """More than the communicators that MPICH has."""
+    """More groups than MPICH has communicators."""
     for _ in range(600):
         group = dist.new_group()
         assert total(dist, 1, group) == size

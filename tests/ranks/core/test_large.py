@@ -1,4 +1,4 @@
-"""More elements than a 32-bit count holds."""
+"""Tensors with more elements than a 32-bit count can hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.mpi(ranks=2, timeout=300)
 
 @pytest.fixture(scope="module")
 def memory() -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-    """2 GiB, made once."""
+    """2 GiB, allocated once."""
     return np.zeros(ELEMENTS, np.int8)
 
 
@@ -24,9 +24,9 @@ def mark(memory: np.ndarray[tuple[int], np.dtype[np.int8]], value: int) -> None:
 
 
 def marks(memory: np.ndarray[tuple[int], np.dtype[np.int8]], around: int) -> list[int]:
-    """The values at the ends and at the 32-bit border; all others are ``around``."""
+    """Return the values at the ends and at the 32-bit border. All others must be ``around``."""
     found = memory[[0, 2**31 - 1, 2**31, -1]].tolist()
-    # In pieces: a comparison makes as many bytes again.
+    # In pieces, because the comparison allocates one byte for every element.
     for first in range(0, ELEMENTS, 1 << 28):
         piece = memory[first : first + (1 << 28)]
         assert np.count_nonzero(piece != around) <= 4
@@ -65,7 +65,7 @@ def test_message(
 def test_all_gather(
     dist: ModuleType, rank: int, memory: np.ndarray[tuple[int], np.dtype[np.int8]]
 ) -> None:
-    """Uneven: one part lies across the border."""
+    """Uneven: the second part begins below the 32-bit border and ends above it."""
     memory[:] = 0
     cut = 2**31 - 5
     parts = [memory[:cut], memory[cut:]]

@@ -1,4 +1,4 @@
-"""Python objects."""
+"""Collectives and messages of Python objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def thing(rank: int) -> Any:
-    """An object whose pickle has another length on each rank."""
+    """An object whose pickle has a different length on every rank."""
     return {"rank": rank, "text": "x" * (rank * 1000), "array": np.arange(rank)}
 
 
@@ -129,7 +129,7 @@ def test_lengths_of_peers_are_not_believed(
 @pytest.mark.mpi(min=2)
 @pytest.mark.parametrize("how", ["gather", "scatter"])
 def test_nobody_pays_for_the_longest(dist: ModuleType, rank: int, size: int, how: str) -> None:
-    """One long object among short ones: nobody pads to it."""
+    """One object is long and the others are short. The short ones are not padded to its length."""
     long = 8 << 20
     objects = [b"x" * long if r == 1 else b"short" for r in range(size)]
     dist.barrier()
@@ -139,7 +139,7 @@ def test_nobody_pays_for_the_longest(dist: ModuleType, rank: int, size: int, how
             out: list[Any] = [None] * size
             dist.gather_object(objects[rank], out if rank == 0 else None)
             assert rank or out == objects
-            most = 2 * long  # the pickle and the object
+            most = 2 * long  # the pickle and the unpickled object
         else:
             out = [None]
             dist.scatter_object_list(out, objects if rank == 0 else None)

@@ -1,4 +1,4 @@
-"""What is sent and what is filled may share memory: as in NCCL, and in a bucket of gradients."""
+"""The send side and the receive side may share memory, as in NCCL and in gradient buckets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_all_to_all_in_place(
     tensor = given[rank].copy()
     run(dist.all_to_all_single, tensor, tensor)
     assert tensor.tobytes() == b"".join(part[rank].tobytes() for part in given)
-    # The same with split sizes that happen to be even.
+    # The same with split sizes, although they are even.
     tensor = given[rank].copy()
     run(dist.all_to_all_single, tensor, tensor, [1] * size, [1] * size)
     assert tensor.tobytes() == b"".join(part[rank].tobytes() for part in given)
@@ -59,7 +59,7 @@ def test_sendrecv_in_place(dist: ModuleType, rank: int, size: int, dtype: str, e
 def test_reductions_whose_sides_overlap_in_part(
     dist: ModuleType, rank: int, size: int, dtype: str, each: int, shift: int
 ) -> None:
-    """The C interface takes two sides, which MPI wants apart or the same."""
+    """The C interface takes two sides. MPI wants them to be separate or the same."""
     gid, op = dist.group.WORLD._id, dist.ReduceOp.SUM
     parts = [numbers(dtype, each, r) for r in range(size)]
     before = {Op.SCAN: rank + 1, Op.EXSCAN: rank, Op.ALL_REDUCE: size}

@@ -125,7 +125,7 @@ def test_batch(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.mpi(min=2)
 def test_ranks_of_a_group(dist: ModuleType, rank: int, size: int, reversed_group: Any) -> None:
-    # Group rank 0 is the last of the world.
+    # Group rank 0 is the last rank of the world.
     if rank == size - 1:
         dist.send(np.array([5]), 0, reversed_group)
         dist.send(np.array([6]), group=reversed_group, group_dst=size - 1)
@@ -158,7 +158,7 @@ def test_point_to_point_passes_by_collectives(dist: ModuleType, rank: int) -> No
     tensor, token = np.ones(4), np.zeros(1)
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
-        dist.recv(token, 1)  # sent before rank 1 has come to the collective
+        dist.recv(token, 1)  # rank 1 sends this before it joins the collective
         work.wait()
     else:
         if rank == 1:
@@ -180,7 +180,7 @@ def test_big_message(dist: ModuleType, rank: int) -> None:
 
 @pytest.mark.mpi(min=2)
 def test_threads(dist: ModuleType, rank: int) -> None:
-    """Each thread has its tag; each message arrives where it belongs."""
+    """Every thread uses a tag of its own and gets only the messages with this tag."""
     wrong: list[object] = []
 
     def talk(tag: int) -> None:

@@ -1,7 +1,8 @@
-"""Every collective against NumPy's answer: random shapes, strides, dtypes, splits and groups.
+"""Every collective against NumPy: random shapes, strides, dtypes, splits and groups.
 
-All ranks draw the same examples, and draw all of an example before a rank that is not in its
-group leaves. The examples are the same in every run: a failure in CI is a failure at home.
+All ranks draw the same examples. A rank that is not in the example's group makes all draws of
+the example before it leaves. Every run has the same examples, so a failure in CI can be
+reproduced.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ OPS = [
     ReduceOp.PREMUL_SUM(-2.0),
 ]
 
-# `make soak` draws other examples each time. After a failure hypothesis would look for other bugs
-# for a while by the clock, and every rank has its own clock.
+# `make soak` draws new examples each time. After a failure hypothesis would look for more bugs
+# until a time limit. Ranks would then stop at different examples, because their clocks differ.
 SOAK = "SOAK_EXAMPLES" in os.environ
 examples = settings(
     max_examples=int(os.environ.get("SOAK_EXAMPLES", "20")),
@@ -48,7 +49,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def layout_of(draw: Any, shape: Sequence[int]) -> Layout:
-    """Strides for a shape: any order of the axes, gaps, and axes that run backwards."""
+    """Draw strides for a shape: any order of the axes, gaps, and axes that run backwards."""
     strides, offset, room = [0] * len(shape), 0, 1
     for axis in draw(st.permutations(range(len(shape)))):
         step = draw(st.sampled_from([1, 1, 2, -1, -3]))
@@ -65,7 +66,7 @@ class Group(NamedTuple):
     """A drawn group as this rank sees it."""
 
     group: Any
-    me: int  # rank in the group, -1 outside
+    me: int  # rank in the group, -1 if this rank is no member
     size: int
     asynchronous: bool
 
@@ -77,7 +78,7 @@ class Group(NamedTuple):
 
 
 class Plan:
-    """What an example draws; the same on all ranks."""
+    """What an example draws, the same on all ranks."""
 
     def __init__(self, data: st.DataObject, world: World) -> None:
         self.draw = data.draw
@@ -103,7 +104,7 @@ class Plan:
         return tuple(self.draw(shapes))
 
     def layouts(self, shape: Sequence[int]) -> list[Layout]:
-        """One for each member: what they agree on is the number of elements."""
+        """Draw a layout for every member. The members agree only on the number of elements."""
         return [layout_of(self.draw, shape) for _ in range(self.size)]
 
     def counts(self) -> list[int]:
@@ -126,7 +127,7 @@ def make(dtype: str, layout: Layout, values: np.ndarray[Any, Any]) -> Tensor:
 
 
 def blank(dtype: str, layout: Layout) -> Tensor:
-    """A tensor for a result, with something else in it."""
+    """A tensor for a result, filled with other values."""
     return make(dtype, layout, noise(dtype, layout.size, "blank"))
 
 
@@ -135,7 +136,7 @@ def flat(size: int) -> Layout:
 
 
 def check(test: Callable[[Plan], None]) -> Callable[..., None]:
-    """The property as a test: the body runs alike on all ranks, or fails on all."""
+    """Make a test of a property. If the body fails on one rank, the test fails on all."""
 
     @examples
     @given(data=st.data())
@@ -213,7 +214,7 @@ def test_scan_and_exscan(plan: Plan) -> None:
     (op, dtype), shape, exclusive = plan.op(), plan.shape(), plan.draw(st.booleans())
     layouts = plan.layouts(shape)
     with plan.group() as g:
-        if g.me < 0 or op is ReduceOp.AVG:  # AVG is refused; test_scan.py tests that
+        if g.me < 0 or op is ReduceOp.AVG:  # AVG is refused, which test_scan.py tests
             return
         parts = [numbers(dtype, math.prod(shape), plan.seed, r) for r in range(g.size)]
         tensor = make(dtype, layouts[g.me], parts[g.me])
@@ -298,7 +299,7 @@ def test_reduce_scatter(plan: Plan) -> None:
     with plan.group() as g:
         if g.me < 0:
             return
-        # parts[r][i] is what member r gives for member i
+        # parts[r][i] is the part that member r contributes to member i's result.
         parts = [
             [numbers(dtype, n, plan.seed, r, i) for i, n in enumerate(counts)]
             for r in range(g.size)
@@ -344,7 +345,7 @@ def test_all_to_all(plan: Plan) -> None:
 
 @check
 def test_all_to_all_single(plan: Plan) -> None:
-    """Rows are split unevenly; where the table happens to be even, no splits are given."""
+    """Rows are split unevenly. If the example draws ``even``, no splits are given."""
     dtype, width, even = plan.dtype(), plan.draw(st.integers(1, 3)), plan.draw(st.booleans())
     table = [[2] * plan.size if even else plan.counts() for _ in range(plan.size)]
     columns = [[row[to] for row in table] for to in range(plan.size)]
@@ -366,7 +367,7 @@ def test_all_to_all_single(plan: Plan) -> None:
 
 @check
 def test_messages(plan: Plan) -> None:
-    """Any set of messages, begun in one batch on each rank; equal addresses keep their order."""
+    """Any set of messages, one batch a rank. Messages with the same address keep their order."""
     ranks = st.integers(0, plan.size - 1)
     letters = plan.draw(st.lists(st.tuples(ranks, ranks, st.integers(0, 2), shapes), max_size=8))
     dtype = plan.dtype()
@@ -392,7 +393,7 @@ def test_messages(plan: Plan) -> None:
 
 @check
 def test_many_under_way_on_groups_that_overlap(plan: Plan) -> None:
-    """Works of the world and of a group, begun in one order and waited for in another."""
+    """Works of the world and of a group, submitted in one order and waited for in another."""
     kinds = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 40)), max_size=8)
     calls, shuffle = plan.draw(kinds), plan.draw(st.randoms(use_true_random=False))
     order = list(range(len(calls)))
@@ -422,7 +423,7 @@ def test_many_under_way_on_groups_that_overlap(plan: Plan) -> None:
 
 
 def test_the_layouts_are_of_every_sort() -> None:
-    """The strategy does draw contiguous, gapped, transposed, backward, empty and scalar ones."""
+    """layout_of draws contiguous, gapped, transposed, backward, empty and scalar layouts."""
     seen: set[str] = set()
 
     @settings(max_examples=100, deadline=None, database=None, derandomize=True)

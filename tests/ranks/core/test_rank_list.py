@@ -1,4 +1,4 @@
-"""rank_list on every collective, and RAF's context, connector and communicators."""
+"""rank_list on every collective, and get_context, Connector and get_communicator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def halves(size: int) -> list[list[int]]:
-    """The ranks in two lists, the second the other way round; the last of more than 3 in none."""
+    """Two lists of ranks, the second in reverse. Of more than 3 ranks the last is in neither."""
     ranks = list(range(size - 1 if size > 3 else size))
     return [ranks[: len(ranks) // 2], ranks[len(ranks) // 2 :][::-1]]
 

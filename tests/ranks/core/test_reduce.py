@@ -1,4 +1,4 @@
-"""reduce: the root gets the answer, the others keep theirs."""
+"""reduce: the root gets the result; the tensors of the other ranks do not change."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ OPS = [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.AVG, ReduceOp.BAND, ReduceOp.PREMUL_
 @pytest.mark.parametrize("op", OPS, ids=str)
 def test_list(dist: ModuleType, rank: int, size: int, kind: Kind, op: ReduceOp, run: Any) -> None:
     for dtype, layout in every(kind, reducible(op)):
-        # all_parts[r][i] is what rank r gives for rank i
+        # all_parts[r][i] is the part that rank r contributes to rank i's result.
         all_parts = [[numbers(dtype, layout.size, r, i) for i in range(size)] for r in range(size)]
         given = [kind.make(dtype, layout).fill(part) for part in all_parts[rank]]
         before = [tensor.bits() for tensor in given]

@@ -1,4 +1,4 @@
-"""Works: futures, await, what they keep alive, several threads."""
+"""Works: futures, await, tensors that a work keeps alive, several threads."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_wait_that_runs_out_does_no_harm(dist: ModuleType, rank: int, size: in
 
 
 def test_dropped_works(dist: ModuleType, rank: int, size: int) -> None:
-    """Their tensors live until they end, whoever holds them."""
+    """The tensors of a work live until it is over, even if the caller keeps no reference."""
     for _ in range(20):
         dist.all_reduce(np.ones(10_000), async_op=True)
     tensor = np.ones(1)
@@ -127,7 +127,7 @@ def test_threads_with_a_group_each(dist: ModuleType, rank: int, size: int) -> No
 
 
 def test_threads_on_one_group(dist: ModuleType, size: int) -> None:
-    """All call the same, so whichever comes first on a rank, the answers are right."""
+    """All threads call the same operation, so their order on a rank does not matter."""
     wrong: list[object] = []
 
     def work() -> None:
@@ -156,8 +156,8 @@ def test_sync_behind_async(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.mpi(min=2)
 def test_many_dropped_sends(dist: ModuleType, rank: int) -> None:
-    """Their tensors live until MPI is done with them, and not longer."""
-    count, length = 300, 40_000  # too long to be sent before it is received
+    """The tensors live until MPI has finished with them, and no longer."""
+    count, length = 300, 40_000  # too long for MPI to send it before the receive
     seen = []
     if rank == 0:
         for step in range(count):
@@ -175,14 +175,14 @@ def test_many_dropped_sends(dist: ModuleType, rank: int) -> None:
     dist.barrier()
     end = time.monotonic() + 20
     while any(tensor() is not None for tensor in seen) and time.monotonic() < end:
-        dist.isend(np.ones(1), rank).wait()  # what comes later frees what is over
+        dist.isend(np.ones(1), rank).wait()  # a later call frees the tensors of works that are over
         dist.recv(np.zeros(1), rank)
     assert not any(tensor() is not None for tensor in seen)
 
 
 @pytest.mark.mpi(min=2)
 def test_a_list_that_is_changed_meanwhile(dist: ModuleType, rank: int, size: int) -> None:
-    """The tensors are kept, not the list that they came in."""
+    """A work keeps the tensors alive, not the list that contained them."""
     parts = [np.zeros(50_000) for _ in range(size)]
     seen = [weakref.ref(part) for part in parts]
     work = dist.all_gather(parts, np.full(50_000, float(rank)), async_op=True)
@@ -196,7 +196,7 @@ def test_a_list_that_is_changed_meanwhile(dist: ModuleType, rank: int, size: int
 
 
 def test_threads_that_ask_in_every_way(dist: ModuleType, rank: int, size: int) -> None:
-    """One of them is told of the end, and the core forgets the work with that: all know it."""
+    """The core tells one thread of the end and forgets the work. All threads learn of the end."""
     rounds, threads = 60, 5
 
     def ask(work: Any, way: int, seen: list[Any]) -> None:
@@ -239,7 +239,7 @@ def test_threads_that_ask_in_every_way(dist: ModuleType, rank: int, size: int) -
 
 
 def test_works_that_nobody_keeps(dist: ModuleType, rank: int, size: int) -> None:
-    """Their tensors are freed once they are over, with a future or without."""
+    """Their tensors are freed once the works are over, with a future or without."""
     freed: list[int] = []
     done: list[Any] = []
     for number in range(200):
@@ -254,7 +254,7 @@ def test_works_that_nobody_keeps(dist: ModuleType, rank: int, size: int) -> None
     del future
     end = time.monotonic() + 30
     while len(freed) < 200 and time.monotonic() < end:
-        dist.sendrecv(np.zeros(1), rank, np.zeros(1), rank)  # any call looks for what is over
+        dist.sendrecv(np.zeros(1), rank, np.zeros(1), rank)  # frees works that are over
         time.sleep(0.001)
     dist.barrier()
     assert len(freed) == 200
@@ -262,7 +262,7 @@ def test_works_that_nobody_keeps(dist: ModuleType, rank: int, size: int) -> None
 
 @pytest.mark.mpi(min=2)
 def test_a_work_and_its_error_hold_each_other(dist: ModuleType, rank: int) -> None:
-    """The collector finds them: the error's traceback has the frame that has the work."""
+    """The collector frees them: the error's traceback has the frame that holds the work."""
 
     def fail() -> Any:
         work = dist.all_reduce(np.ones(2 + rank), async_op=True)
@@ -280,7 +280,7 @@ def test_a_work_and_its_error_hold_each_other(dist: ModuleType, rank: int) -> No
 
 
 class Tracked(np.ndarray):
-    """An array that tells when it is freed."""
+    """An array that notes in a list when it is freed."""
 
     _freed: list[int]
 

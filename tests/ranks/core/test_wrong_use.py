@@ -1,4 +1,4 @@
-"""Wrong arguments on one rank: an error of the right class on every rank, and the group goes on."""
+"""Wrong arguments on one rank: every rank gets the right error, and the group stays usable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def locked() -> Any:
     return tensor
 
 
-# What rank 1 calls -> the class it raises. The others call all_reduce(floats()).
+# What rank 1 calls, and the class that it raises. The other ranks call all_reduce(floats()).
 REFUSED: dict[str, tuple[Callable[[ModuleType], Any], type[Exception]]] = {
     "no tensor": (lambda d: d.all_reduce(object()), TypeError),
     "None": (lambda d: d.all_reduce(None), Exception),
@@ -107,7 +107,7 @@ def test_mismatch(
     dist: ModuleType, rank: int, size: int, call: Callable[..., Any], asynchronous: bool
 ) -> None:
     class Asynchronous:
-        """The library with async_op=True everywhere, each work waited for."""
+        """The library with async_op=True in every call, and a wait for each work."""
 
         def __getattr__(self, name: str) -> Any:
             function = getattr(dist, name)
@@ -125,7 +125,7 @@ def test_mismatch(
 
 
 def test_wrong_sizes_within_one_call(dist: ModuleType, rank: int, size: int) -> None:
-    """Wrong on every rank: each says so itself."""
+    """The arguments are wrong on every rank, so every rank raises its own error."""
     calls = [
         lambda: dist.all_gather_into_tensor(floats(size * 4 + 1), floats(4)),
         lambda: dist.reduce_scatter_tensor(floats(4), floats(size * 4 + 1)),
@@ -146,7 +146,7 @@ def test_wrong_sizes_within_one_call(dist: ModuleType, rank: int, size: int) -> 
 
 
 def test_wrong_point_to_point(dist: ModuleType, rank: int, size: int) -> None:
-    """Nothing is sent, and nobody else is bothered."""
+    """Nothing is sent, and no other rank notices."""
     for call in (
         lambda: dist.send(floats(), size),
         lambda: dist.send(floats(), -1),

@@ -1,6 +1,6 @@
 """Fixtures of the tests of CUDA tensors in every rank: the staged path, in pieces of 4 KiB.
 
-There need be no GPU: all of them meet the fake driver.
+No GPU is needed, because all tests use the fake driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import fake_driver
 import pytest
 
-# The values and layouts of the tests on host memory serve here, too.
+# The values and layouts of the tests on host memory serve for these tests, too.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "core"))
 from kinds import KINDS, Kind
 from paddlempi.testing import World
@@ -25,12 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
     fake_driver.use()
     os.environ["PADDLEMPI_CUDA_PATHS"] = "staged"
     os.environ["PADDLEMPI_CUDA_CHUNK"] = "4096"
-    # Ranks that share two cores need no more than this to come to the wrong order.
+    # If the ranks share two cores, even this short delay makes a wrong order show.
     os.environ.setdefault("PMPI_FAKECUDA_DELAY", "100")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All of a synchronous and an asynchronous call, and of the kinds of tensors what differs."""
+    """Run every test synchronously and asynchronously, with the kinds that can matter to it."""
     if "kind" not in metafunc.fixturenames:
         if "run" in metafunc.fixturenames:
             metafunc.parametrize("run", [False, True], ids=["sync", "async"], indirect=True)
@@ -48,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest, mpi_world: World) -> Kind:
-    """A kind of tensors, by its name."""
+    """A kind of tensors, chosen by its name."""
     return KINDS[request.param](mpi_world.rank)
 
 
@@ -60,7 +60,7 @@ def dist(mpi_world: World) -> ModuleType:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Any:
-    """Calls a collective, synchronously or as a work that is waited for."""
+    """A function that calls a collective synchronously, or asynchronously with a wait."""
     asynchronous = request.param
 
     def call(function: Any, *arguments: Any, **named: Any) -> None:
@@ -75,7 +75,7 @@ def run(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def reversed_group(dist: ModuleType, size: int) -> Iterator[Any]:
-    """A group of all ranks, the last one first: global and group ranks differ."""
+    """A group of all ranks in reverse order, so that global ranks and group ranks differ."""
     group = dist.new_group(range(size - 1, -1, -1))
     yield group
     dist.destroy_process_group(group)

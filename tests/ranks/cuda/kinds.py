@@ -1,7 +1,7 @@
-"""Tensors in CUDA memory that the tests of tests/ranks/core take as another kind of tensors.
+"""Tensors in CUDA memory that the tests of tests/ranks/core take as other kinds of tensors.
 
-The kinds differ in the protocol that they speak, in how their memory was allocated and in the
-stream that their values arrive on, late.
+The kinds differ in their protocol, in how their memory is allocated, and in the stream on which
+their values arrive. The values arrive late.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tensors import Layout, NumpyKind, Tensor, numpy_dtype, strided
 
 
 class DeviceCase:
-    """One memory, as the object that is given to the library and as a NumPy array; see ``Tensor``.
+    """One memory, as an object for the library and as a NumPy array; see ``Tensor``.
 
-    Invariant: what lies between the elements has the bytes 1.
+    Invariant: all bytes between the elements are 1.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class DeviceCase:
         return memory
 
     def fill(self, values: np.ndarray[Any, Any]) -> DeviceCase:
-        """Write values, late on the tensor's stream."""
+        """Write values. They arrive late, on the tensor's stream."""
         memory = self._around()
         strided(memory.view(self._dtype), self.layout)[...] = values.reshape(self.layout.shape)
         self._base.fill_from(memory)
         return self
 
     def values(self) -> np.ndarray[Any, Any]:
-        """A copy of the elements, after what its stream was made to wait for."""
+        """Return a copy of the elements, after all that the tensor's stream waits for."""
         memory = self._base.numpy().view(self._dtype)
         elements = strided(memory, self.layout)
         copy = elements.copy()
@@ -55,7 +55,7 @@ class DeviceCase:
         return copy
 
     def bits(self) -> bytes:
-        """The elements, in order."""
+        """Return the bytes of the elements, in order."""
         return self.values().tobytes()
 
 
@@ -70,22 +70,22 @@ class DeviceKind:
         self.name = type(self).__name__
 
     def dtypes(self, among: Sequence[str]) -> list[str]:
-        """Those of ``among`` that tensors of this kind have."""
+        """Return the dtypes of ``among`` that this kind has."""
         return list(among)
 
     def make(self, dtype: str, layout: Layout) -> DeviceCase | Tensor:
-        """A tensor with undefined content; ``fill`` it."""
+        """Return a tensor with undefined content; call its ``fill``."""
         return DeviceCase(dtype, layout, device.DeviceTensor, stream=side_stream())
 
 
 @functools.cache
 def side_stream() -> int:
-    """The stream of all of them: a call takes tensors of one."""
+    """Return the one stream of all these tensors: the tensors of a call must share a stream."""
     return device.new_stream()
 
 
 class OtherKind(DeviceKind):
-    """A kind that differs in where memory lies, not in what is in it: a dtype of each size."""
+    """A kind that differs only in its memory, so it takes only some dtypes, of different sizes."""
 
     def dtypes(self, among: Sequence[str]) -> list[str]:
         few = ("bool", "bfloat16", "float32", "int64", "complex128")
@@ -93,14 +93,14 @@ class OtherKind(DeviceKind):
 
 
 class PoolKind(OtherKind):
-    """What has ``__dlpack__`` alone, in a pool's memory, on the legacy default stream."""
+    """Objects that have only ``__dlpack__``, in memory of a pool, on the legacy default stream."""
 
     def make(self, dtype: str, layout: Layout) -> DeviceCase | Tensor:
         return DeviceCase(dtype, layout, device.DLPackTensor, stream=0, kind="pool")
 
 
 class InterfaceKind(OtherKind):
-    """What has ``__cuda_array_interface__`` alone, on the thread's default stream."""
+    """Objects that have only ``__cuda_array_interface__``, on the thread's default stream."""
 
     def dtypes(self, among: Sequence[str]) -> list[str]:
         return [name for name in super().dtypes(among) if not _foreign(name)]
@@ -112,7 +112,7 @@ class InterfaceKind(OtherKind):
 
 
 class RanksKind(OtherKind):
-    """Every other rank has its tensors in host memory."""
+    """On every other rank the tensors are in host memory."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)

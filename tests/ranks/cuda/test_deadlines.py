@@ -1,4 +1,4 @@
-"""A synchronous call whose tensors' stream does not come to it."""
+"""Synchronous calls that wait for a held stream: deadline and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 @pytest.mark.mpi(min=2)
 def test_a_stream_that_does_not_end(dist: ModuleType, rank: int, size: int) -> None:
-    """The rank is told at its deadline what it waits for, the others who it was; all go on."""
-    dist.barrier()  # making the group is under the deadline, too
+    """At its deadline the rank raises its error, the others one that names it. All go on."""
+    dist.barrier()  # because making the group has a deadline, too
     group = dist.new_group(timeout=timedelta(seconds=4 if rank == 0 else 40))
     stream = device.new_stream()
     with device.hold(stream):
@@ -36,7 +36,7 @@ def test_a_stream_that_does_not_end(dist: ModuleType, rank: int, size: int) -> N
 
 
 def test_ctrl_c(dist: ModuleType, rank: int, size: int) -> None:
-    """It comes to every rank while its device is busy: nothing was sent."""
+    """The signal interrupts every rank before anything was sent, while its device is busy."""
     stream = device.new_stream()
     with device.hold(stream):
         tensor = device.DeviceTensor(np.full(2000, rank + 1.0), stream=stream)

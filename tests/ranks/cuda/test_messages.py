@@ -34,7 +34,7 @@ def test_from_memory_to_memory(dist: ModuleType, rank: int, of: str, to: str, co
 
 
 def test_order_of_one_tag(dist: ModuleType, rank: int) -> None:
-    """Messages arrive as they were sent, however late their values are."""
+    """Messages arrive in the order of the sends, even if their values are late."""
     if rank == 0:
         stream = device.new_stream()
         with device.hold(stream):
@@ -42,7 +42,7 @@ def test_order_of_one_tag(dist: ModuleType, rank: int) -> None:
             works = [dist.isend(tensor, 1) for tensor in late]
             host = np.full(COUNT, 2, np.float32)
             works.append(dist.isend(host, 1))
-            works.append(dist.isend(ones(3), 1))  # of a stream that is not held
+            works.append(dist.isend(ones(3), 1))  # on a stream that is not held
             other = np.full(COUNT, 9, np.float32)
             works.append(dist.isend(other, 1, tag=5))
             assert not works[0].is_completed()
@@ -63,7 +63,7 @@ def test_order_of_one_tag(dist: ModuleType, rank: int) -> None:
 
 
 def test_order_of_receives(dist: ModuleType, rank: int) -> None:
-    """A receive whose tensor is in use yet comes before the ones posted after it."""
+    """A receive whose tensor is still in use comes before receives that were posted later."""
     if rank == 0:
         for value in range(3):
             dist.send(np.full(COUNT, value, np.float32), 1)
@@ -88,8 +88,8 @@ def test_late_producers(dist: ModuleType, rank: int) -> None:
         with held(stream, 0.04):
             tensor.fill_from(np.full(COUNT, 5, np.float32))
             dist.send(tensor, 1)
-            tensor.fill_from(np.full(COUNT, 6, np.float32))  # it may be written to again
-        dist.isend(ones(7), 1)  # nobody keeps it
+            tensor.fill_from(np.full(COUNT, 6, np.float32))  # send has returned, so this is allowed
+        dist.isend(ones(7), 1)  # the caller drops it
         ones(-5)
     elif rank == 1:
         room = ones(-1)
@@ -130,7 +130,7 @@ def test_a_message_of_another_length(dist: ModuleType, rank: int, room: int) -> 
 
 
 def test_sendrecv_in_a_ring(dist: ModuleType, rank: int, size: int) -> None:
-    """One side of it on the device, then the other, then both in one tensor."""
+    """First one side is on the device, then the other, then both sides are one tensor."""
     after, before = (rank + 1) % size, (rank - 1) % size
     host = np.full(COUNT, -1, np.float32)
     assert dist.sendrecv(ones(rank), after, host, before) == before
@@ -172,11 +172,11 @@ def test_on_the_second_device(dist: ModuleType, rank: int) -> None:
 
 
 def test_passes_by_collectives(dist: ModuleType, rank: int, size: int) -> None:
-    """A message does not wait for a collective that was begun before it."""
+    """A message does not wait for a collective that was submitted before it."""
     tensor, token = ones(rank + 1.0), ones(-1)
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
-        dist.recv(token, 1)  # sent before rank 1 has come to the collective
+        dist.recv(token, 1)  # rank 1 sends this before it joins the collective
         work.wait()
         has(token, 8)
     else:

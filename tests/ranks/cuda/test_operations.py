@@ -1,7 +1,7 @@
-"""The tests of tests/ranks/core that take a kind of tensors, on tensors in device memory.
+"""The tests of tests/ranks/core that take a kind of tensors, with tensors in device memory.
 
-Every operation, dtype and reduce op; contiguous tensors, views of every size of elements, tensors
-without dimensions and without elements; in place and not, in lists, uneven; point to point.
+They cover every operation, dtype and reduce op; contiguous tensors, views with elements of every
+size, scalars and empty tensors; calls in place and not, with lists, uneven; and messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams, devices and groups: what comes before an operation, after it and beside it."""
+"""Streams, devices and groups: what runs before, after and during an operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT = 2500
 
 
 def ones(value: float, count: int = COUNT, **how: Any) -> DeviceTensor:
-    """A tensor whose values come late; before, its memory has something else."""
+    """Return a tensor whose values arrive late. Before that, its memory has other values."""
     return DeviceTensor(np.full(count, value, np.float32), **{"stream": side_stream(), **how})
 
 
@@ -29,7 +29,7 @@ def has(tensor: DeviceTensor, value: float) -> None:
 
 @contextmanager
 def held(stream: int, seconds: float) -> Iterator[None]:
-    """The stream stands still for a while, which begins with the block."""
+    """Hold the stream for some seconds from the start of the block, at most until its end."""
     over = threading.Event()
 
     def holding() -> None:
@@ -50,7 +50,7 @@ def held(stream: int, seconds: float) -> Iterator[None]:
 
 @pytest.mark.parametrize("late", ["first", "last", "all"])
 def test_a_late_producer(dist: ModuleType, rank: int, size: int, late: str, run: Any) -> None:
-    """Of one rank or of all: its values are there before they are read."""
+    """The values of one rank or of all arrive late, but before the operation reads them."""
     stream = side_stream()
     mine = late == "all" or rank == (0 if late == "first" else size - 1)
     for turn in range(2):
@@ -74,7 +74,7 @@ def test_async_does_not_wait_for_the_producer(dist: ModuleType, rank: int, size:
 
 
 def test_other_streams_go_on(dist: ModuleType, rank: int, size: int) -> None:
-    """A call waits for one stream, not for the device: another stands still meanwhile."""
+    """A call waits for one stream and not for the device, so it returns while another is held."""
     other = device.new_stream()
     with device.hold(other):
         beside = ones(7, stream=other)
@@ -86,7 +86,7 @@ def test_other_streams_go_on(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_what_comes_after(dist: ModuleType, rank: int, size: int) -> None:
-    """The stream writes to the tensor at once after the call, and after the wait."""
+    """The stream writes to the tensor directly after the call, and after the wait."""
     tensor = ones(rank + 1.0)
     for step in range(10):
         tensor.fill_from(np.full(COUNT, rank + step, np.float32))
@@ -101,7 +101,7 @@ def test_what_comes_after(dist: ModuleType, rank: int, size: int) -> None:
 def test_the_legacy_default_stream(
     dist: ModuleType, rank: int, size: int, stream: int, run: Any
 ) -> None:
-    """It comes after what blocking streams have queued, one of which has the values."""
+    """The legacy stream runs after all blocking streams. One of them produces the values."""
     blocking = device.new_stream(blocking=True)
     with held(blocking, 0.03):
         tensor = ones(rank + 1.0, stream=blocking)
@@ -111,10 +111,10 @@ def test_the_legacy_default_stream(
 
 
 def test_the_default_streams_of_threads(dist: ModuleType, rank: int, size: int) -> None:
-    """Each thread has one, under the same handle; the groups keep the threads' calls apart."""
+    """Every thread has its own stream under the same handle; every thread has its own group."""
     groups = [dist.new_group(range(size)) for _ in range(3)]
     wrong: list[object] = []
-    kept: list[object] = []  # memory is handed on by the stream's handle, which is all threads'
+    kept: list[object] = []  # memory is reused by the stream's handle, which all threads share
 
     def work(index: int) -> None:
         try:
@@ -194,8 +194,8 @@ def test_two_devices_at_once(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.mpi(min=2)
 def test_two_devices_in_one_call(dist: ModuleType, rank: int, size: int) -> None:
-    """The rank that does it is told, and the others which one it was; the group goes on."""
-    stream = device.LEGACY  # by name the same on both
+    """That rank raises its own error, the others one that names it. The group stays usable."""
+    stream = device.LEGACY  # the same handle on both devices
     tensors = [ones(i, device=i if rank == 1 else 0, stream=stream) for i in range(2)]
     error = dist.errors.ArgumentError if rank == 1 else dist.errors.RefusedError
     with pytest.raises(
@@ -214,7 +214,7 @@ def test_two_devices_in_one_call(dist: ModuleType, rank: int, size: int) -> None
 def test_every_memory(
     dist: ModuleType, rank: int, size: int, memory: str, offset: int, run: Any
 ) -> None:
-    """However it was allocated, and wherever in it the tensor begins."""
+    """Memory of every kind of allocation, with tensors that begin at several offsets."""
     tensor = ones(rank + 1.0, kind=memory, offset=offset)
     run(dist.all_reduce, tensor)
     has(tensor, size * (size + 1) / 2)
@@ -229,7 +229,7 @@ def test_a_device_that_is_not_there(dist: ModuleType, rank: int) -> None:
 
 
 class _Empty:
-    """A tensor without elements, of which only the device can be told."""
+    """A tensor without elements, so that only the device can be wrong."""
 
     def __init__(self, tensor: DeviceTensor) -> None:
         self._tensor = tensor[:0]
@@ -242,7 +242,7 @@ class _Empty:
 
 
 def test_temporaries(dist: ModuleType, rank: int, size: int) -> None:
-    """Tensors that nobody keeps: their memory is not handed on before the end."""
+    """The caller drops the tensors: their memory must not be reused before the end."""
     results = []
     for step in range(8):
         results.append(dist.all_reduce(ones(rank + step, 700), async_op=True))
@@ -251,7 +251,7 @@ def test_temporaries(dist: ModuleType, rank: int, size: int) -> None:
         (tensor,) = work.result()
         has(tensor, sum(r + step for r in range(size)))
     for _ in range(8):
-        dist.all_reduce(ones(rank, 700), async_op=True)  # nor the work
+        dist.all_reduce(ones(rank, 700), async_op=True)  # the work is dropped too
         ones(-5, 700)
     dist.barrier()
 
@@ -275,7 +275,7 @@ def test_groups(dist: ModuleType, rank: int, size: int, run: Any) -> None:
 
 
 def test_alone(dist: ModuleType, rank: int, size: int, run: Any) -> None:
-    """A group of one copies on the device, after the producer."""
+    """A group of one rank copies on the device, after the producer."""
     groups = [dist.new_group([r]) for r in range(size)]
     group, stream = groups[rank], side_stream()
     with held(stream, 0.03):

@@ -1,4 +1,4 @@
-"""Tensors of more than one piece, which are 4 KiB here: 1024 elements of float32."""
+"""Tensors of several pieces. A piece is 4 KiB here: 1024 elements of float32."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def flat(n: int) -> Layout:
 
 
 def backwards(n: int) -> Layout:
-    """Every third element, the last one first."""
+    """Every third element, in reverse order."""
     return Layout("backwards", (n,), (-3,), 3 * n - 1, 3 * n)
 
 
 def rows(n: int) -> Layout:
-    """Two rows or one, each with a gap behind it, and the axes the other way round."""
+    """One or two rows with a gap after each, and the axes swapped."""
     height = 2 if n % 2 == 0 else 1
     width = n // height
     return Layout("rows", (width, height), (1, width + 5), 2, height * (width + 5) + 2)
@@ -97,7 +97,7 @@ def test_every_operation(
 def test_what_is_sent_lies_where_others_results_come(
     dist: ModuleType, rank: int, size: int, run: Any
 ) -> None:
-    """The first piece of the result covers what is sent later."""
+    """The input lies inside the output: early pieces of the result overwrite unsent input."""
     count = 5 * 1024
     parts = [numbers("float32", count, "inside", r) for r in range(size)]
     first = (rank + 1) % size * count
@@ -109,7 +109,7 @@ def test_what_is_sent_lies_where_others_results_come(
 
 
 def test_uneven(dist: ModuleType, rank: int, size: int, run: Any) -> None:
-    """Shares of many pieces, of one and of none in one call."""
+    """Shares of several pieces, of one piece, and of none in one call."""
     table = [[1500 * ((source + 2 * to) % 3) for to in range(size)] for source in range(size)]
     sent = [noise("int32", n, rank, to) for to, n in enumerate(table[rank])]
     outs = [room("int32", backwards(table[source][rank])) for source in range(size)]
@@ -131,7 +131,7 @@ def test_uneven(dist: ModuleType, rank: int, size: int, run: Any) -> None:
 
 
 def test_coalesced(dist: ModuleType, rank: int, size: int, run: Any) -> None:
-    """Tensors that end inside a piece, one that has none, and views."""
+    """Tensors that end inside a piece, an empty tensor, and views."""
     layouts = [flat(5), flat(2500), FLAT, flat(0), rows(3000), backwards(700), flat(1024)]
     inputs = [
         [numbers("float64", of.size, i, r) for r in range(size)] for i, of in enumerate(layouts)
@@ -146,7 +146,7 @@ def test_coalesced(dist: ModuleType, rank: int, size: int, run: Any) -> None:
 def test_every_size_of_elements(
     dist: ModuleType, rank: int, size: int, dtype: str, run: Any
 ) -> None:
-    """The kernels that pack views, for 1, 2, 4 (above), 8 and 16 bytes."""
+    """The kernels that pack views, for elements of 1, 2, 8 and 16 bytes (4 above)."""
     for layout in (backwards(9001), rows(9002), flat(9003)):
         parts = [numbers(dtype, layout.size, "sizes", r) for r in range(size)]
         tensor = put(parts[rank], layout)
@@ -181,7 +181,7 @@ def test_16_bits_are_rounded_once(
 
 @pytest.mark.mpi(min=2)
 def test_pieces_and_paths(dist: ModuleType, rank: int, size: int) -> None:
-    """That a tensor goes in pieces, out and in, and that no other path was taken."""
+    """A tensor is copied to the host and back in pieces, and no other path is used."""
     names = ("cuMemcpyAsync", "cuIpcGetMemHandle", "cuLaunchKernel")
     parts = [numbers("float32", 10 * 1024, "counted", r) for r in range(size)]
     tensor = put(parts[rank], flat(10 * 1024))

@@ -1,6 +1,6 @@
-"""tests/ranks/core/test_properties.py on tensors in device memory, some beside others on the host.
+"""tests/ranks/core/test_properties.py with every other tensor in device memory.
 
-Random shapes, strides (backwards too), dtypes, splits and groups.
+Random shapes, strides (also backwards), dtypes, splits and groups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from test_properties import *  # noqa: F403
 
 @pytest.fixture(scope="module", autouse=True)
 def on_the_device(mpi_world: World) -> Iterator[None]:
-    """What the properties' module takes for NumPy's kind of tensors."""
+    """TensorsKind replaces NumpyKind in the module of the properties."""
     kind = TensorsKind(mpi_world.rank)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_properties, "NumpyKind", lambda: kind)

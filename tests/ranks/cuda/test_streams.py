@@ -1,8 +1,9 @@
-"""Works and futures: which stream they order, when they are completed, what they keep how long.
+"""Works and futures: which streams they order, when they complete, what they keep alive.
 
-The tensors are those of a framework: in each thread one stream is current, on which they are made
-and used, and the allocator may be told who else uses one. What is read on a stream that nobody
-has ordered is old, or 0xEE: now and then, so all is done a few times.
+The tensors behave like those of a framework. In each thread one stream is current; tensors are
+made and used on it. The allocator can be told which other streams use a tensor. A read on a stream
+that is not ordered after the writes may find old values, or 0xEE. It does not find them every
+time, so the tests repeat it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from paddlempi import _buffer
 from paddlempi.tensors import dlpack
 
 TIMES = 8
-COUNT = 3000  # three pieces of 4 KiB, the last one shorter
+COUNT = 3000  # three pieces of 4 KiB, the last piece shorter
 DEADLINE = 30.0
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
@@ -32,33 +33,33 @@ _here = threading.local()
 
 
 def current() -> int:
-    """The handle of this thread's current stream."""
+    """Return the handle of this thread's current stream."""
     return int(getattr(_here, "stream", device.LEGACY))
 
 
 @contextmanager
 def on(stream: int) -> Iterator[int]:
-    """The stream is current in the block."""
+    """Make the stream current in the block."""
     before, _here.stream = current(), stream
     yield stream
     _here.stream = before
 
 
 class Tensor(device.DeviceTensor):
-    """On the stream that was current when it was made."""
+    """A tensor on the stream that is current when the tensor is made."""
 
     def __init__(self, array: Any, **how: Any) -> None:
         super().__init__(array, stream=current(), **how)
 
     def read(self) -> np.ndarray[Any, Any]:
-        """Its values, read on the current stream."""
+        """Return its values, read on the current stream."""
         view = self[:]
         view.stream = current()
         return view.numpy()
 
 
 class Mute(Tensor):
-    """Of a framework whose allocator cannot be told."""
+    """A tensor of a framework whose allocator cannot be told which streams use it."""
 
 
 def _describe(tensor: Tensor) -> _buffer.Description:
@@ -76,7 +77,7 @@ def _record(tensor: Tensor) -> bool:
 
 @pytest.fixture(autouse=True)
 def known() -> Iterator[None]:
-    """Both kinds, as a front would make them known."""
+    """Both classes are registered, as a front registers its tensors."""
     for kind, record in ((Tensor, _record), (Mute, None)):
         _buffer.register(kind, _buffer.Kind(_describe, None, kind, _stream, record))
     yield
@@ -86,7 +87,7 @@ def known() -> Iterator[None]:
 
 @pytest.fixture
 def streams() -> tuple[int, int]:
-    """The producer's, and another one."""
+    """The producer's stream, and another stream."""
     return _streams()
 
 
@@ -105,7 +106,7 @@ def summed(size: int, step: int = 0) -> np.ndarray[Any, Any]:
 
 
 def is_busy(stream: int) -> bool:
-    """Whether something that is queued on it has not ended."""
+    """Return whether work that was queued on the stream has not ended."""
     with device.driver().on(0):
         return device.driver().raw("cuStreamQuery", stream) == NOT_READY
 
@@ -118,7 +119,7 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def until_gone(dist: ModuleType, alone: Any, ref: Callable[[], Any]) -> None:
-    """Wait until the library has let go of a tensor, which it does when it is next called."""
+    """Wait until the library has dropped a tensor. It does so in a later call."""
     until(lambda: dist.barrier(alone) or ref() is None)
 
 
@@ -158,7 +159,7 @@ def test_wait_orders_the_stream_that_waits(
 def test_completed_when_the_device_is(
     dist: ModuleType, rank: int, size: int, streams: tuple[int, int]
 ) -> None:
-    """What is completed needs no order any more."""
+    """A completed work needs no wait: every stream may read its tensor."""
     producer, other = streams
     for step in range(TIMES):
         with on(producer):
@@ -211,7 +212,7 @@ def test_await(dist: ModuleType, rank: int, size: int, streams: tuple[int, int])
 @pytest.mark.mpi(min=2)
 @pytest.mark.parametrize("made", [Tensor, Mute])
 def test_dropped(dist: ModuleType, rank: int, streams: tuple[int, int], made: Any) -> None:
-    """A work and its tensor are let go at once, and its memory is asked for again."""
+    """The caller drops a work and its tensor at once, and then allocates memory again."""
     alone = dist.new_group([rank])
     with on(streams[0]):
         for step in range(TIMES):
@@ -234,7 +235,7 @@ def test_dropped(dist: ModuleType, rank: int, streams: tuple[int, int], made: An
 
 @pytest.mark.mpi(min=2)
 def test_the_allocator_is_told(dist: ModuleType, rank: int, streams: tuple[int, int]) -> None:
-    """After wait a tensor may go: its memory is handed on once the stream that waited is done."""
+    """A tensor may be dropped after wait: its memory is reused when the waiting stream is done."""
     producer, consumer = streams
     for step in range(TIMES):
         with on(producer):
@@ -257,7 +258,7 @@ def test_the_allocator_is_told(dist: ModuleType, rank: int, streams: tuple[int, 
 def test_an_allocator_that_cannot_be_told(
     dist: ModuleType, rank: int, streams: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tensor stays until the device is done."""
+    """The work keeps the tensor until the device is done."""
     producer, consumer = streams
     alone = dist.new_group([rank])
     kept = 0
@@ -292,7 +293,7 @@ def test_source_of_a_receive(
 def test_two_streams_on_one_rank(
     dist: ModuleType, rank: int, size: int, streams: tuple[int, int]
 ) -> None:
-    """In what is sent and what is received; the others hear of it."""
+    """The send side and the receive side are on two streams. The other ranks get RefusedError."""
     tensor = device.DeviceTensor(mine(rank), stream=streams[0])
     into = device.DeviceTensor(np.zeros((size, COUNT), np.float32), stream=streams[rank == 0])
     error, text = dist.errors.RefusedError, r"\[0\] refused"

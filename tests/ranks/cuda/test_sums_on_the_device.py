@@ -1,4 +1,4 @@
-"""PADDLEMPI_CUDA_REDUCE=device: what is staged is summed by kernels, with the host's results."""
+"""PADDLEMPI_CUDA_REDUCE=device: kernels add staged tensors up, with the host's results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 3000
 
 @pytest.fixture(scope="module", autouse=True)
 def on_the_device(mpi_world: Any) -> Iterator[None]:
-    """A world that was initialised under the setting, for this module."""
+    """The world is initialised again under the setting, for the tests of this module."""
     dist = mpi_world.dist
 
     def again() -> None:
@@ -87,7 +87,7 @@ def test_kernels_do_it(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.mpi(min=2)
 def test_a_rank_without_a_device(dist: ModuleType, rank: int, size: int) -> None:
-    """Its sums are the host's, so all ranks' are."""
+    """If some ranks have host tensors, all ranks make the sums on the host."""
     values = np.full(COUNT, rank + 1, np.float32)
     tensor = device.DeviceTensor(values, stream=side_stream()) if rank % 2 else values
     dist.all_reduce(tensor)

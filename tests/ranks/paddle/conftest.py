@@ -13,7 +13,7 @@ pytest.importorskip("paddle", reason="paddle is not installed")
 
 @pytest.fixture(scope="session")
 def dist(mpi_world: World) -> Iterator[ModuleType]:
-    """``paddle.distributed``, its default group over MPI."""
+    """``paddle.distributed`` with a default group over MPI."""
     import paddle.distributed as dist
     import paddlempi.paddle
 

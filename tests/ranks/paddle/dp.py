@@ -1,4 +1,4 @@
-"""What the tests of DataParallel share: one process's run to compare with, and how."""
+"""Helpers of the DataParallel tests: models, data, and the comparison with one process's run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Loss = Callable[[Any, Any], Any]
 
 
 class Net(nn.Layer):
-    """Three linear layers, 8 features to 4."""
+    """Three linear layers, from 8 features to 4."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,30 +33,30 @@ class Net(nn.Layer):
 
 
 def square(model: Any, x: Any) -> Any:
-    """A loss that is a mean over the batch."""
+    """Return a loss that is a mean over the batch."""
     return (model(x) ** 2).mean()
 
 
 def batch(step: int, size: int, rows: int = 4, features: int = 8) -> Any:
-    """The global batch of a step: one block of rows for each rank."""
+    """Return the global batch of a step: one block of rows for each rank."""
     rng = np.random.default_rng(step)
     return rng.standard_normal((size * rows, features)).astype("float32")
 
 
 def part(whole: Any, rank: int, size: int) -> Any:
-    """This rank's rows, as a tensor."""
+    """Return this rank's rows as a tensor."""
     return paddle.to_tensor(np.split(whole, size)[rank])
 
 
 def twin(build: Callable[[], Any], model: Any) -> Any:
-    """A model of one process with the parameters and buffers of ``model``."""
+    """Return a model for one process, with the parameters and buffers of ``model``."""
     alone = build()
     alone.set_state_dict({name: value.clone() for name, value in model.state_dict().items()})
     return alone
 
 
 def gradients(model: Any) -> dict[str, Any]:
-    """Copies of a model's gradients as dense arrays, by the bare model's names."""
+    """Return copies of a model's gradients as dense arrays, by their names in the bare model."""
     bare = getattr(model, "_layers", model)
     found = {}
     for name, parameter in bare.named_parameters():
@@ -73,12 +73,12 @@ def gradients(model: Any) -> dict[str, Any]:
 
 
 def state(model: Any) -> dict[str, Any]:
-    """Copies of what a checkpoint holds."""
+    """Return copies of the tensors that a checkpoint holds."""
     return {name: np.array(value.numpy()) for name, value in model.state_dict().items()}
 
 
 def agree(mine: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
-    """Assert the values of one process, to rounding, and the same bits on every rank."""
+    """Assert that the values are those expected, to rounding, and equal to the bit on all ranks."""
     everyone: list[Any] = [None] * paddlempi.get_world_size()
     paddlempi.all_gather_object(everyone, {name: value.tobytes() for name, value in mine.items()})
     for rank, other in enumerate(everyone):
@@ -90,7 +90,7 @@ def agree(mine: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-
 
 
 def noticed(check: Callable[[], None]) -> bool:
-    """Whether a check fails, on this rank or another."""
+    """Return whether a check fails on this rank or on another rank."""
     try:
         check()
         seen = False
@@ -102,7 +102,7 @@ def noticed(check: Callable[[], None]) -> bool:
 
 
 def spoil(monkeypatch: Any, rank: int) -> None:
-    """From now on, rank 0 brings a wrong number into every bucket."""
+    """From now on rank 0 spoils every gradient that it packs into a bucket."""
     pack = Entry.pack
 
     def wrong(self: Entry, parameter: Any, gradient: Any) -> None:
@@ -116,7 +116,7 @@ def spoil(monkeypatch: Any, rank: int) -> None:
 def train(
     model: Any, optimizer: Any, parts: Sequence[Any], loss: Loss = square, zero: bool = True
 ) -> dict[str, Any]:
-    """Some steps; the gradients of the last one."""
+    """Train for some steps and return the gradients of the last step."""
     last: dict[str, Any] = {}
     for x in parts:
         loss(model, x).backward()

@@ -1,4 +1,4 @@
-"""paddle.distributed's calls, unmodified, over MPI: every dtype, op, group and mode, by value."""
+"""paddle.distributed's calls over MPI: the values for every dtype, op, group and mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES: list[tuple[int, ...]] = [(5,), (2, 3), ()]
 
 
 class Members:
-    """A group, the ranks in it, and this process's rank in it."""
+    """A group, its ranks, and this process's rank in it (-1 if it is no member)."""
 
     def __init__(self, group: Any, ranks: list[int], rank: int) -> None:
         self.group, self.ranks, self.size = group, ranks, len(ranks)
@@ -25,7 +25,7 @@ class Members:
 
 @pytest.fixture(scope="module", params=["world", "part"])
 def members(request: pytest.FixtureRequest, dist: ModuleType, mpi_world: Any) -> Iterator[Members]:
-    """The default group, and one of all ranks but the first (of two ranks: both)."""
+    """The default group, and a group of all ranks but the first (of both, if there are two)."""
     world = list(range(mpi_world.size))
     if request.param == "world":
         yield Members(None, world, mpi_world.rank)
@@ -43,7 +43,7 @@ def how(request: pytest.FixtureRequest) -> str:
 
 
 def call(dist: ModuleType, how: str, name: str, *arguments: Any, **named: Any) -> None:
-    """One call in one of Paddle's three ways."""
+    """Call a function in one of Paddle's three ways."""
     if how == "stream":
         getattr(dist.stream, name)(*arguments, use_calc_stream=True, **named)
     elif how == "sync":
@@ -179,7 +179,7 @@ def test_alltoall_single(dist: ModuleType, members: Members) -> None:
         return
     n, me = members.size, members.me
     for dtype in DTYPES:
-        # Rank r sends i + 1 rows to member i: each receives me + 1 rows from everyone.
+        # Rank r sends i + 1 rows to member i, so every member receives me + 1 rows from each rank.
         rows = n * (n + 1) // 2
         x = tensor(values(me, (rows, 2), dtype), dtype)
         out = paddle.zeros([n * (me + 1), 2]).astype(dtype)
@@ -225,7 +225,7 @@ def test_partial_messages(dist: ModuleType, rank: int, size: int) -> None:
         for part in (1, 3):
             group.recv_partial(out, 0, 4, part, True)
         assert out.tolist() == [[0, 0, 2, 3], [0, 0, 6, 7]]
-    with pytest.raises(ValueError, match="contiguous"):  # it would be received into a copy
+    with pytest.raises(ValueError, match="contiguous"):  # recv would write to a copy
         group.recv_partial(whole.transpose([1, 0]), 0, 4, 1)
 
 
@@ -235,7 +235,7 @@ def test_strided(dist: ModuleType, rank: int, size: int) -> None:
     dist.all_reduce(view)
     wanted = reduced("SUM", [values(r, (4, 6), "float32") for r in range(size)], "float32")
     equal(view, wanted.T)
-    equal(base, wanted)  # the view is still one
+    equal(base, wanted)  # the result is in the memory that the view shares
 
 
 def test_objects(dist: ModuleType, rank: int, size: int) -> None:

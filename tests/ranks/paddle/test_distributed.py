@@ -1,4 +1,4 @@
-"""What stands on the process group in paddle.distributed: checkpoints, samplers, auto-parallel."""
+"""Functions of paddle.distributed that use the group: checkpoints, samplers, auto-parallel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def folder(dist: ModuleType, rank: int, tmp_path: Path) -> str:
-    """Rank 0's folder, on every rank."""
+    """Rank 0's folder, for every rank."""
     place = [str(tmp_path) if rank == 0 else None]
     dist.broadcast_object_list(place, 0)
     assert place[0] is not None
@@ -35,7 +35,7 @@ def test_checkpoint(dist: ModuleType, rank: int, folder: str) -> None:
     dist.load_state_dict(state, folder)
     for mine, theirs in zip(other.parameters(), layer.parameters(), strict=True):
         assert (mine.numpy() == theirs.numpy()).all()
-    # What stood in for a GPU is gone.
+    # load_state_dict replaces Tensor.cuda while it runs. Now the method is Paddle's own again.
     with pytest.raises(ValueError, match="device"):
         paddle.ones([1]).cuda()
 
@@ -52,7 +52,7 @@ def test_batch_sampler(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_shards(dist: ModuleType, rank: int, size: int) -> None:
-    """shard_tensor and reshard; every rank's values are its own."""
+    """shard_tensor, and reshard to the whole tensor from parts and from partial sums."""
     mesh = dist.ProcessMesh(list(range(size)), dim_names=["x"])
     whole = paddle.arange(3 * size, dtype="float32")
     part = dist.shard_tensor(whole, mesh, [dist.Shard(0)])
@@ -66,7 +66,7 @@ def test_shards(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_sharded_optimizer(dist: ModuleType, rank: int, size: int) -> None:
-    """Auto-parallel's optimizer, which gives its attributes to the one that it wraps."""
+    """Auto-parallel's optimizer copies its attributes to the optimizer that it wraps."""
     mesh = dist.ProcessMesh(list(range(size)), dim_names=["x"])
     rng = np.random.default_rng(0)
     first = rng.standard_normal((4, 2)).astype("float32")
@@ -95,7 +95,7 @@ def test_sharded_optimizer(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_averaging_by_hand(dist: ModuleType, rank: int, size: int) -> None:
-    """The loop that many scripts have: all_reduce each gradient."""
+    """A loop that many scripts have: all_reduce of every gradient."""
     paddle.seed(1)
     layer = paddle.nn.Linear(5, 2)
     x = np.random.RandomState(0).randn(4 * size, 5).astype("float32")

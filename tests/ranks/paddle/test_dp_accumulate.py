@@ -1,4 +1,4 @@
-"""DataParallel: several backwards a step, no_sync, recompute."""
+"""DataParallel: several backwards in a step, no_sync, recompute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pair(size: int, rank: int, build: Any = dp.Net) -> tuple[Any, Any]:
     paddle.seed(rank)
     model = DataParallel(build(), **dp.SMALL)
     alone = dp.twin(build, model)
-    # Learn the order first: the backwards of the test are those of every step.
+    # A first backward teaches the model the order of gradients. Later backwards are all alike.
     dp.square(model, dp.part(dp.batch(99, size), rank, size)).backward()
     model.clear_gradients()
     return model, alone
@@ -40,7 +40,7 @@ def test_no_sync(rank: int, size: int) -> None:
         other = dp.twin(dp.Net, model)
         dp.square(other, x).backward()
         dp.square(other, dp.part(wholes[1], rank, size)).backward()
-        for name, value in dp.gradients(other).items():  # this rank's own
+        for name, value in dp.gradients(other).items():  # only this rank's gradients
             np.testing.assert_allclose(local[name], value, rtol=1e-5, atol=1e-6)
         dp.square(model, dp.part(wholes[-1], rank, size)).backward()
         for whole in wholes:
@@ -53,7 +53,7 @@ def test_no_sync(rank: int, size: int) -> None:
 
 
 def test_the_forward_decides(rank: int, size: int) -> None:
-    """As in Paddle: what counts is where the forward stood, not the backward."""
+    """As in Paddle: the place of the forward decides, not the place of the backward."""
     model, alone = pair(size, rank)
     whole = dp.batch(0, size)
     with model.no_sync():
@@ -73,7 +73,7 @@ def test_the_forward_decides(rank: int, size: int) -> None:
 
 def test_synchronized_backwards_accumulate(rank: int, size: int) -> None:
     model, alone = pair(size, rank)
-    for step in range(3):  # no clear_grad in between: into the bucket itself
+    for step in range(3):  # without clear_grad, so gradients add up in the bucket
         whole = dp.batch(step, size)
         dp.square(model, dp.part(whole, rank, size)).backward()
         dp.square(alone, paddle.to_tensor(whole)).backward()
@@ -107,7 +107,7 @@ def test_forwards_without_backward(rank: int, size: int) -> None:
     loss = dp.square(model, x)
     with paddle.no_grad():
         model(x)
-    if rank == 0:  # evaluation on one rank: a forward talks to nobody
+    if rank == 0:  # evaluation on one rank: its forward does not communicate
         model.eval()
         model(x)
         model.train()
@@ -145,7 +145,7 @@ def test_two_models_in_one_backward(rank: int, size: int) -> None:
         both(first_alone, second_alone, all_of_it).backward()
         dp.agree(dp.gradients(first), dp.gradients(first_alone))
         dp.agree(dp.gradients(second), dp.gradients(second_alone))
-        # A step of the first alone, whose gradient passes through the second.
+        # A step of the first model alone. Its gradient passes through the second model.
         second_before = dp.gradients(second)
         for parameter in second.parameters():
             parameter.stop_gradient = True
@@ -162,7 +162,7 @@ def test_two_models_in_one_backward(rank: int, size: int) -> None:
 
 
 class Recomputed(nn.Layer):
-    """Layers whose inner values are computed again in backward; one of them is used twice."""
+    """Layers whose inner values are computed again in backward. `twice` uses one of them twice."""
 
     def __init__(self, reentrant: bool, twice: bool) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_recompute(reentrant: bool, twice: bool, rank: int, size: int) -> None:
         model.clear_gradients()
         alone.clear_gradients()
     if reentrant:
-        # The gradient of what is used twice comes twice, and only the second is complete.
+        # A layer that is used twice gets its gradient twice. Only the second one is complete.
         index = model._reducer._names.index("block.0.weight")
         assert model._reducer._usage.times[index] == 1 + twice
 
@@ -206,7 +206,7 @@ def test_a_layer_recomputed_once_more_than_at_first(rank: int, size: int) -> Non
         dp.square(model, x).backward()
     model._layers.twice = False
     model.clear_gradients()
-    dp.square(model, x).backward()  # still usable
+    dp.square(model, x).backward()  # the model is still usable
 
 
 def test_a_spoilt_gradient_is_noticed(

@@ -1,4 +1,4 @@
-"""SyncBatchNorm over MPI: one process's BatchNorm on the global batch."""
+"""SyncBatchNorm over MPI computes what BatchNorm of one process computes on the global batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def data(step: int, size: int, shape: tuple[int, ...]) -> Any:
 
 
 class Normed(nn.Layer):
-    """A norm over 3 channels between two scales, so that its input has a gradient."""
+    """A norm over 3 channels. Its input is scaled by a parameter, so it has a gradient."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ def test_training(form: str, rank: int, size: int) -> None:
     model.eval()
     alone.eval()
     x = paddle.to_tensor(data(9, 1, shape))
-    if rank == 0:  # talks to nobody
+    if rank == 0:  # in eval mode a forward does not communicate
         np.testing.assert_allclose(model(x).numpy(), alone(x).numpy(), rtol=1e-3, atol=1e-4)
 
 
 def test_converted_frozen_and_uneven(rank: int, size: int) -> None:
-    """Ranks with different numbers of rows; no affine parameters; data without a gradient."""
+    """Ranks with different numbers of rows; no affine parameters; input without a gradient."""
     norm = nn.SyncBatchNorm.convert_sync_batchnorm(
         nn.BatchNorm1D(3, weight_attr=False, bias_attr=False)
     )
@@ -78,7 +78,7 @@ def test_converted_frozen_and_uneven(rank: int, size: int) -> None:
     )
     x = paddle.to_tensor(parts[rank])
     x.stop_gradient = False
-    (norm(x) ** 2).sum().backward()  # the sum over all is constant
+    (norm(x) ** 2).sum().backward()  # constant, so the gradient is 0
     np.testing.assert_allclose(x.grad.numpy(), np.zeros(x.shape), atol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""DataParallel: hooks that compress what is sent."""
+"""DataParallel: hooks that compress the gradients before they are sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("dist")
 
 
 def compare(compression: Any, rank: int, size: int, tolerance: float, **options: Any) -> float:
-    """Train with and without; how far the gradients are from one process's."""
+    """Train on ranks and in one process; return the greatest difference of the gradients."""
     paddle.seed(rank)
     model = DataParallel(dp.Net(), compression=compression, **dp.SMALL, **options)
     alone = dp.twin(dp.Net, model)
@@ -35,11 +35,11 @@ def compare(compression: Any, rank: int, size: int, tolerance: float, **options:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 2e-2), ("float16", 2e-3)])
 def test_casts(dtype: Any, tolerance: float, rank: int, size: int) -> None:
     worst = compare(Cast(dtype), rank, size, tolerance)
-    assert worst > 1e-6  # they were rounded
+    assert worst > 1e-6  # the cast did round
 
 
 class Signed:
-    """Nothing lost: the negative travels."""
+    """Sends the negative of the gradients, which loses nothing."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -60,7 +60,7 @@ def test_a_hook_of_the_users(rank: int, size: int) -> None:
 
 
 class Wrong(Signed):
-    """Doubles on rank 0."""
+    """Doubles the gradients on rank 0."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def test_a_spoilt_message_is_noticed(rank: int, size: int) -> None:
 
 
 class Failing(Signed):
-    """Fails when it is told to."""
+    """Raises an error if ``fails`` is set."""
 
     fails = False
 

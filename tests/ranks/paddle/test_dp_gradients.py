@@ -1,4 +1,4 @@
-"""DataParallel: gradients and parameters are one process's on the global batch."""
+"""DataParallel gives the gradients and parameters of one process on the global batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_spoilt_gradient_is_noticed(
     whole = dp.batch(0, size)
     dp.square(alone, paddle.to_tensor(whole)).backward()
     dp.spoil(monkeypatch, rank)
-    for _ in range(2):  # as it is learnt, and as it goes on
+    for _ in range(2):  # the backward that learns the order, and a later one
         dp.square(model, dp.part(whole, rank, size)).backward()
         spoilt = dp.gradients(model)
         assert dp.noticed(lambda spoilt=spoilt: dp.agree(spoilt, dp.gradients(alone)))
@@ -61,7 +61,7 @@ def test_a_spoilt_gradient_is_noticed(
 
 
 class Backwards(dp.Net):
-    """Its layers are used in another order than they are made in."""
+    """Its forward uses the layers in another order than that in which they were made."""
 
     def forward(self, x: Any) -> Any:
         x = nn.functional.tanh(self.middle(paddle.concat([x, x], 1)))
@@ -79,18 +79,18 @@ def test_buckets_are_in_the_order_of_use(rank: int, size: int) -> None:
     learnt = [[reducer._names[entry.index] for entry in b.entries] for b in reducer._buckets]
     assert len(learnt) > 2
     assert [name for names in learnt for name in names] == came
-    assert len(learnt[-1]) < len(came) - 1  # the last one is short
+    assert len(learnt[-1]) < len(came) - 1  # the last bucket is short
     started: list[int] = []
     for parameter in model.parameters():
         parameter._register_backward_hook(lambda: started.append(reducer._started))
     dp.square(model, x).backward()
-    assert started[-1] == len(learnt)  # all of them before the end of backward
-    assert 0 < started[-2] < len(learnt)  # and some before that
+    assert started[-1] == len(learnt)  # all buckets were started before the end of backward
+    assert 0 < started[-2] < len(learnt)  # some were started before the last gradient
 
 
 def test_rank_0_tells_the_order(rank: int, size: int) -> None:
     class Turned(dp.Net):
-        """Two branches; autograd takes them in another order on each rank."""
+        """Three branches, which autograd visits in different orders on even and odd ranks."""
 
         def forward(self, x: Any) -> Any:
             y = paddle.concat([x, x], 1)
@@ -144,7 +144,7 @@ def test_what_others_hold_of_a_gradient_stays(rank: int, size: int) -> None:
 
 
 class Odd(nn.Layer):
-    """A shared weight, its transpose, a scalar, an empty parameter, a sum of two."""
+    """A shared weight, its transpose, a scalar, an empty parameter, a sum of two parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def test_a_turned_gradient(rank: int, size: int) -> None:
         expected = np.tile(whole.mean(0), (4, 1))
         dp.agree(dp.gradients(model), {"weight": expected})
         model.clear_gradients()
-    assert layouts == [False] * 3  # the case is what it says
+    assert layouts == [False] * 3  # the gradient is indeed not contiguous
 
 
 class Mixed(nn.Layer):
@@ -228,7 +228,7 @@ class Mixed(nn.Layer):
 
 def test_mixed_dtypes(rank: int, size: int) -> None:
     model = DataParallel(Mixed())
-    # Quarters of small integers: exact in every dtype.
+    # Quarters of small integers, which every dtype holds exactly.
     x = paddle.full([8], 2.0 * rank + 2.0)
     for _ in range(3):
         model(x).backward()
@@ -267,7 +267,7 @@ def test_frozen_parameters(rank: int, size: int) -> None:
 
     paddle.seed(rank)
     model = DataParallel(build(), **dp.SMALL)
-    alone = dp.twin(build, model)  # also: what is frozen is broadcast at the start
+    alone = dp.twin(build, model)  # the broadcast at the start includes frozen parameters
     for step in range(2):
         whole = dp.batch(step, size)
         dp.square(model, dp.part(whole, rank, size)).backward()
@@ -276,7 +276,7 @@ def test_frozen_parameters(rank: int, size: int) -> None:
         assert "middle.weight" not in mine
         dp.agree(mine, dp.gradients(alone))
         if step == 0:
-            for net in (model._layers, alone):  # frozen later, by all ranks
+            for net in (model._layers, alone):  # frozen later, on all ranks
                 net.first.weight.stop_gradient = True
                 net.clear_gradients()
     model._layers.middle.weight.stop_gradient = False

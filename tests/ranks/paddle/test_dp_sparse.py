@@ -1,4 +1,4 @@
-"""DataParallel: sparse embeddings, whose gradients travel as rows."""
+"""DataParallel: sparse embeddings, whose gradients are sent as rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEIGHT, WIDTH = 40, 4
 
 
 class Words(nn.Layer):
-    """An embedding and a layer over the mean of its words; tied: the table is used as a weight."""
+    """An embedding, and a layer over the mean of its words. `tied`: the table is a weight too."""
 
     def __init__(self, sparse: bool = True, tied: bool = False, declared: bool = True) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Words(nn.Layer):
 
 
 def words(step: int, size: int, kinds: int, rows: int = 3) -> Any:
-    """Word numbers of the global batch: [size x rows, 2], among the first ``kinds``."""
+    """Return word numbers of the global batch, [size x rows, 2], below ``kinds``."""
     return np.random.default_rng(step).integers(0, kinds, (size * rows, 2))
 
 
@@ -77,7 +77,7 @@ def test_the_gradient_is_rows(rows: int, rank: int, size: int) -> None:
     assert gradient.is_selected_rows()
     assert gradient.rows() == sorted(set(whole.flatten().tolist()))
     tables = model._reducer._tables
-    assert bool(tables._whole) == (rows == 30)  # the way that was chosen
+    assert bool(tables._whole) == (rows == 30)  # whether whole tables or rows are sent
 
 
 def test_accumulation(rank: int, size: int) -> None:
@@ -142,7 +142,7 @@ def test_rows_for_a_parameter_nobody_declared(rank: int, size: int) -> None:
 
 
 class Two(nn.Layer):
-    """Two tables; a forward looks into those it is told."""
+    """Two tables; the argument `ways` of forward says which of them it uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Two(nn.Layer):
 
 
 def test_unused_tables(rank: int, size: int) -> None:
-    model = DataParallel(Two(), find_unused_parameters=True)  # and no dense parameter at all
+    model = DataParallel(Two(), find_unused_parameters=True)  # the model has no dense parameter
     alone = dp.twin(Two, model)
     for step, taken in enumerate((["left", "right"] * 2, ["left"] * 4, ["left+right"] * 4)):
         whole = words(step, size, HEIGHT)

@@ -1,4 +1,4 @@
-"""DataParallel: what ranks have alike at the start, buffers, checkpoints, compiled models."""
+"""DataParallel: equal state at the start, buffers, checkpoints, compiled models."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_wrong_options(rank: int) -> None:
 
 
 class Norm(nn.Layer):
-    """BatchNorm, an integer buffer that counts and a float64 one that grows."""
+    """BatchNorm, an integer buffer that counts, and a float64 buffer that grows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Norm(nn.Layer):
     def forward(self, x: Any) -> Any:
         if self.training:
             self.count.add_(paddle.to_tensor([1 if x[0, 0] > 0 else 2]))
-            self.most = self.most + x[0, :2].astype("float64")  # another tensor
+            self.most = self.most + x[0, :2].astype("float64")  # a new tensor
         return self.norm(self.layer(x))
 
 
@@ -136,7 +136,7 @@ BUFFERS = ["norm._mean", "norm._variance", "count", "most"]
 
 
 def locally(model: Any, xs: list[Any]) -> dict[str, Any]:
-    """The buffers after this rank's own forwards, from ``model``'s now."""
+    """Return the buffers that this rank's forwards alone would make of ``model``'s buffers."""
     alone = dp.twin(Norm, model)
     for x in xs:
         alone(x)
@@ -189,7 +189,7 @@ def test_a_checkpoint_is_the_bare_models(rank: int, size: int, tmp_path: Path) -
     paddle.save(model.state_dict(), path)
     bare.set_state_dict(paddle.load(path))
     dp.agree(dp.state(bare), dp.state(model))
-    # Loading keeps the hooks: training goes on, from the loaded values.
+    # Loading keeps the hooks, so training goes on from the loaded values.
     other = Norm()
     other.set_state_dict({k: v * 0.5 for k, v in paddle.load(path).items() if "count" not in k})
     loaded = dp.state(other)

@@ -1,4 +1,4 @@
-"""DataParallel: parameters that a backward does not reach, on all ranks or on some."""
+"""DataParallel: parameters that a backward does not reach, on all ranks or on some ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("dist")
 
 
 class Branches(nn.Layer):
-    """A common layer and two branches, of which a forward takes those it is told."""
+    """A common layer and two branches. The argument `way` of forward says which of them it uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def test_nobodys_parameter_keeps_its_gradient(rank: int, size: int) -> None:
 
 
 def test_unused_after_local_backwards(rank: int, size: int) -> None:
-    """What a rank gathered under no_sync counts, though the last backward did not reach it."""
+    """Gradients gathered under no_sync count, even if the last backward did not reach them."""
     model = DataParallel(Branches(), find_unused_parameters=True, **dp.SMALL)
     alone = dp.twin(Branches, model)
     whole = dp.batch(0, size)
@@ -99,7 +99,7 @@ def test_a_way_of_its_own_is_an_error_everywhere(learnt: bool, rank: int, size: 
         model(x, "right" if rank == 1 else "left+right").backward()
     assert raised.value.ranks == (1,)
     model.clear_gradients()
-    alone = dp.twin(Branches, model)  # and the model goes on
+    alone = dp.twin(Branches, model)  # and the model stays usable
     whole = dp.batch(1, size)
     model(dp.part(whole, rank, size), "left+right").backward()
     alone(paddle.to_tensor(whole), "left+right").backward()
@@ -107,7 +107,7 @@ def test_a_way_of_its_own_is_an_error_everywhere(learnt: bool, rank: int, size: 
 
 
 def test_what_no_rank_uses_is_accepted(rank: int, size: int) -> None:
-    """As in Paddle's own, without find_unused_parameters; told once, on one rank."""
+    """Accepted without find_unused_parameters, as in Paddle. Only rank 0 warns, and only once."""
     model = DataParallel(Branches(), **dp.SMALL)
     alone = dp.twin(Branches, model)
     mine = paddle.optimizer.Adam(0.01, epsilon=1e-3, parameters=model.parameters())
@@ -129,7 +129,7 @@ def test_what_no_rank_uses_is_accepted(rank: int, size: int) -> None:
 
 
 def test_some_after_all_is_an_error(rank: int, size: int) -> None:
-    """What nobody used is expected not to be; a rank that uses it alone is told."""
+    """A parameter that no rank used is expected to stay unused. If one rank uses it, all raise."""
     model = DataParallel(Branches(), **dp.SMALL)
     x = dp.part(dp.batch(0, size), rank, size)
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_a_parameter_taken_out_of_the_model(rank: int, size: int) -> None:
     model = DataParallel(Branches(), **dp.SMALL)
     x = dp.part(dp.batch(0, size), rank, size)
     model(x, "left+right").backward()
-    model._layers.right = nn.Linear(8, 4)  # its parameters are nobody's
+    model._layers.right = nn.Linear(8, 4)  # the old layer's parameters are in no model
     expected = r"'right\.weight' \(nor 1 others\): .* wrap the model again"
     told = pytest.warns(UserWarning, match=expected) if rank == 0 else contextlib.nullcontext()
     with told:

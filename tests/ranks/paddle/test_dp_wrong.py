@@ -1,4 +1,4 @@
-"""DataParallel used wrongly: errors on every rank, and a model that goes on. No hanging."""
+"""Wrong use of DataParallel: every rank raises an error, and the model stays usable. No hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("dist")
 
 
 class Fragile(PyLayer):
-    """The identity, whose backward may fail."""
+    """The identity. Its backward fails if ``fails`` is set."""
 
     fails = False
 
@@ -38,7 +38,7 @@ class Fragile(PyLayer):
 
 
 class Breaking(dp.Net):
-    """Its backward may fail after the last layer, or after all layers."""
+    """Its backward may fail before all layers, after `last`, or after all layers but the table."""
 
     at = "middle"
 
@@ -102,7 +102,7 @@ def test_backward_without_forward(rank: int, size: int) -> None:
     inner = model._layers
     with pytest.raises(ArgumentError, match=r"'last\.\w+' without a forward: call the DataPar"):
         dp.square(inner, x).backward()
-    if rank == 1:  # one rank alone
+    if rank == 1:  # on one rank
         with pytest.raises(ArgumentError, match="without a forward"):
             dp.square(inner, x).backward()
     else:
@@ -115,7 +115,7 @@ def test_backward_without_forward(rank: int, size: int) -> None:
 
 
 class Detour(dp.Net):
-    """A model that one rank goes around."""
+    """A model whose layers one rank skips."""
 
     around = False
 
@@ -179,7 +179,7 @@ def test_a_copy_is_a_model_of_its_own(rank: int, size: int) -> None:
     x = dp.part(dp.batch(0, size), rank, size)
     dp.square(model, x).backward()
     before = dp.gradients(model)
-    dp.square(twin, x).backward()  # no hook: this rank's own
+    dp.square(twin, x).backward()  # the copy has no hooks, so this is local
     for name, value in dp.gradients(model).items():
         assert (value == before[name]).all()
     other = DataParallel(twin)
@@ -201,7 +201,7 @@ def test_uninstalled(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_amp_and_a_scaler_change_nothing(rank: int, size: int) -> None:
-    """On the CPU Paddle's autocast and GradScaler do nothing; scripts that use them run."""
+    """On the CPU Paddle's autocast and GradScaler do nothing, so scripts that use them can run."""
     model = DataParallel(dp.Net(), **dp.SMALL)
     alone = dp.twin(dp.Net, model)
     for net in (model, alone):
@@ -224,7 +224,7 @@ def test_amp_and_a_scaler_change_nothing(rank: int, size: int) -> None:
 
 
 def test_a_loss_scaled_by_hand(rank: int, size: int) -> None:
-    """An overflow on one rank is everybody's, so that all of them skip the step."""
+    """An overflow on one rank reaches all ranks through the average, so all skip the step."""
     model = DataParallel(dp.Net())
     x = dp.part(dp.batch(0, size), rank, size)
     (dp.square(model, x) * (float("inf") if rank == 1 else 1.0)).backward()
@@ -233,7 +233,7 @@ def test_a_loss_scaled_by_hand(rank: int, size: int) -> None:
 
 
 def test_group_destroyed(rank: int, size: int) -> None:
-    """The parent of a DataParallel's own group may go; the model's stays."""
+    """A DataParallel has a group of its own, so its parent group may be destroyed."""
     parent = paddlempi.new_group(list(range(size)))
     model = DataParallel(dp.Net(), group=parent)
     paddlempi.destroy_process_group(parent)
@@ -244,7 +244,7 @@ def test_group_destroyed(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("where", ["everywhere", "on one rank"])
 def test_parameters_on_a_gpu(rank: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy reaches into the buckets: an error, no crash."""
+    """NumPy reads the buckets, so parameters on a GPU must raise an error and not crash."""
     there = where == "everywhere" or rank == 0
     monkeypatch.setattr(data_parallel, "on_host", lambda _: not there)
     error: type[Exception] = UnsupportedError

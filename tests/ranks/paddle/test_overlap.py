@@ -1,4 +1,4 @@
-"""DataParallel: steps that are made layer by layer, in the next forward."""
+"""DataParallel with overlap_next_forward: the next forward makes the step, layer by layer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def overlapping(net: Any, **more: Any) -> Any:
 
 
 def pair(build: Callable[[], Any] = dp.Net, **more: Any) -> tuple[Any, Any]:
-    """The same model twice: with and without the overlap."""
+    """Return the same model twice: with the overlap and without."""
     paddle.seed(3)
     model = overlapping(build(), **more)
     return model, DataParallel(dp.twin(build, model), **{**dp.SMALL, **more})
@@ -72,12 +72,12 @@ def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def under_way(model: Any) -> int:
-    """Buckets whose parameters a forward would have to wait for."""
+    """Return the number of buckets whose steps a forward must still make."""
     return sum(pending.has_step for pending in model._reducer._overlap._pending)
 
 
 def values(optimizer: Any) -> dict[str, Any]:
-    """The states of an optimizer, in their order: Paddle counts in their names."""
+    """Return an optimizer's states in order, because Paddle's names for them contain a counter."""
     found = optimizer.state_dict()
     found.pop("LR_Scheduler", None)
     return {str(number): np.array(t.numpy()) for number, t in enumerate(found.values())}
@@ -105,11 +105,11 @@ def test_bit_for_bit(name: str, rank: int, size: int) -> None:
     dp.agree(dp.state(model), dp.state(other), 0)
 
 
-# What a forward waits for
+# What a forward waits for.
 
 
 class Chain(nn.Layer):
-    """Layers of one parameter each, which with ``EACH`` has a bucket of its own."""
+    """Layers of one parameter each. With ``EACH`` every parameter has a bucket of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def test_a_layer_waits_for_its_own_bucket_only(
         wait(self)
 
     monkeypatch.setattr(Bucket, "wait", counted)
-    monkeypatch.setattr(Bucket, "is_completed", lambda self: False)  # nothing by the way
+    monkeypatch.setattr(Bucket, "is_completed", lambda self: False)  # only wait ends it
     assert under_way(model) == 4
     for number, layer in enumerate(model._layers.steps):
         assert waited == [f"steps.{before}.weight" for before in range(number)]
@@ -153,7 +153,7 @@ def test_a_layer_waits_for_its_own_bucket_only(
 
 
 class Held:
-    """An all_reduce that this rank starts when it is told to, or waits for it."""
+    """An all_reduce that this rank starts late: in `begin`, or else in `wait`."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self.start = start
@@ -194,7 +194,7 @@ def test_the_first_layer_runs_while_others_are_under_way(
     monkeypatch.setattr(reducer, "_start_all_reduce", hold)
     step(model, mine, x)
     layers = model._layers.steps
-    h = layers[0](x)  # rank 1 has started no other bucket yet
+    h = layers[0](x)  # rank 1 has not started the other buckets
     arrived = [pending.bucket.is_completed() for pending in model._reducer._overlap._pending]
     paddlempi.barrier()
     for one in held:
@@ -207,11 +207,11 @@ def test_the_first_layer_runs_while_others_are_under_way(
     same_bits(dp.state(model), dp.state(other))
 
 
-# Whatever a model does, it is as without
+# With any model and loop the results are those without the overlap.
 
 
 class Tied(nn.Layer):
-    """The first layer's weight is used before it has run, and after, by the model itself."""
+    """Uses the first layer's weight before that layer runs, and the last layer's after it ran."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class Tied(nn.Layer):
 
 
 class Words(nn.Layer):
-    """A sparse table, a table that is used as rows and as a weight, BatchNorm."""
+    """A sparse table, a table that is used both as rows and as a weight, and BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class Words(nn.Layer):
 
 
 class Recurrent(nn.Layer):
-    """Paddle's LSTM keeps its parameters in a list; the layers that own them never run."""
+    """Paddle's LSTM, which keeps its parameters in a list. The layers that own them never run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class Recurrent(nn.Layer):
 
 
 class Recomputed(nn.Layer):
-    """Layers that run again in backward, the reentrant way."""
+    """A block that runs again in backward, in the reentrant way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Recomputed(nn.Layer):
 
 
 class Branches(nn.Layer):
-    """Of two layers each step uses one; the third is frozen, the fourth is nobody's."""
+    """Every step uses one of two layers. A third is never used, and a fourth is frozen."""
 
     used = 0
 
@@ -298,7 +298,7 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 def both(
     name: str, train: Callable[[Any, Any], None], optimizer: str = "Momentum, by value"
 ) -> tuple[Any, Any]:
-    """Train the same model with the overlap and without."""
+    """Train the same model with the overlap and without, and compare the bits."""
     build, more = MODELS.get(name, (dp.Net, {}))
     model, other = pair(build, **more)
     for net in (model, other):
@@ -315,7 +315,7 @@ def test_models(name: str, rank: int, size: int) -> None:
             Branches.used = k % 2
             step(model, optimizer, dp.part(dp.batch(k, size), rank, size), zero=k % 2 == 0)
 
-    # Paddle decays no sparse gradients, and its Adam for them is not the same in every run.
+    # Paddle has no weight decay for sparse gradients, and its Adam for them is not deterministic.
     both(name, train, "no decay" if MODELS[name][0] is Words else "Momentum, by value")
 
 
@@ -344,12 +344,13 @@ def accumulated(model: Any, optimizer: Any, xs: list[Any]) -> None:
 
 
 def accumulated_over_all(model: Any, optimizer: Any, xs: list[Any]) -> None:
-    dp.square(model, xs[0]).backward()  # without a step, then two backwards, then one for two
+    # Two backwards before the first step, then one backward of two losses and two steps.
+    dp.square(model, xs[0]).backward()
     dp.square(model, xs[1]).backward()
     optimizer.step()
     (dp.square(model, xs[2]) + dp.square(model, xs[3])).backward()
     optimizer.step()
-    optimizer.step()  # twice
+    optimizer.step()
     optimizer.clear_grad()
 
 
@@ -405,7 +406,7 @@ def restored(model: Any, optimizer: Any, xs: list[Any]) -> None:
 
 
 def by_two(model: Any, optimizer: Any, xs: list[Any]) -> None:
-    """One more optimizer for a part of the parameters, made in between."""
+    """A second optimizer for some of the parameters, made during the training."""
     for x in xs[:2]:
         step(model, optimizer, x)
     second = paddle.optimizer.Adam(0.1, parameters=model._layers.first.parameters())
@@ -454,11 +455,11 @@ def test_two_models_in_turn(rank: int, size: int) -> None:
     both("net", train)
 
 
-# Who reads
+# Reads of parameters and states.
 
 
 def trained(rank: int, size: int) -> tuple[Any, Any, Any, Any]:
-    """With and without: two models and their optimizers, the first with a step under way."""
+    """Return two models and their optimizers. The first model has a step under way."""
     model, other = pair()
     mine, its = (OPTIMIZERS["AdamW"](net.parameters()) for net in (model, other))
     for net, optimizer in ((other, its), (model, mine)):
@@ -527,7 +528,7 @@ def test_gradients_are_there_for_who_reads_them(rank: int, size: int) -> None:
 
 
 def test_an_optimizer_that_is_not_known(rank: int, size: int) -> None:
-    """It was made before paddlempi.paddle was imported: it waits, and all is right."""
+    """The optimizer was made before paddlempi.paddle was imported. Nothing overlaps then."""
     from paddlempi.paddle import overlap
 
     model, other = pair()
@@ -545,7 +546,7 @@ def test_an_optimizer_that_is_not_known(rank: int, size: int) -> None:
 
 
 class Sneaky(nn.Layer):
-    """Keeps a parameter where nobody looks, and uses it before its layer runs."""
+    """Keeps a parameter in a hidden place and uses it before its layer runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -568,13 +569,13 @@ def test_a_parameter_used_too_early_is_an_error(rank: int, size: int) -> None:
         loss.backward()
     model.clear_gradients()
     step(model, optimizer, x)
-    model.synchronize()  # as the message says
+    model.synchronize()  # as the error message says
     step(model, optimizer, x)
     mine = dp.state(model)
     dp.agree(mine, mine)
 
 
-# What is refused
+# Refusals.
 
 
 def test_refused_optimizers(rank: int) -> None:
@@ -607,7 +608,7 @@ def test_refused_optimizers(rank: int) -> None:
     net = dp.Net()
     late = paddle.optimizer.SGD(0.1, parameters=net.parameters(), grad_clip=clip)
     with pytest.raises(ArgumentError, match="grad_clip=ClipGradByGlobalNorm"):
-        overlapping(net)  # the optimizer was there first
+        overlapping(net)  # an optimizer that is older than the wrapper
     del late
 
 
@@ -618,7 +619,7 @@ def test_a_grad_scaler_is_refused(rank: int, size: int) -> None:
         scaler = paddle.amp.GradScaler()
     x = dp.part(dp.batch(0, size), rank, size)
     scaler.scale(dp.square(model, x)).backward()
-    scaler.step(optimizer)  # one that does nothing, as on the CPU, may be there
+    scaler.step(optimizer)  # a scaler that does nothing, as on the CPU, is accepted
     scaler._enable = True
     scaler._found_inf = paddle.to_tensor([False])
     scaler._optimizer_states = {id(optimizer): {"state": OptimizerState.INIT}}
@@ -638,11 +639,11 @@ def test_zero_is_refused(rank: int) -> None:
         context.zero_opt_level = 0
 
 
-# What goes wrong
+# Errors.
 
 
 def test_a_parameter_without_gradient(rank: int, size: int) -> None:
-    """It is told before the next forward, and nothing was updated."""
+    """The error comes before the next forward, and nothing was updated."""
     Branches.used = 0
     model = overlapping(Branches(), find_unused_parameters=False)
     for layer in (model._layers.never, model._layers.two):
@@ -687,7 +688,7 @@ def test_backward_fails_on_a_rank(rank: int, size: int) -> None:
         with pytest.raises(RefusedError, match=r"\[1\]"):
             model(x)
     handle.remove()
-    same_bits(dp.state(model), before)  # nobody has made the step
+    same_bits(dp.state(model), before)  # no rank has made the step
     model.clear_gradients()
     for _ in range(2):
         step(model, optimizer, x)
@@ -717,7 +718,7 @@ def test_the_model_may_go_before_its_step(rank: int, size: int) -> None:
 
 
 class Headless(Chain):
-    """Its last layer is for the caller."""
+    """The caller runs its last layer."""
 
     def forward(self, x: Any) -> Any:
         for layer in self.steps[:-1]:

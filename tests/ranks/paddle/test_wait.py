@@ -1,4 +1,4 @@
-"""paddle.distributed.wait: for what was started without keeping its task."""
+"""paddle.distributed.wait: waits for operations whose task the caller did not keep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sum_of(size: int) -> float:
 
 
 def late(rank: int) -> None:
-    """Rank 1 comes when the others wait already."""
+    """Delay rank 1, so that the other ranks already wait for it."""
     if rank == 1:
         time.sleep(0.2)
 
@@ -32,7 +32,7 @@ def test_the_result_is_there(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_outputs_and_parts(dist: ModuleType, rank: int, size: int) -> None:
-    """What lies in the same memory: one of the outputs, a view, a column."""
+    """wait finds the operation by memory: by one of the outputs, a view, or a column."""
     outputs: list[Any] = []
     late(rank)
     dist.all_gather(outputs, paddle.full([LONG], float(rank)), sync_op=False)
@@ -47,7 +47,7 @@ def test_outputs_and_parts(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("of", ["another tensor", "another group", "nothing"])
 def test_others_are_not_waited_for(dist: ModuleType, rank: int, size: int, of: str) -> None:
-    """Else rank 0 would wait for a rank that waits for its message."""
+    """If wait waited for another operation, rank 0 and rank 1 would wait for each other."""
     group = dist.new_group(list(range(size)))
     x, y = paddle.full([LONG], rank + 1.0), paddle.full([2], rank + 1.0)
     word = paddle.zeros([1])
@@ -67,7 +67,7 @@ def test_others_are_not_waited_for(dist: ModuleType, rank: int, size: int, of: s
 
 
 def test_what_went_wrong_is_raised(dist: ModuleType, rank: int) -> None:
-    """By the wait, and once, though others have come since."""
+    """wait raises the error once, even after later operations."""
     x = paddle.ones([3 if rank == 1 else 4])
     dist.all_reduce(x, sync_op=False)
     for _ in range(20):
@@ -81,7 +81,7 @@ def test_what_went_wrong_is_raised(dist: ModuleType, rank: int) -> None:
 
 
 def test_tensors_are_let_go(dist: ModuleType, rank: int) -> None:
-    """What has ended keeps no tensors, whether its task was waited for or dropped."""
+    """An operation that is over keeps no tensors, with its task waited for or dropped."""
     pg = dist.get_group().process_group
     for _ in range(100):
         dist.all_reduce(paddle.ones([1]), sync_op=False)

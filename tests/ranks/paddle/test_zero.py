@@ -1,4 +1,4 @@
-"""get_context()'s settings: gradients averaged without a wrapper, ZeRO 1 and 2."""
+"""The settings of get_context(): gradients averaged without a wrapper, ZeRO 1 and 2."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BATCH = 12
 
 @pytest.fixture(params=[0, 1, 2], ids=["data parallel", "zero 1", "zero 2"])
 def level(request: pytest.FixtureRequest, dist: ModuleType) -> Iterator[int]:
-    """Each level, set for the optimizers that the test builds."""
+    """Every level, set for the optimizers that the test makes."""
     context = paddlempi.get_context()
     context.enable_data_parallel = True
     context.zero_opt_level = request.param
-    context.group_bucket_size = 150  # several buckets even of these few numbers
+    context.group_bucket_size = 150  # makes several buckets of these few numbers
     yield request.param
     context.enable_data_parallel = False
     context.zero_opt_level = 0
@@ -41,7 +41,7 @@ def batch(step: int) -> tuple[Any, Any]:
 
 
 def train(model: Any, optimizer: Any, part: slice, steps: range, halves: int = 1) -> None:
-    """Steps on a part of the global batches, each in so many backwards."""
+    """Train on a part of the global batches, with `halves` backwards in every step."""
     for step in steps:
         x, y = batch(step)
         for half in range(halves):
@@ -53,7 +53,7 @@ def train(model: Any, optimizer: Any, part: slice, steps: range, halves: int = 1
 
 
 def alone(seed: int, build: Any, steps: range, halves: int = 1) -> tuple[Any, Any]:
-    """What one process makes of the global batches."""
+    """Return the model and optimizer after one process has trained on the global batches."""
     context = paddlempi.get_context()
     saved = context.enable_data_parallel, context.zero_opt_level
     context.enable_data_parallel, context.zero_opt_level = False, 0
@@ -72,7 +72,7 @@ def distance(model: Any, other: Any) -> float:
 
 
 def all_equal(dist: ModuleType, model: Any) -> None:
-    """Bit for bit on every rank."""
+    """Assert that the parameters are equal to the bit on all ranks."""
     found: list[Any] = []
     dist.all_gather_object(found, [p.numpy().tobytes() for p in model.parameters()])
     assert all(one == found[0] for one in found)
@@ -105,8 +105,8 @@ BUILDS = {
 def test_as_one_process(dist: ModuleType, level: int, rank: int, size: int, name: str) -> None:
     build = BUILDS[name]
     if rank:
-        paddle.nn.Linear(1, 1)  # from here on Paddle names this rank's layers otherwise
-    model = make(7 + rank)  # becomes rank 0's
+        paddle.nn.Linear(1, 1)  # so Paddle gives this rank's later layers other names
+    model = make(7 + rank)  # rank 0's parameters replace the others
     optimizer = build(model.parameters())
     train(model, optimizer, slice(rank, None, size), range(4), halves=2)
     wanted, _ = alone(7, build, range(4), halves=2)
@@ -143,7 +143,7 @@ def test_a_spoilt_gradient_is_noticed(dist: ModuleType, level: int, rank: int, s
 
 
 def words(sparse: bool) -> Any:
-    """A table of which each rank's part touches some rows, and a layer."""
+    """A table and a layer. Every rank's part of the batch uses only some rows of the table."""
     paddle.seed(5)
     return paddle.nn.Sequential(
         paddle.nn.Embedding(30, 4, sparse=sparse), paddle.nn.Flatten(), paddle.nn.Linear(8, 2)
@@ -151,7 +151,7 @@ def words(sparse: bool) -> Any:
 
 
 def test_sparse_gradients(dist: ModuleType, level: int, rank: int, size: int) -> None:
-    """Averaged without a wrapper, as whole tables; level 2 says that it cannot."""
+    """Sparse gradients are averaged as whole tables; level 2 refuses them."""
     model, wanted = words(True), words(False)
     optimizer = paddle.optimizer.SGD(0.5, parameters=model.parameters())
     context = paddlempi.get_context()
@@ -224,7 +224,7 @@ def test_auto_parallels_optimizer_is_refused(level: int, dist: ModuleType) -> No
 def test_a_step_that_fails_on_one_rank(
     dist: ModuleType, level: int, rank: int, size: int, where: str
 ) -> None:
-    """It raises there what went wrong, the others that this rank refused; all can go on."""
+    """That rank raises its own error, the others RefusedError that names it. All can go on."""
     if level == 0:
         return
     model = make(1)

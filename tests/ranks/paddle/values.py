@@ -1,4 +1,4 @@
-"""Tensors of every dtype and what the ranks should make of them, computed with NumPy."""
+"""Tensors of every dtype, and the results that operations must give, computed with NumPy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ INTS = ["uint8", "int8", "int16", "int32", "int64"]
 DTYPES = [*FLOATS, *INTS, "bool", "complex64", "complex128"]
 
 
-# Small integers: exact in every dtype, in every order of reduction, up to 4 ranks.
+# Small integers, so that every reduction over up to 4 ranks is exact in every dtype and order.
 def values(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """What rank ``rank`` contributes, in float64 or complex128."""
+    """Return the contribution of rank ``rank`` in float64 or complex128."""
     count = int(np.prod(shape, dtype=int))
     numbers = (np.arange(count) * 3 + rank * 5) % 4 + 1.0
     if dtype == "bool":
@@ -25,13 +25,13 @@ def values(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any
 
 
 def tensor(array: Any, dtype: str) -> Any:
-    """A Paddle tensor of ``dtype`` with the values of an array."""
+    """Return a Paddle tensor of ``dtype`` with the values of an array."""
     wide = "complex128" if np.iscomplexobj(array) else "float64"
     return paddle.to_tensor(np.asarray(array, wide)).astype(dtype)
 
 
 def array(found: Any) -> np.ndarray[Any, Any]:
-    """The values of a tensor, in float64 or complex128; not by way of what is tested."""
+    """Return the values of a tensor in float64 or complex128. Uses nothing that is tested."""
     wide = "complex128" if found.dtype in (paddle.complex64, paddle.complex128) else "float64"
     result: np.ndarray[Any, Any] = found.astype(wide).numpy()
     return result
@@ -41,7 +41,7 @@ EPS = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-23, "complex64": 2**
 
 
 def equal(found: Any, wanted: Any, what: object = "", mean: bool = False) -> None:
-    """A tensor has exactly these values; a mean, those that the dtype has next to them."""
+    """Assert that a tensor has these values. A mean may differ by one rounding of its dtype."""
     got = array(found)
     assert got.shape == np.shape(wanted), (what, got.shape, np.shape(wanted))
     slack = EPS.get(str(found.dtype).rpartition(".")[2], 2**-52) if mean else 0.0
@@ -49,7 +49,7 @@ def equal(found: Any, wanted: Any, what: object = "", mean: bool = False) -> Non
 
 
 def reduced(op: str, parts: list[Any], dtype: str) -> Any:
-    """The reduction of the ranks' arrays."""
+    """Return the reduction of the ranks' arrays."""
     stack = np.stack(parts)
     if dtype == "bool":
         return (stack.max(0) if op in ("SUM", "MAX") else stack.min(0)) * 1.0
@@ -63,7 +63,7 @@ def reduced(op: str, parts: list[Any], dtype: str) -> Any:
 
 
 def defined(op: str, dtype: str) -> bool:
-    """Whether the reduction exists for the dtype."""
+    """Return whether the reduction exists for the dtype."""
     if dtype.startswith("complex"):
         return op not in ("MAX", "MIN")
     return op != "AVG" or dtype != "bool"

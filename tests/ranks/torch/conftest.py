@@ -1,7 +1,7 @@
 """Fixtures of torch's tests that run in every rank: ``pytest --mpi tests/ranks/torch``.
 
-One default process group serves them all: a test that needs another, or that ends one,
-is a job of its own in tests/jobs/torch.
+All tests share one default process group. A test that needs another default group, or that ends
+it, is a job of its own in tests/jobs/torch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 @pytest.fixture(scope="session")
 def dist(mpi_world: World) -> Iterator[ModuleType]:
-    """``torch.distributed``, its default group over MPI."""
-    import paddlempi.torch  # noqa: F401 (what the entry point does where the package is installed)
+    """``torch.distributed`` with a default group over MPI."""
+    import paddlempi.torch  # noqa: F401 (the entry point does this if the package is installed)
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -31,7 +31,7 @@ def dist(mpi_world: World) -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="session")
 def teams(dist: ModuleType, mpi_world: World) -> list[Any]:
-    """The groups of tensors.py that this rank belongs to."""
+    """The groups of ``tensors.make_teams`` that this rank belongs to."""
     from tensors import make_teams
 
     return make_teams(dist, mpi_world.rank, mpi_world.size)
@@ -39,7 +39,7 @@ def teams(dist: ModuleType, mpi_world: World) -> list[Any]:
 
 @pytest.fixture
 def reversed_group(dist: ModuleType, size: int) -> Iterator[Any]:
-    """A group of all ranks made from a list that is not sorted (torch sorts it)."""
+    """A group of all ranks from a list in reverse order, which torch sorts."""
     group = dist.new_group(list(range(size - 1, -1, -1)))
     yield group
     dist.destroy_process_group(group)

@@ -1,8 +1,8 @@
-"""Tiny models, the same data on every rank, and what one process alone makes of them.
+"""Tiny models, their data, and the training of the same model in one process.
 
-The tests train on several ranks, each on its part of a batch, and hold the parameters
-against those that one process gets from the whole batch, to float rounding. The models
-are in float64 where nothing else is said, so that rounding is far below any fault.
+The tests train on several ranks, each rank on its part of a batch. They compare the parameters
+with those of one process that trains on the whole batch. Both agree to float rounding. The models
+are in float64 by default, so that rounding is far smaller than any error.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Loss = Callable[[nn.Module, int, int], torch.Tensor]
 
 
 def seeded(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> nn.Module:
-    """A model with the same parameters on every rank and in every call."""
+    """Return a model with the same parameters on every rank and in every call."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         return make().to(dtype)
 
 
 class Net(nn.Module):
-    """Three layers, the middle one twice as wide: several buckets where these are small."""
+    """Three layers, the middle layer twice as wide. It has several buckets if they are small."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Net(nn.Module):
 
 
 class Branches(nn.Module):
-    """Two branches of which a forward uses one, and a parameter that none uses."""
+    """Two branches, of which a forward uses one, and a parameter that no forward uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Branches(nn.Module):
 
 
 class BatchNormed(nn.Module):
-    """Has float buffers and an integer one."""
+    """A model with float buffers and an integer buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class BatchNormed(nn.Module):
 
 
 class Words(nn.Module):
-    """An embedding whose gradient may be sparse, and a dense layer on top."""
+    """An embedding whose gradient may be sparse, and a dense layer."""
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Words(nn.Module):
 def batches(
     step: int, rows: int = ROWS, dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole batch of a step, ``[rows, FEATURES]`` and the target ``[rows, CLASSES]``."""
+    """Return the whole batch of a step, ``[rows, FEATURES]``, and targets ``[rows, CLASSES]``."""
     generator = torch.Generator().manual_seed(100 + step)
     x = torch.randn(rows, FEATURES, generator=generator, dtype=torch.float64)
     y = torch.randn(rows, CLASSES, generator=generator, dtype=torch.float64)
@@ -116,12 +116,12 @@ def batches(
 
 
 def part(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """A rank's equal part of the rows."""
+    """Return a rank's part of the rows. All parts are equal."""
     return tensor.chunk(size)[rank]
 
 
 def loss_of(size: int, dtype: torch.dtype = torch.float64) -> Loss:
-    """The mean square error of a rank's part; its mean over the ranks is the whole batch's."""
+    """Return the mean square error of a rank's part. Its mean over the ranks is the batch's."""
 
     def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
         x, y = (part(t, rank, size) for t in batches(step, dtype=dtype))
@@ -131,7 +131,7 @@ def loss_of(size: int, dtype: torch.dtype = torch.float64) -> Loss:
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Has a momentum, so that a wrong gradient of any step shows at the end."""
+    """Return an optimizer with momentum, so that a wrong gradient of any step shows at the end."""
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -142,7 +142,7 @@ def train(
     optimizer: torch.optim.Optimizer | None = None,
     steps: Iterable[int] = range(STEPS),
 ) -> nn.Module:
-    """Some steps on this rank's part of the data."""
+    """Train for some steps on this rank's part of the data."""
     optimizer = sgd(model) if optimizer is None else optimizer
     for step in steps:
         optimizer.zero_grad()
@@ -158,7 +158,7 @@ def alone(
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
     steps: Iterable[int] = range(STEPS),
 ) -> nn.Module:
-    """The same steps in one process, which takes the mean of the losses of all parts."""
+    """Return the model after the same steps in one process, on the mean of all parts' losses."""
     model = copy.deepcopy(model)
     optimizer = make_optimizer(model)
     for step in steps:
@@ -167,7 +167,7 @@ def alone(
             loss(model, step, rank).backward()
         for parameter in model.parameters():
             if parameter.grad is not None:
-                parameter.grad /= size  # now: a smaller loss would be rounded otherwise
+                parameter.grad /= size  # not in the loss, because that would round differently
         optimizer.step()
     return model
 
@@ -175,7 +175,7 @@ def alone(
 def close(
     got: nn.Module | Iterable[Any], expected: nn.Module | Iterable[Any], **tolerance: float
 ) -> None:
-    """Assert that parameters, or tensors, are equal to rounding."""
+    """Assert that parameters or tensors are equal to rounding."""
     mine, theirs = (
         list(x.parameters()) if isinstance(x, nn.Module) else list(x) for x in (got, expected)
     )
@@ -187,7 +187,7 @@ def close(
 
 
 def agree(dist: ModuleType, tensors: nn.Module | Iterable[Any], group: Any = None) -> None:
-    """Assert that the ranks' tensors are equal to the bit."""
+    """Assert that the tensors of all ranks are equal to the bit."""
     own = list(tensors.parameters()) if isinstance(tensors, nn.Module) else list(tensors)
     bits = [t.detach().flatten().view(torch.uint8).tolist() for t in own]
     everyone: list[Any] = [None] * dist.get_world_size(group)
@@ -198,7 +198,7 @@ def agree(dist: ModuleType, tensors: nn.Module | Iterable[Any], group: Any = Non
 
 @contextmanager
 def spoilt(monkeypatch: pytest.MonkeyPatch, method: str, on_rank: int) -> Iterator[None]:
-    """The group's ``method`` leaves the last element of its output wrong on one rank."""
+    """Make the group's ``method`` spoil the last element of its output on one rank."""
     from paddlempi.torch import ProcessGroupMPI
 
     right = getattr(ProcessGroupMPI, method)

@@ -1,4 +1,4 @@
-"""What a rank gives to a test: any rank can tell what any other gave, and so what must come out."""
+"""A rank's values: every rank can compute those of all ranks, and so the expected results."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 
 
 def whole(rank: int, *shape: int, dtype: Any = torch.float32, key: int = 0) -> Any:
-    """A tensor of whole numbers from 1 to 4, other ones for another rank or key.
+    """Return whole numbers from 1 to 4, different for each rank and key.
 
-    Sums and products of a few are exact in every dtype, whatever their order.
+    Sums and products of a few of them are exact in every dtype and order.
     """
     made = torch.randint(1, 5, shape, generator=torch.Generator().manual_seed(100 * rank + key))
     return made.to(dtype)
 
 
 def real(rank: int, *shape: int, key: int = 0) -> Any:
-    """A float32 tensor of normal numbers, other ones for another rank or key."""
+    """Return a float32 tensor of normal numbers, different for each rank and key."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(7919 * rank + key))
 
 
 def same(got: Any, wanted: Any) -> None:
-    """Assert that two tensors have one dtype, shape and value, to the last bit."""
+    """Assert that two tensors have the same dtype, shape and values, to the last bit."""
     torch.testing.assert_close(got, wanted, rtol=0, atol=0)

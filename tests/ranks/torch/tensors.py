@@ -1,8 +1,8 @@
-"""Tensors of every dtype and layout, the values in them, and what operations must give.
+"""Tensors of every dtype and layout, their values, and the results that operations must give.
 
-The tests of one operation are a function ``check_...(team, how, dtype, layout)`` that runs it
-once and compares what every member got, and loops over that function.
-tests/ranks/torch/test_corruption.py spoils what the same functions look at.
+The tests of an operation share a function ``check_...(team, how, dtype, layout)``. It runs the
+operation once and compares the results of all members. The tests loop over it, and
+tests/ranks/torch/test_corruption.py spoils the results that it compares.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ HOWS = ("sync", "async", "future")
 
 
 def reduce_op(dist: ModuleType, name: str, factor: Any = FACTOR) -> Any:
-    """torch's reduce op of that name."""
+    """Return torch's reduce op of this name."""
     if name == "PREMUL_SUM":
         return dist._make_nccl_premul_sum(factor)
     return getattr(dist.ReduceOp, name)
@@ -79,7 +79,7 @@ class Team(NamedTuple):
         """Call a function of torch.distributed on the group and wait for its end.
 
         Returns:
-            What the operation says that it has written: nothing where it was synchronous.
+            The operation's result: the tensors it has written, or None if `how` is "sync".
         """
         named.setdefault("group", self.group)
         if how == "sync":
@@ -95,18 +95,18 @@ class Team(NamedTuple):
 
 
 def ways(teams: Sequence[Team]) -> Iterator[tuple[Team, str]]:
-    """Every team, and every way to call an operation: all of them in the world."""
+    """Yield every group with ways to call an operation: all ways in the world, one elsewhere."""
     for i, team in enumerate(teams):
         for how in HOWS if team.group is None else HOWS[i % 2 : i % 2 + 1]:
             yield team, how
 
 
 def make_teams(dist: ModuleType, rank: int, size: int) -> list[Team]:
-    """The world, a group of some ranks, one of all in another order; those that have this rank."""
+    """Return the teams of this rank among the world, all ranks but 0, and all ranks reversed."""
     teams = [Team(dist, None, tuple(range(size)), rank)]
     for ranks in (range(1, size), range(size - 1, -1, -1)):
         group = dist.new_group(list(ranks))
-        members = tuple(sorted(ranks))  # as torch orders them
+        members = tuple(sorted(ranks))  # torch sorts them
         if rank in members:
             teams.append(Team(dist, group, members, members.index(rank)))
     return teams
@@ -116,7 +116,7 @@ def make_teams(dist: ModuleType, rank: int, size: int) -> list[Team]:
 
 
 class Layout(NamedTuple):
-    """Shape and strides, in elements, of a tensor in a memory of ``room`` elements."""
+    """Shape, strides and offset, in elements, of a tensor in a memory of ``room`` elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -140,28 +140,28 @@ EXPANDED = Layout("expanded", (4, 2), (0, 1), 0, 2)
 
 
 def flat(count: int) -> Layout:
-    """A row of so many elements."""
+    """Return the layout of a contiguous vector of `count` elements."""
     return Layout(f"{count} elements", (count,), (1,), 0, count)
 
 
 def rows(count: int, spread: bool = False) -> Layout:
-    """So many rows of 3, one after the other or with something between all elements."""
+    """Return the layout of `count` rows of 3, contiguous or with gaps between all elements."""
     if not spread or not count:
         return Layout(f"{count} rows", (count, 3), (3, 1), 0, count * 3)
     return Layout(f"{count} spread rows", (count, 3), (7, 2), 2, count * 7)
 
 
 def every(dtypes: Sequence[str] = DTYPES) -> Iterator[tuple[str, Layout]]:
-    """Every dtype in every layout."""
+    """Yield every dtype in every layout."""
     for dtype in dtypes:
         for layout in LAYOUTS:
             yield dtype, layout
 
 
 class Box:
-    """A tensor in a memory whose other elements nobody may touch."""
+    """A tensor in a memory whose other elements must not change."""
 
-    GUARD = 1  # which is a bool too
+    GUARD = 1  # valid in a bool, too
 
     def __init__(self, dtype: str, layout: Layout, values: Any = None) -> None:
         self._memory = torch.zeros(layout.room, dtype=torch.uint8).to(getattr(torch, dtype))
@@ -175,7 +175,7 @@ class Box:
         return memory.as_strided(self._layout.shape, self._layout.strides, self._layout.offset)
 
     def holds(self, values: Any) -> None:
-        """Assert that it has just these values and nothing was written around them."""
+        """Assert that the tensor has these values, and that the other elements are unchanged."""
         same(self.tensor, values.reshape(self._layout.shape))
         self.untouched()
 
@@ -190,7 +190,7 @@ class Box:
 
 
 def bits(tensor: Any) -> Any:
-    """The same memory as integers (of a complex tensor two for each element)."""
+    """Return the same memory as integers, two for every element of a complex tensor."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -209,7 +209,7 @@ def _generator(*of: object) -> Any:
 
 
 def noise(dtype: str, shape: Sequence[int] | int, *of: object) -> Any:
-    """Random bits, the same wherever they are asked for with the same ``of``."""
+    """Return random bits. The same arguments give the same bits."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     kind, count = getattr(torch, dtype), math.prod(shape)
     if dtype == "bool":
@@ -222,7 +222,7 @@ def noise(dtype: str, shape: Sequence[int] | int, *of: object) -> Any:
 
 
 def numbers(dtype: str, shape: Sequence[int] | int, *of: object) -> Any:
-    """Values whose sums and products over a few ranks no dtype rounds; integers may overflow."""
+    """Return values whose sums and products no dtype rounds over few ranks; integers overflow."""
     if dtype == "bool" or dtype in INTEGERS:
         return noise(dtype, shape, *of)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -236,7 +236,7 @@ def numbers(dtype: str, shape: Sequence[int] | int, *of: object) -> Any:
 
 
 def reduced(op: str, parts: Sequence[Any]) -> Any:
-    """NumPy's answer: the parts of all ranks reduced, 16-bit floats rounded once at the end."""
+    """Return NumPy's reduction of all ranks' parts; 16-bit floats are rounded once, at the end."""
     dtype = parts[0].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     stack = np.stack([part.to(wide).numpy() for part in parts])
@@ -246,7 +246,7 @@ def reduced(op: str, parts: Sequence[Any]) -> Any:
             answer = stack.any(0) if op == "SUM" else stack.all(0)
         elif op in ("SUM", "AVG", "PREMUL_SUM"):
             answer = (stack * FACTOR if op == "PREMUL_SUM" else stack).sum(0, dtype=kind)
-            if op == "AVG" and kind.kind in "iu":  # toward zero, as NCCL's
+            if op == "AVG" and kind.kind in "iu":  # rounded toward zero, as NCCL does
                 answer = np.sign(answer) * (abs(answer.astype(object)) // len(parts))
             elif op == "AVG":
                 answer = answer / len(parts)
@@ -264,7 +264,7 @@ def reduced(op: str, parts: Sequence[Any]) -> Any:
 
 
 def same_reduced(got: Any, op: str, parts: Sequence[Any]) -> None:
-    """Assert NumPy's answer: the same numbers; an average may differ in the last place."""
+    """Assert the same numbers as NumPy's; an average may differ in the last place."""
     wanted = reduced(op, parts)
     assert got.dtype == wanted.dtype, f"{got.dtype} instead of {wanted.dtype}"
     assert got.shape == wanted.shape, f"{got.shape} instead of {wanted.shape}"

@@ -1,4 +1,4 @@
-"""Averaging of models over all ranks and over groups of groups, by ``torch.distributed``."""
+"""Averages of models over all ranks and over nested groups, by ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def values(rank: int, key: int = 0) -> tuple[Any, Any]:
 
 
 def model(rank: int) -> list[Any]:
-    """Parameters with gradients: those without one are not averaged."""
+    """Return parameters with gradients, because torch averages only those."""
     parameters = [torch.nn.Parameter(value) for value in values(rank)]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -30,7 +30,7 @@ def model(rank: int) -> list[Any]:
 
 
 def mean(every: list[tuple[Any, Any]]) -> list[Any]:
-    # Scaled and then added: in this order torch does it.
+    # Scale first and then add, as torch does.
     return [sum(part / len(every) for part in parts) for parts in zip(*every, strict=True)]
 
 
@@ -45,7 +45,7 @@ def test_averaged_once(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_periodic(dist: ModuleType, rank: int, size: int) -> None:
-    """Two steps of warming up, then an average at every third step."""
+    """Two steps of warm-up, then an average in every third step."""
     averager = PeriodicModelAverager(period=3, warmup_steps=2)
     every = [list(values(r)) for r in range(size)]
     parameters = model(rank)
@@ -64,7 +64,7 @@ def test_periodic(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.mpi([2, 4])
 def test_hierarchical(dist: ModuleType, rank: int, size: int) -> None:
-    """Over neighbours at every second step, over all ranks at every fourth."""
+    """An average over two neighbours in every second step, over all ranks in every fourth."""
     periods = OrderedDict([(2, 2), (4, size)])
     averager = HierarchicalModelAverager(period_group_size_dict=periods)
     every = [list(values(r)) for r in range(size)]
@@ -85,7 +85,7 @@ def test_hierarchical(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_local_sgd(dist: ModuleType, rank: int, size: int) -> None:
-    """An optimizer that averages the model after some of its steps; its state can be kept."""
+    """An optimizer that averages the model after some of its steps. Its state can be saved."""
 
     def optimizer(parameters: list[Any]) -> Any:
         sgd = torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
@@ -111,7 +111,7 @@ def test_local_sgd(dist: ModuleType, rank: int, size: int) -> None:
                         parameter.copy_(average)
         for got, wanted in zip(mine, whole_models[rank], strict=True):
             close(got.detach(), wanted.detach())
-        if step == 2:  # a new one goes on where the old one was
+        if step == 2:  # a new optimizer goes on from the saved state
             kept = run.state_dict()
             run = optimizer(mine)
             run.load_state_dict(kept)

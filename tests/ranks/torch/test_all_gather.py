@@ -1,4 +1,4 @@
-"""all_gather: lists, even and uneven, one tensor, coalesced."""
+"""all_gather: lists, even and uneven, into one tensor, coalesced."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_all_gather(team: Team, how: str, dtype: str, layout: Layout) -> None:
 
 
 def check_uneven(team: Team, how: str, dtype: str, spread: Layout) -> None:
-    """Member i has i rows; gloo refuses that."""
+    """Member i has 2 * i rows. gloo refuses such lists."""
     sizes = [rows(2 * i, spread is STRIDED) for i in range(team.size)]
     parts = [noise(dtype, size.shape, "uneven", i) for i, size in enumerate(sizes)]
     outs = [Box(dtype, size) for size in sizes]
@@ -63,7 +63,7 @@ def check_into_tensor(
 
 
 def check_coalesced(team: Team, how: str, dtype: str, layout: Layout) -> None:
-    """all_gather_into_tensor in the coalescing manager."""
+    """Check all_gather_into_tensor in the coalescing manager."""
     kinds = [(dtype, layout), ("int64", FLAT), (dtype, STRIDED)]
     sent = [[noise(d, la.shape, i, rank) for rank in team.ranks] for i, (d, la) in enumerate(kinds)]
     boxes = [Box(d, la, sent[i][team.rank]) for i, (d, la) in enumerate(kinds)]
@@ -85,7 +85,7 @@ def check_coalesced(team: Team, how: str, dtype: str, layout: Layout) -> None:
 
 
 def check_lists(team: Team, how: str, dtype: str, layout: Layout) -> None:
-    """all_gather_coalesced: the lists of all members."""
+    """Check all_gather_coalesced, which gathers every member's list."""
     sent = [[noise(dtype, layout.shape, i, rank) for i in range(2)] for rank in team.ranks]
     boxes = [Box(dtype, layout, part) for part in sent[team.rank]]
     outs = [[Box(dtype, layout) for _ in row] for row in sent]

@@ -27,7 +27,7 @@ from tensors import (
     ways,
 )
 
-# What torch's own wrapper refuses for complex tensors, which it reduces as pairs of reals.
+# torch's own wrapper refuses these for complex tensors, which it reduces as pairs of reals.
 NOT_COMPLEX = ("PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
@@ -44,7 +44,7 @@ def check_all_reduce(
 
 
 def check_coalesced(team: Team, how: str, dtype: str, layout: Layout, op: str = "SUM") -> None:
-    """Through the coalescing manager, with tensors of two dtypes."""
+    """Check the coalescing manager with tensors of two dtypes."""
     kinds = [(dtype, layout), (dtype, FLAT), ("int64", layout), (dtype, STRIDED)]
     parts = [
         [numbers(d, la.shape, i, rank) for rank in team.ranks] for i, (d, la) in enumerate(kinds)
@@ -64,7 +64,7 @@ def check_coalesced(team: Team, how: str, dtype: str, layout: Layout, op: str = 
 
 
 def check_list(team: Team, how: str, dtype: str, layout: Layout, op: str = "SUM") -> None:
-    """all_reduce_coalesced, whose asynchronous form gives a future."""
+    """Check all_reduce_coalesced. If it is asynchronous it returns a future."""
     parts = [[numbers(dtype, layout.shape, i, rank) for rank in team.ranks] for i in range(3)]
     boxes = [Box(dtype, layout, part[team.rank]) for part in parts]
     tensors = [box.tensor for box in boxes]

@@ -13,7 +13,7 @@ Sizes = Sequence[Sequence[int]]
 
 
 def uneven(size: int) -> Sizes:
-    """Other numbers for every pair, zero among them."""
+    """Return a different number of rows for every pair, for some pairs 0."""
     return [[(3 * i + 2 * j) % 5 for j in range(size)] for i in range(size)]
 
 
@@ -46,7 +46,7 @@ def check_uneven_list(team: Team, how: str, dtype: str, layout: Layout) -> None:
 
 
 def check_single(team: Team, how: str, dtype: str, layout: Layout) -> None:
-    """Without split sizes: two rows for each."""
+    """Without split sizes: two rows for every member."""
     spread = layout is STRIDED
     sent = [noise(dtype, (team.size, 2, 3), "single", i) for i in range(team.size)]
     box = Box(dtype, rows(2 * team.size, spread), sent[team.rank].reshape(-1, 3))

@@ -1,4 +1,4 @@
-"""Wrong arguments: an error of a class torch's users know on every rank, and a group that lives."""
+"""Wrong arguments: every rank raises a class that torch's users know; the group stays usable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Call = tuple[str, Callable[[Team], tuple[Any, ...]]]
 
 
 def odd(team: Team, usual: int, other: int) -> int:
-    """One number on all members but the last."""
+    """Return `other` on the last member and `usual` on all other members."""
     return other if team.rank == team.size - 1 else usual
 
 
@@ -96,7 +96,7 @@ def test_shapes_that_differ(
 
 
 def kind(team: Team, count: int) -> Any:
-    """float32 on all members but the last."""
+    """Return a tensor of float64 on the last member, of float32 on all others."""
     return torch.ones(count, dtype=torch.float64 if team.rank == team.size - 1 else torch.float32)
 
 
@@ -134,7 +134,7 @@ def test_dtypes_that_differ(
 
 
 def wrong(team: Team, tensor: Any) -> list[Call]:
-    """Every collective with this tensor on the last member, a good one elsewhere."""
+    """Return every collective, with this tensor on the last member and good ones elsewhere."""
     last, good = team.rank == team.size - 1, torch.ones(4)
     mine = tensor if last else good
     goods = [torch.ones(4) for _ in team.ranks]
@@ -168,9 +168,9 @@ def test_a_tensor_that_cannot_be_used_on_one_rank(teams: list[Team], how: str, w
     }[what]()
     for team in teams:
         calls = wrong(team, tensor)
-        if what == "quantized":  # torch's own check of the dtypes would be first on that rank
+        if what == "quantized":  # in other calls torch checks the dtypes first
             calls = calls[:3]
-        elif what == "expanded":  # good enough for what is only read
+        elif what == "expanded":  # an input may be expanded
             calls = [calls[i] for i in (0, 1, 4, 7, 8, 9)]
         for name, make in calls:
             with pytest.raises(KNOWN):

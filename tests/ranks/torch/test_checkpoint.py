@@ -1,4 +1,4 @@
-"""Distributed checkpoints: saved by all ranks, loaded in another layout, by fewer ranks too."""
+"""Distributed checkpoints: saved by all ranks, loaded in other layouts and by fewer ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def line(dist: ModuleType) -> Any:
 
 @pytest.fixture
 def folder(dist: ModuleType, rank: int, size: int) -> Iterator[Path]:
-    """One directory for all ranks, which rank 0 makes and removes."""
+    """One directory for all ranks. Rank 0 makes and removes it."""
     name = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(name, 0)
     yield Path(name[0])
@@ -49,7 +49,7 @@ def spread(mesh: Any, place: Any, tensor: Any) -> Any:
 
 
 def state(mesh: Any, place: Any, rank: int) -> dict[str, Any]:
-    """What is saved: a spread tensor, one that is the same on all ranks, and a number."""
+    """Return what is saved: a spread tensor, an equal one, one of each rank, and a number."""
     return {
         "layer": {"weight": spread(mesh, place, whole(0, ROWS, COLUMNS))},
         "bias": whole(0, 5, key=1),
@@ -87,11 +87,11 @@ def test_save_and_load(folder: Path, line: Any, rank: int, source: Any, target: 
 
 
 def test_async_save(dist: ModuleType, folder: Path, line: Any, rank: int, size: int) -> None:
-    """The save plans over a group of its own while the ranks go on with other collectives."""
+    """The save uses a group of its own, while the ranks call other collectives."""
     apart = dist.new_group(list(range(size)))
     saved = state(line, Shard(0), rank)
     future = dcp.async_save(saved, checkpoint_id=folder, process_group=apart)
-    # It has been staged: what becomes of the tensor now is not saved.
+    # The tensor has been staged, so this change is not saved.
     saved["layer"]["weight"].to_local().zero_()
     for key in range(20):
         tensor = whole(rank, 100, key=key)
@@ -111,7 +111,7 @@ def test_loaded_by_fewer_ranks(
     members = list(range(1, size))
     part = DeviceMesh("cpu", members)
     if rank in members:
-        # from_local: to distribute would send from rank 0, which is not in this mesh.
+        # from_local, because distribute_tensor would send from rank 0, which is not in this mesh.
         rows = torch.zeros(ROWS, COLUMNS).chunk(len(members))
         mine = rows[members.index(rank)] if members.index(rank) < len(rows) else rows[0][:0]
         weight = DTensor.from_local(
@@ -125,7 +125,7 @@ def test_loaded_by_fewer_ranks(
 
 
 def test_read_by_one_process(dist: ModuleType, folder: Path, line: Any, rank: int) -> None:
-    """The files say the whole tensor without any process group."""
+    """One process reads the whole tensor without a process group."""
     dcp.save(state(line, Shard(1), rank), checkpoint_id=folder)
     if rank == 0:
         loaded = {"layer": {"weight": torch.zeros(ROWS, COLUMNS)}, "bias": torch.zeros(5)}
@@ -135,7 +135,7 @@ def test_read_by_one_process(dist: ModuleType, folder: Path, line: Any, rank: in
 
 
 def test_what_is_not_there(folder: Path, line: Any, rank: int) -> None:
-    """Every rank gets the error of any."""
+    """Every rank gets the error of every other rank."""
     dcp.save({"a": spread(line, Shard(0), whole(0, 4, 4))}, checkpoint_id=folder)
     with pytest.raises((dcp.api.CheckpointException, RuntimeError), match="b"):
         dcp.load({"b": spread(line, Shard(0), torch.zeros(4, 4))}, checkpoint_id=folder)
@@ -145,7 +145,7 @@ def test_what_is_not_there(folder: Path, line: Any, rank: int) -> None:
 
 
 def trained(mesh: Any, rank: int, steps: int) -> tuple[Any, Any]:
-    """A sharded model and its optimizer after some steps on every rank's own data."""
+    """Return a sharded model and its optimizer after some steps on every rank's own data."""
     torch.manual_seed(5)
     model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.ReLU(), torch.nn.Linear(9, 3))
     fully_shard(model, mesh=mesh)
@@ -168,7 +168,7 @@ def parameters(model: Any) -> list[Any]:
 def test_training_goes_on_from_a_checkpoint(
     dist: ModuleType, folder: Path, line: Any, rank: int
 ) -> None:
-    """Five steps are three steps, a save, a load into another model, and two steps."""
+    """Three steps, a save, a load into another model and two steps are equal to five steps."""
     wanted, _ = trained(line, rank, 5)
     model, optimizer = trained(line, rank, 3)
     weights, moments = get_state_dict(model, optimizer)
@@ -191,7 +191,7 @@ def test_training_goes_on_from_a_checkpoint(
 
 
 def test_full_state_dict(line: Any, rank: int) -> None:
-    """Gathered on rank 0 alone, and given back to all from rank 0."""
+    """Only rank 0 gets the whole state, and gives it to all ranks."""
     model, _ = trained(line, rank, 2)
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     gathered = get_model_state_dict(model, options=full)

@@ -1,4 +1,4 @@
-"""``torch.compile`` of what trains on several ranks."""
+"""``torch.compile`` of models that train on several ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BACKEND = "inductor" if shutil.which("g++") else "aot_eager"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
-    pytest.mark.mpi(timeout=300),  # the first compilation of a machine takes long
+    pytest.mark.mpi(timeout=300),  # the first compilation on a machine takes long
 ]
 
 

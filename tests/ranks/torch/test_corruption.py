@@ -1,8 +1,8 @@
-"""Results are spoiled on purpose, and what the tests of every operation compare with notices.
+"""Sabotaged results: the checks of every operation must notice every kind of sabotage.
 
-Each ``check_...`` function runs as in its own test, over a library that is sabotaged where
-everything goes through: one bit of what one rank receives is flipped, or nothing is
-communicated at all.
+Every ``check_...`` function runs as in its own test, but ``submit``, which all operations pass
+through, is replaced. The replacement flips one bit of what one rank receives, or communicates
+nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paddlempi import _native
 from paddlempi._ops import ASYNC, Op
 from tensors import DTYPES, HOWS, MATRIX, NUMBERS, STRIDED, Layout, Team, bits
 
-# It is the tests that are tested here: a few numbers of ranks tell as much as all.
+# The tests themselves are tested here, so two numbers of ranks suffice.
 pytestmark = [
     pytest.mark.mpi(ranks=[2, 3]),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Sparse"),
@@ -69,7 +69,7 @@ def name(check: Any) -> str:
 
 
 class Over:
-    """An operation of the core that was over at once."""
+    """A work that was over at once."""
 
     done, error, source, device, tensors = True, None, -1, 0, None
 
@@ -84,7 +84,7 @@ class Over:
 
 
 class Saboteur:
-    """What stands in the place of ``submit``."""
+    """A replacement of ``submit`` that flips one bit if ``flips`` is set."""
 
     def __init__(self, rank_in_group: int, flips: bool) -> None:
         self.rank, self.flips = rank_in_group, flips
@@ -94,7 +94,7 @@ class Saboteur:
 
     def __call__(self, *arguments: Any, **fields: Any) -> Any:
         code, send, recv = arguments[0], arguments[2], arguments[3]
-        if code == Op.SEND:  # the bit is wrong where it arrives
+        if code == Op.SEND:  # spoil the message for its receiver
             if self.flips and self._worth(send):
                 send = send.clone()
                 self.kept.append(send)
@@ -111,14 +111,14 @@ class Saboteur:
         return Over() if asked else answer
 
     def _worth(self, tensor: Any) -> bool:
-        """Not the sizes and places that sparse tensors and objects are preceded by."""
+        """Return whether to spoil a tensor: not sizes and indices of sparse tensors or objects."""
         return bool(tensor.dtype != torch.int64 and tensor.numel())
 
     def _flip(self, tensor: Any) -> None:
         whole = bits(tensor)
         place = tuple(extent // 2 for extent in whole.shape)
         if whole.dtype == torch.uint8 and len(whole) > 200:
-            place = (40,)  # of a pickled object: in the words of its first text
+            place = (40,)  # of a pickled object: a letter of its first text
         whole[place] = whole[place] ^ 1
         self.spoiled = True
 
@@ -128,12 +128,12 @@ def _is_asynchronous(arguments: tuple[Any, ...]) -> bool:
 
 
 def silence(*arguments: Any, **fields: Any) -> Any:
-    """Stands in the place of ``submit`` and communicates nothing."""
+    """A replacement of ``submit`` that communicates nothing."""
     return Over() if _is_asynchronous(arguments) else None
 
 
 def outcome(dist: ModuleType, submit: Any, call: Callable[[], None]) -> Any:
-    """Which ranks were spoiled and which have noticed, as two lists."""
+    """Return two lists: on which ranks a bit was flipped, and which ranks noticed."""
     real, noticed = _native.submit, False
     _native.submit = submit
     try:
@@ -150,14 +150,14 @@ def outcome(dist: ModuleType, submit: Any, call: Callable[[], None]) -> Any:
 
 
 def groups(dist: ModuleType, teams: list[Team]) -> list[Team | None]:
-    """The world, and the group without rank 0 if it has several members: None on the others."""
+    """Return the world, and the group without rank 0 (None on rank 0) if it has several members."""
     size = dist.get_world_size()
     some = [team for team in teams if team.ranks == tuple(range(1, size))]
     return [teams[0]] if size == 2 else [teams[0], some[0] if some else None]
 
 
 def spoil(dist: ModuleType, team: Team | None, call: Callable[[Team], None]) -> None:
-    """Flip a bit on each rank in turn: that rank notices, and no other."""
+    """Flip a bit on every rank in turn. That rank must notice it, and no other rank."""
     spoiled = 0
     for victim in range(dist.get_world_size()):
         saboteur = Saboteur(team.rank if team else -1, dist.get_rank() == victim)

@@ -1,4 +1,4 @@
-"""Samplers and loaders, whose workers are forks or spawns of a rank over MPI."""
+"""Samplers and loaders. The loaders' workers are forked or spawned by a rank over MPI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class Squares(Dataset):  # type: ignore[type-arg]
-    """Item i is i and its square."""
+    """Item i is the pair of i and its square."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -31,7 +31,7 @@ def gathered(dist: ModuleType, size: int, mine: list[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_sampler(dist: ModuleType, rank: int, size: int, drop_last: bool) -> None:
-    """Together the ranks see every item, in another order in every epoch."""
+    """Together the ranks see every item, in a different order in every epoch."""
     count = 4 * size + 1
     sampler = DistributedSampler(Squares(count), drop_last=drop_last, seed=3)
     orders = []
@@ -48,9 +48,9 @@ def test_sampler(dist: ModuleType, rank: int, size: int, drop_last: bool) -> Non
 
 @pytest.mark.mpi(timeout=300)
 def test_loader_with_workers(dist: ModuleType, rank: int, size: int) -> None:
-    """Collectives go on while workers prepare what comes next.
+    """Collectives work while workers prepare the next batches.
 
-    Rank 0's are spawned, which is slow (each imports torch), those of the others forked.
+    Rank 0's worker is spawned, which is slow because it imports torch. Other ranks fork theirs.
     """
     data = Squares(6 * size)
     loader = DataLoader(

@@ -1,4 +1,4 @@
-"""DistributedDataParallel in its modes, held against one process's run on the whole batch."""
+"""DistributedDataParallel in its modes, against one process that trains on the whole batch."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_parameters_come_from_rank_0(dist: ModuleType, rank: int, size: int) -> 
 
 @pytest.mark.parametrize("view", [False, True], ids=["copy", "view"])
 def test_unused_parameters(dist: ModuleType, rank: int, size: int, view: bool) -> None:
-    """Ranks that use different branches: each branch has the gradients of those that used it."""
+    """Ranks use different branches. A branch gets the gradients of the ranks that used it."""
 
     def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
         x, y = (part(t, rank, size) for t in batches(step))
-        # In step 2 nobody uses branch 1.
+        # In step 2 no rank uses branch 1.
         return nn.functional.mse_loss(model(x, (step + rank) % 2 if step < 2 else 0), y)
 
     start = seeded(Branches)
@@ -104,7 +104,7 @@ def test_unused_parameters_are_an_error_without_the_option(dist: ModuleType, ran
 
 
 def test_static_graph_with_unused_and_shared_use(dist: ModuleType, rank: int, size: int) -> None:
-    """A static graph knows its unused parameters, and one used twice, after its first step."""
+    """After its first step a static graph knows unused parameters and one that is used twice."""
 
     class Twice(Branches):
         def forward(self, x: torch.Tensor, branch: int = 1) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_no_sync_accumulates(dist: ModuleType, rank: int, size: int, view: bool)
         loss_of(size)(model, 1, rank).backward()
     mine = copy.deepcopy(start)
     loss_of(size)(mine, 0, rank).backward()
-    close(local, [p.grad for p in mine.parameters()])  # nothing was exchanged
+    close(local, [p.grad for p in mine.parameters()])  # nothing was communicated
     loss_of(size)(model, 2, rank).backward()
     whole = copy.deepcopy(start)
     for step in range(3):
@@ -140,7 +140,7 @@ def test_no_sync_accumulates(dist: ModuleType, rank: int, size: int, view: bool)
 
 
 def test_buffers_are_rank_0s(dist: ModuleType, rank: int, size: int) -> None:
-    """Each forward begins with the buffers of rank 0, an integer among them."""
+    """Every forward begins with the buffers of rank 0, which include an integer."""
     start = seeded(BatchNormed)
     model = DDP(copy.deepcopy(start))
     train(model, loss_of(size), rank)
@@ -185,9 +185,9 @@ def test_parameters_of_several_dtypes(dist: ModuleType, rank: int, size: int) ->
     for (name, mine), theirs in zip(
         model.module.named_parameters(), whole.parameters(), strict=True
     ):
-        # What is in front of the bfloat16 layer has its rounding too.
-        close([mine.grad], [theirs.grad], rtol=0.05, atol=0.01), name
-        assert mine.grad.dtype == theirs.grad.dtype == mine.dtype
+        # Gradients of the layers before the bfloat16 layer have its rounding too.
+        close([mine.grad], [theirs.grad], rtol=0.05, atol=0.01)
+        assert mine.grad.dtype == theirs.grad.dtype == mine.dtype, name
     agree(dist, [p.grad for p in model.parameters()])
 
 
@@ -206,7 +206,7 @@ def test_autocast(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_checkpointing(dist: ModuleType, rank: int, size: int) -> None:
-    """Activations that are computed again in the backward, between two all-reduces."""
+    """Activations are computed again in the backward, between two all-reduces."""
 
     class Again(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ def test_sparse_gradients(dist: ModuleType, rank: int, size: int) -> None:
 
     start = seeded(lambda: Words(sparse=True))
     model = DDP(copy.deepcopy(start))
-    plain = torch.optim.SGD(model.parameters(), lr=0.1)  # its momentum takes no sparse gradient
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)  # momentum takes no sparse gradient
     train(model, loss, rank, plain)
     assert model.module.embedding.weight.grad.is_sparse
     dense = seeded(lambda: Words(sparse=False))
@@ -239,7 +239,7 @@ def test_sparse_gradients(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.mpi(min=3)
 def test_on_a_subgroup(dist: ModuleType, rank: int, size: int) -> None:
-    """All ranks but the first; ranks of the group are other than global ones."""
+    """The group is all ranks but the first, so group ranks and global ranks differ."""
     members = list(range(1, size))
     group = dist.new_group(members)
     if rank == 0:
@@ -253,7 +253,7 @@ def test_on_a_subgroup(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_two_models_at_once(dist: ModuleType, rank: int, size: int) -> None:
-    """One backward through two models with a group each: their all-reduces interleave."""
+    """One backward through two models with two groups: their all-reduces interleave."""
     other = dist.new_group(list(range(size)))
     start = seeded(Net)
     one = DDP(copy.deepcopy(start), bucket_cap_mb=SMALL)
@@ -271,12 +271,12 @@ def test_another_number_of_parameters(dist: ModuleType, rank: int, size: int) ->
     with pytest.raises(RuntimeError, match="DDP expects same model across all ranks"):
         DDP(nn.Linear(3, 3, bias=rank == 0))
     x = torch.ones(1)
-    dist.all_reduce(x)  # the group goes on
+    dist.all_reduce(x)  # the group stays usable
     assert x.item() == size
 
 
 def test_other_shapes(dist: ModuleType, rank: int, size: int) -> None:
-    """torch tells the ranks that differ from rank 0; rank 0 goes on, and learns it from them."""
+    """torch raises on the ranks that differ from rank 0. Rank 0 goes on and gets their mismatch."""
     odd = size - 1
     if rank == odd:
         with pytest.raises(RuntimeError, match="appears not to match sizes"):
@@ -307,7 +307,7 @@ def test_a_spoilt_gradient_is_noticed(
     culprit: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What these tests look at does tell a wrong all-reduce from a right one."""
+    """The comparisons of these tests tell a wrong all-reduce from a right one."""
     culprit %= size
     start = seeded(Net)
     model = DDP(copy.deepcopy(start), bucket_cap_mb=SMALL)

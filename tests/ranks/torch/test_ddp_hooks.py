@@ -1,7 +1,7 @@
-"""DDP's communication hooks: what they make of the gradients, and optimizers run from them.
+"""DDP's communication hooks: the gradients that they make, and optimizers that run in a hook.
 
-No ``from __future__ import annotations`` here: DDP takes a hook whose bucket is annotated with
-the class only, not with its name.
+There is no ``from __future__ import annotations`` here. DDP accepts a hook only if its bucket is
+annotated with the class, not with the class's name.
 """
 
 import copy
@@ -43,7 +43,7 @@ Hook = Callable[[Any, GradBucket], Any]
 
 
 def user_hook(dist: ModuleType) -> Hook:
-    """Counts the buckets in its state, returns a future made by ``then``."""
+    """Return a hook that notes the buckets in its state and returns a future made by ``then``."""
 
     def hook(state: list[int], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         state.append(bucket.index())
@@ -65,7 +65,7 @@ def test_a_users_hook(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_a_hook_with_a_future_of_its_own(dist: ModuleType, rank: int, size: int) -> None:
-    """A bucket that is exchanged by another operation, synchronously."""
+    """A hook that exchanges a bucket by another operation, synchronously."""
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         parts = [torch.empty_like(bucket.buffer()) for _ in range(size)]
@@ -83,7 +83,7 @@ def test_a_hook_with_a_future_of_its_own(dist: ModuleType, rank: int, size: int)
 
 
 def test_a_hook_that_waits_in_a_callback(dist: ModuleType, rank: int, size: int) -> None:
-    """A callback may wait for the future of another collective: it blocks no other's end."""
+    """A callback may wait for another collective's future. It delays no other completion."""
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         def again(future: Any) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_a_hook_that_waits_in_a_callback(dist: ModuleType, rank: int, size: int)
 
 
 def test_a_hook_that_raises(dist: ModuleType, rank: int, size: int) -> None:
-    """Its error comes out of backward, whether it was raised at once or in a callback."""
+    """backward raises a hook's error, whether it was raised at once or in a callback."""
 
     def at_once(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         raise RuntimeError("no such bucket")
@@ -140,20 +140,20 @@ def test_a_hook_that_raises(dist: ModuleType, rank: int, size: int) -> None:
 def test_hooks_of_torch(
     dist: ModuleType, rank: int, size: int, kind: DDPCommHookType, tolerance: float | None
 ) -> None:
-    """One step; PowerSGD begins with plain all-reduces and is looked at below."""
+    """One step. PowerSGD begins with plain all-reduces; its other steps are tested below."""
     logging.getLogger(powerSGD_hook.__name__).setLevel(logging.ERROR)
     start = seeded(Net, torch.float32)
     loss = loss_of(size, torch.float32)
     model = DDP(copy.deepcopy(start), bucket_cap_mb=25)
-    # The quantizing ones ask their state for its rank.
+    # The quantizing hooks ask their state for its rank.
     quantize = "QUANTIZE" in kind.name
-    # Up to some version they read the value of all_gather's future as NCCL alone gives it.
+    # In some versions they read the value of all_gather's future in a form that only NCCL gives.
     if quantize and "fut.wait()[0]" in inspect.getsource(quantization_hooks):
         pytest.skip(f"torch {torch.__version__} has no quantization hook for lists of tensors")
     register_ddp_comm_hook(kind, model, state=dist.group.WORLD if quantize else None)
     loss(model, 0, rank).backward()
     mine = [p.grad for p in model.parameters()]
-    if tolerance is None:  # each rank has its own gradients
+    if tolerance is None:  # every rank keeps its own gradients
         local = copy.deepcopy(start)
         loss(local, 0, rank).backward()
         close(mine, [p.grad for p in local.parameters()], rtol=1e-5, atol=1e-6)
@@ -165,7 +165,7 @@ def test_hooks_of_torch(
 
 
 def test_a_failed_all_reduce_comes_out_of_backward(dist: ModuleType, rank: int, size: int) -> None:
-    """With DDP's own hook, which reads the future in C++, and with one in Python."""
+    """Tested with DDP's own hook, which reads the future in C++, and with a hook in Python."""
     for hook in (None, default_hooks.bf16_compress_hook):
         group = dist.new_group(timeout=timedelta(seconds=2))
         model = DDP(seeded(Net, torch.float32), process_group=group)
@@ -182,9 +182,9 @@ def test_a_failed_all_reduce_comes_out_of_backward(dist: ModuleType, rank: int, 
 
 
 def test_power_sgd(dist: ModuleType, rank: int, size: int) -> None:
-    """Full rank is exact up to rounding; rank 1 is not, and its error is fed back.
+    """Full rank is exact to rounding. Rank 1 is not exact, and its error is fed back.
 
-    (batched_powerSGD_hook does not run on any backend: torch's own assertion on shapes fails.)
+    (batched_powerSGD_hook runs on no backend, because torch's own assertion on shapes fails.)
     """
     logging.getLogger(powerSGD_hook.__name__).setLevel(logging.ERROR)
     start = seeded(Net)
@@ -205,13 +205,13 @@ def test_power_sgd(dist: ModuleType, rank: int, size: int) -> None:
         pairs = zip(model.parameters(), expected.parameters(), strict=True)
         return max(float((a - b).abs().max()) for a, b in pairs)
 
-    assert error(1, 2) < 1e-12  # before it begins
+    assert error(1, 2) < 1e-12  # before the compression begins
     assert error(16, 5) < 1e-6
     assert 1e-6 < error(1, 5) < 0.1
 
 
 def test_post_local_sgd(dist: ModuleType, rank: int, size: int) -> None:
-    """Gradients of all ranks, then local ones and an average of the models every two steps."""
+    """Gradients of all ranks first; then local gradients, and averaged models every two steps."""
     start = seeded(Net)
     model = DDP(copy.deepcopy(start))
     own = dist.new_subgroups(1)[0]
@@ -219,7 +219,7 @@ def test_post_local_sgd(dist: ModuleType, rank: int, size: int) -> None:
     model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
     averager = PeriodicModelAverager(period=2, warmup_steps=2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    # Averages at steps 2, 4: the last thing is an average.
+    # The models are averaged in steps 2 and 4, so the training ends with an average.
     train(model, loss_of(size), rank, PostLocalSGDOptimizer(inner, averager), range(5))
 
     models = [copy.deepcopy(start) for _ in range(size)]
@@ -246,7 +246,7 @@ def test_post_local_sgd(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_functional_optimizer_in_a_hook(dist: ModuleType, rank: int, size: int) -> None:
-    """DDP's fused optimizer steps in the thread of futures, as each bucket comes in."""
+    """DDP's fused optimizer steps in the thread of futures, when a bucket arrives."""
     start = seeded(Net)
     model = DDP(copy.deepcopy(start), bucket_cap_mb=SMALL)
     model._register_fused_optim(torch.optim.SGD, 0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""``join``: ranks with other numbers of batches, which shadow the others' collectives."""
+"""``join``: ranks with fewer batches shadow the collectives of the other ranks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SMALL = 0.0005
 
 
 def steps_of(rank: int) -> int:
-    """Rank 0 has two batches, each rank after it one more."""
+    """Return a rank's number of batches: 2 on rank 0, and one more on each next rank."""
     return 2 + rank
 
 
 def expected_of(start: nn.Module, size: int, active: bool, momentum: float) -> nn.Module:
-    """One process: the sum of the gradients of those that have a batch, over ranks.
+    """Train in one process, on the sum of the gradients of all ranks that still have a batch.
 
     Args:
-        active: over those that have one instead of all.
+        active: divide the sum by the number of these ranks, not by the number of all ranks.
     """
     model = copy.deepcopy(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
@@ -49,13 +49,13 @@ def test_uneven_inputs(dist: ModuleType, rank: int, size: int, active: bool) -> 
             optimizer.zero_grad()
             loss_of(size)(model, step, rank).backward()
             optimizer.step()
-    # Those that ended early got the model of the last one.
+    # The ranks that ended early got the model of the last rank.
     close(model, expected_of(start, size, active, 0.9))
     agree(dist, model)
 
 
 def test_unused_parameters(dist: ModuleType, rank: int, size: int) -> None:
-    """The map of used parameters is one more all-reduce to shadow."""
+    """The map of used parameters needs one more all-reduce, which must be shadowed too."""
     start = seeded(Net)
     model = DDP(copy.deepcopy(start), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -69,9 +69,9 @@ def test_unused_parameters(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_with_zero_redundancy(dist: ModuleType, rank: int, size: int) -> None:
-    """Two joinables at once: DDP's all-reduces, the optimizer's broadcasts.
+    """Two joinables at once: DDP's all-reduces and the optimizer's broadcasts.
 
-    A rank that has ended sees no gradients any more, so what it updates stays as it is.
+    A rank that has ended gets no more gradients, so the parameters that it updates do not change.
     """
     start = seeded(Net)
     model = DDP(copy.deepcopy(start), bucket_cap_mb=SMALL)
@@ -100,7 +100,7 @@ def test_with_zero_redundancy(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_an_early_end_may_be_an_error(dist: ModuleType, rank: int, size: int) -> None:
-    """``throw_on_early_termination``: every rank learns that one has no more input."""
+    """With ``throw_on_early_termination`` every rank raises if a rank has no more input."""
     model = DDP(seeded(Net))
     with (
         pytest.raises(RuntimeError, match="exhausted"),

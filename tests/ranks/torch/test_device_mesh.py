@@ -1,4 +1,4 @@
-"""Meshes of one and two dimensions: whose groups are which, and that they are over MPI."""
+"""Meshes of one and two dimensions: which ranks their groups have, and that they use MPI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 def rows(size: int) -> int:
-    """A mesh of 2 x 2 for four ranks, else of one column."""
+    """Return the rows of the mesh: 2 x 2 for four ranks, otherwise one column."""
     return size // 2 if size % 2 == 0 and size > 2 else size
 
 
@@ -93,7 +93,7 @@ def test_from_group(dist: ModuleType, mesh: Any, rank: int, size: int) -> None:
 
 
 def test_of_some_ranks(dist: ModuleType, rank: int, size: int) -> None:
-    """A mesh of all ranks but the first, which has no place in it."""
+    """A mesh of all ranks but the first. The first has no coordinate in it."""
     part = DeviceMesh("cpu", list(range(1, size)))
     if rank == 0:
         assert part.get_coordinate() is None

@@ -1,7 +1,7 @@
-"""DTensor: what is spread over ranks is what it was whole, however it is spread.
+"""DTensor: spread tensors have the values of the whole tensor, however they are spread.
 
-``DTensor.randn`` and the like are not here: torch refuses them on a mesh of CPUs, whatever
-the backend.
+``DTensor.randn`` and similar functions are not tested, because torch refuses them on a mesh of
+CPUs with every backend.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def line(dist: ModuleType) -> Any:
 
 @pytest.fixture(scope="module")
 def grid(dist: ModuleType) -> Any:
-    """2 x 2 for four ranks, else one column."""
+    """2 x 2 for four ranks, otherwise one column."""
     size = dist.get_world_size()
     down = 2 if size == 4 else size
     return init_device_mesh("cpu", (down, size // down), mesh_dim_names=("down", "along"))
 
 
 def chunk(tensor: Any, dim: int, count: int, index: int) -> Any:
-    """What Shard(dim) gives to a rank: as torch.chunk, and empty tensors at the end."""
+    """Return the part that Shard(dim) gives to a rank: as torch.chunk, or an empty tensor."""
     parts = tensor.chunk(count, dim)
     return parts[index] if index < len(parts) else tensor.narrow(dim, 0, 0)
 
 
 def local(tensor: Any, mesh: Any, places: Any) -> Any:
-    """What a rank has of a tensor that is Shard or Replicate in each dimension of a mesh."""
+    """Return a rank's part of a tensor that is Shard or Replicate in each dimension of a mesh."""
     for dim, place in enumerate(places):
         if isinstance(place, Shard):
             tensor = chunk(tensor, place.dim, mesh.size(dim), mesh.get_coordinate()[dim])
@@ -57,7 +57,7 @@ def local(tensor: Any, mesh: Any, places: Any) -> Any:
 @pytest.mark.parametrize("shape", [(8, 12), (5, 7), (3, 1)], ids=str)
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_distribute(line: Any, rank: int, size: int, place: Any, shape: tuple[int, int]) -> None:
-    """Rank 0's tensor is what counts; sizes that do not divide are spread as torch.chunk does."""
+    """Rank 0's tensor is spread. Sizes that do not divide evenly are cut as torch.chunk does."""
     spread = distribute_tensor(whole(rank, *shape), line, [place])
     wanted = whole(0, *shape)
     same(spread.to_local(), local(wanted, line, [place]))
@@ -97,7 +97,7 @@ def test_redistribute(
     try:
         moved = spread.redistribute(placements=[target])
     except RuntimeError as error:
-        # Which ways to a Partial there are depends on the version of torch.
+        # Which placements can become Partial depends on the version of torch.
         assert isinstance(target, Partial) and "artial" in str(error), error
         return
     assert moved.placements == (target,)
@@ -136,7 +136,7 @@ def test_redistribute_over_two_dimensions(grid: Any, rank: int, source: Any, tar
 
 @pytest.mark.parametrize(("left", "right"), itertools.product(PLACES, PLACES), ids=str)
 def test_matmul(line: Any, rank: int, size: int, left: Any, right: Any) -> None:
-    """Values and gradients, those of the factors spread as the factors."""
+    """Values and gradients. The gradients are spread like the factors."""
     a, b = whole(0, 6, 5).requires_grad_(), whole(0, 5, 4, key=1).requires_grad_()
     (a @ b).square().sum().backward()
     x = distribute_tensor(a.detach(), line, [left]).requires_grad_()
@@ -150,7 +150,7 @@ def test_matmul(line: Any, rank: int, size: int, left: Any, right: Any) -> None:
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_other_operations(line: Any, rank: int, size: int, place: Any) -> None:
-    # The last rank has less than the others, but not nothing: old torch takes no amax of that.
+    # The last rank has less than the others, but something: old torch has no amax of nothing.
     width = 3 * size - 1
     whole_one = real(0, 4 * size - 1, width)
     spread = distribute_tensor(whole_one, line, [place])
@@ -178,7 +178,7 @@ def test_gradient_through_from_local_and_to_local(line: Any, rank: int, size: in
 
 
 def test_a_module(line: Any, rank: int, size: int) -> None:
-    torch.manual_seed(rank)  # rank 0's weights are what counts
+    torch.manual_seed(rank)  # rank 0's weights replace the others
     layer = torch.nn.Linear(5, 3)
     spread = distribute_module(layer, line)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel, the first one, held against one process's run on the whole batch."""
+"""FullyShardedDataParallel (FSDP 1) against one process that trains on the whole batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 
 
 def wrapped(module: nn.Module, **options: Any) -> FSDP:
-    """Each layer a unit of its own, and what is left over another."""
+    """Wrap every layer as a unit of its own, and the rest of the model as another unit."""
     return FSDP(
         copy.deepcopy(module),
         auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
@@ -35,7 +35,7 @@ def wrapped(module: nn.Module, **options: Any) -> FSDP:
 
 
 def whole(model: FSDP) -> list[torch.Tensor]:
-    """All parameters, put together on every rank."""
+    """Return all parameters, put together on every rank."""
     with FSDP.summon_full_params(model):
         return [p.detach().clone() for p in model.parameters()]
 
@@ -56,7 +56,7 @@ def test_strategies(
     got = whole(model)
     close([torch.cat([p.flatten() for p in got])], [_flat(expected)])
     agree(dist, got)
-    if strategy is not ShardingStrategy.NO_SHARD:  # what this rank holds is its share only
+    if strategy is not ShardingStrategy.NO_SHARD:  # this rank holds only its share
         held = sum(p.numel() for p in model.parameters())
         assert held < _flat(expected).numel()
 
@@ -66,7 +66,7 @@ def _flat(model: nn.Module) -> torch.Tensor:
 
 
 def test_mixed_precision(dist: ModuleType, rank: int, size: int) -> None:
-    """Forward and reduction in bfloat16, the parameters in float32."""
+    """Forward and reduction in bfloat16, parameters in float32."""
     half = torch.bfloat16
     start = seeded(Net, torch.float32)
     model = wrapped(
@@ -89,7 +89,7 @@ def test_mixed_precision(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_accumulation(dist: ModuleType, rank: int, size: int) -> None:
-    """The gradients of two batches, those of the first reduced with the second's only."""
+    """The gradients of two batches. The second backward reduces both."""
     start = seeded(Net)
     model = wrapped(start, use_orig_params=True)
     with model.no_sync():
@@ -121,9 +121,10 @@ def test_clip_grad_norm(dist: ModuleType, rank: int, size: int, norm: float) -> 
 
 
 def test_full_state_dict(dist: ModuleType, rank: int, size: int) -> None:
-    """Whole on every rank; loaded into another model.
+    """The whole state on every rank, loaded into another model.
 
-    (Not the optimizer's: torch puts its pieces together wrong on the CPU, over gloo too.)
+    The optimizer's state is left out: torch puts its pieces together wrong on the CPU, with gloo
+    too.
     """
     start = seeded(Net)
     model = train(wrapped(start, use_orig_params=True), loss_of(size), rank)
@@ -142,7 +143,7 @@ def test_full_state_dict(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_sharded_state_dict(dist: ModuleType, rank: int, size: int) -> None:
-    """Saved after some steps and loaded into another model, which goes on like the first."""
+    """Saved after some steps and loaded into another model, which continues the training."""
     types = (
         StateDictType.SHARDED_STATE_DICT,
         ShardedStateDictConfig(),

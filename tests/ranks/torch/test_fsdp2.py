@@ -1,4 +1,4 @@
-"""``fully_shard``, held against one process's run on the whole batch."""
+"""``fully_shard`` against one process that trains on the whole batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-# Built for CUDA, torch tells that a mesh on the CPU cannot set the device.
+# A torch built for CUDA warns that a mesh on the CPU cannot set the device.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 def sharded(module: nn.Module, mesh: Any, **options: Any) -> nn.Module:
-    """Each layer a unit of its own, and the model."""
+    """Shard every layer as a unit of its own, and then the model."""
     model = copy.deepcopy(module)
     for layer in (model.first, model.middle, model.last):
         fully_shard(layer, mesh=mesh, **options)
@@ -26,7 +26,7 @@ def sharded(module: nn.Module, mesh: Any, **options: Any) -> nn.Module:
 
 
 def whole(tensors: Any) -> list[torch.Tensor]:
-    """Sharded tensors put together on every rank."""
+    """Return sharded tensors, put together on every rank."""
     return [t.detach().full_tensor() for t in tensors]
 
 
@@ -43,7 +43,7 @@ def test_steps(dist: ModuleType, rank: int, size: int, mesh: Any, reshard: bool)
     got = whole(model.parameters())
     close(got, alone(start, loss_of(size), size))
     agree(dist, got)
-    # 16, 32 and 3 rows do not divide by 3 or 4: what a rank holds is its share.
+    # 16, 32 and 3 rows cannot always be divided evenly. A rank holds the part of torch.chunk.
     held = [p.to_local().shape[0] for p in model.parameters()]
     rows = [len(p.chunk(size)[rank]) if rank < len(p.chunk(size)) else 0 for p in got]
     assert held == rows
@@ -67,7 +67,7 @@ def test_mixed_precision(dist: ModuleType, rank: int, size: int, mesh: Any) -> N
 
 
 def test_clip_and_accumulate(dist: ModuleType, rank: int, size: int, mesh: Any) -> None:
-    """Two batches, the first without a reduction; the norm is over all shards."""
+    """Two batches, the first without a reduction. The norm is over all shards."""
     start = seeded(Net)
     model = sharded(start, mesh)
     model.set_requires_gradient_sync(False)
@@ -81,7 +81,7 @@ def test_clip_and_accumulate(dist: ModuleType, rank: int, size: int, mesh: Any) 
         loss_of(1)(single, step, 0).backward()
     close([total], [nn.utils.clip_grad_norm_(single.parameters(), 0.01)])
     grads = whole(p.grad for p in model.parameters())
-    # torch 2.8 has the factor in float32.
+    # torch 2.8 has the clipping factor in float32.
     close(grads, [p.grad for p in single.parameters()], rtol=1e-5, atol=1e-12)
     agree(dist, grads)
 
@@ -102,7 +102,7 @@ def test_adam_state_is_sharded(dist: ModuleType, rank: int, size: int, mesh: Any
 @pytest.mark.mpi(ranks=[4])
 @pytest.mark.parametrize("reshard", [True, False], ids=["reshard", "keep"])
 def test_hybrid(dist: ModuleType, rank: int, size: int, reshard: bool) -> None:
-    """HSDP: two replicas of two shards each; reduced within a replica, then between them."""
+    """HSDP: two replicas of two shards, reduced within a replica and then between replicas."""
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     start = seeded(Net)
     model = sharded(start, grid, reshard_after_forward=reshard)

@@ -1,6 +1,6 @@
-"""Functional collectives: values, gradients, groups and meshes, under torch.compile too.
+"""Functional collectives: values, gradients, groups and meshes, also under torch.compile.
 
-They end up in the process group from C++, and are waited for there.
+They call the process group from C++ and wait there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ needs_autograd = pytest.mark.skipif(
 def group(
     request: pytest.FixtureRequest, dist: ModuleType, size: int
 ) -> Iterator[tuple[Any, list[int]]]:
-    """A group as functional collectives take it, and the global ranks of its members."""
+    """A group in a form that functional collectives take, and its members' global ranks."""
     if request.param == "world":
         yield dist.group.WORLD, list(range(size))
     elif request.param == "mesh":
@@ -107,7 +107,7 @@ def test_reduce_scatter_tensor(group: Any, rank: int, op: str, dim: int) -> None
 
 
 def splits(sender: int, size: int) -> list[int]:
-    """How many rows a sender has for each receiver; none for some."""
+    """Return how many rows a sender has for each receiver, 0 for some receivers."""
     return [(sender + 2 * receiver) % 4 for receiver in range(size)]
 
 
@@ -135,7 +135,7 @@ def test_broadcast(group: Any, rank: int) -> None:
         return
     where, ranks = group
     for source, global_source in enumerate(ranks):
-        # The source is a rank of the group here, unlike in torch.distributed.broadcast.
+        # Unlike in torch.distributed.broadcast, the source is a rank of the group.
         given = whole(rank, 5, key=source)
         same(functional.broadcast(given, source, where).wait(), whole(global_source, 5, key=source))
         same(given, whole(rank, 5, key=source))
@@ -191,7 +191,7 @@ def test_coalesced_of_two_dtypes(dist: ModuleType, rank: int, size: int) -> None
 
 
 def test_a_chain_that_never_waits_by_hand(dist: ModuleType, rank: int, size: int) -> None:
-    """An operation on what a collective returned waits for it, another collective too."""
+    """Every operation on a collective's result waits for the collective; so does a collective."""
     world = dist.group.WORLD
     total = functional.all_reduce(whole(rank, size, 2), "sum", world)
     mine = functional.reduce_scatter_tensor(total * 2, "sum", 0, world)
@@ -205,13 +205,13 @@ def test_waited_for_in_another_order(dist: ModuleType, rank: int, size: int) -> 
         functional.all_reduce(whole(rank, 50, key=key), "sum", dist.group.WORLD)
         for key in range(20)
     ]
-    # Every rank in an order of its own.
+    # Every rank waits in a different order.
     for key in sorted(range(20), key=lambda key: (key * 7 + rank * 3) % 20):
         same(started[key].wait(), sum(whole(r, 50, key=key) for r in range(size)))
 
 
 def test_a_waiting_thread_lets_the_others_run(dist: ModuleType, rank: int, size: int) -> None:
-    """A collective that cannot end yet is waited for in C++ while Python goes on here."""
+    """A thread that waits in C++ lets Python's other threads run on this rank."""
     name = dist.group.WORLD.group_name
     other = dist.new_group(list(range(size)))
     begun = threading.Event()
@@ -226,7 +226,7 @@ def test_a_waiting_thread_lets_the_others_run(dist: ModuleType, rank: int, size:
         thread = threading.Thread(target=reduce)
         thread.start()
         assert begun.wait(60)
-        # The others start theirs only when this rank, whose thread waits, has come here.
+        # The others start theirs after this barrier, which rank 0 reaches only if the GIL is free.
         dist.barrier(group=other)
         thread.join(60)
         assert not thread.is_alive()
@@ -237,7 +237,7 @@ def test_a_waiting_thread_lets_the_others_run(dist: ModuleType, rank: int, size:
     dist.destroy_process_group(other)
 
 
-# The operators by themselves, as compilers emit them
+# The operators themselves, as compilers emit them.
 
 
 def test_operators(dist: ModuleType, rank: int, size: int) -> None:
@@ -268,7 +268,7 @@ def test_operators(dist: ModuleType, rank: int, size: int) -> None:
         wait(OPS.all_to_all_single(given(), [1] * size, [1] * size, name)),
         torch.stack([whole(r, size, 2)[rank] for r in range(size)]),
     )
-    # Up to torch 2.12 or so these come to no process group written in Python.
+    # Up to about torch 2.12 these do not reach a process group that is written in Python.
     if hasattr(OPS, "reduce_scatter_tensor_out"):
         out = torch.empty(size * size, 2)
         wait(OPS.all_gather_into_tensor_out(given(), size, name, out=out))
@@ -289,16 +289,16 @@ def test_point_to_point_operators(dist: ModuleType, rank: int, size: int) -> Non
     received = OPS.irecv(filled, here, 5, name)
     given = whole(rank, 3)
     sent = OPS.isend(given, there, 5, name)
-    for tensor in (sent, given):  # torch has noted the send under both
+    for tensor in (sent, given):  # torch knows the send by both tensors
         OPS.wait_tensor(tensor)
     same(OPS.wait_tensor(received), whole(here, 3))
 
 
-# Gradients
+# Gradients.
 
 
 def test_gradients(dist: ModuleType, rank: int, size: int) -> None:
-    """The gradient of a gather is a scatter of sums, and the other way round."""
+    """The gradient of a gather is a reduce_scatter, and the other way round."""
     world = dist.group.WORLD
     given = whole(rank, 2, 3).requires_grad_()
     weight = [whole(r, 2 * size, 3, key=1) for r in range(size)]
@@ -331,12 +331,12 @@ def test_gradient_of_all_reduce(dist: ModuleType, rank: int, size: int) -> None:
     same(given.grad, torch.full((4,), size * (size + 1) / 2))
 
 
-# Compiled
+# Under torch.compile.
 
 
 @pytest.fixture
 def compiled() -> Iterator[Callable[[Any], Any]]:
-    """Compiles a function into one graph, gradients too; its operators run one by one."""
+    """Compile a function and its gradient into one graph, which then runs operator by operator."""
     torch._dynamo.reset()
     yield functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
     torch._dynamo.reset()
@@ -364,7 +364,7 @@ def test_compiled(dist: ModuleType, rank: int, size: int, compiled: Callable[[An
 def test_compiled_collectives_of_c10d(
     dist: ModuleType, rank: int, size: int, compiled: Callable[[Any], Any]
 ) -> None:
-    """``dist.all_reduce`` and the like, which the compiler turns into functional ones."""
+    """The compiler turns ``dist.all_reduce`` and similar calls into functional collectives."""
 
     def step(x: Any) -> Any:
         x = x + 1
@@ -398,7 +398,7 @@ def test_compiled_gradient(
 def test_inductor(
     dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """Code that inductor generated, which waits for collectives between its kernels."""
+    """Inductor's generated code waits for collectives between its kernels."""
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -407,8 +407,8 @@ def test_inductor(
         get_cpp_compiler()
     except InvalidCxxCompiler:
         pytest.skip("this machine has no C++ compiler")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # one a rank
-    # What makes compiling quick; the code is two additions.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # every rank has its own cache
+    # These settings make compilation fast. The code is only two additions.
     monkeypatch.setattr(config, "compile_threads", 1)
     monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)
     monkeypatch.setattr(config.cpp, "vec_isa_ok", False)

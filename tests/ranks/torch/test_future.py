@@ -1,4 +1,4 @@
-"""``get_future``: completed without anybody's waiting, with the value or the error."""
+"""``get_future``: futures complete without a wait, with the value or with the error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_receive_has_a_future_too(dist: ModuleType, rank: int, size: int) -> N
 
 
 class Promise:
-    """Stands for a ``torch.futures.Future``, which takes no CUDA devices without a GPU."""
+    """A replacement of ``torch.futures.Future``, which takes no CUDA devices without a GPU."""
 
     def __init__(self, **named: Any) -> None:
         self.named = named
@@ -83,7 +83,7 @@ def current(stream: Any) -> Iterator[None]:
 def test_a_future_of_cuda_tensors(
     dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows the devices, and is completed under a stream that has nothing else to do."""
+    """The future knows the devices. It completes under a new stream of each device."""
     devices = [torch.device("cuda", 1), torch.device("cuda", 0)]
     monkeypatch.setattr(torch_work, "_cuda_devices", lambda _: devices)
     monkeypatch.setattr(torch.futures, "Future", Promise)
@@ -178,7 +178,7 @@ def test_errors_keep_their_class(dist: ModuleType, rank: int, size: int) -> None
 
     assert future.then(look).wait() == "looked"
     assert isinstance(seen[0], errors.MismatchError)
-    # A callback that does not look fails with it, as any does that raises.
+    # A callback that reads the value and does not catch the error fails with it.
     with pytest.raises(RuntimeError, match="all_reduce"):
         future.then(lambda ended: ended.value()[0]).wait()
     with pytest.raises(errors.MismatchError):
@@ -197,12 +197,12 @@ def test_an_error_after_the_end(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_ddp_raises_what_the_operation_ended_with(dist: ModuleType, rank: int, size: int) -> None:
-    """C++ reads the value of the future: in backward the error is still ours."""
+    """C++ reads the future's value, and backward raises the error of the operation."""
     group = dist.new_group(list(range(size)))
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2), process_group=group)
     work: Any = None
 
-    def hook(state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations, as types
+    def hook(state, bucket):  # type: ignore[no-untyped-def] # torch inspects annotations as types
         nonlocal work
         wrong = torch.ones(2 + (rank == 0))
         work = dist.all_reduce(wrong, group=group, async_op=True)

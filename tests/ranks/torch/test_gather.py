@@ -1,4 +1,4 @@
-"""gather, gather_single and scatter: to and from every root."""
+"""gather, gather_single and scatter: from and to every root."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_scatter(team: Team, how: str, dtype: str, layout: Layout, root: int = 
 
 
 def check_gather_single(team: Team, how: str, dtype: str, layout: Layout, root: int = -1) -> None:
-    """Where torch has no dist.gather_single the group has."""
+    """Check gather_single of torch.distributed, or of the group if torch has no such function."""
     root %= team.size
     parts = [noise(dtype, layout.shape, "single", rank) for rank in team.ranks]
     box = Box(dtype, layout, parts[team.rank])

@@ -1,4 +1,4 @@
-"""Groups beside the default one: who is in them, in which order, under which name and deadline."""
+"""Groups other than the default group: members, order, names, deadlines, stores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ended(dist: ModuleType, *groups: Any) -> Iterator[None]:
 
 
 def check(dist: ModuleType, group: Any, ranks: list[int]) -> None:
-    """``group`` is of these global ranks, in this order, and carries collectives."""
+    """Assert that ``group`` has these global ranks in this order and carries collectives."""
     mine = dist.get_rank()
     assert dist.get_process_group_ranks(group) == ranks
     assert dist.get_rank(group) == group.rank() == ranks.index(mine)
@@ -40,7 +40,7 @@ def check(dist: ModuleType, group: Any, ranks: list[int]) -> None:
 
 
 def info(group: Any) -> dict[str, Any]:
-    """What the core knows of a group."""
+    """Return what the core knows of a group."""
     from paddlempi import _native
 
     return _native.control("group_info", group=group._gid)
@@ -89,7 +89,7 @@ def test_groups_that_overlap(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_non_members_do_not_wait(dist: ModuleType, rank: int, size: int) -> None:
-    # Rank 0 comes to its barrier only once the others, who are no members, have gone on.
+    # Rank 0 makes the group only after the other ranks, which are no members, have returned.
     store = c10d._get_default_store()
     if rank:
         assert dist.new_group([0]) is dist.GroupMember.NON_GROUP_MEMBER
@@ -104,8 +104,8 @@ def test_non_members_do_not_wait(dist: ModuleType, rank: int, size: int) -> None
 
 
 def test_members_alone(dist: ModuleType, rank: int, size: int) -> None:
-    """``use_local_synchronization``: others need not even call it."""
-    other = dist.new_group([rank], use_local_synchronization=True)  # ranks differ in history
+    """With ``use_local_synchronization`` only members have to call new_group."""
+    other = dist.new_group([rank], use_local_synchronization=True)  # a group on this rank only
     if rank == size - 1:
         dist.destroy_process_group(dist.new_group([rank], use_local_synchronization=True))
     ranks = list(range(1, size)) or [0]
@@ -147,7 +147,7 @@ NEWER_SPLIT = "backend" in inspect.signature(c10d.split_group).parameters
 
 
 def test_split(dist: ModuleType, rank: int, size: int) -> None:
-    # The last rank is in no split; the others stand in them the last one first.
+    # The last rank is in no split. The others are listed in reverse order.
     splits = [list(range(size - 2, -1, -1))]
     group = dist.split_group(split_ranks=splits, timeout=timedelta(seconds=77), group_desc="half")
     if rank == size - 1:
@@ -158,7 +158,7 @@ def test_split(dist: ModuleType, rank: int, size: int) -> None:
             assert group.group_desc == "half"
             assert info(group)["timeout"] == 77.0
             assert dist.get_backend(group) == "mpi"
-    # Each on its own, and of a group that is not the default one.
+    # Splits of one rank each, of a group that is not the default group.
     parent = dist.new_group(list(range(size)))
     singles = dist.split_group(parent, [[r] for r in range(size)])
     assert singles.group_desc == f"{parent.group_desc}:split:0"
@@ -260,7 +260,7 @@ def test_store(dist: ModuleType, rank: int, size: int) -> None:
             dist.all_gather_object(told, won)
             assert len(set(told)) == 1
             assert told[0] in map(str, range(size))
-        # The two do not see each other's keys.
+        # The two stores do not share keys.
         group.get_group_store().set("of the group", "1")
         dist.barrier()
         assert not c10d._get_default_store().check(["of the group"])

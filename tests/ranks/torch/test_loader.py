@@ -25,18 +25,18 @@ def loader_of(dataset: Any, sampler: Any, workers: str | None) -> DataLoader[Any
         dataset,
         BATCH,
         sampler=sampler,
-        num_workers=2 if workers == "fork" else 1,  # one that is spawned imports torch
+        num_workers=2 if workers == "fork" else 1,  # a spawned worker imports torch
         multiprocessing_context=workers,
         persistent_workers=True,
     )
 
 
-# Workers that are forked carry MPI's memory with them, but not its threads: they must not call it.
+# A forked worker has a copy of MPI's memory but not of its threads, so it must not call MPI.
 @pytest.mark.mpi(timeout=150)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [None, "fork", "spawn"])
 def test_training_loop(dist: ModuleType, rank: int, size: int, workers: str | None) -> None:
-    """Two epochs, shuffled anew: one process that takes all ranks' samples comes to the same."""
+    """Two epochs, shuffled anew, give the result of one process that takes all ranks' samples."""
     dataset = TensorDataset(*batches(0), torch.arange(ROWS))
     start = seeded(Net)
     model = DDP(copy.deepcopy(start))

@@ -1,4 +1,4 @@
-"""The process group's methods called directly, in every form that torch's C++ class has."""
+"""The process group's methods, called directly in every form that torch's C++ class has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG = timedelta(seconds=50)
 
 
 class Bench:
-    """A group, the tensors of its members, and how to check what a method did with them."""
+    """A group, its members' tensors, and helpers that call methods and check their results."""
 
     def __init__(self, team: Team) -> None:
         self.team = team
@@ -41,7 +41,7 @@ class Bench:
         return made
 
     def ended(self, work: Any, *tensors: Any) -> None:
-        """Wait; the result is just the tensors that were written."""
+        """Wait for the work. Its result must be exactly the tensors that were written."""
         assert work.wait() and work.is_completed() and work.is_success()
         assert [t.data_ptr() for t in work.result()] == [t.data_ptr() for t in tensors]
         future = work.get_future().wait()
@@ -49,7 +49,7 @@ class Bench:
 
 
 def with_every_team(check: Callable[[Bench], None]) -> Callable[[list[Team]], None]:
-    """A test that runs ``check`` in every group that this rank belongs to."""
+    """Return a test that runs ``check`` in every group that this rank belongs to."""
 
     def test(teams: list[Team]) -> None:
         for team in teams:
@@ -267,7 +267,7 @@ def test_barriers_and_messages(b: Bench) -> None:
 
 @with_every_team
 def test_synchronous_options(b: Bench) -> None:
-    """What the functions of torch.distributed set: the operation is over on return."""
+    """The options of torch.distributed's synchronous calls: the work is over on return."""
     tensor = b.mine
     work = b.pg.allreduce([tensor], b.options("AllreduceOptions", asyncOp=False))
     same_reduced(tensor, "SUM", b.parts)

@@ -1,7 +1,6 @@
-"""``torch.distributed.nn.functional``: gradients go back through collectives.
+"""``torch.distributed.nn.functional``: gradients flow back through collectives.
 
-Each is held against the same function of the tensors of all ranks, with autograd on one
-process.
+The results are compared with the same function of all ranks' tensors, by autograd in one process.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ Model = Callable[[list[Any]], Sequence[Any]]
 def check(
     ranks: list[int], me: int, shape: Callable[[int], Any], run: Callable[[Any], Any], model: Model
 ) -> None:
-    """Hold a collective against its model, in value and gradient.
+    """Compare the values and gradients of a collective with those of its model.
 
     Args:
         ranks: the global ranks of the group.
-        me: this one's rank in it.
-        shape: of what member i gives.
-        run: the collective, of this rank's tensor.
-        model: of the tensors of all members, what each of them gets; None where it gets
-            nothing that is defined.
+        me: this rank's rank in the group.
+        shape: returns the shape of member i's tensor.
+        run: the collective, a function of this rank's tensor.
+        model: returns what each member gets, from the tensors of all members. None means that
+            the member's result is undefined.
     """
     every = [whole(r, *shape(i)).requires_grad_() for i, r in enumerate(ranks)]
     wanted = model(every)
@@ -42,7 +41,7 @@ def check(
     mine = whole(ranks[me], *shape(me)).requires_grad_()
     got = run(mine)
     if wanted[me] is None:
-        got.sum().backward()  # the others' gradients come through here
+        got.sum().backward()  # the other members' gradients pass through this backward
     else:
         same(got.detach(), wanted[me].detach())
         (weights[me] * got).sum().backward()
@@ -53,7 +52,7 @@ def check(
 def group(
     request: pytest.FixtureRequest, dist: ModuleType, size: int
 ) -> Iterator[tuple[Any, list[int]]]:
-    """A group, and the global ranks of its members."""
+    """A group, and its members' global ranks."""
     if request.param == "world":
         yield dist.group.WORLD, list(range(size))
         return
@@ -167,7 +166,7 @@ def test_rooted(dist: ModuleType, rank: int, size: int, root: int) -> None:
 
 
 def test_all_gather_base(dist: ModuleType, rank: int, size: int) -> None:
-    """Its gradient torch has for NCCL alone, and says so."""
+    """torch has the gradient only for NCCL, and says so."""
     given = whole(rank, 2, 3).requires_grad_()
     out = nn._all_gather_base(torch.empty(2 * size, 3), given)
     same(out.detach(), torch.cat([whole(r, 2, 3) for r in range(size)]))
@@ -176,7 +175,7 @@ def test_all_gather_base(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_a_model_in_two_halves(dist: ModuleType, rank: int, size: int) -> None:
-    """Each rank has its columns of a first and rows of a second layer; the sum is over ranks."""
+    """A rank has columns of the first layer and rows of the second; the outputs are summed."""
     width = 2 * size
     first, second = whole(0, 3, width), whole(0, width, 2, key=1)
     x = whole(0, 4, 3, key=2)
@@ -188,7 +187,7 @@ def test_a_model_in_two_halves(dist: ModuleType, rank: int, size: int) -> None:
     columns = first.detach()[:, mine].clone().requires_grad_()
     rows = second.detach()[mine].clone().requires_grad_()
     out = nn.all_reduce((x @ columns).relu() @ rows)
-    # Every rank computes the same loss, and all of them go back through the sum.
+    # All ranks compute the same loss, so the backward of the sum counts it `size` times.
     ((out**2).sum() / size).backward()
     same(columns.grad, first.grad[:, mine])
     same(rows.grad, second.grad[mine])

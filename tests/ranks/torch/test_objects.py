@@ -10,7 +10,7 @@ from tensors import Team
 
 
 def thing(member: int) -> dict[str, Any]:
-    """An object of another size on each member."""
+    """Return an object of a different size for each member."""
     return {
         "text": f"member {member}: " + "of many words " * (4 + 30 * member),
         "tensor": torch.arange(3 * member),

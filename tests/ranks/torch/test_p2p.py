@@ -1,4 +1,4 @@
-"""Messages: send, recv, isend, irecv, tags, any source, batches, to oneself."""
+"""Messages: send, recv, isend, irecv, tags, any source, batches, a rank to itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.mpi(min=2)
 
 
 def check_ring(team: Team, how: str, dtype: str, layout: Layout) -> None:
-    """Each member to the next; ``sync``: send and recv, else isend and irecv."""
+    """Every member sends to the next: by send and recv if `how` is "sync", else isend, irecv."""
     if team.size == 1:
         return
     before, after = (team.rank - 1) % team.size, (team.rank + 1) % team.size
@@ -47,7 +47,7 @@ def check_ring(team: Team, how: str, dtype: str, layout: Layout) -> None:
 
 
 def check_batch(team: Team, how: str, dtype: str, layout: Layout, count: int = 3) -> None:
-    """batch_isend_irecv of several messages with every other member."""
+    """Check batch_isend_irecv of several messages with every other member."""
     others = [peer for peer in range(team.size) if peer != team.rank]
     if not others:
         return
@@ -71,7 +71,7 @@ def check_batch(team: Team, how: str, dtype: str, layout: Layout, count: int = 3
 
 
 def check_any_source(team: Team, how: str, dtype: str, layout: Layout) -> None:
-    """The first member receives from all others, from whoever comes."""
+    """The first member receives from all other members, in the order of arrival."""
     if team.rank:
         box = Box(dtype, layout, noise(dtype, layout.shape, "any", team.rank))
         team.dist.send(box.tensor, team.ranks[0], group=team.group)
@@ -87,7 +87,7 @@ def check_any_source(team: Team, how: str, dtype: str, layout: Layout) -> None:
         member = team.ranks.index(source)
         left.remove(member)
         out.holds(noise(dtype, layout.shape, "any", member))
-    team.dist.barrier(group=team.group)  # nobody sends for the next check before
+    team.dist.barrier(group=team.group)  # so that no message of the next check arrives in this one
 
 
 CHECKS = (check_ring, check_batch, check_any_source)
@@ -115,7 +115,7 @@ def test_many_in_one_batch(teams: list[Team]) -> None:
 
 
 def test_tags(dist: ModuleType, rank: int, size: int) -> None:
-    """What was sent last may be received first."""
+    """A receive may take the message that was sent last, by its tag."""
     if rank == 0:
         works = [dist.isend(torch.full((4,), tag), 1, tag=tag) for tag in range(6)]
         dist.send(torch.full((4,), 77), 1, tag=1 << 20)

@@ -1,4 +1,4 @@
-"""Pipelines of stages, one or two a rank: losses, outputs and gradients of the whole model."""
+"""Pipelines with one or two stages a rank: losses, outputs and gradients of the whole model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ close = torch.testing.assert_close
 
 
 def layers(count: int) -> Any:
-    """As many small layers as there are stages, the same on every rank."""
+    """Return as many small layers as there are stages, the same on every rank."""
     torch.manual_seed(11)
     return torch.nn.Sequential(
         *(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(count))
@@ -32,7 +32,7 @@ def layers(count: int) -> Any:
 
 
 class Named(torch.nn.Module):
-    """The same layers under names: the tracer of torch 2.8 takes no Sequential."""
+    """The same layers under names, because torch 2.8 cannot trace a Sequential."""
 
     def __init__(self, parts: Any) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class Named(torch.nn.Module):
 
 
 def whole_model(model: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
-    """Output and the loss of each microbatch on one process; gradients are left in the model.
+    """Return the output and every microbatch's loss in one process. The model gets gradients.
 
-    A schedule divides the gradients by the number of microbatches.
+    They are divided by the number of microbatches, as a schedule does.
     """
     out = model(x)
     losses = [mse_loss(a, b) for a, b in zip(out.chunk(CHUNKS), y.chunk(CHUNKS), strict=True)]
@@ -57,7 +57,7 @@ def whole_model(model: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
 
 
 def compare(parts: dict[int, Any], wanted: Any) -> None:
-    """The gradients of this rank's stages against those of the whole model."""
+    """Assert that this rank's stages have the gradients of the whole model."""
     for index, part in parts.items():
         for mine, parameter in zip(part.parameters(), wanted[index].parameters(), strict=True):
             close(mine.grad, parameter.grad)
@@ -83,9 +83,9 @@ def test_one_stage_a_rank(dist: ModuleType, rank: int, size: int, schedule: Any)
 
 
 def test_interleaved(dist: ModuleType, rank: int, size: int) -> None:
-    """Two stages a rank, a whole round of the ranks apart."""
+    """Two stages a rank: rank and rank + size."""
     count = 2 * size
-    microbatches = 2 * size  # a multiple of the ranks, as the schedule wants
+    microbatches = 2 * size  # a multiple of the number of ranks, as the schedule requires
     wanted = layers(count)
     x, y = real(0, 2 * microbatches, WIDTH), real(0, 2 * microbatches, WIDTH, key=1)
     indices = (rank, rank + size)
@@ -108,7 +108,7 @@ def test_interleaved(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_cut_out_of_a_whole_model(dist: ModuleType, rank: int, size: int) -> None:
-    """torch traces the model and cuts it before the layers that are named."""
+    """torch traces the model and cuts it before the named layers."""
     wanted, x, y = layers(size), real(0, 8, WIDTH), real(0, 8, WIDTH, key=1)
     cut = pipeline(
         Named(copy.deepcopy(wanted)),

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def spans(run: Callable[[], object], file: Path, **options: Any) -> list[dict[str, Any]]:
-    """The spans ``mpi:...`` of the trace of a run, as a Chrome trace has them."""
+    """Return the spans ``mpi:...`` in the Chrome trace of a run."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, **options) as profiler:
         run()
     path = file / "trace.json"
@@ -23,12 +23,12 @@ def spans(run: Callable[[], object], file: Path, **options: Any) -> list[dict[st
     found = [event for event in events if event.get("name", "").startswith("mpi:")]
     ended = [span for span in found if span["args"].get("finished") is not False]
     listed = sum(event.name.startswith("mpi:") for event in profiler.events())
-    assert len(ended) <= listed <= len(found)  # torch 2.8 does not list what has not ended
+    assert len(ended) <= listed <= len(found)  # torch 2.8 does not list spans that have not ended
     return found
 
 
 def numbers(span: dict[str, Any]) -> list[Any]:
-    """The inputs of a span that are no tensors."""
+    """Return the inputs of a span that are not tensors."""
     return [json.loads(text) for text in span["args"].get("Concrete Inputs", []) if text]
 
 
@@ -105,7 +105,7 @@ def test_messages(dist: ModuleType, rank: int, size: int, tmp_path: Path) -> Non
 
 
 def test_async_lasts_until_the_end(dist: ModuleType, rank: int, size: int, tmp_path: Path) -> None:
-    """The span begins with the call and ends with the operation, though nobody waits in Python."""
+    """The span lasts from the call to the end of the operation, even if Python does not wait."""
     seconds = 0.05
 
     def run() -> None:
@@ -157,7 +157,7 @@ def test_a_failure_ends_its_span(dist: ModuleType, rank: int, size: int, tmp_pat
 
 
 def test_ends_after_the_profiler(dist: ModuleType, rank: int, size: int, tmp_path: Path) -> None:
-    """Operations that end when the profiler has stopped are shown as far as they came."""
+    """An operation that ends after the profiler stopped is shown without its end."""
     works: list[Any] = []
     into = [torch.zeros(1) for _ in range(20)]
 

@@ -1,4 +1,4 @@
-"""reduce: every dtype and reduce op into every root, the others untouched."""
+"""reduce: every dtype and reduce op, to every root; the tensors of other ranks do not change."""
 
 from __future__ import annotations
 

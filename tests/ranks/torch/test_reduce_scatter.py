@@ -1,4 +1,4 @@
-"""reduce_scatter: lists, even and uneven, one tensor, coalesced."""
+"""reduce_scatter: lists, even and uneven, from one tensor, coalesced."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_list(team: Team, how: str, dtype: str, layout: Layout, op: str = "SUM"
 
 
 def check_uneven(team: Team, how: str, dtype: str, spread: Layout) -> None:
-    """Member i gets i rows."""
+    """Member i gets 2 * i rows."""
     sizes = [rows(2 * i, spread is STRIDED) for i in range(team.size)]
     parts = [
         [numbers(dtype, size.shape, i, rank) for i, size in enumerate(sizes)] for rank in team.ranks
@@ -82,7 +82,7 @@ def check_tensor(
 
 
 def check_coalesced(team: Team, how: str, dtype: str, layout: Layout) -> None:
-    """reduce_scatter_tensor in the coalescing manager."""
+    """Check reduce_scatter_tensor in the coalescing manager."""
     kinds = [(dtype, layout), ("int64", FLAT), (dtype, STRIDED)]
     counts = [noise(d, la.shape).numel() for d, la in kinds]
     sent = [

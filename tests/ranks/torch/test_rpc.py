@@ -1,4 +1,4 @@
-"""``torch.distributed.rpc`` beside us: it does not go over MPI, and neither disturbs the other."""
+"""``torch.distributed.rpc`` does not use MPI. RPC and collectives do not disturb each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend")
 
 @pytest.fixture
 def peers(dist: ModuleType, rank: int, size: int) -> Iterator[list[str]]:
-    """RPC between all ranks, which find one another by ``env://``: over MPI, as no port is set."""
+    """RPC between all ranks. They meet by ``env://``, over MPI because no port is set."""
     options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=50)
     names = [f"worker{r}" for r in range(size)]
     rpc.init_rpc(names[rank], rank=rank, world_size=size, rpc_backend_options=options)

@@ -1,4 +1,4 @@
-"""The thinnest path: if this fails, look here first."""
+"""The smallest test of all layers together. If it fails, look at it first."""
 
 from __future__ import annotations
 

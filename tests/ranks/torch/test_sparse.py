@@ -1,4 +1,4 @@
-"""Sparse tensors in COO layout: what comes out is what the dense tensors would have given."""
+"""Sparse tensors in COO layout give the results that the dense tensors would have given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int8",
 
 
 class Form(NamedTuple):
-    """``sparse`` dimensions of a shape, the first, are sparse; member i has counts[i] elements."""
+    """A shape whose first ``sparse`` dimensions are sparse. Member i has counts[i] elements."""
 
     shape: tuple[int, ...]
     sparse: int
@@ -27,8 +27,8 @@ class Form(NamedTuple):
 
 FORMS = (
     Form((11,), 1, (3, 3, 3, 3)),
-    Form((4, 5), 2, (6, 0, 2, 9)),  # uneven, and a member without any
-    Form((6, 3), 1, (2, 4, 1, 0)),  # hybrid
+    Form((4, 5), 2, (6, 0, 2, 9)),  # uneven, and one member has no elements
+    Form((6, 3), 1, (2, 4, 1, 0)),  # a hybrid tensor
     Form((3, 2, 2, 3), 2, (1, 5, 2, 2)),
     Form((5, 4), 2, (0, 0, 0, 0)),
     Form((0, 4), 1, (0, 0, 0, 0)),
@@ -37,7 +37,7 @@ ROW, UNEVEN, HYBRID = FORMS[:3]
 
 
 def make(form: Form, dtype: str, member: int, unique: bool = False) -> Any:
-    """An uncoalesced tensor: places repeat and are in no order."""
+    """Return an uncoalesced tensor: its places repeat and are in no order."""
     count = form.counts[member % 4]
     extents = form.shape[: form.sparse]
     generator = torch.Generator().manual_seed(7 * member + len(form.shape))
@@ -52,7 +52,7 @@ def make(form: Form, dtype: str, member: int, unique: bool = False) -> Any:
 
 
 def dense(tensor: Any) -> Any:
-    """In torch's own way where it has kernels."""
+    """Return the dense tensor that torch makes."""
     return tensor.coalesce().to_dense()
 
 
@@ -113,7 +113,7 @@ def test_all_gather(teams: list[Team]) -> None:
 
 
 def test_complex(teams: list[Team]) -> None:
-    """torch's functions take the real view, which not every version has of a sparse tensor."""
+    """torch's functions use the real view, which some versions lack for sparse tensors."""
     try:
         torch.view_as_real(make(ROW, "complex64", 0))
         viewed = True
@@ -146,7 +146,7 @@ def test_what_is_undefined(teams: list[Team]) -> None:
 
 
 def test_others_submitted_behind_it(dist: ModuleType, teams: list[Team]) -> None:
-    """What a sparse collective has still to submit comes before all later ones."""
+    """All parts of a sparse collective come before every collective that is submitted later."""
     for team in teams:
         sparse = [make(UNEVEN, "float32", team.rank) for _ in range(4)]
         rows = [torch.full((5,), float(team.rank)) for _ in range(4)]
@@ -175,7 +175,7 @@ def test_completed_without_a_wait(teams: list[Team]) -> None:
         parts = [dense(make(HYBRID, "float64", member)) for member in range(team.size)]
         same_reduced(dense(tensor), "SUM", parts)
         assert work.wait() and work.result()[0] is tensor
-        assert (team.group or team.dist.group.WORLD)._steps is None  # nothing is kept of it
+        assert (team.group or team.dist.group.WORLD)._steps is None  # nothing of it is kept
 
 
 def test_tensors_that_autograd_knows(dist: ModuleType, rank: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Layers cut over ranks, alone and under FSDP2, held against the whole layers on one process."""
+"""Layers cut over ranks, alone and under FSDP2, against the whole layers in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ close = torch.testing.assert_close
 
 
 class Block(torch.nn.Module):
-    """A norm, two layers with a ReLU between them, a way past; 24 inner features."""
+    """A norm, and two layers with a ReLU between, 24 features wide inside; a residual sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def block() -> Any:
 
 
 def compare(got: Any, wanted: Any) -> None:
-    """Parameters and gradients of a parallel module, put together, against the whole one."""
+    """Compare a parallel module's parameters and gradients, put together, with the whole ones."""
     for name, parameter in wanted.named_parameters():
         mine = got.get_parameter(name)
         for a, b in ((mine, parameter), (mine.grad, parameter.grad)):
@@ -82,7 +82,7 @@ def test_columns_then_rows(line: Any, rank: int, size: int) -> None:
 
 
 def test_sequence_parallel(line: Any, rank: int, size: int) -> None:
-    """The norm works on a part of the sequence, the layers on all of it."""
+    """The norm works on a part of the sequence, the layers work on all of it."""
     wanted = block()
     plan = {
         "norm": SequenceParallel(),
@@ -113,7 +113,7 @@ def test_embedding(line: Any, rank: int, size: int) -> None:
 
 
 def test_loss_parallel(line: Any, rank: int, size: int) -> None:
-    """A cross entropy over classes that no rank has all of."""
+    """A cross entropy whose classes are spread over the ranks."""
     torch.manual_seed(3)
     wanted = torch.nn.Linear(6, 12)
     got = parallelize_module(
@@ -133,7 +133,7 @@ def test_loss_parallel(line: Any, rank: int, size: int) -> None:
 
 @pytest.mark.mpi([2, 4])
 def test_under_fsdp2(grid: Any, rank: int, size: int) -> None:
-    """Tensor parallel along, fully_shard down: each pair of ranks has data of its own."""
+    """Tensor parallel along, fully_shard down: every pair of ranks has its own data."""
     pairs = size // 2
     wanted = block()
     got = parallelize_module(

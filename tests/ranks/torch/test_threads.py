@@ -1,4 +1,4 @@
-"""Collectives from several threads; waits that let other threads go on."""
+"""Collectives from several threads, and waits that let other threads run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOON = 60.0
 
 
 def together(*calls: Callable[[], object]) -> None:
-    """Run each in a thread; raises what the first that failed raised."""
+    """Run every call in a thread, and raise the error of the first that failed."""
     failed: list[BaseException] = []
 
     def guarded(call: Callable[[], object]) -> None:
@@ -34,7 +34,7 @@ def together(*calls: Callable[[], object]) -> None:
 
 
 def test_groups_in_threads(dist: ModuleType, rank: int, size: int) -> None:
-    """Each thread has a group of its own; the order among threads differs from rank to rank."""
+    """Every thread has its own group. The order among the threads differs between the ranks."""
     groups = [dist.new_group(list(range(size))) for _ in range(4)]
 
     def train(i: int) -> None:
@@ -81,10 +81,10 @@ def test_many_wait_for_one(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_waits_drop_the_gil(dist: ModuleType, rank: int, size: int) -> None:
-    """Rank 0 waits for the others, who come when another thread of rank 0 has told them to."""
+    """Rank 0 waits for the others, which join only after another thread of rank 0 tells them."""
 
     def tell() -> None:
-        for _ in range(50):  # the wait has begun by then
+        for _ in range(50):  # by then rank 0 waits
             time.sleep(0.001)
         for other in range(1, size):
             dist.send(torch.ones(1), other, tag=22)
@@ -110,7 +110,7 @@ def test_waits_drop_the_gil(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_callbacks_may_use_torch_and_the_group(dist: ModuleType, rank: int, size: int) -> None:
-    """A function given to ``then`` starts an operation of its own, in the thread of futures."""
+    """A function given to ``then`` starts another operation, in the thread of futures."""
     done = threading.Event()
     x, y = torch.full((2,), rank + 1.0), torch.full((2,), 2.0)
     works: list[Any] = []

@@ -1,4 +1,4 @@
-"""The Work that torch's functions return: its ends, its errors, what it keeps alive."""
+"""The Work that torch's functions return: its end, its errors, the tensors it keeps alive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOON = 10.0
 
 
 def reached(condition: Any) -> bool:
-    """Whether a condition comes true while nobody waits for anything."""
+    """Return whether a condition comes true within SOON, without a wait for an operation."""
     end = time.monotonic() + SOON
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
@@ -29,7 +29,7 @@ def reached(condition: Any) -> bool:
 
 
 def held(dist: ModuleType, rank: int, size: int) -> tuple[Any, Any, Any]:
-    """A receive on every rank, its tensor, and a function that has its message sent."""
+    """Return a receive, its tensor, and a function that sends the next rank its message."""
     into = torch.zeros(4)
     work = dist.irecv(into, src=(rank - 1) % size, tag=71)
 
@@ -114,7 +114,7 @@ def test_source_rank(dist: ModuleType, rank: int, size: int, reversed_group: Any
 
 
 def test_boxed(dist: ModuleType, size: int) -> None:
-    """What TorchScript's custom operators hold; the same object comes out of the box."""
+    """TorchScript's custom operators hold a boxed work. unbox returns the same work."""
     x = torch.ones(2)
     work = dist.all_reduce(x, async_op=True)
     again = type(work).unbox(work.boxed())
@@ -135,7 +135,7 @@ def test_errors_arrive_in_every_wait(dist: ModuleType, rank: int, size: int) -> 
     assert work.is_completed() and not work.is_success()
     with pytest.raises(errors.MismatchError):
         work.result()
-    # Also in a thread that comes to it later, and in the works made of it.
+    # The error also arrives in a thread that waits later.
     caught_there: list[BaseException] = []
 
     def elsewhere() -> None:
@@ -167,7 +167,7 @@ def test_a_joined_work(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_dropped_works_come_to_their_end(dist: ModuleType, rank: int, size: int) -> None:
-    """Nobody keeps the work, nor the tensors: those stay alive until the operation has ended."""
+    """The caller keeps neither works nor tensors. The tensors live until the operation is over."""
     alive = []
     for i in range(8):
         x = torch.full((64,), float(rank + i))
@@ -182,7 +182,7 @@ def test_dropped_works_come_to_their_end(dist: ModuleType, rank: int, size: int)
     assert reached(lambda: into.item() == (rank - 1) % size + 1.0)
 
     def gone() -> bool:
-        dist.all_reduce(torch.zeros(1), async_op=True).wait()  # looks for works that have ended
+        dist.all_reduce(torch.zeros(1), async_op=True).wait()  # drops works that are over
         return all(ref() is None for ref in alive)
 
     # Every rank makes the same number of calls.
@@ -206,7 +206,7 @@ def test_tensors_live_until_the_end(dist: ModuleType, rank: int, size: int) -> N
 
 
 def test_no_cycles(dist: ModuleType) -> None:
-    """A work that is over goes without the garbage collector; so does its future."""
+    """A work that is over is freed without the garbage collector, and so is its future."""
     gc.collect()
     gc.disable()
     try:
@@ -233,7 +233,7 @@ def test_a_work_outlives_its_group(dist: ModuleType, rank: int, size: int) -> No
 
 
 def test_versions(dist: ModuleType, rank: int, size: int) -> None:
-    """Autograd hears nothing of what was written to, as over gloo and nccl."""
+    """No version counter changes, as with gloo and nccl, so autograd notices no write."""
     root, parts = torch.ones(2), [torch.ones(2) for _ in range(size)]
     for async_op in (False, True):
         works = [
@@ -252,7 +252,7 @@ def test_versions(dist: ModuleType, rank: int, size: int) -> None:
     dist.all_reduce(plain)
     dist.all_reduce(plain, async_op=True).wait()
     assert plain.tolist() == [size * size * (size + 1) / 2] * 2
-    # What a graph has saved may be written to, with what it had or with what is never used.
+    # A tensor that a graph has saved may be written to, for instance with the values it has.
     factor = torch.full((3,), 2.0)
     x = torch.ones(3, requires_grad=True)
     product = x * factor
@@ -263,7 +263,7 @@ def test_versions(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_waits_on_the_autograd_thread(dist: ModuleType, rank: int, size: int) -> None:
-    """A collective, and a wait, within backward hooks: gradients are the mean over ranks."""
+    """Backward hooks call a collective and wait. The gradients are the mean over the ranks."""
     weights = [torch.full((3,), 1.0, requires_grad=True) for _ in range(4)]
     waited = []
 

@@ -1,4 +1,4 @@
-"""Wrong use: an error of the class torch users know, on every rank that is concerned, no hang."""
+"""Wrong use: every rank concerned raises an error of a class that torch's users know. No hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlempi import errors
 
 @pytest.fixture
 def group(dist: ModuleType) -> Iterator[Any]:
-    """A group of all ranks for what may leave it unusable."""
+    """A group of all ranks, for tests that may break it."""
     made = dist.new_group()
     yield made
     if made in c10d._world.pg_map:
@@ -69,7 +69,7 @@ def test_another_operation_on_one_rank(dist: ModuleType, group: Any, rank: int) 
 
 
 def test_refused_on_one_rank(dist: ModuleType, group: Any, rank: int) -> None:
-    """One rank's tensor cannot be reduced so: its own error there, RefusedError elsewhere."""
+    """MAX of rank 0's complex tensor: its own error there, RefusedError on the other ranks."""
     op = dist.ReduceOp.MAX
     x = torch.ones(2, dtype=torch.complex64 if rank == 0 else torch.float32)
     with pytest.raises(Exception) as caught:
@@ -115,7 +115,7 @@ def _options(op: Any) -> Any:
 )
 def test_arguments(dist: ModuleType, size: int, call: str, kinds: tuple[Any, ...]) -> None:
     with pytest.raises(kinds), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "no such" is a device capability unknown to torch
+        warnings.simplefilter("ignore")  # torch warns that it knows no devices for "no such"
         eval(call, {"dist": dist, "torch": torch, "size": size})
     usable(dist, None)
 
@@ -177,7 +177,7 @@ def test_two_threads_on_two_groups(dist: ModuleType, size: int) -> None:
 
 
 def test_two_threads_on_one_group(dist: ModuleType, group: Any, size: int) -> None:
-    """Which thread comes first may differ between ranks: the same operation for both is right."""
+    """The threads' order may differ between ranks, because all call the same operation."""
     failed: list[BaseException] = []
     sums: list[float] = []
 

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: each rank keeps the state of its parameters and broadcasts them."""
+"""ZeroRedundancyOptimizer: every rank keeps its parameters' states and broadcasts the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_steps(dist: ModuleType, rank: int, size: int, as_views: bool) -> None:
     train(model, loss_of(size), rank, optimizer)
     close(model, alone(start, loss_of(size), size, adam))
     agree(dist, model)
-    # The state is spread: together the ranks have each parameter once.
+    # The state is spread: together the ranks have the state of every parameter once.
     mine = len(optimizer.optim.state_dict()["state"])
     total = torch.tensor(mine)
     dist.all_reduce(total)
@@ -43,7 +43,7 @@ def test_steps(dist: ModuleType, rank: int, size: int, as_views: bool) -> None:
 
 
 def test_consolidated_state(dist: ModuleType, rank: int, size: int) -> None:
-    """The whole state comes to the rank asked for, is loaded again, and goes on as before."""
+    """The rank that is asked for gets the whole state. Training goes on after it is loaded."""
     start = seeded(Net)
     model = DDP(copy.deepcopy(start))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
@@ -78,7 +78,7 @@ def test_consolidated_state(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("hook", [hook_with_zero_step, hook_with_zero_step_interleaved])
 def test_overlap_with_ddp(dist: ModuleType, rank: int, size: int, hook: Any) -> None:
-    """The optimizer steps in DDP's hook; the first two backward passes only learn the buckets."""
+    """The optimizer steps in DDP's hook. The first two backwards only learn the buckets."""
     start = seeded(Net, torch.float32)
     loss = loss_of(size, torch.float32)
     model = DDP(copy.deepcopy(start))

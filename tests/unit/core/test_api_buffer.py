@@ -1,4 +1,4 @@
-"""What is read from a tensor of each kind."""
+"""What paddlempi reads from a tensor of each framework or protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe(tensor: Any) -> _buffer.Description:
 
 
 class Shown:
-    """Gives its memory through __dlpack__ only."""
+    """A tensor that gives its memory only through __dlpack__."""
 
     def __init__(self, array: Any, **flags: Any) -> None:
         self.array, self.flags = array, flags
@@ -125,7 +125,7 @@ def test_empty_like() -> None:
 
 
 def bumped(tensor: Any) -> None:
-    """As the C shim does where a tensor was written to."""
+    """Do as the C shim does after an operation has written to a tensor."""
     bump = _buffer._kind_of(type(tensor)).bump
     assert bump is not None
     bump(tensor)
@@ -191,7 +191,7 @@ def test_paddle() -> None:
 
 
 def test_a_describer_comes_with_its_framework(tmp_path: Path) -> None:
-    """And neither another one, nor the front, whose import would enter it into the framework."""
+    """No other describer is imported, and no front, because a front changes its framework."""
     pytest.importorskip("torch")
     script = tmp_path / "seen.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""From a function's arguments to one submit, and what is refused instead."""
+"""A collective becomes one submit, or is refused if its arguments are wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlempi.errors import ArgumentError, DtypeError
 T, U, V, W = (bytearray(8) for _ in range(4))
 THREE = [T, U, V]
 
-# function and arguments of rank 1 of 3 -> code, send, recv, reduce op, root, scale, splits
+# a call of rank 1 of 3 -> operation, send side, receive side, reduce op, root
 CALLS: list[tuple[Callable[[], Any], tuple[Any, ...]]] = [
     (lambda: dist.all_reduce(T), (Op.ALL_REDUCE, None, T, ReduceCode.SUM, -1)),
     (
@@ -90,7 +90,7 @@ def test_monitored_barrier_has_its_own_deadline(core: FakeCore) -> None:
             dist.monitored_barrier(timeout=wrong)  # type: ignore[arg-type]
 
 
-# What Python itself finds wrong: the others are told, nothing is sent.
+# Errors that Python itself finds. The other members are told of the refusal; nothing is sent.
 WRONG: list[tuple[Callable[[], Any], int, type[Exception], str]] = [
     (lambda: dist.all_reduce(T, "sum"), Op.ALL_REDUCE, DtypeError, "op='sum' is a str"),  # type: ignore[arg-type]
     (

@@ -1,4 +1,4 @@
-"""Ways out of the process that need a hook: in processes of their own, over a fake core."""
+"""Ends of a process that need a hook, over a fake core. Every case is a process of its own."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_workers_of_a_pool_do_not_hold_up_the_end(way: str) -> None:
 
 
 def test_an_exception_that_was_caught() -> None:
-    """Test runners and shells leave it where Python leaves uncaught ones."""
+    """Test runners and shells put a caught exception in sys.last_value, as if it were uncaught."""
     done = leave(
         "dist.group._exit._hooks.foreign = True\n"
         "def fail(): raise ValueError('bo' 'om')\n"
@@ -212,7 +212,7 @@ def test_somebody_else_s_mpi() -> None:
 @pytest.mark.parametrize(
     ("script", "status"),
     [
-        ("sys.exit(3)", 3),  # on_exit of the core sees to it
+        ("sys.exit(3)", 3),  # on_exit of the core handles it
         ("raise ValueError('boom')", 1),
         ("stay(daemon=True); sys.exit(3)", 3),
         ("stay(daemon=True); raise ValueError", 1),

@@ -1,4 +1,4 @@
-"""The public names, and what importing them costs."""
+"""The public names, and what their import costs."""
 
 from __future__ import annotations
 
@@ -138,15 +138,15 @@ def test_import_costs_less_than_30_ms(tmp_path: os.PathLike[str]) -> None:
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
-    def seconds(code: str) -> float:  # of CPU, for other processes may run beside the tests
+    def seconds(code: str) -> float:  # CPU time, because other processes may run meanwhile
         begin = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
         end = resource.getrusage(resource.RUSAGE_CHILDREN)
         return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
 
-    seconds("import paddlempi")  # compiles
+    seconds("import paddlempi")  # compiles the modules
     bare = ours = float("inf")
-    for attempt in range(40):  # a busy machine only ever adds to the shortest of several
+    for attempt in range(40):  # a busy machine only adds time: take the shortest run
         bare, ours = min(bare, seconds("pass")), min(ours, seconds("import paddlempi"))
         if ours - bare < 0.030 and attempt >= 5:
             break

@@ -1,4 +1,4 @@
-"""Beginning, end, groups and who is who, over a fake core."""
+"""Init, destroy, groups and ranks, over a fake core."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_subgroups(core: FakeCore) -> None:
     assert len(all_of_them) == 3
     assert all_of_them[0] is dist.GroupMember.NON_GROUP_MEMBER
     with pytest.raises(ArgumentError, match="group_size=2"):
-        dist.new_subgroups()  # two ranks a node
+        dist.new_subgroups()  # the default is the local size, 2
 
 
 def test_split_orders_by_key_and_rank(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,13 +51,13 @@ CORE = {
 
 @pytest.fixture(autouse=True)
 def no_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is not imported by every test here: that takes seconds."""
+    """Keep most tests from importing torch, which takes seconds."""
     if request.node.originalname != "test_what_import_torch_does":
         monkeypatch.setattr(info, "_torch_backend", lambda: "the names of torch")
 
 
 def answer(core: FakeCore, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
-    """Make the fake answer info so; once initialised, with its ranks."""
+    """Make the fake core answer info with CORE and ``changed``, and after init with ranks."""
     plain = core.control
 
     def control(method: str, arguments: str) -> str:

@@ -16,7 +16,7 @@ from paddlempi.errors import ArgumentError, MismatchError, NotReadyError, Timeou
 
 
 class Tensor(bytearray):
-    """Can be referred to weakly."""
+    """A tensor that can be weakly referenced."""
 
 
 def begin(core: FakeCore, **arguments: Any) -> Any:
@@ -48,7 +48,7 @@ def test_wait(core: FakeCore) -> None:
 
 
 def test_a_tensor_that_is_only_read_is_kept(core: FakeCore) -> None:
-    """On the root of a broadcast nothing is written; MPI reads the tensor until the end."""
+    """A broadcast writes nothing on its root, but MPI reads the tensor until the end."""
     tensor = Tensor(4)
     work = dist.broadcast(tensor, dist.get_rank(), async_op=True)
     assert work is not None
@@ -82,7 +82,7 @@ def test_source_of_a_receive(core: FakeCore) -> None:
 
 def test_a_work_keeps_its_tensors(core: FakeCore) -> None:
     work, tensor = begin(core)
-    core.calls.clear()  # the fake refers to all that it was given
+    core.calls.clear()  # the fake core keeps what it was given
     seen = weakref.ref(tensor)
     del tensor, work
     gc.collect()
@@ -97,7 +97,7 @@ def test_tensors_are_let_go_at_the_end(core: FakeCore) -> None:
     tensor = Tensor(4)
     work = dist.isend(tensor, 0)
     assert work is not None
-    core.calls.clear()  # the fake refers to all that it was given
+    core.calls.clear()  # the fake core keeps what it was given
     seen = weakref.ref(tensor)
     del tensor
     core.end(1)
@@ -148,7 +148,7 @@ def test_future_of_a_work_that_has_ended(core: FakeCore) -> None:
 
 
 def test_a_callback_waits_for_a_work_that_it_began(core: FakeCore) -> None:
-    """Two levels deep, several times: no callback stands in the way of another's end."""
+    """A callback that waits holds up no other completion: two levels deep, several times."""
     seen: list[str] = []
 
     def inner(done: object) -> str:

@@ -19,7 +19,7 @@ sys.exit(int(sys.argv[-1]))
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run it in a folder with a script, a module beside it and a torch that is no torch."""
+    """Run ``paddlempi run`` in a folder with a script, a module next to it and a fake torch."""
     (folder / "script.py").write_text(SCRIPT)
     (folder / "beside.py").write_text("VALUE = 'beside'")
     (folder / "torch.py").write_text("VALUE = 'framework'")
@@ -28,7 +28,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_script_and_its_status(tmp_path: Path) -> None:
-    """A framework's front is imported after the framework; this one is none, and that is told."""
+    """The front is imported after its framework. The fake is no framework, and an error says so."""
     done = run(tmp_path, "script.py", "--epochs", "3")
     assert done.stdout == "__main__ ['script.py', '--epochs', '3'] beside False\n"
     assert done.returncode == 1 and "torch" in done.stderr.splitlines()[-1], done.stderr

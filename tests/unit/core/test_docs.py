@@ -73,16 +73,19 @@ def test_commands_and_files_exist(page: Path) -> None:
 
 
 def test_every_variable_that_is_read_is_documented() -> None:
-    variables = {*go_variables(), *python_variables()} - {"MPI_I"}  # a part of functions' names
-    assert {"PADDLEMPI_MPI", "SLURM_NTASKS", "CC"} <= variables  # the search finds known ones
+    variables = {*go_variables(), *python_variables()} - {"MPI_I"}  # a part of function names
+    assert {"PADDLEMPI_MPI", "SLURM_NTASKS", "CC"} <= variables  # the search finds known variables
     page = (DOCS / "install.md").read_text()
     missing = {name for name in variables if not re.search(rf"`{name}[`=]", page)}
     assert not missing
 
 
 def go_variables() -> Iterator[str]:
-    """Yield the variables that Go reads: in files that touch the environment, all strings in
-    capitals with an underscore, and the arguments of the functions that read a variable.
+    """Yield the variables that Go reads.
+
+    These are the variables in the table of launchers. In files that touch the environment they
+    are all strings in capitals with an underscore, and the arguments of the functions that read
+    a variable.
     """
     launchers = re.sub(r"Own:.*?\}", "", read("gocore/launcher/table.go"), flags=re.S)
     yield from re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+)"', launchers)
@@ -97,7 +100,7 @@ def go_variables() -> Iterator[str]:
 
 
 def python_variables() -> Iterator[str]:
-    """Yield the variables that Python reads, found in the same way."""
+    """Yield the variables that Python reads: the same strings, in files with the word environ."""
     for path in [*(ROOT / "python").rglob("*.py"), *(ROOT / "tools/build").glob("*.py")]:
         text = path.read_text()
         if "environ" not in text:

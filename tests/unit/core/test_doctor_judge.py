@@ -1,4 +1,4 @@
-"""What ``python -m paddlempi doctor`` makes of the facts that ranks collected."""
+"""What ``python -m paddlempi doctor`` concludes from the facts that ranks collected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def device(number: int) -> Facts:
 
 
 def ranks(n: int, devices: int = 2, nodes: int = 1) -> list[Facts]:
-    """Facts in which nothing is wrong."""
+    """Return the facts of ``n`` ranks, in which nothing is wrong."""
     each = n // nodes
     all_of_them = []
     for rank in range(n):
@@ -92,7 +92,7 @@ def ranks(n: int, devices: int = 2, nodes: int = 1) -> list[Facts]:
 
 
 def findings(facts: list[Facts]) -> dict[str, Finding]:
-    """By name, the worst of each."""
+    """Return the findings of the doctor by name. Of several with one name, return the worst."""
     order = ("skip", "ok", "warn", "fail")
     worst: dict[str, Finding] = {}
     for finding in doctor_judge.judge(facts):
@@ -115,7 +115,7 @@ def test_nothing_is_wrong(n: int, nodes: int) -> None:
 
 
 WRONG: list[tuple[str, Any, str, str]] = [
-    # what is set in rank 1's facts, to what; which check, status, and text says so
+    # a key in rank 1's facts, its value, the check with its status, and words of its text
     ("sums", ["f: [1] and not [2]"], "all_reduce fail", "rank 1: f: [1]"),
     ("cma.error", "Operation not permitted", "cma warn", "ptrace_scope is 1"),
     ("limits.nofile", 256, "limits warn", "ulimit -n"),

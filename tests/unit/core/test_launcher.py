@@ -1,4 +1,4 @@
-"""What frameworks read before MPI runs, out of what a launcher says; and the word at the end."""
+"""The variables that frameworks read before MPI runs, and the warning if MPI never ran."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MARK = "PADDLEMPI_FILLED_PADDLE"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No launcher, and no variable of Paddle's; all is put back."""
+    """Remove the variables of launchers and of Paddle. Restore the environment after the test."""
     for name in (*SIGNS, MARK, *filter(lambda n: n.startswith("PADDLE_"), os.environ)):
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
@@ -52,7 +52,7 @@ def shown() -> dict[str, str]:
 
 
 def in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the process is another one, with the same environment."""
+    """Make this process look like a child that has inherited its environment."""
     monkeypatch.setattr(os, "getpid", lambda: 4711)
 
 
@@ -71,7 +71,7 @@ def test_all_are_set_and_taken_back() -> None:
 def test_nothing_without_a_launcher() -> None:
     assert not PADDLE.fill(None)
     assert shown() == {} and MARK not in os.environ
-    # Inherited from a rank, by a process that no launcher is above any more.
+    # A process inherits the variables from a rank, but has no launcher above it any more.
     PADDLE.fill(PRTERUN)
     assert not PADDLE.fill(None)
     assert shown() == {} and MARK not in os.environ
@@ -85,7 +85,7 @@ def test_what_the_launcher_does_not_say_is_left_out() -> None:
 def test_what_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
     PADDLE.fill(PRTERUN)
-    os.environ["PADDLE_LOCAL_RANK"] = "7"  # by the script, later
+    os.environ["PADDLE_LOCAL_RANK"] = "7"  # the script sets it later
     assert shown() == FILLED | {"PADDLE_TRAINERS_NUM": "1", "PADDLE_LOCAL_RANK": "7"}
     assert not PADDLE.is_ours("PADDLE_TRAINERS_NUM")
     assert not PADDLE.is_ours("PADDLE_LOCAL_RANK")
@@ -112,7 +112,7 @@ def test_a_program_that_a_rank_starts_is_none(monkeypatch: pytest.MonkeyPatch) -
     assert PADDLE.rank_above(PRTERUN) == 0
     in_a_child(monkeypatch)
     assert PADDLE.rank_above(PRTERUN) == rank
-    for _ in range(2):  # and a program that it starts
+    for _ in range(2):  # then a program that this program starts
         assert not PADDLE.fill(PRTERUN)
         assert shown() == {}
         assert PADDLE.rank_above(PRTERUN) == rank
@@ -129,7 +129,7 @@ def test_a_worker_has_its_parents_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrapper_and_the_program_that_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until MPI runs either may be the rank; one of them answers for it."""
+    """Until MPI runs, either of the two may be the rank. Only the wrapper counts as the rank."""
     PADDLE.fill(PRTERUN)
     in_a_child(monkeypatch)
     assert not PADDLE.fill(PRTERUN)
@@ -156,7 +156,7 @@ def test_a_launcher_of_paddles_inside_a_rank_is_obeyed(monkeypatch: pytest.Monke
     assert shown() == launched
 
 
-# Who asks
+# When the core is asked
 
 
 def test_the_core_is_asked_where_a_launcher_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ launcher.watch({PRTERUN!r})
 
 
 def end(body: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A process that is watched, and then does what ``body`` says."""
+    """Run a process that calls ``launcher.watch`` and then executes ``body``."""
     command = [sys.executable, *options, "-c", WATCHED + body]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -268,7 +268,7 @@ def test_sys_exit_comes_back() -> None:
 
 
 def test_sys_exit_below_another_hook() -> None:
-    """Which keeps ours: watching again must not put ours on top of itself."""
+    """The other hook calls ours. A second watch must not put our hook on top of itself."""
     body = f"""
 ours = sys.exit
 def exit(status=None):

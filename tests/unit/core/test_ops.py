@@ -1,4 +1,4 @@
-"""What the operations table says, as Python has it."""
+"""The table of operations, as Python has it."""
 
 from __future__ import annotations
 

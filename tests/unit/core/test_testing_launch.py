@@ -1,4 +1,4 @@
-"""paddlempi.testing.run, the hub of the ranks' pytests, and the merged outcome."""
+"""paddlempi.testing.run, the hub of the ranks' pytests, and the merged outcome of a test."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ def test_ranks_know_their_place() -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Asks the core for a place, in an environment of its own: a container hides its launcher."""
+    """Return a function that asks the core for the place, given some variables of a launcher.
+
+    The core believes these variables alone, as in a container that hides the launcher's process.
+    """
     for kind in KINDS:
         for name in (*kind.rank, *kind.size, *kind.job):
             monkeypatch.delenv(name, raising=False)
@@ -149,7 +152,7 @@ def test_unknown_mpi_says_where_it_looked() -> None:
 
 
 class Meeting:
-    """A hub in a thread that listens on TCP, with rank 0 connected."""
+    """A hub that listens on TCP in a thread. Rank 0 is connected."""
 
     def __init__(self, size: int) -> None:
         self.said: list[str] = []

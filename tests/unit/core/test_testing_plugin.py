@@ -1,4 +1,4 @@
-"""The harness itself: real mpiruns with a pytest in every rank, judged from outside."""
+"""The pytest plugin in real jobs: mpirun runs pytest on every rank, these tests read the report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ranks(tmp_path: Path) -> Ranks:
 
 
 def closing(result: Result) -> str:
-    """The closing line; there must be exactly one, for there must be exactly one report."""
+    """Return the closing line of the report. Fail unless there is exactly one."""
     lines = re.findall(r"^=+ (.* in [\d.]+s.*?) =+$", result.stdout, re.MULTILINE)
     assert len(lines) == 1, result.output
     return re.sub(r" in [\d.]+s.*", "", lines[0])
@@ -58,7 +58,7 @@ def test_pass_on_every_rank(ranks: Ranks) -> None:
 
 
 def test_every_rank_runs_it(ranks: Ranks, tmp_path: Path) -> None:
-    """A harness whose ranks do not run the tests would pass all others here that pass."""
+    """The tests here that expect a pass would not notice a harness whose ranks run nothing."""
     result = ranks(
         3,
         """
@@ -299,7 +299,7 @@ def test_deadline_of_one_test(ranks: Ranks) -> None:
 
 
 def test_hang_that_holds_the_gil(ranks: Ranks) -> None:
-    """No Python thread can report then; the watchdog in C ends the job, with stacks."""
+    """No Python thread can report while the GIL is held. C code prints stacks and ends the job."""
     result = ranks(
         2,
         """

@@ -1,4 +1,4 @@
-"""What MPIs leave in shared memory when their ranks are killed is removed, and nothing else."""
+"""The sweep removes what MPIs leave in shared memory when ranks are killed, and nothing else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_command_line_leaves_no_segment() -> None:
 
 
 def left(output: str) -> list[str]:
-    """Those of a job's own segments that are still there; other jobs have theirs beside them."""
+    """Return the segments of this job that still exist. Other jobs may have segments, too."""
     segments = re.findall(r"^maps (/dev/shm/\S+)", output, re.MULTILINE)
     assert segments, output
     return [path for path in segments if os.path.exists(path)]
@@ -67,6 +67,6 @@ def waits_and_dies() -> None:
     dist.init_process_group()
     with open("/proc/self/maps") as maps:
         for path in {line.split()[5] for line in maps if "/dev/shm/" in line}:
-            os.write(1, f"\nmaps {path}\n".encode())  # whole, beside the other rank's
+            os.write(1, f"\nmaps {path}\n".encode())  # one write: lines of ranks do not mix
     time.sleep(float(os.environ["SECONDS"]))
     os.kill(os.getpid(), 9)

@@ -1,4 +1,4 @@
-"""Go's threads get coarse timers, so as not to steal time from the ranks; others keep theirs."""
+"""Go's threads have coarse timers, to take less time from the ranks. Other threads do not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 from paddlempi.testing import launch
 
-# In a process of its own: what is looked at is set when the core is loaded.
+# This runs in a process of its own, because loading the core sets the timer slack.
 PROGRAM = """
 import os, threading
 import numpy as np
@@ -41,5 +41,5 @@ def test_only_go_threads_have_coarse_timers() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60
     )
-    launch.sweep(began)  # Open MPI leaves its segment where no launcher is, under mpi4py too
+    launch.sweep(began)  # without a launcher Open MPI leaves its segment, under mpi4py too
     assert done.returncode == 0 and done.stdout.strip() == "ok", done.stdout + done.stderr

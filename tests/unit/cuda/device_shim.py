@@ -1,7 +1,7 @@
-"""Cases for test_device_tensors.py: device tensors through the C shim, before any init.
+"""Cases for test_device_tensors.py: device tensors go through the C shim, before any init.
 
-Prints a line for each: its name, and what submit raised. A call with nothing wrong gets as far
-as the core, which is not initialised.
+Print one line for each case: its name, and what submit raised. A call with right arguments
+reaches the core, which is not initialised.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import paddlempi._core as core  # type: ignore[import-not-found]
 from paddlempi._ops import Op, ReduceCode
 from paddlempi.errors import BY_CODE
-from paddlempi.tensors.dlpack import _Tensor as DLTensor  # who reads it here is C
+from paddlempi.tensors.dlpack import _Tensor as DLTensor  # C reads it here
 
 CUDA, PINNED, ROCM = 2, 3, 10
 
@@ -63,7 +63,7 @@ _mute = ExchangeAPI(1, 1, None, None, None, None, _view, _CurrentStream())
 
 
 class Described:
-    """Its stream stands for the device's number, as in _streams."""
+    """A tensor whose stream follows from the number of its device, by _streams."""
 
     def __init__(self, index: int, device: int = CUDA) -> None:
         self.index, self.device = index, device

@@ -1,4 +1,4 @@
-"""The committed PTX: what a driver must know to take it, and that no kernel is missing."""
+"""The committed PTX: which drivers and devices take it, and whether a kernel is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRIDED = {f"pmpi_copy_strided_{size}" for size in (1, 2, 4, 8, 16)}
 
 
 def wanted(dtype: _ops.DType) -> set[str]:
-    """The kernels that the module of a dtype has."""
+    """Return the names of the kernels that the module of a dtype must have."""
     return {
         f"pmpi_reduce_{dtype.label}_{op.name.lower()}"
         for op in _ops.ReduceCode
@@ -25,7 +25,7 @@ def wanted(dtype: _ops.DType) -> set[str]:
 
 
 def kernels(text: str) -> dict[str, str]:
-    """The text of each kernel, by name."""
+    """Return the text of each kernel, by name."""
     parts = re.split(r"^\.visible \.entry (\w+)\(", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -50,9 +50,9 @@ def test_old_drivers_and_devices_take_it(path: Path) -> None:
     assert tuple(map(int, version)) <= (7, 8), "CUDA 11.8's"
     (target,) = re.findall(r"^\.target sm_(\d+)$", text, re.MULTILINE)
     assert int(target) <= 60
-    # A product and a sum in one would round once where the host rounds twice.
+    # A fused multiply-add rounds once. The host rounds twice.
     assert not re.search(r"\bfma\.|\bmad\.\w+\.f", text)
-    # Nothing lies in a thread's own memory, which is as slow as all of the device's.
+    # A thread's local memory is as slow as global memory, so nothing may lie there.
     assert not re.search(r"\.local|\bcall\b", text)
 
 
@@ -65,7 +65,7 @@ def test_packs_go_whole(dtype: _ops.DType) -> None:
 
 
 def assembler() -> str:
-    """The ptxas that Triton, which is in torch's wheels, brings along."""
+    """Return the path of Triton's ptxas. Triton comes with torch. Skip the test without it."""
     spec = importlib.util.find_spec("triton")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(folder, "backends/nvidia/bin/ptxas")).is_file():
@@ -81,5 +81,5 @@ def test_it_assembles_and_no_register_is_spilled(path: Path, tmp_path: Path) -> 
     kept = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", done.stderr)
     assert len(kept) == len(kernels(path.read_text())), done.stderr
     assert set(kept) == {("0", "0")}, done.stderr
-    # Four blocks of 256 threads at once on a processor with 65536 registers.
+    # So 4 blocks of 256 threads run at once on a multiprocessor with 65536 registers.
     assert all(int(n) <= 64 for n in re.findall(r"Used (\d+) registers", done.stderr))

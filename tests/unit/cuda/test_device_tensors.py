@@ -1,6 +1,6 @@
-"""What is read from a tensor in device memory, without a device: stand-ins say where they lie.
+"""What paddlempi reads from a tensor in device memory. Stand-ins take the place of a device.
 
-What the core does with it is tested over the fake driver (``tests/jobs/cuda``).
+``tests/jobs/cuda`` tests over the fake driver what the core does with the tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CUDA, PINNED, MANAGED = 2, 3, 13
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Classes made here are not known from one test to the next, by their bases neither."""
+    """Start every test with an empty table of kinds, so that no test sees another's classes."""
     monkeypatch.setattr(_buffer, "_kinds", {})
 
 
@@ -36,7 +36,7 @@ def describe(tensor: Any) -> _buffer.Description:
 
 
 class OnDevice:
-    """Host memory that says by DLPack that it is on a device, and notes how it was asked."""
+    """Host memory that claims by DLPack to be on a device. ``asked`` lists the streams given."""
 
     def __init__(self, array: Any, device: tuple[int, int] = (CUDA, 1), old: bool = False) -> None:
         self.array, self.device, self.old = array, device, old
@@ -53,7 +53,7 @@ class OnDevice:
 
 
 class Named(OnDevice):
-    """Names its stream too."""
+    """An OnDevice that also names its stream, by ``__cuda_array_interface__``."""
 
     stream: Any = None
 
@@ -138,7 +138,7 @@ def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _buffer.record(array)
 
 
-# __cuda_array_interface__ alone
+# Tensors that have only __cuda_array_interface__
 
 
 def shown(**entries: Any) -> Any:
@@ -181,7 +181,7 @@ def test_interface_errors(entries: dict[str, Any], kind: type[Exception], match:
 
 
 def test_interface_of_an_object(core: Any) -> None:
-    """Not every class has it as a property."""
+    """The attribute may be the object's and not its class's."""
 
     class Holder:
         pass
@@ -270,7 +270,7 @@ def test_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
         "_get_current_stream",
         lambda device: SimpleNamespace(cuda_stream=streams[device]),
     )
-    # Its __cuda_array_interface__ would say <f2.
+    # The __cuda_array_interface__ of a bfloat16 tensor of Paddle gives <f2.
     wanted = (4096, DType.BFLOAT16, (2, 3), (3, 1), CUDA, 2, False, 0x20)
     assert kind.describe(tensor("gpu")) == wanted
     tells = kind.stream(tensor("gpu"))
@@ -287,14 +287,14 @@ def test_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
         kind.describe(tensor("gpu"))
 
 
-# The C shim: which stream it hands on, which it alone sees when two differ
+# The C shim: which stream it hands on. Only the shim notices that two tensors have two streams.
 
 SHIM = Path(__file__).with_name("device_shim.py")
 
 
 @pytest.fixture(scope="module")
 def shim() -> dict[str, str]:
-    """What the shim said to each case of device_shim.py, in a process without MPI."""
+    """Run device_shim.py in a process without MPI. Return what the shim said, by case."""
     run = subprocess.run(
         [sys.executable, SHIM], capture_output=True, text=True, timeout=120, check=True
     )

@@ -1,4 +1,4 @@
-"""Works and futures on device tensors over a fake core: what is ordered, kept and let go when."""
+"""Works and futures on device tensors, over a fake core: order, and how long tensors are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_DEVICE_0 = (-1, 0, -1, 1)
 
 
 class Tensor:
-    """In device memory; ``current`` is the framework's current stream, by thread."""
+    """A tensor in device memory. ``current`` holds the framework's current stream of a thread."""
 
     current = threading.local()
 
@@ -33,7 +33,7 @@ class Tensor:
 
 
 class Mute(Tensor):
-    """Of a framework whose allocator cannot be told."""
+    """A tensor of a framework whose allocator cannot be told about streams."""
 
 
 def describe(_: Tensor) -> _buffer.Description:
@@ -57,14 +57,14 @@ def kinds() -> Iterator[None]:
     yield
     for kind in (Tensor, Mute):
         del _buffer._kinds[kind]
-    gc.collect()  # a work and its error hold each other
+    gc.collect()  # a work and its error refer to each other
 
 
 def begin(core: FakeCore, kind: type[Tensor] = Tensor) -> Any:
     tensor = kind()
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
-    core.calls.clear()  # the fake refers to all that it was given
+    core.calls.clear()  # the fake core keeps what it was given
     return work, tensor
 
 
@@ -117,7 +117,7 @@ def test_tensors_go_once_the_allocator_knows(core: FakeCore) -> None:
     seen = weakref.ref(tensor)
     core.end(1, ON_DEVICE_0)
     work.wait()
-    work._output = None  # a send has none
+    work._output = None  # as of a send, which has no output
     del tensor
     assert seen() is None
     del work
@@ -126,7 +126,7 @@ def test_tensors_go_once_the_allocator_knows(core: FakeCore) -> None:
 
 @pytest.mark.parametrize("waited", [False, True])
 def test_tensors_stay_until_the_device_is_done(core: FakeCore, waited: bool) -> None:
-    """Where the allocator cannot be told, or nobody has waited."""
+    """They stay if the allocator cannot be told about streams, or if no thread has waited."""
     work, tensor = begin(core, Mute if waited else Tensor)
     seen = weakref.ref(tensor)
     core.end(1, ON_DEVICE_0)
@@ -143,7 +143,7 @@ def test_tensors_stay_until_the_device_is_done(core: FakeCore, waited: bool) -> 
 
 
 def test_a_host_tensor_beside_stays(core: FakeCore) -> None:
-    """Copies out of it may be queued, and no allocator would know."""
+    """Copies out of the host tensor may be queued, and no allocator knows of them."""
     tensor, host = Tensor(), bytearray(4)
     work = dist.all_gather([tensor, tensor, tensor], host, async_op=True)
     assert work is not None
@@ -240,4 +240,4 @@ def test_a_device_that_is_lost(core: FakeCore) -> None:
     del tensor, other
     gc.collect()
     assert seen() is None
-    core.lost = None  # its traceback holds the work into the next test
+    core.lost = None  # its traceback would keep the work into the next test

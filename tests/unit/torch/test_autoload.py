@@ -1,4 +1,4 @@
-"""What ``import torch`` runs, over a torch that is not there: fakes of its two modules."""
+"""What ``import torch`` runs, with fakes in the place of two of torch's modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOB = Launcher("Open MPI", size=4, rank=2, local_rank=2, local_size=4, job="prte
 
 
 class FakeBackend:
-    """As ``torch.distributed.Backend``, newer than 2.12 if ``newer``."""
+    """A fake ``torch.distributed.Backend``. ``newer``: of a torch newer than 2.12."""
 
     def __init__(self, newer: bool) -> None:
         self.registered: list[str] = []
@@ -35,7 +35,7 @@ class FakeBackend:
 
 
 def functions() -> dict[str, FunctionType]:
-    """torch's functions, each of which says what it was called with."""
+    """Return fakes of torch's functions, which return what they were called with."""
 
     def init_process_group(backend: Any = None, **named: Any) -> tuple[Any, ...]:
         return "init", backend, named
@@ -62,7 +62,7 @@ def functions() -> dict[str, FunctionType]:
 
 @pytest.fixture
 def variables() -> Iterator[Any]:
-    """Those of the tests' process, without what tells of a launcher; put back at the end."""
+    """Return the environment, without a launcher's variables. Restore it after the test."""
     before = dict(os.environ)
     for name in (*ALONE, *SIGNS):
         os.environ.pop(name, None)
@@ -73,7 +73,11 @@ def variables() -> Iterator[Any]:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, variables: Any) -> Iterator[Any]:
-    """Makes the modules; called with ``native``, ``newer`` and names to leave out."""
+    """Return a function that puts the fake modules in place.
+
+    ``native``: this torch was built with MPI. ``newer``: it is newer than 2.12. ``without``: names
+    that its module lacks.
+    """
     for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("paddlempi.torch", "paddlempi.torch.activation"):
@@ -84,7 +88,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, variables: Any) -> Iterator[Any]:
 
     def make(native: bool = False, newer: bool = True, without: tuple[str, ...] = ()) -> Any:
         c10d: Any = ModuleType("torch.distributed.distributed_c10d")
-        for name, made in functions().items():  # their globals are the module's, as torch's are
+        for name, made in functions().items():  # they use the module's globals, as torch's do
             setattr(
                 c10d,
                 name,
@@ -122,7 +126,7 @@ def test_both_names_are_entered_once(fake: Any, newer: bool) -> None:
         assert paddlempi_autoload.error is None
     assert c10d.is_mpi_available()
     assert paddlempi_autoload.entered == {"mpi", "paddlempi"}
-    # Older ones serve "mpi" by ProcessGroupMPI and refuse to register it.
+    # An older torch serves "mpi" by ProcessGroupMPI and refuses to register that name.
     assert c10d.Backend.registered == (["paddlempi", "mpi"] if newer else ["paddlempi"])
     assert callable(c10d.ProcessGroupMPI.create)
 
@@ -218,7 +222,7 @@ def test_our_backends_come_here_also_from_functions_imported_before(
 
     assert init_process_group("cpu:mpi")[:2] == ("our env_rendezvous", ("env://", "cpu:mpi"))
     assert init_process_group("gloo")[0] == "env"
-    # Groups of ours exist only where the front is loaded.
+    # Groups of paddlempi can exist only if the front is loaded.
     assert split_group()[0] == "split"
     monkeypatch.setitem(sys.modules, "paddlempi.torch.activation", Front("activation"))
     assert split_group()[0] == "our split_group"
@@ -229,7 +233,7 @@ def test_our_backends_come_here_also_from_functions_imported_before(
     [
         ({}, None, True),
         ({}, JOB, True),
-        # torchrun, or somebody who sets what it sets.
+        # torchrun, or a user who sets the same variables.
         (
             {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
             None,
@@ -238,10 +242,10 @@ def test_our_backends_come_here_also_from_functions_imported_before(
         ({"RANK": "1", "WORLD_SIZE": "2"}, None, False),
         ({"LOCAL_RANK": "0"}, None, False),
         ({"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}, None, False),
-        # The same below an MPI's launcher, on each of its ranks alike.
+        # The same under the launcher of an MPI, with the same answer on all ranks.
         ({"TORCHELASTIC_RUN_ID": "x", "RANK": "2", "WORLD_SIZE": "4"}, JOB, False),
         ({"RANK": "7", "WORLD_SIZE": "8"}, JOB, False),
-        # The launcher's own, said in torchrun's words.
+        # The launcher's numbers, in torchrun's variables.
         ({"RANK": "2", "WORLD_SIZE": "4"}, JOB, True),
         ({"LOCAL_RANK": "2"}, JOB, True),
         ({"PADDLEMPI_TORCH": "1", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, None, True),
@@ -265,12 +269,12 @@ def test_is_mpi_available(
     assert paddlempi_autoload.error is None
     assert is_mpi_available() is answer
     assert paddlempi_autoload.originals["is_mpi_available"]() is True
-    monkeypatch.setattr(paddlempi_autoload, "naming", 1)  # torch asks itself, before it makes one
+    monkeypatch.setattr(paddlempi_autoload, "naming", 1)  # torch asks before it makes a group
     assert is_mpi_available() is True
 
 
 def test_the_answer_changes_with_the_variables(fake: Any, variables: Any) -> None:
-    """A notebook starts processes that have them out of one that has not."""
+    """A notebook without these variables starts processes that have them."""
     c10d = fake()
     paddlempi_autoload.torch()
     assert c10d.is_mpi_available()
@@ -328,16 +332,16 @@ def test_the_variables_that_import_torch_sets(
         (JOB._replace(size=1, rank=0, local_size=1, local_rank=0), {}, False),
         (JOB._replace(size=1, rank=0), {"PADDLEMPI_TORCH": "1"}, False),
         (JOB, {"PADDLEMPI_TORCH": "0"}, False),
-        # Somebody else has said something else.
+        # The user has set other numbers.
         (JOB, {"RANK": "7", "WORLD_SIZE": "8"}, False),
         (JOB, {"WORLD_SIZE": "1"}, False),
         (JOB, {"LOCAL_RANK": "0"}, False),
         (JOB, {"RANK": "2", "WORLD_SIZE": "4"}, True),
-        # srun, of something else and of MPI.
+        # srun without MPI, and with MPI.
         (JOB._replace(mpi="Slurm"), {}, False),
         (JOB._replace(mpi="Slurm"), {"PMIX_RANK": "2"}, True),
         (JOB._replace(mpi="Slurm"), {"PMI_RANK": "2"}, True),
-        # LOCAL_RANK is taken for the index of a GPU.
+        # Programs take LOCAL_RANK for the index of a visible GPU.
         (JOB, {"CUDA_VISIBLE_DEVICES": "2"}, False),
         (JOB, {"CUDA_VISIBLE_DEVICES": "2"} | {"PADDLEMPI_TORCH": "1"}, True),
         (JOB, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, True),
@@ -409,7 +413,7 @@ BY_SRUN = Launcher("Slurm", 7, 5, 1, 2, "7.3")
             ["slurmstepd"],
             BY_SRUN._replace(local_size=-1),
         ),
-        # In a batch script the variables are those of the script, and of mpirun's daemons.
+        # In a batch script the variables describe the script, or mpirun's daemons.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9"}, ["bash", "slurmstepd"], None),
         (SRUN | OMPI, ["prterun", "slurmstepd"], BY_OMPI),
         (SRUN | OMPI, ["slurmstepd", "prterun"], BY_SRUN),
@@ -433,7 +437,7 @@ def test_launchers(
     parents: list[str],
     found: Launcher | None,
 ) -> None:
-    """A parent is its file, or, where that is hidden, its name, and what it was called with."""
+    """An item of ``parents`` is an executable's path or, if that is hidden, name and arguments."""
     for name in (*OMPI, *SRUN, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
         variables.pop(name, None)
     variables.pop("I_MPI_HYDRA_UUID", None)

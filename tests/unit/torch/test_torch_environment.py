@@ -1,4 +1,4 @@
-"""torchrun's variables out of a launcher's, over one that is made up. Needs no torch."""
+"""torchrun's variables, set from those of a made-up launcher. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Launched = Callable[..., Any]
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
-    """Fills the variables as under a launcher; called with what differs from prterun's."""
+    """Return a function that fills the variables as under PRTERUN, with the given changes."""
     for name in (*NAMES, "PADDLEMPI_FILLED", "PADDLEMPI_TORCH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
@@ -78,7 +78,7 @@ def test_nothing_outside_a_launcher(launched: Launched) -> None:
 
 
 def test_what_import_torch_sets_by_itself(launched: Launched) -> None:
-    """Only what is sure; to whom, test_autoload.py has."""
+    """``import torch`` sets only what is certain. test_autoload.py tests in which processes."""
     launched(None)
     paddlempi_autoload.fill(PRTERUN, tell=True)
     assert set(shown()) == set(NAMES) - {"MASTER_ADDR", "MASTER_PORT"}
@@ -98,8 +98,8 @@ def test_what_import_torch_sets_by_itself(launched: Launched) -> None:
         (0, 0, 8, 4, "0"),
         (7, 3, 8, 4, "1"),
         (3, 1, 4, 2, "1"),
-        (1, 0, 4, 2, None),  # dealt out rank by rank
-        (3, 1, 6, 4, None),  # not as many on each node
+        (1, 0, 4, 2, None),  # the nodes take ranks in turn
+        (3, 1, 6, 4, None),  # the nodes have different numbers of ranks
         (3, -1, 8, 4, None),
         (3, 1, 8, -1, None),
     ],
@@ -126,7 +126,7 @@ def test_what_is_set_stays(launched: Launched, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_place_of_the_store(launched: Launched) -> None:
-    """It is told under a launcher, also where the address was not known before; not without one."""
+    """Under a launcher the store's address is published, also if none was known before."""
     environment = launched(None)
     environment.publish("10.0.0.1", 4242)
     assert shown() == {}
@@ -144,25 +144,25 @@ def test_unknown_numbers_are_left_out(launched: Launched) -> None:
 def test_what_a_parent_set_is_not_the_users(launched: Launched) -> None:
     environment = launched(rank=5, job="outer@1")
     outer = shown()
-    # A process of the same rank keeps what it inherits, such as the real store's place.
+    # A process of the same rank keeps what it inherits, such as the address of the real store.
     environment.publish("10.0.0.1", 4242)
     launched(rank=5, job="outer@1")
     assert shown() == outer | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4242"}
-    # A job of its own, started from there, has its own.
+    # A job that is started from this rank has variables of its own.
     environment = launched(rank=0, size=2, local_rank=0, local_size=2, job="inner@1")
     assert shown()["RANK"] == "0"
     assert shown()["WORLD_SIZE"] == "2"
     assert shown()["MASTER_ADDR"] == "127.0.0.1"
     assert shown()["MASTER_PORT"] != "4242"
     assert environment.contradiction(0, 2) is None
-    # And what leaves the launcher behind, as a batch job sent from a rank, has none.
+    # A process with no launcher above it, such as a batch job that a rank submits, has none.
     launched(None)
     assert shown() == {}
     assert "PADDLEMPI_FILLED" not in os.environ
 
 
 def test_what_others_set_since_is_theirs(launched: Launched) -> None:
-    """As by torchrun that a rank has started, or by the program itself."""
+    """The others may be a torchrun that a rank has started, or the program itself."""
     launched()
     os.environ.update(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", MASTER_PORT="29500")
     environment = launched()
@@ -202,7 +202,7 @@ def test_address_where_nothing_tells(launched: Launched, monkeypatch: pytest.Mon
     launched(None)
     environment = torch_environment.load()
     monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: PRTERUN)
-    monkeypatch.setattr(launcher, "find", lambda: None)  # no core
+    monkeypatch.setattr(launcher, "find", lambda: None)  # the core cannot be loaded
     environment.fill()
     assert shown()["MASTER_ADDR"] == socket.gethostname()
 
@@ -213,7 +213,7 @@ def test_contradictions(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> 
     assert "RANK=3" in environment.contradiction(5, 8)
     assert "rank 5 of 8" in environment.contradiction(5, 8)
     assert environment.contradiction(3, 8) is None
-    # Ours follow MPI: the world may be a part of the launcher's.
+    # Variables that paddlempi set follow MPI, whose world may be a part of the launcher's.
     assert environment.contradiction(3, 4) is None
     assert shown()["WORLD_SIZE"] == "4"
 
@@ -225,7 +225,7 @@ def test_contradictions(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> 
         (None, {"WORLD_SIZE": "4"}, 0),
         (None, {"TORCHELASTIC_RUN_ID": "x"}, 0),
         (PRTERUN, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8"}, 0),
-        # One torchrun for each of mpirun's processes.
+        # mpirun starts 8 torchruns, and each of them starts 4 processes.
         (PRTERUN, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "32"}, 32),
     ],
 )
