@@ -61,11 +61,11 @@ EXAMPLE_torch := examples/train_torch.py
 ALL := test-core test-unit test-abi test-mpi test-cuda $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) \
 		test-faults test-torch test-paddle test-programs test-examples test-cluster soak
 test: clean-results $(ALL)
-	.venv-tools/bin/python tools/results.py $(RESULTS)
 
 ## test-all      all tests, with those of the oldest supported torch: CI runs it when a version in the constraints changes
 .PHONY: test-all
 test-all: clean-results $(ALL) test-torch-oldest
+test test-all:
 	.venv-tools/bin/python tools/results.py $(RESULTS)
 
 ## test-quick    the tests of one process, Go's tests, and values on 2 ranks under Open MPI: 3 minutes

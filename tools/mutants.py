@@ -80,15 +80,13 @@ def mutants(chance: random.Random) -> Iterator[Mutant]:
         ]
         chance.shuffle(files)
         for file in files:
-            lines = file.read_text().splitlines()
-            found = [
-                Mutant(file.relative_to(ROOT), number, changed)
-                for number, line in enumerate(lines)
-                if not line.lstrip().startswith("//") and '"' not in line
-                for pattern, to in CHANGES
-                if (changed := re.sub(pattern, to, line.split(" // ")[0], count=1)) != line
-                and re.search(pattern, line.split(" // ")[0])
-            ]
+            found = []
+            for number, line in enumerate(file.read_text().splitlines()):
+                if line.lstrip().startswith("//") or '"' in line:
+                    continue
+                code = line.split(" // ")[0]
+                changed = (re.subn(pattern, to, code, count=1) for pattern, to in CHANGES)
+                found += [Mutant(file.relative_to(ROOT), number, text) for text, n in changed if n]
             if found:
                 yield chance.choice(found)
 

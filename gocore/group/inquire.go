@@ -248,15 +248,21 @@ func (e *Env) mustAsk(r int) bool {
 	return e.presence == nil || e.Topo.Node[r] != e.Topo.Node[e.Topo.Rank]
 }
 
+// hidden returns the world ranks that cannot see this one leave, because they share no memory with it.
+func (e *Env) hidden() (ranks []int) {
+	for r := range e.Topo.Node {
+		if r != e.Topo.Rank && e.mustAsk(r) {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
 // depart begins the barrier of the ranks that depart, if some ranks cannot see each other leave in
 // shared memory. The barrier is on a communicator that carries no other collectives by then. A rank
 // that departs answers questions until the barrier is over.
 func (e *Env) depart() error {
-	allVisible := true
-	for r := range e.Topo.Node {
-		allVisible = allVisible && (r == e.Topo.Rank || !e.mustAsk(r))
-	}
-	if allVisible || e.departure != nil {
+	if len(e.hidden()) == 0 || e.departure != nil {
 		return nil
 	}
 	slot := e.Lib.NewSlot()
@@ -272,10 +278,8 @@ func (e *Env) depart() error {
 // depart, because MPI still has requests of a broken group. It waits until the messages are sent,
 // for brokenLimit at most, because the process ends next.
 func (e *Env) stayAway() {
-	for r := range e.Topo.Node {
-		if r != e.Topo.Rank && e.mustAsk(r) {
-			e.mail.send(r, mailAbsent, processKey, nil)
-		}
+	for _, r := range e.hidden() {
+		e.mail.send(r, mailAbsent, processKey, nil)
 	}
 	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(brokenLimit), nil)
 }

@@ -25,11 +25,7 @@ func (l *library) NewSlot() *Slot {
 	p.lock.Lock()
 	defer p.lock.Unlock()
 	if len(p.free) == 0 {
-		memory := C.calloc(slotsAtOnce, C.sizeof_struct_pmpi_mpi_slot)
-		if memory == nil {
-			panic("mpi: no memory for requests") // as Go's own allocator does
-		}
-		block := unsafe.Slice((*Slot)(memory), slotsAtOnce)
+		block := unsafe.Slice((*Slot)(C.calloc(slotsAtOnce, C.sizeof_struct_pmpi_mpi_slot)), slotsAtOnce)
 		for i := range block {
 			p.free = append(p.free, &block[i])
 		}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import reports
+from fake_driver import DRIVER
 from hosts import Hosts
 from mpis import MPI, ROOT
-
-DRIVER = ROOT / "build" / "libcuda_fake.so"
 
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])

@@ -26,6 +26,7 @@ def raises(
     kind: type[BaseException],
     *words: str,
     ranks: Sequence[int] | None = None,
+    among: Sequence[int] | None = None,
     least: float = 0.0,
     most: float | None = None,
 ) -> Iterator[None]:
@@ -35,8 +36,8 @@ def raises(
         kind: exactly the error's class.
         words: parts of the error's text.
         ranks: the error's ``ranks``.
-        least: seconds that the block takes at the least, if all ranks begin it at the same time.
-            Half of it will do: another rank may begin earlier, and its deadline ends all waits.
+        among: ranks of which the error names one at least, and no other.
+        least: seconds that the block takes at the least.
         most: seconds that the block takes at the most.
     """
     began = time.monotonic()
@@ -50,7 +51,9 @@ def raises(
             assert word in str(error), f"{word!r} is not in: {error}"
         if ranks is not None:
             assert error.ranks == tuple(ranks), f"{error.ranks} for {tuple(ranks)}: {error}"
-        assert took >= least / 2, f"{error!r} after {took} s"
+        if among is not None:
+            assert error.ranks and {*error.ranks} <= {*among}, f"{error.ranks}: {error}"
+        assert took >= least, f"{error!r} after {took} s"
         assert most is None or took <= most, f"{error!r} took {took} s"
         return
     raise AssertionError(f"no {kind.__name__} was raised")

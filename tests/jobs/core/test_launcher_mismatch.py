@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from one_mpi import MPI
 from paddlempi.testing import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12", "impi": "libmpi.so.12"}
-HERE = launch.command(1, ["true"]).kind
 
 
 def family(mpi: str) -> str:
@@ -24,7 +24,7 @@ def wheel(mpi: str) -> Path:
     return ROOT / f".venv-{mpi}" / "lib" / LIBRARIES[mpi]
 
 
-OTHERS = [m for m in LIBRARIES if family(m) != family(HERE) and wheel(m).exists()]
+OTHERS = [m for m in LIBRARIES if family(m) != family(MPI) and wheel(m).exists()]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_error_names_both_and_the_way_out(other: str, script: str) -> None:
     errors = [line for line in result.stderr.splitlines() if "LauncherError" in line]
     assert errors, result.output
     error = errors[0]
-    daemons = ("prterun", "orterun") if HERE == "openmpi" else ("hydra_pmi_proxy",)
+    daemons = ("prterun", "orterun") if MPI == "openmpi" else ("hydra_pmi_proxy",)
     assert any(d in error for d in daemons), error
     for part in ("one of 2", str(library), str(library.parents[1] / "bin" / "mpirun")):
         assert part in error, part

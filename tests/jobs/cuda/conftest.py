@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import fake_driver
 import pytest
-from paddlempi.testing import launch
+from sweeping import pytest_sessionfinish
+
+__all__ = ["pytest_sessionfinish"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     fake_driver.use()
-
-
-_BEGAN = time.time()
-
-
-def pytest_sessionfinish() -> None:
-    """Sweep the segments that Open MPI leaves without a launcher. ``launch`` sweeps jobs only."""
-    launch.sweep(_BEGAN)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
-from paddlempi.testing import launch
+from sweeping import pytest_sessionfinish
+
+__all__ = ["pytest_sessionfinish"]
 
 pytest.importorskip("paddle", reason="paddle is not installed")
-
-_BEGAN = time.time()
-
-
-def pytest_sessionfinish() -> None:
-    """Sweep the segments that Open MPI leaves without a launcher. ``launch`` sweeps jobs only."""
-    launch.sweep(_BEGAN)
