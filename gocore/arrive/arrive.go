@@ -9,7 +9,11 @@
 // small allreduce for a group that spans nodes.
 package arrive
 
-import "github.com/paddlempi/paddlempi/gocore/status"
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
 
 // Signature is what all members of a collective must agree on, packed so that a comparison costs
 // three loads. Word 0 is the operation (code, dtype, reduce op, root), word 1 the count, word 2
@@ -26,6 +30,14 @@ const (
 	Refused                   // this member found its own arguments wrong and will not run the collective
 	Others                    // the first bit without a meaning here
 )
+
+// Note is memory outside the Go heap whose bytes a member tells the others with its signature: the
+// payload of a small collective, or where its tensors are. The bytes are copied. Only Lines carry
+// notes; the other arrivals drop them.
+type Note struct {
+	Data  unsafe.Pointer
+	Bytes int64 // at most NoteRoom
+}
 
 // State is the state of an arrival.
 type State int
@@ -54,7 +66,7 @@ type Entry struct {
 // by one goroutine at a time, and Announce(k+1) only after Poll has reported k.
 type Arrival interface {
 	// Announce announces collective seq and polls once, as Poll does.
-	Announce(seq uint64, sig *Signature, flags Flags, spin int) (State, Result, error)
+	Announce(seq uint64, sig *Signature, flags Flags, note Note, spin int) (State, Result, error)
 	// Poll tests whether all members have announced. It pauses spin times at most.
 	Poll(spin int) (State, Result, error)
 	// Entries returns what each member has announced for the current collective. It is valid after

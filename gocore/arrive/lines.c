@@ -2,6 +2,7 @@
 #include "lines.h"
 
 #include <sched.h>
+#include <string.h>
 
 _Static_assert(sizeof(pa_slot) == 64, "a slot is one cache line");
 _Static_assert(sizeof(pa_member) == 256, "a member is four cache lines");
@@ -14,8 +15,29 @@ static inline void pa_pause(void) {
 #endif
 }
 
-void pa_announce(pa_member *m, int me, uint64_t seq, const uint64_t *word, uint32_t flags) {
+static uint8_t *notes(const pa_member *m, int n, int i, uint64_t seq) {
+	return (uint8_t *)(m + n) + (2 * (size_t)i + (seq & 1)) * PA_NOTE;
+}
+
+int64_t pa_size(int n) {
+	return (int64_t)n * (sizeof(pa_member) + 2 * PA_NOTE) + 2 * (int64_t)PA_CHUNKS(n) * 8;
+}
+
+const void *pa_note(const pa_member *m, int n, int i, uint64_t seq) {
+	const pa_slot *s = &m[i].slot[seq & 1];
+	return s->note <= PA_BRIEF ? s->brief : notes(m, n, i, seq);
+}
+
+uint64_t *pa_chunks(pa_member *m, int n, uint64_t seq) {
+	return (uint64_t *)notes(m, n, n, 0) + (seq & 1) * PA_CHUNKS(n);
+}
+
+void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
+				 const void *note, uint32_t bytes) {
 	pa_slot *s = &m[me].slot[seq & 1];
+	if (bytes > 0)
+		memcpy(bytes <= PA_BRIEF ? s->brief : notes(m, n, me, seq), note, bytes);
+	s->note = bytes;
 	for (int i = 0; i < PA_WORDS; i++)
 		s->word[i] = word[i];
 	s->flags = flags;
@@ -61,8 +83,9 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 }
 
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-			  int spin, int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff) {
-	pa_announce(m, me, seq, word, flags);
+			  const void *note, uint32_t bytes, int spin, int yield_every, int *from, uint32_t *all,
+			  uint32_t *any, uint32_t *diff) {
+	pa_announce(m, n, me, seq, word, flags, note, bytes);
 	*from = 0;
 	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
 }
@@ -97,6 +120,14 @@ int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
 
 uint32_t pa_closer(const pa_member *m, int i, uint64_t seq) {
 	return __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE) == seq ? m[i].reason : 0;
+}
+
+void pa_explain(pa_member *m, int me, uint32_t reason) {
+	__atomic_store_n(&m[me].reason, reason, __ATOMIC_RELEASE);
+}
+
+uint32_t pa_why(const pa_member *m, int i) {
+	return __atomic_load_n(&m[i].reason, __ATOMIC_ACQUIRE);
 }
 
 void pa_leave(pa_member *m, int me) {

@@ -17,6 +17,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
+// NoteRoom is the most bytes of a Note.
+const NoteRoom = C.PA_NOTE
+
 // Lines is the arrival of a group on one node. Each member has a block of cache lines in a segment
 // that all members map. To announce a collective takes a few stores, to poll one load for each
 // member.
@@ -30,7 +33,7 @@ type Lines struct {
 }
 
 // LinesSize returns the bytes that the lines of n members take.
-func LinesSize(n int) int64 { return int64(n) * C.sizeof_pa_member }
+func LinesSize(n int) int64 { return int64(C.pa_size(C.int(n))) }
 
 // NewLines maps the lines of n members for member me. The file has LinesSize(n) bytes, all 0 before
 // the first member announces. It may be closed afterwards.
@@ -42,6 +45,12 @@ func NewLines(file *segment.File, n, me int) (*Lines, error) {
 	return &Lines{mem: mem, n: n, me: me}, nil
 }
 
+// Seq returns the number of the current collective.
+func (l *Lines) Seq() uint64 { return l.seq }
+
+// Yields returns the argument of YieldEvery.
+func (l *Lines) Yields() int { return int(l.yield) }
+
 // YieldEvery makes Poll yield the core after that many pauses (0: never). Use it on nodes with more
 // ranks than cores.
 func (l *Lines) YieldEvery(pauses int) { l.yield = C.int(pauses) }
@@ -49,11 +58,11 @@ func (l *Lines) YieldEvery(pauses int) { l.yield = C.int(pauses) }
 func (l *Lines) base() *C.pa_member { return (*C.pa_member)(unsafe.Pointer(unsafe.SliceData(l.mem))) }
 
 // Announce announces collective seq and polls once.
-func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, spin int) (State, Result, error) {
+func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, note Note, spin int) (State, Result, error) {
 	l.seq = seq
 	var all, any, diff C.uint32_t
 	s := C.pa_arrive(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
-		C.int(spin), l.yield, &l.from, &all, &any, &diff)
+		note.Data, C.uint32_t(note.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff)
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 
@@ -62,6 +71,20 @@ func (l *Lines) Poll(spin int) (State, Result, error) {
 	var all, any, diff C.uint32_t
 	s := C.pa_poll(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(l.seq), C.int(spin), l.yield, &l.from, &all, &any, &diff)
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
+}
+
+// Note returns the note of member i for the current collective, at which all members have arrived.
+// It is bytes long, and stays valid until this member announces the next collective. ok is false
+// if the member's note has another length.
+func (l *Lines) Note(i int, bytes int64) (note unsafe.Pointer, ok bool) {
+	slot := &unsafe.Slice(l.base(), l.n)[i].slot[l.seq&1]
+	return C.pa_note(l.base(), C.int(l.n), C.int(i), C.uint64_t(l.seq)), int64(slot.note) == bytes
+}
+
+// Chunks returns the words with which the members share out the work of the current collective, and
+// how many there are (package shm).
+func (l *Lines) Chunks() (words unsafe.Pointer, n int) {
+	return unsafe.Pointer(C.pa_chunks(l.base(), C.int(l.n), C.uint64_t(l.seq))), max(C.PA_LEAST_CHUNKS, l.n+1)
 }
 
 // Entries returns what each member has announced.
@@ -95,6 +118,13 @@ func (l *Lines) Missing() ([]int, bool) {
 func (l *Lines) GiveUp(seq uint64, reason status.Code) bool {
 	return C.pa_close(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason)) != 0
 }
+
+// Explain says why this member gives up a collective at which all members have arrived. Why returns
+// what a member has said last.
+func (l *Lines) Explain(reason status.Code) { C.pa_explain(l.base(), C.int(l.me), C.uint32_t(reason)) }
+
+// Why returns the last reason that member i has given for anything that it gave up.
+func (l *Lines) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C.int(i))) }
 
 // Closers returns the members that closed collective seq.
 func (l *Lines) Closers(seq uint64) map[int]status.Code {

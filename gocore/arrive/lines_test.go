@@ -38,7 +38,7 @@ func attach(t testing.TB, n int) (all []*Lines) {
 
 // arrive announces, and polls until all members have arrived.
 func arrive(a Arrival, seq uint64, sig Signature, flags Flags) (State, Result, error) {
-	state, res, err := a.Announce(seq, &sig, flags, 10)
+	state, res, err := a.Announce(seq, &sig, flags, Note{}, 10)
 	for state == Pending && err == nil {
 		time.Sleep(time.Microsecond)
 		state, res, err = a.Poll(50)
@@ -128,23 +128,23 @@ func TestMembersReadTheWordsOfTheCurrentCollective(t *testing.T) {
 func TestMissing(t *testing.T) {
 	ls := attach(t, 4)
 	sig := Signature{1}
-	state, _, err := ls[2].Announce(1, &sig, 0, 0)
+	state, _, err := ls[2].Announce(1, &sig, 0, Note{}, 0)
 	require.NoError(t, err)
 	assert.Equal(t, Pending, state)
 	missing, known := ls[2].Missing()
 	assert.True(t, known)
 	assert.Equal(t, []int{0, 1, 3}, missing)
-	_, _, _ = ls[0].Announce(1, &sig, 0, 0)
-	_, _, _ = ls[1].Announce(1, &sig, 0, 0)
+	_, _, _ = ls[0].Announce(1, &sig, 0, Note{}, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, Note{}, 0)
 	missing, _ = ls[2].Missing()
 	assert.Equal(t, []int{3}, missing)
-	state, _, _ = ls[3].Announce(1, &sig, Sync, 0)
+	state, _, _ = ls[3].Announce(1, &sig, Sync, Note{}, 0)
 	assert.Equal(t, Agreed, state)
 	missing, _ = ls[2].Missing()
 	assert.Empty(t, missing)
 
 	// A member that is a collective ahead is not missing from this one.
-	_, _, _ = ls[3].Announce(2, &sig, 0, 0)
+	_, _, _ = ls[3].Announce(2, &sig, 0, Note{}, 0)
 	state, res, _ := ls[0].Poll(0)
 	assert.Equal(t, Agreed, state)
 	assert.Equal(t, Result{Any: Sync}, res)
@@ -166,12 +166,12 @@ func TestLeft(t *testing.T) {
 func TestALateMemberFindsTheCollectiveClosed(t *testing.T) {
 	ls := attach(t, 3)
 	sig := Signature{1}
-	_, _, _ = ls[0].Announce(1, &sig, 0, 0)
-	_, _, _ = ls[1].Announce(1, &sig, 0, 0)
+	_, _, _ = ls[0].Announce(1, &sig, 0, Note{}, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, Note{}, 0)
 	assert.True(t, ls[0].GiveUp(1, status.Timeout))
 	state, _, _ := ls[1].Poll(0)
 	assert.Equal(t, Closed, state, "a member that waits sees it")
-	state, _, _ = ls[2].Announce(1, &sig, 0, 0)
+	state, _, _ = ls[2].Announce(1, &sig, 0, Note{}, 0)
 	assert.Equal(t, Closed, state, "so does a member that comes late")
 	assert.Equal(t, map[int]status.Code{0: status.Timeout}, ls[2].Closers(1))
 	assert.Empty(t, ls[2].Closers(2))
@@ -184,15 +184,15 @@ func TestALateMemberFindsTheCollectiveClosed(t *testing.T) {
 func TestWhatAllHaveAnnouncedCannotBeGivenUp(t *testing.T) {
 	ls := attach(t, 2)
 	sig := Signature{1}
-	_, _, _ = ls[0].Announce(1, &sig, 0, 0)
-	_, _, _ = ls[1].Announce(1, &sig, 0, 0)
+	_, _, _ = ls[0].Announce(1, &sig, 0, Note{}, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, Note{}, 0)
 	assert.False(t, ls[0].GiveUp(1, status.Timeout))
 	state, _, _ := ls[0].Poll(0)
 	assert.Equal(t, Agreed, state)
 	assert.Empty(t, ls[1].Closers(1))
 	// The next one can be closed before any member announces it.
 	assert.True(t, ls[0].GiveUp(2, status.GroupBroken))
-	state, _, _ = ls[1].Announce(2, &sig, 0, 0)
+	state, _, _ = ls[1].Announce(2, &sig, 0, Note{}, 0)
 	assert.Equal(t, Closed, state)
 	assert.Equal(t, map[int]status.Code{0: status.GroupBroken}, ls[1].Closers(2))
 }
@@ -220,7 +220,7 @@ func TestGivingUpAndArrivingAtOnce(t *testing.T) {
 				}
 				var sig Signature
 				sig[0] = 7
-				states[0], _, _ = l.Announce(1, &sig, 0, 0)
+				states[0], _, _ = l.Announce(1, &sig, 0, Note{}, 0)
 				if closed = l.GiveUp(1, status.Timeout); !closed {
 					states[0], _, _ = l.Poll(0)
 				} else {
@@ -286,7 +286,7 @@ func TestAnotherProcess(t *testing.T) {
 func TestAlone(t *testing.T) {
 	var a Arrival = new(Alone)
 	sig := Signature{1}
-	state, res, err := a.Announce(1, &sig, 0, 0)
+	state, res, err := a.Announce(1, &sig, 0, Note{}, 0)
 	assert.NoError(t, err)
 	assert.Equal(t, Agreed, state)
 	assert.Equal(t, Sync, res.All)
@@ -303,6 +303,6 @@ func BenchmarkArrive(b *testing.B) {
 	ls := attach(b, 1)
 	sig := Signature{1}
 	for i := range b.N {
-		_, _, _ = ls[0].Announce(uint64(i+1), &sig, Sync, 0)
+		_, _, _ = ls[0].Announce(uint64(i+1), &sig, Sync, Note{}, 0)
 	}
 }

@@ -72,7 +72,7 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 }
 
 // Announce starts the allreduce.
-func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ int) (State, Result, error) {
+func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ Note, _ int) (State, Result, error) {
 	w.announced.Store(seq)
 	for i, v := range sig {
 		w.vec[2*i], w.vec[2*i+1] = v, ^v

@@ -40,7 +40,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	}
 	sig := Signature{1, 2, 3}
 	for seq := uint64(1); seq < 4; seq++ {
-		state, _, err := ws[0].Announce(seq, &sig, Sync, 0)
+		state, _, err := ws[0].Announce(seq, &sig, Sync, Note{}, 0)
 		require.NoError(t, err)
 		for range 3 {
 			assert.Equal(t, Pending, state)
@@ -63,7 +63,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 		}
 	}
 	// MPI may still write to the memory of a comparison that is under way.
-	_, _, err := ws[0].Announce(4, &sig, 0, 0)
+	_, _, err := ws[0].Announce(4, &sig, 0, Note{}, 0)
 	require.NoError(t, err)
 	assert.NoError(t, ws[0].Close())
 	state, _, err := arrive(ws[1], 4, sig, 0)

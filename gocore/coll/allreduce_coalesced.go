@@ -6,21 +6,20 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 // tensors cost one collective. Bytes moved by each rank: those of the all_reduce, and 4S by the
 // copies.
 var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, Polls: func(s *Sig) bool {
-	inner := *s
-	inner.Code = op.AllReduce
+	inner := s.inside(op.AllReduce)
 	alg, err := Choose(&inner)
 	return err == nil && alg.Polled(&inner)
 }, Scratch: func(a *Args) int64 {
 	one := *a
-	one.Code, one.Recv = op.AllReduce, []Part{{Count: totalCount(a.Recv)}}
-	return a.contiguousScratch(a.Recv) + Scratch(&one, a.Any)
+	one.Sig, one.Recv = a.inside(op.AllReduce), []Part{{Count: totalCount(a.Recv)}}
+	return a.contiguousScratch(a.Recv) + Scratch(&one, one.Any)
 }, Build: func(a *Args, p *Program) error {
 	whole, unpack, err := a.contiguous(p, a.Recv, true)
 	if err != nil {
 		return err
 	}
 	one := *a
-	one.Code, one.Send, one.Recv = op.AllReduce, nil, []Part{{Data: whole, Count: totalCount(a.Recv)}}
+	one.Sig, one.Send, one.Recv = a.inside(op.AllReduce), nil, []Part{{Data: whole, Count: totalCount(a.Recv)}}
 	one.Count = one.Recv[0].Count
 	alg, err := Choose(&one.Sig)
 	if err != nil {

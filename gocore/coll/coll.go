@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -65,7 +66,21 @@ const (
 	NotDirect    // this member's MPI must not be given the addresses of its tensors
 	NotStaged    // this member's tensors must not be staged through host memory
 	DeviceReduce // this member wants the device to reduce staged tensors
+
+	Inline // this member's input lies in its arrival slot
+	Mapped // this member's tensors lie in its heap, and its slot has their places
 )
+
+// ofSlot are the flags that say what lies in a member's slot. They hold for the call that was
+// announced, not for one inside it.
+const ofSlot = Inline | Mapped
+
+// inside returns what is agreed on for an operation that is carried out as a part of this one.
+func (s *Sig) inside(c op.Code) Sig {
+	inner := *s
+	inner.Code, inner.Agreed, inner.Any = c, s.Agreed&^ofSlot, s.Any&^ofSlot
+	return inner
+}
 
 // Args is a collective whose arguments were checked. Host buffers are contiguous.
 type Args struct {
@@ -82,6 +97,8 @@ type Args struct {
 	Send, Recv []Part
 	// DeviceCall is set if some rank has tensors in device memory.
 	DeviceCall *DeviceCall
+	// Node is set if all ranks share a node and its memory.
+	Node *Node
 }
 
 // Trait returns the row of the operation in op's table.
@@ -120,6 +137,12 @@ type Algorithm struct {
 	// Build appends the steps of this rank. Build touches no tensor and no device: only the steps
 	// do.
 	Build func(*Args, *Program) error
+	// AtOnce, if set, stands for Build. It computes the result when all ranks have arrived, without
+	// a wait.
+	AtOnce func(*Args) error
+	// Shared, if set, stands for Build. It returns the work that the ranks share out when all have
+	// arrived.
+	Shared func(*Args) (*shm.Op, error)
 }
 
 // memory is a set of kinds of memory.
@@ -149,16 +172,16 @@ var registry [op.Exscan + 1][]*Algorithm
 
 func init() {
 	registry = [...][]*Algorithm{
-		op.Barrier:            {&single, &barrierMPI},
-		op.Broadcast:          {&single, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastMPI},
-		op.AllReduce:          {&single, &singleOnDevice, &allReduceIPC, &staged, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
-		op.AllReduceCoalesced: {&single, &singleOnDevice, &staged, &allReduceCoalescedPack},
-		op.Reduce:             {&single, &singleOnDevice, &reduceIPC, &staged, &reduceSlices16, &reduceMPI},
-		op.AllGather:          {&single, &singleOnDevice, &allGatherIPC, &allGatherDirect, &staged, &allGatherMPI, &allGatherUnevenMPI},
-		op.Gather:             {&single, &singleOnDevice, &gatherIPC, &gatherDirect, &staged, &gatherMPI},
-		op.Scatter:            {&single, &singleOnDevice, &scatterIPC, &scatterDirect, &staged, &scatterMPI},
-		op.ReduceScatter:      {&single, &singleOnDevice, &reduceScatterIPC, &staged, &reduceScatterSlices16, &reduceScatterMPI},
-		op.AllToAll: {&single, &singleOnDevice, &allToAllIPC, &allToAllEvenDirect, &allToAllUnevenDirect, &staged,
+		op.Barrier:            {&single, &inline, &barrierMPI},
+		op.Broadcast:          {&single, &inline, &mapped, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastMPI},
+		op.AllReduce:          {&single, &inline, &mapped, &singleOnDevice, &allReduceIPC, &staged, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
+		op.AllReduceCoalesced: {&single, &inline, &singleOnDevice, &staged, &allReduceCoalescedPack},
+		op.Reduce:             {&single, &inline, &mapped, &singleOnDevice, &reduceIPC, &staged, &reduceSlices16, &reduceMPI},
+		op.AllGather:          {&single, &inline, &mapped, &singleOnDevice, &allGatherIPC, &allGatherDirect, &staged, &allGatherMPI, &allGatherUnevenMPI},
+		op.Gather:             {&single, &inline, &mapped, &singleOnDevice, &gatherIPC, &gatherDirect, &staged, &gatherMPI},
+		op.Scatter:            {&single, &inline, &mapped, &singleOnDevice, &scatterIPC, &scatterDirect, &staged, &scatterMPI},
+		op.ReduceScatter:      {&single, &inline, &mapped, &singleOnDevice, &reduceScatterIPC, &staged, &reduceScatterSlices16, &reduceScatterMPI},
+		op.AllToAll: {&single, &inline, &mapped, &singleOnDevice, &allToAllIPC, &allToAllEvenDirect, &allToAllUnevenDirect, &staged,
 			&allToAllEvenMPI, &allToAllUnevenMPI},
 		op.Scan:   {&single, &singleOnDevice, &staged, &scanGather16, &scanMPI},
 		op.Exscan: {&single, &singleOnDevice, &staged, &scanGather16, &scanMPI},
@@ -223,6 +246,11 @@ func Scratch(a *Args, flags arrive.Flags) (most int64) {
 func oneRank(s *Sig) bool    { return s.Size == 1 }
 func evenShares(s *Sig) bool { return s.Agreed&Even != 0 }
 func always(*Sig) bool       { return true }
+
+// notAsAgreed is the error that a member's slot does not hold what the member announced.
+func (a *Args) notAsAgreed(rank int) error {
+	return status.New(status.Mismatch, "%s: rank(s) %d of the group announced one thing and sent another; nothing was done", a.Code, rank).WithRanks(rank)
+}
 
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 

@@ -62,7 +62,7 @@ type stager struct {
 // inHostMemory returns the collective that the host carries out on blocks. It has no flags about
 // devices. The caller fills in the buffers.
 func (a *Args) inHostMemory() Args {
-	const device = Device | IPC | NotDirect | NotStaged | DeviceReduce
+	const device = Device | IPC | NotDirect | NotStaged | DeviceReduce | ofSlot
 	host := *a
 	host.DeviceCall, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
 	if a.Trait().Recv == op.Many {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -34,6 +35,7 @@ type request struct {
 	staged      []staging   // contiguous copies of host tensors that are not
 	stream      cuda.Stream // the stream on which tensors in device memory are produced and used
 	mappable    bool        // other processes can map all tensors in device memory
+	slot        slot        // what the call tells in its arrival slot
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
 }
@@ -98,6 +100,10 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 	alg, err := c.choose(g, agreed)
 	switch {
 	case err != nil:
+	case alg.AtOnce != nil:
+		err = alg.AtOnce(&c.args)
+	case alg.Shared != nil:
+		lingering, err = g.workTogether(c, alg)
 	case alg.Polled(&c.args.Sig) || agreed.All&arrive.Sync == 0:
 		t := g.newCollective(c)
 		if err = t.call.build(alg); err != nil {
@@ -117,6 +123,9 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 			err = c.prog.Run()
 		}
 	}
+	if lingering != nil {
+		return true, lingering, err // the task that lingers releases the group
+	}
 	err = g.breakIfFailed(err)
 	if c.staged != nil {
 		err = c.unstage(err)
@@ -125,7 +134,7 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 	if err == nil {
 		err = c.interrupted
 	}
-	return true, nil, err
+	return true, lingering, err
 }
 
 // arriveInline announces c and waits for the other members. It fails only because of the deadline,
@@ -137,7 +146,11 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	if g.env.crowded {
 		spin = 64
 	}
-	state, res, err := g.arrival.Announce(g.seq, &c.sig, c.flags|arrive.Sync, spin)
+	note, err := c.note()
+	if err != nil {
+		return arrive.Pending, arrive.Result{}, err
+	}
+	state, res, err := g.arrival.Announce(g.seq, &c.sig, c.flags|arrive.Sync, note, spin)
 	if state == arrive.Closed {
 		return state, res, g.closedError(c)
 	}
@@ -186,6 +199,10 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 // steps, so an error here breaks the group.
 func (c *call) build(alg *coll.Algorithm) error {
 	c.prog.Reset(c.args.Lib)
+	if alg.AtOnce != nil {
+		c.prog.Do(func() error { return alg.AtOnce(&c.args) })
+		return nil
+	}
 	for i := range c.staged {
 		if err := c.staged[i].pack(); err != nil {
 			return err
@@ -360,8 +377,9 @@ type collective struct {
 	call    call
 	handle  *work.Handle
 	stage   stage
-	refused bool // t only takes part in the arrival
-	counted bool // t is counted in Group.async until its caller is told of its end
+	refused bool    // t only takes part in the arrival
+	shared  *shm.Op // the work of t, if its tensors are in mapped memory
+	counted bool    // t is counted in Group.async until its caller is told of its end
 	polls   int
 }
 
@@ -378,7 +396,7 @@ func (g *Group) newCollective(c *call) *collective {
 	for i := range t.call.staged {
 		t.call.staged[i].copyLayout()
 	}
-	c.staged, c.args.DeviceCall, c.prog = nil, nil, coll.Program{}
+	c.staged, c.args.DeviceCall, c.prog, c.slot = nil, nil, coll.Program{}, slot{}
 	return t
 }
 
@@ -400,7 +418,11 @@ func (t *collective) begin() {
 		flags |= arrive.Refused
 		t.call.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed in the queue
 	}
-	if _, _, err := g.arrival.Announce(g.seq, &t.call.sig, flags, 0); err != nil {
+	note, err := t.call.note()
+	if err == nil {
+		_, _, err = g.arrival.Announce(g.seq, &t.call.sig, flags, note, 0)
+	}
+	if err != nil {
 		g.fail(err)
 		t.over(err)
 		return
@@ -488,7 +510,12 @@ func (t *collective) start(agreed arrive.Result) error {
 	if err != nil {
 		return err
 	}
-	if err = t.call.build(alg); err == nil {
+	if alg.Shared != nil {
+		err = t.share(alg)
+	} else {
+		err = t.call.build(alg)
+	}
+	if err == nil {
 		t.run()
 	}
 	return err
@@ -518,11 +545,19 @@ func (t *collective) pollProgram() bool {
 		_, err = t.handle.Result()
 	}
 	if err != nil {
-		t.stage = lingering
-		t.giveUp(err)
-		t.g.fail(err)
+		t.abandon(err)
 	}
 	return false
+}
+
+// abandon gives t up although its memory may still be used. t goes on until it is not.
+func (t *collective) abandon(err error) {
+	t.stage = lingering
+	if t.shared != nil {
+		t.shared.Close()
+	}
+	t.giveUp(err)
+	t.g.fail(err)
 }
 
 // overdue returns an error if the deadline has passed, or if a member will never come. It looks at

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -79,6 +80,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout t
 		}
 		if lines != nil {
 			g.local, g.arrival = true, lines
+			g.node = &coll.Node{Lines: lines, Reach: g.reach}
 			e.remember(g)
 			return g, nil
 		}

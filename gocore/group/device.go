@@ -193,10 +193,10 @@ func (c *call) agreeOnDevice(g *Group) {
 		c.args.DeviceCall = &coll.DeviceCall{PieceBytes: g.env.device.chunk}
 	}
 	if g.local && c.args.Agreed&coll.IPC != 0 {
-		if g.mapped == nil {
-			g.mapped = ipc.New(g.Rank, g.Size)
+		if g.peers == nil {
+			g.peers = ipc.New(g.Rank, g.Size)
 		}
-		c.args.DeviceCall.Peers = g.mapped
+		c.args.DeviceCall.Peers = g.peers
 	}
 }
 
@@ -233,6 +233,7 @@ func (c *call) drop() {
 		c.staged[i].free()
 	}
 	c.staged = nil
+	c.freeSlot()
 	c.prog.Close()
 	if t := c.releaseDevice(); t != nil {
 		t.Release()

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -26,15 +27,17 @@ type Env struct {
 	Trial Trial
 
 	aware    aware
-	base     mpi.Comm       // duplicate of the given world: parent of all groups; carries the barrier of depart
-	control  mpi.Comm       // carries the mailbox
-	mail     *mailbox       // small messages between the cores
-	presence *arrive.Lines  // shows which ranks of this node have left; nil if they cannot share memory
-	peers    []int          // world ranks of presence's members
-	way      way            // how these came to share memory
-	crowded  bool           // this node has more ranks than cores
-	device   deviceSettings // for tensors in device memory
-	hellos   atomic.Uint64  // number of meetings to which this rank has come
+	base     mpi.Comm           // duplicate of the given world: parent of all groups; carries the barrier of depart
+	control  mpi.Comm           // carries the mailbox
+	mail     *mailbox           // small messages between the cores
+	presence *arrive.Lines      // shows which ranks of this node have left; nil if they cannot share memory
+	peers    []int              // world ranks of presence's members
+	way      way                // how these came to share memory
+	views    map[int]*heap.View // heaps of the other ranks of this node, by world rank; nil if they cannot be shared
+	noHeaps  string             // why views is nil; "" if this rank is alone on its node
+	crowded  bool               // this node has more ranks than cores
+	device   deviceSettings     // for tensors in device memory
+	hellos   atomic.Uint64      // number of meetings to which this rank has come
 
 	ended         atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
 	makers        atomic.Int32                 // calls of New and MonitoredBarrier under way
@@ -80,6 +83,9 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 	e.mail.onAsk, e.mail.onAnswer = e.answer, e.learn
 	e.Engine.Background = e.chores
 	if err := e.sharePresence(); err != nil {
+		return nil, err
+	}
+	if err := e.shareHeaps(); err != nil {
 		return nil, err
 	}
 	return e, e.connect()
@@ -338,6 +344,7 @@ func (e *Env) settled() bool {
 // departed.
 func (e *Env) Close() error {
 	e.mail.close()
+	e.closeViews()
 	if e.presence != nil {
 		_ = e.presence.Close()
 	}

@@ -122,8 +122,10 @@ func (g *Group) timeoutError(c *call) error {
 // closedError says which members gave c up before all had arrived, and why. A member that was
 // waiting for c gets the same error as the member that gave up. A member that comes late learns
 // that c was given up.
-func (g *Group) closedError(c *call) error {
-	closers := g.arrival.Closers(g.seq)
+func (g *Group) closedError(c *call) error { return g.closedBy(c, g.arrival.Closers(g.seq)) }
+
+// closedBy is closedError for the given closers and their reasons.
+func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 	var who, ended []int
 	reason := status.GroupBroken
 	for i := range g.Ranks { // in order: members may have closed it for different reasons
@@ -143,6 +145,9 @@ func (g *Group) closedError(c *call) error {
 	missing, known := g.arrival.Missing()
 	late := slices.Contains(missing, g.Rank)
 	switch {
+	case reason == status.Timeout && known && len(missing) == 0:
+		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: all members had come, the transfer did not end; the group is broken",
+			describe(c.sig), brief(g.Ranks), c.timeout, brief(by)).WithRanks(by...)
 	case reason == status.Timeout && known && !late:
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
 			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.worldRanks(missing))).WithRanks(g.worldRanks(missing)...)

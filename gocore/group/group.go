@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -29,6 +30,7 @@ type Group struct {
 	msgComm  mpi.Comm // for messages and wire arrivals; in a group of one 0 until its first message
 	arrival  arrive.Arrival
 	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
+	node     *coll.Node   // set if the group is local and has several members
 	inquiry  inquiry      // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64 // of an operation that has no timeout of its own, in nanoseconds
 
@@ -48,7 +50,7 @@ type Group struct {
 	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does.
 	seq     uint64     // newest collective that this member announced
 	arrived uint64     // newest collective that all members have announced, as this one saw; seq or seq-1
-	mapped  *ipc.Peers // device memory of the other members; nil before its first use
+	peers   *ipc.Peers // device memory of the other members; nil before its first use
 }
 
 // SetTimeout sets the timeout of operations that have none of their own.
@@ -104,7 +106,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 		return nil, work.Result{}, err
 	}
 	if c.async {
-		g.env.Engine.Tick()
+		g.env.Engine.Look()
 		g.env.Engine.StartProgress()
 		return t.handle, work.Result{}, nil
 	}

@@ -223,12 +223,12 @@ func (q *questions) answered(rank int, left bool) {
 	}
 }
 
-// left tells whether world rank r has left the job in order, according to what is known. waited is
-// how long the caller has waited for r. If no shared memory shows whether r has left, r is asked
-// after a while.
+// left tells whether world rank r has left the job, or died on this node, according to what is
+// known. waited is how long the caller has waited for r. If no shared memory shows whether r has
+// left, r is asked after a while.
 func (e *Env) left(r int, waited time.Duration) bool {
 	if !e.mustAsk(r) {
-		return e.presence.Left(indexOf(e.peers, r))
+		return e.presence.Left(indexOf(e.peers, r)) || e.died(r)
 	}
 	q := &e.peerQuestions
 	q.mu.Lock()

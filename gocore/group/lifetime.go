@@ -173,8 +173,8 @@ func (g *Group) free(reason status.Code) error {
 	if broken {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
-	if g.mapped != nil {
-		g.mapped.Close()
+	if g.peers != nil {
+		g.peers.Close()
 	}
 	if err := g.arrival.Close(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)

@@ -15,6 +15,7 @@
 package heap
 
 import (
+	"os"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -33,7 +34,8 @@ const (
 
 	directorySize = 64 << 10
 	entryWords    = 4 // offset, length, generation, and one that is not used
-	maxSegments   = directorySize / (8 * entryWords)
+	maxSegments   = directorySize/(8*entryWords) - 1
+	heldEntry     = maxSegments // the last entry: word 0 is the owner's process id if it holds the file
 )
 
 // Location is where memory is in a heap. Ranks tell each other of it.
@@ -72,6 +74,28 @@ type region struct {
 	generation uint64
 }
 
+var (
+	makeOwn sync.Mutex
+	own     atomic.Pointer[Heap]
+)
+
+// Own returns the heap of this process. The first call makes it. It stays until the process ends.
+func Own() (*Heap, error) {
+	makeOwn.Lock()
+	defer makeOwn.Unlock()
+	if h := own.Load(); h != nil {
+		return h, nil
+	}
+	h, err := New()
+	if err == nil {
+		own.Store(h)
+	}
+	return h, err
+}
+
+// Existing returns the heap of this process, nil if there is none.
+func Existing() *Heap { return own.Load() }
+
 // New makes an empty heap.
 func New() (*Heap, error) {
 	if err := limits(directorySize, directorySize); err != nil {
@@ -88,12 +112,18 @@ func New() (*Heap, error) {
 	}
 	words := unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), directorySize/8)
 	h := &Heap{file: file, words: words, end: hugePage}
+	if file.Hold() == nil {
+		atomic.StoreUint64(&h.entry(heldEntry)[0], uint64(os.Getpid()))
+	}
 	h.regions.Store(&[]region{})
 	return h, nil
 }
 
 // Address returns where the other processes of the node open the heap.
 func (h *Heap) Address() segment.Address { return h.file.Address() }
+
+// File returns the file of the heap, which stays the heap's.
+func (h *Heap) File() *segment.File { return h.file }
 
 // Alloc takes n bytes, aligned to a cache line. They are not zeroed. The error says what limit stands
 // in the way.

@@ -1,9 +1,11 @@
 package heap
 
 import (
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
@@ -19,6 +21,33 @@ type View struct {
 
 	mu     sync.Mutex
 	mapped map[int64]mapping // by the offset of a segment
+	latest atomic.Pointer[latest]
+
+	looked atomic.Int64 // when Dead last looked, in nanoseconds
+	dead   atomic.Bool
+}
+
+// latest is the segment that At met last.
+type latest struct {
+	mapping
+	offset int64
+}
+
+// lookEvery is the time between two looks of Dead.
+const lookEvery = 50 * time.Millisecond
+
+// Dead tells whether the owner's process has ended, as it was at most 50 ms ago. A zombie is dead. The
+// answer is false if it cannot be found out.
+func (v *View) Dead() bool {
+	last, now := v.looked.Load(), time.Now().UnixNano()
+	if v.dead.Load() || now-last < int64(lookEvery) || !v.looked.CompareAndSwap(last, now) {
+		return v.dead.Load()
+	}
+	// A process sees no lock of its own.
+	if pid := atomic.LoadUint64(&v.words[heldEntry*entryWords]); pid != 0 && pid != uint64(os.Getpid()) && !v.file.Held() {
+		v.dead.Store(true)
+	}
+	return v.dead.Load()
 }
 
 type mapping struct {
@@ -50,13 +79,18 @@ func Of(file *segment.File) (*View, error) {
 // error says if there is no such memory any more, or none of that length: what l says comes from
 // another process.
 func (v *View) At(l Location, n int64) (unsafe.Pointer, error) {
+	if m := v.latest.Load(); m != nil && m.generation == l.Generation {
+		return v.within(m.mapping, m.offset, l, n)
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for offset, m := range v.mapped {
 		if m.generation == l.Generation {
+			v.latest.Store(&latest{m, offset})
 			return v.within(m, offset, l, n)
 		}
 	}
+	v.trim()
 	offset, size, ok := v.entry(l.Generation)
 	if !ok {
 		return nil, status.New(status.Argument, "the other rank's heap has no segment of generation %d: its memory was freed", l.Generation)
@@ -105,14 +139,14 @@ func (v *View) drop(offset, size int64) {
 }
 
 func (v *View) unmap(offset int64, m mapping) {
+	v.latest.Store(nil)
 	unmap(m.mem)
 	delete(v.mapped, offset)
 }
 
-// Trim unmaps the segments that the owner has given back. Nothing may be under way in them.
-func (v *View) Trim() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
+// trim unmaps the segments that the owner has given back. The owner does that when no operation uses
+// them any more. The caller holds mu.
+func (v *View) trim() {
 	for offset, m := range v.mapped {
 		if _, _, ok := v.entry(m.generation); !ok {
 			v.unmap(offset, m)

@@ -60,7 +60,10 @@ enum {
 	PMPI_T_F32,
 	PMPI_T_F64,
 	PMPI_T_C64,
-	PMPI_T_C128
+	PMPI_T_C128,
+	// Only pmpi_fold has these.
+	PMPI_T_F16,
+	PMPI_T_BF16
 };
 
 // pmpi_combine does dst[i] = dst[i] op src[i] for n elements. It returns 0, or -1 if op is not

@@ -71,7 +71,8 @@ type Engine struct {
 	mu    sync.Mutex // guards tasks
 	tasks []Task
 
-	driving  sync.Mutex // held by the goroutine in Tick; guards snapshot, over and batch
+	driving  sync.Mutex // held by the goroutine in Tick; guards the next four
+	looking  bool       // the tick is one of Look
 	snapshot []Task
 	over     []Task
 	batch    Batch
@@ -118,11 +119,21 @@ func (e *Engine) Unhold() { e.active.Add(-1) }
 
 // Tick takes every task further and returns whether a request or a task has ended. It does nothing
 // if another goroutine is in Tick.
-func (e *Engine) Tick() bool {
+func (e *Engine) Tick() bool { return e.tick(false) }
+
+// Look is Tick for a caller that has other work to do than that of the tasks: see Looking.
+func (e *Engine) Look() { e.tick(true) }
+
+// Looking tells a task, inside Poll, that the tick is one of Look: the task should start what needs
+// no time of this thread, and leave its own work to a later tick.
+func (e *Engine) Looking() bool { return e.looking }
+
+func (e *Engine) tick(looking bool) bool {
 	if e.active.Load() == 0 || !e.driving.TryLock() {
 		return false
 	}
 	defer e.driving.Unlock()
+	e.looking = looking
 	e.mu.Lock()
 	e.snapshot = append(e.snapshot[:0], e.tasks...)
 	e.mu.Unlock()
