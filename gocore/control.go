@@ -33,6 +33,8 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"launcher":          controlLauncher,
 	"addresses":         controlAddresses,
 	"abort":             controlAbort,
+	"heap_alloc":        controlHeapAlloc,
+	"heap_free":         controlHeapFree,
 }
 
 // Control calls a method and returns its reply.
@@ -261,7 +263,8 @@ type coreInfo struct {
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
 	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
-	CUDA        *diagnose.CUDA   `json:"cuda"`   // nil unless the request asked for it
+	Heap        heapInfo         `json:"heap"`
+	CUDA        *diagnose.CUDA   `json:"cuda"` // nil unless the request asked for it
 }
 
 // controlInfo describes the core, the MPI and the launcher. It works before init and without MPI,
@@ -275,7 +278,7 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("info", request, &r); err != nil {
 		return nil, err
 	}
-	info := coreInfo{Build: buildInfo, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher()}
+	info := coreInfo{Build: buildInfo, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher(), Heap: describeHeap()}
 	if r.CUDA {
 		found := diagnose.FindCUDA()
 		info.CUDA = &found

@@ -33,7 +33,7 @@ uint64_t *pa_chunks(pa_member *m, int n, uint64_t seq) {
 }
 
 void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-				 const void *note, uint32_t bytes) {
+				 const uint8_t *note, uint32_t bytes) {
 	pa_slot *s = &m[me].slot[seq & 1];
 	if (bytes > 0)
 		memcpy(bytes <= PA_BRIEF ? s->brief : notes(m, n, me, seq), note, bytes);
@@ -83,7 +83,7 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 }
 
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-			  const void *note, uint32_t bytes, int spin, int yield_every, int *from, uint32_t *all,
+			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from, uint32_t *all,
 			  uint32_t *any, uint32_t *diff) {
 	pa_announce(m, n, me, seq, word, flags, note, bytes);
 	*from = 0;

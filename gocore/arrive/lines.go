@@ -62,7 +62,7 @@ func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, note Note, spi
 	l.seq = seq
 	var all, any, diff C.uint32_t
 	s := C.pa_arrive(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
-		note.Data, C.uint32_t(note.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff)
+		(*C.uint8_t)(note.Data), C.uint32_t(note.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff)
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 

@@ -12,9 +12,9 @@ import (
 // slot is what a call of a group on one node tells in its arrival slot: its input, if that is short,
 // or where its tensors are in this rank's heap.
 type slot struct {
-	bytes   int64          // of the input, if it lies in the slot
-	block   unsafe.Pointer // where an input of several parts is put together; nil for one part
-	places  coll.Places
+	bytes  int64          // of the input, if it lies in the slot
+	block  unsafe.Pointer // where an input of several parts is put together; nil for one part
+	places coll.Places
 }
 
 // fillSlot finds out what the slot can hold, and sets the flag for it. It allocates what note needs.

@@ -29,6 +29,20 @@ func limits(size, end int64) error {
 	return nil
 }
 
+// Left returns how many bytes a heap that holds `reserved` bytes may still grow by the limits of this
+// process and its cgroups. limited is false if there is no limit.
+func Left(reserved int64) (left int64, limited bool) {
+	left, _ = cgroupLeft("/proc/self/cgroup", "/sys/fs/cgroup")
+	var r syscall.Rlimit
+	if err := syscall.Getrlimit(rlimitFSize, &r); err == nil && r.Cur < math.MaxInt64 {
+		left = min(left, max(0, int64(r.Cur)-reserved))
+	}
+	if err := syscall.Getrlimit(syscall.RLIMIT_AS, &r); err == nil && r.Cur < math.MaxInt64 {
+		left = min(left, max(0, int64(r.Cur)-reserved))
+	}
+	return left, left < math.MaxInt64
+}
+
 // cgroupLeft returns how many bytes the cgroups of this process may still take, and the cgroup that
 // has the fewest. Version 2 and version 1 (memory controller) are known; a cgroup without a limit,
 // and one that cannot be read, have no end.

@@ -57,6 +57,7 @@ from .group import (
     new_subgroups,
     split_group,
 )
+from .memory import empty, empty_like, zeros
 from .objects import (
     all_gather_object,
     broadcast_object_list,
@@ -95,6 +96,8 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "empty",
+    "empty_like",
     "errors",
     "exscan",
     "gather",
@@ -131,6 +134,7 @@ __all__ = [
     "send_object_list",
     "sendrecv",
     "split_group",
+    "zeros",
 ]
 
 

@@ -14,7 +14,7 @@ from .._ops import DTYPE_BY_NAME
 from ..errors import ArgumentError, DtypeError
 from .kind import CPU, KNOWN_DTYPES, Description, Kind
 
-__all__ = ["KINDS"]
+__all__ = ["KINDS", "over"]
 
 
 def _describe(array: Any) -> Description:
@@ -35,6 +35,20 @@ def _describe(array: Any) -> Description:
             )
         strides = tuple(step // size for step in strides)
     return address, int(code), array.shape, strides, CPU, 0, readonly, 0
+
+
+def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return an array over memory with the buffer protocol, which it keeps alive.
+
+    Raises:
+        DtypeError: NumPy does not know the dtype.
+    """
+    try:
+        return np.frombuffer(memory, np.dtype(dtype)).reshape(shape)
+    except TypeError:
+        raise DtypeError(
+            f"NumPy has no dtype {dtype}: install ml_dtypes and import it first"
+        ) from None
 
 
 def _array_like(array: Any) -> Any:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import paddle
 
 from ..errors import DtypeError, UnsupportedError
 from .kind import CPU, CUDA, CUDA_HOST, KNOWN_DTYPES, Description, Kind, codes_of
 
-__all__ = ["KINDS"]
+__all__ = ["KINDS", "over"]
 
 _CODES = codes_of(paddle, "uint16")  # Paddle's uint16 is bfloat16
 
@@ -47,6 +48,26 @@ def _device_and_stream(place: Any) -> tuple[int, int, int]:
         )
     index = place.gpu_device_id()
     return CUDA, index, _current(index)
+
+
+_ARRAYS = {"bool": "uint8", "bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+"""The dtypes of NumPy with the bits of those dtypes of Paddle that DLPack does not carry over."""
+
+
+def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor over memory with the buffer protocol, which it keeps alive.
+
+    Raises:
+        DtypeError: this Paddle does not have the dtype.
+    """
+    kind = getattr(paddle, dtype, None)
+    if kind is None or dtype == "uint16":  # paddle.uint16 is bfloat16
+        raise DtypeError(f"Paddle {paddle.__version__} has no dtype {dtype}")
+    if len(memory) == 0:
+        return paddle.empty(shape, dtype)
+    array = np.frombuffer(memory, _ARRAYS.get(dtype, dtype))
+    tensor = paddle.utils.dlpack.from_dlpack(array)
+    return (tensor if tensor.dtype == kind else tensor.view(kind)).reshape_(shape)
 
 
 def _bump(tensor: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from ..errors import DtypeError, UnsupportedError
 from .kind import CPU, CUDA, KNOWN_DTYPES, Description, Kind, codes_of
 
-__all__ = ["KINDS"]
+__all__ = ["KINDS", "over"]
 
 _CODES = codes_of(torch)
 _STRIDED = torch.strided
@@ -45,6 +45,20 @@ def _describe(tensor: Any) -> Description:
 def _bump(tensor: Any) -> None:
     if not tensor.is_inference():  # inference tensors have no version counter
         torch.autograd.graph.increment_version(tensor)
+
+
+def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor over memory with the buffer protocol, which it keeps alive.
+
+    Raises:
+        DtypeError: this torch does not have the dtype.
+    """
+    kind = getattr(torch, dtype, None)
+    if kind is None:
+        raise DtypeError(f"torch {torch.__version__} has no dtype {dtype}")
+    if len(memory) == 0:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(memory, dtype=kind).reshape(shape)
 
 
 def _like(tensor: Any) -> Any:

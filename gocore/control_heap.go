@@ -1,0 +1,69 @@
+package gocore
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// controlHeapAlloc takes memory of this process's heap. It works before init and after destroy.
+func controlHeapAlloc(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Bytes int64 `json:"bytes"`
+	}
+	if err := parse("heap_alloc", request, &r); err != nil {
+		return nil, err
+	}
+	h, err := heap.Own()
+	if err != nil {
+		return nil, err
+	}
+	p, err := h.Alloc(r.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"address": uint64(uintptr(p))}, nil
+}
+
+// controlHeapFree gives memory of heap_alloc back.
+func controlHeapFree(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Address uint64 `json:"address"`
+	}
+	if err := parse("heap_free", request, &r); err != nil {
+		return nil, err
+	}
+	h, err := heap.Own()
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, h.Free(*(*unsafe.Pointer)(unsafe.Pointer(&r.Address)))
+}
+
+// heapInfo describes this process's heap, and whether the ranks of its node can map it.
+type heapInfo struct {
+	Reserved int64  `json:"reserved"` // bytes that the heap holds of the machine
+	Used     int64  `json:"used"`     // bytes that are allocated
+	Left     *int64 `json:"left"`     // bytes that limits of this process leave; nil without a limit
+	Mapped   *bool  `json:"mapped"`   // whether the ranks of this node map each other's heaps; nil before init
+	Why      string `json:"why"`      // why they do not, or why there is no heap; "" otherwise
+}
+
+func describeHeap() heapInfo {
+	var info heapInfo
+	h, err := heap.Own()
+	if err != nil {
+		info.Why = err.Error()
+		return info
+	}
+	info.Reserved, info.Used = h.Sizes()
+	if left, limited := heap.Left(info.Reserved); limited {
+		info.Left = &left
+	}
+	if w := initial.Load(); w != nil {
+		mapped, why := w.env.Heaps()
+		info.Mapped, info.Why = &mapped, why
+	}
+	return info
+}

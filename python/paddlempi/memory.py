@@ -1,0 +1,134 @@
+"""Tensors in this rank's heap, which the other ranks of the node can map.
+
+A collective whose tensors all lie in heaps works in place: the ranks of a node read and write each
+other's tensors, without MPI and without copies. Everything else about such a tensor is as usual: it
+may be sliced, sent and given to a framework, and its memory is freed with the last reference.
+
+Allocation is local. A rank may allocate and free at any time, also before
+``init_process_group`` and after ``destroy_process_group``.
+
+In a forked child (a DataLoader's worker) the memory of the heap is a private copy: what the child
+writes is not seen by its parent or by other ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+import weakref
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from . import _native
+from ._ops import DTYPE_BY_NAME
+from .errors import ArgumentError, DtypeError, Error, ForkError
+
+__all__ = ["empty", "empty_like", "zeros"]
+
+_FRAMEWORKS = {name: f".tensors.{name}" for name in ("numpy", "paddle", "torch")}
+"""The describers whose function ``over(memory, dtype, shape)`` makes a tensor over memory."""
+
+_FRAMEWORK_OF = {"numpy.ndarray": "numpy", "torch.Tensor": "torch", "paddle.Tensor": "paddle"}
+
+_warned = False
+
+
+def empty(
+    shape: int | Sequence[int], dtype: Any = "float32", framework: str = "numpy"
+) -> Any:
+    """Return a new tensor in this rank's heap. Its elements are undefined.
+
+    If the machine refuses shared memory, the tensor lies in ordinary memory, and the first call
+    warns. Collectives then use MPI.
+
+    Args:
+        shape: the lengths of the dimensions, or one length.
+        dtype: a name such as ``"bfloat16"``, or a dtype of the framework. NumPy has ``bfloat16``
+            and ``float8`` only if ml_dtypes is installed.
+        framework: ``"numpy"``, ``"torch"`` or ``"paddle"``.
+
+    Raises:
+        ArgumentError: ``shape`` has a negative length, or ``framework`` is none of the three.
+        DtypeError: the dtype is none that can be sent, or the framework does not have it.
+        ForkError: this process is a fork of the one that loaded the core.
+
+    Thread-safety: may be called from any thread.
+    """
+    return _make("empty", shape, dtype, framework, clear=False)
+
+
+def _make(
+    function: str, shape: int | Sequence[int], dtype: Any, framework: str, *, clear: bool
+) -> Any:
+    if framework not in _FRAMEWORKS:
+        raise ArgumentError(
+            f"{function}: framework={framework!r} is none of "
+            f"{', '.join(map(repr, _FRAMEWORKS))}"
+        )
+    lengths = (shape,) if isinstance(shape, int) else tuple(int(length) for length in shape)
+    if any(length < 0 for length in lengths):
+        raise ArgumentError(f"{function}: shape={shape!r} has a negative length")
+    # numpy.dtype has a name, a scalar type of NumPy is a class, and the others are written
+    # "torch.float32".
+    name = dtype.__name__ if isinstance(dtype, type) else str(getattr(dtype, "name", dtype))
+    name = name.rpartition(".")[2].rstrip("_")  # numpy.bool_
+    if name not in DTYPE_BY_NAME:
+        raise DtypeError(f"{function}: dtype={dtype!r} is none of {', '.join(DTYPE_BY_NAME)}")
+    memory = _memory(math.prod(lengths) * DTYPE_BY_NAME[name].itemsize)
+    if clear:
+        ctypes.memset(memory, 0, ctypes.sizeof(memory))
+    return import_module(_FRAMEWORKS[framework], __package__).over(memory, name, lengths)
+
+
+def zeros(shape: int | Sequence[int], dtype: Any = "float32", framework: str = "numpy") -> Any:
+    """Return a new tensor of zeros in this rank's heap; see :func:`empty`."""
+    return _make("zeros", shape, dtype, framework, clear=True)
+
+
+def empty_like(tensor: Any) -> Any:
+    """Return a new tensor in this rank's heap, of the shape and dtype of a tensor.
+
+    Args:
+        tensor: a tensor of NumPy, torch or Paddle. The new one is of the same framework, in host
+            memory and contiguous. Its elements are undefined.
+
+    Raises:
+        DtypeError: ``tensor`` is of none of the three frameworks.
+    """
+    for base in type(tensor).__mro__:
+        found = _FRAMEWORK_OF.get(f"{base.__module__.partition('.')[0]}.{base.__qualname__}")
+        if found is not None:
+            return _make("empty_like", tuple(tensor.shape), tensor.dtype, found, clear=False)
+    raise DtypeError(f"empty_like: a {type(tensor).__qualname__} is no tensor of NumPy, torch or Paddle")
+
+
+def _memory(size: int) -> Any:
+    """Return ``size`` bytes with the buffer protocol, in the heap if there is one."""
+    global _warned
+    _native.load()
+    kind = ctypes.c_ubyte * size
+    if size == 0:
+        return kind()
+    try:
+        address = _native.control("heap_alloc", bytes=size)["address"]
+    except ForkError:
+        raise
+    except Error as error:
+        if not _warned:
+            _warned = True
+            warnings.warn(
+                f"paddlempi: no shared memory for tensors, so collectives use MPI: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return kind()
+    memory = kind.from_address(address)
+    weakref.finalize(memory, _free, address).atexit = False
+    return memory
+
+
+def _free(address: int) -> None:
+    if not _native.load().forked():
+        _native.control("heap_free", address=address)
