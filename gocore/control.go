@@ -35,6 +35,8 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"abort":             controlAbort,
 	"heap_alloc":        controlHeapAlloc,
 	"heap_free":         controlHeapFree,
+	"heap_adopt":        controlHeapAdopt,
+	"heap_disown":       controlHeapDisown,
 }
 
 // Control calls a method and returns its reply.

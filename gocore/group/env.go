@@ -34,6 +34,7 @@ type Env struct {
 	peers    []int              // world ranks of presence's members
 	way      way                // how these came to share memory
 	views    map[int]*heap.View // heaps of the other ranks of this node, by world rank; nil if they cannot be shared
+	adopts   bool               // the ranks of this node can open each other's files through /proc
 	noHeaps  string             // why views is nil; "" if this rank is alone on its node
 	crowded  bool               // this node has more ranks than cores
 	device   deviceSettings     // for tensors in device memory

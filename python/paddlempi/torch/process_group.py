@@ -35,7 +35,7 @@ from .. import _native, group
 from .._ops import Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from ..group import to_seconds
-from . import sparse, world
+from . import promote, sparse, world
 from .arguments import by_dtype, has_cuda, options, resolved, writable
 from .issue import Issuer, tell_autograd
 from .profile import state
@@ -72,6 +72,7 @@ class ProcessGroupMPI(Issuer):
         self, core: group.ProcessGroup, timeout: timedelta, is_world: bool = False
     ) -> None:
         super().__init__(core, timeout)
+        promote.watch_exports()
         self._is_world = is_world
         self._name = ""
         self._desc = "undefined"
@@ -185,6 +186,7 @@ class ProcessGroupMPI(Issuer):
                 _native.submit(_ALL_REDUCE, self._gid, None, tensor, reduce_code, _VERSIONS)
                 return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
+        promote.consider(tensor, 1)
         if opts.__class__ is not AllreduceOptions:
             opts = self._options(
                 Op.ALL_REDUCE, AllreduceOptions, opts, timeout, "reduceOp", reduceOp=op
