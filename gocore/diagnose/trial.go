@@ -129,7 +129,7 @@ func withoutLauncher(environment []string) []string {
 	return slices.DeleteFunc(environment, func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
 		ofARank := func(k *launcher.Kind) bool {
-			return slices.ContainsFunc(k.Own, func(beginning string) bool { return strings.HasPrefix(name, beginning) })
+			return slices.ContainsFunc(k.VariablePrefixes, func(beginning string) bool { return strings.HasPrefix(name, beginning) })
 		}
 		return name == mpi.EnvLibrary || name == cuda.Setting || slices.ContainsFunc(launcher.Kinds, ofARank)
 	})
