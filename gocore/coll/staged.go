@@ -234,8 +234,7 @@ func (s *stager) try(f func() error) {
 	}
 }
 
-// verdict appends the last steps of the collective: the ranks tell each other whose device has
-// failed.
+// verdict appends the last steps of the collective: the ranks agree whether a device has failed.
 func (s *stager) verdict() {
 	if s.args.Size == 1 {
 		s.p.Do(func() error { return s.failed })

@@ -134,8 +134,8 @@ func (e *Env) unmake(ranks []int) {
 	e.mu.Unlock()
 }
 
-// decisionGrace is how long past its own deadline a member that was asked by the first member waits
-// for the first member's decision.
+// decisionGrace is the time that a member waits for the first member's decision after its own
+// deadline, if the first member has asked it.
 const decisionGrace = 2 * time.Second
 
 // meet returns when all members have come to make group key, or to another meeting with that key.

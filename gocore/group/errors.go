@@ -59,7 +59,7 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 		}
 		parties[at].ranks = append(parties[at].ranks, g.Ranks[i])
 	}
-	// The ranks outside the largest party are the ones to name.
+	// The error names the ranks outside the largest party.
 	slices.SortStableFunc(parties, func(a, b party) int { return len(b.ranks) - len(a.ranks) })
 	var odd []int
 	var text []string

@@ -110,7 +110,7 @@ type process struct {
 // maxParents bounds the walk, so that strange data in /proc cannot make it endless.
 const maxParents = 256
 
-// parents returns the parents of this process, the nearest one first, as far as /proc shows them.
+// parents returns the parents of this process that /proc shows, the nearest one first.
 func (s *system) parents() []process {
 	var out []process
 	_, pid := s.stat(s.pid)

@@ -10,8 +10,8 @@ import (
 )
 
 // CheckLauncher returns an error if the launcher of one MPI has started processes that use the
-// library of another. The library then knows of one process only, so each rank would run as a job
-// of its own without a sign of it. worldSize is the number of ranks that MPI knows. Only if it is 1
+// library of another. The library then knows of one process only, so each rank would run as a
+// separate job, without an error. worldSize is the number of ranks that MPI knows. Only if it is 1
 // does CheckLauncher look at the parents.
 func CheckLauncher(lib Info, worldSize int) error { return host().checkLauncher(lib, worldSize) }
 
