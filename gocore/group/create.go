@@ -126,8 +126,8 @@ func (e *Env) key(ranks []int) uint64 {
 	return h.Sum64()
 }
 
-// unmake takes back an attempt that failed. The next attempt has the same key again, as has that of
-// a member that did not come to this one.
+// unmake takes back an attempt that failed. The next attempt on this rank then has the same key. A
+// member that did not come to this attempt has that key at its next attempt, too.
 func (e *Env) unmake(ranks []int) {
 	e.mu.Lock()
 	e.made[fmt.Sprint(ranks)]--

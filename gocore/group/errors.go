@@ -22,8 +22,8 @@ func (g *Group) agreed(c *call, state arrive.State, res arrive.Result) bool {
 	return (state == arrive.Agreed || diff == 0) && res.Any&arrive.Refused == 0
 }
 
-// agreementError returns nil if the members agree, else an error that names who refused or who
-// called what.
+// agreementError returns nil if the members agree. Otherwise it returns an error that names the
+// members that refused, or the calls of all members.
 func (g *Group) agreementError(c *call, state arrive.State, res arrive.Result) error {
 	if g.agreed(c, state, res) {
 		return nil

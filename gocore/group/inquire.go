@@ -206,7 +206,8 @@ func (e *Env) learn(from int, key uint64, body []byte) {
 	}
 }
 
-// questions are what this rank has asked ranks of other nodes about whether they have left.
+// questions holds this rank's questions to ranks of other nodes whether they have left, and the
+// answers.
 type questions struct {
 	mu    sync.Mutex
 	last  time.Time

@@ -51,7 +51,7 @@ type Kind struct {
 	VariablePrefixes []string // prefixes of the variables that the launcher sets for a rank or its job
 }
 
-// Head names a host: the groups of Pattern, joined, where it matches the text.
+// Head names a host. If Pattern matches the text, the name is made of the groups of Pattern, joined.
 type Head struct {
 	Variable string // the variable with the text; "": the name of the job
 	Pattern  string

@@ -41,8 +41,8 @@ func host() *system {
 	}
 }
 
-// quietUCX keeps UCX from handling SIGSEGV, of which Go makes nil-pointer panics. UCX reads the
-// variable in a constructor.
+// quietUCX keeps UCX from handling SIGSEGV, because Go turns this signal into nil-pointer panics.
+// UCX reads the variable in a constructor.
 func quietUCX() { dl.SetenvDefault("UCX_ERROR_SIGNALS", "") }
 
 // get returns a variable, or "" if it is not set.

@@ -48,7 +48,7 @@ class Usage:
         self.times = [_UNKNOWN] * len(named)
         self.learning = True
         self._order: list[int] = []
-        # What the last backward of no rank reached. The same on all ranks.
+        # The parameters that no rank's last backward has reached. All ranks have the same set.
         self._unused: set[int] = set()
         self._warned = False
 
