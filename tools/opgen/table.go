@@ -202,7 +202,7 @@ var operations = []operation{
 		Send: "One", Recv: "One",
 		Gives: "Everyone", Gets: "Everyone",
 		Doc:   "Sends to peer with tag and receives from peer2 (-1: any rank) with tag2, both at the same time.",
-		Needs: "send, peer, tag; recv, peer2, tag2; the buffers do not overlap",
+		Needs: "send, peer, tag; recv, peer2, tag2; the two buffers may overlap",
 	},
 	{
 		Code: 16, Ident: "Probe", Name: "probe", PeerToPeer: true, Result: true,
