@@ -143,7 +143,7 @@ class Reducer:
         """
         if self._mode is _Mode.DETACHED:
             raise ArgumentError(
-                f"{_WHERE}: a younger DataParallel has parameters of this model and averages their "
+                f"{_WHERE}: a newer DataParallel has parameters of this model and averages their "
                 "gradients: use that one"
             )
         self._mode = _Mode.SYNC if sync else _Mode.LOCAL

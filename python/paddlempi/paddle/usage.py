@@ -93,7 +93,7 @@ class Usage:
             more = f" (nor {len(lost) - 1} others)" if len(lost) > 1 else ""
             warnings.warn(
                 f"{_WHERE}: no rank's backward reached parameter '{lost[0]}'{more}: "
-                "this step does not train it. Freeze it (stop_gradient) if it is out of use; wrap "
+                "this step does not train it. Freeze it (stop_gradient) if it is not used; wrap "
                 "the model again if its layers have changed",
                 stacklevel=2,
             )

@@ -107,7 +107,7 @@ def command(
         options: more options for this mpirun.
     """
     if np < 1:
-        raise ValueError(f"np={np}: at least one rank")
+        raise ValueError(f"np={np}: it must be at least 1")
     mpirun = mpirun_path(mpi, prefix)
     kind, major = _kind(mpirun)
     full = _environment(mpirun, os.environ if env is None else env)
