@@ -31,11 +31,11 @@ from .place import launcher_stderr
 
 Message = dict[str, Any]
 
-MEET_SECONDS = 120.0
-CONNECTION_SECONDS = 10
+MEET_SECONDS = 120.0  # until all ranks must have connected
+CONNECTION_SECONDS = 10  # for one attempt to connect, and for one send to a rank
 ADVICE = "every rank has to run the same `pytest --mpi`"
-_HELLO_BYTES = 4096
-_DUMP_SECONDS = 3.0
+_HELLO_BYTES = 4096  # the longest message from a connection that has not said which rank it is
+_DUMP_SECONDS = 3.0  # for the ranks to send their stacks
 
 CONNECTION_ERRORS = (OSError, EOFError, ValueError, RecursionError)
 
