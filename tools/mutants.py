@@ -112,7 +112,7 @@ def run(command: list[str], tree: Path, **env: str) -> bool:
 
 
 def build(tree: Path) -> bool:
-    """Build the core beside the Python package of the tree."""
+    """Build the core into the Python package of the tree."""
     command = ["go", "build", "-buildmode=c-shared", "-tags", "pymodule"]
     command += ["-o", "python/paddlempi/_core.abi3.so", "./capi"]
     return run(command, tree, CGO_ENABLED="1")

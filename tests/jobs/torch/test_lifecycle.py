@@ -177,7 +177,7 @@ def missing() -> None:
                     assert error.ranks == (2,), error
                     assert "2" in str(error)
                 else:
-                    raise AssertionError("rank 2 never came")
+                    raise AssertionError("no error, although rank 2 did not come")
         for kind in kinds:
             try:
                 dist.all_reduce(torch.ones(2), group=groups[kind])
@@ -187,13 +187,13 @@ def missing() -> None:
                 assert error.ranks == (2,)
                 assert pickle.loads(pickle.dumps(error)).ranks == (2,)
             else:
-                raise AssertionError("rank 2 never came")
+                raise AssertionError("no error, although rank 2 did not come")
             try:
                 dist.all_reduce(torch.ones(2), group=groups[kind])
             except dist.DistBackendError as error:
                 assert isinstance(error, errors.GroupBrokenError)
             else:
-                raise AssertionError("the group was broken")
+                raise AssertionError("no error, although the group was broken")
         store.add("given up", 1)
     else:
         while store.add("given up", 0) < 2:

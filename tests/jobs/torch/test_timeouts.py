@@ -108,7 +108,7 @@ def never_came() -> None:
         except errors.NotReadyError as error:
             assert isinstance(error, dist.DistBackendError)
         else:
-            raise AssertionError("it did not run out")
+            raise AssertionError("the deadline of wait did not pass")
     # The world still works.
     x = torch.ones(2)
     dist.all_reduce(x)
@@ -283,7 +283,7 @@ def beyond_the_end() -> None:
         except RuntimeError as error:
             assert "destroy" in str(error), repr(error)
         else:
-            raise AssertionError("a message that nobody sent")
+            raise AssertionError("no error, although no rank sent the message")
     done()
 
 
