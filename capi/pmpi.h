@@ -187,6 +187,16 @@ int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result);
  * that uses the result. It does nothing for host memory. Returns 0 or an error code. */
 int pmpi_order(pmpi_work work, uint64_t stream);
 
+/* pmpi_heap_alloc takes bytes of memory that the other ranks of the node can map, aligned to a
+ * cache line and not zeroed: collectives on it work in place. It may be called before init and
+ * after destroy. Returns NULL after an error (pmpi_last_error), for instance where the machine
+ * refuses shared memory. */
+void *pmpi_heap_alloc(int64_t bytes);
+
+/* pmpi_heap_free gives memory of pmpi_heap_alloc back. No operation may use it any more. In a fork
+ * it does nothing. Returns 0 or an error code. */
+int pmpi_heap_free(void *memory);
+
 /* pmpi_release releases work, which goes on if it is not over. Returns 0 if its memory may
  * be freed. Returns 1 if it may not yet: pmpi_next_released returns work when it may. */
 int pmpi_release(pmpi_work work);

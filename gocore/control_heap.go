@@ -8,38 +8,22 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// controlHeapAlloc takes memory of this process's heap. It works before init and after destroy.
-func controlHeapAlloc(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Bytes int64 `json:"bytes"`
-	}
-	if err := parse("heap_alloc", request, &r); err != nil {
-		return nil, err
-	}
+// HeapAlloc takes memory of this process's heap. It works before init and after destroy.
+func HeapAlloc(bytes int64) (unsafe.Pointer, error) {
 	h, err := heap.Own()
 	if err != nil {
 		return nil, err
 	}
-	p, err := h.Alloc(r.Bytes)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"address": uint64(uintptr(p))}, nil
+	return h.Alloc(bytes)
 }
 
-// controlHeapFree gives memory of heap_alloc back.
-func controlHeapFree(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Address uint64 `json:"address"`
-	}
-	if err := parse("heap_free", request, &r); err != nil {
-		return nil, err
-	}
+// HeapFree gives memory of HeapAlloc back.
+func HeapFree(p unsafe.Pointer) error {
 	h, err := heap.Own()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return struct{}{}, h.Free(*(*unsafe.Pointer)(unsafe.Pointer(&r.Address)))
+	return h.Free(p)
 }
 
 // controlHeapAdopt makes memory that the process has mapped from a file a part of its heap.

@@ -107,12 +107,12 @@ def empty_like(tensor: Any) -> Any:
 def _memory(size: int) -> Any:
     """Return ``size`` bytes with the buffer protocol, in the heap if there is one."""
     global _warned
-    _native.load()
+    core = _native.load()
     kind = ctypes.c_ubyte * size
     if size == 0:
         return kind()
     try:
-        address = _native.control("heap_alloc", bytes=size)["address"]
+        address = core.heap_alloc(size)
     except ForkError:
         raise
     except Error as error:
@@ -125,10 +125,6 @@ def _memory(size: int) -> Any:
             )
         return kind()
     memory = kind.from_address(address)
-    weakref.finalize(memory, _free, address).atexit = False
+    # At exit the memory goes with the process. In a forked child heap_free does nothing.
+    weakref.finalize(memory, core.heap_free, address).atexit = False
     return memory
-
-
-def _free(address: int) -> None:
-    if not _native.load().forked():
-        _native.control("heap_free", address=address)

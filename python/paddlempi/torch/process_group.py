@@ -31,11 +31,11 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from .. import _native, group
+from .. import _native, group, memory
 from .._ops import Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from ..group import to_seconds
-from . import promote, sparse, world
+from . import promote, sharding, sparse, world
 from .arguments import by_dtype, has_cuda, options, resolved, writable
 from .issue import Issuer, tell_autograd
 from .profile import state
@@ -73,6 +73,7 @@ class ProcessGroupMPI(Issuer):
     ) -> None:
         super().__init__(core, timeout)
         promote.watch_exports()
+        sharding.watch(ProcessGroupMPI)
         self._is_world = is_world
         self._name = ""
         self._desc = "undefined"
@@ -120,6 +121,20 @@ class ProcessGroupMPI(Issuer):
 
     def _get_backend(self, device: Any) -> ProcessGroupMPI:
         return self
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Return whether ``allocate_tensor`` makes tensors on a device: on the CPU."""
+        return bool(device.type == "cpu")
+
+    def allocate_tensor(self, size: Any, *, dtype: Any, device: Any = None) -> Any:
+        """Return a tensor in memory that the other ranks of the node can map.
+
+        Args:
+            size: the number of elements, or a shape.
+            dtype: a dtype of torch that can be sent.
+            device: the CPU.
+        """
+        return memory.empty(size, dtype, "torch")
 
     supports_coalescing = False
     supports_splitting = False
