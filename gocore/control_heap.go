@@ -70,6 +70,7 @@ func controlHeapDisown(request []byte, _ work.Interrupt) (any, error) {
 type heapInfo struct {
 	Reserved int64  `json:"reserved"` // bytes that the heap holds of the machine
 	Used     int64  `json:"used"`     // bytes that are allocated
+	Adopted  int64  `json:"adopted"`  // bytes of memory that the heap shares but has not made (heap_adopt)
 	Left     *int64 `json:"left"`     // bytes that limits of this process leave; nil without a limit
 	Mapped   *bool  `json:"mapped"`   // whether the ranks of this node map each other's heaps; nil before init
 	Adopts   bool   `json:"adopts"`   // whether heap_adopt works now
@@ -83,7 +84,7 @@ func describeHeap() heapInfo {
 		info.Why = err.Error()
 		return info
 	}
-	info.Reserved, info.Used = h.Sizes()
+	info.Reserved, info.Used, info.Adopted = h.Sizes()
 	if left, limited := heap.Left(info.Reserved); limited {
 		info.Left = &left
 	}

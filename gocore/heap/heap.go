@@ -295,13 +295,17 @@ func (h *Heap) Find(p unsafe.Pointer, n int64) (Location, bool) {
 	return Location{}, false
 }
 
-// Sizes returns how many bytes the heap has reserved, and how many of them are allocated. Adopted
-// segments do not count.
-func (h *Heap) Sizes() (reserved, used int64) {
+// Sizes returns how many bytes the heap has reserved, how many of them are allocated, and how many
+// bytes adopted segments have.
+func (h *Heap) Sizes() (reserved, used, adopted int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, b := range h.slots {
-		if b == nil || b.file != nil {
+		if b == nil {
+			continue
+		}
+		if b.file != nil {
+			adopted += int64(len(b.mem))
 			continue
 		}
 		reserved += int64(len(b.mem))
@@ -309,5 +313,5 @@ func (h *Heap) Sizes() (reserved, used int64) {
 			used += n
 		}
 	}
-	return reserved, used
+	return reserved, used, adopted
 }

@@ -54,6 +54,8 @@ def consider(tensor: Any, depth: int) -> None:
     """
     if not _on or _in_graph_task() == -1 or sys._getframe(depth + 1).f_code is not _BACKWARD:
         return
+    if tensor.layout is not torch.strided or not tensor.is_cpu:
+        return
     storage = tensor.untyped_storage()
     key = storage._cdata
     if key in _settled:
@@ -71,8 +73,7 @@ def consider(tensor: Any, depth: int) -> None:
 def _movable(tensor: Any, storage: Any) -> bool:
     size = storage.nbytes()
     return (
-        tensor.is_cpu
-        and size > LEAST
+        size > LEAST
         and tensor.storage_offset() == 0
         and tensor.numel() * tensor.element_size() == size
         and storage.resizable()
