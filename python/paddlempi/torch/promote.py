@@ -134,5 +134,5 @@ def watch_exports() -> None:
 
     export, to_capsule = torch.Tensor.__dlpack__, torch.utils.dlpack.to_dlpack
     method._paddlempi = True  # type: ignore[attr-defined]
-    torch.Tensor.__dlpack__ = method  # type: ignore[method-assign]
+    torch.Tensor.__dlpack__ = method
     torch.utils.dlpack.to_dlpack = function

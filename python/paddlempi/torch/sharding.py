@@ -1,10 +1,10 @@
 """Has FSDP2 allocate its communication buffers in memory that other ranks can map.
 
 FSDP2 can ask a process group for the buffers of its all_gathers and reduce_scatters
-(``supports_tensor_alloc``, ``allocate_tensor``), if ``set_allocate_memory_from_process_group_for_comm``
-switched that on. This module switches it on in the constructor of every group of parameters whose
-process groups are ours and whose device is the CPU. What the user sets afterwards, for instance
-``set_custom_all_gather``, replaces it.
+(``supports_tensor_alloc``, ``allocate_tensor``). The method
+``set_allocate_memory_from_process_group_for_comm`` switches that on. This module switches it on in
+the constructor of every group of parameters whose process groups are ours and whose device is the
+CPU. What the user sets afterwards, for instance ``set_custom_all_gather``, replaces it.
 
 torch's module is private and takes long to import. So it is changed when the program has imported
 it.

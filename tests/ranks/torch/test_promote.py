@@ -9,13 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import paddlempi
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel
-
-import paddlempi
 from paddlempi import _native
 from paddlempi.torch import promote
+from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 64  # 4 layers of 64 x 65 elements: buckets of 66,560 bytes
 
