@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -29,6 +30,7 @@ type Group struct {
 	msgComm  mpi.Comm // for messages and wire arrivals; in a group of one 0 until its first message
 	arrival  arrive.Arrival
 	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
+	forced   coll.Forced  // algorithms that are preferred to the registry's order
 	inquiry  inquiry      // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64 // of an operation that has no timeout of its own, in nanoseconds
 
@@ -45,6 +47,8 @@ type Group struct {
 	messages atomic.Int32                 // messages and probes under way, also those that were given up
 	async    atomic.Int32                 // asynchronous operations whose end was not reported yet
 
+	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
+
 	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does.
 	seq     uint64     // newest collective that this member announced
 	arrived uint64     // newest collective that all members have announced, as this one saw; seq or seq-1
@@ -59,6 +63,14 @@ func (g *Group) Timeout() time.Duration { return time.Duration(g.timeout.Load())
 
 // Local tells whether all members share the memory of one node.
 func (g *Group) Local() bool { return g.local }
+
+// Algorithm returns the name of the algorithm that the last collective of this member took, or "".
+func (g *Group) Algorithm() string {
+	if alg := g.algorithm.Load(); alg != nil {
+		return alg.Name
+	}
+	return ""
+}
 
 // Submit carries out the operation that d describes. A synchronous operation is over when Submit
 // returns. For an asynchronous one Submit returns a handle.
