@@ -207,17 +207,27 @@ class _Size:
         Returns:
             Why some rank cannot make the calls, the same on all ranks; "" if they can.
         """
-        reason = ""
-        try:
+
+        def bind() -> None:
             self._bound[contender.name] = [
                 contender.bind(self._operation.name, *pair) for pair in self._pairs
             ]
-            for _ in range(max(1, -(-calls // self.calls))):
-                self.block(contender, keep=False)
-        except Exception as error:  # whatever the contender's library raises
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+        # All ranks hear of an error before any goes on: the next step has collectives.
+        for step in (bind, lambda: self.block(contender, keep=False)):
+            reason = ""
+            try:
+                step()
+            except Exception as error:  # whatever the contender's library raises
+                lines = str(error).strip().splitlines() or ["no message"]
+                reason = f"{type(error).__name__}: {lines[0]}"
+            reason = next(filter(None, of_all_ranks(reason)), "")
+            if reason:
+                return reason
         self._paths[contender.name] = contender.path()
-        return next(filter(None, of_all_ranks(reason)), "")
+        for _ in range(-(-calls // self.calls) - 1):
+            self.block(contender, keep=False)
+        return ""
 
     def block(self, contender: Contender, keep: bool) -> None:
         """Make one call on each tensor, after new values were written to all; check the results."""

@@ -60,6 +60,7 @@ class Operation:
 
     Attributes:
         in_place: the tensor that is given is the tensor that gets the result.
+        shared: the larger side has one share for each rank.
         smaller: the side that has one share only: "send", "recv", or "" if none has.
         bus: the factor from algorithm bandwidth to bus bandwidth for n ranks, as in nccl-tests.
         gives: the segments of the input; None: the rank gives nothing.
@@ -68,16 +69,12 @@ class Operation:
 
     name: str
     in_place: bool
+    shared: bool
     smaller: str
     bus: Callable[[int], float]
     gives: Callable[[int, int, int], list[Segment] | None]
     gets: Callable[[int, int, int], list[Segment] | None]
     empty: bool = False  # it moves nothing
-
-    @property
-    def shared(self) -> bool:
-        """Whether the larger side has one share for each rank."""
-        return self.name not in ("all_reduce", "broadcast", "reduce", "sendrecv", "barrier")
 
     def shape(self, nbytes: int, itemsize: int, ranks: int) -> Shape:
         """Return the elements of a call of about ``nbytes`` bytes, at least one for each share."""
@@ -116,61 +113,56 @@ def _sum(rank: int, n: int, total: int) -> list[Segment]:
     return [Segment(True, 0, 0, total)]
 
 
+def _my_part_of_sum(rank: int, n: int, total: int) -> list[Segment]:
+    return [Segment(True, 0, rank * (total // n), total // n)]
+
+
+def _my_part_of_root(rank: int, n: int, total: int) -> list[Segment]:
+    return [Segment(False, 0, rank * (total // n), total // n)]
+
+
+def _my_parts_of_all(rank: int, n: int, total: int) -> list[Segment]:
+    return [Segment(False, r, rank * (total // n), total // n) for r in range(n)]
+
+
+def _of_rank_before(rank: int, n: int, total: int) -> list[Segment]:
+    return [Segment(False, (rank - 1) % n, 0, total)]
+
+
+def _nothing(rank: int, n: int, total: int) -> None:
+    return None
+
+
 def _at_root(
     function: Callable[[int, int, int], list[Segment]],
 ) -> Callable[[int, int, int], list[Segment] | None]:
     return lambda rank, n, total: function(rank, n, total) if rank == 0 else None
 
 
-def _whole(n: int) -> float:
+def _once(n: int) -> float:
     return 1.0
 
 
-def _without_own(n: int) -> float:
+def _to_others(n: int) -> float:
     return (n - 1) / n
 
 
+def _to_others_twice(n: int) -> float:
+    return 2 * (n - 1) / n
+
+
 _ALL = (
-    Operation("all_reduce", True, "", lambda n: 2 * (n - 1) / n, _own, _sum),
-    Operation(
-        "reduce_scatter",
-        False,
-        "recv",
-        _without_own,
-        _own,
-        lambda rank, n, total: [Segment(True, 0, rank * (total // n), total // n)],
-    ),
-    Operation("all_gather", False, "send", _without_own, _own_share, _all_shares),
-    Operation("broadcast", True, "", _whole, _own, _of_root),
-    Operation("reduce", True, "", _whole, _own, _at_root(_sum)),
-    Operation("gather", False, "send", _without_own, _own_share, _at_root(_all_shares)),
-    Operation(
-        "scatter",
-        False,
-        "recv",
-        _without_own,
-        _at_root(_own),
-        lambda rank, n, total: [Segment(False, 0, rank * (total // n), total // n)],
-    ),
-    Operation(
-        "all_to_all",
-        False,
-        "",
-        _without_own,
-        _own,
-        lambda rank, n, total: [
-            Segment(False, r, rank * (total // n), total // n) for r in range(n)
-        ],
-    ),
-    Operation(
-        "sendrecv",
-        False,
-        "",
-        _whole,
-        _own,
-        lambda rank, n, total: [Segment(False, (rank - 1) % n, 0, total)],
-    ),
-    Operation("barrier", True, "", _whole, lambda *_: None, lambda *_: None, empty=True),
+    # name, in place, shared, smaller side, bus factor, gives, gets
+    Operation("all_reduce", True, False, "", _to_others_twice, _own, _sum),
+    Operation("reduce_scatter", False, True, "recv", _to_others, _own, _my_part_of_sum),
+    Operation("all_gather", False, True, "send", _to_others, _own_share, _all_shares),
+    Operation("broadcast", True, False, "", _once, _own, _of_root),
+    Operation("reduce", True, False, "", _once, _own, _at_root(_sum)),
+    Operation("gather", False, True, "send", _to_others, _own_share, _at_root(_all_shares)),
+    Operation("scatter", False, True, "recv", _to_others, _at_root(_own), _my_part_of_root),
+    Operation("all_to_all", False, True, "", _to_others, _own, _my_parts_of_all),
+    Operation("sendrecv", False, False, "", _once, _own, _of_rank_before),
+    Operation("barrier", True, False, "", _once, _nothing, _nothing, empty=True),
 )
 
 OPERATIONS = {operation.name: operation for operation in _ALL}
@@ -193,12 +185,11 @@ class Values:
                 f"exactly; take float32"
             )
         self.prime = next(m for m in range(limit // ranks, 1, -1) if _is_prime(m))
-        places = np.arange(most + 2 * self.prime, dtype=np.int64)
-        one = places % self.prime
-        total = np.zeros_like(places)
-        for rank in range(ranks):
-            total += (places + 3 * rank) % self.prime
-        self._one, self._sum = _encoded(one, dtype), _encoded(total, dtype)
+        places = np.arange(self.prime)
+        total = sum((places + 3 * rank) % self.prime for rank in range(ranks))
+        length = most + 2 * self.prime
+        self._one = np.resize(_encoded(places, dtype), length)
+        self._sum = np.resize(_encoded(total, dtype), length)
 
     def _slice(self, segment: Segment, call: int) -> Any:
         if segment.summed:
