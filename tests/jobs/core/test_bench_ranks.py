@@ -48,12 +48,16 @@ def test_the_table_and_the_record(tmp_path: Path) -> None:
 
 
 def test_every_operation_and_16_bit_floats() -> None:
-    result = bench("all", "--min", "64", "--max", "64", "--iterations", "4", "--dtype", "float16")
+    words = ["all", "--min", "64", "--max", "64", "--iterations", "4", "--dtype", "float16"]
+    result = bench(*words, "--against", "mpi")
     found = re.findall(r"^# (\w+), numpy float16$", result.stdout, re.M)
     assert len(found) == 10
-    paths = dict(re.findall(r"^# (\w+), .*\n.*\n.* (\S+)$", result.stdout, re.M))
+    ours = r"^# (\w+), .*\n.*\n +\d+  paddlempi .* (\S+)$"
+    paths = dict(re.findall(ours, result.stdout, re.M))
     assert paths["all_reduce"] == "gather16" and paths["reduce_scatter"] == "slices16"
     assert paths["all_gather"] == "mpi" and paths["sendrecv"] == "-"
+    assert "mpi: the algorithm 'mpi' cannot serve this call; 'gather16' did" in result.stdout
+    assert len(re.findall(r"^ +mpi  ", result.stdout, re.M)) == 6  # not 3 reductions and sendrecv
 
 
 def test_an_error_is_told_once(tmp_path: Path) -> None:

@@ -195,7 +195,9 @@ def test_whether_a_ratio_differs() -> None:
     """A ratio and its inverse are equally far from 1."""
     control = Quartiles(0.9, 1.0, 1.1)
     for middle, expected in ((1.2, False), (1.25, True), (1 / 1.2, False), (1 / 1.25, True)):
-        assert figures.ratio_differs(Quartiles(0, middle, 9), control) is expected
+        near = Quartiles(middle - 0.01, middle, middle + 0.01)
+        assert figures.ratio_differs(near, control) is expected
+        assert not figures.ratio_differs(Quartiles(0.1, middle, 10), control)
     assert figures.differs(-3.0, Quartiles(-1, 0.5, 1.5))
     assert not figures.differs(2.0, Quartiles(-1, 0.5, 1.5))
 

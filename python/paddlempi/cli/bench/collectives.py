@@ -224,7 +224,9 @@ class _Size:
             reason = next(filter(None, of_all_ranks(reason)), "")
             if reason:
                 return reason
-        self._paths[contender.name] = contender.path()
+        path = self._paths[contender.name] = contender.path()
+        if contender.algorithm not in ("", path):
+            return f"the algorithm {contender.algorithm!r} cannot serve this call; {path!r} did"
         for _ in range(-(-calls // self.calls) - 1):
             self.block(contender, keep=False)
         return ""

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,12 +36,14 @@ class Contender:
         bind: takes the name of an operation, the send side and the receive side (None for a side
             that has no elements); returns the function that carries it out.
         path: returns the algorithm that the last collective took, or "".
+        algorithm: what ``path`` must return, or the contender is not what its name says; "": any.
         checked: its results are compared with what they must be.
     """
 
     name: str
     bind: Callable[[str, Buffer | None, Buffer | None], Call]
     path: Callable[[], str] = lambda: ""
+    algorithm: str = ""
     checked: bool = True
 
 
@@ -179,7 +181,7 @@ def _plain_mpi(operation: str, tensors: Framework) -> Contender | str:
         return "messages always go over MPI"
     with _forced(f"{operation}:mpi"):
         made, number = tensors.new_group()
-    return _by(tensors, "mpi", operation, made, number)
+    return replace(_by(tensors, "mpi", operation, made, number), algorithm="mpi")
 
 
 @contextmanager

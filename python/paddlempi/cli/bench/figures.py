@@ -37,13 +37,15 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
 
 
 def ratio_differs(ratio: Quartiles, control: Quartiles) -> bool:
-    """Whether two contenders differ.
+    """Whether two contenders differ: by more than equal things do, and in three rounds of four.
 
     Args:
         ratio: of the times of one to those of the other.
         control: the same ratio of one contender to itself, measured in the same rounds. Its
             quartiles show how far apart equal things seem to be.
     """
+    if ratio.low <= 1 <= ratio.high:
+        return False
     return abs(math.log(ratio.middle)) >= math.log(control.high / control.low)
 
 
