@@ -14,9 +14,9 @@ from paddlempi.testing import launch
 pytestmark = pytest.mark.one_mpi
 
 
-def bench(*words: str, status: int = 0) -> launch.Result:
+def bench(*words: str, status: int = 0, **env: str) -> launch.Result:
     argv = [sys.executable, "-m", "paddlempi", "bench", *words]
-    result = launch.run(2, argv, timeout=120)
+    result = launch.run(2, argv, timeout=120, env=env)
     assert not result.timed_out and result.returncode == status, result.output
     return result
 
@@ -58,6 +58,13 @@ def test_every_operation_and_16_bit_floats() -> None:
     assert paths["all_gather"] == "mpi" and paths["sendrecv"] == "-"
     assert "mpi: the algorithm 'mpi' cannot serve this call; 'gather16' did" in result.stdout
     assert len(re.findall(r"^ +mpi  ", result.stdout, re.M)) == 6  # not 3 reductions and sendrecv
+
+
+def test_plain_mpi_is_not_what_the_user_forces() -> None:
+    words = ["all_gather", "--min", "64", "--max", "64", "--iterations", "4", "--against", "mpi"]
+    result = bench(*words, PADDLEMPI_ALGO="all_gather:mpi_uneven")
+    paths = re.findall(r"(paddlempi|mpi|again)  .* (mpi\w*)(?:  .*)?$", result.stdout, re.M)
+    assert paths == [("paddlempi", "mpi_uneven"), ("mpi", "mpi"), ("again", "mpi_uneven")]
 
 
 def test_an_error_is_told_once(tmp_path: Path) -> None:
