@@ -113,9 +113,11 @@ def run(chosen: argparse.Namespace) -> int:
         _check(chosen)
         group.init_process_group(timeout=chosen.timeout)
         rank = group.get_rank()
+        gc.disable()  # a collection would count as the time of some call
         try:
             _measure(chosen)
         finally:
+            gc.enable()
             contenders.stop()
     except (ArgumentError, WrongResultError) as error:  # all ranks raise it alike
         if rank == 0:
@@ -171,7 +173,6 @@ def _measure(chosen: argparse.Namespace) -> None:
 
     found = report.environment()
     say(report.headline(found), "# times of a call or step are those of its slowest rank")
-    gc.disable()  # a collection would count as the time of some call
     rows, absent = _operations(chosen, say, bar)
     measured = []
     for kind, model in models:
