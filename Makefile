@@ -266,20 +266,28 @@ format: .venv-tools/.tools
 	.venv-tools/bin/clang-format -i $(C_FILES)
 	$(GO) run cmd/gofmt -w $(GO_DIRS)
 
-## bench         C, mpi4py and paddlempi side by side, on NP=2 ranks under MPI=openmpi
+## bench         all_reduce (OPS="all_reduce broadcast", all), against plain MPI, mpi4py and gloo, on NP=2 ranks under MPI=openmpi
 .PHONY: bench
+OPS ?= all_reduce
 bench: $(VENV)/.package $(VENV)/.tests
-	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/overhead.py
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --max 64M --against mpi,mpi4py,gloo
 
-## bench-torch   torch.distributed through paddlempi, gloo and a group that does nothing, on NP=2 ranks under MPI=openmpi
+## bench-torch   torch.distributed over MPI and over gloo, and the steps of DDP and FSDP2, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-torch
 bench-torch: $(VENV)/.torch
-	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/torch_overhead.py
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --framework torch \
+		--max 64M --against gloo --step ddp,fsdp2
 
-## bench-paddle  training steps through paddlempi, gloo and without communication, on NP=2 ranks under MPI=openmpi
+## bench-paddle  paddle.distributed over MPI and over gloo, and the steps of DataParallel, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-paddle
 bench-paddle: $(VENV)/.package $(VENV)/.tests
-	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/paddle_step.py
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --framework paddle \
+		--max 64M --against gloo --step paddle
+
+## bench-c       what an all_reduce costs beyond the MPI call that it makes, in C, on NP=2 ranks under MPI=openmpi
+.PHONY: bench-c
+bench-c: $(VENV)/.package $(VENV)/.tests
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/overhead.py
 
 ## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda

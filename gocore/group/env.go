@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -39,6 +40,7 @@ type Env struct {
 	crowded  bool               // this node has more ranks than cores
 	device   deviceSettings     // for tensors in device memory
 	hellos   atomic.Uint64      // number of meetings to which this rank has come
+	forced   coll.Forced        // algorithms that the group of all ranks prefers
 
 	ended         atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
 	makers        atomic.Int32                 // calls of New and MonitoredBarrier under way
@@ -63,6 +65,9 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 	e.peerQuestions.asked, e.peerQuestions.left = asked{}, map[int]bool{}
 	var settings error
 	e.device, settings = readDeviceSettings()
+	if _, err := readForced("init"); settings == nil {
+		settings = err
+	}
 	if err := e.begin(world, settings, timeout); err != nil {
 		return nil, err
 	}
@@ -75,6 +80,11 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 		return nil, err
 	}
 	e.device.chunk = chunk[0]
+	if e.forced, err = e.agreeOnForced("init", e.base); err != nil {
+		_ = lib.Free(e.control)
+		_ = lib.Free(e.base)
+		return nil, err
+	}
 	if e.Topo, err = topo.Discover(lib, e.base); err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@ TORCH = (
     ("process_group",),
     ("mixed",),
     ("activation",),
-    ("__init__",),
+    ("__init__", "bench"),
 )
 
 # In PADDLE and TENSORS the modules of one floor do not import each other.
@@ -74,7 +74,7 @@ PADDLE = (
     ("gradients",),
     ("zero",),
     ("data_parallel", "optimizers"),
-    ("activation",),
+    ("activation", "bench"),
     ("__init__",),
 )
 
