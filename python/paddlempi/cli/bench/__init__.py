@@ -58,6 +58,13 @@ def add_to(commands: Any) -> None:
         "of torch.distributed or paddle.distributed",
     )
     parser.add_argument(
+        "--memory",
+        choices=("ordinary", "mapped"),
+        default="ordinary",
+        help="where the tensors lie; mapped: in memory that the ranks of a node map "
+        "(paddlempi.empty)",
+    )
+    parser.add_argument(
         "--iterations", type=_positive, metavar="N", help="calls that are measured at each size"
     )
     parser.add_argument(
@@ -217,7 +224,7 @@ def _operations(
         chosen.warmup,
         chosen.same_buffer,
     )
-    tensors = Framework(chosen.framework, chosen.dtype)
+    tensors = Framework(chosen.framework, chosen.dtype, chosen.memory)
 
     def show(of_size: list[Row]) -> None:
         rows.extend(of_size)

@@ -51,12 +51,13 @@ class Framework:
     """Makes tensors, and groups of the framework's own functions.
 
     Attributes:
+        memory: "ordinary", or "mapped" for tensors in the heap (:func:`paddlempi.empty`).
         calls: an object with the functions of ``torch.distributed``, for this framework's tensors.
         front: the module ``bench`` of the framework's front; None for NumPy.
     """
 
-    def __init__(self, name: str, dtype: str) -> None:
-        self.name, self.dtype = name, dtype
+    def __init__(self, name: str, dtype: str, memory: str = "ordinary") -> None:
+        self.name, self.dtype, self.memory = name, dtype, memory
         self.front: Any = None
         self._group: tuple[Any, int] | None = None
         self.calls: Any = paddlempi
@@ -67,12 +68,16 @@ class Framework:
     def empty(self, count: int) -> Buffer:
         """Make a tensor of ``count`` elements, whose values are undefined."""
         if self.front is not None:
-            tensor = self.front.empty(count, self.dtype)
+            if self.memory == "mapped":
+                tensor = paddlempi.empty(count, self.dtype, self.name)
+            else:
+                tensor = self.front.empty(count, self.dtype)
             return Buffer(tensor, _array_at(self.front.address(tensor), count, self.dtype))
         import numpy as np
 
+        empty = paddlempi.empty if self.memory == "mapped" else np.empty
         if self.dtype != "bfloat16":
-            array = np.empty(count, self.dtype)
+            array = empty(count, self.dtype)
             return Buffer(array, array)
         try:
             import ml_dtypes
@@ -81,7 +86,7 @@ class Framework:
                 "bench: NumPy has no bfloat16 without the package ml_dtypes; install it, or take "
                 "--framework torch"
             ) from error
-        array = np.empty(count, ml_dtypes.bfloat16)
+        array = empty(count, ml_dtypes.bfloat16)
         return Buffer(array, array.view(np.uint16))
 
     def group(self) -> tuple[Any, int]:
