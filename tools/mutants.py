@@ -105,7 +105,7 @@ def run(command: list[str], tree: Path, limit: float, **env: str) -> str:
         env={**os.environ, **env},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        preexec_fn=os.setpgrp,  # not a new session, because Linux ignores nice between sessions
     )
     try:
         return "failed" if started.wait(limit) else ""
