@@ -1,11 +1,12 @@
 """Count the cells that the rank tests reach: operation, algorithm, dtype, MPI.
 
-    python tools/cells.py FILE [REVISION [ENVIRONMENTS]]
+    python tools/cells.py FILE [REVISION [ENVIRONMENTS [RUNS]]]
 
 The runs of `make test` in which a pytest runs in every rank are started one after another, over a
 core that notes which algorithm it chooses for a collective. The cells go to FILE, one on a line, so
 that `comm` compares the files of two revisions. REVISION is HEAD by default. ENVIRONMENTS is the
-tree whose environments are used; it is this one by default.
+tree whose environments are used; it is this one by default. RUNS is a regular expression for the
+commands of the runs; by default it takes all.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def make_tree(tree: Path, revision: str) -> None:
     subprocess.run(fake, cwd=tree, check=True)
 
 
-def main(file: Path, revision: str, environments: Path) -> None:
+def main(file: Path, revision: str, environments: Path, runs: str) -> None:
     """Run the rank tests and write the cells."""
     cells: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
@@ -79,6 +80,8 @@ def main(file: Path, revision: str, environments: Path) -> None:
         make_tree(tree, revision)
         make = subprocess.run(["make", "-n", "test"], cwd=tree, capture_output=True, text=True)
         for command, mpi in RUN.findall(make.stdout):
+            if not re.search(runs, command):
+                continue
             noted.write_text("")
             environment = {"PYTHONPATH": str(tree / "python"), "CELLS": str(noted)}
             done = subprocess.run(
@@ -95,5 +98,6 @@ def main(file: Path, revision: str, environments: Path) -> None:
     print(", ".join(f"{mpi}: {n}" for mpi, n in count.items()), f"together: {len(cells)}")
 
 
-file, revision, environments = [*sys.argv[1:], *("HEAD", str(ROOT))[len(sys.argv) - 2 :]]
-main(Path(file), revision, Path(environments).resolve())
+given = sys.argv[1:]
+file, revision, environments, runs = [*given, *("HEAD", str(ROOT), "")[len(given) - 1 :]]
+main(Path(file), revision, Path(environments).resolve(), runs)
