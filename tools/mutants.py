@@ -8,8 +8,8 @@ stages below until one of them fails: then it is caught. The table that is print
 that caught each mutant. The copies are removed.
 
 The unchanged tree goes first. It must pass all stages, and its seconds limit those of the mutants.
-A stage has to fail twice, because a busy machine may miss a deadline of a test. A stage that came
-to its limit is marked: the mutant hangs, or the machine has become slower.
+A stage has to fail twice. A stage that came to its limit is marked: the mutant hangs, or the
+machine has become slower.
 """
 
 from __future__ import annotations
@@ -119,6 +119,17 @@ def run(command: list[str], tree: Path, limit: float, **env: str) -> str:
             os.killpg(started.pid, signal.SIGKILL)
 
 
+def fails(command: list[str], tree: Path, limit: float) -> str:
+    """Return why a stage fails twice; "" if it passes. A busy machine may miss a deadline once."""
+    why = ""
+    for _ in range(2):
+        now = run(command, tree, limit, PYTHONPATH=str(tree / "python"))
+        if not now:
+            return ""
+        why = max(why, now)  # "limit" if it came to the limit once
+    return why
+
+
 def build(tree: Path) -> bool:
     """Build all, and the core beside the tree's Python package. Tell whether it worked."""
     core = ["go", "build", "-buildmode=c-shared", "-tags", "pymodule"]
@@ -142,9 +153,11 @@ def commands(environments: Path) -> Iterator[tuple[str, list[str]]]:
             yield name, [python, *pytest, "--numprocesses", "4", "--reruns", "1"]
 
 
-def copy(tree: Path, mutant: Mutant | None = None) -> None:
+def copy(tree: Path, environments: Path, mutant: Mutant | None = None) -> None:
     """Copy this tree to a new folder, with one changed line if a mutant is given."""
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv*", ".git", ".test-results"))
+    for environment in environments.glob(".venv-*"):  # some tests look for another MPI's
+        (tree / environment.name).symlink_to(environment)
     if mutant:
         lines = (tree / mutant.file).read_text().splitlines()
         lines[mutant.line] = mutant.text
@@ -156,12 +169,12 @@ def time_unchanged(environments: Path) -> dict[str, float]:
     limits = {}
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
-        copy(tree)
+        copy(tree, environments)
         if not build(tree):
             raise SystemExit("the unchanged tree does not compile")
         for name, command in commands(environments):
             start = time.monotonic()
-            if why := run(command, tree, SLOWER * LIMIT, PYTHONPATH=str(tree / "python")):
+            if why := fails(command, tree, SLOWER * LIMIT):
                 raise SystemExit(f"the unchanged tree does not pass: {name}: {why}")
             seconds = time.monotonic() - start
             limits[name] = max(LIMIT, SLOWER * seconds)
@@ -173,15 +186,12 @@ def catch(mutant: Mutant, environments: Path, limits: dict[str, float]) -> str |
     """Return the stage that catches a mutant; "" if none does; None if it does not compile."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
-        copy(tree, mutant)
+        copy(tree, environments, mutant)
         if not build(tree):
             return None
         for name, command in commands(environments):
-            why = [run(command, tree, limits[name], PYTHONPATH=str(tree / "python"))]
-            if why[0]:
-                why.append(run(command, tree, limits[name], PYTHONPATH=str(tree / "python")))
-            if all(why):
-                return f"{name} limit" if "limit" in why else name
+            if why := fails(command, tree, limits[name]):
+                return name if why == "failed" else f"{name} limit"
     return ""
 
 
