@@ -58,15 +58,28 @@ EXAMPLE_torch := examples/train_torch.py
 
 ## test          all tests but those of the oldest torch; makes what they need
 .PHONY: test
-ALL := test-core test-unit test-abi test-mpi test-cuda $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) \
-		test-faults test-torch test-paddle test-programs test-examples test-cluster soak
-test: clean-results $(ALL)
+# The longest group begins first. Groups that wait and groups that compute take turns.
+TESTS = test-torch-jobs-newest \
+	$(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) \
+	test-cluster test-unit test-cuda test-abi test-torch soak test-programs test-paddle test-examples \
+	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu)
+test: clean-results test-core test-two
 
 ## test-all      all tests, with those of the oldest supported torch: CI runs it when a version in the constraints changes
 .PHONY: test-all
-test-all: clean-results $(ALL) test-torch-oldest
+test-all: clean-results test-core test-two-all
 test test-all:
 	.venv-tools/bin/python tools/results.py $(RESULTS)
+
+# Two groups of tests at a time, because ranks and jobs often wait. What they print comes at the end of each.
+.PHONY: test-two test-two-all
+test-two test-two-all: | $(RESULTS)
+	@$(MAKE) --no-print-directory --output-sync=target $(two) $(TESTS) $(if $(filter %-all,$@),test-torch-oldest)
+
+# The environments are made before two groups use them, also under make -j.
+ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
+.NOTPARALLEL:
+endif
 
 ## test-quick    the tests of one process, Go's tests, and values on 2 ranks under Open MPI: 3 minutes
 .PHONY: test-quick

@@ -1,4 +1,7 @@
-"""Functions for the programs that :mod:`job` runs as ranks."""
+"""Functions for ranks: those of the programs that :mod:`job` runs, and those of ``pytest --mpi``.
+
+Only a program of :mod:`job` may call ``start``, ``stamp`` and ``done``.
+"""
 
 from __future__ import annotations
 
