@@ -30,7 +30,8 @@ typedef struct kept {
  * sets error if it finds the device lost. */
 typedef struct operation {
 	PyObject head;
-	pmpi_work work; /* 0: the core has released it */
+	pmpi_work work;   /* 0: the core has released it */
+	pmpi_work number; /* what work was at first */
 	kept *kept;     /* NULL if nothing is kept any more */
 	pmpi_result result;
 	PyObject *error;                   /* the exception with which it ended, or NULL */
@@ -249,6 +250,7 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_submit(op, &o->work, &o->result);
 	PyEval_RestoreThread(ts);
+	o->number = o->work;
 	if (o->work != 0)
 		keep(k, send, recv, a, b); /* also if rc is an error: MPI may use the memory longer */
 	if (rc) {
@@ -407,15 +409,19 @@ static PyObject *raise_forked(void) {
 
 static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	operation *o = (operation *)self;
-	if (!wants(n, 1, 1, "notify"))
+	if (!wants(n, 1, 2, "notify"))
 		return NULL;
 	if (o->context)
 		return PyBool_FromLong(1);
 	if (pmpi_guard_forked() && !o->done)
 		return raise_forked();
+	int late = n > 1 && PyObject_IsTrue(args[1]);
+	uint32_t wish = PMPI_STATE_NOTIFY | (late ? PMPI_STATE_LATE : 0);
 	if (o->done || o->kept == NULL ||
-		__atomic_fetch_or(&o->kept->state, PMPI_STATE_NOTIFY, __ATOMIC_SEQ_CST) & PMPI_STATE_OVER)
+		__atomic_fetch_or(&o->kept->state, wish, __ATOMIC_SEQ_CST) & PMPI_STATE_OVER)
 		return PyBool_FromLong(0);
+	if (!late)
+		pmpi_hurry(o->work);
 	Py_IncRef(args[0]);
 	o->context = args[0];
 	Py_IncRef(self); /* the cookie is a reference until the completion is read */
@@ -440,6 +446,14 @@ static PyObject *take_off_list(operation *o) {
 	o->context = NULL;
 	Py_DecRef(&o->head);
 	return context;
+}
+
+static PyObject *op_take_completion(PyObject *self, PyObject *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	if (o->done && o->context && pmpi_take_completion(o->number))
+		Py_DecRef(take_off_list(o));
+	return none();
 }
 
 PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -550,8 +564,12 @@ static PyMethodDef op_methods[] = {
 	 "at_end(call): run call() once when the operation ends, before any wait() returns. False: the "
 	 "operation is over, and call() does not run."},
 	{"notify", (void *)op_notify, METH_FASTCALL,
-	 "notify(context): let next_completions() return context when the operation ends. False: the "
-	 "operation is over, and next_completions() does not."},
+	 "notify(context, late=False): let next_completions() return context when the operation ends. "
+	 "late: only when no thread has waited in the core for 2 ms after that. False: the operation is "
+	 "over, and next_completions() does not return context."},
+	{"take_completion", (void *)op_take_completion, METH_NOARGS,
+	 "take_completion(): let next_completions() not return the context any more. The operation is "
+	 "over."},
 	{NULL, NULL, 0, NULL},
 };
 

@@ -23,9 +23,10 @@ static void pw_sleep(long ns)
 
 static void pw_exact_sleeps(void) { prctl(PR_SET_TIMERSLACK, 50000UL, 0, 0, 0); }
 
-static void pw_futex_wait(uint32_t *word, uint32_t seen)
+static void pw_futex_wait(uint32_t *word, uint32_t seen, long ns)
 {
-	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, (void *)0, (void *)0, 0);
+	struct timespec t = {ns / 1000000000, ns % 1000000000};
+	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, ns < 0 ? (void *)0 : &t, (void *)0, 0);
 }
 
 static void pw_futex_wake(uint32_t *word)
@@ -102,8 +103,9 @@ func sleep(d time.Duration) { C.pw_sleep(C.long(d)) }
 // runtime start with 10 ms (capi/slack.c).
 func exactSleeps() { C.pw_exact_sleeps() }
 
-func futexWait(word *uint32, seen uint32) {
-	C.pw_futex_wait((*C.uint32_t)(unsafe.Pointer(word)), C.uint32_t(seen))
+// futexWait sleeps for d (negative: until a wake) if the word is as seen.
+func futexWait(word *uint32, seen uint32, d time.Duration) {
+	C.pw_futex_wait((*C.uint32_t)(unsafe.Pointer(word)), C.uint32_t(seen), C.long(d))
 }
 
 func futexWake(word *uint32) { C.pw_futex_wake((*C.uint32_t)(unsafe.Pointer(word))) }

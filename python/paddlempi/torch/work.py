@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from .. import future as core_future
 from .. import work as core_work
 from .._ops import Op
 from ..errors import ArgumentError
+from . import backward
 
 __all__ = ["DONE", "OperationWork", "Work"]
 
@@ -37,6 +39,19 @@ _UNKNOWN = 100
 
 _lock = threading.Lock()
 """Held while a work gets its future. Several threads may ask for it, and all get the same one."""
+
+
+class Promise(torch.futures.Future):  # type: ignore[type-arg]
+    """A future of torch that drives its work where a program waits for it inside a backward."""
+
+    _work: weakref.ref[Work]
+
+    def wait(self) -> Any:
+        """Wait for the value and return it, or raise what the operation ended with."""
+        work = None if self.done() else self._work()
+        if work is not None:
+            work._complete_future()
+        return super().wait()
 
 
 class Work(_Work):  # type: ignore[misc]
@@ -169,9 +184,8 @@ class Work(_Work):  # type: ignore[misc]
                 return self._promise
             devices = _cuda_devices(self._output)
             # Without a GPU torch's Future does not take the argument.
-            promise = self._promise = (
-                torch.futures.Future(devices=devices) if devices else torch.futures.Future()
-            )
+            promise = self._promise = Promise(devices=devices) if devices else Promise()
+            promise._work = weakref.ref(self)
         self._when_done(lambda: _complete(promise, self.result, devices))
         return promise
 
@@ -199,6 +213,11 @@ class Work(_Work):  # type: ignore[misc]
                 part._when_done(count)
             else:
                 part.get_future().add_done_callback(_once(count))
+
+    def _complete_future(self) -> None:
+        """Wait, and complete the future on this thread, if a backward was going to do that."""
+        for part in self._parts:
+            part._complete_future()
 
     def _get_op_type(self) -> int:
         """Return torch's number of the operation (``c10d::OpType``)."""
@@ -262,7 +281,11 @@ class OperationWork(core_work.WorkMethods, Work):
         if self._op.done:
             call()
         else:
-            core_future.of(self).add_done_callback(_once(call))
+            future = backward.future_of if self._code.trait.collective else core_future.of
+            future(self).add_done_callback(_once(call))
+
+    def _complete_future(self) -> None:
+        core_future.complete(self, -1.0)
 
     def _get_op_type(self) -> int:
         """Return torch's number of the operation (``c10d::OpType``)."""

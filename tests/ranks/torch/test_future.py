@@ -58,7 +58,7 @@ def test_a_receive_has_a_future_too(dist: ModuleType, rank: int, size: int) -> N
 
 
 class Promise:
-    """A replacement of ``torch.futures.Future``, which takes no CUDA devices without a GPU."""
+    """A replacement of torch's future, which takes no CUDA devices without a GPU."""
 
     def __init__(self, **named: Any) -> None:
         self.named = named
@@ -86,7 +86,7 @@ def test_a_future_of_cuda_tensors(
     """The future knows the devices. It completes under a new stream of each device."""
     devices = [torch.device("cuda", 1), torch.device("cuda", 0)]
     monkeypatch.setattr(torch_work, "_cuda_devices", lambda _: devices)
-    monkeypatch.setattr(torch.futures, "Future", Promise)
+    monkeypatch.setattr(torch_work, "Promise", Promise)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: ("new", device))
     monkeypatch.setattr(torch.cuda, "stream", current)
     ordered: list[Any] = []
