@@ -2,7 +2,7 @@
 
 DDP starts a collective for each bucket during the backward, and needs all of their futures when the
 backward ends: its finalizer, a final callback of autograd, waits for them in C++. Before the first
-collective of a backward, :func:`future_of` queues another final callback. It comes before DDP's,
+collective of a backward, :func:`when_over` queues another final callback. It comes before DDP's,
 which is queued after the last bucket. It waits for the collectives, so that this thread drives
 them, and completes their futures. The functions given to ``then`` may start further collectives;
 the callback goes on until none is left.
@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import collections
 import weakref
+from typing import Any
 
 import torch
 from torch.autograd import Variable
 
 from .. import future as core_future
 
-__all__ = ["future_of"]
+__all__ = ["when_over"]
 
 _LIMIT = 0.1
 """Seconds for which the callback waits for one collective; then the thread of futures takes over.
@@ -37,27 +38,25 @@ ever for what another rank starts later.
 
 
 class _Callback:
-    """The final callback of one backward. autograd keeps it until the backward has ended.
+    """The final callback of one backward. autograd keeps it until the backward has ended."""
 
-    Invariant: ``works`` have a future that is ``awaited``.
-    """
-
-    __slots__ = ("__weakref__", "queued", "works")
+    __slots__ = ("__weakref__", "operations", "queued")
 
     def __init__(self) -> None:
-        self.works: collections.deque[core_future.WithFuture] = collections.deque()
+        self.operations: collections.deque[Any] = collections.deque()
         self.queued = False
 
-    def add(self, work: core_future.WithFuture) -> None:
+    def add(self, operation: Any) -> None:
         if not self.queued:  # not yet, or it has run
             Variable._execution_engine.queue_callback(self)  # type: ignore[no-untyped-call]
             self.queued = True
-        self.works.append(work)
+        self.operations.append(operation)
 
     def __call__(self) -> None:
-        while self.works:
-            if not core_future.complete(self.works.popleft(), _LIMIT):
-                self.works.clear()
+        operations = self.operations
+        while operations:
+            if not core_future.end(operations.popleft(), _LIMIT):
+                operations.clear()
         self.queued = False
 
 
@@ -65,16 +64,16 @@ _callbacks: weakref.WeakValueDictionary[int, _Callback] = weakref.WeakValueDicti
 """By the number of the backward (autograd's graph task)."""
 
 
-def future_of(work: core_future.WithFuture) -> core_future.Future:
-    """Return the core's future of a collective.
+def when_over(operation: Any, ending: core_future.Ending) -> bool:
+    """Do as the core's ``when_over`` with a collective.
 
-    In a backward, the backward's thread completes the future; else the thread of futures does.
+    If a backward has started it, the backward's thread calls ``ending``.
     """
     number = torch._C._current_graph_task_id()
     if number < 0:
-        return core_future.of(work)
+        return core_future.when_over(operation, ending)
     callback = _callbacks.get(number)
     if callback is None:
         callback = _callbacks[number] = _Callback()
-    callback.add(work)
-    return core_future.of(work, awaited=True)
+    callback.add(operation)
+    return core_future.when_over(operation, ending, awaited=True)

@@ -209,10 +209,7 @@ class Work(_Work):  # type: ignore[misc]
             call()
 
         for part in self._parts:
-            if isinstance(part, Work):
-                part._when_done(count)
-            else:
-                part.get_future().add_done_callback(_once(count))
+            part._when_done(count)
 
     def _complete_future(self) -> None:
         """Wait, and complete the future on this thread, if a backward was going to do that."""
@@ -278,24 +275,32 @@ class OperationWork(core_work.WorkMethods, Work):
     get_future = Work.get_future
 
     def _when_done(self, call: Callable[[], None]) -> None:
-        if self._op.done:
+        when_over = backward.when_over if self._code.trait.collective else core_future.when_over
+        if not when_over(self._op, _Ending(call)):
             call()
-        else:
-            future = backward.future_of if self._code.trait.collective else core_future.of
-            future(self).add_done_callback(_once(call))
 
     def _complete_future(self) -> None:
-        core_future.complete(self, -1.0)
+        core_future.end(self._op, -1.0)
 
     def _get_op_type(self) -> int:
         """Return torch's number of the operation (``c10d::OpType``)."""
         return _OP_TYPES.get(self._code, _UNKNOWN)
 
 
-def _once(call: Callable[[], None]) -> Callable[[object], None]:
-    """Return a callback that drops ``call`` after calling it, because a future keeps callbacks."""
-    calls = [call]
-    return lambda _: calls.pop()()
+class _Ending:
+    """A function to call when an operation has ended."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
+
+    def abandon(self, error: Exception) -> None:
+        """Call the function as well. Where it waits for the operation, it gets an error."""
+        self._call()
 
 
 class _Done(Work):
