@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import (
 )
 
 from .. import _native, group
-from .._ops import Op
+from .._ops import ASYNC, Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from ..group import to_seconds
 from . import sparse, world
@@ -40,7 +40,7 @@ from .arguments import by_dtype, has_cuda, options, resolved, writable
 from .issue import Issuer, tell_autograd
 from .profile import state
 from .reduce_op import CODE_BY_HASH, reduction
-from .work import DONE, Work
+from .work import DONE, OperationWork, Work
 
 __all__ = ["ProcessGroupMPI"]
 
@@ -161,11 +161,10 @@ class ProcessGroupMPI(Issuer):
 
         Also called as ``allreduce(tensor, op, timeout)``.
         """
-        # The short way, for the usual calls: for tensors of a few bytes the time of this function
-        # counts.
+        # The short way, for the usual calls. The time of this function counts for tensors of a few
+        # bytes, and in a backward, after whose kernels Python's code is no longer in the caches.
         if (
             opts.__class__ is AllreduceOptions
-            and not opts.asyncOp
             and tensors.__class__ is list
             and len(tensors) == 1
         ):
@@ -182,8 +181,14 @@ class ProcessGroupMPI(Issuer):
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
             ):
-                _native.submit(_ALL_REDUCE, self._gid, None, tensor, reduce_code, _VERSIONS)
-                return DONE
+                gid = self._gid
+                if not opts.asyncOp:
+                    _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, _VERSIONS)
+                    return DONE
+                if self._batch is None:
+                    flags = _VERSIONS | ASYNC
+                    operation = _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, flags)
+                    return OperationWork(operation, Op.ALL_REDUCE, (tensor,))
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:
             opts = self._options(

@@ -42,9 +42,16 @@ _lock = threading.Lock()
 
 
 class Promise(torch.futures.Future):  # type: ignore[type-arg]
-    """A future of torch that drives its work where a program waits for it inside a backward."""
+    """A future of torch that drives its work where a program waits for it inside a backward.
 
-    _work: weakref.ref[Work]
+    Args:
+        work: whose future it is.
+        devices: the CUDA devices of the work's tensors.
+    """
+
+    def __init__(self, work: Work, devices: list[Any]) -> None:
+        torch._C.Future.__init__(self, devices)
+        self._work = weakref.ref(work)
 
     def wait(self) -> Any:
         """Wait for the value and return it, or raise what the operation ended with."""
@@ -183,9 +190,7 @@ class Work(_Work):  # type: ignore[misc]
             if self._promise is not None:
                 return self._promise
             devices = _cuda_devices(self._output)
-            # Without a GPU torch's Future does not take the argument.
-            promise = self._promise = Promise(devices=devices) if devices else Promise()
-            promise._work = weakref.ref(self)
+            promise = self._promise = Promise(self, devices)
         self._when_done(lambda: _complete(promise, self.result, devices))
         return promise
 
@@ -351,7 +356,7 @@ def _complete(promise: Any, result: Callable[[], list[Any]], devices: Sequence[A
             streams that are current here. These are streams of torch's pool, because the default
             stream has work of others.
     """
-    with contextlib.ExitStack() as streams:
+    with contextlib.ExitStack() if devices else contextlib.nullcontext() as streams:
         for device in devices:
             streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
         try:
