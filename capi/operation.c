@@ -32,7 +32,7 @@ typedef struct operation {
 	PyObject head;
 	pmpi_work work;   /* 0: the core has released it */
 	pmpi_work number; /* what work was at first */
-	kept *kept;     /* NULL if nothing is kept any more */
+	kept *kept;       /* NULL if nothing is kept any more */
 	pmpi_result result;
 	PyObject *error;                   /* the exception with which it ended, or NULL */
 	PyObject *at_end;                  /* called once at the end, or NULL */
@@ -600,7 +600,8 @@ static PyMethodDef op_methods[] = {
 	 "operation is over, and call() does not run."},
 	{"notify", (void *)op_notify, METH_FASTCALL,
 	 "notify(context, late=False): let next_completions() return context when the operation ends. "
-	 "late: only when no thread has waited in the core for 2 ms, unless take_contexts() came first. "
+	 "late: only when no thread has waited in the core for 2 ms, unless take_contexts() came "
+	 "first. "
 	 "False: the operation is over, and next_completions() does not."},
 	{"take_contexts", (void *)op_take_contexts, METH_NOARGS,
 	 "take_contexts(): return the contexts if all were given to notify() with late, else an empty "

@@ -48,7 +48,7 @@ class _Callback:
 
     def add(self, operation: Any) -> None:
         if not self.queued:  # not yet, or it has run
-            Variable._execution_engine.queue_callback(self)  # type: ignore[no-untyped-call]
+            Variable._execution_engine.queue_callback(self)
             self.queued = True
         self.operations.append(operation)
 

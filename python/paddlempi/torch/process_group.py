@@ -163,11 +163,7 @@ class ProcessGroupMPI(Issuer):
         """
         # The short way, for the usual calls. The time of this function counts for tensors of a few
         # bytes, and in a backward, after whose kernels Python's code is no longer in the caches.
-        if (
-            opts.__class__ is AllreduceOptions
-            and tensors.__class__ is list
-            and len(tensors) == 1
-        ):
+        if opts.__class__ is AllreduceOptions and tensors.__class__ is list and len(tensors) == 1:
             tensor = tensors[0]
             reduce_code = CODE_BY_HASH.get(hash(opts.reduceOp))
             if (

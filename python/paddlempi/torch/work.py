@@ -41,7 +41,7 @@ _lock = threading.Lock()
 """Held while a work gets its future. Several threads may ask for it, and all get the same one."""
 
 
-class Promise(torch.futures.Future):  # type: ignore[type-arg]
+class Promise(torch.futures.Future):  # type: ignore[misc]
     """A future of torch that drives its work where a program waits for it inside a backward.
 
     Args:
@@ -184,7 +184,8 @@ class Work(_Work):  # type: ignore[misc]
         tensors the future is done when the last copy or kernel is queued. torch makes the current
         stream of a thread that waits for the future, and the streams of callbacks, wait for that
         copy or kernel. Functions given to ``then`` run in the thread that completes futures, or at
-        once if the future is done.
+        once if the future is done. In a backward, those of a collective run in the backward's
+        thread if they can (:mod:`.backward`).
         """
         with _lock:
             if self._promise is not None:
@@ -356,7 +357,7 @@ def _complete(promise: Any, result: Callable[[], list[Any]], devices: Sequence[A
             streams that are current here. These are streams of torch's pool, because the default
             stream has work of others.
     """
-    with contextlib.ExitStack() if devices else contextlib.nullcontext() as streams:
+    with contextlib.ExitStack() as streams:
         for device in devices:
             streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
         try:
