@@ -264,6 +264,7 @@ def test_two_threads(dist: ModuleType, rank: int, size: int) -> None:
         dist.destroy_process_group(group)
 
 
+@pytest.mark.mpi(timeout=300)  # compiling takes long on a busy machine
 def test_compiled_autograd(dist: ModuleType, rank: int, size: int) -> None:
     """The backward of DDP is compiled as a whole; its collectives are functional."""
     from torch._dynamo import compiled_autograd
