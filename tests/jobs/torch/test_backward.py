@@ -93,6 +93,36 @@ def destroyed() -> None:
     done()
 
 
+def compiled() -> None:
+    """The backward of DDP is compiled as a whole, which changes torch for the rest of a process."""
+    import paddlempi.torch  # noqa: F401
+    import torch
+    import torch.distributed as dist
+    from ranks_tools import done
+    from torch._dynamo import compiled_autograd
+
+    dist.init_process_group("mpi")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    data = torch.randn(2, 4, 3)
+    expected = torch.autograd.grad(model(data).square().sum() / 2, list(model.parameters()))
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    run = torch.compile(ddp, backend="eager")
+    for _ in range(2):
+        ddp.zero_grad()
+        loss = run(data[dist.get_rank()]).square().sum()
+        with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+            loss.backward()
+        for parameter, gradient in zip(model.parameters(), expected):
+            torch.testing.assert_close(parameter.grad, gradient)
+    done()
+
+
+def test_compiled_autograd() -> None:
+    job.succeed(2, compiled, timeout=300)
+
+
 def test_ctrl_c() -> None:
     job.succeed(2, interrupted)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Net, agree, alone, batches, close, loss_of, part, seeded, train
+from models import Net, agree, alone, close, loss_of, seeded, train
 from paddlempi import future as core_future
 from paddlempi.torch import backward as torch_backward
 from torch import nn
@@ -262,31 +262,6 @@ def test_two_threads(dist: ModuleType, rank: int, size: int) -> None:
         agree(dist, model)
     for group in groups:
         dist.destroy_process_group(group)
-
-
-@pytest.mark.mpi(timeout=300)  # compiling takes long on a busy machine
-def test_compiled_autograd(dist: ModuleType, rank: int, size: int) -> None:
-    """The backward of DDP is compiled as a whole; its collectives are functional."""
-    from torch._dynamo import compiled_autograd
-
-    def compiler(graph: Any) -> Any:
-        return torch.compile(graph, backend="eager")
-
-    start = seeded(Net)
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
-        model = DDP(copy.deepcopy(start))
-        compiled = torch.compile(model, backend="eager")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for step in range(3):
-            optimizer.zero_grad()
-            x, y = (part(t, rank, size) for t in batches(step))
-            loss = nn.functional.mse_loss(compiled(x), y)
-            with compiled_autograd._enable(compiler):
-                loss.backward()
-            optimizer.step()
-    close(model, alone(start, loss_of(size), size))
-    agree(dist, model)
 
 
 def test_a_final_callback_that_waits(dist: ModuleType, rank: int, size: int) -> None:
