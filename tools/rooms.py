@@ -50,6 +50,10 @@ ROOMS = (
         "launcher",
     ),
     Room(
+        "tools/explorer",
+        "for tests: every execution of a small program that release and acquire allow",
+    ),
+    Room(
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
@@ -70,6 +74,11 @@ ROOMS = (
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
         "arrive coll/ipc cuda mem mpi op reduce status work",
+    ),
+    Room(
+        "gocore/coll/shm",
+        "collectives in memory that all ranks of a node map: chunks that the ranks claim",
+        "mem op reduce",
     ),
     Room(
         "gocore/coll/ipc",
@@ -114,6 +123,10 @@ ROOMS = (
         "gocore/reduce",
         "arithmetic that MPI lacks: 16-bit floats, AVG, PREMUL_SUM",
         "op status",
+    ),
+    Room(
+        "gocore/reduce/fpmode",
+        "for tests: a reduction on a thread with other settings of floating point arithmetic",
     ),
     Room(
         "gocore/mem",

@@ -31,13 +31,14 @@ static uint64_t call(void *run, const void *fold, void *const *dst, int ndst, co
 // sample returns bits that depend on what is done with subnormal numbers, and on the rounding.
 static uint64_t sample(uint64_t mode) {
 	uint64_t before = get();
-	union { float f; uint32_t u; } half, third;
-	volatile float tiny = 0x1p-126f, two = 2, one = 1, three = 3;
+	// Volatile, so that the compiler divides where it is written.
+	volatile float tiny = 0x1p-126f, two = 2, one = -1, three = 3, half, third;
 	set(mode);
-	half.f = tiny / two;
-	third.f = one / three;
+	half = tiny / two;
+	third = one / three;
 	set(before);
-	return (uint64_t)half.u << 32 | third.u;
+	union { float f; uint32_t u; } a = {half}, b = {third};
+	return (uint64_t)a.u << 32 | b.u;
 }
 */
 import "C"
