@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -34,10 +35,12 @@ type Env struct {
 	peers    []int              // world ranks of presence's members
 	way      way                // how these came to share memory
 	views    map[int]*heap.View // heaps of the other ranks of this node, by world rank; nil if they cannot be shared
+	adopts   bool               // the ranks of this node can open each other's files through /proc
 	noHeaps  string             // why views is nil; "" if this rank is alone on its node
 	crowded  bool               // this node has more ranks than cores
 	device   deviceSettings     // for tensors in device memory
 	hellos   atomic.Uint64      // number of meetings to which this rank has come
+	forced   coll.Forced        // algorithms that the group of all ranks prefers
 
 	ended         atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
 	makers        atomic.Int32                 // calls of New and MonitoredBarrier under way
@@ -62,6 +65,9 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 	e.peerQuestions.asked, e.peerQuestions.left = asked{}, map[int]bool{}
 	var settings error
 	e.device, settings = readDeviceSettings()
+	if _, err := readForced("init"); settings == nil {
+		settings = err
+	}
 	if err := e.begin(world, settings, timeout); err != nil {
 		return nil, err
 	}
@@ -74,6 +80,11 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 		return nil, err
 	}
 	e.device.chunk = chunk[0]
+	if e.forced, err = e.agreeOnForced("init", e.base); err != nil {
+		_ = lib.Free(e.control)
+		_ = lib.Free(e.base)
+		return nil, err
+	}
 	if e.Topo, err = topo.Discover(lib, e.base); err != nil {
 		return nil, err
 	}
@@ -98,7 +109,7 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 	deadline := time.Now().Add(timeout)
 	made, err := e.within(&mpi.Call{Fn: mpi.FnDup, Comm: world}, deadline)
 	if err != nil {
-		return e.nobodyCame(err, timeout)
+		return e.timedOut(err, timeout)
 	}
 	e.base = made
 	rank, err := e.Lib.Rank(e.base)
@@ -122,7 +133,7 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 	t, _ := e.Lib.TypeOf(op.Int64)
 	if _, err := e.within(&mpi.Call{Fn: mpi.FnAllgather, Comm: e.base, SendBuf: block, SendCount: 1, SendType: t,
 		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t}, deadline); err != nil {
-		return e.nobodyCame(err, timeout) // block is not freed: MPI may still write to it
+		return e.timedOut(err, timeout) // block is not freed: MPI may still write to it
 	}
 	defer mem.Free(block)
 	var wrong []int
@@ -166,7 +177,9 @@ func poll(lib mpi.Library, s *mpi.Slot) bool {
 	return s.Done != 0
 }
 
-func (e *Env) nobodyCame(err error, timeout time.Duration) error {
+// timedOut returns the error of begin for err. If the deadline has passed, it says that some ranks
+// did not call init.
+func (e *Env) timedOut(err error, timeout time.Duration) error {
 	if err != work.ErrDeadline {
 		return err
 	}

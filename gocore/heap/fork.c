@@ -1,8 +1,8 @@
 /* After fork(2) parent and child share what is mapped MAP_SHARED: a DataLoader's worker that writes
  * into a tensor would write into its parent's gradients, and into those of all ranks. So the child
  * maps the same files once more, privately, at the same addresses: it sees what its parent had, and
- * keeps what it writes to itself. This runs between fork and its return, in the child's only thread,
- * where mmap(2) may be called and memory may not be allocated. */
+ * keeps what it writes to itself. This runs between fork and its return, in the child's only
+ * thread, where mmap(2) may be called and memory may not be allocated. */
 #define _GNU_SOURCE
 #include "fork.h"
 

@@ -4,8 +4,8 @@
 #include <sched.h>
 #include <stddef.h>
 
-/* A word: sequence number (44 bits), owner (16), state (4). At 2 us each, 2^44 collectives take more
- * than a year. */
+/* A word: sequence number (44 bits), owner (16), state (4). At 2 us each, 2^44 collectives take
+ * more than a year. */
 enum { CLAIMED = 1, DONE = 2, CLOSED = 3 };
 
 static inline uint64_t word(uint64_t seq, int owner, int state) {
