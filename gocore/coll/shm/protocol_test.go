@@ -56,7 +56,7 @@ type protocol struct {
 
 	leaves  int  // ranks that may give up at any moment of the arrival
 	givesUp int  // ranks that may give up at any moment after it
-	dies    int  // ranks that may die between a claim and its end, and in between
+	dies    int  // ranks that may die between a claim and its end
 	blind   int  // ranks that cannot map the tensors
 	helper  bool // rank 0 has a second thread, which comes late with the first collective
 	order   orders
@@ -549,6 +549,8 @@ func TestProtocolNeedsItsParts(t *testing.T) {
 		{"who gives up does not wait", giving, func(p *protocol) { p.hasty = true }, []string{race}},
 		{"who gives up closes the next slot in any case", protocol{ranks: 2, chunks: 1, collectives: 2, leaves: 3},
 			func(p *protocol) { p.closesTooMuch = true }, []string{ends}},
+		{"who gives up closes the next slot of the ring in any case", protocol{ranks: 2, chunks: 1, collectives: 2, slots: 2, ahead: 2, leaves: 3},
+			func(p *protocol) { p.closesTooMuch = true }, []string{race, values, ends}},
 		{"a living rank is buried", pair, func(p *protocol) { p.buriesLiving = true }, []string{race, values, ends}},
 		{"a rank works that has counted itself as blind", protocol{ranks: 2, chunks: 1, collectives: 1, blind: 3},
 			func(p *protocol) { p.blindWorks = true }, []string{race, values}},

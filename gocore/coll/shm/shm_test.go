@@ -352,16 +352,30 @@ func TestChunksCoverTheTensor(t *testing.T) {
 			}
 			assert.Equal(t, max(1, min((teamChunks-1)/size, bytes/chunkBytes)), cuts(int64(bytes), size, size, teamChunks-1), "a piece for each rank")
 		}
-		g := newTeam(t, size, 0)
+		g := newTeam(t, size, 1)
 		for _, count := range []int{1, 15, 16, 17, 128 * size, 128*size + 1, 16<<10 + 3, 1<<18 + 1} {
 			g.count, g.tensors = count, nil
 			for range size {
-				g.tensors = append(g.tensors, outside[int32](t, count))
+				x := outside[int32](t, count+32)
+				g.tensors = append(g.tensors, x[:count])
+				for i := range x[count:] {
+					x[count+i] = 9
+				}
 			}
 			ops := g.next(t)
+			last := size - 1
+			ops[last].Work(1)
+			first := 0
+			for first < count-1 && size > 1 && g.tensors[0][first] == g.input(0, first) {
+				first++
+			}
+			require.Zero(t, first%16, "a chunk begins within a cache line")
 			for r, o := range ops {
 				require.Equal(t, Done, finish(o, All))
 				require.NoError(t, g.check(r))
+				for _, v := range g.tensors[r][count : count+32] {
+					require.EqualValues(t, 9, v, "written beyond the tensor")
+				}
 			}
 			freeAll(ops)
 		}
