@@ -50,10 +50,14 @@ ROOMS = (
         "launcher",
     ),
     Room(
+        "tools/explorer",
+        "for tests: every execution of a small program that release and acquire allow",
+    ),
+    Room(
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose group mpi netif op reduce status work",
+        "diagnose group heap mpi netif op reduce status work",
     ),
     Room(
         "gocore/diagnose",
@@ -64,12 +68,17 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their operations, checks of "
         "arguments, messages, errors that name ranks",
-        "arrive channel coll coll/ipc cuda dl mem mpi op segment status topo work",
+        "arrive channel coll coll/ipc coll/shm cuda dl heap mem mpi op segment status topo work",
     ),
     Room(
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
-        "arrive coll/ipc cuda mem mpi op reduce status work",
+        "arrive coll/ipc coll/shm cuda heap mem mpi op reduce status work",
+    ),
+    Room(
+        "gocore/coll/shm",
+        "collectives in memory that all ranks of a node map: chunks that the ranks claim",
+        "mem op reduce",
     ),
     Room(
         "gocore/coll/ipc",
@@ -114,6 +123,10 @@ ROOMS = (
         "gocore/reduce",
         "arithmetic that MPI lacks: 16-bit floats, AVG, PREMUL_SUM",
         "op status",
+    ),
+    Room(
+        "gocore/reduce/fpmode",
+        "for tests: a reduction on a thread with other settings of floating point arithmetic",
     ),
     Room(
         "gocore/mem",
