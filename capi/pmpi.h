@@ -56,7 +56,7 @@ enum {
 	PMPI_ERR_NOT_READY = 23, /* the limit of pmpi_wait has passed; the work goes on */
 	PMPI_ERR_NOT_MEMBER = 24,
 	PMPI_ERR_CUDA = 25,     /* the CUDA driver refused; the text has its error and the rank */
-	PMPI_ERR_REENTRANT = 26 /* the interrupt check called what its own thread waits in */
+	PMPI_ERR_REENTRANT = 26 /* the interrupt check called an operation its thread waits for */
 };
 
 #define PMPI_ERROR_RANKS 32
@@ -168,9 +168,8 @@ int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result);
  * it could submit them. Returns 0 or an error code. */
 int pmpi_refuse(int64_t group, int32_t code);
 
-/* pmpi_test takes work as far as possible without waiting. Returns 1 if it is over, on its
- * device too, 0 if it is not, and minus an error code if work does not exist or its device
- * failed. */
+/* pmpi_test advances work without waiting. Returns 1 if it is over, on its device too, 0 if
+ * it is not, and minus an error code if work does not exist or its device failed. */
 int pmpi_test(pmpi_work work);
 
 /* pmpi_wait waits until work is over: for device tensors until its last copy or kernel is

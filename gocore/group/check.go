@@ -233,7 +233,7 @@ func (g *Group) checkParts(c *call, side string, parts []coll.Part, count int64)
 		return nil
 	}
 	if got := parts[g.Rank].Count; got != count {
-		return status.New(status.Argument, "%s: %s tensor %d, this rank's own, has %d elements, its counterpart %d", c.args.Code, side, g.Rank, got, count)
+		return status.New(status.Argument, "%s: %s tensor %d, this rank's share, has %d elements, the tensor of the other side has %d; they must be equal", c.args.Code, side, g.Rank, got, count)
 	}
 	return nil
 }

@@ -161,8 +161,8 @@ class ProcessGroupMPI(Issuer):
 
         Also called as ``allreduce(tensor, op, timeout)``.
         """
-        # The short way, for the usual calls: for tensors of a few bytes the time of this function
-        # counts.
+        # A short way for the usual calls. With tensors of a few bytes, the time that this function
+        # takes matters.
         if (
             opts.__class__ is AllreduceOptions
             and not opts.asyncOp
