@@ -50,7 +50,7 @@ def test_an_address_that_all_reach(monkeypatch: pytest.MonkeyPatch) -> None:
         for word in (f"rank {rank}", "127.0.0.1", "MASTER_ADDR"):
             assert word in str(error), error
     else:
-        raise AssertionError("rank 1 took the store of another")
+        raise AssertionError("rank 1 took the store of another job")
     assert not dist.is_initialized()
     monkeypatch.setattr(store, "_reach", reach)
     dist.init_process_group("mpi")
@@ -76,7 +76,7 @@ def test_an_interface_that_the_user_names() -> None:
         for word in ("rank 0 on", "PADDLEMPI_IFNAME=nosuch", "127.0.0.1"):
             assert word in str(error), error
     else:
-        raise AssertionError("an interface that is not there")
+        raise AssertionError("no error, although there is no such interface")
     del os.environ["PADDLEMPI_IFNAME"]
     assert _native.control("addresses", one_host=True)["addresses"] == ["127.0.0.1"]
     dist.init_process_group("mpi")

@@ -126,7 +126,7 @@ def test_a_member_that_never_comes_is_named(dist: ModuleType, rank: int, size: i
         except errors.NotReadyError as error:
             assert isinstance(error, dist.DistBackendError)
         else:
-            raise AssertionError("it did not run out")
+            raise AssertionError("the deadline of wait did not pass")
     # The world still works.
     x = torch.ones(2)
     dist.all_reduce(x)
@@ -150,7 +150,7 @@ def test_ranks_that_never_come(dist: ModuleType, rank: int) -> None:
                     assert error.ranks == (2,), error
                     assert "2" in str(error)
                 else:
-                    raise AssertionError("rank 2 never came")
+                    raise AssertionError("no error, although rank 2 did not come")
         for kind in kinds:
             try:
                 dist.all_reduce(torch.ones(2), group=groups[kind])
@@ -160,13 +160,13 @@ def test_ranks_that_never_come(dist: ModuleType, rank: int) -> None:
                 assert error.ranks == (2,)
                 assert pickle.loads(pickle.dumps(error)).ranks == (2,)
             else:
-                raise AssertionError("rank 2 never came")
+                raise AssertionError("no error, although rank 2 did not come")
             try:
                 dist.all_reduce(torch.ones(2), group=groups[kind])
             except dist.DistBackendError as error:
                 assert isinstance(error, errors.GroupBrokenError)
             else:
-                raise AssertionError("the group was broken")
+                raise AssertionError("no error, although the group was broken")
         store.add("given up", 1)
     else:
         while store.add("given up", 0) < 2:
