@@ -115,7 +115,8 @@ def test_without_a_callback(
         ended.set()
 
     def start() -> None:
-        work = dist.all_reduce(torch.ones(2), async_op=True)
+        # Too long for an arrival slot: a short one may be over when all_reduce returns.
+        work = dist.all_reduce(torch.ones(1 << 16), async_op=True)
         work.get_future().add_done_callback(note)
         assert ended.wait(SOON)
 
