@@ -114,7 +114,7 @@ def compiled() -> None:
         loss = run(data[dist.get_rank()]).square().sum()
         with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
             loss.backward()
-        for parameter, gradient in zip(model.parameters(), expected):
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
     done()
 
