@@ -13,7 +13,6 @@ import torch
 from models import Net, agree, alone, close, loss_of, seeded, train
 from paddlempi import future as core_future
 from paddlempi.torch import backward as torch_backward
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
@@ -235,34 +234,6 @@ def test_reentrant_checkpoints(
     train(model, loss_of(size), rank)
     close(model, alone(start, loss_of(size), size))
     agree(dist, model)
-
-
-def test_two_threads(dist: ModuleType, rank: int, size: int) -> None:
-    """Two threads train two models, each over its group."""
-    groups = [dist.new_group(list(range(size))) for _ in range(2)]
-    start = seeded(Net)
-    models = [DDP(copy.deepcopy(start), process_group=g, bucket_cap_mb=SMALL) for g in groups]
-    errors: list[BaseException] = []
-
-    def work(model: nn.Module) -> None:
-        try:
-            train(model, loss_of(size), rank, steps=range(10))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(model,), daemon=True) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON)
-        assert not thread.is_alive()
-    assert not errors
-    expected = alone(start, loss_of(size), size, steps=range(10))
-    for model in models:
-        close(model, expected)
-        agree(dist, model)
-    for group in groups:
-        dist.destroy_process_group(group)
 
 
 def test_a_final_callback_that_waits(dist: ModuleType, rank: int, size: int) -> None:
