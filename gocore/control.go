@@ -172,7 +172,7 @@ func controlGroupInfo(request []byte, _ work.Interrupt) (any, error) {
 		broken = err.Error()
 	}
 	return map[string]any{"group": g.ID, "rank": g.Rank, "size": g.Size, "ranks": g.Ranks,
-		"timeout": g.Timeout().Seconds(), "one_node": g.Local(), "broken": broken}, nil
+		"timeout": g.Timeout().Seconds(), "one_node": g.Local(), "algorithm": g.Algorithm(), "broken": broken}, nil
 }
 
 func controlSetTimeout(request []byte, _ work.Interrupt) (any, error) {

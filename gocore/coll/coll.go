@@ -50,6 +50,7 @@ type Sig struct {
 	Local  bool
 	Agreed arrive.Flags // flags that every member has set
 	Any    arrive.Flags // flags that at least one member has set
+	Forced Forced       // algorithms that the group prefers to the registry's order
 }
 
 // Flags that a member announces about its call.
@@ -196,8 +197,14 @@ func algorithms(c op.Code) []*Algorithm {
 	return registry[c]
 }
 
-// Choose returns the first algorithm of the operation that can serve the call.
+// Choose returns the forced algorithm if it can serve the call, else the first algorithm of the
+// operation that can. A group of one rank is never forced.
 func Choose(s *Sig) (*Algorithm, error) {
+	if s.Forced != 0 && s.Size > 1 { // a group of one may have no communicator
+		if alg := s.Forced.serving(s); alg != nil {
+			return alg, nil
+		}
+	}
 	for _, alg := range algorithms(s.Code) {
 		if alg.serves(s) {
 			return alg, nil
@@ -245,6 +252,7 @@ func Scratch(a *Args, flags arrive.Flags) (most int64) {
 
 func oneRank(s *Sig) bool    { return s.Size == 1 }
 func evenShares(s *Sig) bool { return s.Agreed&Even != 0 }
+func byMPI(s *Sig) bool      { return !reducedOutsideMPI(s) }
 func always(*Sig) bool       { return true }
 
 // notAsAgreed is the error that a member's slot does not hold what the member announced.

@@ -10,7 +10,7 @@ import (
 
 // reduceMPI is MPI_Reduce. The buffers of ranks other than the root do not change. Bytes moved by
 // each rank: S.
-var reduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
+var reduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, Scratch: func(a *Args) int64 {
 	if a.Rank == a.Root {
 		return a.inputScratch()
 	}

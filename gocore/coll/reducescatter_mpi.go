@@ -12,7 +12,7 @@ import (
 // reduceScatterMPI is MPI_Reduce_scatter_block, or MPI_Reduce_scatter if the parts differ in
 // length, or one MPI_Reduce for each rank if the counts are too large for MPI. Bytes moved by each
 // rank: (1-1/n) of the input out and in.
-var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
+var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, Scratch: func(a *Args) int64 {
 	most := a.contiguousScratch(a.Send) + a.scratch(a.Recv[0].Count) + a.int32sScratch(1)
 	if a.Reduce == op.PremulSum {
 		most += a.scratch(totalCount(a.perRank(a.Send)))

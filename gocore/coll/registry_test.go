@@ -158,13 +158,13 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 // Sig has to be added to this list, after the same question.
 func TestSigHoldsOnlyWhatAllRanksAgreeOn(t *testing.T) {
 	agreed := map[string]bool{"Code": true, "DType": true, "Reduce": true, "Root": true, "Count": true, "Size": true,
-		"Local": true, "Agreed": true, "Any": true}
+		"Local": true, "Agreed": true, "Any": true, "Forced": true}
 	s := reflect.TypeOf(Sig{})
 	for i := range s.NumField() {
 		f := s.Field(i)
 		assert.True(t, agreed[f.Name], "is Sig.%s the same on all ranks?", f.Name)
 		switch f.Type.Kind() {
-		case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Bool:
+		case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Uint64, reflect.Bool:
 		default:
 			assert.Failf(t, "a field of Sig is no number", "%s is %s", f.Name, f.Type)
 		}

@@ -9,7 +9,7 @@ import (
 
 // scanMPI is MPI_Scan or MPI_Exscan. Rank 0 of the exclusive scan keeps its buffer as it is. Bytes
 // moved by each rank: it depends on the MPI, log2(n) S at most.
-var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Scratch: func(a *Args) int64 {
+var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, Scratch: func(a *Args) int64 {
 	if !a.WritesRecv() {
 		return a.scratch(a.Count)
 	}

@@ -20,7 +20,8 @@ import (
 func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	a := &c.args
 	a.Lib, a.Comm, a.Rank, a.Size = g.env.Lib, g.collComm, g.Rank, g.Size
-	a.Code, a.Reduce, a.Scale, a.Root, a.Local, a.Node = d.Code, d.ReduceOp, d.Scale, int(d.Root), g.local, g.node
+	a.Code, a.Reduce, a.Scale, a.Root, a.Local = d.Code, d.ReduceOp, d.Scale, int(d.Root), g.local
+	a.Forced, a.Node = g.forced, g.node
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)

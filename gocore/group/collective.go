@@ -248,6 +248,9 @@ func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
 	if err != nil {
 		return nil, noAlgorithm{err}
 	}
+	if g.algorithm.Load() != alg { // a load costs nothing, a store some 5 ns
+		g.algorithm.Store(alg)
+	}
 	return alg, nil
 }
 

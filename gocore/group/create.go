@@ -25,7 +25,7 @@ func (e *Env) World(id int64, timeout time.Duration) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e.finish(id, 0, ranks, comm, timeout)
+	return e.finish(id, 0, ranks, comm, e.forced, timeout)
 }
 
 // New makes a group of the given world ranks, in their order; this rank is one of them. It is
@@ -41,7 +41,7 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 		return nil, err
 	}
 	if len(ranks) == 1 {
-		return e.finish(id, 0, ranks, 0, timeout)
+		return e.finish(id, 0, ranks, 0, 0, timeout)
 	}
 	key := e.key(ranks)
 	if missing, err := e.meet(key, ranks, timeout); err != nil {
@@ -56,12 +56,17 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 	if err != nil {
 		return nil, err
 	}
-	return e.finish(id, key, ranks, comm, timeout)
+	forced, err := e.agreeOnForced("new_group", comm)
+	if err != nil {
+		_ = e.Lib.Free(comm)
+		return nil, err
+	}
+	return e.finish(id, key, ranks, comm, forced, timeout)
 }
 
 // finish makes everything of a group but its first communicator.
-func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, timeout time.Duration) (*Group, error) {
-	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: indexOf(ranks, e.Topo.Rank), collComm: comm}
+func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
+	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: indexOf(ranks, e.Topo.Rank), collComm: comm, forced: forced}
 	g.timeout.Store(int64(timeout))
 	if g.Size == 1 {
 		g.local = true

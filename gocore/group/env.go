@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -37,6 +38,7 @@ type Env struct {
 	noHeaps  string             // why views is nil; "" if this rank is alone on its node
 	crowded  bool               // this node has more ranks than cores
 	device   deviceSettings     // for tensors in device memory
+	forced   coll.Forced        // algorithms that the group of all ranks prefers
 	hellos   atomic.Uint64      // number of meetings to which this rank has come
 
 	ended         atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
@@ -62,6 +64,9 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 	e.peerQuestions.asked, e.peerQuestions.left = asked{}, map[int]bool{}
 	var settings error
 	e.device, settings = readDeviceSettings()
+	if _, err := readForced("init"); settings == nil {
+		settings = err
+	}
 	if err := e.begin(world, settings, timeout); err != nil {
 		return nil, err
 	}
@@ -74,6 +79,11 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 		return nil, err
 	}
 	e.device.chunk = chunk[0]
+	if e.forced, err = e.agreeOnForced("init", e.base); err != nil {
+		_ = lib.Free(e.control)
+		_ = lib.Free(e.base)
+		return nil, err
+	}
 	if e.Topo, err = topo.Discover(lib, e.base); err != nil {
 		return nil, err
 	}

@@ -31,6 +31,7 @@ type Group struct {
 	arrival  arrive.Arrival
 	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
 	node     *coll.Node   // set if the group is local and has several members
+	forced   coll.Forced  // algorithms that are preferred to the registry's order
 	inquiry  inquiry      // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64 // of an operation that has no timeout of its own, in nanoseconds
 
@@ -47,6 +48,8 @@ type Group struct {
 	messages atomic.Int32                 // messages and probes under way, also those that were given up
 	async    atomic.Int32                 // asynchronous operations whose end was not reported yet
 
+	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
+
 	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does.
 	seq     uint64     // newest collective that this member announced
 	arrived uint64     // newest collective that all members have announced, as this one saw; seq or seq-1
@@ -61,6 +64,14 @@ func (g *Group) Timeout() time.Duration { return time.Duration(g.timeout.Load())
 
 // Local tells whether all members share the memory of one node.
 func (g *Group) Local() bool { return g.local }
+
+// Algorithm returns the name of the algorithm that the last collective of this member took, or "".
+func (g *Group) Algorithm() string {
+	if alg := g.algorithm.Load(); alg != nil {
+		return alg.Name
+	}
+	return ""
+}
 
 // Submit carries out the operation that d describes. A synchronous operation is over when Submit
 // returns. For an asynchronous one Submit returns a handle.

@@ -30,6 +30,38 @@ def a_wrong_setting() -> None:
     done()
 
 
+def forced_algorithms() -> None:
+    """PADDLEMPI_ALGO must be the same on all ranks that make a group, at init and later."""
+    import os
+
+    import numpy as np
+    import paddlempi as dist
+    from paddlempi import _native
+    from ranks_tools import done, errors, raises, start, works
+
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    os.environ["PADDLEMPI_ALGO"] = f"all_reduce:{'mpi' if rank else 'slices16'}"
+    with raises(errors.MismatchError, "init", "PADDLEMPI_ALGO differs", os.environ["PADDLEMPI_ALGO"]):
+        start()
+    os.environ["PADDLEMPI_ALGO"] = ""
+    start()
+    os.environ["PADDLEMPI_ALGO"] = "all_reduce:fast" if rank == 1 else "all_reduce:mpi"
+    kind, words = errors.RefusedError, ["its own error"]
+    if rank == 1:
+        kind, words = errors.ArgumentError, ["all_reduce:fast", "slices16, mpi"]
+    with raises(kind, "new_group", "PADDLEMPI_ALGO", *words):
+        dist.new_group([0, 1, 2])
+    os.environ["PADDLEMPI_ALGO"] = "all_reduce:slices16"
+    forced = dist.new_group([0, 1, 2])
+    for group, algorithm in ((None, "gather16"), (forced, "slices16")):
+        x = np.zeros(5, np.float16)
+        dist.all_reduce(x, group=group)
+        number = 0 if group is None else group._id
+        assert _native.control("group_info", group=number)["algorithm"] == algorithm
+        works(group)
+    done()
+
+
 def one_that_never_comes() -> None:
     """A rank that waits in init raises at its deadline. The other rank never calls init."""
     import os
@@ -60,10 +92,16 @@ def one_that_never_comes() -> None:
         pytest.param("PADDLEMPI_CUDA_PATHS=staged,fast", marks=pytest.mark.one_mpi),
         pytest.param("PADDLEMPI_CUDA_REDUCE=gpu", marks=pytest.mark.one_mpi),
         pytest.param("PADDLEMPI_CUDA_AWARE=perhaps", marks=pytest.mark.one_mpi),
+        pytest.param("PADDLEMPI_ALGO=all_reduce:fast", marks=pytest.mark.one_mpi),
     ],
 )
 def test_a_wrong_setting(setting: str) -> None:
     job.succeed(3, a_wrong_setting, env={"FAULTS_SETTING": setting})
+
+
+@pytest.mark.one_mpi
+def test_forced_algorithms() -> None:
+    job.succeed(3, forced_algorithms)
 
 
 def test_one_that_never_comes() -> None:

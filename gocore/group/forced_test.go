@@ -1,0 +1,54 @@
+package group
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// halves makes a bfloat16 buffer of zeros.
+func halves(n int64) op.Buf {
+	b := floats(make([]float32, (n+1)/2)...)
+	b.Count, b.DType = n, op.BFloat16
+	return b
+}
+
+func TestAGroupForcesWhatTheVariableSaidWhenItWasMade(t *testing.T) {
+	t.Setenv("PADDLEMPI_ALGO", "all_reduce:slices16")
+	everywhere(t, func(t *testing.T, n int, nodes []int) {
+		ranks(t, n, nodes, func(t *testing.T, _ *Env, g *Group) {
+			assert.Empty(t, g.Algorithm())
+			for range 2 {
+				_, err := submit(g, allReduce(halves(4)))
+				assert.NoError(t, err)
+			}
+			if n == 1 {
+				assert.Equal(t, "single", g.Algorithm())
+				return
+			}
+			assert.Equal(t, "slices16", g.Algorithm())
+			_, err := submit(g, allReduce(floats(1)))
+			assert.NoError(t, err)
+			assert.Equal(t, "mpi", g.Algorithm())
+		})
+	})
+	t.Setenv("PADDLEMPI_ALGO", "")
+	ranks(t, 2, nil, func(t *testing.T, _ *Env, g *Group) {
+		_, err := submit(g, allReduce(halves(4)))
+		assert.NoError(t, err)
+		assert.Equal(t, "gather16", g.Algorithm())
+	})
+}
+
+func TestAWrongVariableOfForcedAlgorithms(t *testing.T) {
+	t.Setenv("PADDLEMPI_ALGO", "all_reduce:fast")
+	lib := mpifake.New(1)[0]
+	_, err := NewEnv(lib, lib.World(), time.Second, nil)
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+	assert.ErrorContains(t, err, "init: PADDLEMPI_ALGO=all_reduce:fast")
+}
