@@ -7,14 +7,17 @@ may be sliced, sent and given to a framework, and its memory is freed with the l
 Allocation is local. A rank may allocate and free at any time, also before
 ``init_process_group`` and after ``destroy_process_group``.
 
-In a forked child (a DataLoader's worker) the memory of the heap is a private copy: what the child
-writes is not seen by its parent or by other ranks.
+In a forked child (a DataLoader's worker) the memory of the heap is private: what the child writes is
+not seen by its parent or by other ranks. A page of it that the child has not written to shows what
+the parent writes later, and zeros after the parent has given its segment back. So a child that needs
+values which the parent changes copies them first.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -51,7 +54,8 @@ def empty(
 
     Raises:
         ArgumentError: ``shape`` has a negative length, or ``framework`` is none of the three.
-        DtypeError: the dtype is none that can be sent, or the framework does not have it.
+        DtypeError: ``shape`` has something that is no integer; the dtype is none that can be sent,
+            or the framework does not have it.
         ForkError: this process is a fork of the one that loaded the core.
 
     Thread-safety: may be called from any thread.
@@ -67,19 +71,32 @@ def _make(
             f"{function}: framework={framework!r} is none of "
             f"{', '.join(map(repr, _FRAMEWORKS))}"
         )
-    lengths = (shape,) if isinstance(shape, int) else tuple(int(length) for length in shape)
-    if any(length < 0 for length in lengths):
-        raise ArgumentError(f"{function}: shape={shape!r} has a negative length")
+    lengths = _lengths(function, shape)
     # numpy.dtype has a name, a scalar type of NumPy is a class, and the others are written
     # "torch.float32".
     name = dtype.__name__ if isinstance(dtype, type) else str(getattr(dtype, "name", dtype))
     name = name.rpartition(".")[2].rstrip("_")  # numpy.bool_
-    if name not in DTYPE_BY_NAME:
+    if name not in DTYPE_BY_NAME or not getattr(dtype, "isnative", True):
         raise DtypeError(f"{function}: dtype={dtype!r} is none of {', '.join(DTYPE_BY_NAME)}")
     memory = _memory(math.prod(lengths) * DTYPE_BY_NAME[name].itemsize)
     if clear:
         ctypes.memset(memory, 0, ctypes.sizeof(memory))
     return import_module(_FRAMEWORKS[framework], __package__).over(memory, name, lengths)
+
+
+def _lengths(function: str, shape: Any) -> tuple[int, ...]:
+    try:
+        lengths = tuple(operator.index(length) for length in shape)
+    except TypeError:
+        try:
+            lengths = (operator.index(shape),)
+        except TypeError:
+            raise DtypeError(
+                f"{function}: shape={shape!r} is neither a length nor a sequence of lengths"
+            ) from None
+    if any(length < 0 for length in lengths):
+        raise ArgumentError(f"{function}: shape={shape!r} has a negative length")
+    return lengths
 
 
 def zeros(shape: int | Sequence[int], dtype: Any = "float32", framework: str = "numpy") -> Any:
@@ -121,7 +138,7 @@ def _memory(size: int) -> Any:
             warnings.warn(
                 f"paddlempi: no shared memory for tensors, so collectives use MPI: {error}",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return kind()
     memory = kind.from_address(address)
