@@ -72,11 +72,11 @@ def _make(
             f"{', '.join(map(repr, _FRAMEWORKS))}"
         )
     lengths = _lengths(function, shape)
-    # numpy.dtype has a name, a scalar type of NumPy is a class, and the others are written
-    # "torch.float32".
-    name = dtype.__name__ if isinstance(dtype, type) else str(getattr(dtype, "name", dtype))
-    name = name.rpartition(".")[2].rstrip("_")  # numpy.bool_
-    if name not in DTYPE_BY_NAME or not getattr(dtype, "isnative", True):
+    # A scalar type of NumPy is a class. The others are written "float32", "torch.float32" or
+    # "paddle.float32".
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
+    name = name.rstrip("_")  # numpy.bool_
+    if name not in DTYPE_BY_NAME:
         raise DtypeError(f"{function}: dtype={dtype!r} is none of {', '.join(DTYPE_BY_NAME)}")
     memory = _memory(math.prod(lengths) * DTYPE_BY_NAME[name].itemsize)
     if clear:
