@@ -53,7 +53,7 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose group mpi netif op reduce status work",
+        "diagnose group heap mpi netif op reduce status work",
     ),
     Room(
         "gocore/diagnose",
@@ -64,17 +64,22 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their operations, checks of "
         "arguments, messages, errors that name ranks",
-        "arrive channel coll coll/ipc cuda dl mem mpi op segment status topo work",
+        "arrive channel coll coll/ipc coll/shm cuda dl heap mem mpi op segment status topo work",
     ),
     Room(
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
-        "arrive coll/ipc cuda mem mpi op reduce status work",
+        "arrive coll/ipc coll/shm cuda heap mem mpi op reduce status work",
     ),
     Room(
         "gocore/coll/ipc",
         "device memory that the ranks of a node map from each other (CUDA IPC)",
         "cuda status",
+    ),
+    Room(
+        "gocore/coll/shm",
+        "collectives in host memory that the ranks of a node map: chunks, and how ranks claim them",
+        "mem op reduce",
     ),
     Room("gocore/arrive", "the two arrivals: lines and wire", "mem mpi op segment status"),
     Room(

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
@@ -71,7 +72,7 @@ func (e *Env) shareHeaps() error {
 	for _, r := range e.peers {
 		if all[r][0] == 0 && e.noHeaps == "" {
 			e.closeViews()
-			e.noHeaps = "a rank of this node cannot map the memory of the others"
+			e.noHeaps = fmt.Sprintf("rank %d, on this node, cannot share memory", r)
 			if refused != nil {
 				e.noHeaps = refused.Error()
 			}

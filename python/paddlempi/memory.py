@@ -15,7 +15,6 @@ values which the parent changes copies them first.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
 import warnings
@@ -43,8 +42,8 @@ def empty(
 ) -> Any:
     """Return a new tensor in this rank's heap. Its elements are undefined.
 
-    If the machine refuses shared memory, the tensor lies in ordinary memory, and the first call
-    warns. Collectives then use MPI.
+    If the machine refuses shared memory, the tensor lies in ordinary memory. A RuntimeWarning says
+    so, once in a process. Collectives then use MPI.
 
     Args:
         shape: the lengths of the dimensions, or one length.
@@ -78,8 +77,10 @@ def _make(
     name = name.rstrip("_")  # numpy.bool_
     if name not in DTYPE_BY_NAME:
         raise DtypeError(f"{function}: dtype={dtype!r} is none of {', '.join(DTYPE_BY_NAME)}")
-    memory = _memory(math.prod(lengths) * DTYPE_BY_NAME[name].itemsize)
+    memory = _memory(function, math.prod(lengths) * DTYPE_BY_NAME[name].itemsize)
     if clear:
+        import ctypes
+
         ctypes.memset(memory, 0, ctypes.sizeof(memory))
     return import_module(_FRAMEWORKS[framework], __package__).over(memory, name, lengths)
 
@@ -121,9 +122,28 @@ def empty_like(tensor: Any) -> Any:
     raise DtypeError(f"empty_like: a {type(tensor).__qualname__} is no tensor of NumPy, torch or Paddle")
 
 
-def _memory(size: int) -> Any:
-    """Return ``size`` bytes with the buffer protocol, in the heap if there is one."""
+def warn(function: str, why: str, *, stacklevel: int) -> None:
+    """Warn that there is no shared memory, once in a process.
+
+    Args:
+        function: the function that found out.
+        why: what the core says.
+        stacklevel: the caller to name, as for ``warnings.warn`` in the function that calls this one.
+    """
     global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"{function}: no shared memory for tensors, so collectives use MPI: {why}",
+            RuntimeWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _memory(function: str, size: int) -> Any:
+    """Return ``size`` bytes with the buffer protocol, in the heap if there is one."""
+    import ctypes  # not at import, as `import paddlempi` would load it in every process
+
     _native.load()
     kind = ctypes.c_ubyte * size
     if size == 0:
@@ -133,13 +153,7 @@ def _memory(size: int) -> Any:
     except ForkError:
         raise
     except Error as error:
-        if not _warned:
-            _warned = True
-            warnings.warn(
-                f"paddlempi: no shared memory for tensors, so collectives use MPI: {error}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        warn(function, str(error), stacklevel=4)
         return kind()
     memory = kind.from_address(address)
     weakref.finalize(memory, _free, address).atexit = False

@@ -86,6 +86,18 @@ def test_where_shared_memory_is_refused(
     assert second.sum() == 6
 
 
+def test_init_warns_once(fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_warned", False)
+    fresh_core.no_heaps = "rank 4, on this node, cannot share memory"
+    with pytest.warns(RuntimeWarning, match="init_process_group: no shared .* rank 4, on") as seen:
+        dist.init_process_group()
+    assert len(seen) == 1 and seen[0].filename == __file__
+    dist.destroy_process_group()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dist.init_process_group()
+
+
 def test_nothing_is_allocated_for_no_elements(fresh_core: FakeCore) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
