@@ -111,7 +111,7 @@ func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 			if i == g.Rank {
 				continue
 			}
-			if closers[i] = g.node.Lines.Why(i); g.env.died(g.Ranks[i]) {
+			if closers[i] = g.node.Lines.Why(i); g.env.diedNow(g.Ranks[i]) {
 				dead = append(dead, i)
 			}
 		}
