@@ -571,6 +571,9 @@ func (t *collective) overdue() error {
 	}
 	now := time.Now()
 	if now.After(t.call.deadline) {
+		if t.shared != nil && t.stage == running {
+			return t.g.togetherTimeout(&t.call, t.shared)
+		}
 		return t.g.timeoutError(&t.call)
 	}
 	t.g.inquire(now)

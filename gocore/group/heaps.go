@@ -141,10 +141,15 @@ func (e *Env) died(r int) bool {
 	return v != nil && v.Dead()
 }
 
-// diedNow is died without the delay: the heap shows a death at most 50 ms late otherwise.
-func (e *Env) diedNow(r int) bool {
-	v := e.views[r]
-	return v != nil && v.DeadNow()
+// dead returns the members of g that are dead. It looks at once: another member may have seen a
+// death before died shows it here.
+func (g *Group) dead() (members []int) {
+	for i, r := range g.Ranks {
+		if v := g.env.views[r]; v != nil && v.DeadNow() {
+			members = append(members, i)
+		}
+	}
+	return members
 }
 
 func (e *Env) closeViews() {

@@ -20,7 +20,7 @@ def killed() -> None:
     import time
 
     import numpy as np
-    from ranks_tools import dist, errors, raises, stamp, start
+    from ranks_tools import dist, errors, leave_together, raises, start
 
     rank = start()
     random.seed(int(os.environ["FAULTS_SEED"]))
@@ -36,10 +36,9 @@ def killed() -> None:
     with raises(errors.PeerLeftError, "2", ranks=[2], most=30.0):
         while time.monotonic() < began + 25:
             dist.all_reduce(tensor)
-    stamp(f"raised-{rank}")
     with raises(errors.GroupBrokenError, most=3.0):
         dist.all_reduce(np.ones(2))
-    os._exit(0)  # MPI cannot be finalized with a dead rank
+    leave_together(rank)
 
 
 def killed_before_it_comes() -> None:
@@ -48,7 +47,7 @@ def killed_before_it_comes() -> None:
     import signal
 
     import numpy as np
-    from ranks_tools import dist, errors, raises, stamp, start
+    from ranks_tools import dist, errors, leave_together, raises, start
 
     rank = start()
     groups = [dist.new_group() for _ in range(4)]
@@ -74,8 +73,7 @@ def killed_before_it_comes() -> None:
         dist.recv(np.zeros(3), 2)
     with raises(kind, ranks=ranks, most=10.0):
         dist.irecv(np.zeros(3), 2, tag=1).wait()
-    stamp(f"raised-{rank}")
-    os._exit(0)
+    leave_together(rank)
 
 
 def stopped() -> None:
