@@ -557,7 +557,8 @@ func (t *collective) pollProgram() bool {
 func (t *collective) abandon(err error) {
 	t.stage = lingering
 	if t.shared != nil {
-		t.shared.Close()
+		t.g.node.Lines.Explain(status.CodeOf(err))
+		t.shared.Leave()
 	}
 	t.giveUp(err)
 	t.g.fail(err)

@@ -107,14 +107,17 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 	switch state {
 	case shm.Closed, shm.Closing:
+		// A member that has given anything up has broken the group, so it was this operation.
 		closers, lost := map[int]status.Code{}, false
 		dead := g.dead()
-		for _, i := range o.Closers() {
-			if i == g.Rank {
-				continue
+		for i := range g.Ranks {
+			if why := g.node.Lines.Why(i); why != 0 && i != g.Rank {
+				closers[i] = why
+				lost = lost || why == status.PeerLeft
 			}
-			closers[i] = g.node.Lines.Why(i)
-			lost = lost || closers[i] == status.PeerLeft || slices.Contains(dead, i)
+		}
+		for _, i := range o.Closers() {
+			lost = lost || slices.Contains(dead, i)
 		}
 		if lost && len(dead) > 0 {
 			return g.diedError(c, dead)
@@ -182,7 +185,6 @@ func (t *collective) carryShared(o *shm.Op) {
 		}
 		if looks++; looks%lookEvery == 0 && (state == shm.Pending || state == shm.Closing) {
 			if err := t.g.lostError(&t.call, o); err != nil && t.stage != lingering {
-				t.g.node.Lines.Explain(status.CodeOf(err))
 				t.abandon(err)
 			}
 			return false, nil
