@@ -58,15 +58,28 @@ EXAMPLE_torch := examples/train_torch.py
 
 ## test          all tests but those of the oldest torch; makes what they need
 .PHONY: test
-ALL := test-core test-unit test-abi test-mpi test-cuda $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) \
-		test-faults test-torch test-paddle test-programs test-examples test-cluster soak
-test: clean-results $(ALL)
+# The longest group begins first. Groups that wait and groups that compute take turns.
+TESTS = test-torch-jobs-newest \
+	$(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) \
+	test-cluster test-unit test-cuda test-abi test-torch soak test-programs test-paddle test-examples \
+	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu)
+test: clean-results test-core test-two
 
 ## test-all      all tests, with those of the oldest supported torch: CI runs it when a version in the constraints changes
 .PHONY: test-all
-test-all: clean-results $(ALL) test-torch-oldest
+test-all: clean-results test-core test-two-all
 test test-all:
 	.venv-tools/bin/python tools/results.py $(RESULTS)
+
+# Two groups of tests at a time, because ranks and jobs often wait. What they print comes at the end of each.
+.PHONY: test-two test-two-all
+test-two test-two-all: | $(RESULTS)
+	@$(MAKE) --no-print-directory --output-sync=target $(two) $(TESTS) $(if $(filter %-all,$@),test-torch-oldest)
+
+# The environments are made before two groups use them, also under make -j.
+ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
+.NOTPARALLEL:
+endif
 
 ## test-quick    the tests of one process, Go's tests, and values on 2 ranks under Open MPI: 3 minutes
 .PHONY: test-quick
@@ -266,20 +279,28 @@ format: .venv-tools/.tools
 	.venv-tools/bin/clang-format -i $(C_FILES)
 	$(GO) run cmd/gofmt -w $(GO_DIRS)
 
-## bench         C, mpi4py and paddlempi side by side, on NP=2 ranks under MPI=openmpi
+## bench         all_reduce (OPS="all_reduce broadcast", all), against plain MPI, mpi4py and gloo, on NP=2 ranks under MPI=openmpi
 .PHONY: bench
+OPS ?= all_reduce
 bench: $(VENV)/.package $(VENV)/.tests
-	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/overhead.py
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --max 64M --against mpi,mpi4py,gloo
 
-## bench-torch   torch.distributed through paddlempi, gloo and a group that does nothing, on NP=2 ranks under MPI=openmpi
+## bench-torch   torch.distributed over MPI and over gloo, and the steps of DDP and FSDP2, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-torch
 bench-torch: $(VENV)/.torch
-	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/torch_overhead.py
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --framework torch \
+		--max 64M --against gloo --step ddp,fsdp2
 
-## bench-paddle  training steps through paddlempi, gloo and without communication, on NP=2 ranks under MPI=openmpi
+## bench-paddle  paddle.distributed over MPI and over gloo, and the steps of DataParallel, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-paddle
 bench-paddle: $(VENV)/.package $(VENV)/.tests
-	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/paddle_step.py
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --framework paddle \
+		--max 64M --against gloo --step paddle
+
+## bench-c       what an all_reduce costs beyond the MPI call that it makes, in C, on NP=2 ranks under MPI=openmpi
+.PHONY: bench-c
+bench-c: $(VENV)/.package $(VENV)/.tests
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/overhead.py
 
 ## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda

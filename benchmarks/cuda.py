@@ -48,6 +48,8 @@ sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__)
 
 import paddlempi as dist  # noqa: E402
 from paddlempi import _native  # noqa: E402
+from paddlempi.cli.bench.figures import quartiles, ratios  # noqa: E402
+from paddlempi.cli.bench.sampling import shuffled  # noqa: E402
 
 STAGED = (1 << 20, 16 << 20, 256 << 20)
 SHARED = (1 << 20, 64 << 20, 256 << 20)
@@ -205,21 +207,15 @@ def sample(contenders: dict[str, Contender], calls: int, rounds: int) -> dict[st
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds + 1):
-        first = round_ % len(names)
-        for name in names[first:] + names[:first]:
+        for name in shuffled(names, round_):
             took = block(contenders[name], calls)
             if round_ >= 1:  # the first one touches memory and fills caches
                 samples[name].append(took)
     return samples
 
 
-def quartiles(values: list[float]) -> list[float]:
-    ordered = sorted(values)
-    return [ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in (0.25, 0.5, 0.75)]
-
-
 def ratio(over: list[float], under: list[float]) -> list[float]:
-    return quartiles([a / b for a, b in zip(over, under, strict=True)])
+    return list(quartiles(ratios(over, under)))
 
 
 class Bench:

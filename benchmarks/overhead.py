@@ -1,13 +1,11 @@
-"""What an all_reduce costs more than the MPI call that it makes.
+"""What an all_reduce costs more than the MPI call that it makes, in a loop in C.
 
-    mpirun -np 2 python benchmarks/overhead.py [--json FILE]        # or: make bench
+    mpirun -np 2 python benchmarks/overhead.py [--json FILE]        # or: make bench-c
 
-Three contenders call the same libmpi in the same processes, in turn: a loop in C, mpi4py and
-paddlempi. A round has one block of calls for every contender, in changing order. The time of a
-block divided by its calls is one sample. The program prints the medians, how much they are above
-that of C, and the ratio to C. The ratio is computed round by round and printed with its quartiles,
-because on a shared machine only times measured one after the other can be compared. The program
-also measures what ``import paddlempi`` adds to a bare interpreter.
+``python -m paddlempi bench`` compares paddlempi with mpi4py, gloo and plain MPI. This program adds
+a contender that it cannot have, because it needs a C compiler: a loop in C that calls the same
+libmpi. A sample is the time of a block of calls, divided by their number. The program also measures
+what ``import paddlempi`` adds to a bare interpreter.
 
 Sizes are bytes of a float32 SUM in place. It needs mpi4py and a C compiler.
 """
@@ -19,13 +17,12 @@ import ctypes
 import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +34,9 @@ mpi4py.rc.finalize = False
 import numpy as np  # noqa: E402
 import paddlempi as dist  # noqa: E402
 from mpi4py import MPI  # noqa: E402
+from paddlempi.cli.bench import report  # noqa: E402
+from paddlempi.cli.bench.figures import quantile, quartiles, ratios  # noqa: E402
+from paddlempi.cli.bench.sampling import shuffled  # noqa: E402
 
 SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20)
 
@@ -93,10 +93,6 @@ def paddlempi_contender(a: np.ndarray, calls: int) -> float:
     return time.perf_counter() - start
 
 
-def quantile(samples: list[float], q: float) -> float:
-    return sorted(samples)[min(len(samples) - 1, int(q * len(samples)))]
-
-
 def measure(
     contenders: dict[str, Callable[[np.ndarray, int], float]], size: int, rounds: int
 ) -> dict[str, Any]:
@@ -110,36 +106,30 @@ def measure(
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds + 2):
-        order = names[round_ % len(names) :] + names[: round_ % len(names)]
-        for name in order:
+        for name in shuffled(names, round_):
             MPI.COMM_WORLD.Barrier()
             seconds = contenders[name](a, calls)
             if round_ >= 2:  # the first two touch memory and fill caches
                 samples[name].append(seconds / calls * 1e6)
     result: dict[str, Any] = {"bytes": size, "calls": calls, "rounds": rounds}
     for name in names:
-        ratios = [x / c for x, c in zip(samples[name], samples["C"], strict=True)]
+        above = [x - c for x, c in zip(samples[name], samples["C"], strict=True)]
         result[name] = {
-            "p50_us": statistics.median(samples[name]),
+            "p50_us": quantile(samples[name], 0.5),
             "p99_us": quantile(samples[name], 0.99),
-            "above_C_us": statistics.median(
-                x - c for x, c in zip(samples[name], samples["C"], strict=True)
-            ),
-            "ratio": statistics.median(ratios),
-            "ratio_p25": quantile(ratios, 0.25),
-            "ratio_p75": quantile(ratios, 0.75),
+            "above_C_us": quantile(above, 0.5),
+            "ratio": quartiles(ratios(samples[name], samples["C"])),
         }
     return result
 
 
-def show(row: dict[str, Any], names: Iterable[str]) -> None:
-    """Print a line for each contender, with the quartiles of the ratio in brackets."""
-    for name in names:
+def show(row: dict[str, Any]) -> None:
+    """Print a line for each contender."""
+    for name in ("C", "mpi4py", "paddlempi"):
         r = row[name]
-        spread = f"{r['ratio']:6.2f} ({r['ratio_p25']:.2f} to {r['ratio_p75']:.2f})"
         print(
             f"{row['bytes'] if name == 'C' else '':>10} {name:10} {r['p50_us']:10.2f} "
-            f"{r['p99_us']:10.2f} {r['above_C_us']:9.2f} {spread}",
+            f"{r['p99_us']:10.2f} {r['above_C_us']:9.2f}  {r['ratio'].show()}",
             flush=True,
         )
 
@@ -167,19 +157,17 @@ def main() -> None:
     options = parser.parse_args()
 
     dist.init_process_group("mpi")
-    from paddlempi import _native
-
-    mpi = _native.control("info")["mpi"]
+    environment = report.environment()
+    mpi = environment["mpi"]
     in_place = {"openmpi": 1, "standard": 1, "mpich": ctypes.c_size_t(-1).value}[mpi["abi"]]
     contenders = {
         "C": c_contender(mpi["path"], in_place),
         "mpi4py": mpi4py_contender,
         "paddlempi": paddlempi_contender,
     }
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     if rank == 0:
-        version = mpi["version"].split(",")[0].strip()
-        print(f"{mpi['name']} ({version}), {size} ranks, {os.cpu_count()} CPUs")
+        print(report.headline(environment))
         print(f"{'bytes':>10} {'':10} {'p50 us':>10} {'p99 us':>10} {'above C':>9}  ratio to C")
     gc.disable()
     rows = []
@@ -187,7 +175,7 @@ def main() -> None:
         rounds = max(7, min(options.rounds, options.rounds * (1 << 20) // max(nbytes, 1)))
         rows.append(measure(contenders, nbytes, rounds))
         if rank == 0:
-            show(rows[-1], contenders)
+            show(rows[-1])
     dist.barrier()
     dist.destroy_process_group()
     if rank:
@@ -198,14 +186,7 @@ def main() -> None:
     megabytes = os.path.getsize(core) / 1e6
     print(f"import paddlempi: {cost:.1f} ms above a bare interpreter; the core: {megabytes:.1f} MB")
     if options.json:
-        record = {
-            "mpi": mpi,
-            "ranks": size,
-            "cpus": os.cpu_count(),
-            "machine": platform.machine(),
-            "rows": rows,
-            "import_ms": cost,
-        }
+        record = environment | {"rows": rows, "import_ms": cost}
         Path(options.json).write_text(json.dumps(record, indent=1))
 
 

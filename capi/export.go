@@ -160,6 +160,21 @@ func goOrder(w C.pmpi_work, stream C.uint64_t, e *C.pmpi_error) (rc C.int) {
 	return fill(e, gocore.Order(uint64(w), uint64(stream)))
 }
 
+//export goHeapAlloc
+func goHeapAlloc(bytes C.int64_t, e *C.pmpi_error) (p unsafe.Pointer) {
+	var rc C.int
+	defer caught(e, &rc)
+	p, err := gocore.HeapAlloc(int64(bytes))
+	fill(e, err)
+	return p
+}
+
+//export goHeapFree
+func goHeapFree(p unsafe.Pointer, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	return fill(e, gocore.HeapFree(p))
+}
+
 //export goRelease
 func goRelease(w C.pmpi_work) (held C.int) {
 	defer caught(nil, nil)

@@ -116,6 +116,18 @@ int pmpi_order(pmpi_work work, uint64_t stream) {
 	return goOrder(work, stream, last_error());
 }
 
+void *pmpi_heap_alloc(int64_t bytes) {
+	if (__builtin_expect(forked, 0)) {
+		fork_error();
+		return NULL;
+	}
+	return goHeapAlloc(bytes, last_error());
+}
+
+int pmpi_heap_free(void *memory) {
+	return forked ? 0 : goHeapFree(memory, last_error());
+}
+
 int pmpi_release(pmpi_work work) {
 	/* In a child it is not known when MPI, in the parent, is done with the memory. */
 	return forked ? 1 : goRelease(work);

@@ -41,7 +41,7 @@ typedef struct operation {
 } operation;
 
 static PyTypeObject *type;
-static kept *orphans;      /* kept of operations whose objects are gone; see operation_collect */
+static kept *orphans;      /* the kept of operations without an object; see operation_collect */
 static operation *awaited; /* operations with a context */
 
 /* ---- what is kept ---- */

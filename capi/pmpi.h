@@ -56,7 +56,7 @@ enum {
 	PMPI_ERR_NOT_READY = 23, /* the limit of pmpi_wait has passed; the work goes on */
 	PMPI_ERR_NOT_MEMBER = 24,
 	PMPI_ERR_CUDA = 25,     /* the CUDA driver refused; the text has its error and the rank */
-	PMPI_ERR_REENTRANT = 26 /* the interrupt check called what its own thread waits in */
+	PMPI_ERR_REENTRANT = 26 /* the interrupt check called an operation its thread waits for */
 };
 
 #define PMPI_ERROR_RANKS 32
@@ -168,9 +168,8 @@ int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result);
  * it could submit them. Returns 0 or an error code. */
 int pmpi_refuse(int64_t group, int32_t code);
 
-/* pmpi_test takes work as far as possible without waiting. Returns 1 if it is over, on its
- * device too, 0 if it is not, and minus an error code if work does not exist or its device
- * failed. */
+/* pmpi_test advances work without waiting. Returns 1 if it is over, on its device too, 0 if
+ * it is not, and minus an error code if work does not exist or its device failed. */
 int pmpi_test(pmpi_work work);
 
 /* pmpi_wait waits until work is over: for device tensors until its last copy or kernel is
@@ -187,6 +186,16 @@ int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result);
  * tensors. It does not wait itself. Call it after pmpi_wait has returned 0, for each stream
  * that uses the result. It does nothing for host memory. Returns 0 or an error code. */
 int pmpi_order(pmpi_work work, uint64_t stream);
+
+/* pmpi_heap_alloc takes bytes of memory that the other ranks of the node can map, aligned to a
+ * cache line and not zeroed: collectives on it work in place. It may be called before init and
+ * after destroy. Returns NULL after an error (pmpi_last_error), for instance where the machine
+ * refuses shared memory. */
+void *pmpi_heap_alloc(int64_t bytes);
+
+/* pmpi_heap_free gives memory of pmpi_heap_alloc back. No operation may use it any more. In a fork
+ * it does nothing. Returns 0 or an error code. */
+int pmpi_heap_free(void *memory);
 
 /* pmpi_release releases work, which goes on if it is not over. Returns 0 if its memory may
  * be freed. Returns 1 if it may not yet: pmpi_next_released returns work when it may. */

@@ -14,24 +14,25 @@ enum {
    * send: no buffer.
    * recv: no buffer. */
   PMPI_OP_BARRIER = 1,
-  /* PMPI_OP_BROADCAST copies the root's buffer into that of every member.
+  /* PMPI_OP_BROADCAST copies the root's buffer into the buffer of every other
+   * member.
    * send: no buffer.
    * recv: one buffer. */
   PMPI_OP_BROADCAST = 2,
-  /* PMPI_OP_ALL_REDUCE reduces the buffers of all members; every member gets
-   * the result, the same bits.
+  /* PMPI_OP_ALL_REDUCE reduces the buffers of all members and gives every
+   * member the result, bit for bit the same.
    * send: one buffer, or none to work in place.
    * recv: one buffer. */
   PMPI_OP_ALL_REDUCE = 3,
-  /* PMPI_OP_ALL_REDUCE_COALESCED reduces several buffers of one dtype in place
-   * at once, each as all_reduce does.
+  /* PMPI_OP_ALL_REDUCE_COALESCED does an all_reduce in place on each of several
+   * buffers of one dtype, all at once.
    * send: no buffer.
    * recv: one or more buffers. */
   PMPI_OP_ALL_REDUCE_COALESCED = 4,
-  /* PMPI_OP_REDUCE reduces the buffers of all members into that of the root;
-   * the others keep theirs.
-   * send: one buffer; on the root none to work in place.
-   * recv: one buffer on the root, which other ranks may leave out. */
+  /* PMPI_OP_REDUCE reduces the buffers of all members into the root's buffer
+   * and leaves the other buffers alone.
+   * send: one buffer; the root may give none to work in place.
+   * recv: one buffer on the root; other ranks need none. */
   PMPI_OP_REDUCE = 5,
   /* PMPI_OP_ALL_GATHER gives every member the buffers of all members, in rank
    * order.
@@ -40,12 +41,10 @@ enum {
   PMPI_OP_ALL_GATHER = 6,
   /* PMPI_OP_GATHER gives the root the buffers of all members, in rank order.
    * send: one buffer.
-   * recv: on the root one buffer, or one for each rank; other ranks may leave
-   * it out. */
+   * recv: one buffer, or one for each rank, on the root; other ranks need none. */
   PMPI_OP_GATHER = 7,
-  /* PMPI_OP_SCATTER gives each member its part of the root's buffers.
-   * send: on the root one buffer, or one for each rank; other ranks may leave
-   * it out.
+  /* PMPI_OP_SCATTER gives rank i part i of the root's buffers.
+   * send: one buffer, or one for each rank, on the root; other ranks need none.
    * recv: one buffer. */
   PMPI_OP_SCATTER = 8,
   /* PMPI_OP_REDUCE_SCATTER reduces n parts over all members and gives part i to
@@ -53,8 +52,8 @@ enum {
    * send: one buffer, or one for each rank.
    * recv: one buffer. */
   PMPI_OP_REDUCE_SCATTER = 9,
-  /* PMPI_OP_ALL_TO_ALL sends part i of every member to rank i, which gets them
-   * in rank order.
+  /* PMPI_OP_ALL_TO_ALL gives rank i part i of every member's buffers, in rank
+   * order.
    * send: one buffer, or one for each rank.
    * recv: one buffer, or one for each rank. */
   PMPI_OP_ALL_TO_ALL = 10,
@@ -71,18 +70,17 @@ enum {
    * send: one buffer.
    * recv: no buffer. */
   PMPI_OP_SEND = 13,
-  /* PMPI_OP_RECV receives a buffer from peer, or from any rank when peer is -1,
-   * with tag.
+  /* PMPI_OP_RECV receives a buffer from peer (-1: any rank) with tag.
    * send: no buffer.
    * recv: one buffer. */
   PMPI_OP_RECV = 14,
   /* PMPI_OP_SENDRECV sends to peer with tag and receives from peer2 (-1: any
-   * rank) with tag2, at once.
+   * rank) with tag2, both at the same time.
    * send: one buffer.
    * recv: one buffer. */
   PMPI_OP_SENDRECV = 15,
   /* PMPI_OP_PROBE waits for a message from peer (-1: any rank) with tag and
-   * tells its source, length and tag.
+   * returns its source, length and tag.
    * send: no buffer.
    * recv: no buffer. */
   PMPI_OP_PROBE = 16,
@@ -168,16 +166,16 @@ enum {
    * Defined for bool (and), integers (product, wraps), 16-bit floats (product
    * in float32, rounded once), floats (product), complex (product). */
   PMPI_REDUCE_PRODUCT = 2,
-  /* PMPI_REDUCE_MIN is the least over the ranks.
-   * Defined for bool (and), integers (least), 16-bit floats (least, or NaN),
-   * floats (least, or NaN). */
+  /* PMPI_REDUCE_MIN is the minimum over the ranks.
+   * Defined for bool (and), integers (minimum), 16-bit floats (minimum, or
+   * NaN), floats (minimum, or NaN). */
   PMPI_REDUCE_MIN = 3,
-  /* PMPI_REDUCE_MAX is the greatest over the ranks.
-   * Defined for bool (or), integers (greatest), 16-bit floats (greatest, or
-   * NaN), floats (greatest, or NaN). */
+  /* PMPI_REDUCE_MAX is the maximum over the ranks.
+   * Defined for bool (or), integers (maximum), 16-bit floats (maximum, or NaN),
+   * floats (maximum, or NaN). */
   PMPI_REDUCE_MAX = 4,
   /* PMPI_REDUCE_AVG is the mean over the ranks.
-   * Defined for integers (sum, which wraps, / n toward zero), 16-bit floats
+   * Defined for integers (sum (wraps) / n, rounded toward zero), 16-bit floats
    * (mean in float32, rounded once), floats (sum / n), complex (sum / n). */
   PMPI_REDUCE_AVG = 5,
   /* PMPI_REDUCE_BAND is the bitwise and over the ranks.
@@ -189,8 +187,8 @@ enum {
   /* PMPI_REDUCE_BXOR is the bitwise exclusive or over the ranks.
    * Defined for bool (exclusive or), integers (bitwise exclusive or). */
   PMPI_REDUCE_BXOR = 8,
-  /* PMPI_REDUCE_PREMUL_SUM is the sum over the ranks of scale times the input,
-   * which itself is left alone.
+  /* PMPI_REDUCE_PREMUL_SUM is the sum over the ranks of scale times the input;
+   * the input is not changed.
    * Defined for 16-bit floats (sum of scale * x in float32, rounded once),
    * floats (sum of scale * x), complex (sum of scale * x). */
   PMPI_REDUCE_PREMUL_SUM = 9,

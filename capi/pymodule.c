@@ -55,6 +55,28 @@ static PyObject *py_control(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	return out;
 }
 
+static PyObject *py_heap_alloc(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self;
+	if (!wants(n, 1, 1, "heap_alloc"))
+		return NULL;
+	int64_t bytes = PyLong_AsLongLong(args[0]);
+	if (PyErr_Occurred())
+		return NULL;
+	void *memory = pmpi_heap_alloc(bytes);
+	return memory ? PyLong_FromLongLong((int64_t)(intptr_t)memory) : raise_last(PMPI_ERR_NO_MEMORY);
+}
+
+static PyObject *py_heap_free(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self;
+	if (!wants(n, 1, 1, "heap_free"))
+		return NULL;
+	int64_t address = PyLong_AsLongLong(args[0]);
+	if (PyErr_Occurred())
+		return NULL;
+	int rc = pmpi_heap_free((void *)(intptr_t)address);
+	return rc ? raise_last(rc) : none();
+}
+
 /* ---- registration ---- */
 
 static PyObject *py_register(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -118,6 +140,8 @@ static PyMethodDef methods[] = {
 	METHOD(completion_fd,
 		   "completion_fd(): an eventfd, readable while next_completions() would not wait."),
 	METHOD(control, "control(method, json): call a method of the core; returns JSON."),
+	METHOD(heap_alloc, "heap_alloc(bytes): take memory of this rank's heap; returns its address."),
+	METHOD(heap_free, "heap_free(address): give memory of heap_alloc back; in a fork: nothing."),
 	METHOD(register,
 		   "register(type, describe, bump=None): functions that describe a tensor of a type, and "
 		   "that bump its version after it was written to; see _buffer.py."),

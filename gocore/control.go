@@ -33,8 +33,8 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"launcher":          controlLauncher,
 	"addresses":         controlAddresses,
 	"abort":             controlAbort,
-	"heap_alloc":        controlHeapAlloc,
-	"heap_free":         controlHeapFree,
+	"heap_adopt":        controlHeapAdopt,
+	"heap_disown":       controlHeapDisown,
 }
 
 // Control calls a method and returns its reply.

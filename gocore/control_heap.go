@@ -4,49 +4,76 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// controlHeapAlloc takes memory of this process's heap. It works before init and after destroy.
-func controlHeapAlloc(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Bytes int64 `json:"bytes"`
-	}
-	if err := parse("heap_alloc", request, &r); err != nil {
-		return nil, err
-	}
+// HeapAlloc takes memory of this process's heap. It works before init and after destroy.
+func HeapAlloc(bytes int64) (unsafe.Pointer, error) {
 	h, err := heap.Own()
 	if err != nil {
 		return nil, err
 	}
-	p, err := h.Alloc(r.Bytes)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"address": uint64(uintptr(p))}, nil
+	return h.Alloc(bytes)
 }
 
-// controlHeapFree gives memory of heap_alloc back.
-func controlHeapFree(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Address uint64 `json:"address"`
+// HeapFree gives memory of HeapAlloc back.
+func HeapFree(p unsafe.Pointer) error {
+	h, err := heap.Own()
+	if err != nil {
+		return err
 	}
-	if err := parse("heap_free", request, &r); err != nil {
+	return h.Free(p)
+}
+
+// controlHeapAdopt makes memory that the process has mapped from a file a part of its heap.
+func controlHeapAdopt(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Descriptor int    `json:"descriptor"`
+		Address    uint64 `json:"address"`
+		Bytes      int64  `json:"bytes"`
+	}
+	if err := parse("heap_adopt", request, &r); err != nil {
 		return nil, err
+	}
+	w, err := initialWorld()
+	if err != nil {
+		return nil, err
+	}
+	if !w.env.Adopts() {
+		return nil, status.New(status.Unsupported, "heap_adopt: the ranks of this node cannot open each other's files through /proc")
 	}
 	h, err := heap.Own()
 	if err != nil {
 		return nil, err
 	}
-	return struct{}{}, h.Free(*(*unsafe.Pointer)(unsafe.Pointer(&r.Address)))
+	generation, err := h.Adopt(r.Descriptor, *(*unsafe.Pointer)(unsafe.Pointer(&r.Address)), r.Bytes)
+	return map[string]any{"generation": generation}, err
+}
+
+// controlHeapDisown undoes heap_adopt. The memory may be unmapped before.
+func controlHeapDisown(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Generation uint64 `json:"generation"`
+	}
+	if err := parse("heap_disown", request, &r); err != nil {
+		return nil, err
+	}
+	h, err := heap.Own()
+	if err == nil {
+		h.Disown(r.Generation)
+	}
+	return struct{}{}, err
 }
 
 // heapInfo describes this process's heap, and whether the ranks of its node can map it.
 type heapInfo struct {
 	Reserved int64  `json:"reserved"` // bytes that the heap holds of the machine
 	Used     int64  `json:"used"`     // bytes that are allocated
+	Adopted  int64  `json:"adopted"`  // bytes of memory that the heap shares but has not made (heap_adopt)
 	Left     *int64 `json:"left"`     // bytes that limits of this process leave; nil without a limit
 	Mapped   *bool  `json:"mapped"`   // whether the ranks of this node map each other's heaps; nil before init
+	Adopts   bool   `json:"adopts"`   // whether heap_adopt works now
 	Why      string `json:"why"`      // why they do not, or why there is no heap; "" otherwise
 }
 
@@ -57,13 +84,13 @@ func describeHeap() heapInfo {
 		info.Why = err.Error()
 		return info
 	}
-	info.Reserved, info.Used = h.Sizes()
+	info.Reserved, info.Used, info.Adopted = h.Sizes()
 	if left, limited := heap.Left(info.Reserved); limited {
 		info.Left = &left
 	}
 	if w := initial.Load(); w != nil {
 		mapped, why := w.env.Heaps()
-		info.Mapped, info.Why = &mapped, why
+		info.Mapped, info.Why, info.Adopts = &mapped, why, w.env.Adopts()
 	}
 	return info
 }

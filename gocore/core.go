@@ -163,7 +163,7 @@ func Wait(id uint64, limit time.Duration, interrupt work.Interrupt, release bool
 	return r, release && err == nil && h.Forget(), err
 }
 
-// Test takes a work as far as possible without waiting, and returns whether it is over.
+// Test advances a work without waiting, and returns whether it is over.
 func Test(id uint64) (bool, error) {
 	h, err := lookup(id)
 	if err != nil {
@@ -201,8 +201,8 @@ func Destroy() error {
 	return w.destroy()
 }
 
-// BeforeFinalize runs inside MPI_Finalize, whoever has called that. When it returns, the core has
-// no operation of MPI under way.
+// BeforeFinalize runs inside MPI_Finalize, which this library or other code has called. When it
+// returns, the core has no operation of MPI under way.
 func BeforeFinalize() {
 	closing.run(true)
 	awaitDepartures()

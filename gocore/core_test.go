@@ -101,7 +101,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 		if method == "destroy" { // destroy takes no arguments
 			continue
 		}
-		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1}`} {
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x"}`} {
 			refused(t, status.Argument, "control "+method, method, request)
 		}
 	}

@@ -121,7 +121,7 @@ func groupOf(id int64) (*group.Group, error) {
 	}
 }
 
-// closesWithMPI makes w leave in order before MPI is finalized, whoever finalizes it.
+// closesWithMPI makes w leave in order before MPI is finalized, by this library or by other code.
 func (w *world) closesWithMPI() {
 	w.removeCloser = closing.add(func(finalizing bool) {
 		if finalizing {

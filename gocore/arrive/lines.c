@@ -83,8 +83,8 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 }
 
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from, uint32_t *all,
-			  uint32_t *any, uint32_t *diff) {
+			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from,
+			  uint32_t *all, uint32_t *any, uint32_t *diff) {
 	pa_announce(m, n, me, seq, word, flags, note, bytes);
 	*from = 0;
 	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);

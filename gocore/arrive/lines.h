@@ -72,7 +72,8 @@ void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word
 /* pa_arrive calls pa_announce and pa_poll. Usually the other members have announced
  * already, and a call from Go into C costs as much as the rest. */
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff);
+			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from,
+			  uint32_t *all, uint32_t *any, uint32_t *diff);
 
 /* pa_poll tests whether all n members have announced seq, and pauses at most spin times
  * (with a sched_yield every yield_every pauses, unless that is 0). *from is the first

@@ -43,7 +43,7 @@ type Wire struct {
 	entries  []Entry
 }
 
-// withdrawal says from which collective on a member takes no part, and why.
+// withdrawal says that a member takes no part in collective seq and in all later ones, and why.
 type withdrawal struct {
 	seq    uint64
 	reason status.Code
@@ -181,7 +181,7 @@ func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
 	return true
 }
 
-// Standing returns whether this member has announced seq, and if it takes no part in seq the
+// Standing returns whether this member has announced seq. If it takes no part in seq, gaveUp is the
 // reason. It is safe for concurrent use, also after Close.
 func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
 	w.mu.Lock()
@@ -192,7 +192,7 @@ func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
 	return w.announced.Load() >= seq, status.OK
 }
 
-// Learn records that another member takes no part in seq, and so in nothing after it. It is safe
+// Learn records that another member takes no part in seq and in all later collectives. It is safe
 // for concurrent use.
 func (w *Wire) Learn(member int, seq uint64, reason status.Code) {
 	w.mu.Lock()

@@ -33,8 +33,9 @@ var allGatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShare
 	return nil
 }}
 
-// sendOrInPlace returns this rank's input, and whether it is in its place already, which begins at
-// element at of dst. If the input overlaps the places of other ranks' parts, a copy is returned.
+// sendOrInPlace returns this rank's input, and whether the input is already where the result has
+// this rank's part: at element at of dst. If the input overlaps the parts of other ranks in dst, a
+// copy of the input is returned.
 func (a *Args) sendOrInPlace(p *Program, dst unsafe.Pointer, at int64) (unsafe.Pointer, bool, error) {
 	if a.Send[0].Data == a.at(dst, at) {
 		return a.Send[0].Data, true, nil

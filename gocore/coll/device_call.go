@@ -23,7 +23,7 @@ type DeviceCall struct {
 	Tail cuda.Event
 }
 
-// end makes Tail stand for what is queued on s by now.
+// end makes Tail stand for the work that is queued on s now.
 func (dc *DeviceCall) end(s cuda.Stream) error { return dc.Device.Mark(&dc.Tail, s) }
 
 // ready tells whether the producing stream has finished what it had queued before the collective.

@@ -197,7 +197,7 @@ func (p *Program) Requests(b *work.Batch) {
 	}
 }
 
-// Poll goes on as far as it can without waiting. It returns whether the program has ended, and the
+// Poll runs the steps that need no wait now. It returns whether the program has ended, and the
 // error. After the first error Poll starts no further step, but the program ends only when the
 // requests under way have ended.
 func (p *Program) Poll() (done bool, err error) {

@@ -46,9 +46,9 @@ var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, Scratch
 // scanChunk is how many elements of each rank are gathered at once.
 const scanChunk = 1 << 20
 
-// scanGather16 is the scan of what is reduced outside of MPI: 16-bit floats, and sums of narrow
-// integers. The inputs are gathered, chunk by chunk, and each rank reduces those that its result
-// needs, in rank order, floats in float32. Bytes moved by each rank: (n-1)S in.
+// scanGather16 is the scan of types that this package reduces itself: 16-bit floats, and sums of
+// narrow integers. Every rank gathers the inputs of all ranks, chunk by chunk. It reduces the inputs
+// that its result needs in rank order, floats in float32. Bytes moved by each rank: (n-1)S in.
 var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: reducedOutsideMPI, Scratch: func(a *Args) int64 {
 	return a.scratch(min(a.Count, scanChunk) * int64(a.Size))
 }, Build: func(a *Args, p *Program) error {

@@ -20,7 +20,7 @@ import (
 //  4. The device copies the result out of the blocks.
 //
 // A rank with host tensors does its copies itself. If a result would be written over memory that is
-// still to be sent, all that is sent is first copied to a block of its own. At the end an
+// still to be sent, the whole send side is first copied to another block. At the end an
 // MPI_Allreduce of four bytes tells whether a rank's device has failed.
 //
 // Bytes moved by each rank: S over the bus to the host and S back, and what the host's algorithm
@@ -234,8 +234,7 @@ func (s *stager) try(f func() error) {
 	}
 }
 
-// verdict appends the last steps of the collective: the ranks tell each other whose device has
-// failed.
+// verdict appends the last steps of the collective: the ranks agree whether a device has failed.
 func (s *stager) verdict() {
 	if s.args.Size == 1 {
 		s.p.Do(func() error { return s.failed })

@@ -141,7 +141,7 @@ func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
 	return &mem.Pinned{Data: data, Bytes: bytes}, err
 }
 
-// mark makes e stand for what is queued on a stream by now.
+// mark makes e stand for the work that is queued on a stream now.
 func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
 	d := s.args.DeviceCall.Device
 	if d == nil {
@@ -150,8 +150,8 @@ func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
 	return d.Mark(e, stream)
 }
 
-// await appends a wait for the event that *e is when the wait begins. It is over at once if that is
-// 0.
+// await appends a wait for the event that is in *e when the wait begins. If *e is 0 then, the wait
+// ends at once.
 func (s *stager) await(e *cuda.Event) {
 	s.p.Until(func() (bool, error) {
 		if s.args.DeviceCall.Device == nil || *e == 0 || s.failed != nil {

@@ -188,9 +188,9 @@ func (m *ipcCall) reach() error {
 	return nil
 }
 
-// perform queues this rank's kernel or copies, unless this rank has failed already, and goes on
-// when all ranks have queued theirs. The others wait in MPI, so a rank that has failed tells them
-// there.
+// perform queues this rank's kernel or copies, unless this rank has failed already. It goes on when
+// all ranks have queued theirs. A rank that has failed takes part in the MPI_Allreduce too, because
+// the other ranks wait there. The result tells them of the failure.
 func (m *ipcCall) perform(err error) error {
 	if err == nil && m.hasWork(m.a.Rank) {
 		err = m.queueWork()

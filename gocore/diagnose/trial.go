@@ -30,8 +30,8 @@ import (
 // trialLimit is how long the child may take to start Python, MPI and CUDA, and to move memory.
 const trialLimit = 20 * time.Second
 
-// trials holds the outcome of the trial. It is kept as long as the process, whose MPI does not
-// change.
+// trials holds the outcome of the trial. There is one trial a process, because the MPI of a process
+// does not change.
 var trials struct {
 	once  sync.Once
 	works bool
@@ -128,10 +128,10 @@ func lastLine(text []byte) []byte {
 func withoutLauncher(environment []string) []string {
 	return slices.DeleteFunc(environment, func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
-		ofARank := func(k *launcher.Kind) bool {
-			return slices.ContainsFunc(k.Own, func(beginning string) bool { return strings.HasPrefix(name, beginning) })
+		setBy := func(k *launcher.Kind) bool {
+			return slices.ContainsFunc(k.VariablePrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 		}
-		return name == mpi.EnvLibrary || name == cuda.Setting || slices.ContainsFunc(launcher.Kinds, ofARank)
+		return name == mpi.EnvLibrary || name == cuda.Setting || slices.ContainsFunc(launcher.Kinds, setBy)
 	})
 }
 

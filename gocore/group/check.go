@@ -20,8 +20,8 @@ import (
 func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	a := &c.args
 	a.Lib, a.Comm, a.Rank, a.Size = g.env.Lib, g.collComm, g.Rank, g.Size
-	a.Code, a.Reduce, a.Scale, a.Root, a.Local = d.Code, d.ReduceOp, d.Scale, int(d.Root), g.local
-	a.Forced, a.Node = g.forced, g.node
+	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
+	a.Local, a.Node, a.Forced = g.local, g.node, g.forced
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
@@ -237,7 +237,7 @@ func (g *Group) checkParts(c *call, side string, parts []coll.Part, count int64)
 		return nil
 	}
 	if got := parts[g.Rank].Count; got != count {
-		return status.New(status.Argument, "%s: %s tensor %d, this rank's own, has %d elements, its counterpart %d", c.args.Code, side, g.Rank, got, count)
+		return status.New(status.Argument, "%s: %s tensor %d, this rank's share, has %d elements, the tensor of the other side has %d; they must be equal", c.args.Code, side, g.Rank, got, count)
 	}
 	return nil
 }

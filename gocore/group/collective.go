@@ -336,7 +336,7 @@ func (g *Group) expire(now time.Time) {
 	for _, t := range g.queue {
 		if !t.refused && now.After(t.call.deadline.Add(expireGrace)) {
 			t.refuse()
-			t.end(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: its turn did not come, for an operation before it is still under way; this rank refuses its part, and the group stays usable",
+			t.end(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: its turn did not come, because an operation before it is still under way; this rank refuses its part, and the group stays usable",
 				describe(t.call.sig), brief(g.Ranks), t.call.timeout))
 		}
 	}

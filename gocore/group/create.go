@@ -133,16 +133,16 @@ func (e *Env) key(ranks []int) uint64 {
 	return h.Sum64()
 }
 
-// unmake takes back an attempt that failed. The next attempt has the same key again, as has that of
-// a member that did not come to this one.
+// unmake takes back an attempt that failed. The next attempt on this rank then has the same key. A
+// member that did not come to this attempt has that key at its next attempt, too.
 func (e *Env) unmake(ranks []int) {
 	e.mu.Lock()
 	e.made[fmt.Sprint(ranks)]--
 	e.mu.Unlock()
 }
 
-// decisionGrace is how long past its own deadline a member that was asked by the first member waits
-// for the first member's decision.
+// decisionGrace is the time that a member waits for the first member's decision after its own
+// deadline, if the first member has asked it.
 const decisionGrace = 2 * time.Second
 
 // meet returns when all members have come to make group key, or to another meeting with that key.

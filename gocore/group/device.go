@@ -100,7 +100,7 @@ func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part,
 		c.mappable = true
 	}
 	if on := c.args.DeviceCall.Device; on != dev {
-		return coll.Part{}, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; those of one call lie on one device",
+		return coll.Part{}, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; all device tensors of a call must be on one device",
 			d.Code, side, i, dev.Index, on.Index)
 	}
 	c.mappable = c.mappable && (at.IPC || b.Count == 0)

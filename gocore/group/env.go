@@ -35,6 +35,7 @@ type Env struct {
 	peers    []int              // world ranks of presence's members
 	way      way                // how these came to share memory
 	views    map[int]*heap.View // heaps of the other ranks of this node, by world rank; nil if they cannot be shared
+	adopts   bool               // the ranks of this node can open each other's files through /proc
 	noHeaps  string             // why views is nil; "" if this rank is alone on its node
 	crowded  bool               // this node has more ranks than cores
 	device   deviceSettings     // for tensors in device memory
@@ -108,7 +109,7 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 	deadline := time.Now().Add(timeout)
 	made, err := e.within(&mpi.Call{Fn: mpi.FnDup, Comm: world}, deadline)
 	if err != nil {
-		return e.nobodyCame(err, timeout)
+		return e.timedOut(err, timeout)
 	}
 	e.base = made
 	rank, err := e.Lib.Rank(e.base)
@@ -132,7 +133,7 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 	t, _ := e.Lib.TypeOf(op.Int64)
 	if _, err := e.within(&mpi.Call{Fn: mpi.FnAllgather, Comm: e.base, SendBuf: block, SendCount: 1, SendType: t,
 		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t}, deadline); err != nil {
-		return e.nobodyCame(err, timeout) // block is not freed: MPI may still write to it
+		return e.timedOut(err, timeout) // block is not freed: MPI may still write to it
 	}
 	defer mem.Free(block)
 	var wrong []int
@@ -176,7 +177,9 @@ func poll(lib mpi.Library, s *mpi.Slot) bool {
 	return s.Done != 0
 }
 
-func (e *Env) nobodyCame(err error, timeout time.Duration) error {
+// timedOut returns the error of begin for err. If the deadline has passed, it says that some ranks
+// did not call init.
+func (e *Env) timedOut(err error, timeout time.Duration) error {
 	if err != work.ErrDeadline {
 		return err
 	}

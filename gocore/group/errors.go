@@ -22,8 +22,8 @@ func (g *Group) agreed(c *call, state arrive.State, res arrive.Result) bool {
 	return (state == arrive.Agreed || diff == 0) && res.Any&arrive.Refused == 0
 }
 
-// agreementError returns nil if the members agree, else an error that names who refused or who
-// called what.
+// agreementError returns nil if the members agree. Otherwise it returns an error that names the
+// members that refused, or the calls of all members.
 func (g *Group) agreementError(c *call, state arrive.State, res arrive.Result) error {
 	if g.agreed(c, state, res) {
 		return nil
@@ -59,7 +59,7 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 		}
 		parties[at].ranks = append(parties[at].ranks, g.Ranks[i])
 	}
-	// The ranks outside the largest party are the ones to name.
+	// The error names the ranks outside the largest party.
 	slices.SortStableFunc(parties, func(a, b party) int { return len(b.ranks) - len(a.ranks) })
 	var odd []int
 	var text []string

@@ -44,6 +44,7 @@ func (e *Env) shareHeaps() error {
 	for _, r := range e.peers {
 		lacking += lacks[r][0]
 	}
+	e.adopts = lacking == 0
 	var giver *segment.Giver
 	rendezvous := []int64{0, 0, 0, 0}
 	if lacking > 0 && own != nil {
@@ -159,6 +160,10 @@ func (e *Env) closeViews() {
 	}
 	e.views = nil
 }
+
+// Adopts tells whether a heap may adopt files (heap.Adopt): the ranks of this node share heaps, and
+// can open each other's files.
+func (e *Env) Adopts() bool { return e.noHeaps == "" && e.adopts && len(e.views) > 0 }
 
 // Heaps tells whether the ranks of this node can map each other's heaps, and why not.
 func (e *Env) Heaps() (shared bool, why string) { return e.noHeaps == "", e.noHeaps }

@@ -19,11 +19,11 @@ import (
 const (
 	// askAfter is how long a rank waits for a collective or a message before it asks.
 	askAfter = time.Second
-	// askEvery is the time between two questions that a rank sends, to whichever ranks.
+	// askEvery is the time between two questions that a rank sends, to the same rank or to two ranks.
 	askEvery = 10 * time.Millisecond
 	// askAgain is the time between two questions to the same rank.
 	askAgain = time.Second
-	// askWait is how long a member whose deadline has passed waits for answers.
+	// askWait is the time that a member waits for answers after its deadline.
 	askWait = 500 * time.Millisecond
 )
 
@@ -54,9 +54,9 @@ type asked map[int]struct {
 	answered bool
 }
 
-// mayAsk tells whether member who may be asked now.
-func (a asked) mayAsk(who int, now time.Time) bool {
-	last, ok := a[who]
+// mayAsk tells whether member may be asked now.
+func (a asked) mayAsk(member int, now time.Time) bool {
+	last, ok := a[member]
 	return !ok || last.answered && now.Sub(last.at) >= askAgain
 }
 
@@ -206,7 +206,8 @@ func (e *Env) learn(from int, key uint64, body []byte) {
 	}
 }
 
-// questions are what this rank has asked ranks of other nodes about whether they have left.
+// questions holds this rank's questions to ranks of other nodes whether they have left, and the
+// answers.
 type questions struct {
 	mu    sync.Mutex
 	last  time.Time

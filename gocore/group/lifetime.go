@@ -8,11 +8,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// How a group ends. Three things may prevent that it is freed: calls of other threads that wait in
-// it, asynchronous operations, and requests that MPI has not completed. So a group ends in steps.
-// It takes no more calls. Operations under way are given time. Those that are left are given up,
-// and their callers are told. The communicators and the shared lines are freed only if nothing is
-// left; otherwise they stay for ever.
+// How a group ends. A group cannot be freed while another thread waits in a call, while an
+// asynchronous operation is under way, or while MPI has a request that is not complete. So a group
+// ends in steps:
+//
+//  1. It takes no more calls.
+//  2. Operations under way get time to end.
+//  3. The other operations are given up, and their callers are told.
+//  4. The communicators and the shared lines are freed if nothing is left that uses them. Otherwise
+//     they are never freed.
 
 const (
 	// drainLimit is how long asynchronous operations may take to end by themselves.

@@ -8,9 +8,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 )
 
-// mailbox carries small messages between the cores of a job: who has come to make a group, and
-// where a rank is for which others wait. Messages arrive in any order, and no rank has to expect
-// them.
+// mailbox carries small messages between the cores of a job: a rank has come to make a group, or a
+// rank asks another rank whether it has announced a collective. Messages arrive in any order, and no
+// rank has to expect them.
 //
 // A message is a header of 12 bytes (kind, key), and at most maxMail bytes after it.
 type mailbox struct {

@@ -203,7 +203,7 @@ func (m *message) prepare(d *op.Desc) error {
 	send, recv := t.Send != op.None, t.Recv != op.None
 	sends, recvs := d.Sends(), d.Recvs()
 	if send && len(sends) != 1 || recv && len(recvs) != 1 {
-		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one of each side it uses", d.Code, len(sends), len(recvs))
+		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one tensor on each side that it uses", d.Code, len(sends), len(recvs))
 	}
 	if send {
 		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap.

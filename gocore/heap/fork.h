@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Notes a shared mapping of size bytes at base: the file fd from offset on. fd stays open as long as
- * the mapping is noted. Returns 0, or -1 if there is no room. Thread-safe. */
+/* Notes a shared mapping of size bytes at base: the file fd from offset on. fd stays open as long
+ * as the mapping is noted. Returns 0, or -1 if there is no room. Thread-safe. */
 int ph_keep(void *base, size_t size, int fd, int64_t offset);
 
 /* Takes a mapping back, before it is unmapped. Thread-safe. */

@@ -33,9 +33,12 @@ const (
 	hugePage = 2 << 20
 
 	directorySize = 64 << 10
-	entryWords    = 4 // offset, length, generation, and one that is not used
-	maxSegments   = directorySize/(8*entryWords) - 1
-	heldEntry     = maxSegments // the last entry: word 0 is the owner's process if it holds the file
+	// A directory entry has the offset in the heap's file, the length, the generation, and 0. If the
+	// segment is adopted, it has the inode of its file, the length, the generation, and 1 more than
+	// the file's descriptor.
+	entryWords  = 4
+	maxSegments = directorySize/(8*entryWords) - 1
+	heldEntry   = maxSegments // the last entry: word 0 is the owner's process if it holds the file
 )
 
 // process stands for this process, among all of its node. Process ids would not do: two containers
@@ -69,6 +72,7 @@ type block struct {
 	generation uint64
 	free       spans           // offsets in the segment
 	used       map[int64]int64 // length of every allocation, by its offset in the segment
+	file       *segment.File   // of an adopted segment, whose free and used are empty; else nil
 }
 
 // region is what Find needs of a segment.
@@ -166,17 +170,11 @@ func (h *Heap) fitting(n int64) (best *block) {
 
 // grow adds a segment with room for n bytes.
 func (h *Heap) grow(n int64) (*block, error) {
-	slot := -1
-	for i, b := range h.slots {
-		if b == nil {
-			slot = i
-			break
-		}
-	}
+	slot := h.freeSlot()
 	size := max(SegmentSize, (n+hugePage-1)&^(hugePage-1))
 	switch {
 	case slot < 0:
-		return nil, status.New(status.NoMemory, "the heap has %d segments, which is the most", maxSegments)
+		return nil, errFull
 	case size < n:
 		return nil, status.New(status.NoMemory, "%d bytes are more than a heap can give", n)
 	}
@@ -196,14 +194,9 @@ func (h *Heap) grow(n int64) (*block, error) {
 		h.file.Release(offset, size)
 		return nil, err
 	}
-	h.generation++
-	b := &block{slot: slot, offset: offset, mem: mem, generation: h.generation, free: spans{{0, size}}, used: map[int64]int64{}}
-	h.slots[slot], h.end = b, end
-	entry := h.entry(slot)
-	atomic.StoreUint64(&entry[0], uint64(offset))
-	atomic.StoreUint64(&entry[1], uint64(size))
-	atomic.StoreUint64(&entry[2], b.generation) // last: a peer that sees it sees the others
-	h.publish()
+	h.end = end
+	b := &block{slot: slot, offset: offset, mem: mem, free: spans{{0, size}}, used: map[int64]int64{}}
+	h.enter(b)
 	return b, nil
 }
 
@@ -214,7 +207,7 @@ func (h *Heap) gap(size int64) (offset int64, ok bool) {
 		return 0, false
 	}
 	for _, b := range h.slots {
-		if b == nil {
+		if b == nil || b.file != nil {
 			continue
 		}
 		for i, s := range free {
@@ -253,7 +246,7 @@ func (h *Heap) Free(p unsafe.Pointer) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, b := range h.slots {
-		if b == nil {
+		if b == nil || b.file != nil {
 			continue
 		}
 		from := int64(uintptr(p)) - int64(uintptr(unsafe.Pointer(&b.mem[0])))
@@ -273,7 +266,7 @@ func (h *Heap) Free(p unsafe.Pointer) error {
 func (h *Heap) trim() {
 	var kept *block
 	for _, b := range h.slots {
-		if b == nil || len(b.used) > 0 {
+		if b == nil || b.file != nil || len(b.used) > 0 {
 			continue
 		}
 		if kept == nil {
@@ -290,9 +283,7 @@ func (h *Heap) trim() {
 
 // drop gives a segment back. Peers that still map it read zeros there.
 func (h *Heap) drop(b *block) {
-	atomic.StoreUint64(&h.entry(b.slot)[2], 0)
-	h.slots[b.slot] = nil
-	h.publish()
+	h.leave(b)
 	unmap(b.mem)
 	h.file.Release(b.offset, int64(len(b.mem)))
 }
@@ -308,12 +299,17 @@ func (h *Heap) Find(p unsafe.Pointer, n int64) (Location, bool) {
 	return Location{}, false
 }
 
-// Sizes returns how many bytes the heap has reserved, and how many of them are allocated.
-func (h *Heap) Sizes() (reserved, used int64) {
+// Sizes returns how many bytes the heap has reserved, how many of them are allocated, and how many
+// bytes adopted segments have.
+func (h *Heap) Sizes() (reserved, used, adopted int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, b := range h.slots {
 		if b == nil {
+			continue
+		}
+		if b.file != nil {
+			adopted += int64(len(b.mem))
 			continue
 		}
 		reserved += int64(len(b.mem))
@@ -321,5 +317,5 @@ func (h *Heap) Sizes() (reserved, used int64) {
 			used += n
 		}
 	}
-	return reserved, used
+	return reserved, used, adopted
 }

@@ -15,21 +15,16 @@ import (
 // concurrent use.
 type View struct {
 	file  *segment.File
+	pid   int      // of the owner, if its files can be opened through /proc; else 0
 	words []uint64 // the directory
 	head  []byte
 
 	mu     sync.Mutex
-	mapped map[int64]mapping // by the offset of a segment
-	latest atomic.Pointer[latest]
+	mapped map[uint64]*mapping     // by generation
+	latest atomic.Pointer[mapping] // the segment that At met last
 
 	looked atomic.Int64 // when Dead last looked, in nanoseconds
 	dead   atomic.Bool
-}
-
-// latest is the segment that At met last.
-type latest struct {
-	mapping
-	offset int64
 }
 
 // lookEvery is the time between two looks of Dead.
@@ -54,9 +49,12 @@ func (v *View) DeadNow() bool {
 	return v.dead.Load()
 }
 
+// mapping is a segment that is mapped here.
 type mapping struct {
 	mem        []byte
 	generation uint64
+	offset     int64         // of the segment; what a Location counts from
+	adopted    *segment.File // its file, if it is not the heap's
 }
 
 // Open opens the heap at an address.
@@ -65,7 +63,11 @@ func Open(a segment.Address) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Of(file)
+	v, err := Of(file)
+	if err == nil {
+		v.pid = a.PID
+	}
+	return v, err
 }
 
 // Of makes a view of a heap's file, however this process came by it. The file is the view's.
@@ -76,7 +78,7 @@ func Of(file *segment.File) (*View, error) {
 		return nil, err
 	}
 	words := unsafe.Slice((*uint64)(unsafe.Pointer(&head[0])), directorySize/8)
-	return &View{file: file, words: words, head: head, mapped: map[int64]mapping{}}, nil
+	return &View{file: file, words: words, head: head, mapped: map[uint64]*mapping{}}, nil
 }
 
 // At returns where n bytes of the other's heap are in this process. It maps their segment at first. The
@@ -84,76 +86,91 @@ func Of(file *segment.File) (*View, error) {
 // another process.
 func (v *View) At(l Location, n int64) (unsafe.Pointer, error) {
 	if m := v.latest.Load(); m != nil && m.generation == l.Generation {
-		return v.within(m.mapping, m.offset, l, n)
+		return m.within(l, n)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for offset, m := range v.mapped {
-		if m.generation == l.Generation {
-			v.latest.Store(&latest{m, offset})
-			return v.within(m, offset, l, n)
+	m := v.mapped[l.Generation]
+	if m == nil {
+		v.trim()
+		var err error
+		if m, err = v.mapSegment(l.Generation); err != nil {
+			return nil, err
 		}
+		v.mapped[l.Generation] = m
 	}
-	v.trim()
-	offset, size, ok := v.entry(l.Generation)
-	if !ok {
-		return nil, status.New(status.Argument, "the other rank's heap has no segment of generation %d: its memory was freed", l.Generation)
-	}
-	v.drop(offset, size)
-	mem, err := mapRange(v.file, offset, size)
-	if err != nil {
-		return nil, err
-	}
-	m := mapping{mem, l.Generation}
-	v.mapped[offset] = m
-	return v.within(m, offset, l, n)
+	v.latest.Store(m)
+	return m.within(l, n)
 }
 
-func (v *View) within(m mapping, offset int64, l Location, n int64) (unsafe.Pointer, error) {
-	from, size := l.Offset-offset, int64(len(m.mem))
+// mapSegment maps the segment of a generation.
+func (v *View) mapSegment(generation uint64) (*mapping, error) {
+	e, ok := v.entry(generation)
+	if !ok {
+		return nil, status.New(status.Argument, "the other rank's heap has no segment of generation %d: its memory was freed", generation)
+	}
+	m := &mapping{generation: generation, offset: int64(e.where)}
+	file := v.file
+	if e.fd != 0 {
+		var err error
+		if m.adopted, err = v.open(int(e.fd)-1, e.where, e.size); err != nil {
+			return nil, err
+		}
+		m.offset, file = 0, m.adopted
+	}
+	var err error
+	if m.mem, err = mapRange(file, m.offset, e.size); err != nil && m.adopted != nil {
+		m.adopted.Close()
+	}
+	return m, err
+}
+
+func (m *mapping) within(l Location, n int64) (unsafe.Pointer, error) {
+	from, size := l.Offset-m.offset, int64(len(m.mem))
 	if n < 0 || from < 0 || from >= size || n > size-from {
-		return nil, status.New(status.Argument, "%d bytes at %d are not in the segment of %d bytes at %d of the other rank's heap", n, l.Offset, size, offset)
+		return nil, status.New(status.Argument, "%d bytes at %d are not in the segment of %d bytes at %d of the other rank's heap", n, l.Offset, size, m.offset)
 	}
 	return unsafe.Pointer(&m.mem[from]), nil
 }
 
+// entry is a segment in the directory.
+type entry struct {
+	where uint64 // offset, or the inode of an adopted segment
+	size  int64
+	fd    uint64 // 1 more than the descriptor of an adopted segment; else 0
+}
+
 // entry finds a segment in the directory.
-func (v *View) entry(generation uint64) (offset, size int64, ok bool) {
+func (v *View) entry(generation uint64) (found entry, ok bool) {
 	if generation == 0 {
-		return 0, 0, false
+		return found, false
 	}
 	for i := 0; i < maxSegments; i++ {
 		e := v.words[i*entryWords : (i+1)*entryWords]
 		if atomic.LoadUint64(&e[2]) != generation {
 			continue
 		}
-		offset, size = int64(atomic.LoadUint64(&e[0])), int64(atomic.LoadUint64(&e[1]))
-		return offset, size, atomic.LoadUint64(&e[2]) == generation // unless the owner reused the entry meanwhile
+		found = entry{atomic.LoadUint64(&e[0]), int64(atomic.LoadUint64(&e[1])), atomic.LoadUint64(&e[3])}
+		return found, atomic.LoadUint64(&e[2]) == generation // unless the owner reused the entry meanwhile
 	}
-	return 0, 0, false
+	return found, false
 }
 
-// drop unmaps segments that overlap a range: a new one lies there now.
-func (v *View) drop(offset, size int64) {
-	for at, m := range v.mapped {
-		if at < offset+size && offset < at+int64(len(m.mem)) {
-			v.unmap(at, m)
-		}
-	}
-}
-
-func (v *View) unmap(offset int64, m mapping) {
-	v.latest.Store(nil)
+func (v *View) unmap(m *mapping) {
+	v.latest.CompareAndSwap(m, nil)
 	unmap(m.mem)
-	delete(v.mapped, offset)
+	if m.adopted != nil {
+		m.adopted.Close()
+	}
+	delete(v.mapped, m.generation)
 }
 
 // trim unmaps the segments that the owner has given back. The owner does that when no operation uses
 // them any more. The caller holds mu.
 func (v *View) trim() {
-	for offset, m := range v.mapped {
-		if _, _, ok := v.entry(m.generation); !ok {
-			v.unmap(offset, m)
+	for _, m := range v.mapped {
+		if _, ok := v.entry(m.generation); !ok {
+			v.unmap(m)
 		}
 	}
 }
@@ -162,8 +179,8 @@ func (v *View) trim() {
 func (v *View) Close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for offset, m := range v.mapped {
-		v.unmap(offset, m)
+	for _, m := range v.mapped {
+		v.unmap(m)
 	}
 	if v.head != nil {
 		_ = syscall.Munmap(v.head)

@@ -47,10 +47,11 @@ type Kind struct {
 	Head []Head
 
 	Plugins []string // one of them is set if MPI can find the other ranks; nil: it always can
-	Own     []string // how variables begin that belong to a rank, or to the job around it
+
+	VariablePrefixes []string // prefixes of the variables that the launcher sets for a rank or its job
 }
 
-// Head names a host: the groups of Pattern, joined, where it matches the text.
+// Head names a host. If Pattern matches the text, the name is made of the groups of Pattern, joined.
 type Head struct {
 	Variable string // the variable with the text; "": the name of the job
 	Pattern  string
@@ -68,8 +69,8 @@ var Kinds = []*Kind{
 		LocalSize: []string{"OMPI_COMM_WORLD_LOCAL_SIZE"},
 		Job:       []string{"PMIX_NAMESPACE"},
 		Head:      []Head{{"", `^prterun-(.+)-\d+@\d+$`}, {"OMPI_MCA_orte_hnp_uri", `tcp://([^:,]+)`}}, // Open MPI 5, 4
-		Own: []string{"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess_", "OMPI_MCA_orte_",
-			"OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PMIX_", "PRTE_"},
+		VariablePrefixes: []string{"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_MCA_ess_",
+			"OMPI_MCA_orte_", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PMIX_", "PRTE_"},
 	},
 	{
 		Name: "hydra", MPI: "MPICH or Intel MPI", Family: MPICH,
@@ -81,22 +82,23 @@ var Kinds = []*Kind{
 		Job:       []string{"I_MPI_HYDRA_UUID"}, // of Intel MPI; MPICH has no such variable
 		JobOption: "--control-port",             // the address of mpiexec
 		Head:      []Head{{"", `^(.+):\d+$`}},
-		Own:       []string{"PMI_", "HYDRA_", "HYDI_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_PIN_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+		VariablePrefixes: []string{"PMI_", "HYDRA_", "HYDI_", "I_MPI_INFO_", "I_MPI_HYDRA_UUID", "I_MPI_PIN_",
+			"MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
 	},
 	{
 		Name: "slurm", MPI: "Slurm",
-		Processes:    []string{"slurmstepd"},
-		Size:         []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
-		Rank:         []string{"SLURM_PROCID"},
-		LocalRank:    []string{"SLURM_LOCALID"},
-		Task:         "SLURM_STEP_ID", // not set in a batch script, which is started once and is no rank
-		Node:         "SLURM_NODEID",
-		TasksPerNode: "SLURM_STEP_TASKS_PER_NODE",
-		CPUs:         "SLURM_CPUS_ON_NODE", // slurmstepd may use CPUs that the job may not
-		Job:          []string{"SLURM_JOB_ID", "SLURM_STEP_ID"},
-		Head:         []Head{{"SLURM_STEP_NODELIST", `^([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?`}}, // a[03-05,7],b
-		Plugins:      []string{"PMIX_RANK", "PMI_RANK"},                                          // --mpi=pmix, pmi2
-		Own:          []string{"SLURM_"},
+		Processes:        []string{"slurmstepd"},
+		Size:             []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
+		Rank:             []string{"SLURM_PROCID"},
+		LocalRank:        []string{"SLURM_LOCALID"},
+		Task:             "SLURM_STEP_ID", // not set in a batch script, which is started once and is no rank
+		Node:             "SLURM_NODEID",
+		TasksPerNode:     "SLURM_STEP_TASKS_PER_NODE",
+		CPUs:             "SLURM_CPUS_ON_NODE", // slurmstepd may use CPUs that the job may not
+		Job:              []string{"SLURM_JOB_ID", "SLURM_STEP_ID"},
+		Head:             []Head{{"SLURM_STEP_NODELIST", `^([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?`}}, // a[03-05,7],b
+		Plugins:          []string{"PMIX_RANK", "PMI_RANK"},                                          // --mpi=pmix, pmi2
+		VariablePrefixes: []string{"SLURM_"},
 	},
 }
 

@@ -39,7 +39,7 @@ func TestEveryRowIsWhole(t *testing.T) {
 func TestPrefixesCoverAllVariables(t *testing.T) {
 	var prefixes []string
 	for _, k := range Kinds {
-		prefixes = append(prefixes, k.Own...)
+		prefixes = append(prefixes, k.VariablePrefixes...)
 	}
 	for _, k := range Kinds {
 		for _, names := range [][]string{k.Size, k.Rank, k.LocalRank, k.LocalSize, k.Job, k.Plugins, {k.Task, k.Node, k.TasksPerNode, k.CPUs}} {

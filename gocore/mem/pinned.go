@@ -83,8 +83,8 @@ func (b *Pinned) free() bool {
 	return true
 }
 
-// PutPinned gives a block back. reader is a stream of the block's device whose work queued by now
-// may still use the block, or 0.
+// PutPinned gives a block back. reader is a stream of the block's device, or 0. The work that is
+// queued on it now may still use the block.
 func PutPinned(b *Pinned, reader cuda.Stream) {
 	if !b.Locked {
 		// A copy from pageable memory has read it all when the call returns.

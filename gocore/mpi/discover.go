@@ -160,7 +160,7 @@ func (s *system) checkExplicit(o Options, running Info) error {
 	} else if strings.HasPrefix(filepath.Base(running.Path), path) {
 		return nil
 	}
-	return status.New(status.Launcher, "%s is %s, but this process runs %s (%s), initialised by someone else (mpi4py?); "+
+	return status.New(status.Launcher, "%s is %s, but this process runs %s (%s), initialised by other code (mpi4py?); "+
 		"there can be one MPI in a process: name that one, or none, or let the other use %s too",
 		path, how, running.Path, running.Version, path)
 }

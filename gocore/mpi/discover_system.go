@@ -41,8 +41,8 @@ func host() *system {
 	}
 }
 
-// quietUCX keeps UCX from handling SIGSEGV, of which Go makes nil-pointer panics. UCX reads the
-// variable in a constructor.
+// quietUCX keeps UCX from handling SIGSEGV, because Go turns this signal into nil-pointer panics.
+// UCX reads the variable in a constructor.
 func quietUCX() { dl.SetenvDefault("UCX_ERROR_SIGNALS", "") }
 
 // get returns a variable, or "" if it is not set.
@@ -110,7 +110,7 @@ type process struct {
 // maxParents bounds the walk, so that strange data in /proc cannot make it endless.
 const maxParents = 256
 
-// parents returns the parents of this process, the nearest one first, as far as /proc shows them.
+// parents returns the parents of this process that /proc shows, the nearest one first.
 func (s *system) parents() []process {
 	var out []process
 	_, pid := s.stat(s.pid)

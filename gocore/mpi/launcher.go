@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/launcher"
 )
 
-// LauncherInfo describes the launcher of this process, as far as /proc and the launcher's variables
-// tell.
+// LauncherInfo describes the launcher of this process. The facts come from /proc and from the
+// launcher's variables.
 type LauncherInfo struct {
 	Name      string `json:"name"`       // "prterun", "hydra_pmi_proxy", "slurmstepd" ...; "" if no parent is a launcher
 	Kind      string `json:"kind"`       // "openmpi", "hydra", "slurm"; "" if there is no launcher

@@ -10,15 +10,15 @@ import (
 )
 
 // CheckLauncher returns an error if the launcher of one MPI has started processes that use the
-// library of another. The library then knows of one process only, so each rank would run as a job
-// of its own without a sign of it. worldSize is the number of ranks that MPI knows. Only if it is 1
+// library of another. The library then knows of one process only, so each rank would run as a
+// separate job, without an error. worldSize is the number of ranks that MPI knows. Only if it is 1
 // does CheckLauncher look at the parents.
 func CheckLauncher(lib Info, worldSize int) error { return host().checkLauncher(lib, worldSize) }
 
-// CheckBeforeInit finds the one mismatch of launcher and library that CheckLauncher comes too late
-// for: if the launcher speaks PMIx and an MPICH does not, MPICH ends the process in MPI_Init.
-// speaksPMIx tells whether the library speaks PMIx, which it does if it or a library that it is
-// linked with has the symbol PMIx_Init.
+// CheckBeforeInit returns an error for a mismatch that CheckLauncher would find too late: the
+// launcher speaks PMIx, and the library is an MPICH that does not. That MPICH ends the process in
+// MPI_Init. speaksPMIx says whether the library, or a library that it is linked with, has the symbol
+// PMIx_Init.
 func CheckBeforeInit(lib Info, speaksPMIx bool) error {
 	return host().checkBeforeInit(lib, speaksPMIx)
 }

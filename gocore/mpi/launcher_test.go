@@ -142,7 +142,7 @@ func TestLauncherAndLibraryOfDifferentMPIs(t *testing.T) {
 		"a step of one":   {"slurmstepd", map[string]string{"SLURM_STEP_ID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, ompi, nil},
 		"a batch script":  {"slurmstepd", map[string]string{"SLURM_NTASKS": "4"}, ompi, nil},
 		"one process":     {"/mpich/bin/hydra_pmi_proxy", map[string]string{"PMI_SIZE": "1"}, ompi, nil},
-		"nobody":          {"/usr/bin/bash", map[string]string{"OMPI_COMM_WORLD_SIZE": "2", "SLURM_NTASKS": "4"}, ompi, nil},
+		"no launcher":     {"/usr/bin/bash", map[string]string{"OMPI_COMM_WORLD_SIZE": "2", "SLURM_NTASKS": "4"}, ompi, nil},
 		"inherited names": {"/ompi/bin/prterun", map[string]string{"OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, ompi, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,7 @@ type loaded struct {
 // load loads the library at path and finds out which MPI it is. Before that it sets the variables
 // that constructors of the library read. The library is never unloaded.
 func load(path, why string) (*loaded, error) {
-	// UCX would otherwise handle SIGSEGV, of which Go makes nil-pointer panics.
+	// Otherwise UCX would handle SIGSEGV, which Go turns into nil-pointer panics.
 	dl.SetenvDefault("UCX_ERROR_SIGNALS", "")
 	flags := dl.Now | dl.Local
 	if isOpenMPI(path) {

@@ -51,11 +51,11 @@ type Desc struct {
 	Reserved  uint64
 }
 
-// Timeout returns the timeout that the caller asks for, at most longest, or own, the group's, if
-// the caller asks for none.
-func (d *Desc) Timeout(own, longest time.Duration) time.Duration {
+// Timeout returns the timeout that the caller asks for, at most longest. If the caller asks for
+// none, it returns the group's timeout.
+func (d *Desc) Timeout(ofGroup, longest time.Duration) time.Duration {
 	if d.TimeoutNS < 0 {
-		return own
+		return ofGroup
 	}
 	return min(time.Duration(d.TimeoutNS), longest)
 }

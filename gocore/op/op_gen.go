@@ -6,23 +6,23 @@ package op
 const (
 	// Barrier returns when every member has called it.
 	Barrier Code = 1
-	// Broadcast copies the root's buffer into that of every member.
+	// Broadcast copies the root's buffer into the buffer of every other member.
 	Broadcast Code = 2
-	// AllReduce reduces the buffers of all members; every member gets the result, the same bits.
+	// AllReduce reduces the buffers of all members and gives every member the result, bit for bit the same.
 	AllReduce Code = 3
-	// AllReduceCoalesced reduces several buffers of one dtype in place at once, each as all_reduce does.
+	// AllReduceCoalesced does an all_reduce in place on each of several buffers of one dtype, all at once.
 	AllReduceCoalesced Code = 4
-	// Reduce reduces the buffers of all members into that of the root; the others keep theirs.
+	// Reduce reduces the buffers of all members into the root's buffer and leaves the other buffers alone.
 	Reduce Code = 5
 	// AllGather gives every member the buffers of all members, in rank order.
 	AllGather Code = 6
 	// Gather gives the root the buffers of all members, in rank order.
 	Gather Code = 7
-	// Scatter gives each member its part of the root's buffers.
+	// Scatter gives rank i part i of the root's buffers.
 	Scatter Code = 8
 	// ReduceScatter reduces n parts over all members and gives part i to rank i.
 	ReduceScatter Code = 9
-	// AllToAll sends part i of every member to rank i, which gets them in rank order.
+	// AllToAll gives rank i part i of every member's buffers, in rank order.
 	AllToAll Code = 10
 	// Scan gives rank i the reduction over ranks 0 to i.
 	Scan Code = 11
@@ -30,11 +30,11 @@ const (
 	Exscan Code = 12
 	// Send sends a buffer to peer with tag.
 	Send Code = 13
-	// Recv receives a buffer from peer, or from any rank when peer is -1, with tag.
+	// Recv receives a buffer from peer (-1: any rank) with tag.
 	Recv Code = 14
-	// SendRecv sends to peer with tag and receives from peer2 (-1: any rank) with tag2, at once.
+	// SendRecv sends to peer with tag and receives from peer2 (-1: any rank) with tag2, both at the same time.
 	SendRecv Code = 15
-	// Probe waits for a message from peer (-1: any rank) with tag and tells its source, length and tag.
+	// Probe waits for a message from peer (-1: any rank) with tag and returns its source, length and tag.
 	Probe Code = 16
 	// Panic panics on purpose, so that tests see how the core is poisoned.
 	Panic Code = 17
@@ -70,9 +70,9 @@ const (
 	Sum ReduceOp = 1
 	// Product is the product over the ranks.
 	Product ReduceOp = 2
-	// Min is the least over the ranks.
+	// Min is the minimum over the ranks.
 	Min ReduceOp = 3
-	// Max is the greatest over the ranks.
+	// Max is the maximum over the ranks.
 	Max ReduceOp = 4
 	// Avg is the mean over the ranks.
 	Avg ReduceOp = 5
@@ -82,7 +82,7 @@ const (
 	BOr ReduceOp = 7
 	// BXor is the bitwise exclusive or over the ranks.
 	BXor ReduceOp = 8
-	// PremulSum is the sum over the ranks of scale times the input, which itself is left alone.
+	// PremulSum is the sum over the ranks of scale times the input; the input is not changed.
 	PremulSum ReduceOp = 9
 )
 
@@ -102,19 +102,19 @@ const (
 	One Arity = 1
 	// Optional: one buffer, or none to work in place.
 	Optional Arity = 2
-	// OptionalOnRoot: one buffer; on the root none to work in place.
+	// OptionalOnRoot: one buffer; the root may give none to work in place.
 	OptionalOnRoot Arity = 3
 	// OneOrN: one buffer, or one for each rank.
 	OneOrN Arity = 4
 	// Many: one or more buffers.
 	Many Arity = 5
-	// RootOne: one buffer on the root, which other ranks may leave out.
+	// RootOne: one buffer on the root; other ranks need none.
 	RootOne Arity = 6
-	// RootOneOrN: on the root one buffer, or one for each rank; other ranks may leave it out.
+	// RootOneOrN: one buffer, or one for each rank, on the root; other ranks need none.
 	RootOneOrN Arity = 7
 )
 
-// Who are the ranks of the group for which something holds.
+// The ranks of a group that have an input, or that get a result.
 const (
 	// Nobody: no rank.
 	Nobody Who = 0
@@ -128,15 +128,15 @@ const (
 	ExceptFirst Who = 4
 )
 
-// How long the n shares are where a side has one for each rank.
+// How long the n shares are if a side has one share for each rank.
 const (
-	// NoShares: no side has any: send and recv have one length, the same on all ranks.
+	// NoShares: no side has shares: send and recv have the same length on all ranks.
 	NoShares Shares = 0
-	// Alike: each is as long as the other side, whose length is the same on all ranks.
+	// Alike: every share is as long as the other side's buffer; all ranks have the same length.
 	Alike Shares = 1
-	// Listed: all ranks give the same n lengths: share i is as long as rank i's other side.
+	// Listed: share i is as long as rank i's buffer of the other side; all ranks give the same n lengths.
 	Listed Shares = 2
-	// Pairwise: on both sides: what i sends to j is as long as what j receives from i.
+	// Pairwise: both sides have shares; rank i's share for rank j is as long as rank j's share from rank i.
 	Pairwise Shares = 3
 )
 
@@ -144,11 +144,11 @@ var arityText = [...]string{
 	None:           "no buffer",
 	One:            "one buffer",
 	Optional:       "one buffer, or none to work in place",
-	OptionalOnRoot: "one buffer; on the root none to work in place",
+	OptionalOnRoot: "one buffer; the root may give none to work in place",
 	OneOrN:         "one buffer, or one for each rank",
 	Many:           "one or more buffers",
-	RootOne:        "one buffer on the root, which other ranks may leave out",
-	RootOneOrN:     "on the root one buffer, or one for each rank; other ranks may leave it out",
+	RootOne:        "one buffer on the root; other ranks need none",
+	RootOneOrN:     "one buffer, or one for each rank, on the root; other ranks need none",
 }
 
 var traits = [...]Trait{
@@ -229,7 +229,7 @@ var reduceNames = [...]string{
 	PremulSum: "PREMUL_SUM",
 }
 
-// defined has, for each reduce op, the set of dtypes it reduces.
+// defined has the set of dtypes, as bits, that each reduce op is defined for.
 var defined = [...]uint32{
 	Sum:       1<<Bool | 1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64 | 1<<Float16 | 1<<BFloat16 | 1<<Float32 | 1<<Float64 | 1<<Complex64 | 1<<Complex128,
 	Product:   1<<Bool | 1<<Int8 | 1<<UInt8 | 1<<Int16 | 1<<UInt16 | 1<<Int32 | 1<<UInt32 | 1<<Int64 | 1<<UInt64 | 1<<Float16 | 1<<BFloat16 | 1<<Float32 | 1<<Float64 | 1<<Complex64 | 1<<Complex128,

@@ -39,9 +39,10 @@ static inline void set_mode(fp_mode m) {
 
 static int64_t element(int type) {
 	static const int8_t size[] = {
-		[PMPI_T_BOOL] = 1, [PMPI_T_I8] = 1,   [PMPI_T_U8] = 1,   [PMPI_T_I16] = 2,  [PMPI_T_U16] = 2,
-		[PMPI_T_I32] = 4,  [PMPI_T_U32] = 4,  [PMPI_T_I64] = 8,  [PMPI_T_U64] = 8,  [PMPI_T_F32] = 4,
-		[PMPI_T_F64] = 8,  [PMPI_T_C64] = 8,  [PMPI_T_C128] = 16, [PMPI_T_F16] = 2, [PMPI_T_BF16] = 2,
+		[PMPI_T_BOOL] = 1,  [PMPI_T_I8] = 1,  [PMPI_T_U8] = 1,   [PMPI_T_I16] = 2,
+		[PMPI_T_U16] = 2,   [PMPI_T_I32] = 4, [PMPI_T_U32] = 4,  [PMPI_T_I64] = 8,
+		[PMPI_T_U64] = 8,   [PMPI_T_F32] = 4, [PMPI_T_F64] = 8,  [PMPI_T_C64] = 8,
+		[PMPI_T_C128] = 16, [PMPI_T_F16] = 2, [PMPI_T_BF16] = 2,
 	};
 	return size[type];
 }

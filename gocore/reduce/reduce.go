@@ -1,7 +1,6 @@
-// Package reduce combines tensors in host memory. It has the arithmetic that MPI does not have
-// (float16, bfloat16, AVG, PREMUL_SUM) or not as it is needed (sums of narrow integers, which must
-// wrap). Combine also has the other types and reduce ops, so that tests can compare MPI's results
-// with it.
+// Package reduce combines tensors in host memory. It has the arithmetic that MPI lacks (float16,
+// bfloat16, AVG, PREMUL_SUM), and sums of narrow integers, which must wrap and do not in every MPI.
+// Combine also has the other types and reduce ops, so that tests can compare MPI's results with it.
 //
 // 16-bit floats are reduced in float32: every element of every source is converted, combined in the
 // order of the sources, and rounded once, to nearest even. The vector code is chosen at run time:

@@ -57,6 +57,18 @@ func adopt(fd int) (*File, error) {
 	return &File{fd: fd, size: st.Size, inode: st.Ino}, nil
 }
 
+// Duplicate opens a file once more that is open in this process. The new descriptor is the File's.
+func Duplicate(fd int) (*File, error) {
+	copied, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_DUPFD_CLOEXEC, 0)
+	if errno != 0 {
+		return nil, status.New(status.Argument, "cannot duplicate descriptor %d: %v", fd, errno)
+	}
+	return adopt(int(copied))
+}
+
+// Inode returns the number of the file. No two memory files of a kernel have the same.
+func (f *File) Inode() uint64 { return f.inode }
+
 // Address returns the address by which other processes open the file, while it is open here.
 func (f *File) Address() Address { return Address{syscall.Getpid(), f.fd, f.inode} }
 

@@ -18,7 +18,7 @@ type Poller interface {
 // Task is an operation under way. The engine calls its methods from one goroutine at a time, but
 // not always from the same one.
 type Task interface {
-	// Poll takes the task as far as possible without waiting, and returns whether the task is over.
+	// Poll advances the task without waiting, and returns whether the task is over.
 	Poll() bool
 	// Requests adds the requests that the task waits for now. A task without requests waits for
 	// something else; it is polled at every tick as well. moving says that polling moves data at

@@ -103,7 +103,7 @@ func Release(id uint64) (free bool) {
 }
 
 // Forget releases the number of an operation that succeeded and left nothing queued on a device. In
-// any other case it returns false. A completion that was asked for is reported all the same.
+// any other case it returns false. A completion that the caller asked for is reported nevertheless.
 func (h *Handle) Forget() bool {
 	if !h.done.Load() || h.err != nil || h.tail != nil || !h.memoryFree() {
 		return false
@@ -238,8 +238,8 @@ func (h *Handle) listCompletion() {
 	}
 }
 
-// Test takes the operation as far as possible without waiting. It returns whether the operation is
-// over, on the host and on its device.
+// Test advances the operation without waiting. It returns whether the operation is over, on the
+// host and on its device.
 func (h *Handle) Test() (bool, error) {
 	if !h.done.Load() && h.engine.stopped.Load() == nil {
 		h.engine.Tick()

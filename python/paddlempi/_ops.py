@@ -35,15 +35,15 @@ class Arity(IntEnum):
     OPTIONAL = 2
     """one buffer, or none to work in place"""
     OPTIONAL_ON_ROOT = 3
-    """one buffer; on the root none to work in place"""
+    """one buffer; the root may give none to work in place"""
     ONE_OR_N = 4
     """one buffer, or one for each rank"""
     MANY = 5
     """one or more buffers"""
     ROOT_ONE = 6
-    """one buffer on the root, which other ranks may leave out"""
+    """one buffer on the root; other ranks need none"""
     ROOT_ONE_OR_N = 7
-    """on the root one buffer, or one for each rank; other ranks may leave it out"""
+    """one buffer, or one for each rank, on the root; other ranks need none"""
 
 
 class Who(IntEnum):
@@ -75,13 +75,13 @@ class Shares(IntEnum):
     """How long the shares are if a side has one share for each rank."""
 
     NO_SHARES = 0
-    """no side has any: send and recv have one length, the same on all ranks"""
+    """no side has shares: send and recv have the same length on all ranks"""
     ALIKE = 1
-    """each is as long as the other side, whose length is the same on all ranks"""
+    """every share is as long as the other side's buffer; all ranks have the same length"""
     LISTED = 2
-    """all ranks give the same n lengths: share i is as long as rank i's other side"""
+    """share i is as long as rank i's buffer of the other side; all ranks give the same n lengths"""
     PAIRWISE = 3
-    """on both sides: what i sends to j is as long as what j receives from i"""
+    """both sides have shares; rank i's share for rank j is as long as rank j's share from rank i"""
 
 
 class Trait(NamedTuple):

@@ -58,7 +58,7 @@ class Communicator:
         rank, size: this process's rank in the communicator, and the number of its ranks.
         local_rank, local_size: the same among the communicator's ranks on this node.
         world_rank, world_size: the same in the job.
-        root_rank: the rank that does work of which one rank suffices: 0.
+        root_rank: 0, the rank that does what only one rank has to do.
         group_id, group_size: the index of this subset, and the number of subsets.
         group: the process group, for the argument ``group`` of collectives.
 

@@ -37,9 +37,7 @@ _FRAMEWORK_OF = {"numpy.ndarray": "numpy", "torch.Tensor": "torch", "paddle.Tens
 _warned = False
 
 
-def empty(
-    shape: int | Sequence[int], dtype: Any = "float32", framework: str = "numpy"
-) -> Any:
+def empty(shape: int | Sequence[int], dtype: Any = "float32", framework: str = "numpy") -> Any:
     """Return a new tensor in this rank's heap. Its elements are undefined.
 
     If the machine refuses shared memory, the tensor lies in ordinary memory. A RuntimeWarning says
@@ -67,8 +65,7 @@ def _make(
 ) -> Any:
     if framework not in _FRAMEWORKS:
         raise ArgumentError(
-            f"{function}: framework={framework!r} is none of "
-            f"{', '.join(map(repr, _FRAMEWORKS))}"
+            f"{function}: framework={framework!r} is none of {', '.join(map(repr, _FRAMEWORKS))}"
         )
     lengths = _lengths(function, shape)
     # A scalar type of NumPy is a class. The others are written "float32", "torch.float32" or
@@ -119,7 +116,9 @@ def empty_like(tensor: Any) -> Any:
         found = _FRAMEWORK_OF.get(f"{base.__module__.partition('.')[0]}.{base.__qualname__}")
         if found is not None:
             return _make("empty_like", tuple(tensor.shape), tensor.dtype, found, clear=False)
-    raise DtypeError(f"empty_like: a {type(tensor).__qualname__} is no tensor of NumPy, torch or Paddle")
+    raise DtypeError(
+        f"empty_like: a {type(tensor).__qualname__} is no tensor of NumPy, torch or Paddle"
+    )
 
 
 def warn(function: str, why: str, *, stacklevel: int) -> None:
@@ -144,22 +143,18 @@ def _memory(function: str, size: int) -> Any:
     """Return ``size`` bytes with the buffer protocol, in the heap if there is one."""
     import ctypes  # not at import, as `import paddlempi` would load it in every process
 
-    _native.load()
+    core = _native.load()
     kind = ctypes.c_ubyte * size
     if size == 0:
         return kind()
     try:
-        address = _native.control("heap_alloc", bytes=size)["address"]
+        address = core.heap_alloc(size)
     except ForkError:
         raise
     except Error as error:
         warn(function, str(error), stacklevel=4)
         return kind()
     memory = kind.from_address(address)
-    weakref.finalize(memory, _free, address).atexit = False
+    # At exit the memory goes with the process. In a forked child heap_free does nothing.
+    weakref.finalize(memory, core.heap_free, address).atexit = False
     return memory
-
-
-def _free(address: int) -> None:
-    if not _native.load().forked():
-        _native.control("heap_free", address=address)

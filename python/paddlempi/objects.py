@@ -41,7 +41,7 @@ _Group = ProcessGroup | None
 MAX_BYTES = 1 << 34
 """The longest pickle that is sent or received, in bytes: 16 GiB."""
 
-# "pmpiobj1": the first number of every list of lengths. A message without it is some tensor.
+# "pmpiobj1": the first number of every list of lengths. A message without it has no objects.
 _MAGIC = 0x706D7069_6F626A31
 
 
@@ -97,7 +97,8 @@ def gather_object(
     data = _dump(Op.GATHER, group, obj)
     lengths = _lengths(size)
     _native.submit(Op.ALL_GATHER, members(group)._id, array("q", [len(data)]), lengths)
-    # An all_to_all, because a gather wants parts of one length: all as long as the longest.
+    # all_to_all takes parts of different lengths. For gather, every part would have to be padded
+    # to the length of the longest.
     sent = [data if rank == root else bytearray() for rank in range(size)]
     parts = [bytearray(_checked(length) if is_root else 0) for length in lengths]
     all_to_all(parts, sent, group)
@@ -176,7 +177,8 @@ def scatter_object_list(
         parts = [_dump(Op.BROADCAST, group, obj) for obj in scatter_object_input_list or ()]
         lengths = array("q", [len(part) for part in parts])
     broadcast(lengths, group=group, group_src=root)
-    # An all_to_all, because a scatter wants parts of one length: all as long as the longest.
+    # all_to_all takes parts of different lengths. For scatter, every part would have to be padded
+    # to the length of the longest.
     received = [bytearray() for _ in range(size)]
     received[root] = bytearray(_checked(lengths[members(group)._rank]))
     all_to_all(received, parts if parts is not None else [bytearray() for _ in range(size)], group)

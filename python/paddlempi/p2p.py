@@ -269,7 +269,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         p2p_op_list: the sends and receives; they may belong to different groups.
 
     Returns:
-        One Work for each element, but none for an element of whose group this rank is no member.
+        One Work for each element. An element has none if this rank is no member of its group.
 
     Raises:
         DtypeError: an element is no :class:`P2POp`. Nothing was begun.

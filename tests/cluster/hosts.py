@@ -205,7 +205,7 @@ class Hosts:
             if self._children and self._children[-1].poll() is not None:
                 break
         log = (self.scratch / f"{name}.log").read_text(errors="replace")
-        raise HostsError(f"{name} did not come up: {log.strip() or 'no word from it'}")
+        raise HostsError(f"{name} did not come up: {log.strip() or 'it printed nothing'}")
 
     def down(self) -> None:
         """Kill every process of every host and remove what was made. May be called twice."""

@@ -22,6 +22,6 @@ def directory(hosts: Hosts) -> Iterator[Path]:
 
 
 def read(place: Path) -> list[dict[str, Any]]:
-    """Return all reports, sorted by rank as far as they contain it."""
+    """Return all reports, sorted by rank. A report without a rank counts as rank 0's."""
     reports = [json.loads(path.read_text()) for path in place.glob("*.json")]
     return sorted(reports, key=lambda report: report.get("rank", 0))

@@ -56,7 +56,7 @@ def test_variables_and_store(hosts: Hosts) -> None:
     assert found[0]["after"]["MASTER_ADDR"] == "h1"
 
 
-def test_an_address_that_nobody_reaches_is_passed_over(hosts: Hosts) -> None:
+def test_an_address_that_no_rank_reaches_is_passed_over(hosts: Hosts) -> None:
     found = run(hosts, {"MASTER_ADDR": "10.99.0.1"})
     check(found)
-    assert found[3]["after"]["MASTER_ADDR"] == "10.99.0.1", "the user's stays"
+    assert found[3]["after"]["MASTER_ADDR"] == "10.99.0.1", "the user's address must stay"

@@ -175,7 +175,10 @@ class FakeCore(ModuleType):
         self.collect()
 
     def collect(self) -> None:
-        """Drop the tensors of released works that have ended, also on their device, if it lives."""
+        """Drop the tensors of released works that have ended, on the host and on the device.
+
+        If the device is lost, the end on the host is enough.
+        """
         for number in [n for n in self.held if n in self.released]:
             if number not in self.pending and (number not in self.queued or self.lost):
                 del self.held[number]
@@ -216,7 +219,7 @@ class FakeCore(ModuleType):
 
 @pytest.fixture
 def fresh_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCore]:
-    """Put a FakeCore in the place of the core, not initialised. Undo it after the test."""
+    """Replace the core by a FakeCore that is not initialised. Undo it after the test."""
     import paddlempi
     from paddlempi import _native, future, group
 

@@ -103,10 +103,10 @@ def device_count() -> int:
 
 @contextmanager
 def hold(stream: int, device: int = 0) -> Iterator[None]:
-    """Let nothing that is queued on ``stream`` from here on run before the block ends.
+    """Hold up the operations that are queued on ``stream`` inside the block until the block ends.
 
-    Wait first for everything that is queued on it already. So a stream that waits for such an
-    operation is not held up.
+    First wait for the operations that are queued already. So another stream that waits for one of
+    those is not held up.
     """
     with driver().on(device):
         driver().cuStreamSynchronize(stream)
@@ -336,7 +336,7 @@ class DeviceTensor:
         self._write(values)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Wait for what is queued on the tensor's stream, no other, and return the values."""
+        """Wait for the tensor's stream, but for no other stream, and return the values."""
         whole = np.empty(self._storage.size - self._offset, np.uint8)
         synchronize(self.stream, self.device)
         if self.kind == "pinned":
@@ -361,7 +361,7 @@ class DeviceTensor:
         launch(_add(self.device), arguments, self.stream, self.device)
 
     def record_stream(self, stream: int) -> None:
-        """Let nothing reuse the memory before the work that ``stream`` has when the tensor goes."""
+        """Keep the memory, when the tensor is gone, until ``stream`` has done its queued work."""
         self._storage.users.add(stream)
 
     @property
@@ -374,7 +374,7 @@ class DeviceTensor:
         return True
 
     def view(self, shape: Sequence[int], strides: Sequence[int], first: int) -> DeviceTensor:
-        """Return a view from element ``first`` on, with strides in elements. Check nothing."""
+        """Return a view that begins at element ``first``, unchecked. Strides are in elements."""
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view.shape, view.strides = tuple(shape), tuple(strides)
@@ -416,12 +416,12 @@ class DeviceTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """Return a capsule of the memory. ``stream`` waits for the tensor's, unless it is -1."""
+        """Return a capsule. Unless ``stream`` is -1, it waits for the tensor's stream."""
         if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError("the tensor is given as it lies")
+            raise BufferError("this tensor cannot be copied or moved to another device")
         if self.kind != "pinned":
             if stream == 0:
-                raise BufferError("stream 0 is ambiguous: 1 or 2")
+                raise BufferError("stream 0 is ambiguous: give 1 or 2")
             if stream != -1:
                 wait(LEGACY if stream is None else stream, self.stream, self.device)
         return _capsule(self, versioned=max_version is not None and max_version[0] >= 1)
@@ -430,7 +430,7 @@ class DeviceTensor:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The dictionary of version 3, which names the tensor's stream."""
         if self.kind == "pinned":
-            raise AttributeError("pinned memory is the host's")
+            raise AttributeError("pinned memory is host memory")
         return {
             "shape": self.shape,
             "typestr": self.numpy_dtype.str,
@@ -460,7 +460,7 @@ class InterfaceTensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """That of the wrapped tensor."""
+        """The interface of the wrapped tensor."""
         return self.tensor.__cuda_array_interface__
 
     def __getattr__(self, name: str) -> Any:

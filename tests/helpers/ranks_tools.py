@@ -1,4 +1,7 @@
-"""Functions for the programs that :mod:`job` runs as ranks."""
+"""Functions for ranks: those of the programs that :mod:`job` runs, and those of ``pytest --mpi``.
+
+Only a program of :mod:`job` may call ``start``, ``stamp`` and ``done``.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +73,9 @@ def works(group: Any = None) -> None:
 
 
 def stamp(name: str) -> None:
-    """Tell the test that started the job the time.
+    """Write the time to a file, for the test that started the job.
 
-    A file carries it: Open MPI drops what a rank printed last, if it then kills the job.
+    It is not printed, because Open MPI drops what a rank printed last if it then kills the job.
     """
     with open(os.environ["FAULTS_STAMPS"], "a") as file:
         file.write(f"{name} {time.time()}\n")

@@ -1,4 +1,4 @@
-"""A hook for a conftest: what Open MPI leaves in /dev/shm goes with the session of the tests."""
+"""A hook for a conftest. It removes what Open MPI leaves in /dev/shm, at the end of the session."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-// Command opgen writes everything that follows from the tables of operations,
-// dtypes and reduce ops in table.go: the Go enums, the C header, the Python
-// enums and the documentation; and, from that of package launcher, what Python
-// reads without the core. Run it from the root of the module.
+// Command opgen generates code and documentation from two sets of tables. From
+// the tables of operations, dtypes and reduce ops in table.go it writes the Go
+// enums, the C header, the Python enums and docs/ops.md. From the table of package
+// launcher it writes the module that Python reads without loading the core.
+// Run it from the root of the module.
 //
 //	go run ./tools/opgen          writes the files
-//	go run ./tools/opgen -check   writes nothing; fails when a file is not up to date
+//	go run ./tools/opgen -check   writes nothing; fails if a file is not up to date
 package main
 
 import (
@@ -24,7 +25,7 @@ import (
 //go:embed templates/*.tmpl
 var templates embed.FS
 
-// outputs maps each template to the file it makes.
+// outputs maps each template to the file that is written from it.
 var outputs = []struct{ template, path string }{
 	{"op_gen.go.tmpl", "gocore/op/op_gen.go"},
 	{"pmpi_ops.h.tmpl", "capi/pmpi_ops.h"},
@@ -152,7 +153,7 @@ func pyBool(v bool) string {
 	return "False"
 }
 
-// pyTuple writes a tuple as ruff formats one: several names a line each.
+// pyTuple writes a tuple in the format of ruff: two or more names have a line each.
 func pyTuple(names []string) string {
 	switch len(names) {
 	case 0:
@@ -215,10 +216,10 @@ func whoText(ident string) string {
 	return ""
 }
 
-// sharing is the name of a shares in a text.
+// sharing returns the name of a shares for a text: "no shares" for NoShares.
 func sharing(ident string) string { return strings.ToLower(strings.ReplaceAll(snake(ident), "_", " ")) }
 
-// kindList names the kinds of dtypes that r reduces, with what it means for them.
+// kindList lists the kinds of dtypes that r reduces, each with what r means for it.
 func kindList(r reduceOp) string {
 	var parts []string
 	for _, k := range kinds {
@@ -229,7 +230,7 @@ func kindList(r reduceOp) string {
 	return strings.Join(parts, ", ")
 }
 
-// comment breaks text into the lines of an indented C comment, without its ends.
+// comment breaks text into the lines of an indented C comment, without "/*" and "*/".
 func comment(text string) string {
 	const indent, width = "   * ", 80
 	var b strings.Builder

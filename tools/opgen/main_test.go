@@ -22,7 +22,7 @@ func TestCommittedFilesAreUpToDate(t *testing.T) {
 	assert.NoError(t, run(true))
 }
 
-func TestCheckNamesWhatDrifted(t *testing.T) {
+func TestCheckNamesFilesThatAreNotUpToDate(t *testing.T) {
 	inModule(t)
 	require.NoError(t, run(false))
 	require.NoError(t, run(true))
@@ -46,7 +46,7 @@ func TestRunsInTheModuleRootOnly(t *testing.T) {
 	assert.ErrorContains(t, run(false), "root of the module")
 }
 
-func TestValidateFindsSlips(t *testing.T) {
+func TestValidateFindsContradictions(t *testing.T) {
 	require.NoError(t, validate())
 	for _, c := range []struct {
 		spoil func()
@@ -57,9 +57,9 @@ func TestValidateFindsSlips(t *testing.T) {
 		{func() { operations[2].PeerToPeer = true }, "both"},
 		{func() { operations[2].Gives = "Somebody" }, "in no table"},
 		{func() { operations[2].Gives = "Nobody" }, "does not use"},
-		{func() { operations[2].Gets = "Root" }, "root alone"},
+		{func() { operations[2].Gets = "Root" }, "only the root has"},
 		{func() { operations[2].Shares = "Alike" }, "shares are Alike"},
-		{func() { operations[2].Prefix, operations[2].Reduces = true, false }, "prefix of no reduction"},
+		{func() { operations[2].Prefix, operations[2].Reduces = true, false }, "does not reduce"},
 		{func() { dtypes[0].Code = 0 }, "dtype bool"},
 		{func() { reduceOps[1].Code = 1 }, "PRODUCT"},
 	} {

@@ -2,13 +2,13 @@ package main
 
 import "fmt"
 
-// The tables below are the only place where operations, dtypes and reduce ops
-// are listed. Codes are part of the C ABI: a row may be added with a new code,
-// never renumbered, and codes count up from 1 without a gap.
+// The tables below are the only list of operations, dtypes and reduce ops. Codes
+// are part of the C ABI: they count up from 1 without a gap. A new row gets the
+// next code, and no row is ever renumbered.
 
 // arity says how many buffers an operation takes on one side.
 type arity struct {
-	Ident string // in Go; Python and the docs use the upper-case snake form
+	Ident string // the name in Go; Python has it in upper-case snake form
 	Text  string // ends the sentence "takes ..."
 }
 
@@ -16,16 +16,16 @@ var arities = []arity{
 	{"None", "no buffer"},
 	{"One", "one buffer"},
 	{"Optional", "one buffer, or none to work in place"},
-	{"OptionalOnRoot", "one buffer; on the root none to work in place"},
+	{"OptionalOnRoot", "one buffer; the root may give none to work in place"},
 	{"OneOrN", "one buffer, or one for each rank"},
 	{"Many", "one or more buffers"},
-	{"RootOne", "one buffer on the root, which other ranks may leave out"},
-	{"RootOneOrN", "on the root one buffer, or one for each rank; other ranks may leave it out"},
+	{"RootOne", "one buffer on the root; other ranks need none"},
+	{"RootOneOrN", "one buffer, or one for each rank, on the root; other ranks need none"},
 }
 
-// who names the ranks of the group for which something holds.
+// who is a set of ranks of the group: those that have an input, or those that get a result.
 type who struct {
-	Ident string // in Go; Python uses the upper-case snake form
+	Ident string // the name in Go; Python has it in upper-case snake form
 	Text  string
 }
 
@@ -37,17 +37,18 @@ var whos = []who{
 	{"ExceptFirst", "every rank but rank 0"},
 }
 
-// shares says how long the n shares are where a side has one for each rank, in one buffer or n.
+// shares says how long the n shares are if a side has one share for each rank. The side has them in
+// one buffer or in n buffers.
 type shares struct {
-	Ident string // in Go; Python uses the upper-case snake form
+	Ident string // the name in Go; Python has it in upper-case snake form
 	Text  string
 }
 
 var sharings = []shares{
-	{"NoShares", "no side has any: send and recv have one length, the same on all ranks"},
-	{"Alike", "each is as long as the other side, whose length is the same on all ranks"},
-	{"Listed", "all ranks give the same n lengths: share i is as long as rank i's other side"},
-	{"Pairwise", "on both sides: what i sends to j is as long as what j receives from i"},
+	{"NoShares", "no side has shares: send and recv have the same length on all ranks"},
+	{"Alike", "every share is as long as the other side's buffer; all ranks have the same length"},
+	{"Listed", "share i is as long as rank i's buffer of the other side; all ranks give the same n lengths"},
+	{"Pairwise", "both sides have shares; rank i's share for rank j is as long as rank j's share from rank i"},
 }
 
 type operation struct {
@@ -56,16 +57,16 @@ type operation struct {
 	Name       string // everywhere else
 	Collective bool   // every member of the group calls it, in the same order
 	Reduces    bool   // needs a reduce op that is defined for the dtype
-	Prefix     bool   // reduces over the ranks up to each one, not over all
-	PeerToPeer bool   // bypasses the group's order
-	Result     bool   // tells the source, length and tag of a message
+	Prefix     bool   // rank i gets the reduction over the ranks up to i, not over all ranks
+	PeerToPeer bool   // a message: it has a peer and a tag and is outside the order of the collectives
+	Result     bool   // returns the source, length and tag of a message
 	Send, Recv string // Ident of an arity
-	Gives      string // Ident of a who: the ranks that have an input, in recv where they give no send
+	Gives      string // Ident of a who: the ranks that have an input (in recv if they give no send)
 	Gets       string // Ident of a who: the ranks whose recv is written
 	Shares     string // Ident of a shares; empty is NoShares
 	Doc        string // what it does; one sentence
-	Needs      string // what each rank needs
-	Same       string // what must agree on all members, besides the operation itself
+	Needs      string // the buffers and arguments that each rank needs
+	Same       string // what must be the same on all members, like the operation itself
 }
 
 // Rooted tells whether the operation needs a root.
@@ -78,7 +79,7 @@ func (o operation) Rooted() bool {
 	return false
 }
 
-// Lengths is the ident of the operation's shares.
+// Lengths returns the Ident of the operation's shares.
 func (o operation) Lengths() string {
 	if o.Shares == "" {
 		return "NoShares"
@@ -98,15 +99,15 @@ var operations = []operation{
 		Code: 2, Ident: "Broadcast", Name: "broadcast", Collective: true,
 		Send: "None", Recv: "One",
 		Gives: "Root", Gets: "ExceptRoot",
-		Doc:   "Copies the root's buffer into that of every member.",
-		Needs: "one buffer in recv: read on the root, written elsewhere",
+		Doc:   "Copies the root's buffer into the buffer of every other member.",
+		Needs: "one buffer in recv: read on the root, written on all other ranks",
 		Same:  "dtype, count, root",
 	},
 	{
 		Code: 3, Ident: "AllReduce", Name: "all_reduce", Collective: true, Reduces: true,
 		Send: "Optional", Recv: "One",
 		Gives: "Everyone", Gets: "Everyone",
-		Doc:   "Reduces the buffers of all members; every member gets the result, the same bits.",
+		Doc:   "Reduces the buffers of all members and gives every member the result, bit for bit the same.",
 		Needs: "recv; send of the same count, or no send to reduce recv in place",
 		Same:  "dtype, count, reduce op, scale",
 	},
@@ -114,7 +115,7 @@ var operations = []operation{
 		Code: 4, Ident: "AllReduceCoalesced", Name: "all_reduce_coalesced", Collective: true, Reduces: true,
 		Send: "None", Recv: "Many",
 		Gives: "Everyone", Gets: "Everyone",
-		Doc:   "Reduces several buffers of one dtype in place at once, each as all_reduce does.",
+		Doc:   "Does an all_reduce in place on each of several buffers of one dtype, all at once.",
 		Needs: "one or more buffers in recv, all of one dtype",
 		Same:  "dtype, number of buffers, count of each, reduce op, scale",
 	},
@@ -122,7 +123,7 @@ var operations = []operation{
 		Code: 5, Ident: "Reduce", Name: "reduce", Collective: true, Reduces: true,
 		Send: "OptionalOnRoot", Recv: "RootOne",
 		Gives: "Everyone", Gets: "Root",
-		Doc:   "Reduces the buffers of all members into that of the root; the others keep theirs.",
+		Doc:   "Reduces the buffers of all members into the root's buffer and leaves the other buffers alone.",
 		Needs: "send; on the root also recv of the same count, or recv alone to reduce in place",
 		Same:  "dtype, count, reduce op, scale, root",
 	},
@@ -131,7 +132,7 @@ var operations = []operation{
 		Send: "One", Recv: "OneOrN",
 		Gives: "Everyone", Gets: "Everyone", Shares: "Listed",
 		Doc:   "Gives every member the buffers of all members, in rank order.",
-		Needs: "send; recv one buffer of n x count elements, or n buffers, of which number i has rank i's count",
+		Needs: "send; recv, either one buffer of n x count elements, or n buffers, where buffer i has rank i's count",
 		Same:  "dtype, counts of the n parts",
 	},
 	{
@@ -139,15 +140,15 @@ var operations = []operation{
 		Send: "One", Recv: "RootOneOrN",
 		Gives: "Everyone", Gets: "Root", Shares: "Alike",
 		Doc:   "Gives the root the buffers of all members, in rank order.",
-		Needs: "send; on the root recv, one buffer of n x count elements or n buffers",
+		Needs: "send; on the root also recv, either one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
 	},
 	{
 		Code: 8, Ident: "Scatter", Name: "scatter", Collective: true,
 		Send: "RootOneOrN", Recv: "One",
 		Gives: "Root", Gets: "Everyone", Shares: "Alike",
-		Doc:   "Gives each member its part of the root's buffers.",
-		Needs: "recv; on the root send, one buffer of n x count elements or n buffers",
+		Doc:   "Gives rank i part i of the root's buffers.",
+		Needs: "recv; on the root also send, either one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
 	},
 	{
@@ -155,15 +156,15 @@ var operations = []operation{
 		Send: "OneOrN", Recv: "One",
 		Gives: "Everyone", Gets: "Everyone", Shares: "Listed",
 		Doc:   "Reduces n parts over all members and gives part i to rank i.",
-		Needs: "send, one buffer of n x count elements or n buffers; recv of this rank's part",
+		Needs: "send, either one buffer of n x count elements or n buffers; recv, as long as this rank's part",
 		Same:  "dtype, counts of the n parts, reduce op, scale",
 	},
 	{
 		Code: 10, Ident: "AllToAll", Name: "all_to_all", Collective: true,
 		Send: "OneOrN", Recv: "OneOrN",
 		Gives: "Everyone", Gets: "Everyone", Shares: "Pairwise",
-		Doc:   "Sends part i of every member to rank i, which gets them in rank order.",
-		Needs: "send and recv, each one buffer of n equal parts or n buffers; what i sends to j has the count that j receives from i",
+		Doc:   "Gives rank i part i of every member's buffers, in rank order.",
+		Needs: "send and recv, each either one buffer of n equal parts or n buffers; the part that rank i sends to rank j has the count that j receives from i",
 		Same:  "dtype",
 	},
 	{
@@ -193,21 +194,21 @@ var operations = []operation{
 		Code: 14, Ident: "Recv", Name: "recv", PeerToPeer: true, Result: true,
 		Send: "None", Recv: "One",
 		Gives: "Nobody", Gets: "Everyone",
-		Doc:   "Receives a buffer from peer, or from any rank when peer is -1, with tag.",
-		Needs: "recv of exactly the message's length, peer (source or -1), tag",
+		Doc:   "Receives a buffer from peer (-1: any rank) with tag.",
+		Needs: "recv, exactly as long as the message; peer (source or -1), tag",
 	},
 	{
 		Code: 15, Ident: "SendRecv", Name: "sendrecv", PeerToPeer: true, Result: true,
 		Send: "One", Recv: "One",
 		Gives: "Everyone", Gets: "Everyone",
-		Doc:   "Sends to peer with tag and receives from peer2 (-1: any rank) with tag2, at once.",
-		Needs: "send, peer, tag; recv, peer2, tag2; the buffers do not overlap",
+		Doc:   "Sends to peer with tag and receives from peer2 (-1: any rank) with tag2, both at the same time.",
+		Needs: "send, peer, tag; recv, peer2, tag2; the two buffers may overlap",
 	},
 	{
 		Code: 16, Ident: "Probe", Name: "probe", PeerToPeer: true, Result: true,
 		Send: "None", Recv: "None",
 		Gives: "Nobody", Gets: "Nobody",
-		Doc:   "Waits for a message from peer (-1: any rank) with tag and tells its source, length and tag.",
+		Doc:   "Waits for a message from peer (-1: any rank) with tag and returns its source, length and tag.",
 		Needs: "peer (source or -1), tag",
 	},
 	{
@@ -219,7 +220,7 @@ var operations = []operation{
 	},
 }
 
-// kind groups the dtypes for which the reduce ops are defined alike.
+// kind is a set of dtypes. A reduce op means the same for all dtypes of a kind.
 type kind string
 
 const (
@@ -264,7 +265,7 @@ var dtypes = []dtype{
 	{20, "Float8E8M0FNU", "float8_e8m0fnu", 1, float8},
 }
 
-// reduceOp is defined for the kinds that Meaning has, and for no others.
+// reduceOp is defined for the kinds in Meaning, and for no other kinds.
 type reduceOp struct {
 	Code    int
 	Ident   string // Go
@@ -280,14 +281,14 @@ var reduceOps = []reduceOp{
 	{2, "Product", "PRODUCT", "the product over the ranks", map[kind]string{
 		boolean: "and", integer: "product, wraps", half: "product in float32, rounded once", float: "product", complx: "product",
 	}},
-	{3, "Min", "MIN", "the least over the ranks", map[kind]string{
-		boolean: "and", integer: "least", half: "least, or NaN", float: "least, or NaN",
+	{3, "Min", "MIN", "the minimum over the ranks", map[kind]string{
+		boolean: "and", integer: "minimum", half: "minimum, or NaN", float: "minimum, or NaN",
 	}},
-	{4, "Max", "MAX", "the greatest over the ranks", map[kind]string{
-		boolean: "or", integer: "greatest", half: "greatest, or NaN", float: "greatest, or NaN",
+	{4, "Max", "MAX", "the maximum over the ranks", map[kind]string{
+		boolean: "or", integer: "maximum", half: "maximum, or NaN", float: "maximum, or NaN",
 	}},
 	{5, "Avg", "AVG", "the mean over the ranks", map[kind]string{
-		integer: "sum, which wraps, / n toward zero", half: "mean in float32, rounded once", float: "sum / n", complx: "sum / n",
+		integer: "sum (wraps) / n, rounded toward zero", half: "mean in float32, rounded once", float: "sum / n", complx: "sum / n",
 	}},
 	{6, "BAnd", "BAND", "the bitwise and over the ranks", map[kind]string{
 		boolean: "and", integer: "bitwise and",
@@ -298,7 +299,7 @@ var reduceOps = []reduceOp{
 	{8, "BXor", "BXOR", "the bitwise exclusive or over the ranks", map[kind]string{
 		boolean: "exclusive or", integer: "bitwise exclusive or",
 	}},
-	{9, "PremulSum", "PREMUL_SUM", "the sum over the ranks of scale times the input, which itself is left alone", map[kind]string{
+	{9, "PremulSum", "PREMUL_SUM", "the sum over the ranks of scale times the input; the input is not changed", map[kind]string{
 		half: "sum of scale * x in float32, rounded once", float: "sum of scale * x", complx: "sum of scale * x",
 	}},
 }
@@ -316,7 +317,7 @@ var flags = []flagBit{
 	{2, "FlagNotify", "NOTIFY", "report the end of the work through pmpi_next_completions"},
 }
 
-// validate finds slips in the tables that would otherwise become bad code.
+// validate returns an error if the tables contradict themselves.
 func validate() error {
 	known, ranks, lengths := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, a := range arities {
@@ -330,7 +331,7 @@ func validate() error {
 	}
 	for i, o := range operations {
 		if o.Code != i+1 {
-			return fmt.Errorf("operation %s has code %d at place %d: codes count up from 1", o.Name, o.Code, i+1)
+			return fmt.Errorf("operation %s has code %d in row %d: codes count up from 1", o.Name, o.Code, i+1)
 		}
 		if !known[o.Send] || !known[o.Recv] {
 			return fmt.Errorf("operation %s has an unknown arity %q or %q", o.Name, o.Send, o.Recv)
@@ -344,19 +345,19 @@ func validate() error {
 		if o.Gives == "Nobody" && o.Send != "None" || o.Gets == "Nobody" && o.Recv != "None" {
 			return fmt.Errorf("operation %s takes a buffer that it does not use", o.Name)
 		}
-		if (o.Gives == "Root") != rootAlone(o.Send) && o.Send != "None" || (o.Gets == "Root") != rootAlone(o.Recv) {
-			return fmt.Errorf("operation %s: what its root alone gives or gets is not what it alone has a buffer for", o.Name)
+		if (o.Gives == "Root") != onlyRoot(o.Send) && o.Send != "None" || (o.Gets == "Root") != onlyRoot(o.Recv) {
+			return fmt.Errorf("operation %s: Gives %s, Send %s, Gets %s, Recv %s disagree about what only the root has", o.Name, o.Gives, o.Send, o.Gets, o.Recv)
 		}
-		if has := each(o.Send) || each(o.Recv); has != (o.Lengths() != "NoShares") || (each(o.Send) && each(o.Recv)) != (o.Shares == "Pairwise") {
-			return fmt.Errorf("operation %s: shares are %s, send takes %s, recv %s", o.Name, o.Lengths(), o.Send, o.Recv)
+		if has := perRank(o.Send) || perRank(o.Recv); has != (o.Lengths() != "NoShares") || (perRank(o.Send) && perRank(o.Recv)) != (o.Shares == "Pairwise") {
+			return fmt.Errorf("operation %s: shares are %s, but send takes %s and recv takes %s", o.Name, o.Lengths(), o.Send, o.Recv)
 		}
 		if o.Prefix && !o.Reduces {
-			return fmt.Errorf("operation %s is a prefix of no reduction", o.Name)
+			return fmt.Errorf("operation %s has Prefix but does not reduce", o.Name)
 		}
 	}
 	for i, d := range dtypes {
 		if d.Code != i+1 {
-			return fmt.Errorf("dtype %s has code %d at place %d: codes count up from 1", d.Name, d.Code, i+1)
+			return fmt.Errorf("dtype %s has code %d in row %d: codes count up from 1", d.Name, d.Code, i+1)
 		}
 		if d.Code >= 32 {
 			return fmt.Errorf("dtype %s has code %d: the sets of dtypes have 32 bits", d.Name, d.Code)
@@ -364,14 +365,14 @@ func validate() error {
 	}
 	for i, r := range reduceOps {
 		if r.Code != i+1 {
-			return fmt.Errorf("reduce op %s has code %d at place %d: codes count up from 1", r.Name, r.Code, i+1)
+			return fmt.Errorf("reduce op %s has code %d in row %d: codes count up from 1", r.Name, r.Code, i+1)
 		}
 	}
 	return nil
 }
 
-// rootAlone tells whether only the root has buffers on a side of this arity.
-func rootAlone(arity string) bool { return arity == "RootOne" || arity == "RootOneOrN" }
+// onlyRoot tells whether only the root has buffers on a side of this arity.
+func onlyRoot(arity string) bool { return arity == "RootOne" || arity == "RootOneOrN" }
 
-// each tells whether a side of this arity has a share for each rank.
-func each(arity string) bool { return arity == "OneOrN" || arity == "RootOneOrN" }
+// perRank tells whether a side of this arity has a share for each rank.
+func perRank(arity string) bool { return arity == "OneOrN" || arity == "RootOneOrN" }

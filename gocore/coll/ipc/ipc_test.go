@@ -146,11 +146,11 @@ func TestMemoryAllocatedAnewIsMappedAnew(t *testing.T) {
 		d := newDriver()
 		s := endpointOf(t, New(0, 2), d)
 		old := unsafe.Add(put(t, s, 1, memory(7, 0x1000, 0x100)), -8)
-		beside := put(t, s, 1, memory(6, 0x0e00, 0x100))
+		neighbour := put(t, s, 1, memory(6, 0x0e00, 0x100))
 		elsewhere := put(t, s, 1, memory(5, 0x2000, 0x100))
 		put(t, s, 1, again)
 		assert.Equal(t, []unsafe.Pointer{old}, d.closed, name)
-		assert.Equal(t, beside, put(t, s, 1, memory(6, 0x0e00, 0x100)), name)
+		assert.Equal(t, neighbour, put(t, s, 1, memory(6, 0x0e00, 0x100)), name)
 		assert.Equal(t, elsewhere, put(t, s, 1, memory(5, 0x2000, 0x100)), name)
 	}
 }

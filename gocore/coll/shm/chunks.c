@@ -4,8 +4,8 @@
 #include <sched.h>
 #include <stddef.h>
 
-/* A word: sequence number (44 bits), owner (16), state (4). At 2 us each, 2^44 collectives take more
- * than a year. */
+/* A word: sequence number (44 bits), owner (16), state (4). At 2 us each, 2^44 collectives take
+ * more than a year. */
 enum { CLAIMED = 1, DONE = 2, CLOSED = 3, LEFT = 4 };
 
 static inline uint64_t word(uint64_t seq, int owner, int state) {
@@ -115,9 +115,10 @@ int sm_work(sm_op *op, int most) {
 		if (take(op, chunk, CLAIMED)) {
 			work(op, chunk);
 			uint64_t mine = word(op->seq, op->me, CLAIMED);
-			if (!__atomic_compare_exchange_n(&op->words[chunk], &mine, word(op->seq, op->me, DONE), 0,
-											 __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-				__atomic_store_n(&op->words[chunk], word(op->seq, op->me, CLOSED), __ATOMIC_RELEASE);
+			if (!__atomic_compare_exchange_n(&op->words[chunk], &mine, word(op->seq, op->me, DONE),
+											 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+				__atomic_store_n(&op->words[chunk], word(op->seq, op->me, CLOSED),
+								 __ATOMIC_RELEASE);
 			did++;
 		}
 	}
@@ -213,8 +214,8 @@ int sm_bury(sm_op *op, int rank) {
 	for (int i = 0; i < chunks(op); i++)
 		for (int state = CLAIMED; state <= LEFT; state += LEFT - CLAIMED) {
 			uint64_t its = word(op->seq, rank, state);
-			found += __atomic_compare_exchange_n(&op->words[i], &its, word(op->seq, rank, CLOSED), 0,
-												 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+			found += __atomic_compare_exchange_n(&op->words[i], &its, word(op->seq, rank, CLOSED),
+												 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 		}
 	return found;
 }

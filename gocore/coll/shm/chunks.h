@@ -3,22 +3,23 @@
  * Every chunk has a word in shared memory: the sequence number of the collective that last used it,
  * the rank that claimed it there, and its state. A rank claims a chunk by a compare-and-swap, does
  * its work in the tensors of all ranks, and stores that it is done. Any rank may do any chunk, and
- * the result has the same bits. A rank that waits claims the chunks of its own share first, and then
- * those that nobody has claimed. So a rank that is late finds its share done.
+ * the result has the same bits. A rank that waits claims the chunks of its own share first, and
+ * then those that nobody has claimed. So a rank that is late finds its share done.
  *
  * Why this is safe
  *   - A chunk is done once. Its word leaves an earlier sequence number by one compare-and-swap, and
- *     never returns to it, because sequence numbers grow. A thread that was delayed and comes with an
- *     old number finds a newer one, or its own with an owner, and claims nothing.
- *   - A rank writes only between its claim and its "done" (release order). A rank whose call returns
- *     has seen every chunk done or closed (acquire order), so nobody writes into its tensors any more,
- *     and it sees what the others wrote.
- *   - A collective is given up by closing the chunks that nobody has claimed. Those that are claimed
- *     end by themselves. A rank that finds a closed chunk closes the rest.
+ *     never returns to it, because sequence numbers grow. A thread that was delayed and comes with
+ * an old number finds a newer one, or its own with an owner, and claims nothing.
+ *   - A rank writes only between its claim and its "done" (release order). A rank whose call
+ * returns has seen every chunk done or closed (acquire order), so nobody writes into its tensors
+ * any more, and it sees what the others wrote.
+ *   - A collective is given up by closing the chunks that nobody has claimed. Those that are
+ * claimed end by themselves. A rank that finds a closed chunk closes the rest.
  *   - A rank whose call raises while another rank works on a chunk leaves that chunk: it marks the
  *     word. Its caller may change its tensors then, so the work may read something else. The owner
  *     finds the mark when it is done, and closes the chunk. So the collective fails on all ranks.
- *   - Words of a slot are used again only after every rank has finished with the slot (package arrive). */
+ *   - Words of a slot are used again only after every rank has finished with the slot (package
+ * arrive). */
 #ifndef PMPI_SHM_CHUNKS_H
 #define PMPI_SHM_CHUNKS_H
 
@@ -41,7 +42,7 @@ enum {
 
 typedef struct sm_op {
 	uint64_t seq;
-	uint64_t *words;	   /* one for each chunk, in shared memory */
+	uint64_t *words;       /* one for each chunk, in shared memory */
 	uint64_t *blind_ranks; /* how many ranks are blind; in shared memory */
 	int32_t n, me, root;
 	int32_t kind;   /* SM_* */
@@ -62,17 +63,18 @@ typedef struct sm_op {
 /* The states of an operation. */
 enum {
 	SM_PENDING = 0, /* some chunk is not over */
-	SM_DONE = 1,	/* all chunks are done */
-	SM_CLOSED = 2,	/* some chunk was closed, and no chunk is being worked on */
+	SM_DONE = 1,    /* all chunks are done */
+	SM_CLOSED = 2,  /* some chunk was closed, and no chunk is being worked on */
 	SM_CLOSING = 3, /* some chunk was closed, but a rank is still working on another */
-	SM_BLIND = 4	/* no rank can map all tensors: nothing was done */
+	SM_BLIND = 4    /* no rank can map all tensors: nothing was done */
 };
 
 /* sm_blind says that this process cannot map some tensor: it claims nothing. If all ranks are
  * blind, the operation ends with nothing done. */
 void sm_blind(sm_op *op);
 
-/* sm_work claims and does at most `most` chunks, this rank's share first. Returns how many it did. */
+/* sm_work claims and does at most `most` chunks, this rank's share first. Returns how many it did.
+ */
 int sm_work(sm_op *op, int most);
 
 /* sm_state looks at the chunks and pauses at most `spin` times, until the operation is over. With
@@ -86,7 +88,8 @@ int sm_close(sm_op *op);
  * them, so that they fail too. Returns the state. */
 int sm_leave(sm_op *op);
 
-/* sm_worker returns the rank that has claimed a chunk and is not done with it, -1 if there is none. */
+/* sm_worker returns the rank that has claimed a chunk and is not done with it, -1 if there is none.
+ */
 int sm_worker(const sm_op *op);
 
 /* sm_closer returns the rank that has closed a chunk after chunk *from, and sets *from to that

@@ -37,8 +37,8 @@ func (m *meeting) missing() []int {
 	return out
 }
 
-// join adds q to the meeting whose turn it is for q's rank. If q is the last call, join also holds
-// the meeting.
+// join adds q to the next meeting of q's rank. If q is the last call that the meeting waits for, join
+// also carries the collective out.
 func (c *comm) join(q *request) {
 	k := c.seq[q.rank]
 	c.seq[q.rank]++

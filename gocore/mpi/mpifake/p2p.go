@@ -176,8 +176,9 @@ func asError(e *status.Error) error {
 	return e
 }
 
-// giveUp ends a blocking call whose patience has run out, and the meeting that it is part of. Its
-// partners get the same error, so that they do not touch buffers that the caller may free.
+// giveUp ends a blocking call that has waited too long, and the meeting that it is part of. The
+// other ranks of the meeting get the same error, so that they do not touch buffers that the caller
+// may free.
 func (q *request) giveUp(err *status.Error) {
 	if q.comm != nil {
 		q.comm.unpost(q)

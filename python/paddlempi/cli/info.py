@@ -80,7 +80,7 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
     except Error as error:
         found["core_error"] = str(error)
     if found["frameworks"]["torch"] and not found["rank"]:
-        # Before MPI runs in this process, because this starts another one.
+        # This starts another process, so it comes before MPI runs in this process.
         found["torch_backend"] = _torch_backend()
     if core is None:
         return found
@@ -89,7 +89,7 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
             group.init_process_group(mpi=mpi)
             started = ask(mpi) | {"looked": core["looked"]}
             if started["mpi"]["path"] == core["mpi"]["path"]:
-                # The first look has loaded it, and so the second one would say "it was loaded".
+                # ask has loaded the library before, so "why" would now be that it was loaded.
                 started["mpi"]["why"] = core["mpi"]["why"]
             core = started
             found["rank"] = core["rank"]

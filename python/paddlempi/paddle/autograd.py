@@ -89,7 +89,7 @@ def run_backward(*args: Any, **kwargs: Any) -> Any:
     for listener in _end():
         try:
             listener.finish()
-        except Exception as error:  # the other models of this backward must end theirs too
+        except Exception as error:  # the other models of this backward must finish, too
             failure = failure or error
     if failure is not None:
         raise failure

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from .. import memory
 from ..errors import DtypeError, UnsupportedError
 from ..reduce_op import ReduceOp
 from ..work import Work
@@ -41,8 +42,11 @@ _ALIGN = 64
 
 
 def allocate(count: int, dtype: Any) -> Any:
-    """Make the memory of a bucket: a zeroed, one-dimensional tensor."""
-    return paddle.zeros([count], dtype)
+    """Make the memory of a bucket: a zeroed, one-dimensional tensor.
+
+    It lies in memory that the other ranks of the node can map.
+    """
+    return memory.zeros(count, dtype, "paddle")
 
 
 def on_host(tensor: Any) -> bool:

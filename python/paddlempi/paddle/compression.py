@@ -20,7 +20,7 @@ class Compression(Protocol):
     """
 
     def compress(self, gradients: Any) -> Any:
-        """Return what is summed over the ranks.
+        """Return the tensor that is then summed over the ranks.
 
         Args:
             gradients: one dimension, this rank's gradients divided by the number of ranks.

@@ -60,7 +60,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             ``Cast("bfloat16")``; see :class:`~paddlempi.paddle.compression.Compression`. It does
             not apply to the rows of sparse embeddings.
         overlap_next_forward: if true, neither backward nor the step of an optimizer waits for the
-            gradients. Every layer waits for those of its parameters when it runs next; see
+            gradients. Every layer waits for the gradients of its parameters when it runs next; see
             :meth:`synchronize`.
 
     Raises:

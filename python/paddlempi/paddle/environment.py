@@ -1,4 +1,4 @@
-"""The environment variables in which Paddle looks up the rank, the number of ranks, the others."""
+"""The environment variables that tell Paddle the rank, the number of ranks and the addresses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _filled = False
 
 
 def fill_from_launcher() -> None:
-    """Set what the launcher says, and no other variables.
+    """Set the variables whose values the launcher knows, and no others.
 
-    If this process is a rank of several, it will warn when it ends without having started MPI.
+    If this process is one of several ranks, it warns when it ends without having started MPI.
     """
     global _filled
     _filled = False

@@ -1,4 +1,4 @@
-"""ZeRO's level 2: gradients averaged over the ranks, which only their owners keep."""
+"""ZeRO's level 2: gradients are averaged over the ranks, and only their owners keep them."""
 
 from __future__ import annotations
 

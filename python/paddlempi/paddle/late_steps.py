@@ -105,7 +105,7 @@ def _check_clip(optimizer: Any) -> None:
 
 
 class _FixedRate(LRScheduler):  # type: ignore[misc]
-    """Replaces a schedule while a late step is made: the rate at the time of ``step()``."""
+    """Stands for a schedule while a late step is made: the rate at the time of ``step()``."""
 
     def __init__(self, rate: float) -> None:
         self.last_lr = rate
@@ -117,7 +117,7 @@ class _Overlapped:
     _paddlempi_queues: weakref.WeakSet[StepQueue]
 
     def step(self) -> None:
-        """Update the parameters whose gradients are complete, and the others when theirs are."""
+        """Update every parameter: now if its gradient is complete, else as soon as it is."""
         optimizer: Any = self
         _check_clip(optimizer)
         queues = [queue for queue in self._paddlempi_queues if queue in busy]
@@ -165,7 +165,7 @@ class _Overlapped:
     load_state_dict = set_state_dict
 
     def set_lr(self, value: float) -> None:
-        """Call Paddle's when all steps are made, with the old rate."""
+        """Make all steps with the old rate, then set the new one by Paddle's method."""
         self._finish()
         super().set_lr(value)  # type: ignore[misc]
 

@@ -25,7 +25,7 @@ _originals: list[Replacement] = []  # in the order of replacing
 def replace(rows: Iterable[Replacement]) -> None:
     """Replace attributes until :func:`put_back`."""
     for owner, name, value in rows:
-        # Not what a class inherits: to restore that would give the class an attribute of its own.
+        # vars, not getattr: restoring an inherited attribute would define it in the class itself.
         _originals.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 

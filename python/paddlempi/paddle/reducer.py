@@ -143,7 +143,7 @@ class Reducer:
         """
         if self._mode is _Mode.DETACHED:
             raise ArgumentError(
-                f"{_WHERE}: a younger DataParallel has parameters of this model and averages their "
+                f"{_WHERE}: a newer DataParallel has parameters of this model and averages their "
                 "gradients: use that one"
             )
         self._mode = _Mode.SYNC if sync else _Mode.LOCAL
@@ -209,7 +209,7 @@ class Reducer:
     def finish(self) -> None:
         """End a backward: send the other buckets, wait for all, and check the marks.
 
-        With an overlap, that waits for the buckets and checks them after backward.
+        If there is an overlap, it waits for the buckets and checks the marks after backward.
         """
         self._stop_listening()
         try:
@@ -401,10 +401,10 @@ class Reducer:
             raise failure
 
     def _check_marks(self) -> None:
-        """Check the marks of all buckets and tables, which tell of all ranks.
+        """Check the marks of all buckets and tables. They are the same on all ranks.
 
         Raises:
-            MismatchError: the backwards of some ranks only reached a parameter.
+            MismatchError: only some ranks' backwards have reached a parameter.
         """
         if self._tables.is_wrong(self._usage.find_unused):
             self._usage.raise_mismatch()

@@ -101,7 +101,7 @@ def broadcast_all(
 
 
 def has_value(buffer: Any) -> bool:
-    """Return whether a buffer exists and has memory: Paddle's LSTM has a buffer without."""
+    """Return whether a buffer exists and has memory. Paddle's LSTM has one without memory."""
     return buffer is not None and bool(buffer._is_initialized())
 
 

@@ -81,7 +81,7 @@ class Tables:
         self._work = all_gather_into_tensor(self._gathered, self._local, self._group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until every rank has told what it has."""
+        """Wait until the ranks have told each other how many rows they have."""
         work, self._work = self._work, None
         if work is not None:
             work.wait()

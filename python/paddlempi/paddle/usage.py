@@ -48,7 +48,7 @@ class Usage:
         self.times = [_UNKNOWN] * len(named)
         self.learning = True
         self._order: list[int] = []
-        # What the last backward of no rank reached. The same on all ranks.
+        # The parameters that no rank's last backward has reached. All ranks have the same set.
         self._unused: set[int] = set()
         self._warned = False
 
@@ -93,7 +93,7 @@ class Usage:
             more = f" (nor {len(lost) - 1} others)" if len(lost) > 1 else ""
             warnings.warn(
                 f"{_WHERE}: no rank's backward reached parameter '{lost[0]}'{more}: "
-                "this step does not train it. Freeze it (stop_gradient) if it is out of use; wrap "
+                "this step does not train it. Freeze it (stop_gradient) if it is not used; wrap "
                 "the model again if its layers have changed",
                 stacklevel=2,
             )

@@ -104,7 +104,7 @@ core_group.at_destroy(forget)
 
 
 class Group(groups.Group):  # type: ignore[misc]
-    """Paddle's group. The rank of a group of one is a member too, so that its collectives work."""
+    """Paddle's group, but the only rank of a group of one is a member, so its collectives work."""
 
     def is_member(self) -> bool:
         return bool(self.rank >= 0)

@@ -37,7 +37,8 @@ KNOWN_DTYPES = "the dtypes are " + ", ".join(DTYPE_BY_NAME)
 Description = tuple[int, int, tuple[int, ...], tuple[int, ...] | None, int, int, bool, int]
 """The memory of a tensor: address; dtype (a ``DType``); shape; strides in elements, or None if it
 is contiguous in C order; device type (DLPack's); device id; whether it is read-only; and for CUDA
-memory the stream whose work on the tensor the operation comes after, else 0."""
+memory the stream that produces the tensor, else 0. An operation waits for the work that is queued
+on this stream."""
 
 
 class Kind(NamedTuple):

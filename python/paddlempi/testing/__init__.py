@@ -1,11 +1,11 @@
 """Tests of programs that run on several ranks.
 
-``mpirun -np 4 pytest --mpi tests/`` runs one pytest in every rank, in lock-step, with one
-report (``paddlempi.testing.plugin``); ``run`` starts an ``mpirun`` from an ordinary test
+``mpirun -np 4 pytest --mpi tests/`` runs one pytest in every rank, in lock-step, and prints one
+report (``paddlempi.testing.plugin``). ``run`` starts an ``mpirun`` from an ordinary test
 (``paddlempi.testing.launch``). ``docs/testing.md`` is the guide.
 
-Nothing is imported here: pytest loads this package in every session of an environment in
-which paddlempi is installed.
+This file imports nothing that it can avoid, because pytest loads the package in every session of
+an environment in which paddlempi is installed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RanksFailed", "Result", "World", "run"]
 
-_HOMES = {"RanksFailed": "session", "Result": "launch", "World": "plugin", "run": "launch"}
+_MODULES = {"RanksFailed": "session", "Result": "launch", "World": "plugin", "run": "launch"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

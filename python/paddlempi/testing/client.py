@@ -1,9 +1,10 @@
-"""A rank's way to the hub.
+"""How a rank connects to the hub.
 
-On one host the hub listens on an abstract Unix socket named after the launcher's job, and the
-kernel vouches for the user behind it. Over several hosts it listens on TCP. Before MPI runs,
-nobody there knows rank 0's address; so that and a token go out once through paddlempi's init and
-a broadcast. From then on nothing here uses MPI.
+On one host the hub listens on an abstract Unix socket. Its name is made of the launcher's name of
+the job, and the kernel tells which user is at the other end.
+
+Over several hosts the hub listens on TCP. The other hosts do not know rank 0's address, so rank 0
+broadcasts its addresses and a token once through paddlempi. Nothing else here uses MPI.
 """
 
 from __future__ import annotations
@@ -16,92 +17,110 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-from .hub import LINE_SECONDS, MEET_SECONDS, SAME, Line, fork_hub
+from .hub import ADVICE, CONNECTION_SECONDS, MEET_SECONDS, Connection, fork_hub
 from .place import Place, initialise
 
 
 class HubError(Exception):
-    """This rank cannot go on with the others; the text says why."""
+    """This rank cannot meet the other ranks. The text says why."""
 
 
-class Offer(NamedTuple):
-    """Where the hub listens, and what shows that one is of its job."""
+class Endpoint(NamedTuple):
+    """Where the hub listens, and the token by which it knows the ranks of its job."""
 
     family: socket.AddressFamily
     addresses: list[Any]
     token: str
 
 
-def join(place: Place, idle_seconds: float) -> tuple[Line, Line]:
-    """Connect this rank with its job's hub, which rank 0 starts. Call it before MPI is loaded.
+def join(place: Place, idle_seconds: float) -> tuple[Connection, Connection]:
+    """Connect this rank with the hub of its job. Rank 0 starts the hub first.
 
-    ``idle_seconds`` is the deadline of a round between tests; 0: none. Raises HubError, OSError
-    where there is no way to the hub.
+    Call it before MPI is loaded.
+
+    Args:
+        place: what the launcher says of this process.
+        idle_seconds: deadline of a round between two tests. 0: no deadline.
+
+    Returns:
+        Two connections: one for the rounds, one for the thread that answers the hub.
+
+    Raises:
+        HubError: this rank cannot reach the hub.
+        OSError: rank 0 cannot listen.
     """
     job = f"pid {os.getpid()}" if place.size == 1 else place.job
     if place.rank != 0:
         return connect(_local(job) if job else _broadcast(place), place.rank, MEET_SECONDS)
     if job:
-        offer = _local(job)
+        endpoint = _local(job)
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(offer.addresses[0])
+        listener.bind(endpoint.addresses[0])
         listener.listen(2 * place.size)
     else:
         listener = socket.create_server(("", 0), backlog=2 * place.size)
-        offer = Offer(socket.AF_INET, [listener.getsockname()], secrets.token_hex(32))
-    with listener:  # the hub is forked before MPI runs, which forks badly
-        lines = fork_hub(place.size, listener, offer.token, idle_seconds)
+        endpoint = Endpoint(socket.AF_INET, [listener.getsockname()], secrets.token_hex(32))
+    with listener:  # MPI does not run yet: a process that runs MPI must not fork
+        connections = fork_hub(place.size, listener, endpoint.token, idle_seconds)
     if not job:
-        _broadcast(place, offer)
-    return lines
+        _broadcast(place, endpoint)
+    return connections
 
 
-def _local(job: str) -> Offer:
+def _local(job: str) -> Endpoint:
     digest = hashlib.sha256(job.encode()).hexdigest()
-    return Offer(socket.AF_UNIX, [f"\0paddlempi-testing-{os.getuid()}-{digest[:32]}"], digest)
+    return Endpoint(socket.AF_UNIX, [f"\0paddlempi-testing-{os.getuid()}-{digest[:32]}"], digest)
 
 
-def _broadcast(place: Place, offer: Offer | None = None) -> Offer:
-    """Have every rank know rank 0's offer, with the addresses that others reach it at."""
+def _broadcast(place: Place, endpoint: Endpoint | None = None) -> Endpoint:
+    """Return rank 0's endpoint on every rank, with the addresses that other hosts can reach."""
     from paddlempi import _native
 
     dist = initialise(place)
     box: list[Any] = [None]
-    if offer is not None:
-        port = offer.addresses[0][1]
+    if endpoint is not None:
+        port = endpoint.addresses[0][1]
         one_host = dist.get_local_size() == place.size
         try:
             hosts = _native.control("addresses", one_host=one_host)["addresses"]
-            # The listener has IPv4.
-            box[0] = offer._replace(addresses=[(host, port) for host in hosts if ":" not in host])
-        except dist.errors.Error as error:  # the others wait for it, too
+            # The listener is an IPv4 socket, so IPv6 addresses are left out.
+            box[0] = endpoint._replace(
+                addresses=[(host, port) for host in hosts if ":" not in host]
+            )
+        except dist.errors.Error as error:  # the other ranks wait for the broadcast
             box[0] = str(error)
     dist.broadcast_object_list(box, src=0)
     if isinstance(box[0], str):
         raise HubError(box[0])
-    return Offer(*box[0])
+    return Endpoint(*box[0])
 
 
-def connect(offer: Offer, rank: int, seconds: float) -> tuple[Line, Line]:
-    """Connect a rank with the hub, which may not listen yet; HubError after ``seconds``."""
+def connect(endpoint: Endpoint, rank: int, seconds: float) -> tuple[Connection, Connection]:
+    """Connect a rank with the hub. Try again while the hub does not listen yet.
+
+    Raises HubError if that does not succeed within ``seconds``.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for address in offer.addresses:
-            lines = Line(socket.socket(offer.family)), Line(socket.socket(offer.family))
-            if all(_hail(line, address, rank, offer.token, line is lines[1]) for line in lines):
-                return lines
-            for line in lines:
-                line.sock.close()
+        for address in endpoint.addresses:
+            rounds = Connection(socket.socket(endpoint.family))
+            watch = Connection(socket.socket(endpoint.family))
+            pair = rounds, watch
+            if all(_greet(c, address, rank, endpoint.token, c is watch) for c in pair):
+                return pair
+            for connection in pair:
+                connection.sock.close()
         time.sleep(0.02)
-    raise HubError(f"rank {rank} cannot reach rank 0's pytest within {seconds:g} s: {SAME}")
+    raise HubError(f"rank {rank} cannot reach rank 0's pytest within {seconds:g} s: {ADVICE}")
 
 
-def _hail(line: Line, address: Any, rank: int, token: str, watch: bool) -> bool:
+def _greet(connection: Connection, address: Any, rank: int, token: str, watch: bool) -> bool:
+    """Connect, and return whether the hub has accepted this rank."""
     with contextlib.suppress(OSError):
-        line.sock.settimeout(LINE_SECONDS)
-        line.sock.connect(address)
-        line.send({"rank": rank, "token": token, "watch": watch})
-        if line.is_own_user() and line.receive():
-            line.sock.settimeout(None)
+        connection.sock.settimeout(CONNECTION_SECONDS)
+        connection.sock.connect(address)
+        connection.send({"rank": rank, "token": token, "watch": watch})
+        if connection.is_same_user() and connection.receive():
+            connection.sock.settimeout(None)
             return True
     return False

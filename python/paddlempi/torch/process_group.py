@@ -31,11 +31,11 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from .. import _native, group
+from .. import _native, group, memory
 from .._ops import Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from ..group import to_seconds
-from . import sparse, world
+from . import promote, sharding, sparse, world
 from .arguments import by_dtype, has_cuda, options, resolved, writable
 from .issue import Issuer, tell_autograd
 from .profile import state
@@ -72,6 +72,8 @@ class ProcessGroupMPI(Issuer):
         self, core: group.ProcessGroup, timeout: timedelta, is_world: bool = False
     ) -> None:
         super().__init__(core, timeout)
+        promote.watch_exports()
+        sharding.watch(ProcessGroupMPI)
         self._is_world = is_world
         self._name = ""
         self._desc = "undefined"
@@ -120,6 +122,20 @@ class ProcessGroupMPI(Issuer):
     def _get_backend(self, device: Any) -> ProcessGroupMPI:
         return self
 
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Return whether ``allocate_tensor`` makes tensors on a device: on the CPU."""
+        return bool(device.type == "cpu")
+
+    def allocate_tensor(self, size: Any, *, dtype: Any, device: Any = None) -> Any:
+        """Return a tensor in memory that the other ranks of the node can map.
+
+        Args:
+            size: the number of elements, or a shape.
+            dtype: a dtype of torch that can be sent.
+            device: the CPU.
+        """
+        return memory.empty(size, dtype, "torch")
+
     supports_coalescing = False
     supports_splitting = False
     supports_shrinking = False
@@ -161,8 +177,8 @@ class ProcessGroupMPI(Issuer):
 
         Also called as ``allreduce(tensor, op, timeout)``.
         """
-        # The short way, for the usual calls: for tensors of a few bytes the time of this function
-        # counts.
+        # A short way for the usual calls. With tensors of a few bytes, the time that this function
+        # takes matters.
         if (
             opts.__class__ is AllreduceOptions
             and not opts.asyncOp
@@ -185,6 +201,7 @@ class ProcessGroupMPI(Issuer):
                 _native.submit(_ALL_REDUCE, self._gid, None, tensor, reduce_code, _VERSIONS)
                 return DONE
         tensor = self._one(tensors, Op.ALL_REDUCE)
+        promote.consider(tensor, 1)
         if opts.__class__ is not AllreduceOptions:
             opts = self._options(
                 Op.ALL_REDUCE, AllreduceOptions, opts, timeout, "reduceOp", reduceOp=op

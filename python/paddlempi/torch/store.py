@@ -96,7 +96,7 @@ def _reach(host: str, port: int, size: int, token: str, timeout: timedelta, sure
         sure: the address is known to be right, so there is no trial before.
     """
     if not sure:
-        # Finds out at once what torch's client would try until its deadline.
+        # This fails at once if nothing listens. torch's client would try until its deadline.
         try:
             socket.create_connection((host, port), _TRIAL).close()
         except OSError:

@@ -148,7 +148,9 @@ class Work(_Work):  # type: ignore[misc]
             ArgumentError: the work is no single receive.
         """
         if len(self._parts) != 1:
-            raise ArgumentError("source_rank: several operations, or none, have no one source")
+            raise ArgumentError(
+                f"source_rank: this work has {len(self._parts)} operations; it must be one receive"
+            )
         rank: int = self._parts[0].source_rank()
         return rank
 

@@ -164,7 +164,7 @@ func communicators(w *world) {
 		w.ok("size", err)
 		want(w, "size of a dup", n, w.size)
 		// An error of MPI must return and not end the job: refusals in a fresh communicator.
-		w.code("a send to nobody", w.Run(&mpi.Call{Fn: mpi.FnSend, Comm: dup, Peer: 1 << 20, SendType: w.Byte()}, nil), mpiCode)
+		w.code("a send to a rank that does not exist", w.Run(&mpi.Call{Fn: mpi.FnSend, Comm: dup, Peer: 1 << 20, SendType: w.Byte()}, nil), mpiCode)
 		w.ok("free", w.Free(dup))
 	}
 	shared, err := w.SplitShared(w.comm)

@@ -184,7 +184,7 @@ func refusals(w *world) {
 	bad = mpi.Call{Fn: mpi.FnBcast, Comm: w.comm, Peer: int32(w.size), RecvBuf: at(b), RecvCount: 1, RecvType: w.Byte()}
 	w.class("a root out of range", w.Run(&bad, nil), status.MPI, mpi.ErrRoot)
 	_, err := w.CreateGroup(w.comm, []int32{int32(w.size)}, 0)
-	w.class("a group of nobody", err, status.MPI, mpi.ErrRank)
+	w.class("a group with a rank that does not exist", err, status.MPI, mpi.ErrRank)
 }
 
 func (w *world) class(what string, err error, code status.Code, class mpi.Class) {

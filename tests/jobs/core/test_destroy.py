@@ -38,31 +38,6 @@ def a_message_under_way() -> None:
     done()
 
 
-def a_message_that_its_peer_takes() -> None:
-    """destroy waits for a message that the other rank still takes."""
-    import time
-
-    import numpy as np
-    from ranks_tools import dist, done, start, works
-
-    rank = start()
-    for everything in (False, True):
-        group = None if everything else dist.new_group([0, 1])
-        x = np.full(4 << 20, float(rank))
-        if rank == 0:
-            work = dist.isend(x, 1, group=group)
-        else:
-            time.sleep(0.7)
-            dist.recv(x, 0, group=group)
-            assert (x == 0).all()
-        dist.destroy_process_group(group)
-        if rank == 0 and not everything:
-            work.wait()
-    start()
-    works()
-    done()
-
-
 def other_threads_wait() -> None:
     """Threads are in every kind of wait when the group, or the world, is destroyed."""
     import os
@@ -121,32 +96,6 @@ def other_threads_wait() -> None:
     works()
     works(dist.new_group([1, 0]))
     done()
-
-
-def groups_of_an_earlier_life() -> None:
-    """Numbers of groups are never used twice, so the groups of an earlier world stay destroyed."""
-    import numpy as np
-    from ranks_tools import dist, done, errors, raises, start, works
-
-    rank = start()
-    world, pair, alone = dist.group.WORLD, dist.new_group([1, 0]), dist.new_group([rank])
-    dist.destroy_process_group()
-    start()
-    others = [dist.new_group([1, 0]), dist.new_group([rank]), dist.new_group([0, 1])]
-    for old in (world, pair, alone):
-        with raises(errors.GroupDestroyedError, "init_process_group was called again"):
-            dist.barrier(old)
-        with raises(errors.GroupDestroyedError, "destroyed"):
-            dist.isend(np.ones(1), 1 - rank if old.size() == 2 else rank, group=old)
-    works()
-    for group in others:
-        works(group)
-    done()
-
-
-@pytest.mark.parametrize("program", [a_message_that_its_peer_takes, groups_of_an_earlier_life])
-def test_every_mpi(program: object) -> None:
-    job.succeed(2, program)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limit", ["2", pytest.param("60", marks=pytest.mark.one_mpi)])

@@ -291,3 +291,33 @@ for _ in range(3000):
 
 def test_the_end_under_faulthandler() -> None:
     job.succeed(2, ends_under_faulthandler)
+
+
+def panics() -> None:
+    """The operation that exists to panic raises an error. The core takes no more calls then."""
+    import numpy as np
+    from paddlempi import _native
+    from paddlempi._ops import Op
+    from ranks_tools import dist, errors, raises, stamp, start, works
+
+    start()
+    works()
+    with raises(errors.CorePanicError, "the panic operation", "goroutine"):
+        _native.submit(Op.PANIC, 0, None, None)
+    for call in (
+        lambda: dist.all_reduce(np.ones(3)),
+        lambda: dist.isend(np.ones(3), 0),
+        lambda: dist.new_group([0, 1]),
+        lambda: dist.destroy_process_group(),
+    ):
+        with raises(errors.CorePanicError, "takes no more calls"):
+            call()
+    print("poisoned", flush=True)
+    stamp("end")
+
+
+@pytest.mark.one_mpi
+def test_panics() -> None:
+    ended = job.run(2, panics)
+    assert ended.result.stdout.count("poisoned") == 2, ended.output
+    assert ended.at - ended.stamp("end") < 5, ended.output

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import job
-import pytest
 
 
 def forks() -> None:
@@ -100,52 +97,6 @@ def pool() -> None:
     done()
 
 
-def loader() -> None:
-    """Workers of a framework's DataLoader read batches while the ranks reduce them."""
-    import os
-
-    from ranks_tools import dist, done, start, works
-
-    if os.environ["FAULTS_FRAMEWORK"] == "torch":
-        import torch
-        from torch.utils.data import DataLoader, Dataset
-
-        def tensor(i):
-            return torch.full((5,), float(i))
-
-        def load(data):
-            return DataLoader(data, batch_size=4, num_workers=2)
-    else:
-        import numpy as np
-        import paddle
-        from paddle.io import DataLoader, Dataset
-
-        def tensor(i):
-            return np.full(5, float(i), np.float32)
-
-        def load(data):
-            return DataLoader(data, batch_size=4, num_workers=2, places=paddle.CPUPlace())
-
-    class Numbers(Dataset):
-        def __getitem__(self, i):
-            return tensor(i)
-
-        def __len__(self):
-            return 16
-
-    start()
-    for _ in range(2):
-        sums = []
-        for batch in load(Numbers()):
-            batch = batch[0] if isinstance(batch, (list, tuple)) else batch
-            part = batch.sum()
-            dist.all_reduce(part)
-            sums.append(float(part))
-        assert sums == [2 * 5 * sum(range(i, i + 4)) for i in range(0, 16, 4)], sums
-        works()
-    done()
-
-
 def test_forks() -> None:
     ended = job.succeed(2, forks)
     assert "in the child" not in ended.output
@@ -153,11 +104,3 @@ def test_forks() -> None:
 
 def test_pool() -> None:
     job.succeed(2, pool)
-
-
-@pytest.mark.one_mpi
-@pytest.mark.parametrize("framework", ["paddle", "torch"])
-def test_data_loader(framework: str) -> None:
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"{framework} is not installed in this environment")
-    job.succeed(2, loader, env={"FAULTS_FRAMEWORK": framework}, timeout=120)

@@ -41,7 +41,9 @@ def forced_algorithms() -> None:
 
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
     os.environ["PADDLEMPI_ALGO"] = f"all_reduce:{'mpi' if rank else 'slices16'}"
-    with raises(errors.MismatchError, "init", "PADDLEMPI_ALGO differs", os.environ["PADDLEMPI_ALGO"]):
+    with raises(
+        errors.MismatchError, "init", "PADDLEMPI_ALGO differs", os.environ["PADDLEMPI_ALGO"]
+    ):
         start()
     os.environ["PADDLEMPI_ALGO"] = ""
     start()

@@ -43,6 +43,6 @@ def each_by_itself() -> None:
 
 def test_each_by_itself() -> None:
     if subprocess.run(["unshare", "-U", "-r", "true"], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody make user namespaces")
+        pytest.skip("this machine allows no user namespaces")
     # Debian's MPICH uses UCX, which opens shared memory through /proc unless told otherwise.
     job.succeed(2, each_by_itself, env={"UCX_POSIX_USE_PROC_LINK": "n"})

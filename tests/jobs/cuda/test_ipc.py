@@ -201,7 +201,7 @@ def others() -> None:
     opened = device.calls("cuIpcOpenMemHandle_v2")
     dist.all_reduce(plain)
     same(plain, total * size, "plain, again")
-    assert device.calls("cuIpcOpenMemHandle_v2") == opened, "mapped twice"
+    assert device.calls("cuIpcOpenMemHandle_v2") == opened, "it was mapped again"
     ipc.done()
 
 
@@ -222,7 +222,7 @@ def anew() -> None:
         parts = [values("int32", n, r + step) for r in range(size)]
         x = tensor(parts[rank], offset=0)
         if rank:  # frees and allocates every time, at one address; rank 0 keeps its memory
-            assert address in (0, x.base_ptr), "the fake driver hands an address on"
+            assert address in (0, x.base_ptr), "the fake driver must reuse the freed address"
             address = x.base_ptr
         dist.all_reduce(x)
         same(x, np.sum(parts, axis=0, dtype=np.int32), "step", step)
@@ -237,7 +237,7 @@ def anew() -> None:
         assert opened == 6 if rank == 0 else opened <= 2, opened
         assert device.calls("cuIpcCloseMemHandle") == (5 if rank == 0 else 0)
     dist.destroy_process_group()
-    assert device.calls("cuIpcCloseMemHandle") == opened, "all is unmapped in the end"
+    assert device.calls("cuIpcCloseMemHandle") == opened, "an allocation is still mapped"
     ipc.done()
 
 

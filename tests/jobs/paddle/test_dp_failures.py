@@ -32,7 +32,7 @@ def one_dies() -> None:
         time.sleep(20)  # longer than the launcher takes to end the job
 
 
-def test_a_rank_that_ends_in_backward_leaves_nobody_waiting() -> None:
+def test_no_rank_waits_for_one_that_ends_in_backward() -> None:
     ended = job.run(2, one_dies)
     assert ended.returncode != 0
     assert "ZeroDivisionError" in ended.output
@@ -63,7 +63,7 @@ def ends_with_a_step_under_way() -> None:
         if late:
             dist.destroy_process_group()
         found.append(weight.numpy())
-    assert (before != found[1]).any(), "the last step was under way"
+    assert (before != found[1]).any(), "destroy must end the step that is under way"
     np.testing.assert_array_equal(found[0], found[1])
     done()
 

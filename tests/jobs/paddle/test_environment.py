@@ -107,13 +107,13 @@ def told_otherwise() -> None:
     from ranks_tools import done, raises
 
     rank = int(os.environ["PADDLE_TRAINER_ID"])
-    assert dist.get_world_size() == 1, "what the user has set counts"
+    assert dist.get_world_size() == 1, "the variable that the user has set must count"
     with raises(errors.LauncherError, "PADDLE_TRAINERS_NUM=1", "MPI has 2", "unset it"):
         dist.init_parallel_env()
     os.environ["PADDLE_TRAINERS_NUM"] = "2"
     os.environ["PADDLE_TRAINER_ID"] = "1"
     with raises(errors.LauncherError, "PADDLE_TRAINER_ID=1", "MPI's rank 0", "unset it"):
-        dist.init_parallel_env()  # rank 1 raises too, although it is true there
+        dist.init_parallel_env()  # rank 1 raises too, although its variable is right
     os.environ["PADDLE_TRAINER_ID"] = str(rank)
     dist.init_parallel_env()
     assert dist.get_rank() == rank

@@ -22,7 +22,7 @@ def again() -> None:
 
     for leave in (dist.destroy_process_group, paddlempi.destroy_process_group):
         group = dist.init_parallel_env()
-        assert dist.init_parallel_env() is group, "the second is the first"
+        assert dist.init_parallel_env() is group, "a second init must return the same group"
         assert dist.is_initialized() and paddlempi.is_initialized()
         assert dist.get_world_size() == paddlempi.get_world_size() == 2
         assert dist.ParallelEnv().rank == dist.get_rank() == paddlempi.get_rank()
@@ -38,7 +38,7 @@ def again() -> None:
         leave()
         assert not dist.is_initialized() and not paddlempi.is_initialized()
         assert "PADDLE_CURRENT_ENDPOINT" not in os.environ
-        assert dist.get_world_size() == 2, "as before init"
+        assert dist.get_world_size() == 2, "it must be the launcher's number, as before init"
     done()
 
 

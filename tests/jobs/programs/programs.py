@@ -154,7 +154,7 @@ def _together(command: list[str], environments: list[dict[str, str]], out: Path)
             codes = [process.wait() for process in processes]
         output.seek(0)
         text = output.read().decode(errors="replace")
-    assert not any(codes), f"exit statuses {codes} (-9: ended here):\n{text}"
+    assert not any(codes), f"exit statuses {codes} (-9: killed by the test):\n{text}"
     return _read(out, text)
 
 

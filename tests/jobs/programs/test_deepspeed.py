@@ -21,4 +21,4 @@ def test_zero_2_and_3(tmp_path: Path) -> None:
             found = numbers[stage]
             assert sum(found["losses"][-6:]) < sum(found["losses"][:6])
             assert found["weights"] == found["weights_again"] == ours[0][stage]["weights"]
-    assert ours[0]["zero2"]["losses"] != ours[1]["zero2"]["losses"], "each has its own rows"
+    assert ours[0]["zero2"]["losses"] != ours[1]["zero2"]["losses"], "ranks have different rows"

@@ -22,8 +22,8 @@ def test_hapi_fit(tmp_path: Path) -> None:
     for numbers in both("paddle_hapi", tmp_path):
         accuracies = [entry["acc_top1"] for entry in numbers["history"]]
         assert len(accuracies) == 6 and accuracies[-1] > accuracies[1]
-        assert len(numbers["outputs"]) == 5, "a half of 10 rows"
-        assert numbers["restored"] != numbers["weights"], "the second of three epochs"
+        assert len(numbers["outputs"]) == 5, "a rank must predict half of the 10 rows"
+        assert numbers["restored"] != numbers["weights"], "restored are those of the second epoch"
 
 
 def test_fleet(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_fleet(tmp_path: Path) -> None:
 def test_guarded_init(tmp_path: Path) -> None:
     """The guard asks for the number of ranks before anything is initialised."""
     for rank, numbers in enumerate(both("paddle_guarded", tmp_path)):
-        assert len(numbers["losses"]) == 3 * 6, "each rank has a half of the rows"
+        assert len(numbers["losses"]) == 3 * 6, "a rank must train on half of the rows"
         assert sum(numbers["means"][-6:]) < sum(numbers["means"][:6])
         assert numbers["gathered"] == [[0, 18], [1, 18]]
         assert numbers["objects"] == [{"rank": 0}, {"rank": 1}]

@@ -83,7 +83,7 @@ def lazily() -> None:
         assert x.tolist() == [0.0, 1.0, 2.0]
         dist.destroy_process_group()
     assert loaded() != []
-    assert "RANK" not in os.environ, "there is no launcher"
+    assert "RANK" not in os.environ, "it must not be set without a launcher"
 
     print("done")
 
@@ -103,7 +103,7 @@ def explicitly() -> None:
 
     import paddlempi.torch
 
-    assert not sys.modules["paddlempi._native"].loaded(), "no launcher, nothing to ask the core"
+    assert not sys.modules["paddlempi._native"].loaded(), "without a launcher it is not needed"
     assert dist.is_mpi_available()
     init_process_group("mpi")
     monitored_barrier()
@@ -141,7 +141,7 @@ def spawned() -> None:
             for words in ("torch.multiprocessing.spawn", "mpirun -np 2", 'backend="gloo"'):
                 assert words in str(error), error
         else:
-            raise AssertionError("a world of size 1 that should have 2")
+            raise AssertionError("no error, but a world of size 1 instead of 2")
         for name in variables:
             del os.environ[name]
         assert not dist.is_initialized()
@@ -168,7 +168,7 @@ def under_torchrun() -> None:
             assert "mpirun -np 2 python train.py" in str(error)
             assert 'backend="gloo"' in str(error)
         else:
-            raise AssertionError("two worlds of size 1")
+            raise AssertionError("no error, but two worlds of size 1")
     # A program that takes whichever backend is there takes another one, unless the user insists.
     assert not dist.is_mpi_available()
     assert not dist.is_backend_available("mpi")
@@ -182,7 +182,7 @@ def under_torchrun() -> None:
     except LauncherError:
         pass
     else:
-        raise AssertionError("two worlds of size 1")
+        raise AssertionError("no error, but two worlds of size 1")
     dist.barrier()
     dist.destroy_process_group()
     print("done")

@@ -108,7 +108,7 @@ def mpi(found: dict[str, str | None], rank: int) -> None:
         warnings.simplefilter("error")
         dist.init_process_group("mpi", rank=rank, world_size=2)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
-    assert os.environ["MASTER_PORT"] != found["MASTER_PORT"], "it tells where the store is"
+    assert os.environ["MASTER_PORT"] != found["MASTER_PORT"], "it must be the port of the store"
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 
-def test_nobody_leaves_before_the_last_has_come(
+def test_no_rank_leaves_before_the_last_has_come(
     dist: ModuleType, rank: int, size: int, run: Any
 ) -> None:
     for late in range(size):
@@ -55,8 +55,8 @@ def test_monitored_finds_who_is_missing(dist: ModuleType, rank: int, size: int) 
 
 
 @pytest.mark.mpi(min=2)
-def test_monitored_goes_beside_the_collectives(dist: ModuleType, rank: int, size: int) -> None:
-    """It takes no place in the order of collectives, so ranks may be at different collectives."""
+def test_monitored_is_outside_the_order(dist: ModuleType, rank: int, size: int) -> None:
+    """It is not in the order of the collectives, so ranks may be at different collectives."""
     tensor = np.ones(3)
     work = dist.all_reduce(tensor, async_op=True) if rank == 0 else None
     dist.monitored_barrier(timeout=30.0)

@@ -237,6 +237,6 @@ def test_a_barrier_that_does_not_wait(
 
     monkeypatch.setattr(_native, "submit", submit)
     with pytest.raises(AssertionError):
-        test_barrier.test_nobody_leaves_before_the_last_has_come(
+        test_barrier.test_no_rank_leaves_before_the_last_has_come(
             dist, rank, size, lambda function: function()
         )

@@ -21,7 +21,7 @@ def test_variables_are_those_of_mpi(
     found = {name: os.environ[name] for name in torch_environment.NAMES}
     everyone: list[Any] = [None] * size
     dist.all_gather_object(everyone, (found.pop("MASTER_ADDR"), found.pop("MASTER_PORT")))
-    assert len(set(everyone)) == 1, "agreed on without a word"
+    assert len(set(everyone)) == 1, "the ranks derived different addresses"
     assert found == {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),

@@ -128,7 +128,7 @@ def test_lengths_of_peers_are_not_believed(
 
 @pytest.mark.mpi(min=2)
 @pytest.mark.parametrize("how", ["gather", "scatter"])
-def test_nobody_pays_for_the_longest(dist: ModuleType, rank: int, size: int, how: str) -> None:
+def test_short_objects_are_not_padded(dist: ModuleType, rank: int, size: int, how: str) -> None:
     """One object is long and the others are short. The short ones are not padded to its length."""
     long = 8 << 20
     objects = [b"x" * long if r == 1 else b"short" for r in range(size)]

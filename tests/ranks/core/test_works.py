@@ -22,7 +22,7 @@ def test_future(dist: ModuleType, rank: int, size: int) -> None:
         work = dist.all_reduce(tensor, async_op=True)
         futures.append(work.get_future().then(lambda future: int(future.value()[0][0])))
     futures[-1].add_done_callback(lambda _: done.set())
-    assert done.wait(30), "completed without anybody's waiting"
+    assert done.wait(30), "works must complete although no thread waits for them"
     assert [future.result(30) for future in futures] == [
         sum(range(size)) + size * step for step in range(20)
     ]
@@ -58,7 +58,7 @@ def test_await_a_late_one(dist: ModuleType, rank: int) -> None:
             assert got is tensor
             return ticks
 
-        assert asyncio.run(receive()) > 3, "the loop stood still"
+        assert asyncio.run(receive()) > 3, "the event loop was blocked"
         assert tensor[0] == 4
     elif rank == 1:
         time.sleep(0.2)
@@ -238,8 +238,8 @@ def test_threads_that_ask_in_every_way(dist: ModuleType, rank: int, size: int) -
         sent.wait()
 
 
-def test_works_that_nobody_keeps(dist: ModuleType, rank: int, size: int) -> None:
-    """Their tensors are freed once the works are over, with a future or without."""
+def test_works_without_references(dist: ModuleType, rank: int, size: int) -> None:
+    """The tensors are freed once the works are over, with a future or without."""
     freed: list[int] = []
     done: list[Any] = []
     for number in range(200):

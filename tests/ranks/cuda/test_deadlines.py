@@ -15,7 +15,7 @@ import pytest
 
 @pytest.mark.mpi(min=2)
 def test_a_stream_that_does_not_end(dist: ModuleType, rank: int, size: int) -> None:
-    """At its deadline the rank raises its error, the others one that names it. All go on."""
+    """At its deadline rank 0 raises TimeoutError, and the others an error that names it."""
     dist.barrier()  # because making the group has a deadline, too
     group = dist.new_group(timeout=timedelta(seconds=4 if rank == 0 else 40))
     stream = device.new_stream()

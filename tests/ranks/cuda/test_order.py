@@ -194,7 +194,7 @@ def test_two_devices_at_once(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.mpi(min=2)
 def test_two_devices_in_one_call(dist: ModuleType, rank: int, size: int) -> None:
-    """That rank raises its own error, the others one that names it. The group stays usable."""
+    """Rank 1 raises ArgumentError, and the others RefusedError, which names rank 1."""
     stream = device.LEGACY  # the same handle on both devices
     tensors = [ones(i, device=i if rank == 1 else 0, stream=stream) for i in range(2)]
     error = dist.errors.ArgumentError if rank == 1 else dist.errors.RefusedError

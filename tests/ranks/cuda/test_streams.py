@@ -149,7 +149,7 @@ def test_wait_orders_the_stream_that_waits(
             work = dist.all_reduce(tensor, async_op=True)
         with on(consumer):
             with device.hold(consumer):
-                assert work.wait(), "the host does not wait for the stream"
+                assert work.wait(), "wait must not block the host until the stream is free"
             np.testing.assert_array_equal(tensor.read(), summed(size, step) + size)
         with on(producer):
             assert work.result()[0] is tensor
@@ -273,7 +273,7 @@ def test_an_allocator_that_cannot_be_told(
         del tensor, work
         kept += gone() is not None
         until_gone(dist, alone, gone)
-    assert kept, "the device was never late"
+    assert kept, "the device was never late, so this test has shown nothing"
 
 
 def test_source_of_a_receive(

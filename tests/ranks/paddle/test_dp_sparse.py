@@ -128,7 +128,7 @@ def test_dense_on_one_rank_only(rank: int, size: int) -> None:
         dp.agree(dp.gradients(model), dp.gradients(alone))
 
 
-def test_rows_for_a_parameter_nobody_declared(rank: int, size: int) -> None:
+def test_rows_for_a_parameter_that_was_not_declared(rank: int, size: int) -> None:
     model = DataParallel(Words(declared=False), **dp.SMALL)
     alone = dp.twin(lambda: Words(declared=False), model)
     for step in range(3):

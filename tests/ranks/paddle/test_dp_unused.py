@@ -58,7 +58,7 @@ def test_differing_ways(rank: int, size: int) -> None:
         dp.agree(dp.state(model), dp.state(alone))
 
 
-def test_nobodys_parameter_keeps_its_gradient(rank: int, size: int) -> None:
+def test_a_parameter_that_no_rank_uses_keeps_its_gradient(rank: int, size: int) -> None:
     model = DataParallel(Branches(), find_unused_parameters=True)
     x = dp.part(dp.batch(0, size), rank, size)
     for _ in range(2):

@@ -147,7 +147,7 @@ def test_wrapped_twice(rank: int, size: int) -> None:
     old = DataParallel(net)
     new = DataParallel(net, **dp.SMALL)
     x = dp.part(dp.batch(0, size), rank, size)
-    with pytest.raises(ArgumentError, match="younger DataParallel"):
+    with pytest.raises(ArgumentError, match="newer DataParallel"):
         old(x)
     alone = dp.twin(dp.Net, new)
     for _ in range(2):

@@ -224,7 +224,7 @@ def test_auto_parallels_optimizer_is_refused(level: int, dist: ModuleType) -> No
 def test_a_step_that_fails_on_one_rank(
     dist: ModuleType, level: int, rank: int, size: int, where: str
 ) -> None:
-    """That rank raises its own error, the others RefusedError that names it. All can go on."""
+    """That rank raises its error, and the others RefusedError, which names it. All can go on."""
     if level == 0:
         return
     model = make(1)

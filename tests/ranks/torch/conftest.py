@@ -1,11 +1,12 @@
 """Fixtures of torch's tests that run in every rank: ``pytest --mpi tests/ranks/torch``.
 
-All tests share one default process group. A test that needs another default group, or that ends
-it, is a job of its own in tests/jobs/torch.
+Most tests share one default process group. Those with the fixture ``no_world`` come before them:
+they begin and end default groups themselves.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,30 @@ import pytest
 from paddlempi.testing import World
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of ``no_world`` first, because then the shared default group does not exist."""
+    items.sort(key=lambda item: "no_world" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture
+def no_world() -> Iterator[None]:
+    """Neither torch nor paddlempi has a world. The environment is restored at the end."""
+    import paddlempi.torch
+    import torch.distributed as dist
+
+    assert not dist.is_initialized() and not paddlempi.is_initialized()
+    torch.set_num_threads(1)
+    before = dict(os.environ)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if paddlempi.is_initialized():
+        paddlempi.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -394,7 +394,7 @@ def test_compiled_gradient(
     same(given.grad, 2 * given.detach() * sum(weight).chunk(size)[rank])
 
 
-@pytest.mark.mpi(timeout=300)
+@pytest.mark.mpi(ranks=2, timeout=300)  # the compilation costs more than all other tests
 def test_inductor(
     dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -55,8 +55,8 @@ def test_one_submit(core: FakeCore, call: Callable[[], Any], wanted: tuple[Any, 
     assert got[:5] == (code, 0, send, recv, op)
     assert got.fields["root"] == root
     wanted_flags = 0 if Op(code).writes(root, 1) else _native.QUIET
-    assert got.flags == wanted_flags, "flags of a synchronous operation"
-    assert got.fields["timeout"] == -1.0, "the group's own deadline"
+    assert got.flags == wanted_flags, "the flags are not those of a synchronous operation"
+    assert got.fields["timeout"] == -1.0, "the call must have the deadline of the group"
 
 
 def test_premul_sum_carries_its_factor(core: FakeCore) -> None:
@@ -84,7 +84,7 @@ def test_roots_are_global_ranks(core: FakeCore) -> None:
 def test_monitored_barrier_has_its_own_deadline(core: FakeCore) -> None:
     dist.monitored_barrier(timeout=timedelta(seconds=3))
     assert core.controls[-1] == ("monitored_barrier", {"group": WORLD, "timeout": 3.0})
-    assert not core.calls, "it takes no part in the order of the collectives"
+    assert not core.calls, "monitored_barrier must not be submitted as a collective"
     for wrong, kind in ((-1, ArgumentError), ("1", DtypeError)):
         with pytest.raises(kind):
             dist.monitored_barrier(timeout=wrong)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_refused(
 ) -> None:
     with pytest.raises(kind, match=text):
         call()
-    assert core.calls == [], "nothing is sent"
+    assert core.calls == [], "a refused call was submitted"
     ((refused, group, _),) = core.refusals
     assert (refused, group) == (code, WORLD)
 

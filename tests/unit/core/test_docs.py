@@ -87,7 +87,7 @@ def go_variables() -> Iterator[str]:
     are all strings in capitals with an underscore, and the arguments of the functions that read
     a variable.
     """
-    launchers = re.sub(r"Own:.*?\}", "", read("gocore/launcher/table.go"), flags=re.S)
+    launchers = re.sub(r"VariablePrefixes:.*?\}", "", read("gocore/launcher/table.go"), flags=re.S)
     yield from re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+)"', launchers)
     for path in (ROOT / "gocore").rglob("*.go"):
         text = path.read_text()

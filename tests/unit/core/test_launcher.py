@@ -63,7 +63,7 @@ def test_all_are_set_and_taken_back() -> None:
     assert PADDLE.fill(PRTERUN)
     assert shown() == FILLED
     assert all(PADDLE.is_ours(name) for name in FILLED)
-    assert PADDLE.fill(PRTERUN), "as often as one likes"
+    assert PADDLE.fill(PRTERUN), "a second fill must say the same"
     PADDLE.clear()
     assert shown() == {} and MARK not in os.environ
 

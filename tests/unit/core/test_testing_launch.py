@@ -13,8 +13,8 @@ from typing import Any
 import paddlempi.testing.hub
 import pytest
 from paddlempi.testing import place, run
-from paddlempi.testing.client import HubError, Offer, connect
-from paddlempi.testing.hub import Hub, Line, ranks_text
+from paddlempi.testing.client import Endpoint, HubError, connect
+from paddlempi.testing.hub import Connection, Hub, ranks_text
 from paddlempi.testing.launch import command, mpirun_path
 from paddlempi.testing.report import agree, compare_collections
 from paddlempi_launchers import KINDS
@@ -159,16 +159,16 @@ class Meeting:
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         pairs = socket.socketpair(), socket.socketpair()
-        self.zero = Line(pairs[0][0]), Line(pairs[1][0])
+        self.zero = Connection(pairs[0][0]), Connection(pairs[1][0])
         own = pairs[0][1], pairs[1][1]
         hub = Hub(size, listener, own, "secret", 1.0, self.said.append)
         self.thread = threading.Thread(target=hub.serve)
         self.thread.start()
 
-    def connect(self, rank: int, token: str = "secret") -> tuple[Line, Line]:
-        return connect(Offer(socket.AF_INET, [self.address], token), rank, 0.5)
+    def connect(self, rank: int, token: str = "secret") -> tuple[Connection, Connection]:
+        return connect(Endpoint(socket.AF_INET, [self.address], token), rank, 0.5)
 
-    def leave(self, *ranks: tuple[Line, Line]) -> None:
+    def leave(self, *ranks: tuple[Connection, Connection]) -> None:
         for rounds, _ in ranks:
             rounds.send({"kind": "bye"})
         self.thread.join(10)

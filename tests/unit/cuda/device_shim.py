@@ -50,7 +50,7 @@ _streams = {0: 0, 1: 1, 2: 2, 3: 0x30, 4: 0x40}
 
 @_CurrentStream
 def _current(device: int, index: int, out: Any) -> int:
-    assert device == CUDA, "nobody asks for the host's stream"
+    assert device == CUDA, "host memory has no stream, so the shim must not ask for it"
     out[0] = _streams[index]
     return 0
 
@@ -63,7 +63,7 @@ _mute = ExchangeAPI(1, 1, None, None, None, None, _view, _CurrentStream())
 
 
 class Described:
-    """A tensor whose stream follows from the number of its device, by _streams."""
+    """A tensor on the stream that _streams has for the number of its device."""
 
     def __init__(self, index: int, device: int = CUDA) -> None:
         self.index, self.device = index, device
@@ -77,7 +77,7 @@ class Exchanged(Described):
     __dlpack_c_exchange_api__ = _new(ctypes.addressof(_whole), b"dlpack_exchange_api", None)
 
     def describe(self) -> tuple[Any, ...]:
-        raise TypeError("asked describe")
+        raise TypeError("describe was called")
 
 
 class Mute(Exchanged):

@@ -47,7 +47,7 @@ def test_every_reduction_that_is_defined_has_a_kernel() -> None:
 def test_old_drivers_and_devices_take_it(path: Path) -> None:
     text = path.read_text()
     (version,) = re.findall(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)
-    assert tuple(map(int, version)) <= (7, 8), "CUDA 11.8's"
+    assert tuple(map(int, version)) <= (7, 8), "the driver of CUDA 11.8 takes PTX up to 7.8"
     (target,) = re.findall(r"^\.target sm_(\d+)$", text, re.MULTILINE)
     assert int(target) <= 60
     # A fused multiply-add rounds once. The host rounds twice.
@@ -60,7 +60,7 @@ def test_old_drivers_and_devices_take_it(path: Path) -> None:
 def test_packs_go_whole(dtype: _ops.DType) -> None:
     for name, text in kernels((KERNELS / f"reduce_{dtype.label}.ptx").read_text()).items():
         loads = re.findall(r"\bld\.global\.(?:v4\.\w32|v2\.\w64)\b", text)
-        assert len(loads) == 4, f"{name}: the packs of four sources, in flight at once"
+        assert len(loads) == 4, f"{name} must load the packs of four sources at once"
         assert text.count("st.global.v4.u32") == 1, name
 
 
@@ -81,5 +81,5 @@ def test_it_assembles_and_no_register_is_spilled(path: Path, tmp_path: Path) -> 
     kept = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", done.stderr)
     assert len(kept) == len(kernels(path.read_text())), done.stderr
     assert set(kept) == {("0", "0")}, done.stderr
-    # So 4 blocks of 256 threads run at once on a multiprocessor with 65536 registers.
+    # With 64 registers, 4 blocks of 256 threads run at once on a multiprocessor with 65536.
     assert all(int(n) <= 64 for n in re.findall(r"Used (\d+) registers", done.stderr))

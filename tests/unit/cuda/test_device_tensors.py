@@ -76,7 +76,7 @@ def test_dlpack_orders_the_legacy_stream(device: int, old: bool) -> None:
 def test_dlpack_in_pinned_memory_is_the_host_s() -> None:
     tensor = OnDevice(np.zeros(3), (PINNED, 0))
     assert describe(tensor)[4:] == (PINNED, 0, False, 0)
-    assert tensor.asked == [None], "a stream means nothing there"
+    assert tensor.asked == [None], "pinned memory has no stream"
 
 
 @pytest.mark.parametrize("stream", [1, 2, 0x7F00, np.int64(0x7F00)])
@@ -84,7 +84,7 @@ def test_dlpack_with_a_stream_that_is_named(stream: int) -> None:
     tensor = Named(np.zeros(3))
     tensor.stream = stream
     assert describe(tensor)[7] == stream
-    assert tensor.asked == [-1], "the core does the ordering"
+    assert tensor.asked == [-1], "the core orders the streams, so __dlpack__ must not"
     tensor.stream = None
     assert describe(tensor)[7] == 1
     assert tensor.asked == [-1, 1]
@@ -128,11 +128,11 @@ def test_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     array = type("ndarray", (Named,), {"__module__": "cupy", "stream": 9})(np.zeros((2, 3)))
     assert describe(array)[4:] == (CUDA, 1, False, 0x50)
     assert array.asked == [-1]
-    assert entered == [1], "the current stream is a device's"
+    assert entered == [1], "every device has its own current stream"
     assert _buffer.empty_like(array) == (2, 3)
     tells = _buffer.consumer([None, (bytearray(1), array)])
     current.ptr = 0x60
-    assert tells() == 0x60, "the one that is current then"
+    assert tells() == 0x60, "it must return the stream that is current at the call"
     array.device = (PINNED, 0)
     assert _buffer.consumer(array)() == 1
     assert not _buffer.record(array)
@@ -224,8 +224,8 @@ def test_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tells() == 0x40
     assert _buffer.record([tensor, (tensor,)])
     assert recorded == [("current", 3)] * 2
-    assert not _buffer.record([torch.zeros(1), tensor]), "the host's must be kept"
-    assert len(recorded) == 3, "and the device's are told all the same"
+    assert not _buffer.record([torch.zeros(1), tensor]), "the host tensor must be kept"
+    assert len(recorded) == 3, "the device tensor's allocator must be told nevertheless"
 
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.raises(UnsupportedError, match="device 'cuda:3'"):
@@ -287,7 +287,7 @@ def test_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
         kind.describe(tensor("gpu"))
 
 
-# The C shim: which stream it hands on. Only the shim notices that two tensors have two streams.
+# The stream that the C shim gives to the core. Only the shim notices tensors on two streams.
 
 SHIM = Path(__file__).with_name("device_shim.py")
 
@@ -314,8 +314,8 @@ def test_shim_streams(shim: dict[str, str], way: str) -> None:
 def test_shim_descriptions(shim: dict[str, str]) -> None:
     assert "tuple of 8" in shim["seven entries"]
     assert shim["negative stream"].startswith("OverflowError")
-    assert shim["no stream told"].startswith("TypeError asked describe")
-    assert shim["ROCm"].startswith("TypeError asked describe")
+    assert shim["no stream told"].startswith("TypeError describe was called")
+    assert shim["ROCm"].startswith("TypeError describe was called")
 
 
 def test_exchange_struct() -> None:
@@ -336,4 +336,4 @@ def test_exchange_struct() -> None:
         ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)
     )(current_stream)
     assert ask(1, 0, ctypes.byref(told)) == 0
-    assert told.value is None, "the CPU has none"
+    assert told.value is None, "the CPU has no stream"

@@ -77,7 +77,7 @@ def test_wait_orders_the_current_stream(core: FakeCore) -> None:
     assert tensor.recorded == [8]
     Tensor.current.stream = 9
     assert work.result() == [tensor]
-    assert core.ordered == [(1, 8), (1, 9)], "another stream needs an order of its own"
+    assert core.ordered == [(1, 8), (1, 9)], "the second stream must be ordered, too"
 
 
 def test_completed_when_the_device_is(core: FakeCore) -> None:
@@ -92,7 +92,7 @@ def test_completed_when_the_device_is(core: FakeCore) -> None:
     assert work.is_success()
     core.ordered.clear()
     work.wait()
-    assert not core.ordered, "nothing is left to be ordered after"
+    assert not core.ordered, "the work has ended on its device, so no stream has to wait"
 
 
 def test_a_work_that_was_never_waited_for(core: FakeCore) -> None:
@@ -142,7 +142,7 @@ def test_tensors_stay_until_the_device_is_done(core: FakeCore, waited: bool) -> 
     assert seen() is None
 
 
-def test_a_host_tensor_beside_stays(core: FakeCore) -> None:
+def test_a_host_tensor_stays(core: FakeCore) -> None:
     """Copies out of the host tensor may be queued, and no allocator knows of them."""
     tensor, host = Tensor(), bytearray(4)
     work = dist.all_gather([tensor, tensor, tensor], host, async_op=True)
@@ -183,9 +183,9 @@ def test_future(core: FakeCore) -> None:
 
     future.add_done_callback(callback)
     core.end(1, ON_DEVICE_0)
-    assert called.wait(10), "done when the last kernel is queued, not when it has run"
+    assert called.wait(10), "a future is done when its last kernel is queued"
     assert inside == [[tensor]]
-    assert core.ordered == [(1, 20)], "the callback's alone"
+    assert core.ordered == [(1, 20)], "only the callback's stream must be ordered"
     Tensor.current.stream = 30
     assert future.wait() == [tensor]
     assert core.ordered[-1] == (1, 30)
@@ -205,7 +205,7 @@ def test_a_future_outlives_its_work(core: FakeCore) -> None:
     future.result(10)
     del work
     gc.collect()
-    assert not core.released, "it may have to order another stream"
+    assert not core.released, "the future may still have to order another stream"
     future.result()
     del future
     gc.collect()

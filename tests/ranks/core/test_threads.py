@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import job
+import gc
+import threading
+import time
+import weakref
+from types import ModuleType
+
+import numpy as np
 import pytest
+from ranks_tools import works
+
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
 
-def four_threads() -> None:
-    import threading
-
-    import numpy as np
-    from ranks_tools import dist, done, start, works
-
-    rank = start()
-    size = dist.get_world_size()
+def test_four_threads(dist: ModuleType, rank: int, size: int) -> None:
     rounds = 60
     failed = []
 
@@ -92,17 +94,11 @@ def four_threads() -> None:
     else:
         threads(late, meanwhile)
     works()
-    done()
 
 
-def dropped_works() -> None:
+@pytest.mark.mpi(ranks=2)
+def test_dropped_works(dist: ModuleType, rank: int) -> None:
     """The operation of a dropped work goes on. At its end the tensors are released."""
-    import gc
-    import time
-    import weakref
-
-    import numpy as np
-    from ranks_tools import dist, done, start, works
 
     class Tensor(np.ndarray):
         """An array that can be weakly referenced."""
@@ -110,7 +106,6 @@ def dropped_works() -> None:
     def tensor(n, value):
         return np.full(n, value, np.float64).view(Tensor)
 
-    rank = start()
     held = []
     for n in (5, 1 << 18):
         for i in range(10):
@@ -139,13 +134,3 @@ def dropped_works() -> None:
         alive = [x for x in held if x() is not None]
     assert not alive, len(alive)
     works()
-    done()
-
-
-@pytest.mark.parametrize("np", [pytest.param(2, marks=pytest.mark.one_mpi), 3])
-def test_four_threads(np: int) -> None:
-    job.succeed(np, four_threads, timeout=90)
-
-
-def test_dropped_works() -> None:
-    job.succeed(2, dropped_works)

@@ -1,0 +1,107 @@
+package heap
+
+// #include "fork.h"
+import "C"
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/segment"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// A heap can adopt memory of a file that somebody else in this process has made and mapped, for
+// instance PyTorch. It becomes a segment like the others, except that the heap neither allocates in
+// it nor frees it, and that the other ranks open its file through /proc of this process.
+
+// Adopt makes n bytes at p, which map the beginning of the open file fd, a segment of the heap. The
+// heap keeps a descriptor of its own. Disown must follow before the memory is unmapped. The returned
+// generation identifies the segment.
+func (h *Heap) Adopt(fd int, p unsafe.Pointer, n int64) (generation uint64, err error) {
+	if n <= 0 {
+		return 0, status.New(status.Argument, "a heap cannot adopt %d bytes", n)
+	}
+	file, err := segment.Duplicate(fd)
+	if err != nil {
+		return 0, err
+	}
+	if file.Size() < n {
+		file.Close()
+		return 0, status.New(status.Argument, "a heap cannot adopt %d bytes of a file of %d", n, file.Size())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	slot := h.freeSlot()
+	if slot < 0 {
+		file.Close()
+		return 0, errFull
+	}
+	if C.ph_keep(p, C.size_t(n), C.int(file.FD()), 0) != 0 {
+		file.Close()
+		return 0, status.New(status.NoMemory, "no memory to note a segment of a heap")
+	}
+	h.enter(&block{slot: slot, mem: unsafe.Slice((*byte)(p), n), file: file})
+	return h.generation, nil
+}
+
+// Disown takes an adopted segment out of the heap. It is no error if there is none of that generation.
+func (h *Heap) Disown(generation uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, b := range h.slots {
+		if b != nil && b.file != nil && b.generation == generation {
+			h.leave(b)
+			C.ph_forget(unsafe.Pointer(&b.mem[0]))
+			b.file.Close()
+		}
+	}
+}
+
+// open opens the file of an adopted segment.
+func (v *View) open(fd int, inode uint64, size int64) (*segment.File, error) {
+	if v.pid == 0 {
+		return nil, status.New(status.Unsupported, "the other rank's files cannot be opened from here")
+	}
+	file, err := segment.OpenGrowing(segment.Address{PID: v.pid, FD: fd, Inode: inode})
+	if err == nil && file.Size() < size {
+		file.Close()
+		return nil, status.New(status.Argument, "the other rank's segment of %d bytes has a file of %d", size, file.Size())
+	}
+	return file, err
+}
+
+// enter makes b a segment: Find knows it from now on, and the peers can map it. The caller holds mu.
+func (h *Heap) enter(b *block) {
+	h.generation++
+	b.generation = h.generation
+	h.slots[b.slot] = b
+	entry, where, fd := h.entry(b.slot), uint64(b.offset), 0
+	if b.file != nil {
+		where, fd = b.file.Inode(), b.file.FD()+1
+	}
+	atomic.StoreUint64(&entry[0], where)
+	atomic.StoreUint64(&entry[1], uint64(len(b.mem)))
+	atomic.StoreUint64(&entry[3], uint64(fd))
+	atomic.StoreUint64(&entry[2], b.generation) // last: a peer that sees it sees the others
+	h.publish()
+}
+
+// leave takes b out of the heap. The caller holds mu.
+func (h *Heap) leave(b *block) {
+	atomic.StoreUint64(&h.entry(b.slot)[2], 0)
+	h.slots[b.slot] = nil
+	h.publish()
+}
+
+// freeSlot returns a free entry of the directory, -1 if there is none. The caller holds mu.
+func (h *Heap) freeSlot() int {
+	for i, b := range h.slots {
+		if b == nil {
+			return i
+		}
+	}
+	return -1
+}
+
+var errFull = status.New(status.NoMemory, "the heap has %d segments, which is the most", maxSegments)

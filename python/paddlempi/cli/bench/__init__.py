@@ -1,0 +1,289 @@
+"""``python -m paddlempi bench``: how fast operations and training steps are, and compared to what.
+
+Under a launcher (``mpirun -np 2 python -m paddlempi bench all_reduce``) all ranks measure, and rank
+0 prints. Every result is checked. Contenders are measured in the same processes, in turn, because
+on a shared machine only times that were taken one after the other can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import group
+from ...errors import ArgumentError, Error
+from . import collectives, contenders, picture, report, steps
+from .collectives import AGAIN, OURS, Plan, Row, WrongResultError
+from .contenders import Framework
+from .operations import DTYPES, OPERATIONS
+
+__all__ = ["add_to", "run"]
+
+_AGAINST = ("mpi", "mpi4py", "gloo")
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser of ``python -m paddlempi``."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure operations and training steps, and compare them with MPI and gloo",
+        description="Measures operations on all ranks, checks every result, and prints a table as "
+        "the OSU benchmarks do; with --step, training steps. Start it with mpirun or srun: "
+        "mpirun -np 2 python -m paddlempi bench all_reduce --against mpi,gloo. The exit status is "
+        "1 if a result was wrong, or something could not be measured at all, else 0.",
+    )
+    parser.add_argument(
+        "operations",
+        nargs="*",
+        metavar="op",
+        help=f"{', '.join(OPERATIONS)}, or all; all_reduce if neither op nor --step is given",
+    )
+    parser.add_argument("--min", type=_bytes, default=8, metavar="BYTES", help="as 8 (the default)")
+    parser.add_argument(
+        "--max", type=_bytes, default=4 << 20, metavar="BYTES", help="4M by default; 64K, 1G"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument(
+        "--framework",
+        choices=("numpy", "torch", "paddle"),
+        default="numpy",
+        help="whose tensors, by whose functions: paddlempi's for numpy (the default), else those "
+        "of torch.distributed or paddle.distributed",
+    )
+    parser.add_argument(
+        "--memory",
+        choices=("ordinary", "mapped"),
+        default="ordinary",
+        help="where the tensors lie; mapped: in memory that the ranks of a node map "
+        "(paddlempi.empty)",
+    )
+    parser.add_argument(
+        "--iterations", type=_positive, metavar="N", help="calls that are measured at each size"
+    )
+    parser.add_argument(
+        "--warmup", type=_natural, metavar="N", help="calls before them (steps: always 3)"
+    )
+    parser.add_argument(
+        "--same-buffer",
+        action="store_true",
+        help="every call takes the same tensor, of zeros, as the OSU benchmarks do; the default is "
+        "several tensors in turn, written anew before each round",
+    )
+    parser.add_argument(
+        "--against",
+        type=_names(_AGAINST),
+        default=[],
+        metavar="NAME,...",
+        help="contenders: mpi (the same over plain MPI), mpi4py, gloo",
+    )
+    parser.add_argument(
+        "--step",
+        type=_names(tuple(steps.KINDS)),
+        default=[],
+        metavar="KIND,...",
+        help="training steps: ddp, fsdp2, paddle (with --against gloo: over gloo too)",
+    )
+    parser.add_argument(
+        "--model", type=lambda text: text.split(","), metavar="NAME,...", help="of --step; all"
+    )
+    parser.add_argument(
+        "--rounds", type=_positive, default=200, metavar="N", help="steps of each kind; 200"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
+    parser.add_argument(
+        "--plot",
+        type=_svg,
+        metavar="FILE.svg",
+        help="draw the times over the bytes of one operation, with that of a memcpy",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long an operation waits for the other ranks; 120",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure what was chosen; print it on rank 0. Return 0, or 1 after an error."""
+    rank = 0
+    try:
+        _check(chosen)
+        group.init_process_group(timeout=chosen.timeout)
+        rank = group.get_rank()
+        gc.disable()  # a collection would count as the time of some call
+        try:
+            _measure(chosen)
+        finally:
+            gc.enable()
+            contenders.stop()
+    except (ArgumentError, WrongResultError) as error:  # all ranks raise it alike
+        if rank == 0:
+            print(error, file=sys.stderr, flush=True)
+        return 1
+    except Error as error:
+        print(f"bench: rank {rank}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    """Complete the operations, and raise ArgumentError if the options do not go together."""
+    if importlib.util.find_spec("numpy") is None:
+        raise ArgumentError("bench: NumPy is not installed, and the values are checked with it")
+    named: list[str] = chosen.operations
+    if not named and not chosen.step:
+        named = ["all_reduce"]
+    chosen.operations = list(OPERATIONS) if "all" in named else list(dict.fromkeys(named))
+    for name in chosen.operations:
+        if name not in OPERATIONS:
+            raise ArgumentError(f"bench: op {name!r} is none of {', '.join(OPERATIONS)}, all")
+    if chosen.max < chosen.min:
+        raise ArgumentError(f"bench: --max {chosen.max} is below --min {chosen.min}")
+    if chosen.plot and (len(chosen.operations) != 1 or chosen.operations == ["barrier"]):
+        raise ArgumentError(
+            f"bench: --plot {chosen.plot}: a picture shows one operation that moves data, not "
+            f"{', '.join(chosen.operations) or 'steps'}"
+        )
+    if chosen.step and chosen.against and "gloo" not in chosen.against and not chosen.operations:
+        raise ArgumentError(
+            f"bench: --against {','.join(chosen.against)}: steps are compared with gloo only"
+        )
+
+
+def _measure(chosen: argparse.Namespace) -> None:
+    """Measure operations and steps. Collective over the world."""
+    first = group.get_rank() == 0
+    missing = [
+        f"bench: {file}: there is no folder {Path(file).parent}"
+        for file in (chosen.json, chosen.plot)
+        if first and file and not Path(file).parent.is_dir()
+    ]
+    for reason in filter(None, collectives.of_all_ranks("".join(missing[:1]))):
+        raise ArgumentError(reason)
+    models = [(kind, model) for kind in chosen.step for model in _models(kind, chosen.model)]
+    bar = report.Bar(len(chosen.operations) + len(models))
+
+    def say(*lines: str) -> None:
+        bar.clear()
+        if first:
+            print(*lines, sep="\n", flush=True)
+
+    found = report.environment()
+    say(report.headline(found), "# times of a call or step are those of its slowest rank")
+    rows, absent = _operations(chosen, say, bar)
+    measured = []
+    for kind, model in models:
+        against = [name for name in chosen.against if name == "gloo"]
+        measured.append(steps.measure(kind, model, against, chosen.rounds, bar.show))
+        bar.next()
+        say(*report.step_lines(measured[-1]))
+        gc.collect()
+    if first and chosen.json:
+        record = {
+            **found,
+            "options": {k: v for k, v in vars(chosen).items() if k not in ("run", "command")},
+            "rows": [row.record() for row in rows],
+            "steps": [row.record() for row in measured],
+            "not_measured": absent,
+        }
+        Path(chosen.json).write_text(json.dumps(record, indent=1))
+    if first and chosen.plot:
+        title = (
+            f"{rows[0].operation}, {chosen.dtype}, {found['ranks']} ranks, "
+            f"{found['mpi']['name']}: median"
+        )
+        Path(chosen.plot).write_text(picture.draw(title, rows))
+
+
+def _operations(
+    chosen: argparse.Namespace, say: Callable[..., None], bar: report.Bar
+) -> tuple[list[Row], dict[str, str]]:
+    rows: list[Row] = []
+    absent: dict[str, str] = {}
+    if not chosen.operations:
+        return rows, absent
+    names = [
+        OURS,
+        *chosen.against,
+        *[AGAIN] * bool(chosen.against),
+        *["memcpy"] * bool(chosen.plot),
+    ]
+    plan = Plan(
+        collectives.sizes(chosen.min, chosen.max),
+        chosen.iterations,
+        chosen.warmup,
+        chosen.same_buffer,
+    )
+    tensors = Framework(chosen.framework, chosen.dtype, chosen.memory)
+
+    def show(of_size: list[Row]) -> None:
+        rows.extend(of_size)
+        say(*report.operation_lines(of_size))
+
+    for name in chosen.operations:
+        say(*report.heads(name, chosen.framework, chosen.dtype, bool(chosen.against)))
+        reasons = collectives.measure(name, names, tensors, plan, show, bar.show)
+        bar.next()
+        gc.collect()
+        for contender, reason in reasons.items():
+            say(f"not measured: {contender}: {reason}")
+            absent[f"{name}, {contender}"] = reason
+    return rows, absent
+
+
+def _models(kind: str, asked: Sequence[str] | None) -> list[str]:
+    """Return the models of a kind of steps: those that were asked for, or all."""
+    models = contenders.front(steps.KINDS[kind]).MODELS
+    unknown = [name for name in asked or () if name not in models]
+    if unknown:
+        raise ArgumentError(f"bench: --model {unknown[0]!r}: --step {kind} has {', '.join(models)}")
+    return list(asked or models)
+
+
+# Types of arguments
+
+
+def _bytes(text: str) -> int:
+    """Read a number of bytes: "64K" is 65536."""
+    match = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", text.strip().lower())
+    if match is None or int(match[1]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, as 8, 64K, 4M, 1G")
+    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if _natural(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return int(text)
+
+
+def _svg(text: str) -> str:
+    if not text.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .svg, the only format")
+    return text
+
+
+def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return list(dict.fromkeys(text.split(",")))
+
+    return names

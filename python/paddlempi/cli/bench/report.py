@@ -1,0 +1,134 @@
+"""What the benchmark prints: tables, and a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from ... import __version__, _native, group
+from .collectives import AGAIN, OURS, Row
+from .steps import ALONE, BARRIER, SILENT, StepRow
+
+__all__ = ["Bar", "environment", "headline", "heads", "operation_lines", "step_lines"]
+
+_COLUMNS = (
+    f"{'bytes':>11}  {'contender':<15} {'p50 us':>11} {'p99 us':>11} {'algbw GB/s':>10} "
+    f"{'busbw GB/s':>10}  {'path':<11}"
+)
+
+
+def environment() -> dict[str, Any]:
+    """Return what the figures depend on, as plain data."""
+    core = _native.control("info")
+    return {
+        "paddlempi": __version__,
+        "python": platform.python_version(),
+        "mpi": core["mpi"],
+        "ranks": group.get_world_size(),
+        "nodes": len(set(core["node"])),
+        "cpus": core["cpus"],
+        "machine": platform.machine(),
+        "kernels": core["kernels"],
+    }
+
+
+def headline(found: dict[str, Any]) -> str:
+    """Return the first line of the output."""
+    nodes = found["nodes"]
+    return (
+        f"# paddlempi {found['paddlempi']}, {found['mpi']['name']}, {found['ranks']} ranks on "
+        f"{nodes} node{'s' if nodes > 1 else ''}, {found['cpus']} CPUs for rank 0"
+    )
+
+
+def heads(operation: str, tensors: str, dtype: str, compared: bool) -> list[str]:
+    """Return the lines above the table of an operation."""
+    more = "  time : paddlempi's (quartiles)" if compared else ""
+    return [f"# {operation}, {tensors} {dtype}", (_COLUMNS + more).rstrip()]
+
+
+def operation_lines(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of one size."""
+    lines = []
+    for row in rows:
+        size = row.bytes if row.contender == OURS else ""
+        text = f"{size:>11}  {row.contender:<15} {row.p50_us:>11.2f} {row.p99_us:>11.2f} "
+        if row.bytes:
+            text += f"{row.algorithm_gbps:>10.3f} {row.bus_gbps:>10.3f}  "
+        else:
+            text += f"{'':>10} {'':>10}  "
+        text += f"{row.path or '-':<11}"
+        if row.ratio is not None:
+            text += f"  {row.ratio.show()}"
+        if row.contender == AGAIN:
+            text += "  the control"
+        elif row.differs is False:
+            text += "  no difference"
+        lines.append(text.rstrip())
+    return lines
+
+
+def step_lines(row: StepRow) -> list[str]:
+    """Return the lines of the steps of one model."""
+    lines = [
+        f"# {row.kind} {row.model}: {row.what}; {row.rounds} rounds, ms, medians",
+        f"{'':<19} {'step':>9}  above no communication (quartiles)",
+    ]
+    for name in [SILENT, BARRIER, *(n for n in row.ms if n not in (SILENT, BARRIER, ALONE, AGAIN))]:
+        tanc = row.tanc_ms.get(name)
+        text = f"{name:<19} {row.ms[name]:>9.3f}"
+        if tanc is not None:
+            text += f"  {tanc.show(3)}"
+        if name in row.others:
+            ratio = row.others[name]
+            text += "  no difference" if ratio is None else f"  {ratio:.2f} times paddlempi's"
+        lines.append(text)
+    control, bare = row.control_ms.show(3), f"{row.above_barrier:.2f}"
+    lines += [
+        f"{AGAIN:<19} {row.ms[AGAIN]:>9.3f}  the control, above paddlempi: {control}",
+        f"{ALONE:<19} {row.ms[ALONE]:>9.3f}  (paddlempi - {BARRIER}) : this = {bare}",
+    ]
+    lines += [f"not measured: {name}: {reason}" for name, reason in row.absent.items()]
+    return lines
+
+
+class Bar:
+    """A progress bar on one line of a terminal; nothing on other streams and on other ranks.
+
+    Attributes:
+        part: which part of all work is done before the present task, from 0 to 1.
+    """
+
+    _WIDTH = 30
+
+    def __init__(self, tasks: int, stream: TextIO = sys.stderr) -> None:
+        self._tasks, self._done = tasks, 0
+        self._stream = stream if group.get_rank() == 0 and stream.isatty() else None
+        self._shown = ""
+
+    def show(self, what: str, part: float) -> None:
+        """Show what is measured, and which part of the present task is done, from 0 to 1."""
+        if self._stream is None:
+            return
+        filled = int(self._WIDTH * (self._done + part) / self._tasks)
+        text = f"[{'#' * filled:<{self._WIDTH}}] {what}"
+        if text != self._shown:
+            self._write(f"\r{text}\x1b[K")
+            self._shown = text
+
+    def next(self) -> None:
+        """Go on to the next task."""
+        self._done += 1
+
+    def clear(self) -> None:
+        """Erase the bar, so that a line can be printed in its place."""
+        if self._stream is not None and self._shown:
+            self._write("\r\x1b[K")
+            self._shown = ""
+
+    def _write(self, text: str) -> None:
+        assert self._stream is not None
+        self._stream.write(text)
+        self._stream.flush()

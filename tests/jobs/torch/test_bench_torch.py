@@ -1,0 +1,36 @@
+"""python -m paddlempi bench of torch: operations and steps over MPI and gloo, checked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from paddlempi.testing import launch
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+def test_it_reports(tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    words = ["all", "--framework", "torch", "--dtype", "bfloat16", "--min", "64", "--max", "64"]
+    words += ["--iterations", "4", "--against", "mpi,gloo", "--json", str(file)]
+    words += ["--step", "ddp,fsdp2", "--model", "mlp-1M", "--rounds", "2"]
+    argv = [sys.executable, "-m", "paddlempi", "bench", *words]
+    result = launch.run(2, argv, timeout=300)
+    assert result.returncode == 0 and not result.timed_out, result.output
+    record = json.loads(file.read_text())
+    measured = {(row["operation"], row["contender"]): row for row in record["rows"]}
+    for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "sendrecv", "barrier"):
+        assert measured[name, "paddlempi"]["p50_us"] > 0
+        assert (name, "gloo") in measured or f"{name}, gloo" in record["not_measured"]
+    assert measured["all_reduce", "paddlempi"]["path"] == "gather16"
+    for step, kind, collectives in zip(record["steps"], ("ddp", "fsdp2"), (1, 12), strict=True):
+        assert (step["kind"], step["model"], step["rounds"]) == (kind, "mlp-1M", 2)
+        assert step["what"] == f"1.0 MiB of gradients, {collectives} collectives a step"
+        names = {"no communication", "barrier", "paddlempi", "paddlempi again"}
+        assert set(step["ms"]) - {"gloo"} == {*names, "collectives alone"}
+        assert "gloo" in step["ms"] or step["absent"]["gloo"]
+        assert set(step["tanc_ms"]) - {"gloo"} == {"barrier", "paddlempi"}
+        assert min(step["ms"].values()) > 0

@@ -1,0 +1,170 @@
+"""DDP's buckets move into memory that other ranks can map: when, and when not."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import paddlempi
+import pytest
+import torch
+from paddlempi import _native
+from paddlempi.torch import promote
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH = 64  # 4 layers of 64 x 65 elements: buckets of 66,560 bytes
+
+
+def adopted() -> int:
+    """The bytes of this rank that were moved."""
+    return int(_native.control("info")["heap"]["adopted"])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_before(dist: ModuleType) -> Iterator[None]:
+    gc.collect()
+    if not _native.control("info")["heap"]["adopts"]:
+        pytest.skip("the ranks of this node cannot open each other's files")
+    before = adopted()
+    yield
+    gc.collect()
+    assert adopted() == before  # a bucket ends with its model
+
+
+def wrapped(**options: Any) -> tuple[torch.nn.Module, DistributedDataParallel]:
+    """A model and the same model in DDP."""
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    plain = torch.nn.Sequential(*layers)
+    torch.manual_seed(5)
+    twin = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+    return plain, DistributedDataParallel(twin, **options)
+
+
+def step(model: torch.nn.Module, seed: int, rank: int) -> None:
+    """One forward and backward on inputs that differ between ranks and steps."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    model.zero_grad()
+    model(torch.randn(8, WIDTH, generator=generator)).pow(2).sum().backward()
+
+
+def check(plain: torch.nn.Module, model: DistributedDataParallel, seed: int) -> None:
+    """DDP's gradients are the mean of what every rank computes alone."""
+    mean = [torch.zeros_like(parameter) for parameter in plain.parameters()]
+    for rank in range(torch.distributed.get_world_size()):
+        step(plain, seed, rank)
+        for total, parameter in zip(mean, plain.parameters(), strict=True):
+            total += parameter.grad / torch.distributed.get_world_size()
+    for total, parameter in zip(mean, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, total, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_as_bucket_view": True},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+        {"bucket_cap_mb": 0.02},
+    ],
+    ids=str,
+)
+def test_the_second_backward_of_a_bucket_moves_it(options: dict[str, Any]) -> None:
+    before = adopted()
+    plain, model = wrapped(**options)
+    rank = torch.distributed.get_rank()
+    for seed in range(6):
+        step(model, seed, rank)
+        check(plain, model, seed)
+    if torch.distributed.get_world_size() > 1:
+        assert adopted() - before >= 4 * WIDTH * WIDTH * 4
+
+
+def test_gradients_follow_their_bucket() -> None:
+    _, model = wrapped(gradient_as_bucket_view=True)
+    for seed in range(6):
+        step(model, seed, torch.distributed.get_rank())
+    if torch.distributed.get_world_size() > 1:
+        assert all(p.grad.untyped_storage().is_shared() for p in model.parameters())
+
+
+def export(tensor: torch.Tensor, way: str) -> Any:
+    """An alias of a tensor outside torch."""
+    if way == "numpy":
+        return tensor.numpy()
+    if way == "capsule":
+        return torch.utils.dlpack.to_dlpack(tensor)
+    return np.from_dlpack(tensor)
+
+
+@pytest.mark.parametrize("way", ["numpy", "dlpack", "capsule"])
+def test_an_alias_forbids_the_move(way: str) -> None:
+    before = adopted()
+    plain, model = wrapped(gradient_as_bucket_view=True)
+    rank = torch.distributed.get_rank()
+    aliases = []
+    for seed in range(6):
+        step(model, seed, rank)
+        aliases += [export(p.grad, way) for p in model.parameters()]
+        check(plain, model, seed)
+    assert adopted() == before
+    if way != "capsule":
+        for alias, parameter in zip(aliases[-8:], model.parameters(), strict=True):
+            assert np.array_equal(alias, parameter.grad.numpy())
+
+
+def test_only_the_reducers_buckets_move() -> None:
+    before = adopted()
+    layer = torch.nn.Linear(WIDTH, WIDTH)
+    kept = torch.zeros(WIDTH * WIDTH)
+    works = []
+    layer.weight.register_hook(
+        lambda grad: works.append(torch.distributed.all_reduce(kept, async_op=True)) or grad
+    )
+    for _ in range(4):
+        layer(torch.ones(2, WIDTH)).sum().backward()
+        torch.distributed.all_reduce(kept, async_op=True).wait()
+    for work in works:
+        work.wait()
+    assert adopted() == before
+    assert not kept.untyped_storage().is_shared()
+
+
+def test_a_forked_child_writes_to_a_copy() -> None:
+    plain, model = wrapped(gradient_as_bucket_view=True)
+    rank = torch.distributed.get_rank()
+    for seed in range(5):
+        step(model, seed, rank)
+    before = [p.grad.clone() for p in model.parameters()]
+    child = os.fork()
+    if child == 0:
+        saw = all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before, strict=True))
+        for p in model.parameters():
+            p.grad.fill_(7)
+        os._exit(0 if saw else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before, strict=True))
+    step(model, 6, rank)
+    check(plain, model, 6)
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = adopted()
+    monkeypatch.setattr(promote, "_on", False)
+    plain, model = wrapped()
+    for seed in range(4):
+        step(model, seed, torch.distributed.get_rank())
+        check(plain, model, seed)
+    assert adopted() == before
+
+
+def test_a_heap_tensor_is_reduced_in_place() -> None:
+    x = paddlempi.empty((3, 5000), "bfloat16", "torch")
+    x.fill_(torch.distributed.get_rank() + 1)
+    torch.distributed.all_reduce(x)
+    assert (x == sum(range(1, torch.distributed.get_world_size() + 1))).all()

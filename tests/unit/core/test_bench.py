@@ -1,0 +1,318 @@
+"""python -m paddlempi bench: arguments, values, figures, tables and pictures, in one process."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from api_fake import FakeCore
+from paddlempi.cli import bench, main
+from paddlempi.cli.bench import collectives, figures, picture, report, sampling, steps
+from paddlempi.cli.bench.collectives import Row
+from paddlempi.cli.bench.figures import Quartiles
+from paddlempi.cli.bench.operations import DTYPES, OPERATIONS, Segment, Values, storage
+from paddlempi.errors import ArgumentError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    bench.add_to(parser.add_subparsers(dest="command"))
+    return parser.parse_args(["bench", *words])
+
+
+# Arguments
+
+
+def test_arguments() -> None:
+    chosen = parse("broadcast", "reduce", "--min", "1K", "--max=4MiB", "--against", "gloo,mpi,gloo")
+    assert chosen.operations == ["broadcast", "reduce"]
+    assert (chosen.min, chosen.max) == (1024, 4 << 20)
+    assert chosen.against == ["gloo", "mpi"]
+    assert (chosen.rounds, chosen.framework, chosen.dtype) == (200, "numpy", "float32")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--max", "4X"], "no number of bytes"),
+        (["--min", "0"], "no number of bytes"),
+        (["--iterations", "0"], "not above 0"),
+        (["--warmup", "-1"], "is no number"),
+        (["--against", "nccl"], "'nccl' is none of mpi, mpi4py, gloo"),
+        (["--step", "ddp,fsdp"], "'fsdp' is none of ddp, fsdp2, paddle"),
+        (["--plot", "picture.png"], ".svg"),
+    ],
+)
+def test_wrong_arguments(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(*words)
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["allreduce"], "op 'allreduce' is none of all_reduce"),
+        (["--min", "8K", "--max", "4K"], "--max 4096 is below --min 8192"),
+        (["all", "--plot", "p.svg"], "a picture shows one operation"),
+        (["barrier", "--plot", "p.svg"], "a picture shows one operation"),
+        (["--step", "ddp", "--against", "mpi"], "steps are compared with gloo only"),
+    ],
+)
+def test_arguments_that_do_not_go_together(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error comes before MPI starts."""
+    assert main(["bench", *words]) == 1
+    assert expected in capsys.readouterr().err
+
+
+def test_which_operations() -> None:
+    for words, expected in (
+        ([], ["all_reduce"]),
+        (["all"], list(OPERATIONS)),
+        (["reduce", "gather", "reduce"], ["reduce", "gather"]),
+        (["--step", "ddp"], []),
+    ):
+        chosen = parse(*words)
+        bench._check(chosen)
+        assert chosen.operations == expected
+
+
+def test_sizes() -> None:
+    assert collectives.sizes(8, 64) == [8, 16, 32, 64]
+    assert collectives.sizes(24, 100) == [24, 48, 96]
+    assert collectives.sizes(7, 7) == [7]
+
+
+# Values
+
+
+def carry_out(name: str, given: list[Any], dtype: str) -> list[Any]:
+    """Return what every rank must get, by the definition of the operation, from what they gave."""
+    n = len(given)
+    if name in ("all_reduce", "reduce", "reduce_scatter"):
+        total = sum(x.astype(np.float64) for x in given)
+        if name == "reduce_scatter":
+            return np.split(total, n)
+        return [total] * n
+    if name in ("all_gather", "gather"):
+        return [np.concatenate(given)] * n
+    if name == "broadcast":
+        return [given[0]] * n
+    if name == "scatter":
+        return np.split(given[0], n)
+    if name == "all_to_all":
+        return [np.concatenate([np.split(x, n)[rank] for x in given]) for rank in range(n)]
+    assert name == "sendrecv"
+    return [given[rank - 1] for rank in range(n)]
+
+
+def as_numbers(bits: Any, dtype: str) -> Any:
+    if dtype == "bfloat16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits
+
+
+def as_bits(numbers: Any, dtype: str) -> Any:
+    if dtype == "bfloat16":
+        return (np.ascontiguousarray(numbers, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return numbers.astype(storage(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "barrier"])
+def test_the_result_of_an_operation_is_what_the_check_expects(name: str, dtype: str) -> None:
+    operation = OPERATIONS[name]
+    for n in (1, 2, 3, 5, 8):
+        shape = operation.shape(4000, storage(dtype).itemsize, n)
+        values = Values(dtype, n, shape.total)
+        for call in (0, 1, 12345):
+            given = []
+            for rank in range(n):
+                segments = operation.gives(rank, n, shape.total)
+                bits = np.zeros(shape.send or shape.recv, storage(dtype))
+                if segments is not None:
+                    values.write(bits, segments, call)
+                    assert sum(segment.length for segment in segments) == len(bits)
+                given.append(as_numbers(bits, dtype))
+            for rank, result in enumerate(carry_out(name, given, dtype)):
+                segments = operation.gets(rank, n, shape.total)
+                if segments is None:
+                    assert name in ("reduce", "gather") and rank != 0
+                    continue
+                bits = as_bits(result, dtype)
+                assert len(bits) == shape.recv
+                assert values.wrong(bits, segments, call) == ""
+                bits[-1] += 1
+                assert f"first element {len(bits) - 1}:" in values.wrong(bits, segments, call)
+
+
+def test_an_old_result_and_shares_of_another_rank_are_wrong() -> None:
+    values = Values("float32", 4, 1024)
+    for length in (1, 256, 512):
+        bits = np.zeros(length, np.float32)
+        values.write(bits, [Segment(False, 1, 0, length)], 7)
+        assert values.wrong(bits, [Segment(False, 1, 0, length)], 7) == ""
+        assert values.wrong(bits, [Segment(False, 1, 0, length)], 8)
+        assert values.wrong(bits, [Segment(False, 2, 0, length)], 7)
+        assert values.wrong(bits, [Segment(False, 1, 256, length)], 7)
+
+
+def test_too_many_ranks_for_a_dtype() -> None:
+    with pytest.raises(ArgumentError, match="61 ranks are too many for sums of int8"):
+        Values("int8", 61, 8)
+    Values("int8", 60, 8)
+
+
+def test_shapes_and_bandwidths() -> None:
+    assert OPERATIONS["all_gather"].shape(1000, 4, 4) == (62, 248, 248)
+    assert OPERATIONS["reduce_scatter"].shape(1, 8, 3) == (3, 1, 3)
+    assert OPERATIONS["all_reduce"].shape(6, 4, 2) == (0, 1, 1)
+    factors = {name: operation.bus(4) for name, operation in OPERATIONS.items()}
+    assert factors["all_reduce"] == 1.5
+    assert factors["broadcast"] == factors["reduce"] == factors["sendrecv"] == 1
+    assert factors["all_gather"] == factors["reduce_scatter"] == factors["all_to_all"] == 0.75
+
+
+# Figures
+
+
+def test_quantiles() -> None:
+    assert figures.quartiles([4, 1, 3, 2]) == (1, 2, 3)
+    assert figures.quantile(range(1, 101), 0.99) == 99
+    assert figures.quantile([5.0], 0.99) == 5
+    assert figures.ratios([2, 9], [1, 3]) == [2, 3]
+    assert Quartiles(1, 2.004, 3).show() == "2.00 (1.00 to 3.00)"
+
+
+def test_whether_a_ratio_differs() -> None:
+    """A ratio and its inverse are equally far from 1."""
+    control = Quartiles(0.9, 1.0, 1.1)
+    for middle, expected in ((1.2, False), (1.25, True), (1 / 1.2, False), (1 / 1.25, True)):
+        near = Quartiles(middle - 0.01, middle, middle + 0.01)
+        assert figures.ratio_differs(near, control) is expected
+        assert not figures.ratio_differs(Quartiles(0.1, middle, 10), control)
+    assert figures.differs(-3.0, Quartiles(-1, 0.5, 1.5))
+    assert not figures.differs(2.0, Quartiles(-1, 0.5, 1.5))
+
+
+def test_times_are_those_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < sampling.clock_cost() < 1e6
+    now = [0]
+    monkeypatch.setattr(sampling.time, "perf_counter_ns", lambda: now[0])
+
+    def call(takes: int) -> None:
+        now[0] += takes
+
+    assert sampling.stamped([lambda: call(5), lambda: call(0), lambda: call(7)]) == [5, 0, 7]
+
+
+def test_the_order_of_a_round_is_the_same_on_all_ranks() -> None:
+    names = ["a", "b", "c"]
+    orders = {tuple(sampling.shuffled(names, round_)) for round_ in range(100)}
+    assert len(orders) == 6
+    assert sampling.shuffled(names, 7) == sampling.shuffled(names, 7)
+
+
+def samples(rounds: int = 20, **ms: float) -> dict[str, list[float]]:
+    """Return samples around the given values; a round is slow for all contenders alike."""
+    names = {"silent": steps.SILENT, "alone": steps.ALONE, "ours": "paddlempi"}
+    names |= {"again": "paddlempi again"}
+    return {
+        names.get(name, name): [value + round_ % 5 for round_ in range(rounds)]
+        for name, value in ms.items()
+    }
+
+
+def test_the_time_above_no_communication() -> None:
+    ms = samples(silent=10, barrier=11, ours=13, gloo=19, alone=2, again=13)
+    ms["paddlempi again"][::3] = [x + 1 for x in ms["paddlempi again"][::3]]
+    row = steps.summary("ddp", "model", "4 MiB", ms, {})
+    assert row.rounds == 20
+    assert row.tanc_ms["paddlempi"] == (3, 3, 3)
+    assert row.tanc_ms["barrier"] == (1, 1, 1)
+    assert row.control_ms == (0, 0, 1)
+    assert row.above_barrier == (3 - 1) / (2 + 2)  # the median of the samples of 2 is 4
+    assert row.others == {"gloo": 3.0}
+    close = steps.summary("ddp", "model", "", ms | {"gloo": ms["paddlempi"]}, {})
+    assert close.others == {"gloo": None}
+    few = {name: values[:5] for name, values in ms.items()}
+    assert steps.summary("ddp", "model", "", few, {}).others == {"gloo": None}
+
+
+# Output
+
+
+def row(contender: str, nbytes: int, p50: float, **more: Any) -> Row:
+    fields: dict[str, Any] = {"ratio": None, "differs": None, "path": ""} | more
+    return Row("all_reduce", nbytes, contender, 100, p50, 2 * p50, 1.5, 3.0, **fields)
+
+
+def test_the_table_of_operations() -> None:
+    ours = row("paddlempi", 4096, 12.5, path="mpi")
+    again = row("paddlempi again", 4096, 12.5, path="mpi", ratio=Quartiles(0.98, 1.0, 1.02))
+    other = row("gloo", 4096, 125.0, ratio=Quartiles(9, 10, 11), differs=True)
+    alike = row("mpi", 4096, 12.6, ratio=Quartiles(0.9, 1.01, 1.1), differs=False)
+    lines = report.operation_lines([ours, again, other, alike])
+    head = report.heads("all_reduce", "numpy", "float32", True)[1]
+    assert head.split()[:3] == ["bytes", "contender", "p50"]
+    assert lines[0].split() == ["4096", "paddlempi", "12.50", "25.00", "1.500", "3.000", "mpi"]
+    assert lines[1].endswith("1.00 (0.98 to 1.02)  the control")
+    assert lines[2].split()[0] == "gloo" and lines[2].endswith("-            10.00 (9.00 to 11.00)")
+    assert lines[3].endswith("no difference")
+    assert other.record()["ratio"] == [9, 10, 11]
+
+
+def test_the_table_of_steps() -> None:
+    ms = samples(silent=10, barrier=11, ours=13, gloo=19, alone=2, again=13)
+    text = "\n".join(report.step_lines(steps.summary("ddp", "m", "x", ms, {"mpi": "why"})))
+    assert "ddp m: x; 20 rounds" in text
+    assert "3.00 times paddlempi's" in text
+    assert "(paddlempi - barrier) : this = 0.50" in text
+    assert "not measured: mpi: why" in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_is_only_on_the_terminal_of_rank_0(
+    core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, stream, expected in (
+        (0, Terminal(), True),
+        (0, io.StringIO(), False),
+        (1, Terminal(), False),
+    ):
+        monkeypatch.setattr(report.group, "get_rank", lambda rank=rank: rank)
+        bar = report.Bar(2, stream)
+        bar.show("all_reduce 8", 0.5)
+        bar.next()
+        bar.show("broadcast 8", 1.0)
+        bar.clear()
+        bar.clear()
+        shown = stream.getvalue()
+        assert bool(shown) is expected
+        if expected:
+            assert f"[{'#' * 7:<30}] all_reduce 8" in shown
+            assert f"[{'#' * 30}] broadcast 8" in shown
+            assert shown.endswith("\r\x1b[K") and shown.count("\r") == 3
+
+
+def test_the_picture() -> None:
+    rows = [row("paddlempi", 8, 1.0), row("paddlempi", 1 << 20, 100.0)]
+    rows += [row("memcpy", 8, 2.0), row("memcpy", 1 << 20, 20.0), row("paddlempi again", 8, 1.0)]
+    drawn = picture.draw("a title", rows)
+    assert drawn.startswith("<svg") and "a title" in drawn and "1 Mi" in drawn
+    assert drawn.count("<polyline") == 2 and "again" not in drawn
+    # Both axes are logarithmic: 10 us is half way between 1 and 100.
+    (line,) = [part for part in drawn.splitlines() if "#1060c0" in part and "polyline" in part]
+    assert line.split("'")[1] == "70.0,370.0 630.0,40.0"
+    picture.draw("one size", [row("paddlempi", 8, 1.0)])
