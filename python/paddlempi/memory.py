@@ -7,10 +7,10 @@ may be sliced, sent and given to a framework, and its memory is freed with the l
 Allocation is local. A rank may allocate and free at any time, also before
 ``init_process_group`` and after ``destroy_process_group``.
 
-In a forked child (a DataLoader's worker) the memory of the heap is private: what the child writes is
-not seen by its parent or by other ranks. A page of it that the child has not written to shows what
-the parent writes later, and zeros after the parent has given its segment back. So a child that needs
-values which the parent changes copies them first.
+In a forked child (a DataLoader's worker) the memory of the heap is private: what the child writes
+is not seen by its parent or by other ranks. A page of it that the child has not written to shows
+what the parent writes later, and zeros after the parent has given its segment back. So a child that
+needs values which the parent changes copies them first.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def warn(function: str, why: str, *, stacklevel: int) -> None:
     Args:
         function: the function that found out.
         why: what the core says.
-        stacklevel: the caller to name, as for ``warnings.warn`` in the function that calls this one.
+        stacklevel: the caller to name, as for ``warnings.warn`` in the function that calls this.
     """
     global _warned
     if not _warned:

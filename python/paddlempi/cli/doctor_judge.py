@@ -257,7 +257,10 @@ def heap(facts: Sequence[_Facts]) -> list[Finding]:
     low = [fact for fact in shared if (fact["core"]["heap"]["left"] or _HEAP) < _HEAP]
     if low:
         found = _by_value(low, lambda f: f"limits leave {f['core']['heap']['left'] >> 20} MiB")
-        advice = "raise ulimit -v and ulimit -f, or the memory of the container; a heap grows in steps of 64 MiB"
+        advice = (
+            "raise ulimit -v and ulimit -f, or the memory of the container: a heap grows in steps "
+            "of 64 MiB"
+        )
         return [Finding("heap", "warn", found, advice)]
     return [Finding("heap", "ok", "the ranks of a node map each other's heaps")]
 

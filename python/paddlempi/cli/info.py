@@ -218,7 +218,7 @@ def _launcher(launcher: dict[str, Any]) -> list[str]:
 
 def _heap(heap: dict[str, Any]) -> str:
     if heap["why"]:
-        return "none: " + heap["why"]
+        return f"none: {heap['why']}"
     mapped = ", mapped by the other ranks of the node" if heap["mapped"] else ""
     left = "" if heap["left"] is None else f", limits leave {heap['left'] >> 20} MiB"
     used, reserved = heap["used"], heap["reserved"] >> 20

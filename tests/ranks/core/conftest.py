@@ -35,7 +35,12 @@ def kind(request: pytest.FixtureRequest) -> Kind:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
         return FrameworkKind(name, importlib.import_module(name))
-    kinds = {"numpy": NumpyKind, "heap": HeapKind, "memoryview": MemoryviewKind, "dlpack": DlpackKind}
+    kinds = {
+        "numpy": NumpyKind,
+        "heap": HeapKind,
+        "memoryview": MemoryviewKind,
+        "dlpack": DlpackKind,
+    }
     return kinds[name]()
 
 

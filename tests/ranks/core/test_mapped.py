@@ -116,7 +116,9 @@ def reduce(dist: ModuleType, make: Place, run: Any, dtype: str, each: int, op: A
 
 def reduce_scatter(dist: ModuleType, make: Place, run: Any, dtype: str, each: int, op: Any) -> int:
     rank, size = dist.get_rank(), dist.get_world_size()
-    parts = [numbers(dtype, each * size, "reduce_scatter", r).reshape(size, each) for r in range(size)]
+    parts = [
+        numbers(dtype, each * size, "reduce_scatter", r).reshape(size, each) for r in range(size)
+    ]
     send, recv = make("send", parts[rank]), make("recv", garbage(dtype, each))
     run(dist.reduce_scatter_tensor, recv, send, op)
     assert_reduced(recv, op, [part[rank] for part in parts])

@@ -68,9 +68,7 @@ def test_freed_with_the_last_reference(dist: ModuleType) -> None:
 
 @pytest.mark.parametrize("op", ["SUM", "MAX", "AVG"])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_all_reduce(
-    dist: ModuleType, rank: int, size: int, op: str, asynchronous: bool
-) -> None:
+def test_all_reduce(dist: ModuleType, rank: int, size: int, op: str, asynchronous: bool) -> None:
     for dtype in DTYPES:
         if not defined(op, dtype) or dtype == "bool":
             continue

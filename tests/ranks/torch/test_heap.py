@@ -124,7 +124,9 @@ def test_flushing_denormals_is_of_the_caller(dist: ModuleType, rank: int, size: 
             dist.all_reduce(bits.fill_(512).view(torch.float32))
             assert (bits == 512 * size).all()
             flushed = torch.full((4,), 2.0**-130) * 0.5
-            assert bool((flushed == 0).all()) == (rank == 0), "the mode is not the caller's any more"
+            assert bool((flushed == 0).all()) == (rank == 0), (
+                "the mode is not the caller's any more"
+            )
     finally:
         torch.set_flush_denormal(False)
 

@@ -17,12 +17,14 @@ import numpy as np
 import paddlempi as dist
 import pytest
 from api_fake import FakeCore
-from paddlempi import errors, memory
+from paddlempi import _native, errors, memory
 
 
 def run(program: Callable[[], None], *before: str) -> None:
     """Run a function as the program of a process that has the core to itself."""
-    source = f"{HEAD}\n{inspect.getsource(program)}\n{program.__name__}()\nprint('done')\n"
+    head = "import numpy as np, paddlempi as dist\nfrom paddlempi import _native, errors\n"
+    parts = head, inspect.getsource(heap), inspect.getsource(program)
+    source = "\n".join((*parts, f"{program.__name__}()", "print('done')"))
     ended = subprocess.run(
         [*before, sys.executable, "-W", "error", "-c", source],
         capture_output=True,
@@ -32,14 +34,10 @@ def run(program: Callable[[], None], *before: str) -> None:
     assert ended.returncode == 0 and ended.stdout == "done\n", ended.stdout + ended.stderr
 
 
-HEAD = """
-import numpy as np, paddlempi as dist
-from paddlempi import _native, errors
-
-def heap():
+def heap() -> tuple[int, int]:
+    """Return how many bytes the heap has reserved, and how many are allocated."""
     found = _native.control("info", sys_prefix="/usr")["heap"]
     return found["reserved"], found["used"]
-"""
 
 
 @pytest.mark.parametrize("make", [dist.empty, dist.zeros])
@@ -72,10 +70,10 @@ def test_where_shared_memory_is_refused(
 ) -> None:
     """One warning, and ordinary memory."""
 
-    def refuse(method: str, arguments: str) -> str:
+    def refuse(size: int) -> int:
         raise errors.OutOfMemoryError("no memfd here")
 
-    monkeypatch.setattr(fresh_core, "control", refuse)
+    monkeypatch.setattr(fresh_core, "heap_alloc", refuse, raising=False)
     monkeypatch.setattr(memory, "_warned", False)
     with pytest.warns(RuntimeWarning, match="collectives use MPI: no memfd here") as seen:
         first = dist.zeros((2, 3), "int16")
@@ -323,7 +321,8 @@ def limited_memory() -> None:
     import warnings
 
     dist.zeros(10)
-    now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (80 << 20), now + (80 << 20)))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
