@@ -207,6 +207,21 @@ func goNextCompletions(out *C.pmpi_completion, room C.int, limit C.int64_t) (n C
 	return C.int(got)
 }
 
+//export goHurry
+func goHurry(w C.pmpi_work) {
+	defer caught(nil, nil)
+	gocore.Hurry(uint64(w))
+}
+
+//export goTakeCompletion
+func goTakeCompletion(w C.pmpi_work) (taken C.int) {
+	defer caught(nil, nil)
+	if gocore.TakeCompletion(uint64(w)) {
+		taken = 1
+	}
+	return taken
+}
+
 //export goCompletionFD
 func goCompletionFD() C.int { return C.int(gocore.CompletionFD()) }
 

@@ -145,6 +145,15 @@ int pmpi_next_completions(pmpi_completion *out, int room, int64_t limit_ns) {
 	return goNextCompletions(out, room, limit_ns);
 }
 
+void pmpi_hurry(pmpi_work work) {
+	if (!forked)
+		goHurry(work);
+}
+
+int pmpi_take_completion(pmpi_work work) {
+	return forked ? 0 : goTakeCompletion(work);
+}
+
 int pmpi_completion_fd(void) {
 	if (forked) {
 		fork_error();

@@ -30,14 +30,16 @@ typedef struct kept {
  * sets error if it finds the device lost. */
 typedef struct operation {
 	PyObject head;
-	pmpi_work work; /* 0: the core has released it */
-	kept *kept;     /* NULL if nothing is kept any more */
+	pmpi_work work;   /* 0: the core has released it */
+	pmpi_work number; /* what work was at first */
+	kept *kept;       /* NULL if nothing is kept any more */
 	pmpi_result result;
 	PyObject *error;                   /* the exception with which it ended, or NULL */
 	PyObject *at_end;                  /* called once at the end, or NULL */
-	PyObject *context;                 /* returned by next_completions, or NULL; see notify */
+	PyObject *contexts;                /* a list, for next_completions, or NULL; see notify */
 	struct operation *previous, *next; /* in the list awaited */
 	char done, concluding, has_result, bump_at_end, device_done;
+	char late; /* the contexts were given with late, so a thread may take them */
 } operation;
 
 static PyTypeObject *type;
@@ -249,6 +251,7 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_submit(op, &o->work, &o->result);
 	PyEval_RestoreThread(ts);
+	o->number = o->work;
 	if (o->work != 0)
 		keep(k, send, recv, a, b); /* also if rc is an error: MPI may use the memory longer */
 	if (rc) {
@@ -273,7 +276,7 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
  * The tensors are not shown to the collector, because MPI may use them. */
 static int op_traverse(PyObject *self, visitproc visit, void *arg) {
 	operation *o = (operation *)self;
-	PyObject *seen[] = {(PyObject *)self->ob_type, o->error, o->at_end, o->context};
+	PyObject *seen[] = {(PyObject *)self->ob_type, o->error, o->at_end, o->contexts};
 	for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
 		int rc = seen[i] ? visit(seen[i], arg) : 0;
 		if (rc)
@@ -405,31 +408,64 @@ static PyObject *raise_forked(void) {
 	return raise_last(PMPI_ERR_FORKED);
 }
 
-static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-	operation *o = (operation *)self;
-	if (!wants(n, 1, 1, "notify"))
-		return NULL;
-	if (o->context)
-		return PyBool_FromLong(1);
-	if (pmpi_guard_forked() && !o->done)
-		return raise_forked();
-	if (o->done || o->kept == NULL ||
-		__atomic_fetch_or(&o->kept->state, PMPI_STATE_NOTIFY, __ATOMIC_SEQ_CST) & PMPI_STATE_OVER)
-		return PyBool_FromLong(0);
-	Py_IncRef(args[0]);
-	o->context = args[0];
-	Py_IncRef(self); /* the cookie is a reference until the completion is read */
-	o->next = awaited;
-	if (awaited)
-		awaited->previous = o;
-	awaited = o;
-	return PyBool_FromLong(1);
+/* wish changes what the core does at the end of o: it sets the bits set of the state word, and
+ * clears the bits clear. Returns whether o is over for the core, which then has seen the bits that
+ * were set before. */
+static int wish(operation *o, uint32_t set, uint32_t clear) {
+	if (o->done || o->kept == NULL)
+		return 1;
+	uint32_t *state = &o->kept->state;
+	uint32_t seen = __atomic_load_n(state, __ATOMIC_SEQ_CST);
+	while (!(seen & PMPI_STATE_OVER))
+		if (__atomic_compare_exchange_n(state, &seen, (seen | set) & ~clear, 0, __ATOMIC_SEQ_CST,
+										__ATOMIC_SEQ_CST))
+			return 0;
+	return 1;
 }
 
-/* take_off_list takes o off the list awaited. Returns its context, and drops the reference of the
+/* extend appends items to a list. Returns 0, or -1 with an exception. */
+static int extend(PyObject *list, PyObject *items) {
+	for (Py_ssize_t i = 0; i < PyList_Size(items); i++)
+		if (PyList_Append(list, PyList_GetItem(items, i)))
+			return -1;
+	return 0;
+}
+
+static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	operation *o = (operation *)self;
+	if (!wants(n, 1, 2, "notify"))
+		return NULL;
+	int late = n > 1 && PyObject_IsTrue(args[1]);
+	if (pmpi_guard_forked() && !o->done)
+		return raise_forked();
+	if (o->contexts == NULL) {
+		PyObject *contexts = PyList_New(0);
+		if (contexts == NULL)
+			return NULL;
+		if (wish(o, PMPI_STATE_NOTIFY | (late ? PMPI_STATE_LATE : 0), 0)) {
+			Py_DecRef(contexts);
+			return PyBool_FromLong(0);
+		}
+		o->late = (char)late;
+		o->contexts = contexts;
+		Py_IncRef(self); /* the cookie is a reference until the completion is read */
+		o->next = awaited;
+		if (awaited)
+			awaited->previous = o;
+		awaited = o;
+	} else if (o->late && !late) {
+		o->late = 0;
+		wish(o, 0, PMPI_STATE_LATE);
+	}
+	if (!late)
+		pmpi_hurry(o->work);
+	return PyList_Append(o->contexts, args[0]) ? NULL : PyBool_FromLong(1);
+}
+
+/* take_off_list takes o off the list awaited. Returns its contexts, and drops the reference of the
  * cookie. */
 static PyObject *take_off_list(operation *o) {
-	PyObject *context = o->context;
+	PyObject *contexts = o->contexts;
 	if (o->previous)
 		o->previous->next = o->next;
 	else
@@ -437,9 +473,22 @@ static PyObject *take_off_list(operation *o) {
 	if (o->next)
 		o->next->previous = o->previous;
 	o->previous = o->next = NULL;
-	o->context = NULL;
+	o->contexts = NULL;
 	Py_DecRef(&o->head);
-	return context;
+	return contexts;
+}
+
+static PyObject *op_take_contexts(PyObject *self, PyObject *unused) {
+	(void)unused;
+	operation *o = (operation *)self;
+	/* If the core has seen the wish, it lists the completion at any moment, unless
+	 * next_completions() has just read it. */
+	while (o->contexts && o->late) {
+		if (!wish(o, 0, PMPI_STATE_NOTIFY | PMPI_STATE_LATE) || pmpi_take_completion(o->number))
+			return take_off_list(o);
+		yield_gil();
+	}
+	return PyList_New(0);
 }
 
 PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -459,7 +508,7 @@ PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t 
 	PyObject *contexts = PyList_New(0);
 	for (int i = 0; i < got; i++) {
 		operation *o = (operation *)(uintptr_t)ended[i].cookie;
-		if (o == NULL || o->context == NULL)
+		if (o == NULL || o->contexts == NULL)
 			continue; /* submitted with the flag NOTIFY, by another user of the core */
 		if (ended[i].code) {
 			if (!o->done)
@@ -467,12 +516,12 @@ PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t 
 		} else {
 			conclude(o, 0, &ended[i].result);
 		}
-		PyObject *context = take_off_list(o);
-		if (contexts && PyList_Append(contexts, context)) {
+		PyObject *taken = take_off_list(o);
+		if (contexts && extend(contexts, taken)) {
 			Py_DecRef(contexts);
 			contexts = NULL;
 		}
-		Py_DecRef(context);
+		Py_DecRef(taken);
 	}
 	operation_collect();
 	return contexts;
@@ -484,7 +533,7 @@ PyObject *py_awaited(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 		return NULL;
 	PyObject *contexts = PyList_New(0);
 	for (operation *o = awaited; o && contexts; o = o->next) {
-		if (PyList_Append(contexts, o->context)) {
+		if (extend(contexts, o->contexts)) {
 			Py_DecRef(contexts);
 			return NULL;
 		}
@@ -550,8 +599,13 @@ static PyMethodDef op_methods[] = {
 	 "at_end(call): run call() once when the operation ends, before any wait() returns. False: the "
 	 "operation is over, and call() does not run."},
 	{"notify", (void *)op_notify, METH_FASTCALL,
-	 "notify(context): let next_completions() return context when the operation ends. False: the "
-	 "operation is over, and next_completions() does not."},
+	 "notify(context, late=False): let next_completions() return context when the operation ends. "
+	 "late: only when no thread has waited in the core for 2 ms, unless take_contexts() came "
+	 "first. "
+	 "False: the operation is over, and next_completions() does not."},
+	{"take_contexts", (void *)op_take_contexts, METH_NOARGS,
+	 "take_contexts(): return the contexts if all were given to notify() with late, else an empty "
+	 "list. next_completions() does not return them then."},
 	{NULL, NULL, 0, NULL},
 };
 

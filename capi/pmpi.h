@@ -114,12 +114,14 @@ typedef struct pmpi_op {
 	/* With the flag ASYNC: NULL, or a word that is 0 at first, in memory that stays valid
 	 * as long as the tensors. The core sets PMPI_STATE_OVER in it when the work is over. If
 	 * the caller sets PMPI_STATE_NOTIFY, atomically and before the work is over, the end is
-	 * reported as with the flag NOTIFY. */
+	 * reported as with the flag NOTIFY. With PMPI_STATE_LATE, set at the same time, it is
+	 * reported only when no thread has waited in the core for 2 ms: a thread that waits for
+	 * the work itself takes the completion before (pmpi_take_completion). */
 	uint32_t *state;
 	uint64_t reserved;
 } pmpi_op;
 
-enum { PMPI_STATE_OVER = 1, PMPI_STATE_NOTIFY = 2 };
+enum { PMPI_STATE_OVER = 1, PMPI_STATE_NOTIFY = 2, PMPI_STATE_LATE = 4 };
 
 /* The number of an operation under way; 0 is none. */
 typedef uint64_t pmpi_work;
@@ -210,6 +212,16 @@ pmpi_work pmpi_next_released(void);
  * work once, and returns how many. It leaves out works that pmpi_release released, but not
  * those that pmpi_finish did. */
 int pmpi_next_completions(pmpi_completion *out, int room, int64_t limit_ns);
+
+/* pmpi_hurry says that no thread is going to wait for work. Without it the core leaves a
+ * collective on host memory for 2 ms to a thread that waits, before it takes the work further
+ * on a thread of its own. PMPI_FLAG_NOTIFY implies it. Returns nothing. */
+void pmpi_hurry(pmpi_work work);
+
+/* pmpi_take_completion takes the completion of work, which pmpi_next_completions then never
+ * returns. work is over, and may be released by pmpi_finish. Returns 1, or 0 if there is no
+ * completion that was not returned yet. */
+int pmpi_take_completion(pmpi_work work);
 
 /* pmpi_completion_fd returns an eventfd for an event loop: it is readable while
  * pmpi_next_completions would not wait. It stays open as long as the process. */

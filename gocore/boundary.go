@@ -29,6 +29,17 @@ func NextCompletions(out []Completion, limit time.Duration) int {
 	return work.NextCompletions(out, limit)
 }
 
+// Hurry says that no thread is going to wait for a work.
+func Hurry(id uint64) {
+	if h, err := work.Lookup(id); err == nil {
+		h.Hurry()
+	}
+}
+
+// TakeCompletion takes the completion of a work, which NextCompletions then never returns. It
+// returns false if there is none that was not returned yet.
+func TakeCompletion(id uint64) bool { return work.TakeCompletion(id) }
+
 // CompletionFD returns an eventfd that is readable while NextCompletions would not wait.
 func CompletionFD() int { return work.CompletionFD() }
 

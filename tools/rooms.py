@@ -50,6 +50,10 @@ ROOMS = (
         "launcher",
     ),
     Room(
+        "tools/explorer",
+        "for tests: every execution of a small program that release and acquire allow",
+    ),
+    Room(
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
@@ -72,14 +76,14 @@ ROOMS = (
         "arrive coll/ipc coll/shm cuda heap mem mpi op reduce status work",
     ),
     Room(
+        "gocore/coll/shm",
+        "collectives in memory that all ranks of a node map: chunks that the ranks claim",
+        "mem op reduce",
+    ),
+    Room(
         "gocore/coll/ipc",
         "device memory that the ranks of a node map from each other (CUDA IPC)",
         "cuda status",
-    ),
-    Room(
-        "gocore/coll/shm",
-        "collectives in host memory that the ranks of a node map: chunks, and how ranks claim them",
-        "mem op reduce",
     ),
     Room("gocore/arrive", "the two arrivals: lines and wire", "mem mpi op segment status"),
     Room(
@@ -119,6 +123,10 @@ ROOMS = (
         "gocore/reduce",
         "arithmetic that MPI lacks: 16-bit floats, AVG, PREMUL_SUM",
         "op status",
+    ),
+    Room(
+        "gocore/reduce/fpmode",
+        "for tests: a reduction on a thread with other settings of floating point arithmetic",
     ),
     Room(
         "gocore/mem",

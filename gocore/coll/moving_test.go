@@ -119,9 +119,7 @@ func TestAllGather(t *testing.T) {
 			counts, isEven := even(size, n), true
 			a := Args{Sig: Sig{Code: op.AllGather, DType: d, Count: int64(n)}}
 			if kind == "uneven" {
-				if counts = uneven(size, n); size > 1 {
-					isEven, a.Count = false, 0
-				}
+				counts, isEven, a.Count = uneven(size, n), size == 1, 0 // a single rank's length is 0
 			}
 			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*rankCall {
 				data := pieces(d, noise(rng, d, sum(counts)), counts)

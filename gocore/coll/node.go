@@ -250,6 +250,9 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 			return nil, a.notAsAgreed(r)
 		}
 		at := *(*Places)(note)
+		if a.Count == 0 {
+			continue // an empty tensor has no place in a heap
+		}
 		if t.Gives.Includes(a.Root, r) && !blind {
 			if in, err = a.Node.Reach(r, at.In, length(t.Send.PerRank())); err != nil {
 				blind = true

@@ -124,9 +124,7 @@ func TestReduceScatter(t *testing.T) {
 				counts, isEven := even(size, n), true
 				a.Code, a.Count = op.ReduceScatter, int64(n)
 				if kind == "uneven" {
-					if counts = uneven(size, n); size > 1 {
-						isEven, a.Count = false, 0
-					}
+					counts, isEven, a.Count = uneven(size, n), size == 1, 0 // a single rank's length is 0
 				}
 				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+kind), signature(a, size, isEven), func() []*rankCall {
 					parts := contributions(rng, a.DType, size, sum(counts))

@@ -80,7 +80,7 @@ func TestEveryAlgorithmIsChosen(t *testing.T) {
 		for _, size := range []int{1, 2} {
 			for _, d := range []op.DType{op.Float32, op.BFloat16} {
 				for _, n := range []int64{1, 1 << 20} {
-					for agreed := range (Even | IPC) + 1 {
+					for agreed := range 2 * Mapped { // all sets of flags
 						for _, any := range []arrive.Flags{0, Device, Device | NotDirect} {
 							s := Sig{Code: op.Code(c), DType: d, Reduce: op.Sum, Count: n, Size: size, Local: true, Agreed: agreed, Any: any}
 							if alg, err := Choose(&s); err == nil {
@@ -175,15 +175,24 @@ func TestSigHoldsOnlyWhatAllRanksAgreeOn(t *testing.T) {
 // algorithm.
 func TestAllRanksChooseTheSame(t *testing.T) {
 	rng := rand.New(rand.NewSource(16))
+	onNodes := map[arrive.Flags]int{}
 	for range 20000 {
 		size := 1 + rng.Intn(64)
 		shared := Args{Sig: Sig{Code: op.Code(1 + rng.Intn(int(op.Exscan))), DType: op.DType(1 + rng.Intn(int(lastDType))), Reduce: op.ReduceOp(rng.Intn(int(lastReduceOp) + 1)), Root: rng.Intn(size), Count: rng.Int63() >> rng.Intn(64)}}
 		capabilities := make([]arrive.Flags, size)
 		all, some := ^arrive.Flags(0), arrive.Flags(0)
+		slots := []arrive.Flags{0, Inline, Mapped, Inline | Mapped}[rng.Intn(4)] // what all slots hold
+		onHost := rng.Intn(2) == 0
 		for i := range capabilities {
 			capabilities[i] = arrive.Flags(rng.Uint32())
 			if rng.Intn(2) == 0 {
 				capabilities[i] |= Even | arrive.Sync
+			}
+			if capabilities[i] |= slots; rng.Intn(100) == 0 {
+				capabilities[i] &^= slots // a tensor that lies elsewhere, or is too long for the slot
+			}
+			if onHost {
+				capabilities[i] &^= Device
 			}
 			all, some = all&capabilities[i], some|capabilities[i]
 		}
@@ -203,9 +212,16 @@ func TestAllRanksChooseTheSame(t *testing.T) {
 			}
 			if rank == 0 {
 				first, refused = chosen, err
+				if err == nil && size > 1 {
+					onNodes[flagOf(chosen)]++
+					require.Equal(t, flagOf(chosen), flagOf(chosen)&all, "%s: not every slot is filled for it", chosen.Name)
+				}
 			}
 			require.Same(t, first, chosen, "rank %d of %s", rank, args.Code)
 			require.Equal(t, refused, err)
 		}
+	}
+	for _, slot := range []arrive.Flags{0, Inline, Mapped} {
+		assert.Greater(t, onNodes[slot], 20, "the slots %b were seldom the choice", slot)
 	}
 }

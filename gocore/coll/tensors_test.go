@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
@@ -26,12 +27,19 @@ const guard = 64
 type tensor struct {
 	Part
 	block unsafe.Pointer
+	heap  *heap.Heap // that block is from; nil for ordinary memory
 	bytes []byte
 	want  []byte
 }
 
-func newTensor(d op.DType, content []byte) *tensor {
-	block, err := mem.Alloc(int64(len(content) + 2*guard))
+func newTensor(d op.DType, content []byte) *tensor { return newTensorIn(nil, d, content) }
+
+func newTensorIn(h *heap.Heap, d op.DType, content []byte) *tensor {
+	alloc := mem.Alloc
+	if h != nil {
+		alloc = h.Alloc
+	}
+	block, err := alloc(int64(len(content) + 2*guard))
 	if err != nil {
 		panic(err)
 	}
@@ -42,7 +50,7 @@ func newTensor(d op.DType, content []byte) *tensor {
 	copy(all[guard:], content)
 	return &tensor{
 		Part:  Part{Data: unsafe.Add(block, guard), Count: int64(len(content) / d.Size())},
-		block: block, bytes: all, want: content,
+		block: block, heap: h, bytes: all, want: content,
 	}
 }
 
@@ -58,18 +66,27 @@ func (x *tensor) check(t *testing.T, what string, rank int) {
 			require.Failf(t, "written outside a tensor", "%s: rank %d, byte %d of a tensor of %d", what, rank, i-guard, end-guard)
 		}
 	}
-	mem.Free(x.block)
+	x.free()
+}
+
+func (x *tensor) free() {
+	if x.heap == nil {
+		mem.Free(x.block)
+	} else if err := x.heap.Free(x.block); err != nil {
+		panic(err)
+	}
 }
 
 // rankCall is one rank's call.
 type rankCall struct {
 	args    Args
+	heap    *heap.Heap // where its tensors are; nil for ordinary memory
 	tensors []*tensor
 }
 
 // tensor makes a tensor that is checked at the end.
 func (s *rankCall) tensor(content []byte) *tensor {
-	x := newTensor(s.args.DType, content)
+	x := newTensorIn(s.heap, s.args.DType, content)
 	s.tensors = append(s.tensors, x)
 	return x
 }
@@ -83,6 +100,8 @@ func (s *rankCall) part(x *tensor, i, n int) Part {
 type fakeWorld struct {
 	libs    []mpi.Library
 	engines []*work.Engine
+	node    *fakeNode // nil until a test needs it
+	inHeap  bool      // calls places tensors in the heaps of the ranks
 }
 
 func newWorld(n int, opts ...mpifake.Option) *fakeWorld {
@@ -100,6 +119,9 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 		a := like
 		a.Lib, a.Comm, a.Rank, a.Size = lib, lib.World(), i, len(w.libs)
 		out[i] = &rankCall{args: a}
+		if w.inHeap {
+			out[i].heap = heapOf(i)
+		}
 	}
 	return out
 }
@@ -129,13 +151,20 @@ var forms = []form{blocking, polled}
 
 // carryOut runs alg on every rank and returns the errors by rank.
 func (w *fakeWorld) carryOut(alg *Algorithm, how form, calls []*rankCall) []error {
+	if onNode(alg) {
+		w.ofNode().seq++
+	}
 	errs := make([]error, len(calls))
 	var wg sync.WaitGroup
 	for i, s := range calls {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			errs[i] = w.one(alg, how, i, s)
+			if onNode(alg) {
+				errs[i] = w.node.one(alg, how, i, s)
+			} else {
+				errs[i] = w.one(alg, how, i, s)
+			}
 		}()
 	}
 	wg.Wait()
@@ -216,40 +245,57 @@ func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make fun
 func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func() []*rankCall) {
 	t.Helper()
 	for _, alg := range registry[sig.Code] {
+		sig := *sig
+		sig.Agreed |= flagOf(alg)
 		switch {
-		case !alg.serves(sig) || alg == &singleOnDevice: // singleOnDevice has no host tensors
+		case !alg.serves(&sig) || alg == &singleOnDevice: // singleOnDevice has no host tensors
 			continue
-		case alg.Name == "mpi" && sig.Reduce != 0 && reducedOutsideMPI(sig):
+		case alg.Name == "mpi" && sig.Reduce != 0 && reducedOutsideMPI(&sig):
 			continue // MPI cannot reduce this; see TestNoAlgorithm
 		}
 		for _, how := range forms {
-			if how == polled && alg.Polled(sig) {
+			if how == polled && alg.Polled(&sig) {
 				continue // the blocking form is polled, too
 			}
-			calls := make()
-			allowed := true
-			for _, s := range calls {
-				s.args.Sig = *sig
-				if sig.Any&Device != 0 {
-					s.args.DeviceCall = &DeviceCall{PieceBytes: 8 << 10}
-				}
-				allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args))
-			}
-			if !allowed {
-				continue
-			}
-			cover(alg)
-			name := what + ", " + alg.Name + ", " + string(how)
-			for rank, err := range w.carryOut(alg, how, calls) {
-				require.NoError(t, err, "%s: rank %d", name, rank)
-			}
-			for rank, s := range calls {
-				for _, x := range s.tensors {
-					x.check(t, name, rank)
-				}
-			}
+			w.check(t, what, alg, how, &sig, make)
 		}
 	}
+}
+
+// check makes the calls, carries them out with alg, and compares all tensors. It does nothing, and
+// returns false, if alg is not for these calls.
+func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, sig *Sig, make func() []*rankCall) bool {
+	t.Helper()
+	w.inHeap = alg == &mapped
+	calls := make()
+	w.inHeap = false
+	allowed := true
+	for _, s := range calls {
+		s.args.Sig = *sig
+		if sig.Any&Device != 0 {
+			s.args.DeviceCall = &DeviceCall{PieceBytes: 8 << 10}
+		}
+		allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args)) && suitsNode(alg, s)
+	}
+	if !allowed {
+		for _, s := range calls {
+			for _, x := range s.tensors {
+				x.free()
+			}
+		}
+		return false
+	}
+	cover(alg)
+	name := what + ", " + alg.Name + ", " + string(how)
+	for rank, err := range w.carryOut(alg, how, calls) {
+		require.NoError(t, err, "%s: rank %d", name, rank)
+	}
+	for rank, s := range calls {
+		for _, x := range s.tensors {
+			x.check(t, name, rank)
+		}
+	}
+	return true
 }
 
 func signature(a Args, size int, even bool) *Sig {

@@ -430,7 +430,11 @@ func (t *collective) begin() {
 		t.over(err)
 		return
 	}
-	g.env.Engine.Add(t)
+	if t.call.flags&coll.Device != 0 {
+		g.env.Engine.Add(t) // the device works while the host polls, and takes no core
+	} else {
+		g.env.Engine.AddPatient(t)
+	}
 }
 
 // Requests adds the MPI requests of t. Once all members have arrived, polling moves the data.

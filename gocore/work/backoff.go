@@ -23,9 +23,10 @@ static void pw_sleep(long ns)
 
 static void pw_exact_sleeps(void) { prctl(PR_SET_TIMERSLACK, 50000UL, 0, 0, 0); }
 
-static void pw_futex_wait(uint32_t *word, uint32_t seen)
+static void pw_futex_wait(uint32_t *word, uint32_t seen, long ns)
 {
-	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, (void *)0, (void *)0, 0);
+	struct timespec t = {ns / 1000000000, ns % 1000000000};
+	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, ns < 0 ? (void *)0 : &t, (void *)0, 0);
 }
 
 static void pw_futex_wake(uint32_t *word)
@@ -52,28 +53,29 @@ import (
 
 // Backoff is an adaptive wait. It spins first, then yields the core, then sleeps, longer each time,
 // up to a millisecond. So ranks that wait for a late one leave it the cores on which they would
-// spin (design D4).
+// spin (design D4). A sleep is an eighth of the time slept before: the wait lasts little longer than
+// it has to.
 type Backoff struct {
 	Crowded bool // more ranks than cores: do not spin
 	Lazy    bool // no caller waits for the result: sleep soon
 	Moving  bool // a caller waits, and polling moves the data: do not sleep
 
 	n     int
-	sleep time.Duration
+	slept time.Duration // in total
 }
 
 const (
-	spins       = 400 // some 20 us of polls
-	yields      = 200
-	firstSleep  = 20 * time.Microsecond
-	longerSleep = time.Millisecond
+	spins        = 400 // some 20 us of polls
+	yields       = 200
+	firstSleep   = 20 * time.Microsecond
+	longestSleep = time.Millisecond
 )
 
 // Reset makes the next Pause short again, after something has moved.
-func (b *Backoff) Reset() { b.n, b.sleep = 0, 0 }
+func (b *Backoff) Reset() { b.n, b.slept = 0, 0 }
 
 // Slept tells whether the last Pause slept.
-func (b *Backoff) Slept() bool { return b.sleep > 0 }
+func (b *Backoff) Slept() bool { return b.slept > 0 }
 
 // Pause waits a little, longer each time.
 func (b *Backoff) Pause() {
@@ -86,8 +88,9 @@ func (b *Backoff) Pause() {
 		}
 		Yield()
 	default:
-		b.sleep = min(max(2*b.sleep, firstSleep), longerSleep)
-		sleep(b.sleep)
+		d := min(max(b.slept/8, firstSleep), longestSleep)
+		b.slept += d
+		sleep(d)
 	}
 }
 
@@ -102,8 +105,9 @@ func sleep(d time.Duration) { C.pw_sleep(C.long(d)) }
 // runtime start with 10 ms (capi/slack.c).
 func exactSleeps() { C.pw_exact_sleeps() }
 
-func futexWait(word *uint32, seen uint32) {
-	C.pw_futex_wait((*C.uint32_t)(unsafe.Pointer(word)), C.uint32_t(seen))
+// futexWait sleeps for d (negative: until a wake) if the word is as seen.
+func futexWait(word *uint32, seen uint32, d time.Duration) {
+	C.pw_futex_wait((*C.uint32_t)(unsafe.Pointer(word)), C.uint32_t(seen), C.long(d))
 }
 
 func futexWake(word *uint32) { C.pw_futex_wake((*C.uint32_t)(unsafe.Pointer(word))) }

@@ -61,10 +61,12 @@ type Completion struct {
 // one in each engine, because its reader outlives destroy and init. Invariant: fd is readable while
 // list is not empty.
 type completions struct {
-	once sync.Once
-	fd   int
-	mu   sync.Mutex
-	list []*Handle
+	once  sync.Once
+	fd    int
+	mu    sync.Mutex
+	list  []*Handle
+	late  []*Handle    // those with StateLate, until reportLate moves them to list
+	nLate atomic.Int32 // len(late); can be read without mu
 }
 
 var completed completions
@@ -75,13 +77,66 @@ func (c *completions) open() int {
 }
 
 func (c *completions) push(h *Handle) {
-	fd := c.open()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.list = append(c.list, h)
-	if len(c.list) == 1 {
+	if h.late && !h.engine.progress.stopped.Load() { // no thread calls reportLate after stopped
+		c.late = append(c.late, h)
+		c.nLate.Store(int32(len(c.late)))
+		h.engine.progress.wake(false)
+		return
+	}
+	c.report(h)
+}
+
+// report appends to list. The caller holds mu.
+func (c *completions) report(hs ...*Handle) {
+	if len(c.list) == 0 {
 		one := [8]byte{1} // little endian on every platform that we build for
-		_, _ = syscall.Write(fd, one[:])
+		_, _ = syscall.Write(c.open(), one[:])
+	}
+	c.list = append(c.list, hs...)
+}
+
+// reportLate moves the completions with StateLate to list, because no goroutine has come to wait.
+func (c *completions) reportLate() {
+	if c.nLate.Load() == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.late) > 0 {
+		c.report(c.late...)
+		c.late = nil
+		c.nLate.Store(0)
+	}
+}
+
+// TakeCompletion takes the completion of an operation that NextCompletions has not returned yet. It
+// returns false if there is none. NextCompletions never returns a completion that was taken.
+func TakeCompletion(id uint64) bool { return completed.take(id) }
+
+func (c *completions) take(id uint64) bool {
+	same := func(h *Handle) bool { return h.id.Load() == id }
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.IndexFunc(c.late, same); i >= 0 {
+		c.late = slices.Delete(c.late, i, i+1)
+		c.nLate.Store(int32(len(c.late)))
+		return true
+	}
+	if i := slices.IndexFunc(c.list, same); i >= 0 {
+		c.remove(i, i+1)
+		return true
+	}
+	return false
+}
+
+// remove removes the handles from index i to j of list. The caller holds mu.
+func (c *completions) remove(i, j int) {
+	c.list = slices.Delete(c.list, i, j)
+	if len(c.list) == 0 {
+		var count [8]byte
+		_, _ = syscall.Read(c.fd, count[:])
 	}
 }
 
@@ -90,13 +145,8 @@ func (c *completions) pop(into []*Handle) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := copy(into, c.list)
-	if n == 0 {
-		return 0
-	}
-	c.list = slices.Delete(c.list, 0, n)
-	if len(c.list) == 0 {
-		var count [8]byte
-		_, _ = syscall.Read(c.fd, count[:])
+	if n > 0 {
+		c.remove(0, n)
 	}
 	return n
 }

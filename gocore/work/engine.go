@@ -2,6 +2,7 @@ package work
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,12 @@ func (b *Batch) poll() (changed int) {
 	return changed
 }
 
+// entry is a task of the engine.
+type entry struct {
+	Task
+	patient bool
+}
+
 // Engine holds the tasks of a process. All methods are safe for concurrent use.
 type Engine struct {
 	// Panicked, if set, is called with the value of a panic in a task on the progress thread; the
@@ -69,16 +76,18 @@ type Engine struct {
 	Background func()
 
 	mu    sync.Mutex // guards tasks
-	tasks []Task
+	tasks []entry
 
 	driving  sync.Mutex // held by the goroutine in Tick; guards the next four
 	looking  bool       // the tick is one of Look
-	snapshot []Task
-	over     []Task
+	snapshot []entry
+	over     []entry
 	batch    Batch
 
 	stopped  atomic.Pointer[status.Error] // why no wait may go on; nil while waits may
 	active   atomic.Int32                 // len(tasks) plus the calls of Hold without their Unhold
+	urgent   atomic.Int32                 // the tasks of Add, and the handles for which no goroutine will wait
+	left     atomic.Int64                 // when the last goroutine left Wait, or patient tasks came; see monotonic
 	inside   atomic.Int32                 // goroutines in Wait
 	drivers  atomic.Int32                 // goroutines in Wait, except for those inside interrupt
 	crowded  atomic.Bool                  // more ranks than cores: do not spin
@@ -95,13 +104,34 @@ func NewEngine() *Engine { return &Engine{} }
 // ranks for which this one waits.
 func (e *Engine) SetCrowded(crowded bool) { e.crowded.Store(crowded) }
 
-// Add hands a task to the engine.
+// Add hands a task to the engine. While no goroutine waits, the progress thread drives it.
 func (e *Engine) Add(t Task) {
+	e.urgent.Add(1)
+	e.append(entry{Task: t})
+	e.progress.wake(true)
+}
+
+// AddPatient hands a task to the engine whose caller is expected to wait soon. The progress thread
+// would compete with the caller for a core. Therefore it drives the task only when no goroutine has
+// waited for a while (patience).
+func (e *Engine) AddPatient(t Task) {
+	e.startPatience()
+	e.append(entry{t, true})
+	e.progress.wake(false)
+}
+
+func (e *Engine) append(t entry) {
 	e.mu.Lock()
 	e.tasks = append(e.tasks, t)
 	e.mu.Unlock()
 	e.active.Add(1)
-	e.progress.wake()
+}
+
+// startPatience begins the time that the progress thread leaves to callers, if there are no tasks.
+func (e *Engine) startPatience() {
+	if e.active.Load() == 0 {
+		e.left.Store(monotonic())
+	}
 }
 
 // Active returns the number of tasks, plus the calls of Hold without their Unhold.
@@ -110,8 +140,9 @@ func (e *Engine) Active() int { return int(e.active.Load()) }
 // Hold counts an operation that has no task yet, so that the progress thread stays awake and calls
 // Background.
 func (e *Engine) Hold() {
+	e.startPatience()
 	e.active.Add(1)
-	e.progress.wake()
+	e.progress.wake(false)
 }
 
 // Unhold takes one call of Hold back.
@@ -161,16 +192,15 @@ func (e *Engine) tick(looking bool) bool {
 	return moved
 }
 
-func (e *Engine) remove(over []Task) {
+func (e *Engine) remove(over []entry) {
 	e.mu.Lock()
 	kept := e.tasks[:0]
 	for _, t := range e.tasks {
-		gone := false
-		for _, o := range over {
-			gone = gone || o == t
-		}
-		if !gone {
+		switch {
+		case !slices.Contains(over, t):
 			kept = append(kept, t)
+		case !t.patient:
+			e.urgent.Add(-1)
 		}
 	}
 	clear(e.tasks[len(kept):])
@@ -205,7 +235,7 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 	e.inside.Add(1)
 	defer e.inside.Add(-1)
 	e.drivers.Add(1)
-	defer e.drivers.Add(-1)
+	defer e.leave()
 	b := Backoff{Crowded: e.crowded.Load()}
 	var lastAsked time.Time
 	for i := 1; ; i++ {
@@ -235,7 +265,7 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 			lastAsked = now
 		}
 		if now.Sub(lastAsked) >= interruptEvery {
-			e.drivers.Add(-1)
+			e.leave()
 			err := interrupt()
 			e.drivers.Add(1)
 			lastAsked = time.Now() // measured from the end of the handler, which may have taken long
@@ -243,6 +273,14 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 				return err
 			}
 		}
+	}
+}
+
+// leave counts a goroutine out that drove the tasks.
+func (e *Engine) leave() {
+	e.left.Store(monotonic())
+	if e.drivers.Add(-1) == 0 && e.urgent.Load() > 0 {
+		e.progress.wake(true)
 	}
 }
 

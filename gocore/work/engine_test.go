@@ -289,12 +289,15 @@ func TestBackoffSpinsThenYieldsThenSleepsLongerAndLonger(t *testing.T) {
 
 	b := Backoff{Lazy: true}
 	last := time.Duration(0)
-	for range 20 {
+	for pauses := 0; last < longestSleep; pauses++ {
+		require.Less(t, pauses, 100)
+		before := b.slept
 		b.Pause()
-		assert.GreaterOrEqual(t, b.sleep, last)
-		last = b.sleep
+		assert.GreaterOrEqual(t, b.slept-before, last)
+		last = b.slept - before
+		assert.LessOrEqual(t, last, max(firstSleep, before/8))
 	}
-	assert.Equal(t, longerSleep, last)
+	assert.Equal(t, longestSleep, last)
 	b.Reset()
 	assert.False(t, b.Slept())
 	b.Pause()

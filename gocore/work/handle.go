@@ -51,6 +51,9 @@ type Handle struct {
 	result Result
 	err    error
 	tail   Tail // nil if nothing is queued on a device
+	late   bool // the caller set StateLate
+	// hurry is one of the constants below.
+	hurry atomic.Int32
 	// inCompleted says that the handle was put into the list of NextCompletions. That needs notify,
 	// done and a number, which may come in any order.
 	notify, inCompleted atomic.Bool
@@ -62,10 +65,20 @@ type Handle struct {
 // NewHandle makes a handle without a number. Register gives it one.
 func (e *Engine) NewHandle() *Handle { return &Handle{engine: e} }
 
+// The values of Handle.hurry.
+const (
+	unhurried int32 = iota
+	hurried         // counted in Engine.urgent
+	hurryOver       // the handle is done
+)
+
 // Bits of the word that is given to Watch: PMPI_STATE_* of capi/pmpi.h.
 const (
 	StateOver   uint32 = 1 // set by the core when the operation is over for its caller
 	StateNotify uint32 = 2 // set by the caller, so that the end is reported
+	// StateLate is set by the caller together with StateNotify. The end is then reported only when
+	// no goroutine has waited for a while (patience), unless the caller took it (TakeCompletion).
+	StateLate uint32 = 4
 )
 
 // Watch records what the caller passed in op.Desc, before the operation starts. cookie is returned
@@ -144,10 +157,16 @@ func (h *Handle) tell(tail Tail, r Result, err error, settles bool) bool {
 	if settles { // before done, because a caller that sees done may free the memory at once
 		h.settled.Store(true)
 	}
-	if h.state != nil && atomic.OrUint32(h.state, StateOver)&StateNotify != 0 {
-		h.notify.Store(true)
+	if h.state != nil {
+		if wish := atomic.OrUint32(h.state, StateOver); wish&StateNotify != 0 {
+			h.late = wish&StateLate != 0
+			h.notify.Store(true)
+		}
 	}
 	h.done.Store(true) // from here on the caller may free its word
+	if h.hurry.Swap(hurryOver) == hurried {
+		h.engine.urgent.Add(-1)
+	}
 	if h.closed.Load() {
 		h.releaseTail()
 	}
@@ -227,7 +246,19 @@ func (h *Handle) Result() (Result, error) { return h.result, h.err }
 func (h *Handle) Notify() {
 	h.notify.Store(true)
 	h.engine.StartProgress()
+	h.Hurry()
 	h.listCompletion()
+}
+
+// Hurry says that no goroutine is going to wait for the operation: the progress thread then has no
+// patience.
+func (h *Handle) Hurry() {
+	h.engine.urgent.Add(1)
+	if h.hurry.CompareAndSwap(unhurried, hurried) {
+		h.engine.progress.wake(true)
+	} else {
+		h.engine.urgent.Add(-1)
+	}
 }
 
 // listCompletion is called after notify, done and the number are set, so that the last call sees

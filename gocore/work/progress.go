@@ -7,16 +7,34 @@ import (
 	"time"
 )
 
-// progressThread drives tasks for which no goroutine waits. It sleeps on a futex while there are no
-// tasks, and leaves driving to a goroutine that waits, if there is one.
+// patience is how long the progress thread leaves patient tasks and late completions to a goroutine
+// that comes to wait. A training step submits collectives during its backward, and waits for them at
+// the end. On a machine without a spare core, a thread that polls meanwhile costs more than it
+// gains.
+const patience = 2 * time.Millisecond
+
+var started = time.Now()
+
+// monotonic returns nanoseconds on a clock that never jumps.
+func monotonic() int64 { return int64(time.Since(started)) }
+
+// progressThread drives tasks for which no goroutine waits. It sleeps on a futex while it has
+// nothing to do.
 type progressThread struct {
-	once     sync.Once
-	started  atomic.Bool
-	stopped  atomic.Bool
-	sleeping atomic.Bool
-	word     uint32 // futex; changes when a task was added or the thread must stop
-	exited   chan struct{}
+	once    sync.Once
+	started atomic.Bool
+	stopped atomic.Bool
+	asleep  atomic.Int32
+	word    uint32 // futex; changes when a task was added or the thread must stop
+	exited  chan struct{}
 }
+
+// The values of progressThread.asleep.
+const (
+	awake   int32 = iota
+	napping       // for some time: only urgent work wakes the thread
+	resting       // until it is woken
+)
 
 // StartProgress starts the progress thread, unless it runs. The first asynchronous operation calls
 // it.
@@ -36,16 +54,45 @@ func (e *Engine) StartProgress() {
 func (e *Engine) StopProgress() {
 	p := &e.progress
 	if p.started.Load() && !p.stopped.Swap(true) {
-		p.wake()
+		p.wake(true)
 		<-p.exited
 	}
 }
 
-func (p *progressThread) wake() {
+// wake ends the thread's sleep. It does not end a nap unless the work is urgent.
+func (p *progressThread) wake(urgent bool) {
 	atomic.AddUint32(&p.word, 1)
-	if p.sleeping.Load() {
+	if asleep := p.asleep.Load(); asleep == resting || asleep == napping && urgent {
 		futexWake(&p.word)
 	}
+}
+
+// sleep sleeps for d (negative: until wake is called), unless wake was called after the word was
+// seen.
+func (p *progressThread) sleep(seen uint32, d time.Duration) {
+	state := napping
+	if d < 0 {
+		state = resting
+	}
+	p.asleep.Store(state)
+	if atomic.LoadUint32(&p.word) == seen && !p.stopped.Load() {
+		futexWait(&p.word, seen, d)
+	}
+	p.asleep.Store(awake)
+}
+
+// idleFor returns for how long the progress thread has nothing to do: negative if it has to be
+// woken.
+func (e *Engine) idleFor() time.Duration {
+	switch {
+	case e.Active() == 0 && completed.nLate.Load() == 0:
+		return -1
+	case e.drivers.Load() > 0:
+		return patience
+	case e.urgent.Load() > 0:
+		return 0
+	}
+	return max(0, patience-time.Duration(monotonic()-e.left.Load()))
 }
 
 func (e *Engine) runProgress() {
@@ -53,6 +100,7 @@ func (e *Engine) runProgress() {
 	exactSleeps()
 	p := &e.progress
 	defer close(p.exited)
+	defer completed.reportLate()
 	defer func() {
 		if e.Panicked == nil {
 			return
@@ -64,22 +112,15 @@ func (e *Engine) runProgress() {
 	b := Backoff{Lazy: true}
 	for !p.stopped.Load() {
 		seen := atomic.LoadUint32(&p.word)
-		if e.Active() == 0 {
-			p.sleeping.Store(true)
-			if atomic.LoadUint32(&p.word) == seen && !p.stopped.Load() {
-				futexWait(&p.word, seen)
-			}
-			p.sleeping.Store(false)
+		if idle := e.idleFor(); idle != 0 {
+			p.sleep(seen, idle)
 			b.Reset()
-			continue
-		}
-		if e.drivers.Load() > 0 {
-			sleep(time.Millisecond)
 			continue
 		}
 		if e.Tick() {
 			b.Reset()
 		}
+		completed.reportLate()
 		e.background(time.Now())
 		b.Pause()
 	}

@@ -73,6 +73,56 @@ func TestWaitersAndTheProgressThread(t *testing.T) {
 	}
 }
 
+// A patient task is left to a goroutine that comes to wait, for a while.
+func TestThePatienceOfTheProgressThread(t *testing.T) {
+	e := NewEngine()
+	e.StartProgress()
+	defer e.StopProgress()
+	for range 20 {
+		start := time.Now()
+		c := newCountdown(1)
+		e.AddPatient(c)
+		require.Eventually(t, c.over, soon, 50*time.Microsecond)
+		assert.GreaterOrEqual(t, time.Since(start), patience)
+		require.Eventually(t, func() bool { return e.Active() == 0 }, soon, 50*time.Microsecond)
+	}
+
+	// It begins again when the last goroutine leaves Wait.
+	c := newCountdown(1 << 30)
+	e.AddPatient(c)
+	require.ErrorIs(t, e.Wait(c.over, time.Now().Add(10*time.Millisecond), nil), ErrDeadline)
+	left := time.Now()
+	c.left.Store(1)
+	require.Eventually(t, c.over, soon, 50*time.Microsecond)
+	assert.GreaterOrEqual(t, time.Since(left), patience-time.Millisecond)
+}
+
+// A task of Add, or an operation for which no goroutine will wait, ends the patience for all.
+func TestHurry(t *testing.T) {
+	e := NewEngine()
+	defer e.StopProgress()
+	for _, hurry := range []func(h *Handle){
+		func(h *Handle) { h.Hurry(); h.Hurry() },
+		func(h *Handle) { h.Notify() },
+		func(*Handle) { e.Add(newCountdown(1 << 30)) },
+	} {
+		h := e.NewHandle()
+		e.AddPatient(&finisher{newCountdown(1000), h})
+		hurry(h)
+		assert.Equal(t, int32(1), e.urgent.Load())
+		assert.Zero(t, e.idleFor())
+		e.StartProgress()
+		require.Eventually(t, h.Done, soon, time.Millisecond)
+		h.Hurry() // too late to count
+		if h.notify.Load() {
+			assert.True(t, TakeCompletion(Register(h)))
+		}
+		if e.Active() == 0 {
+			assert.Zero(t, e.urgent.Load())
+		}
+	}
+}
+
 func TestHandles(t *testing.T) {
 	e := NewEngine()
 	h := e.NewHandle()
@@ -294,6 +344,53 @@ func TestCompletionsCarryTheAnswer(t *testing.T) {
 	assert.True(t, other.Forget())
 	require.Equal(t, 1, NextCompletions(ended[:], soon))
 	assert.Equal(t, Completion{ID: id, Cookie: 7, Released: true}, ended[0])
+}
+
+// A completion with StateLate is reported when no goroutine has waited for a while, unless it was
+// taken.
+func TestLateCompletions(t *testing.T) {
+	e := NewEngine()
+	e.StartProgress()
+	var ended [8]Completion
+	late := func() (*Handle, uint64) {
+		word := StateNotify | StateLate
+		h := e.NewHandle()
+		h.Watch(1, &word)
+		return h, Register(h)
+	}
+	for range 20 {
+		h, id := late()
+		e.AddPatient(&finisher{newCountdown(3), h})
+		start := time.Now()
+		require.Equal(t, 1, NextCompletions(ended[:], soon))
+		assert.Equal(t, id, ended[0].ID)
+		assert.GreaterOrEqual(t, time.Since(start), patience/2)
+	}
+
+	h, id := late()
+	e.AddPatient(&finisher{newCountdown(3), h})
+	waited := e.Wait(func() bool { // the waiting goroutine is never away for long enough
+		return h.Done() && completed.nLate.Load() == 1 && TakeCompletion(id)
+	}, time.Now().Add(soon), nil)
+	require.NoError(t, waited)
+	assert.False(t, TakeCompletion(id), "it was taken")
+	assert.Zero(t, NextCompletions(ended[:], 3*patience))
+	assert.False(t, readable(CompletionFD(), 0))
+
+	h, id = late() // reported, but not read
+	h.Finish(Result{}, nil)
+	require.Eventually(t, func() bool { return readable(CompletionFD(), 0) }, soon, time.Millisecond)
+	assert.True(t, TakeCompletion(id))
+	assert.False(t, readable(CompletionFD(), 0))
+	assert.Zero(t, NextCompletions(ended[:], 0))
+
+	// A thread that stops leaves none behind, and reports none late.
+	h, id = late()
+	h.Finish(Result{}, nil)
+	e.StopProgress()
+	h2, id2 := late()
+	h2.Finish(Result{}, nil)
+	assert.Equal(t, map[uint64]int{id: 1, id2: 1}, takeAll(t, 2))
 }
 
 // End, number and Notify come at the same moment: there is one completion.

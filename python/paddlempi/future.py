@@ -8,6 +8,10 @@ that runs the callback cannot complete that future. So futures have levels: a fu
 outside callbacks has level 0, and one that is made in a callback of level n has level n + 1. When a
 callback first makes a future of a work that is under way, a new thread takes over listening to the
 core. From then on every level has a thread, which completes the futures of its level.
+
+A thread that is going to wait anyway, such as that of a backward, does this itself (:func:`end`).
+That spares two switches between threads, and no other thread takes its core meanwhile. The thread
+of futures does it only if no thread comes.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from . import _native
 from .errors import Error, GroupDestroyedError
 from .group import at_destroy
 
-__all__ = ["Future", "OnDevice", "WithFuture", "of"]
+__all__ = ["Ending", "Future", "OnDevice", "WithFuture", "end", "of", "when_over"]
 
 
 class OnDevice(Protocol):
@@ -100,11 +104,11 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 """The listener: the thread that asks the core which works have ended."""
 
-_Ended = queue.SimpleQueue["WithFuture | None"]
+_Ended = queue.SimpleQueue["Ending | None"]
 
 _levels: list[_Ended] = []
-"""For each level the works that have ended, until the thread of the level completes them; None ends
-the thread. The list is empty while the listener itself completes futures, all of level 0."""
+"""For each level what is to be called, until the thread of the level calls it; None ends the
+thread. The list is empty while the listener itself completes futures, all of level 0."""
 
 
 class _Local(threading.local):
@@ -116,29 +120,111 @@ class _Local(threading.local):
 _local = _Local()
 
 
+class Ending(Protocol):
+    """What is called once when an operation has ended: one of the two methods."""
+
+    def __call__(self) -> None: ...
+
+    def abandon(self, error: Error) -> None:
+        """The library was destroyed before the operation ended."""
+
+
+class _Completion:
+    """Completes the future of a work."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: WithFuture) -> None:
+        self._work = work
+
+    def __call__(self) -> None:
+        _complete(self._work)
+
+    def abandon(self, error: Error) -> None:
+        future = self._work._future
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+
 def of(work: WithFuture) -> Future:
     """Return the future of a work, in every call the same one."""
-    global _thread
     with _lock:
         if work._future is not None:
             return work._future
         future = work._future = Future()
-        level = _local.level
-        if under_way := work._op.notify((work, level)):
-            if level and not _levels:
-                # This thread is the listener and runs a callback. When the callback returns, the
-                # thread serves level 0, and the thread started below is the listener.
-                _levels.append(queue.SimpleQueue())
-                _thread = None
-            while level >= len(_levels) > 0:
-                ended: _Ended = queue.SimpleQueue()
-                _levels.append(ended)
-                _begin(_serve, ended, len(_levels) - 1)
-            if _thread is None or not _thread.is_alive():
-                _thread = _begin(_complete_all)
+        under_way = _notify(work._op, _Completion(work), False)
     if not under_way:
         _complete(work)
     return future
+
+
+def when_over(operation: Any, ending: Ending, awaited: bool = False) -> bool:
+    """Have ``ending`` called in the thread of futures when an operation has ended.
+
+    Args:
+        operation: the core's ``_core.Operation``.
+        ending: what to call.
+        awaited: a thread is going to call :func:`end`, which calls ``ending`` in that thread. The
+            thread of futures does it if no thread has waited in the core for 2 ms.
+
+    Returns:
+        False if the operation is over: then the caller calls ``ending``.
+    """
+    with _lock:
+        return _notify(operation, ending, awaited)
+
+
+def _notify(operation: Any, ending: Ending, awaited: bool) -> bool:
+    """Do as :func:`when_over`, under the lock."""
+    global _thread
+    level = _local.level
+    under_way: bool = operation.notify((ending, level), awaited)
+    if under_way:
+        if level and not _levels:
+            # This thread is the listener and runs a callback. When the callback returns, the
+            # thread serves level 0, and the thread started below is the listener.
+            _levels.append(queue.SimpleQueue())
+            _thread = None
+        while level >= len(_levels) > 0:
+            ended: _Ended = queue.SimpleQueue()
+            _levels.append(ended)
+            _begin(_serve, ended, len(_levels) - 1)
+        if _thread is None or not _thread.is_alive():
+            _thread = _begin(_complete_all)
+    return under_way
+
+
+def end(operation: Any, limit: float) -> bool:
+    """Wait for an operation, and call its endings in this thread if they are ``awaited``.
+
+    Does nothing if they are not, or if the thread of futures has them.
+
+    Args:
+        operation: the core's ``_core.Operation``.
+        limit: seconds. Below 0: no limit.
+
+    Returns:
+        False if the limit ran out: the thread of futures then calls the endings.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C during the wait. Likewise.
+    """
+    contexts = operation.take_contexts()
+    if not contexts:
+        return True
+    try:
+        operation.wait(limit)
+    except BaseException as error:
+        if not operation.done:
+            for context in contexts:
+                if not operation.notify(context):
+                    context[0]()
+            if isinstance(error, Error):
+                return False
+            raise
+    for ending, _ in contexts:
+        ending()
+    return True
 
 
 def _complete(work: WithFuture) -> None:
@@ -173,14 +259,14 @@ def _complete_all() -> None:
     global _thread
     try:
         while ended := _native.core().next_completions():
-            for work, level in ended:
+            for ending, level in ended:
                 if _levels:
-                    _levels[level].put(work)
+                    _levels[level].put(ending)
                 else:
                     _local.level = 1
-                    _complete(work)
+                    ending()
                     _local.level = 0
-            del work, ended  # the works would be kept alive until the next end
+            del ending, ended  # they would be kept alive until the next end
             with _lock:
                 replaced = _levels and _thread is not threading.current_thread()
                 level_0 = _levels[0] if replaced else None
@@ -199,19 +285,17 @@ def _complete_all() -> None:
 def _serve(ended: _Ended, level: int) -> None:
     """Complete the futures of one level, until the listener ends."""
     _local.level = level + 1
-    while work := ended.get():
-        _complete(work)
-        del work
+    while ending := ended.get():
+        ending()
+        del ending
 
 
 def _abandon() -> None:
     """Fail the futures that are not done, because the library was destroyed."""
-    for work, _ in _native.core().awaited() if _native.loaded() else ():
-        future = work._future
-        if future is not None and not future.done():
-            future.set_exception(
-                GroupDestroyedError("the process group was destroyed before the operation ended")
-            )
+    for ending, _ in _native.core().awaited() if _native.loaded() else ():
+        ending.abandon(
+            GroupDestroyedError("the process group was destroyed before the operation ended")
+        )
 
 
 at_destroy(_abandon)

@@ -126,6 +126,22 @@ static void asynchronous(void) {
 	CHECK(got.device == 0 && pmpi_order(work, 0) == PMPI_OK && pmpi_test(work) == 1);
 	CHECK(pmpi_finish(work, -1, &got) == PMPI_OK && got.released == 1);
 	CHECK(pmpi_finish(work, -1, &got) == PMPI_ERR_ARGUMENT && got.released == 1);
+
+	/* With a late completion, which the thread that waits takes. The core may list it a moment
+	 * after the work is over. */
+	op.tag = 8;
+	op.state = &state;
+	state = 0;
+	CHECK(pmpi_submit(&op, &work, NULL) == PMPI_OK && work != 0);
+	CHECK(__atomic_fetch_or(&state, PMPI_STATE_NOTIFY | PMPI_STATE_LATE, __ATOMIC_SEQ_CST) == 0);
+	pmpi_hurry(work);
+	CHECK(pmpi_take_completion(work) == 0);
+	CHECK(pmpi_allreduce(NULL, &all, 1, PMPI_DTYPE_INT64, PMPI_REDUCE_MAX, 0) == PMPI_OK);
+	CHECK(pmpi_send(&other, 1, PMPI_DTYPE_INT64, (rank + 1) % size, 8, 0) == PMPI_OK);
+	CHECK(pmpi_finish(work, -1, &got) == PMPI_OK && got.released == 1);
+	while (pmpi_take_completion(work) == 0)
+		usleep(100);
+	CHECK(pmpi_take_completion(work) == 0 && pmpi_next_completions(ended, 3, 0) == 0);
 }
 
 static void groups(void) {

@@ -93,12 +93,15 @@ class FakeOperation:
     def let_go(self) -> None:
         self._core.held.pop(self.number, None)
 
-    def notify(self, context: object) -> bool:
+    def notify(self, context: object, late: bool = False) -> bool:
         core = self._core
         if self.number not in core.pending:
             return False
-        core.contexts[self.number] = self, context
+        core.contexts.setdefault(self.number, (self, []))[1].append(context)
         return True
+
+    def take_contexts(self) -> list[Any]:
+        return []
 
     def __del__(self) -> None:
         self._core.released.append(self.number)
@@ -187,13 +190,13 @@ class FakeCore(ModuleType):
         ended = self.completions.get()
         if ended is None:  # fresh_core ends the thread at the end of the test
             return []
-        operation, context = ended
+        operation, contexts = ended
         with suppress(Exception):
             operation.wait()
-        return [context]
+        return contexts
 
     def awaited(self) -> list[Any]:
-        return [context for _, context in self.contexts.values()]
+        return [context for _, contexts in self.contexts.values() for context in contexts]
 
     def control(self, method: str, arguments: str) -> str:
         given = json.loads(arguments)

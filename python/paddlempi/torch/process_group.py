@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import (
 )
 
 from .. import _native, group, memory
-from .._ops import Op
+from .._ops import ASYNC, Op
 from ..errors import ArgumentError, DtypeError, Error, TimeoutError
 from ..group import to_seconds
 from . import promote, sharding, sparse, world
@@ -40,7 +40,7 @@ from .arguments import by_dtype, has_cuda, options, resolved, writable
 from .issue import Issuer, tell_autograd
 from .profile import state
 from .reduce_op import CODE_BY_HASH, reduction
-from .work import DONE, Work
+from .work import DONE, OperationWork, Work
 
 __all__ = ["ProcessGroupMPI"]
 
@@ -177,14 +177,9 @@ class ProcessGroupMPI(Issuer):
 
         Also called as ``allreduce(tensor, op, timeout)``.
         """
-        # A short way for the usual calls. With tensors of a few bytes, the time that this function
-        # takes matters.
-        if (
-            opts.__class__ is AllreduceOptions
-            and not opts.asyncOp
-            and tensors.__class__ is list
-            and len(tensors) == 1
-        ):
+        # The short way, for the usual calls. The time of this function counts for tensors of a few
+        # bytes, and in a backward, after whose kernels Python's code is no longer in the caches.
+        if opts.__class__ is AllreduceOptions and tensors.__class__ is list and len(tensors) == 1:
             tensor = tensors[0]
             reduce_code = CODE_BY_HASH.get(hash(opts.reduceOp))
             if (
@@ -198,10 +193,16 @@ class ProcessGroupMPI(Issuer):
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
             ):
-                _native.submit(_ALL_REDUCE, self._gid, None, tensor, reduce_code, _VERSIONS)
-                return DONE
+                gid = self._gid
+                if not opts.asyncOp:
+                    _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, _VERSIONS)
+                    return DONE
+                if self._batch is None:
+                    promote.consider(tensor, 1)
+                    flags = _VERSIONS | ASYNC
+                    operation = _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, flags)
+                    return OperationWork(operation, Op.ALL_REDUCE, (tensor,))
         tensor = self._one(tensors, Op.ALL_REDUCE)
-        promote.consider(tensor, 1)
         if opts.__class__ is not AllreduceOptions:
             opts = self._options(
                 Op.ALL_REDUCE, AllreduceOptions, opts, timeout, "reduceOp", reduceOp=op

@@ -212,6 +212,9 @@ class Steps(Work):
         if not self._over:
             self._drive(None)
 
+    def _complete_future(self) -> None:
+        self.settle()
+
     def is_completed(self) -> bool:
         """Whether the collective has ended. Does not wait, but submits the next step if it can."""
         if not self._over:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from .. import future as core_future
 from .. import work as core_work
 from .._ops import Op
 from ..errors import ArgumentError
+from . import backward
 
 __all__ = ["DONE", "OperationWork", "Work"]
 
@@ -37,6 +39,26 @@ _UNKNOWN = 100
 
 _lock = threading.Lock()
 """Held while a work gets its future. Several threads may ask for it, and all get the same one."""
+
+
+class Promise(torch.futures.Future):  # type: ignore[misc]
+    """A future of torch that drives its work where a program waits for it inside a backward.
+
+    Args:
+        work: whose future it is.
+        devices: the CUDA devices of the work's tensors.
+    """
+
+    def __init__(self, work: Work, devices: list[Any]) -> None:
+        torch._C.Future.__init__(self, devices)
+        self._work = weakref.ref(work)
+
+    def wait(self) -> Any:
+        """Wait for the value and return it, or raise what the operation ended with."""
+        work = None if self.done() else self._work()
+        if work is not None:
+            work._complete_future()
+        return super().wait()
 
 
 class Work(_Work):  # type: ignore[misc]
@@ -164,16 +186,14 @@ class Work(_Work):  # type: ignore[misc]
         tensors the future is done when the last copy or kernel is queued. torch makes the current
         stream of a thread that waits for the future, and the streams of callbacks, wait for that
         copy or kernel. Functions given to ``then`` run in the thread that completes futures, or at
-        once if the future is done.
+        once if the future is done. In a backward, those of a collective run in the backward's
+        thread if they can (:mod:`.backward`).
         """
         with _lock:
             if self._promise is not None:
                 return self._promise
             devices = _cuda_devices(self._output)
-            # Without a GPU torch's Future does not take the argument.
-            promise = self._promise = (
-                torch.futures.Future(devices=devices) if devices else torch.futures.Future()
-            )
+            promise = self._promise = Promise(self, devices)
         self._when_done(lambda: _complete(promise, self.result, devices))
         return promise
 
@@ -197,10 +217,12 @@ class Work(_Work):  # type: ignore[misc]
             call()
 
         for part in self._parts:
-            if isinstance(part, Work):
-                part._when_done(count)
-            else:
-                part.get_future().add_done_callback(_once(count))
+            part._when_done(count)
+
+    def _complete_future(self) -> None:
+        """Wait, and complete the future on this thread, if a backward was going to do that."""
+        for part in self._parts:
+            part._complete_future()
 
     def _get_op_type(self) -> int:
         """Return torch's number of the operation (``c10d::OpType``)."""
@@ -261,20 +283,32 @@ class OperationWork(core_work.WorkMethods, Work):
     get_future = Work.get_future
 
     def _when_done(self, call: Callable[[], None]) -> None:
-        if self._op.done:
+        when_over = backward.when_over if self._code.trait.collective else core_future.when_over
+        if not when_over(self._op, _Ending(call)):
             call()
-        else:
-            core_future.of(self).add_done_callback(_once(call))
+
+    def _complete_future(self) -> None:
+        core_future.end(self._op, -1.0)
 
     def _get_op_type(self) -> int:
         """Return torch's number of the operation (``c10d::OpType``)."""
         return _OP_TYPES.get(self._code, _UNKNOWN)
 
 
-def _once(call: Callable[[], None]) -> Callable[[object], None]:
-    """Return a callback that drops ``call`` after calling it, because a future keeps callbacks."""
-    calls = [call]
-    return lambda _: calls.pop()()
+class _Ending:
+    """A function to call when an operation has ended."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
+
+    def abandon(self, error: Exception) -> None:
+        """Call the function as well. Where it waits for the operation, it gets an error."""
+        self._call()
 
 
 class _Done(Work):

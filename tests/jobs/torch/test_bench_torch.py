@@ -34,3 +34,11 @@ def test_it_reports(tmp_path: Path) -> None:
         assert "gloo" in step["ms"] or step["absent"]["gloo"]
         assert set(step["tanc_ms"]) - {"gloo"} == {"barrier", "paddlempi"}
         assert min(step["ms"].values()) > 0
+
+
+def test_a_model_that_is_not_there() -> None:
+    words = ["--step", "ddp,fsdp2", "--model", "mlp-1M,mlp-9M"]
+    argv = [sys.executable, "-m", "paddlempi", "bench", *words]
+    result = launch.run(2, argv, timeout=200)
+    assert result.returncode == 1 and not result.timed_out, result.output
+    assert result.stderr.count("bench: --model 'mlp-9M' is none of mlp-1M, mlp-16M, trans") == 1

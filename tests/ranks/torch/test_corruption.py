@@ -79,7 +79,7 @@ class Over:
     def test(self) -> bool:
         return True
 
-    def notify(self, context: object) -> bool:
+    def notify(self, context: object, late: bool = False) -> bool:
         return False
 
 

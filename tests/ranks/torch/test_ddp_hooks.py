@@ -246,7 +246,7 @@ def test_post_local_sgd(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_functional_optimizer_in_a_hook(dist: ModuleType, rank: int, size: int) -> None:
-    """DDP's fused optimizer steps in the thread of futures, when a bucket arrives."""
+    """DDP's fused optimizer steps in a callback of a bucket's future."""
     start = seeded(Net)
     model = DDP(copy.deepcopy(start), bucket_cap_mb=SMALL)
     model._register_fused_optim(torch.optim.SGD, 0.1, momentum=0.9)

@@ -58,10 +58,10 @@ def test_a_receive_has_a_future_too(dist: ModuleType, rank: int, size: int) -> N
 
 
 class Promise:
-    """A replacement of ``torch.futures.Future``, which takes no CUDA devices without a GPU."""
+    """A replacement of torch's future, which takes no CUDA devices without a GPU."""
 
-    def __init__(self, **named: Any) -> None:
-        self.named = named
+    def __init__(self, work: Any, devices: list[Any]) -> None:
+        self.devices = devices
         self.done = threading.Event()
 
     def set_result(self, value: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_future_of_cuda_tensors(
     """The future knows the devices. It completes under a new stream of each device."""
     devices = [torch.device("cuda", 1), torch.device("cuda", 0)]
     monkeypatch.setattr(torch_work, "_cuda_devices", lambda _: devices)
-    monkeypatch.setattr(torch.futures, "Future", Promise)
+    monkeypatch.setattr(torch_work, "Promise", Promise)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: ("new", device))
     monkeypatch.setattr(torch.cuda, "stream", current)
     ordered: list[Any] = []
@@ -98,7 +98,7 @@ def test_a_future_of_cuda_tensors(
     )
     x = torch.full((3,), rank + 1.0)
     promise = dist.all_reduce(x, async_op=True).get_future()
-    assert promise.named == {"devices": devices}
+    assert promise.devices == devices
     assert promise.done.wait(SOON)
     assert promise.value[0].tolist() == [total(size)] * 3
     assert ordered == [promise.current] == [[("new", device) for device in devices]]

@@ -62,6 +62,7 @@ def test_wrong_arguments(
         (["all", "--plot", "p.svg"], "a picture shows one operation"),
         (["barrier", "--plot", "p.svg"], "a picture shows one operation"),
         (["--step", "ddp", "--against", "mpi"], "steps are compared with gloo only"),
+        (["--model", "mlp-1M"], "models are of --step"),
     ],
 )
 def test_arguments_that_do_not_go_together(

@@ -48,7 +48,16 @@ FRONTS = {"torch": {"torch", "numpy"}, "paddle": {"paddle", "numpy"}}
 
 # The floors inside the fronts and inside tensors, from the bottom up.
 TORCH = (
-    ("environment", "errors", "reduce_op", "arguments", "profile", "promote", "sharding"),
+    (
+        "environment",
+        "errors",
+        "reduce_op",
+        "arguments",
+        "profile",
+        "backward",
+        "promote",
+        "sharding",
+    ),
     ("work", "world"),
     ("store", "issue", "sparse"),
     ("process_group",),

@@ -154,6 +154,8 @@ def _check(chosen: argparse.Namespace) -> None:
             f"bench: --plot {chosen.plot}: a picture shows one operation that moves data, not "
             f"{', '.join(chosen.operations) or 'steps'}"
         )
+    if chosen.model and not chosen.step:
+        raise ArgumentError(f"bench: --model {','.join(chosen.model)}: models are of --step")
     if chosen.step and chosen.against and "gloo" not in chosen.against and not chosen.operations:
         raise ArgumentError(
             f"bench: --against {','.join(chosen.against)}: steps are compared with gloo only"
@@ -170,7 +172,7 @@ def _measure(chosen: argparse.Namespace) -> None:
     ]
     for reason in filter(None, collectives.of_all_ranks("".join(missing[:1]))):
         raise ArgumentError(reason)
-    models = [(kind, model) for kind in chosen.step for model in _models(kind, chosen.model)]
+    models = _models(chosen.step, chosen.model)
     bar = report.Bar(len(chosen.operations) + len(models))
 
     def say(*lines: str) -> None:
@@ -241,13 +243,18 @@ def _operations(
     return rows, absent
 
 
-def _models(kind: str, asked: Sequence[str] | None) -> list[str]:
-    """Return the models of a kind of steps: those that were asked for, or all."""
-    models = contenders.front(steps.KINDS[kind]).MODELS
-    unknown = [name for name in asked or () if name not in models]
-    if unknown:
-        raise ArgumentError(f"bench: --model {unknown[0]!r}: --step {kind} has {', '.join(models)}")
-    return list(asked or models)
+def _models(kinds: Sequence[str], asked: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Return the kinds of steps with their models: those that were asked for, or all."""
+    known = [
+        (kind, model) for kind in kinds for model in contenders.front(steps.KINDS[kind]).MODELS
+    ]
+    names = [model for _, model in known]
+    for name in asked or ():
+        if name not in names:
+            raise ArgumentError(
+                f"bench: --model {name!r} is none of {', '.join(dict.fromkeys(names))}"
+            )
+    return [(kind, model) for kind, model in known if not asked or model in asked]
 
 
 # Types of arguments

@@ -131,10 +131,10 @@ def front(name: str) -> Any:
 
 def stop() -> None:
     """Destroy the groups of all frameworks, and the world. Collective."""
-    for started in _started.values():
-        started.stop()
-    _started.clear()
-    if group.is_initialized():  # Paddle ends the world with its default group
+    for name in ("torch", "paddle"):  # Paddle ends the world with its default group
+        if name in _started:
+            _started.pop(name).stop()
+    if group.is_initialized():
         group.destroy_process_group()
 
 

@@ -1,0 +1,500 @@
+package coll
+
+import (
+	"fmt"
+	"math/rand"
+	"runtime"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll/shm"
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/segment"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// fakeNode is what the ranks of a fakeWorld share. Its collectives run one after another.
+type fakeNode struct {
+	seq   uint64
+	ranks []*Node
+}
+
+// ofNode returns the node of all ranks. Its lines stay mapped until the tests end.
+func (w *fakeWorld) ofNode() *fakeNode {
+	if w.node == nil {
+		n := len(w.libs)
+		file, err := segment.New("paddlempi-test", arrive.LinesSize(n))
+		if err != nil {
+			panic(err)
+		}
+		defer file.Close()
+		w.node = &fakeNode{}
+		for i := range n {
+			lines, err := arrive.NewLines(file, n, i)
+			if err != nil {
+				panic(err)
+			}
+			lines.YieldEvery(8)
+			w.node.ranks = append(w.node.ranks, &Node{Lines: lines, Reach: reach})
+		}
+	}
+	return w.node
+}
+
+// fakeHeaps are the heaps of the ranks, and views of them. A heap reserves 64 MiB, so several ranks
+// share one. They stay until the tests end.
+var fakeHeaps [3]struct {
+	once sync.Once
+	own  *heap.Heap
+	view *heap.View
+}
+
+func heapOf(rank int) *heap.Heap {
+	h := &fakeHeaps[rank%len(fakeHeaps)]
+	h.once.Do(func() {
+		var err error
+		if h.own, err = heap.New(); err != nil {
+			panic(err)
+		}
+		if h.view, err = heap.Open(h.own.Address()); err != nil {
+			panic(err)
+		}
+	})
+	return h.own
+}
+
+func reach(member int, l heap.Location, bytes int64) (unsafe.Pointer, error) {
+	return fakeHeaps[member%len(fakeHeaps)].view.At(l, bytes)
+}
+
+// onNode tells whether an algorithm needs a node and not MPI.
+func onNode(alg *Algorithm) bool { return alg.AtOnce != nil || alg.Shared != nil }
+
+// flagOf returns the flag by which the members agree on an algorithm of a node, 0 for other
+// algorithms.
+func flagOf(alg *Algorithm) arrive.Flags {
+	switch alg {
+	case &inline:
+		return Inline
+	case &mapped:
+		return Mapped
+	}
+	return 0
+}
+
+// suitsNode tells whether this rank would announce the flag of alg for the call.
+func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
+	switch alg {
+	case &inline:
+		_, _, ok = Payload(&s.args, s.args.Agreed)
+	case &mapped:
+		_, ok = Place(&s.args, s.heap)
+	default:
+		ok = true
+	}
+	return ok
+}
+
+// one carries a call out as rank. The blocking form does all the work that it can claim at once,
+// the polled form a chunk at a time.
+func (f *fakeNode) one(alg *Algorithm, how form, rank int, s *rankCall) error {
+	a := &s.args
+	a.Node = f.ranks[rank]
+	note, free, err := noteOf(alg, s)
+	if err != nil {
+		return err
+	}
+	defer free()
+	lines := a.Node.Lines
+	sig := arrive.Signature{1, uint64(a.Count)}
+	state, _, err := lines.Announce(f.seq, &sig, a.Agreed, note, 10)
+	for state == arrive.Pending && err == nil {
+		runtime.Gosched()
+		state, _, err = lines.Poll(10)
+	}
+	if err != nil || state != arrive.Agreed {
+		return fmt.Errorf("the arrival ended with %d: %v", state, err)
+	}
+	if alg.AtOnce != nil {
+		return alg.AtOnce(a)
+	}
+	o, err := alg.Shared(a)
+	if err != nil {
+		return err
+	}
+	defer o.Free()
+	most := shm.All
+	if how == polled {
+		most = 1
+	}
+	over := shm.Pending
+	for over == shm.Pending {
+		o.Work(most)
+		runtime.Gosched()
+		over = o.State(10)
+	}
+	if over != shm.Done {
+		return fmt.Errorf("the chunks ended with %d", over)
+	}
+	return nil
+}
+
+// noteOf returns what this rank puts into its slot, as package group does.
+func noteOf(alg *Algorithm, s *rankCall) (note arrive.Note, free func(), err error) {
+	if alg == &mapped {
+		at, ok := Place(&s.args, s.heap)
+		if !ok {
+			return note, nil, fmt.Errorf("not in the heap")
+		}
+		block, err := mem.Alloc(PlacesBytes)
+		if err != nil {
+			return note, nil, err
+		}
+		*(*Places)(block) = at
+		return arrive.Note{Data: block, Bytes: PlacesBytes}, func() { mem.Free(block) }, nil
+	}
+	parts, n, ok := Payload(&s.args, s.args.Agreed)
+	if !ok {
+		return note, nil, fmt.Errorf("no payload")
+	}
+	block, err := mem.Alloc(max(n, 1))
+	if err != nil {
+		return note, nil, err
+	}
+	to := block
+	for _, part := range parts {
+		mem.Copy(to, part.Data, part.Count*s.args.elem())
+		to = s.args.at(to, part.Count)
+	}
+	return arrive.Note{Data: block, Bytes: n}, func() { mem.Free(block) }, nil
+}
+
+// nodeSizes are the numbers of ranks of the sweeps, and sweepLengths counts of elements around
+// vectors, cache lines, and the longest note of 4 KiB.
+var nodeSizes = []int{1, 2, 3, 4, 5, 8}
+
+func sweepLengths(d op.DType, turn int) []int {
+	var list []int
+	for n := range 18 {
+		list = append(list, n)
+	}
+	list = append(list, 31, 32, 33, 63, 64, 65)
+	// The long ones take turns.
+	long := []int{4095, 4096, 4097, arrive.NoteRoom/d.Size() - 1, arrive.NoteRoom / d.Size(), arrive.NoteRoom/d.Size() + 1}
+	return append(list, long[turn%len(long)])
+}
+
+// bothOnNode carries out a call with both algorithms of a node. mapped must serve it.
+func (w *fakeWorld) bothOnNode(t *testing.T, what string, sig *Sig, turn int, make func() []*rankCall) (wasInline bool) {
+	t.Helper()
+	how := forms[turn%len(forms)]
+	with := *sig
+	with.Agreed |= Inline
+	wasInline = w.check(t, what, &inline, how, &with, make)
+	with = *sig
+	with.Agreed |= Mapped
+	require.True(t, w.check(t, what, &mapped, how, &with, make), "%s: not mapped", what)
+	return wasInline
+}
+
+func TestSweepOfReductionsOnANode(t *testing.T) {
+	for _, size := range nodeSizes {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			w := newWorld(size)
+			rng := rand.New(rand.NewSource(int64(size)))
+			turn, inSlots := 0, 0
+			for d := op.DType(1); d <= lastDType; d++ {
+				for r := op.ReduceOp(1); r <= lastReduceOp; r++ {
+					if !op.Defined(r, d) {
+						continue
+					}
+					turn++
+					for i, n := range sweepLengths(d, turn) {
+						turn := turn + i
+						a := Args{Sig: Sig{DType: d, Reduce: r, Count: int64(n), Root: rng.Intn(size),
+							Code: []op.Code{op.AllReduce, op.Reduce, op.ReduceScatter}[turn%3]}, Scale: 0.5}
+						place := places[turn/3%3]
+						if a.Code == op.ReduceScatter {
+							place = "out of place"
+						}
+						if w.bothOnNode(t, what(a, size, r.String()+" "+place), signature(a, size, true), turn/2, func() []*rankCall {
+							return w.reduction(rng, a, place, n)
+						}) {
+							inSlots++
+						}
+					}
+				}
+			}
+			assert.Greater(t, inSlots, turn, "the slots served too few calls")
+		})
+	}
+}
+
+// reduction makes the calls of an all_reduce, a reduce or a reduce_scatter.
+func (w *fakeWorld) reduction(rng *rand.Rand, a Args, place string, n int) []*rankCall {
+	calls := w.calls(a)
+	size := len(calls)
+	length := n
+	if a.Code == op.ReduceScatter {
+		length = n * size
+	}
+	parts := contributions(rng, a.DType, size, length)
+	want := encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale))
+	for r, s := range calls {
+		switch {
+		case a.Code == op.ReduceScatter:
+			s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
+			x := s.tensor(noise(rng, a.DType, n))
+			x.want = pieces(a.DType, want, even(size, n))[r]
+			s.args.Recv = []Part{x.Part}
+		case a.Code == op.Reduce && r != a.Root:
+			s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
+		default:
+			s.give(rng, place, parts[r]).want = want
+		}
+	}
+	return calls
+}
+
+func TestSweepOfMovesOnANode(t *testing.T) {
+	codes := []op.Code{op.Broadcast, op.AllGather, op.Gather, op.Scatter, op.AllToAll}
+	for _, size := range nodeSizes {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			w := newWorld(size)
+			rng := rand.New(rand.NewSource(int64(size)))
+			for d := op.DType(1); d <= lastDType; d++ {
+				for i, code := range codes {
+					for k, n := range sweepLengths(d, int(d)+i) {
+						a := Args{Sig: Sig{DType: d, Count: int64(n), Root: rng.Intn(size), Code: code}}
+						w.bothOnNode(t, what(a, size, ""), signature(a, size, true), i+k, func() []*rankCall {
+							return w.move(rng, a, n)
+						})
+					}
+				}
+			}
+		})
+	}
+}
+
+// move makes the calls of an operation that moves data between separate tensors.
+func (w *fakeWorld) move(rng *rand.Rand, a Args, n int) []*rankCall {
+	calls := w.calls(a)
+	size := len(calls)
+	t := a.Trait()
+	data := make([][][]byte, size) // what a rank has for each rank
+	for r := range data {
+		for range size {
+			data[r] = append(data[r], noise(rng, a.DType, n))
+		}
+	}
+	for r, s := range calls {
+		var got [][]byte
+		switch a.Code {
+		case op.Broadcast:
+			got = [][]byte{data[a.Root][0]}
+		case op.Scatter:
+			got = [][]byte{data[a.Root][r]}
+		case op.AllGather, op.Gather:
+			for from := range size {
+				got = append(got, data[from][0])
+			}
+		case op.AllToAll:
+			for from := range size {
+				got = append(got, data[from][r])
+			}
+		}
+		if a.Code == op.Broadcast {
+			content := noise(rng, a.DType, n)
+			if r == a.Root {
+				content = data[r][0]
+			}
+			x := s.tensor(content)
+			s.args.Recv, x.want = []Part{x.Part}, got[0]
+			continue
+		}
+		if t.Gives.Includes(a.Root, r) {
+			sent := data[r][:1]
+			if t.Send.PerRank() {
+				sent = data[r]
+			}
+			s.args.Send, _ = s.lay(true, sent)
+		}
+		if t.WritesRecv(a.Root, r) {
+			junk := make([][]byte, len(got))
+			for i := range junk {
+				junk[i] = noise(rng, a.DType, n)
+			}
+			var outs []*tensor
+			s.args.Recv, outs = s.lay(true, junk)
+			wants(outs, got)
+		}
+	}
+	return calls
+}
+
+// Lengths around those at which the number of chunks changes.
+func TestMappedAroundItsChunks(t *testing.T) {
+	for _, size := range []int{2, 3} {
+		w := newWorld(size)
+		rng := rand.New(rand.NewSource(int64(size)))
+		turn := 0
+		for _, middle := range []int{64, 512, 512 * size, 32 << 10, 64 << 10, size * 64 << 10, size * 96 << 10} {
+			for n := middle - 1; n <= middle+1; n++ {
+				for _, code := range []op.Code{op.AllReduce, op.ReduceScatter, op.AllGather, op.AllToAll} {
+					turn++
+					a := Args{Sig: Sig{DType: op.UInt8, Reduce: op.Sum, Count: int64(n), Code: code}}
+					w.bothOnNode(t, what(a, size, ""), signature(a, size, true), turn, func() []*rankCall {
+						if code == op.AllReduce || code == op.ReduceScatter {
+							return w.reduction(rng, a, places[turn%2], n)
+						}
+						a.Reduce = 0
+						return w.move(rng, a, n)
+					})
+				}
+			}
+		}
+	}
+}
+
+// The shares of an all_gather or an all_to_all differ in length between ranks only if Even is not
+// agreed on. Then no slot can hold the input, and mapped does not serve the call.
+func TestUnevenSharesAreNotForANode(t *testing.T) {
+	x := newTensorIn(heapOf(0), op.Float32, make([]byte, 64))
+	defer x.free()
+	a := Args{Sig: Sig{Code: op.AllGather, DType: op.Float32, Size: 2}, Send: []Part{{x.Data, 2, false, nil}},
+		Recv: []Part{{x.Data, 2, false, nil}, {unsafe.Add(x.Data, 8), 3, false, nil}}}
+	_, _, ok := Payload(&a, 0)
+	assert.False(t, ok)
+	sig := a.Sig
+	sig.Agreed = Mapped
+	assert.False(t, mapped.serves(&sig))
+	sig.Agreed = Mapped | Even
+	assert.True(t, mapped.serves(&sig))
+}
+
+// Payload and Place look at what this rank has. What they accept is served as it is.
+func TestWhatSuitsASlotAndAHeap(t *testing.T) {
+	x := newTensorIn(heapOf(1), op.UInt8, make([]byte, 3*arrive.NoteRoom))
+	defer x.free()
+	other := newTensor(op.UInt8, make([]byte, 64))
+	defer other.free()
+	at := func(from, n int64) Part { return Part{Data: unsafe.Add(x.Data, from), Count: n} }
+	in := func(n int64) Part { return Part{Data: other.Data, Count: n} }
+	for _, c := range []struct {
+		what       string
+		code       op.Code
+		root       int
+		send, recv []Part
+		slot, heap bool
+	}{
+		{"in place", op.AllReduce, 0, nil, []Part{at(0, 8)}, true, true},
+		{"the longest note", op.AllReduce, 0, nil, []Part{at(0, arrive.NoteRoom)}, true, true},
+		{"longer", op.AllReduce, 0, nil, []Part{at(0, arrive.NoteRoom+1)}, false, true},
+		{"ordinary memory", op.AllReduce, 0, nil, []Part{in(8)}, true, false},
+		{"an ordinary result", op.AllReduce, 0, []Part{at(0, 8)}, []Part{in(8)}, true, false},
+		{"an ordinary input", op.AllReduce, 0, []Part{in(8)}, []Part{at(0, 8)}, true, false},
+		{"over the input in part", op.AllReduce, 0, []Part{at(0, 8)}, []Part{at(4, 8)}, true, false},
+		{"nothing", op.AllReduce, 0, nil, []Part{{}}, true, true},
+		{"no result on this rank", op.Reduce, 0, []Part{at(0, 8)}, nil, true, true},
+		{"no input on this rank", op.Scatter, 0, nil, []Part{at(0, 8)}, true, true},
+		{"no input, an ordinary result", op.Scatter, 0, nil, []Part{in(8)}, true, false},
+		{"in its place", op.AllGather, 0, []Part{at(8, 8)}, []Part{at(0, 16)}, true, true},
+		{"in another rank's place", op.AllGather, 0, []Part{at(0, 8)}, []Part{at(0, 16)}, true, false},
+		{"in place among shares", op.AllToAll, 0, nil, []Part{at(0, 16)}, false, false},
+		{"a list in a row", op.AllGather, 0, []Part{at(100, 8)}, []Part{at(0, 8), at(8, 8)}, true, true},
+		{"a list with a gap", op.AllGather, 0, []Part{at(100, 8)}, []Part{at(0, 8), at(16, 8)}, true, false},
+		{"a prefix", op.Scan, 0, nil, []Part{at(0, 8)}, false, false},
+		{"coalesced", op.AllReduceCoalesced, 0, nil, []Part{at(0, 8)}, true, false},
+	} {
+		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2, Root: c.root, Count: 8}, Rank: 1, Send: c.send, Recv: c.recv}
+		_, _, slot := Payload(&a, Even)
+		_, inHeap := Place(&a, heapOf(1))
+		assert.Equal(t, c.slot, slot, "%s, %s: slot", c.code, c.what)
+		assert.Equal(t, c.heap, inHeap, "%s, %s: heap", c.code, c.what)
+	}
+	a := Args{Sig: Sig{Code: op.AllReduce, DType: op.UInt8, Size: 2, Count: 8}, Recv: []Part{at(0, 8)}}
+	_, inHeap := Place(&a, heapOf(2))
+	assert.False(t, inHeap, "the heap of another rank")
+	_, _, slot := Payload(&a, 0)
+	assert.False(t, slot, "uneven")
+}
+
+// A rank that announced another length than it put into its slot is named.
+func TestASlotThatHoldsSomethingElse(t *testing.T) {
+	for _, alg := range []*Algorithm{&inline, &mapped} {
+		w := newWorld(2)
+		node := w.ofNode()
+		node.seq++
+		w.inHeap = true
+		calls := w.calls(Args{Sig: Sig{Code: op.AllReduce, DType: op.UInt8, Reduce: op.Sum, Count: 8, Agreed: Even | flagOf(alg)}})
+		for r, s := range calls {
+			x := s.tensor(make([]byte, 8))
+			defer x.free()
+			s.args.Recv, s.args.Node = []Part{x.Part}, node.ranks[r]
+			note, free, err := noteOf(alg, s)
+			require.NoError(t, err)
+			defer free()
+			if r == 1 {
+				note.Bytes--
+			}
+			_, _, err = s.args.Node.Lines.Announce(node.seq, &arrive.Signature{1}, s.args.Agreed, note, 0)
+			require.NoError(t, err)
+		}
+		state, _, err := node.ranks[0].Lines.Poll(0)
+		require.NoError(t, err)
+		require.Equal(t, arrive.Agreed, state)
+		if alg.AtOnce != nil {
+			err = alg.AtOnce(&calls[0].args)
+		} else {
+			_, err = alg.Shared(&calls[0].args)
+		}
+		var se *status.Error
+		require.ErrorAs(t, err, &se)
+		assert.Equal(t, status.Mismatch, se.Code)
+		assert.Equal(t, []int{1}, se.Ranks)
+	}
+}
+
+// If some ranks cannot map a tensor, the others do the work. If no rank can, nothing is done.
+func TestMappedWhereTensorsCannotBeMapped(t *testing.T) {
+	const size, n = 3, 5000
+	for blind := 1; blind < 1<<size; blind++ {
+		w := newWorld(size)
+		node := w.ofNode()
+		rng := rand.New(rand.NewSource(int64(blind)))
+		a := Args{Sig: Sig{Code: op.AllReduce, DType: op.Int32, Reduce: op.Sum, Count: n}}
+		sig := signature(a, size, true)
+		sig.Agreed |= Mapped
+		for r, rank := range node.ranks {
+			rank.Reach = reach
+			if blind&(1<<r) != 0 {
+				rank.Reach = func(int, heap.Location, int64) (unsafe.Pointer, error) { return nil, fmt.Errorf("refused") }
+			}
+		}
+		what := fmt.Sprintf("blind %03b", blind)
+		if blind != 1<<size-1 {
+			require.True(t, w.check(t, what, &mapped, blocking, sig, func() []*rankCall { return w.reduction(rng, a, "in place", n) }))
+			continue
+		}
+		w.inHeap = true
+		calls := w.reduction(rng, a, "in place", n)
+		for _, s := range calls {
+			s.args.Sig = *sig
+			x := s.tensors[0]
+			x.want = append([]byte{}, x.bytes[guard:len(x.bytes)-guard]...)
+		}
+		for _, err := range w.carryOut(&mapped, blocking, calls) {
+			assert.ErrorContains(t, err, fmt.Sprint(int(shm.Blind)))
+		}
+		for r, s := range calls {
+			s.tensors[0].check(t, what, r)
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package shm
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// compiler returns a C compiler that has ThreadSanitizer, and skips the test if there is none.
+func compiler(t *testing.T) string {
+	t.Helper()
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "gcc"
+	}
+	dir := t.TempDir()
+	source := filepath.Join(dir, "empty.c")
+	require.NoError(t, os.WriteFile(source, []byte("int main(void) { return 0; }\n"), 0o600))
+	program := filepath.Join(dir, "empty")
+	if out, err := exec.Command(cc, "-fsanitize=thread", source, "-o", program).CombinedOutput(); err != nil {
+		t.Skipf("%s has no ThreadSanitizer: %v: %s", cc, err, out)
+	}
+	if out, err := exec.Command(program).CombinedOutput(); err != nil {
+		t.Skipf("a program with ThreadSanitizer does not start here (vm.mmap_rnd_bits?): %v: %s", err, out)
+	}
+	return cc
+}
+
+// harness compiles testdata/ranks.c with lines.c and chunks.c. replace changes a copy of the two.
+func harness(t *testing.T, cc string, replace ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, file := range []string{"arrive/lines.c", "arrive/lines.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", file))
+		require.NoError(t, err)
+		to := filepath.Join(dir, file)
+		require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o700))
+		for i := 0; i+2 < len(replace); i += 3 {
+			if strings.HasSuffix(file, replace[i]) {
+				require.Contains(t, string(text), replace[i+1], "the test does not know %s any more", file)
+				text = []byte(strings.ReplaceAll(string(text), replace[i+1], replace[i+2]))
+			}
+		}
+		require.NoError(t, os.WriteFile(to, text, 0o600))
+	}
+	program := filepath.Join(dir, "ranks")
+	out, err := exec.Command(cc, "-std=c11", "-O1", "-g", "-fsanitize=thread", "-pthread", filepath.Join(dir, "coll/shm/testdata/ranks.c"),
+		filepath.Join(dir, "coll/shm/chunks.c"), filepath.Join(dir, "arrive/lines.c"), "-o", program).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return program
+}
+
+func sanitized(program string, args ...any) (string, error) {
+	var words []string
+	for _, a := range args {
+		words = append(words, fmt.Sprint(a))
+	}
+	cmd := exec.Command(program, words...)
+	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1 exitcode=66")
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Ranks as threads of one process go through collectives under ThreadSanitizer.
+func TestThreadSanitizer(t *testing.T) {
+	program := harness(t, compiler(t))
+	for _, size := range []int{2, 3, 5} {
+		out, err := sanitized(program, size, 120, size, 0)
+		require.NoError(t, err, "%d ranks: %s", size, out)
+		assert.Equal(t, "120 done, given up at 0\n", out)
+	}
+	closed := 0
+	for seed := range 12 {
+		out, err := sanitized(program, 2+seed%2, 100, seed, 1)
+		require.NoError(t, err, "seed %d: %s", seed, out)
+		if !strings.HasSuffix(out, "at 0\n") {
+			closed++
+		}
+	}
+	assert.NotZero(t, closed, "no rank gave up")
+}
+
+// ThreadSanitizer finds a weaker order: else the test above would show nothing.
+func TestThreadSanitizerFindsWeakOrders(t *testing.T) {
+	cc := compiler(t)
+	for name, replace := range map[string][]string{
+		"the announcement": {"lines.c", "seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED", "seq, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED"},
+		"done":             {"chunks.c", "word(op->seq, op->me, DONE), __ATOMIC_RELEASE", "word(op->seq, op->me, DONE), __ATOMIC_RELAXED"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := sanitized(harness(t, cc, replace...), 2, 120, 1, 0)
+			require.Error(t, err)
+			assert.Contains(t, out, "data race")
+		})
+	}
+}

@@ -1,0 +1,79 @@
+"""Futures of collectives that a backward starts: the thread of the backward completes them.
+
+DDP starts a collective for each bucket during the backward, and needs all of their futures when the
+backward ends: its finalizer, a final callback of autograd, waits for them in C++. Before the first
+collective of a backward, :func:`when_over` queues another final callback. It comes before DDP's,
+which is queued after the last bucket. It waits for the collectives, so that this thread drives
+them, and completes their futures. The functions given to ``then`` may start further collectives;
+the callback goes on until none is left.
+
+The callback does not run if the backward raised an exception, and it comes too late if a thread
+waits for a future before: the finalizer of ``static_graph`` does, and hooks do. The thread of
+futures then completes the futures, after 2 ms in which no thread drove them.
+
+Futures of messages are never completed here: a message may wait for what the other rank does after
+its backward.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from .. import future as core_future
+
+__all__ = ["when_over"]
+
+_LIMIT = 0.1
+"""Seconds for which the callback waits for one collective; then the thread of futures takes over.
+
+The limit matters if ranks start the collectives of several groups in different orders, and a
+backward runs inside another one (re-entrant checkpoints). The inner callback could then wait for
+ever for what another rank starts later.
+"""
+
+
+class _Callback:
+    """The final callback of one backward. autograd keeps it until the backward has ended."""
+
+    __slots__ = ("__weakref__", "operations", "queued")
+
+    def __init__(self) -> None:
+        self.operations: collections.deque[Any] = collections.deque()
+        self.queued = False
+
+    def add(self, operation: Any) -> None:
+        if not self.queued:  # not yet, or it has run
+            Variable._execution_engine.queue_callback(self)
+            self.queued = True
+        self.operations.append(operation)
+
+    def __call__(self) -> None:
+        operations = self.operations
+        while operations:
+            if not core_future.end(operations.popleft(), _LIMIT):
+                operations.clear()
+        self.queued = False
+
+
+_callbacks: weakref.WeakValueDictionary[int, _Callback] = weakref.WeakValueDictionary()
+"""By the number of the backward (autograd's graph task)."""
+
+
+def when_over(operation: Any, ending: core_future.Ending) -> bool:
+    """Do as the core's ``when_over`` with a collective.
+
+    If a backward has started it, the backward's thread calls ``ending``.
+    """
+    number = torch._C._current_graph_task_id()
+    if number < 0:
+        return core_future.when_over(operation, ending)
+    callback = _callbacks.get(number)
+    if callback is None:
+        callback = _callbacks[number] = _Callback()
+    callback.add(operation)
+    return core_future.when_over(operation, ending, awaited=True)
