@@ -97,7 +97,9 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 	}
 	w := initial.Load()
 	t := w.env.Topo
-	return map[string]any{"group": w.all.Load().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize}, nil
+	_, why := w.env.Heaps()
+	return map[string]any{"group": w.all.Load().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize,
+		"no_heaps": why}, nil
 }
 
 func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {

@@ -39,10 +39,13 @@ const (
 	inlineMost = 64 << 10
 )
 
+// Gives tells whether this rank has an input. In a broadcast, for instance, only the root has.
+func Gives(a *Args) bool { return a.Trait().Gives.Includes(a.Root, a.Rank) }
+
 // Input returns the parts of this rank's input. They are empty if the rank gives nothing.
 func Input(a *Args) []Part {
 	switch {
-	case !a.Trait().Gives.Includes(a.Root, a.Rank):
+	case !Gives(a):
 		return nil
 	case len(a.Send) > 0:
 		return a.Send
@@ -59,8 +62,7 @@ func (a *Args) inPlaceAmongShares() bool { return len(a.Send) == 0 && a.Trait().
 // otherwise, so the answer travels as a flag.
 func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 	t := a.Trait()
-	gives := t.Gives.Includes(a.Root, a.Rank)
-	if t.Prefix || flags&Even == 0 || gives && a.inPlaceAmongShares() {
+	if t.Prefix || flags&Even == 0 || Gives(a) && a.inPlaceAmongShares() {
 		return nil, 0, false
 	}
 	parts = Input(a)
@@ -202,8 +204,7 @@ func Place(a *Args, own *heap.Heap) (at Places, ok bool) {
 // mappedParts returns the memory of this rank that is read, and that is written. ok is false if
 // either is not one range.
 func (a *Args) mappedParts() (in, out Part, ok bool) {
-	t := a.Trait()
-	if t.Gives.Includes(a.Root, a.Rank) {
+	if Gives(a) {
 		if a.inPlaceAmongShares() {
 			return in, out, false
 		}

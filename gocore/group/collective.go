@@ -561,7 +561,8 @@ func (t *collective) pollProgram() bool {
 func (t *collective) abandon(err error) {
 	t.stage = lingering
 	if t.shared != nil {
-		t.shared.Close()
+		t.g.node.Lines.Explain(status.CodeOf(err))
+		t.shared.Leave()
 	}
 	t.giveUp(err)
 	t.g.fail(err)
@@ -575,6 +576,9 @@ func (t *collective) overdue() error {
 	}
 	now := time.Now()
 	if now.After(t.call.deadline) {
+		if t.shared != nil && t.stage == running {
+			return t.g.togetherTimeout(&t.call, t.shared)
+		}
 		return t.g.timeoutError(&t.call)
 	}
 	t.g.inquire(now)

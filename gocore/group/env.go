@@ -39,8 +39,8 @@ type Env struct {
 	noHeaps  string             // why views is nil; "" if this rank is alone on its node
 	crowded  bool               // this node has more ranks than cores
 	device   deviceSettings     // for tensors in device memory
-	hellos   atomic.Uint64      // number of meetings to which this rank has come
 	forced   coll.Forced        // algorithms that the group of all ranks prefers
+	hellos   atomic.Uint64      // number of meetings to which this rank has come
 
 	ended         atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
 	makers        atomic.Int32                 // calls of New and MonitoredBarrier under way

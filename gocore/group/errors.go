@@ -154,6 +154,7 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 	case reason == status.PeerLeft && !known:
 		return g.leftBefore(c, ended)
 	case reason == status.PeerLeft:
+		g.dead() // from now on leftError knows what the closers know
 		if err := g.leftError(c); err != nil {
 			return err
 		}

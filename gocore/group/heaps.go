@@ -1,6 +1,7 @@
 package group
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
@@ -72,7 +73,7 @@ func (e *Env) shareHeaps() error {
 	for _, r := range e.peers {
 		if all[r][0] == 0 && e.noHeaps == "" {
 			e.closeViews()
-			e.noHeaps = "a rank of this node cannot map the memory of the others"
+			e.noHeaps = fmt.Sprintf("rank %d, on this node, cannot share memory", r)
 			if refused != nil {
 				e.noHeaps = refused.Error()
 			}
@@ -139,6 +140,17 @@ func (e *Env) tellAll(words []int64) ([][]int64, error) {
 func (e *Env) died(r int) bool {
 	v := e.views[r]
 	return v != nil && v.Dead()
+}
+
+// dead returns the members of g that are dead. It looks at once: another member may have seen a
+// death before died shows it here.
+func (g *Group) dead() (members []int) {
+	for i, r := range g.Ranks {
+		if v := g.env.views[r]; v != nil && v.DeadNow() {
+			members = append(members, i)
+		}
+	}
+	return members
 }
 
 func (e *Env) closeViews() {

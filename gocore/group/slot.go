@@ -29,7 +29,10 @@ func (c *call) fillSlot() (err error) {
 		}
 		s.bytes = bytes
 		c.flags |= coll.Inline
-		return nil
+		if coll.Gives(&c.args) {
+			return nil
+		}
+		// The givers decide which algorithm is taken. A member that gives nothing can be part of both.
 	}
 	own := heap.Existing()
 	if own == nil || len(c.staged) > 0 {

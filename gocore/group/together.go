@@ -1,14 +1,15 @@
 package group
 
 import (
+	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"unsafe"
 )
 
 // This file carries out collectives whose tensors are in memory that all members map (package shm).
@@ -83,7 +84,7 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 	case lost != nil:
 		err = lost
 	case err == work.ErrDeadline:
-		err = g.timeoutError(c)
+		err = g.togetherTimeout(c, o)
 	case g.ending() != nil:
 		err = g.endingError(describe(c.sig))
 	}
@@ -106,16 +107,19 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 	switch state {
 	case shm.Closed, shm.Closing:
-		closers, dead := map[int]status.Code{}, []int(nil)
-		for _, i := range o.Closers() {
-			if i == g.Rank {
-				continue
-			}
-			if closers[i] = g.node.Lines.Why(i); g.env.died(g.Ranks[i]) {
-				dead = append(dead, i)
+		// A member that has given anything up has broken the group, so it was this operation.
+		closers, lost := map[int]status.Code{}, false
+		dead := g.dead()
+		for i := range g.Ranks {
+			if why := g.node.Lines.Why(i); why != 0 && i != g.Rank {
+				closers[i] = why
+				lost = lost || why == status.PeerLeft
 			}
 		}
-		if len(dead) > 0 {
+		for _, i := range o.Closers() {
+			lost = lost || slices.Contains(dead, i)
+		}
+		if lost && len(dead) > 0 {
 			return g.diedError(c, dead)
 		}
 		return g.closedBy(c, closers)
@@ -124,6 +128,18 @@ func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 			describe(c.sig), brief(g.Ranks))}
 	}
 	return nil
+}
+
+// togetherTimeout is timeoutError for a call whose chunks are not done. It names a member that works on
+// a chunk.
+func (g *Group) togetherTimeout(c *call, o *shm.Op) error {
+	worker := o.Worker()
+	if worker < 0 || worker == g.Rank {
+		return g.timeoutError(c)
+	}
+	slow := g.Ranks[worker]
+	return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: all members had come, the transfer did not end: rank %d has not done its part (is it stopped?); the group is broken",
+		describe(c.sig), brief(g.Ranks), c.timeout, slow).WithRanks(slow)
 }
 
 // lostError returns an error if a member that works on a chunk is dead. Its chunk was changed in part,
@@ -169,7 +185,6 @@ func (t *collective) carryShared(o *shm.Op) {
 		}
 		if looks++; looks%lookEvery == 0 && (state == shm.Pending || state == shm.Closing) {
 			if err := t.g.lostError(&t.call, o); err != nil && t.stage != lingering {
-				t.g.node.Lines.Explain(status.CodeOf(err))
 				t.abandon(err)
 			}
 			return false, nil

@@ -1,8 +1,9 @@
 /* After fork(2) parent and child share what is mapped MAP_SHARED: a DataLoader's worker that writes
  * into a tensor would write into its parent's gradients, and into those of all ranks. So the child
- * maps the same files once more, privately, at the same addresses: it sees what its parent had, and
- * keeps what it writes to itself. This runs between fork and its return, in the child's only
- * thread, where mmap(2) may be called and memory may not be allocated. */
+ * maps the same files once more, privately, at the same addresses: it sees what its parent has, and
+ * keeps what it writes to itself. Children of the child copy its private memory as any other. This
+ * runs between fork and its return, in the child's only thread, where mmap(2) may be called and
+ * memory may not be allocated. */
 #define _GNU_SOURCE
 #include "fork.h"
 
@@ -44,6 +45,7 @@ static void in_child(void) {
 			/* No memory: better an access that ends the child than one that spoils its parent. */
 			munmap(k->base, k->size);
 	}
+	used = 0; /* private memory needs no care in a child of this process */
 	pthread_mutex_init(&lock, NULL);
 }
 

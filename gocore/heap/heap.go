@@ -15,7 +15,7 @@
 package heap
 
 import (
-	"os"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -38,8 +38,12 @@ const (
 	// the file's descriptor.
 	entryWords  = 4
 	maxSegments = directorySize/(8*entryWords) - 1
-	heldEntry   = maxSegments // the last entry: word 0 is the owner's process id if it holds the file
+	heldEntry   = maxSegments // the last entry: word 0 is the owner's process if it holds the file
 )
+
+// process stands for this process, among all of its node. Process ids would not do: two containers
+// with PID namespaces of their own use the same ones.
+var process = rand.Uint64() | 1
 
 // Location is where memory is in a heap. Ranks tell each other of it.
 type Location struct {
@@ -117,7 +121,7 @@ func New() (*Heap, error) {
 	words := unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), directorySize/8)
 	h := &Heap{file: file, words: words, end: hugePage}
 	if file.Hold() == nil {
-		atomic.StoreUint64(&h.entry(heldEntry)[0], uint64(os.Getpid()))
+		atomic.StoreUint64(&h.entry(heldEntry)[0], process)
 	}
 	h.regions.Store(&[]region{})
 	return h, nil

@@ -232,6 +232,8 @@ func TestCgroups(t *testing.T) {
 		"more than it is": {"0::/e", map[string]string{"e/memory.max": "10", "e/memory.current": "40"}, 0, "/e"},
 		"version 1": {"5:cpu,memory:/f\n0::/", map[string]string{"memory/f/memory.limit_in_bytes": "90", "memory/f/memory.usage_in_bytes": "1"},
 			89, "/f"},
+		"version 1 without a limit": {"5:memory:/h", map[string]string{"memory/h/memory.limit_in_bytes": "9223372036854771712", "memory/h/memory.usage_in_bytes": "1"},
+			1<<63 - 1, ""},
 		"none": {"0::/g\n1:name=systemd:/g", nil, 1<<63 - 1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -71,7 +71,7 @@ func cgroupLeft(proc, root string) (left int64, where string) {
 		for at := path.Clean("/" + parts[2]); ; at = path.Dir(at) {
 			limit, ok := readBytes(path.Join(folder, at, most))
 			used, ok2 := readBytes(path.Join(folder, at, now))
-			if ok && ok2 && max(0, limit-used) < left {
+			if ok && ok2 && limit < unlimited && max(0, limit-used) < left {
 				left, where = max(0, limit-used), at
 			}
 			if at == "/" {
@@ -81,6 +81,9 @@ func cgroupLeft(proc, root string) (left int64, where string) {
 	}
 	return left, where
 }
+
+// unlimited is less than what version 1 shows for "no limit": the last page of an int64.
+const unlimited = 1 << 62
 
 // readBytes reads a number of bytes. ok is false if there is none, or the word max.
 func readBytes(name string) (n int64, ok bool) {

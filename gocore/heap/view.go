@@ -1,7 +1,6 @@
 package heap
 
 import (
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -38,8 +37,13 @@ func (v *View) Dead() bool {
 	if v.dead.Load() || now-last < int64(lookEvery) || !v.looked.CompareAndSwap(last, now) {
 		return v.dead.Load()
 	}
+	return v.DeadNow()
+}
+
+// DeadNow is Dead as of now. It makes a system call.
+func (v *View) DeadNow() bool {
 	// A process sees no lock of its own.
-	if pid := atomic.LoadUint64(&v.words[heldEntry*entryWords]); pid != 0 && pid != uint64(os.Getpid()) && !v.file.Held() {
+	if owner := atomic.LoadUint64(&v.words[heldEntry*entryWords]); owner != 0 && owner != process && !v.file.Held() {
 		v.dead.Store(true)
 	}
 	return v.dead.Load()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import _exit, _native
+from . import _exit, _native, memory
 from ._ops import Op
 from .errors import (
     AlreadyInitializedError,
@@ -160,6 +160,10 @@ def init_process_group(
         DtypeError: ``timeout`` or ``comm`` is of a wrong type.
         TimeoutError: some ranks did not call it in time.
 
+    Warns:
+        RuntimeWarning: the ranks of this node cannot map each other's memory, so collectives use
+            MPI. The first rank of the node warns, once.
+
     Source: :func:`torch.distributed.init_process_group`.
     """
     _check_backend(backend)
@@ -186,6 +190,8 @@ def init_process_group(
         _state.local_size = answer["local_size"]
         _state.world = ProcessGroup(answer["group"], answer["rank"], range(answer["size"]))
         _exit.install(foreign)
+    if answer["no_heaps"] and answer["local_rank"] == 0:  # one warning for a node
+        memory.warn("init_process_group", answer["no_heaps"], stacklevel=2)
     if front is not None:
         front.init(timeout)
 

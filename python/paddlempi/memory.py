@@ -7,14 +7,16 @@ may be sliced, sent and given to a framework, and its memory is freed with the l
 Allocation is local. A rank may allocate and free at any time, also before
 ``init_process_group`` and after ``destroy_process_group``.
 
-In a forked child (a DataLoader's worker) the memory of the heap is a private copy: what the child
-writes is not seen by its parent or by other ranks.
+In a forked child (a DataLoader's worker) the memory of the heap is private: what the child writes
+is not seen by its parent or by other ranks. A page of it that the child has not written to shows
+what the parent writes later, and zeros after the parent has given its segment back. So a child that
+needs values which the parent changes copies them first.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
+import operator
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -38,8 +40,8 @@ _warned = False
 def empty(shape: int | Sequence[int], dtype: Any = "float32", framework: str = "numpy") -> Any:
     """Return a new tensor in this rank's heap. Its elements are undefined.
 
-    If the machine refuses shared memory, the tensor lies in ordinary memory, and the first call
-    warns. Collectives then use MPI.
+    If the machine refuses shared memory, the tensor lies in ordinary memory. A RuntimeWarning says
+    so, once in a process. Collectives then use MPI.
 
     Args:
         shape: the lengths of the dimensions, or one length.
@@ -49,7 +51,8 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32", framework: str = "
 
     Raises:
         ArgumentError: ``shape`` has a negative length, or ``framework`` is none of the three.
-        DtypeError: the dtype is none that can be sent, or the framework does not have it.
+        DtypeError: ``shape`` has something that is no integer; the dtype is none that can be sent,
+            or the framework does not have it.
         ForkError: this process is a fork of the one that loaded the core.
 
     Thread-safety: may be called from any thread.
@@ -64,18 +67,34 @@ def _make(
         raise ArgumentError(
             f"{function}: framework={framework!r} is none of {', '.join(map(repr, _FRAMEWORKS))}"
         )
-    lengths = (shape,) if isinstance(shape, int) else tuple(int(length) for length in shape)
-    if any(length < 0 for length in lengths):
-        raise ArgumentError(f"{function}: shape={shape!r} has a negative length")
-    # A scalar type of NumPy is a class. The other dtypes are written "float32", "torch.float32".
-    name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
-    name = name.rpartition(".")[2].rstrip("_")  # numpy.bool_
+    lengths = _lengths(function, shape)
+    # A scalar type of NumPy is a class. The others are written "float32", "torch.float32" or
+    # "paddle.float32".
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
+    name = name.rstrip("_")  # numpy.bool_
     if name not in DTYPE_BY_NAME:
         raise DtypeError(f"{function}: dtype={dtype!r} is none of {', '.join(DTYPE_BY_NAME)}")
-    memory = _memory(math.prod(lengths) * DTYPE_BY_NAME[name].itemsize)
+    memory = _memory(function, math.prod(lengths) * DTYPE_BY_NAME[name].itemsize)
     if clear:
+        import ctypes
+
         ctypes.memset(memory, 0, ctypes.sizeof(memory))
     return import_module(_FRAMEWORKS[framework], __package__).over(memory, name, lengths)
+
+
+def _lengths(function: str, shape: Any) -> tuple[int, ...]:
+    try:
+        lengths = tuple(operator.index(length) for length in shape)
+    except TypeError:
+        try:
+            lengths = (operator.index(shape),)
+        except TypeError:
+            raise DtypeError(
+                f"{function}: shape={shape!r} is neither a length nor a sequence of lengths"
+            ) from None
+    if any(length < 0 for length in lengths):
+        raise ArgumentError(f"{function}: shape={shape!r} has a negative length")
+    return lengths
 
 
 def zeros(shape: int | Sequence[int], dtype: Any = "float32", framework: str = "numpy") -> Any:
@@ -102,9 +121,28 @@ def empty_like(tensor: Any) -> Any:
     )
 
 
-def _memory(size: int) -> Any:
-    """Return ``size`` bytes with the buffer protocol, in the heap if there is one."""
+def warn(function: str, why: str, *, stacklevel: int) -> None:
+    """Warn that there is no shared memory, once in a process.
+
+    Args:
+        function: the function that found out.
+        why: what the core says.
+        stacklevel: the caller to name, as for ``warnings.warn`` in the function that calls this.
+    """
     global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"{function}: no shared memory for tensors, so collectives use MPI: {why}",
+            RuntimeWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _memory(function: str, size: int) -> Any:
+    """Return ``size`` bytes with the buffer protocol, in the heap if there is one."""
+    import ctypes  # not at import, as `import paddlempi` would load it in every process
+
     core = _native.load()
     kind = ctypes.c_ubyte * size
     if size == 0:
@@ -114,13 +152,7 @@ def _memory(size: int) -> Any:
     except ForkError:
         raise
     except Error as error:
-        if not _warned:
-            _warned = True
-            warnings.warn(
-                f"paddlempi: no shared memory for tensors, so collectives use MPI: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        warn(function, str(error), stacklevel=4)
         return kind()
     memory = kind.from_address(address)
     # At exit the memory goes with the process. In a forked child heap_free does nothing.

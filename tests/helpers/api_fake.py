@@ -132,6 +132,7 @@ class FakeCore(ModuleType):
         self.registered: dict[type, Any] = {}
         self.errors: dict[int, type] = {}
         self.resolver: Any = None
+        self.no_heaps = ""  # why init says that ranks cannot map each other's memory
 
     def set_errors(self, classes: dict[int, type]) -> None:
         self.errors = classes
@@ -208,6 +209,7 @@ class FakeCore(ModuleType):
                     "size": self.size,
                     "local_rank": 0,
                     "local_size": 2,
+                    "no_heaps": self.no_heaps,
                 }
             )
         if method == "new_group":

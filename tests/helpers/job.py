@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +46,21 @@ def run(
     *,
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    path: str = "",
 ) -> Ended:
-    """Run ``program`` as ``np`` ranks, which may import ``ranks_tools``. Fail if the job hangs."""
-    path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
-    ours = {"PYTHONPATH": path, "FAULTS_NP": str(np), "FAULTS_MPI": MPI}
+    """Run ``program`` as ``np`` ranks, which may import ``ranks_tools``. Fail if the job hangs.
+
+    ``options`` are further options of the mpirun. ``path`` is a folder with modules that the
+    program may import, too.
+    """
+    folders = os.pathsep.join([HERE, *filter(None, [path, os.environ.get("PYTHONPATH")])])
+    ours = {"PYTHONPATH": folders, "FAULTS_NP": str(np), "FAULTS_MPI": MPI}
     with tempfile.NamedTemporaryFile("r") as stamps:
         ours["FAULTS_STAMPS"] = stamps.name
-        result = launch.run(np, program, timeout=timeout, env={**(env or {}), **ours})
+        result = launch.run(
+            np, program, timeout=timeout, env={**(env or {}), **ours}, options=options
+        )
         at = time.time()
         assert not result.timed_out, f"hung for {timeout} s:\n{result.output}"
         return Ended(result, at, stamps.read())
@@ -64,9 +72,10 @@ def succeed(
     *,
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
+    path: str = "",
 ) -> Ended:
     """Run ``program`` as :func:`run` does. Fail unless every rank calls ``ranks_tools.done()``."""
-    ended = run(np, program, timeout=timeout, env=env)
+    ended = run(np, program, timeout=timeout, env=env, path=path)
     assert ended.returncode == 0, ended.output
     assert ended.result.stdout.count("done\n") == np, ended.output
     return ended

@@ -72,6 +72,24 @@ def works(group: Any = None) -> None:
     assert (x == size * (size + 1) / 2).all(), x
 
 
+def refuse_system_calls(numbers: Sequence[int]) -> None:
+    """Install a seccomp filter: these system calls fail with EPERM, here and in all children."""
+    import ctypes
+    import struct
+
+    load, equal, give, allow, refuse = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050001
+    program = [(load, 0, 0, 0)]
+    program += [(equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
+    program += [(give, 0, 0, allow), (give, 0, 0, refuse)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    described = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    set_no_new_privileges, set_seccomp, with_filter = 38, 22, 2
+    for arguments in ((set_no_new_privileges, 1, 0, 0, 0), (set_seccomp, with_filter, described)):
+        if libc.prctl(*arguments):
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
 def stamp(name: str) -> None:
     """Write the time to a file, for the test that started the job.
 
@@ -79,6 +97,21 @@ def stamp(name: str) -> None:
     """
     with open(os.environ["FAULTS_STAMPS"], "a") as file:
         file.write(f"{name} {time.time()}\n")
+
+
+def leave_together(rank: int) -> None:
+    """End this process, after both survivors of a death have come here.
+
+    MPI cannot be finalized with a dead rank. A launcher ends the job when a rank ends without that.
+    """
+    stamp(f"raised-{rank}")
+    ended = time.monotonic() + 10
+    while time.monotonic() < ended:
+        with open(os.environ["FAULTS_STAMPS"]) as file:
+            if len({line.split()[0] for line in file}) == 2:
+                break
+        time.sleep(0.01)
+    os._exit(0)
 
 
 def done() -> None:

@@ -6,7 +6,7 @@
 
 /* A word: sequence number (44 bits), owner (16), state (4). At 2 us each, 2^44 collectives take
  * more than a year. */
-enum { CLAIMED = 1, DONE = 2, CLOSED = 3 };
+enum { CLAIMED = 1, DONE = 2, CLOSED = 3, LEFT = 4 };
 
 static inline uint64_t word(uint64_t seq, int owner, int state) {
 	return seq << 20 | (uint64_t)owner << 4 | (uint64_t)state;
@@ -114,7 +114,11 @@ int sm_work(sm_op *op, int most) {
 		const int chunk = first + i < total ? first + i : first + i - total;
 		if (take(op, chunk, CLAIMED)) {
 			work(op, chunk);
-			__atomic_store_n(&op->words[chunk], word(op->seq, op->me, DONE), __ATOMIC_RELEASE);
+			uint64_t mine = word(op->seq, op->me, CLAIMED);
+			if (!__atomic_compare_exchange_n(&op->words[chunk], &mine, word(op->seq, op->me, DONE),
+											 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+				__atomic_store_n(&op->words[chunk], word(op->seq, op->me, CLOSED),
+								 __ATOMIC_RELEASE);
 			did++;
 		}
 	}
@@ -147,7 +151,7 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 				op->next++;
 				continue;
 			}
-			if (state_of(w) == CLOSED)
+			if (state_of(w) == CLOSED || state_of(w) == LEFT)
 				return sm_close(op);
 		}
 		if (spin-- <= 0)
@@ -166,18 +170,29 @@ int sm_close(sm_op *op) {
 	for (int i = 0; i < total; i++) {
 		take(op, i, CLOSED);
 		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
-		closed |= state_of(w) == CLOSED;
-		working |= state_of(w) == CLAIMED;
+		closed |= state_of(w) == CLOSED || state_of(w) == LEFT;
+		working |= state_of(w) == CLAIMED || state_of(w) == LEFT;
 	}
 	if (closed)
 		return working ? SM_CLOSING : SM_CLOSED;
 	return working ? SM_PENDING : SM_DONE;
 }
 
+int sm_leave(sm_op *op) {
+	for (int i = 0; i < chunks(op); i++) {
+		take(op, i, CLOSED);
+		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
+		if (state_of(w) == CLAIMED)
+			__atomic_compare_exchange_n(&op->words[i], &w, word(op->seq, owner_of(w), LEFT), 0,
+										__ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+	}
+	return sm_close(op);
+}
+
 int sm_worker(const sm_op *op) {
 	for (int i = 0; i < chunks(op); i++) {
 		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
-		if (seq_of(w) == op->seq && state_of(w) == CLAIMED)
+		if (seq_of(w) == op->seq && (state_of(w) == CLAIMED || state_of(w) == LEFT))
 			return owner_of(w);
 	}
 	return -1;
@@ -196,10 +211,11 @@ int sm_closer(const sm_op *op, int *from) {
 
 int sm_bury(sm_op *op, int rank) {
 	int found = 0;
-	for (int i = 0; i < chunks(op); i++) {
-		uint64_t mine = word(op->seq, rank, CLAIMED);
-		found += __atomic_compare_exchange_n(&op->words[i], &mine, word(op->seq, rank, CLOSED), 0,
-											 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-	}
+	for (int i = 0; i < chunks(op); i++)
+		for (int state = CLAIMED; state <= LEFT; state += LEFT - CLAIMED) {
+			uint64_t its = word(op->seq, rank, state);
+			found += __atomic_compare_exchange_n(&op->words[i], &its, word(op->seq, rank, CLOSED),
+												 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+		}
 	return found;
 }

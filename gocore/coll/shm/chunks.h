@@ -15,6 +15,9 @@
  * any more, and it sees what the others wrote.
  *   - A collective is given up by closing the chunks that nobody has claimed. Those that are
  * claimed end by themselves. A rank that finds a closed chunk closes the rest.
+ *   - A rank whose call raises while another rank works on a chunk leaves that chunk: it marks the
+ *     word. Its caller may change its tensors then, so the work may read something else. The owner
+ *     finds the mark when it is done, and closes the chunk. So the collective fails on all ranks.
  *   - Words of a slot are used again only after every rank has finished with the slot (package
  * arrive). */
 #ifndef PMPI_SHM_CHUNKS_H
@@ -80,6 +83,10 @@ int sm_state(sm_op *op, int spin, int yield_every);
 
 /* sm_close closes the chunks that nobody has claimed. Returns the state. */
 int sm_close(sm_op *op);
+
+/* sm_leave is sm_close for a rank that does not wait for the chunks that others work on: it marks
+ * them, so that they fail too. Returns the state. */
+int sm_leave(sm_op *op);
 
 /* sm_worker returns the rank that has claimed a chunk and is not done with it, -1 if there is none.
  */

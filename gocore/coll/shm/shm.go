@@ -143,6 +143,10 @@ func (o *Op) State(spin int) State { return State(C.sm_state(o.c, C.int(spin), o
 // the operation goes on: the state is Done or Pending.
 func (o *Op) Close() State { return State(C.sm_close(o.c)) }
 
+// Leave is Close for a rank whose call ends now. The chunks that others work on fail with it, because
+// this rank's tensors may change from now on.
+func (o *Op) Leave() State { return State(C.sm_leave(o.c)) }
+
 // Worker returns a rank that works on a chunk; -1 if there is none.
 func (o *Op) Worker() int { return int(C.sm_worker(o.c)) }
 

@@ -183,6 +183,7 @@ def _text(found: dict[str, Any]) -> str:
     lines.append(_row("core", f"{how}, {core['go']}, reductions with {core['kernels']}"))
     lines += _mpi(core)
     lines += _launcher(core["launcher"])
+    lines.append(_row("heap", _heap(core["heap"])))
     lines += _cuda(core["cuda"])
     if core["initialized"]:
         lines += _ranks(core)
@@ -213,6 +214,15 @@ def _launcher(launcher: dict[str, Any]) -> list[str]:
     size = launcher["size"]
     processes = "" if size < 1 else f", {size} processes"
     return [_row("launcher", f"{launcher['name']} of {launcher['mpi']}{processes}")]
+
+
+def _heap(heap: dict[str, Any]) -> str:
+    if heap["why"]:
+        return f"none: {heap['why']}"
+    mapped = ", mapped by the other ranks of the node" if heap["mapped"] else ""
+    left = "" if heap["left"] is None else f", limits leave {heap['left'] >> 20} MiB"
+    used, reserved = heap["used"], heap["reserved"] >> 20
+    return f"{used} bytes used of {reserved} MiB reserved{left}{mapped}"
 
 
 def _cuda(cuda: dict[str, Any]) -> list[str]:

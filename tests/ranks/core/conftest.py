@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from one_mpi import EVERYTHING, pytest_collection_modifyitems, pytest_configure, world_size
 from paddlempi.testing import World
-from tensors import DlpackKind, FrameworkKind, Kind, MemoryviewKind, NumpyKind
+from tensors import DlpackKind, FrameworkKind, HeapKind, Kind, MemoryviewKind, NumpyKind
 
 __all__ = ["pytest_collection_modifyitems", "pytest_configure"]
 
-KINDS = ["numpy", "memoryview", "dlpack", "paddle", "torch"]
+KINDS = ["numpy", "heap", "memoryview", "dlpack", "paddle", "torch"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,7 +35,13 @@ def kind(request: pytest.FixtureRequest) -> Kind:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
         return FrameworkKind(name, importlib.import_module(name))
-    return {"numpy": NumpyKind, "memoryview": MemoryviewKind, "dlpack": DlpackKind}[name]()
+    kinds = {
+        "numpy": NumpyKind,
+        "heap": HeapKind,
+        "memoryview": MemoryviewKind,
+        "dlpack": DlpackKind,
+    }
+    return kinds[name]()
 
 
 @pytest.fixture

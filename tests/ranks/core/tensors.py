@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import paddlempi
 from paddlempi._ops import DEFINED, DTYPE_BY_NAME, ReduceCode
 
 NAMES = tuple(DTYPE_BY_NAME)
@@ -127,6 +128,16 @@ class NumpyKind:
 
     def shown(self, array: np.ndarray[Any, Any]) -> Any:
         return array
+
+
+class HeapKind(NumpyKind):
+    """NumPy arrays in this rank's heap."""
+
+    name = "heap"
+
+    def make(self, dtype: str, layout: Layout) -> Tensor:
+        memory = paddlempi.empty(layout.room, dtype)
+        return Tensor(self.shown(strided(memory, layout)), memory, layout, memory)
 
 
 class MemoryviewKind(NumpyKind):

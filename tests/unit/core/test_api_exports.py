@@ -37,6 +37,8 @@ NAMES = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "empty",
+    "empty_like",
     "errors",
     "exscan",
     "gather",
@@ -73,6 +75,7 @@ NAMES = [
     "send_object_list",
     "sendrecv",
     "split_group",
+    "zeros",
 ]
 
 

@@ -45,6 +45,7 @@ CORE = {
     "node": None,
     "local_rank": None,
     "local_size": None,
+    "heap": {"reserved": 64 << 20, "used": 4032, "left": None, "mapped": None, "why": ""},
     "cuda": {"driver": "", "version": "", "devices": [], "error": "no CUDA driver: install it"},
 }
 
@@ -136,6 +137,23 @@ def test_torch_is_told_of_where_it_is_installed(
         assert main(["info", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)["torch_backend"]
         assert told == ("the names of torch" if version else None)
+
+
+def test_heap(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heap = {"reserved": 64 << 20, "used": 4032, "left": None, "mapped": None, "why": ""}
+    plain = fresh_core.control
+    for changed, says in (
+        ({}, "4032 bytes used of 64 MiB reserved\n"),
+        ({"mapped": True}, "64 MiB reserved, mapped by the other ranks of the node\n"),
+        ({"left": 99 << 20}, "64 MiB reserved, limits leave 99 MiB\n"),
+        ({"mapped": False, "why": "no memfd"}, "none: no memfd\n"),
+    ):
+        monkeypatch.setattr(fresh_core, "control", plain)
+        answer(fresh_core, monkeypatch, heap=heap | changed)
+        assert main(["info"]) == 0
+        assert says in capsys.readouterr().out
 
 
 def test_cuda(

@@ -44,6 +44,7 @@ def ranks(n: int, devices: int = 2, nodes: int = 1) -> list[Facts]:
             "local_rank": rank % each,
             "local_size": each,
             "arrive": "shared memory",
+            "heap": {"reserved": 0, "used": 0, "left": None, "mapped": True, "why": ""},
             "cuda": {
                 "driver": "/x/libcuda.so.1",
                 "version": "12.4",
@@ -123,6 +124,9 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("variables.OMP_NUM_THREADS", "64", "omp warn", "OMP_NUM_THREADS=2"),
     ("variables.GOMAXPROCS", "1", "gomaxprocs warn", "rank 1: GOMAXPROCS"),
     ("cpus", [0, 1], "binding ok", "let the launcher bind"),
+    ("core.heap.why", "no memfd", "heap warn", "no memfd"),
+    ("core.heap.left", 63 << 20, "heap warn", "limits leave 63 MiB"),
+    ("core.heap.left", 64 << 20, "heap ok", "map each other's heaps"),
     ("cuda.ipc.error", "CUDA_ERROR_NOT_SUPPORTED", "ipc warn", "--ipc=host"),
     ("cuda.peers", [], "peer access ok", "all reach"),
     ("cuda.bandwidth.device_to_host", 3e9, "pinned warn", "NUMA node"),

@@ -1,0 +1,268 @@
+"""Ranks that die, stop, come late or are interrupted around a collective in mapped memory.
+
+The launchers are told to leave the other ranks alone when a rank dies.
+"""
+
+from __future__ import annotations
+
+import os
+
+import job
+import pytest
+
+
+def killed() -> None:
+    """Rank 2 is killed at some moment of a series of large all_reduces."""
+    import os
+    import random
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, errors, leave_together, raises, start
+
+    rank = start()
+    random.seed(int(os.environ["FAULTS_SEED"]))
+    delay = random.uniform(0.0, 0.4)
+    tensor = dist.zeros(32 << 20, "uint8")
+    dist.all_reduce(tensor)
+    dist.barrier()
+    if rank == 2:
+        # From outside, because a thread of this process would have to wait for a processor.
+        end = f"import os, time; time.sleep({delay}); os.kill({os.getpid()}, {signal.SIGKILL})"
+        subprocess.Popen([sys.executable, "-S", "-c", end])
+    began = time.monotonic()
+    with raises(errors.PeerLeftError, "2", ranks=[2], most=30.0):
+        while time.monotonic() < began + 25:
+            dist.all_reduce(tensor)
+    with raises(errors.GroupBrokenError, most=3.0):
+        dist.all_reduce(np.ones(2))
+    leave_together(rank)
+
+
+def killed_before_it_comes() -> None:
+    """Rank 2 is dead; the others wait for it in every way."""
+    import os
+    import signal
+
+    import numpy as np
+    from ranks_tools import dist, errors, leave_together, raises, start
+
+    rank = start()
+    groups = [dist.new_group() for _ in range(4)]
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for group, call in zip(
+        groups,
+        (
+            lambda group: dist.all_reduce(dist.zeros(30_000), group=group),
+            lambda group: dist.all_reduce(np.zeros(30_000), group=group),
+            lambda group: dist.all_reduce(dist.zeros(30_000), group=group, async_op=True).wait(),
+            lambda group: dist.barrier(group),
+        ),
+        strict=True,
+    ):
+        with raises(errors.PeerLeftError, "[2]", ranks=[2], most=10.0):
+            call(group)
+    with raises(errors.ProcFailedError, most=10.0):  # MPI itself tells of it
+        dist.recv(np.zeros(3), 2)
+    with raises(errors.ProcFailedError, most=10.0):
+        dist.irecv(np.zeros(3), 2, tag=1).wait()
+    leave_together(rank)
+
+
+def stopped() -> None:
+    """Rank 1 is stopped in the middle of an all_reduce. The others give up and go on."""
+    import os
+    import random
+    import signal
+    import time
+
+    from ranks_tools import dist, done, errors, start, works
+
+    rank = start()
+    pids = [None] * 3
+    dist.all_gather_object(pids, os.getpid())
+    modes = [False, True]
+    for _ in range(12):
+        asynchronous = modes[0]
+        group = dist.new_group(timeout=1.0)
+        tensor = dist.zeros(64 << 20, "uint8")
+        tensor[:] = 1
+        dist.barrier()
+        if rank == 0:
+            child = os.fork()
+            if child == 0:
+                time.sleep(random.uniform(0.001, 0.05))
+                os.kill(pids[1], signal.SIGSTOP)
+                time.sleep(3.0)
+                os.kill(pids[1], signal.SIGCONT)
+                os._exit(0)
+        outcome = ""
+        try:
+            began = time.monotonic()
+            while time.monotonic() < began + 2.5:
+                tensor[:] = 1
+                work = dist.all_reduce(tensor, group=group, async_op=asynchronous)
+                if asynchronous:
+                    work.wait()
+                assert (tensor[::4096] == 3).all()
+        except errors.TimeoutError as error:
+            took = time.monotonic() - began
+            assert took < 3.0 or rank == 1, f"{took} s: {error}"
+            outcome = str(error)
+            assert 1 in error.ranks or rank == 1, error
+        except errors.GroupBrokenError as error:
+            outcome = str(error)
+        tensor[:] = 7  # the core keeps the memory, which another rank may still write to
+        if rank == 0:
+            os.waitpid(child, 0)
+        dist.monitored_barrier(timeout=20.0)
+        del tensor
+        fresh = dist.zeros(64 << 20, "uint8")
+        time.sleep(0.2)
+        assert not fresh.any(), "another rank wrote into memory that was given again"
+        outcomes = [None] * 3
+        dist.all_gather_object(outcomes, outcome)
+        assert outcomes[0] or not any(outcomes), outcomes
+        works()
+        if "transfer did not end" in outcomes[0]:
+            assert all(outcomes), f"a rank took a sum for good that was given up: {outcomes}"
+            modes.pop(0)
+            if not modes:
+                break
+    else:
+        raise AssertionError("it was never stopped in a transfer")
+    done()
+
+
+def late() -> None:
+    """A rank that comes after the deadline of the others, and Ctrl-C while they wait."""
+    import os
+    import signal
+    import threading
+    import time
+
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start()
+    tensor = dist.zeros(100_000)
+    for asynchronous in False, True:
+        group = dist.new_group(timeout=0.5)
+        dist.barrier()
+        if rank == 1:
+            time.sleep(1.5)
+            with raises(errors.GroupBrokenError, "gave up waiting for this rank", most=3.0):
+                work = dist.all_reduce(tensor, group=group, async_op=asynchronous)
+                if asynchronous:
+                    work.wait()
+        else:
+            with raises(errors.TimeoutError, "[1] never came", ranks=[1], most=3.0):
+                work = dist.all_reduce(tensor, group=group, async_op=asynchronous)
+                if asynchronous:
+                    work.wait()
+        assert not tensor.any()
+        works()
+    group = dist.new_group()
+    if rank == 0:
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with raises(KeyboardInterrupt, least=0.3, most=3.0):
+            dist.all_reduce(tensor, group=group)
+    else:
+        time.sleep(1.5)
+        with raises(errors.GroupBrokenError, "interrupted", ranks=[0], most=3.0):
+            dist.all_reduce(tensor, group=group)
+    works()
+    dist.all_reduce(tensor)
+    assert not tensor.any()
+    done()
+
+
+def interrupted_in_a_transfer() -> None:
+    """Ctrl-C while another rank, which is stopped, works on a chunk."""
+    import os
+    import signal
+    import time
+
+    from ranks_tools import dist, done, errors, start, works
+
+    rank = start()
+    pids = [None] * 2
+    dist.all_gather_object(pids, os.getpid())
+    for attempt in range(8):
+        group = dist.new_group()
+        tensor = dist.zeros(64 << 20, "uint8")
+        dist.barrier()
+        if rank == 0:
+            child = os.fork()
+            if child == 0:
+                time.sleep(0.01 + 0.003 * attempt)
+                os.kill(pids[1], signal.SIGSTOP)
+                time.sleep(1.0)
+                os.kill(pids[0], signal.SIGINT)
+                time.sleep(1.5)
+                os.kill(pids[1], signal.SIGCONT)
+                os._exit(0)
+        caught = ""
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + 2.0:
+                dist.all_reduce(tensor, group=group)
+        except KeyboardInterrupt:
+            caught = "interrupted"
+            assert time.monotonic() < began + 2.3, "not before the rank went on"
+        except errors.GroupBrokenError as error:
+            caught = str(error)
+        if rank == 0:
+            os.waitpid(child, 0)
+            assert caught == "interrupted"
+        dist.monitored_barrier(timeout=20.0)
+        works()
+        both = [None] * 2
+        dist.all_gather_object(both, caught)
+        if not both[1]:
+            break  # rank 1 held a chunk, and its call came to its end
+    done()
+
+
+SURVIVE = ("--with-ft", "ulfm")
+"""What lets the other ranks live when one dies. Only Open MPI's launcher has it.
+
+Hydra has -disable-auto-cleanup, but that of MPICH 5's wheel ends the others all the same.
+"""
+
+
+def survivors(ended: job.Ended) -> None:
+    """Check that ranks 0 and 1 came to their ends, and that nothing has a name that is left."""
+    for rank in (0, 1):
+        ended.stamp(f"raised-{rank}")
+    assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("seed", range(4))
+def test_killed(seed: int) -> None:
+    survivors(job.run(3, killed, env={"FAULTS_SEED": str(seed)}, options=SURVIVE))
+
+
+@pytest.mark.one_mpi
+def test_killed_before_it_comes() -> None:
+    survivors(job.run(3, killed_before_it_comes, options=SURVIVE))
+
+
+@pytest.mark.one_mpi
+def test_late() -> None:
+    job.succeed(3, late)
+
+
+@pytest.mark.one_mpi
+def test_stopped() -> None:
+    job.succeed(3, stopped, timeout=100)
+
+
+@pytest.mark.one_mpi
+def test_interrupted_in_a_transfer() -> None:
+    job.succeed(2, interrupted_in_a_transfer, timeout=100)
