@@ -34,12 +34,16 @@ func TestAGroupForcesWhatTheVariableSaidWhenItWasMade(t *testing.T) {
 			assert.Equal(t, "slices16", g.Algorithm())
 			_, err := submit(g, allReduce(floats(1)))
 			assert.NoError(t, err)
-			assert.Equal(t, "mpi", g.Algorithm())
+			usual := map[bool]string{true: "inline", false: "mpi"}
+			assert.Equal(t, usual[g.Local()], g.Algorithm())
 		})
 	})
 	t.Setenv("PADDLEMPI_ALGO", "")
 	ranks(t, 2, nil, func(t *testing.T, _ *Env, g *Group) {
 		_, err := submit(g, allReduce(halves(4)))
+		assert.NoError(t, err)
+		assert.Equal(t, "inline", g.Algorithm())
+		_, err = submit(g, allReduce(halves(4096)))
 		assert.NoError(t, err)
 		assert.Equal(t, "gather16", g.Algorithm())
 	})

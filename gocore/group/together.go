@@ -108,12 +108,12 @@ func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 	switch state {
 	case shm.Closed, shm.Closing:
 		// A member that has given anything up has broken the group, so it was this operation.
-		closers, lost := map[int]status.Code{}, false
+		closers, lost, late := map[int]status.Code{}, false, false
 		dead := g.dead()
 		for i := range g.Ranks {
 			if why := g.node.Lines.Why(i); why != 0 && i != g.Rank {
 				closers[i] = why
-				lost = lost || why == status.PeerLeft
+				lost, late = lost || why == status.PeerLeft, late || why == status.Timeout
 			}
 		}
 		for _, i := range o.Closers() {
@@ -121,6 +121,9 @@ func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 		}
 		if lost && len(dead) > 0 {
 			return g.diedError(c, dead)
+		}
+		if late && state == shm.Closing {
+			return g.togetherTimeout(c, o)
 		}
 		return g.closedBy(c, closers)
 	case shm.Blind:

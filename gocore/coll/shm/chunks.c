@@ -114,9 +114,9 @@ int sm_work(sm_op *op, int most) {
 		const int chunk = first + i < total ? first + i : first + i - total;
 		if (take(op, chunk, CLAIMED)) {
 			work(op, chunk);
-			uint64_t mine = word(op->seq, op->me, CLAIMED);
-			if (!__atomic_compare_exchange_n(&op->words[chunk], &mine, word(op->seq, op->me, DONE),
-											 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+			uint64_t mine = word(op->seq, op->me, CLAIMED), done = word(op->seq, op->me, DONE);
+			if (!__atomic_compare_exchange_n(&op->words[chunk], &mine, done, 0, __ATOMIC_RELEASE,
+											 __ATOMIC_RELAXED)) /* a rank has left */
 				__atomic_store_n(&op->words[chunk], word(op->seq, op->me, CLOSED),
 								 __ATOMIC_RELEASE);
 			did++;

@@ -91,7 +91,7 @@ func TestThreadSanitizerFindsWeakOrders(t *testing.T) {
 	cc := compiler(t)
 	for name, replace := range map[string][]string{
 		"the announcement": {"lines.c", "seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED", "seq, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED"},
-		"done":             {"chunks.c", "word(op->seq, op->me, DONE), __ATOMIC_RELEASE", "word(op->seq, op->me, DONE), __ATOMIC_RELAXED"},
+		"done":             {"chunks.c", "&mine, done, 0, __ATOMIC_RELEASE", "&mine, done, 0, __ATOMIC_RELAXED"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := sanitized(harness(t, cc, replace...), 2, 120, 1, 0)
