@@ -54,12 +54,13 @@ type protocol struct {
 	slots, ahead int
 	ring         bool
 
-	leaves  int  // ranks that may give up at any moment of the arrival
-	givesUp int  // ranks that may give up at any moment after it
-	dies    int  // ranks that may die between a claim and its end
-	blind   int  // ranks that cannot map the tensors
-	helper  bool // rank 0 has a second thread, which comes late with the first collective
-	order   orders
+	leaves   int  // ranks that may give up at any moment of the arrival
+	givesUp  int  // ranks that may give up at any moment after it
+	dies     int  // ranks that may die between a claim and its end
+	abandons int  // ranks that give up and may then leave chunks on which others work
+	blind    int  // ranks that cannot map the tensors
+	helper   bool // rank 0 has a second thread, which comes late with the first collective
+	order    orders
 
 	everything bool // the explorer goes without its reduction
 
@@ -70,6 +71,7 @@ type protocol struct {
 	buriesLiving  bool // a rank that waits buries another one that is alive
 	blindWorks    bool // a rank that has counted itself as blind works all the same
 	closesTooMuch bool // who gives up closes the next collective in any case
+	overrules     bool // the owner of a chunk stores "done" without a look at its word
 }
 
 const (
@@ -77,6 +79,7 @@ const (
 	claimed
 	done
 	closed
+	left // claimed, and a rank that has given up does not wait for it
 
 	closedSlot = 1000 // added to the sequence number of a slot that was closed
 )
@@ -92,6 +95,7 @@ const (
 	wasBlind
 	neverBegan // closed before all had announced it
 	died
+	wasLeft // closed, while another rank works on a chunk: the tensors are kept, and not used
 )
 
 // Atomic locations.
@@ -167,6 +171,10 @@ func (m member) run() {
 		seq := ended + 1
 		end := m.complete(seq)
 		if end == died {
+			return
+		}
+		if end == wasLeft {
+			m.Note(10*seq + wasClosed)
 			return
 		}
 		m.Note(10*seq + end)
@@ -299,11 +307,23 @@ func (m member) complete(seq int) (end int) {
 					return died
 				}
 				m.work(seq, c)
-				m.Store(m.chunkAt(c, seq), m.word(seq, done), m.order.done)
+				m.finish(seq, c)
 			}
 		}
 	}
 	return m.wait(seq)
+}
+
+// finish ends the work on a chunk (sm_work). If a rank has left the chunk, it is closed.
+func (m member) finish(seq, c int) {
+	if !m.overrules {
+		old := m.word(seq, claimed)
+		if _, ok := m.Swap(m.chunkAt(c, seq), old, m.word(seq, done), m.order.done, explorer.Relaxed); !ok {
+			m.Store(m.chunkAt(c, seq), m.word(seq, closed), m.order.done)
+		}
+		return
+	}
+	m.Store(m.chunkAt(c, seq), m.word(seq, done), m.order.done)
 }
 
 func (m member) word(seq, state int) int {
@@ -400,10 +420,16 @@ func (m member) giveUp(seq int) int {
 			if !m.isOf(w, seq) {
 				m.Fail("rank %d: after the close, chunk %d of collective %d holds %d", m.me, c, seq, w)
 			}
-			isClosed = isClosed || stateOf(w) == closed
-			if stateOf(w) == claimed {
+			isClosed = isClosed || stateOf(w) == closed || stateOf(w) == left
+			if stateOf(w) == claimed || stateOf(w) == left {
 				working = c
 			}
+		}
+		if working >= 0 && has(m.abandons, m.me) && m.Choose(2) == 1 {
+			if isClosed = m.leave(seq) || isClosed; isClosed {
+				return wasLeft
+			}
+			continue
 		}
 		switch {
 		case !isClosed && working < 0:
@@ -414,7 +440,7 @@ func (m member) giveUp(seq int) int {
 			return wasClosed
 		}
 		owner := m.Load(m.chunkAt(working, seq), explorer.Acquire) / 10 % 10
-		over := func(w int) bool { return stateOf(w) != claimed }
+		over := func(w int) bool { return stateOf(w) != claimed && stateOf(w) != left }
 		if m.dies == 0 {
 			m.Await(m.chunkAt(working, seq), explorer.Acquire, over)
 		} else if _, ok := m.AwaitOr(m.chunkAt(working, seq), explorer.Acquire, over); !ok {
@@ -424,6 +450,18 @@ func (m member) giveUp(seq int) int {
 	}
 }
 
+// leave marks the chunks on which others work (sm_leave). It returns whether there was one.
+func (m member) leave(seq int) (was bool) {
+	for c := range m.chunks {
+		w := m.Load(m.chunkAt(c, seq), explorer.Acquire)
+		if stateOf(w) == claimed {
+			_, ok := m.Swap(m.chunkAt(c, seq), w, w-claimed+left, explorer.AcqRel, explorer.Acquire)
+			was = was || ok
+		}
+	}
+	return was
+}
+
 // bury is sm_bury for the ranks that are dead.
 func (m member) bury(seq int) {
 	for r := range m.ranks {
@@ -431,7 +469,9 @@ func (m member) bury(seq int) {
 			continue
 		}
 		for c := range m.chunks {
-			m.Swap(m.chunkAt(c, seq), word(seq, r, claimed), word(seq, r, closed), explorer.AcqRel, explorer.Acquire)
+			for _, state := range []int{claimed, left} {
+				m.Swap(m.chunkAt(c, seq), word(seq, r, state), word(seq, r, closed), explorer.AcqRel, explorer.Acquire)
+			}
 		}
 	}
 }
@@ -442,7 +482,7 @@ func (m member) late() {
 	for c := range m.chunks {
 		if m.take(1, c, claimed) {
 			m.work(1, c)
-			m.Store(m.chunkAt(c, 1), m.word(1, done), m.order.done)
+			m.finish(1, c)
 		}
 	}
 }
@@ -495,6 +535,9 @@ func TestProtocol(t *testing.T) {
 		"2 ranks, both give up":                        {ranks: 2, chunks: 1, collectives: 2, leaves: 3, givesUp: 3},
 		"2 ranks, 2 chunks, both give up work":         {ranks: 2, chunks: 2, collectives: 1, givesUp: 3},
 		"3 ranks, one gives up work":                   {ranks: 3, chunks: 1, collectives: 1, givesUp: 2},
+		"2 ranks, one abandons":                        {ranks: 2, chunks: 2, collectives: 1, givesUp: 1, abandons: 1},
+		"2 ranks, both abandon":                        {ranks: 2, chunks: 2, collectives: 1, givesUp: 3, abandons: 3},
+		"3 ranks, one abandons":                        {ranks: 3, chunks: 1, collectives: 1, givesUp: 2, abandons: 2},
 		"3 ranks, two leave":                           {ranks: 3, chunks: 1, collectives: 1, leaves: 3},
 		"2 ranks, one dies":                            {ranks: 2, chunks: 2, collectives: 2, dies: 2},
 		"3 ranks, one dies":                            {ranks: 3, chunks: 1, collectives: 1, dies: 2},
@@ -547,6 +590,8 @@ func TestProtocolNeedsItsParts(t *testing.T) {
 
 		{"no sequence in the words, a late thread", pair, func(p *protocol) { p.unsequenced, p.helper = true, true }, []string{race, values}},
 		{"who gives up does not wait", giving, func(p *protocol) { p.hasty = true }, []string{race}},
+		{"the owner of a chunk overrules who has left it", protocol{ranks: 2, chunks: 2, collectives: 1, givesUp: 1, abandons: 1},
+			func(p *protocol) { p.overrules = true }, []string{ends}},
 		{"who gives up closes the next slot in any case", protocol{ranks: 2, chunks: 1, collectives: 2, leaves: 3},
 			func(p *protocol) { p.closesTooMuch = true }, []string{ends}},
 		{"who gives up closes the next slot of the ring in any case", protocol{ranks: 2, chunks: 1, collectives: 2, slots: 2, ahead: 2, leaves: 3},
