@@ -146,14 +146,29 @@ func (g *Group) togetherTimeout(c *call, o *shm.Op) error {
 }
 
 // lostError returns an error if a member that works on a chunk is dead. Its chunk was changed in part,
-// so the operation fails on all members.
+// so the operation fails on all members. It also returns an error if this member cannot work, nobody
+// else does, and a member is dead: that one may be the only one that could.
 func (g *Group) lostError(c *call, o *shm.Op) error {
-	worker := o.Worker()
-	if worker < 0 || worker == g.Rank || !g.env.died(g.Ranks[worker]) {
+	if worker := o.Worker(); worker >= 0 {
+		if worker == g.Rank || !g.env.died(g.Ranks[worker]) {
+			return nil
+		}
+		o.Bury(worker)
+		return g.diedError(c, []int{worker})
+	}
+	if !o.IsBlind() {
 		return nil
 	}
-	o.Bury(worker)
-	return g.diedError(c, []int{worker})
+	var dead []int
+	for i := range g.Ranks {
+		if i != g.Rank && g.env.died(g.Ranks[i]) {
+			dead = append(dead, i)
+		}
+	}
+	if dead == nil {
+		return nil
+	}
+	return g.diedError(c, dead)
 }
 
 func (g *Group) diedError(c *call, members []int) error {

@@ -130,6 +130,9 @@ func (o *Op) Set(rank int, in, out unsafe.Pointer) { o.in[rank], o.out[rank] = i
 // the other ranks. If no rank can, the state becomes Blind. Call it once.
 func (o *Op) CannotMap() { C.sm_blind(o.c) }
 
+// IsBlind tells whether CannotMap was called.
+func (o *Op) IsBlind() bool { return o.c.blind != 0 }
+
 // Work claims and does at most that many chunks, and returns how many it did.
 func (o *Op) Work(most int) int { return int(C.sm_work(o.c, C.int(most))) }
 

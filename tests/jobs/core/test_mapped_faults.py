@@ -74,6 +74,30 @@ def killed_before_it_comes() -> None:
     leave_together(rank)
 
 
+def killed_before_it_works() -> None:
+    """Ranks 0 and 1 cannot map the tensors. Rank 2 can, and dies before it claims a chunk."""
+    import os
+    import resource
+    import signal
+
+    from ranks_tools import dist, errors, leave_together, raises, start
+
+    rank = start()
+    tensor = dist.zeros((90 << 20) // 4)
+    dist.barrier()
+    if rank == 2:
+        dist.all_reduce(tensor, async_op=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (60 << 20), old[1]))
+    with raises(errors.PeerLeftError, "2", ranks=[2], most=10.0):
+        dist.all_reduce(tensor)
+    resource.setrlimit(resource.RLIMIT_AS, old)
+    leave_together(rank)
+
+
 def stopped() -> None:
     """Rank 1 is stopped in the middle of an all_reduce. The others give up and go on."""
     import os
@@ -251,6 +275,11 @@ def test_killed(seed: int) -> None:
 @pytest.mark.one_mpi
 def test_killed_before_it_comes() -> None:
     survivors(job.run(3, killed_before_it_comes, options=SURVIVE))
+
+
+@pytest.mark.one_mpi
+def test_killed_before_it_works() -> None:
+    survivors(job.run(3, killed_before_it_works, options=SURVIVE))
 
 
 @pytest.mark.one_mpi
