@@ -107,7 +107,7 @@ func TestHurry(t *testing.T) {
 		func(*Handle) { e.Add(newCountdown(1 << 30)) },
 	} {
 		h := e.NewHandle()
-		e.AddPatient(&finisher{newCountdown(1000), h})
+		e.AddPatient(&finisher{newCountdown(200), h})
 		hurry(h)
 		assert.Equal(t, int32(1), e.urgent.Load())
 		assert.Zero(t, e.idleFor())
