@@ -33,11 +33,9 @@ var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig)
 	return s.Agreed&Mapped != 0 && s.Agreed&Even != 0
 }, Shared: (*Args).sharedOp}
 
-const (
-	// inlineMost is the most bytes that all ranks together put into their slots. Measured on 2
-	// ranks: at 4 KiB a rank the slots are faster than any MPI and than mapped tensors.
-	inlineMost = 64 << 10
-)
+// inlineMost is the most bytes that all ranks together put into their slots. Measured on 2 ranks: at
+// 4 KiB a rank the slots are faster than any MPI and than mapped tensors.
+const inlineMost = 64 << 10
 
 // Gives tells whether this rank has an input. In a broadcast, for instance, only the root has.
 func Gives(a *Args) bool { return a.Trait().Gives.Includes(a.Root, a.Rank) }
@@ -70,6 +68,15 @@ func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 	return parts, bytes, bytes <= min(int64(arrive.NoteRoom), inlineMost/int64(a.Size))
 }
 
+// sideBytes returns the bytes of one side of an operation whose shares have one length. perRank says
+// that the side has a share for every rank.
+func (a *Args) sideBytes(perRank bool) int64 {
+	if perRank {
+		return int64(a.Size) * a.Count * a.elem()
+	}
+	return a.Count * a.elem()
+}
+
 // runInline computes this rank's result from the slots.
 func runInline(a *Args) error {
 	if !a.WritesRecv() {
@@ -78,15 +85,7 @@ func runInline(a *Args) error {
 	t := a.Trait()
 	var room [64]unsafe.Pointer
 	given := room[:0]
-	bytes := int64(0) // of one rank's payload
-	switch {
-	case t.Shares == op.NoShares:
-		bytes = totalCount(a.Recv) * a.elem()
-	case t.Send.PerRank():
-		bytes = int64(a.Size) * a.Count * a.elem()
-	default:
-		bytes = a.Count * a.elem()
-	}
+	bytes := a.sideBytes(t.Send.PerRank()) // of one rank's payload
 	for r := range a.Size {
 		var note unsafe.Pointer
 		if t.Gives.Includes(a.Root, r) {
@@ -230,12 +229,6 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 	if err != nil {
 		return nil, err
 	}
-	length := func(perRank bool) int64 {
-		if perRank {
-			return int64(a.Size) * a.Count * a.elem()
-		}
-		return a.Count * a.elem()
-	}
 	blind := false
 	for r := range a.Size {
 		var in, out unsafe.Pointer
@@ -254,12 +247,12 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 			continue // an empty tensor has no place in a heap
 		}
 		if t.Gives.Includes(a.Root, r) && !blind {
-			if in, err = a.Node.Reach(r, at.In, length(t.Send.PerRank())); err != nil {
+			if in, err = a.Node.Reach(r, at.In, a.sideBytes(t.Send.PerRank())); err != nil {
 				blind = true
 			}
 		}
 		if t.WritesRecv(a.Root, r) && !blind {
-			if out, err = a.Node.Reach(r, at.Out, length(t.Recv.PerRank())); err != nil {
+			if out, err = a.Node.Reach(r, at.Out, a.sideBytes(t.Recv.PerRank())); err != nil {
 				blind = true
 			}
 		}

@@ -13,6 +13,7 @@ import (
 // rank of the node cannot share, no rank of the node has views, and all collectives use MPI.
 func (e *Env) shareHeaps() error {
 	own, mistake := heap.Own()
+	others := e.others()
 	mine := []int64{0, 0, 0, 0}
 	if own != nil {
 		w := own.Address().Words()
@@ -24,7 +25,7 @@ func (e *Env) shareHeaps() error {
 	}
 	views := map[int]*heap.View{}
 	refused := mistake
-	for _, r := range e.others() {
+	for _, r := range others {
 		if addresses[r][0] == 0 || own == nil {
 			continue
 		}
@@ -36,7 +37,7 @@ func (e *Env) shareHeaps() error {
 	}
 	// A rank of this node that lacks a heap gets all of them over sockets, and so do the others: then
 	// each knows how many ranks want its own.
-	lacks, err := e.tellAll([]int64{int64(len(e.others()) - len(views)), 0, 0, 0})
+	lacks, err := e.tellAll([]int64{int64(len(others) - len(views)), 0, 0, 0})
 	if err != nil {
 		return err
 	}
@@ -59,10 +60,10 @@ func (e *Env) shareHeaps() error {
 		return err
 	}
 	if lacking > 0 {
-		e.takeHeaps(own, giver, addresses, meetings, views)
+		e.takeHeaps(own, giver, others, addresses, meetings, views)
 	}
 	ok := []int64{1, 0, 0, 0}
-	if own == nil || len(views) != len(e.others()) {
+	if own == nil || len(views) != len(others) {
 		ok[0] = 0
 	}
 	all, err := e.tellAll(ok)
@@ -83,16 +84,16 @@ func (e *Env) shareHeaps() error {
 }
 
 // takeHeaps gives this rank's heap to all ranks of the node that want it, and takes theirs.
-func (e *Env) takeHeaps(own *heap.Heap, giver *segment.Giver, addresses, meetings [][]int64, views map[int]*heap.View) {
+func (e *Env) takeHeaps(own *heap.Heap, giver *segment.Giver, others []int, addresses, meetings [][]int64, views map[int]*heap.View) {
 	deadline := time.Now().Add(takeLimit)
 	given := make(chan struct{})
 	go func() {
 		defer close(given)
 		if giver != nil {
-			_ = giver.Give(own.File(), len(e.others()), deadline) // a rank that did not get it says so
+			_ = giver.Give(own.File(), len(others), deadline) // a rank that did not get it says so
 		}
 	}()
-	for _, r := range e.others() {
+	for _, r := range others {
 		if meetings[r][0] == 0 {
 			continue
 		}

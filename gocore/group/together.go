@@ -156,19 +156,12 @@ func (g *Group) lostError(c *call, o *shm.Op) error {
 		o.Bury(worker)
 		return g.diedError(c, []int{worker})
 	}
-	if !o.IsBlind() {
-		return nil
-	}
-	var dead []int
-	for i := range g.Ranks {
-		if i != g.Rank && g.env.died(g.Ranks[i]) {
-			dead = append(dead, i)
+	if o.IsBlind() {
+		if dead := g.dead(); len(dead) > 0 {
+			return g.diedError(c, dead)
 		}
 	}
-	if dead == nil {
-		return nil
-	}
-	return g.diedError(c, dead)
+	return nil
 }
 
 func (g *Group) diedError(c *call, members []int) error {

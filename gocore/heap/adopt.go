@@ -4,7 +4,6 @@ package heap
 import "C"
 
 import (
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
@@ -57,51 +56,3 @@ func (h *Heap) Disown(generation uint64) {
 		}
 	}
 }
-
-// open opens the file of an adopted segment.
-func (v *View) open(fd int, inode uint64, size int64) (*segment.File, error) {
-	if v.pid == 0 {
-		return nil, status.New(status.Unsupported, "the other rank's files cannot be opened from here")
-	}
-	file, err := segment.OpenGrowing(segment.Address{PID: v.pid, FD: fd, Inode: inode})
-	if err == nil && file.Size() < size {
-		file.Close()
-		return nil, status.New(status.Argument, "the other rank's segment of %d bytes has a file of %d", size, file.Size())
-	}
-	return file, err
-}
-
-// enter makes b a segment: Find knows it from now on, and the peers can map it. The caller holds mu.
-func (h *Heap) enter(b *block) {
-	h.generation++
-	b.generation = h.generation
-	h.slots[b.slot] = b
-	entry, where, fd := h.entry(b.slot), uint64(b.offset), 0
-	if b.file != nil {
-		where, fd = b.file.Inode(), b.file.FD()+1
-	}
-	atomic.StoreUint64(&entry[0], where)
-	atomic.StoreUint64(&entry[1], uint64(len(b.mem)))
-	atomic.StoreUint64(&entry[3], uint64(fd))
-	atomic.StoreUint64(&entry[2], b.generation) // last: a peer that sees it sees the others
-	h.publish()
-}
-
-// leave takes b out of the heap. The caller holds mu.
-func (h *Heap) leave(b *block) {
-	atomic.StoreUint64(&h.entry(b.slot)[2], 0)
-	h.slots[b.slot] = nil
-	h.publish()
-}
-
-// freeSlot returns a free entry of the directory, -1 if there is none. The caller holds mu.
-func (h *Heap) freeSlot() int {
-	for i, b := range h.slots {
-		if b == nil {
-			return i
-		}
-	}
-	return -1
-}
-
-var errFull = status.New(status.NoMemory, "the heap has %d segments, which is the most", maxSegments)

@@ -229,6 +229,41 @@ func (h *Heap) gap(size int64) (offset int64, ok bool) {
 
 func (h *Heap) entry(slot int) []uint64 { return h.words[slot*entryWords : (slot+1)*entryWords] }
 
+// enter makes b a segment: Find knows it from now on, and the peers can map it. The caller holds mu.
+func (h *Heap) enter(b *block) {
+	h.generation++
+	b.generation = h.generation
+	h.slots[b.slot] = b
+	entry, where, fd := h.entry(b.slot), uint64(b.offset), 0
+	if b.file != nil {
+		where, fd = b.file.Inode(), b.file.FD()+1
+	}
+	atomic.StoreUint64(&entry[0], where)
+	atomic.StoreUint64(&entry[1], uint64(len(b.mem)))
+	atomic.StoreUint64(&entry[3], uint64(fd))
+	atomic.StoreUint64(&entry[2], b.generation) // last: a peer that sees it sees the others
+	h.publish()
+}
+
+// leave takes b out of the heap. The caller holds mu.
+func (h *Heap) leave(b *block) {
+	atomic.StoreUint64(&h.entry(b.slot)[2], 0)
+	h.slots[b.slot] = nil
+	h.publish()
+}
+
+// freeSlot returns a free entry of the directory, -1 if there is none. The caller holds mu.
+func (h *Heap) freeSlot() int {
+	for i, b := range h.slots {
+		if b == nil {
+			return i
+		}
+	}
+	return -1
+}
+
+var errFull = status.New(status.NoMemory, "the heap has %d segments, which is the most", maxSegments)
+
 // publish makes the list that Find reads.
 func (h *Heap) publish() {
 	var list []region

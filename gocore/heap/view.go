@@ -125,6 +125,19 @@ func (v *View) mapSegment(generation uint64) (*mapping, error) {
 	return m, err
 }
 
+// open opens the file of an adopted segment.
+func (v *View) open(fd int, inode uint64, size int64) (*segment.File, error) {
+	if v.pid == 0 {
+		return nil, status.New(status.Unsupported, "the other rank's files cannot be opened from here")
+	}
+	file, err := segment.OpenGrowing(segment.Address{PID: v.pid, FD: fd, Inode: inode})
+	if err == nil && file.Size() < size {
+		file.Close()
+		return nil, status.New(status.Argument, "the other rank's segment of %d bytes has a file of %d", size, file.Size())
+	}
+	return file, err
+}
+
 func (m *mapping) within(l Location, n int64) (unsafe.Pointer, error) {
 	from, size := l.Offset-m.offset, int64(len(m.mem))
 	if n < 0 || from < 0 || from >= size || n > size-from {

@@ -6,6 +6,7 @@ Only a program of :mod:`job` may call ``start``, ``stamp`` and ``done``.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,19 @@ def start(timeout: float = 30.0, **arguments: Any) -> int:
     size = dist.get_world_size()
     assert size == int(os.environ["FAULTS_NP"]), size
     return dist.get_rank()
+
+
+@contextmanager
+def little_memory(more: int) -> Iterator[None]:
+    """Let this process map ``more`` bytes at the most, beyond what it has (``ulimit -v``)."""
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + more, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, old)
 
 
 @contextmanager

@@ -77,10 +77,9 @@ def killed_before_it_comes() -> None:
 def killed_before_it_works() -> None:
     """Ranks 0 and 1 cannot map the tensors. Rank 2 can, and dies before it claims a chunk."""
     import os
-    import resource
     import signal
 
-    from ranks_tools import dist, errors, leave_together, raises, start
+    from ranks_tools import dist, errors, leave_together, little_memory, raises, start
 
     rank = start()
     tensor = dist.zeros((90 << 20) // 4)
@@ -88,13 +87,8 @@ def killed_before_it_works() -> None:
     if rank == 2:
         dist.all_reduce(tensor, async_op=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    old = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + (60 << 20), old[1]))
-    with raises(errors.PeerLeftError, "2", ranks=[2], most=10.0):
+    with little_memory(60 << 20), raises(errors.PeerLeftError, "2", ranks=[2], most=10.0):
         dist.all_reduce(tensor)
-    resource.setrlimit(resource.RLIMIT_AS, old)
     leave_together(rank)
 
 

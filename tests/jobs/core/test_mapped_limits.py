@@ -57,29 +57,24 @@ def file_size() -> None:
 
 def one_rank_cannot_map() -> None:
     """Rank 1 cannot map rank 0's tensor, and leaves the work to rank 0."""
+    import contextlib
     import json
-    import resource
 
-    from ranks_tools import dist, done, start, works
+    from ranks_tools import dist, done, little_memory, start, works
 
     rank = start()
     mib = 1 << 20
     tensor = dist.zeros(90 * mib // 4)
     tensor += rank + 1
     works()
-    old = resource.getrlimit(resource.RLIMIT_AS)
-    if rank == 1:
-        with open("/proc/self/statm") as file:
-            now = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + 60 * mib, old[1]))
-    for asynchronous in (False, True):
-        work = dist.all_reduce(tensor[10:], async_op=asynchronous)
-        if asynchronous:
-            work.wait()
-        way = json.loads(dist._native.core().control("group_info", '{"group": 0}'))["algorithm"]
-        assert way == "mapped", way
-    assert (tensor[10:] == 6).all()
-    resource.setrlimit(resource.RLIMIT_AS, old)
+    with little_memory(60 * mib) if rank == 1 else contextlib.nullcontext():
+        for asynchronous in (False, True):
+            work = dist.all_reduce(tensor[10:], async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            way = json.loads(dist._native.core().control("group_info", '{"group": 0}'))["algorithm"]
+            assert way == "mapped", way
+        assert (tensor[10:] == 6).all()
     dist.all_reduce(tensor[10:])
     assert (tensor[10:] == 12).all()
     done()
@@ -87,27 +82,21 @@ def one_rank_cannot_map() -> None:
 
 def no_rank_can_map() -> None:
     """All ranks get the error, nothing is written, and the group stays usable."""
-    import resource
-
-    from ranks_tools import dist, done, errors, raises, start, works
+    from ranks_tools import dist, done, errors, little_memory, raises, start, works
 
     rank = start()
     mib = 1 << 20
     tensor = dist.zeros(90 * mib // 4)
     tensor += rank + 1
     works()
-    old = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + 60 * mib, old[1]))
-    for asynchronous in (False, True):
-        with raises(errors.OutOfMemoryError, "no rank could map", "ulimit -v", most=20.0):
-            work = dist.all_reduce(tensor, async_op=asynchronous)
-            if asynchronous:
-                work.wait()
-        assert (tensor == rank + 1).all()
-        works()
-    resource.setrlimit(resource.RLIMIT_AS, old)
+    with little_memory(60 * mib):
+        for asynchronous in (False, True):
+            with raises(errors.OutOfMemoryError, "no rank could map", "ulimit -v", most=20.0):
+                work = dist.all_reduce(tensor, async_op=asynchronous)
+                if asynchronous:
+                    work.wait()
+            assert (tensor == rank + 1).all()
+            works()
     dist.all_reduce(tensor)
     assert (tensor == 3).all()
     done()

@@ -74,11 +74,8 @@ def message_never_taken() -> None:
 
 def no_memory_on_one() -> None:
     """A rank takes scratch memory before it announces. If there is no memory, it refuses."""
-    import resource
-    from pathlib import Path
-
     import numpy as np
-    from ranks_tools import dist, done, errors, raises, start, works
+    from ranks_tools import dist, done, errors, little_memory, raises, start, works
 
     rank = start(timeout=60.0)
     size = dist.get_world_size()
@@ -91,11 +88,9 @@ def no_memory_on_one() -> None:
     )
     for call in calls:
         if rank == 1:
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
-            with raises(errors.OutOfMemoryError, "cannot allocate", most=20.0):
+            no_memory = raises(errors.OutOfMemoryError, "cannot allocate", most=20.0)
+            with little_memory(200 << 20), no_memory:
                 call()
-            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
         else:
             with raises(errors.RefusedError, ranks=[1], most=20.0):
                 call()

@@ -1,0 +1,151 @@
+package group
+
+import (
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// This file carries out synchronous collectives on the caller's thread, without a task.
+
+// inlineSpin is how many pauses an inline arrival spins before it waits adaptively: some 20 us.
+const inlineSpin = 2000
+
+// runInline carries out a synchronous collective on this thread if the group is idle and its
+// members share a node. Otherwise it does nothing and returns done = false. If MPI may use the
+// memory after an error, lingering is the handle that comes with the error.
+func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error) {
+	if !g.local {
+		return false, nil, nil
+	}
+	g.mu.Lock()
+	if g.busy {
+		g.mu.Unlock()
+		return false, nil, nil
+	}
+	if err := g.usableLocked(c.args.Code); err != nil {
+		g.mu.Unlock()
+		return true, nil, err
+	}
+	g.busy = true
+	g.mu.Unlock()
+
+	state, res, err := g.arriveInline(c)
+	if err == nil {
+		g.arrived = g.seq
+	}
+	switch {
+	case err != nil:
+		g.fail(err)
+	case !g.agreed(c, state, res):
+		err = g.agreementError(c, state, res)
+	default:
+		return g.carryOut(c, res)
+	}
+	g.release()
+	return true, nil, err
+}
+
+// carryOut runs c on this thread; all members have arrived. It makes blocking MPI calls if every
+// member waits inside its call and the algorithm does not poll. Otherwise it makes a task and waits
+// for it.
+func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *work.Handle, err error) {
+	alg, err := c.choose(g, agreed)
+	switch {
+	case err != nil:
+	case alg.AtOnce != nil:
+		err = alg.AtOnce(&c.args)
+	case alg.Shared != nil:
+		lingering, err = g.workTogether(c, alg)
+	case alg.Polled(&c.args.Sig) || agreed.All&arrive.Sync == 0:
+		t := g.newCollective(c)
+		if err = t.call.build(alg); err != nil {
+			t.discard()
+			break
+		}
+		t.run()
+		g.env.Engine.Add(t)
+		interrupted := c.interrupted
+		lingering, _, err = g.await(t)
+		if err == nil {
+			err = interrupted
+		}
+		return true, lingering, err
+	default:
+		if err = c.build(alg); err == nil {
+			err = c.prog.Run()
+		}
+	}
+	if lingering != nil {
+		return true, lingering, err // the task that lingers releases the group
+	}
+	err = g.breakIfFailed(err)
+	if c.staged != nil {
+		err = c.unstage(err)
+	}
+	g.release()
+	if err == nil {
+		err = c.interrupted
+	}
+	return true, nil, err
+}
+
+// arriveInline announces c and waits for the other members. It fails only because of the deadline,
+// an interrupt, or a member that has left; each of these breaks the group for all members. If the
+// last member arrived at that very moment, there is no failure and the collective runs.
+func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
+	g.seq++
+	spin := inlineSpin
+	if g.env.crowded {
+		spin = 64
+	}
+	note, err := c.note()
+	if err != nil {
+		return arrive.Pending, arrive.Result{}, err
+	}
+	state, res, err := g.arrival.Announce(g.seq, &c.sig, c.flags|arrive.Sync, note, spin)
+	if state == arrive.Closed {
+		return state, res, g.closedError(c)
+	}
+	if state != arrive.Pending || err != nil {
+		return state, res, err
+	}
+	if c.deadline.IsZero() {
+		c.deadline = time.Now().Add(c.timeout)
+	}
+	var left error
+	looks := 0
+	waitErr := g.wait(func() bool {
+		state, res, err = g.arrival.Poll(20)
+		if state != arrive.Pending || err != nil {
+			return true
+		}
+		if looks++; looks&63 == 0 {
+			left = g.leftError(c)
+		}
+		return left != nil
+	}, c.deadline)
+	switch {
+	case state == arrive.Closed:
+		return state, res, g.closedError(c)
+	case state != arrive.Pending || err != nil:
+		return state, res, err
+	case left != nil:
+		err = left
+	case waitErr == work.ErrDeadline:
+		err = g.timeoutError(c)
+	case g.ending() != nil:
+		err = g.endingError(describe(c.sig))
+	default:
+		err = waitErr
+	}
+	if g.arrival.GiveUp(g.seq, status.CodeOf(err)) {
+		return state, res, err
+	}
+	if status.CodeOf(err) == status.Interrupted {
+		c.interrupted = err
+	}
+	return g.arrival.Poll(0)
+}
