@@ -379,8 +379,8 @@ func (t *collective) start(agreed arrive.Result) error {
 	}
 	if alg.Shared != nil {
 		err = t.share(alg)
-	} else {
-		err = t.call.build(alg)
+	} else if err = t.call.build(alg); err == nil {
+		t.g.env.Engine.CalledMPI()
 	}
 	if err == nil {
 		t.run()

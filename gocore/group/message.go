@@ -321,6 +321,7 @@ func (m *message) tryStart(tr *transfer) error {
 	}
 	tr.slot = m.g.env.Lib.NewSlot()
 	err = m.g.env.Lib.Start(&tr.call, tr.slot)
+	m.g.env.Engine.CalledMPI()
 	m.g.unqueue(tr)
 	if err != nil {
 		m.g.env.Lib.FreeSlot(tr.slot)

@@ -67,6 +67,7 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 		}
 		t.run()
 		g.env.Engine.Add(t)
+		g.env.Engine.CalledMPI()
 		interrupted := c.interrupted
 		lingering, _, err = g.await(t)
 		if err == nil {
@@ -77,6 +78,7 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 		if err = c.build(alg); err == nil {
 			err = c.prog.Run()
 		}
+		g.env.Engine.CalledMPI()
 	}
 	if lingering != nil {
 		return true, lingering, err // the task that lingers releases the group

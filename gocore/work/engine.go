@@ -93,6 +93,9 @@ type Engine struct {
 	crowded  atomic.Bool                  // more ranks than cores: do not spin
 	moving   atomic.Bool                  // at the last tick polling moved data
 	lastBack atomic.Int64                 // when Background was last called, in nanoseconds
+	called   atomic.Bool                  // CalledMPI was called since the progress thread last looked
+
+	firstCall sync.Once // of CalledMPI
 
 	progress progressThread
 }
@@ -147,6 +150,17 @@ func (e *Engine) Hold() {
 
 // Unhold takes one call of Hold back.
 func (e *Engine) Unhold() { e.active.Add(-1) }
+
+// CalledMPI says that MPI was called to move data. MPI may hold some of the data back after the call,
+// and send it at a later call: another rank then waits for data while this one computes, or waits for
+// something else than MPI. So the progress thread calls Background now and then from here on.
+func (e *Engine) CalledMPI() {
+	e.called.Store(true)
+	e.firstCall.Do(func() {
+		e.StartProgress()
+		e.progress.wake(false)
+	})
+}
 
 // Tick takes every task further and returns whether a request or a task has ended. It does nothing
 // if another goroutine is in Tick.

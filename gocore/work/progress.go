@@ -13,6 +13,15 @@ import (
 // gains.
 const patience = 2 * time.Millisecond
 
+// After MPI was called, the progress thread visits Background after firstVisit, then after twice the
+// time, and so on up to lastVisit. It never stops, because the rank that waits may come late. A visit
+// is several calls, because MPICH may send one small packet in each.
+const (
+	firstVisit = time.Millisecond
+	lastVisit  = 20 * time.Millisecond
+	visitCalls = 32
+)
+
 var started = time.Now()
 
 // monotonic returns nanoseconds on a clock that never jumps.
@@ -27,13 +36,14 @@ type progressThread struct {
 	asleep  atomic.Int32
 	word    uint32 // futex; changes when a task was added or the thread must stop
 	exited  chan struct{}
+	next    time.Duration // the time to the next visit; 0 before CalledMPI
 }
 
 // The values of progressThread.asleep.
 const (
 	awake   int32 = iota
-	napping       // for some time: only urgent work wakes the thread
-	resting       // until it is woken
+	napping       // only urgent work wakes the thread
+	resting       // any work wakes it
 )
 
 // StartProgress starts the progress thread, unless it runs. The first asynchronous operation calls
@@ -67,13 +77,9 @@ func (p *progressThread) wake(urgent bool) {
 	}
 }
 
-// sleep sleeps for d (negative: until wake is called), unless wake was called after the word was
-// seen.
-func (p *progressThread) sleep(seen uint32, d time.Duration) {
-	state := napping
-	if d < 0 {
-		state = resting
-	}
+// sleep sleeps for d (negative: until wake is called), napping or resting, unless wake was called
+// after the word was seen.
+func (p *progressThread) sleep(seen uint32, state int32, d time.Duration) {
 	p.asleep.Store(state)
 	if atomic.LoadUint32(&p.word) == seen && !p.stopped.Load() {
 		futexWait(&p.word, seen, d)
@@ -81,8 +87,27 @@ func (p *progressThread) sleep(seen uint32, d time.Duration) {
 	p.asleep.Store(awake)
 }
 
-// idleFor returns for how long the progress thread has nothing to do: negative if it has to be
-// woken.
+// rest lets the progress thread sleep while there are no tasks, until it is woken or until the next
+// visit.
+func (e *Engine) rest(seen uint32) {
+	p := &e.progress
+	switch {
+	case e.called.Swap(false):
+		p.next = firstVisit
+	case p.next == 0:
+		p.sleep(seen, resting, -1)
+		return
+	default:
+		p.next = min(2*p.next, lastVisit)
+	}
+	p.sleep(seen, resting, p.next)
+	for i := 0; i < visitCalls && e.Background != nil && !p.stopped.Load(); i++ {
+		e.Background()
+	}
+}
+
+// idleFor returns for how long the progress thread has nothing to do: negative if there are no
+// tasks.
 func (e *Engine) idleFor() time.Duration {
 	switch {
 	case e.Active() == 0 && completed.nLate.Load() == 0:
@@ -112,8 +137,13 @@ func (e *Engine) runProgress() {
 	b := Backoff{Lazy: true}
 	for !p.stopped.Load() {
 		seen := atomic.LoadUint32(&p.word)
-		if idle := e.idleFor(); idle != 0 {
-			p.sleep(seen, idle)
+		switch idle := e.idleFor(); {
+		case idle < 0:
+			e.rest(seen)
+			b.Reset()
+			continue
+		case idle > 0:
+			p.sleep(seen, napping, idle)
 			b.Reset()
 			continue
 		}

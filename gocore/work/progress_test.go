@@ -435,3 +435,26 @@ func TestNextCompletionsWakesUp(t *testing.T) {
 		assert.Fail(t, "the reader did not wake up")
 	}
 }
+
+// After MPI was called, the progress thread calls Background also without tasks.
+func TestVisitsAfterMPIWasCalled(t *testing.T) {
+	e := NewEngine()
+	var visits atomic.Int32
+	e.Background = func() { visits.Add(1) }
+	e.StartProgress()
+	defer e.StopProgress()
+	time.Sleep(5 * time.Millisecond)
+	before := visits.Load()
+	time.Sleep(20 * time.Millisecond)
+	assert.Equal(t, before, visits.Load(), "the thread sleeps until MPI was called")
+
+	for range 2 { // after a pause, too
+		e.CalledMPI()
+		seen := visits.Load()
+		require.Eventually(t, func() bool { return visits.Load() > seen+2*visitCalls }, soon, time.Millisecond)
+		time.Sleep(5 * lastVisit)
+	}
+	c := newCountdown(2)
+	e.AddPatient(c) // ends the rest
+	require.Eventually(t, c.over, soon, 100*time.Microsecond)
+}

@@ -235,7 +235,15 @@ def test_what_is_not_for_sparse_tensors(teams: list[Team]) -> None:
 
 
 def test_a_wait_that_is_too_short_while_another_thread_waits(dist: ModuleType, rank: int) -> None:
-    work = dist.all_reduce(make(ROW, "float32", rank), async_op=True)
-    with work._driving, pytest.raises(dist.DistBackendError, match="still under way"):
-        work.wait(timedelta(milliseconds=1))
+    """Rank 0 has the lock before another member submits: the work cannot be over by then."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        work = dist.all_reduce(make(ROW, "float32", rank), async_op=True)
+        with work._driving:
+            store.set("rank 0 drives", "")
+            with pytest.raises(dist.DistBackendError, match="still under way"):
+                work.wait(timedelta(milliseconds=1))
+    else:
+        store.wait(["rank 0 drives"])
+        work = dist.all_reduce(make(ROW, "float32", rank), async_op=True)
     assert work.wait()
