@@ -28,6 +28,7 @@ type Flags uint32
 const (
 	Sync    Flags = 1 << iota // the caller waits inside its call, so blocking MPI calls are possible
 	Refused                   // this member found its own arguments wrong and will not run the collective
+	Ahead                     // this member announced the collective ahead of its turn
 	Others                    // the first bit without a meaning here
 )
 
@@ -36,7 +37,7 @@ const (
 // notes; the other arrivals drop them.
 type Note struct {
 	Data  unsafe.Pointer
-	Bytes int64 // at most NoteRoom
+	Bytes int64 // at most NoteRoom of the group's size
 }
 
 // State is the state of an arrival.
@@ -79,7 +80,7 @@ type Arrival interface {
 	// the current one. It returns false if all members have announced seq. Some may be running it
 	// then, so this member must run it too.
 	GiveUp(seq uint64, reason status.Code) bool
-	// Closers returns the members that are known to have closed collective seq, and their reasons.
+	// Closers returns the members that are known to take no part in collective seq, and their reasons.
 	Closers(seq uint64) map[int]status.Code
 	// Settled tells whether MPI has completed all requests of arrivals that were given up.
 	Settled() bool

@@ -5,7 +5,8 @@
 #include <string.h>
 
 _Static_assert(sizeof(pa_slot) == 64, "a slot is one cache line");
-_Static_assert(sizeof(pa_member) == 256, "a member is four cache lines");
+_Static_assert(sizeof(pa_member) == (PA_SLOTS + 2) * 64, "a member is whole cache lines");
+_Static_assert((PA_SLOTS & (PA_SLOTS - 1)) == 0, "slots are counted with a mask");
 
 static inline void pa_pause(void) {
 #if defined(__x86_64__)
@@ -15,43 +16,95 @@ static inline void pa_pause(void) {
 #endif
 }
 
+/* refused_here is the seq of a slot whose member has announced, and which was marked before. */
+static inline uint64_t refused_here(uint64_t seq) {
+	return seq | PA_REFUSED_BIT | PA_HERE_BIT;
+}
+
+/* is_here tells whether the seq of a slot says that its member has announced seq. */
+static inline int is_here(uint64_t there, uint64_t seq) {
+	return there == seq || there == refused_here(seq);
+}
+
+static inline int slot_of(uint64_t seq) {
+	return (int)(seq & (PA_SLOTS - 1));
+}
+
+int pa_room(int n) {
+	int share = PA_NOTES / n / 64 * 64;
+	return share > PA_NOTE ? PA_NOTE : share < PA_LEAST_NOTE ? PA_LEAST_NOTE : share;
+}
+
 static uint8_t *notes(const pa_member *m, int n, int i, uint64_t seq) {
-	return (uint8_t *)(m + n) + (2 * (size_t)i + (seq & 1)) * PA_NOTE;
+	return (uint8_t *)(m + n) + ((size_t)PA_SLOTS * i + slot_of(seq)) * pa_room(n);
 }
 
 int64_t pa_size(int n) {
-	return (int64_t)n * (sizeof(pa_member) + 2 * PA_NOTE) + 2 * (int64_t)PA_CHUNKS(n) * 8;
+	return (int64_t)n * (sizeof(pa_member) + PA_SLOTS * pa_room(n)) +
+		   PA_SLOTS * (int64_t)PA_CHUNKS(n) * 8;
 }
 
 const void *pa_note(const pa_member *m, int n, int i, uint64_t seq) {
-	const pa_slot *s = &m[i].slot[seq & 1];
+	const pa_slot *s = &m[i].slot[slot_of(seq)];
 	return s->note <= PA_BRIEF ? s->brief : notes(m, n, i, seq);
 }
 
 uint64_t *pa_chunks(pa_member *m, int n, uint64_t seq) {
-	return (uint64_t *)notes(m, n, n, 0) + (seq & 1) * PA_CHUNKS(n);
+	return (uint64_t *)notes(m, n, n, 0) + (size_t)slot_of(seq) * PA_CHUNKS(n);
 }
 
 void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
 				 const uint8_t *note, uint32_t bytes) {
-	pa_slot *s = &m[me].slot[seq & 1];
+	pa_slot *s = &m[me].slot[slot_of(seq)];
 	if (bytes > 0)
 		memcpy(bytes <= PA_BRIEF ? s->brief : notes(m, n, me, seq), note, bytes);
-	s->note = bytes;
+	s->note = (uint16_t)bytes;
+	s->late = 0;
 	for (int i = 0; i < PA_WORDS; i++)
 		s->word[i] = word[i];
 	s->flags = flags;
-	uint64_t old = __atomic_load_n(&s->seq, __ATOMIC_RELAXED);
-	if (old != (seq | PA_CLOSED_BIT))
-		__atomic_compare_exchange_n(&s->seq, &old, seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+	uint64_t old = __atomic_load_n(&s->seq, __ATOMIC_RELAXED), here;
+	do {
+		if (old == (seq | PA_CLOSED_BIT))
+			return;
+		here = old == (seq | PA_REFUSED_BIT) ? refused_here(seq) : seq;
+	} while (
+		!__atomic_compare_exchange_n(&s->seq, &old, here, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+}
+
+int pa_refuse(pa_member *m, int n, int me, uint64_t seq) {
+	m[me].slot[slot_of(seq)].late = 1;
+	for (int i = 0; i < n; i++) {
+		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+		while (!is_here(old, seq) && old != (seq | PA_CLOSED_BIT))
+			if (__atomic_compare_exchange_n(at, &old, seq | PA_REFUSED_BIT, 0, __ATOMIC_ACQ_REL,
+											__ATOMIC_ACQUIRE))
+				return 1;
+	}
+	return 0;
+}
+
+int pa_finished(const pa_member *m, int n, uint64_t seq) {
+	for (int i = 0; i < n; i++)
+		if (__atomic_load_n(&m[i].finished, __ATOMIC_ACQUIRE) < seq)
+			return 0;
+	return 1;
+}
+
+int pa_may_announce(const pa_member *m, int n, uint64_t seq) {
+	return seq < PA_SLOTS || pa_finished(m, n, seq - PA_SLOTS + 1);
+}
+
+void pa_turn(pa_member *m, int me, uint64_t seq) {
+	__atomic_store_n(&m[me].finished, seq - 1, __ATOMIC_RELEASE);
 }
 
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
 			uint32_t *all, uint32_t *any, uint32_t *diff) {
 	int i = *from, paused = 0;
 	while (i < n) {
-		uint64_t there = __atomic_load_n(&m[i].slot[seq & 1].seq, __ATOMIC_ACQUIRE);
-		if (there == seq) {
+		uint64_t there = __atomic_load_n(&m[i].slot[slot_of(seq)].seq, __ATOMIC_ACQUIRE);
+		if (is_here(there, seq)) {
 			i++;
 			continue;
 		}
@@ -67,10 +120,12 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 			pa_pause();
 	}
 	*from = n;
-	const pa_slot *mine = &m[me].slot[seq & 1];
+	const pa_slot *mine = &m[me].slot[slot_of(seq)];
 	uint32_t both = ~0u, either = 0, d = 0;
 	for (i = 0; i < n; i++) {
-		const pa_slot *s = &m[i].slot[seq & 1];
+		const pa_slot *s = &m[i].slot[slot_of(seq)];
+		if (__builtin_expect(__atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) != seq, 0))
+			either |= PA_REFUSED;
 		both &= s->flags;
 		either |= s->flags;
 		for (int w = 0; w < PA_WORDS; w++)
@@ -85,6 +140,7 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
 			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from,
 			  uint32_t *all, uint32_t *any, uint32_t *diff) {
+	pa_turn(m, me, seq);
 	pa_announce(m, n, me, seq, word, flags, note, bytes);
 	*from = 0;
 	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
@@ -92,34 +148,48 @@ int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, u
 
 static uint64_t announced(const pa_slot *s) {
 	uint64_t seq = __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE);
-	return seq & PA_CLOSED_BIT ? 0 : seq;
+	if (seq & PA_HERE_BIT)
+		return seq & ~(PA_REFUSED_BIT | PA_HERE_BIT);
+	return seq & (PA_CLOSED_BIT | PA_REFUSED_BIT) ? 0 : seq;
 }
 
 uint64_t pa_seq(const pa_member *m, int i) {
-	uint64_t a = announced(&m[i].slot[0]), b = announced(&m[i].slot[1]);
-	return a > b ? a : b;
+	uint64_t newest = 0;
+	for (int k = 0; k < PA_SLOTS; k++) {
+		uint64_t seq = announced(&m[i].slot[k]);
+		newest = seq > newest ? seq : newest;
+	}
+	return newest;
+}
+
+void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason) {
+	uint64_t closed = m[me].closed; /* only this member writes it */
+	if (closed != 0 && closed <= seq)
+		return;
+	__atomic_store_n(&m[me].reason, reason, __ATOMIC_RELAXED);
+	__atomic_store_n(&m[me].closed, seq, __ATOMIC_RELEASE);
 }
 
 int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
-	uint64_t want = seq | PA_CLOSED_BIT;
+	uint64_t want = seq | PA_CLOSED_BIT, before = m[me].closed;
 	int closed = 0;
-	m[me].reason = reason;
-	__atomic_store_n(&m[me].closed, seq, __ATOMIC_RELEASE);
+	pa_stop(m, me, seq, reason);
 	for (int i = 0; i < n; i++) {
-		uint64_t *at = &m[i].slot[seq & 1].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
 		while (
-			old != seq && old != want &&
+			!is_here(old, seq) && old != want &&
 			!__atomic_compare_exchange_n(at, &old, want, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
 		}
-		closed |= old != seq;
+		closed |= !is_here(old, seq);
 	}
 	if (!closed)
-		__atomic_store_n(&m[me].closed, 0, __ATOMIC_RELEASE);
+		__atomic_store_n(&m[me].closed, before, __ATOMIC_RELEASE);
 	return closed;
 }
 
 uint32_t pa_closer(const pa_member *m, int i, uint64_t seq) {
-	return __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE) == seq ? m[i].reason : 0;
+	uint64_t closed = __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE);
+	return closed != 0 && closed <= seq ? m[i].reason : 0;
 }
 
 void pa_explain(pa_member *m, int me, uint32_t reason) {

@@ -17,16 +17,26 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// NoteRoom is the most bytes of a Note.
-const NoteRoom = C.PA_NOTE
+// NoteRoom returns the most bytes of a Note in a group of n members: pa_room, without the call.
+func NoteRoom(n int) int64 {
+	return int64(max(C.PA_LEAST_NOTE, min(C.PA_NOTE, C.PA_NOTES/n/64*64)))
+}
+
+var _ [C.PA_REFUSED]struct{} = [Refused]struct{}{} // lines.c sets the flag, too
+
+// Slots is the number of collectives that a member may have announced and not finished.
+const Slots = C.PA_SLOTS
 
 // Lines is the arrival of a group on one node. Each member has a block of cache lines in a segment
 // that all members map. To announce a collective takes a few stores, to poll one load for each
 // member.
+//
+// A member may announce collectives ahead of its turn. The methods that take the number of a
+// collective may be called from several goroutines, the others from one at a time.
 type Lines struct {
 	mem     []byte
 	n, me   int
-	seq     uint64
+	seq     uint64 // the collective whose turn it is
 	from    C.int
 	yield   C.int
 	entries []Entry
@@ -45,9 +55,6 @@ func NewLines(file *segment.File, n, me int) (*Lines, error) {
 	return &Lines{mem: mem, n: n, me: me}, nil
 }
 
-// Seq returns the number of the current collective.
-func (l *Lines) Seq() uint64 { return l.seq }
-
 // Yields returns the argument of YieldEvery.
 func (l *Lines) Yields() int { return int(l.yield) }
 
@@ -57,13 +64,43 @@ func (l *Lines) YieldEvery(pauses int) { l.yield = C.int(pauses) }
 
 func (l *Lines) base() *C.pa_member { return (*C.pa_member)(unsafe.Pointer(unsafe.SliceData(l.mem))) }
 
-// Announce announces collective seq and polls once.
+// Announce announces collective seq, whose turn it is, and polls once.
 func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, note Note, spin int) (State, Result, error) {
 	l.seq = seq
 	var all, any, diff C.uint32_t
 	s := C.pa_arrive(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
 		(*C.uint8_t)(note.Data), C.uint32_t(note.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff)
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
+}
+
+// MayAnnounce tells whether the ring has a slot for collective seq, ahead of its turn.
+func (l *Lines) MayAnnounce(seq uint64) bool {
+	return C.pa_may_announce(l.base(), C.int(l.n), C.uint64_t(seq)) != 0
+}
+
+// AnnounceAhead announces collective seq ahead of its turn. MayAnnounce has returned true.
+func (l *Lines) AnnounceAhead(seq uint64, sig *Signature, flags Flags, note Note) {
+	C.pa_announce(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags|Ahead),
+		(*C.uint8_t)(note.Data), C.uint32_t(note.Bytes))
+}
+
+// Turn says that it is the turn of collective seq, which was announced ahead.
+func (l *Lines) Turn(seq uint64) {
+	l.seq, l.from = seq, 0
+	C.pa_turn(l.base(), C.int(l.me), C.uint64_t(seq))
+}
+
+// Finished tells whether all members have finished with collective seq, as far as they have said.
+func (l *Lines) Finished(seq uint64) bool {
+	return C.pa_finished(l.base(), C.int(l.n), C.uint64_t(seq)) != 0
+}
+
+// Look tests whether all members have announced collective seq, whose turn it need not be.
+func (l *Lines) Look(seq uint64) (State, Result) {
+	var from C.int
+	var all, any, diff C.uint32_t
+	s := C.pa_poll(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), 0, 0, &from, &all, &any, &diff)
+	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}
 }
 
 // Poll tests whether all members have announced.
@@ -73,18 +110,18 @@ func (l *Lines) Poll(spin int) (State, Result, error) {
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 
-// Note returns the note of member i for the current collective, at which all members have arrived.
-// It is bytes long, and stays valid until this member announces the next collective. ok is false
-// if the member's note has another length.
-func (l *Lines) Note(i int, bytes int64) (note unsafe.Pointer, ok bool) {
-	slot := &unsafe.Slice(l.base(), l.n)[i].slot[l.seq&1]
-	return C.pa_note(l.base(), C.int(l.n), C.int(i), C.uint64_t(l.seq)), int64(slot.note) == bytes
+// Note returns the note of member i for collective seq, at which all members have arrived. It is
+// bytes long, and stays valid until this member has finished with seq. ok is false if the member's
+// note has another length.
+func (l *Lines) Note(seq uint64, i int, bytes int64) (note unsafe.Pointer, ok bool) {
+	slot := &unsafe.Slice(l.base(), l.n)[i].slot[seq%Slots]
+	return C.pa_note(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq)), int64(slot.note) == bytes
 }
 
-// Chunks returns the words with which the members share out the work of the current collective, and
-// how many there are (package shm).
-func (l *Lines) Chunks() (words unsafe.Pointer, n int) {
-	return unsafe.Pointer(C.pa_chunks(l.base(), C.int(l.n), C.uint64_t(l.seq))), max(C.PA_LEAST_CHUNKS, l.n+1)
+// Chunks returns the words with which the members share out the work of collective seq, and how many
+// there are (package shm).
+func (l *Lines) Chunks(seq uint64) (words unsafe.Pointer, n int) {
+	return unsafe.Pointer(C.pa_chunks(l.base(), C.int(l.n), C.uint64_t(seq))), max(C.PA_LEAST_CHUNKS, l.n+1)
 }
 
 // Entries returns what each member has announced.
@@ -93,12 +130,19 @@ func (l *Lines) Entries() []Entry {
 		l.entries = make([]Entry, l.n)
 	}
 	members := unsafe.Slice(l.base(), l.n)
+	marked := false // some member has refused late
+	for i := range members {
+		marked = marked || uint64(members[i].slot[l.seq%Slots].seq)&C.PA_REFUSED_BIT != 0
+	}
 	for i := range l.entries {
-		s := &members[i].slot[l.seq&1]
+		s := &members[i].slot[l.seq%Slots]
 		for w := range l.entries[i].Signature {
 			l.entries[i].Signature[w] = uint64(s.word[w])
 		}
 		l.entries[i].Flags = Flags(s.flags)
+		if marked && s.late != 0 {
+			l.entries[i].Flags |= Refused
+		}
 	}
 	return l.entries
 }
@@ -114,9 +158,21 @@ func (l *Lines) Missing() ([]int, bool) {
 	return missing, true
 }
 
-// GiveUp closes collective seq unless all members have announced it.
+// GiveUp closes collective seq unless all members have announced it. This member has announced it, or
+// may announce it.
 func (l *Lines) GiveUp(seq uint64, reason status.Code) bool {
 	return C.pa_close(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason)) != 0
+}
+
+// Refuse refuses collective seq, which this member has announced. It returns false if all members have
+// announced it.
+func (l *Lines) Refuse(seq uint64) bool {
+	return C.pa_refuse(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq)) != 0
+}
+
+// Stop says that this member takes no part from collective seq on, whoever has announced it.
+func (l *Lines) Stop(seq uint64, reason status.Code) {
+	C.pa_stop(l.base(), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason))
 }
 
 // Explain says why this member gives up a collective at which all members have arrived. Why returns
@@ -126,11 +182,14 @@ func (l *Lines) Explain(reason status.Code) { C.pa_explain(l.base(), C.int(l.me)
 // Why returns the last reason that member i has given for anything that it gave up.
 func (l *Lines) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C.int(i))) }
 
-// Closers returns the members that closed collective seq.
+// Closers returns the members that take no part in collective seq, and why.
 func (l *Lines) Closers(seq uint64) map[int]status.Code {
-	who := map[int]status.Code{}
+	var who map[int]status.Code
 	for i := 0; i < l.n; i++ {
 		if reason := C.pa_closer(l.base(), C.int(i), C.uint64_t(seq)); reason != 0 {
+			if who == nil {
+				who = map[int]status.Code{}
+			}
 			who[i] = status.Code(reason)
 		}
 	}

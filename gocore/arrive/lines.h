@@ -1,50 +1,75 @@
 /* The arrival lines of a group on one node, in memory that its members share.
  *
- * Each member owns one block. It announces the collective with sequence number k in
- * slot[k & 1]: first the words, then seq with release order. A reader that sees seq == k
- * with acquire order may read the words.
+ * Each member owns one block, with a ring of PA_SLOTS slots. It announces the collective with
+ * sequence number k in slot k % PA_SLOTS: first the words and the note, then seq with release
+ * order. A reader that sees seq == k with acquire order may read them.
  *
- * Invariant: a member announces k + 2 only after it has seen all members at k + 1, and it
- * announces k + 1 only after it has finished reading k. So the words and the note of slot
- * k do not change until every member has read them: two slots are enough.
+ * A member goes through the collectives in order: its turn is at k when it has finished with k - 1,
+ * that is, it will not look at the slots of k - 1 any more. It may announce collectives ahead of
+ * its turn, so that a member that waits can work for one that computes. The word `finished` of a
+ * member is a number up to which it has finished; it grows, and is stored with release order.
  *
- * Other members write only to seq. A member that gives collective k up, for instance
- * because its deadline has passed, closes the slots of the members that have not
- * announced k. Announcing and closing are a compare-and-swap each, and one of them wins.
- * So a member that comes late cannot believe that all members have arrived when another
- * one has given up. */
+ * A slot may be used for k when every member has finished with k - PA_SLOTS:
+ *   - Ahead of its turn, a member looks at the words `finished` of all members, with acquire order.
+ *     It announces k only if all have finished with k - PA_SLOTS + 1: one more than it needs.
+ *   - In its turn it need not look. It has finished with k - 1, so it has seen all members announce
+ *     k - 1. If one of them did that ahead of its turn, all had finished with k - PA_SLOTS. If each
+ * did it in its turn, all had finished with k - 2.
+ *
+ * Other members write only to seq. A member that gives collective k up, for instance because its
+ * deadline has passed, closes the slots of the members that have not announced k. It does so only
+ * if it may use the slot for k itself. Announcing and closing are a compare-and-swap each, and one
+ * of them wins. So a member that comes late cannot believe that all members have arrived when
+ * another one has given up.
+ *
+ * A member may also refuse k after it has announced k. It marks the slot of a member that has not
+ * announced k. That member keeps the mark when it announces k, so all members see it. */
 #ifndef PMPI_ARRIVE_LINES_H
 #define PMPI_ARRIVE_LINES_H
 
 #include <stdint.h>
 
 #define PA_WORDS 3
+#define PA_SLOTS 32 /* a power of 2 */
 
 /* The bytes that a member may tell beside its signature: up to PA_BRIEF lie in the slot itself,
- * more, up to PA_NOTE, in an area of their own. */
-#define PA_BRIEF 24
-#define PA_NOTE  4096
+ * more, up to pa_room(n), in an area of their own. The areas of all members for one collective have
+ * PA_NOTES bytes, unless PA_NOTE for each member are less or PA_LEAST_NOTE for each are more. */
+#define PA_BRIEF      24
+#define PA_NOTE       4096
+#define PA_LEAST_NOTE 64
+#define PA_NOTES      65536
 
 typedef struct pa_slot {
 	uint64_t seq;
 	uint64_t word[PA_WORDS];
 	uint32_t flags;
-	uint32_t note; /* bytes of the note */
+	uint16_t note; /* bytes of the note */
+	uint16_t late; /* 1: the member has refused after its announcement, see pa_refuse */
 	uint8_t brief[PA_BRIEF];
 } pa_slot; /* 64 bytes: one cache line */
 
 typedef struct pa_member {
-	pa_slot slot[2];
+	pa_slot slot[PA_SLOTS];
+	uint64_t finished; /* this member has finished with all collectives up to this one */
+	uint64_t spare[7];
 	uint32_t left;   /* 1: this member has left */
-	uint32_t reason; /* why it closed collective `closed`: a code of the caller */
-	uint64_t closed;
+	uint32_t reason; /* why it takes no part from collective `closed` on: a code of the caller */
+	uint64_t closed; /* the first collective that it takes no part in; 0 for none */
 	uint32_t pad[12];
-	uint8_t spare[64];
-} pa_member; /* 256 bytes */
+} pa_member;
 
 /* This bit is set in the seq of a slot that was closed before its member announced that
  * seq. */
 #define PA_CLOSED_BIT (1ull << 63)
+
+/* In the seq of a slot: some member has refused that seq late. PA_HERE_BIT is set beside it when
+ * the member whose slot it is has announced. */
+#define PA_REFUSED_BIT (1ull << 62)
+#define PA_HERE_BIT    (1ull << 61)
+
+/* The flag of a member that refuses a collective, in pa_slot.flags. */
+#define PA_REFUSED 2
 
 /* Results of pa_poll. */
 enum { PA_PENDING = 0, PA_AGREED = 1, PA_DIFFER = 2, PA_CLOSED = 3 };
@@ -57,19 +82,33 @@ enum { PA_PENDING = 0, PA_AGREED = 1, PA_DIFFER = 2, PA_CLOSED = 3 };
 /* pa_size returns the bytes that n members take: their blocks, their notes and the chunk words. */
 int64_t pa_size(int n);
 
+/* pa_room returns the most bytes of a note. Measured on 2 ranks: at 4 KiB a rank, notes are faster
+ * than any MPI and than mapped tensors. */
+int pa_room(int n);
+
 /* pa_note returns the note of member i for collective seq. It may be read once all members have
- * announced seq, until this member announces seq + 1. */
+ * announced seq, until this member has finished with seq. */
 const void *pa_note(const pa_member *m, int n, int i, uint64_t seq);
 
 /* pa_chunks returns the PA_CHUNKS(n) chunk words of collective seq. */
 uint64_t *pa_chunks(pa_member *m, int n, uint64_t seq);
 
 /* pa_announce announces collective seq for member me, with a note of `bytes` bytes, at most
- * PA_NOTE. It does nothing visible if the slot is closed; pa_poll tells that. Returns nothing. */
+ * pa_room(n). It does nothing visible if the slot is closed; pa_poll tells that. It is in turn, or
+ * pa_may_announce has returned 1. */
 void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
 				 const uint8_t *note, uint32_t bytes);
 
-/* pa_arrive calls pa_announce and pa_poll. Usually the other members have announced
+/* pa_may_announce returns 1 if a member may announce seq ahead of its turn. */
+int pa_may_announce(const pa_member *m, int n, uint64_t seq);
+
+/* pa_turn says that member me has finished with all collectives before seq. */
+void pa_turn(pa_member *m, int me, uint64_t seq);
+
+/* pa_finished returns 1 if all members have finished with seq, as far as they have said. */
+int pa_finished(const pa_member *m, int n, uint64_t seq);
+
+/* pa_arrive calls pa_turn, pa_announce and pa_poll. Usually the other members have announced
  * already, and a call from Go into C costs as much as the rest. */
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
 			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from,
@@ -87,12 +126,19 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 /* pa_seq returns the newest sequence number that member i has announced. */
 uint64_t pa_seq(const pa_member *m, int i);
 
-/* pa_close gives collective seq up for member me, which has seen all members announce seq
- * - 1. Returns 1 if seq is closed, by any member. Returns 0 if all members have announced
- * seq: then some may be running it, and me has to run it too. */
+/* pa_close gives collective seq up for member me, which has announced seq or may announce it.
+ * Returns 1 if seq is closed, by any member; me takes no part from seq on then. Returns 0 if all
+ * members have announced seq: then some may be running it, and me has to run it too. */
 int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason);
 
-/* pa_closer returns the reason for which member i closed seq, 0 if it did not. */
+/* pa_refuse refuses seq for member me, which has announced it. Returns 1 if all members will see
+ * that. Returns 0 if all have announced seq, or if it is closed. */
+int pa_refuse(pa_member *m, int n, int me, uint64_t seq);
+
+/* pa_stop says that member me takes no part from seq on, whoever has announced it. */
+void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason);
+
+/* pa_closer returns the reason for which member i takes no part in seq, 0 if it does. */
 uint32_t pa_closer(const pa_member *m, int i, uint64_t seq);
 
 /* pa_explain sets the reason of member me without closing anything. pa_why returns the last reason

@@ -98,8 +98,9 @@ type Args struct {
 	Send, Recv []Part
 	// DeviceCall is set if some rank has tensors in device memory.
 	DeviceCall *DeviceCall
-	// Node is set if all ranks share a node and its memory.
+	// Node is set if all ranks share a node and its memory. Seq is the number of the collective there.
 	Node *Node
+	Seq  uint64
 }
 
 // Trait returns the row of the operation in op's table.

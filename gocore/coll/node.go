@@ -33,10 +33,6 @@ var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig)
 	return s.Agreed&Mapped != 0 && s.Agreed&Even != 0
 }, Shared: (*Args).sharedOp}
 
-// inlineMost is the most bytes that all ranks together put into their slots. Measured on 2 ranks: at
-// 4 KiB a rank the slots are faster than any MPI and than mapped tensors.
-const inlineMost = 64 << 10
-
 // Gives tells whether this rank has an input. In a broadcast, for instance, only the root has.
 func Gives(a *Args) bool { return a.Trait().Gives.Includes(a.Root, a.Rank) }
 
@@ -65,7 +61,7 @@ func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 	}
 	parts = Input(a)
 	bytes = totalCount(parts) * a.elem()
-	return parts, bytes, bytes <= min(int64(arrive.NoteRoom), inlineMost/int64(a.Size))
+	return parts, bytes, bytes <= arrive.NoteRoom(a.Size)
 }
 
 // sideBytes returns the bytes of one side of an operation whose shares have one length. perRank says
@@ -90,7 +86,7 @@ func runInline(a *Args) error {
 		var note unsafe.Pointer
 		if t.Gives.Includes(a.Root, r) {
 			var ok bool
-			if note, ok = a.Node.Lines.Note(r, bytes); !ok {
+			if note, ok = a.Node.Lines.Note(a.Seq, r, bytes); !ok {
 				return a.notAsAgreed(r)
 			}
 		}
@@ -223,8 +219,8 @@ func (a *Args) mappedParts() (in, out Part, ok bool) {
 // another rank, it leaves the work to the others.
 func (a *Args) sharedOp() (*shm.Op, error) {
 	t, lines := a.Trait(), a.Node.Lines
-	words, chunks := lines.Chunks()
-	o, err := shm.New(&shm.Call{Seq: lines.Seq(), Code: a.Code, DType: a.DType, Reduce: a.Reduce, Scale: a.Scale, Count: a.Count,
+	words, chunks := lines.Chunks(a.Seq)
+	o, err := shm.New(&shm.Call{Seq: a.Seq, Code: a.Code, DType: a.DType, Reduce: a.Reduce, Scale: a.Scale, Count: a.Count,
 		Rank: a.Rank, Size: a.Size, Root: a.Root, Words: words, Chunks: chunks, YieldEvery: lines.Yields()})
 	if err != nil {
 		return nil, err
@@ -237,7 +233,7 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 			o.Set(r, mineIn.Data, mineOut.Data)
 			continue
 		}
-		note, ok := lines.Note(r, PlacesBytes)
+		note, ok := lines.Note(a.Seq, r, PlacesBytes)
 		if !ok {
 			o.Free()
 			return nil, a.notAsAgreed(r)

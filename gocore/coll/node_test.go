@@ -106,7 +106,7 @@ func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
 // the polled form a chunk at a time.
 func (f *fakeNode) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 	a := &s.args
-	a.Node = f.ranks[rank]
+	a.Node, a.Seq = f.ranks[rank], f.seq
 	note, free, err := noteOf(alg, s)
 	if err != nil {
 		return err
@@ -177,8 +177,11 @@ func noteOf(alg *Algorithm, s *rankCall) (note arrive.Note, free func(), err err
 }
 
 // nodeSizes are the numbers of ranks of the sweeps, and sweepLengths counts of elements around
-// vectors, cache lines, and the longest note of 4 KiB.
+// vectors, cache lines, and the longest note.
 var nodeSizes = []int{1, 2, 3, 4, 5, 8}
+
+// noteRoom is the longest note of few ranks.
+const noteRoom = 4 << 10
 
 func sweepLengths(d op.DType, turn int) []int {
 	var list []int
@@ -187,7 +190,7 @@ func sweepLengths(d op.DType, turn int) []int {
 	}
 	list = append(list, 31, 32, 33, 63, 64, 65)
 	// The long ones take turns.
-	long := []int{4095, 4096, 4097, arrive.NoteRoom/d.Size() - 1, arrive.NoteRoom / d.Size(), arrive.NoteRoom/d.Size() + 1}
+	long := []int{4095, 4096, 4097, noteRoom/d.Size() - 1, noteRoom / d.Size(), noteRoom/d.Size() + 1}
 	return append(list, long[turn%len(long)])
 }
 
@@ -381,7 +384,7 @@ func TestUnevenSharesAreNotForANode(t *testing.T) {
 
 // Payload and Place look at what this rank has. What they accept is served as it is.
 func TestWhatSuitsASlotAndAHeap(t *testing.T) {
-	x := newTensorIn(heapOf(1), op.UInt8, make([]byte, 3*arrive.NoteRoom))
+	x := newTensorIn(heapOf(1), op.UInt8, make([]byte, 3*noteRoom))
 	defer x.free()
 	other := newTensor(op.UInt8, make([]byte, 64))
 	defer other.free()
@@ -395,8 +398,8 @@ func TestWhatSuitsASlotAndAHeap(t *testing.T) {
 		slot, heap bool
 	}{
 		{"in place", op.AllReduce, 0, nil, []Part{at(0, 8)}, true, true},
-		{"the longest note", op.AllReduce, 0, nil, []Part{at(0, arrive.NoteRoom)}, true, true},
-		{"longer", op.AllReduce, 0, nil, []Part{at(0, arrive.NoteRoom+1)}, false, true},
+		{"the longest note", op.AllReduce, 0, nil, []Part{at(0, noteRoom)}, true, true},
+		{"longer", op.AllReduce, 0, nil, []Part{at(0, noteRoom+1)}, false, true},
 		{"ordinary memory", op.AllReduce, 0, nil, []Part{in(8)}, true, false},
 		{"an ordinary result", op.AllReduce, 0, []Part{at(0, 8)}, []Part{in(8)}, true, false},
 		{"an ordinary input", op.AllReduce, 0, []Part{in(8)}, []Part{at(0, 8)}, true, false},
@@ -437,7 +440,7 @@ func TestASlotThatHoldsSomethingElse(t *testing.T) {
 		for r, s := range calls {
 			x := s.tensor(make([]byte, 8))
 			defer x.free()
-			s.args.Recv, s.args.Node = []Part{x.Part}, node.ranks[r]
+			s.args.Recv, s.args.Node, s.args.Seq = []Part{x.Part}, node.ranks[r], node.seq
 			note, free, err := noteOf(alg, s)
 			require.NoError(t, err)
 			defer free()

@@ -2,6 +2,7 @@ package group
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -120,13 +121,15 @@ func (g *Group) release() {
 	if len(g.queue) > 0 && g.ending() == nil {
 		next := g.queue[0]
 		g.queue = g.queue[1:]
+		g.takeTurn(next)
+		g.announceAhead()
 		g.mu.Unlock()
 		g.env.unhold()
 		next.begin()
 		return
 	}
 	left := g.queue
-	g.queue = nil
+	g.queue, g.current = nil, nil
 	if g.broken != nil {
 		g.closeNext(status.CodeOf(g.broken))
 	}
@@ -139,8 +142,7 @@ func (g *Group) release() {
 func (g *Group) drop(queue []*collective, err error) {
 	for _, t := range queue {
 		g.env.unhold()
-		t.end(status.New(status.CodeOf(err), "%s on the group of ranks %s: given up before its turn came: %v", describe(t.call.sig), brief(g.Ranks), err))
-		t.discard()
+		t.withdraw(status.New(status.CodeOf(err), "%s on the group of ranks %s: given up before its turn came: %v", describe(t.call.sig), brief(g.Ranks), err))
 	}
 }
 
@@ -163,21 +165,23 @@ func (g *Group) enqueue(t *collective) error {
 	if g.busy {
 		g.queue = append(g.queue, t)
 		g.env.hold()
+		g.announceAhead()
 		g.mu.Unlock()
 		return nil
 	}
 	g.busy = true
+	g.takeTurn(t)
 	g.mu.Unlock()
 	t.begin()
 	return nil
 }
 
-// makeRefusal turns t into a refusal if it is still in the queue. t is not removed, because the
-// other members announce a collective in its place.
+// makeRefusal turns t into a refusal if it is still in the queue and was not announced. t is not
+// removed, because the other members announce a collective in its place.
 func (g *Group) makeRefusal(t *collective) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !slices.Contains(g.queue, t) || t.refused {
+	if !slices.Contains(g.queue, t) || t.refused || t.ahead {
 		return false
 	}
 	t.refuse()
@@ -189,17 +193,38 @@ func (g *Group) makeRefusal(t *collective) bool {
 const expireGrace = 200 * time.Millisecond
 
 // expire gives up the queued collectives whose deadline has passed. The engine does not poll them,
-// so Env.chores calls expire now and then.
+// so Env.chores calls expire now and then. A collective that all members have announced ahead cannot
+// be refused any more, so it breaks the group.
 func (g *Group) expire(now time.Time) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, t := range g.queue {
-		if !t.refused && now.After(t.call.deadline.Add(expireGrace)) {
-			t.refuse()
-			t.end(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: its turn did not come, because an operation before it is still under way; this rank refuses its part, and the group stays usable",
-				describe(t.call.sig), brief(g.Ranks), t.call.timeout))
+	var late []*collective // one that was announced ahead, and those behind it
+	var why error
+	for i, t := range g.queue {
+		if t.refused || !now.After(t.call.deadline.Add(expireGrace)) {
+			continue
 		}
+		what := fmt.Sprintf("%s on the group of ranks %s timed out after %v: its turn did not come, because an operation before it is still under way",
+			describe(t.call.sig), brief(g.Ranks), t.call.timeout)
+		if t.ahead && !g.node.Lines.Refuse(t.call.args.Seq) {
+			why = status.New(status.Timeout, "%s; all other members have come to it, so the group is broken", what)
+			late = slices.Clone(g.queue[i:])
+			g.queue = g.queue[:i]
+			if g.broken == nil {
+				g.broken = why
+			}
+			break
+		}
+		t.refuse()
+		t.end(status.New(status.Timeout, "%s; this rank refuses its part, and the group stays usable", what))
 	}
+	g.mu.Unlock()
+	if why == nil {
+		return
+	}
+	g.env.brokeAfter(g.Timeout())
+	g.env.unhold()
+	late[0].withdraw(why)
+	g.drop(late[1:], status.New(status.GroupBroken, "an operation before it failed: %v", why))
 }
 
 // await waits for a synchronous operation that runs as a task. An interrupt makes the caller give
@@ -241,6 +266,8 @@ type collective struct {
 	handle  *work.Handle
 	stage   stage
 	refused bool    // t only takes part in the arrival
+	ahead   bool    // t was announced ahead of its turn
+	gone    bool    // t was withdrawn: its turn does not come
 	shared  *shm.Op // the work of t, if its tensors are in mapped memory
 	counted bool    // t is counted in Group.async until its caller is told of its end
 	polls   int
@@ -271,30 +298,39 @@ func (t *collective) refuse() {
 	t.g.env.Engine.StartProgress()
 }
 
-// begin announces t. No other collective of the group is under way.
+// begin announces t, unless t was announced ahead. It is the turn of t.
 func (t *collective) begin() {
 	g := t.g
-	g.seq++
 	t.stage = arriving
-	flags := t.call.flags
 	if t.refused {
-		flags |= arrive.Refused
 		t.call.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed in the queue
 	}
-	note, err := t.call.note()
-	if err == nil {
-		_, _, err = g.arrival.Announce(g.seq, &t.call.sig, flags, note, 0)
-	}
-	if err != nil {
-		g.fail(err)
-		t.over(err)
-		return
+	if t.ahead {
+		g.node.Lines.Turn(g.turn)
+	} else {
+		note, err := t.call.note()
+		if err == nil {
+			_, _, err = g.arrival.Announce(g.turn, &t.call.sig, t.flags(), note, 0)
+		}
+		if err != nil {
+			g.fail(err)
+			t.over(err)
+			return
+		}
 	}
 	if t.call.flags&coll.Device != 0 {
 		g.env.Engine.Add(t) // the device works while the host polls, and takes no core
 	} else {
 		g.env.Engine.AddPatient(t)
 	}
+}
+
+// flags returns the flags of the announcement.
+func (t *collective) flags() arrive.Flags {
+	if t.refused {
+		return t.call.flags | arrive.Refused
+	}
+	return t.call.flags
 }
 
 // Requests adds the MPI requests of t. Once all members have arrived, polling moves the data.
@@ -327,7 +363,7 @@ func (t *collective) pollArrival() bool {
 			t.over(nil) // the announcement stays in the lines: a member that comes later sees the refusal
 			return true
 		}
-		if !g.arrival.GiveUp(g.seq, status.CodeOf(err)) {
+		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
 			state, res, err = g.arrival.Poll(0)
 		}
 	}
@@ -335,7 +371,7 @@ func (t *collective) pollArrival() bool {
 		err = g.closedError(&t.call)
 	}
 	if err == nil {
-		g.arrived = g.seq
+		g.arrived = g.turn
 	}
 	switch {
 	case err != nil:
@@ -399,7 +435,9 @@ func (t *collective) pollProgram() bool {
 	if done {
 		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(err)))
 		t.discard()
-		t.g.release()
+		if !t.gone {
+			t.g.release()
+		}
 		return true
 	}
 	if t.stage != running {
@@ -444,8 +482,8 @@ func (t *collective) overdue() error {
 	t.g.inquire(now)
 	switch {
 	case t.stage == arriving:
-		return t.g.leftError(&t.call)
-	case len(t.g.arrival.Closers(t.g.seq)) > 0:
+		return t.g.absentError(&t.call)
+	case len(t.g.arrival.Closers(t.call.args.Seq)) > 0:
 		return t.g.closedError(&t.call)
 	}
 	return nil

@@ -122,7 +122,7 @@ func (g *Group) timeoutError(c *call) error {
 // closedError says which members gave c up before all had arrived, and why. A member that was
 // waiting for c gets the same error as the member that gave up. A member that comes late learns
 // that c was given up.
-func (g *Group) closedError(c *call) error { return g.closedBy(c, g.arrival.Closers(g.seq)) }
+func (g *Group) closedError(c *call) error { return g.closedBy(c, g.arrival.Closers(c.args.Seq)) }
 
 // closedBy is closedError for the given closers and their reasons.
 func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
@@ -173,6 +173,17 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 	}
 	return status.New(status.GroupBroken, "%s on the group of ranks %s: rank(s) %s %s; the group is broken",
 		describe(c.sig), brief(g.Ranks), brief(by), why).WithRanks(by...)
+}
+
+// absentError returns an error if a member will not come to c.
+func (g *Group) absentError(c *call) error {
+	if err := g.leftError(c); err != nil {
+		return err
+	}
+	if g.node != nil && len(g.arrival.Closers(c.args.Seq)) > 0 {
+		return g.closedError(c)
+	}
+	return nil
 }
 
 // leftError names members that left before they came to c, if shared memory shows any.

@@ -50,9 +50,16 @@ type Group struct {
 
 	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
 
-	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does.
+	// current is the task whose turn it is. It is nil while no collective is under way, and while one
+	// is carried out inline. mu guards it.
+	current *collective
+
+	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does. While
+	// current is set, the holder of mu owns seq.
 	seq     uint64     // newest collective that this member announced
-	arrived uint64     // newest collective that all members have announced, as this one saw; seq or seq-1
+	turn    uint64     // the collective whose turn it is, or was last; the later ones were announced ahead
+	arrived uint64     // newest collective that all members have announced, as this one saw; turn or turn-1
+	mapped  uint64     // newest collective that was done in mapped memory
 	peers   *ipc.Peers // device memory of the other members; nil before its first use
 }
 

@@ -89,7 +89,7 @@ func (g *Group) inquire(now time.Time) {
 	q := &g.inquiry
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.begin(g.seq, now)
+	q.begin(g.turn, now)
 	if now.Sub(q.since) < askAfter || now.Sub(q.last) < askEvery {
 		return
 	}
@@ -116,7 +116,7 @@ func (g *Group) ask() (missing []int) {
 	q := &g.inquiry
 	q.mu.Lock()
 	now := time.Now()
-	q.begin(g.seq, now)
+	q.begin(g.turn, now)
 	for i := range g.Ranks {
 		if i != g.Rank && !q.here[i] {
 			g.question(i, now)

@@ -198,7 +198,11 @@ func (g *Group) free(reason status.Code) error {
 // reason. A member that waits for this one, or comes later, gets an error at once. The caller holds
 // mu, and no collective is under way.
 func (g *Group) closeNext(reason status.Code) {
-	if !g.freed && g.arrived == g.seq {
+	switch {
+	case g.freed || g.arrived != g.turn || g.turn != g.seq: // they were told before
+	case g.node != nil && !g.node.Lines.MayAnnounce(g.seq+1):
+		g.node.Lines.Stop(g.seq+1, reason)
+	default:
 		g.arrival.GiveUp(g.seq+1, reason)
 	}
 }

@@ -206,8 +206,9 @@ func (m *message) prepare(d *op.Desc) error {
 		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one tensor on each side that it uses", d.Code, len(sends), len(recvs))
 	}
 	if send {
-		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap.
-		viaCopy := recv && overlap(&sends[0], &recvs[0])
+		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap. Buffers that
+		// are not contiguous are copied anyway.
+		viaCopy := recv && overlap(sends[0].Data, sends[0].Bytes(), recvs[0].Data, recvs[0].Bytes())
 		if err := m.addTransfer(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag, viaCopy); err != nil {
 			return err
 		}
@@ -233,10 +234,10 @@ func (g *Group) checkAddress(code op.Code, peer, tag int32, wild bool) error {
 	return nil
 }
 
-// overlap tells whether two contiguous buffers share memory. Other buffers are staged anyway.
-func overlap(x, y *op.Buf) bool {
-	from, to := uintptr(x.Data), uintptr(y.Data)
-	return x.Count > 0 && y.Count > 0 && from < to+uintptr(y.Bytes()) && to < from+uintptr(x.Bytes())
+// overlap tells whether two ranges share memory.
+func overlap(x unsafe.Pointer, xBytes int64, y unsafe.Pointer, yBytes int64) bool {
+	from, to := uintptr(x), uintptr(y)
+	return xBytes > 0 && yBytes > 0 && from < to+uintptr(yBytes) && to < from+uintptr(xBytes)
 }
 
 // addTransfer checks one buffer and prepares its transfer. If viaCopy is set, a copy of the buffer

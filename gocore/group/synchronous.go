@@ -34,7 +34,7 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 
 	state, res, err := g.arriveInline(c)
 	if err == nil {
-		g.arrived = g.seq
+		g.arrived = g.turn
 	}
 	switch {
 	case err != nil:
@@ -99,6 +99,7 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 // last member arrived at that very moment, there is no failure and the collective runs.
 func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	g.seq++
+	g.turn, c.args.Seq = g.seq, g.seq
 	spin := inlineSpin
 	if g.env.crowded {
 		spin = 64
@@ -107,7 +108,7 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	if err != nil {
 		return arrive.Pending, arrive.Result{}, err
 	}
-	state, res, err := g.arrival.Announce(g.seq, &c.sig, c.flags|arrive.Sync, note, spin)
+	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags|arrive.Sync, note, spin)
 	if state == arrive.Closed {
 		return state, res, g.closedError(c)
 	}
@@ -125,7 +126,7 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 			return true
 		}
 		if looks++; looks&63 == 0 {
-			left = g.leftError(c)
+			left = g.absentError(c)
 		}
 		return left != nil
 	}, c.deadline)
@@ -143,7 +144,7 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	default:
 		err = waitErr
 	}
-	if g.arrival.GiveUp(g.seq, status.CodeOf(err)) {
+	if g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
 		return state, res, err
 	}
 	if status.CodeOf(err) == status.Interrupted {

@@ -41,13 +41,18 @@ func (g *Group) workTogether(c *call, alg *coll.Algorithm) (lingering *work.Hand
 	if err != nil {
 		return nil, err
 	}
-	o.Work(shm.All)
+	if g.mayWork(c) {
+		o.Work(shm.All)
+	}
 	state := o.State(inlineSpin)
 	if state == shm.Pending {
 		state, err = g.awaitTogether(c, o)
 	}
 	if err == nil {
 		err = g.togetherError(c, o, state)
+	}
+	if state == shm.Done {
+		g.mapped = c.args.Seq
 	}
 	if over := state != shm.Pending && state != shm.Closing; over {
 		o.Free()
@@ -67,7 +72,9 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 	state, looks := shm.Pending, 0
 	var lost error
 	err := g.wait(func() bool {
-		o.Work(shm.All)
+		if g.mayWork(c) {
+			o.Work(shm.All)
+		}
 		if state = o.State(20); state != shm.Pending {
 			return true
 		}
@@ -187,7 +194,7 @@ func (t *collective) carryShared(o *shm.Op) {
 	p.Reset(t.call.args.Lib)
 	p.AtEnd(o.Free)
 	p.Until(func() (bool, error) {
-		if t.stage != lingering && !t.g.env.Engine.Looking() {
+		if t.stage != lingering && !t.g.env.Engine.Looking() && t.g.mayWork(&t.call) {
 			o.Work(shm.All)
 		}
 		state := o.State(0)
@@ -205,6 +212,9 @@ func (t *collective) carryShared(o *shm.Op) {
 		}
 		if state == shm.Pending || state == shm.Closing {
 			return false, nil
+		}
+		if state == shm.Done && !t.gone {
+			t.g.mapped = t.call.args.Seq
 		}
 		return true, t.g.togetherError(&t.call, o, state)
 	})

@@ -160,7 +160,7 @@ func (m member) run() {
 	announced, ended := from[0], from[1]
 	for {
 		m.Mark(announced, ended)
-		if announced < m.collectives && announced-ended < m.ahead {
+		if announced < m.collectives && (announced == ended || announced-ended < m.ahead && m.mayAnnounce(announced+1)) {
 			announced++
 			m.announce(announced)
 			continue
@@ -227,12 +227,17 @@ func (m member) use(seq int) {
 	}
 }
 
-func (m member) announce(seq int) {
-	if m.ring && seq > m.slots && !m.noFinished {
-		for r := range m.ranks {
-			m.Await(m.finishedAt(r), m.order.passing, func(v int) bool { return v >= seq-m.slots })
+// mayAnnounce is pa_may_announce.
+func (m member) mayAnnounce(seq int) bool {
+	for r := range m.ranks {
+		if seq >= m.slots && !m.noFinished && m.Load(m.finishedAt(r), m.order.passing) < seq-m.slots+1 {
+			return false
 		}
 	}
+	return true
+}
+
+func (m member) announce(seq int) {
 	for c := range m.chunks {
 		m.Write(m.tensor(m.me, c, seq), input(seq, m.me))
 	}
@@ -544,12 +549,12 @@ func TestProtocol(t *testing.T) {
 		"3 ranks, one blind":                           {ranks: 3, chunks: 2, collectives: 2, blind: 2},
 		"2 ranks, all blind":                           {ranks: 2, chunks: 2, collectives: 3, blind: 3},
 		"2 ranks and a late thread":                    {ranks: 2, chunks: 2, collectives: 3, helper: true},
-		"ring of 2, 2 ranks, 2 ahead":                  {ranks: 2, chunks: 1, collectives: 3, ahead: 2},
-		"ring of 3, 2 ranks, 3 ahead":                  {ranks: 2, chunks: 1, collectives: 4, slots: 3, ahead: 3},
-		"ring of 2, 3 ranks, 2 ahead":                  {ranks: 3, chunks: 1, collectives: 3, ahead: 2},
-		"ring of 2, 2 ranks, 2 ahead, one gives up":    {ranks: 2, chunks: 1, collectives: 3, ahead: 2, leaves: 1, givesUp: 1},
-		"ring of 1, 2 ranks":                           {ranks: 2, chunks: 2, collectives: 3, slots: 1, ring: true},
-		"ring of 2, 2 ranks, 2 ahead, and late thread": {ranks: 2, chunks: 1, collectives: 3, ahead: 2, helper: true},
+		"ring of 3, 2 ranks, 2 ahead":                  {ranks: 2, chunks: 1, collectives: 4, slots: 3, ahead: 2},
+		"ring of 4, 2 ranks, 3 ahead":                  {ranks: 2, chunks: 1, collectives: 4, slots: 4, ahead: 3},
+		"ring of 2, 3 ranks":                           {ranks: 3, chunks: 1, collectives: 3, slots: 2, ring: true},
+		"ring of 3, 2 ranks, 2 ahead, one gives up":    {ranks: 2, chunks: 1, collectives: 3, slots: 3, ahead: 2, leaves: 1, givesUp: 1},
+		"ring of 2, 2 ranks":                           {ranks: 2, chunks: 2, collectives: 4, slots: 2, ring: true},
+		"ring of 3, 2 ranks, 2 ahead, and late thread": {ranks: 2, chunks: 1, collectives: 4, slots: 3, ahead: 2, helper: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p.order = asWritten
@@ -568,7 +573,7 @@ func TestProtocol(t *testing.T) {
 func TestProtocolNeedsItsParts(t *testing.T) {
 	const race, values, ends, waits = "data race", "rank ", "ended in different ways", "wait for ever"
 	pair := protocol{ranks: 2, chunks: 1, collectives: 3}
-	ring := protocol{ranks: 2, chunks: 1, collectives: 3, ahead: 2}
+	ring := protocol{ranks: 2, chunks: 1, collectives: 4, slots: 3, ahead: 2}
 	giving := protocol{ranks: 2, chunks: 2, collectives: 1, givesUp: 1}
 	for _, c := range []struct {
 		name   string
@@ -594,7 +599,7 @@ func TestProtocolNeedsItsParts(t *testing.T) {
 			func(p *protocol) { p.overrules = true }, []string{ends}},
 		{"who gives up closes the next slot in any case", protocol{ranks: 2, chunks: 1, collectives: 2, leaves: 3},
 			func(p *protocol) { p.closesTooMuch = true }, []string{ends}},
-		{"who gives up closes the next slot of the ring in any case", protocol{ranks: 2, chunks: 1, collectives: 2, slots: 2, ahead: 2, leaves: 3},
+		{"who gives up closes the next slot of the ring in any case", protocol{ranks: 2, chunks: 1, collectives: 3, slots: 2, ahead: 1, ring: true, leaves: 3},
 			func(p *protocol) { p.closesTooMuch = true }, []string{race, values, ends}},
 		{"a living rank is buried", pair, func(p *protocol) { p.buriesLiving = true }, []string{race, values, ends}},
 		{"a rank works that has counted itself as blind", protocol{ranks: 2, chunks: 1, collectives: 1, blind: 3},
@@ -625,7 +630,7 @@ func TestProtocolWithoutReduction(t *testing.T) {
 		{ranks: 2, chunks: 1, collectives: 2},
 		{ranks: 2, chunks: 1, collectives: 1, leaves: 1, givesUp: 1},
 		{ranks: 2, chunks: 1, collectives: 2, unsequenced: true, slots: 1, helper: true, ring: true},
-		{ranks: 2, chunks: 1, collectives: 3, ahead: 2, noFinished: true},
+		{ranks: 2, chunks: 1, collectives: 4, slots: 3, ahead: 2, noFinished: true},
 	} {
 		p.order = asWritten
 		fewer, err := p.explore()

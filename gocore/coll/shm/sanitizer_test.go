@@ -71,13 +71,23 @@ func sanitized(program string, args ...any) (string, error) {
 func TestThreadSanitizer(t *testing.T) {
 	program := harness(t, compiler(t))
 	for _, size := range []int{2, 3, 5} {
-		out, err := sanitized(program, size, 120, size, 0)
+		out, err := sanitized(program, size, 120, size, 0, 1)
 		require.NoError(t, err, "%d ranks: %s", size, out)
-		assert.Equal(t, "120 done, given up at 0\n", out)
+		assert.Equal(t, "0 refused, given up at 0\n", out)
 	}
+	refused := 0
+	for _, ahead := range []int{2, 5, 31, 32} {
+		out, err := sanitized(program, 2+ahead%2, 200, ahead, 0, ahead)
+		require.NoError(t, err, "%d ahead: %s", ahead, out)
+		assert.Contains(t, out, "given up at 0\n")
+		if !strings.HasPrefix(out, "0 refused") {
+			refused++
+		}
+	}
+	assert.NotZero(t, refused, "no rank refused late")
 	closed := 0
-	for seed := range 12 {
-		out, err := sanitized(program, 2+seed%2, 100, seed, 1)
+	for seed := range 16 {
+		out, err := sanitized(program, 2+seed%2, 100, seed, 1, 1+seed/2%4)
 		require.NoError(t, err, "seed %d: %s", seed, out)
 		if !strings.HasSuffix(out, "at 0\n") {
 			closed++
@@ -90,13 +100,15 @@ func TestThreadSanitizer(t *testing.T) {
 func TestThreadSanitizerFindsWeakOrders(t *testing.T) {
 	cc := compiler(t)
 	for name, replace := range map[string][]string{
-		"the announcement": {"lines.c", "seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED", "seq, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED"},
+		"the announcement": {"lines.c", "here, 0, __ATOMIC_RELEASE", "here, 0, __ATOMIC_RELAXED"},
+		"finished":         {"lines.c", "seq - 1, __ATOMIC_RELEASE", "seq - 1, __ATOMIC_RELAXED"},
+		"who looks at it":  {"lines.c", "return seq < PA_SLOTS || pa_finished(m, n, seq - PA_SLOTS + 1);", "(void)m, (void)n, (void)seq; return 1;"},
 		"done":             {"chunks.c", "&mine, done, 0, __ATOMIC_RELEASE", "&mine, done, 0, __ATOMIC_RELAXED"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, err := sanitized(harness(t, cc, replace...), 2, 120, 1, 0)
+			out, err := sanitized(harness(t, cc, replace...), 2, 300, 1, 0, 32)
 			require.Error(t, err)
-			assert.Contains(t, out, "data race")
+			assert.Regexp(t, "data race|the words differ|of another collective", out)
 		})
 	}
 }

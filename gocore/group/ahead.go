@@ -1,0 +1,129 @@
+package group
+
+import (
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// A group on one node announces asynchronous collectives when they are submitted, ahead of their
+// turn. The other members know then where the tensors are, and can do the work of this rank while it
+// computes. The collectives still take place in order: a member takes part in one when it has
+// finished with all before it.
+
+// takeTurn makes it the turn of t. The caller holds mu, and no other collective is under way.
+func (g *Group) takeTurn(t *collective) {
+	g.current = t
+	if !t.ahead {
+		g.seq++
+		t.call.args.Seq = g.seq
+	}
+	g.turn = t.call.args.Seq
+}
+
+// announceAhead announces queued collectives, in order, as far as it may. The caller holds mu.
+func (g *Group) announceAhead() {
+	if g.node == nil || g.current == nil || g.broken != nil {
+		return
+	}
+	for i, t := range g.queue {
+		if t.ahead {
+			continue
+		}
+		if !t.mayBeAhead(g.queue[:i]) || !g.node.Lines.MayAnnounce(g.seq+1) {
+			return
+		}
+		note, err := t.call.note()
+		if err != nil {
+			return // it fails in its turn
+		}
+		g.seq++
+		t.call.args.Seq, t.ahead = g.seq, true
+		g.node.Lines.AnnounceAhead(g.seq, &t.call.sig, t.flags(), note)
+	}
+}
+
+// mayBeAhead tells whether t may be announced before the turns of current and of before. A
+// synchronous call may still be refused: then its group stays usable. An input that travels in the
+// announcement must not be the result of a collective before it.
+func (t *collective) mayBeAhead(before []*collective) bool {
+	if t.refused || !t.call.async {
+		return t.refused
+	}
+	if t.call.flags&coll.Mapped != 0 || t.call.slot.bytes == 0 {
+		return true // no input travels
+	}
+	if len(t.call.staged) > 0 || !t.isAfter(t.g.current) {
+		return false
+	}
+	for _, u := range before {
+		if !t.isAfter(u) {
+			return false
+		}
+	}
+	return true
+}
+
+// isAfter tells whether the input of t cannot lie in the result of u.
+func (t *collective) isAfter(u *collective) bool {
+	switch {
+	case u.refused || !u.call.args.WritesRecv():
+		return true
+	case len(u.call.staged) > 0:
+		return false // the result is copied to somewhere
+	}
+	elem := int64(t.call.args.DType.Size())
+	theirs := int64(u.call.args.DType.Size())
+	for _, in := range coll.Input(&t.call.args) {
+		for _, out := range u.call.args.Recv {
+			if overlap(in.Data, in.Count*elem, out.Data, out.Count*theirs) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// mayWork tells whether this member may work in the tensors of all members. If a member has announced
+// c ahead, its tensors may still be those of a collective before c. That one is over for all members
+// if it was done in mapped memory too, or if all members have finished with it.
+func (g *Group) mayWork(c *call) bool {
+	before := c.args.Seq - 1
+	return c.args.Any&arrive.Ahead == 0 || g.mapped == before || g.node.Lines.Finished(before)
+}
+
+// withdraw ends t, whose turn does not come, with err. If t was announced ahead, this member tells the
+// others that it takes no part. They may have begun: then they must not write into the tensors after
+// the caller knows of err, so chunks that nobody has claimed are closed.
+func (t *collective) withdraw(err error) {
+	g, seq := t.g, t.call.args.Seq
+	t.gone = true
+	if t.ahead {
+		reason := status.CodeOf(err)
+		if !g.arrival.GiveUp(seq, reason) {
+			g.node.Lines.Stop(seq, reason)
+			if t.leaveShared(err) {
+				return
+			}
+		}
+	}
+	t.end(err)
+	t.discard()
+}
+
+// leaveShared leaves the work of t in mapped memory, if that is how the other members carry t out.
+func (t *collective) leaveShared(err error) bool {
+	g := t.g
+	state, res := g.node.Lines.Look(t.call.args.Seq)
+	if t.refused || !g.agreed(&t.call, state, res) {
+		return false
+	}
+	alg, chosen := t.call.choose(g, res)
+	if chosen != nil || alg.Shared == nil || t.share(alg) != nil {
+		return false
+	}
+	t.abandon(err)
+	g.env.Engine.Add(t)
+	g.env.Engine.StartProgress()
+	return true
+}
