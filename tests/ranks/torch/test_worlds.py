@@ -107,8 +107,9 @@ def test_beside_nccl_without_a_gpu() -> None:
         dist.destroy_process_group()
         return x.item()
 
-    # The outcome is the same as with gloo for the CPU, in either order.
-    stock = outcome("cpu:gloo,cuda:nccl")
+    # The outcome is the same as without MPI, in either order. Not compared with gloo for the CPU: its
+    # error depends on whether the other rank has failed before gloo has connected.
+    stock = outcome("nccl")
     for backend in ("cpu:mpi,cuda:nccl", "cuda:nccl,cpu:mpi"):
         assert outcome(backend) == stock, (outcome(backend), stock)
     assert outcome("mpi") == 2
