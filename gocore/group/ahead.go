@@ -53,7 +53,7 @@ func (t *collective) mayBeAhead(before []*collective) bool {
 	if t.call.flags&coll.Mapped != 0 || t.call.slot.bytes == 0 {
 		return true // no input travels
 	}
-	if len(t.call.staged) > 0 || !t.isAfter(t.g.current) {
+	if t.copied || !t.isAfter(t.g.current) {
 		return false
 	}
 	for _, u := range before {
@@ -69,8 +69,8 @@ func (t *collective) isAfter(u *collective) bool {
 	switch {
 	case u.refused || !u.call.args.WritesRecv():
 		return true
-	case len(u.call.staged) > 0:
-		return false // the result is copied to somewhere
+	case u.copied:
+		return false // the parts are not where the result goes
 	}
 	elem := int64(t.call.args.DType.Size())
 	theirs := int64(u.call.args.DType.Size())

@@ -266,6 +266,7 @@ type collective struct {
 	handle  *work.Handle
 	stage   stage
 	refused bool    // t only takes part in the arrival
+	copied  bool    // some tensor is copied to contiguous memory, and results from there
 	ahead   bool    // t was announced ahead of its turn
 	gone    bool    // t was withdrawn: its turn does not come
 	shared  *shm.Op // the work of t, if its tensors are in mapped memory
@@ -277,6 +278,7 @@ type collective struct {
 // and what the caller keeps only during the call.
 func (g *Group) newCollective(c *call) *collective {
 	t := &collective{g: g, call: *c, handle: g.env.Engine.NewHandle()}
+	t.copied = len(c.staged) > 0
 	t.call.one = [2]coll.Part{}
 	t.call.args.Send = append([]coll.Part(nil), c.args.Send...)
 	t.call.args.Recv = append([]coll.Part(nil), c.args.Recv...)

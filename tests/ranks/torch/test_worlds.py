@@ -107,8 +107,8 @@ def test_beside_nccl_without_a_gpu() -> None:
         dist.destroy_process_group()
         return x.item()
 
-    # The outcome is the same as without MPI, in either order. Not compared with gloo for the CPU: its
-    # error depends on whether the other rank has failed before gloo has connected.
+    # The outcome is the same as without MPI, in either order. It is not compared with gloo for the
+    # CPU, whose error depends on whether the other rank has failed before gloo has connected.
     stock = outcome("nccl")
     for backend in ("cpu:mpi,cuda:nccl", "cuda:nccl,cpu:mpi"):
         assert outcome(backend) == stock, (outcome(backend), stock)
