@@ -59,7 +59,7 @@ void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word
 	if (bytes > 0)
 		memcpy(bytes <= PA_BRIEF ? s->brief : notes(m, n, me, seq), note, bytes);
 	s->note = (uint16_t)bytes;
-	s->late = 0;
+	__atomic_store_n(&s->late, 0, __ATOMIC_RELAXED);
 	for (int i = 0; i < PA_WORDS; i++)
 		s->word[i] = word[i];
 	s->flags = flags;
@@ -73,15 +73,25 @@ void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word
 }
 
 int pa_refuse(pa_member *m, int n, int me, uint64_t seq) {
-	m[me].slot[slot_of(seq)].late = 1;
+	__atomic_store_n(&m[me].slot[slot_of(seq)].late, 1, __ATOMIC_RELAXED);
 	for (int i = 0; i < n; i++) {
 		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
 		while (!is_here(old, seq) && old != (seq | PA_CLOSED_BIT))
 			if (__atomic_compare_exchange_n(at, &old, seq | PA_REFUSED_BIT, 0, __ATOMIC_ACQ_REL,
 											__ATOMIC_ACQUIRE))
 				return 1;
+		if (old == refused_here(seq))
+			return 1; /* another member has refused it */
 	}
 	return 0;
+}
+
+int pa_late(const pa_member *m, int n, int i, uint64_t seq) {
+	int marked = 0;
+	for (int k = 0; k < n; k++)
+		marked |=
+			__atomic_load_n(&m[k].slot[slot_of(seq)].seq, __ATOMIC_ACQUIRE) == refused_here(seq);
+	return marked && __atomic_load_n(&m[i].slot[slot_of(seq)].late, __ATOMIC_RELAXED);
 }
 
 int pa_finished(const pa_member *m, int n, uint64_t seq) {

@@ -130,17 +130,13 @@ func (l *Lines) Entries() []Entry {
 		l.entries = make([]Entry, l.n)
 	}
 	members := unsafe.Slice(l.base(), l.n)
-	marked := false // some member has refused late
-	for i := range members {
-		marked = marked || uint64(members[i].slot[l.seq%Slots].seq)&C.PA_REFUSED_BIT != 0
-	}
 	for i := range l.entries {
 		s := &members[i].slot[l.seq%Slots]
 		for w := range l.entries[i].Signature {
 			l.entries[i].Signature[w] = uint64(s.word[w])
 		}
 		l.entries[i].Flags = Flags(s.flags)
-		if marked && s.late != 0 {
+		if C.pa_late(l.base(), C.int(l.n), C.int(i), C.uint64_t(l.seq)) != 0 {
 			l.entries[i].Flags |= Refused
 		}
 	}

@@ -132,8 +132,11 @@ uint64_t pa_seq(const pa_member *m, int i);
 int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason);
 
 /* pa_refuse refuses seq for member me, which has announced it. Returns 1 if all members will see
- * that. Returns 0 if all have announced seq, or if it is closed. */
+ * that some member has refused seq. Returns 0 if all have announced seq, or if it is closed. */
 int pa_refuse(pa_member *m, int n, int me, uint64_t seq);
+
+/* pa_late returns 1 if member i has refused seq late. All members have announced seq. */
+int pa_late(const pa_member *m, int n, int i, uint64_t seq);
 
 /* pa_stop says that member me takes no part from seq on, whoever has announced it. */
 void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason);

@@ -54,6 +54,7 @@ type protocol struct {
 	slots, ahead int
 	ring         bool
 
+	refuses  int  // ranks that may refuse a collective that they have announced ahead
 	leaves   int  // ranks that may give up at any moment of the arrival
 	givesUp  int  // ranks that may give up at any moment after it
 	dies     int  // ranks that may die between a claim and its end
@@ -72,6 +73,7 @@ type protocol struct {
 	blindWorks    bool // a rank that has counted itself as blind works all the same
 	closesTooMuch bool // who gives up closes the next collective in any case
 	overrules     bool // the owner of a chunk stores "done" without a look at its word
+	refusesAlone  bool // who refuses late does not mark another rank's slot
 }
 
 const (
@@ -81,8 +83,15 @@ const (
 	closed
 	left // claimed, and a rank that has given up does not wait for it
 
-	closedSlot = 1000 // added to the sequence number of a slot that was closed
+	// Added to the sequence number of a slot that was closed; that another rank has marked, because it
+	// refuses; and in which the rank has announced after that.
+	closedSlot  = 1000
+	refusedSlot = 2000
+	hereSlot    = 3000
 )
+
+// isHere tells whether a slot says that its rank has announced seq.
+func isHere(v, seq int) bool { return v == seq || v == seq+hereSlot }
 
 func word(seq, owner, state int) int { return seq*100 + owner*10 + state }
 func seqOf(w int) int                { return w / 100 }
@@ -96,6 +105,7 @@ const (
 	neverBegan // closed before all had announced it
 	died
 	wasLeft // closed, while another rank works on a chunk: the tensors are kept, and not used
+	wasRefused
 )
 
 // Atomic locations.
@@ -106,7 +116,8 @@ func (p *protocol) blindAt(seq int) int    { return (p.ranks+p.chunks)*p.slots +
 func (p *protocol) finishedAt(r int) int   { return (p.ranks+p.chunks+1)*p.slots + r }
 func (p *protocol) deadAt(r int) int       { return (p.ranks+p.chunks+1)*p.slots + p.ranks + r }
 func (p *protocol) begunAt() int           { return (p.ranks+p.chunks+1)*p.slots + 2*p.ranks }
-func (p *protocol) atomics() int           { return p.begunAt() + 1 }
+func (p *protocol) lateAt(r, seq int) int  { return p.begunAt() + 1 + r*p.slots + p.slot(seq) }
+func (p *protocol) atomics() int           { return p.begunAt() + 1 + p.ranks*p.slots }
 
 // Plain locations. Every outstanding collective of a rank has a tensor of its own.
 func (p *protocol) note(r, seq int) int { return r*p.slots + p.slot(seq) }
@@ -163,6 +174,9 @@ func (m member) run() {
 		if announced < m.collectives && (announced == ended || announced-ended < m.ahead && m.mayAnnounce(announced+1)) {
 			announced++
 			m.announce(announced)
+			if has(m.refuses, m.me) && announced > ended+1 && m.Choose(2) == 1 && m.refuse(announced) {
+				m.use(announced)
+			}
 			continue
 		}
 		if ended == m.collectives {
@@ -186,6 +200,9 @@ func (m member) run() {
 			return
 		}
 		for c := range m.chunks {
+			if end == wasRefused {
+				break
+			}
 			want := result(seq)
 			if end == wasBlind {
 				want = input(seq, m.me)
@@ -242,25 +259,52 @@ func (m member) announce(seq int) {
 		m.Write(m.tensor(m.me, c, seq), input(seq, m.me))
 	}
 	m.Write(m.note(m.me, seq), seq)
+	if m.refuses != 0 {
+		m.Store(m.lateAt(m.me, seq), 0, explorer.Relaxed)
+	}
 	if m.unsequenced && m.me == 0 {
 		for c := range m.chunks {
 			m.Store(m.chunkAt(c, seq), word(0, 0, free), explorer.Relaxed)
 		}
 	}
 	old := m.Load(m.seqAt(m.me, seq), explorer.Relaxed)
-	if old != seq+closedSlot {
-		m.Swap(m.seqAt(m.me, seq), old, seq, m.order.announce, explorer.Relaxed)
+	for ok := false; !ok && old != seq+closedSlot; {
+		here := seq
+		if old == seq+refusedSlot {
+			here = seq + hereSlot
+		}
+		old, ok = m.Swap(m.seqAt(m.me, seq), old, here, m.order.announce, explorer.Relaxed)
 	}
+}
+
+// refuse is pa_refuse.
+func (m member) refuse(seq int) bool {
+	m.Store(m.lateAt(m.me, seq), 1, explorer.Relaxed)
+	for r := range m.ranks {
+		old := m.Load(m.seqAt(r, seq), explorer.Acquire)
+		for ok := false; !isHere(old, seq) && old != seq+closedSlot; {
+			if m.refusesAlone {
+				return true
+			}
+			if old, ok = m.Swap(m.seqAt(r, seq), old, seq+refusedSlot, explorer.AcqRel, explorer.Acquire); ok {
+				return true
+			}
+		}
+		if old == seq+hereSlot {
+			return true
+		}
+	}
+	return false
 }
 
 // closeSlots is pa_close.
 func (m member) closeSlots(seq int) (was bool) {
 	for r := range m.ranks {
 		old := m.Load(m.seqAt(r, seq), explorer.Acquire)
-		for ok := false; !ok && old != seq && old != seq+closedSlot; {
+		for ok := false; !ok && !isHere(old, seq) && old != seq+closedSlot; {
 			old, ok = m.Swap(m.seqAt(r, seq), old, seq+closedSlot, m.order.closing, explorer.Acquire)
 		}
-		was = was || old != seq
+		was = was || !isHere(old, seq)
 	}
 	return was
 }
@@ -275,10 +319,12 @@ func (m member) await(loc int, o explorer.Order, mayGiveUp bool, until func(int)
 
 // complete waits until all ranks have announced the collective, and carries it out.
 func (m member) complete(seq int) (end int) {
+	refused := false
 	for r, mayGiveUp := 0, has(m.leaves, m.me); r < m.ranks; {
-		v, ok := m.await(m.seqAt(r, seq), m.order.poll, mayGiveUp, func(v int) bool { return v == seq || v == seq+closedSlot })
+		v, ok := m.await(m.seqAt(r, seq), m.order.poll, mayGiveUp, func(v int) bool { return isHere(v, seq) || v == seq+closedSlot })
+		refused = refused || ok && v == seq+hereSlot
 		switch {
-		case !ok && m.closeSlots(seq), ok && v != seq:
+		case !ok && m.closeSlots(seq), ok && !isHere(v, seq):
 			return neverBegan
 		case !ok:
 			mayGiveUp = false // all have announced it
@@ -290,6 +336,16 @@ func (m member) complete(seq int) (end int) {
 		if got := m.Read(m.note(r, seq)); got != seq {
 			m.Fail("rank %d: the note of rank %d in collective %d is of %d", m.me, r, seq, got)
 		}
+	}
+	if refused {
+		late := 0
+		for r := range m.ranks {
+			late += m.Load(m.lateAt(r, seq), explorer.Relaxed)
+		}
+		if late == 0 {
+			m.Fail("rank %d: collective %d was refused by no rank", m.me, seq)
+		}
+		return wasRefused
 	}
 	if m.helper && m.me == 0 && seq == 1 {
 		m.Store(m.begunAt(), 1, explorer.Release)
@@ -551,6 +607,10 @@ func TestProtocol(t *testing.T) {
 		"2 ranks and a late thread":                    {ranks: 2, chunks: 2, collectives: 3, helper: true},
 		"ring of 3, 2 ranks, 2 ahead":                  {ranks: 2, chunks: 1, collectives: 4, slots: 3, ahead: 2},
 		"ring of 4, 2 ranks, 3 ahead":                  {ranks: 2, chunks: 1, collectives: 4, slots: 4, ahead: 3},
+		"ring of 3, one refuses late":                  {ranks: 2, chunks: 1, collectives: 3, slots: 3, ahead: 2, refuses: 1},
+		"ring of 3, both refuse late":                  {ranks: 2, chunks: 1, collectives: 2, slots: 3, ahead: 2, refuses: 3},
+		"ring of 3, 3 ranks, two refuse late":          {ranks: 3, chunks: 1, collectives: 2, slots: 3, ahead: 2, refuses: 3},
+		"ring of 3, one refuses late, one gives up":    {ranks: 2, chunks: 1, collectives: 2, slots: 3, ahead: 2, refuses: 1, leaves: 2},
 		"ring of 2, 3 ranks":                           {ranks: 3, chunks: 1, collectives: 3, slots: 2, ring: true},
 		"ring of 3, 2 ranks, 2 ahead, one gives up":    {ranks: 2, chunks: 1, collectives: 3, slots: 3, ahead: 2, leaves: 1, givesUp: 1},
 		"ring of 2, 2 ranks":                           {ranks: 2, chunks: 2, collectives: 4, slots: 2, ring: true},
@@ -601,6 +661,8 @@ func TestProtocolNeedsItsParts(t *testing.T) {
 			func(p *protocol) { p.closesTooMuch = true }, []string{ends}},
 		{"who gives up closes the next slot of the ring in any case", protocol{ranks: 2, chunks: 1, collectives: 3, slots: 2, ahead: 1, ring: true, leaves: 3},
 			func(p *protocol) { p.closesTooMuch = true }, []string{race, values, ends}},
+		{"who refuses late marks no slot", protocol{ranks: 2, chunks: 1, collectives: 2, slots: 3, ahead: 2, refuses: 1},
+			func(p *protocol) { p.refusesAlone = true }, []string{race, values, ends}},
 		{"a living rank is buried", pair, func(p *protocol) { p.buriesLiving = true }, []string{race, values, ends}},
 		{"a rank works that has counted itself as blind", protocol{ranks: 2, chunks: 1, collectives: 1, blind: 3},
 			func(p *protocol) { p.blindWorks = true }, []string{race, values}},
