@@ -61,6 +61,7 @@ STAGES = (
     ("device", ".venv-openmpi", 2, "tests/ranks/cuda"),
     ("torch", ".venv-openmpi", 2, "tests/ranks/torch"),
     ("jobs", ".venv-openmpi", 0, "tests/jobs/core"),
+    ("device jobs", ".venv-openmpi", 0, "tests/jobs/cuda"),
 )
 
 
