@@ -307,3 +307,79 @@ func BenchmarkArrive(b *testing.B) {
 		_, _, _ = ls[0].Announce(uint64(i+1), &sig, Sync, Note{}, 0)
 	}
 }
+
+// announceAll makes all members announce seq in their turn. They all agree.
+func announceAll(t *testing.T, ls []*Lines, seq uint64) {
+	t.Helper()
+	sig := Signature{1}
+	for _, l := range ls {
+		_, _, err := l.Announce(seq, &sig, 0, Note{}, 0)
+		require.NoError(t, err)
+	}
+	for _, l := range ls {
+		state, _, _ := l.Poll(0)
+		require.Equal(t, Agreed, state)
+	}
+}
+
+func TestTheRing(t *testing.T) {
+	ls := attach(t, 2)
+	sig := Signature{1}
+	announceAll(t, ls, 1)
+	last := uint64(Slots - 1)
+	for seq := uint64(2); seq <= last; seq++ {
+		require.True(t, ls[0].MayAnnounce(seq))
+		ls[0].AnnounceAhead(seq, &sig, 0, Note{})
+	}
+	assert.False(t, ls[0].MayAnnounce(last+1), "no member has finished with the first one")
+	ls[0].Turn(2)
+	assert.False(t, ls[0].MayAnnounce(last+1), "the other has not")
+	assert.False(t, ls[0].Finished(1))
+	state, res, _ := ls[1].Announce(2, &sig, 0, Note{}, 0)
+	assert.Equal(t, Agreed, state, "member 0 was there before")
+	assert.Equal(t, Result{Any: Ahead}, res)
+	assert.True(t, ls[0].Finished(1))
+	assert.True(t, ls[0].MayAnnounce(last+1))
+	state, _, _ = ls[0].Poll(0)
+	assert.Equal(t, Agreed, state)
+	state, _ = ls[0].Look(3)
+	assert.Equal(t, Pending, state)
+	missing, _ := ls[1].Missing()
+	assert.Empty(t, missing)
+
+	// A member that stops says so without a slot.
+	ls[0].Stop(last+1, status.GroupBroken)
+	assert.Empty(t, ls[1].Closers(last))
+	assert.Equal(t, map[int]status.Code{0: status.GroupBroken}, ls[1].Closers(last+1))
+	ls[0].Stop(last+2, status.Timeout)
+	assert.Equal(t, map[int]status.Code{0: status.GroupBroken}, ls[1].Closers(last+2), "the first reason stays")
+	assert.True(t, ls[0].GiveUp(3, status.Timeout))
+	state, _, _ = ls[1].Announce(3, &sig, 0, Note{}, 0)
+	assert.Equal(t, Closed, state, "what was announced ahead can be given up")
+}
+
+func TestRefusingLate(t *testing.T) {
+	ls := attach(t, 3)
+	sig := Signature{1}
+	announceAll(t, ls, 1)
+	ls[0].AnnounceAhead(2, &sig, 0, Note{})
+	assert.True(t, ls[0].Refuse(2))
+	_, _, _ = ls[2].Announce(2, &sig, 0, Note{}, 0)
+	state, res, _ := ls[1].Announce(2, &sig, 0, Note{}, 0)
+	assert.Equal(t, Agreed, state)
+	assert.Equal(t, Result{Any: Refused | Ahead}, res)
+	assert.True(t, ls[2].Refuse(2), "it was refused before")
+	ls[0].Turn(2)
+	for _, l := range ls {
+		state, res, _ = l.Poll(0)
+		assert.Equal(t, Agreed, state)
+		assert.NotZero(t, res.Any&Refused)
+		assert.NotZero(t, l.Entries()[0].Flags&Refused)
+		assert.Zero(t, l.Entries()[1].Flags&Refused)
+	}
+	announceAll(t, ls, 3)
+	assert.False(t, ls[1].Refuse(3), "all have announced it")
+	_, res, _ = ls[0].Poll(0)
+	assert.Zero(t, res.Any&Refused)
+	assert.Zero(t, ls[0].Entries()[1].Flags&Refused)
+}

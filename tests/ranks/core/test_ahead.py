@@ -180,6 +180,43 @@ def test_a_rank_that_does_not_come(dist: ModuleType, rank: int) -> None:
 
 
 @pytest.mark.one_mpi
+@pytest.mark.mpi(ranks=2)
+def test_a_deadline_when_all_have_come(dist: ModuleType, rank: int) -> None:
+    """Rank 1 stops when it has announced two collectives. Rank 0 waits in the first, in MPI.
+
+    The deadline of the second passes before its turn. All have announced it, so it cannot be
+    refused; rank 1 may still work on it. So its tensor is rank 0's again only after it is closed.
+    """
+    group = dist.new_group()
+    first, second = filled(dist, 4_000_000, 1, heap=False), filled(dist, MANY, 1)
+    pid = np.array([os.getpid()])
+    dist.broadcast(pid, 1)
+    if rank == 1:
+        operations = [dist.all_reduce(t, group=group, async_op=True) for t in (first, second)]
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        try:
+            while not is_stopped(int(pid[0])):
+                time.sleep(0.001)
+            operations = [dist.all_reduce(first, group=group, async_op=True)]
+            dist._native.control("set_timeout", group=group._id, timeout=0.3)
+            operations.append(dist.all_reduce(second, group=group, async_op=True))
+            with raises(errors.TimeoutError, "its turn did not come", "broken", most=10.0):
+                operations[1].wait()
+            second[...] = 5
+        finally:
+            os.kill(int(pid[0]), signal.SIGCONT)
+    operations[0].wait()
+    assert (first == 2).all()
+    if rank == 1:
+        with raises(errors.TimeoutError, "on rank(s) [0] first", ranks=[0], most=10.0):
+            operations[1].wait()
+    dist.barrier()
+    assert (second == (1 if rank else 5)).all()
+    works()
+
+
+@pytest.mark.one_mpi
 @pytest.mark.mpi(min=2)
 def test_destroyed_with_operations_under_way(dist: ModuleType, rank: int, size: int) -> None:
     """They end first, as long as all ranks have called them."""
