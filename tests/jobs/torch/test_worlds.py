@@ -88,7 +88,9 @@ def test_ranks_that_are_not_those_of_mpi() -> None:
 
 
 def a_part_on_gloo() -> None:
+    import contextlib
     import os
+    import random
     import socket
 
     import torch
@@ -98,7 +100,11 @@ def a_part_on_gloo() -> None:
     dist.init_process_group("mpi")
     rank = dist.get_rank()
     ports: list[object] = [None] * 4
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    free = None
+    while free is None:  # not a port that the kernel gives to a connection before the store binds it
+        with contextlib.suppress(OSError):
+            free = socket.create_server(("127.0.0.1", random.randrange(10_000, 32_000)))
+    with free:
         dist.all_gather_object(ports, free.getsockname()[1])
     dist.destroy_process_group()
     # Every pair of ranks is a world of gloo.
