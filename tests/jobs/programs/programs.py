@@ -7,11 +7,9 @@ order, and half of the sum is exact.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from typing import Any
 
 import pytest
 from paddlempi.testing import launch
+from ports import unused
 
 FOLDER = Path(__file__).resolve().parent
 RANKS = 2
@@ -173,8 +172,7 @@ def _read(out: Path, text: str) -> Numbers:
 
 def _free_ports(count: int) -> list[int]:
     """Return ports that no process uses now."""
-    with contextlib.ExitStack() as all_open:
-        probes = [all_open.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(unused())
+    return [*found]

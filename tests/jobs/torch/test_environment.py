@@ -34,12 +34,12 @@ def test_a_job_of_one_rank_is_told_nothing() -> None:
 
 def contradicted() -> None:
     import os
-    import socket
 
     import paddlempi.torch  # noqa: F401
     import torch
     import torch.distributed as dist
     from paddlempi.errors import ArgumentError
+    from ports import unused
     from ranks_tools import done, raises
 
     assert os.environ["RANK"] == "0", "what the user set stays"
@@ -55,8 +55,7 @@ def contradicted() -> None:
     # If the user chose a port, env:// is torch's own rendezvous, at that port.
     port: list[object] = [None]
     if rank == 0:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port[0] = free.getsockname()[1]
+        port[0] = unused()
     dist.broadcast_object_list(port, 0)
     dist.destroy_process_group()
     chosen = {

@@ -88,24 +88,17 @@ def test_ranks_that_are_not_those_of_mpi() -> None:
 
 
 def a_part_on_gloo() -> None:
-    import contextlib
     import os
-    import random
-    import socket
 
     import torch
     import torch.distributed as dist
+    from ports import unused
     from ranks_tools import done
 
     dist.init_process_group("mpi")
     rank = dist.get_rank()
     ports: list[object] = [None] * 4
-    free = None
-    while free is None:  # not a port that the kernel gives to a connection before the store binds it
-        with contextlib.suppress(OSError):
-            free = socket.create_server(("127.0.0.1", random.randrange(10_000, 32_000)))
-    with free:
-        dist.all_gather_object(ports, free.getsockname()[1])
+    dist.all_gather_object(ports, unused())
     dist.destroy_process_group()
     # Every pair of ranks is a world of gloo.
     os.environ["MASTER_PORT"] = str(ports[rank // 2])
