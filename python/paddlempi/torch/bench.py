@@ -15,7 +15,7 @@ import torch.distributed as calls
 from torch._C._distributed_c10d import ProcessGroup
 from torch._C._distributed_c10d import Work as TorchWork
 
-from .. import collectives
+from .. import collectives, memory
 from .. import group as core_group
 
 __all__ = [
@@ -309,11 +309,14 @@ class Steps:
         return sharded
 
     def _alone(self, sent: list[tuple[str, int]]) -> Callable[[], object]:
-        """Return a function that makes the collectives of a step, one after the other."""
+        """Return a function that makes the collectives of a step, one after the other.
+
+        The tensors lie where those of a step do: in memory that the ranks of a node map.
+        """
         size, made = core_group.get_world_size(), []
         for function, count in sent:
-            whole = torch.zeros(count)
-            share = torch.zeros(count // size)
+            whole = memory.zeros(count, framework="torch")
+            share = memory.zeros(count // size, framework="torch")
             sides = {"all_reduce": (whole,), "all_gather_into_tensor": (whole, share)}
             made.append(partial(getattr(calls, function), *sides.get(function, (share, whole))))
         return lambda: [call() for call in made]
