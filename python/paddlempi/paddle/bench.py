@@ -15,7 +15,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.base import core as paddle_core
 
-from .. import collectives
+from .. import collectives, memory
 from .. import group as core_group
 from .data_parallel import DataParallel
 from .patches import original
@@ -233,8 +233,11 @@ def _dense(parameter: Any) -> Any:
 
 
 def _buckets(model: Any) -> list[Any]:
-    """Return tensors as long as the buckets of DataParallel, of at most 25 MiB."""
+    """Return tensors as long as the buckets of DataParallel, and where those lie."""
     count = sum(int(p.size) for p in _trained(model))
     limit = (25 << 20) // 4
     edges = [*range(0, count, limit), count]
-    return [paddle.zeros([after - before]) for before, after in itertools.pairwise(edges)]
+    return [
+        memory.zeros(after - before, framework="paddle")
+        for before, after in itertools.pairwise(edges)
+    ]
