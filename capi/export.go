@@ -160,6 +160,20 @@ func goOrder(w C.pmpi_work, stream C.uint64_t, e *C.pmpi_error) (rc C.int) {
 	return fill(e, gocore.Order(uint64(w), uint64(stream)))
 }
 
+//export goTable
+func goTable(d *C.pmpi_table_op, count *C.int64_t, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	desc := (*gocore.TableOp)(unsafe.Pointer(d))
+	if desc.Size != C.sizeof_pmpi_table_op {
+		return fill(e, status.New(status.Argument, "pmpi_table: op.size is %d; this core's pmpi_table_op has %d bytes", desc.Size, C.sizeof_pmpi_table_op))
+	}
+	n, err := gocore.Table(desc)
+	if count != nil {
+		*count = C.int64_t(n)
+	}
+	return fill(e, err)
+}
+
 //export goHeapAlloc
 func goHeapAlloc(bytes C.int64_t, e *C.pmpi_error) (p unsafe.Pointer) {
 	var rc C.int

@@ -16,6 +16,8 @@ _Static_assert(sizeof(pmpi_buf) == 48 && offsetof(pmpi_buf, strides) == 40, "pmp
 _Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
 				   offsetof(pmpi_op, stream) == 88 && offsetof(pmpi_op, state) == 104,
 			   "pmpi_op is op.Desc");
+_Static_assert(sizeof(pmpi_table_op) == 184 && offsetof(pmpi_table_op, learning_rate) == 160,
+			   "pmpi_table_op is gocore.TableOp");
 
 static int forked;
 /* The state of one thread. It is on the heap and freed by a pthread key, because Go makes all
@@ -114,6 +116,11 @@ int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result) {
 int pmpi_order(pmpi_work work, uint64_t stream) {
 	GUARD();
 	return goOrder(work, stream, last_error());
+}
+
+int pmpi_table(const pmpi_table_op *op, int64_t *count) {
+	GUARD();
+	return goTable((pmpi_table_op *)op, count, last_error());
 }
 
 void *pmpi_heap_alloc(int64_t bytes) {

@@ -55,8 +55,9 @@ enum {
 	PMPI_ERR_NO_MEMORY = 22,
 	PMPI_ERR_NOT_READY = 23, /* the limit of pmpi_wait has passed; the work goes on */
 	PMPI_ERR_NOT_MEMBER = 24,
-	PMPI_ERR_CUDA = 25,     /* the CUDA driver refused; the text has its error and the rank */
-	PMPI_ERR_REENTRANT = 26 /* the interrupt check called an operation its thread waits for */
+	PMPI_ERR_CUDA = 25,      /* the CUDA driver refused; the text has its error and the rank */
+	PMPI_ERR_REENTRANT = 26, /* the interrupt check called an operation its thread waits for */
+	PMPI_ERR_PEER_DIED = 27  /* ranks: those whose processes have ended without leaving */
 };
 
 #define PMPI_ERROR_RANKS 32
@@ -188,6 +189,34 @@ int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result);
  * tensors. It does not wait itself. Call it after pmpi_wait has returned 0, for each stream
  * that uses the result. It does nothing for host memory. Returns 0 or an error code. */
 int pmpi_order(pmpi_work work, uint64_t stream);
+
+/* What pmpi_table does. */
+enum {
+	PMPI_TABLE_PULL = 1,  /* values: the rows of the ids; missing rows are made */
+	PMPI_TABLE_PUSH = 2,  /* values: a gradient for each id, by which its row is updated */
+	PMPI_TABLE_READ = 3,  /* values and states: those of the ids, which all have rows */
+	PMPI_TABLE_WRITE = 4, /* the reverse; missing rows are made */
+	PMPI_TABLE_IDS = 5    /* ids, of int64, is filled with ids that have rows */
+};
+
+/* A call of a table of embeddings, which the method table_new of pmpi_control makes. Tensors are
+ * contiguous and in host memory. values has one row of the table for each id. */
+typedef struct pmpi_table_op {
+	uint32_t size; /* sizeof(pmpi_table_op) */
+	int32_t code;  /* PMPI_TABLE_* */
+	int64_t table;
+	pmpi_buf ids;         /* int64 or int32; an id may appear several times */
+	pmpi_buf values;      /* float32, or of the table's dtype */
+	pmpi_buf states;      /* READ and WRITE: float32; a dtype of 0 stands for none */
+	double learning_rate; /* PUSH: NaN stands for the table's */
+	int64_t step;         /* PUSH: the number of the update, from 1; 0: the next one */
+	uint64_t reserved;
+} pmpi_table_op;
+
+/* pmpi_table carries out a call of a table on the calling thread. Unless count is NULL, *count
+ * becomes the number of rows that PMPI_TABLE_IDS found, which may be more than ids has room for.
+ * Calls of several threads run side by side. Returns 0 or an error code. */
+int pmpi_table(const pmpi_table_op *op, int64_t *count);
 
 /* pmpi_heap_alloc takes bytes of memory that the other ranks of the node can map, aligned to a
  * cache line and not zeroed: collectives on it work in place. It may be called before init and

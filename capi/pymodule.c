@@ -12,6 +12,7 @@
 #include "pytools.h"
 #include "slack.h"
 #include "submit.h"
+#include "table.h"
 #include "tensor.h"
 
 /* ---- calls of the core ---- */
@@ -140,6 +141,9 @@ static PyMethodDef methods[] = {
 	METHOD(completion_fd,
 		   "completion_fd(): an eventfd, readable while next_completions() would not wait."),
 	METHOD(control, "control(method, json): call a method of the core; returns JSON."),
+	METHOD(table,
+		   "table(code, table, ids, values, states=None, learning_rate=None, step=0): a call of "
+		   "pmpi_table; returns its count."),
 	METHOD(heap_alloc, "heap_alloc(bytes): take memory of this rank's heap; returns its address."),
 	METHOD(heap_free, "heap_free(address): give memory of heap_alloc back; in a fork: nothing."),
 	METHOD(register,

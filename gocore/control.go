@@ -2,17 +2,20 @@ package gocore
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"runtime"
 	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
+	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/netif"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -35,6 +38,10 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"abort":             controlAbort,
 	"heap_adopt":        controlHeapAdopt,
 	"heap_disown":       controlHeapDisown,
+	"trace_dump":        controlTraceDump,
+	"table_new":         controlTableNew,
+	"table_info":        controlTableInfo,
+	"table_free":        controlTableFree,
 }
 
 // Control calls a method and returns its reply.
@@ -84,13 +91,24 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 		Timeout   *float64 `json:"timeout"`
 		SysPrefix string   `json:"sys_prefix"`
 		Trial     []string `json:"trial"`
+		EndFile   *string  `json:"end_file"`
+		Abort     *bool    `json:"abort_on_death"`
 	}
 	if err := parse("init", request, &r); err != nil {
 		return nil, err
 	}
 	o := InitOptions{Comm: r.Comm, Timeout: seconds(r.Timeout), SysPrefix: r.SysPrefix, Trial: r.Trial, Interrupt: interrupt}
+	if v, _ := dl.Getenv("PADDLEMPI_ABORT_ON_DEATH"); v == "0" {
+		o.Survives = true
+	}
+	if r.Abort != nil {
+		o.Survives = !*r.Abort
+	}
 	if r.MPI != nil {
 		o.MPI = *r.MPI
+	}
+	if r.EndFile != nil {
+		o.EndFile = *r.EndFile
 	}
 	if err := Init(o); err != nil {
 		return nil, err
@@ -265,8 +283,28 @@ type coreInfo struct {
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
 	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
+	Helper      *helperInfo      `json:"helper"` // nil before init
 	Heap        heapInfo         `json:"heap"`
-	CUDA        *diagnose.CUDA   `json:"cuda"` // nil unless the request asked for it
+	Liveness    *group.Watch     `json:"liveness"`     // nil before init
+	ReportAfter *float64         `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
+	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it
+}
+
+// helperInfo says whether the progress thread may do the work of collectives for which no thread waits
+// yet.
+type helperInfo struct {
+	CPUs  int      `json:"cpus"`  // CPUs on which this rank may run
+	Ranks int      `json:"ranks"` // ranks of the node that may run on some of them, this one included
+	Quota *float64 `json:"quota"` // CPUs that cgroups let the ranks of this node use; nil without a quota
+	May   bool     `json:"may"`   // whether it may while a CPU is idle
+}
+
+func describeHelper(c *topo.CPUs) *helperInfo {
+	info := &helperInfo{CPUs: c.Allowed, Ranks: c.Ranks, May: c.Spare()}
+	if !math.IsInf(c.Quota, 1) {
+		info.Quota = &c.Quota
+	}
+	return info
 }
 
 // controlInfo describes the core, the MPI and the launcher. It works before init and without MPI,
@@ -288,7 +326,10 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	if w := initial.Load(); w != nil {
 		t, i := w.env.Topo, w.lib.Info()
 		info.Initialized, info.MPI = true, &i
-		info.Arrive = w.env.Way()
+		info.Arrive, info.Helper = w.env.Way(), describeHelper(&t.CPUs)
+		watch := w.env.Watch()
+		after := w.env.ReportAfter().Seconds()
+		info.Liveness, info.ReportAfter = &watch, &after
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil
 	}

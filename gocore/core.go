@@ -19,12 +19,17 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
+// Preempted is the status of a rank that leaves because the job was asked to end: EX_TEMPFAIL of
+// sysexits.h. All ranks agree on that first, so that they leave in order, as with status 0.
+const Preempted = 75
+
 // buildInfo says how the core was built. The build sets it.
 var buildInfo string
 
 var (
 	initOnce sync.Mutex  // held by Init, Destroy and Exit
 	library  mpi.Library // stays after Destroy, because MPI can be initialised only once
+	endFile  string      // InitOptions.EndFile
 	inUse    atomic.Bool // MPI still has a request of a world that has ended, so it cannot be finalized
 	poisoned atomic.Pointer[string]
 )
@@ -36,6 +41,8 @@ type InitOptions struct {
 	Timeout   time.Duration // timeout of init, and of operations that have none of their own
 	SysPrefix string        // Python's sys.prefix
 	Trial     []string      // the command that calls control method cuda_trial in a new process
+	EndFile   string        // file to which a line with the exit status is appended; "": none
+	Survives  bool          // this rank's calls must return an error if a member dies
 	Interrupt work.Interrupt
 }
 
@@ -88,12 +95,14 @@ func Init(o InitOptions) error {
 		}
 		return err
 	}
+	env.Survives = o.Survives
 	env.Trial = diagnose.NewTrial(library.Info(), env.Topo.LocalRank, o.Trial, closing.add)
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
 	w := newWorld(library, env)
 	if _, err := w.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
 		return err
 	}
+	endFile = o.EndFile
 	initial.Store(w)
 	w.closesWithMPI()
 	return nil
@@ -208,19 +217,25 @@ func BeforeFinalize() {
 	awaitDepartures()
 }
 
-// Exit ends this rank's part in the job when the process ends. A status other than 0 ends the whole
-// job, because the other ranks would wait for this one for ever. With status 0 the other ranks are
-// told that this one has left. MPI is then finalized, without a deadline, because the others may go
+// Exit ends this rank's part in the job when the process ends. A status other than 0 and Preempted
+// ends the whole job, because the other ranks would wait for this one for ever. With these two the
+// other ranks are told that this one has left. MPI is then finalized, without a deadline, because the others may go
 // on for long. If the application initialised MPI, the application finalizes it.
 func Exit(code int) {
 	initOnce.Lock()
 	defer initOnce.Unlock()
 	running := library != nil && !library.Finalized()
-	finalize := running && code == 0 && library.Info().Owner == "paddlempi"
+	inOrder := code == 0 || code == Preempted
+	finalize := running && inOrder && library.Info().Owner == "paddlempi"
 	closing.run(finalize)
-	if running && code != 0 {
-		library.Abort(code)
+	if !inOrder {
+		noteEnd(code)
+		if running {
+			library.Abort(code)
+		}
+		return
 	}
+	defer noteEnd(code) // after MPI_Finalize, in which the launcher may end this process
 	if !finalize {
 		return
 	}
@@ -230,8 +245,22 @@ func Exit(code int) {
 	_ = library.Finalize()
 }
 
+// noteEnd tells the program that started the launcher, by a line in a file, that this process ends
+// by its own will, and with which status. A launcher's own status does not tell that.
+func noteEnd(code int) {
+	if endFile == "" {
+		return
+	}
+	// The process ends, so that an error of the file has nobody to go to.
+	if f, err := os.OpenFile(endFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
+		_, _ = fmt.Fprintf(f, "exit %d\n", code)
+		_ = f.Close()
+	}
+}
+
 // Abort ends the whole job at once with a status.
 func Abort(code int) {
+	noteEnd(code)
 	if library != nil && !library.Finalized() {
 		library.Abort(code)
 	}

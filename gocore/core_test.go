@@ -101,7 +101,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 		if method == "destroy" { // destroy takes no arguments
 			continue
 		}
-		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x"}`} {
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x","pids":"x","table":"x","dim":"x"}`} {
 			refused(t, status.Argument, "control "+method, method, request)
 		}
 	}
@@ -114,6 +114,10 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 		refused(t, status.Argument, "there is no group 7000", method, `{"group":7000,"timeout":1}`)
 		refused(t, status.Argument, "there is no group -1", method, `{"group":-1,"timeout":1}`)
 	}
+	for _, method := range []string{"table_info", "table_free"} {
+		refused(t, status.Argument, "there is no table 7000", method, `{"table":7000}`)
+	}
+	refused(t, status.Argument, "dim=0", "table_new", "{}")
 	refused(t, status.Argument, "timeout must be a number of seconds", "set_timeout", `{"group":0}`)
 	refused(t, status.Argument, "timeout must be a number of seconds", "set_timeout", `{"group":0,"timeout":-1}`)
 	refused(t, status.AlreadyInitialized, "call destroy_process_group first", "init", "{}")

@@ -90,6 +90,7 @@
 //	  mpi           discovery, ABIs, the table of calls; mpifake plays N ranks
 //	  launcher      launchers and their environment variables
 //	  segment       memory files that the ranks of a node share
+//	  trace         the flight recorder
 //	  netif         the addresses by which other hosts reach this one
 //	  cuda          the driver and its kernels
 //	  diagnose      what the doctor tries, and the trial whether MPI takes GPU memory

@@ -48,6 +48,7 @@ const (
 	Agreed        // all members have announced the same signature
 	Differ        // all members have announced, but their signatures differ; see Diff
 	Closed        // a member gave up before all had announced; see Closers
+	Rubbish       // the slot of a member holds what no member writes there; see Lines.Rubbish
 )
 
 // Result is valid if the state is Agreed or Differ.
@@ -76,9 +77,9 @@ type Arrival interface {
 	// Missing returns the group ranks that have not announced the current collective. known is
 	// false if the arrival cannot tell.
 	Missing() (ranks []int, known bool)
-	// GiveUp closes collective seq: the current one, or the next one if all members have announced
-	// the current one. It returns false if all members have announced seq. Some may be running it
-	// then, so this member must run it too.
+	// GiveUp closes collective seq: the current one, the next one if all members have announced the
+	// current one, or one that this member has announced ahead. It returns false if all members have
+	// announced seq. Some may be running it then, so this member must run it too.
 	GiveUp(seq uint64, reason status.Code) bool
 	// Closers returns the members that are known to take no part in collective seq, and their reasons.
 	Closers(seq uint64) map[int]status.Code

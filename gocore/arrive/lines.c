@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "lines.h"
 
+#include "kill.h"
+
 #include <sched.h>
 #include <string.h>
 
@@ -30,6 +32,18 @@ static inline int slot_of(uint64_t seq) {
 	return (int)(seq & (PA_SLOTS - 1));
 }
 
+/* is_possible tells whether the seq of a slot is what some member writes there, while this one
+ * waits for seq: a number up to seq that belongs into that slot, with the bits that it may have. */
+static inline int is_possible(uint64_t there, uint64_t seq) {
+	const uint64_t all = PA_CLOSED_BIT | PA_REFUSED_BIT | PA_HERE_BIT;
+	const uint64_t number = there & ~all, bits = there & all;
+	if (there == 0)
+		return 1; /* never used */
+	return number > 0 && number <= seq && slot_of(number) == slot_of(seq) &&
+		   (bits == 0 || bits == PA_CLOSED_BIT || bits == PA_REFUSED_BIT ||
+			bits == (PA_REFUSED_BIT | PA_HERE_BIT));
+}
+
 int pa_room(int n) {
 	int share = PA_NOTES / n / 64 * 64;
 	return share > PA_NOTE ? PA_NOTE : share < PA_LEAST_NOTE ? PA_LEAST_NOTE : share;
@@ -44,9 +58,12 @@ int64_t pa_size(int n) {
 		   PA_SLOTS * (int64_t)PA_CHUNKS(n) * 8;
 }
 
-const void *pa_note(const pa_member *m, int n, int i, uint64_t seq) {
+const void *pa_note(const pa_member *m, int n, int i, uint64_t seq, uint32_t *bytes) {
 	const pa_slot *s = &m[i].slot[slot_of(seq)];
-	return s->note <= PA_BRIEF ? s->brief : notes(m, n, i, seq);
+	*bytes = __atomic_load_n(&s->note, __ATOMIC_RELAXED);
+	if (*bytes > PA_BRIEF && *bytes > (uint32_t)pa_room(n))
+		*bytes = 0;
+	return *bytes <= PA_BRIEF ? s->brief : notes(m, n, i, seq);
 }
 
 uint64_t *pa_chunks(pa_member *m, int n, uint64_t seq) {
@@ -63,6 +80,7 @@ void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word
 	for (int i = 0; i < PA_WORDS; i++)
 		s->word[i] = word[i];
 	s->flags = flags;
+	PMPI_KILL_POINT("before-announce");
 	uint64_t old = __atomic_load_n(&s->seq, __ATOMIC_RELAXED), here;
 	do {
 		if (old == (seq | PA_CLOSED_BIT))
@@ -70,16 +88,20 @@ void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word
 		here = old == (seq | PA_REFUSED_BIT) ? refused_here(seq) : seq;
 	} while (
 		!__atomic_compare_exchange_n(&s->seq, &old, here, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+	PMPI_KILL_POINT("after-announce");
 }
 
 int pa_refuse(pa_member *m, int n, int me, uint64_t seq) {
 	__atomic_store_n(&m[me].slot[slot_of(seq)].late, 1, __ATOMIC_RELAXED);
+	PMPI_KILL_POINT("before-refuse");
 	for (int i = 0; i < n; i++) {
 		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
 		while (!is_here(old, seq) && old != (seq | PA_CLOSED_BIT))
 			if (__atomic_compare_exchange_n(at, &old, seq | PA_REFUSED_BIT, 0, __ATOMIC_ACQ_REL,
-											__ATOMIC_ACQUIRE))
+											__ATOMIC_ACQUIRE)) {
+				PMPI_KILL_POINT("after-refuse");
 				return 1;
+			}
 		if (old == refused_here(seq))
 			return 1; /* another member has refused it */
 	}
@@ -106,7 +128,9 @@ int pa_may_announce(const pa_member *m, int n, uint64_t seq) {
 }
 
 void pa_turn(pa_member *m, int me, uint64_t seq) {
+	PMPI_KILL_POINT("before-finished");
 	__atomic_store_n(&m[me].finished, seq - 1, __ATOMIC_RELEASE);
+	PMPI_KILL_POINT("after-finished");
 }
 
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
@@ -122,13 +146,14 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 			return PA_CLOSED;
 		if (spin-- <= 0) {
 			*from = i;
-			return PA_PENDING;
+			return is_possible(there, seq) ? PA_PENDING : PA_RUBBISH;
 		}
 		if (yield_every && ++paused % yield_every == 0)
 			sched_yield();
 		else
 			pa_pause();
 	}
+	PMPI_KILL_POINT("all-arrived");
 	*from = n;
 	const pa_slot *mine = &m[me].slot[slot_of(seq)];
 	uint32_t both = ~0u, either = 0, d = 0;
@@ -136,8 +161,9 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 		const pa_slot *s = &m[i].slot[slot_of(seq)];
 		if (__builtin_expect(__atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) != seq, 0))
 			either |= PA_REFUSED;
-		both &= s->flags;
-		either |= s->flags;
+		const uint32_t flags = __atomic_load_n(&s->flags, __ATOMIC_RELAXED);
+		both &= flags;
+		either |= flags;
 		for (int w = 0; w < PA_WORDS; w++)
 			d |= (uint32_t)(s->word[w] != mine->word[w]) << w;
 	}
@@ -172,18 +198,33 @@ uint64_t pa_seq(const pa_member *m, int i) {
 	return newest;
 }
 
+int pa_here(const pa_member *m, int i, uint64_t seq) {
+	return is_here(__atomic_load_n(&m[i].slot[slot_of(seq)].seq, __ATOMIC_ACQUIRE), seq);
+}
+
+void pa_blame(pa_member *m, int me, int i) {
+	__atomic_store_n(&m[me].blamed, (uint32_t)i + 1, __ATOMIC_RELEASE);
+}
+
+int pa_blamed(const pa_member *m, int n, int i) {
+	const uint32_t who = __atomic_load_n(&m[i].blamed, __ATOMIC_ACQUIRE);
+	return who <= (uint32_t)n ? (int)who : 0;
+}
+
 void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason) {
 	uint64_t closed = m[me].closed; /* only this member writes it */
 	if (closed != 0 && closed <= seq)
 		return;
 	__atomic_store_n(&m[me].reason, reason, __ATOMIC_RELAXED);
 	__atomic_store_n(&m[me].closed, seq, __ATOMIC_RELEASE);
+	PMPI_KILL_POINT("after-stop");
 }
 
 int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
 	uint64_t want = seq | PA_CLOSED_BIT, before = m[me].closed;
 	int closed = 0;
 	pa_stop(m, me, seq, reason);
+	PMPI_KILL_POINT("before-close");
 	for (int i = 0; i < n; i++) {
 		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
 		while (
@@ -191,6 +232,7 @@ int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
 			!__atomic_compare_exchange_n(at, &old, want, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
 		}
 		closed |= !is_here(old, seq);
+		PMPI_KILL_POINT("in-close");
 	}
 	if (!closed)
 		__atomic_store_n(&m[me].closed, before, __ATOMIC_RELEASE);
@@ -199,7 +241,7 @@ int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
 
 uint32_t pa_closer(const pa_member *m, int i, uint64_t seq) {
 	uint64_t closed = __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE);
-	return closed != 0 && closed <= seq ? m[i].reason : 0;
+	return closed != 0 && closed <= seq ? __atomic_load_n(&m[i].reason, __ATOMIC_RELAXED) : 0;
 }
 
 void pa_explain(pa_member *m, int me, uint32_t reason) {

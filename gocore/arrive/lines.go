@@ -6,10 +6,13 @@ package arrive
 #cgo nocallback pa_arrive
 #cgo noescape pa_poll
 #cgo nocallback pa_poll
+#cgo noescape pa_note
+#cgo nocallback pa_note
 */
 import "C"
 
 import (
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -31,8 +34,9 @@ const Slots = C.PA_SLOTS
 // that all members map. To announce a collective takes a few stores, to poll one load for each
 // member.
 //
-// A member may announce collectives ahead of its turn. The methods that take the number of a
-// collective may be called from several goroutines, the others from one at a time.
+// A member may announce collectives ahead of its turn. Announce, Turn, Poll, Entries and Missing are of
+// the collective whose turn it is: one goroutine at a time calls them. The other methods may be called
+// from several.
 type Lines struct {
 	mem     []byte
 	n, me   int
@@ -40,6 +44,7 @@ type Lines struct {
 	from    C.int
 	yield   C.int
 	entries []Entry
+	stops   sync.Mutex // held by GiveUp and Stop: both look at what this member said before
 }
 
 // LinesSize returns the bytes that the lines of n members take.
@@ -110,12 +115,27 @@ func (l *Lines) Poll(spin int) (State, Result, error) {
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 
-// Note returns the note of member i for collective seq, at which all members have arrived. It is
-// bytes long, and stays valid until this member has finished with seq. ok is false if the member's
-// note has another length.
-func (l *Lines) Note(seq uint64, i int, bytes int64) (note unsafe.Pointer, ok bool) {
-	slot := &unsafe.Slice(l.base(), l.n)[i].slot[seq%Slots]
-	return C.pa_note(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq)), int64(slot.note) == bytes
+// Note returns the note of member i for collective seq, at which all members have arrived, and how
+// long it is. It stays valid until this member has finished with seq. A length that no note can have
+// counts as 0, because what follows the note belongs to something else.
+func (l *Lines) Note(seq uint64, i int) (note unsafe.Pointer, bytes int64) {
+	var length C.uint32_t
+	note = C.pa_note(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq), &length)
+	return note, int64(length)
+}
+
+// Rubbish returns the member in whose slot Announce or Poll has found rubbish, and tells the other
+// members so. It is called after they have returned Rubbish.
+func (l *Lines) Rubbish() (member int) {
+	C.pa_blame(l.base(), C.int(l.me), l.from)
+	return int(l.from)
+}
+
+// Blamed returns the member in whose slot member i says that it found rubbish. ok is false if it says
+// nothing of the kind.
+func (l *Lines) Blamed(i int) (member int, ok bool) {
+	who := int(C.pa_blamed(l.base(), C.int(l.n), C.int(i)))
+	return who - 1, who > 0
 }
 
 // Chunks returns the words with which the members share out the work of collective seq, and how many
@@ -147,7 +167,7 @@ func (l *Lines) Entries() []Entry {
 func (l *Lines) Missing() ([]int, bool) {
 	var missing []int
 	for i := 0; i < l.n; i++ {
-		if uint64(C.pa_seq(l.base(), C.int(i))) < l.seq {
+		if C.pa_here(l.base(), C.int(i), C.uint64_t(l.seq)) == 0 {
 			missing = append(missing, i)
 		}
 	}
@@ -157,6 +177,8 @@ func (l *Lines) Missing() ([]int, bool) {
 // GiveUp closes collective seq unless all members have announced it. This member has announced it, or
 // may announce it.
 func (l *Lines) GiveUp(seq uint64, reason status.Code) bool {
+	l.stops.Lock()
+	defer l.stops.Unlock()
 	return C.pa_close(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason)) != 0
 }
 
@@ -168,6 +190,8 @@ func (l *Lines) Refuse(seq uint64) bool {
 
 // Stop says that this member takes no part from collective seq on, whoever has announced it.
 func (l *Lines) Stop(seq uint64, reason status.Code) {
+	l.stops.Lock()
+	defer l.stops.Unlock()
 	C.pa_stop(l.base(), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason))
 }
 

@@ -23,7 +23,12 @@
  * another one has given up.
  *
  * A member may also refuse k after it has announced k. It marks the slot of a member that has not
- * announced k. That member keeps the mark when it announces k, so all members see it. */
+ * announced k. That member keeps the mark when it announces k, so all members see it.
+ *
+ * All members can write everything here, and one whose process is damaged may. So what is read is
+ * checked, and read once: a word that was checked may be another one at the next look. While a
+ * member waits for k, its slot k % PA_SLOTS in every block has a number up to k that belongs there.
+ * pa_poll returns PA_RUBBISH for anything else. */
 #ifndef PMPI_ARRIVE_LINES_H
 #define PMPI_ARRIVE_LINES_H
 
@@ -56,7 +61,8 @@ typedef struct pa_member {
 	uint32_t left;   /* 1: this member has left */
 	uint32_t reason; /* why it takes no part from collective `closed` on: a code of the caller */
 	uint64_t closed; /* the first collective that it takes no part in; 0 for none */
-	uint32_t pad[12];
+	uint32_t blamed; /* 1 more than the member in whose slot this one found rubbish; 0 for none */
+	uint32_t pad[11];
 } pa_member;
 
 /* This bit is set in the seq of a slot that was closed before its member announced that
@@ -72,7 +78,7 @@ typedef struct pa_member {
 #define PA_REFUSED 2
 
 /* Results of pa_poll. */
-enum { PA_PENDING = 0, PA_AGREED = 1, PA_DIFFER = 2, PA_CLOSED = 3 };
+enum { PA_PENDING = 0, PA_AGREED = 1, PA_DIFFER = 2, PA_CLOSED = 3, PA_RUBBISH = 4 };
 
 /* Words of one slot with which the members share out the work of a collective (package shm). There
  * are more than members. */
@@ -86,9 +92,10 @@ int64_t pa_size(int n);
  * than any MPI and than mapped tensors. */
 int pa_room(int n);
 
-/* pa_note returns the note of member i for collective seq. It may be read once all members have
- * announced seq, until this member has finished with seq. */
-const void *pa_note(const pa_member *m, int n, int i, uint64_t seq);
+/* pa_note returns the note of member i for collective seq, and sets *bytes to its length. It may be
+ * read once all members have announced seq, until this member has finished with seq. A length above
+ * pa_room(n) counts as 0, because what follows the note belongs to something else. */
+const void *pa_note(const pa_member *m, int n, int i, uint64_t seq, uint32_t *bytes);
 
 /* pa_chunks returns the PA_CHUNKS(n) chunk words of collective seq. */
 uint64_t *pa_chunks(pa_member *m, int n, uint64_t seq);
@@ -119,12 +126,22 @@ int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, u
  * member not seen yet: 0 at the first call, kept between calls. With PA_AGREED and
  * PA_DIFFER, *all and *any are the members' flags ANDed and ORed, and bit i of *diff is
  * set if word i of some member differs from that of me. PA_CLOSED means that a member
- * gave seq up before all had announced it. Returns one of the enum. */
+ * gave seq up before all had announced it. PA_RUBBISH means that the slot of member *from has a
+ * number that no member writes there. Returns one of the enum. */
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
 			uint32_t *all, uint32_t *any, uint32_t *diff);
 
 /* pa_seq returns the newest sequence number that member i has announced. */
 uint64_t pa_seq(const pa_member *m, int i);
+
+/* pa_here returns 1 if member i has announced seq, whose turn it is for the caller. */
+int pa_here(const pa_member *m, int i, uint64_t seq);
+
+/* pa_blame says that member me has found rubbish in the slot of member i. pa_blamed returns 1 more
+ * than the member in whose slot member i has found rubbish; 0 if it has found none, or says of none
+ * of the n members. */
+void pa_blame(pa_member *m, int me, int i);
+int pa_blamed(const pa_member *m, int n, int i);
 
 /* pa_close gives collective seq up for member me, which has announced seq or may announce it.
  * Returns 1 if seq is closed, by any member; me takes no part from seq on then. Returns 0 if all
@@ -137,6 +154,8 @@ int pa_refuse(pa_member *m, int n, int me, uint64_t seq);
 
 /* pa_late returns 1 if member i has refused seq late. All members have announced seq. */
 int pa_late(const pa_member *m, int n, int i, uint64_t seq);
+
+/* pa_stop and pa_close are called by one thread of a member at a time. */
 
 /* pa_stop says that member me takes no part from seq on, whoever has announced it. */
 void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason);

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -382,4 +383,35 @@ func TestRefusingLate(t *testing.T) {
 	_, res, _ = ls[0].Poll(0)
 	assert.Zero(t, res.Any&Refused)
 	assert.Zero(t, ls[0].Entries()[1].Flags&Refused)
+}
+
+// NoteRoom repeats pa_room without a call. What the lines take says what pa_room is.
+func TestNoteRoom(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 15, 16, 17, 64, 100, 127, 128, 1000, 1024, 1025, 5000} {
+		fixed := int64(n)*(Slots+2)*64 + Slots*8*int64(max(128, n+1))
+		assert.Equal(t, (LinesSize(n)-fixed)/int64(n)/Slots, NoteRoom(n), "%d members", n)
+	}
+}
+
+// A member's slot may say anything about the length of its note. What follows the longest note belongs
+// to something else.
+func TestANoteThatIsTooLong(t *testing.T) {
+	ls := attach(t, 2)
+	payload := make([]byte, NoteRoom(2))
+	for seq, bytes := range []int64{0, 1, 24, 25, NoteRoom(2)} {
+		for _, l := range ls {
+			sig := Signature{uint64(seq)}
+			_, _, err := l.Announce(uint64(seq)+1, &sig, 0, Note{Data: unsafe.Pointer(&payload[0]), Bytes: bytes}, 0)
+			require.NoError(t, err)
+		}
+		_, got := ls[0].Note(uint64(seq)+1, 1)
+		assert.Equal(t, bytes, got)
+	}
+	const slot, note = 64, 36    // the length of a slot, and where the length of its note lies
+	second := (Slots + 2) * slot // the slots of member 1
+	length := (*uint16)(unsafe.Pointer(&ls[0].mem[second+5*slot+note]))
+	require.EqualValues(t, NoteRoom(2), *length, "the layout of a slot")
+	*length++
+	_, got := ls[0].Note(5, 1)
+	assert.Zero(t, got)
 }

@@ -69,7 +69,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	state, _, err := arrive(ws[1], 4, sig, 0)
 	assert.NoError(t, err)
 	assert.Equal(t, Agreed, state)
-	require.Eventually(t, func() bool { state, _, err = ws[0].Poll(0); return state != Pending }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { state, _, err = ws[0].Poll(0); return state != Pending }, 20*time.Second, time.Millisecond)
 	assert.NoError(t, ws[0].Close())
 	assert.NoError(t, ws[0].Close(), "Close may be called twice")
 	assert.NoError(t, ws[1].Close())

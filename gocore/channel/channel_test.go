@@ -48,7 +48,7 @@ func TestMessages(t *testing.T) {
 	assert.Equal(t, "xxxxxxxx", message)
 
 	for _, c := range here {
-		assert.Eventually(t, c.Sent, 5*time.Second, time.Millisecond)
+		assert.Eventually(t, c.Sent, 20*time.Second, time.Millisecond)
 	}
 }
 

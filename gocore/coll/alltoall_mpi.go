@@ -96,12 +96,10 @@ func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
 			return nil
 		}
 		from, to := int(v>>32)-1, int(v&0xffffffff)
-		if to == a.Rank {
-			return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there; nothing was sent",
-				from, theirs[from], to, recvs[from].Count, from, to).WithRanks(from, to)
+		if from < 0 || from >= a.Size || to >= a.Size {
+			return status.New(status.MPI, "%s: MPI's result of the comparison of lengths names rank %d of %d: a rank is damaged", a.Code, from, a.Size)
 		}
-		return status.New(status.Mismatch, "all_to_all: rank %d of the group sends rank %d another length than that rank expects; nothing was sent",
-			from, to).WithRanks(from, to)
+		return a.lengthsDiffer(from, to, theirs[from], recvs[from].Count)
 	})
 	return nil
 }

@@ -9,6 +9,7 @@
 package coll
 
 import (
+	"fmt"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -69,7 +70,7 @@ const (
 	DeviceReduce // this member wants the device to reduce staged tensors
 
 	Inline // this member's input lies in its arrival slot
-	Mapped // this member's tensors lie in its heap, and its slot has their places
+	Mapped // this member's tensors lie in its heap, and its slot tells where
 )
 
 // ofSlot are the flags that say what lies in a member's slot. They hold for the call that was
@@ -177,7 +178,7 @@ func init() {
 		op.Barrier:            {&single, &inline, &barrierMPI},
 		op.Broadcast:          {&single, &inline, &mapped, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastMPI},
 		op.AllReduce:          {&single, &inline, &mapped, &singleOnDevice, &allReduceIPC, &staged, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
-		op.AllReduceCoalesced: {&single, &inline, &singleOnDevice, &staged, &allReduceCoalescedPack},
+		op.AllReduceCoalesced: {&single, &inline, &mapped, &singleOnDevice, &staged, &allReduceCoalescedPack},
 		op.Reduce:             {&single, &inline, &mapped, &singleOnDevice, &reduceIPC, &staged, &reduceSlices16, &reduceMPI},
 		op.AllGather:          {&single, &inline, &mapped, &singleOnDevice, &allGatherIPC, &allGatherDirect, &staged, &allGatherMPI, &allGatherUnevenMPI},
 		op.Gather:             {&single, &inline, &mapped, &singleOnDevice, &gatherIPC, &gatherDirect, &staged, &gatherMPI},
@@ -256,10 +257,17 @@ func evenShares(s *Sig) bool { return s.Agreed&Even != 0 }
 func byMPI(s *Sig) bool      { return !reducedOutsideMPI(s) }
 func always(*Sig) bool       { return true }
 
-// notAsAgreed is the error that a member's slot does not hold what the member announced.
-func (a *Args) notAsAgreed(rank int) error {
-	return status.New(status.Mismatch, "%s: rank(s) %d of the group announced one thing and sent another; nothing was done", a.Code, rank).WithRanks(rank)
+// NotAsAgreed is the error that the slot of a member does not hold what the member has announced.
+type NotAsAgreed struct {
+	Code   op.Code
+	Member int
 }
+
+func (e *NotAsAgreed) Error() string {
+	return fmt.Sprintf("%s: rank %d of the group has announced one thing and told another", e.Code, e.Member)
+}
+
+func (a *Args) notAsAgreed(member int) error { return &NotAsAgreed{a.Code, member} }
 
 func (a *Args) elem() int64 { return int64(a.DType.Size()) }
 

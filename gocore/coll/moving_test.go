@@ -234,23 +234,33 @@ func TestAllToAll(t *testing.T) {
 	})
 }
 
-// One rank sends another length than its peer expects. All ranks return an error, and nothing was
-// moved.
 func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
+	lengthsThatDoNotMatch(t, &allToAllUnevenMPI, false)
+}
+
+// lengthsThatDoNotMatch has one rank send another length than its peer expects. All ranks return an
+// error, and nothing was moved. If the tensors are in the ranks' heaps, those that rank 0 sends are one
+// range.
+func lengthsThatDoNotMatch(t *testing.T, alg *Algorithm, inHeap bool) {
+	t.Helper()
 	for _, how := range forms {
 		w := newWorld(3)
+		w.inHeap = inHeap
 		a := Args{Sig: Sig{Code: op.AllToAll, DType: op.Float32, Count: -1}}
+		if inHeap {
+			a.Agreed = Mapped
+		}
 		calls := w.calls(a)
 		rng := rand.New(rand.NewSource(1))
 		for r, s := range calls {
 			parts := [][]byte{noise(rng, a.DType, 2), noise(rng, a.DType, 2), noise(rng, a.DType, 2)}
-			s.args.Send, _ = s.lay(false, parts)
+			s.args.Send, _ = s.lay(inHeap && r == 0, parts)
 			if r == 2 {
 				parts = [][]byte{noise(rng, a.DType, 2), noise(rng, a.DType, 3), noise(rng, a.DType, 2)}
 			}
 			s.args.Recv, _ = s.lay(false, parts)
 		}
-		for rank, err := range w.carryOut(&allToAllUnevenMPI, how, calls) {
+		for rank, err := range w.carryOut(alg, how, calls) {
 			var se *status.Error
 			require.ErrorAs(t, err, &se)
 			require.Equal(t, status.Mismatch, se.Code)

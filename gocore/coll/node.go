@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
-	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -20,6 +19,8 @@ type Node struct {
 	Lines *arrive.Lines
 	// Reach returns where bytes of a member's heap are in this process.
 	Reach func(member int, l heap.Location, bytes int64) (unsafe.Pointer, error)
+	// Read copies what a member's heap has at l, which the member may give back at any time.
+	Read func(member int, l heap.Location, to []byte) error
 }
 
 // inline: every rank copies its input into its slot when it arrives. Once all have arrived, every
@@ -29,9 +30,7 @@ var inline = Algorithm{Name: "inline", Memory: hostMemory, Enabled: func(s *Sig)
 
 // mapped: the ranks claim chunks and work on them in the tensors of all ranks (package shm). Bytes
 // moved: the least possible, 2S by each rank for an all_reduce.
-var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return s.Agreed&Mapped != 0 && s.Agreed&Even != 0
-}, Shared: (*Args).sharedOp}
+var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig) bool { return s.Agreed&Mapped != 0 }, Shared: (*Args).sharedOp}
 
 // Gives tells whether this rank has an input. In a broadcast, for instance, only the root has.
 func Gives(a *Args) bool { return a.Trait().Gives.Includes(a.Root, a.Rank) }
@@ -52,25 +51,49 @@ func Input(a *Args) []Part {
 func (a *Args) inPlaceAmongShares() bool { return len(a.Send) == 0 && a.Trait().Shares != op.NoShares }
 
 // Payload returns this rank's input for the algorithm "inline". ok is false if the call is not for
-// it: the input is too long for a slot, or the operation is none of its. Other ranks may find
-// otherwise, so the answer travels as a flag.
+// it: an input is too long for a slot, or the operation is none of its. In an all_gather every rank
+// knows the lengths of all inputs, so all ranks have the same answer. In other operations they may
+// not, so the answer travels as a flag.
 func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 	t := a.Trait()
-	if t.Prefix || flags&Even == 0 || Gives(a) && a.inPlaceAmongShares() {
+	uneven := flags&Even == 0
+	if t.Prefix || uneven && t.Shares != op.Listed || Gives(a) && a.inPlaceAmongShares() {
 		return nil, 0, false
 	}
 	parts = Input(a)
 	bytes = totalCount(parts) * a.elem()
-	return parts, bytes, bytes <= arrive.NoteRoom(a.Size)
+	longest := bytes
+	if uneven && !t.Send.PerRank() {
+		for i := range a.Recv {
+			longest = max(longest, a.Recv[i].Count*a.elem())
+		}
+	}
+	return parts, bytes, longest <= arrive.NoteRoom(a.Size)
 }
 
-// sideBytes returns the bytes of one side of an operation whose shares have one length. perRank says
-// that the side has a share for every rank.
-func (a *Args) sideBytes(perRank bool) int64 {
-	if perRank {
-		return int64(a.Size) * a.Count * a.elem()
+// shareCount returns how many elements rank r's share has: of an operation without shares, everything.
+// All ranks have the same lengths, because the operation is no all_to_all of different lengths.
+func (a *Args) shareCount(r int) int64 {
+	t := a.Trait()
+	switch {
+	case t.Shares != op.Listed || a.Agreed&Even != 0:
+		return a.Count
+	case t.Send.PerRank():
+		return a.Send[r].Count
 	}
-	return a.Count * a.elem()
+	return a.Recv[r].Count
+}
+
+// shareBegin returns where rank r's share begins on a side that has one for every rank, in elements.
+// If r is Size, that is the length of the side.
+func (a *Args) shareBegin(r int) (from int64) {
+	if a.Trait().Shares != op.Listed || a.Agreed&Even != 0 {
+		return int64(r) * a.Count
+	}
+	for i := range r {
+		from += a.shareCount(i)
+	}
+	return from
 }
 
 // runInline computes this rank's result from the slots.
@@ -81,35 +104,39 @@ func runInline(a *Args) error {
 	t := a.Trait()
 	var room [64]unsafe.Pointer
 	given := room[:0]
-	bytes := a.sideBytes(t.Send.PerRank()) // of one rank's payload
+	whole := a.shareBegin(a.Size) * a.elem()
 	for r := range a.Size {
 		var note unsafe.Pointer
-		if t.Gives.Includes(a.Root, r) {
-			var ok bool
-			if note, ok = a.Node.Lines.Note(a.Seq, r, bytes); !ok {
+		want := whole
+		if !t.Send.PerRank() {
+			want = a.shareCount(r) * a.elem()
+		}
+		if t.Gives.Includes(a.Root, r) && want > 0 { // else the slot may hold something else
+			var bytes int64
+			if note, bytes = a.Node.Lines.Note(a.Seq, r); bytes != want {
 				return a.notAsAgreed(r)
 			}
 		}
 		given = append(given, note)
 	}
 	out := writer{parts: a.Recv, elem: a.elem()}
-	share := a.Count * a.elem()
+	from, count := a.shareBegin(a.Rank)*a.elem(), a.shareCount(a.Rank)*a.elem()
 	switch a.Code {
 	case op.AllReduce, op.Reduce, op.AllReduceCoalesced:
-		return out.reduced(a, given, 0, bytes)
+		return out.reduced(a, given, 0, count)
 	case op.ReduceScatter:
-		return out.reduced(a, given, int64(a.Rank)*share, share)
+		return out.reduced(a, given, from, count)
 	case op.Broadcast:
-		out.write(given[a.Root], bytes)
+		out.write(given[a.Root], count)
 	case op.AllGather, op.Gather:
-		for _, from := range given {
-			out.write(from, bytes)
+		for r, note := range given {
+			out.write(note, a.shareCount(r)*a.elem())
 		}
 	case op.Scatter:
-		out.write(unsafe.Add(given[a.Root], int64(a.Rank)*share), share)
+		out.write(unsafe.Add(given[a.Root], from), count)
 	case op.AllToAll:
-		for _, from := range given {
-			out.write(unsafe.Add(from, int64(a.Rank)*share), share)
+		for _, note := range given {
+			out.write(unsafe.Add(note, from), count)
 		}
 	}
 	return nil
@@ -165,97 +192,4 @@ func (w *writer) reduced(a *Args, given []unsafe.Pointer, offset, bytes int64) e
 		bytes -= n
 	}
 	return nil
-}
-
-// Places has where this rank's tensors are in its heap. It travels in the arrival.
-type Places struct{ In, Out heap.Location }
-
-// PlacesBytes is the length of Places in a note.
-const PlacesBytes = int64(unsafe.Sizeof(Places{}))
-
-// Place finds this rank's tensors in its heap. ok is false if the algorithm "mapped" cannot serve
-// the call: a tensor is not in the heap, or a result lies where other ranks may still read.
-func Place(a *Args, own *heap.Heap) (at Places, ok bool) {
-	if !shm.Serves(a.Code) || a.Size > shm.MaxRanks {
-		return at, false
-	}
-	in, out, ok := a.mappedParts()
-	if !ok || !a.resultIsSafe(in) {
-		return at, false
-	}
-	if in.Count > 0 {
-		if at.In, ok = own.Find(in.Data, in.Count*a.elem()); !ok {
-			return at, false
-		}
-	}
-	if out.Count > 0 {
-		if at.Out, ok = own.Find(out.Data, out.Count*a.elem()); !ok {
-			return at, false
-		}
-	}
-	return at, true
-}
-
-// mappedParts returns the memory of this rank that is read, and that is written. ok is false if
-// either is not one range.
-func (a *Args) mappedParts() (in, out Part, ok bool) {
-	if Gives(a) {
-		if a.inPlaceAmongShares() {
-			return in, out, false
-		}
-		if in, ok = a.joined(Input(a)); !ok {
-			return in, out, false
-		}
-	}
-	if a.WritesRecv() {
-		if out, ok = a.joined(a.Recv); !ok {
-			return in, out, false
-		}
-	}
-	return in, out, true
-}
-
-// sharedOp prepares the operation, once all ranks have arrived. If this rank cannot map a tensor of
-// another rank, it leaves the work to the others.
-func (a *Args) sharedOp() (*shm.Op, error) {
-	t, lines := a.Trait(), a.Node.Lines
-	words, chunks := lines.Chunks(a.Seq)
-	o, err := shm.New(&shm.Call{Seq: a.Seq, Code: a.Code, DType: a.DType, Reduce: a.Reduce, Scale: a.Scale, Count: a.Count,
-		Rank: a.Rank, Size: a.Size, Root: a.Root, Words: words, Chunks: chunks, YieldEvery: lines.Yields()})
-	if err != nil {
-		return nil, err
-	}
-	blind := false
-	for r := range a.Size {
-		var in, out unsafe.Pointer
-		if r == a.Rank {
-			mineIn, mineOut, _ := a.mappedParts()
-			o.Set(r, mineIn.Data, mineOut.Data)
-			continue
-		}
-		note, ok := lines.Note(a.Seq, r, PlacesBytes)
-		if !ok {
-			o.Free()
-			return nil, a.notAsAgreed(r)
-		}
-		at := *(*Places)(note)
-		if a.Count == 0 {
-			continue // an empty tensor has no place in a heap
-		}
-		if t.Gives.Includes(a.Root, r) && !blind {
-			if in, err = a.Node.Reach(r, at.In, a.sideBytes(t.Send.PerRank())); err != nil {
-				blind = true
-			}
-		}
-		if t.WritesRecv(a.Root, r) && !blind {
-			if out, err = a.Node.Reach(r, at.Out, a.sideBytes(t.Recv.PerRank())); err != nil {
-				blind = true
-			}
-		}
-		o.Set(r, in, out)
-	}
-	if blind {
-		o.CannotMap()
-	}
-	return o, nil
 }

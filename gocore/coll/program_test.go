@@ -166,6 +166,6 @@ func TestPollReturnsWhatIsNotDone(t *testing.T) {
 	e := work.NewEngine()
 	d := &driven{p: &p}
 	e.Add(d)
-	require.Eventually(t, func() bool { e.Tick(); return d.done }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { e.Tick(); return d.done }, 20*time.Second, time.Millisecond)
 	assert.NoError(t, d.err)
 }

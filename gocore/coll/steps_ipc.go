@@ -172,6 +172,9 @@ func (m *ipcCall) reach() error {
 			continue
 		}
 		theirs := &m.records[r]
+		if source, target := m.a.exported(r); !theirs.Source.Holds(source*m.a.elem()) || !theirs.Target.Holds(target*m.a.elem()) {
+			return m.a.notAsAgreed(r)
+		}
 		var err error
 		if m.sources[r], err = m.endpoint.Import(r, &theirs.Source); err != nil {
 			return err
@@ -186,6 +189,22 @@ func (m *ipcCall) reach() error {
 		}
 	}
 	return nil
+}
+
+// exported returns how many elements of rank r's memory the other ranks read, and how many they write.
+func (a *Args) exported(r int) (source, target int64) {
+	t := a.Trait()
+	switch {
+	case !t.Gives.Includes(a.Root, r):
+	case t.Send.PerRank():
+		source = a.shareBegin(a.Size)
+	default:
+		source = a.shareCount(r)
+	}
+	if t.Reduces && t.Shares == op.NoShares && t.WritesRecv(a.Root, r) {
+		target = a.Count
+	}
+	return source, target
 }
 
 // perform queues this rank's kernel or copies, unless this rank has failed already. It goes on when

@@ -39,7 +39,7 @@ func TestTrialInAChild(t *testing.T) {
 
 // A child that hangs is killed, with the processes that it started. Its files are deleted.
 func TestTrialHasADeadline(t *testing.T) {
-	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), 3*time.Second)
 	defer stop()
 	said := t.TempDir() + "/said"
 	script := "sleep 1000 & echo $! $TMPDIR >" + said + "; touch $TMPDIR/segment; wait"

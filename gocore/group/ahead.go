@@ -3,7 +3,6 @@ package group
 import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // A group on one node announces asynchronous collectives when they are submitted, ahead of their
@@ -19,6 +18,7 @@ func (g *Group) takeTurn(t *collective) {
 		t.call.args.Seq = g.seq
 	}
 	g.turn = t.call.args.Seq
+	t.call.trace.Begun(g.turn)
 }
 
 // announceAhead announces queued collectives, in order, as far as it may. The caller holds mu.
@@ -39,6 +39,7 @@ func (g *Group) announceAhead() {
 		}
 		g.seq++
 		t.call.args.Seq, t.ahead = g.seq, true
+		t.call.trace.Begun(g.seq)
 		g.node.Lines.AnnounceAhead(g.seq, &t.call.sig, t.flags(), note)
 	}
 }
@@ -99,7 +100,7 @@ func (t *collective) withdraw(err error) {
 	g, seq := t.g, t.call.args.Seq
 	t.gone = true
 	if t.ahead {
-		reason := status.CodeOf(err)
+		reason := g.cause(err)
 		if !g.arrival.GiveUp(seq, reason) {
 			g.node.Lines.Stop(seq, reason)
 			if t.leaveShared(err) {
@@ -119,11 +120,9 @@ func (t *collective) leaveShared(err error) bool {
 		return false
 	}
 	alg, chosen := t.call.choose(g, res)
-	if chosen != nil || alg.Shared == nil || t.share(alg) != nil {
+	if chosen != nil || alg.Shared == nil || t.share(alg) != nil && t.stage != lingering {
 		return false
 	}
-	t.abandon(err)
-	g.env.Engine.Add(t)
-	g.env.Engine.StartProgress()
+	t.linger(err)
 	return true
 }

@@ -11,7 +11,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -37,6 +39,7 @@ type request struct {
 	stream      cuda.Stream // the stream on which tensors in device memory are produced and used
 	mappable    bool        // other processes can map all tensors in device memory
 	slot        slot        // what the call tells in its arrival slot
+	trace       trace.Mark  // its entry in the flight recorder
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
 }
@@ -94,6 +97,11 @@ func (g *Group) breakIfFailed(err error) error {
 		if errors.As(err, &e) && e.Code == status.Cuda {
 			e.Ranks = g.worldRanks(e.Ranks)
 		}
+		if errors.As(err, &e) && e.Code == status.ProcFailed {
+			if dead := g.dead(); len(dead) > 0 { // which MPI does not say
+				err = g.diedError(fmt.Sprintf("collective %d", g.turn), dead, fmt.Sprintf("the group is broken (%v)", err))
+			}
+		}
 		g.fail(err)
 	}
 	return err
@@ -101,7 +109,11 @@ func (g *Group) breakIfFailed(err error) error {
 
 // choose returns the algorithm that serves what all members have agreed on.
 func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
-	c.args.Agreed, c.args.Any = agreed.All, agreed.Any
+	// What this member has not announced cannot be agreed on, whatever its slot says now.
+	c.args.Agreed, c.args.Any = agreed.All&(c.flags|(arrive.Others-1)), agreed.Any|c.flags
+	if (c.args.Agreed^c.flags)&coll.Even != 0 && c.args.Trait().Shares != op.Pairwise {
+		return nil, g.unlikely(c)
+	}
 	if c.args.Any&coll.Device != 0 {
 		c.agreeOnDevice(g)
 	}
@@ -109,6 +121,7 @@ func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
 	if err != nil {
 		return nil, noAlgorithm{err}
 	}
+	c.trace.Algorithm(alg.Name)
 	if g.algorithm.Load() != alg { // a load costs nothing, a store some 5 ns
 		g.algorithm.Store(alg)
 	}
@@ -272,6 +285,8 @@ type collective struct {
 	shared  *shm.Op // the work of t, if its tensors are in mapped memory
 	counted bool    // t is counted in Group.async until its caller is told of its end
 	polls   int
+	slow    slowness
+	mourning
 }
 
 // newCollective makes a task that takes over everything that c holds. It copies what points into c,
@@ -357,8 +372,10 @@ func (t *collective) Poll() bool {
 func (t *collective) pollArrival() bool {
 	g := t.g
 	state, res, err := g.arrival.Poll(1)
-	if err == nil && state == arrive.Pending {
-		if err = t.whyGiveUp(); err == nil {
+	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
+		if state == arrive.Rubbish {
+			err = g.rubbishError(&t.call)
+		} else if err = t.whyGiveUp(); err == nil {
 			return false
 		}
 		if t.refused && g.local && g.ending() != nil {
@@ -366,14 +383,15 @@ func (t *collective) pollArrival() bool {
 			return true
 		}
 		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
-			state, res, err = g.arrival.Poll(0)
+			state, res, err = g.cameAfterAll(&t.call)
 		}
 	}
-	if state == arrive.Closed {
+	if state == arrive.Closed && err == nil {
 		err = g.closedError(&t.call)
 	}
 	if err == nil {
 		g.arrived = g.turn
+		t.call.trace.Arrived()
 	}
 	switch {
 	case err != nil:
@@ -416,7 +434,9 @@ func (t *collective) start(agreed arrive.Result) error {
 		return err
 	}
 	if alg.Shared != nil {
-		err = t.share(alg)
+		if err = t.share(alg); t.stage == lingering {
+			return nil
+		}
 	} else if err = t.call.build(alg); err == nil {
 		t.g.env.Engine.CalledMPI()
 	}
@@ -435,7 +455,7 @@ func (t *collective) run() {
 func (t *collective) pollProgram() bool {
 	done, err := t.call.prog.Poll()
 	if done {
-		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(err)))
+		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(t.g.readable(&t.call, err))))
 		t.discard()
 		if !t.gone {
 			t.g.release()
@@ -461,7 +481,7 @@ func (t *collective) pollProgram() bool {
 func (t *collective) abandon(err error) {
 	t.stage = lingering
 	if t.shared != nil {
-		t.g.node.Lines.Explain(status.CodeOf(err))
+		t.g.node.Lines.Explain(t.g.cause(err))
 		t.shared.Leave()
 	}
 	t.giveUp(err)
@@ -482,10 +502,16 @@ func (t *collective) overdue() error {
 		return t.g.timeoutError(&t.call)
 	}
 	t.g.inquire(now)
-	switch {
-	case t.stage == arriving:
+	t.reportIfSlow(now)
+	if t.shared == nil && (t.stage != arriving || t.g.wire != nil) { // a wire is an operation of MPI
+		if dead := t.mourning.over(t.g, now); dead != nil {
+			return t.g.lost(&t.call, dead)
+		}
+	}
+	if t.stage == arriving {
 		return t.g.absentError(&t.call)
-	case len(t.g.arrival.Closers(t.call.args.Seq)) > 0:
+	}
+	if len(t.g.arrival.Closers(t.call.args.Seq)) > 0 {
 		return t.g.closedError(&t.call)
 	}
 	return nil
@@ -493,10 +519,16 @@ func (t *collective) overdue() error {
 
 // end reports how the operation ended, and that MPI is done with its memory. The caller may have
 // been told of a failure before, by giveUp.
-func (t *collective) end(err error) { t.countOff(t.handle.Finish(work.Result{}, err)) }
+func (t *collective) end(err error) {
+	t.g.over(t.call.trace, err)
+	t.countOff(t.handle.Finish(work.Result{}, err))
+}
 
 // giveUp tells the caller that t failed while MPI may still use the memory.
-func (t *collective) giveUp(err error) { t.countOff(t.handle.GiveUp(err)) }
+func (t *collective) giveUp(err error) {
+	t.g.over(t.call.trace, err)
+	t.countOff(t.handle.GiveUp(err))
+}
 
 // endOnDevice ends t after its program. Work of t may still be queued on a device.
 func (t *collective) endOnDevice(err error) {
@@ -505,6 +537,7 @@ func (t *collective) endOnDevice(err error) {
 		left.Release()
 		left = nil
 	}
+	t.g.over(t.call.trace, err)
 	t.countOff(left.finish(t.handle, work.Result{}, err))
 }
 

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -17,15 +19,11 @@ import (
 
 // World makes the group of all ranks. It is collective over the world.
 func (e *Env) World(id int64, timeout time.Duration) (*Group, error) {
-	ranks := make([]int, e.Topo.Size)
-	for i := range ranks {
-		ranks[i] = i
-	}
 	comm, err := e.Lib.Dup(e.base)
 	if err != nil {
 		return nil, err
 	}
-	return e.finish(id, 0, ranks, comm, e.forced, timeout)
+	return e.finish(id, 0, e.everyRank(), comm, e.forced, timeout)
 }
 
 // New makes a group of the given world ranks, in their order; this rank is one of them. It is
@@ -44,24 +42,73 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 		return e.finish(id, 0, ranks, 0, 0, timeout)
 	}
 	key := e.key(ranks)
-	if missing, err := e.meet(key, ranks, timeout); err != nil {
+	if missing, err := e.meet("new_group", key, ranks, timeout); err != nil {
 		e.unmake(ranks)
 		return nil, e.meetError("new_group", "called new_group with the same ranks; every member must call it, in the same order", err, ranks, missing, timeout)
 	}
-	list := make([]int32, len(ranks))
-	for i, r := range ranks {
-		list[i] = int32(r)
+	return e.together(ranks, func() (*Group, error) {
+		list := make([]int32, len(ranks))
+		for i, r := range ranks {
+			list[i] = int32(r)
+		}
+		comm, err := e.Lib.CreateGroup(e.base, list, int32(key%uint64(e.Lib.TagUB())))
+		if err != nil {
+			return nil, err
+		}
+		forced, err := e.agreeOnForced("new_group", comm)
+		if err != nil {
+			_ = e.Lib.Free(comm)
+			return nil, err
+		}
+		return e.finish(id, key, ranks, comm, forced, timeout)
+	})
+}
+
+// together returns what build returns, which calls MPI with all members of a new group. These calls block,
+// so build runs on a thread of its own: if a member dies, it may never return, and the caller gets an error.
+// It counts among the makers then, so MPI is not finalized.
+func (e *Env) together(ranks []int, build func() (*Group, error)) (*Group, error) {
+	type result struct {
+		group *Group
+		err   error
 	}
-	comm, err := e.Lib.CreateGroup(e.base, list, int32(key%uint64(e.Lib.TagUB())))
-	if err != nil {
-		return nil, err
+	made, given := make(chan result), make(chan struct{})
+	e.makers.Add(1)
+	go func() {
+		defer e.makers.Add(-1)
+		g, err := build()
+		select {
+		case made <- result{g, err}:
+		case <-given:
+			if g != nil {
+				e.forget(g) // its communicators stay: to free them takes all members
+			}
+		}
+	}()
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	var since time.Time // when a death was seen first
+	for {
+		select {
+		case r := <-made:
+			if dead := e.dead(ranks); r.err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
+				return nil, e.unmadeError(ranks, dead)
+			}
+			return r.group, r.err
+		case now := <-tick.C:
+			if since.IsZero() && e.anyDied(ranks) {
+				since = now
+			}
+			if !since.IsZero() && now.Sub(since) > deathGrace {
+				close(given)
+				return nil, e.unmadeError(ranks, e.dead(ranks))
+			}
+		}
 	}
-	forced, err := e.agreeOnForced("new_group", comm)
-	if err != nil {
-		_ = e.Lib.Free(comm)
-		return nil, err
-	}
-	return e.finish(id, key, ranks, comm, forced, timeout)
+}
+
+func (e *Env) unmadeError(ranks, dead []int) error {
+	return e.diedError(fmt.Sprintf("new_group(ranks=%v)", brief(ranks)), dead, "the group was not made")
 }
 
 // finish makes everything of a group but its first communicator.
@@ -85,7 +132,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, forced co
 		}
 		if lines != nil {
 			g.local, g.arrival = true, lines
-			g.node = &coll.Node{Lines: lines, Reach: g.reach}
+			g.node = &coll.Node{Lines: lines, Reach: g.reach, Read: g.read}
 			e.remember(g)
 			return g, nil
 		}
@@ -145,6 +192,10 @@ func (e *Env) unmake(ranks []int) {
 // deadline, if the first member has asked it.
 const decisionGrace = 2 * time.Second
 
+// readyLimit is how long after its own deadline a member answers the first member's questions. Each
+// answer makes it wait for longer, and a first member that is damaged may ask without end.
+const readyLimit = 10 * time.Second
+
 // meet returns when all members have come to make group key, or to another meeting with that key.
 // The first member decides; the others send it a hello.
 //
@@ -153,12 +204,33 @@ const decisionGrace = 2 * time.Second
 // they are still at the attempt of that number, and tells them to go when all have said yes. It
 // also asks each member when its hello arrives. A member that was never asked therefore knows that
 // its hello was not read, and need not wait past its deadline.
-func (e *Env) meet(key uint64, ranks []int, timeout time.Duration) (missing []int, err error) {
+func (e *Env) meet(what string, key uint64, ranks []int, timeout time.Duration) (missing []int, err error) {
+	m := meeting{e: e, what: what, key: key, ranks: ranks}
+	defer m.over.Store(true)
 	deadline := time.Now().Add(timeout)
 	if e.Topo.Rank == ranks[0] {
-		return e.collect(key, ranks[1:], deadline)
+		return m.collect(ranks[1:], deadline)
 	}
-	return e.attend(key, ranks[0], deadline)
+	return m.attend(deadline)
+}
+
+// meeting is a call of meet.
+type meeting struct {
+	e     *Env
+	what  string // for which call the ranks meet
+	key   uint64
+	ranks []int
+	slow  slowness
+	looks int
+	over  atomic.Bool
+}
+
+// reportIfSlow reports a wait for members that have not come. came says that they have, and are named
+// only if they are stalled. It looks at the clock at every 32nd call.
+func (m *meeting) reportIfSlow(missing []int, came bool) {
+	if m.looks++; m.looks&31 == 0 && m.slow.due(m.e, time.Now(), time.Time{}) {
+		m.e.reportMeeting(&m.slow, m.what, m.key, m.ranks, missing, came, func() bool { return !m.over.Load() })
+	}
 }
 
 // attempt is what the first member knows of another member's attempt.
@@ -170,8 +242,9 @@ type attempt struct {
 }
 
 // collect is meet on the first member.
-func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []int, err error) {
-	came := map[int]*attempt{}
+func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err error) {
+	e, key := m.e, m.key
+	came, dead := map[int]*attempt{}, false
 	ask := func(r int, round uint64) {
 		a := came[r]
 		a.round, a.still = round, false
@@ -181,6 +254,9 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
 	err = e.wait(func() bool {
 		e.mail.pump()
+		if dead = e.anyDied(others); dead {
+			return true
+		}
 		missing = missing[:0]
 		for _, r := range others {
 			number, ok := e.mail.peek(mailHello, r, key)
@@ -194,6 +270,7 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 			}
 		}
 		if len(missing) > 0 {
+			m.reportIfSlow(missing, false)
 			return false
 		}
 		for _, r := range others {
@@ -214,8 +291,12 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 				missing = append(missing, r)
 			}
 		}
+		m.reportIfSlow(missing, true)
 		return len(missing) == 0
 	}, deadline)
+	if dead {
+		err, missing = work.ErrDeadline, e.dead(others)
+	}
 	kind, list := mailGo, []byte(nil)
 	if err != nil {
 		kind = mailFail
@@ -233,15 +314,17 @@ func (e *Env) collect(key uint64, others []int, deadline time.Time) (missing []i
 }
 
 // attend is meet on the members other than the first.
-func (e *Env) attend(key uint64, first int, deadline time.Time) (missing []int, err error) {
+func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
+	e, key, ranks, first := m.e, m.key, m.ranks, m.ranks[0]
+	asked := false // by the first member, which reports who is missing
 	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
 	e.mail.send(first, mailHello, key, number)
 	over, failed := false, false
 	until := deadline
 	err = e.wait(func() bool {
 		e.mail.pump()
-		if body, ok := e.mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) {
-			until = later(deadline, time.Now()).Add(decisionGrace)
+		if body, ok := e.mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
+			until, asked = later(deadline, time.Now()).Add(decisionGrace), true
 			e.mail.send(first, mailStill, key, body)
 		}
 		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
@@ -250,21 +333,34 @@ func (e *Env) attend(key uint64, first int, deadline time.Time) (missing []int, 
 		body, ok := e.mail.take(mailFail, first, key)
 		if failed = ok && bytes.HasPrefix(body, number); failed {
 			for body = body[len(number):]; len(body) >= 4; body = body[4:] {
-				missing = append(missing, int(binary.LittleEndian.Uint32(body)))
+				if r := int(binary.LittleEndian.Uint32(body)); slices.Contains(ranks, r) && !slices.Contains(missing, r) {
+					missing = append(missing, r)
+				}
 			}
 			return true
 		}
 		over = !time.Now().Before(until)
+		if e.anyDied(ranks) {
+			over, missing = true, e.dead(ranks)
+		}
+		if !over {
+			m.reportIfSlow(ranks[:1], asked)
+		}
 		return over
 	}, time.Time{})
 	if over && err == nil {
-		err, missing = work.ErrDeadline, []int{first}
+		err = work.ErrDeadline
+		if len(missing) == 0 {
+			missing = []int{first}
+		}
 	}
 	if err != nil {
 		e.mail.send(first, mailBye, key, nil)
 	}
 	if failed && err == nil {
-		err = work.ErrDeadline
+		if err = work.ErrDeadline; len(missing) == 0 {
+			missing = []int{first}
+		}
 	}
 	return missing, err
 }
@@ -288,7 +384,7 @@ func (g *Group) MonitoredBarrier(timeout time.Duration) error {
 	}
 	h := fnv.New64a()
 	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
-	missing, err := e.meet(h.Sum64(), g.Ranks, timeout)
+	missing, err := e.meet("monitored_barrier", h.Sum64(), g.Ranks, timeout)
 	return e.meetError("monitored_barrier", "called monitored_barrier on this group; the group stays usable", err, g.Ranks, missing, timeout)
 }
 
@@ -301,6 +397,9 @@ func (e *Env) meetError(what, need string, err error, ranks, missing []int, time
 		return e.endingError(what, ranks)
 	case err != work.ErrDeadline:
 		return err
+	}
+	if dead := e.dead(missing); len(dead) > 0 {
+		return e.diedError(fmt.Sprintf("%s(ranks=%v)", what, brief(ranks)), dead, "they will not come")
 	}
 	return status.New(status.Timeout, "%s(ranks=%v): after %v world rank(s) %v had not %s", what, brief(ranks), timeout, brief(missing), need).WithRanks(missing...)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/liveness"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -24,23 +25,32 @@ type Env struct {
 	Topo   *topo.Topology
 	// Interrupt is called during waits on a caller's thread; nil if they cannot be interrupted.
 	Interrupt work.Interrupt
+	// Survives says that no collective of this rank's groups may block in MPI, where the death of a
+	// member cannot be told to the caller. It is set before the first collective.
+	Survives bool
 	// Trial tries whether MPI moves device memory; nil if it cannot be tried.
 	Trial Trial
 
-	aware    aware
-	base     mpi.Comm           // duplicate of the given world: parent of all groups; carries the barrier of depart
-	control  mpi.Comm           // carries the mailbox
-	mail     *mailbox           // small messages between the cores
-	presence *arrive.Lines      // shows which ranks of this node have left; nil if they cannot share memory
-	peers    []int              // world ranks of presence's members
-	way      way                // how these came to share memory
-	views    map[int]*heap.View // heaps of the other ranks of this node, by world rank; nil if they cannot be shared
-	adopts   bool               // the ranks of this node can open each other's files through /proc
-	noHeaps  string             // why views is nil; "" if this rank is alone on its node
-	crowded  bool               // this node has more ranks than cores
-	device   deviceSettings     // for tensors in device memory
-	forced   coll.Forced        // algorithms that the group of all ranks prefers
-	hellos   atomic.Uint64      // number of meetings to which this rank has come
+	recorder  recorder // the flight recorder
+	reports   reports  // of waits that last long
+	aware     aware
+	base      mpi.Comm           // duplicate of the given world: parent of all groups; carries the barrier of depart
+	control   mpi.Comm           // carries the mailbox
+	watcher   watcher            // ends the process if a member dies while a thread is inside MPI
+	mail      *mailbox           // small messages between the cores
+	presence  *arrive.Lines      // shows which ranks of this node have left; nil if they cannot share memory
+	peers     []int              // world ranks of presence's members
+	way       way                // how these came to share memory
+	views     map[int]*heap.View // heaps of the other ranks of this node, by world rank; nil if they cannot be shared
+	adopts    bool               // the ranks of this node can open each other's files through /proc
+	noHeaps   string             // why views is nil; "" if this rank is alone on its node
+	alive     *liveness.Liveness // sees deaths on all nodes; nil in a job of one node, and if it is off
+	unwatched string             // why alive is nil
+	deadAfter time.Duration      // how long a host may be silent; 0: alive is off
+	crowded   bool               // this node has more ranks than cores
+	device    deviceSettings     // for tensors in device memory
+	forced    coll.Forced        // algorithms that the group of all ranks prefers
+	hellos    atomic.Uint64      // number of meetings to which this rank has come
 
 	ended         atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
 	makers        atomic.Int32                 // calls of New and MonitoredBarrier under way
@@ -61,12 +71,23 @@ type Env struct {
 // wrong, every rank that came gets an error.
 func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt work.Interrupt) (*Env, error) {
 	e := &Env{Lib: lib, Interrupt: interrupt, made: map[string]int{}, byKey: map[uint64]*Group{}, live: map[*Group]bool{},
-		Engine: work.NewEngine()}
+		Engine: work.NewEngine(), watcher: watcher{stop: make(chan struct{})}}
 	e.peerQuestions.asked, e.peerQuestions.left = asked{}, map[int]bool{}
 	var settings error
 	e.device, settings = readDeviceSettings()
 	if _, err := readForced("init"); settings == nil {
 		settings = err
+	}
+	var mistake error
+	if e.deadAfter, mistake = liveness.After(); settings == nil {
+		settings = mistake
+	}
+	if _, err := traceSignal(); settings == nil {
+		settings = err
+	}
+	e.reports.write = writeReport
+	if e.reports.after, mistake = reportAfter(); settings == nil {
+		settings = mistake
 	}
 	if err := e.begin(world, settings, timeout); err != nil {
 		return nil, err
@@ -93,10 +114,19 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 	e.mail = newMailbox(lib, e.control)
 	e.mail.onAsk, e.mail.onAnswer = e.answer, e.learn
 	e.Engine.Background = e.chores
+	if e.Topo.CPUs.Spare() {
+		e.Engine.Spare = e.Topo.CPUs.Idleness().Idle
+	}
 	if err := e.sharePresence(); err != nil {
 		return nil, err
 	}
 	if err := e.shareHeaps(); err != nil {
+		return nil, err
+	}
+	if err := e.watchRanks(); err != nil {
+		return nil, err
+	}
+	if err := e.recorder.start(e); err != nil {
 		return nil, err
 	}
 	return e, e.connect()
@@ -107,15 +137,15 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 // it also comes to every other step of NewEnv.
 func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
-	made, err := e.within(&mpi.Call{Fn: mpi.FnDup, Comm: world}, deadline)
+	rank, err := e.Lib.Rank(world)
+	if err != nil {
+		return err
+	}
+	made, err := e.within(&mpi.Call{Fn: mpi.FnDup, Comm: world}, deadline, rank)
 	if err != nil {
 		return e.timedOut(err, timeout)
 	}
 	e.base = made
-	rank, err := e.Lib.Rank(e.base)
-	if err != nil {
-		return err
-	}
 	size, err := e.Lib.Size(e.base)
 	if err != nil {
 		return err
@@ -132,7 +162,7 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 	}
 	t, _ := e.Lib.TypeOf(op.Int64)
 	if _, err := e.within(&mpi.Call{Fn: mpi.FnAllgather, Comm: e.base, SendBuf: block, SendCount: 1, SendType: t,
-		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t}, deadline); err != nil {
+		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t}, deadline, rank); err != nil {
 		return e.timedOut(err, timeout) // block is not freed: MPI may still write to it
 	}
 	defer mem.Free(block)
@@ -155,14 +185,21 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 }
 
 // within starts a nonblocking call and waits until it has ended, or until the deadline. It returns
-// the communicator that the call made, if it made one.
-func (e *Env) within(c *mpi.Call, deadline time.Time) (mpi.Comm, error) {
+// the communicator that the call made, if it made one. me is the rank of this process.
+func (e *Env) within(c *mpi.Call, deadline time.Time, me int) (mpi.Comm, error) {
 	slot := e.Lib.NewSlot()
 	if err := e.Lib.Start(c, slot); err != nil {
 		e.Lib.FreeSlot(slot)
 		return 0, err
 	}
-	if err := e.Engine.Wait(func() bool { return poll(e.Lib, slot) }, deadline, e.Interrupt); err != nil {
+	var slow slowness
+	looks := 0
+	if err := e.Engine.Wait(func() bool {
+		if looks++; looks&31 == 0 && slow.due(e, time.Now(), time.Time{}) {
+			e.reportInit(&slow, me)
+		}
+		return poll(e.Lib, slot)
+	}, deadline, e.Interrupt); err != nil {
 		return 0, err // the slot is not freed: MPI may still write to it
 	}
 	defer e.Lib.FreeSlot(slot)
@@ -303,9 +340,7 @@ func (e *Env) Destroy() (settled bool, err error) {
 func (e *Env) Leave() (settled bool, err error) {
 	return e.leave(status.New(status.PeerLeft, "this rank ends"), func() {
 		e.departed.Store(true)
-		if e.presence != nil {
-			e.presence.Leave()
-		}
+		e.showLeft()
 	}, nil) // no interrupt: it would call the interpreter, which may be gone
 }
 
@@ -332,6 +367,7 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 			g.mu.Unlock()
 		}
 	}
+	e.showLeft() // after the groups are closed: their members hear that this rank has destroyed them
 	// MPI may hold requests of a broken group that belong to no operation any more.
 	settled = settled && e.settled()
 	if settled {
@@ -340,8 +376,17 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 		}
 	} else {
 		e.stayAway()
+		e.alive.Leave(false)
 	}
+	e.watchNoMore()
 	return e.Engine.Stop(why, giveUpLimit) && settled, err
+}
+
+// showLeft tells the ranks of this node that this one has left. If its process ends, it has not died.
+func (e *Env) showLeft() {
+	if e.presence != nil {
+		e.presence.Leave()
+	}
 }
 
 func (e *Env) settled() bool {
@@ -357,7 +402,9 @@ func (e *Env) settled() bool {
 // departed.
 func (e *Env) Close() error {
 	e.mail.close()
+	e.alive.Leave(true)
 	e.closeViews()
+	e.recorder.close()
 	if e.presence != nil {
 		_ = e.presence.Close()
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 )
 
 // agreed tells whether a collective at which all members have arrived may run. The answer is the
@@ -19,7 +20,7 @@ func (g *Group) agreed(c *call, state arrive.State, res arrive.Result) bool {
 	if c.args.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
 		diff &^= 1 << 1 // uneven parts: the lengths are exchanged later
 	}
-	return (state == arrive.Agreed || diff == 0) && res.Any&arrive.Refused == 0
+	return (state == arrive.Agreed || state == arrive.Differ && diff == 0) && res.Any&arrive.Refused == 0
 }
 
 // agreementError returns nil if the members agree. Otherwise it returns an error that names the
@@ -134,7 +135,7 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 			continue
 		}
 		who = append(who, i)
-		if len(who) == 1 || why == status.Timeout {
+		if len(who) == 1 || why == status.PeerDied || why == status.Timeout && reason != status.PeerDied {
 			reason = why
 		}
 		if why == status.PeerLeft {
@@ -153,16 +154,23 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.worldRanks(missing))).WithRanks(g.worldRanks(missing)...)
 	case reason == status.PeerLeft && !known:
 		return g.leftBefore(c, ended)
-	case reason == status.PeerLeft:
-		g.dead() // from now on leftError knows what the closers know
+	case reason == status.PeerLeft || reason == status.PeerDied:
+		// The closers may know of a death for longer than this member, so it looks at once.
+		if dead := g.dead(); reason == status.PeerDied && len(dead) > 0 {
+			return g.diedError(c.numbered(), dead, "the group is broken")
+		}
 		if err := g.leftError(c); err != nil {
 			return err
 		}
+	}
+	if err := g.blamed(c, who); err != nil {
+		return err
 	}
 	why := map[status.Code]string{
 		status.Timeout:        "gave up waiting for this rank, which comes after the deadline",
 		status.Interrupted:    "was interrupted",
 		status.PeerLeft:       "gave up because a member has ended",
+		status.PeerDied:       "gave up because a member has died",
 		status.GroupDestroyed: "destroyed the group",
 	}[reason]
 	if reason == status.Timeout && !known {
@@ -201,6 +209,9 @@ func (g *Group) leftError(c *call) error {
 	if len(left) == 0 {
 		return nil
 	}
+	if dead := g.dead(); len(dead) > 0 {
+		return g.diedError(c.numbered(), dead, "the group is broken")
+	}
 	return g.leftBefore(c, left)
 }
 
@@ -225,6 +236,7 @@ func (e *Env) remember(g *Group) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.live[g] = true
+	e.recorder.ring.Join(trace.Group{ID: g.ID, Key: g.key, Rank: g.Rank, Ranks: g.Ranks})
 	if g.Size > 1 {
 		e.byKey[g.key] = g
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -49,6 +50,8 @@ type Group struct {
 	async    atomic.Int32                 // asynchronous operations whose end was not reported yet
 
 	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
+	toldOfAny atomic.Bool                    // a wait for a message of any member was reported
+	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
 
 	// current is the task whose turn it is. It is nil while no collective is under way, and while one
 	// is carried out inline. mu guards it.
@@ -110,16 +113,19 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 			return nil, work.Result{}, g.decline(c, d.Code, err)
 		}
 		if done, lingering, err := g.runInline(c); done {
+			g.over(c.trace, err)
 			c.drop()
 			return lingering, work.Result{}, err
 		}
 	}
+	g.record(c, 0)
 	t := g.newCollective(c)
 	t.handle.Watch(d.Cookie, d.State)
 	if d.Flags&op.FlagNotify != 0 {
 		t.handle.Notify()
 	}
 	if err := g.enqueue(t); err != nil {
+		g.over(t.call.trace, err)
 		t.discard()
 		return nil, work.Result{}, err
 	}
@@ -154,11 +160,14 @@ func (g *Group) refuse(code op.Code) {
 	t := &collective{g: g, handle: g.env.Engine.NewHandle(), refused: true}
 	t.call.args.Code, t.call.async = code, true
 	t.call.sig[0] = uint64(code)
+	g.record(&t.call, trace.Refusing)
 	t.call.deadline = time.Now().Add(g.Timeout())
-	if g.enqueue(t) == nil {
-		g.env.Engine.Tick()
-		g.env.Engine.StartProgress()
+	if err := g.enqueue(t); err != nil {
+		g.over(t.call.trace, err)
+		return
 	}
+	g.env.Engine.Tick()
+	g.env.Engine.StartProgress()
 }
 
 // usable returns why the group cannot run code, nil if it can.
@@ -193,6 +202,15 @@ func (g *Group) fail(err error) {
 	g.queue = nil
 	g.mu.Unlock()
 	g.drop(queue, status.New(status.GroupBroken, "an operation before it failed: %v", err))
+}
+
+// cause returns what the other members are told when this one gives up because of err: what has broken
+// the group first. The queued collectives fail with another code, which would hide it.
+func (g *Group) cause(err error) status.Code {
+	if broken := g.Broken(); broken != nil {
+		err = broken
+	}
+	return status.CodeOf(err)
 }
 
 // Broken returns why the group is broken, nil if it is not.

@@ -274,7 +274,7 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 				assert.Equal(t, status.PeerLeft, se.Code)
 				assert.Equal(t, []int{0}, se.Ranks)
 			}
-			assert.Less(t, time.Since(began), 5*time.Second)
+			assert.Less(t, time.Since(began), 20*time.Second)
 		})
 	})
 }
@@ -366,7 +366,7 @@ func TestAHelloThatWasTakenBackIsNotTakenForTheNextAttempt(t *testing.T) {
 		both := []int{0, 1}
 		if e.Topo.Rank == 1 {
 			began := time.Now()
-			missing, err := e.meet(key, both, 50*time.Millisecond)
+			missing, err := e.meet("test", key, both, 50*time.Millisecond)
 			assert.ErrorIs(t, err, work.ErrDeadline)
 			assert.Equal(t, []int{0}, missing)
 			assert.Less(t, time.Since(began), decisionGrace) // rank 0 never asked: there is no decision
@@ -376,13 +376,13 @@ func TestAHelloThatWasTakenBackIsNotTakenForTheNextAttempt(t *testing.T) {
 			// Rank 0 has received the hello, but not the message that takes it back.
 			e.mail.pump()
 			e.mail.inbox[letter{mailHello, 1, key}] = binary.LittleEndian.AppendUint64(nil, 1)
-			missing, err := e.meet(key, both, 50*time.Millisecond)
+			missing, err := e.meet("test", key, both, 50*time.Millisecond)
 			assert.ErrorIs(t, err, work.ErrDeadline)
 			assert.Equal(t, []int{1}, missing)
 		}
 		done.Done()
 		done.Wait()
-		missing, err := e.meet(key, both, 10*time.Second)
+		missing, err := e.meet("test", key, both, 10*time.Second)
 		assert.NoError(t, err)
 		assert.Empty(t, missing)
 	})

@@ -137,23 +137,6 @@ func (e *Env) tellAll(words []int64) ([][]int64, error) {
 	return rows, nil
 }
 
-// died tells whether a rank of this node is dead, as its heap shows.
-func (e *Env) died(r int) bool {
-	v := e.views[r]
-	return v != nil && v.Dead()
-}
-
-// dead returns the members of g that are dead. It looks at once: another member may have seen a
-// death before died shows it here.
-func (g *Group) dead() (members []int) {
-	for i, r := range g.Ranks {
-		if v := g.env.views[r]; v != nil && v.DeadNow() {
-			members = append(members, i)
-		}
-	}
-	return members
-}
-
 func (e *Env) closeViews() {
 	for r, v := range e.views {
 		v.Close()

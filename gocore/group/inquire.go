@@ -142,9 +142,6 @@ func (g *Group) ask() (missing []int) {
 // answer replies to a rank that asks whether this one has announced a collective, or whether it has
 // left.
 func (e *Env) answer(from int, key uint64, body []byte) {
-	if len(body) != 8 {
-		return
-	}
 	seq := binary.LittleEndian.Uint64(body)
 	says, reason := answerNotYet, status.OK
 	e.mu.Lock()
@@ -174,9 +171,6 @@ func (e *Env) answer(from int, key uint64, body []byte) {
 
 // learn takes in the answer of another rank.
 func (e *Env) learn(from int, key uint64, body []byte) {
-	if len(body) != 24 {
-		return
-	}
 	seq, says, reason := binary.LittleEndian.Uint64(body), binary.LittleEndian.Uint64(body[8:]), status.Code(binary.LittleEndian.Uint64(body[16:]))
 	if key == processKey {
 		e.peerQuestions.answered(from, says == answerNever)
@@ -224,12 +218,15 @@ func (q *questions) answered(rank int, left bool) {
 	}
 }
 
-// left tells whether world rank r has left the job, or died on this node, according to what is
-// known. waited is how long the caller has waited for r. If no shared memory shows whether r has
-// left, r is asked after a while.
+// left tells whether world rank r has left the job, or died, according to what is known. waited is how
+// long the caller has waited for r. If no shared memory shows whether r has left, r is asked after a
+// while.
 func (e *Env) left(r int, waited time.Duration) bool {
+	if e.leftInOrder(r) || e.died(r) {
+		return true
+	}
 	if !e.mustAsk(r) {
-		return e.presence.Left(indexOf(e.peers, r)) || e.died(r)
+		return false
 	}
 	q := &e.peerQuestions
 	q.mu.Lock()
@@ -241,6 +238,11 @@ func (e *Env) left(r int, waited time.Duration) bool {
 		e.mail.send(r, mailAsk, processKey, binary.LittleEndian.AppendUint64(nil, 0))
 	}
 	return q.left[r]
+}
+
+// leftInOrder tells whether world rank r has left the job, if shared memory shows it.
+func (e *Env) leftInOrder(r int) bool {
+	return !e.mustAsk(r) && e.presence.Left(indexOf(e.peers, r))
 }
 
 // mustAsk tells whether world rank r has to be asked whether it has left, because no shared memory
@@ -302,7 +304,7 @@ func (e *Env) AllDeparted() bool {
 }
 
 // AwaitDepartures waits until AllDeparted and returns true. It returns false if MPI cannot be
-// finalized, because a rank will not depart: that rank has said so, or a group broke on this rank
+// finalized, because a rank will not depart: that rank has said so or has died, or a group broke on this rank
 // and the group's timeout has passed. It waits with a new engine, because the engine of e was
 // stopped.
 func (e *Env) AwaitDepartures() bool {
@@ -312,10 +314,12 @@ func (e *Env) AwaitDepartures() bool {
 		deadline = time.Now().Add(e.broke)
 	}
 	e.mu.Unlock()
-	gone := false
+	gone, dead := false, false
 	_ = work.NewEngine().Wait(func() bool {
-		gone = e.AllDeparted()
-		return gone || e.mail.has(mailAbsent)
+		gone, dead = e.AllDeparted(), e.alive.AnyDead() // MPI may end the barrier because a rank is dead
+		return gone || dead || e.mail.has(mailAbsent)
 	}, deadline, nil)
+	gone = gone && !dead
+	e.alive.Leave(gone)
 	return gone
 }

@@ -174,14 +174,17 @@ func (g *Group) free(reason status.Code) error {
 		return nil
 	}
 	g.env.forget(g)
+	// MPI has no part in the arrivals of a group on one node, and no operation is under way.
+	if g.local || !broken {
+		if err := g.arrival.Close(); err != nil {
+			return status.New(status.MPI, "destroy_process_group: %v", err)
+		}
+	}
 	if broken {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	if g.peers != nil {
 		g.peers.Close()
-	}
-	if err := g.arrival.Close(); err != nil {
-		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}
 	for _, comm := range []mpi.Comm{g.msgComm, g.collComm} {
 		if comm == 0 {
@@ -198,11 +201,7 @@ func (g *Group) free(reason status.Code) error {
 // reason. A member that waits for this one, or comes later, gets an error at once. The caller holds
 // mu, and no collective is under way.
 func (g *Group) closeNext(reason status.Code) {
-	switch {
-	case g.freed || g.arrived != g.turn || g.turn != g.seq: // they were told before
-	case g.node != nil && !g.node.Lines.MayAnnounce(g.seq+1):
-		g.node.Lines.Stop(g.seq+1, reason)
-	default:
+	if !g.freed && g.arrived == g.turn && g.turn == g.seq { // else they were told before
 		g.arrival.GiveUp(g.seq+1, reason)
 	}
 }

@@ -22,6 +22,7 @@ type mailbox struct {
 
 	mu      sync.Mutex
 	inbox   map[letter][]byte // messages that have arrived and were not taken
+	letters map[int]int       // how many of them are from each rank
 	pumping sync.Mutex
 }
 
@@ -49,10 +50,32 @@ const (
 const (
 	mailHeader = 12
 	maxMail    = 64 << 10
+	// mostLetters is how many letters of one rank the inbox holds. A rank waits for an answer to each,
+	// so it has one for each of its threads.
+	mostLetters = 1024
 )
 
+// possible tells whether a message of that kind can have such a body.
+func (k mailKind) possible(body []byte) bool {
+	switch k {
+	case mailHello:
+		return len(body) == 0 || len(body) == 8
+	case mailGo, mailAsk:
+		return len(body) == 8
+	case mailFail:
+		return len(body) >= 8 && len(body)%4 == 0
+	case mailReady, mailStill:
+		return len(body) == 16
+	case mailAnswer:
+		return len(body) == 24
+	case mailBye, mailAbsent:
+		return len(body) == 0
+	}
+	return false
+}
+
 func newMailbox(lib mpi.Library, comm mpi.Comm) *mailbox {
-	return &mailbox{channel: channel.New(lib, comm, channel.Groups, mailHeader+maxMail), inbox: map[letter][]byte{}}
+	return &mailbox{channel: channel.New(lib, comm, channel.Groups, mailHeader+maxMail), inbox: map[letter][]byte{}, letters: map[int]int{}}
 }
 
 // send posts a message. It reports no error: whatever waits for the message has a deadline.
@@ -67,7 +90,10 @@ func (m *mailbox) take(kind mailKind, from int, key uint64) ([]byte, bool) {
 	defer m.mu.Unlock()
 	l := letter{kind, from, key}
 	body, ok := m.inbox[l]
-	delete(m.inbox, l)
+	if ok {
+		delete(m.inbox, l)
+		m.letters[from]--
+	}
 	return body, ok
 }
 
@@ -106,8 +132,9 @@ func (m *mailbox) pump() {
 // sent tells whether MPI is done with all messages that were posted.
 func (m *mailbox) sent() bool { return m.channel.Sent() }
 
-// receive takes one message, if one has arrived, and files it. It drops a message shorter than the
-// header.
+// receive takes one message, if one has arrived, and files it. It drops what no rank sends: a message
+// shorter than the header, of an unknown kind or of another length than its kind has, and more letters
+// than a rank writes.
 func (m *mailbox) receive() bool {
 	from, b, ok := m.channel.Receive()
 	if !ok || len(b) < mailHeader {
@@ -115,6 +142,9 @@ func (m *mailbox) receive() bool {
 	}
 	l := letter{mailKind(binary.LittleEndian.Uint32(b)), from, binary.LittleEndian.Uint64(b[4:])}
 	body := b[mailHeader:]
+	if !l.kind.possible(body) {
+		return true
+	}
 	switch l.kind {
 	case mailAsk:
 		m.onAsk(l.from, l.key, body)
@@ -124,8 +154,14 @@ func (m *mailbox) receive() bool {
 		m.take(mailHello, l.from, l.key)
 	default:
 		m.mu.Lock()
+		defer m.mu.Unlock()
+		if _, there := m.inbox[l]; !there {
+			if m.letters[from] >= mostLetters {
+				return true
+			}
+			m.letters[from]++
+		}
 		m.inbox[l] = body
-		m.mu.Unlock()
 	}
 	return true
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -32,8 +33,9 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	m := messages.Get().(*message)
 	m.g, m.code, m.timeout, m.stream = g, d.Code, timeout, cuda.Stream(d.Stream)
 	if d.Code == op.Probe {
-		m.deadline = time.Now().Add(timeout)
+		m.deadline, m.trace = time.Now().Add(timeout), g.recordMessage(d)
 		r, err := g.probe(d, m)
+		g.over(m.trace, err)
 		m.recycle()
 		return nil, r, err
 	}
@@ -42,6 +44,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		m.recycle()
 		return nil, work.Result{}, err
 	}
+	m.trace = g.recordMessage(d)
 	if err := m.start(); err != nil {
 		return m.linger(err), work.Result{}, err
 	}
@@ -147,6 +150,7 @@ func (m *message) linger(err error) *work.Handle {
 // finish tells the caller how the message ended. end follows what the message left queued on a
 // device; it may be nil.
 func (m *message) finish(end *endEvent, r work.Result, err error) {
+	m.g.over(m.trace, err)
 	if m.handle == nil {
 		m.end, m.result, m.err = end, r, err
 		return
@@ -176,11 +180,13 @@ type message struct {
 	transfers [2]transfer // a send, a receive, or both
 	n         int         // number of transfers
 	polls     int
+	slow      slowness
 	since     time.Time // when this rank first looked whether the peer has left
 	leftAt    time.Time // when this rank saw that the peer had left
 	end       *endEvent // what a message without a handle left queued on a device; nil if nothing
 	gaveUp    error     // the error that the caller was told while MPI still had a request
 	async     bool      // its caller does not wait
+	trace     trace.Mark
 }
 
 // transfer is one MPI call of a message: a send or a receive.
@@ -323,6 +329,7 @@ func (m *message) tryStart(tr *transfer) error {
 	tr.slot = m.g.env.Lib.NewSlot()
 	err = m.g.env.Lib.Start(&tr.call, tr.slot)
 	m.g.env.Engine.CalledMPI()
+	m.trace.Begun(0)
 	m.g.unqueue(tr)
 	if err != nil {
 		m.g.env.Lib.FreeSlot(tr.slot)
@@ -418,6 +425,9 @@ func (m *message) named(tr *transfer, err error) error {
 	if e.Code == status.Truncate && tr.call.Fn == mpi.FnRecv {
 		what += ": the message is longer than that (probe tells the length before)"
 	}
+	if e.Code == status.ProcFailed && tr.peer >= 0 && len(m.g.env.dead(m.g.Ranks[tr.peer:tr.peer+1])) > 0 {
+		return m.g.diedError(what, []int{int(tr.peer)}, err.Error())
+	}
 	named := status.New(e.Code, "%s: %v", what, err)
 	named.MPIClass, named.Ranks = e.MPIClass, e.Ranks
 	if tr.peer >= 0 {
@@ -474,6 +484,9 @@ func (m *message) overdue() {
 		m.giveUp(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", m.describe(), brief(m.g.Ranks), m.timeout).WithRanks(m.peers()...))
 		return
 	}
+	if since := m.handle.Awaited(); !since.IsZero() && m.slow.due(m.g.env, now, since) {
+		m.g.reportMessage(&m.slow, m.describe(), m.peers(), m.trace)
+	}
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
 		if !tr.over() && m.peerLeft(tr.peer, now) {
@@ -504,13 +517,17 @@ func (m *message) peerLeft(peer int32, now time.Time) bool {
 	return now.Sub(m.leftAt) > leftGrace
 }
 
-// endedError names the peer that has ended, or all other members if peer is negative.
+// endedError names the peer that has ended, or all other members if peer is negative. If some of them
+// have died, it names these.
 func (g *Group) endedError(what string, peer int32) error {
 	var ended []int
 	for i, r := range g.Ranks {
 		if int(peer) == i || peer < 0 && i != g.Rank {
 			ended = append(ended, r)
 		}
+	}
+	if dead := g.env.dead(ended); len(dead) > 0 {
+		return g.env.diedError(fmt.Sprintf("%s on the group of ranks %s", what, brief(g.Ranks)), dead, "no message will come")
 	}
 	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended", what, brief(g.Ranks), brief(ended)).WithRanks(ended...)
 }
@@ -539,6 +556,7 @@ func (m *message) giveUp(err error) {
 		sending = true
 	}
 	if sending {
+		m.g.over(m.trace, err)
 		m.countOff(m.handle.GiveUp(err))
 		m.g.fail(err)
 	}

@@ -22,14 +22,24 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 		return r, err
 	}
 	looks := 0
+	var peers []int
+	if d.Peer >= 0 {
+		peers = []int{g.Ranks[d.Peer]}
+	}
 	waitErr := g.wait(func() bool {
 		st, found, e := g.env.Lib.Iprobe(comm, d.Peer, d.Tag)
 		if found {
 			r = work.Result{Source: st.Source, Tag: st.Tag, Bytes: st.Bytes}
 		}
 		if err = e; err == nil && !found {
-			if looks++; looks&31 == 0 && m.peerLeft(d.Peer, time.Now()) {
-				err = g.endedError(describeProbe(d), d.Peer)
+			if looks++; looks&31 == 0 {
+				now := time.Now()
+				if m.peerLeft(d.Peer, now) {
+					err = g.endedError(describeProbe(d), d.Peer)
+				}
+				if m.slow.due(g.env, now, time.Time{}) {
+					g.reportMessage(&m.slow, describeProbe(d), peers, m.trace)
+				}
 			}
 		}
 		return found || err != nil

@@ -29,10 +29,10 @@ func (c *call) fillSlot() (err error) {
 		}
 		s.bytes = bytes
 		c.flags |= coll.Inline
-		if coll.Gives(&c.args) {
+		if bytes > 0 {
 			return nil
 		}
-		// The givers decide which algorithm is taken. A member that gives nothing can be part of both.
+		// The members that give something decide which algorithm is taken. This one can be part of both.
 	}
 	own := heap.Existing()
 	if own == nil || len(c.staged) > 0 {
@@ -50,7 +50,7 @@ func (c *call) note() (arrive.Note, error) {
 	s := &c.slot
 	switch {
 	case c.flags&coll.Mapped != 0:
-		return arrive.Note{Data: unsafe.Pointer(&s.places), Bytes: coll.PlacesBytes}, nil
+		return s.places.Note(), nil
 	case s.bytes == 0:
 		return arrive.Note{}, nil
 	}
@@ -77,4 +77,5 @@ func (c *call) freeSlot() {
 		mem.Free(c.slot.block)
 		c.slot.block = nil
 	}
+	c.slot.places.Free()
 }

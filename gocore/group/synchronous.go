@@ -76,14 +76,17 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 		return true, lingering, err
 	default:
 		if err = c.build(alg); err == nil {
+			g.env.watch()
+			g.blocking.Store(g.turn)
 			err = c.prog.Run()
+			g.blocking.Store(0)
 		}
 		g.env.Engine.CalledMPI()
 	}
 	if lingering != nil {
 		return true, lingering, err // the task that lingers releases the group
 	}
-	err = g.breakIfFailed(err)
+	err = g.breakIfFailed(g.readable(c, err))
 	if c.staged != nil {
 		err = c.unstage(err)
 	}
@@ -100,6 +103,7 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	g.seq++
 	g.turn, c.args.Seq = g.seq, g.seq
+	g.record(c, 0)
 	spin := inlineSpin
 	if g.env.crowded {
 		spin = 64
@@ -108,11 +112,15 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	if err != nil {
 		return arrive.Pending, arrive.Result{}, err
 	}
-	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags|arrive.Sync, note, spin)
+	flags := c.flags
+	if !g.env.Survives {
+		flags |= arrive.Sync
+	}
+	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, note, spin)
 	if state == arrive.Closed {
 		return state, res, g.closedError(c)
 	}
-	if state != arrive.Pending || err != nil {
+	if isHere(state) || err != nil {
 		return state, res, err
 	}
 	if c.deadline.IsZero() {
@@ -120,6 +128,7 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	}
 	var left error
 	looks := 0
+	var slow slowness
 	waitErr := g.wait(func() bool {
 		state, res, err = g.arrival.Poll(20)
 		if state != arrive.Pending || err != nil {
@@ -127,13 +136,17 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 		}
 		if looks++; looks&63 == 0 {
 			left = g.absentError(c)
+			g.reportIfSlow(&slow, c, false, -1)
 		}
 		return left != nil
 	}, c.deadline)
 	switch {
 	case state == arrive.Closed:
 		return state, res, g.closedError(c)
+	case state == arrive.Rubbish:
+		err = g.rubbishError(c)
 	case state != arrive.Pending || err != nil:
+		c.trace.Arrived()
 		return state, res, err
 	case left != nil:
 		err = left
@@ -150,5 +163,5 @@ func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
 	if status.CodeOf(err) == status.Interrupted {
 		c.interrupted = err
 	}
-	return g.arrival.Poll(0)
+	return g.cameAfterAll(c)
 }

@@ -27,23 +27,45 @@ const (
 
 // reach returns where bytes of a member's heap are in this process.
 func (g *Group) reach(member int, l heap.Location, bytes int64) (unsafe.Pointer, error) {
+	v, err := g.view(member)
+	if err != nil {
+		return nil, err
+	}
+	return v.At(l, bytes)
+}
+
+// read copies what a member's heap has at l, which the member may give back at any time.
+func (g *Group) read(member int, l heap.Location, to []byte) error {
+	v, err := g.view(member)
+	if err != nil {
+		return err
+	}
+	return v.Read(l, to)
+}
+
+// view returns the view of a member's heap.
+func (g *Group) view(member int) (*heap.View, error) {
 	v := g.env.views[g.Ranks[member]]
 	if v == nil {
 		return nil, status.New(status.Unsupported, "the heap of rank %d is not open here", g.Ranks[member])
 	}
-	return v.At(l, bytes)
+	return v, nil
 }
 
 // workTogether carries out c on this thread. All members have arrived. If other members may still
 // write into the tensors after an error, it returns the handle of the task that waits for them.
 func (g *Group) workTogether(c *call, alg *coll.Algorithm) (lingering *work.Handle, err error) {
 	o, err := alg.Shared(&c.args)
+	if breaks(err) {
+		err = g.readable(c, err)
+		if o = g.standAside(c, err); o != nil {
+			return g.lingering(c, o, err), err
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	if g.mayWork(c) {
-		o.Work(shm.All)
-	}
+	g.workOn(c, o, shm.All)
 	state := o.State(inlineSpin)
 	if state == shm.Pending {
 		state, err = g.awaitTogether(c, o)
@@ -58,12 +80,34 @@ func (g *Group) workTogether(c *call, alg *coll.Algorithm) (lingering *work.Hand
 		o.Free()
 		return nil, err
 	}
+	return g.lingering(c, o, err), err
+}
+
+// lingering gives c up because of err. The returned handle is settled when no member works on o, its
+// work, any more.
+func (g *Group) lingering(c *call, o *shm.Op, err error) *work.Handle {
 	t := g.newCollective(c)
 	t.carryShared(o)
-	t.abandon(err)
-	g.env.Engine.Add(t)
-	g.env.Engine.StartProgress()
-	return t.handle, err
+	t.linger(err)
+	return t.handle
+}
+
+// workOn claims and does at most that many chunks of o, the work of c, if this member may. It returns
+// how many it did.
+func (g *Group) workOn(c *call, o *shm.Op, most int) int {
+	if !g.mayWork(c) {
+		return 0
+	}
+	return o.Work(most)
+}
+
+// linger gives t up because of err. The engine drives it until no member works on it any more.
+func (t *collective) linger(err error) {
+	if t.stage != lingering {
+		t.abandon(err)
+	}
+	t.g.env.Engine.Add(t)
+	t.g.env.Engine.StartProgress()
 }
 
 // awaitTogether waits until the members have done all chunks. Without an error the operation is over.
@@ -71,15 +115,15 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 	deadline := time.Now().Add(c.timeout)
 	state, looks := shm.Pending, 0
 	var lost error
+	var slow slowness
 	err := g.wait(func() bool {
-		if g.mayWork(c) {
-			o.Work(shm.All)
-		}
+		g.workOn(c, o, shm.All)
 		if state = o.State(20); state != shm.Pending {
 			return true
 		}
 		if looks++; looks%lookEvery == 0 {
 			lost = g.lostError(c, o)
+			g.reportIfSlow(&slow, c, true, o.Worker())
 		}
 		return lost != nil
 	}, deadline)
@@ -114,20 +158,23 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 	switch state {
 	case shm.Closed, shm.Closing:
+		if o.Damaged() {
+			return g.damagedChunks(c)
+		}
 		// A member that has given anything up has broken the group, so it was this operation.
 		closers, lost, late := map[int]status.Code{}, false, false
 		dead := g.dead()
 		for i := range g.Ranks {
 			if why := g.node.Lines.Why(i); why != 0 && i != g.Rank {
 				closers[i] = why
-				lost, late = lost || why == status.PeerLeft, late || why == status.Timeout
+				lost, late = lost || why == status.PeerDied, late || why == status.Timeout
 			}
 		}
 		for _, i := range o.Closers() {
 			lost = lost || slices.Contains(dead, i)
 		}
 		if lost && len(dead) > 0 {
-			return g.diedError(c, dead)
+			return g.lost(c, dead)
 		}
 		if late && state == shm.Closing {
 			return g.togetherTimeout(c, o)
@@ -154,36 +201,58 @@ func (g *Group) togetherTimeout(c *call, o *shm.Op) error {
 
 // lostError returns an error if a member that works on a chunk is dead. Its chunk was changed in part,
 // so the operation fails on all members. It also returns an error if this member cannot work, nobody
-// else does, and a member is dead: that one may be the only one that could.
+// else does, and a member is dead: that one may be the only one that could, or it has not finished
+// with the collective before and never will.
 func (g *Group) lostError(c *call, o *shm.Op) error {
 	if worker := o.Worker(); worker >= 0 {
 		if worker == g.Rank || !g.env.died(g.Ranks[worker]) {
 			return nil
 		}
 		o.Bury(worker)
-		return g.diedError(c, []int{worker})
+		return g.lost(c, []int{worker})
 	}
-	if o.IsBlind() {
-		if dead := g.dead(); len(dead) > 0 {
-			return g.diedError(c, dead)
-		}
+	if (o.IsBlind() || !g.mayWork(c)) && g.env.anyDied(g.Ranks) {
+		return g.lost(c, g.dead())
 	}
 	return nil
 }
 
-func (g *Group) diedError(c *call, members []int) error {
-	dead := g.worldRanks(members)
-	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s died in it; the group is broken",
-		describe(c.sig), brief(g.Ranks), brief(dead)).WithRanks(dead...)
+// lost is the error that members died in c, or before they did their part of it.
+func (g *Group) lost(c *call, members []int) error {
+	return g.diedError(c.numbered(), members, "its result is lost, and the group is broken")
 }
 
-// share makes the steps of a task whose tensors are in mapped memory.
+// share makes the steps of a task whose tensors are in mapped memory. After an error t may linger,
+// because other members work in its tensors.
 func (t *collective) share(alg *coll.Algorithm) error {
 	o, err := alg.Shared(&t.call.args)
+	if breaks(err) {
+		err = t.g.readable(&t.call, err)
+		if o = t.g.standAside(&t.call, err); o != nil {
+			t.carryShared(o)
+			t.abandon(err)
+		}
+		return err
+	}
 	if err == nil {
 		t.carryShared(o)
 	}
 	return err
+}
+
+// work claims and does chunks of o. The progress thread does them one by one, so that a caller that comes
+// to wait can go on.
+func (t *collective) work(o *shm.Op) {
+	e := t.g.env.Engine
+	if e.Looking() {
+		return
+	}
+	most := shm.All
+	if e.Helping() {
+		most = 1
+	}
+	for !e.Relieved() && t.g.workOn(&t.call, o, most) == most {
+	}
 }
 
 // carryShared makes o the program of t. The program ends when no member works on o any more.
@@ -194,8 +263,8 @@ func (t *collective) carryShared(o *shm.Op) {
 	p.Reset(t.call.args.Lib)
 	p.AtEnd(o.Free)
 	p.Until(func() (bool, error) {
-		if t.stage != lingering && !t.g.env.Engine.Looking() && t.g.mayWork(&t.call) {
-			o.Work(shm.All)
+		if t.stage != lingering {
+			t.work(o)
 		}
 		state := o.State(0)
 		if t.stage == lingering {

@@ -3,7 +3,6 @@ package heap
 import (
 	"math/rand"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -55,6 +54,51 @@ func TestAPeerReadsAndWrites(t *testing.T) {
 	again, err := v.At(l, 1)
 	require.NoError(t, err)
 	assert.Equal(t, q, again, "mapped once")
+}
+
+// A peer may read memory that its owner has given back with its segment: it finds zeros there, or nothing
+// once it has mapped another segment.
+func TestReadingWhatWasGivenBack(t *testing.T) {
+	h := newHeap(t)
+	v, err := Open(h.Address())
+	require.NoError(t, err)
+	defer v.Close()
+	const n = 70_000
+	read := func(l Location) ([]byte, error) {
+		got := make([]byte, n)
+		return got, v.Read(l, got)
+	}
+	var at [2]Location
+	var blocks [2]unsafe.Pointer
+	for i := range blocks {
+		blocks[i] = alloc(t, h, SegmentSize, byte(7+i))
+		at[i], _ = h.Find(blocks[i], n)
+		got, err := read(at[i])
+		require.NoError(t, err)
+		assert.Equal(t, bytesAt(blocks[i], n), got)
+	}
+	for _, wrong := range []Location{{at[0].Offset, at[0].Generation + 99}, {at[0].Offset + 1<<40, at[0].Generation}, {at[0].Offset + SegmentSize - 1, at[0].Generation}} {
+		_, err := read(wrong)
+		assert.Error(t, err)
+	}
+	for _, p := range blocks {
+		require.NoError(t, h.Free(p)) // of two empty segments one goes
+	}
+	gone := at[1]
+	if _, ok := h.Find(blocks[1], n); ok {
+		gone = at[0]
+	}
+	got, err := read(gone)
+	require.NoError(t, err)
+	assert.Equal(t, make([]byte, n), got)
+	for i := range blocks {
+		blocks[i] = alloc(t, h, SegmentSize, byte(9+i))
+		at[i], _ = h.Find(blocks[i], n)
+		_, err = read(at[i])
+		require.NoError(t, err)
+	}
+	_, err = read(gone)
+	assert.Error(t, err)
 }
 
 func TestFind(t *testing.T) {
@@ -211,43 +255,6 @@ func TestTheLimitOfFilesIsLookedAtFirst(t *testing.T) {
 	_, err := h.Alloc(1) // SIGXFSZ would end the tests
 	assert.Equal(t, status.NoMemory, status.CodeOf(err))
 	assert.ErrorContains(t, err, "ulimit -f")
-}
-
-func TestCgroups(t *testing.T) {
-	root := t.TempDir()
-	write := func(name, text string) {
-		file := filepath.Join(root, name)
-		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
-		require.NoError(t, os.WriteFile(file, []byte(text+"\n"), 0o644))
-	}
-	proc := filepath.Join(root, "proc")
-	for name, c := range map[string]struct {
-		proc  string
-		files map[string]string
-		left  int64
-		where string
-	}{
-		"version 2":       {"0::/a/b", map[string]string{"a/b/memory.max": "1000", "a/b/memory.current": "400"}, 600, "/a/b"},
-		"one above":       {"0::/c/d", map[string]string{"c/d/memory.max": "max", "c/d/memory.current": "4", "c/memory.max": "50", "c/memory.current": "45"}, 5, "/c"},
-		"more than it is": {"0::/e", map[string]string{"e/memory.max": "10", "e/memory.current": "40"}, 0, "/e"},
-		"version 1": {"5:cpu,memory:/f\n0::/", map[string]string{"memory/f/memory.limit_in_bytes": "90", "memory/f/memory.usage_in_bytes": "1"},
-			89, "/f"},
-		"version 1 without a limit": {"5:memory:/h", map[string]string{"memory/h/memory.limit_in_bytes": "9223372036854771712", "memory/h/memory.usage_in_bytes": "1"},
-			1<<63 - 1, ""},
-		"none": {"0::/g\n1:name=systemd:/g", nil, 1<<63 - 1, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			write("proc", c.proc)
-			for file, text := range c.files {
-				write(file, text)
-			}
-			left, where := cgroupLeft(proc, root)
-			assert.Equal(t, c.left, left)
-			assert.Equal(t, c.where, where)
-		})
-	}
-	left, _ := cgroupLeft(filepath.Join(root, "absent"), root)
-	assert.Equal(t, int64(1<<63-1), left)
 }
 
 func TestNothingHasAName(t *testing.T) {

@@ -24,29 +24,30 @@ type View struct {
 	latest atomic.Pointer[mapping] // the segment that At met last
 
 	looked atomic.Int64 // when Dead last looked, in nanoseconds
-	dead   atomic.Bool
+	dead   atomic.Int64 // when the owner was first seen dead, in nanoseconds; 0: it was not
 }
 
 // lookEvery is the time between two looks of Dead.
-const lookEvery = 50 * time.Millisecond
+const lookEvery = 10 * time.Millisecond
 
-// Dead tells whether the owner's process has ended, as it was at most 50 ms ago. A zombie is dead. The
-// answer is false if it cannot be found out.
-func (v *View) Dead() bool {
+// Dead tells whether the owner's process has ended, as it was at most 10 ms ago, and for how long that
+// has been known. A zombie is dead. The answer is false if it cannot be found out.
+func (v *View) Dead() (dead bool, known time.Duration) {
 	last, now := v.looked.Load(), time.Now().UnixNano()
-	if v.dead.Load() || now-last < int64(lookEvery) || !v.looked.CompareAndSwap(last, now) {
-		return v.dead.Load()
+	if v.dead.Load() == 0 && now-last >= int64(lookEvery) && v.looked.CompareAndSwap(last, now) {
+		v.DeadNow()
 	}
-	return v.DeadNow()
+	seen := v.dead.Load()
+	return seen != 0, time.Duration(now - seen)
 }
 
 // DeadNow is Dead as of now. It makes a system call.
 func (v *View) DeadNow() bool {
 	// A process sees no lock of its own.
 	if owner := atomic.LoadUint64(&v.words[heldEntry*entryWords]); owner != 0 && owner != process && !v.file.Held() {
-		v.dead.Store(true)
+		v.dead.CompareAndSwap(0, time.Now().UnixNano())
 	}
-	return v.dead.Load()
+	return v.dead.Load() != 0
 }
 
 // mapping is a segment that is mapped here.
@@ -90,6 +91,24 @@ func (v *View) At(l Location, n int64) (unsafe.Pointer, error) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	return v.find(l, n)
+}
+
+// Read copies what the other's heap has at l to a buffer. Where the other gives that memory back at the
+// same time, Read returns an error, or fills the buffer with something else. What At returns must not be
+// read then, because another call of this view may unmap it.
+func (v *View) Read(l Location, to []byte) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p, err := v.find(l, int64(len(to)))
+	if err == nil {
+		copy(to, unsafe.Slice((*byte)(p), len(to)))
+	}
+	return err
+}
+
+// find is At without the look at latest. The caller holds mu.
+func (v *View) find(l Location, n int64) (unsafe.Pointer, error) {
 	m := v.mapped[l.Generation]
 	if m == nil {
 		v.trim()
@@ -130,7 +149,7 @@ func (v *View) open(fd int, inode uint64, size int64) (*segment.File, error) {
 	if v.pid == 0 {
 		return nil, status.New(status.Unsupported, "the other rank's files cannot be opened from here")
 	}
-	file, err := segment.OpenGrowing(segment.Address{PID: v.pid, FD: fd, Inode: inode})
+	file, err := segment.OpenForeign(segment.Address{PID: v.pid, FD: fd, Inode: inode})
 	if err == nil && file.Size() < size {
 		file.Close()
 		return nil, status.New(status.Argument, "the other rank's segment of %d bytes has a file of %d", size, file.Size())

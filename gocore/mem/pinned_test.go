@@ -135,3 +135,25 @@ func TestStridedTensorsMoveToFlatMemoryAndBack(t *testing.T) {
 		}
 	}
 }
+
+func TestPinnedBlocksAreKeptUpToTheLimit(t *testing.T) {
+	d := device(t)
+	defer TrimPinned()
+	TrimPinned()
+	first, err := GetPinned(d, 1000)
+	require.NoError(t, err)
+	second, err := GetPinned(d, 1000)
+	require.NoError(t, err)
+	PutPinned(first, 0)
+	PutPinned(second, 0)
+	drop := func(limit int64) []*Pinned {
+		pinned.Lock()
+		defer pinned.Unlock()
+		return dropPinned(limit)
+	}
+	both := first.Bytes + second.Bytes
+	assert.Empty(t, drop(both))
+	oldest := drop(both - 1)
+	assert.Equal(t, []*Pinned{first}, oldest)
+	releasePinned(oldest)
+}

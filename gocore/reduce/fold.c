@@ -64,7 +64,8 @@ static void write(void *const *dst, int ndst, int64_t at, const void *block, int
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-// The sum of two, written to two: what two ranks do with their gradients.
+// The sum of two, written to two: what two ranks do with their gradients. The vector kernels have
+// it for float32.
 #define PAIR(name, type)                                                                           \
 	static void name(type *d0, type *d1, const type *a, const type *b, int64_t n) {                \
 		INDEPENDENT                                                                                \
@@ -78,21 +79,23 @@ static void write(void *const *dst, int ndst, int64_t at, const void *block, int
 PAIR(pair32, float)
 PAIR(pair64, double)
 
-static void fold16(const pmpi_fold *f, void *const *dst, int ndst, const void *const *src, int nsrc,
-				   int64_t n) {
-	uint16_t block[BLOCK / 2] __attribute__((aligned(64)));
-	const void *at[nsrc];
+static void fold_floats(const pmpi_fold *f, void *const *dst, int ndst, const void *const *src,
+						int nsrc, int64_t n) {
 	float scales[nsrc];
 	for (int i = 0; i < nsrc; i++)
 		scales[i] = (float)f->scale;
-	for (int64_t from = 0; from < n; from += BLOCK / 2) {
-		int64_t m = n - from < BLOCK / 2 ? n - from : BLOCK / 2;
-		for (int i = 0; i < nsrc; i++)
-			at[i] = (const uint16_t *)src[i] + from;
-		pmpi_reduce16_call(block, (const uintptr_t *)at, nsrc, scales, f->scaled ? nsrc : 0, m,
-						   f->type == PMPI_T_BF16, f->op, (float)f->divisor, f->isa);
-		write(dst, ndst, 2 * from, block, 2 * m);
-	}
+	const pmpi_floats k = {
+		.dsts = dst,
+		.ndst = ndst,
+		.srcs = src,
+		.nsrc = nsrc,
+		.scales = f->scaled ? scales : NULL,
+		.n = n,
+		.type = f->type,
+		.op = f->op,
+		.divisor = (float)f->divisor,
+	};
+	pmpi_reduce_floats(&k, f->isa);
 }
 
 // scale_block does dst[i] = src[i] * factor. Only floating and complex types are scaled.
@@ -156,19 +159,22 @@ static void copy(void *const *dst, int ndst, const void *src, int64_t bytes) {
 
 static void fold(const pmpi_fold *f, void *const *dst, int ndst, const void *const *src, int nsrc,
 				 int64_t n) {
-	int plain = !f->scaled && f->divisor == 1;
-	if (nsrc == 1 && plain) {
+	if (ndst == 0 || n == 0)
+		return;
+	if (nsrc == 1 && !f->scaled && f->divisor == 1) {
 		copy(dst, ndst, src[0], n * element(f->type));
 		return;
 	}
 	fp_mode before = get_mode();
 	set_mode(DEFAULT_MODE);
-	if (f->type == PMPI_T_F16 || f->type == PMPI_T_BF16)
-		fold16(f, dst, ndst, src, nsrc, n);
-	else if (plain && nsrc == 2 && ndst == 2 && f->op == PMPI_K_SUM && f->type == PMPI_T_F32)
-		pair32(dst[0], dst[1], src[0], src[1], n);
-	else if (plain && nsrc == 2 && ndst == 2 && f->op == PMPI_K_SUM && f->type == PMPI_T_F64)
-		pair64(dst[0], dst[1], src[0], src[1], n);
+	const int pair = nsrc == 2 && ndst <= 2 && f->op == PMPI_K_SUM && !f->scaled && f->divisor == 1;
+	void *const last = dst[ndst - 1];
+	if (pair && f->type == PMPI_T_F64)
+		pair64(dst[0], last, src[0], src[1], n);
+	else if (pair && f->type == PMPI_T_F32 && f->isa == PMPI_ISA_PORTABLE)
+		pair32(dst[0], last, src[0], src[1], n);
+	else if (f->type == PMPI_T_F16 || f->type == PMPI_T_BF16 || f->type == PMPI_T_F32)
+		fold_floats(f, dst, ndst, src, nsrc, n);
 	else
 		fold_blocks(f, dst, ndst, src, nsrc, n);
 	set_mode(before);

@@ -142,6 +142,7 @@ func (c foldCase) check(t *testing.T, rng *rand.Rand, mode uint64) {
 	}
 	want := c.folded(t, before)
 	fold := NewFold(c.d, c.r, c.nsrc, c.scale)
+	fold.isa = int32(rng.IntN(best + 1)) // every instruction set gives the same values
 	require.Equal(t, mode, fold.runIn(mode, to, from, int64(c.n)), "%+v: the caller's settings were not put back", c)
 	for i := range results {
 		if !c.sameValues(want, results[i]) {

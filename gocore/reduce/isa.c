@@ -29,24 +29,29 @@ int pmpi_reduce_isa(void) {
 
 #endif
 
-void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales,
-						int32_t nscales, int64_t n, int32_t bf16, int32_t op, float divisor,
-						int isa) {
-	const pmpi_k16 k = {
-		.dst = dst,
-		.srcs = (const uint16_t *const *)srcs,
+void pmpi_reduce_floats(const pmpi_floats *k, int isa) {
+	int64_t done = 0;
+	if (isa == PMPI_ISA_AVX512)
+		done = pmpi_floats_avx512(k, 0);
+	else if (isa == PMPI_ISA_AVX2)
+		done = pmpi_floats_avx2(k, 0);
+	if (done < k->n)
+		pmpi_floats_portable(k, done);
+}
+
+void pmpi_reduce_floats_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales,
+							 int32_t nscales, int64_t n, int32_t type, int32_t op, float divisor,
+							 int isa) {
+	const pmpi_floats k = {
+		.dsts = &dst,
+		.ndst = 1,
+		.srcs = (const void *const *)srcs,
+		.nsrc = nsrc,
 		.scales = nscales ? scales : 0,
 		.n = n,
-		.nsrc = nsrc,
-		.bf16 = bf16,
+		.type = type,
 		.op = op,
 		.divisor = divisor,
 	};
-	int64_t done = 0;
-	if (isa == PMPI_ISA_AVX512)
-		done = pmpi_reduce16_avx512(&k, 0);
-	else if (isa == PMPI_ISA_AVX2)
-		done = pmpi_reduce16_avx2(&k, 0);
-	if (done < n)
-		pmpi_reduce16_portable(&k, done);
+	pmpi_reduce_floats(&k, isa);
 }

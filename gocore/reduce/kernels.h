@@ -19,34 +19,7 @@ enum { PMPI_K_SUM, PMPI_K_PRODUCT, PMPI_K_MIN, PMPI_K_MAX, PMPI_K_AND, PMPI_K_OR
 
 enum { PMPI_ISA_PORTABLE, PMPI_ISA_AVX2, PMPI_ISA_AVX512 };
 
-// pmpi_k16 describes a reduction of nsrc sources of 16-bit floats.
-typedef struct pmpi_k16 {
-	uint16_t *dst;               // may be one of the sources; must not overlap one in part
-	const uint16_t *const *srcs; // in the order of the reduction
-	const float *scales;         // a factor for each source, or NULL
-	int64_t n;                   // elements of each source
-	int32_t nsrc;                // at least 1
-	int32_t bf16;                // 1 bfloat16, 0 float16
-	int32_t op;                  // PMPI_K_SUM, _PRODUCT, _MIN or _MAX; with scales only _SUM
-	float divisor;               // the result is divided by this before it is rounded
-} pmpi_k16;
-
-// pmpi_reduce_isa returns the best PMPI_ISA_ of this processor.
-int pmpi_reduce_isa(void);
-
-// pmpi_reduce16_call makes a pmpi_k16 of its arguments and runs it with the kernels of isa, which
-// the processor must have. srcs are addresses as numbers. There are no scales if nscales is 0.
-void pmpi_reduce16_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales,
-						int32_t nscales, int64_t n, int32_t bf16, int32_t op, float divisor,
-						int isa);
-
-// These reduce the elements from start on, and return the first one that they have not done. The
-// vector kernels leave the last elements to the portable one.
-int64_t pmpi_reduce16_portable(const pmpi_k16 *k, int64_t start);
-int64_t pmpi_reduce16_avx2(const pmpi_k16 *k, int64_t start);
-int64_t pmpi_reduce16_avx512(const pmpi_k16 *k, int64_t start);
-
-// The types of pmpi_combine and pmpi_divide.
+// The types of elements.
 enum {
 	PMPI_T_BOOL,
 	PMPI_T_I8,
@@ -61,10 +34,41 @@ enum {
 	PMPI_T_F64,
 	PMPI_T_C64,
 	PMPI_T_C128,
-	// Only pmpi_fold has these.
+	// Of these, pmpi_combine and pmpi_divide have none.
 	PMPI_T_F16,
 	PMPI_T_BF16
 };
+
+// pmpi_floats describes a reduction of nsrc sources into ndst destinations.
+typedef struct pmpi_floats {
+	void *const *dsts;       // each may be one of the sources; none may overlap one in part
+	const void *const *srcs; // in the order of the reduction
+	const float *scales;     // a factor for each source, or NULL
+	int64_t n;               // elements of each source
+	int32_t ndst;            // at least 1
+	int32_t nsrc;            // at least 1
+	int32_t type;  // PMPI_T_F32, or PMPI_T_F16 or _BF16, which are rounded once, at the end
+	int32_t op;    // PMPI_K_SUM, _PRODUCT, _MIN or _MAX; with scales only _SUM
+	float divisor; // the result is divided by this before it is rounded
+} pmpi_floats;
+
+// pmpi_reduce_isa returns the best PMPI_ISA_ of this processor.
+int pmpi_reduce_isa(void);
+
+// pmpi_reduce_floats runs a reduction with the kernels of isa, which the processor must have.
+void pmpi_reduce_floats(const pmpi_floats *k, int isa);
+
+// pmpi_reduce_floats_call makes a pmpi_floats with one destination of its arguments and runs it.
+// srcs are addresses as numbers. There are no scales if nscales is 0.
+void pmpi_reduce_floats_call(void *dst, const uintptr_t *srcs, int32_t nsrc, const float *scales,
+							 int32_t nscales, int64_t n, int32_t type, int32_t op, float divisor,
+							 int isa);
+
+// These reduce the elements from start on, and return the first one that they have not done. The
+// vector kernels leave the last elements to the portable one.
+int64_t pmpi_floats_portable(const pmpi_floats *k, int64_t start);
+int64_t pmpi_floats_avx2(const pmpi_floats *k, int64_t start);
+int64_t pmpi_floats_avx512(const pmpi_floats *k, int64_t start);
 
 // pmpi_combine does dst[i] = dst[i] op src[i] for n elements. It returns 0, or -1 if op is not
 // defined for the type.

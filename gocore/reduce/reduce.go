@@ -14,8 +14,8 @@
 package reduce
 
 // #cgo CFLAGS: -std=c11 -O3
-// #cgo noescape pmpi_reduce16_call
-// #cgo nocallback pmpi_reduce16_call
+// #cgo noescape pmpi_reduce_floats_call
+// #cgo nocallback pmpi_reduce_floats_call
 // #cgo nocallback pmpi_combine
 // #cgo nocallback pmpi_divide
 // #include "kernels.h"
@@ -106,12 +106,12 @@ func reduce16(isa int, dst unsafe.Pointer, srcs []unsafe.Pointer, n int64, d op.
 	for _, f := range scales {
 		factors = append(factors, float32(f))
 	}
-	bf16 := C.int32_t(0)
+	kind := C.int32_t(C.PMPI_T_F16)
 	if d == op.BFloat16 {
-		bf16 = 1
+		kind = C.PMPI_T_BF16
 	}
-	C.pmpi_reduce16_call(dst, (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(addresses))), C.int32_t(len(addresses)),
-		(*C.float)(unsafe.SliceData(factors)), C.int32_t(len(factors)), C.int64_t(n), bf16, C.int32_t(k), C.float(divisor), C.int(isa))
+	C.pmpi_reduce_floats_call(dst, (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(addresses))), C.int32_t(len(addresses)),
+		(*C.float)(unsafe.SliceData(factors)), C.int32_t(len(factors)), C.int64_t(n), kind, C.int32_t(k), C.float(divisor), C.int(isa))
 }
 
 // Combine does dst[i] = dst[i] r src[i] for n elements. op.Defined(r, d) must hold. AVG and

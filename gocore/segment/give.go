@@ -83,13 +83,16 @@ func (g *Giver) Give(f *File, n int, deadline time.Time) error {
 		if err := limit(g.socket, deadline); err != nil {
 			return err
 		}
+		if !time.Now().Before(deadline) { // strangers may come all the time
+			return tooFew(n)
+		}
 		taker, _, err := syscall.Accept4(g.socket, syscall.SOCK_CLOEXEC)
 		switch err {
 		case nil:
 		case syscall.EINTR, syscall.ECONNABORTED:
 			continue
 		case syscall.EAGAIN:
-			return status.New(status.Timeout, "%d processes of this node did not come for the shared memory", n)
+			return tooFew(n)
 		default:
 			return status.New(status.Unsupported, "accept of a process that wants the shared memory: %v", err)
 		}
@@ -101,17 +104,22 @@ func (g *Giver) Give(f *File, n int, deadline time.Time) error {
 	return nil
 }
 
+func tooFew(n int) error {
+	return status.New(status.Timeout, "%d processes of this node did not come for the shared memory", n)
+}
+
 // strangerLimit is how long a process that connects may take to send the secret, because others
 // wait meanwhile.
 const strangerLimit = time.Second
 
 func (g *Giver) serve(taker int, f *File) bool {
-	if limit(taker, time.Now().Add(strangerLimit)) != nil {
-		return false
-	}
+	end := time.Now().Add(strangerLimit)
 	want := g.rendezvous.secret()
 	got := make([]byte, len(want)) // reads no more than a secret
 	for have := 0; have < len(got); {
+		if !time.Now().Before(end) || limit(taker, end) != nil { // each byte may take its time
+			return false
+		}
 		n, err := syscall.Read(taker, got[have:])
 		if n <= 0 && err != syscall.EINTR {
 			return false

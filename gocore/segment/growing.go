@@ -10,8 +10,11 @@ import (
 // that memory which was reserved once can be touched for ever.
 
 const (
-	fAddSeals   = 1033 // fcntl(2)
-	fSealShrink = 2
+	fAddSeals  = 1033 // fcntl(2)
+	fGetSeals  = 1034
+	sealSeal   = 1 // no seal can be added
+	sealShrink = 2
+	sealGrow   = 4
 
 	fallocKeepSize  = 1 // fallocate(2)
 	fallocPunchHole = 2
@@ -19,7 +22,7 @@ const (
 
 // NewGrowing makes a file whose first size bytes are reserved and zero.
 func NewGrowing(name string, size int64) (*File, error) {
-	f, err := New(name, size)
+	f, err := create(name, size)
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +30,12 @@ func NewGrowing(name string, size int64) (*File, error) {
 		f.Close()
 		return nil, err
 	}
-	if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(f.fd), fAddSeals, fSealShrink); errno != 0 {
+	return f.seal(sealShrink)
+}
+
+// seal seals f, and sees to it that no other process adds a seal. It closes f if it fails.
+func (f *File) seal(seals uintptr) (*File, error) {
+	if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(f.fd), fAddSeals, seals|sealSeal); errno != 0 {
 		f.Close()
 		return nil, status.New(status.Unsupported, "cannot seal shared memory: %v", errno)
 	}
@@ -36,6 +44,13 @@ func NewGrowing(name string, size int64) (*File, error) {
 
 // OpenGrowing is Open for a file that its owner may have made longer.
 func OpenGrowing(a Address) (*File, error) { return open(a, -1) }
+
+// OpenForeign is OpenGrowing for a file that this library has not made, and so has not sealed. Whoever
+// has it open for writing can cut it; then an access to what was cut ends in SIGBUS.
+func OpenForeign(a Address) (*File, error) {
+	f, _, err := openNamed(a)
+	return f, err
+}
 
 // Reserve has the kernel find memory for a range, beyond the end of the file if need be. Where the range
 // was released before, it is zero. The caller has looked at RLIMIT_FSIZE and the cgroup's limit.

@@ -5,6 +5,10 @@
 // is opened there (Open). They may not see it, for instance because each process is in its own user
 // namespace, as under Apptainer. Then the owner sends the descriptor over a socket (Giver, Take).
 // Addresses travel by MPI.
+//
+// What another process names or sends is checked: it must be the regular file of the inode that was
+// named, of the length that was named, and sealed against shrinking. Otherwise its owner could cut it,
+// and the next access here would end in SIGBUS.
 package segment
 
 import (
@@ -36,6 +40,14 @@ func Of(w [3]int64) Address { return Address{int(w[0]), int(w[1]), uint64(w[2])}
 
 // New makes a file of size bytes, all zero. name is only seen in /proc/PID/maps.
 func New(name string, size int64) (*File, error) {
+	f, err := create(name, size)
+	if err != nil {
+		return nil, err
+	}
+	return f.seal(sealShrink | sealGrow)
+}
+
+func create(name string, size int64) (*File, error) {
 	fd, err := memfd(name)
 	if err != nil {
 		return nil, status.New(status.NoMemory, "cannot make shared memory of %d bytes: %v", size, err)
@@ -81,23 +93,46 @@ func Open(a Address, size int64) (*File, error) { return open(a, size) }
 
 // open is Open. With a size below 0 any length will do.
 func open(a Address, size int64) (*File, error) {
-	path := "/proc/" + strconv.Itoa(a.PID) + "/fd/" + strconv.Itoa(a.FD)
-	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, status.New(status.Unsupported, "cannot open the shared memory at %s: %v", path, err)
-	}
-	f, err := adopt(fd)
+	f, path, err := openNamed(a)
 	if err != nil {
 		return nil, err
 	}
 	return f.check(a, size, path)
 }
 
-// check closes f and returns an error, unless f is the file that a identifies.
+// openNamed opens what an address names, if that is the regular file of its inode. It does not open
+// anything else, because that may wait, or mean something to a device.
+func openNamed(a Address) (f *File, path string, err error) {
+	path = "/proc/" + strconv.Itoa(a.PID) + "/fd/" + strconv.Itoa(a.FD)
+	look, err := syscall.Open(path, oPath|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, path, status.New(status.Unsupported, "cannot open the shared memory at %s: %v", path, err)
+	}
+	defer syscall.Close(look)
+	var st syscall.Stat_t
+	if err := syscall.Fstat(look, &st); err != nil || st.Mode&syscall.S_IFMT != syscall.S_IFREG || st.Ino != a.Inode {
+		return nil, path, status.New(status.Unsupported, "%s is not the shared memory that was named", path)
+	}
+	fd, err := syscall.Open("/proc/self/fd/"+strconv.Itoa(look), syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, path, status.New(status.Unsupported, "cannot open the shared memory at %s: %v", path, err)
+	}
+	f, err = adopt(fd)
+	return f, path, err
+}
+
+// oPath is O_PATH of open(2): such a descriptor can only be looked at.
+const oPath = 0x200000
+
+// check closes f and returns an error, unless f is the file that a identifies, and nobody can cut it.
 func (f *File) check(a Address, size int64, where string) (*File, error) {
 	if f.inode != a.Inode || size >= 0 && f.size != size {
 		f.Close()
 		return nil, status.New(status.Unsupported, "%s is not the shared memory of %d bytes that was named", where, size)
+	}
+	if seals, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(f.fd), fGetSeals, 0); errno != 0 || seals&sealShrink == 0 {
+		f.Close()
+		return nil, status.New(status.Unsupported, "%s is not sealed: its owner could cut it while it is in use here", where)
 	}
 	return f, nil
 }

@@ -154,7 +154,7 @@ func TestTakeChecksWhatItGets(t *testing.T) {
 	assert.ErrorContains(t, err, "not the shared memory of 200 bytes")
 }
 
-func descriptors(t *testing.T) int {
+func descriptors(t testing.TB) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)

@@ -42,6 +42,7 @@ const (
 	NotMember          Code = 24 // this rank is not a member of the group
 	Cuda               Code = 25 // the CUDA driver refused
 	Reentrant          Code = 26 // a signal handler called an operation for which its own thread waits
+	PeerDied           Code = 27 // Ranks have died: their processes ended without leaving
 )
 
 // Error is the only type of error that leaves the core.

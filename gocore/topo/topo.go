@@ -2,6 +2,7 @@
 package topo
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -10,11 +11,12 @@ import (
 )
 
 // Topology says which ranks are on which node. It is the same on every rank, except for Rank,
-// LocalRank, LocalSize and LocalCPUs.
+// LocalRank, LocalSize, LocalCPUs and CPUs.
 type Topology struct {
 	Rank, Size           int
 	LocalRank, LocalSize int
 	LocalCPUs            int   // number of CPUs on which the ranks of this node may run, all together
+	CPUs                 CPUs  // those of this rank
 	Node                 []int // node of each world rank; nodes are numbered in the order of their first ranks
 }
 
@@ -44,9 +46,11 @@ func Discover(lib mpi.Library, comm mpi.Comm) (*Topology, error) {
 	if t.LocalSize, err = lib.Size(node); err != nil {
 		return nil, err
 	}
-	if t.LocalCPUs, err = unionOfCPUs(lib, node); err != nil {
+	masks, err := allMasks(lib, node, t.LocalSize)
+	if err != nil {
 		return nil, err
 	}
+	t.LocalCPUs, t.CPUs = count(union(masks)), cpusOf(masks, t.LocalRank)
 	block, err := mem.Alloc(int64(8 * (t.Size + 1)))
 	if err != nil {
 		return nil, err
@@ -94,19 +98,17 @@ func (t *Topology) Peers() []int {
 	return peers
 }
 
-// unionOfCPUs counts the CPUs on which at least one rank of comm may run.
-func unionOfCPUs(lib mpi.Library, comm mpi.Comm) (int, error) {
-	block, err := mem.Alloc(2 * 8 * cpuWords)
+// allMasks returns the affinity masks of all ranks of comm.
+func allMasks(lib mpi.Library, comm mpi.Comm, ranks int) ([]mask, error) {
+	block, err := mem.Alloc(int64(ranks+1) * int64(unsafe.Sizeof(mask{})))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer mem.Free(block)
-	words := unsafe.Slice((*uint64)(block), 2*cpuWords)
-	mask := affinity()
-	copy(words, mask[:])
+	masks := unsafe.Slice((*mask)(block), ranks+1)
+	masks[ranks] = affinity()
 	t, _ := lib.TypeOf(op.UInt64)
-	o, _ := lib.OpOf(op.BOr, op.UInt64)
-	err = lib.Run(&mpi.Call{Fn: mpi.FnAllreduce, Comm: comm, Op: o, SendBuf: block, SendCount: cpuWords, SendType: t,
-		RecvBuf: unsafe.Pointer(&words[cpuWords]), RecvCount: cpuWords, RecvType: t}, nil)
-	return count(words[cpuWords:]), err
+	err = lib.Run(&mpi.Call{Fn: mpi.FnAllgather, Comm: comm, SendBuf: unsafe.Pointer(&masks[ranks]), SendCount: cpuWords, SendType: t,
+		RecvBuf: block, RecvCount: cpuWords, RecvType: t}, nil)
+	return slices.Clone(masks[:ranks]), err
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/paddlempi/paddlempi/gocore/cgroup"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 )
@@ -39,7 +40,9 @@ func TestDiscover(t *testing.T) {
 				// The fake ranks are threads of one process, so they all have the same mask of
 				// CPUs.
 				assert.Equal(t, &Topology{Rank: rank, Size: len(c.nodes), LocalRank: c.local[rank], LocalSize: len(peers),
-					LocalCPUs: runtime.NumCPU(), Node: c.want}, top)
+					LocalCPUs: runtime.NumCPU(), Node: c.want,
+					CPUs: CPUs{Allowed: runtime.NumCPU(), Ranks: len(peers), Before: c.local[rank], Quota: cgroup.CPUs(),
+						QuotaRanks: len(peers), QuotaBefore: c.local[rank], mask: affinity()}}, top)
 				assert.Equal(t, len(peers) > runtime.NumCPU(), top.Crowded())
 				assert.Equal(t, peers, top.Peers())
 				assert.True(t, top.OneNode(peers))

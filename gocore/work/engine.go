@@ -74,12 +74,17 @@ type Engine struct {
 	// Background, if set, is called about once a millisecond, by waiting goroutines and the
 	// progress thread.
 	Background func()
+	// Spare, if set, tells whether there is an idle CPU that no rank needs. While there is, the progress
+	// thread drives patient tasks at once. It asks some ten times a second at most, and only while there
+	// are such tasks.
+	Spare func() bool
 
 	mu    sync.Mutex // guards tasks
 	tasks []entry
 
-	driving  sync.Mutex // held by the goroutine in Tick; guards the next four
+	driving  sync.Mutex // held by the goroutine in Tick; guards the next five
 	looking  bool       // the tick is one of Look
+	helping  bool       // the tick is one of the progress thread
 	snapshot []entry
 	over     []entry
 	batch    Batch
@@ -94,6 +99,7 @@ type Engine struct {
 	moving   atomic.Bool                  // at the last tick polling moved data
 	lastBack atomic.Int64                 // when Background was last called, in nanoseconds
 	called   atomic.Bool                  // CalledMPI was called since the progress thread last looked
+	spare    atomic.Bool                  // the last answer of Spare
 
 	firstCall sync.Once // of CalledMPI
 
@@ -116,11 +122,11 @@ func (e *Engine) Add(t Task) {
 
 // AddPatient hands a task to the engine whose caller is expected to wait soon. The progress thread
 // would compete with the caller for a core. Therefore it drives the task only when no goroutine has
-// waited for a while (patience).
+// waited for a while (patience), or while a core is idle (Spare).
 func (e *Engine) AddPatient(t Task) {
 	e.startPatience()
 	e.append(entry{t, true})
-	e.progress.wake(false)
+	e.progress.wake(e.spare.Load())
 }
 
 func (e *Engine) append(t entry) {
@@ -155,6 +161,9 @@ func (e *Engine) Unhold() { e.active.Add(-1) }
 // and send it at a later call: another rank then waits for data while this one computes, or waits for
 // something else than MPI. So the progress thread calls Background now and then from here on.
 func (e *Engine) CalledMPI() {
+	if e.called.Load() {
+		return // a load costs nothing, a store some 5 ns
+	}
 	e.called.Store(true)
 	e.firstCall.Do(func() {
 		e.StartProgress()
@@ -164,21 +173,28 @@ func (e *Engine) CalledMPI() {
 
 // Tick takes every task further and returns whether a request or a task has ended. It does nothing
 // if another goroutine is in Tick.
-func (e *Engine) Tick() bool { return e.tick(false) }
+func (e *Engine) Tick() bool { return e.tick(false, false) }
 
 // Look is Tick for a caller that has other work to do than that of the tasks: see Looking.
-func (e *Engine) Look() { e.tick(true) }
+func (e *Engine) Look() { e.tick(true, false) }
 
 // Looking tells a task, inside Poll, that the tick is one of Look: the task should start what needs
 // no time of this thread, and leave its own work to a later tick.
 func (e *Engine) Looking() bool { return e.looking }
 
-func (e *Engine) tick(looking bool) bool {
+// Helping tells a task, inside Poll, that the progress thread polls it.
+func (e *Engine) Helping() bool { return e.helping }
+
+// Relieved tells a task, inside Poll, that the progress thread polls it and that a goroutine has come to
+// wait. The task should return soon, because that goroutine drives all tasks from then on.
+func (e *Engine) Relieved() bool { return e.helping && e.drivers.Load() > 0 }
+
+func (e *Engine) tick(looking, helping bool) bool {
 	if e.active.Load() == 0 || !e.driving.TryLock() {
 		return false
 	}
 	defer e.driving.Unlock()
-	e.looking = looking
+	e.looking, e.helping = looking, helping
 	e.mu.Lock()
 	e.snapshot = append(e.snapshot[:0], e.tasks...)
 	e.mu.Unlock()
@@ -243,6 +259,11 @@ const interruptEvery = 50 * time.Millisecond
 // interrupt may take long, because it may run a signal handler of the caller. The progress thread
 // drives meanwhile.
 func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt) error {
+	return e.wait(nil, done, deadline, interrupt)
+}
+
+// wait is Wait for the end of h, unless h is nil.
+func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt Interrupt) error {
 	if done() {
 		return nil
 	}
@@ -265,6 +286,9 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 			continue
 		}
 		now := time.Now()
+		if h != nil {
+			h.await()
+		}
 		e.background(now)
 		if !deadline.IsZero() && now.After(deadline) {
 			return ErrDeadline
@@ -293,7 +317,7 @@ func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt)
 // leave counts a goroutine out that drove the tasks.
 func (e *Engine) leave() {
 	e.left.Store(monotonic())
-	if e.drivers.Add(-1) == 0 && e.urgent.Load() > 0 {
+	if e.drivers.Add(-1) == 0 && (e.urgent.Load() > 0 || e.spare.Load() && e.active.Load() > 0) {
 		e.progress.wake(true)
 	}
 }

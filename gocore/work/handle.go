@@ -48,10 +48,11 @@ type Handle struct {
 	// dropped says that the caller released the handle, so its end is not reported.
 	dropped atomic.Bool
 	// These fields are written before done is set, and never afterwards.
-	result Result
-	err    error
-	tail   Tail // nil if nothing is queued on a device
-	late   bool // the caller set StateLate
+	result  Result
+	err     error
+	tail    Tail         // nil if nothing is queued on a device
+	late    bool         // the caller set StateLate
+	awaited atomic.Int64 // when a caller was first seen to wait, see monotonic; 0: never
 	// hurry is one of the constants below.
 	hurry atomic.Int32
 	// inCompleted says that the handle was put into the list of NextCompletions. That needs notify,
@@ -253,12 +254,29 @@ func (h *Handle) Notify() {
 // Hurry says that no goroutine is going to wait for the operation: the progress thread then has no
 // patience.
 func (h *Handle) Hurry() {
+	h.await()
 	h.engine.urgent.Add(1)
 	if h.hurry.CompareAndSwap(unhurried, hurried) {
 		h.engine.progress.wake(true)
 	} else {
 		h.engine.urgent.Add(-1)
 	}
+}
+
+// await notes that somebody waits for the operation.
+func (h *Handle) await() {
+	if h.awaited.Load() == 0 {
+		h.awaited.CompareAndSwap(0, monotonic())
+	}
+}
+
+// Awaited returns since when somebody waits for the operation: in Wait, or for its completion. The zero
+// time: nobody has begun to.
+func (h *Handle) Awaited() time.Time {
+	if at := h.awaited.Load(); at != 0 {
+		return started.Add(time.Duration(at))
+	}
+	return time.Time{}
 }
 
 // listCompletion is called after notify, done and the number are set, so that the last call sees
@@ -285,7 +303,7 @@ func (h *Handle) Wait(limit time.Duration, interrupt Interrupt) (Result, error) 
 	if limit >= 0 {
 		deadline = time.Now().Add(min(limit, Longest))
 	}
-	switch err := h.engine.Wait(h.Done, deadline, interrupt); err {
+	switch err := h.engine.wait(h, h.Done, deadline, interrupt); err {
 	case nil:
 		return h.result, h.err
 	case ErrDeadline:

@@ -10,8 +10,11 @@ import (
 // patience is how long the progress thread leaves patient tasks and late completions to a goroutine
 // that comes to wait. A training step submits collectives during its backward, and waits for them at
 // the end. On a machine without a spare core, a thread that polls meanwhile costs more than it
-// gains.
+// gains. On a machine with a spare core it gains: see Engine.Spare.
 const patience = 2 * time.Millisecond
+
+// spareEvery is the time between two questions whether a CPU is idle.
+const spareEvery = 100 * time.Millisecond
 
 // After MPI was called, the progress thread visits Background after firstVisit, then after twice the
 // time, and so on up to lastVisit. It never stops, because the rank that waits may come late. A visit
@@ -37,6 +40,7 @@ type progressThread struct {
 	word    uint32 // futex; changes when a task was added or the thread must stop
 	exited  chan struct{}
 	next    time.Duration // the time to the next visit; 0 before CalledMPI
+	asked   int64         // when Spare was last called; see monotonic
 }
 
 // The values of progressThread.asleep.
@@ -120,6 +124,19 @@ func (e *Engine) idleFor() time.Duration {
 	return max(0, patience-time.Duration(monotonic()-e.left.Load()))
 }
 
+// mayHelp tells whether the progress thread drives patient tasks at once: no goroutine waits, and a CPU
+// is idle that no rank needs.
+func (e *Engine) mayHelp() bool {
+	if e.Spare == nil || e.drivers.Load() > 0 || e.Active() == 0 {
+		return false
+	}
+	if now := monotonic(); now-e.progress.asked >= int64(spareEvery) {
+		e.progress.asked = now
+		e.spare.Store(e.Spare())
+	}
+	return e.spare.Load()
+}
+
 func (e *Engine) runProgress() {
 	runtime.LockOSThread()
 	exactSleeps()
@@ -137,20 +154,23 @@ func (e *Engine) runProgress() {
 	b := Backoff{Lazy: true}
 	for !p.stopped.Load() {
 		seen := atomic.LoadUint32(&p.word)
-		switch idle := e.idleFor(); {
+		idle := e.idleFor()
+		switch {
 		case idle < 0:
 			e.rest(seen)
 			b.Reset()
 			continue
-		case idle > 0:
+		case idle > 0 && !e.mayHelp():
 			p.sleep(seen, napping, idle)
 			b.Reset()
 			continue
 		}
-		if e.Tick() {
+		if e.tick(false, true) {
 			b.Reset()
 		}
-		completed.reportLate()
+		if idle == 0 {
+			completed.reportLate()
+		}
 		e.background(time.Now())
 		b.Pause()
 	}

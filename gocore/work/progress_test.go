@@ -97,6 +97,81 @@ func TestThePatienceOfTheProgressThread(t *testing.T) {
 	assert.GreaterOrEqual(t, time.Since(left), patience-time.Millisecond)
 }
 
+// Where a CPU is idle the progress thread has no patience. It asks now and then, while there are tasks.
+func TestASpareCPU(t *testing.T) {
+	e := NewEngine()
+	var asked atomic.Int32
+	var idle atomic.Bool
+	e.Spare = func() bool { asked.Add(1); return idle.Load() }
+	begun := time.Now()
+	e.StartProgress()
+	defer e.StopProgress()
+	time.Sleep(3 * spareEvery / 2)
+	assert.Zero(t, asked.Load(), "there is no task")
+
+	least := soon
+	run := func() {
+		start := time.Now()
+		c := newCountdown(2)
+		e.AddPatient(c)
+		for !c.over() && time.Since(start) < soon {
+			Yield()
+		}
+		least = min(least, time.Since(start))
+		require.Eventually(t, func() bool { return e.Active() == 0 }, soon, 10*time.Microsecond)
+	}
+	for asked.Load() < 3 && time.Since(begun) < soon {
+		run()
+	}
+	assert.LessOrEqual(t, int(asked.Load()), 1+int(time.Since(begun)/spareEvery))
+	assert.GreaterOrEqual(t, least, patience, "no CPU is idle")
+	idle.Store(true)
+	for !e.spare.Load() && time.Since(begun) < soon {
+		run()
+	}
+	for range 100 {
+		run()
+	}
+	assert.Less(t, least, patience)
+}
+
+// yielding is a task that is over when another goroutine than the progress thread polls it. The progress
+// thread leaves it only when it is relieved.
+type yielding struct {
+	e              *Engine
+	helped, ended  atomic.Bool
+	relievedInTime bool
+}
+
+func (y *yielding) Requests(*Batch) bool { return true }
+
+func (y *yielding) Poll() bool {
+	if !y.e.Helping() {
+		y.ended.Store(true)
+		return true
+	}
+	y.helped.Store(true)
+	for end := time.Now().Add(soon); !y.e.Relieved() && time.Now().Before(end); Yield() {
+	}
+	y.relievedInTime = y.e.Relieved()
+	return false
+}
+
+// A goroutine that comes to wait takes over from the progress thread.
+func TestAGoroutineRelievesTheProgressThread(t *testing.T) {
+	for _, spare := range []func() bool{nil, func() bool { return true }} {
+		e := NewEngine()
+		e.Spare = spare
+		y := &yielding{e: e}
+		e.AddPatient(y)
+		e.StartProgress()
+		require.Eventually(t, y.helped.Load, soon, time.Millisecond)
+		require.NoError(t, e.Wait(y.ended.Load, time.Now().Add(soon/2), nil))
+		e.StopProgress()
+		assert.True(t, y.relievedInTime)
+	}
+}
+
 // A task of Add, or an operation for which no goroutine will wait, ends the patience for all.
 func TestHurry(t *testing.T) {
 	e := NewEngine()

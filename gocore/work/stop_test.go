@@ -22,7 +22,7 @@ func TestAPanicOnTheProgressThreadIsReported(t *testing.T) {
 	select {
 	case p := <-told:
 		assert.Equal(t, "on purpose", p)
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		assert.Fail(t, "Panicked was not called")
 	}
 	assert.Panics(t, func() { e.Tick() }, "a goroutine that ticks gets the panic too")

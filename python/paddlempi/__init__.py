@@ -14,6 +14,7 @@ in :mod:`paddlempi.collectives`.
 """
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from . import errors, group
@@ -67,12 +68,18 @@ from .objects import (
     send_object_list,
 )
 from .p2p import P2POp, ProbeResult, batch_isend_irecv, irecv, isend, probe, recv, send, sendrecv
+from .preemption import PREEMPTED, preempted, watch_preemption
 from .reduce_op import ReduceOp
 from .work import Work
+
+if _TYPE_CHECKING:
+    from .checkpoints import Checkpoint, checkpoint, latest_checkpoint
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PREEMPTED",
+    "Checkpoint",
     "Communicator",
     "Connector",
     "DistContext",
@@ -95,6 +102,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "checkpoint",
     "destroy_process_group",
     "empty",
     "empty_like",
@@ -118,9 +126,11 @@ __all__ = [
     "is_available",
     "is_initialized",
     "isend",
+    "latest_checkpoint",
     "monitored_barrier",
     "new_group",
     "new_subgroups",
+    "preempted",
     "probe",
     "recv",
     "recv_object_list",
@@ -134,12 +144,21 @@ __all__ = [
     "send_object_list",
     "sendrecv",
     "split_group",
+    "watch_preemption",
     "zeros",
 ]
 
 
+# Modules that are imported when one of their names is first used. Paddle's front imports Paddle.
+_LATER = {
+    "Checkpoint": ".checkpoints",
+    "DataParallel": ".paddle",
+    "checkpoint": ".checkpoints",
+    "latest_checkpoint": ".checkpoints",
+}
+
+
 def __getattr__(name: str) -> _Any:
-    """Import Paddle's front, and Paddle, when ``DataParallel`` is first used."""
-    if name == "DataParallel":
-        return _import_module(".paddle", __name__).DataParallel
+    if name in _LATER:
+        return getattr(_import_module(_LATER[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,11 +31,17 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from . import _native
+from . import _marks, _native
 from .errors import Error
 
-__all__ = ["install", "mpi_is_foreign", "uninstall"]
+__all__ = ["PREEMPTED", "install", "mpi_is_foreign", "uninstall"]
 
+PREEMPTED = 75
+"""The exit status of a rank that has saved its work because the job was asked to end.
+
+It is ``EX_TEMPFAIL`` of ``sysexits.h``. ``python -m paddlempi run`` does not count it as a failure.
+All ranks end with it, so the core treats it as an end in order and does not abort the job.
+"""
 
 _MOST_FOR_READER = 1.0
 """For how many seconds an abort waits until the launcher has read a pipe."""
@@ -125,10 +131,13 @@ def _submit_and_forget(*arguments: Any, **fields: Any) -> Any:
 
 
 def _at_shutdown() -> None:
+    status = _uncaught()
+    if status and sys.last_value is not None:
+        _marks.raised(sys.last_value)
     if not _hooks.installed:
         return
-    status = _uncaught() or _hooks.status
-    if status and _core_comes_too_late():
+    status = status or _hooks.status
+    if status not in (0, PREEMPTED) and _core_comes_too_late():
         _abort(status)
 
 

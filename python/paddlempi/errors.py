@@ -17,6 +17,7 @@
     │   ├── MismatchError         ``ranks`` called something else
     │   ├── RefusedError          ``ranks`` refused: the exception of those ranks says why
     │   └── PeerLeftError         ``ranks`` ended while this rank waits for them
+    │       └── PeerDiedError     they died
     ├── GroupError                (RuntimeError) the group cannot be used
     │   ├── GroupBrokenError      an earlier timeout, interrupt or MPI error left it unusable
     │   ├── GroupDestroyedError   it was destroyed
@@ -24,7 +25,7 @@
     │   └── NotMemberError        this rank is no member of it
     ├── MPIError                  (RuntimeError) an error of MPI; ``mpi_class`` has its class
     │   ├── TruncateError         a message and its buffer differ in length
-    │   ├── ProcFailedError       MPI reports a dead process
+    │   ├── ProcFailedError       MPI reports a dead process; a PeerDiedError too
     │   └── RevokedError          the communicator was revoked
     ├── CudaError                 (RuntimeError) the CUDA driver refused a call
     ├── ForkError                 (RuntimeError) a call in a fork of the process that initialised
@@ -63,6 +64,7 @@ __all__ = [
     "NotMemberError",
     "NotReadyError",
     "OutOfMemoryError",
+    "PeerDiedError",
     "PeerLeftError",
     "ProcFailedError",
     "ReentrantError",
@@ -176,9 +178,15 @@ class RefusedError(CollectiveError):
 
 
 class PeerLeftError(CollectiveError):
-    """``ranks`` ended normally while this rank waits for them."""
+    """``ranks`` ended while this rank waits for them; in order, unless it is a PeerDiedError."""
 
     CODE = 12
+
+
+class PeerDiedError(PeerLeftError):
+    """The processes of ``ranks`` ended without leaving the job: killed, crashed, ``os._exit``."""
+
+    CODE = 27
 
 
 class GroupError(Error, RuntimeError):
@@ -225,8 +233,8 @@ class TruncateError(MPIError):
     CODE = 16
 
 
-class ProcFailedError(MPIError):
-    """MPI reports that a process has died."""
+class ProcFailedError(MPIError, PeerDiedError):
+    """MPI reports that a process has died, and paddlempi cannot see which."""
 
     CODE = 17
 

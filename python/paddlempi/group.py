@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import _exit, _native, memory
+from . import _exit, _marks, _native, memory
 from ._ops import Op
 from .errors import (
     AlreadyInitializedError,
@@ -134,6 +134,7 @@ def init_process_group(
     mpi: str | os.PathLike[str] | None = None,
     comm: Any = None,
     framework: str | None = None,
+    abort_on_death: bool | None = None,
 ) -> None:
     """Start MPI, or join the MPI that runs, and make the group of all ranks.
 
@@ -150,6 +151,11 @@ def init_process_group(
             ``MPI.COMM_WORLD``. It is duplicated, and the caller goes on owning it.
         framework: ``"paddle"`` or ``"torch"`` makes the default group of that framework too, so
             that ``paddle.distributed`` or ``torch.distributed`` goes over MPI.
+        abort_on_death: what happens if another rank of a group dies while all its members are
+            inside a collective that MPI carries out. True: the collective blocks in MPI, which is
+            fastest, and the process ends after it has written a line. False: the caller gets a
+            ``PeerDiedError``, as in all other waits. It is false for a group if it is false on one
+            of its ranks. None: true unless ``PADDLEMPI_ABORT_ON_DEATH`` is 0.
 
     Raises:
         AlreadyInitializedError: the process is initialised.
@@ -185,11 +191,14 @@ def init_process_group(
             timeout=seconds,
             sys_prefix=sys.prefix,
             trial=_trial() if sys.executable else [],
+            abort_on_death=abort_on_death,
+            end_file=_marks.file(),
         )
         _state.local_rank = answer["local_rank"]
         _state.local_size = answer["local_size"]
         _state.world = ProcessGroup(answer["group"], answer["rank"], range(answer["size"]))
         _exit.install(foreign)
+        _marks.began(answer["rank"], answer["size"])
     if answer["no_heaps"] and answer["local_rank"] == 0:  # one warning for a node
         memory.warn("init_process_group", answer["no_heaps"], stacklevel=2)
     if front is not None:
@@ -231,6 +240,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
             _state.world = None
             try:
                 _native.control("destroy")
+                _marks.left()
             finally:
                 for leave in _state.at_destroy:
                     leave()

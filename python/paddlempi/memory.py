@@ -112,13 +112,25 @@ def empty_like(tensor: Any) -> Any:
     Raises:
         DtypeError: ``tensor`` is of none of the three frameworks.
     """
+    found = _framework_of(tensor)
+    if found is None:
+        raise DtypeError(
+            f"empty_like: a {type(tensor).__qualname__} is no tensor of NumPy, torch or Paddle"
+        )
+    return _make("empty_like", tuple(tensor.shape), tensor.dtype, found, clear=False)
+
+
+def framework_of(tensor: Any) -> str:
+    """Return the framework of a tensor as :func:`empty` names it; for others ``"numpy"``."""
+    return _framework_of(tensor) or "numpy"
+
+
+def _framework_of(tensor: Any) -> str | None:
     for base in type(tensor).__mro__:
         found = _FRAMEWORK_OF.get(f"{base.__module__.partition('.')[0]}.{base.__qualname__}")
         if found is not None:
-            return _make("empty_like", tuple(tensor.shape), tensor.dtype, found, clear=False)
-    raise DtypeError(
-        f"empty_like: a {type(tensor).__qualname__} is no tensor of NumPy, torch or Paddle"
-    )
+            return found
+    return None
 
 
 def warn(function: str, why: str, *, stacklevel: int) -> None:

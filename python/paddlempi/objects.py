@@ -2,7 +2,9 @@
 
 Unpickling runs code that the sender chose. Use these functions only among processes that trust
 each other, as the ranks of a job do. A pickle has at most 16 GiB; a length that another rank
-announces is checked before memory is allocated for it.
+announces is checked before memory is allocated for it. A rank that finds it wrong, or has not the
+memory, raises an error that names the sender, and the others raise ``RefusedError``. An error that
+unpickling raises says in a note (``add_note``, Python 3.11) which rank has sent the object.
 
 All members of the group call the same function, except for :func:`send_object_list` and
 :func:`recv_object_list`, which are called by two ranks. ``group``, deadlines, threads and other
@@ -23,7 +25,7 @@ from . import _native
 from ._ops import Op
 from .arguments import chosen_root, is_nonmember, refuse
 from .collectives import all_gather, all_to_all, broadcast
-from .errors import ArgumentError, DtypeError
+from .errors import ArgumentError, DtypeError, Error, OutOfMemoryError
 from .group import ProcessGroup, members
 from .p2p import recv, send
 
@@ -64,9 +66,10 @@ def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) ->
     data = _dump(Op.ALL_GATHER, group, obj)
     lengths = _lengths(size)
     _native.submit(Op.ALL_GATHER, members(group)._id, array("q", [len(data)]), lengths)
-    parts = [bytearray(_checked(length)) for length in lengths]
+    ranks = members(group)._ranks
+    parts = [_room(Op.ALL_GATHER, group, lengths[i : i + 1], ranks[i]) for i in range(size)]
     all_gather(parts, data, group)
-    object_list[:] = [pickle.loads(part) for part in parts]
+    object_list[:] = [_loads(part, rank) for part, rank in zip(parts, ranks, strict=True)]
 
 
 def gather_object(
@@ -100,10 +103,15 @@ def gather_object(
     # all_to_all takes parts of different lengths. For gather, every part would have to be padded
     # to the length of the longest.
     sent = [data if rank == root else bytearray() for rank in range(size)]
-    parts = [bytearray(_checked(length) if is_root else 0) for length in lengths]
+    parts = [bytearray() for _ in range(size)]
+    ranks = members(group)._ranks
+    if is_root:
+        parts = [_room(Op.ALL_TO_ALL, group, lengths[i : i + 1], ranks[i]) for i in range(size)]
     all_to_all(parts, sent, group)
     if is_root and object_gather_list is not None:
-        object_gather_list[:] = [pickle.loads(part) for part in parts]
+        object_gather_list[:] = [
+            _loads(part, rank) for part, rank in zip(parts, ranks, strict=True)
+        ]
 
 
 def broadcast_object_list(
@@ -132,11 +140,12 @@ def broadcast_object_list(
     if is_root:
         data = _dump_all(Op.BROADCAST, group, object_list, lengths)
     broadcast(lengths, group=group, group_src=root)
+    sender = members(group)._ranks[root]
     if not is_root:
-        data = bytearray(_checked_sum(lengths))
+        data = _room(Op.BROADCAST, group, lengths, sender)
     broadcast(data, group=group, group_src=root)
     if not is_root:
-        object_list[:] = _load_all(data, lengths)
+        object_list[:] = _load_all(data, lengths, sender)
 
 
 def scatter_object_list(
@@ -180,9 +189,10 @@ def scatter_object_list(
     # all_to_all takes parts of different lengths. For scatter, every part would have to be padded
     # to the length of the longest.
     received = [bytearray() for _ in range(size)]
-    received[root] = bytearray(_checked(lengths[members(group)._rank]))
+    mine, sender = members(group)._rank, members(group)._ranks[root]
+    received[root] = _room(Op.ALL_TO_ALL, group, lengths[mine : mine + 1], sender)
     all_to_all(received, parts if parts is not None else [bytearray() for _ in range(size)], group)
-    out[0] = pickle.loads(received[root])
+    out[0] = _loads(received[root], sender)
 
 
 def send_object_list(
@@ -240,9 +250,9 @@ def recv_object_list(
             f"recv_object_list: the message from rank {source} was not sent by send_object_list"
         )
     lengths = lengths[1:]
-    data = bytearray(_checked_sum(lengths))
+    data = _memory(lengths, source)
     recv(data, source, group)
-    object_list[:] = _load_all(data, lengths)
+    object_list[:] = _load_all(data, lengths, source)
     return source
 
 
@@ -271,7 +281,10 @@ def _lengths(count: int) -> array[int]:
 
 def _pickled(obj: Any) -> bytearray:
     data = bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL))
-    _checked(len(data))
+    if len(data) > MAX_BYTES:
+        raise ArgumentError(
+            f"an object of {len(data)} bytes: a pickle may have up to {MAX_BYTES} bytes"
+        )
     return data
 
 
@@ -291,23 +304,44 @@ def _dump_all(code: Op, group: _Group, objects: Sequence[Any], lengths: array[in
     return joined
 
 
-def _load_all(data: bytearray, lengths: array[int]) -> list[Any]:
+def _load_all(data: bytearray, lengths: array[int], rank: int) -> list[Any]:
     objects, start = [], 0
     view = memoryview(data)
     for length in lengths:
-        objects.append(pickle.loads(view[start : start + length]))
+        objects.append(_loads(view[start : start + length], rank))
         start += length
     return objects
 
 
-def _checked(length: int) -> int:
-    """Return the length of a pickle in bytes. Raise if it is out of range."""
-    if not 0 <= length <= MAX_BYTES:
-        raise ArgumentError(
-            f"an object of {length} bytes: a pickle may have up to {MAX_BYTES} bytes"
-        )
-    return length
+def _loads(data: bytearray | memoryview, rank: int) -> Any:
+    """Return the object of a pickle that ``rank`` has sent."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"paddlempi: while unpickling an object of rank {rank}")
+        raise
 
 
-def _checked_sum(lengths: array[int]) -> int:
-    return _checked(sum(_checked(length) for length in lengths))
+def _memory(lengths: array[int], rank: int) -> bytearray:
+    """Return memory for pickles of these lengths, in bytes, which ``rank`` has told."""
+    for length in [*lengths, sum(lengths)]:
+        if not 0 <= length <= MAX_BYTES:
+            raise ArgumentError(
+                f"rank {rank} announced an object of {length} bytes: a pickle may have up to "
+                f"{MAX_BYTES} bytes"
+            )
+    try:
+        return bytearray(sum(lengths))
+    except MemoryError:
+        raise OutOfMemoryError(
+            f"no memory for the {sum(lengths)} bytes of objects that rank {rank} announced"
+        ) from None
+
+
+def _room(code: Op, group: _Group, lengths: array[int], rank: int) -> bytearray:
+    """Return :func:`_memory`. If there is none, refuse the operation that fills it, and raise."""
+    try:
+        return _memory(lengths, rank)
+    except Error as error:  # the others must not wait
+        refuse(code, group, error)

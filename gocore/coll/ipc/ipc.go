@@ -93,6 +93,15 @@ type Memory struct {
 	Handle Handle
 }
 
+// Holds tells whether a Memory that another rank has told of can hold a tensor of that many bytes, as far as
+// it says. Whether its allocation is as long as it says, only the driver knows.
+func (m *Memory) Holds(bytes int64) bool {
+	if bytes == 0 {
+		return m.Size == 0
+	}
+	return m.Size > 0 && m.Offset >= 0 && m.Offset <= m.Size && bytes <= m.Size-m.Offset && m.Base+uint64(m.Size) > m.Base
+}
+
 // State is a rank's answer whether it can take part in a collective. The lowest State of all ranks
 // counts.
 type State int64
@@ -116,6 +125,8 @@ const Bytes = int64(unsafe.Sizeof(Record{}))
 const (
 	// Kept is how many allocations of one rank stay mapped.
 	Kept = 128
+	// mostEvents is how many events of one rank are opened. It has two on each of its devices.
+	mostEvents = 256
 	// remembered is how many sets of records a rank remembers as mapped by all ranks. A set has at
 	// most two allocations of each rank. So the sets name fewer than Kept allocations of a rank,
 	// and all of them are still mapped.
@@ -330,6 +341,9 @@ func (ep *Endpoint) Event(rank int, h *Handle) (cuda.Event, error) {
 	r := &ep.remote[rank]
 	if e, ok := r.events[*h]; ok {
 		return e, nil
+	}
+	if len(r.events) == mostEvents {
+		return 0, status.New(status.Cuda, "rank %d of the group names ever more events: it is damaged", rank)
 	}
 	e, err := ep.dev.OpenIPCEvent(*h)
 	if err != nil {

@@ -372,3 +372,38 @@ func TestCloseLeavesMappedWhatQueuedWorkUses(t *testing.T) {
 		assert.Len(t, d.opened, 1, name)
 	}
 }
+
+// What another rank tells of its memory must hold the tensor, without an overflow.
+func TestHolds(t *testing.T) {
+	good := Memory{ID: 1, Base: 1 << 20, Size: 1000, Offset: 100}
+	assert.True(t, good.Holds(900))
+	assert.True(t, (&Memory{}).Holds(0))
+	for name, c := range map[string]struct {
+		spoil func(m *Memory)
+		bytes int64
+	}{
+		"one more byte":        {func(m *Memory) {}, 901},
+		"memory for no tensor": {func(m *Memory) {}, 0},
+		"no memory":            {func(m *Memory) { *m = Memory{} }, 1},
+		"before its beginning": {func(m *Memory) { m.Offset = -1 }, 1},
+		"behind its end":       {func(m *Memory) { m.Offset = 1001 }, 1},
+		"far behind":           {func(m *Memory) { m.Offset = 1<<63 - 1 }, 1},
+		"a negative length":    {func(m *Memory) { m.Size = -1 }, 1},
+		"beyond all addresses": {func(m *Memory) { m.Base = 1<<64 - 10 }, 1},
+		"more than all":        {func(m *Memory) {}, 1<<63 - 1},
+	} {
+		m := good
+		c.spoil(&m)
+		assert.False(t, m.Holds(c.bytes), name)
+	}
+}
+
+func TestARankThatNamesEverMoreEvents(t *testing.T) {
+	s := endpointOf(t, New(0, 2), newDriver())
+	var err error
+	for i := range mostEvents + 1 {
+		require.NoError(t, err)
+		_, err = s.Event(1, &Handle{byte(i), byte(i >> 8), 1})
+	}
+	assert.ErrorContains(t, err, "ever more events")
+}

@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "chunks.h"
 
+#include "../../arrive/kill.h"
+
 #include <sched.h>
 #include <stddef.h>
 
@@ -32,8 +34,14 @@ static inline void pause_core(void) {
 #endif
 }
 
-static int chunks(const sm_op *op) {
-	return op->pieces * op->cuts;
+/* is_possible tells whether some rank writes such a word, while this rank is at op and works on no
+ * chunk. */
+static inline int is_possible(const sm_op *op, uint64_t w) {
+	if (seq_of(w) != op->seq)
+		return seq_of(w) < op->seq;
+	const int state = state_of(w), owner = owner_of(w);
+	return state >= CLAIMED && state <= LEFT && owner < op->n &&
+		   !(owner == op->me && (state == CLAIMED || state == LEFT));
 }
 
 /* take sets the word of a chunk that nobody has claimed for op. Returns 1 if this call did. */
@@ -44,81 +52,143 @@ static int take(sm_op *op, int chunk, int state) {
 									   __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* work does one chunk: the elements [from, from + m) of a piece. */
-static void work(sm_op *op, int chunk) {
-	const int piece = chunk / op->cuts, cut = chunk % op->cuts, n = op->n;
-	/* Boundaries are multiples of a cache line where the piece is, so that two ranks do not write
-	 * to one line. */
-	const int64_t line = op->elem < 64 ? 64 / op->elem : 1;
-	const int64_t lines = (op->count + line - 1) / line;
-	const int64_t from = lines * cut / op->cuts * line;
-	int64_t to = lines * (cut + 1) / op->cuts * line;
-	if (to > op->count)
-		to = op->count;
-	const int64_t m = to - from;
-	if (m <= 0)
-		return;
-	const int64_t at = from * op->elem, share = op->count * op->elem, shift = piece * share;
-#define IN(r, offset)  ((const char *)op->in[r] + (offset) + at)
-#define OUT(r, offset) ((char *)op->out[r] + (offset) + at)
-	int nsrc = 1, ndst = 1;
+/* A strip is a part of the result that has the same ranks on both sides. */
+typedef struct strip {
+	int from, to;          /* ranks; EVERY stands for all that have the side */
+	int64_t in_at, out_at; /* where it begins on their sides */
+	int64_t length;
+} strip;
+
+enum { EVERY = -1 };
+
+/* piece_at returns which of n pieces has an element, which is less than begin[n]. Empty pieces have
+ * none. */
+static int piece_at(const int64_t *begin, int n, int64_t element) {
+	int low = 0;
+	while (n - low > 1) {
+		const int middle = low + (n - low) / 2;
+		if (begin[middle] <= element)
+			low = middle;
+		else
+			n = middle;
+	}
+	return low;
+}
+
+/* strip_at returns the rest of a strip, from an element of the whole result on. */
+static strip strip_at(const sm_op *op, int64_t element) {
+	const int p = piece_at(op->begin, op->pieces, element);
+	const int64_t k = element - op->begin[p];
+	strip s = {.from = EVERY, .to = EVERY, .in_at = element, .out_at = element};
+	s.length = op->begin[p + 1] - element;
 	switch (op->kind) {
 	case SM_ALL_REDUCE:
+		break;
 	case SM_REDUCE:
-	case SM_REDUCE_SCATTER:
-		for (nsrc = 0; nsrc < n; nsrc++)
-			op->src[nsrc] = IN(nsrc, op->kind == SM_REDUCE_SCATTER ? shift : 0);
-		if (op->kind == SM_ALL_REDUCE)
-			for (ndst = 0; ndst < n; ndst++)
-				op->dst[ndst] = OUT(ndst, 0);
-		else
-			op->dst[0] = OUT(op->kind == SM_REDUCE ? op->root : piece, 0);
+		s.to = op->root;
 		break;
 	case SM_BROADCAST:
-		op->src[0] = IN(op->root, 0);
-		ndst = 0;
-		for (int r = 0; r < n; r++)
-			if (r != op->root)
-				op->dst[ndst++] = OUT(r, 0);
+		s.from = op->root;
+		break;
+	case SM_REDUCE_SCATTER:
+		s.to = p, s.out_at = k;
 		break;
 	case SM_ALL_GATHER:
-		op->src[0] = IN(piece, 0);
-		for (ndst = 0; ndst < n; ndst++)
-			op->dst[ndst] = OUT(ndst, shift);
+		s.from = p, s.in_at = k;
 		break;
 	case SM_GATHER:
-		op->src[0] = IN(piece, 0);
-		op->dst[0] = OUT(op->root, shift);
+		s.from = p, s.in_at = k, s.to = op->root;
 		break;
 	case SM_SCATTER:
-		op->src[0] = IN(op->root, shift);
-		op->dst[0] = OUT(piece, 0);
+		s.from = op->root, s.to = p, s.out_at = k;
 		break;
-	case SM_ALL_TO_ALL:
-		for (int r = 0; r < n; r++) {
-			op->src[0] = IN(r, shift);
-			op->dst[0] = OUT(piece, r * share);
-			op->run(&op->fold, op->dst, 1, op->src, 1, m);
-		}
-		return;
+	case SM_ALL_TO_ALL: {
+		const int64_t *shares = op->receives + p * op->stride;
+		const int r = piece_at(shares, op->n, k);
+		s.from = r, s.in_at = op->sends[r * op->stride + p] + k - shares[r];
+		s.to = p, s.out_at = k;
+		s.length = shares[r + 1] - k;
 	}
+	}
+	return s;
+}
+
+/* within returns where an element of a side is. It lowers *m to the number of elements that follow
+ * it in the same part. */
+static char *within(const sm_side *side, int64_t element, int64_t elem, int64_t *m) {
+	const sm_part *part = side->part;
+	int64_t low = 0, high = side->parts;
+	while (high - low > 1) { /* the first part that ends after the element */
+		const int64_t middle = low + (high - low) / 2;
+		if (part[middle - 1].end <= element)
+			low = middle;
+		else
+			high = middle;
+	}
+	if (part[low].end - element < *m)
+		*m = part[low].end - element;
+	return part[low].at + (element - (low ? part[low - 1].end : 0)) * elem;
+}
+
+/* fold runs op on m elements at src and dst. With kill points, there is one in the middle. */
+static void fold(sm_op *op, int ndst, int nsrc, int64_t m) {
+#ifdef PADDLEMPI_KILL_POINTS
+	const int64_t half = m / 2;
+	op->run(&op->fold, op->dst, ndst, op->src, nsrc, half);
+	PMPI_KILL_POINT("half-written");
+	for (int i = 0; i < ndst; i++)
+		op->dst[i] = (char *)op->dst[i] + half * op->elem;
+	for (int i = 0; i < nsrc; i++)
+		op->src[i] = (const char *)op->src[i] + half * op->elem;
+	m -= half;
+#endif
 	op->run(&op->fold, op->dst, ndst, op->src, nsrc, m);
 }
 
+/* work does one chunk: some elements of the result, strip by strip, and within a strip as long as
+ * no rank's part ends. */
+static void work(sm_op *op, int chunk) {
+	/* Boundaries are multiples of a cache line, so that two ranks do not write to one line where
+	 * the tensors begin at one. */
+	const int64_t line = op->elem < 64 ? 64 / op->elem : 1, total = op->begin[op->pieces];
+	const int64_t lines = (total + line - 1) / line;
+	int64_t at = lines * chunk / op->chunks * line, to = lines * (chunk + 1) / op->chunks * line;
+	if (to > total)
+		to = total;
+	while (at < to) {
+		const strip s = strip_at(op, at);
+		int64_t m = s.length < to - at ? s.length : to - at;
+		int nsrc = 0, ndst = 0;
+		for (int r = s.from == EVERY ? 0 : s.from; r < (s.from == EVERY ? op->n : s.from + 1); r++)
+			op->src[nsrc++] = within(&op->in[r], s.in_at, op->elem, &m);
+		for (int r = s.to == EVERY ? 0 : s.to; r < (s.to == EVERY ? op->n : s.to + 1); r++)
+			if (op->out[r].parts > 0)
+				op->dst[ndst++] = within(&op->out[r], s.out_at, op->elem, &m);
+		fold(op, ndst, nsrc, m);
+		at += m;
+	}
+}
+
 int sm_work(sm_op *op, int most) {
-	const int total = chunks(op), first = (int)((int64_t)op->me * total / op->n);
+	const int total = op->chunks, first = (int)((int64_t)op->me * total / op->n);
 	int did = 0;
 	if (op->blind)
 		return 0;
 	for (int i = 0; i < total && did < most; i++) {
 		const int chunk = first + i < total ? first + i : first + i - total;
+		PMPI_KILL_POINT("before-claim");
 		if (take(op, chunk, CLAIMED)) {
+			PMPI_KILL_POINT("after-claim");
 			work(op, chunk);
+			PMPI_KILL_POINT("before-done");
 			uint64_t mine = word(op->seq, op->me, CLAIMED), done = word(op->seq, op->me, DONE);
 			if (!__atomic_compare_exchange_n(&op->words[chunk], &mine, done, 0, __ATOMIC_RELEASE,
-											 __ATOMIC_RELAXED)) /* a rank has left */
+											 __ATOMIC_RELAXED)) { /* a rank has left */
+				PMPI_KILL_POINT("before-fail");
 				__atomic_store_n(&op->words[chunk], word(op->seq, op->me, CLOSED),
 								 __ATOMIC_RELEASE);
+			}
+			PMPI_KILL_POINT("after-done");
 			did++;
 		}
 	}
@@ -132,6 +202,7 @@ void sm_blind(sm_op *op) {
 	while (!__atomic_compare_exchange_n(op->blind_ranks, &old, new, 0, __ATOMIC_ACQ_REL,
 										__ATOMIC_ACQUIRE));
 	op->blind = 1;
+	PMPI_KILL_POINT("after-blind");
 }
 
 static int all_blind(const sm_op *op) {
@@ -140,10 +211,12 @@ static int all_blind(const sm_op *op) {
 }
 
 int sm_state(sm_op *op, int spin, int yield_every) {
-	const int total = chunks(op);
+	const int total = op->chunks;
 	int paused = 0;
 	if (op->blind && all_blind(op))
 		return SM_BLIND;
+	if (op->damaged)
+		return sm_close(op);
 	while (op->next < total) {
 		uint64_t w = __atomic_load_n(&op->words[op->next], __ATOMIC_ACQUIRE);
 		if (seq_of(w) == op->seq) {
@@ -154,6 +227,10 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 			if (state_of(w) == CLOSED || state_of(w) == LEFT)
 				return sm_close(op);
 		}
+		if (__builtin_expect(!is_possible(op, w), 0)) {
+			op->damaged = 1;
+			return sm_close(op);
+		}
 		if (spin-- <= 0)
 			return SM_PENDING;
 		if (yield_every && ++paused % yield_every == 0)
@@ -161,15 +238,21 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 		else
 			pause_core();
 	}
+	PMPI_KILL_POINT("all-done");
 	return SM_DONE;
 }
 
 int sm_close(sm_op *op) {
-	const int total = chunks(op);
-	int closed = 0, working = 0;
+	const int total = op->chunks;
+	int closed = op->damaged, working = 0;
 	for (int i = 0; i < total; i++) {
-		take(op, i, CLOSED);
+		if (take(op, i, CLOSED))
+			PMPI_KILL_POINT("in-close-chunks");
 		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
+		if (!is_possible(op, w)) {
+			closed = op->damaged = 1;
+			continue;
+		}
 		closed |= state_of(w) == CLOSED || state_of(w) == LEFT;
 		working |= state_of(w) == CLAIMED || state_of(w) == LEFT;
 	}
@@ -179,29 +262,31 @@ int sm_close(sm_op *op) {
 }
 
 int sm_leave(sm_op *op) {
-	for (int i = 0; i < chunks(op); i++) {
+	for (int i = 0; i < op->chunks; i++) {
 		take(op, i, CLOSED);
 		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
-		if (state_of(w) == CLAIMED)
+		if (state_of(w) == CLAIMED && is_possible(op, w))
 			__atomic_compare_exchange_n(&op->words[i], &w, word(op->seq, owner_of(w), LEFT), 0,
 										__ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+		PMPI_KILL_POINT("in-leave");
 	}
 	return sm_close(op);
 }
 
 int sm_worker(const sm_op *op) {
-	for (int i = 0; i < chunks(op); i++) {
+	for (int i = 0; i < op->chunks; i++) {
 		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
-		if (seq_of(w) == op->seq && (state_of(w) == CLAIMED || state_of(w) == LEFT))
+		if (seq_of(w) == op->seq && (state_of(w) == CLAIMED || state_of(w) == LEFT) &&
+			is_possible(op, w))
 			return owner_of(w);
 	}
 	return -1;
 }
 
 int sm_closer(const sm_op *op, int *from) {
-	for (int i = *from + 1; i < chunks(op); i++) {
+	for (int i = *from + 1; i < op->chunks; i++) {
 		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
-		if (seq_of(w) == op->seq && state_of(w) == CLOSED) {
+		if (seq_of(w) == op->seq && state_of(w) == CLOSED && owner_of(w) < op->n) {
 			*from = i;
 			return owner_of(w);
 		}
@@ -211,11 +296,12 @@ int sm_closer(const sm_op *op, int *from) {
 
 int sm_bury(sm_op *op, int rank) {
 	int found = 0;
-	for (int i = 0; i < chunks(op); i++)
+	for (int i = 0; i < op->chunks; i++)
 		for (int state = CLAIMED; state <= LEFT; state += LEFT - CLAIMED) {
 			uint64_t its = word(op->seq, rank, state);
 			found += __atomic_compare_exchange_n(&op->words[i], &its, word(op->seq, rank, CLOSED),
 												 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 		}
+	PMPI_KILL_POINT("after-bury");
 	return found;
 }

@@ -19,7 +19,11 @@
  *     word. Its caller may change its tensors then, so the work may read something else. The owner
  *     finds the mark when it is done, and closes the chunk. So the collective fails on all ranks.
  *   - Words of a slot are used again only after every rank has finished with the slot (package
- * arrive). */
+ * arrive).
+ *   - The process of a rank may be damaged and write anything into the words. A word is read once
+ * before it is used. One that no rank writes while this rank is at the operation (a later sequence
+ * number, an unknown state, an owner that is no rank, a claim of this rank's that it does not know
+ * of) closes the operation for this rank, which does not wait for that chunk. */
 #ifndef PMPI_SHM_CHUNKS_H
 #define PMPI_SHM_CHUNKS_H
 
@@ -27,10 +31,10 @@
 
 #include <stdint.h>
 
-/* How the tensors of the ranks are laid out, and who gets what. A piece is one rank's share where
- * an operation has shares, else the whole tensor. */
+/* Who gets what. The result of the whole operation is cut into pieces: one for each rank's share
+ * where an operation has shares, else one piece. */
 enum {
-	SM_ALL_REDUCE,
+	SM_ALL_REDUCE, /* also of several tensors */
 	SM_REDUCE,
 	SM_REDUCE_SCATTER,
 	SM_BROADCAST,
@@ -40,23 +44,38 @@ enum {
 	SM_ALL_TO_ALL
 };
 
+/* A side is what a rank gives or gets: the elements of its parts, one part after the other. */
+typedef struct sm_part {
+	char *at;    /* in this process */
+	int64_t end; /* elements of the side up to the end of this part; grows from part to part */
+} sm_part;
+
+typedef struct sm_side {
+	sm_part *part;
+	int64_t parts; /* 0 if the rank has no such side, or an empty one */
+} sm_side;
+
 typedef struct sm_op {
 	uint64_t seq;
 	uint64_t *words;       /* one for each chunk, in shared memory */
 	uint64_t *blind_ranks; /* how many ranks are blind; in shared memory */
 	int32_t n, me, root;
-	int32_t kind;   /* SM_* */
-	int32_t pieces; /* of the whole operation */
-	int32_t cuts;   /* chunks of a piece */
-	int64_t count;  /* elements of a piece */
-	int64_t elem;   /* bytes of an element */
-	int32_t next;   /* chunks before it are over, as this process saw */
-	int32_t blind;  /* this process cannot map some tensor: it claims nothing */
+	int32_t kind;         /* SM_* */
+	int32_t chunks;       /* of the whole operation */
+	int32_t pieces;       /* of the whole operation */
+	const int64_t *begin; /* pieces + 1: the element at which each piece begins, and the end */
+	/* Of an all_to_all, where piece p is all that rank p gets: the shares in it begin at
+	 * receives[p * stride], n + 1 numbers. Those that rank r gives begin at sends[r * stride]. */
+	const int64_t *sends, *receives;
+	int64_t stride;  /* 0 if the rows of all ranks are alike */
+	int64_t elem;    /* bytes of an element */
+	int32_t next;    /* chunks before it are over, as this process saw */
+	int32_t blind;   /* this process cannot map some tensor: it claims nothing */
+	int32_t damaged; /* some word held what no rank writes */
 	pmpi_fold fold;
 	pmpi_folder run;
-	const void **in; /* n each, by rank; addresses in this process */
-	void **out;
-	const void **src; /* n each, for the work on a chunk */
+	const sm_side *in, *out; /* n each, by rank */
+	const void **src;        /* n each, for the work on a chunk */
 	void **dst;
 } sm_op;
 
@@ -89,11 +108,11 @@ int sm_close(sm_op *op);
 int sm_leave(sm_op *op);
 
 /* sm_worker returns the rank that has claimed a chunk and is not done with it, -1 if there is none.
- */
+ * It is one of the n ranks. */
 int sm_worker(const sm_op *op);
 
 /* sm_closer returns the rank that has closed a chunk after chunk *from, and sets *from to that
- * chunk. It returns -1 if there is none. Begin with -1 in *from. */
+ * chunk. It returns -1 if there is none. Begin with -1 in *from. It is one of the n ranks. */
 int sm_closer(const sm_op *op, int *from);
 
 /* sm_bury gives up the chunks that a dead rank has claimed: nobody will end them. The operation is

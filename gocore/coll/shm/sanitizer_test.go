@@ -1,12 +1,15 @@
 package shm
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -32,11 +35,15 @@ func compiler(t *testing.T) string {
 	return cc
 }
 
-// harness compiles testdata/ranks.c with lines.c and chunks.c. replace changes a copy of the two.
-func harness(t *testing.T, cc string, replace ...string) string {
+// sanitizer has the flags of a program under ThreadSanitizer.
+const sanitizer = "-O1 -g -fsanitize=thread"
+
+// harness compiles testdata/ranks.c with lines.c and chunks.c. replace changes a copy of the two: a
+// file, what it has, and what it has then. cc may have arguments.
+func harness(t *testing.T, cc, flags string, replace ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, file := range []string{"arrive/lines.c", "arrive/lines.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h"} {
+	for _, file := range []string{"arrive/lines.c", "arrive/lines.h", "arrive/kill.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", file))
 		require.NoError(t, err)
 		to := filepath.Join(dir, file)
@@ -50,44 +57,50 @@ func harness(t *testing.T, cc string, replace ...string) string {
 		require.NoError(t, os.WriteFile(to, text, 0o600))
 	}
 	program := filepath.Join(dir, "ranks")
-	out, err := exec.Command(cc, "-std=c11", "-O1", "-g", "-fsanitize=thread", "-pthread", filepath.Join(dir, "coll/shm/testdata/ranks.c"),
+	out, err := exec.Command("sh", "-c", cc+` -std=c11 -pthread "$@" `+flags, "sh", filepath.Join(dir, "coll/shm/testdata/ranks.c"),
 		filepath.Join(dir, "coll/shm/chunks.c"), filepath.Join(dir, "arrive/lines.c"), "-o", program).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return program
 }
 
-func sanitized(program string, args ...any) (string, error) {
-	var words []string
-	for _, a := range args {
-		words = append(words, fmt.Sprint(a))
-	}
-	cmd := exec.Command(program, words...)
+// run runs a program of harness. args are those of testdata/ranks.c. It returns what the program
+// printed. Ranks that wait for ever are an error.
+func run(program string, args ...any) (string, error) {
+	return runFor(30*time.Second, program, args...)
+}
+
+func runFor(limit time.Duration, program string, args ...any) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, strings.Fields(fmt.Sprintln(args...))...)
 	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1 exitcode=66")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the ranks may be processes
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
 
 // Ranks as threads of one process go through collectives under ThreadSanitizer.
 func TestThreadSanitizer(t *testing.T) {
-	program := harness(t, compiler(t))
+	program := harness(t, compiler(t), sanitizer)
 	for _, size := range []int{2, 3, 5} {
-		out, err := sanitized(program, size, 120, size, 0, 1)
+		out, err := run(program, size, 120, size, 0, 1)
 		require.NoError(t, err, "%d ranks: %s", size, out)
-		assert.Equal(t, "0 refused, given up at 0\n", out)
+		assert.Equal(t, "120 done, 0 refused, given up at 0\n", out)
 	}
 	refused := 0
 	for _, ahead := range []int{2, 5, 31, 32} {
-		out, err := sanitized(program, 2+ahead%2, 200, ahead, 0, ahead)
+		out, err := run(program, 2+ahead%2, 200, ahead, 0, ahead)
 		require.NoError(t, err, "%d ahead: %s", ahead, out)
 		assert.Contains(t, out, "given up at 0\n")
-		if !strings.HasPrefix(out, "0 refused") {
+		if !strings.Contains(out, " 0 refused") {
 			refused++
 		}
 	}
 	assert.NotZero(t, refused, "no rank refused late")
 	closed := 0
 	for seed := range 16 {
-		out, err := sanitized(program, 2+seed%2, 100, seed, 1, 1+seed/2%4)
+		out, err := run(program, 2+seed%2, 100, seed, 1, 1+seed/2%4)
 		require.NoError(t, err, "seed %d: %s", seed, out)
 		if !strings.HasSuffix(out, "at 0\n") {
 			closed++
@@ -106,9 +119,13 @@ func TestThreadSanitizerFindsWeakOrders(t *testing.T) {
 		"done":             {"chunks.c", "&mine, done, 0, __ATOMIC_RELEASE", "&mine, done, 0, __ATOMIC_RELAXED"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, err := sanitized(harness(t, cc, replace...), 2, 300, 1, 0, 32)
-			require.Error(t, err)
-			assert.Regexp(t, "data race|the words differ|of another collective", out)
+			program := harness(t, cc, sanitizer, replace...)
+			for seed := 1; seed <= 10; seed++ { // a run may also end in another error, or hang
+				if out, _ := runFor(5*time.Second, program, 2, 300, seed, 0, 32); strings.Contains(out, "data race") {
+					return
+				}
+			}
+			assert.Fail(t, "no run found it")
 		})
 	}
 }

@@ -53,18 +53,27 @@ func (g *team) next(t testing.TB) []*Op {
 	g.seq++
 	var ops []*Op
 	for me := range g.size {
-		o, err := New(&Call{Seq: g.seq, Code: op.AllReduce, DType: op.Int32, Reduce: op.Sum, Count: int64(g.count),
-			Rank: me, Size: g.size, Words: unsafe.Pointer(&g.words[0]), Chunks: len(g.words), YieldEvery: 4})
+		o, err := g.op(me)
 		require.NoError(t, err)
-		for r := range g.size {
-			o.Set(r, unsafe.Pointer(&g.tensors[r][0]), unsafe.Pointer(&g.tensors[r][0]))
-		}
 		ops = append(ops, o)
 		for i := range g.tensors[me] {
 			g.tensors[me][i] = g.input(me, i)
 		}
 	}
 	return ops
+}
+
+// op makes the operation of a rank.
+func (g *team) op(me int) (*Op, error) {
+	o, err := New(&Call{Seq: g.seq, Code: op.AllReduce, DType: op.Int32, Reduce: op.Sum, Count: int64(g.count),
+		Rank: me, Size: g.size, Parts: 2 * g.size, Words: unsafe.Pointer(&g.words[0]), Chunks: len(g.words), YieldEvery: 4})
+	for r := range g.size {
+		if err == nil {
+			o.Add(In, r, unsafe.Pointer(&g.tensors[r][0]), int64(g.count))
+			o.Add(Out, r, unsafe.Pointer(&g.tensors[r][0]), int64(g.count))
+		}
+	}
+	return o, err
 }
 
 func (g *team) input(rank, i int) int32 { return int32(rank*1_000_003+i) + int32(g.seq)*77 }
@@ -112,7 +121,7 @@ func TestOneRankDoesAllTheWork(t *testing.T) {
 		for worker := range size {
 			ops := g.next(t)
 			assert.Equal(t, Pending, ops[worker].State(0))
-			assert.Equal(t, int(ops[worker].c.cuts), ops[worker].Work(All), "all chunks")
+			assert.Equal(t, int(ops[worker].c.chunks), ops[worker].Work(All), "all chunks")
 			for r, o := range ops {
 				assert.Equal(t, 0, o.Work(All), "nothing is left")
 				assert.Equal(t, Done, o.State(0))
@@ -131,7 +140,7 @@ func TestOwnShareFirst(t *testing.T) {
 	g := newTeam(t, 4, 60_000)
 	ops := g.next(t)
 	defer freeAll(ops)
-	chunks := int(ops[0].c.cuts)
+	chunks := int(ops[0].c.chunks)
 	require.Equal(t, 4, chunks)
 	for _, r := range []int{2, 0, 3, 1} {
 		assert.Equal(t, 1, ops[r].Work(1))
@@ -165,7 +174,7 @@ func TestRanksClaimAtOnce(t *testing.T) {
 				total += did[r]
 				require.NoError(t, g.check(r))
 			}
-			require.Equal(t, int(ops[0].c.cuts), total)
+			require.Equal(t, int(ops[0].c.chunks), total)
 			freeAll(ops)
 		}
 	}
@@ -260,7 +269,7 @@ func TestADeadRankIsBuried(t *testing.T) {
 	g := newTeam(t, 3, 60_000)
 	ops := g.next(t)
 	defer freeAll(ops)
-	chunks := int(ops[0].c.cuts)
+	chunks := int(ops[0].c.chunks)
 	require.Equal(t, 6, chunks)
 	g.take(2, 4)
 	assert.Equal(t, 1, ops[0].Work(1))
@@ -345,12 +354,11 @@ func TestRanksThatCannotMap(t *testing.T) {
 func TestChunksCoverTheTensor(t *testing.T) {
 	for _, size := range []int{1, 2, 3, 8} {
 		for _, bytes := range []int{0, 1, 63, 64, 65, 512*size - 1, 512 * size, 512*size + 1, 64 << 10, 64<<10 + 1, 3<<20 + 5} {
-			n := cuts(int64(bytes), 1, size, teamChunks-1)
+			n := cuts(int64(bytes), size, teamChunks-1)
 			assert.LessOrEqual(t, n, teamChunks-1)
 			if bytes >= 512*size {
 				assert.Zero(t, n%size, "%d bytes on %d ranks: %d chunks", bytes, size, n)
 			}
-			assert.Equal(t, max(1, min((teamChunks-1)/size, bytes/chunkBytes)), cuts(int64(bytes), size, size, teamChunks-1), "a piece for each rank")
 		}
 		g := newTeam(t, size, 1)
 		for _, count := range []int{1, 15, 16, 17, 128 * size, 128*size + 1, 16<<10 + 3, 1<<18 + 1} {

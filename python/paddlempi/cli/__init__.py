@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from . import bench, doctor, info, run
+from . import bench, doctor, info, run, trace
 
 __all__ = ["main"]
 
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor.add_to(commands)
     run.add_to(commands)
     bench.add_to(commands)
+    trace.add_to(commands)
     chosen = parser.parse_args(arguments)
     status: int = chosen.run(chosen)
     return status

@@ -240,6 +240,25 @@ def arrival(facts: Sequence[_Facts]) -> list[Finding]:
     return [Finding("arrival", "warn", found, advice)]
 
 
+def deaths(facts: Sequence[_Facts]) -> list[Finding]:
+    """The ranks of a job on several nodes see when a rank or a host dies."""
+    if not _started(facts) or len(_nodes(facts)) == 1:
+        return [Finding("deaths", "skip", "all ranks are on one node")]
+    watches = [fact["core"]["liveness"] for fact in facts]
+    if not watches[0]["off"]:
+        seen = f"seen on all nodes; a host may be silent for {watches[0]['after']:g} s"
+        return [Finding("deaths", "ok", seen)]
+    if any(not watch["after"] for watch in watches):
+        return [Finding("deaths", "ok", f"not seen on other nodes: {watches[0]['off']}")]
+    # A rank that could not connect says why; the others only name it.
+    reason = max((watch["off"] for watch in watches), key=len)
+    advice = (
+        "a rank that waits for a dead one on another node waits until its deadline. Let the hosts "
+        "reach each other by TCP (PADDLEMPI_IFNAME, the firewall)"
+    )
+    return [Finding("deaths", "warn", f"not seen on other nodes: {reason}", advice)]
+
+
 def heap(facts: Sequence[_Facts]) -> list[Finding]:
     """The ranks of a node map each other's heaps, and limits let the heaps grow."""
     shared = [fact for node in _nodes(facts) if len(node) > 1 for fact in node]
@@ -531,6 +550,7 @@ _CHECKS = (
     sums,
     binding,
     arrival,
+    deaths,
     single_copy,
     heap,
     shared_memory,

@@ -183,6 +183,7 @@ def _text(found: dict[str, Any]) -> str:
     lines.append(_row("core", f"{how}, {core['go']}, reductions with {core['kernels']}"))
     lines += _mpi(core)
     lines += _launcher(core["launcher"])
+    lines.append(_row("cpus", _cpus(core)))
     lines.append(_row("heap", _heap(core["heap"])))
     lines += _cuda(core["cuda"])
     if core["initialized"]:
@@ -214,6 +215,16 @@ def _launcher(launcher: dict[str, Any]) -> list[str]:
     size = launcher["size"]
     processes = "" if size < 1 else f", {size} processes"
     return [_row("launcher", f"{launcher['name']} of {launcher['mpi']}{processes}")]
+
+
+def _cpus(core: dict[str, Any]) -> str:
+    helper = core["helper"]
+    if helper is None:
+        return f"{core['cpus']} allowed"
+    ranks = "1 rank" if helper["ranks"] == 1 else f"{helper['ranks']} ranks"
+    quota = "" if helper["quota"] is None else f", a quota of {helper['quota']:g}"
+    may = "a helper thread works while one is idle" if helper["may"] else "no helper thread"
+    return f"{helper['cpus']} allowed for {ranks}{quota}: {may}"
 
 
 def _heap(heap: dict[str, Any]) -> str:
@@ -249,6 +260,14 @@ def _ranks(core: dict[str, Any]) -> list[str]:
     lines = [_row("ranks", f"{core['size']} on {len(nodes)} node{'s' if len(nodes) > 1 else ''}")]
     for node, ranks in sorted(nodes.items()):
         lines.append(_row("", f"node {node}: {', '.join(map(str, ranks))}"))
+    after = core["report_after"]
+    lines.append(_row("long waits", f"reported after {after:g} s" if after else "not reported"))
+    if len(nodes) > 1:
+        watch = core["liveness"]
+        dead = f"seen on all nodes; a host may be silent for {watch['after']:g} s"
+        lines.append(
+            _row("deaths", f"not seen on other nodes: {watch['off']}" if watch["off"] else dead)
+        )
     return lines
 
 

@@ -1,4 +1,9 @@
-"""``python -m paddlempi run train.py``: run an unchanged script over MPI."""
+"""``python -m paddlempi run``: run an unchanged script over MPI, or a launcher with restarts.
+
+``mpirun -np 4 python -m paddlempi run train.py`` is for the ranks: every one runs the script.
+``python -m paddlempi run --restarts 3 -- mpirun -np 4 python train.py`` is for the job: it starts
+the launcher, as often as needed (``restart.py``). ``--`` tells the two apart.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import launcher
+from . import restart
 
 __all__ = ["add_to", "run"]
 
@@ -25,40 +31,61 @@ def add_to(commands: Any) -> None:
     """Add the command to the parser of ``python -m paddlempi``."""
     parser = commands.add_parser(
         "run",
-        help="run a script whose paddle.distributed and torch.distributed go over MPI",
-        description="Run a Python script, or with -m a module, as it is: when it imports Paddle or "
-        "PyTorch, their collectives go over MPI. Start it with mpirun or srun: "
-        "mpirun -np 4 python -m paddlempi run train.py",
+        help="run a script whose paddle.distributed and torch.distributed go over MPI; or, after "
+        "--, a launcher, and start it anew when a rank dies",
+        usage="%(prog)s [-m] SCRIPT [ARGUMENT ...]\n"
+        "       %(prog)s [--restarts N] [OPTION ...] -- COMMAND [ARGUMENT ...]",
+        description="In a rank: run a Python script, or with -m a module, as it is. When it "
+        "imports Paddle or PyTorch, their collectives go over MPI: "
+        "mpirun -np 4 python -m paddlempi run train.py. Around a job: run its launcher, and start "
+        "it anew when a rank has died: "
+        "python -m paddlempi run --restarts 3 -- mpirun -np 4 python train.py",
     )
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name")
-    parser.add_argument("script", metavar="SCRIPT", help="the script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
-    parser.set_defaults(run=run)
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    restart.add_to(parser)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Run the script. Exceptions of the script, also SystemExit, are raised from here.
+    """Run the script, or the launcher.
+
+    Exceptions of the script, also SystemExit, are raised from here.
 
     Returns:
-        0.
+        0 after a script. For a launcher see :func:`restart.run`.
     """
+    around, options = chosen.words[:1] == ["--"], restart.given(chosen)
+    words = chosen.words[1:] if around else chosen.words
+    if not words:
+        chosen.parser.error("name a SCRIPT, or -- and the COMMAND of a launcher")
+    if around:
+        if chosen.module:
+            chosen.parser.error("-m is for a SCRIPT, not for -- COMMAND")
+        return restart.run(chosen, words)
+    if options:
+        chosen.parser.error(f"{options[0]}: put -- and the launcher's COMMAND after it")
+    _run_script(words[0], words[1:], chosen.module)
+    return 0
+
+
+def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
     # Variables come first, because the script may read its rank before it imports the framework.
     found = launcher.find_in_fork()
     if launcher.PADDLE.fill(found):
         launcher.watch(found)
     sys.meta_path.insert(0, _Fronts())
-    sys.argv[:] = [chosen.script, *chosen.arguments]
+    sys.argv[:] = [script, *arguments]
     try:
-        if chosen.module:
+        if module:
             sys.path.insert(0, "")
-            runpy.run_module(chosen.script, run_name="__main__", alter_sys=True)
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(chosen.script).resolve().parent))
-            runpy.run_path(chosen.script, run_name="__main__")
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
         launcher.note_exit(stop.code)
         raise
-    return 0
 
 
 class _Fronts(MetaPathFinder):

@@ -5,6 +5,8 @@ Its kind has no ``record``, because only Paddle's C++ has ``record_stream``.
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +17,7 @@ import paddle
 from ..errors import DtypeError, UnsupportedError
 from .kind import CPU, CUDA, CUDA_HOST, KNOWN_DTYPES, Description, Kind, codes_of
 
-__all__ = ["KINDS", "over"]
+__all__ = ["KINDS", "over", "rows_of"]
 
 _CODES = codes_of(paddle, "uint16")  # Paddle's uint16 is bfloat16
 
@@ -68,6 +70,34 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     array = np.frombuffer(memory, _ARRAYS.get(dtype, dtype))
     tensor = paddle.utils.dlpack.from_dlpack(array)
     return (tensor if tensor.dtype == kind else tensor.view(kind)).reshape_(shape)
+
+
+def rows_of(gradient: Any) -> tuple[Any, Any]:
+    """Return the row numbers and the rows of a SelectedRows gradient in host memory, as NumPy
+    arrays.
+
+    The rows are the gradient's memory, which they keep alive. A row number may occur several times.
+
+    Raises:
+        DtypeError: the gradient is no SelectedRows of float32.
+        UnsupportedError: it is in device memory.
+    """
+    if not gradient.is_selected_rows() or gradient.dtype != paddle.float32:
+        raise DtypeError(
+            f"a Paddle tensor of dtype {gradient.dtype} is no gradient of rows: it must be "
+            "SelectedRows of float32"
+        )
+    rows = np.array(gradient.rows(), np.int64)
+    width = tuple(gradient.shape)[1:]
+    if not len(rows):
+        return rows, np.zeros((0, *width), np.float32)
+    if not gradient.place.is_cpu_place():
+        raise UnsupportedError(f"SelectedRows on {gradient.place}: move them with .cpu()")
+    inside = gradient.get_selected_rows().get_tensor()
+    shape = tuple(inside.shape())
+    data = (ctypes.c_float * math.prod(shape)).from_address(inside._ptr())
+    data.gradient = gradient  # keeps it alive
+    return rows, np.frombuffer(data, np.float32).reshape(shape)
 
 
 def _bump(tensor: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from ..errors import DtypeError, UnsupportedError
 from .kind import CPU, CUDA, KNOWN_DTYPES, Description, Kind, codes_of
 
-__all__ = ["KINDS", "over"]
+__all__ = ["KINDS", "over", "rows_of"]
 
 _CODES = codes_of(torch)
 _STRIDED = torch.strided
@@ -59,6 +59,22 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     if len(memory) == 0:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(memory, dtype=kind).reshape(shape)
+
+
+def rows_of(gradient: Any) -> tuple[Any, Any]:
+    """Return the row numbers and the rows of a sparse gradient, without a copy.
+
+    A row number may occur several times.
+
+    Raises:
+        DtypeError: the gradient is no COO tensor with one sparse dimension.
+    """
+    if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
+        raise DtypeError(
+            f"a torch tensor of layout {gradient.layout} is no gradient of rows: it must be "
+            "torch.sparse_coo with one sparse dimension"
+        )
+    return gradient._indices()[0], gradient._values()
 
 
 def _like(tensor: Any) -> Any:

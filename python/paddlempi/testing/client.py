@@ -119,7 +119,8 @@ def _greet(connection: Connection, address: Any, rank: int, token: str, watch: b
     with contextlib.suppress(OSError):
         connection.sock.settimeout(CONNECTION_SECONDS)
         connection.sock.connect(address)
-        connection.send({"rank": rank, "token": token, "watch": watch})
+        connection.sock.sendall(token.encode())
+        connection.send({"rank": rank, "watch": watch})
         if connection.is_same_user() and connection.receive():
             connection.sock.settimeout(None)
             return True

@@ -35,6 +35,7 @@ MEET_SECONDS = 120.0  # until all ranks must have connected
 CONNECTION_SECONDS = 10  # for one attempt to connect, and for one send to a rank
 ADVICE = "every rank has to run the same `pytest --mpi`"
 _HELLO_BYTES = 4096  # the longest message from a connection that has not said which rank it is
+_STRANGERS = 64  # connections that have not said it, beside two for each rank
 _DUMP_SECONDS = 3.0  # for the ranks to send their stacks
 
 CONNECTION_ERRORS = (OSError, EOFError, ValueError, RecursionError)
@@ -50,6 +51,7 @@ class Connection:
         self.sock = sock
         self.rank = -1  # in the hub: the rank at the other end; -1 until it has said hello
         self.max_bytes = math.inf  # longest message that is accepted
+        self.proved = False  # in the hub: the other end has shown the token
         self._data = bytearray()
         self._messages: list[Message] = []
         if sock.family == socket.AF_INET:
@@ -81,6 +83,19 @@ class Connection:
         if not all(isinstance(message, dict) for message in messages):
             raise ValueError
         return messages
+
+    def prove(self, token: str) -> None:
+        """Read what is missing of the token with which a connection begins, and nothing behind it.
+
+        Raises EOFError if the other end has gone or shows another token.
+        """
+        part = self.sock.recv(len(token) - len(self._data))
+        self._data += part
+        if len(self._data) == len(token):
+            self.proved = hmac.compare_digest(bytes(self._data), token.encode())
+            self._data.clear()
+        if not part or not (self.proved or self._data):
+            raise EOFError
 
     def receive(self) -> Message | None:
         """Wait for the next message and return it. None: the connection has ended."""
@@ -144,13 +159,24 @@ class Hub:
             timeout = None if endless else max(0.0, self.deadline - time.monotonic())
             for key, _ in self.selector.select(timeout):
                 if key.data is None:
-                    self._add(self.listener.accept()[0])
+                    self._accept()
                 elif key.data.fileno() >= 0:  # -1: closed when the rank's other connection ended
                     self._read(key.data)
             if time.monotonic() > self.deadline:
                 self._deadline_passed()
 
     # Ranks that connect and end.
+
+    def _accept(self) -> None:
+        try:
+            connection = self._add(self.listener.accept()[0])
+        except OSError:  # no descriptor, or the other end has gone already
+            time.sleep(0.01)
+            return
+        known = len(self.rounds) + len(self.watches)
+        strangers = len(self.selector.get_map()) - 1 - known
+        if strangers > _STRANGERS + 2 * self.size or not connection.is_same_user():
+            self._close(connection)
 
     def _add(self, sock: socket.socket) -> Connection:
         # The kernel then ends a send to a rank that does not read. With settimeout, Python would
@@ -165,8 +191,8 @@ class Hub:
     def _admit(self, connection: Connection, hello: Message) -> None:
         table = self.watches if hello.get("watch") else self.rounds
         rank = hello.get("rank")
-        known = hmac.compare_digest(str(hello.get("token")).encode(), self.token.encode())
-        if known and connection.is_same_user() and rank in set(range(self.size)) - table.keys():
+        missing = set(range(self.size)) - table.keys()
+        if connection.proved and isinstance(rank, int) and rank in missing:
             self._assign(connection, rank, table)
             connection.send({"kind": "welcome"})
         else:
@@ -180,7 +206,7 @@ class Hub:
         self.selector.unregister(connection)
         connection.sock.close()
 
-    def _rank_ended(self, rank: int) -> None:
+    def _rank_ended(self, rank: int, how: str = "ended") -> None:
         for table in (self.rounds, self.watches):
             if rank in table:
                 self._close(table.pop(rank))
@@ -195,7 +221,7 @@ class Hub:
             if self.rounds.keys() <= self.waiting.keys():
                 self.stage = "ended"
         elif self.fatal is None:
-            text = f"rank {rank} ended {where}, without a report"
+            text = f"rank {rank} {how} {where}, without a report"
             self._say(text)  # first, because the launcher may kill rank 0 within a millisecond
             self._fail(text)
             self._report()
@@ -209,6 +235,9 @@ class Hub:
 
     def _read(self, connection: Connection) -> None:
         try:
+            if connection.rank < 0 and not connection.proved:
+                connection.prove(self.token)
+                return
             messages = connection.read()
         except CONNECTION_ERRORS:
             if connection.rank < 0:
@@ -217,13 +246,19 @@ class Hub:
                 self._rank_ended(connection.rank)
             return
         for message in messages:
-            if connection.rank >= 0:
-                self._handle(connection.rank, message)
+            if connection.rank >= 0 and connection.fileno() >= 0:
+                try:
+                    self._handle(connection.rank, message)
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    self._rank_ended(connection.rank, "sent what is no message")
             elif connection.fileno() >= 0:  # -1: _admit has closed it
                 self._admit(connection, message)
 
     def _handle(self, rank: int, message: Message) -> None:
         kind = message.get("kind")
+        texts = [message.get(name, "") for name in ("kind", "test", "when", "note")]
+        if kind is None or not all(text is None or isinstance(text, str) for text in texts):
+            raise TypeError
         if kind == "begin":  # only rank 0 sends it: its deadline is the deadline of all ranks
             self.test, self.seconds = message["test"], message["seconds"]
             self.deadline = time.monotonic() + (self.seconds or math.inf)
@@ -274,7 +309,7 @@ class Hub:
         left = {r: m for r, m in self.waiting.items() if m["kind"] == "finish"}
         if left:
             rank = min(left)
-            text = f"rank {rank} stopped: {left[rank]['note'] or 'it left the session'}"
+            text = f"rank {rank} stopped: {left[rank].get('note') or 'it left the session'}"
         else:
             stands = [f"{ranks_text(r)}: {' '.join(filter(None, k))}" for k, r in keys.items()]
             text = f"the ranks are no longer in the same test ({'; '.join(stands)})"
@@ -294,8 +329,11 @@ class Hub:
         elif self.fatal is None:
             seconds = self.seconds if self.test else self.idle_seconds
             text = f"{ranks_text(late)} did not finish within the deadline of {seconds:g} s"
-            if self.waiting:
-                text += f" ({ranks_text(self.waiting)} waited)"
+            failed = {r for r, m in self.waiting.items() if _failure(m)}
+            stands = [(failed, "failed"), (self.waiting.keys() - failed, "waited")]
+            shown = [f"{ranks_text(ranks)} {verb}" for ranks, verb in stands if ranks]
+            if shown:
+                text += f" ({', '.join(shown)})"
             self._fail(text, late)
             self.deadline = time.monotonic() + _DUMP_SECONDS
             for connection in self.watches.values():
@@ -308,7 +346,9 @@ class Hub:
 
     def _fail(self, summary: str, late: Sequence[int] = ()) -> None:
         self.fatal = {"kind": "fatal", "summary": summary, "test": self.test, "late": late}
-        self.fatal |= {"stacks": {}, "output": {}}
+        # A rank that failed no longer sends what the late ranks wait for: it is the reason.
+        failures = [(r, _failure(m)) for r, m in sorted(self.waiting.items()) if _failure(m)]
+        self.fatal |= {"failures": failures, "stacks": {}, "output": {}}
 
     def _report(self) -> None:
         """Tell rank 0 why the job has to end. Rank 0 reports it and ends the job."""
@@ -351,6 +391,13 @@ def fork_hub(
         end.close()
     os.close(stderr)
     return Connection(rounds[0]), Connection(watch[0])
+
+
+def _failure(message: Message) -> str:
+    """Return the traceback of a rank whose test failed, from its message of a round, or ""."""
+    if message.get("state") == "failed":
+        return str(message["more"].get("text") or "failed")
+    return str(message.get("failure") or "")
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -7,12 +7,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import inspect
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,10 +23,10 @@ from pathlib import Path
 
 from paddlempi_launchers import KINDS
 
+from .._processes import GRACE, MARK, kill_marked, sweep
+
 Target = str | os.PathLike[str] | Sequence[str] | Callable[[], object]
 
-_GRACE = 2.0  # seconds that the processes of a job have to end by themselves
-_MARK = "PADDLEMPI_LAUNCH_ID"  # the environment variable that marks the processes of a job
 
 # Prefixes of the variables that an MPI's launcher sets for a rank. A job that this rank starts
 # must not inherit them. Slurm's variables stay, because mpirun reads its list of hosts from them.
@@ -161,7 +159,7 @@ def run(
         with out.open("ab") as stdout, err.open("ab") as stderr:
             process = subprocess.Popen(
                 job.argv,
-                env={**job.env, _MARK: mark},
+                env={**job.env, MARK: mark},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -174,64 +172,12 @@ def run(
                 timed_out = True
             finally:
                 # Also if mpirun has ended well: it may have left a rank behind.
-                kill_marked(mark, 0.0 if timed_out else _GRACE)
+                kill_marked(mark, 0.0 if timed_out else GRACE)
                 process.wait()
                 sweep(began)
         seconds = time.monotonic() - start
         texts = [path.read_bytes().decode(errors="replace") for path in (out, err)]
         return Result(job.argv, process.returncode, texts[0], texts[1], seconds, timed_out)
-
-
-_SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_")
-
-
-def sweep(began: float, folder: Path = Path("/dev/shm")) -> None:
-    """Remove the files in shared memory that an MPI leaves when its ranks are killed.
-
-    A file is removed only if it has the name of an MPI's segment, belongs to this user, was
-    written after ``began`` (``time.time()``), and no process has mapped it. So the files of a
-    running job stay.
-    """
-    left = set()
-    for path in folder.glob("*"):
-        with contextlib.suppress(OSError):
-            found = path.lstat()
-            mine = found.st_uid == os.getuid() and found.st_mtime >= began - 1
-            if mine and path.name.startswith(_SEGMENTS):
-                left.add(str(path))
-    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
-        with contextlib.suppress(OSError):
-            left -= {line.split(None, 5)[-1] for line in maps.read_text().splitlines()}
-    for name in left:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-
-
-def kill_marked(mark: str, grace: float = 0.0) -> None:
-    """Kill every process that has ``mark`` in its environment: a job's launcher and its ranks.
-
-    The processes first have ``grace`` seconds to end by themselves.
-    """
-    end = time.monotonic() + grace
-    while time.monotonic() < end and _marked(mark):
-        time.sleep(0.02)
-    for _ in range(3):  # a process may fork while we search
-        for pid in _marked(mark):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def _marked(mark: str) -> list[int]:
-    """Return the pids of the processes with ``mark`` in their environment, without this one."""
-    entry = f"{_MARK}={mark}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            pid = int(path.parent.name)
-            if pid != os.getpid() and entry in path.read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
 
 
 def _argv(target: Target, scratch: Path, prefix: str | os.PathLike[str] | None) -> list[str]:
@@ -317,7 +263,7 @@ def _sweep_after_end() -> None:
             for descriptor in range(3):  # a reader of mpirun's output must not wait for us
                 os.dup2(nowhere, descriptor)
             select.select([us], [], [])
-            time.sleep(_GRACE)  # the ranks of an aborted job may end after mpirun
+            time.sleep(GRACE)  # the ranks of an aborted job may end after mpirun
             sweep(began)
         os._exit(0)
     os.waitpid(child, 0)

@@ -323,7 +323,12 @@ class RankSession:
         if session is None or reporter is None:
             return False
         parts = {"": summary}
+        failures = dict(fatal["failures"])
+        for rank, text in failures.items():
+            parts[f"failure of rank {rank}, before the others came"] = text
         for rank, text in fatal["stacks"]:
+            if rank in failures:
+                continue
             state = "hangs" if rank in fatal["late"] else "waits for the others"
             parts[f"stacks of rank {rank}, which {state}"] = text
         longrepr = Parts(summary, parts, test or "")

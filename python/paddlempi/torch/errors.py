@@ -34,6 +34,7 @@ __all__ = [
     "MismatchError",
     "NotMemberError",
     "NotReadyError",
+    "PeerDiedError",
     "PeerLeftError",
     "ProcFailedError",
     "ReentrantError",
@@ -68,6 +69,7 @@ NotReadyError = _both(errors.NotReadyError)
 MismatchError = _both(errors.MismatchError)
 RefusedError = _both(errors.RefusedError)
 PeerLeftError = _both(errors.PeerLeftError)
+PeerDiedError = _both(errors.PeerDiedError)
 GroupBrokenError = _both(errors.GroupBrokenError)
 GroupDestroyedError = _both(errors.GroupDestroyedError)
 ReentrantError = _both(errors.ReentrantError)

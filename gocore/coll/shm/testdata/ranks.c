@@ -1,25 +1,44 @@
-/* The ranks of a node as threads of one process, for ThreadSanitizer. They go through collectives:
- * arrive (lines.c), some ahead of their turn, share out the chunks (chunks.c), and now and then
- * refuse or give up. Every tensor, note and result is plain memory, so ThreadSanitizer reports
- * whoever touches one too early. argv: ranks, collectives, a seed, 1 if ranks may give up, and how
- * many collectives a rank may have announced. Prints how the collectives ended. */
+/* The ranks of a node go through collectives: arrive (lines.c), some ahead of their turn, share out
+ * the chunks (chunks.c), and now and then refuse or give up. argv: ranks, collectives, a seed,
+ * whether ranks may give up (0, 1, or 2 for in the work and more often), how many collectives a
+ * rank may have announced, and RANK:POINT:N for each rank that is killed (arrive/kill.h). Prints
+ * how the collectives ended.
+ *
+ * The ranks are threads of one process, for ThreadSanitizer: every tensor, note and result is plain
+ * memory, so it reports whoever touches one too early. If some rank is killed, they are processes
+ * that share a mapping. The process that started them tells them who is dead, as the locks of the
+ * heaps do elsewhere. The others must end every collective alike, and know who has died. */
 #define _GNU_SOURCE
 #include "../../../arrive/lines.h"
 #include "../chunks.h"
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { MOST = 8, COUNT = 3000 };
+
+/* Why a rank gives up: pa_closer and pa_why tell the others. */
+enum { TIMEOUT = 7, DIED = 8 };
 
 static int n, rounds, gives_up, ahead;
 static unsigned seed;
 static pa_member *lines;
 static int32_t *tensors[MOST][PA_SLOTS]; /* by rank, and by collective % ahead */
-static int done[MOST], given_up[MOST], refused[MOST];
+
+/* How far a rank has come. It lies in memory that all ranks share. */
+static struct outcome {
+	int done, given_up, refused; /* two collectives, and how many */
+	int announced;               /* the newest one */
+	int named;                   /* the dead rank because of which it gave up; -1 for none */
+	int dead;                    /* the rank was killed */
+} *outcomes;
 
 static int32_t *tensor(int rank, uint64_t seq) {
 	return tensors[rank][seq % (uint64_t)ahead];
@@ -35,6 +54,26 @@ typedef struct note {
 	int32_t rank;
 } note;
 
+/* shared returns memory of zeros that ranks share, also if they are processes. */
+static void *shared(size_t bytes) {
+	void *at = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (at == MAP_FAILED)
+		abort();
+	return at;
+}
+
+static int is_dead(int rank) {
+	return __atomic_load_n(&outcomes[rank].dead, __ATOMIC_ACQUIRE);
+}
+
+/* dead_before returns a dead rank that has not announced seq, -1 if there is none. */
+static int dead_before(uint64_t seq) {
+	for (int r = 0; r < n; r++)
+		if (is_dead(r) && pa_seq(lines, r) < seq)
+			return r;
+	return -1;
+}
+
 static void wrong(const char *what, int me, uint64_t seq) {
 	fprintf(stderr, "rank %d, collective %llu: %s\n", me, (unsigned long long)seq, what);
 	exit(1);
@@ -44,6 +83,7 @@ static void wrong(const char *what, int me, uint64_t seq) {
 static void add(const pmpi_fold *f, void *const *dst, int ndst, const void *const *src, int nsrc,
 				int64_t m) {
 	(void)f;
+	sched_yield(); /* so that other ranks meet chunks that are being worked on */
 	for (int64_t i = 0; i < m; i++) {
 		int32_t sum = 0;
 		for (int r = 0; r < nsrc; r++)
@@ -57,12 +97,31 @@ static int over(sm_op *op, unsigned *random) {
 	for (;;) {
 		sm_work(op, 1 + rand_r(random) % 4);
 		int state = sm_state(op, 10, 2);
+		const int worker = sm_worker(op);
+		if (worker >= 0 && is_dead(worker))
+			sm_bury(op, worker);
+		if (worker < 0 && op->blind && state == SM_PENDING && dead_before(UINT64_MAX) >= 0) {
+			pa_explain(lines, op->me, DIED); /* the dead rank may be the only one that could work */
+			state = sm_close(op);
+		}
 		if (state == SM_CLOSING)
 			state = sm_close(op);
 		if (state == SM_DONE || state == SM_CLOSED)
 			return state;
 		sched_yield();
 	}
+}
+
+/* killer returns the dead rank because of which the work on op was given up, -1 if there is none.
+ */
+static int killer(const sm_op *op) {
+	for (int from = -1, r = sm_closer(op, &from); r >= 0; r = sm_closer(op, &from))
+		if (is_dead(r))
+			return r;
+	for (int r = 0; r < n; r++)
+		if (pa_why(lines, r) == DIED)
+			return dead_before(UINT64_MAX);
+	return -1;
 }
 
 /* announce announces seq for rank me: in its turn, or ahead of it. */
@@ -81,20 +140,44 @@ static void give_back(int me, uint64_t seq, uint64_t announced) {
 		memset(tensor(me, seq), 0, COUNT * 4);
 }
 
+/* given_back checks, when all ranks have ended, that nothing was written to these tensors since. */
+static void given_back(int me) {
+	const struct outcome *o = &outcomes[me];
+	for (int seq = o->given_up; seq > 0 && seq <= o->announced; seq++)
+		for (int i = 0; i < COUNT; i++)
+			if (tensor(me, (uint64_t)seq)[i] != 0)
+				wrong("a tensor was written to after its call had failed", me, (uint64_t)seq);
+}
+
 /* leave_all withdraws rank me from the collectives that it has announced after seq. */
-static void leave_all(int me, uint64_t seq, uint64_t announced) {
+static void leave_all(int me, uint64_t seq, uint64_t announced, uint32_t why) {
 	while (seq++ < announced)
-		if (!pa_close(lines, n, me, seq, 7)) /* all have announced it, and none gets to it */
-			pa_stop(lines, me, seq, 7);
+		if (!pa_close(lines, n, me, seq, why)) /* all have announced it, and none gets to it */
+			pa_stop(lines, me, seq, why);
 	if (seq <= PA_SLOTS || pa_may_announce(lines, n, seq))
-		pa_close(lines, n, me, seq, 7);
+		pa_close(lines, n, me, seq, why);
+}
+
+/* failed ends rank me, whose collective seq was given up, because of a dead rank or not. */
+static void *failed(int me, uint64_t seq, uint64_t announced, int dead) {
+	if (dead < 0 && !gives_up)
+		wrong("it was given up for no reason", me, seq);
+	leave_all(me, seq, announced, dead < 0 ? TIMEOUT : DIED);
+	give_back(me, seq, announced);
+	outcomes[me].given_up = (int)seq, outcomes[me].announced = (int)announced;
+	outcomes[me].named = dead;
+	return 0;
 }
 
 static void *rank(void *arg) {
 	const int me = (int)(intptr_t)arg;
 	unsigned random = seed * 16 + (unsigned)me;
-	const void *in[MOST], *src[MOST];
-	void *out[MOST], *dst[MOST];
+	const void *src[MOST];
+	void *dst[MOST];
+	/* Every tensor has two parts, which end at different places. */
+	const int64_t begin[] = {0, COUNT};
+	sm_part parts[MOST][2];
+	sm_side sides[MOST];
 	uint64_t announced = 0, refuses = 0; /* refuses: the newest that this rank has refused late */
 	for (uint64_t seq = 1; seq <= (uint64_t)rounds; seq++) {
 		pa_turn(lines, me, seq);
@@ -112,30 +195,33 @@ static void *rank(void *arg) {
 		uint32_t all, any, diff;
 		int from = 0, state = PA_PENDING;
 		while (state == PA_PENDING) {
-			if (gives_up && rand_r(&random) % 4000 == 0 && pa_close(lines, n, me, seq, 7))
+			if (dead_before(seq) >= 0 && pa_close(lines, n, me, seq, DIED))
+				state = PA_CLOSED;
+			else if (gives_up == 1 && rand_r(&random) % 4000 == 0 &&
+					 pa_close(lines, n, me, seq, TIMEOUT))
 				state = PA_CLOSED;
 			else
 				state = pa_poll(lines, n, me, seq, 5, 2, &from, &all, &any, &diff);
 		}
-		if (state == PA_CLOSED) {
-			leave_all(me, seq, announced);
-			give_back(me, seq, announced);
-			given_up[me] = (int)seq;
-			return 0;
-		}
+		if (state == PA_CLOSED)
+			return failed(me, seq, announced, dead_before(seq));
 		if (state != PA_AGREED)
 			wrong("the words differ", me, seq);
 		if (any & PA_REFUSED) {
-			refused[me]++;
+			outcomes[me].refused++;
 			continue;
 		}
 		if (seq == refuses)
 			wrong("the refusal was not seen", me, seq);
 		for (int r = 0; r < n; r++) {
-			const note *got = pa_note(lines, n, r, seq);
+			uint32_t length;
+			const note *got = pa_note(lines, n, r, seq, &length);
 			if (got->seq != seq || (bytes > 8 && got->rank != r))
 				wrong("the note is of another collective", me, seq);
-			in[r] = out[r] = tensor(r, seq);
+			const int cut = COUNT / 2 + r * 17;
+			parts[r][0] = (sm_part){(char *)tensor(r, seq), cut};
+			parts[r][1] = (sm_part){(char *)(tensor(r, seq) + cut), COUNT};
+			sides[r] = (sm_side){parts[r], 2};
 		}
 		uint64_t *words = pa_chunks(lines, n, seq);
 		sm_op op = {.seq = seq,
@@ -145,55 +231,108 @@ static void *rank(void *arg) {
 					.me = me,
 					.kind = SM_ALL_REDUCE,
 					.pieces = 1,
-					.cuts = 24,
-					.count = COUNT,
+					.chunks = 24,
+					.begin = begin,
 					.elem = 4,
 					.run = add,
-					.in = in,
-					.out = out,
+					.in = sides,
+					.out = sides,
 					.src = src,
 					.dst = dst};
 		if (seq % 5 == 0 && me == (int)(seq / 5) % n && n > 1)
 			sm_blind(&op);
-		if (gives_up && rand_r(&random) % 64 == 0) {
+		if (gives_up && rand_r(&random) % (gives_up == 1 ? 64 : 8) == 0) {
 			sm_work(&op, rand_r(&random) % 8);
-			sm_close(&op);
+			if (rand_r(&random) % 2)
+				sm_close(&op);
+			else
+				sm_leave(&op);
 		}
-		if (over(&op, &random) == SM_CLOSED) {
-			leave_all(me, seq, announced);
-			give_back(me, seq, announced);
-			given_up[me] = (int)seq;
-			return 0;
-		}
+		if (over(&op, &random) == SM_CLOSED)
+			return failed(me, seq, announced, killer(&op));
 		int32_t want = 0;
 		for (int r = 0; r < n; r++)
 			want += input(r, seq);
 		for (int i = 0; i < COUNT; i++)
 			if (tensor(me, seq)[i] != want)
 				wrong("the result is wrong", me, seq);
-		done[me] = (int)seq;
+		outcomes[me].done = (int)seq;
 	}
+	outcomes[me].announced = (int)announced;
 	return 0;
 }
 
-int main(int argc, char **argv) {
-	if (argc != 6)
-		return 2;
-	n = atoi(argv[1]), rounds = atoi(argv[2]), seed = (unsigned)atoi(argv[3]),
-	gives_up = atoi(argv[4]), ahead = atoi(argv[5]);
-	lines = aligned_alloc(64, ((size_t)pa_size(n) + 63) / 64 * 64);
-	memset(lines, 0, (size_t)pa_size(n));
+/* run_processes runs the ranks as processes. The ranks of kills are killed where these say. Returns
+ * how many were. */
+static int run_processes(char **kills) {
+	pid_t pids[MOST];
+	int killed = 0;
+	for (int r = 0; r < n; r++) {
+		pids[r] = fork();
+		if (pids[r] != 0)
+			continue;
+		for (char **k = kills; *k; k++)
+			if (atoi(*k) == r)
+				setenv("PADDLEMPI_KILL", strchr(*k, ':') + 1, 1);
+		rank((void *)(intptr_t)r);
+		_exit(0);
+	}
+	for (int left = n; left > 0; left--) {
+		int status, r = 0;
+		const pid_t ended = wait(&status);
+		while (pids[r] != ended)
+			r++;
+		if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
+			__atomic_store_n(&outcomes[r].dead, 1, __ATOMIC_RELEASE);
+			killed++;
+		} else if (status != 0) {
+			for (int i = 0; i < n; i++) /* they would wait for it; it has told what is wrong */
+				kill(pids[i], SIGKILL);
+			exit(1);
+		}
+	}
+	return killed;
+}
+
+static void run_threads(void) {
 	pthread_t threads[MOST];
-	for (int r = 0; r < n; r++)
-		for (int i = 0; i < ahead; i++)
-			tensors[r][i] = aligned_alloc(64, (COUNT * 4 + 63) / 64 * 64);
 	for (int r = 0; r < n; r++)
 		pthread_create(&threads[r], 0, rank, (void *)(intptr_t)r);
 	for (int r = 0; r < n; r++)
 		pthread_join(threads[r], 0);
-	for (int r = 1; r < n; r++)
-		if (done[r] != done[0] || given_up[r] != given_up[0] || refused[r] != refused[0])
-			wrong("it ended otherwise than for rank 0", r, (uint64_t)done[r]);
-	printf("%d refused, given up at %d\n", refused[0], given_up[0]);
+}
+
+int main(int argc, char **argv) {
+	if (argc < 6)
+		return 2;
+	n = atoi(argv[1]), rounds = atoi(argv[2]), seed = (unsigned)atoi(argv[3]),
+	gives_up = atoi(argv[4]), ahead = atoi(argv[5]);
+	lines = shared((size_t)pa_size(n));
+	outcomes = shared(MOST * sizeof *outcomes);
+	int killed = 0, first = -1;
+	for (int r = 0; r < n; r++) {
+		outcomes[r].named = -1;
+		for (int i = 0; i < ahead; i++)
+			tensors[r][i] = shared(COUNT * 4);
+	}
+	if (argc > 6)
+		killed = run_processes(argv + 6);
+	else
+		run_threads();
+	for (int r = 0; r < n; r++) {
+		const struct outcome *o = &outcomes[r], *f = &outcomes[first < 0 ? r : first];
+		if (o->dead)
+			continue;
+		if (first < 0)
+			first = r;
+		if (o->done != f->done || o->given_up != f->given_up || o->refused != f->refused)
+			wrong("it ended otherwise than for the first rank that lives", r, (uint64_t)o->done);
+		given_back(r);
+	}
+	printf("%d done, %d refused, given up at %d", outcomes[first].done, outcomes[first].refused,
+		   outcomes[first].given_up);
+	if (argc > 6)
+		printf(", %d killed, rank %d named", killed, outcomes[first].named);
+	printf("\n");
 	return 0;
 }

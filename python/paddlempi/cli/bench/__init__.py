@@ -19,7 +19,7 @@ from typing import Any
 
 from ... import group
 from ...errors import ArgumentError, Error
-from . import collectives, contenders, picture, report, steps
+from . import collectives, contenders, picture, report, steps, tables
 from .collectives import AGAIN, OURS, Plan, Row, WrongResultError
 from .contenders import Framework
 from .operations import DTYPES, OPERATIONS
@@ -43,7 +43,8 @@ def add_to(commands: Any) -> None:
         "operations",
         nargs="*",
         metavar="op",
-        help=f"{', '.join(OPERATIONS)}, or all; all_reduce if neither op nor --step is given",
+        help=f"{', '.join(OPERATIONS)}, or all; all_reduce if neither op nor --step is given; or "
+        "ps: tables of embeddings in one process, without a launcher",
     )
     parser.add_argument("--min", type=_bytes, default=8, metavar="BYTES", help="as 8 (the default)")
     parser.add_argument(
@@ -96,6 +97,15 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--rounds", type=_positive, default=200, metavar="N", help="steps of each kind; 200"
     )
+    parser.add_argument(
+        "--dims", type=_numbers, default=[16, 64, 128], metavar="N,...", help="of ps; 16,64,128"
+    )
+    parser.add_argument(
+        "--batches", type=_numbers, default=[4096, 65536], metavar="N,...", help="of ps; 4096,65536"
+    )
+    parser.add_argument(
+        "--rows", type=_positive, default=1_000_000, metavar="N", help="of ps; 1000000"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
     parser.add_argument(
         "--plot",
@@ -118,6 +128,8 @@ def run(chosen: argparse.Namespace) -> int:
     rank = 0
     try:
         _check(chosen)
+        if chosen.operations == ["ps"]:
+            return tables.run(chosen)
         group.init_process_group(timeout=chosen.timeout)
         rank = group.get_rank()
         gc.disable()  # a collection would count as the time of some call
@@ -144,6 +156,12 @@ def _check(chosen: argparse.Namespace) -> None:
     if not named and not chosen.step:
         named = ["all_reduce"]
     chosen.operations = list(OPERATIONS) if "all" in named else list(dict.fromkeys(named))
+    if named == ["ps"]:
+        for option in ("against", "step", "plot", "model"):
+            if getattr(chosen, option):
+                raise ArgumentError(f"bench: --{option} is not for ps")
+        chosen.operations = named
+        return
     for name in chosen.operations:
         if name not in OPERATIONS:
             raise ArgumentError(f"bench: op {name!r} is none of {', '.join(OPERATIONS)}, all")
@@ -278,6 +296,11 @@ def _positive(text: str) -> int:
     if _natural(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return int(text)
+
+
+def _numbers(text: str) -> list[int]:
+    """Read several numbers above 0."""
+    return [_positive(part) for part in text.split(",")]
 
 
 def _svg(text: str) -> str:

@@ -1,0 +1,453 @@
+package coll
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll/shm"
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// The algorithm "mapped" needs to know where the tensors of all ranks are. Every rank tells it in its
+// arrival slot, as a list of ranges of its heap: first its input, then its result. A side that is one
+// range is told as one, else there is a range for each tensor. A list that is too long for the slot
+// lies in an index in the heap, and the slot has the place of the index.
+//
+// An index is freed when the call is over for its rank, like the tensors. A rank that comes later may
+// read something else there. It finds no chunk to claim any more, so what it reads does not matter.
+
+// heapRange is a range of a heap. It has the memory layout that ranks read in each other's slots.
+type heapRange struct {
+	heap.Location
+	Count int64 // elements
+}
+
+// rangesHead begins a list of ranges.
+type rangesHead struct {
+	in, out int32 // how many ranges each side has; in is inPlace if the input is the result's memory
+}
+
+const (
+	inPlace    = -1
+	headBytes  = int64(unsafe.Sizeof(rangesHead{}))
+	rangeBytes = int64(unsafe.Sizeof(heapRange{}))
+	// indexBytes is the length of a note that has the place of an index. No list has that length.
+	indexBytes = headBytes + int64(unsafe.Sizeof(heap.Location{}))
+)
+
+// Places has where this rank's tensors are in its heap. The zero value holds nothing.
+type Places struct {
+	told struct { // what lies in the slot, unless that is in block
+		rangesHead
+		few [2]heapRange
+	}
+	bytes int64
+	block unsafe.Pointer // a longer list for the slot
+	index unsafe.Pointer // a list in the heap
+	heap  *heap.Heap     // of the index
+}
+
+// Place finds this rank's tensors in its heap. ok is false if the algorithm "mapped" cannot serve
+// the call: a tensor is not in the heap, a result lies where other ranks may still read, or there is
+// no room for the list. If ok is true, Free must follow.
+func Place(a *Args, own *heap.Heap) (p Places, ok bool) {
+	if !shm.Serves(a.Code) || a.Size > shm.MaxRanks {
+		return p, false
+	}
+	in, out, ok := a.mappedSides()
+	if !ok {
+		return p, false
+	}
+	p.told.in, p.told.out = int32(len(in)), int32(len(out))
+	if len(in) > 0 && len(a.Send) == 0 && a.WritesRecv() {
+		p.told.in, in = inPlace, nil
+	}
+	list := p.told.few[:0]
+	for _, side := range [2][]Part{in, out} {
+		for i := range side {
+			at := heapRange{Count: side[i].Count}
+			if at.Count > 0 {
+				if at.Location, ok = own.Find(side[i].Data, at.Count*a.elem()); !ok {
+					return Places{}, false
+				}
+			}
+			list = append(list, at)
+		}
+	}
+	if !a.separate() || !a.disjoint(out) {
+		return Places{}, false
+	}
+	p.bytes = headBytes + int64(len(list))*rangeBytes
+	if len(list) <= len(p.told.few) {
+		return p, true
+	}
+	return p, p.tellMore(a, list, own)
+}
+
+// tellMore puts a list of more than two ranges where it belongs. It returns false if there is no room.
+func (p *Places) tellMore(a *Args, list []heapRange, own *heap.Heap) bool {
+	var err error
+	var to unsafe.Pointer
+	switch {
+	case p.bytes <= arrive.NoteRoom(a.Size):
+		if p.block, err = mem.Alloc(p.bytes); err != nil {
+			return false
+		}
+		*(*rangesHead)(p.block) = p.told.rangesHead
+		to = unsafe.Add(p.block, headBytes)
+	case a.Trait().Shares == op.Pairwise:
+		// The lengths are part of the list, and each rank must know those of all ranks, also one that
+		// cannot map an index.
+		return false
+	default:
+		n := p.bytes - headBytes
+		if p.index, err = own.Alloc(n); err != nil {
+			return false
+		}
+		p.heap, p.bytes, to = own, indexBytes, p.index
+		p.told.few = [2]heapRange{}
+		p.told.few[0].Location, _ = own.Find(p.index, n)
+	}
+	copy(unsafe.Slice((*heapRange)(to), len(list)), list)
+	return true
+}
+
+// Note returns what this rank tells in its slot. It points into p.
+func (p *Places) Note() arrive.Note {
+	if p.block != nil {
+		return arrive.Note{Data: p.block, Bytes: p.bytes}
+	}
+	return arrive.Note{Data: unsafe.Pointer(&p.told), Bytes: p.bytes}
+}
+
+// Free gives back the memory of a list. The operation is over for this rank, or was not announced.
+func (p *Places) Free() {
+	if p.block != nil {
+		mem.Free(p.block)
+	}
+	if p.index != nil {
+		_ = p.heap.Free(p.index)
+	}
+	p.block, p.index = nil, nil
+}
+
+// mappedSides returns the memory of this rank that is read, and that is written. Each side has no
+// parts, one, or as many as the caller's. ok is false if the operation works in place among shares.
+func (a *Args) mappedSides() (in, out []Part, ok bool) {
+	if Gives(a) {
+		if a.inPlaceAmongShares() {
+			return nil, nil, false
+		}
+		in = a.ranges(Input(a))
+	}
+	if a.WritesRecv() {
+		out = a.ranges(a.Recv)
+	}
+	return in, out, true
+}
+
+// ranges returns a side as one part if it is one range of memory, and as none if it is empty. In an
+// all_to_all one part stands for shares of one length.
+func (a *Args) ranges(parts []Part) []Part {
+	switch {
+	case totalCount(parts) == 0:
+		return nil
+	case len(parts) == 1:
+		return parts
+	case a.Trait().Shares == op.Pairwise && slices.ContainsFunc(parts, func(p Part) bool { return p.Count != parts[0].Count }):
+		return parts
+	}
+	if whole, ok := a.joined(parts); ok {
+		return []Part{whole}
+	}
+	return parts
+}
+
+// disjoint tells whether no two parts share memory.
+func (a *Args) disjoint(parts []Part) bool {
+	inOrder := func(parts []Part) bool {
+		end := uintptr(0)
+		for i := range parts {
+			if parts[i].Count == 0 {
+				continue
+			}
+			if uintptr(parts[i].Data) < end {
+				return false
+			}
+			end = uintptr(a.at(parts[i].Data, parts[i].Count))
+		}
+		return true
+	}
+	if inOrder(parts) { // the usual case
+		return true
+	}
+	sorted := slices.Clone(parts)
+	slices.SortFunc(sorted, func(x, y Part) int { return cmp.Compare(uintptr(x.Data), uintptr(y.Data)) })
+	return inOrder(sorted)
+}
+
+// told is what another rank has told of its tensors. The ranges of a note lie in shared memory. What they
+// say comes from another process, so nothing there is trusted.
+type told struct {
+	in, out []heapRange
+	blind   bool // this rank cannot map the index
+	indexed bool
+}
+
+// once reads a range that may lie in shared memory, where it may change at any time: what is checked is
+// what is used. placeOf is the same for a location.
+func (h *heapRange) once() heapRange {
+	return heapRange{placeOf(&h.Location), atomic.LoadInt64(&h.Count)}
+}
+
+func placeOf(l *heap.Location) heap.Location {
+	return heap.Location{Offset: atomic.LoadInt64(&l.Offset), Generation: atomic.LoadUint64(&l.Generation)}
+}
+
+// Bystander prepares the operation of a call whose tensors this rank cannot work in (shm.NewBystander).
+func (a *Args) Bystander() (*shm.Op, error) {
+	call := shm.Call{Seq: a.Seq, Rank: a.Rank, Size: a.Size, YieldEvery: a.Node.Lines.Yields()}
+	call.Words, call.Chunks = a.Node.Lines.Chunks(a.Seq)
+	return shm.NewBystander(&call)
+}
+
+// sharedOp prepares the operation, once all ranks have arrived. If this rank cannot map a tensor of
+// another rank, it leaves the work to the others.
+func (a *Args) sharedOp() (*shm.Op, error) {
+	in, out, _ := a.mappedSides()
+	parts, blind := len(in)+len(out), false
+	var room [8]told
+	all := room[:]
+	if a.Size > len(room) {
+		all = make([]told, a.Size)
+	}
+	all = all[:a.Size]
+	for r := range all {
+		if r == a.Rank {
+			continue
+		}
+		var ok bool
+		if all[r], ok = a.readNote(r); !ok {
+			return nil, a.notAsAgreed(r)
+		}
+		parts += len(all[r].in) + len(all[r].out)
+		blind = blind || all[r].blind
+	}
+	lines := a.Node.Lines
+	call := shm.Call{Seq: a.Seq, Code: a.Code, DType: a.DType, Reduce: a.Reduce, Scale: a.Scale, Count: a.Count,
+		Rank: a.Rank, Size: a.Size, Root: a.Root, Parts: parts, YieldEvery: lines.Yields()}
+	call.Words, call.Chunks = lines.Chunks(a.Seq)
+	switch {
+	case a.Agreed&Even != 0:
+	case a.Trait().Shares == op.Pairwise:
+		all[a.Rank] = told{in: counts(in), out: counts(out)}
+		if err := a.differingPairs(&call, all); err != nil {
+			return nil, err
+		}
+	default:
+		call.Shares = make([]int64, a.Size)
+		for r := range call.Shares {
+			call.Shares[r] = a.shareCount(r)
+		}
+	}
+	o, err := shm.New(&call)
+	if err != nil {
+		return nil, err
+	}
+	for r := 0; r < len(all) && !blind; r++ {
+		if r == a.Rank {
+			for i := range in {
+				o.Add(shm.In, r, in[i].Data, in[i].Count)
+			}
+			for i := range out {
+				o.Add(shm.Out, r, out[i].Data, out[i].Count)
+			}
+			continue
+		}
+		mapped, ok := a.addSides(&call, o, r, &all[r])
+		switch {
+		case ok:
+			blind = !mapped
+		case all[r].indexed: // the index is not there any more
+			blind = true
+		default:
+			o.Free()
+			return nil, a.notAsAgreed(r)
+		}
+	}
+	if blind {
+		o.CannotMap()
+	}
+	return o, nil
+}
+
+// readNote returns what another rank has told. ok is false if its slot cannot hold the tensors of such
+// a call.
+func (a *Args) readNote(r int) (s told, ok bool) {
+	t := a.Trait()
+	note, bytes := a.Node.Lines.Note(a.Seq, r)
+	if bytes < headBytes {
+		return s, false
+	}
+	sides := atomic.LoadUint64((*uint64)(note)) // read once: another process may change it
+	head := *(*rangesHead)(unsafe.Pointer(&sides))
+	gives, gets := t.Gives.Includes(a.Root, r), t.WritesRecv(a.Root, r)
+	same := head.in == inPlace && gives && gets && t.Shares == op.NoShares
+	if same {
+		head.in = 0
+	}
+	if !a.hasSide(int(head.in), gives, t.Send.PerRank()) || !a.hasSide(int(head.out), gets, t.Recv.PerRank()) {
+		return s, false
+	}
+	n := int64(head.in) + int64(head.out)
+	list := unsafe.Add(note, headBytes)
+	var both []heapRange
+	switch {
+	case bytes == headBytes+n*rangeBytes:
+		both = unsafe.Slice((*heapRange)(list), n)
+	case bytes == indexBytes && n > 0:
+		s.indexed = true
+		both = make([]heapRange, n)
+		if err := a.Node.Read(r, placeOf((*heap.Location)(list)), unsafe.Slice((*byte)(unsafe.Pointer(&both[0])), n*rangeBytes)); err != nil {
+			s.blind = true
+			return s, true
+		}
+	default:
+		return s, false
+	}
+	s.in, s.out = both[:head.in], both[head.in:]
+	if same {
+		s.in = s.out
+	}
+	return s, true
+}
+
+// hasSide tells whether a side of another rank can have that many ranges.
+func (a *Args) hasSide(ranges int, has, perRank bool) bool {
+	switch {
+	case ranges == 0 || has && ranges == 1:
+		return true
+	case a.Code == op.AllReduceCoalesced:
+		return has && ranges == len(a.Recv)
+	}
+	return has && perRank && ranges == a.Size
+}
+
+// addSides adds the tensors of another rank. ok is false if they do not have the length that the call
+// needs, mapped if this process cannot map one of them.
+func (a *Args) addSides(c *shm.Call, o *shm.Op, r int, s *told) (mapped, ok bool) {
+	t := a.Trait()
+	given, got := int64(0), int64(0)
+	if t.Gives.Includes(a.Root, r) {
+		given = a.sideCount(c, shm.In, t.Send.PerRank(), r)
+	}
+	if t.WritesRecv(a.Root, r) {
+		got = a.sideCount(c, shm.Out, t.Recv.PerRank(), r)
+	}
+	if mapped, ok = a.addSide(o, shm.In, r, s.in, given); !mapped || !ok {
+		return mapped, ok
+	}
+	return a.addSide(o, shm.Out, r, s.out, got)
+}
+
+// sideCount returns how many elements a side of rank r has.
+func (a *Args) sideCount(c *shm.Call, side shm.Side, perRank bool, r int) (count int64) {
+	switch {
+	case a.Trait().Shares == op.Pairwise && c.Shares != nil:
+		for other := range a.Size {
+			if side == shm.In {
+				count += c.Shares[c.ShareOf(r, other)]
+			} else {
+				count += c.Shares[c.ShareOf(other, r)]
+			}
+		}
+		return count
+	case perRank:
+		return a.shareBegin(a.Size)
+	}
+	return a.shareCount(r)
+}
+
+func (a *Args) addSide(o *shm.Op, side shm.Side, r int, ranges []heapRange, count int64) (mapped, ok bool) {
+	for i := range ranges {
+		at := ranges[i].once()
+		if at.Count < 0 || at.Count > count {
+			return true, false
+		}
+		if count -= at.Count; at.Count == 0 {
+			continue
+		}
+		data, err := a.Node.Reach(r, at.Location, at.Count*a.elem())
+		if err != nil {
+			return false, true
+		}
+		o.Add(side, r, data, at.Count)
+	}
+	return true, count == 0
+}
+
+// mostBytes is more than any memory: no call moves so much between all its ranks.
+const mostBytes = 1 << 48
+
+// differingPairs tells the operation how long the shares of an all_to_all are. What one rank gives
+// another must be what that one expects; else all ranks find the same error.
+func (a *Args) differingPairs(c *shm.Call, all []told) error {
+	c.Shares = make([]int64, a.Size*a.Size)
+	left := mostBytes / a.elem()
+	for from := range all {
+		for to := range all {
+			sent := a.shareIn(all[from].in, to)
+			if sent < 0 || sent > left {
+				return a.notAsAgreed(from)
+			}
+			left -= sent
+			c.Shares[c.ShareOf(from, to)] = sent
+		}
+	}
+	for from := a.Size - 1; from >= 0; from-- {
+		for to := a.Size - 1; to >= 0; to-- {
+			sent, expected := c.Shares[c.ShareOf(from, to)], a.shareIn(all[to].out, from)
+			if sent != expected {
+				return a.lengthsDiffer(from, to, sent, expected)
+			}
+		}
+	}
+	return nil
+}
+
+// counts returns the lengths of this rank's parts.
+func counts(parts []Part) []heapRange {
+	list := make([]heapRange, len(parts))
+	for i := range parts {
+		list[i].Count = parts[i].Count
+	}
+	return list
+}
+
+// shareIn returns the length of a rank's share in a side of an all_to_all. One range has shares of one
+// length.
+func (a *Args) shareIn(side []heapRange, rank int) int64 {
+	switch len(side) {
+	case 0:
+		return 0
+	case 1:
+		return atomic.LoadInt64(&side[0].Count) / int64(a.Size)
+	}
+	return atomic.LoadInt64(&side[rank].Count)
+}
+
+// lengthsDiffer is the error that a rank gives another one more or less than that one expects.
+func (a *Args) lengthsDiffer(from, to int, sent, expected int64) error {
+	if to == a.Rank {
+		return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there; nothing was sent",
+			from, sent, to, expected, from, to).WithRanks(from, to)
+	}
+	return status.New(status.Mismatch, "all_to_all: rank %d of the group sends rank %d another length than that rank expects; nothing was sent",
+		from, to).WithRanks(from, to)
+}

@@ -1,0 +1,143 @@
+package group
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// dies ends the connections of a rank, as the kernel does when its process ends.
+func dies(e *Env) { e.alive.Close() }
+
+func TestARankOfAnotherNodeDies(t *testing.T) {
+	waits := map[string]func(e *Env, g *Group) error{
+		"a collective to which it does not come": func(_ *Env, g *Group) error {
+			_, err := submit(g, allReduce(floats(1)))
+			return err
+		},
+		"an asynchronous collective": func(_ *Env, g *Group) error {
+			d := allReduce(floats(1))
+			d.Flags = op.FlagAsync
+			h, _, err := g.Submit(d, false)
+			if err == nil {
+				_, err = h.Wait(-1, nil)
+			}
+			return err
+		},
+		"a message": func(_ *Env, g *Group) error {
+			b := floats(0)
+			d := desc(op.Recv, nil, []op.Buf{b})
+			d.Peer = 3
+			_, err := submit(g, d)
+			return err
+		},
+		"a new group": func(e *Env, _ *Group) error {
+			_, err := e.New(1, []int{0, 1, 2, 3}, 20*time.Second)
+			return err
+		},
+	}
+	for name, wait := range waits {
+		t.Run(name, func(t *testing.T) {
+			ranks(t, 4, []int{0, 0, 1, 1}, func(t *testing.T, e *Env, g *Group) {
+				assert.Empty(t, e.Watch().Off)
+				if g.Rank == 3 {
+					dies(e)
+					return
+				}
+				err := wait(e, g)
+				var s *status.Error
+				if assert.True(t, errors.As(err, &s), "%v", err) {
+					assert.Equal(t, status.PeerDied, s.Code, "%v", err)
+					assert.Equal(t, []int{3}, s.Ranks)
+					assert.Contains(t, s.Msg, "rank(s) [3] died: its process on host ")
+				}
+				watch := e.Watch()
+				if assert.Len(t, watch.Dead, 1) {
+					assert.Equal(t, 3, watch.Dead[0].Rank)
+				}
+			})
+		})
+	}
+}
+
+func TestNoConnectionsInAJobOfOneNode(t *testing.T) {
+	ranks(t, 2, nil, func(t *testing.T, e *Env, _ *Group) {
+		assert.Nil(t, e.alive)
+		assert.Equal(t, Watch{After: 5, Off: "all ranks are on one node", Dead: []Death{}}, e.Watch())
+	})
+}
+
+func TestDeathsOfOtherNodesAreNotSeenIfTheUserWantsSo(t *testing.T) {
+	t.Setenv("PADDLEMPI_DEAD_AFTER", "0")
+	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *Env, g *Group) {
+		assert.Nil(t, e.alive)
+		assert.Equal(t, "PADDLEMPI_DEAD_AFTER is 0 on rank 1", e.Watch().Off)
+		_, err := submit(g, allReduce(floats(1)))
+		assert.NoError(t, err)
+	})
+}
+
+func TestARankThatCannotListenTurnsItOffForAll(t *testing.T) {
+	t.Setenv("PADDLEMPI_IFNAME", "nosuch")
+	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *Env, g *Group) {
+		assert.Nil(t, e.alive)
+		assert.Contains(t, e.Watch().Off, "PADDLEMPI_IFNAME=nosuch names no interface")
+		_, err := submit(g, allReduce(floats(1)))
+		assert.NoError(t, err)
+	})
+}
+
+func TestAWrongTimeIsAnErrorOfInit(t *testing.T) {
+	t.Setenv("PADDLEMPI_DEAD_AFTER", "1")
+	lib := mpifake.New(1)[0]
+	_, err := NewEnv(lib, lib.World(), time.Second, nil)
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+}
+
+func TestRanksThatLeaveInOrderDoNotDie(t *testing.T) {
+	ranks(t, 4, []int{0, 0, 1, 2}, func(t *testing.T, e *Env, g *Group) {
+		_, err := submit(g, allReduce(floats(1)))
+		assert.NoError(t, err)
+		settled, err := e.Leave()
+		assert.NoError(t, err)
+		assert.True(t, settled)
+		if g.Rank == 2 {
+			time.Sleep(100 * time.Millisecond) // the others wait for this rank, and it finds them gone
+		}
+		assert.True(t, e.AwaitDepartures(), "MPI can be finalized")
+		dies(e)
+		assert.Empty(t, e.Watch().Dead)
+	})
+}
+
+func TestRanksThatDestroyTheWorldDoNotDie(t *testing.T) {
+	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *Env, g *Group) {
+		settled, err := e.Destroy()
+		assert.NoError(t, err)
+		assert.True(t, settled)
+		assert.Eventually(t, e.AllDeparted, 20*time.Second, time.Millisecond)
+		if g.Rank == 2 {
+			time.Sleep(100 * time.Millisecond) // finds the others gone
+			assert.Empty(t, e.Watch().Dead)
+		}
+		assert.NoError(t, e.Close())
+		dies(e)
+	})
+}
+
+func TestTheEndDoesNotWaitForADeadRank(t *testing.T) {
+	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *Env, g *Group) {
+		if g.Rank == 2 {
+			dies(e)
+			return
+		}
+		_, _ = e.Leave()
+		assert.False(t, e.AwaitDepartures(), "MPI cannot be finalized")
+	})
+}

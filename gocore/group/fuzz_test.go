@@ -1,0 +1,253 @@
+package group
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// named are the codes of the errors that ranks may get when one of them is damaged.
+var named = []status.Code{status.OK, status.Timeout, status.Mismatch, status.Refused, status.PeerLeft, status.PeerDied, status.GroupBroken,
+	status.MPI, status.NoMemory, status.Truncate, status.Cuda, status.Unsupported}
+
+// linesOf returns the memory of the lines of a group.
+func linesOf(g *Group) []byte {
+	words, n := g.node.Lines.Chunks(0) // the first of the words that end the lines
+	size := arrive.LinesSize(g.Size)
+	begin := unsafe.Add(words, -(size - int64(8*n*arrive.Slots)))
+	return unsafe.Slice((*byte)(begin), size)
+}
+
+// inHeap makes a buffer of n float32 in the heap of this process, which is freed at the end of the test
+// unless kept is set by then.
+func inHeap(t *testing.T, n int64, kept *atomic.Bool) op.Buf {
+	own, err := heap.Own()
+	require.NoError(t, err)
+	p, err := own.Alloc(4 * n)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if !kept.Load() {
+			assert.NoError(t, own.Free(p))
+		}
+	})
+	clear(unsafe.Slice((*float32)(p), n))
+	return op.Buf{Data: p, Count: n, DType: op.Float32, DeviceType: op.DeviceCPU}
+}
+
+// end destroys a world. If it cannot be freed, operations of it may still use their tensors.
+func end(t *testing.T, e *Env) (settled bool) {
+	settled, err := e.Destroy()
+	assert.NoError(t, err)
+	if settled {
+		_ = e.Close() // the fake MPI does not free communicators of broken groups
+	}
+	return settled
+}
+
+// scribble writes an 8-byte value where an input says: into the block of rank 1 in the lines, anywhere in
+// the lines, or into the chunk words.
+func scribble(lines []byte, chunks int, where byte, at uint16, value uint64) {
+	own := int(arrive.LinesSize(2)-int64(8*chunks*arrive.Slots)) / 2 // a block and notes are as long as the other's
+	const block = (arrive.Slots + 2) * 64
+	offset := 0
+	switch where % 3 {
+	case 0:
+		offset = block + 8*int(at)%block
+	case 1:
+		offset = 8 * int(at) % (len(lines) - 8)
+	case 2:
+		offset = 2*own + 8*(int(at)%(chunks*arrive.Slots))
+	}
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&lines[offset])), value)
+}
+
+// FuzzDamagedRank has two ranks that make the same collectives, one after another. Between them rank 1 writes
+// what the input says into the memory that both share. Every call ends in time, with its result or with an
+// error that is meant for it.
+func FuzzDamagedRank(f *testing.F) {
+	step := func(kind, where byte, at uint16, value uint64) []byte {
+		b := binary.LittleEndian.AppendUint16([]byte{kind, where}, at)
+		return binary.LittleEndian.AppendUint64(b, value)
+	}
+	for kind := range byte(6) {
+		good := step(kind, 255, 0, 0)
+		f.Add(slices.Concat(good, good, good))
+		f.Add(slices.Concat(good, step(kind, 0, 8*3, 1<<40)))                  // the number of a slot
+		f.Add(slices.Concat(good, step(kind, 0, 8*2+4, ^uint64(0))))           // flags, length and mark
+		f.Add(slices.Concat(good, step(kind, 0, 8*2+5, 1<<40)))                // a note
+		f.Add(slices.Concat(good, step(kind, 2, 256*2+1, 3<<20|1<<4|1), good)) // a chunk that rank 1 works on
+		f.Add(slices.Concat(good, step(kind, 2, 256*2+2, ^uint64(0)), good))
+		f.Add(slices.Concat(good, step(kind, 0, 8*arrive.Slots, ^uint64(0)), good)) // how far it has come
+		f.Add(slices.Concat(good, step(kind, 0, 8*arrive.Slots+8, ^uint64(0)), good))
+	}
+	f.Fuzz(func(t *testing.T, input []byte) {
+		const stepBytes, most = 12, 8
+		input = input[:min(len(input), most*stepBytes)]
+		libs := mpifake.New(2, mpifake.Patience(time.Second))
+		var all sync.WaitGroup
+		var unsettled atomic.Bool
+		began := time.Now()
+		for _, lib := range libs {
+			small, large, host := floats(1, 2), inHeap(t, 1<<14, &unsettled), floats(make([]float32, 3000)...)
+			gathered := inHeap(t, 1<<15, &unsettled)
+			all.Add(1)
+			go func(lib mpi.Library) {
+				defer all.Done()
+				e, err := NewEnv(lib, lib.World(), 10*time.Second, nil)
+				if err != nil {
+					return // a busy machine: the fake MPI waits for a second only
+				}
+				g, err := e.World(0, 150*time.Millisecond)
+				if err != nil || g.node == nil {
+					return
+				}
+				lines := linesOf(g)
+				_, chunks := g.node.Lines.Chunks(0)
+				var handles []*work.Handle
+				for rest := input; len(rest) >= stepBytes; rest = rest[stepBytes:] {
+					spoil := func() {
+						if g.Rank == 1 && rest[1] != 255 {
+							scribble(lines, chunks, rest[1], binary.LittleEndian.Uint16(rest[2:]), binary.LittleEndian.Uint64(rest[4:]))
+						}
+					}
+					var d *op.Desc
+					switch rest[0] % 6 {
+					case 0:
+						d = allReduce(small)
+					case 1, 2:
+						d = allReduce(large)
+					case 3:
+						d = allReduce(host)
+					case 4:
+						d = desc(op.AllGather, []op.Buf{large}, []op.Buf{gathered})
+					default:
+						d = desc(op.Barrier, nil, nil)
+					}
+					async := rest[0]%6 == 2
+					if async {
+						d.Flags = op.FlagAsync
+					} else {
+						spoil()
+					}
+					h, _, err := g.Submit(d, false)
+					assert.Contains(t, named, status.CodeOf(err), "%v", err)
+					if h != nil {
+						handles = append(handles, h)
+					}
+					if async {
+						spoil()
+					}
+				}
+				for _, h := range handles {
+					_, err := h.Wait(5*time.Second, nil)
+					assert.Contains(t, named, status.CodeOf(err), "%v", err)
+				}
+				if !end(t, e) {
+					unsettled.Store(true)
+				}
+			}(lib)
+		}
+		all.Wait()
+		assert.Less(t, time.Since(began), time.Minute)
+	})
+}
+
+// FuzzMail has a rank in the middle of a meeting and of questions, to whom another one sends what the input
+// says as mail: each letter is its kind, the key's choice, its length, and its body.
+func FuzzMail(f *testing.F) {
+	letter := func(kind, key byte, body ...byte) []byte { return append([]byte{kind, key, byte(len(body))}, body...) }
+	number := make([]byte, 8)
+	number[0] = 1
+	f.Add([]byte{})
+	for kind := range byte(12) {
+		f.Add(slices.Concat(letter(kind, 0, number...), letter(kind, 1, number...), letter(kind, 2)))
+		f.Add(letter(kind, 1, slices.Concat(number, number)...))
+		f.Add(letter(kind, 3, slices.Concat(number, number, number)...))
+	}
+	f.Add(letter(byte(mailFail), 1, slices.Concat(number, []byte{255, 255, 255, 255, 0, 0, 0, 128})...))
+	f.Setenv("PADDLEMPI_DEAD_AFTER", "0") // connections would take most of the time
+	f.Add(letter(byte(mailReady), 1, slices.Concat(number, number)...))
+	f.Fuzz(func(t *testing.T, input []byte) {
+		libs := mpifake.New(2, mpifake.Nodes([]int{0, 1}), mpifake.Patience(5*time.Second))
+		var all sync.WaitGroup
+		first := byte(0)
+		if len(input) > 0 {
+			first = input[0] >> 7 // which rank is damaged, and so, which one leads the meeting
+		}
+		began := time.Now()
+		for _, lib := range libs {
+			all.Add(1)
+			go func(lib mpi.Library) {
+				defer all.Done()
+				e, err := NewEnv(lib, lib.World(), 10*time.Second, nil)
+				if !assert.NoError(t, err) {
+					return
+				}
+				defer end(t, e)
+				g, err := e.World(0, time.Second)
+				if !assert.NoError(t, err) {
+					return
+				}
+				pair := e.key([]int{0, 1})
+				e.unmake([]int{0, 1})
+				if g.Rank != int(first) {
+					g2, err := e.New(1, []int{0, 1}, 30*time.Millisecond)
+					if err == nil {
+						t.Error("the group was made without its other member", g2)
+					}
+					var named *status.Error
+					if assert.True(t, errors.As(err, &named)) {
+						for _, r := range named.Ranks {
+							assert.True(t, r == 0 || r == 1)
+						}
+					}
+					e.mail.mu.Lock()
+					assert.LessOrEqual(t, len(e.mail.inbox), 2*mostLetters)
+					e.mail.mu.Unlock()
+					return
+				}
+				keys := []uint64{0, pair, g.key, processKey}
+				for rest := input; len(rest) >= 3; {
+					n := min(int(rest[2]), len(rest)-3)
+					kind := mailKind(rest[0] & 0x7f)
+					if kind != mailGo { // it says that all members have come: then this rank is believed
+						e.mail.send(1-g.Rank, kind, keys[int(rest[1])%len(keys)], rest[3:3+n])
+					}
+					rest = rest[3+n:]
+				}
+				_ = e.mail.channel.Send(1-g.Rank, input) // no header at all
+			}(lib)
+		}
+		all.Wait()
+		assert.Less(t, time.Since(began), time.Minute)
+	})
+}
+
+// FuzzMismatch writes down what ranks have announced that say anything.
+func FuzzMismatch(f *testing.F) {
+	f.Add(uint64(3|12<<8|1<<16), uint64(5), uint64(0), uint64(3), uint64(0), uint64(1))
+	f.Add(uint64(200|99<<8|9<<16), ^uint64(0), uint64(1), ^uint64(0), ^uint64(0), ^uint64(0))
+	f.Add(uint64(3|12<<8|8<<16), uint64(5), uint64(7), uint64(1<<63), uint64(0), uint64(1))
+	g := &Group{Size: 2, Ranks: []int{4, 7}}
+	f.Fuzz(func(t *testing.T, a, b, c, x, y, z uint64) {
+		err := g.mismatch(&call{}, []arrive.Entry{{Signature: arrive.Signature{a, b, c}}, {Signature: arrive.Signature{x, y, z}}})
+		assert.Equal(t, status.Mismatch, status.CodeOf(err))
+		assert.Less(t, len(err.Error()), 1000)
+	})
+}

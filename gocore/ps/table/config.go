@@ -1,0 +1,155 @@
+package table
+
+// #include "table.h"
+import "C"
+
+import (
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Config says what a table is. It is the request of the control method table_new.
+type Config struct {
+	Dim         int64       `json:"dim"`
+	DType       string      `json:"dtype"`        // of the rows: float32, float16, bfloat16
+	Seed        uint64      `json:"seed"`         // of the first values
+	IDs         int64       `json:"num_ids"`      // ids are 0 to num_ids-1; 0: any id
+	MemoryLimit int64       `json:"memory_limit"` // bytes; 0: none
+	Refuse      bool        `json:"refuse"`       // refuse gradients that are not finite
+	Initializer Initializer `json:"initializer"`
+	Optimizer   Optimizer   `json:"optimizer"`
+}
+
+// Initializer says what a new row holds: zeros; uniform numbers from A to B; or normal ones of mean A
+// and standard deviation B.
+type Initializer struct {
+	Name string  `json:"name"`
+	A    float64 `json:"a"`
+	B    float64 `json:"b"`
+}
+
+// Optimizer says how a gradient changes a row. Fields that an optimizer has no use for are 0.
+type Optimizer struct {
+	Name               string   `json:"name"`
+	LearningRate       float64  `json:"learning_rate"`
+	WeightDecay        float64  `json:"weight_decay"`
+	ClipValue          *float64 `json:"clip_value"` // nil: no limit
+	ClipNorm           *float64 `json:"clip_norm"`  // nil: no limit
+	Momentum           float64  `json:"momentum"`
+	Nesterov           bool     `json:"nesterov"`
+	Beta1              float64  `json:"beta1"`
+	Beta2              float64  `json:"beta2"`
+	Epsilon            float64  `json:"epsilon"`
+	InitialAccumulator float64  `json:"initial_accumulator"`
+}
+
+var initializers = map[string]C.int32_t{"zeros": C.PT_ZEROS, "uniform": C.PT_UNIFORM, "normal": C.PT_NORMAL}
+
+// optimizers has what C calls each optimizer, and whether weight decay shrinks the row instead of adding
+// to the gradient.
+var optimizers = map[string]struct {
+	code      C.int32_t
+	decoupled bool
+}{
+	"sgd":              {C.PT_SGD, false},
+	"momentum":         {C.PT_MOMENTUM, false},
+	"adagrad":          {C.PT_ADAGRAD, false},
+	"row_wise_adagrad": {C.PT_ROW_WISE_ADAGRAD, false},
+	"adam":             {C.PT_ADAM, false},
+	"adamw":            {C.PT_ADAM, true},
+}
+
+func names[V any](of map[string]V) string {
+	var all []string
+	for name := range of {
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// check returns the dtype of the rows, or an error about the argument that is wrong.
+func (c *Config) check() (op.DType, error) {
+	wrong := func(format string, args ...any) (op.DType, error) {
+		return 0, status.New(status.Argument, "table: "+format, args...)
+	}
+	if c.Dim < 1 || c.Dim > MostDim {
+		return wrong("dim=%d is not from 1 to %d", c.Dim, MostDim)
+	}
+	var dtype op.DType
+	for d := range dtypes {
+		if d.String() == c.DType {
+			dtype = d
+		}
+	}
+	if dtype == 0 {
+		return 0, status.New(status.Type, "table: dtype=%q is none of float32, float16, bfloat16", c.DType)
+	}
+	if c.IDs < 0 {
+		return wrong("num_ids=%d is below 0", c.IDs)
+	}
+	if c.MemoryLimit < 0 {
+		return wrong("memory_limit=%d is below 0", c.MemoryLimit)
+	}
+	i, o := &c.Initializer, &c.Optimizer
+	if _, known := initializers[i.Name]; !known {
+		return wrong("initializer %q is none of %s", i.Name, names(initializers))
+	}
+	kind, known := optimizers[o.Name]
+	if !known {
+		return wrong("optimizer %q is none of %s", o.Name, names(optimizers))
+	}
+	if !finite(i.A) || !finite(i.B) || i.Name == "uniform" && i.B < i.A || i.Name == "normal" && i.B < 0 {
+		return wrong("initializer %s(%v, %v): the numbers must be finite, low at most high, std at least 0", i.Name, i.A, i.B)
+	}
+	for name, value := range map[string]float64{"learning_rate": o.LearningRate, "weight_decay": o.WeightDecay, "momentum": o.Momentum,
+		"epsilon": o.Epsilon, "initial_accumulator": o.InitialAccumulator} {
+		if !finite(value) || value < 0 {
+			return wrong("%s=%v is not a finite number of at least 0", name, value)
+		}
+	}
+	for name, value := range map[string]*float64{"clip_value": o.ClipValue, "clip_norm": o.ClipNorm} {
+		if value != nil && !(*value > 0) {
+			return wrong("%s=%v is not above 0", name, *value)
+		}
+	}
+	for name, value := range map[string]float64{"beta1": o.Beta1, "beta2": o.Beta2} {
+		if kind.code == C.PT_ADAM && !(value >= 0 && value < 1) {
+			return wrong("%s=%v is not from 0 to below 1", name, value)
+		}
+	}
+	return dtype, nil
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// step returns the numbers of an update with a learning rate, of which t is the step, from 1.
+func (o *Optimizer) step(rate float64, t int64) C.pt_step {
+	limit := func(p *float64) C.float {
+		if p == nil {
+			return C.float(math.Inf(1))
+		}
+		return C.float(*p)
+	}
+	s := C.pt_step{
+		rate: C.float(rate), weight_decay: C.float(o.WeightDecay), shrink: 1, clip_value: limit(o.ClipValue), clip_norm: limit(o.ClipNorm),
+		momentum: C.float(o.Momentum), epsilon: C.float(o.Epsilon), root: 1,
+	}
+	if o.Nesterov {
+		s.nesterov = 1
+	}
+	kind := optimizers[o.Name]
+	if kind.code == C.PT_ADAM {
+		s.beta2, s.left1, s.left2 = C.float(o.Beta2), C.float(1-o.Beta1), C.float(1-o.Beta2)
+		s.rate = C.float(rate / (1 - math.Pow(o.Beta1, float64(t))))
+		s.root = C.float(math.Sqrt(1 - math.Pow(o.Beta2, float64(t))))
+		if kind.decoupled {
+			s.weight_decay, s.shrink = 0, C.float(1-rate*o.WeightDecay)
+		}
+	}
+	return s
+}

@@ -1,0 +1,266 @@
+/* The memory of a table: blocks, slabs and indexes. */
+#include "table.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum {
+	HUGE = 2 << 20,
+	LEAST_BLOCK = 256 << 10,
+	MOST_BLOCK = 64 << 20,
+	SLAB = 32 << 10, /* the aim for the bytes of a slab */
+	LEAST_SLAB_ROWS = 8,
+	FIRST_BINS = 4
+};
+
+/* take counts bytes against the limit. */
+static int take(pt_table *t, int64_t bytes) {
+	int64_t now = __atomic_add_fetch(&t->bytes, bytes, __ATOMIC_RELAXED);
+	if (t->c.memory_limit == 0 || now <= t->c.memory_limit)
+		return PT_OK;
+	__atomic_sub_fetch(&t->bytes, bytes, __ATOMIC_RELAXED);
+	return PT_OVER_LIMIT;
+}
+
+static void give(pt_table *t, int64_t bytes) {
+	__atomic_sub_fetch(&t->bytes, bytes, __ATOMIC_RELAXED);
+}
+
+/* map_block maps memory of zeros. From the size of a huge page on it is aligned to one. */
+static void *map_block(size_t size) {
+	size_t extra = size >= HUGE ? HUGE : 0;
+	char *at = mmap(NULL, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (at == MAP_FAILED)
+		return NULL;
+	if (extra) {
+		size_t before = (HUGE - ((uintptr_t)at & (HUGE - 1))) & (HUGE - 1);
+		if (before)
+			munmap(at, before);
+		if (extra > before)
+			munmap(at + before + size, extra - before);
+		at += before;
+		madvise(at, size, MADV_HUGEPAGE); /* a wish */
+	}
+	return at;
+}
+
+/* new_block maps the next block: an eighth of all blocks so far, within bounds, and less if the
+ * limit leaves less. The caller holds the lock of the blocks. */
+static int new_block(pt_table *t) {
+	int64_t least = t->slab_bytes + 64, want = t->block_bytes / 8;
+	want = want < LEAST_BLOCK ? LEAST_BLOCK : want > MOST_BLOCK ? MOST_BLOCK : want;
+	if (want < least)
+		want = least;
+	int rc;
+	for (;;) {
+		int64_t unit = want >= HUGE ? HUGE : 4096;
+		int64_t size = (want + unit - 1) / unit * unit;
+		rc = take(t, size);
+		if (rc == PT_OK) {
+			pt_block *b = map_block((size_t)size);
+			if (b) {
+				b->next = t->blocks;
+				b->mapped = (size_t)size;
+				t->blocks = b;
+				t->block_bytes += size;
+				t->free_at = (char *)b + 64;
+				t->free_end = (char *)b + size;
+				return PT_OK;
+			}
+			give(t, size);
+			rc = PT_NO_MEMORY;
+		}
+		if (want == least)
+			return rc;
+		want = want / 2 < least ? least : want / 2;
+	}
+}
+
+/* new_slab returns a slab of zeros. */
+static int new_slab(pt_table *t, char **slab) {
+	int rc = PT_OK;
+	pthread_mutex_lock(&t->lock);
+	if (t->free_end - t->free_at < t->slab_bytes)
+		rc = new_block(t);
+	if (rc == PT_OK) {
+		*slab = t->free_at;
+		t->free_at += t->slab_bytes;
+	}
+	pthread_mutex_unlock(&t->lock);
+	return rc;
+}
+
+static int add_slab(pt_table *t, pt_shard *s) {
+	if (s->n_slabs == s->slab_room) {
+		uint32_t room = s->slab_room ? s->slab_room * 2 : 8;
+		int64_t more = (int64_t)(room - s->slab_room) * (int64_t)sizeof(char *);
+		int rc = take(t, more);
+		if (rc)
+			return rc;
+		char **slabs = realloc(s->slabs, room * sizeof *slabs);
+		if (slabs == NULL) {
+			give(t, more);
+			return PT_NO_MEMORY;
+		}
+		s->slabs = slabs;
+		s->slab_room = room;
+	}
+	int rc = new_slab(t, &s->slabs[s->n_slabs]);
+	if (rc == PT_OK)
+		s->n_slabs++;
+	return rc;
+}
+
+static void put(pt_bin *bins, uint32_t n, int64_t id, uint64_t hash, uint32_t row) {
+	uint32_t at = pt_bin_of(hash, n);
+	while (bins[at].used == PT_LANES)
+		at = at + 1 == n ? 0 : at + 1;
+	pt_bin *b = &bins[at];
+	b->id[b->used] = id;
+	b->row[b->used] = row;
+	b->used++;
+}
+
+static pt_bin *new_bins(uint32_t n) {
+	void *p;
+	if (posix_memalign(&p, sizeof(pt_bin), n * sizeof(pt_bin)))
+		return NULL;
+	memset(p, 0, n * sizeof(pt_bin));
+	return p;
+}
+
+/* grow makes the index of a shard larger by half. At most four fifths of it are in use. */
+static int grow(pt_table *t, pt_shard *s) {
+	uint64_t n = s->n_bins ? s->n_bins + (uint64_t)s->n_bins / 2 : FIRST_BINS;
+	if (n * PT_LANES > UINT32_MAX)
+		return PT_NO_MEMORY;
+	int64_t more = (int64_t)n * (int64_t)sizeof(pt_bin);
+	int rc = take(t, more);
+	if (rc)
+		return rc;
+	pt_bin *bins = new_bins((uint32_t)n);
+	if (bins == NULL) {
+		give(t, more);
+		return PT_NO_MEMORY;
+	}
+	for (uint32_t i = 0; i < s->n_bins; i++) {
+		const pt_bin *b = &s->bins[i];
+		for (uint32_t l = 0; l < b->used; l++)
+			put(bins, (uint32_t)n, b->id[l], pt_hash(&t->c, b->id[l]), b->row[l]);
+	}
+	free(s->bins);
+	give(t, (int64_t)s->n_bins * (int64_t)sizeof(pt_bin));
+	s->bins = bins;
+	s->n_bins = (uint32_t)n;
+	s->most = (uint32_t)(n * PT_LANES * 4 / 5);
+	return PT_OK;
+}
+
+int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, uint32_t *row) {
+	int rc = PT_OK;
+	if (s->rows == s->most)
+		rc = grow(t, s);
+	if (rc == PT_OK && s->rows >> t->slab_shift == s->n_slabs)
+		rc = add_slab(t, s);
+	if (rc)
+		return rc;
+	*row = s->rows;
+	pt_initialise(&t->c, id, pt_row(t, s, *row));
+	float *state = pt_state(t, s, *row);
+	for (int64_t i = 0; t->c.initial_state != 0 && i * 4 < t->state_bytes; i++)
+		state[i] = t->c.initial_state; /* else the slab is zero */
+	put(s->bins, s->n_bins, id, hash, *row);
+	__atomic_store_n(&s->rows, s->rows + 1,
+					 __ATOMIC_RELAXED); /* pt_rows reads it without the lock */
+	return PT_OK;
+}
+
+int64_t pt_state_bytes(int32_t optimizer, int64_t dim) {
+	switch (optimizer) {
+	case PT_SGD:
+		return 0;
+	case PT_ROW_WISE_ADAGRAD:
+		return 4;
+	case PT_ADAM:
+		return 8 * dim;
+	}
+	return 4 * dim;
+}
+
+pt_table *pt_new(const pt_config *c) {
+	pt_table *t;
+	if (posix_memalign((void **)&t, 128, sizeof *t))
+		return NULL;
+	memset(t, 0, sizeof *t);
+	t->c = *c;
+	int64_t element = c->dtype == PT_FLOAT32 ? 4 : 2;
+	t->row_bytes = (c->dim * element + 3) / 4 * 4;
+	t->state_bytes = pt_state_bytes(c->optimizer, c->dim);
+	int64_t rows = LEAST_SLAB_ROWS;
+	t->slab_shift = 3;
+	while (rows * 2 * (t->row_bytes + t->state_bytes) <= SLAB) {
+		rows *= 2;
+		t->slab_shift++;
+	}
+	t->state_offset = (rows * t->row_bytes + 63) / 64 * 64;
+	t->slab_bytes = (t->state_offset + rows * t->state_bytes + 63) / 64 * 64;
+	t->bytes = sizeof *t;
+	pthread_mutex_init(&t->lock, NULL);
+	/* Writers first: else pulls, which hold many locks for reading, could keep a push waiting. */
+	pthread_rwlockattr_t writers_first;
+	pthread_rwlockattr_init(&writers_first);
+	pthread_rwlockattr_setkind_np(&writers_first, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	for (int i = 0; i < PT_SHARDS; i++)
+		pthread_rwlock_init(&t->shard[i].lock, &writers_first);
+	pthread_rwlockattr_destroy(&writers_first);
+	return t;
+}
+
+void pt_free(pt_table *t) {
+	if (t == NULL)
+		return;
+	for (int i = 0; i < PT_SHARDS; i++) {
+		free(t->shard[i].bins);
+		free(t->shard[i].slabs);
+		pthread_rwlock_destroy(&t->shard[i].lock);
+	}
+	while (t->blocks) {
+		pt_block *b = t->blocks;
+		t->blocks = b->next;
+		munmap(b, b->mapped);
+	}
+	pthread_mutex_destroy(&t->lock);
+	free(t);
+}
+
+int64_t pt_rows(pt_table *t) {
+	int64_t rows = 0;
+	for (int i = 0; i < PT_SHARDS; i++)
+		rows += __atomic_load_n(&t->shard[i].rows, __ATOMIC_RELAXED);
+	return rows;
+}
+
+int64_t pt_index_bytes(pt_table *t) {
+	int64_t bytes = 0;
+	for (int i = 0; i < PT_SHARDS; i++) {
+		pthread_rwlock_rdlock(&t->shard[i].lock);
+		bytes += (int64_t)t->shard[i].n_bins * (int64_t)sizeof(pt_bin);
+		pthread_rwlock_unlock(&t->shard[i].lock);
+	}
+	return bytes;
+}
+
+int64_t pt_bytes(pt_table *t) {
+	return __atomic_load_n(&t->bytes, __ATOMIC_RELAXED);
+}
+
+int pt_room(pt_table *t, int64_t n) {
+	if (t->c.memory_limit == 0)
+		return 1;
+	int64_t now = pt_bytes(t), index = n * (int64_t)sizeof(pt_bin), slab = t->slab_bytes;
+	/* Rows, a slab begun in every shard, old and new indexes together, lists of slabs, a block. */
+	int64_t worst = n * (t->row_bytes + t->state_bytes + 64) + PT_SHARDS * (slab + 256) + index +
+					2 * now / 3 + MOST_BLOCK / 8;
+	return worst < t->c.memory_limit - now;
+}

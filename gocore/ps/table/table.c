@@ -1,0 +1,288 @@
+/* The calls of a table: a batch is sorted by shards, and goes to the code for this processor. */
+#include "../../reduce/float16.h"
+#include "table.h"
+
+#include <string.h>
+
+typedef int (*pt_worker)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p);
+
+typedef struct pt_sorted {
+	int64_t *ids;
+	uint32_t *at;
+	uint32_t *work;
+	float *sum;
+	uint32_t begin[PT_SHARDS + 1];
+} pt_sorted;
+
+enum { PULLED = 8192 }; /* ids of a pull for which locks are held at a time */
+
+static int64_t lines(int64_t bytes) {
+	return (bytes + 63) / 64 * 64;
+}
+
+/* The most ids of one portion are all of the batch. A portion's lists of unique ids need a power of
+ * 2 above twice its ids. */
+static int64_t work_words(int64_t n) {
+	return (PT_WORK + 4) * n + 128;
+}
+
+int64_t pt_scratch(const pt_table *t, int64_t n) {
+	return lines(8 * n) + lines(4 * n) + lines(n) + lines(4 * work_words(n)) +
+		   3 * lines(4 * t->c.dim + 64);
+}
+
+static int64_t id_at(const pt_batch *b, int64_t i) {
+	return b->id_bytes == 8 ? ((const int64_t *)b->ids)[i] : ((const int32_t *)b->ids)[i];
+}
+
+int pt_check(pt_table *t, pt_batch *b) {
+	if (t->c.ids == 0)
+		return PT_OK;
+	for (int64_t i = 0; i < b->n; i++) {
+		int64_t id = id_at(b, i);
+		if ((uint64_t)id >= (uint64_t)t->c.ids) {
+			b->fault = i;
+			b->value = id;
+			return PT_OUT_OF_RANGE;
+		}
+	}
+	return PT_OK;
+}
+
+/* sort_by_shards is a counting sort, so ids of one shard stay in order of appearance. */
+static void sort_by_shards(const pt_table *t, const pt_batch *b, pt_sorted *s) {
+	char *scratch = b->scratch;
+	s->ids = (int64_t *)scratch;
+	scratch += lines(8 * b->n);
+	s->at = (uint32_t *)scratch;
+	scratch += lines(4 * b->n);
+	uint8_t *shards = (uint8_t *)scratch;
+	scratch += lines(b->n);
+	s->sum = (float *)scratch;
+	scratch += 3 * lines(4 * t->c.dim + 64);
+	s->work = (uint32_t *)scratch;
+	uint32_t count[PT_SHARDS] = {0}, next[PT_SHARDS];
+	for (int64_t i = 0; i < b->n; i++) {
+		uint32_t shard = pt_shard_of(pt_hash(&t->c, id_at(b, i)));
+		shards[i] = (uint8_t)shard;
+		count[shard]++;
+	}
+	uint32_t sum = 0;
+	for (int i = 0; i < PT_SHARDS; i++) {
+		s->begin[i] = next[i] = sum;
+		sum += count[i];
+	}
+	s->begin[PT_SHARDS] = sum;
+	for (int64_t i = 0; i < b->n; i++) {
+		uint32_t to = next[shards[i]]++;
+		s->ids[to] = id_at(b, i);
+		s->at[to] = (uint32_t)i;
+	}
+}
+
+static int in_shard(pt_table *t, pt_batch *b, const pt_sorted *s, int shard, pt_worker work) {
+	pt_portion portion = {.ids = s->ids + s->begin[shard],
+						  .at = s->at + s->begin[shard],
+						  .n = s->begin[shard + 1] - s->begin[shard],
+						  .work = s->work,
+						  .sum = s->sum};
+	int rc = work(t, &t->shard[shard], b, &portion);
+	pthread_rwlock_unlock(&t->shard[shard].lock);
+	return rc;
+}
+
+/* each_shard calls work with the portions of a batch. Calls begin at different shards, and take
+ * those that no other thread holds first. */
+static int each_shard(pt_table *t, pt_batch *b, pt_worker work) {
+	if (b->n == 0)
+		return PT_OK;
+	pt_sorted s;
+	sort_by_shards(t, b, &s);
+	uint32_t first = __atomic_fetch_add(&t->turn, PT_SHARDS / 8 + 1, __ATOMIC_RELAXED) % PT_SHARDS;
+	int left[PT_SHARDS], n = 0, rc = PT_OK;
+	for (uint32_t i = 0; i < PT_SHARDS; i++) {
+		uint32_t shard = (first + i) % PT_SHARDS;
+		if (s.begin[shard] != s.begin[shard + 1])
+			left[n++] = (int)shard;
+	}
+	while (n > 0 && rc == PT_OK) {
+		int busy = 0;
+		for (int i = 0; i < n && rc == PT_OK; i++) {
+			if (pthread_rwlock_trywrlock(&t->shard[left[i]].lock))
+				left[busy++] = left[i];
+			else
+				rc = in_shard(t, b, &s, left[i], work);
+		}
+		if (busy == n && rc == PT_OK) {
+			pthread_rwlock_wrlock(&t->shard[left[0]].lock);
+			rc = in_shard(t, b, &s, left[0], work);
+			memmove(left, left + 1, (size_t)--busy * sizeof *left);
+		}
+		n = busy;
+	}
+	return rc;
+}
+
+#define CHOOSE(function, isa)                                                                      \
+	((isa) == PT_AVX512 ? function##_avx512                                                        \
+	 : (isa) == PT_AVX2 ? function##_avx2                                                          \
+						: function##_portable)
+
+int pt_push(pt_table *t, pt_batch *b) {
+	return each_shard(t, b, CHOOSE(pt_push, t->c.isa));
+}
+
+int pt_finite(pt_table *t, pt_batch *b) {
+	b->fault = CHOOSE(pt_finite, t->c.isa)(b->values, b->dtype, b->n * t->c.dim);
+	return b->fault < 0 ? PT_OK : PT_NOT_FINITE;
+}
+
+/* find returns the row of an id, or -1. */
+static int64_t find(const pt_table *t, const pt_shard *s, int64_t id) {
+	if (s->n_bins == 0)
+		return -1;
+	for (uint32_t at = pt_bin_of(pt_hash(&t->c, id), s->n_bins);;) {
+		const pt_bin *b = &s->bins[at];
+		for (uint32_t l = 0; l < b->used; l++)
+			if (b->id[l] == id)
+				return b->row[l];
+		if (b->used < PT_LANES)
+			return -1;
+		at = at + 1 == s->n_bins ? 0 : at + 1;
+	}
+}
+
+/* convert copies a row between the table, with 16-bit floats, and float32. */
+static void convert(const pt_table *t, uint16_t *mine, float *theirs, int into) {
+	int bf16 = t->c.dtype == PT_BFLOAT16;
+	for (int64_t j = 0; j < t->c.dim; j++) {
+		if (into)
+			mine[j] = bf16 ? store_bf16(theirs[j]) : store_f16(theirs[j]);
+		else
+			theirs[j] = bf16 ? load_bf16(mine[j]) : load_f16(mine[j]);
+	}
+}
+
+/* copy_rows copies rows and states out of the table (into = 0) or into it. */
+static int copy_rows(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p, int into) {
+	size_t row_bytes = (size_t)t->c.dim * (b->dtype == PT_FLOAT32 ? 4 : 2);
+	size_t state_bytes = (size_t)t->state_bytes;
+	for (uint32_t k = 0; k < p->n; k++) {
+		int64_t found = find(t, s, p->ids[k]);
+		uint32_t row = (uint32_t)found;
+		if (found < 0 && !into) {
+			b->fault = p->at[k];
+			b->value = p->ids[k];
+			return PT_ABSENT;
+		}
+		int rc = found < 0 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), &row) : PT_OK;
+		if (rc)
+			return rc;
+		char *mine = pt_row(t, s, row), *theirs = (char *)b->values + p->at[k] * row_bytes;
+		if (b->dtype != t->c.dtype)
+			convert(t, (uint16_t *)mine, (float *)theirs, into);
+		else
+			memcpy(into ? mine : theirs, into ? theirs : mine, row_bytes);
+		if (b->states && state_bytes) {
+			char *state = (char *)pt_state(t, s, row),
+				 *its = (char *)b->states + p->at[k] * state_bytes;
+			memcpy(into ? state : its, into ? its : state, state_bytes);
+		}
+	}
+	return PT_OK;
+}
+
+static int read_part(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
+	return copy_rows(t, s, b, p, 0);
+}
+
+static int write_part(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
+	return copy_rows(t, s, b, p, 1);
+}
+
+/* make makes the rows of ids. */
+static int make(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
+	(void)b;
+	for (uint32_t k = 0; k < p->n; k++) {
+		uint32_t row;
+		int rc = find(t, s, p->ids[k]) < 0
+					 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), &row)
+					 : PT_OK;
+		if (rc)
+			return rc;
+	}
+	return PT_OK;
+}
+
+/* pull_missing makes the rows of the ids at some places, and copies them. */
+static int pull_missing(pt_table *t, pt_batch *b, const uint32_t *places, uint32_t n) {
+	size_t row_bytes = (size_t)t->c.dim * (b->dtype == PT_FLOAT32 ? 4 : 2);
+	for (uint32_t k = 0; k < n; k++) {
+		int64_t id = id_at(b, places[k]);
+		uint64_t hash = pt_hash(&t->c, id);
+		pt_shard *s = &t->shard[pt_shard_of(hash)];
+		pthread_rwlock_wrlock(&s->lock);
+		int64_t found = find(t, s, id);
+		uint32_t row = (uint32_t)found;
+		int rc = found < 0 ? pt_insert(t, s, id, hash, &row) : PT_OK;
+		if (rc == PT_OK) {
+			char *to = (char *)b->values + places[k] * row_bytes, *from = pt_row(t, s, row);
+			if (b->dtype != t->c.dtype)
+				convert(t, (uint16_t *)from, (float *)to, 0);
+			else
+				memcpy(to, from, row_bytes);
+		}
+		pthread_rwlock_unlock(&s->lock);
+		if (rc)
+			return rc;
+	}
+	return PT_OK;
+}
+
+/* shards_of returns the shards of some ids, as a set of bits. */
+static uint64_t shards_of(const pt_table *t, const pt_batch *b, int64_t from, int64_t to) {
+	uint64_t shards = 0;
+	for (int64_t i = from; i < to; i++)
+		shards |= 1ull << pt_shard_of(pt_hash(&t->c, id_at(b, i)));
+	return shards;
+}
+
+int pt_pull(pt_table *t, pt_batch *b) {
+	if (b->values == NULL)
+		return each_shard(t, b, make);
+	uint32_t *missing = b->scratch;
+	int rc = PT_OK;
+	for (int64_t from = 0; from < b->n && rc == PT_OK; from += PULLED) {
+		int64_t to = b->n < from + PULLED ? b->n : from + PULLED;
+		uint64_t shards = shards_of(t, b, from, to);
+		for (uint64_t left = shards; left; left &= left - 1)
+			pthread_rwlock_rdlock(&t->shard[__builtin_ctzll(left)].lock);
+		uint32_t n = CHOOSE(pt_pull, t->c.isa)(t, b, (uint32_t)from, (uint32_t)to, missing);
+		for (uint64_t left = shards; left; left &= left - 1)
+			pthread_rwlock_unlock(&t->shard[__builtin_ctzll(left)].lock);
+		rc = pull_missing(t, b, missing, n);
+	}
+	return rc;
+}
+
+int pt_read(pt_table *t, pt_batch *b) {
+	return each_shard(t, b, read_part);
+}
+
+int pt_write(pt_table *t, pt_batch *b) {
+	return each_shard(t, b, write_part);
+}
+
+int64_t pt_ids(pt_table *t, int64_t *out, int64_t n) {
+	int64_t rows = 0;
+	for (int i = 0; i < PT_SHARDS; i++) {
+		pt_shard *s = &t->shard[i];
+		pthread_rwlock_rdlock(&s->lock);
+		for (uint32_t k = 0; k < s->n_bins; k++)
+			for (uint32_t l = 0; l < s->bins[k].used; l++, rows++)
+				if (rows < n)
+					out[rows] = s->bins[k].id[l];
+		pthread_rwlock_unlock(&s->lock);
+	}
+	return rows;
+}

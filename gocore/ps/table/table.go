@@ -1,0 +1,296 @@
+// Package table holds tables of embeddings: int64 id -> a row of floats and the state of its optimizer,
+// in C memory. A call takes a whole batch. A row that was never seen is made at its first touch, from
+// the seed and its id alone, so it depends neither on the order of calls nor on which server holds it.
+// table.h describes the memory, the locks and the order of the arithmetic; optimizers.h has the formulas.
+//
+// All methods of Table may be called from any thread at any time. Free waits for the calls under way.
+package table
+
+/*
+#cgo CFLAGS: -std=c11 -O3 -D_GNU_SOURCE
+#cgo !amd64,!arm64 LDFLAGS: -lm
+#cgo noescape pt_pull
+#cgo nocallback pt_pull
+#cgo noescape pt_push
+#cgo nocallback pt_push
+#cgo noescape pt_check
+#cgo nocallback pt_check
+#cgo noescape pt_finite
+#cgo nocallback pt_finite
+#cgo noescape pt_read
+#cgo nocallback pt_read
+#cgo noescape pt_write
+#cgo nocallback pt_write
+#include "table.h"
+*/
+import "C"
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Limits of what a table can be, and of one call.
+const (
+	MostDim   = 1 << 16
+	MostBatch = 1 << 30
+)
+
+var isas = map[string]C.int32_t{"portable": C.PT_PORTABLE, "avx2": C.PT_AVX2, "avx512": C.PT_AVX512}
+
+var dtypes = map[op.DType]C.int32_t{op.Float32: C.PT_FLOAT32, op.Float16: C.PT_FLOAT16, op.BFloat16: C.PT_BFLOAT16}
+
+// Table is one table.
+type Table struct {
+	Config
+	dtype op.DType
+	t     *C.pt_table // nil after Free
+	inUse sync.RWMutex
+	steps atomic.Int64 // the greatest step of a push
+}
+
+// New makes a table without rows.
+func New(c Config) (*Table, error) { return newFor(c, reduce.ISA()) }
+
+// newFor makes a table for an instruction set, which the processor must have.
+func newFor(c Config, isa string) (*Table, error) {
+	dtype, err := c.check()
+	if err != nil {
+		return nil, err
+	}
+	var secret [16]byte
+	_, _ = rand.Read(secret[:]) // it never fails
+	cc := C.pt_config{
+		dim: C.int64_t(c.Dim), ids: C.int64_t(c.IDs), memory_limit: C.int64_t(c.MemoryLimit), seed: C.uint64_t(c.Seed),
+		initial: [2]C.double{C.double(c.Initializer.A), C.double(c.Initializer.B)}, initial_state: C.float(c.Optimizer.InitialAccumulator),
+		initializer: initializers[c.Initializer.Name], dtype: dtypes[dtype], optimizer: optimizers[c.Optimizer.Name].code, isa: isas[isa],
+	}
+	cc.secret[0] = C.uint64_t(binary.LittleEndian.Uint64(secret[:]))
+	cc.secret[1] = C.uint64_t(binary.LittleEndian.Uint64(secret[8:]) | 1)
+	t := C.pt_new(&cc)
+	if t == nil {
+		return nil, status.New(status.NoMemory, "table: no memory for a new table")
+	}
+	return &Table{Config: c, dtype: dtype, t: t}, nil
+}
+
+// Free gives the memory of the table back. Later calls of its methods fail.
+func (t *Table) Free() {
+	t.inUse.Lock()
+	defer t.inUse.Unlock()
+	C.pt_free(t.t)
+	t.t = nil
+}
+
+// Batch is the memory of one call. The tensors are contiguous and in host memory. IDs is of int64 or
+// int32. Values has len(ids) x dim elements: of float32, or of the table's dtype.
+type Batch struct {
+	IDs, Values, States *op.Buf // Values and States may be nil where a method says so
+}
+
+// Pull copies the rows of the ids into Values, and makes those that are missing.
+func (t *Table) Pull(b Batch) error {
+	return t.call("pull", b, func(c *C.pt_batch) C.int { return C.pt_pull(t.t, c) })
+}
+
+// Push updates the rows of the ids by gradients, in Values, and makes those that are missing. The
+// gradients of an id that appears several times are added in order of appearance. rate replaces the
+// learning rate of the table unless it is NaN. step is the number of this update, from 1, of which
+// Adam's bias correction depends; 0: one more than the greatest so far.
+func (t *Table) Push(b Batch, rate float64, step int64) error {
+	if math.IsNaN(rate) {
+		rate = t.Optimizer.LearningRate
+	}
+	if rate < 0 || math.IsInf(rate, 0) {
+		return status.New(status.Argument, "push: learning_rate=%v is not a finite number of at least 0", rate)
+	}
+	if step < 0 {
+		return status.New(status.Argument, "push: step=%d is below 0; steps count from 1", step)
+	}
+	return t.call("push", b, func(c *C.pt_batch) C.int {
+		if t.Refuse {
+			if rc := C.pt_finite(t.t, c); rc != C.PT_OK {
+				return rc
+			}
+		}
+		if C.pt_room(t.t, c.n) == 0 {
+			values := c.values // make the rows first: if there is no room, no row is updated
+			c.values = nil
+			rc := C.pt_pull(t.t, c)
+			c.values = values
+			if rc != C.PT_OK {
+				return rc
+			}
+		}
+		if step == 0 {
+			step = t.steps.Add(1)
+		} else {
+			for now := t.steps.Load(); now < step && !t.steps.CompareAndSwap(now, step); now = t.steps.Load() {
+			}
+		}
+		c.step = t.Optimizer.step(rate, step)
+		return C.pt_push(t.t, c)
+	})
+}
+
+// Read copies rows and their states, of ids that are all there. States may be nil.
+func (t *Table) Read(b Batch) error {
+	return t.call("read", b, func(c *C.pt_batch) C.int { return C.pt_read(t.t, c) })
+}
+
+// Write sets rows and their states. States may be nil: then the states of new rows are their first ones,
+// and those of others stay.
+func (t *Table) Write(b Batch) error {
+	return t.call("write", b, func(c *C.pt_batch) C.int { return C.pt_write(t.t, c) })
+}
+
+// IDs fills out, of int64, with ids of the table, in no order, and returns how many rows there are.
+func (t *Table) IDs(out *op.Buf) (int64, error) {
+	if out.DType != op.Int64 {
+		return 0, status.New(status.Type, "ids: the result is of %v, not of int64", out.DType)
+	}
+	t.inUse.RLock()
+	defer t.inUse.RUnlock()
+	if t.t == nil {
+		return 0, freed()
+	}
+	return int64(C.pt_ids(t.t, (*C.int64_t)(out.Data), C.int64_t(out.Count))), nil
+}
+
+// Steps returns the greatest step of a push; SetSteps sets it.
+func (t *Table) Steps() int64     { return t.steps.Load() }
+func (t *Table) SetSteps(n int64) { t.steps.Store(n) }
+
+// Info says how large a table is.
+type Info struct {
+	Rows       int64 `json:"rows"`
+	Bytes      int64 `json:"bytes"`       // what the table holds of the machine
+	IndexBytes int64 `json:"index_bytes"` // of these, the lists of ids
+	RowBytes   int64 `json:"row_bytes"`   // of a row
+	StateBytes int64 `json:"state_bytes"` // of the state of a row
+	Steps      int64 `json:"steps"`
+}
+
+// Info returns what the table holds.
+func (t *Table) Info() (Info, error) {
+	t.inUse.RLock()
+	defer t.inUse.RUnlock()
+	if t.t == nil {
+		return Info{}, freed()
+	}
+	return Info{int64(C.pt_rows(t.t)), int64(C.pt_bytes(t.t)), int64(C.pt_index_bytes(t.t)), int64(t.t.row_bytes), int64(t.t.state_bytes), t.Steps()}, nil
+}
+
+func freed() error {
+	return status.New(status.Argument, "the table was closed")
+}
+
+// call checks a batch, gives it scratch memory, and translates the result.
+func (t *Table) call(name string, b Batch, work func(*C.pt_batch) C.int) error {
+	c, err := t.checked(name, b)
+	if err != nil {
+		return err
+	}
+	t.inUse.RLock()
+	defer t.inUse.RUnlock()
+	if t.t == nil {
+		return freed()
+	}
+	scratch, err := mem.Alloc(int64(C.pt_scratch(t.t, c.n)))
+	if err != nil {
+		return err
+	}
+	defer mem.Free(scratch)
+	c.scratch = scratch
+	rc := C.pt_check(t.t, &c)
+	if rc == C.PT_OK {
+		rc = work(&c)
+	}
+	return t.failure(name, rc, &c)
+}
+
+func (t *Table) failure(name string, rc C.int, c *C.pt_batch) error {
+	switch rc {
+	case C.PT_OK:
+		return nil
+	case C.PT_OVER_LIMIT:
+		return status.New(status.NoMemory, "%s: the table may hold %d bytes (memory_limit), and rows for the new ids of this call would need more; it has %d rows",
+			name, t.MemoryLimit, int64(C.pt_rows(t.t)))
+	case C.PT_NO_MEMORY:
+		return status.New(status.NoMemory, "%s: the machine has no memory for new rows; the table has %d rows in %d bytes", name, int64(C.pt_rows(t.t)), int64(C.pt_bytes(t.t)))
+	case C.PT_OUT_OF_RANGE:
+		return status.New(status.Argument, "%s: ids[%d] is %d; the table takes ids from 0 to %d (num_ids)", name, int64(c.fault), int64(c.value), t.Config.IDs-1)
+	case C.PT_NOT_FINITE:
+		row := int64(c.fault) / t.Dim
+		return status.New(status.Argument, "%s: gradients[%d, %d] is not finite (NaN or infinity); nothing was changed. non_finite=\"allow\" lets such gradients through",
+			name, row, int64(c.fault)%t.Dim)
+	case C.PT_ABSENT:
+		return status.New(status.Argument, "%s: ids[%d] is %d, which has no row", name, int64(c.fault), int64(c.value))
+	}
+	return status.New(status.Panic, "table: %s returned %d", name, int(rc))
+}
+
+// checked returns the batch for C, or an error about a tensor.
+func (t *Table) checked(name string, b Batch) (C.pt_batch, error) {
+	ids, values := b.IDs, b.Values
+	var c C.pt_batch
+	switch ids.DType {
+	case op.Int64:
+		c.id_bytes = 8
+	case op.Int32:
+		c.id_bytes = 4
+	default:
+		return c, status.New(status.Type, "%s: ids are of %v; they must be of int64 or int32", name, ids.DType)
+	}
+	if ids.Count > MostBatch {
+		return c, status.New(status.Argument, "%s: %d ids are more than one call takes, %d", name, ids.Count, MostBatch)
+	}
+	what := map[string]string{"pull": "out", "push": "gradients"}[name]
+	if what == "" {
+		what = "rows"
+	}
+	if values.DType != t.dtype && values.DType != op.Float32 {
+		also := ""
+		if t.dtype != op.Float32 {
+			also = " or of float32"
+		}
+		return c, status.New(status.Type, "%s: %s are of %v; they must be of the table's dtype %v%s", name, what, values.DType, t.dtype, also)
+	}
+	if values.Count != ids.Count*t.Dim {
+		return c, status.New(status.Argument, "%s: %s have %d elements; %d ids of dim %d need %d", name, what, values.Count, ids.Count, t.Dim, ids.Count*t.Dim)
+	}
+	if b.States != nil {
+		n := ids.Count * int64(C.pt_state_bytes(optimizers[t.Optimizer.Name].code, C.int64_t(t.Dim))) / 4
+		if b.States.DType != op.Float32 {
+			return c, status.New(status.Type, "%s: states are of %v; they must be of float32", name, b.States.DType)
+		}
+		if b.States.Count != n {
+			return c, status.New(status.Argument, "%s: states have %d elements; %d ids need %d", name, b.States.Count, ids.Count, n)
+		}
+		if n > 0 {
+			c.states = (*C.float)(b.States.Data)
+		}
+	}
+	for _, tensor := range []*op.Buf{b.IDs, b.Values, b.States} {
+		if tensor == nil {
+			continue
+		}
+		if !tensor.Contiguous() {
+			return c, status.New(status.Argument, "%s: a tensor is not contiguous; pass a contiguous copy", name)
+		}
+		if !tensor.OnHost() {
+			return c, status.New(status.Unsupported, "%s: a tensor is in device memory; tables take host memory: move it to the CPU", name)
+		}
+	}
+	c.ids, c.n = ids.Data, C.int64_t(ids.Count)
+	c.values, c.dtype = values.Data, dtypes[values.DType]
+	return c, nil
+}

@@ -1,0 +1,240 @@
+/* A table of embeddings: int64 id -> a row of dim floats, and the state of its optimizer.
+ *
+ * Memory. A table has 64 shards; the hash of an id says which one it is in. A shard has an index
+ * and slabs. The index is a list of bins of one cache line: five ids, their row numbers and
+ * their count. All ids of a bin are compared at once. A bin fills from its first place, and
+ * ids are never removed, so a search that finds a place free ends there. A slab holds a fixed
+ * number of rows, and behind them the states of these rows, both at a fixed stride. Slabs never
+ * move. They are cut from blocks of the table, which are large enough for huge pages.
+ *
+ * A call takes a whole batch. Every shard has a lock for readers and writers. A pull takes those of
+ * its shards for reading, for some thousand ids at a time, and copies rows in the order of the
+ * batch. A call that changes rows first sorts the ids by their shards, in order of appearance, and
+ * then works on one shard after the other, with the lock of that shard alone. If another thread
+ * holds it, it takes another shard first. So a row is seen whole by every thread, pulls do not wait
+ * for each other, and others wait only where they need the same shard at the same time. An index
+ * that grows stops its shard only. Nobody who holds a lock for writing waits for another one, so
+ * there is no deadlock.
+ *
+ * Why the result depends on nothing but the calls: a new row is computed from the seed and the id
+ * (initialise.c). The gradients of an id that appears several times in a push are added in their
+ * order of appearance, in float32, and the row is updated once. Every instruction set does the same
+ * float32 operations in the same order. */
+#ifndef PMPI_PS_TABLE_H
+#define PMPI_PS_TABLE_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#pragma GCC visibility push(hidden)
+
+enum { PT_SHARDS = 64, PT_SHARD_BITS = 6, PT_LANES = 5 };
+
+enum { PT_FLOAT32, PT_FLOAT16, PT_BFLOAT16 };
+
+enum { PT_ZEROS, PT_UNIFORM, PT_NORMAL };
+
+enum { PT_SGD, PT_MOMENTUM, PT_ADAGRAD, PT_ROW_WISE_ADAGRAD, PT_ADAM };
+
+enum { PT_PORTABLE, PT_AVX2, PT_AVX512 };
+
+/* What a call returns. */
+enum {
+	PT_OK,
+	PT_NO_MEMORY,    /* the machine refused memory */
+	PT_OVER_LIMIT,   /* the table would grow past its limit */
+	PT_OUT_OF_RANGE, /* fault.index is the place of the id */
+	PT_NOT_FINITE,   /* fault.index is the place of the element */
+	PT_ABSENT        /* fault.index is the place of the id */
+};
+
+/* pt_config says what a table is. */
+typedef struct pt_config {
+	int64_t dim;          /* elements of a row */
+	int64_t ids;          /* ids are 0 to ids-1; 0: any id */
+	int64_t memory_limit; /* bytes; 0: none */
+	uint64_t seed;
+	uint64_t secret[2]; /* of the hash; secret[1] is odd */
+	double initial[2];  /* low and high, or mean and standard deviation */
+	float initial_state;
+	int32_t initializer; /* PT_ZEROS, ... */
+	int32_t dtype;       /* of the rows: PT_FLOAT32, ... States are float32. */
+	int32_t optimizer;   /* PT_SGD, ... */
+	int32_t isa;         /* PT_PORTABLE, ... */
+	int32_t reserved;
+} pt_config;
+
+/* pt_step has the numbers of one update, in float32. */
+typedef struct pt_step {
+	float rate;         /* learning rate; of Adam divided by the bias correction of the mean */
+	float weight_decay; /* added to the gradient, times the row */
+	float shrink;       /* of decoupled weight decay: the row is multiplied by it first; 1: none */
+	float clip_value;   /* elements of a gradient are at most this far from 0; +Inf: no limit */
+	float clip_norm;    /* the norm of a row's gradient is at most this; +Inf: no limit */
+	float momentum;
+	float beta2;
+	float left1, left2; /* 1 - beta of the mean and of the square */
+	float root;         /* of Adam: the square root of the bias correction of the square */
+	float epsilon;
+	int32_t nesterov;
+} pt_step;
+
+typedef struct pt_bin {
+	int64_t id[PT_LANES];
+	uint32_t row[PT_LANES];
+	uint32_t used;
+} __attribute__((aligned(64))) pt_bin;
+
+typedef struct pt_shard {
+	pthread_rwlock_t lock;
+	pt_bin *bins;
+	uint32_t n_bins;
+	uint32_t rows;
+	uint32_t most; /* rows at which the index grows */
+	uint32_t n_slabs, slab_room;
+	char **slabs;
+} __attribute__((aligned(128))) pt_shard;
+
+typedef struct pt_block {
+	struct pt_block *next;
+	size_t mapped; /* bytes, from this header on */
+} pt_block;
+
+typedef struct pt_table {
+	pt_config c;
+	int64_t row_bytes;    /* of a row in its slab */
+	int64_t state_bytes;  /* of the state of a row */
+	int64_t state_offset; /* of the states in a slab */
+	int64_t slab_bytes;
+	uint32_t slab_shift;  /* a slab has 1 << slab_shift rows */
+	pthread_mutex_t lock; /* of the blocks */
+	pt_block *blocks;
+	char *free_at, *free_end; /* what is left of the newest block */
+	int64_t block_bytes;      /* of all blocks */
+	int64_t bytes;            /* of all memory; atomic */
+	uint32_t turn;            /* atomic: where the next call begins */
+	pt_shard shard[PT_SHARDS];
+} pt_table;
+
+/* pt_batch is one call. ids, values and states belong to the caller;
+ * they are contiguous, and aligned for their elements. */
+typedef struct pt_batch {
+	const void *ids;
+	int64_t n;
+	int32_t id_bytes; /* 4 or 8 */
+	int32_t dtype;    /* of values: PT_FLOAT32, or that of the table */
+	void
+		*values; /* n rows: the results of a pull or a read, gradients of a push, rows of a write */
+	float *states; /* n states of a read or a write; NULL: none */
+	void *scratch; /* pt_scratch bytes, aligned to a cache line */
+	pt_step step;  /* of a push */
+	int64_t fault; /* set with an error: the place of the id or element */
+	int64_t value; /* set with PT_OUT_OF_RANGE and PT_ABSENT: the id */
+} pt_batch;
+
+/* pt_state_bytes returns the bytes of the state of a row of dim elements. */
+int64_t pt_state_bytes(int32_t optimizer, int64_t dim);
+
+/* pt_new returns a table without rows, or NULL without memory. */
+pt_table *pt_new(const pt_config *c);
+
+/* pt_free frees a table that no call uses. */
+void pt_free(pt_table *t);
+
+/* pt_rows and pt_index_bytes say how many rows there are, and how many bytes the indexes take. */
+int64_t pt_rows(pt_table *t);
+int64_t pt_index_bytes(pt_table *t);
+
+/* pt_bytes returns how many bytes the table holds of the machine. */
+int64_t pt_bytes(pt_table *t);
+
+/* pt_scratch returns how many bytes of scratch memory a batch of n ids needs. */
+int64_t pt_scratch(const pt_table *t, int64_t n);
+
+/* pt_finite returns PT_NOT_FINITE if a gradient of the batch is not finite, with its place. */
+int pt_finite(pt_table *t, pt_batch *b);
+
+/* pt_check returns PT_OUT_OF_RANGE if the table does not take an id of the batch. */
+int pt_check(pt_table *t, pt_batch *b);
+
+/* pt_room returns 1 if n new rows surely stay within the limit of the table. */
+int pt_room(pt_table *t, int64_t n);
+
+/* pt_pull copies the rows of the ids into values, and makes those that are missing. values may be
+ * NULL: then it makes them only. pt_push updates the rows of the ids, and makes those that are
+ * missing. After an error, rows of some shards may have been updated: pt_pull without values first,
+ * where pt_room returns 0. pt_read copies rows and states, and pt_write sets them. Each returns a
+ * PT_* code. */
+int pt_pull(pt_table *t, pt_batch *b);
+int pt_push(pt_table *t, pt_batch *b);
+int pt_read(pt_table *t, pt_batch *b);
+int pt_write(pt_table *t, pt_batch *b);
+
+/* pt_ids copies at most n ids, in no order, and returns how many there are. */
+int64_t pt_ids(pt_table *t, int64_t *out, int64_t n);
+
+/* ---- between the files of this folder ---- */
+
+/* pt_portion is what a batch has in one shard, in order of appearance. */
+typedef struct pt_portion {
+	const int64_t *ids;
+	const uint32_t *at; /* places in the batch */
+	uint32_t n;
+	uint32_t *work; /* scratch memory of the portion: PT_WORK words for each id, and more */
+	float *sum;     /* two rows of floats, rounded up to 16 */
+} pt_portion;
+
+enum { PT_WORK = 8 };
+
+/* pt_insert makes the row of an id that is not there, in its shard. The caller holds the lock. Sets
+ * *row and returns a PT_* code. */
+int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, uint32_t *row);
+
+/* pt_initialise writes the first values of the row of an id. */
+void pt_initialise(const pt_config *c, int64_t id, void *row);
+
+/* The code for one instruction set (hot.h). pull copies the rows of the ids from one place of the
+ * batch to another, lists the places of those that have none, and returns how many these are; the
+ * caller holds the locks of their shards. push works on one portion, in the shard whose lock the
+ * caller holds, and returns a PT_* code. finite returns the place of the first element that is not
+ * finite, or -1. */
+#define PT_DECLARE(isa)                                                                            \
+	uint32_t pt_pull_##isa(pt_table *t, pt_batch *b, uint32_t from, uint32_t to,                   \
+						   uint32_t *missing);                                                     \
+	int pt_push_##isa(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p);                 \
+	int64_t pt_finite_##isa(const void *values, int dtype, int64_t n);
+PT_DECLARE(portable)
+PT_DECLARE(avx2)
+PT_DECLARE(avx512)
+
+static inline uint64_t pt_hash(const pt_config *c, int64_t id) {
+	unsigned __int128 product = (unsigned __int128)((uint64_t)id ^ c->secret[0]) * c->secret[1];
+	uint64_t folded = (uint64_t)product ^ (uint64_t)(product >> 64);
+	return folded * 0x9e3779b97f4a7c15u;
+}
+
+static inline uint32_t pt_shard_of(uint64_t hash) {
+	return (uint32_t)(hash >> (64 - PT_SHARD_BITS));
+}
+
+/* Bins are in the order of the hash, so a growing index is read and written from its beginning
+ * to its end. */
+static inline uint32_t pt_bin_of(uint64_t hash, uint32_t n_bins) {
+	return (uint32_t)((uint64_t)(uint32_t)(hash >> (32 - PT_SHARD_BITS)) * n_bins >> 32);
+}
+
+static inline char *pt_row(const pt_table *t, const pt_shard *s, uint32_t row) {
+	uint32_t in_slab = row & ((1u << t->slab_shift) - 1);
+	return s->slabs[row >> t->slab_shift] + (size_t)in_slab * (size_t)t->row_bytes;
+}
+
+static inline float *pt_state(const pt_table *t, const pt_shard *s, uint32_t row) {
+	uint32_t in_slab = row & ((1u << t->slab_shift) - 1);
+	return (float *)(s->slabs[row >> t->slab_shift] + t->state_offset +
+					 (size_t)in_slab * (size_t)t->state_bytes);
+}
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,210 @@
+package table
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func best() string { return reduce.ISA() }
+
+// has tells whether this processor has an instruction set.
+func has(isa string) bool {
+	return isa == "portable" || isa == best() || best() == "avx512"
+}
+
+// tensor copies values into memory outside the Go heap.
+func tensor[T any](t testing.TB, d op.DType, values []T) (*op.Buf, []T) {
+	t.Helper()
+	var one T
+	p, err := mem.Alloc(int64(len(values)) * int64(unsafe.Sizeof(one)))
+	require.NoError(t, err)
+	t.Cleanup(func() { mem.Free(p) })
+	inside := unsafe.Slice((*T)(p), len(values))
+	copy(inside, values)
+	return &op.Buf{Data: p, Count: int64(len(values)), DType: d, DeviceType: op.DeviceCPU}, inside
+}
+
+func newTable(t testing.TB, isa string, c Config) *Table {
+	t.Helper()
+	table, err := newFor(c, isa)
+	require.NoError(t, err)
+	t.Cleanup(table.Free)
+	return table
+}
+
+func config(optimizer string, dim int64) Config {
+	value, norm := 1.5, 4.0
+	return Config{Dim: dim, DType: "float32", Seed: 7, Initializer: Initializer{"normal", 0.1, 0.5},
+		Optimizer: Optimizer{Name: optimizer, LearningRate: 0.1, WeightDecay: 0.01, ClipValue: &value, ClipNorm: &norm, Momentum: 0.9,
+			Nesterov: true, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, InitialAccumulator: 0.1}}
+}
+
+// bits trains a table and returns the bits of its rows and states.
+func bits(t *testing.T, isa string, c Config, gradients op.DType) []uint32 {
+	table := newTable(t, isa, c)
+	random := rand.New(rand.NewPCG(1, 2))
+	const n = 500
+	for step := range 4 {
+		ids, of := tensor(t, op.Int64, make([]int64, n))
+		for i := range of {
+			of[i] = int64(random.IntN(200)) - 50
+		}
+		var values *op.Buf
+		if gradients == op.Float32 {
+			floats := make([]float32, n*c.Dim)
+			for i := range floats {
+				floats[i] = float32(random.NormFloat64())
+			}
+			values, _ = tensor(t, gradients, floats)
+		} else {
+			halves := make([]uint16, n*c.Dim)
+			for i := range halves {
+				halves[i] = uint16(random.IntN(0x3c00)) | uint16(random.IntN(2))<<15 // finite in both
+			}
+			values, _ = tensor(t, gradients, halves)
+		}
+		require.NoError(t, table.Push(Batch{IDs: ids, Values: values}, math.NaN(), int64(step)*2))
+	}
+	info, err := table.Info()
+	require.NoError(t, err)
+	ids, list := tensor(t, op.Int64, make([]int64, info.Rows))
+	rows, err := table.IDs(ids)
+	require.NoError(t, err)
+	require.Equal(t, info.Rows, rows)
+	slices.Sort(list)
+	values, row := tensor(t, op.Float32, make([]float32, rows*c.Dim))
+	states, state := tensor(t, op.Float32, make([]float32, rows*info.StateBytes/4))
+	require.NoError(t, table.Read(Batch{IDs: ids, Values: values, States: states}))
+	pulled, other := tensor(t, op.Float32, make([]float32, rows*c.Dim))
+	require.NoError(t, table.Pull(Batch{IDs: ids, Values: pulled}))
+	assert.Equal(t, row, other)
+	var all []uint32
+	for _, f := range append(slices.Clone(row), state...) {
+		all = append(all, math.Float32bits(f))
+	}
+	return all
+}
+
+// Every instruction set gives the same bits, in all optimizers, dtypes and lengths of rows.
+func TestInstructionSetsAgree(t *testing.T) {
+	for name := range optimizers {
+		for _, dim := range []int64{1, 15, 16, 40, 130} {
+			for _, dtype := range []op.DType{op.Float32, op.Float16, op.BFloat16} {
+				for _, gradients := range []op.DType{op.Float32, dtype} {
+					c := config(name, dim)
+					c.DType = dtype.String()
+					want := bits(t, "portable", c, gradients)
+					for _, isa := range []string{"avx2", "avx512"} {
+						if has(isa) && reduce.ISA() != "portable" {
+							assert.Equal(t, want, bits(t, isa, c, gradients), "%s %s dim %d %v %v", isa, name, dim, dtype, gradients)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// Ids that fall into few bins, so that searches go on to the next bin and around the end.
+func TestFullBins(t *testing.T) {
+	for _, isa := range []string{"portable", "avx2", "avx512"} {
+		if !has(isa) {
+			continue
+		}
+		table := newTable(t, isa, config("sgd", 3))
+		table.t.c.secret[0], table.t.c.secret[1] = 0, 1 // small ids differ in the low bits of the hash only
+		want := map[int64][]float32{}
+		for round := range 20 {
+			ids, of := tensor(t, op.Int64, make([]int64, 300))
+			for i := range of {
+				of[i] = int64(round*150+i) * 89 // multiples of a Fibonacci number lie close together
+			}
+			values, row := tensor(t, op.Float32, make([]float32, 900))
+			require.NoError(t, table.Pull(Batch{IDs: ids, Values: values}))
+			for i, id := range of {
+				mine := slices.Clone(row[3*i : 3*i+3])
+				if before, seen := want[id]; seen {
+					require.Equal(t, before, mine, "id %d", id)
+				}
+				want[id] = mine
+			}
+		}
+		info, err := table.Info()
+		require.NoError(t, err)
+		assert.EqualValues(t, len(want), info.Rows)
+	}
+}
+
+// Pushes of several threads, some of them past the limit, and a Free in between.
+func TestFreeUnderCalls(t *testing.T) {
+	c := config("adagrad", 8)
+	c.MemoryLimit = 2 << 20
+	table := newTable(t, best(), c)
+	var threads sync.WaitGroup
+	for thread := range 4 {
+		ids, of := tensor(t, op.Int64, make([]int64, 2000))
+		values, _ := tensor(t, op.Float32, make([]float32, 16000))
+		threads.Add(1)
+		go func() {
+			defer threads.Done()
+			for round := range 60 {
+				for i := range of {
+					of[i] = int64(thread*1000000 + round*500 + i)
+				}
+				if err := table.Push(Batch{IDs: ids, Values: values}, 0.1, 0); err != nil {
+					assert.Contains(t, []status.Code{status.NoMemory, status.Argument}, status.CodeOf(err), "%v", err)
+				}
+				if info, err := table.Info(); err == nil {
+					assert.LessOrEqual(t, info.Bytes, c.MemoryLimit)
+				}
+				if round == 50 && thread == 0 {
+					table.Free()
+				}
+			}
+		}()
+	}
+	threads.Wait()
+	ids, _ := tensor(t, op.Int64, []int64{1})
+	_, err := table.IDs(ids)
+	assert.ErrorContains(t, err, "closed")
+	_, err = table.Info()
+	assert.ErrorContains(t, err, "closed")
+}
+
+func TestWrongBatches(t *testing.T) {
+	table := newTable(t, best(), config("row_wise_adagrad", 2))
+	ids, _ := tensor(t, op.Int64, []int64{1, 2})
+	values, _ := tensor(t, op.Float32, make([]float32, 4))
+	short, _ := tensor(t, op.Float32, make([]float32, 3))
+	doubles, _ := tensor(t, op.Float64, make([]float64, 4))
+	device := *values
+	device.DeviceType = op.DeviceCUDA
+	for _, wrong := range []struct {
+		batch Batch
+		code  status.Code
+		text  string
+	}{
+		{Batch{IDs: values, Values: values}, status.Type, "ids are of float32"},
+		{Batch{IDs: ids, Values: doubles}, status.Type, "rows are of float64"},
+		{Batch{IDs: ids, Values: short}, status.Argument, "rows have 3 elements"},
+		{Batch{IDs: ids, Values: values, States: short}, status.Argument, "states have 3 elements; 2 ids need 2"},
+		{Batch{IDs: ids, Values: values, States: doubles}, status.Type, "states are of float64"},
+		{Batch{IDs: ids, Values: &device}, status.Unsupported, "device memory"},
+		{Batch{IDs: ids, Values: values}, status.Argument, "which has no row"},
+	} {
+		err := table.Read(wrong.batch)
+		assert.ErrorContains(t, err, wrong.text)
+		assert.Equal(t, wrong.code, status.CodeOf(err))
+	}
+}

@@ -1,0 +1,97 @@
+/* Threads pull, push, read and list one table, and write it, for ThreadSanitizer and
+ * AddressSanitizer. Arguments: threads, calls of each thread, ids, isa, seed. */
+#include "table.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DIM = 21, N = 300 };
+
+static pt_table *table;
+static int calls, ids, seed;
+
+static uint64_t next(uint64_t *state) {
+	*state = *state * 6364136223846793005u + 1442695040888963407u;
+	return *state >> 33;
+}
+
+static void *work(void *argument) {
+	uint64_t random = (uint64_t)(intptr_t)argument * 77 + (uint64_t)seed;
+	int64_t *batch = malloc(N * sizeof *batch);
+	float *values = malloc(N * DIM * sizeof *values);
+	float *states = malloc(N * DIM * 2 * sizeof *states);
+	void *scratch;
+	if (posix_memalign(&scratch, 64, (size_t)pt_scratch(table, N)))
+		exit(3);
+	intptr_t wrong = 0;
+	for (int call = 0; call < calls; call++) {
+		pt_batch b = {.ids = batch,
+					  .n = 1 + (int64_t)(next(&random) % N),
+					  .id_bytes = 8,
+					  .dtype = PT_FLOAT32,
+					  .values = values,
+					  .scratch = scratch,
+					  .step = {.rate = 1,
+							   .shrink = 1,
+							   .clip_value = INFINITY,
+							   .clip_norm = INFINITY,
+							   .momentum = 0.5f}};
+		for (int i = 0; i < b.n; i++)
+			batch[i] = (int64_t)(next(&random) % (uint64_t)ids);
+		switch (next(&random) % 5) {
+		case 0:
+		case 1:
+			for (int i = 0; i < b.n * DIM; i++)
+				values[i] = 1;
+			wrong += pt_finite(table, &b) != PT_OK || pt_push(table, &b) != PT_OK;
+			break;
+		case 2:
+		case 3: /* all elements of a row are the same, unless it is seen half updated */
+			wrong += pt_pull(table, &b) != PT_OK;
+			for (int i = 0; i < b.n; i++)
+				for (int j = 1; j < DIM; j++)
+					wrong += values[i * DIM + j] != values[i * DIM];
+			break;
+		case 4:
+			b.states = states;
+			b.n = pt_ids(table, batch, b.n < 50 ? b.n : 50) < b.n ? 0 : b.n < 50 ? b.n : 50;
+			wrong += pt_read(table, &b) != PT_OK || pt_write(table, &b) != PT_OK;
+			wrong += pt_rows(table) > ids || pt_bytes(table) < pt_index_bytes(table);
+			break;
+		}
+	}
+	free(batch);
+	free(values);
+	free(states);
+	free(scratch);
+	return (void *)wrong;
+}
+
+int main(int argc, char **argv) {
+	if (argc < 6)
+		return 2;
+	int threads = atoi(argv[1]);
+	calls = atoi(argv[2]);
+	ids = atoi(argv[3]);
+	seed = atoi(argv[5]);
+	pt_config c = {.dim = DIM,
+				   .secret = {(uint64_t)seed, 0x9e3779b97f4a7c15u},
+				   .optimizer = PT_MOMENTUM,
+				   .isa = atoi(argv[4])};
+	table = pt_new(&c);
+	pthread_t thread[16];
+	for (int i = 0; i < threads; i++)
+		pthread_create(&thread[i], NULL, work, (void *)(intptr_t)i);
+	intptr_t wrong = 0;
+	for (int i = 0; i < threads; i++) {
+		void *result;
+		pthread_join(thread[i], &result);
+		wrong += (intptr_t)result;
+	}
+	printf("%ld wrong, %s\n", (long)wrong, pt_rows(table) > 0 ? "some rows" : "no rows");
+	pt_free(table);
+	return wrong != 0;
+}

@@ -1,0 +1,108 @@
+package trace
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+)
+
+// After the header the file has the groups of this process, one after the other, in the order in which
+// they were made. A group is one of these records, in words of 4 bytes:
+//
+//	id, low and high half of the key, rank of this process in the group, number of members,
+//	step, and the world rank of the first member (step not 0: member i is first + i * step),
+//	or, with step 0, the world ranks of all members.
+const groupWords = 6 // before the members
+
+// mostMembers is how many members of groups a reader keeps in all: a record of a few bytes may stand for
+// as many as the world has ranks.
+const mostMembers = 1 << 22
+
+// Group is a group of this process. Key is the same on all its members.
+type Group struct {
+	ID    int64
+	Key   uint64
+	Rank  int
+	Ranks []int
+}
+
+// Join notes a group that was made. A group that finds no room is not noted: its operations have no
+// members in what a reader gets.
+func (r *Ring) Join(g Group) {
+	if r == nil || r.mem == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h := r.header()
+	area := r.mem[headerSize : headerSize+groupsSize]
+	record := encodeGroup(g)
+	if h.joined+uint64(len(record)) > uint64(len(area)) {
+		return
+	}
+	copy(area[h.joined:], record)
+	atomic.StoreUint64(&h.joined, h.joined+uint64(len(record)))
+}
+
+func encodeGroup(g Group) []byte {
+	members, step := g.Ranks, stepOf(g.Ranks)
+	if step != 0 {
+		members = members[:1]
+	}
+	var b []byte
+	for _, word := range []uint32{uint32(g.ID), uint32(g.Key), uint32(g.Key >> 32), uint32(g.Rank), uint32(len(g.Ranks)), uint32(int32(step))} {
+		b = binary.LittleEndian.AppendUint32(b, word)
+	}
+	for _, rank := range members {
+		b = binary.LittleEndian.AppendUint32(b, uint32(rank))
+	}
+	return b
+}
+
+// stepOf returns the distance of the ranks if it is always the same, else 0.
+func stepOf(ranks []int) int {
+	if len(ranks) < 2 {
+		return 0
+	}
+	step := ranks[1] - ranks[0]
+	for i := range ranks {
+		if ranks[i] != ranks[0]+i*step {
+			return 0
+		}
+	}
+	return step
+}
+
+// decodeGroups reads groups of a world of size ranks. It returns what comes before the first record
+// that is none.
+func decodeGroups(b []byte, size int) (groups []Group) {
+	left := mostMembers
+	for len(b) >= 4*groupWords {
+		var w [groupWords]uint32
+		for i := range w {
+			w[i] = binary.LittleEndian.Uint32(b[4*i:])
+		}
+		b = b[4*groupWords:]
+		rank, n, step := int(int32(w[3])), int(int32(w[4])), int(int32(w[5]))
+		stored := n
+		if step != 0 {
+			stored = 1
+		}
+		if n < 1 || n > size || n > left || rank < 0 || rank >= n || 4*stored > len(b) {
+			return groups
+		}
+		g := Group{ID: int64(w[0]), Key: uint64(w[1]) | uint64(w[2])<<32, Rank: rank, Ranks: make([]int, n)}
+		for i := range g.Ranks {
+			if step != 0 {
+				g.Ranks[i] = int(int32(binary.LittleEndian.Uint32(b))) + i*step
+			} else {
+				g.Ranks[i] = int(int32(binary.LittleEndian.Uint32(b[4*i:])))
+			}
+			if g.Ranks[i] < 0 || g.Ranks[i] >= size {
+				return groups
+			}
+		}
+		b, left = b[4*stored:], left-n
+		groups = append(groups, g)
+	}
+	return groups
+}

@@ -1,0 +1,215 @@
+"""Checkpoints that are there as a whole or not at all, for any framework.
+
+::
+
+    with dist.checkpoint("saved", step, keep=2) as folder:  # all ranks
+        if dist.get_rank() == 0:
+            torch.save(model.state_dict(), folder / "model.pt")
+
+    last = dist.latest_checkpoint("saved")                  # None if there is none
+    if last:
+        model.load_state_dict(torch.load(last.path / "model.pt"))
+
+The ranks write into ``step-00000042.partial``. When all of them have written and the files are on
+the disk, rank 0 renames the folder to ``step-00000042``. So a folder without ``.partial`` is
+complete, whenever a rank or the machine fails. All ranks must see the same directory: one host, or
+a file system that the hosts share.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import ArgumentError, Error, RefusedError
+from .group import get_local_rank, get_rank, get_world_size, is_initialized
+from .objects import all_gather_object
+
+__all__ = ["Checkpoint", "checkpoint", "latest_checkpoint"]
+
+_PARTIAL = ".partial"
+_REPLACED = ".replaced"
+
+
+class Checkpoint(NamedTuple):
+    """A complete checkpoint."""
+
+    step: int
+    path: Path
+
+
+@contextmanager
+def checkpoint(
+    directory: str | os.PathLike[str], step: int, *, keep: int | None = None
+) -> Iterator[Path]:
+    """Give a folder in which every rank writes its part of a checkpoint.
+
+    All ranks of the world enter and leave the ``with`` block. The ranks choose the names of their
+    files, for example with their rank in it; rank 0 alone may write what all ranks have alike. When
+    the block has ended, the checkpoint is complete and on the disk. Before init and after destroy
+    the process is alone.
+
+    A checkpoint of the same step is replaced. Folders of unfinished checkpoints, which a failed job
+    left, are removed.
+
+    Args:
+        directory: the directory of all checkpoints, the same on all ranks. It is made if needed.
+        step: the number of the checkpoint, the same on all ranks.
+        keep: how many complete checkpoints stay: this one, and the newest of the others. None:
+            all.
+
+    Raises:
+        ArgumentError: ``step`` is below 0, or ``keep`` below 1, or not a number.
+        OSError: this rank cannot write.
+        RefusedError: ``ranks`` raise an error of their own, here or in their block; or the ranks
+            do not call it alike. The checkpoint does not exist, and the group is usable.
+
+    An exception of the block is raised on its rank.
+    """
+    call = f"step={step!r}, keep={keep!r}"
+    root = Path(directory)
+    with _together(call):
+        name = f"step-{_number('step', step, 0):08d}"
+        if keep is not None:
+            keep = _number("keep", keep, 1)
+    partial = root / (name + _PARTIAL)
+    with _together(call):
+        if _leads():
+            root.mkdir(parents=True, exist_ok=True)
+            for stale in (*root.glob("step-*" + _PARTIAL), *root.glob("step-*" + _REPLACED)):
+                shutil.rmtree(stale)
+            partial.mkdir()
+    with _together(call):
+        if not partial.is_dir():
+            raise FileNotFoundError(
+                f"checkpoint: this rank does not see {partial}, which rank 0 has made; give a "
+                "directory on a file system that all hosts share"
+            )
+    with _together(call):
+        yield partial
+    with _together(call):
+        # A rank does not know its own files. The first one of a node flushes what its node wrote.
+        if not is_initialized() or get_local_rank() == 0:
+            for path in (*partial.rglob("*"), partial):
+                _flush(path)
+    with _together(call):
+        if _leads():
+            _publish(partial, root / name)
+            if keep is not None:
+                others = [found for found in _complete(root) if found.step != step]
+                for old in others[: max(0, len(others) - (keep - 1))]:
+                    # Rename first: a folder that is half removed must not look complete.
+                    gone = old.path.rename(old.path.with_name(old.path.name + _REPLACED))
+                    shutil.rmtree(gone)
+
+
+def latest_checkpoint(directory: str | os.PathLike[str]) -> Checkpoint | None:
+    """Return the newest complete checkpoint in ``directory``, the same on all ranks.
+
+    All ranks of the world call it; before init and after destroy the process is alone. Checkpoints
+    that some rank does not see are left out. Folders of unfinished checkpoints do not count.
+
+    Args:
+        directory: the ``directory`` of :func:`checkpoint`. It need not exist.
+
+    Returns:
+        The checkpoint with the greatest step; None if there is none.
+    """
+    root = Path(directory)
+    found = {one.step: one for one in _complete(root)}
+    steps = set(found)
+    if is_initialized():
+        everyone: list[set[int]] = [set()] * get_world_size()
+        all_gather_object(everyone, steps)
+        steps = set.intersection(*everyone)
+    return found[max(steps)] if steps else None
+
+
+def _number(name: str, value: object, least: int) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ArgumentError(f"checkpoint: {name}={value!r}: it must be a number from {least} up")
+    return number
+
+
+def _leads() -> bool:
+    return not is_initialized() or get_rank() == 0
+
+
+@contextmanager
+def _together(call: str) -> Iterator[None]:
+    """End with success only if the block succeeds on all ranks.
+
+    Every rank tells the others how its block ended. Exceptions that end the process, such as
+    KeyboardInterrupt, are not told, because the ranks must not wait for each other then.
+    """
+    try:
+        yield
+    except Exception as error:
+        # If the group is broken, the others have an error of their own.
+        with suppress(Error):
+            _tell(call, f"{type(error).__name__}: {error}")
+        raise
+    outcomes = _tell(call, "")
+    failed = {rank: text for rank, (_, text) in enumerate(outcomes) if text}
+    if not failed:
+        others = {
+            rank: other for rank, (other, _) in enumerate(outcomes) if other != outcomes[0][0]
+        }
+        failed = {
+            rank: f"it has called checkpoint with {other}, and rank 0 with {outcomes[0][0]}"
+            for rank, other in others.items()
+        }
+    if failed:
+        rank, text = next(iter(failed.items()))
+        refused = RefusedError(f"checkpoint: the checkpoint is not complete: rank {rank}: {text}")
+        refused.ranks = tuple(failed)[:32]
+        raise refused
+
+
+def _tell(call: str, text: str) -> list[tuple[str, str]]:
+    if not is_initialized():
+        return [(call, text)]
+    outcomes: list[tuple[str, str]] = [("", "")] * get_world_size()
+    all_gather_object(outcomes, (call, text))
+    return outcomes
+
+
+def _publish(partial: Path, final: Path) -> None:
+    """Give the folder its name, which makes the checkpoint complete."""
+    replaced = final.with_name(final.name + _REPLACED)
+    if final.exists():
+        final.rename(replaced)
+    partial.rename(final)
+    _flush(final.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def _flush(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _complete(root: Path) -> list[Checkpoint]:
+    """Return the complete checkpoints, the oldest first."""
+    found = []
+    with suppress(FileNotFoundError):
+        for path in root.iterdir():
+            name = re.fullmatch(r"step-(\d+)", path.name)
+            if name and path.is_dir():
+                found.append(Checkpoint(int(name[1]), path))
+    return sorted(found)

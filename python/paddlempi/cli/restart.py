@@ -1,0 +1,265 @@
+"""``python -m paddlempi run --restarts 3 -- mpirun ...``: start it anew after a rank died."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from .. import _marks, _processes
+from .._exit import PREEMPTED
+from . import marks as marks_of
+
+__all__ = ["Ending", "add_to", "judge", "run"]
+
+_COUNT = "PADDLEMPI_RESTART"
+"""The environment variable that tells the ranks how many attempts came before."""
+
+_LAST_GRACE = 10.0
+"""Seconds between the signal that ends the launcher and SIGKILL for the whole job."""
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this form of the command."""
+    options = parser.add_argument_group("options for -- COMMAND")
+    options.add_argument(
+        "--restarts",
+        type=_count,
+        metavar="N",
+        help="start COMMAND anew, at most N times, when a rank has died (default: 0)",
+    )
+    options.add_argument(
+        "--restart-on-exception",
+        action="store_const",
+        const=True,
+        help="also when a rank has ended by an uncaught exception or a status other than 0",
+    )
+    options.add_argument(
+        "--restart-preempted",
+        action="store_const",
+        const=True,
+        help=f"also when the ranks have ended with dist.PREEMPTED ({PREEMPTED}); not counted",
+    )
+    options.add_argument(
+        "--grace",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long the job may go on after run was told to end (default: 60)",
+    )
+    options.add_argument(
+        "--marks",
+        metavar="DIR",
+        help="a folder that all hosts of the job see, for notes of how ranks end (default: a "
+        "temporary one, which is enough for one host)",
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number}: it must be at least 0")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: it must be a number of seconds")
+    return seconds
+
+
+def given(chosen: argparse.Namespace) -> list[str]:
+    """Return the options of this form that the command line has."""
+    names = ("restarts", "restart_on_exception", "restart_preempted", "grace", "marks")
+    there = (name for name in names if getattr(chosen, name) is not None)
+    return [f"--{name.replace('_', '-')}" for name in there]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended, and why we think so."""
+
+    kind: Literal["done", "died", "failed", "preempted"]
+    status: int
+    """What ``run`` returns if no attempt follows. It is 0 only if the kind is ``done``."""
+    why: str
+
+
+def judge(status: int, marks: Sequence[marks_of.Mark]) -> Ending:
+    """Tell a death from an exception of the program.
+
+    Args:
+        status: the launcher's exit status; 128 + n if signal n ended it. Some launchers can be told
+            to give 0 whatever happens to a rank.
+        marks: what the ranks have written.
+    """
+    of_launcher = f"the launcher's status is {status}"
+    if status == PREEMPTED or any(mark.status == PREEMPTED for mark in marks):
+        return Ending("preempted", PREEMPTED, f"the ranks were preempted (status {PREEMPTED})")
+    for mark in marks:
+        if (mark.status or mark.raised) and not mark.by_death:
+            ended = "ended" if mark.status is None else f"ended with status {mark.status}"
+            text = f": {mark.raised}" if mark.raised else ""
+            why = f"rank {mark.rank} {ended}{text}"
+            return Ending("failed", status or mark.status or 1, why)
+    for mark in marks:
+        if mark.by_death:
+            why = f"a rank died, as rank {mark.rank} says: {mark.raised}"
+            return Ending("died", status or 1, why)
+    if status and not marks:
+        why = f"no rank has told that it came to init_process_group; {of_launcher}"
+        return Ending("failed", status, why)
+    if status:
+        return Ending("died", status, f"a rank died; {of_launcher}")
+    # If no rank has left its world in order, that is how this program ends.
+    lost = [mark.rank for mark in marks if not mark.left]
+    if lost and len(lost) < len(marks):
+        return Ending("died", 1, f"rank(s) {lost} ended without leaving the job; {of_launcher}")
+    return Ending("done", 0, of_launcher)
+
+
+def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
+    """Run ``command``, the launcher of a job, until it ends well or there is no restart left.
+
+    Returns:
+        The exit status of the last attempt: the launcher's, or that of a rank if the
+        launcher's is 0 although a rank has died or failed.
+    """
+    restarts = chosen.restarts or 0
+    grace = 60.0 if chosen.grace is None else chosen.grace
+    supervisor = _Supervisor(grace)
+    attempt = used = 0
+    while True:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="paddlempi-run-", dir=chosen.marks) as folder:
+            try:
+                status = supervisor.attempt(command, folder, {_COUNT: str(attempt)})
+            except OSError as error:
+                _say(f"{command[0]} cannot be started: {error}")
+                return 127
+            ending = judge(status, marks_of.read(Path(folder)))
+        if supervisor.stopped and ending.kind == "died":  # by us
+            ending = replace(ending, why=f"told to end; the launcher's status is {status}")
+        counted = ending.kind != "preempted"
+        wanted = {
+            "done": False,
+            "died": True,
+            "failed": chosen.restart_on_exception,
+            "preempted": chosen.restart_preempted,
+        }[ending.kind]
+        told = f"attempt {attempt} ended after {time.monotonic() - began:.1f} s: {ending.why}"
+        if supervisor.stopped or not wanted or (counted and used == restarts):
+            if ending.kind == "died" and not supervisor.stopped and restarts:
+                told += "; no restart is left"
+            if ending.kind != "done":
+                _say(told)
+            return ending.status
+        attempt += 1
+        used += counted
+        _say(f"{told}; starting attempt {attempt}, {restarts - used} restart(s) left")
+
+
+def _say(line: str) -> None:
+    # One write, because the ranks' output goes to the same place.
+    sys.stderr.write(f"paddlempi run: {line}\n")
+    sys.stderr.flush()
+
+
+class _Supervisor:
+    """Runs the attempts one after another, and hands signals on to the one that runs.
+
+    A signal that ends a job usually leaves its ranks a second or less, because the launcher kills
+    them. So if ranks of this host watch for preemption, SIGTERM goes to them first, and to the
+    launcher when the grace is over.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self.stopped = False  # a signal has asked to end
+        self._grace = grace
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mark = ""
+        self._folder = Path()
+        self._steps: list[Any] = []  # what the next alarms do
+        for number in _FORWARDED:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGALRM, self._on_alarm)
+
+    def attempt(self, command: Sequence[str], folder: str, variables: Mapping[str, str]) -> int:
+        """Run the launcher until it and all processes of the job on this host have ended.
+
+        Returns:
+            The launcher's exit status; 128 + n if signal n ended it.
+
+        Raises OSError if the launcher cannot be started.
+        """
+        self._mark, self._folder = uuid.uuid4().hex, Path(folder)
+        job = {_processes.MARK: self._mark, _marks.FOLDER: folder}
+        began = time.time()
+        # In a session of its own: a terminal sends Ctrl-C to run alone, which hands it on once.
+        process = subprocess.Popen(
+            command, env={**os.environ, **variables, **job}, start_new_session=True
+        )
+        self._process = process
+        if self.stopped:  # by a signal that came before there was a process
+            self._pass_on(signal.SIGTERM)
+        status = process.wait()
+        self._process = None
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _processes.kill_marked(self._mark, _processes.GRACE)
+        _processes.sweep(began)
+        return status if status >= 0 else 128 - status
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        again, self.stopped = self.stopped, self.stopped or number in _ENDING
+        if self._process is None:
+            return
+        watching = [] if again or number != signal.SIGTERM else self._watching()
+        for pid, wanted in watching:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, wanted)
+        if watching:
+            self._steps = [self._terminate, self._kill]
+            signal.setitimer(signal.ITIMER_REAL, self._grace or 0.001)
+        else:
+            self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        """Send the launcher a signal. If it is one that ends jobs, the grace begins."""
+        if self._process is not None:
+            self._process.send_signal(number)
+        if number in _ENDING:
+            self._steps = [self._kill]
+            signal.setitimer(signal.ITIMER_REAL, self._grace or 0.001)
+
+    def _watching(self) -> list[tuple[int, int]]:
+        """Return the ranks of this host that watch for preemption: their pids and signals."""
+        ours = set(_processes.marked(self._mark))
+        marks = marks_of.read(self._folder)
+        return [(m.pid, m.watches) for m in marks if m.watches and not m.left and m.pid in ours]
+
+    def _on_alarm(self, _: int, __: FrameType | None) -> None:
+        if self._process is not None and self._steps:
+            self._steps.pop(0)()
+
+    def _terminate(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, _LAST_GRACE)
+
+    def _kill(self) -> None:
+        _processes.kill_marked(self._mark)

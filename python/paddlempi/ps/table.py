@@ -1,0 +1,341 @@
+"""A table in this process."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from importlib import import_module
+from typing import Any
+
+from .. import _native, memory
+from ..errors import ArgumentError, DtypeError
+from .initializers import Initializer, initializer
+from .optimizers import Optimizer, optimizer
+
+__all__ = ["Table"]
+
+_PULL, _PUSH, _READ, _WRITE, _IDS = 1, 2, 3, 4, 5
+_PIECE = 1 << 20  # ids of one call of state_dict
+_FORMAT = 1
+
+
+class Table:
+    """Rows of ``dim`` floats by int64 id, and the state of their optimizer, in this process.
+
+    A row that no call has touched before is made at its first touch, from ``seed`` and its id
+    alone. So values depend neither on the order of calls, nor on threads, nor on which process has
+    the row.
+
+    Tensors are of NumPy, torch or Paddle, or have the buffer protocol or ``__dlpack__``. They must
+    be contiguous and in host memory, and are not copied.
+
+    Args:
+        dim: elements of a row, 1 to 65536.
+        optimizer: what a push does to a row: an :class:`Optimizer`, or the name of one ("sgd",
+            "momentum", "adagrad", "row_wise_adagrad", "adam", "adamw") with its defaults.
+        initializer: what a new row holds: an :class:`Initializer`, or the name of one ("zeros",
+            "uniform", "normal") with its defaults.
+        dtype: of the rows: "float32", "float16" or "bfloat16". All arithmetic and the states are of
+            float32; a 16-bit row is rounded to nearest even after each update.
+        seed: of the new rows, 0 to 2**64 - 1.
+        num_ids: ids must be 0 to ``num_ids`` - 1. None: any int64.
+        memory_limit: the bytes that the table may hold of the machine. None: no limit.
+        non_finite: "refuse": a push with a NaN or an infinity is an error, which changes nothing;
+            "allow": they go into the rows.
+
+    Raises:
+        ArgumentError: a value is out of range, or there is no optimizer or initializer of the name.
+        DtypeError: an argument is of a wrong type, or ``dtype`` is none of the three.
+        OutOfMemoryError: the machine has no memory.
+        ForkError: this process is a fork of the one that loaded the core.
+
+    Thread-safety: all methods may be called from any thread. They release the GIL, and calls run
+    side by side. A row is seen whole. A fork (a DataLoader's worker) must not use a table.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: Optimizer | str = "sgd",
+        initializer: Initializer | str = "zeros",
+        *,
+        dtype: Any = "float32",
+        seed: int = 0,
+        num_ids: int | None = None,
+        memory_limit: int | None = None,
+        non_finite: str = "refuse",
+    ) -> None:
+        self._optimizer = _optimizer(optimizer)
+        self._initializer = _initializer(initializer)
+        self._dim = _whole("dim", dim)
+        self._seed = _whole("seed", seed)
+        if not 0 <= self._seed < 1 << 64:
+            raise ArgumentError(f"Table: seed={seed!r} is not from 0 to 2**64 - 1")
+        if non_finite not in ("refuse", "allow"):
+            raise ArgumentError(f"Table: non_finite={non_finite!r} is neither 'refuse' nor 'allow'")
+        self._limits = {"num_ids": num_ids, "memory_limit": memory_limit}
+        for name, limit in self._limits.items():
+            if limit is not None and _whole(name, limit) < 1:
+                raise ArgumentError(f"Table: {name}={limit!r} is below 1")
+        self._dtype = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
+        self._non_finite = non_finite
+        self._core = _native.load()
+        self._number, self._freed = self._new()
+
+    def _new(self) -> tuple[int, Any]:
+        a, b = self._initializer.numbers()
+        number = _native.control(
+            "table_new",
+            dim=self._dim,
+            dtype=self._dtype,
+            seed=self._seed,
+            refuse=self._non_finite == "refuse",
+            initializer={"name": self._initializer.NAME, "a": a, "b": b},
+            optimizer=self._optimizer.request(),
+            **{name: limit or 0 for name, limit in self._limits.items()},
+        )["table"]
+        freed = weakref.finalize(self, _free, number)
+        freed.atexit = False  # the memory goes with the process
+        return number, freed
+
+    @property
+    def dim(self) -> int:
+        """The number of elements of a row."""
+        return self._dim
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the rows."""
+        return self._dtype
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What a push does to a row."""
+        return self._optimizer
+
+    def pull(self, ids: Any, out: Any = None) -> Any:
+        """Copy the rows of ids, and make those that are missing.
+
+        Args:
+            ids: a tensor of int64 or int32, [n]. An id may appear several times.
+            out: where the rows go: a tensor of float32, or of the table's dtype, [n, dim]. None: a
+                new tensor of float32 of the framework of ``ids`` (else NumPy's), in this rank's
+                heap.
+
+        Returns:
+            ``out``, or the new tensor.
+
+        Raises:
+            ArgumentError: a shape is wrong, an id is out of range, or ``out`` is read-only.
+            DtypeError: a dtype is wrong, or something is no tensor.
+            UnsupportedError: a tensor is in device memory.
+            OutOfMemoryError: there is no memory for the new rows, or ``memory_limit`` is reached.
+                Rows of some ids may have been made.
+        """
+        if out is None:
+            out = memory.empty((_length(ids), self._dim), framework=memory.framework_of(ids))
+        self._core.table(_PULL, self._number, ids, out)
+        return out
+
+    def push(
+        self,
+        ids: Any,
+        gradients: Any = None,
+        learning_rate: float | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Update the rows of ids by their gradients, and make those that are missing.
+
+        The gradients of an id that appears several times are added in order of appearance, and its
+        row is updated once.
+
+        Args:
+            ids: a tensor of int64 or int32, [n]. Or, without ``gradients``, a sparse gradient:
+                Paddle's SelectedRows, or torch's sparse COO tensor with one sparse dimension.
+            gradients: a tensor of float32, or of the table's dtype, [n, dim].
+            learning_rate: for this push, such as the value of a schedule. None: the optimizer's.
+            step: the number of this update, from 1, for Adam's bias correction. None: one more than
+                the greatest so far.
+
+        Raises:
+            ArgumentError: a shape is wrong, an id is out of range, a gradient is not finite, or
+                ``learning_rate`` or ``step`` is negative. Nothing was changed.
+            DtypeError: a dtype is wrong, or something is no tensor. Nothing was changed.
+            UnsupportedError: a tensor is in device memory. Nothing was changed.
+            OutOfMemoryError: ``memory_limit`` is reached: no row was updated, but rows of some ids
+                may have been made. Or the machine has no memory: some rows may have been updated.
+        """
+        if gradients is None:
+            ids, gradients = _rows_of(ids)
+        self._core.table(
+            _PUSH,
+            self._number,
+            ids,
+            gradients,
+            None,
+            learning_rate,
+            _step(step),
+        )
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        rows: int = self.info()["rows"]
+        return rows
+
+    def bytes(self) -> int:
+        """Return how many bytes the table holds of the machine, in all."""
+        size: int = self.info()["bytes"]
+        return size
+
+    def info(self) -> dict[str, int]:
+        """Return how large the table is.
+
+        Returns:
+            ``rows``; ``bytes`` in all; of these ``index_bytes``; ``row_bytes`` and ``state_bytes``
+            of one row; ``steps``, the greatest step of a push.
+        """
+        return _native.control("table_info", table=self._number)
+
+    def ids(self) -> Any:
+        """Return the ids that have rows, in ascending order: a NumPy array of int64."""
+        room = len(self)
+        while True:
+            found = memory.empty((room,), "int64")
+            rows = self._core.table(_IDS, self._number, found, None)
+            if rows <= room:
+                found = found[:rows]
+                found.sort()
+                return found
+            room = rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all rows and states, for :meth:`load_state_dict`. No thread may push meanwhile.
+
+        Returns:
+            A dictionary of plain data and three NumPy arrays: ``ids``, ascending; ``rows``, of
+            float32 (16-bit rows are widened, which is exact), [rows, dim]; ``states``, of float32,
+            [rows, floats of a state].
+        """
+        ids = self.ids()
+        count = len(ids)
+        rows = memory.empty((count, self._dim))
+        states = memory.empty((count, self._optimizer.state_width(self._dim)))
+        for begin in range(0, count, _PIECE):
+            piece = slice(begin, begin + _PIECE)
+            self._core.table(_READ, self._number, ids[piece], rows[piece], states[piece])
+        return {
+            "format": _FORMAT,
+            **self._identity(),
+            "steps": self.info()["steps"],
+            "ids": ids,
+            "rows": rows,
+            "states": states,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace all rows and states by those of a :meth:`state_dict`.
+
+        The learning rate and the other numbers of the optimizer stay those of this table, and so do
+        its dtype and limits. After an error the table is as it was.
+
+        Raises:
+            ArgumentError: the state is of another dim, optimizer, initializer or seed, or an array
+                has a wrong shape.
+            DtypeError: an array has a wrong dtype.
+            OutOfMemoryError: there is no memory for the rows, or ``memory_limit`` does not allow
+                them.
+        """
+        for name, value in {"format": _FORMAT, **self._identity()}.items():
+            if state.get(name) != value:
+                raise ArgumentError(
+                    f"load_state_dict: {name} is {state.get(name)!r} in the state; this table's is "
+                    f"{value!r}"
+                )
+        ids, rows, states = (state[name] for name in ("ids", "rows", "states"))
+        width = self._optimizer.state_width(self._dim)
+        for name, array, shape in (
+            ("rows", rows, (len(ids), self._dim)),
+            ("states", states, (len(ids), width)),
+        ):
+            if tuple(array.shape) != shape:
+                raise ArgumentError(
+                    f"load_state_dict: {name} has shape {tuple(array.shape)}; {len(ids)} ids need "
+                    f"{shape}"
+                )
+        number, freed = self._new()
+        try:
+            for begin in range(0, len(ids), _PIECE):
+                piece = slice(begin, begin + _PIECE)
+                self._core.table(_WRITE, number, ids[piece], rows[piece], states[piece])
+            _native.control("table_info", table=number, steps=int(state["steps"]))
+        except BaseException:
+            freed()
+            raise
+        before = self._freed
+        self._number, self._freed = number, freed
+        before()
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "dim": self._dim,
+            "optimizer": self._optimizer.NAME,
+            "initializer": [self._initializer.NAME, *self._initializer.numbers()],
+            "seed": self._seed,
+        }
+
+    def close(self) -> None:
+        """Give the table's memory back. Later calls raise ArgumentError. May be called twice."""
+        self._freed()
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"Table(dim={self._dim}, {self._optimizer}, {self._initializer}, dtype={self._dtype})"
+        )
+
+
+_optimizer, _initializer = optimizer, initializer  # the arguments of Table have these names
+
+
+def _free(number: int) -> None:
+    if not _native.load().forked():
+        _native.control("table_free", table=number)
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DtypeError(f"Table: {name}={value!r} is no integer") from None
+
+
+def _step(step: Any) -> int:
+    if step is None:
+        return 0
+    number = _whole("step", step)
+    if number < 1:
+        raise ArgumentError(f"push: step={step!r} is below 1")
+    return number
+
+
+def _length(ids: Any) -> int:
+    try:
+        return len(ids)
+    except TypeError:
+        raise DtypeError(f"pull: ids of type {type(ids).__qualname__} are no tensor [n]") from None
+
+
+def _rows_of(gradient: Any) -> tuple[Any, Any]:
+    framework = memory.framework_of(gradient)
+    read = getattr(import_module(f"..tensors.{framework}", __package__), "rows_of", None)
+    if read is None:
+        raise DtypeError(
+            f"push: a {type(gradient).__qualname__} is no sparse gradient: give ids and gradients"
+        )
+    ids, gradients = read(gradient)
+    return ids, gradients
