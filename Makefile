@@ -28,17 +28,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET ?= 1
 
 # The files that the installed package is made from.
-SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chS]' -o -name '*.map' \
+SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
 	-o -name '*.ptx' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod setup.py pyproject.toml
 
 VENV = .venv-$(MPI)
 RESULTS := .test-results
 GO := .venv-tools/bin/python tools/go.py
-# Each run first makes an empty file. tools/results.py reports it as a failure if the run ends without a report.
-pytest = python -m pytest -q --color=no --junitxml=$(RESULTS)/$(1).xml
+# Each run first makes an empty file (or tools/launched.sh does). tools/results.py reports it as a failure if the run
+# ends without a report.
+# Only tests/ranks/core has tests of hypothesis, whose plugin takes a second to load, in every rank and worker.
+pytest = python -m pytest -q --color=no $(if $(filter quick ranks-%,$(1)),,-p no:hypothesispytest) --junitxml=$(RESULTS)/$(1).xml
 # These tests start jobs, and wait for most of the time: several run at the same time. Jobs have deadlines of fractions
 # of a second, which a busy machine may miss. So a test that fails is tried once more; pytest and tools/results.py
-# report that. Tests that all ranks run in step cannot be tried again.
+# report that. Tests that all ranks run in step cannot be tried again one by one: tools/launched.sh starts the whole run
+# once more.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 pytest_jobs = $(call pytest,$(1)) --numprocesses $(JOBS) --dist worksteal --reruns 1
 # The environments of the newest torch and of the oldest supported one, with different MPIs.
@@ -58,11 +61,10 @@ EXAMPLE_torch := examples/train_torch.py
 
 ## test          all tests but those of the oldest torch; makes what they need
 .PHONY: test
-# The longest group begins first. Groups that wait and groups that compute take turns.
-TESTS = test-torch-jobs-newest \
-	$(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) \
-	test-cluster test-unit test-cuda test-abi test-torch soak test-programs test-paddle test-examples \
-	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu)
+# The longest groups begin first, and short ones are left for the end, so that both lanes end together.
+TESTS = test-torch-jobs-newest test-cluster test-programs test-examples test-paddle-jobs test-unit test-cuda test-torch soak fuzz-minute \
+	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
+	$(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-abi
 test: clean-results test-core test-two
 
 ## test-all      all tests, with those of the oldest supported torch: CI runs it when a version in the constraints changes
@@ -85,20 +87,31 @@ endif
 .PHONY: test-quick
 test-quick: .venv-openmpi/.tests .venv-tools/.tools | $(RESULTS)
 	@$(MAKE) --no-print-directory $(two) test-unit test-go
-	.venv-openmpi/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,quick) --mpi --mpi-ranks 2 \
+	tools/launched.sh .venv-openmpi/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,quick) --mpi --mpi-ranks 2 \
 		--ignore tests/ranks/core/test_corruption.py --ignore tests/ranks/core/test_large.py tests/ranks/core
 
-## soak          the property tests with other examples each time, for SECONDS=60
+## soak          for SECONDS=60: the property tests with other examples each time, and whether a long job holds more and more
 .PHONY: soak
 SECONDS ?= 60
 soak: .venv-openmpi/.tests .venv-mpich/.tests $(FAKE_CUDA) | $(RESULTS)
 	@: > $(RESULTS)/soak.xml
 	$(PYTHON) tools/soak.py $(SECONDS) $(RESULTS)
 
-# These tests need no environment of the tests. They run while the environments are made, which is mostly downloading.
+## fuzz          for FUZZ_SECONDS=3600 in all: every reader of what another process wrote, with inputs that Go makes up
+.PHONY: fuzz
+FUZZ_SECONDS ?= 3600
+fuzz: .venv-tools/.tools | $(RESULTS)
+	nice .venv-tools/bin/python tools/fuzz.py $(FUZZ_SECONDS) $(RESULTS)
+
+.PHONY: fuzz-minute
+fuzz-minute: FUZZ_SECONDS = 60
+fuzz-minute: fuzz
+
+# These tests need no environment of the tests. Two of them run while the environments are made, which is mostly
+# downloading.
 .PHONY: test-core
 test-core: | $(RESULTS)
-	@$(MAKE) --no-print-directory $(two) verify environments test-go test-build
+	@$(MAKE) --no-print-directory $(two:-j2=-j3) environments test-go verify test-build
 
 ## test-unit     what one process can test
 .PHONY: test-unit
@@ -107,9 +120,12 @@ test-unit: .venv-openmpi/.tests | $(RESULTS)
 	.venv-openmpi/bin/$(call pytest_jobs,unit) tests/unit
 
 ## test-go       the core's logic, with goroutines as ranks and a fake MPI
+# `make verify` vets. After a failure, go runs again only the packages that failed: it remembers the results of the others.
 .PHONY: test-go
 test-go: .venv-tools/.tools | $(RESULTS)
-	$(GO) test -json ./... > $(RESULTS)/go.json; .venv-tools/bin/python tools/results.py $(RESULTS)/go.json
+	@rm -f $(RESULTS)/first/go.json
+	$(GO) test -vet=off -json ./... > $(RESULTS)/go.json || { mkdir -p $(RESULTS)/first; mv $(RESULTS)/go.json $(RESULTS)/first/; \
+		$(GO) test -vet=off -json ./... > $(RESULTS)/go.json; }; .venv-tools/bin/python tools/results.py $(RESULTS)/go.json
 
 ## test-abi      the constants of every MPI against its headers, and a C program against libpaddlempi.so
 .PHONY: test-abi
@@ -124,8 +140,8 @@ test-mpi: $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi
 define mpi_test
 .PHONY: test-mpi-$(1)-$(2)
 test-mpi-$(1)-$(2): environments | $(RESULTS)
-	@if $$(call left_out,$(1)); then :; else : > $(RESULTS)/ranks-$(1)-$(2).xml; set -x; \
-	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,ranks-$(1)-$(2)) \
+	@if $$(call left_out,$(1)); then :; else set -x; \
+	tools/launched.sh .venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,ranks-$(1)-$(2)) \
 		--mpi --mpi-ranks $(2) tests/ranks/core; fi
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),$(eval $(call mpi_test,$(mpi),$(ranks)))))
@@ -139,8 +155,7 @@ CUDA_TESTS_mpich := $(addprefix tests/ranks/cuda/test_,messages.py order.py piec
 define cuda_test
 .PHONY: test-cuda-$(1)-$(2)
 test-cuda-$(1)-$(2): .venv-$(1)/.tests $(FAKE_CUDA) | $(RESULTS)
-	@: > $(RESULTS)/cuda-$(1)-$(2).xml
-	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,cuda-$(1)-$(2)) \
+	tools/launched.sh .venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,cuda-$(1)-$(2)) \
 		--mpi --mpi-ranks $(2) $(or $(CUDA_TESTS_$(1)),tests/ranks/cuda)
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,1 2 3 4,$(eval $(call cuda_test,$(mpi),$(ranks)))))
@@ -153,8 +168,7 @@ test-cuda-jobs: $(TORCH_newest)/.torch $(FAKE_CUDA) | $(RESULTS)
 ## test-gpu      what needs a GPU, on 2 ranks that share it; part of make test if this machine has one
 .PHONY: test-gpu
 test-gpu: $(TORCH_newest)/.torch | $(RESULTS)
-	@: > $(RESULTS)/gpu.xml
-	$(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,gpu) --mpi --mpi-ranks 2 tests/gpu
+	tools/launched.sh $(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,gpu) --mpi --mpi-ranks 2 tests/gpu
 
 ## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: every test starts its jobs, under every MPI
 .PHONY: test-faults
@@ -164,9 +178,14 @@ define faults_test
 .PHONY: test-faults-$(1)
 test-faults-$(1): environments | $(RESULTS)
 	@if $$(call left_out,$(1)); then :; else : > $(RESULTS)/faults-$(1).xml; set -x; \
-	.venv-$(1)/bin/$$(call pytest_jobs,faults-$(1)) tests/jobs/core; fi
+	.venv-$(1)/bin/$$(call pytest_jobs,faults-$(1)) tests/jobs/core tests/jobs/faults; fi
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
+
+## faults        the whole matrix of faults (MPIS="openmpi mpich ..."); writes docs/faults.md
+.PHONY: faults
+faults: environments
+	.venv-openmpi/bin/python tests/jobs/faults/page.py $(filter-out $(foreach mpi,$(MPIS),$(shell $(call left_out,$(mpi)) >/dev/null && echo $(mpi))),$(MPIS))
 
 ## test-torch    torch.distributed over MPI: the newest torch with Open MPI; test-torch-oldest: the oldest, with MPICH
 .PHONY: test-torch
@@ -180,8 +199,7 @@ TORCH_TESTS_4 := $(addprefix tests/ranks/torch/test_,device_mesh.py dtensor.py f
 define torch_test
 .PHONY: test-torch-$(1)-$(2)
 test-torch-$(1)-$(2): $$(TORCH_$(1))/.torch | $(RESULTS)
-	@: > $(RESULTS)/torch-$(1)-$(2).xml
-	$$(TORCH_$(1))/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,torch-$(1)-$(2)) \
+	tools/launched.sh $$(TORCH_$(1))/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,torch-$(1)-$(2)) \
 		--mpi --mpi-ranks $(2) $(if $(filter 4,$(2)),$(TORCH_TESTS_4),tests/ranks/torch)
 endef
 $(foreach torch,newest oldest,$(foreach ranks,1 2 3 4,$(eval $(call torch_test,$(torch),$(ranks)))))
@@ -201,8 +219,7 @@ test-paddle: $(foreach run,openmpi-2 openmpi-3 mpich-2,test-paddle-$(run)) test-
 define paddle_test
 .PHONY: test-paddle-$(1)-$(2)
 test-paddle-$(1)-$(2): .venv-$(1)/.tests | $(RESULTS)
-	@: > $(RESULTS)/paddle-$(1)-$(2).xml
-	.venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,paddle-$(1)-$(2)) \
+	tools/launched.sh .venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,paddle-$(1)-$(2)) \
 		--mpi --mpi-ranks $(2) tests/ranks/paddle
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,1 2 3 4,$(eval $(call paddle_test,$(mpi),$(ranks)))))

@@ -3,6 +3,9 @@
 `tools/results.py FOLDER|FILE...` reads pytest's JUnit files and `go test -json` output. It prints
 the seconds of every run, and the slowest runs at the end. The exit status is 1 if a test failed, if
 no test of a run passed, or if the reason of a skip is not in tests/expected_skips.txt.
+
+A run that failed is started a second time, which counts. The results of its first attempt are in
+the folder `first` beside those of the second. What failed in it is reported as tried twice.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -28,7 +32,7 @@ class Run:
     failed: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     rerun: list[str] = field(default_factory=list)
-    wall: float = 0.0  # seconds from its beginning to its end; of Go, the sum of its packages
+    wall: float = 0.0  # seconds from its beginning to its end, of both attempts if there are two
 
     def line(self) -> str:
         """Return the line that summarizes the run."""
@@ -66,6 +70,7 @@ def read_junit(path: Path) -> Run:
 def read_go(path: Path) -> Run:
     """Read what `go test -json` wrote. Print the output of the tests and packages that failed."""
     run = Run(path.stem)
+    times: list[float] = []
     output: dict[tuple[str, str], list[str]] = {}
     for text in path.read_text().splitlines():
         if not text.startswith("{"):
@@ -73,6 +78,8 @@ def read_go(path: Path) -> Run:
             continue
         event = json.loads(text)
         key = (event.get("Package", event.get("ImportPath", "")), event.get("Test", ""))
+        if "Time" in event:
+            times.append(datetime.fromisoformat(event["Time"][:19]).timestamp())
         action = event["Action"]
         if action in ("output", "build-output"):
             output.setdefault(key, []).append(event["Output"])
@@ -81,10 +88,22 @@ def read_go(path: Path) -> Run:
             print("".join(output.get(key, [])), end="")
         elif action == "pass":
             run.passed += bool(key[1])
-            run.wall += 0 if key[1] else event["Elapsed"]
         elif action == "skip" and key[1]:
             reason = [text.strip() for text in output[key] if not text.startswith(("=== ", "--- "))]
             run.skipped[" ".join(reason)] += 1
+    run.wall = max(times, default=0.0) - min(times, default=0.0)
+    return run
+
+
+def read(path: Path) -> Run:
+    """Read the results of a run, and those of its first attempt if that failed."""
+    reader = read_junit if path.suffix == ".xml" else read_go
+    run = reader(path)
+    before = path.parent / "first" / path.name
+    if before.exists():
+        first = reader(before)
+        run.rerun = [*(first.failed or ["failed after the tests"]), *run.rerun]
+        run.wall += first.wall
     return run
 
 
@@ -99,7 +118,7 @@ def main(arguments: list[str]) -> int:
     runs = []
     complaints = [] if files else [f"no results in {' '.join(arguments)}"]
     for path in files:
-        run = read_junit(path) if path.suffix == ".xml" else read_go(path)
+        run = read(path)
         print(run.line())
         runs.append(run)
         for test in run.rerun:

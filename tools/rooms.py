@@ -57,7 +57,7 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose group heap mpi netif op reduce status work",
+        "diagnose dl group heap mpi netif op ps/table reduce status topo trace work",
     ),
     Room(
         "gocore/diagnose",
@@ -68,7 +68,13 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their operations, checks of "
         "arguments, messages, errors that name ranks",
-        "arrive channel coll coll/ipc coll/shm cuda dl heap mem mpi op segment status topo work",
+        "arrive channel coll coll/ipc coll/shm cuda dl heap liveness mem mpi op segment status "
+        "topo trace work",
+    ),
+    Room(
+        "gocore/ps/table",
+        "tables of embeddings: rows by int64 id with the state of an optimizer, in C memory",
+        "mem op reduce status",
     ),
     Room(
         "gocore/coll",
@@ -91,7 +97,11 @@ ROOMS = (
         "messages between the cores, with a tag for each room that sends them",
         "mem mpi",
     ),
-    Room("gocore/topo", "which ranks share a node", "mem mpi op"),
+    Room(
+        "gocore/topo",
+        "which ranks share a node, and its CPUs; whether a CPU is left over and idle",
+        "cgroup mem mpi op",
+    ),
     Room(
         "gocore/mpi/mpifake",
         "an MPI for tests: N ranks in one process",
@@ -108,6 +118,12 @@ ROOMS = (
         "number the ranks",
     ),
     Room(
+        "gocore/liveness",
+        "which ranks of a job on several nodes have died: a tree of connections that the kernel "
+        "watches",
+        "dl netif status",
+    ),
+    Room(
         "gocore/netif",
         "the addresses by which other hosts reach this host",
         "dl status",
@@ -116,7 +132,12 @@ ROOMS = (
     Room(
         "gocore/heap",
         "memory of this process that the other ranks of its node can map; allocation is local",
-        "segment status",
+        "cgroup segment status",
+    ),
+    Room(
+        "gocore/trace",
+        "the flight recorder: a ring of the last operations, which other processes can read",
+        "op segment status",
     ),
     Room("gocore/segment", "segments, and how a rank gets another rank's descriptor", "status"),
     Room(
@@ -139,6 +160,7 @@ ROOMS = (
         "dl op status",
     ),
     Room("gocore/cuda/cudafake", "a CUDA driver without a GPU, for tests"),
+    Room("gocore/cgroup", "how much memory and how many CPUs cgroups leave to this process"),
     Room("gocore/dl", "`dlopen`, `dlsym`, the environment of C"),
     Room(
         "gocore/op",

@@ -1,9 +1,10 @@
-"""Runs the property tests with other examples each time, until the time is over or one fails.
+"""Runs the property tests with other examples each time, soak_flat.py and soak_restarts.py.
 
     python tools/soak.py SECONDS RESULTS
 
-RESULTS is the folder of the JUnit file. Rounds go in turn through the worlds below. The command of
-the round that failed is printed; its seed draws the same examples again.
+The three run side by side. RESULTS is the folder of the JUnit file. Rounds of the property tests go
+in turn through the worlds below, until one fails. The command that failed is printed; its seed
+draws the same examples again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 EXAMPLES = "60"
 WORLDS = [
@@ -24,30 +26,66 @@ WORLDS = [
     # Ranks that share no memory meet by messages.
     (".venv-mpich", 2, "tests/ranks/core/test_properties.py", {"MPIR_CVAR_NOLOCAL": "1"}),
 ]
+FLAT = (".venv-openmpi", 2)
 
 
-def main(seconds: float, results: str) -> int:
-    """Run rounds and return the exit status of the last one."""
+def run(venv: str, ranks: int, program: str, **variables: str) -> str | None:
+    """Run a program as ranks and return what it printed; None, after a message, if it failed."""
+    command = [
+        *(f"{venv}/bin/python", "-m", "paddlempi.testing.launch", "-np", str(ranks), "--"),
+        *("python", *program.split()),
+    ]
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        again = " ".join(f"{k}={v}" for k, v in variables.items())
+        print(f"{done.stdout}{done.stderr}\n{again} {shlex.join(command)}")
+        return None
+    return done.stdout
+
+
+def properties(seconds: float, results: str) -> bool:
+    """Run rounds of the property tests; tell whether all passed."""
     end = time.monotonic() + seconds
     for rounds, (venv, ranks, tests, more) in enumerate(itertools.cycle(WORLDS), 1):
         seed = secrets.randbits(32)
         pytest = f"-m pytest -q --color=no --mpi --mpi-ranks {ranks} --hypothesis-seed={seed}"
-        command = [
-            *(f"{venv}/bin/python", "-m", "paddlempi.testing.launch", "-np", str(ranks), "--"),
-            *("python", *pytest.split(), f"--junitxml={results}/soak.xml", tests),
-        ]
-        env = {"SOAK_EXAMPLES": EXAMPLES, **more}
-        done = subprocess.run(
-            command, env={**os.environ, **env}, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            again = " ".join(f"{k}={v}" for k, v in env.items())
-            print(f"{done.stdout}{done.stderr}\nround {rounds}: {again} {shlex.join(command)}")
-            return 1
+        program = f"{pytest} --junitxml={results}/soak.xml {tests}"
+        if run(venv, ranks, program, SOAK_EXAMPLES=EXAMPLES, **more) is None:
+            print(f"round {rounds} failed")
+            return False
         if time.monotonic() > end:
             break
-    print(f"{rounds} rounds of {EXAMPLES} examples a property")
-    return 0
+    print(f"{rounds} rounds of {EXAMPLES} examples a property", flush=True)
+    return True
+
+
+def flat(seconds: float) -> bool:
+    """Print what ranks hold that work for long, and tell whether they do not hold more and more."""
+    printed = run(*FLAT, f"tools/soak_flat.py {seconds} {secrets.randbits(32)}")
+    print(printed or "", end="")
+    return printed is not None
+
+
+def restarts(seconds: float) -> bool:
+    """Kill ranks of jobs that are started anew; tell whether they ended well."""
+    program = ["tools/soak_restarts.py", str(seconds), str(secrets.randbits(32)), FLAT[0]]
+    command = [f"{FLAT[0]}/bin/python", *program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout + done.stderr, end="", flush=True)
+    return done.returncode == 0
+
+
+def main(seconds: float, results: str) -> int:
+    """Run all at the same time; return 1 if one failed, else 0."""
+    with ThreadPoolExecutor() as pool:
+        passed = [
+            pool.submit(properties, seconds, results),
+            pool.submit(flat, seconds),
+            pool.submit(restarts, seconds),
+        ]
+    return int(not all(future.result() for future in passed))
 
 
 sys.exit(main(float(sys.argv[1]), sys.argv[2]))
