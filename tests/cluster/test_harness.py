@@ -18,7 +18,8 @@ def test_a_failure_and_a_hang_on_the_other_host_are_reported(mpi: MPI, hosts: Ho
     with reports.directory(hosts) as place:
         (place / "test_it.py").write_text(SOURCE)
         options = ["--color=no", "--mpi", "--mpi-ranks=4", "--mpi-timeout=8"]
-        program = ["-m", "pytest", "-p", "no:cacheprovider", *options, place]
+        program = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+        program += [*options, place]
         result = mpi.run(hosts, (("h1", 2), ("h2", 2)), program, timeout=60)
     assert result.code != 0 and not result.timed_out, str(result)
     assert "[rank 3] AssertionError: far away" in result.out, str(result)

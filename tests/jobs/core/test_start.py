@@ -66,25 +66,19 @@ def forced_algorithms() -> None:
 
 def one_that_never_comes() -> None:
     """A rank that waits in init raises at its deadline. The other rank never calls init."""
-    import os
-    import time
-
     import mpi4py
 
     mpi4py.rc.finalize = False
     from mpi4py import MPI
-    from ranks_tools import done, errors, raises, start
+    from ranks_tools import done, errors, leave_together, raises, start
 
     if MPI.COMM_WORLD.rank == 1:
-        time.sleep(4.0)
         done()
-        time.sleep(1.0)
-        os._exit(0)
+        leave_together(1)
     with raises(errors.TimeoutError, "init", "every rank must call it", least=0.9, most=3.5):
         start(timeout=1.0)
     done()
-    time.sleep(4.0)  # a rank that ends may end the other rank
-    os._exit(0)
+    leave_together(0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ def stopped_in_the_middle() -> None:
     import os
     import signal
     import threading
-    import time
 
     import numpy as np
     from ranks_tools import dist, done, errors, raises, start, works
@@ -26,7 +25,8 @@ def stopped_in_the_middle() -> None:
     if rank == 0:
         peer = int(pids[1])
         threading.Timer(0.1, os.kill, (peer, signal.SIGSTOP)).start()
-        threading.Timer(4.0, os.kill, (peer, signal.SIGCONT)).start()
+        late = threading.Timer(30.0, os.kill, (peer, signal.SIGCONT))
+        late.start()
         if deadline:
             with raises(errors.TimeoutError, "the transfer did not end", least=1.9, most=3.9):
                 dist.all_reduce(x, group=group)
@@ -34,9 +34,10 @@ def stopped_in_the_middle() -> None:
             threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGINT)).start()
             with raises(KeyboardInterrupt, most=3.0):
                 dist.all_reduce(x, group=group)
+        late.cancel()
+        os.kill(peer, signal.SIGCONT)
         with raises(errors.GroupBrokenError):
             dist.barrier(group)
-        time.sleep(4.0)
     else:
         try:
             dist.all_reduce(x, group=group)
@@ -114,4 +115,4 @@ def test_exit_with_a_send_that_mpi_does_not_let_go_of() -> None:
     """MPI is not finalized then. Some launchers call that a failure, but nothing hangs."""
     ended = job.run(2, message_never_taken)
     assert ended.result.stdout.count("done\n") == 2, ended.output
-    assert ended.at - ended.stamp("end") < 5, ended.output
+    assert ended.at - ended.stamp("end") < 15, ended.output

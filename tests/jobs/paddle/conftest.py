@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from sweeping import pytest_sessionfinish
 
 __all__ = ["pytest_sessionfinish"]
 
-pytest.importorskip("paddle", reason="paddle is not installed")
+# It is not imported: every worker of pytest would take seconds for that.
+if importlib.util.find_spec("paddle") is None:
+    pytest.skip("paddle is not installed", allow_module_level=True)

@@ -136,7 +136,7 @@ def _together(command: list[str], environments: list[dict[str, str]], out: Path)
         processes = [
             subprocess.Popen(
                 command,
-                env={**_plain(os.environ), **_ALWAYS, **env, launch._MARK: mark},
+                env={**_plain(os.environ), **_ALWAYS, **env, launch.MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

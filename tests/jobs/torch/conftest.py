@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from sweeping import pytest_sessionfinish
 
 __all__ = ["pytest_sessionfinish"]
 
-pytest.importorskip("torch", reason="torch is not installed")
+# It is not imported: every worker of pytest would take seconds for that.
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -56,16 +56,16 @@ def raises_in_company() -> None:
     print("went on", flush=True)
 
 
-COMPANY = ["thread", *(["mpi4py"] if importlib.util.find_spec("mpi4py") else [])]
+MPI4PY = "mpi4py" if importlib.util.find_spec("mpi4py") else "thread"
 
 
-@pytest.mark.parametrize("company", COMPANY)
+# Every way in every company, without torch: tests/jobs/core/test_exits.py.
 @pytest.mark.parametrize(
-    ("way", "text"),
+    ("way", "text", "company"),
     [
-        ("exception", "[rank1]: ValueError: gave up"),
-        ("interrupt", "[rank1]: KeyboardInterrupt"),
-        ("text", "rank 1 gave up"),
+        ("exception", "[rank1]: ValueError: gave up", MPI4PY),
+        ("interrupt", "[rank1]: KeyboardInterrupt", "thread"),
+        ("text", "rank 1 gave up", MPI4PY),
     ],
 )
 def test_what_ended_the_program_is_shown_once(way: str, text: str, company: str) -> None:

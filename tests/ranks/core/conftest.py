@@ -17,13 +17,14 @@ KINDS = ["numpy", "heap", "memoryview", "dlpack", "paddle", "torch"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Take every kind of tensors under one MPI on 2 and 3 ranks, and only NumPy's elsewhere.
+    """Take every kind of tensors under one MPI on 2 ranks, and only NumPy's elsewhere.
 
-    How memory is described depends on the kind, but not on the MPI or on the number of ranks.
+    How memory is described depends on the kind, but not on the MPI or on the number of ranks. The
+    heap's tensors have algorithms of their own, which three ranks run, too.
     """
     if "kind" in metafunc.fixturenames:
-        every = EVERYTHING and world_size(metafunc.config) in (2, 3)
-        kinds = KINDS if every else ["numpy"]
+        size = world_size(metafunc.config) if EVERYTHING else 0
+        kinds = {2: KINDS, 3: ["numpy", "heap"]}.get(size, ["numpy"])
         metafunc.parametrize("kind", kinds, indirect=True, scope="session")
 
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,11 +32,14 @@ def struck(after: float = 0.2) -> Iterator[None]:
         sent[0] = time.monotonic()
         os.kill(os.getpid(), signal.SIGINT)
 
+    began = time.monotonic()
     threading.Timer(after, strike).start()
-    with raises(KeyboardInterrupt, least=after - 0.05):
+    with raises(KeyboardInterrupt):
         yield
-    delay = time.monotonic() - sent[0]
-    assert delay < 1.0, delay
+    ended = time.monotonic()
+    assert ended - began >= after
+    # The core looks for a signal every few milliseconds. A busy machine may take long to wake it.
+    assert ended - sent[0] < 15.0, ended - sent[0]
 
 
 def test_interrupted(dist: ModuleType, rank: int) -> None:
@@ -143,4 +147,26 @@ def test_what_mpi_goes_on_reading(dist: ModuleType, rank: int) -> None:
     dist.barrier()
     for group in groups:
         dist.destroy_process_group(group)
+    works()
+
+
+def test_a_broken_group_gives_its_memory_back(dist: ModuleType, rank: int) -> None:
+    """The members' memory for arrivals is unmapped when the group is destroyed, broken or not."""
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("paddlempi-arrive")
+
+    before = mapped()
+    for _ in range(3):
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            with struck():
+                dist.barrier(group)
+            dist.send(np.ones(1), 1)
+        else:
+            dist.recv(np.zeros(1), 0)
+            with raises(errors.GroupBrokenError, "interrupted", ranks=[0]):
+                dist.barrier(group)
+        dist.destroy_process_group(group)
+    assert mapped() <= before
     works()

@@ -7,22 +7,16 @@ arrival ("inline"). Everything else goes by MPI. Each test says which way a call
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from paddlempi import ReduceOp, _native
+from paddlempi import ReduceOp
 from tensors import assert_reduced, noise, numbers, numpy_dtype, reduced, reducible
+from ways import FEW, INLINE, SLOTS, Place, check_way, garbage, took
 
 CHUNK = 32 << 10  # bytes
-INLINE = 4096  # bytes of one rank's input
-SLOTS = 64 << 10  # bytes of all ranks' inputs
-
-FEW = [*range(18), 31, 32, 33, 63, 64, 65, 4095, 4096, 4097]
-"""Numbers of elements, small ones."""
-
 OPS = [
     ReduceOp.SUM,
     ReduceOp.PRODUCT,
@@ -41,46 +35,6 @@ def around(dtype: str, ranks: int) -> list[int]:
     size = numpy_dtype(dtype).itemsize
     limits = [min(INLINE, SLOTS // ranks), ranks * 512, *(CHUNK * n for n in (1, 2, 3, 7))]
     return sorted({at // size + by for at in limits for by in (-1, 0, 1)})
-
-
-def took(dist: ModuleType, group: Any = None) -> str:
-    """Return the algorithm of the group's last collective."""
-    name = group._id if group is not None else 0
-    return str(_native.control("group_info", group=name)["algorithm"])
-
-
-class Place:
-    """Makes tensors. What they hold matters not; where they lie decides the way."""
-
-    def __init__(self, dist: ModuleType, ordinary: Callable[[str, int], bool]) -> None:
-        self.dist = dist
-        self.ordinary = ordinary
-
-    def __call__(self, side: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return a copy of values for the side "send" or "recv"."""
-        if self.ordinary(side, self.dist.get_rank()):
-            return values.copy()
-        tensor = self.dist.empty(values.shape, values.dtype)
-        tensor[...] = values
-        return tensor  # type: ignore[no-any-return]
-
-
-def garbage(dtype: str, elements: int) -> np.ndarray[Any, Any]:
-    """What a result holds before: bits that no collective of this file gives."""
-    return np.full(elements * numpy_dtype(dtype).itemsize, 0xA5, np.uint8).view(numpy_dtype(dtype))
-
-
-def check_way(dist: ModuleType, size: int, given: int, mapped: bool, group: Any = None) -> None:
-    """Check the way of a call in which a rank that gives anything gives so many bytes."""
-    way = took(dist, group)
-    if size == 1:
-        assert way == "single"
-    elif given <= min(INLINE, SLOTS // size):
-        assert way == "inline"
-    elif mapped:
-        assert way == "mapped"
-    else:
-        assert way not in ("inline", "mapped", "")
 
 
 def synchronous(function: Any, *arguments: Any) -> None:
@@ -334,60 +288,6 @@ def test_views_that_are_not_contiguous(dist: ModuleType, rank: int, size: int, r
         assert_reduced(view, ReduceOp.SUM, parts)
         view[...] = -1
         assert (memory == -1).all(), "written beside the view"
-
-
-@pytest.mark.parametrize("each", [7, 9_001])
-def test_lists(dist: ModuleType, rank: int, size: int, each: int, run: Any) -> None:
-    """Chunks of one tensor are one range. Tensors of their own go by MPI."""
-    parts = [noise("float32", each, r) for r in range(size)]
-    send = dist.empty(each)
-    send[...] = parts[rank]
-    for single in (True, False):
-        whole = dist.zeros((size, each))
-        chunks = list(whole) if single else [dist.zeros(each) for _ in range(size)]
-        run(dist.all_gather, chunks, send)
-        for chunk, part in zip(chunks, parts, strict=True):
-            assert chunk.tobytes() == part.tobytes()
-        check_way(dist, size, send.nbytes, single)
-        given = [noise("float32", each, rank, r) for r in range(size)]
-        for chunk, part in zip(chunks, given, strict=True):
-            chunk[...] = part
-        received = list(dist.zeros((size, each)))
-        run(dist.all_to_all, received, chunks)
-        for r, chunk in enumerate(received):
-            assert chunk.tobytes() == noise("float32", each, r, rank).tobytes()
-        check_way(dist, size, each * size * 4, single)
-
-
-def test_coalesced(dist: ModuleType, rank: int, size: int, run: Any) -> None:
-    for lengths in ((3, 0, 5), (9_000, 1, 20_000)):
-        tensors = [dist.empty(length) for length in lengths]
-        parts = [[numbers("float32", n, n, r) for r in range(size)] for n in lengths]
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor[...] = part[rank]
-        run(dist.all_reduce_coalesced, tensors)
-        for tensor, part in zip(tensors, parts, strict=True):
-            assert_reduced(tensor, ReduceOp.SUM, part)
-
-
-def test_uneven(dist: ModuleType, rank: int, size: int, run: Any) -> None:
-    lengths = [11_000 + 500 * r for r in range(size)]
-    send = dist.empty(lengths[rank])
-    send[...] = numbers("float32", lengths[rank], rank)
-    whole = dist.zeros(sum(lengths))
-    ends = np.cumsum(lengths)
-    chunks: Sequence[Any] = np.split(whole, ends[:-1])
-    run(dist.all_gather, list(chunks), send)
-    for r, chunk in enumerate(chunks):
-        np.testing.assert_array_equal(chunk, numbers("float32", lengths[r], r))
-    # Rank r sends (r + 1) rows to every other rank and none to itself.
-    sends = [0 if r == rank else rank + 1 for r in range(size)]
-    receives = [0 if r == rank else r + 1 for r in range(size)]
-    out, into = dist.empty((sum(sends), 2_000)), dist.zeros((sum(receives), 2_000))
-    out[...] = rank
-    run(dist.all_to_all_single, into, out, receives, sends)
-    wanted = np.repeat(np.arange(size), receives)
-    assert (into == wanted[:, None]).all()
 
 
 def test_several_in_flight(dist: ModuleType, rank: int, size: int) -> None:

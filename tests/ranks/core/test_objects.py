@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import tracemalloc
 from types import ModuleType
 from typing import Any
@@ -148,3 +149,66 @@ def test_short_objects_are_not_padded(dist: ModuleType, rank: int, size: int, ho
         assert tracemalloc.get_traced_memory()[1] < most + (1 << 20)
     finally:
         tracemalloc.stop()
+
+
+class Liar(bytearray):
+    """A pickle that says that it has another length."""
+
+    said = 1 << 60
+
+    def __len__(self) -> int:
+        return self.said
+
+
+@pytest.mark.mpi(min=2)
+@pytest.mark.parametrize("function", ["all_gather", "gather", "broadcast", "scatter"])
+def test_lengths_that_no_object_has(
+    dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """Rank 1 announces an impossible length: whoever needs the memory names it, nobody waits."""
+    from paddlempi import objects
+
+    if rank == 1:
+        monkeypatch.setattr(objects, "_dump", lambda *_: Liar(b"N."))
+        monkeypatch.setattr(
+            objects, "_dump_all", lambda _code, _group, _objects, lengths: _tell(lengths)
+        )
+    out: list[Any] = [None] * size
+    with pytest.raises((dist.errors.ArgumentError, dist.errors.RefusedError)) as raised:
+        if function == "all_gather":
+            dist.all_gather_object(out, None)
+        elif function == "gather":
+            dist.gather_object(None, out if rank == 0 else None, 0)
+        elif function == "broadcast":
+            dist.broadcast_object_list(out, 1)
+        else:
+            dist.scatter_object_list(out, [None] * size if rank == 1 else None, 1)
+    needs = {"gather": rank == 0, "broadcast": rank != 1}.get(function, True)
+    if needs:
+        assert "rank 1 announced an object of" in str(raised.value)
+    else:
+        assert raised.type is dist.errors.RefusedError
+    monkeypatch.undo()
+    dist.all_gather_object(out, rank)
+    assert out == list(range(size))
+
+
+def _tell(lengths: Any) -> bytearray:
+    lengths[0] = -1
+    return bytearray()
+
+
+@pytest.mark.mpi(min=2)
+def test_a_pickle_that_is_none(
+    dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paddlempi import objects
+
+    if rank == 1:
+        monkeypatch.setattr(objects, "_dump", lambda *_: bytearray(b"rubbish"))
+    out: list[Any] = [None] * size
+    with pytest.raises(pickle.UnpicklingError) as raised:
+        dist.all_gather_object(out, rank)
+    if sys.version_info >= (3, 11):
+        assert "object of rank 1" in "".join(raised.value.__notes__)
+    assert out == [None] * size

@@ -73,7 +73,7 @@ def test_a_wait_that_runs_out_does_no_harm(dist: ModuleType, rank: int, size: in
         begin = time.monotonic()
         with pytest.raises(dist.errors.NotReadyError):
             work.wait(0.05)
-        assert 0.04 < time.monotonic() - begin < 5
+        assert 0.04 < time.monotonic() - begin < 15
         assert not work.is_completed()
         dist.send(np.zeros(1), 1)
         work.wait()

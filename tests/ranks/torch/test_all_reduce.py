@@ -198,3 +198,12 @@ def test_a_big_one(dist: ModuleType, rank: int, size: int) -> None:
         if async_op:
             work.wait()
         same_reduced(tensor, "SUM", parts)
+
+
+def test_autograd_is_not_told_what_is_written(dist: ModuleType) -> None:
+    """As over gloo. With PADDLEMPI_CHECK_AUTOGRAD=1 it is told: tests/jobs/torch."""
+    factor = torch.ones(3)
+    product = torch.ones(3, requires_grad=True) * factor
+    dist.all_reduce(factor)
+    product.sum().backward()
+    assert factor._version == 0

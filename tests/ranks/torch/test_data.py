@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+# A third rank starts the same workers.
+pytestmark = pytest.mark.mpi(ranks=2)
+
 
 class Squares(Dataset):  # type: ignore[type-arg]
     """Item i is the pair of i and its square."""

@@ -14,6 +14,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+# A third rank starts the same workers.
+pytestmark = pytest.mark.mpi(ranks=2)
+
 EPOCHS = 2
 BATCH = 2
 

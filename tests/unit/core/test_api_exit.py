@@ -84,6 +84,11 @@ def test_the_job_is_aborted(script: str, status: int, shown: str) -> None:
         assert done.stdout == "out"
 
 
+def test_preempted_is_an_end_in_order() -> None:
+    done = leave("dist.group._exit._hooks.foreign = True; sys.exit(dist.PREEMPTED)")
+    assert done.returncode == 75 and "aborted" not in done.stderr, done.stderr
+
+
 HOOKS = {
     "none": "",
     "after init": "sys.excepthook = buffering(sys.excepthook)",

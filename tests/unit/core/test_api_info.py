@@ -45,7 +45,10 @@ CORE = {
     "node": None,
     "local_rank": None,
     "local_size": None,
+    "helper": None,
     "heap": {"reserved": 64 << 20, "used": 4032, "left": None, "mapped": None, "why": ""},
+    "liveness": {"after": 5, "off": "", "dead": []},
+    "report_after": 30,
     "cuda": {"driver": "", "version": "", "devices": [], "error": "no CUDA driver: install it"},
 }
 
@@ -156,6 +159,25 @@ def test_heap(
         assert says in capsys.readouterr().out
 
 
+def test_cpus(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = fresh_core.control
+    for helper, says in (
+        (None, "2 allowed\n"),
+        ({"cpus": 2, "ranks": 2, "quota": None, "may": False}, "2 allowed for 2 ranks: no helper"),
+        ({"cpus": 8, "ranks": 2, "quota": 2.5, "may": False}, "2 ranks, a quota of 2.5: no helper"),
+        (
+            {"cpus": 2, "ranks": 1, "quota": None, "may": True},
+            "1 rank: a helper thread works while",
+        ),
+    ):
+        monkeypatch.setattr(fresh_core, "control", plain)
+        answer(fresh_core, monkeypatch, helper=helper)
+        assert main(["info"]) == 0
+        assert says in capsys.readouterr().out
+
+
 def test_cuda(
     fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +225,8 @@ def test_under_a_launcher(
         assert "prterun of Open MPI, 3 processes" in text
         assert "3 on 2 nodes" in text
         assert "node 0: 0, 1" in text
+        assert "seen on all nodes; a host may be silent for 5 s" in text
+        assert "long waits  reported after 30 s" in text
     assert fresh_core.controls[-1][0] == "destroy"
 
 

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from api_fake import FakeCore
 from paddlempi.cli import bench, main
-from paddlempi.cli.bench import collectives, figures, picture, report, sampling, steps
+from paddlempi.cli.bench import (
+    collectives,
+    figures,
+    picture,
+    report,
+    sampling,
+    steps,
+    tables,
+)
 from paddlempi.cli.bench.collectives import Row
 from paddlempi.cli.bench.figures import Quartiles
 from paddlempi.cli.bench.operations import DTYPES, OPERATIONS, Segment, Values, storage
@@ -44,6 +52,7 @@ def test_arguments() -> None:
         (["--against", "nccl"], "'nccl' is none of mpi, mpi4py, gloo"),
         (["--step", "ddp,fsdp"], "'fsdp' is none of ddp, fsdp2, paddle"),
         (["--plot", "picture.png"], ".svg"),
+        (["ps", "--dims", "16,x"], "'x' is no number"),
     ],
 )
 def test_wrong_arguments(
@@ -63,6 +72,9 @@ def test_wrong_arguments(
         (["barrier", "--plot", "p.svg"], "a picture shows one operation"),
         (["--step", "ddp", "--against", "mpi"], "steps are compared with gloo only"),
         (["--model", "mlp-1M"], "models are of --step"),
+        (["ps", "--against", "gloo"], "--against is not for ps"),
+        (["ps", "reduce"], "op 'ps' is none of all_reduce"),
+        (["ps", "--json", "nowhere/r.json"], "there is no folder"),
     ],
 )
 def test_arguments_that_do_not_go_together(
@@ -317,3 +329,23 @@ def test_the_picture() -> None:
     (line,) = [part for part in drawn.splitlines() if "#1060c0" in part and "polyline" in part]
     assert line.split("'")[1] == "70.0,370.0 630.0,40.0"
     picture.draw("one size", [row("paddlempi", 8, 1.0)])
+
+
+# Tables
+
+
+def test_figures_of_tables() -> None:
+    rounds = 12
+    times = {
+        tables.OURS: [10.0 + round_ % 2 for round_ in range(rounds)],
+        tables.TBE: [20.0 + 2 * (round_ % 2) for round_ in range(rounds)],
+        tables.BAG: [10.0 + (round_ + 1) % 2 for round_ in range(rounds)],
+        tables.AGAIN: [10.0 + round_ % 2 for round_ in range(rounds)],
+    }
+    rows = list(tables.summary(16, 100, 60, tables.SGD, times))
+    assert [row.contender for row in rows] == list(times)
+    ours, other, equal, again = rows
+    assert (ours.least_us, ours.ratio, ours.differs) == (10.0, None, None)
+    assert (other.ratio, other.least_ratio, other.differs) == (Quartiles(2, 2, 2), 2, True)
+    assert equal.differs is False and again.differs is None
+    assert other.record()["ratio"] == [2, 2, 2]

@@ -44,6 +44,7 @@ def ranks(n: int, devices: int = 2, nodes: int = 1) -> list[Facts]:
             "local_rank": rank % each,
             "local_size": each,
             "arrive": "shared memory",
+            "liveness": {"after": 5, "off": "", "dead": []},
             "heap": {"reserved": 0, "used": 0, "left": None, "mapped": True, "why": ""},
             "cuda": {
                 "driver": "/x/libcuda.so.1",
@@ -150,6 +151,20 @@ def test_what_one_rank_lacks(case: tuple[str, Any, str, str]) -> None:
     name, _, status = expected.rpartition(" ")
     assert found[name].status == status, found[name]
     assert text in found[name].found + found[name].advice
+
+
+def test_deaths_that_are_not_seen_on_other_nodes() -> None:
+    facts = ranks(4, nodes=2)
+    assert findings(facts)["deaths"].status == "ok"
+    for fact in facts:
+        fact["core"]["liveness"]["off"] = "rank 3 could not take part"
+    facts[3]["core"]["liveness"]["off"] = "rank 3 on host node1 could not connect to rank 2"
+    found = findings(facts)["deaths"]
+    assert found.status == "warn" and found.found.endswith("could not connect to rank 2")
+    for fact in facts:
+        fact["core"]["liveness"] = {"after": 0, "off": "PADDLEMPI_DEAD_AFTER is 0", "dead": []}
+    assert findings(facts)["deaths"].status == "ok", "the user wants it so"
+    assert findings(ranks(2))["deaths"].status == "skip"
 
 
 def test_more_ranks_than_cpus_and_than_gpus() -> None:

@@ -25,7 +25,7 @@ MODULE = "github.com/paddlempi/paddlempi"
 # of its own floor. A folder is one entry.
 PYTHON = (
     ("errors", "_ops"),
-    ("reduce_op",),
+    ("reduce_op", "_marks", "_processes"),
     ("_native",),
     ("tensors",),
     ("_buffer",),
@@ -37,7 +37,8 @@ PYTHON = (
     ("collectives",),
     ("p2p",),
     ("objects",),
-    ("context", "communicator"),
+    ("context", "communicator", "checkpoints", "preemption"),
+    ("ps",),
     ("__init__",),
     ("torch", "paddle"),
     ("cli", "testing", "__main__"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -204,6 +205,66 @@ def test_another_token_or_rank_is_turned_away() -> None:
         with pytest.raises(HubError, match=f"rank {taken} cannot reach"):
             meeting.connect(taken)
     meeting.leave(meeting.zero, meeting.connect(1))
+
+
+def test_nothing_is_read_behind_a_wrong_token() -> None:
+    for shown, proved, left in [
+        (b"secret{}", True, 2),
+        (b"secre7{}", False, 2),
+        (b"guess and much more", False, 13),
+    ]:
+        here, there = socket.socketpair()
+        with here, there:
+            there.sendall(shown)
+            connection = Connection(here)
+            with contextlib.nullcontext() if proved else pytest.raises(EOFError):
+                connection.prove("secret")
+            assert connection.proved == proved
+            assert len(here.recv(100)) == left
+
+
+def test_a_token_in_pieces() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        connection = Connection(here)
+        for piece in (b"se", b"cr", b"et"):
+            assert not connection.proved
+            there.sendall(piece)
+            connection.prove("secret")
+        assert connection.proved
+        there.close()
+        with pytest.raises(EOFError):
+            Connection(here).prove("secret")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "{}",
+        "[]",
+        "7",
+        "rubbish",
+        '{"kind": 7}',
+        '{"kind": "begin"}',
+        '{"kind": "begin", "test": "t", "seconds": "x"}',
+        "[" * 100_000,
+        "\xff\x00",
+    ],
+)
+def test_a_rank_that_sends_no_message(sent: str) -> None:
+    """The hub goes on, and rank 0 is told which rank it was."""
+    meeting = Meeting(2)
+    one = meeting.connect(1)
+    one[0].send(sent)
+    meeting.zero[0].send({"kind": "meet"})
+    told = meeting.zero[1].receive()
+    assert told is not None
+    assert "rank 1" in told["summary"], told
+    assert "rank 1" in "".join(meeting.said)
+    meeting.zero[0].sock.shutdown(socket.SHUT_RDWR)
+    meeting.thread.join(10)
+    assert not meeting.thread.is_alive()
+    assert "the hub of the tests failed" not in "".join(meeting.said)
 
 
 def test_a_rank_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:

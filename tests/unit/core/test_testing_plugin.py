@@ -25,20 +25,28 @@ Ranks = Callable[..., Result]
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
-    """Return a function that runs a test file's source under mpirun and `pytest --mpi`."""
+    """Return a function that runs a test file's source under mpirun and `pytest --mpi`.
+
+    ``plugins`` lets pytest load every plugin that is installed, as users' runs do. That takes each
+    rank a second, because hypothesis is among them.
+    """
     try:
         mpirun_path()
     except FileNotFoundError as error:
         pytest.skip(f"no MPI in this environment: {error}")
 
-    def start(np: int, source: str, *options: str, timeout: float = 60.0) -> Result:
+    def start(
+        np: int, source: str, *options: str, timeout: float = 60.0, plugins: bool = False
+    ) -> Result:
         (tmp_path / "test_it.py").write_text(textwrap.dedent(source), encoding="utf-8")
         (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
         command = [sys.executable, "-m", "pytest", "--mpi", "--color=no", "test_it.py", *options]
-        if not INSTALLED:
+        env = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        if not plugins:
+            env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        if not (plugins and INSTALLED):
             command[3:3] = ["-p", PLUGIN]
-        path = os.pathsep.join(p for p in sys.path if p)
-        return run(np, command, cwd=tmp_path, timeout=timeout, env={"PYTHONPATH": path})
+        return run(np, command, cwd=tmp_path, timeout=timeout, env=env)
 
     return start
 
@@ -51,7 +59,7 @@ def closing(result: Result) -> str:
 
 
 def test_pass_on_every_rank(ranks: Ranks) -> None:
-    result = ranks(3, "def test_a(mpi_place): assert mpi_place.size == 3")
+    result = ranks(3, "def test_a(mpi_place): assert mpi_place.size == 3", plugins=True)
     assert result.returncode == 0, result.output
     assert closing(result) == "1 passed"
     assert "mpi: 3 ranks" in result.stdout
@@ -406,13 +414,14 @@ def test_hypothesis_shrinks_in_lock_step(ranks: Ranks) -> None:
                 assert mpi_place.rank == 0 or x < 100
         """,
         "--mpi-timeout=30",
+        plugins=True,
     )
     assert closing(result) == "1 failed", result.output
     assert "x=100" in result.stdout
 
 
 def test_xdist_is_refused(ranks: Ranks) -> None:
-    result = ranks(2, "def test_a(): pass", "--numprocesses=2")
+    result = ranks(2, "def test_a(): pass", "--numprocesses=2", plugins=True)
     assert result.returncode != 0
     assert "exclude each other" in result.output
 

@@ -373,6 +373,11 @@ class Hosts:
         """Plug the host's cable in again."""
         self._check(f"ip link set v-{host} up")
 
+    def end(self, host: str) -> None:
+        """Let the host die: its processes end, and its network is gone. It does not come back."""
+        pid = (self.scratch / f"{host}.pid").read_text().strip()
+        self._check(f"kill -9 {pid}")
+
     def bind(self, source: Path, target: Path) -> None:
         """Mount `source` over `target` on all nodes. The machine outside does not see it."""
         for host in (None, *self.names):

@@ -1,0 +1,281 @@
+"""What a job's flight recorders say, while it hangs and after errors (docs/trace.md)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import job
+import pytest
+from paddlempi.cli.trace import judge, report, rings
+
+pytestmark = pytest.mark.one_mpi  # MPI has no part in it
+
+
+def judged(folder: Path) -> judge.Judgement:
+    return judge.judge(rings.read_folder(folder))
+
+
+def never_comes() -> None:
+    """Rank 2 looks at the others, which wait for it."""
+    import os
+
+    import numpy as np
+    from ranks_tools import dist, done, dump_until, start
+
+    rank = start()
+    pids: list[int] = [0] * 3
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 2:
+        dump_until(os.environ["TRACES"], pids, lambda found: found.findings[0].waiting == (0, 1))
+    dist.all_reduce(np.ones(4, np.float32))
+    done()
+
+
+def test_rank_that_never_comes(tmp_path: Path) -> None:
+    job.succeed(3, never_comes, env={"TRACES": str(tmp_path)})
+    found = judged(tmp_path)
+    assert found.behind == (2,)
+    [finding] = [f for f in found.findings if not f.over]
+    assert finding.what == "all_reduce(float32[4], SUM)"
+    assert [part.how for part in finding.parts] == ["waits", "waits", "never came"]
+    assert "its last operation was" in finding.parts[2].what
+    assert found.waits[0].rank == 2
+    assert found.waits[0].others > 0
+    assert re.search(r" s \(\d+%\) for rank 2\.$", report.as_text(found))
+
+
+def stopped() -> None:
+    """Rank 2 is stopped at some moment of a series of all_reduces; a thread of rank 0 looks."""
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, dump_until, start
+
+    rank = start()
+    pids: list[int] = [0] * 3
+    dist.all_gather_object(pids, os.getpid())
+    over = np.zeros(1)
+
+    def look() -> None:
+        time.sleep(0.3)
+        os.kill(pids[2], signal.SIGSTOP)
+        try:
+            dump_until(os.environ["TRACES"], pids, lambda found: 2 in found.behind)
+        finally:
+            os.kill(pids[2], signal.SIGCONT)
+            over[0] = 1
+
+    thread = threading.Thread(target=look)
+    if rank == 0:
+        thread.start()
+    tensor = dist.zeros(4 << 20, "uint8")
+    end = False
+    while not end:
+        dist.all_reduce(tensor)
+        agreed = over.copy()
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        end = bool(agreed[0])
+    if rank == 0:
+        thread.join()
+    done()
+
+
+def test_rank_that_is_stopped(tmp_path: Path) -> None:
+    job.succeed(3, stopped, env={"TRACES": str(tmp_path)})
+    found = judged(tmp_path)
+    assert found.rings[2].state == "stopped"
+    assert found.behind == (2,)
+    assert {f.behind for f in found.findings if f.waiting} == {(2,)}
+
+
+def different() -> None:
+    """Rank 1 has another shape. Every rank writes its trace itself."""
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start
+
+    rank = start()
+    with raises(errors.MismatchError, ranks=[1]):
+        dist.all_reduce(np.ones(5 if rank == 1 else 4, np.float32))
+    dist.barrier()
+    done()
+
+
+def test_rank_that_comes_with_another_shape(tmp_path: Path) -> None:
+    job.succeed(3, different, env={"PADDLEMPI_TRACE": str(tmp_path / "new")})
+    found = judged(tmp_path / "new")
+    assert set(found.rings) == {0, 1, 2}
+    [finding] = [f for f in found.findings if f.over]  # the barrier may be under way
+    assert finding.behind == (1,)
+    assert finding.parts[1].how == "came with something else"
+    assert finding.parts[1].what == "all_reduce(float32[5], SUM) (mismatch)"
+
+
+def late() -> None:
+    """Ranks 0 and 1 give up before rank 2 comes, and write its trace, too."""
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, errors, leave_together, raises, start
+
+    rank = start(1.0)
+    dist.barrier()
+    if rank == 2:
+        time.sleep(2.5)
+        with raises(errors.GroupBrokenError):
+            dist.all_reduce(np.ones(4))
+    else:
+        with raises(errors.TimeoutError, ranks=[2]):
+            dist.all_reduce(np.ones(4))
+    leave_together(rank)
+
+
+def test_trace_after_a_timeout(tmp_path: Path) -> None:
+    job.run(3, late, env={"PADDLEMPI_TRACE": str(tmp_path)})
+    found = judged(tmp_path)
+    assert set(found.rings) == {0, 1, 2}
+    [finding] = found.findings
+    assert [part.how for part in finding.parts] == ["failed", "failed", "never came"]
+    assert finding.behind == (2,)
+
+
+def killed() -> None:
+    """Rank 2 is killed in its own code; the others write down what it did."""
+    import os
+    import signal
+
+    import numpy as np
+    from ranks_tools import dist, leave_together, start
+
+    rank = start()
+    dist.all_reduce(np.ones(7, np.float32))
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(np.ones(8, np.float32))
+    except dist.Error as error:
+        assert error.ranks == (2,), error
+    leave_together(rank)
+
+
+def test_trace_of_a_dead_rank(tmp_path: Path) -> None:
+    job.run(3, killed, env={"PADDLEMPI_TRACE": str(tmp_path)}, options=("--with-ft", "ulfm"))
+    found = judged(tmp_path)
+    assert found.rings[2].state == "ended"
+    [finding] = found.findings
+    assert finding.behind == (2,)
+    assert "its last operation was all_reduce(float32[7], SUM), number 1" in finding.parts[2].what
+
+
+def killed_in_mpi() -> None:
+    """Rank 2 is killed in a large all_reduce of MPI, in which the others cannot raise an error."""
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    import numpy as np
+    from ranks_tools import dist, start
+
+    rank = start()
+    tensor = np.ones(64 << 20, np.uint8)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    if rank == 2:
+        end = f"import os, time; time.sleep(0.5); os.kill({os.getpid()}, {signal.SIGKILL})"
+        subprocess.Popen([sys.executable, "-S", "-c", end])
+    while True:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+
+
+def test_trace_of_a_rank_that_dies_in_mpi(tmp_path: Path) -> None:
+    asked = {"PADDLEMPI_TRACE": str(tmp_path), "PADDLEMPI_ALGO": "all_reduce:mpi"}
+    ended = job.run(3, killed_in_mpi, env=asked, options=("--with-ft", "ulfm"))
+    assert "died" in ended.output
+    found = judged(tmp_path)
+    assert found.rings[2].state == "ended"
+    assert 2 in found.findings[0].behind
+
+
+def signalled() -> None:
+    """A rank that waits writes its trace at a signal, and goes on."""
+    import os
+    import signal
+    import threading
+    import time
+    from pathlib import Path
+
+    import numpy as np
+    from ranks_tools import dist, done, start
+
+    rank = start()
+    file = Path(os.environ["PADDLEMPI_TRACE"], "rank-1.json")
+    if rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+    else:
+        ended = time.monotonic() + 30
+        while not file.exists() and time.monotonic() < ended:
+            time.sleep(0.05)
+    dist.all_reduce(np.ones(6))
+    done()
+
+
+def test_trace_at_a_signal(tmp_path: Path) -> None:
+    asked = {"PADDLEMPI_TRACE": str(tmp_path), "PADDLEMPI_TRACE_SIGNAL": "USR2"}
+    job.succeed(2, signalled, env=asked)
+    found = rings.read_folder(tmp_path)
+    assert set(found) == {1}
+    [operation] = found[1].under_way()
+    assert operation.count == 6
+
+
+def wrong_signal() -> None:
+    """Every rank hears of a setting that is wrong."""
+    from ranks_tools import done, errors, raises, start
+
+    with raises(errors.ArgumentError, "PADDLEMPI_TRACE_SIGNAL", "KILL"):
+        start()
+    done()
+
+
+def test_signal_that_cannot_be_taken() -> None:
+    job.succeed(1, wrong_signal, env={"PADDLEMPI_TRACE_SIGNAL": "KILL"})
+
+
+def forked() -> None:
+    """A forked child has no trace, and writes nothing into that of its parent."""
+    import os
+    import signal
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, dump, errors, start
+
+    rank = start()
+    dist.all_reduce(np.ones(3))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(np.ones(9))
+        except errors.ForkError:
+            os.write(write, b"x")
+        time.sleep(60)
+        os._exit(1)
+    os.read(read, 1)
+    if rank == 0:
+        dumped = dump(os.environ["TRACES"], [os.getpid(), child])
+        assert dumped.returncode == 1
+        assert f"process {child}: process {child} has no trace" in dumped.stderr, dumped.stderr
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    done()
+
+
+def test_forked_child(tmp_path: Path) -> None:
+    job.succeed(2, forked, env={"TRACES": str(tmp_path)})
+    [operation] = rings.read_folder(tmp_path)[0].operations
+    assert operation.count == 3
+    assert operation.outcome == "ok"

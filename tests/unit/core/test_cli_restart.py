@@ -1,0 +1,248 @@
+"""python -m paddlempi run -- COMMAND: how an attempt ended, and what happens then.
+
+The commands are no launchers here. Jobs of MPI are in tests/jobs/core/test_restart.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fresh_signals import take_signals
+from paddlempi import _marks
+from paddlempi._processes import MARK
+from paddlempi.cli import marks
+from paddlempi.cli.restart import judge
+from paddlempi.errors import PeerDiedError
+
+MARKS = {
+    "whole": "began 0 3 1 h\nexit 0\n",
+    "destroyed": "began 1 3 1 h\nleft\n",
+    "lost": "began 1 3 1 h\nwatches 15\n",
+    "again": "began 1 3 1 h\nleft\nbegan 1 3 1 h\n",
+    "raised": "began 1 3 1 h\nraised program ValueError: no good\nexit 1\n",
+    "killed while it raised": "began 1 3 1 h\nraised program ValueError: no good\n",
+    "exit 3": "began 1 3 1 h\nexit 3\n",
+    "told": "began 0 3 1 h\nraised death PeerDiedError: rank(s) [1] died\nexit 1\n",
+    "preempted": "began 1 3 1 h\nwatches 15\nexit 75\n",
+    "cut": "began 1 3\nexit \n\n",
+    "child": "raised program OSError: a child of a rank\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "names", "kind", "words"),
+    [
+        (0, ["whole", "whole"], "done", ""),
+        (0, ["whole", "destroyed"], "done", ""),
+        (0, [], "done", ""),
+        (0, ["lost", "lost"], "done", ""),  # all end by os._exit(0): that is the program's way
+        (0, ["whole", "lost"], "died", "rank(s) [1] ended without leaving"),
+        (0, ["whole", "again"], "died", "rank(s) [1] ended without leaving"),
+        (137, ["lost", "lost"], "died", "status is 137"),
+        (9, ["whole", "lost"], "died", "status is 9"),
+        (1, ["told", "lost"], "died", "rank 0 says: PeerDiedError: rank(s) [1] died"),
+        (1, ["told", "raised"], "failed", "rank 1 ended with status 1: ValueError: no good"),
+        (1, ["killed while it raised"], "failed", "rank 1 ended: ValueError: no good"),
+        (3, ["lost", "exit 3"], "failed", "rank 1 ended with status 3"),
+        (2, [], "failed", "no rank has told"),
+        (137, ["cut"], "failed", "no rank has told"),
+        (137, ["child"], "failed", "no rank has told"),
+        (75, [], "preempted", "75"),
+        (137, ["preempted", "lost"], "preempted", "75"),
+        (0, ["preempted"], "preempted", "75"),
+        (0, ["exit 3"], "failed", "rank 1 ended with status 3"),
+    ],
+)
+def test_a_death_is_told_from_an_exception(
+    status: int, names: list[str], kind: str, words: str, tmp_path: Path
+) -> None:
+    for number, name in enumerate(names):
+        (tmp_path / str(number)).write_text(MARKS[name])
+    ending = judge(status, marks.read(tmp_path))
+    assert ending.kind == kind and words in ending.why, ending
+    expected = {"done": 0, "preempted": 75, "died": status or 1, "failed": status or 3}
+    assert ending.status == expected[kind]
+
+
+def test_what_a_rank_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_marks.FOLDER, str(tmp_path))
+    _marks.began(2, 4)
+    _marks.watches(signal.SIGTERM)
+    try:
+        try:
+            raise PeerDiedError("rank(s) [3] died\nand a second line")
+        except PeerDiedError:
+            raise KeyError("what the program did then")  # noqa: B904
+    except KeyError as error:
+        _marks.raised(error)
+    (mark,) = marks.read(tmp_path)
+    assert (mark.rank, mark.size, mark.pid, mark.watches) == (2, 4, os.getpid(), signal.SIGTERM)
+    assert mark.by_death and mark.raised == "KeyError: 'what the program did then'"
+    assert not mark.left and mark.status is None
+    _marks.left()
+    assert marks.read(tmp_path)[0].left
+    monkeypatch.delenv(_marks.FOLDER)
+    _marks.began(3, 4)
+    assert len(marks.read(tmp_path)) == 1
+
+
+RANK = """
+import os, pathlib, sys
+attempt = int(os.environ["PADDLEMPI_RESTART"])
+mark = pathlib.Path(os.environ["PADDLEMPI_RUN_DIR"], "rank")
+mark.write_text("began 0 1 %d h\\n" % os.getpid())
+print("attempt", attempt, flush=True)
+"""
+
+
+def environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def start(folder: Path, body: str, *options: str) -> subprocess.Popen[str]:
+    """Start ``run`` with a script as its command."""
+    (folder / "rank.py").write_text(RANK + body)
+    command = [sys.executable, "-m", "paddlempi", "run", *options]
+    command += ["--", sys.executable, str(folder / "rank.py")]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=take_signals,
+    )
+
+
+def run(folder: Path, body: str, *options: str) -> tuple[int, str, str]:
+    process = start(folder, body, *options)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_a_death_starts_it_anew(tmp_path: Path) -> None:
+    status, out, err = run(tmp_path, "if attempt < 2: os.kill(os.getpid(), 9)", "--restarts", "3")
+    assert (status, out) == (0, "attempt 0\nattempt 1\nattempt 2\n"), err
+    lines = err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("paddlempi run: attempt ") for line in lines)
+    assert lines[1].endswith("status is 137; starting attempt 2, 1 restart(s) left"), err
+
+
+def test_no_restart_is_left(tmp_path: Path) -> None:
+    status, out, err = run(tmp_path, "os.kill(os.getpid(), 15)", "--restarts", "1")
+    assert (status, out) == (128 + 15, "attempt 0\nattempt 1\n"), err
+    assert err.splitlines()[-1].endswith("; no restart is left")
+
+
+def test_an_exception_does_not(tmp_path: Path) -> None:
+    body = "mark.open('a').write('exit 4\\n'); sys.exit(4 * (attempt == 0))"
+    status, out, err = run(tmp_path, body, "--restarts", "3")
+    assert (status, out) == (4, "attempt 0\n"), err
+    assert re.fullmatch(
+        r"paddlempi run: attempt 0 ended after [\d.]+ s: rank 0 ended with status 4\n", err
+    )
+    body = body.replace("exit 4", "exit %d' % (4 * (attempt == 0)) + '")
+    status, out, err = run(tmp_path, body, "--restarts", "3", "--restart-on-exception")
+    assert (status, out) == (0, "attempt 0\nattempt 1\n"), err
+
+
+def test_preempted_is_no_failure(tmp_path: Path) -> None:
+    body = "sys.exit(75 * (attempt < 2))"
+    status, out, err = run(tmp_path, body, "--restarts", "1")
+    assert (status, out) == (75, "attempt 0\n"), err
+    status, out, err = run(tmp_path, body, "--restarts", "1", "--restart-preempted")
+    assert (status, out) == (0, "attempt 0\nattempt 1\nattempt 2\n"), err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_job(number: int, tmp_path: Path) -> None:
+    """It is handed on, no attempt follows, and a process that the launcher leaves is ended."""
+    body = "os.fork(); os.write(1, b'%d\\n' % os.getpid()); import time; time.sleep(60)"
+    process = start(tmp_path, body, "--restarts", "3")
+    assert process.stdout is not None and process.stdout.readline() == "attempt 0\n"
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert f"told to end; the launcher's status is {128 + number}\n" in err
+    assert "starting attempt" not in err and out == ""
+    # A process that has ended has no environment, even if its parent has not read its status.
+    assert not [pid for pid in pids if environment(pid)]
+
+
+def test_ranks_that_watch_get_the_signal_first(tmp_path: Path) -> None:
+    """The launcher, here the same process's parent, does not get it as long as the grace lasts."""
+    body = """
+import signal, subprocess, time
+def on_launcher(*_): print("launcher", flush=True); sys.exit(5)
+signal.signal(signal.SIGTERM, on_launcher)
+child = '''
+import os, pathlib, signal, sys, time
+def on_rank(*_): print("rank", flush=True); sys.exit(75 if sys.argv[1] == "quick" else None)
+signal.signal(signal.SIGUSR1, on_rank if sys.argv[1] == "quick" else signal.SIG_IGN)
+mark = pathlib.Path(os.environ["PADDLEMPI_RUN_DIR"], "rank")
+mark.write_text("began 0 1 %d h" % os.getpid() + chr(10) + "watches 10" + chr(10))
+print("ready", flush=True)
+time.sleep(60)
+'''
+sys.exit(subprocess.call([sys.executable, "-c", child, WAY]))
+"""
+    for way, grace, lines, status in (
+        ("quick", "60", "rank\n", 75),
+        ("deaf", "0.3", "launcher\n", 5),
+    ):
+        process = start(tmp_path, body.replace("WAY", repr(way)), "--grace", grace)
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["attempt 0\n", "ready\n"]
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert (out, process.returncode) == (lines, status), err
+
+
+def test_nothing_ends_after_the_grace(tmp_path: Path) -> None:
+    body = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(60)"
+    process = start(tmp_path, body, "--grace", "0.3")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["attempt 0\n", "\n"]
+    sent = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + 9 and time.monotonic() - sent > 0.3
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "name a SCRIPT, or -- and the COMMAND"),
+        (["--"], "name a SCRIPT, or -- and the COMMAND"),
+        (["-m", "--", "mpirun"], "-m is for a SCRIPT"),
+        (["--restarts", "0", "train.py"], "--restarts: put -- and the launcher's COMMAND"),
+        (["--restart-on-exception", "train.py"], "--restart-on-exception: put --"),
+        (["--restarts", "-1", "--", "mpirun"], "must be at least 0"),
+        (["--grace", "nan", "--", "mpirun"], "must be a number of seconds"),
+    ],
+)
+def test_wrong_use(words: list[str], text: str) -> None:
+    command = [sys.executable, "-m", "paddlempi", "run", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and text in done.stderr, done.stderr
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paddlempi", "run", "--", str(tmp_path / "mpirun")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 127 and "cannot be started" in done.stderr, done.stderr
+
+
+def test_the_mark_of_the_processes_is_that_of_launch(tmp_path: Path) -> None:
+    status, out, err = run(tmp_path, f"print(len(os.environ[{MARK!r}]))")
+    assert (status, out.splitlines()[1]) == (0, "32"), err
