@@ -1,13 +1,14 @@
-"""What an all_reduce costs more than the MPI call that it makes, in a loop in C.
+"""An all_reduce compared with MPI's in a loop in C, by messages and in mapped memory.
 
     mpirun -np 2 python benchmarks/overhead.py [--json FILE]        # or: make bench-c
 
 ``python -m paddlempi bench`` compares paddlempi with mpi4py, gloo and plain MPI. This program adds
-a contender that it cannot have, because it needs a C compiler: a loop in C that calls the same
-libmpi. A sample is the time of a block of calls, divided by their number. The program also measures
-what ``import paddlempi`` adds to a bare interpreter.
+contenders that it cannot have, because they need a C compiler: loops in C that call the same
+libmpi, and the core. A sample is the time of a block of calls, divided by their number. The program
+also measures what ``import paddlempi`` adds to a bare interpreter.
 
-Sizes are bytes of a float32 SUM in place. It needs mpi4py and a C compiler.
+Sizes are bytes of a float32 SUM in place: in ordinary memory, where the core calls MPI unless the
+tensor is small, and in memory that the ranks map (``mapped``). It needs mpi4py and a C compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ mpi4py.rc.finalize = False
 import numpy as np  # noqa: E402
 import paddlempi as dist  # noqa: E402
 from mpi4py import MPI  # noqa: E402
+from paddlempi._ops import DType, ReduceCode  # noqa: E402
 from paddlempi.cli.bench import report  # noqa: E402
 from paddlempi.cli.bench.figures import quantile, quartiles, ratios  # noqa: E402
 from paddlempi.cli.bench.sampling import shuffled  # noqa: E402
@@ -42,37 +44,77 @@ SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20)
 
 # The function pointer and the handles come from the caller, so no mpi.h is needed.
 C_LOOP = r"""
+#include <stdint.h>
 #include <time.h>
+static double since(const struct timespec *a)
+{
+	struct timespec b;
+	clock_gettime(CLOCK_MONOTONIC, &b);
+	return (b.tv_sec - a->tv_sec) + (b.tv_nsec - a->tv_nsec) * 1e-9;
+}
 typedef int (*allreduce)(void *, void *, int, void *, void *, void *);
 double loop(allreduce f, void *in_place, void *buf, int count, void *type, void *op, void *comm,
             long calls)
 {
-	struct timespec a, b;
+	struct timespec a;
 	clock_gettime(CLOCK_MONOTONIC, &a);
 	for (long i = 0; i < calls; i++)
 		f(in_place, buf, count, type, op, comm);
-	clock_gettime(CLOCK_MONOTONIC, &b);
-	return (b.tv_sec - a.tv_sec) + (b.tv_nsec - a.tv_nsec) * 1e-9;
+	return since(&a);
+}
+typedef int (*pmpi)(const void *, void *, int64_t, int32_t, int32_t, int64_t);
+double core(pmpi f, void *buf, int count, int dtype, int op, long calls)
+{
+	struct timespec a;
+	int failed = 0;
+	clock_gettime(CLOCK_MONOTONIC, &a);
+	for (long i = 0; i < calls; i++)
+		failed |= f(0, buf, count, dtype, op, 0);
+	return failed ? -1 : since(&a);
 }
 """
 
 
-def c_contender(path: str, in_place: int) -> Callable[[np.ndarray, int], float]:
-    """Return a function that makes a block of calls in C; it returns the seconds."""
+Block = Callable[[np.ndarray, int], float]
+"""Makes a number of calls on an array, and returns the seconds that they took."""
+
+
+def build() -> ctypes.CDLL:
+    """Compile the loops in C."""
     with tempfile.TemporaryDirectory() as scratch:
         source, built = Path(scratch, "loop.c"), Path(scratch, "loop.so")
         source.write_text(C_LOOP)
         cc = os.environ.get("CC", "cc").split()
         subprocess.run([*cc, "-O2", "-shared", "-fPIC", "-o", built, source], check=True)
-        loop = ctypes.CDLL(str(built)).loop
+        return ctypes.CDLL(str(built))
+
+
+def mpi_contender(loops: ctypes.CDLL, path: str, in_place: int) -> Block:
+    """Return the loop over MPI_Allreduce of the library at ``path``."""
+    pointer, loop = ctypes.c_void_p, loops.loop
     loop.restype = ctypes.c_double
-    pointer = ctypes.c_void_p
     loop.argtypes = [*[pointer] * 3, ctypes.c_int, *[pointer] * 3, ctypes.c_long]
     function = ctypes.cast(ctypes.CDLL(path).MPI_Allreduce, pointer)
     handles = [MPI._handleof(x) for x in (MPI.FLOAT, MPI.SUM, MPI.COMM_WORLD)]
 
     def block(a: np.ndarray, calls: int) -> float:
         return float(loop(function, in_place, a.ctypes.data, a.size, *handles, calls))
+
+    return block
+
+
+def core_contender(loops: ctypes.CDLL) -> Block:
+    """Return the loop over pmpi_allreduce of the core."""
+    pointer, integer, loop = ctypes.c_void_p, ctypes.c_int, loops.core
+    loop.restype = ctypes.c_double
+    loop.argtypes = [pointer, pointer, integer, integer, integer, ctypes.c_long]
+    library = ctypes.CDLL(sys.modules["paddlempi._core"].__file__)
+    function = ctypes.cast(library.pmpi_allreduce, pointer)
+
+    def block(a: np.ndarray, calls: int) -> float:
+        seconds = loop(function, a.ctypes.data, a.size, DType.FLOAT32, ReduceCode.SUM, calls)
+        assert seconds >= 0, "pmpi_allreduce failed"
+        return float(seconds)
 
     return block
 
@@ -93,22 +135,22 @@ def paddlempi_contender(a: np.ndarray, calls: int) -> float:
     return time.perf_counter() - start
 
 
-def measure(
-    contenders: dict[str, Callable[[np.ndarray, int], float]], size: int, rounds: int
-) -> dict[str, Any]:
-    """Measure all contenders at one size.
+def measure(contenders: dict[str, tuple[Block, bool]], size: int, rounds: int) -> dict[str, Any]:
+    """Measure all contenders at one size. Those marked true get memory that the ranks map.
 
     Returns:
         Statistics of the samples, in microseconds a call, and of their ratios to C.
     """
-    a = np.zeros(size // 4, np.float32)
+    ordinary = np.zeros(size // 4, np.float32)
+    mapped = dist.zeros(size // 4, np.float32)
     calls = 200 if size <= 4096 else 20 if size <= 65536 else 2 if size <= 4 << 20 else 1
     names = list(contenders)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds + 2):
         for name in shuffled(names, round_):
+            block, shared = contenders[name]
             MPI.COMM_WORLD.Barrier()
-            seconds = contenders[name](a, calls)
+            seconds = block(mapped if shared else ordinary, calls)
             if round_ >= 2:  # the first two touch memory and fill caches
                 samples[name].append(seconds / calls * 1e6)
     result: dict[str, Any] = {"bytes": size, "calls": calls, "rounds": rounds}
@@ -123,12 +165,12 @@ def measure(
     return result
 
 
-def show(row: dict[str, Any]) -> None:
+def show(row: dict[str, Any], names: Iterable[str]) -> None:
     """Print a line for each contender."""
-    for name in ("C", "mpi4py", "paddlempi"):
+    for name in names:
         r = row[name]
         print(
-            f"{row['bytes'] if name == 'C' else '':>10} {name:10} {r['p50_us']:10.2f} "
+            f"{row['bytes'] if name == 'C' else '':>10} {name:20} {r['p50_us']:10.2f} "
             f"{r['p99_us']:10.2f} {r['above_C_us']:9.2f}  {r['ratio'].show()}",
             flush=True,
         )
@@ -160,22 +202,26 @@ def main() -> None:
     environment = report.environment()
     mpi = environment["mpi"]
     in_place = {"openmpi": 1, "standard": 1, "mpich": ctypes.c_size_t(-1).value}[mpi["abi"]]
-    contenders = {
-        "C": c_contender(mpi["path"], in_place),
-        "mpi4py": mpi4py_contender,
-        "paddlempi": paddlempi_contender,
+    loops = build()
+    contenders: dict[str, tuple[Block, bool]] = {
+        "C": (mpi_contender(loops, mpi["path"], in_place), False),
+        "mpi4py": (mpi4py_contender, False),
+        "paddlempi": (paddlempi_contender, False),
+        "paddlempi, C": (core_contender(loops), False),
+        "paddlempi, mapped": (paddlempi_contender, True),
+        "paddlempi, mapped, C": (core_contender(loops), True),
     }
     rank = dist.get_rank()
     if rank == 0:
         print(report.headline(environment))
-        print(f"{'bytes':>10} {'':10} {'p50 us':>10} {'p99 us':>10} {'above C':>9}  ratio to C")
+        print(f"{'bytes':>10} {'':20} {'p50 us':>10} {'p99 us':>10} {'above C':>9}  ratio to C")
     gc.disable()
     rows = []
     for nbytes in options.sizes:
         rounds = max(7, min(options.rounds, options.rounds * (1 << 20) // max(nbytes, 1)))
         rows.append(measure(contenders, nbytes, rounds))
         if rank == 0:
-            show(rows[-1])
+            show(rows[-1], contenders)
     dist.barrier()
     dist.destroy_process_group()
     if rank:

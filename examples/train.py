@@ -7,6 +7,11 @@ The data are scikit-learn's handwritten digits (1,797 images of 8 x 8), which ar
 of its wheel. Every rank holds the whole model and takes its part of every global
 batch. DataParallel averages the gradients while backward runs. So the losses are the
 same on any number of ranks, except for rounding.
+
+With --checkpoints the training goes on from its last checkpoint when it is started again:
+
+    python -m paddlempi run --restarts 3 -- \\
+        mpirun -np 2 python examples/train.py --checkpoints saved
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import json
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 
@@ -71,12 +77,48 @@ class Progress:
             print(text, flush=True)
 
 
+class Checkpoints:
+    """Saves the training and goes on from there. Without a directory it does neither."""
+
+    def __init__(self, directory: str | None, net: paddle.nn.Layer, adam: paddle.optimizer.Adam):
+        self.directory, self.net, self.adam = directory, net, adam
+
+    def load(self) -> tuple[int, list[float], paddle.Tensor]:
+        """Return how many steps are done, the losses, and this rank's part of the next loss."""
+        total = paddle.zeros([1], dtype="float64")
+        last = dist.latest_checkpoint(self.directory) if self.directory else None
+        if last is None:
+            return 0, [], total
+        saved = paddle.load(str(last.path / "training"))
+        self.net.set_state_dict(saved["model"])
+        self.adam.set_state_dict(saved["optimizer"])
+        return last.step, saved["curve"], saved["total"] if dist.get_rank() == 0 else total
+
+    def save(self, done: int, curve: list[float], total: paddle.Tensor) -> None:
+        total = total.clone()
+        dist.all_reduce(total)
+        with dist.checkpoint(self.directory, done, keep=2) as folder:
+            if dist.get_rank() == 0:  # the ranks have the same model
+                models = {"model": self.net.state_dict(), "optimizer": self.adam.state_dict()}
+                paddle.save({**models, "curve": curve, "total": total}, str(folder / "training"))
+
+    def note(self, done: int) -> None:
+        """Note how many steps are done, so that a restart can tell what was lost."""
+        Path(self.directory).mkdir(parents=True, exist_ok=True)
+        Path(self.directory, "reached").write_text(str(done))
+
+    def noted(self) -> int:
+        return int(Path(self.directory, "reached").read_text() or 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, default=96, help="samples a step, over all ranks")
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--losses", metavar="FILE", help="write the loss of each epoch as JSON")
+    parser.add_argument("--checkpoints", metavar="DIR", help="save there, and go on from there")
+    parser.add_argument("--save-every", type=int, default=20, metavar="STEPS")
     options = parser.parse_args()
 
     dist.init_process_group("mpi", framework="paddle")
@@ -84,19 +126,31 @@ def main() -> None:
     images, labels, test_images, test_labels = digits()
 
     paddle.seed(1)
-    model = paddle.DataParallel(build_model())
+    net = build_model()
+    model = paddle.DataParallel(net)
     optimizer = paddle.optimizer.Adam(options.lr, parameters=model.parameters())
     loss_of = paddle.nn.CrossEntropyLoss(reduction="sum")
 
     steps = -(-len(labels) // options.batch)
     progress = Progress(rank == 0, steps)
     progress.line(f"{size} rank(s), {len(labels)} images, {steps} steps an epoch")
-    curve: list[float] = []
+    checkpoints = Checkpoints(options.checkpoints, net, optimizer)
+    first, curve, total = checkpoints.load()
+    if first and rank == 0:
+        lost = checkpoints.noted() - first
+        progress.line(f"goes on after step {first}; {lost} step(s) are done again")
+    done = first
     began = time.perf_counter()
-    for epoch in range(options.epochs):
+    for epoch in range(first // steps, options.epochs):
         order = np.random.default_rng(1 + epoch).permutation(len(labels))
-        total = paddle.zeros([1], dtype="float64")
-        for step in range(steps):
+        for step in range(done % steps, steps):
+            if options.checkpoints:
+                preempted = dist.preempted()
+                if preempted or (done % options.save_every == 0 and done > first):
+                    checkpoints.save(done, curve, total)
+                if preempted:
+                    progress.line(f"asked to end: saved after step {done}")
+                    sys.exit(dist.PREEMPTED)
             batch = order[step * options.batch : (step + 1) * options.batch]
             part = part_of(batch, rank, size)
             # With more ranks than samples a rank has no part, but it must take part in backward.
@@ -109,13 +163,17 @@ def main() -> None:
             total += weight * loss.detach().astype("float64")
             optimizer.step()
             optimizer.clear_grad()
+            done += 1
+            if options.checkpoints and rank == 0:
+                checkpoints.note(done)
             progress.step(step + 1, f"epoch {epoch + 1}")
         dist.all_reduce(total)
         curve.append(float(total) / len(labels))
+        total = paddle.zeros([1], dtype="float64")
         elapsed = time.perf_counter() - began
         progress.line(
             f"epoch {epoch + 1:3d}  loss {curve[-1]:.4f}  "
-            f"{(epoch + 1) * len(labels) / elapsed:8.0f} images/s  "
+            f"{(done - first) * len(labels) / steps / elapsed:8.0f} images/s  "
             f"communicating {100 * model.seconds_waited / elapsed:4.1f} %"
         )
 
