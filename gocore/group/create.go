@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -76,6 +77,9 @@ func (e *Env) together(ranks []int, build func() (*Group, error)) (*Group, error
 	e.makers.Add(1)
 	go func() {
 		defer e.makers.Add(-1)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		work.ExactSleeps() // else a group takes MPICH 300 ms when ranks share cores
 		g, err := build()
 		select {
 		case made <- result{g, err}:

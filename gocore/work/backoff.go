@@ -101,9 +101,10 @@ func Yield() { C.pw_yield() }
 // the runtime's timer thread, which is imprecise in this process.
 func sleep(d time.Duration) { C.pw_sleep(C.long(d)) }
 
-// exactSleeps sets the timer slack of this thread to the kernel's default. Threads of the Go
-// runtime start with 10 ms (capi/slack.c).
-func exactSleeps() { C.pw_exact_sleeps() }
+// ExactSleeps sets the timer slack of this thread to the kernel's default. Threads of the Go
+// runtime start with 10 ms (capi/slack.c). A goroutine that waits in MPI must call it on a locked
+// thread: MPICH sleeps between its polls when there are more ranks than cores.
+func ExactSleeps() { C.pw_exact_sleeps() }
 
 // futexWait sleeps for d (negative: until a wake) if the word is as seen.
 func futexWait(word *uint32, seen uint32, d time.Duration) {

@@ -139,7 +139,7 @@ func (e *Engine) mayHelp() bool {
 
 func (e *Engine) runProgress() {
 	runtime.LockOSThread()
-	exactSleeps()
+	ExactSleeps()
 	p := &e.progress
 	defer close(p.exited)
 	defer completed.reportLate()

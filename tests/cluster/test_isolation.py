@@ -9,10 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hosts
 import pytest
 from hosts import Hosts, HostsError, Result, wait_for
-
-HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.usefixtures("hosts")  # skips all tests if there can be no hosts
 
@@ -129,7 +128,10 @@ def test_nothing_is_left_when_the_tests_are_killed() -> None:
             time.sleep(600)
     """
     owner = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=HERE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        cwd=Path(hosts.__file__).parent,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     with owner.stdout:

@@ -21,18 +21,18 @@ pytestmark = pytest.mark.mpi(ranks=2)
 
 @pytest.mark.usefixtures("no_world")
 def test_the_deadline_of_init() -> None:
-    dist.init_process_group("mpi", timeout=timedelta(seconds=1))
+    dist.init_process_group("mpi", timeout=timedelta(seconds=2))
     if dist.get_rank() == 0:
         began = time.monotonic()
         try:
             dist.all_reduce(torch.ones(2))
         except dist.DistBackendError as error:
-            assert 0.9 < time.monotonic() - began < 20
+            assert 1.9 < time.monotonic() - began < 20
             assert error.ranks == (1,)
         else:
             raise AssertionError("no timeout")
     else:
-        time.sleep(1.5)
+        time.sleep(4)
 
 
 def test_a_member_that_never_comes_is_named(dist: ModuleType, rank: int, size: int) -> None:

@@ -209,8 +209,8 @@ sys.exit(subprocess.call([sys.executable, "-c", child, WAY]))
 
 
 def test_nothing_ends_after_the_grace(tmp_path: Path) -> None:
-    body = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(60)"
-    process = start(tmp_path, body, "--grace", "0.3")
+    body = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True)\n"
+    process = start(tmp_path, body + "time.sleep(60)", "--grace", "0.3")
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["attempt 0\n", "\n"]
     sent = time.monotonic()
