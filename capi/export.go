@@ -161,15 +161,15 @@ func goOrder(w C.pmpi_work, stream C.uint64_t, e *C.pmpi_error) (rc C.int) {
 }
 
 //export goTable
-func goTable(d *C.pmpi_table_op, count *C.int64_t, e *C.pmpi_error) (rc C.int) {
+func goTable(d *C.pmpi_table_op, n C.int32_t, count *C.int64_t, e *C.pmpi_error) (rc C.int) {
 	defer caught(e, &rc)
-	desc := (*gocore.TableOp)(unsafe.Pointer(d))
-	if desc.Size != C.sizeof_pmpi_table_op {
-		return fill(e, status.New(status.Argument, "pmpi_table: op.size is %d; this core's pmpi_table_op has %d bytes", desc.Size, C.sizeof_pmpi_table_op))
+	ops := unsafe.Slice((*gocore.TableOp)(unsafe.Pointer(d)), max(0, int(n)))
+	if len(ops) > 0 && ops[0].Size != C.sizeof_pmpi_table_op {
+		return fill(e, status.New(status.Argument, "pmpi_table: op.size is %d; this core's pmpi_table_op has %d bytes", ops[0].Size, C.sizeof_pmpi_table_op))
 	}
-	n, err := gocore.Table(desc)
+	found, err := gocore.Tables(ops)
 	if count != nil {
-		*count = C.int64_t(n)
+		*count = C.int64_t(found)
 	}
 	return fill(e, err)
 }

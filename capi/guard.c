@@ -118,9 +118,9 @@ int pmpi_order(pmpi_work work, uint64_t stream) {
 	return goOrder(work, stream, last_error());
 }
 
-int pmpi_table(const pmpi_table_op *op, int64_t *count) {
+int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count) {
 	GUARD();
-	return goTable((pmpi_table_op *)op, count, last_error());
+	return goTable((pmpi_table_op *)ops, n, count, last_error());
 }
 
 void *pmpi_heap_alloc(int64_t bytes) {

@@ -199,8 +199,9 @@ enum {
 	PMPI_TABLE_IDS = 5    /* ids, of int64, is filled with ids that have rows */
 };
 
-/* A call of a table of embeddings, which the method table_new of pmpi_control makes. Tensors are
- * contiguous and in host memory. values has one row of the table for each id. */
+/* A call of a table of embeddings, which the methods table_new and ps_declare of pmpi_control make.
+ * Tensors are contiguous and in host memory. values has one row of the table for each id. A table
+ * on servers takes PULL, PUSH and WRITE, without states and step. */
 typedef struct pmpi_table_op {
 	uint32_t size; /* sizeof(pmpi_table_op) */
 	int32_t code;  /* PMPI_TABLE_* */
@@ -213,10 +214,12 @@ typedef struct pmpi_table_op {
 	uint64_t reserved;
 } pmpi_table_op;
 
-/* pmpi_table carries out a call of a table on the calling thread. Unless count is NULL, *count
- * becomes the number of rows that PMPI_TABLE_IDS found, which may be more than ids has room for.
- * Calls of several threads run side by side. Returns 0 or an error code. */
-int pmpi_table(const pmpi_table_op *op, int64_t *count);
+/* pmpi_table carries out a call on n tables, on the calling thread. All ops have the same code; all
+ * tables belong to this process, or all lie on servers. Those are asked with one request to each
+ * server, and a PUSH is one step of this trainer: it names all tables of the step. Unless count is
+ * NULL, *count becomes the number of rows that PMPI_TABLE_IDS found, which may be more than ids has
+ * room for. Calls of several threads run side by side. Returns 0 or an error code. */
+int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count);
 
 /* pmpi_heap_alloc takes bytes of memory that the other ranks of the node can map, aligned to a
  * cache line and not zeroed: collectives on it work in place. It may be called before init and

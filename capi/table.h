@@ -5,5 +5,6 @@
 #include "pyabi.h"
 
 PyObject *py_table(PyObject *self, PyObject *const *args, Py_ssize_t n);
+PyObject *py_tables(PyObject *self, PyObject *const *args, Py_ssize_t n);
 
 #endif

@@ -42,6 +42,16 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"table_new":         controlTableNew,
 	"table_info":        controlTableInfo,
 	"table_free":        controlTableFree,
+	"ps_init":           controlPSInit,
+	"ps_declare":        controlPSDeclare,
+	"ps_serve":          controlPSServe,
+	"ps_complete":       controlPSComplete,
+	"ps_barrier":        controlPSBarrier,
+	"ps_learning_rate":  controlPSLearningRate,
+	"ps_stats":          controlPSStats,
+	"ps_save":           controlPSSave,
+	"ps_restore":        controlPSRestore,
+	"ps_close":          controlPSClose,
 }
 
 // Control calls a method and returns its reply.

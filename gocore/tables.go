@@ -31,31 +31,85 @@ type TableOp struct {
 	Reserved uint64
 }
 
-// tables has the tables of this process by number. They are independent of MPI and of worlds.
+// tables has the tables that this process can use, by number: *table.Table, which are independent of MPI and of
+// worlds, and remote.
 var tables struct {
 	sync.RWMutex
 	last int64
-	of   map[int64]*table.Table
+	of   map[int64]any
 }
 
-func tableOf(id int64) (*table.Table, error) {
+func addTable(t any) (id int64) {
+	tables.Lock()
+	defer tables.Unlock()
+	if tables.of == nil {
+		tables.of = map[int64]any{}
+	}
+	tables.last++
+	tables.of[tables.last] = t
+	return tables.last
+}
+
+func tableOf(id int64) (any, error) {
 	tables.RLock()
 	defer tables.RUnlock()
 	if t := tables.of[id]; t != nil {
 		return t, nil
 	}
-	return nil, status.New(status.Argument, "there is no table %d", id)
+	return nil, status.New(status.Argument, "there is no table %d (or it was closed)", id)
 }
 
-// Table carries out a call on a table. count is the number of rows that an IDs call found.
-func Table(d *TableOp) (count int64, err error) {
+// localTable returns a table of this process.
+func localTable(method string, id int64) (*table.Table, error) {
+	t, err := tableOf(id)
+	if err != nil {
+		return nil, err
+	}
+	if local, ok := t.(*table.Table); ok {
+		return local, nil
+	}
+	return nil, status.New(status.Unsupported, "%s: table %q lies on servers: ps.stats has their sizes", method, t.(remote).Name)
+}
+
+// Tables carries out one call on several tables: all of this process, or all on servers. count is the number of
+// rows that an IDs call found, in the last table.
+func Tables(ops []TableOp) (count int64, err error) {
 	if err := healthy(); err != nil {
 		return 0, err
 	}
-	t, err := tableOf(d.Table)
-	if err != nil {
-		return 0, err
+	var far []remote
+	near := make([]*table.Table, 0, 1)
+	for i := range ops {
+		t, err := tableOf(ops[i].Table)
+		if err != nil {
+			return 0, err
+		}
+		if ops[i].Code != ops[0].Code {
+			return 0, status.New(status.Argument, "pmpi_table: ops[%d] has code %d and ops[0] has %d; all tables of a call have the same", i, ops[i].Code, ops[0].Code)
+		}
+		switch t := t.(type) {
+		case remote:
+			far = append(far, t)
+		case *table.Table:
+			near = append(near, t)
+		}
 	}
+	if len(far) > 0 && len(near) > 0 {
+		return 0, status.New(status.Argument, "a call takes tables of this process or tables of servers, not both")
+	}
+	if len(far) > 0 {
+		return 0, remoteTables(ops, far)
+	}
+	for i, t := range near {
+		if count, err = nearTable(&ops[i], t); err != nil {
+			return 0, err
+		}
+	}
+	return count, nil
+}
+
+// nearTable carries out a call on a table of this process.
+func nearTable(d *TableOp, t *table.Table) (count int64, err error) {
 	b := table.Batch{IDs: &d.IDs, Values: &d.Values}
 	if d.States.DType != 0 {
 		b.States = &d.States
@@ -88,14 +142,7 @@ func controlTableNew(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	tables.Lock()
-	defer tables.Unlock()
-	if tables.of == nil {
-		tables.of = map[int64]*table.Table{}
-	}
-	tables.last++
-	tables.of[tables.last] = t
-	return map[string]any{"table": tables.last}, nil
+	return map[string]any{"table": addTable(t)}, nil
 }
 
 // controlTableInfo says how large a table is. It first sets the number of its last step, if the request
@@ -108,7 +155,7 @@ func controlTableInfo(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("table_info", request, &r); err != nil {
 		return nil, err
 	}
-	t, err := tableOf(r.Table)
+	t, err := localTable("table_info", r.Table)
 	if err != nil {
 		return nil, err
 	}
@@ -136,6 +183,8 @@ func controlTableFree(request []byte, _ work.Interrupt) (any, error) {
 	tables.Lock()
 	delete(tables.of, r.Table)
 	tables.Unlock()
-	t.Free()
+	if local, ok := t.(*table.Table); ok {
+		local.Free() // one on servers stays there
+	}
 	return struct{}{}, nil
 }

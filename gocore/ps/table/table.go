@@ -141,6 +141,17 @@ func (t *Table) Push(b Batch, rate float64, step int64) error {
 	})
 }
 
+// Check tells whether Push would refuse the batch because of what it holds: an id out of range, or a gradient
+// that is not finite. It changes nothing.
+func (t *Table) Check(b Batch) error {
+	return t.call("push", b, func(c *C.pt_batch) C.int {
+		if t.Refuse {
+			return C.pt_finite(t.t, c)
+		}
+		return C.PT_OK
+	})
+}
+
 // Read copies rows and their states, of ids that are all there. States may be nil.
 func (t *Table) Read(b Batch) error {
 	return t.call("read", b, func(c *C.pt_batch) C.int { return C.pt_read(t.t, c) })

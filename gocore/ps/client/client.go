@@ -1,0 +1,321 @@
+// Package client is a trainer's side of the parameter servers: tables whose rows lie on the servers. A call
+// takes several tables and makes one request to each server, with every id once.
+package client
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/link"
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/ps/route"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// Table is a table whose rows lie on the servers.
+type Table struct {
+	IDs    []uint32 // its number on each server
+	Name   string
+	Dim    int64
+	By     route.By
+	Offset int   // by modulo: the server of id 0
+	NumIDs int64 // ids are below it; 0: any
+}
+
+// Part is what a call does with one table. The tensors are contiguous and in host memory: ids of int64 or
+// int32, values a float32 row for each; gradients may be of 16 bits.
+type Part struct {
+	Table       *Table
+	IDs, Values *op.Buf
+	Rate        float64 // learning rate of a push; NaN: the table's
+}
+
+// Client asks the servers. Its methods may be called from any goroutine; pushes come one after another.
+type Client struct {
+	links     *link.Links
+	servers   int
+	timeout   time.Duration
+	interrupt work.Interrupt
+
+	pushing sync.Mutex
+	mu      sync.Mutex
+	here    []atServer
+
+	stale, updates atomic.Int64 // sum of the pushes' staleness, and how many servers have answered
+}
+
+// atServer is how far this trainer has come at a server.
+type atServer struct {
+	steps       int64 // pushes that were applied
+	version     int64 // of the last pull's rows; -1: nothing was pulled
+	stepsAtPull int64
+}
+
+// New makes the client of a trainer. A call ends with an error after timeout.
+func New(links *link.Links, servers int, timeout time.Duration, interrupt work.Interrupt) *Client {
+	c := &Client{links: links, servers: servers, timeout: timeout, interrupt: interrupt, here: make([]atServer, servers)}
+	for i := range c.here {
+		c.here[i].version = -1
+	}
+	return c
+}
+
+// Staleness returns the mean number of updates by other trainers between this one's pulls and pushes.
+func (c *Client) Staleness() float64 {
+	if n := c.updates.Load(); n > 0 {
+		return float64(c.stale.Load()) / float64(n)
+	}
+	return 0
+}
+
+// Pull copies the rows of the ids into Values of each part.
+func (c *Client) Pull(parts []Part) error {
+	t, err := c.plan("pull", parts)
+	if err != nil {
+		return err
+	}
+	defer t.free()
+	for i := range t.parts {
+		if b := parts[i].Values; b.DType != op.Float32 {
+			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", parts[i].Table.Name, b.DType)
+		}
+	}
+	answers, err := c.ask(request.Pull, t, nil)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	for s, a := range answers {
+		if a != nil {
+			c.here[s].version, c.here[s].stepsAtPull = a.Version, c.here[s].steps
+		}
+	}
+	c.mu.Unlock()
+	for i, p := range t.parts {
+		p.plan.Gather(parts[i].Values, p.rows(), 4*p.table.Dim)
+	}
+	return nil
+}
+
+// Push is one step: it updates the rows of the ids by the gradients of all parts. Every server learns of
+// it, also one that has none of the ids.
+func (c *Client) Push(parts []Part) error {
+	c.pushing.Lock()
+	defer c.pushing.Unlock()
+	t, err := c.plan("push", parts)
+	if err != nil {
+		return err
+	}
+	defer t.free()
+	for i, p := range t.parts {
+		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
+			p.plan.Sum(unsafe.Slice((*float32)(p.rows()), n), parts[i].Values, p.table.Dim)
+		}
+	}
+	c.mu.Lock()
+	seen := make([]int64, c.servers)
+	for s, h := range c.here {
+		seen[s] = h.version
+		if h.version >= 0 {
+			seen[s] += h.steps - h.stepsAtPull // this trainer's own updates do not make its rows stale
+		}
+	}
+	c.mu.Unlock()
+	answers, err := c.ask(request.Push, t, seen)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s, a := range answers {
+		if a != nil {
+			c.here[s].steps++
+			c.stale.Add(a.Staleness)
+			c.updates.Add(1)
+		}
+	}
+	return err
+}
+
+// Write sets the rows of the ids.
+func (c *Client) Write(parts []Part) error {
+	t, err := c.plan("write", parts)
+	if err != nil {
+		return err
+	}
+	defer t.free()
+	for i, p := range t.parts {
+		if parts[i].Values.DType != op.Float32 {
+			return status.New(status.Type, "write: rows of table %q are of %v; they must be of float32", p.table.Name, parts[i].Values.DType)
+		}
+		if int64(len(p.plan.Unique)) != parts[i].IDs.Count {
+			return status.New(status.Argument, "write: ids of table %q appear several times", p.table.Name)
+		}
+		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
+			p.plan.Sum(unsafe.Slice((*float32)(p.rows()), n), parts[i].Values, p.table.Dim)
+		}
+	}
+	_, err = c.ask(request.Write, t, nil)
+	return err
+}
+
+// travel is the parts of a call on their way.
+type travel struct {
+	parts []onTheWay
+}
+
+// onTheWay is a part with its staging memory.
+type onTheWay struct {
+	table  *Table
+	rate   float64
+	plan   *route.Plan
+	ids    *link.Memory
+	values *link.Memory
+}
+
+func (p *onTheWay) rows() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p.values.Bytes())) }
+
+func (t *travel) free() {
+	for _, p := range t.parts {
+		if p.plan != nil {
+			p.plan.Free()
+		}
+		if p.ids != nil {
+			p.ids.Free()
+		}
+		if p.values != nil {
+			p.values.Free()
+		}
+	}
+}
+
+// plan deals the ids to the servers and takes memory for their rows.
+func (c *Client) plan(what string, parts []Part) (t *travel, err error) {
+	if len(parts) > request.MostParts {
+		return nil, status.New(status.Argument, "%s: %d tables are more than one request takes, %d", what, len(parts), request.MostParts)
+	}
+	t = &travel{}
+	defer func() {
+		if err != nil {
+			t.free()
+		}
+	}()
+	for i := range parts {
+		if err := check(what, &parts[i]); err != nil {
+			return t, err
+		}
+		for j := range i {
+			if parts[j].Table == parts[i].Table {
+				return t, status.New(status.Argument, "%s: table %q is named twice; put all its ids into one tensor", what, parts[i].Table.Name)
+			}
+		}
+	}
+	for i := range parts {
+		b := &parts[i]
+		t.parts = append(t.parts, onTheWay{table: b.Table, rate: b.Rate})
+		p := &t.parts[i]
+		if p.ids, err = c.links.Memory(max(1, b.IDs.Count) * 8); err != nil {
+			return t, err
+		}
+		room := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(p.ids.Bytes()))), b.IDs.Count)
+		if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset, room); err != nil {
+			return t, err
+		}
+		if limit := b.Table.NumIDs; limit > 0 {
+			for _, id := range p.plan.Unique {
+				if id < 0 || id >= limit {
+					return t, status.New(status.Argument, "%s: id %d is not in table %q, which takes ids from 0 to %d (num_ids)", what, id, b.Table.Name, limit-1)
+				}
+			}
+		}
+		if p.values, err = c.links.Memory(max(1, int64(len(p.plan.Unique))*b.Table.Dim) * 4); err != nil {
+			return t, err
+		}
+	}
+	return t, nil
+}
+
+// check returns an error about a tensor of a part.
+func check(what string, p *Part) error {
+	ids, values, name := p.IDs, p.Values, p.Table.Name
+	switch {
+	case ids.DType != op.Int64 && ids.DType != op.Int32:
+		return status.New(status.Type, "%s: ids of table %q are of %v; they must be of int64 or int32", what, name, ids.DType)
+	case values.DType != op.Float32 && values.DType != op.Float16 && values.DType != op.BFloat16:
+		return status.New(status.Type, "%s: rows of table %q are of %v; they must be of float32", what, name, values.DType)
+	case values.Count != ids.Count*p.Table.Dim:
+		return status.New(status.Argument, "%s: %d ids of table %q, of dim %d, need %d elements, and there are %d", what, ids.Count, name, p.Table.Dim, ids.Count*p.Table.Dim, values.Count)
+	case ids.Count > math.MaxInt32:
+		return status.New(status.Argument, "%s: %d ids of table %q are more than one call takes, %d", what, ids.Count, name, math.MaxInt32)
+	case !(p.Rate >= 0 || math.IsNaN(p.Rate)) || math.IsInf(p.Rate, 0):
+		return status.New(status.Argument, "%s: learning_rate=%v of table %q is not a finite number of at least 0", what, p.Rate, name)
+	}
+	for _, b := range []*op.Buf{ids, values} {
+		if !b.Contiguous() {
+			return status.New(status.Argument, "%s: a tensor of table %q is not contiguous; pass a contiguous copy", what, name)
+		}
+		if !b.OnHost() {
+			return status.New(status.Unsupported, "%s: a tensor of table %q is in device memory; tables take host memory: move it to the CPU", what, name)
+		}
+	}
+	return nil
+}
+
+// ask sends each server what is for it and returns the answers; nil for a server that was not asked, or that
+// has answered with an error. The error is that of the first server that has one.
+func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*request.Answer, err error) {
+	deadline := time.Now().Add(c.timeout)
+	answers = make([]*request.Answer, c.servers)
+	pending := make([]*link.Pending, c.servers)
+	for s := range c.servers {
+		head := request.Head{Op: what, Seen: -1}
+		r := &link.Request{}
+		for _, p := range t.parts {
+			from, to := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1])
+			if from == to {
+				continue
+			}
+			head.Parts = append(head.Parts, request.Part{Table: p.table.IDs[s], Count: uint32(to - from), Rate: p.rate})
+			rows := link.Region{M: p.values, Offset: from * p.table.Dim * 4, Bytes: (to - from) * p.table.Dim * 4}
+			r.IDs = append(r.IDs, link.Region{M: p.ids, Offset: from * 8, Bytes: (to - from) * 8})
+			if what == request.Pull {
+				r.Values, r.Answer = append(r.Values, link.Region{}), append(r.Answer, rows)
+			} else {
+				r.Values, r.Answer = append(r.Values, rows), append(r.Answer, link.Region{})
+			}
+		}
+		if len(head.Parts) == 0 && what != request.Push {
+			continue
+		}
+		c.mu.Lock()
+		head.Step = c.here[s].steps
+		c.mu.Unlock()
+		if what == request.Push {
+			head.Step++
+			head.Seen = seen[s]
+		}
+		r.Header = head.Encode()
+		var mistake error
+		if pending[s], mistake = c.links.Start(s, r); mistake != nil && err == nil {
+			err = mistake
+		}
+	}
+	for s, p := range pending {
+		if p == nil {
+			continue
+		}
+		header, mistake := p.Wait(deadline, c.interrupt)
+		if mistake == nil {
+			var a request.Answer
+			if a, mistake = request.DecodeAnswer(header); mistake == nil {
+				answers[s] = &a
+			}
+		}
+		if mistake != nil && err == nil {
+			err = mistake
+		}
+	}
+	return answers, err
+}

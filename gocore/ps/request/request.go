@@ -1,0 +1,117 @@
+// Package request has the headers of what a trainer asks a server, and of what the server answers. They
+// travel with the ids and rows of the tables (package link) and are read as what they are: bytes of
+// another process.
+package request
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Op says what a request is for.
+type Op uint8
+
+const (
+	Pull  Op = iota + 1 // the rows of the ids
+	Push                // gradients of the ids: one step of the trainer
+	Write               // new values of the rows of the ids; their states stay
+)
+
+func (o Op) String() string {
+	switch o {
+	case Pull:
+		return "pull"
+	case Push:
+		return "push"
+	case Write:
+		return "write"
+	}
+	return "unknown"
+}
+
+// MostParts is how many tables a request may name. So many parts fit into a header of package link.
+const MostParts = 1024
+
+// Part is what a request has for one table.
+type Part struct {
+	Table uint32
+	Count uint32  // of ids
+	Rate  float64 // learning rate of this push; NaN: the table's
+}
+
+// Head is the header of a request.
+type Head struct {
+	Op    Op
+	Step  int64 // of a Push: its number on this trainer, from 1; else how many pushes came before
+	Seen  int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
+	Parts []Part
+}
+
+const (
+	headBytes   = 24
+	partBytes   = 16
+	AnswerBytes = 16 // of an encoded Answer
+)
+
+// Encode returns the bytes of h.
+func (h *Head) Encode() []byte {
+	b := make([]byte, 0, headBytes+partBytes*len(h.Parts))
+	b = append(b, byte(h.Op), 0, 0, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(h.Parts)))
+	b = binary.LittleEndian.AppendUint64(b, uint64(h.Step))
+	b = binary.LittleEndian.AppendUint64(b, uint64(h.Seen))
+	for _, p := range h.Parts {
+		b = binary.LittleEndian.AppendUint32(b, p.Table)
+		b = binary.LittleEndian.AppendUint32(b, p.Count)
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(p.Rate))
+	}
+	return b
+}
+
+// Decode reads a header. The error says what is wrong with the bytes.
+func Decode(b []byte) (Head, error) {
+	var h Head
+	if len(b) < headBytes {
+		return h, status.New(status.Argument, "a request has a header of %d bytes; it takes at least %d", len(b), headBytes)
+	}
+	h.Op = Op(b[0])
+	n := binary.LittleEndian.Uint32(b[4:])
+	h.Step, h.Seen = int64(binary.LittleEndian.Uint64(b[8:])), int64(binary.LittleEndian.Uint64(b[16:]))
+	if h.Op.String() == "unknown" || b[1] != 0 || b[2] != 0 || b[3] != 0 {
+		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Write)
+	}
+	if n > MostParts || len(b) != headBytes+partBytes*int(n) {
+		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d, of %d bytes each", len(b), n, MostParts, partBytes)
+	}
+	if h.Step < 0 || h.Seen < -1 || h.Op == Push && h.Step < 1 {
+		return h, status.New(status.Argument, "a %v has step %d after version %d; steps are counted from 1", h.Op, h.Step, h.Seen)
+	}
+	h.Parts = make([]Part, n)
+	for i := range h.Parts {
+		p := b[headBytes+partBytes*i:]
+		h.Parts[i] = Part{binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]), math.Float64frombits(binary.LittleEndian.Uint64(p[8:]))}
+	}
+	return h, nil
+}
+
+// Answer is the header of an answer.
+type Answer struct {
+	Version   int64 // updates that the server has applied
+	Staleness int64 // of a push: updates of other trainers since this one's pull
+}
+
+// Encode returns the bytes of a.
+func (a Answer) Encode() []byte {
+	b := binary.LittleEndian.AppendUint64(make([]byte, 0, AnswerBytes), uint64(a.Version))
+	return binary.LittleEndian.AppendUint64(b, uint64(a.Staleness))
+}
+
+// DecodeAnswer reads the header of an answer.
+func DecodeAnswer(b []byte) (Answer, error) {
+	if len(b) != AnswerBytes {
+		return Answer{}, status.New(status.Argument, "an answer has a header of %d bytes instead of %d", len(b), AnswerBytes)
+	}
+	return Answer{int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:]))}, nil
+}

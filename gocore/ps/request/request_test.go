@@ -1,0 +1,57 @@
+package request
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestHeadsAreReadAsWritten(t *testing.T) {
+	for _, h := range []Head{
+		{Op: Pull, Seen: -1, Parts: []Part{}},
+		{Op: Push, Step: 7, Seen: 3, Parts: []Part{{1, 5, 0.25}, {2, 0, math.Inf(1)}}},
+		{Op: Write, Step: 1, Parts: make([]Part, MostParts)},
+	} {
+		read, err := Decode(h.Encode())
+		require.NoError(t, err)
+		assert.Equal(t, h, read)
+	}
+	a := Answer{4, 9}
+	read, err := DecodeAnswer(a.Encode())
+	require.NoError(t, err)
+	assert.Equal(t, a, read)
+}
+
+func TestDamagedHeadsAreRefused(t *testing.T) {
+	good := func() []byte {
+		return (&Head{Op: Push, Step: 1, Parts: []Part{{1, 1, 0}}}).Encode()
+	}
+	for name, damage := range map[string]func([]byte) []byte{
+		"a byte is missing":  func(b []byte) []byte { return b[:len(b)-1] },
+		"a byte too many":    func(b []byte) []byte { return append(b, 0) },
+		"no header":          func([]byte) []byte { return nil },
+		"unknown code":       func(b []byte) []byte { b[0] = 9; return b },
+		"filler":             func(b []byte) []byte { b[2] = 1; return b },
+		"parts without end":  func(b []byte) []byte { b[7] = 255; return b },
+		"step 0":             func(b []byte) []byte { b[8] = 0; return b },
+		"a negative step":    func(b []byte) []byte { b[15] = 128; return b },
+		"a negative version": func(b []byte) []byte { b[23] = 128; return b },
+	} {
+		_, err := Decode(damage(good()))
+		assert.Error(t, err, name)
+	}
+	_, err := DecodeAnswer(make([]byte, AnswerBytes+1))
+	assert.Error(t, err)
+}
+
+func FuzzHead(f *testing.F) {
+	f.Add((&Head{Op: Push, Step: 1, Parts: []Part{{1, 1, 0}}}).Encode())
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if h, err := Decode(b); err == nil {
+			assert.Equal(t, b, h.Encode())
+		}
+	})
+}

@@ -1,0 +1,298 @@
+package server
+
+import (
+	"math"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Incoming is a request of a trainer. The memory may be the trainer's own, and stays as it is until Reply is
+// called, exactly once.
+type Incoming struct {
+	From           int // rank
+	Header         []byte
+	IDs            [][]int64
+	Values, Answer [][]byte
+	Reply          func(header []byte, err error)
+}
+
+// part is a request's part for one table, checked.
+type part struct {
+	*served
+	ids    []int64
+	values []byte // gradients, or room for rows: float32
+	rate   float64
+}
+
+// update is a push.
+type update struct {
+	in    *Incoming
+	from  int
+	seen  int64
+	parts []part
+}
+
+// Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete. The
+// requests of one trainer come one after another.
+func (s *Server) Handle(in *Incoming) {
+	answer, later, err := s.handle(in)
+	switch {
+	case err != nil:
+		in.Reply(nil, err)
+	case !later:
+		in.Reply(answer.Encode(), nil)
+	}
+}
+
+func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err error) {
+	head, parts, err := s.read(in)
+	if err != nil {
+		return answer, false, err
+	}
+	switch head.Op {
+	case request.Push:
+		return s.push(in, head, parts)
+	case request.Pull:
+		answer.Version = s.version.Load() // before the rows are read: they are at least as new
+		for _, p := range parts {
+			if err := p.Pull(p.batch()); err != nil {
+				return answer, false, p.says(s, err)
+			}
+			p.pulled.Add(int64(len(p.ids)))
+		}
+	case request.Write:
+		for _, p := range parts {
+			if err := p.Write(p.batch()); err != nil {
+				return answer, false, p.says(s, err)
+			}
+		}
+		answer.Version = s.version.Load()
+	}
+	return answer, false, nil
+}
+
+// batch returns the memory of a part. An empty part has no memory.
+func (p *part) batch() table.Batch {
+	ids := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(p.ids)), Count: int64(len(p.ids)), DType: op.Int64, NDim: 1}
+	values := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(p.values)), Count: int64(len(p.values)) / 4, DType: op.Float32, NDim: 1}
+	return table.Batch{IDs: ids, Values: values}
+}
+
+// says adds the table's name to an error.
+func (p *part) says(s *Server, err error) error {
+	code := status.CodeOf(err)
+	return status.New(code, "table %q on server %d: %v", p.name, s.Index, err)
+}
+
+// read checks a request. The ids are copied, because the table trusts that they do not change.
+func (s *Server) read(in *Incoming) (head request.Head, parts []part, err error) {
+	if head, err = request.Decode(in.Header); err != nil {
+		return head, nil, err
+	}
+	if len(in.IDs) != len(head.Parts) {
+		return head, nil, status.New(status.Argument, "a %v has a header of %d parts and memory of %d", head.Op, len(head.Parts), len(in.IDs))
+	}
+	s.mu.Lock()
+	t, err := s.trainerLocked(in.From)
+	if err == nil {
+		t.seen = time.Now()
+	}
+	tables := s.tables
+	s.mu.Unlock()
+	if err != nil {
+		return head, nil, err
+	}
+	parts = make([]part, len(head.Parts))
+	for i, p := range head.Parts {
+		if int64(p.Table) >= int64(len(tables)) {
+			return head, nil, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, p.Table, s.Index, len(tables)).WithRanks(in.From)
+		}
+		t := tables[p.Table]
+		values, what := in.Values[i], "gradients"
+		if head.Op == request.Pull {
+			values, what = in.Answer[i], "room"
+		}
+		if uint64(p.Count) != uint64(len(in.IDs[i])) || uint64(len(values)) != uint64(p.Count)*uint64(t.Dim)*4 || uintptr(unsafe.Pointer(unsafe.SliceData(values)))%4 != 0 {
+			return head, nil, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s for table %q; %d ids of dim %d take %d bytes",
+				head.Op, in.From, len(in.IDs[i]), len(values), what, t.name, p.Count, t.Dim, uint64(p.Count)*uint64(t.Dim)*4).WithRanks(in.From)
+		}
+		parts[i] = part{t, slices.Clone(in.IDs[i]), values, p.Rate}
+	}
+	return head, parts, nil
+}
+
+// push applies an update at once, or keeps it until the other trainers' are there.
+func (s *Server) push(in *Incoming, head request.Head, parts []part) (answer request.Answer, later bool, err error) {
+	u := &update{in, in.From, head.Seen, parts}
+	alone := !s.Sync || len(s.Trainers) == 1
+	if !alone { // an update that the table would refuse fails for its own trainer only
+		for _, p := range parts {
+			if err := p.Check(p.batch()); err != nil {
+				return answer, false, p.says(s, err)
+			}
+		}
+	}
+	s.mu.Lock()
+	t, err := s.trainerLocked(in.From)
+	if err == nil && (t.waiting != nil || head.Step != t.steps+1) {
+		err = status.New(status.Mismatch, "rank %d pushes step %d to server %d, which has its step %d: push all tables of a step at once, from one thread at a time",
+			in.From, head.Step, s.Index, t.steps).WithRanks(in.From)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return answer, false, err
+	}
+	if alone {
+		s.mu.Unlock()
+		if err := s.update([]*update{u}, s.version.Load()+1); err != nil {
+			return answer, false, err
+		}
+		s.mu.Lock()
+		t.steps++
+		s.mu.Unlock()
+		version := s.version.Add(1)
+		answer = request.Answer{Version: version, Staleness: s.staleness.note(version-1, head.Seen)}
+		return answer, false, nil
+	}
+	t.steps++
+	t.waiting = u
+	ready := s.readyLocked()
+	s.mu.Unlock()
+	s.apply(ready)
+	return answer, true, nil
+}
+
+// readyLocked returns the updates of a step, in the order of the ranks, if every active trainer's is there.
+func (s *Server) readyLocked() (all []*update) {
+	if !s.Sync {
+		return nil
+	}
+	for _, rank := range s.Trainers {
+		t := s.trainers[rank]
+		if t.state == active && t.waiting == nil {
+			return nil
+		}
+		if t.waiting != nil {
+			all = append(all, t.waiting)
+		}
+	}
+	slices.SortFunc(all, func(a, b *update) int { return a.from - b.from })
+	for _, u := range all {
+		s.trainers[u.from].waiting = nil
+	}
+	return all
+}
+
+// apply applies the updates of a step and replies to all.
+func (s *Server) apply(all []*update) {
+	if len(all) == 0 {
+		return
+	}
+	step := s.version.Load() + 1
+	err := s.update(all, step)
+	if err != nil {
+		s.mu.Lock()
+		for _, u := range all { // the step was not applied; the trainers may push it again
+			s.trainers[u.from].steps--
+		}
+		s.mu.Unlock()
+		for _, u := range all {
+			u.in.Reply(nil, err)
+		}
+		return
+	}
+	version := s.version.Add(1)
+	for _, u := range all {
+		u.in.Reply(request.Answer{Version: version}.Encode(), nil)
+	}
+}
+
+// update applies updates as one. Tables come in the order of their numbers; the gradients of a table are those
+// of the first trainer, then those of the second one, and so on.
+func (s *Server) update(all []*update, step int64) error {
+	if len(all) == 1 {
+		for _, p := range all[0].parts {
+			if err := p.push(p.batch(), p.rate, step, len(p.ids)); err != nil {
+				return p.says(s, err)
+			}
+		}
+		return nil
+	}
+	byTable := map[*served][]part{}
+	var order []*served
+	for _, u := range all {
+		for _, p := range u.parts {
+			if byTable[p.served] == nil {
+				order = append(order, p.served)
+			}
+			byTable[p.served] = append(byTable[p.served], p)
+		}
+	}
+	for _, t := range order {
+		if err := sameRates(byTable[t], all); err != nil {
+			return err
+		}
+	}
+	for _, t := range order {
+		joined := join(byTable[t])
+		if err := t.push(joined.batch(), joined.rate, step, len(joined.ids)); err != nil {
+			return joined.says(s, err)
+		}
+	}
+	return nil
+}
+
+// sameRates returns an error if trainers push the same table with different learning rates.
+func sameRates(parts []part, all []*update) error {
+	for _, p := range parts[1:] {
+		if first := parts[0].rate; p.rate != first && !(math.IsNaN(p.rate) && math.IsNaN(first)) {
+			var ranks []int
+			for _, u := range all {
+				ranks = append(ranks, u.from)
+			}
+			return status.New(status.Mismatch, "table %q: the trainers push with learning rates %v and %v in the same step", p.name, first, p.rate).WithRanks(ranks...)
+		}
+	}
+	return nil
+}
+
+// join puts parts of one table behind each other.
+func join(parts []part) part {
+	if len(parts) == 1 {
+		return parts[0]
+	}
+	all := parts[0]
+	all.ids, all.values = nil, nil
+	var n int
+	for _, p := range parts {
+		n += len(p.values)
+	}
+	room := make([]float32, n/4) // aligned as the table wants it
+	all.values = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(room))), n)[:0]
+	for _, p := range parts {
+		all.ids = append(all.ids, p.ids...)
+		all.values = append(all.values, p.values...)
+	}
+	return all
+}
+
+// push updates the table.
+func (t *served) push(b table.Batch, rate float64, step int64, rows int) error {
+	if math.IsNaN(rate) {
+		rate = math.Float64frombits(t.rate.Load())
+	}
+	if rows == 0 {
+		return nil
+	}
+	if err := t.Push(b, rate, step); err != nil {
+		return err
+	}
+	t.pushed.Add(int64(rows))
+	return nil
+}

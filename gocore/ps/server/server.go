@@ -1,0 +1,346 @@
+// Package server is a parameter server: the tables that this rank holds for the trainers, and when their
+// gradients are applied.
+//
+// A step of a trainer is one push of all its tables. In synchronous mode an update is applied when the same
+// step of every active trainer is there: the gradients of an id are added in the order of the trainers' ranks,
+// so the result does not depend on who came first. In asynchronous mode every push is applied at once. A
+// trainer that has completed no longer counts.
+//
+// All methods may be called from any goroutine.
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Limits of what trainers may declare.
+const (
+	MostTables = 1 << 16
+	MostName   = 256 // bytes
+)
+
+// Config says what a server is.
+type Config struct {
+	Index    int   // among the servers
+	Servers  int   // how many there are
+	Trainers []int // their ranks
+	Sync     bool
+}
+
+// Server holds tables for trainers.
+type Server struct {
+	Config
+	began time.Time
+
+	mu       sync.Mutex
+	tables   []*served
+	byName   map[string]uint32
+	trainers map[int]*trainer
+	barriers map[string]*barrier
+	failed   error         // why no request is taken any longer
+	done     chan struct{} // closed when no trainer is active, or the server has failed
+	ended    bool          // done is closed
+
+	version   atomic.Int64 // updates that were applied
+	staleness staleness
+}
+
+// served is a table and what was asked of it.
+type served struct {
+	*table.Table
+	name   string
+	meta   []byte
+	rate   atomic.Uint64 // bits of the learning rate; NaN: the table's
+	pulled atomic.Int64  // rows
+	pushed atomic.Int64  // rows
+}
+
+// state of a trainer.
+type state int
+
+const (
+	active state = iota
+	completed
+	lost
+)
+
+func (s state) String() string { return [...]string{"active", "completed", "lost"}[s] }
+
+// trainer is what the server knows of a trainer.
+type trainer struct {
+	state
+	steps   int64   // pushes that were applied, or wait for the other trainers'
+	waiting *update // of a synchronous push that waits
+	seen    time.Time
+	member  Member
+}
+
+// Member is a rank that has registered.
+type Member struct {
+	Rank int    `json:"rank"`
+	PID  int    `json:"pid"`
+	Host string `json:"host"`
+}
+
+// New makes a server without tables.
+func New(c Config) *Server {
+	s := &Server{Config: c, began: time.Now(), byName: map[string]uint32{}, trainers: map[int]*trainer{}, barriers: map[string]*barrier{}, done: make(chan struct{})}
+	for _, rank := range c.Trainers {
+		s.trainers[rank] = &trainer{}
+	}
+	return s
+}
+
+// Free gives the memory of all tables back. No request may be under way.
+func (s *Server) Free() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tables {
+		t.Free()
+	}
+	s.tables = nil
+}
+
+// Register notes who a trainer is. Another process with the rank of an earlier one is refused.
+func (s *Server) Register(m Member) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, err := s.trainerLocked(m.Rank)
+	if err != nil {
+		return err
+	}
+	if t.member.PID != 0 && t.member != m {
+		return status.New(status.Argument, "server %d: rank %d on %s (process %d) registers as a trainer that is there already: process %d on %s",
+			s.Index, m.Rank, m.Host, m.PID, t.member.PID, t.member.Host).WithRanks(m.Rank)
+	}
+	t.member, t.seen = m, time.Now()
+	return nil
+}
+
+// trainerLocked returns an active trainer. The caller holds mu.
+func (s *Server) trainerLocked(rank int) (*trainer, error) {
+	t := s.trainers[rank]
+	switch {
+	case s.failed != nil:
+		return nil, s.failed
+	case t == nil:
+		return nil, status.New(status.Argument, "server %d: rank %d is no trainer; trainers are ranks %v", s.Index, rank, s.Trainers).WithRanks(rank)
+	case t.state != active:
+		return nil, status.New(status.Argument, "server %d: rank %d has %v; it can ask nothing more", s.Index, rank, t.state).WithRanks(rank)
+	}
+	return t, nil
+}
+
+// Meta says what a table is. Every trainer declares the same.
+type Meta struct {
+	Name   string       `json:"name"`
+	By     string       `json:"by"`     // how ids are dealt to servers: hash, modulo
+	Offset int          `json:"offset"` // by modulo: the server of id 0
+	Config table.Config `json:"config"`
+}
+
+// Declare makes the table that a trainer names, unless it is there, and returns its number.
+func (s *Server) Declare(from int, m Meta) (uint32, error) {
+	if m.Name == "" || len(m.Name) > MostName {
+		return 0, status.New(status.Argument, "declare: the name of a table has %d bytes; it must have 1 to %d", len(m.Name), MostName)
+	}
+	meta, err := json.Marshal(m)
+	if err != nil {
+		return 0, status.New(status.Argument, "declare %q: %v", m.Name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, err := s.trainerLocked(from); err != nil {
+		return 0, err
+	}
+	if id, there := s.byName[m.Name]; there {
+		if was := s.tables[id].meta; !bytes.Equal(was, meta) {
+			return 0, status.New(status.Mismatch, "declare: rank %d declares table %q as %s; another trainer has declared it as %s", from, m.Name, meta, was).WithRanks(from)
+		}
+		return id, nil
+	}
+	if len(s.tables) == MostTables {
+		return 0, status.New(status.Argument, "declare %q: there are %d tables, and no server takes more", m.Name, MostTables)
+	}
+	t, err := table.New(m.Config)
+	if err != nil {
+		return 0, fmt.Errorf("declare %q: %w", m.Name, err)
+	}
+	made := &served{Table: t, name: m.Name, meta: meta}
+	made.rate.Store(math.Float64bits(math.NaN()))
+	id := uint32(len(s.tables))
+	s.tables = append(s.tables, made)
+	s.byName[m.Name] = id
+	return id, nil
+}
+
+// SetLearningRate sets the rate of a table's updates from now on.
+func (s *Server) SetLearningRate(name string, rate float64) error {
+	if !(rate >= 0) || math.IsInf(rate, 0) {
+		return status.New(status.Argument, "learning_rate=%v of table %q is not a finite number of at least 0", rate, name)
+	}
+	t, err := s.named(name)
+	if err == nil {
+		t.rate.Store(math.Float64bits(rate))
+	}
+	return err
+}
+
+func (s *Server) named(name string) (*served, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id, there := s.byName[name]; there {
+		return s.tables[id], nil
+	}
+	return nil, status.New(status.Argument, "server %d has no table %q", s.Index, name)
+}
+
+// Named is a table and its name.
+type Named struct {
+	Name  string
+	Meta  []byte // JSON of its Meta
+	Table *table.Table
+}
+
+// Tables returns all tables, in the order of their declaration.
+func (s *Server) Tables() []Named {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]Named, len(s.tables))
+	for i, t := range s.tables {
+		list[i] = Named{t.name, t.meta, t.Table}
+	}
+	return list
+}
+
+// Complete notes that a trainer has finished. It may have completed before.
+func (s *Server) Complete(from int) error {
+	s.mu.Lock()
+	if t := s.trainers[from]; t != nil && t.state == completed && s.failed == nil {
+		s.mu.Unlock()
+		return nil
+	}
+	t, err := s.trainerLocked(from)
+	if err == nil && t.waiting != nil {
+		err = status.New(status.Argument, "rank %d completes while its push of step %d is under way", from, t.steps).WithRanks(from)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	t.state = completed
+	s.someLeft()
+	return nil
+}
+
+// Lost notes that a trainer has died. Synchronous training ends with its name, asynchronous training goes on
+// without it.
+func (s *Server) Lost(rank int, why error) {
+	s.mu.Lock()
+	t := s.trainers[rank]
+	if t == nil || t.state != active {
+		s.mu.Unlock()
+		return
+	}
+	t.state = lost
+	if s.Sync {
+		s.mu.Unlock()
+		s.Fail(why)
+		return
+	}
+	s.someLeft()
+}
+
+// someLeft lets those go on that wait for all active trainers. The caller holds mu; someLeft gives it back.
+func (s *Server) someLeft() {
+	for name, b := range s.barriers {
+		s.openIfAll(name, b)
+	}
+	if s.activeLocked() == 0 {
+		s.endLocked()
+	}
+	ready := s.readyLocked()
+	s.mu.Unlock()
+	s.apply(ready)
+}
+
+// Fail ends the server: what waits and every later request gets the error.
+func (s *Server) Fail(why error) {
+	s.mu.Lock()
+	if s.failed != nil {
+		s.mu.Unlock()
+		return
+	}
+	s.failed = why
+	var waiting []*update
+	for _, t := range s.trainers {
+		if t.waiting != nil {
+			waiting = append(waiting, t.waiting)
+			t.waiting = nil
+		}
+	}
+	for name, b := range s.barriers {
+		close(b.open)
+		delete(s.barriers, name)
+	}
+	s.endLocked()
+	s.mu.Unlock()
+	for _, u := range waiting {
+		u.in.Reply(nil, why)
+	}
+}
+
+// SetVersion says how many updates the tables have seen: after they were restored.
+func (s *Server) SetVersion(n int64) { s.version.Store(n) }
+
+// Version returns how many updates were applied.
+func (s *Server) Version() int64 { return s.version.Load() }
+
+func (s *Server) endLocked() {
+	if !s.ended {
+		s.ended = true
+		close(s.done)
+	}
+}
+
+func (s *Server) activeLocked() (n int) {
+	for _, t := range s.trainers {
+		if t.state == active {
+			n++
+		}
+	}
+	return n
+}
+
+// Done is closed when no trainer is active any longer, or the server has failed: Err says why.
+func (s *Server) Done() <-chan struct{} { return s.done }
+
+// Err returns why the server has failed; nil if it has not.
+func (s *Server) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
+}
+
+// Active returns the ranks of the trainers that have neither completed nor died, in ascending order.
+func (s *Server) Active() (ranks []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for rank, t := range s.trainers {
+		if t.state == active {
+			ranks = append(ranks, rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks
+}

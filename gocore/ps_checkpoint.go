@@ -1,0 +1,272 @@
+package gocore
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/ps/admin"
+	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
+	"github.com/paddlempi/paddlempi/gocore/ps/route"
+	"github.com/paddlempi/paddlempi/gocore/ps/server"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// The phases of a checkpoint that a trainer asks servers for.
+const (
+	phaseWrite   = "write"   // every server writes its part
+	phaseCommit  = "commit"  // the first server makes the cut complete
+	phaseOutcome = "outcome" // the first server tells how the last commit ended
+	phaseRestore = "restore" // every server reads the rows that are its own
+)
+
+// cut is what travels with a phase.
+type cut struct {
+	Parts []checkpoint.Part `json:"parts,omitempty"` // commit
+	Keep  int               `json:"keep,omitempty"`  // commit: how many complete cuts stay
+	Extra []byte            `json:"extra,omitempty"` // commit: what the first trainer adds
+}
+
+// extra is what a cut has besides rows.
+type extra struct {
+	Version int64  `json:"version"` // updates that the servers had applied
+	User    []byte `json:"user"`    // of the first trainer
+}
+
+// controlPSSave writes a cut of all tables. All trainers that have not completed call it.
+func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Dir   string `json:"dir"`
+		Step  int64  `json:"step"`
+		Keep  int    `json:"keep"`
+		Extra []byte `json:"extra"`
+	}
+	if err := parse("ps_save", request, &r); err != nil {
+		return nil, err
+	}
+	j, err := psTrainer("ps_save")
+	if err != nil {
+		return nil, err
+	}
+	return j.together("ps_save", func() (any, error) {
+		parts := make([]checkpoint.Part, len(j.admins))
+		err := j.each(func(ctx context.Context, i int, c *admin.Client) error {
+			report, err := c.Checkpoint(ctx, j.group.Rank, phaseWrite, r.Dir, r.Step, nil)
+			if err != nil {
+				return err
+			}
+			return parseReport(report, i, &parts[i])
+		})
+		if err == nil {
+			detail, _ := json.Marshal(cut{parts, r.Keep, r.Extra})
+			err = j.call(func(ctx context.Context) error {
+				_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseCommit, r.Dir, r.Step, detail)
+				return err
+			})
+		}
+		return struct{}{}, err
+	}, func(ctx context.Context) (any, error) {
+		_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, r.Dir, r.Step, nil)
+		return struct{}{}, err
+	})
+}
+
+func parseReport(report []byte, server int, into any) error {
+	if err := json.Unmarshal(report, into); err != nil {
+		return status.New(status.Argument, "server %d reports what is no report of a checkpoint: %v", server, err)
+	}
+	return nil
+}
+
+// together lets the first trainer that has not completed do something for all, while the others wait. They then
+// ask how it ended.
+func (j *psJob) together(name string, first func() (any, error), ask func(ctx context.Context) (any, error)) (answer any, err error) {
+	meet := func(when string) error {
+		return j.call(func(ctx context.Context) error { return j.admins[0].Barrier(ctx, j.group.Rank, name+" "+when) })
+	}
+	if err := meet("begins"); err != nil {
+		return nil, err
+	}
+	leads, err := j.leads()
+	if err != nil {
+		return nil, err
+	}
+	if leads {
+		answer, err = first()
+	}
+	if missing := meet("ends"); err == nil {
+		err = missing
+	}
+	if err != nil || leads {
+		return answer, err
+	}
+	err = j.call(func(ctx context.Context) error {
+		answer, err = ask(ctx)
+		return err
+	})
+	return answer, err
+}
+
+// leads tells whether this is the first trainer that is active.
+func (j *psJob) leads() (bool, error) {
+	var s server.Statistics
+	err := j.call(func(ctx context.Context) error {
+		b, err := j.admins[0].Statistics(ctx)
+		if err != nil {
+			return err
+		}
+		return parseReport(b, 0, &s)
+	})
+	for _, t := range s.Trainers {
+		if t.State == "active" {
+			return t.Rank == j.group.Rank, err
+		}
+	}
+	return false, err
+}
+
+// restored is what a restore tells.
+type restored struct {
+	Step  int64  `json:"step"`
+	Extra []byte `json:"extra"` // what the first trainer added to the cut
+	Rows  int64  `json:"rows"`  // of all servers
+}
+
+// controlPSRestore reads a complete cut into the tables that were declared. All trainers that have not completed
+// call it.
+func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Dir  string `json:"dir"`
+		Step *int64 `json:"step"` // nil: the newest cut
+	}
+	if err := parse("ps_restore", request, &r); err != nil {
+		return nil, err
+	}
+	j, err := psTrainer("ps_restore")
+	if err != nil {
+		return nil, err
+	}
+	return j.together("ps_restore", func() (any, error) {
+		m, err := openCut(r.Dir, r.Step)
+		if err != nil {
+			return nil, err
+		}
+		all := make([]restored, len(j.admins))
+		err = j.each(func(ctx context.Context, i int, c *admin.Client) error {
+			report, err := c.Checkpoint(ctx, j.group.Rank, phaseRestore, r.Dir, m.Step, nil)
+			if err != nil {
+				return err
+			}
+			return parseReport(report, i, &all[i])
+		})
+		total := all[0]
+		for _, other := range all[1:] {
+			total.Rows += other.Rows
+		}
+		return total, err
+	}, func(ctx context.Context) (any, error) {
+		var told restored
+		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, r.Dir, 0, nil)
+		if err == nil {
+			err = parseReport(report, 0, &told)
+		}
+		return told, err
+	})
+}
+
+func openCut(dir string, step *int64) (*checkpoint.Manifest, error) {
+	if step != nil {
+		return checkpoint.Open(dir, *step)
+	}
+	return checkpoint.Latest(dir)
+}
+
+// Checkpoint carries out a phase on a server.
+func (b backend) Checkpoint(from int, phase, dir string, step int64, detail []byte) (report []byte, err error) {
+	switch phase {
+	case phaseWrite:
+		sources := make([]checkpoint.Source, 0)
+		for _, t := range b.server.Tables() {
+			source, err := checkpoint.FromTable(t.Name, t.Meta, t.Table)
+			if err != nil {
+				return nil, err
+			}
+			sources = append(sources, source)
+		}
+		part, err := checkpoint.WritePart(dir, step, b.server.Index, b.server.Servers, sources)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(part)
+	case phaseCommit:
+		report, err = b.commit(dir, step, detail)
+	case phaseRestore:
+		report, err = b.restore(dir, step)
+	case phaseOutcome:
+		b.outcome.Lock()
+		defer b.outcome.Unlock()
+		return b.outcome.report, b.outcome.err
+	default:
+		return nil, status.New(status.Argument, "checkpoint: rank %d asks for phase %q", from, phase)
+	}
+	b.outcome.Lock()
+	defer b.outcome.Unlock()
+	b.outcome.report, b.outcome.err = report, err
+	return report, err
+}
+
+func (b backend) commit(dir string, step int64, detail []byte) ([]byte, error) {
+	var c cut
+	if err := json.Unmarshal(detail, &c); err != nil {
+		return nil, status.New(status.Argument, "checkpoint: the parts to commit are not what servers report: %v", err)
+	}
+	more, err := json.Marshal(extra{b.server.Version(), c.Extra})
+	if err != nil {
+		return nil, err
+	}
+	return []byte("{}"), checkpoint.Commit(dir, step, c.Parts, more, c.Keep)
+}
+
+func (b backend) restore(dir string, step int64) ([]byte, error) {
+	m, err := checkpoint.Open(dir, step)
+	if err != nil {
+		return nil, err
+	}
+	var e extra
+	if err := json.Unmarshal(m.Extra, &e); err != nil {
+		return nil, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", step, dir, err)
+	}
+	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
+	for _, t := range b.server.Tables() {
+		var meta server.Meta
+		if err := json.Unmarshal(t.Meta, &meta); err != nil {
+			return nil, err
+		}
+		into[t.Name], metas[t.Name] = t.Table, meta
+	}
+	mine := func(name string, id int64) bool {
+		meta := metas[name]
+		return byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
+	}
+	if err := m.Restore(mine, checkpoint.IntoTables(into)); err != nil {
+		return nil, err
+	}
+	b.server.SetVersion(e.Version)
+	told := restored{Step: m.Step, Extra: e.User}
+	for _, t := range into {
+		if info, err := t.Info(); err == nil {
+			told.Rows += info.Rows
+		}
+	}
+	return json.Marshal(told)
+}
+
+// The names of the ways to deal ids to servers.
+var ways = []string{route.ByHash: "hash", route.ByModulo: "modulo"}
+
+// byOf returns the way of a name; by hash if there is no such name.
+func byOf(name string) route.By {
+	return route.By(max(int(route.ByHash), slices.Index(ways, name)))
+}
