@@ -77,6 +77,12 @@ ROOMS = (
         "mem op reduce status",
     ),
     Room(
+        "gocore/ps/route",
+        "how a batch of ids travels to the servers: each once and by server, rows spread over the "
+        "batch, sums of the gradients of equal ids; the blocks of dense parameters",
+        "mem op reduce status",
+    ),
+    Room(
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
         "arrive coll/ipc coll/shm cuda heap mem mpi op reduce status work",

@@ -1,0 +1,167 @@
+#include "route.h"
+
+#include <string.h>
+#ifdef __x86_64__
+#include <xmmintrin.h>
+#endif
+
+enum { BLOCK = 32 }; /* ids whose places in the set are fetched before they are searched */
+
+static int64_t lines(int64_t bytes) {
+	return (bytes + 63) / 64 * 64;
+}
+
+/* The set has a power of 2 of words, at least twice as many as ids. */
+static int bits_of(int64_t n) {
+	int bits = 5;
+	while ((int64_t)1 << bits < 2 * n)
+		bits++;
+	return bits;
+}
+
+int64_t pr_scratch(int64_t n) {
+	return lines(8 * n) + lines(4 * n) + lines(4 * n) + lines((int64_t)4 << bits_of(n));
+}
+
+static inline uint64_t keyed(const uint64_t *key, int64_t id) {
+	unsigned __int128 product = (unsigned __int128)((uint64_t)id ^ key[0]) * key[1];
+	uint64_t folded = (uint64_t)product ^ (uint64_t)(product >> 64);
+	return folded * 0x9e3779b97f4a7c15u;
+}
+
+/* owner_of is Owner of route.go, or the rule of ByModulo. */
+static inline uint32_t owner_of(int64_t id, int32_t by, int64_t servers, int64_t offset) {
+	if (by == PR_BY_MODULO) {
+		int64_t rest = id % servers;
+		return (uint32_t)((rest + (rest < 0 ? servers : 0) + offset) % servers);
+	}
+	uint64_t h = (uint64_t)id;
+	h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
+	h = (h ^ h >> 27) * 0x94d049bb133111ebu;
+	h ^= h >> 31;
+	return (uint32_t)((unsigned __int128)h * (uint64_t)servers >> 64);
+}
+
+/* distinct lists the ids in order of first appearance, in seen, and returns how many there are. */
+static inline __attribute__((always_inline)) int64_t distinct(const void *ids, int64_t n,
+															  int32_t id_bytes, const uint64_t *key,
+															  int64_t *seen, int32_t *inverse,
+															  uint8_t *first, uint32_t *set) {
+	const int bits = bits_of(n);
+	const uint32_t last = (uint32_t)(((uint64_t)1 << bits) - 1);
+	const uint32_t index = last; /* the bits of an index, which counts from 1: at most n */
+	memset(set, 0, sizeof *set << bits);
+	int64_t found = 0;
+	for (int64_t i = 0; i < n; i += BLOCK) {
+		const int64_t m = n - i < BLOCK ? n - i : BLOCK;
+		int64_t id[BLOCK];
+		uint64_t hash[BLOCK];
+		for (int64_t k = 0; k < m; k++) {
+			id[k] = id_bytes == 8 ? ((const int64_t *)ids)[i + k] : ((const int32_t *)ids)[i + k];
+			hash[k] = keyed(key, id[k]);
+			__builtin_prefetch(set + (hash[k] >> (64 - bits)), 1);
+		}
+		for (int64_t k = 0; k < m; k++) {
+			uint32_t at = (uint32_t)(hash[k] >> (64 - bits)), tag = (uint32_t)hash[k] & ~index;
+			uint32_t word;
+			while ((word = set[at]) != 0) {
+				if ((word & ~index) == tag && seen[(word & index) - 1] == id[k])
+					break;
+				at = (at + 1) & last;
+			}
+			first[i + k] = word == 0;
+			if (word == 0) {
+				seen[found++] = id[k];
+				set[at] = word = tag | (uint32_t)found;
+			}
+			inverse[i + k] = (int32_t)((word & index) - 1);
+		}
+	}
+	return found;
+}
+
+void pr_plan(const void *ids, int64_t n, int32_t id_bytes, int32_t by, int64_t servers,
+			 int64_t offset, const uint64_t *key, int64_t *unique, int64_t *starts,
+			 int32_t *inverse, uint8_t *first, void *scratch) {
+	char *room = scratch;
+	int64_t *seen = servers == 1 ? unique : (int64_t *)room;
+	room += lines(8 * n);
+	uint32_t *owner = (uint32_t *)room;
+	room += lines(4 * n);
+	int32_t *place = (int32_t *)room;
+	uint32_t *set = (uint32_t *)(room + lines(4 * n));
+	int64_t found = id_bytes == 8 ? distinct(ids, n, 8, key, seen, inverse, first, set)
+								  : distinct(ids, n, 4, key, seen, inverse, first, set);
+	memset(starts, 0, sizeof *starts * (size_t)(servers + 1));
+	starts[servers] = found;
+	if (servers == 1)
+		return;
+	/* A counting sort by servers. starts[s] first counts the ids of s, then says where the next of
+	 * them goes, which ends where those of s+1 begin. */
+	for (int64_t u = 0; u < found; u++)
+		starts[owner[u] = owner_of(seen[u], by, servers, offset)]++;
+	for (int64_t s = 0, sum = 0; s < servers; s++) {
+		int64_t count = starts[s];
+		starts[s] = sum;
+		sum += count;
+	}
+	for (int64_t u = 0; u < found; u++) {
+		int64_t to = starts[owner[u]]++;
+		unique[to] = seen[u];
+		place[u] = (int32_t)to;
+	}
+	memmove(starts + 1, starts, sizeof *starts * (size_t)(servers - 1));
+	starts[0] = 0;
+	for (int64_t i = 0; i < n; i++)
+		inverse[i] = place[inverse[i]];
+}
+
+void pr_gather(int32_t isa, void *out, const void *rows, int64_t row_bytes, const int32_t *inverse,
+			   int64_t n) {
+	if (isa == PR_AVX512)
+		pr_gather_avx512(out, rows, row_bytes, inverse, n);
+	else if (isa == PR_AVX2)
+		pr_gather_avx2(out, rows, row_bytes, inverse, n);
+	else
+		pr_gather_portable(out, rows, row_bytes, inverse, n);
+}
+
+/* The settings of floating point arithmetic of a new thread. */
+#ifdef __x86_64__
+typedef uint32_t fp_mode;
+enum { USUAL = 0x1f80 };
+
+static fp_mode get_mode(void) {
+	return _mm_getcsr();
+}
+
+static void set_mode(fp_mode m) {
+	_mm_setcsr(m);
+}
+#elif defined(__aarch64__)
+typedef uint64_t fp_mode;
+enum { USUAL = 0 };
+
+static fp_mode get_mode(void) {
+	uint64_t m;
+	__asm__ volatile("mrs %0, fpcr" : "=r"(m));
+	return m;
+}
+
+static void set_mode(fp_mode m) {
+	__asm__ volatile("msr fpcr, %0" : : "r"(m));
+}
+#endif
+
+void pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int64_t dim,
+			const int32_t *inverse, const uint8_t *first, int64_t n) {
+	fp_mode before = get_mode();
+	set_mode(USUAL);
+	if (isa == PR_AVX512)
+		pr_sum_avx512(sums, gradients, dtype, dim, inverse, first, n);
+	else if (isa == PR_AVX2)
+		pr_sum_avx2(sums, gradients, dtype, dim, inverse, first, n);
+	else
+		pr_sum_portable(sums, gradients, dtype, dim, inverse, first, n);
+	set_mode(before);
+}
