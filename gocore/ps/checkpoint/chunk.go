@@ -1,0 +1,137 @@
+package checkpoint
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// A part is a header, chunks one behind the other, and the index of the chunks. A chunk has rows of one
+// table: their ids, the rows, the states; rows and states are followed by zeros up to a multiple of 8
+// bytes. All numbers are little-endian.
+const (
+	format      = 1
+	headerBytes = 32
+	entryBytes  = 16
+)
+
+var magic = [8]byte{'P', 'M', 'P', 'I', 'P', 'A', 'R', 'T'}
+
+// header returns the first bytes of a part.
+func header(step int64, server, servers int) [headerBytes]byte {
+	var b [headerBytes]byte
+	copy(b[:], magic[:])
+	binary.LittleEndian.PutUint32(b[8:], format)
+	binary.LittleEndian.PutUint32(b[12:], uint32(server))
+	binary.LittleEndian.PutUint32(b[16:], uint32(servers))
+	binary.LittleEndian.PutUint64(b[24:], uint64(step))
+	return b
+}
+
+// entry is what the index has of a chunk. The sum of the ids stands by itself, so that a server need not
+// read rows that others want.
+type entry struct {
+	table, rows uint32
+	ids, values uint32 // CRC-32 of the ids, and of all that follows them
+}
+
+func (e entry) append(b []byte) []byte {
+	for _, n := range [...]uint32{e.table, e.rows, e.ids, e.values} {
+		b = binary.LittleEndian.AppendUint32(b, n)
+	}
+	return b
+}
+
+func entryOf(b []byte) entry {
+	return entry{binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:]), binary.LittleEndian.Uint32(b[8:]), binary.LittleEndian.Uint32(b[12:])}
+}
+
+// layout says where things lie in a chunk of some rows.
+type layout struct{ rows, states, bytes int64 }
+
+func (t *Table) layout(n int64) layout {
+	l := layout{rows: 8 * n}
+	l.states = l.rows + (n*t.Dim*itemBytes(t.DType)+7)&^7
+	l.bytes = l.states + (n*t.StateLen*4+7)&^7
+	return l
+}
+
+// most returns how many rows a chunk gets.
+func (t *Table) most() int64 {
+	return max(1, chunkBytes/(8+t.Dim*itemBytes(t.DType)+t.StateLen*4))
+}
+
+// chunk is memory for one chunk, outside the Go heap: tables take no other.
+type chunk struct {
+	data []byte
+	layout
+	n      int64
+	table  *Table
+	memory unsafe.Pointer
+}
+
+// set makes room for n rows of a table. What is there is undefined.
+func (c *chunk) set(t *Table, n int64) error {
+	c.table, c.n, c.layout = t, n, t.layout(n)
+	if c.bytes > int64(cap(c.data)) {
+		c.free()
+		size := max(c.bytes, chunkBytes)
+		p, err := mem.Alloc(size)
+		if err != nil {
+			return status.New(status.NoMemory, "checkpoint: no memory for %d bytes", size)
+		}
+		c.memory, c.data = p, unsafe.Slice((*byte)(p), size)
+	}
+	c.data = c.data[:c.bytes]
+	return nil
+}
+
+func (c *chunk) free() {
+	mem.Free(c.memory)
+	c.memory, c.data = nil, nil
+}
+
+func (c *chunk) ids() []int64 { return unsafe.Slice((*int64)(c.memory), c.n) }
+
+func (c *chunk) values() []byte {
+	return c.data[c.rows:c.states][:c.n*c.table.Dim*itemBytes(c.table.DType)]
+}
+
+func (c *chunk) stateFloats() []float32 {
+	return unsafe.Slice((*float32)(unsafe.Add(c.memory, c.states)), c.n*c.table.StateLen)
+}
+
+// pad writes the zeros behind rows and states.
+func (c *chunk) pad() {
+	clear(c.data[c.rows+int64(len(c.values())) : c.states])
+	clear(c.data[c.states+4*c.n*c.table.StateLen:])
+}
+
+// entry sums the chunk up.
+func (c *chunk) entry(table int) entry {
+	return entry{uint32(table), uint32(c.n), crc32.ChecksumIEEE(c.data[:c.rows]), crc32.ChecksumIEEE(c.data[c.rows:])}
+}
+
+// keep leaves only the rows at places, which ascend.
+func (c *chunk) keep(places []int64) {
+	width, state := c.table.Dim*itemBytes(c.table.DType), c.table.StateLen
+	ids, values, states := c.ids(), c.values(), c.stateFloats()
+	for to, from := range places {
+		to := int64(to)
+		ids[to] = ids[from]
+		copy(values[to*width:(to+1)*width], values[from*width:(from+1)*width])
+		copy(states[to*state:(to+1)*state], states[from*state:(from+1)*state])
+	}
+	c.n = int64(len(places)) // rows and states stay where they begin
+}
+
+// littleEndian refuses machines whose arrays are not those of the format.
+func littleEndian() error {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		return status.New(status.Unsupported, "checkpoint: this machine is not little-endian, as the files are")
+	}
+	return nil
+}

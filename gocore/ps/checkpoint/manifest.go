@@ -1,0 +1,217 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+const manifestName = "manifest.json"
+
+var (
+	folderPattern = regexp.MustCompile(`^cut-(\d{8,19})$`)
+	partPattern   = regexp.MustCompile(`^part-\d{5}-of-\d{5}-[0-9a-f]{16}$`)
+	stagedPattern = regexp.MustCompile(`^manifest\.json\.[0-9a-f]{16}$`)
+)
+
+func folderOf(dir string, step int64) string {
+	return filepath.Join(dir, fmt.Sprintf("cut-%08d", step))
+}
+
+// A manifest file is one line, {"crc32":"89abcdef","manifest":{...}}: the sum is that of the bytes of the
+// value of "manifest".
+const (
+	before = `{"crc32":"%08x","manifest":`
+	behind = "}\n"
+)
+
+func (m *Manifest) encode() ([]byte, error) {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return nil, argument("cannot write the manifest: %v", err)
+	}
+	b := fmt.Appendf(nil, before, crc32.ChecksumIEEE(text))
+	b = append(append(b, text...), behind...)
+	if len(b) > MostManifest {
+		return nil, argument("the manifest would have %d bytes; %d are possible: give fewer bytes in extra", len(b), MostManifest)
+	}
+	return b, nil
+}
+
+// decode reads a manifest file. What it returns has been checked against itself, not against the parts.
+func decode(b []byte) (*Manifest, error) {
+	start := len(fmt.Sprintf(before, 0))
+	if len(b) < start+len(behind) || !bytes.HasSuffix(b, []byte(behind)) {
+		return nil, argument("the manifest is cut off")
+	}
+	text := b[start : len(b)-len(behind)]
+	if sum := fmt.Sprintf(before, crc32.ChecksumIEEE(text)); string(b[:start]) != sum {
+		return nil, argument("the manifest is damaged: its checksum is wrong")
+	}
+	m := &Manifest{}
+	if err := json.Unmarshal(text, m); err != nil {
+		return nil, argument("the manifest cannot be read: %v", err)
+	}
+	if m.Format != format {
+		return nil, argument("the cut has format %d; this paddlempi reads format %d", m.Format, format)
+	}
+	return m, m.check()
+}
+
+func (m *Manifest) check() error {
+	if m.Step < 0 {
+		return argument("the manifest says that its step is %d", m.Step)
+	}
+	if len(m.Parts) < 1 || len(m.Parts) > MostServers || len(m.Tables) > MostTables {
+		return argument("the manifest has %d parts and %d tables; there may be 1 to %d, and %d", len(m.Parts), len(m.Tables), MostServers, MostTables)
+	}
+	for i := range m.Tables {
+		if err := m.Tables[i].check(); err != nil {
+			return err
+		}
+		if i > 0 && m.Tables[i-1].Name >= m.Tables[i].Name {
+			return argument("the tables of the manifest are not in the order of their names: %q comes before %q", m.Tables[i-1].Name, m.Tables[i].Name)
+		}
+	}
+	rows := make([]int64, len(m.Tables))
+	for server, p := range m.Parts {
+		if !partPattern.MatchString(p.Name) {
+			return argument("the manifest names a part %.80q, which is no name of a part", p.Name)
+		}
+		if p.Chunks < 0 || p.Bytes < headerBytes || p.Chunks > (p.Bytes-headerBytes)/entryBytes || len(p.Rows) != len(m.Tables) {
+			return argument("the manifest says that part %d has %d bytes, %d chunks and rows of %d tables, of %d", server, p.Bytes, p.Chunks, len(p.Rows), len(m.Tables))
+		}
+		for i, n := range p.Rows {
+			if n < 0 || n > p.Bytes/8 {
+				return argument("the manifest says that part %d has %d rows of table %q in %d bytes", server, n, m.Tables[i].Name, p.Bytes)
+			}
+			rows[i] += n // at most 2^16 numbers below 2^60: checked below
+			if rows[i] < 0 {
+				return argument("the manifest says that its parts have more rows than there are numbers")
+			}
+		}
+	}
+	for i, n := range rows {
+		if m.Tables[i].Rows != n {
+			return argument("the manifest says that table %q has %d rows, and that its parts have %d", m.Tables[i].Name, m.Tables[i].Rows, n)
+		}
+	}
+	return nil
+}
+
+// Open returns the cut of one step, if it is whole.
+func Open(dir string, step int64) (*Manifest, error) {
+	folder := folderOf(dir, step)
+	b, err := readManifest(filepath.Join(folder, manifestName))
+	if err != nil {
+		return nil, argument("%s is no whole cut: %v", folder, err)
+	}
+	m, err := decode(b)
+	if err == nil && m.Step != step {
+		err = argument("its manifest is of step %d", m.Step)
+	}
+	if err == nil {
+		m.Folder = folder
+		err = m.sizes()
+	}
+	if err != nil {
+		return nil, argument("%s is no whole cut: %v", folder, err)
+	}
+	return m, nil
+}
+
+func readManifest(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, MostManifest+1))
+	if err == nil && len(b) > MostManifest {
+		err = argument("the manifest has more than %d bytes", MostManifest)
+	}
+	return b, err
+}
+
+// sizes compares the sizes of the parts with the manifest.
+func (m *Manifest) sizes() error {
+	for server, p := range m.Parts {
+		info, err := os.Stat(filepath.Join(m.Folder, p.Name))
+		if err != nil {
+			return argument("part %d: %v", server, err)
+		}
+		if !info.Mode().IsRegular() || info.Size() != p.Bytes {
+			return argument("part %d, %s, has %d bytes; it was written with %d", server, p.Name, info.Size(), p.Bytes)
+		}
+	}
+	return nil
+}
+
+// Latest returns the whole cut of the greatest step; nil if dir has no complete cut. Manifest.Skipped says
+// what is wrong with greater ones. If no complete cut is whole, that is an error: to begin anew would hide
+// the loss.
+func Latest(dir string) (*Manifest, error) {
+	steps, err := complete(dir)
+	if err != nil {
+		return nil, argument("cannot read %s: %v", dir, err)
+	}
+	var skipped []error
+	for _, step := range slices.Backward(steps) {
+		m, err := Open(dir, step)
+		if err == nil {
+			m.Skipped = skipped
+			return m, nil
+		}
+		skipped = append(skipped, err)
+	}
+	if len(skipped) > 0 {
+		return nil, argument("of %d complete cuts in %s none is whole; the newest: %v", len(skipped), dir, skipped[0])
+	}
+	return nil, nil
+}
+
+// folders returns the steps whose folders dir has, in ascending order.
+func folders(dir string) ([]int64, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	var steps []int64
+	for _, e := range entries {
+		if name := folderPattern.FindStringSubmatch(e.Name()); name != nil {
+			step, err := strconv.ParseInt(name[1], 10, 64)
+			if err == nil && filepath.Base(folderOf(dir, step)) == e.Name() {
+				steps = append(steps, step)
+			}
+		}
+	}
+	slices.Sort(steps)
+	return steps, nil
+}
+
+// complete returns the steps whose folders have a manifest, in ascending order.
+func complete(dir string) ([]int64, error) {
+	steps, err := folders(dir)
+	return slices.DeleteFunc(steps, func(step int64) bool { return !hasManifest(dir, step) }), err
+}
+
+func hasManifest(dir string, step int64) bool {
+	_, err := os.Lstat(filepath.Join(folderOf(dir, step), manifestName))
+	return err == nil
+}
+
+func refuseComplete(dir string, step int64) error {
+	if _, err := Open(dir, step); err == nil {
+		return status.New(status.Argument, "checkpoint: %s is complete, and cuts are not overwritten: remove it, or choose another step or directory", folderOf(dir, step))
+	}
+	return nil
+}

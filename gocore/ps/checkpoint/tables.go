@@ -1,0 +1,151 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// FromTable gives the rows of a table to a cut. config is kept with it; it is JSON with at least what
+// encoding/json makes of table.Config, because Restore and Python's ps.load read that.
+func FromTable(name string, config []byte, t *table.Table) (Source, error) {
+	dtype, state, err := shape(t)
+	return &tableSource{name, config, t, dtype, state}, err
+}
+
+type tableSource struct {
+	name     string
+	config   []byte
+	table    *table.Table
+	dtype    op.DType
+	stateLen int64
+}
+
+// shape returns the dtype of rows, and the floats of a state.
+func shape(t *table.Table) (op.DType, int64, error) {
+	info, err := t.Info()
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, d := range []op.DType{op.Float32, op.Float16, op.BFloat16} {
+		if d.String() == t.DType {
+			return d, info.StateBytes / 4, nil
+		}
+	}
+	return 0, 0, status.New(status.Panic, "checkpoint: a table is of %s", t.DType)
+}
+
+func (s *tableSource) Name() string    { return s.name }
+func (s *tableSource) Config() []byte  { return s.config }
+func (s *tableSource) DType() op.DType { return s.dtype }
+func (s *tableSource) Dim() int64      { return s.table.Dim }
+func (s *tableSource) StateLen() int64 { return s.stateLen }
+func (s *tableSource) Steps() int64    { return s.table.Steps() }
+
+func (s *tableSource) IDs(most int64, give func([]int64) error) error {
+	var room int64
+	for {
+		memory, err := mem.Alloc(8 * room)
+		if err != nil {
+			return status.New(status.NoMemory, "checkpoint: no memory for the list of %d ids of table %q", room, s.name)
+		}
+		n, err := s.table.IDs(&op.Buf{Data: memory, Count: room, DType: op.Int64, DeviceType: op.DeviceCPU})
+		if err != nil || n <= room {
+			defer mem.Free(memory)
+			for ids := unsafe.Slice((*int64)(memory), n); err == nil && len(ids) > 0; {
+				piece := min(int64(len(ids)), most)
+				err = give(ids[:piece])
+				ids = ids[piece:]
+			}
+			return err
+		}
+		mem.Free(memory)
+		room = n
+	}
+}
+
+func (s *tableSource) Read(ids []int64, rows []byte, states []float32) error {
+	return s.table.Read(batch(ids, rows, states, s.dtype))
+}
+
+func batch(ids []int64, rows []byte, states []float32, dtype op.DType) table.Batch {
+	buf := func(p unsafe.Pointer, n int, d op.DType) *op.Buf {
+		return &op.Buf{Data: p, Count: int64(n), DType: d, DeviceType: op.DeviceCPU}
+	}
+	return table.Batch{
+		IDs:    buf(unsafe.Pointer(unsafe.SliceData(ids)), len(ids), op.Int64),
+		Values: buf(unsafe.Pointer(unsafe.SliceData(rows)), len(rows)/int(itemBytes(dtype.String())), dtype),
+		States: buf(unsafe.Pointer(unsafe.SliceData(states)), len(states), op.Float32),
+	}
+}
+
+// IntoTables puts the rows of a cut into tables by name. The tables must be those of the cut: the same
+// names, dim, dtype, optimizer, initializer and seed. Learning rate and limits may differ. They should
+// be empty: rows that the cut does not have stay.
+func IntoTables(tables map[string]*table.Table) Sink { return &tableSink{of: tables} }
+
+type tableSink struct {
+	of    map[string]*table.Table
+	order []*table.Table // that of the cut
+	dtype []op.DType
+}
+
+func (s *tableSink) Begin(tables []Table) error {
+	for i := range tables {
+		c := &tables[i]
+		t := s.of[c.Name]
+		if t == nil {
+			return argument("the cut has a table %q, which is not there now: declare it, or restore another cut", c.Name)
+		}
+		dtype, stateLen, err := shape(t)
+		if err != nil {
+			return err
+		}
+		var was table.Config
+		if err := json.Unmarshal(c.Config, &was); err != nil {
+			return argument("the config of table %q in the cut is not that of a table: %v", c.Name, err)
+		}
+		for _, now := range []struct {
+			what     string
+			cut, now any
+		}{
+			{"dim", c.Dim, t.Dim},
+			{"dtype", c.DType, t.DType},
+			{"optimizer", was.Optimizer.Name, t.Optimizer.Name},
+			{"floats of a state", c.StateLen, stateLen},
+			{"initializer", was.Initializer, t.Initializer},
+			{"seed", was.Seed, t.Seed},
+		} {
+			if now.cut != now.now {
+				return argument("table %q: %s is %v in the cut and %v now", c.Name, now.what, now.cut, now.now)
+			}
+		}
+		s.order, s.dtype = append(s.order, t), append(s.dtype, dtype)
+	}
+	for name := range s.of {
+		if !has(tables, name) {
+			return argument("the cut has no table %q; it has %d tables", name, len(tables))
+		}
+	}
+	for i, t := range s.order {
+		t.SetSteps(tables[i].Steps)
+	}
+	return nil
+}
+
+func has(tables []Table, name string) bool {
+	for i := range tables {
+		if tables[i].Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *tableSink) Rows(table int, ids []int64, rows []byte, states []float32) error {
+	return s.order[table].Write(batch(ids, rows, states, s.dtype[table]))
+}
