@@ -70,8 +70,17 @@ type Options struct {
 	OneHost bool   // all ranks are on this host, so the loopback is enough
 	Token   []byte // what every call has to show; see NewToken
 	TLS     TLS
-	Limit   int // most bytes of a message; 0: DefaultLimit
+	Limit   int // most bytes of a request; 0: DefaultLimit
+
+	// Panicked, if not nil, hears of a panic of the Backend, whose call ends with the code Panic.
+	Panicked func(any)
 }
 
-// DefaultLimit is the most bytes of a message, unless Options says otherwise.
-const DefaultLimit = 4 << 20
+const (
+	// DefaultLimit is the most bytes of a request, unless Options says otherwise.
+	DefaultLimit = 256 << 10
+	leastLimit   = 4 << 10
+	mostLimit    = 64 << 20
+	// MaxAnswer is the most bytes of an answer: of a report or of the statistics.
+	MaxAnswer = 16 << 20
+)
