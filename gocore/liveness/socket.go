@@ -6,6 +6,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/descriptors"
 )
 
 // This file has the sockets. It does without Go's package net, which would link the C library's
@@ -15,7 +17,7 @@ import (
 // socket is a TCP connection.
 type socket struct {
 	file *os.File
-	fd   int // for noteDescriptor only
+	fd   int // for descriptors only
 }
 
 // tcpUserTimeout is TCP_USER_TIMEOUT (linux/tcp.h), which package syscall lacks.
@@ -39,7 +41,7 @@ func sockaddr(a netip.AddrPort) syscall.Sockaddr {
 
 // wrap takes over the descriptor of a connection.
 func wrap(fd int) *socket {
-	noteDescriptor(fd)
+	descriptors.Note(fd)
 	return &socket{file: os.NewFile(uintptr(fd), "liveness"), fd: fd}
 }
 
@@ -135,7 +137,7 @@ func (s *socket) write(b []byte) error {
 }
 
 func (s *socket) close() {
-	forgetDescriptor(s.fd)
+	descriptors.Forget(s.fd)
 	_ = s.file.Close()
 }
 

@@ -34,11 +34,11 @@ static void set(int fd, int on) {
 		atomic_fetch_and(word, ~bit);
 }
 
-void pl_note(int fd) {
+void pd_note(int fd) {
 	pthread_once(&once, install);
 	set(fd, 1);
 }
 
-void pl_forget(int fd) {
+void pd_forget(int fd) {
 	set(fd, 0);
 }

@@ -1,0 +1,14 @@
+// Package descriptors closes connections in forked children. A connection ends only when all
+// processes that have it have closed it. So a child that has inherited it would hide the death of
+// its parent, and keep a port taken.
+package descriptors
+
+// #include "fork.h"
+import "C"
+
+// Note has a forked child close fd. It is called after fd was opened.
+func Note(fd int) { C.pd_note(C.int(fd)) }
+
+// Forget takes Note back. It is called before fd is closed, so that a child never closes a
+// descriptor that has got the same number.
+func Forget(fd int) { C.pd_forget(C.int(fd)) }

@@ -1,0 +1,86 @@
+// Package admin carries the administration of a parameter server: who takes part, which tables
+// there are, barriers, checkpoints, the learning rate and statistics. It is a gRPC service; the rows
+// and gradients of a step never travel here (see package link).
+//
+// A server starts only when Serve is called and a client only when Dial is: a process without a
+// parameter server has none of gRPC's goroutines. Neither works in a fork of its process; capi's
+// fork flag keeps calls from getting here.
+package admin
+
+import (
+	"context"
+	"encoding/json"
+)
+
+// The values of Member.Role.
+const (
+	Trainer = "trainer"
+	PServer = "pserver"
+	Both    = "trainer,pserver"
+)
+
+// The values of Meta.Kind.
+const (
+	Sparse = "sparse"
+	Dense  = "dense"
+)
+
+// Member is a rank of the job.
+type Member struct {
+	Rank int
+	Role string // Trainer, PServer or Both
+	PID  int
+	Host string
+}
+
+// Meta describes a table; every trainer declares the same.
+type Meta struct {
+	Name   string
+	Kind   string          // Sparse or Dense
+	Dim    int64           // elements of a row
+	Config json.RawMessage // the configuration of the table (package table)
+	Count  int64           // Dense: elements of the parameter; Sparse: rows to make room for, or 0
+	Dims   []int64         // Dense: the shape of the parameter
+}
+
+// Backend is what the server answers from. Several calls run at the same time. An error is a
+// *status.Error, whose code, ranks and text reach the client.
+type Backend interface {
+	Register(from Member) error
+	Declare(from int, meta Meta) (id uint32, err error)
+	// Barrier returns when all active trainers are in the barrier of this name, or with the error of
+	// ctx.
+	Barrier(ctx context.Context, from int, name string) error
+	Complete(from int) error
+	Checkpoint(from int, phase string, dir string, step int64) (report []byte, err error)
+	SetLearningRate(name string, rate float64) error
+	Statistics() []byte // JSON
+}
+
+// TLS names the files of TLS, in PEM. All empty: no TLS, as in a cluster's own network. With CA,
+// both sides show certificates and check the other's.
+type TLS struct {
+	Cert, Key string
+	CA        string
+}
+
+// Options say how a server listens.
+type Options struct {
+	Address string // host:port, host or :port; "": the host that gocore/netif chooses, and a free port
+	OneHost bool   // all ranks are on this host, so the loopback is enough
+	Token   []byte // what every call has to show; see NewToken
+	TLS     TLS
+	Limit   int // most bytes of a request; 0: DefaultLimit
+
+	// Panicked, if not nil, hears of a panic of the Backend, whose call ends with the code Panic.
+	Panicked func(any)
+}
+
+const (
+	// DefaultLimit is the most bytes of a request, unless Options says otherwise.
+	DefaultLimit = 256 << 10
+	leastLimit   = 4 << 10
+	mostLimit    = 64 << 20
+	// MaxAnswer is the most bytes of an answer: of a report or of the statistics.
+	MaxAnswer = 16 << 20
+)
