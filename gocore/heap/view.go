@@ -3,7 +3,6 @@ package heap
 import (
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -56,6 +55,7 @@ type mapping struct {
 	generation uint64
 	offset     int64         // of the segment; what a Location counts from
 	adopted    *segment.File // its file, if it is not the heap's
+	held       int           // how many Helds are not released; the view's mu guards it
 }
 
 // Open opens the heap at an address.
@@ -197,26 +197,12 @@ func (v *View) unmap(m *mapping) {
 	delete(v.mapped, m.generation)
 }
 
-// trim unmaps the segments that the owner has given back. The owner does that when no operation uses
-// them any more. The caller holds mu.
+// trim unmaps the segments that the owner has given back and that are not held. The owner does that when
+// no operation uses them any more. The caller holds mu.
 func (v *View) trim() {
 	for _, m := range v.mapped {
-		if _, ok := v.entry(m.generation); !ok {
+		if _, ok := v.entry(m.generation); !ok && m.held == 0 {
 			v.unmap(m)
 		}
 	}
-}
-
-// Close unmaps all. Nothing may be under way in the heap.
-func (v *View) Close() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, m := range v.mapped {
-		v.unmap(m)
-	}
-	if v.head != nil {
-		_ = syscall.Munmap(v.head)
-		v.head, v.words = nil, nil
-	}
-	v.file.Close()
 }
