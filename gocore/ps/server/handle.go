@@ -6,6 +6,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
 	"github.com/paddlempi/paddlempi/gocore/ps/table"
@@ -34,8 +35,8 @@ type part struct {
 type update struct {
 	in    *Incoming
 	from  int
-	seen  int64
 	parts []part
+	ids   unsafe.Pointer // memory of the parts' ids
 }
 
 // Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete. The
@@ -51,13 +52,19 @@ func (s *Server) Handle(in *Incoming) {
 }
 
 func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err error) {
-	head, parts, err := s.read(in)
+	head, u, err := s.read(in)
 	if err != nil {
 		return answer, false, err
 	}
+	defer func() {
+		if !later {
+			mem.Free(u.ids)
+		}
+	}()
+	parts := u.parts
 	switch head.Op {
 	case request.Push:
-		return s.push(in, head, parts)
+		return s.push(u, head)
 	case request.Pull:
 		answer.Version = s.version.Load() // before the rows are read: they are at least as new
 		for _, p := range parts {
@@ -90,8 +97,9 @@ func (p *part) says(s *Server, err error) error {
 	return status.New(code, "table %q on server %d: %v", p.name, s.Index, err)
 }
 
-// read checks a request. The ids are copied, because the table trusts that they do not change.
-func (s *Server) read(in *Incoming) (head request.Head, parts []part, err error) {
+// read checks a request. The ids are copied, because the table trusts that they do not change. The copy is outside
+// the Go heap, as all memory that a table is given; the caller frees it.
+func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	if head, err = request.Decode(in.Header); err != nil {
 		return head, nil, err
 	}
@@ -108,7 +116,8 @@ func (s *Server) read(in *Incoming) (head request.Head, parts []part, err error)
 	if err != nil {
 		return head, nil, err
 	}
-	parts = make([]part, len(head.Parts))
+	parts := make([]part, len(head.Parts))
+	total := int64(0)
 	for i, p := range head.Parts {
 		if int64(p.Table) >= int64(len(tables)) {
 			return head, nil, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, p.Table, s.Index, len(tables)).WithRanks(in.From)
@@ -122,27 +131,36 @@ func (s *Server) read(in *Incoming) (head request.Head, parts []part, err error)
 			return head, nil, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s for table %q; %d ids of dim %d take %d bytes",
 				head.Op, in.From, len(in.IDs[i]), len(values), what, t.name, p.Count, t.Dim, uint64(p.Count)*uint64(t.Dim)*4).WithRanks(in.From)
 		}
-		parts[i] = part{t, slices.Clone(in.IDs[i]), values, p.Rate}
+		parts[i] = part{t, in.IDs[i], values, p.Rate}
+		total += int64(p.Count)
 	}
-	return head, parts, nil
+	room, err := mem.Alloc(max(8, 8*total))
+	if err != nil {
+		return head, nil, err
+	}
+	to := unsafe.Slice((*int64)(room), total)
+	for i := range parts {
+		n := copy(to, parts[i].ids)
+		parts[i].ids, to = to[:n:n], to[n:]
+	}
+	return head, &update{in, in.From, parts, room}, nil
 }
 
 // push applies an update at once, or keeps it until the other trainers' are there.
-func (s *Server) push(in *Incoming, head request.Head, parts []part) (answer request.Answer, later bool, err error) {
-	u := &update{in, in.From, head.Seen, parts}
+func (s *Server) push(u *update, head request.Head) (answer request.Answer, later bool, err error) {
 	alone := !s.Sync || len(s.Trainers) == 1
 	if !alone { // an update that the table would refuse fails for its own trainer only
-		for _, p := range parts {
+		for _, p := range u.parts {
 			if err := p.Check(p.batch()); err != nil {
 				return answer, false, p.says(s, err)
 			}
 		}
 	}
 	s.mu.Lock()
-	t, err := s.trainerLocked(in.From)
+	t, err := s.trainerLocked(u.from)
 	if err == nil && (t.waiting != nil || head.Step != t.steps+1) {
 		err = status.New(status.Mismatch, "rank %d pushes step %d to server %d, which has its step %d: push all tables of a step at once, from one thread at a time",
-			in.From, head.Step, s.Index, t.steps).WithRanks(in.From)
+			u.from, head.Step, s.Index, t.steps).WithRanks(u.from)
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -203,14 +221,20 @@ func (s *Server) apply(all []*update) {
 		}
 		s.mu.Unlock()
 		for _, u := range all {
-			u.in.Reply(nil, err)
+			u.reply(nil, err)
 		}
 		return
 	}
 	version := s.version.Add(1)
 	for _, u := range all {
-		u.in.Reply(request.Answer{Version: version}.Encode(), nil)
+		u.reply(request.Answer{Version: version}.Encode(), nil)
 	}
+}
+
+// reply answers an update that has waited.
+func (u *update) reply(header []byte, err error) {
+	mem.Free(u.ids)
+	u.in.Reply(header, err)
 }
 
 // update applies updates as one. Tables come in the order of their numbers; the gradients of a table are those
@@ -240,10 +264,33 @@ func (s *Server) update(all []*update, step int64) error {
 		}
 	}
 	for _, t := range order {
-		joined := join(byTable[t])
-		if err := t.push(joined.batch(), joined.rate, step, len(joined.ids)); err != nil {
-			return joined.says(s, err)
+		if err := s.updateTable(byTable[t], step); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// updateTable updates a table by parts that are put behind each other.
+func (s *Server) updateTable(parts []part, step int64) error {
+	all := parts[0]
+	if len(parts) > 1 {
+		var ids, values int
+		for _, p := range parts {
+			ids, values = ids+len(p.ids), values+len(p.values)
+		}
+		room, err := mem.Alloc(int64(max(8, 8*ids+values)))
+		if err != nil {
+			return err
+		}
+		defer mem.Free(room)
+		all.ids, all.values = unsafe.Slice((*int64)(room), ids)[:0], unsafe.Slice((*byte)(unsafe.Add(room, 8*ids)), values)[:0]
+		for _, p := range parts {
+			all.ids, all.values = append(all.ids, p.ids...), append(all.values, p.values...)
+		}
+	}
+	if err := all.push(all.batch(), all.rate, step, len(all.ids)); err != nil {
+		return all.says(s, err)
 	}
 	return nil
 }
@@ -260,26 +307,6 @@ func sameRates(parts []part, all []*update) error {
 		}
 	}
 	return nil
-}
-
-// join puts parts of one table behind each other.
-func join(parts []part) part {
-	if len(parts) == 1 {
-		return parts[0]
-	}
-	all := parts[0]
-	all.ids, all.values = nil, nil
-	var n int
-	for _, p := range parts {
-		n += len(p.values)
-	}
-	room := make([]float32, n/4) // aligned as the table wants it
-	all.values = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(room))), n)[:0]
-	for _, p := range parts {
-		all.ids = append(all.ids, p.ids...)
-		all.values = append(all.values, p.values...)
-	}
-	return all
 }
 
 // push updates the table.

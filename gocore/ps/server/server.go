@@ -296,7 +296,7 @@ func (s *Server) Fail(why error) {
 	s.endLocked()
 	s.mu.Unlock()
 	for _, u := range waiting {
-		u.in.Reply(nil, why)
+		u.reply(nil, why)
 	}
 }
 
