@@ -97,7 +97,7 @@ func (c *Client) Pull(parts []Part) error {
 	}
 	c.mu.Unlock()
 	for i, p := range t.parts {
-		p.plan.Gather(parts[i].Values, p.rows(), 4*p.table.Dim)
+		p.plan.Gather(parts[i].Values, p.rows, 4*p.table.Dim)
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func (c *Client) Push(parts []Part) error {
 	defer t.free()
 	for i, p := range t.parts {
 		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
-			p.plan.Sum(unsafe.Slice((*float32)(p.rows()), n), parts[i].Values, p.table.Dim)
+			p.plan.Sum(unsafe.Slice((*float32)(p.rows), n), parts[i].Values, p.table.Dim)
 		}
 	}
 	c.mu.Lock()
@@ -154,40 +154,44 @@ func (c *Client) Write(parts []Part) error {
 			return status.New(status.Argument, "write: ids of table %q appear several times", p.table.Name)
 		}
 		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
-			p.plan.Sum(unsafe.Slice((*float32)(p.rows()), n), parts[i].Values, p.table.Dim)
+			p.plan.Sum(unsafe.Slice((*float32)(p.rows), n), parts[i].Values, p.table.Dim)
 		}
 	}
 	_, err = c.ask(request.Write, t, nil)
 	return err
 }
 
-// travel is the parts of a call on their way.
+// travel is the parts of a call on their way. In the staging memory lie the ids of all parts, each once and
+// dealt to servers, and their rows in the same order.
 type travel struct {
-	parts []onTheWay
+	parts       []onTheWay
+	ids, values *link.Memory
+	byServer    *arranged // nil if a server's ids and rows lie together as it is
 }
 
-// onTheWay is a part with its staging memory.
+// onTheWay is a part of a call.
 type onTheWay struct {
-	table  *Table
-	rate   float64
-	plan   *route.Plan
-	ids    *link.Memory
-	values *link.Memory
+	table *Table
+	rate  float64
+	plan  *route.Plan
+	first int64          // place of its ids in the staging memory
+	rows  unsafe.Pointer // its rows there
+	at    int64          // where they begin, in bytes
 }
-
-func (p *onTheWay) rows() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p.values.Bytes())) }
 
 func (t *travel) free() {
 	for _, p := range t.parts {
 		if p.plan != nil {
 			p.plan.Free()
 		}
-		if p.ids != nil {
-			p.ids.Free()
+	}
+	for _, m := range []*link.Memory{t.ids, t.values} {
+		if m != nil {
+			m.Free()
 		}
-		if p.values != nil {
-			p.values.Free()
-		}
+	}
+	if t.byServer != nil {
+		t.byServer.free()
 	}
 }
 
@@ -196,31 +200,33 @@ func (c *Client) plan(what string, parts []Part) (t *travel, err error) {
 	if len(parts) > request.MostParts {
 		return nil, status.New(status.Argument, "%s: %d tables are more than one request takes, %d", what, len(parts), request.MostParts)
 	}
-	t = &travel{}
+	var n int64
+	for i := range parts {
+		if err := check(what, &parts[i]); err != nil {
+			return nil, err
+		}
+		for j := range i {
+			if parts[j].Table == parts[i].Table {
+				return nil, status.New(status.Argument, "%s: table %q is named twice; put all its ids into one tensor", what, parts[i].Table.Name)
+			}
+		}
+		n += parts[i].IDs.Count
+	}
+	t = &travel{parts: make([]onTheWay, len(parts))}
 	defer func() {
 		if err != nil {
 			t.free()
 		}
 	}()
-	for i := range parts {
-		if err := check(what, &parts[i]); err != nil {
-			return t, err
-		}
-		for j := range i {
-			if parts[j].Table == parts[i].Table {
-				return t, status.New(status.Argument, "%s: table %q is named twice; put all its ids into one tensor", what, parts[i].Table.Name)
-			}
-		}
+	if t.ids, err = c.links.Memory(max(1, n) * 8); err != nil {
+		return t, err
 	}
+	room := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(t.ids.Bytes()))), n)
+	var first, bytes int64
 	for i := range parts {
-		b := &parts[i]
-		t.parts = append(t.parts, onTheWay{table: b.Table, rate: b.Rate})
-		p := &t.parts[i]
-		if p.ids, err = c.links.Memory(max(1, b.IDs.Count) * 8); err != nil {
-			return t, err
-		}
-		room := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(p.ids.Bytes()))), b.IDs.Count)
-		if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset, room); err != nil {
+		b, p := &parts[i], &t.parts[i]
+		p.table, p.rate, p.first, p.at = b.Table, b.Rate, first, bytes
+		if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset, room[first:first+b.IDs.Count]); err != nil {
 			return t, err
 		}
 		if limit := b.Table.NumIDs; limit > 0 {
@@ -230,11 +236,19 @@ func (c *Client) plan(what string, parts []Part) (t *travel, err error) {
 				}
 			}
 		}
-		if p.values, err = c.links.Memory(max(1, int64(len(p.plan.Unique))*b.Table.Dim) * 4); err != nil {
-			return t, err
-		}
+		first += int64(len(p.plan.Unique))
+		bytes += int64(len(p.plan.Unique)) * b.Table.Dim * 4
 	}
-	return t, nil
+	if t.values, err = c.links.Memory(max(1, bytes)); err != nil {
+		return t, err
+	}
+	for i := range t.parts {
+		t.parts[i].rows = unsafe.Add(unsafe.Pointer(unsafe.SliceData(t.values.Bytes())), t.parts[i].at)
+	}
+	if c.servers > 1 && len(parts) > 1 {
+		t.byServer, err = c.arrange(t, first, bytes)
+	}
+	return t, err
 }
 
 // check returns an error about a tensor of a part.
@@ -269,21 +283,14 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 	deadline := time.Now().Add(c.timeout)
 	answers = make([]*request.Answer, c.servers)
 	pending := make([]*link.Pending, c.servers)
+	if t.byServer != nil {
+		t.byServer.collect(t, what != request.Pull)
+	}
 	for s := range c.servers {
 		head := request.Head{Op: what, Seen: -1}
-		r := &link.Request{}
 		for _, p := range t.parts {
-			from, to := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1])
-			if from == to {
-				continue
-			}
-			head.Parts = append(head.Parts, request.Part{Table: p.table.IDs[s], Count: uint32(to - from), Rate: p.rate})
-			rows := link.Region{M: p.values, Offset: from * p.table.Dim * 4, Bytes: (to - from) * p.table.Dim * 4}
-			r.IDs = append(r.IDs, link.Region{M: p.ids, Offset: from * 8, Bytes: (to - from) * 8})
-			if what == request.Pull {
-				r.Values, r.Answer = append(r.Values, link.Region{}), append(r.Answer, rows)
-			} else {
-				r.Values, r.Answer = append(r.Values, rows), append(r.Answer, link.Region{})
+			if n := p.plan.Starts[s+1] - p.plan.Starts[s]; n > 0 {
+				head.Parts = append(head.Parts, request.Part{Table: p.table.IDs[s], Count: uint32(n), Rate: p.rate})
 			}
 		}
 		if len(head.Parts) == 0 && what != request.Push {
@@ -296,7 +303,16 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 			head.Step++
 			head.Seen = seen[s]
 		}
-		r.Header = head.Encode()
+		r := &link.Request{Header: head.Encode()}
+		if len(head.Parts) > 0 {
+			ids, rows := t.regions(s)
+			r.IDs = ids
+			if what == request.Pull {
+				r.Answer = rows
+			} else {
+				r.Values = rows
+			}
+		}
 		var mistake error
 		if pending[s], mistake = c.links.Start(s, r); mistake != nil && err == nil {
 			err = mistake
@@ -317,5 +333,24 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 			err = mistake
 		}
 	}
+	if t.byServer != nil && what == request.Pull {
+		t.byServer.spread(t)
+	}
 	return answers, err
+}
+
+// regions returns where the ids and the rows of a server lie.
+func (t *travel) regions(s int) (ids, rows link.Region) {
+	if a := t.byServer; a != nil {
+		return link.Region{M: a.ids, Offset: 8 * a.firsts[s], Bytes: 8 * (a.firsts[s+1] - a.firsts[s])},
+			link.Region{M: a.values, Offset: a.ats[s], Bytes: a.ats[s+1] - a.ats[s]}
+	}
+	if len(t.parts) == 1 {
+		p := &t.parts[0]
+		from, n, row := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1]-p.plan.Starts[s]), p.table.Dim*4
+		return link.Region{M: t.ids, Offset: 8 * from, Bytes: 8 * n}, link.Region{M: t.values, Offset: from * row, Bytes: n * row}
+	}
+	last := &t.parts[len(t.parts)-1] // there is one server
+	n := int64(len(last.plan.Unique))
+	return link.Region{M: t.ids, Bytes: 8 * (last.first + n)}, link.Region{M: t.values, Bytes: last.at + n*last.table.Dim*4}
 }

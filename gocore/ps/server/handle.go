@@ -18,8 +18,8 @@ import (
 type Incoming struct {
 	From           int // rank
 	Header         []byte
-	IDs            [][]int64
-	Values, Answer [][]byte
+	IDs            []int64 // of all parts, one after another
+	Values, Answer []byte  // their gradients or rows, and room for rows: float32
 	Reply          func(header []byte, err error)
 }
 
@@ -103,9 +103,6 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	if head, err = request.Decode(in.Header); err != nil {
 		return head, nil, err
 	}
-	if len(in.IDs) != len(head.Parts) {
-		return head, nil, status.New(status.Argument, "a %v has a header of %d parts and memory of %d", head.Op, len(head.Parts), len(in.IDs))
-	}
 	s.mu.Lock()
 	t, err := s.trainerLocked(in.From)
 	if err == nil {
@@ -116,32 +113,35 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	if err != nil {
 		return head, nil, err
 	}
+	values, what := in.Values, "gradients"
+	if head.Op == request.Pull {
+		values, what = in.Answer, "room"
+	}
 	parts := make([]part, len(head.Parts))
-	total := int64(0)
+	var total, bytes uint64
 	for i, p := range head.Parts {
-		if int64(p.Table) >= int64(len(tables)) {
+		if uint64(p.Table) >= uint64(len(tables)) {
 			return head, nil, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, p.Table, s.Index, len(tables)).WithRanks(in.From)
 		}
-		t := tables[p.Table]
-		values, what := in.Values[i], "gradients"
-		if head.Op == request.Pull {
-			values, what = in.Answer[i], "room"
-		}
-		if uint64(p.Count) != uint64(len(in.IDs[i])) || uint64(len(values)) != uint64(p.Count)*uint64(t.Dim)*4 || uintptr(unsafe.Pointer(unsafe.SliceData(values)))%4 != 0 {
-			return head, nil, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s for table %q; %d ids of dim %d take %d bytes",
-				head.Op, in.From, len(in.IDs[i]), len(values), what, t.name, p.Count, t.Dim, uint64(p.Count)*uint64(t.Dim)*4).WithRanks(in.From)
-		}
-		parts[i] = part{t, in.IDs[i], values, p.Rate}
-		total += int64(p.Count)
+		parts[i] = part{served: tables[p.Table], rate: p.Rate}
+		total += uint64(p.Count)
+		bytes += uint64(p.Count) * uint64(tables[p.Table].Dim) * 4
 	}
-	room, err := mem.Alloc(max(8, 8*total))
+	if total != uint64(len(in.IDs)) || bytes != uint64(len(values)) || uintptr(unsafe.Pointer(unsafe.SliceData(values)))%4 != 0 {
+		return head, nil, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes",
+			head.Op, in.From, len(in.IDs), len(values), what, total, bytes).WithRanks(in.From)
+	}
+	room, err := mem.Alloc(int64(max(8, 8*total)))
 	if err != nil {
 		return head, nil, err
 	}
-	to := unsafe.Slice((*int64)(room), total)
-	for i := range parts {
-		n := copy(to, parts[i].ids)
-		parts[i].ids, to = to[:n:n], to[n:]
+	ids := unsafe.Slice((*int64)(room), total)
+	copy(ids, in.IDs)
+	for i, p := range head.Parts {
+		n := int64(p.Count)
+		b := n * parts[i].Dim * 4
+		parts[i].ids, ids = ids[:n:n], ids[n:]
+		parts[i].values, values = values[:b:b], values[b:]
 	}
 	return head, &update{in, in.From, parts, room}, nil
 }

@@ -49,7 +49,7 @@ type reply struct {
 func send(s *Server, from int, head request.Head, ids []int64, values, answer []float32) <-chan reply {
 	got := make(chan reply, 2)
 	head.Parts = append(head.Parts, request.Part{Count: uint32(len(ids)), Rate: math.NaN()})
-	in := &Incoming{From: from, Header: head.Encode(), IDs: [][]int64{ids}, Values: [][]byte{bytesOf(values)}, Answer: [][]byte{bytesOf(answer)}}
+	in := &Incoming{From: from, Header: head.Encode(), IDs: ids, Values: bytesOf(values), Answer: bytesOf(answer)}
 	in.Reply = func(header []byte, err error) {
 		r := reply{err: err}
 		if err == nil {
@@ -205,7 +205,7 @@ func TestWhatIsWrongIsRefusedAndTheServerGoesOn(t *testing.T) {
 		"ids without end": {Op: request.Push, Step: 1, Parts: []request.Part{{Count: math.MaxUint32}}},
 	} {
 		got := make(chan error, 1)
-		s.Handle(&Incoming{From: 0, Header: head.Encode(), IDs: [][]int64{{1}}, Values: [][]byte{make([]byte, 4*dim)}, Answer: [][]byte{make([]byte, 4*dim)},
+		s.Handle(&Incoming{From: 0, Header: head.Encode(), IDs: []int64{1}, Values: make([]byte, 4*dim), Answer: make([]byte, 4*dim),
 			Reply: func(_ []byte, err error) { got <- err }})
 		assert.Error(t, <-got, name)
 	}
@@ -233,7 +233,7 @@ func TestTheTrainersOfAStepAgreeOnTheRate(t *testing.T) {
 	with := func(from int, step int64, rate float64) <-chan error {
 		got := make(chan error, 1)
 		head := request.Head{Op: request.Push, Step: step, Parts: []request.Part{{Count: 1, Rate: rate}}}
-		s.Handle(&Incoming{From: from, Header: head.Encode(), IDs: [][]int64{{3}}, Values: [][]byte{bytesOf(some(1, 1))}, Answer: [][]byte{nil},
+		s.Handle(&Incoming{From: from, Header: head.Encode(), IDs: []int64{3}, Values: bytesOf(some(1, 1)),
 			Reply: func(_ []byte, err error) { got <- err }})
 		return got
 	}
