@@ -47,7 +47,7 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 		e.unmake(ranks)
 		return nil, e.meetError("new_group", "called new_group with the same ranks; every member must call it, in the same order", err, ranks, missing, timeout)
 	}
-	return e.together(ranks, func() (*Group, error) {
+	return e.together("new_group", ranks, func() (*Group, error) {
 		list := make([]int32, len(ranks))
 		for i, r := range ranks {
 			list[i] = int32(r)
@@ -65,10 +65,10 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 	})
 }
 
-// together returns what build returns, which calls MPI with all members of a new group. These calls block,
-// so build runs on a thread of its own: if a member dies, it may never return, and the caller gets an error.
-// It counts among the makers then, so MPI is not finalized.
-func (e *Env) together(ranks []int, build func() (*Group, error)) (*Group, error) {
+// together returns what build returns, which calls MPI with all members of a new group, for the call that
+// what names. These calls of MPI block, so build runs on a thread of its own: if a member dies, it may never
+// return, and the caller gets an error. It counts among the makers then, so MPI is not finalized.
+func (e *Env) together(what string, ranks []int, build func() (*Group, error)) (*Group, error) {
 	type result struct {
 		group *Group
 		err   error
@@ -96,7 +96,7 @@ func (e *Env) together(ranks []int, build func() (*Group, error)) (*Group, error
 		select {
 		case r := <-made:
 			if dead := e.dead(ranks); r.err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
-				return nil, e.unmadeError(ranks, dead)
+				return nil, e.unmadeError(what, ranks, dead)
 			}
 			return r.group, r.err
 		case now := <-tick.C:
@@ -105,14 +105,14 @@ func (e *Env) together(ranks []int, build func() (*Group, error)) (*Group, error
 			}
 			if !since.IsZero() && now.Sub(since) > deathGrace {
 				close(given)
-				return nil, e.unmadeError(ranks, e.dead(ranks))
+				return nil, e.unmadeError(what, ranks, e.dead(ranks))
 			}
 		}
 	}
 }
 
-func (e *Env) unmadeError(ranks, dead []int) error {
-	return e.diedError(fmt.Sprintf("new_group(ranks=%v)", brief(ranks)), dead, "the group was not made")
+func (e *Env) unmadeError(what string, ranks, dead []int) error {
+	return e.diedError(fmt.Sprintf("%s(ranks=%v)", what, brief(ranks)), dead, "the group was not made")
 }
 
 // finish makes everything of a group but its first communicator.

@@ -1,8 +1,19 @@
-// Package link carries requests of trainers to servers, and the answers: within a process, in memory that
-// two processes of a node map, or by MPI.
+// Package link carries requests of trainers to servers, and the answers.
+//
+// There are three ways. Within a process the server gets the trainer's memory itself (local.go). On a node
+// whose processes map each other's heaps it works in the trainer's memory too (shared.go, ring.go); both sides
+// sleep on futexes. Between nodes bytes go by MPI (remote.go, post.go, wire.go): small requests are one
+// message, and the rest of large ones goes straight from and into the regions.
+//
+// A rank that is damaged may write anything into a ring, and send anything. Both sides check what they read,
+// and end the pair with an error that names the rank; the other pairs go on.
 package link
 
 import (
+	"hash/fnv"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
@@ -21,107 +32,360 @@ const (
 	MaxRegion = 16 << 30
 )
 
-// Ranks is what this package needs of a process group. *group.Group has it.
+// closeLimit is how long Close waits for what is under way.
+const closeLimit = time.Second
+
+// Ranks is what this package needs of a process group. *group.Group has it, and describes it.
 type Ranks interface {
-	// Me returns the rank of this process in the group, and how many ranks that has.
 	Me() (rank, size int)
-	// WorldRank returns the world rank of a member.
 	WorldRank(member int) int
-	// HeapOf returns the heap of another member on this node; nil if it cannot be mapped here.
 	HeapOf(member int) *heap.View
-	// Separate makes a communicator of the members that carries nothing else. It is collective, like
-	// new_group. meanwhile is called on every member, and may exchange words: tell gives this member's,
-	// of the same number on all, and returns those of all. In a group of one the communicator is 0.
 	Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (mpi.Comm, error)
-	// Library returns MPI, Engine what drives its requests.
 	Library() mpi.Library
 	Engine() *work.Engine
-	// Crowded tells whether this node has more ranks than cores.
 	Crowded() bool
-	// Use counts this group as in use until done is called, so that MPI is not finalized and no heap is
-	// unmapped while a thread is in them. Trouble tells threads when to end.
 	Use() (done func())
-	// Trouble returns why a wait for a member has to end: it died or left, or this group ends; nil while
-	// the wait may go on. what describes the wait. With this rank itself only the end of the group counts.
 	Trouble(what string, member int) error
 }
 
-// Links are the connections of this rank to the servers, and on a server those to the trainers.
-type Links struct{}
+// Links are the connections of this rank to the servers, and on a server those to the trainers. All methods
+// are safe for concurrent use.
+type Links struct {
+	g       Ranks
+	me      int
+	comm    mpi.Comm   // 0 if no two ranks need MPI
+	own     *heap.Heap // where Memory comes from; nil if no server maps it
+	outlets []*outlet  // by the server's index
+	inlets  []*inlet   // by the trainer's rank; nil unless this rank is a server
+	post    *post      // on a server, its requests by MPI; nil if there are none
+	handler func(*Incoming)
+	moved   [ways]atomic.Uint64
+	byMPI   bool // some pair of the group, perhaps not of this rank, uses MPI
+
+	closed  atomic.Bool
+	closing chan struct{}
+	threads sync.WaitGroup
+
+	mu      sync.Mutex
+	serving bool
+	ended   error // of Close; nil before
+}
 
 // Open connects all members of a group with those that are servers, whose ranks in the group are given. It
-// is collective: every member gives the same servers.
+// is collective: every member gives the same servers. Every rank is a trainer unless it never calls Start.
 func Open(g Ranks, servers []int, timeout time.Duration) (*Links, error) {
-	return nil, status.New(status.Unsupported, "not there yet")
+	me, size := g.Me()
+	l := &Links{g: g, me: me, closing: make(chan struct{}), outlets: make([]*outlet, len(servers))}
+	mistake := checkServers(servers, size)
+	defer g.Use()()
+	var err error
+	l.comm, err = g.Separate("the links to parameter servers", timeout, func(tell func([]int64) ([][]int64, error)) error {
+		if err := l.agree(servers, mistake, tell); err != nil {
+			return err
+		}
+		return l.connect(servers, tell)
+	})
+	if err == nil && l.comm != 0 && !l.byMPI {
+		err = g.Library().Free(l.comm)
+		l.comm = 0
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func checkServers(servers []int, size int) error {
+	if len(servers) == 0 {
+		return status.New(status.Argument, "the list of servers is empty")
+	}
+	for i, s := range servers {
+		if s < 0 || s >= size {
+			return status.New(status.Argument, "servers=%v: %d is no rank of the group, which has %d", servers, s, size)
+		}
+		if slices.Contains(servers[:i], s) {
+			return status.New(status.Argument, "servers=%v: %d occurs twice", servers, s)
+		}
+	}
+	return nil
+}
+
+// agree compares the servers that the members give. mistake is what is wrong with those of this one.
+func (l *Links) agree(servers []int, mistake error, tell func([]int64) ([][]int64, error)) error {
+	h := fnv.New64a()
+	for _, s := range servers {
+		h.Write([]byte{byte(s), byte(s >> 8), byte(s >> 16), byte(s >> 24)})
+	}
+	mine := []int64{1, int64(len(servers)), int64(h.Sum64())}
+	if mistake != nil {
+		mine = make([]int64, len(mine))
+	}
+	all, err := tell(mine)
+	if mistake != nil || err != nil {
+		if mistake != nil {
+			return mistake
+		}
+		return err
+	}
+	var wrong, differ []int
+	for r, words := range all {
+		switch {
+		case words[0] == 0:
+			wrong = append(wrong, l.g.WorldRank(r))
+		case !slices.Equal(words, mine):
+			differ = append(differ, l.g.WorldRank(r))
+		}
+	}
+	switch {
+	case len(wrong) > 0:
+		return status.New(status.Refused, "the links to parameter servers: rank(s) %v gave servers that cannot be, and their own error says why", wrong).WithRanks(wrong...)
+	case len(differ) > 0:
+		return status.New(status.Mismatch, "the links to parameter servers: this rank gives servers=%v, and rank(s) %v give others", servers, differ).WithRanks(differ...)
+	}
+	return nil
+}
+
+// The words of a door, which each trainer tells every server: place, and 1 if there is one.
+const doorWords = 3
+
+// connect makes the outlets and inlets. Every member calls tell twice.
+func (l *Links) connect(servers []int, tell func([]int64) ([][]int64, error)) error {
+	_, size := l.g.Me()
+	doors, mine, mistake := l.makeDoors(servers)
+	rows, err := tell(mine)
+	if err != nil {
+		l.freeDoors(doors)
+		return err
+	}
+	// Each server tells every trainer by which way.
+	answers := make([]int64, size+1)
+	if mistake == nil {
+		answers[size] = 1
+	}
+	if server := slices.Index(servers, l.me); server >= 0 {
+		l.inlets = make([]*inlet, size)
+		for t := range l.inlets {
+			answers[t] = int64(l.admit(t, rows[t][server*doorWords:(server+1)*doorWords]))
+		}
+	}
+	all, err := tell(answers)
+	if err == nil {
+		err = mistake
+	}
+	var failed []int
+	for r, words := range all {
+		if words[size] == 0 {
+			failed = append(failed, l.g.WorldRank(r))
+		}
+	}
+	if err == nil && len(failed) > 0 {
+		err = status.New(status.Refused, "the links to parameter servers: rank(s) %v could not make their part, and their own error says why", failed).WithRanks(failed...)
+	}
+	if err != nil {
+		l.disconnect()
+		l.freeDoors(doors)
+		return err
+	}
+	for i, s := range servers {
+		l.connectOne(i, s, way(all[s][l.me]), doors)
+		for _, by := range all[s][:size] {
+			l.byMPI = l.byMPI || way(by) == remote
+		}
+	}
+	return nil
+}
+
+// makeDoors makes the doors for the servers that can map this rank's heap.
+func (l *Links) makeDoors(servers []int) (doors []*sharedOutlet, words []int64, err error) {
+	doors, words = make([]*sharedOutlet, len(servers)), make([]int64, doorWords*len(servers))
+	for i, s := range servers {
+		if s == l.me || l.g.HeapOf(s) == nil {
+			continue
+		}
+		if l.own == nil {
+			if l.own, err = heap.Own(); err != nil {
+				return doors, words, err
+			}
+		}
+		if doors[i], err = newSharedOutlet(l.own); err != nil {
+			return doors, words, err
+		}
+		p := doors[i].place()
+		copy(words[i*doorWords:], []int64{p.offset, int64(p.generation), 1})
+	}
+	return doors, words, nil
+}
+
+func (l *Links) freeDoors(doors []*sharedOutlet) {
+	for _, d := range doors {
+		if d != nil {
+			d.free()
+		}
+	}
+}
+
+// admit makes the inlet for a trainer, and returns the way. door is what the trainer has told of its door.
+func (l *Links) admit(trainer int, door []int64) way {
+	i := &inlet{l: l, member: trainer, what: describeTrainer(l.g.WorldRank(trainer))}
+	l.inlets[trainer] = i
+	if v := l.g.HeapOf(trainer); trainer != l.me && v != nil && door[2] == 1 {
+		if s, err := openDoor(v, place{door[0], uint64(door[1]), doorBytes}); err == nil {
+			i.by = s
+			return shared
+		}
+	}
+	i.queue = make(chan *Incoming, Credits+1) // and nil, the end
+	if trainer == l.me {
+		return local
+	}
+	if l.post == nil {
+		l.post = newPost(l)
+	}
+	i.by = l.post
+	l.post.from[trainer] = &sender{inlet: i, next: 1}
+	return remote
+}
+
+// connectOne makes the outlet to a server.
+func (l *Links) connectOne(index, server int, by way, doors []*sharedOutlet) {
+	o := &outlet{l: l, member: server, what: describeServer(l.g.WorldRank(server)), way: by}
+	l.outlets[index] = o
+	door := doors[index]
+	switch {
+	case server == l.me:
+		from := &localOutlet{inlet: l.inlets[l.me]}
+		from.words = words{o, &from.count}
+		o.by, o.way = from, local
+		l.inlets[l.me].by = &localInlet{from}
+	case by == shared && door != nil:
+		door.o = o
+		o.by = door
+	default:
+		if door != nil {
+			door.free()
+		}
+		o.by, o.way = &remoteOutlet{o: o}, remote
+	}
+}
+
+// disconnect lets go of what admit has opened.
+func (l *Links) disconnect() {
+	for _, i := range l.inlets {
+		if s, ok := i.by.(*sharedInlet); ok {
+			s.unuse()
+		}
+	}
 }
 
 // Serve hands every request to handle, those of one trainer in the order of their Start, on a goroutine
-// for each trainer. It is called on a server, once, and returns at once.
-func (l *Links) Serve(handle func(*Incoming)) {}
+// for each trainer. handle may reply later. Serve is called on a server, once, and returns at once. Requests
+// that come before wait.
+func (l *Links) Serve(handle func(*Incoming)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.inlets == nil || l.serving || l.ended != nil {
+		panic("link: Serve on a rank that is no server, a second time, or after Close")
+	}
+	l.serving, l.handler = true, handle
+	for _, i := range l.inlets {
+		if s, ok := i.by.(*sharedInlet); ok {
+			l.thread(func() { s.serve(i) })
+		} else {
+			l.thread(i.drain)
+		}
+	}
+	if l.post != nil {
+		l.thread(l.post.run)
+	}
+}
 
-// Memory takes n bytes, aligned to 64, for the regions of requests. They lie in the heap of this process, so
-// that servers on this node read and write them in place, or in ordinary memory if there is no heap.
-func (l *Links) Memory(n int64) (*Memory, error) { return nil, nil }
-
-// Start sends a request to a server, by its index in the servers of Open. It waits while all credits are in
-// use. The regions stay the request's until Wait has returned.
-func (l *Links) Start(server int, r *Request) (*Pending, error) { return nil, nil }
+// thread runs f on a goroutine of its own.
+func (l *Links) thread(f func()) {
+	l.threads.Add(1)
+	panicked := l.g.Engine().Panicked
+	go func() {
+		defer l.threads.Done()
+		defer func() {
+			if panicked == nil {
+				return
+			}
+			if why := recover(); why != nil {
+				panicked(why)
+			}
+		}()
+		f()
+	}()
+}
 
 // Bytes returns how many bytes this rank's requests have moved so far, both ways.
-func (l *Links) Bytes() (shared, mpi, local uint64) { return 0, 0, 0 }
-
-// Lost returns why no request of a trainer, by its rank in the group, will come any more, nil while some
-// may: it died, left, closed its links, or is damaged.
-func (l *Links) Lost(trainer int) error { return nil }
-
-// Close ends the threads, and all pending requests with errors.
-func (l *Links) Close() error { return nil }
-
-// Memory is memory for regions. After Free it is given back once no server uses it.
-type Memory struct{}
-
-// Bytes returns the memory.
-func (m *Memory) Bytes() []byte { return nil }
-
-// Free gives the memory back once no request uses it any more.
-func (m *Memory) Free() {}
-
-// Region is a part of a Memory. The zero Region is none.
-type Region struct {
-	M             *Memory
-	Offset, Bytes int64
+func (l *Links) Bytes() (sharedBytes, mpiBytes, localBytes uint64) {
+	return l.moved[shared].Load(), l.moved[remote].Load(), l.moved[local].Load()
 }
 
-// Request is what a trainer asks.
-type Request struct {
-	Header []byte // at most MaxHeader bytes
-	IDs    Region // of int64
-	Values Region
-	Answer Region // where the server writes
+// Lost returns why no request of a trainer, by its rank in the group, will come any more; nil while some
+// may. It died, left, closed its links, or is damaged. On a rank that is no server it returns nil.
+func (l *Links) Lost(trainer int) error {
+	if trainer < 0 || trainer >= len(l.inlets) {
+		return nil
+	}
+	i := l.inlets[trainer]
+	if why := i.lost.Load(); why != nil {
+		return why
+	}
+	defer l.g.Use()()
+	if err := l.g.Trouble(i.what, trainer); err != nil {
+		i.end(err)
+		return i.lost.Load()
+	}
+	return nil
 }
 
-// Pending is a request under way.
-type Pending struct{}
-
-// Wait returns the header of the answer, or the error with which the server has replied. Other errors say
-// that the wait has ended: by the deadline (zero: none), by interrupt (nil: none), because the server died or
-// left, or because a process is damaged. Wait is called once, and frees the request. An answer that comes
-// after an error is thrown away; until then Start refuses the memory of its regions.
-func (p *Pending) Wait(deadline time.Time, interrupt work.Interrupt) (header []byte, err error) {
-	return nil, nil
+// closedError is the error of what, which Close ends.
+func (l *Links) closedError(what string) *status.Error {
+	return status.New(status.GroupDestroyed, "%s: the links of this rank were closed", what)
 }
 
-// Incoming is a request, as its server gets it. IDs, Values and Answer may lie in the trainer's memory: a
-// trainer that is damaged may change them at any time. Reply ends their use.
-type Incoming struct {
-	From   int // rank of the trainer in the group
-	Header []byte
-	IDs    []int64
-	Values []byte
-	Answer []byte
+// Close ends the threads, and all pending requests with errors, here and on the other side. It is not
+// collective. It waits a while for what is under way. If that does not end, for instance because a handler
+// does not return, Close returns an error, and memory that others may still use stays.
+func (l *Links) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed.Swap(true) {
+		return l.ended
+	}
+	defer l.g.Use()()
+	deadline := time.Now().Add(closeLimit)
+	close(l.closing)
+	for _, i := range l.inlets {
+		i.by.wake()
+	}
+	if !l.serving {
+		l.disconnect()
+		if l.post != nil {
+			l.post.end()
+		}
+	}
+	for _, o := range l.outlets {
+		o.by.wake()
+		o.by.close()
+	}
+	over := make(chan struct{})
+	go func() {
+		l.threads.Wait()
+		close(over)
+	}()
+	select {
+	case <-over:
+	case <-time.After(time.Until(deadline)):
+		l.ended = status.New(status.Timeout, "the links to parameter servers: after %v a handler of requests had not returned", closeLimit)
+	}
+	settled := true
+	for _, o := range l.outlets {
+		settled = o.by.reclaim(deadline) && settled
+	}
+	if l.comm != 0 && settled && l.ended == nil && (l.post == nil || l.post.settled()) && l.g.Trouble("", l.me) == nil {
+		l.ended = l.g.Library().Free(l.comm)
+	}
+	return l.ended
 }
-
-// Reply answers the request: with a header, at most MaxHeader bytes, and with what is in Answer; or with an
-// error, which reaches the trainer with its code, text and ranks. It is called exactly once, from any
-// goroutine.
-func (in *Incoming) Reply(header []byte, err error) {}

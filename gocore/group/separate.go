@@ -1,0 +1,108 @@
+package group
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// This file has what another room of the core needs that moves bytes between the members of a group by
+// itself, outside the group's operations (ps/link).
+
+// Me returns the rank of this process in the group, and how many members that has.
+func (g *Group) Me() (rank, size int) { return g.Rank, g.Size }
+
+// WorldRank returns the world rank of a member.
+func (g *Group) WorldRank(member int) int { return g.Ranks[member] }
+
+// HeapOf returns the heap of another member; nil if it cannot be mapped here. It is in use between Use
+// and done only.
+func (g *Group) HeapOf(member int) *heap.View { return g.env.views[g.Ranks[member]] }
+
+// Library returns MPI.
+func (g *Group) Library() mpi.Library { return g.env.Lib }
+
+// Engine returns what drives requests of MPI.
+func (g *Group) Engine() *work.Engine { return g.env.Engine }
+
+// Crowded tells whether this node has more ranks than cores.
+func (g *Group) Crowded() bool { return g.env.crowded }
+
+// Use says that a thread, or a request of MPI, uses the group until done is called. The end of the world
+// waits for that a while, and else does not finalize MPI. The user calls Trouble after Use and then now
+// and then, and ends when there is some.
+func (g *Group) Use() (done func()) {
+	g.env.makers.Add(1)
+	return func() { g.env.makers.Add(-1) }
+}
+
+// Trouble returns why a wait for a member, which what describes, has to end: the member died or left, or the
+// group ends. Of this rank itself only the latter is looked at. It returns nil while the wait may go on.
+func (g *Group) Trouble(what string, member int) error {
+	if err := g.endingError(what); err != nil {
+		return err
+	}
+	r := g.Ranks[member]
+	switch {
+	case member == g.Rank:
+	case g.env.died(r):
+		return g.diedError(what, []int{member}, "it will not answer")
+	case g.env.leftInOrder(r):
+		return status.New(status.PeerLeft, "%s on the group of ranks %s: rank %d has ended and will not answer", what, brief(g.Ranks), r).WithRanks(r)
+	}
+	return nil
+}
+
+// Separate makes a communicator of the members that carries nothing else. It is collective, and the
+// members call it in the same order as new_group. meanwhile is called on each of them, and may exchange
+// words: tell gives this member's, of the same number on all, and returns those of all, by rank. All
+// members call tell equally often. In a group of one rank the communicator is 0.
+func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (mpi.Comm, error) {
+	e := g.env
+	defer g.Use()()
+	if err := g.endingError(what); err != nil {
+		return 0, err
+	}
+	if g.Size == 1 {
+		return 0, meanwhile(func(words []int64) ([][]int64, error) { return [][]int64{slices.Clone(words)}, nil })
+	}
+	key := e.key(g.Ranks)
+	if missing, err := e.meet(what, key, g.Ranks, timeout); err != nil {
+		e.unmake(g.Ranks)
+		return 0, e.meetError(what, fmt.Sprintf("called %s; every member must call it, in the same order as new_group", what), err, g.Ranks, missing, timeout)
+	}
+	made, err := e.together(what, g.Ranks, func() (*Group, error) {
+		list := make([]int32, g.Size)
+		for i, r := range g.Ranks {
+			list[i] = int32(r)
+		}
+		comm, err := e.Lib.CreateGroup(e.base, list, int32(key%uint64(e.Lib.TagUB())))
+		if err != nil {
+			return nil, err
+		}
+		return &Group{env: e, collComm: comm}, meanwhile(func(words []int64) ([][]int64, error) {
+			all := make([]int64, len(words)*g.Size)
+			copy(all, words)
+			if err := e.onWords(mpi.FnAllgather, comm, all, len(words), 0); err != nil {
+				return nil, err
+			}
+			rows := make([][]int64, g.Size)
+			for i := range rows {
+				rows[i] = all[i*len(words) : (i+1)*len(words)]
+			}
+			return rows, nil
+		})
+	})
+	if err != nil {
+		if made != nil {
+			_ = e.Lib.Free(made.collComm)
+		}
+		return 0, err
+	}
+	return made.collComm, nil
+}

@@ -1,0 +1,409 @@
+package link
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// Tags of messages. The last four have the credit added to them.
+const (
+	tagHead    = 1 // requests, and that a trainer is gone: one tag, so they come in order
+	tagBye     = 2
+	tagIDs     = 16
+	tagValues  = tagIDs + Credits
+	tagAnswer  = tagValues + Credits // head, header, and a small answer
+	tagPayload = tagAnswer + Credits // a large answer; empty if the server has replied with an error
+)
+
+// byeEvery is the time between two looks for the end of a server.
+const byeEvery = 50 * time.Millisecond
+
+// mostBye is the longest message that says why a server takes no more: every MPI sends it at once.
+const mostBye = 1 << 10
+
+// remoteOutlet is the trainer's side of a pair that uses MPI.
+type remoteOutlet struct {
+	o      *outlet
+	rooms  [Credits]unsafe.Pointer // for the heads of answers; nil before their first use
+	under  atomic.Int32            // exchanges that MPI has not ended
+	why    atomic.Pointer[status.Error]
+	looked time.Time      // for the end of the server; the outlet's mu guards it
+	last   transfers      // the message that this trainer is gone
+	block  unsafe.Pointer // of last
+}
+
+// transfers are requests of MPI that belong together.
+type transfers struct {
+	lib   mpi.Library
+	list  []transfer
+	frees []func()
+}
+
+type transfer struct {
+	fn   mpi.Fn
+	slot *mpi.Slot
+}
+
+// start starts a send or receive of n bytes.
+func (t *transfers) start(fn mpi.Fn, comm mpi.Comm, peer, tag int, data unsafe.Pointer, n int64) error {
+	kind, count := t.lib.Byte(), n
+	if n > mpi.MaxCount {
+		long, free, err := t.lib.Bytes(n)
+		if err != nil {
+			return err
+		}
+		t.frees = append(t.frees, free)
+		kind, count = long, 1
+	}
+	c := &mpi.Call{Fn: fn, Comm: comm, Peer: int32(peer), Tag: int32(tag)}
+	if fn == mpi.FnSend {
+		c.SendBuf, c.SendCount, c.SendType = data, count, kind
+	} else {
+		c.RecvBuf, c.RecvCount, c.RecvType = data, count, kind
+	}
+	return t.call(c)
+}
+
+func (t *transfers) call(c *mpi.Call) error {
+	slot := t.lib.NewSlot()
+	if err := t.lib.Start(c, slot); err != nil {
+		t.lib.FreeSlot(slot)
+		return err
+	}
+	t.list = append(t.list, transfer{c.Fn, slot})
+	return nil
+}
+
+// add appends the slots that are not done.
+func (t *transfers) add(slots []uintptr) []uintptr {
+	for _, x := range t.list {
+		if x.slot.Done == 0 {
+			slots = append(slots, uintptr(unsafe.Pointer(x.slot)))
+		}
+	}
+	return slots
+}
+
+// over tells whether all have ended, as far as somebody has polled them.
+func (t *transfers) over() bool {
+	return !slices.ContainsFunc(t.list, func(x transfer) bool { return x.slot.Done == 0 })
+}
+
+// poll polls them, and tells whether all have ended.
+func (t *transfers) poll() bool {
+	t.lib.Poll(t.add(nil))
+	return t.over()
+}
+
+// cancel gives up the receives that match no message yet.
+func (t *transfers) cancel() {
+	for _, x := range t.list {
+		if x.fn == mpi.FnRecv && x.slot.Done == 0 {
+			_ = t.lib.Cancel(x.slot) // then it ends by itself, or never
+		}
+	}
+}
+
+// err returns the first error of one that was not cancelled. All have ended.
+func (t *transfers) err() error {
+	for _, x := range t.list {
+		if err := t.lib.SlotError(x.fn, x.slot); err != nil && x.slot.Cancelled == 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// free gives the slots back. All have ended.
+func (t *transfers) free() {
+	for _, x := range t.list {
+		t.lib.FreeSlot(x.slot)
+	}
+	for _, free := range t.frees {
+		free()
+	}
+	t.list, t.frees = nil, nil
+}
+
+// exchange is one request by MPI, and a task of the engine.
+type exchange struct {
+	by        *remoteOutlet
+	p         *Pending
+	all       transfers // the first one receives the head of the answer, the next one a large answer
+	message   unsafe.Pointer
+	room      unsafe.Pointer
+	bulk      int   // the transfers from this one on send ids and values by themselves
+	fail      error // why not all of it was started
+	cancelled bool
+	done      func()
+}
+
+func (s *remoteOutlet) post(p *Pending, r *Request) error {
+	l := s.o.l
+	if why := s.why.Load(); why != nil {
+		return why
+	}
+	h := head{kind: kindRequest, credit: uint32(p.credit), seq: p.seq, header: int64(len(r.Header)),
+		sizes: [regions]int64{r.IDs.Bytes, r.Values.Bytes, r.Answer.Bytes}}
+	if s.rooms[p.credit] == nil {
+		room, err := mem.Alloc(mostMessage)
+		if err != nil {
+			return err
+		}
+		s.rooms[p.credit] = room
+	}
+	n := headBytes + h.inline() + h.header
+	message, err := mem.Alloc(n)
+	if err != nil {
+		return err
+	}
+	b := bytesOf(message, n)
+	h.put(b)
+	if h.inline() > 0 {
+		copy(b[headBytes:], bytesOf(r.IDs.data(), r.IDs.Bytes))
+		copy(b[headBytes+r.IDs.Bytes:], bytesOf(r.Values.data(), r.Values.Bytes))
+	}
+	copy(b[headBytes+h.inline():], r.Header)
+
+	x := &exchange{by: s, p: p, all: transfers{lib: l.g.Library()}, message: message, room: s.rooms[p.credit], done: l.g.Use()}
+	if err := x.start(&h, n); err != nil && len(x.all.list) == 0 {
+		mem.Free(message)
+		x.done()
+		return err
+	} else if err != nil {
+		x.fail = err
+		s.why.CompareAndSwap(nil, plain(err)) // the server may have a part of the request
+	}
+	s.under.Add(1)
+	l.g.Engine().AddPatient(x)
+	l.g.Engine().StartProgress()
+	return nil
+}
+
+// start starts all transfers: the receives first, so that the answer finds them.
+func (x *exchange) start(h *head, n int64) error {
+	o, p := x.by.o, x.p
+	type one struct {
+		fn    mpi.Fn
+		tag   int
+		data  unsafe.Pointer
+		bytes int64
+	}
+	ids, values, answer := p.regions[regionIDs], p.regions[regionValues], p.regions[regionAnswer]
+	list := []one{{mpi.FnRecv, tagAnswer + p.credit, x.room, mostMessage}}
+	if answer.Bytes > mostInline {
+		list = append(list, one{mpi.FnRecv, tagPayload + p.credit, answer.data(), answer.Bytes})
+	}
+	list = append(list, one{mpi.FnSend, tagHead, x.message, n})
+	x.bulk = len(list)
+	if h.payload() > h.inline() {
+		for _, s := range []one{{mpi.FnSend, tagIDs + p.credit, ids.data(), ids.Bytes}, {mpi.FnSend, tagValues + p.credit, values.data(), values.Bytes}} {
+			if s.bytes > 0 {
+				list = append(list, s)
+			}
+		}
+	}
+	for _, t := range list {
+		if err := x.all.start(t.fn, o.l.comm, o.member, t.tag, t.data, t.bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Requests implements work.Task.
+func (x *exchange) Requests(b *work.Batch) (moving bool) {
+	for i, t := range x.all.list {
+		if t.slot.Done == 0 {
+			b.Add(x.all.lib, uintptr(unsafe.Pointer(t.slot)))
+			moving = moving || i >= x.bulk || i == 1 && x.all.list[0].slot.Done != 0
+		}
+	}
+	return moving
+}
+
+// Poll implements work.Task.
+func (x *exchange) Poll() bool {
+	if !x.cancelled && (x.fail != nil || x.by.why.Load() != nil) {
+		x.cancelled = true
+		x.all.cancel()
+	}
+	if !x.all.over() {
+		return false
+	}
+	s, o := x.by, x.by.o
+	header, err := x.read()
+	o.mu.Lock()
+	x.p.settle(header, err)
+	o.mu.Unlock()
+	x.all.free()
+	mem.Free(x.message)
+	s.under.Add(-1)
+	x.done()
+	return true
+}
+
+// read returns what the server has answered.
+func (x *exchange) read() (header []byte, err error) {
+	o, p := x.by.o, x.p
+	rot := func(err error) error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.damaged(err)
+		return o.broken
+	}
+	if x.fail != nil {
+		return nil, x.fail
+	}
+	switch err := x.all.err(); {
+	case status.CodeOf(err) == status.Truncate:
+		return nil, rot(err)
+	case err != nil:
+		return nil, err
+	}
+	first := x.all.list[0].slot
+	want := p.regions[regionAnswer].Bytes
+	large := want > mostInline
+	if first.Cancelled != 0 || large && x.all.list[1].slot.Cancelled != 0 {
+		return nil, x.by.why.Load()
+	}
+	b := bytesOf(x.room, min(first.Bytes, mostMessage))
+	h, err := readHead(b)
+	switch {
+	case err != nil:
+		return nil, rot(err)
+	case h.kind != kindAnswer && h.kind != kindFailed || int(h.credit) != p.credit || h.seq != p.seq:
+		return nil, rot(rubbish("a message of kind %#x for request %d with credit %d; that was %d with %d", uint32(h.kind), h.seq, h.credit, p.seq, p.credit))
+	case h.kind == kindAnswer && h.sizes[regionAnswer] != want:
+		return nil, rot(rubbish("an answer of %d bytes where %d were asked for", h.sizes[regionAnswer], want))
+	case large && x.all.list[1].slot.Bytes != h.payload():
+		return nil, rot(rubbish("%d bytes of an answer of %d", x.all.list[1].slot.Bytes, h.payload()))
+	}
+	header = slices.Clone(b[headBytes+h.inline():])
+	if h.kind == kindAnswer {
+		copy(bytesOf(p.regions[regionAnswer].data(), h.inline()), b[headBytes:])
+		return header, nil
+	}
+	e, ok := unpackError(header)
+	if !ok {
+		return nil, rot(rubbish("%d bytes that are no error", len(header)))
+	}
+	return nil, e
+}
+
+func (s *remoteOutlet) harvest() {}
+
+// verdict looks for the message that the server takes no more.
+func (s *remoteOutlet) verdict() *status.Error {
+	if why := s.why.Load(); why != nil {
+		return why
+	}
+	if now := time.Now(); now.Sub(s.looked) >= byeEvery {
+		s.looked = now
+		if e := s.bye(); e != nil {
+			s.why.CompareAndSwap(nil, e)
+			return e
+		}
+	}
+	return nil
+}
+
+func (s *remoteOutlet) bye() *status.Error {
+	l, lib := s.o.l, s.o.l.g.Library()
+	m, st, found, err := lib.Improbe(l.comm, int32(s.o.member), tagBye)
+	if err != nil || !found {
+		return nil // an error of MPI is told where data moves
+	}
+	if st.Bytes > mostBye {
+		s.o.damaged(rubbish("a message of %d bytes as its last one", st.Bytes))
+		return s.o.broken
+	}
+	room, err := mem.Alloc(mostBye)
+	if err != nil {
+		return plain(err)
+	}
+	defer mem.Free(room)
+	if err := lib.Run(&mpi.Call{Fn: mpi.FnMrecv, Comm: l.comm, Message: m, Peer: st.Source, Tag: st.Tag, RecvBuf: room, RecvCount: st.Bytes, RecvType: lib.Byte()}, nil); err != nil {
+		return plain(err)
+	}
+	h, err := readHead(bytesOf(room, st.Bytes))
+	if err == nil && h.kind == kindBye {
+		if e, ok := unpackError(bytesOf(room, st.Bytes)[headBytes:]); ok {
+			e.Msg = s.o.what + ": it takes no more: " + e.Msg
+			return e
+		}
+	}
+	s.o.damaged(rubbish("a last message that is none: %v", err))
+	return s.o.broken
+}
+
+// died gives the receives up. MPI may keep the sends for ever, and then their memory stays.
+func (s *remoteOutlet) died(err error) { s.why.CompareAndSwap(nil, plain(err)) }
+
+func (s *remoteOutlet) await(done func() bool, deadline time.Time, interrupt work.Interrupt) error {
+	var why error
+	l := s.o.l
+	looked := time.Now()
+	err := l.g.Engine().Wait(func() bool {
+		if done() {
+			return true
+		}
+		if now := time.Now(); l.closed.Load() || now.Sub(looked) >= byeEvery {
+			looked = now
+			why = s.o.trouble()
+		}
+		return why != nil
+	}, deadline, interrupt)
+	if err == nil {
+		err = why
+	}
+	return err
+}
+
+func (s *remoteOutlet) wake() {}
+
+func (s *remoteOutlet) close() {
+	l := s.o.l
+	s.o.posting.Lock()
+	defer s.o.posting.Unlock()
+	if l.g.Trouble(s.o.what, s.o.member) != nil || s.why.Load() != nil {
+		return // nobody reads it
+	}
+	block, err := mem.Alloc(headBytes)
+	if err != nil {
+		return // the server finds out when this rank ends
+	}
+	h := head{kind: kindGone, seq: s.o.seq + 1}
+	h.put(bytesOf(block, headBytes))
+	s.last.lib, s.block = l.g.Library(), block
+	if err := s.last.start(mpi.FnSend, l.comm, s.o.member, tagHead, block, headBytes); err != nil {
+		mem.Free(block)
+	}
+	s.why.CompareAndSwap(nil, l.closedError(s.o.what))
+}
+
+func (s *remoteOutlet) reclaim(deadline time.Time) bool {
+	s.o.posting.Lock()
+	defer s.o.posting.Unlock()
+	if err := s.o.l.g.Engine().Wait(func() bool {
+		return s.under.Load() == 0 && (len(s.last.list) == 0 || s.last.poll())
+	}, deadline, nil); err != nil {
+		return false
+	}
+	if len(s.last.list) > 0 {
+		s.last.free()
+		mem.Free(s.block)
+	}
+	for i, room := range s.rooms {
+		mem.Free(room)
+		s.rooms[i] = nil
+	}
+	return true
+}
