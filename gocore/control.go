@@ -42,6 +42,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"table_new":         controlTableNew,
 	"table_info":        controlTableInfo,
 	"table_free":        controlTableFree,
+	"ps_status":         controlPSStatus,
 }
 
 // Control calls a method and returns its reply.
