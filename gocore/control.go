@@ -52,6 +52,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"ps_save":           controlPSSave,
 	"ps_restore":        controlPSRestore,
 	"ps_close":          controlPSClose,
+	"ps_status":         controlPSStatus,
 }
 
 // Control calls a method and returns its reply.

@@ -56,7 +56,7 @@ func (m Meta) check(from int) error {
 		return wrong("dim=%d is not from 1 to %d", m.Dim, maxDim)
 	case len(m.Config) > maxConfig:
 		return wrong("config has %d bytes, more than %d", len(m.Config), maxConfig)
-	case !json.Valid(m.Config):
+	case len(m.Config) > 0 && !json.Valid(m.Config):
 		return wrong("config is no JSON")
 	case m.Count < 0 || m.Count > maxCount:
 		return wrong("count=%d is not from 0 to %d", m.Count, int64(maxCount))

@@ -1,12 +1,31 @@
 package admin
 
-// Endpoints is what a job tells the tools of its user in a file: where its servers are and the token.
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Endpoints is what a job tells the tools of its user in a file: where its servers are, and the token.
+// PID, Started and Namespace say which process wrote it; WriteEndpoints fills them in.
 type Endpoints struct {
-	PID     int            `json:"pid"`     // of the process that wrote the file
-	Token   []byte         `json:"token"`   // JSON writes it in base64
-	Servers []Endpoint     `json:"servers"` // in the order of the servers
-	Roles   map[int]string `json:"roles"`   // by world rank: Trainer, PServer or Both
-	TLS     bool           `json:"tls"`     // the servers speak TLS
+	Version   int            `json:"version"`
+	PID       int            `json:"pid"`
+	Started   uint64         `json:"started"`   // when the process began, in ticks of the kernel
+	Namespace string         `json:"namespace"` // of process ids
+	Token     []byte         `json:"token"`     // JSON has it in base64
+	Servers   []Endpoint     `json:"servers"`   // in the order of the servers
+	Roles     map[int]string `json:"roles"`     // by world rank: Trainer, PServer or Both
+	TLS       TLS            `json:"tls"`       // what a client needs; the paths of files
 }
 
 // Endpoint is a server: its world rank and its address.
@@ -15,8 +34,230 @@ type Endpoint struct {
 	Address string `json:"address"`
 }
 
-// WriteEndpoints writes the file of this process and returns its path; only the user can read it.
-func WriteEndpoints(e Endpoints) (path string, err error) { return "", nil }
+const (
+	version      = 1
+	maxServers   = 1 << 16
+	maxEndpoints = 16 << 20 // bytes of a file
+	prefix       = "ps-"
+	suffix       = ".json"
+)
 
-// ReadEndpoints reads a file of WriteEndpoints; "": the newest of this user's jobs.
-func ReadEndpoints(path string) (Endpoints, error) { return Endpoints{}, nil }
+// WriteEndpoints writes the file of this process, in the runtime folder of its user, and returns its
+// path. Nobody else can read it. The files of processes that have ended are removed.
+func WriteEndpoints(e Endpoints) (path string, err error) {
+	e.Version, e.PID, e.Namespace = version, os.Getpid(), namespace()
+	e.Started, _ = startOf(e.PID)
+	if err := e.check(); err != nil {
+		return "", status.New(status.Argument, "endpoints of the parameter server: %v", err)
+	}
+	folder, err := runtimeFolder()
+	if err != nil {
+		return "", err
+	}
+	_, ended := filesIn(folder)
+	for _, old := range ended {
+		_ = os.Remove(old)
+	}
+	text, err := json.Marshal(e)
+	if err != nil {
+		return "", status.New(status.Panic, "endpoints of the parameter server: %v", err)
+	}
+	path = filepath.Join(folder, prefix+strconv.Itoa(e.PID)+suffix)
+	f, err := os.CreateTemp(folder, ".new-*") // for its owner only
+	if err == nil {
+		_, err = f.Write(text)
+		if closed := f.Close(); err == nil {
+			err = closed
+		}
+		if err == nil {
+			err = os.Rename(f.Name(), path) // a reader sees the whole file or none
+		}
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}
+	if err != nil {
+		return "", status.New(status.Unsupported, "the parameter server cannot write %s: %v", path, err)
+	}
+	return path, nil
+}
+
+// RemoveEndpoints removes the file of WriteEndpoints.
+func RemoveEndpoints(path string) { _ = os.Remove(path) }
+
+// ReadEndpoints reads a file of WriteEndpoints, and returns its path. "": that of the only job of this
+// user that runs on this host.
+func ReadEndpoints(path string) (Endpoints, string, error) {
+	if path == "" {
+		folder, err := runtimeFolder()
+		if err != nil {
+			return Endpoints{}, "", err
+		}
+		running, _ := filesIn(folder)
+		switch len(running) {
+		case 0:
+			return Endpoints{}, "", status.New(status.Argument, "no process of this user on this host has told where the servers of its job are: %s has no file %sPID%s of a living process; "+
+				"if the job runs on other hosts, ask there", folder, prefix, suffix)
+		case 1:
+			path = running[0]
+		default:
+			return Endpoints{}, "", status.New(status.Argument, "%d jobs with parameter servers run here; choose one by its file: %s", len(running), strings.Join(running, ", "))
+		}
+	}
+	e, err := readEndpoints(path)
+	if err != nil {
+		return Endpoints{}, "", status.New(status.Argument, "%s does not tell where the servers of a job are: %v", path, err)
+	}
+	return e, path, nil
+}
+
+func readEndpoints(path string) (Endpoints, error) {
+	// A pipe or a device is not waited for.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return Endpoints{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return Endpoints{}, err
+	}
+	if err := private(info, 0); err != nil {
+		return Endpoints{}, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxEndpoints+1))
+	if err != nil {
+		return Endpoints{}, err
+	}
+	return parseEndpoints(text)
+}
+
+func parseEndpoints(text []byte) (e Endpoints, err error) {
+	if len(text) > maxEndpoints {
+		return e, fmt.Errorf("it has more than %d bytes", maxEndpoints)
+	}
+	if err := json.Unmarshal(text, &e); err != nil {
+		return Endpoints{}, err
+	}
+	if err := e.check(); err != nil {
+		return Endpoints{}, err
+	}
+	return e, nil
+}
+
+func (e Endpoints) check() error {
+	switch {
+	case e.Version != version:
+		return fmt.Errorf("version=%d is not %d, that of this paddlempi", e.Version, version)
+	case e.PID <= 0:
+		return fmt.Errorf("pid=%d is no process", e.PID)
+	case len(e.Servers) < 1 || len(e.Servers) > maxServers:
+		return fmt.Errorf("it has %d servers, not from 1 to %d", len(e.Servers), maxServers)
+	case !printable(e.Namespace) || !printable(e.TLS.Cert) || !printable(e.TLS.Key) || !printable(e.TLS.CA):
+		return fmt.Errorf("a text in it cannot be printed")
+	}
+	if err := checkToken(e.Token); err != nil {
+		return err
+	}
+	for i, s := range e.Servers {
+		host, port, err := net.SplitHostPort(s.Address)
+		if number, wrong := strconv.ParseUint(port, 10, 16); err != nil || wrong != nil || number == 0 || host == "" || len(host) > maxName || !printable(host) {
+			return fmt.Errorf("address=%s of server %d is no host:port", quoted(s.Address), i)
+		}
+		if s.Rank < 0 || s.Rank > maxRank {
+			return fmt.Errorf("rank=%d of server %d is no rank", s.Rank, i)
+		}
+	}
+	for rank, role := range e.Roles {
+		if rank < 0 || rank > maxRank || role != Trainer && role != PServer && role != Both {
+			return fmt.Errorf("role=%s of rank %d is none of %q, %q and %q", quoted(role), rank, Trainer, PServer, Both)
+		}
+	}
+	return nil
+}
+
+// runtimeFolder returns this user's folder for such files. It makes the folder if need be: in
+// XDG_RUNTIME_DIR if that is as it should be, else in the folder for temporary files.
+func runtimeFolder() (string, error) {
+	if parent, _ := dl.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(parent) {
+		if info, err := os.Stat(parent); err == nil && private(info, os.ModeDir) == nil {
+			return privateFolder(filepath.Join(parent, "paddlempi"))
+		}
+	}
+	parent, _ := dl.Getenv("TMPDIR")
+	if parent == "" {
+		parent = "/tmp"
+	}
+	return privateFolder(filepath.Join(parent, fmt.Sprintf("paddlempi-%d", os.Geteuid())))
+}
+
+// privateFolder makes a folder. What lies at its place already may be of another user.
+func privateFolder(path string) (string, error) {
+	if err := os.Mkdir(path, 0o700); err != nil && !os.IsExist(err) {
+		return "", status.New(status.Unsupported, "the folder for the endpoints of parameter servers cannot be made: %v", err)
+	}
+	info, err := os.Lstat(path)
+	if err == nil {
+		err = private(info, os.ModeDir)
+	}
+	if err != nil {
+		return "", status.New(status.Unsupported, "the folder %s for the endpoints of parameter servers cannot be used: %v; remove it, or set XDG_RUNTIME_DIR to a folder of your own with mode 0700", path, err)
+	}
+	return path, nil
+}
+
+// private returns an error unless a file is of this type, and is this user's alone.
+func private(info os.FileInfo, kind os.FileMode) error {
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	switch {
+	case info.Mode().Type() != kind:
+		return fmt.Errorf("it is of another type (%v)", info.Mode())
+	case int(owner) != os.Geteuid():
+		return fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid())
+	case info.Mode().Perm()&0o077 != 0:
+		return fmt.Errorf("others have rights to it (%v)", info.Mode())
+	}
+	return nil
+}
+
+// filesIn returns the files of a folder whose processes run, and those whose processes have ended. Of
+// processes in other containers nobody knows.
+func filesIn(folder string) (running, ended []string) {
+	found, _ := os.ReadDir(folder) // in the order of the names
+	for _, entry := range found {
+		if !strings.HasPrefix(entry.Name(), prefix) || !strings.HasSuffix(entry.Name(), suffix) {
+			continue
+		}
+		path := filepath.Join(folder, entry.Name())
+		e, err := readEndpoints(path)
+		if err != nil || e.Namespace != namespace() {
+			continue
+		}
+		if started, ok := startOf(e.PID); ok && started == e.Started {
+			running = append(running, path)
+		} else {
+			ended = append(ended, path)
+		}
+	}
+	return running, ended
+}
+
+func namespace() string {
+	name, _ := os.Readlink("/proc/self/ns/pid")
+	return name
+}
+
+// startOf returns when a process began (proc(5), starttime). Together with its id that names it.
+func startOf(pid int) (uint64, bool) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), " ")
+	fields := strings.Fields(rest) // from the third field of the line
+	if len(fields) < 20 || fields[0] == "Z" {
+		return 0, false
+	}
+	started, err := strconv.ParseUint(fields[19], 10, 64)
+	return started, err == nil
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"unicode"
 
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
@@ -111,9 +112,9 @@ func shown(text string) string {
 		text = text[:maxText] + " ..."
 	}
 	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\n' || r == 0x7f {
-			return '?'
+		if unicode.IsPrint(r) || r == '\n' {
+			return r
 		}
-		return r
+		return '?'
 	}, strings.ToValidUTF8(text, "?"))
 }

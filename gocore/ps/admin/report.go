@@ -1,0 +1,41 @@
+package admin
+
+// Report is what Statistics says of a server, in JSON. `python -m paddlempi ps status` shows it.
+type Report struct {
+	Rank    int     `json:"rank"`
+	PID     int     `json:"pid"`
+	Host    string  `json:"host"`
+	Mode    string  `json:"mode"`    // "sync" or "async"
+	Seconds float64 `json:"seconds"` // since the server began
+	Step    int64   `json:"step"`    // steps applied
+	Queue   int     `json:"queue"`   // requests that wait for their turn
+
+	// Counters since the server began. Who asks twice knows rates.
+	Pulls      uint64 `json:"pulls"` // requests
+	Pushes     uint64 `json:"pushes"`
+	PulledRows uint64 `json:"pulled_rows"`
+	PushedRows uint64 `json:"pushed_rows"`
+	BytesIn    uint64 `json:"bytes_in"`
+	BytesOut   uint64 `json:"bytes_out"`
+
+	Tables   []TableReport   `json:"tables"`
+	Trainers []TrainerReport `json:"trainers"`
+}
+
+// TableReport says how large a server's part of a table is.
+type TableReport struct {
+	Name  string `json:"name"`
+	Kind  string `json:"kind"`
+	Dim   int64  `json:"dim"`
+	Rows  int64  `json:"rows"`
+	Bytes int64  `json:"bytes"`
+}
+
+// TrainerReport says how far a trainer is, as one server sees it.
+type TrainerReport struct {
+	Rank      int     `json:"rank"`
+	Step      int64   `json:"step"`      // steps that it has pushed
+	Queue     int     `json:"queue"`     // its requests that wait
+	Staleness float64 `json:"staleness"` // mean number of steps of others between its pull and its push
+	Completed bool    `json:"completed"`
+}

@@ -1,0 +1,98 @@
+package gocore
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/ps/admin"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// psServer is what ps_status says of one server.
+type psServer struct {
+	Rank       int             `json:"rank"`
+	Address    string          `json:"address"`
+	Statistics json.RawMessage `json:"statistics"` // null: there is an error
+	Error      string          `json:"error"`
+}
+
+// asked is how many servers ps_status asks at the same time.
+const asked = 64
+
+// controlPSStatus asks the servers of a job, which need not be this process's, for their statistics.
+func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
+	var r struct {
+		File    string   `json:"file"`
+		Timeout *float64 `json:"timeout"`
+	}
+	if err := parse("ps_status", request, &r); err != nil {
+		return nil, err
+	}
+	job, path, err := admin.ReadEndpoints(r.File)
+	if err != nil {
+		return nil, err
+	}
+	limit := 10 * time.Second
+	if r.Timeout != nil {
+		limit = seconds(r.Timeout)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	servers := make([]psServer, len(job.Servers))
+	var all sync.WaitGroup
+	free := make(chan struct{}, asked)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for i, s := range job.Servers {
+			free <- struct{}{}
+			all.Add(1)
+			go func() {
+				defer func() { <-free; all.Done() }()
+				servers[i] = askServer(ctx, s, job)
+			}()
+		}
+		all.Wait()
+	}()
+	if err := await(over, interrupt); err != nil {
+		cancel()
+		<-over
+		return nil, err
+	}
+	return map[string]any{"file": path, "pid": job.PID, "roles": job.Roles, "servers": servers}, nil
+}
+
+func askServer(ctx context.Context, s admin.Endpoint, job admin.Endpoints) psServer {
+	found := psServer{Rank: s.Rank, Address: s.Address}
+	c, err := admin.Dial(s.Address, job.Token, job.TLS)
+	if err == nil {
+		defer c.Close()
+		found.Statistics, err = c.Statistics(ctx)
+	}
+	if err != nil {
+		found.Error = err.Error()
+	}
+	return found
+}
+
+// await waits until done is closed, and asks interrupt meanwhile.
+func await(done <-chan struct{}, interrupt work.Interrupt) error {
+	if interrupt == nil {
+		<-done
+		return nil
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return nil
+		case <-tick.C:
+			if err := interrupt(); err != nil {
+				return err
+			}
+		}
+	}
+}
