@@ -114,7 +114,7 @@ func FuzzNote(f *testing.F) {
 				}
 				mine, free, err := noteOf(alg, c)
 				if err != nil {
-					t.Skip("no call of this kind is inline")
+					return // no call of this kind is inline
 				}
 				defer free()
 				note = mine
