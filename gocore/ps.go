@@ -182,7 +182,7 @@ func (j *psJob) open(synchronous bool, roles [][]string, o admin.Options) (err e
 		for rank, r := range roles {
 			by[j.group.Ranks[rank]] = roleOf(r)
 		}
-		if j.file, err = admin.WriteEndpoints(admin.Endpoints{PID: os.Getpid(), Token: o.Token, Servers: endpoints, Roles: by, TLS: o.TLS.Cert != ""}); err != nil {
+		if j.file, err = admin.WriteEndpoints(admin.Endpoints{PID: os.Getpid(), Token: o.Token, Servers: endpoints, Roles: by, TLS: o.TLS}); err != nil {
 			return err
 		}
 	}
@@ -434,7 +434,7 @@ func controlPSStats([]byte, work.Interrupt) (any, error) {
 	shared, mpi, local := j.links.Bytes()
 	out := map[string]any{"rank": j.group.Rank, "bytes": map[string]uint64{"shared": shared, "mpi": mpi, "local": local}}
 	if j.client == nil {
-		out["servers"] = []any{j.server.Statistics()}
+		out["servers"] = []json.RawMessage{backend{j}.Statistics()}
 		return out, nil
 	}
 	out["staleness"] = j.client.Staleness()
@@ -478,6 +478,21 @@ func (b backend) SetLearningRate(name string, rate float64) error {
 }
 
 func (b backend) Statistics() []byte {
-	s, _ := json.Marshal(b.server.Statistics()) // it has nothing that JSON cannot say
-	return s
+	host, _ := os.Hostname()
+	s := b.server.Statistics()
+	r := admin.Report{Rank: b.group.Rank, PID: os.Getpid(), Host: host, Mode: s.Mode, Seconds: s.Seconds, Step: s.Version, Queue: s.Queue,
+		Pulls: s.Pulls, Pushes: s.Pushes, PulledRows: s.PulledRows, PushedRows: s.PushedRows, BytesIn: s.BytesIn, BytesOut: s.BytesOut,
+		Staleness: s.Staleness, MostStale: s.MostStale, Failed: s.Failed, Tables: []admin.TableReport{}, Trainers: []admin.TrainerReport{}}
+	for _, t := range s.Tables {
+		r.Tables = append(r.Tables, admin.TableReport{Name: t.Name, Kind: t.Kind, Dim: t.Dim, Rows: t.Rows, Bytes: t.Bytes, Pulled: t.Pulled, Pushed: t.Pushed})
+	}
+	for _, t := range s.Trainers {
+		queue := 0
+		if t.Waiting {
+			queue = 1
+		}
+		r.Trainers = append(r.Trainers, admin.TrainerReport{Rank: t.Rank, Step: t.Steps, Queue: queue, Staleness: t.Staleness, Completed: t.State != "active", State: t.State, Lag: t.Lag, Silent: t.Silent})
+	}
+	text, _ := json.Marshal(r) // it has nothing that JSON cannot say
+	return text
 }

@@ -111,7 +111,7 @@ func (j *psJob) together(name string, first func() (any, error), ask func(ctx co
 
 // leads tells whether this is the first trainer that is active.
 func (j *psJob) leads() (bool, error) {
-	var s server.Statistics
+	var s admin.Report
 	err := j.call(func(ctx context.Context) error {
 		b, err := j.admins[0].Statistics(ctx)
 		if err != nil {
@@ -120,7 +120,7 @@ func (j *psJob) leads() (bool, error) {
 		return parseReport(b, 0, &s)
 	})
 	for _, t := range s.Trainers {
-		if t.State == "active" {
+		if !t.Completed {
 			return t.Rank == j.group.Rank, err
 		}
 	}
@@ -189,7 +189,11 @@ func (b backend) Checkpoint(from int, phase, dir string, step int64, detail []by
 	case phaseWrite:
 		sources := make([]checkpoint.Source, 0)
 		for _, t := range b.server.Tables() {
-			source, err := checkpoint.FromTable(t.Name, t.Meta, t.Table)
+			config, err := json.Marshal(t.Table.Config)
+			if err != nil {
+				return nil, err
+			}
+			source, err := checkpoint.FromTable(t.Name, config, t.Table)
 			if err != nil {
 				return nil, err
 			}

@@ -32,6 +32,20 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("ps_declare", request, &m); err != nil {
 		return nil, err
 	}
+	var shape struct {
+		Dims []int64 `json:"dims"` // of a dense parameter; none: the table is sparse
+	}
+	if err := parse("ps_declare", request, &shape); err != nil {
+		return nil, err
+	}
+	m.Kind = admin.Sparse
+	count := int64(0)
+	if len(shape.Dims) > 0 {
+		m.Kind, count = admin.Dense, 1
+		for _, n := range shape.Dims {
+			count *= n // the service checks both
+		}
+	}
 	if m.By == "" {
 		m.By = ways[0]
 	}
@@ -46,7 +60,7 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	defer j.declared.Unlock()
 	numbers := make([]uint32, len(j.admins))
 	if err := j.each(func(ctx context.Context, i int, c *admin.Client) (err error) {
-		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: m.Name, Kind: admin.Sparse, Dim: m.Config.Dim, Config: config})
+		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: m.Name, Kind: m.Kind, Dim: m.Config.Dim, Config: config, Count: count, Dims: shape.Dims})
 		return err
 	}); err != nil {
 		return nil, err

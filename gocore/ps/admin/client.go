@@ -102,11 +102,11 @@ func (c *Client) Complete(ctx context.Context, from int) error {
 }
 
 // Checkpoint takes the server through one phase of a checkpoint.
-func (c *Client) Checkpoint(ctx context.Context, from int, phase, dir string, step int64) ([]byte, error) {
+func (c *Client) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, detail []byte) ([]byte, error) {
 	if err := checkCheckpoint(from, phase, dir, step); err != nil {
 		return nil, err
 	}
-	reply, err := c.calls.Checkpoint(ctx, &pspb.CheckpointRequest{From: int64(from), Phase: phase, Dir: dir, Step: step})
+	reply, err := c.calls.Checkpoint(ctx, &pspb.CheckpointRequest{From: int64(from), Phase: phase, Dir: dir, Step: step, Detail: detail})
 	return reply.GetReport(), fromGRPC("checkpoint", c.address, err)
 }
 

@@ -18,17 +18,23 @@ type Report struct {
 	BytesIn    uint64 `json:"bytes_in"`
 	BytesOut   uint64 `json:"bytes_out"`
 
+	Staleness float64 `json:"staleness"`  // mean number of steps of others between a trainer's pull and its push
+	MostStale int64   `json:"most_stale"` // the greatest
+	Failed    string  `json:"failed,omitempty"`
+
 	Tables   []TableReport   `json:"tables"`
 	Trainers []TrainerReport `json:"trainers"`
 }
 
 // TableReport says how large a server's part of a table is.
 type TableReport struct {
-	Name  string `json:"name"`
-	Kind  string `json:"kind"`
-	Dim   int64  `json:"dim"`
-	Rows  int64  `json:"rows"`
-	Bytes int64  `json:"bytes"`
+	Name   string `json:"name"`
+	Kind   string `json:"kind"`
+	Dim    int64  `json:"dim"`
+	Rows   int64  `json:"rows"`
+	Bytes  int64  `json:"bytes"`
+	Pulled int64  `json:"pulled"` // rows
+	Pushed int64  `json:"pushed"`
 }
 
 // TrainerReport says how far a trainer is, as one server sees it.
@@ -37,5 +43,8 @@ type TrainerReport struct {
 	Step      int64   `json:"step"`      // steps that it has pushed
 	Queue     int     `json:"queue"`     // its requests that wait
 	Staleness float64 `json:"staleness"` // mean number of steps of others between its pull and its push
-	Completed bool    `json:"completed"`
+	Completed bool    `json:"completed"` // or lost
+	State     string  `json:"state"`     // active, completed or lost
+	Lag       int64   `json:"lag"`       // steps behind the trainer that is furthest
+	Silent    float64 `json:"silent"`    // seconds since its last request
 }

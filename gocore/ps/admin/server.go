@@ -154,7 +154,7 @@ func (s *service) Checkpoint(_ context.Context, r *pspb.CheckpointRequest) (*psp
 	if err := checkCheckpoint(int(r.From), r.Phase, r.Dir, r.Step); err != nil {
 		return nil, toGRPC(err)
 	}
-	report, err := s.backend.Checkpoint(int(r.From), r.Phase, r.Dir, r.Step)
+	report, err := s.backend.Checkpoint(int(r.From), r.Phase, r.Dir, r.Step, r.Detail)
 	return &pspb.CheckpointReply{Report: report}, toGRPC(err)
 }
 

@@ -62,6 +62,14 @@ func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err er
 		}
 	}()
 	parts := u.parts
+	s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
+	s.counted.bytesOut.Add(uint64(len(in.Answer)))
+	switch head.Op {
+	case request.Pull:
+		s.counted.pulls.Add(1)
+	case request.Push:
+		s.counted.pushes.Add(1)
+	}
 	switch head.Op {
 	case request.Push:
 		return s.push(u, head)
@@ -175,6 +183,7 @@ func (s *Server) push(u *update, head request.Head) (answer request.Answer, late
 		t.steps++
 		s.mu.Unlock()
 		version := s.version.Add(1)
+		t.staleness.note(version-1, head.Seen)
 		answer = request.Answer{Version: version, Staleness: s.staleness.note(version-1, head.Seen)}
 		return answer, false, nil
 	}

@@ -53,16 +53,17 @@ type Server struct {
 
 	version   atomic.Int64 // updates that were applied
 	staleness staleness
+	counted   counters
 }
 
 // served is a table and what was asked of it.
 type served struct {
 	*table.Table
-	name   string
-	meta   []byte
-	rate   atomic.Uint64 // bits of the learning rate; NaN: the table's
-	pulled atomic.Int64  // rows
-	pushed atomic.Int64  // rows
+	name, kind string
+	meta       []byte
+	rate       atomic.Uint64 // bits of the learning rate; NaN: the table's
+	pulled     atomic.Int64  // rows
+	pushed     atomic.Int64  // rows
 }
 
 // state of a trainer.
@@ -79,10 +80,11 @@ func (s state) String() string { return [...]string{"active", "completed", "lost
 // trainer is what the server knows of a trainer.
 type trainer struct {
 	state
-	steps   int64   // pushes that were applied, or wait for the other trainers'
-	waiting *update // of a synchronous push that waits
-	seen    time.Time
-	member  Member
+	steps     int64   // pushes that were applied, or wait for the other trainers'
+	waiting   *update // of a synchronous push that waits
+	seen      time.Time
+	member    Member
+	staleness staleness
 }
 
 // Member is a rank that has registered.
@@ -144,6 +146,7 @@ func (s *Server) trainerLocked(rank int) (*trainer, error) {
 // Meta says what a table is. Every trainer declares the same.
 type Meta struct {
 	Name   string       `json:"name"`
+	Kind   string       `json:"kind"`   // sparse or dense; for statistics
 	By     string       `json:"by"`     // how ids are dealt to servers: hash, modulo
 	Offset int          `json:"offset"` // by modulo: the server of id 0
 	Config table.Config `json:"config"`
@@ -176,7 +179,7 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("declare %q: %w", m.Name, err)
 	}
-	made := &served{Table: t, name: m.Name, meta: meta}
+	made := &served{Table: t, name: m.Name, kind: m.Kind, meta: meta}
 	made.rate.Store(math.Float64bits(math.NaN()))
 	id := uint32(len(s.tables))
 	s.tables = append(s.tables, made)

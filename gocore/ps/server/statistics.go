@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,44 +28,53 @@ func (s *staleness) note(version, seen int64) int64 {
 	return d
 }
 
-// Statistics is what a server has and did.
-type Statistics struct {
-	Server    int                 `json:"server"`
-	Servers   int                 `json:"servers"`
-	Mode      string              `json:"mode"`
-	Seconds   float64             `json:"seconds"` // since the server was made
-	Version   int64               `json:"version"` // updates applied
-	Staleness StalenessStatistics `json:"staleness"`
-	Trainers  []TrainerStatistics `json:"trainers"`
-	Tables    []TableStatistics   `json:"tables"`
-	Failed    string              `json:"failed,omitempty"`
+func (s *staleness) mean() (mean float64, most int64) {
+	s.Lock()
+	defer s.Unlock()
+	if s.n > 0 {
+		mean = float64(s.sum) / float64(s.n)
+	}
+	return mean, s.most
 }
 
-// StalenessStatistics is how old the rows were that asynchronous pushes were computed from, in updates.
-type StalenessStatistics struct {
-	Mean float64 `json:"mean"`
-	Most int64   `json:"most"`
+// counters count requests that were carried out.
+type counters struct {
+	pulls, pushes, bytesIn, bytesOut atomic.Uint64
+}
+
+// Statistics is what a server has and did.
+type Statistics struct {
+	Mode                   string
+	Seconds                float64 // since the server was made
+	Version                int64   // updates applied
+	Queue                  int     // pushes that wait for other trainers'
+	Pulls, Pushes          uint64  // requests
+	PulledRows, PushedRows uint64
+	BytesIn, BytesOut      uint64  // ids, gradients and rows
+	Staleness              float64 // mean number of updates of others between a trainer's pull and its push
+	MostStale              int64
+	Failed                 string // why the server takes no requests; "" if it does
+	Trainers               []TrainerStatistics
+	Tables                 []TableStatistics
 }
 
 // TrainerStatistics is what a server knows of a trainer.
 type TrainerStatistics struct {
 	Member
-	State   string  `json:"state"`
-	Steps   int64   `json:"steps"`
-	Lag     int64   `json:"lag"`     // steps behind the trainer that is furthest
-	Waiting bool    `json:"waiting"` // its push waits for other trainers'
-	Silent  float64 `json:"silent"`  // seconds since its last request
+	State     string // active, completed or lost
+	Steps     int64
+	Lag       int64 // steps behind the trainer that is furthest
+	Waiting   bool  // its push waits for other trainers'
+	Staleness float64
+	Silent    float64 // seconds since its last request
 }
 
 // TableStatistics is what a server has of a table.
 type TableStatistics struct {
-	Name   string `json:"name"`
-	Dim    int64  `json:"dim"`
-	DType  string `json:"dtype"`
-	Rows   int64  `json:"rows"`
-	Bytes  int64  `json:"bytes"`
-	Pulled int64  `json:"pulled"` // rows
-	Pushed int64  `json:"pushed"` // rows
+	Name, Kind     string
+	Dim            int64
+	Rows, Bytes    int64
+	Pulled, Pushed int64 // rows
 }
 
 // Statistics returns what the server has and did.
@@ -73,13 +83,9 @@ func (s *Server) Statistics() Statistics {
 	if s.Sync {
 		mode = "sync"
 	}
-	out := Statistics{Server: s.Index, Servers: s.Servers, Mode: mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load()}
-	s.staleness.Lock()
-	out.Staleness.Most = s.staleness.most
-	if s.staleness.n > 0 {
-		out.Staleness.Mean = float64(s.staleness.sum) / float64(s.staleness.n)
-	}
-	s.staleness.Unlock()
+	out := Statistics{Mode: mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load(), Pulls: s.counted.pulls.Load(),
+		Pushes: s.counted.pushes.Load(), BytesIn: s.counted.bytesIn.Load(), BytesOut: s.counted.bytesOut.Load()}
+	out.Staleness, out.MostStale = s.staleness.mean()
 	s.mu.Lock()
 	if s.failed != nil {
 		out.Failed = s.failed.Error()
@@ -94,18 +100,24 @@ func (s *Server) Statistics() Statistics {
 		if !t.seen.IsZero() {
 			silent = time.Since(t.seen).Seconds()
 		}
+		if t.waiting != nil {
+			out.Queue++
+		}
 		m := t.member
 		m.Rank = rank
-		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, silent})
+		stale, _ := t.staleness.mean()
+		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, stale, silent})
 	}
 	tables := slices.Clone(s.tables)
 	s.mu.Unlock()
 	for _, t := range tables {
+		out.PulledRows += uint64(t.pulled.Load())
+		out.PushedRows += uint64(t.pushed.Load())
 		info, err := t.Info()
 		if err != nil {
 			continue // the server is being freed
 		}
-		out.Tables = append(out.Tables, TableStatistics{t.name, t.Dim, t.DType, info.Rows, info.Bytes, t.pulled.Load(), t.pushed.Load()})
+		out.Tables = append(out.Tables, TableStatistics{t.name, t.kind, t.Dim, info.Rows, info.Bytes, t.pulled.Load(), t.pushed.Load()})
 	}
 	return out
 }
