@@ -38,7 +38,10 @@ func listen(o Options) (net.Listener, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	hosts := append(found.Addresses, "127.0.0.1") // the ranks may be containers of one host
+	hosts := found.Addresses
+	if len(hosts) == 0 {
+		hosts = []string{"127.0.0.1"} // the ranks may be containers of one host
+	}
 	if wildcard {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, port))
 		if err != nil {
@@ -60,14 +63,15 @@ func listen(o Options) (net.Listener, string, error) {
 func guarded(l net.Listener, host string) (net.Listener, string, error) {
 	t := l.(*net.TCPListener)
 	_, port, _ := net.SplitHostPort(t.Addr().String())
-	g := &listener{TCPListener: t, noted: note(t)}
+	g := &listener{TCPListener: t, noted: note(t), most: maxConnections}
 	return g, net.JoinHostPort(host, port), nil
 }
 
-// listener closes connections beyond maxConnections, and all in forked children.
+// listener closes connections beyond most, and all in forked children.
 type listener struct {
 	*net.TCPListener
 	noted
+	most int32
 	open atomic.Int32
 }
 
@@ -77,7 +81,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.open.Add(1) > maxConnections {
+		if l.open.Add(1) > l.most {
 			l.open.Add(-1)
 			_ = c.Close()
 			continue

@@ -1,0 +1,460 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/paddlempi/paddlempi/gocore/ps/admin/pspb"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+const patience = 30 * time.Second
+
+var token = []byte("0123456789abcdef0123456789abcdef")
+
+// backend notes what it is asked for. Its calls return err, and what the other fields say.
+type backend struct {
+	mu     sync.Mutex
+	calls  []any
+	err    error
+	report []byte
+	panics string
+	inside chan context.Context // Barrier gives its context, then waits for the end of it
+	asked  atomic.Int64
+}
+
+func (b *backend) note(call ...any) error {
+	b.asked.Add(1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.calls = append(b.calls, call)
+	if b.panics != "" {
+		panic(b.panics)
+	}
+	return b.err
+}
+
+func (b *backend) Register(m Member) error { return b.note("register", m) }
+func (b *backend) Declare(from int, m Meta) (uint32, error) {
+	return 1<<32 - 1, b.note("declare", from, m)
+}
+func (b *backend) Barrier(ctx context.Context, from int, name string) error {
+	err := b.note("barrier", from, name)
+	if b.inside != nil {
+		b.inside <- ctx
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return err
+}
+func (b *backend) Complete(from int) error { return b.note("complete", from) }
+func (b *backend) Checkpoint(from int, phase, dir string, step int64) ([]byte, error) {
+	return b.report, b.note("checkpoint", from, phase, dir, step)
+}
+func (b *backend) SetLearningRate(name string, rate float64) error {
+	return b.note("rate", name, rate)
+}
+func (b *backend) Statistics() []byte { _ = b.note("statistics"); return b.report }
+
+// start starts a server, and a client with its token.
+func start(t testing.TB, b Backend, change func(*Options)) (*Server, *Client) {
+	t.Helper()
+	o := Options{OneHost: true, Token: token}
+	if change != nil {
+		change(&o)
+	}
+	s, err := Serve(o, b)
+	require.NoError(t, err)
+	t.Cleanup(s.Stop)
+	return s, dial(t, s, o.Token)
+}
+
+func dial(t testing.TB, s *Server, token []byte) *Client {
+	t.Helper()
+	c, err := Dial(s.Address(), token, TLS{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func within(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// every calls all methods of a client with right arguments.
+func every(ctx context.Context, c *Client) map[string]error {
+	_, declared := c.Declare(ctx, 2, dense)
+	_, saved := c.Checkpoint(ctx, 2, "write", "/data/cuts", 7)
+	_, asked := c.Statistics(ctx)
+	return map[string]error{
+		"register": c.Register(ctx, member), "declare": declared, "barrier": c.Barrier(ctx, 2, "epoch 1"),
+		"complete": c.Complete(ctx, 2), "checkpoint": saved, "rate": c.SetLearningRate(ctx, "w", 0.25), "statistics": asked,
+	}
+}
+
+var (
+	member = Member{Rank: 2, Role: Both, PID: 77, Host: "node-1"}
+	sparse = Meta{Name: "users", Kind: Sparse, Dim: 64, Config: []byte(`{"seed":1}`), Count: 1000}
+	dense  = Meta{Name: "w", Kind: Dense, Dim: 8192, Config: []byte(`{}`), Count: 6 << 30, Dims: []int64{2, 3, 1 << 30}}
+)
+
+func TestCallsArriveAsTheyWereMade(t *testing.T) {
+	b := &backend{report: []byte(`{"step":7}`)}
+	_, c := start(t, b, nil)
+	for method, err := range every(within(t), c) {
+		assert.NoError(t, err, method)
+	}
+	id, err := c.Declare(within(t), 0, sparse)
+	require.NoError(t, err)
+	assert.EqualValues(t, 1<<32-1, id)
+	report, err := c.Checkpoint(within(t), 0, "commit", "/d", 0)
+	require.NoError(t, err)
+	assert.Equal(t, b.report, report)
+	text, err := c.Statistics(within(t))
+	require.NoError(t, err)
+	assert.Equal(t, b.report, text)
+	assert.ElementsMatch(t, []any{
+		[]any{"declare", 2, dense}, []any{"checkpoint", 2, "write", "/data/cuts", int64(7)}, []any{"statistics"},
+		[]any{"register", member}, []any{"barrier", 2, "epoch 1"}, []any{"complete", 2}, []any{"rate", "w", 0.25},
+		[]any{"declare", 0, sparse}, []any{"checkpoint", 0, "commit", "/d", int64(0)}, []any{"statistics"},
+	}, b.calls)
+}
+
+func TestErrorsTravelWithCodeTextAndRanks(t *testing.T) {
+	b := &backend{report: []byte("{}")}
+	_, c := start(t, b, nil)
+	for code := status.Argument; code <= status.PeerDied; code++ {
+		sent := &status.Error{Code: code, MPIClass: 5, Ranks: []int{3, 0}, Msg: "table ü: rank 3 said\nno"}
+		b.err = sent
+		for method, err := range every(within(t), c) {
+			if method == "statistics" { // has no errors
+				assert.NoError(t, err)
+				continue
+			}
+			assert.Equal(t, sent, err, method)
+		}
+	}
+	b.err = errors.New("not of the core")
+	assert.Equal(t, status.New(status.Panic, "not of the core"), c.Complete(within(t), 0))
+
+	ranks := make([]int, 1<<17)
+	b.err = status.New(status.Argument, "%s", strings.Repeat("é\xff", 1<<20)).WithRanks(ranks...)
+	err := c.Complete(within(t), 0)
+	var e *status.Error
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, status.Argument, e.Code)
+	assert.Len(t, e.Ranks, maxRanks)
+	assert.Less(t, len(e.Msg), 2*maxText)
+	assert.True(t, strings.HasPrefix(e.Msg, "é?é?"))
+}
+
+func TestWhatAServerSaysIsChecked(t *testing.T) {
+	for code, want := range map[int32]status.Code{0: status.Unsupported, -1: status.Unsupported, 28: status.Unsupported, 8: status.Timeout} {
+		s, err := grpcstatus.New(codes.Aborted, "x").WithDetails(&pspb.Failure{Code: code, Ranks: []int32{-1, 4, math.MaxInt32}, Text: "a\x1b[31mb"})
+		require.NoError(t, err)
+		got := fromGRPC("complete", "h:1", s.Err())
+		assert.Equal(t, &status.Error{Code: want, Ranks: []int{4}, Msg: "a?[31mb"}, got)
+	}
+	b := &backend{report: []byte("{")}
+	_, c := start(t, b, nil)
+	_, err := c.Statistics(within(t))
+	assert.Equal(t, status.Unsupported, status.CodeOf(err))
+	assert.ErrorContains(t, err, "is no JSON")
+}
+
+func TestAWrongTokenIsRefusedBeforeTheMessageIsRead(t *testing.T) {
+	b := &backend{report: []byte("{}")}
+	s, _ := start(t, b, nil)
+	other := append(bytes.Clone(token[:len(token)-1]), 'x')
+	for _, wrong := range [][]byte{other, token[:len(token)-1], append(bytes.Clone(token), 0), bytes.Repeat([]byte{0}, 1024)} {
+		for method, err := range every(within(t), dial(t, s, wrong)) {
+			assert.Equal(t, status.Refused, status.CodeOf(err), method)
+			assert.ErrorContains(t, err, "refuses the token: it belongs to another job")
+		}
+	}
+	// A message beyond the limit would end with another code if it were looked at.
+	conn, err := grpc.NewClient(s.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	for name, pairs := range map[string][]string{"none": nil, "wrong": {tokenKey, string(other)}, "two": {tokenKey, string(token), tokenKey, string(other)}} {
+		ctx := metadata.AppendToOutgoingContext(within(t), pairs...)
+		big := &pspb.BarrierRequest{Name: strings.Repeat("x", 4*DefaultLimit)}
+		_, err := pspb.NewAdminClient(conn).Barrier(ctx, big)
+		assert.Equal(t, codes.Unauthenticated, grpcstatus.Code(err), name)
+		_, err = grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		assert.Equal(t, codes.Unauthenticated, grpcstatus.Code(err), name)
+		watch, err := grpc_health_v1.NewHealthClient(conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+		require.NoError(t, err)
+		_, err = watch.Recv()
+		assert.Equal(t, codes.Unauthenticated, grpcstatus.Code(err), name)
+		assert.Equal(t, codes.Unauthenticated, grpcstatus.Code(conn.Invoke(ctx, "/no.such/Method", big, &pspb.BarrierReply{})), name)
+	}
+	assert.Zero(t, b.asked.Load())
+}
+
+func TestHealth(t *testing.T) {
+	s, _ := start(t, &backend{}, nil)
+	conn, err := grpc.NewClient(s.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(credential(token)))
+	require.NoError(t, err)
+	defer conn.Close()
+	for _, service := range []string{"", "paddlempi.ps.v1.Admin"} {
+		reply, err := grpc_health_v1.NewHealthClient(conn).Check(within(t), &grpc_health_v1.HealthCheckRequest{Service: service})
+		require.NoError(t, err)
+		assert.Equal(t, grpc_health_v1.HealthCheckResponse_SERVING, reply.Status)
+	}
+	// Calls that this version does not know.
+	err = fromGRPC("later", s.Address(), conn.Invoke(within(t), "/paddlempi.ps.v1.Admin/Later", &pspb.BarrierRequest{}, &pspb.BarrierReply{}))
+	assert.Equal(t, status.Unsupported, status.CodeOf(err))
+}
+
+func TestARequestBeyondTheLimit(t *testing.T) {
+	b := &backend{}
+	_, c := start(t, b, func(o *Options) { o.Limit = leastLimit })
+	long := sparse
+	long.Config = []byte(`"` + strings.Repeat("x", leastLimit) + `"`)
+	_, err := c.Declare(within(t), 0, long)
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+	assert.Zero(t, b.asked.Load())
+	_, err = c.Declare(within(t), 0, sparse)
+	assert.NoError(t, err, "the connection goes on")
+}
+
+func TestArgumentsAreCheckedOnBothSides(t *testing.T) {
+	long := strings.Repeat("n", maxName+1)
+	members := map[string]Member{
+		"rank=-1 is no rank": {-1, Both, 1, "h"}, "rank=16777217": {maxRank + 1, Both, 1, "h"},
+		"role=king is none of": {0, "king", 1, "h"}, "pid=0": {0, Both, 0, "h"}, "pid=4294967296": {0, Both, 1 << 32, "h"},
+		"host is empty": {0, Both, 1, ""}, "host has 256 bytes": {0, Both, 1, long}, "host=a?b has characters": {0, Both, 1, "a\x1bb"},
+	}
+	metas := map[string]func(*Meta){
+		"name is empty": func(m *Meta) { m.Name = "" }, "name has 256": func(m *Meta) { m.Name = long },
+		"name=a?b": func(m *Meta) { m.Name = "a\nb" }, "kind=odd is neither": func(m *Meta) { m.Kind = "odd" },
+		"dim=0 is not": func(m *Meta) { m.Dim = 0 }, "dim=16777217": func(m *Meta) { m.Dim = maxDim + 1 },
+		"config is no JSON": func(m *Meta) { m.Config = []byte("{") }, "config has 65537": func(m *Meta) { m.Config = make([]byte, maxConfig+1) },
+		"count=-1":          func(m *Meta) { m.Count = -1 },
+		"dims has 17":       func(m *Meta) { m.Dims = make([]int64, maxDims+1) },
+		"dims=[-1] is not":  func(m *Meta) { m.Dims = []int64{-1} },
+		"up to 281":         func(m *Meta) { m.Dims = []int64{1 << 40, 1 << 40} },
+		"count=6442450944,": func(m *Meta) { m.Dims = []int64{2} },
+		"dims=[2 3 1073741824] is for a dense parameter only": func(m *Meta) { m.Kind = Sparse },
+	}
+	b := &backend{report: []byte("{}")}
+	s, c := start(t, b, nil)
+	conn, err := grpc.NewClient(s.Address(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(credential(token)))
+	require.NoError(t, err)
+	defer conn.Close()
+	raw := pspb.NewAdminClient(conn) // a client without checks
+	ctx := within(t)
+	both := func(want string, ours, theirs error) {
+		t.Helper()
+		for side, err := range []error{ours, fromGRPC("", "", theirs)} {
+			assert.Equal(t, status.Argument, status.CodeOf(err), "%s, side %d", want, side)
+			assert.ErrorContains(t, err, want)
+		}
+	}
+	for want, m := range members {
+		_, theirs := raw.Register(ctx, &pspb.RegisterRequest{Rank: int64(m.Rank), Role: m.Role, Pid: int64(m.PID), Host: m.Host})
+		both(want, c.Register(ctx, m), theirs)
+	}
+	for want, change := range metas {
+		m := dense
+		change(&m)
+		_, ours := c.Declare(ctx, 1, m)
+		_, theirs := raw.Declare(ctx, &pspb.DeclareRequest{From: 1, Name: m.Name, Kind: m.Kind, Dim: m.Dim, Config: m.Config, Count: m.Count, Dims: m.Dims})
+		both(want, ours, theirs)
+	}
+	_, ours := c.Declare(ctx, -1, dense)
+	_, theirs := raw.Declare(ctx, &pspb.DeclareRequest{From: -1})
+	both("declare: from=-1", ours, theirs)
+	_, theirs = raw.Barrier(ctx, &pspb.BarrierRequest{From: -1, Name: "x"})
+	both("barrier: from=-1", c.Barrier(ctx, -1, "x"), theirs)
+	_, theirs = raw.Barrier(ctx, &pspb.BarrierRequest{})
+	both("barrier: name is empty", c.Barrier(ctx, 0, ""), theirs)
+	_, theirs = raw.Complete(ctx, &pspb.CompleteRequest{From: 1 << 62})
+	both("complete: from=", c.Complete(ctx, 1<<62), theirs)
+	for want, r := range map[string]*pspb.CheckpointRequest{
+		"from=-1": {From: -1, Phase: "p", Dir: "/"}, "phase is empty": {Dir: "/"}, "dir= is no path": {Phase: "p"}, "step=-1": {Phase: "p", Dir: "/", Step: -1},
+		"dir=a?b is no path": {Phase: "p", Dir: "a\x00b"}, "1 to 4095 bytes": {Phase: "p", Dir: strings.Repeat("/", 4096)},
+	} {
+		_, ours := c.Checkpoint(ctx, int(r.From), r.Phase, r.Dir, r.Step)
+		_, theirs := raw.Checkpoint(ctx, r)
+		both(want, ours, theirs)
+	}
+	for _, rate := range []float64{-0.1, math.Inf(1), math.NaN()} {
+		_, theirs := raw.SetLearningRate(ctx, &pspb.SetLearningRateRequest{Name: "w", Rate: rate})
+		both("rate=", c.SetLearningRate(ctx, "w", rate), theirs)
+	}
+	_, theirs = raw.SetLearningRate(ctx, &pspb.SetLearningRateRequest{})
+	both("set_learning_rate: name is empty", c.SetLearningRate(ctx, "", 1), theirs)
+	assert.Zero(t, b.asked.Load())
+}
+
+func TestWaitsEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(cancel func(), client *Client, s *Server)
+		code status.Code
+		text string
+	}{
+		"by the caller":    {func(cancel func(), _ *Client, _ *Server) { cancel() }, status.Interrupted, "given up"},
+		"with the client":  {func(_ func(), client *Client, _ *Server) { _ = client.Close() }, status.Interrupted, "given up"},
+		"with the server":  {func(_ func(), _ *Client, s *Server) { s.Stop() }, status.PeerLeft, "does not answer"},
+		"by its deadline":  {nil, status.Timeout, "has not answered before the deadline"},
+		"twice the server": {func(_ func(), _ *Client, s *Server) { go s.Stop(); s.Stop() }, status.PeerLeft, "does not answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &backend{inside: make(chan context.Context, 1)}
+			s, client := start(t, b, nil)
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			if c.end == nil {
+				ctx, cancel = context.WithTimeout(context.Background(), 300*time.Millisecond)
+			}
+			defer cancel()
+			result := make(chan error)
+			go func() { result <- client.Barrier(ctx, 1, "b") }()
+			seen := <-b.inside
+			if c.end != nil {
+				c.end(cancel, client, s)
+			}
+			err := <-result
+			assert.Equal(t, c.code, status.CodeOf(err), "%v", err)
+			assert.ErrorContains(t, err, c.text)
+			select {
+			case <-seen.Done():
+			case <-time.After(patience):
+				t.Fatal("the Backend still waits")
+			}
+		})
+	}
+}
+
+func TestNobodyAnswers(t *testing.T) {
+	s, c := start(t, &backend{}, nil)
+	s.Stop()
+	err := c.Complete(within(t), 0)
+	assert.Equal(t, status.PeerLeft, status.CodeOf(err))
+	assert.ErrorContains(t, err, "complete: the parameter server at "+s.Address()+" does not answer")
+}
+
+func TestAPanicEndsItsCall(t *testing.T) {
+	var heard atomic.Value
+	b := &backend{panics: "index out of range"}
+	_, c := start(t, b, func(o *Options) { o.Panicked = func(why any) { heard.Store(why) } })
+	err := c.Complete(within(t), 0)
+	assert.Equal(t, status.Panic, status.CodeOf(err))
+	assert.ErrorContains(t, err, "index out of range")
+	assert.Equal(t, "index out of range", heard.Load())
+}
+
+func TestStrangersLeaveRoom(t *testing.T) {
+	l, address, err := listen(Options{Address: "127.0.0.1"})
+	require.NoError(t, err)
+	defer l.Close()
+	l.(*listener).most = 2
+	accepted := make(chan net.Conn, 8)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	var open []net.Conn
+	for range 3 {
+		c, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		defer c.Close()
+		open = append(open, c)
+	}
+	first := <-accepted
+	<-accepted
+	require.NoError(t, open[2].SetReadDeadline(time.Now().Add(patience)))
+	_, err = open[2].Read(make([]byte, 1))
+	assert.ErrorContains(t, err, "EOF", "the third is closed")
+	assert.NoError(t, first.Close())
+	assert.Error(t, first.Close())
+	c, err := net.Dial("tcp", address)
+	require.NoError(t, err)
+	defer c.Close()
+	(<-accepted).Close() // there is room again
+}
+
+func TestAddresses(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, _ := net.SplitHostPort(free.Addr().String())
+	require.NoError(t, free.Close())
+	for given, want := range map[string]string{
+		"": "127.0.0.1:", "127.0.0.1": "127.0.0.1:", ":" + port: "127.0.0.1:" + port, "localhost": "localhost:",
+		"0.0.0.0": "127.0.0.1:", "0.0.0.0:0": "127.0.0.1:",
+	} {
+		s, c := start(t, &backend{}, func(o *Options) { o.Address = given })
+		assert.True(t, strings.HasPrefix(s.Address(), want), "%q: %s", given, s.Address())
+		assert.NoError(t, c.Complete(within(t), 0), given)
+		s.Stop()
+	}
+	s, c := start(t, &backend{}, func(o *Options) { o.OneHost = false })
+	assert.NoError(t, c.Complete(within(t), 0), s.Address())
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	address := taken.Addr().String()
+	_, port, _ := net.SplitHostPort(address)
+	for want, o := range map[string]Options{
+		"token of the parameter server has 15 bytes":           {Token: token[:15]},
+		"limit=5 for requests is not from 4096":                {Token: token, Limit: 5},
+		"limit=1073741824 for requests":                        {Token: token, Limit: 1 << 30},
+		`address="` + address + `"`:                            {Token: token, Address: address},
+		"can listen at none of [127.0.0.1]":                    {Token: token, Address: ":" + port, OneHost: true},
+		`address="0.0.0.0:99999"`:                              {Token: token, Address: "0.0.0.0:99999"},
+		"needs a certificate: cert is empty":                   {Token: token, TLS: TLS{CA: "/none"}},
+		`needs both a certificate and its key: cert="/c"`:      {Token: token, TLS: TLS{Cert: "/c"}},
+		`cert="/c" with key="/k": open /c: no such file or di`: {Token: token, TLS: TLS{Cert: "/c", Key: "/k"}},
+	} {
+		_, err := Serve(o, &backend{})
+		assert.Equal(t, status.Argument, status.CodeOf(err), want)
+		assert.ErrorContains(t, err, want)
+	}
+	for want, dial := range map[string]func() (*Client, error){
+		"has 3 bytes":         func() (*Client, error) { return Dial("h:1", []byte("abc"), TLS{}) },
+		"address=h of":        func() (*Client, error) { return Dial("h", token, TLS{}) },
+		`ca="/none": open`:    func() (*Client, error) { return Dial("h:1", token, TLS{CA: "/none"}) },
+		"both a certificate ": func() (*Client, error) { return Dial("h:1", token, TLS{Key: "/k"}) },
+	} {
+		_, err := dial()
+		assert.Equal(t, status.Argument, status.CodeOf(err), want)
+		assert.ErrorContains(t, err, want)
+	}
+}
+
+func TestTokensDiffer(t *testing.T) {
+	a, err := NewToken()
+	require.NoError(t, err)
+	b, err := NewToken()
+	require.NoError(t, err)
+	assert.Len(t, a, tokenBytes)
+	assert.NotEqual(t, a, b)
+}
