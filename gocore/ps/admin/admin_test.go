@@ -65,8 +65,8 @@ func (b *backend) Barrier(ctx context.Context, from int, name string) error {
 	return err
 }
 func (b *backend) Complete(from int) error { return b.note("complete", from) }
-func (b *backend) Checkpoint(from int, phase, dir string, step int64) ([]byte, error) {
-	return b.report, b.note("checkpoint", from, phase, dir, step)
+func (b *backend) Checkpoint(from int, phase, dir string, step int64, detail []byte) ([]byte, error) {
+	return b.report, b.note("checkpoint", from, phase, dir, step, string(detail))
 }
 func (b *backend) SetLearningRate(name string, rate float64) error {
 	return b.note("rate", name, rate)
@@ -103,7 +103,7 @@ func within(t testing.TB) context.Context {
 // every calls all methods of a client with right arguments.
 func every(ctx context.Context, c *Client) map[string]error {
 	_, declared := c.Declare(ctx, 2, dense)
-	_, saved := c.Checkpoint(ctx, 2, "write", "/data/cuts", 7)
+	_, saved := c.Checkpoint(ctx, 2, "write", "/data/cuts", 7, []byte("{}"))
 	_, asked := c.Statistics(ctx)
 	return map[string]error{
 		"register": c.Register(ctx, member), "declare": declared, "barrier": c.Barrier(ctx, 2, "epoch 1"),
@@ -126,16 +126,16 @@ func TestCallsArriveAsTheyWereMade(t *testing.T) {
 	id, err := c.Declare(within(t), 0, sparse)
 	require.NoError(t, err)
 	assert.EqualValues(t, 1<<32-1, id)
-	report, err := c.Checkpoint(within(t), 0, "commit", "/d", 0)
+	report, err := c.Checkpoint(within(t), 0, "commit", "/d", 0, nil)
 	require.NoError(t, err)
 	assert.Equal(t, b.report, report)
 	text, err := c.Statistics(within(t))
 	require.NoError(t, err)
 	assert.Equal(t, b.report, text)
 	assert.ElementsMatch(t, []any{
-		[]any{"declare", 2, dense}, []any{"checkpoint", 2, "write", "/data/cuts", int64(7)}, []any{"statistics"},
+		[]any{"declare", 2, dense}, []any{"checkpoint", 2, "write", "/data/cuts", int64(7), "{}"}, []any{"statistics"},
 		[]any{"register", member}, []any{"barrier", 2, "epoch 1"}, []any{"complete", 2}, []any{"rate", "w", 0.25},
-		[]any{"declare", 0, sparse}, []any{"checkpoint", 0, "commit", "/d", int64(0)}, []any{"statistics"},
+		[]any{"declare", 0, sparse}, []any{"checkpoint", 0, "commit", "/d", int64(0), ""}, []any{"statistics"},
 	}, b.calls)
 }
 
@@ -295,7 +295,7 @@ func TestArgumentsAreCheckedOnBothSides(t *testing.T) {
 		"from=-1": {From: -1, Phase: "p", Dir: "/"}, "phase is empty": {Dir: "/"}, "dir= is no path": {Phase: "p"}, "step=-1": {Phase: "p", Dir: "/", Step: -1},
 		"dir=a?b is no path": {Phase: "p", Dir: "a\x00b"}, "1 to 4095 bytes": {Phase: "p", Dir: strings.Repeat("/", 4096)},
 	} {
-		_, ours := c.Checkpoint(ctx, int(r.From), r.Phase, r.Dir, r.Step)
+		_, ours := c.Checkpoint(ctx, int(r.From), r.Phase, r.Dir, r.Step, r.Detail)
 		_, theirs := raw.Checkpoint(ctx, r)
 		both(want, ours, theirs)
 	}

@@ -83,11 +83,16 @@ func (s *Server) serve(l net.Listener) {
 // Address returns the host:port that clients dial.
 func (s *Server) Address() string { return s.address }
 
-// Stop ends the service. Calls under way end with errors, and their contexts are done. It returns when
-// no call is in the Backend any more.
+// lastAnswers is how long Stop waits for the answers to calls under way.
+const lastAnswers = 2 * time.Second
+
+// Stop ends the service. Calls under way have two seconds to be answered; the others end with errors, and their
+// contexts are done. It returns when no call is in the Backend any more.
 func (s *Server) Stop() {
 	s.health.Shutdown()
-	s.grpc.Stop()
+	late := time.AfterFunc(lastAnswers, s.grpc.Stop)
+	s.grpc.GracefulStop() // the trainer that completes last reads its answer
+	late.Stop()
 	<-s.served
 }
 
