@@ -1,8 +1,10 @@
 /* What touches every element of a batch, for one instruction set. hot_*.c include it, after they
  * have defined
- *   TARGET             the function attribute
- *   FN(name)           the name of a function
- *   WIDEN16(v, p, bf)  reads the 16 16-bit floats at p into the v16 at v
+ *   TARGET           the function attribute
+ *   FN(name)         the name of a function
+ *   LANES            how many floats a vector has
+ *   WIDEN(p, bf16)   reads the LANES 16-bit floats at p as a vec
+ *   WIDEN4(p, bf16)  the same for 4, as a vec4
  * All of them do the same operations of float32 in the same order. */
 #include "../../reduce/float16.h"
 #include "route.h"
@@ -11,14 +13,16 @@
 #pragma STDC FP_CONTRACT OFF
 #endif
 
+/* Copying of a row, and adding, is inlined for the lengths that are most common, as constants. */
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-typedef float v16 __attribute__((vector_size(64)));
-typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias));
-typedef char c64u __attribute__((vector_size(64), aligned(1), may_alias));
+typedef uint32_t bits_vec __attribute__((vector_size(4 * LANES)));
+typedef float vec_u __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
+typedef uint32_t bits_vec4 __attribute__((vector_size(16)));
+typedef float vec4_u __attribute__((vector_size(16), aligned(1), may_alias));
 
 enum {
-	AHEAD = 4096,      /* bytes of rows that are fetched ahead */
+	AHEAD = 8192,      /* bytes of rows that are fetched ahead */
 	MOST_FETCHED = 512 /* bytes of one row that are; the processor goes on by itself */
 };
 
@@ -27,30 +31,32 @@ INLINE int64_t FN(ahead)(int64_t bytes) {
 	return bytes * 32 <= AHEAD ? 32 : bytes * 4 >= AHEAD ? 4 : AHEAD / bytes;
 }
 
-/* copy copies one row. Its end is copied by vectors that overlap. */
+/* copy copies one row. Its end is copied by two vectors that overlap. */
 INLINE void FN(copy)(char *to, const char *from, int64_t bytes) {
-	if (bytes >= 64) {
-		for (int64_t at = 0; at + 64 < bytes; at += 64)
-			*(c64u *)(to + at) = *(const c64u *)(from + at);
-		*(c64u *)(to + bytes - 64) = *(const c64u *)(from + bytes - 64);
+	const int64_t size = 4 * LANES;
+	if (bytes >= size) {
+		for (int64_t at = 0; at + size < bytes; at += size)
+			*(vec_u *)(to + at) = *(const vec_u *)(from + at);
+		*(vec_u *)(to + bytes - size) = *(const vec_u *)(from + bytes - size);
 		return;
 	}
-#define TWICE(size)                                                                                \
-	if (bytes >= size) {                                                                           \
-		char a[size], b[size];                                                                     \
-		memcpy(a, from, size), memcpy(b, from + bytes - size, size);                               \
-		memcpy(to, a, size), memcpy(to + bytes - size, b, size);                                   \
+#define TWICE(half)                                                                                \
+	if (bytes >= half) {                                                                           \
+		char a[half], b[half];                                                                     \
+		memcpy(a, from, half), memcpy(b, from + bytes - half, half);                               \
+		memcpy(to, a, half), memcpy(to + bytes - half, b, half);                                   \
 		return;                                                                                    \
 	}
 	TWICE(32)
 	TWICE(16)
 	TWICE(8)
 	TWICE(4)
+#undef TWICE
 	for (int64_t at = 0; at < bytes; at++)
 		to[at] = from[at];
 }
 
-TARGET void FN(pr_gather)(char *out, const char *rows, int64_t row_bytes, const int32_t *inverse,
+INLINE void FN(gather_of)(char *out, const char *rows, int64_t row_bytes, const int32_t *inverse,
 						  int64_t n) {
 	const int64_t ahead = FN(ahead)(row_bytes);
 	const int64_t fetched = row_bytes < MOST_FETCHED ? row_bytes : MOST_FETCHED;
@@ -64,26 +70,53 @@ TARGET void FN(pr_gather)(char *out, const char *rows, int64_t row_bytes, const 
 	}
 }
 
-/* add adds one row of gradients to a row of sums, or sets it. */
-INLINE void FN(add)(float *sum, const char *row, int32_t dtype, int64_t dim, int set) {
+TARGET void FN(pr_gather)(char *out, const char *rows, int64_t row_bytes, const int32_t *inverse,
+						  int64_t n) {
+	switch (row_bytes) {
+	case 4:
+		FN(gather_of)(out, rows, 4, inverse, n);
+		break;
+	case 8:
+		FN(gather_of)(out, rows, 8, inverse, n);
+		break;
+	case 16:
+		FN(gather_of)(out, rows, 16, inverse, n);
+		break;
+	case 32:
+		FN(gather_of)(out, rows, 32, inverse, n);
+		break;
+	case 64:
+		FN(gather_of)(out, rows, 64, inverse, n);
+		break;
+	default:
+		FN(gather_of)(out, rows, row_bytes, inverse, n);
+	}
+}
+
+/* add adds one row of gradients to a row of sums. The first one of its id is added to -0, which
+ * changes no number: whether it is the first one, no processor can guess, so that is no branch. */
+INLINE void FN(add)(float *sum, const char *row, int32_t dtype, int64_t dim, uint8_t first) {
 	const float *f = (const float *)row;
 	const uint16_t *h = (const uint16_t *)row;
+	const uint32_t keep = (uint32_t)first - 1, zero = (uint32_t)first << 31;
 	int64_t j = 0;
-	for (; j + 16 <= dim; j += 16) {
-		v16 v;
-		if (dtype == PR_FLOAT32)
-			v = *(const v16u *)(f + j);
-		else
-			WIDEN16(&v, h + j, dtype == PR_BFLOAT16);
-		if (!set)
-			v = *(const v16u *)(sum + j) + v;
-		*(v16u *)(sum + j) = v;
+#define ADD(lanes, type, bits_type, widen)                                                         \
+	for (; j + lanes <= dim; j += lanes) {                                                         \
+		type before = (type)(((bits_type) * (const type *)(sum + j) & keep) | zero);               \
+		if (dtype == PR_FLOAT32)                                                                   \
+			before += *(const type *)(f + j);                                                      \
+		else                                                                                       \
+			before += widen(h + j, dtype == PR_BFLOAT16);                                          \
+		*(type *)(sum + j) = before;                                                               \
 	}
+	ADD(LANES, vec_u, bits_vec, WIDEN)
+	ADD(4, vec4_u, bits_vec4, WIDEN4)
+#undef ADD
 	for (; j < dim; j++) {
-		float v = dtype == PR_FLOAT32    ? f[j]
-				  : dtype == PR_BFLOAT16 ? load_bf16(h[j])
-										 : load_f16(h[j]);
-		sum[j] = set ? v : sum[j] + v;
+		const float before = from_bits((bits(sum[j]) & keep) | zero);
+		sum[j] = before + (dtype == PR_FLOAT32    ? f[j]
+						   : dtype == PR_BFLOAT16 ? load_bf16(h[j])
+												  : load_f16(h[j]));
 	}
 }
 
@@ -97,20 +130,36 @@ INLINE void FN(sum_of)(float *sums, const char *gradients, int32_t dtype, int64_
 			for (int64_t at = 0; at < fetched; at += 64)
 				__builtin_prefetch(next + at, 1, 3);
 		}
-		float *sum = sums + inverse[i] * dim;
-		if (first[i])
-			FN(add)(sum, gradients + i * given, dtype, dim, 1);
-		else
-			FN(add)(sum, gradients + i * given, dtype, dim, 0);
+		FN(add)(sums + inverse[i] * dim, gradients + i * given, dtype, dim, first[i]);
+	}
+}
+
+INLINE void FN(sum_by_dim)(float *sums, const char *gradients, int32_t dtype, int64_t dim,
+						   const int32_t *inverse, const uint8_t *first, int64_t n) {
+	switch (dim) {
+	case 1:
+		FN(sum_of)(sums, gradients, dtype, 1, inverse, first, n);
+		break;
+	case 4:
+		FN(sum_of)(sums, gradients, dtype, 4, inverse, first, n);
+		break;
+	case 8:
+		FN(sum_of)(sums, gradients, dtype, 8, inverse, first, n);
+		break;
+	case 16:
+		FN(sum_of)(sums, gradients, dtype, 16, inverse, first, n);
+		break;
+	default:
+		FN(sum_of)(sums, gradients, dtype, dim, inverse, first, n);
 	}
 }
 
 TARGET void FN(pr_sum)(float *sums, const void *gradients, int32_t dtype, int64_t dim,
 					   const int32_t *inverse, const uint8_t *first, int64_t n) {
 	if (dtype == PR_FLOAT32)
-		FN(sum_of)(sums, gradients, PR_FLOAT32, dim, inverse, first, n);
+		FN(sum_by_dim)(sums, gradients, PR_FLOAT32, dim, inverse, first, n);
 	else if (dtype == PR_BFLOAT16)
-		FN(sum_of)(sums, gradients, PR_BFLOAT16, dim, inverse, first, n);
+		FN(sum_by_dim)(sums, gradients, PR_BFLOAT16, dim, inverse, first, n);
 	else
-		FN(sum_of)(sums, gradients, PR_FLOAT16, dim, inverse, first, n);
+		FN(sum_by_dim)(sums, gradients, PR_FLOAT16, dim, inverse, first, n);
 }

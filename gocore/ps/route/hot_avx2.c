@@ -3,19 +3,18 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#define TARGET              __attribute__((target("avx2,f16c")))
-#define FN(name)            name##_avx2
-#define WIDEN16(v, p, bf16) widen16(v, p, bf16)
+#define TARGET         __attribute__((target("avx2,f16c")))
+#define FN(name)       name##_avx2
+#define LANES          8
+#define WIDEN(p, bf16) widen(p, bf16)
 
-static inline __attribute__((always_inline)) TARGET void widen16(void *v, const uint16_t *p,
-																 int bf16) {
-	for (int i = 0; i < 16; i += 8) {
-		__m128i h = _mm_loadu_si128((const __m128i *)(p + i));
-		__m256i shifted = _mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16);
-		_mm256_storeu_ps((float *)v + i, bf16 ? _mm256_castsi256_ps(shifted) : _mm256_cvtph_ps(h));
-	}
+static inline __attribute__((always_inline)) TARGET __m256 widen(const uint16_t *p, int bf16) {
+	__m128i h = _mm_loadu_si128((const __m128i *)p);
+	return bf16 ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16))
+				: _mm256_cvtph_ps(h);
 }
 
+#include "widen4.h"
 #include "hot.h"
 
 #else

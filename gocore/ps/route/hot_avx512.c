@@ -1,15 +1,20 @@
 #ifdef __x86_64__
 
 #include <immintrin.h>
+#include <stdint.h>
 
-#define TARGET     __attribute__((target("avx512f")))
-#define FN(name)   name##_avx512
-#define LOAD256(p) _mm256_loadu_si256((const __m256i *)(p))
-#define WIDEN16(v, p, bf16)                                                                        \
-	(*(v) = (bf16) ? (v16)_mm512_castsi512_ps(                                                     \
-						 _mm512_slli_epi32(_mm512_cvtepu16_epi32(LOAD256(p)), 16))                 \
-				   : (v16)_mm512_cvtph_ps(LOAD256(p)))
+#define TARGET         __attribute__((target("avx512f,f16c")))
+#define FN(name)       name##_avx512
+#define LANES          16
+#define WIDEN(p, bf16) widen(p, bf16)
 
+static inline __attribute__((always_inline)) TARGET __m512 widen(const uint16_t *p, int bf16) {
+	__m256i h = _mm256_loadu_si256((const __m256i *)p);
+	return bf16 ? _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))
+				: _mm512_cvtph_ps(h);
+}
+
+#include "widen4.h"
 #include "hot.h"
 
 #else

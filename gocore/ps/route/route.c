@@ -5,7 +5,8 @@
 #include <xmmintrin.h>
 #endif
 
-enum { BLOCK = 32 }; /* ids whose places in the set are fetched before they are searched */
+/* The words of so many ids are fetched while those of as many before are searched. */
+enum { BLOCK = 64 };
 
 static int64_t lines(int64_t bytes) {
 	return (bytes + 63) / 64 * 64;
@@ -42,39 +43,67 @@ static inline uint32_t owner_of(int64_t id, int32_t by, int64_t servers, int64_t
 	return (uint32_t)((unsigned __int128)h * (uint64_t)servers >> 64);
 }
 
-/* distinct lists the ids in order of first appearance, in seen, and returns how many there are. */
+static inline int64_t id_at(const void *ids, int32_t id_bytes, int64_t i) {
+	return id_bytes == 8 ? ((const int64_t *)ids)[i] : ((const int32_t *)ids)[i];
+}
+
+/* fetch fetches the words of a block of ids. */
+static inline __attribute__((always_inline)) void fetch(const void *ids, int32_t id_bytes,
+														int64_t from, int64_t n,
+														const uint64_t *key, uint64_t *hash,
+														const uint32_t *set, int bits) {
+	const int64_t m = n - from < BLOCK ? n - from : BLOCK;
+	for (int64_t k = 0; k < m; k++) {
+		hash[k] = keyed(key, id_at(ids, id_bytes, from + k));
+		__builtin_prefetch(set + (hash[k] >> (64 - bits)), 1);
+	}
+}
+
+/* distinct lists the ids in order of first appearance, in seen, and returns how many there are.
+ * Whether an id was seen before, no processor can guess, so there is no branch on it: of a block,
+ * the ids that the set has at once are found first, and what is left, mostly new ids, is searched
+ * then. */
 static inline __attribute__((always_inline)) int64_t distinct(const void *ids, int64_t n,
 															  int32_t id_bytes, const uint64_t *key,
 															  int64_t *seen, int32_t *inverse,
 															  uint8_t *first, uint32_t *set) {
 	const int bits = bits_of(n);
-	const uint32_t last = (uint32_t)(((uint64_t)1 << bits) - 1);
-	const uint32_t index = last; /* the bits of an index, which counts from 1: at most n */
+	/* The low bits of a word are an index into seen, which counts from 1. 0 is a free word. */
+	const uint32_t index = (uint32_t)(((uint64_t)1 << bits) - 1);
 	memset(set, 0, sizeof *set << bits);
 	int64_t found = 0;
-	for (int64_t i = 0; i < n; i += BLOCK) {
-		const int64_t m = n - i < BLOCK ? n - i : BLOCK;
-		int64_t id[BLOCK];
-		uint64_t hash[BLOCK];
-		for (int64_t k = 0; k < m; k++) {
-			id[k] = id_bytes == 8 ? ((const int64_t *)ids)[i + k] : ((const int32_t *)ids)[i + k];
-			hash[k] = keyed(key, id[k]);
-			__builtin_prefetch(set + (hash[k] >> (64 - bits)), 1);
+	uint64_t hashes[2][BLOCK];
+	fetch(ids, id_bytes, 0, n, key, hashes[0], set, bits);
+	for (int64_t from = 0; from < n; from += BLOCK) {
+		const uint64_t *hash = hashes[from / BLOCK & 1];
+		fetch(ids, id_bytes, from + BLOCK, n, key, hashes[~(from / BLOCK) & 1], set, bits);
+		const uint32_t m = n - from < BLOCK ? (uint32_t)(n - from) : BLOCK;
+		uint32_t rest[BLOCK], left = 0;
+		for (uint32_t k = 0; k < m; k++) {
+			const uint32_t word = set[hash[k] >> (64 - bits)];
+			const uint32_t at = (word & index) - (word != 0);
+			const int same = seen[at] == id_at(ids, id_bytes, from + k);
+			const int here = (word != 0) & (((word ^ (uint32_t)hash[k]) & ~index) == 0) & same;
+			inverse[from + k] = (int32_t)at;
+			first[from + k] = 0;
+			rest[left] = k;
+			left += !here;
 		}
-		for (int64_t k = 0; k < m; k++) {
-			uint32_t at = (uint32_t)(hash[k] >> (64 - bits)), tag = (uint32_t)hash[k] & ~index;
-			uint32_t word;
+		for (uint32_t r = 0; r < left; r++) {
+			const uint32_t k = rest[r], tag = (uint32_t)hash[k] & ~index;
+			const int64_t id = id_at(ids, id_bytes, from + k);
+			uint32_t at = (uint32_t)(hash[k] >> (64 - bits)), word;
 			while ((word = set[at]) != 0) {
-				if ((word & ~index) == tag && seen[(word & index) - 1] == id[k])
+				if ((word & ~index) == tag && seen[(word & index) - 1] == id)
 					break;
-				at = (at + 1) & last;
+				at = (at + 1) & index;
 			}
-			first[i + k] = word == 0;
 			if (word == 0) {
-				seen[found++] = id[k];
+				seen[found++] = id;
 				set[at] = word = tag | (uint32_t)found;
+				first[from + k] = 1;
 			}
-			inverse[i + k] = (int32_t)((word & index) - 1);
+			inverse[from + k] = (int32_t)((word & index) - 1);
 		}
 	}
 	return found;

@@ -1,6 +1,7 @@
 package route
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -100,11 +101,11 @@ func batches(random *rand.Rand) map[string][]int64 {
 		"lines":     draw(2000, func() int64 { return random.Int64N(500) << 40 }),
 	}
 	for n := range 70 {
-		all[string(rune('A'+n))] = draw(n, func() int64 { return random.Int64N(40) - 20 })
+		all[fmt.Sprintf("%d", n)] = draw(n, func() int64 { return random.Int64N(40) - 20 })
 	}
 	for _, n := range []int{31, 32, 33, 64, 1024, 4096} { // powers of 2: the set is exactly half full
 		next := int64(0)
-		all[string(rune(n))+" in a row"] = draw(n, func() int64 { next++; return next })
+		all[fmt.Sprintf("%d in a row", n)] = draw(n, func() int64 { next++; return next })
 	}
 	return all
 }
