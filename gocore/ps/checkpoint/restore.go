@@ -1,12 +1,11 @@
 package checkpoint
 
 import (
+	"fmt"
 	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
-
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Restore reads all parts, and gives the sink the rows that are mine; nil: all rows. The number of servers
@@ -55,7 +54,7 @@ type reader struct {
 }
 
 func (r *reader) damaged(format string, args ...any) error {
-	return argument("%s is damaged: %v; restore another cut, and remove this one", r.path, status.New(status.Argument, format, args...))
+	return argument("%s is damaged: %s; restore another cut, and remove this one", r.path, fmt.Sprintf(format, args...))
 }
 
 func (r *reader) at(b []byte, offset int64) error {
