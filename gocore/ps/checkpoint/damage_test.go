@@ -67,15 +67,18 @@ func TestAPartIsCutOffWhileItIsRead(t *testing.T) {
 	require.ErrorContains(t, m.Restore(nil, sink(t, 42)), "cannot open part 0")
 }
 
-// A part of another cut, or of another server, is not taken for this one though it is whole.
+// A part of another cut, or of another attempt at this one, is not taken for this one though it is whole.
 func TestPartsAreNotExchanged(t *testing.T) {
-	dir := t.TempDir()
-	m, other := commit(t, dir, 42, 2, 0), commit(t, t.TempDir(), 41, 2, 0)
-	part := func(m *Manifest, i int) string { return filepath.Join(m.Folder, m.Parts[i].Name) }
-	b, err := os.ReadFile(part(other, 0))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(part(m, 0), b, 0o600))
-	require.ErrorContains(t, read(t, dir), "its beginning is not that of part 0 of 2 of step 42")
+	dir, other := t.TempDir(), t.TempDir()
+	m := commit(t, dir, 42, 2, 0)
+	for want, step := range map[string]int64{"its beginning is not that of part 0 of 2 of step 42": 41, "the checksum of its index is": 42} {
+		part, err := WritePart(other, step, 0, 2, sources(41, 0, 2))
+		require.NoError(t, err)
+		b, err := os.ReadFile(filepath.Join(folderOf(other, step), part.File))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(m.Folder, m.Parts[0].Name), b, 0o600))
+		require.ErrorContains(t, read(t, dir), want)
+	}
 }
 
 func TestADamagedCutIsSkipped(t *testing.T) {
