@@ -89,7 +89,7 @@ func (m *Manifest) check() error {
 			return fmt.Errorf("the manifest says that part %d has %d bytes, %d chunks and rows of %d tables, of %d", server, p.Bytes, p.Chunks, len(p.Rows), len(m.Tables))
 		}
 		for i, n := range p.Rows {
-			if n < 0 || n > p.Bytes/8 {
+			if n < 0 || n > p.Bytes/m.Tables[i].rowBytes() {
 				return fmt.Errorf("the manifest says that part %d has %d rows of table %q in %d bytes", server, n, m.Tables[i].Name, p.Bytes)
 			}
 			rows[i] += n // at most 2^16 numbers below 2^60: checked below
