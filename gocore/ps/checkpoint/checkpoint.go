@@ -33,6 +33,7 @@ const (
 	mostState    = 1 << 18
 	chunkBytes   = 1 << 20  // a chunk has as many rows as fit, and at least one
 	mostChunk    = 16 << 20 // bytes of a chunk that is read
+	mostReaders  = 16
 )
 
 // Source gives the rows of a table that one server has. Nobody changes rows while a part is written.
@@ -53,8 +54,8 @@ type Source interface {
 type Sink interface {
 	// Begin comes first, with all tables of the cut.
 	Begin(tables []Table) error
-	// Rows brings rows of tables[table] and their states. The memory is outside the Go heap; it holds
-	// other rows after Rows has returned.
+	// Rows brings rows of tables[table] and their states. Several goroutines call it at once. The memory
+	// is outside the Go heap; it holds other rows after Rows has returned.
 	Rows(table int, ids []int64, rows []byte, states []float32) error
 }
 
