@@ -88,7 +88,10 @@ func publish(folder string, text []byte) error {
 		_ = os.Remove(staged)
 		return err
 	}
-	return flush(folder)
+	if err := flush(folder); err != nil {
+		return err
+	}
+	return flush(filepath.Dir(folder)) // whoever made the folder may have died before it did that
 }
 
 func writeSynced(path string, b []byte) error {

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -67,6 +68,20 @@ func TestAPartIsCutOffWhileItIsRead(t *testing.T) {
 	require.ErrorContains(t, m.Restore(nil, sink(t, 42)), "it was written with")
 	require.NoError(t, os.Remove(path))
 	require.ErrorContains(t, m.Restore(nil, sink(t, 42)), "cannot open part 0")
+}
+
+func TestAPipeIsNotOpened(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(folderOf(dir, 3), 0o700))
+	require.NoError(t, syscall.Mkfifo(filepath.Join(folderOf(dir, 3), manifestName), 0o600))
+	_, err := Latest(dir)
+	require.ErrorContains(t, err, "is no regular file")
+	m := commit(t, dir, 42, 1, 0)
+	part := filepath.Join(m.Folder, m.Parts[0].Name)
+	require.NoError(t, os.Remove(part))
+	require.NoError(t, syscall.Mkfifo(part, 0o600))
+	_, err = Open(dir, 42)
+	require.ErrorContains(t, err, "part 0, ")
 }
 
 // A part of another cut, or of another attempt at this one, is not taken for this one though it is whole.

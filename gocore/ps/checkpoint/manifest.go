@@ -128,6 +128,10 @@ func Open(dir string, step int64) (*Manifest, error) {
 }
 
 func readManifest(path string) ([]byte, error) {
+	// To open a pipe would wait for whoever writes into it.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

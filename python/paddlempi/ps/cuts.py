@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Iterator
 from importlib import import_module
@@ -84,6 +85,9 @@ class Cut:
             if self.step != step:
                 raise _Damaged(f"its manifest is of step {self.step}")
             self.tables = [_table(one) for one in _list(manifest, "tables")]
+            names = [table.name for table in self.tables]
+            if names != sorted(set(names)):
+                raise _Damaged("its tables are not in the order of their names")
             self.extra = base64.b64decode(manifest.get("extra") or "", validate=True)
             self._parts = [self._part(one) for one in _list(manifest, "parts")]
             for number, table in enumerate(self.tables):
@@ -105,7 +109,7 @@ class Cut:
             _whole(given, "crc32", 0, (1 << 32) - 1),
             _list(given, "rows"),
         )
-        there = part.path.stat().st_size
+        there = _size(part.path)
         if there != size:
             raise _Damaged(f"{name} has {there} bytes; it was written with {size}")
         if len(part.rows) != len(self.tables):
@@ -223,6 +227,7 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
+    _size(path)
     with open(path, "rb") as file:
         text = file.read(_MOST_MANIFEST + 1)
     found = re.fullmatch(rb'\{"crc32":"([0-9a-f]{8})","manifest":(.*)\}\n', text, re.DOTALL)
@@ -234,6 +239,14 @@ def _manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise _Damaged(f"its manifest is none of format {_FORMAT}")
     return manifest
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file. To open a pipe would wait for whoever writes into it."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise _Damaged(f"{path} is no regular file")
+    return status.st_size
 
 
 def _table(given: Any) -> CutTable:

@@ -206,6 +206,17 @@ def test_an_older_cut_is_taken_if_the_newest_is_not_whole(cut: Path) -> None:
         open_cut(cut, 50)
 
 
+def test_a_pipe_is_not_opened(cut: Path) -> None:
+    for path in (cut / "cut-00000042").iterdir():
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(errors.ArgumentError, match="is no regular file"):
+            open_cut(cut, STEP)
+        path.unlink()
+        shutil.copy(GOLDEN / "cut-00000042" / path.name, path)
+    everything(cut)
+
+
 def test_a_damaged_cut_exports_nothing_and_leaves_no_table(cut: Path, tmp_path: Path) -> None:
     part = sorted((cut / "cut-00000042").glob("part-*"))[-1]
     data = bytearray(part.read_bytes())
@@ -247,6 +258,7 @@ def set_at(*path: Any) -> Callable[[dict[str, Any]], None]:
         (set_at("step", "42"), "step='42'"),
         (set_at("tables", None), "no list of tables"),
         (set_at("tables", 0, "name", 3), "a table without a name"),
+        (set_at("tables", 0, "name", "item"), "not in the order of their names"),
         (set_at("tables", 0, "dtype", "float64"), "has no dtype of a row"),
         (set_at("tables", 0, "config", []), "or no config"),
         (set_at("tables", 0, "dim", 1 << 40), "dim=1099511627776"),
