@@ -72,6 +72,12 @@ ROOMS = (
         "topo trace work",
     ),
     Room(
+        "gocore/ps/checkpoint",
+        "cuts of the tables of servers: parts with checksums, a manifest in a second phase, rows "
+        "for any number of servers",
+        "mem op ps/table status",
+    ),
+    Room(
         "gocore/ps/table",
         "tables of embeddings: rows by int64 id with the state of an optimizer, in C memory",
         "mem op reduce status",

@@ -15,6 +15,7 @@ package checkpoint
 
 import (
 	"encoding/json"
+	"fmt"
 	"unicode/utf8"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -27,11 +28,12 @@ const (
 	MostTables   = 1 << 16
 	MostName     = 1 << 10  // bytes of a table's name
 	MostConfig   = 1 << 20  // bytes of a table's config
-	MostManifest = 64 << 20 // bytes of a manifest
+	MostManifest = 16 << 20 // bytes of a manifest
 	mostDim      = 1 << 16
 	mostState    = 1 << 18
 	chunkBytes   = 1 << 20  // a chunk has as many rows as fit, and at least one
 	mostChunk    = 16 << 20 // bytes of a chunk that is read
+	mostReaders  = 16
 )
 
 // Source gives the rows of a table that one server has. Nobody changes rows while a part is written.
@@ -52,8 +54,8 @@ type Source interface {
 type Sink interface {
 	// Begin comes first, with all tables of the cut.
 	Begin(tables []Table) error
-	// Rows brings rows of tables[table] and their states. The memory is outside the Go heap; it holds
-	// other rows after Rows has returned.
+	// Rows brings rows of tables[table] and their states. Several goroutines call it at once. The memory
+	// is outside the Go heap; it holds other rows after Rows has returned.
 	Rows(table int, ids []int64, rows []byte, states []float32) error
 }
 
@@ -121,17 +123,17 @@ func itemBytes(dtype string) int64 {
 func (t *Table) check() error {
 	switch {
 	case t.Name == "" || len(t.Name) > MostName || !utf8.ValidString(t.Name):
-		return argument("a table's name has %d bytes, or is not UTF-8; it needs 1 to %d bytes of UTF-8: %.40q", len(t.Name), MostName, t.Name)
+		return fmt.Errorf("a table's name has %d bytes, or is not UTF-8; it needs 1 to %d bytes of UTF-8: %.40q", len(t.Name), MostName, t.Name)
 	case itemBytes(t.DType) == 0:
-		return argument("table %q has dtype %.40q, which is none of float32, float16, bfloat16", t.Name, t.DType)
+		return fmt.Errorf("table %q has dtype %.40q, which is none of float32, float16, bfloat16", t.Name, t.DType)
 	case t.Dim < 1 || t.Dim > mostDim:
-		return argument("table %q has dim %d, which is not from 1 to %d", t.Name, t.Dim, mostDim)
+		return fmt.Errorf("table %q has dim %d, which is not from 1 to %d", t.Name, t.Dim, mostDim)
 	case t.StateLen < 0 || t.StateLen > mostState:
-		return argument("table %q has states of %d floats; 0 to %d are possible", t.Name, t.StateLen, mostState)
+		return fmt.Errorf("table %q has states of %d floats; 0 to %d are possible", t.Name, t.StateLen, mostState)
 	case t.Steps < 0 || t.Rows < 0:
-		return argument("table %q has %d steps and %d rows", t.Name, t.Steps, t.Rows)
+		return fmt.Errorf("table %q has %d steps and %d rows", t.Name, t.Steps, t.Rows)
 	case len(t.Config) > MostConfig || !json.Valid(t.Config):
-		return argument("the config of table %q has %d bytes, or is no JSON; it must be JSON of at most %d bytes", t.Name, len(t.Config), MostConfig)
+		return fmt.Errorf("the config of table %q has %d bytes, or is no JSON; it must be JSON of at most %d bytes", t.Name, len(t.Config), MostConfig)
 	}
 	return nil
 }

@@ -59,10 +59,11 @@ func (t *Table) layout(n int64) layout {
 	return l
 }
 
+// rowBytes returns the bytes of an id, its row and its state.
+func (t *Table) rowBytes() int64 { return 8 + t.Dim*itemBytes(t.DType) + t.StateLen*4 }
+
 // most returns how many rows a chunk gets.
-func (t *Table) most() int64 {
-	return max(1, chunkBytes/(8+t.Dim*itemBytes(t.DType)+t.StateLen*4))
-}
+func (t *Table) most() int64 { return max(1, chunkBytes/t.rowBytes()) }
 
 // chunk is memory for one chunk, outside the Go heap: tables take no other.
 type chunk struct {

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,23 +17,24 @@ func Commit(dir string, step int64, parts []Part, extra []byte, keep int) error 
 	if err := refuseComplete(dir, step); err != nil {
 		return err
 	}
+	folder := folderOf(dir, step)
 	m, err := join(step, parts)
 	if err != nil {
-		return err
+		return argument("%s cannot become complete: %v", folder, err)
 	}
-	m.Extra, m.Folder = extra, folderOf(dir, step)
+	m.Extra, m.Folder = extra, folder
 	if err := m.sizes(); err != nil {
-		return err
+		return argument("%s cannot become complete: %v", folder, err)
 	}
 	text, err := m.encode()
 	if err != nil {
-		return err
+		return argument("%s cannot become complete: %v", folder, err)
 	}
-	if err := publish(m.Folder, text); err != nil {
-		return argument("cannot write the manifest of %s: %v", m.Folder, err)
+	if err := publish(folder, text); err != nil {
+		return argument("cannot write the manifest of %s: %v", folder, err)
 	}
 	// The cut is complete. What cannot be removed now is removed by the next Commit.
-	sweep(m.Folder, m.Parts)
+	sweep(folder, m.Parts)
 	trim(dir, step, keep)
 	return nil
 }
@@ -40,13 +42,13 @@ func Commit(dir string, step int64, parts []Part, extra []byte, keep int) error 
 // join makes a manifest of what the servers say of their parts, in any order.
 func join(step int64, parts []Part) (*Manifest, error) {
 	if len(parts) < 1 || len(parts) > MostServers {
-		return nil, argument("%d parts; a cut has 1 to %d", len(parts), MostServers)
+		return nil, fmt.Errorf("%d parts; a cut has 1 to %d", len(parts), MostServers)
 	}
 	m := &Manifest{Format: format, Step: step, Parts: make([]File, len(parts))}
 	for i := range parts {
 		p := &parts[i]
 		if p.Step != step || p.Servers != len(parts) || p.Server < 0 || p.Server >= len(parts) || m.Parts[p.Server].Name != "" {
-			return nil, argument("a part is of server %d of %d and of step %d; the cut of step %d needs one part of every server from 0 to %d",
+			return nil, fmt.Errorf("a part is of server %d of %d and of step %d; the cut of step %d needs one part of every server from 0 to %d",
 				p.Server, p.Servers, p.Step, step, len(parts)-1)
 		}
 		if i == 0 {
@@ -56,13 +58,13 @@ func join(step int64, parts []Part) (*Manifest, error) {
 			}
 		}
 		if len(p.Tables) != len(m.Tables) {
-			return nil, argument("server %d has %d tables, server %d has %d", p.Server, len(p.Tables), parts[0].Server, len(m.Tables))
+			return nil, fmt.Errorf("server %d has %d tables, server %d has %d", p.Server, len(p.Tables), parts[0].Server, len(m.Tables))
 		}
 		f := File{Name: p.File, Bytes: p.Bytes, Chunks: p.Chunks, CRC: p.CRC, Rows: make([]int64, len(m.Tables))}
 		for t := range p.Tables {
 			table, of := &p.Tables[t], &m.Tables[t]
 			if !table.same(of) {
-				return nil, argument("the tables of the servers differ: server %d has %.80q (%s, dim %d, states of %d), server %d has %.80q (%s, dim %d, states of %d), or their configs differ",
+				return nil, fmt.Errorf("the tables of the servers differ: server %d has %.80q (%s, dim %d, states of %d), server %d has %.80q (%s, dim %d, states of %d), or their configs differ",
 					p.Server, table.Name, table.DType, table.Dim, table.StateLen, parts[0].Server, of.Name, of.DType, of.Dim, of.StateLen)
 			}
 			f.Rows[t] = table.Rows
@@ -86,7 +88,10 @@ func publish(folder string, text []byte) error {
 		_ = os.Remove(staged)
 		return err
 	}
-	return flush(folder)
+	if err := flush(folder); err != nil {
+		return err
+	}
+	return flush(filepath.Dir(folder)) // whoever made the folder may have died before it did that
 }
 
 func writeSynced(path string, b []byte) error {

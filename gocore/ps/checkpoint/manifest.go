@@ -11,8 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 const manifestName = "manifest.json"
@@ -37,12 +35,12 @@ const (
 func (m *Manifest) encode() ([]byte, error) {
 	text, err := json.Marshal(m)
 	if err != nil {
-		return nil, argument("cannot write the manifest: %v", err)
+		return nil, fmt.Errorf("cannot write the manifest: %v", err)
 	}
 	b := fmt.Appendf(nil, before, crc32.ChecksumIEEE(text))
 	b = append(append(b, text...), behind...)
 	if len(b) > MostManifest {
-		return nil, argument("the manifest would have %d bytes; %d are possible: give fewer bytes in extra", len(b), MostManifest)
+		return nil, fmt.Errorf("the manifest would have %d bytes; %d are possible: give fewer bytes in extra", len(b), MostManifest)
 	}
 	return b, nil
 }
@@ -51,58 +49,58 @@ func (m *Manifest) encode() ([]byte, error) {
 func decode(b []byte) (*Manifest, error) {
 	start := len(fmt.Sprintf(before, 0))
 	if len(b) < start+len(behind) || !bytes.HasSuffix(b, []byte(behind)) {
-		return nil, argument("the manifest is cut off")
+		return nil, fmt.Errorf("the manifest is cut off")
 	}
 	text := b[start : len(b)-len(behind)]
 	if sum := fmt.Sprintf(before, crc32.ChecksumIEEE(text)); string(b[:start]) != sum {
-		return nil, argument("the manifest is damaged: its checksum is wrong")
+		return nil, fmt.Errorf("the manifest is damaged: its checksum is wrong")
 	}
 	m := &Manifest{}
 	if err := json.Unmarshal(text, m); err != nil {
-		return nil, argument("the manifest cannot be read: %v", err)
+		return nil, fmt.Errorf("the manifest cannot be read: %v", err)
 	}
 	if m.Format != format {
-		return nil, argument("the cut has format %d; this paddlempi reads format %d", m.Format, format)
+		return nil, fmt.Errorf("the cut has format %d; this paddlempi reads format %d", m.Format, format)
 	}
 	return m, m.check()
 }
 
 func (m *Manifest) check() error {
 	if m.Step < 0 {
-		return argument("the manifest says that its step is %d", m.Step)
+		return fmt.Errorf("the manifest says that its step is %d", m.Step)
 	}
 	if len(m.Parts) < 1 || len(m.Parts) > MostServers || len(m.Tables) > MostTables {
-		return argument("the manifest has %d parts and %d tables; there may be 1 to %d, and %d", len(m.Parts), len(m.Tables), MostServers, MostTables)
+		return fmt.Errorf("the manifest has %d parts and %d tables; there may be 1 to %d, and %d", len(m.Parts), len(m.Tables), MostServers, MostTables)
 	}
 	for i := range m.Tables {
 		if err := m.Tables[i].check(); err != nil {
 			return err
 		}
 		if i > 0 && m.Tables[i-1].Name >= m.Tables[i].Name {
-			return argument("the tables of the manifest are not in the order of their names: %q comes before %q", m.Tables[i-1].Name, m.Tables[i].Name)
+			return fmt.Errorf("the tables of the manifest are not in the order of their names: %q comes before %q", m.Tables[i-1].Name, m.Tables[i].Name)
 		}
 	}
 	rows := make([]int64, len(m.Tables))
 	for server, p := range m.Parts {
 		if !partPattern.MatchString(p.Name) {
-			return argument("the manifest names a part %.80q, which is no name of a part", p.Name)
+			return fmt.Errorf("the manifest names a part %.80q, which is no name of a part", p.Name)
 		}
 		if p.Chunks < 0 || p.Bytes < headerBytes || p.Chunks > (p.Bytes-headerBytes)/entryBytes || len(p.Rows) != len(m.Tables) {
-			return argument("the manifest says that part %d has %d bytes, %d chunks and rows of %d tables, of %d", server, p.Bytes, p.Chunks, len(p.Rows), len(m.Tables))
+			return fmt.Errorf("the manifest says that part %d has %d bytes, %d chunks and rows of %d tables, of %d", server, p.Bytes, p.Chunks, len(p.Rows), len(m.Tables))
 		}
 		for i, n := range p.Rows {
-			if n < 0 || n > p.Bytes/8 {
-				return argument("the manifest says that part %d has %d rows of table %q in %d bytes", server, n, m.Tables[i].Name, p.Bytes)
+			if n < 0 || n > p.Bytes/m.Tables[i].rowBytes() {
+				return fmt.Errorf("the manifest says that part %d has %d rows of table %q in %d bytes", server, n, m.Tables[i].Name, p.Bytes)
 			}
 			rows[i] += n // at most 2^16 numbers below 2^60: checked below
 			if rows[i] < 0 {
-				return argument("the manifest says that its parts have more rows than there are numbers")
+				return fmt.Errorf("the manifest says that its parts have more rows than there are numbers")
 			}
 		}
 	}
 	for i, n := range rows {
 		if m.Tables[i].Rows != n {
-			return argument("the manifest says that table %q has %d rows, and that its parts have %d", m.Tables[i].Name, m.Tables[i].Rows, n)
+			return fmt.Errorf("the manifest says that table %q has %d rows, and that its parts have %d", m.Tables[i].Name, m.Tables[i].Rows, n)
 		}
 	}
 	return nil
@@ -117,7 +115,7 @@ func Open(dir string, step int64) (*Manifest, error) {
 	}
 	m, err := decode(b)
 	if err == nil && m.Step != step {
-		err = argument("its manifest is of step %d", m.Step)
+		err = fmt.Errorf("its manifest is of step %d", m.Step)
 	}
 	if err == nil {
 		m.Folder = folder
@@ -130,6 +128,10 @@ func Open(dir string, step int64) (*Manifest, error) {
 }
 
 func readManifest(path string) ([]byte, error) {
+	// To open a pipe would wait for whoever writes into it.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -137,7 +139,7 @@ func readManifest(path string) ([]byte, error) {
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, MostManifest+1))
 	if err == nil && len(b) > MostManifest {
-		err = argument("the manifest has more than %d bytes", MostManifest)
+		err = fmt.Errorf("the manifest has more than %d bytes", MostManifest)
 	}
 	return b, err
 }
@@ -147,10 +149,10 @@ func (m *Manifest) sizes() error {
 	for server, p := range m.Parts {
 		info, err := os.Stat(filepath.Join(m.Folder, p.Name))
 		if err != nil {
-			return argument("part %d: %v", server, err)
+			return fmt.Errorf("part %d: %v", server, err)
 		}
 		if !info.Mode().IsRegular() || info.Size() != p.Bytes {
-			return argument("part %d, %s, has %d bytes; it was written with %d", server, p.Name, info.Size(), p.Bytes)
+			return fmt.Errorf("part %d, %s, has %d bytes; it was written with %d", server, p.Name, info.Size(), p.Bytes)
 		}
 	}
 	return nil
@@ -211,7 +213,7 @@ func hasManifest(dir string, step int64) bool {
 
 func refuseComplete(dir string, step int64) error {
 	if _, err := Open(dir, step); err == nil {
-		return status.New(status.Argument, "checkpoint: %s is complete, and cuts are not overwritten: remove it, or choose another step or directory", folderOf(dir, step))
+		return argument("%s is complete, and cuts are not overwritten: remove it, or choose another step or directory", folderOf(dir, step))
 	}
 	return nil
 }

@@ -1,16 +1,18 @@
 package checkpoint
 
 import (
+	"fmt"
 	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
-
-	"github.com/paddlempi/paddlempi/gocore/status"
+	"runtime"
+	"sync"
+	"sync/atomic"
 )
 
 // Restore reads all parts, and gives the sink the rows that are mine; nil: all rows. The number of servers
-// may be another one than that which wrote. Of chunks without such a row only the ids are read. After an
+// may be another one than that which wrote. mine may be called by several goroutines at once. Of chunks without such a row only the ids are read. After an
 // error the sink may have got some of the rows.
 func (m *Manifest) Restore(mine func(table string, id int64) bool, sink Sink) error {
 	if err := littleEndian(); err != nil {
@@ -19,17 +21,15 @@ func (m *Manifest) Restore(mine func(table string, id int64) bool, sink Sink) er
 	if err := sink.Begin(m.Tables); err != nil {
 		return err
 	}
-	var c chunk
-	defer c.free()
 	for server := range m.Parts {
-		if err := m.restorePart(server, &c, mine, sink); err != nil {
+		if err := m.restorePart(server, mine, sink); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *Manifest) restorePart(server int, c *chunk, mine func(string, int64) bool, sink Sink) error {
+func (m *Manifest) restorePart(server int, mine func(string, int64) bool, sink Sink) error {
 	path := filepath.Join(m.Folder, m.Parts[server].Name)
 	f, err := os.Open(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func (m *Manifest) restorePart(server int, c *chunk, mine func(string, int64) bo
 	if err != nil {
 		return argument("cannot read %s: %v", path, err)
 	}
-	r := reader{m: m, server: server, path: path, file: f, size: info.Size(), chunk: c}
+	r := reader{m: m, server: server, path: path, file: f, size: info.Size()}
 	return r.read(mine, sink)
 }
 
@@ -51,11 +51,10 @@ type reader struct {
 	path   string
 	file   io.ReaderAt
 	size   int64
-	chunk  *chunk
 }
 
 func (r *reader) damaged(format string, args ...any) error {
-	return argument("%s is damaged: %v; restore another cut, and remove this one", r.path, status.New(status.Argument, format, args...))
+	return argument("%s is damaged: %s; restore another cut, and remove this one", r.path, fmt.Sprintf(format, args...))
 }
 
 func (r *reader) at(b []byte, offset int64) error {
@@ -65,94 +64,119 @@ func (r *reader) at(b []byte, offset int64) error {
 	return nil
 }
 
-// index reads and checks everything but the chunks. It returns their entries.
-func (r *reader) index() ([]entry, error) {
+// index reads and checks everything but the chunks. It returns their entries, and where they begin.
+func (r *reader) index() ([]entry, []int64, error) {
 	part := &r.m.Parts[r.server]
 	if r.size != part.Bytes {
-		return nil, r.damaged("it has %d bytes; it was written with %d", r.size, part.Bytes)
+		return nil, nil, r.damaged("it has %d bytes; it was written with %d", r.size, part.Bytes)
 	}
 	var first [headerBytes]byte
 	if err := r.at(first[:], 0); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if first != header(r.m.Step, r.server, len(r.m.Parts)) {
-		return nil, r.damaged("its beginning is not that of part %d of %d of step %d", r.server, len(r.m.Parts), r.m.Step)
+		return nil, nil, r.damaged("its beginning is not that of part %d of %d of step %d", r.server, len(r.m.Parts), r.m.Step)
 	}
 	// The manifest has at most as many chunks as there is room for in the part.
 	b := make([]byte, part.Chunks*entryBytes)
 	if err := r.at(b, part.Bytes-int64(len(b))); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if sum := crc32.ChecksumIEEE(b); sum != part.CRC {
-		return nil, r.damaged("the checksum of its index is %08x instead of %08x", sum, part.CRC)
+		return nil, nil, r.damaged("the checksum of its index is %08x instead of %08x", sum, part.CRC)
 	}
-	entries := make([]entry, part.Chunks)
+	entries, offsets := make([]entry, part.Chunks), make([]int64, part.Chunks)
 	rows := make([]int64, len(r.m.Tables))
-	left := part.Bytes - headerBytes - int64(len(b))
+	end := part.Bytes - int64(len(b))
+	left := end - headerBytes
 	for i := range entries {
 		e := entryOf(b[i*entryBytes:])
 		if int64(e.table) >= int64(len(rows)) {
-			return nil, r.damaged("chunk %d is of table %d of %d", i, e.table, len(rows))
+			return nil, nil, r.damaged("chunk %d is of table %d of %d", i, e.table, len(rows))
 		}
 		size := r.m.Tables[e.table].layout(int64(e.rows)).bytes
 		if e.rows == 0 || size > mostChunk || size > left {
-			return nil, r.damaged("chunk %d has %d rows in %d bytes; %d bytes are left, and a chunk has at most %d", i, e.rows, size, left, mostChunk)
+			return nil, nil, r.damaged("chunk %d has %d rows in %d bytes; %d bytes are left, and a chunk has at most %d", i, e.rows, size, left, mostChunk)
 		}
+		entries[i], offsets[i] = e, end-left
 		left -= size
 		rows[e.table] += int64(e.rows)
-		entries[i] = e
 	}
 	if left != 0 {
-		return nil, r.damaged("%d bytes are left between the chunks and their index", left)
+		return nil, nil, r.damaged("%d bytes are left between the chunks and their index", left)
 	}
 	for i, n := range rows {
 		if n != part.Rows[i] {
-			return nil, r.damaged("its chunks have %d rows of table %q; the manifest says %d", n, r.m.Tables[i].Name, part.Rows[i])
+			return nil, nil, r.damaged("its chunks have %d rows of table %q; the manifest says %d", n, r.m.Tables[i].Name, part.Rows[i])
 		}
 	}
-	return entries, nil
+	return entries, offsets, nil
 }
 
+// read gives the sink the rows that are mine. Several goroutines do it, each with a chunk at a time: what
+// takes the time is to put rows into a table.
 func (r *reader) read(mine func(string, int64) bool, sink Sink) error {
-	entries, err := r.index()
+	entries, offsets, err := r.index()
 	if err != nil {
 		return err
 	}
-	c := r.chunk
-	offset := int64(headerBytes)
-	var places []int64
-	for i, e := range entries {
-		table := &r.m.Tables[e.table]
-		if err := c.set(table, int64(e.rows)); err != nil {
+	var next atomic.Int64
+	errs := make([]error, min(len(entries), runtime.GOMAXPROCS(0), mostReaders))
+	var readers sync.WaitGroup
+	for i := range errs {
+		readers.Add(1)
+		go func() {
+			defer readers.Done()
+			var c chunk
+			defer c.free()
+			for errs[i] == nil {
+				at := int(next.Add(1)) - 1
+				if at >= len(entries) {
+					return
+				}
+				errs[i] = r.chunk(&c, entries[at], offsets[at], mine, sink)
+			}
+			next.Store(int64(len(entries))) // the others end too
+		}()
+	}
+	readers.Wait()
+	for _, err := range errs {
+		if err != nil {
 			return err
 		}
-		if err := r.at(c.data[:c.rows], offset); err != nil {
-			return err
-		}
-		if crc32.ChecksumIEEE(c.data[:c.rows]) != e.ids {
-			return r.damaged("the checksum of the ids of chunk %d, at byte %d, is wrong", i, offset)
-		}
-		places = places[:0]
-		for at, id := range c.ids() {
-			if mine == nil || mine(table.Name, id) {
-				places = append(places, int64(at))
-			}
-		}
-		if len(places) > 0 {
-			if err := r.at(c.data[c.rows:], offset+c.rows); err != nil {
-				return err
-			}
-			if crc32.ChecksumIEEE(c.data[c.rows:]) != e.values {
-				return r.damaged("the checksum of the rows of chunk %d, at byte %d, is wrong", i, offset)
-			}
-			if int64(len(places)) < c.n {
-				c.keep(places)
-			}
-			if err := sink.Rows(int(e.table), c.ids(), c.values(), c.stateFloats()); err != nil {
-				return err
-			}
-		}
-		offset += c.bytes
 	}
 	return nil
+}
+
+// chunk reads one chunk, which begins at an offset, into c.
+func (r *reader) chunk(c *chunk, e entry, offset int64, mine func(string, int64) bool, sink Sink) error {
+	table := &r.m.Tables[e.table]
+	if err := c.set(table, int64(e.rows)); err != nil {
+		return err
+	}
+	if err := r.at(c.data[:c.rows], offset); err != nil {
+		return err
+	}
+	if crc32.ChecksumIEEE(c.data[:c.rows]) != e.ids {
+		return r.damaged("the checksum of the ids at byte %d is wrong", offset)
+	}
+	var places []int64
+	for at, id := range c.ids() {
+		if mine == nil || mine(table.Name, id) {
+			places = append(places, int64(at))
+		}
+	}
+	if len(places) == 0 {
+		return nil
+	}
+	if err := r.at(c.data[c.rows:], offset+c.rows); err != nil {
+		return err
+	}
+	if crc32.ChecksumIEEE(c.data[c.rows:]) != e.values {
+		return r.damaged("the checksum of the rows at byte %d is wrong", offset)
+	}
+	if int64(len(places)) < c.n {
+		c.keep(places)
+	}
+	return sink.Rows(int(e.table), c.ids(), c.values(), c.stateFloats())
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -31,7 +32,7 @@ func WritePart(dir string, step int64, server, servers int, sources []Source) (P
 	sources = slices.SortedFunc(slices.Values(sources), func(a, b Source) int { return cmp.Compare(a.Name(), b.Name()) })
 	var err error
 	if part.Tables, err = describe(sources); err != nil {
-		return part, err
+		return part, argument("%v", err)
 	}
 	if err := refuseComplete(dir, step); err != nil {
 		return part, err
@@ -56,16 +57,21 @@ func WritePart(dir string, step int64, server, servers int, sources []Source) (P
 // describe returns the tables, or an error about one.
 func describe(sources []Source) ([]Table, error) {
 	if len(sources) > MostTables {
-		return nil, argument("%d tables are more than %d", len(sources), MostTables)
+		return nil, fmt.Errorf("%d tables are more than %d", len(sources), MostTables)
 	}
 	tables := make([]Table, len(sources))
 	for i, s := range sources {
-		tables[i] = Table{Name: s.Name(), DType: s.DType().String(), Dim: s.Dim(), StateLen: s.StateLen(), Steps: s.Steps(), Config: s.Config()}
+		// A part travels as JSON. Encode the config now, so that it is the same before and after.
+		config, err := json.Marshal(json.RawMessage(s.Config()))
+		if err != nil {
+			return nil, fmt.Errorf("the config of table %.80q is no JSON: %w", s.Name(), err)
+		}
+		tables[i] = Table{Name: s.Name(), DType: s.DType().String(), Dim: s.Dim(), StateLen: s.StateLen(), Steps: s.Steps(), Config: config}
 		if err := tables[i].check(); err != nil {
 			return nil, err
 		}
 		if i > 0 && tables[i].Name == tables[i-1].Name {
-			return nil, argument("two tables have the name %q", tables[i].Name)
+			return nil, fmt.Errorf("two tables have the name %q", tables[i].Name)
 		}
 	}
 	return tables, nil
@@ -88,7 +94,11 @@ func writeFile(path string, part *Part, sources []Source) error {
 	defer c.free()
 	for i, source := range sources {
 		table := &part.Tables[i]
-		err := source.IDs(table.most(), func(ids []int64) error {
+		most := table.most()
+		err := source.IDs(most, func(ids []int64) error {
+			if int64(len(ids)) < 1 || int64(len(ids)) > most {
+				return argument("table %q gave %d ids at once, of at most %d", table.Name, len(ids), most)
+			}
 			if err := c.set(table, int64(len(ids))); err != nil {
 				return err
 			}

@@ -12,6 +12,7 @@ A table belongs to the process that made it; servers that hold parts of a table 
 not exist yet. ``docs/ps.md`` has the formulas of the optimizers and the memory of a row.
 """
 
+from .export import export, load
 from .initializers import Initializer, Normal, Uniform, Zeros
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
 from .table import Table
@@ -29,4 +30,6 @@ __all__ = [
     "Table",
     "Uniform",
     "Zeros",
+    "export",
+    "load",
 ]

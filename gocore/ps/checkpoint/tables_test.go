@@ -1,0 +1,164 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func newTable(t testing.TB, c table.Config) *table.Table {
+	t.Helper()
+	made, err := table.New(c)
+	require.NoError(t, err)
+	t.Cleanup(made.Free)
+	return made
+}
+
+// outside copies values into memory outside the Go heap.
+func outside[T any](t testing.TB, values []T) []T {
+	var one T
+	p, err := mem.Alloc(int64(len(values)) * int64(unsafe.Sizeof(one)))
+	require.NoError(t, err)
+	t.Cleanup(func() { mem.Free(p) })
+	inside := unsafe.Slice((*T)(p), len(values))
+	copy(inside, values)
+	return inside
+}
+
+// train pushes gradients to the rows of ids.
+func train(t testing.TB, of *table.Table, ids []int64, step int64) {
+	if len(ids) == 0 {
+		return
+	}
+	gradients := outside(t, make([]float32, int64(len(ids))*of.Dim))
+	for i := range gradients {
+		gradients[i] = float32(ids[int64(i)/of.Dim]%17) - float32(i%5)
+	}
+	b := batch(outside(t, ids), unsafe.Slice((*byte)(unsafe.Pointer(&gradients[0])), 4*len(gradients)), nil, op.Float32)
+	b.States = nil
+	require.NoError(t, of.Push(b, math.NaN(), step))
+}
+
+type contents struct {
+	rows   map[int64][]byte
+	states map[int64][]float32
+}
+
+// holds returns all rows and states of a table.
+func holds(t testing.TB, of *table.Table) contents {
+	source, err := FromTable("any", []byte("{}"), of)
+	require.NoError(t, err)
+	all := contents{map[int64][]byte{}, map[int64][]float32{}}
+	require.NoError(t, source.IDs(math.MaxInt64, func(ids []int64) error {
+		width := of.Dim * itemBytes(of.DType)
+		rows, states := outside(t, make([]byte, int64(len(ids))*width)), outside(t, make([]float32, int64(len(ids))*source.StateLen()))
+		require.NoError(t, source.Read(ids, rows, states))
+		for i, id := range ids {
+			all.rows[id] = slices.Clone(rows[int64(i)*width:][:width])
+			all.states[id] = slices.Clone(states[int64(i)*source.StateLen():][:source.StateLen()])
+		}
+		return nil
+	}))
+	return all
+}
+
+func TestTables(t *testing.T) {
+	var adam, bf16 table.Config
+	adam = table.Config{Dim: 6, DType: "float32", Seed: 5, Initializer: table.Initializer{Name: "normal", B: 0.5},
+		Optimizer: table.Optimizer{Name: "adam", LearningRate: 0.1, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8}}
+	bf16 = table.Config{Dim: 3, DType: "bfloat16", Initializer: table.Initializer{Name: "uniform", A: -1, B: 1},
+		Optimizer: table.Optimizer{Name: "row_wise_adagrad", LearningRate: 0.1, Epsilon: 1e-8}}
+	const n = 9000
+	var ids []int64
+	for i := range int64(n) {
+		ids = append(ids, i*i-3000)
+	}
+	make2 := func() map[string]*table.Table {
+		return map[string]*table.Table{"adam": newTable(t, adam), "bf16": newTable(t, bf16)}
+	}
+	of := func(server, servers int) func(string, int64) bool {
+		return func(_ string, id int64) bool { return int(uint64(id)%uint64(servers)) == server }
+	}
+	one := make2() // what all servers together should hold
+	dir := t.TempDir()
+	var parts []Part
+	for server := range 2 {
+		tables := make2()
+		var from []Source
+		for name, table := range tables {
+			mine := slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return !of(server, 2)(name, id) })
+			for step := int64(1); step <= 3; step++ {
+				train(t, table, mine, step)
+				train(t, one[name], mine, step)
+			}
+			config, err := json.Marshal(table.Config)
+			require.NoError(t, err)
+			source, err := FromTable(name, config, table)
+			require.NoError(t, err)
+			from = append(from, source)
+		}
+		part, err := WritePart(dir, 3, server, 2, from)
+		require.NoError(t, err)
+		parts = append(parts, part)
+	}
+	require.NoError(t, Commit(dir, 3, parts, nil, 0))
+	m, err := Latest(dir)
+	require.NoError(t, err)
+	for _, servers := range []int{1, 2, 3} {
+		rows := map[string]int64{}
+		for server := range servers {
+			tables := make2()
+			require.NoError(t, m.Restore(of(server, servers), IntoTables(tables)))
+			for name, table := range tables {
+				whole := holds(t, one[name])
+				now := holds(t, table)
+				for id := range whole.rows {
+					if of(server, servers)(name, id) {
+						require.Equal(t, whole.rows[id], now.rows[id], "%s %d", name, id)
+						require.Equal(t, whole.states[id], now.states[id], "%s %d", name, id)
+					}
+				}
+				rows[name] += int64(len(now.rows))
+				assert.EqualValues(t, 3, table.Steps())
+			}
+		}
+		assert.Equal(t, map[string]int64{"adam": n, "bf16": n}, rows)
+	}
+
+	tables := make2()
+	delete(tables, "bf16")
+	require.ErrorContains(t, m.Restore(nil, IntoTables(tables)), `the cut has a table "bf16", which is not there now`)
+	tables = make2()
+	tables["new"] = tables["bf16"]
+	require.ErrorContains(t, m.Restore(nil, IntoTables(tables)), `the cut has no table "new"`)
+	for want, change := range map[string]func(c *table.Config){
+		"dim is 6 in the cut and 7 now":                                    func(c *table.Config) { c.Dim = 7 },
+		"dtype is float32 in the cut and float16 now":                      func(c *table.Config) { c.DType = "float16" },
+		"optimizer is adam in the cut and sgd now":                         func(c *table.Config) { c.Optimizer.Name = "sgd" },
+		"seed is 5 in the cut and 6 now":                                   func(c *table.Config) { c.Seed = 6 },
+		"initializer is {normal 0 0.5} in the cut and {normal 0 0.25} now": func(c *table.Config) { c.Initializer.B = 0.25 },
+	} {
+		changed := adam
+		change(&changed)
+		tables = make2()
+		tables["adam"] = newTable(t, changed)
+		require.ErrorContains(t, m.Restore(nil, IntoTables(tables)), `table "adam": `+want)
+	}
+	limited := adam
+	limited.MemoryLimit = 1 << 20
+	tables["adam"] = newTable(t, limited)
+	require.ErrorContains(t, m.Restore(nil, IntoTables(tables)), "memory_limit")
+
+	closed := newTable(t, adam)
+	closed.Free()
+	_, err = FromTable("closed", nil, closed)
+	require.ErrorContains(t, err, "closed")
+}

@@ -1,0 +1,284 @@
+"""Cuts of the tables of servers, read with NumPy alone. ``docs/ps-checkpoint.md`` has the format.
+
+What is in the files is not trusted. Lengths and counts are compared with those of the file before
+memory is taken for them, and every byte that is used is under a checksum.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ..errors import ArgumentError
+
+__all__ = ["Cut", "CutTable", "open_cut"]
+
+_FORMAT = 1
+_MAGIC = b"PMPIPART"
+_HEADER, _ENTRY = 32, 16
+_MOST_MANIFEST, _MOST_CHUNK = 16 << 20, 16 << 20
+_MOST = 1 << 16  # servers, tables, elements of a row
+_ITEM = {"float32": ("<f4", 4), "float16": ("<f2", 2), "bfloat16": ("<u2", 2)}
+"""NumPy's dtype of an element, and its bytes. NumPy has no bfloat16: its bits are integers."""
+
+
+class CutTable(NamedTuple):
+    """What a cut has of one table."""
+
+    name: str
+    dtype: str
+    dim: int
+    state_len: int
+    """Floats of the state of a row."""
+    steps: int
+    """The greatest step of a push."""
+    rows: int
+    config: dict[str, Any]
+
+    @property
+    def numpy_dtype(self) -> str:
+        """NumPy's dtype of an element; that of the bits for bfloat16."""
+        return _ITEM[self.dtype][0]
+
+    def layout(self, rows: Any) -> tuple[Any, Any, Any]:
+        """Return where rows and states of a chunk begin, and the bytes of the chunk."""
+        begin = 8 * rows
+        states = begin + (rows * self.dim * _ITEM[self.dtype][1] + 7) // 8 * 8
+        return begin, states, states + (rows * self.state_len * 4 + 7) // 8 * 8
+
+
+class _Part(NamedTuple):
+    path: Path
+    size: int
+    chunks: int
+    crc: int
+    rows: list[int]  # of each table
+
+
+class _Damaged(Exception):
+    """Says what is wrong with a file."""
+
+
+class Cut:
+    """A whole cut.
+
+    Attributes:
+        step: the step whose values it has.
+        folder: where it lies.
+        tables: what it has of each table, in the order of their names.
+        extra: bytes that the servers have put into it.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder = folder
+        try:
+            manifest = _manifest(folder / "manifest.json")
+            self.step = _whole(manifest, "step", 0)
+            if self.step != step:
+                raise _Damaged(f"its manifest is of step {self.step}")
+            self.tables = [_table(one) for one in _list(manifest, "tables")]
+            names = [table.name for table in self.tables]
+            if names != sorted(set(names)):
+                raise _Damaged("its tables are not in the order of their names")
+            self.extra = base64.b64decode(manifest.get("extra") or "", validate=True)
+            self._parts = [self._part(one) for one in _list(manifest, "parts")]
+            for number, table in enumerate(self.tables):
+                rows = sum(part.rows[number] for part in self._parts)
+                if rows != table.rows:
+                    raise _Damaged(f"its parts have {rows} rows of {table.name!r}: {table.rows}")
+        except (_Damaged, OSError, ValueError, RecursionError) as error:
+            raise ArgumentError(f"{folder} is no whole cut: {error}") from None
+
+    def _part(self, given: Any) -> _Part:
+        name = given.get("file") if isinstance(given, dict) else None
+        if not isinstance(name, str) or not re.fullmatch(r"part-\d{5}-of-\d{5}-[0-9a-f]{16}", name):
+            raise _Damaged(f"its manifest names a part {name!r:.80}")
+        size = _whole(given, "bytes", _HEADER)
+        part = _Part(
+            self.folder / name,
+            size,
+            _whole(given, "chunks", 0, (size - _HEADER) // _ENTRY),
+            _whole(given, "crc32", 0, (1 << 32) - 1),
+            _list(given, "rows"),
+        )
+        there = _size(part.path)
+        if there != size:
+            raise _Damaged(f"{name} has {there} bytes; it was written with {size}")
+        if len(part.rows) != len(self.tables):
+            raise _Damaged(f"its manifest has no rows of {len(self.tables)} tables for {name}")
+        for table, rows in zip(self.tables, part.rows, strict=True):
+            if type(rows) is not int or rows < 0 or table.layout(rows)[2] > size:
+                raise _Damaged(f"{name} has {size} bytes, and {rows!r:.40} rows of {table.name!r}")
+        return part
+
+    def chunks(self, table: int, *, values: bool = True) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield the rows of a table in pieces: ids, rows, states, as NumPy arrays.
+
+        Rows are of ``numpy_dtype``. Without ``values`` rows and states are not read and are None.
+
+        Raises:
+            ArgumentError: a file is damaged.
+            OSError: a file cannot be read.
+        """
+        for server, part in enumerate(self._parts):
+            try:
+                yield from self._of_part(server, part, table, values)
+            except _Damaged as error:
+                raise ArgumentError(f"{part.path} is damaged: {error}") from None
+
+    def _of_part(
+        self, server: int, part: _Part, number: int, values: bool
+    ) -> Iterator[tuple[Any, Any, Any]]:
+        table = self.tables[number]
+        numpy = import_module("numpy")
+        with open(part.path, "rb") as file:
+            entries, offsets = self._index(file, server, part)
+            for entry, offset in zip(entries.tolist(), offsets.tolist(), strict=True):
+                if entry[0] != number:
+                    continue
+                count = entry[1]
+                at_rows, at_states, size = table.layout(count)
+                chunk = numpy.empty(size if values else at_rows, "u1")
+                file.seek(offset)
+                _read(file, chunk)
+                if zlib.crc32(chunk[:at_rows]) != entry[2]:
+                    raise _Damaged(f"the checksum of the ids at byte {offset} is wrong")
+                ids = chunk[:at_rows].view("<i8")
+                if not values:
+                    yield ids, None, None
+                    continue
+                if zlib.crc32(chunk[at_rows:]) != entry[3]:
+                    raise _Damaged(f"the checksum of the rows at byte {offset} is wrong")
+                width = _ITEM[table.dtype][1] * table.dim * count
+                rows = chunk[at_rows : at_rows + width].view(table.numpy_dtype)
+                states = chunk[at_states : at_states + 4 * table.state_len * count].view("<f4")
+                yield ids, rows.reshape(count, table.dim), states.reshape(count, table.state_len)
+
+    def _index(self, file: BinaryIO, server: int, part: _Part) -> tuple[Any, Any]:
+        """Read the index of a part; return its entries, and where their chunks begin."""
+        numpy = import_module("numpy")
+        if os.fstat(file.fileno()).st_size != part.size:
+            raise _Damaged(f"it does not have {part.size} bytes any more")
+        header = numpy.empty(_HEADER, "u1")
+        _read(file, header)
+        words = (_FORMAT, server, len(self._parts), 0)
+        beginning = _MAGIC + b"".join(word.to_bytes(4, "little") for word in words)
+        if header.tobytes() != beginning + self.step.to_bytes(8, "little"):
+            raise _Damaged(f"it does not begin as part {server} of step {self.step}")
+        index = numpy.empty((part.chunks, 4), "<u4")
+        file.seek(part.size - _ENTRY * part.chunks)
+        _read(file, index)
+        if zlib.crc32(index) != part.crc:
+            raise _Damaged("the checksum of its index is wrong")
+        sizes = numpy.zeros(part.chunks, "i8")
+        for number, table in enumerate(self.tables):
+            of_table = index[:, 0] == number
+            counts = index[of_table, 1].astype("i8")
+            sizes[of_table] = table.layout(counts)[2]
+            if counts.sum() != part.rows[number]:
+                raise _Damaged(
+                    f"its chunks have {counts.sum()} rows of table {table.name!r}; the manifest "
+                    f"says {part.rows[number]}"
+                )
+        if ((index[:, 1] == 0) | (sizes == 0) | (sizes > _MOST_CHUNK)).any():
+            raise _Damaged("a chunk is of no table, or has no rows, or too many")
+        if _HEADER + sizes.sum() + _ENTRY * part.chunks != part.size:
+            raise _Damaged(f"its chunks have {sizes.sum()} bytes of {part.size}")
+        return index, _HEADER + sizes.cumsum() - sizes
+
+
+def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
+    """Open the cut of a step, or the newest one.
+
+    Args:
+        directory: what the servers saved into.
+        step: None: the greatest step of a cut that is whole.
+
+    Raises:
+        ArgumentError: there is no such cut, or it is not whole.
+    """
+    root = Path(directory)
+    if step is not None:
+        if type(step) is not int or step < 0:
+            raise ArgumentError(f"step={step!r} is not a number from 0 up")
+        return Cut(root / f"cut-{step:08d}", step)
+    steps = []
+    if root.is_dir():
+        for path in root.iterdir():
+            name = re.fullmatch(r"cut-(\d{8,19})", path.name)
+            if name and (path / "manifest.json").exists():
+                steps.append((int(name[1]), path))
+    wrong = []
+    for step, path in sorted(steps, reverse=True):
+        try:
+            return Cut(path, step)
+        except ArgumentError as error:
+            wrong.append(str(error))
+    why = f"; the newest: {wrong[0]}" if wrong else ""
+    raise ArgumentError(f"{root} has no whole cut{why}")
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    _size(path)
+    with open(path, "rb") as file:
+        text = file.read(_MOST_MANIFEST + 1)
+    found = re.fullmatch(rb'\{"crc32":"([0-9a-f]{8})","manifest":(.*)\}\n', text, re.DOTALL)
+    if len(text) > _MOST_MANIFEST or not found:
+        raise _Damaged("its manifest is cut off or too long")
+    if zlib.crc32(found[2]) != int(found[1], 16):
+        raise _Damaged("the checksum of its manifest is wrong")
+    manifest = json.loads(found[2])
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise _Damaged(f"its manifest is none of format {_FORMAT}")
+    return manifest
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file. To open a pipe would wait for whoever writes into it."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise _Damaged(f"{path} is no regular file")
+    return status.st_size
+
+
+def _table(given: Any) -> CutTable:
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        raise _Damaged("its manifest has a table without a name")
+    if given.get("dtype") not in _ITEM or not isinstance(given.get("config"), dict):
+        raise _Damaged(f"its table {given['name']!r:.80} has no dtype of a row, or no config")
+    return CutTable(
+        given["name"],
+        given["dtype"],
+        _whole(given, "dim", 1, _MOST),
+        _whole(given, "state_len", 0, 4 * _MOST),
+        _whole(given, "steps", 0),
+        _whole(given, "rows", 0),
+        given["config"],
+    )
+
+
+def _whole(given: dict[str, Any], name: str, least: int, most: int = (1 << 63) - 1) -> int:
+    value = given.get(name)
+    if type(value) is not int or not least <= value <= most:
+        raise _Damaged(f"its manifest says {name}={value!r:.40}")
+    return value
+
+
+def _list(given: dict[str, Any], name: str) -> list[Any]:
+    value = given.get(name)
+    if not isinstance(value, list) or len(value) > _MOST:
+        raise _Damaged(f"its manifest has no list of {name}")
+    return value
+
+
+def _read(file: BinaryIO, into: Any) -> None:
+    if into.nbytes and file.readinto(into.reshape(-1).view("u1")) != into.nbytes:  # type: ignore[attr-defined]
+        raise _Damaged(f"{into.nbytes} bytes cannot be read")
