@@ -142,6 +142,7 @@ type exchange struct {
 	bulk      int   // the transfers from this one on send ids and values by themselves
 	fail      error // why not all of it was started
 	cancelled bool
+	looked    time.Time // at the server's life: nobody may wait
 	done      func()
 }
 
@@ -231,6 +232,12 @@ func (x *exchange) Requests(b *work.Batch) (moving bool) {
 
 // Poll implements work.Task.
 func (x *exchange) Poll() bool {
+	if now := time.Now(); now.Sub(x.looked) >= byeEvery {
+		x.looked = now
+		if err := x.by.o.l.g.Trouble(x.by.o.what, x.by.o.member); err != nil {
+			x.by.died(err)
+		}
+	}
 	if !x.cancelled && (x.fail != nil || x.by.why.Load() != nil) {
 		x.cancelled = true
 		x.all.cancel()
@@ -344,7 +351,8 @@ func (s *remoteOutlet) bye() *status.Error {
 	return s.o.broken
 }
 
-// died gives the receives up. MPI may keep the sends for ever, and then their memory stays.
+// died makes the exchanges give their receives up. MPI may keep the sends for ever, and then their memory
+// stays.
 func (s *remoteOutlet) died(err error) { s.why.CompareAndSwap(nil, plain(err)) }
 
 func (s *remoteOutlet) await(done func() bool, deadline time.Time, interrupt work.Interrupt) error {
