@@ -14,7 +14,7 @@ __all__ = ["discard", "note", "step"]
 
 
 class _Noted:
-    """What was noted since the last step, by the table's name."""
+    """What was noted since the last step, by the table's name. Taken in the order of the names."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # backward may run in threads of the framework
@@ -23,7 +23,7 @@ class _Noted:
     def take(self) -> list[tuple[RemoteTable, list[tuple[Any, Any]]]]:
         with self.lock:
             taken, self.of = self.of, {}
-        return list(taken.values())
+        return [taken[name] for name in sorted(taken)]
 
 
 _noted = _Noted()
