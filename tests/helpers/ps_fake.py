@@ -38,7 +38,9 @@ class PsCore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def submit(self, code: int, group: int, send: Any, recv: Any, *more: Any, **fields: Any) -> None:
+    def submit(
+        self, code: int, group: int, send: Any, recv: Any, *more: Any, **fields: Any
+    ) -> None:
         told = memoryview(send).cast("B")
         received = memoryview(recv).cast("B")
         for rank in range(self.size):

@@ -42,7 +42,7 @@ class DistributedOptimizer:
                 f"ps.DistributedOptimizer: dense={dense!r} is neither 'all_reduce' nor 'local'"
             )
         if not ps.is_trainer():
-            raise ArgumentError("ps.DistributedOptimizer: this rank is a pserver; only trainers step")
+            raise ArgumentError("ps.DistributedOptimizer: this rank is a pserver; it has no steps")
         self.optim = optimizer
         self._average = average
         self._group = ps.trainer_group() if dense == "all_reduce" else None

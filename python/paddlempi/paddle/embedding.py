@@ -15,7 +15,7 @@ import paddle
 
 from .. import memory
 from ..errors import ArgumentError, DtypeError
-from ..ps import Initializer, Normal, Optimizer, Prefetched, RemoteTable, note
+from ..ps import Initializer, Optimizer, Prefetched, RemoteTable, note
 from ..ps.prefetch import start
 
 __all__ = ["SparseEmbedding"]
@@ -65,7 +65,7 @@ class SparseEmbedding(paddle.nn.Layer):  # type: ignore[misc]
         *,
         name: str,
         optimizer: Optimizer | str = "sgd",
-        initializer: Initializer | str = Normal(0.0, 0.01),
+        initializer: Initializer | str = "normal",
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -110,7 +110,9 @@ class SparseEmbedding(paddle.nn.Layer):  # type: ignore[misc]
         else:
             self._ahead.remove(found)
             kept, places, pulled = found.wait()
-        rows = _Noted.apply(self._anchor[0], paddle.to_tensor(pulled, place=x.place), self.table, kept)
+        rows = _Noted.apply(
+            self._anchor[0], paddle.to_tensor(pulled, place=x.place), self.table, kept
+        )
         if places is not None:
             rows = paddle.gather(rows, paddle.to_tensor(places, place=x.place))
         return rows.reshape([*x.shape, self.embedding_dim])

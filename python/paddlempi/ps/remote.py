@@ -116,9 +116,7 @@ class RemoteTable:
         self._core.table(_PULL, self._number, ids, out)
         return out
 
-    def push(
-        self, ids: Any, gradients: Any = None, learning_rate: float | None = None
-    ) -> None:
+    def push(self, ids: Any, gradients: Any = None, learning_rate: float | None = None) -> None:
         """Update the rows of ids by their gradients. This is one step of this trainer.
 
         In sync mode the gradients of all trainers for the step are added up. A program whose step

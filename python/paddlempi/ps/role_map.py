@@ -103,9 +103,7 @@ def _spread(given: str, size: int, there: str) -> tuple[str, ...]:
         raise ArgumentError(
             f"ps.init: roles={given!r} is for {counted + open_parts} ranks{least}; {there}"
         )
-    return tuple(
-        role for role, count in parts for _ in range(rest if count is None else count)
-    )
+    return tuple(role for role, count in parts for _ in range(rest if count is None else count))
 
 
 def _parts(given: str) -> list[tuple[str, int | None]]:

@@ -37,7 +37,17 @@ from ..group import (
     new_group,
     to_seconds,
 )
-from .role_map import BOTH, PSERVER, TRAINER, RolesArgument, checked, of_node, resolved, serves, trains
+from .role_map import (
+    BOTH,
+    PSERVER,
+    TRAINER,
+    RolesArgument,
+    checked,
+    of_node,
+    resolved,
+    serves,
+    trains,
+)
 
 __all__ = [
     "barrier",
@@ -77,7 +87,7 @@ class Session:
         self.rank = rank
         self.mode = mode
         self.trainers = [rank for rank, role in enumerate(roles) if trains(role)]
-        self.trainer_group = GroupMember.NON_GROUP_MEMBER
+        self.trainer_group: ProcessGroup = GroupMember.NON_GROUP_MEMBER
         self.completed = False
         self.lock = threading.Lock()
 
@@ -193,12 +203,12 @@ def _agree(given: RolesArgument, mode: str, timeout: Any, world: ProcessGroup) -
     (usual, _), *others = Counter(line[:-1] for line in lines).most_common()
     if others:
         ranks = tuple(rank for rank, line in enumerate(lines) if line[:-1] != usual)
-        error = MismatchError(
+        differ = MismatchError(
             f"ps.init: rank(s) {', '.join(map(str, ranks))} gave other arguments than the others; "
             f"rank {world._rank} gave {arguments}: give the same on every rank"
         )
-        error.ranks = ranks[:32]
-        raise error
+        differ.ranks = ranks[:32]
+        raise differ
     if all_roles is None:
         return checked([_CODES[line[-1]] for line in lines], given)
     return all_roles

@@ -15,10 +15,8 @@ from ..reduce_op import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 
-_Tensor = torch.Tensor
 
-
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """An optimizer whose step is one step of all trainers.
 
     ``step`` pushes the gradients of all layers of ``paddlempi.ps`` in one request, averages the
@@ -50,7 +48,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"ps.DistributedOptimizer: dense={dense!r} is neither 'all_reduce' nor 'local'"
             )
         if not ps.is_trainer():
-            raise ArgumentError("ps.DistributedOptimizer: this rank is a pserver; only trainers step")
+            raise ArgumentError("ps.DistributedOptimizer: this rank is a pserver; it has no steps")
         # Not the constructor of Optimizer: the parameters, states and hooks are the wrapped one's.
         self.optim = optimizer
         self._average = average
@@ -61,24 +59,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 broadcast(parameter.detach(), src=first, group=self._group)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> Any:
         """The groups of the wrapped optimizer, for learning-rate schedulers."""
         return self.optim.param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The state of the wrapped optimizer."""
         return self.optim.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> Any:
         """The defaults of the wrapped optimizer."""
         return self.optim.defaults
 
-    def _parameters(self) -> list[_Tensor]:
+    def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of all trainers.
 
         Args:
@@ -106,11 +104,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ps.discard()
         self.optim.zero_grad(set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> Any:
         """Return the state of the wrapped optimizer. That of the rows is in ``ps.save``."""
         return self.optim.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned."""
         self.optim.load_state_dict(state_dict)
 
@@ -130,11 +128,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return f"DistributedOptimizer({self.optim!r})"
 
 
-def _average(parameters: list[_Tensor], group: ProcessGroup) -> None:
+def _average(parameters: list[torch.Tensor], group: ProcessGroup) -> None:
     """Average the gradients over the trainers. A parameter that no trainer has used keeps none."""
     device = parameters[0].device if parameters else torch.device("cpu")
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
-    by_dtype: dict[torch.dtype, list[_Tensor]] = {torch.float32: [used.to(device)]}
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {torch.float32: [used.to(device)]}
     gradients = []
     for parameter in parameters:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -19,27 +19,29 @@ from ..ps.prefetch import start
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
-_Tensor = torch.Tensor
+NORMAL = Normal(0.0, 1.0)  # torch's default
 _AHEAD = 8  # prefetches that a layer remembers until forward asks for them
 
 
-class _Noted(torch.autograd.Function):
+class _Noted(torch.autograd.Function):  # type: ignore[misc]
     """The identity of rows, whose backward notes their gradient for the next step."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: _Tensor, rows: _Tensor, table: RemoteTable, ids: _Tensor) -> Any:
+    def forward(
+        ctx: Any, anchor: torch.Tensor, rows: torch.Tensor, table: RemoteTable, ids: torch.Tensor
+    ) -> Any:
         ctx.table, ctx.ids = table, ids
         return rows.view_as(rows)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: _Tensor) -> Any:
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         here = gradient.to("cpu", torch.float32)[: len(ctx.ids)]
         note(ctx.table, ctx.ids, here.contiguous())
         return None, None, None, None
 
 
-class _Layer(torch.nn.Module):
+class _Layer(torch.nn.Module):  # type: ignore[misc]
     """What the two layers have in common."""
 
     def __init__(
@@ -63,7 +65,7 @@ class _Layer(torch.nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
         self._ahead: deque[Prefetched] = deque(maxlen=_AHEAD)
 
-    def prefetch(self, ids: _Tensor) -> Prefetched:
+    def prefetch(self, ids: torch.Tensor) -> Prefetched:
         """Pull the rows of a batch in a thread; forward takes them when it gets the same tensor.
 
         :meth:`paddlempi.ps.RemoteTable.prefetch` says which steps the rows have seen.
@@ -76,7 +78,7 @@ class _Layer(torch.nn.Module):
         self._ahead.append(pulled)
         return pulled
 
-    def _rows(self, ids: _Tensor) -> tuple[_Tensor, _Tensor]:
+    def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row of every id, [n + 1, dim], and where the row of ids[i] is.
 
         The last row is zeros; ids that are the padding have that one.
@@ -90,7 +92,7 @@ class _Layer(torch.nn.Module):
         rows = rows.to(ids.device)
         return _Noted.apply(self._anchor, rows, self.table, kept), places.to(ids.device)
 
-    def _pull(self, flat: _Tensor) -> tuple[_Tensor, _Tensor, _Tensor]:
+    def _pull(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the ids without the padding, the places for :meth:`_rows`, and the rows."""
         count = len(flat)
         if self.padding_idx is None:
@@ -120,7 +122,7 @@ class Embedding(_Layer):
         padding_idx: an id whose row is zeros and is not trained. None: none is.
         name: the name of the table, the same on all trainers. Layers of one name share a table.
         optimizer: what a push does to a row; see :class:`paddlempi.ps.RemoteTable`.
-        initializer: what a new row holds; torch's default.
+        initializer: what a new row holds; by default what torch's layers hold.
         settings: ``dtype``, ``seed``, ``memory_limit`` and ``non_finite`` of the table.
 
     Raises:
@@ -135,15 +137,15 @@ class Embedding(_Layer):
         *,
         name: str,
         optimizer: Optimizer | str = "sgd",
-        initializer: Initializer | str = Normal(0.0, 1.0),
+        initializer: Initializer | str = NORMAL,
         **settings: Any,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, settings
         )
 
-    @torch.compiler.disable
-    def forward(self, input: _Tensor) -> _Tensor:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the rows of the ids in ``input``, of shape [*input.shape, embedding_dim]."""
         rows, places = self._rows(input)
         # Without a padding the places are in order.
@@ -175,7 +177,7 @@ class EmbeddingBag(_Layer):
         *,
         name: str,
         optimizer: Optimizer | str = "sgd",
-        initializer: Initializer | str = Normal(0.0, 1.0),
+        initializer: Initializer | str = NORMAL,
         **settings: Any,
     ) -> None:
         if mode not in ("sum", "mean", "max"):
@@ -186,13 +188,13 @@ class EmbeddingBag(_Layer):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
-        input: _Tensor,
-        offsets: _Tensor | None = None,
-        per_sample_weights: _Tensor | None = None,
-    ) -> _Tensor:
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the sum, mean or maximum of each bag's rows, [bags, embedding_dim].
 
         Args:
@@ -229,7 +231,7 @@ def _padding(padding_idx: int | None, num_embeddings: int | None) -> int | None:
     return padding_idx % num_embeddings
 
 
-def _flat(ids: Any) -> _Tensor:
+def _flat(ids: Any) -> torch.Tensor:
     """Return ids as a contiguous tensor [n] in host memory."""
     if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
         kind = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__

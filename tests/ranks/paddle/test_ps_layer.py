@@ -126,7 +126,7 @@ def test_the_wrapped_optimizer() -> None:
     assert optimizer.get_lr() == 0.25 and "Momentum" in repr(optimizer)
     state = optimizer.state_dict()
     optimizer.set_state_dict(state)
-    assert not [p for p in ps.SparseEmbedding(ROWS, DIM, name="a").parameters()]
+    assert not ps.SparseEmbedding(ROWS, DIM, name="a").parameters()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ def test_it_is_like_a_local_table(ps_core: PsCore, table: ps.RemoteTable) -> Non
         assert (table.pull(IDS) == local.pull(IDS)).all()
     out = np.zeros((3, DIM), np.float32)
     assert table.pull(IDS, out) is out and (out == local.pull(IDS)).all()
-    assert (table.name, table.dim, table.dtype, table.optimizer) == ("t", DIM, "float32", ps.SGD(0.5))
+    assert (table.name, table.dim, table.dtype) == ("t", DIM, "float32")
+    assert table.optimizer == ps.SGD(0.5)
     assert ps_core.steps == 2
 
 
@@ -129,9 +130,7 @@ def test_gradients_are_averaged_over_the_trainers(
 def test_a_sparse_gradient(table: ps.RemoteTable) -> None:
     torch = pytest.importorskip("torch")
     before = table.pull(np.array([1, 4]))
-    rows = torch.sparse_coo_tensor(
-        [[4, 1, 4]], torch.ones(3, DIM), (9, DIM), check_invariants=True
-    )
+    rows = torch.sparse_coo_tensor([[4, 1, 4]], torch.ones(3, DIM), (9, DIM), check_invariants=True)
     table.push(rows)
     assert (table.pull(np.array([1, 4])) == before - [[0.5], [1]]).all()
 
