@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 WORLD = 5
-_PULL, _PUSH = 1, 2
+_PUSH = 2
 
 
 class PsCore:
@@ -32,8 +32,10 @@ class PsCore:
         self.rates: list[Any] = []  # of the last push, for each table
         self.others: dict[int, bytes] = {}
         self.refusals: list[str] = []
+        self.extra = ""  # of the last ps_save
         self.tables_by_name: dict[str, int] = {}
         self.configs: dict[str, Any] = {}
+        self.ways: dict[str, str] = {}  # how the ids of a table are dealt to servers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -58,6 +60,10 @@ class PsCore:
             return json.dumps({"group": 7, "rank": given["ranks"].index(self.rank)})
         if method == "ps_declare":
             return json.dumps({"table": self._declare(**given)})
+        if method == "ps_restore":
+            return json.dumps({"step": given["step"] or 9, "extra": self.extra, "rows": 5})
+        if method == "ps_save":
+            self.extra = given["extra"]
         if method == "ps_close":
             for number in self.tables_by_name.values():
                 self._real.control("table_free", json.dumps({"table": number}))
@@ -65,7 +71,7 @@ class PsCore:
         return "{}"
 
     def _declare(self, name: str, by: str, **config: Any) -> int:
-        assert by == "hash"
+        self.ways[name] = by
         if name in self.tables_by_name:
             assert self.configs[name] == config
         else:
@@ -77,18 +83,17 @@ class PsCore:
         self.steps += code == _PUSH and number in self.tables_by_name.values()
         return int(self._real.table(code, number, *arguments))
 
-    def tables(self, code: int, entries: list[tuple[Any, ...]]) -> None:
+    def tables(self, code: int, entries: tuple[tuple[Any, Any, Any, Any], ...]) -> int:
         names = {number: name for name, number in self.tables_by_name.items()}
-        self.requests.append((code, [names[entry[0]] for entry in entries]))
-        assert len({entry[0] for entry in entries}) == len(entries) or code == _PULL
-        self.steps += code == _PUSH
+        assert isinstance(entries, tuple) and entries
+        self.requests.append((code, [names[n] for n, ids, _, _ in entries if len(ids)]))
+        assert len({entry[0] for entry in entries}) == len(entries)
         if code == _PUSH:
-            self.rates = [entry[3:] for entry in entries]
-        for number, ids, values, *rate in entries:
-            if code == _PUSH:
-                self._real.table(_PUSH, number, ids, values, None, *rate)
-            else:
-                self._real.table(_PULL, number, ids, values)
+            self.steps += 1
+            self.rates = [entry[3] for entry in entries]
+        for number, ids, values, rate in entries:
+            self._real.table(code, number, ids, values, None, rate)
+        return 0
 
     def called(self) -> list[str]:
         """The names of the control methods that were called, in order."""

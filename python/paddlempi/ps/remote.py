@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _native, memory
-from ..errors import ArgumentError, DtypeError
+from ..errors import DtypeError
 from . import session
 from .config import TableConfig, length_of
 from .initializers import Initializer
@@ -16,7 +16,7 @@ from .table import rows_of
 
 __all__ = ["RemoteTable", "pull", "push"]
 
-_PULL, _PUSH = 1, 2
+_PULL, _PUSH, _WRITE = 1, 2, 4
 
 
 class RemoteTable:
@@ -27,7 +27,7 @@ class RemoteTable:
     alone, whatever the number of servers.
 
     Args:
-        name: 1 to 128 characters that no other table has. Tables of one name are one table.
+        name: a text, of 256 bytes at most, that no other table has. Tables of one name are one.
         dim, optimizer, initializer, dtype, seed, num_ids, non_finite: as for
             :class:`paddlempi.ps.Table`.
         memory_limit: the bytes that the table may hold on each server. None: no limit.
@@ -54,13 +54,9 @@ class RemoteTable:
         memory_limit: int | None = None,
         non_finite: str = "refuse",
     ) -> None:
-        session.as_trainer("ps.RemoteTable")
+        found = session.as_trainer("ps.RemoteTable")
         if not isinstance(name, str):
             raise DtypeError(f"ps.RemoteTable: name={name!r} is no text")
-        if not 1 <= len(name) <= 128:
-            raise ArgumentError(
-                f"ps.RemoteTable: name has {len(name)} characters; it must have 1 to 128"
-            )
         self._name = name
         self._config = TableConfig.checked(
             dim,
@@ -73,12 +69,18 @@ class RemoteTable:
             non_finite=non_finite,
         )
         self._core = _native.load()
-        self._number = _native.control(
-            "ps_declare", name=name, by="hash", **self._config.request()
-        )["table"]
+        self._number = self._declare()
+        found.empty = found.empty or (self._number, self.dim)
         self.learning_rate: float | None = None
-        """That of this trainer's pushes, such as the value of a schedule. None: the optimizer's, or
-        what :func:`paddlempi.ps.set_learning_rate` has set."""
+        """That of the pushes, such as the value of a schedule. None: the optimizer's, or what
+        :func:`paddlempi.ps.set_learning_rate` has set. In sync mode it is the same on all
+        trainers."""
+
+    def _declare(self) -> int:
+        number: int = _native.control(
+            "ps_declare", name=self._name, by="hash", **self._config.request()
+        )["table"]
+        return number
 
     @property
     def name(self) -> str:
@@ -139,6 +141,20 @@ class RemoteTable:
             learning_rate = self.learning_rate
         self._core.table(_PUSH, self._number, ids, gradients, None, learning_rate, 0)
 
+    def write(self, ids: Any, rows: Any) -> None:
+        """Set rows. The states of rows that exist stay as they are. This is no step.
+
+        One trainer writes, and the others wait in :func:`paddlempi.ps.barrier`.
+
+        Args:
+            ids: a tensor of int64 or int32, [n], in which no id appears twice.
+            rows: a tensor of float32, [n, dim].
+
+        Raises:
+            Error: as :meth:`push`.
+        """
+        self._core.table(_WRITE, self._number, ids, rows)
+
     def prefetch(self, ids: Any) -> Prefetched:
         """Pull the rows of ids in a thread, while the program computes.
 
@@ -187,10 +203,10 @@ def _again(name: str, config: TableConfig) -> RemoteTable:
 
 
 def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
-    """Pull rows of several tables in one request.
+    """Pull rows of several tables in one request to each server.
 
     Args:
-        requests: tables and their ids, as for :meth:`RemoteTable.pull`.
+        requests: tables, each once, and their ids, as for :meth:`RemoteTable.pull`.
 
     Returns:
         The rows for each request, in order.
@@ -199,16 +215,14 @@ def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
         Error: as :meth:`RemoteTable.pull`.
     """
     session.as_trainer("ps.pull")
-    rows = [
-        memory.empty((length_of(ids), table.dim), framework=memory.framework_of(ids))
-        for table, ids in requests
-    ]
-    if requests:
-        entries = [
-            (table._number, ids, out) for (table, ids), out in zip(requests, rows, strict=True)
-        ]
-        _native.load().tables(_PULL, entries)
-    return rows
+    entries = []
+    for table, ids in requests:
+        shape = (length_of(ids), table.dim)
+        rows = memory.empty(shape, framework=memory.framework_of(ids))
+        entries.append((table._number, ids, rows, None))
+    if entries:
+        _native.load().tables(_PULL, tuple(entries))
+    return [rows for _, _, rows, _ in entries]
 
 
 def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
@@ -223,12 +237,13 @@ def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
     Raises:
         Error: as :meth:`RemoteTable.push`.
     """
-    session.as_trainer("ps.push")
-    entries: list[tuple[Any, ...]] = []
-    for table, ids, gradients in requests:
-        rate = table.learning_rate
-        entries.append((table._number, ids, gradients, *(() if rate is None else (rate,))))
-    _native.load().tables(_PUSH, entries)
+    found = session.as_trainer("ps.push")
+    entries = [(table._number, ids, rows, table.learning_rate) for table, ids, rows in requests]
+    if not entries and found.empty is not None:
+        number, dim = found.empty
+        entries = [(number, memory.empty(0, "int64"), memory.empty((0, dim)), None)]
+    if entries:
+        _native.load().tables(_PUSH, tuple(entries))
 
 
 session.before_complete(finish)

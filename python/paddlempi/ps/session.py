@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import base64
 import hashlib
+import operator
 import os
 import sys
 import threading
@@ -19,6 +21,7 @@ from ..arguments import refuse
 from ..errors import (
     AlreadyInitializedError,
     ArgumentError,
+    DtypeError,
     Error,
     MismatchError,
     NotInitializedError,
@@ -79,7 +82,8 @@ class Session:
         roles: the roles of all ranks, by rank.
         mode: "sync" or "async".
         trainer_group: the group of the trainers.
-        completed: this trainer has said that it pushes no more.
+        completed: this trainer has said that it asks nothing more.
+        empty: the number and the dim of a table; a step without gradients names it.
     """
 
     def __init__(self, roles: tuple[str, ...], rank: int, mode: str) -> None:
@@ -89,6 +93,7 @@ class Session:
         self.trainers = [rank for rank, role in enumerate(roles) if trains(role)]
         self.trainer_group: ProcessGroup = GroupMember.NON_GROUP_MEMBER
         self.completed = False
+        self.empty: tuple[int, int] | None = None
         self.lock = threading.Lock()
 
 
@@ -315,7 +320,7 @@ def serve() -> None:
     _native.control("ps_serve")
 
 
-def barrier(name: str = "") -> None:
+def barrier(name: str = "barrier") -> None:
     """Wait until all trainers that have not completed are here, with the same name.
 
     Raises:
@@ -328,7 +333,9 @@ def barrier(name: str = "") -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Return what the servers count: rows, memory, requests, lag.
+    """Return what the servers count: tables and their rows, memory, trainers and their lag.
+
+    On a rank that only serves it is of this server alone.
 
     Raises:
         NotInitializedError: before :func:`init`.
@@ -337,39 +344,56 @@ def stats() -> dict[str, Any]:
     return _native.control("ps_stats")
 
 
-def save(folder: str | os.PathLike[str], step: int) -> None:
+def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: bytes = b"") -> None:
     """Have the servers write all tables into a folder that they see.
 
-    All trainers call it, between the same two steps. A cut is complete when this returns; an
-    earlier one stays until then.
+    All trainers that have not completed call it, between the same two steps. The cut is complete
+    when this returns; until then :func:`restore` finds an earlier one.
 
     Args:
         folder: the folder, which is made if need be.
         step: the number of the step, which names the cut.
+        keep: how many complete cuts stay, this one among them; 0: all.
+        extra: what :func:`restore` gives back, such as a pickle of the dense parameters. That of
+            the first trainer counts.
 
     Raises:
         NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, or a server cannot write there.
+        ArgumentError: this rank does not train, there is a complete cut of this step, or a server
+            cannot write there.
+        DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
     """
     as_trainer("ps.save")
-    _native.control("ps_save", dir=os.fspath(folder), step=step)
+    try:
+        text = base64.b64encode(extra).decode()
+        number, kept = operator.index(step), operator.index(keep)
+    except TypeError as error:
+        raise DtypeError(f"ps.save: step={step!r}, keep={keep!r}, or extra: {error}") from None
+    _native.control("ps_save", dir=os.fspath(folder), step=number, keep=kept, extra=text)
 
 
-def restore(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Have the servers read the newest complete cut of a folder. All trainers call it.
+def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
+    """Have the servers read a complete cut of a folder into the tables that were made.
 
-    The cut may be of another number of servers. Tables that exist must have the same
-    configuration.
+    All trainers that have not completed call it, after they have made their tables. The cut may be
+    of another number of servers.
+
+    Args:
+        folder: the folder.
+        step: which cut. None: the newest that is complete.
 
     Returns:
-        What the cut says of itself: ``step`` and more.
+        ``step``; ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
+        have now.
 
     Raises:
         NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, or there is no complete cut.
+        ArgumentError: this rank does not train, there is no complete cut, or a table of it has
+            another configuration.
     """
     as_trainer("ps.restore")
-    return _native.control("ps_restore", dir=os.fspath(folder))
+    told = _native.control("ps_restore", dir=os.fspath(folder), step=step)
+    return {**told, "extra": base64.b64decode(told.get("extra") or "")}
 
 
 def set_learning_rate(name: str, rate: float) -> None:
@@ -393,7 +417,7 @@ def before_complete(end: Callable[[], None]) -> None:
 
 
 def complete() -> None:
-    """Say that this trainer pushes no more. Others no longer wait for it. Once is enough.
+    """Say that this trainer asks nothing more. Others no longer wait for it. Once is enough.
 
     The end of a program that raised no exception does this too, and so do :func:`shutdown` and
     ``destroy_process_group``.

@@ -130,6 +130,53 @@ def test_the_wrapped_optimizer() -> None:
 
 
 @pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: paddle.optimizer.SGD(0.1, p),
+        lambda p: paddle.optimizer.Momentum(0.1, 0.8, p, use_nesterov=True),
+        lambda p: paddle.optimizer.Adagrad(0.1, parameters=p, initial_accumulator_value=0.1),
+        lambda p: paddle.optimizer.Adam(0.01, parameters=p),
+        lambda p: paddle.optimizer.AdamW(0.01, parameters=p, weight_decay=0.1),
+    ],
+    ids=["sgd", "momentum", "adagrad", "adam", "adamw"],
+)
+def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
+    dense = paddle.nn.Sequential(paddle.nn.Linear(DIM, 300), paddle.nn.Linear(300, 300))
+    same = paddle.nn.Sequential(paddle.nn.Linear(DIM, 300), paddle.nn.Linear(300, 300))
+    same.set_state_dict(dense.state_dict())
+    of_servers = ps.DistributedOptimizer(make(dense.parameters()), dense="server")
+    other = make(same.parameters())
+    for step in range(STEPS):
+        x = paddle.to_tensor(np.random.default_rng(step).normal(size=(4, DIM)).astype("float32"))
+        for model, optimizer in ((dense, of_servers), (same, other)):
+            model(x).square().mean().backward()
+            optimizer.set_lr(0.02 / (step + 1))
+            optimizer.step()
+            optimizer.clear_grad()
+        for mine, theirs in zip(dense.parameters(), same.parameters(), strict=True):
+            np.testing.assert_allclose(mine.numpy(), theirs.numpy(), 1e-4, 1e-4)
+    assert ps_core.ways == {"dense": "modulo"} and ps_core.steps == STEPS
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda p: paddle.optimizer.Lamb(0.1, parameters=p), "servers have no Lamb"),
+        (lambda p: paddle.optimizer.SGD(0.1, p, weight_decay=0.1), "SGD with regularization"),
+        (
+            lambda p: paddle.optimizer.SGD(0.1, p, grad_clip=paddle.nn.ClipGradByValue(1.0)),
+            "with _grad_clip",
+        ),
+        (lambda p: paddle.optimizer.SGD(0.1, [{"params": p}]), "groups of parameters"),
+    ],
+)
+def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
+    dense = paddle.nn.Linear(2, 2)
+    with pytest.raises(errors.UnsupportedError, match=text):
+        ps.DistributedOptimizer(make(dense.parameters()), dense="server")
+
+
+@pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
         (

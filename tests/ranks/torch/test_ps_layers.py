@@ -247,6 +247,54 @@ def test_recomputed_in_backward() -> None:
     torch.testing.assert_close(layer(ids), before - 1, **CLOSE)
 
 
+DENSE: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: torch.optim.SGD(p, 0.1),
+    lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    lambda p: torch.optim.Adagrad(p, 0.1, initial_accumulator_value=0.1),
+    lambda p: torch.optim.Adam(p, 0.01, betas=(0.8, 0.9), weight_decay=0.01),
+    lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("make", DENSE, ids=["sgd", "momentum", "adagrad", "adam", "adamw"])
+def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
+    layer = ps.Embedding(ROWS, DIM, name="a", optimizer=ps.SGD(0.0))
+    dense = torch.nn.Sequential(torch.nn.Linear(DIM, 300), torch.nn.Linear(300, 300))
+    same = copy.deepcopy(dense)
+    of_servers = ps.DistributedOptimizer(make(dense.parameters()), dense="server")
+    schedule = torch.optim.lr_scheduler.StepLR(of_servers, 2, 0.5)
+    other = make(same.parameters())
+    other_schedule = torch.optim.lr_scheduler.StepLR(other, 2, 0.5)
+    for step in range(STEPS):
+        ids = torch.randint(0, ROWS, (4,))
+        for model, optimizer in ((dense, of_servers), (same, other)):
+            optimizer.zero_grad()
+            model(layer(ids)).square().mean().backward()
+            optimizer.step()
+        schedule.step()
+        other_schedule.step()
+        for mine, theirs in zip(dense.parameters(), same.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, **CLOSE)
+        assert ps_core.requests[step:] == [(2, ["a", "dense.0"])]
+    assert ps_core.ways == {"a": "hash", "dense.0": "modulo"}
+    with pytest.raises(errors.UnsupportedError, match="groups cannot grow"):
+        of_servers.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda p: torch.optim.RMSprop(p), "servers have no RMSprop"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), "'dampening': 0.5"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "'amsgrad': True"),
+    ],
+)
+def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
+    dense = torch.nn.Linear(2, 2)
+    with pytest.raises(errors.UnsupportedError, match=text):
+        ps.DistributedOptimizer(make(dense.parameters()), dense="server")
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import errors, ps
+from paddlempi.ps.dense import split
 from ps_fake import PsCore, ps_core
 
 __all__ = ["ps_core"]
@@ -58,8 +59,6 @@ def test_what_is_declared(ps_core: PsCore, table: ps.RemoteTable) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        (("", DIM), errors.ArgumentError, "name has 0 characters"),
-        (("x" * 129, DIM), errors.ArgumentError, "name has 129 characters"),
         ((7, DIM), errors.DtypeError, "name=7 is no text"),
         (("u", "3"), errors.DtypeError, "dim='3' is no integer"),
         (("u", 0), errors.ArgumentError, "dim"),
@@ -79,7 +78,7 @@ def test_one_request_for_all_tables(ps_core: PsCore, table: ps.RemoteTable) -> N
     table.learning_rate = 2.0
     ps.push([(table, IDS[:1], ONES[:1]), (other, IDS, np.ones((3, 2), np.float32))])
     assert ps_core.requests == [(1, ["u", "t"]), (2, ["t", "u"])]
-    assert ps_core.steps == 1 and ps_core.rates == [(2.0,), ()]
+    assert ps_core.steps == 1 and ps_core.rates == [2.0, None]
     assert (table.pull(IDS[:1]) == rows[1] - 2).all()
     assert ps.pull([]) == []
 
@@ -96,6 +95,17 @@ def test_a_step_joins_what_was_noted(ps_core: PsCore, table: ps.RemoteTable) -> 
     ps.step()  # with nothing: a step all the same
     assert ps_core.requests == [(2, ["t"]), (2, [])]
     assert (table.pull(IDS) == before).all()
+
+
+def test_a_step_without_tables(ps_core: PsCore) -> None:
+    ps.init()
+    ps.step()
+    assert ps_core.requests == []
+
+
+def test_rows_that_are_set(table: ps.RemoteTable) -> None:
+    table.write(IDS[:2], 7 * ONES[:2])
+    assert (table.pull(IDS) == 7).all()
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "paddle"])
@@ -178,3 +188,19 @@ def test_a_pickle_has_the_name_and_no_rows(ps_core: PsCore, table: ps.RemoteTabl
     assert again.name == "t" and (again.pull(IDS) == table.pull(IDS)).all()
     assert copy.deepcopy(table) is table and copy.copy(table) is table
     assert "RemoteTable('t', dim=3" in repr(again)
+
+
+@pytest.mark.parametrize(
+    ("elements", "servers", "expected"),
+    [
+        (1, 3, (1, 1)),
+        (8191, 3, (1, 8191)),
+        (16384, 3, (2, 8192)),
+        (100_000, 3, (3, 33334)),
+        (200_000, 3, (6, 33334)),
+        (1_000_001, 2, (16, 62501)),
+    ],
+)
+def test_blocks_of_dense_parameters(elements: int, servers: int, expected: tuple[int, int]) -> None:
+    blocks, block = split(elements, servers)
+    assert (blocks, block) == expected and blocks * block >= elements and block <= 65536

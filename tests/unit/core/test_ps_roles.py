@@ -181,14 +181,16 @@ def test_what_a_rank_does_once(ps_core: PsCore) -> None:
     assert ps_core.called().count("ps_complete") == 1
     ps.barrier("here")
     ps.set_learning_rate("t", 0.5)
-    ps.save("folder", 3)
-    ps.restore("folder")
+    ps.save("folder", 3, extra=b"\0more")
+    assert ps.restore("folder", 3) == {"step": 3, "extra": b"\0more", "rows": 5}
     assert ps_core.controls[-4:] == [
         ("ps_barrier", {"name": "here"}),
         ("ps_learning_rate", {"name": "t", "rate": 0.5}),
-        ("ps_save", {"dir": "folder", "step": 3}),
-        ("ps_restore", {"dir": "folder"}),
+        ("ps_save", {"dir": "folder", "step": 3, "keep": 2, "extra": "AG1vcmU="}),
+        ("ps_restore", {"dir": "folder", "step": 3}),
     ]
+    with pytest.raises(errors.DtypeError, match="step='3'"):
+        ps.save("folder", "3")
 
 
 END = """
