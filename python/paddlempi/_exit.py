@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from . import _marks, _native
 from .errors import Error
 
-__all__ = ["PREEMPTED", "install", "mpi_is_foreign", "uninstall"]
+__all__ = ["PREEMPTED", "failing", "install", "mpi_is_foreign", "uninstall"]
 
 PREEMPTED = 75
 """The exit status of a rank that has saved its work because the job was asked to end.
@@ -139,6 +139,14 @@ def _at_shutdown() -> None:
     status = status or _hooks.status
     if status not in (0, PREEMPTED) and _core_comes_too_late():
         _abort(status)
+
+
+def failing() -> bool:
+    """Whether this process ends with an uncaught exception or a ``sys.exit`` that says failure.
+
+    For callbacks of ``atexit``. After a success, or in the middle of a program, it is False.
+    """
+    return (_uncaught() or _hooks.status) not in (0, PREEMPTED)
 
 
 def _uncaught() -> int:

@@ -1,6 +1,8 @@
 """``python -m paddlempi run``: run an unchanged script over MPI, or a launcher with restarts.
 
 ``mpirun -np 4 python -m paddlempi run train.py`` is for the ranks: every one runs the script.
+With ``--roles trainer:2,pserver:2`` the script's ``ps.init()`` takes these roles, and a rank that
+only serves does so there, and then ends.
 ``python -m paddlempi run --restarts 3 -- mpirun -np 4 python train.py`` is for the job: it starts
 the launcher, as often as needed (``restart.py``). ``--`` tells the two apart.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import launcher
+from ..ps import session
 from . import restart
 
 __all__ = ["add_to", "run"]
@@ -33,7 +37,7 @@ def add_to(commands: Any) -> None:
         "run",
         help="run a script whose paddle.distributed and torch.distributed go over MPI; or, after "
         "--, a launcher, and start it anew when a rank dies",
-        usage="%(prog)s [-m] SCRIPT [ARGUMENT ...]\n"
+        usage="%(prog)s [--roles ROLES] [-m] SCRIPT [ARGUMENT ...]\n"
         "       %(prog)s [--restarts N] [OPTION ...] -- COMMAND [ARGUMENT ...]",
         description="In a rank: run a Python script, or with -m a module, as it is. When it "
         "imports Paddle or PyTorch, their collectives go over MPI: "
@@ -42,6 +46,12 @@ def add_to(commands: Any) -> None:
         "python -m paddlempi run --restarts 3 -- mpirun -np 4 python train.py",
     )
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name")
+    parser.add_argument(
+        "--roles",
+        metavar="ROLES",
+        help="which ranks train and which have the tables of paddlempi.ps, such as "
+        "trainer:2,pserver:2: ps.init() takes them, and serves in ranks that only serve",
+    )
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     restart.add_to(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -62,9 +72,14 @@ def run(chosen: argparse.Namespace) -> int:
     if around:
         if chosen.module:
             chosen.parser.error("-m is for a SCRIPT, not for -- COMMAND")
+        if chosen.roles:
+            chosen.parser.error("--roles is for a SCRIPT: put it into COMMAND, before the SCRIPT")
         return restart.run(chosen, words)
     if options:
         chosen.parser.error(f"{options[0]}: put -- and the launcher's COMMAND after it")
+    if chosen.roles is not None:
+        os.environ["PADDLEMPI_ROLES"] = chosen.roles
+        session.servers_end_in_init()
     _run_script(words[0], words[1:], chosen.module)
     return 0
 

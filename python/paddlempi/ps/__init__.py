@@ -1,6 +1,6 @@
-"""Tables of embeddings: rows by int64 id, with the state of an optimizer, in the core's memory.
+"""Tables of embeddings by int64 id: in this process, or on servers for many trainers.
 
-::
+A table in this process needs neither MPI nor ``init_process_group``::
 
     from paddlempi import ps
 
@@ -8,13 +8,44 @@
     rows = table.pull(ids)  # NumPy, torch or Paddle, [n, 64]
     table.push(ids, gradients)
 
-A table belongs to the process that made it; servers that hold parts of a table for other ranks do
-not exist yet. ``docs/ps.md`` has the formulas of the optimizers and the memory of a row.
+A parameter server gives the ranks roles: trainers compute, servers have the rows::
+
+    ps.init("trainer:3,pserver:2")  # or: python -m paddlempi run --roles ... train.py
+    if ps.is_trainer():
+        layer = ps.Embedding(None, 64, name="users", optimizer=ps.Adagrad(0.05))
+        optimizer = ps.DistributedOptimizer(torch.optim.SGD(dense.parameters(), 0.1))
+        ...
+    ps.shutdown()
+
+``docs/ps.md`` has the roles, the modes, the formulas of the optimizers and the memory of a row.
 """
+
+from importlib import import_module as _import_module
+from typing import Any as _Any
 
 from .export import export, load
 from .initializers import Initializer, Normal, Uniform, Zeros
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
+from .prefetch import Prefetched
+from .remote import RemoteTable, pull, push
+from .session import (
+    barrier,
+    complete,
+    init,
+    is_trainer,
+    pservers,
+    restore,
+    role,
+    roles,
+    save,
+    serve,
+    set_learning_rate,
+    shutdown,
+    stats,
+    trainer_group,
+    trainers,
+)
+from .stepping import discard, note, step
 from .table import Table
 
 __all__ = [
@@ -26,10 +57,72 @@ __all__ = [
     "Momentum",
     "Normal",
     "Optimizer",
+    "Prefetched",
+    "RemoteTable",
     "RowWiseAdagrad",
     "Table",
     "Uniform",
     "Zeros",
+    "barrier",
+    "complete",
+    "discard",
     "export",
+    "init",
+    "is_trainer",
     "load",
+    "note",
+    "pservers",
+    "pull",
+    "push",
+    "restore",
+    "role",
+    "roles",
+    "save",
+    "serve",
+    "set_learning_rate",
+    "shutdown",
+    "stats",
+    "step",
+    "trainer_group",
+    "trainers",
 ]
+
+# The layers are in the front of their framework, which is imported when one is first used.
+_LAYERS = {
+    "Embedding": "torch",
+    "EmbeddingBag": "torch",
+    "SparseEmbedding": "paddle",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LAYERS:
+        return getattr(_import_module(f"..{_LAYERS[name]}.embedding", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def DistributedOptimizer(optimizer: _Any, **settings: _Any) -> _Any:
+    """Wrap an optimizer of torch or Paddle, so that its step is one of all trainers.
+
+    Its ``step`` also pushes the gradients of all layers of this package. See
+    ``paddlempi.torch.distributed_optimizer.DistributedOptimizer`` and
+    ``paddlempi.paddle.distributed_optimizer.DistributedOptimizer``, one of which this returns.
+
+    Args:
+        optimizer: an optimizer of the dense parameters.
+        settings: the keyword arguments of that class.
+
+    Raises:
+        DtypeError: ``optimizer`` is of neither framework.
+    """
+    for base in type(optimizer).__mro__:
+        framework = base.__module__.partition(".")[0]
+        if framework in ("torch", "paddle"):
+            front = _import_module(f"..{framework}.distributed_optimizer", __name__)
+            return front.DistributedOptimizer(optimizer, **settings)
+    from ..errors import DtypeError
+
+    raise DtypeError(
+        f"ps.DistributedOptimizer: a {type(optimizer).__qualname__} is no optimizer of torch or "
+        "Paddle; a program without dense parameters calls ps.step()"
+    )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from importlib import import_module
 from typing import Any
 
 from .. import _native, memory
 from ..errors import ArgumentError, DtypeError
-from .initializers import Initializer, initializer
-from .optimizers import Optimizer, optimizer
+from .config import TableConfig, length_of, whole
+from .initializers import Initializer
+from .optimizers import Optimizer
 
-__all__ = ["Table"]
+__all__ = ["Table", "rows_of"]
 
 _PULL, _PUSH, _READ, _WRITE, _IDS = 1, 2, 3, 4, 5
 _PIECE = 1 << 20  # ids of one call of state_dict
@@ -65,35 +65,21 @@ class Table:
         memory_limit: int | None = None,
         non_finite: str = "refuse",
     ) -> None:
-        self._optimizer = _optimizer(optimizer)
-        self._initializer = _initializer(initializer)
-        self._dim = _whole("dim", dim)
-        self._seed = _whole("seed", seed)
-        if not 0 <= self._seed < 1 << 64:
-            raise ArgumentError(f"Table: seed={seed!r} is not from 0 to 2**64 - 1")
-        if non_finite not in ("refuse", "allow"):
-            raise ArgumentError(f"Table: non_finite={non_finite!r} is neither 'refuse' nor 'allow'")
-        self._limits = {"num_ids": num_ids, "memory_limit": memory_limit}
-        for name, limit in self._limits.items():
-            if limit is not None and _whole(name, limit) < 1:
-                raise ArgumentError(f"Table: {name}={limit!r} is below 1")
-        self._dtype = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
-        self._non_finite = non_finite
+        self._config = TableConfig.checked(
+            dim,
+            optimizer,
+            initializer,
+            dtype=dtype,
+            seed=seed,
+            num_ids=num_ids,
+            memory_limit=memory_limit,
+            non_finite=non_finite,
+        )
         self._core = _native.load()
         self._number, self._freed = self._new()
 
     def _new(self) -> tuple[int, Any]:
-        a, b = self._initializer.numbers()
-        number = _native.control(
-            "table_new",
-            dim=self._dim,
-            dtype=self._dtype,
-            seed=self._seed,
-            refuse=self._non_finite == "refuse",
-            initializer={"name": self._initializer.NAME, "a": a, "b": b},
-            optimizer=self._optimizer.request(),
-            **{name: limit or 0 for name, limit in self._limits.items()},
-        )["table"]
+        number = _native.control("table_new", **self._config.request())["table"]
         freed = weakref.finalize(self, _free, number)
         freed.atexit = False  # the memory goes with the process
         return number, freed
@@ -101,17 +87,17 @@ class Table:
     @property
     def dim(self) -> int:
         """The number of elements of a row."""
-        return self._dim
+        return self._config.dim
 
     @property
     def dtype(self) -> str:
         """The dtype of the rows."""
-        return self._dtype
+        return self._config.dtype
 
     @property
     def optimizer(self) -> Optimizer:
         """What a push does to a row."""
-        return self._optimizer
+        return self._config.optimizer
 
     def pull(self, ids: Any, out: Any = None) -> Any:
         """Copy the rows of ids, and make those that are missing.
@@ -133,7 +119,7 @@ class Table:
                 Rows of some ids may have been made.
         """
         if out is None:
-            out = memory.empty((_length(ids), self._dim), framework=memory.framework_of(ids))
+            out = memory.empty((length_of(ids), self.dim), framework=memory.framework_of(ids))
         self._core.table(_PULL, self._number, ids, out)
         return out
 
@@ -166,7 +152,7 @@ class Table:
                 may have been made. Or the machine has no memory: some rows may have been updated.
         """
         if gradients is None:
-            ids, gradients = _rows_of(ids)
+            ids, gradients = rows_of(ids)
         self._core.table(
             _PUSH,
             self._number,
@@ -218,14 +204,14 @@ class Table:
         """
         ids = self.ids()
         count = len(ids)
-        rows = memory.empty((count, self._dim))
-        states = memory.empty((count, self._optimizer.state_width(self._dim)))
+        rows = memory.empty((count, self.dim))
+        states = memory.empty((count, self._config.optimizer.state_width(self.dim)))
         for begin in range(0, count, _PIECE):
             piece = slice(begin, begin + _PIECE)
             self._core.table(_READ, self._number, ids[piece], rows[piece], states[piece])
         return {
             "format": _FORMAT,
-            **self._identity(),
+            **self._config.identity(),
             "steps": self.info()["steps"],
             "ids": ids,
             "rows": rows,
@@ -245,16 +231,16 @@ class Table:
             OutOfMemoryError: there is no memory for the rows, or ``memory_limit`` does not allow
                 them.
         """
-        for name, value in {"format": _FORMAT, **self._identity()}.items():
+        for name, value in {"format": _FORMAT, **self._config.identity()}.items():
             if state.get(name) != value:
                 raise ArgumentError(
                     f"load_state_dict: {name} is {state.get(name)!r} in the state; this table's is "
                     f"{value!r}"
                 )
         ids, rows, states = (state[name] for name in ("ids", "rows", "states"))
-        width = self._optimizer.state_width(self._dim)
+        width = self._config.optimizer.state_width(self.dim)
         for name, array, shape in (
-            ("rows", rows, (len(ids), self._dim)),
+            ("rows", rows, (len(ids), self.dim)),
             ("states", states, (len(ids), width)),
         ):
             if tuple(array.shape) != shape:
@@ -275,14 +261,6 @@ class Table:
         self._number, self._freed = number, freed
         before()
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "dim": self._dim,
-            "optimizer": self._optimizer.NAME,
-            "initializer": [self._initializer.NAME, *self._initializer.numbers()],
-            "seed": self._seed,
-        }
-
     def close(self) -> None:
         """Give the table's memory back. Later calls raise ArgumentError. May be called twice."""
         self._freed()
@@ -295,11 +273,9 @@ class Table:
 
     def __repr__(self) -> str:
         return (
-            f"Table(dim={self._dim}, {self._optimizer}, {self._initializer}, dtype={self._dtype})"
+            f"Table(dim={self.dim}, {self.optimizer}, {self._config.initializer}, "
+            f"dtype={self.dtype})"
         )
-
-
-_optimizer, _initializer = optimizer, initializer  # the arguments of Table have these names
 
 
 def _free(number: int) -> None:
@@ -307,30 +283,21 @@ def _free(number: int) -> None:
         _native.control("table_free", table=number)
 
 
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise DtypeError(f"Table: {name}={value!r} is no integer") from None
-
-
 def _step(step: Any) -> int:
     if step is None:
         return 0
-    number = _whole("step", step)
+    number = whole("step", step)
     if number < 1:
         raise ArgumentError(f"push: step={step!r} is below 1")
     return number
 
 
-def _length(ids: Any) -> int:
-    try:
-        return len(ids)
-    except TypeError:
-        raise DtypeError(f"pull: ids of type {type(ids).__qualname__} are no tensor [n]") from None
+def rows_of(gradient: Any) -> tuple[Any, Any]:
+    """Return the ids and the gradients of a sparse gradient of torch or Paddle.
 
-
-def _rows_of(gradient: Any) -> tuple[Any, Any]:
+    Raises:
+        DtypeError: it is none.
+    """
     framework = memory.framework_of(gradient)
     read = getattr(import_module(f"..tensors.{framework}", __package__), "rows_of", None)
     if read is None:

@@ -6,6 +6,7 @@ float8) have neither a format of that protocol nor one of DLPack; this describer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from .._ops import DTYPE_BY_NAME
 from ..errors import ArgumentError, DtypeError
 from .kind import CPU, KNOWN_DTYPES, Description, Kind
 
-__all__ = ["KINDS", "over"]
+__all__ = ["KINDS", "joined", "over"]
 
 
 def _describe(array: Any) -> Description:
@@ -49,6 +50,11 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
         raise DtypeError(
             f"NumPy has no dtype {dtype}: install ml_dtypes and import it first"
         ) from None
+
+
+def joined(tensors: Sequence[Any]) -> Any:
+    """Return a tensor with the rows of all tensors, in order."""
+    return np.concatenate(list(tensors))
 
 
 def _array_like(array: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import paddle
 from ..errors import DtypeError, UnsupportedError
 from .kind import CPU, CUDA, CUDA_HOST, KNOWN_DTYPES, Description, Kind, codes_of
 
-__all__ = ["KINDS", "over", "rows_of"]
+__all__ = ["KINDS", "joined", "over", "rows_of"]
 
 _CODES = codes_of(paddle, "uint16")  # Paddle's uint16 is bfloat16
 
@@ -70,6 +70,11 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     array = np.frombuffer(memory, _ARRAYS.get(dtype, dtype))
     tensor = paddle.utils.dlpack.from_dlpack(array)
     return (tensor if tensor.dtype == kind else tensor.view(kind)).reshape_(shape)
+
+
+def joined(tensors: Sequence[Any]) -> Any:
+    """Return a tensor with the rows of all tensors, in order."""
+    return paddle.concat(list(tensors))
 
 
 def rows_of(gradient: Any) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from ..errors import DtypeError, UnsupportedError
 from .kind import CPU, CUDA, KNOWN_DTYPES, Description, Kind, codes_of
 
-__all__ = ["KINDS", "over", "rows_of"]
+__all__ = ["KINDS", "joined", "over", "rows_of"]
 
 _CODES = codes_of(torch)
 _STRIDED = torch.strided
@@ -59,6 +59,11 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     if len(memory) == 0:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(memory, dtype=kind).reshape(shape)
+
+
+def joined(tensors: Sequence[Any]) -> Any:
+    """Return a tensor with the rows of all tensors, in order."""
+    return torch.cat(list(tensors))
 
 
 def rows_of(gradient: Any) -> tuple[Any, Any]:

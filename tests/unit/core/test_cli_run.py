@@ -53,3 +53,15 @@ def test_nothing_is_filled_without_a_launcher(tmp_path: Path) -> None:
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     done = run(tmp_path, "absent.py")
     assert done.returncode == 1 and "absent.py" in done.stderr
+
+
+def test_roles_are_for_ps_init(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(
+        "import os, sys\n"
+        "from paddlempi.ps import session\n"
+        "print(os.environ['PADDLEMPI_ROLES'], session._state.servers_end_in_init, sys.argv[1:])"
+    )
+    done = run(tmp_path, "--roles", "trainer:2,pserver:1", "plain.py", "--roles", "x")
+    assert done.stdout == "trainer:2,pserver:1 True ['--roles', 'x']\n", done.stderr
+    done = run(tmp_path, "--roles", "trainer:1", "--", "mpirun", "plain.py")
+    assert done.returncode == 2 and "before the SCRIPT" in done.stderr

@@ -1,0 +1,112 @@
+"""What a table is: the arguments that a table in this process and one on servers have in common."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ArgumentError, DtypeError
+from .initializers import Initializer, initializer
+from .optimizers import Optimizer, optimizer
+
+__all__ = ["TableConfig", "length_of", "whole"]
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """The checked arguments of a table. :class:`Table` explains them."""
+
+    dim: int
+    optimizer: Optimizer
+    initializer: Initializer
+    dtype: str
+    seed: int
+    num_ids: int | None
+    memory_limit: int | None
+    non_finite: str
+
+    @classmethod
+    def checked(
+        cls,
+        dim: int,
+        optimizer_: Optimizer | str,
+        initializer_: Initializer | str,
+        *,
+        dtype: Any,
+        seed: int,
+        num_ids: int | None,
+        memory_limit: int | None,
+        non_finite: str,
+    ) -> TableConfig:
+        """Return the configuration of these arguments.
+
+        Raises:
+            ArgumentError: a value is out of range, or there is no optimizer or initializer of the
+                name. The core checks ``dim``, ``dtype`` and the optimizer's numbers.
+            DtypeError: an argument is of a wrong type.
+        """
+        if not 0 <= whole("seed", seed) < 1 << 64:
+            raise ArgumentError(f"Table: seed={seed!r} is not from 0 to 2**64 - 1")
+        if non_finite not in ("refuse", "allow"):
+            raise ArgumentError(f"Table: non_finite={non_finite!r} is neither 'refuse' nor 'allow'")
+        for name, limit in (("num_ids", num_ids), ("memory_limit", memory_limit)):
+            if limit is not None and whole(name, limit) < 1:
+                raise ArgumentError(f"Table: {name}={limit!r} is below 1")
+        return cls(
+            whole("dim", dim),
+            optimizer(optimizer_),
+            initializer(initializer_),
+            dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2],
+            operator.index(seed),
+            None if num_ids is None else operator.index(num_ids),
+            None if memory_limit is None else operator.index(memory_limit),
+            non_finite,
+        )
+
+    def request(self) -> dict[str, Any]:
+        """Return what the core takes."""
+        a, b = self.initializer.numbers()
+        return {
+            "dim": self.dim,
+            "dtype": self.dtype,
+            "seed": self.seed,
+            "refuse": self.non_finite == "refuse",
+            "initializer": {"name": self.initializer.NAME, "a": a, "b": b},
+            "optimizer": self.optimizer.request(),
+            "num_ids": self.num_ids or 0,
+            "memory_limit": self.memory_limit or 0,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be the same in a state that is loaded."""
+        return {
+            "dim": self.dim,
+            "optimizer": self.optimizer.NAME,
+            "initializer": [self.initializer.NAME, *self.initializer.numbers()],
+            "seed": self.seed,
+        }
+
+
+def whole(name: str, value: Any) -> int:
+    """Return an argument as an integer.
+
+    Raises:
+        DtypeError: it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DtypeError(f"Table: {name}={value!r} is no integer") from None
+
+
+def length_of(ids: Any) -> int:
+    """Return how many ids a tensor has.
+
+    Raises:
+        DtypeError: it is no tensor.
+    """
+    try:
+        return len(ids)
+    except TypeError:
+        raise DtypeError(f"pull: ids of type {type(ids).__qualname__} are no tensor [n]") from None

@@ -1,0 +1,249 @@
+"""A table whose rows lie on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _native, memory
+from ..errors import DtypeError
+from . import session
+from .config import TableConfig, length_of
+from .initializers import Initializer
+from .optimizers import Optimizer
+from .prefetch import Prefetched, finish, start
+from .table import rows_of
+
+__all__ = ["RemoteTable", "pull", "push"]
+
+_PULL, _PUSH, _WRITE = 1, 2, 4
+
+
+class RemoteTable:
+    """Rows of ``dim`` floats by int64 id, with the state of their optimizer, on the servers.
+
+    Every trainer makes it, with the same arguments, after :func:`paddlempi.ps.init`. Which server
+    has a row follows from a hash of its id. What a new row holds follows from ``seed`` and its id
+    alone, whatever the number of servers.
+
+    Args:
+        name: a text, of 256 bytes at most, that no other table has. Tables of one name are one.
+        dim, optimizer, initializer, dtype, seed, num_ids, non_finite: as for
+            :class:`paddlempi.ps.Table`.
+        memory_limit: the bytes that the table may hold on each server. None: no limit.
+
+    Raises:
+        NotInitializedError: before :func:`paddlempi.ps.init`.
+        ArgumentError: this rank does not train; a value is out of range; or there is a table of the
+            name with another configuration.
+        DtypeError: an argument is of a wrong type.
+
+    Thread-safety: all methods may be called from any thread, and release the GIL.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        optimizer: Optimizer | str = "sgd",
+        initializer: Initializer | str = "zeros",
+        *,
+        dtype: Any = "float32",
+        seed: int = 0,
+        num_ids: int | None = None,
+        memory_limit: int | None = None,
+        non_finite: str = "refuse",
+    ) -> None:
+        found = session.as_trainer("ps.RemoteTable")
+        if not isinstance(name, str):
+            raise DtypeError(f"ps.RemoteTable: name={name!r} is no text")
+        self._name = name
+        self._config = TableConfig.checked(
+            dim,
+            optimizer,
+            initializer,
+            dtype=dtype,
+            seed=seed,
+            num_ids=num_ids,
+            memory_limit=memory_limit,
+            non_finite=non_finite,
+        )
+        self._core = _native.load()
+        self._number = self._declare()
+        found.empty = found.empty or (self._number, self.dim)
+        self.learning_rate: float | None = None
+        """That of the pushes, such as the value of a schedule. None: the optimizer's, or what
+        :func:`paddlempi.ps.set_learning_rate` has set. In sync mode it is the same on all
+        trainers."""
+
+    def _declare(self) -> int:
+        number: int = _native.control(
+            "ps_declare", name=self._name, by="hash", **self._config.request()
+        )["table"]
+        return number
+
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        return self._name
+
+    @property
+    def dim(self) -> int:
+        """The number of elements of a row."""
+        return self._config.dim
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the rows."""
+        return self._config.dtype
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What a push does to a row."""
+        return self._config.optimizer
+
+    def pull(self, ids: Any, out: Any = None) -> Any:
+        """Copy the rows of ids, and make those that are missing.
+
+        In sync mode it waits until the steps that this trainer has pushed are applied.
+
+        Args, Returns, Raises: as for :meth:`paddlempi.ps.Table.pull`, and
+
+        Raises:
+            TimeoutError: a server did not answer in time, or other trainers did not push.
+            PeerDiedError: a server has died.
+        """
+        if out is None:
+            out = memory.empty((length_of(ids), self.dim), framework=memory.framework_of(ids))
+        self._core.table(_PULL, self._number, ids, out)
+        return out
+
+    def push(self, ids: Any, gradients: Any = None, learning_rate: float | None = None) -> None:
+        """Update the rows of ids by their gradients. This is one step of this trainer.
+
+        In sync mode the gradients of all trainers for the step are added up. A program whose step
+        pushes several tables calls :func:`push` or :func:`paddlempi.ps.step` instead.
+
+        Args:
+            ids, gradients: as for :meth:`paddlempi.ps.Table.push`.
+            learning_rate: for this push. None: ``self.learning_rate``.
+
+        Raises:
+            ArgumentError: a shape is wrong, an id is out of range, a gradient is not finite, or
+                ``learning_rate`` is negative.
+            DtypeError: a dtype is wrong, or something is no tensor.
+            TimeoutError: a server did not answer in time.
+            PeerDiedError: a server has died.
+        """
+        if gradients is None:
+            ids, gradients = rows_of(ids)
+        if learning_rate is None:
+            learning_rate = self.learning_rate
+        self._core.table(_PUSH, self._number, ids, gradients, None, learning_rate, 0)
+
+    def write(self, ids: Any, rows: Any) -> None:
+        """Set rows. The states of rows that exist stay as they are. This is no step.
+
+        One trainer writes, and the others wait in :func:`paddlempi.ps.barrier`.
+
+        Args:
+            ids: a tensor of int64 or int32, [n], in which no id appears twice.
+            rows: a tensor of float32, [n, dim].
+
+        Raises:
+            Error: as :meth:`push`.
+        """
+        self._core.table(_WRITE, self._number, ids, rows)
+
+    def prefetch(self, ids: Any) -> Prefetched:
+        """Pull the rows of ids in a thread, while the program computes.
+
+        In sync mode the rows are those after the steps that this trainer has pushed before this
+        call. So call it after the step to get what :meth:`pull` would give, or before the step to
+        save more time, with rows that are one step older.
+
+        Args:
+            ids: as for :meth:`pull`. Do not write to it before the rows are there.
+
+        Returns:
+            An object whose ``wait()`` gives the rows.
+        """
+        return start(ids, lambda: self.pull(ids))
+
+    def __copy__(self) -> RemoteTable:
+        return self
+
+    def __deepcopy__(self, memo: object) -> RemoteTable:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _again, (self._name, self._config)
+
+    def __repr__(self) -> str:
+        config = self._config
+        return (
+            f"RemoteTable({self._name!r}, dim={config.dim}, {config.optimizer}, "
+            f"{config.initializer}, dtype={config.dtype})"
+        )
+
+
+def _again(name: str, config: TableConfig) -> RemoteTable:
+    """Make the table of a pickle: the name and the configuration, not the rows."""
+    return RemoteTable(
+        name,
+        config.dim,
+        config.optimizer,
+        config.initializer,
+        dtype=config.dtype,
+        seed=config.seed,
+        num_ids=config.num_ids,
+        memory_limit=config.memory_limit,
+        non_finite=config.non_finite,
+    )
+
+
+def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
+    """Pull rows of several tables in one request to each server.
+
+    Args:
+        requests: tables, each once, and their ids, as for :meth:`RemoteTable.pull`.
+
+    Returns:
+        The rows for each request, in order.
+
+    Raises:
+        Error: as :meth:`RemoteTable.pull`.
+    """
+    session.as_trainer("ps.pull")
+    entries = []
+    for table, ids in requests:
+        shape = (length_of(ids), table.dim)
+        rows = memory.empty(shape, framework=memory.framework_of(ids))
+        entries.append((table._number, ids, rows, None))
+    if entries:
+        _native.load().tables(_PULL, tuple(entries))
+    return [rows for _, _, rows, _ in entries]
+
+
+def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
+    """Push gradients of several tables in one request, which is one step of this trainer.
+
+    In sync mode a trainer that has nothing to push in a step pushes an empty list: the others wait
+    for it.
+
+    Args:
+        requests: tables, each once, with their ids and gradients, as for :meth:`RemoteTable.push`.
+
+    Raises:
+        Error: as :meth:`RemoteTable.push`.
+    """
+    found = session.as_trainer("ps.push")
+    entries = [(table._number, ids, rows, table.learning_rate) for table, ids, rows in requests]
+    if not entries and found.empty is not None:
+        number, dim = found.empty
+        entries = [(number, memory.empty(0, "int64"), memory.empty((0, dim)), None)]
+    if entries:
+        _native.load().tables(_PUSH, tuple(entries))
+
+
+session.before_complete(finish)

@@ -1,0 +1,264 @@
+"""Tables on servers, with real ranks: what trainers pull is what one process would compute."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from paddlempi import errors, ps
+from ps_roles import BOTH, ONE_SERVER, begin, layouts
+
+__all__ = ["begin"]
+
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
+
+DIM, STEPS = 5, 4
+Begin = Callable[..., bool]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "roles" in metafunc.fixturenames:
+        metafunc.parametrize("roles", layouts(metafunc.config))
+
+
+def batch(trainer: int, step: int, table: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The ids and gradients of a trainer's step: some ids twice, and in some steps none."""
+    random = np.random.default_rng([trainer, step, table])
+    count = 0 if (trainer, step) == (1, 2) else 40
+    ids = random.integers(-20, 20, count) * 10**6
+    return ids, random.normal(size=(count, DIM)).astype(np.float32)
+
+
+def merged(ids: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every id once, with its gradients added in float32 in order of appearance."""
+    places: dict[int, int] = {}
+    sums = np.zeros((len(set(ids.tolist())), DIM), np.float32)
+    for one, gradient in zip(ids.tolist(), gradients, strict=True):
+        if one in places:
+            sums[places[one]] += gradient
+        else:
+            sums[places.setdefault(one, len(places))] = gradient
+    return np.array(list(places), np.int64), sums
+
+
+def reference(optimizer: Any, table: int, steps: int = STEPS) -> ps.Table:
+    """The table of one process that adds the trainers' merged gradients in the order of ranks."""
+    alone = ps.Table(DIM, optimizer, ps.Normal(), seed=table)
+    for step in range(steps):
+        parts = [merged(*batch(trainer, step, table)) for trainer in range(len(ps.trainers()))]
+        ids, gradients = (np.concatenate(column) for column in zip(*parts, strict=True))
+        alone.push(ids, gradients, step=step + 1)
+    return alone
+
+
+ALL = np.arange(-20, 20) * 10**6
+
+
+@pytest.mark.parametrize(
+    "optimizer", [ps.SGD(0.1), ps.Adagrad(0.1), ps.Adam(0.1)], ids=lambda o: o.NAME
+)
+def test_synchronous_steps_are_those_of_one_process(
+    begin: Begin, rank: int, roles: str, optimizer: Any
+) -> None:
+    if not begin(roles):
+        return
+    trainer = ps.trainers().index(rank)
+    tables = [ps.RemoteTable(f"t{i}", DIM, optimizer, ps.Normal(), seed=i) for i in range(2)]
+    fresh = reference(optimizer, 0, steps=0)
+    assert (tables[0].pull(ALL).view(np.uint32) == fresh.pull(ALL).view(np.uint32)).all()
+    for step in range(STEPS):
+        ps.push([(table, *batch(trainer, step, i)) for i, table in enumerate(tables)])
+    for i, table in enumerate(tables):
+        expected = reference(optimizer, i).pull(ALL)
+        assert (table.pull(ALL).view(np.uint32) == expected.view(np.uint32)).all()
+    first, second = ps.pull([(tables[1], ALL[:3]), (tables[0], ALL)])
+    assert (first == tables[1].pull(ALL[:3])).all() and (second == tables[0].pull(ALL)).all()
+
+
+def test_asynchronous_pushes_all_count(begin: Begin, roles: str) -> None:
+    if not begin(roles, mode="async"):
+        return
+    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+    ids = np.arange(100)
+    for _ in range(20):
+        table.push(ids, np.ones((100, DIM), np.float32))
+        table.pull(ids)
+    ps.barrier()
+    assert (table.pull(ids) == -20 * len(ps.trainers())).all()
+
+
+def test_notes_are_averaged(begin: Begin, rank: int, roles: str) -> None:
+    if not begin(roles):
+        return
+    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+    ids = np.array([1, 2, 1])
+    before = table.prefetch(ids).wait()
+    assert (before == 0).all()
+    mine = np.full((3, DIM), ps.trainers().index(rank) + 1, np.float32)
+    ps.note(table, ids, mine)
+    ps.step()
+    count = len(ps.trainers())
+    mean = (count + 1) / 2
+    np.testing.assert_allclose(table.pull(ids), -mean * np.array([[2], [1], [2]]) * np.ones(DIM))
+    ps.step()  # with nothing
+    assert (table.pull(ids)[1] == -np.float32(mean)).all()
+
+
+def test_rates_rows_and_statistics(begin: Begin, rank: int, roles: str) -> None:
+    if not begin(roles):
+        return
+    first = rank == ps.trainers()[0]
+    table = ps.RemoteTable("t", 2, ps.SGD(1.0))
+    ids = np.arange(50)
+    if first:
+        table.write(ids, np.full((50, 2), 3, np.float32))
+        ps.set_learning_rate("t", 0.5)
+    ps.barrier("written")
+    assert (table.pull(ids) == 3).all()
+    ps.barrier("read")
+    gradients = np.full((50, 2), 1 / len(ps.trainers()), np.float32)
+    table.push(ids, gradients)
+    assert np.allclose(table.pull(ids), 2.5)
+    table.learning_rate = 2.0
+    table.push(ids, gradients)
+    assert np.allclose(table.pull(ids), 0.5)
+    servers = ps.stats()["servers"]
+    assert len(servers) == len(ps.pservers())
+    assert sum(found["rows"] for server in servers for found in server["tables"]) == 50
+
+
+def test_a_trainer_that_completes_early(begin: Begin, rank: int, roles: str) -> None:
+    if not begin(roles):
+        return
+    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+    one = np.array([7])
+    ones = np.ones((1, DIM), np.float32)
+    table.push(one, ones)
+    if rank == ps.trainers()[-1] and len(ps.trainers()) > 1:
+        ps.complete()
+        with pytest.raises(errors.ArgumentError, match="completed"):
+            table.pull(one)
+        return
+    for _ in range(3):
+        table.push(one, ones)
+    left = max(1, len(ps.trainers()) - 1)
+    assert (table.pull(one) == -len(ps.trainers()) - 3 * left).all()
+
+
+def test_a_refused_push_is_no_step(begin: Begin, rank: int, roles: str) -> None:
+    if not begin(roles):
+        return
+    table = ps.RemoteTable("t", DIM, ps.SGD(1.0), num_ids=10)
+    ids = np.arange(10)
+    gradients = np.ones((10, DIM), np.float32)
+    if rank == ps.trainers()[0]:
+        wrong = gradients.copy()
+        wrong[4, 2] = np.nan
+        with pytest.raises(errors.ArgumentError, match="nan"):
+            table.push(ids, wrong)
+        with pytest.raises(errors.ArgumentError, match="id 10"):
+            table.push(ids + 1, gradients)
+    table.push(ids, gradients)
+    assert (table.pull(ids) == -len(ps.trainers())).all()
+
+
+@pytest.fixture
+def folder(rank: int, dist: ModuleType) -> Any:
+    made = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(made)
+    yield Path(made[0])
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(made[0])
+
+
+def test_cuts_are_for_any_number_of_servers(
+    begin: Begin, rank: int, roles: str, folder: Path
+) -> None:
+    optimizer = ps.Adagrad(0.1)
+    trains = begin(roles)
+    if trains:
+        trainer = ps.trainers().index(rank)
+        table = ps.RemoteTable("t0", DIM, optimizer, ps.Normal(), seed=0)
+        for step in range(STEPS):
+            if step == STEPS - 1:
+                ps.save(folder, step, extra=b"from trainer %d" % trainer)
+            table.push(*batch(trainer, step))
+        expected = reference(optimizer, 0)
+        before = reference(optimizer, 0, STEPS - 1)
+        assert (table.pull(ALL) == expected.pull(ALL)).all()
+        trainers = len(ps.trainers())
+    ps.shutdown()
+    for again in (BOTH, ONE_SERVER):
+        if begin(again):
+            table = ps.RemoteTable("t0", DIM, optimizer, ps.Normal(), seed=0)
+            told = ps.restore(folder)
+            assert told["step"] == STEPS - 1 and told["extra"] == b"from trainer 0"
+            if trains:
+                assert (table.pull(ALL) == before.pull(ALL)).all()
+            if trains and trainers == len(ps.trainers()) == 1:  # the states are there too
+                table.push(*batch(0, STEPS - 1))
+                assert (table.pull(ALL) == expected.pull(ALL)).all()
+        ps.shutdown()
+
+
+def test_ranks_that_differ_are_named(rank: int, size: int) -> None:
+    roles = BOTH if rank == size - 1 else ONE_SERVER
+    with pytest.raises(errors.MismatchError, match="gave other arguments") as caught:
+        ps.init(roles)
+    if size > 2:
+        assert caught.value.ranks == (size - 1,)
+    with pytest.raises(errors.NotInitializedError):
+        ps.role()
+    kind = errors.ArgumentError if rank == 0 else errors.RefusedError
+    with pytest.raises(kind):
+        ps.init(ONE_SERVER if rank else "trainer")
+
+
+def test_tables_that_differ(begin: Begin, rank: int) -> None:
+    begin(BOTH)
+    one = ps.RemoteTable("t", DIM, seed=1)
+    ps.barrier()
+    with pytest.raises(errors.MismatchError, match=f"rank {rank} declares table"):
+        ps.RemoteTable("t", DIM, seed=2)
+    other = ps.RemoteTable("t", DIM, seed=1)
+    other.push(np.array([3]), np.ones((1, DIM), np.float32), 1.0)
+    assert (one.pull(np.array([3])) == -float(len(ps.trainers()))).all()
+    with pytest.raises(errors.MismatchError, match="learning rates"):
+        one.push(np.array([3]), np.ones((1, DIM), np.float32), float(rank))
+
+
+def test_roles_and_the_group_of_trainers(begin: Begin, dist: ModuleType, rank: int) -> None:
+    trains = begin("node:pserver:1,trainer:*")
+    assert ps.pservers() == [0] and ps.trainers() == list(range(1, dist.get_world_size()))
+    assert trains == (rank > 0) and ps.role() == ("trainer" if rank else "pserver")
+    group = ps.trainer_group()
+    assert group.rank() == rank - 1
+    if trains:
+        x = np.full(4, rank, np.float32)
+        dist.all_reduce(x, group=group)
+        assert (x == sum(ps.trainers())).all()
+
+
+def test_the_world_may_end_first(rank: int, dist: ModuleType) -> None:
+    """destroy_process_group ends the parameter server, and another may begin after it."""
+    ps.init(BOTH)
+    table = ps.RemoteTable("t", DIM)
+    dist.destroy_process_group()
+    try:
+        with pytest.raises(errors.NotInitializedError):
+            ps.role()
+        with pytest.raises(errors.Error):
+            table.pull(np.array([1]))
+    finally:
+        dist.init_process_group()
+    ps.init(ONE_SERVER)
+    if ps.is_trainer():
+        assert (ps.RemoteTable("t", DIM).pull(np.array([1])) == 0).all()
+    ps.shutdown()

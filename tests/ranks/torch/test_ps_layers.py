@@ -1,0 +1,326 @@
+"""torch's layers with rows on servers, against torch's own, over a fake of one process."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from paddlempi import errors, ps
+from ps_fake import PsCore, ps_core
+
+__all__ = ["ps_core"]
+
+pytestmark = pytest.mark.mpi(ranks=1)
+
+ROWS, DIM, STEPS = 11, 5, 6
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def session(ps_core: PsCore) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    ps.init()
+
+
+def weight_of(layer: Any) -> torch.Tensor:
+    """The rows of all ids."""
+    return layer.table.pull(torch.arange(ROWS)).clone()
+
+
+OPTIMIZERS: list[tuple[Any, Callable[[Any], torch.optim.Optimizer]]] = [
+    (ps.SGD(0.2), lambda p: torch.optim.SGD(p, 0.2)),
+    (ps.Adagrad(0.3), lambda p: torch.optim.Adagrad(p, 0.3)),
+]
+
+
+def train(layer: Any, reference: Any, make: Any, batches: list[tuple[Any, ...]]) -> None:
+    """Train a layer and torch's, each with a dense layer behind it, and compare after each step."""
+    dense = torch.nn.Linear(DIM, 3)
+    same = copy.deepcopy(dense)
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD(dense.parameters(), 0.1))
+    of_dense, of_rows = torch.optim.SGD(same.parameters(), 0.1), make(reference.parameters())
+    for batch in batches:
+        optimizer.zero_grad()
+        out = layer(*batch)
+        loss = dense(out).square().mean()
+        loss.backward()
+        optimizer.step()
+        of_dense.zero_grad()
+        of_rows.zero_grad()
+        expected = reference(*batch)
+        other = same(expected).square().mean()
+        other.backward()
+        of_dense.step()
+        of_rows.step()
+        assert out.shape == expected.shape and out.dtype == expected.dtype
+        torch.testing.assert_close(out, expected, **CLOSE)
+        torch.testing.assert_close(loss, other, **CLOSE)
+    seen = torch.cat([batch[0].reshape(-1) for batch in batches]).unique()
+    seen = seen[seen != (-1 if layer.padding_idx is None else layer.padding_idx)]
+    torch.testing.assert_close(weight_of(layer)[seen], reference.weight.detach()[seen], **CLOSE)
+
+
+def with_rows_of(layer: Any, reference: Any) -> None:
+    """Give torch's layer the rows of the other one."""
+    with torch.no_grad():
+        weight = weight_of(layer)
+        if reference.padding_idx is not None:
+            weight[reference.padding_idx] = 0
+        reference.weight.copy_(weight)
+
+
+@pytest.mark.parametrize("padding", [None, 2, -1])
+@pytest.mark.parametrize(("optimizer", "make"), OPTIMIZERS, ids=["sgd", "adagrad"])
+def test_embedding(optimizer: Any, make: Any, padding: int | None) -> None:
+    layer = ps.Embedding(ROWS, DIM, padding, name="e", optimizer=optimizer, seed=1)
+    reference = torch.nn.Embedding(ROWS, DIM, padding, sparse=True)
+    with_rows_of(layer, reference)
+    batches = [(torch.randint(0, ROWS, (4, 3)),) for _ in range(STEPS)]
+    train(layer, reference, make, batches)
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize(("optimizer", "make"), OPTIMIZERS, ids=["sgd", "adagrad"])
+def test_bags_with_offsets(optimizer: Any, make: Any, mode: str, padding: int | None) -> None:
+    layer = ps.EmbeddingBag(
+        ROWS, DIM, mode, padding_idx=padding, name="e", optimizer=optimizer, seed=1
+    )
+    reference = torch.nn.EmbeddingBag(
+        ROWS, DIM, mode=mode, sparse=mode != "max", padding_idx=padding
+    )
+    with_rows_of(layer, reference)
+    offsets = torch.tensor([0, 4, 4, 7])  # one is empty
+    batches = [(torch.randint(0, ROWS, (10,)), offsets) for _ in range(STEPS)]
+    train(layer, reference, make, batches)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_bags_with_weights(last: bool) -> None:
+    layer = ps.EmbeddingBag(ROWS, DIM, "sum", last, name="e", optimizer=ps.SGD(0.3), padding_idx=4)
+    reference = torch.nn.EmbeddingBag(
+        ROWS, DIM, mode="sum", include_last_offset=last, padding_idx=4
+    )
+    with_rows_of(layer, reference)
+    ids = torch.tensor([1, 4, 1, 9, 0], dtype=torch.int32)
+    offsets = torch.tensor([0, 3, 5][: 2 + last], dtype=torch.int32)
+    weights = [torch.rand(5, requires_grad=True)]
+    weights.append(weights[0].detach().clone().requires_grad_())
+    out = layer(ids, offsets, weights[0])
+    expected = reference(ids, offsets, weights[1])
+    torch.testing.assert_close(out, expected, **CLOSE)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(weights[0].grad, weights[1].grad, **CLOSE)
+
+
+def test_bags_of_one_length() -> None:
+    layer = ps.EmbeddingBag(ROWS, DIM, name="e")
+    reference = torch.nn.EmbeddingBag(ROWS, DIM)
+    with_rows_of(layer, reference)
+    ids = torch.randint(0, ROWS, (6, 3))
+    torch.testing.assert_close(layer(ids), reference(ids), **CLOSE)
+
+
+def test_ids_that_nobody_has_listed() -> None:
+    layer = ps.Embedding(None, DIM, name="e", initializer=ps.Zeros())
+    ids = torch.tensor([-(2**63), 2**63 - 1, 7])
+    layer(ids).sum().backward()
+    ps.step()
+    assert (layer(ids) == -0.01).all()
+    assert layer(torch.tensor(7)).shape == (DIM,)
+    assert layer(torch.zeros(0, 2, dtype=torch.int64)).shape == (0, 2, DIM)
+
+
+def test_layers_of_one_step_share_a_request(ps_core: PsCore) -> None:
+    one = ps.Embedding(ROWS, DIM, name="a", optimizer=ps.SGD(1.0))
+    two = ps.EmbeddingBag(ROWS, DIM, "sum", name="b", optimizer=ps.SGD(1.0))
+    ids = torch.tensor([[1, 2], [1, 3]])
+    before = one(ids[0]).detach().clone()
+    # One table twice, and accumulated over two backwards.
+    for _ in range(2):
+        (one(ids[0]).sum() + one(ids[1]).sum() + two(ids).sum()).backward()
+    ps.step()
+    assert ps_core.requests == [(2, ["a", "b"])]
+    torch.testing.assert_close(one(ids[0]), before - torch.tensor([[4.0], [2.0]]), **CLOSE)
+
+
+def test_zero_grad_drops_what_was_noted(ps_core: PsCore) -> None:
+    layer = ps.Embedding(ROWS, DIM, name="a")
+    dense = torch.nn.Linear(DIM, 1)
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD(dense.parameters(), 0.1))
+    dense(layer(torch.tensor([1]))).sum().backward()
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in dense.parameters())
+    optimizer.step()
+    assert ps_core.requests == [(2, [])]
+
+
+def test_nothing_is_noted_without_gradients(ps_core: PsCore) -> None:
+    layer = ps.Embedding(ROWS, DIM, name="a")
+    with torch.no_grad():
+        assert not layer(torch.tensor([1])).requires_grad
+    layer.eval()
+    assert layer(torch.tensor([1])).requires_grad  # as torch's
+    ps.step()
+    assert ps_core.requests == [(2, [])]
+
+
+def test_prefetched_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = ps.Embedding(ROWS, DIM, 3, name="a", optimizer=ps.SGD(1.0))
+    ids = torch.tensor([[1, 3], [3, 2]])
+    expected = layer(ids).detach()
+    layer.prefetch(ids).wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(layer.table, "pull", None)
+        out = layer(ids)  # does not pull
+        with pytest.raises(TypeError):
+            layer(ids)  # the rows are for one forward
+    assert (out == expected).all()
+    out.sum().backward()
+    ps.step()
+    assert (layer(ids)[0, 0] == expected[0, 0] - 1).all()
+
+
+def test_schedulers_states_and_closures() -> None:
+    dense = torch.nn.Linear(DIM, 1)
+    inner = torch.optim.SGD(dense.parameters(), 0.1, momentum=0.9)
+    optimizer = ps.DistributedOptimizer(inner)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = dense(torch.ones(DIM)).sum()
+        loss.backward()
+        return loss
+
+    before = dense.bias.item()
+    assert optimizer.step(closure) is not None
+    scheduler.step()
+    assert abs(dense.bias.item() - (before - 0.1)) < 1e-6
+    assert inner.param_groups[0]["lr"] == 0.05 and optimizer.defaults["lr"] == 0.1
+    saved = io.BytesIO()
+    torch.save(optimizer.state_dict(), saved)
+    saved.seek(0)
+    optimizer.load_state_dict(torch.load(saved))
+    assert len(optimizer.state) == 2
+    with pytest.raises(errors.UnsupportedError, match="state_dict"):
+        copy.deepcopy(optimizer)
+
+
+def test_models_can_be_saved_and_copied() -> None:
+    model = torch.nn.Sequential(ps.Embedding(ROWS, DIM, name="a"), torch.nn.Linear(DIM, 1))
+    assert set(model.state_dict()) == {"1.weight", "1.bias"}
+    assert len(list(model.parameters())) == 2
+    ids = torch.tensor([1, 2])
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    for again in (copy.deepcopy(model), torch.load(saved, weights_only=False)):
+        assert (again(ids) == model(ids)).all()
+    assert "Embedding(11, 5, name='a')" in repr(model)
+
+
+def test_rows_of_16_bits() -> None:
+    layer = ps.Embedding(ROWS, DIM, name="a", dtype=torch.bfloat16, optimizer=ps.SGD(1.0))
+    ids = torch.tensor([1, 2])
+    rows = layer(ids)
+    assert rows.dtype == torch.float32 and (rows == rows.bfloat16()).all()
+    rows.sum().backward()
+    ps.step()
+    assert (layer(ids) == (rows - 1).bfloat16()).all()
+
+
+def test_recomputed_in_backward() -> None:
+    layer = ps.Embedding(ROWS, DIM, name="a", optimizer=ps.SGD(1.0))
+    ids = torch.tensor([1, 2])
+    before = layer(ids).detach().clone()
+    x = torch.ones(2, DIM, requires_grad=True)
+    out = torch.utils.checkpoint.checkpoint(lambda x: layer(ids) * x, x, use_reentrant=False)
+    out.sum().backward()
+    ps.step()
+    torch.testing.assert_close(layer(ids), before - 1, **CLOSE)
+
+
+DENSE: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: torch.optim.SGD(p, 0.1),
+    lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    lambda p: torch.optim.Adagrad(p, 0.1, initial_accumulator_value=0.1),
+    lambda p: torch.optim.Adam(p, 0.01, betas=(0.8, 0.9), weight_decay=0.01),
+    lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("make", DENSE, ids=["sgd", "momentum", "adagrad", "adam", "adamw"])
+def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
+    layer = ps.Embedding(ROWS, DIM, name="a", optimizer=ps.SGD(0.0))
+    dense = torch.nn.Sequential(torch.nn.Linear(DIM, 300), torch.nn.Linear(300, 300))
+    same = copy.deepcopy(dense)
+    of_servers = ps.DistributedOptimizer(make(dense.parameters()), dense="server")
+    schedule = torch.optim.lr_scheduler.StepLR(of_servers, 2, 0.5)
+    other = make(same.parameters())
+    other_schedule = torch.optim.lr_scheduler.StepLR(other, 2, 0.5)
+    for step in range(STEPS):
+        ids = torch.randint(0, ROWS, (4,))
+        for model, optimizer in ((dense, of_servers), (same, other)):
+            optimizer.zero_grad()
+            model(layer(ids)).square().mean().backward()
+            optimizer.step()
+        schedule.step()
+        other_schedule.step()
+        for mine, theirs in zip(dense.parameters(), same.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, **CLOSE)
+        assert ps_core.requests[step:] == [(2, ["a", "dense.0"])]
+    assert ps_core.ways == {"a": "hash", "dense.0": "modulo"}
+    with pytest.raises(errors.UnsupportedError, match="groups cannot grow"):
+        of_servers.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda p: torch.optim.RMSprop(p), "servers have no RMSprop"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), "'dampening': 0.5"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "'amsgrad': True"),
+    ],
+)
+def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
+    dense = torch.nn.Linear(2, 2)
+    with pytest.raises(errors.UnsupportedError, match=text):
+        ps.DistributedOptimizer(make(dense.parameters()), dense="server")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: ps.Embedding(ROWS, DIM, 11, name="a"), errors.ArgumentError, "padding_idx=11"),
+        (lambda: ps.EmbeddingBag(9, DIM, "avg", name="a"), errors.ArgumentError, "mode='avg'"),
+        (
+            lambda: ps.Embedding(ROWS, DIM, name="a")(torch.tensor([11])),
+            errors.ArgumentError,
+            "11",
+        ),
+        (
+            lambda: ps.Embedding(ROWS, DIM, name="a")(torch.tensor([1.0])),
+            errors.DtypeError,
+            "ids are of torch.float32",
+        ),
+        (lambda: ps.Embedding(ROWS, DIM, name="a")([1]), errors.DtypeError, "ids are of list"),
+        (lambda: ps.DistributedOptimizer(7), errors.DtypeError, "a int is no optimizer"),
+        (
+            lambda: ps.DistributedOptimizer(
+                torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), dense="ddp"
+            ),
+            errors.ArgumentError,
+            "dense='ddp'",
+        ),
+    ],
+)
+def test_wrong_arguments(make: Any, kind: type, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        make()

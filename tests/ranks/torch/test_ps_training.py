@@ -1,0 +1,161 @@
+"""Training with tables on servers is training in one process, for torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from paddlempi import errors, ps
+from ps_roles import BOTH, ONE_SERVER, begin, layouts
+
+__all__ = ["begin"]
+
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
+
+ROWS, DIM, STEPS, EACH = 12, 4, 5, 6
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "roles" in metafunc.fixturenames:
+        metafunc.parametrize("roles", layouts(metafunc.config))
+
+
+def batch(step: int, trainers: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and targets of all trainers, EACH for every one."""
+    make = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, ROWS, (EACH * trainers, 3), generator=make)
+    return ids, torch.rand(EACH * trainers, 1, generator=make)
+
+
+def dense() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2 * DIM, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def loss_of(model: torch.nn.Module, rows: Any, bags: Any, ids: Any, target: Any) -> torch.Tensor:
+    out = model(torch.cat([rows(ids).sum(1), bags(ids)], 1))
+    return torch.nn.functional.mse_loss(out, target)
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "server"])
+@pytest.mark.parametrize("prefetching", [False, True], ids=["", "prefetch"])
+def test_it_is_like_one_process(
+    begin: Callable[..., bool], rank: int, roles: str, way: str, prefetching: bool
+) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # the parameters of the first trainer count
+    if not begin(roles):
+        return
+    trainers = len(ps.trainers())
+    me = ps.trainers().index(rank)
+    rows = ps.Embedding(ROWS, DIM, 3, name="rows", optimizer=ps.Adagrad(0.2), seed=1)
+    bags = ps.EmbeddingBag(ROWS, DIM, "mean", name="bags", optimizer=ps.SGD(0.2), seed=2)
+    model = dense()
+    optimizer = ps.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.01), dense=way)
+
+    everyone = torch.arange(ROWS)
+    same = copy.deepcopy(model)
+    same_rows = torch.nn.Embedding(ROWS, DIM, 3)
+    same_bags = torch.nn.EmbeddingBag(ROWS, DIM)
+    with torch.no_grad():
+        same_rows.weight.copy_(rows(everyone))
+        same_bags.weight.copy_(bags(everyone[:, None]))
+    ps.barrier("read")
+    others = [
+        torch.optim.Adam(same.parameters(), 0.01),
+        torch.optim.Adagrad(same_rows.parameters(), 0.2),
+        torch.optim.SGD(same_bags.parameters(), 0.2),
+    ]
+    mine = slice(me * EACH, (me + 1) * EACH)
+    following = batch(0, trainers)[0][mine]
+    for step in range(STEPS):
+        ids, target = batch(step, trainers)
+        loss = loss_of(model, rows, bags, following, target[mine])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        following = batch(step + 1, trainers)[0][mine]
+        if prefetching:
+            rows.prefetch(following)
+        for other in others:
+            other.zero_grad()
+        loss_of(same, same_rows, same_bags, ids, target).backward()
+        for other in others:
+            other.step()
+    with torch.no_grad():
+        torch.testing.assert_close(rows(everyone), same_rows.weight, **CLOSE)
+        torch.testing.assert_close(bags(everyone[:, None]), same_bags.weight, **CLOSE)
+        for here, there in zip(model.parameters(), same.parameters(), strict=True):
+            torch.testing.assert_close(here, there, **CLOSE)
+
+
+def test_a_parameter_that_some_trainers_use(begin: Callable[..., bool], rank: int) -> None:
+    if not begin(BOTH):
+        return
+    parts = [torch.nn.Parameter(torch.full((2,), 5.0)) for _ in range(3)]
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD(parts, 1.0, weight_decay=0.5))
+    used = parts[0] * 2 + (parts[1] * len(ps.trainers()) if rank == 0 else 0)
+    used.sum().backward()
+    optimizer.step()
+    assert (parts[0] == 5 - 2.5 - 2).all()
+    assert (parts[1] == 5 - 2.5 - 1).all()
+    assert (parts[2] == 5).all() and parts[2].grad is None  # nobody used it: no weight decay
+
+
+def test_sparse_gradients_of_dense_parameters(begin: Callable[..., bool]) -> None:
+    if not begin(BOTH):
+        return
+    layer = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 1.0))
+    layer(torch.tensor([1])).sum().backward()
+    with pytest.raises(errors.UnsupportedError, match=r"use ps\.Embedding"):
+        optimizer.step()
+
+
+def test_asynchronous_training_learns(begin: Callable[..., bool], rank: int) -> None:
+    torch.manual_seed(0)
+    if not begin(ONE_SERVER, mode="async"):
+        return
+    me = ps.trainers().index(rank)
+    layer = ps.EmbeddingBag(None, DIM, "sum", name="bags", optimizer=ps.Adagrad(0.3))
+    model = torch.nn.Linear(DIM, 1)
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.02), dense="server")
+    losses = []
+    for step in range(60 + 20 * me):  # as many as each likes
+        ids = torch.from_numpy(np.random.default_rng([me, step]).integers(-50, 50, (32, 4)))
+        target = (ids > 0).sum(1, keepdim=True).float()
+        loss = torch.nn.functional.mse_loss(model(layer(ids)), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
+
+
+def test_restored_dense_parameters(begin: Callable[..., bool], rank: int, tmp_path: Any) -> None:
+    from paddlempi import broadcast_object_list
+
+    folder = [str(tmp_path)]
+    broadcast_object_list(folder)
+    begin(BOTH)
+    model = torch.nn.Linear(3, 2)
+    inner = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = ps.DistributedOptimizer(inner, dense="server")
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        model(torch.ones(3)).square().sum().backward()
+        optimizer.step()
+        return model.weight.detach().clone()
+
+    step()
+    ps.save(folder[0], 1)
+    before, after = model.weight.detach().clone(), step()
+    ps.restore(folder[0])
+    optimizer.refresh()
+    assert (model.weight == before).all()
+    assert (step() == after).all()  # with the momentum of then

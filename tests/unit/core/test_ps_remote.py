@@ -1,0 +1,206 @@
+"""Tables on servers, over a fake of one process: requests, steps, prefetch, pickles."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from paddlempi import errors, ps
+from paddlempi.ps.dense import split
+from ps_fake import PsCore, ps_core
+
+__all__ = ["ps_core"]
+
+DIM = 3
+IDS = np.array([5, -2, 5])
+ONES = np.ones((3, DIM), np.float32)
+
+
+@pytest.fixture
+def table(ps_core: PsCore) -> ps.RemoteTable:
+    ps.init()
+    return ps.RemoteTable("t", DIM, ps.SGD(0.5), ps.Uniform(-1, 1), seed=4)
+
+
+def test_it_is_like_a_local_table(ps_core: PsCore, table: ps.RemoteTable) -> None:
+    local = ps.Table(DIM, ps.SGD(0.5), ps.Uniform(-1, 1), seed=4)
+    for rate in (None, 0.25):
+        table.push(IDS, ONES, rate)
+        local.push(IDS, ONES, rate)
+        assert (table.pull(IDS) == local.pull(IDS)).all()
+    out = np.zeros((3, DIM), np.float32)
+    assert table.pull(IDS, out) is out and (out == local.pull(IDS)).all()
+    assert (table.name, table.dim, table.dtype) == ("t", DIM, "float32")
+    assert table.optimizer == ps.SGD(0.5)
+    assert ps_core.steps == 2
+
+
+def test_what_is_declared(ps_core: PsCore, table: ps.RemoteTable) -> None:
+    (given,) = [given for method, given in ps_core.controls if method == "ps_declare"]
+    assert given == {
+        "name": "t",
+        "by": "hash",
+        "dim": DIM,
+        "dtype": "float32",
+        "seed": 4,
+        "refuse": True,
+        "initializer": {"name": "uniform", "a": -1, "b": 1},
+        "optimizer": ps.SGD(0.5).request(),
+        "num_ids": 0,
+        "memory_limit": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ((7, DIM), errors.DtypeError, "name=7 is no text"),
+        (("u", "3"), errors.DtypeError, "dim='3' is no integer"),
+        (("u", 0), errors.ArgumentError, "dim"),
+        (("u", DIM, "sgdd"), errors.ArgumentError, "none of sgd"),
+    ],
+)
+def test_wrong_tables(ps_core: PsCore, arguments: Any, kind: type, text: str) -> None:
+    ps.init()
+    with pytest.raises(kind, match=text):
+        ps.RemoteTable(*arguments)
+
+
+def test_one_request_for_all_tables(ps_core: PsCore, table: ps.RemoteTable) -> None:
+    other = ps.RemoteTable("u", 2)
+    rows = ps.pull([(other, IDS), (table, IDS[:1])])
+    assert [r.shape for r in rows] == [(3, 2), (1, DIM)]
+    table.learning_rate = 2.0
+    ps.push([(table, IDS[:1], ONES[:1]), (other, IDS, np.ones((3, 2), np.float32))])
+    assert ps_core.requests == [(1, ["u", "t"]), (2, ["t", "u"])]
+    assert ps_core.steps == 1 and ps_core.rates == [2.0, None]
+    assert (table.pull(IDS[:1]) == rows[1] - 2).all()
+    assert ps.pull([]) == []
+
+
+def test_a_step_joins_what_was_noted(ps_core: PsCore, table: ps.RemoteTable) -> None:
+    before = table.pull(IDS)
+    ps.note(table, IDS, ONES)
+    ps.note(table, IDS[1:2], 3 * ONES[:1])
+    ps.step()
+    assert (table.pull(IDS) == before - 0.5 * np.array([[2], [4], [2]], np.float32)).all()
+    ps.note(table, IDS, ONES)
+    ps.discard()
+    before = table.pull(IDS)
+    ps.step()  # with nothing: a step all the same
+    assert ps_core.requests == [(2, ["t"]), (2, [])]
+    assert (table.pull(IDS) == before).all()
+
+
+def test_a_step_without_tables(ps_core: PsCore) -> None:
+    ps.init()
+    ps.step()
+    assert ps_core.requests == []
+
+
+def test_rows_that_are_set(table: ps.RemoteTable) -> None:
+    table.write(IDS[:2], 7 * ONES[:2])
+    assert (table.pull(IDS) == 7).all()
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "paddle"])
+def test_notes_of_a_framework_are_joined(table: ps.RemoteTable, framework: str) -> None:
+    module = pytest.importorskip(framework)
+    make = {"numpy": "array", "torch": "from_numpy", "paddle": "to_tensor"}[framework]
+    make = getattr(module, make)
+    before = table.pull(IDS)
+    for _ in range(2):
+        ps.note(table, make(IDS), make(ONES))
+    ps.step()
+    assert (table.pull(IDS) == before - np.array([[2], [1], [2]], np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "average", "share"), [("sync", True, 2), ("sync", False, 1), ("async", True, 1)]
+)
+def test_gradients_are_averaged_over_the_trainers(
+    monkeypatch: pytest.MonkeyPatch, mode: str, average: bool, share: int
+) -> None:
+    import ps_fake
+
+    ps_fake.install(monkeypatch, rank=0, size=2)
+    ps.init(mode=mode)
+    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+    ps.note(table, IDS[:1], ONES[:1])
+    ps.step(average=average)
+    assert (table.pull(IDS[:1]) == -1 / share).all()
+    ps.shutdown()
+
+
+def test_a_sparse_gradient(table: ps.RemoteTable) -> None:
+    torch = pytest.importorskip("torch")
+    before = table.pull(np.array([1, 4]))
+    rows = torch.sparse_coo_tensor([[4, 1, 4]], torch.ones(3, DIM), (9, DIM), check_invariants=True)
+    table.push(rows)
+    assert (table.pull(np.array([1, 4])) == before - [[0.5], [1]]).all()
+
+
+def test_prefetch(table: ps.RemoteTable) -> None:
+    asked = table.prefetch(IDS)
+    assert asked.ids is IDS and (asked.wait() == table.pull(IDS)).all() and asked.done()
+    wrong = table.prefetch(np.zeros(3, np.float32))
+    with pytest.raises(errors.DtypeError):
+        wrong.wait()
+    later = [table.prefetch(IDS) for _ in range(20)]
+    ps.complete()  # waits for all of them
+    assert all(asked.done() for asked in later)
+
+
+def test_prefetch_in_a_fork(table: ps.RemoteTable) -> None:
+    table.prefetch(IDS).wait()  # the thread is there
+    if (pid := os.fork()) == 0:
+        try:
+            table.prefetch(IDS).wait()
+        except errors.ForkError:
+            os._exit(3)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+
+
+def test_notes_of_many_threads(table: ps.RemoteTable) -> None:
+    def many() -> None:
+        for _ in range(200):
+            ps.note(table, IDS[:1], ONES[:1])
+
+    threads = [threading.Thread(target=many) for _ in range(4)]
+    before = table.pull(IDS[:1])
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    ps.step()
+    assert np.abs(table.pull(IDS[:1]) - (before - 400)).max() < 1e-3
+
+
+def test_a_pickle_has_the_name_and_no_rows(ps_core: PsCore, table: ps.RemoteTable) -> None:
+    again = pickle.loads(pickle.dumps(table))
+    assert again.name == "t" and (again.pull(IDS) == table.pull(IDS)).all()
+    assert copy.deepcopy(table) is table and copy.copy(table) is table
+    assert "RemoteTable('t', dim=3" in repr(again)
+
+
+@pytest.mark.parametrize(
+    ("elements", "servers", "expected"),
+    [
+        (1, 3, (1, 1)),
+        (8191, 3, (1, 8191)),
+        (16384, 3, (2, 8192)),
+        (100_000, 3, (3, 33334)),
+        (200_000, 3, (6, 33334)),
+        (1_000_001, 2, (16, 62501)),
+    ],
+)
+def test_blocks_of_dense_parameters(elements: int, servers: int, expected: tuple[int, int]) -> None:
+    blocks, block = split(elements, servers)
+    assert (blocks, block) == expected and blocks * block >= elements and block <= 65536
