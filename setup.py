@@ -9,6 +9,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools" / "build"))
 
@@ -24,6 +25,14 @@ class BuildCore(build_ext):
         core.build(Path(self.get_ext_fullpath(ext.name)).resolve(), pymodule=True)
 
 
+class VendorModules(sdist):
+    """Adds the Go modules that the core uses, so that a build needs no module proxy."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        core.vendor(Path(base_dir, "vendor").resolve())
+
+
 class TagWheel(bdist_wheel):
     """Tags the wheel as manylinux if the C compiler guarantees that, else for this platform."""
 
@@ -37,7 +46,7 @@ toolchain.check_python()
 scratch = tempfile.TemporaryDirectory(prefix="paddlempi-build-")
 setup(
     ext_modules=[Extension("paddlempi._core", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildCore, "bdist_wheel": TagWheel},
+    cmdclass={"build_ext": BuildCore, "bdist_wheel": TagWheel, "sdist": VendorModules},
     options={
         "bdist_wheel": {"py_limited_api": "cp310"},
         "build": {"build_base": scratch.name},

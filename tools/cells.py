@@ -65,7 +65,7 @@ def make_tree(tree: Path, revision: str) -> None:
     assert changed == 1, chooser
     chooser.write_text(text)
     (chooser.parent / "cells.go").write_text(NOTE)
-    core = ["go", "build", "-buildmode=c-shared", "-tags", "pymodule"]
+    core = ["go", "build", "-buildmode=c-shared", "-tags", "pymodule,grpcnotrace"]
     core += ["-o", "python/paddlempi/_core.abi3.so", "./capi"]
     subprocess.run(core, cwd=tree, env={**os.environ, "CGO_ENABLED": "1"}, check=True)
     fake = ["gocore/cuda/cudafake/build.sh", "build/libcuda_fake.so"]

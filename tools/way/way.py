@@ -48,7 +48,7 @@ def build(folder: Path) -> Path:
     flags = "-g -O2 -finstrument-functions -DPMPI_WAY"
     env = {**os.environ, "CGO_ENABLED": "1", "CGO_CFLAGS": flags}
     run(
-        *("go", "build", "-buildmode=c-shared", "-tags", "pymodule way"),
+        *("go", "build", "-buildmode=c-shared", "-tags", "pymodule,way,grpcnotrace"),
         *("-cover", "-covermode=atomic", f"-coverpkg={MODULE}..."),
         *("-ldflags", f"-extldflags '-Wl,--version-script={exported}'", "-o", core, "./capi"),
         cwd=ROOT,

@@ -146,7 +146,7 @@ def build(core: Path) -> None:
     """Build the core with the points. Where no go is on PATH, take that of the tools."""
     tools = ROOT / ".venv-tools" / "bin" / "python"
     command = [str(tools if tools.exists() else sys.executable), "tools/go.py", "build"]
-    command += ["-buildmode=c-shared", "-tags", "pymodule", "-o", str(core), "./capi"]
+    command += ["-buildmode=c-shared", "-tags", "pymodule,grpcnotrace", "-o", str(core), "./capi"]
     flags = {"CGO_CFLAGS": "-O2 -g -DPADDLEMPI_KILL_POINTS"}
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **flags}, capture_output=True, text=True, check=False
