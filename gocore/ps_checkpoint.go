@@ -127,6 +127,13 @@ func (j *psJob) leads() (bool, error) {
 	return false, err
 }
 
+// described is what a part says of a table.
+type described struct {
+	table.Config
+	Kind string  `json:"kind"`
+	Dims []int64 `json:"dims,omitempty"`
+}
+
 // restored is what a restore tells.
 type restored struct {
 	Step  int64  `json:"step"`
@@ -189,7 +196,11 @@ func (b backend) Checkpoint(from int, phase, dir string, step int64, detail []by
 	case phaseWrite:
 		sources := make([]checkpoint.Source, 0)
 		for _, t := range b.server.Tables() {
-			config, err := json.Marshal(t.Table.Config)
+			var meta server.Meta
+			if err := json.Unmarshal(t.Meta, &meta); err != nil {
+				return nil, err
+			}
+			config, err := json.Marshal(described{t.Table.Config, meta.Kind, meta.Dims})
 			if err != nil {
 				return nil, err
 			}

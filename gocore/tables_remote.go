@@ -32,17 +32,11 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("ps_declare", request, &m); err != nil {
 		return nil, err
 	}
-	var shape struct {
-		Dims []int64 `json:"dims"` // of a dense parameter; none: the table is sparse
-	}
-	if err := parse("ps_declare", request, &shape); err != nil {
-		return nil, err
-	}
 	m.Kind = admin.Sparse
 	count := int64(0)
-	if len(shape.Dims) > 0 {
+	if len(m.Dims) > 0 {
 		m.Kind, count = admin.Dense, 1
-		for _, n := range shape.Dims {
+		for _, n := range m.Dims {
 			count *= n // the service checks both
 		}
 	}
@@ -60,12 +54,12 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	defer j.declared.Unlock()
 	numbers := make([]uint32, len(j.admins))
 	if err := j.each(func(ctx context.Context, i int, c *admin.Client) (err error) {
-		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: m.Name, Kind: m.Kind, Dim: m.Config.Dim, Config: config, Count: count, Dims: shape.Dims})
+		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: m.Name, Kind: m.Kind, Dim: m.Config.Dim, Config: config, Count: count, Dims: m.Dims})
 		return err
 	}); err != nil {
 		return nil, err
 	}
-	return map[string]any{"table": addTable(remote{&client.Table{IDs: numbers, Name: m.Name, Dim: m.Config.Dim, By: byOf(m.By), Offset: m.Offset, NumIDs: m.Config.IDs}, j.client})}, nil
+	return map[string]any{"table": addTable(remote{&client.Table{IDs: numbers, Name: m.Name, Dim: m.Config.Dim, By: byOf(m.By), Offset: m.Offset, NumIDs: m.Config.IDs, Refuse: m.Config.Refuse}, j.client})}, nil
 }
 
 // forgetRemote removes the tables of a client that has ended.

@@ -25,6 +25,7 @@ type Table struct {
 	By     route.By
 	Offset int   // by modulo: the server of id 0
 	NumIDs int64 // ids are below it; 0: any
+	Refuse bool  // gradients that are not finite are refused
 }
 
 // Part is what a call does with one table. The tensors are contiguous and in host memory: ids of int64 or
@@ -114,7 +115,16 @@ func (c *Client) Push(parts []Part) error {
 	defer t.free()
 	for i, p := range t.parts {
 		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
-			p.plan.Sum(unsafe.Slice((*float32)(p.rows), n), parts[i].Values, p.table.Dim)
+			sums := unsafe.Slice((*float32)(p.rows), n)
+			p.plan.Sum(sums, parts[i].Values, p.table.Dim)
+			if !p.table.Refuse {
+				continue
+			}
+			// The servers look, too. But here nothing has been sent yet, so no server makes a step of it.
+			if at := route.NotFinite(sums); at >= 0 {
+				return status.New(status.Argument, "push: the gradient of id %d in table %q is %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
+					p.plan.Unique[at/p.table.Dim], p.table.Name, sums[at], at%p.table.Dim)
+			}
 		}
 	}
 	c.mu.Lock()

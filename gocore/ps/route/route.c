@@ -194,3 +194,23 @@ void pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int6
 		pr_sum_portable(sums, gradients, dtype, dim, inverse, first, n);
 	set_mode(before);
 }
+
+static int is_finite(float value) {
+	uint32_t bits;
+	memcpy(&bits, &value, sizeof bits);
+	return (bits & 0x7f800000) != 0x7f800000;
+}
+
+int64_t pr_not_finite(const float *values, int64_t n) {
+	enum { BLOCK = 1024 }; /* a loop without branches, which the compiler makes vectors of */
+	for (int64_t at = 0; at < n; at += BLOCK) {
+		int64_t end = at + BLOCK < n ? at + BLOCK : n;
+		uint32_t wrong = 0;
+		for (int64_t i = at; i < end; i++)
+			wrong |= !is_finite(values[i]);
+		for (int64_t i = at; wrong && i < end; i++)
+			if (!is_finite(values[i]))
+				return i;
+	}
+	return -1;
+}

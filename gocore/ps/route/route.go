@@ -11,6 +11,8 @@ package route
 #cgo nocallback pr_gather
 #cgo noescape pr_sum
 #cgo nocallback pr_sum
+#cgo noescape pr_not_finite
+#cgo nocallback pr_not_finite
 #include "route.h"
 */
 import "C"
@@ -171,6 +173,11 @@ func (p *Plan) Sum(sums []float32, gradients *op.Buf, dim int64) {
 		return
 	}
 	C.pr_sum(p.isa, (*C.float)(unsafe.SliceData(sums)), gradients.Data, dtype, C.int64_t(dim), (*C.int32_t)(unsafe.SliceData(p.Inverse)), p.first, C.int64_t(n))
+}
+
+// NotFinite returns the place of the first value that is infinite or no number; -1 if all are finite.
+func NotFinite(values []float32) int64 {
+	return int64(C.pr_not_finite((*C.float)(unsafe.SliceData(values)), C.int64_t(len(values))))
 }
 
 // Free gives the memory of the plan back. It may be called twice. Unique stays as it is, in the caller's

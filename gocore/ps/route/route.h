@@ -42,6 +42,10 @@ void pr_gather(int32_t isa, void *out, const void *rows, int64_t row_bytes, cons
 void pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int64_t dim,
 			const int32_t *inverse, const uint8_t *first, int64_t n);
 
+/* pr_not_finite returns the place of the first of n values that is infinite or no number; -1 if all
+ * are finite. */
+int64_t pr_not_finite(const float *values, int64_t n);
+
 /* The code for one instruction set (hot.h). */
 #define PR_DECLARE(isa)                                                                            \
 	void pr_gather_##isa(char *out, const char *rows, int64_t row_bytes, const int32_t *inverse,   \

@@ -435,3 +435,18 @@ func TestWrongBatches(t *testing.T) {
 	assert.Panics(t, func() { p.Sum(make([]float32, 12), rows, 3) })
 	assert.Panics(t, func() { p.Sum(make([]float32, 4), ids, 1) })
 }
+
+func TestNotFinite(t *testing.T) {
+	values := make([]float32, 5000)
+	for i := range values {
+		values[i] = math.MaxFloat32
+	}
+	assert.EqualValues(t, -1, NotFinite(values))
+	assert.EqualValues(t, -1, NotFinite(nil))
+	for _, at := range []int{4999, 4096, 1023, 0} {
+		values[at] = float32(math.Inf(-1))
+		assert.EqualValues(t, at, NotFinite(values))
+		values[at] = float32(math.NaN())
+		assert.EqualValues(t, at, NotFinite(values))
+	}
+}
