@@ -23,11 +23,13 @@ class Room(NamedTuple):
     """A Go package: its folder, what it holds, and what it imports.
 
     ``imports`` separates the names by blanks. They are paths below gocore, or ``gocore`` itself.
+    ``modules`` names the Go modules of others that it uses.
     """
 
     folder: str
     holds: str
     imports: str = ""
+    modules: str = ""
 
     @property
     def imported(self) -> list[str]:
@@ -57,7 +59,7 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose dl group heap mpi netif op ps/table reduce status topo trace work",
+        "diagnose dl group heap mpi netif op ps/admin ps/table reduce status topo trace work",
     ),
     Room(
         "gocore/diagnose",
@@ -75,6 +77,18 @@ ROOMS = (
         "gocore/ps/table",
         "tables of embeddings: rows by int64 id with the state of an optimizer, in C memory",
         "mem op reduce status",
+    ),
+    Room(
+        "gocore/ps/admin",
+        "the administration of a parameter server: a gRPC service, its client, and the file that "
+        "tells a user's tools where the servers are",
+        "descriptors dl netif ps/admin/pspb status",
+        "google.golang.org/grpc",
+    ),
+    Room(
+        "gocore/ps/admin/pspb",
+        "the messages of that service, generated from `admin.proto`",
+        modules="google.golang.org/grpc google.golang.org/protobuf",
     ),
     Room(
         "gocore/coll",
@@ -121,7 +135,7 @@ ROOMS = (
         "gocore/liveness",
         "which ranks of a job on several nodes have died: a tree of connections that the kernel "
         "watches",
-        "dl netif status",
+        "descriptors dl netif status",
     ),
     Room(
         "gocore/netif",
@@ -161,6 +175,7 @@ ROOMS = (
     ),
     Room("gocore/cuda/cudafake", "a CUDA driver without a GPU, for tests"),
     Room("gocore/cgroup", "how much memory and how many CPUs cgroups leave to this process"),
+    Room("gocore/descriptors", "connections that a forked child closes"),
     Room("gocore/dl", "`dlopen`, `dlsym`, the environment of C"),
     Room(
         "gocore/op",
@@ -174,7 +189,8 @@ def table() -> str:
     """The table of rooms in Markdown."""
     rows = ["| room | holds | imports |", "|---|---|---|"]
     for room in ROOMS:
-        imports = ", ".join(f"`{name}`" for name in room.imports.split())
+        names = room.imports.split() + room.modules.split()
+        imports = ", ".join(f"`{name}`" for name in names)
         rows.append(
             f"| `{room.folder}` | {room.holds} | {imports or 'the standard library only'} |"
         )

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import toolchain
 
-
 # What only the administration of parameter servers uses. Built without inlining it takes half a
 # megabyte less, and nothing of it is on the way of an operation.
 _SMALL = ("google.golang.org/...", "golang.org/x/...", "vendor/...", "crypto/...", "net/...")
