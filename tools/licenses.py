@@ -18,7 +18,8 @@ import toolchain
 
 FILE = toolchain.ROOT / "LICENSE-THIRD-PARTY"
 NAMES = ("LICENSE", "LICENSE.txt", "NOTICE", "NOTICE.txt")
-HEAD = """The core of paddlempi (paddlempi/_core.abi3.so, libpaddlempi.so) contains the Go modules below, in
+HEAD = """\
+The core of paddlempi (paddlempi/_core.abi3.so, libpaddlempi.so) contains the Go modules below, in
 the versions of go.mod, and Go's runtime and standard library. These are their licenses.
 """
 
