@@ -1,7 +1,7 @@
 """A trainer of train_ps.py: with tables in its own process, or on the servers of paddlempi.ps.
 
-Both kinds compute the same, but for rounding: the trainers divide every batch among them, and the
-servers update the rows by the mean of the trainers' gradients.
+Both kinds compute the same in sync mode, but for rounding: the trainers divide every batch among
+them, and the servers update the rows by the mean of the trainers' gradients.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Alone(Trainer):
         self.layers.append(_Rows(ps.Table(dim, optimizer, initializer)))
         return self.layers[-1]
 
-    def optimizer(self, dense: torch.optim.Optimizer | None) -> Any:
+    def optimizer(self, name: str, dense: torch.optim.Optimizer | None) -> Any:
         """Return what steps the dense parameters and the tables. None: there are only tables."""
         return _Steps(self.layers, dense)
 
@@ -102,15 +102,19 @@ class _Steps:
 class OnServers(Trainer):
     """A trainer among others, after ps.init: the tables are on the servers."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: str) -> None:
         super().__init__(ps.trainers().index(dist.get_rank()), len(ps.trainers()))
         self.group = ps.trainer_group()
+        # A trainer that reduces its gradients with the others waits for them.
+        self.dense = "all_reduce" if mode == "sync" else "server"
 
     def _embedding(self, name: str, dim: int, optimizer: Any, initializer: Any) -> torch.nn.Module:
         return ps.Embedding(None, dim, name=name, optimizer=optimizer, initializer=initializer)
 
-    def optimizer(self, dense: torch.optim.Optimizer | None) -> Any:
-        return ps.DistributedOptimizer(dense) if dense else _TablesOnly()
+    def optimizer(self, name: str, dense: torch.optim.Optimizer | None) -> Any:
+        if dense is None:
+            return _TablesOnly()
+        return ps.DistributedOptimizer(dense, dense=self.dense, name=f"{name}/dense")
 
     def total(self, value: float) -> float:
         values = np.array([value])
@@ -119,12 +123,14 @@ class OnServers(Trainer):
 
     def report(self) -> list[str]:
         stats = ps.stats()
-        tables = [table for server in stats["servers"] for table in server["Tables"]]
-        rows, size = (sum(table[what] for table in tables) for what in ("Rows", "Bytes"))
-        ways = {way: self.total(count) for way, count in sorted(stats["bytes"].items())}
+        tables = [table for server in stats["servers"] for table in server["tables"]]
+        rows, size = (sum(table[what] for table in tables) for what in ("rows", "bytes"))
+        ways = {way: self.total(count) / 1e6 for way, count in sorted(stats["bytes"].items())}
+        moved = ", ".join(f"{way} {count:,.1f}" for way, count in ways.items())
         return [
             f"tables on {len(stats['servers'])} servers: {rows:,} rows, {size / 1e6:.0f} MB",
-            "bytes: " + ", ".join(f"{way} {count / 1e6:,.1f} MB" for way, count in ways.items()),
+            f"moved between trainers and servers, in MB: {moved}",
+            f"steps of others between a pull and its push: {stats['staleness']:.2f} in the mean",
         ]
 
 
