@@ -59,6 +59,14 @@ train: $(VENV)/.package $(VENV)/.example-$(FRAMEWORK)
 EXAMPLE_paddle := examples/train.py
 EXAMPLE_torch := examples/train_torch.py
 
+## train-ps      train click models and word vectors with tables on parameter servers: 2 trainers and 2 servers, beside one process
+.PHONY: train-ps
+train-ps: $(VENV)/.package $(VENV)/.example-torch
+	@mkdir -p build
+	$(VENV)/bin/python examples/train_ps.py --out build/train-ps.json
+	$(VENV)/bin/python -m paddlempi.testing.launch -np 4 -- python -m paddlempi run --roles trainer:2,pserver:2 \
+		examples/train_ps.py --beside build/train-ps.json
+
 ## test          all tests but those of the oldest torch; makes what they need
 .PHONY: test
 # The longest groups begin first, and short ones are left for the end, so that both lanes end together.
