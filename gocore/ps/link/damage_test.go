@@ -11,8 +11,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -133,7 +135,7 @@ func (s *sharedOutlet) wakeServer() {
 func TestADamagedDoor(t *testing.T) {
 	for text, damage := range map[string]func(d *door){
 		"has no segment of generation 99": func(d *door) { atomic.StoreUint64(&d.generation, 99) },
-		"bytes at 1048576 are not in": func(d *door) { atomic.StoreInt64(&d.offset, 1<<20) }, // before the first segment
+		"bytes at 1048576 are not in":     func(d *door) { atomic.StoreInt64(&d.offset, 1<<20) }, // before the first segment
 	} {
 		t.Run(text, func(t *testing.T) {
 			ranks(t, []int{0, 0}, []int{0}, func(m *member) {
@@ -224,7 +226,7 @@ func TestADamagedMessage(t *testing.T) {
 	for text, send := range map[string]func(m *member){
 		"a message of 3 bytes":                             func(m *member) { m.raw(0, tagHead, []byte("abc")) },
 		"a message of 0 bytes":                             func(m *member) { m.raw(0, tagHead, nil) },
-		"a message of kind 0x61616161":                     func(m *member) { m.raw(0, tagHead, []byte(string(make([]byte, 0, 64))+aaa(64))) },
+		"a message of kind 0x61616161":                     func(m *member) { m.raw(0, tagHead, bytes.Repeat([]byte("a"), 64)) },
 		"a message of kind 0x70736c03":                     func(m *member) { m.raw(0, tagHead, message(head{kind: kindAnswer}, 0)) },
 		"request number 1 while 2 is next":                 func(m *member) { m.raw(0, tagHead, message(head{kind: kindRequest, seq: 1}, 0)) },
 		"credit 16 of 16":                                  func(m *member) { m.raw(0, tagHead, message(head{kind: kindRequest, seq: 2, credit: 16}, 0)) },
@@ -364,38 +366,60 @@ func FuzzError(f *testing.F) {
 func FuzzRing(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3}, uint16(100))
 	f.Add([]byte{8, 0, 0, 1, 9, 0, 0, 255}, uint16(1))
+	var groups [2]*group.Group
+	require.NoError(f, mpifake.Each(mpifake.New(2), func(r int, lib mpi.Library) error {
+		e, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
+		if err == nil {
+			groups[r], err = e.World(0, 10*time.Second)
+		}
+		return err
+	}))
 	f.Fuzz(func(t *testing.T, spoil []byte, size uint16) {
-		ranks(t, []int{0, 0}, []int{0}, func(m *member) {
-			if m.rank == 0 {
-				m.links.Serve(echo)
-				<-m.probe
-				m.ended = true // a trainer that is damaged may never see that the server has left
-				_ = m.links.Close()
-				return
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			l, err := Open(groups[0], []int{0}, 10*time.Second)
+			if assert.NoError(t, err) {
+				l.Serve(echo)
+				for i := 0; l.Lost(1) == nil && i < 2000; i++ {
+					time.Sleep(time.Millisecond)
+				}
+				assert.Error(t, l.Lost(1))
+				assert.NoError(t, l.Close())
 			}
-			values, answer := m.memory(make([]byte, int(size)+1)), m.memory(make([]byte, int(size)+1))
-			s := m.links.outlets[0].by.(*sharedOutlet)
-			for len(spoil) >= 4 {
-				p, err := m.links.Start(0, &Request{Header: spoil, Values: all(values), Answer: all(answer), Deadline: time.Now().Add(time.Second)})
-				if err != nil {
-					break
-				}
-				words := bytesOf(unsafe.Pointer(s.ring), int64(unsafe.Offsetof(ring{}.requests)))
-				if spoil[0]&8 != 0 {
-					words = bytesOf(unsafe.Pointer(s.door), doorBytes)
-				}
-				words[(int(spoil[1])<<8|int(spoil[2]))%len(words)] ^= spoil[3]
-				if spoil[0]&1 != 0 {
-					s.wakeServer()
-				}
-				spoil = spoil[4:]
-				if _, err := p.Wait(time.Now().Add(100*time.Millisecond), nil); err != nil {
-					break
-				}
-			}
-			m.ended = true
-			close(m.probe)
-			_ = m.links.Close()
-		})
+		}()
+		l, err := Open(groups[1], []int{0}, 10*time.Second)
+		require.NoError(t, err)
+		s := l.outlets[0].by.(*sharedOutlet)
+		spoilRing(l, s, spoil, int64(size)+1)
+		_ = l.Close()
+		<-over
+		if !s.gone { // who is damaged may not see that the server has left
+			_ = s.heap.Free(unsafe.Pointer(s.ring))
+			s.free()
+		}
 	})
+}
+
+func spoilRing(l *Links, s *sharedOutlet, spoil []byte, size int64) {
+	values, answer := must(l.Memory(size)), must(l.Memory(size))
+	defer values.Free()
+	defer answer.Free()
+	for ; len(spoil) >= 4; spoil = spoil[4:] {
+		p, err := l.Start(0, &Request{Header: spoil[:min(len(spoil), MaxHeader)], Values: all(values), Answer: all(answer), Deadline: time.Now().Add(time.Second)})
+		if err != nil {
+			return
+		}
+		words := bytesOf(unsafe.Pointer(s.ring), int64(unsafe.Offsetof(ring{}.requests)))
+		if spoil[0]&8 != 0 {
+			words = bytesOf(unsafe.Pointer(s.door), doorBytes)
+		}
+		words[(int(spoil[1])<<8|int(spoil[2]))%len(words)] ^= spoil[3]
+		if spoil[0]&1 != 0 {
+			s.wakeServer()
+		}
+		if _, err := p.Wait(time.Now().Add(100*time.Millisecond), nil); err != nil {
+			return
+		}
+	}
 }
