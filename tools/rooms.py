@@ -72,6 +72,12 @@ ROOMS = (
         "topo trace work",
     ),
     Room(
+        "gocore/ps/link",
+        "requests of trainers to servers and their answers: within a process, in memory that a node "
+        "shares, by MPI",
+        "heap mem mpi status work",
+    ),
+    Room(
         "gocore/ps/table",
         "tables of embeddings: rows by int64 id with the state of an optimizer, in C memory",
         "mem op reduce status",
