@@ -106,8 +106,10 @@ func (p *post) look() {
 		if s.lost {
 			continue
 		}
-		if err := p.l.g.Trouble(s.inlet.what, t); err != nil {
-			p.lose(s, err)
+		if err := p.l.g.Trouble(s.inlet.what, t); err != nil { // nobody would read a message
+			s.lost = true
+			s.inlet.end(err)
+			p.drop(s)
 		}
 	}
 }
@@ -322,7 +324,7 @@ func (a *arrival) incoming() *Incoming {
 	return in
 }
 
-// lose ends a pair because of err, and tells the trainer.
+// lose ends a pair because of err, and tells the trainer, who lives.
 func (p *post) lose(s *sender, err error) {
 	s.lost = true
 	s.inlet.end(err)
