@@ -23,6 +23,7 @@ type post struct {
 	// The thread alone uses these.
 	strays []*arrival // messages of ranks that are no senders, or none any more
 	slots  []uintptr
+	gave   bool // a request went to its handler
 
 	mu      sync.Mutex
 	ended   bool       // no answer is sent any more
@@ -90,6 +91,10 @@ func (p *post) run() {
 				}
 				p.look()
 			}
+		}
+		if p.gave {
+			p.gave = false
+			runtime.Gosched() // calls of C keep a P: the handler would wait for the monitor to take it
 		}
 		b.Moving = moving
 		b.Pause()
@@ -239,6 +244,7 @@ func (p *post) advance(s *sender) {
 			return
 		}
 		s.inlet.queue <- a.incoming() // there is room for all credits
+		p.gave = true
 	}
 }
 
