@@ -92,8 +92,8 @@ ROOMS = (
     ),
     Room(
         "gocore/ps/link",
-        "requests of trainers to servers and their answers: within a process, in memory that a node "
-        "shares, by MPI",
+        "requests of trainers to servers and their answers: within a process, in memory that a "
+        "node shares, by MPI",
         "heap mem mpi status work",
     ),
     Room(

@@ -313,7 +313,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 			head.Step++
 			head.Seen = seen[s]
 		}
-		r := &link.Request{Header: head.Encode()}
+		r := &link.Request{Header: head.Encode(), Deadline: deadline, Interrupt: c.interrupt}
 		if len(head.Parts) > 0 {
 			ids, rows := t.regions(s)
 			r.IDs = ids
