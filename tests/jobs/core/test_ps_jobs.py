@@ -166,3 +166,38 @@ def forked() -> None:
 def test_a_fork_has_no_part() -> None:
     ended = job.run(2, forked)
     assert ended.returncode == 0, ended.output
+
+
+def interrupted() -> None:
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+    from paddlempi import ps
+    from ranks_tools import dist, start
+
+    rank = start()
+    ps.init("trainer:2,pserver:1")
+    waits = [ps.serve]
+    if rank < 2:
+        table = ps.RemoteTable("t", 3)
+        waits = [ps.barrier, lambda: table.push(np.arange(10), np.ones((10, 3), np.float32))]
+    for wait in waits if rank != 1 else []:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        try:
+            wait()
+        except KeyboardInterrupt:
+            assert time.monotonic() - began < 10
+            print("interrupted", flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+@pytest.mark.one_mpi
+def test_ctrl_c_ends_waits() -> None:
+    """A trainer that waits for another one in a barrier and in a push, and a server."""
+    ended = job.run(3, interrupted, timeout=40)
+    assert ended.output.count("interrupted") == 3, ended.output
