@@ -103,6 +103,10 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
         self.table.pull(kept, rows[:-1])
         return kept, torch.where(keep, keep.cumsum(0) - 1, len(kept)), rows
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the layer has its table, and no prefetches under way.
+        return {**self.__dict__, "_ahead": deque(maxlen=_AHEAD)}
+
     def extra_repr(self) -> str:
         """Return what ``repr`` shows of the layer."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

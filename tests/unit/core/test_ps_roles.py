@@ -224,7 +224,8 @@ def test_the_end_of_the_process(ending: str, expected: str) -> None:
 
 
 def test_every_name_is_documented() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "ps.md").read_text()
+    docs = Path(__file__).resolve().parents[3] / "docs"
+    page = "\n".join(path.read_text() for path in docs.glob("ps*.md"))
     code = " ".join(re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S)))
     names = {*ps.__all__, *ps._LAYERS} - {"Initializer", "Optimizer", "Prefetched"}
     assert not {name for name in names if not re.search(rf"\b{name}\b", code)}
