@@ -29,7 +29,7 @@ export PIP_QUIET ?= 1
 
 # The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
-	-o -name '*.ptx' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod setup.py pyproject.toml
+	-o -name '*.ptx' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod go.sum setup.py pyproject.toml LICENSE-THIRD-PARTY
 
 VENV = .venv-$(MPI)
 RESULTS := .test-results
@@ -58,6 +58,14 @@ train: $(VENV)/.package $(VENV)/.example-$(FRAMEWORK)
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python $(EXAMPLE_$(FRAMEWORK))
 EXAMPLE_paddle := examples/train.py
 EXAMPLE_torch := examples/train_torch.py
+
+## train-ps      train click models and word vectors with tables on parameter servers: 2 trainers and 2 servers, beside one process
+.PHONY: train-ps
+train-ps: $(VENV)/.package $(VENV)/.example-torch
+	@mkdir -p build
+	$(VENV)/bin/python examples/train_ps.py --out build/train-ps.json
+	$(VENV)/bin/python -m paddlempi.testing.launch -np 4 -- python -m paddlempi run --roles trainer:2,pserver:2 \
+		examples/train_ps.py --beside build/train-ps.json
 
 ## test          all tests but those of the oldest torch; makes what they need
 .PHONY: test
@@ -253,11 +261,13 @@ test-build: .venv-tools/.tools | $(RESULTS)
 	@: > $(RESULTS)/build.xml
 	.venv-tools/bin/$(call pytest,build) tests/build
 
-## generate      write the files generated from the tables of operations, launchers and rooms, and the PTX of the kernels
+## generate      write the files generated from the tables of operations, launchers and rooms, the gRPC code, the licenses, and the PTX of the kernels
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
 	.venv-tools/bin/python tools/rooms.py
+	.venv-tools/bin/python tools/pspb.py
+	.venv-tools/bin/python tools/licenses.py
 	.venv-tools/bin/python tools/ptx/ptx.py
 
 ## way           trace one all_reduce: the files that it passes through (in docs/architecture.md)
@@ -270,6 +280,8 @@ way: $(TORCH_newest)/.torch
 verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
 	.venv-tools/bin/python tools/rooms.py --check
+	.venv-tools/bin/python tools/pspb.py --check
+	.venv-tools/bin/python tools/licenses.py --check
 	.venv-tools/bin/python tools/ptx/ptx.py --check
 
 ## lint          gofmt, go vet, staticcheck, ruff, mypy, clang-format

@@ -23,11 +23,13 @@ class Room(NamedTuple):
     """A Go package: its folder, what it holds, and what it imports.
 
     ``imports`` separates the names by blanks. They are paths below gocore, or ``gocore`` itself.
+    ``modules`` names the Go modules of others that it uses.
     """
 
     folder: str
     holds: str
     imports: str = ""
+    modules: str = ""
 
     @property
     def imported(self) -> list[str]:
@@ -57,7 +59,8 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose dl group heap mpi netif op ps/table reduce status topo trace work",
+        "diagnose dl group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link ps/route "
+        "ps/server ps/table reduce status topo trace work",
     ),
     Room(
         "gocore/diagnose",
@@ -70,6 +73,28 @@ ROOMS = (
         "arguments, messages, errors that name ranks",
         "arrive channel coll coll/ipc coll/shm cuda dl heap liveness mem mpi op segment status "
         "topo trace work",
+    ),
+    Room(
+        "gocore/ps/client",
+        "a trainer's tables on servers: one request to each server for all tables of a call",
+        "op ps/link ps/request ps/route status work",
+    ),
+    Room(
+        "gocore/ps/server",
+        "the tables of a server, and when gradients are applied: synchronous and asynchronous "
+        "training, barriers, statistics",
+        "mem op ps/request ps/table status",
+    ),
+    Room(
+        "gocore/ps/request",
+        "the headers of requests and answers",
+        "status",
+    ),
+    Room(
+        "gocore/ps/link",
+        "requests of trainers to servers and the answers: in shared memory, by MPI, and within a "
+        "process",
+        "heap mem mpi status work",
     ),
     Room(
         "gocore/ps/checkpoint",
@@ -85,8 +110,20 @@ ROOMS = (
     Room(
         "gocore/ps/route",
         "how a batch of ids travels to the servers: each once and by server, rows spread over the "
-        "batch, sums of the gradients of equal ids; the blocks of dense parameters",
+        "batch, sums of the gradients of equal ids",
         "mem op reduce status",
+    ),
+    Room(
+        "gocore/ps/admin",
+        "the administration of a parameter server: a gRPC service, its client, and the file that "
+        "tells a user's tools where the servers are",
+        "descriptors dl netif ps/admin/pspb status",
+        "google.golang.org/grpc",
+    ),
+    Room(
+        "gocore/ps/admin/pspb",
+        "the messages of that service, generated from `admin.proto`",
+        modules="google.golang.org/grpc google.golang.org/protobuf",
     ),
     Room(
         "gocore/coll",
@@ -133,7 +170,7 @@ ROOMS = (
         "gocore/liveness",
         "which ranks of a job on several nodes have died: a tree of connections that the kernel "
         "watches",
-        "dl netif status",
+        "descriptors dl netif status",
     ),
     Room(
         "gocore/netif",
@@ -173,6 +210,7 @@ ROOMS = (
     ),
     Room("gocore/cuda/cudafake", "a CUDA driver without a GPU, for tests"),
     Room("gocore/cgroup", "how much memory and how many CPUs cgroups leave to this process"),
+    Room("gocore/descriptors", "connections that a forked child closes"),
     Room("gocore/dl", "`dlopen`, `dlsym`, the environment of C"),
     Room(
         "gocore/op",
@@ -186,7 +224,8 @@ def table() -> str:
     """The table of rooms in Markdown."""
     rows = ["| room | holds | imports |", "|---|---|---|"]
     for room in ROOMS:
-        imports = ", ".join(f"`{name}`" for name in room.imports.split())
+        names = room.imports.split() + room.modules.split()
+        imports = ", ".join(f"`{name}`" for name in names)
         rows.append(
             f"| `{room.folder}` | {room.holds} | {imports or 'the standard library only'} |"
         )

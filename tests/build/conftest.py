@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,27 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
+def run_in(folder: Path, command: list[str], env: dict[str, str]) -> str:
+    """Run a command in a folder and return its standard output."""
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def make_source(tree: Path, folder: Path, env: dict[str, str]) -> Path:
+    """Make the source distribution of a tree in a folder and return its path."""
+    make = "import backend, sys; print(backend.build_sdist(sys.argv[1]))"
+    env = {**env, "PYTHONPATH": str(tree / "tools" / "build")}
+    return folder / run_in(tree, [sys.executable, "-c", make, str(folder)], env).split()[-1]
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack a source distribution and return its one folder, ``folder``."""
+    with tarfile.open(archive) as sources:
+        sources.extractall(folder.parent, filter="data")
+    return (folder.parent / archive.name.removesuffix(".tar.gz")).rename(folder)
+
+
 def pip(python: Path | str, *arguments: str, env: dict[str, str] | None = None) -> str:
     """Run pip and return what it printed."""
     command = [str(python), "-m", "pip", *arguments]
@@ -89,14 +111,25 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (path / name).symlink_to(found)
     hidden = ("CC", "GOROOT", "GOPATH", "GOCACHE", "GOFLAGS", "PIP_CACHE_DIR", "XDG_CACHE_HOME")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**env, "PATH": str(path), "HOME": str(folder), "PIP_QUIET": "0"}
+    # The sources have the Go modules: a module proxy is not asked.
+    env |= {"PATH": str(path), "HOME": str(folder), "PIP_QUIET": "0", "GOPROXY": "off"}
+    return env
 
 
 @pytest.fixture(scope="session")
-def zig_built(tmp_path_factory: pytest.TempPathFactory, bare: dict[str, str]) -> Built:
-    """The wheel that a machine without go and gcc builds."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution."""
+    folder = tmp_path_factory.mktemp("source")
+    return make_source(copy_tree(folder / "tree"), folder, dict(os.environ))
+
+
+@pytest.fixture(scope="session")
+def zig_built(
+    tmp_path_factory: pytest.TempPathFactory, source: Path, bare: dict[str, str]
+) -> Built:
+    """The wheel that a machine without go and gcc builds from the source distribution."""
     folder = tmp_path_factory.mktemp("zig")
-    tree = copy_tree(folder / "tree with blanks")
+    tree = unpack(source, folder / "tree with blanks")
     command = [
         sys.executable,
         "-m",

@@ -15,7 +15,7 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Built, copy_tree, pip, run
+from conftest import ROOT, Built, copy_tree, make_source, pip, run, unpack
 
 
 def test_tag(zig_built: Built) -> None:
@@ -148,29 +148,13 @@ def test_build_scripts_need_setuptools_alone(module: str) -> None:
     assert foreign <= {"setuptools", "toolchain", "core"}
 
 
-def run_in(folder: Path, command: list[str], env: dict[str, str]) -> str:
-    """Run a command in a folder and return its standard output."""
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_source_distribution_builds(tmp_path: Path) -> None:
-    tree = copy_tree(tmp_path / "tree")
-    make = "import backend, sys; print(backend.build_sdist(sys.argv[1]))"
-    env = {**os.environ, "PYTHONPATH": str(tree / "tools" / "build")}
-    made = run_in(tree, [sys.executable, "-c", make, str(tmp_path)], env)
-    archive = tmp_path / made.split()[-1]
+def test_source_distribution(source: Path, tmp_path: Path) -> None:
+    """It has the Go modules, and builds a wheel and itself without a proxy or a cache of them."""
+    tree = source.parent / "tree"
     assert not (tree / "vendor").exists(), "the modules are in the archive alone"
-    # The archive has the Go modules: it needs neither a proxy nor a cache of them.
     env = {**os.environ, "GOPROXY": "off", "GOMODCACHE": str(tmp_path / "modules")}
-    pip(sys.executable, "wheel", "--no-deps", "-w", str(tmp_path), str(archive), env=env)
+    pip(sys.executable, "wheel", "--no-deps", "-w", str(tmp_path), str(source), env=env)
     assert list(tmp_path.glob("paddlempi-*-cp310-abi3-*linux_*.whl"))
-    again = tmp_path / "again"
-    with tarfile.open(archive) as sources:
-        sources.extractall(again, filter="data")
-    (inner,) = again.iterdir()
-    env = {**env, "PYTHONPATH": str(inner / "tools" / "build")}
-    made = run_in(inner, [sys.executable, "-c", make, str(again)], env)
-    with tarfile.open(archive) as first, tarfile.open(again / made.split()[-1]) as second:
+    again = make_source(unpack(source, tmp_path / "unpacked"), tmp_path, env)
+    with tarfile.open(source) as first, tarfile.open(again) as second:
         assert sorted(first.getnames()) == sorted(second.getnames())

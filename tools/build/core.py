@@ -15,7 +15,6 @@ from pathlib import Path
 
 import toolchain
 
-
 # What only the administration of parameter servers uses. Built without inlining it takes half a
 # megabyte less, and nothing of it is on the way of an operation.
 _SMALL = ("google.golang.org/...", "golang.org/x/...", "vendor/...", "crypto/...", "net/...")
@@ -64,7 +63,8 @@ def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: 
         # -extldflags splits at blanks. The copy needs an absolute path, because the linker runs in
         # another folder.
         script = Path(shutil.copy(script, folder))
-    external = f"-Wl,--version-script={script}"
+    # Go's -s is not enough for zig: it is followed by -g, which takes it back.
+    external = f"-Wl,--version-script={script} -Wl,--strip-all"
     if not pymodule:
         external += f" -Wl,-soname,{built.name}"
     ldflags = [

@@ -179,6 +179,12 @@ func TestWhatAServerSaysIsChecked(t *testing.T) {
 	_, err := c.Statistics(within(t))
 	assert.Equal(t, status.Unsupported, status.CodeOf(err))
 	assert.ErrorContains(t, err, "is no JSON")
+	b.report = []byte(strings.Repeat(`[`, maxDepth+1) + strings.Repeat(`]`, maxDepth+1))
+	_, err = c.Statistics(within(t))
+	assert.ErrorContains(t, err, "is no JSON")
+	b.report = []byte(`{"a\"[[": [` + strings.Repeat(`"[[[]",{"\\":1},`, maxDepth) + `0]}`)
+	_, err = c.Statistics(within(t))
+	assert.NoError(t, err)
 }
 
 func TestAWrongTokenIsRefusedBeforeTheMessageIsRead(t *testing.T) {

@@ -15,6 +15,9 @@ import (
 // maxTrailer is the most bytes of the header or trailer of an answer; an error travels in a trailer.
 const maxTrailer = 64 << 10
 
+// maxDepth is how deeply statistics may be nested.
+const maxDepth = 32
+
 // Client calls the service of one server. Its methods are Backend's. Every error is a *status.Error:
 // the Backend's own, or Timeout, Interrupted (ctx was cancelled), PeerLeft (nobody answers), Refused
 // (the token) or Unsupported (another version).
@@ -125,10 +128,31 @@ func (c *Client) Statistics(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, fromGRPC("statistics", c.address, err)
 	}
-	if !json.Valid(reply.Statistics) {
+	if !json.Valid(reply.Statistics) || deep(reply.Statistics) {
 		return nil, status.New(status.Unsupported, "statistics: what the parameter server at %s sends is no JSON", c.address)
 	}
 	return reply.Statistics, nil
+}
+
+// deep tells whether JSON is nested so deeply that the reader of a language might give up.
+func deep(text []byte) bool {
+	depth, inside := 0, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case inside && c == '\\':
+			i++
+		case c == '"':
+			inside = !inside
+		case inside:
+		case c == '{' || c == '[':
+			if depth++; depth > maxDepth {
+				return true
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return false
 }
 
 // Close ends the connection. Calls under way end with errors.

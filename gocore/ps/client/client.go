@@ -122,7 +122,7 @@ func (c *Client) Push(parts []Part) error {
 			}
 			// The servers look, too. But here nothing has been sent yet, so no server makes a step of it.
 			if at := route.NotFinite(sums); at >= 0 {
-				return status.New(status.Argument, "push: the gradient of id %d in table %q is %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
+				return status.New(status.Argument, "push: the gradient of id %d in table %q is not finite: %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
 					p.plan.Unique[at/p.table.Dim], p.table.Name, sums[at], at%p.table.Dim)
 			}
 		}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from . import bench, doctor, info, run, trace
+from . import bench, doctor, info, ps_status, run, trace
 
 __all__ = ["main"]
 
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_to(commands)
     bench.add_to(commands)
     trace.add_to(commands)
+    ps_status.add_to(commands)
     chosen = parser.parse_args(arguments)
     status: int = chosen.run(chosen)
     return status

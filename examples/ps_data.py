@@ -1,0 +1,144 @@
+"""The data of train_ps.py: planted clicks, scikit-learn's tumours, the words of Python itself."""
+
+from __future__ import annotations
+
+import collections
+import re
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer
+
+# Fields of a click, and how many ids each has; their frequencies fall as those of words do.
+FIELDS = {"user": 200_000, "item": 100_000, "query": 50_000, "site": 1000, "device": 50, "hour": 24}
+EXPONENT = 1.1
+NUMBERS = 4  # of a click, beside its ids
+_SPREAD = 0x9E3779B97F4A7C15  # odd, so different ids stay different
+
+
+@dataclass
+class Samples:
+    """Samples of a binary classification.
+
+    Attributes:
+        ids: int64, [n, fields]: any numbers, some of them negative.
+        numbers: float32, [n, m].
+        labels: float32, [n]: 0 or 1.
+        best: scores that nobody can beat, [n]; None if they are not known.
+    """
+
+    ids: np.ndarray
+    numbers: np.ndarray
+    labels: np.ndarray
+    best: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, chosen: slice | np.ndarray) -> Samples:
+        best = None if self.best is None else self.best[chosen]
+        return Samples(self.ids[chosen], self.numbers[chosen], self.labels[chosen], best)
+
+
+def _ids(field: int, numbers: np.ndarray) -> np.ndarray:
+    """Return ids that no other field has, all over the int64."""
+    wide = numbers.astype(np.uint64) * np.uint64(len(FIELDS) + 64) + np.uint64(field)
+    return (wide * np.uint64(_SPREAD)).view(np.int64)
+
+
+def _zipf(random: np.random.Generator, kinds: int, n: int) -> np.ndarray:
+    """Return numbers from 1 to ``kinds``, of which k has a frequency of about k**-EXPONENT."""
+    u = random.random(n)
+    return ((1 - u * (1 - kinds ** (1 - EXPONENT))) ** (1 / (1 - EXPONENT))).astype(np.int64)
+
+
+def _uniform(ids: np.ndarray, salt: int) -> np.ndarray:
+    """Return a number from 0 to 1 for every id, always the same one (splitmix64)."""
+    h = ids.view(np.uint64) + np.uint64(salt * _SPREAD % 2**64)
+    h = (h ^ h >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ h >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return ((h ^ h >> np.uint64(31)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _normal(ids: np.ndarray, salt: int) -> np.ndarray:
+    """Return a normal number for every id, always the same one (Box and Muller)."""
+    radius = np.sqrt(-2 * np.log(1 - _uniform(ids, 2 * salt)))
+    return radius * np.cos(2 * np.pi * _uniform(ids, 2 * salt + 1))
+
+
+def clicks(n: int, seed: int) -> Samples:
+    """Return clicks of which the probabilities are planted, the same for the same arguments.
+
+    The logarithm of the odds is a sum: a weight of every id, the product of four hidden numbers of
+    the user's and the item's ids, and a part for the numbers. No model can do better than the
+    probabilities themselves.
+    """
+    random = np.random.default_rng(seed)
+    ids = np.stack([_ids(f, _zipf(random, kinds, n)) for f, kinds in enumerate(FIELDS.values())], 1)
+    numbers = random.standard_normal((n, NUMBERS)).astype(np.float32)
+    user, item = np.ascontiguousarray(ids[:, 0]), np.ascontiguousarray(ids[:, 1])
+    odds = -1.0 + numbers @ np.array([0.4, -0.3, 0.2, 0.0])
+    for field in range(len(FIELDS)):
+        odds += 0.5 * _normal(np.ascontiguousarray(ids[:, field]), 1)
+    for hidden in range(4):
+        odds += 0.4 * _normal(user, 10 + hidden) * _normal(item, 20 + hidden)
+    labels = (random.random(n) < 1 / (1 + np.exp(-odds))).astype(np.float32)
+    return Samples(ids, numbers, labels, odds)
+
+
+def tumours() -> tuple[Samples, Samples]:
+    """Return scikit-learn's breast cancers, for training and test; each number also as a decile."""
+    data = load_breast_cancer()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    numbers = data.data[order].astype(np.float32)
+    test = len(order) // 4
+    mean, deviation = numbers[test:].mean(0), numbers[test:].std(0)
+    deciles = np.quantile(numbers[test:], np.linspace(0.1, 0.9, 9), axis=0)
+    ids = (numbers[:, None, :] > deciles[None]).sum(1)
+    ids = np.stack([_ids(64 + f, ids[:, f]) for f in range(ids.shape[1])], 1)
+    labels = data.target[order].astype(np.float32)
+    samples = Samples(ids, (numbers - mean) / deviation, labels)
+    return samples.part(slice(test, None)), samples.part(slice(test))
+
+
+class Text:
+    """The words of the sources and documentation strings of Python's standard library.
+
+    Attributes:
+        words: the words by their numbers, the most frequent first.
+        counts: how often each appears.
+        text: the numbers of the words in order; rare words are left out.
+    """
+
+    def __init__(self, most: int, vocabulary: int) -> None:
+        library = Path(sysconfig.get_paths()["stdlib"])
+        left_out = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings"}
+        found: list[str] = []
+        for path in sorted(library.rglob("*.py")):
+            if left_out.isdisjoint(path.relative_to(library).parts) and len(found) < most:
+                text = path.read_text(encoding="utf-8", errors="replace").lower()
+                found += re.findall(r"[a-z]{2,}", text)
+        del found[most:]
+        common = collections.Counter(found).most_common(vocabulary)
+        self.words = [word for word, _ in common]
+        self.counts = np.array([count for _, count in common])
+        self.number = {word: i for i, word in enumerate(self.words)}
+        self.text = np.array([self.number[w] for w in found if w in self.number], np.int64)
+
+    def pairs(self, window: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return words and words near them, in random order; few of the most frequent words."""
+        random = np.random.default_rng(seed)
+        share = self.counts[self.text] / len(self.text)
+        text = self.text[random.random(len(share)) < np.sqrt(1e-4 / share)]
+        near = [(text[d:], text[:-d]) for d in range(1, window + 1)]
+        centres = np.concatenate([side for a, b in near for side in (a, b)])
+        contexts = np.concatenate([side for a, b in near for side in (b, a)])
+        order = random.permutation(len(centres))
+        return centres[order], contexts[order]
+
+    def drawn(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Return random words, with a frequency of the power 3/4 of theirs, as in word2vec."""
+        weights = np.cumsum(self.counts**0.75)
+        return np.searchsorted(weights / weights[-1], random.random(shape), side="right")
