@@ -266,7 +266,7 @@ def wrong_beginnings() -> None:
             ps.serve()
         table = ps.RemoteTable("t", DIM, ps.SGD(1.0), num_ids=64)
         any_number = ps.RemoteTable("any number", DIM, ps.SGD(1.0), non_finite="allow")
-        with raises(errors.ArgumentError, "'no such table'", most=2.0):
+        with raises(errors.ArgumentError, 'no table "no such table"', most=2.0):
             ps.set_learning_rate("no such table", 0.1)
         with raises(errors.ArgumentError, "id 64", "0 to 63", most=2.0):
             table.pull(IDS + 1)
