@@ -272,7 +272,7 @@ def wrong_beginnings() -> None:
             table.pull(IDS + 1)
         with raises(errors.ArgumentError, "id -1", most=2.0):
             table.push(IDS - 1, ones())
-        with raises(errors.ArgumentError, "nan", most=2.0):
+        with raises(errors.ArgumentError, "NaN", most=2.0):
             table.push(IDS, ones(float("nan")))
         any_number.push(IDS, ones(float("nan")))
         assert (any_number.pull(IDS) != any_number.pull(IDS)).all()
@@ -293,3 +293,124 @@ def wrong_beginnings() -> None:
 def test_wrong_beginnings_and_wrong_calls() -> None:
     ended = job.run(3, wrong_beginnings, options=STAY.get(MPI, ()))
     assert ended.result.stdout.count("done\n") == 3, ended.output
+
+
+def forks() -> None:
+    """A child gets ForkError and ends as it likes; the parent goes on. So on trainers and servers."""
+    from ps_job import DIM, IDS, begin, ones
+    from ranks_tools import done, errors, raises
+    from paddlempi import ps
+    import os
+    import sys
+
+    rank = begin("trainer:1,pserver:1")
+    table = None
+    if rank == 0:
+        table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+        table.push(IDS, ones())
+        table.prefetch(IDS).wait()
+
+    def calls() -> None:
+        if table is None:
+            tried = [ps.serve, ps.stats]
+        else:
+            tried = [
+                lambda: table.pull(IDS),
+                lambda: table.push(IDS, ones()),
+                lambda: table.prefetch(IDS).wait(),
+                lambda: ps.push([(table, IDS, ones())]),
+                lambda: ps.RemoteTable("child", DIM),
+                ps.barrier,
+                ps.stats,
+                ps.complete,
+            ]
+        for call in (*tried, ps.shutdown):
+            with raises(errors.ForkError, "fork", most=3.0):
+                call()
+
+    for way in "os", "exit", "fail":
+        child = os.fork()
+        if child == 0:
+            try:
+                if way == "os":
+                    calls()
+            except BaseException as error:
+                sys.stderr.write(f"in the child: {error!r}\n")
+                sys.stderr.flush()
+                os._exit(9)
+            if way == "fail":
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                raise ValueError("a child may fail by itself")
+            sys.exit(4 if way == "exit" else 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == {"os": 0, "exit": 4, "fail": 1}[way], (way, code)
+    if table is None:
+        ps.serve()
+    else:
+        table.push(IDS, ones())
+        ps.barrier()
+        assert (table.pull(IDS) == -2).all()
+    done()
+
+
+def test_forks() -> None:
+    job.succeed(2, forks)
+
+
+def a_trainer_leaves() -> None:
+    """One calls sys.exit(0), which completes; another ends without a word to anybody."""
+    from ps_job import DIM, IDS, begin, leave, ones, wait_for
+    from ranks_tools import errors, raises, stamp
+    from paddlempi import ps
+    import os
+    import sys
+
+    rank = begin("trainer:3,pserver:1")
+    if rank == 3:
+        with raises(errors.PeerDiedError, "rank 2", ranks=[2], most=30.0):
+            ps.serve()
+        leave(rank, [0])
+    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+    table.push(IDS, ones())
+    if rank == 1:
+        sys.stdout.write("done\n")
+        sys.exit(0)
+    table.push(IDS, ones())  # without rank 1
+    assert (table.pull(IDS) == -5).all()
+    if rank == 2:
+        stamp("died")
+        os._exit(0)
+    wait_for("died")
+    with raises(errors.PeerDiedError, "rank 2", ranks=[2], most=5.0):
+        table.push(IDS, ones())
+    leave(rank, [3])
+
+
+@pytest.mark.one_mpi
+def test_a_trainer_that_leaves_is_not_waited_for() -> None:
+    survive(4, a_trainer_leaves, 3)
+
+
+def a_trainer_fails() -> None:
+    from ps_job import DIM, IDS, begin, ones
+    from ranks_tools import done, stamp
+    from paddlempi import ps
+
+    rank = begin("trainer:2,pserver:1")
+    if rank == 2:
+        ps.serve()
+    else:
+        table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+        table.push(IDS, ones())
+        if rank == 1:
+            stamp("failed")
+            raise ValueError("a mistake of the program")
+        table.push(IDS, ones())
+    done()
+
+
+def test_an_exception_of_a_trainer_ends_the_job() -> None:
+    ended = job.run(3, a_trainer_fails)
+    assert ended.returncode != 0 and "done" not in ended.result.stdout, ended.output
+    assert "ValueError: a mistake of the program" in ended.output
+    assert ended.at - ended.stamp("failed") < 5 + LATE
