@@ -125,7 +125,7 @@ func controlPSInit(request []byte, interrupt work.Interrupt) (any, error) {
 	if ps.job != nil {
 		return nil, status.New(status.AlreadyInitialized, "ps_init: this process takes part already; call ps.shutdown first")
 	}
-	if err := j.open(r.Mode == "sync", r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS}); err != nil {
+	if err := j.open(r.Mode == "sync", r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(p any) { Poison(fmt.Sprint(p)) }}); err != nil {
 		j.close(err)
 		return nil, err
 	}
@@ -361,7 +361,7 @@ func (j *psJob) close(why error) {
 			j.server.Free()
 		}
 		if j.file != "" {
-			_ = os.Remove(j.file)
+			admin.RemoveEndpoints(j.file)
 		}
 	})
 }
