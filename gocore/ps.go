@@ -3,6 +3,8 @@ package gocore
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -250,7 +252,14 @@ func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
 	return all, nil
 }
 
-// call calls a server's service, until the timeout or an interrupt.
+// A call waits for lastAnswer for what the servers that live say of one that has died, and for whyGone to find
+// out why one has ended a connection: another host knows of a death within seconds.
+const (
+	lastAnswer = time.Second
+	whyGone    = 6 * time.Second
+)
+
+// call calls servers' services, until the timeout, an interrupt, or the death of a server.
 func (j *psJob) call(f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), j.timeout)
 	defer cancel()
@@ -258,24 +267,57 @@ func (j *psJob) call(f func(ctx context.Context) error) error {
 	go func() { result <- f(ctx) }()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
+	var gone error      // the answer, which does not say what became of the server
+	var lost error      // a server has died
+	var until time.Time // of the wait after one of the two
 	for {
 		select {
 		case err := <-result:
-			return err
-		case <-tick.C:
-			if j.interrupt == nil {
-				continue
-			}
-			if err := j.interrupt(); err != nil {
-				cancel()
-				<-result
+			var e *status.Error
+			if !errors.As(err, &e) || e.Code != status.PeerLeft || len(e.Ranks) > 0 { // it is the server's own answer
 				return err
 			}
+			gone, until, result = err, time.Now().Add(whyGone), nil
+		case <-tick.C:
+		}
+		if j.interrupt != nil {
+			if err := j.interrupt(); err != nil {
+				cancel()
+				if result != nil {
+					<-result
+				}
+				return err
+			}
+		}
+		if lost == nil {
+			if lost = j.serverLost(); lost != nil && gone == nil {
+				until = time.Now().Add(lastAnswer)
+			}
+		}
+		switch {
+		case gone != nil && lost != nil:
+			return lost
+		case gone != nil && time.Now().After(until):
+			return gone
+		case lost != nil && time.Now().After(until):
+			cancel()
+			<-result
+			return lost
 		}
 	}
 }
 
-// watch tells the server of trainers that have died, until the job ends.
+// serverLost returns why a server answers no more: its process or its host has died, or it has left. nil if all may.
+func (j *psJob) serverLost() error {
+	for _, rank := range j.servers {
+		if err := j.group.Trouble(fmt.Sprintf("a call of the server on rank %d", j.group.Ranks[rank]), rank); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watch tells the server of trainers and of other servers that have died, until the job ends.
 func (j *psJob) watch() {
 	defer j.watching.Done()
 	tick := time.NewTicker(200 * time.Millisecond)
@@ -290,6 +332,10 @@ func (j *psJob) watch() {
 			if err := j.links.Lost(rank); err != nil {
 				j.server.Lost(rank, err)
 			}
+		}
+		// Without the rows of a server nothing can go on. Those who wait for this one learn of it here.
+		if err := j.serverLost(); status.CodeOf(err) == status.PeerDied && len(j.server.Active()) > 0 {
+			j.server.Fail(err)
 		}
 	}
 }

@@ -55,6 +55,7 @@ type atServer struct {
 	steps       int64 // pushes that were applied
 	version     int64 // of the last pull's rows; -1: nothing was pulled
 	stepsAtPull int64
+	unsure      bool // a push has ended with an error, and the server may have made a step of it
 }
 
 // New makes the client of a trainer. A call ends with an error after timeout.
@@ -140,8 +141,9 @@ func (c *Client) Push(parts []Part) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s, a := range answers {
+		c.here[s].unsure = a == nil
 		if a != nil {
-			c.here[s].steps++
+			c.here[s].steps = a.Steps
 			c.stale.Add(a.Staleness)
 			c.updates.Add(1)
 		}
@@ -312,8 +314,11 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 		if what == request.Push {
 			head.Step++
 			head.Seen = seen[s]
+			if c.here[s].unsure { // only pushes write it, and they come one after another
+				head.Step = 0
+			}
 		}
-		r := &link.Request{Header: head.Encode()}
+		r := &link.Request{Header: head.Encode(), Deadline: deadline, Interrupt: c.interrupt}
 		if len(head.Parts) > 0 {
 			ids, rows := t.regions(s)
 			r.IDs = ids

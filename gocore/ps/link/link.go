@@ -382,9 +382,9 @@ func (l *Links) Close() error {
 	}
 	settled := true
 	for _, o := range l.outlets {
-		settled = o.by.reclaim(deadline) && settled
+		settled = o.by.reclaim(deadline) && o.by.quiet() && settled
 	}
-	if l.comm != 0 && settled && l.ended == nil && (l.post == nil || l.post.settled()) && l.g.Trouble("", l.me) == nil {
+	if l.comm != 0 && settled && l.ended == nil && (l.post == nil || l.post.settled() && l.post.quiet()) && l.g.Trouble("", l.me) == nil {
 		l.ended = l.g.Library().Free(l.comm)
 	}
 	return l.ended

@@ -63,6 +63,8 @@ type carrier interface {
 	// reclaim gives back what the way has made, and tells whether nobody uses it any more. It waits for that
 	// up to the deadline.
 	reclaim(deadline time.Time) bool
+	// quiet tells whether the server sends nothing any more. It is called after reclaim.
+	quiet() bool
 }
 
 // Request is what a trainer asks.
@@ -341,6 +343,8 @@ func (w *words) await(done func() bool, deadline time.Time, interrupt work.Inter
 		sleepOn(w.answers, seen, d)
 	}
 }
+
+func (w *words) quiet() bool { return true }
 
 func (w *words) wake() {
 	atomic.AddUint32(w.answers, 1)

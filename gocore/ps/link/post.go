@@ -23,6 +23,7 @@ type post struct {
 	// The thread alone uses these.
 	strays []*arrival // messages of ranks that are no senders, or none any more
 	slots  []uintptr
+	gave   bool // a request went to its handler
 
 	mu      sync.Mutex
 	ended   bool       // no answer is sent any more
@@ -36,6 +37,7 @@ type sender struct {
 	next     uint64     // the number of its next request
 	arrivals []*arrival // requests in the order of their heads
 	lost     bool       // its messages are thrown away
+	gone     bool       // its last message has come
 
 	busy [Credits]bool // the post's mu guards it
 }
@@ -91,6 +93,10 @@ func (p *post) run() {
 				p.look()
 			}
 		}
+		if p.gave {
+			p.gave = false
+			runtime.Gosched() // calls of C keep a P: the handler would wait for the monitor to take it
+		}
 		b.Moving = moving
 		b.Pause()
 	}
@@ -106,8 +112,10 @@ func (p *post) look() {
 		if s.lost {
 			continue
 		}
-		if err := p.l.g.Trouble(s.inlet.what, t); err != nil {
-			p.lose(s, err)
+		if err := p.l.g.Trouble(s.inlet.what, t); err != nil { // nobody would read a message
+			s.lost = true
+			s.inlet.end(err)
+			p.drop(s)
 		}
 	}
 }
@@ -230,13 +238,21 @@ func (p *post) advance(s *sender) {
 		a := s.arrivals[0]
 		s.arrivals = s.arrivals[1:]
 		if a.h.kind == kindGone {
-			s.lost = true
+			s.lost, s.gone = true, true
 			s.inlet.queue <- nil // after the requests before it
 			a.freed()
 			p.drop(s)
+			if !p.ended { // else it was told
+				p.tell(s, p.closed())
+			}
 			return
 		}
+		if p.ended { // nobody answers it
+			a.freed()
+			continue
+		}
 		s.inlet.queue <- a.incoming() // there is room for all credits
+		p.gave = true
 	}
 }
 
@@ -322,7 +338,7 @@ func (a *arrival) incoming() *Incoming {
 	return in
 }
 
-// lose ends a pair because of err, and tells the trainer.
+// lose ends a pair because of err, and tells the trainer, who lives.
 func (p *post) lose(s *sender, err error) {
 	s.lost = true
 	s.inlet.end(err)
@@ -418,7 +434,14 @@ func (p *post) reply(in *Incoming, header []byte, err error) {
 
 func (p *post) wake() {}
 
-// end sends no more answers, tells the trainers, and gives what is under way a while to end.
+// closed is the error that no more requests are taken.
+func (p *post) closed() error {
+	me := p.l.g.WorldRank(p.l.me)
+	return status.New(status.PeerLeft, "rank %d has closed its links", me).WithRanks(me)
+}
+
+// end sends no more answers, tells the trainers, and gives what is under way a while to end. Their last
+// messages are under way, too: a later communicator may get the number of this one, and would get them.
 func (p *post) end() {
 	p.mu.Lock()
 	p.ended = true
@@ -426,15 +449,24 @@ func (p *post) end() {
 	if p.lib.Finalized() {
 		return // MPI has gone without asking: nothing may be called any more
 	}
-	me := p.l.g.WorldRank(p.l.me)
 	for _, s := range p.from {
 		if !s.lost {
-			s.lost = true
-			p.drop(s)
-			p.tell(s, status.New(status.PeerLeft, "rank %d has closed its links", me).WithRanks(me))
+			p.tell(s, p.closed())
 		}
 	}
-	for until := time.Now().Add(closeLimit / 2); ; time.Sleep(time.Millisecond) {
+	until := time.Now().Add(closeLimit / 2)
+	for p.anyStays() && time.Now().Before(until) {
+		if _, _, err := p.step(); err != nil {
+			break
+		}
+		p.look()
+		time.Sleep(time.Millisecond)
+	}
+	for _, s := range p.from {
+		s.lost = true
+		p.drop(s)
+	}
+	for until = until.Add(closeLimit / 4); ; time.Sleep(time.Millisecond) {
 		p.slots = p.slots[:0]
 		for _, a := range p.strays {
 			p.slots = a.body.add(a.first.add(p.slots))
@@ -453,6 +485,26 @@ func (p *post) end() {
 			return
 		}
 	}
+}
+
+// anyStays tells whether a trainer lives that may send more.
+func (p *post) anyStays() bool {
+	for _, s := range p.from {
+		if !s.lost {
+			return true
+		}
+	}
+	return false
+}
+
+// quiet tells whether no trainer sends anything any more. The thread has ended.
+func (p *post) quiet() bool {
+	for _, s := range p.from {
+		if !s.gone {
+			return false
+		}
+	}
+	return true
 }
 
 // settled tells whether MPI has nothing under way any more.

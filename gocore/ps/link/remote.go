@@ -35,6 +35,7 @@ type remoteOutlet struct {
 	under  atomic.Int32            // exchanges that MPI has not ended
 	why    atomic.Pointer[status.Error]
 	looked time.Time      // for the end of the server; the outlet's mu guards it
+	heard  atomic.Bool    // the server's last message has come
 	last   transfers      // the message that this trainer is gone
 	block  unsafe.Pointer // of last
 }
@@ -315,6 +316,7 @@ func (s *remoteOutlet) verdict() *status.Error {
 	if now := time.Now(); now.Sub(s.looked) >= byeEvery {
 		s.looked = now
 		if e := s.bye(); e != nil {
+			s.heard.Store(true)
 			s.why.CompareAndSwap(nil, e)
 			return e
 		}
@@ -375,13 +377,25 @@ func (s *remoteOutlet) await(done func() bool, deadline time.Time, interrupt wor
 	return err
 }
 
+// hears tells whether the server's last message has come, or none will.
+func (s *remoteOutlet) hears() bool {
+	s.o.mu.Lock()
+	defer s.o.mu.Unlock()
+	if !s.heard.Load() && (s.bye() != nil || s.o.l.g.Trouble(s.o.what, s.o.member) != nil) {
+		s.heard.Store(true)
+	}
+	return s.heard.Load()
+}
+
+func (s *remoteOutlet) quiet() bool { return s.heard.Load() }
+
 func (s *remoteOutlet) wake() {}
 
 func (s *remoteOutlet) close() {
 	l := s.o.l
 	s.o.posting.Lock()
 	defer s.o.posting.Unlock()
-	if l.g.Trouble(s.o.what, s.o.member) != nil || s.why.Load() != nil {
+	if l.g.Trouble(s.o.what, s.o.member) != nil || s.why.Load() != nil && !s.heard.Load() {
 		return // nobody reads it
 	}
 	block, err := mem.Alloc(headBytes)
@@ -400,9 +414,10 @@ func (s *remoteOutlet) close() {
 func (s *remoteOutlet) reclaim(deadline time.Time) bool {
 	s.o.posting.Lock()
 	defer s.o.posting.Unlock()
-	if err := s.o.l.g.Engine().Wait(func() bool {
-		return s.under.Load() == 0 && (len(s.last.list) == 0 || s.last.poll())
-	}, deadline, nil); err != nil {
+	idle := func() bool { return s.under.Load() == 0 && (len(s.last.list) == 0 || s.last.poll()) }
+	// The server answers the last message with its own. A later communicator may get the number of this
+	// one, and would get it.
+	if err := s.o.l.g.Engine().Wait(func() bool { return idle() && (len(s.last.list) == 0 || s.hears()) }, deadline, nil); err != nil && !idle() {
 		return false
 	}
 	if len(s.last.list) > 0 {

@@ -44,7 +44,7 @@ type Part struct {
 // Head is the header of a request.
 type Head struct {
 	Op    Op
-	Step  int64 // of a Push: its number on this trainer, from 1; else how many pushes came before
+	Step  int64 // of a Push: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else how many pushes came before
 	Seen  int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
 	Parts []Part
 }
@@ -52,7 +52,7 @@ type Head struct {
 const (
 	headBytes   = 24
 	partBytes   = 16
-	AnswerBytes = 16 // of an encoded Answer
+	AnswerBytes = 24 // of an encoded Answer
 )
 
 // Encode returns the bytes of h.
@@ -85,8 +85,8 @@ func Decode(b []byte) (Head, error) {
 	if n > MostParts || len(b) != headBytes+partBytes*int(n) {
 		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d, of %d bytes each", len(b), n, MostParts, partBytes)
 	}
-	if h.Step < 0 || h.Seen < -1 || h.Op == Push && h.Step < 1 {
-		return h, status.New(status.Argument, "a %v has step %d after version %d; steps are counted from 1", h.Op, h.Step, h.Seen)
+	if h.Step < 0 || h.Seen < -1 {
+		return h, status.New(status.Argument, "a %v has step %d after version %d; neither is negative", h.Op, h.Step, h.Seen)
 	}
 	h.Parts = make([]Part, n)
 	for i := range h.Parts {
@@ -100,12 +100,14 @@ func Decode(b []byte) (Head, error) {
 type Answer struct {
 	Version   int64 // updates that the server has applied
 	Staleness int64 // of a push: updates of other trainers since this one's pull
+	Steps     int64 // of a push: how many of this trainer the server has
 }
 
 // Encode returns the bytes of a.
 func (a Answer) Encode() []byte {
 	b := binary.LittleEndian.AppendUint64(make([]byte, 0, AnswerBytes), uint64(a.Version))
-	return binary.LittleEndian.AppendUint64(b, uint64(a.Staleness))
+	b = binary.LittleEndian.AppendUint64(b, uint64(a.Staleness))
+	return binary.LittleEndian.AppendUint64(b, uint64(a.Steps))
 }
 
 // DecodeAnswer reads the header of an answer.
@@ -113,5 +115,5 @@ func DecodeAnswer(b []byte) (Answer, error) {
 	if len(b) != AnswerBytes {
 		return Answer{}, status.New(status.Argument, "an answer has a header of %d bytes instead of %d", len(b), AnswerBytes)
 	}
-	return Answer{int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:]))}, nil
+	return Answer{int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:])), int64(binary.LittleEndian.Uint64(b[16:]))}, nil
 }

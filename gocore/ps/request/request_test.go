@@ -12,13 +12,14 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 	for _, h := range []Head{
 		{Op: Pull, Seen: -1, Parts: []Part{}},
 		{Op: Push, Step: 7, Seen: 3, Parts: []Part{{1, 5, 0.25}, {2, 0, math.Inf(1)}}},
+		{Op: Push, Seen: -1, Parts: []Part{}},
 		{Op: Write, Step: 1, Parts: make([]Part, MostParts)},
 	} {
 		read, err := Decode(h.Encode())
 		require.NoError(t, err)
 		assert.Equal(t, h, read)
 	}
-	a := Answer{4, 9}
+	a := Answer{4, 9, 3}
 	read, err := DecodeAnswer(a.Encode())
 	require.NoError(t, err)
 	assert.Equal(t, a, read)
@@ -35,7 +36,6 @@ func TestDamagedHeadsAreRefused(t *testing.T) {
 		"unknown code":       func(b []byte) []byte { b[0] = 9; return b },
 		"filler":             func(b []byte) []byte { b[2] = 1; return b },
 		"parts without end":  func(b []byte) []byte { b[7] = 255; return b },
-		"step 0":             func(b []byte) []byte { b[8] = 0; return b },
 		"a negative step":    func(b []byte) []byte { b[15] = 128; return b },
 		"a negative version": func(b []byte) []byte { b[23] = 128; return b },
 	} {

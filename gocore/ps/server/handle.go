@@ -35,6 +35,7 @@ type part struct {
 type update struct {
 	in    *Incoming
 	from  int
+	step  int64 // its number on the trainer
 	parts []part
 	ids   unsafe.Pointer // memory of the parts' ids
 }
@@ -151,7 +152,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		parts[i].ids, ids = ids[:n:n], ids[n:]
 		parts[i].values, values = values[:b:b], values[b:]
 	}
-	return head, &update{in, in.From, parts, room}, nil
+	return head, &update{in: in, from: in.From, parts: parts, ids: room}, nil
 }
 
 // push applies an update at once, or keeps it until the other trainers' are there.
@@ -166,7 +167,12 @@ func (s *Server) push(u *update, head request.Head) (answer request.Answer, late
 	}
 	s.mu.Lock()
 	t, err := s.trainerLocked(u.from)
-	if err == nil && (t.waiting != nil || head.Step != t.steps+1) {
+	switch {
+	case err != nil:
+	case t.waiting != nil && head.Step == 0:
+		err = status.New(status.Mismatch, "rank %d pushes again to server %d, where its step %d still waits for other trainers; the call that pushed it has ended with an error, but the step stays",
+			u.from, s.Index, t.steps).WithRanks(u.from)
+	case t.waiting != nil || head.Step != 0 && head.Step != t.steps+1:
 		err = status.New(status.Mismatch, "rank %d pushes step %d to server %d, which has its step %d: push all tables of a step at once, from one thread at a time",
 			u.from, head.Step, s.Index, t.steps).WithRanks(u.from)
 	}
@@ -181,14 +187,15 @@ func (s *Server) push(u *update, head request.Head) (answer request.Answer, late
 		}
 		s.mu.Lock()
 		t.steps++
+		steps := t.steps
 		s.mu.Unlock()
 		version := s.version.Add(1)
 		t.staleness.note(version-1, head.Seen)
-		answer = request.Answer{Version: version, Staleness: s.staleness.note(version-1, head.Seen)}
+		answer = request.Answer{Version: version, Staleness: s.staleness.note(version-1, head.Seen), Steps: steps}
 		return answer, false, nil
 	}
 	t.steps++
-	t.waiting = u
+	t.waiting, u.step = u, t.steps
 	ready := s.readyLocked()
 	s.mu.Unlock()
 	s.apply(ready)
@@ -236,7 +243,7 @@ func (s *Server) apply(all []*update) {
 	}
 	version := s.version.Add(1)
 	for _, u := range all {
-		u.reply(request.Answer{Version: version}.Encode(), nil)
+		u.reply(request.Answer{Version: version, Steps: u.step}.Encode(), nil)
 	}
 }
 

@@ -180,7 +180,7 @@ func TestAsynchronousPushesAreAppliedAtOnceAndTellTheirStaleness(t *testing.T) {
 	}
 	r := <-send(s, 0, request.Head{Op: request.Push, Step: 1, Seen: 1}, []int64{3}, gradient, nil)
 	require.NoError(t, r.err)
-	assert.Equal(t, request.Answer{Version: 4, Staleness: 2}, r.answer)
+	assert.Equal(t, request.Answer{Version: 4, Staleness: 2, Steps: 1}, r.answer)
 	assert.Equal(t, 2.0, s.Statistics().Staleness)
 	assert.InDelta(t, -0.4, pull(t, s, 0, 3)[0], 1e-6)
 	require.NoError(t, s.SetLearningRate("t", 0.5))
