@@ -73,6 +73,7 @@ def test_a_trainer_that_raises(tmp_path: Path, roles: str) -> None:
 def killed_server() -> None:
     import os
     import signal
+    import time
 
     import numpy as np
     from paddlempi import ps
@@ -91,12 +92,14 @@ def killed_server() -> None:
                 dist.barrier()
     except errors.PeerDiedError as error:
         print("died", error.ranks, flush=True)
+    time.sleep(3)  # the end of this rank would be another death, and end the launcher
     os._exit(3)
 
 
 def killed_trainer() -> None:
     import os
     import signal
+    import time
 
     import numpy as np
     from paddlempi import ps
@@ -114,6 +117,7 @@ def killed_trainer() -> None:
             table.push(np.arange(10), np.ones((10, 3), np.float32))
     except errors.PeerDiedError as error:
         print("died", error.ranks, flush=True)
+    time.sleep(3)  # the end of this rank would be another death, and end the launcher
     os._exit(3)
 
 
