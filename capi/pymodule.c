@@ -144,9 +144,10 @@ static PyMethodDef methods[] = {
 	METHOD(table,
 		   "table(code, table, ids, values, states=None, learning_rate=None, step=0): a call of "
 		   "pmpi_table; returns its count."),
-	METHOD(tables,
-		   "tables(code, ((table, ids, values, learning_rate or None), ...)): one call of pmpi_table "
-		   "on several tables: one request to each server, and for a push one step."),
+	METHOD(
+		tables,
+		"tables(code, ((table, ids, values, learning_rate or None), ...)): one call of pmpi_table "
+		"on several tables: one request to each server, and for a push one step."),
 	METHOD(heap_alloc, "heap_alloc(bytes): take memory of this rank's heap; returns its address."),
 	METHOD(heap_free, "heap_free(address): give memory of heap_alloc back; in a fork: nothing."),
 	METHOD(register,

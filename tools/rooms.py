@@ -92,8 +92,8 @@ ROOMS = (
     ),
     Room(
         "gocore/ps/link",
-        "requests of trainers to servers and the answers: in shared memory, by MPI, and within a "
-        "process",
+        "requests of trainers to servers and their answers: within a process, in memory that a "
+        "node shares, by MPI",
         "heap mem mpi status work",
     ),
     Room(

@@ -57,8 +57,8 @@ type Heap struct {
 	words []uint64 // the directory
 
 	mu         sync.Mutex
-	slots      [maxSegments]*block
-	end        int64 // of the file
+	slots      []*block // nil: a free one; the last is none
+	end        int64    // of the file
 	generation uint64
 
 	regions atomic.Pointer[[]region] // for Find, which takes no lock
@@ -233,6 +233,9 @@ func (h *Heap) entry(slot int) []uint64 { return h.words[slot*entryWords : (slot
 func (h *Heap) enter(b *block) {
 	h.generation++
 	b.generation = h.generation
+	if b.slot == len(h.slots) {
+		h.slots = append(h.slots, nil)
+	}
 	h.slots[b.slot] = b
 	entry, where, fd := h.entry(b.slot), uint64(b.offset), 0
 	if b.file != nil {
@@ -249,6 +252,9 @@ func (h *Heap) enter(b *block) {
 func (h *Heap) leave(b *block) {
 	atomic.StoreUint64(&h.entry(b.slot)[2], 0)
 	h.slots[b.slot] = nil
+	for n := len(h.slots); n > 0 && h.slots[n-1] == nil; n-- {
+		h.slots = h.slots[:n-1]
+	}
 	h.publish()
 }
 
@@ -258,6 +264,9 @@ func (h *Heap) freeSlot() int {
 		if b == nil {
 			return i
 		}
+	}
+	if len(h.slots) < maxSegments {
+		return len(h.slots)
 	}
 	return -1
 }

@@ -100,6 +100,7 @@ func TestATrainerCloses(t *testing.T) {
 					assert.Equal(m, status.PeerLeft, status.CodeOf(err))
 					assert.ErrorContains(m, err, "a request of the trainer on rank 1: that rank has closed its links")
 					assert.NoError(m, m.links.Lost(0), "this rank itself")
+					<-m.probe
 					in.Reply([]byte("nobody waits"), nil)
 				} else {
 					p := m.ask(&Request{})
@@ -114,6 +115,7 @@ func TestATrainerCloses(t *testing.T) {
 					time.Sleep(20 * time.Millisecond) // so that it usually waits
 					assert.NoError(m, m.links.Close())
 					waits.Wait()
+					m.probe <- struct{}{}
 					_, err := m.links.Start(0, &Request{})
 					assert.Equal(m, status.GroupDestroyed, status.CodeOf(err))
 					assert.NoError(m, m.links.Lost(0), "a rank that is no server")

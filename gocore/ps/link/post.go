@@ -23,6 +23,7 @@ type post struct {
 	// The thread alone uses these.
 	strays []*arrival // messages of ranks that are no senders, or none any more
 	slots  []uintptr
+	gave   bool // a request went to its handler
 
 	mu      sync.Mutex
 	ended   bool       // no answer is sent any more
@@ -92,6 +93,10 @@ func (p *post) run() {
 				p.look()
 			}
 		}
+		if p.gave {
+			p.gave = false
+			runtime.Gosched() // calls of C keep a P: the handler would wait for the monitor to take it
+		}
 		b.Moving = moving
 		b.Pause()
 	}
@@ -107,8 +112,10 @@ func (p *post) look() {
 		if s.lost {
 			continue
 		}
-		if err := p.l.g.Trouble(s.inlet.what, t); err != nil {
-			p.lose(s, err)
+		if err := p.l.g.Trouble(s.inlet.what, t); err != nil { // nobody would read a message
+			s.lost = true
+			s.inlet.end(err)
+			p.drop(s)
 		}
 	}
 }
@@ -245,6 +252,7 @@ func (p *post) advance(s *sender) {
 			continue
 		}
 		s.inlet.queue <- a.incoming() // there is room for all credits
+		p.gave = true
 	}
 }
 
@@ -330,7 +338,7 @@ func (a *arrival) incoming() *Incoming {
 	return in
 }
 
-// lose ends a pair because of err, and tells the trainer.
+// lose ends a pair because of err, and tells the trainer, who lives.
 func (p *post) lose(s *sender, err error) {
 	s.lost = true
 	s.inlet.end(err)

@@ -96,7 +96,7 @@ func TestThreadSanitizerFindsMissingLocks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			program := harness(t, "thread", replace...)
-			for seed := range 5 {
+			for seed := range 30 { // the first run usually finds it
 				if out, err := run(program, 4, 100, 3000, int(isas[best()]), seed); err != nil {
 					assert.Contains(t, out, "data race")
 					return

@@ -26,7 +26,8 @@ class DistributedOptimizer:
 
     ``step`` pushes the gradients of all layers of ``paddlempi.ps`` in one request, averages the
     dense gradients over the trainers, and has the wrapped optimizer update the dense parameters.
-    So all trainers call it equally often. What it does not have is the wrapped optimizer's
+    So all trainers call it equally often. Of several such optimizers in a program, each pushes what
+    all layers have noted. What it does not have is the wrapped optimizer's
     (``get_lr``, ``set_lr``, ``state_dict``, ``set_state_dict``).
 
     Args:
@@ -35,7 +36,7 @@ class DistributedOptimizer:
 
             * "all_reduce": their gradients are averaged in ``step``, and at the beginning all
               trainers get the parameters of the first.
-            * "server": they lie on the servers too, in blocks, which update them: in sync mode as
+            * "server": they lie on the servers too, in float32, which update them: in sync mode as
               the wrapped optimizer would, in async mode without waiting for other trainers. The
               wrapped optimizer gives its kind, its numbers and its learning rate in each step. All
               trainers begin with the parameters of the first.

@@ -10,31 +10,29 @@ from . import session
 from .optimizers import Optimizer
 from .remote import RemoteTable
 
-__all__ = ["Blocks", "split", "spread"]
+__all__ = ["Blocks", "spread"]
 
-_LEAST = 8192
-"""Elements of the smallest block, as in Fluid: less would cost more in requests than it spreads."""
-_MOST = 65536  # the largest dim of a table
+_BLOCK = 8192
+"""Elements of a block, the fewest that Fluid makes. It does not depend on the number of servers, so
+that another number of servers can read a cut."""
 
 
 class _BlockTable(RemoteTable):
     """A table whose id i lies on server i modulo the number of servers."""
 
+    def __init__(self, name: str, elements: int, optimizer: Optimizer) -> None:
+        self._elements = elements
+        super().__init__(name, min(elements, _BLOCK), optimizer)
+
     def _declare(self) -> int:
         number: int = _native.control(
-            "ps_declare", name=self._name, by="modulo", **self._config.request()
+            "ps_declare",
+            name=self._name,
+            by="modulo",
+            dims=[self._elements],
+            **self._config.request(),
         )["table"]
         return number
-
-
-def split(elements: int, servers: int) -> tuple[int, int]:
-    """Return how many blocks a vector has, and the elements of each; the last may be padded.
-
-    There are as many blocks on every server, if that does not make them smaller than 8192.
-    """
-    blocks = min(servers, max(1, elements // _LEAST))
-    blocks *= -(-elements // (blocks * _MOST))
-    return blocks, -(-elements // blocks)
 
 
 class Blocks:
@@ -54,12 +52,12 @@ class Blocks:
     """
 
     def __init__(self, name: str, elements: int, optimizer: Optimizer) -> None:
-        blocks, block = split(elements, len(session.pservers()))
-        self.table = _BlockTable(name, block, optimizer)
-        self._ids = memory.empty(blocks, "int64")
-        self._ids[:] = range(blocks)
-        self._rows = memory.zeros((blocks, block))
-        self._gradients = memory.zeros((blocks, block))
+        self.table = _BlockTable(name, elements, optimizer)
+        shape = (-(-elements // self.table.dim), self.table.dim)
+        self._ids = memory.empty(shape[0], "int64")
+        self._ids[:] = range(shape[0])
+        self._rows = memory.zeros(shape)
+        self._gradients = memory.zeros(shape)
         self.values = self._rows.reshape(-1)
         self.gradients = self._gradients.reshape(-1)
 

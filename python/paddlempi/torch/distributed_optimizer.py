@@ -24,7 +24,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     ``step`` pushes the gradients of all layers of ``paddlempi.ps`` in one request, averages the
     dense gradients over the trainers, and has the wrapped optimizer update the dense parameters.
-    So all trainers call it equally often.
+    So all trainers call it equally often. Of several such optimizers in a program, each pushes what
+    all layers have noted.
 
     Args:
         optimizer: the optimizer of the dense parameters. An optimizer that calls its closure
@@ -33,7 +34,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
             * "all_reduce": their gradients are averaged in ``step``, and at the beginning all
               trainers get the parameters of the first.
-            * "server": they lie on the servers too, in blocks, which update them: in sync mode as
+            * "server": they lie on the servers too, in float32, which update them: in sync mode as
               the wrapped optimizer would, in async mode without waiting for other trainers. The
               wrapped optimizer gives its kind, its numbers and the learning rates of its schedule.
               All trainers begin with the parameters of the first.

@@ -78,10 +78,10 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
         self._ahead.append(pulled)
         return pulled
 
-    def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the row of every id, [n + 1, dim], and where the row of ids[i] is.
+    def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return rows, and which row each id has; None: they are in the order of the ids.
 
-        The last row is zeros; ids that are the padding have that one.
+        With a padding there is one row more, the last, of zeros: ids that are the padding have it.
         """
         found = next((pulled for pulled in self._ahead if pulled.ids is ids), None)
         if found is None:
@@ -89,22 +89,23 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
         else:
             self._ahead.remove(found)
             kept, places, rows = found.wait()
-        rows = rows.to(ids.device)
-        return _Noted.apply(self._anchor, rows, self.table, kept), places.to(ids.device)
+        rows = _Noted.apply(self._anchor, rows.to(ids.device), self.table, kept)
+        return rows, None if places is None else places.to(ids.device)
 
-    def _pull(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _pull(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Return the ids without the padding, the places for :meth:`_rows`, and the rows."""
-        count = len(flat)
         if self.padding_idx is None:
-            kept, places = flat, torch.arange(count)
-        else:
-            keep = flat != self.padding_idx
-            kept = flat[keep]
-            places = torch.where(keep, keep.cumsum(0) - 1, len(kept))
+            return flat, None, self.table.pull(flat)
+        keep = flat != self.padding_idx
+        kept = flat[keep]
         rows = memory.empty((len(kept) + 1, self.embedding_dim), framework="torch")
         rows[-1] = 0
         self.table.pull(kept, rows[:-1])
-        return kept, places, rows
+        return kept, torch.where(keep, keep.cumsum(0) - 1, len(kept)), rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the layer has its table, and no prefetches under way.
+        return {**self.__dict__, "_ahead": deque(maxlen=_AHEAD)}
 
     def extra_repr(self) -> str:
         """Return what ``repr`` shows of the layer."""
@@ -148,9 +149,9 @@ class Embedding(_Layer):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the rows of the ids in ``input``, of shape [*input.shape, embedding_dim]."""
         rows, places = self._rows(input)
-        # Without a padding the places are in order.
-        found = rows[:-1] if self.padding_idx is None else rows[places]
-        return found.view(*input.shape, self.embedding_dim)
+        if places is not None:
+            rows = rows[places]
+        return rows.view(*input.shape, self.embedding_dim)
 
 
 class EmbeddingBag(_Layer):
@@ -203,16 +204,17 @@ class EmbeddingBag(_Layer):
             per_sample_weights: a factor for every id, of the shape of ``input``; for "sum" only.
         """
         rows, places = self._rows(input)
-        if offsets is not None:
-            offsets = offsets.to(places.dtype)
+        padding = None if places is None else len(rows) - 1
+        if places is None:
+            places = torch.arange(len(rows), device=rows.device)
         return torch.nn.functional.embedding_bag(
             places.view(input.shape),
             rows,
-            offsets,
+            None if offsets is None else offsets.to(places.dtype),
             mode=self.mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset,
-            padding_idx=len(rows) - 1,
+            padding_idx=padding,
         )
 
     def extra_repr(self) -> str:

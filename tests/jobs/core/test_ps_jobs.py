@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import job
+import numpy as np
 import pytest
-from paddlempi.testing import run
+from paddlempi.testing import launch, run
 
 TRAIN = """
 import os
@@ -70,6 +73,7 @@ def test_a_trainer_that_raises(tmp_path: Path, roles: str) -> None:
 def killed_server() -> None:
     import os
     import signal
+    import time
 
     import numpy as np
     from paddlempi import ps
@@ -88,12 +92,14 @@ def killed_server() -> None:
                 dist.barrier()
     except errors.PeerDiedError as error:
         print("died", error.ranks, flush=True)
+    time.sleep(3)  # the end of this rank would be another death, and end the launcher
     os._exit(3)
 
 
 def killed_trainer() -> None:
     import os
     import signal
+    import time
 
     import numpy as np
     from paddlempi import ps
@@ -111,6 +117,7 @@ def killed_trainer() -> None:
             table.push(np.arange(10), np.ones((10, 3), np.float32))
     except errors.PeerDiedError as error:
         print("died", error.ranks, flush=True)
+    time.sleep(3)  # the end of this rank would be another death, and end the launcher
     os._exit(3)
 
 
@@ -166,3 +173,90 @@ def forked() -> None:
 def test_a_fork_has_no_part() -> None:
     ended = job.run(2, forked)
     assert ended.returncode == 0, ended.output
+
+
+def interrupted() -> None:
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+    from paddlempi import ps
+    from ranks_tools import dist, start
+
+    rank = start()
+    ps.init("trainer:2,pserver:1")
+    waits = [ps.serve]
+    if rank < 2:
+        table = ps.RemoteTable("t", 3)
+        waits = [ps.barrier, lambda: table.push(np.arange(10), np.ones((10, 3), np.float32))]
+    for wait in waits if rank != 1 else []:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        try:
+            wait()
+        except KeyboardInterrupt:
+            assert time.monotonic() - began < 10
+            print("interrupted", flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+@pytest.mark.one_mpi
+def test_ctrl_c_ends_waits() -> None:
+    """A trainer that waits for another one in a barrier and in a push, and a server."""
+    ended = job.run(3, interrupted, timeout=40)
+    assert ended.output.count("interrupted") == 3, ended.output
+
+
+RESTARTED = """
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+from paddlempi import errors, ps
+
+here, dies = Path(sys.argv[1]), int(sys.argv[2])
+ps.init()
+rank, first = ps.session.current("test").rank, os.environ["PADDLEMPI_RESTART"] == "0"
+table = ps.RemoteTable("t", 3, ps.Adagrad(0.1))
+ids = np.arange(1000)
+begin = 0
+if not first:
+    begin = ps.restore(here / "cuts")["step"]
+for step in range(begin, 30):
+    if step % 8 == 0 and step > begin:
+        ps.save(here / "cuts", step)
+    if first and step == 20 and rank == 0:
+        os.kill(os.getpid() if dies == 0 else int((here / "server").read_text()), signal.SIGKILL)
+    table.push(ids, np.full((1000, 3), step + rank, np.float32))
+rows = table.pull(ids)
+(here / f"rank {rank} from {begin}").write_text(str(float(rows.sum())))
+"""
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("dies", [0, 2], ids=["trainer", "server"])
+def test_a_job_goes_on_from_the_last_cut(tmp_path: Path, dies: int) -> None:
+    """A trainer or the server is killed in the first attempt; the rows are as if none had been."""
+    script = tmp_path / "train.py"
+    told = "import os\nif os.environ.get('PMIX_RANK') == '2':\n"
+    told += f"    open({str(tmp_path / 'server')!r}, 'w').write(str(os.getpid()))\n"
+    script.write_text(told + RESTARTED)
+    inner = [sys.executable, "-m", "paddlempi", "run", "--roles", "trainer:2,pserver:1"]
+    ranks = launch.command(3, [*inner, str(script), str(tmp_path), str(dies)])
+    outer = [sys.executable, "-m", "paddlempi", "run", "--restarts", "1", "--", *ranks.argv]
+    done = subprocess.run(outer, env=ranks.env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"paddlempi run: attempt 0 ended", done.stderr)) == 1, done.stderr
+    squares, row = np.float32(0), np.float32(0)
+    for step in range(30):
+        gradient = np.float32(2 * step + 1)
+        squares += gradient * gradient
+        row -= np.float32(0.1) * gradient / np.sqrt(squares)
+    for rank in range(2):
+        total = float((tmp_path / f"rank {rank} from 16").read_text())
+        assert abs(total / 3000 - row) < 1e-4, (total / 3000, row)

@@ -13,7 +13,7 @@ from paddlempi.testing import run
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-SMALL = ("--clicks=100000", "--words=400000")
+SMALL = ("--clicks=100000", "--words=250000")
 
 
 def on_servers(ranks: int, roles: str, *options: str) -> str:

@@ -218,6 +218,7 @@ def test_models_can_be_saved_and_copied() -> None:
     assert set(model.state_dict()) == {"1.weight", "1.bias"}
     assert len(list(model.parameters())) == 2
     ids = torch.tensor([1, 2])
+    model[0].prefetch(torch.tensor([3])).wait()
     saved = io.BytesIO()
     torch.save(model, saved)
     saved.seek(0)

@@ -183,11 +183,11 @@ def test_ranks_that_watch_get_the_signal_first(tmp_path: Path) -> None:
     """The launcher, here the same process's parent, does not get it as long as the grace lasts."""
     body = """
 import signal, subprocess, time
-def on_launcher(*_): print("launcher", flush=True); sys.exit(5)
+def on_launcher(*_): os.write(1, b"launcher%c" % 10); sys.exit(5)
 signal.signal(signal.SIGTERM, on_launcher)
 child = '''
 import os, pathlib, signal, sys, time
-def on_rank(*_): print("rank", flush=True); sys.exit(75 if sys.argv[1] == "quick" else None)
+def on_rank(*_): os.write(1, b"rank%c" % 10); sys.exit(75 if sys.argv[1] == "quick" else None)
 signal.signal(signal.SIGUSR1, on_rank if sys.argv[1] == "quick" else signal.SIG_IGN)
 mark = pathlib.Path(os.environ["PADDLEMPI_RUN_DIR"], "rank")
 mark.write_text("began 0 1 %d h" % os.getpid() + chr(10) + "watches 10" + chr(10))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import errors, ps
-from paddlempi.ps.dense import split
+from paddlempi.ps.dense import Blocks, spread
 from ps_fake import PsCore, ps_core
 
 __all__ = ["ps_core"]
@@ -191,16 +191,16 @@ def test_a_pickle_has_the_name_and_no_rows(ps_core: PsCore, table: ps.RemoteTabl
 
 
 @pytest.mark.parametrize(
-    ("elements", "servers", "expected"),
-    [
-        (1, 3, (1, 1)),
-        (8191, 3, (1, 8191)),
-        (16384, 3, (2, 8192)),
-        (100_000, 3, (3, 33334)),
-        (200_000, 3, (6, 33334)),
-        (1_000_001, 2, (16, 62501)),
-    ],
+    ("elements", "shape"), [(1, (1, 1)), (8192, (1, 8192)), (8193, (2, 8192)), (99, (1, 99))]
 )
-def test_blocks_of_dense_parameters(elements: int, servers: int, expected: tuple[int, int]) -> None:
-    blocks, block = split(elements, servers)
-    assert (blocks, block) == expected and blocks * block >= elements and block <= 65536
+def test_blocks_of_dense_parameters(ps_core: PsCore, elements: int, shape: tuple[int, int]) -> None:
+    ps.init()
+    vector = Blocks("d", elements, ps.SGD(0.5))
+    assert (ps_core.ways, ps_core.configs["d"]["dims"]) == ({"d": "modulo"}, [elements])
+    vector.values[:elements] = np.arange(elements)
+    spread([vector])
+    vector.gradients[:elements] = 2
+    ps.push([vector.request()])
+    vector.pull()
+    assert (vector.values[:elements] == np.arange(elements) - 1).all()
+    assert vector.request()[2].shape == shape and (vector.values[elements:] == 0).all()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import ps_fake
@@ -219,3 +221,15 @@ def test_the_end_of_the_process(ending: str, expected: str) -> None:
     code = END.format(helpers=os.path.dirname(ps_fake.__file__), ending=ending)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == expected.split(), done.stderr
+
+
+def test_every_name_is_documented() -> None:
+    docs = Path(__file__).resolve().parents[3] / "docs"
+    page = "\n".join(path.read_text() for path in docs.glob("ps*.md"))
+    code = " ".join(re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S)))
+    names = {*ps.__all__, *ps._LAYERS} - {"Initializer", "Optimizer", "Prefetched"}
+    assert not {name for name in names if not re.search(rf"\b{name}\b", code)}
+    for name in ps.__all__:
+        assert getattr(ps, name).__doc__, name
+    with pytest.raises(AttributeError):
+        ps.nonsense  # noqa: B018

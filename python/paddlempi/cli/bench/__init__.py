@@ -19,7 +19,7 @@ from typing import Any
 
 from ... import group
 from ...errors import ArgumentError, Error
-from . import collectives, contenders, picture, report, steps, tables
+from . import between, collectives, contenders, picture, report, steps, tables
 from .collectives import AGAIN, OURS, Plan, Row, WrongResultError
 from .contenders import Framework
 from .operations import DTYPES, OPERATIONS
@@ -44,7 +44,7 @@ def add_to(commands: Any) -> None:
         nargs="*",
         metavar="op",
         help=f"{', '.join(OPERATIONS)}, or all; all_reduce if neither op nor --step is given; or "
-        "ps: tables of embeddings in one process, without a launcher",
+        "ps: tables of embeddings, and parameter servers (--level)",
     )
     parser.add_argument("--min", type=_bytes, default=8, metavar="BYTES", help="as 8 (the default)")
     parser.add_argument(
@@ -106,6 +106,21 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--rows", type=_positive, default=1_000_000, metavar="N", help="of ps; 1000000"
     )
+    parser.add_argument(
+        "--level",
+        choices=("table", between.TRANSPORT, between.DENSE),
+        default="table",
+        help="of ps. table (the default): tables in one process, without a launcher; on two ranks, "
+        "a trainer and a server: transport: pull and push of rows, against gRPC alone and torch's "
+        "RPC; dense: of a whole vector, against gRPC alone",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [_bytes(part) for part in text.split(",")],
+        default=[4 << 10, 1 << 20, 64 << 20],
+        metavar="BYTES,...",
+        help="of ps --level dense; 4K,1M,64M",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
     parser.add_argument(
         "--plot",
@@ -129,7 +144,7 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         _check(chosen)
         if chosen.operations == ["ps"]:
-            return tables.run(chosen)
+            return tables.run(chosen) if chosen.level == "table" else between.run(chosen)
         group.init_process_group(timeout=chosen.timeout)
         rank = group.get_rank()
         gc.disable()  # a collection would count as the time of some call
@@ -162,6 +177,8 @@ def _check(chosen: argparse.Namespace) -> None:
                 raise ArgumentError(f"bench: --{option} is not for ps")
         chosen.operations = named
         return
+    if chosen.level != "table":
+        raise ArgumentError(f"bench: --level {chosen.level}: levels are of ps")
     for name in chosen.operations:
         if name not in OPERATIONS:
             raise ArgumentError(f"bench: op {name!r} is none of {', '.join(OPERATIONS)}, all")

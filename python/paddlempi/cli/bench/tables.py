@@ -29,7 +29,7 @@ from .collectives import AGAIN, LEAST_ROUNDS, OURS, WrongResultError
 from .figures import Quartiles, quantile, quartiles, ratio_differs, ratios
 from .sampling import shuffled
 
-__all__ = ["Row", "run", "summary"]
+__all__ = ["RATE", "WARM", "Batches", "Row", "line", "moved_right", "run", "summary"]
 
 BAG, TBE = "EmbeddingBag", "fbgemm TBE"
 LOOKUP, SGD, ADAGRAD = "lookup", "sgd", "row-wise adagrad"
@@ -120,7 +120,7 @@ def _measure(chosen: Namespace) -> None:
     for name, reason in absent.items():
         print(f"not measured: {name}: {reason}")
     print(
-        f"{'dim':>4} {'ids':>6} {'unique':>6} {'':<16} {'contender':<16} {'least us':>10} "
+        f"{'dim':>5} {'ids':>6} {'unique':>6} {'':<16} {'contender':<16} {'least us':>10} "
         f"{'p50 us':>10}  time : paddlempi's, of the least, median (quartiles)",
         flush=True,
     )
@@ -128,7 +128,7 @@ def _measure(chosen: Namespace) -> None:
     sizes: list[dict[str, Any]] = []
     for dim in chosen.dims:
         generator = np.random.default_rng(dim)
-        table = _Tables(np, generator, chosen.rows, dim, max(chosen.batches))
+        table = Batches(np, generator, chosen.rows, dim, max(chosen.batches))
         contenders: dict[str, Contender] = {OURS: _ours(table)}
         if torch:
             contenders[BAG] = _bag(torch, table)
@@ -141,7 +141,7 @@ def _measure(chosen: Namespace) -> None:
             for what in (LOOKUP, SGD, ADAGRAD):
                 measured = list(_cell(what, contenders, table, chosen.rounds))
                 rows += measured
-                print(*map(_line, measured), sep="\n", flush=True)
+                print(*map(line, measured), sep="\n", flush=True)
         for what, size in contenders[OURS].bytes_of_a_row.items():
             print(f"{dim:>4} {what}: {size:.1f} bytes a row")
             sizes.append({"dim": dim, "optimizer": what, "bytes": size})
@@ -162,7 +162,7 @@ def _optional(module: str, absent: dict[str, str], contender: str) -> Any:
         return None
 
 
-class _Tables:
+class Batches:
     """The ids and gradients of the present size of a batch."""
 
     def __init__(self, np: Any, generator: Any, rows: int, dim: int, most: int) -> None:
@@ -190,7 +190,7 @@ class _Tables:
         return self.gradients[: self.batch]
 
 
-def _ours(table: _Tables) -> Contender:
+def _ours(table: Batches) -> Contender:
     from ... import ps
 
     np = table.np
@@ -217,7 +217,7 @@ def _ours(table: _Tables) -> Contender:
     return contender
 
 
-def _bag(torch: Any, table: _Tables) -> Contender:
+def _bag(torch: Any, table: Batches) -> Contender:
     bag = torch.nn.EmbeddingBag(table.rows, table.dim, mode="sum", sparse=True)
     optimizer = torch.optim.SGD(bag.parameters(), RATE)
 
@@ -239,7 +239,7 @@ def _bag(torch: Any, table: _Tables) -> Contender:
     return contender
 
 
-def _tbe(torch: Any, table: _Tables) -> Contender:
+def _tbe(torch: Any, table: Batches) -> Contender:
     ops = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
 
@@ -291,32 +291,34 @@ def _nothing(round_: int) -> None:
     """What most contenders do before a call."""
 
 
-def _check(np: Any, name: str, contender: Contender, table: _Tables) -> None:
+def _check(np: Any, name: str, contender: Contender, table: Batches) -> None:
     """Compare the rows after one update with a formula, in float64; Adagrad's sums are unknown."""
     for what, lookup in contender.lookups.items():
         before = np.array(lookup(0), np.float64)
         contender.begin.get(what, _nothing)(0)
         contender.updates[what](0)
-        after = np.array(lookup(0), np.float64)
-        unique, place = np.unique(table.ids_of(0), return_inverse=True)
-        sums = np.zeros((len(unique), table.dim))
-        np.add.at(sums, place, table.gradient())
-        step = -RATE * sums[place]
-        moved = after - before
-        if what == ADAGRAD:  # the direction is known, and the length at most the learning rate's
-            length = np.linalg.norm(moved, axis=1)
-            most = RATE * table.dim**0.5 * (1 + 1e-3) + 1e-6
-            right = (length <= most).all() and (length > 0).all()
-            cosine = (moved * step).sum(1) / length / np.linalg.norm(step, axis=1)
-            right = right and cosine.min() > 0.99
-        else:
-            right = np.allclose(moved, step, rtol=1e-3, atol=1e-4)
-        if not right:
+        moved = np.array(lookup(0), np.float64) - before
+        if not moved_right(np, table, moved, what == ADAGRAD):
             raise WrongResultError(f"bench: {name}, {what}, dim {table.dim}: the rows are wrong")
 
 
+def moved_right(np: Any, table: Batches, moved: Any, adagrad: bool = False) -> bool:
+    """Whether an update with the first batch has moved the rows of its ids as it should."""
+    unique, place = np.unique(table.ids[0], return_inverse=True)
+    sums = np.zeros((len(unique), table.dim))
+    np.add.at(sums, place, table.gradient())
+    step = -RATE * sums[place]
+    if not adagrad:
+        return bool(np.allclose(moved, step, rtol=1e-3, atol=1e-4))
+    length = np.linalg.norm(moved, axis=1)  # at most the learning rate's; the direction is known
+    most = RATE * table.dim**0.5 * (1 + 1e-3) + 1e-6
+    right = (length <= most).all() and (length > 0).all()
+    cosine = (moved * step).sum(1) / length / np.linalg.norm(step, axis=1)
+    return bool(right and cosine.min() > 0.99)
+
+
 def _cell(
-    what: str, contenders: dict[str, Contender], table: _Tables, rounds: int
+    what: str, contenders: dict[str, Contender], table: Batches, rounds: int
 ) -> Iterator[Row]:
     calls: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {}
     for name, contender in contenders.items():
@@ -364,9 +366,10 @@ def summary(
         )
 
 
-def _line(row: Row) -> str:
+def line(row: Row) -> str:
+    """Return the line of a row."""
     text = (
-        f"{row.dim:>4} {row.batch:>6} {row.unique:>6} {row.what:<16} {row.contender:<16} "
+        f"{row.dim:>5} {row.batch:>6} {row.unique:>6} {row.what:<16} {row.contender:<16} "
         f"{row.least_us:>10.1f} {row.p50_us:>10.1f}"
     )
     if row.ratio is not None:

@@ -1,0 +1,110 @@
+package group
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+func TestSeparate(t *testing.T) {
+	everywhere(t, func(t *testing.T, n int, nodes []int) {
+		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+			var made [2]mpi.Comm
+			for i := range made {
+				var all [][]int64
+				comm, err := g.Separate("a test", 10*time.Second, func(tell func([]int64) ([][]int64, error)) (err error) {
+					all, err = tell([]int64{int64(g.Rank), int64(i)})
+					return err
+				})
+				assert.NoError(t, err)
+				made[i] = comm
+				assert.Len(t, all, n)
+				for r, words := range all {
+					assert.Equal(t, []int64{int64(r), int64(i)}, words)
+				}
+				if n == 1 {
+					assert.Zero(t, comm)
+					continue
+				}
+				rank, err := e.Lib.Rank(comm)
+				assert.NoError(t, err)
+				assert.Equal(t, g.Rank, rank)
+			}
+			assert.True(t, n == 1 || made[0] != made[1])
+			_, err := g.Separate("a test", 10*time.Second, func(tell func([]int64) ([][]int64, error)) error {
+				return status.New(status.Mismatch, "meanwhile")
+			})
+			assert.ErrorContains(t, err, "meanwhile")
+		})
+	})
+}
+
+func TestSeparateNamesWhoDoesNotCome(t *testing.T) {
+	ranks(t, 3, []int{0, 1, 0}, func(t *testing.T, e *Env, g *Group) {
+		if g.Rank == 2 {
+			return
+		}
+		_, err := g.Separate("a test", 300*time.Millisecond, func(func([]int64) ([][]int64, error)) error { return nil })
+		assert.Equal(t, status.Timeout, status.CodeOf(err))
+		assert.ErrorContains(t, err, "had not called a test")
+	})
+}
+
+// The end of the world waits for users of a group, and tells them by Trouble.
+func TestUseHoldsTheWorld(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		ranks(t, 1, nil, func(t *testing.T, e *Env, g *Group) {
+			done := g.Use()
+			assert.NoError(t, g.Trouble("a wait", 0))
+			if ends {
+				go func() {
+					for g.Trouble("a wait", 0) == nil {
+						time.Sleep(time.Millisecond)
+					}
+					done()
+				}()
+			}
+			settled, err := e.Destroy()
+			assert.NoError(t, err)
+			assert.Equal(t, ends, settled)
+			err = g.Trouble("a wait", 0)
+			assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
+			assert.ErrorContains(t, err, "a wait on the group of ranks [0]")
+		})
+	}
+}
+
+// A member that leaves is trouble for who waits for it, and not for a member of another node, which hears
+// of it by messages.
+func TestTroubleWithAMemberThatLeft(t *testing.T) {
+	left, looked := make(chan struct{}), make(chan struct{}, 2)
+	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *Env, g *Group) {
+		switch g.Rank {
+		case 0:
+			assert.NotNil(t, g.HeapOf(1))
+			assert.Nil(t, g.HeapOf(2))
+			_, err := e.Leave()
+			assert.NoError(t, err)
+			close(left)
+			<-looked
+			<-looked
+		case 1:
+			assert.IsType(t, (*heap.View)(nil), g.HeapOf(0))
+			<-left
+			err := g.Trouble("a wait", 0)
+			assert.Equal(t, status.PeerLeft, status.CodeOf(err))
+			assert.Equal(t, []int{0}, err.(*status.Error).Ranks)
+			assert.NoError(t, g.Trouble("a wait", 1))
+			looked <- struct{}{}
+		case 2:
+			<-left
+			assert.NoError(t, g.Trouble("a wait", 0))
+			looked <- struct{}{}
+		}
+	})
+}
