@@ -46,8 +46,8 @@ def a_trainer_dies_in_async_mode() -> None:
         table.push(IDS, ones())
     ps.barrier("all is pushed")
     assert (table.pull(IDS) == -15 - 40).all()
-    states = [one["state"] for one in ps.stats()["servers"][0]["trainers"]]
-    assert states == ["active", "lost", "active"], states
+    told = ps.stats()["servers"][0]["trainers"]
+    assert [one["state"] == "lost" for one in told] == [False, True, False], told
     ps.complete()
     leave(rank, [0, 2, 3])
 
@@ -359,39 +359,57 @@ def test_forks() -> None:
     job.succeed(2, forks)
 
 
-def a_trainer_leaves() -> None:
-    """One calls sys.exit(0), which completes; another ends without a word to anybody."""
-    import os
+def a_trainer_exits() -> None:
     import sys
 
     from paddlempi import ps
-    from ps_job import DIM, IDS, begin, leave, ones, wait_for
+    from ps_job import DIM, IDS, begin, ones
+    from ranks_tools import done
+
+    rank = begin("trainer:2,pserver:1")
+    if rank == 2:
+        ps.serve()
+        done()
+        return
+    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+    table.push(IDS, ones())
+    if rank == 1:
+        done()
+        sys.exit(0)
+    table.push(IDS, ones())  # without rank 1
+    assert (table.pull(IDS) == -3).all()
+    done()
+
+
+def test_sys_exit_completes() -> None:
+    job.succeed(3, a_trainer_exits)
+
+
+def a_trainer_leaves() -> None:
+    import os
+
+    from paddlempi import ps
+    from ps_job import DIM, IDS, begin, leave, ones
     from ranks_tools import errors, raises, stamp
 
-    rank = begin("trainer:3,pserver:1")
-    if rank == 3:
-        with raises(errors.PeerDiedError, "rank 2", ranks=[2], most=30.0):
+    rank = begin("trainer:2,pserver:1")
+    if rank == 2:
+        with raises(errors.PeerDiedError, "rank 1", ranks=[1], most=30.0):
             ps.serve()
         leave(rank, [0])
     table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
     table.push(IDS, ones())
     if rank == 1:
-        sys.stdout.write("done\n")
-        sys.exit(0)
-    table.push(IDS, ones())  # without rank 1
-    assert (table.pull(IDS) == -5).all()
-    if rank == 2:
         stamp("died")
         os._exit(0)
-    wait_for("died")
-    with raises(errors.PeerDiedError, "rank 2", ranks=[2], most=5.0):
+    with raises(errors.PeerDiedError, "rank 1", ranks=[1], most=5.0):
         table.push(IDS, ones())
-    leave(rank, [3])
+    leave(rank, [2])
 
 
 @pytest.mark.one_mpi
-def test_a_trainer_that_leaves_is_not_waited_for() -> None:
-    survive(4, a_trainer_leaves, 3)
+def test_a_trainer_that_leaves_without_a_word_is_named() -> None:
+    survive(3, a_trainer_leaves, 2)
 
 
 def a_trainer_fails() -> None:
