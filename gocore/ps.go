@@ -449,6 +449,9 @@ func controlPSBarrier(request []byte, _ work.Interrupt) (any, error) {
 		return nil, err
 	}
 	j, err := psTrainer("ps_barrier")
+	if err == nil {
+		err = j.serverLost() // the first server may not know of the death of another one yet
+	}
 	if err != nil {
 		return nil, err
 	}

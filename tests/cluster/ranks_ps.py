@@ -73,7 +73,7 @@ def struck(mode: str) -> ranks_report.Facts:
     facts = ranks_report.error_of(lambda: steps(on_h2, mode))
     facts["time"] = time.time()
     if ps.is_trainer():
-        facts["then"] = [ranks_report.error_of(call)["ranks"] for call in (ps.barrier, ps.complete)]
+        facts["then"] = [ranks_report.error_of(call) for call in (ps.barrier, ps.complete)]
         facts["waited"] = time.time() - facts["time"]
     return facts
 

@@ -78,7 +78,8 @@ def test_a_cut_cable_ends_all_waits(mpi: MPI, hosts: Hosts) -> None:
         assert report["ranks"] and set(report["ranks"]) <= set(other), found
         assert report["time"] - at < KNOWN_WITHIN + WRITTEN, found
         if report["rank"] < 2:
-            assert report["then"] == [[2], [2]] and report["waited"] < WRITTEN, found
+            assert [one.get("ranks") for one in report["then"]] == [[2], [2]], found
+            assert report["waited"] < WRITTEN, found
 
 
 def test_a_killed_server_ends_all_waits(openmpi: MPI, hosts: Hosts) -> None:
@@ -86,8 +87,10 @@ def test_a_killed_server_ends_all_waits(openmpi: MPI, hosts: Hosts) -> None:
     found, _, printed = strike(openmpi, hosts, "kill", ["--with-ft", "ulfm"])
     struck_at = max(report["time"] for report in found if report["rank"] == 2)
     for report in found[:2]:
-        # This MPI sees it too, in the waits that are its own.
-        assert report.get("error") in ("PeerDiedError", "ProcFailedError"), f"{found}\n{printed}"
+        assert report.get("error") == "PeerDiedError", f"{found}\n{printed}"
         assert report["ranks"] == [2], found
         assert report["time"] - struck_at < 1.0 + KNOWN_WITHIN + WRITTEN, found
-        assert report["then"] == [[2], [2]] and report["waited"] < WRITTEN + KNOWN_WITHIN, found
+        # Both trainers come to the barrier, and MPI may know of the death before the group does.
+        barrier, complete = report["then"]
+        assert barrier.get("ranks") in (None, [2]) and complete.get("ranks") == [2], found
+        assert report["waited"] < WRITTEN + KNOWN_WITHIN, found

@@ -117,12 +117,12 @@ func (c *Client) Push(parts []Part) error {
 	for i, p := range t.parts {
 		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
 			sums := unsafe.Slice((*float32)(p.rows), n)
-			p.plan.Sum(sums, parts[i].Values, p.table.Dim)
 			if !p.table.Refuse {
+				p.plan.Sum(sums, parts[i].Values, p.table.Dim)
 				continue
 			}
 			// The servers look, too. But here nothing has been sent yet, so no server makes a step of it.
-			if at := route.NotFinite(sums); at >= 0 {
+			if at := p.plan.SumFinite(sums, parts[i].Values, p.table.Dim); at >= 0 {
 				return status.New(status.Argument, "push: the gradient of id %d in table %q is not finite: %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
 					p.plan.Unique[at/p.table.Dim], p.table.Name, sums[at], at%p.table.Dim)
 			}

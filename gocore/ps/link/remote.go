@@ -273,6 +273,9 @@ func (x *exchange) read() (header []byte, err error) {
 	switch err := x.all.err(); {
 	case status.CodeOf(err) == status.Truncate:
 		return nil, rot(err)
+	case status.CodeOf(err) == status.ProcFailed: // the group may not know of the death yet
+		rank := o.l.g.WorldRank(o.member)
+		return nil, status.New(status.PeerDied, "%s: rank %d died: %v", o.what, rank, err).WithRanks(rank)
 	case err != nil:
 		return nil, err
 	}

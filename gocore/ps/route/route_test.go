@@ -450,3 +450,34 @@ func TestNotFinite(t *testing.T) {
 		assert.EqualValues(t, at, NotFinite(values))
 	}
 }
+
+func TestSumFinite(t *testing.T) {
+	const n, dim = 3000, 100 // more bytes than SumFinite looks at in one go
+	different, equal := make([]int64, n), make([]int64, n)
+	for i := range different {
+		different[i], equal[i] = int64(i)*7, int64(i%10)
+	}
+	for _, ids := range [][]int64{different, equal} {
+		for _, servers := range []int{1, 3} {
+			p := newPlan(t, idsOf(t, ids), servers, ByHash, 0)
+			for _, wrong := range []int{-1, 0, 1234*dim + 56, n*dim - 1} {
+				gradients, values := tensor(t, op.Float32, make([]float32, n*dim))
+				for i := range values {
+					values[i] = float32(i%977) + 1
+				}
+				if wrong >= 0 {
+					values[wrong] = float32(math.Inf(1))
+				}
+				sums, want := make([]float32, len(p.Unique)*dim), make([]float32, len(p.Unique)*dim)
+				p.Sum(want, gradients, dim)
+				at := p.SumFinite(sums, gradients, dim)
+				if wrong < 0 {
+					assert.Equal(t, int64(-1), at)
+					assert.Equal(t, want, sums)
+				} else {
+					assert.Equal(t, int64(p.Inverse[wrong/dim])*dim+int64(wrong%dim), at)
+				}
+			}
+		}
+	}
+}

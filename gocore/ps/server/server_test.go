@@ -172,6 +172,22 @@ func TestATrainerThatDies(t *testing.T) {
 	assert.Error(t, (<-push(s, 1, 1, []int64{3}, some(1, 1))).err)
 }
 
+// A trainer whose push has ended with an error, such as Ctrl-C, does not know whether it is a step.
+func TestAPushMayLeaveItsNumberToTheServer(t *testing.T) {
+	s := newServer(t, true, 0, 1)
+	first := push(s, 0, 1, []int64{3}, some(1, 1))
+	r := <-push(s, 0, 0, []int64{3}, some(1, 1))
+	assert.ErrorContains(t, r.err, "step 1 still waits")
+	require.NoError(t, (<-push(s, 1, 0, []int64{3}, some(1, 1))).err)
+	require.NoError(t, (<-first).err)
+	second := push(s, 1, 2, []int64{3}, some(1, 1))
+	r = <-push(s, 0, 0, []int64{3}, some(1, 1))
+	require.NoError(t, r.err)
+	assert.Equal(t, int64(2), r.answer.Steps)
+	require.NoError(t, (<-second).err)
+	assert.Error(t, (<-push(s, 0, 5, []int64{3}, some(1, 1))).err)
+}
+
 func TestAsynchronousPushesAreAppliedAtOnceAndTellTheirStaleness(t *testing.T) {
 	s := newServer(t, false, 0, 1)
 	gradient := outside[float32](1, 1, 1, 1)

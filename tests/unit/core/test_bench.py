@@ -15,6 +15,7 @@ from paddlempi.cli.bench import (
     figures,
     picture,
     report,
+    rivals,
     sampling,
     steps,
     tables,
@@ -53,6 +54,8 @@ def test_arguments() -> None:
         (["--step", "ddp,fsdp"], "'fsdp' is none of ddp, fsdp2, paddle"),
         (["--plot", "picture.png"], ".svg"),
         (["ps", "--dims", "16,x"], "'x' is no number"),
+        (["ps", "--level", "both"], "invalid choice: 'both'"),
+        (["ps", "--level", "dense", "--sizes", "4K,"], "no number of bytes"),
     ],
 )
 def test_wrong_arguments(
@@ -75,6 +78,8 @@ def test_wrong_arguments(
         (["ps", "--against", "gloo"], "--against is not for ps"),
         (["ps", "reduce"], "op 'ps' is none of all_reduce"),
         (["ps", "--json", "nowhere/r.json"], "there is no folder"),
+        (["ps", "--level", "dense", "--against", "gloo"], "--against is not for ps"),
+        (["reduce", "--level", "transport"], "--level transport: levels are of ps"),
     ],
 )
 def test_arguments_that_do_not_go_together(
@@ -97,10 +102,42 @@ def test_which_operations() -> None:
         assert chosen.operations == expected
 
 
+def test_levels_of_ps() -> None:
+    assert parse("ps").level == "table"
+    chosen = parse("ps", "--level", "dense", "--sizes", "4K,1M")
+    assert (chosen.level, chosen.sizes) == ("dense", [4096, 1 << 20])
+    assert parse("ps", "--level", "dense").sizes == [4096, 1 << 20, 64 << 20]
+
+
 def test_sizes() -> None:
     assert collectives.sizes(8, 64) == [8, 16, 32, 64]
     assert collectives.sizes(24, 100) == [24, 48, 96]
     assert collectives.sizes(7, 7) == [7]
+
+
+# Messages of gRPC
+
+
+def test_what_grpc_carries_is_checked() -> None:
+    server = rivals._Answers()
+    ids = np.arange(5)
+    for message in (rivals.request(ids, answer=1000), rivals.request(answer=0)):
+        assert rivals.carries(server.one, message)
+        assert not rivals.carries(lambda asked: server.one(asked[:-1] + b"?"), message)
+        assert not rivals.carries(lambda asked: server.one(asked) + b"?", message)
+    answers = list(server.stream(iter([rivals.request(answer=n) for n in (0, 300)])))
+    assert answers == [b"", rivals.content(300)] and len(set(answers[1])) == 251
+
+
+def test_what_a_push_should_do_to_rows() -> None:
+    batches = tables.Batches(np, np.random.default_rng(1), 50, 3, 20)
+    batches.draw(20)
+    moved = np.zeros((50, 3))
+    np.add.at(moved, batches.ids[0], -tables.RATE * batches.gradient())
+    rows = moved[batches.ids[0]]
+    assert tables.moved_right(np, batches, rows)
+    rows[7, 1] += 0.01
+    assert not tables.moved_right(np, batches, rows)
 
 
 # Values

@@ -12,7 +12,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from ... import group
@@ -157,12 +156,12 @@ class TorchRpc:
             raise ImportError("this torch has no torch.distributed.rpc")
         self.version = self._torch.__version__
         self._torch.set_num_threads(1)
-        self._folder = tempfile.mkdtemp(prefix="paddlempi-bench-")
+        self._folder = tempfile.TemporaryDirectory(prefix="paddlempi-bench-")
 
     def open(self) -> None:
         """Connect the ranks. Collective."""
         options = self._rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{of_all_ranks(self._folder)[0]}/store"
+            init_method=f"file://{of_all_ranks(self._folder.name)[0]}/store"
         )
         name = f"bench{group.get_rank()}"
         self._rpc.init_rpc(name, rank=group.get_rank(), world_size=2, rpc_backend_options=options)
@@ -184,6 +183,4 @@ class TorchRpc:
         """End the connection. Collective."""
         self._rpc.shutdown()
         of_all_ranks("")  # rank 1 still reads the store of rank 0
-        for file in Path(self._folder).glob("*"):
-            file.unlink(missing_ok=True)
-        Path(self._folder).rmdir()
+        self._folder.cleanup()
