@@ -98,10 +98,11 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 	initialised(t)
 	refused(t, status.Argument, `no method "bogus"`, "bogus", "{}")
 	for method := range methods {
-		if method == "destroy" { // destroy takes no arguments
+		switch method {
+		case "destroy", "ps_serve", "ps_complete", "ps_stats", "ps_close": // they take no arguments
 			continue
 		}
-		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x","pids":"x","table":"x","dim":"x"}`} {
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x","pids":"x","table":"x","dim":"x","name":1,"dir":1,"file":1}`} {
 			refused(t, status.Argument, "control "+method, method, request)
 		}
 	}

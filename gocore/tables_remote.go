@@ -20,16 +20,16 @@ type remote struct {
 
 // controlPSDeclare makes a table on the servers, unless another trainer has, and returns its number here.
 func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
-	j, err := psTrainer("ps_declare")
-	if err != nil {
-		return nil, err
-	}
 	var m server.Meta
 	m.Config.DType = op.Float32.String()
 	if err := parse("ps_declare", request, &m.Config); err != nil {
 		return nil, err
 	}
 	if err := parse("ps_declare", request, &m); err != nil {
+		return nil, err
+	}
+	j, err := psTrainer("ps_declare")
+	if err != nil {
 		return nil, err
 	}
 	m.Kind = admin.Sparse
