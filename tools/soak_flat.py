@@ -29,6 +29,7 @@ import paddlempi as dist
 import paddlempi.torch  # makes the backend known
 import torch
 import torch.distributed
+from paddlempi import ps
 from torch.nn.parallel import DistributedDataParallel
 
 SLACK = {
@@ -92,6 +93,7 @@ class Soak:
             self.stopped,
             self.model,
             self.buckets,
+            self.served,
         )
 
     def round(self) -> None:
@@ -145,6 +147,19 @@ class Soak:
         for _ in range(10):
             dist.all_reduce(self.tensor(1, LONGEST // 8), async_op=True)
         dist.barrier()
+
+    def served(self) -> None:
+        """Some steps with tables on servers, which begin and end."""
+        roles = self.draw.choice(["trainer+pserver:*", "trainer:*,pserver:1"])
+        ps.init(roles, mode=self.draw.choice(["sync", "async"]), timeout=60)
+        lengths = [int(4096 ** self.draw.random()) for _ in range(10)]
+        if ps.is_trainer():
+            table = ps.RemoteTable("soak", 16, "adagrad")
+            for length in lengths:
+                ids = np.arange(length) * 7
+                rows = table.pull(ids)
+                table.push(ids, np.ones_like(rows))
+        ps.shutdown()
 
     def messages(self) -> None:
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size

@@ -126,6 +126,30 @@ func TestATrainerCloses(t *testing.T) {
 	}
 }
 
+// A trainer that has closed has other things where the door was. A server that closes later writes nothing there.
+func TestAServerClosesAfterItsTrainer(t *testing.T) {
+	var done sync.WaitGroup
+	done.Add(2)
+	ranks(t, []int{0, 0}, []int{0}, func(m *member) {
+		if m.rank == 0 {
+			m.links.Serve(echo)
+			<-m.probe
+			assert.NoError(m, m.links.Close())
+			m.probe <- struct{}{}
+		} else {
+			_, err := m.ask(&Request{}).Wait(soon(), nil)
+			assert.NoError(m, err)
+			place := m.links.outlets[0].by.(*sharedOutlet).door
+			assert.NoError(m, m.links.Close())
+			before := *place
+			m.probe <- struct{}{}
+			<-m.probe
+			assert.Equal(m, before, *place)
+		}
+		finish(&done)
+	})
+}
+
 // The end of the world ends the threads and waits of links that nobody has closed, and finds MPI settled.
 func TestTheWorldEnds(t *testing.T) {
 	for name, nodes := range map[string][]int{"local": {0}, "shared": {0, 0}, "remote": {0, 1}} {

@@ -349,7 +349,12 @@ func (s *sharedInlet) serve(i *inlet) {
 	}
 }
 
+// wake wakes the thread, if door and ring are still in use: else the trainer has other things there.
 func (s *sharedInlet) wake() {
-	atomic.AddUint32(&s.door.bell, 1)
-	wake(&s.door.bell)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.uses > 0 {
+		atomic.AddUint32(&s.door.bell, 1)
+		wake(&s.door.bell)
+	}
 }
