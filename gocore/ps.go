@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -34,15 +35,15 @@ type psJob struct {
 	server  *server.Server // nil on a rank that is no server
 	service *admin.Server
 	file    string // of the endpoints, on the first server
-	outcome struct {
+	told    struct {
 		sync.Mutex
-		report []byte
-		err    error
-	} // of the last commit or restore
+		outcome []byte
+	} // by the trainer that made the last call for all
 
 	client   *client.Client // nil on a rank that is no trainer
 	admins   []*admin.Client
-	declared sync.Mutex // one declaration at a time
+	declared sync.Mutex   // one declaration at a time
+	rounds   atomic.Int64 // calls that one trainer made for all
 
 	stop         chan struct{} // closed when the job ends
 	watching     sync.WaitGroup

@@ -3,6 +3,7 @@ package gocore
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
@@ -18,7 +19,7 @@ import (
 const (
 	phaseWrite   = "write"   // every server writes its part
 	phaseCommit  = "commit"  // the first server makes the cut complete
-	phaseOutcome = "outcome" // the first server tells how the last commit ended
+	phaseOutcome = "outcome" // the first server keeps, or tells, how the last call ended that one trainer made for all
 	phaseRestore = "restore" // every server reads the rows that are its own
 )
 
@@ -67,9 +68,6 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 			})
 		}
 		return struct{}{}, err
-	}, func(ctx context.Context) (any, error) {
-		_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, r.Dir, r.Step, nil)
-		return struct{}{}, err
 	})
 }
 
@@ -80,21 +78,34 @@ func parseReport(report []byte, server int, into any) error {
 	return nil
 }
 
-// together lets the first trainer that has not completed do something for all, while the others wait. They then
-// ask how it ended.
-func (j *psJob) together(name string, first func() (any, error), ask func(ctx context.Context) (any, error)) (answer any, err error) {
+// outcome is how a call ended that one trainer has made for all. The first server keeps it for the others.
+type outcome struct {
+	Round   int64           `json:"round"`  // the number of the call
+	Answer  json.RawMessage `json:"answer"` // if there is no error
+	Code    status.Code     `json:"code"`
+	Message string          `json:"message"`
+	Ranks   []int           `json:"ranks"`
+}
+
+// together lets the first trainer that has not completed do something for all, while the others wait. All get its
+// answer, in JSON, or its error.
+func (j *psJob) together(name string, first func() (any, error)) (answer any, err error) {
 	meet := func(when string) error {
 		return j.call(func(ctx context.Context) error { return j.admins[0].Barrier(ctx, j.group.Rank, name+" "+when) })
 	}
 	if err := meet("begins"); err != nil {
 		return nil, err
 	}
+	round := j.rounds.Add(1) // the same on all trainers, because all make these calls
 	leads, err := j.leads()
 	if err != nil {
 		return nil, err
 	}
 	if leads {
 		answer, err = first()
+		if told := j.tellOutcome(name, round, answer, err); err == nil {
+			err = told
+		}
 	}
 	if missing := meet("ends"); err == nil {
 		err = missing
@@ -102,11 +113,47 @@ func (j *psJob) together(name string, first func() (any, error), ask func(ctx co
 	if err != nil || leads {
 		return answer, err
 	}
-	err = j.call(func(ctx context.Context) error {
-		answer, err = ask(ctx)
+	return j.hearOutcome(name, round)
+}
+
+// tellOutcome tells the first server how a call of this trainer has ended.
+func (j *psJob) tellOutcome(name string, round int64, answer any, err error) error {
+	told := outcome{Round: round}
+	var e *status.Error
+	switch {
+	case errors.As(err, &e):
+		told.Code, told.Message, told.Ranks = e.Code, e.Msg, e.Ranks
+	case err != nil:
+		told.Code, told.Message = status.CodeOf(err), err.Error()
+	default:
+		told.Answer, _ = json.Marshal(answer) // it is plain data
+	}
+	detail, _ := json.Marshal(told)
+	return j.call(func(ctx context.Context) error {
+		_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, round, detail)
 		return err
 	})
-	return answer, err
+}
+
+// hearOutcome returns how the call of another trainer has ended.
+func (j *psJob) hearOutcome(name string, round int64) (answer any, err error) {
+	var told outcome
+	err = j.call(func(ctx context.Context) error {
+		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, round, nil)
+		if err != nil || len(report) == 0 { // nobody has told anything yet
+			return err
+		}
+		return parseReport(report, 0, &told)
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case told.Round != round:
+		return nil, status.New(status.PeerLeft, "%s: the trainer that did it for all has ended before it told how it went", name)
+	case told.Code != status.OK:
+		return nil, status.New(told.Code, "%s", told.Message).WithRanks(told.Ranks...)
+	}
+	return told.Answer, nil
 }
 
 // leads tells whether this is the first trainer that is active.
@@ -173,13 +220,6 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 			total.Rows += other.Rows
 		}
 		return total, err
-	}, func(ctx context.Context) (any, error) {
-		var told restored
-		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, r.Dir, 0, nil)
-		if err == nil {
-			err = parseReport(report, 0, &told)
-		}
-		return told, err
 	})
 }
 
@@ -187,7 +227,11 @@ func openCut(dir string, step *int64) (*checkpoint.Manifest, error) {
 	if step != nil {
 		return checkpoint.Open(dir, *step)
 	}
-	return checkpoint.Latest(dir)
+	m, err := checkpoint.Latest(dir)
+	if err == nil && m == nil {
+		err = status.New(status.Argument, "ps_restore: there is no complete cut in %s", dir)
+	}
+	return m, err
 }
 
 // Checkpoint carries out a phase on a server.
@@ -216,20 +260,18 @@ func (b backend) Checkpoint(from int, phase, dir string, step int64, detail []by
 		}
 		return json.Marshal(part)
 	case phaseCommit:
-		report, err = b.commit(dir, step, detail)
+		return b.commit(dir, step, detail)
 	case phaseRestore:
-		report, err = b.restore(dir, step)
+		return b.restore(dir, step)
 	case phaseOutcome:
-		b.outcome.Lock()
-		defer b.outcome.Unlock()
-		return b.outcome.report, b.outcome.err
-	default:
-		return nil, status.New(status.Argument, "checkpoint: rank %d asks for phase %q", from, phase)
+		b.told.Lock()
+		defer b.told.Unlock()
+		if len(detail) > 0 {
+			b.told.outcome = detail
+		}
+		return b.told.outcome, nil
 	}
-	b.outcome.Lock()
-	defer b.outcome.Unlock()
-	b.outcome.report, b.outcome.err = report, err
-	return report, err
+	return nil, status.New(status.Argument, "checkpoint: rank %d asks for phase %q", from, phase)
 }
 
 func (b backend) commit(dir string, step int64, detail []byte) ([]byte, error) {

@@ -208,6 +208,20 @@ def test_cuts_are_for_any_number_of_servers(
         ps.shutdown()
 
 
+def test_all_trainers_get_the_error_of_a_cut(begin: Begin, roles: str, folder: Path) -> None:
+    if not begin(roles):
+        return
+    ps.RemoteTable("t", DIM)
+    with pytest.raises(errors.ArgumentError, match="no complete cut"):
+        ps.restore(folder)
+    ps.save(folder, 3)
+    with pytest.raises(errors.ArgumentError, match="cut-00000003 is complete"):
+        ps.save(folder, 3)
+    with pytest.raises(errors.ArgumentError, match="no whole cut"):
+        ps.restore(folder, 4)
+    assert ps.restore(folder)["step"] == 3
+
+
 def test_ranks_that_differ_are_named(rank: int, size: int) -> None:
     roles = BOTH if rank == size - 1 else ONE_SERVER
     with pytest.raises(errors.MismatchError, match="gave other arguments") as caught:
