@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,7 +70,7 @@ func psOf(method string) (*psJob, error) {
 	return ps.job, nil
 }
 
-// trainer returns the job of a rank that is a trainer.
+// psTrainer returns the job of a rank that is a trainer.
 func psTrainer(method string) (*psJob, error) {
 	j, err := psOf(method)
 	if err == nil && j.client == nil {
@@ -79,7 +80,7 @@ func psTrainer(method string) (*psJob, error) {
 }
 
 // controlPSInit connects trainers and servers. It is collective over all ranks of a group.
-func controlPSInit(request []byte, interrupt work.Interrupt) (any, error) {
+func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Group   int64      `json:"group"`
 		Roles   [][]string `json:"roles"` // of each rank
@@ -174,7 +175,7 @@ func (j *psJob) open(synchronous bool, roles [][]string, o admin.Options) (err e
 	}
 	var endpoints []admin.Endpoint
 	for i, rank := range j.servers {
-		address := string(trimZeros(all[rank]))
+		address := strings.TrimRight(string(all[rank]), "\x00")
 		if address == "" {
 			return status.New(status.Refused, "ps_init: the service of server %d, rank %d, did not start; its rank has the reason", i, rank).WithRanks(j.group.Ranks[rank])
 		}
@@ -199,11 +200,11 @@ func (j *psJob) open(synchronous bool, roles [][]string, o admin.Options) (err e
 			return err
 		}
 		j.admins = append(j.admins, c)
-		if err := j.call(func(ctx context.Context) error {
-			return c.Register(ctx, admin.Member{Rank: me, Role: roleOf(roles[me]), PID: os.Getpid(), Host: host})
-		}); err != nil {
-			return err
-		}
+	}
+	if err := j.each(func(ctx context.Context, _ int, c *admin.Client) error {
+		return c.Register(ctx, admin.Member{Rank: me, Role: roleOf(roles[me]), PID: os.Getpid(), Host: host})
+	}); err != nil {
+		return err
 	}
 	j.client = client.New(j.links, len(j.servers), j.timeout, j.interrupt)
 	return nil
@@ -221,13 +222,6 @@ func roleOf(roles []string) string {
 
 // addressBytes is room for a host name and a port.
 const addressBytes = 300
-
-func trimZeros(b []byte) []byte {
-	for len(b) > 0 && b[len(b)-1] == 0 {
-		b = b[:len(b)-1]
-	}
-	return b
-}
 
 // gather returns what every rank of the group gives, each addressBytes long. It is collective.
 func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
@@ -509,7 +503,7 @@ func (b backend) Register(m admin.Member) error {
 }
 
 func (b backend) Declare(from int, m admin.Meta) (uint32, error) {
-	meta := server.Meta{Name: m.Name}
+	var meta server.Meta
 	if err := json.Unmarshal(m.Config, &meta); err != nil {
 		return 0, status.New(status.Argument, "declare %q: the configuration is not what a table takes: %v", m.Name, err)
 	}

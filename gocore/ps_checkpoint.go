@@ -240,11 +240,7 @@ func (b backend) Checkpoint(from int, phase, dir string, step int64, detail []by
 	case phaseWrite:
 		sources := make([]checkpoint.Source, 0)
 		for _, t := range b.server.Tables() {
-			var meta server.Meta
-			if err := json.Unmarshal(t.Meta, &meta); err != nil {
-				return nil, err
-			}
-			config, err := json.Marshal(described{t.Table.Config, meta.Kind, meta.Dims})
+			config, err := json.Marshal(described{t.Config, t.Kind, t.Dims})
 			if err != nil {
 				return nil, err
 			}
@@ -297,11 +293,7 @@ func (b backend) restore(dir string, step int64) ([]byte, error) {
 	}
 	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
 	for _, t := range b.server.Tables() {
-		var meta server.Meta
-		if err := json.Unmarshal(t.Meta, &meta); err != nil {
-			return nil, err
-		}
-		into[t.Name], metas[t.Name] = t.Table, meta
+		into[t.Name], metas[t.Name] = t.Table, t.Meta
 	}
 	mine := func(name string, id int64) bool {
 		meta := metas[name]

@@ -66,15 +66,11 @@ func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err er
 	s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
 	s.counted.bytesOut.Add(uint64(len(in.Answer)))
 	switch head.Op {
-	case request.Pull:
-		s.counted.pulls.Add(1)
 	case request.Push:
 		s.counted.pushes.Add(1)
-	}
-	switch head.Op {
-	case request.Push:
 		return s.push(u, head)
 	case request.Pull:
+		s.counted.pulls.Add(1)
 		answer.Version = s.version.Load() // before the rows are read: they are at least as new
 		for _, p := range parts {
 			if err := p.Pull(p.batch()); err != nil {
@@ -103,7 +99,7 @@ func (p *part) batch() table.Batch {
 // says adds the table's name to an error.
 func (p *part) says(s *Server, err error) error {
 	code := status.CodeOf(err)
-	return status.New(code, "table %q on server %d: %v", p.name, s.Index, err)
+	return status.New(code, "table %q on server %d: %v", p.meta.Name, s.Index, err)
 }
 
 // read checks a request. The ids are copied, because the table trusts that they do not change. The copy is outside
@@ -190,8 +186,7 @@ func (s *Server) push(u *update, head request.Head) (answer request.Answer, late
 		steps := t.steps
 		s.mu.Unlock()
 		version := s.version.Add(1)
-		t.staleness.note(version-1, head.Seen)
-		answer = request.Answer{Version: version, Staleness: s.staleness.note(version-1, head.Seen), Steps: steps}
+		answer = request.Answer{Version: version, Staleness: t.staleness.note(version-1, head.Seen), Steps: steps}
 		return answer, false, nil
 	}
 	t.steps++
@@ -257,9 +252,9 @@ func (u *update) reply(header []byte, err error) {
 // of the first trainer, then those of the second one, and so on.
 func (s *Server) update(all []*update, step int64) error {
 	if len(all) == 1 {
-		for _, p := range all[0].parts {
-			if err := p.push(p.batch(), p.rate, step, len(p.ids)); err != nil {
-				return p.says(s, err)
+		for i := range all[0].parts {
+			if err := s.updateTable(all[0].parts[i:i+1], step); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -305,7 +300,7 @@ func (s *Server) updateTable(parts []part, step int64) error {
 			all.ids, all.values = append(all.ids, p.ids...), append(all.values, p.values...)
 		}
 	}
-	if err := all.push(all.batch(), all.rate, step, len(all.ids)); err != nil {
+	if err := all.push(step); err != nil {
 		return all.says(s, err)
 	}
 	return nil
@@ -319,23 +314,24 @@ func sameRates(parts []part, all []*update) error {
 			for _, u := range all {
 				ranks = append(ranks, u.from)
 			}
-			return status.New(status.Mismatch, "table %q: the trainers push with learning rates %v and %v in the same step", p.name, first, p.rate).WithRanks(ranks...)
+			return status.New(status.Mismatch, "table %q: the trainers push with learning rates %v and %v in the same step", p.meta.Name, first, p.rate).WithRanks(ranks...)
 		}
 	}
 	return nil
 }
 
-// push updates the table.
-func (t *served) push(b table.Batch, rate float64, step int64, rows int) error {
-	if math.IsNaN(rate) {
-		rate = math.Float64frombits(t.rate.Load())
-	}
-	if rows == 0 {
+// push updates the table by the part.
+func (p *part) push(step int64) error {
+	if len(p.ids) == 0 {
 		return nil
 	}
-	if err := t.Push(b, rate, step); err != nil {
+	rate := p.rate
+	if math.IsNaN(rate) {
+		rate = math.Float64frombits(p.served.rate.Load())
+	}
+	if err := p.Push(p.batch(), rate, step); err != nil {
 		return err
 	}
-	t.pushed.Add(int64(rows))
+	p.pushed.Add(int64(len(p.ids)))
 	return nil
 }

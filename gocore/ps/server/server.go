@@ -51,19 +51,18 @@ type Server struct {
 	done     chan struct{} // closed when no trainer is active, or the server has failed
 	ended    bool          // done is closed
 
-	version   atomic.Int64 // updates that were applied
-	staleness staleness
-	counted   counters
+	version atomic.Int64 // updates that were applied
+	counted counters
 }
 
 // served is a table and what was asked of it.
 type served struct {
 	*table.Table
-	name, kind string
-	meta       []byte
-	rate       atomic.Uint64 // bits of the learning rate; NaN: the table's
-	pulled     atomic.Int64  // rows
-	pushed     atomic.Int64  // rows
+	meta   Meta
+	text   []byte        // meta in JSON
+	rate   atomic.Uint64 // bits of the learning rate; NaN: the table's
+	pulled atomic.Int64  // rows
+	pushed atomic.Int64  // rows
 }
 
 // state of a trainer.
@@ -158,7 +157,7 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	if m.Name == "" || len(m.Name) > MostName {
 		return 0, status.New(status.Argument, "declare: the name of a table has %d bytes; it must have 1 to %d", len(m.Name), MostName)
 	}
-	meta, err := json.Marshal(m)
+	text, err := json.Marshal(m)
 	if err != nil {
 		return 0, status.New(status.Argument, "declare %q: %v", m.Name, err)
 	}
@@ -168,8 +167,8 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 		return 0, err
 	}
 	if id, there := s.byName[m.Name]; there {
-		if was := s.tables[id].meta; !bytes.Equal(was, meta) {
-			return 0, status.New(status.Mismatch, "declare: rank %d declares table %q as %s; another trainer has declared it as %s", from, m.Name, meta, was).WithRanks(from)
+		if was := s.tables[id].text; !bytes.Equal(was, text) {
+			return 0, status.New(status.Mismatch, "declare: rank %d declares table %q as %s; another trainer has declared it as %s", from, m.Name, text, was).WithRanks(from)
 		}
 		return id, nil
 	}
@@ -180,7 +179,7 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("declare %q: %w", m.Name, err)
 	}
-	made := &served{Table: t, name: m.Name, kind: m.Kind, meta: meta}
+	made := &served{Table: t, meta: m, text: text}
 	made.rate.Store(math.Float64bits(math.NaN()))
 	id := uint32(len(s.tables))
 	s.tables = append(s.tables, made)
@@ -209,20 +208,19 @@ func (s *Server) named(name string) (*served, error) {
 	return nil, status.New(status.Argument, "server %d has no table %q", s.Index, name)
 }
 
-// Named is a table and its name.
-type Named struct {
-	Name  string
-	Meta  []byte // JSON of its Meta
+// Declared is a table and what was declared of it.
+type Declared struct {
+	Meta
 	Table *table.Table
 }
 
 // Tables returns all tables, in the order of their declaration.
-func (s *Server) Tables() []Named {
+func (s *Server) Tables() []Declared {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := make([]Named, len(s.tables))
+	list := make([]Declared, len(s.tables))
 	for i, t := range s.tables {
-		list[i] = Named{t.name, t.meta, t.Table}
+		list[i] = Declared{t.meta, t.Table}
 	}
 	return list
 }

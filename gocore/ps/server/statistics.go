@@ -28,13 +28,20 @@ func (s *staleness) note(version, seen int64) int64 {
 	return d
 }
 
-func (s *staleness) mean() (mean float64, most int64) {
-	s.Lock()
-	defer s.Unlock()
-	if s.n > 0 {
-		mean = float64(s.sum) / float64(s.n)
+// add adds what other counts.
+func (s *staleness) add(other *staleness) {
+	other.Lock()
+	defer other.Unlock()
+	s.n += other.n
+	s.sum += other.sum
+	s.most = max(s.most, other.most)
+}
+
+func (s *staleness) mean() float64 {
+	if s.n == 0 {
+		return 0
 	}
-	return mean, s.most
+	return float64(s.sum) / float64(s.n)
 }
 
 // counters count requests that were carried out.
@@ -85,7 +92,6 @@ func (s *Server) Statistics() Statistics {
 	}
 	out := Statistics{Mode: mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load(), Pulls: s.counted.pulls.Load(),
 		Pushes: s.counted.pushes.Load(), BytesIn: s.counted.bytesIn.Load(), BytesOut: s.counted.bytesOut.Load()}
-	out.Staleness, out.MostStale = s.staleness.mean()
 	s.mu.Lock()
 	if s.failed != nil {
 		out.Failed = s.failed.Error()
@@ -94,6 +100,7 @@ func (s *Server) Statistics() Statistics {
 	for _, t := range s.trainers {
 		furthest = max(furthest, t.steps)
 	}
+	var all staleness
 	for _, rank := range s.Trainers {
 		t := s.trainers[rank]
 		silent := 0.0
@@ -105,9 +112,12 @@ func (s *Server) Statistics() Statistics {
 		}
 		m := t.member
 		m.Rank = rank
-		stale, _ := t.staleness.mean()
-		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, stale, silent})
+		var stale staleness
+		stale.add(&t.staleness)
+		all.add(&stale)
+		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, stale.mean(), silent})
 	}
+	out.Staleness, out.MostStale = all.mean(), all.most
 	tables := slices.Clone(s.tables)
 	s.mu.Unlock()
 	for _, t := range tables {
@@ -117,7 +127,7 @@ func (s *Server) Statistics() Statistics {
 		if err != nil {
 			continue // the server is being freed
 		}
-		out.Tables = append(out.Tables, TableStatistics{t.name, t.kind, t.Dim, info.Rows, info.Bytes, t.pulled.Load(), t.pushed.Load()})
+		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.Dim, info.Rows, info.Bytes, t.pulled.Load(), t.pushed.Load()})
 	}
 	return out
 }
