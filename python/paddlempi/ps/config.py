@@ -10,7 +10,7 @@ from ..errors import ArgumentError, DtypeError
 from .initializers import Initializer, initializer
 from .optimizers import Optimizer, optimizer
 
-__all__ = ["TableConfig", "length_of", "whole"]
+__all__ = ["Configured", "TableConfig", "length_of", "whole"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,27 @@ class TableConfig:
             "initializer": [self.initializer.NAME, *self.initializer.numbers()],
             "seed": self.seed,
         }
+
+
+class Configured:
+    """What a table has of its configuration, in this process and on servers."""
+
+    _config: TableConfig
+
+    @property
+    def dim(self) -> int:
+        """The number of elements of a row."""
+        return self._config.dim
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the rows."""
+        return self._config.dtype
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What a push does to a row."""
+        return self._config.optimizer
 
 
 def whole(name: str, value: Any) -> int:

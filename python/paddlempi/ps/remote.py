@@ -8,7 +8,7 @@ from typing import Any
 from .. import _native, memory
 from ..errors import DtypeError
 from . import session
-from .config import TableConfig, length_of
+from .config import Configured, TableConfig, length_of
 from .initializers import Initializer
 from .optimizers import Optimizer
 from .prefetch import Prefetched, finish, start
@@ -19,7 +19,7 @@ __all__ = ["RemoteTable", "pull", "push"]
 _PULL, _PUSH, _WRITE = 1, 2, 4
 
 
-class RemoteTable:
+class RemoteTable(Configured):
     """Rows of ``dim`` floats by int64 id, with the state of their optimizer, on the servers.
 
     Every trainer makes it, with the same arguments, after :func:`paddlempi.ps.init`. Which server
@@ -86,21 +86,6 @@ class RemoteTable:
     def name(self) -> str:
         """The name of the table."""
         return self._name
-
-    @property
-    def dim(self) -> int:
-        """The number of elements of a row."""
-        return self._config.dim
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the rows."""
-        return self._config.dtype
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """What a push does to a row."""
-        return self._config.optimizer
 
     def pull(self, ids: Any, out: Any = None) -> Any:
         """Copy the rows of ids, and make those that are missing.

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _native, memory
 from ..errors import ArgumentError, DtypeError
-from .config import TableConfig, length_of, whole
+from .config import Configured, TableConfig, length_of, whole
 from .initializers import Initializer
 from .optimizers import Optimizer
 
@@ -19,7 +19,7 @@ _PIECE = 1 << 20  # ids of one call of state_dict
 _FORMAT = 1
 
 
-class Table:
+class Table(Configured):
     """Rows of ``dim`` floats by int64 id, and the state of their optimizer, in this process.
 
     A row that no call has touched before is made at its first touch, from ``seed`` and its id
@@ -83,21 +83,6 @@ class Table:
         freed = weakref.finalize(self, _free, number)
         freed.atexit = False  # the memory goes with the process
         return number, freed
-
-    @property
-    def dim(self) -> int:
-        """The number of elements of a row."""
-        return self._config.dim
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the rows."""
-        return self._config.dtype
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """What a push does to a row."""
-        return self._config.optimizer
 
     def pull(self, ids: Any, out: Any = None) -> Any:
         """Copy the rows of ids, and make those that are missing.
