@@ -196,7 +196,19 @@ enum {
 	PMPI_TABLE_PUSH = 2,  /* values: a gradient for each id, by which its row is updated */
 	PMPI_TABLE_READ = 3,  /* values and states: those of the ids, which all have rows */
 	PMPI_TABLE_WRITE = 4, /* the reverse; missing rows are made */
-	PMPI_TABLE_IDS = 5    /* ids, of int64, is filled with ids that have rows */
+	PMPI_TABLE_IDS = 5,   /* ids, of int64, is filled with ids that have rows */
+
+	/* A KV of servers, which the method ps_kv_declare makes; n is 1. PUSH, PULL and PUSH_PULL start
+	 * a call, whose tensors may be used again at once: *count becomes its timestamp, and step is
+	 * the command. states, if there are, are checked to be what WAIT may be given as values. */
+	PMPI_KV_PUSH = 6,      /* ids: the keys, each once; values: a row for each */
+	PMPI_KV_PULL = 7,      /* ids: the keys */
+	PMPI_KV_PUSH_PULL = 8, /* as PUSH; rows come back */
+	PMPI_KV_WAIT = 9,      /* step: the timestamp; values: room for the rows, or none */
+
+	/* On a server. step: the number of a call that ps_kv_next has returned */
+	PMPI_KV_TAKE = 10, /* ids, of int64, and values are filled; a pull has no values */
+	PMPI_KV_REPLY = 11 /* answers the call; values: the rows of a pull, or none */
 };
 
 /* A call of a table of embeddings, which the methods table_new and ps_declare of pmpi_control make.
@@ -207,7 +219,7 @@ typedef struct pmpi_table_op {
 	int32_t code;  /* PMPI_TABLE_* */
 	int64_t table;
 	pmpi_buf ids;         /* int64 or int32; an id may appear several times */
-	pmpi_buf values;      /* float32, or of the table's dtype */
+	pmpi_buf values;      /* float32, or of the table's dtype; of a KV: of its dtype */
 	pmpi_buf states;      /* READ and WRITE: float32; a dtype of 0 stands for none */
 	double learning_rate; /* PUSH: NaN stands for the table's */
 	int64_t step;         /* PUSH: the number of the update, from 1; 0: the next one */
@@ -217,8 +229,9 @@ typedef struct pmpi_table_op {
 /* pmpi_table carries out a call on n tables, on the calling thread. All ops have the same code; all
  * tables belong to this process, or all lie on servers. Those are asked with one request to each
  * server, and a PUSH is one step of this trainer: it names all tables of the step. Unless count is
- * NULL, *count becomes the number of rows that PMPI_TABLE_IDS found, which may be more than ids has
- * room for. Calls of several threads run side by side. Returns 0 or an error code. */
+ * NULL, *count becomes a KV's timestamp, or the number of rows that PMPI_TABLE_IDS found, which may
+ * be more than ids has room for. Calls of several threads run side by side. Returns 0 or an error
+ * code. */
 int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count);
 
 /* pmpi_heap_alloc takes bytes of memory that the other ranks of the node can map, aligned to a

@@ -40,13 +40,30 @@ typedef struct one {
 static int is_written(int32_t code, int which) {
 	switch (code) {
 	case PMPI_TABLE_PULL:
+	case PMPI_KV_WAIT:
 		return which == 1;
 	case PMPI_TABLE_READ:
 		return which > 0;
 	case PMPI_TABLE_IDS:
 		return which == 0;
+	case PMPI_KV_TAKE:
+		return which < 2;
 	}
 	return 0;
+}
+
+/* takes tells whether a call has ids (0) or values (1): 1 always, 0 if it may. */
+static int takes(int32_t code, int which) {
+	switch (code) {
+	case PMPI_TABLE_IDS:
+	case PMPI_KV_PULL:
+	case PMPI_KV_TAKE:
+		return which == 0;
+	case PMPI_KV_WAIT:
+	case PMPI_KV_REPLY:
+		return 0;
+	}
+	return 1;
 }
 
 /* describe fills op, whose code is set, from what Python gives. Returns 0, or -1 with an exception
@@ -74,11 +91,15 @@ static int describe(pmpi_table_op *op, one *o, PyObject *table, PyObject *ids, P
 		if (s->n == 1)
 			*to[i] = s->bufs[0];
 	}
-	if (o->sides[0].n == 0 || (o->sides[1].n == 0 && op->code != PMPI_TABLE_IDS))
-		return raise_code(PMPI_ERR_TYPE, "table: None is no tensor"), -1;
-	if (op->code != PMPI_TABLE_IDS &&
-		(!fits(&op->ids, &op->values, op->code == PMPI_TABLE_PUSH ? "gradients" : "rows") ||
-		 (o->sides[2].n && !fits(&op->ids, &op->states, "states"))))
+	for (int i = 0; i < 2; i++)
+		if (o->sides[i].n == 0 && takes(op->code, i))
+			return raise_code(PMPI_ERR_TYPE, "table: None is no tensor"), -1;
+	if (op->code == PMPI_TABLE_IDS || o->sides[0].n == 0)
+		return 0;
+	if ((o->sides[1].n &&
+		 !fits(&op->ids, &op->values, op->code == PMPI_TABLE_PUSH ? "gradients" : "rows")) ||
+		(o->sides[2].n &&
+		 !fits(&op->ids, &op->states, op->code >= PMPI_KV_PUSH ? "rows of out" : "states")))
 		return -1;
 	return 0;
 }

@@ -79,6 +79,15 @@ func psTrainer(method string) (*psJob, error) {
 	return j, err
 }
 
+// psServes returns the job of a rank that is a server.
+func psServes(method string) (*psJob, error) {
+	j, err := psOf(method)
+	if err == nil && j.server == nil {
+		err = status.New(status.Argument, "%s: rank %d is no server; servers are ranks %v", method, j.group.Rank, j.servers)
+	}
+	return j, err
+}
+
 // controlPSInit connects trainers and servers. It is collective over all ranks of a group.
 func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
@@ -88,6 +97,8 @@ func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 		Timeout *float64   `json:"timeout"`
 		Address string     `json:"address"` // where the service of this rank listens; "": the core chooses
 		TLS     admin.TLS  `json:"tls"`
+		// The names of the functions that this rank's program has for KVs.
+		Functions []string `json:"functions"`
 	}
 	if err := parse("ps_init", request, &r); err != nil {
 		return nil, err
@@ -127,7 +138,7 @@ func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 	if ps.job != nil {
 		return nil, status.New(status.AlreadyInitialized, "ps_init: this process takes part already; call ps.shutdown first")
 	}
-	if err := j.open(r.Mode == "sync", r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(p any) { Poison(fmt.Sprint(p)) }}); err != nil {
+	if err := j.open(server.Config{Sync: r.Mode == "sync", Functions: r.Functions}, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(p any) { Poison(fmt.Sprint(p)) }}); err != nil {
 		j.close(err)
 		return nil, err
 	}
@@ -137,7 +148,7 @@ func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 }
 
 // open makes this rank's parts: its links, its server, and its clients.
-func (j *psJob) open(synchronous bool, roles [][]string, o admin.Options) (err error) {
+func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err error) {
 	me := j.group.Rank
 	if j.links, err = link.Open(j.group, j.servers, j.timeout); err != nil {
 		return err
@@ -156,7 +167,8 @@ func (j *psJob) open(synchronous bool, roles [][]string, o admin.Options) (err e
 	address := ""
 	var mistake error
 	if index := slices.Index(j.servers, me); index >= 0 {
-		j.server = server.New(server.Config{Index: index, Servers: len(j.servers), Trainers: j.trainers, Sync: synchronous})
+		c.Index, c.Servers, c.Trainers = index, len(j.servers), j.trainers
+		j.server = server.New(c)
 		if j.service, mistake = admin.Serve(o, backend{j}); mistake == nil {
 			address = j.service.Address()
 		}
@@ -352,6 +364,9 @@ func (j *psJob) close(why error) {
 		if j.links != nil {
 			_ = j.links.Close()
 		}
+		if j.client != nil {
+			j.client.Forget()
+		}
 		if j.server != nil {
 			j.server.Free()
 		}
@@ -376,12 +391,9 @@ func controlPSClose([]byte, work.Interrupt) (any, error) {
 
 // controlPSServe returns when all trainers have completed.
 func controlPSServe(_ []byte, interrupt work.Interrupt) (any, error) {
-	j, err := psOf("ps_serve")
+	j, err := psServes("ps_serve")
 	if err != nil {
 		return nil, err
-	}
-	if j.server == nil {
-		return nil, status.New(status.Argument, "ps_serve: rank %d is no server; servers are ranks %v", j.group.Rank, j.servers)
 	}
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -429,6 +441,9 @@ func (j *psJob) each(f func(ctx context.Context, server int, c *admin.Client) er
 // controlPSComplete says that this trainer asks nothing more.
 func controlPSComplete([]byte, work.Interrupt) (any, error) {
 	j, err := psTrainer("ps_complete")
+	if err == nil {
+		err = j.client.Settle()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -503,6 +518,9 @@ func (b backend) Register(m admin.Member) error {
 }
 
 func (b backend) Declare(from int, m admin.Meta) (uint32, error) {
+	if m.Kind == admin.KV {
+		return b.declareKV(from, m)
+	}
 	var meta server.Meta
 	if err := json.Unmarshal(m.Config, &meta); err != nil {
 		return 0, status.New(status.Argument, "declare %q: the configuration is not what a table takes: %v", m.Name, err)

@@ -32,7 +32,7 @@ type TableOp struct {
 }
 
 // tables has the tables that this process can use, by number: *table.Table, which are independent of MPI and of
-// worlds, and remote.
+// worlds, remote, and remoteKV.
 var tables struct {
 	sync.RWMutex
 	last int64
@@ -68,14 +68,17 @@ func localTable(method string, id int64) (*table.Table, error) {
 	if local, ok := t.(*table.Table); ok {
 		return local, nil
 	}
-	return nil, status.New(status.Unsupported, "%s: table %q lies on servers: ps.stats has their sizes", method, t.(remote).Name)
+	return nil, status.New(status.Unsupported, "%s: table %d lies on servers: ps.stats has their sizes", method, id)
 }
 
-// Tables carries out one call on several tables: all of this process, or all on servers. count is the number of
-// rows that an IDs call found, in the last table.
+// Tables carries out one call on several tables: all of this process, or all on servers; or a call of one KV. count is
+// the number of rows that an IDs call found, in the last table, or a KV's timestamp.
 func Tables(ops []TableOp) (count int64, err error) {
 	if err := healthy(); err != nil {
 		return 0, err
+	}
+	if len(ops) == 1 && ops[0].Code >= kvPush && ops[0].Code <= kvReply {
+		return kvOp(&ops[0])
 	}
 	var far []remote
 	near := make([]*table.Table, 0, 1)
@@ -92,6 +95,8 @@ func Tables(ops []TableOp) (count int64, err error) {
 			far = append(far, t)
 		case *table.Table:
 			near = append(near, t)
+		default:
+			return 0, status.New(status.Argument, "pmpi_table: %d is a KV, and code %d is for a table; a call takes one KV", ops[i].Table, ops[i].Code)
 		}
 	}
 	if len(far) > 0 && len(near) > 0 {

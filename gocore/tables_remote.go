@@ -62,12 +62,15 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	return map[string]any{"table": addTable(remote{&client.Table{IDs: numbers, Name: m.Name, Dim: m.Config.Dim, By: byOf(m.By), Offset: m.Offset, NumIDs: m.Config.IDs, Refuse: m.Config.Refuse}, j.client})}, nil
 }
 
-// forgetRemote removes the tables of a client that has ended.
+// forgetRemote removes the tables and KVs of a client that has ended.
 func forgetRemote(c *client.Client) {
 	tables.Lock()
 	defer tables.Unlock()
 	for id, t := range tables.of {
 		if r, ok := t.(remote); ok && r.client == c {
+			delete(tables.of, id)
+		}
+		if r, ok := t.(remoteKV); ok && r.client == c {
 			delete(tables.of, id)
 		}
 	}

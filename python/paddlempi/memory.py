@@ -68,18 +68,28 @@ def _make(
             f"{function}: framework={framework!r} is none of {', '.join(map(repr, _FRAMEWORKS))}"
         )
     lengths = _lengths(function, shape)
-    # A scalar type of NumPy is a class. The others are written "float32", "torch.float32" or
-    # "paddle.float32".
-    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
-    name = name.rstrip("_")  # numpy.bool_
-    if name not in DTYPE_BY_NAME:
-        raise DtypeError(f"{function}: dtype={dtype!r} is none of {', '.join(DTYPE_BY_NAME)}")
+    name = name_of_dtype(function, dtype)
     memory = _memory(function, math.prod(lengths) * DTYPE_BY_NAME[name].itemsize)
     if clear:
         import ctypes
 
         ctypes.memset(memory, 0, ctypes.sizeof(memory))
     return import_module(_FRAMEWORKS[framework], __package__).over(memory, name, lengths)
+
+
+def name_of_dtype(function: str, dtype: Any) -> str:
+    """Return the name of a dtype that is given by its name, or is one of a framework.
+
+    Raises:
+        DtypeError: it is none that can be sent. The text begins with ``function``.
+    """
+    # A scalar type of NumPy is a class. The others are written "float32", "torch.float32" or
+    # "paddle.float32".
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
+    name = name.rstrip("_")  # numpy.bool_
+    if name not in DTYPE_BY_NAME:
+        raise DtypeError(f"{function}: dtype={dtype!r} is none of {', '.join(DTYPE_BY_NAME)}")
+    return name
 
 
 def _lengths(function: str, shape: Any) -> tuple[int, ...]:

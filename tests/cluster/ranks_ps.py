@@ -21,6 +21,11 @@ from paddlempi import ps
 DIM, ROWS, STEPS = 32, 30_000, 3
 
 
+@ps.server_function("double")
+def double(request: ps.KVRequest) -> np.ndarray:
+    return request.values * 2
+
+
 def batch(trainer: int, step: int) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng([trainer, step])
     ids = random.choice(10 * ROWS, ROWS, replace=False)
@@ -47,6 +52,11 @@ def trained(roles: str) -> ranks_report.Facts:
         for asked in (ids, few):
             rows, expected = table.pull(asked), alone.pull(asked)
             facts["same"] &= bool((rows.view(np.uint32) == expected.view(np.uint32)).all())
+        kv = ps.KV("double", 3, "uint8")
+        for count in (ROWS, 5):
+            values = np.arange(3 * count, dtype=np.uint8).reshape(count, 3)
+            rows = kv.wait(kv.push_pull(np.arange(count), values))
+            facts["same"] &= bool((rows == values * 2).all())
     ps.shutdown()
     return facts
 

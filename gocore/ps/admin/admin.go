@@ -23,6 +23,7 @@ const (
 const (
 	Sparse = "sparse"
 	Dense  = "dense"
+	KV     = "kv"
 )
 
 // Member is a rank of the job.
@@ -36,9 +37,9 @@ type Member struct {
 // Meta describes a table; every trainer declares the same.
 type Meta struct {
 	Name   string
-	Kind   string          // Sparse or Dense
+	Kind   string          // Sparse, Dense or KV
 	Dim    int64           // elements of a row
-	Config json.RawMessage // the configuration of the table (package table)
+	Config json.RawMessage // the configuration of the table (package table), or of the KV
 	Count  int64           // Dense: elements of the parameter; Sparse: rows to make room for, or 0
 	Dims   []int64         // Dense: the shape of the parameter
 }

@@ -253,7 +253,7 @@ func TestArgumentsAreCheckedOnBothSides(t *testing.T) {
 	}
 	metas := map[string]func(*Meta){
 		"name is empty": func(m *Meta) { m.Name = "" }, "name has 256": func(m *Meta) { m.Name = long },
-		"name=a?b": func(m *Meta) { m.Name = "a\nb" }, "kind=odd is neither": func(m *Meta) { m.Kind = "odd" },
+		"name=a?b": func(m *Meta) { m.Name = "a\nb" }, "kind=odd is none of": func(m *Meta) { m.Kind = "odd" },
 		"dim=0 is not": func(m *Meta) { m.Dim = 0 }, "dim=16777217": func(m *Meta) { m.Dim = maxDim + 1 },
 		"config is no JSON": func(m *Meta) { m.Config = []byte("{") }, "config has 65537": func(m *Meta) { m.Config = make([]byte, maxConfig+1) },
 		"count=-1":          func(m *Meta) { m.Count = -1 },

@@ -50,8 +50,8 @@ func (m Meta) check(from int) error {
 		return status.New(status.Argument, "declare: table %q, rank %d: "+format, append([]any{m.Name, from}, args...)...)
 	}
 	switch {
-	case m.Kind != Sparse && m.Kind != Dense:
-		return wrong("kind=%s is neither %q nor %q", quoted(m.Kind), Sparse, Dense)
+	case m.Kind != Sparse && m.Kind != Dense && m.Kind != KV:
+		return wrong("kind=%s is none of %q, %q and %q", quoted(m.Kind), Sparse, Dense, KV)
 	case m.Dim < 1 || m.Dim > maxDim:
 		return wrong("dim=%d is not from 1 to %d", m.Dim, maxDim)
 	case len(m.Config) > maxConfig:
@@ -62,7 +62,7 @@ func (m Meta) check(from int) error {
 		return wrong("count=%d is not from 0 to %d", m.Count, int64(maxCount))
 	case len(m.Dims) > maxDims:
 		return wrong("dims has %d numbers, more than %d", len(m.Dims), maxDims)
-	case m.Kind == Sparse && len(m.Dims) > 0:
+	case m.Kind != Dense && len(m.Dims) > 0:
 		return wrong("dims=%v is for a dense parameter only", m.Dims)
 	}
 	elements := int64(1)

@@ -47,6 +47,8 @@ type Client struct {
 	mu      sync.Mutex
 	here    []atServer
 
+	calls calls // of KVs
+
 	stale, updates atomic.Int64 // sum of the pushes' staleness, and how many servers have answered
 }
 

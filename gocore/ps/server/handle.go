@@ -19,7 +19,7 @@ type Incoming struct {
 	From           int // rank
 	Header         []byte
 	IDs            []int64 // of all parts, one after another
-	Values, Answer []byte  // their gradients or rows, and room for rows: float32
+	Values, Answer []byte  // their gradients or rows, and room for rows: of float32, or of a KV's dtype
 	Reply          func(header []byte, err error)
 }
 
@@ -40,9 +40,16 @@ type update struct {
 	ids   unsafe.Pointer // memory of the parts' ids
 }
 
-// Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete. The
+// Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete, and to a
+// call of a KV when its function has returned. The
 // requests of one trainer come one after another.
 func (s *Server) Handle(in *Incoming) {
+	if request.IsCall(in.Header) {
+		if err := s.call(in); err != nil {
+			in.Reply(nil, err)
+		}
+		return
+	}
 	answer, later, err := s.handle(in)
 	switch {
 	case err != nil:

@@ -35,6 +35,8 @@ type Config struct {
 	Servers  int   // how many there are
 	Trainers []int // their ranks
 	Sync     bool
+	// Functions are the names of the program's functions for KVs.
+	Functions []string
 }
 
 // Server holds tables for trainers.
@@ -50,6 +52,9 @@ type Server struct {
 	failed   error         // why no request is taken any longer
 	done     chan struct{} // closed when no trainer is active, or the server has failed
 	ended    bool          // done is closed
+
+	kvs     []*kv
+	waiting waiting
 
 	version atomic.Int64 // updates that were applied
 	counted counters
@@ -96,6 +101,7 @@ type Member struct {
 // New makes a server without tables.
 func New(c Config) *Server {
 	s := &Server{Config: c, began: time.Now(), byName: map[string]uint32{}, trainers: map[int]*trainer{}, barriers: map[string]*barrier{}, done: make(chan struct{})}
+	s.waiting.called, s.waiting.came = map[int64]*Call{}, make(chan struct{}, 1)
 	for _, rank := range c.Trainers {
 		s.trainers[rank] = &trainer{}
 	}
@@ -300,6 +306,7 @@ func (s *Server) Fail(why error) {
 	for _, u := range waiting {
 		u.reply(nil, why)
 	}
+	s.waiting.end(why)
 }
 
 // SetVersion says how many updates the tables have seen: after they were restored.

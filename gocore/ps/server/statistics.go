@@ -54,7 +54,7 @@ type Statistics struct {
 	Mode                   string
 	Seconds                float64 // since the server was made
 	Version                int64   // updates applied
-	Queue                  int     // pushes that wait for other trainers'
+	Queue                  int     // pushes that wait for other trainers', and calls that wait for a function
 	Pulls, Pushes          uint64  // requests
 	PulledRows, PushedRows uint64
 	BytesIn, BytesOut      uint64  // ids, gradients and rows
@@ -80,7 +80,7 @@ type TrainerStatistics struct {
 type TableStatistics struct {
 	Name, Kind     string
 	Dim            int64
-	Rows, Bytes    int64
+	Rows, Bytes    int64 // 0 of a KV: its function knows
 	Pulled, Pushed int64 // rows
 }
 
@@ -118,8 +118,11 @@ func (s *Server) Statistics() Statistics {
 		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, stale.mean(), silent})
 	}
 	out.Staleness, out.MostStale = all.mean(), all.most
-	tables := slices.Clone(s.tables)
+	tables, kvs := slices.Clone(s.tables), slices.Clone(s.kvs)
 	s.mu.Unlock()
+	s.waiting.mu.Lock()
+	out.Queue += len(s.waiting.queue)
+	s.waiting.mu.Unlock()
 	for _, t := range tables {
 		out.PulledRows += uint64(t.pulled.Load())
 		out.PushedRows += uint64(t.pushed.Load())
@@ -128,6 +131,11 @@ func (s *Server) Statistics() Statistics {
 			continue // the server is being freed
 		}
 		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.Dim, info.Rows, info.Bytes, t.pulled.Load(), t.pushed.Load()})
+	}
+	for _, k := range kvs {
+		out.PulledRows += uint64(k.pulled.Load())
+		out.PushedRows += uint64(k.pushed.Load())
+		out.Tables = append(out.Tables, TableStatistics{Name: k.name, Kind: "kv", Dim: k.dim, Pulled: k.pulled.Load(), Pushed: k.pushed.Load()})
 	}
 	return out
 }

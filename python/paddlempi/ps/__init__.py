@@ -24,7 +24,9 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 from .export import export, load
+from .functions import KVRequest, server_function
 from .initializers import Initializer, Normal, Uniform, Zeros
+from .kv import KV
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
 from .prefetch import Prefetched
 from .remote import RemoteTable, pull, push
@@ -49,11 +51,13 @@ from .stepping import discard, note, step
 from .table import Table
 
 __all__ = [
+    "KV",
     "SGD",
     "Adagrad",
     "Adam",
     "AdamW",
     "Initializer",
+    "KVRequest",
     "Momentum",
     "Normal",
     "Optimizer",
@@ -79,6 +83,7 @@ __all__ = [
     "roles",
     "save",
     "serve",
+    "server_function",
     "set_learning_rate",
     "shutdown",
     "stats",

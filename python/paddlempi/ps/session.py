@@ -40,6 +40,7 @@ from ..group import (
     new_group,
     to_seconds,
 )
+from . import functions
 from .role_map import (
     BOTH,
     PSERVER,
@@ -165,8 +166,11 @@ def init(
         roles=[role.split("+") for role in found],
         mode=mode,
         timeout=to_seconds(timeout, "ps.init"),
+        functions=functions.names(),
     )
     _state.session = session
+    if functions.names() and serves(role()):
+        functions.answer_calls()
     if not _state.at_exit:
         _state.at_exit = True
         atexit.register(_end_at_exit)
