@@ -161,6 +161,20 @@ def test_zero_grad_drops_what_was_noted(ps_core: PsCore) -> None:
     assert ps_core.requests == [(2, [])]
 
 
+@pytest.mark.parametrize("padding", [None, 3])
+def test_the_batch_may_be_written_to_before_the_step(padding: int | None) -> None:
+    """As with torch's layer, after backward: a loop that accumulates has one tensor of ids."""
+    layer = ps.Embedding(ROWS, DIM, padding, name="a", optimizer=ps.SGD(1.0))
+    before = weight_of(layer)
+    ids = torch.tensor([[1, 2], [4, 5]])[:, 0]
+    for other in (2, 7):
+        layer(ids).sum().backward()
+        ids.fill_(other)
+    ps.step()
+    changed = (weight_of(layer) != before).all(1).nonzero().flatten().tolist()
+    assert changed == [1, 2, 4]
+
+
 def test_nothing_is_noted_without_gradients(ps_core: PsCore) -> None:
     layer = ps.Embedding(ROWS, DIM, name="a")
     with torch.no_grad():
@@ -280,6 +294,17 @@ def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
     assert ps_core.ways == {"a": "hash", "dense.0": "modulo"}
     with pytest.raises(errors.UnsupportedError, match="groups cannot grow"):
         of_servers.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+
+
+def test_groups_of_parameters_that_are_not_trained(ps_core: PsCore) -> None:
+    frozen, model = torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.Linear(2, 2)
+    inner = torch.optim.SGD([{"params": frozen.parameters()}, {"params": model.parameters()}], 1.0)
+    optimizer = ps.DistributedOptimizer(inner, dense="server")
+    assert set(ps_core.ways) == {"dense.1"}
+    before = model.bias.detach().clone()
+    model(frozen(torch.ones(2))).sum().backward()
+    optimizer.step()
+    assert (model.bias == before - 1).all()
 
 
 @pytest.mark.parametrize(
