@@ -92,4 +92,5 @@ class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
             raise DtypeError(
                 f"SparseEmbedding: ids are of {kind}; they must be a tensor of int64 or int32"
             )
-        return ids.numpy().reshape(-1)  # a copy
+        flat: _Array = ids.numpy().reshape(-1)  # a copy
+        return flat

@@ -88,15 +88,16 @@ class CommonOptimizer:
     def _step_of_all(self) -> None:
         """Push what was noted, and update the dense parameters."""
         self._check()
+        # Before the push, which waits for all trainers: if one refuses its gradients, they learn it.
+        if self._group is not None:
+            self._average_gradients(self._group)
         for vector in self._on_servers:
             vector.note()
         stepping.step(average=self._average)
         if self._on_servers:
             self.refresh()
-            return
-        if self._group is not None:
-            self._average_gradients(self._group)
-        self.optim.step()
+        else:
+            self.optim.step()
 
     def _check(self) -> None:
         """Refuse sparse gradients of dense parameters, before anything has changed."""

@@ -160,7 +160,9 @@ def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
 
 
 def test_dense_parameters_of_16_bits() -> None:
-    parameter = paddle.create_parameter([3], paddle.bfloat16, default_initializer=paddle.nn.initializer.Constant(0.0))
+    parameter = paddle.create_parameter(
+        [3], paddle.bfloat16, default_initializer=paddle.nn.initializer.Constant(0.0)
+    )
     parameter.set_value(paddle.to_tensor([1.0, 2.0, -4.0]).astype("bfloat16"))
     optimizer = ps.DistributedOptimizer(paddle.optimizer.SGD(0.5, [parameter]), dense="server")
     (parameter.astype("float32") * 2).sum().backward()
