@@ -88,7 +88,7 @@ class CommonOptimizer:
     def _step_of_all(self) -> None:
         """Push what was noted, and update the dense parameters."""
         self._check()
-        # Before the push, which waits for all trainers: if one refuses its gradients, they learn it.
+        # Before the push, which waits for all trainers: they learn it if one refuses.
         if self._group is not None:
             self._average_gradients(self._group)
         for vector in self._on_servers:

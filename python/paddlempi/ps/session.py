@@ -38,8 +38,8 @@ from ..group import (
     is_initialized,
     members,
     new_group,
-    to_seconds,
 )
+from ..group_arguments import to_seconds
 from .role_map import (
     BOTH,
     PSERVER,
