@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "operation.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 #include "guard.h"
