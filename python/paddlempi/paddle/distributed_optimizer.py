@@ -8,7 +8,7 @@ from typing import Any
 import paddle
 
 from .. import ps
-from ..errors import UnsupportedError
+from ..errors import DtypeError, UnsupportedError
 from ..ps.distributed import CommonOptimizer, Vector
 from .parameters import parameters_of
 
@@ -40,7 +40,9 @@ class DistributedOptimizer(CommonOptimizer):
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, or ``dense`` is another word.
+        ArgumentError: this rank does not train, ``dense`` is another word, or ``optimizer`` is a
+            DistributedOptimizer.
+        DtypeError: ``optimizer`` is none of Paddle.
         UnsupportedError: with "server", servers do not have the wrapped optimizer.
     """
 
@@ -52,6 +54,11 @@ class DistributedOptimizer(CommonOptimizer):
         average: bool = True,
         name: str = "dense",
     ) -> None:
+        if not hasattr(optimizer, "_param_groups"):
+            raise DtypeError(
+                f"ps.DistributedOptimizer: a {type(optimizer).__qualname__} is no optimizer of "
+                "Paddle"
+            )
         self._attach(optimizer, dense, average, name)
 
     def _parameters(self) -> list[Any]:

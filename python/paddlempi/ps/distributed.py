@@ -41,6 +41,8 @@ class CommonOptimizer:
             )
         if not isinstance(name, str):
             raise DtypeError(f"ps.DistributedOptimizer: name={name!r} is no text")
+        if isinstance(optimizer, CommonOptimizer):
+            raise ArgumentError("ps.DistributedOptimizer: it is one already: its step would be two")
         found = session.as_trainer("ps.DistributedOptimizer")
         self.optim = optimizer
         self._average = average

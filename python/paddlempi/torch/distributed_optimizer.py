@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import ps
-from ..errors import UnsupportedError
+from ..errors import DtypeError, UnsupportedError
 from ..ps.distributed import CommonOptimizer, Vector
 
 __all__ = ["DistributedOptimizer"]
@@ -40,8 +40,10 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, or ``dense`` is another word.
-        UnsupportedError: with "server", servers do not have the wrapped optimizer.
+        ArgumentError: this rank does not train, ``dense`` is another word, or ``optimizer`` is a
+            DistributedOptimizer.
+        DtypeError: ``optimizer`` is none of torch.
+        UnsupportedError: ``optimizer`` is LBFGS; with "server", servers do not have it.
     """
 
     def __init__(
@@ -52,6 +54,13 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         average: bool = True,
         name: str = "dense",
     ) -> None:
+        if not hasattr(optimizer, "param_groups"):
+            raise DtypeError(
+                f"ps.DistributedOptimizer: a {type(optimizer).__qualname__} is no optimizer of "
+                "torch"
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError("ps.DistributedOptimizer: LBFGS calls its closure several times")
         # Not the constructor of Optimizer: the parameters, states and hooks are the wrapped one's.
         self._attach(optimizer, dense, average, name)
 
@@ -69,6 +78,14 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
     def defaults(self) -> Any:
         """The defaults of the wrapped optimizer."""
         return self.optim.defaults
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # torch.amp.GradScaler reads it, before a step.
+        raise UnsupportedError(
+            "DistributedOptimizer: a GradScaler does not see the gradients of rows, which would "
+            "stay scaled, and may skip the step of one trainer: train in bfloat16, without one"
+        )
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in _trained(group)]

@@ -212,6 +212,11 @@ def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
             "ids are of paddle.float32",
         ),
         (
+            lambda: ps.DistributedOptimizer(paddle.nn.Linear(1, 1)),
+            errors.DtypeError,
+            "a Linear is no optimizer of Paddle",
+        ),
+        (
             lambda: ps.DistributedOptimizer(paddle.optimizer.SGD(0.1, []), dense="x"),
             errors.ArgumentError,
             "dense='x'",

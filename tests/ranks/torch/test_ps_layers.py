@@ -227,6 +227,21 @@ def test_schedulers_states_and_closures() -> None:
         copy.deepcopy(optimizer)
 
 
+def test_a_grad_scaler_is_refused(ps_core: PsCore) -> None:
+    layer, dense = ps.Embedding(ROWS, DIM, name="a"), torch.nn.Linear(DIM, 1)
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD(dense.parameters(), 0.1))
+    for enabled in (True, False):
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        scaler.scale(dense(layer(torch.tensor([1]))).sum()).backward()
+        if enabled:
+            with pytest.raises(errors.UnsupportedError, match="bfloat16"):
+                scaler.step(optimizer)
+            optimizer.zero_grad()
+        else:
+            scaler.step(optimizer)
+    assert ps_core.steps == 1
+
+
 def test_models_can_be_saved_and_copied() -> None:
     model = torch.nn.Sequential(ps.Embedding(ROWS, DIM, name="a"), torch.nn.Linear(DIM, 1))
     assert set(model.state_dict()) == {"1.weight", "1.bias"}
@@ -338,6 +353,24 @@ def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
         ),
         (lambda: ps.Embedding(ROWS, DIM, name="a")([1]), errors.DtypeError, "ids are of list"),
         (lambda: ps.DistributedOptimizer(7), errors.DtypeError, "a int is no optimizer"),
+        (
+            lambda: ps.DistributedOptimizer(torch.nn.Linear(1, 1)),
+            errors.DtypeError,
+            "a Linear is no optimizer of torch",
+        ),
+        (
+            lambda: ps.DistributedOptimizer(
+                ps.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1))
+            ),
+            errors.ArgumentError,
+            "it is one already",
+        ),
+        (
+            lambda: ps.DistributedOptimizer(torch.optim.LBFGS(torch.nn.Linear(1, 1).parameters())),
+            errors.UnsupportedError,
+            "LBFGS",
+        ),
+        (lambda: ps.Embedding(ROWS, DIM, 1.5, name="a"), errors.DtypeError, "padding_idx=1.5"),
         (
             lambda: ps.DistributedOptimizer(
                 torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), dense="ddp"
