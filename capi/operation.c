@@ -7,24 +7,12 @@
 #include "operation.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "guard.h"
+#include "kept.h"
 #include "pytools.h"
 #include "tensor.h"
-
-/* What an operation keeps alive: the tensors, and the Py_buffers of tensors with the buffer
- * protocol. It is freed when neither MPI nor the device uses the tensors. That may be after the
- * operation has ended for its caller, and after its object is gone. */
-typedef struct kept {
-	struct kept *next; /* in the list of orphans */
-	pmpi_work work;
-	uint32_t state;        /* shared with the core: PMPI_STATE_* */
-	PyObject *send, *recv; /* NULL once they were dropped */
-	int32_t n;
-	Py_buffer views[];
-} kept;
 
 /* Invariant: once done is 1, error and result are the outcome and do not change, except that test()
  * sets error if it finds the device lost. */
@@ -43,82 +31,7 @@ typedef struct operation {
 } operation;
 
 static PyTypeObject *type;
-static kept *orphans;      /* the kept of operations without an object; see operation_collect */
 static operation *awaited; /* operations with a context */
-
-/* ---- what is kept ---- */
-
-/* tensors_ref returns a new reference to tensors. If they are a list it returns a tuple of its
- * items, because the caller may change the list. */
-static PyObject *tensors_ref(PyObject *tensors) {
-	if (PyType_GetFlags(tensors->ob_type) & TPFLAGS_LIST) {
-		PyObject *items = PyList_AsTuple(tensors);
-		if (items)
-			return items;
-		PyErr_Clear(); /* no memory: keep the list, which is right unless the caller changes it */
-	}
-	Py_IncRef(tensors);
-	return tensors;
-}
-
-static kept *new_kept(const side *a, const side *b) {
-	kept *k = calloc(1, sizeof *k + (size_t)(a->n_views + b->n_views) * sizeof k->views[0]);
-	if (k == NULL)
-		PyErr_NoMemory();
-	return k;
-}
-
-/* keep moves the tensors and their Py_buffers of both sides into k. */
-static void keep(kept *k, PyObject *send, PyObject *recv, side *a, side *b) {
-	memcpy(k->views, a->views, (size_t)a->n_views * sizeof k->views[0]);
-	memcpy(k->views + a->n_views, b->views, (size_t)b->n_views * sizeof k->views[0]);
-	k->n = a->n_views + b->n_views;
-	a->n_views = b->n_views = 0;
-	k->send = tensors_ref(send);
-	k->recv = tensors_ref(recv);
-}
-
-/* drop_tensors drops what k keeps alive. This may run destructors, which may call anything here. */
-static void drop_tensors(kept *k) {
-	PyObject *send = k->send, *recv = k->recv;
-	int32_t n = k->n;
-	k->send = k->recv = NULL;
-	k->n = 0;
-	for (int32_t i = 0; i < n; i++)
-		PyBuffer_Release(&k->views[i]);
-	if (send)
-		Py_DecRef(send);
-	if (recv)
-		Py_DecRef(recv);
-}
-
-/* release releases a work. It frees k at once, or makes k an orphan if MPI or a device still uses
- * the tensors. */
-static void release(pmpi_work work, kept *k) {
-	if (work != 0 && pmpi_release(work)) {
-		k->work = work;
-		k->next = orphans;
-		orphans = k;
-		return;
-	}
-	drop_tensors(k);
-	free(k);
-}
-
-void operation_collect(void) {
-	pmpi_work work;
-	while (orphans && (work = pmpi_next_released()) != 0) {
-		for (kept **p = &orphans; *p; p = &(*p)->next) {
-			if ((*p)->work == work) {
-				kept *k = *p;
-				*p = k->next;
-				drop_tensors(k);
-				free(k);
-				break;
-			}
-		}
-	}
-}
 
 /* ---- the end of an operation ---- */
 
@@ -176,7 +89,7 @@ static void conclude(operation *o, int rc, const pmpi_result *r) {
 		kept *k = o->kept;
 		if (o->work == 0)
 			o->kept = NULL;
-		drop_tensors(k);
+		kept_drop(k);
 		if (o->work == 0)
 			free(k);
 	}
@@ -209,22 +122,6 @@ static int settle(operation *o, int64_t limit_ns) {
 
 /* ---- the beginning ---- */
 
-void operation_linger(pmpi_work work, PyObject *send, PyObject *recv, side *a, side *b) {
-	PyObject *t, *v, *tb;
-	PyErr_Fetch(&t, &v, &tb); /* the exception of a signal handler */
-	kept *k = new_kept(a, b);
-	if (k) {
-		keep(k, send, recv, a, b);
-		release(work, k);
-	} else { /* no memory for a kept: the tensors stay for ever */
-		PyErr_Clear();
-		tensors_ref(send);
-		tensors_ref(recv);
-		a->n_views = b->n_views = 0;
-	}
-	PyErr_Restore(t, v, tb);
-}
-
 void operation_refuse(int64_t group, int32_t code) {
 	PyObject *t, *v, *tb;
 	PyErr_Fetch(&t, &v, &tb);
@@ -237,7 +134,7 @@ void operation_refuse(int64_t group, int32_t code) {
 PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b,
 						  int flags) {
 	operation *o = (operation *)PyType_GenericAlloc(type, 0);
-	kept *k = o ? new_kept(a, b) : NULL;
+	kept *k = o ? kept_new(a, b) : NULL;
 	if (k == NULL) {
 		if (o)
 			Py_DecRef(&o->head);
@@ -253,7 +150,7 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 	PyEval_RestoreThread(ts);
 	o->number = o->work;
 	if (o->work != 0)
-		keep(k, send, recv, a, b); /* also if rc is an error: MPI may use the memory longer */
+		kept_take(k, send, recv, a, b); /* also if rc is an error: MPI may use the memory longer */
 	if (rc) {
 		raise_last(rc);
 		Py_DecRef(&o->head);
@@ -302,12 +199,12 @@ static void op_dealloc(PyObject *self) {
 	PyObject *t, *v, *tb;
 	PyErr_Fetch(&t, &v, &tb);
 	if (o->kept)
-		release(o->work, o->kept);
+		kept_release(o->work, o->kept);
 	op_clear(self);
 	PyTypeObject *of = self->ob_type;
 	PyObject_GC_Del(self);
 	Py_DecRef((PyObject *)of);
-	operation_collect();
+	kept_collect();
 	PyErr_Restore(t, v, tb);
 }
 
@@ -332,7 +229,7 @@ static PyObject *op_wait(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 static void note_device_done(operation *o) {
 	o->device_done = 1;
 	if (o->kept)
-		drop_tensors(o->kept);
+		kept_drop(o->kept);
 }
 
 static PyObject *op_test(PyObject *self, PyObject *unused) {
@@ -386,7 +283,7 @@ static PyObject *op_let_go(PyObject *self, PyObject *unused) {
 	(void)unused;
 	operation *o = (operation *)self;
 	if (o->kept)
-		drop_tensors(o->kept);
+		kept_drop(o->kept);
 	return none();
 }
 
@@ -523,7 +420,7 @@ PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t 
 		}
 		Py_DecRef(taken);
 	}
-	operation_collect();
+	kept_collect();
 	return contexts;
 }
 

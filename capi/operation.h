@@ -15,14 +15,6 @@ enum { SUBMIT_QUIET = 1 << 16, SUBMIT_ONCE = 1 << 17 };
  * sides. Returns its object, or NULL with a Python exception set. Drops the GIL. */
 PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags);
 
-/* operation_linger releases work, the operation of a call that failed. It keeps the tensors and the
- * Py_buffers of both sides as long as MPI uses them. The Python exception that is set stays set. */
-void operation_linger(pmpi_work work, PyObject *send, PyObject *recv, side *a, side *b);
-
-/* operation_collect frees the tensors of operations whose objects are gone, if MPI and the device
- * have finished with them. */
-void operation_collect(void);
-
 /* operation_refuse refuses this rank's part of the collective code in its group, because the call
  * failed here. The Python exception that is set, if any, stays set. Drops the GIL. */
 void operation_refuse(int64_t group, int32_t code);

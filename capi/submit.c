@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "kept.h"
 #include "operation.h"
 #include "pytools.h"
 
@@ -96,7 +97,7 @@ static PyObject *call(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side
 		return pmpi_op_has_result(op->code) ? result_tuple(&result) : none();
 	}
 	if (work != 0)
-		operation_linger(work, send, recv, a, b);
+		kept_linger(work, send, recv, a, b);
 	return raise_last(rc);
 }
 
@@ -104,7 +105,7 @@ PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 	(void)self;
 	if (!wants(n, 4, 6, "submit"))
 		return NULL;
-	operation_collect();
+	kept_collect();
 	side send, recv;
 	send.n = send.n_views = recv.n = recv.n_views = 0;
 	send.on_device = recv.on_device = 0;

@@ -43,7 +43,8 @@ from . import _native
 from ._ops import ASYNC, Op
 from .arguments import TensorList, chosen_root, is_nonmember, on_root, refuse, splits_of
 from .errors import DtypeError
-from .group import ProcessGroup, members, to_seconds
+from .group import ProcessGroup, members
+from .group_arguments import to_seconds
 from .rank_list import group_of
 from .reduce_op import SUM, PremulSum, ReduceOp
 from .work import Work

@@ -9,8 +9,6 @@ Thread-safety: all functions may be called from any thread.
 
 from __future__ import annotations
 
-import importlib
-import operator
 import os
 import sys
 import threading
@@ -29,8 +27,8 @@ from .errors import (
     Error,
     NotInitializedError,
     NotMemberError,
-    UnsupportedError,
 )
+from .group_arguments import check_backend, checked_ranks, comm_handle, front_of, to_seconds
 
 __all__ = [
     "GroupMember",
@@ -54,9 +52,6 @@ __all__ = [
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """The deadline of a group's operations if ``init_process_group`` is given none."""
-
-FOREVER = 100 * 365 * 86400.0
-"""The longest deadline, in seconds. Clocks overflow beyond it, and JSON has no infinity."""
 
 WORLD: ProcessGroup | None
 """The group of all ranks; None before init and after destroy (``paddlempi.group.WORLD``)."""
@@ -172,11 +167,11 @@ def init_process_group(
 
     Source: :func:`torch.distributed.init_process_group`.
     """
-    _check_backend(backend)
-    front = None if framework is None else _front(framework)
+    check_backend(backend)
+    front = None if framework is None else front_of(framework)
     seconds = to_seconds(timeout, "init_process_group")
     path = None if mpi is None else os.fspath(mpi)
-    handle = None if comm is None else _comm_handle(comm)
+    handle = None if comm is None else comm_handle(comm)
     with _state.lock:
         if _state.world is not None:
             raise AlreadyInitializedError(
@@ -393,8 +388,8 @@ def new_group(
     """
     world = _world("new_group")
     if backend is not None:
-        _check_backend(backend)
-    members = list(world._ranks) if ranks is None else _check_ranks(ranks, len(world._ranks))
+        check_backend(backend)
+    members = list(world._ranks) if ranks is None else checked_ranks(ranks, len(world._ranks))
     seconds = None if timeout is None else to_seconds(timeout, "new_group")
     if world._rank not in members:
         return GroupMember.NON_GROUP_MEMBER
@@ -489,30 +484,6 @@ def split_group(
 # For the other modules
 
 
-def to_seconds(timeout: timedelta | float, what: str) -> float:
-    """Return a ``timeout`` argument in seconds, :data:`FOREVER` at most.
-
-    Args:
-        timeout: the argument.
-        what: the name of the function that took it, for error messages.
-
-    Raises:
-        ArgumentError: it is not above 0.
-        DtypeError: it is neither a timedelta nor a number.
-    """
-    if isinstance(timeout, timedelta):
-        seconds = timeout.total_seconds()
-    elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
-        seconds = float(timeout)
-    else:
-        raise DtypeError(
-            f"{what}: timeout is a {type(timeout).__name__}, it must be a timedelta or seconds"
-        )
-    if not seconds > 0:
-        raise ArgumentError(f"{what}: timeout={seconds} s must be above 0")
-    return min(seconds, FOREVER)
-
-
 def before_destroy(end: Callable[[], None]) -> None:
     """Have ``end()`` called before a world is destroyed, while its works can still be waited for.
 
@@ -573,63 +544,3 @@ def _world(what: str) -> ProcessGroup:
             f"{what}: no process group is initialised: call paddlempi.init_process_group() first"
         )
     return world
-
-
-_FRONTS = ("paddle", "torch")
-
-
-def _front(framework: str) -> Any:
-    """Import the front of a framework, a module with ``init(timeout)``, and return it."""
-    if framework not in _FRONTS:
-        raise ArgumentError(
-            f"init_process_group: framework={framework!r}: it must be one of {', '.join(_FRONTS)}, "
-            "or None"
-        )
-    try:
-        return importlib.import_module(f"{__package__}.{framework}")
-    except ModuleNotFoundError as error:
-        if error.name != framework:
-            raise
-        raise ArgumentError(
-            f"init_process_group: framework={framework!r} is not installed in {sys.prefix}"
-        ) from error
-
-
-def _check_backend(backend: object) -> None:
-    if not isinstance(backend, str) or backend.lower() != "mpi":
-        raise ArgumentError(f"backend={backend!r}: the only one is 'mpi'")
-
-
-def _check_ranks(ranks: Sequence[int], size: int) -> list[int]:
-    try:
-        chosen = [operator.index(rank) for rank in ranks]
-    except TypeError as error:
-        raise DtypeError(
-            f"new_group: ranks={ranks!r} must be a sequence of ranks: {error}"
-        ) from None
-    if not chosen:
-        raise ArgumentError("new_group: ranks is empty, a group has at least one member")
-    for rank in chosen:
-        if not 0 <= rank < size:
-            raise ArgumentError(
-                f"new_group: ranks={chosen}: {rank} is out of range, the world has {size}"
-            )
-    if len(set(chosen)) != len(chosen):
-        raise ArgumentError(f"new_group: ranks={chosen}: a rank is given twice")
-    return chosen
-
-
-def _comm_handle(comm: Any) -> int:
-    """Return MPI's handle of an mpi4py communicator, as an unsigned 64-bit number."""
-    mpi4py = sys.modules.get("mpi4py.MPI")
-    if mpi4py is None or not isinstance(comm, mpi4py.Comm):
-        raise DtypeError(
-            f"init_process_group: comm is a {type(comm).__name__}, it must be mpi4py's communicator"
-        )
-    if not isinstance(comm, mpi4py.Intracomm) or comm == mpi4py.COMM_NULL:
-        raise ArgumentError(
-            "init_process_group: comm must be an intracommunicator and not COMM_NULL"
-        )
-    if not hasattr(mpi4py, "_handleof"):
-        raise UnsupportedError("init_process_group: comm needs mpi4py 3.0 or newer")
-    return int(mpi4py._handleof(comm)) & 0xFFFF_FFFF_FFFF_FFFF  # MPICH's handle may be negative

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._buffer import consumer, record
 from .errors import ArgumentError
-from .group import ProcessGroup, to_seconds
+from .group import ProcessGroup
+from .group_arguments import to_seconds
 
 if TYPE_CHECKING:
     from .future import Future

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import paddle
 
 from .. import ps
-from ..collectives import all_reduce_coalesced, broadcast
-from ..errors import ArgumentError, UnsupportedError
-from ..group import ProcessGroup
-from ..ps.dense import Blocks, spread
-from ..reduce_op import ReduceOp
+from ..errors import DtypeError, UnsupportedError
+from ..ps.distributed import CommonOptimizer, Vector
 from .parameters import parameters_of
 
 __all__ = ["DistributedOptimizer"]
 
-_SPARSE = "ps.DistributedOptimizer: a dense parameter has a sparse gradient: use ps.SparseEmbedding"
 
-
-class DistributedOptimizer:
+class DistributedOptimizer(CommonOptimizer):
     """An optimizer whose step is one step of all trainers.
 
     ``step`` pushes the gradients of all layers of ``paddlempi.ps`` in one request, averages the
@@ -46,7 +40,9 @@ class DistributedOptimizer:
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, or ``dense`` is another word.
+        ArgumentError: this rank does not train, ``dense`` is another word, or ``optimizer`` is a
+            DistributedOptimizer.
+        DtypeError: ``optimizer`` is none of Paddle.
         UnsupportedError: with "server", servers do not have the wrapped optimizer.
     """
 
@@ -58,25 +54,12 @@ class DistributedOptimizer:
         average: bool = True,
         name: str = "dense",
     ) -> None:
-        if dense not in ("all_reduce", "server", "local"):
-            raise ArgumentError(
-                f"ps.DistributedOptimizer: dense={dense!r} is none of 'all_reduce', 'server' and "
-                "'local'"
+        if not hasattr(optimizer, "_param_groups"):
+            raise DtypeError(
+                f"ps.DistributedOptimizer: a {type(optimizer).__qualname__} is no optimizer of "
+                "Paddle"
             )
-        if not ps.is_trainer():
-            raise ArgumentError("ps.DistributedOptimizer: this rank is a pserver; it has no steps")
-        self.optim = optimizer
-        self._average = average
-        self._group = ps.trainer_group() if dense == "all_reduce" else None
-        self._blocks: Blocks | None = None
-        if dense == "server":
-            self._blocks = self._to_servers(name)
-            spread([self._blocks])
-            self.refresh()
-        elif self._group is not None and self._group.size() > 1:
-            first = ps.trainers()[0]
-            for parameter in self._parameters():
-                broadcast(parameter, src=first, group=self._group)
+        self._attach(optimizer, dense, average, name)
 
     def _parameters(self) -> list[Any]:
         return [p for p in parameters_of(self.optim) if not p.stop_gradient]
@@ -88,55 +71,33 @@ class DistributedOptimizer:
             UnsupportedError: a dense parameter has a sparse gradient.
             Error: as :func:`paddlempi.ps.push` and :func:`paddlempi.all_reduce_coalesced`.
         """
-        if self._blocks is not None:
-            self._note(self._blocks)
-        ps.step(average=self._average)
-        if self._blocks is not None:
-            self.refresh()
-            return
-        if self._group is not None and self._group.size() > 1:
-            _average(self._parameters(), self._group)
-        self.optim.step()
+        self._step_of_all()
 
-    def _places(self) -> Iterator[tuple[Any, slice]]:
-        """Yield the parameters, and where they are in the blocks."""
-        begin = 0
-        for parameter in self._parameters():
-            size = math.prod(parameter.shape)
-            yield parameter, slice(begin, begin + size)
-            begin += size
+    def _vectors(self, name: str) -> list[Vector]:
+        optimizer = _for_servers(self.optim)
+        parameters = self._parameters()
+        if not sum(math.prod(p.shape) for p in parameters):
+            return []
+        return [Vector(name, parameters, optimizer, self._rate, _read, _write)]
 
-    def _to_servers(self, name: str) -> Blocks:
-        places = list(self._places())
-        blocks = Blocks(name, places[-1][1].stop if places else 0, _for_servers(self.optim))
-        for parameter, place in places:
-            blocks.values[place] = parameter.numpy().reshape(-1)
-        return blocks
+    def _rate(self) -> float:
+        return float(self.optim.get_lr())
 
-    def _note(self, blocks: Blocks) -> None:
-        """Note the gradients for the next step; those of parameters that were not used are 0."""
-        for parameter, place in self._places():
-            if parameter.grad is None:
-                blocks.gradients[place] = 0
-            elif parameter.grad.is_selected_rows():
-                raise UnsupportedError(_SPARSE)
-            else:
-                blocks.gradients[place] = parameter.grad.numpy().reshape(-1)
-        table, ids, gradients = blocks.request()
-        table.learning_rate = float(self.optim.get_lr())
-        ps.note(table, ids, gradients)
+    @staticmethod
+    def _detached(parameter: Any) -> Any:
+        return parameter
 
-    def refresh(self) -> None:
-        """With ``dense="server"``, set the parameters to those on the servers.
+    @staticmethod
+    def _is_sparse(gradient: Any) -> bool:
+        return bool(gradient.is_selected_rows())
 
-        ``step`` does so. A program does it after ``ps.restore``.
-        """
-        if self._blocks is None:
-            return
-        self._blocks.pull()
-        for parameter, place in self._places():
-            values = self._blocks.values[place].reshape(parameter.shape)
-            parameter.set_value(paddle.to_tensor(values).astype(parameter.dtype))
+    @staticmethod
+    def _zeros_like(parameter: Any) -> Any:
+        return paddle.zeros_like(parameter)
+
+    @staticmethod
+    def _flags(values: list[float], parameters: list[Any]) -> Any:
+        return paddle.to_tensor(values, "float32")
 
     def minimize(self, loss: Any, *arguments: Any, **named: Any) -> tuple[None, list[Any]]:
         """Take one step, as Paddle's ``minimize`` does in dynamic mode: after ``loss.backward()``.
@@ -154,31 +115,14 @@ class DistributedOptimizer:
 
     clear_gradients = clear_grad
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "optim":  # not made yet
-            raise AttributeError(name)
-        return getattr(self.optim, name)
 
-    def __repr__(self) -> str:
-        return f"DistributedOptimizer({self.optim!r})"
+def _read(tensor: Any) -> Any:
+    # NumPy has no bfloat16: Paddle would give the bits.
+    return tensor.astype("float32").numpy().reshape(-1)
 
 
-def _average(parameters: list[Any], group: ProcessGroup) -> None:
-    """Average the gradients over the trainers. A parameter that no trainer has used keeps none."""
-    used = paddle.to_tensor([float(p.grad is not None) for p in parameters], "float32")
-    by_dtype: dict[Any, list[Any]] = {paddle.float32: [used]}
-    gradients = []
-    for parameter in parameters:
-        gradient = paddle.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if gradient.is_selected_rows():
-            raise UnsupportedError(_SPARSE)
-        gradients.append(gradient)
-        by_dtype.setdefault(gradient.dtype, []).append(gradient)
-    for tensors in by_dtype.values():
-        all_reduce_coalesced(tensors, ReduceOp.AVG, group)
-    for parameter, gradient, share in zip(parameters, gradients, used.tolist(), strict=True):
-        if share and parameter.grad is None:
-            parameter.grad = gradient
+def _write(parameter: Any, values: Any) -> None:
+    parameter.set_value(paddle.to_tensor(values.reshape(parameter.shape)).astype(parameter.dtype))
 
 
 def _for_servers(optimizer: Any) -> ps.Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from ..errors import ArgumentError, DtypeError
 from .initializers import Initializer, initializer
 from .optimizers import Optimizer, optimizer
 
-__all__ = ["Configured", "TableConfig", "length_of", "whole"]
+__all__ = ["Configured", "TableConfig", "checked_ids", "length_of", "rate_of", "whole"]
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,48 @@ def whole(name: str, value: Any) -> int:
         raise DtypeError(f"Table: {name}={value!r} is no integer") from None
 
 
-def length_of(ids: Any) -> int:
+def rate_of(what: str, rate: Any) -> float | None:
+    """Return an argument that is a learning rate, or None.
+
+    Raises:
+        ArgumentError: it is negative or not finite. The core would take a NaN for None.
+        DtypeError: it is no number.
+    """
+    if rate is None:
+        return None
+    try:
+        number = float(rate)
+    except (TypeError, ValueError):
+        raise DtypeError(f"{what}: learning_rate={rate!r} is no number") from None
+    if not 0 <= number < math.inf:
+        raise ArgumentError(f"{what}: learning_rate={rate!r} is not a finite number of at least 0")
+    return number
+
+
+def checked_ids(what: str, ids: Any) -> Any:
+    """Return ids that may be a tensor: a list is none, though the core takes lists of tensors.
+
+    Raises:
+        DtypeError: they are a list, a tuple or a number.
+    """
+    if isinstance(ids, (list, tuple, int, float, str)):
+        raise DtypeError(
+            f"{what}: ids of type {type(ids).__qualname__} are no tensor: give one of int64 or "
+            "int32, [n]"
+        )
+    return ids
+
+
+def length_of(what: str, ids: Any) -> int:
     """Return how many ids a tensor has.
 
     Raises:
+        ArgumentError: it has no dimensions.
         DtypeError: it is no tensor.
     """
+    if getattr(checked_ids(what, ids), "shape", None) in ((), []):
+        raise ArgumentError(f"{what}: ids of shape () must be of shape [n]")
     try:
         return len(ids)
     except TypeError:
-        raise DtypeError(f"pull: ids of type {type(ids).__qualname__} are no tensor [n]") from None
+        raise DtypeError(f"{what}: ids of type {type(ids).__qualname__} are no tensor") from None

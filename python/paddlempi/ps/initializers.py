@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError, DtypeError
@@ -15,6 +16,12 @@ class Initializer:
     """The base class of the initializers."""
 
     NAME: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, Real):
+                raise DtypeError(f"{type(self).__name__}: {field.name}={value!r} is no number")
 
     def numbers(self) -> tuple[float, float]:
         """Return the two numbers that the core takes."""

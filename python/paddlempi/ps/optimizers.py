@@ -6,7 +6,8 @@ A row that is not in a push stays as it is, also its momentum (torch's ``SparseA
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError, DtypeError
@@ -44,6 +45,14 @@ class Optimizer:
     weight_decay: float = 0.0
     clip_value: float | None = None
     clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            if not isinstance(value, Real):
+                raise DtypeError(f"{type(self).__name__}: {field.name}={value!r} is no number")
 
     def state_width(self, dim: int) -> int:
         """Return how many floats the state of a row of ``dim`` elements has."""

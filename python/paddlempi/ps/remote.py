@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import _native, memory
 from ..errors import DtypeError
 from . import session
-from .config import Configured, TableConfig, length_of
+from .config import Configured, TableConfig, checked_ids, length_of, rate_of
 from .initializers import Initializer
 from .optimizers import Optimizer
 from .prefetch import Prefetched, finish, start
@@ -27,7 +27,7 @@ class RemoteTable(Configured):
     alone, whatever the number of servers.
 
     Args:
-        name: a text, of 256 bytes at most, that no other table has. Tables of one name are one.
+        name: a text, of 255 bytes at most, that no other table has. Tables of one name are one.
         dim, optimizer, initializer, dtype, seed, num_ids, non_finite: as for
             :class:`paddlempi.ps.Table`.
         memory_limit: the bytes that the table may hold on each server. None: no limit.
@@ -99,8 +99,9 @@ class RemoteTable(Configured):
             PeerDiedError: a server has died.
         """
         if out is None:
-            out = memory.empty((length_of(ids), self.dim), framework=memory.framework_of(ids))
-        self._core.table(_PULL, self._number, ids, out)
+            shape = (length_of("pull", ids), self.dim)
+            out = memory.empty(shape, framework=memory.framework_of(ids))
+        self._core.table(_PULL, self._number, checked_ids("pull", ids), out)
         return out
 
     def push(self, ids: Any, gradients: Any = None, learning_rate: float | None = None) -> None:
@@ -115,7 +116,7 @@ class RemoteTable(Configured):
 
         Raises:
             ArgumentError: a shape is wrong, an id is out of range, a gradient is not finite, or
-                ``learning_rate`` is negative.
+                ``learning_rate`` is negative or not finite.
             DtypeError: a dtype is wrong, or something is no tensor.
             TimeoutError: a server did not answer in time.
             PeerDiedError: a server has died.
@@ -124,7 +125,8 @@ class RemoteTable(Configured):
             ids, gradients = rows_of(ids)
         if learning_rate is None:
             learning_rate = self.learning_rate
-        self._core.table(_PUSH, self._number, ids, gradients, None, learning_rate, 0)
+        rate = rate_of("push", learning_rate)
+        self._core.table(_PUSH, self._number, checked_ids("push", ids), gradients, None, rate, 0)
 
     def write(self, ids: Any, rows: Any) -> None:
         """Set rows. The states of rows that exist stay as they are. This is no step.
@@ -138,7 +140,7 @@ class RemoteTable(Configured):
         Raises:
             Error: as :meth:`push`.
         """
-        self._core.table(_WRITE, self._number, ids, rows)
+        self._core.table(_WRITE, self._number, checked_ids("write", ids), rows)
 
     def prefetch(self, ids: Any) -> Prefetched:
         """Pull the rows of ids in a thread, while the program computes.
@@ -201,13 +203,29 @@ def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
     """
     session.as_trainer("ps.pull")
     entries = []
-    for table, ids in requests:
-        shape = (length_of(ids), table.dim)
+    for table, ids in _checked("ps.pull", requests, "ids"):
+        shape = (length_of("ps.pull", ids), table.dim)
         rows = memory.empty(shape, framework=memory.framework_of(ids))
         entries.append((table._number, ids, rows, None))
     if entries:
         _native.load().tables(_PULL, tuple(entries))
     return [rows for _, _, rows, _ in entries]
+
+
+def _checked(what: str, requests: Any, *names: str) -> list[Any]:
+    """Return requests as a list of tuples of a table and what ``names`` says.
+
+    Raises:
+        DtypeError: they are something else.
+    """
+    taken = list(requests) if isinstance(requests, Iterable) else [requests]
+    for one in taken:
+        fits = isinstance(one, (tuple, list)) and len(one) == 1 + len(names)
+        if not fits or not isinstance(one[0], RemoteTable):
+            raise DtypeError(
+                f"{what}: a request is ({', '.join(('RemoteTable', *names))}), not {one!r:.100}"
+            )
+    return taken
 
 
 def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
@@ -223,7 +241,10 @@ def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
         Error: as :meth:`RemoteTable.push`.
     """
     found = session.as_trainer("ps.push")
-    entries = [(table._number, ids, rows, table.learning_rate) for table, ids, rows in requests]
+    entries = [
+        (table._number, checked_ids("ps.push", ids), rows, rate_of("ps.push", table.learning_rate))
+        for table, ids, rows in _checked("ps.push", requests, "ids", "gradients")
+    ]
     if not entries and found.empty is not None:
         number, dim = found.empty
         entries = [(number, memory.empty(0, "int64"), memory.empty((0, dim)), None)]

@@ -38,9 +38,10 @@ from ..group import (
     is_initialized,
     members,
     new_group,
-    to_seconds,
 )
+from ..group_arguments import to_seconds
 from . import functions
+from .config import rate_of
 from .role_map import (
     BOTH,
     PSERVER,
@@ -330,9 +331,11 @@ def barrier(name: str = "barrier") -> None:
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train.
+        DtypeError: ``name`` is no text.
         TimeoutError: a trainer did not come.
     """
     as_trainer("ps.barrier")
+    _text("ps.barrier", name)
     _native.control("ps_barrier", name=name)
 
 
@@ -394,8 +397,14 @@ def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train, there is no complete cut, or a table of it has
             another configuration.
+        DtypeError: ``step`` is no integer.
     """
     as_trainer("ps.restore")
+    if step is not None:
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise DtypeError(f"ps.restore: step={step!r} is no integer") from None
     told = _native.control("ps_restore", dir=os.fspath(folder), step=step)
     return {**told, "extra": base64.b64decode(told.get("extra") or "")}
 
@@ -406,10 +415,20 @@ def set_learning_rate(name: str, rate: float) -> None:
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train, there is no table of the name, or ``rate`` is
-            negative.
+            negative or not finite.
+        DtypeError: ``name`` is no text, or ``rate`` no number.
     """
     as_trainer("ps.set_learning_rate")
-    _native.control("ps_learning_rate", name=name, rate=rate)
+    _text("ps.set_learning_rate", name)
+    number = rate_of("ps.set_learning_rate", rate)
+    if number is None:
+        raise DtypeError("ps.set_learning_rate: rate=None is no number")
+    _native.control("ps_learning_rate", name=name, rate=number)
+
+
+def _text(what: str, name: Any) -> None:
+    if not isinstance(name, str):
+        raise DtypeError(f"{what}: name={name!r} is no text")
 
 
 # End

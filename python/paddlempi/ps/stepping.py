@@ -7,7 +7,9 @@ from importlib import import_module
 from typing import Any
 
 from .. import memory
+from ..errors import DtypeError
 from . import remote, session
+from .config import checked_ids
 from .remote import RemoteTable
 
 __all__ = ["discard", "note", "step"]
@@ -36,7 +38,13 @@ def note(table: RemoteTable, ids: Any, gradients: Any) -> None:
         table: the table.
         ids: a tensor of int64 or int32, [n].
         gradients: a tensor of float32, or of the table's dtype, [n, dim].
+
+    Raises:
+        DtypeError: ``table`` is no RemoteTable, or ``ids`` are no tensor.
     """
+    if not isinstance(table, RemoteTable):
+        raise DtypeError(f"ps.note: table={table!r:.100} is no RemoteTable")
+    checked_ids("ps.note", ids)
     with _noted.lock:
         _noted.of.setdefault(table.name, (table, []))[1].append((ids, gradients))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _native, memory
 from ..errors import ArgumentError, DtypeError
-from .config import Configured, TableConfig, length_of, whole
+from .config import Configured, TableConfig, checked_ids, length_of, rate_of, whole
 from .initializers import Initializer
 from .optimizers import Optimizer
 
@@ -104,8 +104,10 @@ class Table(Configured):
                 Rows of some ids may have been made.
         """
         if out is None:
-            out = memory.empty((length_of(ids), self.dim), framework=memory.framework_of(ids))
-        self._core.table(_PULL, self._number, ids, out)
+            out = memory.empty(
+                (length_of("pull", ids), self.dim), framework=memory.framework_of(ids)
+            )
+        self._core.table(_PULL, self._number, checked_ids("pull", ids), out)
         return out
 
     def push(
@@ -129,8 +131,9 @@ class Table(Configured):
                 the greatest so far.
 
         Raises:
-            ArgumentError: a shape is wrong, an id is out of range, a gradient is not finite, or
-                ``learning_rate`` or ``step`` is negative. Nothing was changed.
+            ArgumentError: a shape is wrong, an id is out of range, a gradient is not finite,
+                ``learning_rate`` is negative or not finite, or ``step`` is below 1. Nothing was
+                changed.
             DtypeError: a dtype is wrong, or something is no tensor. Nothing was changed.
             UnsupportedError: a tensor is in device memory. Nothing was changed.
             OutOfMemoryError: ``memory_limit`` is reached: no row was updated, but rows of some ids
@@ -141,10 +144,10 @@ class Table(Configured):
         self._core.table(
             _PUSH,
             self._number,
-            ids,
+            checked_ids("push", ids),
             gradients,
             None,
-            learning_rate,
+            rate_of("push", learning_rate),
             _step(step),
         )
 
@@ -283,7 +286,7 @@ def rows_of(gradient: Any) -> tuple[Any, Any]:
     Raises:
         DtypeError: it is none.
     """
-    framework = memory.framework_of(gradient)
+    framework = memory.framework_of(checked_ids("push", gradient))
     read = getattr(import_module(f"..tensors.{framework}", __package__), "rows_of", None)
     if read is None:
         raise DtypeError(

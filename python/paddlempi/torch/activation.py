@@ -24,7 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from .. import group
 from ..errors import ArgumentError
-from ..group import to_seconds
+from ..group_arguments import to_seconds
 from . import environment, errors, world
 from .issue import Issuer
 from .mixed import MixedProcessGroup

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from .. import ps
-from ..collectives import all_reduce_coalesced, broadcast
-from ..errors import ArgumentError, UnsupportedError
-from ..group import ProcessGroup
-from ..ps.dense import Blocks, spread
-from ..reduce_op import ReduceOp
+from ..errors import DtypeError, UnsupportedError
+from ..ps.distributed import CommonOptimizer, Vector
 
 __all__ = ["DistributedOptimizer"]
 
-_SPARSE = "ps.DistributedOptimizer: a dense parameter has a sparse gradient: use ps.Embedding"
 
-
-class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ignore[misc]
     """An optimizer whose step is one step of all trainers.
 
     ``step`` pushes the gradients of all layers of ``paddlempi.ps`` in one request, averages the
@@ -44,8 +40,10 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, or ``dense`` is another word.
-        UnsupportedError: with "server", servers do not have the wrapped optimizer.
+        ArgumentError: this rank does not train, ``dense`` is another word, or ``optimizer`` is a
+            DistributedOptimizer.
+        DtypeError: ``optimizer`` is none of torch.
+        UnsupportedError: ``optimizer`` is LBFGS; with "server", servers do not have it.
     """
 
     def __init__(
@@ -56,29 +54,15 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         average: bool = True,
         name: str = "dense",
     ) -> None:
-        if dense not in ("all_reduce", "server", "local"):
-            raise ArgumentError(
-                f"ps.DistributedOptimizer: dense={dense!r} is none of 'all_reduce', 'server' and "
-                "'local'"
+        if not hasattr(optimizer, "param_groups"):
+            raise DtypeError(
+                f"ps.DistributedOptimizer: a {type(optimizer).__qualname__} is no optimizer of "
+                "torch"
             )
-        if not ps.is_trainer():
-            raise ArgumentError("ps.DistributedOptimizer: this rank is a pserver; it has no steps")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError("ps.DistributedOptimizer: LBFGS calls its closure several times")
         # Not the constructor of Optimizer: the parameters, states and hooks are the wrapped one's.
-        self.optim = optimizer
-        self._average = average
-        self._group = ps.trainer_group() if dense == "all_reduce" else None
-        self._on_servers: list[_OnServers] = []
-        if dense == "server":
-            self._on_servers = [
-                _OnServers(f"{name}.{number}", group, optimizer)
-                for number, group in enumerate(optimizer.param_groups)
-            ]
-            spread([part.blocks for part in self._on_servers])
-            self.refresh()
-        elif self._group is not None and self._group.size() > 1:
-            first = ps.trainers()[0]
-            for parameter in self._parameters():
-                broadcast(parameter.detach(), src=first, group=self._group)
+        self._attach(optimizer, dense, average, name)
 
     @property
     def param_groups(self) -> Any:
@@ -95,8 +79,47 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """The defaults of the wrapped optimizer."""
         return self.optim.defaults
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # torch.amp.GradScaler reads it, before a step.
+        raise UnsupportedError(
+            "DistributedOptimizer: a GradScaler does not see the gradients of rows, which would "
+            "stay scaled, and may skip the step of one trainer: train in bfloat16, without one"
+        )
+
     def _parameters(self) -> list[torch.Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        return [p for group in self.param_groups for p in _trained(group)]
+
+    def _vectors(self, name: str) -> list[Vector]:
+        return [
+            Vector(
+                f"{name}.{number}",
+                _trained(group),
+                _for_servers(self.optim, group),
+                partial(_rate, group),
+                _read,
+                _write,
+            )
+            for number, group in enumerate(self.param_groups)
+            if sum(p.numel() for p in _trained(group))
+        ]
+
+    @staticmethod
+    def _detached(parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.detach()
+
+    @staticmethod
+    def _is_sparse(gradient: torch.Tensor) -> bool:
+        return gradient.layout is not torch.strided
+
+    @staticmethod
+    def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(parameter)
+
+    @staticmethod
+    def _flags(values: list[float], parameters: list[torch.Tensor]) -> torch.Tensor:
+        device = parameters[0].device if parameters else torch.device("cpu")
+        return torch.tensor(values, dtype=torch.float32).to(device)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of all trainers.
@@ -115,24 +138,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self._on_servers:
-            part.note()
-        ps.step(average=self._average)
-        if self._on_servers:
-            self.refresh()
-            return loss
-        if self._group is not None and self._group.size() > 1:
-            _average(self._parameters(), self._group)
-        self.optim.step()
+        self._step_of_all()
         return loss
-
-    def refresh(self) -> None:
-        """With ``dense="server"``, set the parameters to those on the servers.
-
-        ``step`` does so. A program does it after ``ps.restore``.
-        """
-        for part in self._on_servers:
-            part.pull()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients: of the dense parameters, and those that layers have noted."""
@@ -157,78 +164,25 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise UnsupportedError("DistributedOptimizer: with dense='server' groups cannot grow")
         self.optim.add_param_group(param_group)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "optim":  # not made yet
-            raise AttributeError(name)
-        return getattr(self.optim, name)
-
     def __getstate__(self) -> dict[str, Any]:
         raise UnsupportedError("DistributedOptimizer: it cannot be copied: use its state_dict()")
 
-    def __repr__(self) -> str:
-        return f"DistributedOptimizer({self.optim!r})"
+
+def _trained(group: dict[str, Any]) -> list[torch.Tensor]:
+    return [p for p in group["params"] if p.requires_grad]
 
 
-def _average(parameters: list[torch.Tensor], group: ProcessGroup) -> None:
-    """Average the gradients over the trainers. A parameter that no trainer has used keeps none."""
-    device = parameters[0].device if parameters else torch.device("cpu")
-    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {torch.float32: [used.to(device)]}
-    gradients = []
-    for parameter in parameters:
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if gradient.layout is not torch.strided:
-            raise UnsupportedError(_SPARSE)
-        gradients.append(gradient)
-        by_dtype.setdefault(gradient.dtype, []).append(gradient)
-    for tensors in by_dtype.values():
-        all_reduce_coalesced(tensors, ReduceOp.AVG, group)
-    anywhere = by_dtype[torch.float32][0].tolist()
-    for parameter, gradient, share in zip(parameters, gradients, anywhere, strict=True):
-        if share and parameter.grad is None:
-            parameter.grad = gradient
+def _rate(group: dict[str, Any]) -> float:
+    return float(group["lr"])
 
 
-class _OnServers:
-    """A group of parameters on the servers, one behind the other."""
+def _read(tensor: torch.Tensor) -> Any:
+    return tensor.detach().reshape(-1).to("cpu", torch.float32).numpy()
 
-    def __init__(self, name: str, group: dict[str, Any], optimizer: Any) -> None:
-        self._group = group
-        self._parameters = [p for p in group["params"] if p.requires_grad]
-        self.blocks = Blocks(
-            name, sum(p.numel() for p in self._parameters), _for_servers(optimizer, group)
-        )
-        self._values = torch.from_numpy(self.blocks.values)
-        self._gradients = torch.from_numpy(self.blocks.gradients)
-        for parameter, place in self._places():
-            self._values[place] = parameter.detach().reshape(-1).float()
 
-    def _places(self) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Yield the parameters, and where they are in the blocks."""
-        begin = 0
-        for parameter in self._parameters:
-            yield parameter, slice(begin, begin + parameter.numel())
-            begin += parameter.numel()
-
-    def note(self) -> None:
-        """Note the gradients for the next step; those of parameters that were not used are 0."""
-        for parameter, place in self._places():
-            if parameter.grad is None:
-                self._gradients[place] = 0
-            elif parameter.grad.layout is not torch.strided:
-                raise UnsupportedError(_SPARSE)
-            else:
-                self._gradients[place] = parameter.grad.reshape(-1)
-        table, ids, gradients = self.blocks.request()
-        table.learning_rate = float(self._group["lr"])
-        ps.note(table, ids, gradients)
-
-    def pull(self) -> None:
-        """Set the parameters to those on the servers."""
-        self.blocks.pull()
-        with torch.no_grad():
-            for parameter, place in self._places():
-                parameter.copy_(self._values[place].view_as(parameter))
+def _write(parameter: torch.Tensor, values: Any) -> None:
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(values).view_as(parameter))
 
 
 _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "lr_decay": 0}

@@ -7,20 +7,17 @@ pulls the rows of a batch. Backward notes their gradients, and ``ps.step()`` or 
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import torch
 
-from .. import memory
 from ..errors import ArgumentError, DtypeError
-from ..ps import Initializer, Normal, Optimizer, Prefetched, RemoteTable, note
-from ..ps.prefetch import start
+from ..ps import Initializer, Normal, Optimizer, RemoteTable, note
+from ..ps.layers import RemoteLayer
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
 NORMAL = Normal(0.0, 1.0)  # torch's default
-_AHEAD = 8  # prefetches that a layer remembers until forward asks for them
 
 
 class _Noted(torch.autograd.Function):  # type: ignore[misc]
@@ -41,7 +38,7 @@ class _Noted(torch.autograd.Function):  # type: ignore[misc]
         return None, None, None, None
 
 
-class _Layer(torch.nn.Module):  # type: ignore[misc]
+class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
     """What the two layers have in common."""
 
     def __init__(
@@ -54,63 +51,27 @@ class _Layer(torch.nn.Module):  # type: ignore[misc]
         initializer: Initializer | str,
         settings: dict[str, Any],
     ) -> None:
-        super().__init__()
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.padding_idx = _padding(padding_idx, num_embeddings)
-        self.table = RemoteTable(
-            name, embedding_dim, optimizer, initializer, num_ids=num_embeddings, **settings
+        torch.nn.Module.__init__(self)
+        self._attach(
+            num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, settings
         )
         # Autograd calls the backward of a function only if one of its inputs needs a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
-        self._ahead: deque[Prefetched] = deque(maxlen=_AHEAD)
-
-    def prefetch(self, ids: torch.Tensor) -> Prefetched:
-        """Pull the rows of a batch in a thread; forward takes them when it gets the same tensor.
-
-        :meth:`paddlempi.ps.RemoteTable.prefetch` says which steps the rows have seen.
-
-        Args:
-            ids: the tensor that forward will get as its first argument. Do not write to it.
-        """
-        flat = _flat(ids)
-        pulled = start(ids, lambda: self._pull(flat))
-        self._ahead.append(pulled)
-        return pulled
 
     def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return rows, and which row each id has; None: they are in the order of the ids.
-
-        With a padding there is one row more, the last, of zeros: ids that are the padding have it.
-        """
-        found = next((pulled for pulled in self._ahead if pulled.ids is ids), None)
-        if found is None:
-            kept, places, rows = self._pull(_flat(ids))
-        else:
-            self._ahead.remove(found)
-            kept, places, rows = found.wait()
+        """Return rows, and which row each id has; None: they are in the order of the ids."""
+        kept, places, rows = self._pulled(ids)
         rows = _Noted.apply(self._anchor, rows.to(ids.device), self.table, kept)
         return rows, None if places is None else places.to(ids.device)
 
-    def _pull(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Return the ids without the padding, the places for :meth:`_rows`, and the rows."""
-        if self.padding_idx is None:
-            return flat, None, self.table.pull(flat)
-        keep = flat != self.padding_idx
-        kept = flat[keep]
-        rows = memory.empty((len(kept) + 1, self.embedding_dim), framework="torch")
-        rows[-1] = 0
-        self.table.pull(kept, rows[:-1])
-        return kept, torch.where(keep, keep.cumsum(0) - 1, len(kept)), rows
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy of the layer has its table, and no prefetches under way.
-        return {**self.__dict__, "_ahead": deque(maxlen=_AHEAD)}
-
-    def extra_repr(self) -> str:
-        """Return what ``repr`` shows of the layer."""
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, name={self.table.name!r}"
+    @staticmethod
+    def _flat(ids: Any) -> torch.Tensor:
+        if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
+            kind = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
+            raise DtypeError(
+                f"Embedding: ids are of {kind}; they must be a tensor of int64 or int32"
+            )
+        return ids.detach().reshape(-1).to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 class Embedding(_Layer):
@@ -220,22 +181,3 @@ class EmbeddingBag(_Layer):
     def extra_repr(self) -> str:
         """Return what ``repr`` shows of the layer."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
-
-
-def _padding(padding_idx: int | None, num_embeddings: int | None) -> int | None:
-    """Return the id of the padding; torch counts a negative one from the end."""
-    if padding_idx is None or num_embeddings is None:
-        return padding_idx
-    if not -num_embeddings <= padding_idx < num_embeddings:
-        raise ArgumentError(
-            f"Embedding: padding_idx={padding_idx} is not within num_embeddings={num_embeddings}"
-        )
-    return padding_idx % num_embeddings
-
-
-def _flat(ids: Any) -> torch.Tensor:
-    """Return ids as a contiguous tensor [n] in host memory."""
-    if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        kind = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
-        raise DtypeError(f"Embedding: ids are of {kind}; they must be a tensor of int64 or int32")
-    return ids.detach().reshape(-1).to("cpu").contiguous()

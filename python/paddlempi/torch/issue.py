@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from .. import _native, group
 from .. import future as core_future
 from .._ops import ASYNC, Op
-from ..group import to_seconds
+from ..group_arguments import to_seconds
 from . import profile
 from .work import DONE, OperationWork, Work
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -33,13 +33,14 @@ from torch._C._distributed_c10d import (
 
 from .. import _native, group, memory
 from .._ops import ASYNC, Op
-from ..errors import ArgumentError, DtypeError, Error, TimeoutError
-from ..group import to_seconds
+from ..errors import ArgumentError, TimeoutError
+from ..group_arguments import to_seconds
 from . import promote, sharding, sparse, world
-from .arguments import by_dtype, has_cuda, options, resolved, writable
-from .issue import Issuer, tell_autograd
+from .arguments import by_dtype, has_cuda, resolved, writable
+from .checked import Checked
+from .issue import tell_autograd
 from .profile import state
-from .reduce_op import CODE_BY_HASH, reduction
+from .reduce_op import CODE_BY_HASH
 from .work import DONE, OperationWork, Work
 
 __all__ = ["ProcessGroupMPI"]
@@ -56,7 +57,7 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _ZERO = timedelta(0)
 
 
-class ProcessGroupMPI(Issuer):
+class ProcessGroupMPI(Checked):
     """A group of ranks whose collectives go over MPI.
 
     ``init_process_group("mpi")`` and ``new_group`` make it; users do not.
@@ -534,94 +535,6 @@ class ProcessGroupMPI(Issuer):
         tensor = self._one(tensors, Op.RECV)
         target, finish = writable(tensor)
         return self._message(Op.RECV, None, target, peer, tag, (tensor,), finish)
-
-    # Arguments: if they are wrong, the other members are told before the error is raised
-
-    def _refuse(self, code: Op, error: Error) -> NoReturn:
-        """Raise ``error``, and tell the other members of a collective that this rank refuses it."""
-        if self._steps is not None:
-            self._steps.settle()
-        _native.core().refuse(code, self._gid, str(error))
-        raise error
-
-    def _options(self, code: Op, kind: Any, given: Any, *more: Any, **fields: Any) -> Any:
-        if given.__class__ is kind:
-            return given
-        try:
-            return options(kind, given, *(more or (None,)), **fields)
-        except Error as error:
-            self._refuse(code, error)
-
-    def _reduction(self, code: Op, opts: Any) -> tuple[int, float]:
-        try:
-            return reduction(opts.reduceOp)
-        except Error as error:
-            self._refuse(code, error)
-
-    def _one(self, tensors: Any, code: Op) -> Any:
-        """Return the one tensor of an argument that is a tensor, or a list with one tensor."""
-        if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
-            tensors = tensors[0]
-        if isinstance(tensors, torch.Tensor):
-            return tensors
-        if isinstance(tensors, (list, tuple)):
-            text = f"{code.label}: got {len(tensors)} tensors, a group over MPI takes one"
-            return self._refuse(code, ArgumentError(text))
-        text = f"{code.label}: got an object of type {type(tensors).__name__} instead of a tensor"
-        return self._refuse(code, DtypeError(text))
-
-    def _per_rank(self, tensors: Any, code: Op, name: str) -> list[Any]:
-        """Return a list of one tensor for each member, which torch wraps in another list."""
-        if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
-            inner = tensors[0]
-            if isinstance(inner, (list, tuple)):
-                tensors = inner
-        return self._list(tensors, code, name, self._core.size())
-
-    def _list(self, tensors: Any, code: Op, name: str, count: int = 0) -> list[Any]:
-        """Return an argument that is a list of ``count`` items, or for 0 of at least one."""
-        if not isinstance(tensors, (list, tuple)):
-            self._refuse(
-                code,
-                DtypeError(
-                    f"{code.label}: {name} is a {type(tensors).__name__}, it must be a list"
-                ),
-            )
-        if len(tensors) != count if count else not tensors:
-            self._refuse(
-                code,
-                ArgumentError(
-                    f"{code.label}: {name} has {len(tensors)} tensors, it needs {count or 'some'}"
-                ),
-            )
-        return list(tensors)
-
-    def _splits(self, name: str, tensor: Any, splits: Sequence[int] | None) -> Sequence[int] | None:
-        """Return the rows for each member, or None for equal parts. Raise if they do not fit."""
-        size = self._core.size()
-        if splits is not None and len(splits):
-            if len(splits) != size:
-                self._refuse(
-                    Op.ALL_TO_ALL,
-                    ArgumentError(
-                        f"all_to_all_single: {name}_split_sizes={list(splits)} must be {size} "
-                        "numbers of rows, one a rank"
-                    ),
-                )
-            return splits
-        if not isinstance(tensor, torch.Tensor):
-            return None  # the core raises the error
-        rows = tensor.shape[0] if tensor.dim() else 1
-        if rows % size:
-            self._refuse(
-                Op.ALL_TO_ALL,
-                ArgumentError(
-                    f"all_to_all_single: the {name} of shape {tuple(tensor.shape)} cannot be cut "
-                    f"into {size} equal parts along its first dimension: give "
-                    f"{name}_split_sizes"
-                ),
-            )
-        return None
 
 
 def _joined(works: Sequence[Work], output: _Tensors) -> Work:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import _native, group, objects
 from ..errors import ArgumentError
-from ..group import to_seconds
+from ..group_arguments import to_seconds
 from . import environment
 from .errors import LauncherError
 

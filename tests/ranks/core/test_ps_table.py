@@ -137,7 +137,7 @@ def test_wrong_tables(arguments: Any, named: Any, error: Any, text: str) -> None
     ("ids", "gradients", "error", "text"),
     [
         (np.zeros(2), np.zeros((2, DIM), F32), errors.DtypeError, "ids are of float64"),
-        ([1, 2], np.zeros((2, DIM), F32), errors.DtypeError, "is no tensor"),
+        ([1, 2], np.zeros((2, DIM), F32), errors.DtypeError, "are no tensor"),
         (None, np.zeros((2, DIM), F32), errors.DtypeError, "None is no tensor"),
         (np.array([1, 2]), np.zeros((2, DIM)), errors.DtypeError, "gradients are of float64"),
         (np.array([1, 2]), np.zeros((2, DIM), np.float16), errors.DtypeError, "dtype float32$"),
@@ -199,7 +199,7 @@ def test_learning_rate_and_step() -> None:
     table.push(ids, ones, learning_rate=2)
     table.push(ids, ones, learning_rate=0)
     assert (table.pull(ids) == -2.5).all()
-    for rate in (-1.0, np.inf):
+    for rate in (-1.0, np.inf, np.nan):
         with pytest.raises(errors.ArgumentError, match="learning_rate="):
             table.push(ids, ones, learning_rate=rate)
     for step in (0, -1):

@@ -12,83 +12,24 @@ import numpy as np
 import paddle
 import paddlempi
 import pytest
+from overlapping import (
+    OPTIMIZERS,
+    Branches,
+    Chain,
+    overlapping,
+    pair,
+    same_bits,
+    step,
+    trained,
+    under_way,
+    values,
+)
 from paddle import nn
-from paddle.amp.grad_scaler import OptimizerState
 from paddle.distributed.fleet.utils import recompute
-from paddlempi.errors import ArgumentError, MismatchError, RefusedError
-from paddlempi.paddle import DataParallel
+from paddlempi.errors import ArgumentError
 from paddlempi.paddle.buckets import Bucket
 
 pytestmark = pytest.mark.usefixtures("dist")
-
-
-def decayed(kind: str, **more: Any) -> Callable[[Any], Any]:
-    return lambda p: getattr(paddle.optimizer, kind)(0.01, parameters=p, weight_decay=0.1, **more)
-
-
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "SGD": decayed("SGD"),
-    "Momentum, by value": decayed("Momentum", grad_clip=nn.ClipGradByValue(1e-3)),
-    "Adam, by norm": decayed("Adam", grad_clip=nn.ClipGradByNorm(1e-2)),
-    "AdamW": decayed("AdamW", apply_decay_param_fun=lambda name: "w_0" in name),
-    "Adamax": decayed("Adamax"),
-    "Adagrad": decayed("Adagrad"),
-    "Adadelta": decayed("Adadelta"),
-    "RMSProp": decayed("RMSProp", momentum=0.5),
-    "NAdam": decayed("NAdam"),
-    "RAdam": decayed("RAdam"),
-    "Lamb": lambda p: paddle.optimizer.Lamb(0.01, 0.1, parameters=p),
-    "Rprop": lambda p: paddle.optimizer.Rprop(0.01, parameters=p),
-    "ASGD": lambda p: paddle.optimizer.ASGD(0.01, 3, parameters=p),
-    "scheduler": lambda p: paddle.optimizer.Adam(
-        paddle.optimizer.lr.ExponentialDecay(0.1, 0.5), parameters=p
-    ),
-    "no decay": lambda p: paddle.optimizer.SGD(paddle.optimizer.lr.StepDecay(0.1, 1), parameters=p),
-    "groups": lambda p: paddle.optimizer.AdamW(
-        0.01,
-        parameters=[
-            {"params": p[:3], "learning_rate": 0.5, "beta1": 0.8},
-            {"params": p[3:], "weight_decay": 0.2, "grad_clip": nn.ClipGradByValue(1e-3)},
-        ],
-    ),
-}
-
-
-def overlapping(net: Any, **more: Any) -> Any:
-    return DataParallel(net, overlap_next_forward=True, **{**dp.SMALL, **more})
-
-
-def pair(build: Callable[[], Any] = dp.Net, **more: Any) -> tuple[Any, Any]:
-    """Return the same model twice: with the overlap and without."""
-    paddle.seed(3)
-    model = overlapping(build(), **more)
-    return model, DataParallel(dp.twin(build, model), **{**dp.SMALL, **more})
-
-
-def same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert value.tobytes() == other[name].tobytes(), name
-
-
-def under_way(model: Any) -> int:
-    """Return the number of buckets whose steps a forward must still make."""
-    return sum(pending.has_step for pending in model._reducer._overlap._pending)
-
-
-def values(optimizer: Any) -> dict[str, Any]:
-    """Return an optimizer's states in order, because Paddle's names for them contain a counter."""
-    found = optimizer.state_dict()
-    found.pop("LR_Scheduler", None)
-    return {str(number): np.array(t.numpy()) for number, t in enumerate(found.values())}
-
-
-def step(model: Any, optimizer: Any, x: Any, loss: dp.Loss = dp.square, zero: bool = True) -> None:
-    loss(model, x).backward()
-    optimizer.step()
-    optimizer.clear_grad(set_to_zero=zero)
-    if isinstance(optimizer._learning_rate, paddle.optimizer.lr.LRScheduler):
-        optimizer._learning_rate.step()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -106,19 +47,6 @@ def test_bit_for_bit(name: str, rank: int, size: int) -> None:
 
 
 # What a forward waits for.
-
-
-class Chain(nn.Layer):
-    """Layers of one parameter each. With ``EACH`` every parameter has a bucket of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = nn.LayerList([nn.Linear(8, 8, bias_attr=False) for _ in range(4)])
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.steps:
-            x = layer(x)
-        return x
 
 
 EACH = {"comm_buffer_size": 1e-6, "last_comm_buffer_size": 1e-6}
@@ -260,22 +188,6 @@ class Recomputed(nn.Layer):
 
     def forward(self, x: Any) -> Any:
         return recompute(self.block, self.first(x))
-
-
-class Branches(nn.Layer):
-    """Every step uses one of two layers. A third is never used, and a fourth is frozen."""
-
-    used = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two, self.never = (nn.Linear(8, 8) for _ in range(3))
-        self.frozen = nn.Linear(8, 8)
-        for parameter in self.frozen.parameters():
-            parameter.stop_gradient = True
-
-    def forward(self, x: Any) -> Any:
-        return (self.one, self.two)[Branches.used](self.frozen(x))
 
 
 def compiled() -> Any:
@@ -458,17 +370,6 @@ def test_two_models_in_turn(rank: int, size: int) -> None:
 # Reads of parameters and states.
 
 
-def trained(rank: int, size: int) -> tuple[Any, Any, Any, Any]:
-    """Return two models and their optimizers. The first model has a step under way."""
-    model, other = pair()
-    mine, its = (OPTIMIZERS["AdamW"](net.parameters()) for net in (model, other))
-    for net, optimizer in ((other, its), (model, mine)):
-        for k in range(3):
-            step(net, optimizer, dp.part(dp.batch(k, size), rank, size))
-    assert under_way(model) == len(model._reducer._buckets)
-    return model, other, mine, its
-
-
 READS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "state_dict": dp.state,
     "of the bare model": lambda model: dp.state(model._layers),
@@ -573,164 +474,3 @@ def test_a_parameter_used_too_early_is_an_error(rank: int, size: int) -> None:
     step(model, optimizer, x)
     mine = dp.state(model)
     dp.agree(mine, mine)
-
-
-# Refusals.
-
-
-def test_refused_optimizers(rank: int) -> None:
-    model = overlapping(dp.Net())
-    parameters = model.parameters()
-
-    class Own(paddle.optimizer.SGD):
-        pass
-
-    clip = nn.ClipGradByGlobalNorm(1.0)
-    for text, make in {
-        "grad_clip=ClipGradByGlobalNorm needs all": lambda: paddle.optimizer.SGD(
-            0.1, parameters=parameters, grad_clip=clip
-        ),
-        "grad_clip=ClipGradByGlobalNorm ": lambda: paddle.optimizer.Adam(
-            0.1, parameters=[{"params": parameters, "grad_clip": clip}]
-        ),
-        "use_multi_tensor may update several": lambda: paddle.optimizer.Adam(
-            0.1, parameters=parameters, use_multi_tensor=True
-        ),
-        "optimizer .*Own may update": lambda: Own(0.1, parameters=parameters),
-        "optimizer LBFGS may update": lambda: paddle.optimizer.LBFGS(0.1, parameters=parameters),
-    }.items():
-        with pytest.raises(ArgumentError, match=f"overlap_next_forward: {text}"):
-            make()
-    optimizer = paddle.optimizer.SGD(0.1, parameters=parameters)
-    optimizer._grad_clip = clip
-    with pytest.raises(ArgumentError, match="grad_clip=ClipGradByGlobalNorm"):
-        optimizer.step()
-    net = dp.Net()
-    late = paddle.optimizer.SGD(0.1, parameters=net.parameters(), grad_clip=clip)
-    with pytest.raises(ArgumentError, match="grad_clip=ClipGradByGlobalNorm"):
-        overlapping(net)  # an optimizer that is older than the wrapper
-    del late
-
-
-def test_a_grad_scaler_is_refused(rank: int, size: int) -> None:
-    model = overlapping(dp.Net())
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    with pytest.warns(UserWarning, match="only be enabled on"):
-        scaler = paddle.amp.GradScaler()
-    x = dp.part(dp.batch(0, size), rank, size)
-    scaler.scale(dp.square(model, x)).backward()
-    scaler.step(optimizer)  # a scaler that does nothing, as on the CPU, is accepted
-    scaler._enable = True
-    scaler._found_inf = paddle.to_tensor([False])
-    scaler._optimizer_states = {id(optimizer): {"state": OptimizerState.INIT}}
-    scaler._unscale = lambda optimizer: None
-    with pytest.raises(ArgumentError, match="GradScaler looks at all gradients"):
-        scaler.step(optimizer)
-
-
-def test_zero_is_refused(rank: int) -> None:
-    model = overlapping(dp.Net())
-    context = paddlempi.get_context()
-    context.zero_opt_level = 1
-    try:
-        with pytest.raises(ArgumentError, match="zero_opt_level shards"):
-            paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    finally:
-        context.zero_opt_level = 0
-
-
-# Errors.
-
-
-def test_a_parameter_without_gradient(rank: int, size: int) -> None:
-    """The error comes before the next forward, and nothing was updated."""
-    Branches.used = 0
-    model = overlapping(Branches(), find_unused_parameters=False)
-    for layer in (model._layers.never, model._layers.two):
-        for parameter in layer.parameters():
-            parameter.stop_gradient = True
-    optimizer = OPTIMIZERS["SGD"](model.parameters())
-    x = dp.part(dp.batch(0, size), rank, size)
-    step(model, optimizer, x)
-    for parameter in model._layers.two.parameters():
-        parameter.stop_gradient = False
-    before = dp.state(model)
-    Branches.used = int(rank == 1)
-    step(model, optimizer, x)
-    with pytest.raises(MismatchError, match=r"'(one|two)\.\w+' had no gradient"):
-        model(x)
-    same_bits(dp.state(model), before)
-    Branches.used = 0
-    model.clear_gradients()
-    step(model, optimizer, x)
-    after = dp.state(model)
-    dp.agree(after, after)
-    assert any((after[name] != before[name]).any() for name in after)
-
-
-def test_backward_fails_on_a_rank(rank: int, size: int) -> None:
-    model = overlapping(dp.Net())
-    optimizer = OPTIMIZERS["AdamW"](model.parameters())
-    x = dp.part(dp.batch(0, size), rank, size)
-    for _ in range(2):
-        step(model, optimizer, x)
-    before = dp.state(model)
-    loss = dp.square(model, x)
-    fails = rank == 1
-    handle = model._layers.middle.weight.register_hook(lambda g: 1 / 0 if fails else None)
-    if rank == 1:
-        with pytest.raises(BaseException, match="division by zero"):
-            loss.backward()
-    else:
-        loss.backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        with pytest.raises(RefusedError, match=r"\[1\]"):
-            model(x)
-    handle.remove()
-    same_bits(dp.state(model), before)  # no rank has made the step
-    model.clear_gradients()
-    for _ in range(2):
-        step(model, optimizer, x)
-    after = dp.state(model)
-    dp.agree(after, after)
-
-
-def test_a_spoilt_gradient_is_noticed(
-    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, other = pair()
-    mine, its = (OPTIMIZERS["SGD"](net.parameters()) for net in (model, other))
-    x = dp.part(dp.batch(0, size), rank, size)
-    for k in range(2):
-        step(other, its, x)
-        if k:
-            dp.spoil(monkeypatch, rank)
-        step(model, mine, x)
-    assert dp.noticed(lambda: same_bits(dp.state(model), dp.state(other)))
-
-
-def test_the_model_may_go_before_its_step(rank: int, size: int) -> None:
-    model, other, _, _ = trained(rank, size)
-    net = model._layers
-    del model
-    same_bits(dp.state(net), dp.state(other))
-
-
-class Headless(Chain):
-    """The caller runs its last layer."""
-
-    def forward(self, x: Any) -> Any:
-        for layer in self.steps[:-1]:
-            x = layer(x)
-        return x
-
-
-def test_a_layer_that_runs_after_the_model(rank: int, size: int) -> None:
-    model, other = pair(Headless)
-    for net in (model, other):
-        optimizer = OPTIMIZERS["SGD"](net.parameters())
-        for k in range(3):
-            x = dp.part(dp.batch(k, size), rank, size)
-            step(lambda x, net=net: net._layers.steps[-1](net(x)), optimizer, x)
-    same_bits(dp.state(model), dp.state(other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,27 @@ def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
     assert ps_core.ways == {"dense": "modulo"} and ps_core.steps == STEPS
 
 
+def test_dense_parameters_of_16_bits() -> None:
+    parameter = paddle.create_parameter(
+        [3], paddle.bfloat16, default_initializer=paddle.nn.initializer.Constant(0.0)
+    )
+    parameter.set_value(paddle.to_tensor([1.0, 2.0, -4.0]).astype("bfloat16"))
+    optimizer = ps.DistributedOptimizer(paddle.optimizer.SGD(0.5, [parameter]), dense="server")
+    (parameter.astype("float32") * 2).sum().backward()
+    optimizer.step()
+    assert parameter.dtype == paddle.bfloat16
+    assert parameter.astype("float32").tolist() == [0.0, 1.0, -5.0]
+
+
+def test_layers_can_be_copied() -> None:
+    layer = ps.SparseEmbedding(ROWS, DIM, name="a")
+    layer.prefetch(paddle.to_tensor([3]))
+    again = copy.deepcopy(layer)
+    ids = paddle.to_tensor([1, 2])
+    assert again.table is layer.table and (again(ids) == layer(ids)).all()
+    assert "11, 5, name='a'" in repr(layer)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -188,6 +210,11 @@ def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
             lambda: ps.SparseEmbedding(ROWS, DIM, name="a")(paddle.to_tensor([1.0])),
             errors.DtypeError,
             "ids are of paddle.float32",
+        ),
+        (
+            lambda: ps.DistributedOptimizer(paddle.nn.Linear(1, 1)),
+            errors.DtypeError,
+            "a Linear is no optimizer of Paddle",
         ),
         (
             lambda: ps.DistributedOptimizer(paddle.optimizer.SGD(0.1, []), dense="x"),

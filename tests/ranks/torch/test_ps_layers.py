@@ -161,6 +161,20 @@ def test_zero_grad_drops_what_was_noted(ps_core: PsCore) -> None:
     assert ps_core.requests == [(2, [])]
 
 
+@pytest.mark.parametrize("padding", [None, 3])
+def test_the_batch_may_be_written_to_before_the_step(padding: int | None) -> None:
+    """As with torch's layer, after backward: a loop that accumulates has one tensor of ids."""
+    layer = ps.Embedding(ROWS, DIM, padding, name="a", optimizer=ps.SGD(1.0))
+    before = weight_of(layer)
+    ids = torch.tensor([[1, 2], [4, 5]])[:, 0]
+    for other in (2, 7):
+        layer(ids).sum().backward()
+        ids.fill_(other)
+    ps.step()
+    changed = (weight_of(layer) != before).all(1).nonzero().flatten().tolist()
+    assert changed == [1, 2, 4]
+
+
 def test_nothing_is_noted_without_gradients(ps_core: PsCore) -> None:
     layer = ps.Embedding(ROWS, DIM, name="a")
     with torch.no_grad():
@@ -211,6 +225,21 @@ def test_schedulers_states_and_closures() -> None:
     assert len(optimizer.state) == 2
     with pytest.raises(errors.UnsupportedError, match="state_dict"):
         copy.deepcopy(optimizer)
+
+
+def test_a_grad_scaler_is_refused(ps_core: PsCore) -> None:
+    layer, dense = ps.Embedding(ROWS, DIM, name="a"), torch.nn.Linear(DIM, 1)
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD(dense.parameters(), 0.1))
+    for enabled in (True, False):
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        scaler.scale(dense(layer(torch.tensor([1]))).sum()).backward()
+        if enabled:
+            with pytest.raises(errors.UnsupportedError, match="bfloat16"):
+                scaler.step(optimizer)
+            optimizer.zero_grad()
+        else:
+            scaler.step(optimizer)
+    assert ps_core.steps == 1
 
 
 def test_models_can_be_saved_and_copied() -> None:
@@ -282,6 +311,17 @@ def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
         of_servers.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
 
 
+def test_groups_of_parameters_that_are_not_trained(ps_core: PsCore) -> None:
+    frozen, model = torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.Linear(2, 2)
+    inner = torch.optim.SGD([{"params": frozen.parameters()}, {"params": model.parameters()}], 1.0)
+    optimizer = ps.DistributedOptimizer(inner, dense="server")
+    assert set(ps_core.ways) == {"dense.1"}
+    before = model.bias.detach().clone()
+    model(frozen(torch.ones(2))).sum().backward()
+    optimizer.step()
+    assert (model.bias == before - 1).all()
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -313,6 +353,24 @@ def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
         ),
         (lambda: ps.Embedding(ROWS, DIM, name="a")([1]), errors.DtypeError, "ids are of list"),
         (lambda: ps.DistributedOptimizer(7), errors.DtypeError, "a int is no optimizer"),
+        (
+            lambda: ps.DistributedOptimizer(torch.nn.Linear(1, 1)),
+            errors.DtypeError,
+            "a Linear is no optimizer of torch",
+        ),
+        (
+            lambda: ps.DistributedOptimizer(
+                ps.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1))
+            ),
+            errors.ArgumentError,
+            "it is one already",
+        ),
+        (
+            lambda: ps.DistributedOptimizer(torch.optim.LBFGS(torch.nn.Linear(1, 1).parameters())),
+            errors.UnsupportedError,
+            "LBFGS",
+        ),
+        (lambda: ps.Embedding(ROWS, DIM, 1.5, name="a"), errors.DtypeError, "padding_idx=1.5"),
         (
             lambda: ps.DistributedOptimizer(
                 torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), dense="ddp"

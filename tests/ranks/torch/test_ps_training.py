@@ -106,14 +106,23 @@ def test_a_parameter_that_some_trainers_use(begin: Callable[..., bool], rank: in
     assert (parts[2] == 5).all() and parts[2].grad is None  # nobody used it: no weight decay
 
 
-def test_sparse_gradients_of_dense_parameters(begin: Callable[..., bool]) -> None:
+def test_sparse_gradients_of_dense_parameters(begin: Callable[..., bool], rank: int) -> None:
+    """On one trainer only: the others learn of it, and nothing was changed."""
     if not begin(BOTH):
         return
     layer = torch.nn.Embedding(4, 2, sparse=True)
+    rows = ps.Embedding(4, 2, name="rows", optimizer=ps.SGD(1.0))
     optimizer = ps.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 1.0))
-    layer(torch.tensor([1])).sum().backward()
-    with pytest.raises(errors.UnsupportedError, match=r"use ps\.Embedding"):
+    before = layer.weight.detach().clone()
+    if rank == 0:
+        layer(torch.tensor([1])).sum().backward()
+        rows(torch.tensor([2])).sum().backward()
+    kind, text = (
+        (errors.UnsupportedError, r"ps\.Embedding") if rank == 0 else (errors.RefusedError, "0")
+    )
+    with pytest.raises(kind, match=text):
         optimizer.step()
+    assert (layer.weight == before).all()
 
 
 def test_asynchronous_training_learns(begin: Callable[..., bool], rank: int) -> None:

@@ -25,7 +25,7 @@ MODULE = "github.com/paddlempi/paddlempi"
 # of its own floor. A folder is one entry.
 PYTHON = (
     ("errors", "_ops"),
-    ("reduce_op", "_marks", "_processes"),
+    ("reduce_op", "_marks", "_processes", "group_arguments"),
     ("_native",),
     ("tensors",),
     ("_buffer",),
@@ -61,6 +61,7 @@ TORCH = (
     ),
     ("work", "world"),
     ("store", "issue", "sparse"),
+    ("checked",),
     ("process_group",),
     ("mixed",),
     ("activation",),

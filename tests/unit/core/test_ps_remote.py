@@ -71,6 +71,52 @@ def test_wrong_tables(ps_core: PsCore, arguments: Any, kind: type, text: str) ->
         ps.RemoteTable(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda t: t.pull([1, 2]), errors.DtypeError, "ids of type list are no tensor"),
+        (lambda t: t.pull(3), errors.DtypeError, "ids of type int are no tensor"),
+        (lambda t: t.pull(np.array(3)), errors.ArgumentError, r"shape \(\) must be of"),
+        (lambda t: t.pull([1], ONES[:1]), errors.DtypeError, "pull: ids of type list"),
+        (lambda t: t.push([1], ONES[:1]), errors.DtypeError, "push: ids of type list"),
+        (lambda t: t.push([1]), errors.DtypeError, "push: ids of type list"),
+        (lambda t: t.write([1], ONES[:1]), errors.DtypeError, "write: ids of type list"),
+        (lambda t: ps.note(t, [1], ONES[:1]), errors.DtypeError, "ps.note: ids of type list"),
+        (lambda t: ps.note("t", IDS, ONES), errors.DtypeError, "table='t' is no RemoteTable"),
+        (lambda t: ps.pull(t), errors.DtypeError, r"a request is \(RemoteTable, ids\), not Remo"),
+        (lambda t: ps.pull([("t", IDS)]), errors.DtypeError, r"not \('t', array"),
+        (lambda t: ps.pull([(t, [1])]), errors.DtypeError, "ps.pull: ids of type list"),
+        (lambda t: ps.push([(t, IDS)]), errors.DtypeError, "RemoteTable, ids, gradients"),
+        (lambda t: ps.push([(t, [1], ONES)]), errors.DtypeError, "ps.push: ids of type list"),
+        (lambda t: t.push(IDS, ONES, float("nan")), errors.ArgumentError, "learning_rate=nan"),
+        (lambda t: t.push(IDS, ONES, "fast"), errors.DtypeError, "learning_rate='fast'"),
+        (lambda t: ps.set_learning_rate("t", None), errors.DtypeError, "rate=None is no number"),
+        (lambda t: ps.set_learning_rate("t", "x"), errors.DtypeError, "'x' is no number"),
+        (lambda t: ps.set_learning_rate(3, 0.1), errors.DtypeError, "name=3 is no text"),
+        (lambda t: ps.barrier(3), errors.DtypeError, "name=3 is no text"),
+        (lambda t: ps.restore("folder", "2"), errors.DtypeError, "step='2' is no integer"),
+        (lambda t: ps.SGD("0.1"), errors.DtypeError, "SGD: learning_rate='0.1' is no number"),
+        (lambda t: ps.Adam(None), errors.DtypeError, "Adam: learning_rate=None is no number"),
+        (lambda t: ps.Normal(std=None), errors.DtypeError, "Normal: std=None is no number"),
+    ],
+)
+def test_wrong_calls(
+    ps_core: PsCore, table: ps.RemoteTable, call: Any, kind: type, text: str
+) -> None:
+    before = len(ps_core.controls)
+    with pytest.raises(kind, match=text):
+        call(table)
+    assert (ps_core.requests, ps_core.steps, len(ps_core.controls)) == ([], 0, before)
+
+
+def test_a_rate_that_became_nan(ps_core: PsCore, table: ps.RemoteTable) -> None:
+    """To the core it would be no rate."""
+    table.learning_rate = float("nan")
+    with pytest.raises(errors.ArgumentError, match="learning_rate=nan"):
+        ps.push([(table, IDS, ONES)])
+    assert ps_core.steps == 0
+
+
 def test_one_request_for_all_tables(ps_core: PsCore, table: ps.RemoteTable) -> None:
     other = ps.RemoteTable("u", 2)
     rows = ps.pull([(other, IDS), (table, IDS[:1])])

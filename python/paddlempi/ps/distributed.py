@@ -1,0 +1,193 @@
+"""One step of all trainers: what ``DistributedOptimizer`` of torch and of Paddle have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from .._ops import Op
+from ..arguments import refuse
+from ..collectives import all_reduce_coalesced, broadcast
+from ..errors import ArgumentError, DtypeError, UnsupportedError
+from ..group import ProcessGroup
+from ..reduce_op import ReduceOp
+from . import session, stepping
+from .dense import Blocks, spread
+from .optimizers import Optimizer
+
+__all__ = ["CommonOptimizer", "Vector"]
+
+
+class CommonOptimizer:
+    """The part of a ``DistributedOptimizer`` that needs no framework. A front's class derives it.
+
+    Attributes:
+        optim: the wrapped optimizer.
+    """
+
+    optim: Any
+    _average: bool
+    _group: ProcessGroup | None
+    _on_servers: list[Vector]
+
+    def _attach(self, optimizer: Any, dense: str, average: bool, name: str) -> None:
+        """Take the arguments, and make the dense parameters of all trainers the same."""
+        if dense not in ("all_reduce", "server", "local"):
+            raise ArgumentError(
+                f"ps.DistributedOptimizer: dense={dense!r} is none of 'all_reduce', 'server' and "
+                "'local'"
+            )
+        if not isinstance(name, str):
+            raise DtypeError(f"ps.DistributedOptimizer: name={name!r} is no text")
+        if isinstance(optimizer, CommonOptimizer):
+            raise ArgumentError("ps.DistributedOptimizer: it is one already: its step would be two")
+        found = session.as_trainer("ps.DistributedOptimizer")
+        self.optim = optimizer
+        self._average = average
+        self._group = None
+        self._on_servers = []
+        if dense == "server":
+            self._on_servers = self._vectors(name)
+            spread([vector.blocks for vector in self._on_servers])
+            self.refresh()
+        elif dense == "all_reduce" and len(found.trainers) > 1:
+            self._group = found.trainer_group
+            for parameter in self._parameters():
+                broadcast(self._detached(parameter), src=found.trainers[0], group=self._group)
+
+    # What the framework knows
+
+    def _parameters(self) -> list[Any]:
+        """Return the dense parameters that are trained."""
+        raise NotImplementedError
+
+    def _vectors(self, name: str) -> list[Vector]:
+        """Return the vectors of the parameters; ``name`` is that of the argument."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _detached(parameter: Any) -> Any:
+        """Return a parameter as a tensor that may be written to."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _is_sparse(gradient: Any) -> bool:
+        raise NotImplementedError
+
+    @staticmethod
+    def _zeros_like(parameter: Any) -> Any:
+        raise NotImplementedError
+
+    @staticmethod
+    def _flags(values: list[float], parameters: list[Any]) -> Any:
+        """Return a tensor of float32 where the gradients of these parameters are."""
+        raise NotImplementedError
+
+    # A step
+
+    def _step_of_all(self) -> None:
+        """Push what was noted, and update the dense parameters."""
+        self._check()
+        # Before the push, which waits for all trainers: they learn it if one refuses.
+        if self._group is not None:
+            self._average_gradients(self._group)
+        for vector in self._on_servers:
+            vector.note()
+        stepping.step(average=self._average)
+        if self._on_servers:
+            self.refresh()
+        else:
+            self.optim.step()
+
+    def _check(self) -> None:
+        """Refuse sparse gradients of dense parameters, before anything has changed."""
+        if self._group is None and not self._on_servers:
+            return
+        if any(p.grad is not None and self._is_sparse(p.grad) for p in self._parameters()):
+            error = UnsupportedError(
+                "ps.DistributedOptimizer: a dense parameter has a sparse gradient: make its layer "
+                "one of paddlempi.ps (ps.Embedding, ps.SparseEmbedding), or its gradient dense"
+            )
+            if self._group is None:
+                raise error
+            refuse(Op.ALL_REDUCE_COALESCED, self._group, error)
+
+    def _average_gradients(self, group: ProcessGroup) -> None:
+        """Average over the trainers. A parameter that no trainer has used keeps no gradient."""
+        parameters = self._parameters()
+        flags = self._flags([float(p.grad is not None) for p in parameters], parameters)
+        by_dtype: dict[Any, list[Any]] = {flags.dtype: [flags]}
+        gradients = []
+        for parameter in parameters:
+            here = self._zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(here)
+            by_dtype.setdefault(here.dtype, []).append(here)
+        for tensors in by_dtype.values():
+            all_reduce_coalesced(tensors, ReduceOp.AVG, group)
+        for parameter, gradient, share in zip(parameters, gradients, flags.tolist(), strict=True):
+            if share and parameter.grad is None:
+                parameter.grad = gradient
+
+    def refresh(self) -> None:
+        """With ``dense="server"``, set the parameters to those on the servers.
+
+        ``step`` does so. A program does it after ``ps.restore``.
+        """
+        for vector in self._on_servers:
+            vector.pull()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optim":  # not made yet
+            raise AttributeError(name)
+        return getattr(self.optim, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.optim!r})"
+
+
+class Vector:
+    """Parameters on the servers, one behind the other in one vector.
+
+    Args:
+        name: the name of the vector.
+        parameters: at least one, of at least one element.
+        optimizer: what the servers do.
+        rate: returns the learning rate of a step.
+        read: returns a parameter or a gradient as a NumPy array of float32, [elements].
+        write: sets a parameter to a NumPy array of float32, [elements].
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[Any],
+        optimizer: Optimizer,
+        rate: Callable[[], float],
+        read: Callable[[Any], Any],
+        write: Callable[[Any, Any], None],
+    ) -> None:
+        self._rate, self._read, self._write = rate, read, write
+        sizes = [math.prod(parameter.shape) for parameter in parameters]
+        ends = list(accumulate(sizes))
+        places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self._places = list(zip(parameters, places, strict=True))
+        self.blocks = Blocks(name, ends[-1], optimizer)
+        for parameter, place in self._places:
+            self.blocks.values[place] = read(parameter)
+
+    def note(self) -> None:
+        """Note the gradients for the next step; those of parameters that were not used are 0."""
+        for parameter, place in self._places:
+            gradient = parameter.grad
+            self.blocks.gradients[place] = 0 if gradient is None else self._read(gradient)
+        table, ids, gradients = self.blocks.request()
+        table.learning_rate = self._rate()
+        stepping.note(table, ids, gradients)
+
+    def pull(self) -> None:
+        """Set the parameters to those on the servers."""
+        self.blocks.pull()
+        for parameter, place in self._places:
+            self._write(parameter, self.blocks.values[place])
