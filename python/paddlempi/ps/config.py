@@ -47,15 +47,15 @@ class TableConfig:
                 name. The core checks ``dim``, ``dtype`` and the optimizer's numbers.
             DtypeError: an argument is of a wrong type.
         """
-        if not 0 <= whole("seed", seed) < 1 << 64:
+        if not 0 <= whole("Table", "seed", seed) < 1 << 64:
             raise ArgumentError(f"Table: seed={seed!r} is not from 0 to 2**64 - 1")
         if non_finite not in ("refuse", "allow"):
             raise ArgumentError(f"Table: non_finite={non_finite!r} is neither 'refuse' nor 'allow'")
         for name, limit in (("num_ids", num_ids), ("memory_limit", memory_limit)):
-            if limit is not None and whole(name, limit) < 1:
+            if limit is not None and whole("Table", name, limit) < 1:
                 raise ArgumentError(f"Table: {name}={limit!r} is below 1")
         return cls(
-            whole("dim", dim),
+            whole("Table", "dim", dim),
             optimizer(optimizer_),
             initializer(initializer_),
             dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2],
@@ -110,7 +110,7 @@ class Configured:
         return self._config.optimizer
 
 
-def whole(name: str, value: Any) -> int:
+def whole(what: str, name: str, value: Any) -> int:
     """Return an argument as an integer.
 
     Raises:
@@ -119,7 +119,7 @@ def whole(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise DtypeError(f"Table: {name}={value!r} is no integer") from None
+        raise DtypeError(f"{what}: {name}={value!r} is no integer") from None
 
 
 def rate_of(what: str, rate: Any) -> float | None:
@@ -140,7 +140,7 @@ def rate_of(what: str, rate: Any) -> float | None:
     return number
 
 
-def checked_ids(what: str, ids: Any) -> Any:
+def checked_ids(what: str, ids: Any, name: str = "ids") -> Any:
     """Return ids that may be a tensor: a list is none, though the core takes lists of tensors.
 
     Raises:
@@ -148,22 +148,22 @@ def checked_ids(what: str, ids: Any) -> Any:
     """
     if isinstance(ids, (list, tuple, int, float, str)):
         raise DtypeError(
-            f"{what}: ids of type {type(ids).__qualname__} are no tensor: give one of int64 or "
+            f"{what}: {name} of type {type(ids).__qualname__} are no tensor: give one of int64 or "
             "int32, [n]"
         )
     return ids
 
 
-def length_of(what: str, ids: Any) -> int:
+def length_of(what: str, ids: Any, name: str = "ids") -> int:
     """Return how many ids a tensor has.
 
     Raises:
         ArgumentError: it has no dimensions.
         DtypeError: it is no tensor.
     """
-    if getattr(checked_ids(what, ids), "shape", None) in ((), []):
-        raise ArgumentError(f"{what}: ids of shape () must be of shape [n]")
+    if getattr(checked_ids(what, ids, name), "shape", None) in ((), []):
+        raise ArgumentError(f"{what}: {name} of shape () must be of shape [n]")
     try:
         return len(ids)
     except TypeError:
-        raise DtypeError(f"{what}: ids of type {type(ids).__qualname__} are no tensor") from None
+        raise DtypeError(f"{what}: {name} of type {type(ids).__qualname__} are no tensor") from None

@@ -135,13 +135,13 @@ def _rows(returned: Any, call: dict[str, Any]) -> Any:
     Raises:
         ValueError: it has another shape.
     """
-    import numpy
+    from ..tensors.numpy import contiguous
 
     shape = call["keys"], call["dim"]
     if memory.framework_of(returned) == "numpy":
         if returned is None:
             raise ValueError(f"it returned None for a pull; it must return rows of shape {shape}")
-        returned = numpy.ascontiguousarray(returned, numpy.dtype(call["dtype"]))
+        returned = contiguous(returned, call["dtype"])
     if tuple(returned.shape) != shape:
         raise ValueError(f"it returned rows of shape {tuple(returned.shape)} instead of {shape}")
     return returned

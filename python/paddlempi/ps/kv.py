@@ -12,6 +12,7 @@ from .config import length_of, whole
 __all__ = ["KV"]
 
 _PUSH, _PULL, _PUSH_PULL, _WAIT = 6, 7, 8, 9
+_NAMES = {_PUSH: "push", _PULL: "pull", _PUSH_PULL: "push_pull"}
 
 
 class KV:
@@ -60,7 +61,7 @@ class KV:
         session.as_trainer("ps.KV")
         if not isinstance(name, str):
             raise DtypeError(f"ps.KV: name={name!r} is no text")
-        self._name, self._dim = name, whole("dim", dim)
+        self._name, self._dim = name, whole("ps.KV", "dim", dim)
         self._dtype = memory.name_of_dtype("ps.KV", dtype)
         self._core = _native.load()
         self._number: int = _native.control(
@@ -145,7 +146,7 @@ class KV:
             TimeoutError: a server did not answer in time.
             PeerDiedError: a server has died.
         """
-        timestamp = whole("timestamp", timestamp)
+        timestamp = whole("wait", "timestamp", timestamp)
         out, count, framework = self._pulls.pop(timestamp, (None, -1, ""))
         try:
             if out is None and count >= 0:
@@ -158,8 +159,8 @@ class KV:
         return out
 
     def _start(self, code: int, keys: Any, values: Any, out: Any, command: int) -> int:
-        count = length_of(keys)
-        number = whole("command", command)
+        count = length_of(_NAMES[code], keys, "keys")
+        number = whole(_NAMES[code], "command", command)
         timestamp = int(self._core.table(code, self._number, keys, values, out, None, number))
         if code != _PUSH:
             self._pulls[timestamp] = out, count, memory.framework_of(keys)

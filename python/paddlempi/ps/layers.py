@@ -120,10 +120,10 @@ def _padding(padding_idx: int | None, num_embeddings: int | None) -> int | None:
     """Return the id of the padding; a negative one counts from the end, as in torch and Paddle."""
     if padding_idx is None:
         return None
-    padding = whole("padding_idx", padding_idx)
+    padding = whole("Embedding", "padding_idx", padding_idx)
     if num_embeddings is None:
         return padding
-    count = whole("num_embeddings", num_embeddings)
+    count = whole("Embedding", "num_embeddings", num_embeddings)
     if not -count <= padding < count:
         raise ArgumentError(
             f"Embedding: padding_idx={padding_idx} is not within num_embeddings={num_embeddings}"

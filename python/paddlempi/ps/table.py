@@ -274,7 +274,7 @@ def _free(number: int) -> None:
 def _step(step: Any) -> int:
     if step is None:
         return 0
-    number = whole("step", step)
+    number = whole("push", "step", step)
     if number < 1:
         raise ArgumentError(f"push: step={step!r} is below 1")
     return number

@@ -15,7 +15,7 @@ from .._ops import DTYPE_BY_NAME
 from ..errors import ArgumentError, DtypeError
 from .kind import CPU, KNOWN_DTYPES, Description, Kind
 
-__all__ = ["KINDS", "joined", "over"]
+__all__ = ["KINDS", "contiguous", "joined", "over"]
 
 
 def _describe(array: Any) -> Description:
@@ -50,6 +50,15 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
         raise DtypeError(
             f"NumPy has no dtype {dtype}: install ml_dtypes and import it first"
         ) from None
+
+
+def contiguous(values: Any, dtype: str) -> Any:
+    """Return what NumPy makes of values, as a contiguous array of a dtype; an array itself if it is.
+
+    Raises:
+        TypeError, ValueError: NumPy does not know the dtype, or makes nothing of the values.
+    """
+    return np.ascontiguousarray(values, np.dtype(dtype))
 
 
 def joined(tensors: Sequence[Any]) -> Any:

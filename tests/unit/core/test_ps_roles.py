@@ -78,6 +78,7 @@ def test_init_tells_the_core(ps_core: PsCore) -> None:
         "roles": [["trainer", "pserver"]],
         "mode": "async",
         "timeout": 7,
+        "functions": [],
     }
     assert (ps.role(), ps.roles(), ps.trainers(), ps.pservers()) == (B, (B,), [0], [0])
     assert ps.is_trainer() and ps.trainer_group().size() == 1
