@@ -58,13 +58,13 @@ class _Head(torch.nn.Module):  # type: ignore[misc]
 class _Sharded(torch.nn.Module):  # type: ignore[misc]
     """The model as TorchRec takes it."""
 
-    def __init__(self, embeddings: torch.nn.Module, head: torch.nn.Module) -> None:
+    def __init__(self, keys: list[str], embeddings: torch.nn.Module, head: torch.nn.Module) -> None:
         super().__init__()
-        self.embeddings, self.head = embeddings, head
+        self.keys, self.embeddings, self.head = keys, embeddings, head
 
     def forward(self, features: Any) -> torch.Tensor:
         found = self.embeddings(features)
-        return self.head(torch.cat([found[key].values() for key in features.keys()], dim=1))
+        return self.head(torch.cat([found[key].values() for key in self.keys], dim=1))
 
 
 class Model:
@@ -102,9 +102,7 @@ class Model:
             None, self.dim, name=name, optimizer=ps.SGD(RATE), initializer=self._initializer
         )
         for begin in range(0, self.features * self.rows, 50_000):  # so that all rows are there
-            layer.table.pull(
-                torch.arange(begin, min(begin + 50_000, self.features * self.rows))
-            )
+            layer.table.pull(torch.arange(begin, min(begin + 50_000, self.features * self.rows)))
         optimizer = DistributedOptimizer(torch.optim.SGD(head.parameters(), RATE))
         offsets = torch.arange(self.features) * self.rows
 
@@ -126,6 +124,7 @@ class Model:
         """
         torchrec = importlib.import_module("torchrec")
         parts = importlib.import_module("torchrec.distributed")
+        types = importlib.import_module("torchrec.distributed.types")
         plans = importlib.import_module("torchrec.distributed.sharding_plan")
         sharders = importlib.import_module("torchrec.distributed.embedding")
         overlapped = importlib.import_module("torchrec.optim.apply_optimizer_in_backward")
@@ -157,10 +156,10 @@ class Model:
             device_type="cpu",
         )
         model = parts.DistributedModelParallel(
-            _Sharded(embeddings, _Head(self.features * self.dim)),
+            _Sharded(keys, embeddings, _Head(self.features * self.dim)),
             env=parts.ShardingEnv.from_process_group(members),
             device=torch.device("cpu"),
-            plan=importlib.import_module("torchrec.distributed.types").ShardingPlan({"embeddings": plan}),
+            plan=types.ShardingPlan({"embeddings": plan}),
             sharders=[sharder],
         )
         self._begin_as(name, model, keys)

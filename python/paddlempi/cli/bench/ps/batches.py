@@ -1,4 +1,4 @@
-"""Batches of ids with a Zipf distribution, their gradients, and what an update should do to rows."""
+"""Batches of Zipf ids, their gradients, and what an update should do to rows."""
 
 from __future__ import annotations
 

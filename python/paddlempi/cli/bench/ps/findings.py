@@ -72,7 +72,7 @@ class Findings:
 
     def end(self) -> None:
         """Print the load of the machine, and write the record."""
-        before, after = *self.about["load"], os.getloadavg()[0]
+        before, after = self.about["load"][0], os.getloadavg()[0]
         self.about["load"].append(after)
         self.say(f"# load of the machine: {before:.1f} before, {after:.1f} after")
         if self._shown and self._chosen.json:

@@ -1,15 +1,16 @@
 """``--level model``: training steps of one model on two ranks, against TorchRec.
 
-Every rank trains and has half of all rows. The model has ``FEATURES`` embeddings of ``--rows`` rows in
-all, and an MLP behind them; a step is the forward, the backward and the update, with SGD. TorchRec
-has an EmbeddingCollection with row-wise shards. Contenders begin with the same values and get the
-same samples, so their losses must be the same. A time is that of the slower rank.
+Every rank trains and has half of all rows. The model has ``FEATURES`` embeddings of ``--rows`` rows
+in all, and an MLP behind them; a step is the forward, the backward and the update, with SGD.
+TorchRec has an EmbeddingCollection with row-wise shards. Contenders begin with the same values and
+get the same samples, so their losses must be the same. A time is that of the slower rank.
 """
 
 from __future__ import annotations
 
 import importlib
 import time
+import warnings
 from argparse import Namespace
 from typing import Any
 
@@ -31,6 +32,7 @@ CLOSE = 1e-3  # how far two losses may be apart, relatively
 def measure(chosen: Namespace, findings: Findings) -> None:
     """Measure ``--rounds`` steps of ``--batches`` ids on each rank. Collective over two ranks."""
     front("torch")
+    warnings.filterwarnings("ignore", category=FutureWarning)  # TorchRec's, of torch
     from ....torch import bench_model
 
     torch = importlib.import_module("torch")
@@ -51,7 +53,9 @@ def measure(chosen: Namespace, findings: Findings) -> None:
                 for row in rows:
                     mean = sum(of_each[row.contender]) / len(of_each[row.contender])
                     rate = 1e6 * samples * group.get_world_size() / row.p50_us
-                    findings.say(f"{row.contender:>24}: {rate:,.0f} samples/s, mean loss {mean:.5f}")
+                    findings.say(
+                        f"{row.contender:>24}: {rate:,.0f} samples/s, mean loss {mean:.5f}"
+                    )
     finally:
         ps.shutdown()
 

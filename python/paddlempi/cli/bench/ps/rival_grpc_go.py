@@ -1,9 +1,9 @@
 """The same over gRPC alone: ``benchmarks/psgrpc``, which has paddlempi's routes and tables.
 
-The trainer's part finds the different ids, spreads rows and adds gradients by the package ``route``,
-and the server has the table of the package ``table``, as paddlempi's own. Between them is a stream
-of grpc-go, of messages with one field of raw bytes. Both parts are processes of the program, which
-tells how long a call took. So neither Python nor the way to the program counts.
+The trainer's part finds the different ids, spreads rows and adds gradients by the package
+``route``, and the server has the table of the package ``table``, as paddlempi's own. Between them
+is a stream of grpc-go, of messages with one field of raw bytes. Both parts are processes of the
+program, which tells how long a call took. So neither Python nor the way to the program counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Redis: rows are strings of raw bytes, by the bytes of their ids, over a Unix socket.
 
-Rank 0 finds the different ids. A pull is a pipeline of MGETs, and spreads the rows with NumPy. Redis
-has no optimizer, so a push computes the new rows from those of the last pull, with the gradients of
-equal ids added up, and sets them by a pipeline of MSETs. That is right for one trainer only.
+Rank 0 finds the different ids. A pull is a pipeline of MGETs, and spreads the rows with NumPy.
+Redis has no optimizer, so a push computes the new rows from those of the last pull, with the
+gradients of equal ids added up, and sets them by a pipeline of MSETs. That is right for one trainer
+only.
 """
 
 from __future__ import annotations

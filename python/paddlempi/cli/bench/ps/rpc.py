@@ -31,7 +31,7 @@ _BEGIN, _RELEASE, _ENOUGH = b"b", b"r", b"e"
 
 
 def measure(chosen: Namespace, findings: Findings) -> None:
-    """Measure ``--rounds`` calls of each kind. Collective over two ranks."""
+    """Measure ``--rounds`` blocks of each kind. Collective over two ranks."""
     ps.init("trainer:1,pserver:1", timeout=chosen.timeout)
     try:
         with folder() as place:
@@ -55,7 +55,7 @@ def measure(chosen: Namespace, findings: Findings) -> None:
 
 def _ask(other: socket.socket, rounds: int, findings: Findings) -> None:
     times: dict[str, list[float]] = {QUIET: [], BLOCKED: [], AGAIN: []}
-    for block in range(-1, -(-rounds // CALLS)):
+    for block in range(-1, rounds):
         for name in shuffled(list(times), block + 1):
             if name == BLOCKED:
                 _command(other, _BEGIN)

@@ -1,7 +1,7 @@
 """``--level servers``: one trainer, and from one server to as many as there are ranks besides.
 
-Every number of servers is a parameter server of its own, which begins and ends ``SESSIONS`` times, in
-random order. A rank that is not needed is a trainer that has completed.
+Every number of servers is a parameter server of its own, which begins and ends ``SESSIONS`` times,
+in random order. A rank that is not needed is a trainer that has completed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def measure(chosen: Namespace, findings: Findings) -> None:
             found: dict[str, dict[str, list[float]]] = {}
             for session in range(SESSIONS):
                 for servers in shuffled(list(names), session):
-                    for what, times in _of_session(servers, batches, rounds, chosen.timeout).items():
+                    for what, times in _of_session(
+                        servers, batches, rounds, chosen.timeout
+                    ).items():
                         of_what = found.setdefault(what, {name: [] for name in names.values()})
                         of_what[names[servers]] += times
             for what, of_what in found.items():

@@ -14,7 +14,6 @@ import importlib
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Callable
 from typing import Any
 
 from ..collectives import OURS, WrongResultError
