@@ -62,14 +62,10 @@ def test_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", ["transport", "dense"])
 def test_two_ranks(level: str, tmp_path: Path) -> None:
     record, printed = measured(level, 2, tmp_path)
-    whats = ("pull", "push", "pull + push")
-    cases = {"transport": [{"dim": 5, "ids": 300}], "dense": [{"bytes": 40}, {"bytes": 1 << 20}]}
-    found = [
-        ({k: row[k] for k in case}, row["what"])
-        for case in cases[level][:1]
-        for row in of(record, "paddlempi")
+    key, cases = {"transport": ("ids", [300]), "dense": ("bytes", [40, 1 << 20])}[level]
+    assert [(row[key], row["what"]) for row in of(record, "paddlempi")] == [
+        (case, what) for case in cases for what in ("pull", "push", "pull + push")
     ]
-    assert found == [(case, what) for case in cases[level] for what in whats]
     assert "gRPC" in record["not_measured"]  # its program is not there
     grpcio = ["grpcio, nothing done", "grpcio, whole batch"]
     check_absent(record, printed, "grpcio", grpcio + ["grpcio, ids once"] * (level == "transport"))
