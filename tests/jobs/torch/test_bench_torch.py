@@ -44,3 +44,21 @@ def test_a_model_that_is_not_there() -> None:
     result = launch.run(2, argv, timeout=200)
     assert result.returncode == 1 and not result.timed_out, result.output
     assert result.stderr.count("bench: --model 'mlp-9M' is none of mlp-1M, mlp-16M, trans") == 1
+
+
+def test_the_model_of_parameter_servers(tmp_path: Path) -> None:
+    """TorchRec is in an environment of its own (make bench-ps), so here it is absent."""
+    file = tmp_path / "record.json"
+    words = ["ps", "--level", "model", "--dims", "4", "--batches", "80", "--rows", "400"]
+    argv = [sys.executable, "-m", "paddlempi", "bench", *words, "--rounds", "3"]
+    result = launch.run(2, [*argv, "--json", str(file)], timeout=200)
+    assert result.returncode == 0 and not result.timed_out, result.output
+    record = json.loads(file.read_text())
+    names = {row["contender"] for row in record["rows"]}
+    assert {"paddlempi", "paddlempi again"} <= names
+    for name in ("TorchRec, gloo", "TorchRec, paddlempi"):
+        assert (name in names) != (name in record["not_measured"])
+    (losses,) = record["losses"]
+    assert losses["samples"] == 10 and losses["losses"].keys() == names
+    assert losses["losses"]["paddlempi"] == losses["losses"]["paddlempi again"]
+    assert all(0 < loss < 2 for loss in losses["losses"]["paddlempi"])

@@ -15,14 +15,14 @@ from paddlempi.cli.bench import (
     figures,
     picture,
     report,
-    rivals,
     sampling,
     steps,
-    tables,
 )
 from paddlempi.cli.bench.collectives import Row
 from paddlempi.cli.bench.figures import Quartiles
 from paddlempi.cli.bench.operations import DTYPES, OPERATIONS, Segment, Values, storage
+from paddlempi.cli.bench.ps import batches as ps_batches
+from paddlempi.cli.bench.ps import measured, rival_grpcio
 from paddlempi.errors import ArgumentError
 
 
@@ -119,25 +119,46 @@ def test_sizes() -> None:
 
 
 def test_what_grpc_carries_is_checked() -> None:
-    server = rivals._Answers()
-    ids = np.arange(5)
-    for message in (rivals.request(ids, answer=1000), rivals.request(answer=0)):
-        assert rivals.carries(server.one, message)
-        assert not rivals.carries(lambda asked: server.one(asked[:-1] + b"?"), message)
-        assert not rivals.carries(lambda asked: server.one(asked) + b"?", message)
-    answers = list(server.stream(iter([rivals.request(answer=n) for n in (0, 300)])))
-    assert answers == [b"", rivals.content(300)] and len(set(answers[1])) == 251
+    server = rival_grpcio.Server()
+    batches = ps_batches.Batches(np, 1, 50, 3, 20)
+    batches.draw(20)
+    asked: list[bytes] = []
+
+    def ask(message: bytes) -> bytes:
+        asked.append(message)
+        return server.one(message)
+
+    turn = rival_grpcio.bare(ask, batches)
+    unique = len(np.unique(batches.ids[0]))
+    assert len(turn.calls["pull"](0)) == 4 * 3 * unique
+    assert len(set(turn.calls["pull"](0))) > 100  # the bytes differ
+    assert len(asked[-1]) == 24 + 8 * unique
+    turn.calls["push"](0)
+    assert len(asked[-1]) == 24 + (8 + 4 * 3) * unique
+    for wrong in (
+        lambda message: server.one(message[:-1] + b"?"),
+        lambda message: server.one(message) + b"?",
+    ):
+        with pytest.raises(collectives.WrongResultError, match="the bytes are wrong"):
+            rival_grpcio.bare(wrong, batches)
+
+
+def test_sums_of_equal_ids() -> None:
+    place = np.array([2, 0, 2, 1, 0])
+    gradients = np.arange(10, dtype=np.float32).reshape(5, 2)
+    sums = rival_grpcio.summed(np, place, gradients, 3)
+    assert sums.tolist() == [[10, 12], [6, 7], [4, 6]]
 
 
 def test_what_a_push_should_do_to_rows() -> None:
-    batches = tables.Batches(np, np.random.default_rng(1), 50, 3, 20)
+    batches = ps_batches.Batches(np, 1, 50, 3, 20)
     batches.draw(20)
     moved = np.zeros((50, 3))
-    np.add.at(moved, batches.ids[0], -tables.RATE * batches.gradient())
+    np.add.at(moved, batches.ids[0], -ps_batches.RATE * batches.gradient())
     rows = moved[batches.ids[0]]
-    assert tables.moved_right(np, batches, rows)
+    assert ps_batches.moved_right(batches, rows)
     rows[7, 1] += 0.01
-    assert not tables.moved_right(np, batches, rows)
+    assert not ps_batches.moved_right(batches, rows)
 
 
 # Values
@@ -368,21 +389,53 @@ def test_the_picture() -> None:
     picture.draw("one size", [row("paddlempi", 8, 1.0)])
 
 
-# Tables
+# Turns
 
 
-def test_figures_of_tables() -> None:
+def test_turns() -> None:
+    """Every contender makes its calls once in a round; those of another process tell the time."""
+    made: list[tuple[str, int]] = []
+    ticks = iter(range(0, 10**9, 1000))
+
+    def call(name: str, took: int = 0) -> measured.Call:
+        def called(round_: int) -> int:
+            made.append((name, round_))
+            return took
+
+        return called
+
+    turns = {
+        collectives.OURS: measured.Turn({"a": call("a"), "b": call("b")}, call("begin")),
+        "other": measured.Turn({"a": call("x", 5000), "b": call("y", 7000)}, itself=True),
+    }
+    times = measured.take_turns(turns, 3, lambda: next(ticks))
+    assert list(times) == ["a", "b", "a + b"]
+    assert times["a"][collectives.OURS] == times["a"][collectives.AGAIN] == [1.0] * 3
+    assert times["a"]["other"] == [5.0] * 3
+    assert times["a + b"]["other"] == [12.0] * 3 and times["a + b"][collectives.AGAIN] == [2.0] * 3
+    of_ours = [one for one in made if one[0] in ("begin", "a", "b")]
+    assert of_ours[:3] == [("begin", -measured.WARM), ("a", -measured.WARM), ("b", -measured.WARM)]
+    assert len(of_ours) == 2 * 3 * (3 + measured.WARM)
+
+
+def test_figures_of_turns() -> None:
     rounds = 12
     times = {
-        tables.OURS: [10.0 + round_ % 2 for round_ in range(rounds)],
-        tables.TBE: [20.0 + 2 * (round_ % 2) for round_ in range(rounds)],
-        tables.BAG: [10.0 + (round_ + 1) % 2 for round_ in range(rounds)],
-        tables.AGAIN: [10.0 + round_ % 2 for round_ in range(rounds)],
+        collectives.OURS: [10.0 + round_ % 2 for round_ in range(rounds)],
+        "twice": [20.0 + 2 * (round_ % 2) for round_ in range(rounds)],
+        "equal": [10.0 + (round_ + 1) % 2 for round_ in range(rounds)],
+        collectives.AGAIN: [10.0 + round_ % 2 for round_ in range(rounds)],
     }
-    rows = list(tables.summary(16, 100, 60, tables.SGD, times))
+    rows = list(measured.summary({"dim": 16}, "sgd", times))
     assert [row.contender for row in rows] == list(times)
     ours, other, equal, again = rows
-    assert (ours.least_us, ours.ratio, ours.differs) == (10.0, None, None)
+    assert (ours.least_us, ours.p99_us, ours.ratio, ours.differs) == (10.0, 11.0, None, None)
     assert (other.ratio, other.least_ratio, other.differs) == (Quartiles(2, 2, 2), 2, True)
     assert equal.differs is False and again.differs is None
-    assert other.record()["ratio"] == [2, 2, 2]
+    record = other.record()
+    assert (record["dim"], record["ratio"]) == (16, [2, 2, 2]) and "case" not in record
+    assert measured.head(other, "base").split()[:2] == ["dim", "contender"]
+    assert "no difference" in measured.line(equal) and "the control" in measured.line(again)
+
+    (one, two) = measured.summary({}, "pull", {"1 server": [1.0] * 12, "2": [2.0] * 12}, "1 server")
+    assert one.ratio is None and two.ratio == Quartiles(2, 2, 2) and two.differs is None

@@ -67,6 +67,7 @@ TORCH = (
     ("activation",),
     ("__init__", "bench"),
     ("embedding", "distributed_optimizer"),  # imported when paddlempi.ps needs them
+    ("bench_model",),
 )
 
 # In PADDLE and TENSORS the modules of one floor do not import each other.

@@ -19,7 +19,7 @@ from typing import Any
 
 from ... import group
 from ...errors import ArgumentError, Error
-from . import between, collectives, contenders, picture, report, steps, tables
+from . import collectives, contenders, picture, ps, report, steps
 from .collectives import AGAIN, OURS, Plan, Row, WrongResultError
 from .contenders import Framework
 from .operations import DTYPES, OPERATIONS
@@ -108,11 +108,17 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--level",
-        choices=("table", between.TRANSPORT, between.DENSE),
+        choices=tuple(ps.LEVELS),
         default="table",
         help="of ps. table (the default): tables in one process, without a launcher; on two ranks, "
-        "a trainer and a server: transport: pull and push of rows, against gRPC alone and torch's "
-        "RPC; dense: of a whole vector, against gRPC alone",
+        "a trainer and a server: transport: pull and push of rows, against gRPC, Redis and torch's "
+        "RPC; dense: of a whole vector, against gRPC; rpc: a gRPC call while threads wait in MPI; "
+        "model: training steps, against TorchRec; on up to five ranks, servers: 1 to 4 servers",
+    )
+    parser.add_argument(
+        "--grpc-program",
+        metavar="FILE",
+        help="of ps --level transport and dense: build/psgrpc, which make bench-ps builds",
     )
     parser.add_argument(
         "--sizes",
@@ -144,7 +150,7 @@ def run(chosen: argparse.Namespace) -> int:
     try:
         _check(chosen)
         if chosen.operations == ["ps"]:
-            return tables.run(chosen) if chosen.level == "table" else between.run(chosen)
+            return ps.run(chosen)
         group.init_process_group(timeout=chosen.timeout)
         rank = group.get_rank()
         gc.disable()  # a collection would count as the time of some call

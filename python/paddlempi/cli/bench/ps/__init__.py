@@ -1,0 +1,84 @@
+"""``bench ps``: tables of embeddings and parameter servers, beside what others offer.
+
+Every level is a module with a function ``measure``, which gets the options and the
+:class:`~.findings.Findings`. Contenders take turns in random order, and every result is checked
+before it is measured.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from .... import group
+from ....errors import ArgumentError, Error
+from .. import contenders
+from ..collectives import WrongResultError, of_all_ranks
+from . import dense, model, rpc, servers, table, transport
+from .findings import Findings
+
+__all__ = ["LEVELS", "run"]
+
+
+class Level(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        ranks: the least and the greatest number of ranks; 0: it is for one process, without MPI.
+    """
+
+    measure: Callable[[Namespace, Findings], None]
+    ranks: tuple[int, int]
+
+
+LEVELS = {
+    "table": Level(table.measure, (0, 0)),
+    "transport": Level(transport.measure, (2, 2)),
+    "dense": Level(dense.measure, (2, 2)),
+    "servers": Level(servers.measure, (2, 64)),
+    "rpc": Level(rpc.measure, (2, 2)),
+    "model": Level(model.measure, (2, 2)),
+}
+
+
+def run(chosen: Namespace) -> int:
+    """Measure a level; rank 0 prints the figures. Return 0, or 1 after an error."""
+    level, rank = LEVELS[chosen.level], 0
+    try:
+        if level.ranks[0]:
+            group.init_process_group(timeout=chosen.timeout)
+            rank = group.get_rank()
+            _check_ranks(chosen.level, *level.ranks)
+        there = not chosen.json or Path(chosen.json).parent.is_dir()
+        if not all(of_all_ranks("1" * there)) if level.ranks[0] else not there:
+            raise ArgumentError(f"bench: {chosen.json}: there is no folder for it")
+        gc.disable()  # a collection would count as the time of some call
+        try:
+            findings = Findings(chosen)
+            level.measure(chosen, findings)
+            findings.end()
+        finally:
+            gc.enable()
+            contenders.stop()
+    except (ArgumentError, WrongResultError) as error:
+        if rank == 0:
+            print(error, file=sys.stderr, flush=True)
+        return 1
+    except Error as error:
+        print(f"bench: rank {rank}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _check_ranks(name: str, least: int, most: int) -> None:
+    size = group.get_world_size()
+    if not least <= size <= most or group.get_local_size() != size:
+        number = "two" if most == 2 else f"{least} to {most}"
+        raise ArgumentError(
+            f"bench: ps --level {name} is for {number} ranks of one node: "
+            f"mpirun -np {least} python -m paddlempi bench ps --level {name}"
+        )
