@@ -69,6 +69,7 @@ func forgetRemote(c *client.Client) {
 	for id, t := range tables.of {
 		if r, ok := t.(remote); ok && r.client == c {
 			delete(tables.of, id)
+			r.Forget()
 		}
 	}
 }

@@ -26,7 +26,12 @@ type Table struct {
 	Offset int   // by modulo: the server of id 0
 	NumIDs int64 // ids are below it; 0: any
 	Refuse bool  // gradients that are not finite are refused
+
+	plans plans
 }
+
+// Forget frees what the table keeps for its next call. It is called when no more calls will come.
+func (t *Table) Forget() { t.plans.close() }
 
 // Part is what a call does with one table. The tensors are contiguous and in host memory: ids of int64 or
 // int32, values a float32 row for each; gradients may be of 16 bits.
@@ -194,7 +199,7 @@ type onTheWay struct {
 func (t *travel) free() {
 	for _, p := range t.parts {
 		if p.plan != nil {
-			p.plan.Free()
+			p.table.plans.put(p.plan)
 		}
 	}
 	for _, m := range []*link.Memory{t.ids, t.values} {
@@ -238,9 +243,12 @@ func (c *Client) plan(what string, parts []Part) (t *travel, err error) {
 	for i := range parts {
 		b, p := &parts[i], &t.parts[i]
 		p.table, p.rate, p.first, p.at = b.Table, b.Rate, first, bytes
-		if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset, room[first:first+b.IDs.Count]); err != nil {
-			return t, err
+		if p.plan = b.Table.plans.take(b.IDs); p.plan == nil {
+			if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset); err != nil {
+				return t, err
+			}
 		}
+		copy(room[first:], p.plan.Unique)
 		if limit := b.Table.NumIDs; limit > 0 {
 			for _, id := range p.plan.Unique {
 				if id < 0 || id >= limit {

@@ -145,6 +145,22 @@ void pr_plan(const void *ids, int64_t n, int32_t id_bytes, int32_t by, int64_t s
 		inverse[i] = place[inverse[i]];
 }
 
+int32_t pr_same(const void *ids, int64_t n, int32_t id_bytes, const int64_t *unique,
+				const int32_t *inverse) {
+	enum {
+		AT_ONCE = 512
+	}; /* without branches between them; other batches differ in the first ones */
+	for (int64_t from = 0; from < n; from += AT_ONCE) {
+		const int64_t to = n < from + AT_ONCE ? n : from + AT_ONCE;
+		int64_t differ = 0;
+		for (int64_t i = from; i < to; i++)
+			differ |= unique[inverse[i]] ^ id_at(ids, id_bytes, i);
+		if (differ)
+			return 0;
+	}
+	return 1;
+}
+
 void pr_gather(int32_t isa, void *out, const void *rows, int64_t row_bytes, const int32_t *inverse,
 			   int64_t n) {
 	if (isa == PR_AVX512)

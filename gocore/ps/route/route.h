@@ -32,6 +32,10 @@ void pr_plan(const void *ids, int64_t n, int32_t id_bytes, int32_t by, int64_t s
 			 int64_t offset, const uint64_t *key, int64_t *unique, int64_t *starts,
 			 int32_t *inverse, uint8_t *first, void *scratch);
 
+/* pr_same returns 1 if the n ids are those of unique that inverse names, else 0. */
+int32_t pr_same(const void *ids, int64_t n, int32_t id_bytes, const int64_t *unique,
+				const int32_t *inverse);
+
 /* pr_gather copies the row inverse[i] of rows to the place i of out, for n places. */
 void pr_gather(int32_t isa, void *out, const void *rows, int64_t row_bytes, const int32_t *inverse,
 			   int64_t n);

@@ -39,8 +39,7 @@ func idsOf(t testing.TB, ids []int64) *op.Buf {
 
 func newPlan(t testing.TB, ids *op.Buf, servers int, by By, offset int) *Plan {
 	t.Helper()
-	_, unique := tensor(t, op.Int64, make([]int64, ids.Count))
-	p, err := New(ids, servers, by, offset, unique)
+	p, err := New(ids, servers, by, offset)
 	require.NoError(t, err)
 	t.Cleanup(p.Free)
 	return p
@@ -232,12 +231,43 @@ func TestSearchesThatCollide(t *testing.T) {
 		for i := range uint64(300) {
 			ids = append(ids, int64((begin+i%200<<50)*x&math.MaxUint64))
 		}
-		_, unique := tensor(t, op.Int64, make([]int64, len(ids)))
-		p, err := planWith(known, idsOf(t, ids), 3, ByHash, 0, unique)
+		p, err := planWith(known, idsOf(t, ids), 3, ByHash, 0)
 		require.NoError(t, err)
 		checkPlan(t, p, ids, func(id int64) int { return Owner(id, 3) }, 3)
 		p.Free()
 	}
+}
+
+func TestOf(t *testing.T) {
+	random := rand.New(rand.NewPCG(9, 10))
+	ids := make([]int64, 3000)
+	for i := range ids {
+		ids[i] = random.Int64N(500)
+	}
+	p := newPlan(t, idsOf(t, ids), 3, ByHash, 0)
+	assert.True(t, p.Of(idsOf(t, ids)))
+	short := make([]int32, len(ids))
+	for i, id := range ids {
+		short[i] = int32(id)
+	}
+	same, _ := tensor(t, op.Int32, short)
+	assert.True(t, p.Of(same), "of int32")
+	assert.False(t, p.Of(idsOf(t, ids[:2999])))
+	assert.False(t, p.Of(idsOf(t, append(ids[:3000:3000], 1))))
+	for _, at := range []int{0, 511, 512, 2999} {
+		other := append([]int64(nil), ids...)
+		other[at] += 1 << 40
+		assert.False(t, p.Of(idsOf(t, other)), "the id at %d differs", at)
+		other[at] = ids[at] ^ 1
+		assert.False(t, p.Of(idsOf(t, other)), "the id at %d differs", at)
+	}
+	floats, _ := tensor(t, op.Float32, make([]float32, 3000))
+	assert.False(t, p.Of(floats))
+	device := *idsOf(t, ids)
+	device.DeviceType = op.DeviceCUDA
+	assert.False(t, p.Of(&device))
+	p.Free()
+	assert.False(t, p.Of(idsOf(t, ids)))
 }
 
 func TestKeyIsRandomAndOdd(t *testing.T) {
@@ -383,7 +413,7 @@ func TestOrderOfAppearance(t *testing.T) {
 func TestEmptyBatches(t *testing.T) {
 	for _, d := range []op.DType{op.Int64, op.Int32} {
 		for _, servers := range []int{1, 4} {
-			p, err := New(&op.Buf{DType: d}, servers, ByHash, 0, nil)
+			p, err := New(&op.Buf{DType: d}, servers, ByHash, 0)
 			require.NoError(t, err)
 			assert.Empty(t, p.Unique)
 			assert.Empty(t, p.Inverse)
@@ -405,25 +435,22 @@ func TestWrongBatches(t *testing.T) {
 	steps, _ := tensor(t, op.Int64, []int64{1, 2})
 	strided.NDim, strided.Shape, strided.Strides = 2, shape.Data, steps.Data
 	huge.Count = MostIDs + 1
-	room := make([]int64, 4)
 	for _, wrong := range []struct {
 		ids     *op.Buf
 		servers int
 		by      By
-		room    []int64
 		code    status.Code
 		text    string
 	}{
-		{floats, 2, ByHash, room, status.Type, "ids are of float32"},
-		{&device, 2, ByHash, room, status.Unsupported, "device memory"},
-		{&strided, 2, ByHash, room, status.Argument, "not contiguous"},
-		{&huge, 2, ByHash, room, status.Argument, "more than one call takes"},
-		{ids, 0, ByHash, room, status.Argument, "servers=0"},
-		{ids, MostServers + 1, ByHash, room, status.Argument, "servers="},
-		{ids, 2, 7, room, status.Argument, "by=7"},
-		{ids, 2, ByHash, room[:3], status.Argument, "room for 3 ids; the batch has 4"},
+		{floats, 2, ByHash, status.Type, "ids are of float32"},
+		{&device, 2, ByHash, status.Unsupported, "device memory"},
+		{&strided, 2, ByHash, status.Argument, "not contiguous"},
+		{&huge, 2, ByHash, status.Argument, "more than one call takes"},
+		{ids, 0, ByHash, status.Argument, "servers=0"},
+		{ids, MostServers + 1, ByHash, status.Argument, "servers="},
+		{ids, 2, 7, status.Argument, "by=7"},
 	} {
-		_, err := New(wrong.ids, wrong.servers, wrong.by, 0, wrong.room)
+		_, err := New(wrong.ids, wrong.servers, wrong.by, 0)
 		assert.ErrorContains(t, err, wrong.text)
 		assert.Equal(t, wrong.code, status.CodeOf(err))
 	}
