@@ -171,6 +171,16 @@ void pr_gather(int32_t isa, void *out, const void *rows, int64_t row_bytes, cons
 		pr_gather_portable(out, rows, row_bytes, inverse, n);
 }
 
+void pr_widen(int32_t isa, float *out, const uint16_t *rows, int32_t dtype, int64_t dim,
+			  const int32_t *inverse, int64_t n) {
+	if (isa == PR_AVX512)
+		pr_widen_avx512(out, rows, dtype, dim, inverse, n);
+	else if (isa == PR_AVX2)
+		pr_widen_avx2(out, rows, dtype, dim, inverse, n);
+	else
+		pr_widen_portable(out, rows, dtype, dim, inverse, n);
+}
+
 /* The settings of floating point arithmetic of a new thread. */
 #ifdef __x86_64__
 typedef uint32_t fp_mode;
@@ -198,17 +208,19 @@ static void set_mode(fp_mode m) {
 }
 #endif
 
-void pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int64_t dim,
-			const int32_t *inverse, const uint8_t *first, int64_t n) {
+uint32_t pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int64_t dim,
+				const int32_t *inverse, const uint8_t *first, int64_t n) {
 	fp_mode before = get_mode();
+	uint32_t wrong;
 	set_mode(USUAL);
 	if (isa == PR_AVX512)
-		pr_sum_avx512(sums, gradients, dtype, dim, inverse, first, n);
+		wrong = pr_sum_avx512(sums, gradients, dtype, dim, inverse, first, n);
 	else if (isa == PR_AVX2)
-		pr_sum_avx2(sums, gradients, dtype, dim, inverse, first, n);
+		wrong = pr_sum_avx2(sums, gradients, dtype, dim, inverse, first, n);
 	else
-		pr_sum_portable(sums, gradients, dtype, dim, inverse, first, n);
+		wrong = pr_sum_portable(sums, gradients, dtype, dim, inverse, first, n);
 	set_mode(before);
+	return wrong;
 }
 
 static int is_finite(float value) {

@@ -11,6 +11,8 @@ package route
 #cgo nocallback pr_same
 #cgo noescape pr_gather
 #cgo nocallback pr_gather
+#cgo noescape pr_widen
+#cgo nocallback pr_widen
 #cgo noescape pr_sum
 #cgo nocallback pr_sum
 #cgo noescape pr_not_finite
@@ -168,40 +170,23 @@ func (p *Plan) Gather(out *op.Buf, rows unsafe.Pointer, rowBytes int64) {
 	C.pr_gather(p.isa, out.Data, rows, C.int64_t(rowBytes), (*C.int32_t)(unsafe.SliceData(p.Inverse)), C.int64_t(n))
 }
 
+// Widen is Gather for rows of dim elements of float16 or bfloat16; out is of float32.
+func (p *Plan) Widen(out *op.Buf, rows unsafe.Pointer, dtype op.DType, dim int64) {
+	n := int64(len(p.Inverse))
+	if dim < 0 || out.DType != op.Float32 || out.Count != n*dim || dtype != op.Float16 && dtype != op.BFloat16 {
+		panic(fmt.Sprintf("route: out has %d elements of %v; %d rows of %d elements of %v need %d of float32", out.Count, out.DType, n, dim, dtype, n*dim))
+	}
+	if out.Count == 0 {
+		return
+	}
+	C.pr_widen(p.isa, (*C.float)(out.Data), (*C.uint16_t)(rows), dtypes[dtype], C.int64_t(dim), (*C.int32_t)(unsafe.SliceData(p.Inverse)), C.int64_t(n))
+}
+
 // Sum adds the gradients of each id, in float32 and in order of appearance: the row u of sums, dim
 // elements, becomes the sum of the rows i of gradients with Inverse[i] == u. gradients, of float32,
 // float16 or bfloat16, is contiguous and in host memory. The sums have the same bits on every
-// processor, except for the bits of a NaN.
-func (p *Plan) Sum(sums []float32, gradients *op.Buf, dim int64) {
-	p.sumPart(sums, gradients, dim, 0, len(p.Inverse))
-}
-
-// SumFinite is Sum, and returns the place of the first sum that is infinite or no number; -1 if all are finite.
-// If there is one, other sums may be missing.
-func (p *Plan) SumFinite(sums []float32, gradients *op.Buf, dim int64) int64 {
-	n := len(p.Inverse)
-	// A server's ids are in order of appearance. So where every id is there once, and one server has them all,
-	// the rows of a part of the batch lie together: they are looked at while they are in the cache.
-	if len(p.Unique) != n || len(p.Starts) != 2 || dim == 0 {
-		p.Sum(sums, gradients, dim)
-		return NotFinite(sums)
-	}
-	step := max(1, int(inCache/(4*dim)))
-	for from := 0; from < n; from += step {
-		to := min(from+step, n)
-		p.sumPart(sums, gradients, dim, from, to)
-		if at := NotFinite(sums[int64(from)*dim : int64(to)*dim]); at >= 0 {
-			return int64(from)*dim + at
-		}
-	}
-	return -1
-}
-
-// inCache is how many bytes of sums SumFinite makes and looks at in turn.
-const inCache = 256 << 10
-
-// sumPart is Sum for the places from, to to-1 of the batch, after those before them.
-func (p *Plan) sumPart(sums []float32, gradients *op.Buf, dim int64, from, to int) {
+// processor, except for the bits of a NaN. finite tells whether all of them are finite.
+func (p *Plan) Sum(sums []float32, gradients *op.Buf, dim int64) (finite bool) {
 	n := int64(len(p.Inverse))
 	dtype, known := dtypes[gradients.DType]
 	if !known || dim < 0 || gradients.Count != n*dim || int64(len(sums)) != int64(len(p.Unique))*dim {
@@ -209,11 +194,10 @@ func (p *Plan) sumPart(sums []float32, gradients *op.Buf, dim int64, from, to in
 			gradients.Count, gradients.DType, len(sums), n, len(p.Unique), dim, n*dim, int64(len(p.Unique))*dim))
 	}
 	if gradients.Count == 0 {
-		return
+		return true
 	}
-	part := p.Inverse[from:to]
-	C.pr_sum(p.isa, (*C.float)(unsafe.SliceData(sums)), unsafe.Add(gradients.Data, int64(from)*dim*int64(gradients.DType.Size())), dtype, C.int64_t(dim),
-		(*C.int32_t)(unsafe.SliceData(part)), (*C.uint8_t)(unsafe.Add(unsafe.Pointer(p.first), from)), C.int64_t(len(part)))
+	return C.pr_sum(p.isa, (*C.float)(unsafe.SliceData(sums)), gradients.Data, dtype, C.int64_t(dim),
+		(*C.int32_t)(unsafe.SliceData(p.Inverse)), p.first, C.int64_t(n)) == 0
 }
 
 // NotFinite returns the place of the first value that is infinite or no number; -1 if all are finite.

@@ -419,7 +419,8 @@ func TestEmptyBatches(t *testing.T) {
 			assert.Empty(t, p.Inverse)
 			assert.Equal(t, make([]int, servers+1), p.Starts)
 			p.Gather(&op.Buf{DType: op.Float32}, nil, 256)
-			p.Sum(nil, &op.Buf{DType: op.BFloat16}, 64)
+			p.Widen(&op.Buf{DType: op.Float32}, nil, op.Float16, 64)
+			assert.True(t, p.Sum(nil, &op.Buf{DType: op.BFloat16}, 64))
 			p.Free()
 			p.Free()
 		}
@@ -478,33 +479,81 @@ func TestNotFinite(t *testing.T) {
 	}
 }
 
-func TestSumFinite(t *testing.T) {
-	const n, dim = 3000, 100 // more bytes than SumFinite looks at in one go
-	different, equal := make([]int64, n), make([]int64, n)
-	for i := range different {
-		different[i], equal[i] = int64(i)*7, int64(i%10)
+// Whether sums are finite is found wherever they are not, for every way to add a row.
+func TestSumTellsWhetherAllIsFinite(t *testing.T) {
+	const n = 300
+	random := rand.New(rand.NewPCG(11, 12))
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = random.Int64N(100)
 	}
-	for _, ids := range [][]int64{different, equal} {
-		for _, servers := range []int{1, 3} {
-			p := newPlan(t, idsOf(t, ids), servers, ByHash, 0)
-			for _, wrong := range []int{-1, 0, 1234*dim + 56, n*dim - 1} {
-				gradients, values := tensor(t, op.Float32, make([]float32, n*dim))
-				for i := range values {
-					values[i] = float32(i%977) + 1
+	p := newPlan(t, idsOf(t, ids), 3, ByHash, 0)
+	for _, isa := range instructionSets() {
+		p.isa = isas[isa]
+		for _, dim := range []int{1, 3, 4, 8, 15, 16, 20, 33} {
+			gradients, values := tensor(t, op.Float32, make([]float32, n*dim))
+			for i := range values {
+				values[i] = float32(random.Float64()) - 0.5
+			}
+			sums := make([]float32, len(p.Unique)*dim)
+			assert.True(t, p.Sum(sums, gradients, int64(dim)), "%s, dim %d", isa, dim)
+			for _, bad := range []float32{float32(math.Inf(-1)), float32(math.NaN())} {
+				for range 20 {
+					at := random.IntN(n * dim)
+					before := values[at]
+					values[at] = bad
+					assert.False(t, p.Sum(sums, gradients, int64(dim)), "%s, dim %d, %v at %d", isa, dim, bad, at)
+					assert.EqualValues(t, int(p.Inverse[at/dim])*dim+at%dim, NotFinite(sums))
+					values[at] = before
 				}
-				if wrong >= 0 {
-					values[wrong] = float32(math.Inf(1))
+			}
+			halves, bits := tensor(t, op.Float16, make([]uint16, n*dim))
+			assert.True(t, p.Sum(sums, halves, int64(dim)))
+			bits[n*dim-1] = 0x7c00
+			assert.False(t, p.Sum(sums, halves, int64(dim)), "%s, dim %d", isa, dim)
+		}
+	}
+	twice := newPlan(t, idsOf(t, []int64{7, 7}), 1, ByHash, 0)
+	large, _ := tensor(t, op.Float32, []float32{math.MaxFloat32, math.MaxFloat32})
+	assert.False(t, twice.Sum(make([]float32, 1), large, 1), "the sum is infinite")
+}
+
+func TestWiden(t *testing.T) {
+	random := rand.New(rand.NewPCG(13, 14))
+	const n, guard = 500, 16
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = random.Int64N(150)
+	}
+	p := newPlan(t, idsOf(t, ids), 3, ByHash, 0)
+	for _, isa := range instructionSets() {
+		p.isa = isas[isa]
+		for _, d := range []op.DType{op.Float16, op.BFloat16} {
+			for _, dim := range []int{1, 2, 3, 4, 5, 8, 15, 16, 17, 20, 33, 64, 300} {
+				rows, source := tensor(t, d, make([]uint16, len(p.Unique)*dim))
+				for i := range source {
+					source[i] = uint16(random.Uint32())
 				}
-				sums, want := make([]float32, len(p.Unique)*dim), make([]float32, len(p.Unique)*dim)
-				p.Sum(want, gradients, dim)
-				at := p.SumFinite(sums, gradients, dim)
-				if wrong < 0 {
-					assert.Equal(t, int64(-1), at)
-					assert.Equal(t, want, sums)
-				} else {
-					assert.Equal(t, int64(p.Inverse[wrong/dim])*dim+int64(wrong%dim), at)
+				_, room := tensor(t, op.Float32, make([]float32, n*dim+2*guard))
+				for i := range room {
+					room[i] = -1.5
+				}
+				out := &op.Buf{Data: unsafe.Pointer(&room[guard]), Count: int64(n * dim), DType: op.Float32}
+				p.Widen(out, rows.Data, d, int64(dim))
+				for i, u := range p.Inverse {
+					for j := range dim {
+						if want, got := float(d, source[int(u)*dim+j]), room[guard+i*dim+j]; !same(want, got) {
+							t.Fatalf("%s, %v, dim %d: %v instead of %v", isa, d, dim, got, want)
+						}
+					}
+				}
+				for i := range guard {
+					require.True(t, room[i] == -1.5 && room[guard+n*dim+i] == -1.5, "%s, dim %d: written outside", isa, dim)
 				}
 			}
 		}
 	}
+	out, _ := tensor(t, op.Float32, make([]float32, n))
+	assert.Panics(t, func() { p.Widen(out, out.Data, op.Float32, 1) })
+	assert.Panics(t, func() { p.Widen(out, out.Data, op.Float16, 2) })
 }
