@@ -32,6 +32,7 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	rows, _ := op.ParseDType(m.Config.DType) // the servers refuse one that is none
 	m.Kind = admin.Sparse
 	count := int64(0)
 	if len(m.Dims) > 0 {
@@ -59,7 +60,7 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return map[string]any{"table": addTable(remote{&client.Table{IDs: numbers, Name: m.Name, Dim: m.Config.Dim, By: byOf(m.By), Offset: m.Offset, NumIDs: m.Config.IDs, Refuse: m.Config.Refuse}, j.client})}, nil
+	return map[string]any{"table": addTable(remote{&client.Table{IDs: numbers, Name: m.Name, Dim: m.Config.Dim, Rows: rows, By: byOf(m.By), Offset: m.Offset, NumIDs: m.Config.IDs, Refuse: m.Config.Refuse}, j.client})}, nil
 }
 
 // forgetRemote removes the tables and KVs of a client that has ended.
@@ -69,6 +70,7 @@ func forgetRemote(c *client.Client) {
 	for id, t := range tables.of {
 		if r, ok := t.(remote); ok && r.client == c {
 			delete(tables.of, id)
+			r.Forget()
 		}
 		if r, ok := t.(remoteKV); ok && r.client == c {
 			delete(tables.of, id)

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import paddlempi as dist
@@ -52,6 +53,11 @@ def trained(roles: str) -> ranks_report.Facts:
         for asked in (ids, few):
             rows, expected = table.pull(asked), alone.pull(asked)
             facts["same"] &= bool((rows.view(np.uint32) == expected.view(np.uint32)).all())
+            half, one = (
+                kind(DIM, initializer=ps.Normal(), seed=4, dtype="bfloat16")
+                for kind in (partial(ps.RemoteTable, "half"), ps.Table)
+            )
+            facts["same"] &= bool((half.pull(asked) == one.pull(asked)).all())
         kv = ps.KV("double", 3, "uint8")
         for count in (ROWS, 5):
             values = np.arange(3 * count, dtype=np.uint8).reshape(count, 3)

@@ -4,29 +4,35 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/link"
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
 )
 
 // arranged is staging memory in which the ids and rows of a server lie together. It is needed where several
 // tables go to several servers: in the memory of a travel they lie by tables.
 type arranged struct {
 	ids, values *link.Memory
-	firsts, ats []int64 // where those of each server begin, and the end: in ids, and in bytes
+	firsts      []int64 // where the ids of each server begin, and the end
+	ats, ends   []int64 // where the rows of each server begin and end, in bytes
 }
 
-func (c *Client) arrange(t *travel, ids, bytes int64) (a *arranged, err error) {
-	a = &arranged{firsts: make([]int64, c.servers+1), ats: make([]int64, c.servers+1)}
+func (c *Client) arrange(t *travel) (a *arranged, err error) {
+	a = &arranged{firsts: make([]int64, c.servers+1), ats: make([]int64, c.servers), ends: make([]int64, c.servers)}
+	var at int64
 	for s := range c.servers {
-		a.firsts[s+1], a.ats[s+1] = a.firsts[s], a.ats[s]
+		at = request.Align(at)
+		a.ats[s], a.firsts[s+1] = at, a.firsts[s]
 		for _, p := range t.parts {
-			n := int64(p.plan.Starts[s+1] - p.plan.Starts[s])
-			a.firsts[s+1] += n
-			a.ats[s+1] += n * p.table.Dim * 4
+			if n := int64(p.plan.Starts[s+1] - p.plan.Starts[s]); n > 0 {
+				a.firsts[s+1] += n
+				at = request.Align(at) + n*p.rowBytes
+			}
 		}
+		a.ends[s] = at
 	}
-	if a.ids, err = c.links.Memory(max(1, ids) * 8); err != nil {
+	if a.ids, err = c.links.Memory(max(1, a.firsts[c.servers]) * 8); err != nil {
 		return nil, err
 	}
-	if a.values, err = c.links.Memory(max(1, bytes)); err != nil {
+	if a.values, err = c.links.Memory(max(1, at)); err != nil {
 		a.ids.Free()
 		return nil, err
 	}
@@ -41,12 +47,16 @@ func (a *arranged) free() {
 // blocks calls f for what every server has of every part: the ids by tables and by servers, and the rows.
 func (a *arranged) blocks(t *travel, f func(ids, idsHere []int64, rows, rowsHere []byte)) {
 	all := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(a.ids.Bytes()))), a.firsts[len(a.firsts)-1])
-	for s := range len(a.firsts) - 1 {
+	for s := range a.ats {
 		first, at := a.firsts[s], a.ats[s]
 		for i := range t.parts {
 			p := &t.parts[i]
-			from, to, row := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1]), p.table.Dim*4
+			from, to, row := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1]), p.rowBytes
 			n := to - from
+			if n == 0 {
+				continue
+			}
+			at = request.Align(at)
 			f(p.plan.Unique[from:to], all[first:first+n], t.values.Bytes()[p.at+from*row:p.at+to*row], a.values.Bytes()[at:at+n*row])
 			first, at = first+n, at+n*row
 		}

@@ -22,11 +22,17 @@ type Table struct {
 	IDs    []uint32 // its number on each server
 	Name   string
 	Dim    int64
+	Rows   op.DType // of the rows on the servers
 	By     route.By
 	Offset int   // by modulo: the server of id 0
 	NumIDs int64 // ids are below it; 0: any
 	Refuse bool  // gradients that are not finite are refused
+
+	plans plans
 }
+
+// Forget frees what the table keeps for its next call. It is called when no more calls will come.
+func (t *Table) Forget() { t.plans.close() }
 
 // Part is what a call does with one table. The tensors are contiguous and in host memory: ids of int64 or
 // int32, values a float32 row for each; gradients may be of 16 bits.
@@ -79,7 +85,7 @@ func (c *Client) Staleness() float64 {
 
 // Pull copies the rows of the ids into Values of each part.
 func (c *Client) Pull(parts []Part) error {
-	t, err := c.plan("pull", parts)
+	t, err := c.plan(request.Pull, parts)
 	if err != nil {
 		return err
 	}
@@ -101,7 +107,11 @@ func (c *Client) Pull(parts []Part) error {
 	}
 	c.mu.Unlock()
 	for i, p := range t.parts {
-		p.plan.Gather(parts[i].Values, p.rows, 4*p.table.Dim)
+		if p.table.Rows == op.Float32 {
+			p.plan.Gather(parts[i].Values, p.rows, p.rowBytes)
+		} else {
+			p.plan.Widen(parts[i].Values, p.rows, p.table.Rows, p.table.Dim)
+		}
 	}
 	return nil
 }
@@ -111,7 +121,7 @@ func (c *Client) Pull(parts []Part) error {
 func (c *Client) Push(parts []Part) error {
 	c.pushing.Lock()
 	defer c.pushing.Unlock()
-	t, err := c.plan("push", parts)
+	t, err := c.plan(request.Push, parts)
 	if err != nil {
 		return err
 	}
@@ -119,12 +129,9 @@ func (c *Client) Push(parts []Part) error {
 	for i, p := range t.parts {
 		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
 			sums := unsafe.Slice((*float32)(p.rows), n)
-			if !p.table.Refuse {
-				p.plan.Sum(sums, parts[i].Values, p.table.Dim)
-				continue
-			}
 			// The servers look, too. But here nothing has been sent yet, so no server makes a step of it.
-			if at := p.plan.SumFinite(sums, parts[i].Values, p.table.Dim); at >= 0 {
+			if !p.plan.Sum(sums, parts[i].Values, p.table.Dim) && p.table.Refuse {
+				at := route.NotFinite(sums)
 				return status.New(status.Argument, "push: the gradient of id %d in table %q is not finite: %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
 					p.plan.Unique[at/p.table.Dim], p.table.Name, sums[at], at%p.table.Dim)
 			}
@@ -155,7 +162,7 @@ func (c *Client) Push(parts []Part) error {
 
 // Write sets the rows of the ids.
 func (c *Client) Write(parts []Part) error {
-	t, err := c.plan("write", parts)
+	t, err := c.plan(request.Write, parts)
 	if err != nil {
 		return err
 	}
@@ -191,12 +198,14 @@ type onTheWay struct {
 	first int64          // place of its ids in the staging memory
 	rows  unsafe.Pointer // its rows there
 	at    int64          // where they begin, in bytes
+
+	rowBytes int64 // of a row
 }
 
 func (t *travel) free() {
 	for _, p := range t.parts {
 		if p.plan != nil {
-			p.plan.Free()
+			p.table.plans.put(p.plan)
 		}
 	}
 	for _, m := range []*link.Memory{t.ids, t.values} {
@@ -210,18 +219,18 @@ func (t *travel) free() {
 }
 
 // plan deals the ids to the servers and takes memory for their rows.
-func (c *Client) plan(what string, parts []Part) (t *travel, err error) {
+func (c *Client) plan(what request.Op, parts []Part) (t *travel, err error) {
 	if len(parts) > request.MostParts {
-		return nil, status.New(status.Argument, "%s: %d tables are more than one request takes, %d", what, len(parts), request.MostParts)
+		return nil, status.New(status.Argument, "%v: %d tables are more than one request takes, %d", what, len(parts), request.MostParts)
 	}
 	var n int64
 	for i := range parts {
-		if err := check(what, &parts[i]); err != nil {
+		if err := check(what.String(), &parts[i]); err != nil {
 			return nil, err
 		}
 		for j := range i {
 			if parts[j].Table == parts[i].Table {
-				return nil, status.New(status.Argument, "%s: table %q is named twice; put all its ids into one tensor", what, parts[i].Table.Name)
+				return nil, status.New(status.Argument, "%v: table %q is named twice; put all its ids into one tensor", what, parts[i].Table.Name)
 			}
 		}
 		n += parts[i].IDs.Count
@@ -239,19 +248,28 @@ func (c *Client) plan(what string, parts []Part) (t *travel, err error) {
 	var first, bytes int64
 	for i := range parts {
 		b, p := &parts[i], &t.parts[i]
-		p.table, p.rate, p.first, p.at = b.Table, b.Rate, first, bytes
-		if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset, room[first:first+b.IDs.Count]); err != nil {
-			return t, err
+		p.table, p.rate, p.first = b.Table, b.Rate, first
+		p.rowBytes = b.Table.Dim * int64(what.RowType(b.Table.Rows).Size())
+		if p.plan = b.Table.plans.take(b.IDs); p.plan == nil {
+			if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset); err != nil {
+				return t, err
+			}
 		}
+		copy(room[first:], p.plan.Unique)
 		if limit := b.Table.NumIDs; limit > 0 {
 			for _, id := range p.plan.Unique {
 				if id < 0 || id >= limit {
-					return t, status.New(status.Argument, "%s: id %d is not in table %q, which takes ids from 0 to %d (num_ids)", what, id, b.Table.Name, limit-1)
+					return t, status.New(status.Argument, "%v: id %d is not in table %q, which takes ids from 0 to %d (num_ids)", what, id, b.Table.Name, limit-1)
 				}
 			}
 		}
-		first += int64(len(p.plan.Unique))
-		bytes += int64(len(p.plan.Unique)) * b.Table.Dim * 4
+		unique := int64(len(p.plan.Unique))
+		if unique > 0 {
+			bytes = request.Align(bytes)
+		}
+		p.at = bytes
+		first += unique
+		bytes += unique * p.rowBytes
 	}
 	if t.values, err = c.links.Memory(max(1, bytes)); err != nil {
 		return t, err
@@ -260,7 +278,7 @@ func (c *Client) plan(what string, parts []Part) (t *travel, err error) {
 		t.parts[i].rows = unsafe.Add(unsafe.Pointer(unsafe.SliceData(t.values.Bytes())), t.parts[i].at)
 	}
 	if c.servers > 1 && len(parts) > 1 {
-		t.byServer, err = c.arrange(t, first, bytes)
+		t.byServer, err = c.arrange(t)
 	}
 	return t, err
 }
@@ -360,14 +378,14 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 func (t *travel) regions(s int) (ids, rows link.Region) {
 	if a := t.byServer; a != nil {
 		return link.Region{M: a.ids, Offset: 8 * a.firsts[s], Bytes: 8 * (a.firsts[s+1] - a.firsts[s])},
-			link.Region{M: a.values, Offset: a.ats[s], Bytes: a.ats[s+1] - a.ats[s]}
+			link.Region{M: a.values, Offset: a.ats[s], Bytes: a.ends[s] - a.ats[s]}
 	}
 	if len(t.parts) == 1 {
 		p := &t.parts[0]
-		from, n, row := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1]-p.plan.Starts[s]), p.table.Dim*4
+		from, n, row := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1]-p.plan.Starts[s]), p.rowBytes
 		return link.Region{M: t.ids, Offset: 8 * from, Bytes: 8 * n}, link.Region{M: t.values, Offset: from * row, Bytes: n * row}
 	}
 	last := &t.parts[len(t.parts)-1] // there is one server
 	n := int64(len(last.plan.Unique))
-	return link.Region{M: t.ids, Bytes: 8 * (last.first + n)}, link.Region{M: t.values, Bytes: last.at + n*last.table.Dim*4}
+	return link.Region{M: t.ids, Bytes: 8 * (last.first + n)}, link.Region{M: t.values, Bytes: last.at + n*last.rowBytes}
 }

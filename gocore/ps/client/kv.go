@@ -77,10 +77,10 @@ func (c *Client) Start(a *Call) (timestamp int64, err error) {
 			started.free()
 		}
 	}()
-	room := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(keys.Bytes()))), a.Keys.Count)
-	if started.plan, err = route.New(a.Keys, c.servers, route.ByHash, 0, room); err != nil {
+	if started.plan, err = route.New(a.Keys, c.servers, route.ByHash, 0); err != nil {
 		return 0, err
 	}
+	copy(unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(keys.Bytes()))), a.Keys.Count), started.plan.Unique)
 	n := int64(len(started.plan.Unique))
 	if a.Rows != nil {
 		if n != a.Keys.Count {

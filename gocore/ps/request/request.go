@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"math"
 
+	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -30,6 +31,18 @@ func (o Op) String() string {
 	}
 	return "unknown"
 }
+
+// RowType returns of what dtype the rows of a table travel, whose rows are of the given one: a pull brings
+// them as they are, gradients and new values are of float32.
+func (o Op) RowType(rows op.DType) op.DType {
+	if o == Pull {
+		return rows
+	}
+	return op.Float32
+}
+
+// Align returns where the rows of the next part with ids begin, after so many bytes.
+func Align(bytes int64) int64 { return (bytes + 3) &^ 3 }
 
 // MostParts is how many tables a request may name. So many parts fit into a header of package link.
 const MostParts = 1024

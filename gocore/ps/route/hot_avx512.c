@@ -27,9 +27,14 @@ void pr_gather_avx512(char *out, const char *rows, int64_t row_bytes, const int3
 	pr_gather_portable(out, rows, row_bytes, inverse, n);
 }
 
-void pr_sum_avx512(float *sums, const void *gradients, int32_t dtype, int64_t dim,
-				   const int32_t *inverse, const uint8_t *first, int64_t n) {
-	pr_sum_portable(sums, gradients, dtype, dim, inverse, first, n);
+void pr_widen_avx512(float *out, const uint16_t *rows, int32_t dtype, int64_t dim,
+					 const int32_t *inverse, int64_t n) {
+	pr_widen_portable(out, rows, dtype, dim, inverse, n);
+}
+
+uint32_t pr_sum_avx512(float *sums, const void *gradients, int32_t dtype, int64_t dim,
+					   const int32_t *inverse, const uint8_t *first, int64_t n) {
+	return pr_sum_portable(sums, gradients, dtype, dim, inverse, first, n);
 }
 
 #endif

@@ -145,6 +145,22 @@ void pr_plan(const void *ids, int64_t n, int32_t id_bytes, int32_t by, int64_t s
 		inverse[i] = place[inverse[i]];
 }
 
+int32_t pr_same(const void *ids, int64_t n, int32_t id_bytes, const int64_t *unique,
+				const int32_t *inverse) {
+	enum {
+		AT_ONCE = 512
+	}; /* without branches between them; other batches differ in the first ones */
+	for (int64_t from = 0; from < n; from += AT_ONCE) {
+		const int64_t to = n < from + AT_ONCE ? n : from + AT_ONCE;
+		int64_t differ = 0;
+		for (int64_t i = from; i < to; i++)
+			differ |= unique[inverse[i]] ^ id_at(ids, id_bytes, i);
+		if (differ)
+			return 0;
+	}
+	return 1;
+}
+
 void pr_gather(int32_t isa, void *out, const void *rows, int64_t row_bytes, const int32_t *inverse,
 			   int64_t n) {
 	if (isa == PR_AVX512)
@@ -153,6 +169,16 @@ void pr_gather(int32_t isa, void *out, const void *rows, int64_t row_bytes, cons
 		pr_gather_avx2(out, rows, row_bytes, inverse, n);
 	else
 		pr_gather_portable(out, rows, row_bytes, inverse, n);
+}
+
+void pr_widen(int32_t isa, float *out, const uint16_t *rows, int32_t dtype, int64_t dim,
+			  const int32_t *inverse, int64_t n) {
+	if (isa == PR_AVX512)
+		pr_widen_avx512(out, rows, dtype, dim, inverse, n);
+	else if (isa == PR_AVX2)
+		pr_widen_avx2(out, rows, dtype, dim, inverse, n);
+	else
+		pr_widen_portable(out, rows, dtype, dim, inverse, n);
 }
 
 /* The settings of floating point arithmetic of a new thread. */
@@ -182,17 +208,19 @@ static void set_mode(fp_mode m) {
 }
 #endif
 
-void pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int64_t dim,
-			const int32_t *inverse, const uint8_t *first, int64_t n) {
+uint32_t pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int64_t dim,
+				const int32_t *inverse, const uint8_t *first, int64_t n) {
 	fp_mode before = get_mode();
+	uint32_t wrong;
 	set_mode(USUAL);
 	if (isa == PR_AVX512)
-		pr_sum_avx512(sums, gradients, dtype, dim, inverse, first, n);
+		wrong = pr_sum_avx512(sums, gradients, dtype, dim, inverse, first, n);
 	else if (isa == PR_AVX2)
-		pr_sum_avx2(sums, gradients, dtype, dim, inverse, first, n);
+		wrong = pr_sum_avx2(sums, gradients, dtype, dim, inverse, first, n);
 	else
-		pr_sum_portable(sums, gradients, dtype, dim, inverse, first, n);
+		wrong = pr_sum_portable(sums, gradients, dtype, dim, inverse, first, n);
 	set_mode(before);
+	return wrong;
 }
 
 static int is_finite(float value) {

@@ -7,8 +7,12 @@ package route
 #cgo CFLAGS: -std=c11 -O3
 #cgo noescape pr_plan
 #cgo nocallback pr_plan
+#cgo noescape pr_same
+#cgo nocallback pr_same
 #cgo noescape pr_gather
 #cgo nocallback pr_gather
+#cgo noescape pr_widen
+#cgo nocallback pr_widen
 #cgo noescape pr_sum
 #cgo nocallback pr_sum
 #cgo noescape pr_not_finite
@@ -77,7 +81,7 @@ func modulo(a, n int64) int64 {
 // Plan says how a batch of ids travels. After New it does not change, so its methods may be called from
 // several threads; Free ends its use.
 type Plan struct {
-	Unique  []int64 // every id once: those of server 0 first, each server's in order of first appearance
+	Unique  []int64 // every id once: those of server 0 first, each server's in order of first appearance; C memory, until Free
 	Starts  []int   // servers+1: where the ids of each server begin in Unique, and the end
 	Inverse []int32 // for each id of the batch, its place in Unique; C memory, until Free
 
@@ -97,13 +101,13 @@ var key = sync.OnceValue(func() [2]C.uint64_t {
 	return [2]C.uint64_t{C.uint64_t(binary.LittleEndian.Uint64(b[:])), C.uint64_t(binary.LittleEndian.Uint64(b[8:]) | 1)}
 })
 
-// New plans a batch. ids is of int64 or int32, contiguous and in host memory. unique has room for
-// ids.Count ids; the plan's Unique is its beginning. offset counts for ByModulo only.
-func New(ids *op.Buf, servers int, by By, offset int, unique []int64) (*Plan, error) {
-	return planWith(key(), ids, servers, by, offset, unique)
+// New plans a batch. ids is of int64 or int32, contiguous and in host memory. offset counts for ByModulo
+// only. The plan keeps nothing of ids.
+func New(ids *op.Buf, servers int, by By, offset int) (*Plan, error) {
+	return planWith(key(), ids, servers, by, offset)
 }
 
-func planWith(key [2]C.uint64_t, ids *op.Buf, servers int, by By, offset int, unique []int64) (*Plan, error) {
+func planWith(key [2]C.uint64_t, ids *op.Buf, servers int, by By, offset int) (*Plan, error) {
 	n := ids.Count
 	switch {
 	case ids.DType != op.Int64 && ids.DType != op.Int32:
@@ -118,14 +122,12 @@ func planWith(key [2]C.uint64_t, ids *op.Buf, servers int, by By, offset int, un
 		return nil, status.New(status.Argument, "servers=%d is not from 1 to %d", servers, MostServers)
 	case by != ByHash && by != ByModulo:
 		return nil, status.New(status.Argument, "by=%d is neither ByHash nor ByModulo", by)
-	case int64(len(unique)) < n:
-		return nil, status.New(status.Argument, "unique has room for %d ids; the batch has %d", len(unique), n)
 	}
-	p := &Plan{Unique: unique[:0], Starts: make([]int, servers+1), isa: isas[reduce.ISA()]}
+	p := &Plan{Starts: make([]int, servers+1), isa: isas[reduce.ISA()]}
 	if n == 0 {
 		return p, nil
 	}
-	memory, err := mem.Alloc(5 * n)
+	memory, err := mem.Alloc(13 * n)
 	if err != nil {
 		return nil, err
 	}
@@ -136,12 +138,22 @@ func planWith(key [2]C.uint64_t, ids *op.Buf, servers int, by By, offset int, un
 	}
 	defer mem.Free(scratch)
 	p.memory = memory
-	p.Inverse = unsafe.Slice((*int32)(memory), n)
-	p.first = (*C.uint8_t)(unsafe.Add(memory, 4*n))
+	unique := unsafe.Slice((*int64)(memory), n)
+	p.Inverse = unsafe.Slice((*int32)(unsafe.Add(memory, 8*n)), n)
+	p.first = (*C.uint8_t)(unsafe.Add(memory, 12*n))
 	C.pr_plan(ids.Data, C.int64_t(n), C.int32_t(ids.DType.Size()), C.int32_t(by), C.int64_t(servers), C.int64_t(modulo(int64(offset), int64(servers))), &key[0],
-		(*C.int64_t)(unsafe.SliceData(unique)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(p.Starts))), (*C.int32_t)(memory), p.first, scratch)
+		(*C.int64_t)(unsafe.SliceData(unique)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(p.Starts))), (*C.int32_t)(unsafe.SliceData(p.Inverse)), p.first, scratch)
 	p.Unique = unique[:p.Starts[servers]]
 	return p, nil
+}
+
+// Of tells whether this is the plan of a batch: ids are those that New got, whatever their dtype.
+func (p *Plan) Of(ids *op.Buf) bool {
+	n := int64(len(p.Inverse))
+	if ids.Count != n || ids.DType != op.Int64 && ids.DType != op.Int32 || !ids.Contiguous() || !ids.OnHost() {
+		return false
+	}
+	return n == 0 || C.pr_same(ids.Data, C.int64_t(n), C.int32_t(ids.DType.Size()), (*C.int64_t)(unsafe.SliceData(p.Unique)), (*C.int32_t)(unsafe.SliceData(p.Inverse))) != 0
 }
 
 // Gather copies to each place of out the row of its id: out[i] = rows[Inverse[i]]. rows has
@@ -158,40 +170,23 @@ func (p *Plan) Gather(out *op.Buf, rows unsafe.Pointer, rowBytes int64) {
 	C.pr_gather(p.isa, out.Data, rows, C.int64_t(rowBytes), (*C.int32_t)(unsafe.SliceData(p.Inverse)), C.int64_t(n))
 }
 
+// Widen is Gather for rows of dim elements of float16 or bfloat16; out is of float32.
+func (p *Plan) Widen(out *op.Buf, rows unsafe.Pointer, dtype op.DType, dim int64) {
+	n := int64(len(p.Inverse))
+	if dim < 0 || out.DType != op.Float32 || out.Count != n*dim || dtype != op.Float16 && dtype != op.BFloat16 {
+		panic(fmt.Sprintf("route: out has %d elements of %v; %d rows of %d elements of %v need %d of float32", out.Count, out.DType, n, dim, dtype, n*dim))
+	}
+	if out.Count == 0 {
+		return
+	}
+	C.pr_widen(p.isa, (*C.float)(out.Data), (*C.uint16_t)(rows), dtypes[dtype], C.int64_t(dim), (*C.int32_t)(unsafe.SliceData(p.Inverse)), C.int64_t(n))
+}
+
 // Sum adds the gradients of each id, in float32 and in order of appearance: the row u of sums, dim
 // elements, becomes the sum of the rows i of gradients with Inverse[i] == u. gradients, of float32,
 // float16 or bfloat16, is contiguous and in host memory. The sums have the same bits on every
-// processor, except for the bits of a NaN.
-func (p *Plan) Sum(sums []float32, gradients *op.Buf, dim int64) {
-	p.sumPart(sums, gradients, dim, 0, len(p.Inverse))
-}
-
-// SumFinite is Sum, and returns the place of the first sum that is infinite or no number; -1 if all are finite.
-// If there is one, other sums may be missing.
-func (p *Plan) SumFinite(sums []float32, gradients *op.Buf, dim int64) int64 {
-	n := len(p.Inverse)
-	// A server's ids are in order of appearance. So where every id is there once, and one server has them all,
-	// the rows of a part of the batch lie together: they are looked at while they are in the cache.
-	if len(p.Unique) != n || len(p.Starts) != 2 || dim == 0 {
-		p.Sum(sums, gradients, dim)
-		return NotFinite(sums)
-	}
-	step := max(1, int(inCache/(4*dim)))
-	for from := 0; from < n; from += step {
-		to := min(from+step, n)
-		p.sumPart(sums, gradients, dim, from, to)
-		if at := NotFinite(sums[int64(from)*dim : int64(to)*dim]); at >= 0 {
-			return int64(from)*dim + at
-		}
-	}
-	return -1
-}
-
-// inCache is how many bytes of sums SumFinite makes and looks at in turn.
-const inCache = 256 << 10
-
-// sumPart is Sum for the places from, to to-1 of the batch, after those before them.
-func (p *Plan) sumPart(sums []float32, gradients *op.Buf, dim int64, from, to int) {
+// processor, except for the bits of a NaN. finite tells whether all of them are finite.
+func (p *Plan) Sum(sums []float32, gradients *op.Buf, dim int64) (finite bool) {
 	n := int64(len(p.Inverse))
 	dtype, known := dtypes[gradients.DType]
 	if !known || dim < 0 || gradients.Count != n*dim || int64(len(sums)) != int64(len(p.Unique))*dim {
@@ -199,11 +194,10 @@ func (p *Plan) sumPart(sums []float32, gradients *op.Buf, dim int64, from, to in
 			gradients.Count, gradients.DType, len(sums), n, len(p.Unique), dim, n*dim, int64(len(p.Unique))*dim))
 	}
 	if gradients.Count == 0 {
-		return
+		return true
 	}
-	part := p.Inverse[from:to]
-	C.pr_sum(p.isa, (*C.float)(unsafe.SliceData(sums)), unsafe.Add(gradients.Data, int64(from)*dim*int64(gradients.DType.Size())), dtype, C.int64_t(dim),
-		(*C.int32_t)(unsafe.SliceData(part)), (*C.uint8_t)(unsafe.Add(unsafe.Pointer(p.first), from)), C.int64_t(len(part)))
+	return C.pr_sum(p.isa, (*C.float)(unsafe.SliceData(sums)), gradients.Data, dtype, C.int64_t(dim),
+		(*C.int32_t)(unsafe.SliceData(p.Inverse)), p.first, C.int64_t(n)) == 0
 }
 
 // NotFinite returns the place of the first value that is infinite or no number; -1 if all are finite.
@@ -211,9 +205,8 @@ func NotFinite(values []float32) int64 {
 	return int64(C.pr_not_finite((*C.float)(unsafe.SliceData(values)), C.int64_t(len(values))))
 }
 
-// Free gives the memory of the plan back. It may be called twice. Unique stays as it is, in the caller's
-// memory.
+// Free gives the memory of the plan back. It may be called twice.
 func (p *Plan) Free() {
 	mem.Free(p.memory)
-	p.memory, p.Inverse, p.first = nil, nil, nil
+	p.memory, p.Unique, p.Inverse, p.first = nil, nil, nil, nil
 }

@@ -32,15 +32,24 @@ void pr_plan(const void *ids, int64_t n, int32_t id_bytes, int32_t by, int64_t s
 			 int64_t offset, const uint64_t *key, int64_t *unique, int64_t *starts,
 			 int32_t *inverse, uint8_t *first, void *scratch);
 
+/* pr_same returns 1 if the n ids are those of unique that inverse names, else 0. */
+int32_t pr_same(const void *ids, int64_t n, int32_t id_bytes, const int64_t *unique,
+				const int32_t *inverse);
+
 /* pr_gather copies the row inverse[i] of rows to the place i of out, for n places. */
 void pr_gather(int32_t isa, void *out, const void *rows, int64_t row_bytes, const int32_t *inverse,
 			   int64_t n);
 
+/* pr_widen is pr_gather for rows of 16-bit floats, PR_FLOAT16 or PR_BFLOAT16, which become float32.
+ */
+void pr_widen(int32_t isa, float *out, const uint16_t *rows, int32_t dtype, int64_t dim,
+			  const int32_t *inverse, int64_t n);
+
 /* pr_sum adds row i of gradients to the row inverse[i] of sums, or sets it where first[i] is 1, in
  * the order of i and in float32. Rounding and subnormal numbers are treated as usual, whatever the
- * thread has set. */
-void pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int64_t dim,
-			const int32_t *inverse, const uint8_t *first, int64_t n);
+ * thread has set. Returns 0 if all sums that were written are finite. */
+uint32_t pr_sum(int32_t isa, float *sums, const void *gradients, int32_t dtype, int64_t dim,
+				const int32_t *inverse, const uint8_t *first, int64_t n);
 
 /* pr_not_finite returns the place of the first of n values that is infinite or no number; -1 if all
  * are finite. */
@@ -50,8 +59,10 @@ int64_t pr_not_finite(const float *values, int64_t n);
 #define PR_DECLARE(isa)                                                                            \
 	void pr_gather_##isa(char *out, const char *rows, int64_t row_bytes, const int32_t *inverse,   \
 						 int64_t n);                                                               \
-	void pr_sum_##isa(float *sums, const void *gradients, int32_t dtype, int64_t dim,              \
-					  const int32_t *inverse, const uint8_t *first, int64_t n);
+	void pr_widen_##isa(float *out, const uint16_t *rows, int32_t dtype, int64_t dim,              \
+						const int32_t *inverse, int64_t n);                                        \
+	uint32_t pr_sum_##isa(float *sums, const void *gradients, int32_t dtype, int64_t dim,          \
+						  const int32_t *inverse, const uint8_t *first, int64_t n);
 PR_DECLARE(portable)
 PR_DECLARE(avx2)
 PR_DECLARE(avx512)

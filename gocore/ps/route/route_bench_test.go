@@ -30,11 +30,10 @@ var sizes = []int{4096, 65536, 1 << 20}
 func BenchmarkNew(b *testing.B) {
 	for _, n := range sizes {
 		ids := idsOf(b, zipf(n))
-		_, unique := tensor(b, op.Int64, make([]int64, n))
 		for _, servers := range []int{1, 2, 64} {
 			b.Run(fmt.Sprintf("%d ids, %d servers", n, servers), func(b *testing.B) {
 				for b.Loop() {
-					p, err := New(ids, servers, ByHash, 0, unique)
+					p, err := New(ids, servers, ByHash, 0)
 					if err != nil {
 						b.Fatal(err)
 					}

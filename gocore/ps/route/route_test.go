@@ -39,8 +39,7 @@ func idsOf(t testing.TB, ids []int64) *op.Buf {
 
 func newPlan(t testing.TB, ids *op.Buf, servers int, by By, offset int) *Plan {
 	t.Helper()
-	_, unique := tensor(t, op.Int64, make([]int64, ids.Count))
-	p, err := New(ids, servers, by, offset, unique)
+	p, err := New(ids, servers, by, offset)
 	require.NoError(t, err)
 	t.Cleanup(p.Free)
 	return p
@@ -232,12 +231,43 @@ func TestSearchesThatCollide(t *testing.T) {
 		for i := range uint64(300) {
 			ids = append(ids, int64((begin+i%200<<50)*x&math.MaxUint64))
 		}
-		_, unique := tensor(t, op.Int64, make([]int64, len(ids)))
-		p, err := planWith(known, idsOf(t, ids), 3, ByHash, 0, unique)
+		p, err := planWith(known, idsOf(t, ids), 3, ByHash, 0)
 		require.NoError(t, err)
 		checkPlan(t, p, ids, func(id int64) int { return Owner(id, 3) }, 3)
 		p.Free()
 	}
+}
+
+func TestOf(t *testing.T) {
+	random := rand.New(rand.NewPCG(9, 10))
+	ids := make([]int64, 3000)
+	for i := range ids {
+		ids[i] = random.Int64N(500)
+	}
+	p := newPlan(t, idsOf(t, ids), 3, ByHash, 0)
+	assert.True(t, p.Of(idsOf(t, ids)))
+	short := make([]int32, len(ids))
+	for i, id := range ids {
+		short[i] = int32(id)
+	}
+	same, _ := tensor(t, op.Int32, short)
+	assert.True(t, p.Of(same), "of int32")
+	assert.False(t, p.Of(idsOf(t, ids[:2999])))
+	assert.False(t, p.Of(idsOf(t, append(ids[:3000:3000], 1))))
+	for _, at := range []int{0, 511, 512, 2999} {
+		other := append([]int64(nil), ids...)
+		other[at] += 1 << 40
+		assert.False(t, p.Of(idsOf(t, other)), "the id at %d differs", at)
+		other[at] = ids[at] ^ 1
+		assert.False(t, p.Of(idsOf(t, other)), "the id at %d differs", at)
+	}
+	floats, _ := tensor(t, op.Float32, make([]float32, 3000))
+	assert.False(t, p.Of(floats))
+	device := *idsOf(t, ids)
+	device.DeviceType = op.DeviceCUDA
+	assert.False(t, p.Of(&device))
+	p.Free()
+	assert.False(t, p.Of(idsOf(t, ids)))
 }
 
 func TestKeyIsRandomAndOdd(t *testing.T) {
@@ -383,13 +413,14 @@ func TestOrderOfAppearance(t *testing.T) {
 func TestEmptyBatches(t *testing.T) {
 	for _, d := range []op.DType{op.Int64, op.Int32} {
 		for _, servers := range []int{1, 4} {
-			p, err := New(&op.Buf{DType: d}, servers, ByHash, 0, nil)
+			p, err := New(&op.Buf{DType: d}, servers, ByHash, 0)
 			require.NoError(t, err)
 			assert.Empty(t, p.Unique)
 			assert.Empty(t, p.Inverse)
 			assert.Equal(t, make([]int, servers+1), p.Starts)
 			p.Gather(&op.Buf{DType: op.Float32}, nil, 256)
-			p.Sum(nil, &op.Buf{DType: op.BFloat16}, 64)
+			p.Widen(&op.Buf{DType: op.Float32}, nil, op.Float16, 64)
+			assert.True(t, p.Sum(nil, &op.Buf{DType: op.BFloat16}, 64))
 			p.Free()
 			p.Free()
 		}
@@ -405,25 +436,22 @@ func TestWrongBatches(t *testing.T) {
 	steps, _ := tensor(t, op.Int64, []int64{1, 2})
 	strided.NDim, strided.Shape, strided.Strides = 2, shape.Data, steps.Data
 	huge.Count = MostIDs + 1
-	room := make([]int64, 4)
 	for _, wrong := range []struct {
 		ids     *op.Buf
 		servers int
 		by      By
-		room    []int64
 		code    status.Code
 		text    string
 	}{
-		{floats, 2, ByHash, room, status.Type, "ids are of float32"},
-		{&device, 2, ByHash, room, status.Unsupported, "device memory"},
-		{&strided, 2, ByHash, room, status.Argument, "not contiguous"},
-		{&huge, 2, ByHash, room, status.Argument, "more than one call takes"},
-		{ids, 0, ByHash, room, status.Argument, "servers=0"},
-		{ids, MostServers + 1, ByHash, room, status.Argument, "servers="},
-		{ids, 2, 7, room, status.Argument, "by=7"},
-		{ids, 2, ByHash, room[:3], status.Argument, "room for 3 ids; the batch has 4"},
+		{floats, 2, ByHash, status.Type, "ids are of float32"},
+		{&device, 2, ByHash, status.Unsupported, "device memory"},
+		{&strided, 2, ByHash, status.Argument, "not contiguous"},
+		{&huge, 2, ByHash, status.Argument, "more than one call takes"},
+		{ids, 0, ByHash, status.Argument, "servers=0"},
+		{ids, MostServers + 1, ByHash, status.Argument, "servers="},
+		{ids, 2, 7, status.Argument, "by=7"},
 	} {
-		_, err := New(wrong.ids, wrong.servers, wrong.by, 0, wrong.room)
+		_, err := New(wrong.ids, wrong.servers, wrong.by, 0)
 		assert.ErrorContains(t, err, wrong.text)
 		assert.Equal(t, wrong.code, status.CodeOf(err))
 	}
@@ -451,33 +479,81 @@ func TestNotFinite(t *testing.T) {
 	}
 }
 
-func TestSumFinite(t *testing.T) {
-	const n, dim = 3000, 100 // more bytes than SumFinite looks at in one go
-	different, equal := make([]int64, n), make([]int64, n)
-	for i := range different {
-		different[i], equal[i] = int64(i)*7, int64(i%10)
+// Whether sums are finite is found wherever they are not, for every way to add a row.
+func TestSumTellsWhetherAllIsFinite(t *testing.T) {
+	const n = 300
+	random := rand.New(rand.NewPCG(11, 12))
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = random.Int64N(100)
 	}
-	for _, ids := range [][]int64{different, equal} {
-		for _, servers := range []int{1, 3} {
-			p := newPlan(t, idsOf(t, ids), servers, ByHash, 0)
-			for _, wrong := range []int{-1, 0, 1234*dim + 56, n*dim - 1} {
-				gradients, values := tensor(t, op.Float32, make([]float32, n*dim))
-				for i := range values {
-					values[i] = float32(i%977) + 1
+	p := newPlan(t, idsOf(t, ids), 3, ByHash, 0)
+	for _, isa := range instructionSets() {
+		p.isa = isas[isa]
+		for _, dim := range []int{1, 3, 4, 8, 15, 16, 20, 33} {
+			gradients, values := tensor(t, op.Float32, make([]float32, n*dim))
+			for i := range values {
+				values[i] = float32(random.Float64()) - 0.5
+			}
+			sums := make([]float32, len(p.Unique)*dim)
+			assert.True(t, p.Sum(sums, gradients, int64(dim)), "%s, dim %d", isa, dim)
+			for _, bad := range []float32{float32(math.Inf(-1)), float32(math.NaN())} {
+				for range 20 {
+					at := random.IntN(n * dim)
+					before := values[at]
+					values[at] = bad
+					assert.False(t, p.Sum(sums, gradients, int64(dim)), "%s, dim %d, %v at %d", isa, dim, bad, at)
+					assert.EqualValues(t, int(p.Inverse[at/dim])*dim+at%dim, NotFinite(sums))
+					values[at] = before
 				}
-				if wrong >= 0 {
-					values[wrong] = float32(math.Inf(1))
+			}
+			halves, bits := tensor(t, op.Float16, make([]uint16, n*dim))
+			assert.True(t, p.Sum(sums, halves, int64(dim)))
+			bits[n*dim-1] = 0x7c00
+			assert.False(t, p.Sum(sums, halves, int64(dim)), "%s, dim %d", isa, dim)
+		}
+	}
+	twice := newPlan(t, idsOf(t, []int64{7, 7}), 1, ByHash, 0)
+	large, _ := tensor(t, op.Float32, []float32{math.MaxFloat32, math.MaxFloat32})
+	assert.False(t, twice.Sum(make([]float32, 1), large, 1), "the sum is infinite")
+}
+
+func TestWiden(t *testing.T) {
+	random := rand.New(rand.NewPCG(13, 14))
+	const n, guard = 500, 16
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = random.Int64N(150)
+	}
+	p := newPlan(t, idsOf(t, ids), 3, ByHash, 0)
+	for _, isa := range instructionSets() {
+		p.isa = isas[isa]
+		for _, d := range []op.DType{op.Float16, op.BFloat16} {
+			for _, dim := range []int{1, 2, 3, 4, 5, 8, 15, 16, 17, 20, 33, 64, 300} {
+				rows, source := tensor(t, d, make([]uint16, len(p.Unique)*dim))
+				for i := range source {
+					source[i] = uint16(random.Uint32())
 				}
-				sums, want := make([]float32, len(p.Unique)*dim), make([]float32, len(p.Unique)*dim)
-				p.Sum(want, gradients, dim)
-				at := p.SumFinite(sums, gradients, dim)
-				if wrong < 0 {
-					assert.Equal(t, int64(-1), at)
-					assert.Equal(t, want, sums)
-				} else {
-					assert.Equal(t, int64(p.Inverse[wrong/dim])*dim+int64(wrong%dim), at)
+				_, room := tensor(t, op.Float32, make([]float32, n*dim+2*guard))
+				for i := range room {
+					room[i] = -1.5
+				}
+				out := &op.Buf{Data: unsafe.Pointer(&room[guard]), Count: int64(n * dim), DType: op.Float32}
+				p.Widen(out, rows.Data, d, int64(dim))
+				for i, u := range p.Inverse {
+					for j := range dim {
+						if want, got := float(d, source[int(u)*dim+j]), room[guard+i*dim+j]; !same(want, got) {
+							t.Fatalf("%s, %v, dim %d: %v instead of %v", isa, d, dim, got, want)
+						}
+					}
+				}
+				for i := range guard {
+					require.True(t, room[i] == -1.5 && room[guard+n*dim+i] == -1.5, "%s, dim %d: written outside", isa, dim)
 				}
 			}
 		}
 	}
+	out, _ := tensor(t, op.Float32, make([]float32, n))
+	assert.Panics(t, func() { p.Widen(out, out.Data, op.Float32, 1) })
+	assert.Panics(t, func() { p.Widen(out, out.Data, op.Float16, 2) })
 }

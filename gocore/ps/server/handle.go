@@ -19,7 +19,7 @@ type Incoming struct {
 	From           int // rank
 	Header         []byte
 	IDs            []int64 // of all parts, one after another
-	Values, Answer []byte  // their gradients or rows, and room for rows: of float32, or of a KV's dtype
+	Values, Answer []byte  // their gradients or rows, and room for rows: of a KV's dtype, or of what request.Op.RowType says
 	Reply          func(header []byte, err error)
 }
 
@@ -27,7 +27,8 @@ type Incoming struct {
 type part struct {
 	*served
 	ids    []int64
-	values []byte // gradients, or room for rows: float32
+	values []byte   // gradients or rows, or room for rows
+	dtype  op.DType // of values
 	rate   float64
 }
 
@@ -99,7 +100,7 @@ func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err er
 // batch returns the memory of a part. An empty part has no memory.
 func (p *part) batch() table.Batch {
 	ids := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(p.ids)), Count: int64(len(p.ids)), DType: op.Int64, NDim: 1}
-	values := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(p.values)), Count: int64(len(p.values)) / 4, DType: op.Float32, NDim: 1}
+	values := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(p.values)), Count: int64(len(p.values) / p.dtype.Size()), DType: p.dtype, NDim: 1}
 	return table.Batch{IDs: ids, Values: values}
 }
 
@@ -130,30 +131,40 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		values, what = in.Answer, "room"
 	}
 	parts := make([]part, len(head.Parts))
-	var total, bytes uint64
+	var total, bytes int64
+	aligned := true
 	for i, p := range head.Parts {
 		if uint64(p.Table) >= uint64(len(tables)) {
 			return head, nil, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, p.Table, s.Index, len(tables)).WithRanks(in.From)
 		}
-		parts[i] = part{served: tables[p.Table], rate: p.Rate}
-		total += uint64(p.Count)
-		bytes += uint64(p.Count) * uint64(tables[p.Table].Dim) * 4
+		t := tables[p.Table]
+		parts[i] = part{served: t, rate: p.Rate, dtype: head.Op.RowType(t.RowType())}
+		if p.Count > 0 {
+			bytes = request.Align(bytes)
+			aligned = aligned && (uintptr(unsafe.Pointer(unsafe.SliceData(values)))+uintptr(bytes))%uintptr(parts[i].dtype.Size()) == 0
+		}
+		total += int64(p.Count)
+		bytes += int64(p.Count) * t.Dim * int64(parts[i].dtype.Size())
 	}
-	if total != uint64(len(in.IDs)) || bytes != uint64(len(values)) || uintptr(unsafe.Pointer(unsafe.SliceData(values)))%4 != 0 {
+	if total != int64(len(in.IDs)) || bytes != int64(len(values)) || !aligned {
 		return head, nil, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes",
 			head.Op, in.From, len(in.IDs), len(values), what, total, bytes).WithRanks(in.From)
 	}
-	room, err := mem.Alloc(int64(max(8, 8*total)))
+	room, err := mem.Alloc(max(8, 8*total))
 	if err != nil {
 		return head, nil, err
 	}
 	ids := unsafe.Slice((*int64)(room), total)
 	copy(ids, in.IDs)
-	for i, p := range head.Parts {
-		n := int64(p.Count)
-		b := n * parts[i].Dim * 4
-		parts[i].ids, ids = ids[:n:n], ids[n:]
-		parts[i].values, values = values[:b:b], values[b:]
+	var at int64
+	for i := range parts {
+		p, n := &parts[i], int64(head.Parts[i].Count)
+		p.ids, ids = ids[:n:n], ids[n:]
+		if n > 0 {
+			begin := request.Align(at)
+			at = begin + n*p.Dim*int64(p.dtype.Size())
+			p.values = values[begin:at:at]
+		}
 	}
 	return head, &update{in: in, from: in.From, parts: parts, ids: room}, nil
 }

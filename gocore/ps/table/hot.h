@@ -1,11 +1,15 @@
 /* What a batch does in one shard, for one instruction set. hot_*.c include it, after they have
- * defined TARGET           the function attribute FN(name)         the name of a function LANE(b,
- * id)      the lane of an id in a bin of which all lanes may be compared, as a set of bits
- *   ROOT(v)          replaces a v16 by its square root
- *   WIDEN16(v, p, bf)   reads the 16 16-bit floats at p into a v16
- *   NARROW16(p, v, bf)  the reverse
- * The last three get the addresses of vectors, because not every processor has registers for them.
- * All of them do the same operations of float32 in the same order. */
+ * defined
+ *   TARGET               the function attribute
+ *   FN(name)             the name of a function
+ *   LANES                how many floats a vector has
+ *   LANE(b, id)          the lane of an id in a bin of which all lanes may be compared, as a set of
+ *                        bits
+ *   ROOT(v)              the square root of a vec
+ *   WIDEN16(to, p, bf)   writes the 16 16-bit floats at p as float32 to to
+ *   NARROW16(p, from, bf)  the reverse
+ * All of them do the same operations of float32 in the same order. A vec is one register: the
+ * compiler keeps longer ones in memory. */
 #include "table.h"
 
 #include "../../reduce/float16.h"
@@ -16,10 +20,10 @@
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-typedef float v16 __attribute__((vector_size(64)));
-typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t i16 __attribute__((vector_size(64)));
-typedef int32_t i16u __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float vec_u __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec_u __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 enum {
 	BLOCK = 32,         /* ids that are searched before their rows are used */
@@ -39,70 +43,63 @@ INLINE void FN(fetch_to_write)(const void *p, int64_t bytes) {
 	__builtin_prefetch((const char *)p + (bytes < MOST_FETCHED ? bytes : MOST_FETCHED) - 1, 1, 3);
 }
 
-/* The last vector of a row may be short; its other lanes are 0. */
-INLINE void FN(load)(v16 *v, const float *p, int64_t left) {
-	if (__builtin_expect(left >= 16, 1)) {
-		*v = *(const v16u *)p;
-	} else {
-		*v = (v16){0};
-		for (int64_t i = 0; i < left; i++)
-			(*v)[i] = p[i];
-	}
+/* load reads a vector of a row, of which so many elements are left; a short one ends with zeros. */
+INLINE vec FN(load)(const float *p, int64_t left) {
+	if (__builtin_expect(left >= LANES, 1))
+		return *(const vec_u *)p;
+	float short_of[LANES] = {0};
+	for (int64_t i = 0; i < left; i++)
+		short_of[i] = p[i];
+	return *(const vec_u *)short_of;
 }
 
-INLINE void FN(store)(float *p, const v16 *v, int64_t left) {
-	if (__builtin_expect(left >= 16, 1)) {
-		*(v16u *)p = *v;
-	} else {
-		for (int64_t i = 0; i < left; i++)
-			p[i] = (*v)[i];
+INLINE void FN(store)(float *p, vec v, int64_t left) {
+	if (__builtin_expect(left >= LANES, 1)) {
+		*(vec_u *)p = v;
+		return;
 	}
+	float short_of[LANES];
+	*(vec_u *)short_of = v;
+	for (int64_t i = 0; i < left; i++)
+		p[i] = short_of[i];
 }
 
-/* total adds the lanes in a fixed order. */
-INLINE float FN(total)(const v16 *v) {
+/* squares returns the sum of the squares: 16 sums, which are then added in a fixed order. */
+INLINE float FN(squares)(const float *g, int64_t dim) {
+	vec sum[16 / LANES] = {{0}};
+	for (int64_t j = 0; j < dim; j += 16)
+		for (int k = 0; k < 16 / LANES; k++) {
+			const int64_t at = j + k * LANES;
+			const vec v = FN(load)(g + at, dim - at);
+			sum[k] += v * v;
+		}
 	float a[16];
-	memcpy(a, v, sizeof a);
+	memcpy(a, sum, sizeof a);
 	for (int half = 8; half > 0; half /= 2)
 		for (int i = 0; i < half; i++)
 			a[i] += a[i + half];
 	return a[0];
 }
 
-INLINE float FN(squares)(const float *g, int64_t dim) {
-	v16 sum = {0}, v;
-	for (int64_t j = 0; j < dim; j += 16) {
-		FN(load)(&v, g + j, dim - j);
-		sum += v * v;
-	}
-	return FN(total)(&sum);
-}
-
 INLINE void FN(widen)(float *to, const uint16_t *from, int64_t n, int bf16) {
 	int64_t j = 0;
-	for (; j + 16 <= n; j += 16) {
-		v16 v;
-		WIDEN16(&v, from + j, bf16);
-		*(v16u *)(to + j) = v;
-	}
+	for (; j + 16 <= n; j += 16)
+		WIDEN16(to + j, from + j, bf16);
 	for (; j < n; j++)
 		to[j] = bf16 ? load_bf16(from[j]) : load_f16(from[j]);
 }
 
 INLINE void FN(narrow)(uint16_t *to, const float *from, int64_t n, int bf16) {
 	int64_t j = 0;
-	for (; j + 16 <= n; j += 16) {
-		v16 v = *(const v16u *)(from + j);
-		NARROW16(to + j, &v, bf16);
-	}
+	for (; j + 16 <= n; j += 16)
+		NARROW16(to + j, from + j, bf16);
 	for (; j < n; j++)
 		to[j] = bf16 ? store_bf16(from[j]) : store_f16(from[j]);
 }
 
 INLINE float FN(root1)(float x) {
-	v16 v = {x};
-	ROOT(&v);
-	return v[0];
+	const vec v = {x};
+	return ROOT(v)[0];
 }
 
 #include "optimizers.h"
@@ -127,8 +124,8 @@ INLINE uint32_t FN(locate)(const pt_shard *s, int64_t id, uint64_t hash) {
 
 INLINE void FN(copy)(char *to, const char *from, int64_t bytes) {
 	int64_t at = 0;
-	for (; at + 64 <= bytes; at += 64)
-		*(v16u *)(to + at) = *(const v16u *)(from + at);
+	for (; at + 4 * LANES <= bytes; at += 4 * LANES)
+		*(vec_u *)(to + at) = *(const vec_u *)(from + at);
 	if (at < bytes)
 		memcpy(to + at, from + at, (size_t)(bytes - at));
 }
@@ -232,24 +229,16 @@ INLINE const float *FN(merged)(const pt_batch *b, const pt_portion *p, const FN(
 		for (uint32_t i = 0; i < fetched && ahead != NONE; i++)
 			ahead = next[ahead];
 		const float *h = values + (int64_t)p->at[k] * dim;
-		for (int64_t j = 0; j < dim; j += 16) {
-			v16 x, y;
-			FN(load)(&x, g + j, dim - j);
-			FN(load)(&y, h + j, dim - j);
-			x += y;
-			*(v16 *)(sum + j) = x;
-		}
+		for (int64_t j = 0; j < dim; j += LANES)
+			*(vec *)(sum + j) = FN(load)(g + j, dim - j) + FN(load)(h + j, dim - j);
 		while ((k = next[k]) != NONE) {
 			if (ahead != NONE) {
 				FN(fetch)(values + (int64_t)p->at[ahead] * dim, 4 * dim);
 				ahead = next[ahead];
 			}
 			h = values + (int64_t)p->at[k] * dim;
-			for (int64_t j = 0; j < dim; j += 16) {
-				v16 y;
-				FN(load)(&y, h + j, dim - j);
-				*(v16 *)(sum + j) += y;
-			}
+			for (int64_t j = 0; j < dim; j += LANES)
+				*(vec *)(sum + j) += FN(load)(h + j, dim - j);
 		}
 		return sum;
 	}
@@ -319,13 +308,14 @@ TARGET int64_t FN(pt_finite)(const void *values, int dtype, int64_t n) {
 	int64_t i = 0;
 	if (dtype == PT_FLOAT32) {
 		const uint32_t *v = values;
-		for (; i + 64 <= n; i += 64) {
-			i16 bad = {0};
-			for (int j = 0; j < 64; j += 16)
-				bad |= (*(const i16u *)(v + i + j) & 0x7f800000) == 0x7f800000;
-			int32_t any[16], found = 0;
+		enum { AT_ONCE = 16 * LANES };
+		for (; i + AT_ONCE <= n; i += AT_ONCE) {
+			ivec bad = {0};
+			for (int j = 0; j < AT_ONCE; j += LANES)
+				bad |= (*(const ivec_u *)(v + i + j) & 0x7f800000) == 0x7f800000;
+			int32_t any[LANES], found = 0;
 			memcpy(any, &bad, sizeof any);
-			for (int j = 0; j < 16; j++)
+			for (int j = 0; j < LANES; j++)
 				found |= any[j];
 			if (__builtin_expect(found, 0))
 				break;

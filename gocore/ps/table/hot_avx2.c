@@ -3,12 +3,13 @@
 #include <immintrin.h>
 #include <string.h>
 
-#define TARGET               __attribute__((target("avx2,f16c")))
-#define FN(name)             name##_avx2
-#define LANE(b, id)          lanes(b, id)
-#define ROOT(v)              root16(v)
-#define WIDEN16(v, p, bf16)  widen16(v, p, bf16)
-#define NARROW16(p, v, bf16) narrow16(p, v, bf16)
+#define TARGET                  __attribute__((target("avx2,f16c")))
+#define FN(name)                name##_avx2
+#define LANES                   8
+#define LANE(b, id)             lanes(b, id)
+#define ROOT(v)                 ((vec)_mm256_sqrt_ps((__m256)(v)))
+#define WIDEN16(to, p, bf16)    widen16(to, p, bf16)
+#define NARROW16(p, from, bf16) narrow16(p, from, bf16)
 
 #include "table.h"
 
@@ -23,17 +24,11 @@ HELPER unsigned lanes(const pt_bin *b, int64_t id) {
 		   (unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(high)) << 4;
 }
 
-HELPER void root16(void *v) {
-	float *f = v;
-	for (int i = 0; i < 16; i += 8)
-		_mm256_storeu_ps(f + i, _mm256_sqrt_ps(_mm256_loadu_ps(f + i)));
-}
-
-HELPER void widen16(void *v, const uint16_t *p, int bf16) {
+HELPER void widen16(float *to, const uint16_t *p, int bf16) {
 	for (int i = 0; i < 16; i += 8) {
 		__m128i h = _mm_loadu_si128((const __m128i *)(p + i));
 		__m256i shifted = _mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16);
-		_mm256_storeu_ps((float *)v + i, bf16 ? _mm256_castsi256_ps(shifted) : _mm256_cvtph_ps(h));
+		_mm256_storeu_ps(to + i, bf16 ? _mm256_castsi256_ps(shifted) : _mm256_cvtph_ps(h));
 	}
 }
 
@@ -47,9 +42,9 @@ HELPER __m128i narrow8(__m256 v) {
 	return _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
 }
 
-HELPER void narrow16(uint16_t *p, const void *v, int bf16) {
+HELPER void narrow16(uint16_t *p, const float *from, int bf16) {
 	for (int i = 0; i < 16; i += 8) {
-		__m256 x = _mm256_loadu_ps((const float *)v + i);
+		__m256 x = _mm256_loadu_ps(from + i);
 		_mm_storeu_si128((__m128i *)(p + i),
 						 bf16 ? narrow8(x) : _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 	}

@@ -4,17 +4,18 @@
 
 #define TARGET      __attribute__((target("avx512f")))
 #define FN(name)    name##_avx512
+#define LANES       16
 #define LANE(b, id) _mm512_cmpeq_epi64_mask(_mm512_load_si512(b), _mm512_set1_epi64(id))
-#define ROOT(v)     (*(v) = (v16)_mm512_sqrt_ps((__m512) * (v)))
+#define ROOT(v)     ((vec)_mm512_sqrt_ps((__m512)(v)))
 #define LOAD256(p)  _mm256_loadu_si256((const __m256i *)(p))
-#define WIDEN16(v, p, bf16)                                                                        \
-	(*(v) = (bf16) ? (v16)_mm512_castsi512_ps(                                                     \
-						 _mm512_slli_epi32(_mm512_cvtepu16_epi32(LOAD256(p)), 16))                 \
-				   : (v16)_mm512_cvtph_ps(LOAD256(p)))
-#define NARROW16(p, v, bf16)                                                                       \
-	_mm256_storeu_si256((__m256i *)(p),                                                            \
-						(bf16) ? narrow((__m512) * (v))                                            \
-							   : _mm512_cvtps_ph((__m512) * (v), _MM_FROUND_TO_NEAREST_INT))
+#define WIDEN16(to, p, bf16)                                                                       \
+	_mm512_storeu_ps(                                                                              \
+		to, (bf16) ? _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(LOAD256(p)), 16)) \
+				   : _mm512_cvtph_ps(LOAD256(p)))
+#define NARROW16(p, from, bf16)                                                                    \
+	_mm256_storeu_si256((__m256i *)(p), (bf16) ? narrow(_mm512_loadu_ps(from))                     \
+											   : _mm512_cvtps_ph(_mm512_loadu_ps(from),            \
+																 _MM_FROUND_TO_NEAREST_INT))
 
 /* narrow rounds to the nearest bfloat16, in integers. NaN is the positive quiet one. */
 static inline __attribute__((always_inline)) TARGET __m256i narrow(__m512 v) {

@@ -11,11 +11,12 @@
 #endif
 
 #define TARGET
-#define FN(name)             name##_portable
-#define LANE(b, id)          lanes(b, id)
-#define ROOT(v)              root16(v)
-#define WIDEN16(v, p, bf16)  widen16(v, p, bf16)
-#define NARROW16(p, v, bf16) narrow16(p, v, bf16)
+#define FN(name)                name##_portable
+#define LANES                   4
+#define LANE(b, id)             lanes(b, id)
+#define ROOT(v)                 ((vec)root((v4)(v)))
+#define WIDEN16(to, p, bf16)    widen16(to, p, bf16)
+#define NARROW16(p, from, bf16) narrow16(p, from, bf16)
 
 #define HELPER static inline __attribute__((always_inline))
 
@@ -26,30 +27,28 @@ HELPER unsigned lanes(const pt_bin *b, int64_t id) {
 	return found;
 }
 
-HELPER void root16(void *v) {
-	float *f = v;
+typedef float v4 __attribute__((vector_size(16)));
+
+HELPER v4 root(v4 v) {
 #ifdef __x86_64__
-	for (int i = 0; i < 16; i += 4)
-		_mm_storeu_ps(f + i, _mm_sqrt_ps(_mm_loadu_ps(f + i)));
+	return (v4)_mm_sqrt_ps((__m128)v);
 #elif defined __aarch64__
-	for (int i = 0; i < 16; i += 4)
-		vst1q_f32(f + i, vsqrtq_f32(vld1q_f32(f + i)));
+	return (v4)vsqrtq_f32((float32x4_t)v);
 #else
-	for (int i = 0; i < 16; i++)
-		f[i] = sqrtf(f[i]);
+	for (int i = 0; i < 4; i++)
+		v[i] = sqrtf(v[i]);
+	return v;
 #endif
 }
 
-HELPER void widen16(void *v, const uint16_t *p, int bf16) {
-	float *f = v;
+HELPER void widen16(float *to, const uint16_t *p, int bf16) {
 	for (int i = 0; i < 16; i++)
-		f[i] = bf16 ? load_bf16(p[i]) : load_f16(p[i]);
+		to[i] = bf16 ? load_bf16(p[i]) : load_f16(p[i]);
 }
 
-HELPER void narrow16(uint16_t *p, const void *v, int bf16) {
-	const float *f = v;
+HELPER void narrow16(uint16_t *p, const float *from, int bf16) {
 	for (int i = 0; i < 16; i++)
-		p[i] = bf16 ? store_bf16(f[i]) : store_f16(f[i]);
+		p[i] = bf16 ? store_bf16(from[i]) : store_f16(from[i]);
 }
 
 #include "hot.h"

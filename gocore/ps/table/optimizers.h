@@ -35,39 +35,34 @@ INLINE const float *FN(prepared)(const pt_step *o, const float *w, const float *
 }
 
 INLINE void FN(sgd)(const pt_step *o, float *w, const float *g, int64_t dim) {
-	for (int64_t j = 0; j < dim; j += 16) {
-		v16 x, y;
-		FN(load)(&x, w + j, dim - j);
-		FN(load)(&y, g + j, dim - j);
-		x -= o->rate * y;
-		FN(store)(w + j, &x, dim - j);
+	for (int64_t j = 0; j < dim; j += LANES) {
+		vec x = FN(load)(w + j, dim - j);
+		x -= o->rate * FN(load)(g + j, dim - j);
+		FN(store)(w + j, x, dim - j);
 	}
 }
 
 INLINE void FN(momentum)(const pt_step *o, float *w, float *s, const float *g, int64_t dim) {
-	for (int64_t j = 0; j < dim; j += 16) {
-		v16 x, y, m;
-		FN(load)(&x, w + j, dim - j);
-		FN(load)(&y, g + j, dim - j);
-		FN(load)(&m, s + j, dim - j);
+	for (int64_t j = 0; j < dim; j += LANES) {
+		const int64_t left = dim - j;
+		vec x = FN(load)(w + j, left), m = FN(load)(s + j, left);
+		const vec y = FN(load)(g + j, left);
 		m = o->momentum * m + y;
-		FN(store)(s + j, &m, dim - j);
+		FN(store)(s + j, m, left);
 		x -= o->rate * (o->nesterov ? y + o->momentum * m : m);
-		FN(store)(w + j, &x, dim - j);
+		FN(store)(w + j, x, left);
 	}
 }
 
 INLINE void FN(adagrad)(const pt_step *o, float *w, float *s, const float *g, int64_t dim) {
-	for (int64_t j = 0; j < dim; j += 16) {
-		v16 x, y, sum;
-		FN(load)(&x, w + j, dim - j);
-		FN(load)(&y, g + j, dim - j);
-		FN(load)(&sum, s + j, dim - j);
+	for (int64_t j = 0; j < dim; j += LANES) {
+		const int64_t left = dim - j;
+		vec x = FN(load)(w + j, left), sum = FN(load)(s + j, left);
+		const vec y = FN(load)(g + j, left);
 		sum += y * y;
-		FN(store)(s + j, &sum, dim - j);
-		ROOT(&sum);
-		x -= o->rate * y / (sum + o->epsilon);
-		FN(store)(w + j, &x, dim - j);
+		FN(store)(s + j, sum, left);
+		x -= o->rate * y / (ROOT(sum) + o->epsilon);
+		FN(store)(w + j, x, left);
 	}
 }
 
@@ -75,31 +70,26 @@ INLINE void FN(row_wise_adagrad)(const pt_step *o, float *w, float *s, const flo
 								 int64_t dim) {
 	*s += FN(squares)(g, dim) / (float)dim;
 	float rate = o->rate / (FN(root1)(*s) + o->epsilon);
-	for (int64_t j = 0; j < dim; j += 16) {
-		v16 x, y;
-		FN(load)(&x, w + j, dim - j);
-		FN(load)(&y, g + j, dim - j);
-		x -= rate * y;
-		FN(store)(w + j, &x, dim - j);
+	for (int64_t j = 0; j < dim; j += LANES) {
+		vec x = FN(load)(w + j, dim - j);
+		x -= rate * FN(load)(g + j, dim - j);
+		FN(store)(w + j, x, dim - j);
 	}
 }
 
 INLINE void FN(adam)(const pt_step *o, float *w, float *s, const float *g, int64_t dim) {
 	float *square = s + dim;
-	for (int64_t j = 0; j < dim; j += 16) {
-		v16 x, y, m, v;
-		FN(load)(&x, w + j, dim - j);
-		FN(load)(&y, g + j, dim - j);
-		FN(load)(&m, s + j, dim - j);
-		FN(load)(&v, square + j, dim - j);
+	for (int64_t j = 0; j < dim; j += LANES) {
+		const int64_t left = dim - j;
+		vec x = FN(load)(w + j, left), m = FN(load)(s + j, left), v = FN(load)(square + j, left);
+		const vec y = FN(load)(g + j, left);
 		m += o->left1 * (y - m);
 		v = o->beta2 * v + o->left2 * (y * y);
-		FN(store)(s + j, &m, dim - j);
-		FN(store)(square + j, &v, dim - j);
+		FN(store)(s + j, m, left);
+		FN(store)(square + j, v, left);
 		x = o->shrink * x;
-		ROOT(&v);
-		x -= o->rate * (m / (v / o->root + o->epsilon));
-		FN(store)(w + j, &x, dim - j);
+		x -= o->rate * (m / (ROOT(v) / o->root + o->epsilon));
+		FN(store)(w + j, x, left);
 	}
 }
 

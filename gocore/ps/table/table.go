@@ -82,6 +82,9 @@ func newFor(c Config, isa string) (*Table, error) {
 	return &Table{Config: c, dtype: dtype, t: t}, nil
 }
 
+// RowType returns the dtype of the rows.
+func (t *Table) RowType() op.DType { return t.dtype }
+
 // Free gives the memory of the table back. Later calls of its methods fail.
 func (t *Table) Free() {
 	t.inUse.Lock()

@@ -53,7 +53,7 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def contiguous(values: Any, dtype: str) -> Any:
-    """Return what NumPy makes of values, as a contiguous array of a dtype; an array itself if it is.
+    """Return what NumPy makes of values: a contiguous array of a dtype, or itself if it is one.
 
     Raises:
         TypeError, ValueError: NumPy does not know the dtype, or makes nothing of the values.

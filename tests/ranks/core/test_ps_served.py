@@ -81,6 +81,69 @@ def test_synchronous_steps_are_those_of_one_process(
     assert (first == tables[1].pull(ALL[:3])).all() and (second == tables[0].pull(ALL)).all()
 
 
+def test_rows_of_16_bits_are_those_of_one_process(begin: Begin, rank: int, roles: str) -> None:
+    if not begin(roles):
+        return
+    # The rows of one table end where those of the next one, of float32, are not aligned.
+    kinds = [("bfloat16", 5), ("float32", 3), ("float16", 7), ("bfloat16", 1), ("float16", 64)]
+    made = {"optimizer": ps.Adagrad(0.1), "initializer": ps.Normal()}
+    tables, alone = [], []
+    for i, (dtype, dim) in enumerate(kinds):
+        tables.append(ps.RemoteTable(f"t{i}", dim, dtype=dtype, seed=i, **made))
+        alone.append(ps.Table(dim, dtype=dtype, seed=i, **made))
+    asked = [ALL[i : 40 - i] for i in range(len(kinds))]
+    asked[1] = ALL[:0]
+    count, trainer = len(ps.trainers()), ps.trainers().index(rank)
+    for step in range(3):
+        parts = []
+        for i, (_, dim) in enumerate(kinds):
+            all_ids, all_gradients = [], []
+            for one in range(count):
+                random = np.random.default_rng([one, step, i])
+                all_ids.append(random.choice(ALL, 11, replace=False))
+                all_gradients.append(random.normal(size=(11, dim)).astype(np.float32))
+            alone[i].push(np.concatenate(all_ids), np.concatenate(all_gradients), step=step + 1)
+            parts.append((tables[i], all_ids[trainer], all_gradients[trainer]))
+        ps.push(parts)
+        ps.barrier(f"pushed {step}")
+        for ids in (asked, [np.repeat(ALL[:9], 2)] * len(kinds)):
+            together = ps.pull(list(zip(tables, ids, strict=True)))
+            for i, rows in enumerate(together):
+                expected = alone[i].pull(ids[i])
+                assert (rows.view(np.uint32) == expected.view(np.uint32)).all()
+                assert (tables[i].pull(ids[i]) == expected).all()
+        ps.barrier(f"pulled {step}")
+
+
+def test_rows_of_16_bits_travel_as_they_are(begin: Begin, roles: str) -> None:
+    if not begin(roles):
+        return
+    ids = np.arange(1000)
+    moved = []
+    for dtype in ("float32", "bfloat16"):
+        table = ps.RemoteTable(dtype, 64, dtype=dtype)
+        before = sum(ps.stats()["bytes"].values())
+        table.pull(ids)
+        moved.append(sum(ps.stats()["bytes"].values()) - before)
+    assert moved[0] - moved[1] == 1000 * 64 * 2
+
+
+def test_pushes_of_the_same_and_of_other_ids(begin: Begin, roles: str) -> None:
+    if not begin(roles):
+        return
+    table = ps.RemoteTable("t", 2, ps.SGD(1.0))
+    one, two = np.arange(30), np.arange(30) % 7 + 15
+    ids = one.copy()
+    for other in (one, two, one[::-1].copy(), two):  # a batch is made in the same memory
+        ids[:] = other
+        table.pull(ids)
+        table.push(ids, np.ones((30, 2), np.float32))
+    table.push(one.astype(np.int32), np.ones((30, 2), np.float32))
+    expected = -len(ps.trainers()) * (3.0 + 2 * np.bincount(two, minlength=30))
+    ps.barrier()
+    assert (table.pull(one)[:, 0] == expected).all()
+
+
 def test_asynchronous_pushes_all_count(begin: Begin, roles: str) -> None:
     if not begin(roles, mode="async"):
         return

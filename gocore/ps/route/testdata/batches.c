@@ -52,17 +52,23 @@ static int check(int64_t n, int64_t servers, int id_bytes, int64_t kinds, int64_
 		}
 		right &= inverse[i] >= 0 && inverse[i] < found && unique[inverse[i]] == id;
 	}
+	right &= pr_same(ids, n, id_bytes, unique, inverse);
 	for (int type = PR_FLOAT32; type <= PR_BFLOAT16; type++) {
 		const int64_t size = type == PR_FLOAT32 ? 4 : 2;
 		char *gradients = room(n * dim * size), *rows = room(found * dim * size);
 		float *sums = room(4 * found * dim);
 		memset(gradients, 0, (size_t)(n * dim * size));
-		pr_sum(isa, sums, gradients, type, dim, inverse, first, n);
+		right &= pr_sum(isa, sums, gradients, type, dim, inverse, first, n) == 0;
 		for (int64_t i = 0; i < found * dim; i++)
 			right &= sums[i] == 0;
 		pr_gather(isa, gradients, rows, dim * size, inverse, n);
 		for (int64_t i = 0; i < n * dim * size; i++)
 			right &= (unsigned char)gradients[i] == 0xa5;
+		if (type != PR_FLOAT32) {
+			float *wide = room(4 * n * dim);
+			pr_widen(isa, wide, (const uint16_t *)rows, type, dim, inverse, n);
+			free(wide);
+		}
 		free(gradients), free(rows), free(sums);
 	}
 	free(ids), free(unique), free(starts), free(inverse), free(first), free(scratch);
