@@ -56,4 +56,4 @@ func DecodeCall(b []byte) (c Call, err error) {
 }
 
 // RowBytes returns how many bytes a row of dim elements takes on its way: whole words of 4 bytes.
-func RowBytes(dim int64, itemSize int) int64 { return (dim*int64(itemSize) + 3) &^ 3 }
+func RowBytes(dim int64, itemSize int) int64 { return Align(dim * int64(itemSize)) }
