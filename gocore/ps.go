@@ -476,7 +476,12 @@ func controlPSStats([]byte, work.Interrupt) (any, error) {
 		return nil, err
 	}
 	shared, mpi, local := j.links.Bytes()
-	out := map[string]any{"rank": j.group.Rank, "bytes": map[string]uint64{"shared": shared, "mpi": mpi, "local": local}}
+	var rpcs, grpc uint64
+	for _, c := range j.admins {
+		t := c.Traffic()
+		rpcs, grpc = rpcs+t.Calls, grpc+t.In+t.Out
+	}
+	out := map[string]any{"rank": j.group.Rank, "rpcs": rpcs, "bytes": map[string]uint64{"shared": shared, "mpi": mpi, "local": local, "grpc": grpc}}
 	if j.client == nil {
 		out["servers"] = []json.RawMessage{backend{j}.Statistics()}
 		return out, nil
@@ -524,8 +529,10 @@ func (b backend) SetLearningRate(name string, rate float64) error {
 func (b backend) Statistics() []byte {
 	host, _ := os.Hostname()
 	s := b.server.Statistics()
+	over := b.service.Traffic()
 	r := admin.Report{Rank: b.group.Rank, PID: os.Getpid(), Host: host, Mode: s.Mode, Seconds: s.Seconds, Step: s.Version, Queue: s.Queue,
 		Pulls: s.Pulls, Pushes: s.Pushes, PulledRows: s.PulledRows, PushedRows: s.PushedRows, BytesIn: s.BytesIn, BytesOut: s.BytesOut,
+		RPCs: over.Calls, GRPCIn: over.In, GRPCOut: over.Out,
 		Staleness: s.Staleness, MostStale: s.MostStale, Failed: s.Failed, Tables: []admin.TableReport{}, Trainers: []admin.TrainerReport{}}
 	for _, t := range s.Tables {
 		r.Tables = append(r.Tables, admin.TableReport{Name: t.Name, Kind: t.Kind, Dim: t.Dim, Rows: t.Rows, Bytes: t.Bytes, Pulled: t.Pulled, Pushed: t.Pushed})

@@ -370,11 +370,41 @@ func TestAPanicEndsItsCall(t *testing.T) {
 	assert.Equal(t, "index out of range", heard.Load())
 }
 
+func TestTrafficIsCounted(t *testing.T) {
+	b := &backend{report: []byte("{}")}
+	s, c := start(t, b, nil)
+	other := dial(t, s, token)
+	for method, err := range every(within(t), c) {
+		require.NoError(t, err, method)
+	}
+	require.NoError(t, other.Complete(within(t), 0))
+	assert.Error(t, other.Complete(within(t), -1)) // it is not sent
+	mine, theirs := c.Traffic(), other.Traffic()
+	assert.EqualValues(t, 7, mine.Calls)
+	assert.EqualValues(t, 1, theirs.Calls)
+	assert.EqualValues(t, 8, s.Traffic().Calls)
+	// A call's token, name and request take more than a hundred bytes.
+	assert.Greater(t, theirs.Out, uint64(100))
+	assert.Greater(t, mine.Out, theirs.Out)
+	assert.Positive(t, mine.In)
+	// All that one side has sent arrives at the other one.
+	assert.Eventually(t, func() bool {
+		mine, theirs, all := c.Traffic(), other.Traffic(), s.Traffic()
+		return all.In == mine.Out+theirs.Out && all.Out == mine.In+theirs.In
+	}, patience, time.Millisecond)
+
+	long, before := sparse, c.Traffic().Out
+	long.Config = []byte(`"` + strings.Repeat("x", 50_000) + `"`)
+	_, err := c.Declare(within(t), 0, long)
+	require.NoError(t, err)
+	assert.Greater(t, c.Traffic().Out-before, uint64(50_000))
+}
+
 func TestStrangersLeaveRoom(t *testing.T) {
 	l, address, err := listen(Options{Address: "127.0.0.1"})
 	require.NoError(t, err)
 	defer l.Close()
-	l.(*listener).most = 2
+	l.most = 2
 	accepted := make(chan net.Conn, 8)
 	go func() {
 		for {

@@ -133,6 +133,33 @@ def test_rates_rows_and_statistics(begin: Begin, rank: int, roles: str) -> None:
     assert sum(found["rows"] for server in servers for found in server["tables"]) == 50
 
 
+def test_steps_make_no_rpc(begin: Begin, rank: int, roles: str) -> None:
+    """Administration goes over gRPC. Once the tables are declared, no number of steps calls it."""
+    if not begin(roles):
+        return
+    tables = [ps.RemoteTable(f"t{i}", DIM, ps.SGD(1.0)) for i in range(2)]
+    trainer = ps.trainers().index(rank)
+
+    def calls_of(steps: int) -> int:
+        """Return the calls of gRPC for so many steps, and a look at the statistics."""
+        begun = ps.stats()["rpcs"]
+        for step in range(steps):
+            ps.pull([(table, ALL) for table in tables])
+            ps.push([(table, *batch(trainer, step, i)) for i, table in enumerate(tables)])
+        return ps.stats()["rpcs"] - begun
+
+    assert calls_of(0) == calls_of(100) == len(ps.pservers())
+    before = ps.stats()["bytes"]
+    ps.barrier()
+    after = ps.stats()
+    assert after["bytes"]["grpc"] > before["grpc"]
+    del before["grpc"]
+    assert before == {way: count for way, count in after["bytes"].items() if way != "grpc"}
+    for server in after["servers"]:  # their calls are those of all trainers
+        assert server["rpcs"] >= after["rpcs"] / len(ps.pservers())
+        assert server["grpc_in"] > 0 and server["grpc_out"] > 0
+
+
 def test_a_trainer_that_completes_early(begin: Begin, rank: int, roles: str) -> None:
     if not begin(roles):
         return
