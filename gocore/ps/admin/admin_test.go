@@ -36,7 +36,7 @@ type backend struct {
 	err    error
 	report []byte
 	panics string
-	inside chan context.Context // Barrier gives its context, then waits for the end of it
+	inside chan context.Context // Barrier and Checkpoint give their context, then wait for the end of it
 	asked  atomic.Int64
 }
 
@@ -56,7 +56,11 @@ func (b *backend) Declare(from int, m Meta) (uint32, error) {
 	return 1<<32 - 1, b.note("declare", from, m)
 }
 func (b *backend) Barrier(ctx context.Context, from int, name string) error {
-	err := b.note("barrier", from, name)
+	return b.wait(ctx, b.note("barrier", from, name))
+}
+
+// wait waits for the end of ctx if there is inside, and returns err or that of ctx.
+func (b *backend) wait(ctx context.Context, err error) error {
 	if b.inside != nil {
 		b.inside <- ctx
 		<-ctx.Done()
@@ -65,8 +69,8 @@ func (b *backend) Barrier(ctx context.Context, from int, name string) error {
 	return err
 }
 func (b *backend) Complete(from int) error { return b.note("complete", from) }
-func (b *backend) Checkpoint(from int, phase, dir string, step int64, detail []byte) ([]byte, error) {
-	return b.report, b.note("checkpoint", from, phase, dir, step, string(detail))
+func (b *backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, detail []byte) ([]byte, error) {
+	return b.report, b.wait(ctx, b.note("checkpoint", from, phase, dir, step, string(detail)))
 }
 func (b *backend) SetLearningRate(name string, rate float64) error {
 	return b.note("rate", name, rate)

@@ -159,11 +159,11 @@ func (s *service) Complete(_ context.Context, r *pspb.CompleteRequest) (*pspb.Co
 	return &pspb.CompleteReply{}, toGRPC(err)
 }
 
-func (s *service) Checkpoint(_ context.Context, r *pspb.CheckpointRequest) (*pspb.CheckpointReply, error) {
+func (s *service) Checkpoint(ctx context.Context, r *pspb.CheckpointRequest) (*pspb.CheckpointReply, error) {
 	if err := checkCheckpoint(int(r.From), r.Phase, r.Dir, r.Step); err != nil {
 		return nil, toGRPC(err)
 	}
-	report, err := s.backend.Checkpoint(int(r.From), r.Phase, r.Dir, r.Step, r.Detail)
+	report, err := s.backend.Checkpoint(ctx, int(r.From), r.Phase, r.Dir, r.Step, r.Detail)
 	return &pspb.CheckpointReply{Report: report}, toGRPC(err)
 }
 
