@@ -323,14 +323,15 @@ func (j *psJob) watch() {
 			return
 		case <-tick.C:
 		}
+		// Without the rows of a server nothing can go on. Those who wait for this one learn of it here. It comes
+		// first: trainers end because of it, and all of them may have by now.
+		if err := j.serverLost(); status.CodeOf(err) == status.PeerDied && len(j.server.Active()) > 0 {
+			j.server.Fail(err)
+		}
 		for _, rank := range j.server.Active() {
 			if err := j.links.Lost(rank); err != nil {
 				j.server.Lost(rank, err)
 			}
-		}
-		// Without the rows of a server nothing can go on. Those who wait for this one learn of it here.
-		if err := j.serverLost(); status.CodeOf(err) == status.PeerDied && len(j.server.Active()) > 0 {
-			j.server.Fail(err)
 		}
 	}
 }
@@ -383,25 +384,13 @@ func controlPSServe(_ []byte, interrupt work.Interrupt) (any, error) {
 	if j.server == nil {
 		return nil, status.New(status.Argument, "ps_serve: rank %d is no server; servers are ranks %v", j.group.Rank, j.servers)
 	}
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-j.server.Done():
-			return struct{}{}, j.server.Err()
-		case <-j.stop:
-			return nil, status.New(status.NotInitialized, "ps_serve: the server was closed meanwhile")
-		case <-tick.C:
-			if interrupt == nil {
-				interrupt = j.interrupt
-			}
-			if interrupt != nil {
-				if err := interrupt(); err != nil {
-					return nil, err
-				}
-			}
-		}
+	if interrupt == nil {
+		interrupt = j.interrupt
 	}
+	if err := await(j.server.Done(), interrupt); err != nil { // the end of this rank's part is an end too: close
+		return nil, err
+	}
+	return struct{}{}, j.server.Err()
 }
 
 // each calls every server's service at the same time and returns the first error by the order of servers.
@@ -430,6 +419,10 @@ func (j *psJob) each(f func(ctx context.Context, server int, c *admin.Client) er
 func controlPSComplete([]byte, work.Interrupt) (any, error) {
 	j, err := psTrainer("ps_complete")
 	if err != nil {
+		return nil, err
+	}
+	// The servers that live would take this for a good end, if they have not heard of the death yet.
+	if err := j.serverLost(); status.CodeOf(err) == status.PeerDied {
 		return nil, err
 	}
 	return struct{}{}, j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.Complete(ctx, j.group.Rank) })

@@ -330,7 +330,7 @@ func TestWaitsEnd(t *testing.T) {
 		"by its deadline":  {nil, status.Timeout, "has not answered before the deadline"},
 		"twice the server": {func(_ func(), _ *Client, s *Server) { go s.Stop(); s.Stop() }, status.PeerLeft, "does not answer"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		wait := func(t *testing.T, call func(ctx context.Context, client *Client) error) {
 			b := &backend{inside: make(chan context.Context, 1)}
 			s, client := start(t, b, nil)
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -339,7 +339,7 @@ func TestWaitsEnd(t *testing.T) {
 			}
 			defer cancel()
 			result := make(chan error)
-			go func() { result <- client.Barrier(ctx, 1, "b") }()
+			go func() { result <- call(ctx, client) }()
 			seen := <-b.inside
 			if c.end != nil {
 				c.end(cancel, client, s)
@@ -352,6 +352,15 @@ func TestWaitsEnd(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatal("the Backend still waits")
 			}
+		}
+		t.Run(name, func(t *testing.T) {
+			wait(t, func(ctx context.Context, client *Client) error { return client.Barrier(ctx, 1, "b") })
+		})
+		t.Run("a cut "+name, func(t *testing.T) {
+			wait(t, func(ctx context.Context, client *Client) error {
+				_, err := client.Checkpoint(ctx, 1, "write", "/d", 1, nil)
+				return err
+			})
 		})
 	}
 }

@@ -80,7 +80,8 @@ func (s state) String() string { return [...]string{"active", "completed", "lost
 type trainer struct {
 	state
 	steps     int64   // pushes that were applied, or wait for the other trainers'
-	waiting   *update // of a synchronous push that waits
+	waiting   *update // a synchronous push that waits for the other trainers'
+	applying  *update // the same, while its step is applied
 	seen      time.Time
 	member    Member
 	staleness staleness
@@ -245,8 +246,8 @@ func (s *Server) Complete(from int) error {
 	return nil
 }
 
-// Lost notes that a trainer has died. Synchronous training ends with its name, asynchronous training goes on
-// without it.
+// Lost notes that a trainer has died. Synchronous training ends with its name. Asynchronous training goes on
+// without it, unless nobody is left and nobody has completed: then it ends with the name, too.
 func (s *Server) Lost(rank int, why error) {
 	s.mu.Lock()
 	t := s.trainers[rank]
@@ -255,7 +256,7 @@ func (s *Server) Lost(rank int, why error) {
 		return
 	}
 	t.state = lost
-	if s.Sync {
+	if s.Sync || s.allLostLocked() {
 		s.mu.Unlock()
 		s.Fail(why)
 		return
@@ -299,6 +300,9 @@ func (s *Server) Fail(why error) {
 	s.mu.Unlock()
 	for _, u := range waiting {
 		u.reply(nil, why)
+		for _, f := range u.then { // nobody adds to it any more
+			f(why)
+		}
 	}
 }
 
@@ -322,6 +326,15 @@ func (s *Server) activeLocked() (n int) {
 		}
 	}
 	return n
+}
+
+func (s *Server) allLostLocked() bool {
+	for _, t := range s.trainers {
+		if t.state != lost {
+			return false
+		}
+	}
+	return true
 }
 
 // Done is closed when no trainer is active any longer, or the server has failed: Err says why.
