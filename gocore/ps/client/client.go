@@ -23,7 +23,7 @@ type Table struct {
 	Name   string
 	Dim    int64
 	By     route.By
-	Offset int   // by modulo: the server of id 0
+	Offset int   // is added to an id before its server is found
 	NumIDs int64 // ids are below it; 0: any
 	Refuse bool  // gradients that are not finite are refused
 }

@@ -118,6 +118,7 @@ func TestPlan(t *testing.T) {
 				checkPlan(t, newPlan(t, idsOf(t, ids), servers, ByHash, 99), ids, func(id int64) int { return Owner(id, servers) }, servers)
 				for _, offset := range []int{0, 1, -3, 5000} {
 					checkPlan(t, newPlan(t, idsOf(t, ids), servers, ByModulo, offset), ids, func(id int64) int { return ByModulo.Owner(id, servers, offset) }, servers)
+					checkPlan(t, newPlan(t, idsOf(t, ids), servers, ByHash, offset), ids, func(id int64) int { return Owner(id+int64(offset), servers) }, servers)
 				}
 			}
 		})

@@ -148,7 +148,7 @@ type Meta struct {
 	Name   string       `json:"name"`
 	Kind   string       `json:"kind"`   // sparse or dense; for statistics
 	By     string       `json:"by"`     // how ids are dealt to servers: hash, modulo
-	Offset int          `json:"offset"` // by modulo: the server of id 0
+	Offset int          `json:"offset"` // is added to an id before its server is found
 	Dims   []int64      `json:"dims"`   // of a dense parameter, whose blocks the rows are; kept for checkpoints
 	Config table.Config `json:"config"`
 }

@@ -43,10 +43,13 @@ class DistributedOptimizer:
             * "local": this object does nothing of all this, such as with ``paddle.DataParallel``.
         average: for what lies on servers; see :func:`paddlempi.ps.step`.
         name: with "server", the name of the table.
+        placement: with "server", how their blocks of 8192 elements are dealt to the servers:
+            "round_robin", in turn over all such optimizers of the program, which all trainers make
+            in the same order; or "hash_name", by a hash of the table's name and the block's number.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, or ``dense`` is another word.
+        ArgumentError: this rank does not train, or ``dense`` or ``placement`` is another word.
         UnsupportedError: with "server", servers do not have the wrapped optimizer.
     """
 
@@ -57,6 +60,7 @@ class DistributedOptimizer:
         dense: str = "all_reduce",
         average: bool = True,
         name: str = "dense",
+        placement: str = "round_robin",
     ) -> None:
         if dense not in ("all_reduce", "server", "local"):
             raise ArgumentError(
@@ -70,7 +74,7 @@ class DistributedOptimizer:
         self._group = ps.trainer_group() if dense == "all_reduce" else None
         self._blocks: Blocks | None = None
         if dense == "server":
-            self._blocks = self._to_servers(name)
+            self._blocks = self._to_servers(name, placement)
             spread([self._blocks])
             self.refresh()
         elif self._group is not None and self._group.size() > 1:
@@ -106,9 +110,10 @@ class DistributedOptimizer:
             yield parameter, slice(begin, begin + size)
             begin += size
 
-    def _to_servers(self, name: str) -> Blocks:
+    def _to_servers(self, name: str, placement: str) -> Blocks:
         places = list(self._places())
-        blocks = Blocks(name, places[-1][1].stop if places else 0, _for_servers(self.optim))
+        elements = places[-1][1].stop if places else 0
+        blocks = Blocks(name, elements, _for_servers(self.optim), placement)
         for parameter, place in places:
             blocks.values[place] = parameter.numpy().reshape(-1)
         return blocks

@@ -84,6 +84,8 @@ class Session:
         trainer_group: the group of the trainers.
         completed: this trainer has said that it asks nothing more.
         empty: the number and the dim of a table; a step without gradients names it.
+        dealt: dense parameters that are dealt to the servers in turn, by the names of their tables:
+            how many blocks were dealt before theirs.
     """
 
     def __init__(self, roles: tuple[str, ...], rank: int, mode: str) -> None:
@@ -94,7 +96,20 @@ class Session:
         self.trainer_group: ProcessGroup = GroupMember.NON_GROUP_MEMBER
         self.completed = False
         self.empty: tuple[int, int] | None = None
+        self.dealt: dict[str, int] = {}
+        self._blocks = 0
         self.lock = threading.Lock()
+
+    def deal(self, name: str, blocks: int) -> int:
+        """Return the turn of the first block of a table, which has so many.
+
+        A table that is made again keeps its turns.
+        """
+        with self.lock:
+            if name not in self.dealt:
+                self.dealt[name] = self._blocks
+                self._blocks += blocks
+            return self.dealt[name]
 
 
 class _State:

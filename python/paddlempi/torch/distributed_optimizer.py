@@ -41,10 +41,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             * "local": this object does nothing of all this, such as with DistributedDataParallel.
         average: for what lies on servers; see :func:`paddlempi.ps.step`.
         name: with "server", how the names of the tables begin.
+        placement: with "server", how their blocks of 8192 elements are dealt to the servers:
+            "round_robin", in turn over all such optimizers of the program, which all trainers make
+            in the same order; or "hash_name", by a hash of the table's name and the block's number.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, or ``dense`` is another word.
+        ArgumentError: this rank does not train, or ``dense`` or ``placement`` is another word.
         UnsupportedError: with "server", servers do not have the wrapped optimizer.
     """
 
@@ -55,6 +58,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         dense: str = "all_reduce",
         average: bool = True,
         name: str = "dense",
+        placement: str = "round_robin",
     ) -> None:
         if dense not in ("all_reduce", "server", "local"):
             raise ArgumentError(
@@ -70,7 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._on_servers: list[_OnServers] = []
         if dense == "server":
             self._on_servers = [
-                _OnServers(f"{name}.{number}", group, optimizer)
+                _OnServers(f"{name}.{number}", group, optimizer, placement)
                 for number, group in enumerate(optimizer.param_groups)
             ]
             spread([part.blocks for part in self._on_servers])
@@ -192,11 +196,14 @@ def _average(parameters: list[torch.Tensor], group: ProcessGroup) -> None:
 class _OnServers:
     """A group of parameters on the servers, one behind the other."""
 
-    def __init__(self, name: str, group: dict[str, Any], optimizer: Any) -> None:
+    def __init__(self, name: str, group: dict[str, Any], optimizer: Any, placement: str) -> None:
         self._group = group
         self._parameters = [p for p in group["params"] if p.requires_grad]
         self.blocks = Blocks(
-            name, sum(p.numel() for p in self._parameters), _for_servers(optimizer, group)
+            name,
+            sum(p.numel() for p in self._parameters),
+            _for_servers(optimizer, group),
+            placement,
         )
         self._values = torch.from_numpy(self.blocks.values)
         self._gradients = torch.from_numpy(self.blocks.gradients)

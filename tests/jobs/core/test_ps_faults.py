@@ -136,7 +136,7 @@ def a_server_dies() -> None:
             steps()
         else:
             ps.barrier("nobody comes")
-    # The other server may not know yet. That both trainers complete is no good end for it all the same.
+    # The other server may not know yet. That both trainers complete is no good end for it.
     for call in (
         ps.complete,
         lambda: table.pull(IDS),
