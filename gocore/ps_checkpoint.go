@@ -256,7 +256,7 @@ func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, st
 		}
 		return json.Marshal(part)
 	case phaseCommit:
-		return b.commit(dir, step, detail)
+		return b.commit(ctx, dir, step, detail)
 	case phaseRestore:
 		return b.restore(ctx, dir, step)
 	case phaseOutcome:
@@ -270,7 +270,7 @@ func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, st
 	return nil, status.New(status.Argument, "checkpoint: rank %d asks for phase %q", from, phase)
 }
 
-func (b backend) commit(dir string, step int64, detail []byte) ([]byte, error) {
+func (b backend) commit(ctx context.Context, dir string, step int64, detail []byte) ([]byte, error) {
 	var c cut
 	if err := json.Unmarshal(detail, &c); err != nil {
 		return nil, status.New(status.Argument, "checkpoint: the parts to commit are not what servers report: %v", err)
@@ -279,7 +279,7 @@ func (b backend) commit(dir string, step int64, detail []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []byte("{}"), checkpoint.Commit(dir, step, c.Parts, more, c.Keep)
+	return []byte("{}"), checkpoint.Commit(ctx, dir, step, c.Parts, more, c.Keep)
 }
 
 func (b backend) restore(ctx context.Context, dir string, step int64) ([]byte, error) {

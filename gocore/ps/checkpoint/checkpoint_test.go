@@ -152,7 +152,7 @@ func write(t testing.TB, dir string, step int64, servers int) []Part {
 
 func commit(t testing.TB, dir string, step int64, servers, keep int) *Manifest {
 	t.Helper()
-	require.NoError(t, Commit(dir, step, write(t, dir, step, servers), []byte("what else there is"), keep))
+	require.NoError(t, Commit(context.Background(), dir, step, write(t, dir, step, servers), []byte("what else there is"), keep))
 	m, err := Open(dir, step)
 	require.NoError(t, err)
 	return m
@@ -220,7 +220,7 @@ func TestChunks(t *testing.T) {
 	part, err := WritePart(context.Background(), dir, 0, 0, 1, []Source{large, many})
 	require.NoError(t, err)
 	assert.EqualValues(t, 3+3, part.Chunks)
-	require.NoError(t, Commit(dir, 0, []Part{part}, nil, 0))
+	require.NoError(t, Commit(context.Background(), dir, 0, []Part{part}, nil, 0))
 	m, err := Latest(dir)
 	require.NoError(t, err)
 	g := &got{t: t, of: map[string]*rows{"large": large, "many": many}}
@@ -287,8 +287,8 @@ func TestArguments(t *testing.T) {
 	}
 	_, err := WritePart(context.Background(), dir, -1, 0, 1, nil)
 	require.ErrorContains(t, err, "step=-1 is below 0")
-	require.ErrorContains(t, Commit(dir, 1, nil, nil, -1), "keep=-1 is below 0")
-	require.ErrorContains(t, Commit(dir, 1, write(t, dir, 1, 1), make([]byte, MostManifest), 0), "give fewer bytes in extra")
+	require.ErrorContains(t, Commit(context.Background(), dir, 1, nil, nil, -1), "keep=-1 is below 0")
+	require.ErrorContains(t, Commit(context.Background(), dir, 1, write(t, dir, 1, 1), make([]byte, MostManifest), 0), "give fewer bytes in extra")
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1)
@@ -319,7 +319,7 @@ func TestCommitWantsOnePartOfEveryServer(t *testing.T) {
 		"has dim 0":                  func(p []Part) []Part { p[0].Tables[0].Dim, p[1].Tables[0].Dim = 0, 0; return p },
 		"are not in the order of":    func(p []Part) []Part { p[0].Tables[0].Name, p[1].Tables[0].Name = "z", "z"; return p },
 	} {
-		err := Commit(dir, 3, change(write(t, dir, 3, 2)), nil, 0)
+		err := Commit(context.Background(), dir, 3, change(write(t, dir, 3, 2)), nil, 0)
 		require.ErrorContains(t, err, want)
 		assert.Equal(t, status.Argument, status.CodeOf(err))
 		m, err := Latest(dir)
@@ -334,7 +334,7 @@ func TestACompleteCutIsNotOverwritten(t *testing.T) {
 	m := commit(t, dir, 3, 1, 0)
 	_, err := WritePart(context.Background(), dir, 3, 0, 1, sources(3, 0, 1))
 	require.ErrorContains(t, err, "is complete, and cuts are not overwritten")
-	require.ErrorContains(t, Commit(dir, 3, again, nil, 0), "is complete, and cuts are not overwritten")
+	require.ErrorContains(t, Commit(context.Background(), dir, 3, again, nil, 0), "is complete, and cuts are not overwritten")
 	whole(t, m)
 	// Only what the manifest names is left.
 	left, err := os.ReadDir(m.Folder)
@@ -437,7 +437,7 @@ func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
 	dir := t.TempDir()
 	part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{large})
 	require.NoError(t, err)
-	require.NoError(t, Commit(dir, 1, []Part{part}, nil, 0))
+	require.NoError(t, Commit(context.Background(), dir, 1, []Part{part}, nil, 0))
 
 	for after, want := range map[int]status.Code{1: status.Interrupted, 5: status.Interrupted, 34: status.Interrupted, 0: status.Timeout} {
 		ctx, stop := context.WithCancel(context.Background())

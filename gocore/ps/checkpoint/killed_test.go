@@ -47,7 +47,7 @@ func TestWriteUntilKilled(t *testing.T) {
 			require.NoError(t, err)
 			parts = append(parts, part)
 		}
-		require.NoError(t, Commit(dir, step, parts, strconv.AppendInt(nil, step, 10), 2))
+		require.NoError(t, Commit(context.Background(), dir, step, parts, strconv.AppendInt(nil, step, 10), 2))
 		fmt.Printf("\ncomplete %d\n", step)
 	}
 }

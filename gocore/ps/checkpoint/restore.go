@@ -20,6 +20,9 @@ func (m *Manifest) Restore(ctx context.Context, mine func(table string, id int64
 	if err := littleEndian(); err != nil {
 		return err
 	}
+	if err := given(ctx); err != nil { // Begin sets the steps of tables
+		return err
+	}
 	if err := sink.Begin(m.Tables); err != nil {
 		return err
 	}

@@ -110,7 +110,7 @@ func TestTables(t *testing.T) {
 		require.NoError(t, err)
 		parts = append(parts, part)
 	}
-	require.NoError(t, Commit(dir, 3, parts, nil, 0))
+	require.NoError(t, Commit(context.Background(), dir, 3, parts, nil, 0))
 	m, err := Latest(dir)
 	require.NoError(t, err)
 	for _, servers := range []int{1, 2, 3} {

@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -12,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -31,7 +31,8 @@ func WritePart(ctx context.Context, dir string, step int64, server, servers int,
 	if servers < 1 || servers > MostServers || server < 0 || server >= servers {
 		return part, argument("server=%d of servers=%d: there may be 1 to %d, numbered from 0", server, servers, MostServers)
 	}
-	sources = slices.SortedFunc(slices.Values(sources), func(a, b Source) int { return cmp.Compare(a.Name(), b.Name()) })
+	sources = slices.Clone(sources)
+	sort.Slice(sources, func(a, b int) bool { return sources[a].Name() < sources[b].Name() })
 	var err error
 	if part.Tables, err = describe(sources); err != nil {
 		return part, argument("%v", err)

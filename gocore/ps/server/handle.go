@@ -2,7 +2,6 @@ package server
 
 import (
 	"math"
-	"slices"
 	"time"
 	"unsafe"
 
@@ -247,7 +246,6 @@ func (s *Server) readyLocked() (all []*update) {
 			all = append(all, t.waiting)
 		}
 	}
-	slices.SortFunc(all, func(a, b *update) int { return a.from - b.from })
 	for _, u := range all {
 		t := s.trainers[u.from]
 		t.waiting, t.applying = nil, u

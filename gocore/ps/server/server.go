@@ -33,7 +33,7 @@ const (
 type Config struct {
 	Index    int   // among the servers
 	Servers  int   // how many there are
-	Trainers []int // their ranks
+	Trainers []int // their ranks, in ascending order
 	Sync     bool
 }
 
@@ -96,6 +96,8 @@ type Member struct {
 
 // New makes a server without tables.
 func New(c Config) *Server {
+	c.Trainers = slices.Clone(c.Trainers)
+	slices.Sort(c.Trainers)
 	s := &Server{Config: c, began: time.Now(), byName: map[string]uint32{}, trainers: map[int]*trainer{}, barriers: map[string]*barrier{}, done: make(chan struct{})}
 	for _, rank := range c.Trainers {
 		s.trainers[rank] = &trainer{}
