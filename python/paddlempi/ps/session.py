@@ -327,7 +327,9 @@ def serve() -> None:
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank is no server.
-        PeerLeftError: a trainer has ended without :func:`complete`.
+        PeerLeftError, PeerDiedError: a trainer has ended without :func:`complete`; in async mode,
+            all of them have.
+        PeerDiedError: another server has died before all trainers completed.
     """
     session = current("ps.serve")
     if not serves(session.roles[session.rank]):
@@ -350,7 +352,8 @@ def barrier(name: str = "barrier") -> None:
 def stats() -> dict[str, Any]:
     """Return what the servers count: tables and their rows, memory, trainers and their lag.
 
-    On a rank that only serves it is of this server alone.
+    ``bytes`` and ``rpcs`` count what this rank has moved, and its calls over gRPC. On a rank that
+    only serves it is of this server alone.
 
     Raises:
         NotInitializedError: before :func:`init`.
@@ -363,7 +366,8 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
     """Have the servers write all tables into a folder that they see.
 
     All trainers that have not completed call it, between the same two steps. The cut is complete
-    when this returns; until then :func:`restore` finds an earlier one.
+    when this returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout
+    the servers stop, and the earlier one stays.
 
     Args:
         folder: the folder, which is made if need be.
@@ -377,6 +381,7 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
         ArgumentError: this rank does not train, there is a complete cut of this step, or a server
             cannot write there.
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
+        TimeoutError: it took longer than the timeout of :func:`init`.
     """
     as_trainer("ps.save")
     try:
@@ -405,6 +410,8 @@ def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train, there is no complete cut, or a table of it has
             another configuration.
+        TimeoutError: it took longer than the timeout of :func:`init`. Then, and after Ctrl-C, the
+            tables have some rows of the cut: restore again.
     """
     as_trainer("ps.restore")
     told = _native.control("ps_restore", dir=os.fspath(folder), step=step)
@@ -440,6 +447,7 @@ def complete() -> None:
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train.
+        PeerDiedError: a server has died. The others do not count this trainer as completed.
     """
     session = as_trainer("ps.complete")
     with session.lock:
