@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -34,7 +35,20 @@ class VendorModules(sdist):
 
 
 class TagWheel(bdist_wheel):
-    """Tags the wheel as manylinux if the C compiler guarantees that, else for this platform."""
+    """Tags the wheel as manylinux if the C compiler guarantees that, else for this platform.
+
+    It compresses the wheel with the highest level of deflate, which setuptools cannot be told.
+    """
+
+    def run(self) -> None:
+        super().run()
+        _, _, name = self.distribution.dist_files[-1]
+        wheel = Path(name)
+        tight = wheel.with_suffix(".tight")
+        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tight, "w") as new:
+            for info in old.infolist():
+                new.writestr(info, old.read(info), compresslevel=9)
+        tight.replace(wheel)
 
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, plat = super().get_tag()

@@ -126,10 +126,12 @@ class OnServers(Trainer):
         tables = [table for server in stats["servers"] for table in server["tables"]]
         rows, size = (sum(table[what] for table in tables) for what in ("rows", "bytes"))
         ways = {way: self.total(count) / 1e6 for way, count in sorted(stats["bytes"].items())}
-        moved = ", ".join(f"{way} {count:,.1f}" for way, count in ways.items())
+        moved = ", ".join(f"{way} {count:,.2f}" for way, count in ways.items())
+        calls = self.total(stats["rpcs"])
         return [
             f"tables on {len(stats['servers'])} servers: {rows:,} rows, {size / 1e6:.0f} MB",
             f"moved between trainers and servers, in MB: {moved}",
+            f"administration: {calls:.0f} calls over gRPC, none of them in a step",
             f"steps of others between a pull and its push: {stats['staleness']:.2f} in the mean",
         ]
 

@@ -335,14 +335,15 @@ func (j *psJob) watch() {
 			return
 		case <-tick.C:
 		}
+		// Without the rows of a server nothing can go on. Those who wait for this one learn of it here. It comes
+		// first: trainers end because of it, and all of them may have by now.
+		if err := j.serverLost(); status.CodeOf(err) == status.PeerDied && len(j.server.Active()) > 0 {
+			j.server.Fail(err)
+		}
 		for _, rank := range j.server.Active() {
 			if err := j.links.Lost(rank); err != nil {
 				j.server.Lost(rank, err)
 			}
-		}
-		// Without the rows of a server nothing can go on. Those who wait for this one learn of it here.
-		if err := j.serverLost(); status.CodeOf(err) == status.PeerDied && len(j.server.Active()) > 0 {
-			j.server.Fail(err)
 		}
 	}
 }
@@ -395,25 +396,13 @@ func controlPSServe(_ []byte, interrupt work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-j.server.Done():
-			return struct{}{}, j.server.Err()
-		case <-j.stop:
-			return nil, status.New(status.NotInitialized, "ps_serve: the server was closed meanwhile")
-		case <-tick.C:
-			if interrupt == nil {
-				interrupt = j.interrupt
-			}
-			if interrupt != nil {
-				if err := interrupt(); err != nil {
-					return nil, err
-				}
-			}
-		}
+	if interrupt == nil {
+		interrupt = j.interrupt
 	}
+	if err := await(j.server.Done(), interrupt); err != nil { // the end of this rank's part is an end too: close
+		return nil, err
+	}
+	return struct{}{}, j.server.Err()
 }
 
 // each calls every server's service at the same time and returns the first error by the order of servers.
@@ -445,6 +434,10 @@ func controlPSComplete([]byte, work.Interrupt) (any, error) {
 		err = j.client.Settle()
 	}
 	if err != nil {
+		return nil, err
+	}
+	// The servers that live would take this for a good end, if they have not heard of the death yet.
+	if err := j.serverLost(); status.CodeOf(err) == status.PeerDied {
 		return nil, err
 	}
 	return struct{}{}, j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.Complete(ctx, j.group.Rank) })
@@ -491,7 +484,12 @@ func controlPSStats([]byte, work.Interrupt) (any, error) {
 		return nil, err
 	}
 	shared, mpi, local := j.links.Bytes()
-	out := map[string]any{"rank": j.group.Rank, "bytes": map[string]uint64{"shared": shared, "mpi": mpi, "local": local}}
+	var rpcs, grpc uint64
+	for _, c := range j.admins {
+		t := c.Traffic()
+		rpcs, grpc = rpcs+t.Calls, grpc+t.In+t.Out
+	}
+	out := map[string]any{"rank": j.group.Rank, "rpcs": rpcs, "bytes": map[string]uint64{"shared": shared, "mpi": mpi, "local": local, "grpc": grpc}}
 	if j.client == nil {
 		out["servers"] = []json.RawMessage{backend{j}.Statistics()}
 		return out, nil
@@ -542,8 +540,10 @@ func (b backend) SetLearningRate(name string, rate float64) error {
 func (b backend) Statistics() []byte {
 	host, _ := os.Hostname()
 	s := b.server.Statistics()
+	over := b.service.Traffic()
 	r := admin.Report{Rank: b.group.Rank, PID: os.Getpid(), Host: host, Mode: s.Mode, Seconds: s.Seconds, Step: s.Version, Queue: s.Queue,
 		Pulls: s.Pulls, Pushes: s.Pushes, PulledRows: s.PulledRows, PushedRows: s.PushedRows, BytesIn: s.BytesIn, BytesOut: s.BytesOut,
+		RPCs: over.Calls, GRPCIn: over.In, GRPCOut: over.Out,
 		Staleness: s.Staleness, MostStale: s.MostStale, Failed: s.Failed, Tables: []admin.TableReport{}, Trainers: []admin.TrainerReport{}}
 	for _, t := range s.Tables {
 		r.Tables = append(r.Tables, admin.TableReport{Name: t.Name, Kind: t.Kind, Dim: t.Dim, Rows: t.Rows, Bytes: t.Bytes, Pulled: t.Pulled, Pushed: t.Pushed})

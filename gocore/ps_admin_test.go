@@ -20,12 +20,14 @@ type counting struct {
 	wait chan struct{}
 }
 
-func (c counting) Register(admin.Member) error                                   { return nil }
-func (c counting) Declare(int, admin.Meta) (uint32, error)                       { return 0, nil }
-func (c counting) Barrier(context.Context, int, string) error                    { return nil }
-func (c counting) Complete(int) error                                            { return nil }
-func (c counting) Checkpoint(int, string, string, int64, []byte) ([]byte, error) { return nil, nil }
-func (c counting) SetLearningRate(string, float64) error                         { return nil }
+func (c counting) Register(admin.Member) error                { return nil }
+func (c counting) Declare(int, admin.Meta) (uint32, error)    { return 0, nil }
+func (c counting) Barrier(context.Context, int, string) error { return nil }
+func (c counting) Complete(int) error                         { return nil }
+func (c counting) Checkpoint(context.Context, int, string, string, int64, []byte) ([]byte, error) {
+	return nil, nil
+}
+func (c counting) SetLearningRate(string, float64) error { return nil }
 func (c counting) Statistics() []byte {
 	if c.wait != nil {
 		<-c.wait

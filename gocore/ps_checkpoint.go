@@ -234,8 +234,8 @@ func openCut(dir string, step *int64) (*checkpoint.Manifest, error) {
 	return m, err
 }
 
-// Checkpoint carries out a phase on a server.
-func (b backend) Checkpoint(from int, phase, dir string, step int64, detail []byte) (report []byte, err error) {
+// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up.
+func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, detail []byte) (report []byte, err error) {
 	switch phase {
 	case phaseWrite:
 		sources := make([]checkpoint.Source, 0)
@@ -250,15 +250,15 @@ func (b backend) Checkpoint(from int, phase, dir string, step int64, detail []by
 			}
 			sources = append(sources, source)
 		}
-		part, err := checkpoint.WritePart(dir, step, b.server.Index, b.server.Servers, sources)
+		part, err := checkpoint.WritePart(ctx, dir, step, b.server.Index, b.server.Servers, sources)
 		if err != nil {
 			return nil, err
 		}
 		return json.Marshal(part)
 	case phaseCommit:
-		return b.commit(dir, step, detail)
+		return b.commit(ctx, dir, step, detail)
 	case phaseRestore:
-		return b.restore(dir, step)
+		return b.restore(ctx, dir, step)
 	case phaseOutcome:
 		b.told.Lock()
 		defer b.told.Unlock()
@@ -270,7 +270,7 @@ func (b backend) Checkpoint(from int, phase, dir string, step int64, detail []by
 	return nil, status.New(status.Argument, "checkpoint: rank %d asks for phase %q", from, phase)
 }
 
-func (b backend) commit(dir string, step int64, detail []byte) ([]byte, error) {
+func (b backend) commit(ctx context.Context, dir string, step int64, detail []byte) ([]byte, error) {
 	var c cut
 	if err := json.Unmarshal(detail, &c); err != nil {
 		return nil, status.New(status.Argument, "checkpoint: the parts to commit are not what servers report: %v", err)
@@ -279,10 +279,10 @@ func (b backend) commit(dir string, step int64, detail []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []byte("{}"), checkpoint.Commit(dir, step, c.Parts, more, c.Keep)
+	return []byte("{}"), checkpoint.Commit(ctx, dir, step, c.Parts, more, c.Keep)
 }
 
-func (b backend) restore(dir string, step int64) ([]byte, error) {
+func (b backend) restore(ctx context.Context, dir string, step int64) ([]byte, error) {
 	m, err := checkpoint.Open(dir, step)
 	if err != nil {
 		return nil, err
@@ -299,7 +299,7 @@ func (b backend) restore(dir string, step int64) ([]byte, error) {
 		meta := metas[name]
 		return byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
 	}
-	if err := m.Restore(mine, checkpoint.IntoTables(into)); err != nil {
+	if err := m.Restore(ctx, mine, checkpoint.IntoTables(into)); err != nil {
 		return nil, err
 	}
 	b.server.SetVersion(e.Version)

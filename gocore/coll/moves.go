@@ -1,8 +1,7 @@
 package coll
 
 import (
-	"cmp"
-	"slices"
+	"sort"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -119,9 +118,9 @@ func (a *Args) overlapAny(sends, recvs []Part) bool {
 	if x.from >= y.to || y.from >= x.to {
 		return false // the usual case; no need to sort
 	}
-	byStart := func(a, b span) int { return cmp.Compare(a.from, b.from) }
-	slices.SortFunc(xs, byStart)
-	slices.SortFunc(ys, byStart)
+	for _, list := range [][]span{xs, ys} {
+		sort.Slice(list, func(i, j int) bool { return list[i].from < list[j].from })
+	}
 	for len(xs) > 0 && len(ys) > 0 {
 		switch {
 		case xs[0].to <= ys[0].from:

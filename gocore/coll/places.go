@@ -1,8 +1,8 @@
 package coll
 
 import (
-	"cmp"
 	"slices"
+	"sort"
 	"sync/atomic"
 	"unsafe"
 
@@ -188,7 +188,7 @@ func (a *Args) disjoint(parts []Part) bool {
 		return true
 	}
 	sorted := slices.Clone(parts)
-	slices.SortFunc(sorted, func(x, y Part) int { return cmp.Compare(uintptr(x.Data), uintptr(y.Data)) })
+	sort.Slice(sorted, func(x, y int) bool { return uintptr(sorted[x].Data) < uintptr(sorted[y].Data) })
 	return inOrder(sorted)
 }
 

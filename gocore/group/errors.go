@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -61,7 +62,7 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 		parties[at].ranks = append(parties[at].ranks, g.Ranks[i])
 	}
 	// The error names the ranks outside the largest party.
-	slices.SortStableFunc(parties, func(a, b party) int { return len(b.ranks) - len(a.ranks) })
+	sort.SliceStable(parties, func(a, b int) bool { return len(parties[a].ranks) > len(parties[b].ranks) })
 	var odd []int
 	var text []string
 	for i, p := range parties {

@@ -9,8 +9,7 @@ package mem
 import "C"
 
 import (
-	"cmp"
-	"slices"
+	"sort"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -89,7 +88,7 @@ func Overlaps(b *op.Buf) bool {
 			dims = append(dims, dim{max(b.Steps()[i], -b.Steps()[i]), n})
 		}
 	}
-	slices.SortFunc(dims, func(a, b dim) int { return cmp.Compare(a.step, b.step) })
+	sort.Slice(dims, func(a, b int) bool { return dims[a].step < dims[b].step })
 	reach := int64(0) // from the first to the last element of the dimensions so far
 	for _, d := range dims {
 		if d.step <= reach {

@@ -18,6 +18,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
@@ -148,7 +149,7 @@ func candidates(nics []nic) []netip.Addr {
 			}
 		}
 	}
-	slices.SortStableFunc(found, func(a, b ranked) int { return a.order - b.order })
+	sort.SliceStable(found, func(a, b int) bool { return found[a].order < found[b].order })
 	addresses := make([]netip.Addr, len(found))
 	for i, c := range found {
 		addresses[i] = c.address

@@ -1,9 +1,8 @@
 package trace
 
 import (
-	"cmp"
 	"io"
-	"slices"
+	"sort"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -154,7 +153,7 @@ func Read(file io.ReaderAt) (*Snapshot, error) {
 	for _, g := range decodeGroups(i.groups, int(h.size)) {
 		s.Groups = append(s.Groups, GroupRecord{g.ID, hex(g.Key), g.Rank, g.Ranks})
 	}
-	slices.SortFunc(i.entries, func(a, b entry) int { return cmp.Compare(a.word, b.word) })
+	sort.Slice(i.entries, func(a, b int) bool { return i.entries[a].word < i.entries[b].word })
 	for k := range i.entries {
 		if o, ok := i.entries[k].record(&line); ok {
 			s.Operations = append(s.Operations, o)

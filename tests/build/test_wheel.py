@@ -56,11 +56,15 @@ def test_core_runs_on_old_glibc(zig_built: Built, tmp_path: Path) -> None:
 
 
 def test_sizes(zig_built: Built, tmp_path: Path) -> None:
-    """gRPC is half of both. What makes the linker keep every method adds 2 MB to the core."""
+    """gRPC is half of both. What makes the linker keep every method adds 2 MB to the core.
+
+    To see what a change has added: build the core without ``-s`` and ``--strip-all``, and
+    ``go tool nm -size -sort size``. tools/build/core.py says what is built without inlining.
+    """
     core = zig_built.unpack(tmp_path).stat().st_size
     wheel = zig_built.wheel.stat().st_size
     assert core <= 15_000_000, f"the core has {core} bytes"
-    assert wheel <= 5 << 20, f"the wheel has {wheel} bytes"
+    assert wheel <= 5_000_000, f"the wheel has {wheel} bytes"
 
 
 def test_core_has_no_path_of_its_making(zig_built: Built, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class PsCore:
         self.tables_by_name: dict[str, int] = {}
         self.configs: dict[str, Any] = {}
         self.ways: dict[str, str] = {}  # how the ids of a table are dealt to servers
+        self.offsets: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -70,8 +71,8 @@ class PsCore:
             self.tables_by_name.clear()
         return "{}"
 
-    def _declare(self, name: str, by: str, **config: Any) -> int:
-        self.ways[name] = by
+    def _declare(self, name: str, by: str, offset: int = 0, **config: Any) -> int:
+        self.ways[name], self.offsets[name] = by, offset
         if name in self.tables_by_name:
             assert self.configs[name] == config
         else:

@@ -53,8 +53,9 @@ type Backend interface {
 	// ctx.
 	Barrier(ctx context.Context, from int, name string) error
 	Complete(from int) error
-	// Checkpoint takes the server through a phase of a checkpoint; detail is what the phase needs besides.
-	Checkpoint(from int, phase string, dir string, step int64, detail []byte) (report []byte, err error)
+	// Checkpoint takes the server through a phase of a checkpoint, or stops in it when ctx is done; detail is what
+	// the phase needs besides.
+	Checkpoint(ctx context.Context, from int, phase string, dir string, step int64, detail []byte) (report []byte, err error)
 	SetLearningRate(name string, rate float64) error
 	Statistics() []byte // JSON
 }

@@ -36,7 +36,7 @@ type backend struct {
 	err    error
 	report []byte
 	panics string
-	inside chan context.Context // Barrier gives its context, then waits for the end of it
+	inside chan context.Context // Barrier and Checkpoint give their context, then wait for the end of it
 	asked  atomic.Int64
 }
 
@@ -56,7 +56,11 @@ func (b *backend) Declare(from int, m Meta) (uint32, error) {
 	return 1<<32 - 1, b.note("declare", from, m)
 }
 func (b *backend) Barrier(ctx context.Context, from int, name string) error {
-	err := b.note("barrier", from, name)
+	return b.wait(ctx, b.note("barrier", from, name))
+}
+
+// wait waits for the end of ctx if there is inside, and returns err or that of ctx.
+func (b *backend) wait(ctx context.Context, err error) error {
 	if b.inside != nil {
 		b.inside <- ctx
 		<-ctx.Done()
@@ -65,8 +69,8 @@ func (b *backend) Barrier(ctx context.Context, from int, name string) error {
 	return err
 }
 func (b *backend) Complete(from int) error { return b.note("complete", from) }
-func (b *backend) Checkpoint(from int, phase, dir string, step int64, detail []byte) ([]byte, error) {
-	return b.report, b.note("checkpoint", from, phase, dir, step, string(detail))
+func (b *backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, detail []byte) ([]byte, error) {
+	return b.report, b.wait(ctx, b.note("checkpoint", from, phase, dir, step, string(detail)))
 }
 func (b *backend) SetLearningRate(name string, rate float64) error {
 	return b.note("rate", name, rate)
@@ -326,7 +330,7 @@ func TestWaitsEnd(t *testing.T) {
 		"by its deadline":  {nil, status.Timeout, "has not answered before the deadline"},
 		"twice the server": {func(_ func(), _ *Client, s *Server) { go s.Stop(); s.Stop() }, status.PeerLeft, "does not answer"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		wait := func(t *testing.T, call func(ctx context.Context, client *Client) error) {
 			b := &backend{inside: make(chan context.Context, 1)}
 			s, client := start(t, b, nil)
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -335,7 +339,7 @@ func TestWaitsEnd(t *testing.T) {
 			}
 			defer cancel()
 			result := make(chan error)
-			go func() { result <- client.Barrier(ctx, 1, "b") }()
+			go func() { result <- call(ctx, client) }()
 			seen := <-b.inside
 			if c.end != nil {
 				c.end(cancel, client, s)
@@ -348,6 +352,15 @@ func TestWaitsEnd(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatal("the Backend still waits")
 			}
+		}
+		t.Run(name, func(t *testing.T) {
+			wait(t, func(ctx context.Context, client *Client) error { return client.Barrier(ctx, 1, "b") })
+		})
+		t.Run("a cut "+name, func(t *testing.T) {
+			wait(t, func(ctx context.Context, client *Client) error {
+				_, err := client.Checkpoint(ctx, 1, "write", "/d", 1, nil)
+				return err
+			})
 		})
 	}
 }
@@ -370,11 +383,41 @@ func TestAPanicEndsItsCall(t *testing.T) {
 	assert.Equal(t, "index out of range", heard.Load())
 }
 
+func TestTrafficIsCounted(t *testing.T) {
+	b := &backend{report: []byte("{}")}
+	s, c := start(t, b, nil)
+	other := dial(t, s, token)
+	for method, err := range every(within(t), c) {
+		require.NoError(t, err, method)
+	}
+	require.NoError(t, other.Complete(within(t), 0))
+	assert.Error(t, other.Complete(within(t), -1)) // it is not sent
+	mine, theirs := c.Traffic(), other.Traffic()
+	assert.EqualValues(t, 7, mine.Calls)
+	assert.EqualValues(t, 1, theirs.Calls)
+	assert.EqualValues(t, 8, s.Traffic().Calls)
+	// A call's token, name and request take more than a hundred bytes.
+	assert.Greater(t, theirs.Out, uint64(100))
+	assert.Greater(t, mine.Out, theirs.Out)
+	assert.Positive(t, mine.In)
+	// All that one side has sent arrives at the other one.
+	assert.Eventually(t, func() bool {
+		mine, theirs, all := c.Traffic(), other.Traffic(), s.Traffic()
+		return all.In == mine.Out+theirs.Out && all.Out == mine.In+theirs.In
+	}, patience, time.Millisecond)
+
+	long, before := sparse, c.Traffic().Out
+	long.Config = []byte(`"` + strings.Repeat("x", 50_000) + `"`)
+	_, err := c.Declare(within(t), 0, long)
+	require.NoError(t, err)
+	assert.Greater(t, c.Traffic().Out-before, uint64(50_000))
+}
+
 func TestStrangersLeaveRoom(t *testing.T) {
 	l, address, err := listen(Options{Address: "127.0.0.1"})
 	require.NoError(t, err)
 	defer l.Close()
-	l.(*listener).most = 2
+	l.most = 2
 	accepted := make(chan net.Conn, 8)
 	go func() {
 		for {

@@ -25,6 +25,7 @@ type Client struct {
 	address string
 	conn    *grpc.ClientConn
 	calls   pspb.AdminClient
+	traffic traffic
 }
 
 // Dial makes a client. The first call connects.
@@ -39,10 +40,12 @@ func Dial(address string, token []byte, files TLS) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient("passthrough:///"+address,
+	c := &Client{address: address}
+	c.conn, err = grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(secured),
 		grpc.WithPerRPCCredentials(credential(append([]byte(nil), token...))),
-		grpc.WithContextDialer(connect), // also: no proxy of the environment
+		grpc.WithContextDialer(c.connect), // also: no proxy of the environment
+		grpc.WithUnaryInterceptor(c.traffic.called),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithMaxHeaderListSize(maxTrailer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxAnswer)),
@@ -51,17 +54,21 @@ func Dial(address string, token []byte, files TLS) (*Client, error) {
 	if err != nil {
 		return nil, status.New(status.Argument, "address=%s of a parameter server: %v", quoted(address), err)
 	}
-	return &Client{address: address, conn: conn, calls: pspb.NewAdminClient(conn)}, nil
+	c.calls = pspb.NewAdminClient(c.conn)
+	return c, nil
 }
 
+// Traffic returns what this client has called, and what went over its connection.
+func (c *Client) Traffic() Traffic { return c.traffic.now() }
+
 // connect dials a server. A forked child closes its copy of the connection.
-func connect(ctx context.Context, address string) (net.Conn, error) {
-	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+func (c *Client) connect(ctx context.Context, address string) (net.Conn, error) {
+	made, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	t := c.(*net.TCPConn)
-	return &conn{TCPConn: t, noted: note(t), closed: func() {}}, nil
+	t := made.(*net.TCPConn)
+	return &conn{TCPConn: t, noted: note(t), traffic: &c.traffic, closed: func() {}}, nil
 }
 
 // Register says that a rank takes part.

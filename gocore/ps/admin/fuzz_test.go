@@ -37,7 +37,7 @@ func (b strict) Barrier(_ context.Context, from int, name string) error {
 	return nil
 }
 func (b strict) Complete(from int) error { assert.True(b.t, from >= 0 && from <= maxRank); return nil }
-func (b strict) Checkpoint(from int, phase, dir string, step int64, detail []byte) ([]byte, error) {
+func (b strict) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, detail []byte) ([]byte, error) {
 	assert.NoError(b.t, checkCheckpoint(from, phase, dir, step))
 	return nil, nil
 }

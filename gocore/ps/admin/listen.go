@@ -18,7 +18,7 @@ import (
 const maxConnections = 4096
 
 // listen opens the port of Options. It returns the address that clients dial, too.
-func listen(o Options) (net.Listener, string, error) {
+func listen(o Options) (*listener, string, error) {
 	host, port, err := net.SplitHostPort(o.Address)
 	if err != nil { // a host alone
 		host, port = strings.Trim(o.Address, "[]"), "0"
@@ -60,7 +60,7 @@ func listen(o Options) (net.Listener, string, error) {
 	return nil, "", status.New(status.Argument, "the parameter server can listen at none of %v: %v; %s names the interface to use", hosts, failed, netif.Variable)
 }
 
-func guarded(l net.Listener, host string) (net.Listener, string, error) {
+func guarded(l net.Listener, host string) (*listener, string, error) {
 	t := l.(*net.TCPListener)
 	_, port, _ := net.SplitHostPort(t.Addr().String())
 	g := &listener{TCPListener: t, noted: note(t), most: maxConnections}
@@ -71,8 +71,9 @@ func guarded(l net.Listener, host string) (net.Listener, string, error) {
 type listener struct {
 	*net.TCPListener
 	noted
-	most int32
-	open atomic.Int32
+	most    int32
+	open    atomic.Int32
+	traffic traffic // of all its connections
 }
 
 func (l *listener) Accept() (net.Conn, error) {
@@ -86,7 +87,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			_ = c.Close()
 			continue
 		}
-		return &conn{TCPConn: c, noted: note(c), closed: func() { l.open.Add(-1) }}, nil
+		return &conn{TCPConn: c, noted: note(c), traffic: &l.traffic, closed: func() { l.open.Add(-1) }}, nil
 	}
 }
 
@@ -99,8 +100,9 @@ func (l *listener) Close() error {
 type conn struct {
 	*net.TCPConn
 	noted
-	closed func()
-	once   sync.Once
+	traffic *traffic
+	closed  func()
+	once    sync.Once
 }
 
 func (c *conn) Close() error {

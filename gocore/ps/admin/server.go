@@ -30,6 +30,7 @@ const (
 // Server is a running service.
 type Server struct {
 	address string
+	traffic *traffic
 	grpc    *grpc.Server
 	health  *health.Server
 	served  chan struct{}
@@ -54,11 +55,11 @@ func Serve(o Options, b Backend) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{address: address, health: health.NewServer(), served: make(chan struct{})}
+	s := &Server{address: address, traffic: &l.traffic, health: health.NewServer(), served: make(chan struct{})}
 	s.grpc = grpc.NewServer(
 		grpc.Creds(secured),
 		grpc.InTapHandle(gate(append([]byte(nil), o.Token...))),
-		grpc.ChainUnaryInterceptor(caught(o.Panicked)),
+		grpc.ChainUnaryInterceptor(l.traffic.answered, caught(o.Panicked)),
 		grpc.MaxRecvMsgSize(o.Limit),
 		grpc.MaxSendMsgSize(MaxAnswer),
 		grpc.MaxHeaderListSize(maxHeader),
@@ -82,6 +83,9 @@ func (s *Server) serve(l net.Listener) {
 
 // Address returns the host:port that clients dial.
 func (s *Server) Address() string { return s.address }
+
+// Traffic returns what the service has answered, and what went over its connections.
+func (s *Server) Traffic() Traffic { return s.traffic.now() }
 
 // lastAnswers is how long Stop waits for the answers to calls under way.
 const lastAnswers = 2 * time.Second
@@ -155,11 +159,11 @@ func (s *service) Complete(_ context.Context, r *pspb.CompleteRequest) (*pspb.Co
 	return &pspb.CompleteReply{}, toGRPC(err)
 }
 
-func (s *service) Checkpoint(_ context.Context, r *pspb.CheckpointRequest) (*pspb.CheckpointReply, error) {
+func (s *service) Checkpoint(ctx context.Context, r *pspb.CheckpointRequest) (*pspb.CheckpointReply, error) {
 	if err := checkCheckpoint(int(r.From), r.Phase, r.Dir, r.Step); err != nil {
 		return nil, toGRPC(err)
 	}
-	report, err := s.backend.Checkpoint(int(r.From), r.Phase, r.Dir, r.Step, r.Detail)
+	report, err := s.backend.Checkpoint(ctx, int(r.From), r.Phase, r.Dir, r.Step, r.Detail)
 	return &pspb.CheckpointReply{Report: report}, toGRPC(err)
 }
 

@@ -14,7 +14,9 @@
 package checkpoint
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"unicode/utf8"
 
@@ -106,6 +108,17 @@ type Manifest struct {
 
 func argument(format string, args ...any) error {
 	return status.New(status.Argument, "checkpoint: "+format, args...)
+}
+
+// given returns the error of a caller that has given up, or whose deadline has passed; nil while it waits.
+func given(ctx context.Context) error {
+	switch err := ctx.Err(); {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.New(status.Timeout, "checkpoint: the deadline of the call has passed; complete cuts are as they were")
+	}
+	return status.New(status.Interrupted, "checkpoint: the caller has given up; complete cuts are as they were")
 }
 
 // itemBytes returns the bytes of an element of rows, or 0 if rows cannot be of the dtype.

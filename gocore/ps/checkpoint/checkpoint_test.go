@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -85,6 +86,7 @@ type got struct {
 	tables []Table
 	ids    map[string][]int64
 	err    error
+	each   func(ids []int64) // hears of rows; nil: nobody does
 }
 
 func (g *got) Begin(tables []Table) error {
@@ -95,6 +97,9 @@ func (g *got) Begin(tables []Table) error {
 func (g *got) Rows(table int, ids []int64, values []byte, states []float32) error {
 	g.Lock()
 	defer g.Unlock()
+	if g.each != nil {
+		g.each(ids)
+	}
 	name := g.tables[table].Name
 	g.ids[name] = append(g.ids[name], ids...)
 	for i, id := range ids {
@@ -135,7 +140,7 @@ func write(t testing.TB, dir string, step int64, servers int) []Part {
 	t.Helper()
 	parts := make([]Part, servers)
 	for server := range parts {
-		part, err := WritePart(dir, step, server, servers, sources(step, server, servers))
+		part, err := WritePart(context.Background(), dir, step, server, servers, sources(step, server, servers))
 		require.NoError(t, err)
 		// It travels as JSON.
 		text, err := json.Marshal(part)
@@ -147,7 +152,7 @@ func write(t testing.TB, dir string, step int64, servers int) []Part {
 
 func commit(t testing.TB, dir string, step int64, servers, keep int) *Manifest {
 	t.Helper()
-	require.NoError(t, Commit(dir, step, write(t, dir, step, servers), []byte("what else there is"), keep))
+	require.NoError(t, Commit(context.Background(), dir, step, write(t, dir, step, servers), []byte("what else there is"), keep))
 	m, err := Open(dir, step)
 	require.NoError(t, err)
 	return m
@@ -166,7 +171,7 @@ func sink(t testing.TB, step int64) *got {
 func whole(t testing.TB, m *Manifest) {
 	t.Helper()
 	g := sink(t, m.Step)
-	require.NoError(t, m.Restore(nil, g))
+	require.NoError(t, m.Restore(context.Background(), nil, g))
 	for name, s := range g.of {
 		ids := g.ids[name]
 		slices.Sort(ids)
@@ -188,7 +193,7 @@ func TestRestoreOntoAnyNumberOfServers(t *testing.T) {
 			all := map[string][]int64{}
 			for server := range to {
 				g := sink(t, 7)
-				require.NoError(t, m.Restore(func(table string, id int64) bool { return int((id+64+int64(len(table)))%int64(to)) == server }, g))
+				require.NoError(t, m.Restore(context.Background(), func(table string, id int64) bool { return int((id+64+int64(len(table)))%int64(to)) == server }, g))
 				for name, ids := range g.ids {
 					for _, id := range ids {
 						require.Equal(t, server, int((id+64+int64(len(name)))%int64(to)))
@@ -212,14 +217,14 @@ func TestChunks(t *testing.T) {
 	for id := range int64(250_000) {
 		many.ids = append(many.ids, id*id)
 	}
-	part, err := WritePart(dir, 0, 0, 1, []Source{large, many})
+	part, err := WritePart(context.Background(), dir, 0, 0, 1, []Source{large, many})
 	require.NoError(t, err)
 	assert.EqualValues(t, 3+3, part.Chunks)
-	require.NoError(t, Commit(dir, 0, []Part{part}, nil, 0))
+	require.NoError(t, Commit(context.Background(), dir, 0, []Part{part}, nil, 0))
 	m, err := Latest(dir)
 	require.NoError(t, err)
 	g := &got{t: t, of: map[string]*rows{"large": large, "many": many}}
-	require.NoError(t, m.Restore(nil, g))
+	require.NoError(t, m.Restore(context.Background(), nil, g))
 	slices.Sort(large.ids)
 	for _, ids := range g.ids {
 		slices.Sort(ids) // chunks come in any order
@@ -237,22 +242,22 @@ func TestRowsOfOthersAreNotRead(t *testing.T) {
 	b[headerBytes+8*1] ^= 1 // fc.weight has one id there
 	require.NoError(t, os.WriteFile(path, b, 0o600))
 	even := func(_ string, id int64) bool { return id%2 == 0 }
-	require.NoError(t, m.Restore(even, sink(t, 1)))
-	require.ErrorContains(t, m.Restore(nil, sink(t, 1)), "the checksum of the rows at byte 32 is wrong")
+	require.NoError(t, m.Restore(context.Background(), even, sink(t, 1)))
+	require.ErrorContains(t, m.Restore(context.Background(), nil, sink(t, 1)), "the checksum of the rows at byte 32 is wrong")
 }
 
 func TestErrorsOfOthersAreTheirs(t *testing.T) {
 	dir, mine := t.TempDir(), status.New(status.NoMemory, "no memory for rows")
 	bad := sources(1, 0, 1)
 	bad[2].(*rows).err = mine
-	_, err := WritePart(dir, 1, 0, 1, bad)
+	_, err := WritePart(context.Background(), dir, 1, 0, 1, bad)
 	assert.Equal(t, mine, err)
 	left, err := os.ReadDir(folderOf(dir, 1))
 	require.NoError(t, err)
 	assert.Empty(t, left)
 	g := sink(t, 2)
 	g.err = mine
-	assert.Equal(t, error(mine), commit(t, dir, 2, 1, 0).Restore(nil, g))
+	assert.Equal(t, error(mine), commit(t, dir, 2, 1, 0).Restore(context.Background(), nil, g))
 }
 
 func TestArguments(t *testing.T) {
@@ -272,24 +277,24 @@ func TestArguments(t *testing.T) {
 		"the config of table \"a\" is":   source(func(r *rows) { r.config = "{" }),
 		"two tables have the name \"a\"": append(source(func(*rows) {}), source(func(*rows) {})...),
 	} {
-		_, err := WritePart(dir, 1, 0, 1, of)
+		_, err := WritePart(context.Background(), dir, 1, 0, 1, of)
 		require.ErrorContains(t, err, want)
 		assert.Equal(t, status.Argument, status.CodeOf(err))
 	}
 	for _, numbers := range [][2]int{{0, 0}, {2, 2}, {-1, 1}, {0, MostServers + 1}} {
-		_, err := WritePart(dir, 1, numbers[0], numbers[1], nil)
+		_, err := WritePart(context.Background(), dir, 1, numbers[0], numbers[1], nil)
 		require.ErrorContains(t, err, "server=")
 	}
-	_, err := WritePart(dir, -1, 0, 1, nil)
+	_, err := WritePart(context.Background(), dir, -1, 0, 1, nil)
 	require.ErrorContains(t, err, "step=-1 is below 0")
-	require.ErrorContains(t, Commit(dir, 1, nil, nil, -1), "keep=-1 is below 0")
-	require.ErrorContains(t, Commit(dir, 1, write(t, dir, 1, 1), make([]byte, MostManifest), 0), "give fewer bytes in extra")
+	require.ErrorContains(t, Commit(context.Background(), dir, 1, nil, nil, -1), "keep=-1 is below 0")
+	require.ErrorContains(t, Commit(context.Background(), dir, 1, write(t, dir, 1, 1), make([]byte, MostManifest), 0), "give fewer bytes in extra")
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1)
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	_, err = WritePart(file, 1, 0, 1, nil)
+	_, err = WritePart(context.Background(), file, 1, 0, 1, nil)
 	require.ErrorContains(t, err, "cannot make "+file)
 	_, err = Latest(file)
 	require.ErrorContains(t, err, "cannot read "+file)
@@ -314,7 +319,7 @@ func TestCommitWantsOnePartOfEveryServer(t *testing.T) {
 		"has dim 0":                  func(p []Part) []Part { p[0].Tables[0].Dim, p[1].Tables[0].Dim = 0, 0; return p },
 		"are not in the order of":    func(p []Part) []Part { p[0].Tables[0].Name, p[1].Tables[0].Name = "z", "z"; return p },
 	} {
-		err := Commit(dir, 3, change(write(t, dir, 3, 2)), nil, 0)
+		err := Commit(context.Background(), dir, 3, change(write(t, dir, 3, 2)), nil, 0)
 		require.ErrorContains(t, err, want)
 		assert.Equal(t, status.Argument, status.CodeOf(err))
 		m, err := Latest(dir)
@@ -327,9 +332,9 @@ func TestACompleteCutIsNotOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	again := write(t, dir, 3, 2)
 	m := commit(t, dir, 3, 1, 0)
-	_, err := WritePart(dir, 3, 0, 1, sources(3, 0, 1))
+	_, err := WritePart(context.Background(), dir, 3, 0, 1, sources(3, 0, 1))
 	require.ErrorContains(t, err, "is complete, and cuts are not overwritten")
-	require.ErrorContains(t, Commit(dir, 3, again, nil, 0), "is complete, and cuts are not overwritten")
+	require.ErrorContains(t, Commit(context.Background(), dir, 3, again, nil, 0), "is complete, and cuts are not overwritten")
 	whole(t, m)
 	// Only what the manifest names is left.
 	left, err := os.ReadDir(m.Folder)
@@ -408,4 +413,57 @@ func TestGolden(t *testing.T) {
 	}
 	now.Folder = m.Folder
 	assert.Equal(t, m, now)
+}
+
+// stopping is a Source whose caller gives up after some chunks were read.
+type stopping struct {
+	*rows
+	after int
+	stop  func()
+}
+
+func (s *stopping) Read(ids []int64, rows []byte, states []float32) error {
+	if s.after--; s.after == 0 {
+		s.stop()
+	}
+	return s.rows.Read(ids, rows, states)
+}
+
+func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
+	large := &rows{name: "large", config: "{}", dtype: op.Float32, dim: 1 << 16, step: 1}
+	for id := range int64(100) { // a chunk has three of such rows
+		large.ids = append(large.ids, id)
+	}
+	dir := t.TempDir()
+	part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{large})
+	require.NoError(t, err)
+	require.NoError(t, Commit(context.Background(), dir, 1, []Part{part}, nil, 0))
+
+	for after, want := range map[int]status.Code{1: status.Interrupted, 5: status.Interrupted, 34: status.Interrupted, 0: status.Timeout} {
+		ctx, stop := context.WithCancel(context.Background())
+		if after == 0 {
+			ctx, stop = context.WithTimeout(context.Background(), 0)
+		}
+		defer stop()
+		given := &stopping{large, after, stop}
+		_, err := WritePart(ctx, dir, 2, 0, 1, []Source{given})
+		require.Equal(t, want, status.CodeOf(err), "after %d of 34 chunks: %v", after, err)
+		require.ErrorContains(t, err, "complete cuts are as they were")
+		require.Zero(t, given.after, "it goes on after its caller")
+		files, err := os.ReadDir(folderOf(dir, 2))
+		require.NoError(t, err)
+		require.Empty(t, files)
+	}
+	m, err := Latest(dir)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, m.Step)
+	g := &got{t: t, of: map[string]*rows{"large": large}}
+	require.NoError(t, m.Restore(context.Background(), nil, g))
+	require.Len(t, g.ids["large"], 100)
+
+	ctx, stop := context.WithCancel(context.Background())
+	some := 0
+	err = m.Restore(ctx, nil, &got{t: t, of: g.of, each: func(ids []int64) { some += len(ids); stop() }})
+	require.Equal(t, status.Interrupted, status.CodeOf(err))
+	require.LessOrEqual(t, some, 3*mostReaders, "each goroutine ends its chunk")
 }

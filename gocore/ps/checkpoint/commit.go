@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,11 +11,15 @@ import (
 // Commit makes a cut complete, when all servers have written their parts. One server calls it. extra is given
 // back in the manifest. keep is how many whole cuts stay: this one, and those of the greatest steps of the
 // others; 0: all. Folders of smaller steps that never became complete are removed too. Damaged cuts stay.
-func Commit(dir string, step int64, parts []Part, extra []byte, keep int) error {
+// If ctx is done already, the cut does not become complete.
+func Commit(ctx context.Context, dir string, step int64, parts []Part, extra []byte, keep int) error {
 	if keep < 0 {
 		return argument("keep=%d is below 0", keep)
 	}
 	if err := refuseComplete(dir, step); err != nil {
+		return err
+	}
+	if err := given(ctx); err != nil {
 		return err
 	}
 	folder := folderOf(dir, step)

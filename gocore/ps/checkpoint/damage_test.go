@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -16,7 +17,7 @@ func read(t testing.TB, dir string) error {
 	if err != nil {
 		return err
 	}
-	return m.Restore(nil, sink(t, 42))
+	return m.Restore(context.Background(), nil, sink(t, 42))
 }
 
 // change writes every variant of every file of a cut, and fails if one of them can be read.
@@ -65,9 +66,9 @@ func TestAPartIsCutOffWhileItIsRead(t *testing.T) {
 	m := commit(t, t.TempDir(), 42, 1, 0)
 	path := filepath.Join(m.Folder, m.Parts[0].Name)
 	require.NoError(t, os.Truncate(path, m.Parts[0].Bytes-1))
-	require.ErrorContains(t, m.Restore(nil, sink(t, 42)), "it was written with")
+	require.ErrorContains(t, m.Restore(context.Background(), nil, sink(t, 42)), "it was written with")
 	require.NoError(t, os.Remove(path))
-	require.ErrorContains(t, m.Restore(nil, sink(t, 42)), "cannot open part 0")
+	require.ErrorContains(t, m.Restore(context.Background(), nil, sink(t, 42)), "cannot open part 0")
 }
 
 func TestAPipeIsNotOpened(t *testing.T) {
@@ -89,7 +90,7 @@ func TestPartsAreNotExchanged(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	m := commit(t, dir, 42, 2, 0)
 	for want, step := range map[string]int64{"its beginning is not that of part 0 of 2 of step 42": 41, "the checksum of its index is": 42} {
-		part, err := WritePart(other, step, 0, 2, sources(41, 0, 2))
+		part, err := WritePart(context.Background(), other, step, 0, 2, sources(41, 0, 2))
 		require.NoError(t, err)
 		b, err := os.ReadFile(filepath.Join(folderOf(other, step), part.File))
 		require.NoError(t, err)

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -65,7 +66,7 @@ func FuzzPart(f *testing.F) {
 		r := reader{m: &damaged, path: "part", file: bytes.NewReader(b), size: int64(len(b))}
 		sink := &checked{t: t}
 		require.NoError(t, sink.Begin(m.Tables))
-		if r.read(nil, sink) == nil {
+		if r.read(context.Background(), nil, sink) == nil {
 			require.Equal(t, part.Rows, sink.rows)
 		}
 	})

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -42,11 +43,11 @@ func TestWriteUntilKilled(t *testing.T) {
 	for ; ; step++ {
 		var parts []Part
 		for server := range 2 {
-			part, err := WritePart(dir, step, server, 2, []Source{big(step, server)})
+			part, err := WritePart(context.Background(), dir, step, server, 2, []Source{big(step, server)})
 			require.NoError(t, err)
 			parts = append(parts, part)
 		}
-		require.NoError(t, Commit(dir, step, parts, strconv.AppendInt(nil, step, 10), 2))
+		require.NoError(t, Commit(context.Background(), dir, step, parts, strconv.AppendInt(nil, step, 10), 2))
 		fmt.Printf("\ncomplete %d\n", step)
 	}
 }
@@ -85,7 +86,7 @@ func TestKilled(t *testing.T) {
 		require.LessOrEqual(t, m.Step, last+1)
 		assert.Equal(t, strconv.FormatInt(m.Step, 10), string(m.Extra))
 		g := &got{t: t, of: map[string]*rows{"big": big(m.Step, 0)}}
-		require.NoError(t, m.Restore(nil, g))
+		require.NoError(t, m.Restore(context.Background(), nil, g))
 		require.Len(t, g.ids["big"], 6000)
 		steps, err := folders(dir)
 		require.NoError(t, err)

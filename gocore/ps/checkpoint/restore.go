@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -12,24 +13,28 @@ import (
 )
 
 // Restore reads all parts, and gives the sink the rows that are mine; nil: all rows. The number of servers
-// may be another one than that which wrote. mine may be called by several goroutines at once. Of chunks without such a row only the ids are read. After an
-// error the sink may have got some of the rows.
-func (m *Manifest) Restore(mine func(table string, id int64) bool, sink Sink) error {
+// may be another one than that which wrote. mine may be called by several goroutines at once. Of chunks without
+// such a row only the ids are read. When ctx is done it stops between two chunks. After an error the sink may have
+// got some of the rows.
+func (m *Manifest) Restore(ctx context.Context, mine func(table string, id int64) bool, sink Sink) error {
 	if err := littleEndian(); err != nil {
+		return err
+	}
+	if err := given(ctx); err != nil { // Begin sets the steps of tables
 		return err
 	}
 	if err := sink.Begin(m.Tables); err != nil {
 		return err
 	}
 	for server := range m.Parts {
-		if err := m.restorePart(server, mine, sink); err != nil {
+		if err := m.restorePart(ctx, server, mine, sink); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *Manifest) restorePart(server int, mine func(string, int64) bool, sink Sink) error {
+func (m *Manifest) restorePart(ctx context.Context, server int, mine func(string, int64) bool, sink Sink) error {
 	path := filepath.Join(m.Folder, m.Parts[server].Name)
 	f, err := os.Open(path)
 	if err != nil {
@@ -41,7 +46,7 @@ func (m *Manifest) restorePart(server int, mine func(string, int64) bool, sink S
 		return argument("cannot read %s: %v", path, err)
 	}
 	r := reader{m: m, server: server, path: path, file: f, size: info.Size()}
-	return r.read(mine, sink)
+	return r.read(ctx, mine, sink)
 }
 
 // reader reads one part.
@@ -115,7 +120,7 @@ func (r *reader) index() ([]entry, []int64, error) {
 
 // read gives the sink the rows that are mine. Several goroutines do it, each with a chunk at a time: what
 // takes the time is to put rows into a table.
-func (r *reader) read(mine func(string, int64) bool, sink Sink) error {
+func (r *reader) read(ctx context.Context, mine func(string, int64) bool, sink Sink) error {
 	entries, offsets, err := r.index()
 	if err != nil {
 		return err
@@ -134,7 +139,9 @@ func (r *reader) read(mine func(string, int64) bool, sink Sink) error {
 				if at >= len(entries) {
 					return
 				}
-				errs[i] = r.chunk(&c, entries[at], offsets[at], mine, sink)
+				if errs[i] = given(ctx); errs[i] == nil {
+					errs[i] = r.chunk(&c, entries[at], offsets[at], mine, sink)
+				}
 			}
 			next.Store(int64(len(entries))) // the others end too
 		}()

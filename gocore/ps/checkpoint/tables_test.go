@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"context"
 	"encoding/json"
 	"math"
 	"slices"
@@ -105,18 +106,18 @@ func TestTables(t *testing.T) {
 			require.NoError(t, err)
 			from = append(from, source)
 		}
-		part, err := WritePart(dir, 3, server, 2, from)
+		part, err := WritePart(context.Background(), dir, 3, server, 2, from)
 		require.NoError(t, err)
 		parts = append(parts, part)
 	}
-	require.NoError(t, Commit(dir, 3, parts, nil, 0))
+	require.NoError(t, Commit(context.Background(), dir, 3, parts, nil, 0))
 	m, err := Latest(dir)
 	require.NoError(t, err)
 	for _, servers := range []int{1, 2, 3} {
 		rows := map[string]int64{}
 		for server := range servers {
 			tables := make2()
-			require.NoError(t, m.Restore(of(server, servers), IntoTables(tables)))
+			require.NoError(t, m.Restore(context.Background(), of(server, servers), IntoTables(tables)))
 			for name, table := range tables {
 				whole := holds(t, one[name])
 				now := holds(t, table)
@@ -135,10 +136,10 @@ func TestTables(t *testing.T) {
 
 	tables := make2()
 	delete(tables, "bf16")
-	require.ErrorContains(t, m.Restore(nil, IntoTables(tables)), `the cut has a table "bf16", which is not there now`)
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables)), `the cut has a table "bf16", which is not there now`)
 	tables = make2()
 	tables["new"] = tables["bf16"]
-	require.ErrorContains(t, m.Restore(nil, IntoTables(tables)), `the cut has no table "new"`)
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables)), `the cut has no table "new"`)
 	for want, change := range map[string]func(c *table.Config){
 		"dim is 6 in the cut and 7 now":                                    func(c *table.Config) { c.Dim = 7 },
 		"dtype is float32 in the cut and float16 now":                      func(c *table.Config) { c.DType = "float16" },
@@ -150,12 +151,12 @@ func TestTables(t *testing.T) {
 		change(&changed)
 		tables = make2()
 		tables["adam"] = newTable(t, changed)
-		require.ErrorContains(t, m.Restore(nil, IntoTables(tables)), `table "adam": `+want)
+		require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables)), `table "adam": `+want)
 	}
 	limited := adam
 	limited.MemoryLimit = 1 << 20
 	tables["adam"] = newTable(t, limited)
-	require.ErrorContains(t, m.Restore(nil, IntoTables(tables)), "memory_limit")
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables)), "memory_limit")
 
 	closed := newTable(t, adam)
 	closed.Free()

@@ -1,7 +1,7 @@
 package checkpoint
 
 import (
-	"cmp"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -11,14 +11,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // WritePart writes the rows of one server's tables, and returns when they are on the disk. It makes dir and
 // the folder of the cut if they are missing. It refuses a step of which dir has a whole cut. What an attempt
-// leaves that does not come to its end is removed by a later Commit.
-func WritePart(dir string, step int64, server, servers int, sources []Source) (Part, error) {
+// leaves that does not come to its end is removed by a later Commit. When ctx is done it stops between two chunks,
+// and removes the file.
+func WritePart(ctx context.Context, dir string, step int64, server, servers int, sources []Source) (Part, error) {
 	part := Part{Step: step, Server: server, Servers: servers}
 	if err := littleEndian(); err != nil {
 		return part, err
@@ -29,7 +31,8 @@ func WritePart(dir string, step int64, server, servers int, sources []Source) (P
 	if servers < 1 || servers > MostServers || server < 0 || server >= servers {
 		return part, argument("server=%d of servers=%d: there may be 1 to %d, numbered from 0", server, servers, MostServers)
 	}
-	sources = slices.SortedFunc(slices.Values(sources), func(a, b Source) int { return cmp.Compare(a.Name(), b.Name()) })
+	sources = slices.Clone(sources)
+	sort.Slice(sources, func(a, b int) bool { return sources[a].Name() < sources[b].Name() })
 	var err error
 	if part.Tables, err = describe(sources); err != nil {
 		return part, argument("%v", err)
@@ -43,7 +46,7 @@ func WritePart(dir string, step int64, server, servers int, sources []Source) (P
 	}
 	part.File = fmt.Sprintf("part-%05d-of-%05d-%s", server, servers, random())
 	path := filepath.Join(folder, part.File)
-	if err := writeFile(path, &part, sources); err != nil {
+	if err := writeFile(ctx, path, &part, sources); err != nil {
 		_ = os.Remove(path)
 		var named *status.Error
 		if errors.As(err, &named) {
@@ -78,7 +81,7 @@ func describe(sources []Source) ([]Table, error) {
 }
 
 // writeFile writes a part to the disk, and its numbers into part.
-func writeFile(path string, part *Part, sources []Source) error {
+func writeFile(ctx context.Context, path string, part *Part, sources []Source) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 	if err != nil {
 		return err
@@ -98,6 +101,9 @@ func writeFile(path string, part *Part, sources []Source) error {
 		err := source.IDs(most, func(ids []int64) error {
 			if int64(len(ids)) < 1 || int64(len(ids)) > most {
 				return argument("table %q gave %d ids at once, of at most %d", table.Name, len(ids), most)
+			}
+			if err := given(ctx); err != nil {
+				return err
 			}
 			if err := c.set(table, int64(len(ids))); err != nil {
 				return err
@@ -125,6 +131,9 @@ func writeFile(path string, part *Part, sources []Source) error {
 	}
 	part.Bytes += int64(len(index))
 	part.CRC = crc32.ChecksumIEEE(index)
+	if err := given(ctx); err != nil { // what follows waits for the disk
+		return err
+	}
 	if err := file.Sync(); err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ type Table struct {
 	Dim    int64
 	Rows   op.DType // of the rows on the servers
 	By     route.By
-	Offset int   // by modulo: the server of id 0
+	Offset int   // is added to an id before its server is found
 	NumIDs int64 // ids are below it; 0: any
 	Refuse bool  // gradients that are not finite are refused
 
@@ -83,7 +83,9 @@ func (c *Client) Staleness() float64 {
 	return 0
 }
 
-// Pull copies the rows of the ids into Values of each part.
+// Pull copies the rows of the ids into Values of each part. After a push that has ended with an error, such as
+// Timeout or Interrupted, they are the rows after its step wherever a server has it: Pull waits for the other
+// trainers as the push would have.
 func (c *Client) Pull(parts []Part) error {
 	t, err := c.plan(request.Pull, parts)
 	if err != nil {
@@ -329,14 +331,16 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 			continue
 		}
 		c.mu.Lock()
-		head.Step = c.here[s].steps
+		here := c.here[s]
 		c.mu.Unlock()
-		if what == request.Push {
-			head.Step++
+		switch {
+		case what == request.Push:
 			head.Seen = seen[s]
-			if c.here[s].unsure { // only pushes write it, and they come one after another
-				head.Step = 0
+			if !here.unsure {
+				head.Step = here.steps + 1
 			}
+		case here.unsure:
+			head.Step = request.AfterPush
 		}
 		r := &link.Request{Header: head.Encode(), Deadline: deadline, Interrupt: c.interrupt}
 		if len(head.Parts) > 0 {

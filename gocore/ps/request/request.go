@@ -57,10 +57,14 @@ type Part struct {
 // Head is the header of a request.
 type Head struct {
 	Op    Op
-	Step  int64 // of a Push: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else how many pushes came before
+	Step  int64 // of a Push: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else 0, or AfterPush
 	Seen  int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
 	Parts []Part
 }
+
+// AfterPush is the step of a Pull or Write that comes after a push of the same trainer which it has given up: if
+// the server has that push and waits for other trainers, it carries the request out after the step.
+const AfterPush = 1
 
 const (
 	headBytes   = 24

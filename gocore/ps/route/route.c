@@ -30,13 +30,13 @@ static inline uint64_t keyed(const uint64_t *key, int64_t id) {
 	return folded * 0x9e3779b97f4a7c15u;
 }
 
-/* owner_of is Owner of route.go, or the rule of ByModulo. */
+/* owner_of is By.Owner of route.go. */
 static inline uint32_t owner_of(int64_t id, int32_t by, int64_t servers, int64_t offset) {
 	if (by == PR_BY_MODULO) {
 		int64_t rest = id % servers;
 		return (uint32_t)((rest + (rest < 0 ? servers : 0) + offset) % servers);
 	}
-	uint64_t h = (uint64_t)id;
+	uint64_t h = (uint64_t)id + (uint64_t)offset;
 	h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
 	h = (h ^ h >> 27) * 0x94d049bb133111ebu;
 	h ^= h >> 31;

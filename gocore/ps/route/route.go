@@ -46,7 +46,7 @@ type By int
 
 // The ways to distribute rows.
 const (
-	ByHash   By = C.PR_BY_HASH   // Owner(id, servers)
+	ByHash   By = C.PR_BY_HASH   // Owner(id + offset, servers)
 	ByModulo By = C.PR_BY_MODULO // (id + offset) modulo servers, from 0 on: blocks of dense parameters in turn
 )
 
@@ -61,10 +61,10 @@ func Owner(id int64, servers int) int {
 	return int(server)
 }
 
-// Owner returns the server, 0 to servers-1, that has the row of an id. offset counts for ByModulo only.
+// Owner returns the server, 0 to servers-1, that has the row of an id.
 func (by By) Owner(id int64, servers, offset int) int {
 	if by == ByHash {
-		return Owner(id, servers)
+		return Owner(id+int64(offset), servers)
 	}
 	n := int64(servers)
 	return int((modulo(id, n) + modulo(int64(offset), n)) % n)
@@ -101,8 +101,8 @@ var key = sync.OnceValue(func() [2]C.uint64_t {
 	return [2]C.uint64_t{C.uint64_t(binary.LittleEndian.Uint64(b[:])), C.uint64_t(binary.LittleEndian.Uint64(b[8:]) | 1)}
 })
 
-// New plans a batch. ids is of int64 or int32, contiguous and in host memory. offset counts for ByModulo
-// only. The plan keeps nothing of ids.
+// New plans a batch. ids is of int64 or int32, contiguous and in host memory. The plan keeps nothing of
+// ids.
 func New(ids *op.Buf, servers int, by By, offset int) (*Plan, error) {
 	return planWith(key(), ids, servers, by, offset)
 }
@@ -141,7 +141,11 @@ func planWith(key [2]C.uint64_t, ids *op.Buf, servers int, by By, offset int) (*
 	unique := unsafe.Slice((*int64)(memory), n)
 	p.Inverse = unsafe.Slice((*int32)(unsafe.Add(memory, 8*n)), n)
 	p.first = (*C.uint8_t)(unsafe.Add(memory, 12*n))
-	C.pr_plan(ids.Data, C.int64_t(n), C.int32_t(ids.DType.Size()), C.int32_t(by), C.int64_t(servers), C.int64_t(modulo(int64(offset), int64(servers))), &key[0],
+	shift := int64(offset)
+	if by == ByModulo {
+		shift = modulo(shift, int64(servers))
+	}
+	C.pr_plan(ids.Data, C.int64_t(n), C.int32_t(ids.DType.Size()), C.int32_t(by), C.int64_t(servers), C.int64_t(shift), &key[0],
 		(*C.int64_t)(unsafe.SliceData(unique)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(p.Starts))), (*C.int32_t)(unsafe.SliceData(p.Inverse)), p.first, scratch)
 	p.Unique = unique[:p.Starts[servers]]
 	return p, nil

@@ -26,8 +26,8 @@ int64_t pr_scratch(int64_t n);
  * unique, which has room for n: those of server 0 first, and those of a server in order of first
  * appearance. starts gets servers+1 places in unique, where each server's ids begin. inverse gets
  * the place in unique of each of the n ids. first gets 1 for the first appearance of an id, else 0.
- * offset is from 0 to servers-1, and counts with PR_BY_MODULO. key[1] is odd. scratch is aligned to
- * 8 bytes. */
+ * offset is added to an id before its server is found; with PR_BY_MODULO it is from 0 to servers-1.
+ * key[1] is odd. scratch is aligned to 8 bytes. */
 void pr_plan(const void *ids, int64_t n, int32_t id_bytes, int32_t by, int64_t servers,
 			 int64_t offset, const uint64_t *key, int64_t *unique, int64_t *starts,
 			 int32_t *inverse, uint8_t *first, void *scratch);

@@ -114,9 +114,9 @@ func TestPlan(t *testing.T) {
 	for name, ids := range batches(random) {
 		t.Run(name, func(t *testing.T) {
 			for _, servers := range []int{1, 2, 3, 7, 64, 1000} {
-				checkPlan(t, newPlan(t, idsOf(t, ids), servers, ByHash, 99), ids, func(id int64) int { return Owner(id, servers) }, servers)
 				for _, offset := range []int{0, 1, -3, 5000} {
 					checkPlan(t, newPlan(t, idsOf(t, ids), servers, ByModulo, offset), ids, func(id int64) int { return ByModulo.Owner(id, servers, offset) }, servers)
+					checkPlan(t, newPlan(t, idsOf(t, ids), servers, ByHash, offset), ids, func(id int64) int { return Owner(id+int64(offset), servers) }, servers)
 				}
 			}
 		})
@@ -170,14 +170,15 @@ func TestOwnersAreEven(t *testing.T) {
 	}
 }
 
-func TestModulo(t *testing.T) {
+func TestOffset(t *testing.T) {
 	assert.Equal(t, 1, ByModulo.Owner(3, 2, 0))
 	assert.Equal(t, 0, ByModulo.Owner(3, 2, 1))
 	assert.Equal(t, 2, ByModulo.Owner(-1, 3, 0))
 	assert.Equal(t, 1, ByModulo.Owner(-1, 3, -1))
 	assert.Equal(t, 1, ByModulo.Owner(math.MaxInt64, 3, 0)) // 2^63-1 is 1 modulo 3
 	assert.Equal(t, 2, ByModulo.Owner(math.MaxInt64, 3, math.MaxInt))
-	assert.Equal(t, Owner(12, 9), ByHash.Owner(12, 9, 4))
+	assert.Equal(t, Owner(12, 9), ByHash.Owner(8, 9, 4))
+	assert.Equal(t, Owner(12, 9), ByHash.Owner(12, 9, 0))
 }
 
 // inverseFinalizer returns the id whose hash in Owner is h.

@@ -2,7 +2,6 @@ package server
 
 import (
 	"math"
-	"slices"
 	"time"
 	"unsafe"
 
@@ -39,6 +38,7 @@ type update struct {
 	step  int64 // its number on the trainer
 	parts []part
 	ids   unsafe.Pointer // memory of the parts' ids
+	then  []func(error)  // requests that wait for a push; the Server's mu guards it
 }
 
 // Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete, and to a
@@ -70,31 +70,66 @@ func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err er
 			mem.Free(u.ids)
 		}
 	}()
-	parts := u.parts
 	s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
 	s.counted.bytesOut.Add(uint64(len(in.Answer)))
-	switch head.Op {
-	case request.Push:
+	if head.Op == request.Push {
 		s.counted.pushes.Add(1)
 		return s.push(u, head)
-	case request.Pull:
-		s.counted.pulls.Add(1)
-		answer.Version = s.version.Load() // before the rows are read: they are at least as new
-		for _, p := range parts {
-			if err := p.Pull(p.batch()); err != nil {
-				return answer, false, p.says(s, err)
-			}
-			p.pulled.Add(int64(len(p.ids)))
+	}
+	if s.waits(u, head) {
+		return answer, true, nil
+	}
+	answer, err = s.access(u, head.Op)
+	return answer, false, err
+}
+
+// waits keeps a request until the push before it is applied, if there is one that its trainer has given up.
+// Otherwise a trainer waits for its push itself, and only other threads of it ask meanwhile, for the rows before.
+func (s *Server) waits(u *update, head request.Head) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.trainers[u.from]
+	before := t.waiting
+	if before == nil {
+		before = t.applying
+	}
+	if before == nil || head.Step != request.AfterPush {
+		return false
+	}
+	before.then = append(before.then, func(err error) {
+		var answer request.Answer
+		if err == nil {
+			answer, err = s.access(u, head.Op)
 		}
-	case request.Write:
-		for _, p := range parts {
+		if err != nil {
+			u.reply(nil, err)
+			return
+		}
+		u.reply(answer.Encode(), nil)
+	})
+	return true
+}
+
+// access carries out what is not a push.
+func (s *Server) access(u *update, what request.Op) (answer request.Answer, err error) {
+	if what == request.Write {
+		for _, p := range u.parts {
 			if err := p.Write(p.batch()); err != nil {
-				return answer, false, p.says(s, err)
+				return answer, p.says(s, err)
 			}
 		}
 		answer.Version = s.version.Load()
+		return answer, nil
 	}
-	return answer, false, nil
+	s.counted.pulls.Add(1)
+	answer.Version = s.version.Load() // before the rows are read: they are at least as new
+	for _, p := range u.parts {
+		if err := p.Pull(p.batch()); err != nil {
+			return answer, p.says(s, err)
+		}
+		p.pulled.Add(int64(len(p.ids)))
+	}
+	return answer, nil
 }
 
 // batch returns the memory of a part. An empty part has no memory.
@@ -229,9 +264,9 @@ func (s *Server) readyLocked() (all []*update) {
 			all = append(all, t.waiting)
 		}
 	}
-	slices.SortFunc(all, func(a, b *update) int { return a.from - b.from })
 	for _, u := range all {
-		s.trainers[u.from].waiting = nil
+		t := s.trainers[u.from]
+		t.waiting, t.applying = nil, u
 	}
 	return all
 }
@@ -241,22 +276,31 @@ func (s *Server) apply(all []*update) {
 	if len(all) == 0 {
 		return
 	}
-	step := s.version.Load() + 1
-	err := s.update(all, step)
-	if err != nil {
-		s.mu.Lock()
-		for _, u := range all { // the step was not applied; the trainers may push it again
-			s.trainers[u.from].steps--
-		}
-		s.mu.Unlock()
-		for _, u := range all {
-			u.reply(nil, err)
-		}
-		return
+	err := s.update(all, s.version.Load()+1)
+	var version int64
+	if err == nil {
+		version = s.version.Add(1)
 	}
-	version := s.version.Add(1)
+	s.mu.Lock()
+	var then []func(error)
 	for _, u := range all {
-		u.reply(request.Answer{Version: version, Steps: u.step}.Encode(), nil)
+		t := s.trainers[u.from]
+		t.applying = nil
+		if err != nil { // the step was not applied; the trainers may push it again
+			t.steps--
+		}
+		then = append(then, u.then...)
+	}
+	s.mu.Unlock()
+	for _, u := range all {
+		if err != nil {
+			u.reply(nil, err)
+		} else {
+			u.reply(request.Answer{Version: version, Steps: u.step}.Encode(), nil)
+		}
+	}
+	for _, f := range then {
+		f(nil)
 	}
 }
 

@@ -33,7 +33,7 @@ const (
 type Config struct {
 	Index    int   // among the servers
 	Servers  int   // how many there are
-	Trainers []int // their ranks
+	Trainers []int // their ranks, in ascending order
 	Sync     bool
 	// Functions are the names of the program's functions for KVs.
 	Functions []string
@@ -85,7 +85,8 @@ func (s state) String() string { return [...]string{"active", "completed", "lost
 type trainer struct {
 	state
 	steps     int64   // pushes that were applied, or wait for the other trainers'
-	waiting   *update // of a synchronous push that waits
+	waiting   *update // a synchronous push that waits for the other trainers'
+	applying  *update // the same, while its step is applied
 	seen      time.Time
 	member    Member
 	staleness staleness
@@ -100,6 +101,8 @@ type Member struct {
 
 // New makes a server without tables.
 func New(c Config) *Server {
+	c.Trainers = slices.Clone(c.Trainers)
+	slices.Sort(c.Trainers)
 	s := &Server{Config: c, began: time.Now(), byName: map[string]uint32{}, trainers: map[int]*trainer{}, barriers: map[string]*barrier{}, done: make(chan struct{})}
 	s.waiting.called, s.waiting.came = map[int64]*Call{}, make(chan struct{}, 1)
 	for _, rank := range c.Trainers {
@@ -153,7 +156,7 @@ type Meta struct {
 	Name   string       `json:"name"`
 	Kind   string       `json:"kind"`   // sparse or dense; for statistics
 	By     string       `json:"by"`     // how ids are dealt to servers: hash, modulo
-	Offset int          `json:"offset"` // by modulo: the server of id 0
+	Offset int          `json:"offset"` // is added to an id before its server is found
 	Dims   []int64      `json:"dims"`   // of a dense parameter, whose blocks the rows are; kept for checkpoints
 	Config table.Config `json:"config"`
 }
@@ -251,8 +254,8 @@ func (s *Server) Complete(from int) error {
 	return nil
 }
 
-// Lost notes that a trainer has died. Synchronous training ends with its name, asynchronous training goes on
-// without it.
+// Lost notes that a trainer has died. Synchronous training ends with its name. Asynchronous training goes on
+// without it, unless nobody is left and nobody has completed: then it ends with the name, too.
 func (s *Server) Lost(rank int, why error) {
 	s.mu.Lock()
 	t := s.trainers[rank]
@@ -261,7 +264,7 @@ func (s *Server) Lost(rank int, why error) {
 		return
 	}
 	t.state = lost
-	if s.Sync {
+	if s.Sync || s.allLostLocked() {
 		s.mu.Unlock()
 		s.Fail(why)
 		return
@@ -305,6 +308,9 @@ func (s *Server) Fail(why error) {
 	s.mu.Unlock()
 	for _, u := range waiting {
 		u.reply(nil, why)
+		for _, f := range u.then { // nobody adds to it any more
+			f(why)
+		}
 	}
 	s.waiting.end(why)
 }
@@ -329,6 +335,15 @@ func (s *Server) activeLocked() (n int) {
 		}
 	}
 	return n
+}
+
+func (s *Server) allLostLocked() bool {
+	for _, t := range s.trainers {
+		if t.state != lost {
+			return false
+		}
+	}
+	return true
 }
 
 // Done is closed when no trainer is active any longer, or the server has failed: Err says why.

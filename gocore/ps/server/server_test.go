@@ -170,6 +170,15 @@ func TestATrainerThatDies(t *testing.T) {
 	require.NoError(t, (<-push(s, 0, 1, []int64{3}, some(1, 1))).err)
 	assert.Equal(t, []int{0}, s.Active())
 	assert.Error(t, (<-push(s, 1, 1, []int64{3}, some(1, 1))).err)
+	require.NoError(t, s.Complete(0))
+	<-s.Done()
+	assert.NoError(t, s.Err())
+
+	s = newServer(t, false, 0, 1) // nobody completes
+	s.Lost(0, status.New(status.PeerDied, "rank 0 died"))
+	s.Lost(1, died)
+	<-s.Done()
+	assert.Equal(t, died, s.Err())
 }
 
 // A trainer whose push has ended with an error, such as Ctrl-C, does not know whether it is a step.
@@ -186,6 +195,51 @@ func TestAPushMayLeaveItsNumberToTheServer(t *testing.T) {
 	assert.Equal(t, int64(2), r.answer.Steps)
 	require.NoError(t, (<-second).err)
 	assert.Error(t, (<-push(s, 0, 5, []int64{3}, some(1, 1))).err)
+}
+
+// pullAfter is the pull of a trainer that has given up its push.
+func pullAfter(s *Server, from int, out []float32, ids ...int64) <-chan reply {
+	return send(s, from, request.Head{Op: request.Pull, Step: request.AfterPush, Seen: -1}, ids, nil, out)
+}
+
+func TestAPullAfterAPushThatWasGivenUpWaitsForItsStep(t *testing.T) {
+	s := newServer(t, true, 0, 1)
+	ids, ones := outside[int64](7), outside[float32](1, 1, 1, 1)
+	first := push(s, 0, 1, ids, ones)
+	// Another thread of the same trainer gets the rows before the step.
+	assert.Equal(t, make([]float32, dim), pull(t, s, 0, 7))
+	out := memory[float32](dim)
+	later := pullAfter(s, 0, out, ids...)
+	// What comes after it comes after the step, too.
+	rows := outside[float32](9, 9, 9, 9)
+	write := send(s, 0, request.Head{Op: request.Write, Step: request.AfterPush, Seen: -1}, ids, rows, nil)
+	assert.False(t, arrived(first) || arrived(later) || arrived(write))
+	// The other trainer has given up nothing, and waits for nobody.
+	assert.True(t, arrived(pullAfter(s, 1, memory[float32](dim), ids...)))
+	require.NoError(t, (<-push(s, 1, 1, ids, ones)).err)
+	got := <-later
+	require.NoError(t, got.err)
+	assert.EqualValues(t, 1, got.answer.Version)
+	assert.InDelta(t, -0.2, out[0], 1e-6)
+	require.NoError(t, (<-write).err)
+	assert.Equal(t, float32(9), pull(t, s, 0, 7)[0])
+	// No push is under way: it does not wait.
+	assert.True(t, arrived(pullAfter(s, 0, out, ids...)))
+
+	// The step is refused: the rows are those before.
+	send(s, 0, request.Head{Op: request.Push, Seen: -1, Parts: []request.Part{{Rate: 0.5}}}, ids, ones, nil)
+	later = pullAfter(s, 0, out, ids...)
+	refused := send(s, 1, request.Head{Op: request.Push, Seen: -1, Parts: []request.Part{{Rate: 0.25}}}, ids, ones, nil)
+	assert.Error(t, (<-refused).err)
+	require.NoError(t, (<-later).err)
+	assert.Equal(t, float32(9), out[0])
+
+	// The server ends: the pull ends with it.
+	push(s, 0, 0, ids, ones)
+	later = pullAfter(s, 0, out, ids...)
+	died := status.New(status.PeerDied, "rank 1 has died").WithRanks(1)
+	s.Lost(1, died)
+	assert.Equal(t, error(died), (<-later).err)
 }
 
 func TestAsynchronousPushesAreAppliedAtOnceAndTellTheirStaleness(t *testing.T) {

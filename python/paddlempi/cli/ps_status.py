@@ -19,7 +19,10 @@ from ..errors import ArgumentError, Error
 
 __all__ = ["add_to"]
 
-_COUNTERS = ("pulls", "pushes", "pulled_rows", "pushed_rows", "bytes_in", "bytes_out")
+_COUNTERS = (
+    *("pulls", "pushes", "pulled_rows", "pushed_rows", "bytes_in", "bytes_out"),
+    *("rpcs", "grpc_in", "grpc_out"),
+)
 
 
 def add_to(commands: Any) -> None:
@@ -134,7 +137,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     answered = [server for server in servers if not server["error"]]
     yield from _table(
-        "server rank host mode step up tables rows memory queue pulls/s pushes/s in/s out/s",
+        "server rank host mode step up tables rows memory queue pulls/s pushes/s in/s out/s "
+        "RPCs/s gRPC/s",
         [_server(number, server) for number, server in enumerate(servers) if not server["error"]],
     )
     for number, server in enumerate(servers):
@@ -180,6 +184,7 @@ def _server(number: int, server: dict[str, Any]) -> list[str]:
         f"{_number(now, 'queue'):.0f}",
         *(f"{rates[name]:.1f}" for name in ("pulls", "pushes")),
         *(_size(rates[name]) for name in ("bytes_in", "bytes_out")),
+        *(f"{rates['rpcs']:.1f}", _size(rates["grpc_in"] + rates["grpc_out"])),
     ]
 
 

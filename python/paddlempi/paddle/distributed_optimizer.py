@@ -37,10 +37,14 @@ class DistributedOptimizer(CommonOptimizer):
             * "local": this object does nothing of all this, such as with ``paddle.DataParallel``.
         average: for what lies on servers; see :func:`paddlempi.ps.step`.
         name: with "server", the name of the table.
+        placement: with "server", how their blocks of 8192 elements are dealt to the servers:
+            "round_robin", in turn over all such optimizers of the program, which all trainers make
+            in the same order; or "hash_name", by a hash of the table's name and the block's number.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, ``dense`` is another word, or ``optimizer`` is a
+        ArgumentError: this rank does not train, ``dense`` or ``placement`` is another word, or
+            ``optimizer`` is a
             DistributedOptimizer.
         DtypeError: ``optimizer`` is none of Paddle.
         UnsupportedError: with "server", servers do not have the wrapped optimizer.
@@ -53,13 +57,14 @@ class DistributedOptimizer(CommonOptimizer):
         dense: str = "all_reduce",
         average: bool = True,
         name: str = "dense",
+        placement: str = "round_robin",
     ) -> None:
         if not hasattr(optimizer, "_param_groups"):
             raise DtypeError(
                 f"ps.DistributedOptimizer: a {type(optimizer).__qualname__} is no optimizer of "
                 "Paddle"
             )
-        self._attach(optimizer, dense, average, name)
+        self._attach(optimizer, dense, average, name, placement)
 
     def _parameters(self) -> list[Any]:
         return [p for p in parameters_of(self.optim) if not p.stop_gradient]
@@ -73,12 +78,12 @@ class DistributedOptimizer(CommonOptimizer):
         """
         self._step_of_all()
 
-    def _vectors(self, name: str) -> list[Vector]:
+    def _vectors(self, name: str, placement: str) -> list[Vector]:
         optimizer = _for_servers(self.optim)
         parameters = self._parameters()
         if not sum(math.prod(p.shape) for p in parameters):
             return []
-        return [Vector(name, parameters, optimizer, self._rate, _read, _write)]
+        return [Vector(name, parameters, optimizer, placement, self._rate, _read, _write)]
 
     def _rate(self) -> float:
         return float(self.optim.get_lr())

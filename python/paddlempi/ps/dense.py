@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,25 +11,36 @@ from . import session
 from .optimizers import Optimizer
 from .remote import RemoteTable
 
-__all__ = ["Blocks", "spread"]
+__all__ = ["PLACEMENTS", "Blocks", "spread"]
 
 _BLOCK = 8192
 """Elements of a block, the fewest that Fluid makes. It does not depend on the number of servers, so
 that another number of servers can read a cut."""
 
 
-class _BlockTable(RemoteTable):
-    """A table whose id i lies on server i modulo the number of servers."""
+PLACEMENTS = ("round_robin", "hash_name")
+"""How blocks are dealt to the servers, with Fluid's names."""
 
-    def __init__(self, name: str, elements: int, optimizer: Optimizer) -> None:
-        self._elements = elements
+
+class _BlockTable(RemoteTable):
+    """A table whose rows are blocks, each on the server that the placement says."""
+
+    def __init__(self, name: str, elements: int, optimizer: Optimizer, placement: str) -> None:
+        self._elements, self._placement = elements, placement
         super().__init__(name, min(elements, _BLOCK), optimizer)
 
     def _declare(self) -> int:
+        if self._placement == "round_robin":
+            found = session.as_trainer("ps.RemoteTable")
+            by, offset = "modulo", found.deal(self._name, -(-self._elements // self.dim))
+        else:
+            digest = hashlib.blake2b(self._name.encode(), digest_size=6).digest()
+            by, offset = "hash", int.from_bytes(digest, "little")
         number: int = _native.control(
             "ps_declare",
             name=self._name,
-            by="modulo",
+            by=by,
+            offset=offset,
             dims=[self._elements],
             **self._config.request(),
         )["table"]
@@ -43,6 +55,16 @@ class Blocks:
         elements: how many the vector has, above 0.
         optimizer: what a push does. It treats all elements alike: it is not row-wise, and clips no
             norms.
+        placement: which server has a block. Both need not be those of a cut that is restored.
+
+            * "round_robin": the servers have blocks in turn, all vectors in the order in which they
+              are made, which is the same on all trainers. So no server has more than one block
+              more than another.
+            * "hash_name": a hash of the name and the block's number says it, whatever other
+              vectors there are.
+
+    Raises:
+        Error: as :class:`paddlempi.ps.RemoteTable`.
 
     Attributes:
         values: the vector as it was last pulled, in this rank's heap, with its padding. [elements]
@@ -51,8 +73,10 @@ class Blocks:
             ``elements``.
     """
 
-    def __init__(self, name: str, elements: int, optimizer: Optimizer) -> None:
-        self.table = _BlockTable(name, elements, optimizer)
+    def __init__(
+        self, name: str, elements: int, optimizer: Optimizer, placement: str = "round_robin"
+    ) -> None:
+        self.table = _BlockTable(name, elements, optimizer, placement)
         shape = (-(-elements // self.table.dim), self.table.dim)
         self._ids = memory.empty(shape[0], "int64")
         self._ids[:] = range(shape[0])

@@ -14,7 +14,7 @@ from ..errors import ArgumentError, DtypeError, UnsupportedError
 from ..group import ProcessGroup
 from ..reduce_op import ReduceOp
 from . import session, stepping
-from .dense import Blocks, spread
+from .dense import PLACEMENTS, Blocks, spread
 from .optimizers import Optimizer
 
 __all__ = ["CommonOptimizer", "Vector"]
@@ -32,12 +32,17 @@ class CommonOptimizer:
     _group: ProcessGroup | None
     _on_servers: list[Vector]
 
-    def _attach(self, optimizer: Any, dense: str, average: bool, name: str) -> None:
+    def _attach(self, optimizer: Any, dense: str, average: bool, name: str, placement: str) -> None:
         """Take the arguments, and make the dense parameters of all trainers the same."""
         if dense not in ("all_reduce", "server", "local"):
             raise ArgumentError(
                 f"ps.DistributedOptimizer: dense={dense!r} is none of 'all_reduce', 'server' and "
                 "'local'"
+            )
+        if placement not in PLACEMENTS:
+            raise ArgumentError(
+                f"ps.DistributedOptimizer: placement={placement!r} is none of "
+                f"{', '.join(map(repr, PLACEMENTS))}"
             )
         if not isinstance(name, str):
             raise DtypeError(f"ps.DistributedOptimizer: name={name!r} is no text")
@@ -49,7 +54,7 @@ class CommonOptimizer:
         self._group = None
         self._on_servers = []
         if dense == "server":
-            self._on_servers = self._vectors(name)
+            self._on_servers = self._vectors(name, placement)
             spread([vector.blocks for vector in self._on_servers])
             self.refresh()
         elif dense == "all_reduce" and len(found.trainers) > 1:
@@ -63,8 +68,8 @@ class CommonOptimizer:
         """Return the dense parameters that are trained."""
         raise NotImplementedError
 
-    def _vectors(self, name: str) -> list[Vector]:
-        """Return the vectors of the parameters; ``name`` is that of the argument."""
+    def _vectors(self, name: str, placement: str) -> list[Vector]:
+        """Return the vectors of the parameters; the arguments are those of the constructor."""
         raise NotImplementedError
 
     @staticmethod
@@ -154,6 +159,7 @@ class Vector:
         name: the name of the vector.
         parameters: at least one, of at least one element.
         optimizer: what the servers do.
+        placement: how its blocks are dealt to servers; see :class:`Blocks`.
         rate: returns the learning rate of a step.
         read: returns a parameter or a gradient as a NumPy array of float32, [elements].
         write: sets a parameter to a NumPy array of float32, [elements].
@@ -164,6 +170,7 @@ class Vector:
         name: str,
         parameters: Sequence[Any],
         optimizer: Optimizer,
+        placement: str,
         rate: Callable[[], float],
         read: Callable[[Any], Any],
         write: Callable[[Any, Any], None],
@@ -173,7 +180,7 @@ class Vector:
         ends = list(accumulate(sizes))
         places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self._places = list(zip(parameters, places, strict=True))
-        self.blocks = Blocks(name, ends[-1], optimizer)
+        self.blocks = Blocks(name, ends[-1], optimizer, placement)
         for parameter, place in self._places:
             self.blocks.values[place] = read(parameter)
 

@@ -90,7 +90,8 @@ class RemoteTable(Configured):
     def pull(self, ids: Any, out: Any = None) -> Any:
         """Copy the rows of ids, and make those that are missing.
 
-        In sync mode it waits until the steps that this trainer has pushed are applied.
+        In sync mode it waits until the steps that this trainer has pushed are applied, also where
+        a push was given up: by Ctrl-C, or with TimeoutError.
 
         Args, Returns, Raises: as for :meth:`paddlempi.ps.Table.pull`, and
 

@@ -86,6 +86,8 @@ class Session:
         trainer_group: the group of the trainers.
         completed: this trainer has said that it asks nothing more.
         empty: the number and the dim of a table; a step without gradients names it.
+        dealt: dense parameters that are dealt to the servers in turn, by the names of their tables:
+            how many blocks were dealt before theirs.
     """
 
     def __init__(self, roles: tuple[str, ...], rank: int, mode: str) -> None:
@@ -96,7 +98,20 @@ class Session:
         self.trainer_group: ProcessGroup = GroupMember.NON_GROUP_MEMBER
         self.completed = False
         self.empty: tuple[int, int] | None = None
+        self.dealt: dict[str, int] = {}
+        self._blocks = 0
         self.lock = threading.Lock()
+
+    def deal(self, name: str, blocks: int) -> int:
+        """Return the turn of the first block of a table, which has so many.
+
+        A table that is made again keeps its turns.
+        """
+        with self.lock:
+            if name not in self.dealt:
+                self.dealt[name] = self._blocks
+                self._blocks += blocks
+            return self.dealt[name]
 
 
 class _State:
@@ -317,7 +332,9 @@ def serve() -> None:
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank is no server.
-        PeerLeftError: a trainer has ended without :func:`complete`.
+        PeerLeftError, PeerDiedError: a trainer has ended without :func:`complete`; in async mode,
+            all of them have.
+        PeerDiedError: another server has died before all trainers completed.
     """
     session = current("ps.serve")
     if not serves(session.roles[session.rank]):
@@ -342,7 +359,8 @@ def barrier(name: str = "barrier") -> None:
 def stats() -> dict[str, Any]:
     """Return what the servers count: tables and their rows, memory, trainers and their lag.
 
-    On a rank that only serves it is of this server alone.
+    ``bytes`` and ``rpcs`` count what this rank has moved, and its calls over gRPC. On a rank that
+    only serves it is of this server alone.
 
     Raises:
         NotInitializedError: before :func:`init`.
@@ -355,7 +373,8 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
     """Have the servers write all tables into a folder that they see.
 
     All trainers that have not completed call it, between the same two steps. The cut is complete
-    when this returns; until then :func:`restore` finds an earlier one.
+    when this returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout
+    the servers stop, and the earlier one stays.
 
     Args:
         folder: the folder, which is made if need be.
@@ -369,6 +388,7 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
         ArgumentError: this rank does not train, there is a complete cut of this step, or a server
             cannot write there.
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
+        TimeoutError: it took longer than the timeout of :func:`init`.
     """
     as_trainer("ps.save")
     try:
@@ -398,6 +418,8 @@ def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str
         ArgumentError: this rank does not train, there is no complete cut, or a table of it has
             another configuration.
         DtypeError: ``step`` is no integer.
+        TimeoutError: it took longer than the timeout of :func:`init`. Then, and after Ctrl-C, the
+            tables have some rows of the cut: restore again.
     """
     as_trainer("ps.restore")
     if step is not None:
@@ -448,6 +470,7 @@ def complete() -> None:
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train.
+        PeerDiedError: a server has died. The others do not count this trainer as completed.
     """
     session = as_trainer("ps.complete")
     with session.lock:

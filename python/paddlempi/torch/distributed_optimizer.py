@@ -37,10 +37,14 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             * "local": this object does nothing of all this, such as with DistributedDataParallel.
         average: for what lies on servers; see :func:`paddlempi.ps.step`.
         name: with "server", how the names of the tables begin.
+        placement: with "server", how their blocks of 8192 elements are dealt to the servers:
+            "round_robin", in turn over all such optimizers of the program, which all trainers make
+            in the same order; or "hash_name", by a hash of the table's name and the block's number.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, ``dense`` is another word, or ``optimizer`` is a
+        ArgumentError: this rank does not train, ``dense`` or ``placement`` is another word, or
+            ``optimizer`` is a
             DistributedOptimizer.
         DtypeError: ``optimizer`` is none of torch.
         UnsupportedError: ``optimizer`` is LBFGS; with "server", servers do not have it.
@@ -53,6 +57,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         dense: str = "all_reduce",
         average: bool = True,
         name: str = "dense",
+        placement: str = "round_robin",
     ) -> None:
         if not hasattr(optimizer, "param_groups"):
             raise DtypeError(
@@ -62,7 +67,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError("ps.DistributedOptimizer: LBFGS calls its closure several times")
         # Not the constructor of Optimizer: the parameters, states and hooks are the wrapped one's.
-        self._attach(optimizer, dense, average, name)
+        self._attach(optimizer, dense, average, name, placement)
 
     @property
     def param_groups(self) -> Any:
@@ -90,12 +95,13 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
     def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in _trained(group)]
 
-    def _vectors(self, name: str) -> list[Vector]:
+    def _vectors(self, name: str, placement: str) -> list[Vector]:
         return [
             Vector(
                 f"{name}.{number}",
                 _trained(group),
                 _for_servers(self.optim, group),
+                placement,
                 partial(_rate, group),
                 _read,
                 _write,

@@ -110,7 +110,6 @@ def a_server_dies() -> None:
     if rank == 2:
         with raises(errors.PeerDiedError, "rank 3", ranks=[3], most=30.0):
             ps.serve()
-        stamp("told")
         leave(rank, [0, 1])
     table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
     table.push(IDS, ones())
@@ -137,15 +136,15 @@ def a_server_dies() -> None:
             steps()
         else:
             ps.barrier("nobody comes")
-    wait_for("told")  # else both trainers may complete before the other server knows
+    # The other server may not know yet. That both trainers complete is no good end for it.
     for call in (
+        ps.complete,
         lambda: table.pull(IDS),
         lambda: table.push(IDS, ones()),
         lambda: table.prefetch(IDS).wait(),
         ps.barrier,
         lambda: ps.save(folder, 10**9),
         ps.stats,
-        ps.complete,
     ):
         with raises(errors.PeerDiedError, "rank 3", ranks=[3], most=3.0):
             call()
@@ -232,6 +231,42 @@ def ctrl_c() -> None:
 
 def test_ctrl_c() -> None:
     job.succeed(3, ctrl_c)
+
+
+def a_push_is_given_up() -> None:
+    """By Ctrl-C, then by the deadline. The pull after it has the rows after its step."""
+    import os
+    import signal
+
+    from paddlempi import ps
+    from ps_job import DIM, IDS, begin, later, ones, wait_for
+    from ranks_tools import done, errors, raises, stamp
+
+    rank = begin("trainer:2,pserver:1", timeout=2.0)
+    if rank == 2:
+        ps.serve()
+        done()
+        return
+    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
+    for step, why in enumerate((KeyboardInterrupt, errors.TimeoutError), 1):
+        if rank == 0:
+            if why is KeyboardInterrupt:
+                later(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+            with raises(why, most=5.0):
+                table.push(IDS, ones())
+            later(0.3, lambda step=step: stamp(f"pulls-{step}"))
+        else:
+            wait_for(f"pulls-{step}")
+            table.push(IDS, ones())
+        assert (table.pull(IDS) == -2 * step).all()
+    ps.barrier()
+    table.push(IDS, ones())
+    assert (table.pull(IDS) == -6).all()
+    done()
+
+
+def test_a_pull_after_a_push_that_was_given_up() -> None:
+    job.succeed(3, a_push_is_given_up)
 
 
 def wrong_beginnings() -> None:

@@ -46,6 +46,9 @@ def test_beside_one_process(tmp_path: Path) -> None:
     rows = [re.findall(r"tables .*: ([\d,]+) rows", output) for output in (expected, text)]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 1
+    moved = dict(re.findall(r" (grpc|local|mpi|shared) ([\d,.]+)", text))
+    assert list(moved) == ["grpc", "local", "mpi", "shared"]
+    assert 0 < float(moved["grpc"]) < 0.01 * float(moved["shared"].replace(",", ""))
 
     text = on_servers(2, "trainer+pserver:2", "--tasks=tumours", "--mode=async", beside)
     assert "2 trainers, 2 servers, async" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import errors, ps
+from paddlempi.ps.dense import PLACEMENTS, Blocks, spread
 from ps_roles import BOTH, ONE_SERVER, begin, layouts
 
 __all__ = ["begin"]
@@ -196,6 +198,33 @@ def test_rates_rows_and_statistics(begin: Begin, rank: int, roles: str) -> None:
     assert sum(found["rows"] for server in servers for found in server["tables"]) == 50
 
 
+def test_steps_make_no_rpc(begin: Begin, rank: int, roles: str) -> None:
+    """Administration goes over gRPC. Once the tables are declared, no number of steps calls it."""
+    if not begin(roles):
+        return
+    tables = [ps.RemoteTable(f"t{i}", DIM, ps.SGD(1.0)) for i in range(2)]
+    trainer = ps.trainers().index(rank)
+
+    def calls_of(steps: int) -> int:
+        """Return the calls of gRPC for so many steps, and a look at the statistics."""
+        begun = ps.stats()["rpcs"]
+        for step in range(steps):
+            ps.pull([(table, ALL) for table in tables])
+            ps.push([(table, *batch(trainer, step, i)) for i, table in enumerate(tables)])
+        return ps.stats()["rpcs"] - begun
+
+    assert calls_of(0) == calls_of(100) == len(ps.pservers())
+    before = ps.stats()["bytes"]
+    ps.barrier()
+    after = ps.stats()
+    assert after["bytes"]["grpc"] > before["grpc"]
+    del before["grpc"]
+    assert before == {way: count for way, count in after["bytes"].items() if way != "grpc"}
+    for server in after["servers"]:  # their calls are those of all trainers
+        assert server["rpcs"] >= after["rpcs"] / len(ps.pservers())
+        assert server["grpc_in"] > 0 and server["grpc_out"] > 0
+
+
 def test_a_trainer_that_completes_early(begin: Begin, rank: int, roles: str) -> None:
     if not begin(roles):
         return
@@ -269,6 +298,86 @@ def test_cuts_are_for_any_number_of_servers(
                 table.push(*batch(0, STEPS - 1))
                 assert (table.pull(ALL) == expected.pull(ALL)).all()
         ps.shutdown()
+
+
+def owner(number: int, servers: int) -> int:
+    """The server of a number: a fixed hash, the finalizer of splitmix64."""
+    mask = (1 << 64) - 1
+    h = number & mask
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & mask
+    h = (h ^ h >> 27) * 0x94D049BB133111EB & mask
+    return (h ^ h >> 31) * servers >> 64
+
+
+# The names of dense parameters and their elements: 1, 5 and 2 blocks.
+DENSE = {"bias": 7, "weight": 8192 * 4 + 1, "head": 8192 * 2}
+
+
+def rows_by_server(placement: str, servers: int) -> list[dict[str, int]]:
+    """How many blocks of each dense parameter lie on each server."""
+    found: list[dict[str, int]] = [dict.fromkeys(DENSE, 0) for _ in range(servers)]
+    turn = 0
+    for name, elements in DENSE.items():
+        salt = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "little")
+        for block in range(-(-elements // 8192)):
+            in_turn = placement == "round_robin"
+            found[turn % servers if in_turn else owner(salt + block, servers)][name] += 1
+            turn += 1
+    return found
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_dense_blocks_on_servers(begin: Begin, roles: str, placement: str, folder: Path) -> None:
+    """They lie where the placement says, and a cut of it is for another one on other servers."""
+
+    def vectors(placement: str) -> dict[str, Blocks]:
+        made = {name: Blocks(name, n, ps.SGD(1.0), placement) for name, n in DENSE.items()}
+        for vector, n in zip(made.values(), DENSE.values(), strict=True):
+            vector.values[:n] = np.arange(n)
+            vector.gradients[:n] = np.arange(n) % 3 + 1
+        spread(list(made.values()))
+        return made
+
+    def check(made: dict[str, Blocks], steps: int) -> None:
+        for vector, n in zip(made.values(), DENSE.values(), strict=True):
+            vector.pull()
+            assert (vector.values[:n] == np.arange(n) - steps * (np.arange(n) % 3 + 1)).all()
+
+    if begin(roles):
+        made = vectors(placement)
+        told = [
+            {table["name"]: table["rows"] for table in server["tables"]}
+            for server in ps.stats()["servers"]
+        ]
+        assert told == rows_by_server(placement, len(ps.pservers()))
+        ps.push([vector.request() for vector in made.values()])
+        steps = len(ps.trainers())
+        check(made, steps)
+        ps.save(folder, 1, extra=bytes([steps]))
+    ps.shutdown()
+    other = PLACEMENTS[1 - PLACEMENTS.index(placement)]
+    for again in (BOTH, ONE_SERVER):
+        if begin(again):
+            made = vectors(other)
+            check(made, 0)
+            steps = ps.restore(folder)["extra"][0]
+            check(made, steps)
+            ps.barrier("read")
+            ps.push([vector.request() for vector in made.values()])
+            check(made, steps + len(ps.trainers()))
+        ps.shutdown()
+
+
+def test_dense_parameters_in_another_order(begin: Begin, rank: int) -> None:
+    """They are dealt in turn, so all trainers make them in the same order."""
+    begin(BOTH)
+    if rank == 0:
+        Blocks("first", 10, ps.SGD(1.0))
+    ps.barrier()
+    if rank == 1:
+        Blocks("second", 10, ps.SGD(1.0))
+        with pytest.raises(errors.MismatchError, match="rank 1 declares table"):
+            Blocks("first", 10, ps.SGD(1.0))
 
 
 def test_all_trainers_get_the_error_of_a_cut(begin: Begin, roles: str, folder: Path) -> None:

@@ -236,6 +236,20 @@ def test_a_pickle_has_the_name_and_no_rows(ps_core: PsCore, table: ps.RemoteTabl
     assert "RemoteTable('t', dim=3" in repr(again)
 
 
+def test_how_blocks_are_dealt(ps_core: PsCore) -> None:
+    ps.init()
+
+    def offset(name: str, blocks: int, **more: str) -> int:
+        Blocks(name, 8192 * blocks - 5, ps.SGD(0.5), **more)
+        return int(ps_core.offsets[name])
+
+    assert [offset("a", 3), offset("b", 1), offset("a", 3), offset("c", 2)] == [0, 3, 0, 4]
+    by_name = [offset(name, 2, placement="hash_name") for name in ("d", "e", "d")]
+    assert by_name[0] == by_name[2] != by_name[1] and min(by_name) > 0
+    assert ps_core.ways["c"] == "modulo" and ps_core.ways["d"] == "hash"
+    assert offset("f", 1) == 6, "a turn is taken only where blocks go in turn"
+
+
 @pytest.mark.parametrize(
     ("elements", "shape"), [(1, (1, 1)), (8192, (1, 8192)), (8193, (2, 8192)), (99, (1, 99))]
 )

@@ -51,6 +51,7 @@ def test_what_a_job_looks_like(
 ) -> None:
     lag = [trainer(0, 9), trainer(1, 7)]
     told = {"host": "n1", "mode": "sync", "step": 7, "pulls": 50, "pushes": 20, "bytes_in": 20480}
+    told |= {"rpcs": 30, "grpc_in": 10240, "grpc_out": 5120}
     part = USERS | {"rows": 24, "bytes": 1 << 20}
     answer.append(
         [
@@ -65,7 +66,7 @@ def test_what_a_job_looks_like(
     assert "10s" in text
     shown = rows(text)
     assert [*("0", "3", "n1", "sync", "7", "10s", "1", "1000", "3.0", "MiB", "4")] == shown[4][:11]
-    assert shown[4][11:] == ["5.0", "2.0", "2.0", "KiB", "0", "B"]
+    assert shown[4][11:] == ["5.0", "2.0", "2.0", "KiB", "0", "B", "3.0", "1.5", "KiB"]
     assert ["users", "sparse", "64", "1024", "4.0", "MiB", "1000", "24"] in shown
     assert ["0", "8", "0", "2", "0.5", "active"] in shown, "the step is that of all servers"
     assert ["1", "7", "1", "1", "0.5", "active"] in shown

@@ -1,0 +1,85 @@
+package gocore
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
+	"github.com/paddlempi/paddlempi/gocore/ps/server"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// oneRow returns a server with a table of one row, whose value every call of train changes.
+func oneRow(t *testing.T) (b backend, train func()) {
+	s := server.New(server.Config{Servers: 1, Trainers: []int{0}})
+	t.Cleanup(s.Free)
+	_, err := s.Declare(0, server.Meta{Name: "t", Kind: "sparse", By: "hash", Config: table.Config{Dim: 1, DType: "float32",
+		Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd", LearningRate: 1}}})
+	require.NoError(t, err)
+	room, err := mem.Alloc(16)
+	require.NoError(t, err)
+	t.Cleanup(func() { mem.Free(room) })
+	*(*int64)(room), *(*float32)(unsafe.Add(room, 8)) = 7, 1
+	step := int64(0)
+	return backend{&psJob{server: s}}, func() {
+		step++
+		require.NoError(t, s.Tables()[0].Table.Push(table.Batch{IDs: &op.Buf{Data: room, Count: 1, DType: op.Int64, NDim: 1},
+			Values: &op.Buf{Data: unsafe.Add(room, 8), Count: 1, DType: op.Float32, NDim: 1}}, math.NaN(), step))
+	}
+}
+
+// A trainer that gives up while a server writes or reads leaves the last complete cut.
+func TestACutThatIsGivenUp(t *testing.T) {
+	b, train := oneRow(t)
+	train()
+	dir := t.TempDir()
+	save := func(ctx context.Context, step int64) error {
+		report, err := b.Checkpoint(ctx, 0, phaseWrite, dir, step, nil)
+		if err != nil {
+			return err
+		}
+		var part checkpoint.Part
+		require.NoError(t, json.Unmarshal(report, &part))
+		detail, err := json.Marshal(cut{Parts: []checkpoint.Part{part}, Keep: 2})
+		require.NoError(t, err)
+		_, err = b.Checkpoint(ctx, 0, phaseCommit, dir, step, detail)
+		return err
+	}
+	require.NoError(t, save(context.Background(), 1))
+	train()
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	assert.Equal(t, status.Interrupted, status.CodeOf(save(gone, 2)))
+	left, err := filepath.Glob(filepath.Join(dir, "cut-00000002", "*"))
+	require.NoError(t, err)
+	assert.Empty(t, left)
+	m, err := checkpoint.Latest(dir)
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, m.Step)
+
+	// What was written is not made complete for a caller that has gone.
+	report, err := b.Checkpoint(context.Background(), 0, phaseWrite, dir, 3, nil)
+	require.NoError(t, err)
+	_, err = b.Checkpoint(gone, 0, phaseCommit, dir, 3, []byte(`{"parts":[`+string(report)+`]}`))
+	assert.Equal(t, status.Interrupted, status.CodeOf(err))
+	_, err = os.Stat(filepath.Join(dir, "cut-00000003", "manifest.json"))
+	assert.ErrorIs(t, err, os.ErrNotExist)
+
+	_, err = b.Checkpoint(gone, 0, phaseRestore, dir, 1, nil)
+	assert.Equal(t, status.Interrupted, status.CodeOf(err))
+	assert.EqualValues(t, 2, b.server.Tables()[0].Table.Steps())
+	_, err = b.Checkpoint(context.Background(), 0, phaseRestore, dir, 1, nil)
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, b.server.Tables()[0].Table.Steps())
+}
