@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -97,6 +98,10 @@ def _status(chosen: argparse.Namespace) -> int:
             file, before = found["file"], found
             time.sleep(chosen.watch)
     except KeyboardInterrupt:
+        return status
+    except BrokenPipeError:  # `| head` has read enough; what is left to flush goes nowhere
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return status
 
 

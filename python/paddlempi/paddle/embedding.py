@@ -78,9 +78,9 @@ class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         """Return the rows of the ids in ``x``, of shape [*x.shape, embedding_dim]."""
         kept, places, pulled = self._pulled(x)
-        rows = _Noted.apply(
-            self._anchor[0], paddle.to_tensor(pulled, place=x.place), self.table, kept
-        )
+        rows = paddle.to_tensor(pulled, place=x.place)
+        if not self.frozen:
+            rows = _Noted.apply(self._anchor[0], rows, self.table, kept)
         if places is not None:
             rows = paddle.gather(rows, paddle.to_tensor(places, place=x.place))
         return rows.reshape([*x.shape, self.embedding_dim])

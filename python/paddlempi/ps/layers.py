@@ -9,7 +9,8 @@ from collections import deque
 from typing import Any
 
 from .. import memory
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DtypeError
+from . import session
 from .config import whole
 from .initializers import Initializer
 from .optimizers import Optimizer
@@ -19,6 +20,7 @@ from .remote import RemoteTable
 __all__ = ["RemoteLayer"]
 
 _AHEAD = 8  # prefetches that a layer remembers until forward asks for them
+_PIECE = 4 << 20  # elements of one request of from_pretrained
 
 
 class RemoteLayer:
@@ -29,12 +31,15 @@ class RemoteLayer:
         embedding_dim: the number of elements of a row.
         padding_idx: the id whose row is zeros, not negative if ``num_embeddings`` is given; None:
             none is.
-        table: the table on the servers.
+        frozen: whether backward notes no gradients.
+        table: the table on the servers. ``len(layer.table)`` is the number of its rows, and
+            ``layer.table.pull(ids)`` gives rows as they are there.
     """
 
     num_embeddings: int | None
     embedding_dim: int
     padding_idx: int | None
+    frozen: bool
     table: RemoteTable
     _ahead: deque[Prefetched]
 
@@ -55,7 +60,48 @@ class RemoteLayer:
         self.table = RemoteTable(
             name, embedding_dim, optimizer, initializer, num_ids=num_embeddings, **settings
         )
+        self.frozen = False
         self._ahead = deque(maxlen=_AHEAD)
+
+    @classmethod
+    def from_pretrained(
+        cls, embeddings: Any, freeze: bool = True, *, name: str, **arguments: Any
+    ) -> Any:
+        """Make a layer with these rows. All trainers call it; the first one writes the rows.
+
+        Args:
+            embeddings: the row of id i is ``embeddings[i]``: a tensor of float32 in host memory,
+                [num_embeddings, embedding_dim]. Only that of the first trainer is read.
+            freeze: whether the rows stay as they are. Other layers of the name may train them.
+            name: the name of the table. Rows that it had are written over; the states of their
+                optimizer stay.
+            arguments: the other arguments of the class, but for the first two.
+
+        Raises:
+            ArgumentError: ``embeddings`` have another number of dimensions than two.
+            DtypeError: ``embeddings`` are no tensor of float32.
+            Error: as the class, and :meth:`paddlempi.ps.RemoteTable.write`.
+        """
+        what = f"{cls.__name__}.from_pretrained"
+        shape = tuple(getattr(embeddings, "shape", ()))
+        if len(shape) != 2:
+            raise ArgumentError(f"{what}: embeddings have the shape {shape}; it must have two")
+        if str(embeddings.dtype).rpartition(".")[2] != "float32":
+            raise DtypeError(f"{what}: embeddings are of {embeddings.dtype}, not of float32")
+        make: Any = cls  # the class of a front, which takes these arguments
+        layer = make(*shape, name=name, **arguments)
+        layer.frozen = freeze
+        found = session.as_trainer(what)
+        if found.rank == found.trainers[0]:
+            detached = embeddings.detach() if hasattr(embeddings, "detach") else embeddings
+            each = max(1, _PIECE // max(1, shape[1]))
+            for begin in range(0, shape[0], each):
+                end = min(begin + each, shape[0])
+                ids = memory.empty(end - begin, "int64")
+                ids[:] = range(begin, end)
+                layer.table.write(ids, detached[begin:end])
+        session.barrier(f"from_pretrained {name}"[:255])
+        return layer
 
     @staticmethod
     def _flat(ids: Any) -> Any:
@@ -113,7 +159,9 @@ class RemoteLayer:
     def extra_repr(self) -> str:
         """Return what ``repr`` shows of the layer."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, name={self.table.name!r}"
+        frozen = ", frozen=True" if self.frozen else ""
+        shape = f"{self.num_embeddings}, {self.embedding_dim}"
+        return f"{shape}{padding}, name={self.table.name!r}{frozen}"
 
 
 def _padding(padding_idx: int | None, num_embeddings: int | None) -> int | None:

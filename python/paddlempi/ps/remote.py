@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import _native, memory
-from ..errors import DtypeError
+from ..errors import DtypeError, NotInitializedError
 from . import session
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of
 from .initializers import Initializer
@@ -158,6 +158,14 @@ class RemoteTable(Configured):
         """
         return start(ids, lambda: self.pull(ids))
 
+    def __len__(self) -> int:
+        """The number of rows on all servers, which are asked for it. Trainers go on meanwhile."""
+        found = session.stats()["servers"]
+        return sum(one["rows"] for at in found for one in at["tables"] if one["name"] == self._name)
+
+    def __bool__(self) -> bool:
+        return True  # also without rows, and without asking
+
     def __copy__(self) -> RemoteTable:
         return self
 
@@ -177,6 +185,11 @@ class RemoteTable(Configured):
 
 def _again(name: str, config: TableConfig) -> RemoteTable:
     """Make the table of a pickle: the name and the configuration, not the rows."""
+    if not session.is_begun():
+        raise NotInitializedError(
+            f"ps.RemoteTable: the pickle of table {name!r} needs ps.init() in this process. A "
+            "DataLoader's worker has none: give it ids, not layers or tables"
+        )
     return RemoteTable(
         name,
         config.dim,

@@ -253,6 +253,11 @@ def current(what: str) -> Session:
     return _state.session
 
 
+def is_begun() -> bool:
+    """Whether there is a session."""
+    return _state.session is not None
+
+
 def as_trainer(what: str) -> Session:
     """Return the session of a rank that trains.
 

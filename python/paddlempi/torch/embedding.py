@@ -61,7 +61,9 @@ class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
     def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return rows, and which row each id has; None: they are in the order of the ids."""
         kept, places, rows = self._pulled(ids)
-        rows = _Noted.apply(self._anchor, rows.to(ids.device), self.table, kept)
+        rows = rows.to(ids.device)
+        if not self.frozen:
+            rows = _Noted.apply(self._anchor, rows, self.table, kept)
         return rows, None if places is None else places.to(ids.device)
 
     @staticmethod

@@ -171,6 +171,21 @@ def test_dense_parameters_of_16_bits() -> None:
     assert parameter.astype("float32").tolist() == [0.0, 1.0, -5.0]
 
 
+def test_rows_of_another_model() -> None:
+    weight = paddle.arange(ROWS * DIM, dtype="float32").reshape([ROWS, DIM])
+    ids = paddle.arange(ROWS)
+    frozen = ps.SparseEmbedding.from_pretrained(weight, name="a")
+    assert (frozen(ids) == weight).all() and frozen(ids).stop_gradient
+    layer = ps.SparseEmbedding.from_pretrained(weight, False, name="b", optimizer=ps.SGD(1.0))
+    layer(ids).sum().backward()
+    ps.step()
+    assert (layer(ids) == weight - 1).all()
+    with pytest.raises(errors.ArgumentError, match="must have two"):
+        ps.SparseEmbedding.from_pretrained(weight[0], name="c")
+    with pytest.raises(errors.DtypeError, match="not of float32"):
+        ps.SparseEmbedding.from_pretrained(weight.astype("float64"), name="c")
+
+
 def test_layers_can_be_copied() -> None:
     layer = ps.SparseEmbedding(ROWS, DIM, name="a")
     layer.prefetch(paddle.to_tensor([3]))

@@ -125,6 +125,22 @@ def test_sparse_gradients_of_dense_parameters(begin: Callable[..., bool], rank: 
     assert (layer.weight == before).all()
 
 
+def test_rows_of_another_model(begin: Callable[..., bool], rank: int, roles: str) -> None:
+    if not begin(roles):
+        return
+    weight = torch.arange(ROWS * DIM, dtype=torch.float32).reshape(ROWS, DIM)
+    given = weight if rank == ps.trainers()[0] else torch.empty_like(weight)
+    frozen = ps.Embedding.from_pretrained(torch.nn.Parameter(given), name="a", padding_idx=1)
+    bags = ps.EmbeddingBag.from_pretrained(given, False, name="b", mode="sum", optimizer=ps.SGD(1))
+    assert len(frozen.table) == len(bags.table) == ROWS and frozen.table
+    ids = torch.arange(ROWS)
+    assert (frozen(ids)[2:] == weight[2:]).all() and (frozen(ids)[1] == 0).all()
+    assert not frozen(ids).requires_grad and "frozen=True" in repr(frozen)
+    bags(ids[:, None]).sum().backward()
+    ps.step()
+    assert (bags(ids[:, None]) == weight - 1).all() and (frozen(ids)[2:] == weight[2:]).all()
+
+
 def test_asynchronous_training_learns(begin: Callable[..., bool], rank: int) -> None:
     torch.manual_seed(0)
     if not begin(ONE_SERVER, mode="async"):

@@ -234,6 +234,10 @@ def test_a_pickle_has_the_name_and_no_rows(ps_core: PsCore, table: ps.RemoteTabl
     assert again.name == "t" and (again.pull(IDS) == table.pull(IDS)).all()
     assert copy.deepcopy(table) is table and copy.copy(table) is table
     assert "RemoteTable('t', dim=3" in repr(again)
+    kept = pickle.dumps(table)
+    ps.shutdown()
+    with pytest.raises(errors.NotInitializedError, match="DataLoader's worker has none"):
+        pickle.loads(kept)
 
 
 def test_how_blocks_are_dealt(ps_core: PsCore) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -96,6 +98,17 @@ def test_watching_ends_with_the_job(answer: list[Any], capsys: pytest.CaptureFix
     answer += [[server(3)], ArgumentError("no such file")]
     assert main(["ps", "status", "--watch"]) == 0
     assert capsys.readouterr().err == "the job has ended\n"
+
+
+def test_a_reader_that_goes(answer: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ps status --watch | head`` ends without a traceback."""
+    answer.append([server(3)])
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["ps", "status", "--watch"]) == 1  # nothing was shown
+        print("flushed to nowhere", flush=True)
 
 
 def test_no_job(answer: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
