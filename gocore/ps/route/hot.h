@@ -9,10 +9,6 @@
 #include "../../reduce/float16.h"
 #include "route.h"
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #endif
@@ -30,24 +26,12 @@ typedef float vec4_u __attribute__((vector_size(16), aligned(1), may_alias));
 enum {
 	AHEAD = 8192,         /* bytes of rows that are fetched ahead */
 	MOST_FETCHED = 512,   /* bytes of one row that are; the processor goes on by itself */
-	LARGE = 32 << 20,     /* bytes of a result that is written past the caches */
 	EXPONENT = 0x7f800000 /* the bits that are all set in what is not finite */
 };
 
 /* ahead returns how many rows before its turn a row of so many bytes is fetched. */
 INLINE int64_t FN(ahead)(int64_t bytes) {
 	return bytes * 32 <= AHEAD ? 32 : bytes * 4 >= AHEAD ? 4 : AHEAD / bytes;
-}
-
-/* fetch fetches the row that comes up some turns after row i. */
-INLINE void FN(fetch)(const char *rows, int64_t row_bytes, const int32_t *inverse, int64_t i,
-					  int64_t n) {
-	const int64_t ahead = FN(ahead)(row_bytes);
-	if (i + ahead < n) {
-		const char *next = rows + inverse[i + ahead] * row_bytes;
-		for (int64_t at = 0; at < row_bytes && at < MOST_FETCHED; at += 64)
-			__builtin_prefetch(next + at, 0, 3);
-	}
 }
 
 /* copy copies one row. Its end is copied by two vectors that overlap. */
@@ -75,52 +59,22 @@ INLINE void FN(copy)(char *to, const char *from, int64_t bytes) {
 		to[at] = from[at];
 }
 
-/* A result that is larger than the caches is written past them: the processor need not read its
- * lines first, and the rows stay in the caches. Whoever reads it next loses nothing, because most
- * of it would not be there any more. That is not so for smaller ones: at 16 MiB the next reader
- * loses as much. */
-#ifdef __SSE2__
-#define STREAM4(to, v) _mm_stream_ps((float *)(to), (__m128)(v))
-#define STREAMED()     _mm_sfence()
-#else
-#define STREAM4(to, v) (*(vec4_u *)(to) = (v))
-#define STREAMED()
-#endif
-
-INLINE int FN(streams)(const void *out, int64_t row_bytes, int64_t n) {
-#ifdef __SSE2__
-	return row_bytes % 16 == 0 && (uintptr_t)out % 16 == 0 && row_bytes * n >= LARGE;
-#else
-	return 0;
-#endif
-}
-
-INLINE void FN(stream_of)(char *out, const char *rows, int64_t row_bytes, const int32_t *inverse,
-						  int64_t n) {
-	for (int64_t i = 0; i < n; i++) {
-		FN(fetch)(rows, row_bytes, inverse, i, n);
-		const char *row = rows + inverse[i] * row_bytes;
-		char *to = out + i * row_bytes;
-		for (int64_t at = 0; at < row_bytes; at += 16)
-			STREAM4(to + at, *(const vec4_u *)(row + at));
-	}
-	STREAMED();
-}
-
 INLINE void FN(gather_of)(char *out, const char *rows, int64_t row_bytes, const int32_t *inverse,
 						  int64_t n) {
+	const int64_t ahead = FN(ahead)(row_bytes);
+	const int64_t fetched = row_bytes < MOST_FETCHED ? row_bytes : MOST_FETCHED;
 	for (int64_t i = 0; i < n; i++) {
-		FN(fetch)(rows, row_bytes, inverse, i, n);
+		if (i + ahead < n) {
+			const char *next = rows + inverse[i + ahead] * row_bytes;
+			for (int64_t at = 0; at < fetched; at += 64)
+				__builtin_prefetch(next + at, 0, 3);
+		}
 		FN(copy)(out + i * row_bytes, rows + inverse[i] * row_bytes, row_bytes);
 	}
 }
 
 TARGET void FN(pr_gather)(char *out, const char *rows, int64_t row_bytes, const int32_t *inverse,
 						  int64_t n) {
-	if (FN(streams)(out, row_bytes, n)) {
-		FN(stream_of)(out, rows, row_bytes, inverse, n);
-		return;
-	}
 	switch (row_bytes) {
 	case 4:
 		FN(gather_of)(out, rows, 4, inverse, n);
@@ -154,19 +108,16 @@ INLINE void FN(widen_row)(float *out, const uint16_t *row, int bf16, int64_t dim
 
 INLINE void FN(widen_of)(float *out, const uint16_t *rows, int bf16, int64_t dim,
 						 const int32_t *inverse, int64_t n) {
-	const int streams = FN(streams)(out, 4 * dim, n);
+	const int64_t ahead = FN(ahead)(2 * dim);
+	const int64_t fetched = 2 * dim < MOST_FETCHED ? 2 * dim : MOST_FETCHED;
 	for (int64_t i = 0; i < n; i++) {
-		FN(fetch)((const char *)rows, 2 * dim, inverse, i, n);
-		const uint16_t *row = rows + inverse[i] * dim;
-		float *to = out + i * dim;
-		if (!streams)
-			FN(widen_row)(to, row, bf16, dim);
-		else
-			for (int64_t j = 0; j < dim; j += 4)
-				STREAM4(to + j, WIDEN4(row + j, bf16));
+		if (i + ahead < n) {
+			const char *next = (const char *)(rows + inverse[i + ahead] * dim);
+			for (int64_t at = 0; at < fetched; at += 64)
+				__builtin_prefetch(next + at, 0, 3);
+		}
+		FN(widen_row)(out + i * dim, rows + inverse[i] * dim, bf16, dim);
 	}
-	if (streams)
-		STREAMED();
 }
 
 TARGET void FN(pr_widen)(float *out, const uint16_t *rows, int32_t dtype, int64_t dim,

@@ -518,45 +518,6 @@ func TestSumTellsWhetherAllIsFinite(t *testing.T) {
 	assert.False(t, twice.Sum(make([]float32, 1), large, 1), "the sum is infinite")
 }
 
-// A result of more than 32 MiB is written past the caches if it is aligned; else as any other.
-func TestLargeResults(t *testing.T) {
-	const n, dim = 1 << 16, 132
-	ids := make([]int64, n)
-	for i := range ids {
-		ids[i] = int64(i*i) % 1009
-	}
-	p := newPlan(t, idsOf(t, ids), 2, ByHash, 0)
-	wide, source := tensor(t, op.Float32, make([]float32, len(p.Unique)*dim))
-	half, narrow := tensor(t, op.BFloat16, make([]uint16, len(p.Unique)*dim))
-	for i := range source {
-		source[i], narrow[i] = float32(i%251), uint16(math.Float32bits(float32(i%251))>>16)
-	}
-	_, room := tensor(t, op.Float32, make([]float32, n*dim+8))
-	for _, isa := range instructionSets() {
-		p.isa = isas[isa]
-		for _, from := range []int{0, 4, 1} {
-			out := &op.Buf{Data: unsafe.Pointer(&room[from]), Count: n * dim, DType: op.Float32}
-			for _, widened := range []bool{false, true} {
-				for i := range room {
-					room[i] = -1
-				}
-				if widened {
-					p.Widen(out, half.Data, op.BFloat16, dim)
-				} else {
-					p.Gather(out, wide.Data, 4*dim)
-				}
-				for i, u := range p.Inverse {
-					require.Equal(t, source[int(u)*dim:(int(u)+1)*dim], room[from+i*dim:from+(i+1)*dim], "%s from %d, row %d", isa, from, i)
-				}
-				for i := range 8 {
-					at := (from + n*dim + i) % len(room)
-					require.True(t, room[at] == -1, "%s from %d: written outside, at %d", isa, from, at)
-				}
-			}
-		}
-	}
-}
-
 func TestWiden(t *testing.T) {
 	random := rand.New(rand.NewPCG(13, 14))
 	const n, guard = 500, 16
