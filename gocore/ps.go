@@ -436,8 +436,13 @@ func controlPSComplete([]byte, work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The servers that live would take this for a good end, if they have not heard of the death yet.
-	if err := j.serverLost(); status.CodeOf(err) == status.PeerDied {
+	// Servers that live would take this for a good end if they have not heard of another one's death yet. This
+	// rank may not have heard of it either, so it asks them all.
+	err = j.each(func(ctx context.Context, _ int, c *admin.Client) error {
+		_, err := c.Statistics(ctx)
+		return err
+	})
+	if status.CodeOf(err) == status.PeerDied {
 		return nil, err
 	}
 	return struct{}{}, j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.Complete(ctx, j.group.Rank) })
