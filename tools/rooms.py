@@ -88,7 +88,7 @@ ROOMS = (
     Room(
         "gocore/ps/request",
         "the headers of requests and answers",
-        "status",
+        "op status",
     ),
     Room(
         "gocore/ps/link",

@@ -44,8 +44,7 @@ class DistributedOptimizer(CommonOptimizer):
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
         ArgumentError: this rank does not train, ``dense`` or ``placement`` is another word, or
-            ``optimizer`` is a
-            DistributedOptimizer.
+            ``optimizer`` is a DistributedOptimizer.
         DtypeError: ``optimizer`` is none of Paddle.
         UnsupportedError: with "server", servers do not have the wrapped optimizer.
     """

@@ -44,8 +44,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
         ArgumentError: this rank does not train, ``dense`` or ``placement`` is another word, or
-            ``optimizer`` is a
-            DistributedOptimizer.
+            ``optimizer`` is a DistributedOptimizer.
         DtypeError: ``optimizer`` is none of torch.
         UnsupportedError: ``optimizer`` is LBFGS; with "server", servers do not have it.
     """

@@ -378,6 +378,13 @@ def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
             errors.ArgumentError,
             "dense='ddp'",
         ),
+        (
+            lambda: ps.DistributedOptimizer(
+                torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), placement="random"
+            ),
+            errors.ArgumentError,
+            "placement='random' is none of 'round_robin', 'hash_name'",
+        ),
     ],
 )
 def test_wrong_arguments(make: Any, kind: type, text: str) -> None:
