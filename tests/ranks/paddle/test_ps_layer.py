@@ -145,7 +145,9 @@ def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
     dense = paddle.nn.Sequential(paddle.nn.Linear(DIM, 300), paddle.nn.Linear(300, 300))
     same = paddle.nn.Sequential(paddle.nn.Linear(DIM, 300), paddle.nn.Linear(300, 300))
     same.set_state_dict(dense.state_dict())
-    of_servers = ps.DistributedOptimizer(make(dense.parameters()), dense="server")
+    of_servers = ps.DistributedOptimizer(
+        make(dense.parameters()), dense="server", placement="hash_name"
+    )
     other = make(same.parameters())
     for step in range(STEPS):
         x = paddle.to_tensor(np.random.default_rng(step).normal(size=(4, DIM)).astype("float32"))

@@ -162,7 +162,7 @@ def test_asynchronous_training_learns(begin: Callable[..., bool], rank: int) -> 
 
 
 def test_restored_dense_parameters(begin: Callable[..., bool], tmp_path: Any) -> None:
-    """Also by another number of servers: with the momentum of then."""
+    """Also by another number of servers, in another placement: with the momentum of then."""
     from paddlempi import broadcast_object_list
 
     folder = [str(tmp_path)]
@@ -170,10 +170,10 @@ def test_restored_dense_parameters(begin: Callable[..., bool], tmp_path: Any) ->
     torch.manual_seed(0)
     model = torch.nn.Linear(200, 100)
 
-    def begun(roles: str) -> Any:
+    def begun(roles: str, placement: str) -> Any:
         begin(roles)
         inner = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-        return ps.DistributedOptimizer(inner, dense="server")
+        return ps.DistributedOptimizer(inner, dense="server", placement=placement)
 
     def stepped(optimizer: Any) -> torch.Tensor:
         optimizer.zero_grad()
@@ -181,12 +181,12 @@ def test_restored_dense_parameters(begin: Callable[..., bool], tmp_path: Any) ->
         optimizer.step()
         return model.weight.detach().clone()
 
-    optimizer = begun(BOTH)
+    optimizer = begun(BOTH, "round_robin")
     first = stepped(optimizer)
     ps.save(folder[0], 1)
     second = stepped(optimizer)
     ps.shutdown()
-    optimizer = begun("trainer+pserver,trainer:*")
+    optimizer = begun("trainer+pserver,trainer:*", "hash_name")
     assert (model.weight == second).all() and ps.restore(folder[0])["step"] == 1
     optimizer.refresh()
     assert (model.weight == first).all() and (first != second).any()
