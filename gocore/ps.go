@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -88,6 +89,11 @@ func psServes(method string) (*psJob, error) {
 	return j, err
 }
 
+// processors is how many Go processors a process with parameter servers has at least: eight for threads that wait in
+// MPI, and four for gRPC. Such a thread keeps its processor until the runtime's timer thread takes it away, and that
+// sleeps with a slack of 10 ms (capi/slack.c). With four in all, a call waited 10 ms for each of its steps.
+const processors = 12
+
 // controlPSInit connects trainers and servers. It is collective over all ranks of a group.
 func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
@@ -133,6 +139,7 @@ func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 	if len(j.trainers) == 0 || len(j.servers) == 0 {
 		return nil, status.New(status.Argument, "ps_init: there are %d trainers and %d servers; there must be one of each", len(j.trainers), len(j.servers))
 	}
+	runtime.GOMAXPROCS(max(processors, runtime.GOMAXPROCS(0)))
 	ps.Lock()
 	defer ps.Unlock()
 	if ps.job != nil {

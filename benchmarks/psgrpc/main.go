@@ -282,7 +282,8 @@ func (a *asker) push(ids *op.Buf) error {
 	defer plan.Free()
 	n := len(plan.Unique)
 	sums := unsafe.Slice((*float32)(unsafe.Pointer(&a.message[headBytes+8*n])), int64(n)*a.dim)
-	if at := plan.SumFinite(sums, a.gradients, a.dim); at >= 0 {
+	plan.Sum(sums, a.gradients, a.dim)
+	if route.NotFinite(sums) >= 0 {
 		return fmt.Errorf("psgrpc: a gradient is not finite")
 	}
 	_, err = a.call(push, int64(n), a.message)
