@@ -158,7 +158,7 @@ def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
             optimizer.clear_grad()
         for mine, theirs in zip(dense.parameters(), same.parameters(), strict=True):
             np.testing.assert_allclose(mine.numpy(), theirs.numpy(), 1e-4, 1e-4)
-    assert ps_core.ways == {"dense": "modulo"} and ps_core.steps == STEPS
+    assert ps_core.ways == {"dense": "hash"} and ps_core.steps == STEPS
 
 
 def test_dense_parameters_of_16_bits() -> None:
