@@ -174,7 +174,6 @@ type asker struct {
 	ids       []*op.Buf // of each batch
 	gradients *op.Buf
 	out       *op.Buf
-	unique    []int64
 	message   []byte
 }
 
@@ -244,7 +243,7 @@ func (a *asker) call(what byte, count int64, message []byte) ([]byte, error) {
 }
 
 func (a *asker) plan(ids *op.Buf, rows bool) (*route.Plan, error) {
-	plan, err := route.New(ids, 1, route.ByHash, 0, a.unique)
+	plan, err := route.New(ids, 1, route.ByHash, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -312,7 +311,6 @@ func (a *asker) read(number, n int64, file string) error {
 	if a.gradients, err = outside(content, op.Float32); err != nil {
 		return err
 	}
-	a.unique = make([]int64, n)
 	a.out, err = outside(make([]byte, 4*n*a.dim), op.Float32)
 	return err
 }
