@@ -53,6 +53,11 @@ type psJob struct {
 	end          sync.Once
 }
 
+// processors is how many Go processors a process with parameter servers has at least: eight for threads that wait in
+// MPI, and four for gRPC. Such a thread keeps its processor until the runtime's timer thread takes it away, and that
+// sleeps with a slack of 10 ms (capi/slack.c). With four in all, a call waited 10 ms for each of its steps.
+const processors = 12
+
 // ps is the job with parameter servers; nil before ps_init and after ps_close.
 var ps struct {
 	sync.Mutex
@@ -88,11 +93,6 @@ func psServes(method string) (*psJob, error) {
 	}
 	return j, err
 }
-
-// processors is how many Go processors a process with parameter servers has at least: eight for threads that wait in
-// MPI, and four for gRPC. Such a thread keeps its processor until the runtime's timer thread takes it away, and that
-// sleeps with a slack of 10 ms (capi/slack.c). With four in all, a call waited 10 ms for each of its steps.
-const processors = 12
 
 // controlPSInit connects trainers and servers. It is collective over all ranks of a group.
 func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
