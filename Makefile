@@ -29,7 +29,7 @@ export PIP_QUIET ?= 1
 
 # The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
-	-o -name '*.ptx' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod go.sum setup.py pyproject.toml LICENSE-THIRD-PARTY
+	-o -name '*.bz2' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod go.sum setup.py pyproject.toml LICENSE-THIRD-PARTY
 
 VENV = .venv-$(MPI)
 RESULTS := .test-results

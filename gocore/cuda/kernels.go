@@ -1,7 +1,10 @@
 package cuda
 
 import (
-	"embed"
+	"bytes"
+	"compress/bzip2"
+	_ "embed" // the kernels
+	"io"
 	"strconv"
 	"strings"
 	"sync"
@@ -11,11 +14,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// The kernels as PTX, which tools/ptx makes from kernels/*.cu. Each dtype has a module, so that its
-// first use does not wait until the driver has compiled all of them.
+// The kernels as PTX, which tools/ptx makes from kernels/*.cu: kernels/*.ptx, each after a line with its name, compressed.
+// Each dtype has a module, so that its first use does not wait until the driver has compiled all of them.
 //
-//go:embed kernels/*.ptx
-var images embed.FS
+//go:embed kernels/kernels.bz2
+var packed []byte
 
 const (
 	// MaxArrays is the largest number of sources, and of destinations, of a reduction.
@@ -152,20 +155,31 @@ var stridedKernels = func() map[int]kernel {
 	return all
 }()
 
-// texts has the PTX of each module that was used, by the module's name.
-var texts sync.Map
+// texts has the PTX of each module, by the module's name. It is unpacked when a kernel is first used.
+var texts = sync.OnceValues(func() (map[string]string, error) {
+	all, err := io.ReadAll(bzip2.NewReader(bytes.NewReader(packed)))
+	if err != nil {
+		return nil, err
+	}
+	of := map[string]string{}
+	for _, part := range strings.Split(string(all), "//# ")[1:] {
+		name, text, _ := strings.Cut(part, "\n")
+		of[name] = text
+	}
+	return of, nil
+})
 
 // ptx returns the text of a module.
 func ptx(module string) (string, error) {
-	if text, ok := texts.Load(module); ok {
-		return text.(string), nil
-	}
-	image, err := images.ReadFile("kernels/" + module + ".ptx")
+	all, err := texts()
 	if err != nil {
-		return "", err // the tests would have found this
+		return "", status.New(status.Cuda, "the kernels in the core cannot be unpacked: %v", err)
 	}
-	text, _ := texts.LoadOrStore(module, string(image))
-	return text.(string), nil
+	text, there := all[module]
+	if !there {
+		return "", status.New(status.Cuda, "the core has no kernels %s", module) // the tests would have found this
+	}
+	return text, nil
 }
 
 // grid returns the number of blocks of a launch that moves that many bytes through each array. It
