@@ -182,7 +182,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		bytes += int64(p.Count) * t.Dim * int64(parts[i].dtype.Size())
 	}
 	if total != int64(len(in.IDs)) || bytes != int64(len(values)) || !aligned {
-		return head, nil, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes",
+		return head, nil, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes, aligned to their elements",
 			head.Op, in.From, len(in.IDs), len(values), what, total, bytes).WithRanks(in.From)
 	}
 	room, err := mem.Alloc(max(8, 8*total))

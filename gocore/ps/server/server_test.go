@@ -260,6 +260,40 @@ func TestAsynchronousPushesAreAppliedAtOnceAndTellTheirStaleness(t *testing.T) {
 	assert.Error(t, s.SetLearningRate("t", math.NaN()))
 }
 
+// A pull brings rows of 16 bits as they are; the rows of the next table begin at a whole float32.
+func TestPullsOf16BitsAndOf32InOneRequest(t *testing.T) {
+	s := New(Config{Servers: 1, Trainers: []int{0}})
+	t.Cleanup(s.Free)
+	for name, dtype := range map[string]string{"half": "bfloat16", "whole": "float32"} {
+		m := meta(name)
+		m.Config.Dim, m.Config.DType = 3, dtype
+		_, err := s.Declare(0, m)
+		require.NoError(t, err)
+	}
+	half, whole := s.byName["half"], s.byName["whole"]
+	write := request.Head{Op: request.Write, Parts: []request.Part{{Table: half, Count: 1}, {Table: whole, Count: 1}}}
+	values := outside[float32](1, -2, 0.5, 1, 2, 3)
+	ask := func(h request.Head, values, answer []byte) error {
+		got := make(chan error, 1)
+		s.Handle(&Incoming{From: 0, Header: h.Encode(), IDs: outside[int64](7, 9), Values: values, Answer: answer, Reply: func(_ []byte, err error) { got <- err }})
+		return <-got
+	}
+	require.NoError(t, ask(write, bytesOf(values), nil))
+	pull := write
+	pull.Op, pull.Seen = request.Pull, -1
+	room := memory[byte](64)
+	clear(room)
+	require.NoError(t, ask(pull, nil, room[:8+12]))
+	assert.Equal(t, []byte{0x80, 0x3f, 0, 0xc0, 0, 0x3f, 0, 0}, room[:8], "three numbers of bfloat16, and two bytes between")
+	assert.Equal(t, bytesOf(values)[12:], room[8:20])
+	for _, wrong := range [][]byte{room[:24], room[:18], room[2:22], room[1:21]} {
+		assert.ErrorContains(t, ask(pull, nil, wrong), "whose rows take 20 bytes")
+	}
+	alone := request.Head{Op: request.Pull, Seen: -1, Parts: []request.Part{{Table: half, Count: 2}}}
+	require.NoError(t, ask(alone, nil, room[2:14]))
+	assert.Error(t, ask(alone, nil, room[1:13]))
+}
+
 func TestWhatIsWrongIsRefusedAndTheServerGoesOn(t *testing.T) {
 	s := newServer(t, true, 0, 1)
 	nan := some(1, 1)
