@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
@@ -51,7 +52,7 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return j.together("ps_save", func() (any, error) {
+	return j.together("ps_save", fmt.Sprintf("step %d", r.Step), func() (any, error) {
 		parts := make([]checkpoint.Part, len(j.admins))
 		err := j.each(func(ctx context.Context, i int, c *admin.Client) error {
 			report, err := c.Checkpoint(ctx, j.group.Rank, phaseWrite, r.Dir, r.Step, nil)
@@ -81,6 +82,7 @@ func parseReport(report []byte, server int, into any) error {
 // outcome is how a call ended that one trainer has made for all. The first server keeps it for the others.
 type outcome struct {
 	Round   int64           `json:"round"`  // the number of the call
+	Asked   string          `json:"asked"`  // what the call was to do
 	Answer  json.RawMessage `json:"answer"` // if there is no error
 	Code    status.Code     `json:"code"`
 	Message string          `json:"message"`
@@ -88,8 +90,8 @@ type outcome struct {
 }
 
 // together lets the first trainer that has not completed do something for all, while the others wait. All get its
-// answer, in JSON, or its error.
-func (j *psJob) together(name string, first func() (any, error)) (answer any, err error) {
+// answer, in JSON, or its error; one that asks for something else gets an error of its own.
+func (j *psJob) together(name, asked string, first func() (any, error)) (answer any, err error) {
 	meet := func(when string) error {
 		return j.call(func(ctx context.Context) error { return j.admins[0].Barrier(ctx, j.group.Rank, name+" "+when) })
 	}
@@ -103,7 +105,7 @@ func (j *psJob) together(name string, first func() (any, error)) (answer any, er
 	}
 	if leads {
 		answer, err = first()
-		if told := j.tellOutcome(name, round, answer, err); err == nil {
+		if told := j.tellOutcome(name, outcome{Round: round, Asked: asked}, answer, err); err == nil {
 			err = told
 		}
 	}
@@ -113,12 +115,11 @@ func (j *psJob) together(name string, first func() (any, error)) (answer any, er
 	if err != nil || leads {
 		return answer, err
 	}
-	return j.hearOutcome(name, round)
+	return j.hearOutcome(name, asked, round)
 }
 
 // tellOutcome tells the first server how a call of this trainer has ended.
-func (j *psJob) tellOutcome(name string, round int64, answer any, err error) error {
-	told := outcome{Round: round}
+func (j *psJob) tellOutcome(name string, told outcome, answer any, err error) error {
 	var e *status.Error
 	switch {
 	case errors.As(err, &e):
@@ -130,13 +131,13 @@ func (j *psJob) tellOutcome(name string, round int64, answer any, err error) err
 	}
 	detail, _ := json.Marshal(told)
 	return j.call(func(ctx context.Context) error {
-		_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, round, detail)
+		_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, told.Round, detail)
 		return err
 	})
 }
 
 // hearOutcome returns how the call of another trainer has ended.
-func (j *psJob) hearOutcome(name string, round int64) (answer any, err error) {
+func (j *psJob) hearOutcome(name, asked string, round int64) (answer any, err error) {
 	var told outcome
 	err = j.call(func(ctx context.Context) error {
 		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, round, nil)
@@ -150,6 +151,9 @@ func (j *psJob) hearOutcome(name string, round int64) (answer any, err error) {
 		return nil, err
 	case told.Round != round:
 		return nil, status.New(status.PeerLeft, "%s: the trainer that did it for all has ended before it told how it went", name)
+	case told.Asked != asked:
+		return nil, status.New(status.Mismatch, "%s: rank %d asks for %s, and the first trainer for %s, which was done: give the same on all trainers",
+			name, j.group.Rank, asked, told.Asked).WithRanks(j.group.Ranks[j.group.Rank])
 	case told.Code != status.OK:
 		return nil, status.New(told.Code, "%s", told.Message).WithRanks(told.Ranks...)
 	}
@@ -202,7 +206,11 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return j.together("ps_restore", func() (any, error) {
+	asked := "the newest cut"
+	if r.Step != nil {
+		asked = fmt.Sprintf("step %d", *r.Step)
+	}
+	return j.together("ps_restore", asked, func() (any, error) {
 		m, err := openCut(r.Dir, r.Step)
 		if err != nil {
 			return nil, err

@@ -108,6 +108,9 @@ func (m *Manifest) check() error {
 
 // Open returns the cut of one step, if it is whole.
 func Open(dir string, step int64) (*Manifest, error) {
+	if step < 0 {
+		return nil, argument("step=%d is below 0", step)
+	}
 	folder := folderOf(dir, step)
 	b, err := readManifest(filepath.Join(folder, manifestName))
 	if err != nil {

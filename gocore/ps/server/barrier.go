@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -55,7 +56,19 @@ func (s *Server) Barrier(ctx context.Context, from int, name string) error {
 			missing = append(missing, rank)
 		}
 	}
-	return status.New(status.Timeout, "barrier %q: trainers of ranks %v have not come", name, missing).WithRanks(missing...)
+	return status.New(status.Timeout, "barrier %q: trainers of ranks %v have not come%s", name, missing, s.elsewhereLocked(missing)).WithRanks(missing...)
+}
+
+// elsewhereLocked says which of some trainers wait at other names. The caller holds mu.
+func (s *Server) elsewhereLocked(ranks []int) (text string) {
+	for name, b := range s.barriers {
+		for _, rank := range ranks {
+			if b.came[rank] {
+				text += fmt.Sprintf("; rank %d waits at %q", rank, name)
+			}
+		}
+	}
+	return text
 }
 
 // openIfAll lets those who wait go on if all active trainers have come. The caller holds mu.

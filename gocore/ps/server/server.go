@@ -13,8 +13,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
+	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -177,7 +180,7 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	}
 	if id, there := s.byName[m.Name]; there {
 		if was := s.tables[id].text; !bytes.Equal(was, text) {
-			return 0, status.New(status.Mismatch, "declare: rank %d declares table %q as %s; another trainer has declared it as %s", from, m.Name, text, was).WithRanks(from)
+			return 0, status.New(status.Mismatch, "declare: rank %d declares table %q otherwise than another trainer: %s", from, m.Name, differences(text, was)).WithRanks(from)
 		}
 		return id, nil
 	}
@@ -194,6 +197,37 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	s.tables = append(s.tables, made)
 	s.byName[m.Name] = id
 	return id, nil
+}
+
+// differences says in which fields two declarations of a table, in JSON, differ.
+func differences(mine, theirs []byte) string {
+	var list []string
+	var compare func(name string, a, b any)
+	compare = func(name string, a, b any) {
+		fields, nested := a.(map[string]any)
+		others, both := b.(map[string]any)
+		if !nested || !both {
+			if !reflect.DeepEqual(a, b) {
+				list = append(list, fmt.Sprintf("%s=%v instead of %v", name, a, b))
+			}
+			return
+		}
+		for _, key := range slices.Sorted(maps.Keys(fields)) {
+			inner := key
+			if name != "" && name != "config" {
+				inner = name + "." + key
+			}
+			compare(inner, fields[key], others[key])
+		}
+	}
+	read := func(text []byte) (all any) {
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.UseNumber()      // a seed has 64 bits
+		_ = d.Decode(&all) // it is of Marshal
+		return all
+	}
+	compare("", read(mine), read(theirs))
+	return strings.Join(list, ", ")
 }
 
 // SetLearningRate sets the rate of a table's updates from now on.

@@ -376,3 +376,25 @@ func TestBarriers(t *testing.T) {
 	require.NoError(t, <-done)
 	assert.Error(t, s.Barrier(context.Background(), 0, "b"))
 }
+
+func TestABarrierSaysWhoWaitsElsewhere(t *testing.T) {
+	s := newServer(t, true, 1, 4)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	other := make(chan error)
+	go func() { other <- s.Barrier(ctx, 4, "evening") }()
+	for {
+		s.mu.Lock()
+		waits := s.barriers["evening"] != nil
+		s.mu.Unlock()
+		if waits {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	past, end := context.WithDeadline(context.Background(), time.Now())
+	defer end()
+	assert.EqualError(t, s.Barrier(past, 1, "morning"), `barrier "morning": trainers of ranks [4] have not come; rank 4 waits at "evening"`)
+	cancel()
+	assert.ErrorContains(t, <-other, "ranks [1]")
+}

@@ -83,6 +83,12 @@ def test_synchronous_steps_are_those_of_one_process(
     assert (first == tables[1].pull(ALL[:3])).all() and (second == tables[0].pull(ALL)).all()
 
 
+def rows_and_ids() -> int:
+    """The bytes that requests of this rank have moved, without those of the administration."""
+    moved = ps.stats()["bytes"]
+    return int(moved["shared"] + moved["mpi"] + moved["local"])
+
+
 def test_rows_of_16_bits_are_those_of_one_process(begin: Begin, rank: int, roles: str) -> None:
     if not begin(roles):
         return
@@ -124,9 +130,9 @@ def test_rows_of_16_bits_travel_as_they_are(begin: Begin, roles: str) -> None:
     moved = []
     for dtype in ("float32", "bfloat16"):
         table = ps.RemoteTable(dtype, 64, dtype=dtype)
-        before = sum(ps.stats()["bytes"].values())
+        before = rows_and_ids()
         table.pull(ids)
-        moved.append(sum(ps.stats()["bytes"].values()) - before)
+        moved.append(rows_and_ids() - before)
     assert moved[0] - moved[1] == 1000 * 64 * 2
 
 
@@ -391,7 +397,32 @@ def test_all_trainers_get_the_error_of_a_cut(begin: Begin, roles: str, folder: P
         ps.save(folder, 3)
     with pytest.raises(errors.ArgumentError, match="no whole cut"):
         ps.restore(folder, 4)
+    with pytest.raises(errors.ArgumentError, match="step=-3"):
+        ps.restore(folder, -3)
     assert ps.restore(folder)["step"] == 3
+
+
+def test_trainers_that_ask_for_different_cuts(begin: Begin, rank: int, folder: Path) -> None:
+    """The first trainer's is made; the others learn that it is not theirs."""
+    begin(BOTH)
+    ps.RemoteTable("t", DIM)
+    if rank == 0:
+        ps.save(folder, 3)
+        assert ps.restore(folder)["step"] == 3
+    else:
+        with pytest.raises(errors.MismatchError, match=r"asks for step .*, and the first trainer"):
+            ps.save(folder, 3 + rank)
+        with pytest.raises(errors.MismatchError, match=r"step 3, and the first .* the newest cut"):
+            ps.restore(folder, 3)
+
+
+def test_who_is_missing_in_a_barrier_is_named(begin: Begin, rank: int, size: int) -> None:
+    begin(BOTH, timeout=3.0)
+    names = ["a", *["b"] * (size - 1)]
+    with pytest.raises(errors.TimeoutError, match="have not come") as caught:
+        ps.barrier(names[rank])
+    assert rank not in caught.value.ranks
+    assert (0 if rank else 1) in caught.value.ranks
 
 
 def test_ranks_that_differ_are_named(rank: int, size: int) -> None:
@@ -411,8 +442,12 @@ def test_tables_that_differ(begin: Begin, rank: int) -> None:
     begin(BOTH)
     one = ps.RemoteTable("t", DIM, seed=1)
     ps.barrier()
-    with pytest.raises(errors.MismatchError, match=f"rank {rank} declares table"):
+    with pytest.raises(
+        errors.MismatchError, match=f"rank {rank} declares table .*: seed=2 instead of 1$"
+    ):
         ps.RemoteTable("t", DIM, seed=2)
+    with pytest.raises(errors.MismatchError, match=r"optimizer\.name=adam instead of sgd"):
+        ps.RemoteTable("t", DIM, ps.Adam(), seed=1)
     other = ps.RemoteTable("t", DIM, seed=1)
     other.push(np.array([3]), np.ones((1, DIM), np.float32), 1.0)
     assert (one.pull(np.array([3])) == -float(len(ps.trainers()))).all()
