@@ -58,7 +58,7 @@ func (c *Client) Start(a *Call) (timestamp int64, err error) {
 	if err := a.check(); err != nil {
 		return 0, err
 	}
-	kv, row := a.KV, request.RowBytes(a.KV.Dim, a.KV.DType.Size())
+	kv, row := a.KV, a.KV.rowBytes()
 	started := &call{kv: kv, pull: a.Pull, over: make(chan struct{})}
 	keys, err := c.links.Memory(max(1, a.Keys.Count) * 8)
 	if err != nil {
@@ -89,7 +89,7 @@ func (c *Client) Start(a *Call) (timestamp int64, err error) {
 		if pushed, err = c.links.Memory(max(1, n*row)); err != nil {
 			return 0, err
 		}
-		started.scatter(pushed.Bytes(), a.Rows, row)
+		started.scatter(pushed.Bytes(), a.Rows)
 	}
 	if a.Pull {
 		if started.answer, err = c.links.Memory(max(1, n*row)); err != nil {
@@ -141,25 +141,10 @@ func (s *call) wait(pending []*link.Pending, deadline time.Time) {
 }
 
 // scatter copies the rows, in the order of the batch, to those of the plan.
-func (s *call) scatter(to []byte, rows *op.Buf, row int64) {
-	n := rows.Count / max(1, int64(len(s.plan.Inverse))) * int64(rows.DType.Size())
-	from := unsafe.Slice((*byte)(rows.Data), rows.Bytes())
+func (s *call) scatter(to []byte, rows *op.Buf) {
+	from, n := unsafe.Slice((*byte)(rows.Data), rows.Bytes()), s.kv.rowBytes()
 	for i, u := range s.plan.Inverse {
-		copy(to[int64(u)*row:], from[int64(i)*n:int64(i+1)*n])
-	}
-}
-
-// gather copies the rows of the answers to out, in the order of the batch.
-func (s *call) gather(out *op.Buf) {
-	n, row := s.kv.Dim*int64(s.kv.DType.Size()), request.RowBytes(s.kv.Dim, s.kv.DType.Size())
-	from := s.answer.Bytes()
-	if n == row {
-		s.plan.Gather(out, unsafe.Pointer(unsafe.SliceData(from)), row)
-		return
-	}
-	to := unsafe.Slice((*byte)(out.Data), out.Bytes())
-	for i, u := range s.plan.Inverse {
-		copy(to[int64(i)*n:int64(i+1)*n], from[int64(u)*row:])
+		copy(to[int64(u)*n:], from[int64(i)*n:int64(i+1)*n])
 	}
 }
 
@@ -202,7 +187,7 @@ func (c *Client) Wait(kv *KV, timestamp int64, out *op.Buf) error {
 	}
 	defer s.free()
 	if s.pull && s.err == nil {
-		s.gather(out)
+		s.plan.Gather(out, unsafe.Pointer(unsafe.SliceData(s.answer.Bytes())), kv.rowBytes())
 	}
 	return s.err
 }
@@ -330,6 +315,8 @@ func (a *Call) check() error {
 	}
 	return nil
 }
+
+func (kv *KV) rowBytes() int64 { return kv.Dim * int64(kv.DType.Size()) }
 
 func (kv *KV) checkRows(what string, rows *op.Buf, n int64) error {
 	switch {

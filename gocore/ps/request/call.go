@@ -54,6 +54,3 @@ func DecodeCall(b []byte) (c Call, err error) {
 		Command: int64(binary.LittleEndian.Uint64(b[8:])), Count: binary.LittleEndian.Uint32(b[16:]),
 	}, nil
 }
-
-// RowBytes returns how many bytes a row of dim elements takes on its way: whole words of 4 bytes.
-func RowBytes(dim int64, itemSize int) int64 { return Align(dim * int64(itemSize)) }

@@ -42,8 +42,7 @@ type update struct {
 }
 
 // Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete, and to a
-// call of a KV when its function has returned. The
-// requests of one trainer come one after another.
+// call of a KV when its function has returned. The requests of one trainer come one after another.
 func (s *Server) Handle(in *Incoming) {
 	if request.IsCall(in.Header) {
 		if err := s.call(in); err != nil {

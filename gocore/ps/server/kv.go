@@ -89,7 +89,7 @@ func (s *Server) call(in *Incoming) error {
 		return status.New(status.Argument, "a call of rank %d names KV %d; server %d has %d", in.From, head.KV, s.Index, len(kvs)).WithRanks(in.From)
 	}
 	k := kvs[head.KV]
-	bytes := uint64(head.Count) * uint64(request.RowBytes(k.dim, k.dtype.Size()))
+	bytes := uint64(head.Count) * uint64(k.dim) * uint64(k.dtype.Size())
 	var push, pull uint64
 	if head.Push {
 		push = bytes
@@ -185,8 +185,7 @@ func (s *Server) Take(number int64, keys, rows *op.Buf) error {
 	}
 	copy(unsafe.Slice((*int64)(keys.Data), keys.Count), c.in.IDs)
 	if rows != nil {
-		n, row := c.lengths()
-		move(unsafe.Slice((*byte)(rows.Data), rows.Bytes()), c.in.Values, n, row, n)
+		copy(unsafe.Slice((*byte)(rows.Data), rows.Bytes()), c.in.Values)
 	}
 	return nil
 }
@@ -219,8 +218,7 @@ func (s *Server) Finish(number int64, rows *op.Buf, failure error) error {
 		return nil
 	}
 	if c.Pull {
-		n, row := c.lengths()
-		move(c.in.Answer, unsafe.Slice((*byte)(rows.Data), rows.Bytes()), row, n, n)
+		copy(c.in.Answer, unsafe.Slice((*byte)(rows.Data), rows.Bytes()))
 		c.kv.pulled.Add(c.Keys)
 	}
 	if c.Push {
@@ -241,22 +239,6 @@ func (c *Call) check(rows *op.Buf) error {
 // late is the error for a call that the server has answered because it has ended.
 func (c *Call) late() error {
 	return status.New(status.NotInitialized, "call %d of KV %q by rank %d was answered before: the server has ended", c.Number, c.KV, c.From)
-}
-
-// lengths returns the bytes of a row in the program, and on its way.
-func (c *Call) lengths() (here, there int64) {
-	return c.Dim * int64(c.DType.Size()), request.RowBytes(c.Dim, c.DType.Size())
-}
-
-// move copies rows of n bytes between memories in which they begin at multiples of their steps.
-func move(to, from []byte, toStep, fromStep, n int64) {
-	if toStep == fromStep {
-		copy(to, from)
-		return
-	}
-	for at, from := int64(0), from; at < int64(len(to)); at, from = at+toStep, from[fromStep:] {
-		copy(to[at:], from[:n])
-	}
 }
 
 // end answers all calls with an error, and every later one.
