@@ -46,7 +46,7 @@ def test_beside_one_process(tmp_path: Path) -> None:
     rows = [re.findall(r"tables .*: ([\d,]+) rows", output) for output in (expected, text)]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 1
-    moved = dict(re.findall(r" (grpc|local|mpi|shared) ([\d,.]+)", text))
+    moved = dict(re.findall(r" (grpc|local|mpi|shared) ([\d,]*\d\.\d+)", text))
     assert list(moved) == ["grpc", "local", "mpi", "shared"]
     assert 0 < float(moved["grpc"]) < 0.01 * float(moved["shared"].replace(",", ""))
 
