@@ -37,6 +37,7 @@ ps.barrier()
 tables = [table for server in ps.stats()["servers"] for table in server["tables"]]
 assert {table["kind"] for table in tables} == {"kv"}
 pushed = sum(table["pushed"] for table in tables)
+ps.barrier()
 kv.push(keys, rows)  # the end of the program waits for it
 sys.stdout.write(f"{ps.role()} {pushed}\\n")
 """
