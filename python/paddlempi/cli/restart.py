@@ -20,6 +20,7 @@ from typing import Any, Literal
 from .. import _marks, _processes
 from .._exit import PREEMPTED
 from . import marks as marks_of
+from . import survivors
 
 __all__ = ["Ending", "add_to", "judge", "run"]
 
@@ -61,6 +62,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="how long the job may go on after run was told to end (default: 60)",
     )
     options.add_argument(
+        "--keep-survivors",
+        action="store_const",
+        const=True,
+        help="have COMMAND, an mpirun on one node, leave the other ranks alone when one dies; if "
+        "they end well, so does the job: asynchronous training with parameter servers goes on",
+    )
+    options.add_argument(
         "--marks",
         metavar="DIR",
         help="a folder that all hosts of the job see, for notes of how ranks end (default: a "
@@ -84,7 +92,14 @@ def _seconds(text: str) -> float:
 
 def given(chosen: argparse.Namespace) -> list[str]:
     """Return the options of this form that the command line has."""
-    names = ("restarts", "restart_on_exception", "restart_preempted", "grace", "marks")
+    names = (
+        "restarts",
+        "restart_on_exception",
+        "restart_preempted",
+        "grace",
+        "keep_survivors",
+        "marks",
+    )
     there = (name for name in names if getattr(chosen, name) is not None)
     return [f"--{name.replace('_', '-')}" for name in there]
 
@@ -99,13 +114,14 @@ class Ending:
     why: str
 
 
-def judge(status: int, marks: Sequence[marks_of.Mark]) -> Ending:
+def judge(status: int, marks: Sequence[marks_of.Mark], *, lose: bool = False) -> Ending:
     """Tell a death from an exception of the program.
 
     Args:
         status: the launcher's exit status; 128 + n if signal n ended it. Some launchers can be told
             to give 0 whatever happens to a rank.
         marks: what the ranks have written.
+        lose: a rank may be lost, if the others end well.
     """
     of_launcher = f"the launcher's status is {status}"
     if status == PREEMPTED or any(mark.status == PREEMPTED for mark in marks):
@@ -127,7 +143,7 @@ def judge(status: int, marks: Sequence[marks_of.Mark]) -> Ending:
         return Ending("died", status, f"a rank died; {of_launcher}")
     # If no rank has left its world in order, that is how this program ends.
     lost = [mark.rank for mark in marks if not mark.left]
-    if lost and len(lost) < len(marks):
+    if lost and len(lost) < len(marks) and not lose:
         return Ending("died", 1, f"rank(s) {lost} ended without leaving the job; {of_launcher}")
     return Ending("done", 0, of_launcher)
 
@@ -140,6 +156,15 @@ def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
         launcher's is 0 although a rank has died or failed.
     """
     restarts = chosen.restarts or 0
+    keep = bool(chosen.keep_survivors)
+    if keep:
+        try:
+            command = survivors.keeping(command)
+        except ValueError as error:
+            chosen.parser.error(str(error))
+        except OSError as error:
+            _say(f"{command[0]} cannot be started: {error}")
+            return 127
     grace = 60.0 if chosen.grace is None else chosen.grace
     supervisor = _Supervisor(grace)
     attempt = used = 0
@@ -151,7 +176,7 @@ def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
             except OSError as error:
                 _say(f"{command[0]} cannot be started: {error}")
                 return 127
-            ending = judge(status, marks_of.read(Path(folder)))
+            ending = judge(status, marks_of.read(Path(folder)), lose=keep)
         if supervisor.stopped and ending.kind == "died":  # by us
             ending = replace(ending, why=f"told to end; the launcher's status is {status}")
         counted = ending.kind != "preempted"

@@ -47,6 +47,46 @@ def test_an_unchanged_script(tmp_path: Path, roles: str, size: int, told: str) -
     assert ended.stdout.splitlines() == [told] * 2, ended.output
 
 
+DIES = """
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import paddlempi as dist
+from paddlempi import ps
+
+ps.init(mode=sys.argv[1])
+table = ps.RemoteTable("t", 3, ps.SGD(1.0))
+for step in range(30):
+    table.push(np.arange(10), np.ones((10, 3), np.float32))
+    if step == 5 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_run_keeps_survivors(tmp_path: Path, mode: str) -> None:
+    """Asynchronous training goes on without a dead trainer, and synchronous ends with its name."""
+    script = tmp_path / "train.py"
+    script.write_text(DIES)
+    run_in = [sys.executable, "-m", "paddlempi", "run"]
+    ranks = launch.command(4, [*run_in, "--roles", "trainer:3,pserver:1", str(script), mode])
+    ended = subprocess.run(
+        [*run_in, "--keep-survivors", "--", *ranks.argv],
+        env=ranks.env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    output = ended.stdout + ended.stderr
+    assert (ended.returncode == 0) == (mode == "async"), output
+    assert ("PeerDiedError" in output and "rank 1" in output) == (mode == "sync"), output
+
+
 @pytest.mark.one_mpi
 def test_the_variable(tmp_path: Path) -> None:
     """Without run, the servers of PADDLEMPI_ROLES go on after ps.init."""

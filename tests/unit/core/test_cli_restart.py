@@ -19,6 +19,7 @@ from paddlempi import _marks
 from paddlempi._processes import MARK
 from paddlempi.cli import marks
 from paddlempi.cli.restart import judge
+from paddlempi.cli.survivors import keeping
 from paddlempi.errors import PeerDiedError
 
 MARKS = {
@@ -69,6 +70,33 @@ def test_a_death_is_told_from_an_exception(
     assert ending.kind == kind and words in ending.why, ending
     expected = {"done": 0, "preempted": 75, "died": status or 1, "failed": status or 3}
     assert ending.status == expected[kind]
+
+
+def test_a_rank_may_be_lost(tmp_path: Path) -> None:
+    """With --keep-survivors, if the launcher and the others end well."""
+    for number, name in enumerate(["whole", "lost"]):
+        (tmp_path / str(number)).write_text(MARKS[name])
+    read = marks.read(tmp_path)
+    assert (judge(0, read).kind, judge(0, read, lose=True).kind) == ("died", "done")
+    assert judge(9, read, lose=True).kind == "died"
+
+
+@pytest.mark.parametrize(
+    ("version", "option"),
+    [
+        ("mpirun (Open MPI) 5.0.10", "--continuous"),
+        ("mpirun (Open MPI) 4.1.4", "--continuous"),
+        ("HYDRA build details:", "-disable-auto-cleanup"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021", "-disable-auto-cleanup"),
+    ],
+)
+def test_what_keeps_survivors(version: str, option: str, tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
+    mpirun.chmod(0o755)
+    expected = [str(mpirun), option, "-np", "2", "x"]
+    assert keeping([str(mpirun), "-np", "2", "x"]) == expected
+    assert keeping(expected) == expected
 
 
 def test_what_a_rank_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +257,8 @@ def test_nothing_ends_after_the_grace(tmp_path: Path) -> None:
         (["--restart-on-exception", "train.py"], "--restart-on-exception: put --"),
         (["--restarts", "-1", "--", "mpirun"], "must be at least 0"),
         (["--grace", "nan", "--", "mpirun"], "must be a number of seconds"),
+        (["--keep-survivors", "--", "true"], "true is the mpirun of neither Open MPI"),
+        (["--keep-survivors", "train.py"], "--keep-survivors: put -- and the launcher's COMMAND"),
     ],
 )
 def test_wrong_use(words: list[str], text: str) -> None:
@@ -237,8 +267,9 @@ def test_wrong_use(words: list[str], text: str) -> None:
     assert done.returncode == 2 and text in done.stderr, done.stderr
 
 
-def test_a_command_that_is_not_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "paddlempi", "run", "--", str(tmp_path / "mpirun")]
+@pytest.mark.parametrize("options", [[], ["--keep-survivors"]])
+def test_a_command_that_is_not_there(options: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paddlempi", "run", *options, "--", str(tmp_path / "mpirun")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 127 and "cannot be started" in done.stderr, done.stderr
 
