@@ -104,8 +104,7 @@ test-quick: .venv-openmpi/.tests .venv-tools/.tools | $(RESULTS)
 .PHONY: soak
 SECONDS ?= 60
 soak: .venv-openmpi/.tests .venv-mpich/.tests $(FAKE_CUDA) | $(RESULTS)
-	@: > $(RESULTS)/soak.xml
-	$(PYTHON) tools/soak.py $(SECONDS) $(RESULTS)
+	tools/launched.sh $(PYTHON) tools/soak.py $(SECONDS) --junitxml=$(RESULTS)/soak.xml
 
 ## fuzz          for FUZZ_SECONDS=3600 in all: every reader of what another process wrote, with inputs that Go makes up
 .PHONY: fuzz

@@ -1,10 +1,10 @@
 """Runs the property tests with other examples each time, soak_flat.py and soak_restarts.py.
 
-    python tools/soak.py SECONDS RESULTS
+    python tools/soak.py SECONDS --junitxml=FILE
 
-The three run side by side. RESULTS is the folder of the JUnit file. Rounds of the property tests go
-in turn through the worlds below, until one fails. The command that failed is printed; its seed
-draws the same examples again.
+The three run side by side. Rounds of the property tests go in turn through the worlds below, until
+one fails. The command that failed is printed; its seed draws the same examples again. FILE gets the
+results of the last round.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def run(venv: str, ranks: int, program: str, **variables: str) -> str | None:
     return done.stdout
 
 
-def properties(seconds: float, results: str) -> bool:
+def properties(seconds: float, report: str) -> bool:
     """Run rounds of the property tests; tell whether all passed."""
     end = time.monotonic() + seconds
     for rounds, (venv, ranks, tests, more) in enumerate(itertools.cycle(WORLDS), 1):
         seed = secrets.randbits(32)
         pytest = f"-m pytest -q --color=no --mpi --mpi-ranks {ranks} --hypothesis-seed={seed}"
-        program = f"{pytest} --junitxml={results}/soak.xml {tests}"
+        program = f"{pytest} {report} {tests}"
         if run(venv, ranks, program, SOAK_EXAMPLES=EXAMPLES, **more) is None:
             print(f"round {rounds} failed")
             return False
@@ -77,11 +77,11 @@ def restarts(seconds: float) -> bool:
     return done.returncode == 0
 
 
-def main(seconds: float, results: str) -> int:
+def main(seconds: float, report: str) -> int:
     """Run all at the same time; return 1 if one failed, else 0."""
     with ThreadPoolExecutor() as pool:
         passed = [
-            pool.submit(properties, seconds, results),
+            pool.submit(properties, seconds, report),
             pool.submit(flat, seconds),
             pool.submit(restarts, seconds),
         ]

@@ -85,7 +85,10 @@ def job(venv: Path, seed: int) -> str:
             timeout=DEADLINE,
             check=False,
         )
-        left = leftovers(here)
+        # What the launcher has killed may take a moment to end.
+        patience = time.monotonic() + 10
+        while (left := leftovers(here)) and time.monotonic() < patience:
+            time.sleep(0.1)
         ended = [path.read_text() for path in Path(here).glob("done*")]
     if done.returncode or ended != [str(DEATHS)] * 2 or left:
         what = f"status {done.returncode}, attempts of the ranks that ended {ended}, left {left}"

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paddlempi import ReduceOp
 from paddlempi.testing import World
@@ -43,6 +43,7 @@ examples = settings(
     database=None,
     derandomize=not SOAK,
     report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],  # by a clock, too
 )
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 seeds = st.integers(0, 2**32 - 1)

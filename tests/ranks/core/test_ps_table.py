@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paddlempi import errors, ps
 
@@ -452,7 +452,13 @@ calls = st.lists(
 )
 
 
-@settings(database=None, deadline=None, max_examples=60, report_multiple_bugs=False)
+@settings(
+    database=None,
+    deadline=None,
+    max_examples=60,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(dim=st.integers(1, 40), calls=calls, seed=st.integers(0, 2**64 - 1))
 def test_as_a_dictionary(dim: int, calls: list[Any], seed: int) -> None:
     def table() -> ps.Table:
