@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -36,16 +35,13 @@ type psJob struct {
 
 	server  *server.Server // nil on a rank that is no server
 	service *admin.Server
-	file    string // of the endpoints, on the first server
-	told    struct {
-		sync.Mutex
-		outcome []byte
-	} // by the trainer that made the last call for all
+	file    string     // of the endpoints, on the first server
+	cuts    sync.Mutex // one phase of a checkpoint at a time
+	told    outcome    // of the last call that one trainer made for all; guarded by cuts
 
 	client   *client.Client // nil on a rank that is no trainer
 	admins   []*admin.Client
-	declared sync.Mutex   // one declaration at a time
-	rounds   atomic.Int64 // calls that one trainer made for all
+	declared sync.Mutex // one declaration at a time
 
 	stop         chan struct{} // closed when the job ends
 	watching     sync.WaitGroup

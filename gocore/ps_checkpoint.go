@@ -52,7 +52,7 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return j.together("ps_save", fmt.Sprintf("step %d", r.Step), func() (any, error) {
+	return j.together("ps_save", stepOf(r.Step), func() (any, error) {
 		parts := make([]checkpoint.Part, len(j.admins))
 		err := j.each(func(ctx context.Context, i int, c *admin.Client) error {
 			report, err := c.Checkpoint(ctx, j.group.Rank, phaseWrite, r.Dir, r.Step, nil)
@@ -72,6 +72,9 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 	})
 }
 
+// stepOf says what is asked for.
+func stepOf(step int64) string { return fmt.Sprintf("step %d", step) }
+
 func parseReport(report []byte, server int, into any) error {
 	if err := json.Unmarshal(report, into); err != nil {
 		return status.New(status.Argument, "server %d reports what is no report of a checkpoint: %v", server, err)
@@ -79,9 +82,9 @@ func parseReport(report []byte, server int, into any) error {
 	return nil
 }
 
-// outcome is how a call ended that one trainer has made for all. The first server keeps it for the others.
+// outcome is how a call ended that one trainer has made for all. The first server keeps the last one for the others.
 type outcome struct {
-	Round   int64           `json:"round"`  // the number of the call
+	Number  int64           `json:"number"` // of those that this server was told; 0: none
 	Asked   string          `json:"asked"`  // what the call was to do
 	Answer  json.RawMessage `json:"answer"` // if there is no error
 	Code    status.Code     `json:"code"`
@@ -90,32 +93,39 @@ type outcome struct {
 }
 
 // together lets the first trainer that has not completed do something for all, while the others wait. All get its
-// answer, in JSON, or its error; one that asks for something else gets an error of its own.
+// answer, in JSON, or its error; one that asks for something else gets an error of its own. If that trainer dies before
+// it has told how it went, and the servers go on without it, the next one does it.
 func (j *psJob) together(name, asked string, first func() (any, error)) (answer any, err error) {
 	meet := func(when string) error {
 		return j.call(func(ctx context.Context) error { return j.admins[0].Barrier(ctx, j.group.Rank, name+" "+when) })
 	}
-	if err := meet("begins"); err != nil {
-		return nil, err
+	before, err := j.hearOutcome(name)
+	if err == nil {
+		err = meet("begins")
 	}
-	round := j.rounds.Add(1) // the same on all trainers, because all make these calls
-	leads, err := j.leads()
-	if err != nil {
-		return nil, err
-	}
-	if leads {
-		answer, err = first()
-		if told := j.tellOutcome(name, outcome{Round: round, Asked: asked}, answer, err); err == nil {
-			err = told
+	for err == nil {
+		var leads bool
+		if leads, err = j.leads(); err != nil {
+			break
+		}
+		if leads {
+			answer, err = first()
+			if told := j.tellOutcome(name, outcome{Asked: asked}, answer, err); err == nil {
+				err = told
+			}
+		}
+		if missing := meet("ends"); err == nil {
+			err = missing
+		}
+		if err != nil || leads {
+			break
+		}
+		var told outcome
+		if told, err = j.hearOutcome(name); err == nil && told.Number > before.Number {
+			return told.of(name, asked, j.group.Ranks[j.group.Rank])
 		}
 	}
-	if missing := meet("ends"); err == nil {
-		err = missing
-	}
-	if err != nil || leads {
-		return answer, err
-	}
-	return j.hearOutcome(name, asked, round)
+	return answer, err
 }
 
 // tellOutcome tells the first server how a call of this trainer has ended.
@@ -131,33 +141,33 @@ func (j *psJob) tellOutcome(name string, told outcome, answer any, err error) er
 	}
 	detail, _ := json.Marshal(told)
 	return j.call(func(ctx context.Context) error {
-		_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, told.Round, detail)
+		_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, 0, detail)
 		return err
 	})
 }
 
-// hearOutcome returns how the call of another trainer has ended.
-func (j *psJob) hearOutcome(name, asked string, round int64) (answer any, err error) {
-	var told outcome
+// hearOutcome returns what the first server was told last.
+func (j *psJob) hearOutcome(name string) (told outcome, err error) {
 	err = j.call(func(ctx context.Context) error {
-		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, round, nil)
-		if err != nil || len(report) == 0 { // nobody has told anything yet
+		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, 0, nil)
+		if err != nil {
 			return err
 		}
 		return parseReport(report, 0, &told)
 	})
+	return told, err
+}
+
+// of returns what a trainer gets that has asked for something.
+func (o outcome) of(name, asked string, rank int) (answer any, err error) {
 	switch {
-	case err != nil:
-		return nil, err
-	case told.Round != round:
-		return nil, status.New(status.PeerLeft, "%s: the trainer that did it for all has ended before it told how it went", name)
-	case told.Asked != asked:
+	case o.Asked != asked:
 		return nil, status.New(status.Mismatch, "%s: rank %d asks for %s, and the first trainer for %s, which was done: give the same on all trainers",
-			name, j.group.Rank, asked, told.Asked).WithRanks(j.group.Ranks[j.group.Rank])
-	case told.Code != status.OK:
-		return nil, status.New(told.Code, "%s", told.Message).WithRanks(told.Ranks...)
+			name, rank, asked, o.Asked).WithRanks(rank)
+	case o.Code != status.OK:
+		return nil, status.New(o.Code, "%s", o.Message).WithRanks(o.Ranks...)
 	}
-	return told.Answer, nil
+	return o.Answer, nil
 }
 
 // leads tells whether this is the first trainer that is active.
@@ -208,7 +218,7 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 	}
 	asked := "the newest cut"
 	if r.Step != nil {
-		asked = fmt.Sprintf("step %d", *r.Step)
+		asked = stepOf(*r.Step)
 	}
 	return j.together("ps_restore", asked, func() (any, error) {
 		m, err := openCut(r.Dir, r.Step)
@@ -242,8 +252,11 @@ func openCut(dir string, step *int64) (*checkpoint.Manifest, error) {
 	return m, err
 }
 
-// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up.
+// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up. Phases wait for
+// each other, because one of a trainer that has died may be under way still.
 func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, detail []byte) (report []byte, err error) {
+	b.cuts.Lock()
+	defer b.cuts.Unlock()
 	switch phase {
 	case phaseWrite:
 		sources := make([]checkpoint.Source, 0)
@@ -268,14 +281,22 @@ func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, st
 	case phaseRestore:
 		return b.restore(ctx, dir, step)
 	case phaseOutcome:
-		b.told.Lock()
-		defer b.told.Unlock()
 		if len(detail) > 0 {
-			b.told.outcome = detail
+			var told outcome
+			if err := json.Unmarshal(detail, &told); err != nil {
+				return nil, status.New(status.Argument, "checkpoint: rank %d tells what is no outcome: %v", from, err).WithRanks(from)
+			}
+			b.keepOutcome(told)
 		}
-		return b.told.outcome, nil
+		return json.Marshal(b.told)
 	}
 	return nil, status.New(status.Argument, "checkpoint: rank %d asks for phase %q", from, phase)
+}
+
+// keepOutcome keeps how a call ended that one trainer has made for all. The caller holds cuts.
+func (b backend) keepOutcome(o outcome) {
+	o.Number = b.told.Number + 1
+	b.told = o
 }
 
 func (b backend) commit(ctx context.Context, dir string, step int64, detail []byte) ([]byte, error) {
@@ -287,7 +308,12 @@ func (b backend) commit(ctx context.Context, dir string, step int64, detail []by
 	if err != nil {
 		return nil, err
 	}
-	return []byte("{}"), checkpoint.Commit(ctx, dir, step, c.Parts, more, c.Keep)
+	if err := checkpoint.Commit(ctx, dir, step, c.Parts, more, c.Keep); err != nil {
+		return nil, err
+	}
+	// The cut is complete, also if the trainer dies before it hears of it.
+	b.keepOutcome(outcome{Asked: stepOf(step), Answer: json.RawMessage("{}")})
+	return []byte("{}"), nil
 }
 
 func (b backend) restore(ctx context.Context, dir string, step int64) ([]byte, error) {

@@ -161,6 +161,49 @@ def test_a_server_that_dies_is_named_everywhere(mode: str, tmp_path: Path) -> No
     assert len(saved) == 64 and (saved.pull(np.arange(64)) == -2).all()
 
 
+def the_first_trainer_dies_in_a_save() -> None:
+    """It lets the servers write for all trainers, and the next one does it instead."""
+    import os
+    from pathlib import Path
+
+    import numpy as np
+    from paddlempi import ps
+    from ps_job import DIM, IDS, begin, die, later, leave, ones
+
+    folder = Path(os.environ["PS_FOLDER"])
+    rank = begin("trainer:3,pserver:1", mode="async")
+    if rank == 3:
+        ps.serve()
+        leave(rank, [1, 2])
+    table, large = ps.RemoteTable("t", DIM, ps.SGD(1.0)), ps.RemoteTable("large", 256)
+    table.push(IDS, ones())
+    if rank == 1:
+        large.pull(np.arange(40_000))
+    ps.save(folder, 1)
+
+    def strike() -> None:
+        while not list(folder.glob("cut-00000002/part-*")):
+            pass
+        die()
+
+    if rank == 0:
+        later(0.0, strike)
+    ps.save(folder, 2)
+    assert rank != 0, "the cut was complete before the trainer died"
+    ps.save(folder, 3)
+    ps.complete()
+    leave(rank, [3 - rank, 3])
+
+
+@pytest.mark.one_mpi
+def test_the_first_trainer_dies_in_a_save_in_async_mode(tmp_path: Path) -> None:
+    ended = survive(4, the_first_trainer_dies_in_a_save, 3, env={"PS_FOLDER": str(tmp_path)})
+    assert ended.stamp("died")
+    for step in 2, 3:
+        saved = ps.load(tmp_path, step=step)["t"]
+        assert (saved.pull(np.arange(64)) == -3).all()
+
+
 def a_trainer_is_stopped() -> None:
     import os
     import signal
