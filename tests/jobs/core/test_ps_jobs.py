@@ -87,6 +87,45 @@ def test_run_keeps_survivors(tmp_path: Path, mode: str) -> None:
     assert ("PeerDiedError" in output and "rank 1" in output) == (mode == "sync"), output
 
 
+DIES_LAST = """
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import paddlempi as dist
+from paddlempi import ps
+
+ps.init(mode="async")
+ended = Path(sys.argv[1])
+if dist.get_rank() == 0:
+    ended.touch()
+else:
+    while not ended.exists():
+        time.sleep(0.01)
+    time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_trainer_dies_when_another_has_ended(tmp_path: Path) -> None:
+    """The one that has ended does not wait for it in MPI_Finalize, where some MPIs stay for ever."""
+    script = tmp_path / "train.py"
+    script.write_text(DIES_LAST)
+    run_in = [sys.executable, "-m", "paddlempi", "run"]
+    program = [str(script), str(tmp_path / "ended")]
+    ranks = launch.command(3, [*run_in, "--roles", "trainer:2,pserver:1", *program])
+    ended = subprocess.run(
+        [*run_in, "--keep-survivors", "--", *ranks.argv],
+        env=ranks.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (tmp_path / "ended").exists(), ended.stdout + ended.stderr
+
+
 @pytest.mark.one_mpi
 def test_the_variable(tmp_path: Path) -> None:
     """Without run, the servers of PADDLEMPI_ROLES go on after ps.init."""
