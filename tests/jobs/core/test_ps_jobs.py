@@ -110,7 +110,7 @@ else:
 
 
 def test_a_trainer_dies_when_another_has_ended(tmp_path: Path) -> None:
-    """The one that has ended does not wait for it in MPI_Finalize, where some MPIs stay for ever."""
+    """The one that has ended does not wait for it in MPI_Finalize, which might never end."""
     script = tmp_path / "train.py"
     script.write_text(DIES_LAST)
     run_in = [sys.executable, "-m", "paddlempi", "run"]
