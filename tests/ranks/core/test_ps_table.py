@@ -101,6 +101,17 @@ def test_known_values() -> None:
     assert (table.pull(np.array([0]))[0] == expected).all()
 
 
+def test_numbers_of_numpy() -> None:
+    adam = ps.Adam(np.float32(0.5), clip_norm=np.int64(2), beta1=np.float16(0.5))
+    assert adam == ps.Adam(0.5, clip_norm=2.0, beta1=0.5)
+    momentum = ps.Momentum(np.float64(0.5), nesterov=np.bool_(True))
+    ids = np.arange(3)
+    for optimizer in (adam, momentum):
+        table = ps.Table(np.int64(DIM), optimizer, ps.Uniform(np.float32(-1), np.int32(1)))
+        same = ps.Table(DIM, optimizer, ps.Uniform(-1, 1))
+        assert (table.pull(ids) == same.pull(ids)).all()
+
+
 # Wrong use
 
 F32 = np.float32
