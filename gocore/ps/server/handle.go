@@ -314,7 +314,7 @@ func (u *update) reply(header []byte, err error) {
 func (s *Server) update(all []*update) error {
 	if len(all) == 1 {
 		for i := range all[0].parts {
-			if err := s.updateTable(all[0].parts[i:i+1]); err != nil {
+			if err := s.updateTable(all[0].parts[i : i+1]); err != nil {
 				return err
 			}
 		}
