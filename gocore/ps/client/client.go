@@ -322,8 +322,12 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 	}
 	for s := range c.servers {
 		head := request.Head{Op: what, Seen: -1}
+		rows := false
 		for _, p := range t.parts {
-			if n := p.plan.Starts[s+1] - p.plan.Starts[s]; n > 0 {
+			n := p.plan.Starts[s+1] - p.plan.Starts[s]
+			rows = rows || n > 0
+			// Every server counts the steps of a table, also where it has none of the rows.
+			if n > 0 || what == request.Push && len(p.plan.Unique) > 0 {
 				head.Parts = append(head.Parts, request.Part{Table: p.table.IDs[s], Count: uint32(n), Rate: p.rate})
 			}
 		}
@@ -343,13 +347,13 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 			head.Step = request.AfterPush
 		}
 		r := &link.Request{Header: head.Encode(), Deadline: deadline, Interrupt: c.interrupt}
-		if len(head.Parts) > 0 {
-			ids, rows := t.regions(s)
+		if rows {
+			ids, values := t.regions(s)
 			r.IDs = ids
 			if what == request.Pull {
-				r.Answer = rows
+				r.Answer = values
 			} else {
-				r.Values = rows
+				r.Values = values
 			}
 		}
 		var mistake error

@@ -50,7 +50,7 @@ const MostParts = 1024
 // Part is what a request has for one table.
 type Part struct {
 	Table uint32
-	Count uint32  // of ids
+	Count uint32  // of ids; a Push also names tables with rows on other servers only, whose step it counts
 	Rate  float64 // learning rate of this push; NaN: the table's
 }
 

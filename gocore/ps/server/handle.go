@@ -230,7 +230,7 @@ func (s *Server) push(u *update, head request.Head) (answer request.Answer, late
 	}
 	if alone {
 		s.mu.Unlock()
-		if err := s.update([]*update{u}, s.version.Load()+1); err != nil {
+		if err := s.update([]*update{u}); err != nil {
 			return answer, false, err
 		}
 		s.mu.Lock()
@@ -275,7 +275,7 @@ func (s *Server) apply(all []*update) {
 	if len(all) == 0 {
 		return
 	}
-	err := s.update(all, s.version.Load()+1)
+	err := s.update(all)
 	var version int64
 	if err == nil {
 		version = s.version.Add(1)
@@ -311,10 +311,10 @@ func (u *update) reply(header []byte, err error) {
 
 // update applies updates as one. Tables come in the order of their numbers; the gradients of a table are those
 // of the first trainer, then those of the second one, and so on.
-func (s *Server) update(all []*update, step int64) error {
+func (s *Server) update(all []*update) error {
 	if len(all) == 1 {
 		for i := range all[0].parts {
-			if err := s.updateTable(all[0].parts[i:i+1], step); err != nil {
+			if err := s.updateTable(all[0].parts[i : i+1]); err != nil {
 				return err
 			}
 		}
@@ -336,7 +336,7 @@ func (s *Server) update(all []*update, step int64) error {
 		}
 	}
 	for _, t := range order {
-		if err := s.updateTable(byTable[t], step); err != nil {
+		if err := s.updateTable(byTable[t]); err != nil {
 			return err
 		}
 	}
@@ -344,7 +344,7 @@ func (s *Server) update(all []*update, step int64) error {
 }
 
 // updateTable updates a table by parts that are put behind each other.
-func (s *Server) updateTable(parts []part, step int64) error {
+func (s *Server) updateTable(parts []part) error {
 	all := parts[0]
 	if len(parts) > 1 {
 		var ids, values int
@@ -361,7 +361,7 @@ func (s *Server) updateTable(parts []part, step int64) error {
 			all.ids, all.values = append(all.ids, p.ids...), append(all.values, p.values...)
 		}
 	}
-	if err := all.push(step); err != nil {
+	if err := all.push(); err != nil {
 		return all.says(s, err)
 	}
 	return nil
@@ -381,16 +381,14 @@ func sameRates(parts []part, all []*update) error {
 	return nil
 }
 
-// push updates the table by the part.
-func (p *part) push(step int64) error {
-	if len(p.ids) == 0 {
-		return nil
-	}
+// push updates the table by the part, which is one step more of the table. A part without ids only counts the
+// step: other servers have the rows, and Adam's step number is the same on all.
+func (p *part) push() error {
 	rate := p.rate
 	if math.IsNaN(rate) {
 		rate = math.Float64frombits(p.served.rate.Load())
 	}
-	if err := p.Push(p.batch(), rate, step); err != nil {
+	if err := p.Push(p.batch(), rate, 0); err != nil {
 		return err
 	}
 	p.pushed.Add(int64(len(p.ids)))

@@ -150,6 +150,12 @@ def _for_servers(optimizer: Any) -> ps.Optimizer:
     ]
     if has.get("_apply_decay_param_fun") is not None or isinstance(has["_param_groups"][0], dict):
         odd.append("groups of parameters")
+    parameters = parameters_of(optimizer)
+    # What a ParamAttr has. The servers treat all elements of a vector alike.
+    if any(getattr(p, "optimize_attr", {}).get("learning_rate", 1) != 1 for p in parameters):
+        odd.append("learning rates of parameters")
+    if any(getattr(p, "regularizer", None) is not None for p in parameters):
+        odd.append("regularizers of parameters")
     rate = float(optimizer.get_lr())
     if odd:
         raise UnsupportedError(

@@ -7,34 +7,19 @@ a ``ps.DistributedOptimizer`` pushes them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import paddle
 
-from ..errors import DtypeError
+from ..errors import DtypeError, UnsupportedError
 from ..ps import Initializer, Optimizer, RemoteTable, note
 from ..ps.layers import RemoteLayer
 
 __all__ = ["SparseEmbedding"]
 
 _Array = np.ndarray[Any, Any]
-
-
-class _Noted(paddle.autograd.PyLayer):  # type: ignore[misc]
-    """Rows, whose backward notes their gradient for the next step."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Any, rows: Any, table: RemoteTable, ids: _Array) -> Any:
-        ctx.table, ctx.ids, ctx.anchor = table, ids, anchor
-        return rows.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        # NumPy's copy, because Paddle may use the gradient's memory again.
-        here = np.array(gradient.astype("float32").numpy()[: len(ctx.ids)])
-        note(ctx.table, ctx.ids, here)
-        return paddle.zeros_like(ctx.anchor), None
 
 
 class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
@@ -69,20 +54,32 @@ class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
         self._attach(
             num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, settings
         )
-        # Autograd calls the backward of a PyLayer only if one of its inputs needs a gradient.
-        # In a tuple, so that it is no parameter or buffer of the layer.
-        anchor = paddle.zeros([1])
-        anchor.stop_gradient = False
-        self._anchor = (anchor,)
 
+    @paddle.jit.not_to_static  # type: ignore[untyped-decorator]  # so that its errors are its own
     def forward(self, x: Any) -> Any:
-        """Return the rows of the ids in ``x``, of shape [*x.shape, embedding_dim]."""
+        """Return the rows of the ids in ``x``, of shape [*x.shape, embedding_dim].
+
+        Raises:
+            DtypeError: ``x`` is no tensor of int64 or int32.
+            UnsupportedError: in a static program, such as that of ``paddle.jit.save``.
+            Error: as :meth:`paddlempi.ps.RemoteTable.pull`.
+        """
+        if not paddle.in_dynamic_mode():
+            raise UnsupportedError(
+                f"SparseEmbedding: the rows of {self.table.name!r} are on servers, which a static "
+                "program does not ask: for inference, put rows of ps.load() or ps.export() into a "
+                "paddle.nn.Embedding"
+            )
         kept, places, pulled = self._pulled(x)
         rows = paddle.to_tensor(pulled, place=x.place)
         if not self.frozen:
-            rows = _Noted.apply(self._anchor[0], rows, self.table, kept)
+            # A leaf with a hook, and no PyLayer: Paddle 3.3 crashes in the second backward of one.
+            rows.stop_gradient = False
+            rows.register_hook(_hook(self.table, kept))
         if places is not None:
             rows = paddle.gather(rows, paddle.to_tensor(places, place=x.place))
+        elif not self.frozen:
+            rows = rows.clone()  # a leaf could not be changed in place
         return rows.reshape([*x.shape, self.embedding_dim])
 
     @staticmethod
@@ -92,5 +89,16 @@ class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
             raise DtypeError(
                 f"SparseEmbedding: ids are of {kind}; they must be a tensor of int64 or int32"
             )
-        flat: _Array = ids.numpy().reshape(-1)  # a copy
+        # A copy. That of a view has the view's strides.
+        flat: _Array = np.ascontiguousarray(ids.numpy()).reshape(-1)
         return flat
+
+
+def _hook(table: RemoteTable, ids: _Array) -> Callable[[Any], None]:
+    """Return a hook that notes the gradient of rows. It gets one gradient for each backward."""
+
+    def hook(gradient: Any) -> None:
+        # NumPy's copy, because Paddle may use the gradient's memory again. The padding is behind.
+        note(table, ids, np.array(gradient.astype("float32").numpy()[: len(ids)], order="C"))
+
+    return hook

@@ -121,7 +121,7 @@ def DistributedOptimizer(optimizer: _Any, **settings: _Any) -> _Any:
         DtypeError: ``optimizer`` is of neither framework.
     """
     for base in type(optimizer).__mro__:
-        framework = base.__module__.partition(".")[0]
+        framework = base.__module__.removeprefix("paddlempi.").partition(".")[0]
         if framework in ("torch", "paddle"):
             front = _import_module(f"..{framework}.distributed_optimizer", __name__)
             return front.DistributedOptimizer(optimizer, **settings)

@@ -47,7 +47,7 @@ class TableConfig:
                 name. The core checks ``dim``, ``dtype`` and the optimizer's numbers.
             DtypeError: an argument is of a wrong type.
         """
-        if not 0 <= whole("Table", "seed", seed) < 1 << 64:
+        if not 0 <= _index("Table", "seed", seed) < 1 << 64:
             raise ArgumentError(f"Table: seed={seed!r} is not from 0 to 2**64 - 1")
         if non_finite not in ("refuse", "allow"):
             raise ArgumentError(f"Table: non_finite={non_finite!r} is neither 'refuse' nor 'allow'")
@@ -111,11 +111,19 @@ class Configured:
 
 
 def whole(what: str, name: str, value: Any) -> int:
-    """Return an argument as an integer.
+    """Return an argument as an integer of 64 bits.
 
     Raises:
-        DtypeError: it is none.
+        ArgumentError: it needs more bits.
+        DtypeError: it is no integer.
     """
+    number = _index(what, name, value)
+    if not -1 << 63 <= number < 1 << 63:
+        raise ArgumentError(f"{what}: {name}={value!r} is not from -2**63 to 2**63 - 1")
+    return number
+
+
+def _index(what: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from numbers import Real
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError, DtypeError
+from .plain import make_plain
 
 __all__ = ["Initializer", "Normal", "Uniform", "Zeros", "initializer"]
 
 
 @dataclass(frozen=True)
 class Initializer:
-    """The base class of the initializers."""
+    """The base class of the initializers.
+
+    Raises:
+        ArgumentError: a number is not finite.
+        DtypeError: an argument is no number.
+    """
 
     NAME: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, Real):
-                raise DtypeError(f"{type(self).__name__}: {field.name}={value!r} is no number")
+        make_plain(self)
 
     def numbers(self) -> tuple[float, float]:
         """Return the two numbers that the core takes."""

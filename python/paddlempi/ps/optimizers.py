@@ -6,11 +6,11 @@ A row that is not in a push stays as it is, also its momentum (torch's ``SparseA
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from numbers import Real
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError, DtypeError
+from .plain import make_plain
 
 __all__ = [
     "SGD",
@@ -35,6 +35,10 @@ class Optimizer:
         clip_norm: a row's gradient with a larger norm is scaled to this norm.
 
     A gradient is clipped by value, then by norm; weight decay comes after that, as in Paddle.
+
+    Raises:
+        ArgumentError: a number is not finite.
+        DtypeError: an argument is no number.
     """
 
     NAME: ClassVar[str]
@@ -47,12 +51,7 @@ class Optimizer:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.default is None:
-                continue
-            if not isinstance(value, Real):
-                raise DtypeError(f"{type(self).__name__}: {field.name}={value!r} is no number")
+        make_plain(self)
 
     def state_width(self, dim: int) -> int:
         """Return how many floats the state of a row of ``dim`` elements has."""

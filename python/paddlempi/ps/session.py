@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import base64
 import hashlib
-import operator
 import os
 import sys
 import threading
@@ -41,7 +40,7 @@ from ..group import (
 )
 from ..group_arguments import to_seconds
 from . import functions
-from .config import rate_of
+from .config import rate_of, whole
 from .role_map import (
     BOTH,
     PSERVER,
@@ -396,11 +395,11 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
         TimeoutError: it took longer than the timeout of :func:`init`.
     """
     as_trainer("ps.save")
+    number, kept = whole("ps.save", "step", step), whole("ps.save", "keep", keep)
     try:
         text = base64.b64encode(extra).decode()
-        number, kept = operator.index(step), operator.index(keep)
     except TypeError as error:
-        raise DtypeError(f"ps.save: step={step!r}, keep={keep!r}, or extra: {error}") from None
+        raise DtypeError(f"ps.save: extra: {error}") from None
     _native.control("ps_save", dir=os.fspath(folder), step=number, keep=kept, extra=text)
 
 
@@ -428,10 +427,7 @@ def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str
     """
     as_trainer("ps.restore")
     if step is not None:
-        try:
-            step = operator.index(step)
-        except TypeError:
-            raise DtypeError(f"ps.restore: step={step!r} is no integer") from None
+        step = whole("ps.restore", "step", step)
     told = _native.control("ps_restore", dir=os.fspath(folder), step=step)
     return {**told, "extra": base64.b64decode(told.get("extra") or "")}
 

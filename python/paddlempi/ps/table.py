@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import _native, memory
-from ..errors import ArgumentError, DtypeError
+from ..errors import ArgumentError, DtypeError, UnsupportedError
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of, whole
 from .initializers import Initializer
 from .optimizers import Optimizer
@@ -213,12 +213,17 @@ class Table(Configured):
         its dtype and limits. After an error the table is as it was.
 
         Raises:
-            ArgumentError: the state is of another dim, optimizer, initializer or seed, or an array
-                has a wrong shape.
-            DtypeError: an array has a wrong dtype.
+            ArgumentError: the state is of another dim, optimizer, initializer or seed, something is
+                missing, an array has a wrong shape, or an id appears twice.
+            DtypeError: an array has a wrong dtype, or the state is no dictionary.
             OutOfMemoryError: there is no memory for the rows, or ``memory_limit`` does not allow
                 them.
         """
+        if not isinstance(state, dict):
+            raise DtypeError(f"load_state_dict: a {type(state).__qualname__} is no state_dict()")
+        for name in ("ids", "rows", "states", "steps"):
+            if name not in state:
+                raise ArgumentError(f"load_state_dict: the state has no {name!r}")
         for name, value in {"format": _FORMAT, **self._config.identity()}.items():
             if state.get(name) != value:
                 raise ArgumentError(
@@ -241,7 +246,12 @@ class Table(Configured):
             for begin in range(0, len(ids), _PIECE):
                 piece = slice(begin, begin + _PIECE)
                 self._core.table(_WRITE, number, ids[piece], rows[piece], states[piece])
-            _native.control("table_info", table=number, steps=int(state["steps"]))
+            told = _native.control("table_info", table=number, steps=int(state["steps"]))
+            if told["rows"] != len(ids):
+                raise ArgumentError(
+                    f"load_state_dict: the state has {len(ids)} ids, of which {told['rows']} are "
+                    "different"
+                )
         except BaseException:
             freed()
             raise
@@ -258,6 +268,12 @@ class Table(Configured):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            "Table: it cannot be copied or pickled: make another one, and give it the state_dict() "
+            "of this one"
+        )
 
     def __repr__(self) -> str:
         return (

@@ -199,6 +199,8 @@ def test_wrong_use(begin: Begin, rank: int, roles: str) -> None:
         lambda: kv.pull(keys, ones[:2]),
         lambda: kv.wait(10**6),
         lambda: kv.wait(0),
+        lambda: kv.wait(1 << 63),
+        lambda: kv.pull(keys, command=1 << 63),
     ]:
         with pytest.raises(errors.ArgumentError):
             wrong()

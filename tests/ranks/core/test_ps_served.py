@@ -83,6 +83,23 @@ def test_synchronous_steps_are_those_of_one_process(
     assert (first == tables[1].pull(ALL[:3])).all() and (second == tables[0].pull(ALL)).all()
 
 
+def test_adam_counts_the_steps_of_its_own_table(begin: Begin, roles: str) -> None:
+    """Neither other tables' steps count, nor which server has the rows of a step."""
+    if not begin(roles):
+        return
+    other = ps.RemoteTable("other", DIM)
+    late = ps.RemoteTable("late", DIM, ps.Adam(0.1), ps.Normal())
+    alone = ps.Table(DIM, ps.Adam(0.1), ps.Normal())
+    count = len(ps.trainers())
+    for step in range(12):
+        ids, gradients = ALL[step % 4 : step % 4 + 1], np.full((1, DIM), step + 1, np.float32)
+        ps.push([(other, ids, gradients)])
+        ps.push([])
+        late.push(ids, gradients)
+        alone.push(ids, gradients * count, step=step + 1)
+    assert (late.pull(ALL).view(np.uint32) == alone.pull(ALL).view(np.uint32)).all()
+
+
 def rows_and_ids() -> int:
     """The bytes that requests of this rank have moved, without those of the administration."""
     moved = ps.stats()["bytes"]

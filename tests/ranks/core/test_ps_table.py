@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import os
+import pickle
 import threading
 from typing import Any
 
@@ -101,6 +103,17 @@ def test_known_values() -> None:
     assert (table.pull(np.array([0]))[0] == expected).all()
 
 
+def test_numbers_of_numpy() -> None:
+    adam = ps.Adam(np.float32(0.5), clip_norm=np.int64(2), beta1=np.float16(0.5))
+    assert adam == ps.Adam(0.5, clip_norm=2.0, beta1=0.5)
+    momentum = ps.Momentum(np.float64(0.5), nesterov=np.bool_(True))
+    ids = np.arange(3)
+    for optimizer in (adam, momentum):
+        table = ps.Table(np.int64(DIM), optimizer, ps.Uniform(np.float32(-1), np.int32(1)))
+        same = ps.Table(DIM, optimizer, ps.Uniform(-1, 1))
+        assert (table.pull(ids) == same.pull(ids)).all()
+
+
 # Wrong use
 
 F32 = np.float32
@@ -119,6 +132,7 @@ F32 = np.float32
         ((4,), {"dtype": "int8"}, errors.DtypeError, 'dtype="int8" is none of float32'),
         ((4,), {"seed": -1}, errors.ArgumentError, "seed=-1"),
         ((4,), {"num_ids": 0}, errors.ArgumentError, "num_ids=0 is below 1"),
+        ((4,), {"num_ids": 1 << 63}, errors.ArgumentError, "num_ids=9223372036854775808 is not"),
         ((4,), {"memory_limit": -5}, errors.ArgumentError, "memory_limit=-5 is below 1"),
         ((4,), {"non_finite": "maybe"}, errors.ArgumentError, "non_finite='maybe'"),
         ((4, ps.SGD(-1)), {}, errors.ArgumentError, "learning_rate=-1"),
@@ -346,10 +360,25 @@ def test_a_state_of_something_else() -> None:
         table.load_state_dict({**state, "rows": state["rows"][:2]})
     with pytest.raises(errors.DtypeError, match="float64"):
         table.load_state_dict({**state, "rows": state["rows"].astype(np.float64)})
+    for wrong, error, text in (
+        ({**state, "ids": np.array([0, 1, 1])}, errors.ArgumentError, "3 ids, of which 2 are"),
+        ({"format": 1}, errors.ArgumentError, "the state has no 'ids'"),
+        (None, errors.DtypeError, "a NoneType is no state_dict"),
+    ):
+        with pytest.raises(error, match=text):
+            table.load_state_dict(wrong)
     small = ps.Table(DIM, "adagrad", seed=1, num_ids=2)
     with pytest.raises(errors.ArgumentError, match=r"ids\[2\] is 2"):
         small.load_state_dict(state)
     assert table.ids().tolist() == [0, 1, 2]
+
+
+def test_a_table_is_not_copied() -> None:
+    table = ps.Table(DIM)
+    for call in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(errors.UnsupportedError, match="state_dict"):
+            call(table)
+    table.pull(np.arange(3))
 
 
 # Threads and processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,29 @@ def test_nothing_is_noted_without_gradients(ps_core: PsCore) -> None:
     optimizer.clear_grad()
     optimizer.step()
     assert ps_core.requests == [(2, []), (2, [])]
+
+
+def test_backward_twice_and_views() -> None:
+    layer = ps.SparseEmbedding(None, DIM, name="a", optimizer=ps.SGD(1.0))
+    ids = paddle.to_tensor([[1, 9], [2, 9]])[:, 0]  # as Paddle's layer: a view may be ids
+    before = layer(ids).numpy()
+    out = layer(ids)
+    loss = out.transpose([1, 0]).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    changed = layer(ids)
+    changed.add_(paddle.ones([1]))
+    changed.sum().backward()
+    ps.step()
+    np.testing.assert_allclose(layer(ids).numpy(), before - 3, 1e-5, 1e-5)
+
+
+def test_static_programs_have_no_servers(tmp_path: Path) -> None:
+    layer = ps.SparseEmbedding(None, DIM, name="users")
+    of_ids = [paddle.static.InputSpec([None], "int64")]
+    with pytest.raises(errors.UnsupportedError, match="'users' are on servers, which a static"):
+        paddle.jit.save(layer, str(tmp_path / "layer"), input_spec=of_ids)
+    assert layer(paddle.to_tensor([1])).shape == [1, DIM]
 
 
 def test_prefetched_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +240,19 @@ def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("attribute", "text"),
+    [
+        (paddle.ParamAttr(learning_rate=0.5), "SGD with learning rates of parameters"),
+        (paddle.ParamAttr(regularizer=paddle.regularizer.L2Decay(0.5)), "SGD with regularizers"),
+    ],
+)
+def test_parameters_that_servers_would_treat_alike(attribute: Any, text: str) -> None:
+    dense = paddle.nn.Linear(2, 2, weight_attr=attribute)
+    with pytest.raises(errors.UnsupportedError, match=text):
+        ps.DistributedOptimizer(paddle.optimizer.SGD(0.1, dense.parameters()), dense="server")
+
+
+@pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
         (
@@ -232,6 +269,13 @@ def test_optimizers_that_servers_do_not_have(make: Any, text: str) -> None:
             lambda: ps.DistributedOptimizer(paddle.nn.Linear(1, 1)),
             errors.DtypeError,
             "a Linear is no optimizer of Paddle",
+        ),
+        (
+            lambda: ps.DistributedOptimizer(
+                ps.DistributedOptimizer(paddle.optimizer.SGD(0.1, [])),
+            ),
+            errors.ArgumentError,
+            "it is one already",
         ),
         (
             lambda: ps.DistributedOptimizer(paddle.optimizer.SGD(0.1, []), dense="x"),

@@ -98,6 +98,10 @@ def test_wrong_tables(ps_core: PsCore, arguments: Any, kind: type, text: str) ->
         (lambda t: ps.SGD("0.1"), errors.DtypeError, "SGD: learning_rate='0.1' is no number"),
         (lambda t: ps.Adam(None), errors.DtypeError, "Adam: learning_rate=None is no number"),
         (lambda t: ps.Normal(std=None), errors.DtypeError, "Normal: std=None is no number"),
+        (lambda t: ps.Adam(float("nan")), errors.ArgumentError, "learning_rate=nan is not finite"),
+        (lambda t: ps.SGD(10**400), errors.ArgumentError, "SGD: learning_rate=1.*0 is not finite"),
+        (lambda t: ps.Uniform(0, 1e400), errors.ArgumentError, "Uniform: high=inf is not finite"),
+        (lambda t: ps.Momentum(nesterov=1), errors.DtypeError, "nesterov=1 is neither True nor"),
     ],
 )
 def test_wrong_calls(
