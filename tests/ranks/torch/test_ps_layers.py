@@ -175,6 +175,31 @@ def test_the_batch_may_be_written_to_before_the_step(padding: int | None) -> Non
     assert changed == [1, 2, 4]
 
 
+def test_rows_and_their_gradient_may_be_written_to() -> None:
+    """As with torch's layer: in-place functions behind it, and a buffer that gradients come in."""
+    layer = ps.Embedding(ROWS, DIM, name="a", optimizer=ps.SGD(1.0))
+    reference = torch.nn.Embedding(ROWS, DIM)
+    with_rows_of(layer, reference)
+    ids = torch.tensor([[1, 2], [1, 3]])
+    for each in (layer, reference):
+        buffer = torch.ones(2, 2, DIM)
+        each(ids).mul_(2).relu_().backward(buffer)
+        buffer.fill_(7)
+        each(ids).backward(buffer)
+        buffer.fill_(9)
+    ps.step()
+    expected = reference.weight.detach() - reference.weight.grad
+    torch.testing.assert_close(weight_of(layer), expected, **CLOSE)
+
+
+def test_a_layer_that_is_not_trained(ps_core: PsCore) -> None:
+    layer = ps.Embedding(ROWS, DIM, name="a")
+    assert layer.requires_grad_(False) is layer
+    assert layer.frozen and not layer(torch.tensor([1])).requires_grad
+    layer.requires_grad_()
+    assert layer(torch.tensor([1])).requires_grad
+
+
 def test_nothing_is_noted_without_gradients(ps_core: PsCore) -> None:
     layer = ps.Embedding(ROWS, DIM, name="a")
     with torch.no_grad():

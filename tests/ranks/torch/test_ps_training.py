@@ -128,7 +128,7 @@ def test_sparse_gradients_of_dense_parameters(begin: Callable[..., bool], rank: 
 def test_rows_of_another_model(begin: Callable[..., bool], rank: int, roles: str) -> None:
     if not begin(roles):
         return
-    weight = torch.arange(ROWS * DIM, dtype=torch.float32).reshape(ROWS, DIM)
+    weight = torch.arange(ROWS * DIM, dtype=torch.float32).reshape(DIM, ROWS).t()
     given = weight if rank == ps.trainers()[0] else torch.empty_like(weight)
     frozen = ps.Embedding.from_pretrained(torch.nn.Parameter(given), name="a", padding_idx=1)
     bags = ps.EmbeddingBag.from_pretrained(given, False, name="b", mode="sum", optimizer=ps.SGD(1))
