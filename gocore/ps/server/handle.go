@@ -33,12 +33,13 @@ type part struct {
 
 // update is a push.
 type update struct {
-	in    *Incoming
-	from  int
-	step  int64 // its number on the trainer
-	parts []part
-	ids   unsafe.Pointer // memory of the parts' ids
-	then  []func(error)  // requests that wait for a push; the Server's mu guards it
+	in      *Incoming
+	from    int
+	step    int64 // its number on the trainer
+	refused bool  // the trainer refuses the step
+	parts   []part
+	ids     unsafe.Pointer // memory of the parts' ids
+	then    []func(error)  // requests that wait for a push; the Server's mu guards it
 }
 
 // Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete, and to a
@@ -71,7 +72,7 @@ func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err er
 	}()
 	s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
 	s.counted.bytesOut.Add(uint64(len(in.Answer)))
-	if head.Op == request.Push {
+	if head.Op.IsStep() {
 		s.counted.pushes.Add(1)
 		return s.push(u, head)
 	}
@@ -200,7 +201,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 			p.values = values[begin:at:at]
 		}
 	}
-	return head, &update{in: in, from: in.From, parts: parts, ids: room}, nil
+	return head, &update{in: in, from: in.From, refused: head.Op == request.Refuse, parts: parts, ids: room}, nil
 }
 
 // push applies an update at once, or keeps it until the other trainers' are there.
@@ -230,7 +231,7 @@ func (s *Server) push(u *update, head request.Head) (answer request.Answer, late
 	}
 	if alone {
 		s.mu.Unlock()
-		if err := s.update([]*update{u}, s.version.Load()+1); err != nil {
+		if err := s.update([]*update{u}); err != nil {
 			return answer, false, err
 		}
 		s.mu.Lock()
@@ -275,7 +276,7 @@ func (s *Server) apply(all []*update) {
 	if len(all) == 0 {
 		return
 	}
-	err := s.update(all, s.version.Load()+1)
+	err := s.update(all)
 	var version int64
 	if err == nil {
 		version = s.version.Add(1)
@@ -311,10 +312,13 @@ func (u *update) reply(header []byte, err error) {
 
 // update applies updates as one. Tables come in the order of their numbers; the gradients of a table are those
 // of the first trainer, then those of the second one, and so on.
-func (s *Server) update(all []*update, step int64) error {
+func (s *Server) update(all []*update) error {
+	if err := refusalOf(all); err != nil {
+		return err
+	}
 	if len(all) == 1 {
 		for i := range all[0].parts {
-			if err := s.updateTable(all[0].parts[i:i+1], step); err != nil {
+			if err := s.updateTable(all[0].parts[i : i+1]); err != nil {
 				return err
 			}
 		}
@@ -336,15 +340,29 @@ func (s *Server) update(all []*update, step int64) error {
 		}
 	}
 	for _, t := range order {
-		if err := s.updateTable(byTable[t], step); err != nil {
+		if err := s.updateTable(byTable[t]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// refusalOf returns an error with the trainers that refuse the step, if there are any.
+func refusalOf(all []*update) error {
+	var ranks []int
+	for _, u := range all {
+		if u.refused {
+			ranks = append(ranks, u.from)
+		}
+	}
+	if ranks == nil {
+		return nil
+	}
+	return status.New(status.Refused, "rank(s) %v refused the step, and their own error says why; it changed nothing", ranks).WithRanks(ranks...)
+}
+
 // updateTable updates a table by parts that are put behind each other.
-func (s *Server) updateTable(parts []part, step int64) error {
+func (s *Server) updateTable(parts []part) error {
 	all := parts[0]
 	if len(parts) > 1 {
 		var ids, values int
@@ -361,7 +379,7 @@ func (s *Server) updateTable(parts []part, step int64) error {
 			all.ids, all.values = append(all.ids, p.ids...), append(all.values, p.values...)
 		}
 	}
-	if err := all.push(step); err != nil {
+	if err := all.push(); err != nil {
 		return all.says(s, err)
 	}
 	return nil
@@ -381,16 +399,18 @@ func sameRates(parts []part, all []*update) error {
 	return nil
 }
 
-// push updates the table by the part.
-func (p *part) push(step int64) error {
+// push updates the table by the part. The table counts the step also where other servers have all its ids, so
+// that Adam's bias correction is the same on all.
+func (p *part) push() error {
 	if len(p.ids) == 0 {
+		p.CountStep()
 		return nil
 	}
 	rate := p.rate
 	if math.IsNaN(rate) {
 		rate = math.Float64frombits(p.served.rate.Load())
 	}
-	if err := p.Push(p.batch(), rate, step); err != nil {
+	if err := p.Push(p.batch(), rate, 0); err != nil {
 		return err
 	}
 	p.pushed.Add(int64(len(p.ids)))

@@ -66,9 +66,7 @@ class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
         # Autograd calls the backward of a function only if one of its inputs needs a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
 
-    def _rows(
-        self, ids: torch.Tensor, *, shown: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _rows(self, ids: torch.Tensor, *, shown: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return rows, and which row each id has; None: they are in the order of the ids.
 
         Args:
