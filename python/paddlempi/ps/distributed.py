@@ -115,7 +115,8 @@ class CommonOptimizer:
     def _step_of_all(self) -> None:
         """Push what was noted, and update the dense parameters.
 
-        If this trainer finds a mistake of its own, no trainer makes the step: others get RefusedError.
+        If this trainer finds a mistake of its own, no trainer makes the step: the others get
+        RefusedError.
         """
         try:
             self._check()
