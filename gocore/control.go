@@ -49,6 +49,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"ps_kv_fail":        controlPSKVFail,
 	"ps_serve":          controlPSServe,
 	"ps_complete":       controlPSComplete,
+	"ps_refuse":         controlPSRefuse,
 	"ps_barrier":        controlPSBarrier,
 	"ps_learning_rate":  controlPSLearningRate,
 	"ps_stats":          controlPSStats,

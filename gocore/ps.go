@@ -451,6 +451,15 @@ func controlPSComplete([]byte, work.Interrupt) (any, error) {
 	return struct{}{}, j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.Complete(ctx, j.group.Rank) })
 }
 
+// controlPSRefuse fails the step of all trainers.
+func controlPSRefuse([]byte, work.Interrupt) (any, error) {
+	j, err := psTrainer("ps_refuse")
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, j.client.Refuse()
+}
+
 // controlPSBarrier waits for all trainers that have not completed.
 func controlPSBarrier(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {

@@ -84,8 +84,8 @@ func batch(ids []int64, rows []byte, states []float32, dtype op.DType) table.Bat
 }
 
 // IntoTables puts the rows of a cut into tables by name. The tables must be those of the cut: the same
-// names, dim, dtype, optimizer, initializer and seed. Learning rate and limits may differ. They should
-// be empty: rows that the cut does not have stay.
+// names, dim, dtype, optimizer, initializer and seed. Learning rate and limits may differ. What they held
+// before is removed.
 func IntoTables(tables map[string]*table.Table) Sink { return &tableSink{of: tables} }
 
 type tableSink struct {
@@ -132,6 +132,9 @@ func (s *tableSink) Begin(tables []Table) error {
 		}
 	}
 	for i, t := range s.order {
+		if err := t.Clear(); err != nil {
+			return err
+		}
 		t.SetSteps(tables[i].Steps)
 	}
 	return nil

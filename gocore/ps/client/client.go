@@ -162,6 +162,23 @@ func (c *Client) Push(parts []Part) error {
 	return err
 }
 
+// Refuse is one step, in the place of Push: the pushes of all trainers for this step fail with Refused, and so
+// does Refuse, when they are all there. Nothing is changed. It is for synchronous training.
+func (c *Client) Refuse() error {
+	c.pushing.Lock()
+	defer c.pushing.Unlock()
+	answers, err := c.ask(request.Refuse, &travel{}, nil)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s, a := range answers {
+		c.here[s].unsure = a == nil
+		if a != nil {
+			c.here[s].steps = a.Steps
+		}
+	}
+	return err
+}
+
 // Write sets the rows of the ids.
 func (c *Client) Write(parts []Part) error {
 	t, err := c.plan(request.Write, parts)
@@ -322,24 +339,26 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 	}
 	for s := range c.servers {
 		head := request.Head{Op: what, Seen: -1}
-		rows := false
+		var ids int64
 		for _, p := range t.parts {
 			n := p.plan.Starts[s+1] - p.plan.Starts[s]
-			rows = rows || n > 0
-			// Every server counts the steps of a table, also where it has none of the rows.
+			// All servers count the steps of a table, also in which they have none of its ids.
 			if n > 0 || what == request.Push && len(p.plan.Unique) > 0 {
 				head.Parts = append(head.Parts, request.Part{Table: p.table.IDs[s], Count: uint32(n), Rate: p.rate})
 			}
+			ids += int64(n)
 		}
-		if len(head.Parts) == 0 && what != request.Push {
+		if ids == 0 && !what.IsStep() {
 			continue
 		}
 		c.mu.Lock()
 		here := c.here[s]
 		c.mu.Unlock()
 		switch {
-		case what == request.Push:
-			head.Seen = seen[s]
+		case what.IsStep():
+			if what == request.Push {
+				head.Seen = seen[s]
+			}
 			if !here.unsure {
 				head.Step = here.steps + 1
 			}
@@ -347,13 +366,13 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 			head.Step = request.AfterPush
 		}
 		r := &link.Request{Header: head.Encode(), Deadline: deadline, Interrupt: c.interrupt}
-		if rows {
-			ids, values := t.regions(s)
+		if ids > 0 {
+			ids, rows := t.regions(s)
 			r.IDs = ids
 			if what == request.Pull {
-				r.Answer = values
+				r.Answer = rows
 			} else {
-				r.Values = values
+				r.Values = rows
 			}
 		}
 		var mistake error

@@ -18,6 +18,9 @@ const (
 	Pull  Op = iota + 1 // the rows of the ids
 	Push                // gradients of the ids: one step of the trainer
 	Write               // new values of the rows of the ids; their states stay
+
+	// Refuse is in the place of a Push, without parts: the step of all trainers fails, and changes nothing.
+	Refuse
 )
 
 func (o Op) String() string {
@@ -28,9 +31,14 @@ func (o Op) String() string {
 		return "push"
 	case Write:
 		return "write"
+	case Refuse:
+		return "refusal"
 	}
 	return "unknown"
 }
+
+// IsStep tells whether a request is the trainer's part of a step.
+func (o Op) IsStep() bool { return o == Push || o == Refuse }
 
 // RowType returns of what dtype the rows of a table travel, whose rows are of the given one: a pull brings
 // them as they are, gradients and new values are of float32.
@@ -50,14 +58,14 @@ const MostParts = 1024
 // Part is what a request has for one table.
 type Part struct {
 	Table uint32
-	Count uint32  // of ids; a Push also names tables with rows on other servers only, whose step it counts
+	Count uint32  // of ids; 0 in a push whose ids are all of other servers
 	Rate  float64 // learning rate of this push; NaN: the table's
 }
 
 // Head is the header of a request.
 type Head struct {
 	Op    Op
-	Step  int64 // of a Push: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else 0, or AfterPush
+	Step  int64 // of a Push or Refuse: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else 0, or AfterPush
 	Seen  int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
 	Parts []Part
 }
@@ -97,7 +105,7 @@ func Decode(b []byte) (Head, error) {
 	n := binary.LittleEndian.Uint32(b[4:])
 	h.Step, h.Seen = int64(binary.LittleEndian.Uint64(b[8:])), int64(binary.LittleEndian.Uint64(b[16:]))
 	if h.Op.String() == "unknown" || b[1] != 0 || b[2] != 0 || b[3] != 0 {
-		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Write)
+		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Refuse)
 	}
 	if n > MostParts || len(b) != headBytes+partBytes*int(n) {
 		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d, of %d bytes each", len(b), n, MostParts, partBytes)

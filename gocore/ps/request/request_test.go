@@ -13,6 +13,7 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 		{Op: Pull, Seen: -1, Parts: []Part{}},
 		{Op: Push, Step: 7, Seen: 3, Parts: []Part{{1, 5, 0.25}, {2, 0, math.Inf(1)}}},
 		{Op: Push, Seen: -1, Parts: []Part{}},
+		{Op: Refuse, Step: 2, Parts: []Part{}},
 		{Op: Write, Step: 1, Parts: make([]Part, MostParts)},
 	} {
 		read, err := Decode(h.Encode())

@@ -33,12 +33,13 @@ type part struct {
 
 // update is a push.
 type update struct {
-	in    *Incoming
-	from  int
-	step  int64 // its number on the trainer
-	parts []part
-	ids   unsafe.Pointer // memory of the parts' ids
-	then  []func(error)  // requests that wait for a push; the Server's mu guards it
+	in      *Incoming
+	from    int
+	step    int64 // its number on the trainer
+	refused bool  // the trainer refuses the step
+	parts   []part
+	ids     unsafe.Pointer // memory of the parts' ids
+	then    []func(error)  // requests that wait for a push; the Server's mu guards it
 }
 
 // Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete, and to a
@@ -71,7 +72,7 @@ func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err er
 	}()
 	s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
 	s.counted.bytesOut.Add(uint64(len(in.Answer)))
-	if head.Op == request.Push {
+	if head.Op.IsStep() {
 		s.counted.pushes.Add(1)
 		return s.push(u, head)
 	}
@@ -200,7 +201,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 			p.values = values[begin:at:at]
 		}
 	}
-	return head, &update{in: in, from: in.From, parts: parts, ids: room}, nil
+	return head, &update{in: in, from: in.From, refused: head.Op == request.Refuse, parts: parts, ids: room}, nil
 }
 
 // push applies an update at once, or keeps it until the other trainers' are there.
@@ -312,6 +313,9 @@ func (u *update) reply(header []byte, err error) {
 // update applies updates as one. Tables come in the order of their numbers; the gradients of a table are those
 // of the first trainer, then those of the second one, and so on.
 func (s *Server) update(all []*update) error {
+	if err := refusalOf(all); err != nil {
+		return err
+	}
 	if len(all) == 1 {
 		for i := range all[0].parts {
 			if err := s.updateTable(all[0].parts[i : i+1]); err != nil {
@@ -341,6 +345,20 @@ func (s *Server) update(all []*update) error {
 		}
 	}
 	return nil
+}
+
+// refusalOf returns an error with the trainers that refuse the step, if there are any.
+func refusalOf(all []*update) error {
+	var ranks []int
+	for _, u := range all {
+		if u.refused {
+			ranks = append(ranks, u.from)
+		}
+	}
+	if ranks == nil {
+		return nil
+	}
+	return status.New(status.Refused, "rank(s) %v refused the step, and their own error says why; it changed nothing", ranks).WithRanks(ranks...)
 }
 
 // updateTable updates a table by parts that are put behind each other.
@@ -381,9 +399,13 @@ func sameRates(parts []part, all []*update) error {
 	return nil
 }
 
-// push updates the table by the part, which is one step more of the table. A part without ids only counts the
-// step: other servers have the rows, and Adam's step number is the same on all.
+// push updates the table by the part. The table counts the step also where other servers have all its ids, so
+// that Adam's bias correction is the same on all.
 func (p *part) push() error {
+	if len(p.ids) == 0 {
+		p.CountStep()
+		return nil
+	}
 	rate := p.rate
 	if math.IsNaN(rate) {
 		rate = math.Float64frombits(p.served.rate.Load())

@@ -398,3 +398,46 @@ func TestABarrierSaysWhoWaitsElsewhere(t *testing.T) {
 	cancel()
 	assert.ErrorContains(t, <-other, "ranks [1]")
 }
+
+func TestARefusedStepFailsForAll(t *testing.T) {
+	s := newServer(t, true, 0, 1)
+	ids, ones := memory[int64](1), memory[float32](dim)
+	copy(ids, []int64{0})
+	copy(ones, []float32{1, 1, 1, 1})
+	refuse := func(rank int, step int64) <-chan reply {
+		in := &Incoming{From: rank, Header: (&request.Head{Op: request.Refuse, Step: step, Seen: -1}).Encode()}
+		got := make(chan reply, 2)
+		in.Reply = func(_ []byte, err error) { got <- reply{err: err} }
+		s.Handle(in)
+		return got
+	}
+	refused := refuse(1, 1)
+	assert.Empty(t, refused, "it waits for the push of rank 0")
+	for _, r := range []reply{<-push(s, 0, 1, ids, ones), <-refused} {
+		require.Error(t, r.err)
+		assert.Equal(t, status.Refused, status.CodeOf(r.err))
+		assert.Contains(t, r.err.Error(), "[1]")
+	}
+	assert.Zero(t, pull(t, s, 0, 0)[0])
+	first := push(s, 0, 1, ids, ones) // the step again
+	for _, r := range []reply{<-push(s, 1, 1, ids, ones), <-first} {
+		require.NoError(t, r.err)
+	}
+	assert.InDelta(t, -0.2, pull(t, s, 0, 0)[0], 1e-6)
+}
+
+func TestATableCountsItsOwnSteps(t *testing.T) {
+	s := newServer(t, false, 0)
+	second, err := s.Declare(0, meta("second"))
+	require.NoError(t, err)
+	ids, ones := memory[int64](1), memory[float32](dim)
+	copy(ids, []int64{0})
+	copy(ones, []float32{1, 1, 1, 1})
+	for range 3 {
+		require.NoError(t, (<-push(s, 0, 0, ids, ones)).err)
+	}
+	in := request.Head{Op: request.Push, Seen: -1, Parts: []request.Part{{Table: second, Rate: math.NaN()}}}
+	require.NoError(t, (<-send(s, 0, in, ids, ones, nil)).err) // its ids are all of other servers
+	steps := func(i int) int64 { return s.Tables()[i].Table.Steps() }
+	assert.Equal(t, []int64{4, 1}, []int64{steps(0), steps(1)})
+}

@@ -51,10 +51,11 @@ var dtypes = map[op.DType]C.int32_t{op.Float32: C.PT_FLOAT32, op.Float16: C.PT_F
 // Table is one table.
 type Table struct {
 	Config
-	dtype op.DType
-	t     *C.pt_table // nil after Free
-	inUse sync.RWMutex
-	steps atomic.Int64 // the greatest step of a push
+	dtype  op.DType
+	config C.pt_config
+	t      *C.pt_table // nil after Free
+	inUse  sync.RWMutex
+	steps  atomic.Int64 // the greatest step of a push
 }
 
 // New makes a table without rows.
@@ -77,9 +78,28 @@ func newFor(c Config, isa string) (*Table, error) {
 	cc.secret[1] = C.uint64_t(binary.LittleEndian.Uint64(secret[8:]) | 1)
 	t := C.pt_new(&cc)
 	if t == nil {
-		return nil, status.New(status.NoMemory, "table: no memory for a new table")
+		return nil, noMemory()
 	}
-	return &Table{Config: c, dtype: dtype, t: t}, nil
+	return &Table{Config: c, dtype: dtype, config: cc, t: t}, nil
+}
+
+func noMemory() error { return status.New(status.NoMemory, "table: no memory for a new table") }
+
+// Clear removes all rows, and sets Steps to 0.
+func (t *Table) Clear() error {
+	t.inUse.Lock()
+	defer t.inUse.Unlock()
+	if t.t == nil {
+		return freed()
+	}
+	made := C.pt_new(&t.config)
+	if made == nil {
+		return noMemory()
+	}
+	C.pt_free(t.t)
+	t.t = made
+	t.steps.Store(0)
+	return nil
 }
 
 // RowType returns the dtype of the rows.
@@ -179,9 +199,10 @@ func (t *Table) IDs(out *op.Buf) (int64, error) {
 	return int64(C.pt_ids(t.t, (*C.int64_t)(out.Data), C.int64_t(out.Count))), nil
 }
 
-// Steps returns the greatest step of a push; SetSteps sets it.
+// Steps returns the greatest step of a push; SetSteps sets it, and CountStep adds one.
 func (t *Table) Steps() int64     { return t.steps.Load() }
 func (t *Table) SetSteps(n int64) { t.steps.Store(n) }
+func (t *Table) CountStep()       { t.steps.Add(1) }
 
 // Info says how large a table is.
 type Info struct {

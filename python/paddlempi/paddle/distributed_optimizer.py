@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import paddle
@@ -65,8 +66,11 @@ class DistributedOptimizer(CommonOptimizer):
             )
         self._attach(optimizer, dense, average, name, placement)
 
+    def _all_parameters(self) -> list[Any]:
+        return list(parameters_of(self.optim))
+
     def _parameters(self) -> list[Any]:
-        return [p for p in parameters_of(self.optim) if not p.stop_gradient]
+        return [p for p in self._all_parameters() if not p.stop_gradient]
 
     def step(self) -> None:
         """Take one step of all trainers. The gradients are there.
@@ -78,14 +82,12 @@ class DistributedOptimizer(CommonOptimizer):
         self._step_of_all()
 
     def _vectors(self, name: str, placement: str) -> list[Vector]:
-        optimizer = _for_servers(self.optim)
+        optimizer = partial(_for_servers, self.optim)
+        optimizer()  # it refuses also where there are no parameters
         parameters = self._parameters()
         if not sum(math.prod(p.shape) for p in parameters):
             return []
-        return [Vector(name, parameters, optimizer, placement, self._rate, _read, _write)]
-
-    def _rate(self) -> float:
-        return float(self.optim.get_lr())
+        return [Vector(name, parameters, optimizer, placement, _read, _write)]
 
     @staticmethod
     def _detached(parameter: Any) -> Any:

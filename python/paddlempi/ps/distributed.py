@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
+from .. import _native
 from .._ops import Op
 from ..arguments import refuse
 from ..collectives import all_reduce_coalesced, broadcast
-from ..errors import ArgumentError, DtypeError, UnsupportedError
+from ..errors import ArgumentError, DtypeError, Error, UnsupportedError
 from ..group import ProcessGroup
 from ..reduce_op import ReduceOp
 from . import session, stepping
@@ -31,6 +34,7 @@ class CommonOptimizer:
     _average: bool
     _group: ProcessGroup | None
     _on_servers: list[Vector]
+    _places: list[int]  # id() of the parameters that are on the servers
 
     def _attach(self, optimizer: Any, dense: str, average: bool, name: str, placement: str) -> None:
         """Take the arguments, and make the dense parameters of all trainers the same."""
@@ -53,16 +57,32 @@ class CommonOptimizer:
         self._average = average
         self._group = None
         self._on_servers = []
+        if dense != "local" and len(found.trainers) > 1:
+            on_servers = {id(p) for p in self._parameters()} if dense == "server" else set()
+            for parameter in self._all_parameters():  # those that are frozen, too
+                if id(parameter) not in on_servers:
+                    tensor = self._detached(parameter)
+                    broadcast(tensor, src=found.trainers[0], group=found.trainer_group)
         if dense == "server":
+            if name in found.names:
+                raise ArgumentError(
+                    f"ps.DistributedOptimizer: name={name!r} is that of an earlier optimizer with "
+                    "dense='server', whose parameters and states are on the servers: give this one "
+                    "another name, the same on all trainers"
+                )
             self._on_servers = self._vectors(name, placement)
+            self._places = [id(parameter) for parameter in self._parameters()]
+            found.names.add(name)
             spread([vector.blocks for vector in self._on_servers])
             self.refresh()
         elif dense == "all_reduce" and len(found.trainers) > 1:
             self._group = found.trainer_group
-            for parameter in self._parameters():
-                broadcast(self._detached(parameter), src=found.trainers[0], group=self._group)
 
     # What the framework knows
+
+    def _all_parameters(self) -> list[Any]:
+        """Return the dense parameters, also those that are frozen."""
+        raise NotImplementedError
 
     def _parameters(self) -> list[Any]:
         """Return the dense parameters that are trained."""
@@ -93,31 +113,50 @@ class CommonOptimizer:
     # A step
 
     def _step_of_all(self) -> None:
-        """Push what was noted, and update the dense parameters."""
-        self._check()
-        # Before the push, which waits for all trainers: they learn it if one refuses.
+        """Push what was noted, and update the dense parameters.
+
+        If this trainer finds a mistake of its own, no trainer makes the step: the others get
+        RefusedError.
+        """
+        try:
+            self._check()
+            for vector in self._on_servers:
+                vector.note()
+            stepping.step(average=self._average)
+        except (ArgumentError, DtypeError, UnsupportedError) as error:
+            stepping.discard()
+            self._refuse(error)
         if self._group is not None:
             self._average_gradients(self._group)
-        for vector in self._on_servers:
-            vector.note()
-        stepping.step(average=self._average)
         if self._on_servers:
             self.refresh()
         else:
             self.optim.step()
 
     def _check(self) -> None:
-        """Refuse sparse gradients of dense parameters, before anything has changed."""
+        """Refuse what this optimizer cannot do, before anything has changed."""
         if self._group is None and not self._on_servers:
             return
         if any(p.grad is not None and self._is_sparse(p.grad) for p in self._parameters()):
-            error = UnsupportedError(
+            raise UnsupportedError(
                 "ps.DistributedOptimizer: a dense parameter has a sparse gradient: make its layer "
                 "one of paddlempi.ps (ps.Embedding, ps.SparseEmbedding), or its gradient dense"
             )
-            if self._group is None:
-                raise error
+        if self._on_servers and self._places != [id(p) for p in self._parameters()]:
+            raise UnsupportedError(
+                "ps.DistributedOptimizer: with dense='server' the parameters that are trained are "
+                "those of the beginning, and some were frozen or unfrozen since: freeze them "
+                "before it is made, or take dense='all_reduce'"
+            )
+
+    def _refuse(self, error: Error) -> NoReturn:
+        """Have the other trainers raise RefusedError instead of waiting for this one, and raise."""
+        if session.as_trainer("ps.DistributedOptimizer").mode == "sync":
+            with contextlib.suppress(Error):  # it always ends with one
+                _native.control("ps_refuse")
+        elif self._group is not None:
             refuse(Op.ALL_REDUCE_COALESCED, self._group, error)
+        raise error
 
     def _average_gradients(self, group: ProcessGroup) -> None:
         """Average over the trainers. A parameter that no trainer has used keeps no gradient."""
@@ -158,9 +197,8 @@ class Vector:
     Args:
         name: the name of the vector.
         parameters: at least one, of at least one element.
-        optimizer: what the servers do.
+        optimizer: returns what the servers do. Later only its learning rate may be another one.
         placement: how its blocks are dealt to servers; see :class:`Blocks`.
-        rate: returns the learning rate of a step.
         read: returns a parameter or a gradient as a NumPy array of float32, [elements].
         write: sets a parameter to a NumPy array of float32, [elements].
     """
@@ -169,28 +207,39 @@ class Vector:
         self,
         name: str,
         parameters: Sequence[Any],
-        optimizer: Optimizer,
+        optimizer: Callable[[], Optimizer],
         placement: str,
-        rate: Callable[[], float],
         read: Callable[[Any], Any],
         write: Callable[[Any, Any], None],
     ) -> None:
-        self._rate, self._read, self._write = rate, read, write
+        self._optimizer, self._read, self._write = optimizer, read, write
         sizes = [math.prod(parameter.shape) for parameter in parameters]
         ends = list(accumulate(sizes))
         places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self._places = list(zip(parameters, places, strict=True))
-        self.blocks = Blocks(name, ends[-1], optimizer, placement)
+        self.blocks = Blocks(name, ends[-1], optimizer(), placement)
         for parameter, place in self._places:
             self.blocks.values[place] = read(parameter)
 
     def note(self) -> None:
-        """Note the gradients for the next step; those of parameters that were not used are 0."""
+        """Note the gradients for the next step; those of parameters that were not used are 0.
+
+        Raises:
+            UnsupportedError: a number of the optimizer has changed.
+        """
+        was, now = self.blocks.table.optimizer, self._optimizer()
+        rate = now.learning_rate
+        if replace(was, learning_rate=rate) != now:
+            raise UnsupportedError(
+                f"ps.DistributedOptimizer: the servers have {was}, and the optimizer is {now} now: "
+                "with dense='server' only the learning rate may change (OneCycleLR and CyclicLR: "
+                "cycle_momentum=False)"
+            )
         for parameter, place in self._places:
             gradient = parameter.grad
             self.blocks.gradients[place] = 0 if gradient is None else self._read(gradient)
         table, ids, gradients = self.blocks.request()
-        table.learning_rate = self._rate()
+        table.learning_rate = rate
         stepping.note(table, ids, gradients)
 
     def pull(self) -> None:

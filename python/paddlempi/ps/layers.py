@@ -99,7 +99,8 @@ class RemoteLayer:
                 end = min(begin + each, shape[0])
                 ids = memory.empty(end - begin, "int64")
                 ids[:] = range(begin, end)
-                layer.table.write(ids, detached[begin:end])
+                rows = detached[begin:end]
+                layer.table.write(ids, rows.contiguous() if hasattr(rows, "contiguous") else rows)
         session.barrier(f"from_pretrained {name}"[:255])
         return layer
 

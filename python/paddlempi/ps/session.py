@@ -87,6 +87,7 @@ class Session:
         empty: the number and the dim of a table; a step without gradients names it.
         dealt: dense parameters that are dealt to the servers in turn, by the names of their tables:
             how many blocks were dealt before theirs.
+        names: those of the optimizers whose dense parameters are on the servers.
     """
 
     def __init__(self, roles: tuple[str, ...], rank: int, mode: str) -> None:
@@ -98,6 +99,7 @@ class Session:
         self.completed = False
         self.empty: tuple[int, int] | None = None
         self.dealt: dict[str, int] = {}
+        self.names: set[str] = set()
         self._blocks = 0
         self.lock = threading.Lock()
 

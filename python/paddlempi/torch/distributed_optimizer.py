@@ -91,6 +91,9 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             "stay scaled, and may skip the step of one trainer: train in bfloat16, without one"
         )
 
+    def _all_parameters(self) -> list[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
     def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in _trained(group)]
 
@@ -99,9 +102,8 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             Vector(
                 f"{name}.{number}",
                 _trained(group),
-                _for_servers(self.optim, group),
+                partial(_for_servers, self.optim, group),
                 placement,
-                partial(_rate, group),
                 _read,
                 _write,
             )
@@ -169,16 +171,29 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             raise UnsupportedError("DistributedOptimizer: with dense='server' groups cannot grow")
         self.optim.add_param_group(param_group)
 
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """Have the wrapped optimizer call a hook in each step, after gradients were averaged.
+
+        Raises:
+            UnsupportedError: with ``dense="server"``, where it takes no steps.
+        """
+        return self._hooked().register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """Have the wrapped optimizer call a hook after each step; else as the pre-hook."""
+        return self._hooked().register_step_post_hook(hook)
+
+    def _hooked(self) -> Any:
+        if self._on_servers:
+            raise UnsupportedError("DistributedOptimizer: with dense='server' no hook is called")
+        return self.optim
+
     def __getstate__(self) -> dict[str, Any]:
         raise UnsupportedError("DistributedOptimizer: it cannot be copied: use its state_dict()")
 
 
 def _trained(group: dict[str, Any]) -> list[torch.Tensor]:
     return [p for p in group["params"] if p.requires_grad]
-
-
-def _rate(group: dict[str, Any]) -> float:
-    return float(group["lr"])
 
 
 def _read(tensor: torch.Tensor) -> Any:
@@ -200,11 +215,18 @@ def _for_servers(optimizer: Any, group: dict[str, Any]) -> ps.Optimizer:
     Raises:
         UnsupportedError: they do not have it.
     """
+    kind = type(optimizer)
+    if kind not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW):
+        raise UnsupportedError(
+            f"ps.DistributedOptimizer: servers have no {kind.__name__}: they have SGD, Adagrad, "
+            "Adam and AdamW; or take dense='all_reduce'"
+        )
+    if any(p.is_complex() for p in group["params"]):
+        raise UnsupportedError("ps.DistributedOptimizer: servers have no complex parameters")
     odd = {key: group[key] for key, plain in _PLAIN.items() if group.get(key, plain) != plain}
     if odd:
         raise UnsupportedError(f"ps.DistributedOptimizer: servers have no optimizer with {odd}")
     common = {"learning_rate": float(group["lr"]), "weight_decay": group["weight_decay"]}
-    kind = type(optimizer)
     if kind is torch.optim.SGD and not group["momentum"]:
         return ps.SGD(**common)
     if kind is torch.optim.SGD:
@@ -212,12 +234,7 @@ def _for_servers(optimizer: Any, group: dict[str, Any]) -> ps.Optimizer:
     if kind is torch.optim.Adagrad:
         start = group["initial_accumulator_value"]
         return ps.Adagrad(**common, epsilon=group["eps"], initial_accumulator=start)
-    if kind in (torch.optim.Adam, torch.optim.AdamW):
-        decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay")
-        make = ps.AdamW if decoupled else ps.Adam
-        beta1, beta2 = group["betas"]
-        return make(**common, beta1=beta1, beta2=beta2, epsilon=group["eps"])
-    raise UnsupportedError(
-        f"ps.DistributedOptimizer: servers have no {kind.__name__}: they have SGD, Adagrad, Adam "
-        "and AdamW; or take dense='all_reduce'"
-    )
+    decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay")
+    make = ps.AdamW if decoupled else ps.Adam
+    beta1, beta2 = group["betas"]
+    return make(**common, beta1=beta1, beta2=beta2, epsilon=group["eps"])

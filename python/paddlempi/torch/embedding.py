@@ -25,17 +25,25 @@ class _Noted(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, rows: torch.Tensor, table: RemoteTable, ids: torch.Tensor
+        ctx: Any,
+        anchor: torch.Tensor,
+        rows: torch.Tensor,
+        table: RemoteTable,
+        ids: torch.Tensor,
+        copies: bool,
     ) -> Any:
-        ctx.table, ctx.ids = table, ids
-        return rows.view_as(rows)
+        ctx.table, ctx.ids, ctx.copies = table, ids, copies
+        ctx.mark_dirty(rows)  # not a view of them: the program may write to it, as to torch's
+        return rows
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        here = gradient.to("cpu", torch.float32)[: len(ctx.ids)]
-        note(ctx.table, ctx.ids, here.contiguous())
-        return None, None, None, None
+        here = gradient[: len(ctx.ids)].to(
+            "cpu", torch.float32, copy=ctx.copies, memory_format=torch.contiguous_format
+        )
+        note(ctx.table, ctx.ids, here)
+        return None, None, None, None, None
 
 
 class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
@@ -58,13 +66,24 @@ class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
         # Autograd calls the backward of a function only if one of its inputs needs a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
 
-    def _rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return rows, and which row each id has; None: they are in the order of the ids."""
+    def _rows(self, ids: torch.Tensor, *, shown: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return rows, and which row each id has; None: they are in the order of the ids.
+
+        Args:
+            shown: rows without places are what the program gets, so the gradient may be a tensor
+                of the program, which writes to it before the step. Else torch makes it.
+        """
         kept, places, rows = self._pulled(ids)
         rows = rows.to(ids.device)
         if not self.frozen:
-            rows = _Noted.apply(self._anchor, rows, self.table, kept)
+            copies = shown and places is None
+            rows = _Noted.apply(self._anchor, rows, self.table, kept, copies)
         return rows, None if places is None else places.to(ids.device)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Set whether backward notes gradients: ``frozen``. That of a model around it does not."""
+        self.frozen = not requires_grad
+        return super().requires_grad_(requires_grad)
 
     @staticmethod
     def _flat(ids: Any) -> torch.Tensor:
@@ -111,7 +130,7 @@ class Embedding(_Layer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the rows of the ids in ``input``, of shape [*input.shape, embedding_dim]."""
-        rows, places = self._rows(input)
+        rows, places = self._rows(input, shown=True)
         if places is not None:
             rows = rows[places]
         return rows.view(*input.shape, self.embedding_dim)
@@ -166,7 +185,7 @@ class EmbeddingBag(_Layer):
             offsets: where each bag begins in ``input``.
             per_sample_weights: a factor for every id, of the shape of ``input``; for "sum" only.
         """
-        rows, places = self._rows(input)
+        rows, places = self._rows(input, shown=False)
         padding = None if places is None else len(rows) - 1
         if places is None:
             places = torch.arange(len(rows), device=rows.device)

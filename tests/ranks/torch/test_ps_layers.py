@@ -175,6 +175,31 @@ def test_the_batch_may_be_written_to_before_the_step(padding: int | None) -> Non
     assert changed == [1, 2, 4]
 
 
+def test_rows_and_their_gradient_may_be_written_to() -> None:
+    """As with torch's layer: in-place functions behind it, and a buffer that gradients come in."""
+    layer = ps.Embedding(ROWS, DIM, name="a", optimizer=ps.SGD(1.0))
+    reference = torch.nn.Embedding(ROWS, DIM)
+    with_rows_of(layer, reference)
+    ids = torch.tensor([[1, 2], [1, 3]])
+    for each in (layer, reference):
+        buffer = torch.ones(2, 2, DIM)
+        each(ids).mul_(2).relu_().backward(buffer)
+        buffer.fill_(7)
+        each(ids).backward(buffer)
+        buffer.fill_(9)
+    ps.step()
+    expected = reference.weight.detach() - reference.weight.grad
+    torch.testing.assert_close(weight_of(layer), expected, **CLOSE)
+
+
+def test_a_layer_that_is_not_trained(ps_core: PsCore) -> None:
+    layer = ps.Embedding(ROWS, DIM, name="a")
+    assert layer.requires_grad_(False) is layer
+    assert layer.frozen and not layer(torch.tensor([1])).requires_grad
+    layer.requires_grad_()
+    assert layer(torch.tensor([1])).requires_grad
+
+
 def test_nothing_is_noted_without_gradients(ps_core: PsCore) -> None:
     layer = ps.Embedding(ROWS, DIM, name="a")
     with torch.no_grad():
@@ -322,10 +347,75 @@ def test_groups_of_parameters_that_are_not_trained(ps_core: PsCore) -> None:
     assert (model.bias == before - 1).all()
 
 
+def freeze(dense: Any, optimizer: Any) -> None:
+    dense[0].requires_grad_(False)
+
+
+def unfreeze(dense: Any, optimizer: Any) -> None:
+    dense[2].requires_grad_()
+
+
+def decay(dense: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+
+
+def cycle(dense: Any, optimizer: Any) -> None:
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [(freeze, "unfrozen"), (unfreeze, "unfrozen"), (decay, "decay=0.1"), (cycle, "cycle_mom")],
+)
+def test_servers_do_not_take_changes(ps_core: PsCore, change: Any, text: str) -> None:
+    """They would go on with what they were told at the beginning."""
+    dense = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(3)])
+    dense[2].requires_grad_(False)
+    inner = torch.optim.SGD([{"params": part.parameters()} for part in dense], 0.1, momentum=0.9)
+    optimizer = ps.DistributedOptimizer(inner, dense="server")
+    dense[0](torch.ones(2)).sum().backward()
+    before = dense[0].bias.detach().clone()
+    change(dense, optimizer)
+    with pytest.raises(errors.UnsupportedError, match=text):
+        optimizer.step()
+    assert (dense[0].bias == before).all() and ps_core.steps == 0
+    assert ps_core.called()[-1] == "ps_refuse"  # the others do not wait for this trainer
+
+
+def test_optimizers_of_one_name(ps_core: PsCore) -> None:
+    """The second one would get the parameters of the first."""
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    ps.DistributedOptimizer(torch.optim.SGD(first.parameters()), dense="server")
+    with pytest.raises(errors.ArgumentError, match="name='dense'"):
+        ps.DistributedOptimizer(torch.optim.SGD(second.parameters()), dense="server")
+    ps.DistributedOptimizer(torch.optim.SGD(second.parameters()), dense="server", name="second")
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_hooks_of_a_step(ps_core: PsCore, when: str) -> None:
+    seen: list[Any] = []
+    for way in ("all_reduce", "server"):
+        dense = torch.nn.Linear(2, 2)
+        optimizer = ps.DistributedOptimizer(torch.optim.SGD(dense.parameters()), dense=way)
+        register = getattr(optimizer, f"register_step_{when}_hook")
+        if way == "server":
+            with pytest.raises(errors.UnsupportedError, match="hook"):
+                register(seen.append)
+        else:
+            register(lambda *arguments: seen.append(arguments[0]))
+            optimizer.step()
+            assert seen == [optimizer.optim]
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
         (lambda p: torch.optim.RMSprop(p), "servers have no RMSprop"),
+        (lambda p: torch.optim.SparseAdam(p), "servers have no SparseAdam"),
+        (
+            lambda p: torch.optim.SGD([torch.ones(2, dtype=torch.cfloat, requires_grad=True)]),
+            "complex",
+        ),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), "'dampening': 0.5"),
         (lambda p: torch.optim.Adam(p, amsgrad=True), "'amsgrad': True"),
     ],

@@ -106,29 +106,98 @@ def test_a_parameter_that_some_trainers_use(begin: Callable[..., bool], rank: in
     assert (parts[2] == 5).all() and parts[2].grad is None  # nobody used it: no weight decay
 
 
-def test_sparse_gradients_of_dense_parameters(begin: Callable[..., bool], rank: int) -> None:
-    """On one trainer only: the others learn of it, and nothing was changed."""
+@pytest.mark.parametrize(
+    ("way", "mistake"),
+    [
+        ("all_reduce", "sparse"),
+        ("server", "sparse"),
+        ("server", "not finite"),
+        ("local", "not finite"),
+    ],
+)
+def test_a_mistake_of_one_trainer(
+    begin: Callable[..., bool], rank: int, way: str, mistake: str
+) -> None:
+    """The others learn of it, nothing was changed, and all can go on."""
     if not begin(BOTH):
         return
-    layer = torch.nn.Embedding(4, 2, sparse=True)
+    layer = torch.nn.Embedding(4, 2, sparse=rank == 0 and mistake == "sparse")
     rows = ps.Embedding(4, 2, name="rows", optimizer=ps.SGD(1.0))
-    optimizer = ps.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 1.0))
-    before = layer.weight.detach().clone()
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 1.0), dense=way)
+    ids = torch.arange(4)
+    before = layer.weight.detach().clone(), rows(ids).detach().clone()
+    layer(torch.tensor([1])).sum().backward()
+    factor = float("nan") if rank == 0 and mistake == "not finite" else 1.0
+    (rows(torch.tensor([2])) * factor).sum().backward()
+    kind, text = (errors.RefusedError, r"\[0\]")
     if rank == 0:
-        layer(torch.tensor([1])).sum().backward()
-        rows(torch.tensor([2])).sum().backward()
-    kind, text = (
-        (errors.UnsupportedError, r"ps\.Embedding") if rank == 0 else (errors.RefusedError, "0")
-    )
+        kind, text = (
+            (errors.UnsupportedError, r"ps\.Embedding")
+            if mistake == "sparse"
+            else (errors.ArgumentError, "finite")
+        )
     with pytest.raises(kind, match=text):
         optimizer.step()
-    assert (layer.weight == before).all()
+    for weight, was in zip((layer.weight, rows(ids)), before, strict=True):
+        assert (weight == was).all()
+    optimizer.zero_grad()
+    rows(torch.tensor([3])).sum().backward()
+    optimizer.step()
+    assert (rows(ids)[3] == before[1][3] - 1).all() and (rows(ids)[2] == before[1][2]).all()
+
+
+def test_optimizers_that_begin_later(begin: Callable[..., bool], rank: int, roles: str) -> None:
+    """Adam counts the steps of its own parameters and table, on every server."""
+    torch.manual_seed(rank)
+    if not begin(roles):
+        return
+    size = 200  # two blocks, which two servers share
+    models = [torch.nn.Linear(size, 50), torch.nn.Linear(size, 50)]
+    rows = ps.Embedding(ROWS, DIM, name="rows", optimizer=ps.Adam(0.1), seed=1)
+    other = ps.Embedding(ROWS, DIM, name="other", optimizer=ps.Adam(0.1), seed=1)
+    ids = torch.arange(ROWS)
+    for _ in range(3):
+        other(ids).sum().backward()
+        ps.step()
+    made = [
+        ps.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), 0.1), dense="server", name=name
+        )
+        for name, model in zip("ab", models, strict=True)
+    ]
+    same, same_rows = copy.deepcopy(models), torch.nn.Embedding(ROWS, DIM)
+    with torch.no_grad():
+        same_rows.weight.copy_(rows(ids))
+    ps.barrier("read")
+    theirs: list[Any] = [torch.optim.Adam(model.parameters(), 0.1) for model in same]
+    theirs.append(torch.optim.Adam(same_rows.parameters(), 0.1))
+    for step in range(3):
+        for optimizer in (*made, *theirs):
+            optimizer.zero_grad()
+        for parts, table in ((models, rows), (same, same_rows)):
+            factor = (step - 1.5) * table(ids).sum()
+            (sum(model(torch.ones(size)).square().sum() for model in parts) + factor).backward()
+        for optimizer in (*made, *theirs):
+            optimizer.step()
+    for model, expected in zip(models, same, strict=True):
+        torch.testing.assert_close(model.weight, expected.weight, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(rows(ids).detach(), same_rows.weight.detach(), **CLOSE)
+
+
+def test_frozen_parameters_are_the_same(begin: Callable[..., bool], rank: int) -> None:
+    if not begin(BOTH):
+        return
+    for way in ("all_reduce", "server"):
+        frozen = torch.nn.Parameter(torch.full((2,), float(rank)), requires_grad=False)
+        trained = torch.nn.Parameter(torch.full((2,), float(rank)))
+        ps.DistributedOptimizer(torch.optim.SGD([frozen, trained], 1.0), dense=way)
+        assert (frozen == 0).all() and (trained == 0).all()
 
 
 def test_rows_of_another_model(begin: Callable[..., bool], rank: int, roles: str) -> None:
     if not begin(roles):
         return
-    weight = torch.arange(ROWS * DIM, dtype=torch.float32).reshape(ROWS, DIM)
+    weight = torch.arange(ROWS * DIM, dtype=torch.float32).reshape(DIM, ROWS).t()
     given = weight if rank == ps.trainers()[0] else torch.empty_like(weight)
     frozen = ps.Embedding.from_pretrained(torch.nn.Parameter(given), name="a", padding_idx=1)
     bags = ps.EmbeddingBag.from_pretrained(given, False, name="b", mode="sum", optimizer=ps.SGD(1))
