@@ -287,11 +287,11 @@ func (e *Env) stayAway() {
 	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(brokenLimit), nil)
 }
 
-// AllDeparted tells whether all ranks have departed: those of this node show it in shared memory, and for others the
-// barrier of depart is over. Until then it answers questions of other ranks.
+// AllDeparted tells whether the barrier of depart is over, and no rank of this node has died. Until then it answers
+// questions of other ranks.
 func (e *Env) AllDeparted() bool {
 	if e.departure == nil {
-		return all(e.peers, func(r int) bool { return r == e.Topo.Rank || e.mustAsk(r) || e.leftInOrder(r) })
+		return len(e.dead(e.peers)) == 0
 	}
 	e.mail.pump()
 	poll(e.Lib, e.departure)
@@ -316,7 +316,7 @@ func (e *Env) AwaitDepartures() bool {
 	e.mu.Unlock()
 	gone, dead := false, false
 	_ = work.NewEngine().Wait(func() bool {
-		gone, dead = e.AllDeparted(), e.alive.AnyDead() || e.anyDied(e.peers) // MPI may end the barrier because a rank is dead
+		gone, dead = e.AllDeparted(), e.alive.AnyDead() || len(e.dead(e.peers)) > 0 // MPI may end the barrier because a rank is dead
 		return gone || dead || e.mail.has(mailAbsent)
 	}, deadline, nil)
 	gone = gone && !dead

@@ -103,10 +103,10 @@ func (g *Group) startsNothing() bool {
 	return len(g.queue) == 0 && g.held.Load() == 0
 }
 
-// all tells whether f is true of the whole list.
-func all[T any](list []T, f func(T) bool) bool {
-	for _, one := range list {
-		if !f(one) {
+// all tells whether f is true of all groups.
+func all(groups []*Group, f func(*Group) bool) bool {
+	for _, g := range groups {
+		if !f(g) {
 			return false
 		}
 	}
