@@ -36,15 +36,16 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
               All trainers begin with the parameters of the first.
             * "local": this object does nothing of all this, such as with DistributedDataParallel.
         average: for what lies on servers; see :func:`paddlempi.ps.step`.
-        name: with "server", how the names of the tables begin.
+        name: with "server", how the names of the tables begin. No other such optimizer of the
+            parameter server has it.
         placement: with "server", how their blocks of 8192 elements are dealt to the servers:
             "round_robin", in turn over all such optimizers of the program, which all trainers make
             in the same order; or "hash_name", by a hash of the table's name and the block's number.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train, ``dense`` or ``placement`` is another word, or
-            ``optimizer`` is a DistributedOptimizer.
+        ArgumentError: this rank does not train, ``dense`` or ``placement`` is another word,
+            ``name`` is taken, or ``optimizer`` is a DistributedOptimizer.
         DtypeError: ``optimizer`` is none of torch.
         UnsupportedError: ``optimizer`` is LBFGS; with "server", servers do not have it.
     """
@@ -138,7 +139,9 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             What the closure returned.
 
         Raises:
-            UnsupportedError: a dense parameter has a sparse gradient.
+            UnsupportedError: a dense parameter has a sparse gradient; with "server", anything but
+                the learning rate has changed.
+            RefusedError: in sync mode, another trainer raised such an error; ``ranks`` has it.
             Error: as :func:`paddlempi.ps.push` and :func:`paddlempi.all_reduce_coalesced`.
         """
         loss = None
