@@ -10,7 +10,7 @@ import sys
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -72,6 +72,7 @@ __all__ = [
 ]
 
 _ROLES = "PADDLEMPI_ROLES"
+_TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
 _CODES = (TRAINER, PSERVER, BOTH)
 _WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
 
@@ -137,6 +138,7 @@ def init(
     *,
     mode: str = "sync",
     timeout: timedelta | float = DEFAULT_TIMEOUT,
+    tls: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> None:
     """Give the ranks their roles, and start the servers. Every rank of the world calls it.
 
@@ -157,6 +159,9 @@ def init(
             see the same rows. "async": a push is applied at once, and nobody waits.
         timeout: how long a request to a server may take, in sync mode with the wait for the other
             trainers: a timedelta or seconds.
+        tls: files in PEM that encrypt the administration (``docs/ps-admin.md``): ``cert`` and
+            ``key`` of this rank, ``ca`` for those of the others. The files may have other names on
+            other ranks. None: no TLS.
 
     Raises:
         AlreadyInitializedError: it was called before, and :func:`shutdown` was not.
@@ -171,7 +176,7 @@ def init(
     if not is_initialized():
         init_process_group()
     world = members(None)
-    found = _agree(roles, mode, timeout, world)
+    found = _agree(roles, mode, timeout, tls, world)
     session = Session(found, world._rank, mode)
     if session.trainers == list(world._ranks):
         session.trainer_group = world
@@ -184,6 +189,7 @@ def init(
         mode=mode,
         timeout=to_seconds(timeout, "ps.init"),
         functions=functions.names(),
+        **_files(tls),
     )
     _state.session = session
     if functions.names() and serves(role()):
@@ -202,7 +208,27 @@ def servers_end_in_init() -> None:
     _state.servers_end_in_init = True
 
 
-def _agree(given: RolesArgument, mode: str, timeout: Any, world: ProcessGroup) -> tuple[str, ...]:
+def _files(tls: Mapping[str, str | os.PathLike[str]] | None) -> dict[str, Any]:
+    """Return what the core takes of ``tls``.
+
+    Raises:
+        ArgumentError: it has another key, or none.
+        DtypeError: it is no map of texts to paths.
+    """
+    if tls is None:
+        return {}
+    if not isinstance(tls, Mapping) or not all(
+        isinstance(v, (str, os.PathLike)) for v in tls.values()
+    ):
+        raise DtypeError(f"ps.init: tls={tls!r} is no map of names to paths")
+    if not tls or not set(tls) <= set(_TLS):
+        raise ArgumentError(f"ps.init: tls has {sorted(tls)}; it takes {', '.join(_TLS)}")
+    return {"tls": {_TLS[name]: os.fspath(path) for name, path in tls.items()}}
+
+
+def _agree(
+    given: RolesArgument, mode: str, timeout: Any, tls: Any, world: ProcessGroup
+) -> tuple[str, ...]:
     """Return the roles of all ranks, if all ranks have given the same arguments."""
     if given is None:
         given = os.environ.get(_ROLES) or None
@@ -211,6 +237,7 @@ def _agree(given: RolesArgument, mode: str, timeout: Any, world: ProcessGroup) -
         if mode not in ("sync", "async"):
             raise ArgumentError(f"ps.init: mode={mode!r} is neither 'sync' nor 'async'")
         seconds = to_seconds(timeout, "ps.init")
+        encrypted = ", with tls" if _files(tls) else ""
         all_roles = resolved(given, size)
         if all_roles is None:
             mine = of_node(str(given), get_local_rank(), get_local_size())
@@ -219,7 +246,7 @@ def _agree(given: RolesArgument, mode: str, timeout: Any, world: ProcessGroup) -
     except Error as error:
         refuse(Op.ALL_GATHER, None, error)
     arguments = f"roles={given if all_roles is None else list(all_roles)}, mode={mode!r}, "
-    arguments += f"timeout={seconds:g} s"
+    arguments += f"timeout={seconds:g} s{encrypted}"
     digest = hashlib.blake2b(arguments.encode(), digest_size=8 * (_WORDS - 1)).digest()
     told = array("q", digest)
     told.append(_CODES.index(mine))

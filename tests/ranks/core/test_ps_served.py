@@ -455,6 +455,20 @@ def test_ranks_that_differ_are_named(rank: int, size: int) -> None:
         ps.init(ONE_SERVER if rank else "trainer")
 
 
+def test_certificates_reach_the_core(rank: int, tmp_path: Path) -> None:
+    """The service says which file it cannot read; what it does with good ones is tested in Go."""
+    missing = {"cert": tmp_path / "none.pem", "key": str(tmp_path / "none.key")}
+    for tls, kind, text in (
+        (missing, errors.ArgumentError, "none.pem"),
+        ({"cert": missing["cert"]}, errors.ArgumentError, "both a certificate and its key"),
+        ({"crt": "x"}, errors.ArgumentError, r"tls has \['crt'\]; it takes cert, key, ca"),
+        ("x", errors.DtypeError, "tls='x' is no map"),
+        (missing if rank == 0 else None, errors.MismatchError, "other arguments"),
+    ):
+        with pytest.raises(kind, match=text):
+            ps.init(tls=tls)
+
+
 def test_tables_that_differ(begin: Begin, rank: int) -> None:
     begin(BOTH)
     one = ps.RemoteTable("t", DIM, seed=1)
