@@ -507,9 +507,13 @@ def complete() -> None:
         if session.completed:
             return
         session.completed = True
-    for end in _state.before_complete:
-        end()
-    _native.control("ps_complete")
+    try:
+        for end in _state.before_complete:
+            end()
+        _native.control("ps_complete")
+    except KeyboardInterrupt:
+        session.completed = False  # the next call tells the servers
+        raise
 
 
 def shutdown() -> None:

@@ -248,7 +248,9 @@ def test_steps_make_no_rpc(begin: Begin, rank: int, roles: str) -> None:
         assert server["grpc_in"] > 0 and server["grpc_out"] > 0
 
 
-def test_a_trainer_that_completes_early(begin: Begin, rank: int, roles: str) -> None:
+def test_a_trainer_that_completes_early(
+    begin: Begin, rank: int, roles: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not begin(roles):
         return
     table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
@@ -256,7 +258,14 @@ def test_a_trainer_that_completes_early(begin: Begin, rank: int, roles: str) -> 
     ones = np.ones((1, DIM), np.float32)
     table.push(one, ones)
     if rank == ps.trainers()[-1] and len(ps.trainers()) > 1:
-        ps.complete()
+
+        def ctrl_c() -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(ps.session._state, "before_complete", [ctrl_c])
+            ps.complete()
+        ps.complete()  # the others would wait for this trainer's pushes if it told nothing
         with pytest.raises(errors.ArgumentError, match="completed"):
             table.pull(one)
         return
