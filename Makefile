@@ -26,6 +26,9 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET ?= 1
+# A registry may be slow for minutes. pip waits 15 seconds for it, five times.
+export PIP_TIMEOUT ?= 60
+export PIP_RETRIES ?= 10
 
 # The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
