@@ -152,9 +152,8 @@ func (c *Client) Push(parts []Part) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s, a := range answers {
-		c.here[s].unsure = a == nil
+		c.stepped(s, a)
 		if a != nil {
-			c.here[s].steps = a.Steps
 			c.stale.Add(a.Staleness)
 			c.updates.Add(1)
 		}
@@ -171,12 +170,17 @@ func (c *Client) Refuse() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s, a := range answers {
-		c.here[s].unsure = a == nil
-		if a != nil {
-			c.here[s].steps = a.Steps
-		}
+		c.stepped(s, a)
 	}
 	return err
+}
+
+// stepped notes what a server has answered to a step; nil: nothing. The caller holds mu.
+func (c *Client) stepped(s int, a *request.Answer) {
+	c.here[s].unsure = a == nil
+	if a != nil {
+		c.here[s].steps = a.Steps
+	}
 }
 
 // Write sets the rows of the ids.

@@ -67,21 +67,28 @@ for step in range(30):
 """
 
 
-@pytest.mark.one_mpi
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_run_keeps_survivors(tmp_path: Path, mode: str) -> None:
-    """Asynchronous training goes on without a dead trainer, and synchronous ends with its name."""
+def keeping(
+    tmp_path: Path, program: str, np: int, roles: str, argument: str, *, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a script as ``np`` ranks whose launcher leaves the others alone when one dies."""
     script = tmp_path / "train.py"
-    script.write_text(DIES)
+    script.write_text(program)
     run_in = [sys.executable, "-m", "paddlempi", "run"]
-    ranks = launch.command(4, [*run_in, "--roles", "trainer:3,pserver:1", str(script), mode])
-    ended = subprocess.run(
+    ranks = launch.command(np, [*run_in, "--roles", roles, str(script), argument])
+    return subprocess.run(
         [*run_in, "--keep-survivors", "--", *ranks.argv],
         env=ranks.env,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=timeout,
     )
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_run_keeps_survivors(tmp_path: Path, mode: str) -> None:
+    """Asynchronous training goes on without a dead trainer, and synchronous ends with its name."""
+    ended = keeping(tmp_path, DIES, 4, "trainer:3,pserver:1", mode, timeout=90)
     output = ended.stdout + ended.stderr
     assert (ended.returncode == 0) == (mode == "async"), output
     assert ("PeerDiedError" in output and "rank 1" in output) == (mode == "sync"), output
@@ -108,20 +115,10 @@ Path(sys.argv[1]).touch()
 
 def test_the_others_end_after_a_death(tmp_path: Path) -> None:
     """They do not call MPI_Finalize, which might never end."""
-    script = tmp_path / "train.py"
-    script.write_text(DIES_FIRST)
-    run_in = [sys.executable, "-m", "paddlempi", "run"]
-    program = [str(script), str(tmp_path / "ended")]
-    ranks = launch.command(3, [*run_in, "--roles", "trainer:2,pserver:1", *program])
-    ended = subprocess.run(
-        [*run_in, "--keep-survivors", "--", *ranks.argv],
-        env=ranks.env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    mark = tmp_path / "ended"
+    ended = keeping(tmp_path, DIES_FIRST, 3, "trainer:2,pserver:1", str(mark), timeout=60)
     output = ended.stdout + ended.stderr
-    assert (tmp_path / "ended").exists() or launch.command(1, ["true"]).kind == "mpich", output
+    assert mark.exists() or launch.command(1, ["true"]).kind == "mpich", output
 
 
 @pytest.mark.one_mpi
