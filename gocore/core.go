@@ -30,7 +30,7 @@ var (
 	initOnce sync.Mutex  // held by Init, Destroy and Exit
 	library  mpi.Library // stays after Destroy, because MPI can be initialised only once
 	endFile  string      // InitOptions.EndFile
-	inUse    atomic.Bool // MPI still has a request of a world that has ended, so it cannot be finalized
+	inUse    atomic.Bool // an init has failed half way, and other ranks may still wait in it: MPI cannot be finalized
 	poisoned atomic.Pointer[string]
 )
 
@@ -240,7 +240,7 @@ func Exit(code int) {
 		return
 	}
 	if !awaitDepartures() || inUse.Load() {
-		return // after a failure MPI waits for ranks that never come, or uses memory of a broken group
+		return // a rank has died, or does not come back from MPI: MPI_Finalize would wait for it
 	}
 	_ = library.Finalize()
 }

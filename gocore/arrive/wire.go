@@ -37,7 +37,8 @@ type Wire struct {
 	entry    []uint64 // what this member has announced: entryWords
 	gathered []uint64 // what all members have announced: entryWords for each
 	block    unsafe.Pointer
-	stage    int // 0 idle, 1 allreduce under way, 2 allgather under way
+	stage    int  // 0 idle, 1 allreduce under way, 2 allgather under way
+	last     bool // a member has left: the allreduce under way, or the one before, is the last
 	state    State
 	result   Result
 	entries  []Entry
@@ -74,6 +75,25 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 // Announce starts the allreduce.
 func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ Note, _ int) (State, Result, error) {
 	w.announced.Store(seq)
+	return Pending, Result{}, w.compareWith(sig, flags)
+}
+
+// Leave announces, in the place of collective seq, the next one, that this member comes to no more, because
+// of reason. So no allreduce of another member stays under way for ever, and each member that comes to seq
+// finds it closed. If an allreduce of this member is under way, it is the last: the others are told if they
+// ask. The caller polls Settled afterwards. No member announces anything after a collective in which one left.
+func (w *Wire) Leave(seq uint64, reason status.Code) error {
+	w.GiveUp(seq, reason)
+	if w.stage != 0 || w.last {
+		return nil
+	}
+	w.last = true
+	w.announced.Store(seq)
+	return w.compareWith(&Signature{uint64(reason)}, Left)
+}
+
+// compareWith starts the allreduce of what this member announces.
+func (w *Wire) compareWith(sig *Signature, flags Flags) error {
 	for i, v := range sig {
 		w.vec[2*i], w.vec[2*i+1] = v, ^v
 		w.entry[i] = v
@@ -83,7 +103,7 @@ func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ Note, _ int) 
 	w.entry[len(sig)] = f
 	t, _ := w.lib.TypeOf(op.UInt64)
 	o, _ := w.lib.OpOf(op.BOr, op.UInt64)
-	return Pending, Result{}, w.start(&mpi.Call{
+	return w.start(&mpi.Call{
 		Fn: mpi.FnAllreduce, Comm: w.comm, Op: o,
 		SendBuf: unsafe.Pointer(&w.vec[0]), SendCount: wireWords, SendType: t,
 		RecvBuf: unsafe.Pointer(&w.vec[wireWords]), RecvCount: wireWords, RecvType: t,
@@ -107,7 +127,7 @@ func (w *Wire) Poll(int) (State, Result, error) {
 		return w.state, w.result, nil
 	}
 	if w.slot.Done == 0 && w.lib.Poll([]uintptr{uintptr(unsafe.Pointer(w.slot))}) == 0 {
-		if w.stage == 1 && len(w.Closers(w.announced.Load())) > 0 {
+		if (w.stage == 1 || w.last) && len(w.Closers(w.announced.Load())) > 0 {
 			return Closed, Result{}, nil
 		}
 		return Pending, Result{}, nil
@@ -121,7 +141,11 @@ func (w *Wire) Poll(int) (State, Result, error) {
 	}
 	if stage == 1 {
 		w.compare()
-		if w.state == Agreed && w.result.Any&Refused == 0 {
+		if w.last = w.result.Any&Left != 0; w.result.All&Left != 0 {
+			w.state = Closed // all have left: nobody asks who
+			return w.state, w.result, nil
+		}
+		if w.state == Agreed && w.result.Any&(Refused|Left) == 0 {
 			return w.state, w.result, nil
 		}
 		t, _ := w.lib.TypeOf(op.UInt64)
@@ -132,11 +156,25 @@ func (w *Wire) Poll(int) (State, Result, error) {
 		}, 2)
 		return Pending, Result{}, err
 	}
-	w.state = Agreed
-	if w.result.Diff != 0 {
+	switch {
+	case w.last:
+		w.learnWhoLeft()
+		w.state = Closed
+	case w.result.Diff != 0:
 		w.state = Differ
+	default:
+		w.state = Agreed
 	}
 	return w.state, w.result, nil
+}
+
+// learnWhoLeft notes the members that have left, as they have announced.
+func (w *Wire) learnWhoLeft() {
+	for i, e := range w.Entries() {
+		if e.Flags&Left != 0 {
+			w.Learn(i, w.announced.Load(), status.Code(e.Signature[0]))
+		}
+	}
 }
 
 func (w *Wire) compare() {
