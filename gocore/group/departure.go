@@ -25,7 +25,7 @@ import (
 
 const (
 	// settleLimit is how long a rank waits, once all have left, for the end of its own requests.
-	settleLimit = 10 * time.Second
+	settleLimit = 3 * time.Second
 	// lastWord is how long a rank that does not finalize MPI goes on calling it, so that what it has sent
 	// reaches the others.
 	lastWord = 300 * time.Millisecond
