@@ -235,7 +235,12 @@ func Exit(code int) {
 		}
 		return
 	}
-	defer noteEnd(code) // after MPI_Finalize, in which the launcher may end this process
+	if code == Preempted {
+		// Before MPI_Finalize: as soon as one rank has ended with this status, launchers end the others.
+		noteEnd(code)
+	} else {
+		defer noteEnd(code) // after MPI_Finalize, in which the launcher may end this process
+	}
 	if !finalize {
 		return
 	}
