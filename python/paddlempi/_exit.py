@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from . import _marks, _native
 from .errors import Error
 
-__all__ = ["PREEMPTED", "failing", "install", "mpi_is_foreign", "uninstall"]
+__all__ = ["PREEMPTED", "fail", "failing", "install", "mpi_is_foreign", "uninstall"]
 
 PREEMPTED = 75
 """The exit status of a rank that has saved its work because the job was asked to end.
@@ -139,6 +139,16 @@ def _at_shutdown() -> None:
     status = status or _hooks.status
     if status not in (0, PREEMPTED) and _core_comes_too_late():
         _abort(status)
+
+
+def fail(error: BaseException) -> None:
+    """End this process, and with it the job, by an exception that a callback of ``atexit`` met.
+
+    Python would show it, and end with the status 0 all the same.
+    """
+    sys.excepthook(type(error), error, error.__traceback__)
+    _marks.raised(error)
+    _abort(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def failing() -> bool:
