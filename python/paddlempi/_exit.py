@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from . import _marks, _native
 from .errors import Error
 
-__all__ = ["PREEMPTED", "failing", "install", "mpi_is_foreign", "tell_dead", "uninstall"]
+__all__ = ["PREEMPTED", "fail", "failing", "install", "mpi_is_foreign", "tell_dead", "uninstall"]
 
 PREEMPTED = 75
 """The exit status of a rank that has saved its work because the job was asked to end.
@@ -151,6 +151,16 @@ def tell_dead() -> None:
         with suppress(Error):  # after a failure of the core
             seen = _native.control("info")["liveness"] or {"dead": []}  # None: MPI was finalized
             _marks.dead([one["rank"] for one in seen["dead"]])
+
+
+def fail(error: BaseException) -> None:
+    """End this process, and with it the job, by an exception that a callback of ``atexit`` met.
+
+    Python would show it, and end with the status 0 all the same.
+    """
+    sys.excepthook(type(error), error, error.__traceback__)
+    _marks.raised(error)
+    _abort(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def failing() -> bool:
