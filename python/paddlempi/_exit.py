@@ -160,6 +160,7 @@ def fail(error: BaseException) -> None:
     """
     sys.excepthook(type(error), error, error.__traceback__)
     _marks.raised(error)
+    tell_dead()
     _abort(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
