@@ -192,7 +192,7 @@ func controlDestroyGroup(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct{}{}, g.Destroy()
+	return struct{}{}, remove(g)
 }
 
 func controlGroupInfo(request []byte, _ work.Interrupt) (any, error) {
