@@ -141,7 +141,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, forced co
 			return g, nil
 		}
 	}
-	if g.wire, err = arrive.NewWire(e.Lib, g.msgComm, g.Size); err != nil {
+	if g.wire, err = arrive.NewWire(e.Lib, g.msgComm, g.Size, g.Rank); err != nil {
 		return nil, err
 	}
 	g.arrival = g.wire

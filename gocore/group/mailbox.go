@@ -67,7 +67,7 @@ func (k mailKind) possible(body []byte) bool {
 	case mailReady, mailStill:
 		return len(body) == 16
 	case mailAnswer:
-		return len(body) == 24
+		return len(body) == 32
 	case mailBye, mailAbsent:
 		return len(body) == 0
 	}
