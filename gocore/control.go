@@ -56,6 +56,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"ps_stats":          controlPSStats,
 	"ps_save":           controlPSSave,
 	"ps_restore":        controlPSRestore,
+	"ps_latest":         controlPSLatest,
 	"ps_close":          controlPSClose,
 	"ps_status":         controlPSStatus,
 }
