@@ -51,8 +51,6 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, status.New(status.Argument, "ps_declare: table %q: %v", m.Name, err)
 	}
-	j.declared.Lock()
-	defer j.declared.Unlock()
 	numbers := make([]uint32, len(j.admins))
 	if err := j.each(func(ctx context.Context, i int, c *admin.Client) (err error) {
 		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: m.Name, Kind: m.Kind, Dim: m.Config.Dim, Config: config, Count: count, Dims: m.Dims})
@@ -98,7 +96,7 @@ func remoteTables(ops []TableOp, all []remote) error {
 	case tablePull:
 		return all[0].client.Pull(parts)
 	case tablePush:
-		return all[0].client.Push(parts)
+		return all[0].client.Push(parts, thread())
 	case tableWrite:
 		return all[0].client.Write(parts)
 	}

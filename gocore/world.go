@@ -146,13 +146,11 @@ func (w *world) destroy() error {
 		return list
 	})
 	groups.mu.Unlock()
-	if !settled {
-		inUse.Store(true) // the environment stays, because MPI uses it
-		return err
-	}
 	departing = append(departing, w.env)
 	closeDeparted()
-	w.lib.FreeAll()
+	if settled { // else an operation of MPI may still use what FreeAll frees
+		w.lib.FreeAll()
+	}
 	return err
 }
 
@@ -161,26 +159,28 @@ func (w *world) destroy() error {
 func (w *world) leave() {
 	w.ended.Store(true)
 	initial.CompareAndSwap(w, nil)
-	if settled, _ := w.env.Leave(); settled {
-		departing = append(departing, w.env)
-	} else {
-		inUse.Store(true)
-	}
+	_, _ = w.env.Leave()
+	departing = append(departing, w.env)
 }
+
+// departureStages is how often a departure is taken further where nobody waits for it: it has as many stages.
+const departureStages = 3
 
 // closeDeparted frees the environments of ended worlds whose ranks have all departed.
 func closeDeparted() {
 	departing = slices.DeleteFunc(departing, func(e *group.Env) bool {
-		if !e.AllDeparted() {
-			return false
+		for range departureStages {
+			if e.AllDeparted() {
+				_ = e.Close()
+				return true
+			}
 		}
-		_ = e.Close()
-		return true
+		return false
 	})
 }
 
 // awaitDepartures waits until all ranks of ended worlds have departed, and answers their questions
-// until then. It returns false if some rank will not depart: MPI cannot be finalized then.
+// until then. It returns false if MPI cannot be finalized.
 func awaitDepartures() bool {
 	all := true
 	for _, e := range departing {

@@ -29,6 +29,7 @@ const (
 	Sync    Flags = 1 << iota // the caller waits inside its call, so blocking MPI calls are possible
 	Refused                   // this member found its own arguments wrong and will not run the collective
 	Ahead                     // this member announced the collective ahead of its turn
+	Left                      // this member comes to no collective from this one on: see Wire.Leave
 	Others                    // the first bit without a meaning here
 )
 

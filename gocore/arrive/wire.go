@@ -37,7 +37,8 @@ type Wire struct {
 	entry    []uint64 // what this member has announced: entryWords
 	gathered []uint64 // what all members have announced: entryWords for each
 	block    unsafe.Pointer
-	stage    int // 0 idle, 1 allreduce under way, 2 allgather under way
+	stage    int  // 0 idle, 1 allreduce under way, 2 allgather under way
+	last     bool // a member has left: the allreduce under way, or the one before, is the last
 	state    State
 	result   Result
 	entries  []Entry
@@ -75,6 +76,24 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n, me int) (*Wire, error) {
 
 // Announce starts the allreduce.
 func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ Note, _ int) (State, Result, error) {
+	return Pending, Result{}, w.announce(seq, sig, flags)
+}
+
+// Leave announces, in the place of collective seq, the next one, that this member comes to no more, because
+// of reason. So no allreduce of another member stays under way for ever, and each member that comes to seq
+// finds it closed. If an allreduce of this member is under way, it is the last: the others are told if they
+// ask. The caller polls Settled afterwards. No member announces anything after a collective in which one left.
+func (w *Wire) Leave(seq uint64, reason status.Code) error {
+	w.GiveUp(seq, reason)
+	if w.stage != 0 || w.last {
+		return nil
+	}
+	w.last = true
+	return w.announce(seq, &Signature{uint64(reason)}, Left)
+}
+
+// announce starts the allreduce of what this member announces.
+func (w *Wire) announce(seq uint64, sig *Signature, flags Flags) error {
 	for i, v := range sig {
 		w.vec[2*i], w.vec[2*i+1] = v, ^v
 		w.entry[i] = v
@@ -92,7 +111,7 @@ func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ Note, _ int) 
 	if err == nil {
 		w.announced.Store(seq) // what MPI has not taken is not announced
 	}
-	return Pending, Result{}, err
+	return err
 }
 
 func (w *Wire) start(c *mpi.Call, stage int) error {
@@ -127,10 +146,16 @@ func (w *Wire) Poll(int) (State, Result, error) {
 	}
 	if stage == 1 {
 		w.compare()
-		if w.closed() {
-			w.state = Closed
+		if w.last = w.result.Any&Left != 0; w.result.All&Left != 0 {
+			w.state = Closed // all have left: nobody asks who
+			return w.state, w.result, nil
 		}
-		if w.state == Closed || w.state == Agreed && w.result.Any&Refused == 0 {
+		// All members see in the same result whether the allgather follows. A member that knows already that the
+		// collective is closed takes part too, or the allgather of the others would never end.
+		if w.state == Agreed && w.result.Any&(Refused|Left) == 0 {
+			if w.closed() {
+				w.state = Closed
+			}
 			return w.state, w.result, nil
 		}
 		t, _ := w.lib.TypeOf(op.UInt64)
@@ -141,11 +166,25 @@ func (w *Wire) Poll(int) (State, Result, error) {
 		}, 2)
 		return Pending, Result{}, err
 	}
-	w.state = Agreed
-	if w.result.Diff != 0 {
+	switch {
+	case w.last:
+		w.learnWhoLeft()
+		w.state = Closed
+	case w.result.Diff != 0:
 		w.state = Differ
+	default:
+		w.state = Agreed
 	}
 	return w.state, w.result, nil
+}
+
+// learnWhoLeft notes the members that have left, as they have announced.
+func (w *Wire) learnWhoLeft() {
+	for i, e := range w.Entries() {
+		if e.Flags&Left != 0 {
+			w.Learn(Withdrawal{w.announced.Load(), i, status.Code(e.Signature[0])})
+		}
+	}
 }
 
 func (w *Wire) compare() {

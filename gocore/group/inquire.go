@@ -6,9 +6,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Members of one node see in shared memory which members have announced a collective, and which
@@ -278,67 +276,4 @@ func (e *Env) hidden() (ranks []int) {
 		}
 	}
 	return ranks
-}
-
-// depart begins the barrier of the ranks that depart, if some ranks cannot see each other leave in
-// shared memory. The barrier is on a communicator that carries no other collectives by then. A rank
-// that departs answers questions until the barrier is over.
-func (e *Env) depart() error {
-	if len(e.hidden()) == 0 || e.departure != nil {
-		return nil
-	}
-	slot := e.Lib.NewSlot()
-	if err := e.Lib.Start(&mpi.Call{Fn: mpi.FnBarrier, Comm: e.base}, slot); err != nil {
-		e.Lib.FreeSlot(slot)
-		return err
-	}
-	e.departure = slot
-	return nil
-}
-
-// stayAway tells the ranks that cannot see this one leave that it will not come to the barrier of
-// depart, because MPI still has requests of a broken group. It waits until the messages are sent,
-// for brokenLimit at most, because the process ends next.
-func (e *Env) stayAway() {
-	for _, r := range e.hidden() {
-		e.mail.send(r, mailAbsent, processKey, nil)
-	}
-	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(brokenLimit), nil)
-}
-
-// AllDeparted tells whether the barrier of depart is over, and no rank of this node has died. Until then it answers
-// questions of other ranks.
-func (e *Env) AllDeparted() bool {
-	if e.departure == nil {
-		return len(e.dead(e.peers)) == 0
-	}
-	e.mail.pump()
-	poll(e.Lib, e.departure)
-	if e.departure.Done == 0 {
-		return false
-	}
-	e.Lib.FreeSlot(e.departure)
-	e.departure = nil
-	return true
-}
-
-// AwaitDepartures waits until AllDeparted and returns true. It returns false if MPI cannot be
-// finalized, because a rank will not depart: that rank has said so or has died, or a group broke on this rank
-// and the group's timeout has passed. It waits with a new engine, because the engine of e was
-// stopped.
-func (e *Env) AwaitDepartures() bool {
-	var deadline time.Time
-	e.mu.Lock()
-	if e.broke > 0 {
-		deadline = time.Now().Add(e.broke)
-	}
-	e.mu.Unlock()
-	gone, dead := false, false
-	_ = work.NewEngine().Wait(func() bool {
-		gone, dead = e.AllDeparted(), e.alive.AnyDead() || len(e.dead(e.peers)) > 0 // MPI may end the barrier because a rank is dead
-		return gone || dead || e.mail.has(mailAbsent)
-	}, deadline, nil)
-	gone = gone && !dead
-	e.alive.Leave(gone)
-	return gone
 }

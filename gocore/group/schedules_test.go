@@ -40,7 +40,9 @@ const scheduleSlack = 2 * time.Second
 var schedules = flag.Int("schedules", 12, "random schedules to try")
 
 func randomSchedule(r *rand.Rand) *schedule {
-	between := func(least, most time.Duration) time.Duration { return least + time.Duration(r.Int63n(int64(most-least))) }
+	between := func(least, most time.Duration) time.Duration {
+		return least + time.Duration(r.Int63n(int64(most-least)))
+	}
 	s := &schedule{}
 	n, nodes := 2+r.Intn(4), 2+r.Intn(2)
 	for i := range n {
