@@ -233,7 +233,7 @@ func (q *questions) answered(rank int, left bool) {
 // long the caller has waited for r. If no shared memory shows whether r has left, r is asked after a
 // while.
 func (e *Env) left(r int, waited time.Duration) bool {
-	if e.leftInOrder(r) || e.died(r) {
+	if e.leftInOrder(r) || e.died(r) || e.absent(r) {
 		return true
 	}
 	if !e.mustAsk(r) {
@@ -254,6 +254,12 @@ func (e *Env) left(r int, waited time.Duration) bool {
 // leftInOrder tells whether world rank r has left the job, if shared memory shows it.
 func (e *Env) leftInOrder(r int) bool {
 	return !e.mustAsk(r) && e.presence.Left(indexOf(e.peers, r))
+}
+
+// absent tells whether world rank r has said that its process ends, and did not wait for the others (stayAway).
+func (e *Env) absent(r int) bool {
+	_, said := e.mail.peek(mailAbsent, r, processKey)
+	return said
 }
 
 // mustAsk tells whether world rank r has to be asked whether it has left, because no shared memory
