@@ -82,7 +82,7 @@ type noAlgorithm struct{ error }
 // breakIfFailed breaks the group if a collective failed half way, and returns the error for the
 // caller. Two errors do not break it, because no data was moved: noAlgorithm, and a mismatch that
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
-func (g *Group) breakIfFailed(err error) error {
+func (g *Group) breakIfFailed(c *call, err error) error {
 	if err == nil { // return before e and none, whose addresses errors.As takes, are allocated
 		return nil
 	}
@@ -97,11 +97,7 @@ func (g *Group) breakIfFailed(err error) error {
 		if errors.As(err, &e) && e.Code == status.Cuda {
 			e.Ranks = g.worldRanks(e.Ranks)
 		}
-		if errors.As(err, &e) && e.Code == status.ProcFailed {
-			if dead := g.dead(); len(dead) > 0 { // which MPI does not say
-				err = g.diedError(fmt.Sprintf("collective %d", g.turn), dead, fmt.Sprintf("the group is broken (%v)", err))
-			}
-		}
+		err = g.named(c.numbered(), err)
 		g.fail(err)
 	}
 	return err
@@ -286,6 +282,7 @@ type collective struct {
 	counted bool    // t is counted in Group.async until its caller is told of its end
 	polls   int
 	slow    slowness
+	news    news // MPI has told of a death in this collective
 	mourning
 }
 
@@ -329,7 +326,8 @@ func (t *collective) begin() {
 		if err == nil {
 			_, _, err = g.arrival.Announce(g.turn, &t.call.sig, t.flags(), note, 0)
 		}
-		if err != nil {
+		if err != nil && !t.news.waits(g, err) {
+			err = g.named(t.call.numbered(), err)
 			g.fail(err)
 			t.over(err)
 			return
@@ -371,7 +369,13 @@ func (t *collective) Poll() bool {
 
 func (t *collective) pollArrival() bool {
 	g := t.g
-	state, res, err := g.arrival.Poll(1)
+	state, res, err := arrive.Pending, arrive.Result{}, t.news.err
+	if err == nil {
+		state, res, err = g.arrival.Poll(1)
+	}
+	if t.news.waits(g, err) {
+		return false
+	}
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
 		if state == arrive.Rubbish {
 			err = g.rubbishError(&t.call)
@@ -395,6 +399,7 @@ func (t *collective) pollArrival() bool {
 	}
 	switch {
 	case err != nil:
+		err = g.named(t.call.numbered(), err)
 		g.fail(err)
 		t.over(err)
 		return true
@@ -404,8 +409,12 @@ func (t *collective) pollArrival() bool {
 	}
 	err = g.agreementError(&t.call, state, res)
 	if err == nil {
-		if err = t.start(res); err != nil {
-			err = g.breakIfFailed(err)
+		if err = t.start(res); t.news.waits(g, err) {
+			t.stage = running // pollProgram goes on
+			return false
+		}
+		if err != nil {
+			err = g.breakIfFailed(&t.call, err)
 		}
 	}
 	if err != nil {
@@ -453,9 +462,15 @@ func (t *collective) run() {
 }
 
 func (t *collective) pollProgram() bool {
-	done, err := t.call.prog.Poll()
+	done, err := t.news.err != nil, t.news.err
+	if !done {
+		done, err = t.call.prog.Poll()
+	}
+	if t.news.waits(t.g, err) {
+		return false
+	}
 	if done {
-		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(t.g.readable(&t.call, err))))
+		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(&t.call, t.g.readable(&t.call, err))))
 		t.discard()
 		if !t.gone {
 			t.g.release()
