@@ -32,7 +32,10 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, _ := op.ParseDType(m.Config.DType) // the servers refuse one that is none
+	if err := m.Config.Check(); err != nil { // with the words of a table of this process
+		return nil, err
+	}
+	rows, _ := op.ParseDType(m.Config.DType)
 	m.Kind = admin.Sparse
 	count := int64(0)
 	if len(m.Dims) > 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -90,6 +91,9 @@ func (e *Env) together(what string, ranks []int, build func() (*Group, error)) (
 	for {
 		select {
 		case r := <-made:
+			if status.CodeOf(r.err) == status.ProcFailed { // MPI may know of the death earlier than this rank
+				_ = e.Engine.Wait(func() bool { return len(e.dead(ranks)) > 0 }, time.Now().Add(e.nameLimit()), nil)
+			}
 			if dead := e.dead(ranks); r.err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
 				return nil, e.unmadeError(what, ranks, dead)
 			}

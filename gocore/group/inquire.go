@@ -13,8 +13,9 @@ import (
 // have left. Across nodes a rank that has waited for a while asks the other members by message, one
 // after the other: have you announced this collective, or will you never? It asks again, because a
 // member that has announced a collective may give it up later. A member that fails answers all the
-// others before they ask (Group.tellOthers). A rank that leaves sends nothing. It stays until all ranks
-// have left, and answers questions until then (Env.depart). So a job that ends in order needs no messages.
+// others before they ask (Group.tellOthers). A rank that leaves says so in the place of its next collective
+// (Wire.Leave). It stays until all ranks have left, and answers questions until then (Env.depart). So a job
+// that ends in order needs no messages.
 
 const (
 	// askAfter is how long a rank waits for a collective or a message before it asks.

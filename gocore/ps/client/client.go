@@ -216,7 +216,12 @@ func (c *Client) Write(parts []Part) error {
 			return status.New(status.Argument, "write: ids of table %q appear several times", p.table.Name)
 		}
 		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
-			p.plan.Sum(unsafe.Slice((*float32)(p.rows), n), parts[i].Values, p.table.Dim)
+			rows := unsafe.Slice((*float32)(p.rows), n)
+			if !p.plan.Sum(rows, parts[i].Values, p.table.Dim) && p.table.Refuse {
+				at := route.NotFinite(rows)
+				return status.New(status.Argument, "write: the row of id %d of table %q is not finite: %v at element %d; nothing was written. non_finite=\"allow\" lets such rows through",
+					p.plan.Unique[at/p.table.Dim], p.table.Name, rows[at], at%p.table.Dim)
+			}
 		}
 	}
 	_, err = c.ask(request.Write, t, nil)
@@ -334,7 +339,7 @@ func check(what string, p *Part) error {
 	case ids.DType != op.Int64 && ids.DType != op.Int32:
 		return status.New(status.Type, "%s: ids of table %q are of %v; they must be of int64 or int32", what, name, ids.DType)
 	case values.DType != op.Float32 && values.DType != op.Float16 && values.DType != op.BFloat16:
-		return status.New(status.Type, "%s: rows of table %q are of %v; they must be of float32", what, name, values.DType)
+		return status.New(status.Type, "%s: gradients or rows of table %q are of %v; they must be of float32, and gradients may be of float16 or bfloat16", what, name, values.DType)
 	case values.Count != ids.Count*p.Table.Dim:
 		return status.New(status.Argument, "%s: %d ids of table %q, of dim %d, need %d elements, and there are %d", what, ids.Count, name, p.Table.Dim, ids.Count*p.Table.Dim, values.Count)
 	case ids.Count > math.MaxInt32:

@@ -7,9 +7,10 @@ import base64
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from .. import _exit, _native
 from ..errors import (
@@ -36,7 +37,8 @@ from ..group import (
 from ..group_arguments import to_seconds
 from . import functions
 from .agreement import agree, files
-from .config import rate_of, whole
+from .config import from_zero, rate_of
+from .cuts import newest
 from .role_map import PSERVER, TRAINER, RolesArgument, serves, trains
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "complete",
     "init",
     "is_trainer",
+    "latest",
     "pservers",
     "restore",
     "role",
@@ -364,13 +367,13 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
 
     Raises:
         NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, there is a complete cut of this step, or a server
-            cannot write there.
+        ArgumentError: this rank does not train, ``step`` or ``keep`` is below 0, there is a
+            complete cut of this step, or a server cannot write there.
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
         TimeoutError: it took longer than the timeout of :func:`init`.
     """
     as_trainer("ps.save")
-    number, kept = whole("ps.save", "step", step), whole("ps.save", "keep", keep)
+    number, kept = from_zero("ps.save", "step", step), from_zero("ps.save", "keep", keep)
     try:
         text = base64.b64encode(extra).decode()
     except TypeError as error:
@@ -378,32 +381,84 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
     _native.control("ps_save", dir=os.fspath(folder), step=number, keep=kept, extra=text)
 
 
-def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
+class Saved(NamedTuple):
+    """The newest cut of a folder."""
+
+    step: int
+    path: Path
+
+
+def latest(folder: str | os.PathLike[str]) -> Saved | None:
+    """Return the newest cut of a folder, or None if nothing has been saved there.
+
+    With it a program begins anew, or goes on::
+
+        if ps.latest(folder):
+            told = ps.restore(folder)
+
+    After :func:`init` the first server looks, because trainers need not see the folder. Before, and
+    in a process without servers, this process does. It waits for no other trainer.
+
+    Args:
+        folder: what :func:`save` was given.
+
+    Returns:
+        The step and the folder of the newest cut whose files are there with their sizes.
+
+    Raises:
+        ArgumentError: this rank only serves; or there are cuts, and all of them are damaged: to
+            begin anew would hide the loss.
+        TimeoutError: the server did not answer in time.
+    """
+    where = os.fspath(folder)
+    if is_begun():
+        as_trainer("ps.latest")
+        step = _native.control("ps_latest", dir=where).get("step")
+    else:
+        step = newest(where)
+    return None if step is None else Saved(step, Path(where, f"cut-{step:08d}"))
+
+
+def restore(
+    folder: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    tables: Iterable[str] | None = None,
+    strict: bool = True,
+) -> dict[str, Any]:
     """Have the servers read a complete cut of a folder into the tables that were made.
 
     All trainers that have not completed call it, after they have made their tables. The cut may be
-    of another number of servers.
+    of another number of servers. Where nothing may be saved yet, ask :func:`latest` first.
 
     Args:
         folder: the folder.
         step: which cut. None: the newest that is complete.
+        tables: the names of the tables to read. The others stay as they are. None: all.
+        strict: whether the tables must be those of the cut. If not, a table that only the cut has
+            is left out, and one that the cut does not have stays as it is. Tables of both must have
+            the same configuration in either case.
 
     Returns:
         ``step``; ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
-        have now.
+        have now; ``tables``, the names of those that were read.
 
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train, there is no complete cut, or a table of it has
-            another configuration.
-        DtypeError: ``step`` is no integer.
+            another configuration; with ``strict`` also, if a table is only in the cut, or not in
+            it.
+        DtypeError: ``step`` is no integer, or ``tables`` are no texts.
         TimeoutError: it took longer than the timeout of :func:`init`. Then, and after Ctrl-C, the
             tables have some rows of the cut: restore again.
     """
     as_trainer("ps.restore")
     if step is not None:
-        step = whole("ps.restore", "step", step)
-    told = _native.control("ps_restore", dir=os.fspath(folder), step=step)
+        step = from_zero("ps.restore", "step", step)
+    taking: dict[str, Any] = {} if strict else {"strict": False}
+    if tables is not None:
+        taking["tables"] = _names("ps.restore", tables)
+    told = _native.control("ps_restore", dir=os.fspath(folder), step=step, **taking)
     return {**told, "extra": base64.b64decode(told.get("extra") or "")}
 
 
@@ -422,6 +477,13 @@ def set_learning_rate(name: str, rate: float) -> None:
     if number is None:
         raise DtypeError("ps.set_learning_rate: rate=None is no number")
     _native.control("ps_learning_rate", name=name, rate=number)
+
+
+def _names(what: str, tables: Any) -> list[str]:
+    names = [] if isinstance(tables, str) else list(tables)
+    if isinstance(tables, str) or not all(isinstance(name, str) for name in names):
+        raise DtypeError(f"{what}: tables={tables!r} are no list of names")
+    return names
 
 
 def _text(what: str, name: Any) -> None:
