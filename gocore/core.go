@@ -130,7 +130,7 @@ func Poison(why string) {
 func Submit(d *op.Desc, nested bool) (id uint64, r work.Result, err error) {
 	g, err := groupOf(d.Group)
 	if err != nil {
-		return 0, work.Result{}, err
+		return 0, work.Result{}, status.New(status.CodeOf(err), "%s: %v", d.Code, err)
 	}
 	h, r, err := g.Submit(d, nested)
 	if h == nil {
@@ -235,7 +235,12 @@ func Exit(code int) {
 		}
 		return
 	}
-	defer noteEnd(code) // after MPI_Finalize, in which the launcher may end this process
+	if code == Preempted {
+		// Before MPI_Finalize: as soon as one rank has ended with this status, launchers end the others.
+		noteEnd(code)
+	} else {
+		defer noteEnd(code) // after MPI_Finalize, in which the launcher may end this process
+	}
 	if !finalize {
 		return
 	}

@@ -22,6 +22,7 @@ const (
 	phaseCommit  = "commit"  // the first server makes the cut complete
 	phaseOutcome = "outcome" // the first server keeps, or tells, how the last call ended that one trainer made for all
 	phaseRestore = "restore" // every server reads the rows that are its own
+	phaseLatest  = "latest"  // the first server looks which cut is the newest
 )
 
 // cut is what travels with a phase.
@@ -200,6 +201,25 @@ type restored struct {
 	Step  int64  `json:"step"`
 	Extra []byte `json:"extra"` // what the first trainer added to the cut
 	Rows  int64  `json:"rows"`  // of all servers
+	// Tables are the names of the tables that were read, in order.
+	Tables []string `json:"tables"`
+}
+
+// taking says which tables of a cut a restore reads.
+type taking struct {
+	Tables []string `json:"tables"` // their names; nil: all
+	Strict bool     `json:"strict"` // a table that only the cut has, or that it does not have, is an error
+}
+
+func (t taking) String() string {
+	text := ""
+	if t.Tables != nil {
+		text = fmt.Sprintf(" of tables %q", t.Tables)
+	}
+	if !t.Strict {
+		text += " with strict=False"
+	}
+	return text
 }
 
 // controlPSRestore reads a complete cut into the tables that were declared. All trainers that have not completed
@@ -208,7 +228,9 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir  string `json:"dir"`
 		Step *int64 `json:"step"` // nil: the newest cut
+		taking
 	}
+	r.Strict = true
 	if err := parse("ps_restore", request, &r); err != nil {
 		return nil, err
 	}
@@ -220,14 +242,15 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 	if r.Step != nil {
 		asked = stepOf(*r.Step)
 	}
-	return j.together("ps_restore", asked, func() (any, error) {
+	detail, _ := json.Marshal(r.taking)
+	return j.together("ps_restore", asked+r.taking.String(), func() (any, error) {
 		m, err := openCut(r.Dir, r.Step)
 		if err != nil {
 			return nil, err
 		}
 		all := make([]restored, len(j.admins))
 		err = j.each(func(ctx context.Context, i int, c *admin.Client) error {
-			report, err := c.Checkpoint(ctx, j.group.Rank, phaseRestore, r.Dir, m.Step, nil)
+			report, err := c.Checkpoint(ctx, j.group.Rank, phaseRestore, r.Dir, m.Step, detail)
 			if err != nil {
 				return err
 			}
@@ -250,6 +273,39 @@ func openCut(dir string, step *int64) (*checkpoint.Manifest, error) {
 		err = status.New(status.Argument, "ps_restore: there is no complete cut in %s", dir)
 	}
 	return m, err
+}
+
+// controlPSLatest returns the step of the newest cut that the first server sees; {} if nothing is saved. A trainer need
+// not see the folder. It waits for no other trainer.
+func controlPSLatest(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Dir string `json:"dir"`
+	}
+	if err := parse("ps_latest", request, &r); err != nil {
+		return nil, err
+	}
+	j, err := psTrainer("ps_latest")
+	if err != nil {
+		return nil, err
+	}
+	var answer json.RawMessage
+	err = j.call(func(ctx context.Context) error {
+		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseLatest, r.Dir, 0, nil)
+		if err != nil {
+			return err
+		}
+		return parseReport(report, 0, &answer)
+	})
+	return answer, err
+}
+
+// latest tells the step of the newest cut of a folder; nothing if it has no complete one.
+func latest(dir string) ([]byte, error) {
+	m, err := checkpoint.Latest(dir)
+	if err != nil || m == nil {
+		return []byte("{}"), err
+	}
+	return json.Marshal(map[string]int64{"step": m.Step})
 }
 
 // Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up. Phases wait for
@@ -279,7 +335,9 @@ func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, st
 	case phaseCommit:
 		return b.commit(ctx, dir, step, detail)
 	case phaseRestore:
-		return b.restore(ctx, dir, step)
+		return b.restore(ctx, dir, step, detail)
+	case phaseLatest:
+		return latest(dir)
 	case phaseOutcome:
 		if len(detail) > 0 {
 			var told outcome
@@ -316,7 +374,13 @@ func (b backend) commit(ctx context.Context, dir string, step int64, detail []by
 	return []byte("{}"), nil
 }
 
-func (b backend) restore(ctx context.Context, dir string, step int64) ([]byte, error) {
+func (b backend) restore(ctx context.Context, dir string, step int64, detail []byte) ([]byte, error) {
+	take := taking{Strict: true}
+	if len(detail) > 0 {
+		if err := json.Unmarshal(detail, &take); err != nil {
+			return nil, status.New(status.Argument, "checkpoint: what to restore is not what trainers ask for: %v", err)
+		}
+	}
 	m, err := checkpoint.Open(dir, step)
 	if err != nil {
 		return nil, err
@@ -327,17 +391,29 @@ func (b backend) restore(ctx context.Context, dir string, step int64) ([]byte, e
 	}
 	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
 	for _, t := range b.server.Tables() {
-		into[t.Name], metas[t.Name] = t.Table, t.Meta
+		if take.Tables == nil || slices.Contains(take.Tables, t.Name) {
+			into[t.Name], metas[t.Name] = t.Table, t.Meta
+		}
+	}
+	for _, name := range take.Tables {
+		if take.Strict && into[name] == nil {
+			return nil, status.New(status.Argument, "ps_restore: tables names %q, which is not there now: declare it before", name)
+		}
 	}
 	mine := func(name string, id int64) bool {
-		meta := metas[name]
-		return byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
+		meta, taken := metas[name]
+		return taken && byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
 	}
-	if err := m.Restore(ctx, mine, checkpoint.IntoTables(into)); err != nil {
+	if err := m.Restore(ctx, mine, checkpoint.IntoSomeTables(into, take.Tables, take.Strict)); err != nil {
 		return nil, err
 	}
 	b.server.SetVersion(e.Version)
-	told := restored{Step: m.Step, Extra: e.User}
+	told := restored{Step: m.Step, Extra: e.User, Tables: []string{}}
+	for _, t := range m.Tables {
+		if into[t.Name] != nil {
+			told.Tables = append(told.Tables, t.Name)
+		}
+	}
 	for _, t := range into {
 		if info, err := t.Info(); err == nil {
 			told.Rows += info.Rows

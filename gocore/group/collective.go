@@ -39,6 +39,7 @@ type request struct {
 	stream      cuda.Stream // the stream on which tensors in device memory are produced and used
 	mappable    bool        // other processes can map all tensors in device memory
 	slot        slot        // what the call tells in its arrival slot
+	chunked     bool        // the members do it in mapped memory: its chunks say who gives it up
 	trace       trace.Mark  // its entry in the flight recorder
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
@@ -79,7 +80,7 @@ func (c *call) build(alg *coll.Algorithm) error {
 // choose by what they have agreed on, and nothing was sent.
 type noAlgorithm struct{ error }
 
-// breakIfFailed breaks the group if a collective failed half way, and returns the error for the
+// breakIfFailed breaks the group if collective c failed half way with err, and returns the error for the
 // caller. Two errors do not break it, because no data was moved: noAlgorithm, and a mismatch that
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
 func (g *Group) breakIfFailed(c *call, err error) error {
@@ -98,6 +99,9 @@ func (g *Group) breakIfFailed(c *call, err error) error {
 			e.Ranks = g.worldRanks(e.Ranks)
 		}
 		err = g.named(c.numbered(), err)
+		if !c.chunked {
+			g.resign(c.args.Seq, err)
+		}
 		g.fail(err)
 	}
 	return err
@@ -117,6 +121,7 @@ func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
 	if err != nil {
 		return nil, noAlgorithm{err}
 	}
+	c.chunked = alg.Shared != nil
 	c.trace.Algorithm(alg.Name)
 	if g.algorithm.Load() != alg { // a load costs nothing, a store some 5 ns
 		g.algorithm.Store(alg)
@@ -143,7 +148,11 @@ func (g *Group) release() {
 		g.closeNext(status.CodeOf(g.broken))
 	}
 	g.busy = false
+	broken := g.broken
 	g.mu.Unlock()
+	if broken != nil {
+		g.tellOthers()
+	}
 	g.drop(left, g.ending())
 }
 
@@ -316,28 +325,41 @@ func (t *collective) refuse() {
 func (t *collective) begin() {
 	g := t.g
 	t.stage = arriving
-	if t.refused {
-		t.call.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed in the queue
-	}
 	if t.ahead {
 		g.node.Lines.Turn(g.turn)
-	} else {
-		note, err := t.call.note()
-		if err == nil {
-			_, _, err = g.arrival.Announce(g.turn, &t.call.sig, t.flags(), note, 0)
-		}
-		if err != nil && !t.news.waits(g, err) {
-			err = g.named(t.call.numbered(), err)
-			g.fail(err)
-			t.over(err)
-			return
-		}
+	}
+	if err := t.announce(); err != nil && !t.news.waits(g, err) {
+		err = g.named(t.call.numbered(), err)
+		g.resign(g.turn, err)
+		g.fail(err)
+		t.over(err)
+		return
 	}
 	if t.call.flags&coll.Device != 0 {
 		g.env.Engine.Add(t) // the device works while the host polls, and takes no core
 	} else {
 		g.env.Engine.AddPatient(t)
 	}
+}
+
+// announce announces t, unless t was announced ahead. If t cannot say what belongs to its announcement, it is
+// refused.
+func (t *collective) announce() error {
+	var note arrive.Note
+	if !t.ahead {
+		var err error
+		if note, err = t.call.note(); err != nil {
+			t.refuseInstead(err)
+		}
+	}
+	if t.refused {
+		t.call.deadline = time.Now().Add(t.g.Timeout()) // its first deadline may have passed
+	}
+	if t.ahead {
+		return nil
+	}
+	_, _, err := t.g.arrival.Announce(t.g.turn, &t.call.sig, t.flags(), note, 0)
+	return err
 }
 
 // flags returns the flags of the announcement.
@@ -400,6 +422,7 @@ func (t *collective) pollArrival() bool {
 	switch {
 	case err != nil:
 		err = g.named(t.call.numbered(), err)
+		g.resign(g.turn, err)
 		g.fail(err)
 		t.over(err)
 		return true
@@ -498,6 +521,8 @@ func (t *collective) abandon(err error) {
 	if t.shared != nil {
 		t.g.node.Lines.Explain(t.g.cause(err))
 		t.shared.Leave()
+	} else {
+		t.g.resign(t.call.args.Seq, err)
 	}
 	t.giveUp(err)
 	t.g.fail(err)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import ArgumentError
 
-__all__ = ["Cut", "CutTable", "open_cut"]
+__all__ = ["Cut", "CutTable", "newest", "open_cut"]
 
 _FORMAT = 1
 _MAGIC = b"PMPIPART"
@@ -210,6 +210,29 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
         if type(step) is not int or step < 0:
             raise ArgumentError(f"step={step!r} is not a number from 0 up")
         return Cut(root / f"cut-{step:08d}", step)
+    cut, wrong = _newest(root)
+    if cut is None:
+        why = f"; the newest: {wrong[0]}" if wrong else ""
+        raise ArgumentError(f"{root} has no whole cut{why}")
+    return cut
+
+
+def newest(directory: str | os.PathLike[str]) -> int | None:
+    """Return the step of the newest whole cut; None if there is no complete one.
+
+    Raises:
+        ArgumentError: there are complete cuts, and none is whole.
+    """
+    cut, wrong = _newest(Path(directory))
+    if cut is None and wrong:
+        raise ArgumentError(
+            f"of {len(wrong)} complete cuts in {directory} none is whole; the newest: {wrong[0]}"
+        )
+    return None if cut is None else cut.step
+
+
+def _newest(root: Path) -> tuple[Cut | None, list[str]]:
+    """Return the whole cut of the greatest step, and what is wrong with greater ones."""
     steps = []
     if root.is_dir():
         for path in root.iterdir():
@@ -219,11 +242,10 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
     wrong = []
     for step, path in sorted(steps, reverse=True):
         try:
-            return Cut(path, step)
+            return Cut(path, step), wrong
         except ArgumentError as error:
             wrong.append(str(error))
-    why = f"; the newest: {wrong[0]}" if wrong else ""
-    raise ArgumentError(f"{root} has no whole cut{why}")
+    return None, wrong
 
 
 def _manifest(path: Path) -> dict[str, Any]:
