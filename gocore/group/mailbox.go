@@ -44,7 +44,7 @@ const (
 	mailStill                      // answer to mailReady: yes
 	mailAsk                        // question: where are you in group key? See inquiry
 	mailAnswer                     // answer to mailAsk
-	mailAbsent                     // the sender will not come to the barrier of depart
+	mailAbsent                     // the sender ends without the others: see stayAway
 )
 
 const (

@@ -296,7 +296,8 @@ def sends_what_nobody_receives() -> None:
 
 
 LOSES = "paddlempi: rank 0 has ended with 1 message(s) that no rank has received"
-KEEP = {"openmpi": "--continuous", "mpich": "-disable-auto-cleanup", "impi": "-disable-auto-cleanup"}
+HYDRA = "-disable-auto-cleanup"
+KEEP = {"openmpi": "--continuous", "mpich": HYDRA, "impi": HYDRA}
 
 
 @pytest.mark.parametrize("keep", [True, pytest.param(False, marks=ONE)])
