@@ -17,6 +17,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
+	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
 	"github.com/paddlempi/paddlempi/gocore/ps/link"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
@@ -38,6 +39,8 @@ type psJob struct {
 	file    string     // of the endpoints, on the first server
 	cuts    sync.Mutex // one phase of a checkpoint at a time
 	told    outcome    // of the last call that one trainer made for all; guarded by cuts
+
+	verifier checkpoint.Verifier
 
 	client   *client.Client // nil on a rank that is no trainer
 	admins   []*admin.Client
@@ -221,7 +224,7 @@ func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err er
 	}); err != nil {
 		return err
 	}
-	j.client = client.New(j.links, len(j.servers), j.timeout, j.interrupt)
+	j.client = client.New(j.links, len(j.servers), c.Sync && len(j.trainers) > 1, j.timeout, j.interrupt)
 	return nil
 }
 

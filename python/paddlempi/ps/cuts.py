@@ -11,15 +11,16 @@ import json
 import os
 import re
 import stat
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import ArgumentError
 
-__all__ = ["Cut", "CutTable", "open_cut"]
+__all__ = ["Cut", "CutTable", "open_cut", "warn_of_skipped"]
 
 _FORMAT = 1
 _MAGIC = b"PMPIPART"
@@ -119,6 +120,17 @@ class Cut:
                 raise _Damaged(f"{name} has {size} bytes, and {rows!r:.40} rows of {table.name!r}")
         return part
 
+    def verify(self) -> None:
+        """Read all of it, and compare the checksums.
+
+        Raises:
+            ArgumentError: a file is damaged.
+            OSError: a file cannot be read.
+        """
+        for table in range(len(self.tables)):
+            for _ in self.chunks(table):
+                pass
+
     def chunks(self, table: int, *, values: bool = True) -> Iterator[tuple[Any, Any, Any]]:
         """Yield the rows of a table in pieces: ids, rows, states, as NumPy arrays.
 
@@ -200,7 +212,8 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
 
     Args:
         directory: what the servers saved into.
-        step: None: the greatest step of a cut that is whole.
+        step: None: the greatest step of a cut that is whole: it is read once, and its checksums are
+            compared. A warning says which newer ones are not.
 
     Raises:
         ArgumentError: there is no such cut, or it is not whole.
@@ -219,11 +232,28 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
     wrong = []
     for step, path in sorted(steps, reverse=True):
         try:
-            return Cut(path, step)
-        except ArgumentError as error:
+            cut = Cut(path, step)
+            cut.verify()
+        except (ArgumentError, OSError) as error:
             wrong.append(str(error))
+            continue
+        warn_of_skipped("paddlempi.ps", step, wrong, above=3)
+        return cut
     why = f"; the newest: {wrong[0]}" if wrong else ""
     raise ArgumentError(f"{root} has no whole cut{why}")
+
+
+def warn_of_skipped(what: str, step: int, reasons: Sequence[str], *, above: int) -> None:
+    """Warn that newer cuts than that of ``step`` are not whole, if there are any.
+
+    The warning is that of the line which is ``above`` this function by so many calls.
+    """
+    if reasons:
+        warnings.warn(
+            f"{what}: takes the cut of step {step}, because newer ones are damaged: "
+            + "; ".join(reasons),
+            stacklevel=above + 1,
+        )
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from ..group import (
 from ..group_arguments import to_seconds
 from . import functions
 from .config import rate_of, whole
+from .cuts import warn_of_skipped
 from .role_map import (
     BOTH,
     PSERVER,
@@ -405,21 +406,26 @@ def stats() -> dict[str, Any]:
 def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: bytes = b"") -> None:
     """Have the servers write all tables into a folder that they see.
 
-    All trainers that have not completed call it, between the same two steps. The cut is complete
-    when this returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout
-    the servers stop, and the earlier one stays.
+    All trainers that have not completed call it, with the same arguments but ``extra``. Other
+    threads may push meanwhile: each push is in the cut with all its tables or not at all, and with
+    it all that its trainer pushed before. Such a push waits while the servers copy their rows. The
+    cut is complete when this returns; until then :func:`restore` finds an earlier one. After Ctrl-C
+    or the timeout the servers stop, and the earlier one stays.
 
     Args:
         folder: the folder, which is made if need be.
         step: the number of the step, which names the cut.
-        keep: how many complete cuts stay, this one among them; 0: all.
+        keep: how many whole cuts stay, this one among them; 0: all. Before one is removed, the
+            servers read those that stay and compare their checksums.
         extra: what :func:`restore` gives back, such as a pickle of the dense parameters. That of
             the first trainer counts.
 
     Raises:
         NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, there is a complete cut of this step, or a server
-            cannot write there.
+        ArgumentError: this rank does not train, there is a complete cut of this step, a server
+            cannot write there, or what it has written cannot be read again: then no older cut was
+            removed.
+        MismatchError: trainers give other arguments. Nothing was written.
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
         TimeoutError: it took longer than the timeout of :func:`init`.
     """
@@ -435,21 +441,24 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
 def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
     """Have the servers read a complete cut of a folder into the tables that were made.
 
-    All trainers that have not completed call it, after they have made their tables. The cut may be
-    of another number of servers.
+    All trainers that have not completed call it, with the same arguments, after they have made
+    their tables. The cut may be of another number of servers. The servers read it whole and compare
+    its checksums before they change a row. A learning rate that was set is that of the cut.
 
     Args:
         folder: the folder.
-        step: which cut. None: the newest that is complete.
+        step: which cut. None: the newest that is whole. A warning says which newer ones are not.
 
     Returns:
         ``step``; ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
-        have now.
+        have now; ``skipped``, a list of the newer cuts that are not whole, the newest first: of
+        each a dict of its ``step`` and ``why``.
 
     Raises:
         NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, there is no complete cut, or a table of it has
-            another configuration.
+        ArgumentError: this rank does not train, there is no complete cut or none that is whole, or
+            a table of it has another configuration.
+        MismatchError: trainers give other arguments. Nothing was restored.
         DtypeError: ``step`` is no integer.
         TimeoutError: it took longer than the timeout of :func:`init`. Then, and after Ctrl-C, the
             tables have some rows of the cut: restore again.
@@ -458,7 +467,9 @@ def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str
     if step is not None:
         step = whole("ps.restore", "step", step)
     told = _native.control("ps_restore", dir=os.fspath(folder), step=step)
-    return {**told, "extra": base64.b64decode(told.get("extra") or "")}
+    skipped = told.get("skipped") or []
+    warn_of_skipped("ps.restore", told["step"], [one["why"] for one in skipped], above=2)
+    return {**told, "extra": base64.b64decode(told.get("extra") or ""), "skipped": skipped}
 
 
 def set_learning_rate(name: str, rate: float) -> None:
