@@ -115,6 +115,9 @@ func (s *Server) waits(u *update, head request.Head) bool {
 func (s *Server) access(u *update) (answer request.Answer, err error) {
 	switch u.op {
 	case request.Write:
+		if err := s.makeRows(u); err != nil {
+			return answer, err
+		}
 		for _, p := range u.parts {
 			if err := p.Write(p.batch()); err != nil {
 				return answer, p.says(s, err)
@@ -123,12 +126,7 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 		answer.Version = s.version.Load()
 		return answer, nil
 	case request.Reserve:
-		for _, p := range u.parts {
-			if err := p.Make(p.batch().IDs); err != nil {
-				return answer, p.says(s, err)
-			}
-		}
-		return answer, nil
+		return answer, s.makeRows(u)
 	}
 	s.counted.pulls.Add(1)
 	answer.Version = s.version.Load() // before the rows are read: they are at least as new
@@ -139,6 +137,19 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 		p.pulled.Add(int64(len(p.ids)))
 	}
 	return answer, nil
+}
+
+// makeRows makes the rows of all parts whose tables may refuse them.
+func (s *Server) makeRows(u *update) error {
+	for _, p := range u.parts {
+		if p.MemoryLimit == 0 {
+			continue
+		}
+		if err := p.Make(p.batch().IDs); err != nil {
+			return p.says(s, err)
+		}
+	}
+	return nil
 }
 
 // batch returns the memory of a part. An empty part has no memory.
