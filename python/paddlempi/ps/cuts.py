@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 import stat
@@ -43,6 +44,8 @@ class CutTable(NamedTuple):
     """The greatest step of a push."""
     rows: int
     config: dict[str, Any]
+    learning_rate: float | None
+    """That which was set instead of the config's. None: none was."""
 
     @property
     def numpy_dtype(self) -> str:
@@ -284,6 +287,9 @@ def _table(given: Any) -> CutTable:
         raise _Damaged("its manifest has a table without a name")
     if given.get("dtype") not in _ITEM or not isinstance(given.get("config"), dict):
         raise _Damaged(f"its table {given['name']!r:.80} has no dtype of a row, or no config")
+    rate = given.get("learning_rate")
+    if rate is not None and not (type(rate) in (int, float) and 0 <= rate < math.inf):
+        raise _Damaged(f"its table {given['name']!r:.80} has the learning rate {rate!r:.40}")
     return CutTable(
         given["name"],
         given["dtype"],
@@ -292,6 +298,7 @@ def _table(given: Any) -> CutTable:
         _whole(given, "steps", 0),
         _whole(given, "rows", 0),
         given["config"],
+        rate,
     )
 
 
