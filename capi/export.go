@@ -35,6 +35,7 @@ func fill(out *C.pmpi_error, err error) C.int {
 	if err == nil {
 		return 0
 	}
+	gocore.Told(err)
 	var e *status.Error
 	if !errors.As(err, &e) {
 		e = &status.Error{Code: status.CodeOf(err), Msg: err.Error()}

@@ -168,7 +168,7 @@ def main() -> None:
                 checkpoints.note(done)
             progress.step(step + 1, f"epoch {epoch + 1}")
         dist.all_reduce(total)
-        curve.append(float(total) / len(labels))
+        curve.append(total.item() / len(labels))
         total = paddle.zeros([1], dtype="float64")
         elapsed = time.perf_counter() - began
         progress.line(

@@ -30,7 +30,7 @@ var (
 	initOnce sync.Mutex  // held by Init, Destroy and Exit
 	library  mpi.Library // stays after Destroy, because MPI can be initialised only once
 	endFile  string      // InitOptions.EndFile
-	inUse    atomic.Bool // MPI still has a request of a world that has ended, so it cannot be finalized
+	inUse    atomic.Bool // an init has failed half way, and other ranks may still wait in it: MPI cannot be finalized
 	poisoned atomic.Pointer[string]
 )
 
@@ -130,7 +130,7 @@ func Poison(why string) {
 func Submit(d *op.Desc, nested bool) (id uint64, r work.Result, err error) {
 	g, err := groupOf(d.Group)
 	if err != nil {
-		return 0, work.Result{}, err
+		return 0, work.Result{}, status.New(status.CodeOf(err), "%s: %v", d.Code, err)
 	}
 	h, r, err := g.Submit(d, nested)
 	if h == nil {
@@ -235,12 +235,17 @@ func Exit(code int) {
 		}
 		return
 	}
-	defer noteEnd(code) // after MPI_Finalize, in which the launcher may end this process
+	if code == Preempted {
+		// Before MPI_Finalize: as soon as one rank has ended with this status, launchers end the others.
+		noteEnd(code)
+	} else {
+		defer noteEnd(code) // after MPI_Finalize, in which the launcher may end this process
+	}
 	if !finalize {
 		return
 	}
 	if !awaitDepartures() || inUse.Load() {
-		return // after a failure MPI waits for ranks that never come, or uses memory of a broken group
+		return // a rank has died, or does not come back from MPI: MPI_Finalize would wait for it
 	}
 	_ = library.Finalize()
 }

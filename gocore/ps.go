@@ -5,17 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
-	"runtime"
 	"slices"
-	"strings"
 	"sync"
+	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/group"
-	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
@@ -42,9 +39,8 @@ type psJob struct {
 
 	verifier checkpoint.Verifier
 
-	client   *client.Client // nil on a rank that is no trainer
-	admins   []*admin.Client
-	declared sync.Mutex // one declaration at a time
+	client *client.Client // nil on a rank that is no trainer
+	admins []*admin.Client
 
 	stop         chan struct{} // closed when the job ends
 	watching     sync.WaitGroup
@@ -57,10 +53,26 @@ type psJob struct {
 // sleeps with a slack of 10 ms (capi/slack.c). With four in all, a call waited 10 ms for each of its steps.
 const processors = 12
 
-// ps is the job with parameter servers; nil before ps_init and after ps_close.
+// ps is the job with parameter servers; nil before ps_init and after ps_close. Nobody waits for another process while
+// it is locked: a signal handler that runs in such a wait may call a function that locks it.
 var ps struct {
 	sync.Mutex
-	job *psJob
+	job     *psJob
+	opening int // the thread of a ps_init that is under way; 0: none is
+	deaths  int // errors of deaths that the program has got since ps_init
+}
+
+// thread is the number of the thread that calls. A call from C, and every call that its interrupts make, is on one.
+func thread() int { return syscall.Gettid() }
+
+// Told notes that the program gets an error of the core. One that has caught the error of a death is not told of it
+// again at its end.
+func Told(err error) {
+	if status.CodeOf(err) == status.PeerDied {
+		ps.Lock()
+		defer ps.Unlock()
+		ps.deaths++
+	}
 }
 
 func psOf(method string) (*psJob, error) {
@@ -81,6 +93,9 @@ func psTrainer(method string) (*psJob, error) {
 	if err == nil && j.client == nil {
 		err = status.New(status.Argument, "%s: rank %d is no trainer; trainers are ranks %v", method, j.group.Rank, j.trainers)
 	}
+	if err == nil {
+		err = j.client.Completed(method)
+	}
 	return j, err
 }
 
@@ -93,188 +108,21 @@ func psServes(method string) (*psJob, error) {
 	return j, err
 }
 
-// controlPSInit connects trainers and servers. It is collective over all ranks of a group.
-func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Group   int64      `json:"group"`
-		Roles   [][]string `json:"roles"` // of each rank
-		Mode    string     `json:"mode"`
-		Timeout *float64   `json:"timeout"`
-		Address string     `json:"address"` // where the service of this rank listens; "": the core chooses
-		TLS     admin.TLS  `json:"tls"`
-		// The names of the functions that this rank's program has for KVs.
-		Functions []string `json:"functions"`
-	}
-	if err := parse("ps_init", request, &r); err != nil {
-		return nil, err
-	}
-	g, err := groupOf(r.Group)
-	if err != nil {
-		return nil, err
-	}
-	w, err := initialWorld()
-	if err != nil {
-		return nil, err
-	}
-	if r.Mode != "sync" && r.Mode != "async" {
-		return nil, status.New(status.Argument, "ps_init: mode=%q is neither sync nor async", r.Mode)
-	}
-	j := &psJob{group: g, timeout: seconds(r.Timeout), interrupt: w.env.Interrupt, stop: make(chan struct{})}
-	if len(r.Roles) != g.Size {
-		return nil, status.New(status.Argument, "ps_init: roles has %d entries; the group has %d ranks", len(r.Roles), g.Size)
-	}
-	for rank, roles := range r.Roles {
-		for _, role := range roles {
-			switch role {
-			case admin.Trainer:
-				j.trainers = append(j.trainers, rank)
-			case admin.PServer:
-				j.servers = append(j.servers, rank)
-			default:
-				return nil, status.New(status.Argument, "ps_init: rank %d has the role %q; roles are %s and %s", rank, role, admin.Trainer, admin.PServer)
-			}
-		}
-	}
-	if len(j.trainers) == 0 || len(j.servers) == 0 {
-		return nil, status.New(status.Argument, "ps_init: there are %d trainers and %d servers; there must be one of each", len(j.trainers), len(j.servers))
-	}
-	runtime.GOMAXPROCS(max(processors, runtime.GOMAXPROCS(0)))
-	ps.Lock()
-	defer ps.Unlock()
-	if ps.job != nil {
-		return nil, status.New(status.AlreadyInitialized, "ps_init: this process takes part already; call ps.shutdown first")
-	}
-	if err := j.open(server.Config{Sync: r.Mode == "sync", Functions: r.Functions}, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(p any) { Poison(fmt.Sprint(p)) }}); err != nil {
-		j.close(err)
-		return nil, err
-	}
-	j.removeCloser = closing.add(func(bool) { j.close(status.New(status.NotInitialized, "this process ends")) })
-	ps.job = j
-	return map[string]any{"endpoints": j.file}, nil
-}
-
-// open makes this rank's parts: its links, its server, and its clients.
-func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err error) {
-	me := j.group.Rank
-	if j.links, err = link.Open(j.group, j.servers, j.timeout); err != nil {
-		return err
-	}
-	token := make([]byte, 32)
-	if me == j.servers[0] {
-		if token, err = admin.NewToken(); err != nil {
-			return err
-		}
-	}
-	told, err := j.gather(token)
-	if err != nil {
-		return err
-	}
-	o.Token = told[j.servers[0]][:len(token)]
-	address := ""
-	var mistake error
-	if index := slices.Index(j.servers, me); index >= 0 {
-		c.Index, c.Servers, c.Trainers = index, len(j.servers), j.trainers
-		j.server = server.New(c)
-		if j.service, mistake = admin.Serve(o, backend{j}); mistake == nil {
-			address = j.service.Address()
-		}
-		j.links.Serve(func(in *link.Incoming) {
-			j.server.Handle(&server.Incoming{From: in.From, Header: in.Header, IDs: in.IDs, Values: in.Values, Answer: in.Answer, Reply: in.Reply})
-		})
-		j.watching.Add(1)
-		go j.watch()
-	}
-	all, err := j.gather(append(make([]byte, 0, addressBytes), address...))
-	if err != nil {
-		return err
-	}
-	if mistake != nil {
-		return mistake
-	}
-	var endpoints []admin.Endpoint
-	for i, rank := range j.servers {
-		address := strings.TrimRight(string(all[rank]), "\x00")
-		if address == "" {
-			return status.New(status.Refused, "ps_init: the service of server %d, rank %d, did not start; its rank has the reason", i, rank).WithRanks(j.group.Ranks[rank])
-		}
-		endpoints = append(endpoints, admin.Endpoint{Rank: j.group.Ranks[rank], Address: address})
-	}
-	if me == j.servers[0] {
-		by := map[int]string{}
-		for rank, r := range roles {
-			by[j.group.Ranks[rank]] = roleOf(r)
-		}
-		if j.file, err = admin.WriteEndpoints(admin.Endpoints{PID: os.Getpid(), Token: o.Token, Servers: endpoints, Roles: by, TLS: o.TLS}); err != nil {
-			return err
-		}
-	}
-	if !slices.Contains(j.trainers, me) {
-		return nil
-	}
-	host, _ := os.Hostname()
-	for _, e := range endpoints {
-		c, err := admin.Dial(e.Address, o.Token, o.TLS)
-		if err != nil {
-			return err
-		}
-		j.admins = append(j.admins, c)
-	}
-	if err := j.each(func(ctx context.Context, _ int, c *admin.Client) error {
-		return c.Register(ctx, admin.Member{Rank: me, Role: roleOf(roles[me]), PID: os.Getpid(), Host: host})
-	}); err != nil {
-		return err
-	}
-	j.client = client.New(j.links, len(j.servers), c.Sync && len(j.trainers) > 1, j.timeout, j.interrupt)
-	return nil
-}
-
-func roleOf(roles []string) string {
-	if len(roles) == 2 {
-		return admin.Both
-	}
-	if len(roles) == 1 {
-		return roles[0]
-	}
-	return ""
-}
-
-// addressBytes is room for a host name and a port.
-const addressBytes = 300
-
-// gather returns what every rank of the group gives, each addressBytes long. It is collective.
-func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
-	n := int64(addressBytes)
-	room, err := mem.Alloc(n * int64(j.group.Size+1))
-	if err != nil {
-		return nil, err
-	}
-	defer mem.Free(room)
-	bytes := unsafe.Slice((*byte)(room), n*int64(j.group.Size+1))
-	clear(bytes)
-	copy(bytes[:n], mine)
-	send := []op.Buf{{Data: room, Count: n, DType: op.UInt8}}
-	recv := []op.Buf{{Data: unsafe.Add(room, n), Count: n * int64(j.group.Size), DType: op.UInt8}}
-	d := &op.Desc{Code: op.AllGather, Root: -1, Peer: -1, TimeoutNS: int64(j.timeout), Scale: 1, NSend: 1, NRecv: 1,
-		Send: unsafe.Pointer(&send[0]), Recv: unsafe.Pointer(&recv[0])}
-	if _, _, err = j.group.Submit(d, false); err != nil {
-		return nil, err
-	}
-	for r := range int64(j.group.Size) {
-		all = append(all, slices.Clone(bytes[n*(r+1):n*(r+2)]))
-	}
-	return all, nil
-}
-
 // A call waits for lastAnswer for what the servers that live say of one that has died, and for whyGone to find
 // out why one has ended a connection: another host knows of a death within seconds.
+//
+// After the timeout of a request the servers have whoIsLate to say for which trainers they wait.
 const (
 	lastAnswer = time.Second
 	whyGone    = 6 * time.Second
+	whoIsLate  = 2 * time.Second
 )
 
 // call calls servers' services, until the timeout, an interrupt, or the death of a server.
-func (j *psJob) call(f func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), j.timeout)
+func (j *psJob) call(f func(ctx context.Context) error) error { return j.callWithin(j.timeout, f) }
+
+func (j *psJob) callWithin(limit time.Duration, f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	result := make(chan error, 1)
 	go func() { result <- f(ctx) }()
@@ -318,6 +166,50 @@ func (j *psJob) call(f func(ctx context.Context) error) error {
 			return lost
 		}
 	}
+}
+
+// late returns the error of a request of a synchronous step that has timed out: it names the trainers for whose pushes
+// the servers wait. If they wait for none, or do not answer, it is err, which names a server.
+func (j *psJob) late(what string, err error) error {
+	missing, at := map[int]bool{}, map[int]string{}
+	var found sync.Mutex
+	asked := j.callWithin(whoIsLate, func(ctx context.Context) error {
+		return j.ask(func(i int, c *admin.Client) error {
+			b, err := c.Statistics(ctx)
+			if err != nil {
+				return err
+			}
+			var r admin.Report
+			if err := parseReport(b, i, &r); err != nil {
+				return err
+			}
+			found.Lock()
+			defer found.Unlock()
+			mine := slices.ContainsFunc(r.Trainers, func(t admin.TrainerReport) bool { return t.Rank == j.group.Rank && t.Queue > 0 })
+			for _, t := range r.Trainers {
+				if mine && !t.Completed && t.Queue == 0 && t.Rank >= 0 && t.Rank < j.group.Size {
+					missing[j.group.Ranks[t.Rank]], at[j.group.Ranks[t.Rank]] = true, t.At
+				}
+			}
+			return nil
+		})
+	})
+	if status.CodeOf(asked) == status.Interrupted {
+		return asked
+	}
+	found.Lock()
+	defer found.Unlock()
+	if len(missing) == 0 {
+		return err
+	}
+	ranks, elsewhere := slices.Sorted(maps.Keys(missing)), ""
+	for _, rank := range ranks {
+		if at[rank] != "" {
+			elsewhere += fmt.Sprintf("; rank %d waits at %q", rank, at[rank])
+		}
+	}
+	return status.New(status.Timeout, "%s: trainers of ranks %v have not pushed this step by the deadline of %v%s. In mode sync a step is one of all trainers that have not completed; "+
+		"what this trainer has pushed stays a part of the step", what, ranks, j.timeout, elsewhere).WithRanks(ranks...)
 }
 
 // serverLost returns why a server answers no more: its process or its host has died, or it has left. nil if all may.
@@ -393,7 +285,7 @@ func controlPSClose([]byte, work.Interrupt) (any, error) {
 		forgetRemote(j.client)
 		ps.job = nil
 	}
-	return struct{}{}, nil
+	return map[string]any{"deaths": ps.deaths}, nil
 }
 
 // controlPSServe returns when all trainers have completed.
@@ -414,31 +306,44 @@ func controlPSServe(_ []byte, interrupt work.Interrupt) (any, error) {
 // each calls every server's service at the same time and returns the first error by the order of servers.
 func (j *psJob) each(f func(ctx context.Context, server int, c *admin.Client) error) error {
 	return j.call(func(ctx context.Context) error {
-		errs := make([]error, len(j.admins))
-		var all sync.WaitGroup
-		for i, c := range j.admins {
-			all.Add(1)
-			go func() {
-				defer all.Done()
-				errs[i] = f(ctx, i, c)
-			}()
-		}
-		all.Wait()
-		for _, err := range errs {
-			if err != nil {
-				return err
-			}
-		}
-		return nil
+		return j.ask(func(i int, c *admin.Client) error { return f(ctx, i, c) })
 	})
 }
 
-// controlPSComplete says that this trainer asks nothing more.
-func controlPSComplete([]byte, work.Interrupt) (any, error) {
-	j, err := psTrainer("ps_complete")
-	if err == nil {
-		err = j.client.Settle()
+// ask calls f for every server at the same time and returns the first error by the order of servers.
+func (j *psJob) ask(f func(server int, c *admin.Client) error) error {
+	errs := make([]error, len(j.admins))
+	var all sync.WaitGroup
+	for i, c := range j.admins {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			errs[i] = f(i, c)
+		}()
 	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// controlPSComplete says that this trainer asks nothing more.
+// Once is enough. The reply has the error of a call of a KV for which the program has not waited.
+func controlPSComplete([]byte, work.Interrupt) (any, error) {
+	j, err := psOf("ps_complete")
+	if err == nil && j.client != nil && j.client.Completed("") != nil {
+		return struct{}{}, nil
+	}
+	if err == nil {
+		j, err = psTrainer("ps_complete")
+	}
+	if err != nil {
+		return nil, err
+	}
+	failed, err := j.client.Settle()
 	if err != nil {
 		return nil, err
 	}
@@ -451,7 +356,15 @@ func controlPSComplete([]byte, work.Interrupt) (any, error) {
 	if status.CodeOf(err) == status.PeerDied {
 		return nil, err
 	}
-	return struct{}{}, j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.Complete(ctx, j.group.Rank) })
+	if err := j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.Complete(ctx, j.group.Rank) }); err != nil {
+		return nil, err
+	}
+	j.client.Complete()
+	var e *status.Error
+	if errors.As(failed, &e) {
+		return map[string]any{"failed": map[string]any{"code": e.Code, "message": e.Msg, "ranks": e.Ranks}}, nil
+	}
+	return struct{}{}, nil
 }
 
 // controlPSRefuse fails the step of all trainers.
@@ -460,7 +373,7 @@ func controlPSRefuse([]byte, work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct{}{}, j.client.Refuse()
+	return struct{}{}, j.client.Refuse(thread())
 }
 
 // controlPSBarrier waits for all trainers that have not completed.
@@ -573,7 +486,7 @@ func (b backend) Statistics() []byte {
 		if t.Waiting {
 			queue = 1
 		}
-		r.Trainers = append(r.Trainers, admin.TrainerReport{Rank: t.Rank, Step: t.Steps, Queue: queue, Staleness: t.Staleness, Completed: t.State != "active", State: t.State, Lag: t.Lag, Silent: t.Silent})
+		r.Trainers = append(r.Trainers, admin.TrainerReport{Rank: t.Rank, Step: t.Steps, Queue: queue, Staleness: t.Staleness, Completed: t.State != "active", State: t.State, Lag: t.Lag, Silent: t.Silent, At: t.At})
 	}
 	text, _ := json.Marshal(r) // it has nothing that JSON cannot say
 	return text

@@ -41,6 +41,7 @@ type detail struct {
 	Anew    bool              `json:"anew,omitempty"`    // verify: read it also if it is known to be right
 	Steps   []int64           `json:"steps,omitempty"`   // remove
 	Outcome *outcome          `json:"outcome,omitempty"` // outcome; nil: tell it
+	Taking  *taking           `json:"taking,omitempty"`  // restore
 }
 
 // written is what a server tells of its part.
@@ -85,7 +86,7 @@ func (k checkpoints) first(phase string, step int64, d detail, into any) error {
 }
 
 // held holds the updates of all servers, and takes them through a phase at the point that they all come to.
-func (k checkpoints) held(phase string, step int64, into func(server int) any) (err error) {
+func (k checkpoints) held(phase string, step int64, d detail, into func(server int) any) (err error) {
 	points := make([]server.Point, len(k.admins))
 	defer func() {
 		if err != nil {
@@ -103,8 +104,9 @@ func (k checkpoints) held(phase string, step int64, into func(server int) any) (
 			return err
 		}
 	}
+	d.To = &to
 	return k.each(func(ctx context.Context, i int, _ *admin.Client) error {
-		return k.ask(ctx, i, phase, step, detail{To: &to}, into(i))
+		return k.ask(ctx, i, phase, step, d, into(i))
 	})
 }
 
@@ -162,7 +164,7 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 
 func (k checkpoints) save(step int64, keep int, more []byte) error {
 	wrote := make([]written, len(k.admins))
-	if err := k.held(phaseWrite, step, func(i int) any { return &wrote[i] }); err != nil {
+	if err := k.held(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
 		return err
 	}
 	d := detail{Version: wrote[0].Version, Extra: more}
@@ -294,6 +296,24 @@ type restored struct {
 	Extra   []byte              `json:"extra"`   // what the first trainer added to the cut
 	Rows    int64               `json:"rows"`    // of all servers
 	Skipped []checkpoint.Listed `json:"skipped"` // newer cuts, the newest first
+	Tables  []string            `json:"tables"`  // the names of those that were read, in order
+}
+
+// taking says which tables of a cut a restore reads.
+type taking struct {
+	Tables []string `json:"tables"` // their names; nil: all
+	Strict bool     `json:"strict"` // a table that only the cut has, or that it does not have, is an error
+}
+
+func (t taking) String() string {
+	text := ""
+	if t.Tables != nil {
+		text = fmt.Sprintf(" of tables %q", t.Tables)
+	}
+	if !t.Strict {
+		text += " with strict=False"
+	}
+	return text
 }
 
 // controlPSRestore reads a complete cut into the tables that were declared. All trainers that have not completed
@@ -302,7 +322,9 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir  string `json:"dir"`
 		Step *int64 `json:"step"` // nil: the newest cut
+		taking
 	}
+	r.Strict = true
 	if err := parse("ps_restore", request, &r); err != nil {
 		return nil, err
 	}
@@ -314,13 +336,13 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 	if r.Step != nil {
 		asked = fmt.Sprintf("step %d", *r.Step)
 	}
-	answer, err := j.together("ps_restore", asked+" in "+filepath.Clean(r.Dir), func() (any, error) {
+	answer, err := j.together("ps_restore", asked+" in "+filepath.Clean(r.Dir)+r.taking.String(), func() (any, error) {
 		k := checkpoints{j, r.Dir}
 		step, skipped, err := k.choose(r.Step)
 		if err != nil {
 			return nil, err
 		}
-		total, err := k.restore(step)
+		total, err := k.restore(step, r.taking)
 		total.Skipped = skipped
 		return total, err
 	})
@@ -349,12 +371,36 @@ func (k checkpoints) choose(step *int64) (int64, []checkpoint.Listed, error) {
 	return newest, skipped, err
 }
 
-func (k checkpoints) restore(step int64) (total restored, err error) {
+func (k checkpoints) restore(step int64, what taking) (total restored, err error) {
 	all := make([]restored, len(k.admins))
-	err = k.held(phaseRestore, step, func(i int) any { return &all[i] })
+	err = k.held(phaseRestore, step, detail{Taking: &what}, func(i int) any { return &all[i] })
 	total = all[0]
 	for _, other := range all[1:] {
 		total.Rows += other.Rows
 	}
 	return total, err
+}
+
+// controlPSLatest returns the step of the newest cut that the first server sees; {} if nothing is saved. A trainer need
+// not see the folder. It waits for no other trainer.
+func controlPSLatest(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Dir string `json:"dir"`
+	}
+	if err := parse("ps_latest", request, &r); err != nil {
+		return nil, err
+	}
+	j, err := psTrainer("ps_latest")
+	if err != nil {
+		return nil, err
+	}
+	var list []checkpoint.Listed
+	if err := (checkpoints{j, r.Dir}).first(phaseList, 0, detail{}, &list); err != nil {
+		return nil, err
+	}
+	step, _, err := checkpoint.NewestWhole(r.Dir, list, func(int64) (damaged, err error) { return nil, nil }) // by the sizes
+	if err != nil || step < 0 {
+		return struct{}{}, err
+	}
+	return map[string]int64{"step": step}, nil
 }

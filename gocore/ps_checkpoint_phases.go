@@ -50,7 +50,7 @@ func (b backend) phase(ctx context.Context, from int, phase, dir string, step in
 			return nil, err
 		}
 		if phase == phaseRestore {
-			return b.restore(ctx, dir, step)
+			return b.restore(ctx, dir, step, d.Taking)
 		}
 		return b.write(ctx, dir, step, func() { b.server.Release(from) })
 	case phaseCommit:
@@ -114,7 +114,10 @@ func (b backend) commit(ctx context.Context, dir string, step int64, d detail) e
 	return nil
 }
 
-func (b backend) restore(ctx context.Context, dir string, step int64) (told restored, err error) {
+func (b backend) restore(ctx context.Context, dir string, step int64, take *taking) (told restored, err error) {
+	if take == nil {
+		take = &taking{Strict: true}
+	}
 	m, err := checkpoint.Open(dir, step)
 	if err != nil {
 		return told, err
@@ -125,20 +128,30 @@ func (b backend) restore(ctx context.Context, dir string, step int64) (told rest
 	}
 	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
 	for _, t := range b.server.Tables() {
-		into[t.Name], metas[t.Name] = t.Table, t.Meta
+		if take.Tables == nil || slices.Contains(take.Tables, t.Name) {
+			into[t.Name], metas[t.Name] = t.Table, t.Meta
+		}
+	}
+	for _, name := range take.Tables {
+		if take.Strict && into[name] == nil {
+			return told, status.New(status.Argument, "ps_restore: tables names %q, which is not there now: declare it before", name)
+		}
 	}
 	mine := func(name string, id int64) bool {
-		meta := metas[name]
-		return byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
+		meta, taken := metas[name]
+		return taken && byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
 	}
-	if err := m.Restore(ctx, mine, checkpoint.IntoTables(into)); err != nil {
+	if err := m.Restore(ctx, mine, checkpoint.IntoSomeTables(into, take.Tables, take.Strict)); err != nil {
 		return told, err
 	}
 	b.server.SetVersion(e.Version)
+	told = restored{Step: m.Step, Extra: e.User, Tables: []string{}}
 	for i := range m.Tables {
-		b.server.RestoreLearningRate(m.Tables[i].Name, m.Tables[i].LearningRate)
+		if name := m.Tables[i].Name; into[name] != nil {
+			b.server.RestoreLearningRate(name, m.Tables[i].LearningRate)
+			told.Tables = append(told.Tables, name)
+		}
 	}
-	told = restored{Step: m.Step, Extra: e.User}
 	for _, t := range into {
 		if info, err := t.Info(); err == nil {
 			told.Rows += info.Rows

@@ -51,8 +51,6 @@ func controlPSKVDeclare(request []byte, _ work.Interrupt) (any, error) {
 		return nil, status.New(status.Type, "ps_kv_declare: KV %q: dtype=%q is none that can be sent", r.Name, r.DType)
 	}
 	config, _ := json.Marshal(r.kvConfig) // it has one text
-	j.declared.Lock()
-	defer j.declared.Unlock()
 	numbers := make([]uint32, len(j.admins))
 	if err := j.each(func(ctx context.Context, i int, c *admin.Client) (err error) {
 		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: r.Name, Kind: admin.KV, Dim: r.Dim, Config: config})

@@ -32,7 +32,10 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, _ := op.ParseDType(m.Config.DType) // the servers refuse one that is none
+	if err := m.Config.Check(); err != nil { // with the words of a table of this process
+		return nil, err
+	}
+	rows, _ := op.ParseDType(m.Config.DType)
 	m.Kind = admin.Sparse
 	count := int64(0)
 	if len(m.Dims) > 0 {
@@ -51,8 +54,6 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, status.New(status.Argument, "ps_declare: table %q: %v", m.Name, err)
 	}
-	j.declared.Lock()
-	defer j.declared.Unlock()
 	numbers := make([]uint32, len(j.admins))
 	if err := j.each(func(ctx context.Context, i int, c *admin.Client) (err error) {
 		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: m.Name, Kind: m.Kind, Dim: m.Config.Dim, Config: config, Count: count, Dims: m.Dims})
@@ -98,7 +99,7 @@ func remoteTables(ops []TableOp, all []remote) error {
 	case tablePull:
 		return all[0].client.Pull(parts)
 	case tablePush:
-		return all[0].client.Push(parts)
+		return all[0].client.Push(parts, thread())
 	case tableWrite:
 		return all[0].client.Write(parts)
 	}

@@ -29,6 +29,7 @@ const (
 	Sync    Flags = 1 << iota // the caller waits inside its call, so blocking MPI calls are possible
 	Refused                   // this member found its own arguments wrong and will not run the collective
 	Ahead                     // this member announced the collective ahead of its turn
+	Left                      // this member comes to no collective from this one on: see Wire.Leave
 	Others                    // the first bit without a meaning here
 )
 
@@ -81,7 +82,8 @@ type Arrival interface {
 	// current one, or one that this member has announced ahead. It returns false if all members have
 	// announced seq. Some may be running it then, so this member must run it too.
 	GiveUp(seq uint64, reason status.Code) bool
-	// Closers returns the members that are known to take no part in collective seq, and their reasons.
+	// Closers returns the members that are known to take no part in collective seq, and their reasons. One
+	// that takes no part because of another one need not be among them.
 	Closers(seq uint64) map[int]status.Code
 	// Settled tells whether MPI has completed all requests of arrivals that were given up.
 	Settled() bool

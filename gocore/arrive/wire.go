@@ -21,32 +21,35 @@ import (
 //
 // An allreduce tells neither which members are late nor which will never come. Members ask each
 // other by message (package group): Standing is the answer of this member, and Learn takes in the
-// answer of another one.
+// answer of another one. A member that has announced a collective may withdraw from it later.
 type Wire struct {
-	lib  mpi.Library
-	comm mpi.Comm
-	n    int
+	lib   mpi.Library
+	comm  mpi.Comm
+	n, me int
 
 	announced atomic.Uint64      // newest collective that this member has announced
 	mu        sync.Mutex         // guards gaveUp and withdrawn
-	gaveUp    withdrawal         // of this member; its seq is 0 while the member takes part in everything
-	withdrawn map[int]withdrawal // members that have answered that they take part no more
+	gaveUp    *Withdrawal        // what this member answers; nil while it takes part in everything
+	withdrawn map[int]Withdrawal // members that take part no more, as far as this one has learnt; by the first of them
 
 	slot     *mpi.Slot
 	vec      []uint64 // wireWords that are sent, then wireWords that are received
 	entry    []uint64 // what this member has announced: entryWords
 	gathered []uint64 // what all members have announced: entryWords for each
 	block    unsafe.Pointer
-	stage    int // 0 idle, 1 allreduce under way, 2 allgather under way
+	stage    int  // 0 idle, 1 allreduce under way, 2 allgather under way
+	last     bool // a member has left: the allreduce under way, or the one before, is the last
 	state    State
 	result   Result
 	entries  []Entry
 }
 
-// withdrawal says that a member takes no part in collective seq and in all later ones, and why.
-type withdrawal struct {
-	seq    uint64
-	reason status.Code
+// Withdrawal says that a member takes no part in collective Seq and in all later ones. Member By was the
+// first that did not, for Reason: either it is the member itself, or the member follows what it has learnt.
+type Withdrawal struct {
+	Seq    uint64
+	By     int
+	Reason status.Code
 }
 
 const (
@@ -54,9 +57,9 @@ const (
 	entryWords = 4
 )
 
-// NewWire makes the arrival of the members of comm, on which there must be no other collectives.
-// Its buffers are 64-byte aligned memory outside the Go heap.
-func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
+// NewWire makes the arrival of the n members of comm for member me. There must be no other collectives on
+// comm. The buffers are 64-byte aligned memory outside the Go heap.
+func NewWire(lib mpi.Library, comm mpi.Comm, n, me int) (*Wire, error) {
 	words := 2*wireWords + entryWords + n*entryWords
 	block, err := mem.Alloc(int64(words) * 8)
 	if err != nil {
@@ -64,7 +67,7 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 	}
 	room := unsafe.Slice((*uint64)(block), words)
 	return &Wire{
-		lib: lib, comm: comm, n: n, block: block,
+		lib: lib, comm: comm, n: n, me: me, block: block,
 		vec:      room[:2*wireWords],
 		entry:    room[2*wireWords : 2*wireWords+entryWords],
 		gathered: room[2*wireWords+entryWords:],
@@ -73,7 +76,24 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n int) (*Wire, error) {
 
 // Announce starts the allreduce.
 func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ Note, _ int) (State, Result, error) {
-	w.announced.Store(seq)
+	return Pending, Result{}, w.announce(seq, sig, flags)
+}
+
+// Leave announces, in the place of collective seq, the next one, that this member comes to no more, because
+// of reason. So no allreduce of another member stays under way for ever, and each member that comes to seq
+// finds it closed. If an allreduce of this member is under way, it is the last: the others are told if they
+// ask. The caller polls Settled afterwards. No member announces anything after a collective in which one left.
+func (w *Wire) Leave(seq uint64, reason status.Code) error {
+	w.GiveUp(seq, reason)
+	if w.stage != 0 || w.last {
+		return nil
+	}
+	w.last = true
+	return w.announce(seq, &Signature{uint64(reason)}, Left)
+}
+
+// announce starts the allreduce of what this member announces.
+func (w *Wire) announce(seq uint64, sig *Signature, flags Flags) error {
 	for i, v := range sig {
 		w.vec[2*i], w.vec[2*i+1] = v, ^v
 		w.entry[i] = v
@@ -83,11 +103,15 @@ func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ Note, _ int) 
 	w.entry[len(sig)] = f
 	t, _ := w.lib.TypeOf(op.UInt64)
 	o, _ := w.lib.OpOf(op.BOr, op.UInt64)
-	return Pending, Result{}, w.start(&mpi.Call{
+	err := w.start(&mpi.Call{
 		Fn: mpi.FnAllreduce, Comm: w.comm, Op: o,
 		SendBuf: unsafe.Pointer(&w.vec[0]), SendCount: wireWords, SendType: t,
 		RecvBuf: unsafe.Pointer(&w.vec[wireWords]), RecvCount: wireWords, RecvType: t,
 	}, 1)
+	if err == nil {
+		w.announced.Store(seq) // what MPI has not taken is not announced
+	}
+	return err
 }
 
 func (w *Wire) start(c *mpi.Call, stage int) error {
@@ -101,13 +125,14 @@ func (w *Wire) start(c *mpi.Call, stage int) error {
 	return nil
 }
 
-// Poll takes the comparison further. It ignores spin, because every look is a test of a request.
+// Poll takes the comparison further. It ignores spin, because every look is a test of a request. A
+// collective in which some member takes no part is closed, even if all have announced it: it could not end.
 func (w *Wire) Poll(int) (State, Result, error) {
 	if w.stage == 0 {
 		return w.state, w.result, nil
 	}
 	if w.slot.Done == 0 && w.lib.Poll([]uintptr{uintptr(unsafe.Pointer(w.slot))}) == 0 {
-		if w.stage == 1 && len(w.Closers(w.announced.Load())) > 0 {
+		if w.closed() {
 			return Closed, Result{}, nil
 		}
 		return Pending, Result{}, nil
@@ -121,7 +146,16 @@ func (w *Wire) Poll(int) (State, Result, error) {
 	}
 	if stage == 1 {
 		w.compare()
-		if w.state == Agreed && w.result.Any&Refused == 0 {
+		if w.last = w.result.Any&Left != 0; w.result.All&Left != 0 {
+			w.state = Closed // all have left: nobody asks who
+			return w.state, w.result, nil
+		}
+		// All members see in the same result whether the allgather follows. A member that knows already that the
+		// collective is closed takes part too, or the allgather of the others would never end.
+		if w.state == Agreed && w.result.Any&(Refused|Left) == 0 {
+			if w.closed() {
+				w.state = Closed
+			}
 			return w.state, w.result, nil
 		}
 		t, _ := w.lib.TypeOf(op.UInt64)
@@ -132,11 +166,25 @@ func (w *Wire) Poll(int) (State, Result, error) {
 		}, 2)
 		return Pending, Result{}, err
 	}
-	w.state = Agreed
-	if w.result.Diff != 0 {
+	switch {
+	case w.last:
+		w.learnWhoLeft()
+		w.state = Closed
+	case w.result.Diff != 0:
 		w.state = Differ
+	default:
+		w.state = Agreed
 	}
 	return w.state, w.result, nil
+}
+
+// learnWhoLeft notes the members that have left, as they have announced.
+func (w *Wire) learnWhoLeft() {
+	for i, e := range w.Entries() {
+		if e.Flags&Left != 0 {
+			w.Learn(Withdrawal{w.announced.Load(), i, status.Code(e.Signature[0])})
+		}
+	}
 }
 
 func (w *Wire) compare() {
@@ -169,57 +217,74 @@ func (w *Wire) Entries() []Entry {
 // Missing returns known = false: an allreduce does not tell which members are late.
 func (w *Wire) Missing() ([]int, bool) { return nil, false }
 
-// GiveUp records that this member takes no part in seq, for members that ask. Each other member has
-// its own deadline, which counts after the arrival too, because no MPI call is blocking across
-// nodes.
+// GiveUp records that this member takes no part in seq and in all later collectives, for members that
+// ask. If another member was the first, as this one has learnt, the answer names that one and its reason.
+// GiveUp always returns true: each member has its own deadline, which counts after the arrival too,
+// because no MPI call is blocking across nodes.
 func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.gaveUp.seq == 0 || seq < w.gaveUp.seq {
-		w.gaveUp = withdrawal{seq, reason}
+	if w.gaveUp != nil && w.gaveUp.Seq <= seq {
+		return true
+	}
+	w.gaveUp = &Withdrawal{seq, w.me, reason}
+	for by := range w.n {
+		if first, ok := w.withdrawn[by]; ok && first.Seq <= seq {
+			w.gaveUp = &Withdrawal{seq, by, first.Reason}
+			break
+		}
 	}
 	return true
 }
 
-// Standing returns whether this member has announced seq. If it takes no part in seq, gaveUp is the
-// reason. It is safe for concurrent use, also after Close.
-func (w *Wire) Standing(seq uint64) (announced bool, gaveUp status.Code) {
+// Standing returns whether this member has announced seq, and its withdrawal if it takes no part in seq, or none
+// any more. It is safe for concurrent use, also after Close.
+func (w *Wire) Standing(seq uint64) (announced bool, gaveUp *Withdrawal) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.gaveUp.seq != 0 && w.gaveUp.seq <= seq {
-		return false, w.gaveUp.reason
+	if w.gaveUp != nil && w.gaveUp.Seq <= seq {
+		gaveUp = w.gaveUp
 	}
-	return w.announced.Load() >= seq, status.OK
+	return w.announced.Load() >= seq, gaveUp
 }
 
-// Learn records that another member takes no part in seq and in all later collectives. It is safe
-// for concurrent use.
-func (w *Wire) Learn(member int, seq uint64, reason status.Code) {
+// GaveUp returns the withdrawal of this member, nil while it takes part in everything.
+func (w *Wire) GaveUp() *Withdrawal {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.gaveUp
+}
+
+// Learn records what another member has answered. It is safe for concurrent use.
+func (w *Wire) Learn(about Withdrawal) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.withdrawn == nil {
-		w.withdrawn = map[int]withdrawal{}
+		w.withdrawn = map[int]Withdrawal{}
 	}
-	if known, ok := w.withdrawn[member]; !ok || seq < known.seq {
-		w.withdrawn[member] = withdrawal{seq, reason}
+	if known, ok := w.withdrawn[about.By]; !ok || about.Seq < known.Seq {
+		w.withdrawn[about.By] = about
 	}
 }
 
-// Closers returns the members that have answered that they take no part in seq.
+// Closers returns the members that take no part in seq and were the first, as far as this one has learnt.
 func (w *Wire) Closers(seq uint64) map[int]status.Code {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var who map[int]status.Code
 	for member, g := range w.withdrawn {
-		if g.seq <= seq {
+		if g.Seq <= seq {
 			if who == nil {
 				who = map[int]status.Code{}
 			}
-			who[member] = g.reason
+			who[member] = g.Reason
 		}
 	}
 	return who
 }
+
+// closed tells whether some member takes no part in the current collective.
+func (w *Wire) closed() bool { return len(w.Closers(w.announced.Load())) > 0 }
 
 // Settled tests a comparison that was given up. It ends when the other members have come.
 func (w *Wire) Settled() bool {

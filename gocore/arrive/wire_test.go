@@ -19,7 +19,7 @@ func TestWireAgreesWithLines(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
 			assert.NoError(t, mpifake.Each(mpifake.New(n), func(rank int, lib mpi.Library) error {
-				w, err := NewWire(lib, lib.World(), n)
+				w, err := NewWire(lib, lib.World(), n, rank)
 				if err != nil {
 					return err
 				}
@@ -33,8 +33,8 @@ func TestWireAgreesWithLines(t *testing.T) {
 func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	libs := mpifake.New(2)
 	var ws []*Wire
-	for _, lib := range libs {
-		w, err := NewWire(lib, lib.World(), 2)
+	for rank, lib := range libs {
+		w, err := NewWire(lib, lib.World(), 2, rank)
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}
@@ -78,7 +78,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 func TestWireReportsErrorsOfMPI(t *testing.T) {
 	w := func(opts ...mpifake.Option) *Wire {
 		lib := mpifake.New(1, opts...)[0]
-		w, err := NewWire(lib, lib.World(), 1)
+		w, err := NewWire(lib, lib.World(), 1, 0)
 		require.NoError(t, err)
 		return w
 	}

@@ -134,15 +134,6 @@ func (p *Program) Run() error {
 	return p.err
 }
 
-// Drive asks MPI about the requests under way, and then goes on as Poll does. It is for a caller
-// that waits for a program which no engine polls.
-func (p *Program) Drive() (done bool, err error) {
-	if len(p.slots) > 0 {
-		p.poll()
-	}
-	return p.Poll()
-}
-
 func (p *Program) start(calls []mpi.Call) error {
 	for i := range calls {
 		s := p.lib.NewSlot()

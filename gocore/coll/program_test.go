@@ -17,11 +17,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// finish carries p out to its end: with Drive if how is blocking, else with an engine.
+// finish carries p out to its end: on this thread if how is blocking, else with an engine.
 func finish(p *Program, how form) error {
 	if how == blocking {
 		for {
-			if done, err := p.Drive(); done {
+			if len(p.slots) > 0 {
+				p.poll()
+			}
+			if done, err := p.Poll(); done {
 				return err
 			}
 			runtime.Gosched()

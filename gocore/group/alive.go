@@ -97,10 +97,12 @@ type Death struct {
 // Watch returns what is known now.
 func (e *Env) Watch() Watch {
 	w := Watch{After: e.deadAfter.Seconds(), Off: e.unwatched, Dead: []Death{}}
-	for r := range e.Topo.Node {
-		if why := e.alive.Why(r); why != "" {
-			w.Dead = append(w.Dead, Death{r, why})
+	for _, r := range e.dead(e.everyRank()) {
+		why := e.alive.Why(r)
+		if why == "" {
+			why = "the kernel has dropped the lock of its process, which had not left the job"
 		}
+		w.Dead = append(w.Dead, Death{r, why})
 	}
 	return w
 }

@@ -39,6 +39,7 @@ type request struct {
 	stream      cuda.Stream // the stream on which tensors in device memory are produced and used
 	mappable    bool        // other processes can map all tensors in device memory
 	slot        slot        // what the call tells in its arrival slot
+	chunked     bool        // the members do it in mapped memory: its chunks say who gives it up
 	trace       trace.Mark  // its entry in the flight recorder
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
@@ -79,10 +80,10 @@ func (c *call) build(alg *coll.Algorithm) error {
 // choose by what they have agreed on, and nothing was sent.
 type noAlgorithm struct{ error }
 
-// breakIfFailed breaks the group if a collective failed half way, and returns the error for the
+// breakIfFailed breaks the group if collective c failed half way with err, and returns the error for the
 // caller. Two errors do not break it, because no data was moved: noAlgorithm, and a mismatch that
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
-func (g *Group) breakIfFailed(err error) error {
+func (g *Group) breakIfFailed(c *call, err error) error {
 	if err == nil { // return before e and none, whose addresses errors.As takes, are allocated
 		return nil
 	}
@@ -97,10 +98,9 @@ func (g *Group) breakIfFailed(err error) error {
 		if errors.As(err, &e) && e.Code == status.Cuda {
 			e.Ranks = g.worldRanks(e.Ranks)
 		}
-		if errors.As(err, &e) && e.Code == status.ProcFailed {
-			if dead := g.dead(); len(dead) > 0 { // which MPI does not say
-				err = g.diedError(fmt.Sprintf("collective %d", g.turn), dead, fmt.Sprintf("the group is broken (%v)", err))
-			}
+		err = g.named(c.numbered(), err)
+		if !c.chunked {
+			g.resign(c.args.Seq, err)
 		}
 		g.fail(err)
 	}
@@ -121,6 +121,7 @@ func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
 	if err != nil {
 		return nil, noAlgorithm{err}
 	}
+	c.chunked = alg.Shared != nil
 	c.trace.Algorithm(alg.Name)
 	if g.algorithm.Load() != alg { // a load costs nothing, a store some 5 ns
 		g.algorithm.Store(alg)
@@ -147,7 +148,11 @@ func (g *Group) release() {
 		g.closeNext(status.CodeOf(g.broken))
 	}
 	g.busy = false
+	broken := g.broken
 	g.mu.Unlock()
+	if broken != nil {
+		g.tellOthers()
+	}
 	g.drop(left, g.ending())
 }
 
@@ -286,6 +291,7 @@ type collective struct {
 	counted bool    // t is counted in Group.async until its caller is told of its end
 	polls   int
 	slow    slowness
+	news    news // MPI has told of a death in this collective
 	mourning
 }
 
@@ -319,27 +325,41 @@ func (t *collective) refuse() {
 func (t *collective) begin() {
 	g := t.g
 	t.stage = arriving
-	if t.refused {
-		t.call.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed in the queue
-	}
 	if t.ahead {
 		g.node.Lines.Turn(g.turn)
-	} else {
-		note, err := t.call.note()
-		if err == nil {
-			_, _, err = g.arrival.Announce(g.turn, &t.call.sig, t.flags(), note, 0)
-		}
-		if err != nil {
-			g.fail(err)
-			t.over(err)
-			return
-		}
+	}
+	if err := t.announce(); err != nil && !t.news.waits(g, err) {
+		err = g.named(t.call.numbered(), err)
+		g.resign(g.turn, err)
+		g.fail(err)
+		t.over(err)
+		return
 	}
 	if t.call.flags&coll.Device != 0 {
 		g.env.Engine.Add(t) // the device works while the host polls, and takes no core
 	} else {
 		g.env.Engine.AddPatient(t)
 	}
+}
+
+// announce announces t, unless t was announced ahead. If t cannot say what belongs to its announcement, it is
+// refused.
+func (t *collective) announce() error {
+	var note arrive.Note
+	if !t.ahead {
+		var err error
+		if note, err = t.call.note(); err != nil {
+			t.refuseInstead(err)
+		}
+	}
+	if t.refused {
+		t.call.deadline = time.Now().Add(t.g.Timeout()) // its first deadline may have passed
+	}
+	if t.ahead {
+		return nil
+	}
+	_, _, err := t.g.arrival.Announce(t.g.turn, &t.call.sig, t.flags(), note, 0)
+	return err
 }
 
 // flags returns the flags of the announcement.
@@ -371,7 +391,13 @@ func (t *collective) Poll() bool {
 
 func (t *collective) pollArrival() bool {
 	g := t.g
-	state, res, err := g.arrival.Poll(1)
+	state, res, err := arrive.Pending, arrive.Result{}, t.news.err
+	if err == nil {
+		state, res, err = g.arrival.Poll(1)
+	}
+	if t.news.waits(g, err) {
+		return false
+	}
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
 		if state == arrive.Rubbish {
 			err = g.rubbishError(&t.call)
@@ -395,6 +421,8 @@ func (t *collective) pollArrival() bool {
 	}
 	switch {
 	case err != nil:
+		err = g.named(t.call.numbered(), err)
+		g.resign(g.turn, err)
 		g.fail(err)
 		t.over(err)
 		return true
@@ -404,8 +432,12 @@ func (t *collective) pollArrival() bool {
 	}
 	err = g.agreementError(&t.call, state, res)
 	if err == nil {
-		if err = t.start(res); err != nil {
-			err = g.breakIfFailed(err)
+		if err = t.start(res); t.news.waits(g, err) {
+			t.stage = running // pollProgram goes on
+			return false
+		}
+		if err != nil {
+			err = g.breakIfFailed(&t.call, err)
 		}
 	}
 	if err != nil {
@@ -453,9 +485,15 @@ func (t *collective) run() {
 }
 
 func (t *collective) pollProgram() bool {
-	done, err := t.call.prog.Poll()
+	done, err := t.news.err != nil, t.news.err
+	if !done {
+		done, err = t.call.prog.Poll()
+	}
+	if t.news.waits(t.g, err) {
+		return false
+	}
 	if done {
-		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(t.g.readable(&t.call, err))))
+		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(&t.call, t.g.readable(&t.call, err))))
 		t.discard()
 		if !t.gone {
 			t.g.release()
@@ -483,6 +521,8 @@ func (t *collective) abandon(err error) {
 	if t.shared != nil {
 		t.g.node.Lines.Explain(t.g.cause(err))
 		t.shared.Leave()
+	} else {
+		t.g.resign(t.call.args.Seq, err)
 	}
 	t.giveUp(err)
 	t.g.fail(err)

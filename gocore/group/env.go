@@ -56,21 +56,22 @@ type Env struct {
 	makers        atomic.Int32                 // calls of New and MonitoredBarrier under way
 	queued        atomic.Int32                 // collectives that are in the queue of their group
 	departed      atomic.Bool                  // this rank has left: it begins nothing more
-	departure     *mpi.Slot                    // the barrier of depart; nil unless it is under way
+	departure     departure                    // how far the end of this rank has come
 	peerQuestions questions
 
-	mu    sync.Mutex     // guards broke, made, byKey and live
-	broke time.Duration  // the longest timeout of the groups that broke; 0 if none did
-	made  map[string]int // how many groups were made of a list of ranks
-	byKey map[uint64]*Group
-	live  map[*Group]bool // groups that were made and not freed
+	mu       sync.Mutex     // guards broke, made, byKey, live and stranded
+	broke    time.Duration  // the longest timeout of the groups that broke; 0 if none did
+	made     map[string]int // how many groups were made of a list of ranks
+	byKey    map[uint64]*Group
+	live     map[*Group]bool   // groups that were made and not freed
+	stranded map[*message]bool // messages that were given up while MPI still sends them
 }
 
 // NewEnv prepares the groups of a process. It is collective over world, which it duplicates and
 // does not use otherwise. If a rank does not come within timeout, or finds that its settings are
 // wrong, every rank that came gets an error.
 func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt work.Interrupt) (*Env, error) {
-	e := &Env{Lib: lib, Interrupt: interrupt, made: map[string]int{}, byKey: map[uint64]*Group{}, live: map[*Group]bool{},
+	e := &Env{Lib: lib, Interrupt: interrupt, made: map[string]int{}, byKey: map[uint64]*Group{}, live: map[*Group]bool{}, stranded: map[*message]bool{},
 		Engine: work.NewEngine(), watcher: watcher{stop: make(chan struct{})}}
 	e.peerQuestions.asked, e.peerQuestions.left = asked{}, map[int]bool{}
 	var settings error
@@ -326,17 +327,16 @@ func (e *Env) sharePresence() error {
 	return err
 }
 
-// Destroy frees all groups and begins to depart, after it has given operations under way time to
-// end. It returns false if some did not end. MPI then still uses their memory and cannot be
-// finalized. Other ranks may not have departed yet: call AllDeparted until it returns true, then
-// Close.
+// Destroy ends all groups and begins to depart, after it has given operations under way time to end.
+// It returns false if some did not end. Other ranks may not have departed yet: call AllDeparted until
+// it returns true, then Close.
 func (e *Env) Destroy() (settled bool, err error) {
 	why := status.New(status.GroupDestroyed, "the process group was destroyed while the operation was under way")
 	return e.leave(why, func() {}, e.Interrupt)
 }
 
 // Leave is Destroy at the end of the process. It tells the ranks that wait for this one that it has
-// left.
+// left. Call AwaitDepartures before the process ends.
 func (e *Env) Leave() (settled bool, err error) {
 	return e.leave(status.New(status.PeerLeft, "this rank ends"), func() {
 		e.departed.Store(true)
@@ -357,29 +357,23 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 		return e.makers.Load() == 0 && all(groups, func(g *Group) bool { return !g.underWay() })
 	})
 	for _, g := range groups {
-		if settled {
-			if failure := g.free(why.Code); err == nil {
-				err = failure
-			}
-		} else {
-			g.mu.Lock()
-			g.closeNext(why.Code)
-			g.mu.Unlock()
-		}
+		g.mu.Lock()
+		g.closeNext(why.Code)
+		g.mu.Unlock()
 	}
 	e.showLeft() // after the groups are closed: their members hear that this rank has destroyed them
-	// MPI may hold requests of a broken group that belong to no operation any more.
-	settled = settled && e.settled()
-	if settled {
-		if failure := e.depart(); err == nil {
-			err = failure
-		}
-	} else {
-		e.stayAway()
-		e.alive.Leave(false)
-	}
 	e.watchNoMore()
-	return e.Engine.Stop(why, giveUpLimit) && settled, err
+	stopped := e.Engine.Stop(why, giveUpLimit)
+	e.departure.stuck = !stopped || e.makers.Load() > 0 || !all(groups, func(g *Group) bool { return g.blocking.Load() == 0 })
+	if stopped {
+		for _, g := range groups {
+			g.farewell(why.Code)
+		}
+	}
+	if failure := e.depart(); err == nil {
+		err = failure
+	}
+	return stopped && settled, err
 }
 
 // showLeft tells the ranks of this node that this one has left. If its process ends, it has not died.
@@ -389,18 +383,26 @@ func (e *Env) showLeft() {
 	}
 }
 
-func (e *Env) settled() bool {
+// Close frees the groups and what the environment made, once all ranks have departed. It does nothing if
+// MPI still uses some of it.
+func (e *Env) Close() error {
+	if e.departure.stuck || !e.settled() {
+		return nil
+	}
+	var err error
 	for _, g := range e.liveGroups() {
-		if !g.arrival.Settled() {
-			return false
+		if failure := g.free(status.GroupDestroyed); err == nil {
+			err = failure
 		}
 	}
-	return true
+	mem.Free(e.departure.words)
+	if failure := e.close(); err == nil {
+		err = failure
+	}
+	return err
 }
 
-// Close frees what the environment made. All groups must be freed, and all ranks must have
-// departed.
-func (e *Env) Close() error {
+func (e *Env) close() error {
 	e.mail.close()
 	e.alive.Leave(true)
 	e.closeViews()

@@ -51,7 +51,9 @@ type Group struct {
 
 	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
 	toldOfAny atomic.Bool                    // a wait for a message of any member was reported
+	told      atomic.Bool                    // the members on other nodes were told that this one takes no part any more
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
+	stuck     stuck                          // what the watcher, which alone uses it, knows of that collective
 
 	// current is the task whose turn it is. It is nil while no collective is under way, and while one
 	// is carried out inline. mu guards it.
@@ -201,16 +203,8 @@ func (g *Group) fail(err error) {
 	queue := g.queue
 	g.queue = nil
 	g.mu.Unlock()
+	g.tellOthers()
 	g.drop(queue, status.New(status.GroupBroken, "an operation before it failed: %v", err))
-}
-
-// cause returns what the other members are told when this one gives up because of err: what has broken
-// the group first. The queued collectives fail with another code, which would hide it.
-func (g *Group) cause(err error) status.Code {
-	if broken := g.Broken(); broken != nil {
-		err = broken
-	}
-	return status.CodeOf(err)
 }
 
 // Broken returns why the group is broken, nil if it is not.

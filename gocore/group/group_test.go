@@ -2,7 +2,6 @@ package group
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/rand"
 	"sync"
@@ -275,36 +274,6 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 				assert.Equal(t, []int{0}, se.Ranks)
 			}
 			assert.Less(t, time.Since(began), 20*time.Second)
-		})
-	})
-}
-
-func TestARankThatDoesNotDepartIsNotAwaited(t *testing.T) {
-	nodes := []int{0, 1}
-	t.Run("says so", func(t *testing.T) {
-		ranks(t, 2, nodes, func(t *testing.T, e *Env, g *Group) {
-			if g.Rank == 0 { // MPI keeps a request of a collective to which rank 1 never comes
-				g.SetTimeout(50 * time.Millisecond)
-				_, err := submit(g, allReduce(floats(1)))
-				assert.Equal(t, status.Timeout, status.CodeOf(err))
-			}
-			settled, err := e.Leave()
-			assert.NoError(t, err)
-			assert.Equal(t, g.Rank == 1, settled)
-			assert.Equal(t, g.Rank == 0, e.AwaitDepartures())
-		})
-	})
-	t.Run("is silent", func(t *testing.T) {
-		ranks(t, 2, nodes, func(t *testing.T, e *Env, g *Group) {
-			if g.Rank == 0 {
-				return
-			}
-			g.SetTimeout(50 * time.Millisecond)
-			g.fail(errors.New("the cable is cut"))
-			settled, err := e.Leave()
-			assert.NoError(t, err)
-			assert.True(t, settled)
-			assert.False(t, e.AwaitDepartures())
 		})
 	})
 }

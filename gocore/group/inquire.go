@@ -5,16 +5,17 @@ import (
 	"sync"
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Members of one node see in shared memory which members have announced a collective, and which
 // have left. Across nodes a rank that has waited for a while asks the other members by message, one
-// after the other: have you announced this collective, or will you never? A rank that leaves sends
-// nothing. It stays until all ranks have left, and answers questions until then (Env.depart). So a
-// job that ends in order needs no messages.
+// after the other: have you announced this collective, or will you never? It asks again, because a
+// member that has announced a collective may give it up later. A member that fails answers all the
+// others before they ask (Group.tellOthers). A rank that leaves says so in the place of its next collective
+// (Wire.Leave). It stays until all ranks have left, and answers questions until then (Env.depart). So a job
+// that ends in order needs no messages.
 
 const (
 	// askAfter is how long a rank waits for a collective or a message before it asks.
@@ -30,11 +31,10 @@ const (
 // processKey is the key of questions whether a rank has left the job.
 const processKey = ^uint64(0)
 
-// The answers of a rank.
+// The answer of a rank is a sum of these. 0: it has not announced the collective so far.
 const (
-	answerNotYet uint64 = iota // it has not announced the collective
-	answerHere                 // it has announced the collective
-	answerNever                // it will not announce the collective; the reason follows
+	answerHere  uint64 = 1 << iota // it has announced the collective
+	answerNever                    // it takes no part in it, or none any more; the reason follows, and which member was the first
 )
 
 // inquiry is what a group that spans nodes has asked about its current collective.
@@ -80,7 +80,7 @@ func (q *inquiry) begin(seq uint64, now time.Time) {
 	}
 }
 
-// inquire asks one member whether it has announced the current collective, if that has taken long.
+// inquire asks one member where it is in the current collective, if that has taken long.
 // The answer that a member will never come changes the arrival's Closers.
 func (g *Group) inquire(now time.Time) {
 	if g.wire == nil {
@@ -95,7 +95,7 @@ func (g *Group) inquire(now time.Time) {
 	}
 	for range g.Size {
 		q.lastMember = (q.lastMember + 1) % g.Size
-		if q.lastMember != g.Rank && !q.here[q.lastMember] && q.asked.mayAsk(q.lastMember, now) {
+		if q.lastMember != g.Rank && q.asked.mayAsk(q.lastMember, now) {
 			q.last = now
 			g.question(q.lastMember, now)
 			return
@@ -117,63 +117,74 @@ func (g *Group) ask() (missing []int) {
 	q.mu.Lock()
 	now := time.Now()
 	q.begin(g.turn, now)
-	for i := range g.Ranks {
-		if i != g.Rank && !q.here[i] {
-			g.question(i, now)
-		}
+	for _, i := range q.elsewhere(g) {
+		g.question(i, now)
 	}
 	q.mu.Unlock()
 	_ = g.env.Engine.Wait(func() bool {
 		g.env.mail.pump()
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		return len(q.here) == g.Size-1
+		return len(q.elsewhere(g)) == 0
 	}, time.Now().Add(askWait), nil)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i := range g.Ranks {
-		if i != g.Rank && !q.here[i] {
-			missing = append(missing, i)
-		}
-	}
-	return missing
+	return q.elsewhere(g)
 }
 
-// answer replies to a rank that asks whether this one has announced a collective, or whether it has
-// left.
-func (e *Env) answer(from int, key uint64, body []byte) {
+// elsewhere returns the other members of g that have not answered that they have announced the collective. The
+// caller holds mu.
+func (q *inquiry) elsewhere(g *Group) (members []int) {
+	for i := range g.Ranks {
+		if i != g.Rank && !q.here[i] {
+			members = append(members, i)
+		}
+	}
+	return members
+}
+
+// answer tells a rank whether this one has announced the collective of which body has the number, or whether
+// it has left.
+func (e *Env) answer(to int, key uint64, body []byte) {
 	seq := binary.LittleEndian.Uint64(body)
-	says, reason := answerNotYet, status.OK
+	var says uint64
+	var because arrive.Withdrawal
 	e.mu.Lock()
 	g := e.byKey[key]
 	e.mu.Unlock()
 	switch {
 	case key == processKey:
 		if e.departed.Load() {
-			says, reason = answerNever, status.PeerLeft
+			says, because.Reason = answerNever, status.PeerLeft
 		}
 	case g == nil || g.wire == nil:
 	default:
-		var announced bool
-		switch announced, reason = g.wire.Standing(seq); {
-		case reason != status.OK:
-			says = answerNever
-		case announced:
+		announced, gaveUp := g.wire.Standing(seq)
+		if announced {
 			says = answerHere
-		case e.departed.Load():
-			says, reason = answerNever, status.PeerLeft
+		} else if e.departed.Load() && gaveUp == nil {
+			gaveUp = &arrive.Withdrawal{By: g.Rank, Reason: status.PeerLeft}
+		}
+		if gaveUp != nil {
+			says, because = says|answerNever, *gaveUp
 		}
 	}
-	reply := append([]byte(nil), body...)
-	reply = binary.LittleEndian.AppendUint64(reply, says)
-	e.mail.send(from, mailAnswer, key, binary.LittleEndian.AppendUint64(reply, uint64(reason)))
+	reply := binary.LittleEndian.AppendUint64(nil, seq)
+	for _, word := range []uint64{says, uint64(because.Reason), uint64(because.By)} {
+		reply = binary.LittleEndian.AppendUint64(reply, word)
+	}
+	e.mail.send(to, mailAnswer, key, reply)
 }
 
 // learn takes in the answer of another rank.
 func (e *Env) learn(from int, key uint64, body []byte) {
-	seq, says, reason := binary.LittleEndian.Uint64(body), binary.LittleEndian.Uint64(body[8:]), status.Code(binary.LittleEndian.Uint64(body[16:]))
+	var words [4]uint64
+	for i := range words {
+		words[i] = binary.LittleEndian.Uint64(body[8*i:])
+	}
+	seq, says, reason, by := words[0], words[1], status.Code(words[2]), words[3]
 	if key == processKey {
-		e.peerQuestions.answered(from, says == answerNever)
+		e.peerQuestions.answered(from, says&answerNever != 0)
 		return
 	}
 	e.mu.Lock()
@@ -186,17 +197,18 @@ func (e *Env) learn(from int, key uint64, body []byte) {
 	if member < 0 {
 		return
 	}
-	if says == answerNever {
-		g.wire.Learn(member, seq, reason)
+	if says&answerNever != 0 {
+		if by >= uint64(g.Size) || by == uint64(g.Rank) {
+			by = uint64(member)
+		}
+		g.wire.Learn(arrive.Withdrawal{Seq: seq, By: int(by), Reason: reason})
 	}
 	q := &g.inquiry
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.seq == seq {
 		q.asked.answer(member)
-		if says == answerHere {
-			q.here[member] = true
-		}
+		q.here[member] = q.here[member] || says&answerHere != 0
 	}
 }
 
@@ -222,7 +234,7 @@ func (q *questions) answered(rank int, left bool) {
 // long the caller has waited for r. If no shared memory shows whether r has left, r is asked after a
 // while.
 func (e *Env) left(r int, waited time.Duration) bool {
-	if e.leftInOrder(r) || e.died(r) {
+	if e.leftInOrder(r) || e.died(r) || e.absent(r) {
 		return true
 	}
 	if !e.mustAsk(r) {
@@ -245,6 +257,12 @@ func (e *Env) leftInOrder(r int) bool {
 	return !e.mustAsk(r) && e.presence.Left(indexOf(e.peers, r))
 }
 
+// absent tells whether world rank r has said that its process ends, and did not wait for the others (stayAway).
+func (e *Env) absent(r int) bool {
+	_, said := e.mail.peek(mailAbsent, r, processKey)
+	return said
+}
+
 // mustAsk tells whether world rank r has to be asked whether it has left, because no shared memory
 // shows it.
 func (e *Env) mustAsk(r int) bool {
@@ -259,67 +277,4 @@ func (e *Env) hidden() (ranks []int) {
 		}
 	}
 	return ranks
-}
-
-// depart begins the barrier of the ranks that depart, if some ranks cannot see each other leave in
-// shared memory. The barrier is on a communicator that carries no other collectives by then. A rank
-// that departs answers questions until the barrier is over.
-func (e *Env) depart() error {
-	if len(e.hidden()) == 0 || e.departure != nil {
-		return nil
-	}
-	slot := e.Lib.NewSlot()
-	if err := e.Lib.Start(&mpi.Call{Fn: mpi.FnBarrier, Comm: e.base}, slot); err != nil {
-		e.Lib.FreeSlot(slot)
-		return err
-	}
-	e.departure = slot
-	return nil
-}
-
-// stayAway tells the ranks that cannot see this one leave that it will not come to the barrier of
-// depart, because MPI still has requests of a broken group. It waits until the messages are sent,
-// for brokenLimit at most, because the process ends next.
-func (e *Env) stayAway() {
-	for _, r := range e.hidden() {
-		e.mail.send(r, mailAbsent, processKey, nil)
-	}
-	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(brokenLimit), nil)
-}
-
-// AllDeparted tells whether the barrier of depart is over, and no rank of this node has died. Until then it answers
-// questions of other ranks.
-func (e *Env) AllDeparted() bool {
-	if e.departure == nil {
-		return len(e.dead(e.peers)) == 0
-	}
-	e.mail.pump()
-	poll(e.Lib, e.departure)
-	if e.departure.Done == 0 {
-		return false
-	}
-	e.Lib.FreeSlot(e.departure)
-	e.departure = nil
-	return true
-}
-
-// AwaitDepartures waits until AllDeparted and returns true. It returns false if MPI cannot be
-// finalized, because a rank will not depart: that rank has said so or has died, or a group broke on this rank
-// and the group's timeout has passed. It waits with a new engine, because the engine of e was
-// stopped.
-func (e *Env) AwaitDepartures() bool {
-	var deadline time.Time
-	e.mu.Lock()
-	if e.broke > 0 {
-		deadline = time.Now().Add(e.broke)
-	}
-	e.mu.Unlock()
-	gone, dead := false, false
-	_ = work.NewEngine().Wait(func() bool {
-		gone, dead = e.AllDeparted(), e.alive.AnyDead() || len(e.dead(e.peers)) > 0 // MPI may end the barrier because a rank is dead
-		return gone || dead || e.mail.has(mailAbsent)
-	}, deadline, nil)
-	gone = gone && !dead
-	e.alive.Leave(gone)
-	return gone
 }

@@ -1,7 +1,6 @@
 package group
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -46,6 +45,10 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	}
 	m.trace = g.recordMessage(d)
 	if err := m.start(); err != nil {
+		if status.CodeOf(err) == status.ProcFailed {
+			g.awaitName(err)
+			err = m.deathError(err)
+		}
 		return m.linger(err), work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync != 0 {
@@ -156,6 +159,9 @@ func (m *message) finish(end *endEvent, r work.Result, err error) {
 		return
 	}
 	m.countOff(end.finish(m.handle, r, err))
+	if m.gaveUp != nil {
+		m.g.env.arrivedAfterAll(m)
+	}
 	m.g.messages.Add(-1)
 }
 
@@ -181,6 +187,7 @@ type message struct {
 	n         int         // number of transfers
 	polls     int
 	slow      slowness
+	news      news      // MPI has told of a death in this message
 	since     time.Time // when this rank first looked whether the peer has left
 	leftAt    time.Time // when this rank saw that the peer had left
 	end       *endEvent // what a message without a handle left queued on a device; nil if nothing
@@ -377,6 +384,9 @@ func (m *message) Poll() bool {
 			return false
 		}
 	}
+	if m.awaitsName() {
+		return false
+	}
 	r, err := m.outcome()
 	end := m.releaseDevice(err)
 	m.free()
@@ -417,25 +427,6 @@ func (m *message) outcome() (r work.Result, err error) {
 	return r, err
 }
 
-// named returns MPI's error with a description of the message.
-func (m *message) named(tr *transfer, err error) error {
-	e := &status.Error{Code: status.CodeOf(err)}
-	errors.As(err, &e)
-	what := m.describe()
-	if e.Code == status.Truncate && tr.call.Fn == mpi.FnRecv {
-		what += ": the message is longer than that (probe tells the length before)"
-	}
-	if e.Code == status.ProcFailed && tr.peer >= 0 && len(m.g.env.dead(m.g.Ranks[tr.peer:tr.peer+1])) > 0 {
-		return m.g.diedError(what, []int{int(tr.peer)}, err.Error())
-	}
-	named := status.New(e.Code, "%s: %v", what, err)
-	named.MPIClass, named.Ranks = e.MPIClass, e.Ranks
-	if tr.peer >= 0 {
-		named.Ranks = []int{m.g.Ranks[tr.peer]}
-	}
-	return named
-}
-
 func (m *message) free() {
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
@@ -455,110 +446,6 @@ func (m *message) free() {
 			tr.free()
 			tr.free = nil
 		}
-	}
-}
-
-// leftGrace is how long a message from a rank that has left may still be on its way.
-const leftGrace = 500 * time.Millisecond
-
-// overdue gives the message up if its caller was interrupted, its deadline has passed, or its peer
-// has left.
-func (m *message) overdue() {
-	if m.handle == nil || m.gaveUp != nil {
-		return
-	}
-	if m.handle.Done() {
-		_, err := m.handle.Result()
-		m.giveUp(err)
-		return
-	}
-	if m.polls++; m.polls&31 != 0 {
-		return
-	}
-	now := time.Now()
-	if m.g.ending() != nil {
-		m.giveUp(m.g.endingError(m.describe()))
-		return
-	}
-	if now.After(m.deadline) {
-		m.giveUp(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", m.describe(), brief(m.g.Ranks), m.timeout).WithRanks(m.peers()...))
-		return
-	}
-	if since := m.handle.Awaited(); !since.IsZero() && m.slow.due(m.g.env, now, since) {
-		m.g.reportMessage(&m.slow, m.describe(), m.peers(), m.trace)
-	}
-	for i := 0; i < m.n; i++ {
-		tr := &m.transfers[i]
-		if !tr.over() && m.peerLeft(tr.peer, now) {
-			m.giveUp(m.g.endedError(m.describe(), tr.peer))
-			return
-		}
-	}
-}
-
-// peerLeft tells whether the peer left so long ago that no message from it can be on its way. A
-// negative peer stands for all other members. A rank does not wait for another if it sends to
-// itself.
-func (m *message) peerLeft(peer int32, now time.Time) bool {
-	if int(peer) == m.g.Rank || m.g.Size == 1 {
-		return false
-	}
-	if m.since.IsZero() {
-		m.since = now
-	}
-	for i, r := range m.g.Ranks {
-		if (int(peer) == i || peer < 0 && i != m.g.Rank) && !m.g.env.left(r, now.Sub(m.since)) {
-			return false
-		}
-	}
-	if m.leftAt.IsZero() {
-		m.leftAt = now
-	}
-	return now.Sub(m.leftAt) > leftGrace
-}
-
-// endedError names the peer that has ended, or all other members if peer is negative. If some of them
-// have died, it names these.
-func (g *Group) endedError(what string, peer int32) error {
-	var ended []int
-	for i, r := range g.Ranks {
-		if int(peer) == i || peer < 0 && i != g.Rank {
-			ended = append(ended, r)
-		}
-	}
-	if dead := g.env.dead(ended); len(dead) > 0 {
-		return g.env.diedError(fmt.Sprintf("%s on the group of ranks %s", what, brief(g.Ranks)), dead, "no message will come")
-	}
-	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended", what, brief(g.Ranks), brief(ended)).WithRanks(ended...)
-}
-
-// giveUp gives the message up because of err. A receive is cancelled, and the group stays usable. A
-// send cannot be cancelled: the caller is told at once, the group is broken, and the task lingers
-// until MPI is done with the buffer.
-func (m *message) giveUp(err error) {
-	m.gaveUp = err
-	sending := false
-	for i := 0; i < m.n; i++ {
-		tr := &m.transfers[i]
-		if tr.over() {
-			continue
-		}
-		if tr.slot == nil {
-			tr.dropped = true // MPI was not called for it
-			m.g.unqueue(tr)
-			continue
-		}
-		if tr.call.Fn == mpi.FnRecv {
-			if m.g.env.Lib.Cancel(tr.slot) == nil {
-				continue
-			}
-		}
-		sending = true
-	}
-	if sending {
-		m.g.over(m.trace, err)
-		m.countOff(m.handle.GiveUp(err))
-		m.g.fail(err)
 	}
 }
 

@@ -32,12 +32,17 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 	g.busy = true
 	g.mu.Unlock()
 
-	state, res, err := g.arriveInline(c)
+	note, err := c.note()
+	if err != nil {
+		return g.refuseInline(c)
+	}
+	state, res, err := g.arriveInline(c, note)
 	if err == nil {
 		g.arrived = g.turn
 	}
 	switch {
 	case err != nil:
+		g.resign(g.turn, err)
 		g.fail(err)
 	case !g.agreed(c, state, res):
 		err = g.agreementError(c, state, res)
@@ -86,7 +91,8 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 	if lingering != nil {
 		return true, lingering, err // the task that lingers releases the group
 	}
-	err = g.breakIfFailed(g.readable(c, err))
+	g.awaitName(err)
+	err = g.breakIfFailed(c, g.readable(c, err))
 	if c.staged != nil {
 		err = c.unstage(err)
 	}
@@ -97,20 +103,28 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 	return true, nil, err
 }
 
-// arriveInline announces c and waits for the other members. It fails only because of the deadline,
+// refuseInline makes c a task, which finds that it has no note and refuses. The group is busy with c.
+func (g *Group) refuseInline(c *call) (done bool, lingering *work.Handle, err error) {
+	g.record(c, 0)
+	t := g.newCollective(c)
+	g.mu.Lock()
+	g.takeTurn(t)
+	g.mu.Unlock()
+	t.begin()
+	lingering, _, err = g.await(t)
+	return true, lingering, err
+}
+
+// arriveInline announces c with note and waits for the other members. It fails only because of the deadline,
 // an interrupt, or a member that has left; each of these breaks the group for all members. If the
 // last member arrived at that very moment, there is no failure and the collective runs.
-func (g *Group) arriveInline(c *call) (arrive.State, arrive.Result, error) {
+func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Result, error) {
 	g.seq++
 	g.turn, c.args.Seq = g.seq, g.seq
 	g.record(c, 0)
 	spin := inlineSpin
 	if g.env.crowded {
 		spin = 64
-	}
-	note, err := c.note()
-	if err != nil {
-		return arrive.Pending, arrive.Result{}, err
 	}
 	flags := c.flags
 	if !g.env.Survives {

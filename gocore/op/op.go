@@ -109,21 +109,8 @@ func (c Code) String() string {
 	return "operation " + strconv.Itoa(int(c))
 }
 
-// ParseCode finds an operation by its name.
-func ParseCode(s string) (Code, bool) {
-	for c := 1; c < len(traits); c++ {
-		if traits[c].Name == s {
-			return Code(c), true
-		}
-	}
-	return 0, false
-}
-
 // ParseDType finds a dtype by its name.
 func ParseDType(s string) (DType, bool) { return parse[DType](s, dtypeNames[:]) }
-
-// ParseReduceOp finds a reduce op by its name.
-func ParseReduceOp(s string) (ReduceOp, bool) { return parse[ReduceOp](s, reduceNames[:]) }
 
 // String returns the end of a sentence "takes ...": "one buffer, or one for each rank".
 func (a Arity) String() string {

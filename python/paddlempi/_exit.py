@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from . import _marks, _native
 from .errors import Error
 
-__all__ = ["PREEMPTED", "failing", "install", "mpi_is_foreign", "uninstall"]
+__all__ = ["PREEMPTED", "fail", "failing", "install", "mpi_is_foreign", "tell_dead", "uninstall"]
 
 PREEMPTED = 75
 """The exit status of a rank that has saved its work because the job was asked to end.
@@ -55,6 +55,7 @@ class _Hooks:
         self.registered = False  # the callback for the shutdown
         self.foreign = False  # mpi4py will finalize MPI
         self.status = 0  # the status of a sys.exit that was not caught yet; 0: none
+        self.cause: BaseException | None = None  # the exception that was handled at that sys.exit
         self.exit = sys.exit  # the function that _exit replaces
         self.submit = _native.submit  # the function that _submit_and_forget replaces
 
@@ -113,12 +114,12 @@ def _note(status: object) -> None:
         return
     code = status & 0xFF if isinstance(status, int) else 1
     if code:
-        _hooks.status = code
+        _hooks.status, _hooks.cause = code, sys.exc_info()[1]
         _hooks.submit, _native.submit = _native.submit, _submit_and_forget
 
 
 def _forget() -> None:
-    _hooks.status = 0
+    _hooks.status, _hooks.cause = 0, None
     if _native.submit is _submit_and_forget:
         _native.submit = _hooks.submit
 
@@ -132,13 +133,35 @@ def _submit_and_forget(*arguments: Any, **fields: Any) -> Any:
 
 def _at_shutdown() -> None:
     status = _uncaught()
-    if status and sys.last_value is not None:
-        _marks.raised(sys.last_value)
+    error = sys.last_value if status else _hooks.cause
+    if error is not None:
+        _marks.raised(error)
     if not _hooks.installed:
         return
     status = status or _hooks.status
+    if status:
+        tell_dead()
     if status not in (0, PREEMPTED) and _core_comes_too_late():
         _abort(status)
+
+
+def tell_dead() -> None:
+    """Tell ``run`` which ranks of the world have died, as far as this one knows."""
+    if _marks.file() is not None:
+        with suppress(Error):  # after a failure of the core
+            seen = _native.control("info")["liveness"] or {"dead": []}  # None: MPI was finalized
+            _marks.dead([one["rank"] for one in seen["dead"]])
+
+
+def fail(error: BaseException) -> None:
+    """End this process, and with it the job, by an exception that a callback of ``atexit`` met.
+
+    Python would show it, and end with the status 0 all the same.
+    """
+    sys.excepthook(type(error), error, error.__traceback__)
+    _marks.raised(error)
+    tell_dead()
+    _abort(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def failing() -> bool:

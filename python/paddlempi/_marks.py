@@ -3,11 +3,16 @@
 ``run`` names a folder in ``PADDLEMPI_RUN_DIR``. Every rank has a file there, and appends a line to
 it when something happens:
 
+* ``comes PID HOST``: the process is in ``init_process_group``;
 * ``began RANK SIZE PID HOST``: ``init_process_group`` has returned;
 * ``watches SIGNAL``: the rank asks for preemption, by this signal;
-* ``raised KIND TEXT``: an exception is about to end the process. KIND is ``death`` if the exception
-  is, or comes from, a ``PeerDiedError``, else ``program``;
-* ``left``: ``destroy_process_group`` has ended the world;
+* ``asked``: the rank knows that the job was asked to end: the signal has come to it or to another;
+* ``raised KIND TEXT``: an exception is about to end the process, or the ``sys.exit`` that does was
+  called where it was handled. KIND says what the exception is, or comes from: ``death`` a
+  ``PeerDiedError``, ``left`` a ``PeerLeftError``, ``error`` another error that a death may cause,
+  ``program`` none of these;
+* ``dead RANKS``: the rank leaves its world, or fails, and knows that these have died;
+* ``left``: ``destroy_process_group`` has ended the world, or ``init_process_group`` has failed;
 * ``exit STATUS``: the process ends in order. The core writes this line, because only its exit
   handler knows the status for certain.
 
@@ -18,11 +23,19 @@ lines. Without the variable nothing is written. ``cli/marks.py`` reads the files
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 
-from .errors import PeerDiedError
+from .errors import (
+    GroupBrokenError,
+    MPIError,
+    PeerDiedError,
+    PeerLeftError,
+    RefusedError,
+    TimeoutError,
+)
 
-__all__ = ["FOLDER", "began", "file", "left", "raised", "watches"]
+__all__ = ["FOLDER", "asked", "began", "comes", "dead", "file", "left", "raised", "watches"]
 
 FOLDER = "PADDLEMPI_RUN_DIR"
 """The environment variable that names the folder."""
@@ -35,6 +48,11 @@ def file() -> str | None:
     """The path of this process's file; None if no ``run`` wants it."""
     folder = os.environ.get(FOLDER)
     return os.path.join(folder, f"{os.uname().nodename}-{os.getpid()}") if folder else None
+
+
+def comes() -> None:
+    """Tell that this process waits for the others in ``init_process_group``."""
+    _append(f"comes {os.getpid()} {os.uname().nodename}")
 
 
 def began(rank: int, size: int) -> None:
@@ -52,20 +70,41 @@ def watches(signal: int) -> None:
     _append(f"watches {signal}")
 
 
+def asked() -> None:
+    """Tell that this rank knows that the job was asked to end."""
+    _append("asked")
+
+
+def dead(ranks: Sequence[int]) -> None:
+    """Tell that this rank leaves its world, or fails, and knows that ``ranks`` have died."""
+    if ranks:
+        _append(f"dead {' '.join(map(str, ranks))}")
+
+
 def raised(error: BaseException) -> None:
     """Tell that ``error`` is about to end this process."""
     text = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST]
-    _append(f"raised {'death' if _comes_from_death(error) else 'program'} {text}")
+    _append(f"raised {_kind(error)} {text}")
 
 
-def _comes_from_death(error: BaseException | None) -> bool:
-    seen: set[int] = set()  # a program may make a cycle
-    while error is not None and id(error) not in seen:
-        if isinstance(error, PeerDiedError):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
+_KINDS = (
+    ("death", (PeerDiedError,)),
+    ("left", (PeerLeftError,)),
+    # What a death may also look like to a rank.
+    ("error", (TimeoutError, RefusedError, GroupBrokenError, MPIError)),
+)
+
+
+def _kind(error: BaseException) -> str:
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and all(link is not one for one in chain):  # a program may make a cycle
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    for kind, wanted in _KINDS:
+        if any(isinstance(one, wanted) for one in chain):
+            return kind
+    return "program"
 
 
 def _append(line: str) -> None:

@@ -47,6 +47,7 @@ from .group import ProcessGroup, members
 from .group_arguments import to_seconds
 from .rank_list import group_of
 from .reduce_op import SUM, PremulSum, ReduceOp
+from .tensor_types import Tensor
 from .work import Work
 
 __all__ = [
@@ -73,7 +74,7 @@ _RankList = Sequence[Sequence[int]] | None
 
 
 def all_reduce(
-    tensor: Any,
+    tensor: Tensor,
     op: ReduceOp = SUM,
     group: _Group = None,
     async_op: bool = False,
@@ -107,7 +108,7 @@ def all_reduce(
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     op: ReduceOp = SUM,
     group: _Group = None,
     async_op: bool = False,
@@ -129,7 +130,7 @@ def all_reduce_coalesced(
 
 
 def reduce(
-    tensor: Any,
+    tensor: Tensor,
     dst: int | None = None,
     op: ReduceOp = SUM,
     group: _Group = None,
@@ -156,7 +157,7 @@ def reduce(
 
 
 def scan(
-    tensor: Any,
+    tensor: Tensor,
     op: ReduceOp = SUM,
     group: _Group = None,
     async_op: bool = False,
@@ -175,7 +176,7 @@ def scan(
 
 
 def exscan(
-    tensor: Any,
+    tensor: Tensor,
     op: ReduceOp = SUM,
     group: _Group = None,
     async_op: bool = False,
@@ -194,8 +195,8 @@ def exscan(
 
 
 def reduce_scatter(
-    output: Any,
-    input_list: Sequence[Any],
+    output: Tensor,
+    input_list: Sequence[Tensor],
     op: ReduceOp = SUM,
     group: _Group = None,
     async_op: bool = False,
@@ -223,8 +224,8 @@ def reduce_scatter(
 
 
 def reduce_scatter_tensor(
-    output: Any,
-    input: Any,
+    output: Tensor,
+    input: Tensor,
     op: ReduceOp = SUM,
     group: _Group = None,
     async_op: bool = False,
@@ -244,7 +245,7 @@ def reduce_scatter_tensor(
 
 
 def broadcast(
-    tensor: Any,
+    tensor: Tensor,
     src: int | None = None,
     group: _Group = None,
     async_op: bool = False,
@@ -268,8 +269,8 @@ def broadcast(
 
 
 def all_gather(
-    tensor_list: Sequence[Any],
-    tensor: Any,
+    tensor_list: Sequence[Tensor],
+    tensor: Tensor,
     group: _Group = None,
     async_op: bool = False,
     *,
@@ -295,8 +296,8 @@ def all_gather(
 
 
 def all_gather_into_tensor(
-    output_tensor: Any,
-    input_tensor: Any,
+    output_tensor: Tensor,
+    input_tensor: Tensor,
     group: _Group = None,
     async_op: bool = False,
     *,
@@ -316,8 +317,8 @@ def all_gather_into_tensor(
 
 
 def gather(
-    tensor: Any,
-    gather_list: Sequence[Any] | None = None,
+    tensor: Tensor,
+    gather_list: Sequence[Tensor] | None = None,
     dst: int | None = None,
     group: _Group = None,
     async_op: bool = False,
@@ -346,8 +347,8 @@ def gather(
 
 
 def scatter(
-    tensor: Any,
-    scatter_list: Sequence[Any] | None = None,
+    tensor: Tensor,
+    scatter_list: Sequence[Tensor] | None = None,
     src: int | None = None,
     group: _Group = None,
     async_op: bool = False,
@@ -376,8 +377,8 @@ def scatter(
 
 
 def all_to_all(
-    output_tensor_list: Sequence[Any],
-    input_tensor_list: Sequence[Any],
+    output_tensor_list: Sequence[Tensor],
+    input_tensor_list: Sequence[Tensor],
     group: _Group = None,
     async_op: bool = False,
     *,
@@ -403,8 +404,8 @@ def all_to_all(
 
 
 def all_to_all_single(
-    output: Any,
-    input: Any,
+    output: Tensor,
+    input: Tensor,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: _Group = None,

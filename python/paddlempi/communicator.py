@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from . import _native, collectives, group
 from .group import ProcessGroup
 from .rank_list import group_of, parse
+from .tensor_types import Tensor
 
 __all__ = ["Communicator", "Connector", "get_communicator"]
 
@@ -46,7 +46,7 @@ class Connector:
         """Return when every rank has called it."""
         collectives.barrier()
 
-    def Broadcast(self, x: Any, root: int = 0) -> None:
+    def Broadcast(self, x: Tensor, root: int = 0) -> None:
         """Copy the tensor of rank ``root`` into the tensor of every other rank, in place."""
         collectives.broadcast(x, root)
 

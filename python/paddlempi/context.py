@@ -20,6 +20,7 @@ from .group import (
 )
 from .rank_list import group_of
 from .reduce_op import ReduceOp
+from .tensor_types import Tensor
 
 __all__ = ["DistContext", "allreduce", "get_context"]
 
@@ -129,7 +130,9 @@ def get_context() -> DistContext:
 
 
 def allreduce(
-    x: Any, computation: str = "sum", rank_list: Sequence[Sequence[int]] | None = None
+    x: Tensor | Sequence[Tensor],
+    computation: str = "sum",
+    rank_list: Sequence[Sequence[int]] | None = None,
 ) -> Any:
     """Reduce tensors over all ranks into new tensors. ``x`` stays as it is.
 

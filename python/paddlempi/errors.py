@@ -209,7 +209,8 @@ class ReentrantError(GroupError):
     """A signal handler called a collective while its thread waited in one of the same group.
 
     The first collective cannot end before the handler does. Let the handler set a flag instead,
-    and ``all_reduce`` the flag in every step: a signal interrupts every rank at another place.
+    and ``all_reduce`` the flag in every step: a signal interrupts every rank at another place. The
+    same holds for a push to parameter servers that interrupted a push of its thread.
     """
 
     CODE = 26

@@ -179,16 +179,22 @@ def init_process_group(
             )
         _native.load()
         foreign = _exit.mpi_is_foreign()
-        answer = _native.control(
-            "init",
-            mpi=path,
-            comm=handle,
-            timeout=seconds,
-            sys_prefix=sys.prefix,
-            trial=_trial() if sys.executable else [],
-            abort_on_death=abort_on_death,
-            end_file=_marks.file(),
-        )
+        if comm is None:  # else MPI runs, and the caller says who is waited for
+            _marks.comes()
+        try:
+            answer = _native.control(
+                "init",
+                mpi=path,
+                comm=handle,
+                timeout=seconds,
+                sys_prefix=sys.prefix,
+                trial=_trial() if sys.executable else [],
+                abort_on_death=abort_on_death,
+                end_file=_marks.file(),
+            )
+        except BaseException:
+            _marks.left()
+            raise
         _state.local_rank = answer["local_rank"]
         _state.local_size = answer["local_size"]
         _state.world = ProcessGroup(answer["group"], answer["rank"], range(answer["size"]))
@@ -234,6 +240,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
             _exit.uninstall()
             _state.world = None
             try:
+                _exit.tell_dead()
                 _native.control("destroy")
                 _marks.left()
             finally:

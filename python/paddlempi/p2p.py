@@ -15,6 +15,9 @@ call gives at most one of the two. Tensors, dtypes and threads are described in
   cancelled then and the group stays usable. A send cannot be cancelled and breaks the group.
 * If the other rank has ended, the call raises ``PeerLeftError``.
 
+The types are those of a member of the group. A rank that is no member gets a warning, and None for
+a Work or a ProbeResult.
+
 Source: :mod:`torch.distributed`; ``sendrecv`` and ``probe`` are MPI's.
 """
 
@@ -29,6 +32,7 @@ from ._ops import ASYNC, Op
 from .arguments import is_nonmember, root_of
 from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, members
+from .tensor_types import Tensor
 from .work import Work
 
 __all__ = [
@@ -61,7 +65,7 @@ class ProbeResult(NamedTuple):
 
 
 def send(
-    tensor: Any,
+    tensor: Tensor,
     dst: int | None = None,
     group: _Group = None,
     tag: int = 0,
@@ -83,7 +87,7 @@ def send(
 
 
 def recv(
-    tensor: Any,
+    tensor: Tensor,
     src: int | None = None,
     group: _Group = None,
     tag: int = 0,
@@ -113,19 +117,19 @@ def recv(
 
 
 def isend(
-    tensor: Any,
+    tensor: Tensor,
     dst: int | None = None,
     group: _Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-) -> Work | None:
+) -> Work:
     """Begin to send a tensor and return a Work at once.
 
     The arguments are those of :func:`send`. ``tensor`` must not be written to until the Work has
     ended.
     """
     if is_nonmember(group, Op.SEND):
-        return None
+        return None  # type: ignore[return-value]
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
     gid = 0 if group is None else group._id
     operation = _native.submit(Op.SEND, gid, tensor, None, 0, ASYNC, peer=peer, tag=tag)
@@ -133,18 +137,18 @@ def isend(
 
 
 def irecv(
-    tensor: Any,
+    tensor: Tensor,
     src: int | None = None,
     group: _Group = None,
     tag: int = 0,
     group_src: int | None = None,
-) -> Work | None:
+) -> Work:
     """Begin to receive a message into a tensor and return a Work at once.
 
     The arguments are those of :func:`recv`. ``Work.source_rank()`` returns the sender.
     """
     if is_nonmember(group, Op.RECV):
-        return None
+        return None  # type: ignore[return-value]
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)
     gid = 0 if group is None else group._id
     operation = _native.submit(Op.RECV, gid, None, tensor, 0, ASYNC, peer=peer, tag=tag)
@@ -152,9 +156,9 @@ def irecv(
 
 
 def sendrecv(
-    send_tensor: Any,
+    send_tensor: Tensor,
     dst: int,
-    recv_tensor: Any,
+    recv_tensor: Tensor,
     src: int | None = None,
     group: _Group = None,
     send_tag: int = 0,
@@ -205,7 +209,7 @@ def probe(
     group: _Group = None,
     tag: int = 0,
     group_src: int | None = None,
-) -> ProbeResult | None:
+) -> ProbeResult:
     """Wait for a message without receiving it.
 
     Args:
@@ -220,7 +224,7 @@ def probe(
     Source: ``MPI_Probe``.
     """
     if is_nonmember(group, Op.PROBE):
-        return None
+        return None  # type: ignore[return-value]
     peer, tag = _source(Op.PROBE, group, src, group_src), _tag(Op.PROBE, tag, _ANY_TAG)
     gid = 0 if group is None else group._id
     source, nbytes, tag = _native.submit(Op.PROBE, gid, None, None, peer=peer, tag=tag)
@@ -245,8 +249,8 @@ class P2POp:
 
     def __init__(
         self,
-        op: Callable[..., Work | None],
-        tensor: Any,
+        op: Callable[..., Work],
+        tensor: Tensor,
         peer: int | None = None,
         group: _Group = None,
         tag: int = 0,

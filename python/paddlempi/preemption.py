@@ -29,13 +29,12 @@ __all__ = ["PREEMPTED", "preempted", "watch_preemption"]
 
 
 class _Watch:
-    """What this process knows. The handler only sets ``here``."""
+    """What this process knows."""
 
     def __init__(self) -> None:
         self.pid = 0  # of the process that installed the handlers; 0: none has
         self.here = False  # a signal has come to this process
         self.agreed = False  # all ranks know of it
-        self.before: dict[int, Any] = {}  # the handlers that ours replace
 
 
 _watch = _Watch()
@@ -46,7 +45,8 @@ def watch_preemption(signals: Iterable[int] = (signal.SIGTERM,)) -> None:
 
     :func:`preempted` does so itself for SIGTERM when it is first called. Call this function if the
     job gets another signal, or earlier, so that a signal during the preparation counts. A handler
-    that the program installed before is called, too; one that it installs later replaces ours.
+    that the program installed before is called, too. One that it installs later replaces ours,
+    unless it calls the one before it, or this function is called again.
 
     Args:
         signals: the signals that ask the job to end. They are added to those of earlier calls.
@@ -65,9 +65,8 @@ def watch_preemption(signals: Iterable[int] = (signal.SIGTERM,)) -> None:
     for number in chosen:
         try:
             before = signal.getsignal(number)
-            if before is not _on_signal:
-                signal.signal(number, _on_signal)
-                _watch.before[number] = before
+            if not isinstance(before, _Handler):
+                signal.signal(number, _Handler(before))
         except (ValueError, OSError, TypeError) as error:
             raise ArgumentError(
                 f"watch_preemption: signals has {number!r}, for which Python installs no handler: "
@@ -103,16 +102,31 @@ def preempted() -> bool:
         number = array("q", [_watch.here])
         all_reduce(number, ReduceOp.MAX)
         _watch.agreed = bool(number[0])
+        if _watch.agreed and not _watch.here:
+            _marks.asked()
     return _watch.agreed
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    before = _watch.before.get(number)
-    if _watch.pid != os.getpid():
-        # A fork of the rank, such as a worker that loads data: its parent ends it by this signal.
-        signal.signal(number, before if before is not None else signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-        return
-    _watch.here = True
-    if callable(before) and before is not signal.default_int_handler:
-        before(number, frame)
+class _Handler:
+    """A handler that notes the signal, and calls the one that it has replaced.
+
+    Every installation has its own, with its own ``before``. So a handler of the program between two
+    of them, which calls the one before it, is called once.
+    """
+
+    def __init__(self, before: Any) -> None:
+        self._before = before  # as signal.getsignal returns it
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        before = self._before
+        if _watch.pid != os.getpid():
+            # A fork of the rank, such as a worker that loads data: its parent ends it by this
+            # signal.
+            signal.signal(number, before if before is not None else signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if not _watch.here:
+            _watch.here = True
+            _marks.asked()
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)

@@ -31,7 +31,11 @@ def test_contents(zig_built: Built) -> None:
     with zipfile.ZipFile(zig_built.wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     sources = ROOT / "python"
-    wanted = {str(path.relative_to(sources)) for path in sources.rglob("*.py")}
+    wanted = {
+        str(path.relative_to(sources))
+        for path in sources.rglob("*.py*")
+        if path.suffix in (".py", ".pyi")
+    }
     assert names == wanted | {"paddlempi/_core.abi3.so", "paddlempi/py.typed"}
 
 

@@ -46,8 +46,12 @@ func (m Meta) check(from int) error {
 	if err := checkName("declare", "name", m.Name); err != nil {
 		return err
 	}
+	noun := "table"
+	if m.Kind == KV {
+		noun = KV
+	}
 	wrong := func(format string, args ...any) error {
-		return status.New(status.Argument, "declare: table %q, rank %d: "+format, append([]any{m.Name, from}, args...)...)
+		return status.New(status.Argument, "declare: %s %q, rank %d: "+format, append([]any{noun, m.Name, from}, args...)...)
 	}
 	switch {
 	case m.Kind != Sparse && m.Kind != Dense && m.Kind != KV:

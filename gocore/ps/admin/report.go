@@ -52,4 +52,5 @@ type TrainerReport struct {
 	State     string  `json:"state"`     // active, completed or lost
 	Lag       int64   `json:"lag"`       // steps behind the trainer that is furthest
 	Silent    float64 `json:"silent"`    // seconds since its last request
+	At        string  `json:"at"`        // the name at which it waits for other trainers; "": none
 }

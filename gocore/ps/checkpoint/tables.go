@@ -90,12 +90,21 @@ func batch(ids []int64, rows []byte, states []float32, dtype op.DType) table.Bat
 // IntoTables puts the rows of a cut into tables by name. The tables must be those of the cut: the same
 // names, dim, dtype, optimizer, initializer and seed. Learning rate and limits may differ. What they held
 // before is removed.
-func IntoTables(tables map[string]*table.Table) Sink { return &tableSink{of: tables} }
+func IntoTables(tables map[string]*table.Table) Sink { return IntoSomeTables(tables, nil, true) }
+
+// IntoSomeTables is IntoTables for some tables of a cut: those that are named; nil: all. Without strict a table that is
+// only in the cut is left out, and one that the cut does not have stays as it is. Rows of tables that are left out must
+// not be given.
+func IntoSomeTables(tables map[string]*table.Table, named []string, strict bool) Sink {
+	return &tableSink{of: tables, named: named, strict: strict}
+}
 
 type tableSink struct {
-	of    map[string]*table.Table
-	order []*table.Table // that of the cut
-	dtype []op.DType
+	of     map[string]*table.Table
+	named  []string
+	strict bool
+	order  []*table.Table // that of the cut; nil: it is left out
+	dtype  []op.DType
 }
 
 func (s *tableSink) Begin(tables []Table) error {
@@ -103,7 +112,11 @@ func (s *tableSink) Begin(tables []Table) error {
 		c := &tables[i]
 		t := s.of[c.Name]
 		if t == nil {
-			return argument("the cut has a table %q, which is not there now: declare it, or restore another cut", c.Name)
+			if s.strict && s.named == nil {
+				return argument("the cut has a table %q, which is not there now: declare it, restore another cut, or leave the table out (strict=False, or the names of the others as tables)", c.Name)
+			}
+			s.order, s.dtype = append(s.order, nil), append(s.dtype, 0)
+			continue
 		}
 		dtype, stateLen, err := shape(t)
 		if err != nil {
@@ -131,11 +144,14 @@ func (s *tableSink) Begin(tables []Table) error {
 		s.order, s.dtype = append(s.order, t), append(s.dtype, dtype)
 	}
 	for name := range s.of {
-		if !has(tables, name) {
-			return argument("the cut has no table %q; it has %d tables", name, len(tables))
+		if s.strict && !has(tables, name) {
+			return argument("the cut has no table %q; it has %d tables. strict=False, or the names of the others as tables, leave this one as it is", name, len(tables))
 		}
 	}
 	for i, t := range s.order {
+		if t == nil {
+			continue
+		}
 		if err := t.Clear(); err != nil {
 			return err
 		}

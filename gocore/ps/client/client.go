@@ -50,11 +50,14 @@ type Client struct {
 	timeout   time.Duration
 	interrupt work.Interrupt
 	together  bool // the pushes of all trainers make a step
+	// Late says more about an error of the deadline: which trainers the servers wait for. nil: nobody knows.
+	Late func(what string, err error) error
 
-	pushing sync.Mutex
-	mu      sync.Mutex
-	here    []atServer
-	epoch   int64 // how often rows were removed
+	pushing   *turn
+	completed atomic.Bool // Complete was called
+	mu        sync.Mutex
+	here      []atServer
+	epoch     int64 // how often rows were removed
 
 	sending sync.Mutex // updates come to all servers in the same order
 	number  int64      // of the newest update
@@ -75,11 +78,22 @@ type atServer struct {
 // New makes the client of a trainer. A call ends with an error after timeout. together says that the servers apply a
 // step when the pushes of several trainers are there.
 func New(links *link.Links, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
-	c := &Client{links: links, servers: servers, together: together, timeout: timeout, interrupt: interrupt, here: make([]atServer, servers)}
+	c := &Client{links: links, servers: servers, together: together, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
 	for i := range c.here {
 		c.here[i].version = -1
 	}
 	return c
+}
+
+// Complete says that this trainer asks nothing more: its later calls get an error.
+func (c *Client) Complete() { c.completed.Store(true) }
+
+// Completed returns an error about a call after Complete; nil before.
+func (c *Client) Completed(what string) error {
+	if !c.completed.Load() {
+		return nil
+	}
+	return status.New(status.Argument, "%s: this trainer has completed (ps.complete); it can ask the servers nothing more", what)
 }
 
 // Staleness returns the mean number of updates by other trainers between this one's pulls and pushes.
@@ -127,10 +141,12 @@ func (c *Client) Pull(parts []Part) error {
 }
 
 // Push is one step: it updates the rows of the ids by the gradients of all parts. Every server learns of
-// it, also one that has none of the ids.
-func (c *Client) Push(parts []Part) error {
-	c.pushing.Lock()
-	defer c.pushing.Unlock()
+// it, also one that has none of the ids. thread is that of the caller; see turn.
+func (c *Client) Push(parts []Part, thread int) error {
+	if err := c.pushing.take("push", thread, time.Now().Add(c.timeout), c.interrupt); err != nil {
+		return err
+	}
+	defer c.pushing.give()
 	t, err := c.plan(request.Push, parts)
 	if err != nil {
 		return err
@@ -180,13 +196,15 @@ func (c *Client) Push(parts []Part) error {
 
 // Refuse is one step, in the place of Push: the pushes of all trainers for this step fail with Refused, and so
 // does Refuse, when they are all there. Nothing is changed. It is for synchronous training.
-func (c *Client) Refuse() error {
-	c.pushing.Lock()
-	defer c.pushing.Unlock()
+func (c *Client) Refuse(thread int) error {
+	if err := c.pushing.take("push", thread, time.Now().Add(c.timeout), c.interrupt); err != nil {
+		return err
+	}
+	defer c.pushing.give()
 	return c.refuse()
 }
 
-// refuse is Refuse. The caller holds pushing.
+// refuse is Refuse, for a thread whose turn it is.
 func (c *Client) refuse() error {
 	answers, err := c.ask(request.Refuse, &travel{}, nil)
 	c.mu.Lock()
@@ -220,7 +238,12 @@ func (c *Client) Write(parts []Part) error {
 			return status.New(status.Argument, "write: ids of table %q appear several times", p.table.Name)
 		}
 		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
-			p.plan.Sum(unsafe.Slice((*float32)(p.rows), n), parts[i].Values, p.table.Dim)
+			rows := unsafe.Slice((*float32)(p.rows), n)
+			if !p.plan.Sum(rows, parts[i].Values, p.table.Dim) && p.table.Refuse {
+				at := route.NotFinite(rows)
+				return status.New(status.Argument, "write: the row of id %d of table %q is not finite: %v at element %d; nothing was written. non_finite=\"allow\" lets such rows through",
+					p.plan.Unique[at/p.table.Dim], p.table.Name, rows[at], at%p.table.Dim)
+			}
 		}
 	}
 	if err := c.reserve(t); err != nil {
@@ -306,6 +329,9 @@ func (t *travel) free() {
 
 // plan deals the ids to the servers and takes memory for their rows.
 func (c *Client) plan(what request.Op, parts []Part) (t *travel, err error) {
+	if err := c.Completed(what.String()); err != nil {
+		return nil, err
+	}
 	if len(parts) > request.MostParts {
 		return nil, status.New(status.Argument, "%v: %d tables are more than one request takes, %d", what, len(parts), request.MostParts)
 	}
@@ -376,7 +402,7 @@ func check(what string, p *Part) error {
 	case ids.DType != op.Int64 && ids.DType != op.Int32:
 		return status.New(status.Type, "%s: ids of table %q are of %v; they must be of int64 or int32", what, name, ids.DType)
 	case values.DType != op.Float32 && values.DType != op.Float16 && values.DType != op.BFloat16:
-		return status.New(status.Type, "%s: rows of table %q are of %v; they must be of float32", what, name, values.DType)
+		return status.New(status.Type, "%s: gradients or rows of table %q are of %v; they must be of float32, and gradients may be of float16 or bfloat16", what, name, values.DType)
 	case values.Count != ids.Count*p.Table.Dim:
 		return status.New(status.Argument, "%s: %d ids of table %q, of dim %d, need %d elements, and there are %d", what, ids.Count, name, p.Table.Dim, ids.Count*p.Table.Dim, values.Count)
 	case ids.Count > math.MaxInt32:
@@ -463,6 +489,9 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 	}
 	if t.byServer != nil && what == request.Pull {
 		t.byServer.spread(t)
+	}
+	if status.CodeOf(err) == status.Timeout && c.Late != nil {
+		err = c.Late(what.String(), err)
 	}
 	return answers, err
 }

@@ -1,6 +1,8 @@
 package client
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -56,6 +58,9 @@ type Call struct {
 // while too many requests to a server are under way.
 func (c *Client) Start(a *Call) (timestamp int64, err error) {
 	if err := a.check(); err != nil {
+		return 0, err
+	}
+	if err := c.Completed(a.what()); err != nil {
 		return 0, err
 	}
 	kv, row := a.KV, a.KV.rowBytes()
@@ -241,17 +246,33 @@ func (c *calls) take(timestamp int64) bool {
 	return there
 }
 
-// Settle waits until every call of a KV that was started has ended. Their errors stay for those who wait.
-func (c *Client) Settle() error {
+// Settle waits until every call of a KV that was started has ended. failed is the error of the first one that has
+// failed and for which nobody has waited. It stays for those who still wait. err is an interrupt's.
+func (c *Client) Settle() (failed, err error) {
 	c.calls.mu.Lock()
-	all := slices.Collect(maps.Values(c.calls.of))
+	all := maps.Clone(c.calls.of)
 	c.calls.mu.Unlock()
-	for _, s := range all {
+	for _, timestamp := range slices.Sorted(maps.Keys(all)) {
+		s := all[timestamp]
 		if err := c.settled(s); err != nil {
-			return err
+			return nil, err
+		}
+		if s.err != nil && failed == nil {
+			failed = s.unawaited(timestamp)
 		}
 	}
-	return nil
+	return failed, nil
+}
+
+// unawaited is the error of a call that has failed, for a program that has not waited for it.
+func (s *call) unawaited(timestamp int64) error {
+	var e *status.Error
+	if !errors.As(s.err, &e) {
+		return s.err
+	}
+	said := *e
+	said.Msg = fmt.Sprintf("call %d of KV %q has failed, and the program has not waited for it: %s", timestamp, s.kv.Name, e.Msg)
+	return &said
 }
 
 // settled waits until a call has ended. The error is an interrupt's.
@@ -288,13 +309,17 @@ func (c *Client) Forget() {
 	}
 }
 
+// what names a call in errors.
+func (a *Call) what() string {
+	if a.Rows != nil {
+		return "push"
+	}
+	return "pull"
+}
+
 // check returns an error about an argument of a call.
 func (a *Call) check() error {
-	keys, name := a.Keys, a.KV.Name
-	what := "pull"
-	if a.Rows != nil {
-		what = "push"
-	}
+	keys, name, what := a.Keys, a.KV.Name, a.what()
 	switch {
 	case keys.DType != op.Int64 && keys.DType != op.Int32:
 		return status.New(status.Type, "%s: keys of KV %q are of %v; they must be of int64 or int32", what, name, keys.DType)

@@ -387,7 +387,7 @@ func TestWaitsEnd(t *testing.T) {
 			assert.Equal(m, status.Timeout, status.CodeOf(err))
 			assert.ErrorContains(m, err, "the server on rank 0: its answer has not come by the deadline")
 			assert.GreaterOrEqual(m, time.Since(began), 250*time.Millisecond)
-			assert.True(m, answer.Lingers())
+			assert.True(m, lingers(answer))
 			_, err = m.links.Start(0, &Request{Answer: all(answer)})
 			assert.Equal(m, status.NotReady, status.CodeOf(err))
 
@@ -408,7 +408,7 @@ func TestWaitsEnd(t *testing.T) {
 			assert.NoError(m, err)
 			require.Eventually(m, func() bool { // the next request finds that it is free
 				_, err := m.ask(&Request{}).Wait(soon(), nil)
-				return assert.NoError(m, err) && !answer.Lingers() && other.inUse == 0
+				return assert.NoError(m, err) && !lingers(answer) && other.inUse == 0
 			}, 10*time.Second, time.Millisecond)
 			_, err = m.ask(&Request{Answer: all(answer)}).Wait(soon(), nil)
 			assert.NoError(m, err)
@@ -451,4 +451,11 @@ func TestCredits(t *testing.T) {
 		}
 		finish(done)
 	})
+}
+
+// lingers tells whether a request whose caller has stopped waiting still uses m.
+func lingers(m *Memory) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lingering > 0
 }

@@ -53,14 +53,6 @@ func (m *Memory) Free() {
 	}
 }
 
-// Lingers tells whether a request whose caller has stopped waiting still uses the memory. Start refuses it
-// until then.
-func (m *Memory) Lingers() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.lingering > 0
-}
-
 // release gives the memory back if nobody needs it. The caller holds mu.
 func (m *Memory) release() {
 	switch {

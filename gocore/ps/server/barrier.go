@@ -42,7 +42,7 @@ func (s *Server) Meet(ctx context.Context, from int, name, says string) error {
 	}
 	if b.came[from] {
 		s.mu.Unlock()
-		return status.New(status.Argument, "barrier %q: rank %d waits there already, in another thread", name, from).WithRanks(from)
+		return status.New(status.Argument, "barrier %q: rank %d waits there already: in another thread, or interrupted by the signal handler that calls this", name, from).WithRanks(from)
 	}
 	b.came[from], b.says[from] = true, says
 	s.openIfAll(name, b)
@@ -98,14 +98,22 @@ func (b *barrier) differ(name string, me int) error {
 
 // elsewhereLocked says which of some trainers wait at other names. The caller holds mu.
 func (s *Server) elsewhereLocked(ranks []int) (text string) {
-	for name, b := range s.barriers {
-		for _, rank := range ranks {
-			if b.came[rank] {
-				text += fmt.Sprintf("; rank %d waits at %q", rank, name)
-			}
+	for _, rank := range ranks {
+		if name := s.waitsAtLocked(rank); name != "" {
+			text += fmt.Sprintf("; rank %d waits at %q", rank, name)
 		}
 	}
 	return text
+}
+
+// waitsAtLocked returns the name at which a trainer waits; "" if it waits at none. The caller holds mu.
+func (s *Server) waitsAtLocked(rank int) string {
+	for _, name := range slices.Sorted(maps.Keys(s.barriers)) {
+		if s.barriers[name].came[rank] {
+			return name
+		}
+	}
+	return ""
 }
 
 // openIfAll lets those who wait go on if all active trainers have come. The caller holds mu.

@@ -317,7 +317,8 @@ func (s *Server) Tables() []Declared {
 	return list
 }
 
-// Complete notes that a trainer has finished. It may have completed before.
+// Complete notes that a trainer has finished. It may have completed before. A push of it that still waits for the
+// other trainers', such as one that was given up, stays a part of its step.
 func (s *Server) Complete(from int) error {
 	s.mu.Lock()
 	if t := s.trainers[from]; t != nil && t.state == completed && s.failed == nil {
@@ -325,9 +326,6 @@ func (s *Server) Complete(from int) error {
 		return nil
 	}
 	t, err := s.trainerLocked(from)
-	if err == nil && t.waiting != nil {
-		err = status.New(status.Argument, "rank %d completes while its push of step %d is under way", from, t.steps).WithRanks(from)
-	}
 	if err != nil {
 		s.mu.Unlock()
 		return err
@@ -362,12 +360,14 @@ func (s *Server) someLeft() {
 	for name, b := range s.barriers {
 		s.openIfAll(name, b)
 	}
+	ready := s.readyLocked()
+	s.mu.Unlock()
+	s.apply(ready) // before the end: the last step may be of trainers that have all completed
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.activeLocked() == 0 {
 		s.endLocked()
 	}
-	ready := s.readyLocked()
-	s.mu.Unlock()
-	s.apply(ready)
 }
 
 // Fail ends the server: what waits and every later request gets the error.

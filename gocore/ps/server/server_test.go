@@ -137,6 +137,25 @@ func TestAStepIsAppliedWhenAllAreThereAndInRankOrder(t *testing.T) {
 	assert.Equal(t, want, pull(t, s, 4, list...))
 }
 
+func TestAPushOfATrainerThatCompletesStays(t *testing.T) {
+	for _, others := range []string{"push", "complete"} {
+		s := newServer(t, true, 0, 1)
+		waits := push(s, 0, 1, []int64{3}, some(1, 1))
+		require.NoError(t, s.Complete(0))
+		assert.False(t, arrived(waits))
+		if others == "push" {
+			second := push(s, 1, 1, []int64{4}, some(2, 1))
+			require.NoError(t, (<-second).err)
+		} else {
+			require.NoError(t, s.Complete(1))
+			<-s.Done()
+			require.NoError(t, s.Err())
+		}
+		require.NoError(t, (<-waits).err)
+		assert.EqualValues(t, 1, s.Version())
+	}
+}
+
 func TestATrainerThatCompletesNoLongerCounts(t *testing.T) {
 	s := newServer(t, true, 0, 1)
 	waits := push(s, 0, 1, []int64{3}, some(1, 1))

@@ -74,6 +74,7 @@ type TrainerStatistics struct {
 	Waiting   bool  // its push waits for other trainers'
 	Staleness float64
 	Silent    float64 // seconds since its last request
+	At        string  // the name of the barrier where it waits; "": none
 }
 
 // TableStatistics is what a server has of a table.
@@ -115,7 +116,7 @@ func (s *Server) Statistics() Statistics {
 		var stale staleness
 		stale.add(&t.staleness)
 		all.add(&stale)
-		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, stale.mean(), silent})
+		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, stale.mean(), silent, s.waitsAtLocked(rank)})
 	}
 	if s.hold != nil {
 		out.Queue += len(s.hold.queue)

@@ -72,6 +72,12 @@ func names[V any](of map[string]V) string {
 	return strings.Join(all, ", ")
 }
 
+// Check returns an error about the argument that is wrong; nil if New takes them.
+func (c *Config) Check() error {
+	_, err := c.check()
+	return err
+}
+
 // check returns the dtype of the rows, or an error about the argument that is wrong.
 func (c *Config) check() (op.DType, error) {
 	wrong := func(format string, args ...any) (op.DType, error) {
@@ -138,6 +144,7 @@ func (o *Optimizer) step(rate float64, t int64) C.pt_step {
 	s := C.pt_step{
 		rate: C.float(rate), weight_decay: C.float(o.WeightDecay), shrink: 1, clip_value: limit(o.ClipValue), clip_norm: limit(o.ClipNorm),
 		momentum: C.float(o.Momentum), epsilon: C.float(o.Epsilon), root: 1,
+		most: C.float(math.Inf(1)),
 	}
 	if o.Nesterov {
 		s.nesterov = 1

@@ -34,35 +34,46 @@ INLINE const float *FN(prepared)(const pt_step *o, const float *w, const float *
 	return g;
 }
 
+/* within returns what an updated row holds. What lies beyond the largest number of its dtype is that
+ * number. What is no number, for the state or the step was infinite, is what it was. */
+INLINE vec FN(within)(const pt_step *o, vec x, const vec was) {
+	if (__builtin_expect(o->most == __builtin_inff(), 0))
+		return x;
+	const vec most = o->most + (vec){0};
+	const ivec over = x > most, under = x < -most, none = x != x;
+	const ivec kept = (ivec)x & ~(over | under | none);
+	return (vec)(kept | ((ivec)most & over) | ((ivec)-most & under) | ((ivec)was & none));
+}
+
 INLINE void FN(sgd)(const pt_step *o, float *w, const float *g, int64_t dim) {
 	for (int64_t j = 0; j < dim; j += LANES) {
-		vec x = FN(load)(w + j, dim - j);
-		x -= o->rate * FN(load)(g + j, dim - j);
-		FN(store)(w + j, x, dim - j);
+		const vec was = FN(load)(w + j, dim - j);
+		const vec x = was - o->rate * FN(load)(g + j, dim - j);
+		FN(store)(w + j, FN(within)(o, x, was), dim - j);
 	}
 }
 
 INLINE void FN(momentum)(const pt_step *o, float *w, float *s, const float *g, int64_t dim) {
 	for (int64_t j = 0; j < dim; j += LANES) {
 		const int64_t left = dim - j;
-		vec x = FN(load)(w + j, left), m = FN(load)(s + j, left);
-		const vec y = FN(load)(g + j, left);
+		const vec was = FN(load)(w + j, left), y = FN(load)(g + j, left);
+		vec m = FN(load)(s + j, left);
 		m = o->momentum * m + y;
 		FN(store)(s + j, m, left);
-		x -= o->rate * (o->nesterov ? y + o->momentum * m : m);
-		FN(store)(w + j, x, left);
+		const vec x = was - o->rate * (o->nesterov ? y + o->momentum * m : m);
+		FN(store)(w + j, FN(within)(o, x, was), left);
 	}
 }
 
 INLINE void FN(adagrad)(const pt_step *o, float *w, float *s, const float *g, int64_t dim) {
 	for (int64_t j = 0; j < dim; j += LANES) {
 		const int64_t left = dim - j;
-		vec x = FN(load)(w + j, left), sum = FN(load)(s + j, left);
-		const vec y = FN(load)(g + j, left);
+		const vec was = FN(load)(w + j, left), y = FN(load)(g + j, left);
+		vec sum = FN(load)(s + j, left);
 		sum += y * y;
 		FN(store)(s + j, sum, left);
-		x -= o->rate * y / (ROOT(sum) + o->epsilon);
-		FN(store)(w + j, x, left);
+		const vec x = was - o->rate * y / (ROOT(sum) + o->epsilon);
+		FN(store)(w + j, FN(within)(o, x, was), left);
 	}
 }
 
@@ -71,9 +82,9 @@ INLINE void FN(row_wise_adagrad)(const pt_step *o, float *w, float *s, const flo
 	*s += FN(squares)(g, dim) / (float)dim;
 	float rate = o->rate / (FN(root1)(*s) + o->epsilon);
 	for (int64_t j = 0; j < dim; j += LANES) {
-		vec x = FN(load)(w + j, dim - j);
-		x -= rate * FN(load)(g + j, dim - j);
-		FN(store)(w + j, x, dim - j);
+		const vec was = FN(load)(w + j, dim - j);
+		const vec x = was - rate * FN(load)(g + j, dim - j);
+		FN(store)(w + j, FN(within)(o, x, was), dim - j);
 	}
 }
 
@@ -81,15 +92,14 @@ INLINE void FN(adam)(const pt_step *o, float *w, float *s, const float *g, int64
 	float *square = s + dim;
 	for (int64_t j = 0; j < dim; j += LANES) {
 		const int64_t left = dim - j;
-		vec x = FN(load)(w + j, left), m = FN(load)(s + j, left), v = FN(load)(square + j, left);
-		const vec y = FN(load)(g + j, left);
+		const vec was = FN(load)(w + j, left), y = FN(load)(g + j, left);
+		vec m = FN(load)(s + j, left), v = FN(load)(square + j, left);
 		m += o->left1 * (y - m);
 		v = o->beta2 * v + o->left2 * (y * y);
 		FN(store)(s + j, m, left);
 		FN(store)(square + j, v, left);
-		x = o->shrink * x;
-		x -= o->rate * (m / (ROOT(v) / o->root + o->epsilon));
-		FN(store)(w + j, x, left);
+		const vec x = o->shrink * was - o->rate * (m / (ROOT(v) / o->root + o->epsilon));
+		FN(store)(w + j, FN(within)(o, x, was), left);
 	}
 }
 

@@ -54,6 +54,9 @@ var isas = map[string]C.int32_t{"portable": C.PT_PORTABLE, "avx2": C.PT_AVX2, "a
 
 var dtypes = map[op.DType]C.int32_t{op.Float32: C.PT_FLOAT32, op.Float16: C.PT_FLOAT16, op.BFloat16: C.PT_BFLOAT16}
 
+// largest is the largest number of each dtype.
+var largest = map[op.DType]C.float{op.Float32: math.MaxFloat32, op.Float16: 65504, op.BFloat16: C.float(math.Float32frombits(0x7f7f0000))}
+
 // Table is one table.
 type Table struct {
 	Config
@@ -120,7 +123,7 @@ func (t *Table) Free() {
 }
 
 // Batch is the memory of one call. The tensors are contiguous and in host memory. IDs is of int64 or
-// int32. Values has len(ids) x dim elements: of float32, or of the table's dtype.
+// int32. Values has len(ids) x dim elements: of float32, or of the table's dtype, or as a method says.
 type Batch struct {
 	IDs, Values, States *op.Buf // Values and States may be nil where a method says so
 }
@@ -137,7 +140,8 @@ func (t *Table) Make(ids *op.Buf) error {
 
 // Push updates the rows of the ids by gradients, in Values, and makes those that are missing. The
 // gradients of an id that appears several times are added in order of appearance. rate replaces the
-// learning rate of the table unless it is NaN. step is the number of this update, from 1, of which
+// learning rate of the table unless it is NaN. Gradients may be of any of the dtypes that rows have. A table that refuses
+// gradients that are not finite has finite rows: what would lie beyond the largest number is that number. step is the number of this update, from 1, of which
 // Adam's bias correction depends; 0: one more than the greatest so far.
 func (t *Table) Push(b Batch, rate float64, step int64) error {
 	if step < 0 {
@@ -202,6 +206,9 @@ func (u *Update) Apply(step int64) error {
 		}
 	}
 	u.batch.step = t.Optimizer.step(u.rate, step)
+	if t.Refuse {
+		u.batch.step.most = largest[t.dtype]
+	}
 	return t.failure("push", C.pt_push(t.t, u.batch), u.batch)
 }
 
@@ -360,7 +367,10 @@ func (t *Table) checked(name string, b Batch) (C.pt_batch, error) {
 	if values == nil {
 		values = &op.Buf{DType: t.dtype, Count: ids.Count * t.Dim, NDim: 1}
 	}
-	if values.DType != t.dtype && values.DType != op.Float32 {
+	if _, known := dtypes[values.DType]; name == "push" && !known {
+		return c, status.New(status.Type, "%s: gradients are of %v; they must be of float32, float16 or bfloat16", name, values.DType)
+	}
+	if name != "push" && values.DType != t.dtype && values.DType != op.Float32 {
 		also := ""
 		if t.dtype != op.Float32 {
 			also = " or of float32"

@@ -78,6 +78,7 @@ typedef struct pt_step {
 	float left1, left2; /* 1 - beta of the mean and of the square */
 	float root;         /* of Adam: the square root of the bias correction of the square */
 	float epsilon;
+	float most; /* the largest number of a row; +Inf: rows may have what is not finite */
 	int32_t nesterov;
 } pt_step;
 

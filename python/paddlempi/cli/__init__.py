@@ -7,7 +7,23 @@ from collections.abc import Sequence
 
 from . import bench, doctor, info, ps_status, run, trace
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the words after ``python -m paddlempi``."""
+    whole = argparse.ArgumentParser(
+        prog="python -m paddlempi",
+        description="MPI for the stock wheels of deep-learning frameworks.",
+    )
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    info.add_to(commands)
+    doctor.add_to(commands)
+    run.add_to(commands)
+    bench.add_to(commands)
+    trace.add_to(commands)
+    ps_status.add_to(commands)
+    return whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,17 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after ``python -m paddlempi``; None: those of this process.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m paddlempi",
-        description="MPI for the stock wheels of deep-learning frameworks.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    info.add_to(commands)
-    doctor.add_to(commands)
-    run.add_to(commands)
-    bench.add_to(commands)
-    trace.add_to(commands)
-    ps_status.add_to(commands)
-    chosen = parser.parse_args(arguments)
+    chosen = parser().parse_args(arguments)
     status: int = chosen.run(chosen)
     return status

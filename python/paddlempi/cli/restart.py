@@ -21,6 +21,7 @@ from .. import _marks, _processes
 from .._exit import PREEMPTED
 from . import marks as marks_of
 from . import survivors
+from .absent import Absent
 
 __all__ = ["Ending", "add_to", "judge", "run"]
 
@@ -29,6 +30,9 @@ _COUNT = "PADDLEMPI_RESTART"
 
 _LAST_GRACE = 10.0
 """Seconds between the signal that ends the launcher and SIGKILL for the whole job."""
+
+_LOOK_EVERY = 2.0
+"""Seconds between two looks for ranks that have ended before they came to init."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
@@ -69,6 +73,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "they end well, so does the job: asynchronous training with parameter servers goes on",
     )
     options.add_argument(
+        "--init-wait",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long ranks may wait in init_process_group for one that has ended before it came "
+        "there; then the attempt is ended, and that counts as a death (default: 20)",
+    )
+    options.add_argument(
         "--marks",
         metavar="DIR",
         help="a folder that all hosts of the job see, for notes of how ranks end (default: a "
@@ -77,16 +88,18 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number}: it must be at least 0")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: it must be at least 0, a whole number")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
     if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: it must be a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r}: it must be a number of seconds, such as 60")
     return seconds
 
 
@@ -98,6 +111,7 @@ def given(chosen: argparse.Namespace) -> list[str]:
         "restart_preempted",
         "grace",
         "keep_survivors",
+        "init_wait",
         "marks",
     )
     there = (name for name in names if getattr(chosen, name) is not None)
@@ -114,38 +128,67 @@ class Ending:
     why: str
 
 
-def judge(status: int, marks: Sequence[marks_of.Mark], *, lose: bool = False) -> Ending:
-    """Tell a death from an exception of the program.
+def judge(
+    status: int, marks: Sequence[marks_of.Mark], *, lose: bool = False, asked: bool = False
+) -> Ending:
+    """Tell a death from an exception of the program, and both from a preemption.
 
     Args:
         status: the launcher's exit status; 128 + n if signal n ended it. Some launchers can be told
             to give 0 whatever happens to a rank.
         marks: what the ranks have written.
-        lose: a rank may be lost, if the others end well.
+        lose: a rank may be lost, if the others end well. Some launchers end all of them even so.
+        asked: the job was asked to end, by a signal to ``run``. The ranks tell of one to them.
     """
     of_launcher = f"the launcher's status is {status}"
-    if status == PREEMPTED or any(mark.status == PREEMPTED for mark in marks):
-        return Ending("preempted", PREEMPTED, f"the ranks were preempted (status {PREEMPTED})")
-    for mark in marks:
-        if (mark.status or mark.raised) and not mark.by_death:
-            ended = "ended" if mark.status is None else f"ended with status {mark.status}"
-            text = f": {mark.raised}" if mark.raised else ""
-            why = f"rank {mark.rank} {ended}{text}"
-            return Ending("failed", status or mark.status or 1, why)
-    for mark in marks:
-        if mark.by_death:
-            why = f"a rank died, as rank {mark.rank} says: {mark.raised}"
-            return Ending("died", status or 1, why)
-    if status and not marks:
-        why = f"no rank has told that it came to init_process_group; {of_launcher}"
-        return Ending("failed", status, why)
-    if status:
-        return Ending("died", status, f"a rank died; {of_launcher}")
     # If no rank has left its world in order, that is how this program ends.
     lost = [mark.rank for mark in marks if not mark.left]
-    if lost and len(lost) < len(marks) and not lose:
+    lost = lost if len(lost) < len(marks) and not lose else []
+    preempted = asked or any(mark.asked for mark in marks)
+    preempted &= status == PREEMPTED or any(mark.status == PREEMPTED for mark in marks)
+    for mark in marks:
+        if mark.failed and not mark.by_death and not _excused(mark, status, preempted, lost):
+            return Ending("failed", status or mark.status or 1, _how(mark))
+    for mark in marks:
+        if mark.by_death:
+            said = mark.raised or f"rank(s) [{mark.dead}] had died"
+            return Ending("died", status or 1, f"a rank died, as rank {mark.rank} says: {said}")
+    if preempted and not lost:
+        return Ending("preempted", PREEMPTED, f"the ranks were preempted (status {PREEMPTED})")
+    if status and not marks and not (lose and _tells_of_signal(status)):
+        why = f"no rank has told that it came to init_process_group; {of_launcher}"
+        return Ending("failed", status, why)
+    if status == PREEMPTED and not lost:
+        return Ending("failed", status, f"{of_launcher}, {_UNASKED}")
+    if status:
+        return Ending("died", status, f"a rank died; {of_launcher}")
+    if lost:
         return Ending("died", 1, f"rank(s) {lost} ended without leaving the job; {of_launcher}")
     return Ending("done", 0, of_launcher)
+
+
+_UNASKED = "and no signal had asked the job to end"
+
+
+def _excused(mark: marks_of.Mark, status: int, preempted: bool, lost: Sequence[int]) -> bool:
+    """Whether a rank failed only because of a preemption, or beside a death."""
+    if preempted:
+        # A rank that was preempted has left, and this one may have waited for it.
+        return mark.status == PREEMPTED or mark.cause == "left"
+    # The launcher has seen another rank end first, and that one has left no word.
+    return mark.status == PREEMPTED and bool(lost) and status not in (0, PREEMPTED)
+
+
+def _tells_of_signal(status: int) -> bool:
+    """Whether a launcher's status is that of a rank that was killed: 137, 9 of Hydra, 255."""
+    return status > 128 or status == signal.SIGKILL
+
+
+def _how(mark: marks_of.Mark) -> str:
+    """Say how a rank failed."""
+    ended = "ended" if mark.status is None else f"ended with status {mark.status}"
+    asked = f", {_UNASKED}" if mark.status == PREEMPTED else ""
+    return f"rank {mark.rank} {ended}{asked}{f': {mark.raised}' if mark.raised else ''}"
 
 
 def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
@@ -166,7 +209,8 @@ def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
             _say(f"{command[0]} cannot be started: {error}")
             return 127
     grace = 60.0 if chosen.grace is None else chosen.grace
-    supervisor = _Supervisor(grace)
+    init_wait = 20.0 if chosen.init_wait is None else chosen.init_wait
+    supervisor = _Supervisor(grace, init_wait)
     attempt = used = 0
     while True:
         began = time.monotonic()
@@ -176,7 +220,10 @@ def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
             except OSError as error:
                 _say(f"{command[0]} cannot be started: {error}")
                 return 127
-            ending = judge(status, marks_of.read(Path(folder)), lose=keep)
+            marks = marks_of.read(Path(folder))
+            ending = judge(status, marks, lose=keep, asked=supervisor.asked)
+        if supervisor.absent:
+            ending = Ending("died", status or 1, supervisor.absent)
         if supervisor.stopped and ending.kind == "died":  # by us
             ending = replace(ending, why=f"told to end; the launcher's status is {status}")
         counted = ending.kind != "preempted"
@@ -212,9 +259,11 @@ class _Supervisor:
     launcher when the grace is over.
     """
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, init_wait: float) -> None:
         self.stopped = False  # a signal has asked to end
-        self._grace = grace
+        self.asked = False  # a signal has come in this attempt, also one that is only handed on
+        self.absent = ""  # which ranks this attempt was ended for, because they never came to init
+        self._grace, self._init_wait = grace, init_wait
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = ""
         self._folder = Path()
@@ -233,6 +282,7 @@ class _Supervisor:
         Raises OSError if the launcher cannot be started.
         """
         self._mark, self._folder = uuid.uuid4().hex, Path(folder)
+        self.asked, self.absent = self.stopped, ""
         job = {_processes.MARK: self._mark, _marks.FOLDER: folder}
         began = time.time()
         # In a session of its own: a terminal sends Ctrl-C to run alone, which hands it on once.
@@ -242,15 +292,28 @@ class _Supervisor:
         self._process = process
         if self.stopped:  # by a signal that came before there was a process
             self._pass_on(signal.SIGTERM)
-        status = process.wait()
+        status = self._wait(process)
         self._process = None
         signal.setitimer(signal.ITIMER_REAL, 0)
         _processes.kill_marked(self._mark, _processes.GRACE)
         _processes.sweep(began)
         return status if status >= 0 else 128 - status
 
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for the launcher, and end it if ranks wait in init for one that never comes."""
+        absent = Absent(self._mark, self._folder, self._init_wait)
+        while not absent.over and not self.absent:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_LOOK_EVERY)
+            self.absent = absent.look()
+        if self.absent:
+            self._steps = [self._kill]
+            self._terminate()
+        return process.wait()
+
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         again, self.stopped = self.stopped, self.stopped or number in _ENDING
+        self.asked = True
         if self._process is None:
             return
         watching = [] if again or number != signal.SIGTERM else self._watching()

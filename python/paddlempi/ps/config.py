@@ -11,7 +11,7 @@ from ..errors import ArgumentError, DtypeError
 from .initializers import Initializer, initializer
 from .optimizers import Optimizer, optimizer
 
-__all__ = ["Configured", "TableConfig", "checked_ids", "length_of", "rate_of", "whole"]
+__all__ = ["Configured", "TableConfig", "checked_ids", "from_zero", "length_of", "rate_of", "whole"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,19 @@ def whole(what: str, name: str, value: Any) -> int:
     number = _index(what, name, value)
     if not -1 << 63 <= number < 1 << 63:
         raise ArgumentError(f"{what}: {name}={value!r} is not from -2**63 to 2**63 - 1")
+    return number
+
+
+def from_zero(what: str, name: str, value: Any) -> int:
+    """Return an argument as an integer from 0 to 2**63 - 1.
+
+    Raises:
+        ArgumentError: it is below 0, or needs more bits.
+        DtypeError: it is no integer.
+    """
+    number = whole(what, name, value)
+    if number < 0:
+        raise ArgumentError(f"{what}: {name}={value!r} is below 0")
     return number
 
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import ArgumentError
 
-__all__ = ["Cut", "CutTable", "open_cut", "warn_of_skipped"]
+__all__ = ["Cut", "CutTable", "newest", "open_cut", "warn_of_skipped"]
 
 _FORMAT = 1
 _MAGIC = b"PMPIPART"
@@ -226,6 +226,33 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
         if type(step) is not int or step < 0:
             raise ArgumentError(f"step={step!r} is not a number from 0 up")
         return Cut(root / f"cut-{step:08d}", step)
+    cut, wrong = _newest(root, read=True)
+    if cut is None:
+        why = f"; the newest: {wrong[0]}" if wrong else ""
+        raise ArgumentError(f"{root} has no whole cut{why}")
+    warn_of_skipped("paddlempi.ps", cut.step, wrong, above=3)
+    return cut
+
+
+def newest(directory: str | os.PathLike[str]) -> int | None:
+    """Return the step of the newest whole cut; None if there is no complete one.
+
+    Raises:
+        ArgumentError: there are complete cuts, and none is whole.
+    """
+    cut, wrong = _newest(Path(directory), read=False)
+    if cut is None and wrong:
+        raise ArgumentError(
+            f"of {len(wrong)} complete cuts in {directory} none is whole; the newest: {wrong[0]}"
+        )
+    return None if cut is None else cut.step
+
+
+def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
+    """Return the whole cut of the greatest step, and what is wrong with greater ones.
+
+    Without ``read`` a cut is whole if its files have their sizes.
+    """
     steps = []
     if root.is_dir():
         for path in root.iterdir():
@@ -236,14 +263,13 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
     for step, path in sorted(steps, reverse=True):
         try:
             cut = Cut(path, step)
-            cut.verify()
+            if read:
+                cut.verify()
         except (ArgumentError, OSError) as error:
             wrong.append(str(error))
             continue
-        warn_of_skipped("paddlempi.ps", step, wrong, above=3)
-        return cut
-    why = f"; the newest: {wrong[0]}" if wrong else ""
-    raise ArgumentError(f"{root} has no whole cut{why}")
+        return cut, wrong
+    return None, wrong
 
 
 def warn_of_skipped(what: str, step: int, reasons: Sequence[str], *, above: int) -> None:

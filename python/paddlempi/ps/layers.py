@@ -41,7 +41,7 @@ class RemoteLayer:
     padding_idx: int | None
     frozen: bool
     table: RemoteTable
-    _ahead: deque[Prefetched]
+    _ahead: deque[tuple[Prefetched, Any]]  # with the ids that are pulled
 
     def _attach(
         self,
@@ -116,24 +116,28 @@ class RemoteLayer:
     def prefetch(self, ids: Any) -> Prefetched:
         """Pull the rows of a batch in a thread; forward takes them when it gets the same tensor.
 
-        :meth:`paddlempi.ps.RemoteTable.prefetch` says which steps the rows have seen.
+        :meth:`paddlempi.ps.RemoteTable.prefetch` says which steps the rows have seen. If the tensor
+        holds other ids by then, forward pulls the rows of these.
 
         Args:
-            ids: the tensor that forward will get as its first argument. Do not write to it.
+            ids: the tensor that forward will get as its first argument.
         """
         flat = self._flat(ids)
         pulled = start(ids, lambda: self._pull(flat))
-        self._ahead.append(pulled)
+        self._ahead.append((pulled, flat))
         return pulled
 
     def _pulled(self, ids: Any) -> tuple[Any, Any, Any]:
-        """Return what :meth:`_pull` does, from a prefetch if there is one of this tensor."""
-        found = next((pulled for pulled in self._ahead if pulled.ids is ids), None)
-        if found is None:
-            return self._pull(self._flat(ids))
-        self._ahead.remove(found)
-        kept, places, rows = found.wait()
-        return kept, places, rows
+        """Return what :meth:`_pull` does, from a prefetch of this tensor with these ids."""
+        flat = self._flat(ids)
+        for place, (pulled, before) in enumerate(self._ahead):
+            if pulled.ids is ids:
+                del self._ahead[place]
+                if _same(before, flat):
+                    kept, places, rows = pulled.wait()
+                    return kept, places, rows
+                break  # the tensor was written to
+        return self._pull(flat)
 
     def _pull(self, flat: Any) -> tuple[Any, Any, Any]:
         """Return the ids without the padding, the place of each id's row, and the rows.
@@ -163,6 +167,13 @@ class RemoteLayer:
         frozen = ", frozen=True" if self.frozen else ""
         shape = f"{self.num_embeddings}, {self.embedding_dim}"
         return f"{shape}{padding}, name={self.table.name!r}{frozen}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two tensors of ids are equal."""
+    if len(one) != len(other) or one.dtype != other.dtype:
+        return False
+    return len(one) == 0 or bool((one == other).all())
 
 
 def _padding(padding_idx: int | None, num_embeddings: int | None) -> int | None:

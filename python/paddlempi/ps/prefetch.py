@@ -54,7 +54,7 @@ class _Worker:
             self.waiting.get()._run()
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may interrupt who holds it
 _worker: _Worker | None = None
 
 

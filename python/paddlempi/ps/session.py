@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import atexit
 import base64
-import hashlib
 import os
 import sys
 import threading
-from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from .. import _exit, _native
-from .._ops import Op
-from ..arguments import refuse
 from ..errors import (
+    BY_CODE,
     AlreadyInitializedError,
     ArgumentError,
     DtypeError,
     Error,
-    MismatchError,
     NotInitializedError,
+    PeerDiedError,
+    ReentrantError,
 )
 from ..group import (
     DEFAULT_TIMEOUT,
@@ -31,8 +29,6 @@ from ..group import (
     ProcessGroup,
     at_destroy,
     before_destroy,
-    get_local_rank,
-    get_local_size,
     init_process_group,
     is_initialized,
     members,
@@ -40,25 +36,17 @@ from ..group import (
 )
 from ..group_arguments import to_seconds
 from . import functions
-from .config import rate_of, whole
-from .cuts import warn_of_skipped
-from .role_map import (
-    BOTH,
-    PSERVER,
-    TRAINER,
-    RolesArgument,
-    checked,
-    of_node,
-    resolved,
-    serves,
-    trains,
-)
+from .agreement import agree, files
+from .config import from_zero, rate_of
+from .cuts import newest, warn_of_skipped
+from .role_map import PSERVER, TRAINER, RolesArgument, serves, trains
 
 __all__ = [
     "barrier",
     "complete",
     "init",
     "is_trainer",
+    "latest",
     "pservers",
     "restore",
     "role",
@@ -71,11 +59,6 @@ __all__ = [
     "trainer_group",
     "trainers",
 ]
-
-_ROLES = "PADDLEMPI_ROLES"
-_TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
-_CODES = (TRAINER, PSERVER, BOTH)
-_WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
 
 
 class Session:
@@ -103,7 +86,7 @@ class Session:
         self.dealt: dict[str, int] = {}
         self.names: set[str] = set()
         self._blocks = 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may interrupt who holds it
 
     def deal(self, name: str, blocks: int) -> int:
         """Return the turn of the first block of a table, which has so many.
@@ -122,9 +105,11 @@ class _State:
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self.beginning = 0  # the thread that is in init
         # A process that only serves does so in init, and then ends: run --roles.
         self.servers_end_in_init = False
         self.at_exit = False  # the callback for the end of the process is registered
+        self.deaths = 0  # errors of deaths that the program has got in the last session
         self.before_complete: list[Callable[[], None]] = []
 
 
@@ -170,14 +155,45 @@ def init(
         DtypeError: an argument is of a wrong type.
         MismatchError: ranks have other arguments; ``ranks`` has those ranks.
         RefusedError: the arguments of other ranks are wrong.
+        ReentrantError: a signal handler calls it that has interrupted it.
         Error: what :func:`paddlempi.init_process_group` raises.
     """
     if _state.session is not None:
         raise AlreadyInitializedError("ps.init: it was called before; call ps.shutdown() first")
+    if _state.beginning == threading.get_ident():
+        raise ReentrantError(
+            "ps.init: called by a signal handler that interrupted ps.init, which cannot end before "
+            "the handler does"
+        )
+    if _state.beginning:
+        raise AlreadyInitializedError("ps.init: another thread is in it")
+    _state.beginning = threading.get_ident()
+    try:
+        _begin(roles, mode, timeout, tls)
+    finally:
+        _state.beginning = 0
+    if functions.names() and serves(role()):
+        functions.answer_calls()
+    if not _state.at_exit:
+        _state.at_exit = True
+        atexit.register(_end_at_exit)
+    if _state.servers_end_in_init and role() == PSERVER:
+        serve()
+        shutdown()
+        sys.exit(0)
+
+
+def _begin(
+    roles: RolesArgument,
+    mode: str,
+    timeout: timedelta | float,
+    tls: Mapping[str, str | os.PathLike[str]] | None,
+) -> None:
+    """Make the session, together with all other ranks."""
     if not is_initialized():
         init_process_group()
     world = members(None)
-    found = _agree(roles, mode, timeout, tls, world)
+    found = agree(roles, mode, timeout, tls, world)
     session = Session(found, world._rank, mode)
     if session.trainers == list(world._ranks):
         session.trainer_group = world
@@ -190,82 +206,14 @@ def init(
         mode=mode,
         timeout=to_seconds(timeout, "ps.init"),
         functions=functions.names(),
-        **_files(tls),
+        **files(tls),
     )
     _state.session = session
-    if functions.names() and serves(role()):
-        functions.answer_calls()
-    if not _state.at_exit:
-        _state.at_exit = True
-        atexit.register(_end_at_exit)
-    if _state.servers_end_in_init and role() == PSERVER:
-        serve()
-        shutdown()
-        sys.exit(0)
 
 
 def servers_end_in_init() -> None:
     """Have :func:`init` serve and end the process, in every process that only serves."""
     _state.servers_end_in_init = True
-
-
-def _files(tls: Mapping[str, str | os.PathLike[str]] | None) -> dict[str, Any]:
-    """Return what the core takes of ``tls``.
-
-    Raises:
-        ArgumentError: it has another key, or none.
-        DtypeError: it is no map of texts to paths.
-    """
-    if tls is None:
-        return {}
-    if not isinstance(tls, Mapping) or not all(
-        isinstance(v, (str, os.PathLike)) for v in tls.values()
-    ):
-        raise DtypeError(f"ps.init: tls={tls!r} is no map of names to paths")
-    if not tls or not set(tls) <= set(_TLS):
-        raise ArgumentError(f"ps.init: tls has {sorted(tls)}; it takes {', '.join(_TLS)}")
-    return {"tls": {_TLS[name]: os.fspath(path) for name, path in tls.items()}}
-
-
-def _agree(
-    given: RolesArgument, mode: str, timeout: Any, tls: Any, world: ProcessGroup
-) -> tuple[str, ...]:
-    """Return the roles of all ranks, if all ranks have given the same arguments."""
-    if given is None:
-        given = os.environ.get(_ROLES) or None
-    size = len(world._ranks)
-    try:
-        if mode not in ("sync", "async"):
-            raise ArgumentError(f"ps.init: mode={mode!r} is neither 'sync' nor 'async'")
-        seconds = to_seconds(timeout, "ps.init")
-        encrypted = ", with tls" if _files(tls) else ""
-        all_roles = resolved(given, size)
-        if all_roles is None:
-            mine = of_node(str(given), get_local_rank(), get_local_size())
-        else:
-            mine = all_roles[world._rank]
-    except Error as error:
-        refuse(Op.ALL_GATHER, None, error)
-    arguments = f"roles={given if all_roles is None else list(all_roles)}, mode={mode!r}, "
-    arguments += f"timeout={seconds:g} s{encrypted}"
-    digest = hashlib.blake2b(arguments.encode(), digest_size=8 * (_WORDS - 1)).digest()
-    told = array("q", digest)
-    told.append(_CODES.index(mine))
-    everyone = array("q", bytes(8 * _WORDS * size))
-    _native.submit(Op.ALL_GATHER, world._id, told, everyone)
-    lines = [tuple(everyone[i * _WORDS : (i + 1) * _WORDS]) for i in range(size)]
-    (usual, _), *others = Counter(line[:-1] for line in lines).most_common()
-    if others:
-        ranks = tuple(rank for rank, line in enumerate(lines) if line[:-1] != usual)
-        differ = MismatchError(
-            f"ps.init: rank(s) {', '.join(map(str, ranks))} gave other arguments than the others; "
-            f"rank {world._rank} gave {arguments}: give the same on every rank"
-        )
-        differ.ranks = ranks[:32]
-        raise differ
-    if all_roles is None:
-        return checked([_CODES[line[-1]] for line in lines], given)
-    return all_roles
 
 
 # Queries
@@ -422,15 +370,15 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
 
     Raises:
         NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, there is a complete cut of this step, a server
-            cannot write there, or what it has written cannot be read again: then no older cut was
-            removed.
+        ArgumentError: this rank does not train, ``step`` or ``keep`` is below 0, there is a
+            complete cut of this step, a server cannot write there, or what it has written cannot be
+            read again: then no older cut was removed.
         MismatchError: trainers give other arguments. Nothing was written.
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
         TimeoutError: it took longer than the timeout of :func:`init`.
     """
     as_trainer("ps.save")
-    number, kept = whole("ps.save", "step", step), whole("ps.save", "keep", keep)
+    number, kept = from_zero("ps.save", "step", step), from_zero("ps.save", "keep", keep)
     try:
         text = base64.b64encode(extra).decode()
     except TypeError as error:
@@ -438,35 +386,88 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
     _native.control("ps_save", dir=os.fspath(folder), step=number, keep=kept, extra=text)
 
 
-def restore(folder: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
+class Saved(NamedTuple):
+    """The newest cut of a folder."""
+
+    step: int
+    path: Path
+
+
+def latest(folder: str | os.PathLike[str]) -> Saved | None:
+    """Return the newest cut of a folder, or None if nothing has been saved there.
+
+    With it a program begins anew, or goes on::
+
+        if ps.latest(folder):
+            told = ps.restore(folder)
+
+    After :func:`init` the first server looks, because trainers need not see the folder. Before, and
+    in a process without servers, this process does. It waits for no other trainer.
+
+    Args:
+        folder: what :func:`save` was given.
+
+    Returns:
+        The step and the folder of the newest cut whose files are there with their sizes.
+
+    Raises:
+        ArgumentError: this rank only serves; or there are cuts, and all of them are damaged: to
+            begin anew would hide the loss.
+        TimeoutError: the server did not answer in time.
+    """
+    where = os.fspath(folder)
+    if is_begun():
+        as_trainer("ps.latest")
+        step = _native.control("ps_latest", dir=where).get("step")
+    else:
+        step = newest(where)
+    return None if step is None else Saved(step, Path(where, f"cut-{step:08d}"))
+
+
+def restore(
+    folder: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    tables: Iterable[str] | None = None,
+    strict: bool = True,
+) -> dict[str, Any]:
     """Have the servers read a complete cut of a folder into the tables that were made.
 
     All trainers that have not completed call it, with the same arguments, after they have made
     their tables. The cut may be of another number of servers. The servers read it whole and compare
-    its checksums before they change a row. A learning rate that was set is that of the cut.
+    its checksums before they change a row. A learning rate that was set is that of the cut. Where
+    nothing may be saved yet, ask :func:`latest` first.
 
     Args:
         folder: the folder.
         step: which cut. None: the newest that is whole. A warning says which newer ones are not.
+        tables: the names of the tables to read. The others stay as they are. None: all.
+        strict: whether the tables must be those of the cut. If not, a table that only the cut has
+            is left out, and one that the cut does not have stays as it is. Tables of both must have
+            the same configuration in either case.
 
     Returns:
         ``step``; ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
-        have now; ``skipped``, a list of the newer cuts that are not whole, the newest first: of
-        each a dict of its ``step`` and ``why``.
+        have now; ``tables``, the names of those that were read; ``skipped``, a list of the newer
+        cuts that are not whole, the newest first: of each a dict of its ``step`` and ``why``.
 
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train, there is no complete cut or none that is whole, or
-            a table of it has another configuration.
+            a table of it has another configuration; with ``strict`` also, if a table is only in the
+            cut, or not in it.
         MismatchError: trainers give other arguments. Nothing was restored.
-        DtypeError: ``step`` is no integer.
+        DtypeError: ``step`` is no integer, or ``tables`` are no texts.
         TimeoutError: it took longer than the timeout of :func:`init`. Then, and after Ctrl-C, the
             tables have some rows of the cut: restore again.
     """
     as_trainer("ps.restore")
     if step is not None:
-        step = whole("ps.restore", "step", step)
-    told = _native.control("ps_restore", dir=os.fspath(folder), step=step)
+        step = from_zero("ps.restore", "step", step)
+    taking: dict[str, Any] = {} if strict else {"strict": False}
+    if tables is not None:
+        taking["tables"] = _names("ps.restore", tables)
+    told = _native.control("ps_restore", dir=os.fspath(folder), step=step, **taking)
     skipped = told.get("skipped") or []
     warn_of_skipped("ps.restore", told["step"], [one["why"] for one in skipped], above=2)
     return {**told, "extra": base64.b64decode(told.get("extra") or ""), "skipped": skipped}
@@ -489,6 +490,13 @@ def set_learning_rate(name: str, rate: float) -> None:
     _native.control("ps_learning_rate", name=name, rate=number)
 
 
+def _names(what: str, tables: Any) -> list[str]:
+    names = [] if isinstance(tables, str) else list(tables)
+    if isinstance(tables, str) or not all(isinstance(name, str) for name in names):
+        raise DtypeError(f"{what}: tables={tables!r} are no list of names")
+    return names
+
+
 def _text(what: str, name: Any) -> None:
     if not isinstance(name, str):
         raise DtypeError(f"{what}: name={name!r} is no text")
@@ -505,12 +513,16 @@ def before_complete(end: Callable[[], None]) -> None:
 def complete() -> None:
     """Say that this trainer asks nothing more. Others no longer wait for it. Once is enough.
 
-    The end of a program that raised no exception does this too, and so do :func:`shutdown` and
-    ``destroy_process_group``.
+    A push of it that was given up (by a timeout, or Ctrl-C) and still waits for other trainers
+    stays a part of its step. The end of a program that raised no exception does this too, and so do
+    :func:`shutdown` and ``destroy_process_group``. After an error call it again.
 
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train.
+        RefusedError: a function of :class:`KV` has raised an exception in a call for which this
+            trainer has not waited. The trainer has completed, and its servers are told.
+        TimeoutError: a server did not answer in time.
         PeerDiedError: a server has died. The others do not count this trainer as completed.
     """
     session = as_trainer("ps.complete")
@@ -521,10 +533,15 @@ def complete() -> None:
     try:
         for end in _state.before_complete:
             end()
-        _native.control("ps_complete")
-    except KeyboardInterrupt:
+        answer = _native.control("ps_complete")
+    except BaseException:
         session.completed = False  # the next call tells the servers
         raise
+    failed = answer.get("failed")
+    if failed is not None:
+        error = BY_CODE.get(failed["code"], Error)(failed["message"])
+        error.ranks = tuple(failed["ranks"] or ())
+        raise error
 
 
 def shutdown() -> None:
@@ -532,25 +549,44 @@ def shutdown() -> None:
 
     A trainer completes. A server waits for all trainers first, because others may still need its
     rows. The tables are gone afterwards, and :func:`init` may be called again.
+
+    Raises:
+        Error: as :func:`complete` and :func:`serve`. This rank has no part in the parameter server
+            any more all the same.
     """
     session = _state.session
     if session is None:
         return
     role = session.roles[session.rank]
+    failed = None
     try:
         if trains(role):
-            complete()
+            try:
+                complete()
+            except Error as error:
+                if not session.completed:
+                    raise
+                failed = error
         if serves(role):
             serve()
     finally:
         _state.session = None
-        _native.control("ps_close")
+        _state.deaths = _native.control("ps_close").get("deaths", 0)
+    if failed is not None:
+        raise failed
 
 
 def _end_at_exit() -> None:
     # A rank that fails aborts the job, and must not wait for the others before. A fork has no part.
-    if _state.session is not None and not _exit.failing() and not _native.core().forked():
+    if _state.session is None or _exit.failing() or _native.core().forked():
+        return
+    try:
         shutdown()
+    except PeerDiedError as error:
+        if _state.deaths < 2:  # the program has caught no error of a death before this one
+            _exit.fail(error)
+    except BaseException as error:
+        _exit.fail(error)
 
 
 def _forget() -> None:

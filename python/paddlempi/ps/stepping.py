@@ -19,7 +19,9 @@ class _Noted:
     """What was noted since the last step, by the table's name. Taken in the order of the names."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # backward may run in threads of the framework
+        # Backward may run in threads of the framework, and a signal handler may interrupt who holds
+        # the lock.
+        self.lock = threading.RLock()
         self.of: dict[str, tuple[RemoteTable, list[tuple[Any, Any]]]] = {}
 
     def take(self) -> list[tuple[RemoteTable, list[tuple[Any, Any]]]]:

@@ -229,25 +229,30 @@ def _kind(mpirun: str) -> tuple[str, int]:
     raise FileNotFoundError(f"{mpirun} belongs to no known MPI; --version says {text[:200]!r}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Replace this process by the mpirun that the command line asks for."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the words after ``python -m paddlempi.testing.launch``."""
+    whole = argparse.ArgumentParser(
         prog="python -m paddlempi.testing.launch",
         description="Run a command under mpirun with the flags that this MPI wants.",
     )
-    parser.add_argument("-np", type=int, required=True, help="number of ranks")
-    parser.add_argument("--mpi", help="openmpi, mpich, impi, or the path of an mpirun")
-    parser.add_argument("--prefix", help="root of the environment with the MPI (default: ours)")
-    parser.add_argument("--option", action="append", default=[], help="one more word for mpirun")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the ranks' command")
-    args = parser.parse_args(arguments)
+    whole.add_argument("-np", type=int, required=True, help="number of ranks")
+    whole.add_argument("--mpi", help="openmpi, mpich, impi, or the path of an mpirun")
+    whole.add_argument("--prefix", help="root of the environment with the MPI (default: ours)")
+    whole.add_argument("--option", action="append", default=[], help="one more word for mpirun")
+    whole.add_argument("command", nargs=argparse.REMAINDER, help="-- and the ranks' command")
+    return whole
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Replace this process by the mpirun that the command line asks for."""
+    args = parser().parse_args(arguments)
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not words:
-        parser.error("no command: put it after --")
+        parser().error("no command: put it after --")
     try:
         job = command(args.np, words, mpi=args.mpi, prefix=args.prefix, options=args.option)
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        parser().error(str(error))
     _sweep_after_end()
     os.execve(job.argv[0], job.argv, job.env)
 

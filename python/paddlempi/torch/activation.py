@@ -25,7 +25,7 @@ import torch.distributed.distributed_c10d as c10d
 from .. import group
 from ..errors import ArgumentError
 from ..group_arguments import to_seconds
-from . import environment, errors, world
+from . import environment, errors, reducers, world
 from .issue import Issuer
 from .mixed import MixedProcessGroup
 from .process_group import ProcessGroupMPI
@@ -190,7 +190,7 @@ def create(ranks: Sequence[int]) -> Any:
         ranks: the global ranks of the members; empty for the default group.
     """
     making = _making[-1]
-    _keep_works_of_reducers()
+    reducers.watch(ProcessGroupMPI)
     _hide_from_dynamo()
     if ranks:
         core, is_world = group.new_group(list(ranks), making.timeout), False
@@ -200,27 +200,6 @@ def create(ranks: Sequence[int]) -> Any:
         return ProcessGroupMPI(core, making.timeout, is_world)
     others = _local("_new_process_group_helper", "pg", None)
     return MixedProcessGroup(core, making.timeout, is_world, others, making.ours)
-
-
-_of_reducers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""The last Work that every reducer of DDP was given."""
-
-
-@functools.cache
-def _keep_works_of_reducers() -> None:
-    """Keep the Python object of a Work that DDP gives to its reducer.
-
-    ``join(divide_by_initial_world_size=False)`` passes the Work of an all_reduce to the reducer and
-    drops its own reference. The reducer's C++ keeps the C++ part of the object only. Without the
-    Python part its ``wait`` never ends.
-    """
-    give = torch.distributed.Reducer._set_forward_pass_work_handle
-
-    def keep_and_give(reducer: Any, work: Any, use_static_world_size: bool) -> None:
-        _of_reducers[reducer] = work
-        give(reducer, work, use_static_world_size)
-
-    torch.distributed.Reducer._set_forward_pass_work_handle = keep_and_give
 
 
 @functools.cache

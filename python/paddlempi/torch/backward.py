@@ -1,18 +1,16 @@
-"""Futures of collectives that a backward starts: the thread of the backward completes them.
+"""Futures that C++ asks for in a backward: the thread of the backward completes them.
 
 DDP starts a collective for each bucket during the backward, and needs all of their futures when the
 backward ends: its finalizer, a final callback of autograd, waits for them in C++. Before the first
 collective of a backward, :func:`when_over` queues another final callback. It comes before DDP's,
 which is queued after the last bucket. It waits for the collectives, so that this thread drives
-them, and completes their futures. The functions given to ``then`` may start further collectives;
-the callback goes on until none is left.
+them, and completes their futures.
 
 The callback does not run if the backward raised an exception, and it comes too late if a thread
-waits for a future before: the finalizer of ``static_graph`` does, and hooks do. The thread of
-futures then completes the futures, after 2 ms in which no thread drove them.
-
-Futures of messages are never completed here: a message may wait for what the other rank does after
-its backward.
+waits for a future before: the finalizer of ``static_graph`` does. The thread of futures then
+completes the futures, after 2 ms in which no thread drove them. No function of Python waits for
+such a future, so it does not matter when and where it is completed. The futures of hooks in Python
+are those of :mod:`.turns`.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
             at_end = _all_of([call for call in (end_extension, end_span) if call is not None])
             if not operation.at_end(at_end):
                 at_end()
-        part = OperationWork(operation, code, output)
+        part = OperationWork(operation, code, output, self._gid)
         if span is not None:
             core_future.of(part)  # the thread of futures sees the end if the program does not wait
         work: Work = part

@@ -202,7 +202,7 @@ class ProcessGroupMPI(Checked):
                     promote.consider(tensor, 1)
                     flags = _VERSIONS | ASYNC
                     operation = _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, flags)
-                    return OperationWork(operation, Op.ALL_REDUCE, (tensor,))
+                    return OperationWork(operation, Op.ALL_REDUCE, (tensor,), gid)
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:
             opts = self._options(

@@ -166,6 +166,7 @@ class Steps(Work):
         output: the tensors written to.
         submit: submits a step to the core and returns its ``_core.Operation``.
         at_end: called when nothing is left to submit.
+        group: the core's number of the group.
     """
 
     def __init__(
@@ -174,8 +175,10 @@ class Steps(Work):
         output: Sequence[Any],
         submit: Callable[[_Step], Any],
         at_end: Callable[[], None],
+        group: int,
     ) -> None:
         super().__init__((), output)
+        self._gid = group
         self._plan = plan
         self._submit = submit
         self._at_end = at_end
@@ -212,8 +215,20 @@ class Steps(Work):
         if not self._over:
             self._drive(None)
 
+    @property
+    def _group(self) -> int:
+        return self._gid
+
+    def _settle(self, limit: float) -> None:
+        if not self._over:
+            self._drive(limit if limit >= 0 else None)
+        if self._failed is not None:
+            raise self._failed
+
     def _complete_future(self) -> None:
         self.settle()
+        if self._entry is not None:
+            self._entry.run_if_mine()
 
     def is_completed(self) -> bool:
         """Whether the collective has ended. Does not wait, but submits the next step if it can."""
@@ -221,7 +236,7 @@ class Steps(Work):
             self._advance()
         return self._over
 
-    def _when_done(self, call: Callable[[], None]) -> None:
+    def _when_done(self, call: Callable[[], None], awaited: bool = False) -> None:
         with self._calling:
             if not self._over:
                 self._calls.append(call)
@@ -272,13 +287,13 @@ class Steps(Work):
             if ended is not None:
                 ended.wait()
             step = next(self._plan)
-            self._current = OperationWork(self._submit(step), step.code, ())
+            self._current = OperationWork(self._submit(step), step.code, (), self._gid)
         except StopIteration:
             pass
         except Exception as error:
             self._failed = error
         if self._current is not None:
-            self._current._when_done(self._advance)
+            self._current._when_done(self._advance, awaited=True)
             return
         self._at_end()
         with self._calling:
@@ -316,7 +331,7 @@ def _run(
     def forget() -> None:
         group._steps = None  # it is this work: another one begins only after this one has ended
 
-    group._steps = work = Steps(plan(), output, submit, forget)
+    group._steps = work = Steps(plan(), output, submit, forget, gid)
     work.begin()
     if group._batch is not None:
         group._batch.append(work)

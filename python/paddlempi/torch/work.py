@@ -16,7 +16,7 @@ from .. import future as core_future
 from .. import work as core_work
 from .._ops import Op
 from ..errors import ArgumentError
-from . import backward
+from . import backward, turns
 
 __all__ = ["DONE", "OperationWork", "Work"]
 
@@ -42,23 +42,63 @@ _lock = threading.Lock()
 
 
 class Promise(torch.futures.Future):  # type: ignore[misc]
-    """A future of torch that drives its work where a program waits for it inside a backward.
+    """A future of torch that a thread completes itself where it would otherwise wait for itself.
 
     Args:
-        work: whose future it is.
+        work: the work whose future it is; or the work of the future that ``then`` was called of.
         devices: the CUDA devices of the work's tensors.
     """
 
     def __init__(self, work: Work, devices: list[Any]) -> None:
         torch._C.Future.__init__(self, devices)
         self._work = weakref.ref(work)
+        self._devices = devices
 
     def wait(self) -> Any:
         """Wait for the value and return it, or raise what the operation ended with."""
-        work = None if self.done() else self._work()
+        work = None if super().done() else self._work()
         if work is not None:
             work._complete_future()
         return super().wait()
+
+    def value(self) -> Any:
+        """Return the value of a future that is done, or raise what the operation ended with."""
+        self._look()
+        return super().value()
+
+    def done(self) -> bool:
+        """Whether the value is there. Does not wait."""
+        self._look()
+        return bool(super().done())
+
+    def _look(self) -> None:
+        """Complete the future if its work has ended and only this thread would do it, later."""
+        work = None if super().done() else self._work()
+        if work is not None and work._entry is not None and work.is_completed():
+            work._entry.run_if_mine()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        """Return a future of ``callback(self)``, which is called when this future is done."""
+        work = self._work()
+        if work is None:  # it has ended
+            return super().then(callback)
+        chained = Promise(work, self._devices)
+
+        def call(_: Any) -> None:
+            try:
+                value = callback(self)
+            except BaseException as error:  # torch makes it a RuntimeError, with these words
+                failed = RuntimeError(
+                    "Got the following error when running the callback: "
+                    f"{type(error).__name__}: {error}"
+                )
+                failed.__cause__ = error
+                _fail(chained, failed)
+            else:
+                chained.set_result(value)
+
+        self.add_done_callback(call)
+        return chained
 
 
 class Work(_Work):  # type: ignore[misc]
@@ -80,6 +120,7 @@ class Work(_Work):  # type: ignore[misc]
     """
 
     _promise: Any = None
+    _entry: turns.Entry | None = None
 
     def __init__(
         self,
@@ -88,6 +129,7 @@ class Work(_Work):  # type: ignore[misc]
         finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
+        self._number = turns.next_number()
         self._parts = parts
         self._output = output
         self._finish = finish
@@ -185,22 +227,54 @@ class Work(_Work):  # type: ignore[misc]
         If the work ends with an error, ``wait()`` and ``value()`` of the future raise it. With CUDA
         tensors the future is done when the last copy or kernel is queued. torch makes the current
         stream of a thread that waits for the future, and the streams of callbacks, wait for that
-        copy or kernel. Functions given to ``then`` run in the thread that completes futures, or at
-        once if the future is done. In a backward, those of a collective run in the backward's
-        thread if they can (:mod:`.backward`).
+        copy or kernel. Functions given to ``then`` run at once if the future is done. Otherwise
+        they run in one thread, those of the collectives of a group in the order in which the
+        collectives were issued; in a backward they run in its thread (:mod:`.turns`).
         """
         with _lock:
             if self._promise is not None:
                 return self._promise
             devices = _cuda_devices(self._output)
             promise = self._promise = Promise(self, devices)
-        self._when_done(lambda: _complete(promise, self.result, devices))
+
+        def complete() -> None:
+            _complete(promise, self.result, devices)
+
+        if not self._is_collective():
+            self._when_done(complete)
+        elif turns.asked_by_engine():
+            self._when_done(complete, awaited=True)
+        else:
+            self._entry = turns.enter(self, complete)
         return promise
 
-    def _when_done(self, call: Callable[[], None]) -> None:
+    @property
+    def _group(self) -> int:
+        """The number of the group of a collective."""
+        return self._parts[0]._group if self._parts else 0
+
+    def _is_collective(self) -> bool:
+        return all(part._is_collective() for part in self._parts)
+
+    def _settle(self, limit: float) -> None:
+        """Wait until all parts have ended on the host, each up to ``limit`` seconds if not below 0.
+
+        Raises:
+            NotReadyError: the limit ran out.
+            Error: what a part ended with.
+        """
+        for part in self._parts:
+            part._settle(limit)
+
+    def _when_done(self, call: Callable[[], None], awaited: bool = False) -> None:
         """Have ``call`` called once, when all parts have ended; now if they have.
 
-        It is called in the thread that completes futures, or in this one.
+        It is called in the core's thread of futures, or in this one.
+
+        Args:
+            call: the function.
+            awaited: the end of the backward that runs waits for the parts and calls it, if the
+                thread of futures has not done that.
         """
         left = len(self._parts)
         if not left:
@@ -217,10 +291,12 @@ class Work(_Work):  # type: ignore[misc]
             call()
 
         for part in self._parts:
-            part._when_done(count)
+            part._when_done(count, awaited)
 
     def _complete_future(self) -> None:
-        """Wait, and complete the future on this thread, if a backward was going to do that."""
+        """Wait, and complete the future on this thread, if this thread was going to do that."""
+        if self._entry is not None:
+            self._entry.run_if_mine()
         for part in self._parts:
             part._complete_future()
 
@@ -254,6 +330,7 @@ class OperationWork(core_work.WorkMethods, Work):
         operation: the core's ``_core.Operation``.
         code: which operation it is.
         output: the tensors written to.
+        group: the core's number of the group.
     """
 
     _ranks = None
@@ -261,11 +338,13 @@ class OperationWork(core_work.WorkMethods, Work):
     _failed = None
     _tail = None
 
-    def __init__(self, operation: Any, code: Op, output: Sequence[Any]) -> None:
+    def __init__(self, operation: Any, code: Op, output: Sequence[Any], group: int) -> None:
         _Work.__init__(self)
+        self._number = turns.next_number()
         self._op = operation
         self._code = code
         self._output = output
+        self._gid = group
 
     @property
     def _name(self) -> str:  # type: ignore[override]
@@ -282,12 +361,24 @@ class OperationWork(core_work.WorkMethods, Work):
 
     get_future = Work.get_future
 
-    def _when_done(self, call: Callable[[], None]) -> None:
-        when_over = backward.when_over if self._code.trait.collective else core_future.when_over
+    @property
+    def _group(self) -> int:
+        return self._gid
+
+    def _is_collective(self) -> bool:
+        return self._code.trait.collective
+
+    def _settle(self, limit: float) -> None:
+        self._op.wait(limit)
+
+    def _when_done(self, call: Callable[[], None], awaited: bool = False) -> None:
+        when_over = backward.when_over if awaited else core_future.when_over
         if not when_over(self._op, _Ending(call)):
             call()
 
     def _complete_future(self) -> None:
+        if self._entry is not None:
+            self._entry.run_if_mine()
         core_future.end(self._op, -1.0)
 
     def _get_op_type(self) -> int:
@@ -365,7 +456,12 @@ def _complete(promise: Any, result: Callable[[], list[Any]], devices: Sequence[A
         try:
             tensors = result()
         except BaseException as error:  # for the reader of the future
-            promise._set_unwrap_func(lambda value: value.fail())
-            promise.set_result(_Failure(error))
+            _fail(promise, error)
         else:
             promise.set_result(tensors)
+
+
+def _fail(promise: Any, error: BaseException) -> None:
+    """End a future with an error."""
+    promise._set_unwrap_func(lambda value: value.fail())
+    promise.set_result(_Failure(error))

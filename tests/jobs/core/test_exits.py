@@ -263,6 +263,52 @@ def test_what_is_left_behind(way: str) -> None:
     assert ended.at - ended.stamp("left") < LIMIT, ended.output
 
 
+def sends_what_nobody_receives() -> None:
+    """Rank 1 ends, and does not receive what rank 0 has sent."""
+    import os
+    import sys
+
+    import numpy as np
+    from ranks_tools import dist, errors, raises, start
+
+    rank = start()
+    x = np.ones(1 << 24, np.float32)  # more than MPI copies, except for Intel MPI
+    if os.environ["FAULTS_WAY"] == "at once":
+        if rank == 0:
+            dist.isend(x, 1)
+        sys.exit(0)
+    for step in range(5):
+        work = dist.isend(x, 1 - rank)
+        if rank == 1 and step == 2:
+            sys.exit(0)
+        if step < 2:
+            dist.recv(np.empty_like(x), 1 - rank)
+            work.wait()
+            continue
+        dist.recv(np.empty_like(x), 1 - rank)  # rank 1 had sent that
+        with raises(errors.PeerLeftError, ranks=[1], most=5.0):
+            dist.recv(np.empty_like(x), 1 - rank)
+        sys.exit(0)
+
+
+LOSES = "paddlempi: rank 0 has ended with 1 message(s) that no rank has received"
+KEEP = {"openmpi": "--continuous", "mpich": "-disable-auto-cleanup", "impi": "-disable-auto-cleanup"}
+
+
+@pytest.mark.parametrize("keep", [True, pytest.param(False, marks=ONE)])
+@pytest.mark.parametrize("way", ["at once", "in a loop"])
+def test_a_message_that_nobody_receives(way: str, keep: bool) -> None:
+    options = [KEEP[job.MPI]] if keep else []
+    ended = job.run(2, sends_what_nobody_receives, env={"FAULTS_WAY": way}, options=options)
+    assert ended.returncode == 0, ended.output
+    lines = [line for line in ended.result.stderr.splitlines() if line.startswith("paddlempi:")]
+    if job.MPI == "impi":  # it has copied the message, and says that it is sent
+        assert not lines, ended.output
+    else:
+        assert len(lines) == 1 and lines[0].startswith(LOSES), ended.output
+        assert "send of 67108864 bytes to rank 1" in lines[0]
+
+
 def ends_under_faulthandler() -> None:
     """Rank 0 has a receive under way while it ends. Signals like Go's scheduler's arrive."""
     import faulthandler

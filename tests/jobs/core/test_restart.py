@@ -231,3 +231,85 @@ def test_a_launcher_that_goes_on(tmp_path: Path) -> None:
     assert job.wait() == 0, job.err
     ends(job)
     assert "a rank died, as rank 0 says: PeerDiedError: " in job.said()[0], job.err
+
+
+BEFORE_INIT = """
+import os
+import signal
+import sys
+
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+if rank == 1 and os.environ["PADDLEMPI_RESTART"] == "0":
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(0)
+import paddlempi as dist
+
+dist.init_process_group("mpi", timeout=60)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("way", ["killed", "ends"])
+def test_a_rank_ends_before_init(way: str, tmp_path: Path) -> None:
+    """MPI does not tell the others, who wait for it in MPI_Init."""
+    script = tmp_path / "program.py"
+    script.write_text(BEFORE_INIT)
+    ranks = launch.command(3, [sys.executable, str(script), way])
+    words = [sys.executable, "-m", "paddlempi", "run", "--restarts", "1", "--keep-survivors"]
+    words += ["--init-wait", "3", "--", *ranks.argv]
+    ended = subprocess.run(words, env=ranks.env, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    said = re.search(r"paddlempi run: attempt 0 ended after ([\d.]+) s: (.*)", ended.stderr)
+    assert said is not None, ended.stderr
+    assert float(said[1]) < 30 and said[2].endswith("starting attempt 1, 0 restart(s) left")
+    if way == "killed" and launch.command(1, ["x"]).kind == "mpich":
+        assert said[2].startswith("a rank died; the launcher's status is 9"), ended.stderr
+        return  # this mpirun ends the others all the same
+    assert re.match(
+        r"rank 1 (\(process \d+\) )?has ended without having come to init_process_group, where "
+        r"others have waited for 3 s",
+        said[2],
+    ), ended.stderr
+
+
+AFTER_A_DEATH = """
+import os
+import signal
+import sys
+
+import numpy as np
+import paddlempi as dist
+
+dist.init_process_group("mpi", timeout=60)
+rank, way = dist.get_rank(), sys.argv[1]
+if os.environ["PADDLEMPI_RESTART"] != "0":
+    sys.exit(0)
+both = dist.new_group([1, 2])
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1:
+    try:
+        dist.barrier(group=both)
+    except dist.errors.PeerDiedError:
+        if way == "gives up":
+            sys.exit(3)
+        sys.exit(0)
+    raise AssertionError("the dead rank came")
+dist.recv(np.zeros(1), 1)  # it never sends
+"""
+
+
+@pytest.mark.parametrize("way", ["leaves", "gives up"])
+def test_what_follows_a_death_is_a_death(way: str, tmp_path: Path) -> None:
+    """Rank 1 learns of it, and ends by itself. Rank 0 only sees that rank 1 is gone."""
+    script = tmp_path / "program.py"
+    script.write_text(AFTER_A_DEATH)
+    ranks = launch.command(3, [sys.executable, str(script), way])
+    words = [sys.executable, "-m", "paddlempi", "run", "--restarts", "1", "--keep-survivors", "--"]
+    ended = subprocess.run(
+        [*words, *ranks.argv], env=ranks.env, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr
+    said = re.search(r"run: attempt 0 ended after [\d.]+ s: a rank died(.*)", ended.stderr)
+    assert said is not None and said[1].endswith("starting attempt 1, 0 restart(s) left")

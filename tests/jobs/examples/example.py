@@ -15,11 +15,13 @@ from paddlempi.testing import launch, run
 
 FOLDER = Path(__file__).parents[3] / "examples"
 DEADLINE = 240
+# What newer releases of NumPy refuse is an error with the pinned one too.
+STRICT = {"PYTHONWARNINGS": "error:Conversion of an array with ndim > 0:DeprecationWarning"}
 
 
 def alone(name: str, *options: str) -> str:
     """Run an example as one process without a launcher. Return what it printed."""
-    env = {key: value for key, value in os.environ.items() if "MPI" not in key}
+    env = {key: value for key, value in os.environ.items() if "MPI" not in key} | STRICT
     command = [sys.executable, str(FOLDER / name), *options]
     began = time.time()
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=env)
@@ -30,7 +32,8 @@ def alone(name: str, *options: str) -> str:
 
 def on_ranks(ranks: int, name: str, *options: str) -> str:
     """Run an example under mpirun. Return what it printed."""
-    result = run(ranks, [sys.executable, str(FOLDER / name), *options], timeout=DEADLINE)
+    command = [sys.executable, str(FOLDER / name), *options]
+    result = run(ranks, command, timeout=DEADLINE, env=STRICT)
     assert result.returncode == 0, result.output
     return result.stdout
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import pytest
 from paddlempi import errors, preemption
@@ -67,6 +67,26 @@ def test_the_handler_before_is_called(dist: ModuleType) -> None:
     dist.watch_preemption([signal.SIGTERM, signal.SIGUSR1])  # twice: it is called once
     os.kill(os.getpid(), signal.SIGTERM)
     assert seen == [signal.SIGTERM]
+    assert dist.preempted()
+
+
+def test_a_handler_that_calls_the_one_before_it(dist: ModuleType) -> None:
+    """It stands between two of ours. All are called once, the latest first."""
+    seen = []
+    signal.signal(signal.SIGTERM, lambda *_: seen.append("first"))
+    dist.watch_preemption()
+    ours = signal.getsignal(signal.SIGTERM)
+    assert callable(ours)
+
+    def chained(number: int, frame: FrameType | None) -> None:
+        seen.append("chained")
+        ours(number, frame)
+
+    signal.signal(signal.SIGTERM, chained)
+    dist.watch_preemption()
+    dist.watch_preemption()  # nothing has changed
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert seen == ["chained", "first"]
     assert dist.preempted()
 
 

@@ -134,6 +134,9 @@ def test_prefetched_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(TypeError):
             layer(ids)  # the rows are for one forward
     assert (out.numpy() == expected).all() and (expected[0, 1] == 0).all()
+    layer.prefetch(ids)
+    ids[1, 1] = 1  # forward has the rows of the ids that are there now
+    assert (layer(ids).numpy()[1, 1] == expected[0, 0]).all()
 
 
 def test_the_wrapped_optimizer() -> None:

@@ -226,6 +226,25 @@ def test_prefetched_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (layer(ids)[0, 0] == expected[0, 0] - 1).all()
 
 
+def test_a_prefetched_tensor_that_was_written_to() -> None:
+    """Forward has the rows of the ids that are there now, and backward trains these."""
+    layer = ps.Embedding(None, DIM, name="a", optimizer=ps.SGD(1.0), initializer="uniform")
+    before = layer(torch.arange(6)).detach()
+    for new in ([3, 4], [5], [1, 2, 3], []):
+        ids = torch.tensor([1, 2])
+        layer.prefetch(ids)
+        if len(new) == 2:
+            ids.numpy()[:] = new  # torch does not count this as a write
+        else:
+            ids.set_(torch.tensor(new, dtype=torch.int64))
+        out = layer(ids)
+        assert (out == before[new]).all()
+        out.sum().backward()
+        ps.step()
+        before[new] -= 1
+        assert (layer(torch.arange(6)) == before).all()
+
+
 def test_schedulers_states_and_closures() -> None:
     dense = torch.nn.Linear(DIM, 1)
     inner = torch.optim.SGD(dense.parameters(), 0.1, momentum=0.9)

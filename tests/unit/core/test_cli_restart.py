@@ -5,6 +5,7 @@ The commands are no launchers here. Jobs of MPI are in tests/jobs/core/test_rest
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import signal
@@ -20,7 +21,13 @@ from paddlempi._processes import MARK
 from paddlempi.cli import marks
 from paddlempi.cli.restart import judge
 from paddlempi.cli.survivors import keeping
-from paddlempi.errors import PeerDiedError
+from paddlempi.errors import (
+    ArgumentError,
+    PeerDiedError,
+    PeerLeftError,
+    RefusedError,
+    TimeoutError,
+)
 
 MARKS = {
     "whole": "began 0 3 1 h\nexit 0\n",
@@ -31,7 +38,16 @@ MARKS = {
     "killed while it raised": "began 1 3 1 h\nraised program ValueError: no good\n",
     "exit 3": "began 1 3 1 h\nexit 3\n",
     "told": "began 0 3 1 h\nraised death PeerDiedError: rank(s) [1] died\nexit 1\n",
-    "preempted": "began 1 3 1 h\nwatches 15\nexit 75\n",
+    "preempted": "began 1 3 1 h\nwatches 15\nasked\nexit 75\n",
+    "75": "began 1 3 1 h\nexit 75\n",
+    "75 after a death": "began 1 3 1 h\nraised death PeerDiedError: x\nexit 75\n",
+    "75 and a death before": "began 1 3 1 h\nasked\ndead 2\nexit 75\n",
+    "left behind": "began 2 3 1 h\nraised left PeerLeftError: rank 1 has left\nexit 1\n",
+    "left by the dead": "began 2 3 1 h\nraised left PeerLeftError: x\ndead 1\nexit 1\n",
+    "late because of the dead": "began 2 3 1 h\nraised error TimeoutError: x\ndead 1\nexit 1\n",
+    "mistaken after a death": "began 2 3 1 h\nraised program KeyError: x\ndead 1\nexit 1\n",
+    "exit 3 after a death": "began 2 3 1 h\ndead 1\nexit 3\n",
+    "coming": "comes 1 h\n",
     "cut": "began 1 3\nexit \n\n",
     "child": "raised program OSError: a child of a rank\n",
 }
@@ -55,10 +71,28 @@ MARKS = {
         (2, [], "failed", "no rank has told"),
         (137, ["cut"], "failed", "no rank has told"),
         (137, ["child"], "failed", "no rank has told"),
-        (75, [], "preempted", "75"),
-        (137, ["preempted", "lost"], "preempted", "75"),
-        (0, ["preempted"], "preempted", "75"),
         (0, ["exit 3"], "failed", "rank 1 ended with status 3"),
+        (75, ["preempted", "preempted"], "preempted", "75"),
+        (75, ["preempted", "75"], "preempted", "75"),  # one rank knows
+        (0, ["preempted"], "preempted", "75"),
+        (1, ["preempted", "left behind"], "preempted", "75"),
+        (137, ["preempted", "lost"], "died", "status is 137"),
+        (75, ["preempted", "lost"], "died", "status is 75"),  # 9 | 75 of Hydra
+        (1, ["preempted", "told"], "died", "rank 0 says: PeerDiedError"),
+        (75, ["75 after a death", "lost"], "died", "rank 1 says: PeerDiedError"),
+        (1, ["preempted", "raised"], "failed", "rank 1 ended with status 1: ValueError"),
+        (75, ["75 and a death before"], "preempted", "75"),
+        (75, [], "failed", "no rank has told"),
+        (75, ["75", "75"], "failed", "rank 1 ended with status 75, and no signal had asked"),
+        (75, ["75", "lost"], "failed", "rank 1 ended with status 75, and no signal had asked"),
+        (137, ["75", "lost"], "died", "status is 137"),
+        (75, ["lost", "lost"], "failed", "status is 75, and no signal had asked"),
+        (1, ["left behind", "whole"], "failed", "rank 2 ended with status 1: PeerLeftError"),
+        (1, ["left by the dead", "lost"], "died", "rank 2 says: PeerLeftError: x"),
+        (1, ["late because of the dead", "lost"], "died", "rank 2 says: TimeoutError: x"),
+        (1, ["mistaken after a death", "lost"], "failed", "rank 2 ended with status 1: KeyError"),
+        (3, ["exit 3 after a death", "lost"], "died", "rank 2 says: rank(s) [1] had died"),
+        (137, ["coming"], "failed", "no rank has told"),
     ],
 )
 def test_a_death_is_told_from_an_exception(
@@ -72,6 +106,20 @@ def test_a_death_is_told_from_an_exception(
     assert ending.status == expected[kind]
 
 
+def test_the_signal_may_have_come_to_run(tmp_path: Path) -> None:
+    """Then the ranks need not have told of it: they may be on hosts that do not see the folder."""
+    assert judge(75, [], asked=True).kind == "preempted"
+    (tmp_path / "0").write_text(MARKS["75"])
+    assert judge(75, marks.read(tmp_path), asked=True).kind == "preempted"
+    (tmp_path / "1").write_text(MARKS["lost"])
+    read = marks.read(tmp_path)
+    assert (judge(75, read, asked=True).kind, judge(137, read, asked=True).kind) == (
+        "died",
+        "died",
+    )
+    assert judge(75, read, asked=True, lose=True).kind == "preempted"
+
+
 def test_a_rank_may_be_lost(tmp_path: Path) -> None:
     """With --keep-survivors, if the launcher and the others end well."""
     for number, name in enumerate(["whole", "lost"]):
@@ -79,6 +127,14 @@ def test_a_rank_may_be_lost(tmp_path: Path) -> None:
     read = marks.read(tmp_path)
     assert (judge(0, read).kind, judge(0, read, lose=True).kind) == ("died", "done")
     assert judge(9, read, lose=True).kind == "died"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(137, "died"), (9, "died"), (255, "died"), (1, "failed"), (127, "failed")]
+)
+def test_a_rank_that_is_killed_before_init(status: int, kind: str) -> None:
+    """With --keep-survivors; some launchers end the others even so."""
+    assert judge(status, [], lose=True).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -101,8 +157,15 @@ def test_what_keeps_survivors(version: str, option: str, tmp_path: Path) -> None
 
 def test_what_a_rank_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_marks.FOLDER, str(tmp_path))
+    _marks.comes()
+    assert marks.read(tmp_path) == []
+    (mark,) = marks.read(tmp_path, begun=False)
+    assert mark.coming and (mark.pid, mark.host) == (os.getpid(), os.uname().nodename)
     _marks.began(2, 4)
     _marks.watches(signal.SIGTERM)
+    (mark,) = marks.read(tmp_path)
+    assert not mark.coming and not mark.asked and not mark.by_death
+    _marks.asked()
     try:
         try:
             raise PeerDiedError("rank(s) [3] died\nand a second line")
@@ -113,12 +176,41 @@ def test_what_a_rank_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (mark,) = marks.read(tmp_path)
     assert (mark.rank, mark.size, mark.pid, mark.watches) == (2, 4, os.getpid(), signal.SIGTERM)
     assert mark.by_death and mark.raised == "KeyError: 'what the program did then'"
-    assert not mark.left and mark.status is None
+    assert mark.asked and not mark.left and mark.status is None
+    _marks.dead([])
+    assert not marks.read(tmp_path)[0].dead
+    _marks.dead([1, 3])
+    assert marks.read(tmp_path)[0].dead == "1 3"
     _marks.left()
     assert marks.read(tmp_path)[0].left
     monkeypatch.delenv(_marks.FOLDER)
     _marks.began(3, 4)
     assert len(marks.read(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PeerDiedError("x"), "death"),
+        (PeerLeftError("x"), "left"),
+        (TimeoutError("x"), "error"),
+        (RefusedError("x"), "error"),
+        (builtins.TimeoutError("x"), "program"),
+        (ArgumentError("x"), "program"),
+        (KeyError("x"), "program"),
+    ],
+)
+def test_what_an_exception_comes_from(
+    error: Exception, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(_marks.FOLDER, str(tmp_path))
+    _marks.began(0, 1)
+    _marks.raised(error)
+    assert marks.read(tmp_path)[0].cause == kind
+    error.__context__ = RuntimeError()
+    error.__context__.__context__ = error  # a cycle ends
+    _marks.raised(error)
+    assert marks.read(tmp_path)[0].cause == kind
 
 
 RANK = """
@@ -184,11 +276,41 @@ def test_an_exception_does_not(tmp_path: Path) -> None:
 
 
 def test_preempted_is_no_failure(tmp_path: Path) -> None:
-    body = "sys.exit(75 * (attempt < 2))"
+    body = "mark.open('a').write('asked' + chr(10)); sys.exit(75 * (attempt < 2))"
     status, out, err = run(tmp_path, body, "--restarts", "1")
     assert (status, out) == (75, "attempt 0\n"), err
     status, out, err = run(tmp_path, body, "--restarts", "1", "--restart-preempted")
     assert (status, out) == (0, "attempt 0\nattempt 1\nattempt 2\n"), err
+
+
+def test_75_is_a_failure_if_nobody_asked(tmp_path: Path) -> None:
+    """A program that ends with it for reasons of its own is not started anew for ever."""
+    body = "mark.open('a').write('exit 75' + chr(10)); sys.exit(75 * (attempt < 2))"
+    status, out, err = run(tmp_path, body, "--restarts", "3", "--restart-preempted")
+    assert (status, out) == (75, "attempt 0\n"), err
+    assert "rank 0 ended with status 75, and no signal had asked the job to end" in err
+    status, out, err = run(tmp_path, body, "--restarts", "1", "--restart-on-exception")
+    assert (status, out) == (75, "attempt 0\nattempt 1\n"), err
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_75_after_a_signal_to_run(number: int, tmp_path: Path) -> None:
+    """The program has a handler of its own. The first of the signals asks for no end of ``run``."""
+    body = """
+import signal, time
+def on_signal(*_): mark.open("a").write("exit 75" + chr(10)); sys.exit(75)
+for number in (signal.SIGUSR1, signal.SIGTERM): signal.signal(number, on_signal)
+print("ready", flush=True)
+time.sleep(60 * (attempt == 0))
+"""
+    process = start(tmp_path, body, "--restart-preempted")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["attempt 0\n", "ready\n"]
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    again = number == signal.SIGUSR1
+    assert out == ("attempt 1\nready\n" if again else ""), err
+    assert process.returncode == (0 if again else 75), err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -255,7 +377,10 @@ def test_nothing_ends_after_the_grace(tmp_path: Path) -> None:
         (["-m", "--", "mpirun"], "-m is for a SCRIPT"),
         (["--restarts", "0", "train.py"], "--restarts: put -- and the launcher's COMMAND"),
         (["--restart-on-exception", "train.py"], "--restart-on-exception: put --"),
-        (["--restarts", "-1", "--", "mpirun"], "must be at least 0"),
+        (["--restarts", "-1", "--", "mpirun"], "--restarts: '-1': it must be at least 0"),
+        (["--restarts", "x", "--", "mpirun"], "--restarts: 'x': it must be at least 0, a whole"),
+        (["--grace", "soon", "--", "mpirun"], "--grace: 'soon': it must be a number of seconds"),
+        (["--init-wait", "5", "train.py"], "--init-wait: put -- and the launcher's COMMAND"),
         (["--grace", "nan", "--", "mpirun"], "must be a number of seconds"),
         (["--keep-survivors", "--", "true"], "true is the mpirun of neither Open MPI"),
         (["--keep-survivors", "train.py"], "--keep-survivors: put -- and the launcher's COMMAND"),

@@ -24,7 +24,7 @@ MODULE = "github.com/paddlempi/paddlempi"
 # The floors of the Python package, from the bottom up. A module imports modules of lower floors, or
 # of its own floor. A folder is one entry.
 PYTHON = (
-    ("errors", "_ops"),
+    ("errors", "_ops", "tensor_types"),
     ("reduce_op", "_marks", "_processes", "group_arguments"),
     ("_native",),
     ("tensors",),

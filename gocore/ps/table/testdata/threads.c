@@ -38,6 +38,7 @@ static void *work(void *argument) {
 							   .shrink = 1,
 							   .clip_value = INFINITY,
 							   .clip_norm = INFINITY,
+							   .most = INFINITY,
 							   .momentum = 0.5f}};
 		for (int i = 0; i < b.n; i++)
 			batch[i] = (int64_t)(next(&random) % (uint64_t)ids);

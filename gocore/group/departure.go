@@ -1,0 +1,276 @@
+package group
+
+import (
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// How the ranks end together. A process that ends closes its connections, and MPI takes that for a failure
+// in a rank that still uses one. So a rank that leaves stays until all ranks have left, whatever became of
+// its groups:
+//
+//  1. It waits in a barrier until all ranks have left, and answers their questions until then.
+//  2. No rank receives anything any more. What was sent to this rank all the same is taken and dropped, so
+//     that the sends of the others end. This rank waits for the end of its own requests, settleLimit at most.
+//  3. The ranks agree whether MPI can be finalized. They all do that, or none does.
+//
+// The collectives of the departure are on Env.base, which carries no others by then.
+
+const (
+	// settleLimit is how long a rank waits, once all have left, for the end of its own requests.
+	settleLimit = 3 * time.Second
+	// lastWord is how long a rank that does not finalize MPI goes on calling it, so that what it has sent
+	// reaches the others.
+	lastWord = 300 * time.Millisecond
+	// mostDropped is the length of the longest message that is taken to be dropped. The sender of a longer
+	// one ends with a request under way.
+	mostDropped = 1 << 30
+)
+
+type departureStage int
+
+const (
+	staying    departureStage = iota // this rank has not left
+	gathering                        // in the barrier
+	settling                         // waiting for the end of its own requests
+	agreeing                         // in the allreduce
+	departed                         // all ranks have left, and have agreed
+	undeparted                       // MPI refused a call: the others wait for this rank in vain
+)
+
+// departure is how far the end of this rank has come.
+type departure struct {
+	stage   departureStage
+	slot    *mpi.Slot      // of the collective under way
+	words   unsafe.Pointer // of the allreduce: what this rank says, and what all say; 1: MPI can be finalized
+	stuck   bool           // a thread of this process is inside MPI, and does not return
+	until   time.Time      // the end of settling
+	dropped *dropped       // the message that is being dropped; nil if there is none
+}
+
+// dropped is a message that is received only so that its sender is done.
+type dropped struct {
+	slot  *mpi.Slot
+	block unsafe.Pointer
+}
+
+// depart begins the departure. All groups have taken their last call.
+func (e *Env) depart() error {
+	d := &e.departure
+	if d.stage != staying {
+		return nil
+	}
+	return e.nextStage(gathering, &mpi.Call{Fn: mpi.FnBarrier, Comm: e.base})
+}
+
+// nextStage starts the collective of a stage.
+func (e *Env) nextStage(stage departureStage, c *mpi.Call) error {
+	d := &e.departure
+	d.stage, d.slot = stage, e.Lib.NewSlot()
+	err := e.Lib.Start(c, d.slot)
+	if err != nil {
+		e.Lib.FreeSlot(d.slot)
+		d.stage, d.slot = undeparted, nil
+	}
+	return err
+}
+
+// stageOver tells whether the collective of this stage is over.
+func (e *Env) stageOver() bool {
+	d := &e.departure
+	if !poll(e.Lib, d.slot) {
+		return false
+	}
+	e.Lib.FreeSlot(d.slot)
+	d.slot = nil
+	return true
+}
+
+// AllDeparted takes the departure further, and tells whether it is over: all ranks have left, and have agreed
+// whether MPI can be finalized. Until then it answers questions of other ranks.
+func (e *Env) AllDeparted() bool {
+	e.mail.pump()
+	e.Engine.Tick() // operations that were given up
+	for _, g := range e.liveGroups() {
+		g.settled()
+	}
+	d := &e.departure
+	switch d.stage {
+	case gathering:
+		if !e.stageOver() {
+			return false
+		}
+		e.reportLost()
+		d.stage, d.until = settling, time.Now().Add(settleLimit)
+	case settling:
+		e.dropMessages()
+		if d.stuck || e.settled() || time.Now().After(d.until) {
+			_ = e.agree() // an error leaves the stage at undeparted
+		}
+	case agreeing:
+		e.dropMessages()
+		if e.stageOver() {
+			d.stage = departed
+		}
+	}
+	return d.stage == departed
+}
+
+// agree starts the allreduce in which the ranks agree whether MPI can be finalized.
+func (e *Env) agree() error {
+	d := &e.departure
+	var err error
+	if d.words, err = mem.Alloc(16); err != nil {
+		d.stage = undeparted
+		return err
+	}
+	words := unsafe.Slice((*int64)(d.words), 2)
+	words[0], words[1] = 1, 0
+	if d.stuck {
+		words[0] = 0
+	}
+	t, _ := e.Lib.TypeOf(op.Int64)
+	least, _ := e.Lib.OpOf(op.Min, op.Int64)
+	return e.nextStage(agreeing, &mpi.Call{Fn: mpi.FnAllreduce, Comm: e.base, Op: least, SendBuf: d.words, SendCount: 1, SendType: t,
+		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t})
+}
+
+// finalizable tells whether all ranks have agreed that MPI can be finalized.
+func (d *departure) finalizable() bool {
+	return d.stage == departed && unsafe.Slice((*int64)(d.words), 2)[1] == 1
+}
+
+// settled tells whether nothing of any group is under way: no operation, and no request of MPI.
+func (e *Env) settled() bool {
+	return e.makers.Load() == 0 && e.departure.dropped == nil &&
+		all(e.liveGroups(), func(g *Group) bool { return !g.underWay() && g.settled() })
+}
+
+// settled tells whether no arrival of the group is under way that was given up. It takes it further.
+func (g *Group) settled() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.busy || g.arrival.Settled() // the goroutine that set busy owns the arrival
+}
+
+// farewell announces that this member comes to no further collective, because of reason. No goroutine is
+// inside a call of the group. If the announcement fails, members that wait for this one are told when they ask.
+func (g *Group) farewell(reason status.Code) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.wire != nil && !g.freed && g.arrived == g.turn && g.turn == g.seq {
+		_ = g.wire.Leave(g.seq+1, reason)
+	}
+}
+
+// dropMessages takes one message after another that has come for this rank.
+func (e *Env) dropMessages() {
+	d := &e.departure
+	if d.dropped != nil {
+		if !poll(e.Lib, d.dropped.slot) {
+			return
+		}
+		d.dropped.over(e.Lib)
+		d.dropped = nil
+	}
+	for _, g := range e.liveGroups() {
+		if g.msgComm == 0 {
+			continue
+		}
+		if st, found, err := e.Lib.Iprobe(g.msgComm, mpi.AnySource, mpi.AnyTag); err != nil || !found || st.Bytes > mostDropped {
+			continue
+		}
+		msg, st, found, err := e.Lib.Improbe(g.msgComm, mpi.AnySource, mpi.AnyTag)
+		if err != nil || !found {
+			continue
+		}
+		if d.dropped = e.drop(g.msgComm, msg, st); d.dropped != nil {
+			return
+		}
+	}
+}
+
+// drop begins to receive a message. It returns nil if that fails.
+func (e *Env) drop(comm mpi.Comm, msg mpi.Message, st mpi.Status) *dropped {
+	block, err := mem.Alloc(max(1, st.Bytes)) // Open MPI 5 crashes if a long message has no room
+	if err != nil {
+		return nil
+	}
+	m := &dropped{slot: e.Lib.NewSlot(), block: block}
+	if err := e.Lib.Start(&mpi.Call{Fn: mpi.FnMrecv, Comm: comm, Message: msg, Peer: st.Source, Tag: st.Tag,
+		RecvBuf: block, RecvCount: st.Bytes, RecvType: e.Lib.Byte()}, m.slot); err != nil {
+		m.over(e.Lib)
+		return nil
+	}
+	return m
+}
+
+func (m *dropped) over(lib mpi.Library) {
+	lib.FreeSlot(m.slot)
+	mem.Free(m.block)
+}
+
+// reportLost writes one line about the messages of this rank that are under way when all ranks have left.
+func (e *Env) reportLost() {
+	if !e.departed.Load() {
+		return // destroy_process_group: their works have told of it
+	}
+	e.mu.Lock()
+	n, first := len(e.stranded), ""
+	for m := range e.stranded {
+		if text := m.describe() + fmt.Sprintf(" on the group of ranks %s", brief(m.g.Ranks)); first == "" || text < first {
+			first = text
+		}
+	}
+	e.mu.Unlock()
+	if n > 0 {
+		e.reports.write(fmt.Sprintf("paddlempi: rank %d has ended with %d message(s) that no rank has received, and that are lost: %s\n", e.Topo.Rank, n, first))
+	}
+}
+
+// stayAway tells the other ranks that this one ends without them: MPI refused a call of the departure, or this
+// rank waits no longer. It waits until the messages are sent, for lastWord at most, because the process ends next.
+func (e *Env) stayAway() {
+	for r := range e.Topo.Node {
+		if r != e.Topo.Rank {
+			e.mail.send(r, mailAbsent, processKey, nil)
+		}
+	}
+	_ = work.NewEngine().Wait(e.mail.sent, time.Now().Add(lastWord), nil)
+}
+
+// AwaitDepartures waits until AllDeparted, and tells whether MPI can be finalized. It returns false if some
+// rank has died, says that it ends without the others, or has a thread inside MPI that does not return. There
+// is no deadline, because the other ranks may go on for long, unless a group broke and nothing tells of dead
+// hosts: then it is the group's timeout. It waits with a new engine, because the engine of e was stopped.
+func (e *Env) AwaitDepartures() bool {
+	var deadline time.Time
+	e.mu.Lock()
+	if e.broke > 0 && e.alive == nil && len(e.hidden()) > 0 {
+		deadline = time.Now().Add(e.broke)
+	}
+	e.mu.Unlock()
+	dead := false
+	d := &e.departure
+	err := work.NewEngine().Wait(func() bool {
+		gone := e.AllDeparted()
+		dead = e.alive.AnyDead() || len(e.dead(e.peers)) > 0 // MPI may end the collectives because a rank is dead
+		return gone || dead || d.stage == undeparted || e.mail.has(mailAbsent)
+	}, deadline, nil)
+	finalizable := d.finalizable() && !dead
+	switch {
+	case err != nil || d.stage == undeparted:
+		e.stayAway()
+	case !finalizable && !dead:
+		_ = work.NewEngine().Wait(func() bool { e.mail.pump(); return false }, time.Now().Add(lastWord), nil)
+	}
+	e.alive.Leave(finalizable)
+	return finalizable
+}

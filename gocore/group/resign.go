@@ -1,0 +1,59 @@
+package group
+
+import (
+	"encoding/binary"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// A member that cannot go on with a collective breaks the group. The other members must learn it, and
+// that this member was the first. On one node they see it in the lines. Across nodes this member
+// answers questions, and does so before it is asked, because its process may end next.
+
+// resign says that this member takes no part in collective seq because of err, whether all members have
+// come to it or not. It says nothing new if seq was given up before.
+func (g *Group) resign(seq uint64, err error) {
+	switch {
+	case g.wire != nil:
+		g.wire.GiveUp(seq, g.cause(err))
+	case g.node == nil || len(g.arrival.Closers(seq)) > 0:
+	case !g.arrival.GiveUp(seq, g.cause(err)):
+		g.node.Lines.Stop(seq, g.cause(err))
+	}
+}
+
+// tellOthers tells the members of a group that spans nodes that this one takes no part any more, if it was the
+// first. From here on questions are answered whatever this rank does.
+func (g *Group) tellOthers() {
+	if g.wire == nil {
+		return
+	}
+	g.env.Engine.CalledMPI()
+	gaveUp := g.wire.GaveUp()
+	if gaveUp == nil || gaveUp.By != g.Rank || g.told.Swap(true) {
+		return
+	}
+	for i, r := range g.Ranks {
+		if i != g.Rank && !g.env.died(r) {
+			g.env.answer(r, g.key, binary.LittleEndian.AppendUint64(nil, gaveUp.Seq))
+		}
+	}
+}
+
+// refuseInstead ends t because of err, before it is announced, and makes it a refusal: the group stays usable.
+// It is the turn of t.
+func (t *collective) refuseInstead(err error) {
+	t.g.mu.Lock()
+	t.refuse()
+	t.g.mu.Unlock()
+	t.end(err)
+}
+
+// cause returns what the other members are told when this one gives up because of err: what has broken
+// the group first. The queued collectives fail with another code, which would hide it.
+func (g *Group) cause(err error) status.Code {
+	if broken := g.Broken(); broken != nil {
+		err = broken
+	}
+	return status.CodeOf(err)
+}

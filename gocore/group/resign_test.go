@@ -1,0 +1,219 @@
+package group
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// sum runs an all_reduce of b with a timeout, and returns its error and how long it took.
+func sum(g *Group, b op.Buf, timeout time.Duration, flags uint32) (took time.Duration, err error) {
+	began := time.Now()
+	d := allReduce(b)
+	d.TimeoutNS, d.Flags = int64(timeout), flags
+	h, _, err := g.Submit(d, false)
+	if err == nil && h != nil {
+		_, err = h.Wait(-1, nil)
+	}
+	return time.Since(began), err
+}
+
+// blames asserts that an error has a code and names one rank.
+func blames(t *testing.T, err error, code status.Code, rank int, text string) {
+	t.Helper()
+	var e *status.Error
+	if assert.ErrorAs(t, err, &e) {
+		assert.Equal(t, code, e.Code, "%v", err)
+		assert.Equal(t, []int{rank}, e.Ranks, "%v", err)
+		assert.Contains(t, e.Msg, text)
+	}
+}
+
+// What a rank has answered is asked again, also if it does not tell by itself that it has given up.
+func TestARankThatGivesUpAfterItHadComeIsNamed(t *testing.T) {
+	for _, late := range []int{2, -1} { // the third rank comes late, or not at all
+		ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *Env, g *Group) {
+			_, err := sum(g, floats(1), time.Minute, 0)
+			assert.NoError(t, err)
+			switch g.Rank {
+			case 0:
+				g.told.Store(true)
+				_, err = sum(g, floats(1), 1200*time.Millisecond, 0) // rank 1 has asked by then
+				assert.Equal(t, status.Timeout, status.CodeOf(err), "%v", err)
+				time.Sleep(3 * time.Second) // outside the core
+				return
+			case late:
+				time.Sleep(2200 * time.Millisecond)
+			case 2:
+				return
+			}
+			took, err := sum(g, floats(1), time.Minute, 0)
+			blames(t, err, status.GroupBroken, 0, "rank(s) [0] gave up waiting when the deadline had passed there; the group is broken")
+			assert.Less(t, took, 4*time.Second)
+		})
+	}
+}
+
+// A rank that has learnt from another one that a collective was given up tells the third who was the first.
+func TestWhoWasTheFirstIsPassedOn(t *testing.T) {
+	var told sync.WaitGroup
+	told.Add(1)
+	ranks(t, 3, []int{0, 1, 1}, func(t *testing.T, e *Env, g *Group) {
+		switch g.Rank {
+		case 0:
+			g.told.Store(true)
+			e.Interrupt = func() error { return status.New(status.Interrupted, "Ctrl-C") }
+			_, err := sum(g, floats(1), time.Minute, 0)
+			assert.Equal(t, status.Interrupted, status.CodeOf(err), "%v", err)
+			told.Wait()
+			e.Engine.StopProgress() // it answers no more
+			return
+		case 2:
+			told.Wait()
+		}
+		_, err := sum(g, floats(1), time.Minute, 0)
+		blames(t, err, status.GroupBroken, 0, "rank(s) [0] was interrupted")
+		if g.Rank == 1 {
+			told.Done()
+			time.Sleep(2 * time.Second)
+		}
+	})
+}
+
+// hooked is ranks with a hook.
+func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e *Env, g *Group)) {
+	t.Helper()
+	var all sync.WaitGroup
+	for _, lib := range mpifake.New(len(nodes), mpifake.Nodes(nodes), mpifake.WithHook(hook)) {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)
+			if !assert.NoError(t, err) {
+				return
+			}
+			g, err := e.World(0, time.Minute)
+			if assert.NoError(t, err) {
+				f(t, e, g)
+			}
+		}()
+	}
+	all.Wait()
+}
+
+// On one node the others see that a rank has given up a transfer, though MPI still has its request.
+func TestATransferThatIsGivenUpIsSeenOnOneNode(t *testing.T) {
+	slowly := func(_, _ int, c *mpi.Call) (time.Duration, error) {
+		if c.Fn == mpi.FnAllreduce && c.SendCount == 5000 {
+			return 10 * time.Second, nil
+		}
+		return 0, nil
+	}
+	hooked(t, []int{0, 0, 0}, slowly, func(t *testing.T, e *Env, g *Group) {
+		timeout := time.Minute
+		if g.Rank == 1 {
+			timeout = 300 * time.Millisecond
+		}
+		took, err := sum(g, floats(make([]float32, 5000)...), timeout, op.FlagAsync)
+		assert.Less(t, took, 5*time.Second)
+		if g.Rank == 1 {
+			assert.Equal(t, status.Timeout, status.CodeOf(err), "%v", err)
+			return
+		}
+		blames(t, err, status.Timeout, 1, "on rank(s) [1] first: all members had come, the transfer did not end")
+	})
+}
+
+// unreadable is a tensor that cannot be copied: its shape has more elements than it says.
+func unreadable() op.Buf {
+	b := floats(1, 2, 3, 4, 5)
+	dims, err := mem.Alloc(16)
+	if err != nil {
+		panic(err)
+	}
+	copy(unsafe.Slice((*int64)(dims), 2), []int64{3, 2})
+	b.Count, b.NDim, b.Shape, b.Strides = 2, 1, dims, unsafe.Add(dims, 8)
+	return b
+}
+
+// A rank that cannot tell its input when it is its turn refuses: the others do not wait, and the group stays
+// usable.
+func TestARankThatCannotTellItsInputRefuses(t *testing.T) {
+	for _, flags := range []uint32{0, op.FlagAsync} {
+		ranks(t, 3, nil, func(t *testing.T, e *Env, g *Group) {
+			b := floats(1, 2)
+			if g.Rank == 1 {
+				b = unreadable()
+			}
+			took, err := sum(g, b, 5*time.Second, flags)
+			assert.Less(t, took, 4*time.Second)
+			if g.Rank == 1 {
+				assert.Equal(t, status.Argument, status.CodeOf(err), "%v", err)
+			} else {
+				blames(t, err, status.Refused, 1, "rank(s) [1] refused their part")
+			}
+			b = floats(1)
+			_, err = sum(g, b, 5*time.Second, flags)
+			assert.NoError(t, err)
+			assert.Equal(t, float32(3), values(b)[0])
+		})
+	}
+}
+
+// Across nodes the tensor is copied when all have come. The others learn that this member could not.
+func TestARankThatCannotBeginTellsTheOthers(t *testing.T) {
+	ranks(t, 3, []int{0, 1, 1}, func(t *testing.T, e *Env, g *Group) {
+		b := floats(1, 2)
+		if g.Rank == 1 {
+			b = unreadable()
+		}
+		took, err := sum(g, b, time.Minute, 0)
+		assert.Less(t, took, 4*time.Second)
+		if g.Rank == 1 {
+			assert.Equal(t, status.Argument, status.CodeOf(err), "%v", err)
+			return
+		}
+		blames(t, err, status.GroupBroken, 1, "rank(s) [1] had an operation on the group fail")
+	})
+}
+
+// MPI refuses a call of an arrival over several nodes on one rank: the announcement, or the exchange of what
+// the ranks have called.
+func TestARankThatCannotAnnounceTellsTheOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		fn    mpi.Fn
+		count int64
+	}{"the announcement": {mpi.FnAllreduce, 8}, "the exchange": {mpi.FnAllgather, 4}} {
+		t.Run(name, func(t *testing.T) {
+			var armed atomic.Bool
+			refuse := func(rank, _ int, call *mpi.Call) (time.Duration, error) {
+				if armed.Load() && rank == 1 && call.Fn == c.fn && call.SendCount == c.count {
+					return 0, status.New(status.MPI, "injected")
+				}
+				return 0, nil
+			}
+			hooked(t, []int{0, 1, 1}, refuse, func(t *testing.T, e *Env, g *Group) {
+				_, err := sum(g, floats(1), time.Minute, 0)
+				assert.NoError(t, err)
+				armed.Store(true)
+				took, err := sum(g, floats(make([]float32, 1+g.Rank/2)...), time.Minute, 0) // rank 2 calls another thing
+				assert.Less(t, took, 4*time.Second)
+				if g.Rank == 1 {
+					assert.ErrorContains(t, err, "injected")
+					return
+				}
+				blames(t, err, status.GroupBroken, 1, "rank(s) [1] had an operation on the group fail")
+			})
+		})
+	}
+}

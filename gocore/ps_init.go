@@ -1,0 +1,221 @@
+package gocore
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/admin"
+	"github.com/paddlempi/paddlempi/gocore/ps/client"
+	"github.com/paddlempi/paddlempi/gocore/ps/link"
+	"github.com/paddlempi/paddlempi/gocore/ps/server"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// This file begins a job with parameter servers.
+
+// controlPSInit connects trainers and servers. It is collective over all ranks of a group.
+func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Group   int64      `json:"group"`
+		Roles   [][]string `json:"roles"` // of each rank
+		Mode    string     `json:"mode"`
+		Timeout *float64   `json:"timeout"`
+		Address string     `json:"address"` // where the service of this rank listens; "": the core chooses
+		TLS     admin.TLS  `json:"tls"`
+		// The names of the functions that this rank's program has for KVs.
+		Functions []string `json:"functions"`
+	}
+	if err := parse("ps_init", request, &r); err != nil {
+		return nil, err
+	}
+	g, err := groupOf(r.Group)
+	if err != nil {
+		return nil, err
+	}
+	w, err := initialWorld()
+	if err != nil {
+		return nil, err
+	}
+	if r.Mode != "sync" && r.Mode != "async" {
+		return nil, status.New(status.Argument, "ps_init: mode=%q is neither sync nor async", r.Mode)
+	}
+	j := &psJob{group: g, timeout: seconds(r.Timeout), interrupt: w.env.Interrupt, stop: make(chan struct{})}
+	if len(r.Roles) != g.Size {
+		return nil, status.New(status.Argument, "ps_init: roles has %d entries; the group has %d ranks", len(r.Roles), g.Size)
+	}
+	for rank, roles := range r.Roles {
+		for _, role := range roles {
+			switch role {
+			case admin.Trainer:
+				j.trainers = append(j.trainers, rank)
+			case admin.PServer:
+				j.servers = append(j.servers, rank)
+			default:
+				return nil, status.New(status.Argument, "ps_init: rank %d has the role %q; roles are %s and %s", rank, role, admin.Trainer, admin.PServer)
+			}
+		}
+	}
+	if len(j.trainers) == 0 || len(j.servers) == 0 {
+		return nil, status.New(status.Argument, "ps_init: there are %d trainers and %d servers; there must be one of each", len(j.trainers), len(j.servers))
+	}
+	runtime.GOMAXPROCS(max(processors, runtime.GOMAXPROCS(0)))
+	if err := beginOpening(); err != nil {
+		return nil, err
+	}
+	var opened *psJob
+	defer func() { endOpening(opened) }()
+	if err := j.open(server.Config{Sync: r.Mode == "sync", Functions: r.Functions}, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(p any) { Poison(fmt.Sprint(p)) }}); err != nil {
+		j.close(err)
+		return nil, err
+	}
+	j.removeCloser = closing.add(func(bool) { j.close(status.New(status.NotInitialized, "this process ends")) })
+	opened = j
+	return map[string]any{"endpoints": j.file}, nil
+}
+
+// beginOpening lets one thread make the job. Others get an error until endOpening, and so does a signal handler that
+// has interrupted the wait for the other ranks.
+func beginOpening() error {
+	ps.Lock()
+	defer ps.Unlock()
+	switch {
+	case ps.job != nil:
+		return status.New(status.AlreadyInitialized, "ps_init: this process takes part already; call ps.shutdown first")
+	case ps.opening == thread():
+		return status.New(status.Reentrant, "ps_init: called by a signal handler that interrupted ps_init, which cannot end before the handler does")
+	case ps.opening != 0:
+		return status.New(status.AlreadyInitialized, "ps_init: another thread is in it")
+	}
+	ps.opening, ps.deaths = thread(), 0
+	return nil
+}
+
+// endOpening makes a job that of this process; nil: it was not opened.
+func endOpening(j *psJob) {
+	ps.Lock()
+	defer ps.Unlock()
+	ps.opening, ps.job = 0, j
+}
+
+// open makes this rank's parts: its links, its server, and its clients.
+func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err error) {
+	me := j.group.Rank
+	if j.links, err = link.Open(j.group, j.servers, j.timeout); err != nil {
+		return err
+	}
+	token := make([]byte, 32)
+	if me == j.servers[0] {
+		if token, err = admin.NewToken(); err != nil {
+			return err
+		}
+	}
+	told, err := j.gather(token)
+	if err != nil {
+		return err
+	}
+	o.Token = told[j.servers[0]][:len(token)]
+	address := ""
+	var mistake error
+	if index := slices.Index(j.servers, me); index >= 0 {
+		c.Index, c.Servers, c.Trainers = index, len(j.servers), j.trainers
+		j.server = server.New(c)
+		if j.service, mistake = admin.Serve(o, backend{j}); mistake == nil {
+			address = j.service.Address()
+		}
+		j.links.Serve(func(in *link.Incoming) {
+			j.server.Handle(&server.Incoming{From: in.From, Header: in.Header, IDs: in.IDs, Values: in.Values, Answer: in.Answer, Reply: in.Reply})
+		})
+		j.watching.Add(1)
+		go j.watch()
+	}
+	all, err := j.gather(append(make([]byte, 0, addressBytes), address...))
+	if err != nil {
+		return err
+	}
+	if mistake != nil {
+		return mistake
+	}
+	var endpoints []admin.Endpoint
+	for i, rank := range j.servers {
+		address := strings.TrimRight(string(all[rank]), "\x00")
+		if address == "" {
+			return status.New(status.Refused, "ps_init: the service of server %d, rank %d, did not start; its rank has the reason", i, rank).WithRanks(j.group.Ranks[rank])
+		}
+		endpoints = append(endpoints, admin.Endpoint{Rank: j.group.Ranks[rank], Address: address})
+	}
+	if me == j.servers[0] {
+		by := map[int]string{}
+		for rank, r := range roles {
+			by[j.group.Ranks[rank]] = roleOf(r)
+		}
+		if j.file, err = admin.WriteEndpoints(admin.Endpoints{PID: os.Getpid(), Token: o.Token, Servers: endpoints, Roles: by, TLS: o.TLS}); err != nil {
+			return err
+		}
+	}
+	if !slices.Contains(j.trainers, me) {
+		return nil
+	}
+	host, _ := os.Hostname()
+	for _, e := range endpoints {
+		c, err := admin.Dial(e.Address, o.Token, o.TLS)
+		if err != nil {
+			return err
+		}
+		j.admins = append(j.admins, c)
+	}
+	if err := j.each(func(ctx context.Context, _ int, c *admin.Client) error {
+		return c.Register(ctx, admin.Member{Rank: me, Role: roleOf(roles[me]), PID: os.Getpid(), Host: host})
+	}); err != nil {
+		return err
+	}
+	j.client = client.New(j.links, len(j.servers), c.Sync && len(j.trainers) > 1, j.timeout, j.interrupt)
+	if c.Sync {
+		j.client.Late = j.late
+	}
+	return nil
+}
+
+func roleOf(roles []string) string {
+	if len(roles) == 2 {
+		return admin.Both
+	}
+	if len(roles) == 1 {
+		return roles[0]
+	}
+	return ""
+}
+
+// addressBytes is room for a host name and a port.
+const addressBytes = 300
+
+// gather returns what every rank of the group gives, each addressBytes long. It is collective.
+func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
+	n := int64(addressBytes)
+	room, err := mem.Alloc(n * int64(j.group.Size+1))
+	if err != nil {
+		return nil, err
+	}
+	defer mem.Free(room)
+	bytes := unsafe.Slice((*byte)(room), n*int64(j.group.Size+1))
+	clear(bytes)
+	copy(bytes[:n], mine)
+	send := []op.Buf{{Data: room, Count: n, DType: op.UInt8}}
+	recv := []op.Buf{{Data: unsafe.Add(room, n), Count: n * int64(j.group.Size), DType: op.UInt8}}
+	d := &op.Desc{Code: op.AllGather, Root: -1, Peer: -1, TimeoutNS: int64(j.timeout), Scale: 1, NSend: 1, NRecv: 1,
+		Send: unsafe.Pointer(&send[0]), Recv: unsafe.Pointer(&recv[0])}
+	if _, _, err = j.group.Submit(d, false); err != nil {
+		return nil, err
+	}
+	for r := range int64(j.group.Size) {
+		all = append(all, slices.Clone(bytes[n*(r+1):n*(r+2)]))
+	}
+	return all, nil
+}

@@ -1,0 +1,84 @@
+"""What all ranks give to ``ps.init``, and whether it is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from .. import _native
+from .._ops import Op
+from ..arguments import refuse
+from ..errors import ArgumentError, DtypeError, Error, MismatchError
+from ..group import ProcessGroup, get_local_rank, get_local_size
+from ..group_arguments import to_seconds
+from .role_map import BOTH, PSERVER, TRAINER, RolesArgument, checked, of_node, resolved
+
+__all__ = ["agree", "files"]
+
+_ROLES = "PADDLEMPI_ROLES"
+_TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
+_CODES = (TRAINER, PSERVER, BOTH)
+_WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
+
+
+def files(tls: Mapping[str, str | os.PathLike[str]] | None) -> dict[str, Any]:
+    """Return what the core takes of ``tls``.
+
+    Raises:
+        ArgumentError: it has another key, or none.
+        DtypeError: it is no map of texts to paths.
+    """
+    if tls is None:
+        return {}
+    if not isinstance(tls, Mapping) or not all(
+        isinstance(v, (str, os.PathLike)) for v in tls.values()
+    ):
+        raise DtypeError(f"ps.init: tls={tls!r} is no map of names to paths")
+    if not tls or not set(tls) <= set(_TLS):
+        raise ArgumentError(f"ps.init: tls has {sorted(tls)}; it takes {', '.join(_TLS)}")
+    return {"tls": {_TLS[name]: os.fspath(path) for name, path in tls.items()}}
+
+
+def agree(
+    given: RolesArgument, mode: str, timeout: Any, tls: Any, world: ProcessGroup
+) -> tuple[str, ...]:
+    """Return the roles of all ranks, if all ranks have given the same arguments."""
+    if given is None:
+        given = os.environ.get(_ROLES) or None
+    size = len(world._ranks)
+    try:
+        if mode not in ("sync", "async"):
+            raise ArgumentError(f"ps.init: mode={mode!r} is neither 'sync' nor 'async'")
+        seconds = to_seconds(timeout, "ps.init")
+        encrypted = ", with tls" if files(tls) else ""
+        all_roles = resolved(given, size)
+        if all_roles is None:
+            mine = of_node(str(given), get_local_rank(), get_local_size())
+        else:
+            mine = all_roles[world._rank]
+    except Error as error:
+        refuse(Op.ALL_GATHER, None, error)
+    arguments = f"roles={given if all_roles is None else list(all_roles)}, mode={mode!r}, "
+    arguments += f"timeout={seconds:g} s{encrypted}"
+    digest = hashlib.blake2b(arguments.encode(), digest_size=8 * (_WORDS - 1)).digest()
+    told = array("q", digest)
+    told.append(_CODES.index(mine))
+    everyone = array("q", bytes(8 * _WORDS * size))
+    _native.submit(Op.ALL_GATHER, world._id, told, everyone)
+    lines = [tuple(everyone[i * _WORDS : (i + 1) * _WORDS]) for i in range(size)]
+    (usual, _), *others = Counter(line[:-1] for line in lines).most_common()
+    if others:
+        ranks = tuple(rank for rank, line in enumerate(lines) if line[:-1] != usual)
+        differ = MismatchError(
+            f"ps.init: rank(s) {', '.join(map(str, ranks))} gave other arguments than the others; "
+            f"rank {world._rank} gave {arguments}: give the same on every rank"
+        )
+        differ.ranks = ranks[:32]
+        raise differ
+    if all_roles is None:
+        return checked([_CODES[line[-1]] for line in lines], given)
+    return all_roles

@@ -1,0 +1,43 @@
+"""A rank of a job on several hosts ends before the others, under every MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import reports
+import requirements
+from hosts import Hosts
+from mpis import MPI
+
+SHAPES = {
+    "2x2": (("h1", 2), ("h2", 2)),
+    "1+3": (("h1", 1), ("h2", 3)),
+    "4x1": (("h1", 1), ("h2", 1), ("h3", 1), ("h4", 1)),
+}
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Hosts]:
+    """The hosts h1 to h4."""
+    reason = requirements.hosts_missing()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(4) as up:
+        yield up
+
+
+@pytest.mark.parametrize("elements", ["16", "262144"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rank_that_leaves_is_named(mpi: MPI, four: Hosts, shape: str, elements: str) -> None:
+    """The ranks that are told first end first, and take nothing from the others."""
+    with reports.directory(four) as place:
+        program = [reports.HERE / "ranks_leave.py", place, elements]
+        result = mpi.run(four, SHAPES[shape], program, timeout=60)
+        found = reports.read(place)
+    left = {"PeerLeftError": [2], "": []}
+    assert result.code == 0 and not result.strays, f"{found}\n{result}"
+    assert [r["error"] for r in found] == ["PeerLeftError", "PeerLeftError", "", "PeerLeftError"]
+    assert all(r.get("ranks", []) == left[r["error"]] for r in found), found
+    assert all(r.get("seconds", 0) < 12 for r in found), found
+    assert "paddlempi" not in result.text, result
