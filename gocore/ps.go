@@ -14,6 +14,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
+	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
 	"github.com/paddlempi/paddlempi/gocore/ps/link"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
@@ -35,6 +36,8 @@ type psJob struct {
 	file    string     // of the endpoints, on the first server
 	cuts    sync.Mutex // one phase of a checkpoint at a time
 	told    outcome    // of the last call that one trainer made for all; guarded by cuts
+
+	verifier checkpoint.Verifier
 
 	client *client.Client // nil on a rank that is no trainer
 	admins []*admin.Client

@@ -1,15 +1,16 @@
 package gocore
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"path/filepath"
+	"sync"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
-	"github.com/paddlempi/paddlempi/gocore/ps/route"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
 	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -18,24 +19,124 @@ import (
 
 // The phases of a checkpoint that a trainer asks servers for.
 const (
-	phaseWrite   = "write"   // every server writes its part
+	phaseBegin   = "begin"   // all trainers have come, and ask for the same: the first server
+	phaseHold    = "hold"    // every server holds updates, and says how far it has come
+	phaseWrite   = "write"   // every server comes to the same point, writes its part, and goes on
+	phaseRestore = "restore" // every server comes to the same point, reads the rows that are its own, and goes on
+	phaseRelease = "release" // every server goes on, because the trainer that has held it fails
 	phaseCommit  = "commit"  // the first server makes the cut complete
+	phaseList    = "list"    // the first server says which cuts there are
+	phaseVerify  = "verify"  // every server reads its share of a cut
+	phaseRemove  = "remove"  // the first server removes cuts
 	phaseOutcome = "outcome" // the first server keeps, or tells, how the last call ended that one trainer made for all
-	phaseRestore = "restore" // every server reads the rows that are its own
-	phaseLatest  = "latest"  // the first server looks which cut is the newest
 )
 
-// cut is what travels with a phase.
-type cut struct {
-	Parts []checkpoint.Part `json:"parts,omitempty"` // commit
-	Keep  int               `json:"keep,omitempty"`  // commit: how many complete cuts stay
-	Extra []byte            `json:"extra,omitempty"` // commit: what the first trainer adds
+// detail is what travels with a phase.
+type detail struct {
+	Asked   string            `json:"asked,omitempty"`   // begin: for what
+	To      *server.Point     `json:"to,omitempty"`      // write, restore: where all servers come to
+	Parts   []checkpoint.Part `json:"parts,omitempty"`   // commit
+	Version int64             `json:"version,omitempty"` // commit: updates of the first server
+	Extra   []byte            `json:"extra,omitempty"`   // commit: what the first trainer adds
+	Anew    bool              `json:"anew,omitempty"`    // verify: read it also if it is known to be right
+	Steps   []int64           `json:"steps,omitempty"`   // remove
+	Outcome *outcome          `json:"outcome,omitempty"` // outcome; nil: tell it
+	Taking  *taking           `json:"taking,omitempty"`  // restore
+}
+
+// written is what a server tells of its part.
+type written struct {
+	checkpoint.Part
+	Version int64 `json:"version"` // updates that it had applied
+}
+
+// verified is what a server tells of its share of a cut.
+type verified struct {
+	Damaged string `json:"damaged"` // "": nothing is
 }
 
 // extra is what a cut has besides rows.
 type extra struct {
 	Version int64  `json:"version"` // updates that the servers had applied
 	User    []byte `json:"user"`    // of the first trainer
+}
+
+// checkpoints asks the servers for phases that concern a directory.
+type checkpoints struct {
+	*psJob
+	dir string
+}
+
+// ask takes a server through a phase.
+func (k checkpoints) ask(ctx context.Context, i int, phase string, step int64, d detail, into any) error {
+	text, err := json.Marshal(d)
+	if err != nil {
+		return err
+	}
+	report, err := k.admins[i].Checkpoint(ctx, k.group.Rank, phase, k.dir, step, text)
+	if err != nil || into == nil {
+		return err
+	}
+	return parseReport(report, i, into)
+}
+
+// first takes the first server through a phase.
+func (k checkpoints) first(phase string, step int64, d detail, into any) error {
+	return k.call(func(ctx context.Context) error { return k.ask(ctx, 0, phase, step, d, into) })
+}
+
+// held holds the updates of all servers, and takes them through a phase at the point that they all come to.
+func (k checkpoints) held(phase string, step int64, d detail, into func(server int) any) (err error) {
+	points := make([]server.Point, len(k.admins))
+	defer func() {
+		if err != nil {
+			k.release()
+		}
+	}()
+	if err := k.each(func(ctx context.Context, i int, _ *admin.Client) error {
+		return k.ask(ctx, i, phaseHold, step, detail{}, &points[i])
+	}); err != nil {
+		return err
+	}
+	to := points[0]
+	for _, p := range points[1:] {
+		if to, err = to.Join(p); err != nil {
+			return err
+		}
+	}
+	d.To = &to
+	return k.each(func(ctx context.Context, i int, _ *admin.Client) error {
+		return k.ask(ctx, i, phase, step, d, into(i))
+	})
+}
+
+// release ends the holds of this trainer. A server that does not hear of it ends its hold by itself.
+func (k checkpoints) release() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastAnswer)
+	defer cancel()
+	var all sync.WaitGroup
+	for i := range k.admins {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			_ = k.ask(ctx, i, phaseRelease, 0, detail{}, nil)
+		}()
+	}
+	all.Wait()
+}
+
+// verify has the servers read a cut, each a share of it. damaged says that it is not whole.
+func (k checkpoints) verify(step int64, anew bool) (damaged, err error) {
+	found := make([]verified, len(k.admins))
+	err = k.each(func(ctx context.Context, i int, _ *admin.Client) error {
+		return k.ask(ctx, i, phaseVerify, step, detail{Anew: anew}, &found[i])
+	})
+	for _, f := range found {
+		if f.Damaged != "" {
+			return status.New(status.Argument, "%s", f.Damaged), err
+		}
+	}
+	return nil, err
 }
 
 // controlPSSave writes a cut of all tables. All trainers that have not completed call it.
@@ -53,28 +154,42 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return j.together("ps_save", stepOf(r.Step), func() (any, error) {
-		parts := make([]checkpoint.Part, len(j.admins))
-		err := j.each(func(ctx context.Context, i int, c *admin.Client) error {
-			report, err := c.Checkpoint(ctx, j.group.Rank, phaseWrite, r.Dir, r.Step, nil)
-			if err != nil {
-				return err
-			}
-			return parseReport(report, i, &parts[i])
-		})
-		if err == nil {
-			detail, _ := json.Marshal(cut{parts, r.Keep, r.Extra})
-			err = j.call(func(ctx context.Context) error {
-				_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseCommit, r.Dir, r.Step, detail)
-				return err
-			})
+	return j.together("ps_save", fmt.Sprintf("step %d in %s with keep=%d", r.Step, filepath.Clean(r.Dir), r.Keep), func() (any, error) {
+		if r.Keep < 0 {
+			return nil, status.New(status.Argument, "ps_save: keep=%d is below 0", r.Keep)
 		}
-		return struct{}{}, err
+		return struct{}{}, checkpoints{j, r.Dir}.save(r.Step, r.Keep, r.Extra)
 	})
 }
 
-// stepOf says what is asked for.
-func stepOf(step int64) string { return fmt.Sprintf("step %d", step) }
+func (k checkpoints) save(step int64, keep int, more []byte) error {
+	wrote := make([]written, len(k.admins))
+	if err := k.held(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
+		return err
+	}
+	d := detail{Version: wrote[0].Version, Extra: more}
+	for _, w := range wrote {
+		d.Parts = append(d.Parts, w.Part)
+	}
+	if err := k.first(phaseCommit, step, d, nil); err != nil {
+		return err
+	}
+	var list []checkpoint.Listed
+	if err := k.first(phaseList, step, detail{}, &list); err != nil {
+		return err
+	}
+	var steps []int64
+	for _, one := range list {
+		if one.Why == "" {
+			steps = append(steps, one.Step)
+		}
+	}
+	old, err := checkpoint.Superfluous(steps, step, keep, func(step int64) (error, error) { return k.verify(step, false) })
+	if err == nil && len(old) > 0 {
+		err = k.first(phaseRemove, step, detail{Steps: old}, nil)
+	}
+	return err
+}
 
 func parseReport(report []byte, server int, into any) error {
 	if err := json.Unmarshal(report, into); err != nil {
@@ -86,7 +201,6 @@ func parseReport(report []byte, server int, into any) error {
 // outcome is how a call ended that one trainer has made for all. The first server keeps the last one for the others.
 type outcome struct {
 	Number  int64           `json:"number"` // of those that this server was told; 0: none
-	Asked   string          `json:"asked"`  // what the call was to do
 	Answer  json.RawMessage `json:"answer"` // if there is no error
 	Code    status.Code     `json:"code"`
 	Message string          `json:"message"`
@@ -94,15 +208,13 @@ type outcome struct {
 }
 
 // together lets the first trainer that has not completed do something for all, while the others wait. All get its
-// answer, in JSON, or its error; one that asks for something else gets an error of its own. If that trainer dies before
-// it has told how it went, and the servers go on without it, the next one does it.
-func (j *psJob) together(name, asked string, first func() (any, error)) (answer any, err error) {
-	meet := func(when string) error {
-		return j.call(func(ctx context.Context) error { return j.admins[0].Barrier(ctx, j.group.Rank, name+" "+when) })
-	}
-	before, err := j.hearOutcome(name)
-	if err == nil {
-		err = meet("begins")
+// answer, in JSON, or its error. If they do not all ask for the same, nothing is done, and all get an error. If that
+// trainer dies before it has told how it went, and the servers go on without it, the next one does it.
+func (j *psJob) together(name, asked string, lead func() (any, error)) (answer any, err error) {
+	k := checkpoints{j, name}
+	var before outcome
+	if err = k.first(phaseOutcome, 0, detail{}, &before); err == nil {
+		err = k.first(phaseBegin, 0, detail{Asked: asked}, nil)
 	}
 	for err == nil {
 		var leads bool
@@ -110,27 +222,29 @@ func (j *psJob) together(name, asked string, first func() (any, error)) (answer 
 			break
 		}
 		if leads {
-			answer, err = first()
-			if told := j.tellOutcome(name, outcome{Asked: asked}, answer, err); err == nil {
-				err = told
+			answer, err = lead()
+			told := outcomeOf(answer, err)
+			if missing := k.first(phaseOutcome, 0, detail{Outcome: &told}, nil); err == nil {
+				err = missing
 			}
 		}
-		if missing := meet("ends"); err == nil {
+		missing := j.call(func(ctx context.Context) error { return j.admins[0].Barrier(ctx, j.group.Rank, name+" ends") })
+		if err == nil {
 			err = missing
 		}
 		if err != nil || leads {
 			break
 		}
 		var told outcome
-		if told, err = j.hearOutcome(name); err == nil && told.Number > before.Number {
-			return told.of(name, asked, j.group.Ranks[j.group.Rank])
+		if err = k.first(phaseOutcome, 0, detail{}, &told); err == nil && told.Number > before.Number {
+			return told.of()
 		}
 	}
 	return answer, err
 }
 
-// tellOutcome tells the first server how a call of this trainer has ended.
-func (j *psJob) tellOutcome(name string, told outcome, answer any, err error) error {
+// outcomeOf returns how a call has ended.
+func outcomeOf(answer any, err error) (told outcome) {
 	var e *status.Error
 	switch {
 	case errors.As(err, &e):
@@ -140,32 +254,12 @@ func (j *psJob) tellOutcome(name string, told outcome, answer any, err error) er
 	default:
 		told.Answer, _ = json.Marshal(answer) // it is plain data
 	}
-	detail, _ := json.Marshal(told)
-	return j.call(func(ctx context.Context) error {
-		_, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, 0, detail)
-		return err
-	})
+	return told
 }
 
-// hearOutcome returns what the first server was told last.
-func (j *psJob) hearOutcome(name string) (told outcome, err error) {
-	err = j.call(func(ctx context.Context) error {
-		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseOutcome, name, 0, nil)
-		if err != nil {
-			return err
-		}
-		return parseReport(report, 0, &told)
-	})
-	return told, err
-}
-
-// of returns what a trainer gets that has asked for something.
-func (o outcome) of(name, asked string, rank int) (answer any, err error) {
-	switch {
-	case o.Asked != asked:
-		return nil, status.New(status.Mismatch, "%s: rank %d asks for %s, and the first trainer for %s, which was done: give the same on all trainers",
-			name, rank, asked, o.Asked).WithRanks(rank)
-	case o.Code != status.OK:
+// of returns what the other trainers get.
+func (o outcome) of() (answer any, err error) {
+	if o.Code != status.OK {
 		return nil, status.New(o.Code, "%s", o.Message).WithRanks(o.Ranks...)
 	}
 	return o.Answer, nil
@@ -198,11 +292,11 @@ type described struct {
 
 // restored is what a restore tells.
 type restored struct {
-	Step  int64  `json:"step"`
-	Extra []byte `json:"extra"` // what the first trainer added to the cut
-	Rows  int64  `json:"rows"`  // of all servers
-	// Tables are the names of the tables that were read, in order.
-	Tables []string `json:"tables"`
+	Step    int64               `json:"step"`
+	Extra   []byte              `json:"extra"`   // what the first trainer added to the cut
+	Rows    int64               `json:"rows"`    // of all servers
+	Skipped []checkpoint.Listed `json:"skipped"` // newer cuts, the newest first
+	Tables  []string            `json:"tables"`  // the names of those that were read, in order
 }
 
 // taking says which tables of a cut a restore reads.
@@ -240,39 +334,51 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 	}
 	asked := "the newest cut"
 	if r.Step != nil {
-		asked = stepOf(*r.Step)
+		asked = fmt.Sprintf("step %d", *r.Step)
 	}
-	detail, _ := json.Marshal(r.taking)
-	return j.together("ps_restore", asked+r.taking.String(), func() (any, error) {
-		m, err := openCut(r.Dir, r.Step)
+	answer, err := j.together("ps_restore", asked+" in "+filepath.Clean(r.Dir)+r.taking.String(), func() (any, error) {
+		k := checkpoints{j, r.Dir}
+		step, skipped, err := k.choose(r.Step)
 		if err != nil {
 			return nil, err
 		}
-		all := make([]restored, len(j.admins))
-		err = j.each(func(ctx context.Context, i int, c *admin.Client) error {
-			report, err := c.Checkpoint(ctx, j.group.Rank, phaseRestore, r.Dir, m.Step, detail)
-			if err != nil {
-				return err
-			}
-			return parseReport(report, i, &all[i])
-		})
-		total := all[0]
-		for _, other := range all[1:] {
-			total.Rows += other.Rows
-		}
+		total, err := k.restore(step, r.taking)
+		total.Skipped = skipped
 		return total, err
 	})
+	j.client.Removed() // whether it has ended well or not
+	return answer, err
 }
 
-func openCut(dir string, step *int64) (*checkpoint.Manifest, error) {
+// choose returns the step of the cut that is restored, which the servers have read whole, and which newer ones are not
+// whole.
+func (k checkpoints) choose(step *int64) (int64, []checkpoint.Listed, error) {
 	if step != nil {
-		return checkpoint.Open(dir, *step)
+		if *step < 0 {
+			return 0, nil, status.New(status.Argument, "ps_restore: step=%d is below 0", *step)
+		}
+		damaged, err := k.verify(*step, true)
+		return *step, nil, cmp.Or(err, damaged)
 	}
-	m, err := checkpoint.Latest(dir)
-	if err == nil && m == nil {
-		err = status.New(status.Argument, "ps_restore: there is no complete cut in %s", dir)
+	var list []checkpoint.Listed
+	if err := k.first(phaseList, 0, detail{}, &list); err != nil {
+		return 0, nil, err
 	}
-	return m, err
+	newest, skipped, err := checkpoint.NewestWhole(k.dir, list, func(step int64) (error, error) { return k.verify(step, true) })
+	if err == nil && newest < 0 {
+		err = status.New(status.Argument, "ps_restore: there is no complete cut in %s", k.dir)
+	}
+	return newest, skipped, err
+}
+
+func (k checkpoints) restore(step int64, what taking) (total restored, err error) {
+	all := make([]restored, len(k.admins))
+	err = k.held(phaseRestore, step, detail{Taking: &what}, func(i int) any { return &all[i] })
+	total = all[0]
+	for _, other := range all[1:] {
+		total.Rows += other.Rows
+	}
+	return total, err
 }
 
 // controlPSLatest returns the step of the newest cut that the first server sees; {} if nothing is saved. A trainer need
@@ -288,144 +394,13 @@ func controlPSLatest(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var answer json.RawMessage
-	err = j.call(func(ctx context.Context) error {
-		report, err := j.admins[0].Checkpoint(ctx, j.group.Rank, phaseLatest, r.Dir, 0, nil)
-		if err != nil {
-			return err
-		}
-		return parseReport(report, 0, &answer)
-	})
-	return answer, err
-}
-
-// latest tells the step of the newest cut of a folder; nothing if it has no complete one.
-func latest(dir string) ([]byte, error) {
-	m, err := checkpoint.Latest(dir)
-	if err != nil || m == nil {
-		return []byte("{}"), err
-	}
-	return json.Marshal(map[string]int64{"step": m.Step})
-}
-
-// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up. Phases wait for
-// each other, because one of a trainer that has died may be under way still.
-func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, detail []byte) (report []byte, err error) {
-	b.cuts.Lock()
-	defer b.cuts.Unlock()
-	switch phase {
-	case phaseWrite:
-		sources := make([]checkpoint.Source, 0)
-		for _, t := range b.server.Tables() {
-			config, err := json.Marshal(described{t.Config, t.Kind, t.Dims})
-			if err != nil {
-				return nil, err
-			}
-			source, err := checkpoint.FromTable(t.Name, config, t.Table)
-			if err != nil {
-				return nil, err
-			}
-			sources = append(sources, source)
-		}
-		part, err := checkpoint.WritePart(ctx, dir, step, b.server.Index, b.server.Servers, sources)
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(part)
-	case phaseCommit:
-		return b.commit(ctx, dir, step, detail)
-	case phaseRestore:
-		return b.restore(ctx, dir, step, detail)
-	case phaseLatest:
-		return latest(dir)
-	case phaseOutcome:
-		if len(detail) > 0 {
-			var told outcome
-			if err := json.Unmarshal(detail, &told); err != nil {
-				return nil, status.New(status.Argument, "checkpoint: rank %d tells what is no outcome: %v", from, err).WithRanks(from)
-			}
-			b.keepOutcome(told)
-		}
-		return json.Marshal(b.told)
-	}
-	return nil, status.New(status.Argument, "checkpoint: rank %d asks for phase %q", from, phase)
-}
-
-// keepOutcome keeps how a call ended that one trainer has made for all. The caller holds cuts.
-func (b backend) keepOutcome(o outcome) {
-	o.Number = b.told.Number + 1
-	b.told = o
-}
-
-func (b backend) commit(ctx context.Context, dir string, step int64, detail []byte) ([]byte, error) {
-	var c cut
-	if err := json.Unmarshal(detail, &c); err != nil {
-		return nil, status.New(status.Argument, "checkpoint: the parts to commit are not what servers report: %v", err)
-	}
-	more, err := json.Marshal(extra{b.server.Version(), c.Extra})
-	if err != nil {
+	var list []checkpoint.Listed
+	if err := (checkpoints{j, r.Dir}).first(phaseList, 0, detail{}, &list); err != nil {
 		return nil, err
 	}
-	if err := checkpoint.Commit(ctx, dir, step, c.Parts, more, c.Keep); err != nil {
-		return nil, err
+	step, _, err := checkpoint.NewestWhole(r.Dir, list, func(int64) (damaged, err error) { return nil, nil }) // by the sizes
+	if err != nil || step < 0 {
+		return struct{}{}, err
 	}
-	// The cut is complete, also if the trainer dies before it hears of it.
-	b.keepOutcome(outcome{Asked: stepOf(step), Answer: json.RawMessage("{}")})
-	return []byte("{}"), nil
-}
-
-func (b backend) restore(ctx context.Context, dir string, step int64, detail []byte) ([]byte, error) {
-	take := taking{Strict: true}
-	if len(detail) > 0 {
-		if err := json.Unmarshal(detail, &take); err != nil {
-			return nil, status.New(status.Argument, "checkpoint: what to restore is not what trainers ask for: %v", err)
-		}
-	}
-	m, err := checkpoint.Open(dir, step)
-	if err != nil {
-		return nil, err
-	}
-	var e extra
-	if err := json.Unmarshal(m.Extra, &e); err != nil {
-		return nil, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", step, dir, err)
-	}
-	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
-	for _, t := range b.server.Tables() {
-		if take.Tables == nil || slices.Contains(take.Tables, t.Name) {
-			into[t.Name], metas[t.Name] = t.Table, t.Meta
-		}
-	}
-	for _, name := range take.Tables {
-		if take.Strict && into[name] == nil {
-			return nil, status.New(status.Argument, "ps_restore: tables names %q, which is not there now: declare it before", name)
-		}
-	}
-	mine := func(name string, id int64) bool {
-		meta, taken := metas[name]
-		return taken && byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
-	}
-	if err := m.Restore(ctx, mine, checkpoint.IntoSomeTables(into, take.Tables, take.Strict)); err != nil {
-		return nil, err
-	}
-	b.server.SetVersion(e.Version)
-	told := restored{Step: m.Step, Extra: e.User, Tables: []string{}}
-	for _, t := range m.Tables {
-		if into[t.Name] != nil {
-			told.Tables = append(told.Tables, t.Name)
-		}
-	}
-	for _, t := range into {
-		if info, err := t.Info(); err == nil {
-			told.Rows += info.Rows
-		}
-	}
-	return json.Marshal(told)
-}
-
-// The names of the ways to deal ids to servers.
-var ways = []string{route.ByHash: "hash", route.ByModulo: "modulo"}
-
-// byOf returns the way of a name; by hash if there is no such name.
-func byOf(name string) route.By {
-	return route.By(max(int(route.ByHash), slices.Index(ways, name)))
+	return map[string]int64{"step": step}, nil
 }

@@ -2,7 +2,6 @@ package gocore
 
 import (
 	"context"
-	"encoding/json"
 	"math"
 	"os"
 	"path/filepath"
@@ -44,16 +43,18 @@ func TestACutThatIsGivenUp(t *testing.T) {
 	b, train := oneRow(t)
 	train()
 	dir := t.TempDir()
+	// at holds the server, and takes it through a phase at the point to which it has come.
+	at := func(ctx context.Context, phase string, step int64) ([]byte, error) {
+		point, err := b.Checkpoint(context.Background(), 0, phaseHold, dir, step, nil)
+		require.NoError(t, err)
+		return b.Checkpoint(ctx, 0, phase, dir, step, []byte(`{"to":`+string(point)+`}`))
+	}
 	save := func(ctx context.Context, step int64) error {
-		report, err := b.Checkpoint(ctx, 0, phaseWrite, dir, step, nil)
+		report, err := at(ctx, phaseWrite, step)
 		if err != nil {
 			return err
 		}
-		var part checkpoint.Part
-		require.NoError(t, json.Unmarshal(report, &part))
-		detail, err := json.Marshal(cut{Parts: []checkpoint.Part{part}, Keep: 2})
-		require.NoError(t, err)
-		_, err = b.Checkpoint(ctx, 0, phaseCommit, dir, step, detail)
+		_, err = b.Checkpoint(ctx, 0, phaseCommit, dir, step, []byte(`{"parts":[`+string(report)+`]}`))
 		return err
 	}
 	require.NoError(t, save(context.Background(), 1))
@@ -64,22 +65,22 @@ func TestACutThatIsGivenUp(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, "cut-00000002", "*"))
 	require.NoError(t, err)
 	assert.Empty(t, left)
-	m, err := checkpoint.Latest(dir)
+	list, err := checkpoint.List(dir)
 	require.NoError(t, err)
-	assert.EqualValues(t, 1, m.Step)
+	assert.Equal(t, []checkpoint.Listed{{Step: 1}}, list)
 
 	// What was written is not made complete for a caller that has gone.
-	report, err := b.Checkpoint(context.Background(), 0, phaseWrite, dir, 3, nil)
+	report, err := at(context.Background(), phaseWrite, 3)
 	require.NoError(t, err)
 	_, err = b.Checkpoint(gone, 0, phaseCommit, dir, 3, []byte(`{"parts":[`+string(report)+`]}`))
 	assert.Equal(t, status.Interrupted, status.CodeOf(err))
 	_, err = os.Stat(filepath.Join(dir, "cut-00000003", "manifest.json"))
 	assert.ErrorIs(t, err, os.ErrNotExist)
 
-	_, err = b.Checkpoint(gone, 0, phaseRestore, dir, 1, nil)
+	_, err = at(gone, phaseRestore, 1)
 	assert.Equal(t, status.Interrupted, status.CodeOf(err))
 	assert.EqualValues(t, 2, b.server.Tables()[0].Table.Steps())
-	_, err = b.Checkpoint(context.Background(), 0, phaseRestore, dir, 1, nil)
+	_, err = at(context.Background(), phaseRestore, 1)
 	require.NoError(t, err)
 	assert.EqualValues(t, 1, b.server.Tables()[0].Table.Steps())
 }

@@ -176,7 +176,7 @@ func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err er
 	}); err != nil {
 		return err
 	}
-	j.client = client.New(j.links, len(j.servers), j.timeout, j.interrupt)
+	j.client = client.New(j.links, len(j.servers), c.Sync && len(j.trainers) > 1, j.timeout, j.interrupt)
 	if c.Sync {
 		j.client.Late = j.late
 	}

@@ -61,7 +61,7 @@ func controlPSDeclare(request []byte, _ work.Interrupt) (any, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return map[string]any{"table": addTable(remote{&client.Table{IDs: numbers, Name: m.Name, Dim: m.Config.Dim, Rows: rows, By: byOf(m.By), Offset: m.Offset, NumIDs: m.Config.IDs, Refuse: m.Config.Refuse}, j.client})}, nil
+	return map[string]any{"table": addTable(remote{&client.Table{IDs: numbers, Name: m.Name, Dim: m.Config.Dim, Rows: rows, By: byOf(m.By), Offset: m.Offset, NumIDs: m.Config.IDs, Refuse: m.Config.Refuse, Limit: m.Config.MemoryLimit > 0}, j.client})}, nil
 }
 
 // forgetRemote removes the tables and KVs of a client that has ended.

@@ -175,6 +175,8 @@ func (s *service) Checkpoint(ctx context.Context, r *pspb.CheckpointRequest) (*p
 	if err := checkCheckpoint(int(r.From), r.Phase, r.Dir, r.Step); err != nil {
 		return nil, toGRPC(err)
 	}
+	ctx, cancel := sooner(ctx)
+	defer cancel()
 	report, err := s.backend.Checkpoint(ctx, int(r.From), r.Phase, r.Dir, r.Step, r.Detail)
 	return &pspb.CheckpointReply{Report: report}, toGRPC(err)
 }

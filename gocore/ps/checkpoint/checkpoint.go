@@ -18,6 +18,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"unicode/utf8"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -46,6 +47,7 @@ type Source interface {
 	Dim() int64
 	StateLen() int64 // floats of the state of a row
 	Steps() int64    // the greatest step of a push
+	LearningRate() *float64
 	// IDs gives every id once, at most most of them at a time, and stops after an error of give.
 	IDs(most int64, give func(ids []int64) error) error
 	// Read copies rows, in the dtype of the table, and states. The memory is outside the Go heap.
@@ -70,6 +72,8 @@ type Table struct {
 	Steps    int64           `json:"steps"`
 	Rows     int64           `json:"rows"`
 	Config   json.RawMessage `json:"config"`
+	// LearningRate is that which was set instead of the config's; nil: none was.
+	LearningRate *float64 `json:"learning_rate,omitempty"`
 }
 
 // Part says what one server has written. It travels as JSON to the server that commits.
@@ -101,9 +105,7 @@ type Manifest struct {
 	Parts  []File  `json:"parts"`  // of server 0, 1 and so on
 	Extra  []byte  `json:"extra"`  // what Commit was given
 
-	// Folder is where the cut lies. Skipped says of newer cuts why they are not whole.
-	Folder  string  `json:"-"`
-	Skipped []error `json:"-"`
+	Folder string `json:"-"` // where the cut lies
 }
 
 func argument(format string, args ...any) error {
@@ -143,6 +145,8 @@ func (t *Table) check() error {
 		return fmt.Errorf("table %q has dim %d, which is not from 1 to %d", t.Name, t.Dim, mostDim)
 	case t.StateLen < 0 || t.StateLen > mostState:
 		return fmt.Errorf("table %q has states of %d floats; 0 to %d are possible", t.Name, t.StateLen, mostState)
+	case t.LearningRate != nil && !(*t.LearningRate >= 0 && *t.LearningRate <= math.MaxFloat64):
+		return fmt.Errorf("table %q has the learning rate %v, which is not a finite number of at least 0", t.Name, *t.LearningRate)
 	case t.Steps < 0 || t.Rows < 0:
 		return fmt.Errorf("table %q has %d steps and %d rows", t.Name, t.Steps, t.Rows)
 	case len(t.Config) > MostConfig || !json.Valid(t.Config):

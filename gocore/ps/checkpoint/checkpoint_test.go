@@ -31,6 +31,7 @@ type rows struct {
 	step   int64
 	ids    []int64
 	err    error // of Read
+	rate   *float64
 }
 
 func (r *rows) Name() string    { return r.name }
@@ -39,6 +40,8 @@ func (r *rows) DType() op.DType { return r.dtype }
 func (r *rows) Dim() int64      { return r.dim }
 func (r *rows) StateLen() int64 { return r.state }
 func (r *rows) Steps() int64    { return r.step }
+
+func (r *rows) LearningRate() *float64 { return r.rate }
 
 func (r *rows) IDs(most int64, give func([]int64) error) error {
 	for piece := range slices.Chunk(r.ids, int(most)) {
@@ -140,7 +143,7 @@ func write(t testing.TB, dir string, step int64, servers int) []Part {
 	t.Helper()
 	parts := make([]Part, servers)
 	for server := range parts {
-		part, err := WritePart(context.Background(), dir, step, server, servers, sources(step, server, servers))
+		part, err := WritePart(context.Background(), dir, step, server, servers, sources(step, server, servers), nil)
 		require.NoError(t, err)
 		// It travels as JSON.
 		text, err := json.Marshal(part)
@@ -152,10 +155,45 @@ func write(t testing.TB, dir string, step int64, servers int) []Part {
 
 func commit(t testing.TB, dir string, step int64, servers, keep int) *Manifest {
 	t.Helper()
-	require.NoError(t, Commit(context.Background(), dir, step, write(t, dir, step, servers), []byte("what else there is"), keep))
+	require.NoError(t, Commit(context.Background(), dir, step, write(t, dir, step, servers), []byte("what else there is")))
+	old, err := Superfluous(looksWhole(t, dir), step, keep, reading(dir))
+	require.NoError(t, err)
+	Remove(dir, old)
 	m, err := Open(dir, step)
 	require.NoError(t, err)
 	return m
+}
+
+// looksWhole returns the cuts that a List finds whole.
+func looksWhole(t testing.TB, dir string) (steps []int64) {
+	t.Helper()
+	list, err := List(dir)
+	require.NoError(t, err)
+	for _, one := range list {
+		if one.Why == "" {
+			steps = append(steps, one.Step)
+		}
+	}
+	return steps
+}
+
+// reading reads cuts whole, as one server.
+func reading(dir string) func(int64) (error, error) {
+	var v Verifier
+	return func(step int64) (error, error) { return v.Verify(context.Background(), dir, step, 0, 1, true) }
+}
+
+// newest opens the newest whole cut; nil: there is no complete one.
+func newest(dir string) (*Manifest, error) {
+	list, err := List(dir)
+	if err != nil {
+		return nil, err
+	}
+	step, _, err := NewestWhole(dir, list, reading(dir))
+	if err != nil || step < 0 {
+		return nil, err
+	}
+	return Open(dir, step)
 }
 
 // sink returns a Sink for the cut of a step.
@@ -217,11 +255,11 @@ func TestChunks(t *testing.T) {
 	for id := range int64(250_000) {
 		many.ids = append(many.ids, id*id)
 	}
-	part, err := WritePart(context.Background(), dir, 0, 0, 1, []Source{large, many})
+	part, err := WritePart(context.Background(), dir, 0, 0, 1, []Source{large, many}, nil)
 	require.NoError(t, err)
 	assert.EqualValues(t, 3+3, part.Chunks)
-	require.NoError(t, Commit(context.Background(), dir, 0, []Part{part}, nil, 0))
-	m, err := Latest(dir)
+	require.NoError(t, Commit(context.Background(), dir, 0, []Part{part}, nil))
+	m, err := newest(dir)
 	require.NoError(t, err)
 	g := &got{t: t, of: map[string]*rows{"large": large, "many": many}}
 	require.NoError(t, m.Restore(context.Background(), nil, g))
@@ -250,7 +288,7 @@ func TestErrorsOfOthersAreTheirs(t *testing.T) {
 	dir, mine := t.TempDir(), status.New(status.NoMemory, "no memory for rows")
 	bad := sources(1, 0, 1)
 	bad[2].(*rows).err = mine
-	_, err := WritePart(context.Background(), dir, 1, 0, 1, bad)
+	_, err := WritePart(context.Background(), dir, 1, 0, 1, bad, nil)
 	assert.Equal(t, mine, err)
 	left, err := os.ReadDir(folderOf(dir, 1))
 	require.NoError(t, err)
@@ -277,26 +315,25 @@ func TestArguments(t *testing.T) {
 		"the config of table \"a\" is":   source(func(r *rows) { r.config = "{" }),
 		"two tables have the name \"a\"": append(source(func(*rows) {}), source(func(*rows) {})...),
 	} {
-		_, err := WritePart(context.Background(), dir, 1, 0, 1, of)
+		_, err := WritePart(context.Background(), dir, 1, 0, 1, of, nil)
 		require.ErrorContains(t, err, want)
 		assert.Equal(t, status.Argument, status.CodeOf(err))
 	}
 	for _, numbers := range [][2]int{{0, 0}, {2, 2}, {-1, 1}, {0, MostServers + 1}} {
-		_, err := WritePart(context.Background(), dir, 1, numbers[0], numbers[1], nil)
+		_, err := WritePart(context.Background(), dir, 1, numbers[0], numbers[1], nil, nil)
 		require.ErrorContains(t, err, "server=")
 	}
-	_, err := WritePart(context.Background(), dir, -1, 0, 1, nil)
+	_, err := WritePart(context.Background(), dir, -1, 0, 1, nil, nil)
 	require.ErrorContains(t, err, "step=-1 is below 0")
-	require.ErrorContains(t, Commit(context.Background(), dir, 1, nil, nil, -1), "keep=-1 is below 0")
-	require.ErrorContains(t, Commit(context.Background(), dir, 1, write(t, dir, 1, 1), make([]byte, MostManifest), 0), "give fewer bytes in extra")
+	require.ErrorContains(t, Commit(context.Background(), dir, 1, write(t, dir, 1, 1), make([]byte, MostManifest)), "give fewer bytes in extra")
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1)
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	_, err = WritePart(context.Background(), file, 1, 0, 1, nil)
+	_, err = WritePart(context.Background(), file, 1, 0, 1, nil, nil)
 	require.ErrorContains(t, err, "cannot make "+file)
-	_, err = Latest(file)
+	_, err = newest(file)
 	require.ErrorContains(t, err, "cannot read "+file)
 }
 
@@ -319,10 +356,10 @@ func TestCommitWantsOnePartOfEveryServer(t *testing.T) {
 		"has dim 0":                  func(p []Part) []Part { p[0].Tables[0].Dim, p[1].Tables[0].Dim = 0, 0; return p },
 		"are not in the order of":    func(p []Part) []Part { p[0].Tables[0].Name, p[1].Tables[0].Name = "z", "z"; return p },
 	} {
-		err := Commit(context.Background(), dir, 3, change(write(t, dir, 3, 2)), nil, 0)
+		err := Commit(context.Background(), dir, 3, change(write(t, dir, 3, 2)), nil)
 		require.ErrorContains(t, err, want)
 		assert.Equal(t, status.Argument, status.CodeOf(err))
-		m, err := Latest(dir)
+		m, err := newest(dir)
 		require.NoError(t, err)
 		assert.Nil(t, m)
 	}
@@ -332,9 +369,9 @@ func TestACompleteCutIsNotOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	again := write(t, dir, 3, 2)
 	m := commit(t, dir, 3, 1, 0)
-	_, err := WritePart(context.Background(), dir, 3, 0, 1, sources(3, 0, 1))
+	_, err := WritePart(context.Background(), dir, 3, 0, 1, sources(3, 0, 1), nil)
 	require.ErrorContains(t, err, "is complete, and cuts are not overwritten")
-	require.ErrorContains(t, Commit(context.Background(), dir, 3, again, nil, 0), "is complete, and cuts are not overwritten")
+	require.ErrorContains(t, Commit(context.Background(), dir, 3, again, nil), "is complete, and cuts are not overwritten")
 	whole(t, m)
 	// Only what the manifest names is left.
 	left, err := os.ReadDir(m.Folder)
@@ -366,21 +403,20 @@ func TestOlderCutsGo(t *testing.T) {
 	assert.Len(t, left, 1)
 	// A smaller step than those there: it stays, and the greatest of the others.
 	commit(t, dir, 7, 2, 2)
-	m, err := Latest(dir)
+	m, err := newest(dir)
 	require.NoError(t, err)
 	assert.EqualValues(t, 42, m.Step)
 	commit(t, dir, 45, 1, 1)
-	m, err = Latest(dir)
+	m, err = newest(dir)
 	require.NoError(t, err)
 	assert.EqualValues(t, 45, m.Step)
 	assert.Equal(t, []int64{20, 45}, latest())
-	assert.Empty(t, m.Skipped)
 	whole(t, m)
 }
 
 func TestLatestOfNothing(t *testing.T) {
 	for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
-		m, err := Latest(dir)
+		m, err := newest(dir)
 		require.NoError(t, err)
 		assert.Nil(t, m)
 	}
@@ -399,7 +435,7 @@ func TestGolden(t *testing.T) {
 		require.NoError(t, os.RemoveAll(golden))
 		commit(t, golden, 42, 2, 0)
 	}
-	m, err := Latest(golden)
+	m, err := newest(golden)
 	require.NoError(t, err)
 	whole(t, m)
 	now := commit(t, t.TempDir(), 42, 2, 0)
@@ -435,9 +471,9 @@ func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
 		large.ids = append(large.ids, id)
 	}
 	dir := t.TempDir()
-	part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{large})
+	part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{large}, nil)
 	require.NoError(t, err)
-	require.NoError(t, Commit(context.Background(), dir, 1, []Part{part}, nil, 0))
+	require.NoError(t, Commit(context.Background(), dir, 1, []Part{part}, nil))
 
 	for after, want := range map[int]status.Code{1: status.Interrupted, 5: status.Interrupted, 34: status.Interrupted, 0: status.Timeout} {
 		ctx, stop := context.WithCancel(context.Background())
@@ -446,7 +482,7 @@ func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
 		}
 		defer stop()
 		given := &stopping{large, after, stop}
-		_, err := WritePart(ctx, dir, 2, 0, 1, []Source{given})
+		_, err := WritePart(ctx, dir, 2, 0, 1, []Source{given}, nil)
 		require.Equal(t, want, status.CodeOf(err), "after %d of 34 chunks: %v", after, err)
 		require.ErrorContains(t, err, "complete cuts are as they were")
 		require.Zero(t, given.after, "it goes on after its caller")
@@ -454,7 +490,7 @@ func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, files)
 	}
-	m, err := Latest(dir)
+	m, err := newest(dir)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, m.Step)
 	g := &got{t: t, of: map[string]*rows{"large": large}}

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -9,13 +10,9 @@ import (
 )
 
 // Commit makes a cut complete, when all servers have written their parts. One server calls it. extra is given
-// back in the manifest. keep is how many whole cuts stay: this one, and those of the greatest steps of the
-// others; 0: all. Folders of smaller steps that never became complete are removed too. Damaged cuts stay.
-// If ctx is done already, the cut does not become complete.
-func Commit(ctx context.Context, dir string, step int64, parts []Part, extra []byte, keep int) error {
-	if keep < 0 {
-		return argument("keep=%d is below 0", keep)
-	}
+// back in the manifest. Folders of smaller steps that never became complete are removed. If ctx is done already,
+// the cut does not become complete.
+func Commit(ctx context.Context, dir string, step int64, parts []Part, extra []byte) error {
 	if err := refuseComplete(dir, step); err != nil {
 		return err
 	}
@@ -40,7 +37,7 @@ func Commit(ctx context.Context, dir string, step int64, parts []Part, extra []b
 	}
 	// The cut is complete. What cannot be removed now is removed by the next Commit.
 	sweep(folder, m.Parts)
-	trim(dir, step, keep)
+	tidy(dir, step)
 	return nil
 }
 
@@ -114,31 +111,52 @@ func writeSynced(path string, b []byte) error {
 	return f.Close()
 }
 
-// trim removes what a complete cut of a step has made superfluous.
-func trim(dir string, step int64, keep int) {
+// tidy removes the folders of smaller steps that never became complete.
+func tidy(dir string, step int64) {
 	steps, err := folders(dir)
 	if err != nil {
 		return
 	}
-	var whole []int64
 	for _, other := range steps {
-		switch {
-		case other == step:
-		case !hasManifest(dir, other):
-			if other < step {
-				remove(folderOf(dir, other))
-			}
-		default:
-			if _, err := Open(dir, other); err == nil {
-				whole = append(whole, other)
-			}
+		if other < step && !hasManifest(dir, other) {
+			remove(folderOf(dir, other))
 		}
 	}
-	if keep == 0 {
-		return
+}
+
+// Superfluous returns which cuts need not stay when that of a step is complete, so that keep of them do; 0: all. steps
+// are those of a List that look whole. Only cuts that right has found whole count: that of the step, and those of the
+// greatest steps of the others. right reads a cut, and is asked only if a cut may have to go. What it finds
+// damaged stays for its owner to look at. An error says that the new cut itself is damaged, or is of right.
+func Superfluous(steps []int64, step int64, keep int, right func(step int64) (damaged, err error)) (old []int64, err error) {
+	others := slices.DeleteFunc(slices.Sorted(slices.Values(steps)), func(other int64) bool { return other == step })
+	if keep == 0 || len(others) < keep {
+		return nil, nil
 	}
-	for _, old := range whole[:max(0, len(whole)-(keep-1))] {
-		remove(folderOf(dir, old))
+	damaged, err := right(step)
+	if err != nil || damaged != nil {
+		return nil, cmp.Or(err, damaged)
+	}
+	kept := 1
+	for _, other := range slices.Backward(others) {
+		if kept == keep {
+			old = append(old, other)
+			continue
+		}
+		if damaged, err = right(other); err != nil {
+			return nil, err
+		}
+		if damaged == nil {
+			kept++
+		}
+	}
+	return old, nil
+}
+
+// Remove removes cuts.
+func Remove(dir string, steps []int64) {
+	for _, step := range steps {
+		remove(folderOf(dir, step))
 	}
 }
 

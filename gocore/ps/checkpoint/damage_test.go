@@ -13,7 +13,7 @@ import (
 
 // read opens and restores the only cut of dir. got compares every row that it gives.
 func read(t testing.TB, dir string) error {
-	m, err := Latest(dir)
+	m, err := newest(dir)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func TestAPipeIsNotOpened(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(folderOf(dir, 3), 0o700))
 	require.NoError(t, syscall.Mkfifo(filepath.Join(folderOf(dir, 3), manifestName), 0o600))
-	_, err := Latest(dir)
+	_, err := newest(dir)
 	require.ErrorContains(t, err, "is no regular file")
 	m := commit(t, dir, 42, 1, 0)
 	part := filepath.Join(m.Folder, m.Parts[0].Name)
@@ -90,7 +90,7 @@ func TestPartsAreNotExchanged(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	m := commit(t, dir, 42, 2, 0)
 	for want, step := range map[string]int64{"its beginning is not that of part 0 of 2 of step 42": 41, "the checksum of its index is": 42} {
-		part, err := WritePart(context.Background(), other, step, 0, 2, sources(41, 0, 2))
+		part, err := WritePart(context.Background(), other, step, 0, 2, sources(41, 0, 2), nil)
 		require.NoError(t, err)
 		b, err := os.ReadFile(filepath.Join(folderOf(other, step), part.File))
 		require.NoError(t, err)
@@ -105,11 +105,14 @@ func TestADamagedCutIsSkipped(t *testing.T) {
 	m := commit(t, dir, 42, 2, 0)
 	damaged := filepath.Join(m.Folder, m.Parts[1].Name)
 	require.NoError(t, os.Truncate(damaged, 100))
-	m, err := Latest(dir)
+	list, err := List(dir)
 	require.NoError(t, err)
-	assert.EqualValues(t, 40, m.Step)
-	require.Len(t, m.Skipped, 1)
-	require.ErrorContains(t, m.Skipped[0], "cut-00000042 is no whole cut: part 1, "+filepath.Base(damaged)+", has 100 bytes")
+	step, skipped, err := NewestWhole(dir, list, reading(dir))
+	require.NoError(t, err)
+	assert.EqualValues(t, 40, step)
+	require.Len(t, skipped, 1)
+	assert.EqualValues(t, 42, skipped[0].Step)
+	require.Contains(t, skipped[0].Why, "cut-00000042 is no whole cut: part 1, "+filepath.Base(damaged)+", has 100 bytes")
 	// It does not count, and stays for whoever wants to look at it.
 	commit(t, dir, 41, 2, 2)
 	steps, err := folders(dir)
@@ -120,11 +123,11 @@ func TestADamagedCutIsSkipped(t *testing.T) {
 	steps, err = folders(dir)
 	require.NoError(t, err)
 	assert.Equal(t, []int64{42}, steps)
-	m, err = Latest(dir)
+	m, err = newest(dir)
 	require.NoError(t, err)
 	whole(t, m)
 
 	require.NoError(t, os.Remove(filepath.Join(m.Folder, m.Parts[0].Name)))
-	_, err = Latest(dir)
+	_, err = newest(dir)
 	require.ErrorContains(t, err, "of 1 complete cuts in "+dir+" none is whole")
 }

@@ -161,27 +161,48 @@ func (m *Manifest) sizes() error {
 	return nil
 }
 
-// Latest returns the whole cut of the greatest step; nil if dir has no complete cut. Manifest.Skipped says
-// what is wrong with greater ones. If no complete cut is whole, that is an error: to begin anew would hide
-// the loss.
-func Latest(dir string) (*Manifest, error) {
+// Listed is a complete cut of a directory.
+type Listed struct {
+	Step int64  `json:"step"`
+	Why  string `json:"why"` // what is wrong with its manifest, or the sizes of its parts; "" if nothing is
+}
+
+// List returns the complete cuts of a directory, in ascending order of their steps. It reads no rows: Verify does.
+func List(dir string) ([]Listed, error) {
 	steps, err := complete(dir)
 	if err != nil {
 		return nil, argument("cannot read %s: %v", dir, err)
 	}
-	var skipped []error
-	for _, step := range slices.Backward(steps) {
-		m, err := Open(dir, step)
-		if err == nil {
-			m.Skipped = skipped
-			return m, nil
+	list := make([]Listed, len(steps))
+	for i, step := range steps {
+		list[i].Step = step
+		if _, err := Open(dir, step); err != nil {
+			list[i].Why = err.Error()
 		}
-		skipped = append(skipped, err)
+	}
+	return list, nil
+}
+
+// NewestWhole returns the step of the newest cut that right finds whole, and why newer ones are not; -1 if there is no
+// complete cut. If none is whole, that is an error: to begin anew would hide the loss.
+func NewestWhole(dir string, list []Listed, right func(step int64) (damaged, err error)) (step int64, skipped []Listed, err error) {
+	for _, one := range slices.Backward(list) {
+		if one.Why == "" {
+			damaged, err := right(one.Step)
+			if err != nil {
+				return -1, nil, err
+			}
+			if damaged == nil {
+				return one.Step, skipped, nil
+			}
+			one.Why = damaged.Error()
+		}
+		skipped = append(skipped, one)
 	}
 	if len(skipped) > 0 {
-		return nil, argument("of %d complete cuts in %s none is whole; the newest: %v", len(skipped), dir, skipped[0])
+		return -1, nil, argument("of %d complete cuts in %s none is whole; the newest: %s", len(skipped), dir, skipped[0].Why)
 	}
-	return nil, nil
+	return -1, nil, nil
 }
 
 // folders returns the steps whose folders dir has, in ascending order.

@@ -11,10 +11,11 @@ import (
 )
 
 // FromTable gives the rows of a table to a cut. config is kept with it; it is JSON with at least what
-// encoding/json makes of table.Config, because Restore and Python's ps.load read that.
-func FromTable(name string, config []byte, t *table.Table) (Source, error) {
+// encoding/json makes of table.Config, because Restore and Python's ps.load read that. rate is the learning rate that
+// was set instead of the config's; nil: none.
+func FromTable(name string, config []byte, t *table.Table, rate *float64) (Source, error) {
 	dtype, state, err := shape(t)
-	return &tableSource{name, config, t, dtype, state}, err
+	return &tableSource{name, config, t, dtype, state, rate}, err
 }
 
 type tableSource struct {
@@ -23,6 +24,7 @@ type tableSource struct {
 	table    *table.Table
 	dtype    op.DType
 	stateLen int64
+	rate     *float64
 }
 
 // shape returns the dtype of rows, and the floats of a state.
@@ -45,6 +47,8 @@ func (s *tableSource) DType() op.DType { return s.dtype }
 func (s *tableSource) Dim() int64      { return s.table.Dim }
 func (s *tableSource) StateLen() int64 { return s.stateLen }
 func (s *tableSource) Steps() int64    { return s.table.Steps() }
+
+func (s *tableSource) LearningRate() *float64 { return s.rate }
 
 func (s *tableSource) IDs(most int64, give func([]int64) error) error {
 	var room int64

@@ -55,7 +55,7 @@ type contents struct {
 
 // holds returns all rows and states of a table.
 func holds(t testing.TB, of *table.Table) contents {
-	source, err := FromTable("any", []byte("{}"), of)
+	source, err := FromTable("any", []byte("{}"), of, nil)
 	require.NoError(t, err)
 	all := contents{map[int64][]byte{}, map[int64][]float32{}}
 	require.NoError(t, source.IDs(math.MaxInt64, func(ids []int64) error {
@@ -102,16 +102,16 @@ func TestTables(t *testing.T) {
 			}
 			config, err := json.Marshal(table.Config)
 			require.NoError(t, err)
-			source, err := FromTable(name, config, table)
+			source, err := FromTable(name, config, table, nil)
 			require.NoError(t, err)
 			from = append(from, source)
 		}
-		part, err := WritePart(context.Background(), dir, 3, server, 2, from)
+		part, err := WritePart(context.Background(), dir, 3, server, 2, from, nil)
 		require.NoError(t, err)
 		parts = append(parts, part)
 	}
-	require.NoError(t, Commit(context.Background(), dir, 3, parts, nil, 0))
-	m, err := Latest(dir)
+	require.NoError(t, Commit(context.Background(), dir, 3, parts, nil))
+	m, err := newest(dir)
 	require.NoError(t, err)
 	for _, servers := range []int{1, 2, 3} {
 		rows := map[string]int64{}
@@ -163,6 +163,6 @@ func TestTables(t *testing.T) {
 
 	closed := newTable(t, adam)
 	closed.Free()
-	_, err = FromTable("closed", nil, closed)
+	_, err = FromTable("closed", nil, closed, nil)
 	require.ErrorContains(t, err, "closed")
 }

@@ -19,8 +19,9 @@ import (
 // WritePart writes the rows of one server's tables, and returns when they are on the disk. It makes dir and
 // the folder of the cut if they are missing. It refuses a step of which dir has a whole cut. What an attempt
 // leaves that does not come to its end is removed by a later Commit. When ctx is done it stops between two chunks,
-// and removes the file.
-func WritePart(ctx context.Context, dir string, step int64, server, servers int, sources []Source) (Part, error) {
+// and removes the file. copied, if not nil, is called when the rows are in the file and may change again: it is on its
+// way to the disk then, which takes longer.
+func WritePart(ctx context.Context, dir string, step int64, server, servers int, sources []Source, copied func()) (Part, error) {
 	part := Part{Step: step, Server: server, Servers: servers}
 	if err := littleEndian(); err != nil {
 		return part, err
@@ -46,7 +47,7 @@ func WritePart(ctx context.Context, dir string, step int64, server, servers int,
 	}
 	part.File = fmt.Sprintf("part-%05d-of-%05d-%s", server, servers, random())
 	path := filepath.Join(folder, part.File)
-	if err := writeFile(ctx, path, &part, sources); err != nil {
+	if err := writeFile(ctx, path, &part, sources, copied); err != nil {
 		_ = os.Remove(path)
 		var named *status.Error
 		if errors.As(err, &named) {
@@ -69,7 +70,7 @@ func describe(sources []Source) ([]Table, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the config of table %.80q is no JSON: %w", s.Name(), err)
 		}
-		tables[i] = Table{Name: s.Name(), DType: s.DType().String(), Dim: s.Dim(), StateLen: s.StateLen(), Steps: s.Steps(), Config: config}
+		tables[i] = Table{Name: s.Name(), DType: s.DType().String(), Dim: s.Dim(), StateLen: s.StateLen(), Steps: s.Steps(), Config: config, LearningRate: s.LearningRate()}
 		if err := tables[i].check(); err != nil {
 			return nil, err
 		}
@@ -81,7 +82,7 @@ func describe(sources []Source) ([]Table, error) {
 }
 
 // writeFile writes a part to the disk, and its numbers into part.
-func writeFile(ctx context.Context, path string, part *Part, sources []Source) error {
+func writeFile(ctx context.Context, path string, part *Part, sources []Source, copied func()) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 	if err != nil {
 		return err
@@ -131,6 +132,9 @@ func writeFile(ctx context.Context, path string, part *Part, sources []Source) e
 	}
 	part.Bytes += int64(len(index))
 	part.CRC = crc32.ChecksumIEEE(index)
+	if copied != nil {
+		copied()
+	}
 	if err := given(ctx); err != nil { // what follows waits for the disk
 		return err
 	}

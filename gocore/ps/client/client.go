@@ -27,6 +27,7 @@ type Table struct {
 	Offset int   // is added to an id before its server is found
 	NumIDs int64 // ids are below it; 0: any
 	Refuse bool  // gradients that are not finite are refused
+	Limit  bool  // the servers may have no room for new rows: the table has a limit
 
 	plans plans
 }
@@ -48,6 +49,7 @@ type Client struct {
 	servers   int
 	timeout   time.Duration
 	interrupt work.Interrupt
+	together  bool // the pushes of all trainers make a step
 	// Late says more about an error of the deadline: which trainers the servers wait for. nil: nobody knows.
 	Late func(what string, err error) error
 
@@ -55,6 +57,10 @@ type Client struct {
 	completed atomic.Bool // Complete was called
 	mu        sync.Mutex
 	here      []atServer
+	epoch     int64 // how often rows were removed
+
+	sending sync.Mutex // updates come to all servers in the same order
+	number  int64      // of the newest update
 
 	calls calls // of KVs
 
@@ -69,9 +75,10 @@ type atServer struct {
 	unsure      bool // a push has ended with an error, and the server may have made a step of it
 }
 
-// New makes the client of a trainer. A call ends with an error after timeout.
-func New(links *link.Links, servers int, timeout time.Duration, interrupt work.Interrupt) *Client {
-	c := &Client{links: links, servers: servers, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
+// New makes the client of a trainer. A call ends with an error after timeout. together says that the servers apply a
+// step when the pushes of several trainers are there.
+func New(links *link.Links, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
+	c := &Client{links: links, servers: servers, together: together, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
 	for i := range c.here {
 		c.here[i].version = -1
 	}
@@ -115,6 +122,7 @@ func (c *Client) Pull(parts []Part) error {
 	if err != nil {
 		return err
 	}
+	c.made(t)
 	c.mu.Lock()
 	for s, a := range answers {
 		if a != nil {
@@ -164,7 +172,16 @@ func (c *Client) Push(parts []Part, thread int) error {
 		}
 	}
 	c.mu.Unlock()
+	if err := c.reserve(t); err != nil {
+		if c.together { // the others learn it, too
+			_ = c.refuse()
+		}
+		return err
+	}
 	answers, err := c.ask(request.Push, t, seen)
+	if err == nil {
+		c.made(t)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s, a := range answers {
@@ -184,6 +201,11 @@ func (c *Client) Refuse(thread int) error {
 		return err
 	}
 	defer c.pushing.give()
+	return c.refuse()
+}
+
+// refuse is Refuse, for a thread whose turn it is.
+func (c *Client) refuse() error {
 	answers, err := c.ask(request.Refuse, &travel{}, nil)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,8 +246,48 @@ func (c *Client) Write(parts []Part) error {
 			}
 		}
 	}
+	if err := c.reserve(t); err != nil {
+		return err
+	}
 	_, err = c.ask(request.Write, t, nil)
 	return err
+}
+
+// reserve has the servers make the rows of a push or write that one of them might refuse when others have carried it
+// out already: where several servers have tables with a limit, and rows that this trainer did not pull before.
+func (c *Client) reserve(t *travel) error {
+	c.mu.Lock()
+	epoch := c.epoch
+	c.mu.Unlock()
+	all := true
+	for i := range t.parts {
+		p := &t.parts[i]
+		all = all && (!p.table.Limit || p.madeAt == epoch || len(p.plan.Unique) == 0)
+	}
+	if all || c.servers == 1 {
+		return nil
+	}
+	if _, err := c.ask(request.Reserve, t, nil); err != nil {
+		return err
+	}
+	c.made(t)
+	return nil
+}
+
+// made notes that the servers have the rows of a call.
+func (c *Client) made(t *travel) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range t.parts {
+		t.parts[i].madeAt = c.epoch
+	}
+}
+
+// Removed notes that the servers may have removed rows: they were restored.
+func (c *Client) Removed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.epoch++
 }
 
 // travel is the parts of a call on their way. In the staging memory lie the ids of all parts, each once and
@@ -238,12 +300,13 @@ type travel struct {
 
 // onTheWay is a part of a call.
 type onTheWay struct {
-	table *Table
-	rate  float64
-	plan  *route.Plan
-	first int64          // place of its ids in the staging memory
-	rows  unsafe.Pointer // its rows there
-	at    int64          // where they begin, in bytes
+	table  *Table
+	rate   float64
+	plan   *route.Plan
+	madeAt int64          // the epoch in which the servers had all of its rows; -1: they may not have them
+	first  int64          // place of its ids in the staging memory
+	rows   unsafe.Pointer // its rows there
+	at     int64          // where they begin, in bytes
 
 	rowBytes int64 // of a row
 }
@@ -251,7 +314,7 @@ type onTheWay struct {
 func (t *travel) free() {
 	for _, p := range t.parts {
 		if p.plan != nil {
-			p.table.plans.put(p.plan)
+			p.table.plans.put(p.plan, p.madeAt)
 		}
 	}
 	for _, m := range []*link.Memory{t.ids, t.values} {
@@ -299,7 +362,7 @@ func (c *Client) plan(what request.Op, parts []Part) (t *travel, err error) {
 		b, p := &parts[i], &t.parts[i]
 		p.table, p.rate, p.first = b.Table, b.Rate, first
 		p.rowBytes = b.Table.Dim * int64(what.RowType(b.Table.Rows).Size())
-		if p.plan = b.Table.plans.take(b.IDs); p.plan == nil {
+		if p.plan, p.madeAt = b.Table.plans.take(b.IDs); p.plan == nil {
 			if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset); err != nil {
 				return t, err
 			}
@@ -363,10 +426,10 @@ func check(what string, p *Part) error {
 func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*request.Answer, err error) {
 	deadline := time.Now().Add(c.timeout)
 	answers = make([]*request.Answer, c.servers)
-	pending := make([]*link.Pending, c.servers)
 	if t.byServer != nil {
-		t.byServer.collect(t, what != request.Pull)
+		t.byServer.collect(t, what.Updates())
 	}
+	requests := make([]*link.Request, c.servers)
 	for s := range c.servers {
 		head := request.Head{Op: what, Seen: -1}
 		var ids int64
@@ -378,7 +441,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 			}
 			ids += int64(n)
 		}
-		if ids == 0 && !what.IsStep() {
+		if ids == 0 && !what.Updates() {
 			continue
 		}
 		c.mu.Lock()
@@ -399,17 +462,16 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 		if ids > 0 {
 			ids, rows := t.regions(s)
 			r.IDs = ids
-			if what == request.Pull {
+			switch what {
+			case request.Pull:
 				r.Answer = rows
-			} else {
+			case request.Push, request.Write:
 				r.Values = rows
 			}
 		}
-		var mistake error
-		if pending[s], mistake = c.links.Start(s, r); mistake != nil && err == nil {
-			err = mistake
-		}
+		requests[s] = r
 	}
+	pending, err := c.send(requests, what.Updates())
 	for s, p := range pending {
 		if p == nil {
 			continue
@@ -432,6 +494,45 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 		err = c.Late(what.String(), err)
 	}
 	return answers, err
+}
+
+// send sends the requests of a call, where there are some. It waits for free credits at all servers first: if that ends
+// with an error, no server has got any. An update gets its number.
+func (c *Client) send(requests []*link.Request, update bool) (pending []*link.Pending, err error) {
+	pending = make([]*link.Pending, c.servers)
+	for s, r := range requests {
+		if r == nil {
+			continue
+		}
+		if pending[s], err = c.links.Claim(s, r); err != nil {
+			for _, claimed := range pending[:s] {
+				if claimed != nil {
+					claimed.Drop()
+				}
+			}
+			return make([]*link.Pending, c.servers), err
+		}
+	}
+	if update {
+		c.sending.Lock()
+		defer c.sending.Unlock()
+		c.number++
+	}
+	for s, p := range pending {
+		if p == nil {
+			continue
+		}
+		if update {
+			request.SetNumber(requests[s].Header, c.number)
+		}
+		if mistake := p.Post(); mistake != nil {
+			pending[s] = nil
+			if err == nil {
+				err = mistake
+			}
+		}
+	}
+	return pending, err
 }
 
 // regions returns where the ids and the rows of a server lie.

@@ -17,28 +17,34 @@ const mostPlans = 2
 // methods are safe for concurrent use.
 type plans struct {
 	mu     sync.Mutex
-	list   []*route.Plan // the newest last
+	list   []kept // the newest last
 	closed bool
 }
 
-// take removes the plan of a batch and returns it; nil if there is none.
-func (p *plans) take(ids *op.Buf) *route.Plan {
+// kept is a plan, and the epoch in which the servers had all of its rows.
+type kept struct {
+	*route.Plan
+	madeAt int64
+}
+
+// take removes the plan of a batch and returns it, with the epoch that it was put with; nil and -1 if there is none.
+func (p *plans) take(ids *op.Buf) (*route.Plan, int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := len(p.list) - 1; i >= 0; i-- {
 		if plan := p.list[i]; plan.Of(ids) {
 			p.list = slices.Delete(p.list, i, i+1)
-			return plan
+			return plan.Plan, plan.madeAt
 		}
 	}
-	return nil
+	return nil, -1
 }
 
 // put keeps a plan, which must not be used any more, and frees the oldest one if there are too many.
-func (p *plans) put(plan *route.Plan) {
+func (p *plans) put(plan *route.Plan, madeAt int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.list = append(p.list, plan)
+	p.list = append(p.list, kept{plan, madeAt})
 	if len(p.list) > mostPlans || p.closed {
 		p.list[0].Free()
 		p.list = slices.Delete(p.list, 0, 1)

@@ -29,27 +29,44 @@ func planOf(t *testing.T, ids *op.Buf) *route.Plan {
 	return p
 }
 
+func planIn(p *plans, ids *op.Buf) *route.Plan {
+	plan, _ := p.take(ids)
+	return plan
+}
+
 func TestPlansOfTheLastTwoBatchesAreKept(t *testing.T) {
 	var kept plans
 	one, two, three := idsOf(t, 1, 2, 1), idsOf(t, 1, 2, 2), idsOf(t, 5)
-	assert.Nil(t, kept.take(one))
+	assert.Nil(t, planIn(&kept, one))
 	first, second, third := planOf(t, one), planOf(t, two), planOf(t, three)
-	kept.put(first)
-	kept.put(second) // prefetched
-	assert.Same(t, first, kept.take(one))
-	assert.Nil(t, kept.take(one), "nobody else may use it meanwhile")
-	kept.put(first)
-	assert.Same(t, second, kept.take(two))
-	kept.put(second)
-	kept.put(third)
+	kept.put(first, 0)
+	kept.put(second, 0) // prefetched
+	assert.Same(t, first, planIn(&kept, one))
+	assert.Nil(t, planIn(&kept, one), "nobody else may use it meanwhile")
+	kept.put(first, 0)
+	assert.Same(t, second, planIn(&kept, two))
+	kept.put(second, 0)
+	kept.put(third, 0)
 	assert.Nil(t, first.Inverse, "the oldest one is freed")
-	assert.Same(t, third, kept.take(three))
-	kept.put(third)
+	assert.Same(t, third, planIn(&kept, three))
+	kept.put(third, 0)
 	kept.close()
 	assert.Nil(t, second.Inverse)
 	assert.Nil(t, third.Inverse)
 	late := planOf(t, one)
-	kept.put(late)
+	kept.put(late, 0)
 	assert.Nil(t, late.Inverse)
-	assert.Nil(t, kept.take(one))
+	assert.Nil(t, planIn(&kept, one))
+}
+
+// Rows of a batch that were pulled need no room on the servers, until they are restored.
+func TestAPlanKnowsWhenItsRowsWereThere(t *testing.T) {
+	var kept plans
+	ids := idsOf(t, 4)
+	_, at := kept.take(ids)
+	assert.EqualValues(t, -1, at)
+	kept.put(planOf(t, ids), 3)
+	plan, at := kept.take(ids)
+	assert.EqualValues(t, 3, at)
+	plan.Free()
 }

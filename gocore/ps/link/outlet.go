@@ -118,6 +118,7 @@ func (r *Request) take() error {
 // Pending is a request under way.
 type Pending struct {
 	o       *outlet
+	r       *Request // until it is posted
 	credit  int
 	seq     uint64
 	regions [regions]Region
@@ -135,6 +136,18 @@ type Pending struct {
 // Start sends a request to a server, by its index in the servers of Open. It waits while all credits are in
 // use. The regions stay the request's until Wait has returned.
 func (l *Links) Start(server int, r *Request) (*Pending, error) {
+	p, err := l.Claim(server, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Post(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Claim is the part of Start that waits. Post or Drop is called after it.
+func (l *Links) Claim(server int, r *Request) (*Pending, error) {
 	if server < 0 || server >= len(l.outlets) {
 		return nil, status.New(status.Argument, "a request to server %d: there are %d", server, len(l.outlets))
 	}
@@ -143,7 +156,7 @@ func (l *Links) Start(server int, r *Request) (*Pending, error) {
 	}
 	defer l.g.Use()()
 	o := l.outlets[server]
-	p := &Pending{o: o, regions: r.regions(), credit: -1}
+	p := &Pending{o: o, r: r, regions: r.regions(), credit: -1}
 	for _, region := range p.regions[:regionAnswer] {
 		p.bytes += uint64(region.Bytes)
 	}
@@ -158,21 +171,35 @@ func (l *Links) Start(server int, r *Request) (*Pending, error) {
 	if err == nil {
 		err = o.await("a free one of its credits", func() bool { return o.credit(p) }, r.Deadline, r.Interrupt)
 	}
-	if err == nil {
-		err = o.post(p, r)
-	}
 	if err != nil {
-		o.mu.Lock()
-		if p.credit >= 0 {
-			o.under[p.credit] = nil
-		}
-		o.mu.Unlock()
-		for _, region := range p.regions {
-			region.give(false)
-		}
+		p.Drop()
 		return nil, err
 	}
 	return p, nil
+}
+
+// Post sends a request that was claimed. It does not wait. After an error the request is dropped.
+func (p *Pending) Post() error {
+	defer p.o.l.g.Use()()
+	err := p.o.post(p, p.r)
+	p.r = nil
+	if err != nil {
+		p.Drop()
+	}
+	return err
+}
+
+// Drop lets go of a request that was claimed and not sent.
+func (p *Pending) Drop() {
+	o := p.o
+	o.mu.Lock()
+	if p.credit >= 0 {
+		o.under[p.credit] = nil
+	}
+	o.mu.Unlock()
+	for _, region := range p.regions {
+		region.give(false)
+	}
 }
 
 // post gives a request its number and posts it.

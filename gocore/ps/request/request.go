@@ -21,6 +21,8 @@ const (
 
 	// Refuse is in the place of a Push, without parts: the step of all trainers fails, and changes nothing.
 	Refuse
+	// Reserve has ids and no rows: the rows of the ids are made, so that a Push or Write of them needs no memory.
+	Reserve
 )
 
 func (o Op) String() string {
@@ -33,12 +35,25 @@ func (o Op) String() string {
 		return "write"
 	case Refuse:
 		return "refusal"
+	case Reserve:
+		return "reservation"
 	}
 	return "unknown"
 }
 
 // IsStep tells whether a request is the trainer's part of a step.
 func (o Op) IsStep() bool { return o == Push || o == Refuse }
+
+// Updates tells whether a request changes what is there. Every server gets it, also one that has none of the ids.
+func (o Op) Updates() bool { return o.IsStep() || o == Write }
+
+// RowBytes returns the bytes of a row on the way, of a table with rows of dim elements of the given dtype.
+func (o Op) RowBytes(dim int64, rows op.DType) int64 {
+	if o == Reserve {
+		return 0
+	}
+	return dim * int64(o.RowType(rows).Size())
+}
 
 // RowType returns of what dtype the rows of a table travel, whose rows are of the given one: a pull brings
 // them as they are, gradients and new values are of float32.
@@ -64,10 +79,17 @@ type Part struct {
 
 // Head is the header of a request.
 type Head struct {
-	Op    Op
-	Step  int64 // of a Push or Refuse: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else 0, or AfterPush
-	Seen  int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
-	Parts []Part
+	Op     Op
+	Step   int64 // of a Push or Refuse: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else 0, or AfterPush
+	Seen   int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
+	Number int64 // of a request that Updates: SetNumber sets it. Else 0
+	Parts  []Part
+}
+
+// SetNumber gives an encoded request the number of its update. A trainer numbers its updates from 1, in the order in
+// which it sends them, and an update has the same number on all servers.
+func SetNumber(header []byte, number int64) {
+	binary.LittleEndian.PutUint64(header[numberAt:], uint64(number))
 }
 
 // AfterPush is the step of a Pull or Write that comes after a push of the same trainer which it has given up: if
@@ -75,7 +97,8 @@ type Head struct {
 const AfterPush = 1
 
 const (
-	headBytes   = 24
+	headBytes   = 32
+	numberAt    = 24
 	partBytes   = 16
 	AnswerBytes = 24 // of an encoded Answer
 )
@@ -87,6 +110,7 @@ func (h *Head) Encode() []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(h.Parts)))
 	b = binary.LittleEndian.AppendUint64(b, uint64(h.Step))
 	b = binary.LittleEndian.AppendUint64(b, uint64(h.Seen))
+	b = binary.LittleEndian.AppendUint64(b, uint64(h.Number))
 	for _, p := range h.Parts {
 		b = binary.LittleEndian.AppendUint32(b, p.Table)
 		b = binary.LittleEndian.AppendUint32(b, p.Count)
@@ -104,14 +128,15 @@ func Decode(b []byte) (Head, error) {
 	h.Op = Op(b[0])
 	n := binary.LittleEndian.Uint32(b[4:])
 	h.Step, h.Seen = int64(binary.LittleEndian.Uint64(b[8:])), int64(binary.LittleEndian.Uint64(b[16:]))
+	h.Number = int64(binary.LittleEndian.Uint64(b[numberAt:]))
 	if h.Op.String() == "unknown" || b[1] != 0 || b[2] != 0 || b[3] != 0 {
-		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Refuse)
+		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Reserve)
 	}
 	if n > MostParts || len(b) != headBytes+partBytes*int(n) {
 		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d, of %d bytes each", len(b), n, MostParts, partBytes)
 	}
-	if h.Step < 0 || h.Seen < -1 {
-		return h, status.New(status.Argument, "a %v has step %d after version %d; neither is negative", h.Op, h.Step, h.Seen)
+	if h.Step < 0 || h.Seen < -1 || h.Number < 0 {
+		return h, status.New(status.Argument, "a %v has step %d after version %d, and number %d; none is negative", h.Op, h.Step, h.Seen, h.Number)
 	}
 	h.Parts = make([]Part, n)
 	for i := range h.Parts {

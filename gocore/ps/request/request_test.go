@@ -14,16 +14,22 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 		{Op: Push, Step: 7, Seen: 3, Parts: []Part{{1, 5, 0.25}, {2, 0, math.Inf(1)}}},
 		{Op: Push, Seen: -1, Parts: []Part{}},
 		{Op: Refuse, Step: 2, Parts: []Part{}},
-		{Op: Write, Step: 1, Parts: make([]Part, MostParts)},
+		{Op: Write, Step: 1, Number: math.MaxInt64, Parts: make([]Part, MostParts)},
+		{Op: Reserve, Parts: []Part{{3, 2, 0}}},
 	} {
 		read, err := Decode(h.Encode())
 		require.NoError(t, err)
 		assert.Equal(t, h, read)
 	}
-	a := Answer{4, 9, 3}
-	read, err := DecodeAnswer(a.Encode())
+	numbered := (&Head{Op: Push, Step: 7, Parts: []Part{{1, 5, 0.25}}}).Encode()
+	SetNumber(numbered, 1<<40+3)
+	read, err := Decode(numbered)
 	require.NoError(t, err)
-	assert.Equal(t, a, read)
+	assert.Equal(t, Head{Op: Push, Step: 7, Number: 1<<40 + 3, Parts: []Part{{1, 5, 0.25}}}, read)
+	a := Answer{4, 9, 3}
+	answer, err := DecodeAnswer(a.Encode())
+	require.NoError(t, err)
+	assert.Equal(t, a, answer)
 }
 
 func TestDamagedHeadsAreRefused(t *testing.T) {
@@ -39,6 +45,7 @@ func TestDamagedHeadsAreRefused(t *testing.T) {
 		"parts without end":  func(b []byte) []byte { b[7] = 255; return b },
 		"a negative step":    func(b []byte) []byte { b[15] = 128; return b },
 		"a negative version": func(b []byte) []byte { b[23] = 128; return b },
+		"a negative number":  func(b []byte) []byte { b[31] = 128; return b },
 	} {
 		_, err := Decode(damage(good()))
 		assert.Error(t, err, name)

@@ -31,15 +31,18 @@ type part struct {
 	rate   float64
 }
 
-// update is a push.
+// update is a push, or another request that may have to wait.
 type update struct {
 	in      *Incoming
 	from    int
-	step    int64 // its number on the trainer
-	refused bool  // the trainer refuses the step
+	op      request.Op
+	number  int64 // of the trainer's updates; 0 of a pull
+	step    int64 // of a push: its number on the trainer
+	seen    int64 // of a push: the version that the trainer's last pull had
 	parts   []part
 	ids     unsafe.Pointer // memory of the parts' ids
-	then    []func(error)  // requests that wait for a push; the Server's mu guards it
+	then    []*update      // requests that wait for a push; the Server's mu guards it
+	mistake error          // why it is not carried out
 }
 
 // Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete, and to a
@@ -51,41 +54,45 @@ func (s *Server) Handle(in *Incoming) {
 		}
 		return
 	}
-	answer, later, err := s.handle(in)
+	head, u, err := s.read(in)
+	if err == nil {
+		s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
+		s.counted.bytesOut.Add(uint64(len(in.Answer)))
+	}
 	switch {
 	case err != nil:
-		in.Reply(nil, err)
-	case !later:
-		in.Reply(answer.Encode(), nil)
+		s.refuse(u, err)
+	case u.op.IsStep():
+		s.counted.pushes.Add(1)
+		s.push(u, head.Step)
+	case s.waits(u, head):
+	case u.op.Updates():
+		s.mu.Lock()
+		s.carryOutLocked(u)
+	default:
+		u.done(s.access(u))
 	}
 }
 
-func (s *Server) handle(in *Incoming) (answer request.Answer, later bool, err error) {
-	head, u, err := s.read(in)
-	if err != nil {
-		return answer, false, err
+// refuse answers a request with an error. An update is carried out as one that changes nothing, because a cut waits
+// for it if another server has it: but a push that would wait for other trainers is not counted by itself.
+func (s *Server) refuse(u *update, err error) {
+	s.mu.Lock()
+	if s.trainers[u.from] == nil || !u.op.Updates() || u.op.IsStep() && !s.alone() {
+		s.mu.Unlock()
+		u.done(request.Answer{}, err)
+		return
 	}
-	defer func() {
-		if !later {
-			mem.Free(u.ids)
-		}
-	}()
-	s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
-	s.counted.bytesOut.Add(uint64(len(in.Answer)))
-	if head.Op.IsStep() {
-		s.counted.pushes.Add(1)
-		return s.push(u, head)
-	}
-	if s.waits(u, head) {
-		return answer, true, nil
-	}
-	answer, err = s.access(u, head.Op)
-	return answer, false, err
+	u.mistake = err
+	s.carryOutLocked(u)
 }
 
 // waits keeps a request until the push before it is applied, if there is one that its trainer has given up.
 // Otherwise a trainer waits for its push itself, and only other threads of it ask meanwhile, for the rows before.
 func (s *Server) waits(u *update, head request.Head) bool {
+	if head.Step != request.AfterPush {
+		return false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.trainers[u.from]
@@ -93,26 +100,24 @@ func (s *Server) waits(u *update, head request.Head) bool {
 	if before == nil {
 		before = t.applying
 	}
-	if before == nil || head.Step != request.AfterPush {
+	switch {
+	case before != nil:
+		before.then = append(before.then, u)
+	case u.op != request.Write && s.hold != nil && s.hold.waitsLocked(u.from):
+		s.hold.queue = append(s.hold.queue, u)
+	default:
 		return false
 	}
-	before.then = append(before.then, func(err error) {
-		var answer request.Answer
-		if err == nil {
-			answer, err = s.access(u, head.Op)
-		}
-		if err != nil {
-			u.reply(nil, err)
-			return
-		}
-		u.reply(answer.Encode(), nil)
-	})
 	return true
 }
 
 // access carries out what is not a push.
-func (s *Server) access(u *update, what request.Op) (answer request.Answer, err error) {
-	if what == request.Write {
+func (s *Server) access(u *update) (answer request.Answer, err error) {
+	switch u.op {
+	case request.Write:
+		if err := s.makeRows(u); err != nil {
+			return answer, err
+		}
 		for _, p := range u.parts {
 			if err := p.Write(p.batch()); err != nil {
 				return answer, p.says(s, err)
@@ -120,6 +125,8 @@ func (s *Server) access(u *update, what request.Op) (answer request.Answer, err 
 		}
 		answer.Version = s.version.Load()
 		return answer, nil
+	case request.Reserve:
+		return answer, s.makeRows(u)
 	}
 	s.counted.pulls.Add(1)
 	answer.Version = s.version.Load() // before the rows are read: they are at least as new
@@ -130,6 +137,19 @@ func (s *Server) access(u *update, what request.Op) (answer request.Answer, err 
 		p.pulled.Add(int64(len(p.ids)))
 	}
 	return answer, nil
+}
+
+// makeRows makes the rows of all parts whose tables may refuse them.
+func (s *Server) makeRows(u *update) error {
+	for _, p := range u.parts {
+		if p.MemoryLimit == 0 {
+			continue
+		}
+		if err := p.Make(p.batch().IDs); err != nil {
+			return p.says(s, err)
+		}
+	}
+	return nil
 }
 
 // batch returns the memory of a part. An empty part has no memory.
@@ -148,8 +168,11 @@ func (p *part) says(s *Server, err error) error {
 // read checks a request. The ids are copied, because the table trusts that they do not change. The copy is outside
 // the Go heap, as all memory that a table is given; the caller frees it.
 func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
-	if head, err = request.Decode(in.Header); err != nil {
-		return head, nil, err
+	head, err = request.Decode(in.Header)
+	u = &update{in: in, from: in.From, op: head.Op, number: head.Number, seen: head.Seen}
+	if err != nil {
+		u.op = 0 // whatever it is
+		return head, u, err
 	}
 	s.mu.Lock()
 	t, err := s.trainerLocked(in.From)
@@ -159,7 +182,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	tables := s.tables
 	s.mu.Unlock()
 	if err != nil {
-		return head, nil, err
+		return head, u, err
 	}
 	values, what := in.Values, "gradients"
 	if head.Op == request.Pull {
@@ -170,7 +193,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	aligned := true
 	for i, p := range head.Parts {
 		if uint64(p.Table) >= uint64(len(tables)) {
-			return head, nil, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, p.Table, s.Index, len(tables)).WithRanks(in.From)
+			return head, u, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, p.Table, s.Index, len(tables)).WithRanks(in.From)
 		}
 		t := tables[p.Table]
 		parts[i] = part{served: t, rate: p.Rate, dtype: head.Op.RowType(t.RowType())}
@@ -179,15 +202,15 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 			aligned = aligned && (uintptr(unsafe.Pointer(unsafe.SliceData(values)))+uintptr(bytes))%uintptr(parts[i].dtype.Size()) == 0
 		}
 		total += int64(p.Count)
-		bytes += int64(p.Count) * t.Dim * int64(parts[i].dtype.Size())
+		bytes += int64(p.Count) * head.Op.RowBytes(t.Dim, t.RowType())
 	}
 	if total != int64(len(in.IDs)) || bytes != int64(len(values)) || !aligned {
-		return head, nil, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes, aligned to their elements",
+		return head, u, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes, aligned to their elements",
 			head.Op, in.From, len(in.IDs), len(values), what, total, bytes).WithRanks(in.From)
 	}
 	room, err := mem.Alloc(max(8, 8*total))
 	if err != nil {
-		return head, nil, err
+		return head, u, err
 	}
 	ids := unsafe.Slice((*int64)(room), total)
 	copy(ids, in.IDs)
@@ -197,20 +220,25 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		p.ids, ids = ids[:n:n], ids[n:]
 		if n > 0 {
 			begin := request.Align(at)
-			at = begin + n*p.Dim*int64(p.dtype.Size())
+			at = begin + n*head.Op.RowBytes(p.Dim, p.RowType())
 			p.values = values[begin:at:at]
 		}
 	}
-	return head, &update{in: in, from: in.From, refused: head.Op == request.Refuse, parts: parts, ids: room}, nil
+	u.parts, u.ids = parts, room
+	return head, u, nil
 }
 
-// push applies an update at once, or keeps it until the other trainers' are there.
-func (s *Server) push(u *update, head request.Head) (answer request.Answer, later bool, err error) {
-	alone := !s.Sync || len(s.Trainers) == 1
-	if !alone { // an update that the table would refuse fails for its own trainer only
+// alone tells whether a push is applied without those of other trainers.
+func (s *Server) alone() bool { return !s.Sync || len(s.Trainers) == 1 }
+
+// push applies an update at once, or keeps it until the other trainers' are there. step is the number that its trainer
+// gives it.
+func (s *Server) push(u *update, step int64) {
+	if !s.alone() { // an update that the table would refuse fails for its own trainer only
 		for _, p := range u.parts {
 			if err := p.Check(p.batch()); err != nil {
-				return answer, false, p.says(s, err)
+				s.refuse(u, p.says(s, err))
+				return
 			}
 		}
 	}
@@ -218,41 +246,32 @@ func (s *Server) push(u *update, head request.Head) (answer request.Answer, late
 	t, err := s.trainerLocked(u.from)
 	switch {
 	case err != nil:
-	case t.waiting != nil && head.Step == 0:
+	case t.waiting != nil && step == 0:
 		err = status.New(status.Mismatch, "rank %d pushes again to server %d, where its step %d still waits for other trainers; the call that pushed it has ended with an error, but the step stays",
 			u.from, s.Index, t.steps).WithRanks(u.from)
-	case t.waiting != nil || head.Step != 0 && head.Step != t.steps+1:
+	case t.waiting != nil || step != 0 && step != t.steps+1:
 		err = status.New(status.Mismatch, "rank %d pushes step %d to server %d, which has its step %d: push all tables of a step at once, from one thread at a time",
-			u.from, head.Step, s.Index, t.steps).WithRanks(u.from)
+			u.from, step, s.Index, t.steps).WithRanks(u.from)
+	case s.alone():
+		s.carryOutLocked(u)
+		return
 	}
 	if err != nil {
 		s.mu.Unlock()
-		return answer, false, err
-	}
-	if alone {
-		s.mu.Unlock()
-		if err := s.update([]*update{u}); err != nil {
-			return answer, false, err
-		}
-		s.mu.Lock()
-		t.steps++
-		steps := t.steps
-		s.mu.Unlock()
-		version := s.version.Add(1)
-		answer = request.Answer{Version: version, Staleness: t.staleness.note(version-1, head.Seen), Steps: steps}
-		return answer, false, nil
+		s.refuse(u, err)
+		return
 	}
 	t.steps++
 	t.waiting, u.step = u, t.steps
 	ready := s.readyLocked()
 	s.mu.Unlock()
 	s.apply(ready)
-	return answer, true, nil
 }
 
-// readyLocked returns the updates of a step, in the order of the ranks, if every active trainer's is there.
+// readyLocked returns the updates of the next step, in the order of the ranks, if every active trainer's is there. The
+// caller applies it.
 func (s *Server) readyLocked() (all []*update) {
-	if !s.Sync {
+	if !s.Sync || s.applying || !s.letsStepLocked() {
 		return nil
 	}
 	for _, rank := range s.Trainers {
@@ -268,61 +287,73 @@ func (s *Server) readyLocked() (all []*update) {
 		t := s.trainers[u.from]
 		t.waiting, t.applying = nil, u
 	}
+	if len(all) > 0 {
+		s.applying = true
+		s.running++
+	}
 	return all
 }
 
-// apply applies the updates of a step and replies to all.
+// apply applies the updates of a step and replies to all. Then it goes on with the next step, if that is ready.
 func (s *Server) apply(all []*update) {
-	if len(all) == 0 {
+	for len(all) > 0 {
+		err := s.update(all)
+		var version int64
+		if err == nil {
+			version = s.version.Add(1)
+		} else { // the step was not applied; the trainers may push it again
+			s.mu.Lock()
+			for _, u := range all {
+				s.trainers[u.from].steps--
+			}
+			s.mu.Unlock()
+		}
+		for _, u := range all {
+			u.done(request.Answer{Version: version, Steps: u.step}, err)
+		}
+		all = s.next(all)
+	}
+}
+
+// next ends a step that was applied: it carries out what was kept until then, and returns the next one if that is ready.
+func (s *Server) next(all []*update) []*update {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range all { // what comes meanwhile is kept, too, so that it does not overtake
+		for len(u.then) > 0 {
+			later := u.then[0]
+			u.then = u.then[1:]
+			if later.op.Updates() {
+				s.carryOutLocked(later)
+			} else {
+				s.mu.Unlock()
+				later.done(s.access(later))
+			}
+			s.mu.Lock()
+		}
+		s.trainers[u.from].applying = nil
+	}
+	s.applying = false
+	s.steps++
+	s.endedLocked()
+	return s.readyLocked()
+}
+
+// done answers a request.
+func (u *update) done(answer request.Answer, err error) {
+	mem.Free(u.ids)
+	if err != nil {
+		u.in.Reply(nil, err)
 		return
 	}
-	err := s.update(all)
-	var version int64
-	if err == nil {
-		version = s.version.Add(1)
-	}
-	s.mu.Lock()
-	var then []func(error)
-	for _, u := range all {
-		t := s.trainers[u.from]
-		t.applying = nil
-		if err != nil { // the step was not applied; the trainers may push it again
-			t.steps--
-		}
-		then = append(then, u.then...)
-	}
-	s.mu.Unlock()
-	for _, u := range all {
-		if err != nil {
-			u.reply(nil, err)
-		} else {
-			u.reply(request.Answer{Version: version, Steps: u.step}.Encode(), nil)
-		}
-	}
-	for _, f := range then {
-		f(nil)
-	}
+	u.in.Reply(answer.Encode(), nil)
 }
 
-// reply answers an update that has waited.
-func (u *update) reply(header []byte, err error) {
-	mem.Free(u.ids)
-	u.in.Reply(header, err)
-}
-
-// update applies updates as one. Tables come in the order of their numbers; the gradients of a table are those
-// of the first trainer, then those of the second one, and so on.
+// update applies updates as one: all of their parts, or none. Tables come in the order of the parts; the gradients of a
+// table are those of the first trainer, then those of the second one, and so on.
 func (s *Server) update(all []*update) error {
 	if err := refusalOf(all); err != nil {
 		return err
-	}
-	if len(all) == 1 {
-		for i := range all[0].parts {
-			if err := s.updateTable(all[0].parts[i : i+1]); err != nil {
-				return err
-			}
-		}
-		return nil
 	}
 	byTable := map[*served][]part{}
 	var order []*served
@@ -334,14 +365,25 @@ func (s *Server) update(all []*update) error {
 			byTable[p.served] = append(byTable[p.served], p)
 		}
 	}
+	steps := make([]*tableStep, 0, len(order))
+	defer func() {
+		for _, one := range steps {
+			one.end()
+		}
+	}()
 	for _, t := range order {
 		if err := sameRates(byTable[t], all); err != nil {
 			return err
 		}
+		one, err := prepare(byTable[t])
+		if err != nil {
+			return byTable[t][0].says(s, err)
+		}
+		steps = append(steps, one)
 	}
-	for _, t := range order {
-		if err := s.updateTable(byTable[t]); err != nil {
-			return err
+	for _, one := range steps {
+		if err := one.apply(); err != nil {
+			return one.says(s, err)
 		}
 	}
 	return nil
@@ -351,7 +393,7 @@ func (s *Server) update(all []*update) error {
 func refusalOf(all []*update) error {
 	var ranks []int
 	for _, u := range all {
-		if u.refused {
+		if u.op == request.Refuse {
 			ranks = append(ranks, u.from)
 		}
 	}
@@ -361,9 +403,16 @@ func refusalOf(all []*update) error {
 	return status.New(status.Refused, "rank(s) %v refused the step, and their own error says why; it changed nothing", ranks).WithRanks(ranks...)
 }
 
-// updateTable updates a table by parts that are put behind each other.
-func (s *Server) updateTable(parts []part) error {
-	all := parts[0]
+// tableStep is what a step does to one table.
+type tableStep struct {
+	part
+	update *table.Update  // nil if there are no ids here
+	room   unsafe.Pointer // of parts that were put together
+}
+
+// prepare puts the parts for a table behind each other, and makes room for their rows. Then apply cannot be refused.
+func prepare(parts []part) (*tableStep, error) {
+	one := &tableStep{part: parts[0]}
 	if len(parts) > 1 {
 		var ids, values int
 		for _, p := range parts {
@@ -371,18 +420,48 @@ func (s *Server) updateTable(parts []part) error {
 		}
 		room, err := mem.Alloc(int64(max(8, 8*ids+values)))
 		if err != nil {
-			return err
+			return nil, err
 		}
-		defer mem.Free(room)
-		all.ids, all.values = unsafe.Slice((*int64)(room), ids)[:0], unsafe.Slice((*byte)(unsafe.Add(room, 8*ids)), values)[:0]
+		one.room = room
+		one.ids, one.values = unsafe.Slice((*int64)(room), ids)[:0], unsafe.Slice((*byte)(unsafe.Add(room, 8*ids)), values)[:0]
 		for _, p := range parts {
-			all.ids, all.values = append(all.ids, p.ids...), append(all.values, p.values...)
+			one.ids, one.values = append(one.ids, p.ids...), append(one.values, p.values...)
 		}
 	}
-	if err := all.push(); err != nil {
-		return all.says(s, err)
+	if len(one.ids) == 0 {
+		return one, nil
 	}
+	rate := one.rate
+	if math.IsNaN(rate) {
+		rate = math.Float64frombits(one.served.rate.Load())
+	}
+	var err error
+	if one.update, err = one.Prepare(one.batch(), rate); err != nil {
+		one.end()
+		return nil, err
+	}
+	return one, nil
+}
+
+// apply updates the table. It counts the step also where other servers have all its ids, so that Adam's bias correction
+// is the same on all.
+func (one *tableStep) apply() error {
+	if one.update == nil {
+		one.CountStep()
+		return nil
+	}
+	if err := one.update.Apply(0); err != nil {
+		return err
+	}
+	one.pushed.Add(int64(len(one.ids)))
 	return nil
+}
+
+func (one *tableStep) end() {
+	if one.update != nil {
+		one.update.End()
+	}
+	mem.Free(one.room)
 }
 
 // sameRates returns an error if trainers push the same table with different learning rates.
@@ -396,23 +475,5 @@ func sameRates(parts []part, all []*update) error {
 			return status.New(status.Mismatch, "table %q: the trainers push with learning rates %v and %v in the same step", p.meta.Name, first, p.rate).WithRanks(ranks...)
 		}
 	}
-	return nil
-}
-
-// push updates the table by the part. The table counts the step also where other servers have all its ids, so
-// that Adam's bias correction is the same on all.
-func (p *part) push() error {
-	if len(p.ids) == 0 {
-		p.CountStep()
-		return nil
-	}
-	rate := p.rate
-	if math.IsNaN(rate) {
-		rate = math.Float64frombits(p.served.rate.Load())
-	}
-	if err := p.Push(p.batch(), rate, 0); err != nil {
-		return err
-	}
-	p.pushed.Add(int64(len(p.ids)))
 	return nil
 }

@@ -6,6 +6,33 @@
 // so the result does not depend on who came first. In asynchronous mode every push is applied at once. A
 // trainer that has completed no longer counts.
 //
+// # Cuts
+//
+// A cut (package checkpoint) has each push with all its tables on all servers or not at all, and with it all that its
+// trainer pushed before. Trainers push while one is made, from other threads. So the servers agree on a Point:
+//
+//  1. Hold. Every server lets no update go on, waits for those that it carries out, which takes no more than
+//     computing, and says how far it has come: how many steps of all trainers have ended, and of each trainer the
+//     number of the last update that did not wait for other trainers: a write, or a push in asynchronous mode.
+//     A trainer numbers its updates in the order in which it sends them, and sends each to all servers.
+//  2. The trainer that leads takes the greatest of each number (Point.Join). What one server has carried out, all
+//     others have got or will get without any trainer doing anything more: a server applies a step only when all
+//     trainers have sent it, and to send to the other servers waits for nobody. A push that waits for a trainer is
+//     applied nowhere, so nobody waits for it: the trainer may be in ps.save.
+//  3. Reach. Every server lets the updates up to this Point through, and waits for them. Now all stand at the same
+//     Point. Each of them copies its rows, and calls Release, whatever the others do: what it applies then is after the
+//     Point, and those that still copy hold it.
+//
+// Updates that come during a hold are kept, in the order of each trainer, and pulls go on. A hold ends also when the
+// trainer that leads dies, or does not come back by its deadline. A trainer that dies itself in asynchronous mode, while
+// it sends a push, may leave it on some of the servers.
+//
+// # All or nothing
+//
+// A push is refused before anything of it is applied: a server prepares all tables first, which takes the memory for
+// rows out of their limits (table.Prepare). Where several servers have tables with limits, the trainer has them make the
+// rows first, unless it pulled them (request.Reserve): else one server might refuse what another one has applied.
+//
 // All methods may be called from any goroutine.
 package server
 
@@ -22,6 +49,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
 	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -55,6 +83,10 @@ type Server struct {
 	failed   error         // why no request is taken any longer
 	done     chan struct{} // closed when no trainer is active, or the server has failed
 	ended    bool          // done is closed
+	steps    int64         // steps of all trainers that have ended, applied or not; 0 where pushes are applied alone
+	applying bool          // one of them is applied
+	running  int           // what is carried out at this moment: updates, and a step of all trainers
+	hold     *hold         // nil: updates are carried out as they come
 
 	kvs     []*kv
 	waiting waiting
@@ -90,6 +122,7 @@ type trainer struct {
 	steps     int64   // pushes that were applied, or wait for the other trainers'
 	waiting   *update // a synchronous push that waits for the other trainers'
 	applying  *update // the same, while its step is applied
+	number    int64   // of its last update that did not wait for other trainers
 	seen      time.Time
 	member    Member
 	staleness staleness
@@ -230,7 +263,7 @@ func differences(mine, theirs []byte) string {
 	return strings.Join(list, ", ")
 }
 
-// SetLearningRate sets the rate of a table's updates from now on.
+// SetLearningRate sets the rate of a table's updates from now on, for pushes that name none.
 func (s *Server) SetLearningRate(name string, rate float64) error {
 	if !(rate >= 0) || math.IsInf(rate, 0) {
 		return status.New(status.Argument, "learning_rate=%v of table %q is not a finite number of at least 0", rate, name)
@@ -240,6 +273,18 @@ func (s *Server) SetLearningRate(name string, rate float64) error {
 		t.rate.Store(math.Float64bits(rate))
 	}
 	return err
+}
+
+// RestoreLearningRate makes the rate of a table that of a cut; nil: that with which it was declared, as if none had
+// been set.
+func (s *Server) RestoreLearningRate(name string, rate *float64) {
+	if t, err := s.named(name); err == nil {
+		now := math.NaN()
+		if rate != nil {
+			now = *rate
+		}
+		t.rate.Store(math.Float64bits(now))
+	}
 }
 
 func (s *Server) named(name string) (*served, error) {
@@ -254,7 +299,8 @@ func (s *Server) named(name string) (*served, error) {
 // Declared is a table and what was declared of it.
 type Declared struct {
 	Meta
-	Table *table.Table
+	Table        *table.Table
+	LearningRate *float64 // that of SetLearningRate; nil: none was set
 }
 
 // Tables returns all tables, in the order of their declaration.
@@ -263,7 +309,10 @@ func (s *Server) Tables() []Declared {
 	defer s.mu.Unlock()
 	list := make([]Declared, len(s.tables))
 	for i, t := range s.tables {
-		list[i] = Declared{t.meta, t.Table}
+		list[i] = Declared{Meta: t.meta, Table: t.Table}
+		if rate := math.Float64frombits(t.rate.Load()); !math.IsNaN(rate) {
+			list[i].LearningRate = &rate
+		}
 	}
 	return list
 }
@@ -301,7 +350,9 @@ func (s *Server) Lost(rank int, why error) {
 		s.Fail(why)
 		return
 	}
+	s.movedLocked()
 	s.someLeft()
+	s.Release(rank)
 }
 
 // someLeft lets those go on that wait for all active trainers. The caller holds mu; someLeft gives it back.
@@ -338,13 +389,18 @@ func (s *Server) Fail(why error) {
 		close(b.open)
 		delete(s.barriers, name)
 	}
+	if s.hold != nil {
+		waiting = append(waiting, s.hold.failLocked()...)
+		s.movedLocked()
+	}
 	s.endLocked()
 	s.mu.Unlock()
+	s.drain() // nothing is left: the hold ends
 	for _, u := range waiting {
-		u.reply(nil, why)
-		for _, f := range u.then { // nobody adds to it any more
-			f(why)
+		for _, later := range u.then { // nobody adds to it any more
+			later.done(request.Answer{}, why)
 		}
+		u.done(request.Answer{}, why)
 	}
 	s.waiting.end(why)
 }

@@ -54,7 +54,7 @@ type Statistics struct {
 	Mode                   string
 	Seconds                float64 // since the server was made
 	Version                int64   // updates applied
-	Queue                  int     // pushes that wait for other trainers', and calls that wait for a function
+	Queue                  int     // pushes that wait for other trainers' or for a cut, and calls that wait for a function
 	Pulls, Pushes          uint64  // requests
 	PulledRows, PushedRows uint64
 	BytesIn, BytesOut      uint64  // ids, gradients and rows
@@ -117,6 +117,9 @@ func (s *Server) Statistics() Statistics {
 		stale.add(&t.staleness)
 		all.add(&stale)
 		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, stale.mean(), silent, s.waitsAtLocked(rank)})
+	}
+	if s.hold != nil {
+		out.Queue += len(s.hold.queue)
 	}
 	out.Staleness, out.MostStale = all.mean(), all.most
 	tables, kvs := slices.Clone(s.tables), slices.Clone(s.kvs)

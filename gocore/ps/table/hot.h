@@ -264,7 +264,7 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 		int64_t id = p->ids[i - BLOCK];
 		uint64_t hash = pt_hash(&t->c, id);
 		uint32_t row = FN(locate)(s, id, hash);
-		int rc = row == NONE ? pt_insert(t, s, id, hash, &row) : PT_OK;
+		int rc = row == NONE ? pt_insert(t, s, id, hash, b->reserved != 0, &row) : PT_OK;
 		if (__builtin_expect(rc, 0))
 			return rc;
 		rows[i - BLOCK] = row;

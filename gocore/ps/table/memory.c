@@ -14,13 +14,21 @@ enum {
 	FIRST_BINS = 4
 };
 
-/* take counts bytes against the limit. */
-static int take(pt_table *t, int64_t bytes) {
-	int64_t now = __atomic_add_fetch(&t->bytes, bytes, __ATOMIC_RELAXED);
-	if (t->c.memory_limit == 0 || now <= t->c.memory_limit)
+/* take counts bytes against the limit. What others have reserved is theirs: it is read after the
+ * bytes were counted, and pt_reserve reads the bytes after it has counted, so one sees the other. */
+static int take(pt_table *t, int64_t bytes, int reserved) {
+	int64_t limit = t->c.memory_limit, now = __atomic_add_fetch(&t->bytes, bytes, __ATOMIC_SEQ_CST);
+	if (limit == 0)
 		return PT_OK;
-	__atomic_sub_fetch(&t->bytes, bytes, __ATOMIC_RELAXED);
-	return PT_OVER_LIMIT;
+	int64_t others = reserved ? 0 : __atomic_load_n(&t->reserved, __ATOMIC_SEQ_CST);
+	if (now + others <= limit)
+		return PT_OK;
+	__atomic_sub_fetch(&t->bytes, bytes, __ATOMIC_SEQ_CST);
+	if (now > limit)
+		return PT_OVER_LIMIT;
+	/* Pushes reserve more than they take. Whoever waits for them must not wait for ever. */
+	__atomic_store_n(&t->tight, 1, __ATOMIC_SEQ_CST);
+	return PT_BUSY;
 }
 
 static void give(pt_table *t, int64_t bytes) {
@@ -47,7 +55,7 @@ static void *map_block(size_t size) {
 
 /* new_block maps the next block: an eighth of all blocks so far, within bounds, and less if the
  * limit leaves less. The caller holds the lock of the blocks. */
-static int new_block(pt_table *t) {
+static int new_block(pt_table *t, int reserved) {
 	int64_t least = t->slab_bytes + 64, want = t->block_bytes / 8;
 	want = want < LEAST_BLOCK ? LEAST_BLOCK : want > MOST_BLOCK ? MOST_BLOCK : want;
 	if (want < least)
@@ -56,7 +64,7 @@ static int new_block(pt_table *t) {
 	for (;;) {
 		int64_t unit = want >= HUGE ? HUGE : 4096;
 		int64_t size = (want + unit - 1) / unit * unit;
-		rc = take(t, size);
+		rc = take(t, size, reserved);
 		if (rc == PT_OK) {
 			pt_block *b = map_block((size_t)size);
 			if (b) {
@@ -78,11 +86,11 @@ static int new_block(pt_table *t) {
 }
 
 /* new_slab returns a slab of zeros. */
-static int new_slab(pt_table *t, char **slab) {
+static int new_slab(pt_table *t, int reserved, char **slab) {
 	int rc = PT_OK;
 	pthread_mutex_lock(&t->lock);
 	if (t->free_end - t->free_at < t->slab_bytes)
-		rc = new_block(t);
+		rc = new_block(t, reserved);
 	if (rc == PT_OK) {
 		*slab = t->free_at;
 		t->free_at += t->slab_bytes;
@@ -91,11 +99,11 @@ static int new_slab(pt_table *t, char **slab) {
 	return rc;
 }
 
-static int add_slab(pt_table *t, pt_shard *s) {
+static int add_slab(pt_table *t, pt_shard *s, int reserved) {
 	if (s->n_slabs == s->slab_room) {
 		uint32_t room = s->slab_room ? s->slab_room * 2 : 8;
 		int64_t more = (int64_t)(room - s->slab_room) * (int64_t)sizeof(char *);
-		int rc = take(t, more);
+		int rc = take(t, more, reserved);
 		if (rc)
 			return rc;
 		char **slabs = realloc(s->slabs, room * sizeof *slabs);
@@ -106,7 +114,7 @@ static int add_slab(pt_table *t, pt_shard *s) {
 		s->slabs = slabs;
 		s->slab_room = room;
 	}
-	int rc = new_slab(t, &s->slabs[s->n_slabs]);
+	int rc = new_slab(t, reserved, &s->slabs[s->n_slabs]);
 	if (rc == PT_OK)
 		s->n_slabs++;
 	return rc;
@@ -131,12 +139,12 @@ static pt_bin *new_bins(uint32_t n) {
 }
 
 /* grow makes the index of a shard larger by half. At most four fifths of it are in use. */
-static int grow(pt_table *t, pt_shard *s) {
+static int grow(pt_table *t, pt_shard *s, int reserved) {
 	uint64_t n = s->n_bins ? s->n_bins + (uint64_t)s->n_bins / 2 : FIRST_BINS;
 	if (n * PT_LANES > UINT32_MAX)
 		return PT_NO_MEMORY;
 	int64_t more = (int64_t)n * (int64_t)sizeof(pt_bin);
-	int rc = take(t, more);
+	int rc = take(t, more, reserved);
 	if (rc)
 		return rc;
 	pt_bin *bins = new_bins((uint32_t)n);
@@ -157,12 +165,12 @@ static int grow(pt_table *t, pt_shard *s) {
 	return PT_OK;
 }
 
-int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, uint32_t *row) {
+int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, int reserved, uint32_t *row) {
 	int rc = PT_OK;
 	if (s->rows == s->most)
-		rc = grow(t, s);
+		rc = grow(t, s, reserved);
 	if (rc == PT_OK && s->rows >> t->slab_shift == s->n_slabs)
-		rc = add_slab(t, s);
+		rc = add_slab(t, s, reserved);
 	if (rc)
 		return rc;
 	*row = s->rows;
@@ -255,12 +263,29 @@ int64_t pt_bytes(pt_table *t) {
 	return __atomic_load_n(&t->bytes, __ATOMIC_RELAXED);
 }
 
-int pt_room(pt_table *t, int64_t n) {
+int pt_reserve(pt_table *t, pt_batch *b) {
+	int64_t n = b->n;
+	b->reserved = 0;
 	if (t->c.memory_limit == 0)
 		return 1;
+	if (__atomic_load_n(&t->tight, __ATOMIC_SEQ_CST))
+		return 0;
 	int64_t now = pt_bytes(t), index = n * (int64_t)sizeof(pt_bin), slab = t->slab_bytes;
 	/* Rows, a slab begun in every shard, old and new indexes together, lists of slabs, a block. */
 	int64_t worst = n * (t->row_bytes + t->state_bytes + 64) + PT_SHARDS * (slab + 256) + index +
 					2 * now / 3 + MOST_BLOCK / 8;
-	return worst < t->c.memory_limit - now;
+	int64_t all = __atomic_add_fetch(&t->reserved, worst, __ATOMIC_SEQ_CST);
+	now = __atomic_load_n(&t->bytes, __ATOMIC_SEQ_CST);
+	if (all < t->c.memory_limit - now) {
+		b->reserved = worst;
+		return 1;
+	}
+	__atomic_sub_fetch(&t->reserved, worst, __ATOMIC_SEQ_CST);
+	return 0;
+}
+
+void pt_unreserve(pt_table *t, pt_batch *b) {
+	if (b->reserved)
+		__atomic_sub_fetch(&t->reserved, b->reserved, __ATOMIC_SEQ_CST);
+	b->reserved = 0;
 }

@@ -175,7 +175,8 @@ static int copy_rows(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p,
 			b->value = p->ids[k];
 			return PT_ABSENT;
 		}
-		int rc = found < 0 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), &row) : PT_OK;
+		int rc = found < 0 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), 0, &row)
+						   : PT_OK;
 		if (rc)
 			return rc;
 		char *mine = pt_row(t, s, row), *theirs = (char *)b->values + p->at[k] * row_bytes;
@@ -206,7 +207,7 @@ static int make(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	for (uint32_t k = 0; k < p->n; k++) {
 		uint32_t row;
 		int rc = find(t, s, p->ids[k]) < 0
-					 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), &row)
+					 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), 0, &row)
 					 : PT_OK;
 		if (rc)
 			return rc;
@@ -224,7 +225,7 @@ static int pull_missing(pt_table *t, pt_batch *b, const uint32_t *places, uint32
 		pthread_rwlock_wrlock(&s->lock);
 		int64_t found = find(t, s, id);
 		uint32_t row = (uint32_t)found;
-		int rc = found < 0 ? pt_insert(t, s, id, hash, &row) : PT_OK;
+		int rc = found < 0 ? pt_insert(t, s, id, hash, 0, &row) : PT_OK;
 		if (rc == PT_OK) {
 			char *to = (char *)b->values + places[k] * row_bytes, *from = pt_row(t, s, row);
 			if (b->dtype != t->c.dtype)

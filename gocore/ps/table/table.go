@@ -21,6 +21,10 @@ package table
 #cgo nocallback pt_read
 #cgo noescape pt_write
 #cgo nocallback pt_write
+#cgo noescape pt_reserve
+#cgo nocallback pt_reserve
+#cgo noescape pt_unreserve
+#cgo nocallback pt_unreserve
 #include "table.h"
 */
 import "C"
@@ -31,6 +35,8 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
+	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -127,48 +133,90 @@ func (t *Table) Pull(b Batch) error {
 	return t.call("pull", b, func(c *C.pt_batch) C.int { return C.pt_pull(t.t, c) })
 }
 
+// Make makes the rows of the ids that are missing: a push of them then needs no memory. Values is nil.
+func (t *Table) Make(ids *op.Buf) error {
+	return t.call("make rows", Batch{IDs: ids}, func(c *C.pt_batch) C.int { return C.pt_pull(t.t, c) })
+}
+
 // Push updates the rows of the ids by gradients, in Values, and makes those that are missing. The
 // gradients of an id that appears several times are added in order of appearance. rate replaces the
 // learning rate of the table unless it is NaN. Gradients may be of any of the dtypes that rows have. A table that refuses
 // gradients that are not finite has finite rows: what would lie beyond the largest number is that number. step is the number of this update, from 1, of which
 // Adam's bias correction depends; 0: one more than the greatest so far.
 func (t *Table) Push(b Batch, rate float64, step int64) error {
+	if step < 0 {
+		return status.New(status.Argument, "push: step=%d is below 0; steps count from 1", step)
+	}
+	u, err := t.Prepare(b, rate)
+	if err != nil {
+		return err
+	}
+	defer u.End()
+	return u.Apply(step)
+}
+
+// Update is a push that has been checked and for which there is room: see Prepare.
+type Update struct {
+	of      *Table
+	batch   *C.pt_batch // by itself: C must not get at Go's pointers
+	scratch unsafe.Pointer
+	rate    float64
+}
+
+// Prepare does all of a Push that may be refused, so that several tables are updated, or none. End is called
+// after it, and after Apply, if there is one. Until then the memory of the batch is the update's, and
+// Clear and Free wait.
+func (t *Table) Prepare(b Batch, rate float64) (*Update, error) {
 	if math.IsNaN(rate) {
 		rate = t.Optimizer.LearningRate
 	}
 	if rate < 0 || math.IsInf(rate, 0) {
-		return status.New(status.Argument, "push: learning_rate=%v is not a finite number of at least 0", rate)
+		return nil, status.New(status.Argument, "push: learning_rate=%v is not a finite number of at least 0", rate)
 	}
-	if step < 0 {
-		return status.New(status.Argument, "push: step=%d is below 0; steps count from 1", step)
+	u, err := t.enter("push", b)
+	if err != nil {
+		return nil, err
 	}
-	return t.call("push", b, func(c *C.pt_batch) C.int {
-		if t.Refuse {
-			if rc := C.pt_finite(t.t, c); rc != C.PT_OK {
-				return rc
-			}
+	u.rate = rate
+	c := u.batch
+	rc := C.pt_check(t.t, c)
+	if rc == C.PT_OK && t.Refuse {
+		rc = C.pt_finite(t.t, c)
+	}
+	if rc == C.PT_OK && C.pt_reserve(t.t, c) == 0 { // make the rows now
+		values := c.values
+		c.values = nil
+		rc = patient(func() C.int { return C.pt_pull(t.t, c) })
+		c.values = values
+	}
+	if err := t.failure("push", rc, c); err != nil {
+		u.End()
+		return nil, err
+	}
+	return u, nil
+}
+
+// Apply updates the rows, as Push does. Only a machine that refuses memory can make it fail.
+func (u *Update) Apply(step int64) error {
+	t := u.of
+	if step == 0 {
+		step = t.steps.Add(1)
+	} else {
+		for now := t.steps.Load(); now < step && !t.steps.CompareAndSwap(now, step); now = t.steps.Load() {
 		}
-		if C.pt_room(t.t, c.n) == 0 {
-			values := c.values // make the rows first: if there is no room, no row is updated
-			c.values = nil
-			rc := C.pt_pull(t.t, c)
-			c.values = values
-			if rc != C.PT_OK {
-				return rc
-			}
-		}
-		if step == 0 {
-			step = t.steps.Add(1)
-		} else {
-			for now := t.steps.Load(); now < step && !t.steps.CompareAndSwap(now, step); now = t.steps.Load() {
-			}
-		}
-		c.step = t.Optimizer.step(rate, step)
-		if t.Refuse {
-			c.step.most = largest[t.dtype]
-		}
-		return C.pt_push(t.t, c)
-	})
+	}
+	u.batch.step = t.Optimizer.step(u.rate, step)
+	if t.Refuse {
+		u.batch.step.most = largest[t.dtype]
+	}
+	return t.failure("push", C.pt_push(t.t, u.batch), u.batch)
+}
+
+// End gives back what Prepare has taken.
+func (u *Update) End() {
+	C.pt_unreserve(u.of.t, u.batch)
+	mem.Free(u.scratch)
+	u.of.inUse.RUnlock()
 }
 
 // Check tells whether Push would refuse the batch because of what it holds: an id out of range, or a gradient
@@ -235,28 +283,45 @@ func freed() error {
 	return status.New(status.Argument, "the table was closed")
 }
 
-// call checks a batch, gives it scratch memory, and translates the result.
+// call carries out a batch, and translates the result.
 func (t *Table) call(name string, b Batch, work func(*C.pt_batch) C.int) error {
+	u, err := t.enter(name, b)
+	if err != nil {
+		return err
+	}
+	defer u.End()
+	rc := C.pt_check(t.t, u.batch)
+	if rc == C.PT_OK {
+		rc = patient(func() C.int { return work(u.batch) })
+	}
+	return t.failure(name, rc, u.batch)
+}
+
+// enter checks the tensors of a batch, and gives it scratch memory.
+func (t *Table) enter(name string, b Batch) (*Update, error) {
 	c, err := t.checked(name, b)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t.inUse.RLock()
-	defer t.inUse.RUnlock()
 	if t.t == nil {
-		return freed()
+		err = freed()
+	} else {
+		c.scratch, err = mem.Alloc(int64(C.pt_scratch(t.t, c.n)))
 	}
-	scratch, err := mem.Alloc(int64(C.pt_scratch(t.t, c.n)))
 	if err != nil {
-		return err
+		t.inUse.RUnlock()
+		return nil, err
 	}
-	defer mem.Free(scratch)
-	c.scratch = scratch
-	rc := C.pt_check(t.t, &c)
-	if rc == C.PT_OK {
-		rc = work(&c)
+	return &Update{of: t, batch: &c, scratch: c.scratch}, nil
+}
+
+// patient calls again while the memory that a call needs is reserved for pushes, which last some milliseconds at most.
+func patient(call func() C.int) (rc C.int) {
+	for rc = call(); rc == C.PT_BUSY; rc = call() {
+		time.Sleep(50 * time.Microsecond)
 	}
-	return t.failure(name, rc, &c)
+	return rc
 }
 
 func (t *Table) failure(name string, rc C.int, c *C.pt_batch) error {
@@ -298,6 +363,9 @@ func (t *Table) checked(name string, b Batch) (C.pt_batch, error) {
 	what := map[string]string{"pull": "out", "push": "gradients"}[name]
 	if what == "" {
 		what = "rows"
+	}
+	if values == nil {
+		values = &op.Buf{DType: t.dtype, Count: ids.Count * t.Dim, NDim: 1}
 	}
 	if _, known := dtypes[values.DType]; name == "push" && !known {
 		return c, status.New(status.Type, "%s: gradients are of %v; they must be of float32, float16 or bfloat16", name, values.DType)

@@ -46,7 +46,8 @@ enum {
 	PT_OVER_LIMIT,   /* the table would grow past its limit */
 	PT_OUT_OF_RANGE, /* fault.index is the place of the id */
 	PT_NOT_FINITE,   /* fault.index is the place of the element */
-	PT_ABSENT        /* fault.index is the place of the id */
+	PT_ABSENT,       /* fault.index is the place of the id */
+	PT_BUSY          /* what is left of the limit is reserved: call again in a moment */
 };
 
 /* pt_config says what a table is. */
@@ -114,6 +115,8 @@ typedef struct pt_table {
 	char *free_at, *free_end; /* what is left of the newest block */
 	int64_t block_bytes;      /* of all blocks */
 	int64_t bytes;            /* of all memory; atomic */
+	int64_t reserved;         /* bytes that pushes under way may still take; atomic */
+	int32_t tight;            /* nothing is reserved any more; atomic */
 	uint32_t turn;            /* atomic: where the next call begins */
 	pt_shard shard[PT_SHARDS];
 } pt_table;
@@ -130,6 +133,7 @@ typedef struct pt_batch {
 	float *states; /* n states of a read or a write; NULL: none */
 	void *scratch; /* pt_scratch bytes, aligned to a cache line */
 	pt_step step;  /* of a push */
+	int64_t reserved; /* bytes that pt_reserve has set aside for this batch */
 	int64_t fault; /* set with an error: the place of the id or element */
 	int64_t value; /* set with PT_OUT_OF_RANGE and PT_ABSENT: the id */
 } pt_batch;
@@ -159,14 +163,17 @@ int pt_finite(pt_table *t, pt_batch *b);
 /* pt_check returns PT_OUT_OF_RANGE if the table does not take an id of the batch. */
 int pt_check(pt_table *t, pt_batch *b);
 
-/* pt_room returns 1 if n new rows surely stay within the limit of the table. */
-int pt_room(pt_table *t, int64_t n);
+/* pt_reserve sets aside what a push of the batch may need of the limit, and returns 1; or returns 0
+ * if that much is not surely left. Others cannot take it until pt_unreserve. After a 0 pt_pull
+ * without values makes the rows, and the push then needs nothing more. */
+int pt_reserve(pt_table *t, pt_batch *b);
+void pt_unreserve(pt_table *t, pt_batch *b);
 
 /* pt_pull copies the rows of the ids into values, and makes those that are missing. values may be
  * NULL: then it makes them only. pt_push updates the rows of the ids, and makes those that are
- * missing. After an error, rows of some shards may have been updated: pt_pull without values first,
- * where pt_room returns 0. pt_read copies rows and states, and pt_write sets them. Each returns a
- * PT_* code. */
+ * missing. After an error, rows of some shards may have been updated: pt_reserve first. pt_read
+ * copies rows and states, and pt_write sets them. Each returns a PT_* code. After PT_BUSY all but
+ * pt_push, which never returns it after pt_reserve, may be called again. */
 int pt_pull(pt_table *t, pt_batch *b);
 int pt_push(pt_table *t, pt_batch *b);
 int pt_read(pt_table *t, pt_batch *b);
@@ -188,9 +195,9 @@ typedef struct pt_portion {
 
 enum { PT_WORK = 8 };
 
-/* pt_insert makes the row of an id that is not there, in its shard. The caller holds the lock. Sets
- * *row and returns a PT_* code. */
-int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, uint32_t *row);
+/* pt_insert makes the row of an id that is not there, in its shard. The caller holds the lock.
+ * reserved says that pt_reserve has set memory aside for it. Sets *row and returns a PT_* code. */
+int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, int reserved, uint32_t *row);
 
 /* pt_initialise writes the first values of the row of an id. */
 void pt_initialise(const pt_config *c, int64_t id, void *row);

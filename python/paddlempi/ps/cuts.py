@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 import stat
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import ArgumentError
 
-__all__ = ["Cut", "CutTable", "newest", "open_cut"]
+__all__ = ["Cut", "CutTable", "newest", "open_cut", "warn_of_skipped"]
 
 _FORMAT = 1
 _MAGIC = b"PMPIPART"
@@ -42,6 +44,8 @@ class CutTable(NamedTuple):
     """The greatest step of a push."""
     rows: int
     config: dict[str, Any]
+    learning_rate: float | None
+    """That which was set instead of the config's. None: none was."""
 
     @property
     def numpy_dtype(self) -> str:
@@ -118,6 +122,17 @@ class Cut:
             if type(rows) is not int or rows < 0 or table.layout(rows)[2] > size:
                 raise _Damaged(f"{name} has {size} bytes, and {rows!r:.40} rows of {table.name!r}")
         return part
+
+    def verify(self) -> None:
+        """Read all of it, and compare the checksums.
+
+        Raises:
+            ArgumentError: a file is damaged.
+            OSError: a file cannot be read.
+        """
+        for table in range(len(self.tables)):
+            for _ in self.chunks(table):
+                pass
 
     def chunks(self, table: int, *, values: bool = True) -> Iterator[tuple[Any, Any, Any]]:
         """Yield the rows of a table in pieces: ids, rows, states, as NumPy arrays.
@@ -200,7 +215,8 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
 
     Args:
         directory: what the servers saved into.
-        step: None: the greatest step of a cut that is whole.
+        step: None: the greatest step of a cut that is whole: it is read once, and its checksums are
+            compared. A warning says which newer ones are not.
 
     Raises:
         ArgumentError: there is no such cut, or it is not whole.
@@ -210,10 +226,11 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
         if type(step) is not int or step < 0:
             raise ArgumentError(f"step={step!r} is not a number from 0 up")
         return Cut(root / f"cut-{step:08d}", step)
-    cut, wrong = _newest(root)
+    cut, wrong = _newest(root, read=True)
     if cut is None:
         why = f"; the newest: {wrong[0]}" if wrong else ""
         raise ArgumentError(f"{root} has no whole cut{why}")
+    warn_of_skipped("paddlempi.ps", cut.step, wrong, above=3)
     return cut
 
 
@@ -223,7 +240,7 @@ def newest(directory: str | os.PathLike[str]) -> int | None:
     Raises:
         ArgumentError: there are complete cuts, and none is whole.
     """
-    cut, wrong = _newest(Path(directory))
+    cut, wrong = _newest(Path(directory), read=False)
     if cut is None and wrong:
         raise ArgumentError(
             f"of {len(wrong)} complete cuts in {directory} none is whole; the newest: {wrong[0]}"
@@ -231,8 +248,11 @@ def newest(directory: str | os.PathLike[str]) -> int | None:
     return None if cut is None else cut.step
 
 
-def _newest(root: Path) -> tuple[Cut | None, list[str]]:
-    """Return the whole cut of the greatest step, and what is wrong with greater ones."""
+def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
+    """Return the whole cut of the greatest step, and what is wrong with greater ones.
+
+    Without ``read`` a cut is whole if its files have their sizes.
+    """
     steps = []
     if root.is_dir():
         for path in root.iterdir():
@@ -242,10 +262,27 @@ def _newest(root: Path) -> tuple[Cut | None, list[str]]:
     wrong = []
     for step, path in sorted(steps, reverse=True):
         try:
-            return Cut(path, step), wrong
-        except ArgumentError as error:
+            cut = Cut(path, step)
+            if read:
+                cut.verify()
+        except (ArgumentError, OSError) as error:
             wrong.append(str(error))
+            continue
+        return cut, wrong
     return None, wrong
+
+
+def warn_of_skipped(what: str, step: int, reasons: Sequence[str], *, above: int) -> None:
+    """Warn that newer cuts than that of ``step`` are not whole, if there are any.
+
+    The warning is that of the line which is ``above`` this function by so many calls.
+    """
+    if reasons:
+        warnings.warn(
+            f"{what}: takes the cut of step {step}, because newer ones are damaged: "
+            + "; ".join(reasons),
+            stacklevel=above + 1,
+        )
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -276,6 +313,9 @@ def _table(given: Any) -> CutTable:
         raise _Damaged("its manifest has a table without a name")
     if given.get("dtype") not in _ITEM or not isinstance(given.get("config"), dict):
         raise _Damaged(f"its table {given['name']!r:.80} has no dtype of a row, or no config")
+    rate = given.get("learning_rate")
+    if rate is not None and not (type(rate) in (int, float) and 0 <= rate < math.inf):
+        raise _Damaged(f"its table {given['name']!r:.80} has the learning rate {rate!r:.40}")
     return CutTable(
         given["name"],
         given["dtype"],
@@ -284,6 +324,7 @@ def _table(given: Any) -> CutTable:
         _whole(given, "steps", 0),
         _whole(given, "rows", 0),
         given["config"],
+        rate,
     )
 
 

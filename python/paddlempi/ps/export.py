@@ -165,6 +165,8 @@ def _empty(info: CutTable, train: bool) -> Table:
     try:
         kind = type(optimizer(config["optimizer"]["name"]))
         numbers = {field.name: config["optimizer"][field.name] for field in fields(kind)}
+        if info.learning_rate is not None:
+            numbers["learning_rate"] = info.learning_rate
         first: Initializer = initializer(config["initializer"]["name"])
         if isinstance(first, Uniform | Normal):
             first = type(first)(config["initializer"]["a"], config["initializer"]["b"])

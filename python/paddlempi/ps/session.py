@@ -38,7 +38,7 @@ from ..group_arguments import to_seconds
 from . import functions
 from .agreement import agree, files
 from .config import from_zero, rate_of
-from .cuts import newest
+from .cuts import newest, warn_of_skipped
 from .role_map import PSERVER, TRAINER, RolesArgument, serves, trains
 
 __all__ = [
@@ -354,22 +354,27 @@ def stats() -> dict[str, Any]:
 def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: bytes = b"") -> None:
     """Have the servers write all tables into a folder that they see.
 
-    All trainers that have not completed call it, between the same two steps. The cut is complete
-    when this returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout
-    the servers stop, and the earlier one stays. One thread of each trainer calls it; others may
-    pull meanwhile.
+    All trainers that have not completed call it, with the same arguments but ``extra``, between the
+    same two steps. One thread of each trainer calls it; others may pull and push meanwhile: each
+    push is in the cut with all its tables or not at all, and with it all that its trainer pushed
+    before. Such a push waits while the servers copy their rows. The cut is complete when this
+    returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout the servers
+    stop, and the earlier one stays.
 
     Args:
         folder: the folder, which is made if need be.
         step: the number of the step, which names the cut.
-        keep: how many complete cuts stay, this one among them; 0: all.
+        keep: how many whole cuts stay, this one among them; 0: all. Before one is removed, the
+            servers read those that stay and compare their checksums.
         extra: what :func:`restore` gives back, such as a pickle of the dense parameters. That of
             the first trainer counts.
 
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train, ``step`` or ``keep`` is below 0, there is a
-            complete cut of this step, or a server cannot write there.
+            complete cut of this step, a server cannot write there, or what it has written cannot be
+            read again: then no older cut was removed.
+        MismatchError: trainers give other arguments. Nothing was written.
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
         TimeoutError: it took longer than the timeout of :func:`init`.
     """
@@ -429,12 +434,14 @@ def restore(
 ) -> dict[str, Any]:
     """Have the servers read a complete cut of a folder into the tables that were made.
 
-    All trainers that have not completed call it, after they have made their tables. The cut may be
-    of another number of servers. Where nothing may be saved yet, ask :func:`latest` first.
+    All trainers that have not completed call it, with the same arguments, after they have made
+    their tables. The cut may be of another number of servers. The servers read it whole and compare
+    its checksums before they change a row. A learning rate that was set is that of the cut. Where
+    nothing may be saved yet, ask :func:`latest` first.
 
     Args:
         folder: the folder.
-        step: which cut. None: the newest that is complete.
+        step: which cut. None: the newest that is whole. A warning says which newer ones are not.
         tables: the names of the tables to read. The others stay as they are. None: all.
         strict: whether the tables must be those of the cut. If not, a table that only the cut has
             is left out, and one that the cut does not have stays as it is. Tables of both must have
@@ -442,13 +449,15 @@ def restore(
 
     Returns:
         ``step``; ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
-        have now; ``tables``, the names of those that were read.
+        have now; ``tables``, the names of those that were read; ``skipped``, a list of the newer
+        cuts that are not whole, the newest first: of each a dict of its ``step`` and ``why``.
 
     Raises:
         NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, there is no complete cut, or a table of it has
-            another configuration; with ``strict`` also, if a table is only in the cut, or not in
-            it.
+        ArgumentError: this rank does not train, there is no complete cut or none that is whole, or
+            a table of it has another configuration; with ``strict`` also, if a table is only in the
+            cut, or not in it.
+        MismatchError: trainers give other arguments. Nothing was restored.
         DtypeError: ``step`` is no integer, or ``tables`` are no texts.
         TimeoutError: it took longer than the timeout of :func:`init`. Then, and after Ctrl-C, the
             tables have some rows of the cut: restore again.
@@ -460,7 +469,9 @@ def restore(
     if tables is not None:
         taking["tables"] = _names("ps.restore", tables)
     told = _native.control("ps_restore", dir=os.fspath(folder), step=step, **taking)
-    return {**told, "extra": base64.b64decode(told.get("extra") or "")}
+    skipped = told.get("skipped") or []
+    warn_of_skipped("ps.restore", told["step"], [one["why"] for one in skipped], above=2)
+    return {**told, "extra": base64.b64decode(told.get("extra") or ""), "skipped": skipped}
 
 
 def set_learning_rate(name: str, rate: float) -> None:

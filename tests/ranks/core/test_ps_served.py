@@ -429,17 +429,28 @@ def test_all_trainers_get_the_error_of_a_cut(begin: Begin, roles: str, folder: P
 
 
 def test_trainers_that_ask_for_different_cuts(begin: Begin, rank: int, folder: Path) -> None:
-    """The first trainer's is made; the others learn that it is not theirs."""
+    """All learn it, and nothing is done."""
     begin(BOTH)
-    ps.RemoteTable("t", DIM)
-    if rank == 0:
-        ps.save(folder, 3)
-        assert ps.restore(folder)["step"] == 3
-    else:
-        with pytest.raises(errors.MismatchError, match=r"asks for step .*, and the first trainer"):
-            ps.save(folder, 3 + rank)
-        with pytest.raises(errors.MismatchError, match=r"step 3, and the first .* the newest cut"):
-            ps.restore(folder, 3)
+    table = ps.RemoteTable("t", DIM)
+    others = tuple(range(1, len(ps.trainers())))
+    last = rank == others[-1]
+
+    def differ(call: Callable[[], object], match: str) -> None:
+        with pytest.raises(errors.MismatchError, match=match) as raised:
+            call()
+        assert set(raised.value.ranks) <= set(others), raised.value.ranks
+
+    differ(lambda: ps.save(folder, 3 + rank), "asks for step [345] in")
+    differ(lambda: ps.save(folder / "other" if last else folder, 3), "asks for step 3 in")
+    differ(lambda: ps.save(folder, 3, keep=2 + last), "with keep=[23]")
+    assert ps.barrier() is None and not any(folder.rglob("*"))
+    ps.save(f"{folder}/" if rank else folder, 3, extra=bytes([rank]))
+    table.push(np.arange(3), np.ones((3, DIM), np.float32))
+    differ(lambda: ps.restore(folder, 3 if last else None), "asks for (step 3|the newest cut) in")
+    differ(lambda: ps.restore(folder / "other" if last else folder), "asks for the newest cut in")
+    assert (table.pull(np.arange(3)) != 0).all()
+    assert ps.restore(folder)["step"] == 3
+    assert (table.pull(np.arange(3)) == 0).all()
 
 
 def test_who_is_missing_in_a_barrier_is_named(begin: Begin, rank: int, size: int) -> None:
