@@ -77,7 +77,7 @@ train-ps: $(VENV)/.package $(VENV)/.example-torch
 ## test          all tests but those of the oldest torch and of unpinned versions; makes what they need
 .PHONY: test
 # The longest groups begin first, and short ones are left for the end, so that both lanes end together.
-TESTS = test-torch-jobs-newest test-cluster test-programs test-examples test-paddle-jobs test-unit test-cuda test-torch soak fuzz-minute \
+TESTS = test-torch-jobs-newest test-cluster test-programs test-docs test-examples test-paddle-jobs test-unit test-cuda test-torch soak fuzz-minute \
 	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
 	$(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-abi
 test: clean-results test-core test-two
@@ -266,6 +266,12 @@ test-examples: environments | $(RESULTS)
 test-examples-unpinned: $(UNPINNED)/.tests | $(RESULTS)
 	@: > $(RESULTS)/examples-unpinned.xml
 	$(UNPINNED)/bin/$(call pytest_jobs,examples-unpinned) tests/jobs/examples
+
+## test-docs     the programs in the README and in docs/ run as they are printed
+.PHONY: test-docs
+test-docs: $(TORCH_newest)/.programs | $(RESULTS)
+	@: > $(RESULTS)/docs.xml
+	$(TORCH_newest)/bin/$(call pytest_jobs,docs) tests/jobs/docs
 
 ## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster

@@ -2,6 +2,7 @@ package gocore
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"runtime"
@@ -192,7 +193,7 @@ func controlDestroyGroup(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct{}{}, g.Destroy()
+	return struct{}{}, remove(g)
 }
 
 func controlGroupInfo(request []byte, _ work.Interrupt) (any, error) {
@@ -328,6 +329,7 @@ func describeHelper(c *topo.CPUs) *helperInfo {
 func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		MPI       *string `json:"mpi"`
+		Named     string  `json:"mpi_named"`
 		SysPrefix string  `json:"sys_prefix"`
 		CUDA      bool    `json:"cuda"`
 	}
@@ -349,7 +351,7 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil
 	}
-	o := mpi.Options{SysPrefix: r.SysPrefix}
+	o := mpi.Options{SysPrefix: r.SysPrefix, Named: r.Named}
 	if r.MPI != nil {
 		o.Path = *r.MPI
 	}
@@ -360,6 +362,8 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 		if i, err = mpi.Probe(found.Path); err == nil {
 			i.Why = found.Why
 			info.MPI = &i
+		} else {
+			err = fmt.Errorf("%w; it is %s", err, found.Why)
 		}
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package gocore
 
 import (
 	"fmt"
+	"path/filepath"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -18,8 +19,8 @@ type dumped struct {
 	Error string `json:"error"`
 }
 
-// controlTraceDump writes the traces of processes of this host into a folder. It needs neither MPI nor
-// init. Without pids it takes all processes that have a trace.
+// controlTraceDump writes the traces of processes of this host into a folder, or if they are of several jobs, into a folder in it
+// for each job. It needs neither MPI nor init. Without pids it takes all processes that have a trace.
 func controlTraceDump(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		PIDs   []int  `json:"pids"`
@@ -34,26 +35,40 @@ func controlTraceDump(request []byte, _ work.Interrupt) (any, error) {
 	if r.PIDs == nil {
 		r.PIDs = trace.Processes()
 	}
-	list, files := []dumped{}, map[string]int{}
+	list, taken, jobs := []dumped{}, []*trace.Snapshot{}, map[string]bool{}
 	for _, pid := range r.PIDs {
-		d := dumped{PID: pid}
 		s, err := trace.ReadProcess(pid)
-		if err == nil {
-			d.Host, d.State = s.Host, s.State
-			if other, taken := files[s.FileName()]; taken {
-				err = fmt.Errorf("it is rank %d of its job, and so is process %d: give the processes of one job", s.Rank, other)
-			}
-		}
-		if err == nil {
-			files[s.FileName()] = pid
-			d.File, err = s.Write(r.Folder)
-		}
+		d := dumped{PID: pid}
 		if err != nil {
-			d.Error = err.Error()
+			s, d.Error = nil, err.Error()
 		} else {
-			d.Rank = &s.Rank
+			d.Host, d.State = s.Host, s.State
+			jobs[s.Job] = true
 		}
-		list = append(list, d)
+		list, taken = append(list, d), append(taken, s)
+	}
+	files := map[string]int{}
+	for i, s := range taken {
+		if s == nil {
+			continue
+		}
+		d, folder := &list[i], r.Folder
+		if len(jobs) > 1 {
+			folder = filepath.Join(folder, "job-"+s.Job)
+		}
+		path := filepath.Join(folder, s.FileName())
+		other, twice := files[path]
+		if twice {
+			d.Error = fmt.Sprintf("it is rank %d of its job, and so is process %d", s.Rank, other)
+			continue
+		}
+		files[path] = d.PID
+		var err error
+		if d.File, err = s.Write(folder); err != nil {
+			d.Error = err.Error()
+			continue
+		}
+		d.Rank = &s.Rank
 	}
 	return map[string]any{"processes": list}, nil
 }

@@ -130,7 +130,7 @@ func Poison(why string) {
 func Submit(d *op.Desc, nested bool) (id uint64, r work.Result, err error) {
 	g, err := groupOf(d.Group)
 	if err != nil {
-		return 0, work.Result{}, err
+		return 0, work.Result{}, status.New(status.CodeOf(err), "%s: %v", d.Code, err)
 	}
 	h, r, err := g.Submit(d, nested)
 	if h == nil {

@@ -1,6 +1,7 @@
 package gocore
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,19 +25,18 @@ type world struct {
 // Init and after Destroy.
 var initial atomic.Pointer[world]
 
-// entry is a group that has an id. g is nil while the group is being made, and after its world has
-// ended.
+// entry is a group and its world.
 type entry struct {
 	w *world
 	g *group.Group
 }
 
-// groups has the groups of all worlds, by id. An id is used once in a process, so that the id of a
-// group from before Destroy and another Init is recognised. The list never shrinks. Readers take no
-// lock.
+// groups has the groups of all worlds that are not destroyed, by id. An id is used once in a process, so
+// that the id of a group that was destroyed is recognised. Readers take no lock: a change replaces the map.
 var groups struct {
 	mu   sync.Mutex
-	list atomic.Pointer[[]entry] // the entry of id 1 comes first
+	last atomic.Int64 // the id that was given last; the first is 1
+	live atomic.Pointer[map[int64]entry]
 }
 
 // departing holds the environments of worlds that have ended while other ranks have not departed
@@ -59,37 +59,35 @@ func initialWorld() (*world, error) {
 	return w, nil
 }
 
-// updateGroups replaces the list of groups. The caller holds groups.mu.
-func updateGroups(change func([]entry) []entry) {
-	var list []entry
-	if now := groups.list.Load(); now != nil {
-		list = slices.Clone(*now)
+// updateGroups changes the map of groups.
+func updateGroups(change func(map[int64]entry)) {
+	groups.mu.Lock()
+	defer groups.mu.Unlock()
+	live := map[int64]entry{}
+	if now := groups.live.Load(); now != nil {
+		live = maps.Clone(*now)
 	}
-	list = change(list)
-	groups.list.Store(&list)
+	change(live)
+	groups.live.Store(&live)
 }
 
 // add makes a group of w and gives it the next id. Several threads may make groups at once.
 func (w *world) add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
-	groups.mu.Lock()
-	var id int64
-	updateGroups(func(list []entry) []entry {
-		id = int64(len(list)) + 1
-		return append(list, entry{w: w})
-	})
-	groups.mu.Unlock()
+	id := groups.last.Add(1)
 	g, err := make(id)
 	if err != nil {
 		return nil, err
 	}
 	w.all.CompareAndSwap(nil, g)
-	groups.mu.Lock()
-	defer groups.mu.Unlock()
-	updateGroups(func(list []entry) []entry {
-		list[id-1].g = g
-		return list
-	})
+	updateGroups(func(live map[int64]entry) { live[id] = entry{w, g} })
 	return g, nil
+}
+
+// remove destroys a group. Its world may still keep it, because MPI uses it or a wait was interrupted.
+func remove(g *group.Group) error {
+	err := g.Destroy()
+	updateGroups(func(live map[int64]entry) { delete(live, g.ID) })
+	return err
 }
 
 // groupOf returns the group with an id.
@@ -101,24 +99,20 @@ func groupOf(id int64) (*group.Group, error) {
 		}
 		return w.all.Load(), nil
 	}
-	list := groups.list.Load()
-	if list == nil || id < 0 || id > int64(len(*list)) {
-		if err == nil {
-			err = status.New(status.Argument, "there is no group %d", id)
+	if live := groups.live.Load(); live != nil {
+		if e, ok := (*live)[id]; ok && !e.w.ended.Load() {
+			return e.g, nil
 		}
-		return nil, err
 	}
-	switch e := (*list)[id-1]; {
-	case e.w.ended.Load():
-		if err == nil {
-			err = status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
-		}
+	switch {
+	case err != nil:
 		return nil, err
-	case e.g == nil:
+	case id < 0 || id > groups.last.Load():
 		return nil, status.New(status.Argument, "there is no group %d", id)
-	default:
-		return e.g, nil
+	case id < w.all.Load().ID:
+		return nil, status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
 	}
+	return nil, status.New(status.GroupDestroyed, "group %d was destroyed; make a new one with new_group", id)
 }
 
 // closesWithMPI makes w leave in order before MPI is finalized, by this library or by other code.
@@ -136,16 +130,9 @@ func (w *world) destroy() error {
 	w.removeCloser()
 	w.ended.Store(true)
 	settled, err := w.env.Destroy()
-	groups.mu.Lock()
-	updateGroups(func(list []entry) []entry {
-		for i := range list {
-			if list[i].w == w {
-				list[i].g = nil
-			}
-		}
-		return list
+	updateGroups(func(live map[int64]entry) {
+		maps.DeleteFunc(live, func(_ int64, e entry) bool { return e.w == w })
 	})
-	groups.mu.Unlock()
 	departing = append(departing, w.env)
 	closeDeparted()
 	if settled { // else an operation of MPI may still use what FreeAll frees

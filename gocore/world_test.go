@@ -1,6 +1,7 @@
 package gocore
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -59,4 +60,22 @@ func TestClosersEndInTheOppositeOrder(t *testing.T) {
 	assert.Equal(t, []string{"child", "late", "world"}, seen)
 	c.run(true)
 	assert.Len(t, seen, 3, "every id is used once")
+}
+
+// A group that was destroyed leaves nothing behind: a program may make groups all the time.
+func TestDestroyedGroupsAreForgotten(t *testing.T) {
+	initialised(t)
+	before := len(*groups.live.Load())
+	var first int64
+	for i := range 100 {
+		id := int64(control(t, "new_group", `{"ranks":[0]}`)["group"].(float64))
+		if i == 0 {
+			first = id
+		}
+		control(t, "destroy_group", fmt.Sprintf(`{"group":%d}`, id))
+	}
+	assert.Len(t, *groups.live.Load(), before)
+	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: first, TimeoutNS: -1}, false)
+	assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
+	assert.ErrorContains(t, err, fmt.Sprintf("barrier: group %d was destroyed; make a new one", first))
 }

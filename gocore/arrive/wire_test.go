@@ -90,3 +90,78 @@ func TestWireReportsErrorsOfMPI(t *testing.T) {
 	assert.ErrorContains(t, err, "injected failure of call 2")
 	assert.NoError(t, failing.Close())
 }
+
+// wires makes the arrivals of n members of one process.
+func wires(t *testing.T, n int) (ws []*Wire) {
+	for i, lib := range mpifake.New(n) {
+		w, err := NewWire(lib, lib.World(), n, i)
+		require.NoError(t, err)
+		ws = append(ws, w)
+	}
+	return ws
+}
+
+// settle polls the arrivals in turn until none is under way.
+func settle(t *testing.T, ws []*Wire) {
+	assert.Eventually(t, func() bool {
+		over := true
+		for _, w := range ws {
+			over = w.Settled() && over
+		}
+		return over
+	}, 20*time.Second, time.Millisecond)
+}
+
+func TestAMemberLeavesAWire(t *testing.T) {
+	// The signature of one member is what the member that leaves announces as its reason.
+	for name, sig := range map[string]Signature{"another signature": {1, 2, 3}, "the same signature": {uint64(status.PeerLeft)}} {
+		t.Run(name, func(t *testing.T) {
+			ws := wires(t, 3)
+			_, _, err := ws[0].Announce(1, &sig, 0, Note{}, 0)
+			require.NoError(t, err)
+			require.NoError(t, ws[1].Leave(1, status.PeerLeft))
+			require.NoError(t, ws[1].Leave(1, status.PeerLeft), "once is enough")
+			state, _, err := ws[0].Poll(0)
+			require.NoError(t, err)
+			assert.Equal(t, Pending, state, "member 2 has announced nothing")
+			_, _, err = ws[2].Announce(1, &sig, Refused, Note{}, 0)
+			require.NoError(t, err)
+			settle(t, ws)
+			for _, i := range []int{0, 2} {
+				state, _, err := ws[i].Poll(0)
+				require.NoError(t, err)
+				assert.Equal(t, Closed, state)
+				assert.Equal(t, map[int]status.Code{1: status.PeerLeft}, ws[i].Closers(1))
+				require.NoError(t, ws[i].Leave(2, status.PeerLeft), "nobody announces anything after that")
+				assert.True(t, ws[i].Settled())
+			}
+			_, gaveUp := ws[1].Standing(1)
+			assert.Equal(t, &Withdrawal{1, 1, status.PeerLeft}, gaveUp)
+		})
+	}
+}
+
+func TestAllMembersLeaveAWire(t *testing.T) {
+	ws := wires(t, 3)
+	for _, w := range ws {
+		require.NoError(t, w.Leave(1, status.PeerLeft))
+	}
+	settle(t, ws)
+	for _, w := range ws {
+		assert.Empty(t, w.Closers(0))
+		assert.NoError(t, w.Close())
+	}
+}
+
+// A member that has given a collective up takes part in it when it leaves, by what it has announced.
+func TestAMemberLeavesAWireThatItGaveUp(t *testing.T) {
+	ws := wires(t, 2)
+	sig := Signature{1, 2, 3}
+	_, _, err := ws[0].Announce(1, &sig, 0, Note{}, 0)
+	require.NoError(t, err)
+	assert.True(t, ws[0].GiveUp(1, status.Timeout))
+	require.NoError(t, ws[0].Leave(2, status.PeerLeft))
+	assert.False(t, ws[0].Settled())
+	require.NoError(t, ws[1].Leave(1, status.PeerLeft))
+	settle(t, ws)
+}

@@ -98,11 +98,7 @@ func (g *Group) breakIfFailed(c *call, err error) error {
 		if errors.As(err, &e) && e.Code == status.Cuda {
 			e.Ranks = g.worldRanks(e.Ranks)
 		}
-		if errors.As(err, &e) && e.Code == status.ProcFailed {
-			if dead := g.dead(); len(dead) > 0 { // which MPI does not say
-				err = g.diedError(fmt.Sprintf("collective %d", g.turn), dead, fmt.Sprintf("the group is broken (%v)", err))
-			}
-		}
+		err = g.named(c.numbered(), err)
 		if !c.chunked {
 			g.resign(c.args.Seq, err)
 		}
@@ -295,6 +291,7 @@ type collective struct {
 	counted bool    // t is counted in Group.async until its caller is told of its end
 	polls   int
 	slow    slowness
+	news    news // MPI has told of a death in this collective
 	mourning
 }
 
@@ -331,7 +328,8 @@ func (t *collective) begin() {
 	if t.ahead {
 		g.node.Lines.Turn(g.turn)
 	}
-	if err := t.announce(); err != nil {
+	if err := t.announce(); err != nil && !t.news.waits(g, err) {
+		err = g.named(t.call.numbered(), err)
 		g.resign(g.turn, err)
 		g.fail(err)
 		t.over(err)
@@ -393,7 +391,13 @@ func (t *collective) Poll() bool {
 
 func (t *collective) pollArrival() bool {
 	g := t.g
-	state, res, err := g.arrival.Poll(1)
+	state, res, err := arrive.Pending, arrive.Result{}, t.news.err
+	if err == nil {
+		state, res, err = g.arrival.Poll(1)
+	}
+	if t.news.waits(g, err) {
+		return false
+	}
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
 		if state == arrive.Rubbish {
 			err = g.rubbishError(&t.call)
@@ -417,6 +421,7 @@ func (t *collective) pollArrival() bool {
 	}
 	switch {
 	case err != nil:
+		err = g.named(t.call.numbered(), err)
 		g.resign(g.turn, err)
 		g.fail(err)
 		t.over(err)
@@ -427,7 +432,11 @@ func (t *collective) pollArrival() bool {
 	}
 	err = g.agreementError(&t.call, state, res)
 	if err == nil {
-		if err = t.start(res); err != nil {
+		if err = t.start(res); t.news.waits(g, err) {
+			t.stage = running // pollProgram goes on
+			return false
+		}
+		if err != nil {
 			err = g.breakIfFailed(&t.call, err)
 		}
 	}
@@ -476,7 +485,13 @@ func (t *collective) run() {
 }
 
 func (t *collective) pollProgram() bool {
-	done, err := t.call.prog.Poll()
+	done, err := t.news.err != nil, t.news.err
+	if !done {
+		done, err = t.call.prog.Poll()
+	}
+	if t.news.waits(t.g, err) {
+		return false
+	}
 	if done {
 		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(&t.call, t.g.readable(&t.call, err))))
 		t.discard()

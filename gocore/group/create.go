@@ -1,19 +1,15 @@
 package group
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"runtime"
-	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -95,6 +91,9 @@ func (e *Env) together(what string, ranks []int, build func() (*Group, error)) (
 	for {
 		select {
 		case r := <-made:
+			if status.CodeOf(r.err) == status.ProcFailed { // MPI may know of the death earlier than this rank
+				_ = e.Engine.Wait(func() bool { return len(e.dead(ranks)) > 0 }, time.Now().Add(e.nameLimit()), nil)
+			}
 			if dead := e.dead(ranks); r.err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
 				return nil, e.unmadeError(what, ranks, dead)
 			}
@@ -190,222 +189,6 @@ func (e *Env) unmake(ranks []int) {
 	e.mu.Lock()
 	e.made[fmt.Sprint(ranks)]--
 	e.mu.Unlock()
-}
-
-// decisionGrace is the time that a member waits for the first member's decision after its own
-// deadline, if the first member has asked it.
-const decisionGrace = 2 * time.Second
-
-// readyLimit is how long after its own deadline a member answers the first member's questions. Each
-// answer makes it wait for longer, and a first member that is damaged may ask without end.
-const readyLimit = 10 * time.Second
-
-// meet returns when all members have come to make group key, or to another meeting with that key.
-// The first member decides; the others send it a hello.
-//
-// A member may have given up its attempt by the time the first member reads the hello. Therefore
-// every hello has a number. Once all hellos are there, the first member asks all members whether
-// they are still at the attempt of that number, and tells them to go when all have said yes. It
-// also asks each member when its hello arrives. A member that was never asked therefore knows that
-// its hello was not read, and need not wait past its deadline.
-func (e *Env) meet(what string, key uint64, ranks []int, timeout time.Duration) (missing []int, err error) {
-	m := meeting{e: e, what: what, key: key, ranks: ranks}
-	defer m.over.Store(true)
-	deadline := time.Now().Add(timeout)
-	if e.Topo.Rank == ranks[0] {
-		return m.collect(ranks[1:], deadline)
-	}
-	return m.attend(deadline)
-}
-
-// meeting is a call of meet.
-type meeting struct {
-	e     *Env
-	what  string // for which call the ranks meet
-	key   uint64
-	ranks []int
-	slow  slowness
-	looks int
-	over  atomic.Bool
-}
-
-// reportIfSlow reports a wait for members that have not come. came says that they have, and are named
-// only if they are stalled. It looks at the clock at every 32nd call.
-func (m *meeting) reportIfSlow(missing []int, came bool) {
-	if m.looks++; m.looks&31 == 0 && m.slow.due(m.e, time.Now(), time.Time{}) {
-		m.e.reportMeeting(&m.slow, m.what, m.key, m.ranks, missing, came, func() bool { return !m.over.Load() })
-	}
-}
-
-// attempt is what the first member knows of another member's attempt.
-type attempt struct {
-	number []byte // number of its hello
-	round  uint64 // the last round in which the member was asked
-	asked  []byte // body of that question; the answer has the same
-	still  bool   // the member has answered in that round
-}
-
-// collect is meet on the first member.
-func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err error) {
-	e, key := m.e, m.key
-	came, dead := map[int]*attempt{}, false
-	ask := func(r int, round uint64) {
-		a := came[r]
-		a.round, a.still = round, false
-		a.asked = binary.LittleEndian.AppendUint64(bytes.Clone(a.number), round)
-		e.mail.send(r, mailReady, key, a.asked)
-	}
-	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
-	err = e.wait(func() bool {
-		e.mail.pump()
-		if dead = e.anyDied(others); dead {
-			return true
-		}
-		missing = missing[:0]
-		for _, r := range others {
-			number, ok := e.mail.peek(mailHello, r, key)
-			switch {
-			case !ok:
-				delete(came, r)
-				missing = append(missing, r)
-			case came[r] == nil || !bytes.Equal(came[r].number, number):
-				came[r] = &attempt{number: number}
-				ask(r, 0)
-			}
-		}
-		if len(missing) > 0 {
-			m.reportIfSlow(missing, false)
-			return false
-		}
-		for _, r := range others {
-			if came[r].round == 0 { // it is new: the others' answers may be old
-				round++
-				for _, r := range others {
-					ask(r, round)
-				}
-				break
-			}
-		}
-		for _, r := range others {
-			a := came[r]
-			if body, ok := e.mail.take(mailStill, r, key); ok && bytes.Equal(body, a.asked) {
-				a.still = true
-			}
-			if !a.still {
-				missing = append(missing, r)
-			}
-		}
-		m.reportIfSlow(missing, true)
-		return len(missing) == 0
-	}, deadline)
-	if dead {
-		err, missing = work.ErrDeadline, e.dead(others)
-	}
-	kind, list := mailGo, []byte(nil)
-	if err != nil {
-		kind = mailFail
-		for _, r := range missing {
-			list = binary.LittleEndian.AppendUint32(list, uint32(r))
-		}
-	}
-	for _, r := range others {
-		if number, ok := e.mail.take(mailHello, r, key); ok {
-			e.mail.send(r, kind, key, append(number, list...))
-		}
-	}
-	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(time.Second), nil)
-	return missing, err
-}
-
-// attend is meet on the members other than the first.
-func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
-	e, key, ranks, first := m.e, m.key, m.ranks, m.ranks[0]
-	asked := false // by the first member, which reports who is missing
-	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
-	e.mail.send(first, mailHello, key, number)
-	over, failed := false, false
-	until := deadline
-	err = e.wait(func() bool {
-		e.mail.pump()
-		if body, ok := e.mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
-			until, asked = later(deadline, time.Now()).Add(decisionGrace), true
-			e.mail.send(first, mailStill, key, body)
-		}
-		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
-			return true
-		}
-		body, ok := e.mail.take(mailFail, first, key)
-		if failed = ok && bytes.HasPrefix(body, number); failed {
-			for body = body[len(number):]; len(body) >= 4; body = body[4:] {
-				if r := int(binary.LittleEndian.Uint32(body)); slices.Contains(ranks, r) && !slices.Contains(missing, r) {
-					missing = append(missing, r)
-				}
-			}
-			return true
-		}
-		over = !time.Now().Before(until)
-		if e.anyDied(ranks) {
-			over, missing = true, e.dead(ranks)
-		}
-		if !over {
-			m.reportIfSlow(ranks[:1], asked)
-		}
-		return over
-	}, time.Time{})
-	if over && err == nil {
-		err = work.ErrDeadline
-		if len(missing) == 0 {
-			missing = []int{first}
-		}
-	}
-	if err != nil {
-		e.mail.send(first, mailBye, key, nil)
-	}
-	if failed && err == nil {
-		if err = work.ErrDeadline; len(missing) == 0 {
-			missing = []int{first}
-		}
-	}
-	return missing, err
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// MonitoredBarrier returns when all members have called it. It uses messages and has no part in the
-// order of the collectives. If some members do not come within timeout, the others get an error
-// that names them, and the group stays usable.
-func (g *Group) MonitoredBarrier(timeout time.Duration) error {
-	e := g.env
-	e.makers.Add(1)
-	defer e.makers.Add(-1)
-	if err := g.usable(op.Barrier); err != nil || g.Size == 1 {
-		return err
-	}
-	h := fnv.New64a()
-	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
-	missing, err := e.meet("monitored_barrier", h.Sum64(), g.Ranks, timeout)
-	return e.meetError("monitored_barrier", "called monitored_barrier on this group; the group stays usable", err, g.Ranks, missing, timeout)
-}
-
-// meetError turns the error of a meeting into one that names the members that did not come.
-func (e *Env) meetError(what, need string, err error, ranks, missing []int, timeout time.Duration) error {
-	switch {
-	case err == nil:
-		return nil
-	case e.ended.Load() != nil:
-		return e.endingError(what, ranks)
-	case err != work.ErrDeadline:
-		return err
-	}
-	if dead := e.dead(missing); len(dead) > 0 {
-		return e.diedError(fmt.Sprintf("%s(ranks=%v)", what, brief(ranks)), dead, "they will not come")
-	}
-	return status.New(status.Timeout, "%s(ranks=%v): after %v world rank(s) %v had not %s", what, brief(ranks), timeout, brief(missing), need).WithRanks(missing...)
 }
 
 // brief formats a list of ranks, shortened if it is long.

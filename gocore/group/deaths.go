@@ -1,6 +1,7 @@
 package group
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -117,4 +118,67 @@ func (m *mourning) over(g *Group, now time.Time) []int {
 		return nil
 	}
 	return m.dead
+}
+
+// nameWait is how long an error with which MPI tells of a death waits until this rank knows who has died. MPI
+// does not say, and may know a little earlier than package liveness.
+const nameWait = 2 * time.Second
+
+// news is an error with which MPI tells of a death.
+type news struct {
+	err   error // nil: there are no such news
+	since time.Time
+}
+
+// waits tells whether err should not be told yet, because it tells of a death of which this rank does not know
+// more. It keeps such an error.
+func (n *news) waits(g *Group, err error) bool {
+	if err == nil || status.CodeOf(err) != status.ProcFailed {
+		return false
+	}
+	if n.err == nil {
+		n.err, n.since = err, time.Now()
+	}
+	return len(g.dead()) == 0 && time.Since(n.since) < g.env.nameLimit()
+}
+
+// nameLimit is nameWait, or less if nothing tells of deaths on other nodes.
+func (e *Env) nameLimit() time.Duration {
+	if e.alive == nil {
+		return killGrace
+	}
+	return nameWait
+}
+
+// awaitName waits, on the thread of a caller, as long as err should not be told.
+func (g *Group) awaitName(err error) {
+	if err == nil { // return before n, which the function below takes, is allocated
+		return
+	}
+	var n news
+	if n.waits(g, err) {
+		_ = g.env.Engine.Wait(func() bool { return !n.waits(g, err) }, time.Time{}, nil)
+	}
+}
+
+// named returns err, or the error of the operation, which what describes, if err tells of a death.
+func (g *Group) named(what string, err error) error {
+	if err == nil || status.CodeOf(err) != status.ProcFailed {
+		return err
+	}
+	return g.deathError(what, g.dead(), fmt.Sprintf("the group is broken (%v)", err), err)
+}
+
+// deathError is the error of an operation, which what describes, because of err, with which MPI tells of a
+// death. If dead is empty, it is not known who has died. after says what became of the operation.
+func (g *Group) deathError(what string, dead []int, after string, err error) error {
+	if len(dead) > 0 {
+		return g.diedError(what, dead, after)
+	}
+	text := status.New(status.ProcFailed, "%s on the group of ranks %s: a rank has died, and MPI does not say which; %s", what, brief(g.Ranks), after)
+	var e *status.Error
+	if errors.As(err, &e) {
+		text.MPIClass = e.MPIClass
+	}
+	return text
 }

@@ -49,6 +49,7 @@ const (
 type departure struct {
 	stage   departureStage
 	slot    *mpi.Slot      // of the collective under way
+	agree   mpi.Call       // the allreduce; made early, because FreeAll forgets the reduce ops
 	words   unsafe.Pointer // of the allreduce: what this rank says, and what all say; 1: MPI can be finalized
 	stuck   bool           // a thread of this process is inside MPI, and does not return
 	until   time.Time      // the end of settling
@@ -67,6 +68,20 @@ func (e *Env) depart() error {
 	if d.stage != staying {
 		return nil
 	}
+	var err error
+	if d.words, err = mem.Alloc(16); err != nil {
+		d.stage = undeparted
+		return err
+	}
+	words := unsafe.Slice((*int64)(d.words), 2)
+	words[0], words[1] = 1, 0
+	if d.stuck {
+		words[0] = 0
+	}
+	t, _ := e.Lib.TypeOf(op.Int64)
+	least, _ := e.Lib.OpOf(op.Min, op.Int64)
+	d.agree = mpi.Call{Fn: mpi.FnAllreduce, Comm: e.base, Op: least, SendBuf: d.words, SendCount: 1, SendType: t,
+		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t}
 	return e.nextStage(gathering, &mpi.Call{Fn: mpi.FnBarrier, Comm: e.base})
 }
 
@@ -112,7 +127,7 @@ func (e *Env) AllDeparted() bool {
 	case settling:
 		e.dropMessages()
 		if d.stuck || e.settled() || time.Now().After(d.until) {
-			_ = e.agree() // an error leaves the stage at undeparted
+			_ = e.nextStage(agreeing, &d.agree) // an error makes the stage undeparted
 		}
 	case agreeing:
 		e.dropMessages()
@@ -121,25 +136,6 @@ func (e *Env) AllDeparted() bool {
 		}
 	}
 	return d.stage == departed
-}
-
-// agree starts the allreduce in which the ranks agree whether MPI can be finalized.
-func (e *Env) agree() error {
-	d := &e.departure
-	var err error
-	if d.words, err = mem.Alloc(16); err != nil {
-		d.stage = undeparted
-		return err
-	}
-	words := unsafe.Slice((*int64)(d.words), 2)
-	words[0], words[1] = 1, 0
-	if d.stuck {
-		words[0] = 0
-	}
-	t, _ := e.Lib.TypeOf(op.Int64)
-	least, _ := e.Lib.OpOf(op.Min, op.Int64)
-	return e.nextStage(agreeing, &mpi.Call{Fn: mpi.FnAllreduce, Comm: e.base, Op: least, SendBuf: d.words, SendCount: 1, SendType: t,
-		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t})
 }
 
 // finalizable tells whether all ranks have agreed that MPI can be finalized.

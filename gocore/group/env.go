@@ -34,7 +34,7 @@ type Env struct {
 	recorder  recorder // the flight recorder
 	reports   reports  // of waits that last long
 	aware     aware
-	base      mpi.Comm           // duplicate of the given world: parent of all groups; carries the barrier of depart
+	base      mpi.Comm           // duplicate of the given world: parent of all groups; carries the collectives of departure
 	control   mpi.Comm           // carries the mailbox
 	watcher   watcher            // ends the process if a member dies while a thread is inside MPI
 	mail      *mailbox           // small messages between the cores

@@ -53,6 +53,7 @@ type Group struct {
 	toldOfAny atomic.Bool                    // a wait for a message of any member was reported
 	told      atomic.Bool                    // the members on other nodes were told that this one takes no part any more
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
+	stuck     stuck                          // what the watcher, which alone uses it, knows of that collective
 
 	// current is the task whose turn it is. It is nil while no collective is under way, and while one
 	// is carried out inline. mu guards it.

@@ -13,8 +13,9 @@ import (
 // have left. Across nodes a rank that has waited for a while asks the other members by message, one
 // after the other: have you announced this collective, or will you never? It asks again, because a
 // member that has announced a collective may give it up later. A member that fails answers all the
-// others before they ask (Group.tellOthers). A rank that leaves sends nothing. It stays until all ranks
-// have left, and answers questions until then (Env.depart). So a job that ends in order needs no messages.
+// others before they ask (Group.tellOthers). A rank that leaves says so in the place of its next collective
+// (Wire.Leave). It stays until all ranks have left, and answers questions until then (Env.depart). So a job
+// that ends in order needs no messages.
 
 const (
 	// askAfter is how long a rank waits for a collective or a message before it asks.
@@ -233,7 +234,7 @@ func (q *questions) answered(rank int, left bool) {
 // long the caller has waited for r. If no shared memory shows whether r has left, r is asked after a
 // while.
 func (e *Env) left(r int, waited time.Duration) bool {
-	if e.leftInOrder(r) || e.died(r) {
+	if e.leftInOrder(r) || e.died(r) || e.absent(r) {
 		return true
 	}
 	if !e.mustAsk(r) {
@@ -254,6 +255,12 @@ func (e *Env) left(r int, waited time.Duration) bool {
 // leftInOrder tells whether world rank r has left the job, if shared memory shows it.
 func (e *Env) leftInOrder(r int) bool {
 	return !e.mustAsk(r) && e.presence.Left(indexOf(e.peers, r))
+}
+
+// absent tells whether world rank r has said that its process ends, and did not wait for the others (stayAway).
+func (e *Env) absent(r int) bool {
+	_, said := e.mail.peek(mailAbsent, r, processKey)
+	return said
 }
 
 // mustAsk tells whether world rank r has to be asked whether it has left, because no shared memory

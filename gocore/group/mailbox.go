@@ -38,13 +38,13 @@ type mailKind uint32
 const (
 	mailHello  mailKind = iota + 1 // a member has come to a meeting, for instance to make group key
 	mailGo                         // all members have come
-	mailFail                       // some members never came: their ranks follow
+	mailFail                       // some members never came: why, and their ranks follow
 	mailBye                        // the sender takes its hello back, because its deadline has passed
 	mailReady                      // question: are you still at the attempt of this hello?
 	mailStill                      // answer to mailReady: yes
 	mailAsk                        // question: where are you in group key? See inquiry
 	mailAnswer                     // answer to mailAsk
-	mailAbsent                     // the sender will not come to the barrier of depart
+	mailAbsent                     // the sender ends without the others: see stayAway
 )
 
 const (
@@ -63,7 +63,7 @@ func (k mailKind) possible(body []byte) bool {
 	case mailGo, mailAsk:
 		return len(body) == 8
 	case mailFail:
-		return len(body) >= 8 && len(body)%4 == 0
+		return len(body) >= 12 && len(body)%4 == 0
 	case mailReady, mailStill:
 		return len(body) == 16
 	case mailAnswer:

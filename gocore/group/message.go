@@ -1,7 +1,6 @@
 package group
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -46,6 +45,10 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	}
 	m.trace = g.recordMessage(d)
 	if err := m.start(); err != nil {
+		if status.CodeOf(err) == status.ProcFailed {
+			g.awaitName(err)
+			err = m.deathError(err)
+		}
 		return m.linger(err), work.Result{}, err
 	}
 	if d.Flags&op.FlagAsync != 0 {
@@ -184,6 +187,7 @@ type message struct {
 	n         int         // number of transfers
 	polls     int
 	slow      slowness
+	news      news      // MPI has told of a death in this message
 	since     time.Time // when this rank first looked whether the peer has left
 	leftAt    time.Time // when this rank saw that the peer had left
 	end       *endEvent // what a message without a handle left queued on a device; nil if nothing
@@ -380,6 +384,9 @@ func (m *message) Poll() bool {
 			return false
 		}
 	}
+	if m.awaitsName() {
+		return false
+	}
 	r, err := m.outcome()
 	end := m.releaseDevice(err)
 	m.free()
@@ -418,25 +425,6 @@ func (m *message) outcome() (r work.Result, err error) {
 		}
 	}
 	return r, err
-}
-
-// named returns MPI's error with a description of the message.
-func (m *message) named(tr *transfer, err error) error {
-	e := &status.Error{Code: status.CodeOf(err)}
-	errors.As(err, &e)
-	what := m.describe()
-	if e.Code == status.Truncate && tr.call.Fn == mpi.FnRecv {
-		what += ": the message is longer than that (probe tells the length before)"
-	}
-	if e.Code == status.ProcFailed && tr.peer >= 0 && len(m.g.env.dead(m.g.Ranks[tr.peer:tr.peer+1])) > 0 {
-		return m.g.diedError(what, []int{int(tr.peer)}, err.Error())
-	}
-	named := status.New(e.Code, "%s: %v", what, err)
-	named.MPIClass, named.Ranks = e.MPIClass, e.Ranks
-	if tr.peer >= 0 {
-		named.Ranks = []int{m.g.Ranks[tr.peer]}
-	}
-	return named
 }
 
 func (m *message) free() {

@@ -1,7 +1,9 @@
 package group
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -127,4 +129,50 @@ func (e *Env) arrivedAfterAll(m *message) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.stranded, m)
+}
+
+// awaitsName tells whether the message, whose requests are over, should not end yet, because MPI has told of a
+// death of which this rank does not know more.
+func (m *message) awaitsName() bool {
+	for i := 0; i < m.n; i++ {
+		if tr := &m.transfers[i]; tr.slot != nil && tr.slot.Err != 0 && m.news.waits(m.g, m.g.env.Lib.SlotError(tr.call.Fn, tr.slot)) {
+			return true
+		}
+	}
+	return false
+}
+
+// named returns MPI's error with a description of the message. tr is the transfer that failed.
+func (m *message) named(tr *transfer, err error) error {
+	e := &status.Error{Code: status.CodeOf(err)}
+	errors.As(err, &e)
+	what := m.describe()
+	if e.Code == status.Truncate && tr.call.Fn == mpi.FnRecv {
+		what += ": the message is longer than that (probe tells the length before)"
+	}
+	if e.Code == status.ProcFailed {
+		return m.deathError(err)
+	}
+	named := status.New(e.Code, "%s: %v", what, err)
+	named.MPIClass, named.Ranks = e.MPIClass, e.Ranks
+	if tr.peer >= 0 {
+		named.Ranks = []int{m.g.Ranks[tr.peer]}
+	}
+	return named
+}
+
+// deathError is the error of the message, of whose end MPI has told by err. It names the peers that are dead,
+// or else any member that is.
+func (m *message) deathError(err error) error {
+	dead := m.g.dead()
+	var peers []int
+	for i := 0; i < m.n; i++ {
+		if p := int(m.transfers[i].peer); slices.Contains(dead, p) && !slices.Contains(peers, p) {
+			peers = append(peers, p)
+		}
+	}
+	if len(peers) > 0 {
+		dead = peers
+	}
+	return m.g.deathError(m.describe(), dead, err.Error(), err)
 }

@@ -57,6 +57,10 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 	if waitErr != nil {
 		return r, waitErr
 	}
+	if status.CodeOf(err) == status.ProcFailed {
+		g.awaitName(err)
+		err = g.deathError(describeProbe(d), g.dead(), err.Error(), err)
+	}
 	return r, err
 }
 

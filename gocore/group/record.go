@@ -2,8 +2,12 @@ package group
 
 import (
 	"errors"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"os/signal"
+	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 
@@ -43,7 +47,7 @@ func (r *recorder) start(e *Env) error {
 		signal.Notify(r.signals, asked)
 		go r.onSignals()
 	}
-	mine := []int64{0, 0, 0, 0}
+	mine := []int64{0, 0, 0, 0, rand.Int64()} // whether there is a ring, its address, and a name of the job
 	if r.ring != nil {
 		w := r.ring.File().Address().Words()
 		copy(mine, append([]int64{1}, w[:]...))
@@ -52,12 +56,13 @@ func (r *recorder) start(e *Env) error {
 	if err != nil {
 		return err
 	}
+	ring.SetJob(uint64(addresses[0][4]))
 	others := map[int]*trace.View{}
 	for _, other := range e.others() {
 		if addresses[other][0] == 0 {
 			continue
 		}
-		if v, err := trace.Open(segment.Of([3]int64(addresses[other][1:]))); err == nil {
+		if v, err := trace.Open(segment.Of([3]int64(addresses[other][1:4]))); err == nil {
 			others[other] = v
 		}
 	}
@@ -65,6 +70,26 @@ func (r *recorder) start(e *Env) error {
 	r.others = others
 	r.write.Unlock()
 	return nil
+}
+
+// mostPIDs is how many processes a report names: more would not fit into its line.
+const mostPIDs = 64
+
+// pids returns the processes of this node whose rings this rank can read, in the order of their ranks, this one among them.
+func (r *recorder) pids() []string {
+	r.write.Lock()
+	defer r.write.Unlock()
+	ranks := append(slices.Collect(maps.Keys(r.others)), r.rank)
+	slices.Sort(ranks)
+	var pids []string
+	for _, rank := range ranks[:min(len(ranks), mostPIDs)] {
+		pid := os.Getpid()
+		if rank != r.rank {
+			pid = r.others[rank].PID()
+		}
+		pids = append(pids, strconv.Itoa(pid))
+	}
+	return pids
 }
 
 // traceSignal returns the signal on which the user wants the trace written, nil if there is none.

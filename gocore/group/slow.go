@@ -342,7 +342,7 @@ func (w *wait) line(e *Env, ranks []int, found []part) string {
 	}
 	line := fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in %s: %s", e.Topo.Rank, time.Since(w.since).Seconds(), w.what, strings.Join(text, "; "))
 	line = printable(line)
-	const more = ". `python -m paddlempi trace dump --all` tells more.\n"
+	more := fmt.Sprintf(". `python -m paddlempi trace dump %s` tells more.\n", strings.Join(e.recorder.pids(), " "))
 	return line[:min(len(line), longestReport-len(more))] + more
 }
 

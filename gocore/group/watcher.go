@@ -47,14 +47,13 @@ func (e *Env) runWatcher() {
 	defer e.watcher.running.Done()
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	found := map[*Group]*stuck{}
 	for {
 		select {
 		case <-e.watcher.stop:
 			return
 		case now := <-tick.C:
 			for _, g := range e.liveGroups() {
-				if dead := g.stuckFor(found, now); dead != nil {
+				if dead := g.stuckFor(now); dead != nil {
 					g.endProcess(dead)
 				}
 			}
@@ -71,16 +70,15 @@ type stuck struct {
 
 // stuckFor returns the dead members for which a thread of this process waits inside a blocking MPI call
 // of g, which cannot end.
-func (g *Group) stuckFor(found map[*Group]*stuck, now time.Time) (dead []int) {
+func (g *Group) stuckFor(now time.Time) (dead []int) {
 	seq := g.blocking.Load()
 	if seq == 0 {
-		delete(found, g)
+		g.stuck = stuck{}
 		return nil
 	}
-	s := found[g]
-	if s == nil || s.seq != seq {
-		s = &stuck{seq: seq}
-		found[g] = s
+	s := &g.stuck
+	if s.seq != seq {
+		*s = stuck{seq: seq}
 	}
 	if s.slow.due(g.env, now, time.Time{}) {
 		g.reportCollective(&s.slow, g.recordedAs(seq), seq, true, -1, func() bool { return g.blocking.Load() == seq })

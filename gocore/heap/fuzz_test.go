@@ -54,7 +54,7 @@ func FuzzDirectory(f *testing.F) {
 			w := func(i int) uint64 { return binary.LittleEndian.Uint64(input[1+8*i:]) }
 			entry := int(input[0])
 			if entry == 255 { // the last ones are of their own kind
-				entry = heldEntry
+				entry = lockEntry
 			}
 			for i := range entryWords {
 				words[entry*entryWords+i] = w(i)

@@ -15,7 +15,6 @@
 package heap
 
 import (
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -38,12 +37,8 @@ const (
 	// the file's descriptor.
 	entryWords  = 4
 	maxSegments = directorySize/(8*entryWords) - 1
-	heldEntry   = maxSegments // the last entry: word 0 is the owner's process if it holds the file
+	lockEntry   = maxSegments // the last entry: word 0 is 1 if the owner holds the lock (lock.go)
 )
-
-// process stands for this process, among all of its node. Process ids would not do: two containers
-// with PID namespaces of their own use the same ones.
-var process = rand.Uint64() | 1
 
 // Location is where memory is in a heap. Ranks tell each other of it.
 type Location struct {
@@ -95,10 +90,14 @@ func Own() (*Heap, error) {
 		return h, nil
 	}
 	h, err := New()
-	if err == nil {
-		own.Store(h)
+	if err != nil {
+		return nil, err
 	}
-	return h, err
+	if lock(h.file) {
+		atomic.StoreUint64(&h.entry(lockEntry)[0], 1)
+	}
+	own.Store(h)
+	return h, nil
 }
 
 // Existing returns the heap of this process, nil if there is none.
@@ -120,9 +119,6 @@ func New() (*Heap, error) {
 	}
 	words := unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), directorySize/8)
 	h := &Heap{file: file, words: words, end: hugePage}
-	if file.Hold() == nil {
-		atomic.StoreUint64(&h.entry(heldEntry)[0], process)
-	}
 	h.regions.Store(&[]region{})
 	return h, nil
 }

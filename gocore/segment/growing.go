@@ -91,21 +91,3 @@ func (f *File) MapRange(offset, size int64) ([]byte, error) {
 
 // FD returns the descriptor, which stays the file's.
 func (f *File) FD() int { return f.fd }
-
-// Hold marks the file as held by this process, until the process ends or execs. Held tells whether a
-// process holds it. The mark is a record lock (fcntl(2)), which a forked child does not inherit. A
-// process loses its mark when it closes any descriptor of the file, so the holder must not open the
-// file again.
-func (f *File) Hold() error {
-	l := syscall.Flock_t{Type: syscall.F_WRLCK, Len: 1}
-	if err := syscall.FcntlFlock(uintptr(f.fd), syscall.F_SETLK, &l); err != nil {
-		return status.New(status.Unsupported, "cannot lock shared memory: %v", err)
-	}
-	return nil
-}
-
-// Held tells whether another process holds the file. It is true if that cannot be found out.
-func (f *File) Held() bool {
-	l := syscall.Flock_t{Type: syscall.F_WRLCK, Len: 1}
-	return syscall.FcntlFlock(uintptr(f.fd), syscall.F_GETLK, &l) != nil || l.Type != syscall.F_UNLCK
-}

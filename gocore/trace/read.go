@@ -90,6 +90,7 @@ type Snapshot struct {
 	Version     int               `json:"version"`
 	Rank        int               `json:"rank"`
 	Size        int               `json:"size"`
+	Job         string            `json:"job"` // the same on all ranks of a world, and another one for each world
 	Host        string            `json:"host"`
 	Boot        string            `json:"boot"`
 	PID         int64             `json:"pid"`
@@ -148,7 +149,7 @@ func Read(file io.ReaderAt) (*Snapshot, error) {
 		return nil, err
 	}
 	began, _ := line.at(h.ticks)
-	s := &Snapshot{Format: fileName, Version: version, Rank: int(h.rank), Size: int(h.size), Host: text(h.host[:]), Boot: text(h.boot[:]),
+	s := &Snapshot{Format: fileName, Version: version, Rank: int(h.rank), Size: int(h.size), Job: hex(h.job), Host: text(h.host[:]), Boot: text(h.boot[:]),
 		PID: h.pid, State: "running", Began: began, Taken: at.unix, NotRecorded: h.lost, Groups: []GroupRecord{}, Operations: []OperationRecord{}}
 	for _, g := range decodeGroups(i.groups, int(h.size)) {
 		s.Groups = append(s.Groups, GroupRecord{g.ID, hex(g.Key), g.Rank, g.Ranks})

@@ -64,6 +64,7 @@ type header struct {
 	host      [64]byte
 	boot      [40]byte // of the kernel: ranks with the same one share their clocks
 	told      [toldSlots]told
+	job       uint64 // a random number, the same on all ranks of the world; 0: not known yet
 }
 
 // told says that this rank has reported a long wait.
@@ -155,6 +156,13 @@ func (r *Ring) Close() {
 	_ = syscall.Munmap(r.mem)
 	r.mem, r.list = nil, nil
 	r.file.Close()
+}
+
+// SetJob tells readers which rings are of the same world.
+func (r *Ring) SetJob(job uint64) {
+	if r != nil {
+		atomic.StoreUint64(&r.header().job, job)
+	}
 }
 
 // File returns the file of the ring, which stays the ring's.

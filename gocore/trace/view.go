@@ -72,6 +72,9 @@ func (v *View) Told(id uint64, ago time.Duration) bool {
 // Stalled says why the process does not go on, "" if it does or if that cannot be known.
 func (v *View) Stalled() string { return Stalled(v.pid) }
 
+// PID returns the number that the process has here.
+func (v *View) PID() int { return v.pid }
+
 // Close closes the ring.
 func (v *View) Close() { v.file.Close() }
 

@@ -63,6 +63,20 @@ def test_a_rank_that_never_comes_is_named_on_every_host(mpi: MPI, hosts: Hosts) 
     assert [r["afterwards"]["error"] for r in found] == ["GroupBrokenError"] * 3
 
 
+@pytest.mark.parametrize("how", ["deadline", "interrupt"])
+def test_a_rank_that_gives_up_is_named_on_every_host(mpi: MPI, hosts: Hosts, how: str) -> None:
+    with reports.directory(hosts) as place:
+        program = [reports.HERE / "ranks_giveup.py", place, how]
+        result = mpi.run(hosts, TWO_BY_TWO, program, timeout=60)
+        first, *others = reports.read(place)
+    assert not result.timed_out, str(result)
+    assert first["error"] == {"deadline": "TimeoutError", "interrupt": "KeyboardInterrupt"}[how]
+    assert [r["rank"] for r in others] == [1, 2, 3], str(result)
+    assert [r["error"] for r in others] == ["GroupBrokenError"] * 3, others
+    assert [r["ranks"] for r in others] == [[0]] * 3, others
+    assert all(r["seconds"] < 1.5 + 2 for r in others), others
+
+
 # Intel MPI is left out. Its MPI_Iallreduce does not return while the link is down: it injects small
 # messages, and libfabric's tcp provider refuses them until the earlier ones have been sent.
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)

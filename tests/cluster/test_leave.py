@@ -41,3 +41,12 @@ def test_a_rank_that_leaves_is_named(mpi: MPI, four: Hosts, shape: str, elements
     assert all(r.get("ranks", []) == left[r["error"]] for r in found), found
     assert all(r.get("seconds", 0) < 12 for r in found), found
     assert "paddlempi" not in result.text, result
+
+
+def test_worlds_that_are_destroyed_end_in_order(mpi: MPI, four: Hosts) -> None:
+    with reports.directory(four) as place:
+        program = [reports.HERE / "ranks_worlds.py", place]
+        result = mpi.run(four, SHAPES["2x2"], program, timeout=60)
+        found = reports.read(place)
+    assert result.code == 0 and not result.strays, f"{found}\n{result}"
+    assert [r["sum"] for r in found] == [4, 4, 4, 4], found

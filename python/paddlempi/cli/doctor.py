@@ -2,8 +2,8 @@
 
 Under a launcher (``mpirun -np 4 python -m paddlempi doctor``) all ranks try it, and rank 0 prints
 the findings of all ranks. Without a launcher it is a job of one rank. The command needs only the
-package: if there is no MPI or no GPU, the checks of it are skipped. They fail if the user has asked
-for it by a variable or a launcher.
+package. That there is no MPI is a failure, because nothing works without one. If there is no GPU,
+the checks of it are skipped, unless the user has asked for one by a variable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--mpi", metavar="PATH", help="the libmpi to try, before any search (as PADDLEMPI_MPI)"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(chosen: argparse.Namespace) -> int:

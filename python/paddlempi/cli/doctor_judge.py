@@ -85,13 +85,11 @@ def launcher(facts: Sequence[_Facts]) -> list[Finding]:
     first = facts[0]
     core = first["core"]
     if core is None:
-        return [Finding("core", "fail", first["core_error"], "pip install paddlempi again")]
-    launched = core["launcher"]["size"] > 1
+        return [Finding("core", "fail", first["core_error"], "install paddlempi again")]
     if core["mpi"] is None:
-        asked = launched or bool(first["variables"]["PADDLEMPI_MPI"])
-        error, _, _ = core["mpi_error"].partition(" Looked at:")
-        advice = "python -m paddlempi info lists where it was looked for"
-        return [Finding("mpi", "fail" if asked else "skip", error, advice)]
+        error, looked, _ = core["mpi_error"].partition(" Looked at:")
+        advice = "python -m paddlempi info lists where it was looked for" if looked else ""
+        return [Finding("mpi", "fail", error, advice)]
     mpi = core["mpi"]
     found = f"{mpi['version'] or mpi['name']}\n{mpi['path']}: {mpi['why']}"
     if first["start_error"]:

@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--mpi", metavar="PATH", help="the libmpi to look at, before any search (as PADDLEMPI_MPI)"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -143,7 +143,7 @@ def ask(mpi: str | None) -> dict[str, Any]:
     Raises:
         Error: the core cannot be loaded.
     """
-    core = _native.control("info", sys_prefix=sys.prefix, mpi=mpi, cuda=True)
+    core = _native.control("info", sys_prefix=sys.prefix, mpi=mpi, mpi_named="--mpi", cuda=True)
     for part in ("mpi", "launcher"):  # structs of Go without names for JSON
         if core[part] is not None:
             core[part] = {_snake(name): value for name, value in core[part].items()}
@@ -179,8 +179,8 @@ def _text(found: dict[str, Any]) -> str:
     core = found["core"]
     if core is None:
         return "\n".join([*lines, _row("core", "not usable: " + found["core_error"])])
-    how = core["build"] or "built by hand"
-    lines.append(_row("core", f"{how}, {core['go']}, reductions with {core['kernels']}"))
+    build = core["build"] or f"built by hand, {core['go']}"  # how it was built says Go's version
+    lines.append(_row("core", f"{build}, reductions with {core['kernels']}"))
     lines += _mpi(core)
     lines += _launcher(core["launcher"])
     lines.append(_row("cpus", _cpus(core)))

@@ -231,16 +231,16 @@ def _kind(mpirun: str) -> tuple[str, int]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the words after ``python -m paddlempi.testing.launch``."""
-    parser = argparse.ArgumentParser(
+    whole = argparse.ArgumentParser(
         prog="python -m paddlempi.testing.launch",
         description="Run a command under mpirun with the flags that this MPI wants.",
     )
-    parser.add_argument("-np", type=int, required=True, help="number of ranks")
-    parser.add_argument("--mpi", help="openmpi, mpich, impi, or the path of an mpirun")
-    parser.add_argument("--prefix", help="root of the environment with the MPI (default: ours)")
-    parser.add_argument("--option", action="append", default=[], help="one more word for mpirun")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the ranks' command")
-    return parser
+    whole.add_argument("-np", type=int, required=True, help="number of ranks")
+    whole.add_argument("--mpi", help="openmpi, mpich, impi, or the path of an mpirun")
+    whole.add_argument("--prefix", help="root of the environment with the MPI (default: ours)")
+    whole.add_argument("--option", action="append", default=[], help="one more word for mpirun")
+    whole.add_argument("command", nargs=argparse.REMAINDER, help="-- and the ranks' command")
+    return whole
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -113,3 +113,20 @@ def test_a_message_under_way(limit: str) -> None:
 @pytest.mark.parametrize("what", ["world", pytest.param("group", marks=pytest.mark.one_mpi)])
 def test_other_threads_wait(what: str) -> None:
     job.succeed(2, other_threads_wait, env={"FAULTS_WHAT": what})
+
+
+def several_worlds() -> None:
+    """A program destroys the world and makes another one, and ends after the last."""
+    import numpy as np
+    from ranks_tools import dist, done, start, works
+
+    for _ in range(3):
+        start()
+        works()
+        dist.all_reduce(np.ones(4), group=dist.new_group([1, 0]))
+        dist.destroy_process_group()
+    done()
+
+
+def test_several_worlds() -> None:
+    job.succeed(2, several_worlds)

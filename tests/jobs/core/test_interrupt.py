@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import job
+import pytest
 
 
 def a_handler_that_takes_long() -> None:
@@ -50,3 +51,39 @@ def a_handler_that_takes_long() -> None:
 
 def test_a_handler_that_takes_long() -> None:
     job.succeed(2, a_handler_that_takes_long)
+
+
+def interrupted_in_a_loop() -> None:
+    """Ctrl-C comes to rank 1 somewhere in a loop of collectives. It destroys the group then."""
+    import os
+    import random
+    import signal
+    import threading
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start, works
+
+    rank = start()
+    x = np.zeros(int(os.environ["FAULTS_COUNT"]), np.float32)
+    for trial in range(4):
+        group = dist.new_group([0, 1])
+        if rank == 1:
+            delay = random.Random(trial).uniform(0.1, 0.3)
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                while True:
+                    dist.all_reduce(x, group=group)
+            except KeyboardInterrupt:
+                dist.destroy_process_group(group)
+        else:
+            with raises(errors.GroupBrokenError, "[1]", ranks=[1], most=10.0):
+                while True:
+                    dist.all_reduce(x, group=group)
+        works()
+    done()
+
+
+@pytest.mark.parametrize("count", ["8000000", pytest.param("100", marks=pytest.mark.one_mpi)])
+def test_a_rank_that_destroys_the_group_after_ctrl_c(count: str) -> None:
+    """What docs/errors.md says to do, wherever the signal lands."""
+    job.succeed(2, interrupted_in_a_loop, env={"FAULTS_COUNT": count})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import job
 import pytest
 from paddlempi.cli.trace import judge, report, rings
+from ranks_tools import dump
 
 pytestmark = pytest.mark.one_mpi  # MPI has no part in it
 
@@ -43,6 +46,62 @@ def test_rank_that_never_comes(tmp_path: Path) -> None:
     assert found.waits[0].rank == 2
     assert found.waits[0].others > 0
     assert re.search(r" s \(\d+%\) for rank 2\.$", report.as_text(found))
+
+
+def two_at_a_time() -> None:
+    """Rank 0 waits for rank 1, which waits until the test has looked."""
+    import os
+    import time
+    from pathlib import Path
+
+    from ranks_tools import dist, done, start
+
+    rank, folder = start(), Path(os.environ["TRACES"])
+    dist.barrier()
+    (folder / f"pid-{rank}.new").write_text(str(os.getpid()))
+    (folder / f"pid-{rank}.new").rename(folder / f"pid-{rank}")
+    ended = time.monotonic() + 60
+    while rank == 1 and not (folder / "looked").exists() and time.monotonic() < ended:
+        time.sleep(0.05)
+    dist.barrier()
+    done()
+
+
+def test_two_jobs_on_a_host(tmp_path: Path) -> None:
+    """Their traces are kept apart, and the report of a slow rank names the processes of its job."""
+    with ThreadPoolExecutor() as pool:
+        folders = [tmp_path / "a", tmp_path / "b"]
+        for folder in folders:
+            folder.mkdir()
+        jobs = [
+            pool.submit(
+                job.run,
+                2,
+                two_at_a_time,
+                env={"TRACES": str(folder), "PADDLEMPI_REPORT_AFTER": "0.5"},
+            )
+            for folder in folders
+        ]
+        try:
+            files = [[folder / f"pid-{rank}" for rank in (0, 1)] for folder in folders]
+            ended = time.monotonic() + 60
+            while not all(file.exists() for pair in files for file in pair):
+                assert time.monotonic() < ended
+                time.sleep(0.05)
+            pids = [[int(file.read_text()) for file in pair] for pair in files]
+            time.sleep(1.5)  # rank 0 reports
+            dumped = dump(str(tmp_path / "traces"), [*pids[0], *pids[1]])
+        finally:
+            for folder in folders:
+                (folder / "looked").touch()
+        outputs = [one.result().output for one in jobs]
+    assert dumped.returncode == 0, dumped.stderr
+    found = [rings.read_folder(folder) for folder in (tmp_path / "traces").glob("job-*")]
+    assert sorted([ring.pid for ring in of_one.values()] for of_one in found) == sorted(pids)
+    with pytest.raises(rings.TraceError, match="traces of 2 jobs; name the folder of one"):
+        rings.read_folder(tmp_path / "traces")
+    for output, (first, second) in zip(outputs, pids, strict=True):
+        assert f"`python -m paddlempi trace dump {first} {second}` tells more." in output, output
 
 
 def stopped() -> None:

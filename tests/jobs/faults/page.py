@@ -51,6 +51,9 @@ operation, and where the job ends, to its end. They are those of one run on a bu
 {cpus} CPUs; more than 20 s is a failure. "ok": no rank noted the time of the fault. "-": not run
 there.
 
+Ctrl-C reaches its victim while that waits for a rank that is late. In a collective whose data
+moves, or between two, it breaks no group: [errors.md](errors.md#ctrl-c).
+
 Where a rank dies, launchers are told to leave the others alone: Open MPI's with `--continuous` on
 one node and `--with-ft ulfm` on two, Intel MPI's with `-disable-auto-cleanup` on one node. MPICH's
 ends them in spite of that option, so there the outcome is the end of the job.

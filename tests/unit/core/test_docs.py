@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+import signal
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import paddlempi
 import pytest
-from paddlempi import errors
+from paddlempi import ReduceOp, errors
 from paddlempi.testing import run
 from paddlempi_launchers import BY_PROCESS
+
+# Where a name of the API may be.
+SCOPES = (
+    paddlempi,
+    paddlempi.work.WorkMethods,
+    paddlempi.ProcessGroup,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -72,16 +82,48 @@ def test_commands_and_files_exist(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page}: {name}"
 
 
-def test_every_variable_that_is_read_is_documented() -> None:
-    variables = {*go_variables(), *python_variables()} - {"MPI_I"}  # a part of function names
-    assert {"PADDLEMPI_MPI", "SLURM_NTASKS", "CC"} <= variables  # the search finds known variables
+# What a function of a library reads, by the call of it.
+READ_BY_CALLS = {
+    r"\btempfile\.|\bos\.(?:TempDir|MkdirTemp|CreateTemp)\(": "TMPDIR",
+    r"\bshutil\.which\(|\bexec\.LookPath\(": "PATH",
+    r"\.expanduser\(|\bPath\.home\(|\bos\.UserHomeDir\(": "HOME",
+}
+
+
+def test_the_list_of_variables_is_that_of_the_code() -> None:
+    """Every variable that Go, C or Python reads or sets is in the section, and no other."""
+    used = {*go_variables(), *c_variables(), *python_variables()} - {"MPI_I"}  # part of a name
+    # The search finds those of Go, of C's getenv, of Python, of tables and of libraries.
+    known = {"PADDLEMPI_MPI", "XDG_RUNTIME_DIR", "GRPC_GO_LOG_SEVERITY_LEVEL", "HOME", "CC"}
+    assert known | {"PADDLEMPI_ROLES", "SLURM_NTASKS", "TMPDIR", "PATH"} <= used
     page = (DOCS / "install.md").read_text()
-    missing = {name for name in variables if not re.search(rf"`{name}[`=]", page)}
-    assert not missing
+    section = page[page.index("## Environment variables") :]
+    text = re.sub(r"\]\([^)]*\)", "]", section)
+    assert not {name for name in used if not re.search(rf"`{name}[`=]", text)}
+    rows = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
+    listed = set(re.findall(r"`([A-Z][A-Za-z0-9_]+)`", " ".join(rows)))
+    code = "".join(sources("*.go", "*.c", "*.h", "*.py"))
+    assert not {name for name in listed - used if f'"{name}"' not in code}
+
+
+def sources(*patterns: str) -> Iterator[str]:
+    """Yield the files that the package and its build are made from, without tests and fakes."""
+    for folder in ("gocore", "capi", "python", "tools/build"):
+        for pattern in patterns:
+            for path in sorted((ROOT / folder).rglob(pattern)):
+                fake = {"cudafake", "mpifake", "testdata"} & set(path.parts)
+                if not fake and not path.name.endswith("_test.go"):
+                    yield path.read_text()
+
+
+def anywhere(text: str) -> Iterator[str]:
+    """Yield what any file in Go or Python may tell: its calls, and names that are ours."""
+    yield from (name for call, name in READ_BY_CALLS.items() if re.search(call, text))
+    yield from re.findall(r"""["'](PADDLEMPI_[A-Z_]+)["']""", text)
 
 
 def go_variables() -> Iterator[str]:
-    """Yield the variables that Go reads.
+    """Yield the variables that Go reads or sets.
 
     These are the variables in the table of launchers. In files that touch the environment they
     are all strings in capitals with an underscore, and the arguments of the functions that read
@@ -89,25 +131,33 @@ def go_variables() -> Iterator[str]:
     """
     launchers = re.sub(r"VariablePrefixes:.*?\}", "", read("gocore/launcher/table.go"), flags=re.S)
     yield from re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+)"', launchers)
-    for path in (ROOT / "gocore").rglob("*.go"):
-        text = path.read_text()
-        if path.name.endswith("_test.go") or not re.search(
-            r"\.env\(|\.get\(|[Ss]et.*Default\(", text
-        ):
+    for text in sources("*.go"):
+        yield from anywhere(text)
+        if not re.search(r"\.env\(|\.get\(|[Ss]et.*Default\(|[a-z]env\(|LookupEnv\(", text):
             continue
         yield from re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"', text)
-        yield from re.findall(r'\.(?:get|env|number)\("([A-Z]+)"\)', text)
+        yield from re.findall(
+            r'(?:[a-z]|\b)(?:get|env|number|Getenv|LookupEnv)\("([A-Z]+)"\)', text
+        )
+
+
+def c_variables() -> Iterator[str]:
+    """Yield the variables that C reads. PADDLEMPI_KILL is compiled into tests only."""
+    for text in sources("*.c", "*.h"):
+        yield from set(re.findall(r'\bgetenv\("(\w+)"\)', text)) - {"PADDLEMPI_KILL"}
 
 
 def python_variables() -> Iterator[str]:
     """Yield the variables that Python reads: the same strings, in files with the word environ."""
-    for path in [*(ROOT / "python").rglob("*.py"), *(ROOT / "tools/build").glob("*.py")]:
-        text = path.read_text()
-        if "environ" not in text:
+    for text in sources("*.py"):
+        yield from anywhere(text)
+        if "environ" not in text and "getenv" not in text:
             continue
         for node in ast.parse(text).body:
             yield from re.findall(r"'([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)'", ast.unparse(node))
-            yield from re.findall(r"environ(?:\.get\(|\[)'([A-Z]+)'", ast.unparse(node))
+            yield from re.findall(
+                r"(?:environ(?:\.get\(|\[)|getenv\()'([A-Z]+)'", ast.unparse(node)
+            )
 
 
 def test_every_launcher_is_documented() -> None:
@@ -120,6 +170,27 @@ def test_every_exported_name_is_documented() -> None:
     code = " ".join(re.findall(r"`([^`]+)`", page))
     missing = {name for name in paddlempi.__all__ if not re.search(rf"\b{name}\b", code)}
     assert not missing
+
+
+def test_signatures_are_those_of_the_code() -> None:
+    """Every one in a table of the API: names, their order, and defaults."""
+    names = {**vars(ReduceOp), "timedelta": timedelta, "SIGTERM": signal.SIGTERM}
+    rows = re.findall(r"^\| (`[^|]*) \|", (DOCS / "api.md").read_text(), re.M)
+    printed = [found for row in rows for found in re.findall(r"`(\w+)\(([^`]*)\)`", row)]
+    compared = set()
+    for name, arguments in printed:
+        function = next((vars(scope)[name] for scope in SCOPES if name in vars(scope)), None)
+        if function is None or "..." in arguments:
+            continue
+        wanted = inspect.signature(eval(f"lambda {arguments}: 0", names)).parameters
+        real = dict(inspect.signature(function).parameters)
+        real.pop("self", None)
+        if "rank_list" not in wanted:
+            real.pop("rank_list", None)
+        one, two = ([(p.name, p.kind, p.default) for p in ps.values()] for ps in (real, wanted))
+        assert one == two, name
+        compared.add(name)
+    assert {"gather", "scatter", "init_process_group", "wait", "allreduce"} <= compared
 
 
 @pytest.mark.parametrize(

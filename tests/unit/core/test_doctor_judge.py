@@ -243,9 +243,12 @@ def test_what_does_not_start() -> None:
     found = findings([fact])
     assert found["mpi"].status == "fail" and "another MPI" in found["mpi"].found
     fact["start_error"] = None
-    fact["core"] |= {"mpi": None, "mpi_error": "no libmpi: pip install"}
-    assert findings([fact])["mpi"].status == "skip"
-    fact["core"]["launcher"]["size"] = 2
-    assert findings([fact])["mpi"].status == "fail"
+    fact["core"] |= {"mpi": None, "mpi_error": "no libmpi: pip install. Looked at:\n  /usr/lib"}
+    found = findings([fact])
+    assert found["mpi"].status == "fail" and found["mpi"].found == "no libmpi: pip install."
+    assert "info lists" in found["mpi"].advice
+    fact["core"]["mpi_error"] = "/nope is named by --mpi, but there is no such file"
+    found = findings([fact])
+    assert found["mpi"].found == fact["core"]["mpi_error"] and not found["mpi"].advice
     fact |= {"core": None, "core_error": "no _core"}
     assert findings([fact])["core"].status == "fail"

@@ -358,6 +358,25 @@ def test_folder_without_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "jobs of [2, 3] ranks" in capsys.readouterr().err
 
 
+def test_a_folder_for_each_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As ``trace dump`` writes them if it finds several jobs on a host."""
+    for job in ("a", "b"):
+        write(tmp_path / f"job-{job}", ring(0, 2, []) | {"job": job})
+    assert main(["trace", "show", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert "has traces of 2 jobs; name the folder of one: " in err
+    assert str(tmp_path / "job-a") in err and str(tmp_path / "job-b") in err
+    assert main(["trace", "show", str(tmp_path / "job-a")]) == 0
+    assert "Traces of 1 of 2 ranks" in capsys.readouterr().out
+    # On the job's other host there was no other job.
+    write(tmp_path, ring(1, 2, []) | {"job": "b"})
+    assert main(["trace", "show", str(tmp_path)]) == 0
+    assert "Traces of 2 of 2 ranks" in capsys.readouterr().out
+    write(tmp_path, ring(0, 2, []) | {"job": "a"})
+    assert main(["trace", "show", str(tmp_path)]) == 1
+    assert "has traces of 2 jobs; put one job into a folder" in capsys.readouterr().err
+
+
 def test_dump_needs_processes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "dump"]) == 2
     assert main(["trace", "dump", "--all", "3"]) == 2

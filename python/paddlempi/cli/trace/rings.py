@@ -98,6 +98,7 @@ class Ring:
         began, taken: when the process was initialised, and when the trace was taken.
         not_recorded: operations that found no room in the ring.
         damaged: entries of the ring that were none.
+        job: the same for all ranks of a job, and another one for each job; "" in older traces.
     """
 
     rank: int
@@ -112,6 +113,7 @@ class Ring:
     damaged: int
     groups: tuple[Group, ...]
     operations: tuple[Operation, ...]
+    job: str = ""
 
     def under_way(self) -> Iterator[Operation]:
         """Yield the operations that have not ended, in the order of their submission."""
@@ -121,6 +123,9 @@ class Ring:
 def read_folder(folder: Path) -> dict[int, Ring]:
     """Read the files ``rank-N.json`` of a folder.
 
+    Where ``trace dump`` has found several jobs, each has a folder ``job-...`` in that folder. On
+    another host of the job it may have found only one.
+
     Returns:
         The trace of every rank that has one, by rank.
 
@@ -129,18 +134,36 @@ def read_folder(folder: Path) -> dict[int, Ring]:
     """
     if not folder.is_dir():
         raise TraceError(f"{folder} is no folder")
+    rings = _files_of(folder)
+    folders = sorted(path for path in folder.glob("job-*") if path.is_dir())
+    if not rings and len(folders) > 1:
+        raise TraceError(
+            f"{folder} has traces of {len(folders)} jobs; name the folder of one: "
+            f"{', '.join(map(str, folders))}"
+        )
+    for more in folders:
+        if not rings or more.name in {f"job-{ring.job}" for ring in rings.values()}:
+            rings = {**_files_of(more), **rings}
+    if not rings:
+        raise TraceError(f"{folder} has no trace: no file rank-0.json or alike")
+    sizes = sorted({ring.size for ring in rings.values()})
+    jobs = {ring.job for ring in rings.values()}
+    if len(sizes) > 1:
+        raise TraceError(f"{folder} has traces of jobs of {sizes} ranks; put one job into a folder")
+    if len(jobs) > 1:
+        raise TraceError(f"{folder} has traces of {len(jobs)} jobs; put one job into a folder")
+    return dict(sorted(rings.items()))
+
+
+def _files_of(folder: Path) -> dict[int, Ring]:
+    """Read the files in a folder, without those of folders in it."""
     rings = {}
     for path in sorted(folder.glob("rank-*.json")):
         ring = _read(path)
         if path.name != f"rank-{ring.rank}.json":
             raise TraceError(f"{path}: it is the trace of rank {ring.rank}")
         rings[ring.rank] = ring
-    if not rings:
-        raise TraceError(f"{folder} has no trace: no file rank-0.json or alike")
-    sizes = sorted({ring.size for ring in rings.values()})
-    if len(sizes) > 1:
-        raise TraceError(f"{folder} has traces of jobs of {sizes} ranks; put one job into a folder")
-    return dict(sorted(rings.items()))
+    return rings
 
 
 def _read(path: Path) -> Ring:
@@ -180,6 +203,8 @@ def _made(kind: type[_Made], data: object) -> _Made:
     for name, wanted in typing.get_type_hints(kind).items():
         key = _NAMES.get(name, name)
         if key not in data:
+            if hasattr(kind, name):  # it has a default
+                continue
             raise _WrongField(f"the {kind.__name__.lower()} has no {key}")
         values[name] = _value(key, wanted, data[key])
     return kind(**values)

@@ -1,0 +1,291 @@
+package group
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// errLeft is the error of a meeting to which some ranks will not come, because they have left the job.
+var errLeft = errors.New("group: some ranks have left")
+
+// decisionGrace is the time that a member waits for the first member's decision after its own
+// deadline, if the first member has asked it.
+const decisionGrace = 2 * time.Second
+
+// readyLimit is how long after its own deadline a member answers the first member's questions. Each
+// answer makes it wait for longer, and a first member that is damaged may ask without end.
+const readyLimit = 10 * time.Second
+
+// meet returns when all members have come to make group key, or to another meeting with that key. It fails if
+// some do not come within the timeout, have died, or have left the job.
+// The first member decides; the others send it a hello.
+//
+// A member may have given up its attempt by the time the first member reads the hello. Therefore
+// every hello has a number. Once all hellos are there, the first member asks all members whether
+// they are still at the attempt of that number, and tells them to go when all have said yes. It
+// also asks each member when its hello arrives. A member that was never asked therefore knows that
+// its hello was not read, and need not wait past its deadline.
+func (e *Env) meet(what string, key uint64, ranks []int, timeout time.Duration) (missing []int, err error) {
+	m := meeting{e: e, what: what, key: key, ranks: ranks, began: time.Now()}
+	defer m.over.Store(true)
+	deadline := m.began.Add(timeout)
+	if e.Topo.Rank == ranks[0] {
+		return m.collect(ranks[1:], deadline)
+	}
+	return m.attend(deadline)
+}
+
+// meeting is a call of meet.
+type meeting struct {
+	e     *Env
+	what  string // for which call the ranks meet
+	key   uint64
+	ranks []int
+	began time.Time
+	slow  slowness
+	looks int
+	over  atomic.Bool
+}
+
+// reportIfSlow reports a wait for members that have not come. came says that they have, and are named
+// only if they are stalled. It looks at the clock at every 32nd call.
+func (m *meeting) reportIfSlow(missing []int, came bool) {
+	if m.looks++; m.looks&31 == 0 && m.slow.due(m.e, time.Now(), time.Time{}) {
+		m.e.reportMeeting(&m.slow, m.what, m.key, m.ranks, missing, came, func() bool { return !m.over.Load() })
+	}
+}
+
+// left returns those of ranks that have left the job, as far as this rank knows. It asks those of other nodes after a
+// while.
+func (m *meeting) left(ranks []int) (left []int) {
+	waited := time.Since(m.began)
+	for _, r := range ranks {
+		if r != m.e.Topo.Rank && m.e.left(r, waited) {
+			left = append(left, r)
+		}
+	}
+	return left
+}
+
+// attempt is what the first member knows of another member's attempt.
+type attempt struct {
+	number []byte // number of its hello
+	round  uint64 // the last round in which the member was asked
+	asked  []byte // body of that question; the answer has the same
+	still  bool   // the member has answered in that round
+}
+
+// collect is meet on the first member.
+func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err error) {
+	e, key := m.e, m.key
+	came, dead := map[int]*attempt{}, false
+	var left []int
+	ask := func(r int, round uint64) {
+		a := came[r]
+		a.round, a.still = round, false
+		a.asked = binary.LittleEndian.AppendUint64(bytes.Clone(a.number), round)
+		e.mail.send(r, mailReady, key, a.asked)
+	}
+	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
+	err = e.wait(func() bool {
+		e.mail.pump()
+		if dead = e.anyDied(others); dead {
+			return true
+		}
+		missing = missing[:0]
+		for _, r := range others {
+			number, ok := e.mail.peek(mailHello, r, key)
+			switch {
+			case !ok:
+				delete(came, r)
+				missing = append(missing, r)
+			case came[r] == nil || !bytes.Equal(came[r].number, number):
+				came[r] = &attempt{number: number}
+				ask(r, 0)
+			}
+		}
+		if left = m.left(missing); len(left) > 0 {
+			return true
+		}
+		if len(missing) > 0 {
+			m.reportIfSlow(missing, false)
+			return false
+		}
+		for _, r := range others {
+			if came[r].round == 0 { // it is new: the others' answers may be old
+				round++
+				for _, r := range others {
+					ask(r, round)
+				}
+				break
+			}
+		}
+		for _, r := range others {
+			a := came[r]
+			if body, ok := e.mail.take(mailStill, r, key); ok && bytes.Equal(body, a.asked) {
+				a.still = true
+			}
+			if !a.still {
+				missing = append(missing, r)
+			}
+		}
+		m.reportIfSlow(missing, true)
+		return len(missing) == 0
+	}, deadline)
+	switch {
+	case dead:
+		err, missing = work.ErrDeadline, e.dead(others)
+	case len(left) > 0:
+		err, missing = errLeft, left
+	}
+	kind, list := mailGo, []byte(nil)
+	if err != nil {
+		kind = mailFail
+		list = binary.LittleEndian.AppendUint32(list, failOf(err))
+		for _, r := range missing {
+			list = binary.LittleEndian.AppendUint32(list, uint32(r))
+		}
+	}
+	for _, r := range others {
+		if number, ok := e.mail.take(mailHello, r, key); ok {
+			e.mail.send(r, kind, key, append(number, list...))
+		}
+	}
+	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(time.Second), nil)
+	return missing, err
+}
+
+// The reasons in a mailFail.
+const (
+	failLate uint32 = iota // the ranks have not come
+	failLeft               // the ranks have left the job
+)
+
+func failOf(err error) uint32 {
+	if err == errLeft {
+		return failLeft
+	}
+	return failLate
+}
+
+// attend is meet on the members other than the first.
+func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
+	e, key, ranks, first := m.e, m.key, m.ranks, m.ranks[0]
+	asked := false // by the first member, which reports who is missing
+	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
+	e.mail.send(first, mailHello, key, number)
+	over, left := false, false
+	var decided error // the first member has decided that the meeting fails
+	var leftAt time.Time
+	until := deadline
+	err = e.wait(func() bool {
+		e.mail.pump()
+		if body, ok := e.mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
+			until, asked = later(deadline, time.Now()).Add(decisionGrace), true
+			e.mail.send(first, mailStill, key, body)
+		}
+		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
+			return true
+		}
+		if body, ok := e.mail.take(mailFail, first, key); ok && bytes.HasPrefix(body, number) {
+			decided, missing = decodeFail(body[len(number):], ranks)
+			return true
+		}
+		now := time.Now()
+		over = !now.Before(until)
+		if e.anyDied(ranks) {
+			over, missing = true, e.dead(ranks)
+		} else if gone := m.left(ranks); len(gone) > 0 {
+			if leftAt.IsZero() {
+				leftAt = now
+			}
+			if left = now.Sub(leftAt) > leftGrace; left { // else the decision may be on its way
+				over, missing = true, gone
+			}
+		}
+		if !over {
+			m.reportIfSlow(ranks[:1], asked)
+		}
+		return over
+	}, time.Time{})
+	if over && err == nil {
+		if err = work.ErrDeadline; left {
+			err = errLeft
+		}
+	}
+	if err != nil {
+		e.mail.send(first, mailBye, key, nil)
+	} else {
+		err = decided
+	}
+	if err != nil && len(missing) == 0 {
+		missing = []int{first}
+	}
+	return missing, err
+}
+
+// decodeFail reads what the first member has sent of a meeting of ranks that failed.
+func decodeFail(body []byte, ranks []int) (err error, missing []int) {
+	err = work.ErrDeadline
+	if binary.LittleEndian.Uint32(body) == failLeft {
+		err = errLeft
+	}
+	for body = body[4:]; len(body) >= 4; body = body[4:] {
+		if r := int(binary.LittleEndian.Uint32(body)); slices.Contains(ranks, r) && !slices.Contains(missing, r) {
+			missing = append(missing, r)
+		}
+	}
+	return err, missing
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// MonitoredBarrier returns when all members have called it. It uses messages and has no part in the
+// order of the collectives. If some members do not come within timeout, the others get an error
+// that names them, and the group stays usable.
+func (g *Group) MonitoredBarrier(timeout time.Duration) error {
+	e := g.env
+	e.makers.Add(1)
+	defer e.makers.Add(-1)
+	if err := g.usable(op.Barrier); err != nil || g.Size == 1 {
+		return err
+	}
+	h := fnv.New64a()
+	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
+	missing, err := e.meet("monitored_barrier", h.Sum64(), g.Ranks, timeout)
+	return e.meetError("monitored_barrier", "called monitored_barrier on this group; the group stays usable", err, g.Ranks, missing, timeout)
+}
+
+// meetError turns the error of a meeting into one that names the members that did not come.
+func (e *Env) meetError(what, need string, err error, ranks, missing []int, timeout time.Duration) error {
+	switch {
+	case err == nil:
+		return nil
+	case e.ended.Load() != nil:
+		return e.endingError(what, ranks)
+	case err != work.ErrDeadline && err != errLeft:
+		return err
+	}
+	if dead := e.dead(missing); len(dead) > 0 {
+		return e.diedError(fmt.Sprintf("%s(ranks=%v)", what, brief(ranks)), dead, "they will not come")
+	}
+	if err == errLeft {
+		return status.New(status.PeerLeft, "%s(ranks=%v): world rank(s) %v have ended and will not come", what, brief(ranks), brief(missing)).WithRanks(missing...)
+	}
+	return status.New(status.Timeout, "%s(ranks=%v): after %v world rank(s) %v had not %s", what, brief(ranks), timeout, brief(missing), need).WithRanks(missing...)
+}
