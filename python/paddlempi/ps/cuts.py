@@ -259,7 +259,7 @@ def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
             name = re.fullmatch(r"cut-(\d{8,19})", path.name)
             if name and (path / "manifest.json").exists():
                 steps.append((int(name[1]), path))
-    wrong = []
+    wrong: list[str] = []
     for step, path in sorted(steps, reverse=True):
         try:
             cut = Cut(path, step)
