@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from paddlempi_launchers import BY_PROCESS
+from paddlempi_launchers import BY_PROCESS, KINDS
 
 from .. import _processes
 from . import marks as marks_of
@@ -67,8 +67,10 @@ class Absent:
         here = {found.rank: found for found in _ranks(pids)}
         self._seen = {**here, **self._seen}
         # A rank may have ended before it was seen. Only where all are here it is known to be one.
-        expected = set(self._seen).union(*(range(one.size) for one in here.values() if one.alone))
-        return expected - set(here) - came
+        known = self._seen.values()
+        expected = set(self._seen).union(*(range(one.size) for one in known if one.alone))
+        living = {one.rank for one in known if one.pid in pids}
+        return expected - living - came
 
     def _name(self, rank: int) -> str:
         seen = self._seen.get(rank)
@@ -84,30 +86,32 @@ def _sentence(names: Sequence[str], limit: float) -> str:
 
 
 def _ranks(pids: Sequence[int]) -> Iterator[_Rank]:
-    """Yield the ranks among processes: those whose parent is a launcher that has numbered them."""
+    """Yield the ranks among processes of a job: children of a launcher that has numbered them."""
     for pid in pids:
         # It may have just ended, or may not be read.
         with suppress(OSError, ValueError, IndexError):
-            kind = BY_PROCESS.get(_parents_name(pid))
-            if kind is None:
-                continue
+            parent, name = _parent(pid)
+            # A launcher that ends may leave ranks behind.
+            kinds = [BY_PROCESS[name]] if name in BY_PROCESS else KINDS if parent == 1 else ()
             entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
             variables = dict(entry.partition("=")[::2] for entry in entries)
+            for kind in kinds:
+                rank, size, here = (
+                    int(next((variables[name] for name in names if name in variables), "-1"))
+                    for names in (kind.rank, kind.size, kind.local_size)
+                )
+                if rank >= 0:
+                    yield _Rank(rank, pid, here == size > 0, size)
+                    break
 
-            def number(names: Sequence[str], variables: dict[str, str] = variables) -> int:
-                return int(next((variables[name] for name in names if name in variables), "-1"))
 
-            rank, size = number(kind.rank), number(kind.size)
-            if rank >= 0:
-                yield _Rank(rank, pid, number(kind.local_size) == size > 0, size)
-
-
-def _parents_name(pid: int) -> str:
-    """Return the name of a process's parent: that of its executable if it is a launcher's."""
+def _parent(pid: int) -> tuple[int, str]:
+    """Return a process's parent, and its name: that of the executable if it is a launcher's."""
     # pid (name) state parent ...: the name may hold spaces and parentheses.
-    parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    parent = int(stat.rpartition(")")[2].split()[1])
     with suppress(OSError):
         file = os.path.basename(os.readlink(f"/proc/{parent}/exe"))
         if file in BY_PROCESS:
-            return file
-    return Path(f"/proc/{parent}/comm").read_text(errors="replace").strip()
+            return parent, file
+    return parent, Path(f"/proc/{parent}/comm").read_text(errors="replace").strip()

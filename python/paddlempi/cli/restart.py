@@ -170,8 +170,8 @@ def _excused(mark: marks_of.Mark, status: int, preempted: bool, lost: Sequence[i
 
 
 def _tells_of_signal(status: int) -> bool:
-    """Whether a launcher's status is that of a rank that was killed: 137, 9 of Hydra, 255."""
-    return status > 128 or status == signal.SIGKILL
+    """Whether a launcher's status is that of a rank that was killed: 137, 255, of Hydra 9 or 11."""
+    return status > 128 or status in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 
 
 def _how(mark: marks_of.Mark) -> str:

@@ -130,7 +130,8 @@ def test_a_rank_may_be_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(137, "died"), (9, "died"), (255, "died"), (1, "failed"), (127, "failed")]
+    ("status", "kind"),
+    [(137, "died"), (9, "died"), (11, "died"), (255, "died"), (1, "failed"), (127, "failed")],
 )
 def test_a_rank_that_is_killed_before_init(status: int, kind: str) -> None:
     """With --keep-survivors; some launchers end the others even so."""
@@ -291,6 +292,49 @@ def test_75_is_a_failure_if_nobody_asked(tmp_path: Path) -> None:
     assert "rank 0 ended with status 75, and no signal had asked the job to end" in err
     status, out, err = run(tmp_path, body, "--restarts", "1", "--restart-on-exception")
     assert (status, out) == (75, "attempt 0\nattempt 1\n"), err
+
+
+PROXY = """#!PYTHON
+# The name of this file is that of a process of MPICH's launcher.
+import os, subprocess, sys
+
+RANK = '''
+import os, sys, time
+if os.environ["PMI_RANK"] == "1":
+    sys.exit(0)
+if sys.argv[1] == "waits":
+    with open(os.path.join(os.environ["PADDLEMPI_RUN_DIR"], "mark"), "w") as mark:
+        mark.write(f"comes {os.getpid()} {os.uname().nodename}" + chr(10))
+time.sleep(5)
+'''
+job = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "-c", RANK, sys.argv[1]], env={**os.environ, **job, "PMI_RANK": rank}
+    )
+    for rank in "01"
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+@pytest.mark.parametrize("way", ["waits", "computes"])
+def test_a_rank_that_never_comes_to_init(way: str, tmp_path: Path) -> None:
+    """That ends the attempt only if another one waits for it there: the program may need no MPI."""
+    proxy = tmp_path / "hydra_pmi_proxy"
+    proxy.write_text(PROXY.replace("PYTHON", sys.executable))
+    proxy.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "paddlempi", "run", "--init-wait", "0", "--", str(proxy), way],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if way == "computes":
+        assert (done.returncode, done.stderr) == (0, "")
+        return
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "rank 1 has ended without having come to init_process_group, where" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
