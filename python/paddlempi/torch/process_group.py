@@ -30,12 +30,13 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+from torch.utils import _python_dispatch
 
 from .. import _native, group, memory
 from .._ops import ASYNC, Op
 from ..errors import ArgumentError, TimeoutError
 from ..group_arguments import to_seconds
-from . import promote, sharding, sparse, world
+from . import promote, sharding, shown, sparse, world
 from .arguments import by_dtype, has_cuda, resolved, writable
 from .checked import Checked
 from .issue import tell_autograd
@@ -193,6 +194,7 @@ class ProcessGroupMPI(Checked):
                 and self._steps is None
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
+                and not _python_dispatch._is_in_torch_dispatch_mode
             ):
                 gid = self._gid
                 if not opts.asyncOp:
@@ -203,6 +205,12 @@ class ProcessGroupMPI(Checked):
                     flags = _VERSIONS | ASYNC
                     operation = _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, flags)
                     return OperationWork(operation, Op.ALL_REDUCE, (tensor,), gid)
+        work: Work = self._allreduce(tensors, opts, timeout, op=op)
+        return work
+
+    def _allreduce(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> Work:
         tensor = self._one(tensors, Op.ALL_REDUCE)
         if opts.__class__ is not AllreduceOptions:
             opts = self._options(
@@ -543,3 +551,6 @@ def _joined(works: Sequence[Work], output: _Tensors) -> Work:
     work = Work.joined(works)
     work._output = list(output)
     return work
+
+
+shown.show(ProcessGroupMPI)

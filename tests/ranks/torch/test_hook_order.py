@@ -4,6 +4,8 @@ There is no ``from __future__ import annotations`` here: see test_ddp_hooks.py.
 """
 
 import copy
+import functools
+import inspect
 import logging
 import random
 import threading
@@ -37,7 +39,7 @@ SOON = 20.0
 Hook = Callable[[Any, GradBucket], Any]
 
 quantizes = pytest.mark.skipif(
-    "fut.wait()[0]" in open(quantization_hooks.__file__).read(),
+    "fut.wait()[0]" in inspect.getsource(quantization_hooks),
     reason=f"torch {torch.__version__} has no quantization hook for lists of tensors",
 )
 
@@ -254,9 +256,8 @@ def test_outside_a_backward(dist: ModuleType, rank: int, size: int) -> None:
         futures = []
         for number, work in enumerate(works):
             time.sleep(chance.random() * 0.001)
-            futures.append(
-                work.get_future().then(lambda f, n=number: start(f, n, order, under_way))
-            )
+            function = functools.partial(start, number=number, order=order, under_way=under_way)
+            futures.append(work.get_future().then(function))
         values = [future.wait()[0].item() for future in futures]
         assert values == [number * size**2 + 1 for number in range(12)]
         assert order == list(range(12))

@@ -1,0 +1,301 @@
+"""Shows the calls of a group to torch: to dispatch modes and to the profiler.
+
+torch's own groups send every call through an operator such as ``c10d::allreduce_``, and that is
+where ``CommDebugMode``, every other ``TorchDispatchMode`` and the profiler see it. The methods of
+our group are called from Python and from C++ without an operator, which is faster. So where a mode
+or a profiler is active, a method calls the C++ method of the same name, which calls the operator.
+
+The operators have kernels for the backends that C++ knows. Ours are registered under a dispatch key
+of which torch makes no other use, and which only these calls include. Other groups do not meet it.
+
+A trace has the operators' rows, and inside them the spans of :mod:`.profile`. It has no row
+``record_param_comms``, as with gloo: torch writes it with what only C++ can give, and a row of that
+name without it makes torch warn and crash (tried with 2.8 and 2.15).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.profiler as state
+from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
+from torch.utils import _python_dispatch
+
+__all__ = ["METHODS", "show"]
+
+is_seen = torch._C._len_torch_dispatch_stack
+"""The number of dispatch modes that are active in this thread. Methods first read a variable of
+``_python_dispatch``, which is faster: whether some are active in some thread."""
+
+METHODS = {
+    "allreduce": ("allreduce_", 1),
+    "allreduce_coalesced": ("allreduce_coalesced_", 1),
+    "broadcast": ("broadcast_", 1),
+    "reduce": ("reduce_", 1),
+    "allgather": ("allgather_", 2),
+    "allgather_coalesced": ("allgather_coalesced_", 2),
+    "all_gather_single": ("_allgather_base_", 2),
+    "_allgather_base": ("_allgather_base_", 2),
+    "all_gather_single_coalesced": ("allgather_into_tensor_coalesced_", 2),
+    "allgather_into_tensor_coalesced": ("allgather_into_tensor_coalesced_", 2),
+    "gather": ("gather_", 2),
+    "gather_single": ("gather_into_tensor_", 2),
+    "gather_into_tensor": ("gather_into_tensor_", 2),
+    "scatter": ("scatter_", 2),
+    "reduce_scatter": ("reduce_scatter_", 2),
+    "reduce_scatter_single": ("_reduce_scatter_base_", 2),
+    "_reduce_scatter_base": ("_reduce_scatter_base_", 2),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced_", 2),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor_coalesced_", 2),
+    "alltoall": ("alltoall_", 2),
+    "all_to_all_single": ("alltoall_base_", 2),
+    "alltoall_base": ("alltoall_base_", 2),
+    "barrier": ("barrier", 0),
+    "send": ("send", 1),
+    "recv": ("recv_", 1),
+    "recv_anysource": ("recv_any_source_", 1),
+}
+"""The methods of a group, the operator of each, and how many arguments of both are tensors."""
+
+_KEY = "FPGA"  # below the key of modes, above that of the CPU's kernels
+_key: Any = torch._C._dispatch_key_parse(_KEY)
+_keys = torch._C.DispatchKeySet(_key)
+
+
+class _Local(threading.local):
+    calls: Sequence[_Call] = ()
+    """The calls under way in this thread that an operator is to make, the innermost last."""
+    inside = False
+    """Whether an operator makes a call: the methods that it calls are parts of it."""
+
+
+_local = _Local()
+
+
+class _Call:
+    """A call of a method, while torch's operator is called for it."""
+
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        tensors: int,
+        group: Any,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
+        self.made: Any = None  # what the method has returned
+        self.ran = False
+        self._method, self._tensors = method, tensors
+        self._group, self._arguments, self._named = group, arguments, named
+        self._guard: Any = None
+
+    def __enter__(self) -> _Call:
+        _register()
+        _local.calls = [*_local.calls, self]
+        self._guard = torch._C._IncludeDispatchKeyGuard(_key)
+        self._guard.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._guard.__exit__(*error)
+        _local.calls = _local.calls[:-1]
+
+    def shown(self) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Return the arguments for C++: sparse tensors are shown by their values."""
+        count = self._tensors
+        arguments = [*map(_dense, self._arguments[:count]), *self._arguments[count:]]
+        while arguments and arguments[-1] is None:  # C++ has the same defaults, but takes no None
+            arguments.pop()
+        return arguments, {name: x for name, x in self._named.items() if x is not None}
+
+    def run(self, given: Sequence[Any]) -> Any:
+        """Call the method, with the tensors that a mode has put in the place of its own."""
+        self.ran = True
+        arguments, count = self._arguments, self._tensors
+        if len(arguments) >= count and not any(map(_is_sparse, arguments[:count])):
+            arguments = (*given[:count], *arguments[count:])
+        before, _local.inside = _local.inside, True
+        try:
+            with torch._C._ExcludeDispatchKeyGuard(_keys):
+                self.made = self._method(self._group, *arguments, **self._named)
+        finally:
+            _local.inside = before
+        return self.made
+
+
+def show(group_type: Any) -> None:
+    """Have the methods of a class of groups shown.
+
+    ``allreduce`` has a short way and asks for modes itself: its method is ``_allreduce``.
+    """
+    for name, (operator, tensors) in METHODS.items():
+        if not hasattr(torch.ops.c10d, operator):
+            continue
+        base = getattr(ProcessGroup, name, None)
+        if operator in _TWO_NAMES:
+            base = _caller(getattr(torch.ops.c10d, operator).default) or base
+        if base is not None:
+            own = "_allreduce" if name == "allreduce" else name
+            setattr(group_type, own, _shown(getattr(group_type, own), name, tensors, base))
+
+
+# pybind11 calls the C++ method, and not its override in Python, if the override is its caller: a
+# function of the same name. It has the parameters of the method, because passing any is slower.
+_TEMPLATE = """
+def {name}({declared}):
+    if not (python._is_in_torch_dispatch_mode or state._is_profiler_enabled):
+        return method({passed})
+    call = begin(method, {tensors}, self, ({arguments},), dict({named}))
+    if call is None:
+        return method({passed})
+    with call:
+        arguments, named = call.shown()
+        try:
+            made = base(self, *arguments, **named)
+        except TypeError:  # C++ does not take the arguments, and says less of them than we do
+            if call.ran:
+                raise
+            return method({passed})
+    return made if call.made is None else call.made
+"""
+
+
+def _shown(method: Any, name: str, tensors: int, base: Any) -> Any:
+    """Return a method that calls the C++ method of a name where somebody looks on."""
+    parameters = list(inspect.signature(method).parameters.values())
+    only_named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    first = [p.name for p in parameters if p.name not in only_named]
+    declared = [
+        p.name if p.default is p.empty else f"{p.name}=defaults[{p.name!r}]" for p in parameters
+    ]
+    if only_named:
+        declared.insert(len(first), "*")
+    named = ", ".join(f"{x}={x}" for x in only_named)
+    text = _TEMPLATE.format(
+        name=name,
+        declared=", ".join(declared),
+        passed=", ".join([*first, *([named] if named else [])]),
+        tensors=tensors,
+        arguments=", ".join(first[1:]),
+        named=named,
+    )
+    scope: dict[str, Any] = {
+        "base": base,
+        "begin": _begin,
+        "defaults": {p.name: p.default for p in parameters},
+        "method": method,
+        "python": _python_dispatch,
+        "state": state,
+    }
+    exec(compile(text, f"<{name} shown to torch>", "exec"), scope)
+    return functools.update_wrapper(scope[name], method)
+
+
+def _begin(*call: Any) -> _Call | None:
+    """Return a call to show; None if nobody looks on in this thread, or if it is part of one."""
+    if _local.inside or not (is_seen() or state._is_profiler_enabled):
+        return None
+    return _Call(*call)
+
+
+_FROM_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "reduce_op": lambda options: options.reduceOp.boxed(),
+    "root_rank": lambda options: options.rootRank,
+    "async_op": lambda options: options.asyncOp,
+    "timeout": lambda options: round(options.timeout.total_seconds() * 1000),
+}
+
+
+def _caller(operator: Any) -> Callable[..., Any] | None:
+    """Return a function that calls an operator as C++'s method does; None if Python cannot.
+
+    torch 2.15 knows some methods by two names, and C++ would call ours of the other name.
+    """
+    names = [argument.name for argument in operator._schema.arguments]
+    if "reduce_op" in names and not hasattr(ReduceOp, "boxed"):
+        return None
+
+    def call(group: Any, *arguments: Any) -> Any:
+        given, options = list(arguments), None
+        if given and hasattr(given[-1], "asyncOp"):
+            options = given.pop()
+        values = []
+        for name in names:
+            if name == "process_group":
+                values.append(group.boxed())
+            elif name in _FROM_OPTIONS:
+                if options is None:
+                    break  # the operator has the same defaults as the options
+                values.append(_FROM_OPTIONS[name](options))
+            elif given:
+                values.append(given.pop(0) or [] if "split" in name else given.pop(0))
+        if given:
+            raise TypeError(f"{operator} does not take {given}")
+        made = operator(*values)
+        return Work.unbox(made[-1] if isinstance(made, tuple) else made)
+
+    return call
+
+
+_OPERATORS = [operator for operator, _ in METHODS.values()]
+_TWO_NAMES = {operator for operator in _OPERATORS if _OPERATORS.count(operator) > 1}
+
+
+@functools.cache
+def _register() -> None:
+    """Register the kernels, when the first call is shown."""
+    _libraries.append(torch.library.Library("_", "IMPL"))
+    _libraries[-1].fallback(torch.library.fallthrough_kernel, _KEY)
+    _libraries.append(torch.library.Library("c10d", "IMPL"))
+    for operator, tensors in set(METHODS.values()):
+        if hasattr(torch.ops.c10d, operator):
+            kernel = _kernel(getattr(torch.ops.c10d, operator).default, tensors)
+            _libraries[-1].impl(operator, kernel, _KEY)
+
+
+_libraries: list[Any] = []  # what they have registered lasts as long as they do
+
+
+def _kernel(operator: Any, tensors: int) -> Callable[..., Any]:
+    count = len(operator._schema.returns)
+
+    def kernel(*arguments: Any) -> Any:
+        call = _local.calls[-1] if _local.calls else None
+        if call is None or any(tensor.is_meta for tensor in _flat(arguments[:tensors])):
+            with torch._C._ExcludeDispatchKeyGuard(
+                _keys
+            ):  # a mode wants to know only what would come out
+                return operator(*arguments)
+        work = call.run(arguments).boxed()
+        return work if count == 1 else (arguments[0], work)
+
+    return kernel
+
+
+# Tensors
+
+
+def _flat(items: Any) -> Iterator[Any]:
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            yield from _flat(item)
+        elif isinstance(item, torch.Tensor):
+            yield item
+
+
+def _is_sparse(argument: Any) -> bool:
+    return any(tensor.is_sparse for tensor in _flat([argument]))
+
+
+def _dense(argument: Any) -> Any:
+    if not _is_sparse(argument):
+        return argument
+    if isinstance(argument, (list, tuple)):
+        return [_dense(item) for item in argument]
+    with torch._C._DisableTorchDispatch():
+        return argument._values()
