@@ -45,6 +45,12 @@ func Open(o Options) (Library, error) {
 		if err := CheckBeforeInit(l.info, l.file.Lookup("PMIx_Init") != nil); err != nil {
 			return nil, err
 		}
+		if err := checkAddresses(l.info); err != nil {
+			return nil, err
+		}
+		if err := host().checkShared(l.info, l.file.Lookup("ucp_get_version") != nil, sharedMemory); err != nil {
+			return nil, err
+		}
 	}
 	if err := l.start(); err != nil {
 		return nil, l.giveUp(err)
@@ -72,6 +78,9 @@ func find(o Options) (*library, error) {
 			return nil, err
 		}
 		return l, CheckExplicit(o, l.info)
+	}
+	if err := checkAddresses(Info{Name: "MPI"}); err != nil {
+		return nil, err
 	}
 	found, _, err := Discover(o)
 	if err != nil {

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from .errors import BY_CODE, NotInitializedError, UnsupportedError
+from .errors import BY_CODE, NotInitializedError, OutOfMemoryError, UnsupportedError
 
 __all__ = ["ONCE", "QUIET", "control", "core", "load", "loaded", "on_load", "submit"]
 
@@ -94,10 +94,35 @@ def on_load(hook: Callable[[ModuleType], None]) -> None:
         hook(_core)
 
 
+ADDRESS_SPACE = 1536 << 20
+"""Bytes of address space that Go's runtime may take. If it gets less, it ends the process."""
+
+
+def _check_address_space() -> None:
+    """Raise OutOfMemoryError if a limit (``ulimit -v``) leaves less than the core takes."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        with open("/proc/self/statm") as file:
+            left = limit - int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return  # without /proc nobody knows
+    if left < ADDRESS_SPACE:
+        raise OutOfMemoryError(
+            f"the core needs {ADDRESS_SPACE >> 20} MiB of address space, and the limit of this "
+            f"process (ulimit -v: {limit >> 20} MiB) leaves {max(0, left) >> 20} MiB: raise the "
+            "limit (ulimit -v unlimited, or what the batch system calls virtual memory)"
+        )
+
+
 def load() -> Any:
     """Return the core. Load it if this is the first use.
 
     Raises:
+        OutOfMemoryError: the limit of this process's address space is too low for the core.
         UnsupportedError: this is a free-threaded CPython, whose extension modules have another
             ABI; or the extension module is missing or cannot be loaded.
     """
@@ -109,6 +134,7 @@ def load() -> Any:
             f"paddlempi does not support free-threaded CPython ({sys.executable} is one): "
             "use a standard build of the same version"
         )
+    _check_address_space()
     try:
         core = importlib.import_module("paddlempi._core")
     except ImportError as error:

@@ -7,6 +7,7 @@ of the job inherit it, so they are found wherever they are in the tree of proces
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import time
@@ -27,22 +28,29 @@ def sweep(began: float, folder: Path = Path("/dev/shm")) -> None:
     """Remove the files in shared memory that an MPI leaves when its ranks are killed.
 
     A file is removed only if it has the name of an MPI's segment, belongs to this user, was
-    written after ``began`` (``time.time()``), and no process has mapped it. So the files of a
-    running job stay.
+    written after ``began`` (``time.time()``), and no process of this machine has it open or has
+    mapped it, also none that cannot be seen from here. So the files of a running job stay: the
+    process that makes a segment keeps it mapped.
     """
-    left = set()
     for path in folder.glob("*"):
-        with contextlib.suppress(OSError):
-            found = path.lstat()
-            mine = found.st_uid == os.getuid() and found.st_mtime >= began - 1
-            if mine and path.name.startswith(_SEGMENTS):
-                left.add(str(path))
-    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
-        with contextlib.suppress(OSError):
-            left -= {line.split(None, 5)[-1] for line in maps.read_text().splitlines()}
-    for name in left:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+        if path.name.startswith(_SEGMENTS):
+            with contextlib.suppress(OSError):
+                found = path.lstat()
+                if found.st_uid == os.getuid() and found.st_mtime >= began - 1:
+                    _remove_unused(path)
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a file that nobody uses. Raise OSError if somebody does, or if that is unknown."""
+    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # The kernel gives a write lease only on a file that is open nowhere else: see fcntl(2). It
+        # sends a signal if somebody opens the file meanwhile: SIGURG, which does nothing.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        path.unlink()
+    finally:
+        os.close(file)
 
 
 def kill_marked(mark: str, grace: float = 0.0) -> None:

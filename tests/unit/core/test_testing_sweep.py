@@ -7,24 +7,76 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from paddlempi.testing import launch
 
 
-def test_sweep(tmp_path: Path) -> None:
-    old = tmp_path / "mpich_shm_old_0"
-    old.write_bytes(b"x")
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in shared memory, where another file system may not tell who uses a file."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def segment(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_bytes(b"x" * mmap.PAGESIZE)
+    return path
+
+
+def test_sweep(folder: Path) -> None:
+    old, foreign = segment(folder, "mpich_shm_old_0"), segment(folder, "other")
     os.utime(old, (0, 0))
-    foreign, left, used = (tmp_path / n for n in ("other", "mpich_shm_1_0", "sm_segment.a.0"))
-    for path in (foreign, left, used):
-        path.write_bytes(b"x" * mmap.PAGESIZE)
-    with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        launch.sweep(time.time(), tmp_path)
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-            path.name for path in (old, foreign, used)
-        )
+    mapped, opened = segment(folder, "sm_segment.a.0"), segment(folder, "sm_segment.a.1")
+    segment(folder, "mpich_shm_1_0")
+    target = segment(folder, "target")
+    link = folder / "Intel_MPI_1"
+    link.symlink_to(target)
+    with mapped.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    with memory, opened.open("r+b"):
+        launch.sweep(time.time(), folder)
+        assert {*folder.iterdir()} == {old, foreign, mapped, opened, target, link}
+    launch.sweep(time.time(), folder)
+    assert {*folder.iterdir()} == {old, foreign, target, link}
+
+
+USES = """
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 0)
+print("mapped", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_segment_of_a_process_that_cannot_be_seen_stays(folder: Path) -> None:
+    """A container may have a /proc of its own and share /dev/shm."""
+    hide = ["unshare", "-U", "-r", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no user and mount namespaces")
+    used = segment(folder, "mpich_shm_1_0")
+    program = [sys.executable, "-S", "-c", USES, str(used)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdout is not None and user.stdout.readline() == "mapped\n"
+        script = "import sys, test_testing_sweep; test_testing_sweep.sweeps(sys.argv[1])"
+        sweeper = [*hide, sys.executable, "-c", script, str(folder)]
+        subprocess.run(sweeper, cwd=Path(__file__).parent, check=True, timeout=60)
+        assert used.exists()
+        user.kill()
+    subprocess.run(sweeper, cwd=Path(__file__).parent, check=True, timeout=60)
+    assert not used.exists()
+
+
+def sweeps(folder: str) -> None:
+    """Sweep a folder where no process is to be seen in /proc."""
+    assert not os.path.exists("/proc/1")
+    launch.sweep(0, Path(folder))
 
 
 def test_a_killed_job_leaves_no_segment() -> None:
