@@ -93,8 +93,8 @@ func TestWireReportsErrorsOfMPI(t *testing.T) {
 
 // wires makes the arrivals of n members of one process.
 func wires(t *testing.T, n int) (ws []*Wire) {
-	for _, lib := range mpifake.New(n) {
-		w, err := NewWire(lib, lib.World(), n)
+	for rank, lib := range mpifake.New(n) {
+		w, err := NewWire(lib, lib.World(), n, rank)
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}
@@ -135,8 +135,8 @@ func TestAMemberLeavesAWire(t *testing.T) {
 				require.NoError(t, ws[i].Leave(2, status.PeerLeft), "nobody announces anything after that")
 				assert.True(t, ws[i].Settled())
 			}
-			_, reason := ws[1].Standing(1)
-			assert.Equal(t, status.PeerLeft, reason)
+			_, gaveUp := ws[1].Standing(1)
+			assert.Equal(t, &Withdrawal{1, 1, status.PeerLeft}, gaveUp)
 		})
 	}
 }
