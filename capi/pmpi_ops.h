@@ -104,6 +104,31 @@ static inline int pmpi_op_has_result(int32_t code)
   return 0;
 }
 
+/* pmpi_op_name returns the name of an operation, "" if there is no such operation. */
+static inline const char *pmpi_op_name(int32_t code)
+{
+  switch (code) {
+  case PMPI_OP_BARRIER: return "barrier";
+  case PMPI_OP_BROADCAST: return "broadcast";
+  case PMPI_OP_ALL_REDUCE: return "all_reduce";
+  case PMPI_OP_ALL_REDUCE_COALESCED: return "all_reduce_coalesced";
+  case PMPI_OP_REDUCE: return "reduce";
+  case PMPI_OP_ALL_GATHER: return "all_gather";
+  case PMPI_OP_GATHER: return "gather";
+  case PMPI_OP_SCATTER: return "scatter";
+  case PMPI_OP_REDUCE_SCATTER: return "reduce_scatter";
+  case PMPI_OP_ALL_TO_ALL: return "all_to_all";
+  case PMPI_OP_SCAN: return "scan";
+  case PMPI_OP_EXSCAN: return "exscan";
+  case PMPI_OP_SEND: return "send";
+  case PMPI_OP_RECV: return "recv";
+  case PMPI_OP_SENDRECV: return "sendrecv";
+  case PMPI_OP_PROBE: return "probe";
+  case PMPI_OP_PANIC: return "panic";
+  }
+  return "";
+}
+
 /* pmpi_buf.dtype: the type of one element. */
 enum {
   PMPI_DTYPE_BOOL = 1, /* 1 byte */

@@ -135,6 +135,7 @@ PY PyObject *PyUnicode_FromString(const char *);
 PY PyObject *PyUnicode_InternFromString(const char *);
 PY int PyUnicode_CompareWithASCIIString(PyObject *, const char *);
 PY PyObject *PyUnicode_DecodeUTF8(const char *, Py_ssize_t, const char *);
+PY PyObject *PyUnicode_FromFormat(const char *, ...);
 PY const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
 
 PY Py_ssize_t PyTuple_Size(PyObject *);
@@ -156,6 +157,8 @@ PY void *PyCapsule_GetPointer(PyObject *, const char *);
 PY PyObject *PyObject_GetAttrString(PyObject *, const char *);
 PY PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 PY int PyObject_IsTrue(PyObject *);
+PY int PyObject_IsInstance(PyObject *, PyObject *);
+PY PyObject *PyObject_Str(PyObject *);
 PY int PyObject_SetAttrString(PyObject *, const char *, PyObject *);
 PY int PyObject_CheckBuffer(PyObject *);
 PY int PyObject_GetBuffer(PyObject *, Py_buffer *, int);
@@ -171,6 +174,7 @@ PY int PyErr_CheckSignals(void);
 PY void PyErr_WriteUnraisable(PyObject *);
 PY void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
 PY void PyErr_Restore(PyObject *, PyObject *, PyObject *);
+PY void PyErr_NormalizeException(PyObject **, PyObject **, PyObject **);
 
 PY PyThreadState *PyEval_SaveThread(void);
 PY void PyEval_RestoreThread(PyThreadState *);

@@ -58,6 +58,39 @@ PyObject *raise_code(int code, const char *format, ...) {
 	return raise_error(&e);
 }
 
+static int about_argument(PyObject *error) {
+	const int codes[] = {PMPI_ERR_ARGUMENT, PMPI_ERR_TYPE};
+	int found = 0;
+	for (int i = 0; i < 2 && errors; i++) {
+		PyObject *code = PyLong_FromLongLong(codes[i]);
+		PyObject *class = code ? PyDict_GetItemWithError(errors, code) : NULL;
+		found |= class && PyObject_IsInstance(error, class) == 1;
+		if (code)
+			Py_DecRef(code);
+	}
+	return found;
+}
+
+void name_error(const char *what) {
+	PyObject *type, *error, *traceback, *text = NULL, *longer = NULL, *args = NULL;
+	PyErr_Fetch(&type, &error, &traceback);
+	PyErr_NormalizeException(&type, &error, &traceback);
+	if (error && about_argument(error) && (text = PyObject_Str(error)) &&
+		(longer = PyUnicode_FromFormat("%s: %U", what, text)) && (args = PyTuple_New(1))) {
+		PyTuple_SetItem(args, 0, longer); /* takes the reference */
+		longer = NULL;
+		PyObject_SetAttrString(error, "args", args);
+	}
+	if (text)
+		Py_DecRef(text);
+	if (longer)
+		Py_DecRef(longer);
+	if (args)
+		Py_DecRef(args);
+	PyErr_Clear(); /* of this function: the first exception is the one to raise */
+	PyErr_Restore(type, error, traceback);
+}
+
 PyObject *raise_last(int rc) {
 	if (rc == PMPI_ERR_INTERRUPTED && PyErr_Occurred())
 		return NULL;

@@ -14,6 +14,10 @@ void set_errors(PyObject *classes);
 /* raise_code sets the Python exception for an error code. Returns NULL. */
 PyObject *raise_code(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* name_error puts "what: " before the text of the exception that is set, if it is one about an
+ * argument: where a tensor is read nobody knows for what. */
+void name_error(const char *what);
+
 /* raise_last sets the exception of the call that has just returned rc. After an interrupt an
  * exception is set already: KeyboardInterrupt, or that of the signal handler. Returns NULL. */
 PyObject *raise_last(int rc);

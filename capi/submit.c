@@ -101,6 +101,14 @@ static PyObject *call(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side
 	return raise_last(rc);
 }
 
+/* refuse tells the other ranks that this rank's arguments are wrong. The exception is set. Returns
+ * NULL. */
+static PyObject *refuse(const pmpi_op *op) {
+	name_error(pmpi_op_name(op->code));
+	operation_refuse(op->group, op->code);
+	return NULL;
+}
+
 PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
 	(void)self;
 	if (!wants(n, 4, 6, "submit"))
@@ -121,18 +129,16 @@ PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 	op.timeout_ns = -1;
 	op.scale = 1;
 	PyObject *send_splits = Py_None, *recv_splits = Py_None;
-	if (read_fields(&op, args + n, names, &send_splits, &recv_splits)) {
-		operation_refuse(op.group, op.code);
-		return NULL;
-	}
+	if (read_fields(&op, args + n, names, &send_splits, &recv_splits))
+		return refuse(&op);
 
 	PyObject *out = NULL;
 	if (side_describe(&send, args[2], "send") || side_split(&send, send_splits, "send")) {
 		recv.bufs = recv.room, recv.views = recv.view_room, recv.n_dims = 0, recv.more_dims = NULL;
-		operation_refuse(op.group, op.code);
+		refuse(&op);
 	} else if (side_describe(&recv, args[3], "recv") || side_split(&recv, recv_splits, "recv") ||
 			   side_stream(&send, &recv, &op.stream)) {
-		operation_refuse(op.group, op.code);
+		refuse(&op);
 	} else {
 		op.send = send.bufs;
 		op.n_send = send.n;

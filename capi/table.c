@@ -85,7 +85,7 @@ static int describe(pmpi_table_op *op, one *o, PyObject *table, PyObject *ids, P
 		side *s = &o->sides[i];
 		s->n = s->n_views = s->on_device = 0;
 		if (side_describe(s, o->tensors[i], is_written(op->code, i) ? "recv" : "send"))
-			return -1;
+			return name_error("table"), -1;
 		if (s->n > 1)
 			return raise_code(PMPI_ERR_TYPE, "table: a list is no tensor"), -1;
 		if (s->n == 1)

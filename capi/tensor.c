@@ -103,15 +103,45 @@ static int64_t *new_dims(side *s, int64_t n) {
 	return d;
 }
 
+/* kind_of says in words what a format of the struct module stands for that no dtype does. */
+static const char *kind_of(const char *f) {
+	if (f == NULL || *f == 0)
+		return "bytes of an unusual size";
+	int swapped = *f == '>' || *f == '!';
+	f += strspn(f, "@=<>!0123456789 ");
+	switch (*f) {
+	case 'w':
+	case 'u':
+		return "text";
+	case 's':
+	case 'p':
+	case 'c':
+		return "strings of bytes";
+	case 'O':
+		return "Python objects";
+	case 'T':
+		return "records with fields";
+	case 'P':
+		return "pointers";
+	case 'g':
+		return "extended-precision floating-point numbers";
+	case 'Z':
+		return f[1] == 'g' ? "extended-precision complex numbers"
+						   : "complex numbers in another byte order";
+	}
+	return swapped ? "numbers in the byte order of other machines" : "of an unusual type";
+}
+
 /* from_view describes what the buffer protocol returned. It sets strides only if the memory is not
  * contiguous. */
 static int from_view(side *s, pmpi_buf *b, const Py_buffer *v, const char *name, int i) {
 	b->dtype = dtype_of(v->format, v->itemsize);
 	if (b->dtype == 0) {
-		raise_code(PMPI_ERR_TYPE,
-				   "%s tensor %d has elements of format \"%s\" and %ld bytes, which no dtype here "
-				   "stands for",
-				   name, i, v->format ? v->format : "B", (long)v->itemsize);
+		raise_code(
+			PMPI_ERR_TYPE,
+			"%s tensor %d has elements that are %s (format \"%s\", %ld bytes each): give bool, "
+			"integers, floating-point or complex numbers of the usual sizes",
+			name, i, kind_of(v->format), v->format ? v->format : "B", (long)v->itemsize);
 		return -1;
 	}
 	b->data = v->buf;

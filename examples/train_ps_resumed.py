@@ -40,9 +40,9 @@ for step in range(begin, options.steps):
         extra = io.BytesIO()
         torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict()}, extra)
         ps.save(options.cuts, step, keep=2, extra=extra.getvalue())
-    if step == options.die_at and me == trainers - 1:
-        if os.environ.get("PADDLEMPI_RESTART", "0") == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
+    first = os.environ.get("PADDLEMPI_RESTART", "0") == "0"
+    if step == options.die_at and first and me == trainers - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     data = torch.Generator().manual_seed(1000 * step + me)  # each step has its own samples
     ids = torch.randint(0, 500, (64, 4), generator=data)
     target = torch.cos(ids.double()).mean(1, keepdim=True).float()
@@ -52,4 +52,4 @@ for step in range(begin, options.steps):
     optimizer.step()
 
 if me == 0:
-    print(f"loss {loss.item():.6f}, rows {len(words.table)}", flush=True)
+    print(f"loss {loss.item():.6e}, rows {len(words.table)}", flush=True)

@@ -221,9 +221,10 @@ void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason) {
 }
 
 int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
-	uint64_t want = seq | PA_CLOSED_BIT, before = m[me].closed;
+	uint64_t want = seq | PA_CLOSED_BIT;
 	int closed = 0;
-	pa_stop(m, me, seq, reason);
+	__atomic_store_n(&m[me].trying, reason, __ATOMIC_RELAXED);
+	__atomic_store_n(&m[me].closing, seq, __ATOMIC_RELEASE);
 	PMPI_KILL_POINT("before-close");
 	for (int i = 0; i < n; i++) {
 		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
@@ -234,14 +235,30 @@ int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
 		closed |= !is_here(old, seq);
 		PMPI_KILL_POINT("in-close");
 	}
-	if (!closed)
-		__atomic_store_n(&m[me].closed, before, __ATOMIC_RELEASE);
+	if (closed)
+		pa_stop(m, me, seq, reason);
+	__atomic_store_n(&m[me].closing, 0, __ATOMIC_RELEASE);
+	PMPI_KILL_POINT("after-close");
 	return closed;
 }
 
-uint32_t pa_closer(const pa_member *m, int i, uint64_t seq) {
-	uint64_t closed = __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE);
-	return closed != 0 && closed <= seq ? __atomic_load_n(&m[i].reason, __ATOMIC_RELAXED) : 0;
+static int is_closed(const pa_member *m, int n, uint64_t seq) {
+	for (int i = 0; i < n; i++)
+		if (__atomic_load_n(&m[i].slot[slot_of(seq)].seq, __ATOMIC_ACQUIRE) ==
+			(seq | PA_CLOSED_BIT))
+			return 1;
+	return 0;
+}
+
+uint32_t pa_closer(const pa_member *m, int n, int i, uint64_t seq) {
+	/* closing first: a member that has cleared it has stored closed before. */
+	const uint64_t closing = __atomic_load_n(&m[i].closing, __ATOMIC_ACQUIRE);
+	const uint64_t closed = __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE);
+	if (closed != 0 && closed <= seq)
+		return __atomic_load_n(&m[i].reason, __ATOMIC_RELAXED);
+	if (closing == seq && is_closed(m, n, seq))
+		return __atomic_load_n(&m[i].trying, __ATOMIC_RELAXED);
+	return 0;
 }
 
 void pa_explain(pa_member *m, int me, uint32_t reason) {

@@ -206,7 +206,7 @@ func (l *Lines) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C
 func (l *Lines) Closers(seq uint64) map[int]status.Code {
 	var who map[int]status.Code
 	for i := 0; i < l.n; i++ {
-		if reason := C.pa_closer(l.base(), C.int(i), C.uint64_t(seq)); reason != 0 {
+		if reason := C.pa_closer(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq)); reason != 0 {
 			if who == nil {
 				who = map[int]status.Code{}
 			}

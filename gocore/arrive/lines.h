@@ -22,6 +22,11 @@
  * of them wins. So a member that comes late cannot believe that all members have arrived when
  * another one has given up.
  *
+ * It says that it takes no part from k on (`closed`) when it has closed a slot, not before: if all
+ * have announced k, it runs k as the others do, and nobody may have seen that it wanted to give up.
+ * Before it closes a slot, it says that it tries (`closing`). That counts only for one who has
+ * found a closed slot of k: the slot stays closed, so the member that tries will find it, too.
+ *
  * A member may also refuse k after it has announced k. It marks the slot of a member that has not
  * announced k. That member keeps the mark when it announces k, so all members see it.
  *
@@ -58,11 +63,13 @@ typedef struct pa_member {
 	pa_slot slot[PA_SLOTS];
 	uint64_t finished; /* this member has finished with all collectives up to this one */
 	uint64_t spare[7];
-	uint32_t left;   /* PA_LEFT: this member has left; PA_GONE: its process may end */
-	uint32_t reason; /* why it takes no part from collective `closed` on: a code of the caller */
-	uint64_t closed; /* the first collective that it takes no part in; 0 for none */
-	uint32_t blamed; /* 1 more than the member in whose slot this one found rubbish; 0 for none */
-	uint32_t pad[11];
+	uint32_t left;    /* PA_LEFT: this member has left; PA_GONE: its process may end */
+	uint32_t reason;  /* why it takes no part from collective `closed` on: a code of the caller */
+	uint64_t closed;  /* the first collective that it takes no part in; 0 for none */
+	uint32_t blamed;  /* 1 more than the member in whose slot this one found rubbish; 0 for none */
+	uint32_t trying;  /* the reason that goes with `closing` */
+	uint64_t closing; /* the collective that it is about to close, which it may not; 0 for none */
+	uint32_t pad[8];
 } pa_member;
 
 /* This bit is set in the seq of a slot that was closed before its member announced that
@@ -160,8 +167,9 @@ int pa_late(const pa_member *m, int n, int i, uint64_t seq);
 /* pa_stop says that member me takes no part from seq on, whoever has announced it. */
 void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason);
 
-/* pa_closer returns the reason for which member i takes no part in seq, 0 if it does. */
-uint32_t pa_closer(const pa_member *m, int i, uint64_t seq);
+/* pa_closer returns the reason for which member i takes no part in seq, 0 if it does. If pa_poll
+ * has returned PA_CLOSED for seq, there is such a member. */
+uint32_t pa_closer(const pa_member *m, int n, int i, uint64_t seq);
 
 /* pa_explain sets the reason of member me without closing anything. pa_why returns the last reason
  * of member i. */

@@ -199,6 +199,37 @@ func TestWhatAllHaveAnnouncedCannotBeGivenUp(t *testing.T) {
 	assert.Equal(t, map[int]status.Code{0: status.GroupBroken}, ls[1].Closers(2))
 }
 
+// A member that wants to give up what all have announced runs it as they do. They never see what it wanted.
+func TestACloseThatLosesIsNeverSeen(t *testing.T) {
+	ls := attach(t, 2)
+	sig := Signature{1}
+	for seq := uint64(1); seq <= 3; seq++ {
+		for _, l := range ls {
+			_, _, _ = l.Announce(seq, &sig, 0, Note{}, 0)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for range 200_000 {
+				assert.False(t, ls[0].GiveUp(seq, status.Timeout))
+			}
+		}()
+		for going := true; going; {
+			if closers := ls[1].Closers(seq); len(closers) > 0 {
+				assert.Fail(t, "seen", "collective %d is closed by %v", seq, closers)
+				going = false
+			}
+			select {
+			case <-done:
+				going = false
+			default:
+			}
+		}
+		<-done
+		assert.Zero(t, ls[1].Why(0))
+	}
+}
+
 // Members give up and announce at the same moment: either all run the collective, or none does.
 func TestGivingUpAndArrivingAtOnce(t *testing.T) {
 	outcomes := map[bool]int{}

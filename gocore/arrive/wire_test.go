@@ -93,8 +93,8 @@ func TestWireReportsErrorsOfMPI(t *testing.T) {
 
 // wires makes the arrivals of n members of one process.
 func wires(t *testing.T, n int) (ws []*Wire) {
-	for rank, lib := range mpifake.New(n) {
-		w, err := NewWire(lib, lib.World(), n, rank)
+	for i, lib := range mpifake.New(n) {
+		w, err := NewWire(lib, lib.World(), n, i)
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}

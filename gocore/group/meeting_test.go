@@ -1,6 +1,7 @@
 package group
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -23,7 +24,8 @@ func TestMeetingsSeeThatARankHasLeft(t *testing.T) {
 	for name, call := range calls {
 		for where, nodes := range map[string][]int{"one node": {0, 0, 0, 0}, "two nodes": {0, 0, 1, 1}} {
 			for _, leaver := range []int{0, 1, 3} {
-				t.Run(name+"/"+where, func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s/%s/%d", name, where, leaver), func(t *testing.T) {
+					t.Parallel()
 					var told sync.WaitGroup
 					told.Add(3)
 					ranks(t, 4, nodes, func(t *testing.T, e *Env, g *Group) {

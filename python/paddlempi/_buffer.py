@@ -159,10 +159,12 @@ def _resolve(tensor: object) -> None:
     if kind.describe is None and hasattr(tensor, attribute):  # of the object, not of its type
         kind = _by_protocol(tensor_type, _OF_PROTOCOL[attribute])
     if kind.describe is None:
+        what = f"an object of type {name_of(tensor_type)}"
+        if tensor_type in (bool, int, float, complex, str):
+            what = f"a value of type {tensor_type.__name__}"
         raise DtypeError(
-            f"an object of type {name_of(type(tensor))} is no tensor: "
-            "give one of NumPy, Paddle or PyTorch, or what has the buffer protocol, __dlpack__ or "
-            "__cuda_array_interface__"
+            f"{what} is no tensor: give one of NumPy, Paddle or PyTorch, or what has the buffer "
+            "protocol, __dlpack__ or __cuda_array_interface__"
         )
     _native.core().register(tensor_type, kind.describe, kind.bump)
 

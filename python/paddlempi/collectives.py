@@ -475,6 +475,7 @@ def monitored_barrier(
 
     Raises:
         TimeoutError: on every member that came; its ``ranks`` are the members that did not.
+        PeerLeftError: the members ``ranks`` have ended, so that they will not call it.
 
     Source: :func:`torch.distributed.monitored_barrier` with gloo.
     """

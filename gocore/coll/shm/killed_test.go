@@ -41,7 +41,7 @@ func TestKilled(t *testing.T) {
 // The same for a rank that gives up, or that others leave.
 func TestKilledWhileGivingUp(t *testing.T) {
 	program := killer(t)
-	for _, point := range []string{"before-close", "in-close", "after-stop", "in-close-chunks", "in-leave", "before-fail", "half-written"} {
+	for _, point := range []string{"before-close", "in-close", "after-stop", "after-close", "in-close-chunks", "in-leave", "before-fail", "half-written"} {
 		t.Run(point, func(t *testing.T) {
 			killed := 0
 			for seed := 1; seed <= 100 && killed < 4; seed++ {

@@ -17,6 +17,8 @@ import (
 //   - A rank whose call has failed may write its tensor: no rank reads or writes it any more.
 //   - The notes that a rank reads belong to the collective.
 //   - No collective is done for one rank and given up for another.
+//   - A rank that finds a collective closed knows who has closed it. Nobody seems to have closed one at
+//     which all have come.
 //   - A rank waits for ever only if another one has failed or died.
 
 // orders are the memory orders of the protocol.
@@ -54,6 +56,7 @@ type protocol struct {
 	dies     int  // ranks that may die between a claim and its end
 	abandons int  // ranks that give up and may then leave chunks on which others work
 	blind    int  // ranks that cannot map the tensors
+	looks    int  // ranks that look who has closed a collective
 	helper   bool // rank 0 has a second thread, which comes late with the first collective
 	order    orders
 
@@ -68,6 +71,8 @@ type protocol struct {
 	closesTooMuch bool // who gives up closes the next collective in any case
 	overrules     bool // the owner of a chunk stores "done" without a look at its word
 	refusesAlone  bool // who refuses late does not mark another rank's slot
+	saysEarly     bool // who gives up says that it has closed a collective before it has
+	saysLate      bool // who gives up does not say that it tries to
 }
 
 const (
@@ -111,7 +116,14 @@ func (p *protocol) finishedAt(r int) int   { return (p.ranks+p.chunks+1)*p.slots
 func (p *protocol) deadAt(r int) int       { return (p.ranks+p.chunks+1)*p.slots + p.ranks + r }
 func (p *protocol) begunAt() int           { return (p.ranks+p.chunks+1)*p.slots + 2*p.ranks }
 func (p *protocol) lateAt(r, seq int) int  { return p.begunAt() + 1 + r*p.slots + p.slot(seq) }
-func (p *protocol) atomics() int           { return p.begunAt() + 1 + p.ranks*p.slots }
+func (p *protocol) closedAt(r int) int     { return p.begunAt() + 1 + p.ranks*p.slots + r }
+func (p *protocol) closingAt(r int) int    { return p.closedAt(p.ranks) + r }
+func (p *protocol) atomics() int {
+	if p.looks == 0 {
+		return p.closedAt(0)
+	}
+	return p.closedAt(2 * p.ranks)
+}
 
 // Plain locations. Every outstanding collective of a rank has a tensor of its own.
 func (p *protocol) note(r, seq int) int { return r*p.slots + p.slot(seq) }
@@ -132,6 +144,10 @@ func (p *protocol) name(loc int) string {
 			return fmt.Sprintf("finished of %d", r)
 		case p.deadAt(r):
 			return fmt.Sprintf("whether %d is dead", r)
+		case p.closedAt(r):
+			return fmt.Sprintf("closed of %d", r)
+		case p.closingAt(r):
+			return fmt.Sprintf("closing of %d", r)
 		}
 		for s := range p.slots {
 			if loc == p.seqAt(r, s) {
@@ -291,8 +307,19 @@ func (m member) refuse(seq int) bool {
 	return false
 }
 
-// closeSlots is pa_close.
+// closeSlots is pa_close. What it says of itself is left out if nobody looks.
 func (m member) closeSlots(seq int) (was bool) {
+	say := func(loc, v int) {
+		if m.looks != 0 {
+			m.Store(loc, v, explorer.Release)
+		}
+	}
+	switch {
+	case m.saysEarly:
+		say(m.closedAt(m.me), seq)
+	case !m.saysLate:
+		say(m.closingAt(m.me), seq)
+	}
 	for r := range m.ranks {
 		old := m.Load(m.seqAt(r, seq), explorer.Acquire)
 		for ok := false; !ok && !isHere(old, seq) && old != seq+closedSlot; {
@@ -300,7 +327,41 @@ func (m member) closeSlots(seq int) (was bool) {
 		}
 		was = was || !isHere(old, seq)
 	}
+	switch {
+	case was && m.looks != 0 && m.Load(m.closedAt(m.me), explorer.Relaxed) == 0: // as pa_stop does
+		say(m.closedAt(m.me), seq)
+	case m.saysEarly && !was:
+		say(m.closedAt(m.me), 0)
+	}
+	if !m.saysEarly && !m.saysLate {
+		say(m.closingAt(m.me), 0)
+	}
 	return was
+}
+
+// hasClosed is pa_closer.
+func (m member) hasClosed(r, seq int) bool {
+	closing := m.Load(m.closingAt(r), explorer.Acquire)
+	if closed := m.Load(m.closedAt(r), explorer.Acquire); closed != 0 && closed <= seq {
+		return true
+	}
+	for k := 0; closing == seq && k < m.ranks; k++ {
+		if m.Load(m.seqAt(k, seq), explorer.Acquire) == seq+closedSlot {
+			return true
+		}
+	}
+	return false
+}
+
+// look checks who seems to have closed a collective.
+func (m member) look(seq int, isClosed bool) {
+	if !has(m.looks, m.me) {
+		return
+	}
+	who := slices.DeleteFunc([]int{0, 1, 2}[:m.ranks], func(r int) bool { return !m.hasClosed(r, seq) })
+	if isClosed != (len(who) > 0) {
+		m.Fail("rank %d: collective %d is closed (%v), by ranks %v", m.me, seq, isClosed, who)
+	}
 }
 
 // await waits for a value. ok is false if this rank gives up instead, which it may.
@@ -318,7 +379,10 @@ func (m member) complete(seq int) (end int) {
 		v, ok := m.await(m.seqAt(r, seq), m.order.poll, mayGiveUp, func(v int) bool { return isHere(v, seq) || v == seq+closedSlot })
 		refused = refused || ok && v == seq+hereSlot
 		switch {
-		case !ok && m.closeSlots(seq), ok && !isHere(v, seq):
+		case !ok && m.closeSlots(seq):
+			return neverBegan
+		case ok && !isHere(v, seq):
+			m.look(seq, true)
 			return neverBegan
 		case !ok:
 			mayGiveUp = false // all have announced it
@@ -331,6 +395,7 @@ func (m member) complete(seq int) (end int) {
 			m.Fail("rank %d: the note of rank %d in collective %d is of %d", m.me, r, seq, got)
 		}
 	}
+	m.look(seq, false)
 	if refused {
 		late := 0
 		for r := range m.ranks {

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 
+from .. import __version__
 from . import bench, doctor, info, ps_status, run, trace
 
 __all__ = ["main", "parser"]
@@ -16,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m paddlempi",
         description="MPI for the stock wheels of deep-learning frameworks.",
     )
+    whole.add_argument("--version", action="version", version=f"paddlempi {__version__}")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     info.add_to(commands)
     doctor.add_to(commands)
@@ -32,6 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after ``python -m paddlempi``; None: those of this process.
     """
-    chosen = parser().parse_args(arguments)
-    status: int = chosen.run(chosen)
+    chosen, unknown = parser().parse_known_args(arguments)
+    if unknown:  # with the usage of the command, and not that of this parser
+        chosen.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        status: int = chosen.run(chosen)
+        if chosen.command != "run":
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if chosen.command == "run":  # it is the script's
+            raise
+        # `| head` has read enough. What is left to flush at exit goes nowhere.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        status = 141  # as after SIGPIPE
     return status

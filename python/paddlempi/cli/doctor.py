@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--mpi", metavar="PATH", help="the libmpi to try, before any search (as PADDLEMPI_MPI)"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(chosen: argparse.Namespace) -> int:

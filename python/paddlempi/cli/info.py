@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--mpi", metavar="PATH", help="the libmpi to look at, before any search (as PADDLEMPI_MPI)"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import _native
 from ..errors import ArgumentError, Error
+from . import options
 
 __all__ = ["add_to"]
 
@@ -64,14 +65,11 @@ def add_to(commands: Any) -> None:
         metavar="SECONDS",
         help="how long to wait for the servers (default: 10)",
     )
-    status.set_defaults(run=_status)
+    status.set_defaults(run=_status, parser=status)
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 86400 seconds")
-    return value
+    return options.seconds(text, 0.01, 86400)
 
 
 def _status(chosen: argparse.Namespace) -> int:

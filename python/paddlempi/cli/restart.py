@@ -20,7 +20,7 @@ from typing import Any, Literal
 from .. import _marks, _processes
 from .._exit import PREEMPTED
 from . import marks as marks_of
-from . import survivors
+from . import options, survivors
 from .absent import Absent
 
 __all__ = ["Ending", "add_to", "judge", "run"]
@@ -40,46 +40,46 @@ _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Add the options of this form of the command."""
-    options = parser.add_argument_group("options for -- COMMAND")
-    options.add_argument(
+    around = parser.add_argument_group("options for -- COMMAND")
+    around.add_argument(
         "--restarts",
         type=_count,
         metavar="N",
         help="start COMMAND anew, at most N times, when a rank has died (default: 0)",
     )
-    options.add_argument(
+    around.add_argument(
         "--restart-on-exception",
         action="store_const",
         const=True,
         help="also when a rank has ended by an uncaught exception or a status other than 0",
     )
-    options.add_argument(
+    around.add_argument(
         "--restart-preempted",
         action="store_const",
         const=True,
         help=f"also when the ranks have ended with dist.PREEMPTED ({PREEMPTED}); not counted",
     )
-    options.add_argument(
+    around.add_argument(
         "--grace",
-        type=_seconds,
+        type=options.seconds,
         metavar="SECONDS",
         help="how long the job may go on after run was told to end (default: 60)",
     )
-    options.add_argument(
+    around.add_argument(
         "--keep-survivors",
         action="store_const",
         const=True,
         help="have COMMAND, an mpirun on one node, leave the other ranks alone when one dies; if "
         "they end well, so does the job: asynchronous training with parameter servers goes on",
     )
-    options.add_argument(
+    around.add_argument(
         "--init-wait",
-        type=_seconds,
+        type=options.seconds,
         metavar="SECONDS",
         help="how long ranks may wait in init_process_group for one that has ended before it came "
         "there; then the attempt is ended, and that counts as a death (default: 20)",
     )
-    options.add_argument(
+    around.add_argument(
         "--marks",
         metavar="DIR",
         help="a folder that all hosts of the job see, for notes of how ranks end (default: a "
@@ -91,16 +91,6 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: it must be at least 0, a whole number")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r}: it must be a number of seconds, such as 60")
-    return seconds
 
 
 def given(chosen: argparse.Namespace) -> list[str]:

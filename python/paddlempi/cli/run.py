@@ -15,6 +15,7 @@ import importlib.util
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -63,7 +64,7 @@ def run(chosen: argparse.Namespace) -> int:
     Exceptions of the script, also SystemExit, are raised from here.
 
     Returns:
-        0 after a script. For a launcher see :func:`restart.run`.
+        0 after a script, 1 if there is none. For a launcher see :func:`restart.run`.
     """
     around, options = chosen.words[:1] == ["--"], restart.given(chosen)
     words = chosen.words[1:] if around else chosen.words
@@ -80,7 +81,20 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.roles is not None:
         os.environ["PADDLEMPI_ROLES"] = chosen.roles
         session.servers_end_in_init()
-    _run_script(words[0], words[1:], chosen.module)
+    try:
+        _run_script(words[0], words[1:], chosen.module)
+    except (OSError, ImportError) as error:  # there is no such script
+        if not _is_of_runpy(error):
+            raise
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        name = f"-m {words[0]}" if chosen.module else words[0]
+        print(f"paddlempi run: {name}: {text}", file=sys.stderr)
+        return 1
+    except SyntaxError as error:
+        if not _is_of_runpy(error):
+            raise
+        traceback.print_exception(type(error), error, None)  # as Python does for a script
+        return 1
     return 0
 
 
@@ -101,6 +115,17 @@ def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
     except SystemExit as stop:
         launcher.note_exit(stop.code)
         raise
+
+
+def _is_of_runpy(error: BaseException | None) -> bool:
+    """Whether an error came before any code of the script, or of a package above it, ran."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            module = frame.f_globals.get("__name__", "")
+            if module not in (__name__, "runpy") and not module.startswith("importlib."):
+                return False
+        error = error.__cause__  # runpy tells anew what it has caught
+    return True
 
 
 class _Fronts(MetaPathFinder):

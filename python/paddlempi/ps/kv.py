@@ -35,6 +35,7 @@ class KV:
         if ps.is_trainer():
             counts = ps.KV("counts", dim=2)
             counts.wait(counts.push(keys, values))
+            ps.barrier()  # the others have pushed, too
             rows = counts.wait(counts.pull(keys))
 
     Every trainer that uses it makes it, with the same arguments, after :func:`paddlempi.ps.init`.
@@ -44,7 +45,7 @@ class KV:
 
     Args:
         name: that of the servers' function (:func:`paddlempi.ps.server_function`).
-        dim: elements of a row, from 1.
+        dim: elements of a row, 1 to 2**24.
         dtype: of the rows: any that can be sent, such as "float32" or "int64".
 
     Raises:

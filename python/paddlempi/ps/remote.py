@@ -38,7 +38,9 @@ class RemoteTable(Configured):
             name with another configuration.
         DtypeError: an argument is of a wrong type.
 
-    Thread-safety: all methods may be called from any thread, and release the GIL.
+    Thread-safety: all methods may be called from any thread, and release the GIL. Pulls run side by
+    side. A trainer makes one step at a time: a push waits until that of another thread has ended.
+    In a signal handler that has interrupted a push of its own thread, a push raises ReentrantError.
     """
 
     def __init__(
@@ -119,7 +121,9 @@ class RemoteTable(Configured):
             ArgumentError: a shape is wrong, an id is out of range, a gradient is not finite, or
                 ``learning_rate`` is negative or not finite.
             DtypeError: a dtype is wrong, or something is no tensor.
-            TimeoutError: a server did not answer in time.
+            TimeoutError: in sync mode, trainers did not push the same step in time: ``ranks`` has
+                them. Or a server did not answer in time: ``ranks`` has it.
+            ReentrantError: a signal handler calls it that has interrupted a push of its thread.
             PeerDiedError: a server has died.
         """
         if gradients is None:
@@ -139,6 +143,7 @@ class RemoteTable(Configured):
             rows: a tensor of float32, [n, dim].
 
         Raises:
+            ArgumentError: also if a row is not finite, unless ``non_finite`` is "allow".
             Error: as :meth:`push`.
         """
         self._core.table(_WRITE, self._number, checked_ids("write", ids), rows)

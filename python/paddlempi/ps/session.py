@@ -356,7 +356,8 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
 
     All trainers that have not completed call it, between the same two steps. The cut is complete
     when this returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout
-    the servers stop, and the earlier one stays.
+    the servers stop, and the earlier one stays. One thread of each trainer calls it; others may
+    pull meanwhile.
 
     Args:
         folder: the folder, which is made if need be.

@@ -39,7 +39,7 @@ def note(table: RemoteTable, ids: Any, gradients: Any) -> None:
     Args:
         table: the table.
         ids: a tensor of int64 or int32, [n].
-        gradients: a tensor of float32, or of the table's dtype, [n, dim].
+        gradients: a tensor of float32, float16 or bfloat16, [n, dim].
 
     Raises:
         DtypeError: ``table`` is no RemoteTable, or ``ids`` are no tensor.
@@ -64,7 +64,8 @@ def step(*, average: bool = True) -> None:
 
     Args:
         average: in sync mode, divide the gradients by the number of trainers, so that the step is
-            that of the mean loss over all trainers. False: they are added up. In async mode every
+            that of the mean loss over all trainers. Those that have completed count too, so that
+            every sample has the same weight. False: they are added up. In async mode every
             push is a step by itself, and nothing is divided.
 
     Raises:

@@ -40,8 +40,9 @@ class Table(Configured):
         seed: of the new rows, 0 to 2**64 - 1.
         num_ids: ids must be 0 to ``num_ids`` - 1. None: any int64.
         memory_limit: the bytes that the table may hold of the machine. None: no limit.
-        non_finite: "refuse": a push with a NaN or an infinity is an error, which changes nothing;
-            "allow": they go into the rows.
+        non_finite: "refuse": a push with a NaN or an infinity is an error, which changes nothing,
+            and what an update takes beyond the largest number of ``dtype`` becomes that number;
+            "allow": rows may hold both.
 
     Raises:
         ArgumentError: a value is out of range, or there is no optimizer or initializer of the name.
@@ -125,7 +126,7 @@ class Table(Configured):
         Args:
             ids: a tensor of int64 or int32, [n]. Or, without ``gradients``, a sparse gradient:
                 Paddle's SelectedRows, or torch's sparse COO tensor with one sparse dimension.
-            gradients: a tensor of float32, or of the table's dtype, [n, dim].
+            gradients: a tensor of float32, float16 or bfloat16, [n, dim].
             learning_rate: for this push, such as the value of a schedule. None: the optimizer's.
             step: the number of this update, from 1, for Adam's bias correction. None: one more than
                 the greatest so far.

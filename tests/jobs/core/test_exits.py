@@ -108,7 +108,7 @@ def one_ends_early() -> None:
 
     rank = start()
     pair = dist.new_group([0, 1])
-    trio = dist.new_group([2, 1, 0])
+    trio, watched = dist.new_group([2, 1, 0]), dist.new_group([2, 1, 0])
     works()
     if rank == 2:
         stamp("left")
@@ -138,8 +138,12 @@ def one_ends_early() -> None:
     works(pair)
     fresh = dist.new_group([1, 0])
     works(fresh)
-    with raises(errors.TimeoutError, "new_group", ranks=[2], most=6):
-        dist.new_group([0, 1, 2], timeout=0.5)
+    with raises(errors.PeerLeftError, "new_group", "ended", ranks=[2], most=3.0):
+        dist.new_group([0, 1, 2])
+    with raises(errors.PeerLeftError, "new_group", "ended", ranks=[2], most=3.0):
+        dist.new_subgroups(3)
+    with raises(errors.PeerLeftError, "monitored_barrier", "ended", ranks=[2], most=3.0):
+        dist.monitored_barrier(watched)
     works(pair)
     done()
 

@@ -74,11 +74,14 @@ def waits_for_one_that_left() -> None:
     if rank == 0:
         done()
         return
+    waits = {
+        "collective": lambda: dist.all_reduce(np.ones(3)),
+        "receive": lambda: dist.recv(np.ones(3), 0),
+        "new_group": lambda: dist.new_group([1, 0, 2]),
+        "monitored_barrier": lambda: dist.monitored_barrier(),
+    }
     with raises(errors.PeerLeftError, "rank(s) [0]", ranks=[0], most=20.0):
-        if os.environ["FAULTS_HOW"] == "collective":
-            dist.all_reduce(np.ones(3))
-        else:
-            dist.recv(np.ones(3), 0)
+        waits[os.environ["FAULTS_HOW"]]()
     done()
     if os.environ["FAULTS_HOW"] == "collective":
         time.sleep(1.0)  # the other ranks are at their end, too
@@ -145,7 +148,7 @@ def test_the_last_call_is_rooted(last: str) -> None:
     job.succeed(4, the_last_call_is_rooted, env={**APART, "FAULTS_LAST": last})
 
 
-@pytest.mark.parametrize("how", ["collective", "receive"])
+@pytest.mark.parametrize("how", ["collective", "receive", "new_group", "monitored_barrier"])
 def test_waits_for_one_that_left(how: str) -> None:
     ended = job.run(3, waits_for_one_that_left, env={**APART, "FAULTS_HOW": how})
     assert ended.result.stdout.count("done\n") == 3, ended.output

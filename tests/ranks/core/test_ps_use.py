@@ -1,4 +1,4 @@
-"""What users of tables and servers meet: gradients, large numbers, cuts of other tables, mistakes."""
+"""What users of tables and servers meet: gradients, large numbers, other tables, mistakes."""
 
 from __future__ import annotations
 
@@ -153,11 +153,11 @@ def test_wrong_steps_of_a_cut(begin: Begin, rank: int, roles: str, folder: Path)
         return
     ps.RemoteTable("t", DIM)
     if rank == ps.trainers()[0]:
-        with pytest.raises(errors.ArgumentError, match="ps.save: step=-1 is below 0"):
+        with pytest.raises(errors.ArgumentError, match=r"ps.save: step=-1 is below 0"):
             ps.save(folder, -1)
-        with pytest.raises(errors.ArgumentError, match="ps.save: keep=-2 is below 0"):
+        with pytest.raises(errors.ArgumentError, match=r"ps.save: keep=-2 is below 0"):
             ps.save(folder, 1, keep=-2)
-        with pytest.raises(errors.ArgumentError, match="ps.restore: step=-1 is below 0"):
+        with pytest.raises(errors.ArgumentError, match=r"ps.restore: step=-1 is below 0"):
             ps.restore(folder, -1)
     ps.save(folder, 1)
 
@@ -185,11 +185,11 @@ def test_the_newest_cut(begin: Begin, rank: int, roles: str, folder: Path) -> No
         for part in folder.glob("cut-0*/part-*"):
             part.write_bytes(part.read_bytes()[:-1])
     ps.barrier("damaged")
-    with pytest.raises(errors.ArgumentError, match="of 2 complete cuts in .* none is whole"):
+    with pytest.raises(errors.ArgumentError, match=r"of 2 complete cuts in .* none is whole"):
         ps.latest(folder)
     ps.barrier("seen")
     ps.shutdown()
-    with pytest.raises(errors.ArgumentError, match="of 2 complete cuts in .* none is whole"):
+    with pytest.raises(errors.ArgumentError, match=r"of 2 complete cuts in .* none is whole"):
         ps.latest(folder)  # without servers
 
 

@@ -79,3 +79,33 @@ def test_errors_name_the_argument(dist: ModuleType, rank: int, size: int) -> Non
     with pytest.raises(dist.errors.ArgumentError, match="read-only"):
         dist.all_reduce(locked())
     dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (3, "a value of type int is no tensor: give one of NumPy"),
+        ("text", "a value of type str is no tensor"),
+        (np.array(["ab"]), "recv tensor 0 has elements that are text (format"),
+        (np.array([b"ab"]), "elements that are strings of bytes"),
+        (np.array([None]), "elements that are Python objects"),
+        (np.zeros(2, [("a", "f4")]), "elements that are records with fields"),
+        (np.zeros(2, ">f4"), "elements that are numbers in the byte order of other machines"),
+        (np.zeros(2, np.longdouble), "elements that are extended-precision floating-point numbers"),
+        (np.zeros(2, "datetime64[s]"), "a NumPy array of dtype datetime64[s] cannot be sent"),
+    ],
+)
+def test_errors_name_the_operation_and_the_type(
+    dist: ModuleType, rank: int, tensor: object, words: str
+) -> None:
+    for name, call in (
+        ("all_reduce", lambda: dist.all_reduce(tensor)),
+        ("broadcast", lambda: dist.broadcast(tensor, 0)),
+        ("recv", lambda: dist.recv(tensor, rank)),
+    ):
+        with pytest.raises(dist.errors.DtypeError) as raised:
+            call()
+        text = str(raised.value)
+        sent = words.replace("recv tensor", "send tensor") if name == "broadcast" else words
+        assert text.startswith(f"{name}: ") and (words in text or sent in text), text
+    dist.barrier()

@@ -49,6 +49,8 @@ def test_arguments() -> None:
         (["--max", "4X"], "no number of bytes"),
         (["--min", "0"], "no number of bytes"),
         (["--iterations", "0"], "not above 0"),
+        (["--timeout", "soon"], "'soon': it must be a number of seconds"),
+        (["--timeout", "0"], "'0': it must be a number of seconds"),
         (["--warmup", "-1"], "is no number"),
         (["--against", "nccl"], "'nccl' is none of mpi, mpi4py, gloo"),
         (["--step", "ddp,fsdp"], "'fsdp' is none of ddp, fsdp2, paddle"),
@@ -70,6 +72,9 @@ def test_wrong_arguments(
     ("words", "expected"),
     [
         (["allreduce"], "op 'allreduce' is none of all_reduce"),
+        (["nosuch"], "barrier, all, ps\n"),
+        (["--json", "nowhere/r.json"], "nowhere/r.json: there is no folder nowhere"),
+        (["all_reduce", "--plot", "nowhere/p.svg"], "there is no folder nowhere"),
         (["--min", "8K", "--max", "4K"], "--max 4096 is below --min 8192"),
         (["all", "--plot", "p.svg"], "a picture shows one operation"),
         (["barrier", "--plot", "p.svg"], "a picture shows one operation"),
@@ -86,7 +91,7 @@ def test_arguments_that_do_not_go_together(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error comes before MPI starts."""
-    assert main(["bench", *words]) == 1
+    assert main(["bench", *words]) == 2
     assert expected in capsys.readouterr().err
 
 

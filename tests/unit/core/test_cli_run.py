@@ -51,8 +51,42 @@ def test_nothing_is_filled_without_a_launcher(tmp_path: Path) -> None:
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
-    done = run(tmp_path, "absent.py")
-    assert done.returncode == 1 and "absent.py" in done.stderr
+    """It is said in one line, without a traceback of this package."""
+    (tmp_path / "folder").mkdir()
+    for words, text in (
+        (["absent.py"], "absent.py: No such file or directory"),
+        (["folder"], "folder: can't find '__main__' module in 'folder'"),
+        (["-m", "absent"], "-m absent: No module named absent"),
+        (["-m", "absent.part"], "-m absent.part: Error while finding module specification"),
+    ):
+        done = run(tmp_path, *words)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"paddlempi run: {text}") and done.stderr.count("\n") == 1
+
+
+def test_a_script_that_is_not_python(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("x = = 1\n")
+    done = run(tmp_path, "wrong.py")
+    assert done.returncode == 1 and done.stderr.endswith("SyntaxError: invalid syntax\n")
+    assert "Traceback" not in done.stderr and "x = = 1" in done.stderr
+
+
+def test_exceptions_of_the_script_are_shown_whole(tmp_path: Path) -> None:
+    """Also those that are like the errors about a script that is not there."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import absent\n")
+    (tmp_path / "opens.py").write_text("open('/absent')\n")
+    (tmp_path / "imports.py").write_text("import absent\n")
+    (tmp_path / "pipe.py").write_text("raise BrokenPipeError\n")
+    for words, last in (
+        (["opens.py"], "FileNotFoundError: [Errno 2] No such file or directory: '/absent'"),
+        (["imports.py"], "ModuleNotFoundError: No module named 'absent'"),
+        (["-m", "package"], "ModuleNotFoundError: No module named 'absent'"),
+        (["pipe.py"], "BrokenPipeError"),
+    ):
+        done = run(tmp_path, *words)
+        assert done.returncode == 1 and "Traceback" in done.stderr
+        assert done.stderr.splitlines()[-1] == last, done.stderr
 
 
 def test_roles_are_for_ps_init(tmp_path: Path) -> None:

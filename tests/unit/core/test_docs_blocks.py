@@ -46,6 +46,11 @@ def test_a_program_compiles(block: Block) -> None:
     compile(block.text, str(block), "exec")
 
 
+def test_few_blocks_are_fragments() -> None:
+    fragments = [str(block) for block in BLOCKS if "fragment" in block.words]
+    assert len(fragments) <= 3, fragments
+
+
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_can_be_typed(block: Block) -> None:
     done = subprocess.run(["bash", "-n"], input=block.commands, capture_output=True, text=True)

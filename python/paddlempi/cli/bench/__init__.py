@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import group
+from ... import group, launcher
 from ...errors import ArgumentError, Error
+from .. import options
 from . import collectives, contenders, picture, ps, report, steps
 from .collectives import AGAIN, OURS, Plan, Row, WrongResultError
 from .contenders import Framework
@@ -27,6 +28,7 @@ from .operations import DTYPES, OPERATIONS
 __all__ = ["add_to", "run"]
 
 _AGAINST = ("mpi", "mpi4py", "gloo")
+_NO_OPTIONS = ("run", "command", "parser")  # in what the parser returns
 
 
 def add_to(commands: Any) -> None:
@@ -136,21 +138,29 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=lambda text: options.seconds(text, 0.001),
         default=120.0,
         metavar="SECONDS",
         help="how long an operation waits for the other ranks; 120",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Measure what was chosen; print it on rank 0. Return 0, or 1 after an error."""
+    """Measure what was chosen; print it on rank 0.
+
+    Returns:
+        0; 1 after an error; 2 if the command is wrong, and nothing was begun.
+    """
     rank = 0
     try:
         _check(chosen)
-        if chosen.operations == ["ps"]:
-            return ps.run(chosen)
+    except ArgumentError as error:
+        print(error, file=sys.stderr, flush=True)
+        return 2
+    if chosen.operations == ["ps"]:
+        return ps.run(chosen)
+    try:
         group.init_process_group(timeout=chosen.timeout)
         rank = group.get_rank()
         gc.disable()  # a collection would count as the time of some call
@@ -187,7 +197,8 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ArgumentError(f"bench: --level {chosen.level}: levels are of ps")
     for name in chosen.operations:
         if name not in OPERATIONS:
-            raise ArgumentError(f"bench: op {name!r} is none of {', '.join(OPERATIONS)}, all")
+            more = "all: it is measured alone" if name == "ps" else "all, ps"
+            raise ArgumentError(f"bench: op {name!r} is none of {', '.join(OPERATIONS)}, {more}")
     if chosen.max < chosen.min:
         raise ArgumentError(f"bench: --max {chosen.max} is below --min {chosen.min}")
     if chosen.plot and (len(chosen.operations) != 1 or chosen.operations == ["barrier"]):
@@ -195,6 +206,9 @@ def _check(chosen: argparse.Namespace) -> None:
             f"bench: --plot {chosen.plot}: a picture shows one operation that moves data, not "
             f"{', '.join(chosen.operations) or 'steps'}"
         )
+    missing = "" if launcher.find() else _no_folder(chosen)  # under a launcher rank 0's host counts
+    if missing:
+        raise ArgumentError(missing)
     if chosen.model and not chosen.step:
         raise ArgumentError(f"bench: --model {','.join(chosen.model)}: models are of --step")
     if chosen.step and chosen.against and "gloo" not in chosen.against and not chosen.operations:
@@ -203,15 +217,19 @@ def _check(chosen: argparse.Namespace) -> None:
         )
 
 
+def _no_folder(chosen: argparse.Namespace) -> str:
+    """Say which file cannot be written here, because its folder is missing; "" if all can."""
+    for file in (chosen.json, chosen.plot):
+        if file and not Path(file).parent.is_dir():
+            return f"bench: {file}: there is no folder {Path(file).parent}"
+    return ""
+
+
 def _measure(chosen: argparse.Namespace) -> None:
     """Measure operations and steps. Collective over the world."""
     first = group.get_rank() == 0
-    missing = [
-        f"bench: {file}: there is no folder {Path(file).parent}"
-        for file in (chosen.json, chosen.plot)
-        if first and file and not Path(file).parent.is_dir()
-    ]
-    for reason in filter(None, collectives.of_all_ranks("".join(missing[:1]))):
+    missing = _no_folder(chosen) if first else ""
+    for reason in filter(None, collectives.of_all_ranks(missing)):
         raise ArgumentError(reason)
     models = _models(chosen.step, chosen.model)
     bar = report.Bar(len(chosen.operations) + len(models))
@@ -234,7 +252,9 @@ def _measure(chosen: argparse.Namespace) -> None:
     if first and chosen.json:
         record = {
             **found,
-            "options": {k: v for k, v in vars(chosen).items() if k not in ("run", "command")},
+            "options": {
+                k: v for k, v in vars(chosen).items() if k not in ("run", "command", "parser")
+            },
             "rows": [row.record() for row in rows],
             "steps": [row.record() for row in measured],
             "not_measured": absent,
@@ -242,7 +262,7 @@ def _measure(chosen: argparse.Namespace) -> None:
         Path(chosen.json).write_text(json.dumps(record, indent=1))
     if first and chosen.plot:
         title = (
-            f"{rows[0].operation}, {chosen.dtype}, {found['ranks']} ranks, "
+            f"{rows[0].operation}, {chosen.dtype}, {report.counted(found['ranks'], 'rank')}, "
             f"{found['mpi']['name']}: median"
         )
         Path(chosen.plot).write_text(picture.draw(title, rows))

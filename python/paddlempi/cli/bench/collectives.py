@@ -61,7 +61,8 @@ class Row:
     Attributes:
         bytes: of the larger side of a call on one rank.
         p50_us, p99_us: of the time of a call on its slowest rank.
-        algorithm_gbps, bus_gbps: 10^9 bytes a second at the median.
+        algorithm_gbps, bus_gbps: 10^9 bytes a second at the median; None in a job of one rank,
+            which sends nothing.
         path: the algorithm that paddlempi took; "" for others.
         ratio: the contender's time : paddlempi's, round by round; None for paddlempi itself.
         differs: whether the ratio is more than what equal contenders show; None without a control.
@@ -73,8 +74,8 @@ class Row:
     calls: int
     p50_us: float
     p99_us: float
-    algorithm_gbps: float
-    bus_gbps: float
+    algorithm_gbps: float | None
+    bus_gbps: float | None
     path: str
     ratio: Quartiles | None = None
     differs: bool | None = None
@@ -302,7 +303,7 @@ class _Size:
         self, name: str, taken: list[float], ratio: Quartiles, control: Quartiles | None
     ) -> Row:
         p50 = quantile(taken, 0.5)
-        gbps = self._bytes / p50 / 1000
+        gbps = self._bytes / p50 / 1000 if self._n > 1 else None
         enough = len(taken) >= LEAST_ROUNDS * self.calls
         compared = enough and name not in (OURS, AGAIN)
         return Row(
@@ -313,7 +314,7 @@ class _Size:
             p50_us=p50,
             p99_us=quantile(taken, 0.99),
             algorithm_gbps=gbps,
-            bus_gbps=gbps * self._operation.bus(self._n),
+            bus_gbps=None if gbps is None else gbps * self._operation.bus(self._n),
             path=self._paths[name],
             ratio=None if name == OURS else ratio,
             differs=ratio_differs(ratio, control) if compared and control else None,

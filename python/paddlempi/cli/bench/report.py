@@ -11,7 +11,7 @@ from ... import __version__, _native, group
 from .collectives import AGAIN, OURS, Row
 from .steps import ALONE, BARRIER, SILENT, StepRow
 
-__all__ = ["Bar", "environment", "headline", "heads", "operation_lines", "step_lines"]
+__all__ = ["Bar", "counted", "environment", "headline", "heads", "operation_lines", "step_lines"]
 
 _COLUMNS = (
     f"{'bytes':>11}  {'contender':<15} {'p50 us':>11} {'p99 us':>11} {'algbw GB/s':>10} "
@@ -35,12 +35,23 @@ def environment() -> dict[str, Any]:
 
 
 def headline(found: dict[str, Any]) -> str:
-    """Return the first line of the output."""
-    nodes = found["nodes"]
-    return (
-        f"# paddlempi {found['paddlempi']}, {found['mpi']['name']}, {found['ranks']} ranks on "
-        f"{nodes} node{'s' if nodes > 1 else ''}, {found['cpus']} CPUs for rank 0"
+    """Return the first lines of the output."""
+    ranks, nodes, cpus = counted(found["ranks"], "rank"), found["nodes"], found["cpus"]
+    line = (
+        f"# paddlempi {found['paddlempi']}, {found['mpi']['name']}, {ranks} on "
+        f"{counted(nodes, 'node')}, {counted(cpus, 'CPU')} for rank 0"
     )
+    if found["ranks"] == 1:
+        line += (
+            "\n# one rank sends nothing: these are the times of the calls alone; for transfers "
+            "start it with mpirun -np 2 or more"
+        )
+    return line
+
+
+def counted(number: int, what: str) -> str:
+    """Spell a number of things: ``1 rank``, ``2 ranks``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def heads(operation: str, tensors: str, dtype: str, compared: bool) -> list[str]:
@@ -55,10 +66,12 @@ def operation_lines(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         size = row.bytes if row.contender == OURS else ""
         text = f"{size:>11}  {row.contender:<15} {row.p50_us:>11.2f} {row.p99_us:>11.2f} "
-        if row.bytes:
-            text += f"{row.algorithm_gbps:>10.3f} {row.bus_gbps:>10.3f}  "
-        else:
+        if row.bytes == 0:
             text += f"{'':>10} {'':>10}  "
+        elif row.algorithm_gbps is None:
+            text += f"{'-':>10} {'-':>10}  "
+        else:
+            text += f"{row.algorithm_gbps:>10.3f} {row.bus_gbps:>10.3f}  "
         text += f"{row.path or '-':<11}"
         if row.ratio is not None:
             text += f"  {row.ratio.show()}"

@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
         description="Writes a file rank-N.json for every process. The processes go on, or stay "
         "stopped: they take no part. The exit status is 1 if one has no trace that can be read.",
     )
-    dump.add_argument("pid", nargs="*", type=int, metavar="PID", help="the process of a rank")
+    dump.add_argument("pid", nargs="*", type=_pid, metavar="PID", help="the process of a rank")
     dump.add_argument(
         "--all", action="store_true", help="all processes of this host that have a trace"
     )
@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
         default="paddlempi-trace",
         help="the folder, which is made if need be (default: paddlempi-trace)",
     )
-    dump.set_defaults(run=_dump)
+    dump.set_defaults(run=_dump, parser=dump)
     show = actions.add_parser(
         "show",
         help="say which rank is behind",
@@ -58,7 +58,13 @@ def add_to(commands: Any) -> None:
         help="also write a file PREFIX<rank> for every rank, which "
         "torch.distributed.flight_recorder.fr_trace reads",
     )
-    show.set_defaults(run=_show)
+    show.set_defaults(run=_show, parser=show)
+
+
+def _pid(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a process")
+    return int(text)
 
 
 def _dump(chosen: argparse.Namespace) -> int:

@@ -46,7 +46,7 @@ LEVELS = {
 
 
 def run(chosen: Namespace) -> int:
-    """Measure a level; rank 0 prints the figures. Return 0, or 1 after an error."""
+    """Measure a level; rank 0 prints the figures. Return 0, 1 after an error, or 2: see bench."""
     level, rank = LEVELS[chosen.level], 0
     try:
         if level.ranks[0]:
@@ -67,7 +67,7 @@ def run(chosen: Namespace) -> int:
     except (ArgumentError, WrongResultError) as error:
         if rank == 0:
             print(error, file=sys.stderr, flush=True)
-        return 1
+        return 1 if group.is_initialized() else 2  # 2: the command is wrong, and nothing was begun
     except Error as error:
         print(f"bench: rank {rank}: {error}", file=sys.stderr, flush=True)
         return 1
