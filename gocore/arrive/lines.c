@@ -269,10 +269,10 @@ uint32_t pa_why(const pa_member *m, int i) {
 	return __atomic_load_n(&m[i].reason, __ATOMIC_ACQUIRE);
 }
 
-void pa_leave(pa_member *m, int me) {
-	__atomic_store_n(&m[me].left, 1, __ATOMIC_RELEASE);
+void pa_leave(pa_member *m, int me, uint32_t how_far) {
+	__atomic_store_n(&m[me].left, how_far, __ATOMIC_RELEASE);
 }
 
-int pa_left(const pa_member *m, int i) {
-	return __atomic_load_n(&m[i].left, __ATOMIC_ACQUIRE) != 0;
+uint32_t pa_left(const pa_member *m, int i) {
+	return __atomic_load_n(&m[i].left, __ATOMIC_ACQUIRE);
 }

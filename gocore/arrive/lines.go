@@ -220,7 +220,13 @@ func (l *Lines) Closers(seq uint64) map[int]status.Code {
 func (l *Lines) Settled() bool { return true }
 
 // Leave tells the other members that this one has left.
-func (l *Lines) Leave() { C.pa_leave(l.base(), C.int(l.me)) }
+func (l *Lines) Leave() { C.pa_leave(l.base(), C.int(l.me), C.PA_LEFT) }
+
+// Go tells the other members, after Leave, that the process of this one may end: they need it no more.
+func (l *Lines) Go() { C.pa_leave(l.base(), C.int(l.me), C.PA_GONE) }
+
+// Gone returns whether member i has called Go.
+func (l *Lines) Gone(i int) bool { return C.pa_left(l.base(), C.int(i)) == C.PA_GONE }
 
 // Left returns whether member i has left.
 func (l *Lines) Left(i int) bool { return C.pa_left(l.base(), C.int(i)) != 0 }

@@ -152,9 +152,6 @@ func (e *Env) nameLimit() time.Duration {
 
 // awaitName waits, on the thread of a caller, as long as err should not be told.
 func (g *Group) awaitName(err error) {
-	if err == nil { // return before n, which the function below takes, is allocated
-		return
-	}
 	var n news
 	if n.waits(g, err) {
 		_ = g.env.Engine.Wait(func() bool { return !n.waits(g, err) }, time.Time{}, nil)

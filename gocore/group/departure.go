@@ -257,7 +257,7 @@ func (e *Env) AwaitDepartures() bool {
 	d := &e.departure
 	err := work.NewEngine().Wait(func() bool {
 		gone := e.AllDeparted()
-		dead = e.alive.AnyDead() || len(e.dead(e.peers)) > 0 // MPI may end the collectives because a rank is dead
+		dead = e.alive.AnyDead() || e.endedEarly() // MPI may end the collectives because a rank is dead
 		return gone || dead || d.stage == undeparted || e.mail.has(mailAbsent)
 	}, deadline, nil)
 	finalizable := d.finalizable() && !dead
@@ -268,5 +268,24 @@ func (e *Env) AwaitDepartures() bool {
 		_ = work.NewEngine().Wait(func() bool { e.mail.pump(); return false }, time.Now().Add(lastWord), nil)
 	}
 	e.alive.Leave(finalizable)
+	e.showGone()
 	return finalizable
+}
+
+// showGone tells the ranks of this node that the process of this one may end.
+func (e *Env) showGone() {
+	if e.presence != nil {
+		e.presence.Go()
+	}
+}
+
+// endedEarly tells whether the process of a rank of this node has ended before the departure was over: it has
+// died, or the program has called os._exit after destroy_process_group.
+func (e *Env) endedEarly() bool {
+	for i, r := range e.peers {
+		if v := e.views[r]; v != nil && e.presence != nil && v.DeadNow() && !e.presence.Gone(i) {
+			return true
+		}
+	}
+	return false
 }

@@ -407,6 +407,7 @@ func (e *Env) close() error {
 	e.alive.Leave(true)
 	e.closeViews()
 	e.recorder.close()
+	e.showGone()
 	if e.presence != nil {
 		_ = e.presence.Close()
 	}

@@ -91,8 +91,10 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 	if lingering != nil {
 		return true, lingering, err // the task that lingers releases the group
 	}
-	g.awaitName(err)
-	err = g.breakIfFailed(c, g.readable(c, err))
+	if err != nil {
+		g.awaitName(err)
+		err = g.breakIfFailed(c, g.readable(c, err))
+	}
 	if c.staged != nil {
 		err = c.unstage(err)
 	}

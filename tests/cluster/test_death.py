@@ -81,8 +81,11 @@ def test_killed_ranks_are_named_on_the_other_hosts(openmpi: MPI, three: Hosts) -
     assert not result.timed_out, str(result)
     killed_at = max(report["time"] for report in found if report["rank"] in ON_H2)
     for report in (found[0], found[-1]):
-        # This MPI sees it too, in the waits that are its own.
-        assert report.get("error") in ("PeerDiedError", "ProcFailedError"), f"{found}\n{result}"
+        # This MPI sees it too, often first, and does not say who it was.
+        assert report.get("error") == "PeerDiedError", f"{found}\n{result}"
+        assert report["ranks"] and set(report["ranks"]) <= {1, 2}, found
+        assert "all_reduce(float32[4], SUM)" in report["message"], found
+        assert "on host h2 has ended" in report["message"], found
         assert sorted(report["dead"]) == ["1", "2"], found
         assert all("its process on host h2 has ended" in why for why in report["dead"].values())
         assert report["time"] - killed_at < KNOWN_WITHIN + WRITTEN, found

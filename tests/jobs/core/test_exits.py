@@ -314,6 +314,25 @@ def test_a_message_that_nobody_receives(way: str, keep: bool) -> None:
         assert "send of 67108864 bytes to rank 1" in lines[0]
 
 
+def leaves_by_os_exit() -> None:
+    """Rank 1 destroys the world and leaves past all exit handlers. Nobody waits for it."""
+    import os
+
+    from ranks_tools import dist, done, start, works
+
+    rank = start()
+    works()
+    dist.destroy_process_group()
+    if rank == 1:
+        os._exit(0)
+    done()
+
+
+def test_os_exit_after_destroy() -> None:
+    ended = job.run(3, leaves_by_os_exit, options=[KEEP[job.MPI]], timeout=30)
+    assert ended.result.stdout.count("done\n") == 2, ended.output
+
+
 def ends_under_faulthandler() -> None:
     """Rank 0 has a receive under way while it ends. Signals like Go's scheduler's arrive."""
     import faulthandler
