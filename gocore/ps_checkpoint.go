@@ -343,7 +343,7 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 			return nil, err
 		}
 		total, err := k.restore(step, r.taking)
-		total.Skipped = skipped
+		total.Skipped = append([]checkpoint.Listed{}, skipped...)
 		return total, err
 	})
 	j.client.Removed() // whether it has ended well or not

@@ -350,7 +350,6 @@ func (s *Server) Lost(rank int, why error) {
 		s.Fail(why)
 		return
 	}
-	s.movedLocked()
 	s.someLeft()
 	s.Release(rank)
 }
@@ -360,6 +359,7 @@ func (s *Server) someLeft() {
 	for name, b := range s.barriers {
 		s.openIfAll(name, b)
 	}
+	s.movedLocked()
 	ready := s.readyLocked()
 	s.mu.Unlock()
 	s.apply(ready) // before the end: the last step may be of trainers that have all completed

@@ -15,7 +15,8 @@ enum {
 };
 
 /* take counts bytes against the limit. What others have reserved is theirs: it is read after the
- * bytes were counted, and pt_reserve reads the bytes after it has counted, so one sees the other. */
+ * bytes were counted, and pt_reserve reads the bytes after it has counted, so one sees the other.
+ */
 static int take(pt_table *t, int64_t bytes, int reserved) {
 	int64_t limit = t->c.memory_limit, now = __atomic_add_fetch(&t->bytes, bytes, __ATOMIC_SEQ_CST);
 	if (limit == 0)

@@ -175,8 +175,7 @@ static int copy_rows(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p,
 			b->value = p->ids[k];
 			return PT_ABSENT;
 		}
-		int rc = found < 0 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), 0, &row)
-						   : PT_OK;
+		int rc = found < 0 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), 0, &row) : PT_OK;
 		if (rc)
 			return rc;
 		char *mine = pt_row(t, s, row), *theirs = (char *)b->values + p->at[k] * row_bytes;

@@ -130,12 +130,12 @@ typedef struct pt_batch {
 	int32_t dtype;    /* of values: PT_FLOAT32, or that of the table */
 	void
 		*values; /* n rows: the results of a pull or a read, gradients of a push, rows of a write */
-	float *states; /* n states of a read or a write; NULL: none */
-	void *scratch; /* pt_scratch bytes, aligned to a cache line */
-	pt_step step;  /* of a push */
+	float *states;    /* n states of a read or a write; NULL: none */
+	void *scratch;    /* pt_scratch bytes, aligned to a cache line */
+	pt_step step;     /* of a push */
 	int64_t reserved; /* bytes that pt_reserve has set aside for this batch */
-	int64_t fault; /* set with an error: the place of the id or element */
-	int64_t value; /* set with PT_OUT_OF_RANGE and PT_ABSENT: the id */
+	int64_t fault;    /* set with an error: the place of the id or element */
+	int64_t value;    /* set with PT_OUT_OF_RANGE and PT_ABSENT: the id */
 } pt_batch;
 
 /* pt_state_bytes returns the bytes of the state of a row of dim elements. */

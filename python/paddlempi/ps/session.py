@@ -358,8 +358,8 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
     same two steps. One thread of each trainer calls it; others may pull and push meanwhile: each
     push is in the cut with all its tables or not at all, and with it all that its trainer pushed
     before. Such a push waits while the servers copy their rows. The cut is complete when this
-    returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout the servers
-    stop, and the earlier one stays.
+    returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout the
+    servers stop, and the earlier one stays.
 
     Args:
         folder: the folder, which is made if need be.

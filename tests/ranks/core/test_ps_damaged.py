@@ -51,7 +51,8 @@ def step_of(table: ps.RemoteTable) -> float:
 def damage(rank: int, folder: Path, step: int, how: str) -> None:
     """Let the first trainer change a part of a cut."""
     if rank == ps.trainers()[0]:
-        part = max((folder / f"cut-{step:08d}").glob("part-*"), key=lambda path: path.stat().st_size)
+        parts = (folder / f"cut-{step:08d}").glob("part-*")
+        part = max(parts, key=lambda path: path.stat().st_size)
         data = bytearray(part.read_bytes())
         if how == "truncated":
             del data[-1]
@@ -94,7 +95,7 @@ def test_an_older_cut_is_taken_and_the_newer_is_named(
     assert (table.pull(IDS) == -3).all(), "no row has changed"
     for step in (1, 2):
         damage(rank, folder, step, how)
-    with pytest.raises(errors.ArgumentError, match="of 3 complete cuts .* none is whole"):
+    with pytest.raises(errors.ArgumentError, match=r"of 3 complete cuts .* none is whole"):
         ps.restore(folder)
     assert (table.pull(IDS) == -3).all(), "no row has changed"
     ps.barrier("read")
