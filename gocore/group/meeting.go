@@ -186,6 +186,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	e.mail.send(first, mailHello, key, number)
 	over, left := false, false
 	var decided error // the first member has decided that the meeting fails
+	var gone []int // members that have left, as this one has seen first
 	var leftAt time.Time
 	until := deadline
 	err = e.wait(func() bool {
@@ -205,13 +206,12 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 		over = !now.Before(until)
 		if e.anyDied(ranks) {
 			over, missing = true, e.dead(ranks)
-		} else if gone := m.left(ranks); len(gone) > 0 {
-			if leftAt.IsZero() {
+		} else if leftAt.IsZero() {
+			if gone = m.left(ranks); len(gone) > 0 {
 				leftAt = now
 			}
-			if left = now.Sub(leftAt) > leftGrace; left { // else the decision may be on its way
-				over, missing = true, gone
-			}
+		} else if left = now.Sub(leftAt) > leftGrace; left { // else the decision may be on its way
+			over, missing = true, gone // not those that have left since, because of these
 		}
 		if !over {
 			m.reportIfSlow(ranks[:1], asked)
