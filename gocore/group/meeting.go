@@ -199,7 +199,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 			return true
 		}
 		if body, ok := e.mail.take(mailFail, first, key); ok && bytes.HasPrefix(body, number) {
-			decided, missing = decodeFail(body[len(number):], ranks)
+			missing, decided = decodeFail(body[len(number):], ranks)
 			return true
 		}
 		now := time.Now()
@@ -235,7 +235,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 }
 
 // decodeFail reads what the first member has sent of a meeting of ranks that failed.
-func decodeFail(body []byte, ranks []int) (err error, missing []int) {
+func decodeFail(body []byte, ranks []int) (missing []int, err error) {
 	err = work.ErrDeadline
 	if binary.LittleEndian.Uint32(body) == failLeft {
 		err = errLeft
@@ -245,7 +245,7 @@ func decodeFail(body []byte, ranks []int) (err error, missing []int) {
 			missing = append(missing, r)
 		}
 	}
-	return err, missing
+	return missing, err
 }
 
 func later(a, b time.Time) time.Time {
