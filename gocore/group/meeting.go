@@ -186,6 +186,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	e.mail.send(first, mailHello, key, number)
 	over, left := false, false
 	var decided error // the first member has decided that the meeting fails
+	var gone []int // members that have left, as this one has seen first
 	var leftAt time.Time
 	until := deadline
 	err = e.wait(func() bool {
@@ -198,20 +199,19 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 			return true
 		}
 		if body, ok := e.mail.take(mailFail, first, key); ok && bytes.HasPrefix(body, number) {
-			decided, missing = decodeFail(body[len(number):], ranks)
+			missing, decided = decodeFail(body[len(number):], ranks)
 			return true
 		}
 		now := time.Now()
 		over = !now.Before(until)
 		if e.anyDied(ranks) {
 			over, missing = true, e.dead(ranks)
-		} else if gone := m.left(ranks); len(gone) > 0 {
-			if leftAt.IsZero() {
+		} else if leftAt.IsZero() {
+			if gone = m.left(ranks); len(gone) > 0 {
 				leftAt = now
 			}
-			if left = now.Sub(leftAt) > leftGrace; left { // else the decision may be on its way
-				over, missing = true, gone
-			}
+		} else if left = now.Sub(leftAt) > leftGrace; left { // else the decision may be on its way
+			over, missing = true, gone // not those that have left since, because of these
 		}
 		if !over {
 			m.reportIfSlow(ranks[:1], asked)
@@ -235,7 +235,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 }
 
 // decodeFail reads what the first member has sent of a meeting of ranks that failed.
-func decodeFail(body []byte, ranks []int) (err error, missing []int) {
+func decodeFail(body []byte, ranks []int) (missing []int, err error) {
 	err = work.ErrDeadline
 	if binary.LittleEndian.Uint32(body) == failLeft {
 		err = errLeft
@@ -245,7 +245,7 @@ func decodeFail(body []byte, ranks []int) (err error, missing []int) {
 			missing = append(missing, r)
 		}
 	}
-	return err, missing
+	return missing, err
 }
 
 func later(a, b time.Time) time.Time {

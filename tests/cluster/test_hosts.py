@@ -77,6 +77,12 @@ def test_a_rank_that_gives_up_is_named_on_every_host(mpi: MPI, hosts: Hosts, how
     assert all(r["seconds"] < 1.5 + 2 for r in others), others
 
 
+def test_a_rank_that_has_left_is_named_in_meetings_on_every_host(mpi: MPI, hosts: Hosts) -> None:
+    result = mpi.run(hosts, TWO_BY_TWO, [reports.HERE / "ranks_meet.py"], timeout=60)
+    assert result.code == 0 and not result.timed_out, str(result)
+    assert str(result).count("'error': 'PeerLeftError'") == 6, str(result)
+
+
 # Intel MPI is left out. Its MPI_Iallreduce does not return while the link is down: it injects small
 # messages, and libfabric's tcp provider refuses them until the earlier ones have been sent.
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
