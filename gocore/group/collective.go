@@ -346,7 +346,7 @@ func (t *collective) begin() {
 // refused.
 func (t *collective) announce() error {
 	var note arrive.Note
-	if !t.ahead {
+	if !t.ahead && !t.refused { // the caller of a refusal was told, and may have freed its tensors
 		var err error
 		if note, err = t.call.note(); err != nil {
 			t.refuseInstead(err)

@@ -186,7 +186,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	e.mail.send(first, mailHello, key, number)
 	over, left := false, false
 	var decided error // the first member has decided that the meeting fails
-	var gone []int // members that have left, as this one has seen first
+	var gone []int    // members that have left, as this one has seen first
 	var leftAt time.Time
 	until := deadline
 	err = e.wait(func() bool {
