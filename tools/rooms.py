@@ -181,7 +181,7 @@ ROOMS = (
     Room(
         "gocore/heap",
         "memory of this process that the other ranks of its node can map; allocation is local",
-        "cgroup segment status",
+        "cgroup descriptors segment status",
     ),
     Room(
         "gocore/trace",
@@ -210,7 +210,7 @@ ROOMS = (
     ),
     Room("gocore/cuda/cudafake", "a CUDA driver without a GPU, for tests"),
     Room("gocore/cgroup", "how much memory and how many CPUs cgroups leave to this process"),
-    Room("gocore/descriptors", "connections that a forked child closes"),
+    Room("gocore/descriptors", "connections and locks that a forked child closes"),
     Room("gocore/dl", "`dlopen`, `dlsym`, the environment of C"),
     Room(
         "gocore/op",

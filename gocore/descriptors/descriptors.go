@@ -1,6 +1,6 @@
-// Package descriptors closes connections in forked children. A connection ends only when all
-// processes that have it have closed it. So a child that has inherited it would hide the death of
-// its parent, and keep a port taken.
+// Package descriptors closes connections and locks in forked children. They end only when all processes
+// that have them have closed them. So a child that has inherited one would hide the death of its parent,
+// and keep a port taken.
 package descriptors
 
 // #include "fork.h"

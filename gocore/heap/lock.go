@@ -1,13 +1,12 @@
 package heap
 
-// #include "fork.h"
-import "C"
-
 import (
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/descriptors"
 	"github.com/paddlempi/paddlempi/gocore/segment"
 )
 
@@ -15,19 +14,31 @@ import (
 // then, also for a process that is killed, and keeps it while the process is stopped. Others see that in
 // the file, whatever namespaces they are in.
 //
-// The lock belongs to an open file description (F_OFD_SETLK of fcntl(2)) that is opened for it alone,
-// and whose only descriptor a forked child closes (fork.c). Only a child that neither the fork of the C
-// library made nor executes anything would keep it. A record lock (F_SETLK) would be lost as soon as
-// anything in this process opened and closed the file, as a profiler does that looks at /proc/self/fd.
+// The lock belongs to an open file description (fcntl(2)), and ends with the last descriptor and the last
+// mapping of it. So the file is opened once more for the lock alone, and a forked child closes its copy of
+// that descriptor: a worker may outlive its parent. Only a child that neither the fork of the C library
+// made nor executes anything keeps it. A record lock (F_SETLK) would be lost as soon as anything in this
+// process opened and closed the file, as a profiler does that looks at /proc/self/fd.
+
+const fOFDSetLk = 37 // fcntl(2)
 
 // lock locks the file for this process. It is false if that cannot be done.
 func lock(file *segment.File) bool {
-	if C.ph_lock(C.int(file.FD())) == 0 {
+	fd, err := syscall.Open("/proc/self/fd/"+strconv.Itoa(file.FD()), syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err == nil && setLock(fd, fOFDSetLk) {
+		descriptors.Note(fd) // it stays open
 		return true
 	}
-	// The file cannot be opened anew where there is no /proc. Better a lock that can be lost than none.
+	if err == nil {
+		syscall.Close(fd)
+	}
+	// There is no /proc, or the kernel has no such locks. Better a lock that can be lost than none.
+	return setLock(file.FD(), syscall.F_SETLK)
+}
+
+func setLock(fd, command int) bool {
 	l := syscall.Flock_t{Type: syscall.F_WRLCK, Len: 1}
-	return syscall.FcntlFlock(uintptr(file.FD()), syscall.F_SETLK, &l) == nil
+	return syscall.FcntlFlock(uintptr(fd), command, &l) == nil
 }
 
 // locked tells whether a process has locked the file. It is true if that cannot be found out.
