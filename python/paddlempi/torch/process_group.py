@@ -74,7 +74,6 @@ class ProcessGroupMPI(Checked):
         self, core: group.ProcessGroup, timeout: timedelta, is_world: bool = False
     ) -> None:
         super().__init__(core, timeout)
-        promote.watch_exports()
         sharding.watch(ProcessGroupMPI)
         self._is_world = is_world
         self._name = ""
@@ -201,7 +200,7 @@ class ProcessGroupMPI(Checked):
                     _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, _VERSIONS)
                     return DONE
                 if self._batch is None:
-                    promote.consider(tensor, 1)
+                    promote.consider(self, tensor, 1)
                     flags = _VERSIONS | ASYNC
                     operation = _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, flags)
                     return OperationWork(operation, Op.ALL_REDUCE, (tensor,), gid)
@@ -216,6 +215,7 @@ class ProcessGroupMPI(Checked):
             opts = self._options(
                 Op.ALL_REDUCE, AllreduceOptions, opts, timeout, "reduceOp", reduceOp=op
             )
+        promote.expose(tensor)  # this is not the short way, so somebody may look on
         code, scale = self._reduction(Op.ALL_REDUCE, opts)
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts, code, scale)

@@ -2,33 +2,42 @@
 
 torch's Reducer allocates a bucket, and calls ``allreduce`` with it in every backward. Here the
 bucket's storage is moved, in place, into a shared memory file (torch's own ``_share_fd_cpu_``). All
-views of the storage follow. The heap adopts the file, so that the collectives of one node work in
-place (:mod:`paddlempi.memory`).
+tensors of torch follow. The heap adopts the file, so that the collectives of one node work in place
+(:mod:`paddlempi.memory`). Each rank decides alone: the ranks tell each other in every call where
+their tensors are. After the move ``bucket.buffer().is_shared()`` is true.
 
-A storage is moved in the second backward that brings it, because the Reducer replaces its first
-buckets after one step. Each rank decides alone: the ranks tell each other in every call where their
-tensors are. After the move ``bucket.buffer().is_shared()`` is true. A storage is not moved if its
-memory was given to NumPy or exported by DLPack, because such an alias would not follow.
+What is not of torch does not follow: an array of NumPy, an export by DLPack. There are many ways
+to export a tensor, and not all of them can be watched. So a storage is moved only where no program
+can have exported it:
+
+* The program sees a bucket only if the gradients are views of it (``gradient_as_bucket_view``), or
+  through a mode or a hook. Otherwise it is moved in the second backward that brings it, because the
+  Reducer replaces its first buckets after one step.
+* If gradients are views of it, it is moved in the first backward that brings it, or never. The
+  gradient that came last has become a view only a moment ago, so nobody has exported that one. An
+  export counts as a use of the gradient, or of the storage. So none exists if all gradients have
+  the same number of uses, and the storage has one use for each.
+
+A mere address (``data_ptr``) is no use that torch counts.
 
 ``PADDLEMPI_PROMOTE=0`` switches this off.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.utils.dlpack
 from torch.autograd.graph import _engine_run_backward
 
 from .. import _native
 from ..errors import Error
 
-__all__ = ["consider", "watch_exports"]
+__all__ = ["consider", "expose", "know"]
 
 LEAST = 4096
 """The length of a bucket in bytes up to which its values travel in the arrival; see
@@ -42,13 +51,21 @@ _on = os.environ.get("PADDLEMPI_PROMOTE", "1") != "0"
 # By the address of the StorageImpl, which a finalizer of the storage removes.
 _seen: set[int] = set()  # brought by one backward so far
 _settled: set[int] = set()  # moved, or never to be moved
-_exported: set[int] = set()  # exported by DLPack
+
+_parameters: weakref.WeakKeyDictionary[Any, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+"""The parameters of the reducers of each group."""
 
 
-def consider(tensor: Any, depth: int) -> None:
-    """Move the storage of a tensor if it is a bucket that was seen in an earlier backward.
+def know(group: Any, parameters: Iterable[Any]) -> None:
+    """Note the parameters of a new reducer."""
+    _parameters.setdefault(group, []).extend(map(weakref.ref, parameters))
+
+
+def consider(group: Any, tensor: Any, depth: int) -> None:
+    """Move the storage of a tensor if it is a bucket, and nobody can have exported it.
 
     Args:
+        group: the group of the collective.
         tensor: what an asynchronous ``allreduce`` was called with.
         depth: the number of frames between this function and the caller of ``allreduce``.
     """
@@ -60,14 +77,49 @@ def consider(tensor: Any, depth: int) -> None:
     key = storage._cdata
     if key in _settled:
         return
-    if key not in _seen:
-        _seen.add(key)
+    first = key not in _seen
+    if first:
         weakref.finalize(storage, _forget, key).atexit = False
-        return
+    if _movable(tensor, storage):
+        grads = _views_of(group, key)
+        if first and not grads:
+            _seen.add(key)
+            return
+        if _unused_elsewhere(grads, key) if first else not grads:
+            _move(tensor, storage)
     _seen.discard(key)
     _settled.add(key)
-    if _movable(tensor, storage) and key not in _exported:
-        _move(tensor, storage)
+
+
+def expose(tensor: Any) -> None:
+    """Never move the storage of a tensor, because a mode or a profiler sees the tensor."""
+    if _on and _in_graph_task() != -1 and tensor.layout is torch.strided and tensor.is_cpu:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in _settled:
+            _seen.discard(key)
+            _settled.add(key)
+            weakref.finalize(storage, _forget, key).atexit = False
+
+
+def _views_of(group: Any, key: int) -> list[Any]:
+    """Return the gradients whose storage it is."""
+    grads = []
+    for reference in _parameters.get(group, ()):
+        parameter = reference()
+        grad = None if parameter is None else parameter.grad
+        if grad is None or grad.layout is not torch.strided:
+            continue
+        if grad.untyped_storage()._cdata == key:
+            grads.append(grad)
+    return grads
+
+
+def _unused_elsewhere(grads: list[Any], key: int) -> bool:
+    """Whether only torch uses a bucket whose views are gradients."""
+    uses = {grad._use_count() for grad in grads}
+    others = 2  # of the storage: the bucket itself, and the caller's object in Python
+    return len(uses) == 1 and bool(torch._C._storage_Use_Count(key) == len(grads) + others)
 
 
 def _movable(tensor: Any, storage: Any) -> bool:
@@ -101,38 +153,8 @@ def _move(tensor: Any, storage: Any) -> None:
 def _forget(key: int) -> None:
     _seen.discard(key)
     _settled.discard(key)
-    _exported.discard(key)
 
 
 def _disown(generation: int) -> None:
     if not _native.load().forked():
         _native.control("heap_disown", generation=generation)
-
-
-def _note(tensor: Any) -> None:
-    if tensor.layout is torch.strided and tensor.is_cpu:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in _exported:
-            _exported.add(storage._cdata)
-            weakref.finalize(storage, _forget, storage._cdata).atexit = False
-
-
-def watch_exports() -> None:
-    """Have exports by DLPack noted, once in a process. torch itself does not mark them."""
-    if not _on or hasattr(torch.Tensor.__dlpack__, "_paddlempi"):
-        return
-
-    @functools.wraps(torch.Tensor.__dlpack__)
-    def method(self: Any, *args: Any, **options: Any) -> Any:
-        _note(self)
-        return export(self, *args, **options)
-
-    @functools.wraps(torch.utils.dlpack.to_dlpack)
-    def function(tensor: Any, *args: Any, **options: Any) -> Any:
-        _note(tensor)
-        return to_capsule(tensor, *args, **options)
-
-    export, to_capsule = torch.Tensor.__dlpack__, torch.utils.dlpack.to_dlpack
-    method._paddlempi = True  # type: ignore[attr-defined]
-    torch.Tensor.__dlpack__ = method
-    torch.utils.dlpack.to_dlpack = function

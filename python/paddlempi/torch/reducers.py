@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed
 from torch._C import _distributed_c10d as c10d
 
+from . import promote
 from .turns import in_order
 
 __all__ = ["watch"]
@@ -45,6 +46,7 @@ def watch(group_type: type) -> None:
         for argument in (*arguments, *named.values()):
             if isinstance(argument, group_type):
                 _groups[self] = argument
+                promote.know(argument, named["params"] if "params" in named else arguments[0])
 
     @functools.wraps(give)
     def keep_and_give(reducer: Any, work: Any, use_static_world_size: bool) -> None:
@@ -69,5 +71,5 @@ def watch(group_type: type) -> None:
     reducer_type.__init__ = init
     reducer_type._set_forward_pass_work_handle = keep_and_give
     for module in (torch.distributed, c10d):
-        module._register_comm_hook = register_hook  # type: ignore[attr-defined]
-        module._register_builtin_comm_hook = register_builtin_hook  # type: ignore[attr-defined]
+        module._register_comm_hook = register_hook
+        module._register_builtin_comm_hook = register_builtin_hook

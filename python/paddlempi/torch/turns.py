@@ -24,6 +24,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -306,7 +307,7 @@ def asked_by_engine() -> bool:
     """Whether C++ asks for a future in a backward. Functions of Python are not given to it."""
     if _in_graph_task() < 0:
         return False
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__package__", "") == __package__:
         frame = frame.f_back
     return frame is None or frame.f_code is _BACKWARD

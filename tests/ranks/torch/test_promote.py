@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import paddlempi
@@ -77,7 +79,7 @@ def check(plain: torch.nn.Module, model: DistributedDataParallel, seed: int) -> 
     ],
     ids=str,
 )
-def test_the_second_backward_of_a_bucket_moves_it(options: dict[str, Any]) -> None:
+def test_a_bucket_moves(options: dict[str, Any]) -> None:
     before = adopted()
     plain, model = wrapped(**options)
     rank = torch.distributed.get_rank()
@@ -96,29 +98,125 @@ def test_gradients_follow_their_bucket() -> None:
         assert all(p.grad.untyped_storage().is_shared() for p in model.parameters())
 
 
-def export(tensor: torch.Tensor, way: str) -> Any:
-    """An alias of a tensor outside torch."""
-    if way == "numpy":
-        return tensor.numpy()
-    if way == "capsule":
-        return torch.utils.dlpack.to_dlpack(tensor)
-    return np.from_dlpack(tensor)
+to_dlpack = torch.utils.dlpack.to_dlpack  # bound before a group exists
 
 
-@pytest.mark.parametrize("way", ["numpy", "dlpack", "capsule"])
+class Pair(ctypes.Structure):
+    _fields_: ClassVar = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32)]
+
+
+class Exchange(ctypes.Structure):
+    """DLPackExchangeAPI, up to the function that exports a tensor."""
+
+    _fields_: ClassVar = [
+        ("version", Pair),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        (
+            "export",
+            ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p)),
+        ),
+    ]
+
+
+class Shared(ctypes.Structure):
+    """DLManagedTensorVersioned, up to the address of the data."""
+
+    _fields_: ClassVar = [
+        ("version", Pair),
+        ("context", ctypes.c_void_p),
+        ("delete", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+    ]
+
+
+def exchanged(tensor: torch.Tensor) -> Any:
+    """An export by DLPack's C exchange API, which no function of Python sees."""
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    capsule = torch.Tensor.__dlpack_c_exchange_api__
+    api = Exchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
+    made = ctypes.c_void_p()
+    assert api.export(tensor, ctypes.byref(made)) == 0 and made.value
+    shared = Shared.from_address(made.value)
+    memory = (ctypes.c_float * tensor.numel()).from_address(shared.data)
+    delete = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(shared.delete)
+    weakref.finalize(memory, delete, made.value).atexit = False  # torch keeps the tensor until then
+    return np.frombuffer(memory, dtype=np.float32).reshape(tensor.shape)
+
+
+def from_paddle(tensor: torch.Tensor) -> Any:
+    paddle = pytest.importorskip("paddle")
+    return paddle.utils.dlpack.from_dlpack(to_dlpack(tensor))
+
+
+EXPORTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numpy": lambda tensor: tensor.numpy(),
+    "dlpack": np.from_dlpack,
+    "bound-before": lambda tensor: torch.from_dlpack(to_dlpack(tensor)),
+    "exchange": exchanged,
+    "paddle": from_paddle,
+}
+
+
+def exporting(way: str) -> Callable[[torch.Tensor], Any]:
+    if way == "exchange" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip(f"torch {torch.__version__} has no C exchange API")
+    return EXPORTS[way]
+
+
+@pytest.mark.parametrize("way", EXPORTS)
+def test_aliases_follow(way: str) -> None:
+    """Whoever exports the gradients after a backward sees, and changes, those of the next ones."""
+    export = exporting(way)
+    plain, model = wrapped(gradient_as_bucket_view=True)
+    rank = torch.distributed.get_rank()
+    aliases: list[Any] = []
+    for seed in range(6):
+        model(torch.ones(8, WIDTH)).sum().backward()  # zero_grad() would drop the gradients
+        for parameter, alias in zip(model.parameters(), aliases, strict=False):
+            assert np.array_equal(np.asarray(alias), parameter.grad.numpy())
+        for parameter in model.parameters():
+            parameter.grad.zero_()
+        step_into(model, seed, rank)
+        check(plain, model, seed)
+        if seed == 1:  # the Reducer has replaced its first buckets
+            aliases = [export(p.grad) for p in model.parameters()]
+    assert len(aliases) == 8
+    del aliases
+
+
+def step_into(model: torch.nn.Module, seed: int, rank: int) -> None:
+    """Do as :func:`step`, and keep the tensors of the gradients."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    model(torch.randn(8, WIDTH, generator=generator)).pow(2).sum().backward()
+
+
+@pytest.mark.parametrize("way", EXPORTS)
 def test_an_alias_forbids_the_move(way: str) -> None:
+    """A hook exports gradients between the first use of a bucket and its all_reduce."""
+    export = exporting(way)
     before = adopted()
     plain, model = wrapped(gradient_as_bucket_view=True)
     rank = torch.distributed.get_rank()
-    aliases = []
-    for seed in range(6):
+    kept: list[tuple[Any, torch.Tensor]] = []
+
+    def look(_: torch.Tensor) -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                kept.append((export(parameter.grad), parameter.grad))
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(look)
+    for seed in range(4):
         step(model, seed, rank)
-        aliases += [export(p.grad, way) for p in model.parameters()]
+        for alias, gradient in kept:
+            assert np.array_equal(np.asarray(alias), gradient.numpy())
+        kept.clear()
         check(plain, model, seed)
     assert adopted() == before
-    if way != "capsule":
-        for alias, parameter in zip(aliases[-8:], model.parameters(), strict=True):
-            assert np.array_equal(alias, parameter.grad.numpy())
 
 
 def test_only_the_reducers_buckets_move() -> None:
