@@ -36,6 +36,7 @@ type psJob struct {
 	file    string     // of the endpoints, on the first server
 	cuts    sync.Mutex // one phase of a checkpoint at a time
 	told    outcome    // of the last call that one trainer made for all; guarded by cuts
+	extra   []byte     // what the next cut will have besides rows, as far as it has come; guarded by cuts
 
 	verifier checkpoint.Verifier
 

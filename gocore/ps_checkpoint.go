@@ -24,7 +24,9 @@ const (
 	phaseWrite   = "write"   // every server comes to the same point, writes its part, and goes on
 	phaseRestore = "restore" // every server comes to the same point, reads the rows that are its own, and goes on
 	phaseRelease = "release" // every server goes on, because the trainer that has held it fails
+	phaseAdd     = "add"     // the first server takes a piece of what the cut will have besides rows
 	phaseCommit  = "commit"  // the first server makes the cut complete
+	phaseExtra   = "extra"   // the first server tells what a cut has besides rows
 	phaseList    = "list"    // the first server says which cuts there are
 	phaseVerify  = "verify"  // every server reads its share of a cut
 	phaseRemove  = "remove"  // the first server removes cuts
@@ -37,7 +39,8 @@ type detail struct {
 	To      *server.Point     `json:"to,omitempty"`      // write, restore: where all servers come to
 	Parts   []checkpoint.Part `json:"parts,omitempty"`   // commit
 	Version int64             `json:"version,omitempty"` // commit: updates of the first server
-	Extra   []byte            `json:"extra,omitempty"`   // commit: what the first trainer adds
+	Extra   []byte            `json:"extra,omitempty"`   // add: a piece of what the first trainer adds
+	At      int               `json:"at,omitempty"`      // add: where the piece begins; commit: where the last one ended
 	Anew    bool              `json:"anew,omitempty"`    // verify: read it also if it is known to be right
 	Steps   []int64           `json:"steps,omitempty"`   // remove
 	Outcome *outcome          `json:"outcome,omitempty"` // outcome; nil: tell it
@@ -60,6 +63,13 @@ type extra struct {
 	Version int64  `json:"version"` // updates that the servers had applied
 	User    []byte `json:"user"`    // of the first trainer
 }
+
+const (
+	// MostExtra is the most bytes that a trainer adds to a cut: the manifest holds them.
+	MostExtra = 8 << 20
+	// extraPiece is how much of that travels in a request, well below admin.DefaultLimit.
+	extraPiece = 128 << 10
+)
 
 // checkpoints asks the servers for phases that concern a directory.
 type checkpoints struct {
@@ -158,6 +168,9 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 		if r.Keep < 0 {
 			return nil, status.New(status.Argument, "ps_save: keep=%d is below 0", r.Keep)
 		}
+		if len(r.Extra) > MostExtra {
+			return nil, status.New(status.Argument, "ps_save: extra has %d bytes, and a cut takes %d; write more into files of your own, and their names into extra", len(r.Extra), MostExtra)
+		}
 		return struct{}{}, checkpoints{j, r.Dir}.save(r.Step, r.Keep, r.Extra)
 	})
 }
@@ -167,7 +180,12 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	if err := k.held(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
 		return err
 	}
-	d := detail{Version: wrote[0].Version, Extra: more}
+	for at := 0; at < len(more); at += extraPiece {
+		if err := k.first(phaseAdd, step, detail{At: at, Extra: more[at:min(at+extraPiece, len(more))]}, nil); err != nil {
+			return err
+		}
+	}
+	d := detail{Version: wrote[0].Version, At: len(more)}
 	for _, w := range wrote {
 		d.Parts = append(d.Parts, w.Part)
 	}
@@ -293,7 +311,7 @@ type described struct {
 // restored is what a restore tells.
 type restored struct {
 	Step    int64               `json:"step"`
-	Extra   []byte              `json:"extra"`   // what the first trainer added to the cut
+	Extra   []byte              `json:"extra"`   // what the first trainer added to the cut; each trainer asks for it by itself
 	Rows    int64               `json:"rows"`    // of all servers
 	Skipped []checkpoint.Listed `json:"skipped"` // newer cuts, the newest first
 	Tables  []string            `json:"tables"`  // the names of those that were read, in order
@@ -347,7 +365,23 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 		return total, err
 	})
 	j.client.Removed() // whether it has ended well or not
-	return answer, err
+	if err != nil {
+		return nil, err
+	}
+	return checkpoints{j, r.Dir}.withExtra(answer)
+}
+
+// withExtra returns the answer of a restore, with what the cut has besides rows.
+func (k checkpoints) withExtra(answer any) (told restored, err error) {
+	switch a := answer.(type) {
+	case restored:
+		told = a
+	case json.RawMessage: // of the trainer that has made the call
+		if err := parseReport(a, 0, &told); err != nil {
+			return told, err
+		}
+	}
+	return told, k.first(phaseExtra, told.Step, detail{}, &told.Extra)
 }
 
 // choose returns the step of the cut that is restored, which the servers have read whole, and which newer ones are not

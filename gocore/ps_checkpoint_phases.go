@@ -53,8 +53,12 @@ func (b backend) phase(ctx context.Context, from int, phase, dir string, step in
 			return b.restore(ctx, dir, step, d.Taking)
 		}
 		return b.write(ctx, dir, step, func() { b.server.Release(from) })
+	case phaseAdd:
+		return struct{}{}, b.add(from, d)
 	case phaseCommit:
 		return struct{}{}, b.commit(ctx, dir, step, d)
+	case phaseExtra:
+		return extraOf(dir, step)
 	case phaseList:
 		list, err := checkpoint.List(dir)
 		return slices.Concat(list, []checkpoint.Listed{}), err
@@ -101,8 +105,44 @@ func (b backend) keepOutcome(o outcome) {
 	b.told = o
 }
 
+// add takes a piece of what the next cut will have besides rows. The first piece begins anew. The caller holds cuts.
+func (b backend) add(from int, d detail) error {
+	if d.At == 0 {
+		b.extra = nil
+	}
+	if d.At != len(b.extra) || len(d.Extra) > MostExtra-len(b.extra) {
+		return status.New(status.Argument, "checkpoint: rank %d adds %d bytes at %d; %d have come, of at most %d", from, len(d.Extra), d.At, len(b.extra), MostExtra).WithRanks(from)
+	}
+	b.extra = append(b.extra, d.Extra...)
+	return nil
+}
+
+// extraOf returns what a trainer has added to a cut.
+func extraOf(dir string, step int64) ([]byte, error) {
+	m, err := checkpoint.Open(dir, step)
+	if err != nil {
+		return nil, err
+	}
+	e, err := parseExtra(m, dir)
+	return e.User, err
+}
+
+func parseExtra(m *checkpoint.Manifest, dir string) (e extra, err error) {
+	if err := json.Unmarshal(m.Extra, &e); err != nil {
+		return e, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", m.Step, dir, err)
+	}
+	return e, nil
+}
+
 func (b backend) commit(ctx context.Context, dir string, step int64, d detail) error {
-	more, err := json.Marshal(extra{d.Version, d.Extra})
+	if d.At == 0 {
+		b.extra = nil // what has come is of a trainer that has died
+	}
+	if d.At != len(b.extra) {
+		return status.New(status.Argument, "checkpoint: %d bytes of extra have come, and there were %d", len(b.extra), d.At)
+	}
+	more, err := json.Marshal(extra{d.Version, b.extra})
+	b.extra = nil
 	if err != nil {
 		return err
 	}
@@ -122,9 +162,9 @@ func (b backend) restore(ctx context.Context, dir string, step int64, take *taki
 	if err != nil {
 		return told, err
 	}
-	var e extra
-	if err := json.Unmarshal(m.Extra, &e); err != nil {
-		return told, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", step, dir, err)
+	e, err := parseExtra(m, dir)
+	if err != nil {
+		return told, err
 	}
 	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
 	for _, t := range b.server.Tables() {
@@ -145,7 +185,7 @@ func (b backend) restore(ctx context.Context, dir string, step int64, take *taki
 		return told, err
 	}
 	b.server.SetVersion(e.Version)
-	told = restored{Step: m.Step, Extra: e.User, Tables: []string{}}
+	told = restored{Step: m.Step, Tables: []string{}}
 	for i := range m.Tables {
 		if name := m.Tables[i].Name; into[name] != nil {
 			b.server.RestoreLearningRate(name, m.Tables[i].LearningRate)

@@ -366,8 +366,8 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
         step: the number of the step, which names the cut.
         keep: how many whole cuts stay, this one among them; 0: all. Before one is removed, the
             servers read those that stay and compare their checksums.
-        extra: what :func:`restore` gives back, such as a pickle of the dense parameters. That of
-            the first trainer counts.
+        extra: what :func:`restore` gives back, such as a pickle of the dense parameters: 8 MiB at
+            most. That of the first trainer counts.
 
     Raises:
         NotInitializedError: before :func:`init`.

@@ -428,6 +428,22 @@ def test_all_trainers_get_the_error_of_a_cut(begin: Begin, roles: str, folder: P
     assert ps.restore(folder)["step"] == 3
 
 
+def test_what_a_program_adds_to_a_cut(begin: Begin, rank: int, folder: Path) -> None:
+    """More than a request of the administration takes, and the most that a cut takes."""
+    begin(BOTH)
+    ps.RemoteTable("t", DIM)
+    for step, size in enumerate((0, 1, 300_000, 8 << 20)):
+        added = np.random.default_rng(size + rank).bytes(size)
+        ps.save(folder, step, extra=added)
+        for told in (ps.restore(folder), ps.restore(folder, step)):
+            assert told["extra"] == np.random.default_rng(size).bytes(size)  # of the first trainer
+    with pytest.raises(errors.ArgumentError, match="8388609 bytes, and a cut takes 8388608"):
+        ps.save(folder, 9, extra=bytes((8 << 20) + 1))
+    assert ps.latest(folder) is not None and ps.latest(folder).step == 3
+    if rank == 0:
+        assert told["extra"] == added
+
+
 def test_trainers_that_ask_for_different_cuts(begin: Begin, rank: int, folder: Path) -> None:
     """All learn it, and nothing is done."""
     begin(BOTH)
