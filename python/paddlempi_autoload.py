@@ -53,6 +53,9 @@ originals: dict[str, Any] = {}
 lazily = False
 """Whether this module, and not the user, is importing ``paddlempi.torch``."""
 
+defaults: tuple[str, ...] = ()
+"""The devices for which torch takes ``mpi`` where no backend is named: see ``DEFAULT``."""
+
 naming = 0
 """How many groups are being made for which the program has named the backend."""
 
@@ -113,6 +116,21 @@ def register(replace_native: bool) -> None:
         if hasattr(c10d.Backend, "_ensure_backend_registered"):
             _enter(c10d, "mpi")
         entered.add("mpi")
+    _make_default(c10d)
+
+
+def _make_default(c10d: Any) -> None:
+    """Make ``mpi`` torch's default for the devices that the user names, in a job of MPI."""
+    global defaults
+    devices = [name for name in re.split(r"[,\s]+", os.environ.get(DEFAULT, "")) if name]
+    if not devices or "mpi" not in entered or launcher() is None:
+        return
+    wrong = [device for device in devices if device not in ("cpu", "cuda")]
+    if wrong:
+        raise ValueError(f"{DEFAULT}={os.environ[DEFAULT]!r}: mpi serves cpu and cuda, not {wrong}")
+    defaults = tuple(devices)
+    for device in devices:
+        c10d.Backend.default_device_backend_map[device] = "mpi"
 
 
 def _enter(c10d: Any, name: str) -> None:
@@ -159,7 +177,10 @@ def _replace(function: Any, stub: FunctionType) -> FunctionType:
 
 def concerns(backend: object) -> bool:
     """Whether a group of this backend may be paddlempi's. Fast, and does not import paddlempi."""
-    return "paddlempi.torch.activation" in sys.modules or "mpi" in str(backend).lower()
+    if "paddlempi.torch.activation" in sys.modules:
+        return True
+    name = str(backend).lower()
+    return "mpi" in name or (bool(defaults) and name in ("none", "undefined"))
 
 
 def front() -> Any:
@@ -393,6 +414,10 @@ FILLED = "PADDLEMPI_FILLED"
 SETTING = "PADDLEMPI_TORCH"
 """0: ``import torch`` sets no variables, and ``is_mpi_available()`` is False. 1: it sets them in
 every job of several ranks, and ``is_mpi_available()`` is True. Naming the backend always works."""
+
+DEFAULT = "PADDLEMPI_TORCH_DEFAULT"
+"""``cpu``, ``cuda`` or ``cpu,cuda``: in a job of MPI, torch takes ``mpi`` for these devices where a
+program names no backend, and ``get_default_backend_for_device`` returns it."""
 
 # Ports below the range from which Linux gives ports to programs that ask for any.
 _FIRST_PORT, _PORTS = 10_000, 20_000

@@ -97,7 +97,8 @@ def _devices(backend: object) -> dict[str, str]:
 
 def _is_ours(backend: object) -> bool:
     """Whether paddlempi serves some device of a backend string."""
-    if "mpi" not in str(backend).lower():
+    name = str(backend).lower()
+    if "mpi" not in name and not (name == "undefined" and paddlempi_autoload.defaults):
         return False
     return any(name in paddlempi_autoload.entered for name in _devices(backend).values())
 
@@ -157,6 +158,8 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     devices = _devices(asked)
     ours = [device for device, name in devices.items() if name in paddlempi_autoload.entered]
     mixed = len(ours) < len(devices)
+    if asked == "undefined":  # torch's default; torch up to 2.12 would not make ours for it
+        asked = values["backend"] = ",".join(f"{device}:{devices[device]}" for device in devices)
     if mixed:
         order = sorted(devices, key=lambda device: device in ours)
         values["backend"] = ",".join(f"{device}:{devices[device]}" for device in order)

@@ -110,3 +110,28 @@ def mesh() -> None:
 
 def test_device_mesh_with_and_without_init() -> None:
     job.succeed(4, mesh, timeout=120)
+
+
+def unnamed() -> None:
+    import paddlempi.torch
+    import torch
+    import torch.distributed as dist
+    from ranks_tools import done
+    from torch.distributed.device_mesh import init_device_mesh
+
+    assert dist.get_default_backend_for_device("cpu") == "mpi"
+    made = init_device_mesh("cpu", (2,))  # without an init
+    assert type(dist.group.WORLD) is type(made.get_group()) is paddlempi.torch.ProcessGroupMPI
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x.tolist() == [2, 2]
+    dist.destroy_process_group()
+
+    dist.init_process_group(dist.get_default_backend_for_device("cpu"))
+    assert type(dist.group.WORLD) is paddlempi.torch.ProcessGroupMPI
+    dist.destroy_process_group()
+    done()
+
+
+def test_mpi_as_the_default() -> None:
+    job.succeed(2, unnamed, env={"PADDLEMPI_TORCH_DEFAULT": "cpu"})
