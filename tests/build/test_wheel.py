@@ -68,7 +68,7 @@ def test_sizes(zig_built: Built, tmp_path: Path) -> None:
     core = zig_built.unpack(tmp_path).stat().st_size
     wheel = zig_built.wheel.stat().st_size
     assert core <= 15_000_000, f"the core has {core} bytes"
-    assert wheel <= 5_000_000, f"the wheel has {wheel} bytes"
+    assert wheel <= 5_250_000, f"the wheel has {wheel} bytes"
 
 
 def test_core_has_no_path_of_its_making(zig_built: Built, tmp_path: Path) -> None:
@@ -132,7 +132,8 @@ def test_a_version_of_everything_is_pinned() -> None:
     assert len(files) == 6, files
     for path in files:
         for line in path.read_text().splitlines():
-            assert line.startswith("-r ") or line in pinned, f"{path}: {line} is not pinned"
+            name = line.partition("[")[0]  # without extras
+            assert line.startswith("-r ") or name in pinned, f"{path}: {line} is not pinned"
 
 
 def test_the_oldest_torch_differs_in_what_it_brings_along_alone() -> None:
