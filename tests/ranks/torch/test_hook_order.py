@@ -308,7 +308,11 @@ def test_zero_in_a_hook(dist: ModuleType, rank: int, size: int) -> None:
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.05
     )
-    hook = ddp_zero_hook.hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer)
+    try:
+        hook = ddp_zero_hook.hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer)
+    except RuntimeError as reason:
+        assert "NCCL" in str(reason)
+        pytest.skip(f"torch {torch.__version__} has no such overlap but over NCCL")
     model.register_comm_hook(None, late(hook, random.Random(rank)))
     plain = copy.deepcopy(net())
     sgd = torch.optim.SGD(plain.parameters(), lr=0.05)
