@@ -267,9 +267,8 @@ def _kernel(operator: Any, tensors: int) -> Callable[..., Any]:
     def kernel(*arguments: Any) -> Any:
         call = _local.calls[-1] if _local.calls else None
         if call is None or any(tensor.is_meta for tensor in _flat(arguments[:tensors])):
-            with torch._C._ExcludeDispatchKeyGuard(
-                _keys
-            ):  # a mode wants to know only what would come out
+            # A mode wants to know only what would come out.
+            with torch._C._ExcludeDispatchKeyGuard(_keys):
                 return operator(*arguments)
         work = call.run(arguments).boxed()
         return work if count == 1 else (arguments[0], work)
