@@ -359,6 +359,9 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 	for _, g := range groups {
 		g.mu.Lock()
 		g.closeNext(why.Code)
+		if !g.busy && g.broken == nil {
+			g.unmapPeers() // the others may free that memory, and Close comes only when all have left
+		}
 		g.mu.Unlock()
 	}
 	e.showLeft() // after the groups are closed: their members hear that this rank has destroyed them

@@ -183,9 +183,7 @@ func (g *Group) free(reason status.Code) error {
 	if broken {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
-	if g.peers != nil {
-		g.peers.Close()
-	}
+	g.unmapPeers()
 	for _, comm := range []mpi.Comm{g.msgComm, g.collComm} {
 		if comm == 0 {
 			continue
@@ -195,6 +193,14 @@ func (g *Group) free(reason status.Code) error {
 		}
 	}
 	return nil
+}
+
+// unmapPeers gives back the device memory of other members. No collective is under way.
+func (g *Group) unmapPeers() {
+	if g.peers != nil {
+		g.peers.Close()
+		g.peers = nil
+	}
 }
 
 // closeNext tells the other members that this one will not come to another collective, because of

@@ -62,7 +62,15 @@ class PsCore:
         if method == "ps_declare":
             return json.dumps({"table": self._declare(**given)})
         if method == "ps_restore":
-            return json.dumps({"step": given["step"] or 9, "extra": self.extra, "rows": 5})
+            return json.dumps(
+                {
+                    "step": given["step"] or 9,
+                    "extra": self.extra,
+                    "rows": 5,
+                    "tables": ["t"],
+                    "skipped": [],
+                }
+            )
         if method == "ps_save":
             self.extra = given["extra"]
         if method == "ps_close":

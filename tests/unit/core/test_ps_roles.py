@@ -185,7 +185,8 @@ def test_what_a_rank_does_once(ps_core: PsCore) -> None:
     ps.barrier("here")
     ps.set_learning_rate("t", 0.5)
     ps.save("folder", 3, extra=b"\0more")
-    assert ps.restore("folder", 3) == {"step": 3, "extra": b"\0more", "rows": 5}
+    told = {"step": 3, "extra": b"\0more", "rows": 5, "tables": ["t"], "skipped": []}
+    assert ps.restore("folder", 3) == told
     assert ps_core.controls[-4:] == [
         ("ps_barrier", {"name": "here"}),
         ("ps_learning_rate", {"name": "t", "rate": 0.5}),

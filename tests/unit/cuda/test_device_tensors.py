@@ -303,12 +303,16 @@ def shim() -> dict[str, str]:
 
 @pytest.mark.parametrize("way", ["describe", "exchange"])
 def test_shim_streams(shim: dict[str, str], way: str) -> None:
-    differ = "ArgumentError the device tensors of one call belong to two CUDA streams, "
+    differ = "the device tensors of one call belong to two CUDA streams, "
     assert shim[f"{way} same"].startswith("NotInitializedError")
     assert shim[f"{way} both names of the legacy one"].startswith("NotInitializedError")
     assert shim[f"{way} pinned and device"].startswith("NotInitializedError")
-    assert shim[f"{way} differ in a list"].startswith(differ + "0x30 and 0x40,")
-    assert shim[f"{way} differ between send and recv"].startswith(differ + "0x30 and 0x2,")
+    assert shim[f"{way} differ in a list"].startswith(
+        f"ArgumentError all_gather: {differ}0x30 and 0x40,"
+    )
+    assert shim[f"{way} differ between send and recv"].startswith(
+        f"ArgumentError all_gather: {differ}0x30 and 0x2,"
+    )
 
 
 def test_shim_descriptions(shim: dict[str, str]) -> None:
