@@ -5,10 +5,12 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // world is a set of ranks with the groups that were made of them. init makes the first one. A
@@ -134,7 +136,11 @@ func (w *world) destroy() error {
 		maps.DeleteFunc(live, func(_ int64, e entry) bool { return e.w == w })
 	})
 	departing = append(departing, w.env)
-	closeDeparted()
+	// Ranks mostly destroy a world together. Then everything is freed now, and not at the next init.
+	_ = work.NewEngine().Wait(func() bool {
+		closeDeparted()
+		return !slices.Contains(departing, w.env) || w.env.Deserted()
+	}, time.Now().Add(destroyTogether), nil)
 	if settled { // else an operation of MPI may still use what FreeAll frees
 		w.lib.FreeAll()
 	}
@@ -149,6 +155,9 @@ func (w *world) leave() {
 	_, _ = w.env.Leave()
 	departing = append(departing, w.env)
 }
+
+// destroyTogether is how long the end of a world waits for other ranks that end it, too.
+const destroyTogether = time.Second
 
 // departureStages is how often a departure is taken further where nobody waits for it: it has as many stages.
 const departureStages = 3

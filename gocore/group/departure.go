@@ -257,7 +257,7 @@ func (e *Env) AwaitDepartures() bool {
 	d := &e.departure
 	err := work.NewEngine().Wait(func() bool {
 		gone := e.AllDeparted()
-		dead = e.alive.AnyDead() || e.endedEarly() // MPI may end the collectives because a rank is dead
+		dead = e.Deserted() // MPI may end the collectives then
 		return gone || dead || d.stage == undeparted || e.mail.has(mailAbsent)
 	}, deadline, nil)
 	finalizable := d.finalizable() && !dead
@@ -278,6 +278,9 @@ func (e *Env) showGone() {
 		e.presence.Go()
 	}
 }
+
+// Deserted tells whether the departure cannot be over, because some rank has died or ended without it.
+func (e *Env) Deserted() bool { return e.alive.AnyDead() || e.endedEarly() }
 
 // endedEarly tells whether the process of a rank of this node has ended before the departure was over: it has
 // died, or the program has called os._exit after destroy_process_group.

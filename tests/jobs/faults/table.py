@@ -142,8 +142,8 @@ DIED_APART = replace(
     text="`PeerDiedError` on the others, which names the victim, or ULFM's `ProcFailedError`, also "
     "in other groups",
     group="GroupBrokenError|PeerDiedError|ProcFailedError|PeerLeftError",
-    world="right|ProcFailedError",
-    new="right|ProcFailedError",  # ULFM makes no communicator of a world with a dead rank
+    world="right|PeerDiedError|ProcFailedError",
+    new="right|PeerDiedError|ProcFailedError",  # ULFM makes no communicator of a world with a dead rank
 )
 DIED_IN_TORCH = replace(
     DIED,
@@ -171,10 +171,10 @@ LEFT = Outcome(
     status="any",
     words=("[2]", "ended"),
 )
-LEFT_TIMEOUT = Outcome(
-    "`TimeoutError` on the others, which names the victim; other groups go on",
+LEFT_NAMED = Outcome(
+    "`PeerLeftError` on the others, which names the victim; other groups go on",
     "",
-    "TimeoutError",
+    "PeerLeftError",
     named=True,
     group="PeerLeftError",
     status="any",
@@ -333,7 +333,7 @@ def _one_node() -> Iterator[Cell]:
         "exit in a thread", EXITED, "arrival", "large", "asynchronous", "message", "destroy"
     )
     yield from cells("mpi4py finalizes MPI", LEFT, "arrival", "message", "asynchronous")
-    yield from cells("mpi4py finalizes MPI", LEFT_TIMEOUT, "new group", limit=2.0)
+    yield from cells("mpi4py finalizes MPI", LEFT_NAMED, "new group", limit=2.0)
     yield from cells("Ctrl-C to all", INTERRUPTED_ALL, *LOOPS, "large by MPI", *STEPS)
 
 
