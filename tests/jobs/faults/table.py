@@ -143,7 +143,8 @@ DIED_APART = replace(
     "in other groups",
     group="GroupBrokenError|PeerDiedError|ProcFailedError|PeerLeftError",
     world="right|PeerDiedError|ProcFailedError",
-    new="right|PeerDiedError|ProcFailedError",  # ULFM makes no communicator of a world with a dead rank
+    # ULFM makes no communicator of a world with a dead rank
+    new="right|PeerDiedError|ProcFailedError",
 )
 DIED_IN_TORCH = replace(
     DIED,

@@ -154,7 +154,12 @@ def test_wrong_tables(arguments: Any, named: Any, error: Any, text: str) -> None
         ([1, 2], np.zeros((2, DIM), F32), errors.DtypeError, "are no tensor"),
         (None, np.zeros((2, DIM), F32), errors.DtypeError, "None is no tensor"),
         (np.array([1, 2]), np.zeros((2, DIM)), errors.DtypeError, "gradients are of float64"),
-        (np.array([1, 2]), np.zeros((2, DIM), np.int32), errors.DtypeError, "gradients are of int32"),
+        (
+            np.array([1, 2]),
+            np.zeros((2, DIM), np.int32),
+            errors.DtypeError,
+            "gradients are of int32",
+        ),
         (np.array([1, 2]), np.zeros((3, DIM), F32), errors.ArgumentError, "each of the 2 ids"),
         (np.array([1, 2]), np.zeros((2, 6), F32), errors.ArgumentError, "12 elements; 2 ids of d"),
         (np.array([1, 2]), np.zeros(2 * DIM, F32), errors.ArgumentError, "1 dimensions and a"),
