@@ -37,6 +37,7 @@ type psJob struct {
 	cuts    sync.Mutex // one phase of a checkpoint at a time
 	told    outcome    // of the last call that one trainer made for all; guarded by cuts
 	extra   []byte     // what the next cut will have besides rows, as far as it has come; guarded by cuts
+	given   []byte     // what the cut had besides rows that was restored last; guarded by cuts
 
 	verifier checkpoint.Verifier
 

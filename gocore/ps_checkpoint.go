@@ -26,7 +26,7 @@ const (
 	phaseRelease = "release" // every server goes on, because the trainer that has held it fails
 	phaseAdd     = "add"     // the first server takes a piece of what the cut will have besides rows
 	phaseCommit  = "commit"  // the first server makes the cut complete
-	phaseExtra   = "extra"   // the first server tells what a cut has besides rows
+	phaseExtra   = "extra"   // the first server tells what the cut has besides rows that was restored last
 	phaseList    = "list"    // the first server says which cuts there are
 	phaseVerify  = "verify"  // every server reads its share of a cut
 	phaseRemove  = "remove"  // the first server removes cuts

@@ -58,7 +58,7 @@ func (b backend) phase(ctx context.Context, from int, phase, dir string, step in
 	case phaseCommit:
 		return struct{}{}, b.commit(ctx, dir, step, d)
 	case phaseExtra:
-		return extraOf(dir, step)
+		return b.given, nil
 	case phaseList:
 		list, err := checkpoint.List(dir)
 		return slices.Concat(list, []checkpoint.Listed{}), err
@@ -117,23 +117,6 @@ func (b backend) add(from int, d detail) error {
 	return nil
 }
 
-// extraOf returns what a trainer has added to a cut.
-func extraOf(dir string, step int64) ([]byte, error) {
-	m, err := checkpoint.Open(dir, step)
-	if err != nil {
-		return nil, err
-	}
-	e, err := parseExtra(m, dir)
-	return e.User, err
-}
-
-func parseExtra(m *checkpoint.Manifest, dir string) (e extra, err error) {
-	if err := json.Unmarshal(m.Extra, &e); err != nil {
-		return e, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", m.Step, dir, err)
-	}
-	return e, nil
-}
-
 func (b backend) commit(ctx context.Context, dir string, step int64, d detail) error {
 	if d.At == 0 {
 		b.extra = nil // what has come is of a trainer that has died
@@ -162,9 +145,9 @@ func (b backend) restore(ctx context.Context, dir string, step int64, take *taki
 	if err != nil {
 		return told, err
 	}
-	e, err := parseExtra(m, dir)
-	if err != nil {
-		return told, err
+	var e extra
+	if err := json.Unmarshal(m.Extra, &e); err != nil {
+		return told, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", step, dir, err)
 	}
 	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
 	for _, t := range b.server.Tables() {
@@ -185,6 +168,7 @@ func (b backend) restore(ctx context.Context, dir string, step int64, take *taki
 		return told, err
 	}
 	b.server.SetVersion(e.Version)
+	b.given = e.User
 	told = restored{Step: m.Step, Tables: []string{}}
 	for i := range m.Tables {
 		if name := m.Tables[i].Name; into[name] != nil {
