@@ -72,14 +72,18 @@ def complete_fails_once() -> None:
     import signal
     import subprocess
     import time
+    from pathlib import Path
 
     from paddlempi import ps
     from ps_job import begin
-    from ranks_tools import done, errors, raises
+    from ranks_tools import dist, done, errors, raises
 
     rank = begin("trainer+pserver:*", timeout=1.0)
-    ps.barrier()
+    pids = [0, 0]
+    dist.all_gather_object(pids, os.getpid())
     if rank == 0:
+        while Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
         with raises(errors.TimeoutError, most=5.0):
             ps.complete()
         ended = time.monotonic() + 30
