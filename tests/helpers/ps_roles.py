@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -35,3 +39,14 @@ def begin(mpi_world: World) -> Iterator[Callable[..., bool]]:
 
     yield call
     ps.shutdown()
+
+
+@pytest.fixture
+def folder(rank: int, dist: ModuleType) -> Any:
+    """A folder that all ranks see, for the time of a test."""
+    made = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(made)
+    yield Path(made[0])
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(made[0])

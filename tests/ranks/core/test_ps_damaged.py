@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 from paddlempi import errors, ps
-from ps_roles import begin, layouts
+from ps_roles import begin, folder, layouts
 
-__all__ = ["begin"]
+__all__ = ["begin", "folder"]
 
 pytestmark = pytest.mark.mpi(ranks=[2])
 
@@ -26,16 +22,6 @@ Begin = Callable[..., bool]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "roles" in metafunc.fixturenames:
         metafunc.parametrize("roles", layouts(metafunc.config))
-
-
-@pytest.fixture
-def folder(rank: int, dist: ModuleType) -> Any:
-    made = [tempfile.mkdtemp() if rank == 0 else ""]
-    dist.broadcast_object_list(made)
-    yield Path(made[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(made[0])
 
 
 def table_of() -> ps.RemoteTable:

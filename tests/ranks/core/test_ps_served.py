@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +12,9 @@ import numpy as np
 import pytest
 from paddlempi import errors, ps
 from paddlempi.ps.dense import PLACEMENTS, Blocks, spread
-from ps_roles import BOTH, ONE_SERVER, begin, layouts
+from ps_roles import BOTH, ONE_SERVER, begin, folder, layouts
 
-__all__ = ["begin"]
+__all__ = ["begin", "folder"]
 
 pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
@@ -290,16 +288,6 @@ def test_a_refused_push_is_no_step(begin: Begin, rank: int, roles: str) -> None:
             table.push(ids + 1, gradients)
     table.push(ids, gradients)
     assert (table.pull(ids) == -len(ps.trainers())).all()
-
-
-@pytest.fixture
-def folder(rank: int, dist: ModuleType) -> Any:
-    made = [tempfile.mkdtemp() if rank == 0 else ""]
-    dist.broadcast_object_list(made)
-    yield Path(made[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(made[0])
 
 
 def test_cuts_are_for_any_number_of_servers(
