@@ -8,6 +8,7 @@ are in float64 by default, so that rounding is far smaller than any error.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -215,6 +216,6 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, method: str, on_rank: int) -> Iterat
 
     with monkeypatch.context() as patch:
         for name in dir(ProcessGroupMPI):  # an older torch calls it by another name
-            if getattr(ProcessGroupMPI, name) is right:
+            if inspect.unwrap(getattr(ProcessGroupMPI, name)) is inspect.unwrap(right):
                 patch.setattr(ProcessGroupMPI, name, wrong)
         yield
