@@ -164,7 +164,7 @@ func (b backend) restore(ctx context.Context, dir string, step int64, take *taki
 		meta, taken := metas[name]
 		return taken && byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
 	}
-	if err := m.Restore(ctx, mine, checkpoint.IntoSomeTables(into, take.Tables, take.Strict)); err != nil {
+	if err := m.Restore(ctx, mine, checkpoint.IntoTables(into, take.Tables, take.Strict)); err != nil {
 		return told, err
 	}
 	b.server.SetVersion(e.Version)

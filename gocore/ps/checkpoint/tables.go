@@ -87,15 +87,11 @@ func batch(ids []int64, rows []byte, states []float32, dtype op.DType) table.Bat
 	}
 }
 
-// IntoTables puts the rows of a cut into tables by name. The tables must be those of the cut: the same
-// names, dim, dtype, optimizer, initializer and seed. Learning rate and limits may differ. What they held
-// before is removed.
-func IntoTables(tables map[string]*table.Table) Sink { return IntoSomeTables(tables, nil, true) }
-
-// IntoSomeTables is IntoTables for some tables of a cut: those that are named; nil: all. Without strict a table that is
-// only in the cut is left out, and one that the cut does not have stays as it is. Rows of tables that are left out must
-// not be given.
-func IntoSomeTables(tables map[string]*table.Table, named []string, strict bool) Sink {
+// IntoTables puts the rows of a cut into those of the tables that are named; nil: all. With strict they must be those
+// of the cut: the same names. Without it a table that is only in the cut is left out, and one that the cut does not have
+// stays as it is. Rows of tables that are left out must not be given. Tables of both must have the same dim, dtype,
+// optimizer, initializer and seed; learning rate and limits may differ. What they held before is removed.
+func IntoTables(tables map[string]*table.Table, named []string, strict bool) Sink {
 	return &tableSink{of: tables, named: named, strict: strict}
 }
 

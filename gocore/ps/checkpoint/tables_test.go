@@ -120,7 +120,7 @@ func TestTables(t *testing.T) {
 			for _, table := range tables {
 				train(t, table, []int64{-1 << 40, ids[1]}, 9) // neither row stays as it is now
 			}
-			require.NoError(t, m.Restore(context.Background(), of(server, servers), IntoTables(tables)))
+			require.NoError(t, m.Restore(context.Background(), of(server, servers), IntoTables(tables, nil, true)))
 			for name, table := range tables {
 				whole := holds(t, one[name])
 				now := holds(t, table)
@@ -139,10 +139,10 @@ func TestTables(t *testing.T) {
 
 	tables := make2()
 	delete(tables, "bf16")
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables)), `the cut has a table "bf16", which is not there now`)
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables, nil, true)), `the cut has a table "bf16", which is not there now`)
 	tables = make2()
 	tables["new"] = tables["bf16"]
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables)), `the cut has no table "new"`)
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables, nil, true)), `the cut has no table "new"`)
 	for want, change := range map[string]func(c *table.Config){
 		"dim is 6 in the cut and 7 now":                                    func(c *table.Config) { c.Dim = 7 },
 		"dtype is float32 in the cut and float16 now":                      func(c *table.Config) { c.DType = "float16" },
@@ -154,12 +154,12 @@ func TestTables(t *testing.T) {
 		change(&changed)
 		tables = make2()
 		tables["adam"] = newTable(t, changed)
-		require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables)), `table "adam": `+want)
+		require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables, nil, true)), `table "adam": `+want)
 	}
 	limited := adam
 	limited.MemoryLimit = 1 << 20
 	tables["adam"] = newTable(t, limited)
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables)), "memory_limit")
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables, nil, true)), "memory_limit")
 
 	closed := newTable(t, adam)
 	closed.Free()
