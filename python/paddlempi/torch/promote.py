@@ -52,13 +52,16 @@ _on = os.environ.get("PADDLEMPI_PROMOTE", "1") != "0"
 _seen: set[int] = set()  # brought by one backward so far
 _settled: set[int] = set()  # moved, or never to be moved
 
-_parameters: weakref.WeakKeyDictionary[Any, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
-"""The parameters of the reducers of each group."""
+_parameters: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Any]]]
+_parameters = weakref.WeakKeyDictionary()
+"""The parameters of the reducers of each group by ``id``: a model may have had several."""
 
 
 def know(group: Any, parameters: Iterable[Any]) -> None:
     """Note the parameters of a new reducer."""
-    _parameters.setdefault(group, []).extend(map(weakref.ref, parameters))
+    alive = {i: one for i, one in _parameters.get(group, {}).items() if one() is not None}
+    alive.update((id(one), weakref.ref(one)) for one in parameters)
+    _parameters[group] = alive
 
 
 def consider(group: Any, tensor: Any, depth: int) -> None:
@@ -105,7 +108,7 @@ def expose(tensor: Any) -> None:
 def _views_of(group: Any, key: int) -> list[Any]:
     """Return the gradients whose storage it is."""
     grads = []
-    for reference in _parameters.get(group, ()):
+    for reference in _parameters.get(group, {}).values():
         parameter = reference()
         grad = None if parameter is None else parameter.grad
         if grad is None or grad.layout is not torch.strided:
