@@ -95,6 +95,9 @@ func Init(o InitOptions) error {
 		}
 		return err
 	}
+	if endsTheJob(env) {
+		forgetLast()
+	}
 	env.Survives = o.Survives
 	env.Trial = diagnose.NewTrial(library.Info(), env.Topo.LocalRank, o.Trial, closing.add)
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
@@ -244,8 +247,8 @@ func Exit(code int) {
 	if !finalize {
 		return
 	}
-	if !awaitDepartures() || inUse.Load() {
-		return // a rank has died, or does not come back from MPI: MPI_Finalize would wait for it
+	if !awaitDepartures() || inUse.Load() || !endTogether() {
+		return // a rank has died or ended, or does not come back from MPI: MPI_Finalize would wait for it
 	}
 	_ = library.Finalize()
 }

@@ -45,6 +45,11 @@ var groups struct {
 // yet.
 var departing []*group.Env
 
+// last is the environment of the world of all processes that ended last, if its ranks have departed. It shows
+// whether their processes end, so that MPI is finalized together. It is nil if there is none, and in a process
+// in which other code finalizes MPI.
+var last *group.Env
+
 func newWorld(lib mpi.Library, env *group.Env) *world {
 	return &world{lib: lib, env: env, removeCloser: func() {}}
 }
@@ -162,12 +167,13 @@ const destroyTogether = time.Second
 // departureStages is how often a departure is taken further where nobody waits for it: it has as many stages.
 const departureStages = 3
 
-// closeDeparted frees the environments of ended worlds whose ranks have all departed.
+// closeDeparted frees the environments of ended worlds whose ranks have all departed, except for what last needs.
 func closeDeparted() {
 	departing = slices.DeleteFunc(departing, func(e *group.Env) bool {
 		for range departureStages {
 			if e.AllDeparted() {
 				_ = e.Close()
+				keep(e)
 				return true
 			}
 		}
@@ -175,13 +181,46 @@ func closeDeparted() {
 	})
 }
 
+// keep makes e the last environment if it is one of all processes, and frees the one that is it no more.
+func keep(e *group.Env) {
+	if !endsTheJob(e) {
+		_ = e.Free()
+		return
+	}
+	forgetLast()
+	last = e
+}
+
+// forgetLast frees the last environment: another world follows it.
+func forgetLast() {
+	if last != nil {
+		_ = last.Free()
+		last = nil
+	}
+}
+
+// endsTheJob tells whether this library finalizes MPI, for the processes of e.
+func endsTheJob(e *group.Env) bool {
+	n, err := e.Lib.Size(e.Lib.World())
+	return err == nil && n == e.Topo.Size && e.Lib.Info().Owner == "paddlempi"
+}
+
 // awaitDepartures waits until all ranks of ended worlds have departed, and answers their questions
 // until then. It returns false if MPI cannot be finalized.
 func awaitDepartures() bool {
 	all := true
 	for _, e := range departing {
-		all = e.AwaitDepartures() && all
+		if !e.AwaitDepartures() {
+			all = false
+			continue
+		}
+		keep(e)
 	}
 	departing = nil
 	return all
+}
+
+// endTogether waits until the processes of all ranks are about to end, and tells whether they are.
+func endTogether() bool {
+	return last == nil || last.EndTogether()
 }

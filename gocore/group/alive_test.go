@@ -111,6 +111,7 @@ func TestRanksThatLeaveInOrderDoNotDie(t *testing.T) {
 			time.Sleep(100 * time.Millisecond) // the others wait for this rank, and it finds them gone
 		}
 		assert.True(t, e.AwaitDepartures(), "MPI can be finalized")
+		assert.True(t, e.EndTogether())
 		dies(e)
 		assert.Empty(t, e.Watch().Dead)
 	})
@@ -127,7 +128,23 @@ func TestRanksThatDestroyTheWorldDoNotDie(t *testing.T) {
 			assert.Empty(t, e.Watch().Dead)
 		}
 		assert.NoError(t, e.Close())
+		assert.NoError(t, e.Free())
 		dies(e)
+	})
+}
+
+// A program may destroy the world and go on for long. A process that ends in between takes no part in MPI_Finalize.
+func TestADeathAfterTheWorldWasDestroyedIsSeenAtTheEnd(t *testing.T) {
+	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *Env, g *Group) {
+		_, err := e.Destroy()
+		assert.NoError(t, err)
+		assert.Eventually(t, e.AllDeparted, 20*time.Second, time.Millisecond)
+		assert.NoError(t, e.Close())
+		if g.Rank == 2 {
+			dies(e)
+			return
+		}
+		assert.False(t, e.EndTogether(), "MPI cannot be finalized")
 	})
 }
 

@@ -20,6 +20,8 @@ import (
 //  2. No rank receives anything any more. What was sent to this rank all the same is taken and dropped, so
 //     that the sends of the others end. This rank waits for the end of its own requests, settleLimit at most.
 //  3. The ranks agree whether MPI can be finalized. They all do that, or none does.
+//  4. If the program goes on after that, because it has destroyed its world, the ranks meet once more before
+//     they finalize MPI (EndTogether): a process may have ended in between, and MPI would wait for it.
 //
 // The collectives of the departure are on Env.base, which carries no others by then.
 
@@ -42,6 +44,7 @@ const (
 	settling                         // waiting for the end of its own requests
 	agreeing                         // in the allreduce
 	departed                         // all ranks have left, and have agreed
+	ending                           // in the barrier of EndTogether
 	undeparted                       // MPI refused a call: the others wait for this rank in vain
 )
 
@@ -135,12 +138,12 @@ func (e *Env) AllDeparted() bool {
 			d.stage = departed
 		}
 	}
-	return d.stage == departed
+	return d.stage == departed || d.stage == ending
 }
 
 // finalizable tells whether all ranks have agreed that MPI can be finalized.
 func (d *departure) finalizable() bool {
-	return d.stage == departed && unsafe.Slice((*int64)(d.words), 2)[1] == 1
+	return (d.stage == departed || d.stage == ending) && unsafe.Slice((*int64)(d.words), 2)[1] == 1
 }
 
 // settled tells whether nothing of any group is under way: no operation, and no request of MPI.
@@ -267,13 +270,30 @@ func (e *Env) AwaitDepartures() bool {
 	case !finalizable && !dead:
 		_ = work.NewEngine().Wait(func() bool { e.mail.pump(); return false }, time.Now().Add(lastWord), nil)
 	}
-	e.alive.Leave(finalizable)
-	e.showGone()
+	if !finalizable {
+		e.End(false)
+	}
 	return finalizable
 }
 
-// showGone tells the ranks of this node that the process of this one may end.
-func (e *Env) showGone() {
+// EndTogether waits until the processes of all ranks are about to end, and tells whether they are: false if one
+// of them has ended before, or if the ranks have agreed that MPI cannot be finalized. Call it after AwaitDepartures
+// or Close. It has no deadline, because the other ranks may go on for long.
+func (e *Env) EndTogether() bool {
+	together := false
+	if e.departure.finalizable() && e.nextStage(ending, &mpi.Call{Fn: mpi.FnBarrier, Comm: e.base}) == nil {
+		_ = work.NewEngine().Wait(func() bool {
+			together = e.stageOver()
+			return together || e.Deserted()
+		}, time.Time{}, nil)
+	}
+	e.End(together)
+	return together
+}
+
+// End tells the other ranks that the process of this one may end, and whether those of all ranks do.
+func (e *Env) End(all bool) {
+	e.alive.Leave(all)
 	if e.presence != nil {
 		e.presence.Go()
 	}

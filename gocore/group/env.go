@@ -57,6 +57,7 @@ type Env struct {
 	queued        atomic.Int32                 // collectives that are in the queue of their group
 	departed      atomic.Bool                  // this rank has left: it begins nothing more
 	departure     departure                    // how far the end of this rank has come
+	closed        bool                         // the groups are freed; base, alive, presence and views are not
 	peerQuestions questions
 
 	mu       sync.Mutex     // guards broke, made, byKey, live and stranded
@@ -386,8 +387,8 @@ func (e *Env) showLeft() {
 	}
 }
 
-// Close frees the groups and what the environment made, once all ranks have departed. It does nothing if
-// MPI still uses some of it.
+// Close frees the groups, once all ranks have departed. It keeps what shows whether their processes end, until
+// Free or EndTogether. It does nothing if MPI still uses some of it.
 func (e *Env) Close() error {
 	if e.departure.stuck || !e.settled() {
 		return nil
@@ -398,24 +399,26 @@ func (e *Env) Close() error {
 			err = failure
 		}
 	}
-	mem.Free(e.departure.words)
-	if failure := e.close(); err == nil {
+	e.mail.close()
+	e.recorder.close()
+	if failure := e.Lib.Free(e.control); err == nil {
 		err = failure
 	}
+	e.closed = true
 	return err
 }
 
-func (e *Env) close() error {
-	e.mail.close()
-	e.alive.Leave(true)
+// Free tells the other ranks that the process of this one may end, and frees what Close has kept. If Close did
+// nothing, MPI still uses that, and Free keeps it.
+func (e *Env) Free() error {
+	e.End(true)
+	if !e.closed {
+		return nil
+	}
+	mem.Free(e.departure.words)
 	e.closeViews()
-	e.recorder.close()
-	e.showGone()
 	if e.presence != nil {
 		_ = e.presence.Close()
-	}
-	if err := e.Lib.Free(e.control); err != nil {
-		return err
 	}
 	return e.Lib.Free(e.base)
 }
