@@ -74,8 +74,9 @@ train-ps: $(VENV)/.package $(VENV)/.example-torch
 	$(VENV)/bin/python -m paddlempi.testing.launch -np 4 -- python -m paddlempi run --roles trainer:2,pserver:2 \
 		examples/train_ps.py --beside build/train-ps.json
 
-## test          all tests but those of the oldest torch and of unpinned versions; makes what they need
+## test          all tests but those of the oldest torch and of unpinned versions, and but LEAVE_OUT="test-programs ..."; makes what they need
 .PHONY: test
+LEAVE_OUT ?=
 # The longest groups begin first, and short ones are left for the end, so that both lanes end together.
 TESTS = test-torch-jobs-newest test-cluster test-programs test-docs test-examples test-paddle-jobs test-unit test-cuda test-torch soak fuzz-minute \
 	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
@@ -91,7 +92,7 @@ test test-all:
 # Two groups of tests at a time, because ranks and jobs often wait. What they print comes at the end of each.
 .PHONY: test-two test-two-all
 test-two test-two-all: | $(RESULTS)
-	@$(MAKE) --no-print-directory --output-sync=target $(two) $(TESTS) $(if $(filter %-all,$@),test-torch-oldest test-examples-unpinned)
+	@$(MAKE) --no-print-directory --output-sync=target $(two) $(if $(filter %-all,$@),$(TESTS) test-torch-oldest test-examples-unpinned,$(filter-out $(LEAVE_OUT),$(TESTS)))
 
 # The environments are made before two groups use them, also under make -j.
 ifneq ($(filter test test-all,$(MAKECMDGOALS)),)

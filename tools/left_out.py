@@ -1,0 +1,48 @@
+"""Which groups of tests `.ci/run` leaves out: those that take minutes and depend on little.
+
+Prints the targets of the Makefile on whose paths no commit of the last day has changed anything.
+`make test LEAVE_OUT=...` takes them; `make test-all` leaves out nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The targets, and the paths on which they alone depend: what else they need, other groups test, too.
+GROUPS = {
+    # Other versions of two MPIs, with the jobs that run under all MPIs.
+    ("test-faults-debian-openmpi", "test-faults-debian-mpich"): (
+        "tools/debian_mpi.sh",
+        "gocore/mpi",
+        "gocore/launcher",
+        "tests/jobs/core",
+        "tests/jobs/faults",
+    ),
+    # Programs of DeepSpeed, Lightning and others on the fronts of torch and Paddle.
+    ("test-programs",): (
+        "constraints.txt",
+        "python/paddlempi/paddle",
+        "python/paddlempi/torch",
+        "python/paddlempi_autoload.py",
+        "tests/jobs/programs",
+        "tests/requirements-programs.txt",
+    ),
+}
+
+
+def touched(root: Path, paths: tuple[str, ...]) -> bool:
+    """Tell whether a commit of the last day has changed something below the paths."""
+    log = ["git", "-C", str(root), "log", "-1", "--since=1.day", "--format=%h", "--", *paths]
+    return bool(subprocess.run(log, capture_output=True, text=True, check=True).stdout)
+
+
+def left_out(root: Path = ROOT) -> list[str]:
+    """Return the targets that need not run."""
+    return [name for names, paths in GROUPS.items() if not touched(root, paths) for name in names]
+
+
+if __name__ == "__main__":
+    print(*left_out())
