@@ -5,7 +5,8 @@ the seconds of every run, and the slowest runs at the end. The exit status is 1 
 no test of a run passed, or if the reason of a skip is not in tests/expected_skips.txt.
 
 A run that failed is started a second time, which counts. The results of its first attempt are in
-the folder `first` beside those of the second. What failed in it is reported as tried twice.
+the folder `first` beside those of the second. What failed in it is reported as tried twice, with
+its cause from tests/known_flakes.txt.
 """
 
 from __future__ import annotations
@@ -107,13 +108,28 @@ def read(path: Path) -> Run:
     return run
 
 
+def rules_of(name: str) -> list[str]:
+    """Return the lines of a file in tests that are no comments."""
+    lines = (ROOT / "tests" / name).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def cause(test: str, flakes: list[str]) -> str:
+    """Return why a test may fail and pass when it is tried again, as far as that is known."""
+    for rule in flakes:
+        pattern, why = rule.split(": ", 1)
+        if re.fullmatch(pattern, test):
+            return f"a known flake: {why}"
+    return "not in tests/known_flakes.txt: look for the cause"
+
+
 def main(arguments: list[str]) -> int:
     """Print a line for each run, and what is wrong. Return the exit status."""
     files: list[Path] = []
     for argument in map(Path, arguments):
         files += sorted(argument.glob("*.*")) if argument.is_dir() else [argument]
-    rules = (ROOT / "tests" / "expected_skips.txt").read_text().splitlines()
-    expected = [re.compile(rule) for rule in rules if rule and not rule.startswith("#")]
+    expected = [re.compile(rule) for rule in rules_of("expected_skips.txt")]
+    flakes = rules_of("known_flakes.txt")
 
     runs = []
     complaints = [] if files else [f"no results in {' '.join(arguments)}"]
@@ -122,7 +138,7 @@ def main(arguments: list[str]) -> int:
         print(run.line())
         runs.append(run)
         for test in run.rerun:
-            print(f"{'':24} tried twice: {test}")
+            print(f"{'':24} tried twice: {test} ({cause(test, flakes)})")
         complaints += [f"{run.name}: failed: {test}" for test in run.failed]
         if run.passed == 0 and not run.failed:
             complaints.append(f"{run.name}: not one test passed")

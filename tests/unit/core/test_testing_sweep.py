@@ -80,8 +80,11 @@ def sweeps(folder: str) -> None:
 
 
 def test_a_killed_job_leaves_no_segment() -> None:
-    result = launch.run(2, waits_and_dies, timeout=6, env={"SECONDS": "60"})
-    assert result.timed_out, result.output
+    for timeout in 6, 20, 60:  # a busy machine may need more than 6 s to start two ranks
+        result = launch.run(2, waits_and_dies, timeout=timeout, env={"SECONDS": "90"})
+        assert result.timed_out, result.output
+        if result.output.count("maps /dev/shm/") >= 2:
+            break
     assert left(result.output) == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,10 +58,26 @@ def test_once_more(
     said = closing(results)
     assert line in said.stdout
     assert ("tried twice: " in said.stdout) == (twice is not None)
-    assert twice is None or f"tried twice: {twice}\n" in said.stdout
+    assert twice is None or f"tried twice: {twice} (not in tests/known_flakes.txt" in said.stdout
     assert said.returncode == (failures >= 2), said.stderr
     # A run that passes at once says nothing of an earlier one.
     (tmp_path / "attempts").unlink()
     words[-1] = "0"
     subprocess.run([str(TOOLS / "launched.sh"), *words], check=True)
     assert "tried twice" not in closing(results).stdout
+
+
+def test_known_flakes_say_why() -> None:
+    spec = importlib.util.spec_from_file_location("results", TOOLS / "results.py")
+    assert spec is not None and spec.loader is not None
+    results = importlib.util.module_from_spec(spec)
+    sys.modules["results"] = results  # its dataclass looks there
+    spec.loader.exec_module(results)
+    assert results.cause("a.b::c[1]", [r"a\.b::c\[\d\]: the clock"]) == "a known flake: the clock"
+    assert results.cause("a.b::d", ["a.b::c: the clock"]).startswith("not in")
+    for rule in results.rules_of("known_flakes.txt"):
+        pattern, why = rule.split(": ", 1)
+        assert re.compile(pattern) and why
+        module, _, name = pattern.replace("\\", "").partition("::")
+        source = TOOLS.parent / f"{module.replace('.', '/')}.py"
+        assert f"def {name.partition('[')[0]}(" in source.read_text(), rule
