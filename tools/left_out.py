@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The targets, and the paths on which they alone depend: what else they need, other groups test, too.
+# The targets, and the paths on which they alone depend. Other groups test what else they need.
 GROUPS = {
     # Other versions of two MPIs, with the jobs that run under all MPIs.
     ("test-faults-debian-openmpi", "test-faults-debian-mpich"): (

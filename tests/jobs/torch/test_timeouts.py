@@ -57,4 +57,4 @@ def test_a_dead_rank_ends_the_job() -> None:
 
 
 def test_works_outlive_the_world() -> None:
-    job.succeed(2, beyond_the_end, timeout=120)  # the end waits for 10 s, torch on a busy machine for 15
+    job.succeed(2, beyond_the_end, timeout=120)  # its end waits for 10 s
