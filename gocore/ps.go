@@ -128,7 +128,7 @@ func (j *psJob) callWithin(limit time.Duration, f func(ctx context.Context) erro
 	defer cancel()
 	result := make(chan error, 1)
 	go func() { result <- f(ctx) }()
-	tick := time.NewTicker(50 * time.Millisecond)
+	tick := time.NewTicker(work.InterruptEvery)
 	defer tick.Stop()
 	var gone error      // the answer, which does not say what became of the server
 	var lost error      // a server has died
@@ -299,7 +299,7 @@ func controlPSServe(_ []byte, interrupt work.Interrupt) (any, error) {
 	if interrupt == nil {
 		interrupt = j.interrupt
 	}
-	if err := await(j.server.Done(), interrupt); err != nil { // the end of this rank's part is an end too: close
+	if err := work.Await(j.server.Done(), time.Time{}, interrupt); err != nil { // the end of this rank's part is an end too: close
 		return nil, err
 	}
 	return struct{}{}, j.server.Err()

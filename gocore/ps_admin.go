@@ -56,7 +56,7 @@ func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
 		}
 		all.Wait()
 	}()
-	if err := await(over, interrupt); err != nil {
+	if err := work.Await(over, time.Time{}, interrupt); err != nil {
 		cancel()
 		<-over
 		return nil, err
@@ -75,24 +75,4 @@ func askServer(ctx context.Context, s admin.Endpoint, job admin.Endpoints) psSer
 		found.Error = err.Error()
 	}
 	return found
-}
-
-// await waits until done is closed, and asks interrupt meanwhile.
-func await(done <-chan struct{}, interrupt work.Interrupt) error {
-	if interrupt == nil {
-		<-done
-		return nil
-	}
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return nil
-		case <-tick.C:
-			if err := interrupt(); err != nil {
-				return err
-			}
-		}
-	}
 }

@@ -250,7 +250,8 @@ var ErrDeadline = errors.New("work: deadline passed")
 // it at most once every 50 ms.
 type Interrupt func() error
 
-const interruptEvery = 50 * time.Millisecond
+// InterruptEvery is the least time between two calls of an Interrupt.
+const InterruptEvery = 50 * time.Millisecond
 
 // Wait drives the engine until done returns true. It returns ErrDeadline if the deadline passes
 // first (the zero time: no deadline), the error of interrupt (nil: no interrupt), or the reason why
@@ -302,7 +303,7 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 		if lastAsked.IsZero() {
 			lastAsked = now
 		}
-		if now.Sub(lastAsked) >= interruptEvery {
+		if now.Sub(lastAsked) >= InterruptEvery {
 			e.leave()
 			err := interrupt()
 			e.drivers.Add(1)

@@ -220,7 +220,7 @@ func TestWaitAsksForInterruptsAtMostEvery50ms(t *testing.T) {
 	})
 	assert.ErrorIs(t, err, signal)
 	assert.Equal(t, 3, asked)
-	assert.GreaterOrEqual(t, time.Since(start), 3*interruptEvery)
+	assert.GreaterOrEqual(t, time.Since(start), 3*InterruptEvery)
 
 	// A wait that ends at once does not call interrupt.
 	assert.NoError(t, e.Wait(newCountdown(0).over, time.Time{}, func() error { return signal }))

@@ -15,6 +15,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
 	"github.com/paddlempi/paddlempi/gocore/ps/route"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // KV is rows by key that functions of the servers' programs keep. Keys are dealt to servers by hash.
@@ -173,7 +174,7 @@ func (c *Client) Wait(kv *KV, timestamp int64, out *op.Buf) error {
 		}
 		return err
 	}
-	if err := c.settled(s); err != nil {
+	if err := work.Await(s.over, time.Time{}, c.interrupt); err != nil {
 		return err
 	}
 	if s.pull && s.err == nil {
@@ -254,7 +255,7 @@ func (c *Client) Settle() (failed, err error) {
 	c.calls.mu.Unlock()
 	for _, timestamp := range slices.Sorted(maps.Keys(all)) {
 		s := all[timestamp]
-		if err := c.settled(s); err != nil {
+		if err := work.Await(s.over, time.Time{}, c.interrupt); err != nil {
 			return nil, err
 		}
 		if s.err != nil && failed == nil {
@@ -273,25 +274,6 @@ func (s *call) unawaited(timestamp int64) error {
 	said := *e
 	said.Msg = fmt.Sprintf("call %d of KV %q has failed, and the program has not waited for it: %s", timestamp, s.kv.Name, e.Msg)
 	return &said
-}
-
-// settled waits until a call has ended. The error is an interrupt's.
-func (c *Client) settled(s *call) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-s.over:
-			return nil
-		case <-tick.C:
-			if c.interrupt == nil {
-				continue
-			}
-			if err := c.interrupt(); err != nil {
-				return err
-			}
-		}
-	}
 }
 
 // Forget frees what calls of KVs hold for those who never wait. No call may be started any more.

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -12,14 +13,15 @@ import (
 // on the thread that holds the lock. A handler that asked for the lock would wait for the call that waits for the
 // handler. So the lock knows the thread that holds it, and refuses that thread.
 type turn struct {
-	taken  chan struct{} // has room for one
+	free   chan struct{} // has a value while nobody holds the turn
 	holder atomic.Int64  // thread; 0: none, or not known
 }
 
-// askEvery is the time between two calls of an interrupt.
-const askEvery = 50 * time.Millisecond
-
-func newTurn() *turn { return &turn{taken: make(chan struct{}, 1)} }
+func newTurn() *turn {
+	t := &turn{free: make(chan struct{}, 1)}
+	t.free <- struct{}{}
+	return t
+}
 
 // take waits until no other thread holds the turn. thread is the caller's number; 0: it is not known. what is for
 // errors: of the deadline, of interrupt (nil: none), and Reentrant.
@@ -29,9 +31,13 @@ func (t *turn) take(what string, thread int, deadline time.Time, interrupt work.
 			"Let the handler set a flag, and look at the flag between two steps", what)
 	}
 	select {
-	case t.taken <- struct{}{}:
+	case <-t.free:
 	default:
-		if err := t.await(what, deadline, interrupt); err != nil {
+		err := work.Await(t.free, deadline, interrupt)
+		if errors.Is(err, work.ErrDeadline) {
+			return status.New(status.Timeout, "%s: a push of another thread has not ended by the deadline; nothing was sent", what)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -39,29 +45,7 @@ func (t *turn) take(what string, thread int, deadline time.Time, interrupt work.
 	return nil
 }
 
-func (t *turn) await(what string, deadline time.Time, interrupt work.Interrupt) error {
-	tick := time.NewTicker(askEvery)
-	defer tick.Stop()
-	over := time.NewTimer(time.Until(deadline))
-	defer over.Stop()
-	for {
-		select {
-		case t.taken <- struct{}{}:
-			return nil
-		case <-over.C:
-			return status.New(status.Timeout, "%s: a push of another thread has not ended by the deadline; nothing was sent", what)
-		case <-tick.C:
-			if interrupt == nil {
-				continue
-			}
-			if err := interrupt(); err != nil {
-				return err
-			}
-		}
-	}
-}
-
 func (t *turn) give() {
 	t.holder.Store(0)
-	<-t.taken
+	t.free <- struct{}{}
 }

@@ -20,12 +20,8 @@ const (
 	ways
 )
 
-const (
-	// lookEvery is the time between two looks at a peer's life during a wait, and askEvery that between
-	// two calls of an interrupt.
-	lookEvery = 200 * time.Millisecond
-	askEvery  = 50 * time.Millisecond
-)
+// lookEvery is the time between two looks at a peer's life during a wait.
+const lookEvery = 200 * time.Millisecond
 
 // outlet is the trainer's side of a pair: this rank and a server.
 type outlet struct {
@@ -355,7 +351,7 @@ func (w *words) await(done func() bool, deadline time.Time, interrupt work.Inter
 		}
 		now, d := time.Now(), lookEvery
 		if interrupt != nil {
-			if d = askEvery; now.Sub(asked) >= askEvery {
+			if d = work.InterruptEvery; now.Sub(asked) >= work.InterruptEvery {
 				if err := interrupt(); err != nil {
 					return err
 				}
