@@ -1,20 +1,17 @@
 """Who uses whom, by files: what ``tools/rooms.py --uses`` prints.
 
-A *part* is what can use another part of the tree:
-
-* a module of Python, which uses the modules that it imports, also in functions and under
-  TYPE_CHECKING;
-* a source or a header of C, which uses what it includes, and the sources of its folder that define
-  a function or a variable that it names;
-* a Go file, which uses the files of its package that declare a name that it names, or an unexported
+* A module of Python uses the modules that it imports, also in functions and under TYPE_CHECKING.
+* A source or a header of C uses what it includes. A source also uses those of its folder that
+  define a function or a variable that it names.
+* A Go file uses the files of its package that declare a name that it names, or an unexported
   method that it calls. What it imports are rooms, and the compiler forbids circles of those.
 
-A *circle* is a set of parts of Python or C of which each uses each, straight or through others.
+A *circle* is a set of files of Python or C of which each uses each, straight or through others.
 There must be none. Go compiles the files of a room as one, and they may use each other in circles.
 That is a fault where a room is so large that it has an order of its own: ``Room.files`` then lists
 its files from the top down, and a use *goes up* if the file that is used stands above.
 
-Tests, and what is generated for every instruction set by including a template, are not read.
+Tests of Go are not read. Functions of C whose names a macro makes are not seen.
 """
 
 from __future__ import annotations
@@ -27,33 +24,33 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 Uses = dict[str, set[str]]
-"""For each part the parts that it uses. A part is named by its path."""
+"""For each file the files that it uses, by their paths."""
 
 
 def circles(uses: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The sets of parts that use each other, straight or through others."""
+    """The sets of files that use each other, straight or through others."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []
     found = []
 
-    def visit(part: str) -> None:
-        number[part] = lowest[part] = len(number)
-        path.append(part)
-        for other in sorted(uses.get(part, ())):
+    def visit(file: str) -> None:
+        number[file] = lowest[file] = len(number)
+        path.append(file)
+        for other in sorted(uses.get(file, ())):
             if other not in number:
                 visit(other)
             if other in path:
-                lowest[part] = min(lowest[part], lowest[other])
-        if lowest[part] == number[part]:
-            at = path.index(part)
+                lowest[file] = min(lowest[file], lowest[other])
+        if lowest[file] == number[file]:
+            at = path.index(file)
             if len(path) - at > 1:
                 found.append(sorted(path[at:]))
             del path[at:]
 
-    for part in sorted(uses):
-        if part not in number:
-            visit(part)
+    for file in sorted(uses):
+        if file not in number:
+            visit(file)
     return sorted(found)
 
 
@@ -199,12 +196,12 @@ def without_comments(text: str) -> str:
 
 def upward(folder: str, files: list[str]) -> list[tuple[str, str]]:
     """The uses that go up among the files of a room, which are listed from the top down."""
-    place = {name: number for number, name in enumerate(files)}
+    floor = {name: number for number, name in enumerate(files)}
     uses = go(folder)
-    assert sorted(place) == sorted(uses), f"{folder}: the list of files is not that of the folder"
+    assert sorted(floor) == sorted(uses), f"{folder}: the list of files is not that of the folder"
     return [
         (file, other)
         for file in files
-        for other in sorted(uses[file], key=place.__getitem__)
-        if place[other] < place[file]
+        for other in sorted(uses[file], key=floor.__getitem__)
+        if floor[other] < floor[file]
     ]
