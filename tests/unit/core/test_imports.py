@@ -205,6 +205,29 @@ def test_uses_of_c_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
+def exported_types(folder: str) -> set[str]:
+    """Return the exported types of a Go package, without those that protoc generates."""
+    found: set[str] = set()
+    for path in (ROOT / folder).glob("*.go"):
+        if not path.name.endswith(("_test.go", ".pb.go")):
+            text = uses.without_comments(path.read_text())
+            blocks = re.findall(r"^type \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+            found.update(re.findall(r"^type ([A-Z]\w*)", text, re.MULTILINE))
+            found.update(re.findall(r"^\t([A-Z]\w*)", "\n".join(blocks), re.MULTILINE))
+    return found
+
+
+@pytest.mark.parametrize("folder", [name for name in GO if name.startswith("gocore")])
+def test_the_glossary_has_the_exported_types(folder: str) -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    marked = re.findall(r"\*\*([^*]+)\*\*|\*([a-z][\w ]*)\*", page)
+    words = {"".join(pair).lower().removesuffix("s") for pair in marked}
+    row = re.search(rf"^\| `{folder}` \| (.*) \|$", page, re.MULTILINE)
+    listed = set(re.findall(r"`([A-Z]\w*)`", row[1] if row else ""))
+    named = {name for name in exported_types(folder) if name.lower().removesuffix("s") in words}
+    assert listed == exported_types(folder) - named, f"{folder}: docs/glossary.md lists other types"
+
+
 def python_files() -> Iterator[Path]:
     yield from (ROOT / "python" / "paddlempi").rglob("*.py")
 
