@@ -168,7 +168,7 @@ func goTable(d *C.pmpi_table_op, n C.int32_t, count *C.int64_t, e *C.pmpi_error)
 	if len(ops) > 0 && ops[0].Size != C.sizeof_pmpi_table_op {
 		return fill(e, status.New(status.Argument, "pmpi_table: op.size is %d; this core's pmpi_table_op has %d bytes", ops[0].Size, C.sizeof_pmpi_table_op))
 	}
-	found, err := gocore.Tables(ops)
+	found, err := gocore.CallTables(ops)
 	if count != nil {
 		*count = C.int64_t(found)
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/dl"
@@ -79,26 +78,6 @@ func Control(method string, request []byte, interrupt work.Interrupt) ([]byte, e
 		return nil, status.New(status.Panic, "control %s: %v", method, err)
 	}
 	return b, nil
-}
-
-func parse(method string, request []byte, into any) error {
-	if err := json.Unmarshal(request, into); err != nil {
-		return status.New(status.Argument, "control %s: the request is not what it takes: %v", method, err)
-	}
-	return nil
-}
-
-// seconds turns a number of seconds into a duration. The default is 30 minutes.
-func seconds(s *float64) time.Duration {
-	switch {
-	case s == nil:
-		return 30 * time.Minute
-	case *s >= work.Longest.Seconds():
-		return work.Longest
-	case !(*s > 0): // also NaN
-		return 0
-	}
-	return time.Duration(*s * float64(time.Second))
 }
 
 func controlInit(request []byte, interrupt work.Interrupt) (any, error) {

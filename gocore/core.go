@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,7 +30,6 @@ var (
 	library  mpi.Library // stays after Destroy, because MPI can be initialised only once
 	endFile  string      // InitOptions.EndFile
 	inUse    atomic.Bool // an init has failed half way, and other ranks may still wait in it: MPI cannot be finalized
-	poisoned atomic.Pointer[string]
 )
 
 // InitOptions are the arguments of init.
@@ -109,22 +107,6 @@ func Init(o InitOptions) error {
 	initial.Store(w)
 	w.closesWithMPI()
 	return nil
-}
-
-// healthy returns an error if the core has panicked before.
-func healthy() error {
-	if why := poisoned.Load(); why != nil {
-		return status.New(status.Panic, "the core failed before in this process (%s) and takes no more calls; end the job", *why)
-	}
-	return nil
-}
-
-// Poison makes every later call fail, after a panic.
-func Poison(why string) {
-	if i := strings.IndexByte(why, '\n'); i >= 0 {
-		why = why[:i]
-	}
-	poisoned.CompareAndSwap(nil, &why)
 }
 
 // Submit carries out an operation, or starts it. id is the number of the work, 0 if the operation

@@ -18,8 +18,8 @@ type psServer struct {
 	Error      string          `json:"error"`
 }
 
-// asked is how many servers ps_status asks at the same time.
-const asked = 64
+// askedAtOnce is how many servers ps_status asks at the same time.
+const askedAtOnce = 64
 
 // controlPSStatus asks the servers of a job, which need not be this process's, for their statistics.
 func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
@@ -42,7 +42,7 @@ func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
 	defer cancel()
 	servers := make([]psServer, len(job.Servers))
 	var all sync.WaitGroup
-	free := make(chan struct{}, asked)
+	free := make(chan struct{}, askedAtOnce)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)

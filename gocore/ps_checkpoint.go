@@ -209,22 +209,6 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	return err
 }
 
-func parseReport(report []byte, server int, into any) error {
-	if err := json.Unmarshal(report, into); err != nil {
-		return status.New(status.Argument, "server %d reports what is no report of a checkpoint: %v", server, err)
-	}
-	return nil
-}
-
-// outcome is how a call ended that one trainer has made for all. The first server keeps the last one for the others.
-type outcome struct {
-	Number  int64           `json:"number"` // of those that this server was told; 0: none
-	Answer  json.RawMessage `json:"answer"` // if there is no error
-	Code    status.Code     `json:"code"`
-	Message string          `json:"message"`
-	Ranks   []int           `json:"ranks"`
-}
-
 // together lets the first trainer that has not completed do something for all, while the others wait. All get its
 // answer, in JSON, or its error. If they do not all ask for the same, nothing is done, and all get an error. If that
 // trainer dies before it has told how it went, and the servers go on without it, the next one does it.

@@ -12,58 +12,43 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up.
-func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, text []byte) (report []byte, err error) {
-	var d detail
-	if len(text) > 0 {
-		if err := json.Unmarshal(text, &d); err != nil {
-			return nil, status.New(status.Argument, "checkpoint: what rank %d tells for phase %q cannot be read: %v", from, phase, err).WithRanks(from)
-		}
-	}
-	answer, err := b.phase(ctx, from, phase, dir, step, d)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(answer)
-}
-
-func (b backend) phase(ctx context.Context, from int, phase, dir string, step int64, d detail) (answer any, err error) {
+func (j *psJob) phase(ctx context.Context, from int, phase, dir string, step int64, d detail) (answer any, err error) {
 	switch phase { // these wait for trainers, or end such waits
 	case phaseBegin:
-		return struct{}{}, b.server.Meet(ctx, from, dir, d.Asked)
+		return struct{}{}, j.server.Meet(ctx, from, dir, d.Asked)
 	case phaseHold:
-		return b.server.Hold(ctx, from)
+		return j.server.Hold(ctx, from)
 	case phaseRelease:
-		b.server.Release(from)
+		j.server.Release(from)
 		return struct{}{}, nil
 	}
 	// The others wait for each other, because one of a trainer that has died may be under way still.
-	b.cuts.Lock()
-	defer b.cuts.Unlock()
+	j.cuts.Lock()
+	defer j.cuts.Unlock()
 	switch phase {
 	case phaseWrite, phaseRestore:
-		defer b.server.Release(from)
+		defer j.server.Release(from)
 		if d.To == nil {
 			return nil, status.New(status.Argument, "checkpoint: rank %d does not say to which point", from).WithRanks(from)
 		}
-		if err := b.server.Reach(ctx, from, *d.To); err != nil {
+		if err := j.server.Reach(ctx, from, *d.To); err != nil {
 			return nil, err
 		}
 		if phase == phaseRestore {
-			return b.restore(ctx, dir, step, d.Taking)
+			return j.restore(ctx, dir, step, d.Taking)
 		}
-		return b.write(ctx, dir, step, func() { b.server.Release(from) })
+		return j.write(ctx, dir, step, func() { j.server.Release(from) })
 	case phaseAdd:
-		return struct{}{}, b.add(from, d)
+		return struct{}{}, j.add(from, d)
 	case phaseCommit:
-		return struct{}{}, b.commit(ctx, dir, step, d)
+		return struct{}{}, j.commit(ctx, dir, step, d)
 	case phaseExtra:
-		return b.given, nil
+		return j.given, nil
 	case phaseList:
 		list, err := checkpoint.List(dir)
 		return slices.Concat(list, []checkpoint.Listed{}), err
 	case phaseVerify:
-		damaged, err := b.verifier.Verify(ctx, dir, step, b.server.Index, b.server.Servers, d.Anew)
+		damaged, err := j.verifier.Verify(ctx, dir, step, j.server.Index, j.server.Servers, d.Anew)
 		if damaged != nil {
 			return verified{damaged.Error()}, err
 		}
@@ -73,18 +58,18 @@ func (b backend) phase(ctx context.Context, from int, phase, dir string, step in
 		return struct{}{}, nil
 	case phaseOutcome:
 		if d.Outcome != nil {
-			b.keepOutcome(*d.Outcome)
+			j.keepOutcome(*d.Outcome)
 		}
-		return b.told, nil
+		return j.told, nil
 	}
 	return nil, status.New(status.Argument, "checkpoint: rank %d asks for phase %q", from, phase)
 }
 
 // write writes the part of this server, whose updates are held until it calls copied.
-func (b backend) write(ctx context.Context, dir string, step int64, copied func()) (w written, err error) {
-	w.Version = b.server.Version()
+func (j *psJob) write(ctx context.Context, dir string, step int64, copied func()) (w written, err error) {
+	w.Version = j.server.Version()
 	sources := make([]checkpoint.Source, 0)
-	for _, t := range b.server.Tables() {
+	for _, t := range j.server.Tables() {
 		config, err := json.Marshal(described{t.Config, t.Kind, t.Dims})
 		if err != nil {
 			return w, err
@@ -95,37 +80,37 @@ func (b backend) write(ctx context.Context, dir string, step int64, copied func(
 		}
 		sources = append(sources, source)
 	}
-	w.Part, err = checkpoint.WritePart(ctx, dir, step, b.server.Index, b.server.Servers, sources, copied)
+	w.Part, err = checkpoint.WritePart(ctx, dir, step, j.server.Index, j.server.Servers, sources, copied)
 	return w, err
 }
 
 // keepOutcome keeps how a call ended that one trainer has made for all. The caller holds cuts.
-func (b backend) keepOutcome(o outcome) {
-	o.Number = b.told.Number + 1
-	b.told = o
+func (j *psJob) keepOutcome(o outcome) {
+	o.Number = j.told.Number + 1
+	j.told = o
 }
 
 // add takes a piece of what the next cut will have besides rows. The first piece begins anew. The caller holds cuts.
-func (b backend) add(from int, d detail) error {
+func (j *psJob) add(from int, d detail) error {
 	if d.At == 0 {
-		b.extra = nil
+		j.extra = nil
 	}
-	if d.At != len(b.extra) || len(d.Extra) > MostExtra-len(b.extra) {
-		return status.New(status.Argument, "checkpoint: rank %d adds %d bytes at %d; %d have come, of at most %d", from, len(d.Extra), d.At, len(b.extra), MostExtra).WithRanks(from)
+	if d.At != len(j.extra) || len(d.Extra) > MostExtra-len(j.extra) {
+		return status.New(status.Argument, "checkpoint: rank %d adds %d bytes at %d; %d have come, of at most %d", from, len(d.Extra), d.At, len(j.extra), MostExtra).WithRanks(from)
 	}
-	b.extra = append(b.extra, d.Extra...)
+	j.extra = append(j.extra, d.Extra...)
 	return nil
 }
 
-func (b backend) commit(ctx context.Context, dir string, step int64, d detail) error {
+func (j *psJob) commit(ctx context.Context, dir string, step int64, d detail) error {
 	if d.At == 0 {
-		b.extra = nil // what has come is of a trainer that has died
+		j.extra = nil // what has come is of a trainer that has died
 	}
-	if d.At != len(b.extra) {
-		return status.New(status.Argument, "checkpoint: %d bytes of extra have come, and there were %d", len(b.extra), d.At)
+	if d.At != len(j.extra) {
+		return status.New(status.Argument, "checkpoint: %d bytes of extra have come, and there were %d", len(j.extra), d.At)
 	}
-	more, err := json.Marshal(extra{d.Version, b.extra})
-	b.extra = nil
+	more, err := json.Marshal(extra{d.Version, j.extra})
+	j.extra = nil
 	if err != nil {
 		return err
 	}
@@ -133,11 +118,11 @@ func (b backend) commit(ctx context.Context, dir string, step int64, d detail) e
 		return err
 	}
 	// The cut is complete, also if the trainer dies before it hears of it.
-	b.keepOutcome(outcomeOf(struct{}{}, nil))
+	j.keepOutcome(outcomeOf(struct{}{}, nil))
 	return nil
 }
 
-func (b backend) restore(ctx context.Context, dir string, step int64, take *taking) (told restored, err error) {
+func (j *psJob) restore(ctx context.Context, dir string, step int64, take *taking) (told restored, err error) {
 	if take == nil {
 		take = &taking{Strict: true}
 	}
@@ -150,7 +135,7 @@ func (b backend) restore(ctx context.Context, dir string, step int64, take *taki
 		return told, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", step, dir, err)
 	}
 	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
-	for _, t := range b.server.Tables() {
+	for _, t := range j.server.Tables() {
 		if take.Tables == nil || slices.Contains(take.Tables, t.Name) {
 			into[t.Name], metas[t.Name] = t.Table, t.Meta
 		}
@@ -162,17 +147,17 @@ func (b backend) restore(ctx context.Context, dir string, step int64, take *taki
 	}
 	mine := func(name string, id int64) bool {
 		meta, taken := metas[name]
-		return taken && byOf(meta.By).Owner(id, b.server.Servers, meta.Offset) == b.server.Index
+		return taken && byOf(meta.By).Owner(id, j.server.Servers, meta.Offset) == j.server.Index
 	}
 	if err := m.Restore(ctx, mine, checkpoint.IntoTables(into, take.Tables, take.Strict)); err != nil {
 		return told, err
 	}
-	b.server.SetVersion(e.Version)
-	b.given = e.User
+	j.server.SetVersion(e.Version)
+	j.given = e.User
 	told = restored{Step: m.Step, Tables: []string{}}
 	for i := range m.Tables {
 		if name := m.Tables[i].Name; into[name] != nil {
-			b.server.RestoreLearningRate(name, m.Tables[i].LearningRate)
+			j.server.RestoreLearningRate(name, m.Tables[i].LearningRate)
 			told.Tables = append(told.Tables, name)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// This file begins a job with parameter servers.
+// This file begins and ends a job with parameter servers.
 
 // controlPSInit connects trainers and servers. It is collective over all ranks of a group.
 func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
@@ -218,4 +218,17 @@ func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
 		all = append(all, slices.Clone(bytes[n*(r+1):n*(r+2)]))
 	}
 	return all, nil
+}
+
+// controlPSClose ends this rank's part.
+func controlPSClose([]byte, work.Interrupt) (any, error) {
+	ps.Lock()
+	defer ps.Unlock()
+	if j := ps.job; j != nil {
+		j.removeCloser()
+		j.close(status.New(status.NotInitialized, "the server was closed"))
+		forgetRemote(j.client)
+		ps.job = nil
+	}
+	return map[string]any{"deaths": ps.deaths}, nil
 }

@@ -62,7 +62,7 @@ func controlPSKVDeclare(request []byte, _ work.Interrupt) (any, error) {
 }
 
 // declareKV is Declare of a KV.
-func (b backend) declareKV(from int, m admin.Meta) (uint32, error) {
+func (j *psJob) declareKV(from int, m admin.Meta) (uint32, error) {
 	var c kvConfig
 	if err := json.Unmarshal(m.Config, &c); err != nil {
 		return 0, status.New(status.Argument, "declare %q: the configuration is not what a KV takes: %v", m.Name, err)
@@ -71,7 +71,7 @@ func (b backend) declareKV(from int, m admin.Meta) (uint32, error) {
 	if !known {
 		return 0, status.New(status.Type, "declare %q: dtype=%.64q is none that can be sent", m.Name, c.DType)
 	}
-	return b.server.DeclareKV(from, m.Name, m.Dim, dtype)
+	return j.server.DeclareKV(from, m.Name, m.Dim, dtype)
 }
 
 // controlPSKVNext returns the next call of a KV, or {} after the job has ended.

@@ -3,6 +3,7 @@ package gocore
 import (
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,9 @@ type world struct {
 // initial is the world that init made. Id 0 stands for its group of all ranks. It is nil before
 // Init and after Destroy.
 var initial atomic.Pointer[world]
+
+// poisoned is why the core takes no more calls: a panic.
+var poisoned atomic.Pointer[string]
 
 // entry is a group and its world.
 type entry struct {
@@ -223,4 +227,20 @@ func awaitDepartures() bool {
 // endTogether waits until the processes of all ranks are about to end, and tells whether they are.
 func endTogether() bool {
 	return last == nil || last.EndTogether()
+}
+
+// healthy returns an error if the core has panicked before.
+func healthy() error {
+	if why := poisoned.Load(); why != nil {
+		return status.New(status.Panic, "the core failed before in this process (%s) and takes no more calls; end the job", *why)
+	}
+	return nil
+}
+
+// Poison makes every later call fail, after a panic.
+func Poison(why string) {
+	if i := strings.IndexByte(why, '\n'); i >= 0 {
+		why = why[:i]
+	}
+	poisoned.CompareAndSwap(nil, &why)
 }

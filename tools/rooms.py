@@ -2,7 +2,8 @@
 
 ``tests/unit/core/test_imports.py`` compares this list with the code. ``tools/rooms.py`` writes it
 as a table into docs/architecture.md; ``tools/rooms.py --check`` writes nothing and fails when the
-table there is not up to date.
+table there is not up to date. ``tools/rooms.py --uses`` prints the circles of the tree and the uses
+that go up (``tools/uses.py`` defines both).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import uses
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -23,13 +26,15 @@ class Room(NamedTuple):
     """A Go package: its folder, what it holds, and what it imports.
 
     ``imports`` separates the names by blanks. They are paths below gocore, or ``gocore`` itself.
-    ``modules`` names the Go modules of others that it uses.
+    ``modules`` names the Go modules of others that it uses. ``files`` has the files of a room that
+    has an order of its own, from the top down, without ``.go``.
     """
 
     folder: str
     holds: str
     imports: str = ""
     modules: str = ""
+    files: str = ""
 
     @property
     def imported(self) -> list[str]:
@@ -61,6 +66,9 @@ ROOMS = (
         "worlds and their groups by id",
         "diagnose dl group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link ps/route "
         "ps/server ps/table reduce status topo trace work",
+        files="doc boundary control control_cuda control_heap control_trace tables_call ps_init "
+        "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
+        "world closers request",
     ),
     Room(
         "gocore/diagnose",
@@ -241,11 +249,43 @@ def written(page: str) -> str:
     return f"{before}{begin}\n{table()}\n{end}{after}"
 
 
+def upward() -> list[tuple[str, str]]:
+    """The uses that go up, in all rooms that list their files."""
+    return [
+        (f"{room.folder}/{file}", other)
+        for room in ROOMS
+        if room.files
+        for file, other in uses.upward(room.folder, [f"{name}.go" for name in room.files.split()])
+    ]
+
+
+def print_uses() -> None:
+    """Print the circles, the uses that go up, and the rooms whose files are in circles."""
+    circles = uses.circles(uses.python()) + uses.circles(uses.c())
+    print(f"circles: {len(circles)}")
+    for circle in circles:
+        print("  " + " ".join(circle))
+    print(f"uses that go up: {len(upward())}")
+    for file, other in upward():
+        print(f"  {file} -> {other}")
+    print("files of rooms without an order that use each other in circles:")
+    for room in ROOMS:
+        files = uses.go(room.folder)
+        inside = sum(map(len, uses.circles(files)))
+        if inside and not room.files:
+            print(f"  {room.folder}: {inside} of {len(files)}")
+
+
 def main(arguments: list[str]) -> int:
     """Writes or checks the table; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail on a stale table")
-    check = parser.parse_args(arguments).check
+    parser.add_argument("--uses", action="store_true", help="print circles and uses that go up")
+    asked = parser.parse_args(arguments)
+    if asked.uses:
+        print_uses()
+        return 0
+    check = asked.check
     have = PAGE.read_text()
     want = written(have)
     if check and have != want:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from paddlempi_launchers import SIGNS
+from paddlempi_place import may_be_launched
 
 from . import _exit, _native, group
 from .errors import Error
@@ -53,7 +53,7 @@ def find(hidden: bool = False) -> dict[str, Any] | None:
         The answer of the core's control method ``launcher`` (docs/control.md); None if there is
         no launcher, or if it does not say the rank and the size.
     """
-    if not _may_be_there():
+    if not may_be_launched():
         return None
     try:
         found = _native.control("launcher", hidden=hidden)
@@ -69,7 +69,7 @@ def find_in_fork(hidden: bool = False) -> dict[str, Any] | None:
     handlers of Go's runtime, so the core must be loaded after Paddle. Call it while this process
     has one thread.
     """
-    if _native.loaded() or not _may_be_there():
+    if _native.loaded() or not may_be_launched():
         return find(hidden)
     reading, writing = os.pipe()
     pid = os.fork()
@@ -84,11 +84,6 @@ def find_in_fork(hidden: bool = False) -> dict[str, Any] | None:
     os.waitpid(pid, 0)
     found: dict[str, Any] | None = json.loads(text or "null")
     return found
-
-
-def _may_be_there() -> bool:
-    """Whether some launcher's variable is set. If not, the core need not be loaded and asked."""
-    return any(sign in os.environ for sign in SIGNS)
 
 
 class Variables:

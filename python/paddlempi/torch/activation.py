@@ -1,6 +1,6 @@
 """Our code for the private functions of torch through which torch makes its groups.
 
-``paddlempi_autoload`` has replaced these functions by stubs, which call the functions of the same
+``paddlempi_stubs`` has replaced these functions by stubs, which call the functions of the same
 names here. The docstring of each says what torch's function does, as read in torch 2.8 to 2.15.
 """
 
@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-import paddlempi_autoload
+import paddlempi_stubs
 import torch
 import torch.distributed.distributed_c10d as c10d
 
@@ -48,7 +48,7 @@ __all__ = [
 def activate() -> None:
     """Install our exceptions and, if the user has imported ``paddlempi.torch``, set variables."""
     errors.install()
-    if not paddlempi_autoload.lazily:
+    if not paddlempi_stubs.lazily:
         environment.fill()
 
 
@@ -79,7 +79,7 @@ def _leave() -> None:
 
 
 def _original(name: str) -> Any:
-    return paddlempi_autoload.originals[name]
+    return paddlempi_stubs.originals[name]
 
 
 def _bound(name: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -98,9 +98,9 @@ def _devices(backend: object) -> dict[str, str]:
 def _is_ours(backend: object) -> bool:
     """Whether paddlempi serves some device of a backend string."""
     name = str(backend).lower()
-    if "mpi" not in name and not (name == "undefined" and paddlempi_autoload.defaults):
+    if "mpi" not in name and not (name == "undefined" and paddlempi_stubs.defaults):
         return False
-    return any(name in paddlempi_autoload.entered for name in _devices(backend).values())
+    return any(name in paddlempi_stubs.entered for name in _devices(backend).values())
 
 
 # How the default group begins
@@ -156,7 +156,7 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     if not _is_ours(asked):
         return _original("_new_process_group_helper")(*arguments, **named)
     devices = _devices(asked)
-    ours = [device for device, name in devices.items() if name in paddlempi_autoload.entered]
+    ours = [device for device, name in devices.items() if name in paddlempi_stubs.entered]
     mixed = len(ours) < len(devices)
     if asked == "undefined":  # torch's default; torch up to 2.12 would not make ours for it
         asked = values["backend"] = ",".join(f"{device}:{devices[device]}" for device in devices)
@@ -171,11 +171,11 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
         else:
             world.agree(values["group_rank"], values["group_size"], "init_process_group")
     _making.append(_Making(values["timeout"], frozenset(ours if mixed else ())))
-    paddlempi_autoload.naming += 1
+    paddlempi_stubs.naming += 1
     try:
         made, store = _original("_new_process_group_helper")(*call.args, **call.kwargs)
     finally:
-        paddlempi_autoload.naming -= 1
+        paddlempi_stubs.naming -= 1
         _making.pop()
     if mixed and isinstance(made, ProcessGroupMPI):  # register the order that the caller gave
         state = c10d._world

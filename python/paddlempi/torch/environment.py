@@ -1,6 +1,6 @@
 """``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` ... for programs that read them before init.
 
-Their values come from the launcher's variables, read by :mod:`paddlempi_autoload`, as in ``import
+Their values come from the launcher's variables, read by :mod:`paddlempi_place`, as in ``import
 torch``. Only ``MASTER_ADDR`` of a job on several nodes comes from the core. This module does not
 need torch.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import socket
 
-import paddlempi_autoload
-from paddlempi_autoload import FILLED, Launcher, is_ours, set_ours
+import paddlempi_place
+from paddlempi_place import FILLED, Place, is_ours, set_ours
 
 from .. import launcher
 
@@ -24,9 +24,9 @@ def fill() -> None:
     Unlike ``import torch`` it sets them in a job of one rank too, and ``MASTER_ADDR`` in a job on
     several nodes. Without a launcher it sets nothing.
     """
-    started = paddlempi_autoload.launcher()
+    started = paddlempi_place.find()
     address = "" if started is None else _address(started)
-    paddlempi_autoload.fill(started, tell=True, address=address)
+    paddlempi_place.fill(started, tell=True, address=address)
 
 
 def is_set(name: str) -> bool:
@@ -74,11 +74,11 @@ def torchrun_size() -> int:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return 0
-    size, started = told_size(), paddlempi_autoload.launcher()
+    size, started = told_size(), paddlempi_place.find()
     return 0 if started is not None and started.size == size else size
 
 
-def _address(started: Launcher) -> str:
+def _address(started: Place) -> str:
     """Return a host that all ranks name alike without communication, for ``MASTER_ADDR``.
 
     That is 127.0.0.1 in a job on one node, else the host that the launcher names. If it names none,

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._C._distributed_c10d import ProcessGroup
 
@@ -21,9 +21,6 @@ from .._ops import ASYNC, Op
 from ..group_arguments import to_seconds
 from . import profile
 from .work import DONE, OperationWork, Work
-
-if TYPE_CHECKING:
-    from .sparse import Steps
 
 __all__ = ["Issuer", "tell_autograd"]
 
@@ -57,7 +54,7 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
         self._extension = _Extension()
         self._batch: list[Work] | None = None  # between start and end of coalescing
-        self._steps: Steps | None = None  # the asynchronous sparse collective under way
+        self._steps: Work | None = None  # the asynchronous sparse collective under way
 
     # Deadlines
 

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,10 +33,8 @@ from .._ops import ASYNC, Op
 from ..errors import ArgumentError, DtypeError, Error
 from ..errors import NotReadyError as CoreNotReadyError
 from .errors import MismatchError, NotReadyError
+from .issue import Issuer
 from .work import OperationWork, Work
-
-if TYPE_CHECKING:
-    from .process_group import ProcessGroupMPI
 
 __all__ = ["Steps", "allgather", "allreduce", "broadcast"]
 
@@ -59,7 +57,7 @@ _Plan = Generator[_Step, None, None]
 has ended."""
 
 
-def allreduce(group: ProcessGroupMPI, tensor: Any, opts: Any, code: int, scale: float) -> Work:
+def allreduce(group: Issuer, tensor: Any, opts: Any, code: int, scale: float) -> Work:
     """Reduce sparse tensors in place. The result is coalesced.
 
     Args:
@@ -86,7 +84,7 @@ def allreduce(group: ProcessGroupMPI, tensor: Any, opts: Any, code: int, scale: 
     return _run(group, plan, opts, [tensor])
 
 
-def broadcast(group: ProcessGroupMPI, tensor: Any, opts: Any) -> Work:
+def broadcast(group: Issuer, tensor: Any, opts: Any) -> Work:
     """Copy the root's sparse tensor into the tensor of every other member, which is coalesced then.
 
     Args:
@@ -114,7 +112,7 @@ def broadcast(group: ProcessGroupMPI, tensor: Any, opts: Any) -> Work:
     return _run(group, plan, opts, [tensor])
 
 
-def allgather(group: ProcessGroupMPI, outputs: Sequence[Any], tensor: Any, opts: Any) -> Work:
+def allgather(group: Issuer, outputs: Sequence[Any], tensor: Any, opts: Any) -> Work:
     """Give every member the sparse tensors of all, coalesced.
 
     Args:
@@ -303,9 +301,7 @@ class Steps(Work):
             call()
 
 
-def _run(
-    group: ProcessGroupMPI, plan: Callable[[], _Plan], opts: Any, output: Sequence[Any]
-) -> Work:
+def _run(group: Issuer, plan: Callable[[], _Plan], opts: Any, output: Sequence[Any]) -> Work:
     if not opts.asyncOp:
         for code, send, recv, reduce_op, scale, root in plan():
             group._issue(code, send, recv, opts, (), reduce_op, scale, root)
@@ -341,7 +337,7 @@ def _run(
 # Tensors
 
 
-def _coalesced(group: ProcessGroupMPI, code: Op, tensor: Any) -> Any:
+def _coalesced(group: Issuer, code: Op, tensor: Any) -> Any:
     """Return the coalesced form of a tensor, without autograd's history.
 
     Refuse the operation if the tensor cannot be coalesced or is on another device than the CPU.
@@ -378,7 +374,7 @@ def _spell(tensor: Any) -> str:
     return f"{tuple(tensor.shape)} with {_form(tensor)[0]} sparse dimensions"
 
 
-def _meet(group: ProcessGroupMPI, code: Op, tensor: Any) -> Generator[_Step, None, list[int]]:
+def _meet(group: Issuer, code: Op, tensor: Any) -> Generator[_Step, None, list[int]]:
     """Compare the members' tensors and return the number of elements of every member.
 
     Raises:

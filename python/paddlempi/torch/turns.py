@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable
 from operator import attrgetter
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import Variable
@@ -34,9 +34,6 @@ from torch.autograd.graph import _engine_run_backward
 from ..errors import Error, NotReadyError
 from ..group import at_destroy
 from .watch import Watched, watch
-
-if TYPE_CHECKING:
-    from .work import Work
 
 __all__ = ["Entry", "asked_by_engine", "enter", "in_order", "next_number"]
 
@@ -55,6 +52,17 @@ _number_of = attrgetter("number")
 _PACKAGE = __package__.partition(".")[0]
 
 
+class Issued(Protocol):
+    """What a turn needs of a work (:mod:`.work`)."""
+
+    _number: int
+    _group: int
+
+    def _settle(self, limit: float) -> None: ...
+
+    def _when_done(self, call: Callable[[], None]) -> None: ...
+
+
 class Entry:
     """A future that waits for its turn.
 
@@ -65,8 +73,8 @@ class Entry:
 
     __slots__ = ("_complete", "_lock", "added", "group", "line", "number", "over", "work")
 
-    def __init__(self, work: Work, complete: Callable[[], None]) -> None:
-        self.work: Work | None = work  # None: the future is done, or a thread completes it
+    def __init__(self, work: Issued, complete: Callable[[], None]) -> None:
+        self.work: Issued | None = work  # None: the future is done, or a thread completes it
         self.number = work._number
         self.group = work._group
         self.line: Line | Runner | None = None
@@ -313,7 +321,7 @@ def asked_by_engine() -> bool:
     return frame is None or frame.f_code is _BACKWARD
 
 
-def enter(work: Work, complete: Callable[[], None]) -> Entry | None:
+def enter(work: Issued, complete: Callable[[], None]) -> Entry | None:
     """Have a future completed in its turn.
 
     Returns:

@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 
 import rooms
+import uses
 
 ROOT = rooms.ROOT
 GO = {room.folder: room for room in rooms.ROOMS}
@@ -151,6 +152,80 @@ def test_the_rooms_stand_in_order() -> None:
 def test_the_table_of_rooms_is_up_to_date() -> None:
     page = rooms.PAGE.read_text()
     assert page == rooms.written(page), "run make generate"
+
+
+def test_no_files_use_each_other_in_a_circle() -> None:
+    assert uses.circles(uses.python()) == []
+    assert uses.circles(uses.c()) == []
+
+
+def test_the_files_of_a_room_use_those_below() -> None:
+    assert [room.folder for room in rooms.ROOMS if room.files] == ["gocore"]
+    assert rooms.upward() == []
+
+
+def test_circles_are_found() -> None:
+    found = uses.circles({"a": ["b"], "b": ["c", "d"], "c": ["a"], "d": ["e"], "e": ["d"], "f": []})
+    assert found == [["a", "b", "c"], ["d", "e"]]
+
+
+def test_uses_of_a_go_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uses, "ROOT", tmp_path)
+    (tmp_path / "room").mkdir()
+    for name, text in {
+        "top": "package room\n\nfunc Top() { below(); t.quiet(); x.Loud() } // beside",
+        "below": "package room\n\nvar (\n\tlow = 1\n)\n\nfunc below() { beside := 2; use(beside) }",
+        "beside": 'package room\n\ntype beside struct{}\n\nfunc (b beside) quiet() { s("low") }\n\n'
+        "func (b beside) Loud() { _ = low }",
+    }.items():
+        (tmp_path / "room" / f"{name}.go").write_text(text)
+    assert uses.upward("room", ["top.go", "beside.go", "below.go"]) == []
+    assert uses.upward("room", ["below.go", "beside.go", "top.go"]) == [
+        ("beside.go", "below.go"),
+        ("top.go", "below.go"),
+        ("top.go", "beside.go"),
+    ]
+
+
+def test_uses_of_c_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uses, "ROOT", tmp_path)
+    (tmp_path / "capi").mkdir()
+    for name, text in {
+        "both.h": "int one(void);\nint two(void);\n",
+        "one.c": '#include "both.h"\nint one(void) {\n\treturn two();\n}\n',
+        "two.c": '#include "both.h"\nstatic int own;\nint two(void) {\n\treturn own; // one()\n}\n',
+        "three.c": "int own = 3;\n",
+    }.items():
+        (tmp_path / "capi" / name).write_text(text)
+    assert uses.c() == {
+        "capi/both.h": set(),
+        "capi/one.c": {"capi/both.h", "capi/two.c"},
+        "capi/two.c": {"capi/both.h"},
+        "capi/three.c": set(),
+    }
+
+
+def exported_types(folder: str) -> set[str]:
+    """Return the exported types of a Go package, without those that protoc generates."""
+    found: set[str] = set()
+    for path in (ROOT / folder).glob("*.go"):
+        if not path.name.endswith(("_test.go", ".pb.go")):
+            text = uses.without_comments(path.read_text())
+            blocks = re.findall(r"^type \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+            found.update(re.findall(r"^type ([A-Z]\w*)", text, re.MULTILINE))
+            found.update(re.findall(r"^\t([A-Z]\w*)", "\n".join(blocks), re.MULTILINE))
+    return found
+
+
+@pytest.mark.parametrize("folder", [name for name in GO if name.startswith("gocore")])
+def test_the_glossary_has_the_exported_types(folder: str) -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    marked = re.findall(r"\*\*([^*]+)\*\*|\*([a-z][\w ]*)\*", page)
+    words = {"".join(pair).lower().removesuffix("s") for pair in marked}
+    row = re.search(rf"^\| `{folder}` \| (.*) \|$", page, re.MULTILINE)
+    listed = set(re.findall(r"`([A-Z]\w*)`", row[1] if row else ""))
+    named = {name for name in exported_types(folder) if name.lower().removesuffix("s") in words}
+    assert listed == exported_types(folder) - named, f"{folder}: docs/glossary.md lists other types"
 
 
 def python_files() -> Iterator[Path]:

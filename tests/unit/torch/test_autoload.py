@@ -11,13 +11,15 @@ from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import paddlempi_autoload
+import paddlempi_place
+import paddlempi_stubs
 import pytest
-from paddlempi_autoload import Launcher
 from paddlempi_launchers import SIGNS
+from paddlempi_place import Place
 from torch_environment import NAMES
 
 ALONE: tuple[str, ...] = (*NAMES, "PADDLEMPI_FILLED", "PADDLEMPI_TORCH", "TORCHELASTIC_RUN_ID")
-JOB = Launcher("Open MPI", size=4, rank=2, local_rank=2, local_size=4, job="prterun-n-1@1")
+JOB = Place("Open MPI", size=4, rank=2, local_rank=2, local_size=4, job="prterun-n-1@1")
 
 
 class FakeBackend:
@@ -71,6 +73,15 @@ def variables() -> Iterator[Any]:
     os.environ.update(before)
 
 
+def clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing registered, as in a new process."""
+    entered: set[str] = set()
+    monkeypatch.setattr(paddlempi_stubs, "entered", entered)
+    monkeypatch.setattr(paddlempi_autoload, "entered", entered)
+    monkeypatch.setattr(paddlempi_stubs, "originals", {})
+    monkeypatch.setattr(paddlempi_autoload, "error", None)
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, variables: Any) -> Iterator[Any]:
     """Return a function that puts the fake modules in place.
@@ -82,9 +93,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, variables: Any) -> Iterator[Any]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("paddlempi.torch", "paddlempi.torch.activation"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(paddlempi_autoload, "entered", set())
-    monkeypatch.setattr(paddlempi_autoload, "originals", {})
-    monkeypatch.setattr(paddlempi_autoload, "error", None)
+    clear(monkeypatch)
 
     def make(native: bool = False, newer: bool = True, without: tuple[str, ...] = ()) -> Any:
         c10d: Any = ModuleType("torch.distributed.distributed_c10d")
@@ -137,7 +146,7 @@ def test_a_native_mpi_is_left_alone_until_it_is_asked_for(fake: Any) -> None:
     assert c10d.ProcessGroupMPI == "torch's own"
     assert c10d.Backend.registered == ["paddlempi"]
     assert paddlempi_autoload.entered == {"paddlempi"}
-    paddlempi_autoload.register(replace_native=True)
+    paddlempi_stubs.register(replace_native=True)
     assert callable(c10d.ProcessGroupMPI.create)
     assert c10d.Backend.registered == ["paddlempi", "mpi"]
     assert paddlempi_autoload.entered == {"mpi", "paddlempi"}
@@ -152,7 +161,7 @@ def test_names_that_have_moved_are_told_and_nothing_is_replaced(fake: Any) -> No
         assert part in str(paddlempi_autoload.error)
     assert "monitored_barrier" not in str(paddlempi_autoload.error)
     with pytest.raises(ImportError, match="does not know this torch"):
-        paddlempi_autoload.register(replace_native=True)
+        paddlempi_stubs.register(replace_native=True)
     assert vars(c10d) == before
     assert c10d._new_group_with_tag.__code__ is code
     assert c10d.Backend.registered == []
@@ -162,7 +171,7 @@ def test_a_function_that_is_no_plain_one_has_moved(fake: Any) -> None:
     c10d = fake()
     c10d.split_group = print
     with pytest.raises(ImportError, match="split_group as a plain function"):
-        paddlempi_autoload.register(replace_native=False)
+        paddlempi_stubs.register(replace_native=False)
 
 
 def test_a_torch_without_distributed(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +218,7 @@ def test_our_backends_come_here_also_from_functions_imported_before(
         def __getattr__(self, name: str) -> Any:
             return lambda *arguments, **named: (f"our {name}", arguments, named)
 
-    monkeypatch.setattr(paddlempi_autoload, "front", lambda: Front("front"))
+    monkeypatch.setattr(paddlempi_stubs, "front", lambda: Front("front"))
     assert c10d.init_process_group("mpi", rank=3)[::2] == ("our init_process_group", {"rank": 3})
     helper = c10d._new_process_group_helper
     assert helper(1, 2, [], "cpu:mpi,cuda:nccl")[0] == "our new_process_group_helper"
@@ -257,19 +266,19 @@ def test_is_mpi_available(
     variables: Any,
     monkeypatch: pytest.MonkeyPatch,
     given: dict[str, str],
-    started: Launcher | None,
+    started: Place | None,
     answer: bool,
 ) -> None:
     c10d = fake()
     is_mpi_available = c10d.is_mpi_available
     assert not is_mpi_available()
     variables.update(given)
-    monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
+    monkeypatch.setattr(paddlempi_place, "find", lambda: started)
     paddlempi_autoload.torch()
     assert paddlempi_autoload.error is None
     assert is_mpi_available() is answer
-    assert paddlempi_autoload.originals["is_mpi_available"]() is True
-    monkeypatch.setattr(paddlempi_autoload, "naming", 1)  # torch asks before it makes a group
+    assert paddlempi_stubs.originals["is_mpi_available"]() is True
+    monkeypatch.setattr(paddlempi_stubs, "naming", 1)  # torch asks before it makes a group
     assert is_mpi_available() is True
 
 
@@ -293,13 +302,12 @@ def test_a_native_mpi_answers_for_itself(fake: Any, variables: Any) -> None:
 def test_the_variables_that_import_torch_sets(
     fake: Any, variables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shown(started: Launcher | None, *moved: str, **given: str) -> dict[str, str]:
+    def shown(started: Place | None, *moved: str, **given: str) -> dict[str, str]:
         for name in ALONE:
             variables.pop(name, None)
         variables.update(given)
-        monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
-        monkeypatch.setattr(paddlempi_autoload, "originals", {})
-        monkeypatch.setattr(paddlempi_autoload, "entered", set())
+        monkeypatch.setattr(paddlempi_place, "find", lambda: started)
+        clear(monkeypatch)
         fake(without=moved)
         paddlempi_autoload.torch()
         return {name: variables[name] for name in NAMES if name in variables}
@@ -321,8 +329,8 @@ def test_the_variables_that_import_torch_sets(
     assert "MASTER_ADDR" not in shown(JOB._replace(local_size=2))
     given = shown(JOB, RANK="2", MASTER_ADDR="there", MASTER_PORT="29500")
     assert given == found | {"MASTER_ADDR": "there", "MASTER_PORT": "29500"}
-    assert not paddlempi_autoload.is_ours("RANK")
-    assert paddlempi_autoload.is_ours("WORLD_SIZE")
+    assert not paddlempi_place.is_ours("RANK")
+    assert paddlempi_place.is_ours("WORLD_SIZE")
 
 
 @pytest.mark.parametrize(
@@ -353,14 +361,14 @@ def test_whom_import_torch_tells(
     fake: Any,
     variables: Any,
     monkeypatch: pytest.MonkeyPatch,
-    started: Launcher,
+    started: Place,
     given: dict[str, str],
     told: bool,
 ) -> None:
     fake()
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     variables.update(given)
-    monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
+    monkeypatch.setattr(paddlempi_place, "find", lambda: started)
     before = dict(variables)
     paddlempi_autoload.torch()
     assert paddlempi_autoload.error is None
@@ -392,8 +400,8 @@ SRUN = {
     "SLURM_NODEID": "2",
     "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
 }
-BY_OMPI = Launcher("Open MPI", 4, 2, 0, 2, "prterun-n-1@1")
-BY_SRUN = Launcher("Slurm", 7, 5, 1, 2, "7.3")
+BY_OMPI = Place("Open MPI", 4, 2, 0, 2, "prterun-n-1@1")
+BY_SRUN = Place("Slurm", 7, 5, 1, 2, "7.3")
 
 
 @pytest.mark.parametrize(
@@ -420,12 +428,12 @@ BY_SRUN = Launcher("Slurm", 7, 5, 1, 2, "7.3")
         (
             {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
             ["hydra_pmi_proxy --control-port head:357 --rmk user"],
-            Launcher("MPICH or Intel MPI", 2, 1, 1, 2, "head:357"),
+            Place("MPICH or Intel MPI", 2, 1, 1, 2, "head:357"),
         ),
         (
             {"PMI_SIZE": "2", "PMI_RANK": "1", "I_MPI_HYDRA_UUID": "abc"},
             ["hydra_pmi_proxy"],
-            Launcher("MPICH or Intel MPI", 2, 1, -1, -1, "abc"),
+            Place("MPICH or Intel MPI", 2, 1, -1, -1, "abc"),
         ),
     ],
 )
@@ -435,7 +443,7 @@ def test_launchers(
     tmp_path: Path,
     given: dict[str, str],
     parents: list[str],
-    found: Launcher | None,
+    found: Place | None,
 ) -> None:
     """An item of ``parents`` is an executable's path or, if that is hidden, name and arguments."""
     for name in (*OMPI, *SRUN, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
@@ -452,6 +460,6 @@ def test_launchers(
         (folder / "cmdline").write_text("\0".join(words) + "\0")
         if words[0].startswith("/"):
             (folder / "exe").symlink_to(words[0])
-    monkeypatch.setattr(paddlempi_autoload, "_PROC", str(tmp_path))
+    monkeypatch.setattr(paddlempi_place, "_PROC", str(tmp_path))
     monkeypatch.setattr(os, "getppid", lambda: 100)
-    assert paddlempi_autoload.launcher() == found
+    assert paddlempi_place.find() == found

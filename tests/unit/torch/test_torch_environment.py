@@ -7,14 +7,14 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import paddlempi_autoload
+import paddlempi_place
 import pytest
 import torch_environment
 from paddlempi import _native, launcher
-from paddlempi_autoload import Launcher
+from paddlempi_place import Place
 from torch_environment import NAMES
 
-PRTERUN = Launcher(
+PRTERUN = Place(
     mpi="Open MPI", size=8, rank=5, local_rank=1, local_size=4, job="prterun-node-7-4711@1"
 )
 
@@ -29,9 +29,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     before = dict(os.environ)
 
-    def fill(base: Launcher | None = PRTERUN, host: str = "node-7", **changed: Any) -> Any:
+    def fill(base: Place | None = PRTERUN, host: str = "node-7", **changed: Any) -> Any:
         started = None if base is None else base._replace(**changed)
-        monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: started)
+        monkeypatch.setattr(paddlempi_place, "find", lambda: started)
         monkeypatch.setattr(launcher, "find", lambda: {"host": host})
         environment = torch_environment.load()
         environment.fill()
@@ -80,13 +80,13 @@ def test_nothing_outside_a_launcher(launched: Launched) -> None:
 def test_what_import_torch_sets_by_itself(launched: Launched) -> None:
     """``import torch`` sets only what is certain. test_autoload.py tests in which processes."""
     launched(None)
-    paddlempi_autoload.fill(PRTERUN, tell=True)
+    paddlempi_place.fill(PRTERUN, tell=True)
     assert set(shown()) == set(NAMES) - {"MASTER_ADDR", "MASTER_PORT"}
     launched()  # import paddlempi.torch
     assert set(shown()) == set(NAMES)
-    paddlempi_autoload.fill(PRTERUN._replace(job="other@1", local_size=8), tell=True)
+    paddlempi_place.fill(PRTERUN._replace(job="other@1", local_size=8), tell=True)
     assert shown()["MASTER_ADDR"] == "127.0.0.1"
-    paddlempi_autoload.fill(PRTERUN._replace(size=1, rank=0, job="third@1"), tell=False)
+    paddlempi_place.fill(PRTERUN._replace(size=1, rank=0, job="third@1"), tell=False)
     assert shown() == {}
     launched(size=1, rank=0, local_size=1, local_rank=0)
     assert shown()["WORLD_SIZE"] == "1"
@@ -130,7 +130,7 @@ def test_the_place_of_the_store(launched: Launched) -> None:
     environment = launched(None)
     environment.publish("10.0.0.1", 4242)
     assert shown() == {}
-    paddlempi_autoload.fill(PRTERUN, tell=True)
+    paddlempi_place.fill(PRTERUN, tell=True)
     environment.publish("10.0.0.1", 4242)
     assert (shown()["MASTER_ADDR"], shown()["MASTER_PORT"]) == ("10.0.0.1", "4242")
     assert environment.is_ours("MASTER_PORT")
@@ -201,7 +201,7 @@ def test_address_where_nothing_tells(launched: Launched, monkeypatch: pytest.Mon
     assert shown()["MASTER_ADDR"] == socket.gethostname()
     launched(None)
     environment = torch_environment.load()
-    monkeypatch.setattr(paddlempi_autoload, "launcher", lambda: PRTERUN)
+    monkeypatch.setattr(paddlempi_place, "find", lambda: PRTERUN)
     monkeypatch.setattr(launcher, "find", lambda: None)  # the core cannot be loaded
     environment.fill()
     assert shown()["MASTER_ADDR"] == socket.gethostname()
@@ -232,7 +232,7 @@ def test_contradictions(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> 
 def test_torchrun(
     launched: Launched,
     monkeypatch: pytest.MonkeyPatch,
-    started: Launcher | None,
+    started: Place | None,
     variables: dict[str, str],
     size: int,
 ) -> None:

@@ -131,6 +131,10 @@ enum op_kind { OP_ORDER, OP_COPY, OP_SET, OP_RECORD, OP_KERNEL, OP_FREE, OP_FAUL
 
 struct op {
 	enum op_kind kind;
+	// What it does, without the lock; nothing if its context has a fault. And what is to be done
+	// when it has run, with the lock. Both may be NULL.
+	void (*run)(struct op *op);
+	void (*over)(struct op *op);
 	uint64_t number;
 	struct point *after;
 	int n_after;
@@ -139,6 +143,7 @@ struct op {
 	char *to, *from; // where the driver accesses them
 	void *staged;    // copy of pageable memory
 	int value;       // of a memset; the error of a fault
+	CUcontext ctx;   // of a fault
 	CUevent event;
 	struct memory *memory; // to free
 	uint64_t record;       // of an IPC event
@@ -196,6 +201,20 @@ extern int n_devices;
 CUcontext current(void); // of the calling thread
 long long setting(const char *name, long long otherwise);
 
+// queue.c
+extern struct stream *streams; // without destroyed ones that have ended
+struct stream *stream_new(CUcontext ctx, bool blocking);
+struct stream *stream_of(CUstream handle);
+void forget_stream(struct stream *s);
+struct op *op_new(enum op_kind kind);
+void after(struct op *op, struct point p);
+void submit(struct stream *s, struct op *op);
+bool reached(struct point p);
+struct point end_of(struct stream *s);
+void await(struct point p);
+void await_context(CUcontext ctx); // waits for what is queued now
+void look_again(void);             // wakes whoever waits for a stream
+
 // memory.c
 struct memory *memory_at(CUdeviceptr p);
 // Returns where the driver accesses n bytes at p, or NULL if p is in the device's address range and
@@ -209,16 +228,8 @@ void guard(unsigned devices, int delta); // 1: opens the guards of the devices, 
 int new_memfd(size_t size, uint64_t *nonce);
 
 // stream.c
-struct stream *stream_of(CUstream handle);
-struct op *op_new(enum op_kind kind);
-void submit(struct stream *s, struct op *op);
-void await(struct point p);
-void await_context(CUcontext ctx); // waits for what is queued now
 CUevent event_new(unsigned flags);
 CUevent event_of(CUevent handle); // NULL if it does not exist
-
-// launch.c
-void run_kernel(struct launch *launch); // without the lock
 
 // For tests. A stream is named as in the driver's calls.
 uint64_t fakecuda_calls(const char *name); // number of calls of a function

@@ -126,6 +126,35 @@ EXPORT CUresult cuModuleGetFunction(struct function **function, struct module *m
 	return CUDA_SUCCESS;
 }
 
+// One call of the C function is one thread of the device. The call passes more arguments than the
+// function may have. The others are in registers that it does not read.
+static void run_kernel(struct op *op) {
+	const struct launch *l = op->launch;
+	void (*entry)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) =
+		(void (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t))l->function->entry;
+	const uint64_t *a = l->arguments;
+	pthread_mutex_lock(&lock);
+	guard(l->devices, 1);
+	pthread_mutex_unlock(&lock);
+	gridDim = l->grid;
+	blockDim = l->block;
+	uint64_t blocks = (uint64_t)l->grid.x * l->grid.y * l->grid.z;
+	unsigned threads = l->block.x * l->block.y * l->block.z;
+	for (uint64_t b = 0; b < blocks; b++) {
+		blockIdx =
+			(struct pmpi_dim3){(unsigned)(b % l->grid.x), (unsigned)(b / l->grid.x % l->grid.y),
+							   (unsigned)(b / l->grid.x / l->grid.y)};
+		for (unsigned t = 0; t < threads; t++) {
+			threadIdx = (struct pmpi_dim3){t % l->block.x, t / l->block.x % l->block.y,
+										   t / l->block.x / l->block.y};
+			entry(a[0], a[1], a[2], a[3], a[4], a[5]);
+		}
+	}
+	pthread_mutex_lock(&lock);
+	guard(l->devices, -1);
+	pthread_mutex_unlock(&lock);
+}
+
 EXPORT CUresult cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz,
 							   unsigned bx, unsigned by, unsigned bz, unsigned shared,
 							   CUstream stream, void **params, void **extra) {
@@ -150,35 +179,8 @@ EXPORT CUresult cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, uns
 	}
 	struct op *op = op_new(OP_KERNEL);
 	l->devices = 1U << s->ctx->device | s->ctx->peers;
+	op->run = run_kernel;
 	op->launch = l;
 	submit(s, op);
 	return CUDA_SUCCESS;
-}
-
-// One call of the C function is one thread of the device. The call passes more arguments than the
-// function may have. The others are in registers that it does not read.
-void run_kernel(struct launch *l) {
-	void (*entry)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) =
-		(void (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t))l->function->entry;
-	const uint64_t *a = l->arguments;
-	pthread_mutex_lock(&lock);
-	guard(l->devices, 1);
-	pthread_mutex_unlock(&lock);
-	gridDim = l->grid;
-	blockDim = l->block;
-	uint64_t blocks = (uint64_t)l->grid.x * l->grid.y * l->grid.z;
-	unsigned threads = l->block.x * l->block.y * l->block.z;
-	for (uint64_t b = 0; b < blocks; b++) {
-		blockIdx =
-			(struct pmpi_dim3){(unsigned)(b % l->grid.x), (unsigned)(b / l->grid.x % l->grid.y),
-							   (unsigned)(b / l->grid.x / l->grid.y)};
-		for (unsigned t = 0; t < threads; t++) {
-			threadIdx = (struct pmpi_dim3){t % l->block.x, t / l->block.x % l->block.y,
-										   t / l->block.x / l->block.y};
-			entry(a[0], a[1], a[2], a[3], a[4], a[5]);
-		}
-	}
-	pthread_mutex_lock(&lock);
-	guard(l->devices, -1);
-	pthread_mutex_unlock(&lock);
 }

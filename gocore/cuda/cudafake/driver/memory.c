@@ -217,6 +217,10 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr p) {
 	return release(m, p ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
 }
 
+static void free_over(struct op *op) {
+	memory_release(op->memory);
+}
+
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr p, CUstream stream) {
 	ENTER(CONTEXT);
 	struct stream *s = stream_of(stream);
@@ -224,6 +228,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr p, CUstream stream) {
 	if (!s || !m)
 		return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 	struct op *op = op_new(OP_FREE);
+	op->over = free_over;
 	op->memory = m;
 	m->freed = true; // later operations may not use it
 	submit(s, op);

@@ -1,0 +1,201 @@
+"""The place of this process in its job: launcher, rank and size, before the core is loaded.
+
+:func:`find` reads them from the variables of an MPI's launcher. Other ways to be launched belong
+here too. The core finds the launcher by the same table (gocore/mpi/launcher.go), but loading the
+core starts Go's runtime, which ``import torch`` must not do. This module is at the top level, so
+that importing it does not import ``paddlempi``.
+
+:func:`fill` sets the variables in which torchrun tells frameworks their ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from paddlempi_launchers import BY_PROCESS, SIGNS, Kind
+
+__all__ = ["FILLED", "Place", "fill", "find", "is_ours", "may_be_launched", "set_ours"]
+
+
+class Place(NamedTuple):
+    """An MPI's launcher, and the place of this process in its job. Unknown numbers are -1."""
+
+    mpi: str  # "Open MPI", "MPICH or Intel MPI", "Slurm"
+    size: int
+    rank: int
+    local_rank: int
+    local_size: int
+    job: str  # an identifier of the job, the same on all its ranks
+
+
+_PROC = "/proc"
+_MAX_PARENTS = 256
+
+
+def may_be_launched() -> bool:
+    """Whether some launcher's variable is set. If not, there is no launcher to be found."""
+    return any(sign in os.environ for sign in SIGNS)
+
+
+def find() -> Place | None:
+    """Find the launcher that started this process as a rank.
+
+    It is the nearest launcher among the processes above this one. The result is None if there is
+    none, or if it does not say the rank and the number of ranks.
+    """
+    if not may_be_launched():
+        return None
+    for pid, name in _parents():
+        kind = BY_PROCESS.get(name)
+        if kind is None:
+            continue
+        if kind.task and kind.task not in os.environ:
+            return None  # a batch script, which the launcher starts once for the whole job
+        size, rank = _first(kind.size), _first(kind.rank)
+        if rank < 0 or size < 1:
+            return None
+        local_size = _tasks_of_this_node(kind) if kind.tasks_per_node else _first(kind.local_size)
+        return Place(kind.mpi, size, rank, _first(kind.local_rank), local_size, _job(kind, pid))
+    return None
+
+
+def _parents() -> Iterator[tuple[int, str]]:
+    """Yield the pids and names of the processes above this one, the nearest first.
+
+    The name is that of the executable if it is a launcher's, else the process's own.
+    """
+    pid = os.getppid()
+    for _ in range(_MAX_PARENTS):
+        try:
+            with open(f"{_PROC}/{pid}/stat", errors="replace") as stat:
+                # pid (name) state parent ...: the name may hold spaces and parentheses.
+                head, _, tail = stat.read().rpartition(")")
+        except OSError:
+            return
+        name = head.partition("(")[2]
+        try:
+            file = os.path.basename(os.readlink(f"{_PROC}/{pid}/exe")).removesuffix(" (deleted)")
+        except OSError:  # a process of another user, such as slurmstepd
+            file = name
+        yield pid, file if file in BY_PROCESS else name
+        pid = int(tail.split()[1])
+        if pid <= 0:
+            return
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "").strip()
+    return int(text) if text.isdecimal() else -1
+
+
+def _first(names: Sequence[str]) -> int:
+    return next((number for number in map(_number, names) if number >= 0), -1)
+
+
+def _job(kind: Kind, pid: int) -> str:
+    parts = [os.environ[name] for name in kind.job if os.environ.get(name)]
+    if not parts and kind.job_option:
+        try:
+            with open(f"{_PROC}/{pid}/cmdline", errors="replace") as line:
+                words = line.read().split("\0")
+        except OSError:
+            words = []
+        if kind.job_option in words[:-1]:
+            parts = [words[words.index(kind.job_option) + 1]]
+    return ".".join(parts)
+
+
+def _tasks_of_this_node(kind: Kind) -> int:
+    """Return the number of ranks on this node, from a list for all nodes such as ``2(x3),1``."""
+    node = _number(kind.node)
+    for part in os.environ.get(kind.tasks_per_node, "").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None or node < 0:
+            return -1
+        node -= int(found[2] or 1)
+        if node < 0:
+            return int(found[1])
+    return -1
+
+
+# The variables that torchrun would set, with values from the launcher's variables. PADDLEMPI_FILLED
+# says which of them were set here, to which values, and in which job. Child processes inherit all
+# of them. PADDLEMPI_FILLED lets a child that is a rank of another job tell them from variables that
+# the user has set. If a variable has another value than PADDLEMPI_FILLED says, the user or a
+# torchrun has set it since.
+
+FILLED = "PADDLEMPI_FILLED"
+
+# Ports below the range from which Linux gives ports to programs that ask for any.
+_FIRST_PORT, _PORTS = 10_000, 20_000
+
+
+def fill(started: Place | None, tell: bool, address: str = "") -> None:
+    """Set those of torchrun's variables that are not set. Unset those of another job.
+
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set in a job on one node, or with an ``address``.
+
+    Args:
+        started: the launcher of this process; None: there is none.
+        tell: whether to set variables.
+        address: the host of rank 0; "": unknown.
+    """
+    job, ours = _filled()
+    if started is None or started.job != job:
+        for name in ours:
+            if is_ours(name):
+                del os.environ[name]
+        os.environ.pop(FILLED, None)
+        ours = {}
+    if started is None or not tell:
+        return
+    values = {
+        "RANK": started.rank,
+        "WORLD_SIZE": started.size,
+        "LOCAL_RANK": started.local_rank,
+        "LOCAL_WORLD_SIZE": started.local_size,
+    }
+    # GROUP_RANK is the number of the node, if all nodes have as many ranks and consecutive ones.
+    # Lightning computes the global rank from it and the local rank.
+    first, per_node = started.rank - started.local_rank, started.local_size
+    even = per_node > 0 and first % per_node == started.size % per_node == 0
+    if started.local_rank >= 0 and even:
+        values["GROUP_RANK"] = first // per_node
+    texts = {name: str(value) for name, value in values.items() if value >= 0}
+    if started.size == started.local_size:
+        address = "127.0.0.1"
+    if address:
+        texts["MASTER_ADDR"] = address
+        texts["MASTER_PORT"] = str(_FIRST_PORT + zlib.crc32(started.job.encode()) % _PORTS)
+    for name, text in texts.items():
+        # If a variable was set here before and is gone, the program has unset it on purpose.
+        if name not in ours and name not in os.environ:
+            os.environ[name] = ours[name] = text
+    _record(started.job, ours)
+
+
+def is_ours(name: str) -> bool:
+    """Whether the variable was set here, or by a parent process, and not by the user."""
+    text = os.environ.get(name)
+    return text is not None and _filled()[1].get(name) == text
+
+
+def set_ours(name: str, value: object) -> None:
+    """Set a variable, and note that it was set here."""
+    job, ours = _filled()
+    os.environ[name] = ours[name] = str(value)
+    _record(job, ours)
+
+
+def _filled() -> tuple[str, dict[str, str]]:
+    """Return the job for which variables were set, and the values that they were set to."""
+    job, _, texts = os.environ.get(FILLED, "").rpartition("|")
+    return job, dict(text.split("=", 1) for text in texts.split() if "=" in text)
+
+
+def _record(job: str, ours: dict[str, str]) -> None:
+    os.environ[FILLED] = f"{job}|{' '.join(f'{name}={text}' for name, text in ours.items())}"

@@ -1,0 +1,207 @@
+"""Who uses whom, by files: what ``tools/rooms.py --uses`` prints.
+
+* A module of Python uses the modules that it imports, also in functions and under TYPE_CHECKING.
+* A source or a header of C uses what it includes. A source also uses those of its folder that
+  define a function or a variable that it names.
+* A Go file uses the files of its package that declare a name that it names, or an unexported
+  method that it calls. What it imports are rooms, and the compiler forbids circles of those.
+
+A *circle* is a set of files of Python or C of which each uses each, straight or through others.
+There must be none. Go compiles the files of a room as one, and they may use each other in circles.
+That is a fault where a room is so large that it has an order of its own: ``Room.files`` then lists
+its files from the top down, and a use *goes up* if the file that is used stands above.
+
+Tests of Go are not read. Functions of C whose names a macro makes are not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Uses = dict[str, set[str]]
+"""For each file the files that it uses, by their paths."""
+
+
+def circles(uses: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The sets of files that use each other, straight or through others."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found = []
+
+    def visit(file: str) -> None:
+        number[file] = lowest[file] = len(number)
+        path.append(file)
+        for other in sorted(uses.get(file, ())):
+            if other not in number:
+                visit(other)
+            if other in path:
+                lowest[file] = min(lowest[file], lowest[other])
+        if lowest[file] == number[file]:
+            at = path.index(file)
+            if len(path) - at > 1:
+                found.append(sorted(path[at:]))
+            del path[at:]
+
+    for file in sorted(uses):
+        if file not in number:
+            visit(file)
+    return sorted(found)
+
+
+def name_of(path: Path) -> str:
+    """A path as the tree has it."""
+    return str(path.relative_to(ROOT))
+
+
+# Python
+
+
+def python() -> Uses:
+    """What the modules of the package, and those beside it, import of each other."""
+    modules = {}
+    for path in sorted((ROOT / "python").rglob("*.py")):
+        parts = path.relative_to(ROOT / "python").with_suffix("").parts
+        modules[".".join(parts).removesuffix(".__init__")] = path
+    uses: Uses = {}
+    for name, path in modules.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        found = set(python_imports(ast.parse(path.read_text()), package.split("."), modules))
+        uses[name_of(path)] = {name_of(modules[other]) for other in found - {name}}
+    return uses
+
+
+def python_imports(tree: ast.AST, package: list[str], modules: Mapping[str, Path]) -> Iterator[str]:
+    """The modules among ``modules`` that a module of a package imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                name = f"{source}.{alias.name}"
+                if name in modules:
+                    yield name
+                elif source in modules:
+                    yield source
+
+
+# C
+
+DEFINED = re.compile(
+    r"^(?!static\b|typedef\b|extern\b|struct \w+ \{|enum\b|return\b|else\b)"
+    r"[A-Za-z_][\w ]*[ *](\w+)(?:\([^;{}]*\)\s*\{|(?:\[\w*\])?(?: = [^;]*)?;)",
+    re.MULTILINE,
+)
+
+
+def c() -> Uses:
+    """What the sources and headers of C use of each other."""
+    sources: dict[str, str] = {}
+    for top in ("capi", "gocore"):
+        for path in sorted((ROOT / top).rglob("*.[ch]")):
+            sources[name_of(path)] = without_comments(path.read_text())
+    uses: Uses = {name: set() for name in sources}
+    defined = {
+        (str(Path(name).parent), symbol): name
+        for name, text in sources.items()
+        if name.endswith(".c")
+        for symbol in DEFINED.findall(text)
+    }
+    for name, text in sources.items():
+        folder = Path(name).parent
+        for included in re.findall(r'^#\s*include "([^"]+)"', text, re.MULTILINE):
+            other = (ROOT / folder / included).resolve()
+            if other.is_file():
+                uses[name].add(name_of(other))
+        if name.endswith(".c"):
+            own = set(re.findall(r"^static [^;{(=]*\b(\w+)(?:\(|;|\[| =)", text, re.MULTILINE))
+            for word in set(re.findall(r"(?<![\w.>])\w+", text)) - own:
+                if (str(folder), word) in defined:
+                    uses[name].add(defined[str(folder), word])
+    return {name: others - {name} for name, others in uses.items()}
+
+
+# Go
+
+
+def go(folder: str) -> Uses:
+    """What the files of a Go package use of each other."""
+    texts = {
+        path.name: without_comments(path.read_text())
+        for path in sorted((ROOT / folder).glob("*.go"))
+        if not path.name.endswith("_test.go")
+    }
+    names: dict[str, str] = {}
+    methods: dict[str, set[str]] = {}
+    for file, text in texts.items():
+        names.update(dict.fromkeys(declared(text), file))
+        for method in re.findall(r"^func \([^)]*\) ([a-z]\w*)", text, re.MULTILINE):
+            methods.setdefault(method, set()).add(file)
+    uses: Uses = {}
+    for file, text in texts.items():
+        words = {word for word in re.findall(r"(?<![.\w])(\w+)\b(?!:[^=])", text) if word in names}
+        used = {names[word] for word in words if not is_local(word, text)}
+        for word in set(re.findall(r"\.([a-z]\w*)\(", text)):
+            if len(methods.get(word, ())) == 1:
+                used |= methods[word]
+        uses[file] = used - {file}
+    return uses
+
+
+def declared(text: str) -> set[str]:
+    """The names that a Go file declares for its package."""
+    found = set(re.findall(r"^func (\w+)", text, re.MULTILINE))
+    lines = re.findall(r"^(?:type|var|const) (\w.*)", text, re.MULTILINE)
+    blocks = re.findall(r"^(?:type|var|const) \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    for block in blocks:
+        lines += re.findall(r"^\t(\w.*)", block, re.MULTILINE)
+    for line in lines:
+        names = re.match(r"\w+(?:, \w+)*", line)
+        found.update(names[0].split(", ") if names else ())
+    return found - {"init", "main", "_"}
+
+
+def is_local(word: str, text: str) -> bool:
+    """Whether a Go file has a variable, an argument, a result or a field of this name."""
+    return bool(
+        re.search(
+            rf"\b{word}\b(?:, \w+)* :=|, {word} :=|\bvar {word}\b"
+            rf"|[(,] ?{word}(?:, \w+)* (?:func\b|[\w*\[])|^\t+{word}(?:, \w+)* +[\w*\[]",
+            text,
+            re.MULTILINE,
+        )
+    )
+
+
+def without_comments(text: str) -> str:
+    """The text of C or Go without comments, and with empty strings except in lines of ``#``."""
+    kept = re.compile(
+        r'^#[^\n]*|/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|`[^`]*`', re.MULTILINE | re.DOTALL
+    )
+
+    def short(found: re.Match[str]) -> str:
+        if found[0][0] == "#":
+            return found[0]
+        return " " if found[0][0] == "/" else '""'
+
+    return kept.sub(short, text)
+
+
+def upward(folder: str, files: list[str]) -> list[tuple[str, str]]:
+    """The uses that go up among the files of a room, which are listed from the top down."""
+    floor = {name: number for number, name in enumerate(files)}
+    uses = go(folder)
+    assert sorted(floor) == sorted(uses), f"{folder}: the list of files is not that of the folder"
+    return [
+        (file, other)
+        for file in files
+        for other in sorted(uses[file], key=floor.__getitem__)
+        if floor[other] < floor[file]
+    ]
