@@ -11,7 +11,7 @@ import (
 // boundary, the arrival of other members and MPI.
 func BenchmarkSubmit(b *testing.B) {
 	lib := mpifake.New(1)[0]
-	e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)
+	e, err := NewEnv(mpifake.World(lib), 20*time.Second, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
