@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
 // BenchmarkSubmit measures what the core adds to a synchronous all_reduce, without the language
@@ -20,6 +21,27 @@ func BenchmarkSubmit(b *testing.B) {
 		b.Fatal(err)
 	}
 	d := allReduce(floats(1))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := g.Submit(d, false); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkMessage measures a message of a rank to itself.
+func BenchmarkMessage(b *testing.B) {
+	lib := mpifake.New(1)[0]
+	e, err := NewEnv(mpifake.World(lib), 20*time.Second, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	g, err := e.World(0, time.Minute)
+	if err != nil {
+		b.Fatal(err)
+	}
+	d := desc(op.SendRecv, []op.Buf{floats(1)}, []op.Buf{floats(1)})
+	d.Peer = 0
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, _, err := g.Submit(d, false); err != nil {

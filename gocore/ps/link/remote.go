@@ -32,7 +32,7 @@ const mostBye = 1 << 10
 type remoteOutlet struct {
 	o      *outlet
 	rooms  [Credits]unsafe.Pointer // for the heads of answers; nil before their first use
-	under  atomic.Int32            // exchanges that MPI has not ended
+	under  atomic.Int32            // requests that MPI has not ended
 	why    atomic.Pointer[status.Error]
 	looked time.Time      // for the end of the server; the outlet's mu guards it
 	heard  atomic.Bool    // the server's last message has come
@@ -118,8 +118,8 @@ func (t *transfers) free() {
 	t.list = nil
 }
 
-// exchange is one request by MPI, and a task of the engine.
-type exchange struct {
+// remoteRequest is one request by MPI, and a task of the engine.
+type remoteRequest struct {
 	by        *remoteOutlet
 	p         *Pending
 	all       transfers // the first one receives the head of the answer, the next one a large answer
@@ -159,7 +159,7 @@ func (s *remoteOutlet) post(p *Pending, r *Request) error {
 	}
 	copy(b[headBytes+h.inline():], r.Header)
 
-	x := &exchange{by: s, p: p, all: transfers{comm: l.comm}, message: message, room: s.rooms[p.credit], done: l.g.Use()}
+	x := &remoteRequest{by: s, p: p, all: transfers{comm: l.comm}, message: message, room: s.rooms[p.credit], done: l.g.Use()}
 	if err := x.start(&h, n); err != nil && len(x.all.list) == 0 {
 		mem.Free(message)
 		x.done()
@@ -175,7 +175,7 @@ func (s *remoteOutlet) post(p *Pending, r *Request) error {
 }
 
 // start starts all transfers: the receives first, so that the answer finds them.
-func (x *exchange) start(h *head, n int64) error {
+func (x *remoteRequest) start(h *head, n int64) error {
 	o, p := x.by.o, x.p
 	type one struct {
 		start func(peer, tag int, data unsafe.Pointer, n int64) error
@@ -206,7 +206,7 @@ func (x *exchange) start(h *head, n int64) error {
 }
 
 // Requests implements work.Task.
-func (x *exchange) Requests(b *work.Batch) (moving bool) {
+func (x *remoteRequest) Requests(b *work.Batch) (moving bool) {
 	for i, t := range x.all.list {
 		if t.Done == 0 {
 			b.Add(x.all.comm.Poller(), t.Address())
@@ -217,7 +217,7 @@ func (x *exchange) Requests(b *work.Batch) (moving bool) {
 }
 
 // Poll implements work.Task.
-func (x *exchange) Poll() bool {
+func (x *remoteRequest) Poll() bool {
 	if now := time.Now(); now.Sub(x.looked) >= byeEvery {
 		x.looked = now
 		if err := x.by.o.l.g.Trouble(x.by.o.what, x.by.o.member); err != nil {
@@ -244,7 +244,7 @@ func (x *exchange) Poll() bool {
 }
 
 // read returns what the server has answered.
-func (x *exchange) read() (header []byte, err error) {
+func (x *remoteRequest) read() (header []byte, err error) {
 	o, p := x.by.o, x.p
 	rot := func(err error) error {
 		o.mu.Lock()
@@ -341,7 +341,7 @@ func (s *remoteOutlet) bye() *status.Error {
 	return s.o.broken
 }
 
-// died makes the exchanges give their receives up. MPI may keep the sends for ever, and then their memory
+// died makes the requests give their receives up. MPI may keep the sends for ever, and then their memory
 // stays.
 func (s *remoteOutlet) died(err error) { s.why.CompareAndSwap(nil, plain(err)) }
 
