@@ -256,9 +256,9 @@ func (e *Env) endingError(what string, ranks []int) error {
 	return status.New(why.Code, "%s(ranks=%v): %v", what, brief(ranks), why)
 }
 
-// connect makes the connections to the ranks of other nodes now, because all ranks are inside
-// NewEnv, if the first send to a rank waits for that rank. A rank whose deadline ran out would hang when it
-// asks the rank that never came.
+// connect makes the connections to the ranks of other nodes, if the first message to a rank waits for that
+// rank: now, because all ranks are inside NewEnv. A rank whose deadline ran out would hang when it asks the
+// rank that never came.
 func (e *Env) connect() error {
 	if !e.base.FirstSendWaits() {
 		return nil

@@ -135,11 +135,13 @@ func (c *Communicator) words(what transport.Round, words []int64, n int, wait tr
 	} else {
 		_, over, err = c.within(q, wait)
 	}
-	result := slices.Clone(room[len(words):])
 	if over {
-		mem.Free(block)
+		defer mem.Free(block)
 	}
-	return result, err
+	if err != nil {
+		return nil, err
+	}
+	return slices.Clone(room[len(words):]), nil
 }
 
 func (c *Communicator) Gather(words []int64, wait transport.Wait) ([][]int64, error) {
@@ -192,9 +194,8 @@ func (c *Communicator) Create(ranks []int, key uint64) (transport.Comm, error) {
 	return c.other(comm, slices.Index(ranks, c.rank), len(ranks)), nil
 }
 
-// transfer starts a call that moves bytes: a send if send is set, else a receive, of the message m if that is
-// not 0. The datatype of a long one is freed at once: MPI keeps it for the calls that use it (MPI-4.1 section
-// 5.1.9).
+// transfer starts a send or a receive; m is the message of FnMrecv. The datatype of a long one is freed at
+// once: MPI keeps it for the calls that use it (MPI-4.1 section 5.1.9).
 func (c *Communicator) transfer(fn Fn, data unsafe.Pointer, bytes int64, peer, tag int32, m Message) (*Slot, error) {
 	kind := c.lib.Byte()
 	if bytes > MaxCount {

@@ -136,7 +136,7 @@ type Library interface {
 	Iprobe(c Comm, source, tag int32) (st Status, found bool, err error)
 
 	// Byte returns MPI_BYTE. Bytes returns a datatype of exactly n bytes, which may be more than
-	// MaxCount. free releases the datatype. It is called after the calls that use the datatype.
+	// MaxCount. free releases the datatype. It is called after the calls that use the datatype have started.
 	Byte() Datatype
 	Bytes(n int64) (t Datatype, free func(), err error)
 	// TypeOf and OpOf return false if neither MPI nor a user op of this package can reduce the
