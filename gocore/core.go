@@ -86,7 +86,7 @@ func Init(o InitOptions) error {
 		}
 	}
 	closeDeparted()
-	env, err := group.NewEnv(library, world, o.Timeout, o.Interrupt)
+	env, err := newEnv(library, world, o.Timeout, o.Interrupt)
 	if err != nil {
 		if code := status.CodeOf(err); code == status.Timeout || code == status.Interrupted {
 			inUse.Store(true) // MPI still waits for the ranks that did not come

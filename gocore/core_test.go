@@ -22,8 +22,9 @@ import (
 func initialised(t *testing.T) {
 	t.Helper()
 	lib := mpifake.New(1)[0]
-	env, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
+	env, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 	require.NoError(t, err)
+	library = lib
 	w := newWorld(lib, env)
 	_, err = w.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })
 	require.NoError(t, err)

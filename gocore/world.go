@@ -54,6 +54,15 @@ var departing []*group.Env
 // in which other code finalizes MPI.
 var last *group.Env
 
+// newEnv is group.NewEnv over a communicator of MPI.
+func newEnv(lib mpi.Library, comm mpi.Comm, timeout time.Duration, interrupt work.Interrupt) (*group.Env, error) {
+	c, err := mpi.NewCommunicator(lib, comm)
+	if err != nil {
+		return nil, err
+	}
+	return group.NewEnv(c, timeout, interrupt)
+}
+
 func newWorld(lib mpi.Library, env *group.Env) *world {
 	return &world{lib: lib, env: env, removeCloser: func() {}}
 }
@@ -205,8 +214,8 @@ func forgetLast() {
 
 // endsTheJob tells whether this library finalizes MPI, for the processes of e.
 func endsTheJob(e *group.Env) bool {
-	n, err := e.Lib.Size(e.Lib.World())
-	return err == nil && n == e.Topo.Size && e.Lib.Info().Owner == "paddlempi"
+	n, err := library.Size(library.World())
+	return err == nil && n == e.Topo.Size && library.Info().Owner == "paddlempi"
 }
 
 // awaitDepartures waits until all ranks of ended worlds have departed, and answers their questions

@@ -19,7 +19,7 @@ import (
 func TestTwoWorlds(t *testing.T) {
 	initialised(t)
 	lib := mpifake.New(1)[0]
-	env, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
+	env, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 	require.NoError(t, err)
 	second := newWorld(lib, env)
 	g, err := second.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })

@@ -79,8 +79,8 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their operations, checks of "
         "arguments, messages, errors that name ranks",
-        "arrive channel coll coll/ipc coll/shm cuda dl heap liveness mem mpi op segment status "
-        "topo trace work",
+        "arrive channel coll coll/ipc coll/shm cuda dl heap liveness mem op segment status topo "
+        "trace transport work",
     ),
     Room(
         "gocore/ps/client",
@@ -102,7 +102,7 @@ ROOMS = (
         "gocore/ps/link",
         "requests of trainers to servers and their answers: within a process, in memory that a "
         "node shares, by MPI",
-        "heap mem mpi status work",
+        "heap mem status transport work",
     ),
     Room(
         "gocore/ps/checkpoint",
@@ -136,7 +136,7 @@ ROOMS = (
     Room(
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
-        "arrive coll/ipc coll/shm cuda heap mem mpi op reduce status work",
+        "arrive coll/ipc coll/shm cuda heap mem mpi op reduce status transport work",
     ),
     Room(
         "gocore/coll/shm",
@@ -148,26 +148,37 @@ ROOMS = (
         "device memory that the ranks of a node map from each other (CUDA IPC)",
         "cuda status",
     ),
-    Room("gocore/arrive", "the two arrivals: lines and wire", "mem mpi op segment status"),
+    Room("gocore/arrive", "the two arrivals: lines and wire", "mem segment status transport"),
     Room(
         "gocore/channel",
         "messages between the cores, with a tag for each room that sends them",
-        "mem mpi",
+        "mem transport",
     ),
     Room(
         "gocore/topo",
         "which ranks share a node, and its CPUs; whether a CPU is left over and idle",
-        "cgroup mem mpi op",
+        "cgroup transport",
     ),
     Room(
         "gocore/mpi/mpifake",
         "an MPI for tests: N ranks in one process",
-        "mpi op status",
+        "mpi op status transport",
     ),
     Room(
         "gocore/mpi",
-        "libmpi: how it is found and loaded, a file of constants for each ABI, one table of calls",
-        "dl launcher op status",
+        "libmpi: how it is found and loaded, a file of constants for each ABI, one table of "
+        "calls; the seam over it",
+        "dl launcher mem op status transport work",
+    ),
+    Room(
+        "gocore/transport/transportfake",
+        "the exchange of the seam without MPI, for tests: N ranks in one process",
+        "transport",
+    ),
+    Room(
+        "gocore/transport",
+        "the seam: what groups need from below. The exchange at the start, endpoints, rounds",
+        "work",
     ),
     Room(
         "gocore/launcher",

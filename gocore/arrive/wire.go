@@ -6,9 +6,8 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // Wire is the arrival of a group that spans nodes, or whose members cannot share memory: a
@@ -23,8 +22,7 @@ import (
 // other by message (package group): Standing is the answer of this member, and Learn takes in the
 // answer of another one. A member that has announced a collective may withdraw from it later.
 type Wire struct {
-	lib   mpi.Library
-	comm  mpi.Comm
+	comm  transport.Comm
 	n, me int
 
 	announced atomic.Uint64      // newest collective that this member has announced
@@ -32,10 +30,10 @@ type Wire struct {
 	gaveUp    *Withdrawal        // what this member answers; nil while it takes part in everything
 	withdrawn map[int]Withdrawal // members that take part no more, as far as this one has learnt; by the first of them
 
-	slot     *mpi.Slot
-	vec      []uint64 // wireWords that are sent, then wireWords that are received
-	entry    []uint64 // what this member has announced: entryWords
-	gathered []uint64 // what all members have announced: entryWords for each
+	request  *transport.Request // of the round under way
+	vec      []uint64           // wireWords that are sent, then wireWords that are received
+	entry    []uint64           // what this member has announced: entryWords
+	gathered []uint64           // what all members have announced: entryWords for each
 	block    unsafe.Pointer
 	stage    int  // 0 idle, 1 allreduce under way, 2 allgather under way
 	last     bool // a member has left: the allreduce under way, or the one before, is the last
@@ -57,9 +55,9 @@ const (
 	entryWords = 4
 )
 
-// NewWire makes the arrival of the n members of comm for member me. There must be no other collectives on
-// comm. The buffers are 64-byte aligned memory outside the Go heap.
-func NewWire(lib mpi.Library, comm mpi.Comm, n, me int) (*Wire, error) {
+// NewWire makes the arrival of the members of comm. There must be no other collectives on comm. The buffers are 64-byte aligned memory outside the Go heap.
+func NewWire(comm transport.Comm) (*Wire, error) {
+	n := comm.Size()
 	words := 2*wireWords + entryWords + n*entryWords
 	block, err := mem.Alloc(int64(words) * 8)
 	if err != nil {
@@ -67,7 +65,7 @@ func NewWire(lib mpi.Library, comm mpi.Comm, n, me int) (*Wire, error) {
 	}
 	room := unsafe.Slice((*uint64)(block), words)
 	return &Wire{
-		lib: lib, comm: comm, n: n, me: me, block: block,
+		comm: comm, n: n, me: comm.Rank(), block: block,
 		vec:      room[:2*wireWords],
 		entry:    room[2*wireWords : 2*wireWords+entryWords],
 		gathered: room[2*wireWords+entryWords:],
@@ -101,28 +99,19 @@ func (w *Wire) announce(seq uint64, sig *Signature, flags Flags) error {
 	f := uint64(flags)
 	w.vec[2*len(sig)], w.vec[2*len(sig)+1] = f, ^f
 	w.entry[len(sig)] = f
-	t, _ := w.lib.TypeOf(op.UInt64)
-	o, _ := w.lib.OpOf(op.BOr, op.UInt64)
-	err := w.start(&mpi.Call{
-		Fn: mpi.FnAllreduce, Comm: w.comm, Op: o,
-		SendBuf: unsafe.Pointer(&w.vec[0]), SendCount: wireWords, SendType: t,
-		RecvBuf: unsafe.Pointer(&w.vec[wireWords]), RecvCount: wireWords, RecvType: t,
-	}, 1)
+	err := w.start(transport.Or, &w.vec[0], &w.vec[wireWords], wireWords, 1)
 	if err == nil {
-		w.announced.Store(seq) // what MPI has not taken is not announced
+		w.announced.Store(seq) // what was not started is not announced
 	}
 	return err
 }
 
-func (w *Wire) start(c *mpi.Call, stage int) error {
+func (w *Wire) start(what transport.Round, mine, all *uint64, words, stage int) (err error) {
 	w.state, w.stage = Pending, stage
-	w.slot = w.lib.NewSlot()
-	if err := w.lib.Start(c, w.slot); err != nil {
-		w.lib.FreeSlot(w.slot)
-		w.slot, w.stage = nil, 0
-		return err
+	if w.request, err = w.comm.Start(what, unsafe.Pointer(mine), unsafe.Pointer(all), words); err != nil {
+		w.stage = 0
 	}
-	return nil
+	return err
 }
 
 // Poll takes the comparison further. It ignores spin, because every look is a test of a request. A
@@ -131,16 +120,16 @@ func (w *Wire) Poll(int) (State, Result, error) {
 	if w.stage == 0 {
 		return w.state, w.result, nil
 	}
-	if w.slot.Done == 0 && w.lib.Poll([]uintptr{uintptr(unsafe.Pointer(w.slot))}) == 0 {
+	if !transport.Over(w.comm, w.request) {
 		if w.closed() {
 			return Closed, Result{}, nil
 		}
 		return Pending, Result{}, nil
 	}
 	stage := w.stage
-	err := w.lib.SlotError(mpi.FnAllreduce, w.slot)
-	w.lib.FreeSlot(w.slot)
-	w.slot, w.stage = nil, 0
+	err := w.comm.Err(w.request)
+	w.comm.Release(w.request)
+	w.request, w.stage = nil, 0
 	if err != nil {
 		return Pending, Result{}, err
 	}
@@ -158,13 +147,7 @@ func (w *Wire) Poll(int) (State, Result, error) {
 			}
 			return w.state, w.result, nil
 		}
-		t, _ := w.lib.TypeOf(op.UInt64)
-		err := w.start(&mpi.Call{
-			Fn: mpi.FnAllgather, Comm: w.comm,
-			SendBuf: unsafe.Pointer(&w.entry[0]), SendCount: entryWords, SendType: t,
-			RecvBuf: unsafe.Pointer(&w.gathered[0]), RecvCount: entryWords, RecvType: t,
-		}, 2)
-		return Pending, Result{}, err
+		return Pending, Result{}, w.start(transport.Gather, &w.entry[0], &w.gathered[0], entryWords, 2)
 	}
 	switch {
 	case w.last:
@@ -220,7 +203,7 @@ func (w *Wire) Missing() ([]int, bool) { return nil, false }
 // GiveUp records that this member takes no part in seq and in all later collectives, for members that
 // ask. If another member was the first, as this one has learnt, the answer names that one and its reason.
 // GiveUp always returns true: each member has its own deadline, which counts after the arrival too,
-// because no MPI call is blocking across nodes.
+// because nothing blocks across nodes.
 func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -294,7 +277,7 @@ func (w *Wire) Settled() bool {
 	return w.stage == 0
 }
 
-// Close frees the buffers, unless a comparison is under way: then MPI may still write to them.
+// Close frees the buffers, unless a comparison is under way: then the transport may still write to them.
 func (w *Wire) Close() error {
 	if w.stage == 0 && w.block != nil {
 		mem.Free(w.block)

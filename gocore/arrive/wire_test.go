@@ -19,7 +19,7 @@ func TestWireAgreesWithLines(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
 			assert.NoError(t, mpifake.Each(mpifake.New(n), func(rank int, lib mpi.Library) error {
-				w, err := NewWire(lib, lib.World(), n, rank)
+				w, err := NewWire(mpifake.World(lib))
 				if err != nil {
 					return err
 				}
@@ -33,8 +33,8 @@ func TestWireAgreesWithLines(t *testing.T) {
 func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	libs := mpifake.New(2)
 	var ws []*Wire
-	for rank, lib := range libs {
-		w, err := NewWire(lib, lib.World(), 2, rank)
+	for _, lib := range libs {
+		w, err := NewWire(mpifake.World(lib))
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}
@@ -78,7 +78,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 func TestWireReportsErrorsOfMPI(t *testing.T) {
 	w := func(opts ...mpifake.Option) *Wire {
 		lib := mpifake.New(1, opts...)[0]
-		w, err := NewWire(lib, lib.World(), 1, 0)
+		w, err := NewWire(mpifake.World(lib))
 		require.NoError(t, err)
 		return w
 	}
@@ -93,8 +93,8 @@ func TestWireReportsErrorsOfMPI(t *testing.T) {
 
 // wires makes the arrivals of n members of one process.
 func wires(t *testing.T, n int) (ws []*Wire) {
-	for i, lib := range mpifake.New(n) {
-		w, err := NewWire(lib, lib.World(), n, i)
+	for _, lib := range mpifake.New(n) {
+		w, err := NewWire(mpifake.World(lib))
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}

@@ -1,6 +1,6 @@
 // Package channel carries bytes between the cores of a job.
 //
-// A channel is a tag on a communicator that carries no messages of the application. Each room of
+// A channel is a tag on an endpoint that carries no messages of the application. Each room of
 // the core that sends messages has its own tag, so that it never receives messages of another room.
 package channel
 
@@ -9,7 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // Tag says to which room messages belong.
@@ -22,29 +22,28 @@ const (
 
 // Channel sends and receives the messages of one room. Its methods are safe for concurrent use.
 type Channel struct {
-	lib   mpi.Library
-	comm  mpi.Comm
+	comm  transport.Endpoint
 	tag   Tag
 	limit int
 
 	mu     sync.Mutex
-	posted []outgoing // messages that MPI may still read
+	posted []outgoing // messages that the transport may still read
 }
 
 // outgoing is a message that was sent and may be under way.
 type outgoing struct {
-	slot  *mpi.Slot
+	*transport.Request
 	block unsafe.Pointer
 }
 
 // New makes the channel of a room. comm must not carry messages of the application. Messages have
 // limit bytes at most, because Receive allocates what their headers say.
-func New(lib mpi.Library, comm mpi.Comm, tag Tag, limit int) *Channel {
-	return &Channel{lib: lib, comm: comm, tag: tag, limit: limit}
+func New(comm transport.Endpoint, tag Tag, limit int) *Channel {
+	return &Channel{comm: comm, tag: tag, limit: limit}
 }
 
 // Send posts a message of all parts to a rank of the communicator, and does not wait. It cuts the
-// message off at the limit. It returns an error of MPI, or that there is no memory.
+// message off at the limit. It returns an error of the transport, or that there is no memory.
 func (c *Channel) Send(to int, parts ...[]byte) error {
 	n := 0
 	for _, part := range parts {
@@ -59,33 +58,28 @@ func (c *Channel) Send(to int, parts ...[]byte) error {
 	for _, part := range parts {
 		room = room[copy(room, part):]
 	}
-	slot := c.lib.NewSlot()
-	if err := c.lib.Start(&mpi.Call{Fn: mpi.FnSend, Peer: int32(to), Tag: int32(c.tag), Comm: c.comm,
-		SendBuf: block, SendCount: int64(n), SendType: c.lib.Byte()}, slot); err != nil {
-		c.lib.FreeSlot(slot)
+	r, err := c.comm.Send(block, int64(n), int32(to), int32(c.tag))
+	if err != nil {
 		mem.Free(block)
 		return err
 	}
 	c.mu.Lock()
-	c.posted = append(c.posted, outgoing{slot, block})
+	c.posted = append(c.posted, outgoing{r, block})
 	c.mu.Unlock()
 	return nil
 }
 
-// Sent frees the messages that MPI has finished with, and tells whether all are.
+// Sent frees the messages that the transport has finished with, and tells whether all are.
 func (c *Channel) Sent() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kept := c.posted[:0]
 	for _, s := range c.posted {
-		if s.slot.Done == 0 {
-			c.lib.Poll([]uintptr{uintptr(unsafe.Pointer(s.slot))})
-		}
-		if s.slot.Done == 0 {
+		if !transport.Over(c.comm, s.Request) {
 			kept = append(kept, s)
 			continue
 		}
-		c.lib.FreeSlot(s.slot)
+		c.comm.Release(s.Request)
 		mem.Free(s.block)
 	}
 	c.posted = kept
@@ -96,19 +90,18 @@ func (c *Channel) Sent() bool {
 // does not wait. A message that is longer than the limit does not come from this library; Receive
 // drops it.
 func (c *Channel) Receive() (from int, message []byte, ok bool) {
-	msg, st, found, err := c.lib.Improbe(c.comm, mpi.AnySource, int32(c.tag))
+	msg, found, err := c.comm.Match(transport.AnySource, int32(c.tag))
 	if err != nil || !found {
 		return 0, nil, false
 	}
-	n := min(max(0, st.Bytes), int64(c.limit))
+	n := min(max(0, msg.Bytes), int64(c.limit))
 	block, err := mem.Alloc(max(1, n))
 	if err != nil {
 		return 0, nil, false
 	}
 	defer mem.Free(block)
-	if err := c.lib.Run(&mpi.Call{Fn: mpi.FnMrecv, Comm: c.comm, Message: msg, Peer: st.Source, Tag: st.Tag,
-		RecvBuf: block, RecvCount: n, RecvType: c.lib.Byte()}, nil); err != nil {
-		return 0, nil, false // MPI_ERR_TRUNCATE, if the message is too long
+	if err := transport.TakeNow(c.comm, msg, block, n); err != nil {
+		return 0, nil, false // it is truncated, if the message is too long
 	}
-	return int(st.Source), append([]byte(nil), unsafe.Slice((*byte)(block), n)...), true
+	return int(msg.Source), append([]byte(nil), unsafe.Slice((*byte)(block), n)...), true
 }

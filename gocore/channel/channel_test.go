@@ -27,7 +27,7 @@ func TestMessages(t *testing.T) {
 	libs := mpifake.New(3)
 	here := make([]*Channel, 3)
 	for i, lib := range libs {
-		here[i] = New(lib, lib.World(), Groups, 8)
+		here[i] = New(mpifake.World(lib), Groups, 8)
 	}
 	_, _, ok := here[2].Receive()
 	assert.False(t, ok)
@@ -55,23 +55,23 @@ func TestMessages(t *testing.T) {
 func TestRoomsDoNotMeet(t *testing.T) {
 	libs := mpifake.New(2)
 	other := Groups + 1
-	require.NoError(t, New(libs[0], libs[0].World(), Groups, 8).Send(1, []byte("first")))
-	require.NoError(t, New(libs[0], libs[0].World(), other, 8).Send(1, []byte("second")))
-	_, message := receive(t, New(libs[1], libs[1].World(), other, 8))
+	require.NoError(t, New(mpifake.World(libs[0]), Groups, 8).Send(1, []byte("first")))
+	require.NoError(t, New(mpifake.World(libs[0]), other, 8).Send(1, []byte("second")))
+	_, message := receive(t, New(mpifake.World(libs[1]), other, 8))
 	assert.Equal(t, "second", message)
-	_, message = receive(t, New(libs[1], libs[1].World(), Groups, 8))
+	_, message = receive(t, New(mpifake.World(libs[1]), Groups, 8))
 	assert.Equal(t, "first", message)
 }
 
 func TestMessagesBeyondTheLimitAreNotReceived(t *testing.T) {
 	libs := mpifake.New(2)
-	require.NoError(t, New(libs[0], libs[0].World(), Groups, 64).Send(1, make([]byte, 64)))
-	short := New(libs[1], libs[1].World(), Groups, 8)
+	require.NoError(t, New(mpifake.World(libs[0]), Groups, 64).Send(1, make([]byte, 64)))
+	short := New(mpifake.World(libs[1]), Groups, 8)
 	for i := 0; i < 100; i++ {
 		_, _, ok := short.Receive()
 		assert.False(t, ok)
 	}
-	require.NoError(t, New(libs[0], libs[0].World(), Groups, 64).Send(1, []byte("short")))
+	require.NoError(t, New(mpifake.World(libs[0]), Groups, 64).Send(1, []byte("short")))
 	_, message := receive(t, short)
 	assert.Equal(t, "short", message)
 }

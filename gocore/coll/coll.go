@@ -15,7 +15,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -86,8 +85,7 @@ func (s *Sig) inside(c op.Code) Sig {
 
 // Args is a collective whose arguments were checked. Host buffers are contiguous.
 type Args struct {
-	Lib  mpi.Library
-	Comm mpi.Comm
+	MPI
 	Rank int // of this process in Comm
 
 	// Choose gets only Sig. An algorithm that chooses a second algorithm for a part of its work

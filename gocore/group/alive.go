@@ -30,7 +30,7 @@ func (e *Env) watchRanks() error {
 			copy(row[placeAt:], place[:])
 		}
 	}
-	rows, err := e.tellAll(row)
+	rows, err := e.base.Gather(row, nil)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (e *Env) watchRanks() error {
 	if mistake != nil {
 		ok[0] = 0
 	}
-	all, err := e.tellAll(ok)
+	all, err := e.base.Gather(ok, nil)
 	if err != nil {
 		return err
 	}

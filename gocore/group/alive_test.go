@@ -96,7 +96,7 @@ func TestARankThatCannotListenTurnsItOffForAll(t *testing.T) {
 func TestAWrongTimeIsAnErrorOfInit(t *testing.T) {
 	t.Setenv("PADDLEMPI_DEAD_AFTER", "1")
 	lib := mpifake.New(1)[0]
-	_, err := NewEnv(lib, lib.World(), time.Second, nil)
+	_, err := NewEnv(mpifake.World(lib), time.Second, nil)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 }
 

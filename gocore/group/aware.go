@@ -4,7 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Awareness says whether MPI takes the addresses of device memory on this rank, and how that is
@@ -64,21 +65,17 @@ func (e *Env) Awareness(wait bool) Awareness {
 
 // ask returns what is known without a trial, nil if a trial is needed.
 func (e *Env) ask() *Awareness {
-	if forced, set, err := mpi.CUDAForced(); err != nil {
+	if forced, set, err := cudaForced(); err != nil {
 		return &Awareness{How: "set", Reason: err.Error()}
 	} else if set {
-		return &Awareness{Aware: forced, How: "set", Reason: mpi.EnvCUDAAware + " says so"}
+		return &Awareness{Aware: forced, How: "set", Reason: envCUDAAware + " says so"}
 	}
-	q, ok := e.Lib.(mpi.CUDAQuery)
-	if !ok {
-		return &Awareness{How: "asked", Reason: "this MPI cannot be asked"}
-	}
-	says, text := q.QueryCUDA()
+	says, text := e.base.TakesDeviceMemory()
 	switch {
 	case !says:
 		return &Awareness{How: "asked", Reason: text}
 	case e.Trial == nil:
-		return &Awareness{How: "asked", Reason: text + "; but there is no Python to try it with: set " + mpi.EnvCUDAAware + "=1 if it does"}
+		return &Awareness{How: "asked", Reason: text + "; but there is no Python to try it with: set " + envCUDAAware + "=1 if it does"}
 	}
 	return nil
 }
@@ -87,4 +84,21 @@ func (e *Env) try() {
 	works, seen := e.Trial()
 	e.aware.known.Store(&Awareness{Aware: works, How: "tried", Reason: seen})
 	close(e.aware.tried)
+}
+
+// envCUDAAware is the variable in which the user says whether MPI takes the addresses of device
+// memory: 1 or 0.
+const envCUDAAware = "PADDLEMPI_CUDA_AWARE"
+
+// cudaForced returns what envCUDAAware says, if it is set.
+func cudaForced() (aware, set bool, err error) {
+	switch v, _ := dl.Getenv(envCUDAAware); v {
+	case "":
+		return false, false, nil
+	case "0", "1":
+		return v == "1", true, nil
+	default:
+		return false, false, status.New(status.Argument, "%s=%q: it takes 1 (MPI is given the addresses of tensors in GPU memory, without a trial), "+
+			"0 (it never is), or is left unset (MPI is asked, and tried)", envCUDAAware, v)
+	}
 }

@@ -5,13 +5,23 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
 // BenchmarkSubmit measures what the core adds to a synchronous all_reduce, without the language
 // boundary, the arrival of other members and MPI.
-func BenchmarkSubmit(b *testing.B) {
-	lib := mpifake.New(1)[0]
-	e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)
+func BenchmarkSubmit(b *testing.B) { benchmark(b, allReduce(floats(1))) }
+
+// BenchmarkMessage measures a message of a rank to itself.
+func BenchmarkMessage(b *testing.B) {
+	d := desc(op.SendRecv, []op.Buf{floats(1)}, []op.Buf{floats(1)})
+	d.Peer = 0
+	benchmark(b, d)
+}
+
+// benchmark submits an operation in a group of one rank.
+func benchmark(b *testing.B, d *op.Desc) {
+	e, err := NewEnv(mpifake.World(mpifake.New(1)[0]), 20*time.Second, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -19,7 +29,6 @@ func BenchmarkSubmit(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	d := allReduce(floats(1))
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, _, err := g.Submit(d, false); err != nil {

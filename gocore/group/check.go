@@ -19,7 +19,7 @@ import (
 // buffer: "send" is what this rank gives, "recv" what it gets.
 func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 	a := &c.args
-	a.Lib, a.Comm, a.Rank, a.Size = g.env.Lib, g.collComm, g.Rank, g.Size
+	a.MPI, a.Rank, a.Size = g.mpi, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
 	a.Local, a.Node, a.Forced = g.local, g.node, g.forced
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)

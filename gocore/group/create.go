@@ -9,14 +9,14 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // World makes the group of all ranks. It is collective over the world.
 func (e *Env) World(id int64, timeout time.Duration) (*Group, error) {
-	comm, err := e.Lib.Dup(e.base)
+	comm, err := e.base.Dup(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +36,7 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 		return nil, err
 	}
 	if len(ranks) == 1 {
-		return e.finish(id, 0, ranks, 0, 0, timeout)
+		return e.finish(id, 0, ranks, nil, 0, timeout)
 	}
 	key := e.key(ranks)
 	if missing, err := e.meet("new_group", key, ranks, timeout); err != nil {
@@ -44,17 +44,13 @@ func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) 
 		return nil, e.meetError("new_group", "called new_group with the same ranks; every member must call it, in the same order", err, ranks, missing, timeout)
 	}
 	return e.together("new_group", ranks, func() (*Group, error) {
-		list := make([]int32, len(ranks))
-		for i, r := range ranks {
-			list[i] = int32(r)
-		}
-		comm, err := e.Lib.CreateGroup(e.base, list, int32(key%uint64(e.Lib.TagUB())))
+		comm, err := e.base.Create(ranks, key)
 		if err != nil {
 			return nil, err
 		}
 		forced, err := e.agreeOnForced("new_group", comm)
 		if err != nil {
-			_ = e.Lib.Free(comm)
+			_ = comm.Free()
 			return nil, err
 		}
 		return e.finish(id, key, ranks, comm, forced, timeout)
@@ -115,8 +111,8 @@ func (e *Env) unmadeError(what string, ranks, dead []int) error {
 }
 
 // finish makes everything of a group but its first communicator.
-func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
-	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: indexOf(ranks, e.Topo.Rank), collComm: comm, forced: forced}
+func (e *Env) finish(id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
+	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: indexOf(ranks, e.Topo.Rank), collComm: comm, mpi: coll.On(e.base, comm), forced: forced}
 	g.timeout.Store(int64(timeout))
 	if g.Size == 1 {
 		g.local = true
@@ -125,7 +121,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, forced co
 		return g, nil
 	}
 	var err error
-	if g.msgComm, err = e.Lib.Dup(comm); err != nil {
+	if g.msgComm, err = comm.Dup(nil); err != nil {
 		return nil, err
 	}
 	if e.Topo.OneNode(ranks) {
@@ -140,7 +136,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, forced co
 			return g, nil
 		}
 	}
-	if g.wire, err = arrive.NewWire(e.Lib, g.msgComm, g.Size, g.Rank); err != nil {
+	if g.wire, err = arrive.NewWire(g.msgComm); err != nil {
 		return nil, err
 	}
 	g.arrival = g.wire
@@ -150,15 +146,15 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm mpi.Comm, forced co
 
 // messageComm returns the communicator of the messages. A group of one rank gets it at its first
 // message, because few programs send messages to themselves.
-func (g *Group) messageComm() (mpi.Comm, error) {
+func (g *Group) messageComm() (transport.Comm, error) {
 	if g.Size > 1 {
 		return g.msgComm, nil
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var err error
-	if g.msgComm == 0 {
-		g.msgComm, err = g.env.Lib.CreateGroup(g.env.base, []int32{int32(g.Ranks[0])}, 0)
+	if g.msgComm == nil {
+		g.msgComm, err = g.env.base.Create(g.Ranks, 0)
 	}
 	return g.msgComm, err
 }

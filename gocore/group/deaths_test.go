@@ -30,7 +30,7 @@ func ranksThatMPIFails(t *testing.T, failing *atomic.Bool, f func(t *testing.T, 
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)
+			e, err := NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}

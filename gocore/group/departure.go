@@ -6,9 +6,8 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -42,7 +41,7 @@ const (
 	staying    departureStage = iota // this rank has not left
 	gathering                        // in the barrier
 	settling                         // waiting for the end of its own requests
-	agreeing                         // in the allreduce
+	agreeing                         // telling each other whether MPI can be finalized
 	departed                         // all ranks have left, and have agreed
 	ending                           // in the barrier of EndTogether
 	undeparted                       // MPI refused a call: the others wait for this rank in vain
@@ -51,18 +50,18 @@ const (
 // departure is how far the end of this rank has come.
 type departure struct {
 	stage   departureStage
-	slot    *mpi.Slot      // of the collective under way
-	agree   mpi.Call       // the allreduce; made early, because FreeAll forgets the reduce ops
-	words   unsafe.Pointer // of the allreduce: what this rank says, and what all say; 1: MPI can be finalized
-	stuck   bool           // a thread of this process is inside MPI, and does not return
-	until   time.Time      // the end of settling
-	dropped *dropped       // the message that is being dropped; nil if there is none
+	request *transport.Request // of the round under way
+	words   unsafe.Pointer     // of agreeing: what this rank says, and what all say; 1: MPI can be finalized
+	stuck   bool               // a thread of this process is inside MPI, and does not return
+	until   time.Time          // the end of settling
+	dropped *dropped           // the message that is being dropped; nil if there is none
 }
 
 // dropped is a message that is received only so that its sender is done.
 type dropped struct {
-	slot  *mpi.Slot
-	block unsafe.Pointer
+	on      transport.Endpoint
+	request *transport.Request
+	block   unsafe.Pointer
 }
 
 // depart begins the departure. All groups have taken their last call.
@@ -81,33 +80,27 @@ func (e *Env) depart() error {
 	if d.stuck {
 		words[0] = 0
 	}
-	t, _ := e.Lib.TypeOf(op.Int64)
-	least, _ := e.Lib.OpOf(op.Min, op.Int64)
-	d.agree = mpi.Call{Fn: mpi.FnAllreduce, Comm: e.base, Op: least, SendBuf: d.words, SendCount: 1, SendType: t,
-		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t}
-	return e.nextStage(gathering, &mpi.Call{Fn: mpi.FnBarrier, Comm: e.base})
+	return e.nextStage(gathering, transport.Barrier)
 }
 
-// nextStage starts the collective of a stage.
-func (e *Env) nextStage(stage departureStage, c *mpi.Call) error {
+// nextStage starts the round of a stage.
+func (e *Env) nextStage(stage departureStage, what transport.Round) (err error) {
 	d := &e.departure
-	d.stage, d.slot = stage, e.Lib.NewSlot()
-	err := e.Lib.Start(c, d.slot)
-	if err != nil {
-		e.Lib.FreeSlot(d.slot)
-		d.stage, d.slot = undeparted, nil
+	d.stage = stage
+	if d.request, err = e.base.Start(what, d.words, unsafe.Add(d.words, 8), 1); err != nil {
+		d.stage = undeparted
 	}
 	return err
 }
 
-// stageOver tells whether the collective of this stage is over.
+// stageOver tells whether the round of this stage is over.
 func (e *Env) stageOver() bool {
 	d := &e.departure
-	if !poll(e.Lib, d.slot) {
+	if !transport.Over(e.base, d.request) {
 		return false
 	}
-	e.Lib.FreeSlot(d.slot)
-	d.slot = nil
+	e.base.Release(d.request)
+	d.request = nil
 	return true
 }
 
@@ -130,7 +123,7 @@ func (e *Env) AllDeparted() bool {
 	case settling:
 		e.dropMessages()
 		if d.stuck || e.settled() || time.Now().After(d.until) {
-			_ = e.nextStage(agreeing, &d.agree) // an error makes the stage undeparted
+			_ = e.nextStage(agreeing, transport.Min) // an error makes the stage undeparted
 		}
 	case agreeing:
 		e.dropMessages()
@@ -173,46 +166,45 @@ func (g *Group) farewell(reason status.Code) {
 func (e *Env) dropMessages() {
 	d := &e.departure
 	if d.dropped != nil {
-		if !poll(e.Lib, d.dropped.slot) {
+		if !transport.Over(d.dropped.on, d.dropped.request) {
 			return
 		}
-		d.dropped.over(e.Lib)
+		d.dropped.over()
 		d.dropped = nil
 	}
 	for _, g := range e.liveGroups() {
-		if g.msgComm == 0 {
+		if g.msgComm == nil {
 			continue
 		}
-		if st, found, err := e.Lib.Iprobe(g.msgComm, mpi.AnySource, mpi.AnyTag); err != nil || !found || st.Bytes > mostDropped {
+		if st, found, err := g.msgComm.Probe(transport.AnySource, transport.AnyTag); err != nil || !found || st.Bytes > mostDropped {
 			continue
 		}
-		msg, st, found, err := e.Lib.Improbe(g.msgComm, mpi.AnySource, mpi.AnyTag)
+		msg, found, err := g.msgComm.Match(transport.AnySource, transport.AnyTag)
 		if err != nil || !found {
 			continue
 		}
-		if d.dropped = e.drop(g.msgComm, msg, st); d.dropped != nil {
+		if d.dropped = drop(g.msgComm, msg); d.dropped != nil {
 			return
 		}
 	}
 }
 
 // drop begins to receive a message. It returns nil if that fails.
-func (e *Env) drop(comm mpi.Comm, msg mpi.Message, st mpi.Status) *dropped {
-	block, err := mem.Alloc(max(1, st.Bytes)) // Open MPI 5 crashes if a long message has no room
+func drop(on transport.Endpoint, msg transport.Message) *dropped {
+	block, err := mem.Alloc(max(1, msg.Bytes)) // Open MPI 5 crashes if a long message has no room
 	if err != nil {
 		return nil
 	}
-	m := &dropped{slot: e.Lib.NewSlot(), block: block}
-	if err := e.Lib.Start(&mpi.Call{Fn: mpi.FnMrecv, Comm: comm, Message: msg, Peer: st.Source, Tag: st.Tag,
-		RecvBuf: block, RecvCount: st.Bytes, RecvType: e.Lib.Byte()}, m.slot); err != nil {
-		m.over(e.Lib)
+	r, err := on.Take(msg, block, msg.Bytes)
+	if err != nil {
+		mem.Free(block)
 		return nil
 	}
-	return m
+	return &dropped{on, r, block}
 }
 
-func (m *dropped) over(lib mpi.Library) {
-	lib.FreeSlot(m.slot)
+func (m *dropped) over() {
+	m.on.Release(m.request)
 	mem.Free(m.block)
 }
 
@@ -281,7 +273,7 @@ func (e *Env) AwaitDepartures() bool {
 // or Close. It has no deadline, because the other ranks may go on for long.
 func (e *Env) EndTogether() bool {
 	together := false
-	if e.departure.finalizable() && e.nextStage(ending, &mpi.Call{Fn: mpi.FnBarrier, Comm: e.base}) == nil {
+	if e.departure.finalizable() && e.nextStage(ending, transport.Barrier) == nil {
 		_ = work.NewEngine().Wait(func() bool {
 			together = e.stageOver()
 			return together || e.Deserted()

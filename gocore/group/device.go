@@ -10,7 +10,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/dl"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -57,7 +56,7 @@ func readDeviceSettings() (s deviceSettings, err error) {
 	default:
 		return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_REDUCE=%s is neither host nor device", v)
 	}
-	_, _, err = mpi.CUDAForced()
+	_, _, err = cudaForced()
 	return s, err
 }
 

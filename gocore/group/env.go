@@ -4,23 +4,20 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/liveness"
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Env is what all groups of a process share.
 type Env struct {
-	Lib    mpi.Library
 	Engine *work.Engine
 	Topo   *topo.Topology
 	// Interrupt is called during waits on a caller's thread; nil if they cannot be interrupted.
@@ -34,8 +31,8 @@ type Env struct {
 	recorder  recorder // the flight recorder
 	reports   reports  // of waits that last long
 	aware     aware
-	base      mpi.Comm           // duplicate of the given world: parent of all groups; carries the collectives of departure
-	control   mpi.Comm           // carries the mailbox
+	base      transport.Comm     // duplicate of the given world: parent of all groups; carries the collectives of departure
+	control   transport.Comm     // carries the mailbox
 	watcher   watcher            // ends the process if a member dies while a thread is inside MPI
 	mail      *mailbox           // small messages between the cores
 	presence  *arrive.Lines      // shows which ranks of this node have left; nil if they cannot share memory
@@ -71,8 +68,8 @@ type Env struct {
 // NewEnv prepares the groups of a process. It is collective over world, which it duplicates and
 // does not use otherwise. If a rank does not come within timeout, or finds that its settings are
 // wrong, every rank that came gets an error.
-func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt work.Interrupt) (*Env, error) {
-	e := &Env{Lib: lib, Interrupt: interrupt, made: map[string]int{}, byKey: map[uint64]*Group{}, live: map[*Group]bool{}, stranded: map[*message]bool{},
+func NewEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrupt) (*Env, error) {
+	e := &Env{Interrupt: interrupt, made: map[string]int{}, byKey: map[uint64]*Group{}, live: map[*Group]bool{}, stranded: map[*message]bool{},
 		Engine: work.NewEngine(), watcher: watcher{stop: make(chan struct{})}}
 	e.peerQuestions.asked, e.peerQuestions.left = asked{}, map[int]bool{}
 	var settings error
@@ -95,25 +92,25 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 		return nil, err
 	}
 	var err error
-	if e.control, err = lib.Dup(e.base); err != nil {
+	if e.control, err = e.base.Dup(nil); err != nil {
 		return nil, err
 	}
 	chunk := []int64{e.device.chunk}
-	if err = e.reduceAll(e.base, chunk, op.Min); err != nil {
+	if err = e.base.Min(chunk); err != nil {
 		return nil, err
 	}
 	e.device.chunk = chunk[0]
 	if e.forced, err = e.agreeOnForced("init", e.base); err != nil {
-		_ = lib.Free(e.control)
-		_ = lib.Free(e.base)
+		_ = e.control.Free()
+		_ = e.base.Free()
 		return nil, err
 	}
-	if e.Topo, err = topo.Discover(lib, e.base); err != nil {
+	if e.Topo, err = topo.Discover(e.base); err != nil {
 		return nil, err
 	}
 	e.crowded = e.Topo.Crowded()
 	e.Engine.SetCrowded(e.crowded)
-	e.mail = newMailbox(lib, e.control)
+	e.mail = newMailbox(e.control)
 	e.mail.onAsk, e.mail.onAnswer = e.answer, e.learn
 	e.Engine.Background = e.chores
 	if e.Topo.CPUs.Spare() {
@@ -137,45 +134,40 @@ func NewEnv(lib mpi.Library, world mpi.Comm, timeout time.Duration, interrupt wo
 // begin duplicates the world. The ranks then tell each other whether their settings are wrong;
 // mistake is this rank's error, or nil. Only begin needs a deadline: a rank that has come through
 // it also comes to every other step of NewEnv.
-func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error {
+func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
-	rank, err := e.Lib.Rank(world)
-	if err != nil {
-		return err
+	rank := world.Rank()
+	within := func(done func() bool) error {
+		var slow slowness
+		looks := 0
+		return e.Engine.Wait(func() bool {
+			if looks++; looks&31 == 0 && slow.due(e, time.Now(), time.Time{}) {
+				e.reportInit(&slow, rank)
+			}
+			return done()
+		}, deadline, e.Interrupt)
 	}
-	made, err := e.within(&mpi.Call{Fn: mpi.FnDup, Comm: world}, deadline, rank)
+	var err error
+	if e.base, err = world.Dup(within); err != nil {
+		return e.timedOut(err, timeout)
+	}
+	// One word of every rank: 0, or 1 if its settings are wrong.
+	mine := []int64{0}
+	if mistake != nil {
+		mine[0] = 1
+	}
+	all, err := e.base.Gather(mine, within)
 	if err != nil {
 		return e.timedOut(err, timeout)
 	}
-	e.base = made
-	size, err := e.Lib.Size(e.base)
-	if err != nil {
-		return err
-	}
-	// One word for every rank: 0, or 1 if its settings are wrong.
-	block, err := mem.Alloc(int64(8 * (size + 1)))
-	if err != nil {
-		return err
-	}
-	words := unsafe.Slice((*int64)(block), size+1)
-	words[0] = 0
-	if mistake != nil {
-		words[0] = 1
-	}
-	t, _ := e.Lib.TypeOf(op.Int64)
-	if _, err := e.within(&mpi.Call{Fn: mpi.FnAllgather, Comm: e.base, SendBuf: block, SendCount: 1, SendType: t,
-		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: t}, deadline, rank); err != nil {
-		return e.timedOut(err, timeout) // block is not freed: MPI may still write to it
-	}
-	defer mem.Free(block)
 	var wrong []int
-	for r, word := range words[1:] {
-		if word != 0 && r != rank {
+	for r, word := range all {
+		if word[0] != 0 && r != rank {
 			wrong = append(wrong, r)
 		}
 	}
 	if mistake != nil || len(wrong) > 0 {
-		_ = e.Lib.Free(e.base)
+		_ = e.base.Free()
 	}
 	switch {
 	case mistake != nil:
@@ -184,36 +176,6 @@ func (e *Env) begin(world mpi.Comm, mistake error, timeout time.Duration) error 
 		return status.New(status.Refused, "init: rank(s) %s refused: their settings are wrong, and their own error says which", brief(wrong)).WithRanks(wrong...)
 	}
 	return nil
-}
-
-// within starts a nonblocking call and waits until it has ended, or until the deadline. It returns
-// the communicator that the call made, if it made one. me is the rank of this process.
-func (e *Env) within(c *mpi.Call, deadline time.Time, me int) (mpi.Comm, error) {
-	slot := e.Lib.NewSlot()
-	if err := e.Lib.Start(c, slot); err != nil {
-		e.Lib.FreeSlot(slot)
-		return 0, err
-	}
-	var slow slowness
-	looks := 0
-	if err := e.Engine.Wait(func() bool {
-		if looks++; looks&31 == 0 && slow.due(e, time.Now(), time.Time{}) {
-			e.reportInit(&slow, me)
-		}
-		return poll(e.Lib, slot)
-	}, deadline, e.Interrupt); err != nil {
-		return 0, err // the slot is not freed: MPI may still write to it
-	}
-	defer e.Lib.FreeSlot(slot)
-	return slot.Made, e.Lib.SlotError(c.Fn, slot)
-}
-
-// poll tests one request.
-func poll(lib mpi.Library, s *mpi.Slot) bool {
-	if s.Done == 0 {
-		lib.Poll([]uintptr{uintptr(unsafe.Pointer(s))})
-	}
-	return s.Done != 0
 }
 
 // timedOut returns the error of begin for err. If the deadline has passed, it says that some ranks
@@ -294,12 +256,11 @@ func (e *Env) endingError(what string, ranks []int) error {
 	return status.New(why.Code, "%s(ranks=%v): %v", what, brief(ranks), why)
 }
 
-// connect makes the connections to the ranks of other nodes now, because all ranks are inside
-// NewEnv. Intel MPI makes a connection at the first message, and that MPI_Isend does not return
-// until the other rank is inside MPI (measured). A rank whose deadline ran out would hang when it
-// asks the rank that never came.
+// connect makes the connections to the ranks of other nodes, if the first message to a rank waits for that
+// rank: now, because all ranks are inside NewEnv. A rank whose deadline ran out would hang when it asks the
+// rank that never came.
 func (e *Env) connect() error {
-	if e.Lib.Info().Name != "Intel MPI" {
+	if !e.base.FirstSendWaits() {
 		return nil
 	}
 	waiting := map[int]bool{}
@@ -401,7 +362,7 @@ func (e *Env) Close() error {
 	}
 	e.mail.close()
 	e.recorder.close()
-	if failure := e.Lib.Free(e.control); err == nil {
+	if failure := e.control.Free(); err == nil {
 		err = failure
 	}
 	e.closed = true
@@ -420,10 +381,5 @@ func (e *Env) Free() error {
 	if e.presence != nil {
 		_ = e.presence.Close()
 	}
-	return e.Lib.Free(e.base)
-}
-
-// reduceAll is a blocking MPI_Allreduce of a few words on comm.
-func (e *Env) reduceAll(comm mpi.Comm, words []int64, r op.ReduceOp) error {
-	return e.onWords(mpi.FnAllreduce, comm, words, len(words), r)
+	return e.base.Free()
 }

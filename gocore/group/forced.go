@@ -5,9 +5,8 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/dl"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // readForced reads PADDLEMPI_ALGO, which a group obeys that is made now. what is the caller's
@@ -24,7 +23,7 @@ func readForced(what string) (coll.Forced, error) {
 
 // agreeOnForced reads PADDLEMPI_ALGO and compares it with that of the other ranks of comm, all of
 // which call it. Ranks that preferred different algorithms would deadlock, so they get an error.
-func (e *Env) agreeOnForced(what string, comm mpi.Comm) (coll.Forced, error) {
+func (e *Env) agreeOnForced(what string, comm transport.Exchange) (coll.Forced, error) {
 	forced, mistake := readForced(what)
 	const wrong = -1 // is below every Forced
 	word := int64(forced)
@@ -32,7 +31,7 @@ func (e *Env) agreeOnForced(what string, comm mpi.Comm) (coll.Forced, error) {
 		word = wrong
 	}
 	words := []int64{word, ^word}
-	if err := e.reduceAll(comm, words, op.Min); err != nil {
+	if err := comm.Min(words); err != nil {
 		return 0, err
 	}
 	least, most := words[0], ^words[1]

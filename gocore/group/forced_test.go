@@ -52,7 +52,7 @@ func TestAGroupForcesWhatTheVariableSaidWhenItWasMade(t *testing.T) {
 func TestAWrongVariableOfForcedAlgorithms(t *testing.T) {
 	t.Setenv("PADDLEMPI_ALGO", "all_reduce:fast")
 	lib := mpifake.New(1)[0]
-	_, err := NewEnv(lib, lib.World(), time.Second, nil)
+	_, err := NewEnv(mpifake.World(lib), time.Second, nil)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 	assert.ErrorContains(t, err, "init: PADDLEMPI_ALGO=all_reduce:fast")
 }

@@ -109,7 +109,7 @@ func FuzzDamagedRank(f *testing.F) {
 			all.Add(1)
 			go func(lib mpi.Library) {
 				defer all.Done()
-				e, err := NewEnv(lib, lib.World(), 10*time.Second, nil)
+				e, err := NewEnv(mpifake.World(lib), 10*time.Second, nil)
 				if err != nil {
 					return // a busy machine: the fake MPI waits for a second only
 				}
@@ -195,7 +195,7 @@ func FuzzMail(f *testing.F) {
 			all.Add(1)
 			go func(lib mpi.Library) {
 				defer all.Done()
-				e, err := NewEnv(lib, lib.World(), 10*time.Second, nil)
+				e, err := NewEnv(mpifake.World(lib), 10*time.Second, nil)
 				if !assert.NoError(t, err) {
 					return
 				}

@@ -9,10 +9,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -25,10 +25,11 @@ type Group struct {
 	Ranks []int // Ranks[i] is the world rank of member i
 
 	env      *Env
-	key      uint64   // identifies the group; the same on all members; 0 for the world and for groups of one
-	local    bool     // all members are on this node and share memory
-	collComm mpi.Comm // for collectives; 0 in a group of one, unless that is the world
-	msgComm  mpi.Comm // for messages and wire arrivals; in a group of one 0 until its first message
+	key      uint64         // identifies the group; the same on all members; 0 for the world and for groups of one
+	local    bool           // all members are on this node and share memory
+	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
+	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
+	msgComm  transport.Comm // for messages and wire arrivals; in a group of one nil until its first message
 	arrival  arrive.Arrival
 	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
 	node     *coll.Node   // set if the group is local and has several members

@@ -35,7 +35,7 @@ func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *Env, world 
 		wg.Add(1)
 		go func(lib mpi.Library) {
 			defer wg.Done()
-			e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)
+			e, err := NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/segment"
 )
 
@@ -19,7 +18,7 @@ func (e *Env) shareHeaps() error {
 		w := own.Address().Words()
 		copy(mine, append([]int64{1}, w[:]...))
 	}
-	addresses, err := e.tellAll(mine)
+	addresses, err := e.base.Gather(mine, nil)
 	if err != nil {
 		return err
 	}
@@ -37,7 +36,7 @@ func (e *Env) shareHeaps() error {
 	}
 	// A rank of this node that lacks a heap gets all of them over sockets, and so do the others: then
 	// each knows how many ranks want its own.
-	lacks, err := e.tellAll([]int64{int64(len(others) - len(views)), 0, 0, 0})
+	lacks, err := e.base.Gather([]int64{int64(len(others) - len(views)), 0, 0, 0}, nil)
 	if err != nil {
 		return err
 	}
@@ -55,7 +54,7 @@ func (e *Env) shareHeaps() error {
 			copy(rendezvous, append([]int64{1}, w[:]...))
 		}
 	}
-	meetings, err := e.tellAll(rendezvous)
+	meetings, err := e.base.Gather(rendezvous, nil)
 	if err != nil {
 		return err
 	}
@@ -66,7 +65,7 @@ func (e *Env) shareHeaps() error {
 	if own == nil || len(views) != len(others) {
 		ok[0] = 0
 	}
-	all, err := e.tellAll(ok)
+	all, err := e.base.Gather(ok, nil)
 	if err != nil {
 		return err
 	}
@@ -121,20 +120,6 @@ func (e *Env) others() []int {
 		}
 	}
 	return list
-}
-
-// tellAll exchanges four words of every rank. It is collective over base.
-func (e *Env) tellAll(words []int64) ([][]int64, error) {
-	all := make([]int64, len(words)*e.Topo.Size)
-	copy(all, words)
-	if err := e.onWords(mpi.FnAllgather, e.base, all, len(words), 0); err != nil {
-		return nil, err
-	}
-	rows := make([][]int64, e.Topo.Size)
-	for r := range rows {
-		rows[r] = all[r*len(words) : (r+1)*len(words)]
-	}
-	return rows, nil
 }
 
 func (e *Env) closeViews() {

@@ -3,8 +3,8 @@ package group
 import (
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -184,11 +184,11 @@ func (g *Group) free(reason status.Code) error {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	g.unmapPeers()
-	for _, comm := range []mpi.Comm{g.msgComm, g.collComm} {
-		if comm == 0 {
+	for _, comm := range []transport.Comm{g.msgComm, g.collComm} {
+		if comm == nil {
 			continue
 		}
-		if err := g.env.Lib.Free(comm); err != nil {
+		if err := comm.Free(); err != nil {
 			return err
 		}
 	}

@@ -1,19 +1,15 @@
 package group
 
 import (
-	"unsafe"
-
 	"github.com/paddlempi/paddlempi/gocore/arrive"
-	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // makeLines makes the lines that members share, which are the ranks of comm on this rank's node. It
 // is collective over comm, whose ranks may be on several nodes. A rank that is alone on its node
 // gets no lines. If some rank of comm cannot map its node's lines, all ranks get none, and how is
 // byMessage.
-func (e *Env) makeLines(comm mpi.Comm, members []int) (_ *arrive.Lines, how way, _ error) {
+func (e *Env) makeLines(comm transport.Exchange, members []int) (_ *arrive.Lines, how way, _ error) {
 	n, me := len(members), indexOf(members, e.Topo.Rank)
 	file, how, err := e.shareFile(comm, members, "paddlempi-arrive", arrive.LinesSize(n))
 	if err != nil || how == byMessage {
@@ -27,7 +23,7 @@ func (e *Env) makeLines(comm mpi.Comm, members []int) (_ *arrive.Lines, how way,
 		}
 		file.Close()
 	}
-	if err := e.reduceAll(comm, ok, op.Min); err != nil {
+	if err := comm.Min(ok); err != nil {
 		return nil, how, err
 	}
 	if ok[0] == 0 {
@@ -40,26 +36,6 @@ func (e *Env) makeLines(comm mpi.Comm, members []int) (_ *arrive.Lines, how way,
 		lines.YieldEvery(16)
 	}
 	return lines, how, nil
-}
-
-// onWords runs a blocking collective on int64 words. The first n words are this rank's
-// contribution. The result is written to words.
-func (e *Env) onWords(fn mpi.Fn, comm mpi.Comm, words []int64, n int, r op.ReduceOp) error {
-	block, err := mem.Alloc(int64(8 * (n + len(words))))
-	if err != nil {
-		return err
-	}
-	defer mem.Free(block)
-	c := unsafe.Slice((*int64)(block), n+len(words))
-	copy(c, words[:n])
-	t, _ := e.Lib.TypeOf(op.Int64)
-	o, _ := e.Lib.OpOf(r, op.Int64)
-	if err := e.Lib.Run(&mpi.Call{Fn: fn, Comm: comm, Op: o, SendBuf: block, SendCount: int64(n), SendType: t,
-		RecvBuf: unsafe.Pointer(&c[n]), RecvCount: int64(n), RecvType: t}, nil); err != nil {
-		return err
-	}
-	copy(words, c[n:])
-	return nil
 }
 
 func indexOf(list []int, v int) int {

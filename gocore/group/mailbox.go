@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"github.com/paddlempi/paddlempi/gocore/channel"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // mailbox carries small messages between the cores of a job: a rank has come to make a group, or a
@@ -74,8 +74,8 @@ func (k mailKind) possible(body []byte) bool {
 	return false
 }
 
-func newMailbox(lib mpi.Library, comm mpi.Comm) *mailbox {
-	return &mailbox{channel: channel.New(lib, comm, channel.Groups, mailHeader+maxMail), inbox: map[letter][]byte{}, letters: map[int]int{}}
+func newMailbox(comm transport.Endpoint) *mailbox {
+	return &mailbox{channel: channel.New(comm, channel.Groups, mailHeader+maxMail), inbox: map[letter][]byte{}, letters: map[int]int{}}
 }
 
 // send posts a message. It reports no error: whatever waits for the message has a deadline.

@@ -7,10 +7,10 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -107,7 +107,7 @@ func (m *message) spin() bool {
 		if m.Poll() {
 			return true
 		}
-		m.g.env.Lib.Poll(m.pending(slots[:0]))
+		m.comm.Poller().Poll(m.pending(slots[:0]))
 		if i&15 == 15 {
 			m.g.env.Engine.Tick()
 			if m.g.env.crowded {
@@ -176,6 +176,7 @@ func (m *message) countOff(first bool) {
 // message is a send, a receive, or the two of a sendrecv. It is a task once it has a handle.
 type message struct {
 	g         *Group
+	comm      transport.Endpoint
 	code      op.Code
 	handle    *work.Handle // nil while the message may end within the call
 	result    work.Result  // how the message ended, if it has no handle
@@ -198,16 +199,17 @@ type message struct {
 
 // transfer is one MPI call of a message: a send or a receive.
 type transfer struct {
-	call     mpi.Call
-	slot     *mpi.Slot     // nil until MPI was called for it
-	bytes    int64         // length of its buffer
-	peer     int32         // group rank, -1 for any
+	receives bool
+	request  *transport.Request // nil until MPI was called for it
+	data     unsafe.Pointer
+	bytes    int64 // length of its buffer
+	peer     int32 // group rank, -1 for any
+	tag      int32
 	onDevice *deviceTensor // the tensor, if it is in device memory
 	// dropped says that the transfer was given up before MPI was called for it.
 	dropped bool
 	queued  bool // it is in Group.waiting
 	stage   *staging
-	free    func()
 }
 
 // prepare checks the arguments and prepares the transfers.
@@ -222,7 +224,7 @@ func (m *message) prepare(d *op.Desc) error {
 		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap. Buffers that
 		// are not contiguous are copied anyway.
 		viaCopy := recv && overlap(sends[0].Data, sends[0].Bytes(), recvs[0].Data, recvs[0].Bytes())
-		if err := m.addTransfer(d.Code, mpi.FnSend, "send", &sends[0], d.Peer, d.Tag, viaCopy); err != nil {
+		if err := m.addTransfer(d.Code, false, "send", &sends[0], d.Peer, d.Tag, viaCopy); err != nil {
 			return err
 		}
 	}
@@ -231,17 +233,17 @@ func (m *message) prepare(d *op.Desc) error {
 		if send {
 			peer, tag = d.Peer2, d.Tag2
 		}
-		return m.addTransfer(d.Code, mpi.FnRecv, "recv", &recvs[0], peer, tag, false)
+		return m.addTransfer(d.Code, true, "recv", &recvs[0], peer, tag, false)
 	}
 	return nil
 }
 
 // checkAddress checks peer and tag. wild allows MPI's wildcards for both.
 func (g *Group) checkAddress(code op.Code, peer, tag int32, wild bool) error {
-	if peer >= int32(g.Size) || peer < 0 && !(wild && peer == mpi.AnySource) {
+	if peer >= int32(g.Size) || peer < 0 && !(wild && peer == transport.AnySource) {
 		return status.New(status.Argument, "%s: peer is rank %d of the group, which has ranks 0 to %d", code, peer, g.Size-1)
 	}
-	if ub := g.env.Lib.TagUB(); tag > ub || tag < 0 && !(wild && tag == mpi.AnyTag) {
+	if ub := g.env.base.MaxTag(); tag > ub || tag < 0 && !(wild && tag == transport.AnyTag) {
 		return status.New(status.Argument, "%s: tag is %d; this MPI takes 0 to %d", code, tag, ub)
 	}
 	return nil
@@ -255,20 +257,20 @@ func overlap(x unsafe.Pointer, xBytes int64, y unsafe.Pointer, yBytes int64) boo
 
 // addTransfer checks one buffer and prepares its transfer. If viaCopy is set, a copy of the buffer
 // is sent.
-func (m *message) addTransfer(code op.Code, fn mpi.Fn, side string, b *op.Buf, peer, tag int32, viaCopy bool) error {
-	if err := m.g.checkAddress(code, peer, tag, fn == mpi.FnRecv); err != nil {
+func (m *message) addTransfer(code op.Code, receives bool, side string, b *op.Buf, peer, tag int32, viaCopy bool) error {
+	if err := m.g.checkAddress(code, peer, tag, receives); err != nil {
 		return err
 	}
 	if err := checkBuf(code, side, 0, b); err != nil {
 		return err
 	}
-	comm, err := m.g.messageComm()
-	if err != nil {
+	var err error
+	if m.comm, err = m.g.messageComm(); err != nil {
 		return err
 	}
 	tr := &m.transfers[m.n]
 	m.n++
-	tr.peer, tr.bytes = peer, b.Bytes()
+	tr.receives, tr.peer, tr.tag, tr.bytes = receives, peer, tag, b.Bytes()
 	data := b.Data
 	if !b.OnHost() && b.Count > 0 {
 		if tr.onDevice, err = m.g.newDeviceTensor(code, side, b, viaCopy, m.stream); err != nil {
@@ -282,7 +284,7 @@ func (m *message) addTransfer(code op.Code, fn mpi.Fn, side string, b *op.Buf, p
 		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // without shape and strides, which would be copied
 	}
 	if (viaCopy || !b.Contiguous()) && b.Count > 0 {
-		s, err := stageBuf(b, fn == mpi.FnSend, fn == mpi.FnRecv)
+		s, err := stageBuf(b, !receives, receives)
 		if err != nil {
 			return err
 		}
@@ -292,20 +294,7 @@ func (m *message) addTransfer(code op.Code, fn mpi.Fn, side string, b *op.Buf, p
 			return err
 		}
 	}
-	count, typ := tr.bytes, m.g.env.Lib.Byte()
-	if count > mpi.MaxCount {
-		t, free, err := m.g.env.Lib.Bytes(count)
-		if err != nil {
-			return err
-		}
-		count, typ, tr.free = 1, t, free
-	}
-	tr.call = mpi.Call{Fn: fn, Peer: peer, Tag: tag, Comm: comm}
-	if fn == mpi.FnSend {
-		tr.call.SendBuf, tr.call.SendCount, tr.call.SendType = data, count, typ
-	} else {
-		tr.call.RecvBuf, tr.call.RecvCount, tr.call.RecvType = data, count, typ
-	}
+	tr.data = data
 	return nil
 }
 
@@ -322,7 +311,7 @@ func (m *message) start() error {
 // tryStart calls MPI for a transfer. It does nothing if the device still works on the tensor, or if
 // an earlier transfer with the same rank has to be first.
 func (m *message) tryStart(tr *transfer) error {
-	if tr.slot != nil || tr.dropped {
+	if tr.request != nil || tr.dropped {
 		return nil
 	}
 	ready, err := tr.onDevice.ready()
@@ -333,26 +322,27 @@ func (m *message) tryStart(tr *transfer) error {
 	if !m.g.mayStart(tr, ready) {
 		return nil
 	}
-	tr.slot = m.g.env.Lib.NewSlot()
-	err = m.g.env.Lib.Start(&tr.call, tr.slot)
+	if tr.receives {
+		tr.request, err = m.comm.Receive(tr.data, tr.bytes, tr.peer, tr.tag)
+	} else {
+		tr.request, err = m.comm.Send(tr.data, tr.bytes, tr.peer, tr.tag)
+	}
 	m.g.env.Engine.CalledMPI()
 	m.trace.Begun(0)
 	m.g.unqueue(tr)
 	if err != nil {
-		m.g.env.Lib.FreeSlot(tr.slot)
-		tr.slot = nil
 		m.g.fail(err)
 	}
 	return err
 }
 
 // over tells whether the transfer was dropped or its request has ended.
-func (tr *transfer) over() bool { return tr.dropped || tr.slot != nil && tr.slot.Done != 0 }
+func (tr *transfer) over() bool { return tr.dropped || tr.request != nil && tr.request.Done != 0 }
 
 func (m *message) pending(list []uintptr) []uintptr {
 	for i := 0; i < m.n; i++ {
-		if s := m.transfers[i].slot; s != nil && s.Done == 0 {
-			list = append(list, uintptr(unsafe.Pointer(s)))
+		if r := m.transfers[i].request; r != nil && r.Done == 0 {
+			list = append(list, r.Address())
 		}
 	}
 	return list
@@ -363,7 +353,7 @@ func (m *message) pending(list []uintptr) []uintptr {
 func (m *message) Requests(b *work.Batch) (moving bool) {
 	var room [2]uintptr
 	for _, s := range m.pending(room[:0]) {
-		b.Add(m.g.env.Lib, s)
+		b.Add(m.comm.Poller(), s)
 	}
 	return false
 }
@@ -372,7 +362,7 @@ func (m *message) Requests(b *work.Batch) (moving bool) {
 func (m *message) Poll() bool {
 	for i := m.n - 1; i >= 0; i-- { // try both: the send may end only after the receive was posted
 		tr := &m.transfers[i]
-		if tr.slot == nil && !tr.dropped {
+		if tr.request == nil && !tr.dropped {
 			if err := m.tryStart(tr); err != nil {
 				m.giveUp(err)
 			}
@@ -401,16 +391,16 @@ func (m *message) outcome() (r work.Result, err error) {
 		if tr.dropped {
 			return r, m.gaveUp
 		}
-		if e := m.g.env.Lib.SlotError(tr.call.Fn, tr.slot); e != nil && err == nil {
+		if e := m.comm.Err(tr.request); e != nil && err == nil {
 			err = m.named(tr, e)
 		}
-		if tr.call.Fn != mpi.FnRecv {
+		if !tr.receives {
 			continue
 		}
-		if tr.slot.Cancelled != 0 {
+		if tr.request.Cancelled != 0 {
 			return r, m.gaveUp
 		}
-		r = work.Result{Source: tr.slot.Source, Tag: tr.slot.Tag, Bytes: tr.slot.Bytes}
+		r = work.Result{Source: tr.request.Source, Tag: tr.request.Tag, Bytes: tr.request.Bytes}
 		if err == nil && r.Bytes != tr.bytes {
 			err = status.New(status.Truncate, "%s: the message from rank %d of the group with tag %d has %d bytes, the buffer %d; they must be equal (probe tells the length before)",
 				m.code, r.Source, r.Tag, r.Bytes, tr.bytes).WithRanks(m.g.Ranks[r.Source])
@@ -430,9 +420,9 @@ func (m *message) outcome() (r work.Result, err error) {
 func (m *message) free() {
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
-		if tr.slot != nil {
-			m.g.env.Lib.FreeSlot(tr.slot)
-			tr.slot = nil
+		if tr.request != nil {
+			m.comm.Release(tr.request)
+			tr.request = nil
 		}
 		if tr.stage != nil {
 			tr.stage.free()
@@ -441,10 +431,6 @@ func (m *message) free() {
 		if tr.onDevice != nil {
 			tr.onDevice.free()
 			tr.onDevice = nil
-		}
-		if tr.free != nil {
-			tr.free()
-			tr.free = nil
 		}
 	}
 }
@@ -455,13 +441,13 @@ func (m *message) describe() string {
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
 		way, peer := "to", fmt.Sprintf("rank %d", tr.peer)
-		if tr.call.Fn == mpi.FnRecv {
+		if tr.receives {
 			way = "from"
 		}
 		if tr.peer < 0 {
 			peer = "any rank"
 		}
-		text += fmt.Sprintf(" of %d bytes %s %s of the group (tag %d)", tr.bytes, way, peer, tr.call.Tag)
+		text += fmt.Sprintf(" of %d bytes %s %s of the group (tag %d)", tr.bytes, way, peer, tr.tag)
 	}
 	return text
 }

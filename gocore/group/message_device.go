@@ -174,7 +174,7 @@ func (g *Group) mayStart(tr *transfer, ready bool) bool {
 		if first == tr {
 			break
 		}
-		if first.call.Fn == tr.call.Fn && (first.peer == tr.peer || first.peer < 0 || tr.peer < 0) {
+		if first.receives == tr.receives && (first.peer == tr.peer || first.peer < 0 || tr.peer < 0) {
 			return false
 		}
 	}

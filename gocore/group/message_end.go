@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -97,13 +96,13 @@ func (m *message) giveUp(err error) {
 		if tr.over() {
 			continue
 		}
-		if tr.slot == nil {
+		if tr.request == nil {
 			tr.dropped = true // MPI was not called for it
 			m.g.unqueue(tr)
 			continue
 		}
-		if tr.call.Fn == mpi.FnRecv {
-			if m.g.env.Lib.Cancel(tr.slot) == nil {
+		if tr.receives {
+			if m.comm.Cancel(tr.request) == nil {
 				continue
 			}
 		}
@@ -135,7 +134,7 @@ func (e *Env) arrivedAfterAll(m *message) {
 // death of which this rank does not know more.
 func (m *message) awaitsName() bool {
 	for i := 0; i < m.n; i++ {
-		if tr := &m.transfers[i]; tr.slot != nil && tr.slot.Err != 0 && m.news.waits(m.g, m.g.env.Lib.SlotError(tr.call.Fn, tr.slot)) {
+		if tr := &m.transfers[i]; tr.request != nil && tr.request.Code != 0 && m.news.waits(m.g, m.comm.Err(tr.request)) {
 			return true
 		}
 	}
@@ -147,7 +146,7 @@ func (m *message) named(tr *transfer, err error) error {
 	e := &status.Error{Code: status.CodeOf(err)}
 	errors.As(err, &e)
 	what := m.describe()
-	if e.Code == status.Truncate && tr.call.Fn == mpi.FnRecv {
+	if e.Code == status.Truncate && tr.receives {
 		what += ": the message is longer than that (probe tells the length before)"
 	}
 	if e.Code == status.ProcFailed {

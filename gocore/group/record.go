@@ -52,7 +52,7 @@ func (r *recorder) start(e *Env) error {
 		w := r.ring.File().Address().Words()
 		copy(mine, append([]int64{1}, w[:]...))
 	}
-	addresses, err := e.tellAll(mine)
+	addresses, err := e.base.Gather(mine, nil)
 	if err != nil {
 		return err
 	}

@@ -98,7 +98,7 @@ func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			e, err := NewEnv(lib, lib.World(), 20*time.Second, nil)
+			e, err := NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}

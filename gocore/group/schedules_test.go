@@ -176,7 +176,7 @@ func (s *schedule) run(t *testing.T) []fate {
 			defer all.Done()
 			defer a.gone()
 			var err error
-			a.e, err = NewEnv(lib, lib.World(), 20*time.Second, nil)
+			a.e, err = NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if err == nil {
 				a.g, err = a.e.World(0, time.Minute)
 			}

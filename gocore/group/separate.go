@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -24,10 +24,7 @@ func (g *Group) WorldRank(member int) int { return g.Ranks[member] }
 // and done only.
 func (g *Group) HeapOf(member int) *heap.View { return g.env.views[g.Ranks[member]] }
 
-// Library returns MPI.
-func (g *Group) Library() mpi.Library { return g.env.Lib }
-
-// Engine returns what drives requests of MPI.
+// Engine returns what drives requests of the transport.
 func (g *Group) Engine() *work.Engine { return g.env.Engine }
 
 // Crowded tells whether this node has more ranks than cores.
@@ -61,48 +58,33 @@ func (g *Group) Trouble(what string, member int) error {
 // Separate makes a communicator of the members that carries nothing else. It is collective, and the
 // members call it in the same order as new_group. meanwhile is called on each of them, and may exchange
 // words: tell gives this member's, of the same number on all, and returns those of all, by rank. All
-// members call tell equally often. In a group of one rank the communicator is 0.
-func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (mpi.Comm, error) {
+// members call tell equally often. In a group of one rank the communicator is nil.
+func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (transport.Comm, error) {
 	e := g.env
 	defer g.Use()()
 	if err := g.endingError(what); err != nil {
-		return 0, err
+		return nil, err
 	}
 	if g.Size == 1 {
-		return 0, meanwhile(func(words []int64) ([][]int64, error) { return [][]int64{slices.Clone(words)}, nil })
+		return nil, meanwhile(func(words []int64) ([][]int64, error) { return [][]int64{slices.Clone(words)}, nil })
 	}
 	key := e.key(g.Ranks)
 	if missing, err := e.meet(what, key, g.Ranks, timeout); err != nil {
 		e.unmake(g.Ranks)
-		return 0, e.meetError(what, fmt.Sprintf("called %s; every member must call it, in the same order as new_group", what), err, g.Ranks, missing, timeout)
+		return nil, e.meetError(what, fmt.Sprintf("called %s; every member must call it, in the same order as new_group", what), err, g.Ranks, missing, timeout)
 	}
 	made, err := e.together(what, g.Ranks, func() (*Group, error) {
-		list := make([]int32, g.Size)
-		for i, r := range g.Ranks {
-			list[i] = int32(r)
-		}
-		comm, err := e.Lib.CreateGroup(e.base, list, int32(key%uint64(e.Lib.TagUB())))
+		comm, err := e.base.Create(g.Ranks, key)
 		if err != nil {
 			return nil, err
 		}
-		return &Group{env: e, collComm: comm}, meanwhile(func(words []int64) ([][]int64, error) {
-			all := make([]int64, len(words)*g.Size)
-			copy(all, words)
-			if err := e.onWords(mpi.FnAllgather, comm, all, len(words), 0); err != nil {
-				return nil, err
-			}
-			rows := make([][]int64, g.Size)
-			for i := range rows {
-				rows[i] = all[i*len(words) : (i+1)*len(words)]
-			}
-			return rows, nil
-		})
+		return &Group{env: e, collComm: comm}, meanwhile(func(words []int64) ([][]int64, error) { return comm.Gather(words, nil) })
 	})
 	if err != nil {
 		if made != nil {
-			_ = e.Lib.Free(made.collComm)
+			_ = made.collComm.Free()
 		}
-		return 0, err
+		return nil, err
 	}
 	return made.collComm, nil
 }

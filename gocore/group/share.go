@@ -3,9 +3,8 @@ package group
 import (
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/segment"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // This file makes the memory that the ranks of a node share, for arrivals and other uses. Package
@@ -35,12 +34,9 @@ const takeLimit = 10 * time.Second
 // collective over comm, whose ranks may be on several nodes. It returns a nil file on a rank that
 // is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
 // all. The file is all zero; its memory is allocated when a rank first touches it.
-func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (*segment.File, way, error) {
+func (e *Env) shareFile(comm transport.Exchange, members []int, name string, size int64) (*segment.File, way, error) {
 	me, alone := indexOf(members, e.Topo.Rank), len(members) == 1
-	ranks, err := e.Lib.Size(comm)
-	if err != nil {
-		return nil, byMessage, err
-	}
+	var err error
 	var file *segment.File
 	var giver *segment.Giver
 	// Every rank sends the first member of its node. That member also sends the file's address.
@@ -51,14 +47,13 @@ func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (
 			copy(mine[1:], w[:])
 		}
 	}
-	all := make([]int64, 4*ranks)
-	copy(all, mine)
-	if err := e.onWords(mpi.FnAllgather, comm, all, 4, 0); err != nil {
+	all, err := comm.Gather(mine, nil)
+	if err != nil {
 		return nil, byMessage, err
 	}
 	var address segment.Address
-	for i := 0; i < ranks; i++ {
-		if w := all[4*i : 4*i+4]; w[0] == int64(members[0]) && w[2] >= 0 {
+	for _, w := range all {
+		if w[0] == int64(members[0]) && w[2] >= 0 {
 			address = segment.Of([3]int64(w[1:]))
 		}
 	}
@@ -66,19 +61,19 @@ func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (
 		file, _ = segment.Open(address, size)
 	}
 	// Count the ranks that lack the file. The first member may close it once this number is 0.
-	lacking := make([]int64, 2*ranks)
-	lacking[0], lacking[1] = int64(members[0]), 0
+	lacks := []int64{int64(members[0]), 0}
 	if file == nil && !alone {
-		lacking[1] = 1
+		lacks[1] = 1
 	}
-	if err := e.onWords(mpi.FnAllgather, comm, lacking, 2, 0); err != nil {
+	lacking, err := comm.Gather(lacks, nil)
+	if err != nil {
 		return nil, byMessage, err
 	}
 	total, here := 0, 0
-	for i := 0; i < ranks; i++ {
-		total += int(lacking[2*i+1])
-		if lacking[2*i] == int64(members[0]) {
-			here += int(lacking[2*i+1])
+	for _, w := range lacking {
+		total += int(w[1])
+		if w[0] == int64(members[0]) {
+			here += int(w[1])
 		}
 	}
 	if total == 0 {
@@ -93,8 +88,7 @@ func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (
 			copy(rendezvous[1:], w[:])
 		}
 	}
-	copy(all, rendezvous)
-	if err := e.onWords(mpi.FnAllgather, comm, all, 4, 0); err != nil {
+	if all, err = comm.Gather(rendezvous, nil); err != nil {
 		return nil, byMessage, err
 	}
 	deadline := time.Now().Add(takeLimit)
@@ -102,8 +96,8 @@ func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (
 	case giver != nil:
 		_ = giver.Give(file, here, deadline) // a rank that did not get the file reports it below
 	case file == nil && !alone:
-		for i := 0; i < ranks; i++ {
-			if w := all[4*i : 4*i+4]; w[0] == int64(members[0]) && w[1] != 0 {
+		for _, w := range all {
+			if w[0] == int64(members[0]) && w[1] != 0 {
 				file, _ = segment.Take(segment.RendezvousOf([3]int64(w[1:])), address, size, deadline)
 			}
 		}
@@ -112,7 +106,7 @@ func (e *Env) shareFile(comm mpi.Comm, members []int, name string, size int64) (
 	if file == nil && !alone {
 		ok[0] = 0
 	}
-	if err := e.reduceAll(comm, ok, op.Min); err != nil {
+	if err := comm.Min(ok); err != nil {
 		return nil, byMessage, err
 	}
 	if ok[0] == 0 {

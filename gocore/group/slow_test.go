@@ -198,7 +198,7 @@ func TestTimeOfReports(t *testing.T) {
 		assert.ErrorContains(t, err, ReportVariable+"="+text+" is neither 0 nor a number of seconds from 0.1 to 604800", text)
 	}
 	lib := mpifake.New(1)[0]
-	_, err := NewEnv(lib, lib.World(), time.Second, nil)
+	_, err := NewEnv(mpifake.World(lib), time.Second, nil)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 }
 

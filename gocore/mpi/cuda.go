@@ -9,28 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
-
-// EnvCUDAAware is the variable in which the user says whether MPI takes the addresses of device
-// memory: 1 or 0.
-const EnvCUDAAware = "PADDLEMPI_CUDA_AWARE"
-
-// CUDAForced returns what EnvCUDAAware says, if it is set.
-func CUDAForced() (aware, set bool, err error) { return host().cudaForced() }
-
-func (s *system) cudaForced() (aware, set bool, err error) {
-	switch v := s.get(EnvCUDAAware); v {
-	case "":
-		return false, false, nil
-	case "0", "1":
-		return v == "1", true, nil
-	default:
-		return false, false, status.New(status.Argument, "%s=%q: it takes 1 (MPI is given the addresses of tensors in GPU memory, without a trial), "+
-			"0 (it never is), or is left unset (MPI is asked, and tried)", EnvCUDAAware, v)
-	}
-}
 
 // CUDAQuery is a Library that can be asked whether it takes the addresses of device memory. Its
 // answer is not reliable: after a yes the caller has to try.

@@ -42,10 +42,10 @@ func (f Fn) nonblocking() string {
 }
 
 func (l *library) SlotError(fn Fn, s *Slot) error {
-	if s.Err == 0 {
+	if s.Code == 0 {
 		return nil
 	}
-	return l.check(fn.nonblocking(), C.int(s.Err))
+	return l.check(fn.nonblocking(), C.int(s.Code))
 }
 
 // check turns the error code of an MPI function into an error, or nil for success.

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // Handles, with the values of the MPI in use.
@@ -21,10 +22,10 @@ type (
 	Message  uintptr
 )
 
-// AnySource and AnyTag are this package's wildcards. The library replaces them by MPI's.
+// AnySource and AnyTag are the seam's wildcards. The library replaces them by MPI's.
 const (
-	AnySource int32 = -1
-	AnyTag    int32 = -1
+	AnySource = transport.AnySource
+	AnyTag    = transport.AnyTag
 )
 
 // Fn names an MPI function that has a blocking and a nonblocking form (MPI_Bcast and MPI_Ibcast,
@@ -81,26 +82,11 @@ type Call struct {
 const MaxCount = 1<<31 - 1
 
 // Status says what a receive or a probe has found.
-type Status struct {
-	Source int32
-	Tag    int32
-	Bytes  int64 // length of the message
-}
+type Status = transport.Status
 
-// Slot holds one nonblocking call that is under way. It is outside the Go heap. The fields after
-// Done are valid once Done is 1.
-type Slot struct {
-	Request uintptr
-	Done    int32
-	Err     int32 // MPI error code; 0 is success
-	Source  int32
-	Tag     int32
-	Bytes   int64
-	// Cancelled is 1 if the receive was given up after Cancel.
-	Cancelled int32
-	_         int32
-	Made      Comm // the communicator that FnDup made
-}
+// Slot holds one nonblocking call that is under way. Its Code is MPI's error code, its Kind is free for the
+// caller, and FnDup leaves the new communicator in Made.
+type Slot = transport.Request
 
 // Info describes the library in use.
 type Info struct {
@@ -140,7 +126,7 @@ type Library interface {
 	// says whether the receive was given up, so that nothing was received, or had already matched a
 	// message.
 	Cancel(s *Slot) error
-	// SlotError turns s.Err into an error that names the function. It returns nil on success.
+	// SlotError turns s.Code into an error that names the function. It returns nil on success.
 	SlotError(fn Fn, s *Slot) error
 
 	// Improbe looks for a message without waiting, and takes it. source may be AnySource, tag
@@ -150,7 +136,7 @@ type Library interface {
 	Iprobe(c Comm, source, tag int32) (st Status, found bool, err error)
 
 	// Byte returns MPI_BYTE. Bytes returns a datatype of exactly n bytes, which may be more than
-	// MaxCount. free releases the datatype. It is called after the calls that use the datatype.
+	// MaxCount. free releases the datatype. It is called after the calls that use the datatype have started.
 	Byte() Datatype
 	Bytes(n int64) (t Datatype, free func(), err error)
 	// TypeOf and OpOf return false if neither MPI nor a user op of this package can reduce the

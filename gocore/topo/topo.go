@@ -1,14 +1,7 @@
 // Package topo knows which ranks share a node.
 package topo
 
-import (
-	"slices"
-	"unsafe"
-
-	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/op"
-)
+import "github.com/paddlempi/paddlempi/gocore/transport"
 
 // Topology says which ranks are on which node. It is the same on every rank, except for Rank,
 // LocalRank, LocalSize, LocalCPUs and CPUs.
@@ -24,55 +17,41 @@ type Topology struct {
 // time from the ranks for which it waits.
 func (t *Topology) Crowded() bool { return t.LocalSize > t.LocalCPUs }
 
-// Discover asks MPI (MPI_Comm_split_type with MPI_COMM_TYPE_SHARED, MPI-4.1 section 7.4.2), and
-// does not read the launcher's variables. It is collective over comm.
-func Discover(lib mpi.Library, comm mpi.Comm) (*Topology, error) {
-	t := &Topology{}
-	var err error
-	if t.Rank, err = lib.Rank(comm); err != nil {
-		return nil, err
-	}
-	if t.Size, err = lib.Size(comm); err != nil {
-		return nil, err
-	}
-	node, err := lib.SplitShared(comm)
+// Discover asks the transport (MPI: MPI_Comm_split_type with MPI_COMM_TYPE_SHARED, MPI-4.1 section 7.4.2), and
+// does not read the launcher's variables. It is collective over all.
+func Discover(all transport.Exchange) (*Topology, error) {
+	node, err := all.Node()
 	if err != nil {
 		return nil, err
 	}
-	defer lib.Free(node)
-	if t.LocalRank, err = lib.Rank(node); err != nil {
-		return nil, err
+	defer node.Free()
+	t := &Topology{Rank: all.Rank(), Size: all.Size(), LocalRank: node.Rank(), LocalSize: node.Size()}
+	mine := []int64{int64(t.Rank)}
+	for _, w := range affinity() {
+		mine = append(mine, int64(w))
 	}
-	if t.LocalSize, err = lib.Size(node); err != nil {
-		return nil, err
-	}
-	masks, err := allMasks(lib, node, t.LocalSize)
+	rows, err := node.Gather(mine, nil)
 	if err != nil {
 		return nil, err
+	}
+	masks := make([]mask, len(rows))
+	for i, row := range rows {
+		for w := range masks[i] {
+			masks[i][w] = uint64(row[1+w])
+		}
 	}
 	t.LocalCPUs, t.CPUs = count(union(masks)), cpusOf(masks, t.LocalRank)
-	block, err := mem.Alloc(int64(8 * (t.Size + 1)))
-	if err != nil {
-		return nil, err
-	}
-	defer mem.Free(block)
-	words := unsafe.Slice((*int64)(block), t.Size+1)
-	words[0] = int64(t.Rank)
-	i64, _ := lib.TypeOf(op.Int64)
 	// The node's first rank identifies the node.
-	if err := lib.Run(&mpi.Call{Fn: mpi.FnBcast, Comm: node, RecvBuf: block, RecvCount: 1, RecvType: i64}, nil); err != nil {
-		return nil, err
-	}
-	if err := lib.Run(&mpi.Call{Fn: mpi.FnAllgather, Comm: comm, SendBuf: block, SendCount: 1, SendType: i64,
-		RecvBuf: unsafe.Pointer(&words[1]), RecvCount: 1, RecvType: i64}, nil); err != nil {
+	firsts, err := all.Gather(rows[0][:1], nil)
+	if err != nil {
 		return nil, err
 	}
 	number := map[int64]int{}
-	for _, first := range words[1:] {
-		if _, ok := number[first]; !ok {
-			number[first] = len(number)
+	for _, row := range firsts {
+		if _, ok := number[row[0]]; !ok {
+			number[row[0]] = len(number)
 		}
-		t.Node = append(t.Node, number[first])
+		t.Node = append(t.Node, number[row[0]])
 	}
 	return t, nil
 }
@@ -96,19 +75,4 @@ func (t *Topology) Peers() []int {
 		}
 	}
 	return peers
-}
-
-// allMasks returns the affinity masks of all ranks of comm.
-func allMasks(lib mpi.Library, comm mpi.Comm, ranks int) ([]mask, error) {
-	block, err := mem.Alloc(int64(ranks+1) * int64(unsafe.Sizeof(mask{})))
-	if err != nil {
-		return nil, err
-	}
-	defer mem.Free(block)
-	masks := unsafe.Slice((*mask)(block), ranks+1)
-	masks[ranks] = affinity()
-	t, _ := lib.TypeOf(op.UInt64)
-	err = lib.Run(&mpi.Call{Fn: mpi.FnAllgather, Comm: comm, SendBuf: unsafe.Pointer(&masks[ranks]), SendCount: cpuWords, SendType: t,
-		RecvBuf: block, RecvCount: cpuWords, RecvType: t}, nil)
-	return slices.Clone(masks[:ranks]), err
 }

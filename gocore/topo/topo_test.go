@@ -1,14 +1,15 @@
 package topo
 
 import (
+	"errors"
 	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/cgroup"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/transport/transportfake"
 )
 
 func TestDiscover(t *testing.T) {
@@ -25,11 +26,11 @@ func TestDiscover(t *testing.T) {
 		"uneven, shared": {[]int{1, 0, 0, 1, 2, 0}, []int{0, 1, 1, 0, 2, 1}, []int{0, 0, 1, 1, 0, 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			libs := mpifake.New(len(c.nodes), mpifake.Nodes(c.nodes))
-			assert.NoError(t, mpifake.Each(libs, func(rank int, lib mpi.Library) error {
-				top, err := Discover(lib, lib.World())
-				if err != nil {
-					return err
+			transportfake.Each(transportfake.New(c.nodes), func(x transport.Exchange) {
+				rank := x.Rank()
+				top, err := Discover(x)
+				if !assert.NoError(t, err) {
+					return
 				}
 				var peers []int
 				for r, n := range c.nodes {
@@ -54,20 +55,43 @@ func TestDiscover(t *testing.T) {
 					all = all && c.want[r] == c.want[0]
 				}
 				assert.Equal(t, all, top.OneNode(ranks))
-				return nil
-			}))
+			})
 		})
 	}
 }
 
-// Every MPI call of Discover may fail. The error is returned on the rank where it failed.
-func TestDiscoverReportsErrorsOfMPI(t *testing.T) {
-	for call := 1; call <= 3; call++ {
-		libs := mpifake.New(1, mpifake.Fail(0, call, 16))
-		_, err := Discover(libs[0], libs[0].World())
+// failing fails from its calls-th call on.
+type failing struct {
+	transport.Exchange
+	calls *int
+}
+
+func (f failing) fails() error {
+	if *f.calls--; *f.calls < 0 {
+		return errors.New("injected failure")
+	}
+	return nil
+}
+
+func (f failing) Node() (transport.Exchange, error) {
+	if err := f.fails(); err != nil {
+		return nil, err
+	}
+	node, err := f.Exchange.Node()
+	return failing{node, f.calls}, err
+}
+
+func (f failing) Gather(words []int64, wait transport.Wait) ([][]int64, error) {
+	if err := f.fails(); err != nil {
+		return nil, err
+	}
+	return f.Exchange.Gather(words, wait)
+}
+
+// Every call of Discover may fail. The error is returned on the rank where it failed.
+func TestDiscoverReportsErrors(t *testing.T) {
+	for calls := range 3 {
+		_, err := Discover(failing{transportfake.New([]int{0})[0], &calls})
 		assert.ErrorContains(t, err, "injected failure")
 	}
-	lib := mpifake.New(1)[0]
-	_, err := Discover(lib, 12345)
-	assert.Error(t, err, "no communicator")
 }

@@ -38,6 +38,7 @@ type request struct {
 	comm     *comm
 	rank     int // in comm
 	call     mpi.Call
+	into     []byte // where a receive writes
 	blocking bool
 
 	ended     chan struct{} // closed when the request has finished
@@ -201,7 +202,7 @@ func (l *library) Start(c *mpi.Call, s *mpi.Slot) error {
 		return e
 	}
 	q.readyAt = time.Now().Add(delay)
-	x.q, s.Request = q, l.handle()
+	x.q, s.Handle = q, l.handle()
 	return nil
 }
 
@@ -216,16 +217,16 @@ func (l *library) Poll(slots []uintptr) int {
 		}
 		q, s := x.q, x.s
 		if q.err != nil {
-			s.Err = int32(max(q.err.MPIClass, 1))
+			s.Code = int32(max(q.err.MPIClass, 1))
 		}
 		if q.cancelled {
 			s.Cancelled = 1
 		}
 		s.Source, s.Tag, s.Bytes = q.st.Source, q.st.Tag, q.st.Bytes
 		if q.made != nil && q.err == nil {
-			s.Made = l.adopt(q.made)
+			s.Made = uintptr(l.adopt(q.made))
 		}
-		s.Request = 0
+		s.Handle = 0
 		atomic.StoreInt32(&s.Done, 1)
 		n++
 	}
@@ -251,7 +252,7 @@ func (l *library) Cancel(s *mpi.Slot) error {
 }
 
 func (l *library) SlotError(fn mpi.Fn, s *mpi.Slot) error {
-	if s.Err == 0 {
+	if s.Code == 0 {
 		return nil
 	}
 	l.w.mu.Lock()
@@ -259,7 +260,7 @@ func (l *library) SlotError(fn mpi.Fn, s *mpi.Slot) error {
 	if x := l.slots[addr(s)]; x != nil && x.q != nil && x.q.err != nil {
 		return x.q.err
 	}
-	return failure(int(s.Err), "%s failed with error class %d", name(fn), s.Err)
+	return failure(int(s.Code), "%s failed with error class %d", name(fn), s.Code)
 }
 
 func addr(s *mpi.Slot) uintptr { return uintptr(unsafe.Pointer(s)) }

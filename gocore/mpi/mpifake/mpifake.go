@@ -20,6 +20,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 const (
@@ -101,6 +102,15 @@ func New(n int, opts ...Option) []mpi.Library {
 		out[i] = l
 	}
 	return out
+}
+
+// World returns the seam of a rank's world.
+func World(lib mpi.Library) transport.Comm {
+	c, err := mpi.NewCommunicator(lib, lib.World())
+	if err != nil {
+		panic(err)
+	}
+	return c
 }
 
 // Each runs f for every rank, each in a goroutine, and joins their errors.

@@ -62,7 +62,7 @@ func (q *request) recv() *status.Error {
 	if err := q.comm.checkPattern("MPI_Recv", c.Peer, c.Tag); err != nil {
 		return err
 	}
-	if _, err := q.lib.buffer(c.RecvBuf, c.RecvCount, c.RecvType); err != nil {
+	if err := q.receiveInto(); err != nil {
 		return err
 	}
 	if m := q.comm.seek(q.rank, c.Peer, c.Tag, true); m != nil {
@@ -78,7 +78,7 @@ func (q *request) mrecv() *status.Error {
 	if m == nil {
 		return failure(classRequest, "MPI_Mrecv on rank %d: no message %#x", q.lib.rank, uintptr(q.call.Message))
 	}
-	if _, err := q.lib.buffer(q.call.RecvBuf, q.call.RecvCount, q.call.RecvType); err != nil {
+	if err := q.receiveInto(); err != nil {
 		return err
 	}
 	delete(q.lib.messages, q.call.Message)
@@ -87,10 +87,15 @@ func (q *request) mrecv() *status.Error {
 	return nil
 }
 
+// receiveInto notes the memory of a receive. The datatype may be freed afterwards.
+func (q *request) receiveInto() (err *status.Error) {
+	q.into, err = q.lib.buffer(q.call.RecvBuf, q.call.RecvCount, q.call.RecvType)
+	return err
+}
+
 // take completes the receive q with m, and m's sender if it waits.
 func (q *request) take(m *message) {
-	buf, _ := q.lib.buffer(q.call.RecvBuf, q.call.RecvCount, q.call.RecvType) // recv or mrecv has checked it
-	n := copy(buf, m.data)
+	n := copy(q.into, m.data)
 	q.st = m.status()
 	q.st.Bytes = int64(n)
 	if m.sender != nil {
@@ -98,7 +103,7 @@ func (q *request) take(m *message) {
 	}
 	if n < len(m.data) {
 		q.finish(failure(classTruncate, "%s on rank %d of %s: a message of %d bytes from rank %d with tag %d, a buffer of %d",
-			name(q.call.Fn), q.rank, q.comm, len(m.data), m.source, m.tag, len(buf)))
+			name(q.call.Fn), q.rank, q.comm, len(m.data), m.source, m.tag, len(q.into)))
 		return
 	}
 	q.finish(nil)

@@ -16,6 +16,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // damagedWorld has server 0, trainer 1, which is damaged, and trainer 2, whose requests go on. After damage
@@ -207,12 +208,15 @@ func TestADamagedAnswer(t *testing.T) {
 
 // raw sends bytes as they are.
 func (m *member) raw(to, tag int, b []byte) {
-	lib := m.group.Library()
 	block, err := mem.Alloc(int64(len(b)))
 	require.NoError(m, err)
 	defer mem.Free(block)
 	copy(bytesOf(block, int64(len(b))), b)
-	require.NoError(m, lib.Run(&mpi.Call{Fn: mpi.FnSend, Comm: m.links.comm, Peer: int32(to), Tag: int32(tag), SendBuf: block, SendCount: int64(len(b)), SendType: lib.Byte()}, nil))
+	r, err := m.links.comm.Send(block, int64(len(b)), int32(to), int32(tag))
+	require.NoError(m, err)
+	defer m.links.comm.Release(r)
+	require.Eventually(m, func() bool { return transport.Over(m.links.comm, r) }, 20*time.Second, time.Millisecond)
+	require.NoError(m, m.links.comm.Err(r))
 }
 
 // message makes the bytes of a message with n bytes after its head.
@@ -368,7 +372,7 @@ func FuzzRing(f *testing.F) {
 	f.Add([]byte{8, 0, 0, 1, 9, 0, 0, 255}, uint16(1))
 	var groups [2]*group.Group
 	require.NoError(f, mpifake.Each(mpifake.New(2), func(r int, lib mpi.Library) error {
-		e, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
+		e, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 		if err == nil {
 			groups[r], err = e.World(0, 10*time.Second)
 		}

@@ -218,7 +218,7 @@ func TestOpenRefuses(t *testing.T) {
 		libs := mpifake.New(len(nodes), mpifake.Nodes(nodes))
 		errs := make([]error, len(libs))
 		_ = mpifake.Each(libs, func(r int, lib mpi.Library) error {
-			e, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
+			e, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			require.NoError(t, err)
 			g, err := e.World(0, 10*time.Second)
 			require.NoError(t, err)

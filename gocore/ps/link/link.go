@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -40,8 +40,7 @@ type Ranks interface {
 	Me() (rank, size int)
 	WorldRank(member int) int
 	HeapOf(member int) *heap.View
-	Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (mpi.Comm, error)
-	Library() mpi.Library
+	Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (transport.Comm, error)
 	Engine() *work.Engine
 	Crowded() bool
 	Use() (done func())
@@ -53,11 +52,11 @@ type Ranks interface {
 type Links struct {
 	g       Ranks
 	me      int
-	comm    mpi.Comm   // 0 if no two ranks need MPI
-	own     *heap.Heap // where Memory comes from; nil if no server maps it
-	outlets []*outlet  // by the server's index
-	inlets  []*inlet   // by the trainer's rank; nil unless this rank is a server
-	post    *post      // on a server, its requests by MPI; nil if there are none
+	comm    transport.Comm // nil if no two ranks need MPI
+	own     *heap.Heap     // where Memory comes from; nil if no server maps it
+	outlets []*outlet      // by the server's index
+	inlets  []*inlet       // by the trainer's rank; nil unless this rank is a server
+	post    *post          // on a server, its requests by MPI; nil if there are none
 	handler func(*Incoming)
 	moved   [ways]atomic.Uint64
 	byMPI   bool // some pair of the group, perhaps not of this rank, uses MPI
@@ -85,9 +84,9 @@ func Open(g Ranks, servers []int, timeout time.Duration) (*Links, error) {
 		}
 		return l.connect(servers, tell)
 	})
-	if err == nil && l.comm != 0 && !l.byMPI {
-		err = g.Library().Free(l.comm)
-		l.comm = 0
+	if err == nil && l.comm != nil && !l.byMPI {
+		err = l.comm.Free()
+		l.comm = nil
 	}
 	if err != nil {
 		return nil, err
@@ -384,8 +383,8 @@ func (l *Links) Close() error {
 	for _, o := range l.outlets {
 		settled = o.by.reclaim(deadline) && o.by.quiet() && settled
 	}
-	if l.comm != 0 && settled && l.ended == nil && (l.post == nil || l.post.settled() && l.post.quiet()) && l.g.Trouble("", l.me) == nil {
-		l.ended = l.g.Library().Free(l.comm)
+	if l.comm != nil && settled && l.ended == nil && (l.post == nil || l.post.settled() && l.post.quiet()) && l.g.Trouble("", l.me) == nil {
+		l.ended = l.comm.Free()
 	}
 	return l.ended
 }

@@ -45,7 +45,7 @@ func ranks(t *testing.T, nodes, servers []int, f func(m *member)) {
 		wg.Add(1)
 		go func(lib mpi.Library) {
 			defer wg.Done()
-			e, err := group.NewEnv(lib, lib.World(), 20*time.Second, nil)
+			e, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}

@@ -8,8 +8,8 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -17,7 +17,6 @@ import (
 // messages; answers begin on the thread of Reply.
 type post struct {
 	l    *Links
-	lib  mpi.Library
 	from map[int]*sender // by the trainer's rank
 
 	// The thread alone uses these.
@@ -62,7 +61,7 @@ type sending struct {
 }
 
 func newPost(l *Links) *post {
-	return &post{l: l, lib: l.g.Library(), from: map[int]*sender{}}
+	return &post{l: l, from: map[int]*sender{}}
 }
 
 // run is the thread.
@@ -123,7 +122,7 @@ func (p *post) look() {
 // step takes everything one step further.
 func (p *post) step() (moved, moving bool, err error) {
 	for range Credits {
-		m, st, found, err := p.lib.Improbe(p.l.comm, mpi.AnySource, tagHead)
+		m, found, err := p.l.comm.Match(transport.AnySource, tagHead)
 		if err != nil {
 			return false, false, err
 		}
@@ -131,26 +130,26 @@ func (p *post) step() (moved, moving bool, err error) {
 			break
 		}
 		moved = true
-		if err := p.take(m, st); err != nil {
+		if err := p.take(m); err != nil {
 			return false, false, err
 		}
 	}
 	p.slots = p.slots[:0]
 	for _, s := range p.from {
 		for _, a := range s.arrivals {
-			p.slots = a.body.add(a.first.add(p.slots))
+			p.slots = a.body.pending(a.first.pending(p.slots))
 			moving = moving || a.read && !a.ready
 		}
 	}
 	for _, a := range p.strays {
-		p.slots = a.body.add(a.first.add(p.slots))
+		p.slots = a.body.pending(a.first.pending(p.slots))
 	}
 	p.mu.Lock()
 	for _, out := range p.sending {
-		p.slots = out.add(p.slots)
+		p.slots = out.pending(p.slots)
 		moving = moving || len(out.list) > 1
 	}
-	if len(p.slots) > 0 && p.lib.Poll(p.slots) > 0 {
+	if len(p.slots) > 0 && p.l.comm.Poller().Poll(p.slots) > 0 {
 		moved = true
 		p.freeSent()
 	}
@@ -179,15 +178,15 @@ func (p *post) freeSent() {
 }
 
 // take begins to receive a message.
-func (p *post) take(m mpi.Message, st mpi.Status) error {
-	a := &arrival{from: p.from[int(st.Source)], length: min(max(st.Bytes, 0), mostMessage)}
-	a.first.lib, a.body.lib = p.lib, p.lib
+func (p *post) take(m transport.Message) error {
+	a := &arrival{from: p.from[int(m.Source)], length: min(max(m.Bytes, 0), mostMessage)}
+	a.first.comm, a.body.comm = p.l.comm, p.l.comm
 	var err error
 	if a.block, err = mem.Alloc(a.length); err != nil {
 		return err
 	}
-	if err := a.first.call(&mpi.Call{Fn: mpi.FnMrecv, Comm: p.l.comm, Message: m, Peer: st.Source, Tag: st.Tag,
-		RecvBuf: a.block, RecvCount: a.length, RecvType: p.lib.Byte()}); err != nil {
+	r, err := p.l.comm.Take(m, a.block, a.length)
+	if a.first.add(r, false, err) != nil {
 		mem.Free(a.block)
 		return err
 	}
@@ -262,7 +261,7 @@ func (p *post) open(a *arrival) error {
 	if err := a.first.err(); err != nil {
 		return s.inlet.damaged(err)
 	}
-	h, err := readHead(bytesOf(a.block, min(a.first.list[0].slot.Bytes, a.length)))
+	h, err := readHead(bytesOf(a.block, min(a.first.list[0].Bytes, a.length)))
 	switch {
 	case err != nil:
 		return s.inlet.damaged(err)
@@ -295,7 +294,7 @@ func (p *post) open(a *arrival) error {
 		if i == regionAnswer {
 			continue
 		}
-		if err := a.body.start(mpi.FnRecv, p.l.comm, s.inlet.member, tags[i]+int(h.credit), a.large[i], n); err != nil {
+		if err := a.body.receive(s.inlet.member, tags[i]+int(h.credit), a.large[i], n); err != nil {
 			return err
 		}
 	}
@@ -313,7 +312,7 @@ func (a *arrival) complete() error {
 		if n == 0 {
 			continue
 		}
-		if got := a.body.list[i].slot.Bytes; got != n {
+		if got := a.body.list[i].Bytes; got != n {
 			return a.from.inlet.damaged(rubbish("%d bytes where %d were told", got, n))
 		}
 		i++
@@ -370,7 +369,7 @@ func (p *post) tell(s *sender, err error) {
 
 // send sends a message: a head, a small answer and a header. The caller holds mu.
 func (p *post) send(s *sender, h head, answer, header []byte, tag int) error {
-	out := &sending{transfers: transfers{lib: p.lib}}
+	out := &sending{transfers: transfers{comm: p.l.comm}}
 	n := headBytes + int64(len(answer)) + int64(len(header))
 	block, err := mem.Alloc(n)
 	if err != nil {
@@ -380,7 +379,7 @@ func (p *post) send(s *sender, h head, answer, header []byte, tag int) error {
 	h.put(b)
 	copy(b[headBytes:], answer)
 	copy(b[headBytes+len(answer):], header)
-	if err := out.start(mpi.FnSend, p.l.comm, s.inlet.member, tag, block, n); err != nil {
+	if err := out.send(s.inlet.member, tag, block, n); err != nil {
 		mem.Free(block)
 		return err
 	}
@@ -420,8 +419,8 @@ func (p *post) reply(in *Incoming, header []byte, err error) {
 		if failed {
 			n = 0
 		}
-		out := &sending{transfers: transfers{lib: p.lib}}
-		if err := out.start(mpi.FnSend, p.l.comm, s.inlet.member, tagPayload+in.credit, a.large[regionAnswer], n); err != nil {
+		out := &sending{transfers: transfers{comm: p.l.comm}}
+		if err := out.send(s.inlet.member, tagPayload+in.credit, a.large[regionAnswer], n); err != nil {
 			s.inlet.end(err)
 		} else {
 			out.blocks = append(out.blocks, a.large[regionAnswer])
@@ -446,7 +445,7 @@ func (p *post) end() {
 	p.mu.Lock()
 	p.ended = true
 	p.mu.Unlock()
-	if p.lib.Finalized() {
+	if p.l.comm.Gone() {
 		return // MPI has gone without asking: nothing may be called any more
 	}
 	for _, s := range p.from {
@@ -469,13 +468,13 @@ func (p *post) end() {
 	for until = until.Add(closeLimit / 4); ; time.Sleep(time.Millisecond) {
 		p.slots = p.slots[:0]
 		for _, a := range p.strays {
-			p.slots = a.body.add(a.first.add(p.slots))
+			p.slots = a.body.pending(a.first.pending(p.slots))
 		}
 		p.mu.Lock()
 		for _, out := range p.sending {
-			p.slots = out.add(p.slots)
+			p.slots = out.pending(p.slots)
 		}
-		p.lib.Poll(p.slots)
+		p.l.comm.Poller().Poll(p.slots)
 		p.freeSent()
 		p.strays = slices.DeleteFunc(p.strays, func(a *arrival) bool { return a.freed() })
 		p.clean = len(p.sending)+len(p.strays) == 0

@@ -17,9 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -81,12 +81,11 @@ func (g *pair) tell(words []int64) ([][]int64, error) {
 func (g *pair) Me() (rank, size int)         { return g.me, 2 }
 func (g *pair) WorldRank(member int) int     { return member }
 func (g *pair) HeapOf(member int) *heap.View { return map[int]*heap.View{1 - g.me: g.view}[member] }
-func (g *pair) Library() mpi.Library         { return nil }
 func (g *pair) Engine() *work.Engine         { return g.engine }
 func (g *pair) Crowded() bool                { return true }
 func (g *pair) Use() (done func())           { return func() {} }
-func (g *pair) Separate(_ string, _ time.Duration, meanwhile func(tell func([]int64) ([][]int64, error)) error) (mpi.Comm, error) {
-	return 0, meanwhile(g.tell)
+func (g *pair) Separate(_ string, _ time.Duration, meanwhile func(tell func([]int64) ([][]int64, error)) error) (transport.Comm, error) {
+	return nil, meanwhile(g.tell)
 }
 
 func (g *pair) Trouble(what string, member int) error {

@@ -7,8 +7,8 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -32,7 +32,7 @@ const mostBye = 1 << 10
 type remoteOutlet struct {
 	o      *outlet
 	rooms  [Credits]unsafe.Pointer // for the heads of answers; nil before their first use
-	under  atomic.Int32            // exchanges that MPI has not ended
+	under  atomic.Int32            // requests that MPI has not ended
 	why    atomic.Pointer[status.Error]
 	looked time.Time      // for the end of the server; the outlet's mu guards it
 	heard  atomic.Bool    // the server's last message has come
@@ -42,51 +42,39 @@ type remoteOutlet struct {
 
 // transfers are requests of MPI that belong together.
 type transfers struct {
-	lib   mpi.Library
-	list  []transfer
-	frees []func()
+	comm transport.Endpoint
+	list []transfer
 }
 
 type transfer struct {
-	fn   mpi.Fn
-	slot *mpi.Slot
+	*transport.Request
+	receives bool
 }
 
-// start starts a send or receive of n bytes.
-func (t *transfers) start(fn mpi.Fn, comm mpi.Comm, peer, tag int, data unsafe.Pointer, n int64) error {
-	kind, count := t.lib.Byte(), n
-	if n > mpi.MaxCount {
-		long, free, err := t.lib.Bytes(n)
-		if err != nil {
-			return err
-		}
-		t.frees = append(t.frees, free)
-		kind, count = long, 1
-	}
-	c := &mpi.Call{Fn: fn, Comm: comm, Peer: int32(peer), Tag: int32(tag)}
-	if fn == mpi.FnSend {
-		c.SendBuf, c.SendCount, c.SendType = data, count, kind
-	} else {
-		c.RecvBuf, c.RecvCount, c.RecvType = data, count, kind
-	}
-	return t.call(c)
+// send starts a send of n bytes.
+func (t *transfers) send(peer, tag int, data unsafe.Pointer, n int64) error {
+	r, err := t.comm.Send(data, n, int32(peer), int32(tag))
+	return t.add(r, false, err)
 }
 
-func (t *transfers) call(c *mpi.Call) error {
-	slot := t.lib.NewSlot()
-	if err := t.lib.Start(c, slot); err != nil {
-		t.lib.FreeSlot(slot)
-		return err
-	}
-	t.list = append(t.list, transfer{c.Fn, slot})
-	return nil
+// receive starts a receive of at most n bytes.
+func (t *transfers) receive(peer, tag int, data unsafe.Pointer, n int64) error {
+	r, err := t.comm.Receive(data, n, int32(peer), int32(tag))
+	return t.add(r, true, err)
 }
 
-// add appends the slots that are not done.
-func (t *transfers) add(slots []uintptr) []uintptr {
+func (t *transfers) add(r *transport.Request, receives bool, err error) error {
+	if err == nil {
+		t.list = append(t.list, transfer{r, receives})
+	}
+	return err
+}
+
+// pending appends the addresses of those that are not done.
+func (t *transfers) pending(slots []uintptr) []uintptr {
 	for _, x := range t.list {
-		if x.slot.Done == 0 {
-			slots = append(slots, uintptr(unsafe.Pointer(x.slot)))
+		if x.Done == 0 {
+			slots = append(slots, x.Address())
 		}
 	}
 	return slots
@@ -94,20 +82,20 @@ func (t *transfers) add(slots []uintptr) []uintptr {
 
 // over tells whether all have ended, as far as somebody has polled them.
 func (t *transfers) over() bool {
-	return !slices.ContainsFunc(t.list, func(x transfer) bool { return x.slot.Done == 0 })
+	return !slices.ContainsFunc(t.list, func(x transfer) bool { return x.Done == 0 })
 }
 
 // poll polls them, and tells whether all have ended.
 func (t *transfers) poll() bool {
-	t.lib.Poll(t.add(nil))
+	t.comm.Poller().Poll(t.pending(nil))
 	return t.over()
 }
 
 // cancel gives up the receives that match no message yet.
 func (t *transfers) cancel() {
 	for _, x := range t.list {
-		if x.fn == mpi.FnRecv && x.slot.Done == 0 {
-			_ = t.lib.Cancel(x.slot) // then it ends by itself, or never
+		if x.receives && x.Done == 0 {
+			_ = t.comm.Cancel(x.Request) // then it ends by itself, or never
 		}
 	}
 }
@@ -115,26 +103,23 @@ func (t *transfers) cancel() {
 // err returns the first error of one that was not cancelled. All have ended.
 func (t *transfers) err() error {
 	for _, x := range t.list {
-		if err := t.lib.SlotError(x.fn, x.slot); err != nil && x.slot.Cancelled == 0 {
+		if err := t.comm.Err(x.Request); err != nil && x.Cancelled == 0 {
 			return err
 		}
 	}
 	return nil
 }
 
-// free gives the slots back. All have ended.
+// free frees the requests. All have ended.
 func (t *transfers) free() {
 	for _, x := range t.list {
-		t.lib.FreeSlot(x.slot)
+		t.comm.Release(x.Request)
 	}
-	for _, free := range t.frees {
-		free()
-	}
-	t.list, t.frees = nil, nil
+	t.list = nil
 }
 
-// exchange is one request by MPI, and a task of the engine.
-type exchange struct {
+// remoteRequest is one request by MPI, and a task of the engine.
+type remoteRequest struct {
 	by        *remoteOutlet
 	p         *Pending
 	all       transfers // the first one receives the head of the answer, the next one a large answer
@@ -174,7 +159,7 @@ func (s *remoteOutlet) post(p *Pending, r *Request) error {
 	}
 	copy(b[headBytes+h.inline():], r.Header)
 
-	x := &exchange{by: s, p: p, all: transfers{lib: l.g.Library()}, message: message, room: s.rooms[p.credit], done: l.g.Use()}
+	x := &remoteRequest{by: s, p: p, all: transfers{comm: l.comm}, message: message, room: s.rooms[p.credit], done: l.g.Use()}
 	if err := x.start(&h, n); err != nil && len(x.all.list) == 0 {
 		mem.Free(message)
 		x.done()
@@ -190,30 +175,30 @@ func (s *remoteOutlet) post(p *Pending, r *Request) error {
 }
 
 // start starts all transfers: the receives first, so that the answer finds them.
-func (x *exchange) start(h *head, n int64) error {
+func (x *remoteRequest) start(h *head, n int64) error {
 	o, p := x.by.o, x.p
 	type one struct {
-		fn    mpi.Fn
+		start func(peer, tag int, data unsafe.Pointer, n int64) error
 		tag   int
 		data  unsafe.Pointer
 		bytes int64
 	}
 	ids, values, answer := p.regions[regionIDs], p.regions[regionValues], p.regions[regionAnswer]
-	list := []one{{mpi.FnRecv, tagAnswer + p.credit, x.room, mostMessage}}
+	list := []one{{x.all.receive, tagAnswer + p.credit, x.room, mostMessage}}
 	if answer.Bytes > mostInline {
-		list = append(list, one{mpi.FnRecv, tagPayload + p.credit, answer.data(), answer.Bytes})
+		list = append(list, one{x.all.receive, tagPayload + p.credit, answer.data(), answer.Bytes})
 	}
-	list = append(list, one{mpi.FnSend, tagHead, x.message, n})
+	list = append(list, one{x.all.send, tagHead, x.message, n})
 	x.bulk = len(list)
 	if h.payload() > h.inline() {
-		for _, s := range []one{{mpi.FnSend, tagIDs + p.credit, ids.data(), ids.Bytes}, {mpi.FnSend, tagValues + p.credit, values.data(), values.Bytes}} {
+		for _, s := range []one{{x.all.send, tagIDs + p.credit, ids.data(), ids.Bytes}, {x.all.send, tagValues + p.credit, values.data(), values.Bytes}} {
 			if s.bytes > 0 {
 				list = append(list, s)
 			}
 		}
 	}
 	for _, t := range list {
-		if err := x.all.start(t.fn, o.l.comm, o.member, t.tag, t.data, t.bytes); err != nil {
+		if err := t.start(o.member, t.tag, t.data, t.bytes); err != nil {
 			return err
 		}
 	}
@@ -221,18 +206,18 @@ func (x *exchange) start(h *head, n int64) error {
 }
 
 // Requests implements work.Task.
-func (x *exchange) Requests(b *work.Batch) (moving bool) {
+func (x *remoteRequest) Requests(b *work.Batch) (moving bool) {
 	for i, t := range x.all.list {
-		if t.slot.Done == 0 {
-			b.Add(x.all.lib, uintptr(unsafe.Pointer(t.slot)))
-			moving = moving || i >= x.bulk || i == 1 && x.all.list[0].slot.Done != 0
+		if t.Done == 0 {
+			b.Add(x.all.comm.Poller(), t.Address())
+			moving = moving || i >= x.bulk || i == 1 && x.all.list[0].Done != 0
 		}
 	}
 	return moving
 }
 
 // Poll implements work.Task.
-func (x *exchange) Poll() bool {
+func (x *remoteRequest) Poll() bool {
 	if now := time.Now(); now.Sub(x.looked) >= byeEvery {
 		x.looked = now
 		if err := x.by.o.l.g.Trouble(x.by.o.what, x.by.o.member); err != nil {
@@ -259,7 +244,7 @@ func (x *exchange) Poll() bool {
 }
 
 // read returns what the server has answered.
-func (x *exchange) read() (header []byte, err error) {
+func (x *remoteRequest) read() (header []byte, err error) {
 	o, p := x.by.o, x.p
 	rot := func(err error) error {
 		o.mu.Lock()
@@ -279,10 +264,10 @@ func (x *exchange) read() (header []byte, err error) {
 	case err != nil:
 		return nil, err
 	}
-	first := x.all.list[0].slot
+	first := x.all.list[0]
 	want := p.regions[regionAnswer].Bytes
 	large := want > mostInline
-	if first.Cancelled != 0 || large && x.all.list[1].slot.Cancelled != 0 {
+	if first.Cancelled != 0 || large && x.all.list[1].Cancelled != 0 {
 		return nil, x.by.why.Load()
 	}
 	b := bytesOf(x.room, min(first.Bytes, mostMessage))
@@ -294,8 +279,8 @@ func (x *exchange) read() (header []byte, err error) {
 		return nil, rot(rubbish("a message of kind %#x for request %d with credit %d; that was %d with %d", uint32(h.kind), h.seq, h.credit, p.seq, p.credit))
 	case h.kind == kindAnswer && h.sizes[regionAnswer] != want:
 		return nil, rot(rubbish("an answer of %d bytes where %d were asked for", h.sizes[regionAnswer], want))
-	case large && x.all.list[1].slot.Bytes != h.payload():
-		return nil, rot(rubbish("%d bytes of an answer of %d", x.all.list[1].slot.Bytes, h.payload()))
+	case large && x.all.list[1].Bytes != h.payload():
+		return nil, rot(rubbish("%d bytes of an answer of %d", x.all.list[1].Bytes, h.payload()))
 	}
 	header = slices.Clone(b[headBytes+h.inline():])
 	if h.kind == kindAnswer {
@@ -328,13 +313,13 @@ func (s *remoteOutlet) verdict() *status.Error {
 }
 
 func (s *remoteOutlet) bye() *status.Error {
-	l, lib := s.o.l, s.o.l.g.Library()
-	m, st, found, err := lib.Improbe(l.comm, int32(s.o.member), tagBye)
+	comm := s.o.l.comm
+	m, found, err := comm.Match(int32(s.o.member), tagBye)
 	if err != nil || !found {
-		return nil // an error of MPI is told where data moves
+		return nil // an error of the transport is told where data moves
 	}
-	if st.Bytes > mostBye {
-		s.o.damaged(rubbish("a message of %d bytes as its last one", st.Bytes))
+	if m.Bytes > mostBye {
+		s.o.damaged(rubbish("a message of %d bytes as its last one", m.Bytes))
 		return s.o.broken
 	}
 	room, err := mem.Alloc(mostBye)
@@ -342,12 +327,12 @@ func (s *remoteOutlet) bye() *status.Error {
 		return plain(err)
 	}
 	defer mem.Free(room)
-	if err := lib.Run(&mpi.Call{Fn: mpi.FnMrecv, Comm: l.comm, Message: m, Peer: st.Source, Tag: st.Tag, RecvBuf: room, RecvCount: st.Bytes, RecvType: lib.Byte()}, nil); err != nil {
+	if err := transport.TakeNow(comm, m, room, m.Bytes); err != nil {
 		return plain(err)
 	}
-	h, err := readHead(bytesOf(room, st.Bytes))
+	h, err := readHead(bytesOf(room, m.Bytes))
 	if err == nil && h.kind == kindBye {
-		if e, ok := unpackError(bytesOf(room, st.Bytes)[headBytes:]); ok {
+		if e, ok := unpackError(bytesOf(room, m.Bytes)[headBytes:]); ok {
 			e.Msg = s.o.what + ": it takes no more: " + e.Msg
 			return e
 		}
@@ -356,7 +341,7 @@ func (s *remoteOutlet) bye() *status.Error {
 	return s.o.broken
 }
 
-// died makes the exchanges give their receives up. MPI may keep the sends for ever, and then their memory
+// died makes the requests give their receives up. MPI may keep the sends for ever, and then their memory
 // stays.
 func (s *remoteOutlet) died(err error) { s.why.CompareAndSwap(nil, plain(err)) }
 
@@ -407,8 +392,8 @@ func (s *remoteOutlet) close() {
 	}
 	h := head{kind: kindGone, seq: s.o.seq + 1}
 	h.put(bytesOf(block, headBytes))
-	s.last.lib, s.block = l.g.Library(), block
-	if err := s.last.start(mpi.FnSend, l.comm, s.o.member, tagHead, block, headBytes); err != nil {
+	s.last.comm, s.block = l.comm, block
+	if err := s.last.send(s.o.member, tagHead, block, headBytes); err != nil {
 		mem.Free(block)
 	}
 	s.why.CompareAndSwap(nil, l.closedError(s.o.what))

@@ -22,6 +22,10 @@ ROOT = rooms.ROOT
 GO = {room.folder: room for room in rooms.ROOMS}
 MODULE = "github.com/paddlempi/paddlempi"
 
+# The rooms that may import gocore/mpi (docs/adr/0028-the-seam.md): the composition root, the
+# diagnosis, the algorithms that call MPI, and its fake. The list only gets shorter.
+MPI = {"gocore", "gocore/diagnose", "gocore/coll", "gocore/mpi/mpifake"}
+
 # The floors of the Python package, from the bottom up. A module imports modules of lower floors, or
 # of its own floor. A folder is one entry.
 PYTHON = (
@@ -139,6 +143,11 @@ def test_go_imports_are_those_of_the_list(folder: str) -> None:
                 outer.update(modules)
     assert sorted(outer) == sorted(allowed), f"{folder}: tools/rooms.py lists other modules"
     assert inner == set(GO[folder].imported), f"{folder}: tools/rooms.py lists other imports"
+
+
+def test_few_rooms_import_mpi() -> None:
+    found = {room.folder for room in rooms.ROOMS if "gocore/mpi" in room.imported}
+    assert found <= MPI, "ask transport.Comm for it, which mpi.Communicator implements"
 
 
 def test_the_rooms_stand_in_order() -> None:

@@ -1,0 +1,145 @@
+// Package transport is the seam between the rooms that make and use groups and what carries their bytes. They
+// know only the interfaces of this package. Package mpi implements them by libmpi (mpi.Communicator), and on
+// its fake, mpifake, by goroutines.
+package transport
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// Wait waits until done returns true, or returns why the wait has ended before.
+type Wait func(done func() bool) error
+
+// Exchange lets some ranks tell each other words, before they have anything else in common. All of them call
+// the same methods, in the same order, with the same number of words.
+type Exchange interface {
+	// Rank returns the rank of this process among the Size ranks.
+	Rank() int
+	Size() int
+	// Gather returns the words of every rank, by rank. It waits by wait; nil stands for as long as it takes.
+	Gather(words []int64, wait Wait) ([][]int64, error)
+	// Min replaces each word by the least of all ranks.
+	Min(words []int64) error
+	// Node makes an exchange of the ranks that share memory with this one.
+	Node() (Exchange, error)
+	Free() error
+}
+
+// Endpoint sends bytes to some ranks and receives them. Tags are from 0 to MaxTag. Data is outside the Go heap,
+// and stays valid until the request is done. All methods are safe for concurrent use.
+type Endpoint interface {
+	Rank() int
+	Size() int
+	MaxTag() int32
+	Send(data unsafe.Pointer, bytes int64, to, tag int32) (*Request, error)
+	// Receive takes the next message of a rank, or of AnySource, with a tag, or AnyTag. It may be shorter.
+	Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*Request, error)
+	// Probe tells whether such a message has come.
+	Probe(from, tag int32) (st Status, found bool, err error)
+	// Match also takes it out, so that only Take receives it.
+	Match(from, tag int32) (m Message, found bool, err error)
+	Take(m Message, data unsafe.Pointer, bytes int64) (*Request, error)
+	// Cancel gives up a Receive. It ends then: Cancelled says whether nothing was received.
+	Cancel(r *Request) error
+	Requests
+}
+
+// Requests looks after requests.
+type Requests interface {
+	// Poller tests requests, which it knows by their Address. It is the same for all of one process, so that
+	// they are tested together. Two concurrent tests must not have a request in common.
+	Poller() work.Poller
+	// Err returns the error of a request that is done, nil if there is none.
+	Err(r *Request) error
+	// Release frees a request that is done.
+	Release(r *Request)
+}
+
+// Round is a collective of words that is polled.
+type Round int
+
+// The rounds, and what each rank gets.
+const (
+	Barrier Round = iota // nothing
+	Gather               // the words of all ranks, by rank
+	Min                  // the least of each word, as int64
+	Or                   // the bitwise or of each word
+)
+
+// Comm connects some ranks by a context of its own: no message or round of another Comm meets those of this one.
+type Comm interface {
+	Exchange
+	Endpoint
+	// Start begins a round, and does not wait. mine and all are outside the Go heap.
+	Start(what Round, mine, all unsafe.Pointer, words int) (*Request, error)
+	// Dup makes another Comm of the same ranks. All of them call it. It waits as Gather does.
+	Dup(wait Wait) (Comm, error)
+	// Create makes a Comm of some of the ranks, in the given order. Only these call it, with the same key.
+	Create(ranks []int, key uint64) (Comm, error)
+	// FirstSendWaits tells whether the first message to a rank may not return until that rank calls something.
+	FirstSendWaits() bool
+	// TakesDeviceMemory tells whether the transport says that it takes addresses of device memory, and what it
+	// says. After a yes the caller has to try.
+	TakesDeviceMemory() (aware bool, says string)
+	// Gone tells whether the transport was shut down by somebody else: nothing of it may be called any more.
+	Gone() bool
+}
+
+// AnySource and AnyTag are wildcards of receives and probes.
+const (
+	AnySource int32 = -1
+	AnyTag    int32 = -1
+)
+
+// Status says what a receive or a probe has found.
+type Status struct {
+	Source int32
+	Tag    int32
+	Bytes  int64 // length of the message
+}
+
+// Message is one that Match has taken out.
+type Message struct {
+	Status
+	Handle uintptr // the transport's
+}
+
+// Request is a call that is under way. It is outside the Go heap, because C may write to it. The fields after
+// Done are valid once Done is 1.
+type Request struct {
+	Handle uintptr // the transport's
+	Done   int32
+	Code   int32 // the transport's code of an error; 0 is success
+	Source int32
+	Tag    int32
+	Bytes  int64
+	// Cancelled is 1 if the receive was given up after Cancel.
+	Cancelled int32
+	Kind      int32   // the transport's word for what was started
+	Made      uintptr // the transport's handle of what was made
+}
+
+// Address is by what a Poller knows the request.
+func (r *Request) Address() uintptr { return uintptr(unsafe.Pointer(r)) }
+
+// TakeNow receives a short message that has come, and returns when it is there.
+func TakeNow(e Endpoint, m Message, data unsafe.Pointer, bytes int64) error {
+	r, err := e.Take(m, data, bytes)
+	if err != nil {
+		return err
+	}
+	for !Over(e, r) {
+	}
+	defer e.Release(r)
+	return e.Err(r)
+}
+
+// Over tests one request, and tells whether it is done.
+func Over(q Requests, r *Request) bool {
+	if r.Done == 0 {
+		q.Poller().Poll([]uintptr{r.Address()})
+	}
+	return r.Done != 0
+}
