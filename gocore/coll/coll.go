@@ -1,8 +1,8 @@
 // Package coll turns a collective into steps: MPI calls and local work.
 //
 // Each algorithm has a file, named operation_algorithm.go. The comment there lists the steps and
-// the bytes that the algorithm moves. The registry holds the algorithms of each operation, and
-// Choose picks the first that is enabled. Enabled sees only what all ranks have agreed on, because
+// the bytes that the algorithm moves. The registry (registry_gen.go, which tools/opgen generates from its
+// table) holds the algorithms of each operation, and Choose picks the first that is enabled. Enabled sees only what all ranks have agreed on, because
 // ranks that choose different algorithms deadlock.
 //
 // In these comments n is the number of ranks, and S the bytes of one rank's tensor or share.
@@ -165,28 +165,6 @@ func (s *Sig) memory() memory {
 // serves tells whether the algorithm can serve a call.
 func (alg *Algorithm) serves(s *Sig) bool {
 	return alg.Memory&s.memory() != 0 && (alg.Enabled == nil || alg.Enabled(s))
-}
-
-// registry lists the algorithms of each operation, the preferred one first. init fills it, because some
-// algorithms call Choose, which would make a literal here refer to itself.
-var registry [op.Exscan + 1][]*Algorithm
-
-func init() {
-	registry = [...][]*Algorithm{
-		op.Barrier:            {&single, &inline, &barrierMPI},
-		op.Broadcast:          {&single, &inline, &mapped, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastMPI},
-		op.AllReduce:          {&single, &inline, &mapped, &singleOnDevice, &allReduceIPC, &staged, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
-		op.AllReduceCoalesced: {&single, &inline, &mapped, &singleOnDevice, &staged, &allReduceCoalescedPack},
-		op.Reduce:             {&single, &inline, &mapped, &singleOnDevice, &reduceIPC, &staged, &reduceSlices16, &reduceMPI},
-		op.AllGather:          {&single, &inline, &mapped, &singleOnDevice, &allGatherIPC, &allGatherDirect, &staged, &allGatherMPI, &allGatherUnevenMPI},
-		op.Gather:             {&single, &inline, &mapped, &singleOnDevice, &gatherIPC, &gatherDirect, &staged, &gatherMPI},
-		op.Scatter:            {&single, &inline, &mapped, &singleOnDevice, &scatterIPC, &scatterDirect, &staged, &scatterMPI},
-		op.ReduceScatter:      {&single, &inline, &mapped, &singleOnDevice, &reduceScatterIPC, &staged, &reduceScatterSlices16, &reduceScatterMPI},
-		op.AllToAll: {&single, &inline, &mapped, &singleOnDevice, &allToAllIPC, &allToAllEvenDirect, &allToAllUnevenDirect, &staged,
-			&allToAllEvenMPI, &allToAllUnevenMPI},
-		op.Scan:   {&single, &singleOnDevice, &staged, &scanGather16, &scanMPI},
-		op.Exscan: {&single, &singleOnDevice, &staged, &scanGather16, &scanMPI},
-	}
 }
 
 // algorithms returns the algorithms of an operation, or nil if c is no collective.

@@ -7,7 +7,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Forced names an algorithm for some operations. It has four bits for each operation: 0, or 1 plus
+// Forced names an algorithm for some operations. It has four bits for each collective: 0, or 1 plus
 // the place in the registry of the first algorithm of that name. All members of a group have the
 // same Forced.
 //
@@ -33,7 +33,7 @@ func ParseForced(list string) (f Forced, err error) {
 		var names []string
 		for i, alg := range registry[code] {
 			if alg.Name == name {
-				f |= Forced(i+1) << (forcedBits * code)
+				f |= Forced(i+1) << (forcedBits * place[code])
 				break
 			}
 			names = append(names, alg.Name)
@@ -57,7 +57,7 @@ func codeOf(name string) op.Code {
 
 // of returns the first algorithm of the forced name, or nil if the operation has none.
 func (f Forced) of(c op.Code) *Algorithm {
-	if i := f >> (forcedBits * c) & forcedMask; i > 0 {
+	if i := f >> (forcedBits * place[c]) & forcedMask; i > 0 {
 		return registry[c][i-1]
 	}
 	return nil

@@ -143,13 +143,16 @@ func TestReduceScatter(t *testing.T) {
 	})
 }
 
-func TestScanAndExscan(t *testing.T) {
+func TestPrefixes(t *testing.T) {
 	reductions(t, func(t *testing.T, w *fakeWorld, rng *rand.Rand, a Args) {
 		if a.Reduce == op.Avg { // gocore/group refuses this
 			return
 		}
 		size := len(w.libs)
-		for _, code := range []op.Code{op.Scan, op.Exscan} {
+		for _, code := range collectives() {
+			if !code.Trait().Prefix {
+				continue
+			}
 			for i, n := range lengths {
 				a.Code, a.Count = code, int64(n)
 				place := places[(i+int(a.DType)+int(code))%3]
@@ -159,7 +162,7 @@ func TestScanAndExscan(t *testing.T) {
 					for r, s := range calls {
 						x := s.give(rng, place, parts[r])
 						before := parts[:r+1]
-						if code == op.Exscan {
+						if code.Trait().Gets == op.ExceptFirst {
 							before = parts[:r]
 						}
 						if len(before) > 0 { // rank 0 of an exscan keeps its tensor

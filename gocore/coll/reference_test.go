@@ -133,6 +133,6 @@ func pair(r op.ReduceOp, a, b complex128) complex128 {
 
 // The last dtype and the last reduce op.
 const (
-	lastDType    = op.Float8E8M0FNU
-	lastReduceOp = op.PremulSum
+	lastDType    = op.DType(op.NumDTypes - 1)
+	lastReduceOp = op.ReduceOp(op.NumReduceOps - 1)
 )

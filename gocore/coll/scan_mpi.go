@@ -16,7 +16,7 @@ var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, Scratch
 	return a.inputScratch()
 }, Build: func(a *Args, p *Program) error {
 	fn := mpi.FnScan
-	if a.Code == op.Exscan {
+	if a.exclusive() {
 		fn = mpi.FnExscan
 	}
 	recv := a.Recv[0]
@@ -43,6 +43,9 @@ var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, Scratch
 	return a.reduceCalls(p, fn, send, recv.Data, recv.Count)
 }}
 
+// exclusive tells whether the input of a rank is left out of its own result.
+func (a *Args) exclusive() bool { return a.Trait().Gets == op.ExceptFirst }
+
 // scanChunk is how many elements of each rank are gathered at once.
 const scanChunk = 1 << 20
 
@@ -54,7 +57,7 @@ var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: redu
 }, Build: func(a *Args, p *Program) error {
 	src, recv := a.Part().Data, a.Recv[0]
 	ranks := a.Rank + 1
-	if a.Code == op.Exscan {
+	if a.exclusive() {
 		ranks = a.Rank
 	}
 	all, err := a.alloc(p, max(1, min(recv.Count, scanChunk)*int64(a.Size)))

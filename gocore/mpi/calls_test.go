@@ -105,11 +105,11 @@ func TestABITablesAreComplete(t *testing.T) {
 }
 
 func TestReductionsCoverWhatIsDefined(t *testing.T) {
-	for d := op.DType(1); int(d) < numDTypes; d++ {
+	for d := op.DType(1); d < op.NumDTypes; d++ {
 		if _, ok := typeHandle[d]; !ok {
 			continue
 		}
-		for r := op.ReduceOp(1); int(r) < numReduceOps; r++ {
+		for r := op.ReduceOp(1); r < op.NumReduceOps; r++ {
 			if !op.Defined(r, d) {
 				continue
 			}

@@ -21,16 +21,11 @@ type library struct {
 	*loaded
 	table *C.struct_pmpi_mpi_table
 	tagUB int32
-	types [numDTypes]Datatype
-	ops   [numReduceOps][numDTypes]Op
+	types [op.NumDTypes]Datatype
+	ops   [op.NumReduceOps][op.NumDTypes]Op
 	user  []Op
 	slots slots
 }
-
-const (
-	numDTypes    = int(op.Float8E8M0FNU) + 1
-	numReduceOps = int(op.PremulSum) + 1
-)
 
 // start initialises MPI, or adopts an MPI that is initialised already. It reads what the other
 // methods need.
@@ -144,7 +139,7 @@ func (l *library) FreeAll() {
 		}
 	}
 	l.user = nil
-	l.ops = [numReduceOps][numDTypes]Op{}
+	l.ops = [op.NumReduceOps][op.NumDTypes]Op{}
 }
 
 func standardOf(t *C.struct_pmpi_mpi_table) string {
@@ -161,14 +156,14 @@ func (l *library) Byte() Datatype { return Datatype(l.handle(hByte)) }
 func (l *library) TagUB() int32   { return l.tagUB }
 
 func (l *library) TypeOf(d op.DType) (Datatype, bool) {
-	if d < 0 || int(d) >= numDTypes {
+	if d < 0 || int(d) >= op.NumDTypes {
 		return 0, false
 	}
 	return l.types[d], l.types[d] != 0
 }
 
 func (l *library) OpOf(r op.ReduceOp, d op.DType) (Op, bool) {
-	if d < 0 || int(d) >= numDTypes || r < 0 || int(r) >= numReduceOps {
+	if d < 0 || int(d) >= op.NumDTypes || r < 0 || int(r) >= op.NumReduceOps {
 		return 0, false
 	}
 	return l.ops[r][d], l.ops[r][d] != 0

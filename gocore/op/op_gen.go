@@ -86,6 +86,13 @@ const (
 	PremulSum ReduceOp = 9
 )
 
+// The lengths of arrays that have an element for every code. No operation, dtype or reduce op has code 0.
+const (
+	NumCodes     = 17 + 1
+	NumDTypes    = 20 + 1
+	NumReduceOps = 9 + 1
+)
+
 // Bits of Desc.Flags (PMPI_FLAG_*).
 const (
 	// FlagAsync: return a work handle at once instead of waiting.

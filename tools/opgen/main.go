@@ -1,6 +1,6 @@
 // Command opgen generates code and documentation from two sets of tables. From
 // the tables of operations, dtypes and reduce ops in table.go it writes the Go
-// enums, the C header, the Python enums and docs/ops.md. From the table of package
+// enums, the registry of algorithms, the C header, the Python enums and docs/ops.md. From the table of package
 // launcher it writes the module that Python reads without loading the core.
 // Run it from the root of the module.
 //
@@ -28,6 +28,7 @@ var templates embed.FS
 // outputs maps each template to the file that is written from it.
 var outputs = []struct{ template, path string }{
 	{"op_gen.go.tmpl", "gocore/op/op_gen.go"},
+	{"registry_gen.go.tmpl", "gocore/coll/registry_gen.go"},
 	{"pmpi_ops.h.tmpl", "capi/pmpi_ops.h"},
 	{"_ops.py.tmpl", "python/paddlempi/_ops.py"},
 	{"ops.md.tmpl", "docs/ops.md"},
@@ -86,15 +87,16 @@ func generate() (map[string][]byte, error) {
 		return nil, err
 	}
 	data := map[string]any{
-		"Operations": operations,
-		"Arities":    arities,
-		"Whos":       whos,
-		"Sharings":   sharings,
-		"DTypes":     dtypes,
-		"Kinds":      kinds,
-		"ReduceOps":  reduceOps,
-		"Flags":      flags,
-		"Launchers":  launcher.Kinds,
+		"Operations":  operations,
+		"Collectives": collectives(),
+		"Arities":     arities,
+		"Whos":        whos,
+		"Sharings":    sharings,
+		"DTypes":      dtypes,
+		"Kinds":       kinds,
+		"ReduceOps":   reduceOps,
+		"Flags":       flags,
+		"Launchers":   launcher.Kinds,
 	}
 	files := map[string][]byte{}
 	for _, out := range outputs {

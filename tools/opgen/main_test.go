@@ -59,6 +59,7 @@ func TestValidateFindsContradictions(t *testing.T) {
 		{func() { operations[2].Gives = "Nobody" }, "does not use"},
 		{func() { operations[2].Gets = "Root" }, "only the root has"},
 		{func() { operations[2].Shares = "Alike" }, "shares are Alike"},
+		{func() { operations[2].Algorithms = nil }, "has 0 algorithms"},
 		{func() { operations[2].Prefix, operations[2].Reduces = true, false }, "does not reduce"},
 		{func() { dtypes[0].Code = 0 }, "dtype bool"},
 		{func() { reduceOps[1].Code = 1 }, "PRODUCT"},

@@ -67,6 +67,9 @@ type operation struct {
 	Doc        string // what it does; one sentence
 	Needs      string // the buffers and arguments that each rank needs
 	Same       string // what must be the same on all members, like the operation itself
+	// Algorithms are the variables of gocore/coll that carry out a collective, the preferred one first.
+	// All ranks have the same list, and choose from it by what they have agreed on.
+	Algorithms []string
 }
 
 // Rooted tells whether the operation needs a root.
@@ -92,8 +95,9 @@ var operations = []operation{
 		Code: 1, Ident: "Barrier", Name: "barrier", Collective: true,
 		Send: "None", Recv: "None",
 		Gives: "Nobody", Gets: "Nobody",
-		Doc:   "Returns when every member has called it.",
-		Needs: "nothing",
+		Doc:        "Returns when every member has called it.",
+		Needs:      "nothing",
+		Algorithms: []string{"single", "inline", "barrierMPI"},
 	},
 	{
 		Code: 2, Ident: "Broadcast", Name: "broadcast", Collective: true,
@@ -102,6 +106,10 @@ var operations = []operation{
 		Doc:   "Copies the root's buffer into the buffer of every other member.",
 		Needs: "one buffer in recv: read on the root, written on all other ranks",
 		Same:  "dtype, count, root",
+		Algorithms: []string{
+			"single", "inline", "mapped", "singleOnDevice", "broadcastIPC", "broadcastDirect", "staged",
+			"broadcastMPI",
+		},
 	},
 	{
 		Code: 3, Ident: "AllReduce", Name: "all_reduce", Collective: true, Reduces: true,
@@ -110,14 +118,19 @@ var operations = []operation{
 		Doc:   "Reduces the buffers of all members and gives every member the result, bit for bit the same.",
 		Needs: "recv; send of the same count, or no send to reduce recv in place",
 		Same:  "dtype, count, reduce op, scale",
+		Algorithms: []string{
+			"single", "inline", "mapped", "singleOnDevice", "allReduceIPC", "staged", "allReduceGather16",
+			"allReduceSlices16", "allReduceMPI",
+		},
 	},
 	{
 		Code: 4, Ident: "AllReduceCoalesced", Name: "all_reduce_coalesced", Collective: true, Reduces: true,
 		Send: "None", Recv: "Many",
 		Gives: "Everyone", Gets: "Everyone",
-		Doc:   "Does an all_reduce in place on each of several buffers of one dtype, all at once.",
-		Needs: "one or more buffers in recv, all of one dtype",
-		Same:  "dtype, number of buffers, count of each, reduce op, scale",
+		Doc:        "Does an all_reduce in place on each of several buffers of one dtype, all at once.",
+		Needs:      "one or more buffers in recv, all of one dtype",
+		Same:       "dtype, number of buffers, count of each, reduce op, scale",
+		Algorithms: []string{"single", "inline", "mapped", "singleOnDevice", "staged", "allReduceCoalescedPack"},
 	},
 	{
 		Code: 5, Ident: "Reduce", Name: "reduce", Collective: true, Reduces: true,
@@ -126,6 +139,10 @@ var operations = []operation{
 		Doc:   "Reduces the buffers of all members into the root's buffer and leaves the other buffers alone.",
 		Needs: "send; on the root also recv of the same count, or recv alone to reduce in place",
 		Same:  "dtype, count, reduce op, scale, root",
+		Algorithms: []string{
+			"single", "inline", "mapped", "singleOnDevice", "reduceIPC", "staged", "reduceSlices16",
+			"reduceMPI",
+		},
 	},
 	{
 		Code: 6, Ident: "AllGather", Name: "all_gather", Collective: true,
@@ -134,6 +151,10 @@ var operations = []operation{
 		Doc:   "Gives every member the buffers of all members, in rank order.",
 		Needs: "send; recv, either one buffer of n x count elements, or n buffers, where buffer i has rank i's count",
 		Same:  "dtype, counts of the n parts",
+		Algorithms: []string{
+			"single", "inline", "mapped", "singleOnDevice", "allGatherIPC", "allGatherDirect", "staged",
+			"allGatherMPI", "allGatherUnevenMPI",
+		},
 	},
 	{
 		Code: 7, Ident: "Gather", Name: "gather", Collective: true,
@@ -142,6 +163,10 @@ var operations = []operation{
 		Doc:   "Gives the root the buffers of all members, in rank order.",
 		Needs: "send; on the root also recv, either one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
+		Algorithms: []string{
+			"single", "inline", "mapped", "singleOnDevice", "gatherIPC", "gatherDirect", "staged",
+			"gatherMPI",
+		},
 	},
 	{
 		Code: 8, Ident: "Scatter", Name: "scatter", Collective: true,
@@ -150,6 +175,10 @@ var operations = []operation{
 		Doc:   "Gives rank i part i of the root's buffers.",
 		Needs: "recv; on the root also send, either one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
+		Algorithms: []string{
+			"single", "inline", "mapped", "singleOnDevice", "scatterIPC", "scatterDirect", "staged",
+			"scatterMPI",
+		},
 	},
 	{
 		Code: 9, Ident: "ReduceScatter", Name: "reduce_scatter", Collective: true, Reduces: true,
@@ -158,6 +187,10 @@ var operations = []operation{
 		Doc:   "Reduces n parts over all members and gives part i to rank i.",
 		Needs: "send, either one buffer of n x count elements or n buffers; recv, as long as this rank's part",
 		Same:  "dtype, counts of the n parts, reduce op, scale",
+		Algorithms: []string{
+			"single", "inline", "mapped", "singleOnDevice", "reduceScatterIPC", "staged",
+			"reduceScatterSlices16", "reduceScatterMPI",
+		},
 	},
 	{
 		Code: 10, Ident: "AllToAll", Name: "all_to_all", Collective: true,
@@ -166,22 +199,28 @@ var operations = []operation{
 		Doc:   "Gives rank i part i of every member's buffers, in rank order.",
 		Needs: "send and recv, each either one buffer of n equal parts or n buffers; the part that rank i sends to rank j has the count that j receives from i",
 		Same:  "dtype",
+		Algorithms: []string{
+			"single", "inline", "mapped", "singleOnDevice", "allToAllIPC", "allToAllEvenDirect",
+			"allToAllUnevenDirect", "staged", "allToAllEvenMPI", "allToAllUnevenMPI",
+		},
 	},
 	{
 		Code: 11, Ident: "Scan", Name: "scan", Collective: true, Reduces: true, Prefix: true,
 		Send: "Optional", Recv: "One",
 		Gives: "Everyone", Gets: "Everyone",
-		Doc:   "Gives rank i the reduction over ranks 0 to i.",
-		Needs: "recv; send of the same count, or no send to work in place",
-		Same:  "dtype, count, reduce op, scale",
+		Doc:        "Gives rank i the reduction over ranks 0 to i.",
+		Needs:      "recv; send of the same count, or no send to work in place",
+		Same:       "dtype, count, reduce op, scale",
+		Algorithms: []string{"single", "singleOnDevice", "staged", "scanGather16", "scanMPI"},
 	},
 	{
 		Code: 12, Ident: "Exscan", Name: "exscan", Collective: true, Reduces: true, Prefix: true,
 		Send: "Optional", Recv: "One",
 		Gives: "Everyone", Gets: "ExceptFirst",
-		Doc:   "Gives rank i the reduction over ranks 0 to i-1; rank 0 keeps its buffer as it is.",
-		Needs: "recv; send of the same count, or no send to work in place",
-		Same:  "dtype, count, reduce op, scale",
+		Doc:        "Gives rank i the reduction over ranks 0 to i-1; rank 0 keeps its buffer as it is.",
+		Needs:      "recv; send of the same count, or no send to work in place",
+		Same:       "dtype, count, reduce op, scale",
+		Algorithms: []string{"single", "singleOnDevice", "staged", "scanGather16", "scanMPI"},
 	},
 	{
 		Code: 13, Ident: "Send", Name: "send", PeerToPeer: true,
@@ -351,9 +390,15 @@ func validate() error {
 		if has := perRank(o.Send) || perRank(o.Recv); has != (o.Lengths() != "NoShares") || (perRank(o.Send) && perRank(o.Recv)) != (o.Shares == "Pairwise") {
 			return fmt.Errorf("operation %s: shares are %s, but send takes %s and recv takes %s", o.Name, o.Lengths(), o.Send, o.Recv)
 		}
+		if o.Collective != (len(o.Algorithms) > 0) || len(o.Algorithms) > 15 {
+			return fmt.Errorf("operation %s has %d algorithms: a collective has 1 to 15, another operation none", o.Name, len(o.Algorithms))
+		}
 		if o.Prefix && !o.Reduces {
 			return fmt.Errorf("operation %s has Prefix but does not reduce", o.Name)
 		}
+	}
+	if n := len(collectives()); n > 15 {
+		return fmt.Errorf("%d collectives: coll.Forced has four bits for each of 15", n)
 	}
 	for i, d := range dtypes {
 		if d.Code != i+1 {
@@ -369,6 +414,16 @@ func validate() error {
 		}
 	}
 	return nil
+}
+
+// collectives returns the operations that have algorithms.
+func collectives() (out []operation) {
+	for _, o := range operations {
+		if o.Collective {
+			out = append(out, o)
+		}
+	}
+	return out
 }
 
 // onlyRoot tells whether only the root has buffers on a side of this arity.

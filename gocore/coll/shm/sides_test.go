@@ -198,7 +198,7 @@ func (c *listCall) check() error {
 // Every operation, with shares and parts of random lengths: each element of the result is there,
 // whichever rank did which chunk, and nothing else was written.
 func TestSharesAndPartsOfAnyLength(t *testing.T) {
-	for code := op.Code(0); code < op.Exscan; code++ {
+	for code := range op.Code(op.NumCodes) {
 		if !Serves(code) {
 			continue
 		}
