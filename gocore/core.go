@@ -86,7 +86,11 @@ func Init(o InitOptions) error {
 		}
 	}
 	closeDeparted()
-	env, err := newEnv(library, world, o.Timeout, o.Interrupt)
+	comm, err := mpi.NewCommunicator(library, world)
+	if err != nil {
+		return err
+	}
+	env, err := group.NewEnv(comm, o.Timeout, o.Interrupt)
 	if err != nil {
 		if code := status.CodeOf(err); code == status.Timeout || code == status.Interrupted {
 			inUse.Store(true) // MPI still waits for the ranks that did not come

@@ -54,15 +54,6 @@ var departing []*group.Env
 // in which other code finalizes MPI.
 var last *group.Env
 
-// newEnv is group.NewEnv over a communicator of MPI.
-func newEnv(lib mpi.Library, comm mpi.Comm, timeout time.Duration, interrupt work.Interrupt) (*group.Env, error) {
-	c, err := mpi.NewCommunicator(lib, comm)
-	if err != nil {
-		return nil, err
-	}
-	return group.NewEnv(c, timeout, interrupt)
-}
-
 func newWorld(lib mpi.Library, env *group.Env) *world {
 	return &world{lib: lib, env: env, removeCloser: func() {}}
 }
