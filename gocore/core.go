@@ -27,7 +27,6 @@ var buildInfo string
 
 var (
 	initOnce sync.Mutex  // held by Init, Destroy and Exit
-	library  mpi.Library // stays after Destroy, because MPI can be initialised only once
 	endFile  string      // InitOptions.EndFile
 	inUse    atomic.Bool // an init has failed half way, and other ranks may still wait in it: MPI cannot be finalized
 )

@@ -24,6 +24,9 @@ type world struct {
 	removeCloser func()                      // removes the function of closesWithMPI
 }
 
+// library is nil before Init. It stays after Destroy, because MPI can be initialised only once.
+var library mpi.Library
+
 // initial is the world that init made. Id 0 stands for its group of all ranks. It is nil before
 // Init and after Destroy.
 var initial atomic.Pointer[world]
