@@ -8,7 +8,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// What the control methods have in common: how they read requests, and how they wait.
+// What the control methods have in common: how they read requests.
 
 // parse reads a request, a JSON object.
 func parse(method string, request []byte, into any) error {
@@ -29,24 +29,4 @@ func seconds(s *float64) time.Duration {
 		return 0
 	}
 	return time.Duration(*s * float64(time.Second))
-}
-
-// await waits until done is closed, and asks interrupt meanwhile.
-func await(done <-chan struct{}, interrupt work.Interrupt) error {
-	if interrupt == nil {
-		<-done
-		return nil
-	}
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return nil
-		case <-tick.C:
-			if err := interrupt(); err != nil {
-				return err
-			}
-		}
-	}
 }
