@@ -95,6 +95,7 @@ class RankSession:
         self.seconds = float(config.getini("mpi_timeout") if option is None else option)
         self.session: pytest.Session | None = None
         self.item: pytest.Item | None = None
+        self.watched = 0.0  # the deadline of the test in seconds; 0: none
         self.collect_errors: dict[str, str] = {}
         self.note = ""
         self.sections: dict[str, list[str]] = {}
@@ -220,14 +221,20 @@ class RankSession:
         self.item = item
         if self.place.rank == 0:
             self.rounds.send({"kind": "begin", "test": item.nodeid, "seconds": seconds})
-        if seconds:
-            # If a rank hangs and holds the GIL, none of its Python threads runs. faulthandler's
-            # thread needs no GIL: it writes the stacks and ends this rank. The launcher then ends
-            # the job.
-            faulthandler.dump_traceback_later(
-                seconds + _WATCHDOG_SECONDS, exit=True, file=self.stderr
-            )
+        self.watched = seconds
+        self._watch()
         return (yield)
+
+    def _watch(self) -> None:
+        """Let faulthandler end this rank some time after the deadline of the hub.
+
+        If a rank hangs and holds the GIL, none of its Python threads runs. faulthandler's thread
+        needs no GIL: it writes the stacks and ends this rank. The launcher then ends the job.
+        """
+        if self.watched:
+            faulthandler.dump_traceback_later(
+                self.watched + _WATCHDOG_SECONDS, exit=True, file=self.stderr
+            )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -235,9 +242,11 @@ class RankSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if not self._forked():
+            # A rank that waits for the others must not end before the one that hangs has written.
+            faulthandler.cancel_dump_traceback_later()
             merge(report, self._exchange(**message_of(report)), self.place.rank)
-            if call.when == "teardown":
-                faulthandler.cancel_dump_traceback_later()
+            if call.when != "teardown":
+                self._watch()
         return report
 
     @contextlib.contextmanager
