@@ -55,7 +55,8 @@ const (
 	entryWords = 4
 )
 
-// NewWire makes the arrival of the members of comm. There must be no other collectives on comm. The buffers are 64-byte aligned memory outside the Go heap.
+// NewWire makes the arrival of the members of comm. There must be no other collectives on comm. The buffers are
+// 64-byte aligned memory outside the Go heap.
 func NewWire(comm transport.Comm) (*Wire, error) {
 	n := comm.Size()
 	words := 2*wireWords + entryWords + n*entryWords

@@ -42,8 +42,7 @@ const (
 	gathering                        // in the barrier
 	settling                         // waiting for the end of its own requests
 	agreeing                         // telling each other whether MPI can be finalized
-	departed                         // all ranks have left, and have agreed
-	ending                           // in the barrier of EndTogether
+	departed                         // all ranks have left, and have agreed; EndTogether has one more barrier here
 	undeparted                       // MPI refused a call: the others wait for this rank in vain
 )
 
@@ -131,12 +130,12 @@ func (e *Env) AllDeparted() bool {
 			d.stage = departed
 		}
 	}
-	return d.stage == departed || d.stage == ending
+	return d.stage == departed
 }
 
 // finalizable tells whether all ranks have agreed that MPI can be finalized.
 func (d *departure) finalizable() bool {
-	return (d.stage == departed || d.stage == ending) && unsafe.Slice((*int64)(d.words), 2)[1] == 1
+	return d.stage == departed && unsafe.Slice((*int64)(d.words), 2)[1] == 1
 }
 
 // settled tells whether nothing of any group is under way: no operation, and no request of MPI.
@@ -273,7 +272,7 @@ func (e *Env) AwaitDepartures() bool {
 // or Close. It has no deadline, because the other ranks may go on for long.
 func (e *Env) EndTogether() bool {
 	together := false
-	if e.departure.finalizable() && e.nextStage(ending, transport.Barrier) == nil {
+	if e.departure.finalizable() && e.nextStage(departed, transport.Barrier) == nil {
 		_ = work.NewEngine().Wait(func() bool {
 			together = e.stageOver()
 			return together || e.Deserted()
