@@ -27,6 +27,8 @@ GROUPS = {
         "python/paddlempi/paddle",
         "python/paddlempi/torch",
         "python/paddlempi_autoload.py",
+        "python/paddlempi_place.py",
+        "python/paddlempi_stubs.py",
         "tests/jobs/programs",
         "tests/requirements-programs.txt",
     ),

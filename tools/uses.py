@@ -155,11 +155,11 @@ def go(folder: str) -> Uses:
     return uses
 
 
-def declared(text: str) -> set[str]:
+def declared(text: str, kinds: str = "func|type|var|const") -> set[str]:
     """The names that a Go file declares for its package."""
-    found = set(re.findall(r"^func (\w+)", text, re.MULTILINE))
-    lines = re.findall(r"^(?:type|var|const) (\w.*)", text, re.MULTILINE)
-    blocks = re.findall(r"^(?:type|var|const) \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    found: set[str] = set()
+    lines = re.findall(rf"^(?:{kinds}) (\w.*)", text, re.MULTILINE)
+    blocks = re.findall(rf"^(?:{kinds}) \(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
     for block in blocks:
         lines += re.findall(r"^\t(\w.*)", block, re.MULTILINE)
     for line in lines:

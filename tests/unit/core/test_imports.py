@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -178,16 +178,26 @@ def test_circles_are_found() -> None:
     assert found == [["a", "b", "c"], ["d", "e"]]
 
 
-def test_uses_of_a_go_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return a function that writes a file of the tree which ``uses`` looks at."""
     monkeypatch.setattr(uses, "ROOT", tmp_path)
-    (tmp_path / "room").mkdir()
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    return write
+
+
+def test_uses_of_a_go_file_are_found(write: Callable[[str, str], None]) -> None:
     for name, text in {
         "top": "package room\n\nfunc Top() { below(); t.quiet(); x.Loud() } // beside",
         "below": "package room\n\nvar (\n\tlow = 1\n)\n\nfunc below() { beside := 2; use(beside) }",
         "beside": 'package room\n\ntype beside struct{}\n\nfunc (b beside) quiet() { s("low") }\n\n'
         "func (b beside) Loud() { _ = low }",
     }.items():
-        (tmp_path / "room" / f"{name}.go").write_text(text)
+        write(f"room/{name}.go", text)
     assert uses.upward("room", ["top.go", "beside.go", "below.go"]) == []
     assert uses.upward("room", ["below.go", "beside.go", "top.go"]) == [
         ("beside.go", "below.go"),
@@ -196,16 +206,14 @@ def test_uses_of_a_go_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_uses_of_c_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uses, "ROOT", tmp_path)
-    (tmp_path / "capi").mkdir()
+def test_uses_of_c_are_found(write: Callable[[str, str], None]) -> None:
     for name, text in {
         "both.h": "int one(void);\nint two(void);\n",
         "one.c": '#include "both.h"\nint one(void) {\n\treturn two();\n}\n',
         "two.c": '#include "both.h"\nstatic int own;\nint two(void) {\n\treturn own; // one()\n}\n',
         "three.c": "int own = 3;\n",
     }.items():
-        (tmp_path / "capi" / name).write_text(text)
+        write(f"capi/{name}", text)
     assert uses.c() == {
         "capi/both.h": set(),
         "capi/one.c": {"capi/both.h", "capi/two.c"},
@@ -219,11 +227,8 @@ def exported_types(folder: str) -> set[str]:
     found: set[str] = set()
     for path in (ROOT / folder).glob("*.go"):
         if not path.name.endswith(("_test.go", ".pb.go")):
-            text = uses.without_comments(path.read_text())
-            blocks = re.findall(r"^type \((.*?)^\)", text, re.MULTILINE | re.DOTALL)
-            found.update(re.findall(r"^type ([A-Z]\w*)", text, re.MULTILINE))
-            found.update(re.findall(r"^\t([A-Z]\w*)", "\n".join(blocks), re.MULTILINE))
-    return found
+            found |= uses.declared(uses.without_comments(path.read_text()), "type")
+    return {name for name in found if name[0].isupper()}
 
 
 @pytest.mark.parametrize("folder", [name for name in GO if name.startswith("gocore")])

@@ -6,13 +6,18 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+
+import left_out
+
+ROOT = left_out.ROOT
 MAKEFILE = (ROOT / "Makefile").read_text()
 HELP = re.findall(r"^## (\S+) +(.*)$", MAKEFILE, re.M)
 VERBS = {verb for verb, _ in HELP}
@@ -54,7 +59,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Let make print what it would do, as a user's shell starts it and not as `make test` does."""
-    variables = {"MPI", "FRAMEWORK", "NP", "MPIS", "RANKS", "OPS", "LEVELS"}
+    variables = {"MPI", "FRAMEWORK", "NP", "MPIS", "RANKS", "OPS", "LEVELS", "LEAVE_OUT"}
     env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k not in variables}
     env.pop("MFLAGS", None)
     return subprocess.run(
@@ -92,3 +97,17 @@ def test_a_missing_rule_is_noticed(clone: Path) -> None:
     broken.write_text("include Makefile\ntrain: .venv-openmpi/.example-nothing\n")
     done = plan(clone, "--file", broken.name, "train")
     assert done.returncode and "example-nothing" in done.stderr
+
+
+def groups(clone: Path, verb: str, *words: str) -> set[str]:
+    """Return the groups of tests that a verb starts."""
+    (line,) = [s for s in plan(clone, verb, *words).stdout.splitlines() if "--output-sync" in s]
+    return {word for word in line.split() if word.startswith("test-")}
+
+
+def test_what_is_named_is_left_out(clone: Path) -> None:
+    named = {name for names in left_out.GROUPS for name in names}
+    everything = groups(clone, "test")
+    assert everything >= named
+    assert groups(clone, "test", f"LEAVE_OUT={' '.join(named)}") == everything - named
+    assert groups(clone, "test-all", f"LEAVE_OUT={' '.join(named)}") >= everything

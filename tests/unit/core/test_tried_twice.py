@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).resolve().parents[3] / "tools"
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+
+import results
+
+TOOLS = results.ROOT / "tools"
 
 # Stands for mpirun and pytest: it fails as often as the second argument says.
 RUN = """
@@ -68,11 +71,6 @@ def test_once_more(
 
 
 def test_known_flakes_say_why() -> None:
-    spec = importlib.util.spec_from_file_location("results", TOOLS / "results.py")
-    assert spec is not None and spec.loader is not None
-    results = importlib.util.module_from_spec(spec)
-    sys.modules["results"] = results  # its dataclass looks there
-    spec.loader.exec_module(results)
     assert results.cause("a.b::c[1]", [r"a\.b::c\[\d\]: the clock"]) == "a known flake: the clock"
     assert results.cause("a.b::d", ["a.b::c: the clock"]).startswith("not in")
     for rule in results.rules_of("known_flakes.txt"):
