@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -17,6 +18,9 @@ __all__ = ["GRACE", "MARK", "kill_marked", "marked", "sweep"]
 
 GRACE = 2.0
 """Seconds that the processes of a job have to end by themselves when its launcher has ended."""
+
+_DYING = 10.0
+"""Seconds that a killed process may take to give its memory back. One with gigabytes needs some."""
 
 MARK = "PADDLEMPI_LAUNCH_ID"
 """The environment variable that marks the processes of a job."""
@@ -41,7 +45,19 @@ def sweep(began: float, folder: Path = Path("/dev/shm")) -> None:
 
 
 def _remove_unused(path: Path) -> None:
-    """Remove a file that nobody uses. Raise OSError if somebody does, or if that is unknown."""
+    """Remove a file that nobody uses. Raise OSError if somebody does, or if that is unknown.
+
+    Another process that sweeps has the file open for a moment, so it is tried more than once.
+    """
+    for _ in range(3):
+        with contextlib.suppress(BlockingIOError):
+            _remove(path)
+            return
+        time.sleep(random.uniform(0, 0.002))  # two that sweep must not go on in step
+    _remove(path)
+
+
+def _remove(path: Path) -> None:
     file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         # The kernel gives a write lease only on a file that is open nowhere else: see fcntl(2). It
@@ -56,16 +72,31 @@ def _remove_unused(path: Path) -> None:
 def kill_marked(mark: str, grace: float = 0.0) -> None:
     """Kill every process that has ``mark`` in its environment: a job's launcher and its ranks.
 
-    The processes first have ``grace`` seconds to end by themselves.
+    The processes first have ``grace`` seconds to end by themselves. When this returns, those that
+    were killed hold nothing any more: no file, no memory.
     """
     end = time.monotonic() + grace
     while time.monotonic() < end and marked(mark):
         time.sleep(0.02)
+    killed = set()
     for _ in range(3):  # a process may fork while we search
         for pid in marked(mark):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
         time.sleep(0.01)
+    end = time.monotonic() + _DYING
+    while time.monotonic() < end and not all(map(_over, killed)):
+        time.sleep(0.01)
+
+
+def _over(pid: int) -> bool:
+    """Whether all threads of a process have ended; its parent need not know of it yet."""
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX":
+                return False
+    return True
 
 
 def marked(mark: str) -> list[int]:

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paddlempi import _processes
 from paddlempi.testing import launch
 
 
@@ -80,12 +82,40 @@ def sweeps(folder: str) -> None:
 
 
 def test_a_killed_job_leaves_no_segment() -> None:
-    for timeout in 6, 20, 60:  # a busy machine may need more than 6 s to start two ranks
-        result = launch.run(2, waits_and_dies, timeout=timeout, env={"SECONDS": "90"})
-        assert result.timed_out, result.output
-        if result.output.count("maps /dev/shm/") >= 2:
-            break
+    result = launch.run(2, waits_and_dies, timeout=6, env={"SECONDS": "60"})
+    assert result.timed_out, result.output
     assert left(result.output) == []
+
+
+def test_killed_processes_hold_nothing_any_more(folder: Path) -> None:
+    """The kernel takes back the memory of a process after the process was killed."""
+    path, mark = segment(folder, "mpich_shm_1_0"), uuid.uuid4().hex
+    fill = "room = bytearray(800 << 20)\nroom[::4096] = bytes(len(room) // 4096)\n"
+    program = [sys.executable, "-S", "-c", fill + USES, str(path)]
+    env = {**os.environ, _processes.MARK: mark}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=env) as user:
+        assert user.stdout is not None and user.stdout.readline() == "mapped\n"
+        _processes.kill_marked(mark)
+        launch.sweep(0, folder)
+        assert not path.exists()
+
+
+def test_several_may_sweep_at_once(folder: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom paddlempi.testing import launch\n"
+        "while True:\n    launch.sweep(0, Path(sys.argv[1]))"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script, str(folder)])
+    try:
+        time.sleep(1)  # until it sweeps
+        for _ in range(2000):
+            (folder / "new").write_bytes(b"x")
+            path = (folder / "new").rename(folder / "mpich_shm_1_0")
+            launch.sweep(0, folder)
+            assert not path.exists()
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_the_command_line_leaves_no_segment() -> None:
