@@ -17,6 +17,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // methods are the methods of pmpi_control. Requests and replies are JSON objects. Control is for
@@ -111,7 +112,7 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 	}
 	w := initial.Load()
 	t := w.env.Topo
-	_, why := w.env.Heaps()
+	_, why := w.env.Node.Heaps()
 	return map[string]any{"group": w.all.Load().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize,
 		"no_heaps": why}, nil
 }
@@ -150,7 +151,7 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	if r.Timeout != nil {
 		timeout = seconds(r.Timeout)
 	}
-	g, err := w.add(func(id int64) (*group.Group, error) { return w.env.New(id, r.Ranks, timeout) })
+	g, err := w.add(func(id int64) (*group.Group, error) { return group.New(w.env, id, r.Ranks, timeout) })
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +282,7 @@ type coreInfo struct {
 	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
 	Helper      *helperInfo      `json:"helper"` // nil before init
 	Heap        heapInfo         `json:"heap"`
-	Liveness    *group.Watch     `json:"liveness"`     // nil before init
+	Liveness    *world.Watch     `json:"liveness"`     // nil before init
 	ReportAfter *float64         `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
 	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it
 }
@@ -323,9 +324,9 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	if w := initial.Load(); w != nil {
 		t, i := w.env.Topo, w.lib.Info()
 		info.Initialized, info.MPI = true, &i
-		info.Arrive, info.Helper = w.env.Way(), describeHelper(&t.CPUs)
-		watch := w.env.Watch()
-		after := w.env.ReportAfter().Seconds()
+		info.Arrive, info.Helper = w.env.Node.Way(), describeHelper(&t.CPUs)
+		watch := w.env.Roster.Watch()
+		after := w.env.Reports.After.Seconds()
 		info.Liveness, info.ReportAfter = &watch, &after
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil

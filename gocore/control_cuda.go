@@ -2,10 +2,10 @@ package gocore
 
 import (
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
-	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // controlCUDA returns whether MPI takes GPU memory, and how that is known.
@@ -22,13 +22,13 @@ func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
 		return nil, err
 	}
 	if r.Try {
-		if w.env.Trial == nil {
-			return group.Awareness{How: "asked", Reason: "there is no Python to try it with"}, nil
+		if w.env.Aware.Trial == nil {
+			return world.Awareness{How: "asked", Reason: "there is no Python to try it with"}, nil
 		}
-		works, seen := w.env.Trial()
-		return group.Awareness{Aware: works, How: "tried", Reason: seen}, nil
+		works, seen := w.env.Aware.Trial()
+		return world.Awareness{Aware: works, How: "tried", Reason: seen}, nil
 	}
-	return w.env.Awareness(r.Wait), nil
+	return w.env.Aware.Awareness(r.Wait), nil
 }
 
 // controlCUDATrial carries out a trial; it runs in the child process.

@@ -40,7 +40,7 @@ func controlHeapAdopt(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !w.env.Adopts() {
+	if !w.env.Node.Adopts() {
 		return nil, status.New(status.Unsupported, "heap_adopt: the ranks of this node cannot open each other's files through /proc")
 	}
 	h, err := heap.Own()
@@ -89,8 +89,8 @@ func describeHeap() heapInfo {
 		info.Left = &left
 	}
 	if w := initial.Load(); w != nil {
-		mapped, why := w.env.Heaps()
-		info.Mapped, info.Why, info.Adopts = &mapped, why, w.env.Adopts()
+		mapped, why := w.env.Node.Heaps()
+		info.Mapped, info.Why, info.Adopts = &mapped, why, w.env.Node.Adopts()
 	}
 	return info
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // Preempted is the status of a rank that leaves because the job was asked to end: EX_TEMPFAIL of
@@ -77,19 +78,19 @@ func Init(o InitOptions) error {
 	if library.Finalized() {
 		return status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")
 	}
-	world := library.World()
+	given := library.World()
 	if o.Comm != nil {
-		world = mpi.Comm(*o.Comm)
+		given = mpi.Comm(*o.Comm)
 		if library.Info().ABI == "mpich" {
-			world &= 0xffffffff
+			given &= 0xffffffff
 		}
 	}
 	closeDeparted()
-	comm, err := mpi.NewCommunicator(library, world)
+	comm, err := mpi.NewCommunicator(library, given)
 	if err != nil {
 		return err
 	}
-	env, err := group.NewEnv(comm, o.Timeout, o.Interrupt)
+	env, err := world.NewEnv(comm, o.Timeout, o.Interrupt)
 	if err != nil {
 		if code := status.CodeOf(err); code == status.Timeout || code == status.Interrupted {
 			inUse.Store(true) // MPI still waits for the ranks that did not come
@@ -100,10 +101,10 @@ func Init(o InitOptions) error {
 		forgetLast()
 	}
 	env.Survives = o.Survives
-	env.Trial = diagnose.NewTrial(library.Info(), env.Topo.LocalRank, o.Trial, closing.add)
+	env.Aware.Trial = diagnose.NewTrial(library.Info(), env.Topo.LocalRank, o.Trial, closing.add)
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
-	w := newWorld(library, env)
-	if _, err := w.add(func(id int64) (*group.Group, error) { return env.World(id, o.Timeout) }); err != nil {
+	w := newMembership(library, env)
+	if _, err := w.add(func(id int64) (*group.Group, error) { return group.World(env, id, o.Timeout) }); err != nil {
 		return err
 	}
 	endFile = o.EndFile

@@ -16,17 +16,18 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // initialised makes this process rank 0 of a fake world of one, until the test ends.
 func initialised(t *testing.T) {
 	t.Helper()
 	lib := mpifake.New(1)[0]
-	env, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+	env, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 	require.NoError(t, err)
 	library = lib
-	w := newWorld(lib, env)
-	_, err = w.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })
+	w := newMembership(lib, env)
+	_, err = w.add(func(id int64) (*group.Group, error) { return group.World(env, id, time.Minute) })
 	require.NoError(t, err)
 	initial.Store(w)
 	t.Cleanup(func() {

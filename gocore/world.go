@@ -12,13 +12,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// world is a set of ranks with the groups that were made of them. init makes the first one. A
-// process may have several, because a call finds its world by the id of its group.
-type world struct {
+// membership is the part of this process in a world: a set of ranks, and the groups that were made of them. init makes
+// the first one. A process may have several, because a call finds its world by the id of its group.
+type membership struct {
 	lib          mpi.Library
-	env          *group.Env
+	env          *world.Env
 	all          atomic.Pointer[group.Group] // the group of all its ranks, which is made first
 	ended        atomic.Bool                 // it was destroyed, or this process has left
 	removeCloser func()                      // removes the function of closesWithMPI
@@ -29,14 +30,14 @@ var library mpi.Library
 
 // initial is the world that init made. Id 0 stands for its group of all ranks. It is nil before
 // Init and after Destroy.
-var initial atomic.Pointer[world]
+var initial atomic.Pointer[membership]
 
 // poisoned is why the core takes no more calls: a panic.
 var poisoned atomic.Pointer[string]
 
 // entry is a group and its world.
 type entry struct {
-	w *world
+	w *membership
 	g *group.Group
 }
 
@@ -50,19 +51,19 @@ var groups struct {
 
 // departing holds the environments of worlds that have ended while other ranks have not departed
 // yet.
-var departing []*group.Env
+var departing []*world.Env
 
 // last is the environment of the world of all processes that ended last, if its ranks have departed. It shows
 // whether their processes end, so that MPI is finalized together. It is nil if there is none, and in a process
 // in which other code finalizes MPI.
-var last *group.Env
+var last *world.Env
 
-func newWorld(lib mpi.Library, env *group.Env) *world {
-	return &world{lib: lib, env: env, removeCloser: func() {}}
+func newMembership(lib mpi.Library, env *world.Env) *membership {
+	return &membership{lib: lib, env: env, removeCloser: func() {}}
 }
 
-// initialWorld returns the world that init made, or the error that says why there is none.
-func initialWorld() (*world, error) {
+// initialWorld returns the part in the world that init made, or the error that says why there is none.
+func initialWorld() (*membership, error) {
 	if err := healthy(); err != nil {
 		return nil, err
 	}
@@ -86,7 +87,7 @@ func updateGroups(change func(map[int64]entry)) {
 }
 
 // add makes a group of w and gives it the next id. Several threads may make groups at once.
-func (w *world) add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
+func (w *membership) add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
 	id := groups.last.Add(1)
 	g, err := make(id)
 	if err != nil {
@@ -130,7 +131,7 @@ func groupOf(id int64) (*group.Group, error) {
 }
 
 // closesWithMPI makes w leave in order before MPI is finalized, by this library or by other code.
-func (w *world) closesWithMPI() {
+func (w *membership) closesWithMPI() {
 	w.removeCloser = closing.add(func(finalizing bool) {
 		if finalizing {
 			w.leave()
@@ -140,7 +141,7 @@ func (w *world) closesWithMPI() {
 
 // destroy frees the groups of w and its environment, after it has given operations under way time
 // to end.
-func (w *world) destroy() error {
+func (w *membership) destroy() error {
 	w.removeCloser()
 	w.ended.Store(true)
 	settled, err := w.env.Destroy()
@@ -151,7 +152,7 @@ func (w *world) destroy() error {
 	// Ranks mostly destroy a world together. Then everything is freed now, and not at the next init.
 	_ = work.NewEngine().Wait(func() bool {
 		closeDeparted()
-		return !slices.Contains(departing, w.env) || w.env.Deserted()
+		return !slices.Contains(departing, w.env) || w.env.Departure.Deserted()
 	}, time.Now().Add(destroyTogether), nil)
 	if settled { // else an operation of MPI may still use what FreeAll frees
 		w.lib.FreeAll()
@@ -161,7 +162,7 @@ func (w *world) destroy() error {
 
 // leave tells the other ranks that this one has left, and ends operations under way, also those of
 // daemon threads.
-func (w *world) leave() {
+func (w *membership) leave() {
 	w.ended.Store(true)
 	initial.CompareAndSwap(w, nil)
 	_, _ = w.env.Leave()
@@ -176,9 +177,9 @@ const departureStages = 3
 
 // closeDeparted frees the environments of ended worlds whose ranks have all departed, except for what last needs.
 func closeDeparted() {
-	departing = slices.DeleteFunc(departing, func(e *group.Env) bool {
+	departing = slices.DeleteFunc(departing, func(e *world.Env) bool {
 		for range departureStages {
-			if e.AllDeparted() {
+			if e.Departure.AllDeparted() {
 				_ = e.Close()
 				keep(e)
 				return true
@@ -189,7 +190,7 @@ func closeDeparted() {
 }
 
 // keep makes e the last environment if it is one of all processes, and frees the one that is it no more.
-func keep(e *group.Env) {
+func keep(e *world.Env) {
 	if !endsTheJob(e) {
 		_ = e.Free()
 		return
@@ -207,7 +208,7 @@ func forgetLast() {
 }
 
 // endsTheJob tells whether this library finalizes MPI, for the processes of e.
-func endsTheJob(e *group.Env) bool {
+func endsTheJob(e *world.Env) bool {
 	n, err := library.Size(library.World())
 	return err == nil && n == e.Topo.Size && library.Info().Owner == "paddlempi"
 }
@@ -217,7 +218,7 @@ func endsTheJob(e *group.Env) bool {
 func awaitDepartures() bool {
 	all := true
 	for _, e := range departing {
-		if !e.AwaitDepartures() {
+		if !e.Departure.AwaitDepartures() {
 			all = false
 			continue
 		}
@@ -229,7 +230,7 @@ func awaitDepartures() bool {
 
 // endTogether waits until the processes of all ranks are about to end, and tells whether they are.
 func endTogether() bool {
-	return last == nil || last.EndTogether()
+	return last == nil || last.Departure.EndTogether()
 }
 
 // healthy returns an error if the core has panicked before.

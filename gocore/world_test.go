@@ -12,6 +12,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // A second world next to that of init: calls find their world by the id of a group, and each world
@@ -19,10 +20,10 @@ import (
 func TestTwoWorlds(t *testing.T) {
 	initialised(t)
 	lib := mpifake.New(1)[0]
-	env, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+	env, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 	require.NoError(t, err)
-	second := newWorld(lib, env)
-	g, err := second.add(func(id int64) (*group.Group, error) { return env.World(id, time.Minute) })
+	second := newMembership(lib, env)
+	g, err := second.add(func(id int64) (*group.Group, error) { return group.World(env, id, time.Minute) })
 	require.NoError(t, err)
 	mine := int64(control(t, "new_group", `{"ranks":[0]}`)["group"].(float64))
 	assert.Greater(t, mine, g.ID)

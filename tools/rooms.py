@@ -64,8 +64,8 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose dl group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link ps/route "
-        "ps/server ps/table reduce status topo trace work",
+        "diagnose dl group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link "
+        "ps/route ps/server ps/table reduce status topo trace work world",
         files="doc boundary control control_cuda control_heap control_trace tables_call ps_init "
         "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
         "world closers request",
@@ -79,8 +79,14 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their operations, checks of "
         "arguments, messages, errors that name ranks",
-        "arrive channel coll coll/ipc coll/shm cuda dl heap liveness mem op segment status topo "
-        "trace transport work",
+        "arrive coll coll/ipc coll/shm cuda heap mem op status trace transport work world",
+    ),
+    Room(
+        "gocore/world",
+        "what all groups of a world share: the exchange at the start, the memory of a node, "
+        "who has left or died, the mailbox, the flight recorder, "
+        "reports of long waits, the departure",
+        "arrive channel coll dl heap liveness mem op segment status topo trace transport work",
     ),
     Room(
         "gocore/ps/client",

@@ -9,19 +9,20 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // dies ends the connections of a rank, as the kernel does when its process ends.
-func dies(e *Env) { e.alive.Close() }
+func dies(e *world.Env) { e.Roster.Cut() }
 
 func TestARankOfAnotherNodeDies(t *testing.T) {
-	waits := map[string]func(e *Env, g *Group) error{
-		"a collective to which it does not come": func(_ *Env, g *Group) error {
+	waits := map[string]func(e *world.Env, g *Group) error{
+		"a collective to which it does not come": func(_ *world.Env, g *Group) error {
 			_, err := submit(g, allReduce(floats(1)))
 			return err
 		},
-		"an asynchronous collective": func(_ *Env, g *Group) error {
+		"an asynchronous collective": func(_ *world.Env, g *Group) error {
 			d := allReduce(floats(1))
 			d.Flags = op.FlagAsync
 			h, _, err := g.Submit(d, false)
@@ -30,22 +31,22 @@ func TestARankOfAnotherNodeDies(t *testing.T) {
 			}
 			return err
 		},
-		"a message": func(_ *Env, g *Group) error {
+		"a message": func(_ *world.Env, g *Group) error {
 			b := floats(0)
 			d := desc(op.Recv, nil, []op.Buf{b})
 			d.Peer = 3
 			_, err := submit(g, d)
 			return err
 		},
-		"a new group": func(e *Env, _ *Group) error {
-			_, err := e.New(1, []int{0, 1, 2, 3}, 20*time.Second)
+		"a new group": func(e *world.Env, _ *Group) error {
+			_, err := New(e, 1, []int{0, 1, 2, 3}, 20*time.Second)
 			return err
 		},
 	}
 	for name, wait := range waits {
 		t.Run(name, func(t *testing.T) {
-			ranks(t, 4, []int{0, 0, 1, 1}, func(t *testing.T, e *Env, g *Group) {
-				assert.Empty(t, e.Watch().Off)
+			ranks(t, 4, []int{0, 0, 1, 1}, func(t *testing.T, e *world.Env, g *Group) {
+				assert.Empty(t, e.Roster.Watch().Off)
 				if g.Rank == 3 {
 					dies(e)
 					return
@@ -57,7 +58,7 @@ func TestARankOfAnotherNodeDies(t *testing.T) {
 					assert.Equal(t, []int{3}, s.Ranks)
 					assert.Contains(t, s.Msg, "rank(s) [3] died: its process on host ")
 				}
-				watch := e.Watch()
+				watch := e.Roster.Watch()
 				if assert.Len(t, watch.Dead, 1) {
 					assert.Equal(t, 3, watch.Dead[0].Rank)
 				}
@@ -67,17 +68,15 @@ func TestARankOfAnotherNodeDies(t *testing.T) {
 }
 
 func TestNoConnectionsInAJobOfOneNode(t *testing.T) {
-	ranks(t, 2, nil, func(t *testing.T, e *Env, _ *Group) {
-		assert.Nil(t, e.alive)
-		assert.Equal(t, Watch{After: 5, Off: "all ranks are on one node", Dead: []Death{}}, e.Watch())
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, _ *Group) {
+		assert.Equal(t, world.Watch{After: 5, Off: "all ranks are on one node", Dead: []world.Death{}}, e.Roster.Watch())
 	})
 }
 
 func TestDeathsOfOtherNodesAreNotSeenIfTheUserWantsSo(t *testing.T) {
 	t.Setenv("PADDLEMPI_DEAD_AFTER", "0")
-	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *Env, g *Group) {
-		assert.Nil(t, e.alive)
-		assert.Equal(t, "PADDLEMPI_DEAD_AFTER is 0 on rank 1", e.Watch().Off)
+	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *world.Env, g *Group) {
+		assert.Equal(t, "PADDLEMPI_DEAD_AFTER is 0 on rank 1", e.Roster.Watch().Off)
 		_, err := submit(g, allReduce(floats(1)))
 		assert.NoError(t, err)
 	})
@@ -85,9 +84,8 @@ func TestDeathsOfOtherNodesAreNotSeenIfTheUserWantsSo(t *testing.T) {
 
 func TestARankThatCannotListenTurnsItOffForAll(t *testing.T) {
 	t.Setenv("PADDLEMPI_IFNAME", "nosuch")
-	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *Env, g *Group) {
-		assert.Nil(t, e.alive)
-		assert.Contains(t, e.Watch().Off, "PADDLEMPI_IFNAME=nosuch names no interface")
+	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *world.Env, g *Group) {
+		assert.Contains(t, e.Roster.Watch().Off, "PADDLEMPI_IFNAME=nosuch names no interface")
 		_, err := submit(g, allReduce(floats(1)))
 		assert.NoError(t, err)
 	})
@@ -96,12 +94,12 @@ func TestARankThatCannotListenTurnsItOffForAll(t *testing.T) {
 func TestAWrongTimeIsAnErrorOfInit(t *testing.T) {
 	t.Setenv("PADDLEMPI_DEAD_AFTER", "1")
 	lib := mpifake.New(1)[0]
-	_, err := NewEnv(mpifake.World(lib), time.Second, nil)
+	_, err := world.NewEnv(mpifake.World(lib), time.Second, nil)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 }
 
 func TestRanksThatLeaveInOrderDoNotDie(t *testing.T) {
-	ranks(t, 4, []int{0, 0, 1, 2}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 4, []int{0, 0, 1, 2}, func(t *testing.T, e *world.Env, g *Group) {
 		_, err := submit(g, allReduce(floats(1)))
 		assert.NoError(t, err)
 		settled, err := e.Leave()
@@ -110,22 +108,22 @@ func TestRanksThatLeaveInOrderDoNotDie(t *testing.T) {
 		if g.Rank == 2 {
 			time.Sleep(100 * time.Millisecond) // the others wait for this rank, and it finds them gone
 		}
-		assert.True(t, e.AwaitDepartures(), "MPI can be finalized")
-		assert.True(t, e.EndTogether())
+		assert.True(t, e.Departure.AwaitDepartures(), "MPI can be finalized")
+		assert.True(t, e.Departure.EndTogether())
 		dies(e)
-		assert.Empty(t, e.Watch().Dead)
+		assert.Empty(t, e.Roster.Watch().Dead)
 	})
 }
 
 func TestRanksThatDestroyTheWorldDoNotDie(t *testing.T) {
-	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *world.Env, g *Group) {
 		settled, err := e.Destroy()
 		assert.NoError(t, err)
 		assert.True(t, settled)
-		assert.Eventually(t, e.AllDeparted, 20*time.Second, time.Millisecond)
+		assert.Eventually(t, e.Departure.AllDeparted, 20*time.Second, time.Millisecond)
 		if g.Rank == 2 {
 			time.Sleep(100 * time.Millisecond) // finds the others gone
-			assert.Empty(t, e.Watch().Dead)
+			assert.Empty(t, e.Roster.Watch().Dead)
 		}
 		assert.NoError(t, e.Close())
 		assert.NoError(t, e.Free())
@@ -135,26 +133,26 @@ func TestRanksThatDestroyTheWorldDoNotDie(t *testing.T) {
 
 // A program may destroy the world and go on for long. A process that ends in between takes no part in MPI_Finalize.
 func TestADeathAfterTheWorldWasDestroyedIsSeenAtTheEnd(t *testing.T) {
-	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *world.Env, g *Group) {
 		_, err := e.Destroy()
 		assert.NoError(t, err)
-		assert.Eventually(t, e.AllDeparted, 20*time.Second, time.Millisecond)
+		assert.Eventually(t, e.Departure.AllDeparted, 20*time.Second, time.Millisecond)
 		assert.NoError(t, e.Close())
 		if g.Rank == 2 {
 			dies(e)
 			return
 		}
-		assert.False(t, e.EndTogether(), "MPI cannot be finalized")
+		assert.False(t, e.Departure.EndTogether(), "MPI cannot be finalized")
 	})
 }
 
 func TestTheEndDoesNotWaitForADeadRank(t *testing.T) {
-	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *world.Env, g *Group) {
 		if g.Rank == 2 {
 			dies(e)
 			return
 		}
 		_, _ = e.Leave()
-		assert.False(t, e.AwaitDepartures(), "MPI cannot be finalized")
+		assert.False(t, e.Departure.AwaitDepartures(), "MPI cannot be finalized")
 	})
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // BenchmarkSubmit measures what the core adds to a synchronous all_reduce, without the language
@@ -21,11 +22,11 @@ func BenchmarkMessage(b *testing.B) {
 
 // benchmark submits an operation in a group of one rank.
 func benchmark(b *testing.B, d *op.Desc) {
-	e, err := NewEnv(mpifake.World(mpifake.New(1)[0]), 20*time.Second, nil)
+	e, err := world.NewEnv(mpifake.World(mpifake.New(1)[0]), 20*time.Second, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
-	g, err := e.World(0, time.Minute)
+	g, err := World(e, 0, time.Minute)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -138,7 +139,7 @@ func (g *Group) release() {
 		g.takeTurn(next)
 		g.announceAhead()
 		g.mu.Unlock()
-		g.env.unhold()
+		g.env.Unhold()
 		next.begin()
 		return
 	}
@@ -159,8 +160,8 @@ func (g *Group) release() {
 // drop ends queued collectives that will not begin because of err.
 func (g *Group) drop(queue []*collective, err error) {
 	for _, t := range queue {
-		g.env.unhold()
-		t.withdraw(status.New(status.CodeOf(err), "%s on the group of ranks %s: given up before its turn came: %v", describe(t.call.sig), brief(g.Ranks), err))
+		g.env.Unhold()
+		t.withdraw(status.New(status.CodeOf(err), "%s on the group of ranks %s: given up before its turn came: %v", world.Describe(t.call.sig), status.Brief(g.Ranks), err))
 	}
 }
 
@@ -174,7 +175,7 @@ func (g *Group) enqueue(t *collective) error {
 	if g.busy && t.call.nested {
 		g.mu.Unlock()
 		return status.New(status.Reentrant, "%s on the group of ranks %s: called by a signal handler that interrupted a collective of the same group, which cannot end before the handler does. "+
-			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", t.call.args.Code, brief(g.Ranks))
+			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", t.call.args.Code, status.Brief(g.Ranks))
 	}
 	if t.call.async && !t.refused {
 		t.counted = true
@@ -182,7 +183,7 @@ func (g *Group) enqueue(t *collective) error {
 	}
 	if g.busy {
 		g.queue = append(g.queue, t)
-		g.env.hold()
+		g.env.Hold()
 		g.announceAhead()
 		g.mu.Unlock()
 		return nil
@@ -210,10 +211,10 @@ func (g *Group) makeRefusal(t *collective) bool {
 // the same deadline and should fail first, because its error names the ranks that never came.
 const expireGrace = 200 * time.Millisecond
 
-// expire gives up the queued collectives whose deadline has passed. The engine does not poll them,
+// Expire gives up the queued collectives whose deadline has passed. The engine does not poll them,
 // so Env.chores calls expire now and then. A collective that all members have announced ahead cannot
 // be refused any more, so it breaks the group.
-func (g *Group) expire(now time.Time) {
+func (g *Group) Expire(now time.Time) {
 	g.mu.Lock()
 	var late []*collective // one that was announced ahead, and those behind it
 	var why error
@@ -222,7 +223,7 @@ func (g *Group) expire(now time.Time) {
 			continue
 		}
 		what := fmt.Sprintf("%s on the group of ranks %s timed out after %v: its turn did not come, because an operation before it is still under way",
-			describe(t.call.sig), brief(g.Ranks), t.call.timeout)
+			world.Describe(t.call.sig), status.Brief(g.Ranks), t.call.timeout)
 		if t.ahead && !g.node.Lines.Refuse(t.call.args.Seq) {
 			why = status.New(status.Timeout, "%s; all other members have come to it, so the group is broken", what)
 			late = slices.Clone(g.queue[i:])
@@ -239,8 +240,8 @@ func (g *Group) expire(now time.Time) {
 	if why == nil {
 		return
 	}
-	g.env.brokeAfter(g.Timeout())
-	g.env.unhold()
+	g.env.BrokeAfter(g.Timeout())
+	g.env.Unhold()
 	late[0].withdraw(why)
 	g.drop(late[1:], status.New(status.GroupBroken, "an operation before it failed: %v", why))
 }
@@ -290,9 +291,9 @@ type collective struct {
 	shared  *shm.Op // the work of t, if its tensors are in mapped memory
 	counted bool    // t is counted in Group.async until its caller is told of its end
 	polls   int
-	slow    slowness
-	news    news // MPI has told of a death in this collective
-	mourning
+	slow    world.Slowness
+	news    world.News // MPI has told of a death in this collective
+	world.Mourning
 }
 
 // newCollective makes a task that takes over everything that c holds. It copies what points into c,
@@ -328,7 +329,7 @@ func (t *collective) begin() {
 	if t.ahead {
 		g.node.Lines.Turn(g.turn)
 	}
-	if err := t.announce(); err != nil && !t.news.waits(g, err) {
+	if err := t.announce(); err != nil && !t.news.Waits(g.env.Roster, g.Ranks, err) {
 		err = g.named(t.call.numbered(), err)
 		g.resign(g.turn, err)
 		g.fail(err)
@@ -391,11 +392,11 @@ func (t *collective) Poll() bool {
 
 func (t *collective) pollArrival() bool {
 	g := t.g
-	state, res, err := arrive.Pending, arrive.Result{}, t.news.err
+	state, res, err := arrive.Pending, arrive.Result{}, t.news.Err
 	if err == nil {
 		state, res, err = g.arrival.Poll(1)
 	}
-	if t.news.waits(g, err) {
+	if t.news.Waits(g.env.Roster, g.Ranks, err) {
 		return false
 	}
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
@@ -432,7 +433,7 @@ func (t *collective) pollArrival() bool {
 	}
 	err = g.agreementError(&t.call, state, res)
 	if err == nil {
-		if err = t.start(res); t.news.waits(g, err) {
+		if err = t.start(res); t.news.Waits(g.env.Roster, g.Ranks, err) {
 			t.stage = running // pollProgram goes on
 			return false
 		}
@@ -453,7 +454,7 @@ func (t *collective) whyGiveUp() error {
 		_, err := t.handle.Result() // the caller was interrupted
 		return err
 	}
-	if err := t.g.endingError(describe(t.call.sig)); err != nil {
+	if err := t.g.endingError(world.Describe(t.call.sig)); err != nil {
 		return err
 	}
 	return t.overdue()
@@ -485,11 +486,11 @@ func (t *collective) run() {
 }
 
 func (t *collective) pollProgram() bool {
-	done, err := t.news.err != nil, t.news.err
+	done, err := t.news.Err != nil, t.news.Err
 	if !done {
 		done, err = t.call.prog.Poll()
 	}
-	if t.news.waits(t.g, err) {
+	if t.news.Waits(t.g.env.Roster, t.g.Ranks, err) {
 		return false
 	}
 	if done {
@@ -504,7 +505,7 @@ func (t *collective) pollProgram() bool {
 		return false
 	}
 	if err = t.overdue(); err == nil {
-		err = t.g.endingError(describe(t.call.sig))
+		err = t.g.endingError(world.Describe(t.call.sig))
 	}
 	if err == nil && t.handle.Done() {
 		_, err = t.handle.Result()
@@ -544,7 +545,7 @@ func (t *collective) overdue() error {
 	t.g.inquire(now)
 	t.reportIfSlow(now)
 	if t.shared == nil && (t.stage != arriving || t.g.wire != nil) { // a wire is an operation of MPI
-		if dead := t.mourning.over(t.g, now); dead != nil {
+		if dead := t.Over(t.g.env.Roster, t.g.Ranks, now); dead != nil {
 			return t.g.lost(&t.call, dead)
 		}
 	}
@@ -560,13 +561,13 @@ func (t *collective) overdue() error {
 // end reports how the operation ended, and that MPI is done with its memory. The caller may have
 // been told of a failure before, by giveUp.
 func (t *collective) end(err error) {
-	t.g.over(t.call.trace, err)
+	t.g.env.Recorder.End(t.call.trace, err)
 	t.countOff(t.handle.Finish(work.Result{}, err))
 }
 
 // giveUp tells the caller that t failed while MPI may still use the memory.
 func (t *collective) giveUp(err error) {
-	t.g.over(t.call.trace, err)
+	t.g.env.Recorder.End(t.call.trace, err)
 	t.countOff(t.handle.GiveUp(err))
 }
 
@@ -577,7 +578,7 @@ func (t *collective) endOnDevice(err error) {
 		left.Release()
 		left = nil
 	}
-	t.g.over(t.call.trace, err)
+	t.g.env.Recorder.End(t.call.trace, err)
 	t.countOff(left.finish(t.handle, work.Result{}, err))
 }
 

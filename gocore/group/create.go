@@ -5,70 +5,77 @@ import (
 	"fmt"
 	"hash/fnv"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// World makes the group of all ranks. It is collective over the world.
-func (e *Env) World(id int64, timeout time.Duration) (*Group, error) {
-	comm, err := e.base.Dup(nil)
+// World makes the group of all ranks of e. It is collective over them.
+func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
+	comm, err := e.Base.Dup(nil)
 	if err != nil {
 		return nil, err
 	}
-	return e.finish(id, 0, e.everyRank(), comm, e.forced, timeout)
+	ranks := make([]int, e.Topo.Size)
+	for r := range ranks {
+		ranks[r] = r
+	}
+	return finish(e, id, 0, ranks, comm, e.Forced, timeout)
 }
 
-// New makes a group of the given world ranks, in their order; this rank is one of them. It is
+// New makes a group of the given world ranks of e, in their order; this rank is one of them. It is
 // collective over the members only. The members first meet by messages, because
 // MPI_Comm_create_group (MPI-4.1 section 7.4.2) has no deadline; the error names the ranks that
 // never came. The group's two communicators are made at once, not at first use. Otherwise two ranks
 // could use two groups in different orders for the first time, and each would wait in the creation
 // of another communicator.
-func (e *Env) New(id int64, ranks []int, timeout time.Duration) (*Group, error) {
-	e.makers.Add(1)
-	defer e.makers.Add(-1)
-	if err := e.endingError("new_group", ranks); err != nil {
+func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, error) {
+	defer e.Use()()
+	if err := e.EndingError("new_group", ranks); err != nil {
 		return nil, err
 	}
 	if len(ranks) == 1 {
-		return e.finish(id, 0, ranks, nil, 0, timeout)
+		return finish(e, id, 0, ranks, nil, 0, timeout)
 	}
-	key := e.key(ranks)
-	if missing, err := e.meet("new_group", key, ranks, timeout); err != nil {
-		e.unmake(ranks)
-		return nil, e.meetError("new_group", "called new_group with the same ranks; every member must call it, in the same order", err, ranks, missing, timeout)
+	key := e.Key(ranks)
+	if err := e.Meet("new_group", "called new_group with the same ranks; every member must call it, in the same order", key, ranks, timeout); err != nil {
+		e.Unmake(ranks)
+		return nil, err
 	}
-	return e.together("new_group", ranks, func() (*Group, error) {
-		comm, err := e.base.Create(ranks, key)
+	return create(e, "new_group", ranks, func() (*Group, error) {
+		comm, err := e.Base.Create(ranks, key)
 		if err != nil {
 			return nil, err
 		}
-		forced, err := e.agreeOnForced("new_group", comm)
+		forced, err := world.AgreeOnForced("new_group", comm)
 		if err != nil {
 			_ = comm.Free()
 			return nil, err
 		}
-		return e.finish(id, key, ranks, comm, forced, timeout)
+		return finish(e, id, key, ranks, comm, forced, timeout)
 	})
 }
 
-// together returns what build returns, which calls MPI with all members of a new group, for the call that
+// create returns what build returns, which calls MPI with all members of a new group, for the call that
 // what names. These calls of MPI block, so build runs on a thread of its own: if a member dies, it may never
 // return, and the caller gets an error. It counts among the makers then, so MPI is not finalized.
-func (e *Env) together(what string, ranks []int, build func() (*Group, error)) (*Group, error) {
+func create(e *world.Env, what string, ranks []int, build func() (*Group, error)) (*Group, error) {
 	type result struct {
 		group *Group
 		err   error
 	}
 	made, given := make(chan result), make(chan struct{})
-	e.makers.Add(1)
+	done := e.Use()
 	go func() {
-		defer e.makers.Add(-1)
+		defer done()
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		work.ExactSleeps() // else a group takes MPICH 300 ms when ranks share cores
@@ -77,47 +84,47 @@ func (e *Env) together(what string, ranks []int, build func() (*Group, error)) (
 		case made <- result{g, err}:
 		case <-given:
 			if g != nil {
-				e.forget(g) // its communicators stay: to free them takes all members
+				e.Forget(g) // its communicators stay: to free them takes all members
 			}
 		}
 	}()
-	tick := time.NewTicker(watchEvery)
+	tick := time.NewTicker(world.WatchEvery)
 	defer tick.Stop()
 	var since time.Time // when a death was seen first
 	for {
 		select {
 		case r := <-made:
 			if status.CodeOf(r.err) == status.ProcFailed { // MPI may know of the death earlier than this rank
-				_ = e.Engine.Wait(func() bool { return len(e.dead(ranks)) > 0 }, time.Now().Add(e.nameLimit()), nil)
+				_ = e.Engine.Wait(func() bool { return len(e.Roster.Dead(ranks)) > 0 }, time.Now().Add(e.Roster.NameLimit()), nil)
 			}
-			if dead := e.dead(ranks); r.err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
-				return nil, e.unmadeError(what, ranks, dead)
+			if dead := e.Roster.Dead(ranks); r.err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
+				return nil, unmadeError(e, what, ranks, dead)
 			}
 			return r.group, r.err
 		case now := <-tick.C:
-			if since.IsZero() && e.anyDied(ranks) {
+			if since.IsZero() && e.Roster.AnyDied(ranks) {
 				since = now
 			}
-			if !since.IsZero() && now.Sub(since) > deathGrace {
+			if !since.IsZero() && now.Sub(since) > world.DeathGrace {
 				close(given)
-				return nil, e.unmadeError(what, ranks, e.dead(ranks))
+				return nil, unmadeError(e, what, ranks, e.Roster.Dead(ranks))
 			}
 		}
 	}
 }
 
-func (e *Env) unmadeError(what string, ranks, dead []int) error {
-	return e.diedError(fmt.Sprintf("%s(ranks=%v)", what, brief(ranks)), dead, "the group was not made")
+func unmadeError(e *world.Env, what string, ranks, dead []int) error {
+	return e.Roster.DiedError(fmt.Sprintf("%s(ranks=%v)", what, status.Brief(ranks)), dead, "the group was not made")
 }
 
 // finish makes everything of a group but its first communicator.
-func (e *Env) finish(id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
-	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: indexOf(ranks, e.Topo.Rank), collComm: comm, mpi: coll.On(e.base, comm), forced: forced}
+func finish(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
+	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: slices.Index(ranks, e.Topo.Rank), collComm: comm, mpi: coll.On(e.Base, comm), forced: forced}
 	g.timeout.Store(int64(timeout))
 	if g.Size == 1 {
 		g.local = true
 		g.arrival = new(arrive.Alone)
-		e.remember(g)
+		e.Remember(g, g.about(), g.wire != nil)
 		return g, nil
 	}
 	var err error
@@ -125,14 +132,14 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm transport.Comm, for
 		return nil, err
 	}
 	if e.Topo.OneNode(ranks) {
-		lines, _, err := e.makeLines(comm, ranks)
+		lines, _, err := e.Node.MakeLines(comm, ranks)
 		if err != nil {
 			return nil, err
 		}
 		if lines != nil {
 			g.local, g.arrival = true, lines
 			g.node = &coll.Node{Lines: lines, Reach: g.reach, Read: g.read}
-			e.remember(g)
+			e.Remember(g, g.about(), g.wire != nil)
 			return g, nil
 		}
 	}
@@ -140,7 +147,7 @@ func (e *Env) finish(id int64, key uint64, ranks []int, comm transport.Comm, for
 		return nil, err
 	}
 	g.arrival = g.wire
-	e.remember(g)
+	e.Remember(g, g.about(), g.wire != nil)
 	return g, nil
 }
 
@@ -154,44 +161,25 @@ func (g *Group) messageComm() (transport.Comm, error) {
 	defer g.mu.Unlock()
 	var err error
 	if g.msgComm == nil {
-		g.msgComm, err = g.env.base.Create(g.Ranks, 0)
+		g.msgComm, err = g.env.Base.Create(g.Ranks, 0)
 	}
 	return g.msgComm, err
 }
 
-// key identifies a group before it exists. It is made of the ranks and of how many groups of the
-// same ranks were made before. The members count these alike, because they make them in the same
-// order.
-func (e *Env) key(ranks []int) uint64 {
+// about describes the group for the flight recorder.
+func (g *Group) about() trace.Group {
+	return trace.Group{ID: g.ID, Key: g.key, Rank: g.Rank, Ranks: g.Ranks}
+}
+
+// MonitoredBarrier returns when all members have called it. It uses messages and has no part in the
+// order of the collectives. If some members do not come within timeout, the others get an error
+// that names them, and the group stays usable.
+func (g *Group) MonitoredBarrier(timeout time.Duration) error {
+	defer g.env.Use()()
+	if err := g.usable(op.Barrier); err != nil || g.Size == 1 {
+		return err
+	}
 	h := fnv.New64a()
-	var b [8]byte
-	for _, r := range ranks {
-		binary.LittleEndian.PutUint64(b[:], uint64(r))
-		h.Write(b[:])
-	}
-	name := fmt.Sprint(ranks)
-	e.mu.Lock()
-	n := e.made[name]
-	e.made[name]++
-	e.mu.Unlock()
-	binary.LittleEndian.PutUint64(b[:], uint64(n))
-	h.Write(b[:])
-	return h.Sum64()
-}
-
-// unmake takes back an attempt that failed. The next attempt on this rank then has the same key. A
-// member that did not come to this attempt has that key at its next attempt, too.
-func (e *Env) unmake(ranks []int) {
-	e.mu.Lock()
-	e.made[fmt.Sprint(ranks)]--
-	e.mu.Unlock()
-}
-
-// brief formats a list of ranks, shortened if it is long.
-func brief(ranks []int) string {
-	const show = 16
-	if len(ranks) <= show {
-		return fmt.Sprint(ranks)
-	}
-	return fmt.Sprintf("%v and %d more", ranks[:show], len(ranks)-show)
+	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
+	return g.env.Meet("monitored_barrier", "called monitored_barrier on this group; the group stays usable", h.Sum64(), g.Ranks, timeout)
 }

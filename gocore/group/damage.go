@@ -22,7 +22,7 @@ func (g *Group) rubbishError(c *call) error { return g.rubbishIn(c, g.node.Lines
 func (g *Group) rubbishIn(c *call, member int) error {
 	rank := g.Ranks[member]
 	return status.New(status.GroupBroken, "%s on the group of ranks %s: the arrival slot of rank %d holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the group is broken",
-		c.numbered(), brief(g.Ranks), rank).WithRanks(rank)
+		c.numbered(), status.Brief(g.Ranks), rank).WithRanks(rank)
 }
 
 // unlikely is the error that members who have announced the same lengths of shares say different things of
@@ -36,7 +36,7 @@ func (g *Group) unlikely(c *call) error {
 		}
 	}
 	return status.New(status.GroupBroken, "%s on the group of ranks %s: what the ranks have announced of their shares cannot be: the process of one of them is damaged; the group is broken",
-		c.numbered(), brief(g.Ranks))
+		c.numbered(), status.Brief(g.Ranks))
 }
 
 // blamed returns the error of rubbishIn if one of the members that gave c up says that it has found
@@ -71,7 +71,7 @@ func (g *Group) cameAfterAll(c *call) (arrive.State, arrive.Result, error) {
 // All members write to all of them, so it cannot be said which one did.
 func (g *Group) damagedChunks(c *call) error {
 	return status.New(status.GroupBroken, "%s on the group of ranks %s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
-		c.numbered(), brief(g.Ranks))
+		c.numbered(), status.Brief(g.Ranks))
 }
 
 // readable returns err in the words of a group, if it says that a member's slot holds another thing than
@@ -86,7 +86,7 @@ func (g *Group) readable(c *call, err error) error {
 	}
 	rank := g.Ranks[bad.Member]
 	return status.New(status.GroupBroken, "%s on the group of ranks %s: rank %d has announced one thing and told another: its process is damaged; nothing was done on this rank, and the group is broken",
-		c.numbered(), brief(g.Ranks), rank).WithRanks(rank)
+		c.numbered(), status.Brief(g.Ranks), rank).WithRanks(rank)
 }
 
 // breaks tells whether this member alone has found err when it was to begin the work of a collective. The

@@ -11,12 +11,13 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // ranksThatMPIFails is ranks for four ranks of two nodes. Once failing is set, MPI tells of a death wherever
 // ranks 0 to 2 call it for the application.
-func ranksThatMPIFails(t *testing.T, failing *atomic.Bool, f func(t *testing.T, e *Env, g *Group)) {
+func ranksThatMPIFails(t *testing.T, failing *atomic.Bool, f func(t *testing.T, e *world.Env, g *Group)) {
 	libs := mpifake.New(4, mpifake.Nodes([]int{0, 0, 1, 1}), mpifake.WithHook(func(rank, _ int, c *mpi.Call) (time.Duration, error) {
 		if failing.Load() && rank != 3 && c.Fn != mpi.FnMrecv {
 			err := status.New(status.ProcFailed, "MPI_Isomething failed with MPI_ERR_PROC_FAILED")
@@ -30,11 +31,11 @@ func ranksThatMPIFails(t *testing.T, failing *atomic.Bool, f func(t *testing.T, 
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			e, err := NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}
-			g, err := e.World(0, 10*time.Second)
+			g, err := World(e, 0, 10*time.Second)
 			if assert.NoError(t, err) {
 				f(t, e, g)
 			}
@@ -73,7 +74,7 @@ func TestADeathOfWhichMPITellsIsNamed(t *testing.T) {
 	for name, operation := range mpiTells {
 		t.Run(name, func(t *testing.T) {
 			var failing atomic.Bool
-			ranksThatMPIFails(t, &failing, func(t *testing.T, e *Env, g *Group) {
+			ranksThatMPIFails(t, &failing, func(t *testing.T, e *world.Env, g *Group) {
 				_, err := submit(g, allReduce(floats(1)))
 				assert.NoError(t, err)
 				if g.Rank == 3 {
@@ -104,7 +105,7 @@ func TestADeathThatNobodyKnowsNamesTheOperation(t *testing.T) {
 	for name, operation := range mpiTells {
 		t.Run(name, func(t *testing.T) {
 			var failing atomic.Bool
-			ranksThatMPIFails(t, &failing, func(t *testing.T, e *Env, g *Group) {
+			ranksThatMPIFails(t, &failing, func(t *testing.T, e *world.Env, g *Group) {
 				_, err := submit(g, allReduce(floats(1)))
 				assert.NoError(t, err)
 				if g.Rank == 3 {

@@ -8,21 +8,22 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // leaves ends a rank as the end of its process does, and returns whether MPI can be finalized.
-func leaves(t *testing.T, e *Env) bool {
+func leaves(t *testing.T, e *world.Env) bool {
 	_, err := e.Leave()
 	assert.NoError(t, err)
-	return e.AwaitDepartures()
+	return e.Departure.AwaitDepartures()
 }
 
 // A rank that leaves is seen by the ranks of other nodes without a question: it takes part in their arrival.
 func TestOneLeavesAndTheOthersAreToldAtOnce(t *testing.T) {
 	for name, nodes := range map[string][]int{"2x2": {0, 0, 1, 1}, "1+3": {0, 1, 1, 1}, "4x1": {0, 1, 2, 3}} {
 		t.Run(name, func(t *testing.T) {
-			ranks(t, 4, nodes, func(t *testing.T, e *Env, g *Group) {
+			ranks(t, 4, nodes, func(t *testing.T, e *world.Env, g *Group) {
 				for step := 0; ; step++ {
 					if g.Rank == 2 && step == 3 {
 						break
@@ -38,12 +39,12 @@ func TestOneLeavesAndTheOthersAreToldAtOnce(t *testing.T) {
 						assert.Equal(t, status.PeerLeft, se.Code)
 						assert.Equal(t, []int{2}, se.Ranks)
 					}
-					assert.Less(t, time.Since(began), askAfter, "no rank has asked")
+					assert.Less(t, time.Since(began), world.AskAfter, "no rank has asked")
 					break
 				}
 				assert.True(t, leaves(t, e), "MPI can be finalized")
 				assert.True(t, g.arrival.Settled())
-				assert.Empty(t, e.Watch().Dead)
+				assert.Empty(t, e.Roster.Watch().Dead)
 			})
 		})
 	}
@@ -52,7 +53,7 @@ func TestOneLeavesAndTheOthersAreToldAtOnce(t *testing.T) {
 // Ranks that leave later than others complete what was given up.
 func TestABrokenGroupDoesNotKeepMPIFromItsEnd(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			if g.Rank != n-1 { // MPI keeps a request of a collective to which the last rank does not come
 				d := allReduce(floats(1))
 				d.TimeoutNS = int64(50 * time.Millisecond)
@@ -62,7 +63,7 @@ func TestABrokenGroupDoesNotKeepMPIFromItsEnd(t *testing.T) {
 				time.Sleep(200 * time.Millisecond)
 			}
 			assert.True(t, leaves(t, e))
-			assert.True(t, e.settled())
+			assert.True(t, e.Departure.Settled())
 		})
 	})
 }
@@ -70,7 +71,7 @@ func TestABrokenGroupDoesNotKeepMPIFromItsEnd(t *testing.T) {
 // No rank lets go while another is at work, and broken groups change nothing about that.
 func TestARankThatHasLeftStaysUntilAllHave(t *testing.T) {
 	over := make(chan int, 3)
-	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *world.Env, g *Group) {
 		if g.Rank == 2 {
 			time.Sleep(300 * time.Millisecond)
 			assert.Empty(t, over)
@@ -89,9 +90,9 @@ func TestAMessageThatNobodyReceivesIsDroppedAndReported(t *testing.T) {
 		if n < 2 {
 			return
 		}
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			var lines []string
-			e.reports.write = func(line string) { lines = append(lines, line) }
+			e.Reports.Write = func(line string) { lines = append(lines, line) }
 			if g.Rank == 0 {
 				for range 2 {
 					d := desc(op.Send, []op.Buf{floats(make([]float32, 1<<20)...)}, nil)
@@ -101,7 +102,7 @@ func TestAMessageThatNobodyReceivesIsDroppedAndReported(t *testing.T) {
 				}
 			}
 			assert.True(t, leaves(t, e))
-			assert.True(t, e.settled(), "MPI has no request any more")
+			assert.True(t, e.Departure.Settled(), "MPI has no request any more")
 			if g.Rank != 0 {
 				assert.Empty(t, lines)
 			} else if assert.Len(t, lines, 1) {
@@ -113,9 +114,9 @@ func TestAMessageThatNobodyReceivesIsDroppedAndReported(t *testing.T) {
 }
 
 func TestAThreadInsideMPIKeepsAllFromFinalizing(t *testing.T) {
-	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *world.Env, g *Group) {
 		if g.Rank == 1 {
-			e.makers.Add(1) // as a thread that makes a group with a rank that died
+			e.Use() // as a thread that makes a group with a rank that died
 		}
 		assert.False(t, leaves(t, e))
 	})
@@ -123,7 +124,7 @@ func TestAThreadInsideMPIKeepsAllFromFinalizing(t *testing.T) {
 
 func TestARankThatGivesUpTheDepartureSaysSo(t *testing.T) {
 	t.Setenv("PADDLEMPI_DEAD_AFTER", "0") // nothing tells of dead hosts
-	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *world.Env, g *Group) {
 		if g.Rank == 2 {
 			return // never comes
 		}

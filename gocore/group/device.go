@@ -1,64 +1,16 @@
 package group
 
 import (
-	"strconv"
-	"strings"
 	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
-	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
-
-// chunkDefault is the length in bytes of the pieces in which tensors are staged. It is long enough
-// for MPI to reach its full speed, and three pieces fit into a cache.
-const chunkDefault = 4 << 20
-
-// deviceSettings is what environment variables say about tensors in device memory.
-type deviceSettings struct {
-	chunk               int64 // bytes; the smallest value of all ranks
-	ipc, direct, staged bool  // the paths that are allowed
-	reduceOnDevice      bool
-}
-
-// readDeviceSettings reads the settings once, at init, so that all ranks can agree on the chunk.
-func readDeviceSettings() (s deviceSettings, err error) {
-	s = deviceSettings{chunk: chunkDefault, ipc: true, direct: true, staged: true}
-	if v, ok := dl.Getenv("PADDLEMPI_CUDA_CHUNK"); ok && v != "" {
-		if s.chunk, err = strconv.ParseInt(v, 10, 64); err != nil || s.chunk < 1 {
-			return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_CHUNK=%s is no number of bytes above 0", v)
-		}
-	}
-	if v, ok := dl.Getenv("PADDLEMPI_CUDA_PATHS"); ok && v != "" {
-		s.ipc, s.direct, s.staged = false, false, false
-		for _, name := range strings.Split(v, ",") {
-			switch strings.TrimSpace(name) {
-			case "ipc":
-				s.ipc = true
-			case "direct":
-				s.direct = true
-			case "staged":
-				s.staged = true
-			default:
-				return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_PATHS=%s: %q is none of ipc, direct, staged", v, name)
-			}
-		}
-	}
-	switch v, _ := dl.Getenv("PADDLEMPI_CUDA_REDUCE"); v {
-	case "", "host":
-	case "device":
-		s.reduceOnDevice = true
-	default:
-		return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_REDUCE=%s is neither host nor device", v)
-	}
-	_, _, err = cudaForced()
-	return s, err
-}
 
 // locate returns the device of a tensor that its caller says is on one, and where exactly its
 // memory is.
@@ -123,24 +75,24 @@ func layout(b *op.Buf) *op.Buf {
 // stream has queued by now, because that comes before the collective. Its flags say which paths
 // this rank can take.
 func (g *Group) checkDevice(c *call, stream cuda.Stream) error {
-	pl, s := c.args.DeviceCall, &g.env.device
+	pl, s := c.args.DeviceCall, &g.env.Device
 	var err error
 	if pl.Ready, err = markStream(c.args.Code, pl.Device, stream); err != nil {
 		return err
 	}
 	c.stream = stream
-	pl.PieceBytes = s.chunk
+	pl.PieceBytes = s.Chunk
 	c.flags |= coll.Device
-	if s.ipc && g.local && c.mappable && coll.Exportable(&c.args) {
+	if s.IPC && g.local && c.mappable && coll.Exportable(&c.args) {
 		c.flags |= coll.IPC
 	}
-	if !s.direct || !coll.DirectOK(&c.args) || !g.env.CUDAAware() {
+	if !s.Direct || !coll.DirectOK(&c.args) || !g.env.Aware.CUDAAware() {
 		c.flags |= coll.NotDirect
 	}
-	if !s.staged {
+	if !s.Staged {
 		c.flags |= coll.NotStaged
 	}
-	if s.reduceOnDevice {
+	if s.ReduceOnDevice {
 		c.flags |= coll.DeviceReduce
 	}
 	return nil
@@ -163,7 +115,7 @@ func (g *Group) awaitDevice(c *call) error {
 	}, time.Now().Add(c.timeout))
 	if waitErr == work.ErrDeadline {
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
-			c.args.Code, brief(g.Ranks), c.timeout, pl.Device.Index).WithRanks(g.Ranks[g.Rank])
+			c.args.Code, status.Brief(g.Ranks), c.timeout, pl.Device.Index).WithRanks(g.Ranks[g.Rank])
 	}
 	if waitErr != nil {
 		return waitErr
@@ -189,7 +141,7 @@ func markStream(code op.Code, dev *cuda.Device, stream cuda.Stream) (cuda.Event,
 // tensors are on the host gets one too, because another member's tensors are in device memory.
 func (c *call) agreeOnDevice(g *Group) {
 	if c.args.DeviceCall == nil {
-		c.args.DeviceCall = &coll.DeviceCall{PieceBytes: g.env.device.chunk}
+		c.args.DeviceCall = &coll.DeviceCall{PieceBytes: g.env.Device.Chunk}
 	}
 	if g.local && c.args.Agreed&coll.IPC != 0 {
 		if g.peers == nil {

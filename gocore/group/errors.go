@@ -2,7 +2,6 @@ package group
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -10,8 +9,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/trace"
 )
 
 // agreed tells whether a collective at which all members have arrived may run. The answer is the
@@ -39,7 +38,7 @@ func (g *Group) agreementError(c *call, state arrive.State, res arrive.Result) e
 			}
 		}
 		return status.New(status.Refused, "%s: rank(s) %s refused their part (their own error says why); nothing was sent and the group is usable",
-			c.args.Code, brief(who)).WithRanks(who...)
+			c.args.Code, status.Brief(who)).WithRanks(who...)
 	}
 	return g.mismatch(c, entries)
 }
@@ -57,7 +56,7 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 		if !ok {
 			at = len(parties)
 			sigs[e.Signature] = at
-			parties = append(parties, party{what: describe(e.Signature)})
+			parties = append(parties, party{what: world.Describe(e.Signature)})
 		}
 		parties[at].ranks = append(parties[at].ranks, g.Ranks[i])
 	}
@@ -70,7 +69,7 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 			odd = append(odd, p.ranks...)
 		}
 		if i < 8 {
-			text = append(text, fmt.Sprintf("rank(s) %s: %s", brief(p.ranks), p.what))
+			text = append(text, fmt.Sprintf("rank(s) %s: %s", status.Brief(p.ranks), p.what))
 		}
 	}
 	if len(parties) == 2 && len(parties[0].ranks) == len(parties[1].ranks) {
@@ -81,44 +80,19 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 		c.args.Code, strings.Join(text, "; ")).WithRanks(odd...)
 }
 
-// describe formats a signature like the call that it stands for.
-func describe(s arrive.Signature) string {
-	code, dtype, reduce := op.Code(s[0]&0xff), op.DType(s[0]>>8&0xff), op.ReduceOp(s[0]>>16&0xff)
-	text := code.String()
-	if dtype == 0 {
-		return text
-	}
-	text += fmt.Sprintf("(%s[%d]", dtype, s[1])
-	detail := ""
-	if s[1] == 0 && s[2] != 0 {
-		text = fmt.Sprintf("%s(%s, parts %08x", code, dtype, uint32(s[2]))
-	} else if s[2] != 0 {
-		detail = fmt.Sprintf(", detail %08x", uint32(s[2])^uint32(s[2]>>32))
-	}
-	if reduce == op.PremulSum && code.Trait().Recv != op.Many && s[1] != 0 {
-		text += fmt.Sprintf(", PREMUL_SUM(%v)", math.Float64frombits(s[2]))
-	} else if text += detail; reduce != 0 {
-		text += ", " + reduce.String()
-	}
-	if root := int(s[0]>>32) - 1; root >= 0 {
-		text += fmt.Sprintf(", root %d of the group", root)
-	}
-	return text + ")"
-}
-
 // timeoutError names the operation, its timeout and the ranks that never came.
 func (g *Group) timeoutError(c *call) error {
 	missing, known := g.arrival.Missing()
 	if !known {
 		missing = g.ask()
 	}
-	world := g.worldRanks(missing)
+	ranks := g.worldRanks(missing)
 	who := "all members had come, the transfer did not end"
-	if len(world) > 0 {
-		who = fmt.Sprintf("rank(s) %s never came", brief(world))
+	if len(ranks) > 0 {
+		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
 	}
 	return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: %s; the group is broken",
-		describe(c.sig), brief(g.Ranks), c.timeout, who).WithRanks(world...)
+		world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, who).WithRanks(ranks...)
 }
 
 // closedError says which members gave c up before all had arrived, and why. A member that was
@@ -149,10 +123,10 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 	switch {
 	case reason == status.Timeout && known && len(missing) == 0:
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: all members had come, the transfer did not end; the group is broken",
-			describe(c.sig), brief(g.Ranks), c.timeout, brief(by)).WithRanks(by...)
+			world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, status.Brief(by)).WithRanks(by...)
 	case reason == status.Timeout && known && !late:
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
-			describe(c.sig), brief(g.Ranks), c.timeout, brief(by), brief(g.worldRanks(missing))).WithRanks(g.worldRanks(missing)...)
+			world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, status.Brief(by), status.Brief(g.worldRanks(missing))).WithRanks(g.worldRanks(missing)...)
 	case reason == status.PeerLeft && !known:
 		return g.leftBefore(c, ended)
 	case reason == status.PeerLeft || reason == status.PeerDied:
@@ -181,7 +155,7 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 		why = "had an operation on the group fail"
 	}
 	return status.New(status.GroupBroken, "%s on the group of ranks %s: rank(s) %s %s; the group is broken",
-		describe(c.sig), brief(g.Ranks), brief(by), why).WithRanks(by...)
+		world.Describe(c.sig), status.Brief(g.Ranks), status.Brief(by), why).WithRanks(by...)
 }
 
 // absentError returns an error if a member will not come to c.
@@ -203,7 +177,7 @@ func (g *Group) leftError(c *call) error {
 	}
 	var left []int
 	for _, i := range missing {
-		if i != g.Rank && g.env.left(g.Ranks[i], 0) {
+		if i != g.Rank && g.env.Roster.Left(g.Ranks[i], 0) {
 			left = append(left, i)
 		}
 	}
@@ -219,7 +193,7 @@ func (g *Group) leftError(c *call) error {
 func (g *Group) leftBefore(c *call, members []int) error {
 	left := g.worldRanks(members)
 	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended and will not come; the group is broken",
-		describe(c.sig), brief(g.Ranks), brief(left)).WithRanks(left...)
+		world.Describe(c.sig), status.Brief(g.Ranks), status.Brief(left)).WithRanks(left...)
 }
 
 func (g *Group) worldRanks(members []int) []int {
@@ -228,26 +202,4 @@ func (g *Group) worldRanks(members []int) []int {
 		ranks = append(ranks, g.Ranks[m])
 	}
 	return ranks
-}
-
-// remember enters a group that was made, forget removes one that was freed. A group that spans
-// nodes keeps its key, because other members may still ask whether this rank has announced a
-// collective of it.
-func (e *Env) remember(g *Group) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.live[g] = true
-	e.recorder.ring.Join(trace.Group{ID: g.ID, Key: g.key, Rank: g.Rank, Ranks: g.Ranks})
-	if g.Size > 1 {
-		e.byKey[g.key] = g
-	}
-}
-
-func (e *Env) forget(g *Group) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.live, g)
-	if g.wire == nil && e.byKey[g.key] == g {
-		delete(e.byKey, g.key)
-	}
 }

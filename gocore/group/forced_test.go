@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -21,7 +22,7 @@ func halves(n int64) op.Buf {
 func TestAGroupForcesWhatTheVariableSaidWhenItWasMade(t *testing.T) {
 	t.Setenv("PADDLEMPI_ALGO", "all_reduce:slices16")
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
-		ranks(t, n, nodes, func(t *testing.T, _ *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, _ *world.Env, g *Group) {
 			assert.Empty(t, g.Algorithm())
 			for range 2 {
 				_, err := submit(g, allReduce(halves(4)))
@@ -39,7 +40,7 @@ func TestAGroupForcesWhatTheVariableSaidWhenItWasMade(t *testing.T) {
 		})
 	})
 	t.Setenv("PADDLEMPI_ALGO", "")
-	ranks(t, 2, nil, func(t *testing.T, _ *Env, g *Group) {
+	ranks(t, 2, nil, func(t *testing.T, _ *world.Env, g *Group) {
 		_, err := submit(g, allReduce(halves(4)))
 		assert.NoError(t, err)
 		assert.Equal(t, "inline", g.Algorithm())
@@ -52,7 +53,7 @@ func TestAGroupForcesWhatTheVariableSaidWhenItWasMade(t *testing.T) {
 func TestAWrongVariableOfForcedAlgorithms(t *testing.T) {
 	t.Setenv("PADDLEMPI_ALGO", "all_reduce:fast")
 	lib := mpifake.New(1)[0]
-	_, err := NewEnv(mpifake.World(lib), time.Second, nil)
+	_, err := world.NewEnv(mpifake.World(lib), time.Second, nil)
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 	assert.ErrorContains(t, err, "init: PADDLEMPI_ALGO=all_reduce:fast")
 }

@@ -2,7 +2,6 @@ package group
 
 import (
 	"encoding/binary"
-	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -51,7 +51,7 @@ func inHeap(t *testing.T, n int64, kept *atomic.Bool) op.Buf {
 }
 
 // end destroys a world. If it cannot be freed, operations of it may still use their tensors.
-func end(t *testing.T, e *Env) (settled bool) {
+func end(t *testing.T, e *world.Env) (settled bool) {
 	settled, err := e.Destroy()
 	assert.NoError(t, err)
 	if settled {
@@ -109,11 +109,11 @@ func FuzzDamagedRank(f *testing.F) {
 			all.Add(1)
 			go func(lib mpi.Library) {
 				defer all.Done()
-				e, err := NewEnv(mpifake.World(lib), 10*time.Second, nil)
+				e, err := world.NewEnv(mpifake.World(lib), 10*time.Second, nil)
 				if err != nil {
 					return // a busy machine: the fake MPI waits for a second only
 				}
-				g, err := e.World(0, 150*time.Millisecond)
+				g, err := World(e, 0, 150*time.Millisecond)
 				if err != nil || g.node == nil {
 					return
 				}
@@ -161,77 +161,6 @@ func FuzzDamagedRank(f *testing.F) {
 				if !end(t, e) {
 					unsettled.Store(true)
 				}
-			}(lib)
-		}
-		all.Wait()
-		assert.Less(t, time.Since(began), time.Minute)
-	})
-}
-
-// FuzzMail has a rank in the middle of a meeting and of questions, to whom another one sends what the input
-// says as mail: each letter is its kind, the key's choice, its length, and its body.
-func FuzzMail(f *testing.F) {
-	letter := func(kind, key byte, body ...byte) []byte { return append([]byte{kind, key, byte(len(body))}, body...) }
-	number := make([]byte, 8)
-	number[0] = 1
-	f.Add([]byte{})
-	for kind := range byte(12) {
-		f.Add(slices.Concat(letter(kind, 0, number...), letter(kind, 1, number...), letter(kind, 2)))
-		f.Add(letter(kind, 1, slices.Concat(number, number)...))
-		f.Add(letter(kind, 3, slices.Concat(number, number, number)...))
-	}
-	f.Add(letter(byte(mailFail), 1, slices.Concat(number, []byte{255, 255, 255, 255, 0, 0, 0, 128})...))
-	f.Setenv("PADDLEMPI_DEAD_AFTER", "0") // connections would take most of the time
-	f.Add(letter(byte(mailReady), 1, slices.Concat(number, number)...))
-	f.Fuzz(func(t *testing.T, input []byte) {
-		libs := mpifake.New(2, mpifake.Nodes([]int{0, 1}), mpifake.Patience(5*time.Second))
-		var all sync.WaitGroup
-		first := byte(0)
-		if len(input) > 0 {
-			first = input[0] >> 7 // which rank is damaged, and so, which one leads the meeting
-		}
-		began := time.Now()
-		for _, lib := range libs {
-			all.Add(1)
-			go func(lib mpi.Library) {
-				defer all.Done()
-				e, err := NewEnv(mpifake.World(lib), 10*time.Second, nil)
-				if !assert.NoError(t, err) {
-					return
-				}
-				defer end(t, e)
-				g, err := e.World(0, time.Second)
-				if !assert.NoError(t, err) {
-					return
-				}
-				pair := e.key([]int{0, 1})
-				e.unmake([]int{0, 1})
-				if g.Rank != int(first) {
-					g2, err := e.New(1, []int{0, 1}, 30*time.Millisecond)
-					if err == nil {
-						t.Error("the group was made without its other member", g2)
-					}
-					var named *status.Error
-					if assert.True(t, errors.As(err, &named)) {
-						for _, r := range named.Ranks {
-							assert.True(t, r == 0 || r == 1)
-						}
-					}
-					e.mail.mu.Lock()
-					assert.LessOrEqual(t, len(e.mail.inbox), 2*mostLetters)
-					e.mail.mu.Unlock()
-					return
-				}
-				keys := []uint64{0, pair, g.key, processKey}
-				for rest := input; len(rest) >= 3; {
-					n := min(int(rest[2]), len(rest)-3)
-					kind := mailKind(rest[0] & 0x7f)
-					if kind != mailGo { // it says that all members have come: then this rank is believed
-						e.mail.send(1-g.Rank, kind, keys[int(rest[1])%len(keys)], rest[3:3+n])
-					}
-					rest = rest[3+n:]
-				}
-				_ = e.mail.channel.Send(1-g.Rank, input) // no header at all
 			}(lib)
 		}
 		all.Wait()

@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -24,7 +25,7 @@ type Group struct {
 	Size  int
 	Ranks []int // Ranks[i] is the world rank of member i
 
-	env      *Env
+	env      *world.Env
 	key      uint64         // identifies the group; the same on all members; 0 for the world and for groups of one
 	local    bool           // all members are on this node and share memory
 	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
@@ -116,7 +117,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 			return nil, work.Result{}, g.decline(c, d.Code, err)
 		}
 		if done, lingering, err := g.runInline(c); done {
-			g.over(c.trace, err)
+			g.env.Recorder.End(c.trace, err)
 			c.drop()
 			return lingering, work.Result{}, err
 		}
@@ -128,7 +129,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 		t.handle.Notify()
 	}
 	if err := g.enqueue(t); err != nil {
-		g.over(t.call.trace, err)
+		g.env.Recorder.End(t.call.trace, err)
 		t.discard()
 		return nil, work.Result{}, err
 	}
@@ -166,7 +167,7 @@ func (g *Group) refuse(code op.Code) {
 	g.record(&t.call, trace.Refusing)
 	t.call.deadline = time.Now().Add(g.Timeout())
 	if err := g.enqueue(t); err != nil {
-		g.over(t.call.trace, err)
+		g.env.Recorder.End(t.call.trace, err)
 		return
 	}
 	g.env.Engine.Tick()
@@ -183,17 +184,17 @@ func (g *Group) usable(code op.Code) error {
 func (g *Group) usableLocked(code op.Code) error {
 	switch {
 	case g.destroyed:
-		return status.New(status.GroupDestroyed, "%s: the group of ranks %s was destroyed; make a new one with new_group", code, brief(g.Ranks))
+		return status.New(status.GroupDestroyed, "%s: the group of ranks %s was destroyed; make a new one with new_group", code, status.Brief(g.Ranks))
 	case g.broken != nil:
 		return status.New(status.GroupBroken, "%s: the group of ranks %s is broken by an earlier failure (%v); make a new group, or end the job",
-			code, brief(g.Ranks), g.broken)
+			code, status.Brief(g.Ranks), g.broken)
 	}
 	return nil
 }
 
 // fail breaks the group because of err. The queued collectives fail as well.
 func (g *Group) fail(err error) {
-	g.env.brokeAfter(g.Timeout())
+	g.env.BrokeAfter(g.Timeout())
 	g.mu.Lock()
 	if g.broken == nil {
 		g.broken = err
@@ -215,4 +216,4 @@ func (g *Group) Broken() error {
 	return g.broken
 }
 
-func (g *Group) String() string { return fmt.Sprintf("group of ranks %s", brief(g.Ranks)) }
+func (g *Group) String() string { return fmt.Sprintf("group of ranks %s", status.Brief(g.Ranks)) }

@@ -1,9 +1,9 @@
 package group
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math/rand"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,13 +17,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // ranks runs f on every rank of a fake world and waits for all of them. Deadlines in f keep a
 // failure from hanging.
-func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *Env, world *Group)) {
+func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *world.Env, world *Group)) {
 	t.Helper()
 	var opts []mpifake.Option
 	if nodes != nil {
@@ -35,11 +36,11 @@ func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *Env, world 
 		wg.Add(1)
 		go func(lib mpi.Library) {
 			defer wg.Done()
-			e, err := NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}
-			world, err := e.World(0, 10*time.Second)
+			world, err := World(e, 0, 10*time.Second)
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -106,7 +107,7 @@ func everywhere(t *testing.T, f func(t *testing.T, n int, nodes []int)) {
 
 func TestAllReduceSyncAndAsync(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			b := floats(float32(g.Rank+1), 10)
 			_, err := submit(g, allReduce(b))
 			assert.NoError(t, err)
@@ -127,7 +128,7 @@ func TestAllReduceSyncAndAsync(t *testing.T) {
 
 // One rank waits inside the call, another does not: all must use nonblocking calls.
 func TestSyncMeetsAsync(t *testing.T) {
-	ranks(t, 3, nil, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, nil, func(t *testing.T, e *world.Env, g *Group) {
 		for round := 0; round < 20; round++ {
 			b := floats(1)
 			d := allReduce(b)
@@ -149,7 +150,7 @@ func TestSyncMeetsAsync(t *testing.T) {
 
 func TestOrderIsKeptWhenManyAreUnderWay(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			b := floats(1)
 			var handles []*work.Handle
 			for i := 0; i < 8; i++ {
@@ -177,7 +178,7 @@ func TestMismatchNamesTheRankAndLeavesTheGroupUsable(t *testing.T) {
 		if n < 3 {
 			return
 		}
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			b := floats(1, 2, 3)
 			if g.Rank == 1 {
 				b.Count = 2
@@ -202,7 +203,7 @@ func TestRefusalReachesTheOthers(t *testing.T) {
 		if n < 2 {
 			return
 		}
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			// The refusing rank refuses twice and does not wait. The other ranks must still read
 			// both announcements.
 			for i := 0; i < 2; i++ {
@@ -229,7 +230,7 @@ func TestTimeoutNamesMissingRanksAndBreaksTheGroup(t *testing.T) {
 		}
 		var done sync.WaitGroup
 		done.Add(n - 1)
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			if g.Rank == n-1 {
 				done.Wait() // outside the core all the time
 				return
@@ -256,12 +257,12 @@ func TestLeavingIsSeenAtOnce(t *testing.T) {
 			return
 		}
 		var told atomic.Int32
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			if g.Rank == 0 {
 				_, err := e.Leave()
 				assert.NoError(t, err)
 				for end := time.Now().Add(10 * time.Second); told.Load() < int32(n-1) && time.Now().Before(end); time.Sleep(time.Millisecond) {
-					e.AllDeparted() // answers questions of other ranks
+					e.Departure.AllDeparted() // answers questions of other ranks
 				}
 				return
 			}
@@ -283,13 +284,13 @@ func TestGroupsThatOverlap(t *testing.T) {
 		if n < 3 {
 			return
 		}
-		ranks(t, n, nodes, func(t *testing.T, e *Env, world *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, world *Group) {
 			for id, members := range [][]int{{0, 1}, {n - 1, 1}, {2, 0, 1}, {1}} {
-				me := indexOf(members, e.Topo.Rank)
+				me := slices.Index(members, e.Topo.Rank)
 				if me < 0 {
 					continue
 				}
-				g, err := e.New(int64(id+1), members, 5*time.Second)
+				g, err := New(e, int64(id+1), members, 5*time.Second)
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -311,13 +312,13 @@ func TestGroupsThatOverlap(t *testing.T) {
 func TestNewGroupNamesMissingRanks(t *testing.T) {
 	var done sync.WaitGroup
 	done.Add(2)
-	ranks(t, 3, nil, func(t *testing.T, e *Env, world *Group) {
+	ranks(t, 3, nil, func(t *testing.T, e *world.Env, world *Group) {
 		if e.Topo.Rank == 2 {
 			done.Wait()
 			return
 		}
 		defer done.Done()
-		_, err := e.New(1, []int{0, 1, 2}, 300*time.Millisecond)
+		_, err := New(e, 1, []int{0, 1, 2}, 300*time.Millisecond)
 		var se *status.Error
 		if assert.ErrorAs(t, err, &se) {
 			assert.Equal(t, status.Timeout, se.Code)
@@ -326,40 +327,9 @@ func TestNewGroupNamesMissingRanks(t *testing.T) {
 	})
 }
 
-func TestAHelloThatWasTakenBackIsNotTakenForTheNextAttempt(t *testing.T) {
-	const key = 77
-	var gaveUp, done sync.WaitGroup
-	gaveUp.Add(1)
-	done.Add(2)
-	ranks(t, 2, nil, func(t *testing.T, e *Env, world *Group) {
-		both := []int{0, 1}
-		if e.Topo.Rank == 1 {
-			began := time.Now()
-			missing, err := e.meet("test", key, both, 50*time.Millisecond)
-			assert.ErrorIs(t, err, work.ErrDeadline)
-			assert.Equal(t, []int{0}, missing)
-			assert.Less(t, time.Since(began), decisionGrace) // rank 0 never asked: there is no decision
-			gaveUp.Done()
-		} else {
-			gaveUp.Wait()
-			// Rank 0 has received the hello, but not the message that takes it back.
-			e.mail.pump()
-			e.mail.inbox[letter{mailHello, 1, key}] = binary.LittleEndian.AppendUint64(nil, 1)
-			missing, err := e.meet("test", key, both, 50*time.Millisecond)
-			assert.ErrorIs(t, err, work.ErrDeadline)
-			assert.Equal(t, []int{1}, missing)
-		}
-		done.Done()
-		done.Wait()
-		missing, err := e.meet("test", key, both, 10*time.Second)
-		assert.NoError(t, err)
-		assert.Empty(t, missing)
-	})
-}
-
 func TestMessages(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			next, before := (g.Rank+1)%n, (g.Rank+n-1)%n
 			out, in := floats(float32(g.Rank)), floats(-1)
 			d := desc(op.SendRecv, []op.Buf{out}, []op.Buf{in})
@@ -403,7 +373,7 @@ func TestMessages(t *testing.T) {
 }
 
 func TestMessageOfAnotherLengthIsAnError(t *testing.T) {
-	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		if g.Rank == 0 {
 			d := desc(op.Send, []op.Buf{floats(1, 2)}, nil)
 			d.Peer = 1
@@ -419,7 +389,7 @@ func TestMessageOfAnotherLengthIsAnError(t *testing.T) {
 }
 
 func TestReceiveTimesOutAndTheGroupGoesOn(t *testing.T) {
-	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		if g.Rank == 1 {
 			d := desc(op.Recv, nil, []op.Buf{floats(0)})
 			d.Peer, d.TimeoutNS = 0, int64(200*time.Millisecond)
@@ -435,10 +405,10 @@ func TestReceiveTimesOutAndTheGroupGoesOn(t *testing.T) {
 // Collectives of several groups, submitted in a different order on every rank, do not wait for each
 // other.
 func TestGroupsAreIndependent(t *testing.T) {
-	ranks(t, 3, nil, func(t *testing.T, e *Env, world *Group) {
+	ranks(t, 3, nil, func(t *testing.T, e *world.Env, world *Group) {
 		var groups []*Group
 		for id := int64(1); id <= 4; id++ {
-			g, err := e.New(id, []int{0, 1, 2}, 5*time.Second)
+			g, err := New(e, id, []int{0, 1, 2}, 5*time.Second)
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -466,7 +436,7 @@ func TestGroupsAreIndependent(t *testing.T) {
 }
 
 func TestStridedTensorsAreStaged(t *testing.T) {
-	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		block := floats(1, 100, 2, 100, 3)
 		dims, err := mem.Alloc(16)
 		require.NoError(t, err)
@@ -490,7 +460,7 @@ func TestStridedTensorsAreStaged(t *testing.T) {
 // A tensor that is not contiguous is packed on ranks that read it and unpacked on ranks that write
 // it, and on no other rank.
 func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
-	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		shape, strides := []int64{2}, []int64{2}
 		wide := floats(1, 2, 3, 4)
 		every := op.Buf{Data: wide.Data, Count: 2, DType: op.Float32, DeviceType: op.DeviceCPU, NDim: 1,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -21,7 +22,7 @@ func TestTheProgressThreadHelpsWhereACPUIsIdle(t *testing.T) {
 	for i := range helped {
 		helped[i] = make(chan bool)
 	}
-	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		own, err := heap.Own()
 		if !assert.NoError(t, err) {
 			return

@@ -3,31 +3,19 @@ package group
 import (
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// How a group ends. A group cannot be freed while another thread waits in a call, while an
-// asynchronous operation is under way, or while MPI has a request that is not complete. So a group
-// ends in steps:
-//
-//  1. It takes no more calls.
-//  2. Operations under way get time to end.
-//  3. The other operations are given up, and their callers are told.
-//  4. The communicators and the shared lines are freed if nothing is left that uses them. Otherwise
-//     they are never freed.
+// This file has the end of a group, in the steps of world.Drain.
 
 const (
-	// drainLimit is how long asynchronous operations may take to end by themselves.
-	drainLimit = 10 * time.Second
 	// callLimit is how long calls in which other threads wait may take. It is short, because such a
 	// call may never end: a thread that serves requests waits for the next one.
 	callLimit = time.Second
 	// brokenLimit is how long operations of a broken group may take, some of which may never end.
 	brokenLimit = 300 * time.Millisecond
-	// giveUpLimit is how long operations that were given up may take to notice it.
-	giveUpLimit = time.Second
 )
 
 // ending returns why no operation of the group may wait any longer, nil while they may.
@@ -35,7 +23,7 @@ func (g *Group) ending() error {
 	if why := g.ended.Load(); why != nil {
 		return why
 	}
-	if why := g.env.ended.Load(); why != nil {
+	if why := g.env.Ending(); why != nil {
 		return why
 	}
 	return nil
@@ -47,7 +35,7 @@ func (g *Group) endingError(what string) error {
 	if why == nil {
 		return nil
 	}
-	return status.New(status.CodeOf(why), "%s on the group of ranks %s: %v", what, brief(g.Ranks), why)
+	return status.New(status.CodeOf(why), "%s on the group of ranks %s: %v", what, status.Brief(g.Ranks), why)
 }
 
 // wait drives the engine until done returns true. It returns an error of Engine.Wait, or the reason
@@ -67,27 +55,27 @@ func (g *Group) wait(done func() bool, deadline time.Time) error {
 	return err
 }
 
-// underWay tells whether the group has an operation that is not over: a collective, also a queued
+// UnderWay tells whether the group has an operation that is not over: a collective, also a queued
 // one, or a message, also one that was given up while MPI still has a request of it.
-func (g *Group) underWay() bool {
+func (g *Group) UnderWay() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.busy || len(g.queue) > 0 || g.messages.Load() > 0
 }
 
-// patience is how long the end of the group waits for operations under way.
-func (g *Group) patience() time.Duration {
+// Patience is how long the end of the group waits for operations under way.
+func (g *Group) Patience() time.Duration {
 	switch {
 	case g.Broken() != nil:
 		return brokenLimit
 	case g.async.Load() > 0:
-		return drainLimit
+		return world.DrainLimit
 	}
 	return callLimit
 }
 
-// refuseCalls marks the group as destroyed. It returns false if the group was destroyed before.
-func (g *Group) refuseCalls() bool {
+// RefuseCalls marks the group as destroyed. It returns false if the group was destroyed before.
+func (g *Group) RefuseCalls() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	was := g.destroyed
@@ -95,47 +83,12 @@ func (g *Group) refuseCalls() bool {
 	return !was
 }
 
-// startsNothing tells whether every operation of the group has begun: no collective is queued, and
+// StartsNothing tells whether every operation of the group has begun: no collective is queued, and
 // no message waits until its tensor is ready.
-func (g *Group) startsNothing() bool {
+func (g *Group) StartsNothing() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.queue) == 0 && g.held.Load() == 0
-}
-
-// all tells whether f is true of all groups.
-func all(groups []*Group, f func(*Group) bool) bool {
-	for _, g := range groups {
-		if !f(g) {
-			return false
-		}
-	}
-	return true
-}
-
-// drain gives operations under way time to end. The groups take no more calls. drain calls begun
-// once every operation has begun. The only error that it returns is an interrupt.
-func drain(e *work.Engine, groups []*Group, begun func(), interrupt work.Interrupt) error {
-	began, told := time.Now(), false
-	err := e.Wait(func() bool {
-		if !told && all(groups, (*Group).startsNothing) {
-			told = true
-			begun()
-		}
-		waited := time.Since(began)
-		return all(groups, func(g *Group) bool { return !g.underWay() || waited > g.patience() })
-	}, began.Add(drainLimit), interrupt)
-	if err == work.ErrDeadline {
-		err = nil
-	}
-	return err
-}
-
-// giveUp waits until over returns true, giveUpLimit at most, and returns what it did. Operations
-// have been told to end.
-func giveUp(e *work.Engine, over func() bool) bool {
-	_ = e.Wait(over, time.Now().Add(giveUpLimit), nil)
-	return over()
 }
 
 // Destroy frees the group on this rank. Operations under way have a while to end. Then the others
@@ -143,24 +96,23 @@ func giveUp(e *work.Engine, over func() bool) bool {
 // destroy the group gets an error when it next uses the group. After an interrupt the group is
 // freed with the world.
 func (g *Group) Destroy() error {
-	if !g.refuseCalls() {
-		return status.New(status.GroupDestroyed, "destroy_process_group: the group of ranks %s was destroyed before", brief(g.Ranks))
+	if !g.RefuseCalls() {
+		return status.New(status.GroupDestroyed, "destroy_process_group: the group of ranks %s was destroyed before", status.Brief(g.Ranks))
 	}
-	only := []*Group{g}
-	if err := drain(g.env.Engine, only, func() {}, g.env.Interrupt); err != nil {
+	if err := world.Drain(g.env.Engine, []world.Group{g}, func() {}, g.env.Interrupt); err != nil {
 		return err
 	}
 	g.ended.Store(status.New(status.GroupDestroyed, "the group was destroyed while the operation was under way"))
-	if !giveUp(g.env.Engine, func() bool { return !g.underWay() }) {
+	if !world.GiveUp(g.env.Engine, func() bool { return !g.UnderWay() }) {
 		return nil // MPI still uses the group's communicators and buffers: they stay
 	}
-	return g.free(status.GroupDestroyed)
+	return g.Free(status.GroupDestroyed)
 }
 
-// free gives back everything that the group is made of. No operation of it is under way. If MPI
-// still has a request of an arrival that was given up, free does nothing. Members that wait for
+// Free gives back everything that the group is made of. No operation of it is under way. If MPI
+// still has a request of an arrival that was given up, Free does nothing. Members that wait for
 // this one are told reason.
-func (g *Group) free(reason status.Code) error {
+func (g *Group) Free(reason status.Code) error {
 	g.mu.Lock()
 	if g.freed {
 		g.mu.Unlock()
@@ -173,7 +125,7 @@ func (g *Group) free(reason status.Code) error {
 	if !freed {
 		return nil
 	}
-	g.env.forget(g)
+	g.env.Forget(g)
 	// MPI has no part in the arrivals of a group on one node, and no operation is under way.
 	if g.local || !broken {
 		if err := g.arrival.Close(); err != nil {
@@ -210,4 +162,44 @@ func (g *Group) closeNext(reason status.Code) {
 	if !g.freed && g.arrived == g.turn && g.turn == g.seq { // else they were told before
 		g.arrival.GiveUp(g.seq+1, reason)
 	}
+}
+
+// Close tells the other members on this node that this one comes to no further collective, because of reason.
+func (g *Group) Close(reason status.Code) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closeNext(reason)
+	if !g.busy && g.broken == nil {
+		g.unmapPeers() // the others may free that memory, and Free comes only when all have left
+	}
+}
+
+// Farewell announces that this member comes to no further collective, because of reason. No goroutine is
+// inside a call of the group. If the announcement fails, members that wait for this one are told when they ask.
+func (g *Group) Farewell(reason status.Code) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.wire != nil && !g.freed && g.arrived == g.turn && g.turn == g.seq {
+		_ = g.wire.Leave(g.seq+1, reason)
+	}
+}
+
+// Settled tells whether no arrival of the group is under way that was given up. It takes it further.
+func (g *Group) Settled() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.busy || g.arrival.Settled() // the goroutine that set busy owns the arrival
+}
+
+// Blocking tells whether a thread is inside a blocking call of MPI.
+func (g *Group) Blocking() bool { return g.blocking.Load() != 0 }
+
+// Member returns the rank of this process in the group.
+func (g *Group) Member() int { return g.Rank }
+
+// Messages returns what carries the group's messages; nil if there is none.
+func (g *Group) Messages() transport.Endpoint {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.msgComm
 }

@@ -8,18 +8,19 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Members that wait for one another see at once that one of them has left the job in order, or after a second if
 // it is on another node. Who leaves may be the one that decides, and the others may be late.
 func TestMeetingsSeeThatARankHasLeft(t *testing.T) {
-	calls := map[string]func(e *Env, g *Group) error{
-		"new_group": func(e *Env, g *Group) error {
-			_, err := e.New(1, []int{0, 1, 2, 3}, time.Minute)
+	calls := map[string]func(e *world.Env, g *Group) error{
+		"new_group": func(e *world.Env, g *Group) error {
+			_, err := New(e, 1, []int{0, 1, 2, 3}, time.Minute)
 			return err
 		},
-		"monitored_barrier": func(_ *Env, g *Group) error { return g.MonitoredBarrier(time.Minute) },
+		"monitored_barrier": func(_ *world.Env, g *Group) error { return g.MonitoredBarrier(time.Minute) },
 	}
 	for name, call := range calls {
 		for where, nodes := range map[string][]int{"one node": {0, 0, 0, 0}, "two nodes": {0, 0, 1, 1}} {
@@ -28,14 +29,14 @@ func TestMeetingsSeeThatARankHasLeft(t *testing.T) {
 					t.Parallel()
 					var told sync.WaitGroup
 					told.Add(3)
-					ranks(t, 4, nodes, func(t *testing.T, e *Env, g *Group) {
+					ranks(t, 4, nodes, func(t *testing.T, e *world.Env, g *Group) {
 						if g.Rank == leaver {
 							_, err := e.Leave()
 							assert.NoError(t, err)
 							left := make(chan struct{})
 							go func() { told.Wait(); close(left) }()
 							for gone := false; !gone; time.Sleep(time.Millisecond) {
-								e.AllDeparted() // answers questions of other ranks
+								e.Departure.AllDeparted() // answers questions of other ranks
 								select {
 								case <-left:
 									gone = true
@@ -62,11 +63,11 @@ func TestMeetingsSeeThatARankHasLeft(t *testing.T) {
 func TestARankThatLeavesAfterAMeetingDoesNotSpoilIt(t *testing.T) {
 	for _, nodes := range [][]int{{0, 0, 0}, {0, 0, 1}} {
 		for range 20 {
-			ranks(t, 3, nodes, func(t *testing.T, e *Env, g *Group) {
+			ranks(t, 3, nodes, func(t *testing.T, e *world.Env, g *Group) {
 				assert.NoError(t, g.MonitoredBarrier(time.Minute))
 				_, err := e.Leave()
 				assert.NoError(t, err)
-				assert.True(t, e.AwaitDepartures())
+				assert.True(t, e.Departure.AwaitDepartures())
 			})
 		}
 	}

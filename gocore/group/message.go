@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -32,9 +33,9 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 	m := messages.Get().(*message)
 	m.g, m.code, m.timeout, m.stream = g, d.Code, timeout, cuda.Stream(d.Stream)
 	if d.Code == op.Probe {
-		m.deadline, m.trace = time.Now().Add(timeout), g.recordMessage(d)
+		m.deadline, m.trace = time.Now().Add(timeout), g.env.Recorder.BeginMessage(g.ID, d)
 		r, err := g.probe(d, m)
-		g.over(m.trace, err)
+		g.env.Recorder.End(m.trace, err)
 		m.recycle()
 		return nil, r, err
 	}
@@ -43,7 +44,7 @@ func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
 		m.recycle()
 		return nil, work.Result{}, err
 	}
-	m.trace = g.recordMessage(d)
+	m.trace = g.env.Recorder.BeginMessage(g.ID, d)
 	if err := m.start(); err != nil {
 		if status.CodeOf(err) == status.ProcFailed {
 			g.awaitName(err)
@@ -110,7 +111,7 @@ func (m *message) spin() bool {
 		m.comm.Poller().Poll(m.pending(slots[:0]))
 		if i&15 == 15 {
 			m.g.env.Engine.Tick()
-			if m.g.env.crowded {
+			if m.g.env.Node.Crowded() {
 				break
 			}
 		}
@@ -153,14 +154,14 @@ func (m *message) linger(err error) *work.Handle {
 // finish tells the caller how the message ended. end follows what the message left queued on a
 // device; it may be nil.
 func (m *message) finish(end *endEvent, r work.Result, err error) {
-	m.g.over(m.trace, err)
+	m.g.env.Recorder.End(m.trace, err)
 	if m.handle == nil {
 		m.end, m.result, m.err = end, r, err
 		return
 	}
 	m.countOff(end.finish(m.handle, r, err))
 	if m.gaveUp != nil {
-		m.g.env.arrivedAfterAll(m)
+		m.g.env.Departure.ArrivedAfterAll(m)
 	}
 	m.g.messages.Add(-1)
 }
@@ -187,13 +188,13 @@ type message struct {
 	transfers [2]transfer // a send, a receive, or both
 	n         int         // number of transfers
 	polls     int
-	slow      slowness
-	news      news      // MPI has told of a death in this message
-	since     time.Time // when this rank first looked whether the peer has left
-	leftAt    time.Time // when this rank saw that the peer had left
-	end       *endEvent // what a message without a handle left queued on a device; nil if nothing
-	gaveUp    error     // the error that the caller was told while MPI still had a request
-	async     bool      // its caller does not wait
+	slow      world.Slowness
+	news      world.News // MPI has told of a death in this message
+	since     time.Time   // when this rank first looked whether the peer has left
+	leftAt    time.Time   // when this rank saw that the peer had left
+	end       *endEvent   // what a message without a handle left queued on a device; nil if nothing
+	gaveUp    error       // the error that the caller was told while MPI still had a request
+	async     bool        // its caller does not wait
 	trace     trace.Mark
 }
 
@@ -243,7 +244,7 @@ func (g *Group) checkAddress(code op.Code, peer, tag int32, wild bool) error {
 	if peer >= int32(g.Size) || peer < 0 && !(wild && peer == transport.AnySource) {
 		return status.New(status.Argument, "%s: peer is rank %d of the group, which has ranks 0 to %d", code, peer, g.Size-1)
 	}
-	if ub := g.env.base.MaxTag(); tag > ub || tag < 0 && !(wild && tag == transport.AnyTag) {
+	if ub := g.env.Base.MaxTag(); tag > ub || tag < 0 && !(wild && tag == transport.AnyTag) {
 		return status.New(status.Argument, "%s: tag is %d; this MPI takes 0 to %d", code, tag, ub)
 	}
 	return nil

@@ -39,7 +39,7 @@ func (g *Group) newDeviceTensor(code op.Code, side string, b *op.Buf, viaCopy bo
 	if t.before, err = markStream(code, dev, stream); err != nil {
 		return nil, err
 	}
-	if b.Contiguous() && !viaCopy && g.env.device.direct && g.env.CUDAAware() {
+	if b.Contiguous() && !viaCopy && g.env.Device.Direct && g.env.Aware.CUDAAware() {
 		t.gate = t.before
 		return t, nil
 	}
@@ -51,7 +51,7 @@ func (g *Group) newDeviceTensor(code op.Code, side string, b *op.Buf, viaCopy bo
 }
 
 func (g *Group) stageMessage(t *deviceTensor, code op.Code, side string) (err error) {
-	if !g.env.device.staged {
+	if !g.env.Device.Staged {
 		return status.New(status.Unsupported, "%s: %s tensor 0 is on CUDA device %d; PADDLEMPI_CUDA_PATHS leaves out \"staged\", and direct wants a CUDA-aware MPI and a contiguous tensor",
 			code, side, t.device.Index)
 	}

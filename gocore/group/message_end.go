@@ -6,13 +6,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // This file gives messages up: at their deadline, after an interrupt, because the peer has left.
-
-// leftGrace is how long a message from a rank that has left may still be on its way.
-const leftGrace = 500 * time.Millisecond
 
 // overdue gives the message up if its caller was interrupted, its deadline has passed, or its peer
 // has left.
@@ -34,10 +32,10 @@ func (m *message) overdue() {
 		return
 	}
 	if now.After(m.deadline) {
-		m.giveUp(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", m.describe(), brief(m.g.Ranks), m.timeout).WithRanks(m.peers()...))
+		m.giveUp(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", m.describe(), status.Brief(m.g.Ranks), m.timeout).WithRanks(m.peers()...))
 		return
 	}
-	if since := m.handle.Awaited(); !since.IsZero() && m.slow.due(m.g.env, now, since) {
+	if since := m.handle.Awaited(); !since.IsZero() && m.slow.Due(&m.g.env.Reports, now, since) {
 		m.g.reportMessage(&m.slow, m.describe(), m.peers(), m.trace)
 	}
 	for i := 0; i < m.n; i++ {
@@ -60,14 +58,14 @@ func (m *message) peerLeft(peer int32, now time.Time) bool {
 		m.since = now
 	}
 	for i, r := range m.g.Ranks {
-		if (int(peer) == i || peer < 0 && i != m.g.Rank) && !m.g.env.left(r, now.Sub(m.since)) {
+		if (int(peer) == i || peer < 0 && i != m.g.Rank) && !m.g.env.Roster.Left(r, now.Sub(m.since)) {
 			return false
 		}
 	}
 	if m.leftAt.IsZero() {
 		m.leftAt = now
 	}
-	return now.Sub(m.leftAt) > leftGrace
+	return now.Sub(m.leftAt) > world.LeftGrace
 }
 
 // endedError names the peer that has ended, or all other members if peer is negative. If some of them
@@ -79,10 +77,10 @@ func (g *Group) endedError(what string, peer int32) error {
 			ended = append(ended, r)
 		}
 	}
-	if dead := g.env.dead(ended); len(dead) > 0 {
-		return g.env.diedError(fmt.Sprintf("%s on the group of ranks %s", what, brief(g.Ranks)), dead, "no message will come")
+	if dead := g.env.Roster.Dead(ended); len(dead) > 0 {
+		return g.env.Roster.DiedError(fmt.Sprintf("%s on the group of ranks %s", what, status.Brief(g.Ranks)), dead, "no message will come")
 	}
-	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended", what, brief(g.Ranks), brief(ended)).WithRanks(ended...)
+	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended", what, status.Brief(g.Ranks), status.Brief(ended)).WithRanks(ended...)
 }
 
 // giveUp gives the message up because of err. A receive is cancelled, and the group stays usable. A
@@ -109,32 +107,18 @@ func (m *message) giveUp(err error) {
 		sending = true
 	}
 	if sending {
-		m.g.env.strand(m)
-		m.g.over(m.trace, err)
+		m.g.env.Departure.Strand(m)
+		m.g.env.Recorder.End(m.trace, err)
 		m.countOff(m.handle.GiveUp(err))
 		m.g.fail(err)
 	}
-}
-
-// strand notes a message that was given up while MPI still sends it.
-func (e *Env) strand(m *message) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.stranded[m] = true
-}
-
-// arrivedAfterAll takes a message off the list of strand: MPI is done with it.
-func (e *Env) arrivedAfterAll(m *message) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.stranded, m)
 }
 
 // awaitsName tells whether the message, whose requests are over, should not end yet, because MPI has told of a
 // death of which this rank does not know more.
 func (m *message) awaitsName() bool {
 	for i := 0; i < m.n; i++ {
-		if tr := &m.transfers[i]; tr.request != nil && tr.request.Code != 0 && m.news.waits(m.g, m.comm.Err(tr.request)) {
+		if tr := &m.transfers[i]; tr.request != nil && tr.request.Code != 0 && m.news.Waits(m.g.env.Roster, m.g.Ranks, m.comm.Err(tr.request)) {
 			return true
 		}
 	}
@@ -174,4 +158,9 @@ func (m *message) deathError(err error) error {
 		dead = peers
 	}
 	return m.g.deathError(m.describe(), dead, err.Error(), err)
+}
+
+// String describes the message and its group.
+func (m *message) String() string {
+	return fmt.Sprintf("%s on the group of ranks %s", m.describe(), status.Brief(m.g.Ranks))
 }

@@ -37,7 +37,7 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 				if m.peerLeft(d.Peer, now) {
 					err = g.endedError(describeProbe(d), d.Peer)
 				}
-				if m.slow.due(g.env, now, time.Time{}) {
+				if m.slow.Due(&g.env.Reports, now, time.Time{}) {
 					g.reportMessage(&m.slow, describeProbe(d), peers, m.trace)
 				}
 			}
@@ -48,7 +48,7 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 		return r, g.endingError(describeProbe(d))
 	}
 	if waitErr == work.ErrDeadline {
-		late := status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", describeProbe(d), brief(g.Ranks), m.timeout)
+		late := status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", describeProbe(d), status.Brief(g.Ranks), m.timeout)
 		if d.Peer >= 0 {
 			late.Ranks = []int{g.Ranks[d.Peer]}
 		}

@@ -11,14 +11,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 )
 
 // recorded returns the operations that a rank has recorded.
-func recorded(t *testing.T, e *Env) []trace.OperationRecord {
+func recorded(t *testing.T, e *world.Env) []trace.OperationRecord {
 	t.Helper()
-	s, err := e.recorder.ring.Read()
+	s, _, err := e.Recorder.Read(e.Topo.Rank)
 	if !assert.NoError(t, err) {
 		return nil
 	}
@@ -28,7 +29,7 @@ func recorded(t *testing.T, e *Env) []trace.OperationRecord {
 
 func TestEveryOperationIsRecorded(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			_, err := submit(g, allReduce(floats(1, 2, 3)))
 			assert.NoError(t, err)
 			d := allReduce(floats(1))
@@ -78,7 +79,7 @@ func TestEveryOperationIsRecorded(t *testing.T) {
 }
 
 func TestMessagesAreRecorded(t *testing.T) {
-	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		d := desc(op.Send, []op.Buf{floats(1, 2)}, nil)
 		if g.Rank == 1 {
 			d = desc(op.Recv, nil, []op.Buf{floats(0, 0)})
@@ -105,7 +106,7 @@ func TestMessagesAreRecorded(t *testing.T) {
 func TestOperationUnderWay(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
 		looked := make(chan struct{})
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			if g.Rank > 0 {
 				<-looked
 				_, err := submit(g, allReduce(floats(1)))
@@ -140,9 +141,9 @@ func TestOperationUnderWay(t *testing.T) {
 // After a timeout the rank writes its own ring and that of the rank that never came.
 func TestTraceIsWrittenAfterATimeout(t *testing.T) {
 	folder := t.TempDir()
+	t.Setenv("PADDLEMPI_TRACE", folder)
 	over := make(chan struct{})
-	ranks(t, 3, nil, func(t *testing.T, e *Env, g *Group) {
-		e.recorder.folder = folder
+	ranks(t, 3, nil, func(t *testing.T, e *world.Env, g *Group) {
 		switch g.Rank {
 		case 0:
 			g.SetTimeout(50 * time.Millisecond)
@@ -166,8 +167,8 @@ func TestTraceIsWrittenAfterATimeout(t *testing.T) {
 // An error that concerns this rank only writes nothing.
 func TestNoTraceAfterAWrongArgument(t *testing.T) {
 	folder := t.TempDir()
-	ranks(t, 1, nil, func(t *testing.T, e *Env, g *Group) {
-		e.recorder.folder = folder
+	t.Setenv("PADDLEMPI_TRACE", folder)
+	ranks(t, 1, nil, func(t *testing.T, e *world.Env, g *Group) {
 		_, err := submit(g, desc(op.AllReduce, nil, nil))
 		assert.Error(t, err)
 	})

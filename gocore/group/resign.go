@@ -1,8 +1,6 @@
 package group
 
 import (
-	"encoding/binary"
-
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -34,8 +32,8 @@ func (g *Group) tellOthers() {
 		return
 	}
 	for i, r := range g.Ranks {
-		if i != g.Rank && !g.env.died(r) {
-			g.env.answer(r, g.key, binary.LittleEndian.AppendUint64(nil, gaveUp.Seq))
+		if i != g.Rank && !g.env.Roster.Died(r) {
+			g.env.Answer(r, g.key, gaveUp.Seq)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -42,7 +43,7 @@ func blames(t *testing.T, err error, code status.Code, rank int, text string) {
 // What a rank has answered is asked again, also if it does not tell by itself that it has given up.
 func TestARankThatGivesUpAfterItHadComeIsNamed(t *testing.T) {
 	for _, late := range []int{2, -1} { // the third rank comes late, or not at all
-		ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *world.Env, g *Group) {
 			_, err := sum(g, floats(1), time.Minute, 0)
 			assert.NoError(t, err)
 			switch g.Rank {
@@ -68,7 +69,7 @@ func TestARankThatGivesUpAfterItHadComeIsNamed(t *testing.T) {
 func TestWhoWasTheFirstIsPassedOn(t *testing.T) {
 	var told sync.WaitGroup
 	told.Add(1)
-	ranks(t, 3, []int{0, 1, 1}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 1, 1}, func(t *testing.T, e *world.Env, g *Group) {
 		switch g.Rank {
 		case 0:
 			g.told.Store(true)
@@ -91,18 +92,18 @@ func TestWhoWasTheFirstIsPassedOn(t *testing.T) {
 }
 
 // hooked is ranks with a hook.
-func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e *Env, g *Group)) {
+func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e *world.Env, g *Group)) {
 	t.Helper()
 	var all sync.WaitGroup
 	for _, lib := range mpifake.New(len(nodes), mpifake.Nodes(nodes), mpifake.WithHook(hook)) {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			e, err := NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}
-			g, err := e.World(0, time.Minute)
+			g, err := World(e, 0, time.Minute)
 			if assert.NoError(t, err) {
 				f(t, e, g)
 			}
@@ -119,7 +120,7 @@ func TestATransferThatIsGivenUpIsSeenOnOneNode(t *testing.T) {
 		}
 		return 0, nil
 	}
-	hooked(t, []int{0, 0, 0}, slowly, func(t *testing.T, e *Env, g *Group) {
+	hooked(t, []int{0, 0, 0}, slowly, func(t *testing.T, e *world.Env, g *Group) {
 		timeout := time.Minute
 		if g.Rank == 1 {
 			timeout = 300 * time.Millisecond
@@ -150,7 +151,7 @@ func unreadable() op.Buf {
 // usable.
 func TestARankThatCannotTellItsInputRefuses(t *testing.T) {
 	for _, flags := range []uint32{0, op.FlagAsync} {
-		ranks(t, 3, nil, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, 3, nil, func(t *testing.T, e *world.Env, g *Group) {
 			b := floats(1, 2)
 			if g.Rank == 1 {
 				b = unreadable()
@@ -172,7 +173,7 @@ func TestARankThatCannotTellItsInputRefuses(t *testing.T) {
 
 // Across nodes the tensor is copied when all have come. The others learn that this member could not.
 func TestARankThatCannotBeginTellsTheOthers(t *testing.T) {
-	ranks(t, 3, []int{0, 1, 1}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 1, 1}, func(t *testing.T, e *world.Env, g *Group) {
 		b := floats(1, 2)
 		if g.Rank == 1 {
 			b = unreadable()
@@ -202,7 +203,7 @@ func TestARankThatCannotAnnounceTellsTheOthers(t *testing.T) {
 				}
 				return 0, nil
 			}
-			hooked(t, []int{0, 1, 1}, refuse, func(t *testing.T, e *Env, g *Group) {
+			hooked(t, []int{0, 1, 1}, refuse, func(t *testing.T, e *world.Env, g *Group) {
 				_, err := sum(g, floats(1), time.Minute, 0)
 				assert.NoError(t, err)
 				armed.Store(true)

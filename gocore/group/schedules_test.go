@@ -14,6 +14,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -78,7 +79,7 @@ type fate struct {
 // actor plays a role.
 type actor struct {
 	role
-	e     *Env
+	e     *world.Env
 	g     *Group
 	began time.Time
 	fate  fate
@@ -176,9 +177,9 @@ func (s *schedule) run(t *testing.T) []fate {
 			defer all.Done()
 			defer a.gone()
 			var err error
-			a.e, err = NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			a.e, err = world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if err == nil {
-				a.g, err = a.e.World(0, time.Minute)
+				a.g, err = World(a.e, 0, time.Minute)
 			}
 			if err == nil {
 				err = a.collective(1, time.Minute)

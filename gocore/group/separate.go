@@ -22,20 +22,19 @@ func (g *Group) WorldRank(member int) int { return g.Ranks[member] }
 
 // HeapOf returns the heap of another member; nil if it cannot be mapped here. It is in use between Use
 // and done only.
-func (g *Group) HeapOf(member int) *heap.View { return g.env.views[g.Ranks[member]] }
+func (g *Group) HeapOf(member int) *heap.View { return g.env.Node.Heap(g.Ranks[member]) }
 
 // Engine returns what drives requests of the transport.
 func (g *Group) Engine() *work.Engine { return g.env.Engine }
 
 // Crowded tells whether this node has more ranks than cores.
-func (g *Group) Crowded() bool { return g.env.crowded }
+func (g *Group) Crowded() bool { return g.env.Node.Crowded() }
 
 // Use says that a thread, or a request of MPI, uses the group until done is called. The end of the world
 // waits for that a while, and else does not finalize MPI. The user calls Trouble after Use and then now
 // and then, and ends when there is some.
 func (g *Group) Use() (done func()) {
-	g.env.makers.Add(1)
-	return func() { g.env.makers.Add(-1) }
+	return g.env.Use()
 }
 
 // Trouble returns why a wait for a member, which what describes, has to end: the member died or left, or the
@@ -47,10 +46,10 @@ func (g *Group) Trouble(what string, member int) error {
 	r := g.Ranks[member]
 	switch {
 	case member == g.Rank:
-	case g.env.died(r):
+	case g.env.Roster.Died(r):
 		return g.diedError(what, []int{member}, "it will not answer")
-	case g.env.leftInOrder(r):
-		return status.New(status.PeerLeft, "%s on the group of ranks %s: rank %d has ended and will not answer", what, brief(g.Ranks), r).WithRanks(r)
+	case g.env.Roster.LeftInOrder(r):
+		return status.New(status.PeerLeft, "%s on the group of ranks %s: rank %d has ended and will not answer", what, status.Brief(g.Ranks), r).WithRanks(r)
 	}
 	return nil
 }
@@ -68,13 +67,14 @@ func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell
 	if g.Size == 1 {
 		return nil, meanwhile(func(words []int64) ([][]int64, error) { return [][]int64{slices.Clone(words)}, nil })
 	}
-	key := e.key(g.Ranks)
-	if missing, err := e.meet(what, key, g.Ranks, timeout); err != nil {
-		e.unmake(g.Ranks)
-		return nil, e.meetError(what, fmt.Sprintf("called %s; every member must call it, in the same order as new_group", what), err, g.Ranks, missing, timeout)
+	key := e.Key(g.Ranks)
+	need := fmt.Sprintf("called %s; every member must call it, in the same order as new_group", what)
+	if err := e.Meet(what, need, key, g.Ranks, timeout); err != nil {
+		e.Unmake(g.Ranks)
+		return nil, err
 	}
-	made, err := e.together(what, g.Ranks, func() (*Group, error) {
-		comm, err := e.base.Create(g.Ranks, key)
+	made, err := create(e, what, g.Ranks, func() (*Group, error) {
+		comm, err := e.Base.Create(g.Ranks, key)
 		if err != nil {
 			return nil, err
 		}

@@ -7,13 +7,14 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 func TestSeparate(t *testing.T) {
 	everywhere(t, func(t *testing.T, n int, nodes []int) {
-		ranks(t, n, nodes, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			var made [2]transport.Comm
 			for i := range made {
 				var all [][]int64
@@ -44,7 +45,7 @@ func TestSeparate(t *testing.T) {
 }
 
 func TestSeparateNamesWhoDoesNotCome(t *testing.T) {
-	ranks(t, 3, []int{0, 1, 0}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 1, 0}, func(t *testing.T, e *world.Env, g *Group) {
 		if g.Rank == 2 {
 			return
 		}
@@ -57,7 +58,7 @@ func TestSeparateNamesWhoDoesNotCome(t *testing.T) {
 // The end of the world waits for users of a group, and tells them by Trouble.
 func TestUseHoldsTheWorld(t *testing.T) {
 	for _, ends := range []bool{false, true} {
-		ranks(t, 1, nil, func(t *testing.T, e *Env, g *Group) {
+		ranks(t, 1, nil, func(t *testing.T, e *world.Env, g *Group) {
 			done := g.Use()
 			assert.NoError(t, g.Trouble("a wait", 0))
 			if ends {
@@ -82,7 +83,7 @@ func TestUseHoldsTheWorld(t *testing.T) {
 // of it by messages.
 func TestTroubleWithAMemberThatLeft(t *testing.T) {
 	left, looked := make(chan struct{}), make(chan struct{}, 2)
-	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *world.Env, g *Group) {
 		switch g.Rank {
 		case 0:
 			assert.NotNil(t, g.HeapOf(1))

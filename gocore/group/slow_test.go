@@ -8,9 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // heard collects the reports of all ranks.
@@ -19,9 +18,9 @@ type heard struct {
 	lines []string
 }
 
-func (h *heard) listen(e *Env) {
-	e.reports.after = 200 * time.Millisecond
-	e.reports.write = func(line string) {
+func (h *heard) listen(e *world.Env) {
+	e.Reports.After = 200 * time.Millisecond
+	e.Reports.Write = func(line string) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.lines = append(h.lines, line)
@@ -41,10 +40,10 @@ func (h *heard) await(t *testing.T) {
 }
 
 // waitsFor runs ranks of which the last one comes late to what the others do. It returns the reports.
-func waitsFor(t *testing.T, nodes []int, wait func(t *testing.T, e *Env, g *Group) error) []string {
+func waitsFor(t *testing.T, nodes []int, wait func(t *testing.T, e *world.Env, g *Group) error) []string {
 	t.Helper()
 	var h heard
-	ranks(t, len(nodes), nodes, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
 		h.listen(e)
 		_, err := submit(g, allReduce(floats(1)))
 		assert.NoError(t, err)
@@ -68,31 +67,31 @@ func TestLongWaitsAreReported(t *testing.T) {
 		return err
 	}
 	for name, c := range map[string]struct {
-		wait func(t *testing.T, e *Env, g *Group) error
+		wait func(t *testing.T, e *world.Env, g *Group) error
 		says string
 	}{
-		"a collective": {func(_ *testing.T, _ *Env, g *Group) error {
+		"a collective": {func(_ *testing.T, _ *world.Env, g *Group) error {
 			_, err := submit(g, allReduce(floats(1, 2)))
 			return err
 		}, "s in all_reduce(float32[2], SUM), number 2 on the group of ranks [0 1 2]: rank 2 has not come: its last operation was all_reduce(float32[1], SUM), number 1 on the same group, which ended "},
-		"an asynchronous one": {func(_ *testing.T, _ *Env, g *Group) error { return async(g) },
+		"an asynchronous one": {func(_ *testing.T, _ *world.Env, g *Group) error { return async(g) },
 			"s in all_reduce(float32[1], SUM), number 2 on the group of ranks [0 1 2]: rank 2 has not come: its last operation was "},
-		"one behind another": {func(_ *testing.T, _ *Env, g *Group) error {
+		"one behind another": {func(_ *testing.T, _ *world.Env, g *Group) error {
 			d := allReduce(floats(1, 2, 3))
 			d.Flags = op.FlagAsync
 			_, _, err := g.Submit(d, false)
 			assert.NoError(t, err)
 			return async(g)
 		}, "s in all_reduce(float32[3], SUM), number 2 on the group of ranks [0 1 2]: rank 2 has not come: its last operation was "},
-		"a new group": {func(_ *testing.T, e *Env, _ *Group) error {
-			_, err := e.New(1, []int{0, 1, 2}, 20*time.Second)
+		"a new group": {func(_ *testing.T, e *world.Env, _ *Group) error {
+			_, err := New(e, 1, []int{0, 1, 2}, 20*time.Second)
 			return err
 		}, "s in new_group(ranks=[0 1 2]): rank 2 has not called it: its last operation was all_reduce(float32[1], SUM), number 1 on the group of ranks [0 1 2], which ended "},
-		"a new group without its first member": {func(_ *testing.T, e *Env, _ *Group) error {
-			_, err := e.New(1, []int{2, 1, 0}, 20*time.Second)
+		"a new group without its first member": {func(_ *testing.T, e *world.Env, _ *Group) error {
+			_, err := New(e, 1, []int{2, 1, 0}, 20*time.Second)
 			return err
 		}, "s in new_group(ranks=[2 1 0]): rank 2 has not called it: its last operation was "},
-		"a monitored barrier": {func(_ *testing.T, _ *Env, g *Group) error { return g.MonitoredBarrier(20 * time.Second) },
+		"a monitored barrier": {func(_ *testing.T, _ *world.Env, g *Group) error { return g.MonitoredBarrier(20 * time.Second) },
 			"s in monitored_barrier(ranks=[0 1 2]): rank 2 has not called it: its last operation was "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +118,7 @@ func TestLongWaitsForMessagesAreReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var h heard
-			ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+			ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 				h.listen(e)
 				if g.Rank == 1 {
 					h.await(t)
@@ -153,7 +152,7 @@ func TestLongWaitsForMessagesAreReported(t *testing.T) {
 // An operation for which nobody waits yet is not reported, however long it takes.
 func TestOnlyWaitsAreReported(t *testing.T) {
 	var h heard
-	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		h.listen(e)
 		if g.Rank == 1 {
 			time.Sleep(600 * time.Millisecond)
@@ -174,9 +173,9 @@ func TestOnlyWaitsAreReported(t *testing.T) {
 }
 
 func TestReportsAreOffIfTheUserWantsSo(t *testing.T) {
-	t.Setenv(ReportVariable, "0")
-	ranks(t, 2, nil, func(t *testing.T, e *Env, g *Group) {
-		e.reports.write = func(line string) { assert.Fail(t, line) }
+	t.Setenv(world.ReportVariable, "0")
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
+		e.Reports.Write = func(line string) { assert.Fail(t, line) }
 		if g.Rank == 1 {
 			time.Sleep(300 * time.Millisecond)
 		}
@@ -185,28 +184,11 @@ func TestReportsAreOffIfTheUserWantsSo(t *testing.T) {
 	})
 }
 
-func TestTimeOfReports(t *testing.T) {
-	for text, want := range map[string]time.Duration{"": 30 * time.Second, "0": 0, "0.5": 500 * time.Millisecond, "600": 10 * time.Minute} {
-		t.Setenv(ReportVariable, text)
-		after, err := reportAfter()
-		assert.NoError(t, err, text)
-		assert.Equal(t, want, after, text)
-	}
-	for _, text := range []string{"0.01", "-1", "NaN", "Inf", "1e30", "30s"} {
-		t.Setenv(ReportVariable, text)
-		_, err := reportAfter()
-		assert.ErrorContains(t, err, ReportVariable+"="+text+" is neither 0 nor a number of seconds from 0.1 to 604800", text)
-	}
-	lib := mpifake.New(1)[0]
-	_, err := NewEnv(mpifake.World(lib), time.Second, nil)
-	assert.Equal(t, status.Argument, status.CodeOf(err))
-}
-
 // Across nodes the process of the missing rank says what it does. One rank of the job reports.
 func TestLongWaitsAcrossNodesAreReported(t *testing.T) {
 	for name, nodes := range map[string][]int{"another node": {0, 0, 1, 2}, "the same node": {0, 1, 0, 1}} {
 		t.Run(name, func(t *testing.T) {
-			lines := waitsFor(t, nodes, func(_ *testing.T, _ *Env, g *Group) error {
+			lines := waitsFor(t, nodes, func(_ *testing.T, _ *world.Env, g *Group) error {
 				_, err := submit(g, allReduce(floats(1, 2)))
 				return err
 			})
@@ -221,64 +203,11 @@ func TestLongWaitsAcrossNodesAreReported(t *testing.T) {
 // Without connections to other nodes the ranks there are named, and nothing is known of them.
 func TestLongWaitsWithoutConnections(t *testing.T) {
 	t.Setenv("PADDLEMPI_DEAD_AFTER", "0")
-	lines := waitsFor(t, []int{0, 1}, func(_ *testing.T, _ *Env, g *Group) error {
+	lines := waitsFor(t, []int{0, 1}, func(_ *testing.T, _ *world.Env, g *Group) error {
 		_, err := submit(g, allReduce(floats(1)))
 		return err
 	})
 	if assert.Len(t, lines, 1) {
 		assert.Contains(t, lines[0], "number 2 on the group of ranks [0 1]: rank 1 has not come: what it does is not known here (PADDLEMPI_DEAD_AFTER is 0 on rank 1). `py")
 	}
-}
-
-// At most 16 ranks are looked at, and 4 described. The line fits into a pipe.
-func TestAReportOfManyRanks(t *testing.T) {
-	ranks(t, 1, nil, func(t *testing.T, e *Env, _ *Group) {
-		w := wait{what: "x", how: "has not come", nobody: "nobody", ranks: make([]int, 40)}
-		found := make([]part, lookedAt)
-		for i := range w.ranks {
-			w.ranks[i] = i
-		}
-		for i := range found {
-			found[i] = part{text: "t"}
-		}
-		found[1].came = true
-		found[2].came, found[2].stalled = true, true
-		line := w.line(e, w.ranks[:lookedAt], found)
-		assert.Contains(t, line, " in x: rank 0 has not come: t; rank 2 is stalled: t; rank 3 has not come: t; rank 4 has not come: t; rank(s) [5 6 7 8 9 10 11 12 13 14 15] likewise; 24 more were not looked at. `")
-		w.moving = true
-		assert.Contains(t, w.line(e, w.ranks[:lookedAt], found), " in x: rank 2 is stalled: t; 24 more")
-		found[2].stalled, w.ranks = false, w.ranks[:lookedAt]
-		assert.Contains(t, w.line(e, w.ranks, found), " in x: nobody. `")
-		w.nobody = ""
-		assert.Empty(t, w.line(e, w.ranks, found))
-		w.what, w.moving = strings.Repeat("long", 2000), false
-		line = w.line(e, w.ranks, found)
-		assert.Len(t, line, longestReport)
-		assert.True(t, strings.HasSuffix(line, "tells more.\n"))
-	})
-}
-
-func TestAnswersOfOtherProcesses(t *testing.T) {
-	for _, p := range []part{{text: "x"}, {came: true, text: "it is inside"}, {came: true, stalled: true, text: strings.Repeat("y", mostText)}} {
-		got, err := decodePart(p.encode())
-		assert.NoError(t, err)
-		assert.Equal(t, p, got)
-	}
-	got, err := decodePart(part{text: strings.Repeat("z", 2*mostText)}.encode())
-	assert.NoError(t, err)
-	assert.Len(t, got.text, mostText)
-	got, err = decodePart([]byte("\x00a\nb\x1b[2Jc\xff\u00e9"))
-	assert.NoError(t, err)
-	assert.Equal(t, "a?b?[2Jc??", got.text)
-	for _, b := range [][]byte{nil, {0}, {4, 'a'}, {0xff, 'a'}, append([]byte{0}, make([]byte, mostText+1)...)} {
-		_, err := decodePart(b)
-		assert.Error(t, err, "%v", b)
-	}
-	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *Env, _ *Group) {
-		for _, rank := range []uint32{uint32(1 - e.Topo.Rank), 2, 1<<32 - 1} { // of another node; none
-			var q [20]byte
-			q[0], q[1], q[2], q[3] = byte(rank), byte(rank>>8), byte(rank>>16), byte(rank>>24)
-			assert.Nil(t, e.onQuestion(q), rank)
-		}
-	})
 }

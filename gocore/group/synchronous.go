@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -81,7 +82,7 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 		return true, lingering, err
 	default:
 		if err = c.build(alg); err == nil {
-			g.env.watch()
+			g.env.Watcher.Start()
 			g.blocking.Store(g.turn)
 			err = c.prog.Run()
 			g.blocking.Store(0)
@@ -125,7 +126,7 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 	g.turn, c.args.Seq = g.seq, g.seq
 	g.record(c, 0)
 	spin := inlineSpin
-	if g.env.crowded {
+	if g.env.Node.Crowded() {
 		spin = 64
 	}
 	flags := c.flags
@@ -144,7 +145,7 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 	}
 	var left error
 	looks := 0
-	var slow slowness
+	var slow world.Slowness
 	waitErr := g.wait(func() bool {
 		state, res, err = g.arrival.Poll(20)
 		if state != arrive.Pending || err != nil {
@@ -169,7 +170,7 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 	case waitErr == work.ErrDeadline:
 		err = g.timeoutError(c)
 	case g.ending() != nil:
-		err = g.endingError(describe(c.sig))
+		err = g.endingError(world.Describe(c.sig))
 	default:
 		err = waitErr
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -45,7 +46,7 @@ func (g *Group) read(member int, l heap.Location, to []byte) error {
 
 // view returns the view of a member's heap.
 func (g *Group) view(member int) (*heap.View, error) {
-	v := g.env.views[g.Ranks[member]]
+	v := g.env.Node.Heap(g.Ranks[member])
 	if v == nil {
 		return nil, status.New(status.Unsupported, "the heap of rank %d is not open here", g.Ranks[member])
 	}
@@ -115,7 +116,7 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 	deadline := time.Now().Add(c.timeout)
 	state, looks := shm.Pending, 0
 	var lost error
-	var slow slowness
+	var slow world.Slowness
 	err := g.wait(func() bool {
 		g.workOn(c, o, shm.All)
 		if state = o.State(20); state != shm.Pending {
@@ -137,7 +138,7 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 	case err == work.ErrDeadline:
 		err = g.togetherTimeout(c, o)
 	case g.ending() != nil:
-		err = g.endingError(describe(c.sig))
+		err = g.endingError(world.Describe(c.sig))
 	}
 	g.node.Lines.Explain(status.CodeOf(err))
 	_ = g.env.Engine.Wait(func() bool {
@@ -182,7 +183,7 @@ func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 		return g.closedBy(c, closers)
 	case shm.Blind:
 		return noAlgorithm{status.New(status.NoMemory, "%s on the group of ranks %s: no rank could map the tensors of all others (ulimit -v?); nothing was done and the group is usable",
-			describe(c.sig), brief(g.Ranks))}
+			world.Describe(c.sig), status.Brief(g.Ranks))}
 	}
 	return nil
 }
@@ -196,7 +197,7 @@ func (g *Group) togetherTimeout(c *call, o *shm.Op) error {
 	}
 	slow := g.Ranks[worker]
 	return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: all members had come, the transfer did not end: rank %d has not done its part (is it stopped?); the group is broken",
-		describe(c.sig), brief(g.Ranks), c.timeout, slow).WithRanks(slow)
+		world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, slow).WithRanks(slow)
 }
 
 // lostError returns an error if a member that works on a chunk is dead. Its chunk was changed in part,
@@ -205,13 +206,13 @@ func (g *Group) togetherTimeout(c *call, o *shm.Op) error {
 // with the collective before and never will.
 func (g *Group) lostError(c *call, o *shm.Op) error {
 	if worker := o.Worker(); worker >= 0 {
-		if worker == g.Rank || !g.env.died(g.Ranks[worker]) {
+		if worker == g.Rank || !g.env.Roster.Died(g.Ranks[worker]) {
 			return nil
 		}
 		o.Bury(worker)
 		return g.lost(c, []int{worker})
 	}
-	if (o.IsBlind() || !g.mayWork(c)) && g.env.anyDied(g.Ranks) {
+	if (o.IsBlind() || !g.mayWork(c)) && g.env.Roster.AnyDied(g.Ranks) {
 		return g.lost(c, g.dead())
 	}
 	return nil

@@ -83,3 +83,12 @@ func CodeOf(err error) Code {
 	}
 	return Panic
 }
+
+// Brief formats a list of ranks, shortened if it is long.
+func Brief(ranks []int) string {
+	const show = 16
+	if len(ranks) <= show {
+		return fmt.Sprint(ranks)
+	}
+	return fmt.Sprintf("%v and %d more", ranks[:show], len(ranks)-show)
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // damagedWorld has server 0, trainer 1, which is damaged, and trainer 2, whose requests go on. After damage
@@ -372,9 +373,9 @@ func FuzzRing(f *testing.F) {
 	f.Add([]byte{8, 0, 0, 1, 9, 0, 0, 255}, uint16(1))
 	var groups [2]*group.Group
 	require.NoError(f, mpifake.Each(mpifake.New(2), func(r int, lib mpi.Library) error {
-		e, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+		e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 		if err == nil {
-			groups[r], err = e.World(0, 10*time.Second)
+			groups[r], err = group.World(e, 0, 10*time.Second)
 		}
 		return err
 	}))

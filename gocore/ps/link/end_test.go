@@ -13,6 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // used returns how much of this process's heap is allocated.
@@ -218,9 +219,9 @@ func TestOpenRefuses(t *testing.T) {
 		libs := mpifake.New(len(nodes), mpifake.Nodes(nodes))
 		errs := make([]error, len(libs))
 		_ = mpifake.Each(libs, func(r int, lib mpi.Library) error {
-			e, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			require.NoError(t, err)
-			g, err := e.World(0, 10*time.Second)
+			g, err := group.World(e, 0, 10*time.Second)
 			require.NoError(t, err)
 			if list := servers(r); list != nil {
 				_, errs[r] = Open(g, list, timeout)

@@ -18,6 +18,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 var _ Ranks = (*group.Group)(nil)
@@ -25,7 +26,7 @@ var _ Ranks = (*group.Group)(nil)
 // member is one rank of a test.
 type member struct {
 	*testing.T
-	env   *group.Env
+	env   *world.Env
 	group *group.Group
 	rank  int
 	links *Links
@@ -45,11 +46,11 @@ func ranks(t *testing.T, nodes, servers []int, f func(m *member)) {
 		wg.Add(1)
 		go func(lib mpi.Library) {
 			defer wg.Done()
-			e, err := group.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
 			if !assert.NoError(t, err) {
 				return
 			}
-			g, err := e.World(0, 10*time.Second)
+			g, err := group.World(e, 0, 10*time.Second)
 			if !assert.NoError(t, err) {
 				return
 			}

@@ -1,4 +1,4 @@
-package group
+package world
 
 import (
 	"encoding/binary"
@@ -8,15 +8,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// mailbox carries small messages between the cores of a job: a rank has come to make a group, or a
+// Mailbox carries small messages between the cores of a job: a rank has come to make a group, or a
 // rank asks another rank whether it has announced a collective. Messages arrive in any order, and no
 // rank has to expect them.
 //
 // A message is a header of 12 bytes (kind, key), and at most maxMail bytes after it.
-type mailbox struct {
+type Mailbox struct {
 	channel *channel.Channel
 
-	// pump calls onAsk and onAnswer for questions and their answers, for which no caller waits.
+	// Pump calls onAsk and onAnswer for questions and their answers, for which no caller waits.
 	onAsk    func(from int, key uint64, body []byte)
 	onAnswer func(from int, key uint64, body []byte)
 
@@ -74,18 +74,18 @@ func (k mailKind) possible(body []byte) bool {
 	return false
 }
 
-func newMailbox(comm transport.Endpoint) *mailbox {
-	return &mailbox{channel: channel.New(comm, channel.Groups, mailHeader+maxMail), inbox: map[letter][]byte{}, letters: map[int]int{}}
+func newMailbox(comm transport.Endpoint) *Mailbox {
+	return &Mailbox{channel: channel.New(comm, channel.Groups, mailHeader+maxMail), inbox: map[letter][]byte{}, letters: map[int]int{}}
 }
 
 // send posts a message. It reports no error: whatever waits for the message has a deadline.
-func (m *mailbox) send(to int, kind mailKind, key uint64, body []byte) {
+func (m *Mailbox) send(to int, kind mailKind, key uint64, body []byte) {
 	header := binary.LittleEndian.AppendUint32(make([]byte, 0, mailHeader), uint32(kind))
 	_ = m.channel.Send(to, binary.LittleEndian.AppendUint64(header, key), body)
 }
 
 // take returns a message that has arrived and removes it.
-func (m *mailbox) take(kind mailKind, from int, key uint64) ([]byte, bool) {
+func (m *Mailbox) take(kind mailKind, from int, key uint64) ([]byte, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := letter{kind, from, key}
@@ -98,7 +98,7 @@ func (m *mailbox) take(kind mailKind, from int, key uint64) ([]byte, bool) {
 }
 
 // peek returns a message that has arrived and leaves it in the inbox.
-func (m *mailbox) peek(kind mailKind, from int, key uint64) ([]byte, bool) {
+func (m *Mailbox) peek(kind mailKind, from int, key uint64) ([]byte, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	body, ok := m.inbox[letter{kind, from, key}]
@@ -106,7 +106,7 @@ func (m *mailbox) peek(kind mailKind, from int, key uint64) ([]byte, bool) {
 }
 
 // has tells whether a message of a kind has arrived from any rank.
-func (m *mailbox) has(kind mailKind) bool {
+func (m *Mailbox) has(kind mailKind) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for l := range m.inbox {
@@ -117,9 +117,9 @@ func (m *mailbox) has(kind mailKind) bool {
 	return false
 }
 
-// pump receives the messages that have arrived and frees the buffers of those that were sent. It
+// Pump receives the messages that have arrived and frees the buffers of those that were sent. It
 // does not wait.
-func (m *mailbox) pump() {
+func (m *Mailbox) Pump() {
 	if !m.pumping.TryLock() {
 		return
 	}
@@ -130,12 +130,12 @@ func (m *mailbox) pump() {
 }
 
 // sent tells whether MPI is done with all messages that were posted.
-func (m *mailbox) sent() bool { return m.channel.Sent() }
+func (m *Mailbox) sent() bool { return m.channel.Sent() }
 
 // receive takes one message, if one has arrived, and files it. It drops what no rank sends: a message
 // shorter than the header, of an unknown kind or of another length than its kind has, and more letters
 // than a rank writes.
-func (m *mailbox) receive() bool {
+func (m *Mailbox) receive() bool {
 	from, b, ok := m.channel.Receive()
 	if !ok || len(b) < mailHeader {
 		return ok
@@ -167,4 +167,4 @@ func (m *mailbox) receive() bool {
 }
 
 // close receives what has arrived. It does not wait for messages that are still under way.
-func (m *mailbox) close() { m.pump() }
+func (m *Mailbox) close() { m.Pump() }

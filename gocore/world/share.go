@@ -1,6 +1,7 @@
-package group
+package world
 
 import (
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
@@ -24,7 +25,7 @@ func (w way) String() string {
 }
 
 // Way tells how the ranks of the world share memory with the ranks of their nodes.
-func (e *Env) Way() string { return e.way.String() }
+func (n *Node) Way() string { return n.way.String() }
 
 // takeLimit is how long handing over descriptors by socket may take.
 const takeLimit = 10 * time.Second
@@ -34,8 +35,8 @@ const takeLimit = 10 * time.Second
 // collective over comm, whose ranks may be on several nodes. It returns a nil file on a rank that
 // is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
 // all. The file is all zero; its memory is allocated when a rank first touches it.
-func (e *Env) shareFile(comm transport.Exchange, members []int, name string, size int64) (*segment.File, way, error) {
-	me, alone := indexOf(members, e.Topo.Rank), len(members) == 1
+func (n *Node) shareFile(comm transport.Exchange, members []int, name string, size int64) (*segment.File, way, error) {
+	me, alone := slices.Index(members, n.topo.Rank), len(members) == 1
 	var err error
 	var file *segment.File
 	var giver *segment.Giver

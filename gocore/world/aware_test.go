@@ -1,4 +1,4 @@
-package group
+package world
 
 import (
 	"testing"
@@ -24,8 +24,8 @@ func (c claims) TakesDeviceMemory() (bool, string) { return c.aware, "what it sa
 func TestAwarenessIsTriedInTheBackground(t *testing.T) {
 	for _, works := range []bool{false, true} {
 		goOn, asked := make(chan struct{}), 0
-		e := &Env{base: claims{aware: true}, Trial: func() (bool, string) { asked++; <-goOn; return works, "what was seen" }}
-		e.device.staged = true
+		e := &Aware{base: claims{aware: true}, Trial: func() (bool, string) { asked++; <-goOn; return works, "what was seen" }}
+		e.staged = true
 		assert.False(t, e.CUDAAware())
 		assert.False(t, e.CUDAAware())
 		assert.Equal(t, "being tried", e.Awareness(false).How)
@@ -34,22 +34,22 @@ func TestAwarenessIsTriedInTheBackground(t *testing.T) {
 		assert.Equal(t, works, e.CUDAAware())
 		assert.Equal(t, 1, asked)
 
-		e = &Env{base: claims{aware: true}, Trial: func() (bool, string) { time.Sleep(20 * time.Millisecond); return works, "" }}
+		e = &Aware{base: claims{aware: true}, Trial: func() (bool, string) { time.Sleep(20 * time.Millisecond); return works, "" }}
 		assert.Equal(t, works, e.CUDAAware(), "it waits if staging is not allowed")
 	}
 }
 
 func TestAwarenessWithoutATrial(t *testing.T) {
 	trial := func() (bool, string) { t.Error("tried"); return true, "" }
-	e := &Env{base: claims{aware: false}, Trial: trial}
+	e := &Aware{base: claims{aware: false}, Trial: trial}
 	assert.Equal(t, Awareness{false, "asked", "what it says"}, e.Awareness(true))
-	e = &Env{base: claims{aware: true}}
+	e = &Aware{base: claims{aware: true}}
 	assert.Contains(t, e.Awareness(true).Reason, "no Python to try it with")
-	e = &Env{base: mpifake.World(mpifake.New(1)[0]), Trial: trial}
+	e = &Aware{base: mpifake.World(mpifake.New(1)[0]), Trial: trial}
 	assert.Equal(t, "asked", e.Awareness(true).How)
 	for value, aware := range map[string]bool{"1": true, "0": false} {
 		t.Setenv(envCUDAAware, value)
-		e = &Env{base: claims{aware: !aware}, Trial: trial}
+		e = &Aware{base: claims{aware: !aware}, Trial: trial}
 		require.Equal(t, "set", e.Awareness(true).How)
 		assert.Equal(t, aware, e.CUDAAware())
 	}

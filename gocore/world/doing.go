@@ -1,4 +1,4 @@
-package group
+package world
 
 import (
 	"encoding/binary"
@@ -22,11 +22,11 @@ type part struct {
 
 // look finds out what a rank does. seq is the number of the collective of the group with key for which
 // it is awaited, 0 if it is awaited for something else.
-func (e *Env) look(rank int, key, seq uint64) part {
-	if e.Topo.Node[rank] == e.Topo.Node[e.Topo.Rank] {
-		return e.lookHere(rank, key, seq)
+func (o *Reports) look(rank int, key, seq uint64) part {
+	if o.topo.Node[rank] == o.topo.Node[o.topo.Rank] {
+		return o.lookHere(rank, key, seq)
 	}
-	return e.lookThere(rank, key, seq)
+	return o.lookThere(rank, key, seq)
 }
 
 const (
@@ -39,13 +39,13 @@ const (
 )
 
 // lookThere is look for a rank of another node: a process of that node reads the rank's trace.
-func (e *Env) lookThere(rank int, key, seq uint64) part {
-	if e.alive == nil {
-		return part{text: fmt.Sprintf("what it does is not known here (%s)", e.unwatched)}
+func (o *Reports) lookThere(rank int, key, seq uint64) part {
+	if o.roster.alive == nil {
+		return part{text: fmt.Sprintf("what it does is not known here (%s)", o.roster.unwatched)}
 	}
 	ask := []int{rank}
-	for r, node := range e.Topo.Node {
-		if r != rank && node == e.Topo.Node[rank] && len(ask) < askedOfNode {
+	for r, node := range o.topo.Node {
+		if r != rank && node == o.topo.Node[rank] && len(ask) < askedOfNode {
 			ask = append(ask, r)
 		}
 	}
@@ -53,7 +53,7 @@ func (e *Env) lookThere(rank int, key, seq uint64) part {
 	binary.LittleEndian.PutUint32(question[:], uint32(rank))
 	binary.LittleEndian.PutUint64(question[4:], key)
 	binary.LittleEndian.PutUint64(question[12:], seq)
-	answer, err := e.alive.Ask(ask, question, askLimit)
+	answer, err := o.roster.alive.Ask(ask, question, askLimit)
 	if err == nil {
 		var p part
 		if p, err = decodePart(answer); err == nil {
@@ -61,18 +61,18 @@ func (e *Env) lookThere(rank int, key, seq uint64) part {
 		}
 	}
 	if err == liveness.ErrSilent {
-		return part{stalled: true, text: fmt.Sprintf("rank(s) %s of its host were asked, and no process answered, though the host does", brief(ask))}
+		return part{stalled: true, text: fmt.Sprintf("rank(s) %s of its host were asked, and no process answered, though the host does", status.Brief(ask))}
 	}
 	return part{text: fmt.Sprintf("what it does could not be asked (%v)", err)}
 }
 
 // onQuestion answers a question of lookThere on another rank.
-func (e *Env) onQuestion(question [liveness.QuestionBytes]byte) []byte {
+func (o *Reports) onQuestion(question [liveness.QuestionBytes]byte) []byte {
 	rank := binary.LittleEndian.Uint32(question[:])
-	if uint64(rank) >= uint64(e.Topo.Size) || e.Topo.Node[rank] != e.Topo.Node[e.Topo.Rank] {
+	if uint64(rank) >= uint64(o.topo.Size) || o.topo.Node[rank] != o.topo.Node[o.topo.Rank] {
 		return nil
 	}
-	return e.lookHere(int(rank), binary.LittleEndian.Uint64(question[4:]), binary.LittleEndian.Uint64(question[12:])).encode()
+	return o.lookHere(int(rank), binary.LittleEndian.Uint64(question[4:]), binary.LittleEndian.Uint64(question[12:])).encode()
 }
 
 // The flags of a part on the wire.
@@ -112,8 +112,8 @@ func printable(text string) string {
 }
 
 // lookHere is look for a rank of this node.
-func (e *Env) lookHere(rank int, key, seq uint64) part {
-	s, why, err := e.recorder.read(rank)
+func (o *Reports) lookHere(rank int, key, seq uint64) part {
+	s, why, err := o.recorder.Read(rank)
 	if err != nil {
 		return part{text: fmt.Sprintf("what it does is not known here (%v)", err)}
 	}
@@ -124,46 +124,6 @@ func (e *Env) lookHere(rank int, key, seq uint64) part {
 		p.text += fmt.Sprintf(" (process %d)", s.PID)
 	}
 	return p
-}
-
-// read reads the ring of a rank of this node. why says why the rank is stalled, "" if it is not.
-func (r *recorder) read(rank int) (s *trace.Snapshot, why string, err error) {
-	r.write.Lock()
-	theirs := r.others[rank]
-	switch {
-	case r.closed:
-		err = status.New(status.GroupDestroyed, "this rank has ended")
-	case rank == r.rank:
-		s, err = r.ring.Read()
-	case theirs == nil:
-		err = status.New(status.Unsupported, "its trace cannot be read")
-	default:
-		s, err = theirs.Read()
-	}
-	r.write.Unlock()
-	if err == nil && theirs != nil {
-		why = theirs.Stalled()
-	}
-	return s, why, err
-}
-
-// underWay tells whether an operation has not ended.
-func (r *recorder) underWay(m trace.Mark) bool {
-	r.write.Lock()
-	defer r.write.Unlock()
-	return !r.closed && m.UnderWay()
-}
-
-// recordedAs describes collective seq of g, which is under way, as this rank has recorded it.
-func (g *Group) recordedAs(seq uint64) string {
-	if s, _, err := g.env.recorder.read(g.env.Topo.Rank); err == nil {
-		for i := range s.Operations {
-			if o := &s.Operations[i]; o.Ended == nil && o.Group == g.ID && o.Seq != nil && *o.Seq == seq {
-				return describe(arrive.Signature(o.Signature))
-			}
-		}
-	}
-	return "a collective"
 }
 
 // doing says what a rank does, as its trace has it.
@@ -204,7 +164,7 @@ func doing(s *trace.Snapshot, key, seq uint64) (p part) {
 		case isThis(o):
 			text += " on the same group"
 		case g != nil:
-			text += " on the group of ranks " + brief(g.Ranks)
+			text += " on the group of ranks " + status.Brief(g.Ranks)
 		}
 		return text
 	}
@@ -233,7 +193,7 @@ func doing(s *trace.Snapshot, key, seq uint64) (p part) {
 // describeRecord describes an operation of a trace like the call that it stands for. g is its group, nil
 // if that is not known.
 func describeRecord(o *trace.OperationRecord, g *trace.GroupRecord) string {
-	text := describe(arrive.Signature(o.Signature))
+	text := Describe(arrive.Signature(o.Signature))
 	if o.Seq != nil {
 		return fmt.Sprintf("%s, number %d", text, *o.Seq)
 	}

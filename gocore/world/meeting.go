@@ -1,4 +1,4 @@
-package group
+package world
 
 import (
 	"bytes"
@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -26,8 +25,15 @@ const decisionGrace = 2 * time.Second
 // answer makes it wait for longer, and a first member that is damaged may ask without end.
 const readyLimit = 10 * time.Second
 
-// meet returns when all members have come to make group key, or to another meeting with that key. It fails if
-// some do not come within the timeout, have died, or have left the job.
+// Meet returns when all members have come to make group key, or to another meeting with that key, for the call that
+// what names. Its error names those that did not come within the timeout, have died, or have left the job; need says
+// what they had to do.
+func (e *Env) Meet(what, need string, key uint64, ranks []int, timeout time.Duration) error {
+	missing, err := e.meet(what, key, ranks, timeout)
+	return e.meetError(what, need, err, ranks, missing, timeout)
+}
+
+// meet is Meet with an error that names no rank: work.ErrDeadline, errLeft, or one of the wait.
 // The first member decides; the others send it a hello.
 //
 // A member may have given up its attempt by the time the first member reads the hello. Therefore
@@ -52,7 +58,7 @@ type meeting struct {
 	key   uint64
 	ranks []int
 	began time.Time
-	slow  slowness
+	slow  Slowness
 	looks int
 	over  atomic.Bool
 }
@@ -60,8 +66,8 @@ type meeting struct {
 // reportIfSlow reports a wait for members that have not come. came says that they have, and are named
 // only if they are stalled. It looks at the clock at every 32nd call.
 func (m *meeting) reportIfSlow(missing []int, came bool) {
-	if m.looks++; m.looks&31 == 0 && m.slow.due(m.e, time.Now(), time.Time{}) {
-		m.e.reportMeeting(&m.slow, m.what, m.key, m.ranks, missing, came, func() bool { return !m.over.Load() })
+	if m.looks++; m.looks&31 == 0 && m.slow.Due(&m.e.Reports, time.Now(), time.Time{}) {
+		m.e.Reports.meeting(&m.slow, m.what, m.key, m.ranks, missing, came, func() bool { return !m.over.Load() })
 	}
 }
 
@@ -70,7 +76,7 @@ func (m *meeting) reportIfSlow(missing []int, came bool) {
 func (m *meeting) left(ranks []int) (left []int) {
 	waited := time.Since(m.began)
 	for _, r := range ranks {
-		if r != m.e.Topo.Rank && m.e.left(r, waited) {
+		if r != m.e.Topo.Rank && m.e.Roster.Left(r, waited) {
 			left = append(left, r)
 		}
 	}
@@ -94,17 +100,17 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		a := came[r]
 		a.round, a.still = round, false
 		a.asked = binary.LittleEndian.AppendUint64(bytes.Clone(a.number), round)
-		e.mail.send(r, mailReady, key, a.asked)
+		e.Mail.send(r, mailReady, key, a.asked)
 	}
 	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
 	err = e.wait(func() bool {
-		e.mail.pump()
-		if dead = e.anyDied(others); dead {
+		e.Mail.Pump()
+		if dead = e.Roster.AnyDied(others); dead {
 			return true
 		}
 		missing = missing[:0]
 		for _, r := range others {
-			number, ok := e.mail.peek(mailHello, r, key)
+			number, ok := e.Mail.peek(mailHello, r, key)
 			switch {
 			case !ok:
 				delete(came, r)
@@ -132,7 +138,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		}
 		for _, r := range others {
 			a := came[r]
-			if body, ok := e.mail.take(mailStill, r, key); ok && bytes.Equal(body, a.asked) {
+			if body, ok := e.Mail.take(mailStill, r, key); ok && bytes.Equal(body, a.asked) {
 				a.still = true
 			}
 			if !a.still {
@@ -144,7 +150,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 	}, deadline)
 	switch {
 	case dead:
-		err, missing = work.ErrDeadline, e.dead(others)
+		err, missing = work.ErrDeadline, e.Roster.Dead(others)
 	case len(left) > 0:
 		err, missing = errLeft, left
 	}
@@ -157,11 +163,11 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		}
 	}
 	for _, r := range others {
-		if number, ok := e.mail.take(mailHello, r, key); ok {
-			e.mail.send(r, kind, key, append(number, list...))
+		if number, ok := e.Mail.take(mailHello, r, key); ok {
+			e.Mail.send(r, kind, key, append(number, list...))
 		}
 	}
-	_ = e.Engine.Wait(e.mail.sent, time.Now().Add(time.Second), nil)
+	_ = e.Engine.Wait(e.Mail.sent, time.Now().Add(time.Second), nil)
 	return missing, err
 }
 
@@ -183,34 +189,34 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	e, key, ranks, first := m.e, m.key, m.ranks, m.ranks[0]
 	asked := false // by the first member, which reports who is missing
 	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
-	e.mail.send(first, mailHello, key, number)
+	e.Mail.send(first, mailHello, key, number)
 	over, left := false, false
 	var decided error // the first member has decided that the meeting fails
 	var gone []int    // members that have left, as this one has seen first
 	var leftAt time.Time
 	until := deadline
 	err = e.wait(func() bool {
-		e.mail.pump()
-		if body, ok := e.mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
+		e.Mail.Pump()
+		if body, ok := e.Mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
 			until, asked = later(deadline, time.Now()).Add(decisionGrace), true
-			e.mail.send(first, mailStill, key, body)
+			e.Mail.send(first, mailStill, key, body)
 		}
-		if body, ok := e.mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
+		if body, ok := e.Mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
 			return true
 		}
-		if body, ok := e.mail.take(mailFail, first, key); ok && bytes.HasPrefix(body, number) {
+		if body, ok := e.Mail.take(mailFail, first, key); ok && bytes.HasPrefix(body, number) {
 			missing, decided = decodeFail(body[len(number):], ranks)
 			return true
 		}
 		now := time.Now()
 		over = !now.Before(until)
-		if e.anyDied(ranks) {
-			over, missing = true, e.dead(ranks)
+		if e.Roster.AnyDied(ranks) {
+			over, missing = true, e.Roster.Dead(ranks)
 		} else if leftAt.IsZero() {
 			if gone = m.left(ranks); len(gone) > 0 {
 				leftAt = now
 			}
-		} else if left = now.Sub(leftAt) > leftGrace; left { // else the decision may be on its way
+		} else if left = now.Sub(leftAt) > LeftGrace; left { // else the decision may be on its way
 			over, missing = true, gone // not those that have left since, because of these
 		}
 		if !over {
@@ -224,7 +230,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 		}
 	}
 	if err != nil {
-		e.mail.send(first, mailBye, key, nil)
+		e.Mail.send(first, mailBye, key, nil)
 	} else {
 		err = decided
 	}
@@ -255,37 +261,49 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// MonitoredBarrier returns when all members have called it. It uses messages and has no part in the
-// order of the collectives. If some members do not come within timeout, the others get an error
-// that names them, and the group stays usable.
-func (g *Group) MonitoredBarrier(timeout time.Duration) error {
-	e := g.env
-	e.makers.Add(1)
-	defer e.makers.Add(-1)
-	if err := g.usable(op.Barrier); err != nil || g.Size == 1 {
-		return err
-	}
-	h := fnv.New64a()
-	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
-	missing, err := e.meet("monitored_barrier", h.Sum64(), g.Ranks, timeout)
-	return e.meetError("monitored_barrier", "called monitored_barrier on this group; the group stays usable", err, g.Ranks, missing, timeout)
-}
-
 // meetError turns the error of a meeting into one that names the members that did not come.
 func (e *Env) meetError(what, need string, err error, ranks, missing []int, timeout time.Duration) error {
 	switch {
 	case err == nil:
 		return nil
 	case e.ended.Load() != nil:
-		return e.endingError(what, ranks)
+		return e.EndingError(what, ranks)
 	case err != work.ErrDeadline && err != errLeft:
 		return err
 	}
-	if dead := e.dead(missing); len(dead) > 0 {
-		return e.diedError(fmt.Sprintf("%s(ranks=%v)", what, brief(ranks)), dead, "they will not come")
+	if dead := e.Roster.Dead(missing); len(dead) > 0 {
+		return e.Roster.DiedError(fmt.Sprintf("%s(ranks=%v)", what, status.Brief(ranks)), dead, "they will not come")
 	}
 	if err == errLeft {
-		return status.New(status.PeerLeft, "%s(ranks=%v): world rank(s) %v have ended and will not come", what, brief(ranks), brief(missing)).WithRanks(missing...)
+		return status.New(status.PeerLeft, "%s(ranks=%v): world rank(s) %v have ended and will not come", what, status.Brief(ranks), status.Brief(missing)).WithRanks(missing...)
 	}
-	return status.New(status.Timeout, "%s(ranks=%v): after %v world rank(s) %v had not %s", what, brief(ranks), timeout, brief(missing), need).WithRanks(missing...)
+	return status.New(status.Timeout, "%s(ranks=%v): after %v world rank(s) %v had not %s", what, status.Brief(ranks), timeout, status.Brief(missing), need).WithRanks(missing...)
+}
+
+// Key identifies a group before it exists. It is made of the ranks and of how many groups of the
+// same ranks were made before. The members count these alike, because they make them in the same
+// order.
+func (e *Env) Key(ranks []int) uint64 {
+	h := fnv.New64a()
+	var b [8]byte
+	for _, r := range ranks {
+		binary.LittleEndian.PutUint64(b[:], uint64(r))
+		h.Write(b[:])
+	}
+	name := fmt.Sprint(ranks)
+	e.mu.Lock()
+	n := e.made[name]
+	e.made[name]++
+	e.mu.Unlock()
+	binary.LittleEndian.PutUint64(b[:], uint64(n))
+	h.Write(b[:])
+	return h.Sum64()
+}
+
+// Unmake takes back the key of an attempt that failed. The next attempt on this rank then has the same key. A
+// member that did not come to this attempt has that key at its next attempt, too.
+func (e *Env) Unmake(ranks []int) {
+	e.mu.Lock()
+	e.made[fmt.Sprint(ranks)]--
+	e.mu.Unlock()
 }

@@ -1,12 +1,12 @@
-package group
+package world
 
 import (
 	"fmt"
+	"sync"
 	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -22,7 +22,7 @@ import (
 //  4. If the program goes on after that, because it has destroyed its world, the ranks meet once more before
 //     they finalize MPI (EndTogether): a process may have ended in between, and MPI would wait for it.
 //
-// The collectives of the departure are on Env.base, which carries no others by then.
+// The collectives of the departure are on Env.Base, which carries no others by then.
 
 const (
 	// settleLimit is how long a rank waits, once all have left, for the end of its own requests.
@@ -46,14 +46,32 @@ const (
 	undeparted                       // MPI refused a call: the others wait for this rank in vain
 )
 
-// departure is how far the end of this rank has come.
-type departure struct {
+// Departure is how far the end of this rank has come.
+type Departure struct {
+	e       *Env
 	stage   departureStage
 	request *transport.Request // of the round under way
 	words   unsafe.Pointer     // of agreeing: what this rank says, and what all say; 1: MPI can be finalized
 	stuck   bool               // a thread of this process is inside MPI, and does not return
 	until   time.Time          // the end of settling
 	dropped *dropped           // the message that is being dropped; nil if there is none
+
+	mu       sync.Mutex            // guards stranded
+	stranded map[fmt.Stringer]bool // messages that were given up while MPI still sends them
+}
+
+// Strand notes a message that was given up while MPI still sends it. Its text names it and its group.
+func (d *Departure) Strand(m fmt.Stringer) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stranded[m] = true
+}
+
+// ArrivedAfterAll takes a message off the list of Strand: MPI is done with it.
+func (d *Departure) ArrivedAfterAll(m fmt.Stringer) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.stranded, m)
 }
 
 // dropped is a message that is received only so that its sender is done.
@@ -63,9 +81,8 @@ type dropped struct {
 	block   unsafe.Pointer
 }
 
-// depart begins the departure. All groups have taken their last call.
-func (e *Env) depart() error {
-	d := &e.departure
+// begin begins the departure. All groups have taken their last call.
+func (d *Departure) begin() error {
 	if d.stage != staying {
 		return nil
 	}
@@ -79,54 +96,51 @@ func (e *Env) depart() error {
 	if d.stuck {
 		words[0] = 0
 	}
-	return e.nextStage(gathering, transport.Barrier)
+	return d.nextStage(gathering, transport.Barrier)
 }
 
 // nextStage starts the round of a stage.
-func (e *Env) nextStage(stage departureStage, what transport.Round) (err error) {
-	d := &e.departure
+func (d *Departure) nextStage(stage departureStage, what transport.Round) (err error) {
 	d.stage = stage
-	if d.request, err = e.base.Start(what, d.words, unsafe.Add(d.words, 8), 1); err != nil {
+	if d.request, err = d.e.Base.Start(what, d.words, unsafe.Add(d.words, 8), 1); err != nil {
 		d.stage = undeparted
 	}
 	return err
 }
 
 // stageOver tells whether the round of this stage is over.
-func (e *Env) stageOver() bool {
-	d := &e.departure
-	if !transport.Over(e.base, d.request) {
+func (d *Departure) stageOver() bool {
+	if !transport.Over(d.e.Base, d.request) {
 		return false
 	}
-	e.base.Release(d.request)
+	d.e.Base.Release(d.request)
 	d.request = nil
 	return true
 }
 
 // AllDeparted takes the departure further, and tells whether it is over: all ranks have left, and have agreed
 // whether MPI can be finalized. Until then it answers questions of other ranks.
-func (e *Env) AllDeparted() bool {
-	e.mail.pump()
-	e.Engine.Tick() // operations that were given up
-	for _, g := range e.liveGroups() {
-		g.settled()
+func (d *Departure) AllDeparted() bool {
+	d.e.Mail.Pump()
+	d.e.Engine.Tick() // operations that were given up
+	for _, g := range d.e.liveGroups() {
+		g.Settled()
 	}
-	d := &e.departure
 	switch d.stage {
 	case gathering:
-		if !e.stageOver() {
+		if !d.stageOver() {
 			return false
 		}
-		e.reportLost()
+		d.reportLost()
 		d.stage, d.until = settling, time.Now().Add(settleLimit)
 	case settling:
-		e.dropMessages()
-		if d.stuck || e.settled() || time.Now().After(d.until) {
-			_ = e.nextStage(agreeing, transport.Min) // an error makes the stage undeparted
+		d.dropMessages()
+		if d.stuck || d.Settled() || time.Now().After(d.until) {
+			_ = d.nextStage(agreeing, transport.Min) // an error makes the stage undeparted
 		}
 	case agreeing:
-		e.dropMessages()
-		if e.stageOver() {
+		d.dropMessages()
+		if d.stageOver() {
 			d.stage = departed
 		}
 	}
@@ -134,36 +148,18 @@ func (e *Env) AllDeparted() bool {
 }
 
 // finalizable tells whether all ranks have agreed that MPI can be finalized.
-func (d *departure) finalizable() bool {
+func (d *Departure) finalizable() bool {
 	return d.stage == departed && unsafe.Slice((*int64)(d.words), 2)[1] == 1
 }
 
-// settled tells whether nothing of any group is under way: no operation, and no request of MPI.
-func (e *Env) settled() bool {
-	return e.makers.Load() == 0 && e.departure.dropped == nil &&
-		all(e.liveGroups(), func(g *Group) bool { return !g.underWay() && g.settled() })
-}
-
-// settled tells whether no arrival of the group is under way that was given up. It takes it further.
-func (g *Group) settled() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.busy || g.arrival.Settled() // the goroutine that set busy owns the arrival
-}
-
-// farewell announces that this member comes to no further collective, because of reason. No goroutine is
-// inside a call of the group. If the announcement fails, members that wait for this one are told when they ask.
-func (g *Group) farewell(reason status.Code) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.wire != nil && !g.freed && g.arrived == g.turn && g.turn == g.seq {
-		_ = g.wire.Leave(g.seq+1, reason)
-	}
+// Settled tells whether nothing of any group is under way: no operation, and no request of MPI.
+func (d *Departure) Settled() bool {
+	return d.e.makers.Load() == 0 && d.dropped == nil &&
+		all(d.e.liveGroups(), func(g Group) bool { return !g.UnderWay() && g.Settled() })
 }
 
 // dropMessages takes one message after another that has come for this rank.
-func (e *Env) dropMessages() {
-	d := &e.departure
+func (d *Departure) dropMessages() {
 	if d.dropped != nil {
 		if !transport.Over(d.dropped.on, d.dropped.request) {
 			return
@@ -171,18 +167,19 @@ func (e *Env) dropMessages() {
 		d.dropped.over()
 		d.dropped = nil
 	}
-	for _, g := range e.liveGroups() {
-		if g.msgComm == nil {
+	for _, g := range d.e.liveGroups() {
+		on := g.Messages()
+		if on == nil {
 			continue
 		}
-		if st, found, err := g.msgComm.Probe(transport.AnySource, transport.AnyTag); err != nil || !found || st.Bytes > mostDropped {
+		if st, found, err := on.Probe(transport.AnySource, transport.AnyTag); err != nil || !found || st.Bytes > mostDropped {
 			continue
 		}
-		msg, found, err := g.msgComm.Match(transport.AnySource, transport.AnyTag)
+		msg, found, err := on.Match(transport.AnySource, transport.AnyTag)
 		if err != nil || !found {
 			continue
 		}
-		if d.dropped = drop(g.msgComm, msg); d.dropped != nil {
+		if d.dropped = drop(on, msg); d.dropped != nil {
 			return
 		}
 	}
@@ -208,61 +205,60 @@ func (m *dropped) over() {
 }
 
 // reportLost writes one line about the messages of this rank that are under way when all ranks have left.
-func (e *Env) reportLost() {
-	if !e.departed.Load() {
+func (d *Departure) reportLost() {
+	if !d.e.departed.Load() {
 		return // destroy_process_group: their works have told of it
 	}
-	e.mu.Lock()
-	n, first := len(e.stranded), ""
-	for m := range e.stranded {
-		if text := m.describe() + fmt.Sprintf(" on the group of ranks %s", brief(m.g.Ranks)); first == "" || text < first {
+	d.mu.Lock()
+	n, first := len(d.stranded), ""
+	for m := range d.stranded {
+		if text := m.String(); first == "" || text < first {
 			first = text
 		}
 	}
-	e.mu.Unlock()
+	d.mu.Unlock()
 	if n > 0 {
-		e.reports.write(fmt.Sprintf("paddlempi: rank %d has ended with %d message(s) that no rank has received, and that are lost: %s\n", e.Topo.Rank, n, first))
+		d.e.Reports.Write(fmt.Sprintf("paddlempi: rank %d has ended with %d message(s) that no rank has received, and that are lost: %s\n", d.e.Topo.Rank, n, first))
 	}
 }
 
 // stayAway tells the other ranks that this one ends without them: MPI refused a call of the departure, or this
 // rank waits no longer. It waits until the messages are sent, for lastWord at most, because the process ends next.
-func (e *Env) stayAway() {
-	for r := range e.Topo.Node {
-		if r != e.Topo.Rank {
-			e.mail.send(r, mailAbsent, processKey, nil)
+func (d *Departure) stayAway() {
+	for r := range d.e.Topo.Node {
+		if r != d.e.Topo.Rank {
+			d.e.Mail.send(r, mailAbsent, processKey, nil)
 		}
 	}
-	_ = work.NewEngine().Wait(e.mail.sent, time.Now().Add(lastWord), nil)
+	_ = work.NewEngine().Wait(d.e.Mail.sent, time.Now().Add(lastWord), nil)
 }
 
 // AwaitDepartures waits until AllDeparted, and tells whether MPI can be finalized. It returns false if some
 // rank has died, says that it ends without the others, or has a thread inside MPI that does not return. There
 // is no deadline, because the other ranks may go on for long, unless a group broke and nothing tells of dead
 // hosts: then it is the group's timeout. It waits with a new engine, because the engine of e was stopped.
-func (e *Env) AwaitDepartures() bool {
+func (d *Departure) AwaitDepartures() bool {
 	var deadline time.Time
-	e.mu.Lock()
-	if e.broke > 0 && e.alive == nil && len(e.hidden()) > 0 {
-		deadline = time.Now().Add(e.broke)
+	d.e.mu.Lock()
+	if d.e.broke > 0 && d.e.Roster.alive == nil && len(d.e.Roster.hidden()) > 0 {
+		deadline = time.Now().Add(d.e.broke)
 	}
-	e.mu.Unlock()
+	d.e.mu.Unlock()
 	dead := false
-	d := &e.departure
 	err := work.NewEngine().Wait(func() bool {
-		gone := e.AllDeparted()
-		dead = e.Deserted() // MPI may end the collectives then
-		return gone || dead || d.stage == undeparted || e.mail.has(mailAbsent)
+		gone := d.AllDeparted()
+		dead = d.Deserted() // MPI may end the collectives then
+		return gone || dead || d.stage == undeparted || d.e.Mail.has(mailAbsent)
 	}, deadline, nil)
 	finalizable := d.finalizable() && !dead
 	switch {
 	case err != nil || d.stage == undeparted:
-		e.stayAway()
+		d.stayAway()
 	case !finalizable && !dead:
-		_ = work.NewEngine().Wait(func() bool { e.mail.pump(); return false }, time.Now().Add(lastWord), nil)
+		_ = work.NewEngine().Wait(func() bool { d.e.Mail.Pump(); return false }, time.Now().Add(lastWord), nil)
 	}
 	if !finalizable {
-		e.End(false)
+		d.End(false)
 	}
 	return finalizable
 }
@@ -270,34 +266,34 @@ func (e *Env) AwaitDepartures() bool {
 // EndTogether waits until the processes of all ranks are about to end, and tells whether they are: false if one
 // of them has ended before, or if the ranks have agreed that MPI cannot be finalized. Call it after AwaitDepartures
 // or Close. It has no deadline, because the other ranks may go on for long.
-func (e *Env) EndTogether() bool {
+func (d *Departure) EndTogether() bool {
 	together := false
-	if e.departure.finalizable() && e.nextStage(departed, transport.Barrier) == nil {
+	if d.finalizable() && d.nextStage(departed, transport.Barrier) == nil {
 		_ = work.NewEngine().Wait(func() bool {
-			together = e.stageOver()
-			return together || e.Deserted()
+			together = d.stageOver()
+			return together || d.Deserted()
 		}, time.Time{}, nil)
 	}
-	e.End(together)
+	d.End(together)
 	return together
 }
 
 // End tells the other ranks that the process of this one may end, and whether those of all ranks do.
-func (e *Env) End(all bool) {
-	e.alive.Leave(all)
-	if e.presence != nil {
-		e.presence.Go()
+func (d *Departure) End(all bool) {
+	d.e.Roster.alive.Leave(all)
+	if d.e.Node.presence != nil {
+		d.e.Node.presence.Go()
 	}
 }
 
 // Deserted tells whether the departure cannot be over, because some rank has died or ended without it.
-func (e *Env) Deserted() bool { return e.alive.AnyDead() || e.endedEarly() }
+func (d *Departure) Deserted() bool { return d.e.Roster.alive.AnyDead() || d.endedEarly() }
 
 // endedEarly tells whether the process of a rank of this node has ended before the departure was over: it has
 // died, or the program has called os._exit after destroy_process_group.
-func (e *Env) endedEarly() bool {
-	for i, r := range e.peers {
-		if v := e.views[r]; v != nil && e.presence != nil && v.DeadNow() && !e.presence.Gone(i) {
+func (d *Departure) endedEarly() bool {
+	for i, r := range d.e.Node.ranks {
+		if v := d.e.Node.views[r]; v != nil && d.e.Node.presence != nil && v.DeadNow() && !d.e.Node.presence.Gone(i) {
 			return true
 		}
 	}

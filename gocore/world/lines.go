@@ -1,24 +1,26 @@
-package group
+package world
 
 import (
+	"slices"
+
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// makeLines makes the lines that members share, which are the ranks of comm on this rank's node. It
+// MakeLines makes the lines that members share, which are the ranks of comm on this rank's node. It
 // is collective over comm, whose ranks may be on several nodes. A rank that is alone on its node
 // gets no lines. If some rank of comm cannot map its node's lines, all ranks get none, and how is
 // byMessage.
-func (e *Env) makeLines(comm transport.Exchange, members []int) (_ *arrive.Lines, how way, _ error) {
-	n, me := len(members), indexOf(members, e.Topo.Rank)
-	file, how, err := e.shareFile(comm, members, "paddlempi-arrive", arrive.LinesSize(n))
+func (n *Node) MakeLines(comm transport.Exchange, members []int) (_ *arrive.Lines, how way, _ error) {
+	size, me := len(members), slices.Index(members, n.topo.Rank)
+	file, how, err := n.shareFile(comm, members, "paddlempi-arrive", arrive.LinesSize(size))
 	if err != nil || how == byMessage {
 		return nil, how, err
 	}
 	ok := []int64{1}
 	var lines *arrive.Lines
 	if file != nil {
-		if lines, err = arrive.NewLines(file, n, me); err != nil {
+		if lines, err = arrive.NewLines(file, size, me); err != nil {
 			ok[0] = 0
 		}
 		file.Close()
@@ -32,17 +34,8 @@ func (e *Env) makeLines(comm transport.Exchange, members []int) (_ *arrive.Lines
 		}
 		return nil, byMessage, nil
 	}
-	if lines != nil && e.crowded {
+	if lines != nil && n.topo.Crowded() {
 		lines.YieldEvery(16)
 	}
 	return lines, how, nil
-}
-
-func indexOf(list []int, v int) int {
-	for i := range list {
-		if list[i] == v {
-			return i
-		}
-	}
-	return -1
 }

@@ -1,4 +1,4 @@
-package group
+package world
 
 import (
 	"errors"
@@ -15,14 +15,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/trace"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// This file connects the groups to the flight recorder (package trace). Every operation gets its entry
-// by record or recordMessage, and ends in over.
-
-// recorder is the trace of a world.
-type recorder struct {
+// Recorder is the flight recorder (package trace) of a world: the entries of this rank's operations, and the
+// rings of the other ranks of its node. Its methods are safe for concurrent use.
+type Recorder struct {
 	rank   int
 	ring   *trace.Ring         // nil if this machine has no memory files
 	folder string              // where the ring is written after some errors; "": nowhere
@@ -36,11 +36,11 @@ type recorder struct {
 // start makes the ring of a world, and opens those of the other ranks of this node, so that they can be
 // read when their processes have died. It is collective over base. A process works without a ring; a
 // ring that this process cannot open is not read by it.
-func (r *recorder) start(e *Env) error {
+func (r *Recorder) start(base transport.Exchange, here *topo.Topology, others []int) error {
 	r.folder, _ = dl.Getenv("PADDLEMPI_TRACE")
-	ring, _ := trace.New(e.Topo.Rank, e.Topo.Size)
+	ring, _ := trace.New(here.Rank, here.Size)
 	r.write.Lock() // other ranks may ask for it from now on
-	r.rank, r.ring = e.Topo.Rank, ring
+	r.rank, r.ring = here.Rank, ring
 	r.write.Unlock()
 	if asked, err := traceSignal(); err == nil && asked != nil && r.folder != "" {
 		r.signals = make(chan os.Signal, 1)
@@ -52,22 +52,22 @@ func (r *recorder) start(e *Env) error {
 		w := r.ring.File().Address().Words()
 		copy(mine, append([]int64{1}, w[:]...))
 	}
-	addresses, err := e.base.Gather(mine, nil)
+	addresses, err := base.Gather(mine, nil)
 	if err != nil {
 		return err
 	}
 	ring.SetJob(uint64(addresses[0][4]))
-	others := map[int]*trace.View{}
-	for _, other := range e.others() {
+	views := map[int]*trace.View{}
+	for _, other := range others {
 		if addresses[other][0] == 0 {
 			continue
 		}
 		if v, err := trace.Open(segment.Of([3]int64(addresses[other][1:4]))); err == nil {
-			others[other] = v
+			views[other] = v
 		}
 	}
 	r.write.Lock()
-	r.others = others
+	r.others = views
 	r.write.Unlock()
 	return nil
 }
@@ -76,7 +76,7 @@ func (r *recorder) start(e *Env) error {
 const mostPIDs = 64
 
 // pids returns the processes of this node whose rings this rank can read, in the order of their ranks, this one among them.
-func (r *recorder) pids() []string {
+func (r *Recorder) pids() []string {
 	r.write.Lock()
 	defer r.write.Unlock()
 	ranks := append(slices.Collect(maps.Keys(r.others)), r.rank)
@@ -107,13 +107,13 @@ func traceSignal() (os.Signal, error) {
 }
 
 // onSignals writes the trace at each signal, until the recorder is closed.
-func (r *recorder) onSignals() {
+func (r *Recorder) onSignals() {
 	for range r.signals {
-		r.writeRings(nil)
+		r.Write(nil)
 	}
 }
 
-func (r *recorder) close() {
+func (r *Recorder) close() {
 	if r.signals != nil {
 		signal.Stop(r.signals)
 		close(r.signals)
@@ -127,16 +127,13 @@ func (r *recorder) close() {
 	}
 }
 
-// record enters c, which gets its number later unless it has one.
-func (g *Group) record(c *call, flags trace.Flags) {
-	if c.async {
-		flags |= trace.Async
-	}
-	c.trace = g.env.recorder.ring.Begin(g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
+// Begin enters a collective, which gets its number later if seq is 0. signature is the one that it announces.
+func (r *Recorder) Begin(group int64, seq uint64, signature *[3]uint64, flags trace.Flags) trace.Mark {
+	return r.ring.Begin(group, seq, signature, flags)
 }
 
-// recordMessage enters a message.
-func (g *Group) recordMessage(d *op.Desc) trace.Mark {
+// BeginMessage enters a message.
+func (r *Recorder) BeginMessage(group int64, d *op.Desc) trace.Mark {
 	var flags trace.Flags
 	if d.Flags&op.FlagAsync != 0 {
 		flags = trace.Async
@@ -150,12 +147,12 @@ func (g *Group) recordMessage(d *op.Desc) trace.Mark {
 		signature[0] |= uint64(buffers[0].DType) << 8
 		signature[1] = uint64(buffers[0].Count)
 	}
-	return g.env.recorder.ring.BeginMessage(g.ID, &signature, flags, [2]int32{d.Peer, d.Peer2}, [2]int32{d.Tag, d.Tag2})
+	return r.ring.BeginMessage(group, &signature, flags, [2]int32{d.Peer, d.Peer2}, [2]int32{d.Tag, d.Tag2})
 }
 
-// over records how an operation ended, as its caller is told. After an error that concerns other ranks
+// End records how an operation ended, as its caller is told. After an error that concerns other ranks
 // the trace is written, if the user wants that.
-func (g *Group) over(m trace.Mark, err error) {
+func (r *Recorder) End(m trace.Mark, err error) {
 	code := status.CodeOf(err)
 	if first := m.End(code); !first || err == nil {
 		return
@@ -164,14 +161,14 @@ func (g *Group) over(m trace.Mark, err error) {
 	case status.Timeout, status.Mismatch, status.PeerLeft, status.PeerDied, status.ProcFailed:
 		var e *status.Error
 		if errors.As(err, &e) {
-			g.env.recorder.writeRings(e.Ranks)
+			r.Write(e.Ranks)
 		}
 	}
 }
 
-// writeRings writes the ring of this rank, and those of other ranks of its node, which may be dead. What
+// Write writes the ring of this rank, and those of other ranks of its node, which may be dead. What
 // cannot be written is left out: the caller has an error to tell already.
-func (r *recorder) writeRings(ranks []int) {
+func (r *Recorder) Write(ranks []int) {
 	if r.folder == "" {
 		return
 	}
@@ -187,4 +184,44 @@ func (r *recorder) writeRings(ranks []int) {
 			}
 		}
 	}
+}
+
+// Read reads the ring of a rank of this node. why says why the rank is stalled, "" if it is not.
+func (r *Recorder) Read(rank int) (s *trace.Snapshot, why string, err error) {
+	r.write.Lock()
+	theirs := r.others[rank]
+	switch {
+	case r.closed:
+		err = status.New(status.GroupDestroyed, "this rank has ended")
+	case rank == r.rank:
+		s, err = r.ring.Read()
+	case theirs == nil:
+		err = status.New(status.Unsupported, "its trace cannot be read")
+	default:
+		s, err = theirs.Read()
+	}
+	r.write.Unlock()
+	if err == nil && theirs != nil {
+		why = theirs.Stalled()
+	}
+	return s, why, err
+}
+
+// UnderWay tells whether an operation has not ended.
+func (r *Recorder) UnderWay(m trace.Mark) bool {
+	r.write.Lock()
+	defer r.write.Unlock()
+	return !r.closed && m.UnderWay()
+}
+
+// Signature returns the signature of collective seq of a group, which is under way, as this rank has recorded it.
+func (r *Recorder) Signature(group int64, seq uint64) (signature [3]uint64, ok bool) {
+	if s, _, err := r.Read(r.rank); err == nil {
+		for i := range s.Operations {
+			if o := &s.Operations[i]; o.Ended == nil && o.Group == group && o.Seq != nil && *o.Seq == seq {
+				return o.Signature, true
+			}
+		}
+	}
+	return signature, false
 }

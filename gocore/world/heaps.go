@@ -1,4 +1,4 @@
-package group
+package world
 
 import (
 	"fmt"
@@ -10,15 +10,15 @@ import (
 
 // shareHeaps opens the heaps of the other ranks of this node. It is collective over base. If some
 // rank of the node cannot share, no rank of the node has views, and all collectives use MPI.
-func (e *Env) shareHeaps() error {
+func (n *Node) shareHeaps() error {
 	own, mistake := heap.Own()
-	others := e.others()
+	others := n.others()
 	mine := []int64{0, 0, 0, 0}
 	if own != nil {
 		w := own.Address().Words()
 		copy(mine, append([]int64{1}, w[:]...))
 	}
-	addresses, err := e.base.Gather(mine, nil)
+	addresses, err := n.base.Gather(mine, nil)
 	if err != nil {
 		return err
 	}
@@ -36,15 +36,15 @@ func (e *Env) shareHeaps() error {
 	}
 	// A rank of this node that lacks a heap gets all of them over sockets, and so do the others: then
 	// each knows how many ranks want its own.
-	lacks, err := e.base.Gather([]int64{int64(len(others) - len(views)), 0, 0, 0}, nil)
+	lacks, err := n.base.Gather([]int64{int64(len(others) - len(views)), 0, 0, 0}, nil)
 	if err != nil {
 		return err
 	}
 	lacking := int64(0)
-	for _, r := range e.peers {
+	for _, r := range n.ranks {
 		lacking += lacks[r][0]
 	}
-	e.adopts = lacking == 0
+	n.adopts = lacking == 0
 	var giver *segment.Giver
 	rendezvous := []int64{0, 0, 0, 0}
 	if lacking > 0 && own != nil {
@@ -54,28 +54,28 @@ func (e *Env) shareHeaps() error {
 			copy(rendezvous, append([]int64{1}, w[:]...))
 		}
 	}
-	meetings, err := e.base.Gather(rendezvous, nil)
+	meetings, err := n.base.Gather(rendezvous, nil)
 	if err != nil {
 		return err
 	}
 	if lacking > 0 {
-		e.takeHeaps(own, giver, others, addresses, meetings, views)
+		n.takeHeaps(own, giver, others, addresses, meetings, views)
 	}
 	ok := []int64{1, 0, 0, 0}
 	if own == nil || len(views) != len(others) {
 		ok[0] = 0
 	}
-	all, err := e.base.Gather(ok, nil)
+	all, err := n.base.Gather(ok, nil)
 	if err != nil {
 		return err
 	}
-	e.views = views
-	for _, r := range e.peers {
-		if all[r][0] == 0 && e.noHeaps == "" {
-			e.closeViews()
-			e.noHeaps = fmt.Sprintf("rank %d, on this node, cannot share memory", r)
+	n.views = views
+	for _, r := range n.ranks {
+		if all[r][0] == 0 && n.noHeaps == "" {
+			n.closeViews()
+			n.noHeaps = fmt.Sprintf("rank %d, on this node, cannot share memory", r)
 			if refused != nil {
-				e.noHeaps = refused.Error()
+				n.noHeaps = refused.Error()
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func (e *Env) shareHeaps() error {
 }
 
 // takeHeaps gives this rank's heap to all ranks of the node that want it, and takes theirs.
-func (e *Env) takeHeaps(own *heap.Heap, giver *segment.Giver, others []int, addresses, meetings [][]int64, views map[int]*heap.View) {
+func (n *Node) takeHeaps(own *heap.Heap, giver *segment.Giver, others []int, addresses, meetings [][]int64, views map[int]*heap.View) {
 	deadline := time.Now().Add(takeLimit)
 	given := make(chan struct{})
 	go func() {
@@ -112,27 +112,27 @@ func (e *Env) takeHeaps(own *heap.Heap, giver *segment.Giver, others []int, addr
 }
 
 // others returns the other ranks of this node.
-func (e *Env) others() []int {
+func (n *Node) others() []int {
 	var list []int
-	for _, r := range e.peers {
-		if r != e.Topo.Rank {
+	for _, r := range n.ranks {
+		if r != n.topo.Rank {
 			list = append(list, r)
 		}
 	}
 	return list
 }
 
-func (e *Env) closeViews() {
-	for r, v := range e.views {
+func (n *Node) closeViews() {
+	for r, v := range n.views {
 		v.Close()
-		delete(e.views, r)
+		delete(n.views, r)
 	}
-	e.views = nil
+	n.views = nil
 }
 
 // Adopts tells whether a heap may adopt files (heap.Adopt): the ranks of this node share heaps, and
 // can open each other's files.
-func (e *Env) Adopts() bool { return e.noHeaps == "" && e.adopts && len(e.views) > 0 }
+func (n *Node) Adopts() bool { return n.noHeaps == "" && n.adopts && len(n.views) > 0 }
 
 // Heaps tells whether the ranks of this node can map each other's heaps, and why not.
-func (e *Env) Heaps() (shared bool, why string) { return e.noHeaps == "", e.noHeaps }
+func (n *Node) Heaps() (shared bool, why string) { return n.noHeaps == "", n.noHeaps }

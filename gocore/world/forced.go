@@ -1,4 +1,4 @@
-package group
+package world
 
 import (
 	"errors"
@@ -21,9 +21,9 @@ func readForced(what string) (coll.Forced, error) {
 	return f, err
 }
 
-// agreeOnForced reads PADDLEMPI_ALGO and compares it with that of the other ranks of comm, all of
+// AgreeOnForced reads PADDLEMPI_ALGO and compares it with that of the other ranks of comm, all of
 // which call it. Ranks that preferred different algorithms would deadlock, so they get an error.
-func (e *Env) agreeOnForced(what string, comm transport.Exchange) (coll.Forced, error) {
+func AgreeOnForced(what string, comm transport.Exchange) (coll.Forced, error) {
 	forced, mistake := readForced(what)
 	const wrong = -1 // is below every Forced
 	word := int64(forced)

@@ -1,4 +1,4 @@
-package group
+package world
 
 import (
 	"sync"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // Awareness says whether MPI takes the addresses of device memory on this rank, and how that is
@@ -20,10 +21,15 @@ type Awareness struct {
 // also returns what it saw.
 type Trial func() (works bool, seen string)
 
-// aware holds what is known of MPI. It is found out once. Ranks may get different answers, at
+// Aware holds what is known of MPI. It is found out once. Ranks may get different answers, at
 // different times, so a collective uses the flags of its arrival, which are the same on all
-// members.
-type aware struct {
+// members. Its methods are safe for concurrent use.
+type Aware struct {
+	// Trial tries whether MPI moves device memory; nil if it cannot be tried.
+	Trial Trial
+
+	base   transport.Comm
+	staged bool                      // the settings allow a path through host memory
 	known  atomic.Pointer[Awareness] // nil until the answer is known
 	asking sync.Mutex
 	tried  chan struct{} // closed when the trial is over; nil if there is none
@@ -33,23 +39,22 @@ type aware struct {
 // according to what is known now. If MPI says that it takes them, the first question starts a trial
 // in the background. CUDAAware waits for the trial only if the settings allow no path through host
 // memory; otherwise it returns false until the trial is over.
-func (e *Env) CUDAAware() bool {
-	if known := e.aware.known.Load(); known != nil {
+func (a *Aware) CUDAAware() bool {
+	if known := a.known.Load(); known != nil {
 		return known.Aware
 	}
-	return e.Awareness(!e.device.staged).Aware
+	return a.Awareness(!a.staged).Aware
 }
 
 // Awareness is CUDAAware with the reason. If wait is set it waits for a trial that is under way.
-func (e *Env) Awareness(wait bool) Awareness {
-	a := &e.aware
+func (a *Aware) Awareness(wait bool) Awareness {
 	a.asking.Lock()
 	if a.known.Load() == nil && a.tried == nil {
-		if known := e.ask(); known != nil {
+		if known := a.ask(); known != nil {
 			a.known.Store(known)
 		} else {
 			a.tried = make(chan struct{})
-			go e.try()
+			go a.try()
 		}
 	}
 	tried := a.tried
@@ -64,26 +69,26 @@ func (e *Env) Awareness(wait bool) Awareness {
 }
 
 // ask returns what is known without a trial, nil if a trial is needed.
-func (e *Env) ask() *Awareness {
+func (a *Aware) ask() *Awareness {
 	if forced, set, err := cudaForced(); err != nil {
 		return &Awareness{How: "set", Reason: err.Error()}
 	} else if set {
 		return &Awareness{Aware: forced, How: "set", Reason: envCUDAAware + " says so"}
 	}
-	says, text := e.base.TakesDeviceMemory()
+	says, text := a.base.TakesDeviceMemory()
 	switch {
 	case !says:
 		return &Awareness{How: "asked", Reason: text}
-	case e.Trial == nil:
+	case a.Trial == nil:
 		return &Awareness{How: "asked", Reason: text + "; but there is no Python to try it with: set " + envCUDAAware + "=1 if it does"}
 	}
 	return nil
 }
 
-func (e *Env) try() {
-	works, seen := e.Trial()
-	e.aware.known.Store(&Awareness{Aware: works, How: "tried", Reason: seen})
-	close(e.aware.tried)
+func (a *Aware) try() {
+	works, seen := a.Trial()
+	a.known.Store(&Awareness{Aware: works, How: "tried", Reason: seen})
+	close(a.tried)
 }
 
 // envCUDAAware is the variable in which the user says whether MPI takes the addresses of device

@@ -1,0 +1,54 @@
+package world
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// chunkDefault is the length in bytes of the pieces in which tensors are staged. It is long enough
+// for MPI to reach its full speed, and three pieces fit into a cache.
+const chunkDefault = 4 << 20
+
+// DeviceSettings is what environment variables say about tensors in device memory.
+type DeviceSettings struct {
+	Chunk               int64 // bytes; the smallest value of all ranks
+	IPC, Direct, Staged bool  // the paths that are allowed
+	ReduceOnDevice      bool
+}
+
+// readDeviceSettings reads the settings once, at init, so that all ranks can agree on the chunk.
+func readDeviceSettings() (s DeviceSettings, err error) {
+	s = DeviceSettings{Chunk: chunkDefault, IPC: true, Direct: true, Staged: true}
+	if v, ok := dl.Getenv("PADDLEMPI_CUDA_CHUNK"); ok && v != "" {
+		if s.Chunk, err = strconv.ParseInt(v, 10, 64); err != nil || s.Chunk < 1 {
+			return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_CHUNK=%s is no number of bytes above 0", v)
+		}
+	}
+	if v, ok := dl.Getenv("PADDLEMPI_CUDA_PATHS"); ok && v != "" {
+		s.IPC, s.Direct, s.Staged = false, false, false
+		for _, name := range strings.Split(v, ",") {
+			switch strings.TrimSpace(name) {
+			case "ipc":
+				s.IPC = true
+			case "direct":
+				s.Direct = true
+			case "staged":
+				s.Staged = true
+			default:
+				return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_PATHS=%s: %q is none of ipc, direct, staged", v, name)
+			}
+		}
+	}
+	switch v, _ := dl.Getenv("PADDLEMPI_CUDA_REDUCE"); v {
+	case "", "host":
+	case "device":
+		s.ReduceOnDevice = true
+	default:
+		return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_REDUCE=%s is neither host nor device", v)
+	}
+	_, _, err = cudaForced()
+	return s, err
+}

@@ -1,0 +1,221 @@
+package world
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/liveness"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/topo"
+)
+
+// A rank has died if its process has ended and it has not left the job (Env.Leave), or if its host
+// cannot be reached. The ranks of a node see it by the lock that every process holds on its heap: the
+// kernel drops the lock when the process ends, and a zombie holds none. Package liveness tells of deaths
+// on all nodes. Every wait of this package and of the groups looks now and then.
+
+const (
+	// killGrace is how long a death must be known before a wait ends because of it. Most launchers end the
+	// other ranks of the job meanwhile: then these print no errors that hide the first one.
+	killGrace = 200 * time.Millisecond
+	// LeftGrace is how long a message from a rank that has left may still be on its way.
+	LeftGrace = 500 * time.Millisecond
+	// DeathGrace is how long an operation of MPI that is under way may go on without its end after a
+	// member was seen dead. What the dead member sent before may still be on its way.
+	DeathGrace = LeftGrace
+	// nameWait is how long an error with which MPI tells of a death waits until this rank knows who has died. MPI
+	// does not say, and may know a little earlier than package liveness.
+	nameWait = 2 * time.Second
+)
+
+// Roster knows which ranks of the world have left, and which have died. Ranks are world ranks. Its methods are
+// safe for concurrent use.
+type Roster struct {
+	topo      *topo.Topology
+	node      *Node
+	mail      *Mailbox
+	alive     *liveness.Liveness // sees deaths on all nodes; nil in a job of one node, and if it is off
+	unwatched string             // why alive is nil
+	deadAfter time.Duration      // how long a host may be silent; 0: alive is off
+	questions questions
+}
+
+// Died tells whether a rank is dead, and has been for killGrace.
+func (o *Roster) Died(r int) bool {
+	dead, known := o.alive.Dead(r)
+	if v := o.node.views[r]; v != nil && !dead {
+		if dead, known = v.Dead(); dead && !o.LeftInOrder(r) {
+			o.alive.Tell(r)
+		}
+	}
+	return dead && known >= killGrace && !o.LeftInOrder(r)
+}
+
+// AnyDied tells whether one of the given ranks is dead, as Died does.
+func (o *Roster) AnyDied(ranks []int) bool { return slices.ContainsFunc(ranks, o.Died) }
+
+// Dead returns those of the given ranks that are dead. It looks at once: another rank may have seen a death
+// before Died shows it here.
+func (o *Roster) Dead(ranks []int) (list []int) {
+	for _, r := range ranks {
+		dead, _ := o.alive.Dead(r)
+		if v := o.node.views[r]; (dead || v != nil && v.DeadNow()) && !o.LeftInOrder(r) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// Left tells whether a rank has left the job, or died, according to what is known. waited is how long the caller
+// has waited for it. If no shared memory shows whether it has left, it is asked after a while.
+func (o *Roster) Left(r int, waited time.Duration) bool {
+	if o.LeftInOrder(r) || o.Died(r) || o.absent(r) {
+		return true
+	}
+	return o.mustAsk(r) && o.questions.left(r, waited, o.mail)
+}
+
+// LeftInOrder tells whether a rank has left the job, if shared memory shows it.
+func (o *Roster) LeftInOrder(r int) bool {
+	return !o.mustAsk(r) && o.node.presence.Left(slices.Index(o.node.ranks, r))
+}
+
+// absent tells whether a rank has said that its process ends, and did not wait for the others (Departure.stayAway).
+func (o *Roster) absent(r int) bool {
+	_, said := o.mail.peek(mailAbsent, r, processKey)
+	return said
+}
+
+// mustAsk tells whether a rank has to be asked whether it has left, because no shared memory shows it.
+func (o *Roster) mustAsk(r int) bool {
+	return o.node.presence == nil || o.topo.Node[r] != o.topo.Node[o.topo.Rank]
+}
+
+// hidden returns the ranks that cannot see this one leave, because they share no memory with it.
+func (o *Roster) hidden() (ranks []int) {
+	for r := range o.topo.Node {
+		if r != o.topo.Rank && o.mustAsk(r) {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// DiedError is the error of an operation, which what describes, because of dead ranks. after says what became of
+// the operation and its group.
+func (o *Roster) DiedError(what string, ranks []int, after string) error {
+	return status.New(status.PeerDied, "%s: %s; %s", what, o.Deaths(ranks), after).WithRanks(ranks...)
+}
+
+// Deaths describes how ranks died, and how that is known.
+func (o *Roster) Deaths(ranks []int) string {
+	var here []int // those whose locks this rank has seen dropped
+	var reasons []string
+	with := map[string][]int{} // ranks of other nodes, by reason
+	for _, r := range ranks {
+		why := o.alive.Why(r)
+		if v := o.node.views[r]; v != nil && v.DeadNow() || why == "" {
+			here = append(here, r)
+			continue
+		}
+		if with[why] == nil {
+			reasons = append(reasons, why)
+		}
+		with[why] = append(with[why], r)
+	}
+	var text []string
+	if len(here) > 0 {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "this host"
+		}
+		text = append(text, fmt.Sprintf("rank(s) %s died on %s: the kernel has dropped the lock(s) of their process(es), which had not left the job", status.Brief(here), host))
+	}
+	for _, why := range reasons[:min(len(reasons), 4)] {
+		text = append(text, fmt.Sprintf("rank(s) %s died: %s", status.Brief(with[why]), why))
+	}
+	return strings.Join(text, "; ")
+}
+
+// NameLimit is nameWait, or less if nothing tells of deaths on other nodes.
+func (o *Roster) NameLimit() time.Duration {
+	if o.alive == nil {
+		return killGrace
+	}
+	return nameWait
+}
+
+// Mourning notes which ranks an operation of MPI saw dead first, and when. The zero value has seen none.
+type Mourning struct {
+	since time.Time
+	dead  []int
+}
+
+// Over returns those of the given ranks that are dead, once that has been known for DeathGrace.
+func (m *Mourning) Over(o *Roster, ranks []int, now time.Time) []int {
+	if m.since.IsZero() && o.AnyDied(ranks) {
+		m.since, m.dead = now, o.Dead(ranks)
+	}
+	if m.since.IsZero() || now.Sub(m.since) <= DeathGrace {
+		return nil
+	}
+	return m.dead
+}
+
+// News is an error with which MPI tells of a death.
+type News struct {
+	Err   error // nil: there are no such news
+	since time.Time
+}
+
+// Waits tells whether err should not be told yet, because it tells of the death of one of the given ranks and this
+// rank does not know of which. It keeps such an error.
+func (n *News) Waits(o *Roster, ranks []int, err error) bool {
+	if err == nil || status.CodeOf(err) != status.ProcFailed {
+		return false
+	}
+	if n.Err == nil {
+		n.Err, n.since = err, time.Now()
+	}
+	return len(o.Dead(ranks)) == 0 && time.Since(n.since) < o.NameLimit()
+}
+
+// Watch says whether deaths are seen on all nodes of the job, and which ranks are dead.
+type Watch struct {
+	After float64 `json:"after"` // seconds for which a host may be silent
+	Off   string  `json:"off"`   // why only the deaths of this node are seen; "" if those of all are
+	Dead  []Death `json:"dead"`  // the ranks that are known to be dead
+}
+
+// Death is a rank that is dead.
+type Death struct {
+	Rank int    `json:"rank"`
+	Why  string `json:"why"` // how that is known
+}
+
+// Watch returns what is known now.
+func (o *Roster) Watch() Watch {
+	w := Watch{After: o.deadAfter.Seconds(), Off: o.unwatched, Dead: []Death{}}
+	for _, r := range o.Dead(everyRank(o.topo.Size)) {
+		why := o.alive.Why(r)
+		if why == "" {
+			why = "the kernel has dropped the lock of its process, which had not left the job"
+		}
+		w.Dead = append(w.Dead, Death{r, why})
+	}
+	return w
+}
+
+// Cut ends the connections to other nodes, as the kernel does when a process ends: for tests of deaths.
+func (o *Roster) Cut() { o.alive.Close() }
+
+func everyRank(size int) []int {
+	ranks := make([]int, size)
+	for r := range ranks {
+		ranks[r] = r
+	}
+	return ranks
+}

@@ -1,0 +1,269 @@
+package world
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/topo"
+)
+
+// A rank that waits long for others reports it once: for whom it waits, and what those do instead, as
+// their flight recorders say. Waits look at the clock now and then anyway, and the one that finds itself
+// due starts a goroutine, which asks and writes. If several ranks wait for the same, one of them reports.
+
+// ReportVariable is the environment variable that says after how many seconds a wait is reported; with 0
+// none is.
+const ReportVariable = "PADDLEMPI_REPORT_AFTER"
+
+const (
+	defaultReportAfter = 30 * time.Second
+	leastReportAfter   = 100 * time.Millisecond
+	mostReportAfter    = 7 * 24 * time.Hour
+
+	// lookedAt is how many ranks a report looks at, described how many of those it describes.
+	lookedAt  = 16
+	described = 4
+	// turnApart is the time between the turns of two ranks of a node to report the same, and lastTurn
+	// the most for all.
+	turnApart = 50 * time.Millisecond
+	lastTurn  = 3 * time.Second
+	// nodeApart and lastNode are the same for two nodes.
+	nodeApart = 250 * time.Millisecond
+	lastNode  = 5 * time.Second
+	// longestReport is the length at which a report is cut off, so that write(2) on a pipe does not mix
+	// it with that of another process.
+	longestReport = 4000
+)
+
+// Reports writes a line about each wait of this rank that lasts long. Its methods are safe for concurrent use.
+type Reports struct {
+	After time.Duration // how long a wait lasts before it is reported; 0: none is
+	Write func(line string)
+
+	topo     *topo.Topology
+	roster   *Roster
+	recorder *Recorder
+}
+
+// reportAfter reads ReportVariable.
+func reportAfter() (time.Duration, error) {
+	text, _ := dl.Getenv(ReportVariable)
+	if text == "" {
+		return defaultReportAfter, nil
+	}
+	seconds, err := strconv.ParseFloat(text, 64)
+	if after := seconds * float64(time.Second); err == nil && (seconds == 0 || after >= float64(leastReportAfter) && after <= float64(mostReportAfter)) {
+		return time.Duration(after), nil
+	}
+	return 0, status.New(status.Argument, "init: %s=%s is neither 0 nor a number of seconds from %v to %v", ReportVariable, text, leastReportAfter.Seconds(), mostReportAfter.Seconds())
+}
+
+func writeReport(line string) { _, _ = syscall.Write(2, []byte(line)) }
+
+// Slowness is what a wait knows for its report. The zero value is of a wait that begins.
+type Slowness struct {
+	Since time.Time // when the wait began
+	told  bool
+}
+
+// MayBeDue tells whether the wait has lasted so long that it is to be reported, and was not yet. It begins to count
+// at the first call.
+func (s *Slowness) MayBeDue(o *Reports, now time.Time) bool {
+	if s.told || o.After == 0 {
+		return false
+	}
+	if s.Since.IsZero() {
+		s.Since = now
+	}
+	return now.Sub(s.Since) >= o.After
+}
+
+// Due tells, once, that the wait is to be reported, as MayBeDue does. It counts from since if that is later.
+func (s *Slowness) Due(o *Reports, now, since time.Time) bool {
+	if !s.MayBeDue(o, now) {
+		return false
+	}
+	if since.After(s.Since) {
+		s.Since = since
+	}
+	s.told = now.Sub(s.Since) >= o.After
+	return s.told
+}
+
+// Wait is a wait that is reported.
+type Wait struct {
+	What   string // the operation, and its group
+	How    string // what a rank has not done that this one waits for
+	Nobody string // what is said if no rank can be named; "": nothing is reported then
+	Since  time.Time
+	// ID is the same on all ranks that wait for the same. Past says that a report of another rank
+	// counts even if it was made before this wait began.
+	ID   uint64
+	Past bool
+	// Key and Seq are those of a collective, which others may have come to meanwhile. Seq is 0 in other
+	// waits.
+	Key, Seq uint64
+	Ranks    []int // world ranks for which this one waits, as far as it knows
+	Moving   bool  // all of them have come: only those are named that are stalled
+	Still    func() bool
+}
+
+// WaitID identifies what ranks wait for.
+func WaitID(kind string, words ...uint64) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(kind))
+	for _, w := range words {
+		h.Write(binary.LittleEndian.AppendUint64(nil, w))
+	}
+	return h.Sum64() | 1 // no free slot of a ring has it
+}
+
+// init reports a wait for ranks that have not called init. Before that nobody knows who they are, so
+// only the first two ranks report it: one of them may be missing.
+func (o *Reports) init(s *Slowness, rank int) {
+	if rank < 2 {
+		o.Write(fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in init_process_group: not all ranks of the job have called it.\n", rank, time.Since(s.Since).Seconds()))
+	}
+}
+
+// meeting reports a wait of a meeting of ranks for those that have not come. If came is set they
+// have: the first member decides then, and reports who is missing. It is reported if it is stalled.
+func (o *Reports) meeting(s *Slowness, what string, key uint64, ranks, missing []int, came bool, still func() bool) {
+	w := Wait{What: fmt.Sprintf("%s(ranks=%s)", what, status.Brief(ranks)), How: "has not called it", Since: s.Since,
+		ID: WaitID("meeting", key), Key: key, Ranks: slices.Clone(missing), Moving: came, Still: still}
+	if came {
+		w.ID = WaitID("decision", key)
+	}
+	o.Report(&w)
+}
+
+// Report looks at the ranks for which w waits and writes the line, unless another rank has reported the
+// same, or the wait has ended meanwhile. It does so on a goroutine of its own.
+func (o *Reports) Report(w *Wait) { go o.report(w) }
+
+func (o *Reports) report(w *Wait) {
+	time.Sleep(o.turn())
+	if !w.Still() || !o.mayReport(w) {
+		return
+	}
+	ranks := w.Ranks[:min(len(w.Ranks), lookedAt)]
+	found := make([]part, len(ranks))
+	var looks sync.WaitGroup
+	for i, r := range ranks {
+		looks.Add(1)
+		go func() {
+			defer looks.Done()
+			found[i] = o.look(r, w.Key, w.Seq)
+		}()
+	}
+	looks.Wait()
+	if line := w.line(o, ranks, found); line != "" && w.Still() {
+		o.Write(line)
+	}
+}
+
+// turn is how long this rank leaves it to others to report the same: those before it on its node, and of
+// the nodes before it.
+func (o *Reports) turn() time.Duration {
+	rank := time.Duration(o.topo.LocalRank)
+	d := min(rank*turnApart, lastTurn*rank/time.Duration(max(1, o.topo.LocalSize)))
+	if o.roster.alive != nil {
+		d += min(time.Duration(o.topo.Node[o.topo.Rank])*nodeApart, lastNode)
+	}
+	return d
+}
+
+// mayReport tells whether no other rank has reported w, as far as this one knows. From then on they know
+// that this rank has.
+func (o *Reports) mayReport(w *Wait) bool {
+	r := o.recorder
+	r.write.Lock()
+	defer r.write.Unlock()
+	if r.closed {
+		return false
+	}
+	defer r.lock()()
+	ago := time.Since(w.Since)
+	if w.Past {
+		ago = math.MaxInt64
+	}
+	if o.roster.alive.Noticed(uint32(w.ID>>32), ago) {
+		return false
+	}
+	for _, theirs := range r.others {
+		if theirs.Told(w.ID, ago) {
+			return false
+		}
+	}
+	r.ring.Tell(w.ID)
+	o.roster.alive.Notify(uint32(w.ID >> 32))
+	return true
+}
+
+// lock keeps the ranks of this node from deciding at the same time who reports. The caller holds write.
+func (r *Recorder) lock() (unlock func()) {
+	first := r.rank
+	for other := range r.others {
+		first = min(first, other)
+	}
+	if first == r.rank {
+		return r.ring.Lock()
+	}
+	return r.others[first].Lock()
+}
+
+// line is the text of the report, "" if there is nothing to say. found has what is known of ranks, the first of w.Ranks.
+func (w *Wait) line(o *Reports, ranks []int, found []part) string {
+	var text []string
+	var rest []int
+	for i, p := range found {
+		switch {
+		case !p.stalled && (w.Moving || p.came):
+		case len(text) == described:
+			rest = append(rest, ranks[i])
+		default:
+			how := ""
+			if !w.Moving && !p.came {
+				how = " " + w.How
+			}
+			if p.stalled {
+				how += strings.Repeat(" and", min(1, len(how))) + " is stalled"
+			}
+			text = append(text, fmt.Sprintf("rank %d%s%s: %s", ranks[i], o.onHost(ranks[i]), how, p.text))
+		}
+	}
+	if len(rest) > 0 {
+		text = append(text, fmt.Sprintf("rank(s) %s likewise", status.Brief(rest)))
+	}
+	if len(text) == 0 {
+		if w.Nobody == "" {
+			return ""
+		}
+		text = append(text, w.Nobody)
+	}
+	if more := len(w.Ranks) - len(ranks); more > 0 {
+		text = append(text, fmt.Sprintf("%d more were not looked at", more))
+	}
+	line := fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in %s: %s", o.topo.Rank, time.Since(w.Since).Seconds(), w.What, strings.Join(text, "; "))
+	line = printable(line)
+	more := fmt.Sprintf(". `python -m paddlempi trace dump %s` tells more.\n", strings.Join(o.recorder.pids(), " "))
+	return line[:min(len(line), longestReport-len(more))] + more
+}
+
+// onHost names the host of a rank, if the job has several nodes and that is known.
+func (o *Reports) onHost(r int) string {
+	if host := o.roster.alive.Host(r); host != "" {
+		return " on host " + host
+	}
+	return ""
+}

@@ -1,0 +1,81 @@
+package world
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/stretchr/testify/assert"
+)
+
+func TestTimeOfReports(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": 30 * time.Second, "0": 0, "0.5": 500 * time.Millisecond, "600": 10 * time.Minute} {
+		t.Setenv(ReportVariable, text)
+		after, err := reportAfter()
+		assert.NoError(t, err, text)
+		assert.Equal(t, want, after, text)
+	}
+	for _, text := range []string{"0.01", "-1", "NaN", "Inf", "1e30", "30s"} {
+		t.Setenv(ReportVariable, text)
+		_, err := reportAfter()
+		assert.ErrorContains(t, err, ReportVariable+"="+text+" is neither 0 nor a number of seconds from 0.1 to 604800", text)
+	}
+	lib := mpifake.New(1)[0]
+	_, err := NewEnv(mpifake.World(lib), time.Second, nil)
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+}
+
+// At most 16 ranks are looked at, and 4 described. The line fits into a pipe.
+func TestAReportOfManyRanks(t *testing.T) {
+	envs(t, 1, nil, func(t *testing.T, e *Env) {
+		w := Wait{What: "x", How: "has not come", Nobody: "nobody", Ranks: make([]int, 40)}
+		found := make([]part, lookedAt)
+		for i := range w.Ranks {
+			w.Ranks[i] = i
+		}
+		for i := range found {
+			found[i] = part{text: "t"}
+		}
+		found[1].came = true
+		found[2].came, found[2].stalled = true, true
+		line := w.line(&e.Reports, w.Ranks[:lookedAt], found)
+		assert.Contains(t, line, " in x: rank 0 has not come: t; rank 2 is stalled: t; rank 3 has not come: t; rank 4 has not come: t; rank(s) [5 6 7 8 9 10 11 12 13 14 15] likewise; 24 more were not looked at. `")
+		w.Moving = true
+		assert.Contains(t, w.line(&e.Reports, w.Ranks[:lookedAt], found), " in x: rank 2 is stalled: t; 24 more")
+		found[2].stalled, w.Ranks = false, w.Ranks[:lookedAt]
+		assert.Contains(t, w.line(&e.Reports, w.Ranks, found), " in x: nobody. `")
+		w.Nobody = ""
+		assert.Empty(t, w.line(&e.Reports, w.Ranks, found))
+		w.What, w.Moving = strings.Repeat("long", 2000), false
+		line = w.line(&e.Reports, w.Ranks, found)
+		assert.Len(t, line, longestReport)
+		assert.True(t, strings.HasSuffix(line, "tells more.\n"))
+	})
+}
+
+func TestAnswersOfOtherProcesses(t *testing.T) {
+	for _, p := range []part{{text: "x"}, {came: true, text: "it is inside"}, {came: true, stalled: true, text: strings.Repeat("y", mostText)}} {
+		got, err := decodePart(p.encode())
+		assert.NoError(t, err)
+		assert.Equal(t, p, got)
+	}
+	got, err := decodePart(part{text: strings.Repeat("z", 2*mostText)}.encode())
+	assert.NoError(t, err)
+	assert.Len(t, got.text, mostText)
+	got, err = decodePart([]byte("\x00a\nb\x1b[2Jc\xff\u00e9"))
+	assert.NoError(t, err)
+	assert.Equal(t, "a?b?[2Jc??", got.text)
+	for _, b := range [][]byte{nil, {0}, {4, 'a'}, {0xff, 'a'}, append([]byte{0}, make([]byte, mostText+1)...)} {
+		_, err := decodePart(b)
+		assert.Error(t, err, "%v", b)
+	}
+	envs(t, 2, []int{0, 1}, func(t *testing.T, e *Env) {
+		for _, rank := range []uint32{uint32(1 - e.Topo.Rank), 2, 1<<32 - 1} { // of another node; none
+			var q [20]byte
+			q[0], q[1], q[2], q[3] = byte(rank), byte(rank>>8), byte(rank>>16), byte(rank>>24)
+			assert.Nil(t, e.Reports.onQuestion(q), rank)
+		}
+	})
+}

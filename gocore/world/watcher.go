@@ -1,0 +1,96 @@
+package world
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// A blocking MPI call does not return if a member dies in it, and nothing can give it up. So a watcher
+// ends the process then, after it has written one line. It does not call MPI_Abort, which may hang as
+// well. If Env.Survives is set, no call blocks in MPI, and the caller gets an error instead.
+
+const (
+	// WatchEvery is the time between two looks of the watcher.
+	WatchEvery = 100 * time.Millisecond
+	// diedStatus is the status with which the watcher ends the process.
+	diedStatus = 1
+)
+
+// Watcher is a goroutine that looks at the groups whose members are inside blocking MPI calls. It
+// starts with the first such call (Start).
+type Watcher struct {
+	e                *Env
+	started, stopped sync.Once
+	stop             chan struct{}
+	running          sync.WaitGroup
+}
+
+// Start starts the watcher, unless it runs.
+func (w *Watcher) Start() {
+	w.started.Do(func() {
+		w.running.Add(1)
+		go w.run()
+	})
+}
+
+// end stops the watcher and waits for its end. No collective begins any more.
+func (w *Watcher) end() {
+	w.started.Do(func() {})
+	w.stopped.Do(func() { close(w.stop) })
+	w.running.Wait()
+}
+
+func (w *Watcher) run() {
+	defer w.running.Done()
+	tick := time.NewTicker(WatchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.stop:
+			return
+		case now := <-tick.C:
+			for _, g := range w.e.liveGroups() {
+				if s := g.Stuck(now); s != nil {
+					w.e.endProcess(s)
+				}
+			}
+		}
+	}
+}
+
+// Stuck is a collective in which a thread of this process is inside a blocking call of MPI that cannot end.
+type Stuck struct {
+	Seq   uint64
+	Ranks []int // of the group
+	Dead  []int // those for which the thread waits
+}
+
+// endProcess ends the process, because a thread is inside MPI and ranks are dead. One of the living members of the node
+// writes a line.
+func (e *Env) endProcess(s *Stuck) {
+	if e.speaks(s.Ranks) {
+		line := fmt.Sprintf("paddlempi: rank %d: %s; this process waits for it inside MPI (collective %d of the group of ranks %s), so it ends with status %d. "+
+			"init_process_group(abort_on_death=False) raises an error instead.\n",
+			e.Topo.Rank, e.Roster.Deaths(s.Dead), s.Seq, status.Brief(s.Ranks), diedStatus)
+		_, _ = syscall.Write(2, []byte(line))
+	}
+	e.Recorder.Write(s.Dead)
+	syscall.Exit(diedStatus)
+}
+
+// speaks tells whether this rank is the first of ranks on its node that lives.
+func (e *Env) speaks(ranks []int) bool {
+	for _, r := range ranks {
+		if r == e.Topo.Rank {
+			return true
+		}
+		if v := e.Node.views[r]; v != nil && !v.DeadNow() {
+			return false
+		}
+	}
+	return true
+}
