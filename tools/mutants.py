@@ -30,7 +30,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("arrive", "channel", "coll", "group", "heap", "mem", "reduce", "segment", "work", "world")
+ROOMS = (
+    *(
+        "arrive",
+        "buffer",
+        "channel",
+        "coll",
+        "group",
+        "heap",
+        "mem",
+        "messages",
+        "reduce",
+        "segment",
+    ),
+    *("work", "world"),
+)
 # A stage may take SLOWER times the seconds of the unchanged tree, and always LIMIT seconds.
 LIMIT = 90
 SLOWER = 3

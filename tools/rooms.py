@@ -77,9 +77,15 @@ ROOMS = (
     ),
     Room(
         "gocore/group",
-        "process groups: how they are made and end, the order of their operations, checks of "
-        "arguments, messages, errors that name ranks",
-        "arrive coll coll/ipc coll/shm cuda heap mem op status trace transport work world",
+        "process groups: how they are made and end, the order of their collectives, the life of a "
+        "call, checks of arguments, errors that name ranks",
+        "arrive buffer coll coll/ipc coll/shm cuda heap mem messages op status trace "
+        "transport work world",
+    ),
+    Room(
+        "gocore/messages",
+        "send, recv, sendrecv and probe between the members of a group",
+        "buffer cuda mem op status trace transport work world",
     ),
     Room(
         "gocore/world",
@@ -87,6 +93,11 @@ ROOMS = (
         "who has left or died, the mailbox, the flight recorder, "
         "reports of long waits, the departure",
         "arrive channel coll dl heap liveness mem op segment status topo trace transport work",
+    ),
+    Room(
+        "gocore/buffer",
+        "the memory that a caller gives: checks, contiguous copies, on which device it is",
+        "cuda mem op status work",
     ),
     Room(
         "gocore/ps/client",

@@ -2,6 +2,7 @@ package group
 
 import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 )
 
@@ -77,7 +78,7 @@ func (t *collective) isAfter(u *collective) bool {
 	theirs := int64(u.call.args.DType.Size())
 	for _, in := range coll.Input(&t.call.args) {
 		for _, out := range u.call.args.Recv {
-			if overlap(in.Data, in.Count*elem, out.Data, out.Count*theirs) {
+			if buffer.Overlap(in.Data, in.Count*elem, out.Data, out.Count*theirs) {
 				return false
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -83,7 +84,7 @@ func (g *Group) wrongNumber(code op.Code, side string, n int, takes op.Arity) er
 func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
 	for i := range bufs {
 		b := &bufs[i]
-		if err := checkBuf(d.Code, side, i, b); err != nil {
+		if err := buffer.Check(d.Code, side, i, b); err != nil {
 			return nil, err
 		}
 		if c.args.DType == 0 {
@@ -98,46 +99,29 @@ func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []co
 				return nil, err
 			}
 			if part.Layout != nil && side == "recv" && mem.Overlaps(b) {
-				return nil, overlapError(d.Code, i)
+				return nil, buffer.OverlapError(d.Code, i)
 			}
 			room = append(room, part)
 			continue
 		}
 		if !b.Contiguous() && b.Count > 0 {
 			if side == "recv" && mem.Overlaps(b) {
-				return nil, overlapError(d.Code, i)
+				return nil, buffer.OverlapError(d.Code, i)
 			}
 			in, out := true, false
 			if side == "recv" {
 				in, out = c.args.ReadsRecv(), c.args.WritesRecv()
 			}
-			s, err := stageBuf(b, in, out)
+			s, err := buffer.Stage(b, in, out)
 			if err != nil {
 				return nil, err
 			}
 			c.staged = append(c.staged, s)
-			part.Data = s.block
+			part.Data = s.Block
 		}
 		room = append(room, part)
 	}
 	return room, nil
-}
-
-func overlapError(code op.Code, i int) error {
-	return status.New(status.Argument, "%s: recv tensor %d has elements that share memory (a stride of 0 or overlapping ones); pass a copy", code, i)
-}
-
-// checkBuf returns what is wrong with one buffer, without a look at the others.
-func checkBuf(code op.Code, side string, i int, b *op.Buf) error {
-	switch {
-	case !b.DType.Valid():
-		return status.New(status.Type, "%s: %s tensor %d has dtype number %d, which does not exist", code, side, i, int32(b.DType))
-	case b.Count < 0 || b.Count > math.MaxInt64/16:
-		return status.New(status.Argument, "%s: %s tensor %d has a count of %d elements", code, side, i, b.Count)
-	case b.Count > 0 && b.Data == nil:
-		return status.New(status.Argument, "%s: %s tensor %d has %d elements and no memory", code, side, i, b.Count)
-	}
-	return nil
 }
 
 func (g *Group) checkReduce(d *op.Desc, t *op.Trait, c *call) error {

@@ -8,14 +8,15 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // call is a collective whose arguments were checked.
@@ -36,12 +37,12 @@ type request struct {
 	// interrupted is an interrupt that came when all members had arrived, too late to give the
 	// collective up. The caller gets it as an error once the collective is over.
 	interrupted error
-	staged      []staging   // contiguous copies of host tensors that are not
-	stream      cuda.Stream // the stream on which tensors in device memory are produced and used
-	mappable    bool        // other processes can map all tensors in device memory
-	slot        slot        // what the call tells in its arrival slot
-	chunked     bool        // the members do it in mapped memory: its chunks say who gives it up
-	trace       trace.Mark  // its entry in the flight recorder
+	staged      []buffer.Staging // contiguous copies of host tensors that are not
+	stream      cuda.Stream      // the stream on which tensors in device memory are produced and used
+	mappable    bool             // other processes can map all tensors in device memory
+	slot        slot             // what the call tells in its arrival slot
+	chunked     bool             // the members do it in mapped memory: its chunks say who gives it up
+	trace       trace.Mark       // its entry in the flight recorder
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
 }
@@ -70,7 +71,7 @@ func (c *call) build(alg *coll.Algorithm) error {
 		return nil
 	}
 	for i := range c.staged {
-		if err := c.staged[i].pack(); err != nil {
+		if err := c.staged[i].Pack(); err != nil {
 			return err
 		}
 	}
@@ -94,16 +95,16 @@ func (g *Group) breakIfFailed(c *call, err error) error {
 	case errors.As(err, &none):
 		return none.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
-		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.worldRanks(e.Ranks)...)
+		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.World(e.Ranks)...)
 	default:
 		if errors.As(err, &e) && e.Code == status.Cuda {
-			e.Ranks = g.worldRanks(e.Ranks)
+			e.Ranks = g.World(e.Ranks)
 		}
-		err = g.named(c.numbered(), err)
+		err = g.Named(c.numbered(), err)
 		if !c.chunked {
 			g.resign(c.args.Seq, err)
 		}
-		g.fail(err)
+		g.Fail(err)
 	}
 	return err
 }
@@ -133,13 +134,13 @@ func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
 // release ends a collective. It starts the next one of the queue, unless the group is ending.
 func (g *Group) release() {
 	g.mu.Lock()
-	if len(g.queue) > 0 && g.ending() == nil {
+	if len(g.queue) > 0 && g.Ending() == nil {
 		next := g.queue[0]
 		g.queue = g.queue[1:]
 		g.takeTurn(next)
 		g.announceAhead()
 		g.mu.Unlock()
-		g.env.Unhold()
+		g.Env.Unhold()
 		next.begin()
 		return
 	}
@@ -154,13 +155,13 @@ func (g *Group) release() {
 	if broken != nil {
 		g.tellOthers()
 	}
-	g.drop(left, g.ending())
+	g.drop(left, g.Ending())
 }
 
 // drop ends queued collectives that will not begin because of err.
 func (g *Group) drop(queue []*collective, err error) {
 	for _, t := range queue {
-		g.env.Unhold()
+		g.Env.Unhold()
 		t.withdraw(status.New(status.CodeOf(err), "%s on the group of ranks %s: given up before its turn came: %v", world.Describe(t.call.sig), status.Brief(g.Ranks), err))
 	}
 }
@@ -183,7 +184,7 @@ func (g *Group) enqueue(t *collective) error {
 	}
 	if g.busy {
 		g.queue = append(g.queue, t)
-		g.env.Hold()
+		g.Env.Hold()
 		g.announceAhead()
 		g.mu.Unlock()
 		return nil
@@ -240,8 +241,8 @@ func (g *Group) Expire(now time.Time) {
 	if why == nil {
 		return
 	}
-	g.env.BrokeAfter(g.Timeout())
-	g.env.Unhold()
+	g.Env.BrokeAfter(g.Timeout())
+	g.Env.Unhold()
 	late[0].withdraw(why)
 	g.drop(late[1:], status.New(status.GroupBroken, "an operation before it failed: %v", why))
 }
@@ -252,13 +253,13 @@ func (g *Group) Expire(now time.Time) {
 // after an error, await returns the handle.
 func (g *Group) await(t *collective) (lingering *work.Handle, r work.Result, err error) {
 	stream := uint64(t.call.stream)
-	r, err = t.handle.Wait(-1, g.env.Interrupt)
+	r, err = t.handle.Wait(-1, g.Env.Interrupt)
 	if !t.handle.Done() {
 		if g.makeRefusal(t) {
 			t.end(err)
 		} else if t.handle.GiveUp(err) {
-			g.fail(err)
-			g.env.Engine.StartProgress() // t fails in the arrival, or lingers until MPI is done with its memory
+			g.Fail(err)
+			g.Env.Engine.StartProgress() // t fails in the arrival, or lingers until MPI is done with its memory
 		} else {
 			r, err = t.handle.Result() // t ended at the same moment
 		}
@@ -299,7 +300,7 @@ type collective struct {
 // newCollective makes a task that takes over everything that c holds. It copies what points into c,
 // and what the caller keeps only during the call.
 func (g *Group) newCollective(c *call) *collective {
-	t := &collective{g: g, call: *c, handle: g.env.Engine.NewHandle()}
+	t := &collective{g: g, call: *c, handle: g.Env.Engine.NewHandle()}
 	t.copied = len(c.staged) > 0
 	t.call.one = [2]coll.Part{}
 	t.call.args.Send = append([]coll.Part(nil), c.args.Send...)
@@ -308,7 +309,7 @@ func (g *Group) newCollective(c *call) *collective {
 		t.call.deadline = time.Now().Add(c.timeout)
 	}
 	for i := range t.call.staged {
-		t.call.staged[i].copyLayout()
+		t.call.staged[i].CopyLayout()
 	}
 	c.staged, c.args.DeviceCall, c.prog, c.slot = nil, nil, coll.Program{}, slot{}
 	return t
@@ -319,7 +320,7 @@ func (g *Group) newCollective(c *call) *collective {
 func (t *collective) refuse() {
 	t.refused = true
 	t.discard()
-	t.g.env.Engine.StartProgress()
+	t.g.Env.Engine.StartProgress()
 }
 
 // begin announces t, unless t was announced ahead. It is the turn of t.
@@ -329,17 +330,17 @@ func (t *collective) begin() {
 	if t.ahead {
 		g.node.Lines.Turn(g.turn)
 	}
-	if err := t.announce(); err != nil && !t.news.Waits(g.env.Roster, g.Ranks, err) {
-		err = g.named(t.call.numbered(), err)
+	if err := t.announce(); err != nil && !t.news.Waits(&g.Members, err) {
+		err = g.Named(t.call.numbered(), err)
 		g.resign(g.turn, err)
-		g.fail(err)
+		g.Fail(err)
 		t.over(err)
 		return
 	}
 	if t.call.flags&coll.Device != 0 {
-		g.env.Engine.Add(t) // the device works while the host polls, and takes no core
+		g.Env.Engine.Add(t) // the device works while the host polls, and takes no core
 	} else {
-		g.env.Engine.AddPatient(t)
+		g.Env.Engine.AddPatient(t)
 	}
 }
 
@@ -396,7 +397,7 @@ func (t *collective) pollArrival() bool {
 	if err == nil {
 		state, res, err = g.arrival.Poll(1)
 	}
-	if t.news.Waits(g.env.Roster, g.Ranks, err) {
+	if t.news.Waits(&g.Members, err) {
 		return false
 	}
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
@@ -405,7 +406,7 @@ func (t *collective) pollArrival() bool {
 		} else if err = t.whyGiveUp(); err == nil {
 			return false
 		}
-		if t.refused && g.local && g.ending() != nil {
+		if t.refused && g.local && g.Ending() != nil {
 			t.over(nil) // the announcement stays in the lines: a member that comes later sees the refusal
 			return true
 		}
@@ -422,9 +423,9 @@ func (t *collective) pollArrival() bool {
 	}
 	switch {
 	case err != nil:
-		err = g.named(t.call.numbered(), err)
+		err = g.Named(t.call.numbered(), err)
 		g.resign(g.turn, err)
-		g.fail(err)
+		g.Fail(err)
 		t.over(err)
 		return true
 	case t.refused:
@@ -433,7 +434,7 @@ func (t *collective) pollArrival() bool {
 	}
 	err = g.agreementError(&t.call, state, res)
 	if err == nil {
-		if err = t.start(res); t.news.Waits(g.env.Roster, g.Ranks, err) {
+		if err = t.start(res); t.news.Waits(&g.Members, err) {
 			t.stage = running // pollProgram goes on
 			return false
 		}
@@ -454,7 +455,7 @@ func (t *collective) whyGiveUp() error {
 		_, err := t.handle.Result() // the caller was interrupted
 		return err
 	}
-	if err := t.g.endingError(world.Describe(t.call.sig)); err != nil {
+	if err := t.g.EndingError(world.Describe(t.call.sig)); err != nil {
 		return err
 	}
 	return t.overdue()
@@ -471,7 +472,7 @@ func (t *collective) start(agreed arrive.Result) error {
 			return nil
 		}
 	} else if err = t.call.build(alg); err == nil {
-		t.g.env.Engine.CalledMPI()
+		t.g.Env.Engine.CalledMPI()
 	}
 	if err == nil {
 		t.run()
@@ -490,7 +491,7 @@ func (t *collective) pollProgram() bool {
 	if !done {
 		done, err = t.call.prog.Poll()
 	}
-	if t.news.Waits(t.g.env.Roster, t.g.Ranks, err) {
+	if t.news.Waits(&t.g.Members, err) {
 		return false
 	}
 	if done {
@@ -505,7 +506,7 @@ func (t *collective) pollProgram() bool {
 		return false
 	}
 	if err = t.overdue(); err == nil {
-		err = t.g.endingError(world.Describe(t.call.sig))
+		err = t.g.EndingError(world.Describe(t.call.sig))
 	}
 	if err == nil && t.handle.Done() {
 		_, err = t.handle.Result()
@@ -526,7 +527,7 @@ func (t *collective) abandon(err error) {
 		t.g.resign(t.call.args.Seq, err)
 	}
 	t.giveUp(err)
-	t.g.fail(err)
+	t.g.Fail(err)
 }
 
 // overdue returns an error if the deadline has passed, or if a member will never come. It looks at
@@ -545,7 +546,7 @@ func (t *collective) overdue() error {
 	t.g.inquire(now)
 	t.reportIfSlow(now)
 	if t.shared == nil && (t.stage != arriving || t.g.wire != nil) { // a wire is an operation of MPI
-		if dead := t.Over(t.g.env.Roster, t.g.Ranks, now); dead != nil {
+		if dead := t.Over(&t.g.Members, now); dead != nil {
 			return t.g.lost(&t.call, dead)
 		}
 	}
@@ -561,13 +562,13 @@ func (t *collective) overdue() error {
 // end reports how the operation ended, and that MPI is done with its memory. The caller may have
 // been told of a failure before, by giveUp.
 func (t *collective) end(err error) {
-	t.g.env.Recorder.End(t.call.trace, err)
+	t.g.Env.Recorder.End(t.call.trace, err)
 	t.countOff(t.handle.Finish(work.Result{}, err))
 }
 
 // giveUp tells the caller that t failed while MPI may still use the memory.
 func (t *collective) giveUp(err error) {
-	t.g.env.Recorder.End(t.call.trace, err)
+	t.g.Env.Recorder.End(t.call.trace, err)
 	t.countOff(t.handle.GiveUp(err))
 }
 
@@ -578,8 +579,8 @@ func (t *collective) endOnDevice(err error) {
 		left.Release()
 		left = nil
 	}
-	t.g.env.Recorder.End(t.call.trace, err)
-	t.countOff(left.finish(t.handle, work.Result{}, err))
+	t.g.Env.Recorder.End(t.call.trace, err)
+	t.countOff(left.Finish(t.handle, work.Result{}, err))
 }
 
 // countOff takes t out of Group.async, when its caller is told of its end for the first time.

@@ -10,12 +10,13 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // World makes the group of all ranks of e. It is collective over them.
@@ -50,42 +51,46 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 		e.Unmake(ranks)
 		return nil, err
 	}
-	return create(e, "new_group", ranks, func() (*Group, error) {
+	var g *Group
+	err := create(e, "new_group", ranks, func() error {
 		comm, err := e.Base.Create(ranks, key)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		forced, err := world.AgreeOnForced("new_group", comm)
 		if err != nil {
 			_ = comm.Free()
-			return nil, err
+			return err
 		}
-		return finish(e, id, key, ranks, comm, forced, timeout)
+		g, err = finish(e, id, key, ranks, comm, forced, timeout)
+		return err
+	}, func() {
+		if g != nil {
+			e.Forget(g) // its communicators stay: to free them takes all members
+		}
 	})
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
 }
 
-// create returns what build returns, which calls MPI with all members of a new group, for the call that
-// what names. These calls of MPI block, so build runs on a thread of its own: if a member dies, it may never
-// return, and the caller gets an error. It counts among the makers then, so MPI is not finalized.
-func create(e *world.Env, what string, ranks []int, build func() (*Group, error)) (*Group, error) {
-	type result struct {
-		group *Group
-		err   error
-	}
-	made, given := make(chan result), make(chan struct{})
+// create runs build, which calls MPI with all members of a new group, for the call that what names. These calls of MPI
+// block, so build runs on a thread of its own: if a member dies, it may never return, and the caller gets an error. It
+// counts as a use of the world then, so MPI is not finalized. If it returns after all, abandoned is called.
+func create(e *world.Env, what string, ranks []int, build func() error, abandoned func()) error {
+	made, given := make(chan error), make(chan struct{})
 	done := e.Use()
 	go func() {
 		defer done()
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		work.ExactSleeps() // else a group takes MPICH 300 ms when ranks share cores
-		g, err := build()
+		err := build()
 		select {
-		case made <- result{g, err}:
+		case made <- err:
 		case <-given:
-			if g != nil {
-				e.Forget(g) // its communicators stay: to free them takes all members
-			}
+			abandoned()
 		}
 	}()
 	tick := time.NewTicker(world.WatchEvery)
@@ -93,21 +98,21 @@ func create(e *world.Env, what string, ranks []int, build func() (*Group, error)
 	var since time.Time // when a death was seen first
 	for {
 		select {
-		case r := <-made:
-			if status.CodeOf(r.err) == status.ProcFailed { // MPI may know of the death earlier than this rank
+		case err := <-made:
+			if status.CodeOf(err) == status.ProcFailed { // MPI may know of the death earlier than this rank
 				_ = e.Engine.Wait(func() bool { return len(e.Roster.Dead(ranks)) > 0 }, time.Now().Add(e.Roster.NameLimit()), nil)
 			}
-			if dead := e.Roster.Dead(ranks); r.err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
-				return nil, unmadeError(e, what, ranks, dead)
+			if dead := e.Roster.Dead(ranks); err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
+				return unmadeError(e, what, ranks, dead)
 			}
-			return r.group, r.err
+			return err
 		case now := <-tick.C:
 			if since.IsZero() && e.Roster.AnyDied(ranks) {
 				since = now
 			}
 			if !since.IsZero() && now.Sub(since) > world.DeathGrace {
 				close(given)
-				return nil, unmadeError(e, what, ranks, e.Roster.Dead(ranks))
+				return unmadeError(e, what, ranks, e.Roster.Dead(ranks))
 			}
 		}
 	}
@@ -119,18 +124,20 @@ func unmadeError(e *world.Env, what string, ranks, dead []int) error {
 
 // finish makes everything of a group but its first communicator.
 func finish(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
-	g := &Group{env: e, ID: id, key: key, Ranks: ranks, Size: len(ranks), Rank: slices.Index(ranks, e.Topo.Rank), collComm: comm, mpi: coll.On(e.Base, comm), forced: forced}
+	g := &Group{Members: world.Members{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, key: key, collComm: comm, mpi: coll.On(e.Base, comm), forced: forced}
 	g.timeout.Store(int64(timeout))
 	if g.Size == 1 {
+		g.messages = messages.New(&g.Members, id, key, nil, g)
 		g.local = true
 		g.arrival = new(arrive.Alone)
 		e.Remember(g, g.about(), g.wire != nil)
 		return g, nil
 	}
-	var err error
-	if g.msgComm, err = comm.Dup(nil); err != nil {
+	own, err := comm.Dup(nil)
+	if err != nil {
 		return nil, err
 	}
+	g.messages = messages.New(&g.Members, id, key, own, g)
 	if e.Topo.OneNode(ranks) {
 		lines, _, err := e.Node.MakeLines(comm, ranks)
 		if err != nil {
@@ -143,27 +150,12 @@ func finish(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm
 			return g, nil
 		}
 	}
-	if g.wire, err = arrive.NewWire(g.msgComm); err != nil {
+	if g.wire, err = arrive.NewWire(own); err != nil {
 		return nil, err
 	}
 	g.arrival = g.wire
 	e.Remember(g, g.about(), g.wire != nil)
 	return g, nil
-}
-
-// messageComm returns the communicator of the messages. A group of one rank gets it at its first
-// message, because few programs send messages to themselves.
-func (g *Group) messageComm() (transport.Comm, error) {
-	if g.Size > 1 {
-		return g.msgComm, nil
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	var err error
-	if g.msgComm == nil {
-		g.msgComm, err = g.env.Base.Create(g.Ranks, 0)
-	}
-	return g.msgComm, err
 }
 
 // about describes the group for the flight recorder.
@@ -175,11 +167,11 @@ func (g *Group) about() trace.Group {
 // order of the collectives. If some members do not come within timeout, the others get an error
 // that names them, and the group stays usable.
 func (g *Group) MonitoredBarrier(timeout time.Duration) error {
-	defer g.env.Use()()
-	if err := g.usable(op.Barrier); err != nil || g.Size == 1 {
+	defer g.Env.Use()()
+	if err := g.Usable(op.Barrier); err != nil || g.Size == 1 {
 		return err
 	}
 	h := fnv.New64a()
 	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
-	return g.env.Meet("monitored_barrier", "called monitored_barrier on this group; the group stays usable", h.Sum64(), g.Ranks, timeout)
+	return g.Env.Meet("monitored_barrier", "called monitored_barrier on this group; the group stays usable", h.Sum64(), g.Ranks, timeout)
 }

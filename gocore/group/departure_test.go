@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // leaves ends a rank as the end of its process does, and returns whether MPI can be finalized.
@@ -77,7 +77,7 @@ func TestARankThatHasLeftStaysUntilAllHave(t *testing.T) {
 			assert.Empty(t, over)
 		} else {
 			g.SetTimeout(20 * time.Millisecond)
-			g.fail(status.New(status.Timeout, "broken"))
+			g.Fail(status.New(status.Timeout, "broken"))
 		}
 		assert.True(t, leaves(t, e))
 		over <- g.Rank
@@ -130,7 +130,7 @@ func TestARankThatGivesUpTheDepartureSaysSo(t *testing.T) {
 		}
 		if g.Rank == 0 {
 			g.SetTimeout(50 * time.Millisecond)
-			g.fail(errors.New("the cable is cut"))
+			g.Fail(errors.New("the cable is cut"))
 		}
 		assert.False(t, leaves(t, e))
 	})

@@ -9,8 +9,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // agreed tells whether a collective at which all members have arrived may run. The answer is the
@@ -86,7 +86,7 @@ func (g *Group) timeoutError(c *call) error {
 	if !known {
 		missing = g.ask()
 	}
-	ranks := g.worldRanks(missing)
+	ranks := g.World(missing)
 	who := "all members had come, the transfer did not end"
 	if len(ranks) > 0 {
 		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
@@ -117,7 +117,7 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 			ended = append(ended, i)
 		}
 	}
-	by := g.worldRanks(who)
+	by := g.World(who)
 	missing, known := g.arrival.Missing()
 	late := slices.Contains(missing, g.Rank)
 	switch {
@@ -126,13 +126,13 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 			world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, status.Brief(by)).WithRanks(by...)
 	case reason == status.Timeout && known && !late:
 		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
-			world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, status.Brief(by), status.Brief(g.worldRanks(missing))).WithRanks(g.worldRanks(missing)...)
+			world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, status.Brief(by), status.Brief(g.World(missing))).WithRanks(g.World(missing)...)
 	case reason == status.PeerLeft && !known:
 		return g.leftBefore(c, ended)
 	case reason == status.PeerLeft || reason == status.PeerDied:
 		// The closers may know of a death for longer than this member, so it looks at once.
-		if dead := g.dead(); reason == status.PeerDied && len(dead) > 0 {
-			return g.diedError(c.numbered(), dead, "the group is broken")
+		if dead := g.Dead(); reason == status.PeerDied && len(dead) > 0 {
+			return g.DiedError(c.numbered(), dead, "the group is broken")
 		}
 		if err := g.leftError(c); err != nil {
 			return err
@@ -177,29 +177,26 @@ func (g *Group) leftError(c *call) error {
 	}
 	var left []int
 	for _, i := range missing {
-		if i != g.Rank && g.env.Roster.Left(g.Ranks[i], 0) {
+		if i != g.Rank && g.Env.Roster.Left(g.Ranks[i], 0) {
 			left = append(left, i)
 		}
 	}
 	if len(left) == 0 {
 		return nil
 	}
-	if dead := g.dead(); len(dead) > 0 {
-		return g.diedError(c.numbered(), dead, "the group is broken")
+	if dead := g.Dead(); len(dead) > 0 {
+		return g.DiedError(c.numbered(), dead, "the group is broken")
 	}
 	return g.leftBefore(c, left)
 }
 
 func (g *Group) leftBefore(c *call, members []int) error {
-	left := g.worldRanks(members)
+	left := g.World(members)
 	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended and will not come; the group is broken",
 		world.Describe(c.sig), status.Brief(g.Ranks), status.Brief(left)).WithRanks(left...)
 }
 
-func (g *Group) worldRanks(members []int) []int {
-	var ranks []int
-	for _, m := range members {
-		ranks = append(ranks, g.Ranks[m])
-	}
-	return ranks
+// numbered describes the collective c of g with its number.
+func (c *call) numbered() string {
+	return fmt.Sprintf("%s, number %d", world.Describe(c.sig), c.args.Seq)
 }

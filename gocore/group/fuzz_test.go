@@ -17,9 +17,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // named are the codes of the errors that ranks may get when one of them is damaged.
@@ -173,7 +173,7 @@ func FuzzMismatch(f *testing.F) {
 	f.Add(uint64(3|12<<8|1<<16), uint64(5), uint64(0), uint64(3), uint64(0), uint64(1))
 	f.Add(uint64(200|99<<8|9<<16), ^uint64(0), uint64(1), ^uint64(0), ^uint64(0), ^uint64(0))
 	f.Add(uint64(3|12<<8|8<<16), uint64(5), uint64(7), uint64(1<<63), uint64(0), uint64(1))
-	g := &Group{Size: 2, Ranks: []int{4, 7}}
+	g := &Group{Members: world.Members{Size: 2, Ranks: []int{4, 7}}}
 	f.Fuzz(func(t *testing.T, a, b, c, x, y, z uint64) {
 		err := g.mismatch(&call{}, []arrive.Entry{{Signature: arrive.Signature{a, b, c}}, {Signature: arrive.Signature{x, y, z}}})
 		assert.Equal(t, status.Mismatch, status.CodeOf(err))

@@ -9,28 +9,26 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
+	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // Group is a process group as one of its members sees it. All methods are safe for concurrent use.
 // Collectives from several threads run in the order of the calls.
 type Group struct {
-	ID    int64
-	Rank  int // rank of this process in the group
-	Size  int
-	Ranks []int // Ranks[i] is the world rank of member i
+	world.Members
+	ID int64
 
-	env      *world.Env
 	key      uint64         // identifies the group; the same on all members; 0 for the world and for groups of one
 	local    bool           // all members are on this node and share memory
 	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
 	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
-	msgComm  transport.Comm // for messages and wire arrivals; in a group of one nil until its first message
+	messages *messages.Messages
 	arrival  arrive.Arrival
 	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
 	node     *coll.Node   // set if the group is local and has several members
@@ -41,18 +39,13 @@ type Group struct {
 	mu        sync.Mutex
 	busy      bool // a collective is under way, inline or as a task; the queue waits for it
 	queue     []*collective
-	broken    error        // why the group is unusable
-	destroyed bool         // the group takes no more calls
-	freed     bool         // its communicators and shared memory are freed: see free
-	held      atomic.Int32 // len(waiting); can be read without mu
-	waiting   []*transfer  // transfers whose tensor is not ready, and those behind them; mu guards it
+	broken    error // why the group is unusable
+	destroyed bool  // the group takes no more calls
+	freed     bool  // its communicators and shared memory are freed: see free
 
-	ended    atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
-	messages atomic.Int32                 // messages and probes under way, also those that were given up
-	async    atomic.Int32                 // asynchronous operations whose end was not reported yet
+	async atomic.Int32 // asynchronous collectives whose end was not reported yet
 
 	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
-	toldOfAny atomic.Bool                    // a wait for a message of any member was reported
 	told      atomic.Bool                    // the members on other nodes were told that this one takes no part any more
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
 	stuck     stuck                          // what the watcher, which alone uses it, knows of that collective
@@ -100,8 +93,11 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	if !ok {
 		return nil, work.Result{}, status.New(status.Argument, "there is no operation %d", d.Code)
 	}
-	if !trait.Collective {
-		return g.message(d)
+	switch {
+	case d.Code == op.Panic:
+		panic("paddlempi: the panic operation was called, which exists to test this")
+	case !trait.Collective:
+		return g.messages.Carry(d)
 	}
 	c := calls.Get().(*call)
 	defer c.recycle()
@@ -117,7 +113,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 			return nil, work.Result{}, g.decline(c, d.Code, err)
 		}
 		if done, lingering, err := g.runInline(c); done {
-			g.env.Recorder.End(c.trace, err)
+			g.Env.Recorder.End(c.trace, err)
 			c.drop()
 			return lingering, work.Result{}, err
 		}
@@ -129,13 +125,13 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 		t.handle.Notify()
 	}
 	if err := g.enqueue(t); err != nil {
-		g.env.Recorder.End(t.call.trace, err)
+		g.Env.Recorder.End(t.call.trace, err)
 		t.discard()
 		return nil, work.Result{}, err
 	}
 	if c.async {
-		g.env.Engine.Look()
-		g.env.Engine.StartProgress()
+		g.Env.Engine.Look()
+		g.Env.Engine.StartProgress()
 		return t.handle, work.Result{}, nil
 	}
 	return g.await(t)
@@ -154,28 +150,28 @@ func (g *Group) decline(c *call, code op.Code, err error) error {
 // usable.
 func (g *Group) Refuse(code op.Code) error {
 	g.refuse(code)
-	return g.usable(code)
+	return g.Usable(code)
 }
 
 func (g *Group) refuse(code op.Code) {
 	if trait, ok := op.TraitOf(code); !ok || !trait.Collective || g.Size == 1 {
 		return
 	}
-	t := &collective{g: g, handle: g.env.Engine.NewHandle(), refused: true}
+	t := &collective{g: g, handle: g.Env.Engine.NewHandle(), refused: true}
 	t.call.args.Code, t.call.async = code, true
 	t.call.sig[0] = uint64(code)
 	g.record(&t.call, trace.Refusing)
 	t.call.deadline = time.Now().Add(g.Timeout())
 	if err := g.enqueue(t); err != nil {
-		g.env.Recorder.End(t.call.trace, err)
+		g.Env.Recorder.End(t.call.trace, err)
 		return
 	}
-	g.env.Engine.Tick()
-	g.env.Engine.StartProgress()
+	g.Env.Engine.Tick()
+	g.Env.Engine.StartProgress()
 }
 
-// usable returns why the group cannot run code, nil if it can.
-func (g *Group) usable(code op.Code) error {
+// Usable returns why the group cannot run code, nil if it can.
+func (g *Group) Usable(code op.Code) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.usableLocked(code)
@@ -192,9 +188,9 @@ func (g *Group) usableLocked(code op.Code) error {
 	return nil
 }
 
-// fail breaks the group because of err. The queued collectives fail as well.
-func (g *Group) fail(err error) {
-	g.env.BrokeAfter(g.Timeout())
+// Fail breaks the group because of err. The queued collectives fail as well.
+func (g *Group) Fail(err error) {
+	g.Env.BrokeAfter(g.Timeout())
 	g.mu.Lock()
 	if g.broken == nil {
 		g.broken = err

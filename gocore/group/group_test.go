@@ -17,9 +17,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // ranks runs f on every rank of a fake world and waits for all of them. Deadlines in f keep a
@@ -483,8 +483,8 @@ func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 			trait := c.code.Trait()
 			if assert.NoError(t, g.check(d, trait, got), c.code) && assert.Len(t, got.staged, 1, c.code) {
 				s := got.staged[0]
-				assert.Equal(t, c.in[g.Rank], s.in, "%s is packed on rank %d", c.code, g.Rank)
-				assert.Equal(t, c.out[g.Rank], s.out, "%s is unpacked on rank %d", c.code, g.Rank)
+				assert.Equal(t, c.in[g.Rank], s.In, "%s is packed on rank %d", c.code, g.Rank)
+				assert.Equal(t, c.out[g.Rank], s.Out, "%s is unpacked on rank %d", c.code, g.Rank)
 			}
 			got.drop()
 		}

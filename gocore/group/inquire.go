@@ -63,7 +63,7 @@ func (g *Group) inquire(now time.Time) {
 // question asks a member about the current collective. The caller holds mu of the inquiry.
 func (g *Group) question(member int, now time.Time) {
 	g.inquiry.asked.Ask(member, now)
-	g.env.Mail.Ask(g.Ranks[member], g.key, g.inquiry.seq)
+	g.Env.Mail.Ask(g.Ranks[member], g.key, g.inquiry.seq)
 }
 
 // ask asks all members about the current collective. It returns those that have not answered within
@@ -78,8 +78,8 @@ func (g *Group) ask() (missing []int) {
 		g.question(i, now)
 	}
 	q.mu.Unlock()
-	_ = g.env.Engine.Wait(func() bool {
-		g.env.Mail.Pump()
+	_ = g.Env.Engine.Wait(func() bool {
+		g.Env.Mail.Pump()
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		return len(q.elsewhere(g)) == 0

@@ -3,9 +3,9 @@ package group
 import (
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file has the end of a group, in the steps of world.Drain.
@@ -18,49 +18,12 @@ const (
 	brokenLimit = 300 * time.Millisecond
 )
 
-// ending returns why no operation of the group may wait any longer, nil while they may.
-func (g *Group) ending() error {
-	if why := g.ended.Load(); why != nil {
-		return why
-	}
-	if why := g.env.Ending(); why != nil {
-		return why
-	}
-	return nil
-}
-
-// endingError is ending as an error of one operation, which what describes.
-func (g *Group) endingError(what string) error {
-	why := g.ending()
-	if why == nil {
-		return nil
-	}
-	return status.New(status.CodeOf(why), "%s on the group of ranks %s: %v", what, status.Brief(g.Ranks), why)
-}
-
-// wait drives the engine until done returns true. It returns an error of Engine.Wait, or the reason
-// why the group ends.
-func (g *Group) wait(done func() bool, deadline time.Time) error {
-	var ending error
-	err := g.env.Engine.Wait(func() bool {
-		if done() {
-			return true
-		}
-		ending = g.ending()
-		return ending != nil
-	}, deadline, g.env.Interrupt)
-	if err == nil {
-		err = ending
-	}
-	return err
-}
-
 // UnderWay tells whether the group has an operation that is not over: a collective, also a queued
 // one, or a message, also one that was given up while MPI still has a request of it.
 func (g *Group) UnderWay() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.busy || len(g.queue) > 0 || g.messages.Load() > 0
+	return g.busy || len(g.queue) > 0 || g.messages.UnderWay()
 }
 
 // Patience is how long the end of the group waits for operations under way.
@@ -68,7 +31,7 @@ func (g *Group) Patience() time.Duration {
 	switch {
 	case g.Broken() != nil:
 		return brokenLimit
-	case g.async.Load() > 0:
+	case g.async.Load() > 0 || g.messages.Async():
 		return world.DrainLimit
 	}
 	return callLimit
@@ -88,7 +51,7 @@ func (g *Group) RefuseCalls() bool {
 func (g *Group) StartsNothing() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.queue) == 0 && g.held.Load() == 0
+	return len(g.queue) == 0 && g.messages.StartsNothing()
 }
 
 // Destroy frees the group on this rank. Operations under way have a while to end. Then the others
@@ -99,11 +62,11 @@ func (g *Group) Destroy() error {
 	if !g.RefuseCalls() {
 		return status.New(status.GroupDestroyed, "destroy_process_group: the group of ranks %s was destroyed before", status.Brief(g.Ranks))
 	}
-	if err := world.Drain(g.env.Engine, []world.Group{g}, func() {}, g.env.Interrupt); err != nil {
+	if err := world.Drain(g.Env.Engine, []world.Group{g}, func() {}, g.Env.Interrupt); err != nil {
 		return err
 	}
-	g.ended.Store(status.New(status.GroupDestroyed, "the group was destroyed while the operation was under way"))
-	if !world.GiveUp(g.env.Engine, func() bool { return !g.UnderWay() }) {
+	g.End(status.New(status.GroupDestroyed, "the group was destroyed while the operation was under way"))
+	if !world.GiveUp(g.Env.Engine, func() bool { return !g.UnderWay() }) {
 		return nil // MPI still uses the group's communicators and buffers: they stay
 	}
 	return g.Free(status.GroupDestroyed)
@@ -125,7 +88,7 @@ func (g *Group) Free(reason status.Code) error {
 	if !freed {
 		return nil
 	}
-	g.env.Forget(g)
+	g.Env.Forget(g)
 	// MPI has no part in the arrivals of a group on one node, and no operation is under way.
 	if g.local || !broken {
 		if err := g.arrival.Close(); err != nil {
@@ -136,7 +99,7 @@ func (g *Group) Free(reason status.Code) error {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	g.unmapPeers()
-	for _, comm := range []transport.Comm{g.msgComm, g.collComm} {
+	for _, comm := range []transport.Comm{g.messages.Comm(), g.collComm} {
 		if comm == nil {
 			continue
 		}
@@ -198,8 +161,4 @@ func (g *Group) Blocking() bool { return g.blocking.Load() != 0 }
 func (g *Group) Member() int { return g.Rank }
 
 // Messages returns what carries the group's messages; nil if there is none.
-func (g *Group) Messages() transport.Endpoint {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.msgComm
-}
+func (g *Group) Messages() transport.Endpoint { return g.messages.Comm() }

@@ -26,14 +26,14 @@ func (g *Group) tellOthers() {
 	if g.wire == nil {
 		return
 	}
-	g.env.Engine.CalledMPI()
+	g.Env.Engine.CalledMPI()
 	gaveUp := g.wire.GaveUp()
 	if gaveUp == nil || gaveUp.By != g.Rank || g.told.Swap(true) {
 		return
 	}
 	for i, r := range g.Ranks {
-		if i != g.Rank && !g.env.Roster.Died(r) {
-			g.env.Answer(r, g.key, gaveUp.Seq)
+		if i != g.Rank && !g.Env.Roster.Died(r) {
+			g.Env.Answer(r, g.key, gaveUp.Seq)
 		}
 	}
 }

@@ -22,33 +22,33 @@ func (g *Group) WorldRank(member int) int { return g.Ranks[member] }
 
 // HeapOf returns the heap of another member; nil if it cannot be mapped here. It is in use between Use
 // and done only.
-func (g *Group) HeapOf(member int) *heap.View { return g.env.Node.Heap(g.Ranks[member]) }
+func (g *Group) HeapOf(member int) *heap.View { return g.Env.Node.Heap(g.Ranks[member]) }
 
 // Engine returns what drives requests of the transport.
-func (g *Group) Engine() *work.Engine { return g.env.Engine }
+func (g *Group) Engine() *work.Engine { return g.Env.Engine }
 
 // Crowded tells whether this node has more ranks than cores.
-func (g *Group) Crowded() bool { return g.env.Node.Crowded() }
+func (g *Group) Crowded() bool { return g.Env.Node.Crowded() }
 
 // Use says that a thread, or a request of MPI, uses the group until done is called. The end of the world
 // waits for that a while, and else does not finalize MPI. The user calls Trouble after Use and then now
 // and then, and ends when there is some.
 func (g *Group) Use() (done func()) {
-	return g.env.Use()
+	return g.Env.Use()
 }
 
 // Trouble returns why a wait for a member, which what describes, has to end: the member died or left, or the
 // group ends. Of this rank itself only the latter is looked at. It returns nil while the wait may go on.
 func (g *Group) Trouble(what string, member int) error {
-	if err := g.endingError(what); err != nil {
+	if err := g.EndingError(what); err != nil {
 		return err
 	}
 	r := g.Ranks[member]
 	switch {
 	case member == g.Rank:
-	case g.env.Roster.Died(r):
-		return g.diedError(what, []int{member}, "it will not answer")
-	case g.env.Roster.LeftInOrder(r):
+	case g.Env.Roster.Died(r):
+		return g.DiedError(what, []int{member}, "it will not answer")
+	case g.Env.Roster.LeftInOrder(r):
 		return status.New(status.PeerLeft, "%s on the group of ranks %s: rank %d has ended and will not answer", what, status.Brief(g.Ranks), r).WithRanks(r)
 	}
 	return nil
@@ -59,9 +59,9 @@ func (g *Group) Trouble(what string, member int) error {
 // words: tell gives this member's, of the same number on all, and returns those of all, by rank. All
 // members call tell equally often. In a group of one rank the communicator is nil.
 func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (transport.Comm, error) {
-	e := g.env
+	e := g.Env
 	defer g.Use()()
-	if err := g.endingError(what); err != nil {
+	if err := g.EndingError(what); err != nil {
 		return nil, err
 	}
 	if g.Size == 1 {
@@ -73,18 +73,18 @@ func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell
 		e.Unmake(g.Ranks)
 		return nil, err
 	}
-	made, err := create(e, what, g.Ranks, func() (*Group, error) {
-		comm, err := e.Base.Create(g.Ranks, key)
-		if err != nil {
-			return nil, err
+	var comm transport.Comm
+	err := create(e, what, g.Ranks, func() (err error) {
+		if comm, err = e.Base.Create(g.Ranks, key); err != nil {
+			return err
 		}
-		return &Group{env: e, collComm: comm}, meanwhile(func(words []int64) ([][]int64, error) { return comm.Gather(words, nil) })
-	})
+		return meanwhile(func(words []int64) ([][]int64, error) { return comm.Gather(words, nil) })
+	}, func() {})
 	if err != nil {
-		if made != nil {
-			_ = made.collComm.Free()
+		if status.CodeOf(err) != status.PeerDied && comm != nil { // else create may still use it, and all members free it
+			_ = comm.Free()
 		}
 		return nil, err
 	}
-	return made.collComm, nil
+	return comm, nil
 }

@@ -55,7 +55,7 @@ func (c *call) note() (arrive.Note, error) {
 		return arrive.Note{}, nil
 	}
 	for i := range c.staged {
-		if err := c.staged[i].pack(); err != nil {
+		if err := c.staged[i].Pack(); err != nil {
 			return arrive.Note{}, err
 		}
 	}

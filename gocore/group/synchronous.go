@@ -4,9 +4,9 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file carries out synchronous collectives on the caller's thread, without a task.
@@ -44,7 +44,7 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 	switch {
 	case err != nil:
 		g.resign(g.turn, err)
-		g.fail(err)
+		g.Fail(err)
 	case !g.agreed(c, state, res):
 		err = g.agreementError(c, state, res)
 	default:
@@ -72,8 +72,8 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 			break
 		}
 		t.run()
-		g.env.Engine.Add(t)
-		g.env.Engine.CalledMPI()
+		g.Env.Engine.Add(t)
+		g.Env.Engine.CalledMPI()
 		interrupted := c.interrupted
 		lingering, _, err = g.await(t)
 		if err == nil {
@@ -82,18 +82,18 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 		return true, lingering, err
 	default:
 		if err = c.build(alg); err == nil {
-			g.env.Watcher.Start()
+			g.Env.Watcher.Start()
 			g.blocking.Store(g.turn)
 			err = c.prog.Run()
 			g.blocking.Store(0)
 		}
-		g.env.Engine.CalledMPI()
+		g.Env.Engine.CalledMPI()
 	}
 	if lingering != nil {
 		return true, lingering, err // the task that lingers releases the group
 	}
 	if err != nil {
-		g.awaitName(err)
+		g.AwaitName(err)
 		err = g.breakIfFailed(c, g.readable(c, err))
 	}
 	if c.staged != nil {
@@ -126,11 +126,11 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 	g.turn, c.args.Seq = g.seq, g.seq
 	g.record(c, 0)
 	spin := inlineSpin
-	if g.env.Node.Crowded() {
+	if g.Env.Node.Crowded() {
 		spin = 64
 	}
 	flags := c.flags
-	if !g.env.Survives {
+	if !g.Env.Survives {
 		flags |= arrive.Sync
 	}
 	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, note, spin)
@@ -146,7 +146,7 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 	var left error
 	looks := 0
 	var slow world.Slowness
-	waitErr := g.wait(func() bool {
+	waitErr := g.Wait(func() bool {
 		state, res, err = g.arrival.Poll(20)
 		if state != arrive.Pending || err != nil {
 			return true
@@ -169,8 +169,8 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 		err = left
 	case waitErr == work.ErrDeadline:
 		err = g.timeoutError(c)
-	case g.ending() != nil:
-		err = g.endingError(world.Describe(c.sig))
+	case g.Ending() != nil:
+		err = g.EndingError(world.Describe(c.sig))
 	default:
 		err = waitErr
 	}

@@ -8,9 +8,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/heap"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file carries out collectives whose tensors are in memory that all members map (package shm).
@@ -46,7 +46,7 @@ func (g *Group) read(member int, l heap.Location, to []byte) error {
 
 // view returns the view of a member's heap.
 func (g *Group) view(member int) (*heap.View, error) {
-	v := g.env.Node.Heap(g.Ranks[member])
+	v := g.Env.Node.Heap(g.Ranks[member])
 	if v == nil {
 		return nil, status.New(status.Unsupported, "the heap of rank %d is not open here", g.Ranks[member])
 	}
@@ -107,8 +107,8 @@ func (t *collective) linger(err error) {
 	if t.stage != lingering {
 		t.abandon(err)
 	}
-	t.g.env.Engine.Add(t)
-	t.g.env.Engine.StartProgress()
+	t.g.Env.Engine.Add(t)
+	t.g.Env.Engine.StartProgress()
 }
 
 // awaitTogether waits until the members have done all chunks. Without an error the operation is over.
@@ -117,7 +117,7 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 	state, looks := shm.Pending, 0
 	var lost error
 	var slow world.Slowness
-	err := g.wait(func() bool {
+	err := g.Wait(func() bool {
 		g.workOn(c, o, shm.All)
 		if state = o.State(20); state != shm.Pending {
 			return true
@@ -137,11 +137,11 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 		err = lost
 	case err == work.ErrDeadline:
 		err = g.togetherTimeout(c, o)
-	case g.ending() != nil:
-		err = g.endingError(world.Describe(c.sig))
+	case g.Ending() != nil:
+		err = g.EndingError(world.Describe(c.sig))
 	}
 	g.node.Lines.Explain(status.CodeOf(err))
-	_ = g.env.Engine.Wait(func() bool {
+	_ = g.Env.Engine.Wait(func() bool {
 		state = o.Close()
 		return state == shm.Done || state == shm.Closed
 	}, time.Now().Add(claimedLimit), nil)
@@ -164,7 +164,7 @@ func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 		}
 		// A member that has given anything up has broken the group, so it was this operation.
 		closers, lost, late := map[int]status.Code{}, false, false
-		dead := g.dead()
+		dead := g.Dead()
 		for i := range g.Ranks {
 			if why := g.node.Lines.Why(i); why != 0 && i != g.Rank {
 				closers[i] = why
@@ -206,21 +206,21 @@ func (g *Group) togetherTimeout(c *call, o *shm.Op) error {
 // with the collective before and never will.
 func (g *Group) lostError(c *call, o *shm.Op) error {
 	if worker := o.Worker(); worker >= 0 {
-		if worker == g.Rank || !g.env.Roster.Died(g.Ranks[worker]) {
+		if worker == g.Rank || !g.Env.Roster.Died(g.Ranks[worker]) {
 			return nil
 		}
 		o.Bury(worker)
 		return g.lost(c, []int{worker})
 	}
-	if (o.IsBlind() || !g.mayWork(c)) && g.env.Roster.AnyDied(g.Ranks) {
-		return g.lost(c, g.dead())
+	if (o.IsBlind() || !g.mayWork(c)) && g.AnyDied() {
+		return g.lost(c, g.Dead())
 	}
 	return nil
 }
 
 // lost is the error that members died in c, or before they did their part of it.
 func (g *Group) lost(c *call, members []int) error {
-	return g.diedError(c.numbered(), members, "its result is lost, and the group is broken")
+	return g.DiedError(c.numbered(), members, "its result is lost, and the group is broken")
 }
 
 // share makes the steps of a task whose tensors are in mapped memory. After an error t may linger,
@@ -244,7 +244,7 @@ func (t *collective) share(alg *coll.Algorithm) error {
 // work claims and does chunks of o. The progress thread does them one by one, so that a caller that comes
 // to wait can go on.
 func (t *collective) work(o *shm.Op) {
-	e := t.g.env.Engine
+	e := t.g.Env.Engine
 	if e.Looking() {
 		return
 	}

@@ -148,16 +148,16 @@ func (o *Roster) NameLimit() time.Duration {
 	return nameWait
 }
 
-// Mourning notes which ranks an operation of MPI saw dead first, and when. The zero value has seen none.
+// Mourning notes which members an operation of MPI saw dead first, and when. The zero value has seen none.
 type Mourning struct {
 	since time.Time
 	dead  []int
 }
 
-// Over returns those of the given ranks that are dead, once that has been known for DeathGrace.
-func (m *Mourning) Over(o *Roster, ranks []int, now time.Time) []int {
-	if m.since.IsZero() && o.AnyDied(ranks) {
-		m.since, m.dead = now, o.Dead(ranks)
+// Over returns the members that are dead, once that has been known for DeathGrace.
+func (m *Mourning) Over(of *Members, now time.Time) []int {
+	if m.since.IsZero() && of.AnyDied() {
+		m.since, m.dead = now, of.Dead()
 	}
 	if m.since.IsZero() || now.Sub(m.since) <= DeathGrace {
 		return nil
@@ -171,16 +171,16 @@ type News struct {
 	since time.Time
 }
 
-// Waits tells whether err should not be told yet, because it tells of the death of one of the given ranks and this
-// rank does not know of which. It keeps such an error.
-func (n *News) Waits(o *Roster, ranks []int, err error) bool {
+// Waits tells whether err should not be told yet, because it tells of a death of which this rank does not know more. It
+// keeps such an error.
+func (n *News) Waits(of *Members, err error) bool {
 	if err == nil || status.CodeOf(err) != status.ProcFailed {
 		return false
 	}
 	if n.Err == nil {
 		n.Err, n.since = err, time.Now()
 	}
-	return len(o.Dead(ranks)) == 0 && time.Since(n.since) < o.NameLimit()
+	return len(of.Dead()) == 0 && time.Since(n.since) < of.Env.Roster.NameLimit()
 }
 
 // Watch says whether deaths are seen on all nodes of the job, and which ranks are dead.

@@ -1,4 +1,4 @@
-package group
+package messages
 
 import (
 	"fmt"
@@ -10,14 +10,14 @@ import (
 )
 
 // probe waits for a message and does not receive it.
-func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
+func (g *Messages) probe(d *op.Desc, m *message) (r work.Result, err error) {
 	if err := g.checkAddress(d.Code, d.Peer, d.Tag, true); err != nil {
 		return r, err
 	}
 	if d.Flags&op.FlagAsync != 0 {
 		return r, status.New(status.Argument, "probe: it waits inside the call; there is no asynchronous form")
 	}
-	comm, err := g.messageComm()
+	comm, err := g.endpoint()
 	if err != nil {
 		return r, err
 	}
@@ -26,7 +26,7 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 	if d.Peer >= 0 {
 		peers = []int{g.Ranks[d.Peer]}
 	}
-	waitErr := g.wait(func() bool {
+	waitErr := g.Wait(func() bool {
 		st, found, e := comm.Probe(d.Peer, d.Tag)
 		if found {
 			r = work.Result{Source: st.Source, Tag: st.Tag, Bytes: st.Bytes}
@@ -37,18 +37,18 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 				if m.peerLeft(d.Peer, now) {
 					err = g.endedError(describeProbe(d), d.Peer)
 				}
-				if m.slow.Due(&g.env.Reports, now, time.Time{}) {
-					g.reportMessage(&m.slow, describeProbe(d), peers, m.trace)
+				if m.slow.Due(&g.Env.Reports, now, time.Time{}) {
+					g.report(&m.slow, describeProbe(d), peers, m.trace)
 				}
 			}
 		}
 		return found || err != nil
 	}, m.deadline)
-	if err == nil && g.ending() != nil && waitErr != nil {
-		return r, g.endingError(describeProbe(d))
+	if err == nil && g.Ending() != nil && waitErr != nil {
+		return r, g.EndingError(describeProbe(d))
 	}
 	if waitErr == work.ErrDeadline {
-		late := status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", describeProbe(d), status.Brief(g.Ranks), m.timeout)
+		late := status.New(status.Timeout, "%s timed out after %v", g.Of(describeProbe(d)), m.timeout)
 		if d.Peer >= 0 {
 			late.Ranks = []int{g.Ranks[d.Peer]}
 		}
@@ -58,8 +58,8 @@ func (g *Group) probe(d *op.Desc, m *message) (r work.Result, err error) {
 		return r, waitErr
 	}
 	if status.CodeOf(err) == status.ProcFailed {
-		g.awaitName(err)
-		err = g.deathError(describeProbe(d), g.dead(), err.Error(), err)
+		g.AwaitName(err)
+		err = g.DeathError(describeProbe(d), g.Dead(), err.Error(), err)
 	}
 	return r, err
 }

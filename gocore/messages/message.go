@@ -1,4 +1,4 @@
-package group
+package messages
 
 import (
 	"fmt"
@@ -6,99 +6,19 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // messageSpin is how often a synchronous message tests its requests before it becomes a task of the
 // engine.
 const messageSpin = 300
-
-// message carries out send, recv, sendrecv and probe, which are outside the order of the
-// collectives. Like Submit it may return a handle with an error, after which MPI may use the memory
-// longer.
-func (g *Group) message(d *op.Desc) (*work.Handle, work.Result, error) {
-	if d.Code == op.Panic {
-		panic("paddlempi: the panic operation was called, which exists to test this")
-	}
-	if err := g.enter(d.Code); err != nil {
-		return nil, work.Result{}, err
-	}
-	timeout := d.Timeout(g.Timeout(), work.Longest)
-	m := messages.Get().(*message)
-	m.g, m.code, m.timeout, m.stream = g, d.Code, timeout, cuda.Stream(d.Stream)
-	if d.Code == op.Probe {
-		m.deadline, m.trace = time.Now().Add(timeout), g.env.Recorder.BeginMessage(g.ID, d)
-		r, err := g.probe(d, m)
-		g.env.Recorder.End(m.trace, err)
-		m.recycle()
-		return nil, r, err
-	}
-	if err := m.prepare(d); err != nil {
-		m.free()
-		m.recycle()
-		return nil, work.Result{}, err
-	}
-	m.trace = g.env.Recorder.BeginMessage(g.ID, d)
-	if err := m.start(); err != nil {
-		if status.CodeOf(err) == status.ProcFailed {
-			g.awaitName(err)
-			err = m.deathError(err)
-		}
-		return m.linger(err), work.Result{}, err
-	}
-	if d.Flags&op.FlagAsync != 0 {
-		h := m.makeTask()
-		h.Watch(d.Cookie, d.State)
-		m.async = true
-		g.async.Add(1)
-		if d.Flags&op.FlagNotify != 0 {
-			h.Notify()
-		}
-		if !m.Poll() {
-			g.env.Engine.Add(m)
-			g.env.Engine.StartProgress()
-		}
-		return h, work.Result{}, nil
-	}
-	if m.spin() {
-		r, err := m.result, m.end.follow(m.stream, m.err)
-		m.recycle()
-		return nil, r, err
-	}
-	h := m.makeTask()
-	stream := m.stream
-	g.env.Engine.Add(m)
-	r, err := h.Wait(-1, g.env.Interrupt)
-	if !h.Done() {
-		if h.GiveUp(err) {
-			// The caller was interrupted. The next Tick, on any thread, gives the message up.
-			g.env.Engine.StartProgress()
-		} else {
-			r, err = h.Result()
-		}
-	}
-	if err = h.Follow(uint64(stream), err); err == nil || h.Settled() {
-		return nil, r, err
-	}
-	return h, r, err
-}
-
-// enter counts a message as under way, if the group is usable.
-func (g *Group) enter(code op.Code) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	err := g.usableLocked(code)
-	if err == nil {
-		g.messages.Add(1)
-	}
-	return err
-}
 
 // spin drives the message for a moment on the caller's thread, and tells whether the message is
 // over.
@@ -110,8 +30,8 @@ func (m *message) spin() bool {
 		}
 		m.comm.Poller().Poll(m.pending(slots[:0]))
 		if i&15 == 15 {
-			m.g.env.Engine.Tick()
-			if m.g.env.Node.Crowded() {
+			m.g.Env.Engine.Tick()
+			if m.g.Env.Node.Crowded() {
 				break
 			}
 		}
@@ -119,20 +39,20 @@ func (m *message) spin() bool {
 	return m.Poll()
 }
 
-// messages are reused if they end within the call, so that the usual send or receive allocates
+// Messages are reused if they end within the call, so that the usual send or receive allocates
 // nothing.
-var messages = sync.Pool{New: func() any { return new(message) }}
+var pool = sync.Pool{New: func() any { return new(message) }}
 
 // recycle gives back a message that ended within its call.
 func (m *message) recycle() {
-	m.g.messages.Add(-1)
+	m.g.underWay.Add(-1)
 	*m = message{}
-	messages.Put(m)
+	pool.Put(m)
 }
 
 // makeTask gives the message a handle and a deadline, as a task needs them.
 func (m *message) makeTask() *work.Handle {
-	m.handle = m.g.env.Engine.NewHandle()
+	m.handle = m.g.Env.Engine.NewHandle()
 	m.deadline = time.Now().Add(m.timeout)
 	return m.handle
 }
@@ -146,27 +66,27 @@ func (m *message) linger(err error) *work.Handle {
 	if m.Poll() {
 		return nil
 	}
-	m.g.env.Engine.Add(m)
-	m.g.env.Engine.StartProgress()
+	m.g.Env.Engine.Add(m)
+	m.g.Env.Engine.StartProgress()
 	return h
 }
 
 // finish tells the caller how the message ended. end follows what the message left queued on a
 // device; it may be nil.
-func (m *message) finish(end *endEvent, r work.Result, err error) {
-	m.g.env.Recorder.End(m.trace, err)
+func (m *message) finish(end *buffer.Tail, r work.Result, err error) {
+	m.g.Env.Recorder.End(m.trace, err)
 	if m.handle == nil {
 		m.end, m.result, m.err = end, r, err
 		return
 	}
-	m.countOff(end.finish(m.handle, r, err))
+	m.countOff(end.Finish(m.handle, r, err))
 	if m.gaveUp != nil {
-		m.g.env.Departure.ArrivedAfterAll(m)
+		m.g.Env.Departure.ArrivedAfterAll(m)
 	}
-	m.g.messages.Add(-1)
+	m.g.underWay.Add(-1)
 }
 
-// countOff takes the message out of Group.async, when its caller is told of its end for the first
+// countOff takes the message out of Messages.async, when its caller is told of its end for the first
 // time.
 func (m *message) countOff(first bool) {
 	if first && m.async {
@@ -176,7 +96,7 @@ func (m *message) countOff(first bool) {
 
 // message is a send, a receive, or the two of a sendrecv. It is a task once it has a handle.
 type message struct {
-	g         *Group
+	g         *Messages
 	comm      transport.Endpoint
 	code      op.Code
 	handle    *work.Handle // nil while the message may end within the call
@@ -189,12 +109,12 @@ type message struct {
 	n         int         // number of transfers
 	polls     int
 	slow      world.Slowness
-	news      world.News // MPI has told of a death in this message
-	since     time.Time   // when this rank first looked whether the peer has left
-	leftAt    time.Time   // when this rank saw that the peer had left
-	end       *endEvent   // what a message without a handle left queued on a device; nil if nothing
-	gaveUp    error       // the error that the caller was told while MPI still had a request
-	async     bool        // its caller does not wait
+	news      world.News   // MPI has told of a death in this message
+	since     time.Time    // when this rank first looked whether the peer has left
+	leftAt    time.Time    // when this rank saw that the peer had left
+	end       *buffer.Tail // what a message without a handle left queued on a device; nil if nothing
+	gaveUp    error        // the error that the caller was told while MPI still had a request
+	async     bool         // its caller does not wait
 	trace     trace.Mark
 }
 
@@ -209,8 +129,8 @@ type transfer struct {
 	onDevice *deviceTensor // the tensor, if it is in device memory
 	// dropped says that the transfer was given up before MPI was called for it.
 	dropped bool
-	queued  bool // it is in Group.waiting
-	stage   *staging
+	queued  bool // it is in Messages.waiting
+	stage   *buffer.Staging
 }
 
 // prepare checks the arguments and prepares the transfers.
@@ -224,7 +144,7 @@ func (m *message) prepare(d *op.Desc) error {
 	if send {
 		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap. Buffers that
 		// are not contiguous are copied anyway.
-		viaCopy := recv && overlap(sends[0].Data, sends[0].Bytes(), recvs[0].Data, recvs[0].Bytes())
+		viaCopy := recv && buffer.Overlap(sends[0].Data, sends[0].Bytes(), recvs[0].Data, recvs[0].Bytes())
 		if err := m.addTransfer(d.Code, false, "send", &sends[0], d.Peer, d.Tag, viaCopy); err != nil {
 			return err
 		}
@@ -239,34 +159,17 @@ func (m *message) prepare(d *op.Desc) error {
 	return nil
 }
 
-// checkAddress checks peer and tag. wild allows MPI's wildcards for both.
-func (g *Group) checkAddress(code op.Code, peer, tag int32, wild bool) error {
-	if peer >= int32(g.Size) || peer < 0 && !(wild && peer == transport.AnySource) {
-		return status.New(status.Argument, "%s: peer is rank %d of the group, which has ranks 0 to %d", code, peer, g.Size-1)
-	}
-	if ub := g.env.Base.MaxTag(); tag > ub || tag < 0 && !(wild && tag == transport.AnyTag) {
-		return status.New(status.Argument, "%s: tag is %d; this MPI takes 0 to %d", code, tag, ub)
-	}
-	return nil
-}
-
-// overlap tells whether two ranges share memory.
-func overlap(x unsafe.Pointer, xBytes int64, y unsafe.Pointer, yBytes int64) bool {
-	from, to := uintptr(x), uintptr(y)
-	return xBytes > 0 && yBytes > 0 && from < to+uintptr(yBytes) && to < from+uintptr(xBytes)
-}
-
 // addTransfer checks one buffer and prepares its transfer. If viaCopy is set, a copy of the buffer
 // is sent.
 func (m *message) addTransfer(code op.Code, receives bool, side string, b *op.Buf, peer, tag int32, viaCopy bool) error {
 	if err := m.g.checkAddress(code, peer, tag, receives); err != nil {
 		return err
 	}
-	if err := checkBuf(code, side, 0, b); err != nil {
+	if err := buffer.Check(code, side, 0, b); err != nil {
 		return err
 	}
 	var err error
-	if m.comm, err = m.g.messageComm(); err != nil {
+	if m.comm, err = m.g.endpoint(); err != nil {
 		return err
 	}
 	tr := &m.transfers[m.n]
@@ -285,13 +188,13 @@ func (m *message) addTransfer(code op.Code, receives bool, side string, b *op.Bu
 		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // without shape and strides, which would be copied
 	}
 	if (viaCopy || !b.Contiguous()) && b.Count > 0 {
-		s, err := stageBuf(b, !receives, receives)
+		s, err := buffer.Stage(b, !receives, receives)
 		if err != nil {
 			return err
 		}
-		tr.stage, data = &s, s.block
-		s.copyLayout()
-		if err := s.pack(); err != nil {
+		tr.stage, data = &s, s.Block
+		s.CopyLayout()
+		if err := s.Pack(); err != nil {
 			return err
 		}
 	}
@@ -328,11 +231,11 @@ func (m *message) tryStart(tr *transfer) error {
 	} else {
 		tr.request, err = m.comm.Send(tr.data, tr.bytes, tr.peer, tr.tag)
 	}
-	m.g.env.Engine.CalledMPI()
+	m.g.Env.Engine.CalledMPI()
 	m.trace.Begun(0)
 	m.g.unqueue(tr)
 	if err != nil {
-		m.g.fail(err)
+		m.g.group.Fail(err)
 	}
 	return err
 }
@@ -407,9 +310,7 @@ func (m *message) outcome() (r work.Result, err error) {
 				m.code, r.Source, r.Tag, r.Bytes, tr.bytes).WithRanks(m.g.Ranks[r.Source])
 		}
 		if err == nil && tr.stage != nil {
-			c := call{request: request{staged: []staging{*tr.stage}}}
-			err = c.unstage(nil)
-			tr.stage = nil
+			err = tr.stage.Unpack()
 		}
 		if err == nil && tr.onDevice != nil {
 			err = tr.onDevice.arrived()
@@ -426,7 +327,7 @@ func (m *message) free() {
 			tr.request = nil
 		}
 		if tr.stage != nil {
-			tr.stage.free()
+			tr.stage.Free()
 			tr.stage = nil
 		}
 		if tr.onDevice != nil {

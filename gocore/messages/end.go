@@ -1,13 +1,12 @@
-package group
+package messages
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/world"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file gives messages up: at their deadline, after an interrupt, because the peer has left.
@@ -27,16 +26,16 @@ func (m *message) overdue() {
 		return
 	}
 	now := time.Now()
-	if m.g.ending() != nil {
-		m.giveUp(m.g.endingError(m.describe()))
+	if m.g.Ending() != nil {
+		m.giveUp(m.g.EndingError(m.describe()))
 		return
 	}
 	if now.After(m.deadline) {
-		m.giveUp(status.New(status.Timeout, "%s on the group of ranks %s timed out after %v", m.describe(), status.Brief(m.g.Ranks), m.timeout).WithRanks(m.peers()...))
+		m.giveUp(status.New(status.Timeout, "%s timed out after %v", m.g.Of(m.describe()), m.timeout).WithRanks(m.peers()...))
 		return
 	}
-	if since := m.handle.Awaited(); !since.IsZero() && m.slow.Due(&m.g.env.Reports, now, since) {
-		m.g.reportMessage(&m.slow, m.describe(), m.peers(), m.trace)
+	if since := m.handle.Awaited(); !since.IsZero() && m.slow.Due(&m.g.Env.Reports, now, since) {
+		m.g.report(&m.slow, m.describe(), m.peers(), m.trace)
 	}
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
@@ -58,7 +57,7 @@ func (m *message) peerLeft(peer int32, now time.Time) bool {
 		m.since = now
 	}
 	for i, r := range m.g.Ranks {
-		if (int(peer) == i || peer < 0 && i != m.g.Rank) && !m.g.env.Roster.Left(r, now.Sub(m.since)) {
+		if (int(peer) == i || peer < 0 && i != m.g.Rank) && !m.g.Env.Roster.Left(r, now.Sub(m.since)) {
 			return false
 		}
 	}
@@ -70,17 +69,17 @@ func (m *message) peerLeft(peer int32, now time.Time) bool {
 
 // endedError names the peer that has ended, or all other members if peer is negative. If some of them
 // have died, it names these.
-func (g *Group) endedError(what string, peer int32) error {
+func (g *Messages) endedError(what string, peer int32) error {
 	var ended []int
 	for i, r := range g.Ranks {
 		if int(peer) == i || peer < 0 && i != g.Rank {
 			ended = append(ended, r)
 		}
 	}
-	if dead := g.env.Roster.Dead(ended); len(dead) > 0 {
-		return g.env.Roster.DiedError(fmt.Sprintf("%s on the group of ranks %s", what, status.Brief(g.Ranks)), dead, "no message will come")
+	if dead := g.Env.Roster.Dead(ended); len(dead) > 0 {
+		return g.Env.Roster.DiedError(g.Of(what), dead, "no message will come")
 	}
-	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended", what, status.Brief(g.Ranks), status.Brief(ended)).WithRanks(ended...)
+	return status.New(status.PeerLeft, "%s: rank(s) %s have ended", g.Of(what), status.Brief(ended)).WithRanks(ended...)
 }
 
 // giveUp gives the message up because of err. A receive is cancelled, and the group stays usable. A
@@ -107,10 +106,10 @@ func (m *message) giveUp(err error) {
 		sending = true
 	}
 	if sending {
-		m.g.env.Departure.Strand(m)
-		m.g.env.Recorder.End(m.trace, err)
+		m.g.Env.Departure.Strand(m)
+		m.g.Env.Recorder.End(m.trace, err)
 		m.countOff(m.handle.GiveUp(err))
-		m.g.fail(err)
+		m.g.group.Fail(err)
 	}
 }
 
@@ -118,7 +117,7 @@ func (m *message) giveUp(err error) {
 // death of which this rank does not know more.
 func (m *message) awaitsName() bool {
 	for i := 0; i < m.n; i++ {
-		if tr := &m.transfers[i]; tr.request != nil && tr.request.Code != 0 && m.news.Waits(m.g.env.Roster, m.g.Ranks, m.comm.Err(tr.request)) {
+		if tr := &m.transfers[i]; tr.request != nil && tr.request.Code != 0 && m.news.Waits(m.g.Members, m.comm.Err(tr.request)) {
 			return true
 		}
 	}
@@ -147,7 +146,7 @@ func (m *message) named(tr *transfer, err error) error {
 // deathError is the error of the message, of whose end MPI has told by err. It names the peers that are dead,
 // or else any member that is.
 func (m *message) deathError(err error) error {
-	dead := m.g.dead()
+	dead := m.g.Dead()
 	var peers []int
 	for i := 0; i < m.n; i++ {
 		if p := int(m.transfers[i].peer); slices.Contains(dead, p) && !slices.Contains(peers, p) {
@@ -157,10 +156,8 @@ func (m *message) deathError(err error) error {
 	if len(peers) > 0 {
 		dead = peers
 	}
-	return m.g.deathError(m.describe(), dead, err.Error(), err)
+	return m.g.DeathError(m.describe(), dead, err.Error(), err)
 }
 
 // String describes the message and its group.
-func (m *message) String() string {
-	return fmt.Sprintf("%s on the group of ranks %s", m.describe(), status.Brief(m.g.Ranks))
-}
+func (m *message) String() string { return m.g.Of(m.describe()) }

@@ -1,8 +1,9 @@
-package group
+package messages
 
 import (
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -24,22 +25,22 @@ type deviceTensor struct {
 
 // newDeviceTensor prepares the tensor of a message. For a send through a block it queues the copy
 // to the host. If viaCopy is set, the tensor goes through a block in any case.
-func (g *Group) newDeviceTensor(code op.Code, side string, b *op.Buf, viaCopy bool, stream cuda.Stream) (*deviceTensor, error) {
-	dev, _, err := locate(code, side, 0, b)
+func (g *Messages) newDeviceTensor(code op.Code, side string, b *op.Buf, viaCopy bool, stream cuda.Stream) (*deviceTensor, error) {
+	dev, _, err := buffer.Locate(code, side, 0, b)
 	if err != nil {
 		return nil, err
 	}
 	t := &deviceTensor{device: dev, tensor: *b, recv: side == "recv"}
 	if !b.Contiguous() {
 		if t.recv && mem.Overlaps(b) {
-			return nil, overlapError(code, 0)
+			return nil, buffer.OverlapError(code, 0)
 		}
-		t.tensor = *layout(b)
+		t.tensor = *buffer.Layout(b)
 	}
-	if t.before, err = markStream(code, dev, stream); err != nil {
+	if t.before, err = buffer.Mark(code, dev, stream); err != nil {
 		return nil, err
 	}
-	if b.Contiguous() && !viaCopy && g.env.Device.Direct && g.env.Aware.CUDAAware() {
+	if b.Contiguous() && !viaCopy && g.Env.Device.Direct && g.Env.Aware.CUDAAware() {
 		t.gate = t.before
 		return t, nil
 	}
@@ -50,8 +51,8 @@ func (g *Group) newDeviceTensor(code op.Code, side string, b *op.Buf, viaCopy bo
 	return t, nil
 }
 
-func (g *Group) stageMessage(t *deviceTensor, code op.Code, side string) (err error) {
-	if !g.env.Device.Staged {
+func (g *Messages) stageMessage(t *deviceTensor, code op.Code, side string) (err error) {
+	if !g.Env.Device.Staged {
 		return status.New(status.Unsupported, "%s: %s tensor 0 is on CUDA device %d; PADDLEMPI_CUDA_PATHS leaves out \"staged\", and direct wants a CUDA-aware MPI and a contiguous tensor",
 			code, side, t.device.Index)
 	}
@@ -145,55 +146,13 @@ func (t *deviceTensor) free() {
 }
 
 // releaseDevice returns what a message that succeeded has left queued on a device, nil if nothing.
-func (m *message) releaseDevice(err error) *endEvent {
+func (m *message) releaseDevice(err error) *buffer.Tail {
 	for i := 0; i < m.n; i++ {
 		if d := m.transfers[i].onDevice; d != nil && d.copied != 0 && err == nil {
-			end := &endEvent{d.device, d.copied}
+			end := &buffer.Tail{Device: d.device, Event: d.copied}
 			d.copied = 0
 			return end
 		}
 	}
 	return nil
-}
-
-// mayStart tells whether MPI may be called for tr now. MPI's messages between two ranks do not
-// overtake each other, and neither may these. Therefore a transfer whose tensor is not ready is put
-// into a list, and later transfers to or from the same rank wait behind it.
-func (g *Group) mayStart(tr *transfer, ready bool) bool {
-	if ready && g.held.Load() == 0 {
-		return true
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !tr.queued {
-		tr.queued = true
-		g.waiting = append(g.waiting, tr)
-		g.held.Add(1)
-	}
-	for _, first := range g.waiting {
-		if first == tr {
-			break
-		}
-		if first.receives == tr.receives && (first.peer == tr.peer || first.peer < 0 || tr.peer < 0) {
-			return false
-		}
-	}
-	return ready
-}
-
-// unqueue takes tr out of the list, if it is there.
-func (g *Group) unqueue(tr *transfer) {
-	if !tr.queued {
-		return
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	tr.queued = false
-	for i, s := range g.waiting {
-		if s == tr {
-			g.waiting = append(g.waiting[:i], g.waiting[i+1:]...)
-			g.held.Add(-1)
-			return
-		}
-	}
 }

@@ -1,0 +1,82 @@
+package group
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// This file has the waits of a group that are reported if they last long (world.Reports).
+
+// reportCollective reports a wait in collective seq of g.
+func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
+	w := world.Wait{What: fmt.Sprintf("%s, number %d on the group of ranks %s", what, seq, status.Brief(g.Ranks)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
+		Since: s.Since, ID: world.WaitID("collective", g.key, seq), Past: true, Key: g.key, Seq: seq, Moving: moving, Still: still}
+	switch {
+	case moving && worker >= 0 && worker != g.Rank:
+		w.Ranks, w.Moving = []int{g.Ranks[worker]}, false
+		w.How, w.Seq = "has not done its part of the transfer", 0
+	case moving:
+		w.Ranks = slices.Clone(g.Ranks)
+	default:
+		missing, known := g.arrival.Missing()
+		if w.Ranks = g.World(missing); !known {
+			w.Ranks = g.notHere(seq)
+		}
+	}
+	w.Ranks = slices.DeleteFunc(w.Ranks, func(r int) bool { return r == g.Env.Topo.Rank })
+	g.Env.Reports.Report(&w)
+}
+
+// reportIfSlow reports a wait in c, in which the caller's thread is.
+func (g *Group) reportIfSlow(s *world.Slowness, c *call, moving bool, worker int) {
+	if e, mark := g.Env, c.trace; s.Due(&e.Reports, time.Now(), time.Time{}) {
+		g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, worker, func() bool { return e.Recorder.UnderWay(mark) })
+	}
+}
+
+// notHere returns the world ranks of the members that have not answered that they have announced the
+// collective.
+func (g *Group) notHere(seq uint64) (ranks []int) {
+	q := &g.inquiry
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i, r := range g.Ranks {
+		if q.seq != seq || !q.here[i] {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// reportIfSlow reports t if a caller has waited for it for long, or for a collective behind it.
+func (t *collective) reportIfSlow(now time.Time) {
+	e := t.g.Env
+	if !t.slow.MayBeDue(&e.Reports, now) {
+		return
+	}
+	if since := t.awaited(); !since.IsZero() && t.slow.Due(&e.Reports, now, since) {
+		worker := -1
+		if t.shared != nil && t.stage == running {
+			worker = t.shared.Worker()
+		}
+		mark := t.call.trace
+		t.g.reportCollective(&t.slow, world.Describe(t.call.sig), t.call.args.Seq, t.stage != arriving, worker, func() bool { return e.Recorder.UnderWay(mark) })
+	}
+}
+
+// awaited returns since when a caller waits for t, or for a collective of the queue, whose turn comes
+// after t. The zero time: none does.
+func (t *collective) awaited() (since time.Time) {
+	t.g.mu.Lock()
+	defer t.g.mu.Unlock()
+	for _, u := range append([]*collective{t}, t.g.queue...) {
+		if at := u.handle.Awaited(); !at.IsZero() && (since.IsZero() || at.Before(since)) {
+			since = at
+		}
+	}
+	return since
+}
