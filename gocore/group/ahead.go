@@ -89,9 +89,9 @@ func (t *collective) isAfter(u *collective) bool {
 // mayWork tells whether this member may work in the tensors of all members. If a member has announced
 // c ahead, its tensors may still be those of a collective before c. That one is over for all members
 // if it was done in mapped memory too, or if all members have finished with it.
-func (g *Group) mayWork(c *call) bool {
+func (c *call) mayWork() bool {
 	before := c.args.Seq - 1
-	return c.args.Any&arrive.Ahead == 0 || g.mapped == before || g.node.Lines.Finished(before)
+	return c.args.Any&arrive.Ahead == 0 || c.g.mapped == before || c.g.node.Lines.Finished(before)
 }
 
 // withdraw ends t, whose turn does not come, with err. If t was announced ahead, this member tells the
@@ -117,10 +117,10 @@ func (t *collective) withdraw(err error) {
 func (t *collective) leaveShared(err error) bool {
 	g := t.g
 	state, res := g.node.Lines.Look(t.call.args.Seq)
-	if t.refused || !g.agreed(&t.call, state, res) {
+	if t.refused || !t.call.agreed(state, res) {
 		return false
 	}
-	alg, chosen := t.call.choose(g, res)
+	alg, chosen := t.call.choose(res)
 	if chosen != nil || alg.Shared == nil || t.share(alg) != nil && t.stage != lingering {
 		return false
 	}

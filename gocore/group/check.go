@@ -18,7 +18,8 @@ import (
 
 // check finds wrong arguments before anything is sent, and fills c. Its errors name the side of a
 // buffer: "send" is what this rank gives, "recv" what it gets.
-func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
+func (c *call) check(d *op.Desc, t *op.Trait) error {
+	g := c.g
 	a := &c.args
 	a.MPI, a.Rank, a.Size = g.mpi, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
@@ -44,26 +45,26 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 		}
 	}
 	if !t.Send.Accepts(len(sends), g.Size, root) {
-		return g.wrongNumber(d.Code, "send", len(sends), t.Send)
+		return c.wrongNumber("send", len(sends), t.Send)
 	}
 	if !t.Recv.Accepts(len(recvs), g.Size, root) {
-		return g.wrongNumber(d.Code, "recv", len(recvs), t.Recv)
+		return c.wrongNumber("recv", len(recvs), t.Recv)
 	}
 	var err error
-	if a.Send, err = g.parts(c, d, "send", sends, c.one[0:0:1]); err != nil {
+	if a.Send, err = c.parts(d, "send", sends, c.one[0:0:1]); err != nil {
 		return err
 	}
-	if a.Recv, err = g.parts(c, d, "recv", recvs, c.one[1:1:2]); err != nil {
+	if a.Recv, err = c.parts(d, "recv", recvs, c.one[1:1:2]); err != nil {
 		return err
 	}
-	if err := g.checkReduce(d, t, c); err != nil {
+	if err := c.checkReduce(d, t); err != nil {
 		return err
 	}
-	if err := g.checkCounts(t, c); err != nil {
+	if err := c.checkCounts(t); err != nil {
 		return err
 	}
 	if c.args.DeviceCall != nil {
-		return g.checkDevice(c, cuda.Stream(d.Stream))
+		return c.checkDevice(cuda.Stream(d.Stream))
 	}
 	if g.node != nil {
 		return c.fillSlot()
@@ -73,15 +74,16 @@ func (g *Group) check(d *op.Desc, t *op.Trait, c *call) error {
 
 // wrongNumber is the error for n tensors on one side. It is a TypeError if the side has none but
 // needs one: the caller passed Python's None, which is an object of a wrong type.
-func (g *Group) wrongNumber(code op.Code, side string, n int, takes op.Arity) error {
+func (c *call) wrongNumber(side string, n int, takes op.Arity) error {
+	a := &c.args
 	if n == 0 {
-		return status.New(status.Type, "%s: got no %s tensor (None, which is no tensor) on rank %d of a group of %d; it takes %s", code, side, g.Rank, g.Size, takes)
+		return status.New(status.Type, "%s: got no %s tensor (None, which is no tensor) on rank %d of a group of %d; it takes %s", a.Code, side, a.Rank, a.Size, takes)
 	}
-	return status.New(status.Argument, "%s: got %d %s tensors on rank %d of a group of %d; it takes %s", code, n, side, g.Rank, g.Size, takes)
+	return status.New(status.Argument, "%s: got %d %s tensors on rank %d of a group of %d; it takes %s", a.Code, n, side, a.Rank, a.Size, takes)
 }
 
 // parts describes buffers as contiguous memory. A buffer that is not contiguous gets a staging.
-func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
+func (c *call) parts(d *op.Desc, side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
 	for i := range bufs {
 		b := &bufs[i]
 		if err := buffer.Check(d.Code, side, i, b); err != nil {
@@ -124,7 +126,7 @@ func (g *Group) parts(c *call, d *op.Desc, side string, bufs []op.Buf, room []co
 	return room, nil
 }
 
-func (g *Group) checkReduce(d *op.Desc, t *op.Trait, c *call) error {
+func (c *call) checkReduce(d *op.Desc, t *op.Trait) error {
 	a := &c.args
 	if !t.Reduces {
 		a.Reduce = 0
@@ -140,7 +142,7 @@ func (g *Group) checkReduce(d *op.Desc, t *op.Trait, c *call) error {
 }
 
 // checkCounts checks that the lengths of the buffers fit together, and makes the signature.
-func (g *Group) checkCounts(t *op.Trait, c *call) error {
+func (c *call) checkCounts(t *op.Trait) error {
 	a := &c.args
 	alike, detail := true, uint64(0)
 	// shares is the side with a share for every rank. single is the other side, which has this
@@ -162,11 +164,11 @@ func (g *Group) checkCounts(t *op.Trait, c *call) error {
 		}
 	case op.Alike:
 		a.Count = single[0].Count
-		if err := g.checkAlike(c, side, shares, a.Count); err != nil {
+		if err := c.checkAlike(side, shares, a.Count); err != nil {
 			return err
 		}
 	case op.Listed:
-		if err := g.checkParts(c, side, shares, single[0].Count); err != nil {
+		if err := c.checkParts(side, shares, single[0].Count); err != nil {
 			return err
 		}
 		if a.Count, alike = single[0].Count, even(shares); !alike {
@@ -174,7 +176,7 @@ func (g *Group) checkCounts(t *op.Trait, c *call) error {
 		}
 	case op.Pairwise:
 		var err error
-		if a.Count, err = g.checkPairs(c); err != nil {
+		if a.Count, err = c.checkPairs(); err != nil {
 			return err
 		}
 		if alike = even(a.Send) && even(a.Recv); !alike {
@@ -197,14 +199,14 @@ func (g *Group) checkCounts(t *op.Trait, c *call) error {
 
 // checkPairs checks both sides of a collective with a share for every pair of ranks. It returns how
 // many elements this rank sends to itself.
-func (g *Group) checkPairs(c *call) (int64, error) {
+func (c *call) checkPairs() (int64, error) {
 	a := &c.args
 	for i, parts := range [2][]coll.Part{a.Send, a.Recv} {
-		if len(parts) == 1 && parts[0].Count%int64(g.Size) != 0 {
-			return 0, status.New(status.Argument, "%s: the %s tensor has %d elements, which %d ranks cannot share evenly; give split sizes", a.Code, [2]string{"send", "recv"}[i], parts[0].Count, g.Size)
+		if len(parts) == 1 && parts[0].Count%int64(a.Size) != 0 {
+			return 0, status.New(status.Argument, "%s: the %s tensor has %d elements, which %d ranks cannot share evenly; give split sizes", a.Code, [2]string{"send", "recv"}[i], parts[0].Count, a.Size)
 		}
 	}
-	sent, expected := g.countForSelf(a.Send), g.countForSelf(a.Recv)
+	sent, expected := c.countForSelf(a.Send), c.countForSelf(a.Recv)
 	if sent != expected {
 		return 0, status.New(status.Argument, "%s: this rank sends itself %d elements and expects %d", a.Code, sent, expected)
 	}
@@ -213,23 +215,24 @@ func (g *Group) checkPairs(c *call) (int64, error) {
 
 // checkParts checks one buffer of Size parts, or Size buffers. This rank's part must have count
 // elements.
-func (g *Group) checkParts(c *call, side string, parts []coll.Part, count int64) error {
+func (c *call) checkParts(side string, parts []coll.Part, count int64) error {
+	a := &c.args
 	if len(parts) == 1 {
-		if want := count * int64(g.Size); parts[0].Count != want {
-			return status.New(status.Argument, "%s: the %s tensor has %d elements; %d ranks of %d elements need %d", c.args.Code, side, parts[0].Count, g.Size, count, want)
+		if want := count * int64(a.Size); parts[0].Count != want {
+			return status.New(status.Argument, "%s: the %s tensor has %d elements; %d ranks of %d elements need %d", a.Code, side, parts[0].Count, a.Size, count, want)
 		}
 		return nil
 	}
-	if got := parts[g.Rank].Count; got != count {
-		return status.New(status.Argument, "%s: %s tensor %d, this rank's share, has %d elements, the tensor of the other side has %d; they must be equal", c.args.Code, side, g.Rank, got, count)
+	if got := parts[a.Rank].Count; got != count {
+		return status.New(status.Argument, "%s: %s tensor %d, this rank's share, has %d elements, the tensor of the other side has %d; they must be equal", a.Code, side, a.Rank, got, count)
 	}
 	return nil
 }
 
 // checkAlike checks the root's buffers, each of which must have count elements.
-func (g *Group) checkAlike(c *call, side string, parts []coll.Part, count int64) error {
-	if len(parts) == 1 && g.Size > 1 {
-		return g.checkParts(c, side, parts, count)
+func (c *call) checkAlike(side string, parts []coll.Part, count int64) error {
+	if len(parts) == 1 && c.args.Size > 1 {
+		return c.checkParts(side, parts, count)
 	}
 	for i, p := range parts {
 		if p.Count != count {
@@ -244,11 +247,11 @@ func unequalError(code op.Code, side string, n int64, other string, m int64) err
 }
 
 // countForSelf returns the number of elements in this rank's own part.
-func (g *Group) countForSelf(parts []coll.Part) int64 {
+func (c *call) countForSelf(parts []coll.Part) int64 {
 	if len(parts) == 1 {
-		return parts[0].Count / int64(g.Size)
+		return parts[0].Count / int64(c.args.Size)
 	}
-	return parts[g.Rank].Count
+	return parts[c.args.Rank].Count
 }
 
 func even(parts []coll.Part) bool {

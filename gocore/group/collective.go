@@ -27,6 +27,7 @@ type call struct {
 
 // request is what the caller asked for, and what check found out about it.
 type request struct {
+	g        *Group
 	args     coll.Args
 	sig      arrive.Signature
 	flags    arrive.Flags
@@ -85,7 +86,8 @@ type noAlgorithm struct{ error }
 // breakIfFailed breaks the group if collective c failed half way with err, and returns the error for the
 // caller. Two errors do not break it, because no data was moved: noAlgorithm, and a mismatch that
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
-func (g *Group) breakIfFailed(c *call, err error) error {
+func (c *call) breakIfFailed(err error) error {
+	g := c.g
 	if err == nil { // return before e and none, whose addresses errors.As takes, are allocated
 		return nil
 	}
@@ -110,14 +112,15 @@ func (g *Group) breakIfFailed(c *call, err error) error {
 }
 
 // choose returns the algorithm that serves what all members have agreed on.
-func (c *call) choose(g *Group, agreed arrive.Result) (*coll.Algorithm, error) {
+func (c *call) choose(agreed arrive.Result) (*coll.Algorithm, error) {
+	g := c.g
 	// What this member has not announced cannot be agreed on, whatever its slot says now.
 	c.args.Agreed, c.args.Any = agreed.All&(c.flags|(arrive.Others-1)), agreed.Any|c.flags
 	if (c.args.Agreed^c.flags)&coll.Even != 0 && c.args.Trait().Shares != op.Pairwise {
-		return nil, g.unlikely(c)
+		return nil, c.unlikely()
 	}
 	if c.args.Any&coll.Device != 0 {
-		c.agreeOnDevice(g)
+		c.agreeOnDevice()
 	}
 	alg, err := coll.Choose(&c.args.Sig)
 	if err != nil {
@@ -162,7 +165,7 @@ func (g *Group) release() {
 func (g *Group) drop(queue []*collective, err error) {
 	for _, t := range queue {
 		g.Env.Unhold()
-		t.withdraw(status.New(status.CodeOf(err), "%s on the group of ranks %s: given up before its turn came: %v", world.Describe(t.call.sig), status.Brief(g.Ranks), err))
+		t.withdraw(status.New(status.CodeOf(err), "%s: given up before its turn came: %v", t.call.of(), err))
 	}
 }
 
@@ -175,8 +178,8 @@ func (g *Group) enqueue(t *collective) error {
 	}
 	if g.busy && t.call.nested {
 		g.mu.Unlock()
-		return status.New(status.Reentrant, "%s on the group of ranks %s: called by a signal handler that interrupted a collective of the same group, which cannot end before the handler does. "+
-			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", t.call.args.Code, status.Brief(g.Ranks))
+		return status.New(status.Reentrant, "%s: called by a signal handler that interrupted a collective of the same group, which cannot end before the handler does. "+
+			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", g.Of(t.call.args.Code.String()))
 	}
 	if t.call.async && !t.refused {
 		t.counted = true
@@ -223,8 +226,8 @@ func (g *Group) Expire(now time.Time) {
 		if t.refused || !now.After(t.call.deadline.Add(expireGrace)) {
 			continue
 		}
-		what := fmt.Sprintf("%s on the group of ranks %s timed out after %v: its turn did not come, because an operation before it is still under way",
-			world.Describe(t.call.sig), status.Brief(g.Ranks), t.call.timeout)
+		what := fmt.Sprintf("%s timed out after %v: its turn did not come, because an operation before it is still under way",
+			t.call.of(), t.call.timeout)
 		if t.ahead && !g.node.Lines.Refuse(t.call.args.Seq) {
 			why = status.New(status.Timeout, "%s; all other members have come to it, so the group is broken", what)
 			late = slices.Clone(g.queue[i:])
@@ -299,7 +302,8 @@ type collective struct {
 
 // newCollective makes a task that takes over everything that c holds. It copies what points into c,
 // and what the caller keeps only during the call.
-func (g *Group) newCollective(c *call) *collective {
+func (c *call) newCollective() *collective {
+	g := c.g
 	t := &collective{g: g, call: *c, handle: g.Env.Engine.NewHandle()}
 	t.copied = len(c.staged) > 0
 	t.call.one = [2]coll.Part{}
@@ -402,7 +406,7 @@ func (t *collective) pollArrival() bool {
 	}
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
 		if state == arrive.Rubbish {
-			err = g.rubbishError(&t.call)
+			err = t.call.rubbishError()
 		} else if err = t.whyGiveUp(); err == nil {
 			return false
 		}
@@ -411,11 +415,11 @@ func (t *collective) pollArrival() bool {
 			return true
 		}
 		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
-			state, res, err = g.cameAfterAll(&t.call)
+			state, res, err = t.call.cameAfterAll()
 		}
 	}
 	if state == arrive.Closed && err == nil {
-		err = g.closedError(&t.call)
+		err = t.call.closedError()
 	}
 	if err == nil {
 		g.arrived = g.turn
@@ -432,14 +436,14 @@ func (t *collective) pollArrival() bool {
 		t.over(nil)
 		return true
 	}
-	err = g.agreementError(&t.call, state, res)
+	err = t.call.agreementError(state, res)
 	if err == nil {
 		if err = t.start(res); t.news.Waits(&g.Members, err) {
 			t.stage = running // pollProgram goes on
 			return false
 		}
 		if err != nil {
-			err = g.breakIfFailed(&t.call, err)
+			err = t.call.breakIfFailed(err)
 		}
 	}
 	if err != nil {
@@ -463,7 +467,7 @@ func (t *collective) whyGiveUp() error {
 
 // start chooses the algorithm and makes the steps of t, once all members have arrived.
 func (t *collective) start(agreed arrive.Result) error {
-	alg, err := t.call.choose(t.g, agreed)
+	alg, err := t.call.choose(agreed)
 	if err != nil {
 		return err
 	}
@@ -495,7 +499,7 @@ func (t *collective) pollProgram() bool {
 		return false
 	}
 	if done {
-		t.endOnDevice(t.call.unstage(t.g.breakIfFailed(&t.call, t.g.readable(&t.call, err))))
+		t.endOnDevice(t.call.unstage(t.call.breakIfFailed(t.call.readable(err))))
 		t.discard()
 		if !t.gone {
 			t.g.release()
@@ -539,22 +543,22 @@ func (t *collective) overdue() error {
 	now := time.Now()
 	if now.After(t.call.deadline) {
 		if t.shared != nil && t.stage == running {
-			return t.g.togetherTimeout(&t.call, t.shared)
+			return t.call.togetherTimeout(t.shared)
 		}
-		return t.g.timeoutError(&t.call)
+		return t.call.timeoutError()
 	}
 	t.g.inquire(now)
 	t.reportIfSlow(now)
 	if t.shared == nil && (t.stage != arriving || t.g.wire != nil) { // a wire is an operation of MPI
 		if dead := t.Over(&t.g.Members, now); dead != nil {
-			return t.g.lost(&t.call, dead)
+			return t.call.lost(dead)
 		}
 	}
 	if t.stage == arriving {
-		return t.g.absentError(&t.call)
+		return t.call.absentError()
 	}
 	if len(t.g.arrival.Closers(t.call.args.Seq)) > 0 {
-		return t.g.closedError(&t.call)
+		return t.call.closedError()
 	}
 	return nil
 }

@@ -17,37 +17,39 @@ import (
 func isHere(s arrive.State) bool { return s == arrive.Agreed || s == arrive.Differ }
 
 // rubbishError is the error that an arrival has found rubbish in the slot of a member.
-func (g *Group) rubbishError(c *call) error { return g.rubbishIn(c, g.node.Lines.Rubbish()) }
+func (c *call) rubbishError() error { return c.rubbishIn(c.g.node.Lines.Rubbish()) }
 
-func (g *Group) rubbishIn(c *call, member int) error {
-	rank := g.Ranks[member]
-	return status.New(status.GroupBroken, "%s on the group of ranks %s: the arrival slot of rank %d holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the group is broken",
-		c.numbered(), status.Brief(g.Ranks), rank).WithRanks(rank)
+func (c *call) rubbishIn(member int) error {
+	rank := c.g.Ranks[member]
+	return status.New(status.GroupBroken, "%s: the arrival slot of rank %d holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the group is broken",
+		c.g.Of(c.numbered()), rank).WithRanks(rank)
 }
 
 // unlikely is the error that members who have announced the same lengths of shares say different things of
 // them.
-func (g *Group) unlikely(c *call) error {
+func (c *call) unlikely() error {
+	g := c.g
 	if g.node != nil && c.args.Seq == g.turn {
 		for i, e := range g.arrival.Entries() {
 			if i != g.Rank && (e.Flags^c.flags)&coll.Even != 0 {
-				return g.rubbishIn(c, i)
+				return c.rubbishIn(i)
 			}
 		}
 	}
-	return status.New(status.GroupBroken, "%s on the group of ranks %s: what the ranks have announced of their shares cannot be: the process of one of them is damaged; the group is broken",
-		c.numbered(), status.Brief(g.Ranks))
+	return status.New(status.GroupBroken, "%s: what the ranks have announced of their shares cannot be: the process of one of them is damaged; the group is broken",
+		g.Of(c.numbered()))
 }
 
 // blamed returns the error of rubbishIn if one of the members that gave c up says that it has found
 // rubbish; nil if none does.
-func (g *Group) blamed(c *call, closers []int) error {
+func (c *call) blamed(closers []int) error {
+	g := c.g
 	if g.node == nil {
 		return nil
 	}
 	for _, i := range closers {
 		if member, ok := g.node.Lines.Blamed(i); ok {
-			return g.rubbishIn(c, member)
+			return c.rubbishIn(member)
 		}
 	}
 	return nil
@@ -55,28 +57,29 @@ func (g *Group) blamed(c *call, closers []int) error {
 
 // cameAfterAll polls the arrival at c once more, which this member could not give up: all members had
 // announced c. It returns an error if a slot has changed since, which no member does.
-func (g *Group) cameAfterAll(c *call) (arrive.State, arrive.Result, error) {
+func (c *call) cameAfterAll() (arrive.State, arrive.Result, error) {
+	g := c.g
 	state, res, err := g.arrival.Poll(0)
 	if err != nil || isHere(state) || g.node == nil {
 		return state, res, err
 	}
 	g.node.Lines.Stop(g.turn, status.GroupBroken)
 	if state == arrive.Closed {
-		return state, res, g.closedError(c)
+		return state, res, c.closedError()
 	}
-	return state, res, g.rubbishError(c)
+	return state, res, c.rubbishError()
 }
 
 // damagedChunks is the error that the words with which the members share out the work of c hold rubbish.
 // All members write to all of them, so it cannot be said which one did.
-func (g *Group) damagedChunks(c *call) error {
-	return status.New(status.GroupBroken, "%s on the group of ranks %s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
-		c.numbered(), status.Brief(g.Ranks))
+func (c *call) damagedChunks() error {
+	return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
+		c.g.Of(c.numbered()))
 }
 
 // readable returns err in the words of a group, if it says that a member's slot holds another thing than
 // the member announced.
-func (g *Group) readable(c *call, err error) error {
+func (c *call) readable(err error) error {
 	if err == nil { // return before bad, whose address errors.As takes, is allocated
 		return nil
 	}
@@ -84,9 +87,9 @@ func (g *Group) readable(c *call, err error) error {
 	if !errors.As(err, &bad) {
 		return err
 	}
-	rank := g.Ranks[bad.Member]
-	return status.New(status.GroupBroken, "%s on the group of ranks %s: rank %d has announced one thing and told another: its process is damaged; nothing was done on this rank, and the group is broken",
-		c.numbered(), status.Brief(g.Ranks), rank).WithRanks(rank)
+	rank := c.g.Ranks[bad.Member]
+	return status.New(status.GroupBroken, "%s: rank %d has announced one thing and told another: its process is damaged; nothing was done on this rank, and the group is broken",
+		c.g.Of(c.numbered()), rank).WithRanks(rank)
 }
 
 // breaks tells whether this member alone has found err when it was to begin the work of a collective. The
@@ -96,8 +99,8 @@ func breaks(err error) bool { return err != nil && status.CodeOf(err) != status.
 // standAside gives c up, which this member cannot begin because of err. The others may have begun, and must
 // not write into its tensors when its caller knows of the error. So it closes the chunks that nobody has
 // claimed. If there are others, it returns the operation, which is not over.
-func (g *Group) standAside(c *call, err error) *shm.Op {
-	g.node.Lines.Explain(status.CodeOf(err))
+func (c *call) standAside(err error) *shm.Op {
+	c.g.node.Lines.Explain(status.CodeOf(err))
 	o, failed := c.args.Bystander()
 	if failed != nil {
 		return nil

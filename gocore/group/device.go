@@ -37,7 +37,8 @@ func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part,
 // checkDevice ends the check of a call with tensors in device memory. It records what the producing
 // stream has queued by now, because that comes before the collective. Its flags say which paths
 // this rank can take.
-func (g *Group) checkDevice(c *call, stream cuda.Stream) error {
+func (c *call) checkDevice(stream cuda.Stream) error {
+	g := c.g
 	pl, s := c.args.DeviceCall, &g.Env.Device
 	var err error
 	if pl.Ready, err = buffer.Mark(c.args.Code, pl.Device, stream); err != nil {
@@ -65,7 +66,8 @@ func (g *Group) checkDevice(c *call, stream cuda.Stream) error {
 // call. It waits before the call is announced, because the wait can be long, and neither the
 // deadline nor Ctrl-C can end the blocking MPI calls that follow. It does not wait if the ranks may
 // map each other's memory: then the devices wait, not the host.
-func (g *Group) awaitDevice(c *call) error {
+func (c *call) awaitDevice() error {
+	g := c.g
 	pl := c.args.DeviceCall
 	if pl == nil || c.flags&coll.IPC != 0 {
 		return nil
@@ -77,8 +79,8 @@ func (g *Group) awaitDevice(c *call) error {
 		return done || err != nil
 	}, time.Now().Add(c.timeout))
 	if waitErr == work.ErrDeadline {
-		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
-			c.args.Code, status.Brief(g.Ranks), c.timeout, pl.Device.Index).WithRanks(g.Ranks[g.Rank])
+		return status.New(status.Timeout, "%s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
+			g.Of(c.args.Code.String()), c.timeout, pl.Device.Index).WithRanks(g.Ranks[g.Rank])
 	}
 	if waitErr != nil {
 		return waitErr
@@ -88,7 +90,8 @@ func (g *Group) awaitDevice(c *call) error {
 
 // agreeOnDevice completes the DeviceCall of a call when all members have arrived. A call whose own
 // tensors are on the host gets one too, because another member's tensors are in device memory.
-func (c *call) agreeOnDevice(g *Group) {
+func (c *call) agreeOnDevice() {
+	g := c.g
 	if c.args.DeviceCall == nil {
 		c.args.DeviceCall = &coll.DeviceCall{PieceBytes: g.Env.Device.Chunk}
 	}

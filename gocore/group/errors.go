@@ -15,7 +15,7 @@ import (
 
 // agreed tells whether a collective at which all members have arrived may run. The answer is the
 // same on every member.
-func (g *Group) agreed(c *call, state arrive.State, res arrive.Result) bool {
+func (c *call) agreed(state arrive.State, res arrive.Result) bool {
 	diff := res.Diff
 	if c.args.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
 		diff &^= 1 << 1 // uneven parts: the lengths are exchanged later
@@ -25,8 +25,9 @@ func (g *Group) agreed(c *call, state arrive.State, res arrive.Result) bool {
 
 // agreementError returns nil if the members agree. Otherwise it returns an error that names the
 // members that refused, or the calls of all members.
-func (g *Group) agreementError(c *call, state arrive.State, res arrive.Result) error {
-	if g.agreed(c, state, res) {
+func (c *call) agreementError(state arrive.State, res arrive.Result) error {
+	g := c.g
+	if c.agreed(state, res) {
 		return nil
 	}
 	entries := g.arrival.Entries()
@@ -40,11 +41,11 @@ func (g *Group) agreementError(c *call, state arrive.State, res arrive.Result) e
 		return status.New(status.Refused, "%s: rank(s) %s refused their part (their own error says why); nothing was sent and the group is usable",
 			c.args.Code, status.Brief(who)).WithRanks(who...)
 	}
-	return g.mismatch(c, entries)
+	return c.mismatch(entries)
 }
 
 // mismatch is the error that says which ranks called what.
-func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
+func (c *call) mismatch(entries []arrive.Entry) error {
 	type party struct {
 		what  string
 		ranks []int
@@ -58,7 +59,7 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 			sigs[e.Signature] = at
 			parties = append(parties, party{what: world.Describe(e.Signature)})
 		}
-		parties[at].ranks = append(parties[at].ranks, g.Ranks[i])
+		parties[at].ranks = append(parties[at].ranks, c.g.Ranks[i])
 	}
 	// The error names the ranks outside the largest party.
 	sort.SliceStable(parties, func(a, b int) bool { return len(parties[a].ranks) > len(parties[b].ranks) })
@@ -81,7 +82,8 @@ func (g *Group) mismatch(c *call, entries []arrive.Entry) error {
 }
 
 // timeoutError names the operation, its timeout and the ranks that never came.
-func (g *Group) timeoutError(c *call) error {
+func (c *call) timeoutError() error {
+	g := c.g
 	missing, known := g.arrival.Missing()
 	if !known {
 		missing = g.ask()
@@ -91,17 +93,18 @@ func (g *Group) timeoutError(c *call) error {
 	if len(ranks) > 0 {
 		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
 	}
-	return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: %s; the group is broken",
-		world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, who).WithRanks(ranks...)
+	return status.New(status.Timeout, "%s timed out after %v: %s; the group is broken",
+		c.of(), c.timeout, who).WithRanks(ranks...)
 }
 
 // closedError says which members gave c up before all had arrived, and why. A member that was
 // waiting for c gets the same error as the member that gave up. A member that comes late learns
 // that c was given up.
-func (g *Group) closedError(c *call) error { return g.closedBy(c, g.arrival.Closers(c.args.Seq)) }
+func (c *call) closedError() error { return c.closedBy(c.g.arrival.Closers(c.args.Seq)) }
 
 // closedBy is closedError for the given closers and their reasons.
-func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
+func (c *call) closedBy(closers map[int]status.Code) error {
+	g := c.g
 	var who, ended []int
 	reason := status.GroupBroken
 	for i := range g.Ranks { // in order: members may have closed it for different reasons
@@ -122,23 +125,23 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 	late := slices.Contains(missing, g.Rank)
 	switch {
 	case reason == status.Timeout && known && len(missing) == 0:
-		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: all members had come, the transfer did not end; the group is broken",
-			world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, status.Brief(by)).WithRanks(by...)
+		return status.New(status.Timeout, "%s timed out after %v, on rank(s) %s first: all members had come, the transfer did not end; the group is broken",
+			c.of(), c.timeout, status.Brief(by)).WithRanks(by...)
 	case reason == status.Timeout && known && !late:
-		return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
-			world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, status.Brief(by), status.Brief(g.World(missing))).WithRanks(g.World(missing)...)
+		return status.New(status.Timeout, "%s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
+			c.of(), c.timeout, status.Brief(by), status.Brief(g.World(missing))).WithRanks(g.World(missing)...)
 	case reason == status.PeerLeft && !known:
-		return g.leftBefore(c, ended)
+		return c.leftBefore(ended)
 	case reason == status.PeerLeft || reason == status.PeerDied:
 		// The closers may know of a death for longer than this member, so it looks at once.
 		if dead := g.Dead(); reason == status.PeerDied && len(dead) > 0 {
 			return g.DiedError(c.numbered(), dead, "the group is broken")
 		}
-		if err := g.leftError(c); err != nil {
+		if err := c.leftError(); err != nil {
 			return err
 		}
 	}
-	if err := g.blamed(c, who); err != nil {
+	if err := c.blamed(who); err != nil {
 		return err
 	}
 	why := map[status.Code]string{
@@ -154,23 +157,25 @@ func (g *Group) closedBy(c *call, closers map[int]status.Code) error {
 	if why == "" {
 		why = "had an operation on the group fail"
 	}
-	return status.New(status.GroupBroken, "%s on the group of ranks %s: rank(s) %s %s; the group is broken",
-		world.Describe(c.sig), status.Brief(g.Ranks), status.Brief(by), why).WithRanks(by...)
+	return status.New(status.GroupBroken, "%s: rank(s) %s %s; the group is broken",
+		c.of(), status.Brief(by), why).WithRanks(by...)
 }
 
 // absentError returns an error if a member will not come to c.
-func (g *Group) absentError(c *call) error {
-	if err := g.leftError(c); err != nil {
+func (c *call) absentError() error {
+	g := c.g
+	if err := c.leftError(); err != nil {
 		return err
 	}
 	if g.node != nil && len(g.arrival.Closers(c.args.Seq)) > 0 {
-		return g.closedError(c)
+		return c.closedError()
 	}
 	return nil
 }
 
 // leftError names members that left before they came to c, if shared memory shows any.
-func (g *Group) leftError(c *call) error {
+func (c *call) leftError() error {
+	g := c.g
 	missing, known := g.arrival.Missing()
 	if !known {
 		return nil // across nodes the members answer questions: see closedError
@@ -187,14 +192,17 @@ func (g *Group) leftError(c *call) error {
 	if dead := g.Dead(); len(dead) > 0 {
 		return g.DiedError(c.numbered(), dead, "the group is broken")
 	}
-	return g.leftBefore(c, left)
+	return c.leftBefore(left)
 }
 
-func (g *Group) leftBefore(c *call, members []int) error {
-	left := g.World(members)
-	return status.New(status.PeerLeft, "%s on the group of ranks %s: rank(s) %s have ended and will not come; the group is broken",
-		world.Describe(c.sig), status.Brief(g.Ranks), status.Brief(left)).WithRanks(left...)
+func (c *call) leftBefore(members []int) error {
+	left := c.g.World(members)
+	return status.New(status.PeerLeft, "%s: rank(s) %s have ended and will not come; the group is broken",
+		c.of(), status.Brief(left)).WithRanks(left...)
 }
+
+// of describes the collective and its group.
+func (c *call) of() string { return c.g.Of(world.Describe(c.sig)) }
 
 // numbered describes the collective c of g with its number.
 func (c *call) numbered() string {

@@ -101,25 +101,25 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	}
 	c := calls.Get().(*call)
 	defer c.recycle()
-	c.nested, c.async = nested, d.Flags&op.FlagAsync != 0
-	if err := g.check(d, &trait, c); err != nil {
-		return nil, work.Result{}, g.decline(c, d.Code, err)
+	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
+	if err := c.check(d, &trait); err != nil {
+		return nil, work.Result{}, c.decline(d.Code, err)
 	}
 	if err := c.reserve(); err != nil {
-		return nil, work.Result{}, g.decline(c, d.Code, err)
+		return nil, work.Result{}, c.decline(d.Code, err)
 	}
 	if !c.async {
-		if err := g.awaitDevice(c); err != nil {
-			return nil, work.Result{}, g.decline(c, d.Code, err)
+		if err := c.awaitDevice(); err != nil {
+			return nil, work.Result{}, c.decline(d.Code, err)
 		}
-		if done, lingering, err := g.runInline(c); done {
+		if done, lingering, err := c.runInline(); done {
 			g.Env.Recorder.End(c.trace, err)
 			c.drop()
 			return lingering, work.Result{}, err
 		}
 	}
-	g.record(c, 0)
-	t := g.newCollective(c)
+	c.record(0)
+	t := c.newCollective()
 	t.handle.Watch(d.Cookie, d.State)
 	if d.Flags&op.FlagNotify != 0 {
 		t.handle.Notify()
@@ -139,9 +139,9 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 
 // decline frees a call that was not announced, refuses it towards the other members, and returns
 // err.
-func (g *Group) decline(c *call, code op.Code, err error) error {
+func (c *call) decline(code op.Code, err error) error {
 	c.drop()
-	g.refuse(code)
+	c.g.refuse(code)
 	return err
 }
 
@@ -158,9 +158,9 @@ func (g *Group) refuse(code op.Code) {
 		return
 	}
 	t := &collective{g: g, handle: g.Env.Engine.NewHandle(), refused: true}
-	t.call.args.Code, t.call.async = code, true
+	t.call.g, t.call.args.Code, t.call.async = g, code, true
 	t.call.sig[0] = uint64(code)
-	g.record(&t.call, trace.Refusing)
+	t.call.record(trace.Refusing)
 	t.call.deadline = time.Now().Add(g.Timeout())
 	if err := g.enqueue(t); err != nil {
 		g.Env.Recorder.End(t.call.trace, err)

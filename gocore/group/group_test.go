@@ -479,9 +479,9 @@ func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 		} {
 			d := desc(c.code, c.send, []op.Buf{every})
 			d.Root, d.ReduceOp = 0, op.Sum
-			got := new(call)
+			got := &call{request: request{g: g}}
 			trait := c.code.Trait()
-			if assert.NoError(t, g.check(d, trait, got), c.code) && assert.Len(t, got.staged, 1, c.code) {
+			if assert.NoError(t, got.check(d, trait), c.code) && assert.Len(t, got.staged, 1, c.code) {
 				s := got.staged[0]
 				assert.Equal(t, c.in[g.Rank], s.In, "%s is packed on rank %d", c.code, g.Rank)
 				assert.Equal(t, c.out[g.Rank], s.Out, "%s is unpacked on rank %d", c.code, g.Rank)

@@ -49,7 +49,7 @@ func (g *Group) Trouble(what string, member int) error {
 	case g.Env.Roster.Died(r):
 		return g.DiedError(what, []int{member}, "it will not answer")
 	case g.Env.Roster.LeftInOrder(r):
-		return status.New(status.PeerLeft, "%s on the group of ranks %s: rank %d has ended and will not answer", what, status.Brief(g.Ranks), r).WithRanks(r)
+		return status.New(status.PeerLeft, "%s: rank %d has ended and will not answer", g.Of(what), r).WithRanks(r)
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -13,7 +12,7 @@ import (
 
 // reportCollective reports a wait in collective seq of g.
 func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
-	w := world.Wait{What: fmt.Sprintf("%s, number %d on the group of ranks %s", what, seq, status.Brief(g.Ranks)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
+	w := world.Wait{What: g.Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
 		Since: s.Since, ID: world.WaitID("collective", g.key, seq), Past: true, Key: g.key, Seq: seq, Moving: moving, Still: still}
 	switch {
 	case moving && worker >= 0 && worker != g.Rank:
@@ -32,9 +31,9 @@ func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, mov
 }
 
 // reportIfSlow reports a wait in c, in which the caller's thread is.
-func (g *Group) reportIfSlow(s *world.Slowness, c *call, moving bool, worker int) {
-	if e, mark := g.Env, c.trace; s.Due(&e.Reports, time.Now(), time.Time{}) {
-		g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, worker, func() bool { return e.Recorder.UnderWay(mark) })
+func (c *call) reportIfSlow(s *world.Slowness, moving bool, worker int) {
+	if e, mark := c.g.Env, c.trace; s.Due(&e.Reports, time.Now(), time.Time{}) {
+		c.g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, worker, func() bool { return e.Recorder.UnderWay(mark) })
 	}
 }
 

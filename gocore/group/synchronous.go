@@ -17,7 +17,8 @@ const inlineSpin = 2000
 // runInline carries out a synchronous collective on this thread if the group is idle and its
 // members share a node. Otherwise it does nothing and returns done = false. If MPI may use the
 // memory after an error, lingering is the handle that comes with the error.
-func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error) {
+func (c *call) runInline() (done bool, lingering *work.Handle, err error) {
+	g := c.g
 	if !g.local {
 		return false, nil, nil
 	}
@@ -35,9 +36,9 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 
 	note, err := c.note()
 	if err != nil {
-		return g.refuseInline(c)
+		return c.refuseInline()
 	}
-	state, res, err := g.arriveInline(c, note)
+	state, res, err := c.arriveInline(note)
 	if err == nil {
 		g.arrived = g.turn
 	}
@@ -45,10 +46,10 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 	case err != nil:
 		g.resign(g.turn, err)
 		g.Fail(err)
-	case !g.agreed(c, state, res):
-		err = g.agreementError(c, state, res)
+	case !c.agreed(state, res):
+		err = c.agreementError(state, res)
 	default:
-		return g.carryOut(c, res)
+		return c.carryOut(res)
 	}
 	g.release()
 	return true, nil, err
@@ -57,16 +58,17 @@ func (g *Group) runInline(c *call) (done bool, lingering *work.Handle, err error
 // carryOut runs c on this thread; all members have arrived. It makes blocking MPI calls if every
 // member waits inside its call and the algorithm does not poll. Otherwise it makes a task and waits
 // for it.
-func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *work.Handle, err error) {
-	alg, err := c.choose(g, agreed)
+func (c *call) carryOut(agreed arrive.Result) (done bool, lingering *work.Handle, err error) {
+	g := c.g
+	alg, err := c.choose(agreed)
 	switch {
 	case err != nil:
 	case alg.AtOnce != nil:
 		err = alg.AtOnce(&c.args)
 	case alg.Shared != nil:
-		lingering, err = g.workTogether(c, alg)
+		lingering, err = c.workTogether(alg)
 	case alg.Polled(&c.args.Sig) || agreed.All&arrive.Sync == 0:
-		t := g.newCollective(c)
+		t := c.newCollective()
 		if err = t.call.build(alg); err != nil {
 			t.discard()
 			break
@@ -94,7 +96,7 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 	}
 	if err != nil {
 		g.AwaitName(err)
-		err = g.breakIfFailed(c, g.readable(c, err))
+		err = c.breakIfFailed(c.readable(err))
 	}
 	if c.staged != nil {
 		err = c.unstage(err)
@@ -107,9 +109,10 @@ func (g *Group) carryOut(c *call, agreed arrive.Result) (done bool, lingering *w
 }
 
 // refuseInline makes c a task, which finds that it has no note and refuses. The group is busy with c.
-func (g *Group) refuseInline(c *call) (done bool, lingering *work.Handle, err error) {
-	g.record(c, 0)
-	t := g.newCollective(c)
+func (c *call) refuseInline() (done bool, lingering *work.Handle, err error) {
+	g := c.g
+	c.record(0)
+	t := c.newCollective()
 	g.mu.Lock()
 	g.takeTurn(t)
 	g.mu.Unlock()
@@ -121,10 +124,11 @@ func (g *Group) refuseInline(c *call) (done bool, lingering *work.Handle, err er
 // arriveInline announces c with note and waits for the other members. It fails only because of the deadline,
 // an interrupt, or a member that has left; each of these breaks the group for all members. If the
 // last member arrived at that very moment, there is no failure and the collective runs.
-func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Result, error) {
+func (c *call) arriveInline(note arrive.Note) (arrive.State, arrive.Result, error) {
+	g := c.g
 	g.seq++
 	g.turn, c.args.Seq = g.seq, g.seq
-	g.record(c, 0)
+	c.record(0)
 	spin := inlineSpin
 	if g.Env.Node.Crowded() {
 		spin = 64
@@ -135,7 +139,7 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 	}
 	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, note, spin)
 	if state == arrive.Closed {
-		return state, res, g.closedError(c)
+		return state, res, c.closedError()
 	}
 	if isHere(state) || err != nil {
 		return state, res, err
@@ -152,23 +156,23 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 			return true
 		}
 		if looks++; looks&63 == 0 {
-			left = g.absentError(c)
-			g.reportIfSlow(&slow, c, false, -1)
+			left = c.absentError()
+			c.reportIfSlow(&slow, false, -1)
 		}
 		return left != nil
 	}, c.deadline)
 	switch {
 	case state == arrive.Closed:
-		return state, res, g.closedError(c)
+		return state, res, c.closedError()
 	case state == arrive.Rubbish:
-		err = g.rubbishError(c)
+		err = c.rubbishError()
 	case state != arrive.Pending || err != nil:
 		c.trace.Arrived()
 		return state, res, err
 	case left != nil:
 		err = left
 	case waitErr == work.ErrDeadline:
-		err = g.timeoutError(c)
+		err = c.timeoutError()
 	case g.Ending() != nil:
 		err = g.EndingError(world.Describe(c.sig))
 	default:
@@ -180,5 +184,5 @@ func (g *Group) arriveInline(c *call, note arrive.Note) (arrive.State, arrive.Re
 	if status.CodeOf(err) == status.Interrupted {
 		c.interrupted = err
 	}
-	return g.cameAfterAll(c)
+	return c.cameAfterAll()
 }

@@ -55,24 +55,25 @@ func (g *Group) view(member int) (*heap.View, error) {
 
 // workTogether carries out c on this thread. All members have arrived. If other members may still
 // write into the tensors after an error, it returns the handle of the task that waits for them.
-func (g *Group) workTogether(c *call, alg *coll.Algorithm) (lingering *work.Handle, err error) {
+func (c *call) workTogether(alg *coll.Algorithm) (lingering *work.Handle, err error) {
+	g := c.g
 	o, err := alg.Shared(&c.args)
 	if breaks(err) {
-		err = g.readable(c, err)
-		if o = g.standAside(c, err); o != nil {
-			return g.lingering(c, o, err), err
+		err = c.readable(err)
+		if o = c.standAside(err); o != nil {
+			return c.lingering(o, err), err
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	g.workOn(c, o, shm.All)
+	c.workOn(o, shm.All)
 	state := o.State(inlineSpin)
 	if state == shm.Pending {
-		state, err = g.awaitTogether(c, o)
+		state, err = c.awaitTogether(o)
 	}
 	if err == nil {
-		err = g.togetherError(c, o, state)
+		err = c.togetherError(o, state)
 	}
 	if state == shm.Done {
 		g.mapped = c.args.Seq
@@ -81,13 +82,13 @@ func (g *Group) workTogether(c *call, alg *coll.Algorithm) (lingering *work.Hand
 		o.Free()
 		return nil, err
 	}
-	return g.lingering(c, o, err), err
+	return c.lingering(o, err), err
 }
 
 // lingering gives c up because of err. The returned handle is settled when no member works on o, its
 // work, any more.
-func (g *Group) lingering(c *call, o *shm.Op, err error) *work.Handle {
-	t := g.newCollective(c)
+func (c *call) lingering(o *shm.Op, err error) *work.Handle {
+	t := c.newCollective()
 	t.carryShared(o)
 	t.linger(err)
 	return t.handle
@@ -95,8 +96,8 @@ func (g *Group) lingering(c *call, o *shm.Op, err error) *work.Handle {
 
 // workOn claims and does at most that many chunks of o, the work of c, if this member may. It returns
 // how many it did.
-func (g *Group) workOn(c *call, o *shm.Op, most int) int {
-	if !g.mayWork(c) {
+func (c *call) workOn(o *shm.Op, most int) int {
+	if !c.mayWork() {
 		return 0
 	}
 	return o.Work(most)
@@ -112,19 +113,20 @@ func (t *collective) linger(err error) {
 }
 
 // awaitTogether waits until the members have done all chunks. Without an error the operation is over.
-func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
+func (c *call) awaitTogether(o *shm.Op) (shm.State, error) {
+	g := c.g
 	deadline := time.Now().Add(c.timeout)
 	state, looks := shm.Pending, 0
 	var lost error
 	var slow world.Slowness
 	err := g.Wait(func() bool {
-		g.workOn(c, o, shm.All)
+		c.workOn(o, shm.All)
 		if state = o.State(20); state != shm.Pending {
 			return true
 		}
 		if looks++; looks%lookEvery == 0 {
-			lost = g.lostError(c, o)
-			g.reportIfSlow(&slow, c, true, o.Worker())
+			lost = c.lostError(o)
+			c.reportIfSlow(&slow, true, o.Worker())
 		}
 		return lost != nil
 	}, deadline)
@@ -132,11 +134,11 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 	case state != shm.Pending && state != shm.Closing:
 		return state, nil
 	case state == shm.Closing:
-		err = g.togetherError(c, o, state)
+		err = c.togetherError(o, state)
 	case lost != nil:
 		err = lost
 	case err == work.ErrDeadline:
-		err = g.togetherTimeout(c, o)
+		err = c.togetherTimeout(o)
 	case g.Ending() != nil:
 		err = g.EndingError(world.Describe(c.sig))
 	}
@@ -156,11 +158,12 @@ func (g *Group) awaitTogether(c *call, o *shm.Op) (shm.State, error) {
 }
 
 // togetherError returns why an operation in its final state has failed; nil if it has not.
-func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
+func (c *call) togetherError(o *shm.Op, state shm.State) error {
+	g := c.g
 	switch state {
 	case shm.Closed, shm.Closing:
 		if o.Damaged() {
-			return g.damagedChunks(c)
+			return c.damagedChunks()
 		}
 		// A member that has given anything up has broken the group, so it was this operation.
 		closers, lost, late := map[int]status.Code{}, false, false
@@ -175,52 +178,54 @@ func (g *Group) togetherError(c *call, o *shm.Op, state shm.State) error {
 			lost = lost || slices.Contains(dead, i)
 		}
 		if lost && len(dead) > 0 {
-			return g.lost(c, dead)
+			return c.lost(dead)
 		}
 		if late && state == shm.Closing {
-			return g.togetherTimeout(c, o)
+			return c.togetherTimeout(o)
 		}
-		return g.closedBy(c, closers)
+		return c.closedBy(closers)
 	case shm.Blind:
-		return noAlgorithm{status.New(status.NoMemory, "%s on the group of ranks %s: no rank could map the tensors of all others (ulimit -v?); nothing was done and the group is usable",
-			world.Describe(c.sig), status.Brief(g.Ranks))}
+		return noAlgorithm{status.New(status.NoMemory, "%s: no rank could map the tensors of all others (ulimit -v?); nothing was done and the group is usable",
+			c.of())}
 	}
 	return nil
 }
 
 // togetherTimeout is timeoutError for a call whose chunks are not done. It names a member that works on
 // a chunk.
-func (g *Group) togetherTimeout(c *call, o *shm.Op) error {
+func (c *call) togetherTimeout(o *shm.Op) error {
+	g := c.g
 	worker := o.Worker()
 	if worker < 0 || worker == g.Rank {
-		return g.timeoutError(c)
+		return c.timeoutError()
 	}
 	slow := g.Ranks[worker]
-	return status.New(status.Timeout, "%s on the group of ranks %s timed out after %v: all members had come, the transfer did not end: rank %d has not done its part (is it stopped?); the group is broken",
-		world.Describe(c.sig), status.Brief(g.Ranks), c.timeout, slow).WithRanks(slow)
+	return status.New(status.Timeout, "%s timed out after %v: all members had come, the transfer did not end: rank %d has not done its part (is it stopped?); the group is broken",
+		c.of(), c.timeout, slow).WithRanks(slow)
 }
 
 // lostError returns an error if a member that works on a chunk is dead. Its chunk was changed in part,
 // so the operation fails on all members. It also returns an error if this member cannot work, nobody
 // else does, and a member is dead: that one may be the only one that could, or it has not finished
 // with the collective before and never will.
-func (g *Group) lostError(c *call, o *shm.Op) error {
+func (c *call) lostError(o *shm.Op) error {
+	g := c.g
 	if worker := o.Worker(); worker >= 0 {
 		if worker == g.Rank || !g.Env.Roster.Died(g.Ranks[worker]) {
 			return nil
 		}
 		o.Bury(worker)
-		return g.lost(c, []int{worker})
+		return c.lost([]int{worker})
 	}
-	if (o.IsBlind() || !g.mayWork(c)) && g.AnyDied() {
-		return g.lost(c, g.Dead())
+	if (o.IsBlind() || !c.mayWork()) && g.AnyDied() {
+		return c.lost(g.Dead())
 	}
 	return nil
 }
 
 // lost is the error that members died in c, or before they did their part of it.
-func (g *Group) lost(c *call, members []int) error {
-	return g.DiedError(c.numbered(), members, "its result is lost, and the group is broken")
+func (c *call) lost(members []int) error {
+	return c.g.DiedError(c.numbered(), members, "its result is lost, and the group is broken")
 }
 
 // share makes the steps of a task whose tensors are in mapped memory. After an error t may linger,
@@ -228,8 +233,8 @@ func (g *Group) lost(c *call, members []int) error {
 func (t *collective) share(alg *coll.Algorithm) error {
 	o, err := alg.Shared(&t.call.args)
 	if breaks(err) {
-		err = t.g.readable(&t.call, err)
-		if o = t.g.standAside(&t.call, err); o != nil {
+		err = t.call.readable(err)
+		if o = t.call.standAside(err); o != nil {
 			t.carryShared(o)
 			t.abandon(err)
 		}
@@ -252,7 +257,7 @@ func (t *collective) work(o *shm.Op) {
 	if e.Helping() {
 		most = 1
 	}
-	for !e.Relieved() && t.g.workOn(&t.call, o, most) == most {
+	for !e.Relieved() && t.call.workOn(o, most) == most {
 	}
 }
 
@@ -272,13 +277,13 @@ func (t *collective) carryShared(o *shm.Op) {
 			state = o.Close()
 		}
 		if looks++; looks%lookEvery == 0 && (state == shm.Pending || state == shm.Closing) {
-			if err := t.g.lostError(&t.call, o); err != nil && t.stage != lingering {
+			if err := t.call.lostError(o); err != nil && t.stage != lingering {
 				t.abandon(err)
 			}
 			return false, nil
 		}
 		if state == shm.Closing && t.stage != lingering {
-			t.abandon(t.g.togetherError(&t.call, o, state))
+			t.abandon(t.call.togetherError(o, state))
 		}
 		if state == shm.Pending || state == shm.Closing {
 			return false, nil
@@ -286,6 +291,6 @@ func (t *collective) carryShared(o *shm.Op) {
 		if state == shm.Done && !t.gone {
 			t.g.mapped = t.call.args.Seq
 		}
-		return true, t.g.togetherError(&t.call, o, state)
+		return true, t.call.togetherError(o, state)
 	})
 }
