@@ -11,17 +11,6 @@ import (
 // computes. The collectives still take place in order: a member takes part in one when it has
 // finished with all before it.
 
-// takeTurn makes it the turn of t. The caller holds mu, and no other collective is under way.
-func (g *Group) takeTurn(t *collective) {
-	g.current = t
-	if !t.ahead {
-		g.seq++
-		t.call.args.Seq = g.seq
-	}
-	g.turn = t.call.args.Seq
-	t.call.trace.Begun(g.turn)
-}
-
 // announceAhead announces queued collectives, in order, as far as it may. The caller holds mu.
 func (g *Group) announceAhead() {
 	if g.node == nil || g.current == nil || g.broken != nil {
@@ -48,11 +37,11 @@ func (g *Group) announceAhead() {
 // mayBeAhead tells whether t may be announced before the turns of current and of before. A
 // synchronous call may still be refused: then its group stays usable. An input that travels in the
 // announcement must not be the result of a collective before it.
-func (t *collective) mayBeAhead(before []*collective) bool {
+func (t *task) mayBeAhead(before []*task) bool {
 	if t.refused || !t.call.async {
 		return t.refused
 	}
-	if t.call.flags&coll.Mapped != 0 || t.call.slot.bytes == 0 {
+	if t.call.flags&coll.Mapped != 0 || t.call.payload.bytes == 0 {
 		return true // no input travels
 	}
 	if t.copied || !t.isAfter(t.g.current) {
@@ -67,7 +56,7 @@ func (t *collective) mayBeAhead(before []*collective) bool {
 }
 
 // isAfter tells whether the input of t cannot lie in the result of u.
-func (t *collective) isAfter(u *collective) bool {
+func (t *task) isAfter(u *task) bool {
 	switch {
 	case u.refused || !u.call.args.WritesRecv():
 		return true
@@ -97,7 +86,7 @@ func (c *call) mayWork() bool {
 // withdraw ends t, whose turn does not come, with err. If t was announced ahead, this member tells the
 // others that it takes no part. They may have begun: then they must not write into the tensors after
 // the caller knows of err, so chunks that nobody has claimed are closed.
-func (t *collective) withdraw(err error) {
+func (t *task) withdraw(err error) {
 	g, seq := t.g, t.call.args.Seq
 	t.gone = true
 	if t.ahead {
@@ -114,13 +103,13 @@ func (t *collective) withdraw(err error) {
 }
 
 // leaveShared leaves the work of t in mapped memory, if that is how the other members carry t out.
-func (t *collective) leaveShared(err error) bool {
+func (t *task) leaveShared(err error) bool {
 	g := t.g
 	state, res := g.node.Lines.Look(t.call.args.Seq)
-	if t.refused || !t.call.agreed(state, res) {
+	if t.refused {
 		return false
 	}
-	alg, chosen := t.call.choose(res)
+	alg, chosen := t.call.choose(state, res)
 	if chosen != nil || alg.Shared == nil || t.share(alg) != nil && t.stage != lingering {
 		return false
 	}

@@ -67,7 +67,7 @@ func (c *call) check(d *op.Desc, t *op.Trait) error {
 		return c.checkDevice(cuda.Stream(d.Stream))
 	}
 	if g.node != nil {
-		return c.fillSlot()
+		return c.fillNote()
 	}
 	return nil
 }

@@ -125,6 +125,7 @@ func unmadeError(e *world.Env, what string, ranks, dead []int) error {
 // finish makes everything of a group but its first communicator.
 func finish(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
 	g := &Group{Members: world.Members{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, key: key, collComm: comm, mpi: coll.On(e.Base, comm), forced: forced}
+	g.inquiry.g = g
 	g.timeout.Store(int64(timeout))
 	if g.Size == 1 {
 		g.messages = messages.New(&g.Members, id, key, nil, g)
@@ -145,7 +146,7 @@ func finish(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm
 		}
 		if lines != nil {
 			g.local, g.arrival = true, lines
-			g.node = &coll.Node{Lines: lines, Reach: g.reach, Read: g.read}
+			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
 			e.Remember(g, g.about(), g.wire != nil)
 			return g, nil
 		}

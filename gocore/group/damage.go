@@ -3,7 +3,6 @@ package group
 import (
 	"errors"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -12,9 +11,6 @@ import (
 // What the members of a group read in each other's memory may be wrong: the process of a member may be
 // damaged, and every member can write to the memory that they share. This file has the errors that
 // follow (docs/security.md says what is checked where).
-
-// isHere tells whether a state says that all members have announced a collective.
-func isHere(s arrive.State) bool { return s == arrive.Agreed || s == arrive.Differ }
 
 // rubbishError is the error that an arrival has found rubbish in the slot of a member.
 func (c *call) rubbishError() error { return c.rubbishIn(c.g.node.Lines.Rubbish()) }
@@ -53,21 +49,6 @@ func (c *call) blamed(closers []int) error {
 		}
 	}
 	return nil
-}
-
-// cameAfterAll polls the arrival at c once more, which this member could not give up: all members had
-// announced c. It returns an error if a slot has changed since, which no member does.
-func (c *call) cameAfterAll() (arrive.State, arrive.Result, error) {
-	g := c.g
-	state, res, err := g.arrival.Poll(0)
-	if err != nil || isHere(state) || g.node == nil {
-		return state, res, err
-	}
-	g.node.Lines.Stop(g.turn, status.GroupBroken)
-	if state == arrive.Closed {
-		return state, res, c.closedError()
-	}
-	return state, res, c.rubbishError()
 }
 
 // damagedChunks is the error that the words with which the members share out the work of c hold rubbish.

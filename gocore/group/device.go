@@ -129,29 +129,3 @@ func (c *call) releaseDevice() *buffer.Tail {
 	pl.Tail = 0
 	return t
 }
-
-// drop gives back what a call holds that did not run to its end.
-func (c *call) drop() {
-	for i := range c.staged {
-		c.staged[i].Free()
-	}
-	c.staged = nil
-	c.freeSlot()
-	c.prog.Close()
-	if t := c.releaseDevice(); t != nil {
-		t.Release()
-	}
-}
-
-// unstage writes results back, unless the operation failed, and frees the stagings.
-func (c *call) unstage(err error) error {
-	for i := range c.staged {
-		s := &c.staged[i]
-		if err == nil {
-			err = s.Unpack()
-		}
-		s.Free()
-	}
-	c.staged = nil
-	return err
-}

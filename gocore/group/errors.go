@@ -3,90 +3,16 @@ package group
 import (
 	"fmt"
 	"slices"
-	"sort"
-	"strings"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
-	"github.com/paddlempi/paddlempi/gocore/coll"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
-
-// agreed tells whether a collective at which all members have arrived may run. The answer is the
-// same on every member.
-func (c *call) agreed(state arrive.State, res arrive.Result) bool {
-	diff := res.Diff
-	if c.args.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
-		diff &^= 1 << 1 // uneven parts: the lengths are exchanged later
-	}
-	return (state == arrive.Agreed || state == arrive.Differ && diff == 0) && res.Any&arrive.Refused == 0
-}
-
-// agreementError returns nil if the members agree. Otherwise it returns an error that names the
-// members that refused, or the calls of all members.
-func (c *call) agreementError(state arrive.State, res arrive.Result) error {
-	g := c.g
-	if c.agreed(state, res) {
-		return nil
-	}
-	entries := g.arrival.Entries()
-	if res.Any&arrive.Refused != 0 {
-		var who []int
-		for i, e := range entries {
-			if e.Flags&arrive.Refused != 0 {
-				who = append(who, g.Ranks[i])
-			}
-		}
-		return status.New(status.Refused, "%s: rank(s) %s refused their part (their own error says why); nothing was sent and the group is usable",
-			c.args.Code, status.Brief(who)).WithRanks(who...)
-	}
-	return c.mismatch(entries)
-}
-
-// mismatch is the error that says which ranks called what.
-func (c *call) mismatch(entries []arrive.Entry) error {
-	type party struct {
-		what  string
-		ranks []int
-	}
-	var parties []party
-	sigs := map[arrive.Signature]int{}
-	for i, e := range entries {
-		at, ok := sigs[e.Signature]
-		if !ok {
-			at = len(parties)
-			sigs[e.Signature] = at
-			parties = append(parties, party{what: world.Describe(e.Signature)})
-		}
-		parties[at].ranks = append(parties[at].ranks, c.g.Ranks[i])
-	}
-	// The error names the ranks outside the largest party.
-	sort.SliceStable(parties, func(a, b int) bool { return len(parties[a].ranks) > len(parties[b].ranks) })
-	var odd []int
-	var text []string
-	for i, p := range parties {
-		if i > 0 {
-			odd = append(odd, p.ranks...)
-		}
-		if i < 8 {
-			text = append(text, fmt.Sprintf("rank(s) %s: %s", status.Brief(p.ranks), p.what))
-		}
-	}
-	if len(parties) == 2 && len(parties[0].ranks) == len(parties[1].ranks) {
-		odd = append(append([]int(nil), parties[0].ranks...), odd...)
-		slices.Sort(odd)
-	}
-	return status.New(status.Mismatch, "%s: the ranks do not call the same thing: %s; nothing was sent and the group is usable",
-		c.args.Code, strings.Join(text, "; ")).WithRanks(odd...)
-}
 
 // timeoutError names the operation, its timeout and the ranks that never came.
 func (c *call) timeoutError() error {
 	g := c.g
 	missing, known := g.arrival.Missing()
 	if !known {
-		missing = g.ask()
+		missing = g.inquiry.ask()
 	}
 	ranks := g.World(missing)
 	who := "all members had come, the transfer did not end"
@@ -199,12 +125,4 @@ func (c *call) leftBefore(members []int) error {
 	left := c.g.World(members)
 	return status.New(status.PeerLeft, "%s: rank(s) %s have ended and will not come; the group is broken",
 		c.of(), status.Brief(left)).WithRanks(left...)
-}
-
-// of describes the collective and its group.
-func (c *call) of() string { return c.g.Of(world.Describe(c.sig)) }
-
-// numbered describes the collective c of g with its number.
-func (c *call) numbered() string {
-	return fmt.Sprintf("%s, number %d", world.Describe(c.sig), c.args.Seq)
 }

@@ -12,9 +12,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
-	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -38,7 +36,7 @@ type Group struct {
 
 	mu        sync.Mutex
 	busy      bool // a collective is under way, inline or as a task; the queue waits for it
-	queue     []*collective
+	queue     []*task
 	broken    error // why the group is unusable
 	destroyed bool  // the group takes no more calls
 	freed     bool  // its communicators and shared memory are freed: see free
@@ -52,7 +50,7 @@ type Group struct {
 
 	// current is the task whose turn it is. It is nil while no collective is under way, and while one
 	// is carried out inline. mu guards it.
-	current *collective
+	current *task
 
 	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does. While
 	// current is set, the holder of mu owns seq.
@@ -78,96 +76,6 @@ func (g *Group) Algorithm() string {
 		return alg.Name
 	}
 	return ""
-}
-
-// Submit carries out the operation that d describes. A synchronous operation is over when Submit
-// returns. For an asynchronous one Submit returns a handle.
-//
-// What d points to has to stay valid during the call only, but the memory of the tensors until the
-// operation is over. After some errors MPI may use that memory longer. Submit then returns a handle
-// together with the error; the handle is settled when MPI no longer uses the memory.
-//
-// nested says that the call comes from a signal handler that interrupted a wait of its own thread.
-func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, error) {
-	trait, ok := op.TraitOf(d.Code)
-	if !ok {
-		return nil, work.Result{}, status.New(status.Argument, "there is no operation %d", d.Code)
-	}
-	switch {
-	case d.Code == op.Panic:
-		panic("paddlempi: the panic operation was called, which exists to test this")
-	case !trait.Collective:
-		return g.messages.Carry(d)
-	}
-	c := calls.Get().(*call)
-	defer c.recycle()
-	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
-	if err := c.check(d, &trait); err != nil {
-		return nil, work.Result{}, c.decline(d.Code, err)
-	}
-	if err := c.reserve(); err != nil {
-		return nil, work.Result{}, c.decline(d.Code, err)
-	}
-	if !c.async {
-		if err := c.awaitDevice(); err != nil {
-			return nil, work.Result{}, c.decline(d.Code, err)
-		}
-		if done, lingering, err := c.runInline(); done {
-			g.Env.Recorder.End(c.trace, err)
-			c.drop()
-			return lingering, work.Result{}, err
-		}
-	}
-	c.record(0)
-	t := c.newCollective()
-	t.handle.Watch(d.Cookie, d.State)
-	if d.Flags&op.FlagNotify != 0 {
-		t.handle.Notify()
-	}
-	if err := g.enqueue(t); err != nil {
-		g.Env.Recorder.End(t.call.trace, err)
-		t.discard()
-		return nil, work.Result{}, err
-	}
-	if c.async {
-		g.Env.Engine.Look()
-		g.Env.Engine.StartProgress()
-		return t.handle, work.Result{}, nil
-	}
-	return g.await(t)
-}
-
-// decline frees a call that was not announced, refuses it towards the other members, and returns
-// err.
-func (c *call) decline(code op.Code, err error) error {
-	c.drop()
-	c.g.refuse(code)
-	return err
-}
-
-// Refuse tells the other members that this rank found its own call of code wrong before it reached
-// the core. The call of every other member raises an error that names this rank. The group stays
-// usable.
-func (g *Group) Refuse(code op.Code) error {
-	g.refuse(code)
-	return g.Usable(code)
-}
-
-func (g *Group) refuse(code op.Code) {
-	if trait, ok := op.TraitOf(code); !ok || !trait.Collective || g.Size == 1 {
-		return
-	}
-	t := &collective{g: g, handle: g.Env.Engine.NewHandle(), refused: true}
-	t.call.g, t.call.args.Code, t.call.async = g, code, true
-	t.call.sig[0] = uint64(code)
-	t.call.record(trace.Refusing)
-	t.call.deadline = time.Now().Add(g.Timeout())
-	if err := g.enqueue(t); err != nil {
-		g.Env.Recorder.End(t.call.trace, err)
-		return
-	}
-	g.Env.Engine.Tick()
-	g.Env.Engine.StartProgress()
 }
 
 // Usable returns why the group cannot run code, nil if it can.
@@ -202,7 +110,7 @@ func (g *Group) Fail(err error) {
 	g.queue = nil
 	g.mu.Unlock()
 	g.tellOthers()
-	g.drop(queue, status.New(status.GroupBroken, "an operation before it failed: %v", err))
+	drop(queue, status.New(status.GroupBroken, "an operation before it failed: %v", err))
 }
 
 // Broken returns why the group is broken, nil if it is not.

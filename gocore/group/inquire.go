@@ -21,6 +21,7 @@ const askWait = 500 * time.Millisecond
 
 // inquiry is what a group that spans nodes has asked about its current collective.
 type inquiry struct {
+	g          *Group
 	mu         sync.Mutex
 	seq        uint64
 	since      time.Time // when this rank first looked at the collective
@@ -37,13 +38,13 @@ func (q *inquiry) begin(seq uint64, now time.Time) {
 	}
 }
 
-// inquire asks one member where it is in the current collective, if that has taken long.
+// look asks one member where it is in the current collective, if that has taken long.
 // The answer that a member will never come changes the arrival's Closers.
-func (g *Group) inquire(now time.Time) {
+func (q *inquiry) look(now time.Time) {
+	g := q.g
 	if g.wire == nil {
 		return
 	}
-	q := &g.inquiry
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.begin(g.turn, now)
@@ -54,50 +55,64 @@ func (g *Group) inquire(now time.Time) {
 		q.lastMember = (q.lastMember + 1) % g.Size
 		if q.lastMember != g.Rank && q.asked.May(q.lastMember, now) {
 			q.last = now
-			g.question(q.lastMember, now)
+			q.question(q.lastMember, now)
 			return
 		}
 	}
 }
 
-// question asks a member about the current collective. The caller holds mu of the inquiry.
-func (g *Group) question(member int, now time.Time) {
-	g.inquiry.asked.Ask(member, now)
-	g.Env.Mail.Ask(g.Ranks[member], g.key, g.inquiry.seq)
+// question asks a member about the current collective. The caller holds mu.
+func (q *inquiry) question(member int, now time.Time) {
+	q.asked.Ask(member, now)
+	q.g.Env.Mail.Ask(q.g.Ranks[member], q.g.key, q.seq)
 }
 
 // ask asks all members about the current collective. It returns those that have not answered within
 // askWait that they have announced it. A member answers if it waits in the core, for this
 // collective or anything else.
-func (g *Group) ask() (missing []int) {
-	q := &g.inquiry
+func (q *inquiry) ask() (missing []int) {
+	g := q.g
 	q.mu.Lock()
 	now := time.Now()
 	q.begin(g.turn, now)
-	for _, i := range q.elsewhere(g) {
-		g.question(i, now)
+	for _, i := range q.elsewhere() {
+		q.question(i, now)
 	}
 	q.mu.Unlock()
 	_ = g.Env.Engine.Wait(func() bool {
 		g.Env.Mail.Pump()
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		return len(q.elsewhere(g)) == 0
+		return len(q.elsewhere()) == 0
 	}, time.Now().Add(askWait), nil)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.elsewhere(g)
+	return q.elsewhere()
 }
 
-// elsewhere returns the other members of g that have not answered that they have announced the collective. The
+// elsewhere returns the other members that have not answered that they have announced the collective. The
 // caller holds mu.
-func (q *inquiry) elsewhere(g *Group) (members []int) {
+func (q *inquiry) elsewhere() (members []int) {
+	g := q.g
 	for i := range g.Ranks {
 		if i != g.Rank && !q.here[i] {
 			members = append(members, i)
 		}
 	}
 	return members
+}
+
+// notHere returns the world ranks of the members that have not answered that they have announced the
+// collective.
+func (q *inquiry) notHere(seq uint64) (ranks []int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i, r := range q.g.Ranks {
+		if q.seq != seq || !q.here[i] {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
 }
 
 // Standing tells whether this member has announced collective seq, and who gave it up first, as this member knows; nil

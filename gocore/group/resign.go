@@ -1,8 +1,6 @@
 package group
 
-import (
-	"github.com/paddlempi/paddlempi/gocore/status"
-)
+import "github.com/paddlempi/paddlempi/gocore/status"
 
 // A member that cannot go on with a collective breaks the group. The other members must learn it, and
 // that this member was the first. On one node they see it in the lines. Across nodes this member
@@ -36,15 +34,6 @@ func (g *Group) tellOthers() {
 			g.Env.Answer(r, g.key, gaveUp.Seq)
 		}
 	}
-}
-
-// refuseInstead ends t because of err, before it is announced, and makes it a refusal: the group stays usable.
-// It is the turn of t.
-func (t *collective) refuseInstead(err error) {
-	t.g.mu.Lock()
-	t.refuse()
-	t.g.mu.Unlock()
-	t.end(err)
 }
 
 // cause returns what the other members are told when this one gives up because of err: what has broken

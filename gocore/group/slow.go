@@ -23,7 +23,7 @@ func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, mov
 	default:
 		missing, known := g.arrival.Missing()
 		if w.Ranks = g.World(missing); !known {
-			w.Ranks = g.notHere(seq)
+			w.Ranks = g.inquiry.notHere(seq)
 		}
 	}
 	w.Ranks = slices.DeleteFunc(w.Ranks, func(r int) bool { return r == g.Env.Topo.Rank })
@@ -37,22 +37,8 @@ func (c *call) reportIfSlow(s *world.Slowness, moving bool, worker int) {
 	}
 }
 
-// notHere returns the world ranks of the members that have not answered that they have announced the
-// collective.
-func (g *Group) notHere(seq uint64) (ranks []int) {
-	q := &g.inquiry
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for i, r := range g.Ranks {
-		if q.seq != seq || !q.here[i] {
-			ranks = append(ranks, r)
-		}
-	}
-	return ranks
-}
-
 // reportIfSlow reports t if a caller has waited for it for long, or for a collective behind it.
-func (t *collective) reportIfSlow(now time.Time) {
+func (t *task) reportIfSlow(now time.Time) {
 	e := t.g.Env
 	if !t.slow.MayBeDue(&e.Reports, now) {
 		return
@@ -69,10 +55,10 @@ func (t *collective) reportIfSlow(now time.Time) {
 
 // awaited returns since when a caller waits for t, or for a collective of the queue, whose turn comes
 // after t. The zero time: none does.
-func (t *collective) awaited() (since time.Time) {
+func (t *task) awaited() (since time.Time) {
 	t.g.mu.Lock()
 	defer t.g.mu.Unlock()
-	for _, u := range append([]*collective{t}, t.g.queue...) {
+	for _, u := range append([]*task{t}, t.g.queue...) {
 		if at := u.handle.Awaited(); !at.IsZero() && (since.IsZero() || at.Before(since)) {
 			since = at
 		}

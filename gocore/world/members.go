@@ -6,8 +6,11 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Members are the members of a group, as one of them sees it, and the waits of that one for the others. All methods are
@@ -120,4 +123,73 @@ func (m *Members) DeathError(what string, dead []int, after string, err error) e
 		text.MPIClass = e.MPIClass
 	}
 	return text
+}
+
+// Reach returns where bytes of a member's heap are in this process.
+func (m *Members) Reach(member int, l heap.Location, bytes int64) (unsafe.Pointer, error) {
+	v, err := m.view(member)
+	if err != nil {
+		return nil, err
+	}
+	return v.At(l, bytes)
+}
+
+// Read copies what a member's heap has at l, which the member may give back at any time.
+func (m *Members) Read(member int, l heap.Location, to []byte) error {
+	v, err := m.view(member)
+	if err != nil {
+		return err
+	}
+	return v.Read(l, to)
+}
+
+// view returns the view of a member's heap.
+func (m *Members) view(member int) (*heap.View, error) {
+	v := m.HeapOf(member)
+	if v == nil {
+		return nil, status.New(status.Unsupported, "the heap of rank %d is not open here", m.Ranks[member])
+	}
+	return v, nil
+}
+
+// What follows is for a room of the core that moves bytes between the members by itself (ps/link).
+
+// Me returns the rank of this process in the group, and how many members that has.
+func (m *Members) Me() (rank, size int) { return m.Rank, m.Size }
+
+// WorldRank returns the world rank of a member.
+func (m *Members) WorldRank(member int) int { return m.Ranks[member] }
+
+// HeapOf returns the heap of another member; nil if it cannot be mapped here. It is in use between Use
+// and done only.
+func (m *Members) HeapOf(member int) *heap.View { return m.Env.Node.views[m.Ranks[member]] }
+
+// Engine returns what drives requests of the transport.
+func (m *Members) Engine() *work.Engine { return m.Env.Engine }
+
+// Crowded tells whether this node has more ranks than cores.
+func (m *Members) Crowded() bool { return m.Env.Node.Crowded() }
+
+// Use says that a thread, or a request of MPI, uses the group until done is called. The end of the world
+// waits for that a while, and else does not finalize MPI. The user calls Trouble after Use and then now
+// and then, and ends when there is some.
+func (m *Members) Use() (done func()) {
+	return m.Env.Use()
+}
+
+// Trouble returns why a wait for a member, which what describes, has to end: the member died or left, or the
+// group ends. Of this rank itself only the latter is looked at. It returns nil while the wait may go on.
+func (m *Members) Trouble(what string, member int) error {
+	if err := m.EndingError(what); err != nil {
+		return err
+	}
+	r := m.Ranks[member]
+	switch {
+	case member == m.Rank:
+	case m.Env.Roster.Died(r):
+		return m.DiedError(what, []int{member}, "it will not answer")
+	case m.Env.Roster.LeftInOrder(r):
+		return status.New(status.PeerLeft, "%s: rank %d has ended and will not answer", m.Of(what), r).WithRanks(r)
+	}
+	return nil
 }

@@ -30,8 +30,5 @@ func newNode(base transport.Comm, t *topo.Topology) (*Node, error) {
 	return n, n.shareHeaps()
 }
 
-// Heap returns the heap of a rank of this node; nil if it is not open here.
-func (n *Node) Heap(rank int) *heap.View { return n.views[rank] }
-
 // Crowded tells whether this node has more ranks than cores.
 func (n *Node) Crowded() bool { return n.topo.Crowded() }

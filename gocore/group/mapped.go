@@ -3,11 +3,9 @@ package group
 import (
 	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
-	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
@@ -26,36 +24,9 @@ const (
 	lookEvery = 64
 )
 
-// reach returns where bytes of a member's heap are in this process.
-func (g *Group) reach(member int, l heap.Location, bytes int64) (unsafe.Pointer, error) {
-	v, err := g.view(member)
-	if err != nil {
-		return nil, err
-	}
-	return v.At(l, bytes)
-}
-
-// read copies what a member's heap has at l, which the member may give back at any time.
-func (g *Group) read(member int, l heap.Location, to []byte) error {
-	v, err := g.view(member)
-	if err != nil {
-		return err
-	}
-	return v.Read(l, to)
-}
-
-// view returns the view of a member's heap.
-func (g *Group) view(member int) (*heap.View, error) {
-	v := g.Env.Node.Heap(g.Ranks[member])
-	if v == nil {
-		return nil, status.New(status.Unsupported, "the heap of rank %d is not open here", g.Ranks[member])
-	}
-	return v, nil
-}
-
-// workTogether carries out c on this thread. All members have arrived. If other members may still
+// workMapped carries out c on this thread. All members have arrived. If other members may still
 // write into the tensors after an error, it returns the handle of the task that waits for them.
-func (c *call) workTogether(alg *coll.Algorithm) (lingering *work.Handle, err error) {
+func (c *call) workMapped(alg *coll.Algorithm) (lingering *work.Handle, err error) {
 	g := c.g
 	o, err := alg.Shared(&c.args)
 	if breaks(err) {
@@ -68,12 +39,12 @@ func (c *call) workTogether(alg *coll.Algorithm) (lingering *work.Handle, err er
 		return nil, err
 	}
 	c.workOn(o, shm.All)
-	state := o.State(inlineSpin)
+	state := o.State(arrivalSpin)
 	if state == shm.Pending {
-		state, err = c.awaitTogether(o)
+		state, err = c.awaitChunks(o)
 	}
 	if err == nil {
-		err = c.togetherError(o, state)
+		err = c.chunksError(o, state)
 	}
 	if state == shm.Done {
 		g.mapped = c.args.Seq
@@ -88,7 +59,7 @@ func (c *call) workTogether(alg *coll.Algorithm) (lingering *work.Handle, err er
 // lingering gives c up because of err. The returned handle is settled when no member works on o, its
 // work, any more.
 func (c *call) lingering(o *shm.Op, err error) *work.Handle {
-	t := c.newCollective()
+	t := c.newTask()
 	t.carryShared(o)
 	t.linger(err)
 	return t.handle
@@ -104,7 +75,7 @@ func (c *call) workOn(o *shm.Op, most int) int {
 }
 
 // linger gives t up because of err. The engine drives it until no member works on it any more.
-func (t *collective) linger(err error) {
+func (t *task) linger(err error) {
 	if t.stage != lingering {
 		t.abandon(err)
 	}
@@ -112,8 +83,8 @@ func (t *collective) linger(err error) {
 	t.g.Env.Engine.StartProgress()
 }
 
-// awaitTogether waits until the members have done all chunks. Without an error the operation is over.
-func (c *call) awaitTogether(o *shm.Op) (shm.State, error) {
+// awaitChunks waits until the members have done all chunks. Without an error the operation is over.
+func (c *call) awaitChunks(o *shm.Op) (shm.State, error) {
 	g := c.g
 	deadline := time.Now().Add(c.timeout)
 	state, looks := shm.Pending, 0
@@ -134,11 +105,11 @@ func (c *call) awaitTogether(o *shm.Op) (shm.State, error) {
 	case state != shm.Pending && state != shm.Closing:
 		return state, nil
 	case state == shm.Closing:
-		err = c.togetherError(o, state)
+		err = c.chunksError(o, state)
 	case lost != nil:
 		err = lost
 	case err == work.ErrDeadline:
-		err = c.togetherTimeout(o)
+		err = c.chunksTimeout(o)
 	case g.Ending() != nil:
 		err = g.EndingError(world.Describe(c.sig))
 	}
@@ -157,8 +128,8 @@ func (c *call) awaitTogether(o *shm.Op) (shm.State, error) {
 	return state, err
 }
 
-// togetherError returns why an operation in its final state has failed; nil if it has not.
-func (c *call) togetherError(o *shm.Op, state shm.State) error {
+// chunksError returns why an operation in its final state has failed; nil if it has not.
+func (c *call) chunksError(o *shm.Op, state shm.State) error {
 	g := c.g
 	switch state {
 	case shm.Closed, shm.Closing:
@@ -181,19 +152,19 @@ func (c *call) togetherError(o *shm.Op, state shm.State) error {
 			return c.lost(dead)
 		}
 		if late && state == shm.Closing {
-			return c.togetherTimeout(o)
+			return c.chunksTimeout(o)
 		}
 		return c.closedBy(closers)
 	case shm.Blind:
-		return noAlgorithm{status.New(status.NoMemory, "%s: no rank could map the tensors of all others (ulimit -v?); nothing was done and the group is usable",
+		return harmless{status.New(status.NoMemory, "%s: no rank could map the tensors of all others (ulimit -v?); nothing was done and the group is usable",
 			c.of())}
 	}
 	return nil
 }
 
-// togetherTimeout is timeoutError for a call whose chunks are not done. It names a member that works on
+// chunksTimeout is timeoutError for a call whose chunks are not done. It names a member that works on
 // a chunk.
-func (c *call) togetherTimeout(o *shm.Op) error {
+func (c *call) chunksTimeout(o *shm.Op) error {
 	g := c.g
 	worker := o.Worker()
 	if worker < 0 || worker == g.Rank {
@@ -230,7 +201,7 @@ func (c *call) lost(members []int) error {
 
 // share makes the steps of a task whose tensors are in mapped memory. After an error t may linger,
 // because other members work in its tensors.
-func (t *collective) share(alg *coll.Algorithm) error {
+func (t *task) share(alg *coll.Algorithm) error {
 	o, err := alg.Shared(&t.call.args)
 	if breaks(err) {
 		err = t.call.readable(err)
@@ -248,7 +219,7 @@ func (t *collective) share(alg *coll.Algorithm) error {
 
 // work claims and does chunks of o. The progress thread does them one by one, so that a caller that comes
 // to wait can go on.
-func (t *collective) work(o *shm.Op) {
+func (t *task) work(o *shm.Op) {
 	e := t.g.Env.Engine
 	if e.Looking() {
 		return
@@ -262,7 +233,7 @@ func (t *collective) work(o *shm.Op) {
 }
 
 // carryShared makes o the program of t. The program ends when no member works on o any more.
-func (t *collective) carryShared(o *shm.Op) {
+func (t *task) carryShared(o *shm.Op) {
 	t.shared = o
 	looks := 0
 	p := &t.call.prog
@@ -283,7 +254,7 @@ func (t *collective) carryShared(o *shm.Op) {
 			return false, nil
 		}
 		if state == shm.Closing && t.stage != lingering {
-			t.abandon(t.call.togetherError(o, state))
+			t.abandon(t.call.chunksError(o, state))
 		}
 		if state == shm.Pending || state == shm.Closing {
 			return false, nil
@@ -291,6 +262,6 @@ func (t *collective) carryShared(o *shm.Op) {
 		if state == shm.Done && !t.gone {
 			t.g.mapped = t.call.args.Seq
 		}
-		return true, t.call.togetherError(o, state)
+		return true, t.call.chunksError(o, state)
 	})
 }

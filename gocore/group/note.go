@@ -9,17 +9,17 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
-// slot is what a call of a group on one node tells in its arrival slot: its input, if that is short,
+// payload is what a call of a group on one node tells in the note of its announcement: its input, if that is short,
 // or where its tensors are in this rank's heap.
-type slot struct {
-	bytes  int64          // of the input, if it lies in the slot
+type payload struct {
+	bytes  int64          // of the input, if it lies in the note
 	block  unsafe.Pointer // where an input of several parts is put together; nil for one part
 	places coll.Places
 }
 
-// fillSlot finds out what the slot can hold, and sets the flag for it. It allocates what note needs.
-func (c *call) fillSlot() (err error) {
-	s := &c.slot
+// fillNote finds out what the note can hold, and sets the flag for it. It allocates what note needs.
+func (c *call) fillNote() (err error) {
+	s := &c.payload
 	parts, bytes, ok := coll.Payload(&c.args, c.flags)
 	if ok {
 		if len(parts) > 1 {
@@ -44,10 +44,10 @@ func (c *call) fillSlot() (err error) {
 	return nil
 }
 
-// note returns what lies in the slot. It is called when the call is announced, because the payload
+// note returns the note. It is called when the call is announced, because the payload
 // is read then.
 func (c *call) note() (arrive.Note, error) {
-	s := &c.slot
+	s := &c.payload
 	switch {
 	case c.flags&coll.Mapped != 0:
 		return s.places.Note(), nil
@@ -72,10 +72,10 @@ func (c *call) note() (arrive.Note, error) {
 	return arrive.Note{Data: s.block, Bytes: s.bytes}, nil
 }
 
-func (c *call) freeSlot() {
-	if c.slot.block != nil {
-		mem.Free(c.slot.block)
-		c.slot.block = nil
+func (c *call) freeNote() {
+	if c.payload.block != nil {
+		mem.Free(c.payload.block)
+		c.payload.block = nil
 	}
-	c.slot.places.Free()
+	c.payload.places.Free()
 }

@@ -1,0 +1,203 @@
+package group
+
+import (
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// arrivalSpin is how many pauses a synchronous arrival spins before it waits adaptively: some 20 us.
+const arrivalSpin = 2000
+
+// arrive announces c with note and waits for the other members. It fails only because of the deadline,
+// an interrupt, or a member that has left; each of these breaks the group for all members. If the
+// last member arrived at that very moment, there is no failure and the collective runs.
+func (c *call) arrive(note arrive.Note) (arrive.State, arrive.Result, error) {
+	g := c.g
+	g.seq++
+	g.turn, c.args.Seq = g.seq, g.seq
+	c.record(0)
+	spin := arrivalSpin
+	if g.Env.Node.Crowded() {
+		spin = 64
+	}
+	flags := c.flags
+	if !g.Env.Survives {
+		flags |= arrive.Sync
+	}
+	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, note, spin)
+	if state == arrive.Closed {
+		return state, res, c.closedError()
+	}
+	if isHere(state) || err != nil {
+		return state, res, err
+	}
+	if c.deadline.IsZero() {
+		c.deadline = time.Now().Add(c.timeout)
+	}
+	var left error
+	looks := 0
+	var slow world.Slowness
+	waitErr := g.Wait(func() bool {
+		state, res, err = g.arrival.Poll(20)
+		if state != arrive.Pending || err != nil {
+			return true
+		}
+		if looks++; looks&63 == 0 {
+			left = c.absentError()
+			c.reportIfSlow(&slow, false, -1)
+		}
+		return left != nil
+	}, c.deadline)
+	switch {
+	case state == arrive.Closed:
+		return state, res, c.closedError()
+	case state == arrive.Rubbish:
+		err = c.rubbishError()
+	case state != arrive.Pending || err != nil:
+		c.trace.Arrived()
+		return state, res, err
+	case left != nil:
+		err = left
+	case waitErr == work.ErrDeadline:
+		err = c.timeoutError()
+	case g.Ending() != nil:
+		err = g.EndingError(world.Describe(c.sig))
+	default:
+		err = waitErr
+	}
+	if g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
+		return state, res, err
+	}
+	if status.CodeOf(err) == status.Interrupted {
+		c.interrupted = err
+	}
+	return c.cameAfterAll()
+}
+
+// isHere tells whether a state says that all members have announced a collective.
+func isHere(s arrive.State) bool { return s == arrive.Agreed || s == arrive.Differ }
+
+// cameAfterAll polls the arrival at c once more, which this member could not give up: all members had
+// announced c. It returns an error if a slot has changed since, which no member does.
+func (c *call) cameAfterAll() (arrive.State, arrive.Result, error) {
+	g := c.g
+	state, res, err := g.arrival.Poll(0)
+	if err != nil || isHere(state) || g.node == nil {
+		return state, res, err
+	}
+	g.node.Lines.Stop(g.turn, status.GroupBroken)
+	if state == arrive.Closed {
+		return state, res, c.closedError()
+	}
+	return state, res, c.rubbishError()
+}
+
+// announce announces t, unless t was announced ahead. If t cannot say what belongs to its announcement, it is
+// refused.
+func (t *task) announce() error {
+	var note arrive.Note
+	if !t.ahead && !t.refused { // the caller of a refusal was told, and may have freed its tensors
+		var err error
+		if note, err = t.call.note(); err != nil {
+			t.refuseInstead(err)
+		}
+	}
+	if t.refused {
+		t.call.deadline = time.Now().Add(t.g.Timeout()) // its first deadline may have passed
+	}
+	if t.ahead {
+		return nil
+	}
+	_, _, err := t.g.arrival.Announce(t.g.turn, &t.call.sig, t.flags(), note, 0)
+	return err
+}
+
+// refuseInstead ends t because of err, before it is announced, and makes it a refusal: the group stays usable.
+// It is the turn of t.
+func (t *task) refuseInstead(err error) {
+	t.g.mu.Lock()
+	t.refuse()
+	t.g.mu.Unlock()
+	t.end(err)
+}
+
+// flags returns the flags of the announcement.
+func (t *task) flags() arrive.Flags {
+	if t.refused {
+		return t.call.flags | arrive.Refused
+	}
+	return t.call.flags
+}
+
+// pollArrival looks whether all members have arrived, and begins the program then.
+func (t *task) pollArrival() bool {
+	g := t.g
+	state, res, err := arrive.Pending, arrive.Result{}, t.news.Err
+	if err == nil {
+		state, res, err = g.arrival.Poll(1)
+	}
+	if t.news.Waits(&g.Members, err) {
+		return false
+	}
+	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
+		if state == arrive.Rubbish {
+			err = t.call.rubbishError()
+		} else if err = t.whyGiveUp(); err == nil {
+			return false
+		}
+		if t.refused && g.local && g.Ending() != nil {
+			t.over(nil) // the announcement stays in the lines: a member that comes later sees the refusal
+			return true
+		}
+		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
+			state, res, err = t.call.cameAfterAll()
+		}
+	}
+	if state == arrive.Closed && err == nil {
+		err = t.call.closedError()
+	}
+	if err == nil {
+		g.arrived = g.turn
+		t.call.trace.Arrived()
+	}
+	switch {
+	case err != nil:
+		err = g.Named(t.call.numbered(), err)
+		g.resign(g.turn, err)
+		g.Fail(err)
+		t.over(err)
+		return true
+	case t.refused:
+		t.over(nil)
+		return true
+	}
+	alg, err := t.call.choose(state, res)
+	if err == nil {
+		err = t.start(alg)
+	}
+	if t.news.Waits(&g.Members, err) {
+		t.stage = running // pollProgram goes on
+		return false
+	}
+	if err != nil {
+		t.over(t.call.breakIfFailed(err))
+		return true
+	}
+	return t.pollProgram()
+}
+
+// whyGiveUp returns an error if t, which waits for other members, must stop waiting.
+func (t *task) whyGiveUp() error {
+	if !t.refused && t.handle.Done() {
+		_, err := t.handle.Result() // the caller was interrupted
+		return err
+	}
+	if err := t.g.EndingError(world.Describe(t.call.sig)); err != nil {
+		return err
+	}
+	return t.overdue()
+}

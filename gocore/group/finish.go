@@ -1,0 +1,132 @@
+package group
+
+import (
+	"errors"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// finish ends c, which was carried out on this thread with err, and returns the error for the caller.
+func (c *call) finish(err error) error {
+	if err != nil {
+		c.g.AwaitName(err)
+		err = c.breakIfFailed(c.readable(err))
+	}
+	if c.staged != nil {
+		err = c.unstage(err)
+	}
+	c.g.release()
+	if err == nil {
+		err = c.interrupted
+	}
+	return err
+}
+
+// breakIfFailed breaks the group if collective c failed half way with err, and returns the error for the
+// caller. Two kinds of errors do not break it, because no data was moved: harmless ones, and a mismatch that
+// the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
+func (c *call) breakIfFailed(err error) error {
+	g := c.g
+	if err == nil { // return before e and none, whose addresses errors.As takes, are allocated
+		return nil
+	}
+	var e *status.Error
+	var none harmless
+	switch {
+	case errors.As(err, &none):
+		return none.error
+	case errors.As(err, &e) && e.Code == status.Mismatch:
+		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.World(e.Ranks)...)
+	default:
+		if errors.As(err, &e) && e.Code == status.Cuda {
+			e.Ranks = g.World(e.Ranks)
+		}
+		err = g.Named(c.numbered(), err)
+		if !c.chunked {
+			g.resign(c.args.Seq, err)
+		}
+		g.Fail(err)
+	}
+	return err
+}
+
+// unstage writes results back, unless the operation failed, and frees the stagings.
+func (c *call) unstage(err error) error {
+	for i := range c.staged {
+		s := &c.staged[i]
+		if err == nil {
+			err = s.Unpack()
+		}
+		s.Free()
+	}
+	c.staged = nil
+	return err
+}
+
+// drop gives back what a call holds that did not run to its end.
+func (c *call) drop() {
+	for i := range c.staged {
+		c.staged[i].Free()
+	}
+	c.staged = nil
+	c.freeNote()
+	c.prog.Close()
+	if t := c.releaseDevice(); t != nil {
+		t.Release()
+	}
+}
+
+// end reports how the operation ended, and that MPI is done with its memory. The caller may have
+// been told of a failure before, by giveUp.
+func (t *task) end(err error) {
+	t.g.Env.Recorder.End(t.call.trace, err)
+	t.countOff(t.handle.Finish(work.Result{}, err))
+}
+
+// giveUp tells the caller that t failed while MPI may still use the memory.
+func (t *task) giveUp(err error) {
+	t.g.Env.Recorder.End(t.call.trace, err)
+	t.countOff(t.handle.GiveUp(err))
+}
+
+// endOnDevice ends t after its program. Work of t may still be queued on a device.
+func (t *task) endOnDevice(err error) {
+	left := t.call.releaseDevice()
+	if err != nil && left != nil {
+		left.Release()
+		left = nil
+	}
+	t.g.Env.Recorder.End(t.call.trace, err)
+	t.countOff(left.Finish(t.handle, work.Result{}, err))
+}
+
+// countOff takes t out of Group.async, when its caller is told of its end for the first time.
+func (t *task) countOff(first bool) {
+	if first && t.counted {
+		t.g.async.Add(-1)
+	}
+}
+
+// over ends t and releases the group for the next collective.
+func (t *task) over(err error) {
+	t.end(err)
+	t.discard()
+	t.g.release()
+}
+
+// discard frees what t holds. MPI has no request of t.
+func (t *task) discard() { t.call.drop() }
+
+// abandon gives t up although its memory may still be used. t goes on until it is not.
+func (t *task) abandon(err error) {
+	t.stage = lingering
+	if t.shared != nil {
+		t.g.node.Lines.Explain(t.g.cause(err))
+		t.shared.Leave()
+	} else {
+		t.g.resign(t.call.args.Seq, err)
+	}
+	t.giveUp(err)
+	t.g.Fail(err)
+}

@@ -1,0 +1,122 @@
+package group
+
+import (
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// byTask tells whether c, which is synchronous, has to be carried out by a task: a member does not wait inside its call,
+// or the steps of the algorithm poll.
+func (c *call) byTask(alg *coll.Algorithm) bool {
+	return alg.AtOnce == nil && alg.Shared == nil && (alg.Polled(&c.args.Sig) || c.args.Agreed&arrive.Sync == 0)
+}
+
+// run carries out c on this thread. If MPI may use the memory after an error, it returns the handle of the task that
+// waits for that.
+func (c *call) run(alg *coll.Algorithm) (lingering *work.Handle, err error) {
+	g := c.g
+	switch {
+	case alg.AtOnce != nil:
+		return nil, alg.AtOnce(&c.args)
+	case alg.Shared != nil:
+		return c.workMapped(alg)
+	}
+	if err = c.build(alg); err == nil {
+		g.Env.Watcher.Start()
+		g.blocking.Store(g.turn)
+		err = c.prog.Run()
+		g.blocking.Store(0)
+	}
+	g.Env.Engine.CalledMPI()
+	return nil, err
+}
+
+// runTask carries out c by a task, and waits for it.
+func (c *call) runTask(alg *coll.Algorithm) (lingering *work.Handle, err error) {
+	t := c.newTask()
+	if err = t.call.build(alg); err != nil {
+		t.discard()
+		return nil, c.finish(err)
+	}
+	t.run()
+	c.g.Env.Engine.Add(t)
+	c.g.Env.Engine.CalledMPI()
+	interrupted := c.interrupted
+	if lingering, _, err = t.await(); err == nil {
+		err = interrupted
+	}
+	return lingering, err
+}
+
+// build packs staged tensors and makes the steps of c. The other members have arrived and run their
+// steps, so an error here breaks the group.
+func (c *call) build(alg *coll.Algorithm) error {
+	c.prog.Reset(c.args.Lib)
+	if alg.AtOnce != nil {
+		c.prog.Do(func() error { return alg.AtOnce(&c.args) })
+		return nil
+	}
+	for i := range c.staged {
+		if err := c.staged[i].Pack(); err != nil {
+			return err
+		}
+	}
+	return alg.Build(&c.args, &c.prog)
+}
+
+// start makes the steps of t by alg, once all members have arrived.
+func (t *task) start(alg *coll.Algorithm) (err error) {
+	if alg.Shared != nil {
+		if err = t.share(alg); t.stage == lingering {
+			return nil
+		}
+	} else if err = t.call.build(alg); err == nil {
+		t.g.Env.Engine.CalledMPI()
+	}
+	if err == nil {
+		t.run()
+	}
+	return err
+}
+
+// run begins the program. It may take the whole timeout, whatever the arrival took.
+func (t *task) run() {
+	t.stage = running
+	t.call.deadline = time.Now().Add(t.call.timeout)
+}
+
+// pollProgram takes the program further, and ends t with it.
+func (t *task) pollProgram() bool {
+	done, err := t.news.Err != nil, t.news.Err
+	if !done {
+		done, err = t.call.prog.Poll()
+	}
+	if t.news.Waits(&t.g.Members, err) {
+		return false
+	}
+	if done {
+		t.endOnDevice(t.call.unstage(t.call.breakIfFailed(t.call.readable(err))))
+		t.discard()
+		if !t.gone {
+			t.g.release()
+		}
+		return true
+	}
+	if t.stage != running {
+		return false
+	}
+	if err = t.overdue(); err == nil {
+		err = t.g.EndingError(world.Describe(t.call.sig))
+	}
+	if err == nil && t.handle.Done() {
+		_, err = t.handle.Result()
+	}
+	if err != nil {
+		t.abandon(err)
+	}
+	return false
+}

@@ -1,0 +1,170 @@
+package group
+
+import (
+	"slices"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/coll/shm"
+	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+type stage int32
+
+const (
+	queued stage = iota
+	arriving
+	running
+	lingering // failed for its caller, but MPI still has requests of it
+)
+
+// task is a collective that does not run inline.
+type task struct {
+	g       *Group
+	call    call
+	handle  *work.Handle
+	stage   stage
+	refused bool    // t only takes part in the arrival
+	copied  bool    // some tensor is copied to contiguous memory, and results from there
+	ahead   bool    // t was announced ahead of its turn
+	gone    bool    // t was withdrawn: its turn does not come
+	shared  *shm.Op // the work of t, if its tensors are in mapped memory
+	counted bool    // t is counted in Group.async until its caller is told of its end
+	polls   int
+	slow    world.Slowness
+	news    world.News // MPI has told of a death in this collective
+	world.Mourning
+}
+
+// newTask makes a task that takes over everything that c holds. It copies what points into c,
+// and what the caller keeps only during the call.
+func (c *call) newTask() *task {
+	g := c.g
+	t := &task{g: g, call: *c, handle: g.Env.Engine.NewHandle()}
+	t.copied = len(c.staged) > 0
+	t.call.one = [2]coll.Part{}
+	t.call.args.Send = append([]coll.Part(nil), c.args.Send...)
+	t.call.args.Recv = append([]coll.Part(nil), c.args.Recv...)
+	if t.call.deadline.IsZero() {
+		t.call.deadline = time.Now().Add(c.timeout)
+	}
+	for i := range t.call.staged {
+		t.call.staged[i].CopyLayout()
+	}
+	c.staged, c.args.DeviceCall, c.prog, c.payload = nil, nil, coll.Program{}, payload{}
+	return t
+}
+
+// begin announces t, unless t was announced ahead. It is the turn of t.
+func (t *task) begin() {
+	g := t.g
+	t.stage = arriving
+	if t.ahead {
+		g.node.Lines.Turn(g.turn)
+	}
+	if err := t.announce(); err != nil && !t.news.Waits(&g.Members, err) {
+		err = g.Named(t.call.numbered(), err)
+		g.resign(g.turn, err)
+		g.Fail(err)
+		t.over(err)
+		return
+	}
+	if t.call.flags&coll.Device != 0 {
+		g.Env.Engine.Add(t) // the device works while the host polls, and takes no core
+	} else {
+		g.Env.Engine.AddPatient(t)
+	}
+}
+
+// Requests adds the MPI requests of t. Once all members have arrived, polling moves the data.
+func (t *task) Requests(b *work.Batch) (moving bool) {
+	if t.stage < running {
+		return false
+	}
+	t.call.prog.Requests(b)
+	return t.stage == running
+}
+
+// Poll takes t further, without waiting.
+func (t *task) Poll() bool {
+	switch t.stage {
+	case arriving:
+		return t.pollArrival()
+	default:
+		return t.pollProgram()
+	}
+}
+
+// overdue returns an error if the deadline has passed, or if a member will never come. It looks at
+// the clock at every 32nd call.
+func (t *task) overdue() error {
+	if t.polls++; t.polls&31 != 0 {
+		return nil
+	}
+	now := time.Now()
+	if now.After(t.call.deadline) {
+		if t.shared != nil && t.stage == running {
+			return t.call.chunksTimeout(t.shared)
+		}
+		return t.call.timeoutError()
+	}
+	t.g.inquiry.look(now)
+	t.reportIfSlow(now)
+	if t.shared == nil && (t.stage != arriving || t.g.wire != nil) { // a wire is an operation of MPI
+		if dead := t.Over(&t.g.Members, now); dead != nil {
+			return t.call.lost(dead)
+		}
+	}
+	if t.stage == arriving {
+		return t.call.absentError()
+	}
+	if len(t.g.arrival.Closers(t.call.args.Seq)) > 0 {
+		return t.call.closedError()
+	}
+	return nil
+}
+
+// refuse turns t into a task that only takes part in the arrival. t has not begun, and the caller
+// holds Group.mu.
+func (t *task) refuse() {
+	t.refused = true
+	t.discard()
+	t.g.Env.Engine.StartProgress()
+}
+
+// await waits for a synchronous operation that runs as a task. An interrupt makes the caller give
+// up; the deadline is watched by the task itself. If the collective is still in the queue, it stays
+// there as a refusal, because the other members expect an announcement. If MPI may use the memory
+// after an error, await returns the handle.
+func (t *task) await() (lingering *work.Handle, r work.Result, err error) {
+	stream := uint64(t.call.stream)
+	r, err = t.handle.Wait(-1, t.g.Env.Interrupt)
+	if !t.handle.Done() {
+		if t.refuseQueued() {
+			t.end(err)
+		} else if t.handle.GiveUp(err) {
+			t.g.Fail(err)
+			t.g.Env.Engine.StartProgress() // t fails in the arrival, or lingers until MPI is done with its memory
+		} else {
+			r, err = t.handle.Result() // t ended at the same moment
+		}
+	}
+	if err = t.handle.Follow(stream, err); err != nil && !t.handle.Settled() {
+		lingering = t.handle
+	}
+	return lingering, r, err
+}
+
+// refuseQueued turns t into a refusal if it is still in the queue and was not announced. t is not
+// removed, because the other members announce a collective in its place.
+func (t *task) refuseQueued() bool {
+	g := t.g
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !slices.Contains(g.queue, t) || t.refused || t.ahead {
+		return false
+	}
+	t.refuse()
+	return true
+}
