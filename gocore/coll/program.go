@@ -5,6 +5,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -28,9 +29,8 @@ type Program struct {
 	left    int64
 
 	lib   mpi.Library
-	next  int         // the step to start next
-	slots []*mpi.Slot // the requests of the step under way
-	fns   []mpi.Fn    // the MPI function of each slot
+	next  int                // the step to start next
+	under transport.UnderWay // the requests of the step under way
 	err   error
 }
 
@@ -38,7 +38,7 @@ type Program struct {
 func (p *Program) Reset(lib mpi.Library) {
 	clear(p.steps)
 	p.steps = p.steps[:0]
-	p.lib, p.next, p.err = lib, 0, nil
+	p.lib, p.under.By, p.next, p.err = lib, lib, 0, nil
 }
 
 // Call appends an MPI call and returns it, so that the caller can fill it in. The pointer is valid
@@ -136,68 +136,26 @@ func (p *Program) Run() error {
 
 func (p *Program) start(calls []mpi.Call) error {
 	for i := range calls {
-		s := p.lib.NewSlot()
-		if err := p.lib.Start(&calls[i], s); err != nil {
-			p.lib.FreeSlot(s)
+		if err := p.under.Add(p.lib.Start(&calls[i])); err != nil {
 			return err
 		}
-		p.slots = append(p.slots, s)
-		p.fns = append(p.fns, calls[i].Fn)
 	}
 	return nil
 }
 
-func (p *Program) poll() int {
-	var buf [16]uintptr
-	list := buf[:0]
-	for _, s := range p.slots {
-		if s.Done == 0 {
-			list = append(list, uintptr(unsafe.Pointer(s)))
-		}
-	}
-	if len(list) == 0 {
-		return 0
-	}
-	return p.lib.Poll(list)
-}
-
-// reap frees the slots that are done and returns the first error among them.
-func (p *Program) reap() (err error) {
-	kept, fns := p.slots[:0], p.fns[:0]
-	for i, s := range p.slots {
-		if s.Done == 0 {
-			kept, fns = append(kept, s), append(fns, p.fns[i])
-			continue
-		}
-		if e := p.lib.SlotError(p.fns[i], s); e != nil && err == nil {
-			err = e
-		}
-		p.lib.FreeSlot(s)
-	}
-	clear(p.slots[len(kept):])
-	p.slots, p.fns = kept, fns
-	return err
-}
-
 // Requests adds the requests under way to b.
-func (p *Program) Requests(b *work.Batch) {
-	for _, s := range p.slots {
-		if s.Done == 0 {
-			b.Add(p.lib, uintptr(unsafe.Pointer(s)))
-		}
-	}
-}
+func (p *Program) Requests(b *work.Batch) { p.under.Batch(b) }
 
 // Poll runs the steps that need no wait now. It returns whether the program has ended, and the
 // error. After the first error Poll starts no further step, but the program ends only when the
 // requests under way have ended.
 func (p *Program) Poll() (done bool, err error) {
 	for {
-		if len(p.slots) > 0 {
-			if e := p.reap(); e != nil && p.err == nil {
+		if p.under.Len() > 0 {
+			if e := p.under.Reap(); e != nil && p.err == nil {
 				p.err = e
 			}
-			if len(p.slots) > 0 {
+			if p.under.Len() > 0 {
 				return false, nil
 			}
 		}
@@ -222,20 +180,9 @@ func (p *Program) Poll() (done bool, err error) {
 		case s.Calls != nil:
 			p.err = p.start(s.Calls)
 		default:
-			p.err = p.startOne(&s.Call)
+			p.err = p.under.Add(p.lib.Start(&s.Call))
 		}
 	}
-}
-
-func (p *Program) startOne(c *mpi.Call) error {
-	s := p.lib.NewSlot()
-	if err := p.lib.Start(c, s); err != nil {
-		p.lib.FreeSlot(s)
-		return err
-	}
-	p.slots = append(p.slots, s)
-	p.fns = append(p.fns, c.Fn)
-	return nil
 }
 
 // Close runs what AtEnd appended and frees the scratch memory. No request may be under way.

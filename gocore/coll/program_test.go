@@ -21,8 +21,8 @@ import (
 func finish(p *Program, how form) error {
 	if how == blocking {
 		for {
-			if len(p.slots) > 0 {
-				p.poll()
+			if p.under.Len() > 0 {
+				p.under.Poll()
 			}
 			if done, err := p.Poll(); done {
 				return err
@@ -109,7 +109,7 @@ func TestAnErrorAwaitsWhatIsUnderWay(t *testing.T) {
 			start := time.Now()
 			err = finish(&p, how)
 			assert.True(t, ended)
-			assert.Empty(t, p.slots)
+			assert.Zero(t, p.under.Len())
 			assert.Empty(t, p.scratch)
 			if rank == 0 {
 				assert.ErrorContains(t, err, "injected failure of call 3")

@@ -24,6 +24,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -217,27 +218,14 @@ func sendRecv(lib mpi.Library, comm mpi.Comm, send, recv unsafe.Pointer, to, fro
 		{Fn: mpi.FnRecv, Comm: comm, Peer: int32(from), Tag: 1, RecvBuf: recv, RecvCount: n, RecvType: lib.Byte()},
 		{Fn: mpi.FnSend, Comm: comm, Peer: int32(to), Tag: 1, SendBuf: send, SendCount: n, SendType: lib.Byte()},
 	}
-	var slots [2]*mpi.Slot
-	var open [2]uintptr
+	under := transport.UnderWay{By: lib}
 	for i := range calls {
-		slots[i] = lib.NewSlot()
-		if err := lib.Start(&calls[i], slots[i]); err != nil {
+		if err := under.Add(lib.Start(&calls[i])); err != nil {
 			return err
 		}
-		open[i] = uintptr(unsafe.Pointer(slots[i]))
 	}
-	moved := func() bool {
-		lib.Poll(open[:])
-		return slots[0].Done != 0 && slots[1].Done != 0
-	}
-	if work.NewEngine().Wait(moved, time.Now().Add(limit), nil) != nil {
+	if work.NewEngine().Wait(under.Poll, time.Now().Add(limit), nil) != nil {
 		return status.New(status.Timeout, "MPI did not move %d bytes of GPU memory within %v", n, limit)
 	}
-	for i, s := range slots {
-		if err := lib.SlotError(calls[i].Fn, s); err != nil {
-			return err
-		}
-		lib.FreeSlot(s)
-	}
-	return nil
+	return under.Reap()
 }

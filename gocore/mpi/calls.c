@@ -16,8 +16,8 @@ _Static_assert(offsetof(struct pmpi_mpi_call, message) == 80, "layout of mpi.Cal
 _Static_assert(offsetof(struct pmpi_mpi_call, recv_displs) == 112, "layout of mpi.Call");
 _Static_assert(sizeof(struct pmpi_mpi_status) == 16, "layout of mpi.Status");
 _Static_assert(offsetof(struct pmpi_mpi_status, bytes) == 8, "layout of mpi.Status");
-_Static_assert(sizeof(struct pmpi_mpi_slot) == 48, "layout of mpi.Slot");
-_Static_assert(offsetof(struct pmpi_mpi_slot, bytes) == 24, "layout of mpi.Slot");
+_Static_assert(sizeof(struct pmpi_mpi_request) == 48, "layout of transport.Request");
+_Static_assert(offsetof(struct pmpi_mpi_request, bytes) == 24, "layout of transport.Request");
 _Static_assert(sizeof(int) == sizeof(int32_t), "int32 arrays are given to MPI as they are");
 
 // Room for MPI_Status of any MPI: 20, 24 or 32 bytes in the known ABIs.
@@ -99,7 +99,7 @@ static int32_t tag_of(const struct pmpi_mpi_table *t, int32_t tag) {
 		return t->f.PREFIX##Exscan(SEND, RECV, RN, RT, c->op, c->comm MORE);
 
 #define NOTHING
-#define REQUEST , &slot->request
+#define REQUEST , &r->handle
 
 // A receive. The caller may want its status.
 static int receive(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
@@ -134,7 +134,7 @@ int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 }
 
 static int start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-				 struct pmpi_mpi_slot *slot) {
+				 struct pmpi_mpi_request *r) {
 	switch (c->fn) {
 	case PMPI_FN_BARRIER:
 		return t->f.IBarrier(c->comm REQUEST);
@@ -148,57 +148,57 @@ static int start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 		return t->f.Imrecv(RECV, RN, RT, &message REQUEST);
 	}
 	case PMPI_FN_DUP:
-		return t->f.Comm_idup(c->comm, &slot->made REQUEST);
+		return t->f.Comm_idup(c->comm, &r->made REQUEST);
 	}
 	return INT_MIN;
 }
 
 // A reader that sees done == 1 also sees the other fields.
-static void finish(struct pmpi_mpi_slot *slot, int err) {
-	slot->err = err;
-	__atomic_store_n(&slot->done, 1, __ATOMIC_RELEASE);
+static void finish(struct pmpi_mpi_request *r, int err) {
+	r->err = err;
+	__atomic_store_n(&r->done, 1, __ATOMIC_RELEASE);
 }
 
 int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-				   struct pmpi_mpi_slot *slot) {
-	memset(slot, 0, sizeof *slot);
-	int rc = start(t, c, slot);
+				   struct pmpi_mpi_request *r) {
+	memset(r, 0, sizeof *r);
+	int rc = start(t, c, r);
 	if (rc != 0)
-		finish(slot, rc);
+		finish(r, rc);
 	return rc;
 }
 
-int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *slots, int n) {
+int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *requests, int n) {
 	int changed = 0;
 	for (int i = 0; i < n; i++) {
-		struct pmpi_mpi_slot *slot = (struct pmpi_mpi_slot *)slots[i];
-		if (slot->done)
+		struct pmpi_mpi_request *r = (struct pmpi_mpi_request *)requests[i];
+		if (r->done)
 			continue;
 		raw_status raw = {{0}};
 		int flag = 0;
-		int rc = t->f.Test(&slot->request, &flag, &raw);
+		int rc = t->f.Test(&r->handle, &flag, &raw);
 		if (rc == 0 && !flag)
 			continue;
 		if (rc == 0) {
 			struct pmpi_mpi_status status;
 			read_status(t, &raw, &status);
-			slot->source = status.source;
-			slot->tag = status.tag;
-			slot->bytes = status.bytes;
+			r->source = status.source;
+			r->tag = status.tag;
+			r->bytes = status.bytes;
 			int cancelled = 0;
 			t->f.Test_cancelled(&raw, &cancelled);
-			slot->cancelled = cancelled != 0;
-			if (slot->made)
-				rc = pmpi_mpi_errors_return(t, slot->made);
+			r->cancelled = cancelled != 0;
+			if (r->made)
+				rc = pmpi_mpi_errors_return(t, r->made);
 		}
-		finish(slot, rc);
+		finish(r, rc);
 		changed++;
 	}
 	return changed;
 }
 
-int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_slot *slot) {
-	return slot->done ? 0 : t->f.Cancel(&slot->request);
+int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_request *r) {
+	return r->done ? 0 : t->f.Cancel(&r->handle);
 }
 
 int pmpi_mpi_improbe(const struct pmpi_mpi_table *t, uintptr_t comm, int32_t source, int32_t tag,

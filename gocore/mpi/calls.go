@@ -11,9 +11,11 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Go and C give Call, Status and Slot the same layout. If they did not, one of these constants
+// Go and C give Call, Status and transport.Request the same layout. If they did not, one of these constants
 // would not be 0, and would not compile. calls.c asserts the C side.
 const (
 	_ = -(unsafe.Sizeof(Call{}) - unsafe.Sizeof(C.struct_pmpi_mpi_call{}))
@@ -24,9 +26,9 @@ const (
 	_ = -(unsafe.Offsetof(Call{}.RecvDispls) - 112)
 	_ = -(unsafe.Sizeof(Status{}) - unsafe.Sizeof(C.struct_pmpi_mpi_status{}))
 	_ = -(unsafe.Offsetof(Status{}.Bytes) - 8)
-	_ = -(unsafe.Sizeof(Slot{}) - unsafe.Sizeof(C.struct_pmpi_mpi_slot{}))
-	_ = -(unsafe.Offsetof(Slot{}.Bytes) - 24)
-	_ = -(unsafe.Offsetof(Slot{}.Made) - 40)
+	_ = -(unsafe.Sizeof(transport.Request{}) - unsafe.Sizeof(C.struct_pmpi_mpi_request{}))
+	_ = -(unsafe.Offsetof(transport.Request{}.Bytes) - 24)
+	_ = -(unsafe.Offsetof(transport.Request{}.Made) - 40)
 	_ = -(int(FnDup) - int(C.PMPI_FN_DUP))
 	_ = -(int(FnReduceScatterBlock) - int(C.PMPI_FN_REDUCE_SCATTER_BLOCK))
 )
@@ -56,27 +58,41 @@ func (l *library) Run(c *Call, st *Status) error {
 	return nil
 }
 
-func (l *library) Start(c *Call, s *Slot) error {
+func (l *library) Start(c *Call) (*transport.Request, error) {
 	if !c.countsFit() {
-		return c.countError()
+		return nil, c.countError()
 	}
-	rc := C.pmpi_mpi_start(l.table, (*C.struct_pmpi_mpi_call)(unsafe.Pointer(c)), (*C.struct_pmpi_mpi_slot)(unsafe.Pointer(s)))
+	r := l.requests.take()
+	rc := C.pmpi_mpi_start(l.table, (*C.struct_pmpi_mpi_call)(unsafe.Pointer(c)), (*C.struct_pmpi_mpi_request)(unsafe.Pointer(r)))
+	r.Kind = int32(c.Fn)
 	if rc != 0 {
-		return l.check(c.Fn.nonblocking(), rc)
+		l.Release(r)
+		return nil, l.check(c.Fn.nonblocking(), rc)
 	}
-	return nil
+	return r, nil
 }
 
-func (l *library) Poll(slots []uintptr) int {
-	if len(slots) == 0 {
+func (l *library) Poll(requests []uintptr) int {
+	if len(requests) == 0 {
 		return 0
 	}
-	return int(C.pmpi_mpi_poll(l.table, (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(slots))), C.int(len(slots))))
+	return int(C.pmpi_mpi_poll(l.table, (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(requests))), C.int(len(requests))))
 }
 
-func (l *library) Cancel(s *Slot) error {
-	return l.check("MPI_Cancel", C.pmpi_mpi_cancel(l.table, (*C.struct_pmpi_mpi_slot)(unsafe.Pointer(s))))
+func (l *library) Cancel(r *transport.Request) error {
+	return l.check("MPI_Cancel", C.pmpi_mpi_cancel(l.table, (*C.struct_pmpi_mpi_request)(unsafe.Pointer(r))))
 }
+
+func (l *library) Poller() work.Poller { return l }
+
+func (l *library) Err(r *transport.Request) error {
+	if r.Code == 0 {
+		return nil
+	}
+	return l.check(Fn(r.Kind).nonblocking(), C.int(r.Code))
+}
+
+func (l *library) Release(r *transport.Request) { l.requests.give(r) }
 
 // probed is what a probe writes. It comes from a pool, because callers probe in loops.
 type probed struct {

@@ -53,16 +53,16 @@ struct pmpi_mpi_status {
 	int64_t bytes;
 };
 
-// The layout of mpi.Slot.
-struct pmpi_mpi_slot {
-	uintptr_t request;
+// The layout of transport.Request.
+struct pmpi_mpi_request {
+	uintptr_t handle;
 	int32_t done;
 	int32_t err;
 	int32_t source;
 	int32_t tag;
 	int64_t bytes;
 	int32_t cancelled;
-	int32_t unused;
+	int32_t kind; // the Fn of the call; Go sets it
 	uintptr_t made;
 };
 
@@ -96,14 +96,14 @@ void pmpi_mpi_set_constants(struct pmpi_mpi_table *t, const struct pmpi_mpi_cons
 // it is NULL.
 int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 				 struct pmpi_mpi_status *out);
-// pmpi_mpi_start makes the nonblocking call and returns MPI's error code. If that is not 0 the slot
+// pmpi_mpi_start makes the nonblocking call and returns MPI's error code. If that is not 0 the request
 // is done and has the code.
 int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
-				   struct pmpi_mpi_slot *slot);
-// pmpi_mpi_poll tests the slots that are not done, and returns how many are done now.
-int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *slots, int n);
+				   struct pmpi_mpi_request *r);
+// pmpi_mpi_poll tests the requests that are not done, and returns how many are done now.
+int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *requests, int n);
 // pmpi_mpi_cancel asks MPI to give up a receive. The poll then tells whether MPI did.
-int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_slot *slot);
+int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_request *r);
 // pmpi_mpi_improbe looks for a message, takes it unless message is NULL, and returns MPI's error
 // code.
 int pmpi_mpi_improbe(const struct pmpi_mpi_table *t, uintptr_t comm, int32_t source, int32_t tag,

@@ -9,6 +9,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // nothing returns a library in which every function is ffs of libc: a leaf that returns 0, which is
@@ -50,7 +51,8 @@ func TestCountsBeyondIntAreRefused(t *testing.T) {
 		err := l.Run(c, nil)
 		require.Equal(t, status.Argument, status.CodeOf(err))
 		require.ErrorContains(t, err, c.Fn.String())
-		require.Error(t, l.Start(c, l.NewSlot()))
+		_, err = l.Start(c)
+		require.Equal(t, status.Argument, status.CodeOf(err))
 	}
 	require.NoError(t, l.Run(&Call{Fn: FnBcast, RecvCount: MaxCount}, nil))
 }
@@ -63,30 +65,34 @@ func TestFnWithoutFunctionIsRefused(t *testing.T) {
 func TestRunAllocatesNothing(t *testing.T) {
 	l := nothing(t)
 	var lib Library = l
-	c, st, s := &Call{Fn: FnAllreduce}, &Status{}, lib.NewSlot()
-	slots := []uintptr{uintptr(unsafe.Pointer(s))}
+	c, st := &Call{Fn: FnAllreduce}, &Status{}
+	r, err := lib.Start(c)
+	require.NoError(t, err)
+	list := []uintptr{r.Address()}
 	require.Zero(t, testing.AllocsPerRun(100, func() { _ = lib.Run(c, st) }))
-	require.Zero(t, testing.AllocsPerRun(100, func() { _ = lib.Start(c, s) }))
-	require.Zero(t, testing.AllocsPerRun(100, func() { lib.Poll(slots) }))
+	require.Zero(t, testing.AllocsPerRun(100, func() { lib.Poll(list) }))
 	require.Zero(t, testing.AllocsPerRun(100, func() { _, _, _, _ = lib.Improbe(0, 0, 0) }))
-	require.Zero(t, testing.AllocsPerRun(100, func() { lib.FreeSlot(lib.NewSlot()) }))
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		r, _ := lib.Start(c)
+		lib.Release(r)
+	}))
 }
 
-func TestSlotsAreReusedAndCleared(t *testing.T) {
-	l := nothing(t)
-	seen := map[*Slot]bool{}
-	for i := 0; i < 3*slotsAtOnce; i++ {
-		s := l.NewSlot()
-		require.False(t, seen[s])
-		require.Equal(t, Slot{}, *s)
-		seen[s], s.Done = true, 1
+func TestRequestsAreReusedAndCleared(t *testing.T) {
+	var p requests
+	seen := map[*transport.Request]bool{}
+	for i := 0; i < 3*requestsAtOnce; i++ {
+		r := p.take()
+		require.False(t, seen[r])
+		require.Equal(t, transport.Request{}, *r)
+		seen[r], r.Done = true, 1
 	}
-	for s := range seen {
-		l.FreeSlot(s)
+	for r := range seen {
+		p.give(r)
 	}
-	s := l.NewSlot()
-	require.True(t, seen[s])
-	require.Zero(t, s.Done)
+	r := p.take()
+	require.True(t, seen[r])
+	require.Zero(t, r.Done)
 }
 
 func TestABITablesAreComplete(t *testing.T) {
@@ -133,10 +139,11 @@ func BenchmarkRun(b *testing.B) {
 
 func BenchmarkPoll(b *testing.B) {
 	var lib Library = nothing(b)
-	s := lib.NewSlot()
-	slots := []uintptr{uintptr(unsafe.Pointer(s))}
+	r, err := lib.Start(&Call{Fn: FnAllreduce})
+	require.NoError(b, err)
+	list := []uintptr{r.Address()}
 	b.ReportAllocs()
 	for i := 0; i < b.N; i++ {
-		lib.Poll(slots)
+		lib.Poll(list)
 	}
 }

@@ -59,15 +59,16 @@ func (c *Communicator) other(comm Comm, rank, size int) *Communicator {
 // return until the other rank is inside MPI (measured).
 func (c *Communicator) FirstSendWaits() bool { return c.lib.Info().Name == "Intel MPI" }
 
-func (c *Communicator) Rank() int            { return c.rank }
-func (c *Communicator) Size() int            { return c.size }
-func (c *Communicator) MaxTag() int32        { return c.lib.TagUB() }
-func (c *Communicator) Poller() work.Poller  { return c.lib }
-func (c *Communicator) Gone() bool           { return c.lib.Finalized() }
-func (c *Communicator) Free() error          { return c.lib.Free(c.comm) }
-func (c *Communicator) Release(r *Slot)      { c.lib.FreeSlot(r) }
-func (c *Communicator) Err(r *Slot) error    { return c.lib.SlotError(Fn(r.Kind), r) }
-func (c *Communicator) Cancel(r *Slot) error { return c.lib.Cancel(r) }
+func (c *Communicator) Rank() int           { return c.rank }
+func (c *Communicator) Size() int           { return c.size }
+func (c *Communicator) MaxTag() int32       { return c.lib.TagUB() }
+func (c *Communicator) Gone() bool          { return c.lib.Finalized() }
+func (c *Communicator) Free() error         { return c.lib.Free(c.comm) }
+func (c *Communicator) Poller() work.Poller { return c.lib.Poller() }
+
+func (c *Communicator) Release(r *transport.Request)      { c.lib.Release(r) }
+func (c *Communicator) Err(r *transport.Request) error    { return c.lib.Err(r) }
+func (c *Communicator) Cancel(r *transport.Request) error { return c.lib.Cancel(r) }
 
 func (c *Communicator) TakesDeviceMemory() (aware bool, says string) {
 	if q, ok := c.lib.(CUDAQuery); ok {
@@ -92,25 +93,14 @@ func (c *Communicator) round(what transport.Round, mine, all unsafe.Pointer, wor
 	return q
 }
 
-func (c *Communicator) Start(what transport.Round, mine, all unsafe.Pointer, words int) (*Slot, error) {
-	return c.start(c.round(what, mine, all, words))
-}
-
-// start starts a call. The library does not keep q.
-func (c *Communicator) start(q *Call) (*Slot, error) {
-	r := c.lib.NewSlot()
-	if err := c.lib.Start(q, r); err != nil {
-		c.lib.FreeSlot(r)
-		return nil, err
-	}
-	r.Kind = int32(q.Fn)
-	return r, nil
+func (c *Communicator) Start(what transport.Round, mine, all unsafe.Pointer, words int) (*transport.Request, error) {
+	return c.lib.Start(c.round(what, mine, all, words))
 }
 
 // within starts a call and waits for its end. If the wait ends before, MPI may still write to what the call
 // names, and to the request.
 func (c *Communicator) within(q *Call, wait transport.Wait) (made Comm, over bool, err error) {
-	r, err := c.start(q)
+	r, err := c.lib.Start(q)
 	if err != nil {
 		return 0, true, err
 	}
@@ -196,7 +186,7 @@ func (c *Communicator) Create(ranks []int, key uint64) (transport.Comm, error) {
 
 // transfer starts a send or a receive; m is the message of FnMrecv. The datatype of a long one is freed at
 // once: MPI keeps it for the calls that use it (MPI-4.1 section 5.1.9).
-func (c *Communicator) transfer(fn Fn, data unsafe.Pointer, bytes int64, peer, tag int32, m Message) (*Slot, error) {
+func (c *Communicator) transfer(fn Fn, data unsafe.Pointer, bytes int64, peer, tag int32, m Message) (*transport.Request, error) {
 	kind := c.lib.Byte()
 	if bytes > MaxCount {
 		long, free, err := c.lib.Bytes(bytes)
@@ -214,18 +204,18 @@ func (c *Communicator) transfer(fn Fn, data unsafe.Pointer, bytes int64, peer, t
 	} else {
 		q.RecvBuf, q.RecvCount, q.RecvType = data, bytes, kind
 	}
-	return c.start(q)
+	return c.lib.Start(q)
 }
 
-func (c *Communicator) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*Slot, error) {
+func (c *Communicator) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport.Request, error) {
 	return c.transfer(FnSend, data, bytes, to, tag, 0)
 }
 
-func (c *Communicator) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*Slot, error) {
+func (c *Communicator) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*transport.Request, error) {
 	return c.transfer(FnRecv, data, bytes, from, tag, 0)
 }
 
-func (c *Communicator) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*Slot, error) {
+func (c *Communicator) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*transport.Request, error) {
 	return c.transfer(FnMrecv, data, bytes, m.Source, m.Tag, Message(m.Handle))
 }
 

@@ -41,13 +41,6 @@ func (f Fn) nonblocking() string {
 	return "MPI_I" + strings.ToLower(f.name())
 }
 
-func (l *library) SlotError(fn Fn, s *Slot) error {
-	if s.Code == 0 {
-		return nil
-	}
-	return l.check(fn.nonblocking(), C.int(s.Code))
-}
-
 // check turns the error code of an MPI function into an error, or nil for success.
 func (l *library) check(function string, code C.int) error {
 	if code == 0 {

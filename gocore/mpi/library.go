@@ -19,12 +19,12 @@ import (
 // in openOps and FreeAll, and no other call may run at the same time.
 type library struct {
 	*loaded
-	table *C.struct_pmpi_mpi_table
-	tagUB int32
-	types [op.NumDTypes]Datatype
-	ops   [op.NumReduceOps][op.NumDTypes]Op
-	user  []Op
-	slots slots
+	table    *C.struct_pmpi_mpi_table
+	tagUB    int32
+	types    [op.NumDTypes]Datatype
+	ops      [op.NumReduceOps][op.NumDTypes]Op
+	user     []Op
+	requests requests
 }
 
 // start initialises MPI, or adopts an MPI that is initialised already. It reads what the other

@@ -53,11 +53,11 @@ const (
 	FnSend  // SendBuf, SendCount, SendType, Peer, Tag
 	FnRecv  // RecvBuf, RecvCount, RecvType, Peer (or AnySource), Tag (or AnyTag)
 	FnMrecv // RecvBuf, RecvCount, RecvType, Message
-	FnDup   // MPI_Comm_idup, nonblocking only; the new communicator is Slot.Made
+	FnDup   // MPI_Comm_idup, nonblocking only; the new communicator is Request.Made
 )
 
 // Call is one MPI call. It is plain data that Go and C share. All pointers are to memory outside
-// the Go heap. They stay valid until a blocking call returns, or the Slot of a nonblocking one is
+// the Go heap. They stay valid until a blocking call returns, or the request of a nonblocking one is
 // done.
 type Call struct {
 	Fn        Fn
@@ -84,10 +84,6 @@ const MaxCount = 1<<31 - 1
 // Status says what a receive or a probe has found.
 type Status = transport.Status
 
-// Slot holds one nonblocking call that is under way. Its Code is MPI's error code, its Kind is free for the
-// caller, and FnDup leaves the new communicator in Made.
-type Slot = transport.Request
-
 // Info describes the library in use.
 type Info struct {
 	Path        string `json:"path"`         // the file that was loaded
@@ -112,22 +108,18 @@ type Library interface {
 
 	// Run makes the blocking call. st may be nil.
 	Run(c *Call, st *Status) error
-	// Start makes the nonblocking call. When the call has ended, Poll sets s.Done to 1.
-	Start(c *Call, s *Slot) error
-	// Poll tests those of the slots that are not done, in one C loop, and returns how many it found
-	// done. It implements work.Poller, so a slot is passed as the address of a Slot. Two concurrent
-	// calls must not have a slot in common.
-	Poll(slots []uintptr) int
-	// NewSlot and FreeSlot manage slots. A slot may be freed only if it is done or was never
-	// started.
-	NewSlot() *Slot
-	FreeSlot(*Slot)
+	// Start makes the nonblocking call. When the call has ended, Poll sets Done of the request to 1. The request's
+	// Code is MPI's error code, and FnDup leaves the new communicator in Made.
+	Start(c *Call) (*transport.Request, error)
+	// Poll tests those of the requests that are not done, in one C loop, and returns how many it found
+	// done. It implements work.Poller.
+	Poll(requests []uintptr) int
+	// Err names the function of the call. Only what is done may be released.
+	transport.Requests
 	// Cancel asks MPI to give up an FnRecv that is under way. Poll still sets Done. Cancelled then
 	// says whether the receive was given up, so that nothing was received, or had already matched a
 	// message.
-	Cancel(s *Slot) error
-	// SlotError turns s.Code into an error that names the function. It returns nil on success.
-	SlotError(fn Fn, s *Slot) error
+	Cancel(r *transport.Request) error
 
 	// Improbe looks for a message without waiting, and takes it. source may be AnySource, tag
 	// AnyTag.

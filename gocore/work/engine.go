@@ -10,10 +10,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Poller tests requests. A slot is opaque to the engine. Poll tests all of slots together and
-// returns how many requests have ended since the last test.
+// Poller tests requests. Their addresses are opaque to the engine. Poll tests all of them together and
+// returns how many have ended since the last test.
 type Poller interface {
-	Poll(slots []uintptr) int
+	Poll(requests []uintptr) int
 }
 
 // Task is an operation under way. The engine calls its methods from one goroutine at a time, but
@@ -29,32 +29,32 @@ type Task interface {
 
 // Batch collects the requests of all tasks, grouped by poller.
 type Batch struct {
-	pollers []Poller
-	slots   [][]uintptr
+	pollers  []Poller
+	requests [][]uintptr
 }
 
 // Add appends a request of poller p.
-func (b *Batch) Add(p Poller, slot uintptr) {
+func (b *Batch) Add(p Poller, request uintptr) {
 	for i := range b.pollers {
 		if b.pollers[i] == p {
-			b.slots[i] = append(b.slots[i], slot)
+			b.requests[i] = append(b.requests[i], request)
 			return
 		}
 	}
 	b.pollers = append(b.pollers, p)
-	b.slots = append(b.slots, []uintptr{slot})
+	b.requests = append(b.requests, []uintptr{request})
 }
 
 func (b *Batch) reset() {
-	for i := range b.slots {
-		b.slots[i] = b.slots[i][:0]
+	for i := range b.requests {
+		b.requests[i] = b.requests[i][:0]
 	}
 }
 
 func (b *Batch) poll() (changed int) {
 	for i, p := range b.pollers {
-		if len(b.slots[i]) > 0 {
-			changed += p.Poll(b.slots[i])
+		if len(b.requests[i]) > 0 {
+			changed += p.Poll(b.requests[i])
 		}
 	}
 	return changed

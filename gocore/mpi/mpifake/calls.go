@@ -4,10 +4,11 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Communicator constructors meet as collectives do. These functions have no name in mpi.Fn.
@@ -152,93 +153,80 @@ func (l *library) Run(c *mpi.Call, st *mpi.Status) error {
 	return nil
 }
 
-// slot has the fake's part of an mpi.Slot. s keeps the mpi.Slot alive, because the caller may hold
+// started has the fake's part of a request. r keeps the request alive, because the caller may hold
 // only its address.
-type slot struct {
-	s *mpi.Slot
-	q *request // nil unless the call is under way or done
+type started struct {
+	r *transport.Request
+	q *request
 }
 
-func (l *library) NewSlot() *mpi.Slot {
-	l.w.mu.Lock()
-	defer l.w.mu.Unlock()
-	s := new(mpi.Slot)
-	l.slots[addr(s)] = &slot{s: s}
-	return s
-}
-
-// FreeSlot panics for a slot that is under way or unknown. A real MPI would still write to that
-// memory.
-func (l *library) FreeSlot(s *mpi.Slot) {
-	l.w.mu.Lock()
-	defer l.w.mu.Unlock()
-	x := l.slots[addr(s)]
-	if x == nil {
-		panic("mpifake.FreeSlot: not a slot of this library, or freed before")
-	}
-	if x.q != nil && s.Done == 0 {
-		panic("mpifake.FreeSlot: " + name(x.q.call.Fn) + " is outstanding")
-	}
-	delete(l.slots, addr(s))
-}
-
-func (l *library) Start(c *mpi.Call, s *mpi.Slot) error {
+func (l *library) Start(c *mpi.Call) (*transport.Request, error) {
 	delay, err := l.runHooks(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
-	x := l.slots[addr(s)]
-	if x == nil {
-		return failure(classRequest, "%s with a slot that NewSlot did not make", name(c.Fn))
-	}
-	if x.q != nil && s.Done == 0 {
-		return failure(classRequest, "%s with the slot of an outstanding %s", name(c.Fn), name(x.q.call.Fn))
-	}
-	*s = mpi.Slot{}
 	q, e := l.launch(c, false)
 	if e != nil {
-		return e
+		return nil, e
 	}
 	q.readyAt = time.Now().Add(delay)
-	x.q, s.Handle = q, l.handle()
-	return nil
+	r := &transport.Request{Kind: int32(c.Fn), Handle: l.handle()}
+	l.started[r.Address()] = &started{r, q}
+	return r, nil
 }
 
-func (l *library) Poll(slots []uintptr) int {
+// Release panics for a request that is under way or unknown. A real MPI would still write to that
+// memory.
+func (l *library) Release(r *transport.Request) {
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	x := l.started[r.Address()]
+	if x == nil {
+		panic("mpifake: Release of no request of this library, or of one that was released before")
+	}
+	if r.Done == 0 {
+		panic("mpifake: Release of " + name(x.q.call.Fn) + ", which is outstanding")
+	}
+	delete(l.started, r.Address())
+}
+
+func (l *library) Poller() work.Poller { return l }
+
+func (l *library) Poll(requests []uintptr) int {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
 	now, n := time.Now(), 0
-	for _, a := range slots {
-		x := l.slots[a]
-		if x == nil || x.q == nil || x.s.Done != 0 || !x.q.finished || now.Before(x.q.readyAt) {
+	for _, a := range requests {
+		x := l.started[a]
+		if x == nil || x.r.Done != 0 || !x.q.finished || now.Before(x.q.readyAt) {
 			continue
 		}
-		q, s := x.q, x.s
+		q, r := x.q, x.r
 		if q.err != nil {
-			s.Code = int32(max(q.err.MPIClass, 1))
+			r.Code = int32(max(q.err.MPIClass, 1))
 		}
 		if q.cancelled {
-			s.Cancelled = 1
+			r.Cancelled = 1
 		}
-		s.Source, s.Tag, s.Bytes = q.st.Source, q.st.Tag, q.st.Bytes
+		r.Source, r.Tag, r.Bytes = q.st.Source, q.st.Tag, q.st.Bytes
 		if q.made != nil && q.err == nil {
-			s.Made = uintptr(l.adopt(q.made))
+			r.Made = uintptr(l.adopt(q.made))
 		}
-		s.Handle = 0
-		atomic.StoreInt32(&s.Done, 1)
+		r.Handle = 0
+		atomic.StoreInt32(&r.Done, 1)
 		n++
 	}
 	return n
 }
 
-func (l *library) Cancel(s *mpi.Slot) error {
+func (l *library) Cancel(r *transport.Request) error {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
-	x := l.slots[addr(s)]
-	if x == nil || x.q == nil {
-		return failure(classRequest, "MPI_Cancel of a slot that was never started")
+	x := l.started[r.Address()]
+	if x == nil {
+		return failure(classRequest, "MPI_Cancel of no request")
 	}
 	if x.q.call.Fn != mpi.FnRecv {
 		return failure(classRequest, "MPI_Cancel of %s: only a receive can be cancelled", name(x.q.call.Fn))
@@ -251,16 +239,14 @@ func (l *library) Cancel(s *mpi.Slot) error {
 	return nil
 }
 
-func (l *library) SlotError(fn mpi.Fn, s *mpi.Slot) error {
-	if s.Code == 0 {
+func (l *library) Err(r *transport.Request) error {
+	if r.Code == 0 {
 		return nil
 	}
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
-	if x := l.slots[addr(s)]; x != nil && x.q != nil && x.q.err != nil {
+	if x := l.started[r.Address()]; x != nil && x.q.err != nil {
 		return x.q.err
 	}
-	return failure(int(s.Code), "%s failed with error class %d", name(fn), s.Code)
+	return failure(int(r.Code), "%s failed with error class %d", name(mpi.Fn(r.Kind)), r.Code)
 }
-
-func addr(s *mpi.Slot) uintptr { return uintptr(unsafe.Pointer(s)) }

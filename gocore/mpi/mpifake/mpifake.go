@@ -96,7 +96,7 @@ func New(n int, opts ...Option) []mpi.Library {
 			comms:    map[mpi.Comm]*comm{},
 			types:    map[mpi.Datatype]int64{},
 			messages: map[mpi.Message]*message{},
-			slots:    map[uintptr]*slot{},
+			started:  map[uintptr]*started{},
 		}
 		l.world = l.adopt(all)
 		out[i] = l
@@ -155,7 +155,7 @@ type library struct {
 	comms     map[mpi.Comm]*comm
 	types     map[mpi.Datatype]int64
 	messages  map[mpi.Message]*message
-	slots     map[uintptr]*slot
+	started   map[uintptr]*started
 	atEnd     []func()
 	finalized bool
 }

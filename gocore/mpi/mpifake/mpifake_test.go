@@ -28,15 +28,15 @@ func do(lib mpi.Library, c *mpi.Call, blocking bool) error {
 	if blocking {
 		return lib.Run(c, nil)
 	}
-	s := lib.NewSlot()
-	if err := lib.Start(c, s); err != nil {
+	r, err := lib.Start(c)
+	if err != nil {
 		return err
 	}
-	for lib.Poll([]uintptr{uintptr(unsafe.Pointer(s))}) == 0 {
+	for lib.Poll([]uintptr{r.Address()}) == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	defer lib.FreeSlot(s)
-	return lib.SlotError(c.Fn, s)
+	defer lib.Release(r)
+	return lib.Err(r)
 }
 
 // TestCollectives runs each collective for every size, blocking and nonblocking, and in place.
@@ -328,28 +328,28 @@ func TestMessages(t *testing.T) {
 		assert.Equal(t, "probed", string(buf))
 	})
 	t.Run("a long send waits for its receiver", func(t *testing.T) {
-		s := a.NewSlot()
-		at := []uintptr{uintptr(unsafe.Pointer(s))}
-		require.NoError(t, a.Start(send(a, 1, 0, string(make([]byte, 5000))), s))
+		r, err := a.Start(send(a, 1, 0, string(make([]byte, 5000))))
+		require.NoError(t, err)
+		at := []uintptr{r.Address()}
 		assert.Zero(t, a.Poll(at))
 		require.NoError(t, b.Run(recv(b, 0, 0, make([]byte, 5000)), nil))
 		assert.Equal(t, 1, a.Poll(at))
-		assert.Zero(t, a.Poll(at), "a slot becomes done once")
-		a.FreeSlot(s)
+		assert.Zero(t, a.Poll(at), "a request becomes done once")
+		a.Release(r)
 	})
 	t.Run("cancel", func(t *testing.T) {
 		for _, sent := range []bool{false, true} {
-			s, buf := b.NewSlot(), make([]byte, 1)
-			require.NoError(t, b.Start(recv(b, 0, 9, buf), s))
+			r, err := b.Start(recv(b, 0, 9, make([]byte, 1)))
+			require.NoError(t, err)
 			if sent {
 				require.NoError(t, a.Run(send(a, 1, 9, "x"), nil))
 			}
-			assert.Panics(t, func() { b.FreeSlot(s) }, "outstanding")
-			require.NoError(t, b.Cancel(s))
-			require.Equal(t, 1, b.Poll([]uintptr{uintptr(unsafe.Pointer(s))}))
-			assert.Equal(t, sent, s.Cancelled == 0)
-			assert.NoError(t, b.SlotError(mpi.FnRecv, s))
-			b.FreeSlot(s)
+			assert.Panics(t, func() { b.Release(r) }, "outstanding")
+			require.NoError(t, b.Cancel(r))
+			require.Equal(t, 1, b.Poll([]uintptr{r.Address()}))
+			assert.Equal(t, sent, r.Cancelled == 0)
+			assert.NoError(t, b.Err(r))
+			b.Release(r)
 		}
 	})
 	t.Run("arguments", func(t *testing.T) {
