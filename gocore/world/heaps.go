@@ -2,6 +2,7 @@ package world
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
@@ -12,103 +13,37 @@ import (
 // rank of the node cannot share, no rank of the node has views, and all collectives use MPI.
 func (n *Node) shareHeaps() error {
 	own, mistake := heap.Own()
-	others := n.others()
-	mine := []int64{0, 0, 0, 0}
+	h := handover[*heap.View]{me: n.topo.Rank, members: n.ranks, owners: n.ranks, open: heap.Open, take: takeHeap}
 	if own != nil {
-		w := own.Address().Words()
-		copy(mine, append([]int64{1}, w[:]...))
+		h.own = own.File()
 	}
-	addresses, err := n.base.Gather(mine, nil)
+	done, err := h.run(n.base)
 	if err != nil {
 		return err
 	}
-	views := map[int]*heap.View{}
-	refused := mistake
-	for _, r := range others {
-		if addresses[r][0] == 0 || own == nil {
-			continue
-		}
-		if v, err := heap.Open(segment.Of([3]int64(addresses[r][1:]))); err == nil {
-			views[r] = v
-		} else {
-			refused = err
-		}
-	}
-	// A rank of this node that lacks a heap gets all of them over sockets, and so do the others: then
-	// each knows how many ranks want its own.
-	lacks, err := n.base.Gather([]int64{int64(len(others) - len(views)), 0, 0, 0}, nil)
-	if err != nil {
-		return err
-	}
-	lacking := int64(0)
+	n.views, n.adopts = done.files, !done.here
 	for _, r := range n.ranks {
-		lacking += lacks[r][0]
-	}
-	n.adopts = lacking == 0
-	var giver *segment.Giver
-	rendezvous := []int64{0, 0, 0, 0}
-	if lacking > 0 && own != nil {
-		if giver, err = segment.NewGiver(); err == nil {
-			defer giver.Close()
-			w := giver.Rendezvous().Words()
-			copy(rendezvous, append([]int64{1}, w[:]...))
-		}
-	}
-	meetings, err := n.base.Gather(rendezvous, nil)
-	if err != nil {
-		return err
-	}
-	if lacking > 0 {
-		n.takeHeaps(own, giver, others, addresses, meetings, views)
-	}
-	ok := []int64{1, 0, 0, 0}
-	if own == nil || len(views) != len(others) {
-		ok[0] = 0
-	}
-	all, err := n.base.Gather(ok, nil)
-	if err != nil {
-		return err
-	}
-	n.views = views
-	for _, r := range n.ranks {
-		if all[r][0] == 0 && n.noHeaps == "" {
+		if n.noHeaps == "" && slices.Contains(done.missing, r) {
 			n.closeViews()
 			n.noHeaps = fmt.Sprintf("rank %d, on this node, cannot share memory", r)
-			if refused != nil {
-				n.noHeaps = refused.Error()
+			if mistake == nil {
+				mistake = done.refused
+			}
+			if mistake != nil {
+				n.noHeaps = mistake.Error()
 			}
 		}
 	}
 	return nil
 }
 
-// takeHeaps gives this rank's heap to all ranks of the node that want it, and takes theirs.
-func (n *Node) takeHeaps(own *heap.Heap, giver *segment.Giver, others []int, addresses, meetings [][]int64, views map[int]*heap.View) {
-	deadline := time.Now().Add(takeLimit)
-	given := make(chan struct{})
-	go func() {
-		defer close(given)
-		if giver != nil {
-			_ = giver.Give(own.File(), len(others), deadline) // a rank that did not get it says so
-		}
-	}()
-	for _, r := range others {
-		if meetings[r][0] == 0 {
-			continue
-		}
-		file, err := segment.TakeGrowing(segment.RendezvousOf([3]int64(meetings[r][1:])), segment.Of([3]int64(addresses[r][1:])), deadline)
-		if err != nil {
-			continue
-		}
-		if views[r] != nil {
-			file.Close()
-			continue
-		}
-		if v, err := heap.Of(file); err == nil {
-			views[r] = v
-		}
+// takeHeap takes the heap of another rank over a socket.
+func takeHeap(r segment.Rendezvous, a segment.Address, deadline time.Time) (*heap.View, error) {
+	file, err := segment.TakeGrowing(r, a, deadline)
+	if err != nil {
+		return nil, err
 	}
-	<-given
+	return heap.Of(file)
 }
 
 // others returns the other ranks of this node.

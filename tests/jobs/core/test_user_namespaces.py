@@ -26,6 +26,8 @@ def each_by_itself() -> None:
     rank = start()
     info = json.loads(dist._native.core().control("info", "{}"))
     assert info["arrive"] == "shared memory, handed over by a socket", info["arrive"]
+    heap = info["heap"]
+    assert heap["mapped"] and not heap["adopts"], heap  # adopted files are opened through /proc
     works()
     group = dist.new_group([1, 0])
     works(group)
