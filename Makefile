@@ -296,7 +296,7 @@ generate: .venv-tools/.tools
 	.venv-tools/bin/python tools/licenses.py
 	.venv-tools/bin/python tools/ptx/ptx.py
 
-## way           trace one all_reduce: the files that it passes through (in docs/architecture.md)
+## way           trace some calls on 2 ranks, and write docs/way.md: the files that they pass through (as root)
 .PHONY: way
 way: $(TORCH_newest)/.torch
 	$(TORCH_newest)/bin/python tools/way/way.py
@@ -307,6 +307,7 @@ verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
 	.venv-tools/bin/python tools/rooms.py --check
 	.venv-tools/bin/python tools/fronts.py --check
+	.venv-tools/bin/python tools/way/way.py --check
 	.venv-tools/bin/python tools/pspb.py --check
 	.venv-tools/bin/python tools/licenses.py --check
 	.venv-tools/bin/python tools/ptx/ptx.py --check

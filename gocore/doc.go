@@ -1,8 +1,11 @@
 // # A tour of one all_reduce
 //
-// Two ranks on one node have an array of 1000 float32 each, and both call
+// Two ranks on one node have an array of 4 float32 each, and both call
 //
 //	dist.all_reduce(t)
+//
+// docs/way.md has every function that this call enters, in order, as traced. It also has the
+// traces of larger calls, of calls across nodes, and of DDP. What follows is the idea.
 //
 // Python (collectives.py) checks the arguments and calls _core.submit with the operation's
 // code, the number of the group and the tensor. submit.c describes the tensor as a
@@ -10,9 +13,9 @@
 // calls pmpi_submit. guard.c tests the fork flag and calls goSubmit (export.go). From here
 // on it is Go: goSubmit reads the C struct as an op.Desc and calls [Submit].
 //
-// [Submit] finds the group by its number and hands it the descriptor. From here to MPI the
-// calling thread does everything itself; there is no channel, no second goroutine and no
-// allocation on the way.
+// [Submit] finds the group by its number and hands it the descriptor. From here on the calling
+// thread does everything itself; there is no channel, no second goroutine and no allocation on the
+// way.
 //
 // # Check
 //
@@ -32,11 +35,11 @@
 //
 // # Arrive
 //
-// The group is idle and its members share the node, so the call runs inline
-// (group/collective.go, runInline). It takes the next sequence number and announces it: it
-// writes signature, flags and then the number into this member's cache line, in a segment
-// that all members map (package arrive). Then it reads the lines of the other members
-// until each shows the same number. One call into C does both, because the other members
+// The group is idle and its members share the node, so the calling thread carries the call out. It
+// takes the next sequence number and announces it: it writes signature, flags and then the number
+// into this member's cache line, in a segment that all members map (package arrive). An input as
+// small as this one travels in a note beside it. Then the thread reads the lines of the other
+// members until each shows the same number. One call into C does both, because the other members
 // are usually there already.
 //
 // If they are not, work.Engine.Wait takes over. It spins, then yields, then sleeps up to a
@@ -52,18 +55,20 @@
 //
 // # Run
 //
-// All members arrived inside the call (the flag Sync, ANDed over the lines), so blocking
-// MPI calls are possible. coll.Choose takes the first algorithm of the operation whose
-// Enabled returns true. Enabled looks only at what all members have agreed on (coll.Sig).
-// For 1000 float32 on two ranks that is allReduceMPI (coll/allreduce_mpi.go), which
-// appends one step to a coll.Program: an mpi.Call, which is plain data. Program.Run gives
-// it to mpi.Library.Run: one call into C (mpi/calls.c), which picks MPI_Allreduce from the
-// table of function pointers that was filled when the library was loaded.
+// coll.Choose takes the first algorithm of the operation whose Enabled returns true. Enabled looks
+// only at what all members have agreed on (coll.Sig). Here that is "inline" (coll/node.go), because
+// every input lies in a note: each rank reads all notes and adds them up (package reduce) into its
+// own array. MPI is not called.
 //
-// MPI writes into the array itself. On the way back a staging, if there was one, is
-// unpacked, an MPI error class becomes a [status.Error], and the group is released.
-// submit.c takes the GIL again, bumps the version counter of the tensor if its framework
-// has one, and returns None.
+// For a tensor that is too large for a note and lies in a heap, it is "mapped": the ranks share out
+// chunks and work in each other's memory (coll/shm). For one that lies elsewhere it is an algorithm
+// that appends steps to a coll.Program. If all members arrived inside the call (the flag Sync, ANDed
+// over the lines), Program.Run makes blocking calls of MPI, through the table of function pointers
+// that was filled when the library was loaded (package mpi).
+//
+// On the way back a staging, if there was one, is unpacked, an MPI error class becomes a
+// [status.Error], and the group is released. submit.c takes the GIL again, bumps the version
+// counter of the tensor if its framework has one, and returns None.
 //
 // # The other way
 //
@@ -75,28 +80,7 @@
 // Everything else is the same code.
 //
 // Messages (send, recv, sendrecv, probe) have no arrival, are outside the order of the
-// collectives, and use a communicator of their own (group/message.go).
+// collectives, and use a communicator of their own (package messages).
 //
-// # The packages
-//
-//	capi            the C ABI, the extension module; the only //export
-//	gocore          init, submit, wait, exit; control methods
-//	  group         membership, order of collectives, checks, messages
-//	  coll          algorithms: one file each, named operation_algorithm
-//	  arrive        arrivals: who has announced what
-//	  work          tasks, handles, waiting, the progress thread
-//	  topo          which ranks share a node
-//	  reduce, mem   arithmetic in host memory; staging blocks, strided copies
-//	  mpi           discovery, ABIs, the table of calls; mpifake plays N ranks
-//	  launcher      launchers and their environment variables
-//	  segment       memory files that the ranks of a node share
-//	  trace         the flight recorder
-//	  netif         the addresses by which other hosts reach this one
-//	  cuda          the driver and its kernels
-//	  diagnose      what the doctor tries, and the trial whether MPI takes GPU memory
-//	  channel       messages between the cores
-//	  dl            dlopen, the C environment
-//	  op, status    descriptor, dtypes, traits; errors
-//
-// docs/architecture.md has the picture, the threads, and what happens at exit.
+// docs/architecture.md has the rooms (packages), the picture, the threads, and what happens at exit.
 package gocore

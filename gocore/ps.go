@@ -32,7 +32,7 @@ type psJob struct {
 
 	server  *server.Server // nil on a rank that is no server
 	service *admin.Server
-	file    string     // of the endpoints, on the first server
+	file    string     // the job file, on the first server
 	cuts    sync.Mutex // one phase of a checkpoint at a time
 	told    outcome    // of the last call that one trainer made for all; guarded by cuts
 	extra   []byte     // what the next cut will have besides rows, as far as it has come; guarded by cuts
@@ -271,7 +271,7 @@ func (j *psJob) close(why error) {
 			j.server.Free()
 		}
 		if j.file != "" {
-			admin.RemoveEndpoints(j.file)
+			admin.RemoveJobFile(j.file)
 		}
 	})
 }

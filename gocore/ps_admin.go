@@ -30,7 +30,7 @@ func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
 	if err := parse("ps_status", request, &r); err != nil {
 		return nil, err
 	}
-	job, path, err := admin.ReadEndpoints(r.File)
+	job, path, err := admin.ReadJobFile(r.File)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
 	return map[string]any{"file": path, "pid": job.PID, "roles": job.Roles, "servers": servers}, nil
 }
 
-func askServer(ctx context.Context, s admin.Endpoint, job admin.Endpoints) psServer {
+func askServer(ctx context.Context, s admin.ServerAddress, job admin.JobFile) psServer {
 	found := psServer{Rank: s.Rank, Address: s.Address}
 	c, err := admin.Dial(s.Address, job.Token, job.TLS)
 	if err == nil {

@@ -41,16 +41,16 @@ func serving(t *testing.T, backends ...admin.Backend) (path string, servers []*a
 	t.Setenv("TMPDIR", t.TempDir())
 	token, err := admin.NewToken()
 	require.NoError(t, err)
-	e := admin.Endpoints{Token: token, Roles: map[int]string{0: admin.Trainer}}
+	e := admin.JobFile{Token: token, Roles: map[int]string{0: admin.Trainer}}
 	for i, b := range backends {
 		s, err := admin.Serve(admin.Options{OneHost: true, Token: token}, b)
 		require.NoError(t, err)
 		t.Cleanup(s.Stop)
 		servers = append(servers, s)
-		e.Servers = append(e.Servers, admin.Endpoint{Rank: i + 1, Address: s.Address()})
+		e.Servers = append(e.Servers, admin.ServerAddress{Rank: i + 1, Address: s.Address()})
 		e.Roles[i+1] = admin.PServer
 	}
-	path, err = admin.WriteEndpoints(e)
+	path, err = admin.WriteJobFile(e)
 	require.NoError(t, err)
 	return path, servers
 }

@@ -143,20 +143,20 @@ func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err er
 	if mistake != nil {
 		return mistake
 	}
-	var endpoints []admin.Endpoint
+	var addresses []admin.ServerAddress
 	for i, rank := range j.servers {
 		address := strings.TrimRight(string(all[rank]), "\x00")
 		if address == "" {
 			return status.New(status.Refused, "ps_init: the service of server %d, rank %d, did not start; its rank has the reason", i, rank).WithRanks(j.group.Ranks[rank])
 		}
-		endpoints = append(endpoints, admin.Endpoint{Rank: j.group.Ranks[rank], Address: address})
+		addresses = append(addresses, admin.ServerAddress{Rank: j.group.Ranks[rank], Address: address})
 	}
 	if me == j.servers[0] {
 		by := map[int]string{}
 		for rank, r := range roles {
 			by[j.group.Ranks[rank]] = roleOf(r)
 		}
-		if j.file, err = admin.WriteEndpoints(admin.Endpoints{PID: os.Getpid(), Token: o.Token, Servers: endpoints, Roles: by, TLS: o.TLS}); err != nil {
+		if j.file, err = admin.WriteJobFile(admin.JobFile{PID: os.Getpid(), Token: o.Token, Servers: addresses, Roles: by, TLS: o.TLS}); err != nil {
 			return err
 		}
 	}
@@ -164,7 +164,7 @@ func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err er
 		return nil
 	}
 	host, _ := os.Hostname()
-	for _, e := range endpoints {
+	for _, e := range addresses {
 		c, err := admin.Dial(e.Address, o.Token, o.TLS)
 		if err != nil {
 			return err

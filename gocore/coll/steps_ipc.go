@@ -22,7 +22,7 @@ type ipcCall struct {
 	hasWork func(rank int) bool
 	queue   func(m *ipcCall) error
 
-	endpoint *ipc.Endpoint
+	mappings *ipc.Mappings
 	records  []ipc.Record // by rank
 	words    []int32      // send and receive buffer of an MPI_Allreduce
 	// sources and targets have, by rank, the addresses in this process of that rank's source and
@@ -88,18 +88,18 @@ func (m *ipcCall) build() error {
 func (m *ipcCall) announce(r *ipc.Record) (ipc.State, error) {
 	*r = ipc.Record{}
 	dc := m.a.DeviceCall
-	endpoint, err := dc.Peers.Endpoint(dc.Device)
+	mappings, err := dc.Peers.Mappings(dc.Device)
 	if err != nil {
 		return ipc.Never, err
 	}
-	m.endpoint = endpoint
+	m.mappings = mappings
 	if err := dc.Device.StreamWait(dc.Device.Comm, dc.Ready); err != nil {
 		return ipc.Never, err
 	}
-	if err := dc.Device.Record(endpoint.Events.Ready, dc.Device.Comm); err != nil {
+	if err := dc.Device.Record(mappings.Events.Ready, dc.Device.Comm); err != nil {
 		return ipc.Never, err
 	}
-	r.Ready, r.Done = endpoint.Events.ReadyHandle, endpoint.Events.DoneHandle
+	r.Ready, r.Done = mappings.Events.ReadyHandle, mappings.Events.DoneHandle
 	state, err := m.export(&m.source, &r.Source)
 	switch {
 	case state != ipc.Serves:
@@ -120,7 +120,7 @@ func (m *ipcCall) export(part *Part, to *ipc.Memory) (ipc.State, error) {
 		return ipc.Never, err
 	}
 	var ok bool
-	switch *to, ok, err = m.endpoint.Export(part.Data, part.Count*m.a.elem(), at); {
+	switch *to, ok, err = m.mappings.Export(part.Data, part.Count*m.a.elem(), at); {
 	case err != nil:
 		return ipc.Never, err
 	case !ok:
@@ -176,14 +176,14 @@ func (m *ipcCall) reach() error {
 			return m.a.notAsAgreed(r)
 		}
 		var err error
-		if m.sources[r], err = m.endpoint.Import(r, &theirs.Source); err != nil {
+		if m.sources[r], err = m.mappings.Import(r, &theirs.Source); err != nil {
 			return err
 		}
-		if m.targets[r], err = m.endpoint.Import(r, &theirs.Target); err != nil {
+		if m.targets[r], err = m.mappings.Import(r, &theirs.Target); err != nil {
 			return err
 		}
 		for _, h := range []*ipc.Handle{&theirs.Ready, &theirs.Done} {
-			if _, err := m.endpoint.Event(r, h); err != nil {
+			if _, err := m.mappings.Event(r, h); err != nil {
 				return err
 			}
 		}
@@ -255,7 +255,7 @@ func (m *ipcCall) queueWork() error {
 	if err := m.queue(m); err != nil {
 		return err
 	}
-	return d.Record(m.endpoint.Events.Done, d.Comm)
+	return d.Record(m.mappings.Events.Done, d.Comm)
 }
 
 // finish makes the stream wait for the ranks that use this rank's memory.
@@ -277,7 +277,7 @@ func (m *ipcCall) wait(rank int, h *ipc.Handle) error {
 	if rank == m.a.Rank {
 		return nil
 	}
-	e, err := m.endpoint.Event(rank, h)
+	e, err := m.mappings.Event(rank, h)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,6 @@
-"""Record the files that one call passes through, on rank 0. way.py runs this on every rank.
+"""Record the functions that one call enters, on rank 0. way.py runs this on every rank.
 
-probe.py CASE FOLDER
+probe.py CASE LIB FOLDER
 """
 
 from __future__ import annotations
@@ -9,68 +9,84 @@ import ctypes
 import json
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import paddlempi as dist
+case, lib, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+sys.path.insert(0, lib)
 
-case, folder = sys.argv[1], Path(sys.argv[2])
+import paddlempi as dist  # noqa: E402 - of LIB
+
+LATE = 0.1  # seconds that rank 0 comes after the others, so that it seldom waits for them
 package = str(Path(dist.__file__).parent)
-recording = False
-files: dict[str, None] = {}
+is_recorder = recording = False
+entries: list[tuple[int, int, str, str]] = []  # time, thread, file, function
 
 
 def record(frame: FrameType, event: str, argument: object) -> None:
-    if recording and event == "call" and frame.f_code.co_filename.startswith(package):
-        files[frame.f_code.co_filename[len(package) + 1 :]] = None
+    code = frame.f_code
+    if recording and event == "call" and code.co_filename.startswith(package):
+        qualified = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has only co_name
+        name = qualified.replace(".<locals>", "").partition(".<")[0]
+        file = code.co_filename[len(package) + 1 :]
+        entries.append((time.monotonic_ns(), threading.get_native_id(), file, name))
 
 
-def numpy_case() -> Any:
+def begin() -> None:
+    global recording
+    if is_recorder:
+        time.sleep(LATE)
+        core.pmpi_way_start()
+        recording = True
+
+
+def array_case(count: int, in_heap: bool) -> Callable[[], None]:
     import numpy as np
 
-    tensor = np.ones(4, np.float32)
-    return lambda: dist.all_reduce(tensor)
+    array = dist.empty(count) if in_heap else np.empty(count, np.float32)
+    array[:] = 1
+
+    def call() -> None:
+        begin()
+        dist.all_reduce(array)
+
+    return call
 
 
-def ddp_case() -> Any:
+def ddp_case() -> Callable[[], None]:
     import torch
 
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 
     def forward_and_back() -> None:
         loss = model(torch.ones(2, 8)).sum()
-        global recording
-        recording = is_recorder
-        if is_recorder:
-            assert core.pmpi_way_start() == 0
+        begin()
         loss.backward()
 
     return forward_and_back
 
 
-is_recorder = False
 threading.setprofile(record)
 sys.setprofile(record)
 if case == "ddp":
     import torch.distributed
 
     torch.distributed.init_process_group("mpi")
+    call = ddp_case()
 else:
     dist.init_process_group("mpi")
+    call = array_case((16 << 20) // 4 if case == "mapped" else 4, case == "mapped")
 core = ctypes.PyDLL(dist._native.core().__file__)
-call = {"numpy": numpy_case, "ddp": ddp_case}[case]()
 for _ in range(4):
     call()
 dist.barrier()
 is_recorder = dist.get_rank() == 0
-if is_recorder and case != "ddp":
-    recording = True
-    assert core.pmpi_way_start() == 0
 call()
 if is_recorder:
     recording = False
-    assert core.pmpi_way_stop(str(folder).encode()) == 0
-    (folder / "python.json").write_text(json.dumps(list(files)))
+    assert core.pmpi_way_stop(str(folder / "core").encode()) == 0
+    (folder / "python.json").write_text(json.dumps(entries))
 sys.setprofile(None)
 dist.barrier()

@@ -138,10 +138,10 @@ const (
 type Peers struct {
 	Rank, Size int
 
-	refusal   atomic.Pointer[string]
-	endpoints map[Device]*Endpoint
-	seed      maphash.Seed
-	agreed    []agreement // the latest one is the last
+	refusal  atomic.Pointer[string]
+	mappings map[Device]*Mappings
+	seed     maphash.Seed
+	agreed   []agreement // the latest one is the last
 }
 
 type agreement struct {
@@ -151,7 +151,7 @@ type agreement struct {
 
 // New returns the Peers of member rank of a group of size members.
 func New(rank, size int) *Peers {
-	return &Peers{Rank: rank, Size: size, endpoints: map[Device]*Endpoint{}, seed: maphash.MakeSeed()}
+	return &Peers{Rank: rank, Size: size, mappings: map[Device]*Mappings{}, seed: maphash.MakeSeed()}
 }
 
 // Refused tells whether the members have found that ipc does not work in this group. All members
@@ -192,9 +192,9 @@ func (p *Peers) Agree(records []byte) {
 	p.agreed = append(p.agreed, agreement{maphash.Bytes(p.seed, records), bytes.Clone(records)})
 }
 
-// Endpoint is one device of this process in one group. It has the events that this rank records, the
+// Mappings are what one device of this process shares in one group: the events that this rank records, the
 // handles of its memory, and the mappings of other ranks' memory.
-type Endpoint struct {
+type Mappings struct {
 	Events *Events
 
 	dev     Device
@@ -252,46 +252,46 @@ func takeEvents(d Device) (*Events, error) {
 	return o, nil
 }
 
-// Endpoint returns the endpoint of d, and closes retired mappings that are no longer in use.
-func (p *Peers) Endpoint(d Device) (*Endpoint, error) {
-	ep := p.endpoints[d]
-	if ep == nil {
+// Mappings returns the mappings of d, and closes retired mappings that are no longer in use.
+func (p *Peers) Mappings(d Device) (*Mappings, error) {
+	ms := p.mappings[d]
+	if ms == nil {
 		events, err := takeEvents(d)
 		if err != nil {
 			return nil, err
 		}
-		ep = &Endpoint{Events: events, dev: d, exports: map[uint64]Handle{}, remote: make([]remote, p.Size)}
-		p.endpoints[d] = ep
+		ms = &Mappings{Events: events, dev: d, exports: map[uint64]Handle{}, remote: make([]remote, p.Size)}
+		p.mappings[d] = ms
 	}
-	if len(ep.retired) > 0 {
-		if over, err := d.Query(ep.Events.Done); over && err == nil {
-			for _, at := range ep.retired {
+	if len(ms.retired) > 0 {
+		if over, err := d.Query(ms.Events.Done); over && err == nil {
+			for _, at := range ms.retired {
 				if err := d.CloseIPC(at); err != nil {
 					return nil, err
 				}
 			}
-			ep.retired = ep.retired[:0]
+			ms.retired = ms.retired[:0]
 		}
 	}
-	return ep, nil
+	return ms, nil
 }
 
 // Export describes n bytes at data to other processes. l is what the driver knows of that memory.
 // ok is false if it cannot be shared; this collective then has to take another algorithm.
-func (ep *Endpoint) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Memory, ok bool, err error) {
+func (ms *Mappings) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Memory, ok bool, err error) {
 	offset := int64(uintptr(data) - l.Base)
 	if !l.IPC || offset < 0 || n > l.Size-offset {
 		return m, false, nil
 	}
-	h, known := ep.exports[l.ID]
+	h, known := ms.exports[l.ID]
 	if !known {
-		if h, err = ep.dev.IPCHandle(unsafe.Add(data, -offset)); err != nil {
+		if h, err = ms.dev.IPCHandle(unsafe.Add(data, -offset)); err != nil {
 			return m, false, err
 		}
-		if len(ep.exports) >= 4*Kept { // most of them were freed
-			clear(ep.exports)
+		if len(ms.exports) >= 4*Kept { // most of them were freed
+			clear(ms.exports)
 		}
-		ep.exports[l.ID] = h
+		ms.exports[l.ID] = h
 	}
 	return Memory{ID: l.ID, Base: uint64(l.Base), Size: l.Size, Offset: offset, Handle: h}, true, nil
 }
@@ -299,11 +299,11 @@ func (ep *Endpoint) Export(data unsafe.Pointer, n int64, l cuda.Location) (m Mem
 // Import returns the address in this process of another rank's memory, or nil if m is of Size 0.
 // The mapping stays while it is among the Kept latest of that rank and that rank has not freed the
 // memory.
-func (ep *Endpoint) Import(rank int, m *Memory) (unsafe.Pointer, error) {
+func (ms *Mappings) Import(rank int, m *Memory) (unsafe.Pointer, error) {
 	if m.Size == 0 {
 		return nil, nil
 	}
-	r := &ep.remote[rank]
+	r := &ms.remote[rank]
 	for i := len(r.maps) - 1; i >= 0; i-- {
 		if f := r.maps[i]; f.id == m.ID && f.base == m.Base {
 			copy(r.maps[i:], r.maps[i+1:])
@@ -317,19 +317,19 @@ func (ep *Endpoint) Import(rank int, m *Memory) (unsafe.Pointer, error) {
 	r.maps = slices.DeleteFunc(r.maps, func(f mapping) bool {
 		stale := f.base < m.Base+uint64(m.Size) && m.Base < f.base+uint64(f.size)
 		if stale && err == nil {
-			err = ep.dev.CloseIPC(f.at)
+			err = ms.dev.CloseIPC(f.at)
 		}
 		return stale
 	})
 	if err != nil {
 		return nil, err
 	}
-	at, err := ep.dev.OpenIPC(m.Handle)
+	at, err := ms.dev.OpenIPC(m.Handle)
 	if err != nil {
 		return nil, err
 	}
 	if len(r.maps) == Kept {
-		ep.retired = append(ep.retired, r.maps[0].at)
+		ms.retired = append(ms.retired, r.maps[0].at)
 		r.maps = slices.Delete(r.maps, 0, 1)
 	}
 	r.maps = append(r.maps, mapping{m.ID, m.Base, m.Size, at})
@@ -337,15 +337,15 @@ func (ep *Endpoint) Import(rank int, m *Memory) (unsafe.Pointer, error) {
 }
 
 // Event returns another rank's event in this process.
-func (ep *Endpoint) Event(rank int, h *Handle) (cuda.Event, error) {
-	r := &ep.remote[rank]
+func (ms *Mappings) Event(rank int, h *Handle) (cuda.Event, error) {
+	r := &ms.remote[rank]
 	if e, ok := r.events[*h]; ok {
 		return e, nil
 	}
 	if len(r.events) == mostEvents {
 		return 0, status.New(status.Cuda, "rank %d of the group names ever more events: it is damaged", rank)
 	}
-	e, err := ep.dev.OpenIPCEvent(*h)
+	e, err := ms.dev.OpenIPCEvent(*h)
 	if err != nil {
 		return 0, err
 	}
@@ -362,33 +362,33 @@ var drain = 5 * time.Second
 // Close unmaps all memory. If queued work does not end, because the group broke, its device's
 // mappings stay until the process ends. No collective may be under way.
 func (p *Peers) Close() {
-	for d, ep := range p.endpoints {
-		idle := ep.idle(time.Now().Add(drain))
-		for i := range ep.remote {
-			for _, e := range ep.remote[i].events {
+	for d, ms := range p.mappings {
+		idle := ms.idle(time.Now().Add(drain))
+		for i := range ms.remote {
+			for _, e := range ms.remote[i].events {
 				_ = d.FreeEvent(e) // fails in a broken context, and so does CloseIPC below
 			}
-			for _, f := range ep.remote[i].maps {
-				ep.retired = append(ep.retired, f.at)
+			for _, f := range ms.remote[i].maps {
+				ms.retired = append(ms.retired, f.at)
 			}
 		}
 		if idle {
-			for _, at := range ep.retired {
+			for _, at := range ms.retired {
 				_ = d.CloseIPC(at)
 			}
 		}
 		spare.Lock()
-		spare.events[d] = append(spare.events[d], ep.Events)
+		spare.events[d] = append(spare.events[d], ms.Events)
 		spare.Unlock()
 	}
-	clear(p.endpoints)
+	clear(p.mappings)
 	p.agreed = nil
 	p.Refuse("the group was destroyed")
 }
 
-func (ep *Endpoint) idle(deadline time.Time) bool {
+func (ms *Mappings) idle(deadline time.Time) bool {
 	for {
-		over, err := ep.dev.Query(ep.Events.Done)
+		over, err := ms.dev.Query(ms.Events.Done)
 		switch {
 		case err != nil:
 			return false

@@ -92,13 +92,13 @@ func memory(id, base uint64, size int64) *Memory {
 	return m
 }
 
-func endpointOf(t *testing.T, p *Peers, d Device) *Endpoint {
-	s, err := p.Endpoint(d)
+func mappingsOf(t *testing.T, p *Peers, d Device) *Mappings {
+	s, err := p.Mappings(d)
 	require.NoError(t, err)
 	return s
 }
 
-func put(t *testing.T, s *Endpoint, rank int, m *Memory) unsafe.Pointer {
+func put(t *testing.T, s *Mappings, rank int, m *Memory) unsafe.Pointer {
 	at, err := s.Import(rank, m)
 	require.NoError(t, err)
 	return at
@@ -122,7 +122,7 @@ func TestRecordHasNoPadding(t *testing.T) {
 
 func TestImportMapsAnAllocationOnce(t *testing.T) {
 	d := newDriver()
-	s := endpointOf(t, New(0, 3), d)
+	s := mappingsOf(t, New(0, 3), d)
 	assert.Nil(t, put(t, s, 1, &Memory{}))
 	assert.Zero(t, d.opens)
 
@@ -144,7 +144,7 @@ func TestMemoryAllocatedAnewIsMappedAnew(t *testing.T) {
 		"reaching into it": memory(8, 0x10ff, 0x100),
 	} {
 		d := newDriver()
-		s := endpointOf(t, New(0, 2), d)
+		s := mappingsOf(t, New(0, 2), d)
 		old := unsafe.Add(put(t, s, 1, memory(7, 0x1000, 0x100)), -8)
 		neighbour := put(t, s, 1, memory(6, 0x0e00, 0x100))
 		elsewhere := put(t, s, 1, memory(5, 0x2000, 0x100))
@@ -159,19 +159,19 @@ func TestMemoryAllocatedAnewIsMappedAnew(t *testing.T) {
 func TestNoMoreThanKeptStayMapped(t *testing.T) {
 	d := newDriver()
 	p := New(0, 2)
-	s := endpointOf(t, p, d)
+	s := mappingsOf(t, p, d)
 	for i := range uint64(Kept) {
 		put(t, s, 1, memory(i+1, i<<20, 16))
 	}
 	first := put(t, s, 1, memory(1, 0, 16)) // used again below
 	d.busy = true
 	put(t, s, 1, memory(Kept+1, Kept<<20, 16))
-	endpointOf(t, p, d)
+	mappingsOf(t, p, d)
 	assert.Empty(t, d.closed, "queued work may use it")
 	d.busy = false
-	endpointOf(t, p, d)
+	mappingsOf(t, p, d)
 	assert.Len(t, d.closed, 1)
-	endpointOf(t, p, d)
+	mappingsOf(t, p, d)
 	assert.Len(t, d.closed, 1)
 	assert.Len(t, d.opened, Kept)
 	assert.Equal(t, first, put(t, s, 1, memory(1, 0, 16)))
@@ -182,7 +182,7 @@ func TestNoMoreThanKeptStayMapped(t *testing.T) {
 
 func TestExport(t *testing.T) {
 	d := newDriver()
-	s := endpointOf(t, New(0, 2), d)
+	s := mappingsOf(t, New(0, 2), d)
 	base := unsafe.Pointer(&room[0])
 	l := cuda.Location{Kind: cuda.OnDevice, Base: uintptr(base), Size: 256, ID: 3, IPC: true}
 	m, ok, err := s.Export(unsafe.Add(base, 64), 192, l)
@@ -220,7 +220,7 @@ func TestExport(t *testing.T) {
 
 func TestEventsOfOthersAreOpenedOnce(t *testing.T) {
 	d := newDriver()
-	s := endpointOf(t, New(0, 3), d)
+	s := mappingsOf(t, New(0, 3), d)
 	h, other := Handle{1}, Handle{2}
 	e, err := s.Event(1, &h)
 	require.NoError(t, err)
@@ -280,14 +280,14 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 	agreed := 0
 	for range 20000 {
 		var records [size]Record
-		var endpoints [size]*Endpoint
+		var mappings [size]*Mappings
 		var on [size]int
 		for r := range size {
 			if len(live[r]) == 0 || rng.Intn(200) == 0 {
 				allocate(r)
 			}
 			on[r] = rng.Intn(40) / 39 // sometimes the rank's other device
-			endpoints[r] = endpointOf(t, peers[r], drivers[r][on[r]])
+			mappings[r] = mappingsOf(t, peers[r], drivers[r][on[r]])
 			records[r].Ready = Handle{byte(r), byte(on[r])} // as the events of that device would have it
 			m := live[r][len(live[r])-1-rng.Intn(min(3, len(live[r])))]
 			records[r].Source = m
@@ -301,7 +301,7 @@ func TestWhatAllAgreedOnIsMapped(t *testing.T) {
 			before := drivers[r][on[r]].opens
 			for other := range size {
 				if other != r {
-					put(t, endpoints[r], other, &records[other].Source)
+					put(t, mappings[r], other, &records[other].Source)
 				}
 			}
 			if known {
@@ -331,7 +331,7 @@ func TestASideThatCannotHaveEvents(t *testing.T) {
 	for _, call := range []string{"NewEvent", "IPCEventHandle"} {
 		d := newDriver()
 		d.fail[call] = errors.New("refused")
-		_, err := New(0, 2).Endpoint(d)
+		_, err := New(0, 2).Mappings(d)
 		assert.ErrorContains(t, err, "refused", call)
 	}
 }
@@ -339,7 +339,7 @@ func TestASideThatCannotHaveEvents(t *testing.T) {
 func TestCloseUnmapsAndKeepsItsOwnEvents(t *testing.T) {
 	d := newDriver()
 	p := New(0, 2)
-	s := endpointOf(t, p, d)
+	s := mappingsOf(t, p, d)
 	events := s.Events
 	put(t, s, 1, memory(1, 0, 16))
 	theirs, err := s.Event(1, &Handle{9})
@@ -352,8 +352,8 @@ func TestCloseUnmapsAndKeepsItsOwnEvents(t *testing.T) {
 	assert.Len(t, d.closed, 1)
 
 	made := d.events
-	assert.Same(t, events, endpointOf(t, New(0, 2), d).Events, "the next group's")
-	assert.NotSame(t, events, endpointOf(t, New(0, 2), d).Events, "not a third one's as well")
+	assert.Same(t, events, mappingsOf(t, New(0, 2), d).Events, "the next group's")
+	assert.NotSame(t, events, mappingsOf(t, New(0, 2), d).Events, "not a third one's as well")
 	assert.Equal(t, made+2, d.events)
 }
 
@@ -366,7 +366,7 @@ func TestCloseLeavesMappedWhatQueuedWorkUses(t *testing.T) {
 	} {
 		d := newDriver()
 		p := New(0, 2)
-		put(t, endpointOf(t, p, d), 1, memory(1, 0, 16))
+		put(t, mappingsOf(t, p, d), 1, memory(1, 0, 16))
 		spoil(d)
 		p.Close()
 		assert.Len(t, d.opened, 1, name)
@@ -399,7 +399,7 @@ func TestHolds(t *testing.T) {
 }
 
 func TestARankThatNamesEverMoreEvents(t *testing.T) {
-	s := endpointOf(t, New(0, 2), newDriver())
+	s := mappingsOf(t, New(0, 2), newDriver())
 	var err error
 	for i := range mostEvents + 1 {
 		require.NoError(t, err)

@@ -145,8 +145,8 @@ func FuzzToken(f *testing.F) {
 	})
 }
 
-// FuzzEndpoints reads the file of a job.
-func FuzzEndpoints(f *testing.F) {
+// FuzzJobFile reads the file of a job.
+func FuzzJobFile(f *testing.F) {
 	e := sample()
 	e.Version, e.PID = 1, 7
 	text, err := json.Marshal(e)
@@ -155,7 +155,7 @@ func FuzzEndpoints(f *testing.F) {
 	f.Add([]byte(`{"version":1,"pid":1,"token":"AAAAAAAAAAAAAAAAAAAAAAAA","servers":[{"rank":0,"address":"h:1"}],"roles":{"0":"trainer"}}`))
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if e, err := parseEndpoints(text); err == nil {
+		if e, err := parseJobFile(text); err == nil {
 			assert.NotEmpty(t, e.Servers)
 			for _, s := range e.Servers {
 				c, err := Dial(s.Address, e.Token, TLS{})

@@ -259,6 +259,25 @@ def test_every_algorithm_is_documented() -> None:
     assert built == set(rows)
 
 
+def test_the_way_of_a_call_names_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "way"))
+    import way
+
+    text = read("docs/way.md")
+    assert text.startswith(way.HEAD), "make way"
+    assert [f"## {case.title}" for case in way.CASES] == re.findall(r"^## .*", text, re.M)
+    assert not list(way.missing(text)), "make way"
+    gone = "1. `capi/gone.c`: `f`\n2. `gocore/core.go`: `Gone`, `Submit`\n"
+    gone += "3. `capi/guard.c`: `gone`\n"
+    gone += "4. `python/paddlempi/collectives.py`: `gone`, `all_reduce`\n"
+    assert list(way.missing(gone)) == [
+        "capi/gone.c",
+        "gocore/core.go: Gone",
+        "capi/guard.c: gone",
+        "python/paddlempi/collectives.py: gone",
+    ]
+
+
 def test_every_page_is_in_the_readme() -> None:
     linked = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", read("README.md")))
     assert linked == {page.name for page in DOCS.glob("*.md")}

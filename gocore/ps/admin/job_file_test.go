@@ -16,8 +16,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-func sample() Endpoints {
-	return Endpoints{Token: token, Servers: []Endpoint{{1, "10.0.0.1:77"}, {3, "[fd00::1]:78"}}, Roles: map[int]string{0: Trainer, 1: PServer, 3: Both},
+func sample() JobFile {
+	return JobFile{Token: token, Servers: []ServerAddress{{1, "10.0.0.1:77"}, {3, "[fd00::1]:78"}}, Roles: map[int]string{0: Trainer, 1: PServer, 3: Both},
 		TLS: TLS{CA: "/etc/ca.pem"}}
 }
 
@@ -32,9 +32,9 @@ func runtime(t *testing.T, mode os.FileMode) string {
 	return folder
 }
 
-func TestEndpointsAreReadAsTheyWereWritten(t *testing.T) {
+func TestAJobFileIsReadAsItWasWritten(t *testing.T) {
 	folder := runtime(t, 0o700)
-	path, err := WriteEndpoints(sample())
+	path, err := WriteJobFile(sample())
 	require.NoError(t, err)
 	assert.Equal(t, filepath.Join(folder, "paddlempi"), filepath.Dir(path))
 	info, err := os.Stat(path)
@@ -45,25 +45,25 @@ func TestEndpointsAreReadAsTheyWereWritten(t *testing.T) {
 	want.Started, _ = startOf(os.Getpid())
 	assert.NotZero(t, want.Started)
 	for _, asked := range []string{"", path} {
-		got, found, err := ReadEndpoints(asked)
+		got, found, err := ReadJobFile(asked)
 		require.NoError(t, err)
 		assert.Equal(t, path, found)
 		assert.Equal(t, want, got)
 	}
-	again, err := WriteEndpoints(sample())
+	again, err := WriteJobFile(sample())
 	require.NoError(t, err)
 	assert.Equal(t, path, again)
-	RemoveEndpoints(path)
+	RemoveJobFile(path)
 	left, err := os.ReadDir(filepath.Dir(path))
 	require.NoError(t, err)
 	assert.Empty(t, left)
-	_, _, err = ReadEndpoints("")
+	_, _, err = ReadJobFile("")
 	assert.Equal(t, status.Argument, status.CodeOf(err))
 	assert.ErrorContains(t, err, "has no file ps-PID.json of a living process")
 }
 
 // variant writes the sample as the file of another process.
-func variant(t *testing.T, path string, change func(*Endpoints)) string {
+func variant(t *testing.T, path string, change func(*JobFile)) string {
 	path, err := filepath.Abs(path)
 	require.NoError(t, err)
 	e := sample()
@@ -81,26 +81,26 @@ func TestFilesOfProcessesThatHaveEnded(t *testing.T) {
 	child := exec.Command("sleep", "60")
 	require.NoError(t, child.Start())
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
-	own, err := WriteEndpoints(sample())
+	own, err := WriteJobFile(sample())
 	require.NoError(t, err)
-	other := variant(t, filepath.Join(folder, "ps-2.json"), func(e *Endpoints) {
+	other := variant(t, filepath.Join(folder, "ps-2.json"), func(e *JobFile) {
 		e.PID = child.Process.Pid
 		e.Started, _ = startOf(e.PID)
 	})
-	reused := variant(t, filepath.Join(folder, "ps-3.json"), func(e *Endpoints) { e.Started-- })
-	elsewhere := variant(t, filepath.Join(folder, "ps-4.json"), func(e *Endpoints) { e.Namespace, e.PID = "pid:[1]", 1<<22+1 })
-	_, _, err = ReadEndpoints("")
+	reused := variant(t, filepath.Join(folder, "ps-3.json"), func(e *JobFile) { e.Started-- })
+	elsewhere := variant(t, filepath.Join(folder, "ps-4.json"), func(e *JobFile) { e.Namespace, e.PID = "pid:[1]", 1<<22+1 })
+	_, _, err = ReadJobFile("")
 	assert.ErrorContains(t, err, "2 jobs with parameter servers run here; choose one by its file")
 	assert.ErrorContains(t, err, own)
 	assert.ErrorContains(t, err, other)
-	_, _, err = ReadEndpoints(elsewhere)
+	_, _, err = ReadJobFile(elsewhere)
 	assert.NoError(t, err, "whoever names a file gets it")
 	require.NoError(t, child.Process.Kill())
 	_ = child.Wait()
-	_, found, err := ReadEndpoints("")
+	_, found, err := ReadJobFile("")
 	require.NoError(t, err)
 	assert.Equal(t, own, found)
-	_, err = WriteEndpoints(sample())
+	_, err = WriteJobFile(sample())
 	require.NoError(t, err)
 	assert.NoFileExists(t, other)
 	assert.NoFileExists(t, reused)
@@ -109,7 +109,7 @@ func TestFilesOfProcessesThatHaveEnded(t *testing.T) {
 
 func TestAFolderThatIsNotTheUsersAlone(t *testing.T) {
 	folder := runtime(t, 0o755) // no XDG_RUNTIME_DIR has this mode
-	path, err := WriteEndpoints(sample())
+	path, err := WriteJobFile(sample())
 	require.NoError(t, err)
 	temporary, _ := dl.Getenv("TMPDIR")
 	assert.True(t, strings.HasPrefix(path, temporary+"/paddlempi-"), path)
@@ -119,71 +119,71 @@ func TestAFolderThatIsNotTheUsersAlone(t *testing.T) {
 	assert.Equal(t, os.FileMode(0o700), info.Mode().Perm())
 
 	require.NoError(t, os.Chmod(private, 0o770))
-	_, err = WriteEndpoints(sample())
+	_, err = WriteJobFile(sample())
 	assert.Equal(t, status.Unsupported, status.CodeOf(err))
 	assert.ErrorContains(t, err, "others have rights to it")
-	_, _, err = ReadEndpoints("")
+	_, _, err = ReadJobFile("")
 	assert.ErrorContains(t, err, private)
 	require.NoError(t, os.RemoveAll(private))
 	require.NoError(t, os.Symlink(folder, private)) // as another user might
-	_, err = WriteEndpoints(sample())
+	_, err = WriteJobFile(sample())
 	assert.ErrorContains(t, err, "another type")
 }
 
 func TestFilesThatAreNotTheUsersAlone(t *testing.T) {
 	folder := runtime(t, 0o700)
-	path := variant(t, filepath.Join(folder, "f"), func(*Endpoints) {})
-	_, _, err := ReadEndpoints(path)
+	path := variant(t, filepath.Join(folder, "f"), func(*JobFile) {})
+	_, _, err := ReadJobFile(path)
 	require.NoError(t, err)
 	link, pipe := filepath.Join(folder, "link"), filepath.Join(folder, "pipe")
 	require.NoError(t, os.Symlink(path, link))
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	require.NoError(t, os.Chmod(path, 0o640))
 	for file, want := range map[string]string{path: "others have rights to it", link: "symbolic links", pipe: "another type", folder: "another type", folder + "/none": "no such file"} {
-		_, _, err := ReadEndpoints(file)
+		_, _, err := ReadJobFile(file)
 		assert.Equal(t, status.Argument, status.CodeOf(err), file)
 		assert.ErrorContains(t, err, want)
 	}
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chmod(path, 0o600))
 		require.NoError(t, os.Chown(path, 4321, 0))
-		_, _, err := ReadEndpoints(path)
+		_, _, err := ReadJobFile(path)
 		assert.ErrorContains(t, err, "it belongs to user 4321, and this is user 0")
 	}
 }
 
 func TestWhatAFileSaysIsChecked(t *testing.T) {
 	folder := runtime(t, 0o700)
-	for want, change := range map[string]func(*Endpoints){
-		"version=2":               func(e *Endpoints) { e.Version = 2 },
-		"pid=0":                   func(e *Endpoints) { e.PID = 0 },
-		"0 servers":               func(e *Endpoints) { e.Servers = nil },
-		"65537 servers":           func(e *Endpoints) { e.Servers = make([]Endpoint, maxServers+1) },
-		"text in it":              func(e *Endpoints) { e.TLS.Key = "\x1b" },
-		"has 4 bytes":             func(e *Endpoints) { e.Token = token[:4] },
-		"address=h of server 1":   func(e *Endpoints) { e.Servers[1].Address = "h" },
-		"address=:7 of server 0":  func(e *Endpoints) { e.Servers[0].Address = ":7" },
-		"address=h:0 of server 0": func(e *Endpoints) { e.Servers[0].Address = "h:0" },
-		"address=?:7 of server 0": func(e *Endpoints) { e.Servers[0].Address = "\x07:7" },
-		"rank=-1 of server 1":     func(e *Endpoints) { e.Servers[1].Rank = -1 },
-		"role=k of rank 3":        func(e *Endpoints) { e.Roles = map[int]string{3: "k"} },
-		"role=trainer of rank -1": func(e *Endpoints) { e.Roles = map[int]string{-1: Trainer} },
+	for want, change := range map[string]func(*JobFile){
+		"version=2":               func(e *JobFile) { e.Version = 2 },
+		"pid=0":                   func(e *JobFile) { e.PID = 0 },
+		"0 servers":               func(e *JobFile) { e.Servers = nil },
+		"65537 servers":           func(e *JobFile) { e.Servers = make([]ServerAddress, maxServers+1) },
+		"text in it":              func(e *JobFile) { e.TLS.Key = "\x1b" },
+		"has 4 bytes":             func(e *JobFile) { e.Token = token[:4] },
+		"address=h of server 1":   func(e *JobFile) { e.Servers[1].Address = "h" },
+		"address=:7 of server 0":  func(e *JobFile) { e.Servers[0].Address = ":7" },
+		"address=h:0 of server 0": func(e *JobFile) { e.Servers[0].Address = "h:0" },
+		"address=?:7 of server 0": func(e *JobFile) { e.Servers[0].Address = "\x07:7" },
+		"rank=-1 of server 1":     func(e *JobFile) { e.Servers[1].Rank = -1 },
+		"role=k of rank 3":        func(e *JobFile) { e.Roles = map[int]string{3: "k"} },
+		"role=trainer of rank -1": func(e *JobFile) { e.Roles = map[int]string{-1: Trainer} },
 	} {
-		_, _, err := ReadEndpoints(variant(t, filepath.Join(folder, "f"), change))
+		_, _, err := ReadJobFile(variant(t, filepath.Join(folder, "f"), change))
 		assert.Equal(t, status.Argument, status.CodeOf(err), want)
 		assert.ErrorContains(t, err, want)
 		e := sample()
 		change(&e)
 		if e.Version == 0 && want != "pid=0" {
-			_, err = WriteEndpoints(e)
+			_, err = WriteJobFile(e)
 			assert.ErrorContains(t, err, want, "written")
 		}
 	}
 	path := filepath.Join(folder, "f")
-	require.NoError(t, os.WriteFile(path, make([]byte, maxEndpoints+1), 0o600))
-	_, _, err := ReadEndpoints(path)
+	require.NoError(t, os.WriteFile(path, make([]byte, maxJobFile+1), 0o600))
+	_, _, err := ReadJobFile(path)
 	assert.ErrorContains(t, err, "more than 16777216 bytes")
 	require.NoError(t, os.WriteFile(path, []byte(`{"version":1`), 0o600))
-	_, _, err = ReadEndpoints(path)
+	_, _, err = ReadJobFile(path)
 	assert.ErrorContains(t, err, "unexpected end of JSON")
 }

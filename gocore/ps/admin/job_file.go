@@ -15,36 +15,36 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Endpoints is what a job tells the tools of its user in a file: where its servers are, and the token.
-// PID, Started and Namespace say which process wrote it; WriteEndpoints fills them in.
-type Endpoints struct {
-	Version   int            `json:"version"`
-	PID       int            `json:"pid"`
-	Started   uint64         `json:"started"`   // when the process began, in ticks of the kernel
-	Namespace string         `json:"namespace"` // of process ids
-	Token     []byte         `json:"token"`     // JSON has it in base64
-	Servers   []Endpoint     `json:"servers"`   // in the order of the servers
-	Roles     map[int]string `json:"roles"`     // by world rank: Trainer, PServer or Both
-	TLS       TLS            `json:"tls"`       // what a client needs; the paths of files
+// JobFile is what a job tells the tools of its user in a file: where its servers are, and the token.
+// PID, Started and Namespace say which process wrote it; WriteJobFile fills them in.
+type JobFile struct {
+	Version   int             `json:"version"`
+	PID       int             `json:"pid"`
+	Started   uint64          `json:"started"`   // when the process began, in ticks of the kernel
+	Namespace string          `json:"namespace"` // of process ids
+	Token     []byte          `json:"token"`     // JSON has it in base64
+	Servers   []ServerAddress `json:"servers"`   // in the order of the servers
+	Roles     map[int]string  `json:"roles"`     // by world rank: Trainer, PServer or Both
+	TLS       TLS             `json:"tls"`       // what a client needs; the paths of files
 }
 
-// Endpoint is a server: its world rank and its address.
-type Endpoint struct {
+// ServerAddress is a server: its world rank and its address.
+type ServerAddress struct {
 	Rank    int    `json:"rank"`
 	Address string `json:"address"`
 }
 
 const (
-	version      = 1
-	maxServers   = 1 << 16
-	maxEndpoints = 16 << 20 // bytes of a file
-	prefix       = "ps-"
-	suffix       = ".json"
+	version    = 1
+	maxServers = 1 << 16
+	maxJobFile = 16 << 20 // bytes of a file
+	prefix     = "ps-"
+	suffix     = ".json"
 )
 
-// WriteEndpoints writes the file of this process, in the runtime folder of its user, and returns its
+// WriteJobFile writes the file of this process, in the runtime folder of its user, and returns its
 // path. Nobody else can read it. The files of processes that have ended are removed.
-func WriteEndpoints(e Endpoints) (path string, err error) {
+func WriteJobFile(e JobFile) (path string, err error) {
 	e.Version, e.PID, e.Namespace = version, os.Getpid(), namespace()
 	e.Started, _ = startOf(e.PID)
 	if err := e.check(); err != nil {
@@ -82,70 +82,70 @@ func WriteEndpoints(e Endpoints) (path string, err error) {
 	return path, nil
 }
 
-// RemoveEndpoints removes the file of WriteEndpoints.
-func RemoveEndpoints(path string) { _ = os.Remove(path) }
+// RemoveJobFile removes the file of WriteJobFile.
+func RemoveJobFile(path string) { _ = os.Remove(path) }
 
-// ReadEndpoints reads a file of WriteEndpoints, and returns its path. "": that of the only job of this
+// ReadJobFile reads a file of WriteJobFile, and returns its path. "": that of the only job of this
 // user that runs on this host.
-func ReadEndpoints(path string) (Endpoints, string, error) {
+func ReadJobFile(path string) (JobFile, string, error) {
 	if path == "" {
 		folder, err := runtimeFolder()
 		if err != nil {
-			return Endpoints{}, "", err
+			return JobFile{}, "", err
 		}
 		running, _ := filesIn(folder)
 		switch len(running) {
 		case 0:
-			return Endpoints{}, "", status.New(status.Argument, "no process of this user on this host has told where the servers of its job are: %s has no file %sPID%s of a living process; "+
+			return JobFile{}, "", status.New(status.Argument, "no process of this user on this host has told where the servers of its job are: %s has no file %sPID%s of a living process; "+
 				"if the job runs on other hosts, ask there", folder, prefix, suffix)
 		case 1:
 			path = running[0]
 		default:
-			return Endpoints{}, "", status.New(status.Argument, "%d jobs with parameter servers run here; choose one by its file: %s", len(running), strings.Join(running, ", "))
+			return JobFile{}, "", status.New(status.Argument, "%d jobs with parameter servers run here; choose one by its file: %s", len(running), strings.Join(running, ", "))
 		}
 	}
-	e, err := readEndpoints(path)
+	e, err := readJobFile(path)
 	if err != nil {
-		return Endpoints{}, "", status.New(status.Argument, "%s does not tell where the servers of a job are: %v", path, err)
+		return JobFile{}, "", status.New(status.Argument, "%s does not tell where the servers of a job are: %v", path, err)
 	}
 	return e, path, nil
 }
 
-func readEndpoints(path string) (Endpoints, error) {
+func readJobFile(path string) (JobFile, error) {
 	// A pipe or a device is not waited for.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return Endpoints{}, err
+		return JobFile{}, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return Endpoints{}, err
+		return JobFile{}, err
 	}
 	if err := private(info, 0); err != nil {
-		return Endpoints{}, err
+		return JobFile{}, err
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxEndpoints+1))
+	text, err := io.ReadAll(io.LimitReader(f, maxJobFile+1))
 	if err != nil {
-		return Endpoints{}, err
+		return JobFile{}, err
 	}
-	return parseEndpoints(text)
+	return parseJobFile(text)
 }
 
-func parseEndpoints(text []byte) (e Endpoints, err error) {
-	if len(text) > maxEndpoints {
-		return e, fmt.Errorf("it has more than %d bytes", maxEndpoints)
+func parseJobFile(text []byte) (e JobFile, err error) {
+	if len(text) > maxJobFile {
+		return e, fmt.Errorf("it has more than %d bytes", maxJobFile)
 	}
 	if err := json.Unmarshal(text, &e); err != nil {
-		return Endpoints{}, err
+		return JobFile{}, err
 	}
 	if err := e.check(); err != nil {
-		return Endpoints{}, err
+		return JobFile{}, err
 	}
 	return e, nil
 }
 
-func (e Endpoints) check() error {
+func (e JobFile) check() error {
 	switch {
 	case e.Version != version:
 		return fmt.Errorf("version=%d is not %d, that of this paddlempi", e.Version, version)
@@ -229,7 +229,7 @@ func filesIn(folder string) (running, ended []string) {
 			continue
 		}
 		path := filepath.Join(folder, entry.Name())
-		e, err := readEndpoints(path)
+		e, err := readJobFile(path)
 		if err != nil || e.Namespace != namespace() {
 			continue
 		}
