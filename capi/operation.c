@@ -1,8 +1,8 @@
 #ifdef PMPI_PYMODULE
 /* The Python object of an operation that goes on after its call. It owns the number of the core's
- * work, the tensors and the outcome; neither Python nor C has another table of works. An operation
- * costs two calls of the core: submit, and wait() or next_completions(), which bring its end. The
- * GIL guards all of it, except for the word state of kept. */
+ * work, the tensors and the outcome. Neither Python nor C has another table of works. An operation
+ * costs two calls of the core: submit, and then wait() or next_completions(), which returns its
+ * end. The GIL guards all fields, except for the word state of kept. */
 #define _GNU_SOURCE
 #include "operation.h"
 
@@ -95,8 +95,8 @@ static void conclude(operation *o, int rc, const pmpi_result *r) {
 	}
 }
 
-/* settle waits up to limit_ns until o has ended. Returns 0, or -1 with a Python exception set: the
- * limit has passed, or a signal handler raised. */
+/* settle waits until o has ended, for at most limit_ns. Returns 0 if o has ended. Returns -1 with a
+ * Python exception set if the limit has passed or a signal handler raised. */
 static int settle(operation *o, int64_t limit_ns) {
 	if (o->done)
 		return 0;
@@ -150,7 +150,7 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 	PyEval_RestoreThread(ts);
 	o->number = o->work;
 	if (o->work != 0)
-		kept_take(k, send, recv, a, b); /* also if rc is an error: MPI may use the memory longer */
+		kept_take(k, send, recv, a, b); /* even after an error: MPI may still use the memory */
 	if (rc) {
 		raise_last(rc);
 		Py_DecRef(&o->head);
@@ -169,8 +169,9 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 
 /* ---- the object ---- */
 
-/* An exception holds the frames that it passed through, and a frame may hold this object: a cycle.
- * The tensors are not shown to the collector, because MPI may use them. */
+/* The collector must see the error: an exception holds the frames that it passed through, and a
+ * frame may hold this object, which is a cycle. The collector does not see the tensors, because it
+ * could free them while MPI uses them. */
 static int op_traverse(PyObject *self, visitproc visit, void *arg) {
 	operation *o = (operation *)self;
 	PyObject *seen[] = {(PyObject *)self->ob_type, o->error, o->at_end, o->contexts};
@@ -305,9 +306,9 @@ static PyObject *raise_forked(void) {
 	return raise_last(PMPI_ERR_FORKED);
 }
 
-/* wish changes what the core does at the end of o: it sets the bits set of the state word, and
- * clears the bits clear. Returns whether o is over for the core, which then has seen the bits that
- * were set before. */
+/* wish tells the core what to do at the end of o. It sets the bits of the argument set in the state
+ * word, and clears those of the argument clear. Returns 0. If o is already over for the core, it
+ * changes nothing and returns 1; the core has then seen the bits that were set before. */
 static int wish(operation *o, uint32_t set, uint32_t clear) {
 	if (o->done || o->kept == NULL)
 		return 1;
@@ -359,8 +360,8 @@ static PyObject *op_notify(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 	return PyList_Append(o->contexts, args[0]) ? NULL : PyBool_FromLong(1);
 }
 
-/* take_off_list takes o off the list awaited. Returns its contexts, and drops the reference of the
- * cookie. */
+/* take_off_list takes o off the list awaited, and drops the reference that the cookie was. Returns
+ * the contexts of o. */
 static PyObject *take_off_list(operation *o) {
 	PyObject *contexts = o->contexts;
 	if (o->previous)

@@ -2,8 +2,8 @@
 //
 // A heap is one memory file. It grows in segments, which the owner maps one by one, and which a
 // peer maps when it first meets an address in them (View). Allocation is local: it never waits for
-// another rank, because a garbage collector may free at any time. What was freed stays reserved and
-// touched for the next allocation; a segment that is empty while another one is, too, is given back.
+// another rank, because a garbage collector may free at any time. Freed memory stays reserved and
+// touched for the next allocation. Of the empty segments, the heap keeps the longest and gives the others back.
 //
 // The file begins with a directory, which its owner writes and its peers read: offset, length and
 // generation of every segment. A generation is never used again, so a peer can tell a segment from
@@ -28,7 +28,7 @@ const (
 	granule = 64
 	// SegmentSize is the least length of a segment, in bytes.
 	SegmentSize = 64 << 20
-	// hugePage is what lengths of segments are multiples of.
+	// hugePage is the size of a huge page. The length of every segment is a multiple of it.
 	hugePage = 2 << 20
 
 	directorySize = 64 << 10
@@ -52,7 +52,7 @@ type Heap struct {
 	words []uint64 // the directory
 
 	mu         sync.Mutex
-	slots      []*block // nil: a free one; the last is none
+	slots      []*block // by directory entry; nil: the entry is free. Invariant: the last one is not nil
 	end        int64    // of the file
 	generation uint64
 
@@ -70,7 +70,7 @@ type block struct {
 	file       *segment.File   // of an adopted segment, whose free and used are empty; else nil
 }
 
-// region is what Find needs of a segment.
+// region is a copy of the fields of a segment that Find reads without a lock.
 type region struct {
 	from, to   uintptr
 	offset     int64
@@ -150,7 +150,8 @@ func (h *Heap) Alloc(n int64) (unsafe.Pointer, error) {
 	return unsafe.Pointer(&best.mem[from]), nil
 }
 
-// fitting returns the segment whose longest free range is the shortest that holds n bytes; nil if none does.
+// fitting returns a segment that has a free range of n bytes, nil if there is none. Among several it takes the one
+// whose longest free range is the shortest.
 func (h *Heap) fitting(n int64) (best *block) {
 	var least int64
 	for _, b := range h.slots {
@@ -196,7 +197,8 @@ func (h *Heap) grow(n int64) (*block, error) {
 	return b, nil
 }
 
-// gap returns where size bytes of the file belong to no segment.
+// gap returns the offset of size bytes of the file that belong to no segment. ok is false if there
+// are none.
 func (h *Heap) gap(size int64) (offset int64, ok bool) {
 	free := spans{{hugePage, h.end}}
 	if h.end == hugePage {
@@ -281,7 +283,7 @@ func (h *Heap) publish() {
 	h.regions.Store(&list)
 }
 
-// Free gives back what Alloc returned. It is an error if p is nothing that is allocated.
+// Free gives back what Alloc returned. It returns an error if p is not the beginning of an allocation.
 func (h *Heap) Free(p unsafe.Pointer) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -302,7 +304,7 @@ func (h *Heap) Free(p unsafe.Pointer) error {
 	return status.New(status.Argument, "%#x is not the beginning of memory that this heap gave", uintptr(p))
 }
 
-// trim gives empty segments back, but for the longest one: the next allocation finds it warm.
+// trim gives all empty segments back except the longest one. The next allocation finds that one's memory touched.
 func (h *Heap) trim() {
 	var kept *block
 	for _, b := range h.slots {
@@ -321,7 +323,7 @@ func (h *Heap) trim() {
 	}
 }
 
-// drop gives a segment back. Peers that still map it read zeros there.
+// drop gives a segment back. A peer that still maps the segment reads zeros in it.
 func (h *Heap) drop(b *block) {
 	h.leave(b)
 	unmap(b.mem)

@@ -29,7 +29,8 @@ type Tail interface {
 }
 
 // Handle is an operation as its caller sees it. It becomes done exactly once. An operation that was
-// given up is done although MPI still uses its memory; the handle is settled when MPI does not.
+// given up is done, although MPI may still use its memory. The handle becomes settled when MPI has
+// stopped using the memory.
 //
 // Invariant: a settled handle is done, or becomes done at once.
 type Handle struct {
@@ -43,7 +44,7 @@ type Handle struct {
 	claimed, done atomic.Bool
 	settled       atomic.Bool
 	// released says that the number was released before the memory could be freed. inReleased says
-	// that the handle is in the list of NextReleased, or was.
+	// that the handle was put into the list of NextReleased.
 	released, inReleased atomic.Bool
 	// dropped says that the caller released the handle, so its end is not reported.
 	dropped atomic.Bool
@@ -98,16 +99,15 @@ func Lookup(id uint64) (*Handle, error) {
 	return nil, status.New(status.Argument, "work %d does not exist: it was released", id)
 }
 
-// Release forgets the number. The operation goes on. free says whether the operation's memory may
-// be freed. If not, NextReleased returns the number when it may.
+// Release forgets the number. The operation goes on. free says whether the caller may free the
+// operation's memory now. If it may not, NextReleased returns the number once it may.
 func Release(id uint64) (free bool) {
 	h := handles.remove(id)
 	if h == nil {
 		return true
 	}
 	h.dropped.Store(true)
-	switch {
-	case h.memoryFree():
+	if h.memoryFree() {
 		h.Close()
 		return true
 	}
@@ -178,7 +178,8 @@ func (h *Handle) tell(tail Tail, r Result, err error, settles bool) bool {
 // Settled tells whether MPI is done with the operation's memory.
 func (h *Handle) Settled() bool { return h.settled.Load() }
 
-// listReleased is called after settled and after released is set, so that the later call sees both.
+// listReleased puts the handle into the list of NextReleased once both settled and released are set. It is called
+// after each of them is set, so that the later call sees both.
 func (h *Handle) listReleased() {
 	if h.settled.Load() && h.released.Load() && !h.inReleased.Swap(true) {
 		released.push(h)
@@ -223,7 +224,7 @@ func (h *Handle) Follow(stream uint64, err error) error {
 	return err
 }
 
-// Close releases what the handle holds on a device, now or when the operation is done.
+// Close releases what the handle holds on a device. If the operation is not done, this happens when it is.
 func (h *Handle) Close() {
 	if h.closed.Swap(true) || !h.done.Load() {
 		return
@@ -251,8 +252,8 @@ func (h *Handle) Notify() {
 	h.listCompletion()
 }
 
-// Hurry says that no goroutine is going to wait for the operation: the progress thread then has no
-// patience.
+// Hurry says that no goroutine is going to wait for the operation. The progress thread then takes it
+// further at once, and does not leave it to callers first.
 func (h *Handle) Hurry() {
 	h.await()
 	h.engine.urgent.Add(1)
@@ -270,8 +271,8 @@ func (h *Handle) await() {
 	}
 }
 
-// Awaited returns since when somebody waits for the operation: in Wait, or for its completion. The zero
-// time: nobody has begun to.
+// Awaited returns when somebody began to wait for the operation, in Wait or for its completion. It returns the zero
+// time if nobody has.
 func (h *Handle) Awaited() time.Time {
 	if at := h.awaited.Load(); at != 0 {
 		return started.Add(time.Duration(at))
@@ -279,8 +280,8 @@ func (h *Handle) Awaited() time.Time {
 	return time.Time{}
 }
 
-// listCompletion is called after notify, done and the number are set, so that the last call sees
-// all three.
+// listCompletion puts the handle into the list of NextCompletions once notify, done and the number are set. It is
+// called after each of them is set, so that the last call sees all three.
 func (h *Handle) listCompletion() {
 	if h.notify.Load() && h.done.Load() && h.id.Load() != 0 && !h.inCompleted.Swap(true) {
 		completed.push(h)

@@ -1,4 +1,5 @@
-/* The calls of a table: a batch is sorted by shards, and goes to the code for this processor. */
+/* The calls of a table. Each call sorts its batch by shards, and passes the ids of a shard to the
+ * code that was built for this processor. */
 #include "../../reduce/float16.h"
 #include "table.h"
 
@@ -14,14 +15,14 @@ typedef struct pt_sorted {
 	uint32_t begin[PT_SHARDS + 1];
 } pt_sorted;
 
-enum { PULLED = 8192 }; /* ids of a pull for which locks are held at a time */
+enum { PULLED = 8192 }; /* a pull takes the locks for this many ids at a time */
 
 static int64_t lines(int64_t bytes) {
 	return (bytes + 63) / 64 * 64;
 }
 
-/* The most ids of one portion are all of the batch. A portion's lists of unique ids need a power of
- * 2 above twice its ids. */
+/* One portion may have all n ids of a batch. Its hash table of rows (hot.h) then has less than 4 n
+ * places: the least power of 2 that is at least 2 n. */
 static int64_t work_words(int64_t n) {
 	return (PT_WORK + 4) * n + 128;
 }
@@ -91,8 +92,9 @@ static int in_shard(pt_table *t, pt_batch *b, const pt_sorted *s, int shard, pt_
 	return rc;
 }
 
-/* each_shard calls work with the portions of a batch. Calls begin at different shards, and take
- * those that no other thread holds first. */
+/* each_shard calls work once for each shard of a batch, with the lock of that shard. Each call of
+ * each_shard begins at another shard than the call before it. It first takes the shards that no
+ * other thread holds. */
 static int each_shard(pt_table *t, pt_batch *b, pt_worker work) {
 	if (b->n == 0)
 		return PT_OK;
@@ -152,7 +154,8 @@ static int64_t find(const pt_table *t, const pt_shard *s, int64_t id) {
 	}
 }
 
-/* convert copies a row between the table, with 16-bit floats, and float32. */
+/* convert copies a row of 16-bit floats of the table to float32 (into = 0), or float32 to such a
+ * row. */
 static void convert(const pt_table *t, uint16_t *mine, float *theirs, int into) {
 	int bf16 = t->c.dtype == PT_BFLOAT16;
 	for (int64_t j = 0; j < t->c.dim; j++) {
@@ -200,7 +203,7 @@ static int write_part(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p
 	return copy_rows(t, s, b, p, 1);
 }
 
-/* make makes the rows of ids. */
+/* make makes the rows of those ids that have none. */
 static int make(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	(void)b;
 	for (uint32_t k = 0; k < p->n; k++) {
@@ -214,7 +217,8 @@ static int make(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	return PT_OK;
 }
 
-/* pull_missing makes the rows of the ids at some places, and copies them. */
+/* pull_missing copies the rows of the ids at some places of the batch. It makes rows that are
+ * missing. */
 static int pull_missing(pt_table *t, pt_batch *b, const uint32_t *places, uint32_t n) {
 	size_t row_bytes = (size_t)t->c.dim * (b->dtype == PT_FLOAT32 ? 4 : 2);
 	for (uint32_t k = 0; k < n; k++) {
