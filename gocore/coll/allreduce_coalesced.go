@@ -5,15 +5,15 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 // allReduceCoalescedPack packs the tensors into one buffer, reduces it, and unpacks it. So k
 // tensors cost one collective. Bytes moved by each rank: those of the all_reduce, and 4S by the
 // copies.
-var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, Polls: func(s *Sig) bool {
+var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, polls: func(s *Sig) bool {
 	inner := s.inside(op.AllReduce)
 	alg, err := Choose(&inner)
-	return err == nil && alg.Polled(&inner)
-}, Scratch: func(a *Args) int64 {
+	return err == nil && alg.polled(&inner)
+}, scratch: func(a *Args) int64 {
 	one := *a
 	one.Sig, one.Recv = a.inside(op.AllReduce), []Part{{Count: totalCount(a.Recv)}}
 	return a.contiguousScratch(a.Recv) + Scratch(&one, one.Any)
-}, Build: func(a *Args, p *Program) error {
+}, build: func(a *Args, p *Program) error {
 	whole, unpack, err := a.contiguous(p, a.Recv, true)
 	if err != nil {
 		return err
@@ -25,7 +25,7 @@ var allReduceCoalescedPack = Algorithm{Name: "pack", Memory: hostMemory, Polls: 
 	if err != nil {
 		return err
 	}
-	if err := alg.Build(&one, p); err != nil {
+	if err := alg.build(&one, p); err != nil {
 		return err
 	}
 	if unpack != nil {

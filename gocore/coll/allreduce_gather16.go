@@ -15,9 +15,9 @@ const gather16Limit = 64 << 10
 // Bytes moved by each rank: (n-1)S in.
 var allReduceGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return reducedOutsideMPI(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
-}, Scratch: func(a *Args) int64 {
+}, scratch: func(a *Args) int64 {
 	return a.scratch(a.Count * int64(a.Size))
-}, Build: func(a *Args, p *Program) error {
+}, build: func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]
 	if len(a.Send) > 0 {
 		src = a.Send[0]

@@ -10,9 +10,9 @@ import (
 
 // allToAllEvenMPI is MPI_Alltoall of bytes. All parts of all ranks have the same length. Bytes
 // moved by each rank: (1-1/n)S out and in. S is all that a rank sends.
-var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShares, Scratch: func(a *Args) int64 {
+var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShares, scratch: func(a *Args) int64 {
 	return a.withoutOverlapScratch(a.Send, a.Recv) + a.contiguousScratch(a.Send) + a.contiguousScratch(a.Recv)
-}, Build: func(a *Args, p *Program) error {
+}, build: func(a *Args, p *Program) error {
 	sends, err := a.withoutOverlap(p, a.Send, a.Recv)
 	if err != nil {
 		return err
@@ -42,9 +42,9 @@ var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenSh
 // allToAllUnevenMPI first exchanges the lengths, so that parts whose lengths do not match are an
 // error on every rank, not garbage. Then it sends the parts between pairs of ranks. Bytes moved by
 // each rank: 8n for the lengths, 8 for the verdict, and the parts.
-var allToAllUnevenMPI = Algorithm{Name: "pairwise", Memory: hostMemory, Polls: always, Scratch: func(a *Args) int64 {
+var allToAllUnevenMPI = Algorithm{Name: "pairwise", Memory: hostMemory, polls: always, scratch: func(a *Args) int64 {
 	return a.withoutOverlapScratch(a.Send, a.Recv) + a.lengthsScratch()
-}, Build: func(a *Args, p *Program) error {
+}, build: func(a *Args, p *Program) error {
 	sources, err := a.withoutOverlap(p, a.Send, a.Recv)
 	if err != nil {
 		return err

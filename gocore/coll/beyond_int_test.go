@@ -32,7 +32,7 @@ func steps(t *testing.T, alg *Algorithm, a Args, rank, size int) (calls []mpi.Ca
 	a.Lib, a.Comm, a.Rank, a.Size = w.libs[rank], w.libs[rank].World(), rank, size
 	var p Program
 	p.Reset(a.Lib)
-	require.NoError(t, alg.Build(&a, &p))
+	require.NoError(t, alg.build(&a, &p))
 	for _, s := range p.steps {
 		switch {
 		case s.Calls != nil:

@@ -128,22 +128,22 @@ type Algorithm struct {
 	// Enabled says whether the algorithm can serve a call on such memory. If it accepts a Sig, it
 	// also accepts that Sig with more flags in Agreed or fewer in Any. nil stands for always.
 	Enabled func(*Sig) bool
-	// Polls says that the steps must be polled even if every member waits inside its call, because
+	// polls says that the steps must be polled even if every member waits inside its call, because
 	// they send messages between pairs of ranks or wait for a device. All ranks then use
 	// nonblocking MPI calls, so the wait can be given up. nil stands for never.
-	Polls func(*Sig) bool
-	// Scratch returns an upper bound of the bytes that the steps take from the program on this
+	polls func(*Sig) bool
+	// scratch returns an upper bound of the bytes that the steps take from the program on this
 	// rank. They are reserved before the other ranks count on this one. nil stands for 0.
-	Scratch func(*Args) int64
-	// Build appends the steps of this rank. Build touches no tensor and no device: only the steps
+	scratch func(*Args) int64
+	// build appends the steps of this rank. build touches no tensor and no device: only the steps
 	// do.
-	Build func(*Args, *Program) error
-	// AtOnce, if set, stands for Build. It computes the result when all ranks have arrived, without
+	build func(*Args, *Program) error
+	// atOnce, if set, stands for build. It computes the result when all ranks have arrived, without
 	// a wait.
-	AtOnce func(*Args) error
-	// Shared, if set, stands for Build. It returns the work that the ranks share out when all have
+	atOnce func(*Args) error
+	// shared, if set, stands for build. It returns the work that the ranks share out when all have
 	// arrived.
-	Shared func(*Args) (*shm.Op, error)
+	shared func(*Args) (*shm.Op, error)
 }
 
 // memory is a set of kinds of memory.
@@ -195,8 +195,48 @@ func Choose(s *Sig) (*Algorithm, error) {
 	return nil, status.New(status.Unsupported, "no algorithm for %s of %s %s", s.Code, s.DType, s.Reduce)
 }
 
-// Polled tells whether the steps for a call have to be polled.
-func (alg *Algorithm) Polled(s *Sig) bool { return alg.Polls != nil && alg.Polls(s) }
+// polled tells whether the steps for a call have to be polled.
+func (alg *Algorithm) polled(s *Sig) bool { return alg.polls != nil && alg.polls(s) }
+
+// Way is how an algorithm carries out a call.
+type Way int
+
+// The ways.
+const (
+	InOneGo  Way = iota // the program may run with blocking calls (Program.Run)
+	Polled              // the program has to be polled
+	AtOnce              // without a wait (Algorithm.Compute)
+	InChunks            // the ranks share out the work (Algorithm.Share)
+)
+
+// Way returns how a call on which all members have agreed is carried out.
+func (alg *Algorithm) Way(s *Sig) Way {
+	switch {
+	case alg.atOnce != nil:
+		return AtOnce
+	case alg.shared != nil:
+		return InChunks
+	case alg.polled(s) || s.Agreed&arrive.Sync == 0:
+		return Polled
+	}
+	return InOneGo
+}
+
+// Compute carries out a call at once.
+func (alg *Algorithm) Compute(a *Args) error { return alg.atOnce(a) }
+
+// Share returns the work of a call that is done in chunks.
+func (alg *Algorithm) Share(a *Args) (*shm.Op, error) { return alg.shared(a) }
+
+// Build makes p the program of a call that is not done in chunks.
+func (p *Program) Build(alg *Algorithm, a *Args) error {
+	p.Reset(a.Lib)
+	if alg.atOnce != nil {
+		p.Do(func() error { return alg.atOnce(a) })
+		return nil
+	}
+	return alg.build(a, p)
+}
 
 // hasAlgorithm tells whether an operation has an algorithm of that name.
 func hasAlgorithm(name string, c op.Code) bool {
@@ -206,24 +246,6 @@ func hasAlgorithm(name string, c op.Code) bool {
 		}
 	}
 	return false
-}
-
-// Scratch returns a bound, in bytes of host memory, on what any algorithm takes on this rank that
-// may be chosen if this rank announces flags. It is called once for each collective, before the
-// flags of the other ranks are known. These can only remove flags from Agreed and add flags to Any.
-// Scratch leaves flags in both fields of a.
-//
-// One case is not covered: if only other ranks have device tensors, flags lacks Device and the
-// algorithms for device memory are not counted. Program.Alloc then takes their memory when they
-// run.
-func Scratch(a *Args, flags arrive.Flags) (most int64) {
-	a.Agreed, a.Any = flags, flags
-	for _, alg := range algorithms(a.Code) {
-		if alg.Scratch != nil && alg.serves(&a.Sig) {
-			most = max(most, alg.Scratch(a))
-		}
-	}
-	return most
 }
 
 // Conditions under which algorithms are enabled.

@@ -26,11 +26,11 @@ type Node struct {
 // inline: every rank copies its input into its slot when it arrives. Once all have arrived, every
 // rank computes its result from the slots. Bytes moved by each rank: its input once, and what its
 // result is made of, up to n times S.
-var inline = Algorithm{Name: "inline", Memory: hostMemory, Enabled: func(s *Sig) bool { return s.Agreed&Inline != 0 }, AtOnce: runInline}
+var inline = Algorithm{Name: "inline", Memory: hostMemory, Enabled: func(s *Sig) bool { return s.Agreed&Inline != 0 }, atOnce: runInline}
 
 // mapped: the ranks claim chunks and work on them in the tensors of all ranks (package shm). Bytes
 // moved: the least possible, 2S by each rank for an all_reduce.
-var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig) bool { return s.Agreed&Mapped != 0 }, Shared: (*Args).sharedOp}
+var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig) bool { return s.Agreed&Mapped != 0 }, shared: (*Args).sharedOp}
 
 // Gives tells whether this rank has an input. In a broadcast, for instance, only the root has.
 func Gives(a *Args) bool { return a.Trait().Gives.Includes(a.Root, a.Rank) }

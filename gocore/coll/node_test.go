@@ -78,7 +78,7 @@ func read(member int, l heap.Location, to []byte) error {
 }
 
 // onNode tells whether an algorithm needs a node and not MPI.
-func onNode(alg *Algorithm) bool { return alg.AtOnce != nil || alg.Shared != nil }
+func onNode(alg *Algorithm) bool { return alg.atOnce != nil || alg.shared != nil }
 
 // flagOf returns the flag by which the members agree on an algorithm of a node, 0 for other
 // algorithms.
@@ -127,10 +127,10 @@ func (f *fakeNode) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 	if err != nil || state != arrive.Agreed {
 		return fmt.Errorf("the arrival ended with %d: %v", state, err)
 	}
-	if alg.AtOnce != nil {
-		return alg.AtOnce(a)
+	if alg.atOnce != nil {
+		return alg.atOnce(a)
 	}
-	o, err := alg.Shared(a)
+	o, err := alg.shared(a)
 	if err != nil {
 		return err
 	}
@@ -465,10 +465,10 @@ func TestASlotThatHoldsSomethingElse(t *testing.T) {
 		state, _, err := node.ranks[0].Lines.Poll(0)
 		require.NoError(t, err)
 		require.Equal(t, arrive.Agreed, state)
-		if alg.AtOnce != nil {
-			err = alg.AtOnce(&calls[0].args)
+		if alg.atOnce != nil {
+			err = alg.atOnce(&calls[0].args)
 		} else {
-			_, err = alg.Shared(&calls[0].args)
+			_, err = alg.shared(&calls[0].args)
 		}
 		var bad *NotAsAgreed
 		require.ErrorAs(t, err, &bad)

@@ -366,7 +366,7 @@ func TestPlacesOfOthersAreChecked(t *testing.T) {
 				defer x.free()
 			}
 		}
-		o, err := mapped.Shared(&calls[0].args)
+		o, err := mapped.shared(&calls[0].args)
 		if what == "as it is" || c.blind {
 			require.NoError(t, err, what)
 			assert.Equal(t, c.blind, o.IsBlind(), what)
@@ -404,14 +404,14 @@ func TestAnIndexThatIsGone(t *testing.T) {
 		_, _, err := s.args.Node.Lines.Announce(node.seq, &arrive.Signature{1}, s.args.Agreed, places[r].Note(), 0)
 		require.NoError(t, err)
 	}
-	o, err := mapped.Shared(&calls[0].args)
+	o, err := mapped.shared(&calls[0].args)
 	require.NoError(t, err)
 	o.Work(shm.All)
 	require.Equal(t, shm.Done, o.State(0))
 	o.Free()
 	clear(unsafe.Slice((*heapRange)(places[0].index), n))
 	places[0].Free()
-	late, err := mapped.Shared(&calls[1].args)
+	late, err := mapped.shared(&calls[1].args)
 	require.NoError(t, err)
 	assert.Zero(t, late.Work(shm.All))
 	assert.Equal(t, shm.Done, late.State(0))

@@ -12,13 +12,13 @@ import (
 // reduceScatterMPI is MPI_Reduce_scatter_block, or MPI_Reduce_scatter if the parts differ in
 // length, or one MPI_Reduce for each rank if the counts are too large for MPI. Bytes moved by each
 // rank: (1-1/n) of the input out and in.
-var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, Scratch: func(a *Args) int64 {
+var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, scratch: func(a *Args) int64 {
 	most := a.contiguousScratch(a.Send) + a.scratch(a.Recv[0].Count) + a.int32sScratch(1)
 	if a.Reduce == op.PremulSum {
 		most += a.scratch(totalCount(a.perRank(a.Send)))
 	}
 	return most
-}, Build: func(a *Args, p *Program) error {
+}, build: func(a *Args, p *Program) error {
 	parts := a.perRank(a.Send)
 	src, _, err := a.contiguous(p, a.Send, true)
 	if err != nil {
@@ -98,9 +98,9 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 // reduceScatterSlices16 sends every rank its part from each rank. That rank reduces the parts in
 // rank order, floats in float32 with one rounding. Bytes moved by each rank: (1-1/n) of the input
 // out and in.
-var reduceScatterSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, Polls: always, Scratch: func(a *Args) int64 {
+var reduceScatterSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, polls: always, scratch: func(a *Args) int64 {
 	return a.scratch(a.Recv[0].Count * int64(a.Size))
-}, Build: func(a *Args, p *Program) error {
+}, build: func(a *Args, p *Program) error {
 	sends := a.perRank(a.Send)
 	n := a.Recv[0].Count
 	scratch, err := a.alloc(p, max(1, n*int64(a.Size)))

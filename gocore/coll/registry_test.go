@@ -130,14 +130,14 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 	defer func() { registry = rows }()
 	var seen Sig
 	registry[op.AllReduce] = []*Algorithm{{Name: "seen", Memory: hostMemory | deviceMemory, Enabled: func(s *Sig) bool { seen = *s; return true },
-		Build: func(*Args, *Program) error { return nil }}}
+		build: func(*Args, *Program) error { return nil }}}
 	w := newWorld(2)
 	for name, c := range map[string]struct {
 		code  op.Code
 		build func(*Args, *Program) error
 		want  Sig
 	}{
-		"pack": {op.AllReduceCoalesced, allReduceCoalescedPack.Build, outer},
+		"pack": {op.AllReduceCoalesced, allReduceCoalescedPack.build, outer},
 		"ipc":  {op.AllReduce, (*Args).buildWithoutIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
 		"staged": {op.AllReduceCoalesced, func(a *Args, _ *Program) error {
 			host := a.inHostMemory()

@@ -4,7 +4,7 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 
 // single serves a group of one rank, which needs no MPI. Every operation is a copy at most, and
 // only PREMUL_SUM changes a value. Bytes moved: S.
-var single = Algorithm{Name: "single", Memory: hostMemory, Enabled: oneRank, Build: func(a *Args, p *Program) error {
+var single = Algorithm{Name: "single", Memory: hostMemory, Enabled: oneRank, build: func(a *Args, p *Program) error {
 	if !a.WritesRecv() {
 		return nil
 	}

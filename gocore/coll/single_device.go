@@ -4,7 +4,7 @@ import "github.com/paddlempi/paddlempi/gocore/op"
 
 // singleOnDevice is single for tensors in device memory: a copy within the device at most. Bytes
 // moved: S.
-var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: oneRank, Polls: always, Scratch: stagedScratch, Build: func(a *Args, p *Program) error {
+var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: oneRank, polls: always, scratch: stagedScratch, build: func(a *Args, p *Program) error {
 	if !a.WritesRecv() || len(a.Send) == 0 && a.Reduce != op.PremulSum {
 		return nil // the result is there already
 	}

@@ -65,8 +65,8 @@ func TestAloneOnADevice(t *testing.T) {
 				cover(alg)
 				var p Program
 				p.Reset(lib)
-				require.NoError(t, p.Reserve(alg.Scratch(&a)))
-				require.NoError(t, alg.Build(&a, &p), what)
+				require.NoError(t, p.Reserve(alg.scratch(&a)))
+				require.NoError(t, alg.build(&a, &p), what)
 				require.NoError(t, finish(&p, polled), what)
 				for _, s := range []cuda.Stream{d.In, d.Out, d.Comm} {
 					require.NoError(t, d.StreamSync(s))

@@ -27,7 +27,7 @@ import (
 // moves. The copies and the transfers overlap, so the slower of the two sets the pace.
 var staged = Algorithm{Name: "staged", Memory: deviceMemory, Enabled: func(s *Sig) bool {
 	return s.Any&NotStaged == 0
-}, Polls: always, Scratch: stagedScratch, Build: buildStaged}
+}, polls: always, scratch: stagedScratch, build: buildStaged}
 
 // lanes is the number of pieces in flight: while one piece is transferred, the piece before is
 // copied out and the piece after it is copied in.
@@ -295,7 +295,7 @@ func (s *stager) onHost(send, recv []Part, count int64) error {
 	if err != nil {
 		return err
 	}
-	return alg.Build(&host, s.p)
+	return alg.build(&host, s.p)
 }
 
 func block(b *mem.Pinned, elements int64) []Part {

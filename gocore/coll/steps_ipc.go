@@ -34,7 +34,7 @@ type ipcCall struct {
 // ipcAlgorithm returns the algorithm ipc of an operation. plan returns ipcCall.hasWork and ipcCall.queue.
 func ipcAlgorithm(enabled func(*Sig) bool, plan func(*Args) (hasWork func(rank int) bool, queue func(*ipcCall) error)) Algorithm {
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
-	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, Polls: always, Scratch: (*Args).ipcScratch, Build: func(a *Args, p *Program) error {
+	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, polls: always, scratch: (*Args).ipcScratch, build: func(a *Args, p *Program) error {
 		if a.DeviceCall.Peers.Refused() {
 			return a.buildWithoutIPC(p)
 		}
@@ -329,7 +329,7 @@ func (a *Args) buildWithoutIPC(p *Program) error {
 	other.Agreed &^= IPC
 	alg, err := Choose(&other.Sig)
 	if err == nil {
-		return alg.Build(&other, p)
+		return alg.build(&other, p)
 	}
 	if why := a.DeviceCall.Peers.Refusal(); why != "" {
 		return status.New(status.CodeOf(err), "%v. ipc does not work in this group: %s", err, why)

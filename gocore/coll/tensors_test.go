@@ -175,21 +175,21 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 	var p Program
 	p.Reset(w.libs[rank])
 	a := &s.args
-	if alg.Scratch != nil {
-		if err := p.Reserve(alg.Scratch(a)); err != nil {
+	if alg.scratch != nil {
+		if err := p.Reserve(alg.scratch(a)); err != nil {
 			return err
 		}
 	}
 	reserved, most := len(p.scratch), 0
 	s.flip() // until the program starts, the tensors hold wrong data
-	err := alg.Build(a, &p)
+	err := alg.build(a, &p)
 	s.flip()
 	if err != nil {
 		p.Close()
 		return err
 	}
 	most = len(p.scratch)
-	if how == blocking && !alg.Polled(&a.Sig) {
+	if how == blocking && !alg.polled(&a.Sig) {
 		err = p.Run()
 	} else {
 		d := &driven{p: &p}
@@ -254,7 +254,7 @@ func (w *fakeWorld) everyEnabled(t *testing.T, what string, sig *Sig, make func(
 			continue // MPI cannot reduce this; see TestNoAlgorithm
 		}
 		for _, how := range forms {
-			if how == polled && alg.Polled(&sig) {
+			if how == polled && alg.polled(&sig) {
 				continue // the blocking form is polled, too
 			}
 			w.check(t, what, alg, how, &sig, make)

@@ -41,7 +41,7 @@ func (t *task) mayBeAhead(before []*task) bool {
 	if t.refused || !t.call.async {
 		return t.refused
 	}
-	if t.call.flags&coll.Mapped != 0 || t.call.payload.bytes == 0 {
+	if !t.call.offer.CarriesInput(t.call.flags) {
 		return true // no input travels
 	}
 	if t.copied || !t.isAfter(t.g.current) {
@@ -110,7 +110,7 @@ func (t *task) leaveShared(err error) bool {
 		return false
 	}
 	alg, chosen := t.call.choose(state, res)
-	if chosen != nil || alg.Shared == nil || t.share(alg) != nil && t.stage != lingering {
+	if chosen != nil || !t.call.chunked || t.share(alg) != nil && t.stage != lingering {
 		return false
 	}
 	t.linger(err)

@@ -96,6 +96,18 @@ func (c *call) cameAfterAll() (arrive.State, arrive.Result, error) {
 	return state, res, c.rubbishError()
 }
 
+// note returns the note of c's announcement. It is called when c is announced, because it reads the input.
+func (c *call) note() (arrive.Note, error) {
+	if c.offer.CarriesInput(c.flags) {
+		for i := range c.staged {
+			if err := c.staged[i].Pack(); err != nil {
+				return arrive.Note{}, err
+			}
+		}
+	}
+	return c.offer.Note(&c.args, c.flags), nil
+}
+
 // announce announces t, unless t was announced ahead. If t cannot say what belongs to its announcement, it is
 // refused.
 func (t *task) announce() error {

@@ -67,7 +67,9 @@ func (c *call) check(d *op.Desc, t *op.Trait) error {
 		return c.checkDevice(cuda.Stream(d.Stream))
 	}
 	if g.node != nil {
-		return c.fillNote()
+		var err error
+		c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0)
+		return err
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func (c *call) drop() {
 		c.staged[i].Free()
 	}
 	c.staged = nil
-	c.freeNote()
+	c.offer.Free()
 	c.prog.Close()
 	if t := c.releaseDevice(); t != nil {
 		t.Release()

@@ -28,7 +28,7 @@ const (
 // write into the tensors after an error, it returns the handle of the task that waits for them.
 func (c *call) workMapped(alg *coll.Algorithm) (lingering *work.Handle, err error) {
 	g := c.g
-	o, err := alg.Shared(&c.args)
+	o, err := alg.Share(&c.args)
 	if breaks(err) {
 		err = c.readable(err)
 		if o = c.standAside(err); o != nil {
@@ -202,7 +202,7 @@ func (c *call) lost(members []int) error {
 // share makes the steps of a task whose tensors are in mapped memory. After an error t may linger,
 // because other members work in its tensors.
 func (t *task) share(alg *coll.Algorithm) error {
-	o, err := alg.Shared(&t.call.args)
+	o, err := alg.Share(&t.call.args)
 	if breaks(err) {
 		err = t.call.readable(err)
 		if o = t.call.standAside(err); o != nil {

@@ -3,26 +3,19 @@ package group
 import (
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// byTask tells whether c, which is synchronous, has to be carried out by a task: a member does not wait inside its call,
-// or the steps of the algorithm poll.
-func (c *call) byTask(alg *coll.Algorithm) bool {
-	return alg.AtOnce == nil && alg.Shared == nil && (alg.Polled(&c.args.Sig) || c.args.Agreed&arrive.Sync == 0)
-}
-
 // run carries out c on this thread. If MPI may use the memory after an error, it returns the handle of the task that
 // waits for that.
 func (c *call) run(alg *coll.Algorithm) (lingering *work.Handle, err error) {
 	g := c.g
-	switch {
-	case alg.AtOnce != nil:
-		return nil, alg.AtOnce(&c.args)
-	case alg.Shared != nil:
+	switch alg.Way(&c.args.Sig) {
+	case coll.AtOnce:
+		return nil, alg.Compute(&c.args)
+	case coll.InChunks:
 		return c.workMapped(alg)
 	}
 	if err = c.build(alg); err == nil {
@@ -55,22 +48,20 @@ func (c *call) runTask(alg *coll.Algorithm) (lingering *work.Handle, err error) 
 // build packs staged tensors and makes the steps of c. The other members have arrived and run their
 // steps, so an error here breaks the group.
 func (c *call) build(alg *coll.Algorithm) error {
-	c.prog.Reset(c.args.Lib)
-	if alg.AtOnce != nil {
-		c.prog.Do(func() error { return alg.AtOnce(&c.args) })
-		return nil
-	}
 	for i := range c.staged {
+		if alg.Way(&c.args.Sig) == coll.AtOnce {
+			break // it reads the notes, for which they were packed
+		}
 		if err := c.staged[i].Pack(); err != nil {
 			return err
 		}
 	}
-	return alg.Build(&c.args, &c.prog)
+	return c.prog.Build(alg, &c.args)
 }
 
 // start makes the steps of t by alg, once all members have arrived.
 func (t *task) start(alg *coll.Algorithm) (err error) {
-	if alg.Shared != nil {
+	if alg.Way(&t.call.args.Sig) == coll.InChunks {
 		if err = t.share(alg); t.stage == lingering {
 			return nil
 		}

@@ -52,7 +52,7 @@ func (c *call) newTask() *task {
 	for i := range t.call.staged {
 		t.call.staged[i].CopyLayout()
 	}
-	c.staged, c.args.DeviceCall, c.prog, c.payload = nil, nil, coll.Program{}, payload{}
+	c.staged, c.args.DeviceCall, c.prog, c.offer = nil, nil, coll.Program{}, coll.Offer{}
 	return t
 }
 

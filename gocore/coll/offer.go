@@ -1,0 +1,97 @@
+package coll
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+)
+
+// Offer is what a member of a group on one node tells in the note of its announcement, so that all members may choose
+// an algorithm that needs no MPI: its input, if that is short, or where its tensors are in this rank's heap. The zero
+// value tells nothing.
+type Offer struct {
+	bytes  int64          // of the input, if it lies in the note
+	block  unsafe.Pointer // where an input of several parts is put together; nil for one part
+	places Places
+}
+
+// Make finds out what the note can hold, allocates what Note needs, and returns flags with the flag for it. copied says
+// that some tensor is copied to contiguous memory. Free must follow.
+func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, error) {
+	parts, bytes, ok := Payload(a, flags)
+	if ok {
+		if len(parts) > 1 {
+			var err error
+			if o.block, err = mem.Alloc(bytes); err != nil {
+				return flags, err
+			}
+		}
+		o.bytes = bytes
+		flags |= Inline
+		if bytes > 0 {
+			return flags, nil
+		}
+		// The members that give something decide which algorithm is taken. This one can be part of both.
+	}
+	own := heap.Existing()
+	if own == nil || copied {
+		return flags, nil
+	}
+	if o.places, ok = Place(a, own); ok {
+		flags |= Mapped
+	}
+	return flags, nil
+}
+
+// CarriesInput tells whether the note has the input itself. flags are those of Make.
+func (o *Offer) CarriesInput(flags arrive.Flags) bool { return flags&Mapped == 0 && o.bytes > 0 }
+
+// Note returns the note. It is called when the call is announced, because it reads the input. flags are those of Make.
+func (o *Offer) Note(a *Args, flags arrive.Flags) arrive.Note {
+	switch {
+	case flags&Mapped != 0:
+		return o.places.Note()
+	case o.bytes == 0:
+		return arrive.Note{}
+	}
+	parts := Input(a)
+	if o.block == nil {
+		return arrive.Note{Data: parts[0].Data, Bytes: o.bytes}
+	}
+	to := o.block
+	for i := range parts {
+		n := parts[i].Count * a.elem()
+		mem.Copy(to, parts[i].Data, n)
+		to = unsafe.Add(to, n)
+	}
+	return arrive.Note{Data: o.block, Bytes: o.bytes}
+}
+
+// Free gives back what Make has allocated. The operation is over for this rank, or was not announced.
+func (o *Offer) Free() {
+	if o.block != nil {
+		mem.Free(o.block)
+		o.block = nil
+	}
+	o.places.Free()
+}
+
+// Scratch returns a bound, in bytes of host memory, on what any algorithm takes on this rank that
+// may be chosen if this rank announces flags. It is called once for each collective, before the
+// flags of the other ranks are known. These can only remove flags from Agreed and add flags to Any.
+// Scratch leaves flags in both fields of a.
+//
+// One case is not covered: if only other ranks have device tensors, flags lacks Device and the
+// algorithms for device memory are not counted. Program.Alloc then takes their memory when they
+// run.
+func Scratch(a *Args, flags arrive.Flags) (most int64) {
+	a.Agreed, a.Any = flags, flags
+	for _, alg := range algorithms(a.Code) {
+		if alg.scratch != nil && alg.serves(&a.Sig) {
+			most = max(most, alg.scratch(a))
+		}
+	}
+	return most
+}
