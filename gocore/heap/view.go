@@ -36,15 +36,11 @@ type mapping struct {
 
 // Open opens the heap at an address.
 func Open(a segment.Address) (*View, error) {
-	file, err := segment.OpenGrowing(a)
+	file, err := segment.Open(a, segment.AnySize)
 	if err != nil {
 		return nil, err
 	}
-	v, err := Of(file)
-	if err == nil {
-		v.pid = a.PID
-	}
-	return v, err
+	return Of(file)
 }
 
 // Of makes a view of a heap's file, however this process came by it. The file is the view's.
@@ -55,7 +51,7 @@ func Of(file *segment.File) (*View, error) {
 		return nil, err
 	}
 	words := unsafe.Slice((*uint64)(unsafe.Pointer(&head[0])), directorySize/8)
-	return &View{file: file, words: words, head: head, mapped: map[uint64]*mapping{}}, nil
+	return &View{file: file, pid: file.PID(), words: words, head: head, mapped: map[uint64]*mapping{}}, nil
 }
 
 // At returns where n bytes of the other's heap are in this process. It maps their segment at first. The

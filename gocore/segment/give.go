@@ -133,18 +133,8 @@ func (g *Giver) serve(taker int, f *File) bool {
 }
 
 // Take gets a file from its Giver. It checks that the file is the one that a identifies, and has
-// size bytes.
+// size bytes (AnySize: any number).
 func Take(r Rendezvous, a Address, size int64, deadline time.Time) (*File, error) {
-	return take(r, a, size, deadline)
-}
-
-// TakeGrowing is Take for a file that its owner may have made longer.
-func TakeGrowing(r Rendezvous, a Address, deadline time.Time) (*File, error) {
-	return take(r, a, -1, deadline)
-}
-
-// take is Take. With a size below 0 any length will do.
-func take(r Rendezvous, a Address, size int64, deadline time.Time) (*File, error) {
 	socket, err := newSocket()
 	if err != nil {
 		return nil, err

@@ -42,11 +42,8 @@ func (f *File) seal(seals uintptr) (*File, error) {
 	return f, nil
 }
 
-// OpenGrowing is Open for a file that its owner may have made longer.
-func OpenGrowing(a Address) (*File, error) { return open(a, -1) }
-
-// OpenForeign is OpenGrowing for a file that this library has not made, and so has not sealed. Whoever
-// has it open for writing can cut it; then an access to what was cut ends in SIGBUS.
+// OpenForeign is Open for a file of any size that this library has not made, and so has not sealed. A process that
+// has the file open for writing can cut it. An access to what was cut then ends in SIGBUS.
 func OpenForeign(a Address) (*File, error) {
 	f, _, err := openNamed(a)
 	return f, err

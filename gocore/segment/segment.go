@@ -23,7 +23,11 @@ type File struct {
 	fd    int
 	size  int64
 	inode uint64
+	pid   int // see PID
 }
+
+// AnySize is the size that Open and Take expect of a file that its owner may have made longer.
+const AnySize = -1
 
 // Address identifies a memory file for the other processes of the node.
 type Address struct {
@@ -81,6 +85,9 @@ func Duplicate(fd int) (*File, error) {
 // Inode returns the number of the file. No two memory files of a kernel have the same.
 func (f *File) Inode() uint64 { return f.inode }
 
+// PID returns the process in whose /proc this one opened the file; 0 if it came by the file in another way.
+func (f *File) PID() int { return f.pid }
+
 // Address returns the address by which other processes open the file, while it is open here.
 func (f *File) Address() Address { return Address{syscall.Getpid(), f.fd, f.inode} }
 
@@ -88,11 +95,8 @@ func (f *File) Address() Address { return Address{syscall.Getpid(), f.fd, f.inod
 func (f *File) Size() int64 { return f.size }
 
 // Open opens the file of another process through /proc. A process id may stand for different
-// processes here and there, so Open checks that the file has the inode of a and size bytes.
-func Open(a Address, size int64) (*File, error) { return open(a, size) }
-
-// open is Open. With a size below 0 any length will do.
-func open(a Address, size int64) (*File, error) {
+// processes here and there, so Open checks that the file has the inode of a and size bytes (AnySize: any number).
+func Open(a Address, size int64) (*File, error) {
 	f, path, err := openNamed(a)
 	if err != nil {
 		return nil, err
@@ -117,7 +121,9 @@ func openNamed(a Address) (f *File, path string, err error) {
 	if err != nil {
 		return nil, path, status.New(status.Unsupported, "cannot open the shared memory at %s: %v", path, err)
 	}
-	f, err = adopt(fd)
+	if f, err = adopt(fd); err == nil {
+		f.pid = a.PID
+	}
 	return f, path, err
 }
 
@@ -126,7 +132,7 @@ const oPath = 0x200000
 
 // check closes f and returns an error, unless f is the file that a identifies, and nobody can cut it.
 func (f *File) check(a Address, size int64, where string) (*File, error) {
-	if f.inode != a.Inode || size >= 0 && f.size != size {
+	if f.inode != a.Inode || size != AnySize && f.size != size {
 		f.Close()
 		return nil, status.New(status.Unsupported, "%s is not the shared memory of %d bytes that was named", where, size)
 	}

@@ -17,7 +17,7 @@ type View struct {
 
 // Open opens the ring at an address.
 func Open(a segment.Address) (*View, error) {
-	file, err := segment.OpenGrowing(a)
+	file, err := segment.Open(a, segment.AnySize)
 	if err != nil {
 		return nil, err
 	}

@@ -49,16 +49,12 @@ func (o *Roster) watch(base transport.Comm, onQuestion func([liveness.QuestionBy
 	if listening {
 		mistake = alive.Start(job)
 	}
-	ok := []int64{1}
-	if mistake != nil {
-		ok[0] = 0
-	}
-	all, err := base.Gather(ok, nil)
+	all, err := gatherBool(base, mistake == nil)
 	if err != nil {
 		return err
 	}
 	for r, ok := range all {
-		if ok[0] == 0 && o.unwatched == "" {
+		if !ok && o.unwatched == "" {
 			o.unwatched = fmt.Sprintf("rank %d could not take part; its own reason says why", r)
 		}
 	}

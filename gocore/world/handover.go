@@ -11,145 +11,142 @@ import (
 // takeLimit is how long handing over descriptors by socket may take.
 const takeLimit = 10 * time.Second
 
-// handover is how the ranks of a node get each other's memory files. Each opens those of the others
-// through /proc. A rank that cannot open all of them gets them over sockets. T is what a rank makes of a
-// file of another one.
-type handover[T interface{ Close() }] struct {
-	me      int
-	members []int         // world ranks on this node that take part, me among them
-	owners  []int         // those of them that are to have a file
-	own     *segment.File // of this rank; nil if it has none
-	open    func(segment.Address) (T, error)
-	take    func(segment.Rendezvous, segment.Address, time.Time) (T, error)
+// handover gives memory files of some ranks of a node to the other ranks of that node. A rank opens a file through
+// /proc where it can. A rank that cannot open some file gets all of them over sockets.
+type handover struct {
+	comm   transport.Exchange
+	peers  []int         // the ranks of comm on this node, this rank among them
+	givers []int         // the peers whose files all peers need
+	file   *segment.File // this rank's file, which stays the caller's; nil if it has none
+	size   int64         // the size of every file, or segment.AnySize
+	// take gets the file of another rank. It owns the file, and closes it if it returns an error.
+	take func(rank int, f *segment.File) error
+
+	addresses [][]int64 // by rank of comm (present)
+	lacks     []int     // the givers whose files this rank does not have yet
+	refused   error     // why this rank could not open some file through /proc; nil if it could
 }
 
-// handed is what a handover has reached. lacked, here and missing are about files of owners.
-type handed[T any] struct {
-	files   map[int]T // of the other owners, by world rank
-	refused error     // why this rank could not open one of them through /proc
-	lacked  bool      // some rank of the exchange could not open all through /proc
-	here    bool      // a rank of this node could not
-	missing []int     // the world ranks that lack a file at the end, on any node
+// run hands the files over. It is collective over comm, whose ranks may be on several nodes. opened says of each rank
+// of comm whether it had the files of its node's givers without sockets, and complete whether it has them now.
+func (h *handover) run() (opened, complete []bool, err error) {
+	mine := absent()
+	if h.file != nil {
+		mine = present(h.file.Address().Words())
+	}
+	if h.addresses, err = h.comm.Gather(mine, nil); err != nil {
+		return nil, nil, err
+	}
+	h.open()
+	if opened, err = gatherBool(h.comm, len(h.lacks) == 0); err != nil || !slices.Contains(opened, false) {
+		return opened, opened, err
+	}
+	if err := h.bySockets(opened); err != nil {
+		return nil, nil, err
+	}
+	complete, err = gatherBool(h.comm, len(h.lacks) == 0)
+	return opened, complete, err
 }
 
-// run is collective over x, whose ranks may be on several nodes.
-func (h *handover[T]) run(x transport.Exchange) (done handed[T], err error) {
-	done.files = map[int]T{}
-	var address [3]int64
-	if h.own != nil {
-		address = h.own.Address().Words()
-	}
-	addresses, err := h.tell(x, h.own != nil, address)
-	if err != nil {
-		return done, err
-	}
-	for _, r := range h.others() {
-		if a := addresses[r]; a.has {
-			if file, err := h.open(segment.Of(a.words)); err == nil {
-				done.files[r] = file
-			} else {
-				done.refused = err
+// open opens through /proc the files of the givers, and notes which this rank lacks.
+func (h *handover) open() {
+	for _, r := range h.givers {
+		there := h.addresses[r][0] != 0
+		if there && r != h.comm.Rank() {
+			f, err := segment.Open(h.address(r), h.size)
+			if err == nil {
+				err = h.take(r, f)
+			}
+			if err != nil {
+				h.refused, there = err, false
 			}
 		}
-	}
-	lacking, err := h.tell(x, h.lacks(done.files), [3]int64{})
-	if err != nil {
-		return done, err
-	}
-	takers := 0 // other ranks of this node that lack a file
-	for r, l := range lacking {
-		done.lacked = done.lacked || l.has
-		if l.has && slices.Contains(h.members, r) {
-			done.here = true
-			if r != h.me {
-				takers++
-			}
+		if !there {
+			h.lacks = append(h.lacks, r)
 		}
 	}
-	if !done.lacked {
-		return done, nil
+}
+
+// bySockets gives this rank's file to the ranks that lack some file, and takes what this rank lacks. Its error is one
+// of the exchange.
+func (h *handover) bySockets(opened []bool) error {
+	// A rank that lacks some file comes to all givers. Therefore every giver knows how many ranks come to it.
+	takers := 0
+	for _, r := range h.peers {
+		if r != h.comm.Rank() && !opened[r] {
+			takers++
+		}
 	}
 	var giver *segment.Giver
-	var place [3]int64
-	if h.own != nil && takers > 0 {
+	mine := absent()
+	if takers > 0 && h.file != nil {
+		var err error
 		if giver, err = segment.NewGiver(); err == nil {
 			defer giver.Close()
-			place = giver.Rendezvous().Words()
+			mine = present(giver.Rendezvous().Words())
 		}
 	}
-	places, err := h.tell(x, giver != nil, place)
+	meetings, err := h.comm.Gather(mine, nil)
 	if err != nil {
-		return done, err
+		return err
 	}
 	deadline := time.Now().Add(takeLimit)
 	given := make(chan struct{})
 	go func() {
 		defer close(given)
 		if giver != nil {
-			_ = giver.Give(h.own, takers, deadline) // a rank that did not get it says so
+			_ = giver.Give(h.file, takers, deadline) // a rank that did not get the file says so itself
 		}
 	}()
-	if lacking[h.me].has {
-		h.takeAll(done.files, addresses, places, deadline)
+	if len(h.lacks) > 0 {
+		h.takeAll(meetings, deadline)
 	}
 	<-given
-	after, err := h.tell(x, h.lacks(done.files), [3]int64{})
-	for r, l := range after {
-		if l.has {
-			done.missing = append(done.missing, r)
-		}
-	}
-	slices.Sort(done.missing)
-	return done, err
+	return nil
 }
 
-// takeAll takes the files of all others that give theirs: each of them counts on every rank that lacks some.
-func (h *handover[T]) takeAll(files map[int]T, addresses, places map[int]told, deadline time.Time) {
-	for _, r := range h.others() {
-		if !places[r].has {
+// takeAll comes to all givers that listen, and keeps the files that this rank lacks.
+func (h *handover) takeAll(meetings [][]int64, deadline time.Time) {
+	for _, r := range h.givers {
+		if r == h.comm.Rank() || meetings[r][0] == 0 {
 			continue
 		}
-		file, err := h.take(segment.RendezvousOf(places[r].words), segment.Of(addresses[r].words), deadline)
+		f, err := segment.Take(segment.RendezvousOf([3]int64(meetings[r][1:])), h.address(r), h.size, deadline)
 		if err != nil {
 			continue
 		}
-		if _, opened := files[r]; opened {
-			file.Close()
-		} else {
-			files[r] = file
+		if i := slices.Index(h.lacks, r); i < 0 {
+			f.Close()
+		} else if h.take(r, f) == nil {
+			h.lacks = slices.Delete(h.lacks, i, i+1)
 		}
 	}
 }
 
-// lacks tells whether this rank lacks the file of an owner.
-func (h *handover[T]) lacks(files map[int]T) bool {
-	return slices.ContainsFunc(h.owners, func(r int) bool {
-		_, opened := files[r]
-		return !opened && (r != h.me || h.own == nil)
-	})
+// address returns where a peer that has a file says it is. The peer may be wrong, and segment checks what it opens.
+func (h *handover) address(r int) segment.Address {
+	return segment.Of([3]int64(h.addresses[r][1:]))
 }
 
-// others returns the other owners.
-func (h *handover[T]) others() []int {
-	return slices.DeleteFunc(slices.Clone(h.owners), func(r int) bool { return r == h.me })
-}
+// present returns what a rank tells the others of something that it has: the word 1, then an address or a rendezvous.
+func present(w [3]int64) []int64 { return append([]int64{1}, w[:]...) }
 
-// told is what a rank tells the others: whether it has something, and where.
-type told struct {
-	has   bool
-	words [3]int64
-}
+// absent returns what a rank tells that does not have it: as many words, all 0.
+func absent() []int64 { return make([]int64, 4) }
 
-// tell returns what every rank of x tells, by world rank.
-func (h *handover[T]) tell(x transport.Exchange, has bool, words [3]int64) (map[int]told, error) {
-	row := []int64{int64(h.me), 0, words[0], words[1], words[2]}
-	if has {
-		row[1] = 1
+// gatherBool tells all ranks of comm whether this one says yes, and returns what each says.
+func gatherBool(comm transport.Exchange, yes bool) ([]bool, error) {
+	mine := []int64{0}
+	if yes {
+		mine[0] = 1
 	}
-	rows, err := x.Gather(row, nil)
-	all := map[int]told{}
-	for _, w := range rows {
-		all[int(w[0])] = told{w[1] != 0, [3]int64(w[2:])}
+	rows, err := comm.Gather(mine, nil)
+	if err != nil {
+		return nil, err
 	}
-	return all, err
+	all := make([]bool, len(rows))
+	for r, row := range rows {
+		all[r] = row[0] != 0
+	}
+	return all, nil
 }

@@ -1,9 +1,8 @@
 package world
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/segment"
@@ -13,37 +12,35 @@ import (
 // rank of the node cannot share, no rank of the node has views, and all collectives use MPI.
 func (n *Node) shareHeaps() error {
 	own, mistake := heap.Own()
-	h := handover[*heap.View]{me: n.topo.Rank, members: n.ranks, owners: n.ranks, open: heap.Open, take: takeHeap}
+	views := map[int]*heap.View{}
+	h := handover{comm: n.base, peers: n.ranks, givers: n.ranks, size: segment.AnySize}
 	if own != nil {
-		h.own = own.File()
+		h.file = own.File()
 	}
-	done, err := h.run(n.base)
+	h.take = func(r int, f *segment.File) error {
+		v, err := heap.Of(f)
+		if err == nil {
+			views[r] = v
+		}
+		return err
+	}
+	opened, complete, err := h.run()
 	if err != nil {
 		return err
 	}
-	n.views, n.adopts = done.files, !done.here
+	n.views, n.adopts = views, true
 	for _, r := range n.ranks {
-		if n.noHeaps == "" && slices.Contains(done.missing, r) {
-			n.closeViews()
-			n.noHeaps = fmt.Sprintf("rank %d, on this node, cannot share memory", r)
-			if mistake == nil {
-				mistake = done.refused
-			}
-			if mistake != nil {
-				n.noHeaps = mistake.Error()
-			}
+		n.adopts = n.adopts && opened[r]
+		if complete[r] || n.noHeaps != "" {
+			continue
+		}
+		n.closeViews()
+		n.noHeaps = fmt.Sprintf("rank %d, on this node, cannot share memory", r)
+		if refused := cmp.Or(mistake, h.refused); refused != nil {
+			n.noHeaps = refused.Error()
 		}
 	}
 	return nil
-}
-
-// takeHeap takes the heap of another rank over a socket.
-func takeHeap(r segment.Rendezvous, a segment.Address, deadline time.Time) (*heap.View, error) {
-	file, err := segment.TakeGrowing(r, a, deadline)
-	if err != nil {
-		return nil, err
-	}
-	return heap.Of(file)
 }
 
 // others returns the other ranks of this node.

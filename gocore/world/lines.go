@@ -7,9 +7,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// MakeLines makes the lines that members share, which are the ranks of comm on this rank's node. It
-// is collective over comm, whose ranks may be on several nodes. A rank that is alone on its node
-// gets no lines. If some rank of comm cannot map its node's lines, all ranks get none, and how is
+// MakeLines makes the lines that members share, which are the world ranks of comm on this rank's node. comm has all
+// ranks of the world, or the members alone, in their order. MakeLines is collective over comm. A rank that is alone on
+// its node gets no lines. If some rank of comm cannot map its node's lines, all ranks get none, and how is
 // byMessage.
 func (n *Node) MakeLines(comm transport.Exchange, members []int) (_ *arrive.Lines, how way, _ error) {
 	size, me := len(members), slices.Index(members, n.topo.Rank)

@@ -47,12 +47,11 @@ func (r *Recorder) start(base transport.Exchange, here *topo.Topology, others []
 		signal.Notify(r.signals, asked)
 		go r.onSignals()
 	}
-	mine := []int64{0, 0, 0, 0, rand.Int64()} // whether there is a ring, its address, and a name of the job
+	mine := absent()
 	if r.ring != nil {
-		w := r.ring.File().Address().Words()
-		copy(mine, append([]int64{1}, w[:]...))
+		mine = present(r.ring.File().Address().Words())
 	}
-	addresses, err := base.Gather(mine, nil)
+	addresses, err := base.Gather(append(mine, rand.Int64()), nil) // the last word names the job
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,7 @@
 package world
 
 import (
-	"time"
+	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -27,38 +27,35 @@ func (w way) String() string {
 func (n *Node) Way() string { return n.way.String() }
 
 // shareFile makes a memory file of size bytes on each node and opens it on all ranks of that node.
-// members are the ranks of comm on this rank's node; the first one makes the file. shareFile is
-// collective over comm, whose ranks may be on several nodes. It returns a nil file on a rank that
-// is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
+// members are the world ranks on this rank's node; the first one makes the file. comm has all ranks of the
+// world, or the members alone, in their order. shareFile is collective over comm. It returns a nil file on a
+// rank that is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
 // all. The file is all zero; its memory is allocated when a rank first touches it.
 func (n *Node) shareFile(comm transport.Exchange, members []int, name string, size int64) (*segment.File, way, error) {
-	h := handover[*segment.File]{me: n.topo.Rank, members: members}
-	h.open = func(a segment.Address) (*segment.File, error) { return segment.Open(a, size) }
-	h.take = func(r segment.Rendezvous, a segment.Address, deadline time.Time) (*segment.File, error) {
-		return segment.Take(r, a, size, deadline)
+	h := handover{comm: comm, peers: members, size: size}
+	if comm.Size() == len(members) {
+		h.peers = everyRank(comm.Size())
 	}
-	first := members[0]
 	if len(members) > 1 {
-		h.owners = members[:1]
-		if first == h.me {
-			h.own, _ = segment.New(name, size) // a rank without its file says so
-		}
+		h.givers = h.peers[:1]
 	}
-	done, err := h.run(comm)
-	if err != nil {
-		return nil, byMessage, err
+	var file *segment.File
+	if slices.Contains(h.givers, comm.Rank()) {
+		file, _ = segment.New(name, size)
+		h.file = file
 	}
-	file := h.own
-	if first != h.me {
-		file = done.files[first]
+	h.take = func(_ int, f *segment.File) error {
+		file = f
+		return nil
 	}
-	switch {
-	case len(done.missing) > 0:
+	opened, complete, err := h.run()
+	if err != nil || slices.Contains(complete, false) {
 		if file != nil {
 			file.Close()
 		}
-		return nil, byMessage, nil
-	case done.lacked:
+		return nil, byMessage, err
+	}
+	if slices.Contains(opened, false) {
 		return file, bySocket, nil
 	}
 	return file, byProc, nil
