@@ -10,7 +10,7 @@ import (
 
 // HeapAlloc takes memory of this process's heap. It works before init and after destroy.
 func HeapAlloc(bytes int64) (unsafe.Pointer, error) {
-	h, err := heap.Own()
+	h, err := heap.OfProcess()
 	if err != nil {
 		return nil, err
 	}
@@ -19,7 +19,7 @@ func HeapAlloc(bytes int64) (unsafe.Pointer, error) {
 
 // HeapFree gives memory of HeapAlloc back.
 func HeapFree(p unsafe.Pointer) error {
-	h, err := heap.Own()
+	h, err := heap.OfProcess()
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func controlHeapAdopt(request []byte, _ work.Interrupt) (any, error) {
 	if !w.env.Node.Adopts() {
 		return nil, status.New(status.Unsupported, "heap_adopt: the ranks of this node cannot open each other's files through /proc")
 	}
-	h, err := heap.Own()
+	h, err := heap.OfProcess()
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func controlHeapDisown(request []byte, _ work.Interrupt) (any, error) {
 	if err := parse("heap_disown", request, &r); err != nil {
 		return nil, err
 	}
-	h, err := heap.Own()
+	h, err := heap.OfProcess()
 	if err == nil {
 		h.Disown(r.Generation)
 	}
@@ -79,7 +79,7 @@ type heapInfo struct {
 
 func describeHeap() heapInfo {
 	var info heapInfo
-	h, err := heap.Own()
+	h, err := heap.OfProcess()
 	if err != nil {
 		info.Why = err.Error()
 		return info

@@ -73,14 +73,14 @@ ROOMS = (
     Room(
         "gocore/diagnose",
         "what `doctor` tries with GPU memory, and the trial whether MPI takes device memory",
-        "cuda dl launcher mem mpi status work",
+        "cuda dl launcher mem mpi status transport work",
     ),
     Room(
         "gocore/group",
         "process groups: how they are made and end, the order of their collectives, the life of a "
         "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/ipc coll/shm cuda heap mem messages op status trace "
-        "transport work world",
+        "arrive buffer coll coll/ipc coll/shm cuda mem messages op status trace transport "
+        "work world",
     ),
     Room(
         "gocore/messages",
@@ -179,7 +179,7 @@ ROOMS = (
     Room(
         "gocore/mpi/mpifake",
         "an MPI for tests: N ranks in one process",
-        "mpi op status transport",
+        "mpi op status transport work",
     ),
     Room(
         "gocore/mpi",

@@ -198,19 +198,19 @@ func Choose(s *Sig) (*Algorithm, error) {
 // polled tells whether the steps for a call have to be polled.
 func (alg *Algorithm) polled(s *Sig) bool { return alg.polls != nil && alg.polls(s) }
 
-// Way is how an algorithm carries out a call.
-type Way int
+// Form is how an algorithm carries out a call.
+type Form int
 
-// The ways.
+// The forms.
 const (
-	InOneGo  Way = iota // the program may run with blocking calls (Program.Run)
-	Polled              // the program has to be polled
-	AtOnce              // without a wait (Algorithm.Compute)
-	InChunks            // the ranks share out the work (Algorithm.Share)
+	InOneGo  Form = iota // the program may run with blocking calls (Program.Run)
+	Polled               // the program has to be polled
+	AtOnce               // without a wait (Algorithm.Compute)
+	InChunks             // the ranks share out the work (Algorithm.Share)
 )
 
-// Way returns how a call on which all members have agreed is carried out.
-func (alg *Algorithm) Way(s *Sig) Way {
+// Form returns how a call on which all members have agreed is carried out.
+func (alg *Algorithm) Form(s *Sig) Form {
 	switch {
 	case alg.atOnce != nil:
 		return AtOnce

@@ -35,7 +35,7 @@ func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, er
 		}
 		// The members that give something decide which algorithm is taken. This one can be part of both.
 	}
-	own := heap.Existing()
+	own := heap.IfMade()
 	if own == nil || copied {
 		return flags, nil
 	}

@@ -134,7 +134,7 @@ func (c *call) carryOut() (done bool, lingering *work.Handle, err error) {
 	alg, err := c.choose(state, res)
 	switch {
 	case err != nil:
-	case alg.Way(&c.args.Sig) == coll.Polled:
+	case alg.Form(&c.args.Sig) == coll.Polled:
 		lingering, err = c.runTask(alg)
 		return true, lingering, err // the task releases the group
 	default:

@@ -37,7 +37,7 @@ func linesOf(g *Group) []byte {
 // inHeap makes a buffer of n float32 in the heap of this process, which is freed at the end of the test
 // unless kept is set by then.
 func inHeap(t *testing.T, n int64, kept *atomic.Bool) op.Buf {
-	own, err := heap.Own()
+	own, err := heap.OfProcess()
 	require.NoError(t, err)
 	p, err := own.Alloc(4 * n)
 	require.NoError(t, err)

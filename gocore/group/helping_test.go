@@ -23,7 +23,7 @@ func TestTheProgressThreadHelpsWhereACPUIsIdle(t *testing.T) {
 		helped[i] = make(chan bool)
 	}
 	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
-		own, err := heap.Own()
+		own, err := heap.OfProcess()
 		if !assert.NoError(t, err) {
 			return
 		}

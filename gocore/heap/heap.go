@@ -78,15 +78,15 @@ type region struct {
 }
 
 var (
-	makeOwn sync.Mutex
-	own     atomic.Pointer[Heap]
+	making    sync.Mutex
+	ofProcess atomic.Pointer[Heap]
 )
 
-// Own returns the heap of this process. The first call makes it. It stays until the process ends.
-func Own() (*Heap, error) {
-	makeOwn.Lock()
-	defer makeOwn.Unlock()
-	if h := own.Load(); h != nil {
+// OfProcess returns the heap of this process. The first call makes it. It stays until the process ends.
+func OfProcess() (*Heap, error) {
+	making.Lock()
+	defer making.Unlock()
+	if h := ofProcess.Load(); h != nil {
 		return h, nil
 	}
 	h, err := New()
@@ -96,12 +96,12 @@ func Own() (*Heap, error) {
 	if lock(h.file) {
 		atomic.StoreUint64(&h.entry(lockEntry)[0], 1)
 	}
-	own.Store(h)
+	ofProcess.Store(h)
 	return h, nil
 }
 
-// Existing returns the heap of this process, nil if there is none.
-func Existing() *Heap { return own.Load() }
+// IfMade returns the heap of this process, nil if there is none.
+func IfMade() *Heap { return ofProcess.Load() }
 
 // New makes an empty heap.
 func New() (*Heap, error) {

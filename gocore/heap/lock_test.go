@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 
 // owner tells where its heap is. It opens and closes all its files for every line that it reads.
 func owner() {
-	h, err := Own()
+	h, err := OfProcess()
 	if err != nil {
 		panic(err)
 	}

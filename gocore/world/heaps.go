@@ -11,7 +11,7 @@ import (
 // shareHeaps opens the heaps of the other ranks of this node. It is collective over base. If some
 // rank of the node cannot share, no rank of the node has views, and all collectives use MPI.
 func (n *Node) shareHeaps() error {
-	own, mistake := heap.Own()
+	own, mistake := heap.OfProcess()
 	views := map[int]*heap.View{}
 	h := handover{comm: n.base, peers: n.ranks, givers: n.ranks, size: segment.AnySize}
 	if own != nil {

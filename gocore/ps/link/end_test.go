@@ -18,7 +18,7 @@ import (
 
 // used returns how much of this process's heap is allocated.
 func used(t *testing.T) int64 {
-	h, err := heap.Own()
+	h, err := heap.OfProcess()
 	require.NoError(t, err)
 	_, n, _ := h.Sizes()
 	return n

@@ -202,7 +202,7 @@ func (l *Links) makeDoors(servers []int) (doors []*sharedOutlet, words []int64, 
 			continue
 		}
 		if l.own == nil {
-			if l.own, err = heap.Own(); err != nil {
+			if l.own, err = heap.OfProcess(); err != nil {
 				return doors, words, err
 			}
 		}

@@ -47,7 +47,7 @@ type pair struct {
 
 func newPair(me int, from io.Reader, to io.Writer) *pair {
 	g := &pair{me: me, from: bufio.NewReader(from), to: to, engine: work.NewEngine()}
-	own, err := heap.Own()
+	own, err := heap.OfProcess()
 	if err != nil {
 		panic(err)
 	}
