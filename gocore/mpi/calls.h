@@ -96,8 +96,8 @@ void pmpi_mpi_set_constants(struct pmpi_mpi_table *t, const struct pmpi_mpi_cons
 // it is NULL.
 int pmpi_mpi_run(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 				 struct pmpi_mpi_status *out);
-// pmpi_mpi_start makes the nonblocking call and returns MPI's error code. If that is not 0 the request
-// is done and has the code.
+// pmpi_mpi_start makes the nonblocking call and returns MPI's error code. If that is not 0 the
+// request is done and has the code.
 int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 				   struct pmpi_mpi_request *r);
 // pmpi_mpi_poll tests the requests that are not done, and returns how many are done now.

@@ -4,33 +4,38 @@ import (
 	"slices"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// wait polls until s is done.
-func (w *world) wait(what string, fn mpi.Fn, s *mpi.Slot) bool {
-	slots := []uintptr{uintptr(unsafe.Pointer(s))}
-	for end := time.Now().Add(30 * time.Second); s.Done == 0; {
-		w.Poll(slots)
+// wait polls until r is done.
+func (w *world) wait(what string, r *transport.Request) bool {
+	for end := time.Now().Add(30 * time.Second); !transport.Over(w, r); {
 		if time.Now().After(end) {
 			w.failf("%s: not done after 30 s", what)
 			return false
 		}
 	}
-	return w.ok(what, w.SlotError(fn, s))
+	return w.ok(what, w.Err(r))
 }
 
-// nonblocking starts the call, waits for it, and returns its slot.
-func (w *world) nonblocking(what string, c *mpi.Call) (mpi.Slot, bool) {
-	s := w.NewSlot()
-	if !w.ok(what, w.Start(c, s)) || !w.wait(what, c.Fn, s) {
-		return mpi.Slot{}, false
+// start starts the call. It returns nil after an error.
+func (w *world) start(what string, c *mpi.Call) *transport.Request {
+	r, err := w.Start(c)
+	w.ok(what, err)
+	return r
+}
+
+// nonblocking starts the call, waits for it, and returns its request.
+func (w *world) nonblocking(what string, c *mpi.Call) (transport.Request, bool) {
+	r := w.start(what, c)
+	if r == nil || !w.wait(what, r) {
+		return transport.Request{}, false
 	}
-	defer w.FreeSlot(s)
-	return *s, true
+	defer w.Release(r)
+	return *r, true
 }
 
 // both makes the call in its nonblocking form. The callers make the blocking call themselves.

@@ -2,11 +2,11 @@ package main
 
 import (
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 const mpiCode = status.MPI
@@ -22,8 +22,8 @@ func messages(w *world) {
 	for _, blocking := range []bool{true, false} {
 		in := memory[float64](5) // longer than the message
 		recv := &mpi.Call{Fn: mpi.FnRecv, Comm: w.comm, Peer: w.prev(), Tag: 3, RecvBuf: at(in), RecvCount: 5, RecvType: t}
-		s := w.NewSlot()
-		if !w.ok("isend", w.Start(send, s)) {
+		s := w.start("isend", send)
+		if s == nil {
 			return
 		}
 		var st mpi.Status
@@ -33,8 +33,8 @@ func messages(w *world) {
 			st = mpi.Status{Source: r.Source, Tag: r.Tag, Bytes: r.Bytes}
 			want(w, "cancelled", r.Cancelled, 0)
 		}
-		w.wait("isend", mpi.FnSend, s)
-		w.FreeSlot(s)
+		w.wait("isend", s)
+		w.Release(s)
 		want(w, "status", st, mpi.Status{Source: w.prev(), Tag: 3, Bytes: 24})
 		wantAll(w, "message", in, []float64{float64(w.prev()), 0.5, 2, 0, 0})
 	}
@@ -89,8 +89,8 @@ func probes(w *world) {
 	}
 	expected := mpi.Status{Source: w.prev(), Tag: 4, Bytes: int64(1000 + w.prev())}
 	for _, blocking := range []bool{true, false} {
-		s := w.NewSlot()
-		if !w.ok("isend", w.Start(&mpi.Call{Fn: mpi.FnSend, Comm: w.comm, Peer: w.next(), Tag: 4, SendBuf: at(out), SendCount: int64(n), SendType: w.Byte()}, s)) {
+		s := w.start("isend", &mpi.Call{Fn: mpi.FnSend, Comm: w.comm, Peer: w.next(), Tag: 4, SendBuf: at(out), SendCount: int64(n), SendType: w.Byte()})
+		if s == nil {
 			return
 		}
 		w.eventually("iprobe", func() bool {
@@ -119,8 +119,8 @@ func probes(w *world) {
 		}
 		want(w, "mrecv", st, expected)
 		want(w, "last byte", in[len(in)-1], uint8(len(in)-1))
-		w.wait("isend", mpi.FnSend, s)
-		w.FreeSlot(s)
+		w.wait("isend", s)
+		w.Release(s)
 	}
 }
 
@@ -136,17 +136,17 @@ func (w *world) eventually(what string, f func() bool) {
 // cancels cancels a receive that no message matches.
 func cancels(w *world) {
 	b := memory[int32](1)
-	s := w.NewSlot()
 	c := &mpi.Call{Fn: mpi.FnRecv, Comm: w.comm, Peer: w.prev(), Tag: 77, RecvBuf: at(b), RecvCount: 4, RecvType: w.Byte()}
-	if !w.ok("irecv", w.Start(c, s)) {
+	s := w.start("irecv", c)
+	if s == nil {
 		return
 	}
-	want(w, "poll of a receive that waits", w.Poll([]uintptr{uintptr(unsafe.Pointer(s))}), 0)
+	want(w, "poll of a receive that waits", w.Poll([]uintptr{s.Address()}), 0)
 	w.ok("cancel", w.Cancel(s))
-	w.wait("cancelled irecv", mpi.FnRecv, s)
+	w.wait("cancelled irecv", s)
 	want(w, "cancelled", s.Cancelled, 1)
 	w.ok("cancel of what is done", w.Cancel(s))
-	w.FreeSlot(s)
+	w.Release(s)
 }
 
 // refusals checks that an error of MPI comes back with the standard's error class.
@@ -154,36 +154,35 @@ func refusals(w *world) {
 	b := memory[int32](8)
 	send := &mpi.Call{Fn: mpi.FnSend, Comm: w.comm, Peer: w.next(), Tag: 9, SendBuf: at(b), SendCount: 32, SendType: w.Byte()}
 	for _, blocking := range []bool{true, false} {
-		s := w.NewSlot()
-		w.ok("isend", w.Start(send, s))
+		s := w.start("isend", send)
+		if s == nil {
+			return
+		}
 		short := &mpi.Call{Fn: mpi.FnRecv, Comm: w.comm, Peer: w.prev(), Tag: 9, RecvBuf: at(memory[int32](8)), RecvCount: 8, RecvType: w.Byte()}
 		var err error
 		if blocking {
 			err = w.Run(short, &mpi.Status{})
 		} else {
-			r := w.NewSlot()
-			err = w.Start(short, r)
+			r := w.start("irecv", short)
+			if r == nil {
+				return
+			}
 			for end := time.Now().Add(30 * time.Second); r.Done == 0 && time.Now().Before(end); {
-				w.Poll([]uintptr{uintptr(unsafe.Pointer(r)), uintptr(unsafe.Pointer(s))})
+				w.Poll([]uintptr{r.Address(), s.Address()})
 			}
-			if err == nil {
-				err = w.SlotError(mpi.FnRecv, r)
-			}
+			err = w.Err(r)
 		}
 		w.class("a message longer than its buffer", err, status.Truncate, mpi.ErrTruncate)
-		w.wait("isend", mpi.FnSend, s)
+		w.wait("isend", s)
 	}
 	bad := *send
 	bad.Peer = int32(w.size + 5)
 	w.class("a rank out of range", w.Run(&bad, nil), status.MPI, mpi.ErrRank)
-	s := w.NewSlot()
-	w.class("a rank out of range, nonblocking", w.Start(&bad, s), status.MPI, mpi.ErrRank)
-	want(w, "done after an error", s.Done, 1)
-	w.class("its slot", w.SlotError(mpi.FnSend, s), status.MPI, mpi.ErrRank)
-	w.FreeSlot(s)
+	_, err := w.Start(&bad)
+	w.class("a rank out of range, nonblocking", err, status.MPI, mpi.ErrRank)
 	bad = mpi.Call{Fn: mpi.FnBcast, Comm: w.comm, Peer: int32(w.size), RecvBuf: at(b), RecvCount: 1, RecvType: w.Byte()}
 	w.class("a root out of range", w.Run(&bad, nil), status.MPI, mpi.ErrRoot)
-	_, err := w.CreateGroup(w.comm, []int32{int32(w.size)}, 0)
+	_, err = w.CreateGroup(w.comm, []int32{int32(w.size)}, 0)
 	w.class("a group with a rank that does not exist", err, status.MPI, mpi.ErrRank)
 }
 
@@ -223,11 +222,11 @@ func (w *world) oneOf(n int64) {
 	if w.rank != 0 && int32(w.rank) != last {
 		return
 	}
-	s := w.NewSlot()
+	var s *transport.Request
 	if w.rank == 0 {
 		out := memory[uint8](int(n))
 		out[0], out[n/2], out[n-1] = 1, 2, 3
-		w.ok("isend", w.Start(&mpi.Call{Fn: mpi.FnSend, Comm: w.comm, Peer: last, Tag: 6, SendBuf: at(out), SendCount: 1, SendType: t}, s))
+		s = w.start("isend", &mpi.Call{Fn: mpi.FnSend, Comm: w.comm, Peer: last, Tag: 6, SendBuf: at(out), SendCount: 1, SendType: t})
 	}
 	if int32(w.rank) == last {
 		in := memory[uint8](int(n))
@@ -236,7 +235,7 @@ func (w *world) oneOf(n int64) {
 		want(w, "large status", st, mpi.Status{Source: 0, Tag: 6, Bytes: n})
 		wantAll(w, "large message", []uint8{in[0], in[n/2], in[n-1]}, []uint8{1, 2, 3})
 	}
-	if w.rank == 0 {
-		w.wait("isend", mpi.FnSend, s)
+	if s != nil {
+		w.wait("isend", s)
 	}
 }
