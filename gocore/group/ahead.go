@@ -110,7 +110,7 @@ func (t *task) leaveShared(err error) bool {
 		return false
 	}
 	alg, chosen := t.call.choose(state, res)
-	if chosen != nil || !t.call.chunked || t.share(alg) != nil && t.stage != lingering {
+	if chosen != nil || t.call.form != coll.InChunks || t.share(alg) != nil && t.stage != lingering {
 		return false
 	}
 	t.linger(err)

@@ -99,7 +99,7 @@ func (c *call) choose(state arrive.State, res arrive.Result) (*coll.Algorithm, e
 	if err != nil {
 		return nil, harmless{err}
 	}
-	c.chunked = alg.Form(&c.args.Sig) == coll.InChunks
+	c.form = alg.Form(&c.args.Sig)
 	c.trace.Algorithm(alg.Name)
 	if last := &c.g.algorithm; last.Load() != alg { // a load costs nothing, a store some 5 ns
 		last.Store(alg)

@@ -39,7 +39,7 @@ type request struct {
 	stream      cuda.Stream      // the stream on which tensors in device memory are produced and used
 	mappable    bool             // other processes can map all tensors in device memory
 	offer       coll.Offer       // what the call tells in its note
-	chunked     bool             // the members do it in mapped memory: its chunks say who gives it up
+	form        coll.Form        // how the algorithm carries it out; InChunks: the chunks say who gives it up
 	trace       trace.Mark       // its entry in the flight recorder
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
@@ -134,7 +134,7 @@ func (c *call) carryOut() (done bool, lingering *work.Handle, err error) {
 	alg, err := c.choose(state, res)
 	switch {
 	case err != nil:
-	case alg.Form(&c.args.Sig) == coll.Polled:
+	case c.form == coll.Polled:
 		lingering, err = c.runTask(alg)
 		return true, lingering, err // the task releases the group
 	default:

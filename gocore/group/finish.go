@@ -3,6 +3,7 @@ package group
 import (
 	"errors"
 
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -43,7 +44,7 @@ func (c *call) breakIfFailed(err error) error {
 			e.Ranks = g.World(e.Ranks)
 		}
 		err = g.Named(c.numbered(), err)
-		if !c.chunked {
+		if c.form != coll.InChunks {
 			g.resign(c.args.Seq, err)
 		}
 		g.Fail(err)

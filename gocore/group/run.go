@@ -12,7 +12,7 @@ import (
 // waits for that.
 func (c *call) run(alg *coll.Algorithm) (lingering *work.Handle, err error) {
 	g := c.g
-	switch alg.Form(&c.args.Sig) {
+	switch c.form {
 	case coll.AtOnce:
 		return nil, alg.Compute(&c.args)
 	case coll.InChunks:
@@ -49,7 +49,7 @@ func (c *call) runTask(alg *coll.Algorithm) (lingering *work.Handle, err error) 
 // steps, so an error here breaks the group.
 func (c *call) build(alg *coll.Algorithm) error {
 	for i := range c.staged {
-		if alg.Form(&c.args.Sig) == coll.AtOnce {
+		if c.form == coll.AtOnce {
 			break // it reads the notes, for which they were packed
 		}
 		if err := c.staged[i].Pack(); err != nil {
@@ -61,7 +61,7 @@ func (c *call) build(alg *coll.Algorithm) error {
 
 // start makes the steps of t by alg, once all members have arrived.
 func (t *task) start(alg *coll.Algorithm) (err error) {
-	if alg.Form(&t.call.args.Sig) == coll.InChunks {
+	if t.call.form == coll.InChunks {
 		if err = t.share(alg); t.stage == lingering {
 			return nil
 		}

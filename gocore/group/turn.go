@@ -23,15 +23,13 @@ func (g *Group) takeTurn(t *task) {
 // begin makes the group busy, if it is idle and usable.
 func (g *Group) begin(code op.Code) (idle bool, err error) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.busy {
-		return false, nil
+	if !g.busy {
+		err = g.usableLocked(code)
+		idle = err == nil
+		g.busy = idle
 	}
-	if err := g.usableLocked(code); err != nil {
-		return false, err
-	}
-	g.busy = true
-	return true, nil
+	g.mu.Unlock()
+	return idle, err
 }
 
 // enqueue starts t if the group is idle, else appends it to the queue.

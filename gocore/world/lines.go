@@ -34,7 +34,7 @@ func (n *Node) MakeLines(comm transport.Exchange, members []int) (_ *arrive.Line
 		}
 		return nil, byMessage, nil
 	}
-	if lines != nil && n.topo.Crowded() {
+	if lines != nil && n.crowded {
 		lines.YieldEvery(16)
 	}
 	return lines, how, nil

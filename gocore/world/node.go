@@ -18,11 +18,12 @@ type Node struct {
 	views    map[int]*heap.View // heaps of the other ones, by world rank; nil if they cannot be shared
 	adopts   bool               // they can open each other's files through /proc
 	noHeaps  string             // why views is nil; "" if this rank is alone on its node
+	crowded  bool               // there are more ranks than cores
 }
 
 // newNode opens what the ranks of each node share. It is collective over base.
 func newNode(base transport.Comm, t *topo.Topology) (*Node, error) {
-	n := &Node{base: base, topo: t, ranks: t.Peers()}
+	n := &Node{base: base, topo: t, ranks: t.Peers(), crowded: t.Crowded()}
 	var err error
 	if n.presence, n.way, err = n.MakeLines(base, n.ranks); err != nil {
 		return nil, err
@@ -31,4 +32,4 @@ func newNode(base transport.Comm, t *topo.Topology) (*Node, error) {
 }
 
 // Crowded tells whether this node has more ranks than cores.
-func (n *Node) Crowded() bool { return n.topo.Crowded() }
+func (n *Node) Crowded() bool { return n.crowded }
