@@ -44,30 +44,30 @@ func (c *call) check(d *op.Desc, t *op.Trait) error {
 			recvs = nil
 		}
 	}
-	if !t.Send.Accepts(len(sends), g.Size, root) {
+	switch {
+	case !t.Send.Accepts(len(sends), g.Size, root):
 		return c.wrongNumber("send", len(sends), t.Send)
-	}
-	if !t.Recv.Accepts(len(recvs), g.Size, root) {
+	case !t.Recv.Accepts(len(recvs), g.Size, root):
 		return c.wrongNumber("recv", len(recvs), t.Recv)
 	}
 	var err error
-	if a.Send, err = c.parts(d, "send", sends, c.one[0:0:1]); err != nil {
+	if a.Send, err = c.parts("send", sends, c.one[0:0:1]); err != nil {
 		return err
 	}
-	if a.Recv, err = c.parts(d, "recv", recvs, c.one[1:1:2]); err != nil {
+	if a.Recv, err = c.parts("recv", recvs, c.one[1:1:2]); err != nil {
 		return err
 	}
-	if err := c.checkReduce(d, t); err != nil {
+	if err := c.checkReduce(t); err != nil {
 		return err
 	}
 	if err := c.checkCounts(t); err != nil {
 		return err
 	}
 	if c.args.DeviceCall != nil {
-		return c.checkDevice(cuda.Stream(d.Stream))
+		c.stream = cuda.Stream(d.Stream)
+		return c.checkDevice()
 	}
 	if g.node != nil {
-		var err error
 		c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0)
 		return err
 	}
@@ -85,32 +85,32 @@ func (c *call) wrongNumber(side string, n int, takes op.Arity) error {
 }
 
 // parts describes buffers as contiguous memory. A buffer that is not contiguous gets a staging.
-func (c *call) parts(d *op.Desc, side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
+func (c *call) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
 	for i := range bufs {
 		b := &bufs[i]
-		if err := buffer.Check(d.Code, side, i, b); err != nil {
+		if err := buffer.Check(c.args.Code, side, i, b); err != nil {
 			return nil, err
 		}
 		if c.args.DType == 0 {
 			c.args.DType = b.DType
 		} else if b.DType != c.args.DType {
-			return nil, status.New(status.Type, "%s: %s tensor %d is %s, another is %s; all tensors of a call have one dtype", d.Code, side, i, b.DType, c.args.DType)
+			return nil, status.New(status.Type, "%s: %s tensor %d is %s, another is %s; all tensors of a call have one dtype", c.args.Code, side, i, b.DType, c.args.DType)
 		}
 		part := coll.Part{Data: b.Data, Count: b.Count}
 		if !b.OnHost() {
 			var err error
-			if part, err = c.devicePart(d, side, i, b); err != nil {
+			if part, err = c.devicePart(side, i, b); err != nil {
 				return nil, err
 			}
 			if part.Layout != nil && side == "recv" && mem.Overlaps(b) {
-				return nil, buffer.OverlapError(d.Code, i)
+				return nil, buffer.OverlapError(c.args.Code, i)
 			}
 			room = append(room, part)
 			continue
 		}
 		if !b.Contiguous() && b.Count > 0 {
 			if side == "recv" && mem.Overlaps(b) {
-				return nil, buffer.OverlapError(d.Code, i)
+				return nil, buffer.OverlapError(c.args.Code, i)
 			}
 			in, out := true, false
 			if side == "recv" {
@@ -128,17 +128,17 @@ func (c *call) parts(d *op.Desc, side string, bufs []op.Buf, room []coll.Part) (
 	return room, nil
 }
 
-func (c *call) checkReduce(d *op.Desc, t *op.Trait) error {
+func (c *call) checkReduce(t *op.Trait) error {
 	a := &c.args
 	if !t.Reduces {
 		a.Reduce = 0
 		return nil
 	}
 	if !op.Defined(a.Reduce, a.DType) {
-		return status.New(status.Type, "%s: %s is not defined for %s (docs/ops.md has the table)", d.Code, a.Reduce, a.DType)
+		return status.New(status.Type, "%s: %s is not defined for %s (docs/ops.md has the table)", a.Code, a.Reduce, a.DType)
 	}
 	if a.Reduce == op.Avg && t.Prefix {
-		return status.New(status.Type, "%s: AVG has no meaning for a scan; use SUM and divide", d.Code)
+		return status.New(status.Type, "%s: AVG has no meaning for a scan; use SUM and divide", a.Code)
 	}
 	return nil
 }

@@ -77,14 +77,14 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	defer c.recycle()
 	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
 	if err := c.check(d, &trait); err != nil {
-		return nil, work.Result{}, c.decline(d.Code, err)
+		return nil, work.Result{}, c.decline(err)
 	}
 	if err := c.reserve(); err != nil {
-		return nil, work.Result{}, c.decline(d.Code, err)
+		return nil, work.Result{}, c.decline(err)
 	}
 	if !c.async {
 		if err := c.awaitDevice(); err != nil {
-			return nil, work.Result{}, c.decline(d.Code, err)
+			return nil, work.Result{}, c.decline(err)
 		}
 		if done, lingering, err := c.carryOut(); done {
 			g.Env.Recorder.End(c.trace, err)
@@ -159,9 +159,9 @@ func (c *call) refuseInTurn() (lingering *work.Handle, err error) {
 
 // decline frees a call that was not announced, refuses it towards the other members, and returns
 // err.
-func (c *call) decline(code op.Code, err error) error {
+func (c *call) decline(err error) error {
 	c.drop()
-	c.g.refuse(code)
+	c.g.refuse(c.args.Code)
 	return err
 }
 

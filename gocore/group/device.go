@@ -6,15 +6,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
-	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // devicePart describes a tensor of a collective that is in device memory.
-func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part, error) {
-	dev, at, err := buffer.Locate(d.Code, side, i, b)
+func (c *call) devicePart(side string, i int, b *op.Buf) (coll.Part, error) {
+	dev, at, err := buffer.Locate(c.args.Code, side, i, b)
 	if err != nil {
 		return coll.Part{}, err
 	}
@@ -24,7 +23,7 @@ func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part,
 	}
 	if on := c.args.DeviceCall.Device; on != dev {
 		return coll.Part{}, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; all device tensors of a call must be on one device",
-			d.Code, side, i, dev.Index, on.Index)
+			c.args.Code, side, i, dev.Index, on.Index)
 	}
 	c.mappable = c.mappable && (at.IPC || b.Count == 0)
 	part := coll.Part{Data: b.Data, Count: b.Count, OnDevice: true}
@@ -37,14 +36,13 @@ func (c *call) devicePart(d *op.Desc, side string, i int, b *op.Buf) (coll.Part,
 // checkDevice ends the check of a call with tensors in device memory. It records what the producing
 // stream has queued by now, because that comes before the collective. Its flags say which paths
 // this rank can take.
-func (c *call) checkDevice(stream cuda.Stream) error {
+func (c *call) checkDevice() error {
 	g := c.g
 	pl, s := c.args.DeviceCall, &g.Env.Device
 	var err error
-	if pl.Ready, err = buffer.Mark(c.args.Code, pl.Device, stream); err != nil {
+	if pl.Ready, err = buffer.Mark(c.args.Code, pl.Device, c.stream); err != nil {
 		return err
 	}
-	c.stream = stream
 	pl.PieceBytes = s.Chunk
 	c.flags |= coll.Device
 	if s.IPC && g.local && c.mappable && coll.Exportable(&c.args) {
