@@ -166,7 +166,8 @@ def commands(environments: Path, names: list[str]) -> Iterator[tuple[str, list[s
 
 def copy(tree: Path, environments: Path) -> None:
     """Copy this tree to a new folder."""
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv*", ".git", ".test-results"))
+    made = shutil.ignore_patterns(".venv*", ".debian-mpi", ".git", ".test-results")
+    shutil.copytree(ROOT, tree, ignore=made)
     for environment in environments.glob(".venv-*"):  # some tests look for another MPI's
         (tree / environment.name).symlink_to(environment)
 
