@@ -1,11 +1,11 @@
 """Count how many mutants of the core the tests catch.
 
-    python tools/mutants.py COUNT [SEED [ENVIRONMENTS]]
+    python tools/mutants.py COUNT [SEED [ENVIRONMENTS [STAGE,STAGE...]]]
 
 ENVIRONMENTS is the tree whose environments are used; it is this one by default. A mutant is one
 changed operator or constant in a Go file of the core, in a copy of the tree. Each goes through the
-stages below until one of them fails: then it is caught. The table that is printed has the stage
-that caught each mutant. The copy is removed.
+stages until one of them fails: then it is caught. The table that is printed has the stage that
+caught each mutant. The copy is removed. To see what a setting adds, name it after the others.
 
 The unchanged tree goes first. It must pass all stages, and its seconds limit those of the mutants.
 A stage has to fail twice, or to come to its limit once, which is marked: the mutant hangs, or the
@@ -68,15 +68,24 @@ CHANGES = (
     (r"([^&])&([^&^ ])", r"\1|\2"),
 )
 
-# A name, the environment, the number of ranks, and the tests that they run.
-STAGES = (
-    ("2 ranks", ".venv-openmpi", 2, "tests/ranks/core"),
-    ("3 ranks", ".venv-mpich", 3, "tests/ranks/core"),
-    ("device", ".venv-openmpi", 2, "tests/ranks/cuda"),
-    ("torch", ".venv-openmpi", 2, "tests/ranks/torch"),
-    ("jobs", ".venv-openmpi", 0, "tests/jobs/core"),
-    ("device jobs", ".venv-openmpi", 0, "tests/jobs/cuda"),
-)
+# The MPI, the number of ranks (0: a pytest in one process), and the tests that they run.
+STAGES: dict[str, tuple[str, int, str] | None] = {
+    "go": None,
+    **{
+        f"{mpi}-{ranks}": (mpi, ranks, "tests/ranks/core")
+        for mpi in ("openmpi", "mpich", "impi")
+        for ranks in (1, 2, 3, 4)
+    },
+    "device": ("openmpi", 2, "tests/ranks/cuda"),
+    "torch": ("openmpi", 2, "tests/ranks/torch"),
+    "jobs": ("openmpi", 0, "tests/jobs/core"),
+    "device-jobs": ("openmpi", 0, "tests/jobs/cuda"),
+}
+CHOSEN = "go,openmpi-2,mpich-3,device,torch,jobs,device-jobs"
+
+
+# The names and the commands of the stages that the mutants go through.
+Stages = list[tuple[str, list[str]]]
 
 
 class Mutant(NamedTuple):
@@ -152,11 +161,15 @@ def build(tree: Path) -> bool:
     )
 
 
-def commands(environments: Path) -> Iterator[tuple[str, list[str]]]:
-    """Return the name and the command of every stage."""
-    yield "go", ["go", "test", "-timeout", "0", "./gocore/..."]
-    for name, venv, ranks, tests in STAGES:
-        python = str(environments / venv / "bin" / "python")
+def commands(environments: Path, names: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Return the name and the command of every stage that is named."""
+    for name in names:
+        stage = STAGES[name]
+        if stage is None:
+            yield name, ["go", "test", "-timeout", "0", "./gocore/..."]
+            continue
+        mpi, ranks, tests = stage
+        python = str(environments / f".venv-{mpi}" / "bin" / "python")
         pytest = ["-m", "pytest", "-q", "-x", "--color=no", tests]
         if ranks:
             launch = [python, "-m", "paddlempi.testing.launch", "-np", str(ranks), "--", "python"]
@@ -167,17 +180,18 @@ def commands(environments: Path) -> Iterator[tuple[str, list[str]]]:
 
 def copy(tree: Path, environments: Path) -> None:
     """Copy this tree to a new folder."""
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv*", ".git", ".test-results"))
+    made = shutil.ignore_patterns(".venv*", ".debian-mpi", ".git", ".test-results")
+    shutil.copytree(ROOT, tree, ignore=made)
     for environment in environments.glob(".venv-*"):  # some tests look for another MPI's
         (tree / environment.name).symlink_to(environment)
 
 
-def time_unchanged(tree: Path, environments: Path) -> dict[str, float]:
+def time_unchanged(tree: Path, stages: Stages) -> dict[str, float]:
     """Run the unchanged tree, which must pass all stages. Return the limit of each stage."""
     limits = {}
     if not build(tree):
         raise SystemExit("the unchanged tree does not compile")
-    for name, command in commands(environments):
+    for name, command in stages:
         start = time.monotonic()
         if why := fails(command, tree, 10 * LIMIT):
             raise SystemExit(f"the unchanged tree does not pass: {name}: {why}")
@@ -187,7 +201,7 @@ def time_unchanged(tree: Path, environments: Path) -> dict[str, float]:
     return limits
 
 
-def catch(mutant: Mutant, tree: Path, environments: Path, limits: dict[str, float]) -> str | None:
+def catch(mutant: Mutant, tree: Path, stages: Stages, limits: dict[str, float]) -> str | None:
     """Return the stage that catches a mutant; "" if none does; None if it does not compile."""
     unchanged = (tree / mutant.file).read_text()
     lines = unchanged.splitlines()
@@ -196,7 +210,7 @@ def catch(mutant: Mutant, tree: Path, environments: Path, limits: dict[str, floa
     try:
         if not build(tree):
             return None
-        for name, command in commands(environments):
+        for name, command in stages:
             if why := fails(command, tree, limits[name]):
                 return name if why == "failed" else f"{name} limit"
         return ""
@@ -204,18 +218,19 @@ def catch(mutant: Mutant, tree: Path, environments: Path, limits: dict[str, floa
         (tree / mutant.file).write_text(unchanged)
 
 
-def main(count: int, seed: int, environments: Path) -> None:
+def main(count: int, seed: int, environments: Path, names: list[str]) -> None:
     """Print how each mutant was caught, and the sums."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         # One folder for all mutants, so that Go compiles and tests only what a mutant changes.
         tree = Path(folder, "tree")
         copy(tree, environments)
-        limits = time_unchanged(tree, environments)
+        stages = list(commands(environments, names))
+        limits = time_unchanged(tree, stages)
         for mutant in mutants(random.Random(seed)):
             if found.total() == count:
                 break
-            stage = catch(mutant, tree, environments, limits)
+            stage = catch(mutant, tree, stages, limits)
             if stage is None:
                 continue
             found[stage or "NOT CAUGHT"] += 1
@@ -223,5 +238,5 @@ def main(count: int, seed: int, environments: Path) -> None:
     print(", ".join(f"{stage}: {n}" for stage, n in found.most_common()))
 
 
-count, seed, environments = [*sys.argv[1:], *("1", str(ROOT))[len(sys.argv) - 2 :]]
-main(int(count), int(seed), Path(environments).resolve())
+count, seed, environments, names = [*sys.argv[1:], *("1", str(ROOT), CHOSEN)[len(sys.argv) - 2 :]]
+main(int(count), int(seed), Path(environments).resolve(), names.split(","))
