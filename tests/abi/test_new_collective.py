@@ -28,7 +28,7 @@ ALGORITHM = """package coll
 
 // exscan2MPI is MPI_Exscan.
 var exscan2MPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI,
-	Scratch: scanMPI.Scratch, Build: scanMPI.Build}
+	scratch: scanMPI.scratch, build: scanMPI.build}
 """
 
 TEST = """
