@@ -4,8 +4,8 @@
 //
 //	dist.all_reduce(t)
 //
-// docs/way.md has every function that this call enters, in order, as traced. It also has the
-// traces of larger calls, of calls across nodes, and of DDP. What follows is the idea.
+// docs/way.md has the functions that this call enters, in their order, as traced. It also has the
+// traces of a larger call, of one across nodes, and of one of DDP. What follows is the idea.
 //
 // Python (collectives.py) checks the arguments and calls _core.submit with the operation's
 // code, the number of the group and the tensor. submit.c describes the tensor as a
@@ -26,8 +26,9 @@
 // wrong, the caller gets an error and nothing is sent. The rank still announces the
 // collective, with a refusal, so that the other members raise an error instead of waiting.
 //
-// A tensor that is not contiguous gets a staging block (package mem) now. The block is
-// filled later, when it is known that the operation runs.
+// A tensor that is not contiguous gets a staging block (package buffer) now. The block is
+// filled later: at the announcement if the input travels in it, as here, otherwise when it is
+// known that the operation runs.
 //
 // The result of the check is coll.Args, which algorithms read, and a signature of three
 // words, on which all members have to agree: operation, dtype, reduce op and root in the
@@ -55,10 +56,10 @@
 //
 // # Run
 //
-// coll.Choose takes the first algorithm of the operation whose Enabled returns true. Enabled looks
-// only at what all members have agreed on (coll.Sig). Here that is "inline" (coll/node.go), because
-// every input lies in a note: each rank reads all notes and adds them up (package reduce) into its
-// own array. MPI is not called.
+// coll.Choose takes the first algorithm of the operation that serves the call. Whether it does
+// depends only on what all members have agreed on (coll.Sig). Here that is "inline" (coll/node.go),
+// because every input lies in a note: each rank reads all notes and adds them up (package reduce)
+// into its own array. MPI is not called.
 //
 // For a tensor that is too large for a note and lies in a heap, it is "mapped": the ranks share out
 // chunks and work in each other's memory (coll/shm). For one that lies elsewhere it is an algorithm

@@ -1,4 +1,4 @@
-"""Record the functions that one call enters, on rank 0. way.py runs this on every rank.
+"""Record the functions that a call enters, on rank 0, some times. way.py runs this on every rank.
 
 probe.py CASE LIB FOLDER
 """
@@ -19,7 +19,8 @@ sys.path.insert(0, lib)
 
 import paddlempi as dist  # noqa: E402 - of LIB
 
-LATE = 0.1  # seconds that rank 0 comes after the others, so that it seldom waits for them
+WARM, TIMES = 4, 20  # calls before the records, and records
+LATE = 0.05  # seconds that rank 0 comes after the others, so that it seldom waits for them
 package = str(Path(dist.__file__).parent)
 is_recorder = recording = False
 entries: list[tuple[int, int, str, str]] = []  # time, thread, file, function
@@ -79,14 +80,14 @@ else:
     dist.init_process_group("mpi")
     call = array_case((16 << 20) // 4 if case == "mapped" else 4, case == "mapped")
 core = ctypes.PyDLL(dist._native.core().__file__)
-for _ in range(4):
+for i in range(WARM + TIMES):
+    dist.barrier()
+    is_recorder = dist.get_rank() == 0 and i >= WARM
     call()
-dist.barrier()
-is_recorder = dist.get_rank() == 0
-call()
-if is_recorder:
-    recording = False
-    assert core.pmpi_way_stop(str(folder / "core").encode()) == 0
-    (folder / "python.json").write_text(json.dumps(entries))
+    if is_recorder:
+        recording = False
+        assert core.pmpi_way_stop(str(folder / f"{i}.core").encode()) == 0
+        (folder / f"{i}.json").write_text(json.dumps(entries))
+        entries.clear()
 sys.setprofile(None)
 dist.barrier()

@@ -17,9 +17,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from statistics import median_low
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +38,8 @@ FRONTS = ("python/paddlempi/torch", "python/paddlempi")
 ORDER = [*FRONTS, *(room.folder for room in rooms.ROOMS)]  # from the top down
 
 COLUMNS = (
-    *("call", "files: Python, C, Go", "of Python and Go", "aim", "calls of the core"),
-    *("entries into Go", "stays", "rooms", "returns", "climbs"),
+    *("call", "files: Python, C, Go", "of Python and Go (before)", "aim", "calls of the core"),
+    *("entries into Go", "stays", "rooms", "returns (before)", "climbs (before)"),
 )
 
 RECORDER = """package pmpiway
@@ -55,19 +57,24 @@ func At(number uint32) {
 
 
 class Case(NamedTuple):
-    """A call that is traced: its name for probe.py, a heading, and the aim for its files."""
+    """A call that is traced.
+
+    ``name`` is for probe.py. ``before`` is what this tool counts in the tree before ADR 0029: files
+    of Python and Go, returns, climbs. ``aim`` is how many such files there should be at most.
+    """
 
     name: str
     title: str
+    before: tuple[int, int, int]
     aim: int
     hosts: int = 1
 
 
 CASES = (
-    Case("inline", "A small all_reduce on a node, NumPy", 15),
-    Case("mapped", "An all_reduce of 16 MiB on a node, NumPy, in the heap", 15),
-    Case("wire", "A small all_reduce across two nodes, NumPy", 15, hosts=2),
-    Case("ddp", "The all_reduce of a DDP backward, torch", 22),
+    Case("inline", "A small all_reduce on a node, NumPy", (27, 34, 21), 15),
+    Case("mapped", "An all_reduce of 16 MiB on a node, NumPy, in the heap", (34, 52, 32), 15),
+    Case("wire", "A small all_reduce across two nodes, NumPy", (42, 65, 36), 15, hosts=2),
+    Case("ddp", "The all_reduce of a DDP backward, torch", (43, 66, 36), 22),
 )
 
 HEAD = (HERE / "head.md").read_text()
@@ -177,13 +184,18 @@ def trace(case: Case, core: Path, go: list[Function], folder: Path) -> Trace:
             done = mpis.MPI("openmpi", Path(sys.prefix)).run(hosts, layout, probe, timeout=120)
         if done.code:
             raise SystemExit(str(done))
+    return usual([read(log, core, go) for log in sorted(folder.glob("*.core"))])
+
+
+def read(log: Path, core: Path, go: list[Function]) -> Trace:
+    """Read the records of one call: the core's, and those of Python beside it."""
     # Time, thread, and the function or nothing (a function of the Python C API, of cgo).
     found: list[tuple[int, int, Function | None]] = []
-    for at, thread, file, name in json.loads((folder / "python.json").read_text()):
+    for at, thread, file, name in json.loads(log.with_suffix(".json").read_text()):
         found.append((at, thread, Function(f"python/paddlempi/{file}", name)))
-    log = [line.split() for line in (folder / "core").read_text().splitlines()]
-    c = of_c(core, {what for _, _, language, what in log if language == "c"})
-    for at, thread, language, what in log:
+    lines = [line.split() for line in log.read_text().splitlines()]
+    c = of_c(core, {what for _, _, language, what in lines if language == "c"})
+    for at, thread, language, what in lines:
         function = c.get(what) if language == "c" else go[int(what, 16)]
         found.append((int(at), int(thread), function))
     found.sort(key=lambda entry: entry[0])
@@ -195,6 +207,21 @@ def trace(case: Case, core: Path, go: list[Function], folder: Path) -> Trace:
             calls += function.name in in_pmpi_h() and function.file.startswith("capi/")
             entries += function.file == "capi/export.go" and function.name in exported()
     return Trace([list(thread) for thread in threads.values()], calls, entries)
+
+
+def usual(traces: list[Trace]) -> Trace:
+    """Return what more than half of the traces of a call have.
+
+    The order is that of one trace. It has the most of these functions, and the median of the stays.
+    """
+    times = Counter(f for trace in traces for f in {f for t in trace.threads for f in t})
+    common = {f for f, n in times.items() if n > len(traces) / 2}
+    orders = [[[f for f in t if f in common] for t in trace.threads] for trace in traces]
+    sizes = [len({f for thread in threads for f in thread}) for threads in orders]
+    full = [threads for threads, n in zip(orders, sizes, strict=True) if n == max(sizes)]
+    full.sort(key=lambda threads: crossings(threads).stays)
+    calls, entries = (median_low(counts) for counts in zip(*(t[1:] for t in traces), strict=True))
+    return Trace([thread for thread in full[(len(full) - 1) // 2] if thread], calls, entries)
 
 
 def of_c(core: Path, addresses: set[str]) -> dict[str, Function]:
@@ -281,10 +308,11 @@ def page(traces: dict[Case, Trace]) -> str:
         counts = [sum(file.endswith(end) for file in files) for end in (".py", (".c", ".h"), ".go")]
         way = crossings(traced.threads)
         python, c, go = counts
-        rows.append(
-            f"| {case.title} | {python} + {c} + {go} | {python + go} | {case.aim} | {traced.calls} "
-            f"| {traced.entries} | {way.stays} | {way.rooms} | {way.returns} | {way.climbs} |"
-        )
+        cells: list[object] = [case.title, f"{python} + {c} + {go}"]
+        cells += [f"{python + go} ({case.before[0]})", case.aim, traced.calls, traced.entries]
+        cells += [way.stays, way.rooms]
+        cells += [f"{way.returns} ({case.before[1]})", f"{way.climbs} ({case.before[2]})"]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
         lines = [
             f"{i}. `{file}`: {', '.join(f'`{name}`' for name in names)}"
             for i, (file, names) in enumerate(files.items(), 1)

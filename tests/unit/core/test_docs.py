@@ -278,6 +278,48 @@ def test_the_way_of_a_call_names_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_the_ways_crossings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "way"))
+    import way
+
+    def walk(*rooms: str) -> list[way.Function]:
+        return [way.Function(f"{room}/a.go", f"F{i}") for i, room in enumerate(rooms)]
+
+    group, op, coll = "gocore/group", "gocore/op", "gocore/coll"
+    down = walk(group, group, coll, op)
+    assert way.crossings([down]) == way.Crossings(stays=3, rooms=3, returns=0, climbs=0)
+    up = walk(group, op, coll, group)  # another thread: it has returned from nowhere at its begin
+    assert way.crossings([up]) == way.Crossings(stays=4, rooms=3, returns=1, climbs=2)
+    assert way.crossings([down, up]) == way.Crossings(stays=7, rooms=3, returns=1, climbs=2)
+
+
+def test_the_way_has_what_most_calls_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "way"))
+    import way
+
+    common, rare = way.Function("gocore/group/a.go", "A"), way.Function("gocore/op/a.go", "B")
+    short = way.Trace([[common]], calls=1, entries=1)
+    long = way.Trace([[common, rare]], calls=3, entries=2)
+    assert way.usual([short, long, short]) == short
+    assert way.usual([long, short, long]) == long
+    assert way.usual([short, long, short, long, long]) == long
+    other = way.Trace([[common], [rare]], calls=2, entries=1)  # rare in another thread
+    assert way.usual([short, other, short]) == short
+
+
+def test_the_tour_names_what_is_there() -> None:
+    tour = read("gocore/doc.go")
+    named = re.findall(r"\b([a-z]+)\.([A-Z]\w+)(?:\.([A-Z]\w+))?", tour)
+    assert ("group", "Group", "Submit") in named
+    for room, name, method in named:
+        files = [f for f in (ROOT / "gocore" / room).glob("*.go") if not f.stem.endswith("_test")]
+        defined = rf"func \(\w+ \*?{name}\) {method}\(" if method else rf"(?:func|type) {name}\b"
+        text = "\n".join(file.read_text() for file in files)
+        assert re.search(f"^{defined}", text, re.MULTILINE), (room, name, method)
+    for room in re.findall(r"\(package (\w+)\)", tour):
+        assert (ROOT / "gocore" / room).is_dir(), room
+
+
 def test_every_page_is_in_the_readme() -> None:
     linked = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", read("README.md")))
     assert linked == {page.name for page in DOCS.glob("*.md")}
