@@ -106,7 +106,7 @@ func (t *task) withdraw(err error) {
 func (t *task) leaveShared(err error) bool {
 	g := t.g
 	state, res := g.node.Lines.Look(t.call.args.Seq)
-	if t.refused {
+	if t.refused || !t.call.agreed(state, res) { // choose would look at the arrival, which another thread may own
 		return false
 	}
 	alg, chosen := t.call.choose(state, res)
