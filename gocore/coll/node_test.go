@@ -421,6 +421,42 @@ func TestWhatSuitsASlotAndAHeap(t *testing.T) {
 	assert.False(t, inHeap, "the heap of another rank")
 }
 
+// A call that has become a refusal may still be announced, and its caller may have freed its tensors.
+func TestAnOfferThatWasFreedTellsNothing(t *testing.T) {
+	block, err := mem.Alloc(16)
+	require.NoError(t, err)
+	defer mem.Free(block)
+	inHeap, err := heapOf(0).Alloc(16)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, heapOf(0).Free(inHeap)) }()
+	for what, c := range map[string]struct {
+		parts []Part
+		place bool
+	}{
+		"one part":    {[]Part{{Data: block, Count: 16}}, false},
+		"two parts":   {[]Part{{Data: block, Count: 8}, {Data: unsafe.Add(block, 8), Count: 8}}, false},
+		"in the heap": {[]Part{{Data: inHeap, Count: 16}}, true},
+	} {
+		a := Args{Sig: Sig{Code: op.AllReduceCoalesced, DType: op.UInt8, Size: 2, Root: -1, Count: 16}, Recv: c.parts}
+		var o Offer
+		if c.place {
+			var ok bool
+			o.places, ok = Place(&a, heapOf(0))
+			require.True(t, ok)
+		} else {
+			flags, err := o.Make(&a, Even, false)
+			require.NoError(t, err)
+			require.Equal(t, Even|Inline, flags)
+		}
+		assert.Equal(t, !c.place, o.CarriesInput(), what)
+		assert.Positive(t, o.Note(&a).Bytes, what)
+		o.Free()
+		assert.False(t, o.CarriesInput(), what)
+		assert.Equal(t, arrive.Note{}, o.Note(&a), what)
+		o.Free()
+	}
+}
+
 // Where all ranks know the lengths of all inputs, all have the same answer whether the slots hold them.
 func TestWhetherUnevenInputsSuitTheSlots(t *testing.T) {
 	for _, c := range []struct {

@@ -45,13 +45,13 @@ func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, er
 	return flags, nil
 }
 
-// CarriesInput tells whether the note has the input itself. flags are those of Make.
-func (o *Offer) CarriesInput(flags arrive.Flags) bool { return flags&Mapped == 0 && o.bytes > 0 }
+// CarriesInput tells whether the note has the input itself.
+func (o *Offer) CarriesInput() bool { return o.bytes > 0 }
 
-// Note returns the note. It is called when the call is announced, because it reads the input. flags are those of Make.
-func (o *Offer) Note(a *Args, flags arrive.Flags) arrive.Note {
+// Note returns the note. It is called when the call is announced, because it reads the input.
+func (o *Offer) Note(a *Args) arrive.Note {
 	switch {
-	case flags&Mapped != 0:
+	case o.places.bytes > 0:
 		return o.places.Note()
 	case o.bytes == 0:
 		return arrive.Note{}
@@ -69,13 +69,14 @@ func (o *Offer) Note(a *Args, flags arrive.Flags) arrive.Note {
 	return arrive.Note{Data: o.block, Bytes: o.bytes}
 }
 
-// Free gives back what Make has allocated. The operation is over for this rank, or was not announced.
+// Free gives back what Make has allocated. The operation is over for this rank, or was not announced. The offer tells
+// nothing then: the caller may have freed its tensors.
 func (o *Offer) Free() {
 	if o.block != nil {
 		mem.Free(o.block)
-		o.block = nil
 	}
 	o.places.Free()
+	*o = Offer{}
 }
 
 // Scratch returns a bound, in bytes of host memory, on what any algorithm takes on this rank that

@@ -87,7 +87,10 @@ func Place(a *Args, own *heap.Heap) (p Places, ok bool) {
 	if len(list) <= len(p.told.few) {
 		return p, true
 	}
-	return p, p.tellMore(a, list, own)
+	if !p.tellMore(a, list, own) {
+		return Places{}, false
+	}
+	return p, true
 }
 
 // tellMore puts a list of more than two ranges where it belongs. It returns false if there is no room.

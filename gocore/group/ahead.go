@@ -41,7 +41,7 @@ func (t *task) mayBeAhead(before []*task) bool {
 	if t.refused || !t.call.async {
 		return t.refused
 	}
-	if !t.call.offer.CarriesInput(t.call.flags) {
+	if !t.call.offer.CarriesInput() {
 		return true // no input travels
 	}
 	if t.copied || !t.isAfter(t.g.current) {

@@ -98,21 +98,19 @@ func (c *call) cameAfterAll() (arrive.State, arrive.Result, error) {
 
 // note returns the note of c's announcement. It is called when c is announced, because it reads the input.
 func (c *call) note() (arrive.Note, error) {
-	if c.offer.CarriesInput(c.flags) {
-		for i := range c.staged {
-			if err := c.staged[i].Pack(); err != nil {
-				return arrive.Note{}, err
-			}
+	if c.offer.CarriesInput() {
+		if err := c.pack(); err != nil {
+			return arrive.Note{}, err
 		}
 	}
-	return c.offer.Note(&c.args, c.flags), nil
+	return c.offer.Note(&c.args), nil
 }
 
 // announce announces t, unless t was announced ahead. If t cannot say what belongs to its announcement, it is
 // refused.
 func (t *task) announce() error {
 	var note arrive.Note
-	if !t.ahead && !t.refused { // the caller of a refusal was told, and may have freed its tensors
+	if !t.ahead {
 		var err error
 		if note, err = t.call.note(); err != nil {
 			t.refuseInstead(err)

@@ -3,6 +3,7 @@ package group
 import (
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -14,6 +15,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -169,6 +171,45 @@ func TestARankThatCannotTellItsInputRefuses(t *testing.T) {
 			assert.Equal(t, float32(3), values(b)[0])
 		})
 	}
+}
+
+// A call that was interrupted in the queue has become a refusal. Its announcement must not read the tensor, which the
+// caller may have freed.
+func TestARefusalInTheQueueReadsNoTensor(t *testing.T) {
+	submitted := make(chan struct{})
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
+		async := func() *work.Handle {
+			d := allReduce(floats(1))
+			d.Flags = op.FlagAsync
+			h, _, err := g.Submit(d, false)
+			assert.NoError(t, err)
+			return h
+		}
+		if g.Rank == 1 {
+			<-submitted
+			_, err := sum(g, floats(1), time.Minute, 0)
+			assert.NoError(t, err)
+			_, err = sum(g, floats(1), time.Minute, 0)
+			blames(t, err, status.Refused, 0, "rank(s) [0] refused their part")
+			_, err = sum(g, floats(1), time.Minute, 0)
+			assert.NoError(t, err)
+			return
+		}
+		first := async() // rank 1 has not come: what follows is queued
+		page, err := syscall.Mmap(-1, 0, 4096, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
+		assert.NoError(t, err)
+		e.Interrupt = func() error { return status.New(status.Interrupted, "Ctrl-C") }
+		_, err = sum(g, op.Buf{Data: unsafe.Pointer(&page[0]), Count: 1, DType: op.Float32, DeviceType: op.DeviceCPU}, time.Minute, 0)
+		assert.Equal(t, status.Interrupted, status.CodeOf(err), "%v", err)
+		e.Interrupt = nil
+		assert.NoError(t, syscall.Munmap(page))
+		last := async() // announces the refusal, and itself, ahead
+		close(submitted)
+		for _, h := range []*work.Handle{first, last} {
+			_, err := h.Wait(20*time.Second, nil)
+			assert.NoError(t, err)
+		}
+	})
 }
 
 // Across nodes the tensor is copied when all have come. The others learn that this member could not.

@@ -48,15 +48,22 @@ func (c *call) runTask(alg *coll.Algorithm) (lingering *work.Handle, err error) 
 // build packs staged tensors and makes the steps of c. The other members have arrived and run their
 // steps, so an error here breaks the group.
 func (c *call) build(alg *coll.Algorithm) error {
-	for i := range c.staged {
-		if c.form == coll.AtOnce {
-			break // it reads the notes, for which they were packed
-		}
-		if err := c.staged[i].Pack(); err != nil {
+	if c.form != coll.AtOnce { // that reads the notes, for which they were packed
+		if err := c.pack(); err != nil {
 			return err
 		}
 	}
 	return c.prog.Build(alg, &c.args)
+}
+
+// pack copies the tensors that are not contiguous to memory that is.
+func (c *call) pack() error {
+	for i := range c.staged {
+		if err := c.staged[i].Pack(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // start makes the steps of t by alg, once all members have arrived.
