@@ -25,11 +25,7 @@ func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	ranks := make([]int, e.Topo.Size)
-	for r := range ranks {
-		ranks[r] = r
-	}
-	return finish(e, id, 0, ranks, comm, e.Forced, timeout)
+	return finish(e, id, 0, world.EveryRank(e.Topo.Size), comm, e.Forced, timeout)
 }
 
 // New makes a group of the given world ranks of e, in their order; this rank is one of them. It is

@@ -11,7 +11,7 @@ import (
 // onQuestion answers a question of another rank. If some rank cannot take part, no rank is watched, and
 // o.unwatched says why.
 func (o *Roster) watch(base transport.Comm, onQuestion func([liveness.QuestionBytes]byte) []byte) error {
-	if o.topo.OneNode(everyRank(o.topo.Size)) {
+	if o.topo.OneNode(EveryRank(o.topo.Size)) {
 		o.unwatched = "all ranks are on one node"
 		return nil
 	}
@@ -49,7 +49,7 @@ func (o *Roster) watch(base transport.Comm, onQuestion func([liveness.QuestionBy
 	if listening {
 		mistake = alive.Start(job)
 	}
-	all, err := gatherBool(base, mistake == nil)
+	all, err := gatherBool(base, mistake == nil, nil)
 	if err != nil {
 		return err
 	}

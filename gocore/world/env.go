@@ -178,18 +178,13 @@ func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration) 
 	if e.Base, err = world.Dup(within); err != nil {
 		return e.timedOut(err, timeout)
 	}
-	// One word of every rank: 0, or 1 if its settings are wrong.
-	mine := []int64{0}
-	if mistake != nil {
-		mine[0] = 1
-	}
-	all, err := e.Base.Gather(mine, within)
+	mistaken, err := gatherBool(e.Base, mistake != nil, within)
 	if err != nil {
 		return e.timedOut(err, timeout)
 	}
 	var wrong []int
-	for r, word := range all {
-		if word[0] != 0 && r != rank {
+	for r, yes := range mistaken {
+		if yes && r != rank {
 			wrong = append(wrong, r)
 		}
 	}
@@ -257,26 +252,30 @@ func (e *Env) BrokeAfter(timeout time.Duration) {
 	e.broke = max(e.broke, timeout)
 }
 
-// wait drives the engine until done returns true. It returns an error of Engine.Wait, or the reason why the world ends.
-func (e *Env) wait(done func() bool, deadline time.Time) error {
-	var ending error
+// wait drives the engine until done returns true. It returns an error of Engine.Wait, or what ending returns: why the
+// wait has to end, nil while it may go on.
+func (e *Env) wait(done func() bool, ending func() error, deadline time.Time) error {
+	var why error
 	err := e.Engine.Wait(func() bool {
 		if done() {
 			return true
 		}
-		if why := e.ended.Load(); why != nil {
-			ending = why
-		}
-		return ending != nil
+		why = ending()
+		return why != nil
 	}, deadline, e.Interrupt)
 	if err == nil {
-		err = ending
+		err = why
 	}
 	return err
 }
 
 // Ending returns why no operation must wait any longer, nil while they may.
-func (e *Env) Ending() *status.Error { return e.ended.Load() }
+func (e *Env) Ending() error {
+	if why := e.ended.Load(); why != nil {
+		return why
+	}
+	return nil
+}
 
 // EndingError returns why new calls are refused, nil while they are not. what and ranks describe the call.
 func (e *Env) EndingError(what string, ranks []int) error {

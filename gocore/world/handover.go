@@ -38,13 +38,13 @@ func (h *handover) run() (opened, complete []bool, err error) {
 		return nil, nil, err
 	}
 	h.open()
-	if opened, err = gatherBool(h.comm, len(h.lacks) == 0); err != nil || !slices.Contains(opened, false) {
+	if opened, err = gatherBool(h.comm, len(h.lacks) == 0, nil); err != nil || !slices.Contains(opened, false) {
 		return opened, opened, err
 	}
 	if err := h.bySockets(opened); err != nil {
 		return nil, nil, err
 	}
-	complete, err = gatherBool(h.comm, len(h.lacks) == 0)
+	complete, err = gatherBool(h.comm, len(h.lacks) == 0, nil)
 	return opened, complete, err
 }
 
@@ -134,13 +134,14 @@ func present(w [3]int64) []int64 { return append([]int64{1}, w[:]...) }
 // absent returns what a rank tells that does not have it: as many words, all 0.
 func absent() []int64 { return make([]int64, 4) }
 
-// gatherBool tells all ranks of comm whether this one says yes, and returns what each says.
-func gatherBool(comm transport.Exchange, yes bool) ([]bool, error) {
+// gatherBool tells all ranks of comm whether this one says yes, and returns what each says. It waits
+// as Exchange.Gather does.
+func gatherBool(comm transport.Exchange, yes bool, wait transport.Wait) ([]bool, error) {
 	mine := []int64{0}
 	if yes {
 		mine[0] = 1
 	}
-	rows, err := comm.Gather(mine, nil)
+	rows, err := comm.Gather(mine, wait)
 	if err != nil {
 		return nil, err
 	}

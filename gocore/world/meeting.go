@@ -147,7 +147,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		}
 		m.reportIfSlow(missing, true)
 		return len(missing) == 0
-	}, deadline)
+	}, e.Ending, deadline)
 	switch {
 	case dead:
 		err, missing = work.ErrDeadline, e.Roster.Dead(others)
@@ -223,7 +223,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 			m.reportIfSlow(ranks[:1], asked)
 		}
 		return over
-	}, time.Time{})
+	}, e.Ending, time.Time{})
 	if over && err == nil {
 		if err = work.ErrDeadline; left {
 			err = errLeft

@@ -32,10 +32,7 @@ func (m *Members) Ending() error {
 	if why := m.ended.Load(); why != nil {
 		return why
 	}
-	if why := m.Env.Ending(); why != nil {
-		return why
-	}
-	return nil
+	return m.Env.Ending()
 }
 
 // EndingError is Ending as an error of one operation.
@@ -50,18 +47,7 @@ func (m *Members) EndingError(what string) error {
 // Wait drives the engine until done returns true. It returns an error of Engine.Wait, or the reason
 // why the group ends.
 func (m *Members) Wait(done func() bool, deadline time.Time) error {
-	var ending error
-	err := m.Env.Engine.Wait(func() bool {
-		if done() {
-			return true
-		}
-		ending = m.Ending()
-		return ending != nil
-	}, deadline, m.Env.Interrupt)
-	if err == nil {
-		err = ending
-	}
-	return err
+	return m.Env.wait(done, m.Ending, deadline)
 }
 
 // Of describes an operation of the group.

@@ -34,7 +34,7 @@ func (n *Node) Way() string { return n.way.String() }
 func (n *Node) shareFile(comm transport.Exchange, members []int, name string, size int64) (*segment.File, way, error) {
 	h := handover{comm: comm, peers: members, size: size}
 	if comm.Size() == len(members) {
-		h.peers = everyRank(comm.Size())
+		h.peers = EveryRank(comm.Size())
 	}
 	if len(members) > 1 {
 		h.givers = h.peers[:1]
