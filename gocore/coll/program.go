@@ -113,7 +113,7 @@ func (p *Program) rewind(m mark) {
 // AtEnd appends work for the end of the program, whether the program succeeds or fails.
 func (p *Program) AtEnd(f func()) { p.cleanup = append(p.cleanup, f) }
 
-// Run carries out all steps with blocking calls and cleans up. No step may poll (Algorithm.Polls).
+// Run carries out all steps with blocking calls and cleans up. No step may poll (Algorithm.polls).
 func (p *Program) Run() error {
 	for p.next < len(p.steps) { // a step may append further ones
 		s := &p.steps[p.next]

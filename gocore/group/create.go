@@ -25,7 +25,7 @@ func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return finish(e, id, 0, world.EveryRank(e.Topo.Size), comm, e.Forced, timeout)
+	return assemble(e, id, 0, world.EveryRank(e.Topo.Size), comm, e.Forced, timeout)
 }
 
 // New makes a group of the given world ranks of e, in their order; this rank is one of them. It is
@@ -40,7 +40,7 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 		return nil, err
 	}
 	if len(ranks) == 1 {
-		return finish(e, id, 0, ranks, nil, 0, timeout)
+		return assemble(e, id, 0, ranks, nil, 0, timeout)
 	}
 	key := e.Key(ranks)
 	if err := e.Meet("new_group", "called new_group with the same ranks; every member must call it, in the same order", key, ranks, timeout); err != nil {
@@ -58,7 +58,7 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 			_ = comm.Free()
 			return err
 		}
-		g, err = finish(e, id, key, ranks, comm, forced, timeout)
+		g, err = assemble(e, id, key, ranks, comm, forced, timeout)
 		return err
 	}, func() {
 		if g != nil {
@@ -118,46 +118,47 @@ func unmadeError(e *world.Env, what string, ranks, dead []int) error {
 	return e.Roster.DiedError(fmt.Sprintf("%s(ranks=%v)", what, status.Brief(ranks)), dead, "the group was not made")
 }
 
-// finish makes everything of a group but its first communicator.
-func finish(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
+// assemble makes everything of a group but its first communicator.
+func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
 	g := &Group{Members: world.Members{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, key: key, collComm: comm, mpi: coll.On(e.Base, comm), forced: forced}
 	g.inquiry.g = g
 	g.timeout.Store(int64(timeout))
-	if g.Size == 1 {
-		g.messages = messages.New(&g.Members, id, key, nil, g)
-		g.local = true
-		g.arrival = new(arrive.Alone)
-		e.Remember(g, g.about(), g.wire != nil)
-		return g, nil
-	}
-	own, err := comm.Dup(nil)
-	if err != nil {
+	if err := g.join(comm); err != nil {
 		return nil, err
 	}
-	g.messages = messages.New(&g.Members, id, key, own, g)
-	if e.Topo.OneNode(ranks) {
-		lines, _, err := e.Node.MakeLines(comm, ranks)
+	e.Remember(g, trace.Group{ID: id, Key: key, Rank: g.Rank, Ranks: ranks}, g.wire != nil)
+	return g, nil
+}
+
+// join makes what carries the group's messages, and its arrival. It is collective over comm.
+func (g *Group) join(comm transport.Comm) (err error) {
+	var own transport.Comm // of the messages; a group of one has none yet
+	if g.Size > 1 {
+		if own, err = comm.Dup(nil); err != nil {
+			return err
+		}
+	}
+	g.messages = messages.New(&g.Members, g.ID, g.key, own, g)
+	if g.Size == 1 {
+		g.local, g.arrival = true, new(arrive.Alone)
+		return nil
+	}
+	if g.Env.Topo.OneNode(g.Ranks) {
+		lines, _, err := g.Env.Node.MakeLines(comm, g.Ranks)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if lines != nil {
 			g.local, g.arrival = true, lines
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
-			e.Remember(g, g.about(), g.wire != nil)
-			return g, nil
+			return nil
 		}
 	}
 	if g.wire, err = arrive.NewWire(own); err != nil {
-		return nil, err
+		return err
 	}
 	g.arrival = g.wire
-	e.Remember(g, g.about(), g.wire != nil)
-	return g, nil
-}
-
-// about describes the group for the flight recorder.
-func (g *Group) about() trace.Group {
-	return trace.Group{ID: g.ID, Key: g.key, Rank: g.Rank, Ranks: g.Ranks}
+	return nil
 }
 
 // MonitoredBarrier returns when all members have called it. It uses messages and has no part in the

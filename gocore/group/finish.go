@@ -29,14 +29,14 @@ func (c *call) finish(err error) error {
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
 func (c *call) breakIfFailed(err error) error {
 	g := c.g
-	if err == nil { // return before e and none, whose addresses errors.As takes, are allocated
+	if err == nil { // return before e and alike, whose addresses errors.As takes, are allocated
 		return nil
 	}
 	var e *status.Error
-	var none harmless
+	var alike harmless
 	switch {
-	case errors.As(err, &none):
-		return none.error
+	case errors.As(err, &alike):
+		return alike.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
 		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.World(e.Ranks)...)
 	default:

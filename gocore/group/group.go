@@ -39,10 +39,9 @@ type Group struct {
 	queue     []*task
 	broken    error // why the group is unusable
 	destroyed bool  // the group takes no more calls
-	freed     bool  // its communicators and shared memory are freed: see free
+	freed     bool  // its communicators and shared memory are freed: see Free
 
-	async atomic.Int32 // asynchronous collectives whose end was not reported yet
-
+	async     atomic.Int32                   // asynchronous collectives whose end was not reported yet
 	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
 	told      atomic.Bool                    // the members on other nodes were told that this one takes no part any more
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none

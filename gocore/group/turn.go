@@ -102,7 +102,7 @@ func drop(queue []*task, err error) {
 const expireGrace = 200 * time.Millisecond
 
 // Expire gives up the queued collectives whose deadline has passed. The engine does not poll them,
-// so Env.chores calls expire now and then. A collective that all members have announced ahead cannot
+// so Env.chores calls Expire now and then. A collective that all members have announced ahead cannot
 // be refused any more, so it breaks the group.
 func (g *Group) Expire(now time.Time) {
 	g.mu.Lock()

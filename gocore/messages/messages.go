@@ -31,9 +31,8 @@ type Group interface {
 // Messages are the messages of a group. All methods are safe for concurrent use.
 type Messages struct {
 	*world.Members
-	ID  int64  // of the group, in this process
-	Key uint64 // of the group, on all members
-
+	id    int64  // of the group, in this process
+	key   uint64 // of the group, on all members
 	group Group
 
 	mu      sync.Mutex
@@ -48,7 +47,7 @@ type Messages struct {
 
 // New returns the messages of a group. They go over comm, which may be nil in a group of one.
 func New(members *world.Members, id int64, key uint64, comm transport.Comm, group Group) *Messages {
-	return &Messages{Members: members, ID: id, Key: key, comm: comm, group: group}
+	return &Messages{Members: members, id: id, key: key, comm: comm, group: group}
 }
 
 // UnderWay tells whether there is a message that is not over, also one that was given up while MPI still has a request
@@ -93,7 +92,7 @@ func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
 	m := pool.Get().(*message)
 	m.g, m.code, m.timeout, m.stream = g, d.Code, timeout, cuda.Stream(d.Stream)
 	if d.Code == op.Probe {
-		m.deadline, m.trace = time.Now().Add(timeout), g.Env.Recorder.BeginMessage(g.ID, d)
+		m.deadline, m.trace = time.Now().Add(timeout), g.Env.Recorder.BeginMessage(g.id, d)
 		r, err := g.probe(d, m)
 		g.Env.Recorder.End(m.trace, err)
 		m.recycle()
@@ -104,7 +103,7 @@ func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
 		m.recycle()
 		return nil, work.Result{}, err
 	}
-	m.trace = g.Env.Recorder.BeginMessage(g.ID, d)
+	m.trace = g.Env.Recorder.BeginMessage(g.id, d)
 	if err := m.start(); err != nil {
 		if status.CodeOf(err) == status.ProcFailed {
 			g.AwaitName(err)
@@ -225,10 +224,10 @@ func (g *Messages) report(s *world.Slowness, what string, peers []int, mark trac
 	}
 	e := g.Env
 	peers = slices.DeleteFunc(peers, func(r int) bool { return r == e.Topo.Rank })
-	words := []uint64{g.Key}
+	words := []uint64{g.key}
 	for _, r := range peers {
 		words = append(words, uint64(r))
 	}
 	e.Reports.Report(&world.Wait{What: g.Of(what), How: "is awaited", Nobody: "there is no other member", Since: s.Since,
-		ID: world.WaitID("message", words...), Key: g.Key, Ranks: peers, Still: func() bool { return e.Recorder.UnderWay(mark) }})
+		ID: world.WaitID("message", words...), Key: g.key, Ranks: peers, Still: func() bool { return e.Recorder.UnderWay(mark) }})
 }

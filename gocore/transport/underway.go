@@ -40,7 +40,7 @@ func (u *UnderWay) Poll() bool {
 	return len(open) == 0 || u.By.Poller().Poll(open) == len(open)
 }
 
-// Reap releases those that are done, and returns the first error of one that was not cancelled.
+// Reap releases those that are done, and returns the first error of one.
 func (u *UnderWay) Reap() (err error) {
 	kept := u.list[:0]
 	for _, r := range u.list {
@@ -48,7 +48,7 @@ func (u *UnderWay) Reap() (err error) {
 			kept = append(kept, r)
 			continue
 		}
-		if failure := u.By.Err(r); failure != nil && r.Cancelled == 0 && err == nil {
+		if failure := u.By.Err(r); failure != nil && err == nil {
 			err = failure
 		}
 		u.By.Release(r)
