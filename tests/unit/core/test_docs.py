@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 
 import paddlempi
 import pytest
@@ -259,10 +261,14 @@ def test_every_algorithm_is_documented() -> None:
     assert built == set(rows)
 
 
-def test_the_way_of_a_call_names_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def way(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return tools/way/way.py."""
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "way"))
-    import way
+    return importlib.import_module("way")
 
+
+def test_the_way_of_a_call_names_what_is_there(way: ModuleType) -> None:
     text = read("docs/way.md")
     assert text.startswith(way.HEAD), "make way"
     assert [f"## {case.title}" for case in way.CASES] == re.findall(r"^## .*", text, re.M)
@@ -278,11 +284,8 @@ def test_the_way_of_a_call_names_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_the_ways_crossings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools" / "way"))
-    import way
-
-    def walk(*rooms: str) -> list[way.Function]:
+def test_the_ways_crossings_are_counted(way: ModuleType) -> None:
+    def walk(*rooms: str) -> list[object]:
         return [way.Function(f"{room}/a.go", f"F{i}") for i, room in enumerate(rooms)]
 
     group, op, coll = "gocore/group", "gocore/op", "gocore/coll"
@@ -293,10 +296,7 @@ def test_the_ways_crossings_are_counted(monkeypatch: pytest.MonkeyPatch) -> None
     assert way.crossings([down, up]) == way.Crossings(stays=7, rooms=3, returns=1, climbs=2)
 
 
-def test_the_way_has_what_most_calls_enter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools" / "way"))
-    import way
-
+def test_the_way_has_what_most_calls_enter(way: ModuleType) -> None:
     common, rare = way.Function("gocore/group/a.go", "A"), way.Function("gocore/op/a.go", "B")
     short = way.Trace([[common]], calls=1, entries=1)
     long = way.Trace([[common, rare]], calls=3, entries=2)
