@@ -24,7 +24,7 @@ import (
 type Part struct {
 	Data  unsafe.Pointer
 	Count int64
-	// OnDevice says that Data is memory of Args.DeviceCall.Device. Only such a part may have a
+	// OnDevice says that Data is memory of Args.DeviceArgs.Device. Only such a part may have a
 	// Layout: the shape and strides of a tensor that is not contiguous.
 	OnDevice bool
 	Layout   *op.Buf
@@ -95,8 +95,8 @@ type Args struct {
 	// Send and Recv are the buffers: one, or one for each rank. Send is empty if the operation is
 	// in place.
 	Send, Recv []Part
-	// DeviceCall is set if some rank has tensors in device memory.
-	DeviceCall *DeviceCall
+	// DeviceArgs is set if some rank has tensors in device memory.
+	DeviceArgs *DeviceArgs
 	// Node is set if all ranks share a node and its memory. Seq is the number of the collective there.
 	Node *Node
 	Seq  uint64

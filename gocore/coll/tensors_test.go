@@ -273,7 +273,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 	for _, s := range calls {
 		s.args.Sig = *sig
 		if sig.Any&Device != 0 {
-			s.args.DeviceCall = &DeviceCall{PieceBytes: 8 << 10}
+			s.args.DeviceArgs = &DeviceArgs{PieceBytes: 8 << 10}
 		}
 		allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args)) && suitsNode(alg, s)
 	}

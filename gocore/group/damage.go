@@ -13,9 +13,9 @@ import (
 // follow (docs/security.md says what is checked where).
 
 // rubbishError is the error that an arrival has found rubbish in the slot of a member.
-func (c *call) rubbishError() error { return c.rubbishIn(c.g.node.Lines.Rubbish()) }
+func (c *collective) rubbishError() error { return c.rubbishIn(c.g.node.Lines.Rubbish()) }
 
-func (c *call) rubbishIn(member int) error {
+func (c *collective) rubbishIn(member int) error {
 	rank := c.g.Ranks[member]
 	return status.New(status.GroupBroken, "%s: the arrival slot of rank %d holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the group is broken",
 		c.g.Of(c.numbered()), rank).WithRanks(rank)
@@ -23,7 +23,7 @@ func (c *call) rubbishIn(member int) error {
 
 // unlikely is the error that members who have announced the same lengths of shares say different things of
 // them.
-func (c *call) unlikely() error {
+func (c *collective) unlikely() error {
 	g := c.g
 	if g.node != nil && c.args.Seq == g.turn {
 		for i, e := range g.arrival.Entries() {
@@ -38,7 +38,7 @@ func (c *call) unlikely() error {
 
 // blamed returns the error of rubbishIn if one of the members that gave c up says that it has found
 // rubbish; nil if none does.
-func (c *call) blamed(closers []int) error {
+func (c *collective) blamed(closers []int) error {
 	g := c.g
 	if g.node == nil {
 		return nil
@@ -53,14 +53,14 @@ func (c *call) blamed(closers []int) error {
 
 // damagedChunks is the error that the words with which the members share out the work of c hold rubbish.
 // All members write to all of them, so it cannot be said which one did.
-func (c *call) damagedChunks() error {
+func (c *collective) damagedChunks() error {
 	return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
 		c.g.Of(c.numbered()))
 }
 
 // readable returns err in the words of a group, if it says that a member's slot holds another thing than
 // the member announced.
-func (c *call) readable(err error) error {
+func (c *collective) readable(err error) error {
 	if err == nil { // return before bad, whose address errors.As takes, is allocated
 		return nil
 	}
@@ -80,7 +80,7 @@ func breaks(err error) bool { return err != nil && status.CodeOf(err) != status.
 // standAside gives c up, which this member cannot begin because of err. The others may have begun, and must
 // not write into its tensors when its caller knows of the error. So it closes the chunks that nobody has
 // claimed. If there are others, it returns the operation, which is not over.
-func (c *call) standAside(err error) *shm.Op {
+func (c *collective) standAside(err error) *shm.Op {
 	c.g.node.Lines.Explain(status.CodeOf(err))
 	o, failed := c.args.Bystander()
 	if failed != nil {
