@@ -90,7 +90,7 @@ func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algori
 	// What this member has not announced cannot be agreed on, whatever its slot says now.
 	c.args.Agreed, c.args.Any = res.All&(c.flags|(arrive.Others-1)), res.Any|c.flags
 	if (c.args.Agreed^c.flags)&coll.Even != 0 && c.args.Trait().Shares != op.Pairwise {
-		return nil, c.unlikely()
+		return nil, c.contradiction()
 	}
 	if c.args.Any&coll.Device != 0 {
 		c.agreeOnDevice()

@@ -21,9 +21,9 @@ func (c *collective) rubbishIn(member int) error {
 		c.g.Of(c.numbered()), rank).WithRanks(rank)
 }
 
-// unlikely is the error that members who have announced the same lengths of shares say different things of
-// them.
-func (c *collective) unlikely() error {
+// contradiction is the error that the signatures of all members agree, and so the lengths of their shares, but
+// not the flags that say whether these are all the same (coll.Even). The process of a member is damaged then.
+func (c *collective) contradiction() error {
 	g := c.g
 	if g.node != nil && c.args.Seq == g.turn {
 		for i, e := range g.arrival.Entries() {
@@ -58,8 +58,8 @@ func (c *collective) damagedChunks() error {
 		c.g.Of(c.numbered()))
 }
 
-// readable returns err in the words of a group, if it says that a member's slot holds another thing than
-// the member announced.
+// readable returns a coll.NotAsAgreed as the error of a broken group that names the rank, and any other err
+// as it is.
 func (c *collective) readable(err error) error {
 	if err == nil { // return before bad, whose address errors.As takes, is allocated
 		return nil
@@ -73,13 +73,14 @@ func (c *collective) readable(err error) error {
 		c.g.Of(c.numbered()), rank).WithRanks(rank)
 }
 
-// breaks tells whether this member alone has found err when it was to begin the work of a collective. The
-// others may have begun. All members find a mismatch alike.
+// breaks tells whether this member may be the only one with err, which kept it from working on a collective.
+// The others may then have begun. Only a mismatch is an error that all members find.
 func breaks(err error) bool { return err != nil && status.CodeOf(err) != status.Mismatch }
 
-// standAside gives c up, which this member cannot begin because of err. The others may have begun, and must
-// not write into its tensors when its caller knows of the error. So it closes the chunks that nobody has
-// claimed. If there are others, it returns the operation, which is not over.
+// standAside gives c up, because err keeps this member from working on it. Other members may be at work
+// already, and none may write into this member's tensors after its caller has the error. So it closes the
+// chunks that no member has claimed. If some are claimed, it returns an operation that is over when they are
+// done; otherwise nil.
 func (c *collective) standAside(err error) *shm.Op {
 	c.g.node.Lines.Explain(status.CodeOf(err))
 	o, failed := c.args.Bystander()

@@ -33,7 +33,7 @@ func (c *collective) closedBy(closers map[int]status.Code) error {
 	g := c.g
 	var who, ended []int
 	reason := status.GroupBroken
-	for i := range g.Ranks { // in order: members may have closed it for different reasons
+	for i := range g.Ranks { // in the order of ranks, because closers may have different reasons
 		why, ok := closers[i]
 		if !ok {
 			continue
@@ -99,7 +99,7 @@ func (c *collective) absentError() error {
 	return nil
 }
 
-// leftError names members that left before they came to c, if shared memory shows any.
+// leftError names the members that left without coming to c; nil if shared memory shows none.
 func (c *collective) leftError() error {
 	g := c.g
 	missing, known := g.arrival.Missing()

@@ -51,11 +51,11 @@ type Group struct {
 	// is carried out inline. mu guards it.
 	current *task
 
-	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does. While
-	// current is set, the holder of mu owns seq.
+	// These fields belong to the collective that is under way, and to the holder of mu while busy is false.
+	// While current is set, seq too belongs to the holder of mu.
 	seq     uint64     // newest collective that this member announced
-	turn    uint64     // the collective whose turn it is, or was last; the later ones were announced ahead
-	arrived uint64     // newest collective that all members have announced, as this one saw; turn or turn-1
+	turn    uint64     // the collective whose turn it is, or the last one that had it; those from here to seq were announced ahead
+	arrived uint64     // newest collective that this member has seen all members announce; turn or turn-1
 	mapped  uint64     // newest collective that was done in mapped memory
 	peers   *ipc.Peers // device memory of the other members; nil before its first use
 }
@@ -77,7 +77,7 @@ func (g *Group) Algorithm() string {
 	return ""
 }
 
-// Usable returns why the group cannot run code, nil if it can.
+// Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.
 func (g *Group) Usable(code op.Code) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
