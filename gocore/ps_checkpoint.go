@@ -95,8 +95,8 @@ func (k checkpoints) first(phase string, step int64, d detail, into any) error {
 	return k.call(func(ctx context.Context) error { return k.ask(ctx, 0, phase, step, d, into) })
 }
 
-// held holds the updates of all servers, and takes them through a phase at the point that they all come to.
-func (k checkpoints) held(phase string, step int64, d detail, into func(server int) any) (err error) {
+// whileHeld holds the updates of all servers, and takes them through a phase at the point that they all come to.
+func (k checkpoints) whileHeld(phase string, step int64, d detail, into func(server int) any) (err error) {
 	points := make([]server.Point, len(k.admins))
 	defer func() {
 		if err != nil {
@@ -177,7 +177,7 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 
 func (k checkpoints) save(step int64, keep int, more []byte) error {
 	wrote := make([]written, len(k.admins))
-	if err := k.held(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
+	if err := k.whileHeld(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
 		return err
 	}
 	for at := 0; at < len(more); at += extraPiece {
@@ -391,7 +391,7 @@ func (k checkpoints) choose(step *int64) (int64, []checkpoint.Listed, error) {
 
 func (k checkpoints) restore(step int64, what taking) (total restored, err error) {
 	all := make([]restored, len(k.admins))
-	err = k.held(phaseRestore, step, detail{Taking: &what}, func(i int) any { return &all[i] })
+	err = k.whileHeld(phaseRestore, step, detail{Taking: &what}, func(i int) any { return &all[i] })
 	total = all[0]
 	for _, other := range all[1:] {
 		total.Rows += other.Rows

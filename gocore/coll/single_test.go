@@ -71,8 +71,8 @@ func TestAloneOnADevice(t *testing.T) {
 				for _, s := range []cuda.Stream{d.In, d.Out, d.Comm} {
 					require.NoError(t, d.StreamSync(s))
 				}
-				assert.Equal(t, want, held(t, d, out), what)
-				assert.Equal(t, []float32{1, 2, 3}, held(t, d, in), what)
+				assert.Equal(t, want, contents(t, d, out), what)
+				assert.Equal(t, []float32{1, 2, 3}, contents(t, d, in), what)
 				for _, e := range []cuda.Event{a.DeviceArgs.Ready, a.DeviceArgs.Tail} {
 					if e != 0 {
 						d.PutEvent(e)
@@ -98,8 +98,8 @@ func onto(t *testing.T, d *cuda.Device, v ...float32) Part {
 	return Part{Data: at, Count: int64(len(v)), OnDevice: true}
 }
 
-// held returns what a tensor in device memory holds.
-func held(t *testing.T, d *cuda.Device, part Part) []float32 {
+// contents returns what a tensor in device memory holds.
+func contents(t *testing.T, d *cuda.Device, part Part) []float32 {
 	t.Helper()
 	block, host := onHostOf(t, int(part.Count))
 	defer mem.Free(block)
