@@ -35,21 +35,21 @@ const (
 
 // detail is what travels with a phase.
 type detail struct {
-	Asked   string            `json:"asked,omitempty"`   // begin: for what
-	To      *server.Point     `json:"to,omitempty"`      // write, restore: where all servers come to
-	Parts   []checkpoint.Part `json:"parts,omitempty"`   // commit
-	Version int64             `json:"version,omitempty"` // commit: updates of the first server
-	Extra   []byte            `json:"extra,omitempty"`   // add: a piece of what the first trainer adds
-	At      int               `json:"at,omitempty"`      // add: where the piece begins; commit: where the last one ended
-	Anew    bool              `json:"anew,omitempty"`    // verify: read it also if it is known to be right
-	Steps   []int64           `json:"steps,omitempty"`   // remove
-	Outcome *outcome          `json:"outcome,omitempty"` // outcome; nil: tell it
-	Taking  *taking           `json:"taking,omitempty"`  // restore
+	Asked   string                  `json:"asked,omitempty"`   // begin: for what
+	To      *server.Point           `json:"to,omitempty"`      // write, restore: where all servers come to
+	Parts   []checkpoint.ServerPart `json:"parts,omitempty"`   // commit
+	Version int64                   `json:"version,omitempty"` // commit: updates of the first server
+	Extra   []byte                  `json:"extra,omitempty"`   // add: a piece of what the first trainer adds
+	At      int                     `json:"at,omitempty"`      // add: where the piece begins; commit: where the last one ended
+	Anew    bool                    `json:"anew,omitempty"`    // verify: read it also if it is known to be right
+	Steps   []int64                 `json:"steps,omitempty"`   // remove
+	Outcome *outcome                `json:"outcome,omitempty"` // outcome; nil: tell it
+	Taking  *taking                 `json:"taking,omitempty"`  // restore
 }
 
 // written is what a server tells of its part.
 type written struct {
-	checkpoint.Part
+	checkpoint.ServerPart
 	Version int64 `json:"version"` // updates that it had applied
 }
 
@@ -187,7 +187,7 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	}
 	d := detail{Version: wrote[0].Version, At: len(more)}
 	for _, w := range wrote {
-		d.Parts = append(d.Parts, w.Part)
+		d.Parts = append(d.Parts, w.ServerPart)
 	}
 	if err := k.first(phaseCommit, step, d, nil); err != nil {
 		return err
