@@ -379,8 +379,8 @@ static PyObject *take_off_list(operation *o) {
 static PyObject *op_take_contexts(PyObject *self, PyObject *unused) {
 	(void)unused;
 	operation *o = (operation *)self;
-	/* If the core has seen the wish, it lists the completion at any moment, unless
-	 * next_completions() has just read it. */
+	/* If the core has seen the wish, it is about to list the completion, or next_completions() has
+	 * read it and is about to take o off the list. */
 	while (o->contexts && o->late) {
 		if (!wish(o, 0, PMPI_STATE_NOTIFY | PMPI_STATE_LATE) || pmpi_take_completion(o->number))
 			return take_off_list(o);

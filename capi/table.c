@@ -11,8 +11,8 @@
 #include "pytools.h"
 #include "tensor.h"
 
-/* whole tells whether a tensor has rows of the same length as there are ids. Flat memory has no
- * shape. */
+/* fits tells whether values have a row for each id. It sets an exception if not. Flat memory has no
+ * shape, so it does not fit. */
 static int fits(const pmpi_buf *ids, const pmpi_buf *values, const char *name) {
 	int64_t rows = values->ndim > 0 && values->shape ? values->shape[0] : -1;
 	if (ids->ndim != 1) {
@@ -30,7 +30,7 @@ static int fits(const pmpi_buf *ids, const pmpi_buf *values, const char *name) {
 	return 1;
 }
 
-/* One table's part of a call, with what holds its tensors. */
+/* one is one table of a call: its tensors, and what keeps them. */
 typedef struct one {
 	PyObject *tensors[3];
 	side sides[3];
@@ -52,7 +52,8 @@ static int is_written(int32_t code, int which) {
 	return 0;
 }
 
-/* takes tells whether a call has ids (0) or values (1): 1 always, 0 if it may. */
+/* takes tells whether a call must have ids (which = 0) or values (which = 1). Else they may be
+ * None. */
 static int takes(int32_t code, int which) {
 	switch (code) {
 	case PMPI_TABLE_IDS:
