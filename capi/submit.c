@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "gil.h"
 #include "kept.h"
 #include "operation.h"
 #include "pytools.h"
@@ -90,7 +91,7 @@ static PyObject *run(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side 
 	pmpi_result result;
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_submit(op, &work, &result);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	if (rc == 0) {
 		if (!(flags & SUBMIT_QUIET))
 			tensor_written(recv);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gil.h"
 #include "pmpi.h"
 #include "pytools.h"
 #include "tensor.h"
@@ -115,7 +116,7 @@ static PyObject *run(const pmpi_table_op *ops, const one *all, int32_t n) {
 	int64_t count = 0;
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_table(ops, n, &count);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	if (rc)
 		return raise_last(rc);
 	for (int32_t i = 0; i < n; i++)
