@@ -97,9 +97,21 @@ type Args struct {
 	Send, Recv []Part
 	// DeviceArgs is set if some rank has tensors in device memory.
 	DeviceArgs *DeviceArgs
-	// Node is set if all ranks share a node and its memory. Seq is the number of the collective there.
+	// Notes has what the members have announced beside their signatures, for the collective with the number Seq. It
+	// is nil in a group of one.
+	Notes Notes
+	Seq   uint64
+	// Node is set if all ranks share a node and its memory.
 	Node *Node
-	Seq  uint64
+}
+
+// Notes are the notes of an arrival.
+type Notes interface {
+	// Note returns the note of a member for collective seq, at which all members have arrived, and its length. It is
+	// valid until this member's next collective.
+	Note(seq uint64, member int) (note unsafe.Pointer, bytes int64)
+	// Room returns the most bytes of a note.
+	Room() int64
 }
 
 // Trait returns the row of the operation in op's table.

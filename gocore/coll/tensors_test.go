@@ -118,6 +118,7 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 	for i, lib := range w.libs {
 		a := like
 		a.Lib, a.Comm, a.Rank, a.Size = lib, lib.World(), i, len(w.libs)
+		a.Notes = fakeNotes(a.Size)
 		out[i] = &rankCall{args: a}
 		if w.inHeap {
 			out[i].heap = heapOf(i)

@@ -176,7 +176,7 @@ func (t *task) pollArrival() bool {
 	}
 	switch {
 	case err != nil:
-		err = g.Named(t.collective.numbered(), err)
+		err = g.Named(t.collective.numbered(), t.collective.readable(err))
 		g.resign(g.turn, err)
 		g.Fail(err)
 		t.over(err)

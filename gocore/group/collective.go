@@ -111,19 +111,19 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	return t.await()
 }
 
-// carryOut carries out a synchronous collective on this thread if the group is idle and its
-// members share a node. Otherwise it does nothing and returns done = false. If MPI may use the
+// carryOut carries out a synchronous collective on this thread if the group is idle. Otherwise it does nothing and returns done = false. If MPI may use the
 // memory after an error, lingering is the handle that comes with the error.
 func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
-	if !c.g.local {
-		return false, nil, nil
-	}
 	if idle, err := c.g.begin(c.args.Code); !idle {
 		return err != nil, nil, err
 	}
 	note, err := c.note()
 	if err != nil {
 		lingering, err = c.refuseInTurn()
+		return true, lingering, err
+	}
+	if c.g.wire != nil {
+		lingering, err = c.carryOutByWire(note)
 		return true, lingering, err
 	}
 	state, res, err := c.arrive(note)
@@ -143,6 +143,43 @@ func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 		}
 	}
 	return true, nil, c.finish(err)
+}
+
+// wireLooks is how often a synchronous call looks by itself whether all members have come by wire: some 50 us.
+const wireLooks = 100
+
+// carryOutByWire announces c on this thread, and looks for a moment whether all members have come. A collective whose
+// input travels in the announcement is over then. Every other one becomes a task, which can be given up at any time:
+// what waits on the wire may wait for long.
+func (c *collective) carryOutByWire(note arrive.Note) (lingering *work.Handle, err error) {
+	g := c.g
+	g.seq++
+	g.turn, c.args.Seq = g.seq, g.seq
+	c.record(0)
+	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags, note, 0)
+	g.Env.Engine.CalledMPI()
+	if c.flags&coll.Inline != 0 {
+		pause := work.Backoff{Crowded: g.Env.Node.Crowded()}
+		for looks := 0; looks < wireLooks && state == arrive.Pending && err == nil; looks++ {
+			pause.Pause()
+			state, res, err = g.arrival.Poll(0)
+		}
+	}
+	if err == nil && state == arrive.Agreed && res.All&coll.Inline != 0 && c.agreed(state, res) {
+		g.arrived = g.turn
+		c.trace.Arrived()
+		alg, err := c.choose(state, res)
+		if err == nil && c.form == coll.AtOnce {
+			return nil, c.finish(alg.Compute(&c.args))
+		}
+	}
+	t := c.newTask()
+	g.mu.Lock()
+	g.current = t
+	g.mu.Unlock()
+	t.awaitOthers(err)
+	lingering, _, err = t.await()
+	return lingering, err
 }
 
 // refuseInTurn makes c a task, which finds that it has no note and refuses. The group is busy with c.

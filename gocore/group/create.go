@@ -149,15 +149,15 @@ func (g *Group) join(comm transport.Comm) (err error) {
 			return err
 		}
 		if lines != nil {
-			g.local, g.arrival = true, lines
+			g.local, g.arrival, g.notes = true, lines, lines
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
 			return nil
 		}
 	}
-	if g.wire, err = arrive.NewWire(own); err != nil {
+	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag); err != nil {
 		return err
 	}
-	g.arrival = g.wire
+	g.arrival, g.notes = g.wire, g.wire
 	return nil
 }
 

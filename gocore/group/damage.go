@@ -3,6 +3,7 @@ package group
 import (
 	"errors"
 
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -58,11 +59,17 @@ func (c *collective) damagedChunks() error {
 		c.g.Of(c.numbered()))
 }
 
-// readable returns a coll.NotAsAgreed as the error of a broken group that names the rank, and any other err
-// as it is.
+// readable returns a coll.NotAsAgreed or an arrive.Damaged as the error of a broken group that names the rank, and any
+// other err as it is.
 func (c *collective) readable(err error) error {
 	if err == nil { // return before bad, whose address errors.As takes, is allocated
 		return nil
+	}
+	var sent *arrive.Damaged
+	if errors.As(err, &sent) {
+		rank := c.g.Ranks[sent.Member]
+		return status.New(status.GroupBroken, "%s: the arrival of rank %d cannot be: %s; that process is damaged, and the group is broken",
+			c.g.Of(c.numbered()), rank, sent.Why).WithRanks(rank)
 	}
 	var bad *coll.NotAsAgreed
 	if !errors.As(err, &bad) {

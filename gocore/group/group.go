@@ -29,6 +29,7 @@ type Group struct {
 	messages *messages.Messages
 	arrival  arrive.Arrival
 	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
+	notes    coll.Notes   // of the arrival; nil in a group of one
 	node     *coll.Node   // set if the group is local and has several members
 	forced   coll.Forced  // algorithms that are preferred to the registry's order
 	inquiry  inquiry      // which members have come to the current collective; used with a wire

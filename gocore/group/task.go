@@ -58,13 +58,18 @@ func (c *collective) newTask() *task {
 
 // begin announces t, unless t was announced ahead. It is the turn of t.
 func (t *task) begin() {
+	if t.ahead {
+		t.g.node.Lines.Turn(t.g.turn)
+	}
+	t.awaitOthers(t.announce())
+}
+
+// awaitOthers makes the engine wait for the other members. t was announced, or err is why it was not.
+func (t *task) awaitOthers(err error) {
 	g := t.g
 	t.stage = arriving
-	if t.ahead {
-		g.node.Lines.Turn(g.turn)
-	}
-	if err := t.announce(); err != nil && !t.news.Waits(&g.Members, err) {
-		err = g.Named(t.collective.numbered(), err)
+	if err != nil && !t.news.Waits(&g.Members, err) {
+		err = g.Named(t.collective.numbered(), t.collective.readable(err))
 		g.resign(g.turn, err)
 		g.Fail(err)
 		t.over(err)
