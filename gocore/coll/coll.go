@@ -46,8 +46,9 @@ type Sig struct {
 	// any other rank.
 	Count int64
 	Size  int
-	// Local says that the members share a node and its memory.
+	// Local says that the members share a node and its memory, Apart that no two of them are on one node.
 	Local  bool
+	Apart  bool
 	Agreed arrive.Flags // flags that every member has set
 	Any    arrive.Flags // flags that at least one member has set
 	Forced Forced       // algorithms that the group prefers to the registry's order

@@ -263,7 +263,7 @@ func (w *fakeWorld) reduction(rng *rand.Rand, a Args, place string, n int) []*ra
 		case a.Code == op.ReduceScatter:
 			s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
 			x := s.tensor(noise(rng, a.DType, n))
-			x.want = pieces(a.DType, want, even(size, n))[r]
+			x.want = cut(a.DType, want, even(size, n))[r]
 			s.args.Recv = []Part{x.Part}
 		case a.Code == op.Reduce && r != a.Root:
 			s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
@@ -477,7 +477,7 @@ func TestWhetherUnevenInputsSuitTheSlots(t *testing.T) {
 		{op.ReduceScatter, []Part{{Count: noteRoom - 5}, {Count: 6}}, []Part{{Count: 6}}, false},
 		{op.AllToAll, []Part{{Count: 1}, {Count: 2}}, []Part{{Count: 1}, {Count: 2}}, false},
 	} {
-		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2}, Rank: 1, Send: c.send, Recv: c.recv}
+		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2}, Rank: 1, Send: c.send, Recv: c.recv, Notes: fakeNotes(2)}
 		_, _, ok := Payload(&a, 0)
 		assert.Equal(t, c.want, ok, "%s %v", c.code, c.send)
 	}
@@ -498,6 +498,7 @@ func TestASlotThatHoldsSomethingElse(t *testing.T) {
 			note, free, err := noteOf(alg, s)
 			require.NoError(t, err)
 			defer free()
+			s.args.Notes = s.args.Node.Lines
 			if r == 1 {
 				note.Bytes--
 			}

@@ -44,7 +44,7 @@ func TestAloneOnADevice(t *testing.T) {
 				}
 				what := fmt.Sprintf("%s of %s, in place: %v", c, r, inPlace)
 				in, out := onto(t, d, 1, 2, 3), onto(t, d, 7, 8, 9)
-				a := Args{MPI: MPI{lib, lib.World()}, Scale: 2, Recv: []Part{out}, DeviceArgs: &DeviceArgs{Device: d, PieceBytes: 64},
+				a := Args{MPI: On(mpifake.World(lib), nil), Scale: 2, Recv: []Part{out}, DeviceArgs: &DeviceArgs{Device: d, PieceBytes: 64},
 					Sig: Sig{Code: c, DType: op.Float32, Reduce: r, Count: 3, Size: 1, Local: true, Agreed: Even, Any: Even | Device}}
 				want := []float32{7, 8, 9}
 				if !inPlace {

@@ -154,6 +154,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 			return nil
 		}
 	}
+	g.apart = g.Env.Topo.Apart(g.Ranks)
 	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag); err != nil {
 		return err
 	}

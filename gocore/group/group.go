@@ -24,6 +24,7 @@ type Group struct {
 
 	key      uint64         // identifies the group; the same on all members; 0 for the world and for groups of one
 	local    bool           // all members are on this node and share memory
+	apart    bool           // no two members are on one node
 	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
 	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
 	messages *messages.Messages
