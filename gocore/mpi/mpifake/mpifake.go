@@ -264,3 +264,11 @@ func span(p unsafe.Pointer, n int64) []byte {
 	}
 	return unsafe.Slice((*byte)(p), n)
 }
+
+// UnderWay returns how many requests of a rank were started and not released.
+func UnderWay(lib mpi.Library) int {
+	l := lib.(*library)
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	return len(l.started)
+}
