@@ -49,6 +49,7 @@ type Sig struct {
 	// Local says that the members share a node and its memory, Apart that no two of them are on one node.
 	Local  bool
 	Apart  bool
+	Nodes  int          // on which the members are; 0 if that does not matter
 	Rails  int          // ranks of the smallest node, if the group may work in levels; 0: it may not
 	Agreed arrive.Flags // flags that every member has set
 	Any    arrive.Flags // flags that at least one member has set

@@ -119,7 +119,7 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 		a := like
 		a.Lib, a.Comm, a.Wire, a.Rank, a.Size = lib, lib.World(), mpifake.World(lib), i, len(w.libs)
 		a.Notes = fakeNotes(a.Size)
-		a.Levels = &Levels{Many: 1, Rail: a.everyRank()} // each is alone on its node; package group has tests of others
+		a.Levels = &Levels{Many: 1, Rail: a.everyRank(), Nodes: nil} // each is alone on its node; package group has tests of others
 		out[i] = &rankCall{args: a}
 		if w.inHeap {
 			out[i].heap = heapOf(i)
@@ -316,7 +316,7 @@ var worldSizes = []int{1, 2, 3, 5}
 var lengths = []int{0, 1, 97, 1100}
 
 // Parts of 1,100 elements have several pieces then.
-func init() { pieceBytes, levelBytes = 512, 2048 }
+func init() { pieceBytes, levelBytes, levelLeast = 512, 2048, 0 }
 
 // noise returns random bytes that are valid elements of the dtype.
 func noise(rng *rand.Rand, d op.DType, n int) []byte {

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
-	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -15,8 +14,8 @@ import (
 // A group over nodes may work in levels (coll.Levels). Its members on this node are a group of their own then, which
 // only the collectives of the whole group use, one at a time. It has no communicator: its collectives need no MPI.
 
-// nodes returns the members by node, in the order of the nodes' first members, and the node of this member.
-func (g *Group) nodes() (members [][]int, mine int) {
+// byNode returns the members by node, in the order of the nodes' first members, and the node of this member.
+func (g *Group) byNode() (members [][]int, mine int) {
 	number := map[int]int{}
 	for i, r := range g.Ranks {
 		node := g.Env.Topo.Node[r]
@@ -32,7 +31,7 @@ func (g *Group) nodes() (members [][]int, mine int) {
 // makeLevels makes what the members on this node share, if the members of every node can share memory. It is
 // collective over comm.
 func (g *Group) makeLevels(comm transport.Comm) error {
-	nodes, mine := g.nodes()
+	nodes, mine := g.byNode()
 	if g.apart || len(nodes) == 1 {
 		return nil
 	}
@@ -41,20 +40,10 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 	if err != nil {
 		return err
 	}
-	can, own := []int64{1}, (*heap.Heap)(nil)
-	if len(here) > 1 {
-		if shared, _ := g.Env.Node.Heaps(); shared {
-			own, _ = heap.OfProcess()
-		}
-		if lines == nil || own == nil {
-			can[0] = 0
-		}
-	}
-	l := &coll.Levels{Here: slices.Index(here, g.Rank), Many: len(here)}
-	if own != nil {
-		if l.Stage, err = own.Alloc(2 * coll.LevelBytes()); err != nil {
-			can[0] = 0
-		}
+	l := &coll.Levels{Here: slices.Index(here, g.Rank), Many: len(here), Nodes: nodes}
+	can := []int64{1}
+	if shared, _ := g.Env.Node.Heaps(); l.Many > 1 && (lines == nil || !shared || l.Alloc() != nil) {
+		can[0] = 0
 	}
 	if err := comm.Min(can); err != nil {
 		return err
@@ -63,7 +52,7 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 		if lines != nil {
 			_ = lines.Close()
 		}
-		freeStage(l)
+		l.Free()
 		return nil
 	}
 	g.rails = len(here)
@@ -75,11 +64,10 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 			l.Rail = append(l.Rail, members[l.Here])
 		}
 	}
-	g.levels = l
+	g.levels, g.nodes = l, len(nodes)
 	if lines == nil {
 		return nil
 	}
-	l.Part = coll.Beyond(l.Stage)
 	h := &Group{Members: world.Members{Env: g.Env, Rank: l.Here, Size: len(here), Ranks: g.World(here)}, ID: g.ID, key: g.key, mpi: coll.On(g.Env.Base, nil),
 		local: true, arrival: lines, notes: lines, silent: true}
 	h.node = &coll.Node{Lines: lines, Reach: h.Reach, Read: h.Read}
@@ -87,14 +75,6 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 	g.here = h
 	l.Start = g.startHere
 	return nil
-}
-
-// freeStage gives back the memory of the levels.
-func freeStage(l *coll.Levels) {
-	if l != nil && l.Stage != nil {
-		_ = heap.IfMade().Free(l.Stage)
-		l.Stage, l.Part = nil, nil
-	}
 }
 
 // startHere begins a collective of the members on this node. It is over when nobody on this node works on it any more.
@@ -114,7 +94,7 @@ func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
 		}
 		// A member has left the work because the whole group is broken. Who was the first comes by message.
 		if len(g.arrival.Closers(g.turn)) == 0 {
-			g.inquiry.ask()
+			g.inquiry.whoWasFirst()
 		}
 		if len(g.arrival.Closers(g.turn)) > 0 {
 			return true, g.current.collective.closedError()
@@ -157,5 +137,7 @@ func (g *Group) freeHere() {
 	if g.here != nil {
 		_ = g.here.arrival.Close()
 	}
-	freeStage(g.levels)
+	if g.levels != nil {
+		g.levels.Free()
+	}
 }
