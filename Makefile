@@ -356,6 +356,12 @@ bench-paddle: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --framework paddle \
 		--max 64M --against gloo --step paddle
 
+## bench-hosts   all_reduce and the steps of DDP on 2 hosts x 1 and 2 ranks, which are network namespaces, under every MPI: as root
+.PHONY: bench-hosts
+HOSTED = $(filter-out debian-%,$(MPIS))
+bench-hosts: $(TORCH_newest)/.torch $(foreach mpi,$(HOSTED),.venv-$(mpi)/.tests)
+	$(TORCH_newest)/bin/python benchmarks/on_hosts.py --mpi "$(HOSTED)"
+
 ## bench-ps      tables and parameter servers, against fbgemm, gRPC, Redis, torch's RPC and TorchRec (LEVELS="table transport ...")
 .PHONY: bench-ps
 LEVELS ?= table transport dense rpc servers model
