@@ -21,6 +21,12 @@ GROUPS = {
         "tests/jobs/core",
         "tests/jobs/faults",
     ),
+    # The same MPIs with tests/ranks/core, which the wheels' MPIs run, too.
+    ("test-mpi-debian-openmpi-2", "test-mpi-debian-mpich-2"): (
+        "tools/debian_mpi.sh",
+        "gocore/mpi",
+        "tests/ranks/core",
+    ),
     # Programs of DeepSpeed, Lightning and others on the fronts of torch and Paddle.
     ("test-programs",): (
         "constraints.txt",
