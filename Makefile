@@ -82,9 +82,10 @@ train-ps: $(VENV)/.package $(VENV)/.example-torch
 .PHONY: test
 LEAVE_OUT ?=
 # The longest groups begin first, and short ones are left for the end, so that both lanes end together.
-TESTS = test-torch-jobs-newest test-cluster test-programs test-docs test-examples test-paddle-jobs test-unit test-cuda test-torch soak fuzz-minute \
+TESTS = test-torch-jobs-newest test-cluster test-programs test-torch-suite-newest test-docs test-examples test-paddle-jobs test-unit test-cuda \
+	$(addprefix test-torch-newest-,2 3 4) soak fuzz-minute \
 	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
-	$(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-abi
+	$(foreach mpi,$(MPIS),test-faults-$(mpi)) test-abi $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks)))
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
@@ -222,8 +223,8 @@ faults: environments
 ## test-torch    torch.distributed over MPI: the newest torch with Open MPI; test-torch-oldest: the oldest, with MPICH
 .PHONY: test-torch
 .PHONY: test-torch-oldest
-test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest,test-torch-$(run))
-test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest
+test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest suite-newest,test-torch-$(run))
+test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest test-torch-suite-oldest
 
 # The tests among them for which three ranks are another case than two: pieces that are uneven, a middle of a ring, a rank
 # that no call concerns. How torch hands tensors over, and what a program does beside calls, two ranks show.
@@ -241,11 +242,19 @@ test-torch-$(1)-$(2): $$(TORCH_$(1))/.torch | $(RESULTS)
 endef
 $(foreach torch,newest oldest,$(foreach ranks,1 2 3 4,$(eval $(call torch_test,$(torch),$(ranks)))))
 
+# PyTorch's own tests are one job of minutes.
+TORCH_SUITE := tests/jobs/torch/test_pytorch_suite.py
+
 define torch_jobs
 .PHONY: test-torch-jobs-$(1)
 test-torch-jobs-$(1): $$(TORCH_$(1))/.torch | $(RESULTS)
 	@: > $(RESULTS)/torch-jobs-$(1).xml
-	$$(TORCH_$(1))/bin/$$(call pytest_jobs,torch-jobs-$(1)) tests/jobs/torch
+	$$(TORCH_$(1))/bin/$$(call pytest_jobs,torch-jobs-$(1)) --ignore $(TORCH_SUITE) tests/jobs/torch
+
+.PHONY: test-torch-suite-$(1)
+test-torch-suite-$(1): $$(TORCH_$(1))/.torch | $(RESULTS)
+	@: > $(RESULTS)/torch-suite-$(1).xml
+	$$(TORCH_$(1))/bin/$$(call pytest,torch-suite-$(1)) --reruns 1 $(TORCH_SUITE)
 endef
 $(foreach torch,newest oldest,$(eval $(call torch_jobs,$(torch))))
 

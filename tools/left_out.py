@@ -38,6 +38,14 @@ GROUPS = {
         "tests/jobs/programs",
         "tests/requirements-programs.txt",
     ),
+    # PyTorch's own tests of its process groups, on the front of torch.
+    ("test-torch-suite-newest",): (
+        "constraints.txt",
+        "python/paddlempi/torch",
+        "tests/jobs/torch/cpu_for_cuda.py",
+        "tests/jobs/torch/pytorch_suite.py",
+        "tests/jobs/torch/test_pytorch_suite.py",
+    ),
 }
 
 
