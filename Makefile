@@ -83,7 +83,7 @@ train-ps: $(VENV)/.package $(VENV)/.example-torch
 LEAVE_OUT ?=
 # The longest groups begin first, and short ones are left for the end, so that both lanes end together.
 TESTS = test-torch-jobs-newest test-cluster test-programs test-torch-suite-newest test-docs test-examples test-paddle-jobs test-unit test-cuda \
-	$(addprefix test-torch-newest-,2 3 4) soak fuzz-minute \
+	$(addprefix test-torch-newest-,2 3 4) soak fuzz \
 	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
 	$(foreach mpi,$(MPIS),test-faults-$(mpi)) test-abi $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks)))
 # What test-all adds.
@@ -96,10 +96,11 @@ test-all: clean-results test-core test-two-all
 test test-all:
 	.venv-tools/bin/python tools/results.py $(RESULTS)
 
-# Two groups of tests at a time, because ranks and jobs often wait. What they print comes at the end of each.
+# Two groups of tests at a time, because ranks and jobs often wait. What they print comes at the end of each. `make soak`
+# and `make fuzz` take the time that they are given: half a minute, with test-all a minute.
 .PHONY: test-two test-two-all
 test-two test-two-all: | $(RESULTS)
-	@$(MAKE) --no-print-directory --output-sync=target $(two) $(if $(filter %-all,$@),$(TESTS) $(TESTS_MORE),$(filter-out $(LEAVE_OUT),$(TESTS)))
+	@$(MAKE) --no-print-directory --output-sync=target $(two) $(addsuffix $(if $(filter %-all,$@),60,30),SECONDS= FUZZ_SECONDS=) $(if $(filter %-all,$@),$(TESTS) $(TESTS_MORE),$(filter-out $(LEAVE_OUT),$(TESTS)))
 
 # The environments are made before two groups use them, also under make -j.
 ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
@@ -130,10 +131,6 @@ soak: .venv-openmpi/.tests .venv-mpich/.tests $(FAKE_CUDA) | $(RESULTS)
 FUZZ_SECONDS ?= 3600
 fuzz: .venv-tools/.tools | $(RESULTS)
 	nice .venv-tools/bin/python tools/fuzz.py $(FUZZ_SECONDS) $(RESULTS)
-
-.PHONY: fuzz-minute
-fuzz-minute: FUZZ_SECONDS = 60
-fuzz-minute: fuzz
 
 # These tests need no environment of the tests. Two of them run while the environments are made, which is mostly
 # downloading.
