@@ -81,11 +81,12 @@ train-ps: $(VENV)/.package $(VENV)/.example-torch
 ## test          all tests but what test-all adds, and but LEAVE_OUT="test-programs ..."; makes what they need
 .PHONY: test
 LEAVE_OUT ?=
-# The longest groups begin first, and short ones are left for the end, so that both lanes end together.
+# The longest groups begin first, and short ones are left for the end, so that both lanes end together. Jobs that wait for
+# most of their time (test-faults) run beside ranks that compute.
 TESTS = test-torch-jobs-newest test-cluster test-programs test-torch-suite-newest test-docs test-examples test-paddle-jobs test-unit test-cuda \
 	$(addprefix test-torch-newest-,2 3 4) soak fuzz \
 	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
-	$(foreach mpi,$(MPIS),test-faults-$(mpi)) test-abi $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks)))
+	test-abi $(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks)))
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
