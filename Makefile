@@ -33,6 +33,8 @@ export PIP_QUIET ?= 1
 # A registry may be slow for minutes. pip waits 15 seconds for it, five times.
 export PIP_TIMEOUT ?= 60
 export PIP_RETRIES ?= 10
+# pip would compile all 15,000 modules of the frameworks to bytecode. Python compiles those that it imports.
+export PIP_COMPILE ?= 0
 
 # The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
@@ -469,9 +471,13 @@ $(foreach framework,paddle torch,$(eval $(call example,$(framework))))
 	.venv-openmpi/bin/pip install -r tests/requirements.txt
 	@touch $@
 
+# What most tests import is compiled here, so that no job with a short deadline does it.
+FIRST_IMPORT := import importlib.util as u; [__import__(m) for m in ('paddle', 'torch', 'torch._dynamo') if u.find_spec(m.split('.')[0])]
+
 # PyPI's torch brings 5 GB of CUDA libraries, so few environments have it.
 .venv-%/.torch: tests/requirements-torch.txt examples/requirements-torch.txt constraints.txt | .venv-%/.package
 	.venv-$*/bin/pip install -r tests/requirements-torch.txt
+	.venv-$*/bin/python -W ignore -c "$(FIRST_IMPORT)"
 	@touch $@
 
 $(TORCH_newest)/.torch: | $(TORCH_newest)/.tests
