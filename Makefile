@@ -83,12 +83,14 @@ train-ps: $(VENV)/.package $(VENV)/.example-torch
 ## test          all tests but what test-all adds, and but LEAVE_OUT="test-programs ..."; makes what they need
 .PHONY: test
 LEAVE_OUT ?=
-# The longest groups begin first, and short ones are left for the end, so that both lanes end together. Jobs that wait for
-# most of their time (test-faults) run beside ranks that compute.
-TESTS = test-torch-jobs-newest test-cluster test-programs test-torch-suite-newest test-docs test-examples test-paddle-jobs test-unit test-cuda \
-	$(addprefix test-torch-newest-,2 3 4) soak fuzz \
-	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
-	test-abi $(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks)))
+# Two groups run at a time. Jobs of most groups wait for most of their time, as those of test-faults, and ranks in lock-step
+# compute. So groups that wait stand between others that compute; none of them comes at the end, where short groups stand,
+# so that both lanes end together.
+faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
+TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
+	test-paddle-jobs $(call faults_of,mpich) test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
+	test-cuda soak $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle test-abi \
+	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-torch-newest-4
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
