@@ -191,13 +191,13 @@ func goHeapFree(p unsafe.Pointer, e *C.pmpi_error) (rc C.int) {
 }
 
 //export goRelease
-func goRelease(w C.pmpi_work) (held C.int) {
+func goRelease(w C.pmpi_work) (inUse C.int) {
 	defer caught(nil, nil)
-	held = 1 // if Release panics the memory stays
+	inUse = 1 // if Release panics the memory stays
 	if gocore.Release(uint64(w)) {
-		held = 0
+		inUse = 0
 	}
-	return held
+	return inUse
 }
 
 //export goNextReleased

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "gil.h"
 #include "guard.h"
 #include "kept.h"
 #include "pytools.h"
@@ -39,7 +40,7 @@ static operation *awaited; /* operations with a context */
 static void yield_gil(void) {
 	PyThreadState *ts = PyEval_SaveThread();
 	nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 }
 
 /* last_exception returns the exception of the call that has just returned rc, and does not set
@@ -53,6 +54,15 @@ static PyObject *last_exception(int rc) {
 	if (tb)
 		Py_DecRef(tb);
 	return error;
+}
+
+/* call calls f(). Nobody is there to get its exception. */
+static void call(PyObject *f) {
+	PyObject *answer = PyObject_CallFunctionObjArgs(f, NULL);
+	if (answer)
+		Py_DecRef(answer);
+	else
+		PyErr_WriteUnraisable(f);
 }
 
 /* conclude records the outcome of o, once, and drops its tensors unless MPI or a device still uses
@@ -76,11 +86,7 @@ static void conclude(operation *o, int rc, const pmpi_result *r) {
 	if (o->bump_at_end && o->kept)
 		tensor_written(o->kept->recv);
 	if (o->at_end) {
-		PyObject *answer = PyObject_CallFunctionObjArgs(o->at_end, NULL);
-		if (answer)
-			Py_DecRef(answer);
-		else
-			PyErr_WriteUnraisable(o->at_end);
+		call(o->at_end);
 		Py_DecRef(o->at_end);
 		o->at_end = NULL;
 	}
@@ -103,7 +109,7 @@ static int settle(operation *o, int64_t limit_ns) {
 	pmpi_result r = {0};
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_finish(o->work, limit_ns, &r);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	if (rc == PMPI_ERR_INTERRUPTED && PyErr_Occurred())
 		return -1;
 	/* Another thread got the end of the operation, and the core has released the work. Wait until
@@ -127,7 +133,7 @@ void operation_refuse(int64_t group, int32_t code) {
 	PyErr_Fetch(&t, &v, &tb);
 	PyThreadState *ts = PyEval_SaveThread();
 	pmpi_refuse(group, code); /* does nothing for a message */
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	PyErr_Restore(t, v, tb);
 }
 
@@ -147,7 +153,7 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 	op->state = &k->state;
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_submit(op, &o->work, &o->result);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	o->number = o->work;
 	if (o->work != 0)
 		kept_take(k, send, recv, a, b); /* even after an error: MPI may still use the memory */
@@ -240,7 +246,7 @@ static PyObject *op_test(PyObject *self, PyObject *unused) {
 		return PyBool_FromLong(1);
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_test(o->work);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	if (rc == 0)
 		return PyBool_FromLong(0);
 	PyObject *lost = NULL;
@@ -276,7 +282,7 @@ static PyObject *op_order(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	pmpi_work work = ((operation *)self)->work;
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_order(work, stream);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	return rc ? raise_last(rc) : none();
 }
 
@@ -379,8 +385,8 @@ static PyObject *take_off_list(operation *o) {
 static PyObject *op_take_contexts(PyObject *self, PyObject *unused) {
 	(void)unused;
 	operation *o = (operation *)self;
-	/* If the core has seen the wish, it lists the completion at any moment, unless
-	 * next_completions() has just read it. */
+	/* If the core has seen the wish, it is about to list the completion, or next_completions() has
+	 * read it and is about to take o off the list. */
 	while (o->contexts && o->late) {
 		if (!wish(o, 0, PMPI_STATE_NOTIFY | PMPI_STATE_LATE) || pmpi_take_completion(o->number))
 			return take_off_list(o);
@@ -393,7 +399,7 @@ PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t 
 	(void)self;
 	enum { BATCH = 32 };
 	pmpi_completion ended[BATCH];
-	if (!wants(n, 0, 1, "next_completions"))
+	if (!wants(n, 0, 2, "next_completions"))
 		return NULL;
 	int64_t limit = n > 0 ? to_ns(PyFloat_AsDouble(args[0])) : -1;
 	if (PyErr_Occurred())
@@ -402,7 +408,9 @@ PyObject *py_next_completions(PyObject *self, PyObject *const *args, Py_ssize_t 
 		return raise_forked();
 	PyThreadState *ts = PyEval_SaveThread();
 	int got = pmpi_next_completions(ended, BATCH, limit);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
+	if (n > 1 && args[1] != Py_None)
+		call(args[1]);
 	PyObject *contexts = PyList_New(0);
 	for (int i = 0; i < got; i++) {
 		operation *o = (operation *)(uintptr_t)ended[i].cookie;

@@ -178,6 +178,7 @@ PY void PyErr_NormalizeException(PyObject **, PyObject **, PyObject **);
 
 PY PyThreadState *PyEval_SaveThread(void);
 PY void PyEval_RestoreThread(PyThreadState *);
+PY int Py_IsInitialized(void);
 PY PyGILState_STATE PyGILState_Ensure(void);
 PY void PyGILState_Release(PyGILState_STATE);
 

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "gil.h"
 #include "guard.h"
 #include "operation.h"
 #include "pytools.h"
@@ -48,7 +49,7 @@ static PyObject *py_control(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	char *reply = NULL;
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_control(method, request, &reply);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	if (rc)
 		return raise_last(rc);
 	PyObject *out = PyUnicode_FromString(reply);
@@ -109,6 +110,17 @@ static PyObject *py_forked(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 	return PyBool_FromLong(pmpi_guard_forked());
 }
 
+static PyObject *py_ending(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self;
+	if (!wants(n, 1, 1, "ending"))
+		return NULL;
+	double seconds = PyFloat_AsDouble(args[0]);
+	if (PyErr_Occurred())
+		return NULL;
+	gil_ending(to_ns(seconds));
+	return none();
+}
+
 /* Waits call this every 50 ms or less often. It runs Python's signal handlers, which only the main
  * thread does, and leaves their exception set. Other threads must not take the GIL here: when
  * Python ends, it ends daemon threads that try to, in the middle of Go. */
@@ -133,10 +145,11 @@ static PyMethodDef methods[] = {
 	 "again at the end; with the flag ONCE at once only; with QUIET not at all."},
 	METHOD(refuse, "refuse(code, group, message): tell the group that this rank takes no part in "
 				   "its next collective, which is of operation code."),
-	METHOD(
-		next_completions,
-		"next_completions(timeout=-1.0): wait until operations with notify() have ended; returns "
-		"the list of their contexts, empty after timeout seconds (below 0: no limit)."),
+	METHOD(next_completions, "next_completions(timeout=-1.0, awake=None): wait until operations "
+							 "with notify() have ended; "
+							 "returns the list of their contexts, empty after timeout seconds "
+							 "(below 0: no limit). After "
+							 "the wait it first calls awake()."),
 	METHOD(awaited, "awaited(): the contexts of operations whose end was not reported yet."),
 	METHOD(completion_fd,
 		   "completion_fd(): an eventfd, readable while next_completions() would not wait."),
@@ -155,6 +168,9 @@ static PyMethodDef methods[] = {
 		   "that bump its version after it was written to; see _buffer.py."),
 	METHOD(set_resolver, "set_resolver(f): f(x) registers the type of x or raises TypeError."),
 	METHOD(set_errors, "set_errors({code: class}): set the exceptions that stand for error codes."),
+	METHOD(ending,
+		   "ending(seconds): this thread is about to end Python. Other threads do not come "
+		   "back from this module for so long, and never again if Python ends in that time."),
 	METHOD(forked, "forked(): whether this process is a fork of the one that loaded the core."),
 	{NULL, NULL, 0, NULL},
 };

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "gil.h"
 #include "kept.h"
 #include "operation.h"
 #include "pytools.h"
@@ -83,14 +84,14 @@ static PyObject *result_tuple(const pmpi_result *r) {
 	return t;
 }
 
-/* call carries out a synchronous op on the calling thread. Returns a tuple, None, or NULL with an
+/* run carries out a synchronous op on the calling thread. Returns a tuple, None, or NULL with an
  * exception. */
-static PyObject *call(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
+static PyObject *run(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
 	pmpi_work work = 0;
 	pmpi_result result;
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_submit(op, &work, &result);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	if (rc == 0) {
 		if (!(flags & SUBMIT_QUIET))
 			tensor_written(recv);
@@ -146,7 +147,7 @@ PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 		op.n_recv = recv.n;
 		out = op.flags & PMPI_FLAG_ASYNC
 				  ? operation_start(&op, args[2], args[3], &send, &recv, flags)
-				  : call(&op, args[2], args[3], &send, &recv, flags);
+				  : run(&op, args[2], args[3], &send, &recv, flags);
 	}
 	side_release(&send);
 	side_release(&recv);

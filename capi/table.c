@@ -7,12 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gil.h"
 #include "pmpi.h"
 #include "pytools.h"
 #include "tensor.h"
 
-/* whole tells whether a tensor has rows of the same length as there are ids. Flat memory has no
- * shape. */
+/* fits tells whether values have a row for each id. It sets an exception if not. Flat memory has no
+ * shape, so it does not fit. */
 static int fits(const pmpi_buf *ids, const pmpi_buf *values, const char *name) {
 	int64_t rows = values->ndim > 0 && values->shape ? values->shape[0] : -1;
 	if (ids->ndim != 1) {
@@ -30,7 +31,7 @@ static int fits(const pmpi_buf *ids, const pmpi_buf *values, const char *name) {
 	return 1;
 }
 
-/* One table's part of a call, with what holds its tensors. */
+/* one is one table of a call: its tensors, and what keeps them. */
 typedef struct one {
 	PyObject *tensors[3];
 	side sides[3];
@@ -52,7 +53,8 @@ static int is_written(int32_t code, int which) {
 	return 0;
 }
 
-/* takes tells whether a call has ids (0) or values (1): 1 always, 0 if it may. */
+/* takes tells whether a call must have ids (which = 0) or values (which = 1). Else they may be
+ * None. */
 static int takes(int32_t code, int which) {
 	switch (code) {
 	case PMPI_TABLE_IDS:
@@ -114,7 +116,7 @@ static PyObject *run(const pmpi_table_op *ops, const one *all, int32_t n) {
 	int64_t count = 0;
 	PyThreadState *ts = PyEval_SaveThread();
 	int rc = pmpi_table(ops, n, &count);
-	PyEval_RestoreThread(ts);
+	gil_take(ts);
 	if (rc)
 		return raise_last(rc);
 	for (int32_t i = 0; i < n; i++)

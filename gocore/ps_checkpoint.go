@@ -35,21 +35,21 @@ const (
 
 // detail is what travels with a phase.
 type detail struct {
-	Asked   string            `json:"asked,omitempty"`   // begin: for what
-	To      *server.Point     `json:"to,omitempty"`      // write, restore: where all servers come to
-	Parts   []checkpoint.Part `json:"parts,omitempty"`   // commit
-	Version int64             `json:"version,omitempty"` // commit: updates of the first server
-	Extra   []byte            `json:"extra,omitempty"`   // add: a piece of what the first trainer adds
-	At      int               `json:"at,omitempty"`      // add: where the piece begins; commit: where the last one ended
-	Anew    bool              `json:"anew,omitempty"`    // verify: read it also if it is known to be right
-	Steps   []int64           `json:"steps,omitempty"`   // remove
-	Outcome *outcome          `json:"outcome,omitempty"` // outcome; nil: tell it
-	Taking  *taking           `json:"taking,omitempty"`  // restore
+	Asked   string                  `json:"asked,omitempty"`   // begin: for what
+	To      *server.Point           `json:"to,omitempty"`      // write, restore: where all servers come to
+	Parts   []checkpoint.ServerPart `json:"parts,omitempty"`   // commit
+	Version int64                   `json:"version,omitempty"` // commit: updates of the first server
+	Extra   []byte                  `json:"extra,omitempty"`   // add: a piece of what the first trainer adds
+	At      int                     `json:"at,omitempty"`      // add: where the piece begins; commit: where the last one ended
+	Anew    bool                    `json:"anew,omitempty"`    // verify: read it also if it is known to be right
+	Steps   []int64                 `json:"steps,omitempty"`   // remove
+	Outcome *outcome                `json:"outcome,omitempty"` // outcome; nil: tell it
+	Taking  *taking                 `json:"taking,omitempty"`  // restore
 }
 
 // written is what a server tells of its part.
 type written struct {
-	checkpoint.Part
+	checkpoint.ServerPart
 	Version int64 `json:"version"` // updates that it had applied
 }
 
@@ -95,8 +95,8 @@ func (k checkpoints) first(phase string, step int64, d detail, into any) error {
 	return k.call(func(ctx context.Context) error { return k.ask(ctx, 0, phase, step, d, into) })
 }
 
-// held holds the updates of all servers, and takes them through a phase at the point that they all come to.
-func (k checkpoints) held(phase string, step int64, d detail, into func(server int) any) (err error) {
+// whileHeld holds the updates of all servers, and takes them through a phase at the point that they all come to.
+func (k checkpoints) whileHeld(phase string, step int64, d detail, into func(server int) any) (err error) {
 	points := make([]server.Point, len(k.admins))
 	defer func() {
 		if err != nil {
@@ -177,7 +177,7 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 
 func (k checkpoints) save(step int64, keep int, more []byte) error {
 	wrote := make([]written, len(k.admins))
-	if err := k.held(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
+	if err := k.whileHeld(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
 		return err
 	}
 	for at := 0; at < len(more); at += extraPiece {
@@ -187,7 +187,7 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	}
 	d := detail{Version: wrote[0].Version, At: len(more)}
 	for _, w := range wrote {
-		d.Parts = append(d.Parts, w.Part)
+		d.Parts = append(d.Parts, w.ServerPart)
 	}
 	if err := k.first(phaseCommit, step, d, nil); err != nil {
 		return err
@@ -391,7 +391,7 @@ func (k checkpoints) choose(step *int64) (int64, []checkpoint.Listed, error) {
 
 func (k checkpoints) restore(step int64, what taking) (total restored, err error) {
 	all := make([]restored, len(k.admins))
-	err = k.held(phaseRestore, step, detail{Taking: &what}, func(i int) any { return &all[i] })
+	err = k.whileHeld(phaseRestore, step, detail{Taking: &what}, func(i int) any { return &all[i] })
 	total = all[0]
 	for _, other := range all[1:] {
 		total.Rows += other.Rows

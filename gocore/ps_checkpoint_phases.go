@@ -80,7 +80,7 @@ func (j *psJob) write(ctx context.Context, dir string, step int64, copied func()
 		}
 		sources = append(sources, source)
 	}
-	w.Part, err = checkpoint.WritePart(ctx, dir, step, j.server.Index, j.server.Servers, sources, copied)
+	w.ServerPart, err = checkpoint.WritePart(ctx, dir, step, j.server.Index, j.server.Servers, sources, copied)
 	return w, err
 }
 

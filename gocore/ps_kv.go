@@ -129,7 +129,7 @@ func kvOp(d *TableOp) (count int64, err error) {
 	if !ok {
 		return 0, status.New(status.Argument, "pmpi_table: code %d is for a KV, and %d is none", d.Code, d.Table)
 	}
-	call := &client.Call{KV: kv.KV, Keys: &d.IDs, Command: d.Step}
+	call := &client.KVCall{KV: kv.KV, Keys: &d.IDs, Command: d.Step}
 	if d.States.DType != 0 {
 		call.Room = &d.States
 	}

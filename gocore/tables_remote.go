@@ -81,7 +81,7 @@ func forgetRemote(c *client.Client) {
 
 // remoteTables carries out one call on several tables of the servers.
 func remoteTables(ops []TableOp, all []remote) error {
-	parts := make([]client.Part, len(ops))
+	rows := make([]client.TableRows, len(ops))
 	for i := range ops {
 		d := &ops[i]
 		if all[i].client != all[0].client {
@@ -93,15 +93,15 @@ func remoteTables(ops []TableOp, all []remote) error {
 		if d.States.DType != 0 {
 			return status.New(status.Unsupported, "the states of table %q lie on the servers: ps.save writes them, ps.restore reads them", all[i].Name)
 		}
-		parts[i] = client.Part{Table: all[i].Table, IDs: &d.IDs, Values: &d.Values, Rate: d.Rate}
+		rows[i] = client.TableRows{Table: all[i].Table, IDs: &d.IDs, Values: &d.Values, Rate: d.Rate}
 	}
 	switch ops[0].Code {
 	case tablePull:
-		return all[0].client.Pull(parts)
+		return all[0].client.Pull(rows)
 	case tablePush:
-		return all[0].client.Push(parts, thread())
+		return all[0].client.Push(rows, thread())
 	case tableWrite:
-		return all[0].client.Write(parts)
+		return all[0].client.Write(rows)
 	}
 	return status.New(status.Unsupported, "table %q lies on servers: ps.save writes its rows, ps.export reads them", all[0].Name)
 }

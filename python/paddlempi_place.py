@@ -1,9 +1,9 @@
-"""The place of this process in its job: launcher, rank and size, before the core is loaded.
+"""The place of this process in its job: launcher, rank and size.
 
-:func:`find` reads them from the variables of an MPI's launcher. Other ways to be launched belong
-here too. The core finds the launcher by the same table (gocore/mpi/launcher.go), but loading the
-core starts Go's runtime, which ``import torch`` must not do. This module is at the top level, so
-that importing it does not import ``paddlempi``.
+:func:`find` reads them from the variables of an MPI's launcher, for all Python code. Other ways to
+be launched belong here too. The core finds the launcher by the same table
+(gocore/mpi/launcher.go), but loading the core starts Go's runtime, which ``import torch`` must not
+do. This module is at the top level, so that importing it does not import ``paddlempi``.
 
 :func:`fill` sets the variables in which torchrun tells frameworks their ranks.
 """
@@ -16,13 +16,16 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from paddlempi_launchers import BY_PROCESS, SIGNS, Kind
+from paddlempi_launchers import BY_PROCESS, KINDS, SIGNS, Kind
 
-__all__ = ["FILLED", "Place", "fill", "find", "is_ours", "may_be_launched", "set_ours"]
+__all__ = ["FILLED", "Place", "fill", "find", "is_ours", "set_ours"]
 
 
 class Place(NamedTuple):
-    """An MPI's launcher, and the place of this process in its job. Unknown numbers are -1."""
+    """An MPI's launcher, and the place of this process in its job. Unknown numbers are -1.
+
+    The fields are those of the core's control method ``launcher`` (docs/control.md).
+    """
 
     mpi: str  # "Open MPI", "MPICH or Intel MPI", "Slurm"
     size: int
@@ -30,41 +33,62 @@ class Place(NamedTuple):
     local_rank: int
     local_size: int
     job: str  # an identifier of the job, the same on all its ranks
+    host: str = ""  # a host that all ranks know by this name; "": the launcher names none
+    kind: str = ""  # "openmpi", "hydra", "slurm"
+    name: str = ""  # of the launcher's process above this one
+    path: str = ""  # its executable; "": it may not be read
+    pid: int = 0
+    mpirun: bool = False  # whether it is the mpirun that the user called, on this host
 
 
 _PROC = "/proc"
 _MAX_PARENTS = 256
 
 
-def may_be_launched() -> bool:
-    """Whether some launcher's variable is set. If not, there is no launcher to be found."""
-    return any(sign in os.environ for sign in SIGNS)
-
-
-def find() -> Place | None:
+def find(hidden: bool = False) -> Place | None:
     """Find the launcher that started this process as a rank.
 
     It is the nearest launcher among the processes above this one. The result is None if there is
     none, or if it does not say the rank and the number of ranks.
+
+    Args:
+        hidden: also find a launcher that is not among these processes, by its variables alone: a
+            container may hide it. A process that is no rank may have inherited the variables.
     """
-    if not may_be_launched():
+    if not any(sign in os.environ for sign in SIGNS):
         return None
-    for pid, name in _parents():
-        kind = BY_PROCESS.get(name)
-        if kind is None:
-            continue
-        if kind.task and kind.task not in os.environ:
-            return None  # a batch script, which the launcher starts once for the whole job
-        size, rank = _first(kind.size), _first(kind.rank)
-        if rank < 0 or size < 1:
-            return None
-        local_size = _tasks_of_this_node(kind) if kind.tasks_per_node else _first(kind.local_size)
-        return Place(kind.mpi, size, rank, _first(kind.local_rank), local_size, _job(kind, pid))
-    return None
+    for pid, name, path in _parents():
+        if name in BY_PROCESS:
+            return _place(BY_PROCESS[name], pid, name, path)
+    return next(filter(None, (_place(kind, 0, "", "") for kind in KINDS if hidden)), None)
 
 
-def _parents() -> Iterator[tuple[int, str]]:
-    """Yield the pids and names of the processes above this one, the nearest first.
+def _place(kind: Kind, pid: int, name: str, path: str) -> Place | None:
+    """Return what a launcher's variables tell. ``pid``, ``name`` and ``path`` are its process's."""
+    if kind.task and kind.task not in os.environ:
+        return None  # a batch script, which the launcher starts once for the whole job
+    size, rank = _first(kind.size), _first(kind.rank)
+    if rank < 0 or size < 1:
+        return None
+    job = _job(kind, pid)
+    return Place(
+        mpi=kind.mpi,
+        size=size,
+        rank=rank,
+        local_rank=_first(kind.local_rank),
+        local_size=_tasks_of_this_node(kind) if kind.tasks_per_node else _first(kind.local_size),
+        job=job,
+        host=_head(kind, job),
+        kind=kind.name,
+        name=name,
+        path=path,
+        pid=pid,
+        mpirun=name in kind.mpirun,
+    )
+
+
+def _parents() -> Iterator[tuple[int, str, str]]:
+    """Yield pid, name and executable of the processes above this one, the nearest first.
 
     The name is that of the executable if it is a launcher's, else the process's own.
     """
@@ -78,10 +102,11 @@ def _parents() -> Iterator[tuple[int, str]]:
             return
         name = head.partition("(")[2]
         try:
-            file = os.path.basename(os.readlink(f"{_PROC}/{pid}/exe")).removesuffix(" (deleted)")
+            path = os.readlink(f"{_PROC}/{pid}/exe").removesuffix(" (deleted)")
         except OSError:  # a process of another user, such as slurmstepd
-            file = name
-        yield pid, file if file in BY_PROCESS else name
+            path = ""
+        file = os.path.basename(path)
+        yield pid, file if file in BY_PROCESS else name, path
         pid = int(tail.split()[1])
         if pid <= 0:
             return
@@ -107,6 +132,15 @@ def _job(kind: Kind, pid: int) -> str:
         if kind.job_option in words[:-1]:
             parts = [words[words.index(kind.job_option) + 1]]
     return ".".join(parts)
+
+
+def _head(kind: Kind, job: str) -> str:
+    for variable, pattern in kind.head:
+        text = os.environ.get(variable, "") if variable else job
+        found = re.search(pattern, text, re.ASCII)
+        if found is not None:
+            return "".join(found.groups(""))
+    return ""
 
 
 def _tasks_of_this_node(kind: Kind) -> int:

@@ -5,8 +5,8 @@
 // comparison of the signatures belong to this wait, in which nothing has been sent and the
 // collective can still be given up (design D4).
 //
-// There are two kinds of arrival: Lines, shared cache lines for a group on one node, and Wire, a
-// small allreduce for a group that spans nodes.
+// There are two kinds of arrival: Lines, shared cache lines for a group on one node, and Wire,
+// messages for a group that spans nodes.
 package arrive
 
 import (
@@ -34,11 +34,11 @@ const (
 )
 
 // Note is memory outside the Go heap whose bytes a member tells the others with its signature: the
-// payload of a small collective, or where its tensors are. The bytes are copied. Only Lines carry
-// notes; the other arrivals drop them.
+// payload of a small collective, or where its tensors are. The bytes are copied. The arrival of
+// one member drops them.
 type Note struct {
 	Data  unsafe.Pointer
-	Bytes int64 // at most NoteRoom of the group's size
+	Bytes int64 // at most Room of the arrival
 }
 
 // State is the state of an arrival.

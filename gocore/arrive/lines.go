@@ -27,6 +27,9 @@ func NoteRoom(n int) int64 {
 
 var _ [C.PA_REFUSED]struct{} = [Refused]struct{}{} // lines.c sets the flag, too
 
+// Room returns the most bytes of a Note.
+func (l *Lines) Room() int64 { return NoteRoom(l.n) }
+
 // Slots is the number of collectives that a member may have announced and not finished.
 const Slots = C.PA_SLOTS
 

@@ -5,42 +5,51 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// Wire is the arrival of a group that spans nodes, or whose members cannot share memory: a
-// nonblocking allreduce of 64 bytes, on a communicator that carries no other collectives.
+// Wire is the arrival of a group that spans nodes, or whose members cannot share memory: messages among the members
+// (gathering), with a tag of their own.
 //
-// The vector holds each word and its complement, combined by bitwise or. A bit that is set in both
-// differs between two members. If a word differs or a member has refused, which all members see in
-// the same result, an allgather of 32 bytes for each member follows. So the error can say which
-// ranks called what.
+// The members gather each word and its complement, combined by bitwise or. A bit that is set in both differs between
+// two members. They gather the notes in the same messages: the input of a small collective travels with its
+// announcement. If a word differs or a member has refused, which all members see in the same result, a second gathering
+// of what each has announced follows. So the error can say which ranks called what.
 //
-// An allreduce tells neither which members are late nor which will never come. Members ask each
+// A gathering tells neither which members are late nor which will never come. Members ask each
 // other by message (package group): Standing is the answer of this member, and Learn takes in the
 // answer of another one. A member that has announced a collective may withdraw from it later.
 type Wire struct {
-	comm  transport.Comm
+	end   transport.Endpoint
+	tag   int32
 	n, me int
+	steps []step
 
 	announced atomic.Uint64      // newest collective that this member has announced
 	mu        sync.Mutex         // guards gaveUp and withdrawn
 	gaveUp    *Withdrawal        // what this member answers; nil while it takes part in everything
 	withdrawn map[int]Withdrawal // members that take part no more, as far as this one has learnt; by the first of them
 
-	request  *transport.Request // of the round under way
-	vec      []uint64           // wireWords that are sent, then wireWords that are received
-	entry    []uint64           // what this member has announced: entryWords
-	gathered []uint64           // what all members have announced: entryWords for each
-	block    unsafe.Pointer
-	stage    int  // 0 idle, 1 allreduce under way, 2 allgather under way
-	last     bool // a member has left: the allreduce under way, or the one before, is the last
-	state    State
-	result   Result
-	entries  []Entry
+	now     *gathering   // the one under way, or the last; its notes are valid
+	spare   []*gathering // those of which no message is under way
+	unsent  []*gathering // those whose messages have not all arrived
+	entry   [entryWords]uint64
+	stage   stage
+	last    bool // a member has left: the gathering under way, or the one before, is the last
+	state   State
+	result  Result
+	entries []Entry
 }
+
+// stage is what a Wire gathers.
+type stage int
+
+const (
+	idle          stage = iota
+	gatherWords         // the words that all members announce, and their notes
+	gatherEntries       // what each member has announced
+)
 
 // Withdrawal says that a member takes no part in collective Seq and in all later ones. Member By was the
 // first that did not, for Reason: either it is the member itself, or the member follows what it has learnt.
@@ -55,101 +64,151 @@ const (
 	entryWords = 4
 )
 
-// NewWire makes the arrival of the members of comm. There must be no other collectives on comm. The buffers are
-// 64-byte aligned memory outside the Go heap.
-func NewWire(comm transport.Comm) (*Wire, error) {
-	n := comm.Size()
-	words := 2*wireWords + entryWords + n*entryWords
-	block, err := mem.Alloc(int64(words) * 8)
-	if err != nil {
-		return nil, err
-	}
-	room := unsafe.Slice((*uint64)(block), words)
-	return &Wire{
-		comm: comm, n: n, me: comm.Rank(), block: block,
-		vec:      room[:2*wireWords],
-		entry:    room[2*wireWords : 2*wireWords+entryWords],
-		gathered: room[2*wireWords+entryWords:],
-	}, nil
+// WireNotes are the bytes that the notes of all members may have together, and WireNote those of one.
+const (
+	WireNotes = 64 << 10
+	WireNote  = 32 << 10
+)
+
+// wireRoom returns the most bytes of a note in a group of n members: an entry always has room.
+func wireRoom(n int) int64 {
+	return max(8*entryWords, min(WireNote, int64(WireNotes/n)&^7))
 }
 
-// Announce starts the allreduce.
-func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, _ Note, _ int) (State, Result, error) {
-	return Pending, Result{}, w.announce(seq, sig, flags)
+// NewWire makes the arrival of the members of end. There must be no other messages with the tag.
+func NewWire(end transport.Endpoint, tag int32) (*Wire, error) {
+	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank(), steps: plan(end.Size(), end.Rank())}
+	first, err := w.another()
+	if err == nil {
+		w.spare = append(w.spare, first)
+	}
+	return w, err
+}
+
+// another makes another gathering.
+func (w *Wire) another() (*gathering, error) {
+	return newGathering(w.end, w.tag, wireRoom(w.n), w.steps)
+}
+
+// Room returns the most bytes of a note.
+func (w *Wire) Room() int64 { return wireRoom(w.n) }
+
+// Announce starts the gathering.
+func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, note Note, _ int) (State, Result, error) {
+	return w.announce(seq, sig, flags, note)
 }
 
 // Leave announces, in the place of collective seq, the next one, that this member comes to no more, because
-// of reason. So no allreduce of another member stays under way for ever, and each member that comes to seq
-// finds it closed. If an allreduce of this member is under way, it is the last: the others are told if they
+// of reason. So no gathering of another member stays under way for ever, and each member that comes to seq
+// finds it closed. If a gathering of this member is under way, it is the last: the others are told if they
 // ask. The caller polls Settled afterwards. No member announces anything after a collective in which one left.
 func (w *Wire) Leave(seq uint64, reason status.Code) error {
 	w.GiveUp(seq, reason)
-	if w.stage != 0 || w.last {
+	if w.stage != idle || w.last {
 		return nil
 	}
 	w.last = true
-	return w.announce(seq, &Signature{uint64(reason)}, Left)
+	_, _, err := w.announce(seq, &Signature{uint64(reason)}, Left, Note{})
+	return err
 }
 
-// announce starts the allreduce of what this member announces.
-func (w *Wire) announce(seq uint64, sig *Signature, flags Flags) error {
+// announce starts the gathering of what this member announces.
+func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, note Note) (State, Result, error) {
+	var vec [wireWords]uint64
 	for i, v := range sig {
-		w.vec[2*i], w.vec[2*i+1] = v, ^v
+		vec[2*i], vec[2*i+1] = v, ^v
 		w.entry[i] = v
 	}
 	f := uint64(flags)
-	w.vec[2*len(sig)], w.vec[2*len(sig)+1] = f, ^f
+	vec[wireWords-2], vec[wireWords-1] = f, ^f
 	w.entry[len(sig)] = f
-	err := w.start(transport.Or, &w.vec[0], &w.vec[wireWords], wireWords, 1)
-	if err == nil {
-		w.announced.Store(seq) // what was not started is not announced
-	}
-	return err
+	return w.gather(gatherWords, seq, &vec, note)
 }
 
-func (w *Wire) start(what transport.Round, mine, all *uint64, words, stage int) (err error) {
-	w.state, w.stage = Pending, stage
-	if w.request, err = w.comm.Start(what, unsafe.Pointer(mine), unsafe.Pointer(all), words); err != nil {
-		w.stage = 0
-	}
-	return err
-}
-
-// Poll takes the comparison further. It ignores spin, because every look is a test of a request. A
-// collective in which some member takes no part is closed, even if all have announced it: it could not end.
-func (w *Wire) Poll(int) (State, Result, error) {
-	if w.stage == 0 {
-		return w.state, w.result, nil
-	}
-	if !transport.Over(w.comm, w.request) {
-		if w.closed() {
-			return Closed, Result{}, nil
+// gather starts a gathering. What was not started is not announced.
+func (w *Wire) gather(what stage, seq uint64, vec *[wireWords]uint64, note Note) (State, Result, error) {
+	w.state = Pending
+	w.putAside()
+	if len(w.spare) == 0 {
+		g, err := w.another()
+		if err != nil {
+			return Pending, Result{}, err
 		}
-		return Pending, Result{}, nil
+		w.spare = append(w.spare, g)
 	}
-	stage := w.stage
-	err := w.comm.Err(w.request)
-	w.comm.Release(w.request)
-	w.request, w.stage = nil, 0
+	last := len(w.spare) - 1
+	w.now, w.spare = w.spare[last], w.spare[:last]
+	over, err := w.now.begin(seq, uint64(what), vec, note)
 	if err != nil {
+		w.stage = idle
 		return Pending, Result{}, err
 	}
-	if stage == 1 {
+	w.announced.Store(seq)
+	if w.stage = what; over {
+		return w.gathered()
+	}
+	return Pending, Result{}, nil
+}
+
+// putAside takes the last gathering, and those whose messages have arrived since, out of use.
+func (w *Wire) putAside() {
+	if w.now != nil {
+		w.unsent = append(w.unsent, w.now)
+		w.now = nil
+	}
+	kept := w.unsent[:0]
+	for _, g := range w.unsent {
+		if g.settled() {
+			w.spare = append(w.spare, g)
+		} else {
+			kept = append(kept, g)
+		}
+	}
+	clear(w.unsent[len(kept):])
+	w.unsent = kept
+}
+
+// Poll takes the gathering further. It ignores spin, because every look is a test of a request. A
+// collective in which some member takes no part is closed, even if all have announced it: it could not end.
+func (w *Wire) Poll(int) (State, Result, error) {
+	if w.stage == idle {
+		return w.state, w.result, nil
+	}
+	over, err := w.now.poll()
+	switch {
+	case err != nil:
+		w.stage = idle
+		return Pending, Result{}, err
+	case over:
+		return w.gathered()
+	case w.closed():
+		return Closed, Result{}, nil
+	}
+	return Pending, Result{}, nil
+}
+
+// gathered takes in what was gathered.
+func (w *Wire) gathered() (State, Result, error) {
+	stage := w.stage
+	w.stage = idle
+	if stage == gatherWords {
 		w.compare()
 		if w.last = w.result.Any&Left != 0; w.result.All&Left != 0 {
 			w.state = Closed // all have left: nobody asks who
 			return w.state, w.result, nil
 		}
-		// All members see in the same result whether the allgather follows. A member that knows already that the
-		// collective is closed takes part too, or the allgather of the others would never end.
+		// All members see in the same result whether the second gathering follows. A member that knows already that the
+		// collective is closed takes part too, or that of the others would never end.
 		if w.state == Agreed && w.result.Any&(Refused|Left) == 0 {
 			if w.closed() {
 				w.state = Closed
 			}
 			return w.state, w.result, nil
 		}
-		return Pending, Result{}, w.start(transport.Gather, &w.entry[0], &w.gathered[0], entryWords, 2)
+		vec := w.now.words
+		return w.gather(gatherEntries, w.now.seq, &vec, Note{unsafe.Pointer(&w.entry), 8 * entryWords})
 	}
+	w.takeEntries()
 	switch {
 	case w.last:
 		w.learnWhoLeft()
@@ -162,9 +221,24 @@ func (w *Wire) Poll(int) (State, Result, error) {
 	return w.state, w.result, nil
 }
 
+// takeEntries keeps what the members have announced. A note of another length stands for nothing.
+func (w *Wire) takeEntries() {
+	if w.entries == nil {
+		w.entries = make([]Entry, w.n)
+	}
+	for i := range w.entries {
+		var e [entryWords]uint64
+		if note := w.now.notes[i]; note.Bytes == 8*entryWords {
+			e = *(*[entryWords]uint64)(note.Data)
+		}
+		copy(w.entries[i].Signature[:], e[:])
+		w.entries[i].Flags = Flags(e[entryWords-1])
+	}
+}
+
 // learnWhoLeft notes the members that have left, as they have announced.
 func (w *Wire) learnWhoLeft() {
-	for i, e := range w.Entries() {
+	for i, e := range w.entries {
 		if e.Flags&Left != 0 {
 			w.Learn(Withdrawal{w.announced.Load(), i, status.Code(e.Signature[0])})
 		}
@@ -172,7 +246,7 @@ func (w *Wire) learnWhoLeft() {
 }
 
 func (w *Wire) compare() {
-	got := w.vec[wireWords:]
+	got := &w.now.words
 	w.result = Result{Any: Flags(got[wireWords-2]), All: ^Flags(got[wireWords-1])}
 	for i := 0; i < len(Signature{}); i++ {
 		if got[2*i]&got[2*i+1] != 0 {
@@ -185,20 +259,16 @@ func (w *Wire) compare() {
 	}
 }
 
-// Entries returns what each member has announced.
-func (w *Wire) Entries() []Entry {
-	if w.entries == nil {
-		w.entries = make([]Entry, w.n)
-	}
-	for i := range w.entries {
-		row := w.gathered[i*entryWords : (i+1)*entryWords]
-		copy(w.entries[i].Signature[:], row)
-		w.entries[i].Flags = Flags(row[entryWords-1])
-	}
-	return w.entries
+// Note returns the note of member i for the collective that was announced last, at which all members have arrived. It
+// stays valid until the next one is announced.
+func (w *Wire) Note(_ uint64, i int) (note unsafe.Pointer, bytes int64) {
+	return w.now.notes[i].Data, w.now.notes[i].Bytes
 }
 
-// Missing returns known = false: an allreduce does not tell which members are late.
+// Entries returns what each member has announced.
+func (w *Wire) Entries() []Entry { return w.entries }
+
+// Missing returns known = false: a gathering does not tell which members are late.
 func (w *Wire) Missing() ([]int, bool) { return nil, false }
 
 // GiveUp records that this member takes no part in seq and in all later collectives, for members that
@@ -270,20 +340,28 @@ func (w *Wire) Closers(seq uint64) map[int]status.Code {
 // closed tells whether some member takes no part in the current collective.
 func (w *Wire) closed() bool { return len(w.Closers(w.announced.Load())) > 0 }
 
-// Settled tests a comparison that was given up. It ends when the other members have come.
+// Settled tests the messages that are under way. A gathering that was given up ends when the other members have come.
 func (w *Wire) Settled() bool {
-	if w.stage != 0 {
+	if w.stage != idle {
 		_, _, _ = w.Poll(0)
 	}
-	return w.stage == 0
+	if w.stage != idle {
+		return false
+	}
+	w.putAside()
+	return len(w.unsent) == 0
 }
 
-// Close frees the buffers, unless a comparison is under way: then the transport may still write to them.
+// Close frees the buffers, except for those of messages that are under way: the transport may still use them.
 func (w *Wire) Close() error {
-	if w.stage == 0 && w.block != nil {
-		mem.Free(w.block)
-		w.block = nil
+	if w.stage != idle {
+		return nil
 	}
+	w.putAside()
+	for _, g := range w.spare {
+		g.free()
+	}
+	w.spare = nil
 	return nil
 }
 

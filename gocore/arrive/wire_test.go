@@ -19,7 +19,7 @@ func TestWireAgreesWithLines(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
 			assert.NoError(t, mpifake.Each(mpifake.New(n), func(rank int, lib mpi.Library) error {
-				w, err := NewWire(mpifake.World(lib))
+				w, err := NewWire(mpifake.World(lib), 2)
 				if err != nil {
 					return err
 				}
@@ -34,7 +34,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	libs := mpifake.New(2)
 	var ws []*Wire
 	for _, lib := range libs {
-		w, err := NewWire(mpifake.World(lib))
+		w, err := NewWire(mpifake.World(lib), 2)
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}
@@ -48,7 +48,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 			require.NoError(t, err)
 		}
 		_, known := ws[0].Missing()
-		assert.False(t, known, "an allreduce does not tell which members are late")
+		assert.False(t, known, "a gathering does not tell which members are late")
 		assert.True(t, ws[0].GiveUp(seq+1, status.Timeout))
 		assert.Empty(t, ws[0].Closers(seq))
 		state, res, err := arrive(ws[1], seq, sig, Sync|Others)
@@ -76,25 +76,30 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 }
 
 func TestWireReportsErrorsOfMPI(t *testing.T) {
-	w := func(opts ...mpifake.Option) *Wire {
-		lib := mpifake.New(1, opts...)[0]
-		w, err := NewWire(mpifake.World(lib))
-		require.NoError(t, err)
-		return w
+	// Calls 1 and 2 are the first message of each kind, 3 and 4 those of what each member has announced after a refusal.
+	for call := 1; call <= 4; call++ {
+		var ws []*Wire
+		for _, lib := range mpifake.New(2, mpifake.Fail(0, call, 16)) {
+			w, err := NewWire(mpifake.World(lib), 2)
+			require.NoError(t, err)
+			ws = append(ws, w)
+		}
+		_, _, first := ws[0].Announce(1, &Signature{1}, Refused, Note{}, 0)
+		_, _, _ = ws[1].Announce(1, &Signature{1}, 0, Note{}, 0)
+		for end := time.Now().Add(20 * time.Second); first == nil && time.Now().Before(end); {
+			_, _, first = ws[0].Poll(0)
+			_, _, _ = ws[1].Poll(0)
+		}
+		assert.ErrorContains(t, first, fmt.Sprintf("injected failure of call %d", call))
+		assert.Eventually(t, ws[0].Settled, 20*time.Second, time.Millisecond, "a receive that nobody answers is given up")
+		assert.NoError(t, ws[0].Close())
 	}
-	_, _, err := arrive(w(mpifake.Fail(0, 1, 16)), 1, Signature{1}, 0)
-	assert.ErrorContains(t, err, "injected failure of call 1")
-	// The second call is the allgather of the entries after a refusal.
-	failing := w(mpifake.Fail(0, 2, 16))
-	_, _, err = arrive(failing, 1, Signature{1}, Refused)
-	assert.ErrorContains(t, err, "injected failure of call 2")
-	assert.NoError(t, failing.Close())
 }
 
 // wires makes the arrivals of n members of one process.
 func wires(t *testing.T, n int) (ws []*Wire) {
 	for _, lib := range mpifake.New(n) {
-		w, err := NewWire(mpifake.World(lib))
+		w, err := NewWire(mpifake.World(lib), 2)
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}

@@ -24,7 +24,7 @@ import (
 type Part struct {
 	Data  unsafe.Pointer
 	Count int64
-	// OnDevice says that Data is memory of Args.DeviceCall.Device. Only such a part may have a
+	// OnDevice says that Data is memory of Args.DeviceArgs.Device. Only such a part may have a
 	// Layout: the shape and strides of a tensor that is not contiguous.
 	OnDevice bool
 	Layout   *op.Buf
@@ -46,8 +46,10 @@ type Sig struct {
 	// any other rank.
 	Count int64
 	Size  int
-	// Local says that the members share a node and its memory.
+	// Local says that the members share a node and its memory, Apart that no two of them are on one node.
 	Local  bool
+	Apart  bool
+	Rails  int          // ranks of the smallest node, if the group may work in levels; 0: it may not
 	Agreed arrive.Flags // flags that every member has set
 	Any    arrive.Flags // flags that at least one member has set
 	Forced Forced       // algorithms that the group prefers to the registry's order
@@ -95,11 +97,24 @@ type Args struct {
 	// Send and Recv are the buffers: one, or one for each rank. Send is empty if the operation is
 	// in place.
 	Send, Recv []Part
-	// DeviceCall is set if some rank has tensors in device memory.
-	DeviceCall *DeviceCall
-	// Node is set if all ranks share a node and its memory. Seq is the number of the collective there.
-	Node *Node
-	Seq  uint64
+	// DeviceArgs is set if some rank has tensors in device memory.
+	DeviceArgs *DeviceArgs
+	// Notes has what the members have announced beside their signatures, for the collective with the number Seq. It
+	// is nil in a group of one.
+	Notes Notes
+	Seq   uint64
+	// Node is set if all ranks share a node and its memory, Levels if Rails is not 0.
+	Node   *Node
+	Levels *Levels
+}
+
+// Notes are the notes of an arrival.
+type Notes interface {
+	// Note returns the note of a member for collective seq, at which all members have arrived, and its length. It is
+	// valid until this member's next collective.
+	Note(seq uint64, member int) (note unsafe.Pointer, bytes int64)
+	// Room returns the most bytes of a note.
+	Room() int64
 }
 
 // Trait returns the row of the operation in op's table.

@@ -32,7 +32,7 @@ var (
 func directAlgorithm(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Args, *Program, *messageBatch) error) Algorithm {
 	open := func(s *Sig) bool { return s.Any&NotDirect == 0 && enabled(s) }
 	return Algorithm{Name: "direct", Memory: deviceMemory, Enabled: open, polls: always, scratch: scratch, build: func(a *Args, p *Program) error {
-		p.Until(a.DeviceCall.ready)
+		p.Until(a.DeviceArgs.ready)
 		t := messageBatch{a: a, p: p}
 		if err := build(a, p, &t); err != nil {
 			return err
@@ -119,11 +119,11 @@ func (t *messageBatch) copyLocal(dst, src Part) {
 			mem.Copy(dst.Data, src.Data, dst.Count*a.elem())
 			return nil
 		}
-		dc := a.DeviceCall
-		if err := dc.Device.Copy(dst.Data, src.Data, dst.Count*a.elem(), dc.Device.Comm); err != nil {
+		da := a.DeviceArgs
+		if err := da.Device.Copy(dst.Data, src.Data, dst.Count*a.elem(), da.Device.Comm); err != nil {
 			return err
 		}
-		return dc.end(dc.Device.Comm)
+		return da.end(da.Device.Comm)
 	})
 }
 

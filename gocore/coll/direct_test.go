@@ -19,7 +19,7 @@ func TestDirectBroadcastOfALongTensor(t *testing.T) {
 	for _, size := range []int{2, 3, 5} {
 		w := newWorld(size)
 		for root := range size {
-			a := Args{Sig: Sig{Code: op.Broadcast, DType: op.UInt8, Count: n, Root: root}, DeviceCall: &DeviceCall{}}
+			a := Args{Sig: Sig{Code: op.Broadcast, DType: op.UInt8, Count: n, Root: root}, DeviceArgs: &DeviceArgs{}}
 			for _, how := range forms {
 				calls := w.calls(a)
 				for _, s := range calls {

@@ -123,6 +123,7 @@ func FuzzNote(f *testing.F) {
 			require.NoError(t, err)
 		}
 		a := &calls[0].args
+		a.Notes = a.Node.Lines
 		check := func(err error) {
 			var bad *NotAsAgreed
 			if errors.As(err, &bad) {

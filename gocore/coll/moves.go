@@ -37,6 +37,10 @@ const maxBatch = 64
 
 const pairTag = 1
 
+// ArrivalTag is the tag of the messages by which the members of a group on several nodes arrive, on the same
+// communicator.
+const ArrivalTag = 2
+
 func (t *messageBatch) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64) {
 	if elements == 0 || t.err != nil {
 		return

@@ -50,7 +50,7 @@ func sum(n []int) (s int) {
 }
 
 // pieces cuts data into consecutive parts of the given lengths.
-func pieces(d op.DType, data []byte, counts []int) [][]byte {
+func cut(d op.DType, data []byte, counts []int) [][]byte {
 	var out [][]byte
 	for _, n := range counts {
 		out, data = append(out, data[:n*d.Size()]), data[n*d.Size():]
@@ -122,10 +122,10 @@ func TestAllGather(t *testing.T) {
 				counts, isEven, a.Count = uneven(size, n), size == 1, 0 // a single rank's length is 0
 			}
 			w.everyAlgorithm(t, what(a, size, kind), signature(a, size, isEven), func() []*rankCall {
-				data := pieces(d, noise(rng, d, sum(counts)), counts)
+				data := cut(d, noise(rng, d, sum(counts)), counts)
 				calls := w.calls(a)
 				for r, s := range calls {
-					junk := pieces(d, noise(rng, d, sum(counts)), counts)
+					junk := cut(d, noise(rng, d, sum(counts)), counts)
 					if kind == "into one, in place" {
 						junk[r] = data[r]
 					}
@@ -153,13 +153,13 @@ func TestGatherAndScatter(t *testing.T) {
 			for _, kind := range []string{"one", "one, in place", "many"} {
 				a := Args{Sig: Sig{Code: code, DType: d, Count: int64(n), Root: rng.Intn(size)}}
 				w.everyAlgorithm(t, what(a, size, kind), signature(a, size, true), func() []*rankCall {
-					data := pieces(d, noise(rng, d, n*size), counts)
+					data := cut(d, noise(rng, d, n*size), counts)
 					calls := w.calls(a)
 					for r, s := range calls {
 						gather := code == op.Gather
 						sent, all := data[r], data
 						if gather {
-							all = pieces(d, noise(rng, d, n*size), counts)
+							all = cut(d, noise(rng, d, n*size), counts)
 						} else {
 							sent = noise(rng, d, n)
 						}

@@ -68,7 +68,7 @@ func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 			longest = max(longest, a.Recv[i].Count*a.elem())
 		}
 	}
-	return parts, bytes, longest <= arrive.NoteRoom(a.Size)
+	return parts, bytes, longest <= a.Notes.Room()
 }
 
 // shareCount returns how many elements rank r's share has: of an operation without shares, everything.
@@ -113,7 +113,7 @@ func runInline(a *Args) error {
 		}
 		if t.Gives.Includes(a.Root, r) && want > 0 { // else the slot may hold something else
 			var bytes int64
-			if note, bytes = a.Node.Lines.Note(a.Seq, r); bytes != want {
+			if note, bytes = a.Notes.Note(a.Seq, r); bytes != want {
 				return a.notAsAgreed(r)
 			}
 		}

@@ -92,6 +92,12 @@ func flagOf(alg *Algorithm) arrive.Flags {
 	return 0
 }
 
+// fakeNotes has the room of the lines of a number of members, before the call has any.
+type fakeNotes int
+
+func (n fakeNotes) Room() int64                            { return arrive.NoteRoom(int(n)) }
+func (fakeNotes) Note(uint64, int) (unsafe.Pointer, int64) { panic("nothing was announced") }
+
 // suitsNode tells whether this rank would announce the flag of alg for the call.
 func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
 	switch alg {
@@ -111,7 +117,7 @@ func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
 // the polled form a chunk at a time.
 func (f *fakeNode) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 	a := &s.args
-	a.Node, a.Seq = f.ranks[rank], f.seq
+	a.Node, a.Notes, a.Seq = f.ranks[rank], f.ranks[rank].Lines, f.seq
 	note, free, err := noteOf(alg, s)
 	if err != nil {
 		return err
@@ -257,7 +263,7 @@ func (w *fakeWorld) reduction(rng *rand.Rand, a Args, place string, n int) []*ra
 		case a.Code == op.ReduceScatter:
 			s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
 			x := s.tensor(noise(rng, a.DType, n))
-			x.want = pieces(a.DType, want, even(size, n))[r]
+			x.want = cut(a.DType, want, even(size, n))[r]
 			s.args.Recv = []Part{x.Part}
 		case a.Code == op.Reduce && r != a.Root:
 			s.args.Send = []Part{s.tensor(encode(a.DType, parts[r])).Part}
@@ -409,7 +415,7 @@ func TestWhatSuitsASlotAndAHeap(t *testing.T) {
 		{"coalesced, with gaps", op.AllReduceCoalesced, 0, nil, []Part{at(60, 8), at(0, 8), at(20, 0)}, true, true},
 		{"coalesced, a tensor in part twice", op.AllReduceCoalesced, 0, nil, []Part{at(60, 8), at(0, 8), at(64, 8)}, true, false},
 	} {
-		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2, Root: c.root, Count: 8}, Rank: 1, Send: c.send, Recv: c.recv}
+		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2, Root: c.root, Count: 8}, Rank: 1, Send: c.send, Recv: c.recv, Notes: fakeNotes(2)}
 		_, _, slot := Payload(&a, Even)
 		places, inHeap := Place(&a, heapOf(1))
 		places.Free()
@@ -437,7 +443,7 @@ func TestAnOfferThatWasFreedTellsNothing(t *testing.T) {
 		"two parts":   {[]Part{{Data: block, Count: 8}, {Data: unsafe.Add(block, 8), Count: 8}}, false},
 		"in the heap": {[]Part{{Data: inHeap, Count: 16}}, true},
 	} {
-		a := Args{Sig: Sig{Code: op.AllReduceCoalesced, DType: op.UInt8, Size: 2, Root: -1, Count: 16}, Recv: c.parts}
+		a := Args{Sig: Sig{Code: op.AllReduceCoalesced, DType: op.UInt8, Size: 2, Root: -1, Count: 16}, Recv: c.parts, Notes: fakeNotes(2)}
 		var o Offer
 		if c.place {
 			var ok bool
@@ -471,7 +477,7 @@ func TestWhetherUnevenInputsSuitTheSlots(t *testing.T) {
 		{op.ReduceScatter, []Part{{Count: noteRoom - 5}, {Count: 6}}, []Part{{Count: 6}}, false},
 		{op.AllToAll, []Part{{Count: 1}, {Count: 2}}, []Part{{Count: 1}, {Count: 2}}, false},
 	} {
-		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2}, Rank: 1, Send: c.send, Recv: c.recv}
+		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2}, Rank: 1, Send: c.send, Recv: c.recv, Notes: fakeNotes(2)}
 		_, _, ok := Payload(&a, 0)
 		assert.Equal(t, c.want, ok, "%s %v", c.code, c.send)
 	}
@@ -492,6 +498,7 @@ func TestASlotThatHoldsSomethingElse(t *testing.T) {
 			note, free, err := noteOf(alg, s)
 			require.NoError(t, err)
 			defer free()
+			s.args.Notes = s.args.Node.Lines
 			if r == 1 {
 				note.Bytes--
 			}

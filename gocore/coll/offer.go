@@ -8,7 +8,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
-// Offer is what a member of a group on one node tells in the note of its announcement, so that all members may choose
+// Offer is what a member tells in the note of its announcement, so that all members may choose
 // an algorithm that needs no MPI: its input, if that is short, or where its tensors are in this rank's heap. The zero
 // value tells nothing.
 type Offer struct {
@@ -36,7 +36,7 @@ func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, er
 		// The members that give something decide which algorithm is taken. This one can be part of both.
 	}
 	own := heap.IfMade()
-	if own == nil || copied {
+	if own == nil || copied || a.Node == nil {
 		return flags, nil
 	}
 	if o.places, ok = Place(a, own); ok {

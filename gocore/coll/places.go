@@ -215,9 +215,9 @@ func placeOf(l *heap.Location) heap.Location {
 
 // Bystander prepares the operation of a call whose tensors this rank cannot work in (shm.NewBystander).
 func (a *Args) Bystander() (*shm.Op, error) {
-	call := shm.Call{Seq: a.Seq, Rank: a.Rank, Size: a.Size, YieldEvery: a.Node.Lines.Yields()}
-	call.Words, call.Chunks = a.Node.Lines.Chunks(a.Seq)
-	return shm.NewBystander(&call)
+	c := shm.Collective{Seq: a.Seq, Rank: a.Rank, Size: a.Size, YieldEvery: a.Node.Lines.Yields()}
+	c.Words, c.Chunks = a.Node.Lines.Chunks(a.Seq)
+	return shm.NewBystander(&c)
 }
 
 // sharedOp prepares the operation, once all ranks have arrived. If this rank cannot map a tensor of
@@ -243,23 +243,23 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 		blind = blind || all[r].blind
 	}
 	lines := a.Node.Lines
-	call := shm.Call{Seq: a.Seq, Code: a.Code, DType: a.DType, Reduce: a.Reduce, Scale: a.Scale, Count: a.Count,
+	c := shm.Collective{Seq: a.Seq, Code: a.Code, DType: a.DType, Reduce: a.Reduce, Scale: a.Scale, Count: a.Count,
 		Rank: a.Rank, Size: a.Size, Root: a.Root, Parts: parts, YieldEvery: lines.Yields()}
-	call.Words, call.Chunks = lines.Chunks(a.Seq)
+	c.Words, c.Chunks = lines.Chunks(a.Seq)
 	switch {
 	case a.Agreed&Even != 0:
 	case a.Trait().Shares == op.Pairwise:
 		all[a.Rank] = told{in: counts(in), out: counts(out)}
-		if err := a.differingPairs(&call, all); err != nil {
+		if err := a.differingPairs(&c, all); err != nil {
 			return nil, err
 		}
 	default:
-		call.Shares = make([]int64, a.Size)
-		for r := range call.Shares {
-			call.Shares[r] = a.shareCount(r)
+		c.Shares = make([]int64, a.Size)
+		for r := range c.Shares {
+			c.Shares[r] = a.shareCount(r)
 		}
 	}
-	o, err := shm.New(&call)
+	o, err := shm.New(&c)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +273,7 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 			}
 			continue
 		}
-		mapped, ok := a.addSides(&call, o, r, &all[r])
+		mapped, ok := a.addSides(&c, o, r, &all[r])
 		switch {
 		case ok:
 			blind = !mapped
@@ -344,7 +344,7 @@ func (a *Args) hasSide(ranges int, has, perRank bool) bool {
 
 // addSides adds the tensors of another rank. ok is false if they do not have the length that the call
 // needs, mapped if this process cannot map one of them.
-func (a *Args) addSides(c *shm.Call, o *shm.Op, r int, s *told) (mapped, ok bool) {
+func (a *Args) addSides(c *shm.Collective, o *shm.Op, r int, s *told) (mapped, ok bool) {
 	t := a.Trait()
 	given, got := int64(0), int64(0)
 	if t.Gives.Includes(a.Root, r) {
@@ -360,7 +360,7 @@ func (a *Args) addSides(c *shm.Call, o *shm.Op, r int, s *told) (mapped, ok bool
 }
 
 // sideCount returns how many elements a side of rank r has.
-func (a *Args) sideCount(c *shm.Call, side shm.Side, perRank bool, r int) (count int64) {
+func (a *Args) sideCount(c *shm.Collective, side shm.Side, perRank bool, r int) (count int64) {
 	switch {
 	case a.Trait().Shares == op.Pairwise && c.Shares != nil:
 		for other := range a.Size {
@@ -400,7 +400,7 @@ const mostBytes = 1 << 48
 
 // differingPairs tells the operation how long the shares of an all_to_all are. What one rank gives
 // another must be what that one expects; else all ranks find the same error.
-func (a *Args) differingPairs(c *shm.Call, all []told) error {
+func (a *Args) differingPairs(c *shm.Collective, all []told) error {
 	c.Shares = make([]int64, a.Size*a.Size)
 	left := mostBytes / a.elem()
 	for from := range all {

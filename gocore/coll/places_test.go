@@ -112,10 +112,10 @@ func (w *fakeWorld) listCall(rng *rand.Rand, a *Args, turn int) (make func() []*
 func (w *fakeWorld) coalesced(rng *rand.Rand, a Args, counts []int, lay func(*rankCall, *rand.Rand, [][]byte) ([]Part, []*tensor)) []*rankCall {
 	calls := w.calls(a)
 	parts := contributions(rng, a.DType, len(calls), sum(counts))
-	want := pieces(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
+	want := cut(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
 	for r, s := range calls {
 		var outs []*tensor
-		s.args.Recv, outs = lay(s, rng, pieces(a.DType, encode(a.DType, parts[r]), counts))
+		s.args.Recv, outs = lay(s, rng, cut(a.DType, encode(a.DType, parts[r]), counts))
 		if len(s.args.Recv) != len(counts) { // there are as many tensors on every rank
 			s.args.Recv = s.cut(outs[0], counts)
 		}
@@ -140,9 +140,9 @@ func (s *rankCall) cut(x *tensor, counts []int) (parts []Part) {
 func (w *fakeWorld) scatteredReduction(rng *rand.Rand, a Args, shares []int) []*rankCall {
 	calls := w.calls(a)
 	parts := contributions(rng, a.DType, len(calls), sum(shares))
-	want := pieces(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), shares)
+	want := cut(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), shares)
 	for r, s := range calls {
-		s.args.Send = s.listed(rng, pieces(a.DType, encode(a.DType, parts[r]), shares), nil)
+		s.args.Send = s.listed(rng, cut(a.DType, encode(a.DType, parts[r]), shares), nil)
 		x := s.tensor(noise(rng, a.DType, shares[r]))
 		x.want, s.args.Recv = want[r], []Part{x.Part}
 	}
@@ -294,8 +294,8 @@ func TestListsOfManyRanks(t *testing.T) {
 	// The lengths of an all_to_all must be in the slots.
 	w.inHeap = true
 	s := w.calls(Args{Sig: Sig{Code: op.AllToAll, DType: op.UInt8, Count: -1}})[3]
-	s.args.Send, _ = s.lay(false, pieces(op.UInt8, make([]byte, sum(shares)+size), append(even(size-1, 30), 30+size)))
-	s.args.Recv, _ = s.lay(false, pieces(op.UInt8, make([]byte, sum(shares)), shares))
+	s.args.Send, _ = s.lay(false, cut(op.UInt8, make([]byte, sum(shares)+size), append(even(size-1, 30), 30+size)))
+	s.args.Recv, _ = s.lay(false, cut(op.UInt8, make([]byte, sum(shares)), shares))
 	_, ok := Place(&s.args, s.heap)
 	assert.False(t, ok)
 	for _, x := range s.tensors {

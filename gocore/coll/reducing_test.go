@@ -81,11 +81,11 @@ func TestAllReduceCoalesced(t *testing.T) {
 			a.Code, a.Count = op.AllReduceCoalesced, int64(sum(counts))
 			w.everyAlgorithm(t, what(a, size, a.Reduce.String()), signature(a, size, true), func() []*rankCall {
 				parts := contributions(rng, a.DType, size, sum(counts))
-				want := pieces(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
+				want := cut(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
 				calls := w.calls(a)
 				for r, s := range calls {
 					var outs []*tensor
-					s.args.Recv, outs = s.lay(false, pieces(a.DType, encode(a.DType, parts[r]), counts))
+					s.args.Recv, outs = s.lay(false, cut(a.DType, encode(a.DType, parts[r]), counts))
 					wants(outs, want)
 				}
 				return calls
@@ -128,10 +128,10 @@ func TestReduceScatter(t *testing.T) {
 				}
 				w.everyAlgorithm(t, what(a, size, a.Reduce.String()+" "+kind), signature(a, size, isEven), func() []*rankCall {
 					parts := contributions(rng, a.DType, size, sum(counts))
-					want := pieces(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
+					want := cut(a.DType, encode(a.DType, folded(a.Reduce, a.DType, parts, a.Scale)), counts)
 					calls := w.calls(a)
 					for r, s := range calls {
-						s.args.Send, _ = s.lay(kind == "one", pieces(a.DType, encode(a.DType, parts[r]), counts))
+						s.args.Send, _ = s.lay(kind == "one", cut(a.DType, encode(a.DType, parts[r]), counts))
 						x := s.tensor(noise(rng, a.DType, counts[r]))
 						x.want = want[r]
 						s.args.Recv = []Part{x.Part}

@@ -11,9 +11,9 @@ var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: on
 	if a.Reduce == op.PremulSum || !contiguousOnDevice(a.Send) || !contiguousOnDevice(a.Recv) {
 		return buildStaged(a, p)
 	}
-	d := a.DeviceCall.Device
+	d := a.DeviceArgs.Device
 	p.Do(func() error {
-		if err := d.StreamWait(d.Comm, a.DeviceCall.Ready); err != nil {
+		if err := d.StreamWait(d.Comm, a.DeviceArgs.Ready); err != nil {
 			return err
 		}
 		for i := range a.Recv {
@@ -21,7 +21,7 @@ var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: on
 				return err
 			}
 		}
-		return a.DeviceCall.end(d.Comm)
+		return a.DeviceArgs.end(d.Comm)
 	})
 	return nil
 }}

@@ -44,7 +44,7 @@ func TestAloneOnADevice(t *testing.T) {
 				}
 				what := fmt.Sprintf("%s of %s, in place: %v", c, r, inPlace)
 				in, out := onto(t, d, 1, 2, 3), onto(t, d, 7, 8, 9)
-				a := Args{MPI: MPI{lib, lib.World()}, Scale: 2, Recv: []Part{out}, DeviceCall: &DeviceCall{Device: d, PieceBytes: 64},
+				a := Args{MPI: On(mpifake.World(lib), nil), Scale: 2, Recv: []Part{out}, DeviceArgs: &DeviceArgs{Device: d, PieceBytes: 64},
 					Sig: Sig{Code: c, DType: op.Float32, Reduce: r, Count: 3, Size: 1, Local: true, Agreed: Even, Any: Even | Device}}
 				want := []float32{7, 8, 9}
 				if !inPlace {
@@ -58,7 +58,7 @@ func TestAloneOnADevice(t *testing.T) {
 						want[i] *= 2
 					}
 				}
-				require.NoError(t, d.Mark(&a.DeviceCall.Ready, d.In))
+				require.NoError(t, d.Mark(&a.DeviceArgs.Ready, d.In))
 				alg, err := Choose(&a.Sig)
 				require.NoError(t, err, what)
 				require.Same(t, &singleOnDevice, alg, what)
@@ -71,9 +71,9 @@ func TestAloneOnADevice(t *testing.T) {
 				for _, s := range []cuda.Stream{d.In, d.Out, d.Comm} {
 					require.NoError(t, d.StreamSync(s))
 				}
-				assert.Equal(t, want, held(t, d, out), what)
-				assert.Equal(t, []float32{1, 2, 3}, held(t, d, in), what)
-				for _, e := range []cuda.Event{a.DeviceCall.Ready, a.DeviceCall.Tail} {
+				assert.Equal(t, want, contents(t, d, out), what)
+				assert.Equal(t, []float32{1, 2, 3}, contents(t, d, in), what)
+				for _, e := range []cuda.Event{a.DeviceArgs.Ready, a.DeviceArgs.Tail} {
 					if e != 0 {
 						d.PutEvent(e)
 					}
@@ -98,8 +98,8 @@ func onto(t *testing.T, d *cuda.Device, v ...float32) Part {
 	return Part{Data: at, Count: int64(len(v)), OnDevice: true}
 }
 
-// held returns what a tensor in device memory holds.
-func held(t *testing.T, d *cuda.Device, part Part) []float32 {
+// contents returns what a tensor in device memory holds.
+func contents(t *testing.T, d *cuda.Device, part Part) []float32 {
 	t.Helper()
 	block, host := onHostOf(t, int(part.Count))
 	defer mem.Free(block)

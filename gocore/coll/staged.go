@@ -64,7 +64,7 @@ type stager struct {
 func (a *Args) inHostMemory() Args {
 	const device = Device | IPC | NotDirect | NotStaged | DeviceReduce | ofSlot
 	host := *a
-	host.DeviceCall, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
+	host.DeviceArgs, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
 	if a.Trait().Recv == op.Many {
 		host.Code = op.AllReduce // the tensors share one block
 	}
@@ -77,7 +77,7 @@ func (a *Args) pieceOf(count int64) int64 {
 	if a.Trait().Shares != op.NoShares {
 		widest = int64(a.Size)
 	}
-	piece := max(1, a.DeviceCall.PieceBytes/(a.elem()*widest))
+	piece := max(1, a.DeviceArgs.PieceBytes/(a.elem()*widest))
 	return min((piece+sliceAlign-1)/sliceAlign*sliceAlign, max(1, count))
 }
 
@@ -132,9 +132,9 @@ func buildStaged(a *Args, p *Program) error {
 // begin queues the copies behind what the producing stream had queued, and starts.
 func (s *stager) begin() error {
 	a := s.args
-	if d := a.DeviceCall.Device; d != nil {
+	if d := a.DeviceArgs.Device; d != nil {
 		for _, stream := range []cuda.Stream{d.Out, d.In} {
-			s.try(func() error { return d.StreamWait(stream, a.DeviceCall.Ready) })
+			s.try(func() error { return d.StreamWait(stream, a.DeviceArgs.Ready) })
 		}
 	}
 	if unevenShares(&a.Sig) {
@@ -316,8 +316,8 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 	if err := s.mark(&ln.out, s.stream(true)); err != nil {
 		return err
 	}
-	if hi == s.count && s.args.DeviceCall.Device != nil && s.onDevice(s.recv) {
-		return s.args.DeviceCall.end(s.args.DeviceCall.Device.In)
+	if hi == s.count && s.args.DeviceArgs.Device != nil && s.onDevice(s.recv) {
+		return s.args.DeviceArgs.end(s.args.DeviceArgs.Device.In)
 	}
 	return nil
 }
@@ -325,7 +325,7 @@ func (s *stager) drain(ln *lane, lo, hi int64) error {
 // close gives blocks and events back. The last copies out may still read the blocks, and after an
 // error copies in may still write them.
 func (s *stager) close() {
-	d := s.args.DeviceCall.Device
+	d := s.args.DeviceArgs.Device
 	for i := range lanes + 1 {
 		ln := &s.sendCopy
 		if i < lanes {

@@ -86,7 +86,7 @@ func (s *stager) copyRows(b *mem.Pinned, rows []row, lo, hi int64, out bool) err
 // move copies count elements of a part, from element from on, to the address at, or back if out is
 // set.
 func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, out bool) error {
-	a, d := s.args, s.args.DeviceCall.Device
+	a, d := s.args, s.args.DeviceArgs.Device
 	switch {
 	case part.Layout != nil && !locked:
 		return status.New(status.NoMemory, "%s: a tensor in device memory that is not contiguous needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy", a.Code, count*a.elem())
@@ -107,7 +107,7 @@ func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, 
 // stream returns the stream for copies out of the blocks, which go into the device, or for copies
 // into the blocks, which go out of the device.
 func (s *stager) stream(out bool) cuda.Stream {
-	switch d := s.args.DeviceCall.Device; {
+	switch d := s.args.DeviceArgs.Device; {
 	case d == nil:
 		return 0
 	case out:
@@ -131,7 +131,7 @@ func (s *stager) onDevice(rows []row) bool {
 // block takes a block. It is pageable if this rank has no tensor on a device or its device has
 // failed.
 func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
-	if d := s.args.DeviceCall.Device; d != nil && s.failed == nil {
+	if d := s.args.DeviceArgs.Device; d != nil && s.failed == nil {
 		if b, err = mem.GetPinned(d, bytes); err == nil {
 			return b, nil
 		}
@@ -143,7 +143,7 @@ func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
 
 // mark makes e stand for the work that is queued on a stream now.
 func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
-	d := s.args.DeviceCall.Device
+	d := s.args.DeviceArgs.Device
 	if d == nil {
 		return nil
 	}
@@ -154,10 +154,10 @@ func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
 // ends at once.
 func (s *stager) await(e *cuda.Event) {
 	s.p.Until(func() (bool, error) {
-		if s.args.DeviceCall.Device == nil || *e == 0 || s.failed != nil {
+		if s.args.DeviceArgs.Device == nil || *e == 0 || s.failed != nil {
 			return true, nil
 		}
-		done, err := s.args.DeviceCall.Device.Query(*e)
+		done, err := s.args.DeviceArgs.Device.Query(*e)
 		s.failed = err
 		return done || err != nil, nil
 	})

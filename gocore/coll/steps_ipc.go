@@ -35,7 +35,7 @@ type ipcCall struct {
 func ipcAlgorithm(enabled func(*Sig) bool, plan func(*Args) (hasWork func(rank int) bool, queue func(*ipcCall) error)) Algorithm {
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
 	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, polls: always, scratch: (*Args).ipcScratch, build: func(a *Args, p *Program) error {
-		if a.DeviceCall.Peers.Refused() {
+		if a.DeviceArgs.Peers.Refused() {
 			return a.buildWithoutIPC(p)
 		}
 		m := &ipcCall{a: a, p: p}
@@ -87,16 +87,16 @@ func (m *ipcCall) build() error {
 // announce fills in this rank's record and records the event Ready, which stands for the tensors.
 func (m *ipcCall) announce(r *ipc.Record) (ipc.State, error) {
 	*r = ipc.Record{}
-	dc := m.a.DeviceCall
-	mappings, err := dc.Peers.Mappings(dc.Device)
+	da := m.a.DeviceArgs
+	mappings, err := da.Peers.Mappings(da.Device)
 	if err != nil {
 		return ipc.Never, err
 	}
 	m.mappings = mappings
-	if err := dc.Device.StreamWait(dc.Device.Comm, dc.Ready); err != nil {
+	if err := da.Device.StreamWait(da.Device.Comm, da.Ready); err != nil {
 		return ipc.Never, err
 	}
-	if err := dc.Device.Record(mappings.Events.Ready, dc.Device.Comm); err != nil {
+	if err := da.Device.Record(mappings.Events.Ready, da.Device.Comm); err != nil {
 		return ipc.Never, err
 	}
 	r.Ready, r.Done = mappings.Events.ReadyHandle, mappings.Events.DoneHandle
@@ -135,7 +135,7 @@ func (m *ipcCall) agree() error {
 	for i := range m.records {
 		state = min(state, m.records[i].State)
 	}
-	peers := m.a.DeviceCall.Peers
+	peers := m.a.DeviceArgs.Peers
 	if state != ipc.Serves {
 		if state == ipc.Never {
 			peers.Refuse(ipc.Why(m.err))
@@ -233,9 +233,9 @@ func (m *ipcCall) settle(failed error) error {
 	if m.finish() != nil { // the context is broken, so waiting is impossible
 		return failed
 	}
-	dc := m.a.DeviceCall
+	da := m.a.DeviceArgs
 	m.p.Until(func() (bool, error) {
-		if over, err := dc.Device.Query(dc.Tail); !over && err == nil {
+		if over, err := da.Device.Query(da.Tail); !over && err == nil {
 			return false, nil
 		}
 		return true, failed
@@ -244,7 +244,7 @@ func (m *ipcCall) settle(failed error) error {
 }
 
 func (m *ipcCall) queueWork() error {
-	d := m.a.DeviceCall.Device
+	d := m.a.DeviceArgs.Device
 	for r := range m.records {
 		if theirs := &m.records[r]; theirs.Source.Size > 0 || theirs.Target.Size > 0 {
 			if err := m.wait(r, &theirs.Ready); err != nil {
@@ -269,7 +269,7 @@ func (m *ipcCall) finish() error {
 			}
 		}
 	}
-	return m.a.DeviceCall.end(m.a.DeviceCall.Device.Comm)
+	return m.a.DeviceArgs.end(m.a.DeviceArgs.Device.Comm)
 }
 
 // wait makes the stream wait for an event of another rank. An event of this rank needs no wait.
@@ -281,7 +281,7 @@ func (m *ipcCall) wait(rank int, h *ipc.Handle) error {
 	if err != nil {
 		return err
 	}
-	d := m.a.DeviceCall.Device
+	d := m.a.DeviceArgs.Device
 	return d.StreamWait(d.Comm, e)
 }
 
@@ -296,7 +296,7 @@ func (m *ipcCall) reduce(from, count int64, to ...unsafe.Pointer) error {
 	for i, dst := range to {
 		args.Dst[i] = uint64(uintptr(dst))
 	}
-	return a.DeviceCall.Device.Reduce(&args, a.DType, a.Reduce, a.DeviceCall.Device.Comm)
+	return a.DeviceArgs.Device.Reduce(&args, a.DType, a.Reduce, a.DeviceArgs.Device.Comm)
 }
 
 // pull queues a copy into the part to. It reads the source of a rank, from element from on.
@@ -308,7 +308,7 @@ func (m *ipcCall) pull(to Part, rank int, from int64) error {
 	if src == to.Data {
 		return nil
 	}
-	d := m.a.DeviceCall.Device
+	d := m.a.DeviceArgs.Device
 	return d.Copy(to.Data, src, to.Count*m.a.elem(), d.Comm)
 }
 
@@ -331,7 +331,7 @@ func (a *Args) buildWithoutIPC(p *Program) error {
 	if err == nil {
 		return alg.build(&other, p)
 	}
-	if why := a.DeviceCall.Peers.Refusal(); why != "" {
+	if why := a.DeviceArgs.Peers.Refusal(); why != "" {
 		return status.New(status.CodeOf(err), "%v. ipc does not work in this group: %s", err, why)
 	}
 	return err

@@ -117,7 +117,9 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 	out := make([]*rankCall, len(w.libs))
 	for i, lib := range w.libs {
 		a := like
-		a.Lib, a.Comm, a.Rank, a.Size = lib, lib.World(), i, len(w.libs)
+		a.Lib, a.Comm, a.Wire, a.Rank, a.Size = lib, lib.World(), mpifake.World(lib), i, len(w.libs)
+		a.Notes = fakeNotes(a.Size)
+		a.Levels = &Levels{Many: 1, Rail: a.everyRank()} // each is alone on its node; package group has tests of others
 		out[i] = &rankCall{args: a}
 		if w.inHeap {
 			out[i].heap = heapOf(i)
@@ -273,7 +275,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 	for _, s := range calls {
 		s.args.Sig = *sig
 		if sig.Any&Device != 0 {
-			s.args.DeviceCall = &DeviceCall{PieceBytes: 8 << 10}
+			s.args.DeviceArgs = &DeviceArgs{PieceBytes: 8 << 10}
 		}
 		allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args)) && suitsNode(alg, s)
 	}
@@ -300,7 +302,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 
 func signature(a Args, size int, even bool) *Sig {
 	s := a.Sig
-	s.Size, s.Local = size, true
+	s.Size, s.Local, s.Apart, s.Rails = size, true, true, 1
 	if even {
 		s.Agreed |= Even
 	}
@@ -312,6 +314,9 @@ var worldSizes = []int{1, 2, 3, 5}
 // lengths are counts of elements: 0, 1, less and more than a cache line, and more than the fake
 // MPI, like real ones, sends before the receive is posted.
 var lengths = []int{0, 1, 97, 1100}
+
+// Parts of 1,100 elements have several pieces then.
+func init() { pieceBytes, levelBytes = 512, 2048 }
 
 // noise returns random bytes that are valid elements of the dtype.
 func noise(rng *rand.Rand, d op.DType, n int) []byte {

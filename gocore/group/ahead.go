@@ -23,14 +23,14 @@ func (g *Group) announceAhead() {
 		if !t.mayBeAhead(g.queue[:i]) || !g.node.Lines.MayAnnounce(g.seq+1) {
 			return
 		}
-		note, err := t.call.note()
+		note, err := t.collective.note()
 		if err != nil {
 			return // it fails in its turn
 		}
 		g.seq++
-		t.call.args.Seq, t.ahead = g.seq, true
-		t.call.trace.Begun(g.seq)
-		g.node.Lines.AnnounceAhead(g.seq, &t.call.sig, t.flags(), note)
+		t.collective.args.Seq, t.ahead = g.seq, true
+		t.collective.trace.Begun(g.seq)
+		g.node.Lines.AnnounceAhead(g.seq, &t.collective.sig, t.flags(), note)
 	}
 }
 
@@ -38,10 +38,10 @@ func (g *Group) announceAhead() {
 // synchronous call may still be refused: then its group stays usable. An input that travels in the
 // announcement must not be the result of a collective before it.
 func (t *task) mayBeAhead(before []*task) bool {
-	if t.refused || !t.call.async {
+	if t.refused || !t.collective.async {
 		return t.refused
 	}
-	if !t.call.offer.CarriesInput() {
+	if !t.collective.offer.CarriesInput() {
 		return true // no input travels
 	}
 	if t.copied || !t.isAfter(t.g.current) {
@@ -58,15 +58,15 @@ func (t *task) mayBeAhead(before []*task) bool {
 // isAfter tells whether the input of t cannot lie in the result of u.
 func (t *task) isAfter(u *task) bool {
 	switch {
-	case u.refused || !u.call.args.WritesRecv():
+	case u.refused || !u.collective.args.WritesRecv():
 		return true
 	case u.copied:
 		return false // the parts are not where the result goes
 	}
-	elem := int64(t.call.args.DType.Size())
-	theirs := int64(u.call.args.DType.Size())
-	for _, in := range coll.Input(&t.call.args) {
-		for _, out := range u.call.args.Recv {
+	elem := int64(t.collective.args.DType.Size())
+	theirs := int64(u.collective.args.DType.Size())
+	for _, in := range coll.Input(&t.collective.args) {
+		for _, out := range u.collective.args.Recv {
 			if buffer.Overlap(in.Data, in.Count*elem, out.Data, out.Count*theirs) {
 				return false
 			}
@@ -78,7 +78,7 @@ func (t *task) isAfter(u *task) bool {
 // mayWork tells whether this member may work in the tensors of all members. If a member has announced
 // c ahead, its tensors may still be those of a collective before c. That one is over for all members
 // if it was done in mapped memory too, or if all members have finished with it.
-func (c *call) mayWork() bool {
+func (c *collective) mayWork() bool {
 	before := c.args.Seq - 1
 	return c.args.Any&arrive.Ahead == 0 || c.g.mapped == before || c.g.node.Lines.Finished(before)
 }
@@ -87,7 +87,7 @@ func (c *call) mayWork() bool {
 // others that it takes no part. They may have begun: then they must not write into the tensors after
 // the caller knows of err, so chunks that nobody has claimed are closed.
 func (t *task) withdraw(err error) {
-	g, seq := t.g, t.call.args.Seq
+	g, seq := t.g, t.collective.args.Seq
 	t.gone = true
 	if t.ahead {
 		reason := g.cause(err)
@@ -105,12 +105,12 @@ func (t *task) withdraw(err error) {
 // leaveShared leaves the work of t in mapped memory, if that is how the other members carry t out.
 func (t *task) leaveShared(err error) bool {
 	g := t.g
-	state, res := g.node.Lines.Look(t.call.args.Seq)
-	if t.refused || !t.call.agreed(state, res) { // choose would look at the arrival, which another thread may own
+	state, res := g.node.Lines.Look(t.collective.args.Seq)
+	if t.refused || !t.collective.agreed(state, res) { // choose would look at the arrival, which another thread may own
 		return false
 	}
-	alg, chosen := t.call.choose(state, res)
-	if chosen != nil || t.call.form != coll.InChunks || t.share(alg) != nil && t.stage != lingering {
+	alg, chosen := t.collective.choose(state, res)
+	if chosen != nil || t.collective.form != coll.InChunks || t.share(alg) != nil && t.stage != lingering {
 		return false
 	}
 	t.linger(err)

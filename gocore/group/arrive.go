@@ -15,7 +15,7 @@ const arrivalSpin = 2000
 // arrive announces c with note and waits for the other members. It fails only because of the deadline,
 // an interrupt, or a member that has left; each of these breaks the group for all members. If the
 // last member arrived at that very moment, there is no failure and the collective runs.
-func (c *call) arrive(note arrive.Note) (arrive.State, arrive.Result, error) {
+func (c *collective) arrive(note arrive.Note) (arrive.State, arrive.Result, error) {
 	g := c.g
 	g.seq++
 	g.turn, c.args.Seq = g.seq, g.seq
@@ -83,7 +83,7 @@ func isHere(s arrive.State) bool { return s == arrive.Agreed || s == arrive.Diff
 
 // cameAfterAll polls the arrival at c once more, which this member could not give up: all members had
 // announced c. It returns an error if a slot has changed since, which no member does.
-func (c *call) cameAfterAll() (arrive.State, arrive.Result, error) {
+func (c *collective) cameAfterAll() (arrive.State, arrive.Result, error) {
 	g := c.g
 	state, res, err := g.arrival.Poll(0)
 	if err != nil || isHere(state) || g.node == nil {
@@ -97,7 +97,7 @@ func (c *call) cameAfterAll() (arrive.State, arrive.Result, error) {
 }
 
 // note returns the note of c's announcement. It is called when c is announced, because it reads the input.
-func (c *call) note() (arrive.Note, error) {
+func (c *collective) note() (arrive.Note, error) {
 	if c.offer.CarriesInput() {
 		if err := c.pack(); err != nil {
 			return arrive.Note{}, err
@@ -112,17 +112,17 @@ func (t *task) announce() error {
 	var note arrive.Note
 	if !t.ahead {
 		var err error
-		if note, err = t.call.note(); err != nil {
+		if note, err = t.collective.note(); err != nil {
 			t.refuseInstead(err)
 		}
 	}
 	if t.refused {
-		t.call.deadline = time.Now().Add(t.g.Timeout()) // its first deadline may have passed
+		t.collective.deadline = time.Now().Add(t.g.Timeout()) // its first deadline may have passed
 	}
 	if t.ahead {
 		return nil
 	}
-	_, _, err := t.g.arrival.Announce(t.g.turn, &t.call.sig, t.flags(), note, 0)
+	_, _, err := t.g.arrival.Announce(t.g.turn, &t.collective.sig, t.flags(), note, 0)
 	return err
 }
 
@@ -138,9 +138,9 @@ func (t *task) refuseInstead(err error) {
 // flags returns the flags of the announcement.
 func (t *task) flags() arrive.Flags {
 	if t.refused {
-		return t.call.flags | arrive.Refused
+		return t.collective.flags | arrive.Refused
 	}
-	return t.call.flags
+	return t.collective.flags
 }
 
 // pollArrival looks whether all members have arrived, and begins the program then.
@@ -155,7 +155,7 @@ func (t *task) pollArrival() bool {
 	}
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
 		if state == arrive.Rubbish {
-			err = t.call.rubbishError()
+			err = t.collective.rubbishError()
 		} else if err = t.whyGiveUp(); err == nil {
 			return false
 		}
@@ -164,19 +164,19 @@ func (t *task) pollArrival() bool {
 			return true
 		}
 		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
-			state, res, err = t.call.cameAfterAll()
+			state, res, err = t.collective.cameAfterAll()
 		}
 	}
 	if state == arrive.Closed && err == nil {
-		err = t.call.closedError()
+		err = t.collective.closedError()
 	}
 	if err == nil {
 		g.arrived = g.turn
-		t.call.trace.Arrived()
+		t.collective.trace.Arrived()
 	}
 	switch {
 	case err != nil:
-		err = g.Named(t.call.numbered(), err)
+		err = g.Named(t.collective.numbered(), t.collective.readable(err))
 		g.resign(g.turn, err)
 		g.Fail(err)
 		t.over(err)
@@ -185,7 +185,7 @@ func (t *task) pollArrival() bool {
 		t.over(nil)
 		return true
 	}
-	alg, err := t.call.choose(state, res)
+	alg, err := t.collective.choose(state, res)
 	if err == nil {
 		err = t.start(alg)
 	}
@@ -194,7 +194,7 @@ func (t *task) pollArrival() bool {
 		return false
 	}
 	if err != nil {
-		t.over(t.call.breakIfFailed(err))
+		t.over(t.collective.breakIfFailed(err))
 		return true
 	}
 	return t.pollProgram()
@@ -206,7 +206,7 @@ func (t *task) whyGiveUp() error {
 		_, err := t.handle.Result() // the caller was interrupted
 		return err
 	}
-	if err := t.g.EndingError(world.Describe(t.call.sig)); err != nil {
+	if err := t.g.EndingError(world.Describe(t.collective.sig)); err != nil {
 		return err
 	}
 	return t.overdue()

@@ -18,12 +18,13 @@ import (
 
 // check finds wrong arguments before anything is sent, and fills c. Its errors name the side of a
 // buffer: "send" is what this rank gives, "recv" what it gets.
-func (c *call) check(d *op.Desc, t *op.Trait) error {
+func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	g := c.g
 	a := &c.args
 	a.MPI, a.Rank, a.Size = g.mpi, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
-	a.Local, a.Node, a.Forced = g.local, g.node, g.forced
+	a.Rails, a.Levels = g.rails, g.levels
+	a.Local, a.Apart, a.Node, a.Notes, a.Forced = g.local, g.apart, g.node, g.notes, g.forced
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
@@ -63,11 +64,11 @@ func (c *call) check(d *op.Desc, t *op.Trait) error {
 	if err := c.checkCounts(t); err != nil {
 		return err
 	}
-	if c.args.DeviceCall != nil {
+	if c.args.DeviceArgs != nil {
 		c.stream = cuda.Stream(d.Stream)
 		return c.checkDevice()
 	}
-	if g.node != nil {
+	if g.notes != nil {
 		c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0)
 		return err
 	}
@@ -76,7 +77,7 @@ func (c *call) check(d *op.Desc, t *op.Trait) error {
 
 // wrongNumber is the error for n tensors on one side. It is a TypeError if the side has none but
 // needs one: the caller passed Python's None, which is an object of a wrong type.
-func (c *call) wrongNumber(side string, n int, takes op.Arity) error {
+func (c *collective) wrongNumber(side string, n int, takes op.Arity) error {
 	a := &c.args
 	if n == 0 {
 		return status.New(status.Type, "%s: got no %s tensor (None, which is no tensor) on rank %d of a group of %d; it takes %s", a.Code, side, a.Rank, a.Size, takes)
@@ -85,7 +86,7 @@ func (c *call) wrongNumber(side string, n int, takes op.Arity) error {
 }
 
 // parts describes buffers as contiguous memory. A buffer that is not contiguous gets a staging.
-func (c *call) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
+func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
 	for i := range bufs {
 		b := &bufs[i]
 		if err := buffer.Check(c.args.Code, side, i, b); err != nil {
@@ -128,7 +129,7 @@ func (c *call) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part,
 	return room, nil
 }
 
-func (c *call) checkReduce(t *op.Trait) error {
+func (c *collective) checkReduce(t *op.Trait) error {
 	a := &c.args
 	if !t.Reduces {
 		a.Reduce = 0
@@ -144,7 +145,7 @@ func (c *call) checkReduce(t *op.Trait) error {
 }
 
 // checkCounts checks that the lengths of the buffers fit together, and makes the signature.
-func (c *call) checkCounts(t *op.Trait) error {
+func (c *collective) checkCounts(t *op.Trait) error {
 	a := &c.args
 	alike, detail := true, uint64(0)
 	// shares is the side with a share for every rank. single is the other side, which has this
@@ -201,7 +202,7 @@ func (c *call) checkCounts(t *op.Trait) error {
 
 // checkPairs checks both sides of a collective with a share for every pair of ranks. It returns how
 // many elements this rank sends to itself.
-func (c *call) checkPairs() (int64, error) {
+func (c *collective) checkPairs() (int64, error) {
 	a := &c.args
 	for i, parts := range [2][]coll.Part{a.Send, a.Recv} {
 		if len(parts) == 1 && parts[0].Count%int64(a.Size) != 0 {
@@ -217,7 +218,7 @@ func (c *call) checkPairs() (int64, error) {
 
 // checkParts checks one buffer of Size parts, or Size buffers. This rank's part must have count
 // elements.
-func (c *call) checkParts(side string, parts []coll.Part, count int64) error {
+func (c *collective) checkParts(side string, parts []coll.Part, count int64) error {
 	a := &c.args
 	if len(parts) == 1 {
 		if want := count * int64(a.Size); parts[0].Count != want {
@@ -232,7 +233,7 @@ func (c *call) checkParts(side string, parts []coll.Part, count int64) error {
 }
 
 // checkAlike checks the root's buffers, each of which must have count elements.
-func (c *call) checkAlike(side string, parts []coll.Part, count int64) error {
+func (c *collective) checkAlike(side string, parts []coll.Part, count int64) error {
 	if len(parts) == 1 && c.args.Size > 1 {
 		return c.checkParts(side, parts, count)
 	}
@@ -249,7 +250,7 @@ func unequalError(code op.Code, side string, n int64, other string, m int64) err
 }
 
 // countForSelf returns the number of elements in this rank's own part.
-func (c *call) countForSelf(parts []coll.Part) int64 {
+func (c *collective) countForSelf(parts []coll.Part) int64 {
 	if len(parts) == 1 {
 		return parts[0].Count / int64(c.args.Size)
 	}

@@ -15,7 +15,7 @@ import (
 
 // agreed tells whether a collective at which all members have arrived may run. The answer is the
 // same on every member.
-func (c *call) agreed(state arrive.State, res arrive.Result) bool {
+func (c *collective) agreed(state arrive.State, res arrive.Result) bool {
 	diff := res.Diff
 	if c.args.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
 		diff &^= 1 << 1 // uneven parts: the lengths are exchanged later
@@ -25,7 +25,7 @@ func (c *call) agreed(state arrive.State, res arrive.Result) bool {
 
 // disagreement is the error that the members do not agree. It names the members that refused, or the calls of all
 // members.
-func (c *call) disagreement(res arrive.Result) error {
+func (c *collective) disagreement(res arrive.Result) error {
 	g := c.g
 	entries := g.arrival.Entries()
 	if res.Any&arrive.Refused != 0 {
@@ -42,7 +42,7 @@ func (c *call) disagreement(res arrive.Result) error {
 }
 
 // mismatch is the error that says which ranks called what.
-func (c *call) mismatch(entries []arrive.Entry) error {
+func (c *collective) mismatch(entries []arrive.Entry) error {
 	type party struct {
 		what  string
 		ranks []int
@@ -83,14 +83,14 @@ func (c *call) mismatch(entries []arrive.Entry) error {
 type harmless struct{ error }
 
 // choose returns the algorithm that serves what all members have agreed on, or the error that they have not.
-func (c *call) choose(state arrive.State, res arrive.Result) (*coll.Algorithm, error) {
+func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algorithm, error) {
 	if !c.agreed(state, res) {
 		return nil, harmless{c.disagreement(res)}
 	}
 	// What this member has not announced cannot be agreed on, whatever its slot says now.
 	c.args.Agreed, c.args.Any = res.All&(c.flags|(arrive.Others-1)), res.Any|c.flags
 	if (c.args.Agreed^c.flags)&coll.Even != 0 && c.args.Trait().Shares != op.Pairwise {
-		return nil, c.unlikely()
+		return nil, c.contradiction()
 	}
 	if c.args.Any&coll.Device != 0 {
 		c.agreeOnDevice()

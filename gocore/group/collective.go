@@ -16,8 +16,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// call is a collective whose arguments were checked.
-type call struct {
+// collective is one collective of this member, whose arguments were checked.
+type collective struct {
 	request
 	prog coll.Program
 }
@@ -45,13 +45,13 @@ type request struct {
 	one [2]coll.Part
 }
 
-// calls are reused, so that the synchronous path allocates nothing.
-var calls = sync.Pool{New: func() any { return new(call) }}
+// collectives are reused, so that the synchronous path allocates nothing.
+var collectives = sync.Pool{New: func() any { return new(collective) }}
 
-func (c *call) recycle() {
+func (c *collective) recycle() {
 	c.request = request{}
 	c.prog.Reset(nil) // keeps the memory of its steps
-	calls.Put(c)
+	collectives.Put(c)
 }
 
 // Submit carries out the operation that d describes. A synchronous operation is over when Submit
@@ -73,7 +73,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	case !trait.Collective:
 		return g.messages.Carry(d)
 	}
-	c := calls.Get().(*call)
+	c := collectives.Get().(*collective)
 	defer c.recycle()
 	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
 	if err := c.check(d, &trait); err != nil {
@@ -99,7 +99,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 		t.handle.Notify()
 	}
 	if err := g.enqueue(t); err != nil {
-		g.Env.Recorder.End(t.call.trace, err)
+		g.Env.Recorder.End(t.collective.trace, err)
 		t.discard()
 		return nil, work.Result{}, err
 	}
@@ -111,19 +111,19 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	return t.await()
 }
 
-// carryOut carries out a synchronous collective on this thread if the group is idle and its
-// members share a node. Otherwise it does nothing and returns done = false. If MPI may use the
+// carryOut carries out a synchronous collective on this thread if the group is idle. Otherwise it does nothing and returns done = false. If MPI may use the
 // memory after an error, lingering is the handle that comes with the error.
-func (c *call) carryOut() (done bool, lingering *work.Handle, err error) {
-	if !c.g.local {
-		return false, nil, nil
-	}
+func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 	if idle, err := c.g.begin(c.args.Code); !idle {
 		return err != nil, nil, err
 	}
 	note, err := c.note()
 	if err != nil {
 		lingering, err = c.refuseInTurn()
+		return true, lingering, err
+	}
+	if c.g.wire != nil {
+		lingering, err = c.carryOutByWire(note)
 		return true, lingering, err
 	}
 	state, res, err := c.arrive(note)
@@ -145,8 +145,45 @@ func (c *call) carryOut() (done bool, lingering *work.Handle, err error) {
 	return true, nil, c.finish(err)
 }
 
+// wireLooks is how often a synchronous call looks by itself whether all members have come by wire: some 50 us.
+const wireLooks = 100
+
+// carryOutByWire announces c on this thread, and looks for a moment whether all members have come. A collective whose
+// input travels in the announcement is over then. Every other one becomes a task, which can be given up at any time:
+// what waits on the wire may wait for long.
+func (c *collective) carryOutByWire(note arrive.Note) (lingering *work.Handle, err error) {
+	g := c.g
+	g.seq++
+	g.turn, c.args.Seq = g.seq, g.seq
+	c.record(0)
+	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags, note, 0)
+	g.Env.Engine.CalledMPI()
+	if c.flags&coll.Inline != 0 {
+		pause := work.Backoff{Crowded: g.Env.Node.Crowded()}
+		for looks := 0; looks < wireLooks && state == arrive.Pending && err == nil; looks++ {
+			pause.Pause()
+			state, res, err = g.arrival.Poll(0)
+		}
+	}
+	if err == nil && state == arrive.Agreed && res.All&coll.Inline != 0 && c.agreed(state, res) {
+		g.arrived = g.turn
+		c.trace.Arrived()
+		alg, err := c.choose(state, res)
+		if err == nil && c.form == coll.AtOnce {
+			return nil, c.finish(alg.Compute(&c.args))
+		}
+	}
+	t := c.newTask()
+	g.mu.Lock()
+	g.current = t
+	g.mu.Unlock()
+	t.awaitOthers(err)
+	lingering, _, err = t.await()
+	return lingering, err
+}
+
 // refuseInTurn makes c a task, which finds that it has no note and refuses. The group is busy with c.
-func (c *call) refuseInTurn() (lingering *work.Handle, err error) {
+func (c *collective) refuseInTurn() (lingering *work.Handle, err error) {
 	c.record(0)
 	t := c.newTask()
 	c.g.mu.Lock()
@@ -159,7 +196,7 @@ func (c *call) refuseInTurn() (lingering *work.Handle, err error) {
 
 // decline frees a call that was not announced, refuses it towards the other members, and returns
 // err.
-func (c *call) decline(err error) error {
+func (c *collective) decline(err error) error {
 	c.drop()
 	c.g.refuse(c.args.Code)
 	return err
@@ -178,12 +215,12 @@ func (g *Group) refuse(code op.Code) {
 		return
 	}
 	t := &task{g: g, handle: g.Env.Engine.NewHandle(), refused: true}
-	t.call.g, t.call.args.Code, t.call.async = g, code, true
-	t.call.sig[0] = uint64(code)
-	t.call.record(trace.Refusing)
-	t.call.deadline = time.Now().Add(g.Timeout())
+	t.collective.g, t.collective.args.Code, t.collective.async = g, code, true
+	t.collective.sig[0] = uint64(code)
+	t.collective.record(trace.Refusing)
+	t.collective.deadline = time.Now().Add(g.Timeout())
 	if err := g.enqueue(t); err != nil {
-		g.Env.Recorder.End(t.call.trace, err)
+		g.Env.Recorder.End(t.collective.trace, err)
 		return
 	}
 	g.Env.Engine.Tick()
@@ -191,7 +228,10 @@ func (g *Group) refuse(code op.Code) {
 }
 
 // record enters c in the flight recorder. c gets its number later unless it has one.
-func (c *call) record(flags trace.Flags) {
+func (c *collective) record(flags trace.Flags) {
+	if c.g.silent {
+		return
+	}
 	if c.async {
 		flags |= trace.Async
 	}
@@ -200,14 +240,14 @@ func (c *call) record(flags trace.Flags) {
 
 // reserve allocates the scratch memory that the collective may need, before it is announced. If
 // memory ran out after the announcement, the other members would wait in MPI for this rank.
-func (c *call) reserve() error {
+func (c *collective) reserve() error {
 	return c.prog.Reserve(coll.Scratch(&c.args, c.flags))
 }
 
 // of describes the collective and its group.
-func (c *call) of() string { return c.g.Of(world.Describe(c.sig)) }
+func (c *collective) of() string { return c.g.Of(world.Describe(c.sig)) }
 
 // numbered describes the collective c of g with its number.
-func (c *call) numbered() string {
+func (c *collective) numbered() string {
 	return fmt.Sprintf("%s, number %d", world.Describe(c.sig), c.args.Seq)
 }

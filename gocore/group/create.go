@@ -144,21 +144,22 @@ func (g *Group) join(comm transport.Comm) (err error) {
 		return nil
 	}
 	if g.Env.Topo.OneNode(g.Ranks) {
-		lines, _, err := g.Env.Node.MakeLines(comm, g.Ranks)
+		lines, _, err := g.Env.Node.MakeLines(comm, world.EveryRank(g.Size))
 		if err != nil {
 			return err
 		}
 		if lines != nil {
-			g.local, g.arrival = true, lines
+			g.local, g.arrival, g.notes = true, lines, lines
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
 			return nil
 		}
 	}
-	if g.wire, err = arrive.NewWire(own); err != nil {
+	g.apart = g.Env.Topo.Apart(g.Ranks)
+	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag); err != nil {
 		return err
 	}
-	g.arrival = g.wire
-	return nil
+	g.arrival, g.notes = g.wire, g.wire
+	return g.makeLevels(comm)
 }
 
 // MonitoredBarrier returns when all members have called it. It uses messages and has no part in the

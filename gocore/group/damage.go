@@ -3,6 +3,7 @@ package group
 import (
 	"errors"
 
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -13,17 +14,17 @@ import (
 // follow (docs/security.md says what is checked where).
 
 // rubbishError is the error that an arrival has found rubbish in the slot of a member.
-func (c *call) rubbishError() error { return c.rubbishIn(c.g.node.Lines.Rubbish()) }
+func (c *collective) rubbishError() error { return c.rubbishIn(c.g.node.Lines.Rubbish()) }
 
-func (c *call) rubbishIn(member int) error {
+func (c *collective) rubbishIn(member int) error {
 	rank := c.g.Ranks[member]
 	return status.New(status.GroupBroken, "%s: the arrival slot of rank %d holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the group is broken",
 		c.g.Of(c.numbered()), rank).WithRanks(rank)
 }
 
-// unlikely is the error that members who have announced the same lengths of shares say different things of
-// them.
-func (c *call) unlikely() error {
+// contradiction is the error that the signatures of all members agree, and so the lengths of their shares, but
+// not the flags that say whether these are all the same (coll.Even). The process of a member is damaged then.
+func (c *collective) contradiction() error {
 	g := c.g
 	if g.node != nil && c.args.Seq == g.turn {
 		for i, e := range g.arrival.Entries() {
@@ -38,7 +39,7 @@ func (c *call) unlikely() error {
 
 // blamed returns the error of rubbishIn if one of the members that gave c up says that it has found
 // rubbish; nil if none does.
-func (c *call) blamed(closers []int) error {
+func (c *collective) blamed(closers []int) error {
 	g := c.g
 	if g.node == nil {
 		return nil
@@ -53,16 +54,22 @@ func (c *call) blamed(closers []int) error {
 
 // damagedChunks is the error that the words with which the members share out the work of c hold rubbish.
 // All members write to all of them, so it cannot be said which one did.
-func (c *call) damagedChunks() error {
+func (c *collective) damagedChunks() error {
 	return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
 		c.g.Of(c.numbered()))
 }
 
-// readable returns err in the words of a group, if it says that a member's slot holds another thing than
-// the member announced.
-func (c *call) readable(err error) error {
+// readable returns a coll.NotAsAgreed or an arrive.Damaged as the error of a broken group that names the rank, and any
+// other err as it is.
+func (c *collective) readable(err error) error {
 	if err == nil { // return before bad, whose address errors.As takes, is allocated
 		return nil
+	}
+	var sent *arrive.Damaged
+	if errors.As(err, &sent) {
+		rank := c.g.Ranks[sent.Member]
+		return status.New(status.GroupBroken, "%s: the arrival of rank %d cannot be: %s; that process is damaged, and the group is broken",
+			c.g.Of(c.numbered()), rank, sent.Why).WithRanks(rank)
 	}
 	var bad *coll.NotAsAgreed
 	if !errors.As(err, &bad) {
@@ -73,14 +80,15 @@ func (c *call) readable(err error) error {
 		c.g.Of(c.numbered()), rank).WithRanks(rank)
 }
 
-// breaks tells whether this member alone has found err when it was to begin the work of a collective. The
-// others may have begun. All members find a mismatch alike.
+// breaks tells whether this member may be the only one with err, which kept it from working on a collective.
+// The others may then have begun. Only a mismatch is an error that all members find.
 func breaks(err error) bool { return err != nil && status.CodeOf(err) != status.Mismatch }
 
-// standAside gives c up, which this member cannot begin because of err. The others may have begun, and must
-// not write into its tensors when its caller knows of the error. So it closes the chunks that nobody has
-// claimed. If there are others, it returns the operation, which is not over.
-func (c *call) standAside(err error) *shm.Op {
+// standAside gives c up, because err keeps this member from working on it. Other members may be at work
+// already, and none may write into this member's tensors after its caller has the error. So it closes the
+// chunks that no member has claimed. If some are claimed, it returns an operation that is over when they are
+// done; otherwise nil.
+func (c *collective) standAside(err error) *shm.Op {
 	c.g.node.Lines.Explain(status.CodeOf(err))
 	o, failed := c.args.Bystander()
 	if failed != nil {

@@ -12,16 +12,16 @@ import (
 )
 
 // devicePart describes a tensor of a collective that is in device memory.
-func (c *call) devicePart(side string, i int, b *op.Buf) (coll.Part, error) {
+func (c *collective) devicePart(side string, i int, b *op.Buf) (coll.Part, error) {
 	dev, at, err := buffer.Locate(c.args.Code, side, i, b)
 	if err != nil {
 		return coll.Part{}, err
 	}
-	if c.args.DeviceCall == nil {
-		c.args.DeviceCall = &coll.DeviceCall{Device: dev}
+	if c.args.DeviceArgs == nil {
+		c.args.DeviceArgs = &coll.DeviceArgs{Device: dev}
 		c.mappable = true
 	}
-	if on := c.args.DeviceCall.Device; on != dev {
+	if on := c.args.DeviceArgs.Device; on != dev {
 		return coll.Part{}, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; all device tensors of a call must be on one device",
 			c.args.Code, side, i, dev.Index, on.Index)
 	}
@@ -36,9 +36,9 @@ func (c *call) devicePart(side string, i int, b *op.Buf) (coll.Part, error) {
 // checkDevice ends the check of a call with tensors in device memory. It records what the producing
 // stream has queued by now, because that comes before the collective. Its flags say which paths
 // this rank can take.
-func (c *call) checkDevice() error {
+func (c *collective) checkDevice() error {
 	g := c.g
-	pl, s := c.args.DeviceCall, &g.Env.Device
+	pl, s := c.args.DeviceArgs, &g.Env.Device
 	var err error
 	if pl.Ready, err = buffer.Mark(c.args.Code, pl.Device, c.stream); err != nil {
 		return err
@@ -64,9 +64,9 @@ func (c *call) checkDevice() error {
 // call. It waits before the call is announced, because the wait can be long, and neither the
 // deadline nor Ctrl-C can end the blocking MPI calls that follow. It does not wait if the ranks may
 // map each other's memory: then the devices wait, not the host.
-func (c *call) awaitDevice() error {
+func (c *collective) awaitDevice() error {
 	g := c.g
-	pl := c.args.DeviceCall
+	pl := c.args.DeviceArgs
 	if pl == nil || c.flags&coll.IPC != 0 {
 		return nil
 	}
@@ -86,25 +86,25 @@ func (c *call) awaitDevice() error {
 	return err
 }
 
-// agreeOnDevice completes the DeviceCall of a call when all members have arrived. A call whose own
+// agreeOnDevice completes the DeviceArgs of a call when all members have arrived. A call whose own
 // tensors are on the host gets one too, because another member's tensors are in device memory.
-func (c *call) agreeOnDevice() {
+func (c *collective) agreeOnDevice() {
 	g := c.g
-	if c.args.DeviceCall == nil {
-		c.args.DeviceCall = &coll.DeviceCall{PieceBytes: g.Env.Device.Chunk}
+	if c.args.DeviceArgs == nil {
+		c.args.DeviceArgs = &coll.DeviceArgs{PieceBytes: g.Env.Device.Chunk}
 	}
 	if g.local && c.args.Agreed&coll.IPC != 0 {
 		if g.peers == nil {
 			g.peers = ipc.New(g.Rank, g.Size)
 		}
-		c.args.DeviceCall.Peers = g.peers
+		c.args.DeviceArgs.Peers = g.peers
 	}
 }
 
 // releaseDevice gives back what the call holds on its device, once its program has ended. It
 // returns the event that ends what is still queued there, nil if nothing is.
-func (c *call) releaseDevice() *buffer.Tail {
-	pl := c.args.DeviceCall
+func (c *collective) releaseDevice() *buffer.Tail {
+	pl := c.args.DeviceArgs
 	if pl == nil || pl.Device == nil {
 		return nil
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // timeoutError names the operation, its timeout and the ranks that never came.
-func (c *call) timeoutError() error {
+func (c *collective) timeoutError() error {
 	g := c.g
 	missing, known := g.arrival.Missing()
 	if !known {
@@ -26,14 +26,14 @@ func (c *call) timeoutError() error {
 // closedError says which members gave c up before all had arrived, and why. A member that was
 // waiting for c gets the same error as the member that gave up. A member that comes late learns
 // that c was given up.
-func (c *call) closedError() error { return c.closedBy(c.g.arrival.Closers(c.args.Seq)) }
+func (c *collective) closedError() error { return c.closedBy(c.g.arrival.Closers(c.args.Seq)) }
 
 // closedBy is closedError for the given closers and their reasons.
-func (c *call) closedBy(closers map[int]status.Code) error {
+func (c *collective) closedBy(closers map[int]status.Code) error {
 	g := c.g
 	var who, ended []int
 	reason := status.GroupBroken
-	for i := range g.Ranks { // in order: members may have closed it for different reasons
+	for i := range g.Ranks { // in the order of ranks, because closers may have different reasons
 		why, ok := closers[i]
 		if !ok {
 			continue
@@ -88,7 +88,7 @@ func (c *call) closedBy(closers map[int]status.Code) error {
 }
 
 // absentError returns an error if a member will not come to c.
-func (c *call) absentError() error {
+func (c *collective) absentError() error {
 	g := c.g
 	if err := c.leftError(); err != nil {
 		return err
@@ -99,8 +99,8 @@ func (c *call) absentError() error {
 	return nil
 }
 
-// leftError names members that left before they came to c, if shared memory shows any.
-func (c *call) leftError() error {
+// leftError names the members that left without coming to c; nil if shared memory shows none.
+func (c *collective) leftError() error {
 	g := c.g
 	missing, known := g.arrival.Missing()
 	if !known {
@@ -121,7 +121,7 @@ func (c *call) leftError() error {
 	return c.leftBefore(left)
 }
 
-func (c *call) leftBefore(members []int) error {
+func (c *collective) leftBefore(members []int) error {
 	left := c.g.World(members)
 	return status.New(status.PeerLeft, "%s: rank(s) %s have ended and will not come; the group is broken",
 		c.of(), status.Brief(left)).WithRanks(left...)

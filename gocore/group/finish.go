@@ -9,7 +9,7 @@ import (
 )
 
 // finish ends c, which was carried out on this thread with err, and returns the error for the caller.
-func (c *call) finish(err error) error {
+func (c *collective) finish(err error) error {
 	if err != nil {
 		c.g.AwaitName(err)
 		err = c.breakIfFailed(c.readable(err))
@@ -27,7 +27,7 @@ func (c *call) finish(err error) error {
 // breakIfFailed breaks the group if collective c failed half way with err, and returns the error for the
 // caller. Two kinds of errors do not break it, because no data was moved: harmless ones, and a mismatch that
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
-func (c *call) breakIfFailed(err error) error {
+func (c *collective) breakIfFailed(err error) error {
 	g := c.g
 	if err == nil { // return before e and alike, whose addresses errors.As takes, are allocated
 		return nil
@@ -53,7 +53,7 @@ func (c *call) breakIfFailed(err error) error {
 }
 
 // unstage writes results back, unless the operation failed, and frees the stagings.
-func (c *call) unstage(err error) error {
+func (c *collective) unstage(err error) error {
 	for i := range c.staged {
 		s := &c.staged[i]
 		if err == nil {
@@ -66,7 +66,7 @@ func (c *call) unstage(err error) error {
 }
 
 // drop gives back what a call holds that did not run to its end.
-func (c *call) drop() {
+func (c *collective) drop() {
 	for i := range c.staged {
 		c.staged[i].Free()
 	}
@@ -81,24 +81,24 @@ func (c *call) drop() {
 // end reports how the operation ended, and that MPI is done with its memory. The caller may have
 // been told of a failure before, by giveUp.
 func (t *task) end(err error) {
-	t.g.Env.Recorder.End(t.call.trace, err)
+	t.g.Env.Recorder.End(t.collective.trace, err)
 	t.countOff(t.handle.Finish(work.Result{}, err))
 }
 
 // giveUp tells the caller that t failed while MPI may still use the memory.
 func (t *task) giveUp(err error) {
-	t.g.Env.Recorder.End(t.call.trace, err)
+	t.g.Env.Recorder.End(t.collective.trace, err)
 	t.countOff(t.handle.GiveUp(err))
 }
 
 // endOnDevice ends t after its program. Work of t may still be queued on a device.
 func (t *task) endOnDevice(err error) {
-	left := t.call.releaseDevice()
+	left := t.collective.releaseDevice()
 	if err != nil && left != nil {
 		left.Release()
 		left = nil
 	}
-	t.g.Env.Recorder.End(t.call.trace, err)
+	t.g.Env.Recorder.End(t.collective.trace, err)
 	t.countOff(left.Finish(t.handle, work.Result{}, err))
 }
 
@@ -117,7 +117,7 @@ func (t *task) over(err error) {
 }
 
 // discard frees what t holds. MPI has no request of t.
-func (t *task) discard() { t.call.drop() }
+func (t *task) discard() { t.collective.drop() }
 
 // abandon gives t up although its memory may still be used. t goes on until it is not.
 func (t *task) abandon(err error) {
@@ -126,7 +126,7 @@ func (t *task) abandon(err error) {
 		t.g.node.Lines.Explain(t.g.cause(err))
 		t.shared.Leave()
 	} else {
-		t.g.resign(t.call.args.Seq, err)
+		t.g.resign(t.collective.args.Seq, err)
 	}
 	t.giveUp(err)
 	t.g.Fail(err)

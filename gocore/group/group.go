@@ -24,11 +24,17 @@ type Group struct {
 
 	key      uint64         // identifies the group; the same on all members; 0 for the world and for groups of one
 	local    bool           // all members are on this node and share memory
+	apart    bool           // no two members are on one node
+	rails    int            // members on the smallest node, if the group may work in levels; else 0
+	levels   *coll.Levels   // nil if it may not
+	here     *Group         // the members on this node, if levels is set and there are several
+	silent   bool           // its collectives are parts of those of another group, and are not recorded
 	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
 	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
 	messages *messages.Messages
 	arrival  arrive.Arrival
 	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
+	notes    coll.Notes   // of the arrival; nil in a group of one
 	node     *coll.Node   // set if the group is local and has several members
 	forced   coll.Forced  // algorithms that are preferred to the registry's order
 	inquiry  inquiry      // which members have come to the current collective; used with a wire
@@ -51,11 +57,11 @@ type Group struct {
 	// is carried out inline. mu guards it.
 	current *task
 
-	// The goroutine that set busy owns these fields. While busy is false, the holder of mu does. While
-	// current is set, the holder of mu owns seq.
+	// These fields belong to the collective that is under way, and to the holder of mu while busy is false.
+	// While current is set, seq too belongs to the holder of mu.
 	seq     uint64     // newest collective that this member announced
-	turn    uint64     // the collective whose turn it is, or was last; the later ones were announced ahead
-	arrived uint64     // newest collective that all members have announced, as this one saw; turn or turn-1
+	turn    uint64     // the collective whose turn it is, or the last one that had it; those from here to seq were announced ahead
+	arrived uint64     // newest collective that this member has seen all members announce; turn or turn-1
 	mapped  uint64     // newest collective that was done in mapped memory
 	peers   *ipc.Peers // device memory of the other members; nil before its first use
 }
@@ -77,7 +83,7 @@ func (g *Group) Algorithm() string {
 	return ""
 }
 
-// Usable returns why the group cannot run code, nil if it can.
+// Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.
 func (g *Group) Usable(code op.Code) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -108,6 +114,7 @@ func (g *Group) Fail(err error) {
 	queue := g.queue
 	g.queue = nil
 	g.mu.Unlock()
+	g.failHere(err)
 	g.tellOthers()
 	drop(queue, status.New(status.GroupBroken, "an operation before it failed: %v", err))
 }

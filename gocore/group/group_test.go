@@ -479,7 +479,7 @@ func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 		} {
 			d := desc(c.code, c.send, []op.Buf{every})
 			d.Root, d.ReduceOp = 0, op.Sum
-			got := &call{request: request{g: g}}
+			got := &collective{request: request{g: g}}
 			trait := c.code.Trait()
 			if assert.NoError(t, got.check(d, trait), c.code) && assert.Len(t, got.staged, 1, c.code) {
 				s := got.staged[0]

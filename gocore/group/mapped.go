@@ -26,7 +26,7 @@ const (
 
 // workMapped carries out c on this thread. All members have arrived. If other members may still
 // write into the tensors after an error, it returns the handle of the task that waits for them.
-func (c *call) workMapped(alg *coll.Algorithm) (lingering *work.Handle, err error) {
+func (c *collective) workMapped(alg *coll.Algorithm) (lingering *work.Handle, err error) {
 	g := c.g
 	o, err := alg.Share(&c.args)
 	if breaks(err) {
@@ -58,7 +58,7 @@ func (c *call) workMapped(alg *coll.Algorithm) (lingering *work.Handle, err erro
 
 // lingering gives c up because of err. The returned handle is settled when no member works on o, its
 // work, any more.
-func (c *call) lingering(o *shm.Op, err error) *work.Handle {
+func (c *collective) lingering(o *shm.Op, err error) *work.Handle {
 	t := c.newTask()
 	t.carryShared(o)
 	t.linger(err)
@@ -67,7 +67,7 @@ func (c *call) lingering(o *shm.Op, err error) *work.Handle {
 
 // workOn claims and does at most that many chunks of o, the work of c, if this member may. It returns
 // how many it did.
-func (c *call) workOn(o *shm.Op, most int) int {
+func (c *collective) workOn(o *shm.Op, most int) int {
 	if !c.mayWork() {
 		return 0
 	}
@@ -84,7 +84,7 @@ func (t *task) linger(err error) {
 }
 
 // awaitChunks waits until the members have done all chunks. Without an error the operation is over.
-func (c *call) awaitChunks(o *shm.Op) (shm.State, error) {
+func (c *collective) awaitChunks(o *shm.Op) (shm.State, error) {
 	g := c.g
 	deadline := time.Now().Add(c.timeout)
 	state, looks := shm.Pending, 0
@@ -129,7 +129,7 @@ func (c *call) awaitChunks(o *shm.Op) (shm.State, error) {
 }
 
 // chunksError returns why an operation in its final state has failed; nil if it has not.
-func (c *call) chunksError(o *shm.Op, state shm.State) error {
+func (c *collective) chunksError(o *shm.Op, state shm.State) error {
 	g := c.g
 	switch state {
 	case shm.Closed, shm.Closing:
@@ -164,7 +164,7 @@ func (c *call) chunksError(o *shm.Op, state shm.State) error {
 
 // chunksTimeout is timeoutError for a call whose chunks are not done. It names a member that works on
 // a chunk.
-func (c *call) chunksTimeout(o *shm.Op) error {
+func (c *collective) chunksTimeout(o *shm.Op) error {
 	g := c.g
 	worker := o.Worker()
 	if worker < 0 || worker == g.Rank {
@@ -179,7 +179,7 @@ func (c *call) chunksTimeout(o *shm.Op) error {
 // so the operation fails on all members. It also returns an error if this member cannot work, nobody
 // else does, and a member is dead: that one may be the only one that could, or it has not finished
 // with the collective before and never will.
-func (c *call) lostError(o *shm.Op) error {
+func (c *collective) lostError(o *shm.Op) error {
 	g := c.g
 	if worker := o.Worker(); worker >= 0 {
 		if worker == g.Rank || !g.Env.Roster.Died(g.Ranks[worker]) {
@@ -195,17 +195,17 @@ func (c *call) lostError(o *shm.Op) error {
 }
 
 // lost is the error that members died in c, or before they did their part of it.
-func (c *call) lost(members []int) error {
+func (c *collective) lost(members []int) error {
 	return c.g.DiedError(c.numbered(), members, "its result is lost, and the group is broken")
 }
 
 // share makes the steps of a task whose tensors are in mapped memory. After an error t may linger,
 // because other members work in its tensors.
 func (t *task) share(alg *coll.Algorithm) error {
-	o, err := alg.Share(&t.call.args)
+	o, err := alg.Share(&t.collective.args)
 	if breaks(err) {
-		err = t.call.readable(err)
-		if o = t.call.standAside(err); o != nil {
+		err = t.collective.readable(err)
+		if o = t.collective.standAside(err); o != nil {
 			t.carryShared(o)
 			t.abandon(err)
 		}
@@ -228,7 +228,7 @@ func (t *task) work(o *shm.Op) {
 	if e.Helping() {
 		most = 1
 	}
-	for !e.Relieved() && t.call.workOn(o, most) == most {
+	for !e.Relieved() && t.collective.workOn(o, most) == most {
 	}
 }
 
@@ -236,8 +236,8 @@ func (t *task) work(o *shm.Op) {
 func (t *task) carryShared(o *shm.Op) {
 	t.shared = o
 	looks := 0
-	p := &t.call.prog
-	p.Reset(t.call.args.Lib)
+	p := &t.collective.prog
+	p.Reset(t.collective.args.Lib)
 	p.AtEnd(o.Free)
 	p.Until(func() (bool, error) {
 		if t.stage != lingering {
@@ -248,20 +248,20 @@ func (t *task) carryShared(o *shm.Op) {
 			state = o.Close()
 		}
 		if looks++; looks%lookEvery == 0 && (state == shm.Pending || state == shm.Closing) {
-			if err := t.call.lostError(o); err != nil && t.stage != lingering {
+			if err := t.collective.lostError(o); err != nil && t.stage != lingering {
 				t.abandon(err)
 			}
 			return false, nil
 		}
 		if state == shm.Closing && t.stage != lingering {
-			t.abandon(t.call.chunksError(o, state))
+			t.abandon(t.collective.chunksError(o, state))
 		}
 		if state == shm.Pending || state == shm.Closing {
 			return false, nil
 		}
 		if state == shm.Done && !t.gone {
-			t.g.mapped = t.call.args.Seq
+			t.g.mapped = t.collective.args.Seq
 		}
-		return true, t.call.chunksError(o, state)
+		return true, t.collective.chunksError(o, state)
 	})
 }

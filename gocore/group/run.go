@@ -10,7 +10,7 @@ import (
 
 // run carries out c on this thread. If MPI may use the memory after an error, it returns the handle of the task that
 // waits for that.
-func (c *call) run(alg *coll.Algorithm) (lingering *work.Handle, err error) {
+func (c *collective) run(alg *coll.Algorithm) (lingering *work.Handle, err error) {
 	g := c.g
 	switch c.form {
 	case coll.AtOnce:
@@ -29,9 +29,9 @@ func (c *call) run(alg *coll.Algorithm) (lingering *work.Handle, err error) {
 }
 
 // runTask carries out c by a task, and waits for it.
-func (c *call) runTask(alg *coll.Algorithm) (lingering *work.Handle, err error) {
+func (c *collective) runTask(alg *coll.Algorithm) (lingering *work.Handle, err error) {
 	t := c.newTask()
-	if err = t.call.build(alg); err != nil {
+	if err = t.collective.build(alg); err != nil {
 		t.discard()
 		return nil, c.finish(err)
 	}
@@ -47,7 +47,7 @@ func (c *call) runTask(alg *coll.Algorithm) (lingering *work.Handle, err error) 
 
 // build packs staged tensors and makes the steps of c. The other members have arrived and run their
 // steps, so an error here breaks the group.
-func (c *call) build(alg *coll.Algorithm) error {
+func (c *collective) build(alg *coll.Algorithm) error {
 	if c.form != coll.AtOnce { // that reads the notes, for which they were packed
 		if err := c.pack(); err != nil {
 			return err
@@ -57,7 +57,7 @@ func (c *call) build(alg *coll.Algorithm) error {
 }
 
 // pack copies the tensors that are not contiguous to memory that is.
-func (c *call) pack() error {
+func (c *collective) pack() error {
 	for i := range c.staged {
 		if err := c.staged[i].Pack(); err != nil {
 			return err
@@ -68,11 +68,11 @@ func (c *call) pack() error {
 
 // start makes the steps of t by alg, once all members have arrived.
 func (t *task) start(alg *coll.Algorithm) (err error) {
-	if t.call.form == coll.InChunks {
+	if t.collective.form == coll.InChunks {
 		if err = t.share(alg); t.stage == lingering {
 			return nil
 		}
-	} else if err = t.call.build(alg); err == nil {
+	} else if err = t.collective.build(alg); err == nil {
 		t.g.Env.Engine.CalledMPI()
 	}
 	if err == nil {
@@ -84,20 +84,20 @@ func (t *task) start(alg *coll.Algorithm) (err error) {
 // run begins the program. It may take the whole timeout, whatever the arrival took.
 func (t *task) run() {
 	t.stage = running
-	t.call.deadline = time.Now().Add(t.call.timeout)
+	t.collective.deadline = time.Now().Add(t.collective.timeout)
 }
 
 // pollProgram takes the program further, and ends t with it.
 func (t *task) pollProgram() bool {
 	done, err := t.news.Err != nil, t.news.Err
 	if !done {
-		done, err = t.call.prog.Poll()
+		done, err = t.collective.prog.Poll()
 	}
 	if t.news.Waits(&t.g.Members, err) {
 		return false
 	}
 	if done {
-		t.endOnDevice(t.call.unstage(t.call.breakIfFailed(t.call.readable(err))))
+		t.endOnDevice(t.collective.unstage(t.collective.breakIfFailed(t.collective.readable(err))))
 		t.discard()
 		if !t.gone {
 			t.g.release()
@@ -108,7 +108,7 @@ func (t *task) pollProgram() bool {
 		return false
 	}
 	if err = t.overdue(); err == nil {
-		err = t.g.EndingError(world.Describe(t.call.sig))
+		err = t.g.EndingError(world.Describe(t.collective.sig))
 	}
 	if err == nil && t.handle.Done() {
 		_, err = t.handle.Result()

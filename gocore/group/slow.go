@@ -31,7 +31,7 @@ func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, mov
 }
 
 // reportIfSlow reports a wait in c, in which the caller's thread is.
-func (c *call) reportIfSlow(s *world.Slowness, moving bool, worker int) {
+func (c *collective) reportIfSlow(s *world.Slowness, moving bool, worker int) {
 	if e, mark := c.g.Env, c.trace; s.Due(&e.Reports, time.Now(), time.Time{}) {
 		c.g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, worker, func() bool { return e.Recorder.UnderWay(mark) })
 	}
@@ -48,8 +48,8 @@ func (t *task) reportIfSlow(now time.Time) {
 		if t.shared != nil && t.stage == running {
 			worker = t.shared.Worker()
 		}
-		mark := t.call.trace
-		t.g.reportCollective(&t.slow, world.Describe(t.call.sig), t.call.args.Seq, t.stage != arriving, worker, func() bool { return e.Recorder.UnderWay(mark) })
+		mark := t.collective.trace
+		t.g.reportCollective(&t.slow, world.Describe(t.collective.sig), t.collective.args.Seq, t.stage != arriving, worker, func() bool { return e.Recorder.UnderWay(mark) })
 	}
 }
 

@@ -21,56 +21,61 @@ const (
 
 // task is a collective that does not run inline.
 type task struct {
-	g       *Group
-	call    call
-	handle  *work.Handle
-	stage   stage
-	refused bool    // t only takes part in the arrival
-	copied  bool    // some tensor is copied to contiguous memory, and results from there
-	ahead   bool    // t was announced ahead of its turn
-	gone    bool    // t was withdrawn: its turn does not come
-	shared  *shm.Op // the work of t, if its tensors are in mapped memory
-	counted bool    // t is counted in Group.async until its caller is told of its end
-	polls   int
-	slow    world.Slowness
-	news    world.News // MPI has told of a death in this collective
+	g          *Group
+	collective collective
+	handle     *work.Handle
+	stage      stage
+	refused    bool    // t only takes part in the arrival
+	copied     bool    // some tensor is copied to contiguous memory, and results from there
+	ahead      bool    // t was announced ahead of its turn
+	gone       bool    // t was withdrawn: its turn does not come
+	shared     *shm.Op // the work of t, if its tensors are in mapped memory
+	counted    bool    // t is counted in Group.async until its caller is told of its end
+	polls      int
+	slow       world.Slowness
+	news       world.News // MPI has told of a death in this collective
 	world.Mourning
 }
 
 // newTask makes a task that takes over everything that c holds. It copies what points into c,
 // and what the caller keeps only during the call.
-func (c *call) newTask() *task {
+func (c *collective) newTask() *task {
 	g := c.g
-	t := &task{g: g, call: *c, handle: g.Env.Engine.NewHandle()}
+	t := &task{g: g, collective: *c, handle: g.Env.Engine.NewHandle()}
 	t.copied = len(c.staged) > 0
-	t.call.one = [2]coll.Part{}
-	t.call.args.Send = append([]coll.Part(nil), c.args.Send...)
-	t.call.args.Recv = append([]coll.Part(nil), c.args.Recv...)
-	if t.call.deadline.IsZero() {
-		t.call.deadline = time.Now().Add(c.timeout)
+	t.collective.one = [2]coll.Part{}
+	t.collective.args.Send = append([]coll.Part(nil), c.args.Send...)
+	t.collective.args.Recv = append([]coll.Part(nil), c.args.Recv...)
+	if t.collective.deadline.IsZero() {
+		t.collective.deadline = time.Now().Add(c.timeout)
 	}
-	for i := range t.call.staged {
-		t.call.staged[i].CopyLayout()
+	for i := range t.collective.staged {
+		t.collective.staged[i].CopyLayout()
 	}
-	c.staged, c.args.DeviceCall, c.prog, c.offer = nil, nil, coll.Program{}, coll.Offer{}
+	c.staged, c.args.DeviceArgs, c.prog, c.offer = nil, nil, coll.Program{}, coll.Offer{}
 	return t
 }
 
 // begin announces t, unless t was announced ahead. It is the turn of t.
 func (t *task) begin() {
+	if t.ahead {
+		t.g.node.Lines.Turn(t.g.turn)
+	}
+	t.awaitOthers(t.announce())
+}
+
+// awaitOthers makes the engine wait for the other members. t was announced, or err is why it was not.
+func (t *task) awaitOthers(err error) {
 	g := t.g
 	t.stage = arriving
-	if t.ahead {
-		g.node.Lines.Turn(g.turn)
-	}
-	if err := t.announce(); err != nil && !t.news.Waits(&g.Members, err) {
-		err = g.Named(t.call.numbered(), err)
+	if err != nil && !t.news.Waits(&g.Members, err) {
+		err = g.Named(t.collective.numbered(), t.collective.readable(err))
 		g.resign(g.turn, err)
 		g.Fail(err)
 		t.over(err)
 		return
 	}
-	if t.call.flags&coll.Device != 0 {
+	if t.collective.flags&coll.Device != 0 {
 		g.Env.Engine.Add(t) // the device works while the host polls, and takes no core
 	} else {
 		g.Env.Engine.AddPatient(t)
@@ -82,7 +87,7 @@ func (t *task) Requests(b *work.Batch) (moving bool) {
 	if t.stage < running {
 		return false
 	}
-	t.call.prog.Requests(b)
+	t.collective.prog.Requests(b)
 	return t.stage == running
 }
 
@@ -103,24 +108,24 @@ func (t *task) overdue() error {
 		return nil
 	}
 	now := time.Now()
-	if now.After(t.call.deadline) {
+	if now.After(t.collective.deadline) {
 		if t.shared != nil && t.stage == running {
-			return t.call.chunksTimeout(t.shared)
+			return t.collective.chunksTimeout(t.shared)
 		}
-		return t.call.timeoutError()
+		return t.collective.timeoutError()
 	}
 	t.g.inquiry.look(now)
 	t.reportIfSlow(now)
 	if t.shared == nil && (t.stage != arriving || t.g.wire != nil) { // a wire is an operation of MPI
 		if dead := t.Over(&t.g.Members, now); dead != nil {
-			return t.call.lost(dead)
+			return t.collective.lost(dead)
 		}
 	}
 	if t.stage == arriving {
-		return t.call.absentError()
+		return t.collective.absentError()
 	}
-	if len(t.g.arrival.Closers(t.call.args.Seq)) > 0 {
-		return t.call.closedError()
+	if len(t.g.arrival.Closers(t.collective.args.Seq)) > 0 {
+		return t.collective.closedError()
 	}
 	return nil
 }
@@ -138,7 +143,7 @@ func (t *task) refuse() {
 // there as a refusal, because the other members expect an announcement. If MPI may use the memory
 // after an error, await returns the handle.
 func (t *task) await() (lingering *work.Handle, r work.Result, err error) {
-	stream := uint64(t.call.stream)
+	stream := uint64(t.collective.stream)
 	r, err = t.handle.Wait(-1, t.g.Env.Interrupt)
 	if !t.handle.Done() {
 		if t.refuseQueued() {

@@ -14,10 +14,10 @@ func (g *Group) takeTurn(t *task) {
 	g.current = t
 	if !t.ahead {
 		g.seq++
-		t.call.args.Seq = g.seq
+		t.collective.args.Seq = g.seq
 	}
-	g.turn = t.call.args.Seq
-	t.call.trace.Begun(g.turn)
+	g.turn = t.collective.args.Seq
+	t.collective.trace.Begun(g.turn)
 }
 
 // begin makes the group busy, if it is idle and usable.
@@ -35,16 +35,16 @@ func (g *Group) begin(code op.Code) (idle bool, err error) {
 // enqueue starts t if the group is idle, else appends it to the queue.
 func (g *Group) enqueue(t *task) error {
 	g.mu.Lock()
-	if err := g.usableLocked(t.call.args.Code); err != nil {
+	if err := g.usableLocked(t.collective.args.Code); err != nil {
 		g.mu.Unlock()
 		return err
 	}
-	if g.busy && t.call.nested {
+	if g.busy && t.collective.nested {
 		g.mu.Unlock()
 		return status.New(status.Reentrant, "%s: called by a signal handler that interrupted a collective of the same group, which cannot end before the handler does. "+
-			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", g.Of(t.call.args.Code.String()))
+			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", g.Of(t.collective.args.Code.String()))
 	}
-	if t.call.async && !t.refused {
+	if t.collective.async && !t.refused {
 		t.counted = true
 		g.async.Add(1)
 	}
@@ -93,7 +93,7 @@ func (g *Group) release() {
 func drop(queue []*task, err error) {
 	for _, t := range queue {
 		t.g.Env.Unhold()
-		t.withdraw(status.New(status.CodeOf(err), "%s: given up before its turn came: %v", t.call.of(), err))
+		t.withdraw(status.New(status.CodeOf(err), "%s: given up before its turn came: %v", t.collective.of(), err))
 	}
 }
 
@@ -109,12 +109,12 @@ func (g *Group) Expire(now time.Time) {
 	var late []*task // one that was announced ahead, and those behind it
 	var why error
 	for i, t := range g.queue {
-		if t.refused || !now.After(t.call.deadline.Add(expireGrace)) {
+		if t.refused || !now.After(t.collective.deadline.Add(expireGrace)) {
 			continue
 		}
 		what := fmt.Sprintf("%s timed out after %v: its turn did not come, because an operation before it is still under way",
-			t.call.of(), t.call.timeout)
-		if t.ahead && !g.node.Lines.Refuse(t.call.args.Seq) {
+			t.collective.of(), t.collective.timeout)
+		if t.ahead && !g.node.Lines.Refuse(t.collective.args.Seq) {
 			why = status.New(status.Timeout, "%s; all other members have come to it, so the group is broken", what)
 			late = slices.Clone(g.queue[i:])
 			g.queue = g.queue[:i]

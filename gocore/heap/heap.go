@@ -2,8 +2,8 @@
 //
 // A heap is one memory file. It grows in segments, which the owner maps one by one, and which a
 // peer maps when it first meets an address in them (View). Allocation is local: it never waits for
-// another rank, because a garbage collector may free at any time. Freed memory stays reserved and
-// touched for the next allocation. Of the empty segments, the heap keeps the longest and gives the others back.
+// another rank, because a garbage collector may free at any time. Freed memory stays reserved, with its
+// pages, for the next allocation. Of the empty segments, the heap keeps the longest and gives the others back.
 //
 // The file begins with a directory, which its owner writes and its peers read: offset, length and
 // generation of every segment. A generation is never used again, so a peer can tell a segment from
@@ -123,10 +123,10 @@ func New() (*Heap, error) {
 	return h, nil
 }
 
-// Address returns where the other processes of the node open the heap.
+// Address returns the address by which other processes of the node open the heap.
 func (h *Heap) Address() segment.Address { return h.file.Address() }
 
-// File returns the file of the heap, which stays the heap's.
+// File returns the file of the heap. The caller must not close it.
 func (h *Heap) File() *segment.File { return h.file }
 
 // Alloc takes n bytes, aligned to a cache line. They are not zeroed. The error says what limit stands
@@ -304,7 +304,7 @@ func (h *Heap) Free(p unsafe.Pointer) error {
 	return status.New(status.Argument, "%#x is not the beginning of memory that this heap gave", uintptr(p))
 }
 
-// trim gives all empty segments back except the longest one. The next allocation finds that one's memory touched.
+// trim gives back all empty segments except the longest one, which keeps its pages for the next allocation.
 func (h *Heap) trim() {
 	var kept *block
 	for _, b := range h.slots {

@@ -31,7 +31,7 @@ type mapping struct {
 	generation uint64
 	offset     int64         // of the segment; what a Location counts from
 	adopted    *segment.File // its file, if it is not the heap's
-	held       int           // how many Helds are not released; the view's mu guards it
+	refs       int           // how many Refs are not released; the view's mu guards it
 }
 
 // Open opens the heap at an address.
@@ -169,11 +169,11 @@ func (v *View) unmap(m *mapping) {
 	delete(v.mapped, m.generation)
 }
 
-// trim unmaps the segments that the owner has given back and that are not held. The owner does that when
+// trim unmaps the segments that the owner has given back and that no Ref refers to. The owner does that when
 // no operation uses them any more. The caller holds mu.
 func (v *View) trim() {
 	for _, m := range v.mapped {
-		if _, ok := v.entry(m.generation); !ok && m.held == 0 {
+		if _, ok := v.entry(m.generation); !ok && m.refs == 0 {
 			v.unmap(m)
 		}
 	}

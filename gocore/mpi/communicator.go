@@ -17,7 +17,7 @@ type Communicator struct {
 	comm       Comm
 	rank, size int
 	word       Datatype
-	min, or    Op // FreeAll forgets them, and the departure of a world comes after that
+	min        Op // FreeAll forgets them, and the departure of a world comes after that
 }
 
 // calls are what the methods that send and receive hand to the library.
@@ -36,7 +36,6 @@ func NewCommunicator(lib Library, comm Comm) (*Communicator, error) {
 	c := &Communicator{lib: lib, comm: comm, rank: rank, size: size}
 	c.word, _ = lib.TypeOf(op.Int64)
 	c.min, _ = lib.OpOf(op.Min, op.Int64)
-	c.or, _ = lib.OpOf(op.BOr, op.Int64)
 	return c, nil
 }
 
@@ -87,8 +86,6 @@ func (c *Communicator) round(what transport.Round, mine, all unsafe.Pointer, wor
 		q.Fn = FnAllgather
 	case transport.Min:
 		q.Fn, q.Op = FnAllreduce, c.min
-	case transport.Or:
-		q.Fn, q.Op = FnAllreduce, c.or
 	}
 	return q
 }

@@ -66,6 +66,18 @@ func (t *Topology) OneNode(ranks []int) bool {
 	return true
 }
 
+// Apart tells whether no two of the given world ranks share a node.
+func (t *Topology) Apart(ranks []int) bool {
+	seen := map[int]bool{}
+	for _, r := range ranks {
+		if seen[t.Node[r]] {
+			return false
+		}
+		seen[t.Node[r]] = true
+	}
+	return true
+}
+
 // Peers returns the world ranks on this rank's node, in order.
 func (t *Topology) Peers() []int {
 	var peers []int

@@ -65,7 +65,6 @@ const (
 	Barrier Round = iota // nothing
 	Gather               // the words of all ranks, by rank
 	Min                  // the least of each word, as int64
-	Or                   // the bitwise or of each word
 )
 
 // Comm connects some ranks by a context of its own: no message or round of another Comm meets those of this one.

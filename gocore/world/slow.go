@@ -157,7 +157,7 @@ func (o *Reports) report(w *Wait) {
 		return
 	}
 	ranks := w.Ranks[:min(len(w.Ranks), lookedAt)]
-	found := make([]part, len(ranks))
+	found := make([]activity, len(ranks))
 	var looks sync.WaitGroup
 	for i, r := range ranks {
 		looks.Add(1)
@@ -223,23 +223,23 @@ func (r *Recorder) lock() (unlock func()) {
 }
 
 // line is the text of the report, "" if there is nothing to say. found has what is known of ranks, the first of w.Ranks.
-func (w *Wait) line(o *Reports, ranks []int, found []part) string {
+func (w *Wait) line(o *Reports, ranks []int, found []activity) string {
 	var text []string
 	var rest []int
-	for i, p := range found {
+	for i, a := range found {
 		switch {
-		case !p.stalled && (w.Moving || p.came):
+		case !a.stalled && (w.Moving || a.came):
 		case len(text) == described:
 			rest = append(rest, ranks[i])
 		default:
 			how := ""
-			if !w.Moving && !p.came {
+			if !w.Moving && !a.came {
 				how = " " + w.How
 			}
-			if p.stalled {
+			if a.stalled {
 				how += strings.Repeat(" and", min(1, len(how))) + " is stalled"
 			}
-			text = append(text, fmt.Sprintf("rank %d%s%s: %s", ranks[i], o.onHost(ranks[i]), how, p.text))
+			text = append(text, fmt.Sprintf("rank %d%s%s: %s", ranks[i], o.onHost(ranks[i]), how, a.text))
 		}
 	}
 	if len(rest) > 0 {

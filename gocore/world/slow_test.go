@@ -31,12 +31,12 @@ func TestTimeOfReports(t *testing.T) {
 func TestAReportOfManyRanks(t *testing.T) {
 	envs(t, 1, nil, func(t *testing.T, e *Env) {
 		w := Wait{What: "x", How: "has not come", Nobody: "nobody", Ranks: make([]int, 40)}
-		found := make([]part, lookedAt)
+		found := make([]activity, lookedAt)
 		for i := range w.Ranks {
 			w.Ranks[i] = i
 		}
 		for i := range found {
-			found[i] = part{text: "t"}
+			found[i] = activity{text: "t"}
 		}
 		found[1].came = true
 		found[2].came, found[2].stalled = true, true
@@ -56,19 +56,19 @@ func TestAReportOfManyRanks(t *testing.T) {
 }
 
 func TestAnswersOfOtherProcesses(t *testing.T) {
-	for _, p := range []part{{text: "x"}, {came: true, text: "it is inside"}, {came: true, stalled: true, text: strings.Repeat("y", mostText)}} {
-		got, err := decodePart(p.encode())
+	for _, p := range []activity{{text: "x"}, {came: true, text: "it is inside"}, {came: true, stalled: true, text: strings.Repeat("y", mostText)}} {
+		got, err := decodeActivity(p.encode())
 		assert.NoError(t, err)
 		assert.Equal(t, p, got)
 	}
-	got, err := decodePart(part{text: strings.Repeat("z", 2*mostText)}.encode())
+	got, err := decodeActivity(activity{text: strings.Repeat("z", 2*mostText)}.encode())
 	assert.NoError(t, err)
 	assert.Len(t, got.text, mostText)
-	got, err = decodePart([]byte("\x00a\nb\x1b[2Jc\xff\u00e9"))
+	got, err = decodeActivity([]byte("\x00a\nb\x1b[2Jc\xff\u00e9"))
 	assert.NoError(t, err)
 	assert.Equal(t, "a?b?[2Jc??", got.text)
 	for _, b := range [][]byte{nil, {0}, {4, 'a'}, {0xff, 'a'}, append([]byte{0}, make([]byte, mostText+1)...)} {
-		_, err := decodePart(b)
+		_, err := decodeActivity(b)
 		assert.Error(t, err, "%v", b)
 	}
 	envs(t, 2, []int{0, 1}, func(t *testing.T, e *Env) {

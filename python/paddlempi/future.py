@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from . import _native
+from . import _daemons, _native
 from .errors import Error, GroupDestroyedError
 from .group import at_destroy
 
@@ -246,7 +246,7 @@ def _complete(work: WithFuture) -> None:
 
 
 def _begin(target: Callable[..., None], *arguments: object) -> threading.Thread:
-    thread = threading.Thread(target=target, args=arguments, name="paddlempi-futures", daemon=True)
+    thread = _daemons.Daemon(target, "paddlempi-futures", arguments)
     thread.start()
     return thread
 
@@ -258,7 +258,7 @@ def _complete_all() -> None:
     """
     global _thread
     try:
-        while ended := _native.core().next_completions():
+        while ended := _daemons.idle(_next_ended):
             for ending, level in ended:
                 if _levels:
                     _levels[level].put(ending)
@@ -282,10 +282,15 @@ def _complete_all() -> None:
         _levels.clear()
 
 
+def _next_ended() -> Any:
+    # The core drops the tensors of works that have ended, which is a call of C++, after begin.
+    return _native.core().next_completions(-1.0, _daemons.begin)
+
+
 def _serve(ended: _Ended, level: int) -> None:
     """Complete the futures of one level, until the listener ends."""
     _local.level = level + 1
-    while ending := ended.get():
+    while ending := _daemons.idle(ended.get):
         ending()
         del ending
 

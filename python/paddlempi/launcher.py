@@ -1,6 +1,7 @@
 """What a process can know of its launcher and its job before MPI runs. Nothing here starts MPI.
 
-* :func:`find` returns the launcher and this process's place.
+:func:`paddlempi_place.find` returns the launcher and this process's place.
+
 * :class:`Variables` sets environment variables from which frameworks read their ranks.
 * :func:`watch` warns if a process that a launcher started as a rank ends without having used MPI.
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import re
 import sys
@@ -23,67 +23,18 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from paddlempi_place import may_be_launched
+from paddlempi_place import Place
 
-from . import _exit, _native, group
-from .errors import Error
+from . import _exit, group
 
 __all__ = [
     "PADDLE",
     "Variables",
-    "find",
-    "find_in_fork",
     "is_worker",
     "note_exit",
     "unwatch",
     "watch",
 ]
-
-
-def find(hidden: bool = False) -> dict[str, Any] | None:
-    """Find the launcher that started this process.
-
-    It never raises. If the core cannot be loaded, it returns None, and init says why.
-
-    Args:
-        hidden: also find a launcher that is not among the parents of this process, by its
-            variables alone.
-
-    Returns:
-        The answer of the core's control method ``launcher`` (docs/control.md); None if there is
-        no launcher, or if it does not say the rank and the size.
-    """
-    if not may_be_launched():
-        return None
-    try:
-        found = _native.control("launcher", hidden=hidden)
-    except Error:
-        return None
-    return found if found["rank"] >= 0 and found["size"] > 0 else None
-
-
-def find_in_fork(hidden: bool = False) -> dict[str, Any] | None:
-    """Do as :func:`find`, but load the core in a fork of this process, which then ends.
-
-    This is for callers that run before the framework is imported: importing Paddle replaces signal
-    handlers of Go's runtime, so the core must be loaded after Paddle. Call it while this process
-    has one thread.
-    """
-    if _native.loaded() or not may_be_launched():
-        return find(hidden)
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writing, json.dumps(find(hidden)).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as answer:
-        text = answer.read()
-    os.waitpid(pid, 0)
-    found: dict[str, Any] | None = json.loads(text or "null")
-    return found
 
 
 class Variables:
@@ -106,11 +57,12 @@ class Variables:
         self._mark = mark
         self.table = table
 
-    def fill(self, launcher: Mapping[str, Any] | None) -> bool:
+    def fill(self, launcher: Place | None) -> bool:
         """Set the variables that the user has not set to the launcher's numbers.
 
         Args:
-            launcher: what :func:`find` returned. None: unset the variables that were set here.
+            launcher: what :func:`paddlempi_place.find` returned. None: unset the variables that
+                were set here.
 
         Returns:
             Whether this process is a rank of the launcher, and not a child of a process that
@@ -126,10 +78,11 @@ class Variables:
                 self._write(mark, ())
             return False
         self._unset_ours()
-        values = {name: launcher[key] for name, key in self.table.items() if launcher[key] >= 0}
+        numbers = launcher._asdict()
+        values = {name: numbers[key] for name, key in self.table.items() if numbers[key] >= 0}
         again = mark.pid == me
-        self._set(values, _Mark(launcher["job"], me, again and mark.runs_mpi))
-        return again or mark.job != launcher["job"]
+        self._set(values, _Mark(launcher.job, me, again and mark.runs_mpi))
+        return again or mark.job != launcher.job
 
     def set_from_mpi(self, numbers: Mapping[str, int], others: Mapping[str, str]) -> None:
         """Set the variables that the user has not set to MPI's numbers, once MPI runs.
@@ -149,10 +102,10 @@ class Variables:
         value = os.environ.get(name)
         return value is not None and self._read().sums.get(name) == _sum(value)
 
-    def rank_above(self, launcher: Mapping[str, Any] | None) -> int:
+    def rank_above(self, launcher: Place | None) -> int:
         """The pid of a process above this one that runs MPI as the launcher's rank; 0: none."""
         mark = self._read()
-        same = launcher is not None and bool(mark.job) and mark.job == launcher["job"]
+        same = launcher is not None and bool(mark.job) and mark.job == launcher.job
         return mark.pid if same and mark.runs_mpi and mark.pid != os.getpid() else 0
 
     def clear(self) -> None:
@@ -244,23 +197,23 @@ class _Watch:
         self.wrapped = False  # sys.exit is _exit_noted, or another library's wrapper of it
         self.started = False
         self.status: object = None  # the argument of sys.exit
-        self.launcher: Mapping[str, Any] = {}
+        self.launcher: Place | None = None
         self.exit = sys.exit
 
 
 _watch = _Watch()
 
 
-def watch(launcher: Mapping[str, Any] | None) -> None:
+def watch(launcher: Place | None) -> None:
     """Warn when this process ends well, is one of several ranks, and has never started MPI.
 
     Such a process has worked as a job of one rank, and so have the other ranks. A script does that
     without any error if it asks for the number of ranks and gets 1.
 
     Args:
-        launcher: what :func:`find` returned.
+        launcher: what :func:`paddlempi_place.find` returned.
     """
-    if launcher is None or launcher["size"] < 2 or _watch.pid == os.getpid() or is_worker():
+    if launcher is None or launcher.size < 2 or _watch.pid == os.getpid() or is_worker():
         return
     _watch.pid, _watch.launcher = os.getpid(), launcher
     if not _watch.wrapped:
@@ -299,13 +252,12 @@ def _note_start() -> None:
 def _at_exit() -> None:
     started = _watch.started or group.is_initialized() or _exit.mpi_is_foreign()
     failed = _watch.status not in (None, 0) or getattr(sys, "last_value", None) is not None
-    if _watch.pid != os.getpid() or started or failed:
-        return
     launcher = _watch.launcher
-    rank, size = launcher["rank"], launcher["size"]
-    name = launcher["path"] or launcher["name"]
+    if launcher is None or _watch.pid != os.getpid() or started or failed:
+        return
     warnings.warn(
-        f"paddlempi: rank {rank} of the {size} that {name} started has ended "
+        f"paddlempi: rank {launcher.rank} of the {launcher.size} that "
+        f"{launcher.path or launcher.name} started has ended "
         "without MPI: neither init_parallel_env() nor init_process_group() was called, so it has "
         "worked as a job of one rank, and so have the others. If that is intended, "
         'warnings.filterwarnings("ignore", "paddlempi: rank") suppresses this warning',

@@ -186,14 +186,19 @@ class FakeCore(ModuleType):
             if number not in self.pending and (number not in self.queued or self.lost):
                 del self.held[number]
 
-    def next_completions(self, timeout: float = -1.0) -> list[Any]:
+    def next_completions(self, timeout: float = -1.0, awake: Any = None) -> list[Any]:
         ended = self.completions.get()
+        if awake is not None:
+            awake()
         if ended is None:  # fresh_core ends the thread at the end of the test
             return []
         operation, contexts = ended
         with suppress(Exception):
             operation.wait()
         return contexts
+
+    def ending(self, seconds: float) -> None:
+        """Python ends. The threads of a fake wait in Python."""
 
     def awaited(self) -> list[Any]:
         return [context for _, contexts in self.contexts.values() for context in contexts]

@@ -16,6 +16,7 @@ import (
 	"go/format"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"text/template"
 
@@ -122,6 +123,7 @@ var functions = template.FuncMap{
 	"lower":    lowerFirst,
 	"py":       pyBool,
 	"tuple":    pyTuple,
+	"heads":    pyHeads,
 	"any":      func(f launcher.Family) bool { return f == launcher.Any },
 	"yes":      yes,
 	"defined":  definedFor,
@@ -157,18 +159,29 @@ func pyBool(v bool) string {
 
 // pyTuple writes a tuple in the format of ruff: two or more names have a line each.
 func pyTuple(names []string) string {
-	switch len(names) {
+	items := make([]string, len(names))
+	for i, name := range names {
+		items[i] = strconv.Quote(name)
+	}
+	return tupleOf(items)
+}
+
+func pyHeads(heads []launcher.Head) string {
+	items := make([]string, len(heads))
+	for i, h := range heads {
+		items[i] = fmt.Sprintf("(%q, r\"%s\")", h.Variable, h.Pattern)
+	}
+	return tupleOf(items)
+}
+
+func tupleOf(items []string) string {
+	switch len(items) {
 	case 0:
 		return "()"
 	case 1:
-		return fmt.Sprintf("(%q,)", names[0])
+		return "(" + items[0] + ",)"
 	}
-	var b strings.Builder
-	b.WriteString("(")
-	for _, name := range names {
-		fmt.Fprintf(&b, "\n            %q,", name)
-	}
-	return b.String() + "\n        )"
+	return "(\n            " + strings.Join(items, ",\n            ") + ",\n        )"
 }
 
 func yes(v bool) string {

@@ -101,7 +101,7 @@ func TestBystander(t *testing.T) {
 	g := newTeam(t, 2, 40000)
 	ops := g.next(t)
 	g.words[1] = 1<<20 | 1<<4 | 1 // rank 1 works on the first chunk
-	o, err := NewBystander(&Call{Seq: g.seq, Rank: 0, Size: 2, Words: unsafe.Pointer(&g.words[0]), Chunks: len(g.words)})
+	o, err := NewBystander(&Collective{Seq: g.seq, Rank: 0, Size: 2, Words: unsafe.Pointer(&g.words[0]), Chunks: len(g.words)})
 	require.NoError(t, err)
 	defer o.Free()
 	assert.Zero(t, o.Work(All))

@@ -60,8 +60,8 @@ type Op struct {
 	yield C.int
 }
 
-// Call says what an operation is. All ranks have the same, but for Rank and Parts.
-type Call struct {
+// Collective says what an operation is. All ranks have the same, but for Rank and Parts.
+type Collective struct {
 	Seq        uint64
 	Code       op.Code
 	DType      op.DType
@@ -77,16 +77,16 @@ type Call struct {
 	YieldEvery int            // yield the core after that many pauses; 0 for never
 }
 
-// ShareOf is the place in Call.Shares of what rank from gives rank to, in an all_to_all. In every other
+// ShareOf is the place in Collective.Shares of what rank from gives rank to, in an all_to_all. In every other
 // operation Shares has one number for each rank.
-func (c *Call) ShareOf(from, to int) int { return from*c.Size + to }
+func (c *Collective) ShareOf(from, to int) int { return from*c.Size + to }
 
 // chunkBytes is how long a chunk is at least. A claim costs some 50 ns, and an uncontended chunk of
 // this length some microseconds.
 const chunkBytes = 32 << 10
 
 // New prepares an operation. Add then says where the tensors are. Free frees the operation.
-func New(c *Call) (*Op, error) {
+func New(c *Collective) (*Op, error) {
 	n, pieces, shares := c.Size, 1, c.Code.Trait().Shares
 	if shares != op.NoShares {
 		pieces = n
@@ -136,7 +136,7 @@ func New(c *Call) (*Op, error) {
 
 // NewBystander prepares the operation of a rank that cannot take part in it, so that it can Leave. Only
 // Seq, Rank, Size, Words, Chunks and YieldEvery of c count.
-func NewBystander(c *Call) (*Op, error) {
+func NewBystander(c *Collective) (*Op, error) {
 	block, err := mem.Alloc(int64(unsafe.Sizeof(C.sm_op{})))
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func carve[T any](room *unsafe.Pointer, n int) *T {
 
 // lay computes where pieces begin, and in an all_to_all where shares begin on both sides: one row if
 // all shares have one length, else a row for what each rank gives, and then one for what each gets.
-func (o *Op) lay(c *Call, begin, table []C.int64_t) {
+func (o *Op) lay(c *Collective, begin, table []C.int64_t) {
 	n := c.Size
 	length := func(i int) C.int64_t { return C.int64_t(c.Count * o.scale) }
 	if c.Shares != nil {

@@ -65,7 +65,7 @@ func (g *team) next(t testing.TB) []*Op {
 
 // op makes the operation of a rank.
 func (g *team) op(me int) (*Op, error) {
-	o, err := New(&Call{Seq: g.seq, Code: op.AllReduce, DType: op.Int32, Reduce: op.Sum, Count: int64(g.count),
+	o, err := New(&Collective{Seq: g.seq, Code: op.AllReduce, DType: op.Int32, Reduce: op.Sum, Count: int64(g.count),
 		Rank: me, Size: g.size, Parts: 2 * g.size, Words: unsafe.Pointer(&g.words[0]), Chunks: len(g.words), YieldEvery: 4})
 	for r := range g.size {
 		if err == nil {

@@ -56,18 +56,18 @@ func (p *pieced) add(o *Op, s Side, rank int) {
 	}
 }
 
-// A call with random shares whose sides lie in random parts, and what every rank must get.
-type listCall struct {
-	call    Call
+// A collective with random shares whose sides lie in random parts, and what every rank must get.
+type randomCollective struct {
+	args    Collective
 	in, out []*pieced // by rank; nil if the rank has no such side
 	want    [][]int32
 }
 
-func newListCall(t testing.TB, rng *rand.Rand, code op.Code, size int) *listCall {
-	c := &listCall{call: Call{Code: code, DType: op.Int32, Size: size, Root: rng.Intn(size)}, in: make([]*pieced, size), out: make([]*pieced, size), want: make([][]int32, size)}
+func newRandomCollective(t testing.TB, rng *rand.Rand, code op.Code, size int) *randomCollective {
+	c := &randomCollective{args: Collective{Code: code, DType: op.Int32, Size: size, Root: rng.Intn(size)}, in: make([]*pieced, size), out: make([]*pieced, size), want: make([][]int32, size)}
 	trait := code.Trait()
 	if trait.Reduces {
-		c.call.Reduce = op.Sum
+		c.args.Reduce = op.Sum
 	}
 	most := []int{3, 40, 700, 9_000, 60_000}[rng.Intn(5)]
 	alike := trait.Shares == op.NoShares || rng.Intn(3) == 0
@@ -78,11 +78,11 @@ func newListCall(t testing.TB, rng *rand.Rand, code op.Code, size int) *listCall
 			share[i] = int64(max(0, rng.Intn(most+1)-most/4))
 		}
 	}
-	if c.call.Count = int64(length); !alike {
-		if c.call.Count = 0; trait.Shares == op.Pairwise {
-			c.call.Shares = share
+	if c.args.Count = int64(length); !alike {
+		if c.args.Count = 0; trait.Shares == op.Pairwise {
+			c.args.Shares = share
 		} else {
-			c.call.Shares = share[:size]
+			c.args.Shares = share[:size]
 		}
 	}
 	of := func(from, to int) int {
@@ -115,18 +115,18 @@ func newListCall(t testing.TB, rng *rand.Rand, code op.Code, size int) *listCall
 		return i
 	}
 	for r := range size {
-		if trait.Gives.Includes(c.call.Root, r) {
+		if trait.Gives.Includes(c.args.Root, r) {
 			c.in[r] = newPieced(t, rng, side(trait.Send.PerRank(), func(to int) int { return of(r, to) }))
 			for i, at := range c.in[r].at {
 				c.in[r].memory[at] = value(r, i)
 			}
 		}
-		if !trait.WritesRecv(c.call.Root, r) {
+		if !trait.WritesRecv(c.args.Root, r) {
 			continue
 		}
 		c.out[r] = newPieced(t, rng, side(trait.Recv.PerRank(), func(from int) int { return of(from, r) }))
 		for from := range size {
-			if !trait.Gives.Includes(c.call.Root, from) {
+			if !trait.Gives.Includes(c.args.Root, from) {
 				continue
 			}
 			var got []int32
@@ -148,12 +148,12 @@ func newListCall(t testing.TB, rng *rand.Rand, code op.Code, size int) *listCall
 	return c
 }
 
-func (c *listCall) ops(t testing.TB, seq uint64, words []uint64) []*Op {
+func (c *randomCollective) ops(t testing.TB, seq uint64, words []uint64) []*Op {
 	var ops []*Op
-	for me := range c.call.Size {
-		call := c.call
+	for me := range c.args.Size {
+		call := c.args
 		call.Seq, call.Rank, call.Words, call.Chunks, call.YieldEvery = seq, me, unsafe.Pointer(&words[0]), len(words), 4
-		for r := range c.call.Size {
+		for r := range c.args.Size {
 			for _, p := range []*pieced{c.in[r], c.out[r]} {
 				if p != nil {
 					call.Parts += len(p.parts)
@@ -162,7 +162,7 @@ func (c *listCall) ops(t testing.TB, seq uint64, words []uint64) []*Op {
 		}
 		o, err := New(&call)
 		require.NoError(t, err)
-		for r := range c.call.Size {
+		for r := range c.args.Size {
 			if c.in[r] != nil {
 				c.in[r].add(o, In, r)
 			}
@@ -175,7 +175,7 @@ func (c *listCall) ops(t testing.TB, seq uint64, words []uint64) []*Op {
 	return ops
 }
 
-func (c *listCall) check() error {
+func (c *randomCollective) check() error {
 	for r, p := range c.out {
 		if p == nil {
 			continue
@@ -208,7 +208,7 @@ func TestSharesAndPartsOfAnyLength(t *testing.T) {
 			for turn := range 150 {
 				rng := rand.New(rand.NewSource(int64(turn)))
 				size := 1 + turn%5
-				c := newListCall(t, rng, code, size)
+				c := newRandomCollective(t, rng, code, size)
 				ops := c.ops(t, uint64(turn+1), words)
 				chunks := int(ops[0].c.chunks)
 				if size > 1 && chunks > size {
@@ -225,7 +225,7 @@ func TestSharesAndPartsOfAnyLength(t *testing.T) {
 					assert.Equal(t, chunks, int(o.c.chunks))
 					assert.Equal(t, Done, o.State(0))
 				}
-				require.NoError(t, c.check(), "turn %d: %v", turn, c.call)
+				require.NoError(t, c.check(), "turn %d: %v", turn, c.args)
 				freeAll(ops)
 			}
 			assert.NotZero(t, inSeveral, "no call had more chunks than ranks")

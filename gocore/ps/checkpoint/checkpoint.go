@@ -76,8 +76,8 @@ type Table struct {
 	LearningRate *float64 `json:"learning_rate,omitempty"`
 }
 
-// Part says what one server has written. It travels as JSON to the server that commits.
-type Part struct {
+// ServerPart says what one server has written. It travels as JSON to the server that commits.
+type ServerPart struct {
 	Step    int64   `json:"step"`
 	Server  int     `json:"server"`
 	Servers int     `json:"servers"`

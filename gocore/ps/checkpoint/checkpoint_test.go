@@ -139,9 +139,9 @@ func sources(step int64, server, servers int) []Source {
 	}
 }
 
-func write(t testing.TB, dir string, step int64, servers int) []Part {
+func write(t testing.TB, dir string, step int64, servers int) []ServerPart {
 	t.Helper()
-	parts := make([]Part, servers)
+	parts := make([]ServerPart, servers)
 	for server := range parts {
 		part, err := WritePart(context.Background(), dir, step, server, servers, sources(step, server, servers), nil)
 		require.NoError(t, err)
@@ -258,7 +258,7 @@ func TestChunks(t *testing.T) {
 	part, err := WritePart(context.Background(), dir, 0, 0, 1, []Source{large, many}, nil)
 	require.NoError(t, err)
 	assert.EqualValues(t, 3+3, part.Chunks)
-	require.NoError(t, Commit(context.Background(), dir, 0, []Part{part}, nil))
+	require.NoError(t, Commit(context.Background(), dir, 0, []ServerPart{part}, nil))
 	m, err := newest(dir)
 	require.NoError(t, err)
 	g := &got{t: t, of: map[string]*rows{"large": large, "many": many}}
@@ -339,22 +339,25 @@ func TestArguments(t *testing.T) {
 
 func TestCommitWantsOnePartOfEveryServer(t *testing.T) {
 	dir := t.TempDir()
-	for want, change := range map[string]func(p []Part) []Part{
-		"0 parts":                    func(p []Part) []Part { return nil },
-		"a part is of server 1 of 2": func(p []Part) []Part { return p[:1] },
-		"of server 1 of 2 and of":    func(p []Part) []Part { return []Part{p[0], p[0]} },
-		"and of step 4":              func(p []Part) []Part { p[0].Step = 4; return p },
-		"of server 2 of 2":           func(p []Part) []Part { p[0].Server = 2; return p },
-		"of server -1 of 2":          func(p []Part) []Part { p[0].Server = -1; return p },
-		"which is no name of a part": func(p []Part) []Part { p[0].File = "../" + p[0].File; return p },
-		"no such file":               func(p []Part) []Part { p[0].File = p[0].File[:len(p[0].File)-16] + strings.Repeat("0", 16); return p },
-		"bytes; it was written with": func(p []Part) []Part { p[0].Bytes++; return p },
-		"chunks and rows":            func(p []Part) []Part { p[0].Chunks = p[0].Bytes; return p },
-		"server 0 has 3 tables":      func(p []Part) []Part { p[1].Tables = p[1].Tables[1:]; return p },
-		"the tables of the servers":  func(p []Part) []Part { p[1].Tables[0].Config = json.RawMessage("{}"); return p },
-		"rows of table \"item\" in":  func(p []Part) []Part { p[1].Tables[2].Rows = p[1].Bytes; return p },
-		"has dim 0":                  func(p []Part) []Part { p[0].Tables[0].Dim, p[1].Tables[0].Dim = 0, 0; return p },
-		"are not in the order of":    func(p []Part) []Part { p[0].Tables[0].Name, p[1].Tables[0].Name = "z", "z"; return p },
+	for want, change := range map[string]func(p []ServerPart) []ServerPart{
+		"0 parts":                    func(p []ServerPart) []ServerPart { return nil },
+		"a part is of server 1 of 2": func(p []ServerPart) []ServerPart { return p[:1] },
+		"of server 1 of 2 and of":    func(p []ServerPart) []ServerPart { return []ServerPart{p[0], p[0]} },
+		"and of step 4":              func(p []ServerPart) []ServerPart { p[0].Step = 4; return p },
+		"of server 2 of 2":           func(p []ServerPart) []ServerPart { p[0].Server = 2; return p },
+		"of server -1 of 2":          func(p []ServerPart) []ServerPart { p[0].Server = -1; return p },
+		"which is no name of a part": func(p []ServerPart) []ServerPart { p[0].File = "../" + p[0].File; return p },
+		"no such file": func(p []ServerPart) []ServerPart {
+			p[0].File = p[0].File[:len(p[0].File)-16] + strings.Repeat("0", 16)
+			return p
+		},
+		"bytes; it was written with": func(p []ServerPart) []ServerPart { p[0].Bytes++; return p },
+		"chunks and rows":            func(p []ServerPart) []ServerPart { p[0].Chunks = p[0].Bytes; return p },
+		"server 0 has 3 tables":      func(p []ServerPart) []ServerPart { p[1].Tables = p[1].Tables[1:]; return p },
+		"the tables of the servers":  func(p []ServerPart) []ServerPart { p[1].Tables[0].Config = json.RawMessage("{}"); return p },
+		"rows of table \"item\" in":  func(p []ServerPart) []ServerPart { p[1].Tables[2].Rows = p[1].Bytes; return p },
+		"has dim 0":                  func(p []ServerPart) []ServerPart { p[0].Tables[0].Dim, p[1].Tables[0].Dim = 0, 0; return p },
+		"are not in the order of":    func(p []ServerPart) []ServerPart { p[0].Tables[0].Name, p[1].Tables[0].Name = "z", "z"; return p },
 	} {
 		err := Commit(context.Background(), dir, 3, change(write(t, dir, 3, 2)), nil)
 		require.ErrorContains(t, err, want)
@@ -473,7 +476,7 @@ func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
 	dir := t.TempDir()
 	part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{large}, nil)
 	require.NoError(t, err)
-	require.NoError(t, Commit(context.Background(), dir, 1, []Part{part}, nil))
+	require.NoError(t, Commit(context.Background(), dir, 1, []ServerPart{part}, nil))
 
 	for after, want := range map[int]status.Code{1: status.Interrupted, 5: status.Interrupted, 34: status.Interrupted, 0: status.Timeout} {
 		ctx, stop := context.WithCancel(context.Background())

@@ -12,7 +12,7 @@ import (
 // Commit makes a cut complete, when all servers have written their parts. One server calls it. extra is given
 // back in the manifest. Folders of smaller steps that never became complete are removed. If ctx is done already,
 // the cut does not become complete.
-func Commit(ctx context.Context, dir string, step int64, parts []Part, extra []byte) error {
+func Commit(ctx context.Context, dir string, step int64, parts []ServerPart, extra []byte) error {
 	if err := refuseComplete(dir, step); err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func Commit(ctx context.Context, dir string, step int64, parts []Part, extra []b
 }
 
 // join makes a manifest of what the servers say of their parts, in any order.
-func join(step int64, parts []Part) (*Manifest, error) {
+func join(step int64, parts []ServerPart) (*Manifest, error) {
 	if len(parts) < 1 || len(parts) > MostServers {
 		return nil, fmt.Errorf("%d parts; a cut has 1 to %d", len(parts), MostServers)
 	}

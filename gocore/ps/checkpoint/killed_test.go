@@ -41,7 +41,7 @@ func TestWriteUntilKilled(t *testing.T) {
 		step = m.Step + 1
 	}
 	for ; ; step++ {
-		var parts []Part
+		var parts []ServerPart
 		for server := range 2 {
 			part, err := WritePart(context.Background(), dir, step, server, 2, []Source{big(step, server)}, nil)
 			require.NoError(t, err)

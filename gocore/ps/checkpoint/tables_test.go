@@ -90,7 +90,7 @@ func TestTables(t *testing.T) {
 	}
 	one := make2() // what all servers together should hold
 	dir := t.TempDir()
-	var parts []Part
+	var parts []ServerPart
 	for server := range 2 {
 		tables := make2()
 		var from []Source

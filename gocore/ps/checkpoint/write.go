@@ -21,8 +21,8 @@ import (
 // leaves that does not come to its end is removed by a later Commit. When ctx is done it stops between two chunks,
 // and removes the file. copied, if not nil, is called when the rows are in the file and may change again: it is on its
 // way to the disk then, which takes longer.
-func WritePart(ctx context.Context, dir string, step int64, server, servers int, sources []Source, copied func()) (Part, error) {
-	part := Part{Step: step, Server: server, Servers: servers}
+func WritePart(ctx context.Context, dir string, step int64, server, servers int, sources []Source, copied func()) (ServerPart, error) {
+	part := ServerPart{Step: step, Server: server, Servers: servers}
 	if err := littleEndian(); err != nil {
 		return part, err
 	}
@@ -82,7 +82,7 @@ func describe(sources []Source) ([]Table, error) {
 }
 
 // writeFile writes a part to the disk, and its numbers into part.
-func writeFile(ctx context.Context, path string, part *Part, sources []Source, copied func()) error {
+func writeFile(ctx context.Context, path string, part *ServerPart, sources []Source, copied func()) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 	if err != nil {
 		return err

@@ -21,10 +21,10 @@ func (c *Client) arrange(t *travel) (a *arranged, err error) {
 	for s := range c.servers {
 		at = request.Align(at)
 		a.ats[s], a.firsts[s+1] = at, a.firsts[s]
-		for _, p := range t.parts {
-			if n := int64(p.plan.Starts[s+1] - p.plan.Starts[s]); n > 0 {
+		for _, r := range t.tables {
+			if n := int64(r.plan.Starts[s+1] - r.plan.Starts[s]); n > 0 {
 				a.firsts[s+1] += n
-				at = request.Align(at) + n*p.rowBytes
+				at = request.Align(at) + n*r.rowBytes
 			}
 		}
 		a.ends[s] = at
@@ -44,20 +44,20 @@ func (a *arranged) free() {
 	a.values.Free()
 }
 
-// blocks calls f for what every server has of every part: the ids by tables and by servers, and the rows.
+// blocks calls f for what every server has of every table: the ids by tables and by servers, and the rows.
 func (a *arranged) blocks(t *travel, f func(ids, idsHere []int64, rows, rowsHere []byte)) {
 	all := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(a.ids.Bytes()))), a.firsts[len(a.firsts)-1])
 	for s := range a.ats {
 		first, at := a.firsts[s], a.ats[s]
-		for i := range t.parts {
-			p := &t.parts[i]
-			from, to, row := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1]), p.rowBytes
+		for i := range t.tables {
+			r := &t.tables[i]
+			from, to, row := int64(r.plan.Starts[s]), int64(r.plan.Starts[s+1]), r.rowBytes
 			n := to - from
 			if n == 0 {
 				continue
 			}
 			at = request.Align(at)
-			f(p.plan.Unique[from:to], all[first:first+n], t.values.Bytes()[p.at+from*row:p.at+to*row], a.values.Bytes()[at:at+n*row])
+			f(r.plan.Unique[from:to], all[first:first+n], t.values.Bytes()[r.at+from*row:r.at+to*row], a.values.Bytes()[at:at+n*row])
 			first, at = first+n, at+n*row
 		}
 	}

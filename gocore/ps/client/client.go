@@ -35,9 +35,9 @@ type Table struct {
 // Forget frees what the table keeps for its next call. It is called when no more calls will come.
 func (t *Table) Forget() { t.plans.close() }
 
-// Part is what a call does with one table. The tensors are contiguous and in host memory: ids of int64 or
-// int32, values a float32 row for each; gradients may be of 16 bits.
-type Part struct {
+// TableRows is the rows of one table that a call names. The tensors are contiguous and in host memory: ids
+// of int64 or int32, values a float32 row for each; gradients may be of 16 bits.
+type TableRows struct {
 	Table       *Table
 	IDs, Values *op.Buf
 	Rate        float64 // learning rate of a push; NaN: the table's
@@ -62,7 +62,7 @@ type Client struct {
 	sending sync.Mutex // updates come to all servers in the same order
 	number  int64      // of the newest update
 
-	calls calls // of KVs
+	calls startedCalls // of KVs
 
 	stale, updates atomic.Int64 // sum of the pushes' staleness, and how many servers have answered
 }
@@ -104,18 +104,18 @@ func (c *Client) Staleness() float64 {
 	return 0
 }
 
-// Pull copies the rows of the ids into Values of each part. After a push that has ended with an error, such as
+// Pull copies the rows of the ids into Values of each table. After a push that has ended with an error, such as
 // Timeout or Interrupted, they are the rows after its step wherever a server has it: Pull waits for the other
 // trainers as the push would have.
-func (c *Client) Pull(parts []Part) error {
-	t, err := c.plan(request.Pull, parts)
+func (c *Client) Pull(tables []TableRows) error {
+	t, err := c.plan(request.Pull, tables)
 	if err != nil {
 		return err
 	}
 	defer t.free()
-	for i := range t.parts {
-		if b := parts[i].Values; b.DType != op.Float32 {
-			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", parts[i].Table.Name, b.DType)
+	for i := range t.tables {
+		if b := tables[i].Values; b.DType != op.Float32 {
+			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", tables[i].Table.Name, b.DType)
 		}
 	}
 	answers, err := c.ask(request.Pull, t, nil)
@@ -130,36 +130,36 @@ func (c *Client) Pull(parts []Part) error {
 		}
 	}
 	c.mu.Unlock()
-	for i, p := range t.parts {
-		if p.table.Rows == op.Float32 {
-			p.plan.Gather(parts[i].Values, p.rows, p.rowBytes)
+	for i, r := range t.tables {
+		if r.table.Rows == op.Float32 {
+			r.plan.Gather(tables[i].Values, r.rows, r.rowBytes)
 		} else {
-			p.plan.Widen(parts[i].Values, p.rows, p.table.Rows, p.table.Dim)
+			r.plan.Widen(tables[i].Values, r.rows, r.table.Rows, r.table.Dim)
 		}
 	}
 	return nil
 }
 
-// Push is one step: it updates the rows of the ids by the gradients of all parts. Every server learns of
+// Push is one step: it updates the rows of the ids by the gradients of all tables. Every server learns of
 // it, also one that has none of the ids. thread is that of the caller; see turn.
-func (c *Client) Push(parts []Part, thread int) error {
+func (c *Client) Push(tables []TableRows, thread int) error {
 	if err := c.pushing.take("push", thread, time.Now().Add(c.timeout), c.interrupt); err != nil {
 		return err
 	}
 	defer c.pushing.give()
-	t, err := c.plan(request.Push, parts)
+	t, err := c.plan(request.Push, tables)
 	if err != nil {
 		return err
 	}
 	defer t.free()
-	for i, p := range t.parts {
-		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
-			sums := unsafe.Slice((*float32)(p.rows), n)
+	for i, r := range t.tables {
+		if n := int64(len(r.plan.Unique)) * r.table.Dim; n > 0 {
+			sums := unsafe.Slice((*float32)(r.rows), n)
 			// The servers look, too. But here nothing has been sent yet, so no server makes a step of it.
-			if !p.plan.Sum(sums, parts[i].Values, p.table.Dim) && p.table.Refuse {
+			if !r.plan.Sum(sums, tables[i].Values, r.table.Dim) && r.table.Refuse {
 				at := route.NotFinite(sums)
 				return status.New(status.Argument, "push: the gradient of id %d in table %q is not finite: %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
-					p.plan.Unique[at/p.table.Dim], p.table.Name, sums[at], at%p.table.Dim)
+					r.plan.Unique[at/r.table.Dim], r.table.Name, sums[at], at%r.table.Dim)
 			}
 		}
 	}
@@ -224,25 +224,25 @@ func (c *Client) stepped(s int, a *request.Answer) {
 }
 
 // Write sets the rows of the ids.
-func (c *Client) Write(parts []Part) error {
-	t, err := c.plan(request.Write, parts)
+func (c *Client) Write(tables []TableRows) error {
+	t, err := c.plan(request.Write, tables)
 	if err != nil {
 		return err
 	}
 	defer t.free()
-	for i, p := range t.parts {
-		if parts[i].Values.DType != op.Float32 {
-			return status.New(status.Type, "write: rows of table %q are of %v; they must be of float32", p.table.Name, parts[i].Values.DType)
+	for i, r := range t.tables {
+		if tables[i].Values.DType != op.Float32 {
+			return status.New(status.Type, "write: rows of table %q are of %v; they must be of float32", r.table.Name, tables[i].Values.DType)
 		}
-		if int64(len(p.plan.Unique)) != parts[i].IDs.Count {
-			return status.New(status.Argument, "write: ids of table %q appear several times", p.table.Name)
+		if int64(len(r.plan.Unique)) != tables[i].IDs.Count {
+			return status.New(status.Argument, "write: ids of table %q appear several times", r.table.Name)
 		}
-		if n := int64(len(p.plan.Unique)) * p.table.Dim; n > 0 {
-			rows := unsafe.Slice((*float32)(p.rows), n)
-			if !p.plan.Sum(rows, parts[i].Values, p.table.Dim) && p.table.Refuse {
+		if n := int64(len(r.plan.Unique)) * r.table.Dim; n > 0 {
+			rows := unsafe.Slice((*float32)(r.rows), n)
+			if !r.plan.Sum(rows, tables[i].Values, r.table.Dim) && r.table.Refuse {
 				at := route.NotFinite(rows)
 				return status.New(status.Argument, "write: the row of id %d of table %q is not finite: %v at element %d; nothing was written. non_finite=\"allow\" lets such rows through",
-					p.plan.Unique[at/p.table.Dim], p.table.Name, rows[at], at%p.table.Dim)
+					r.plan.Unique[at/r.table.Dim], r.table.Name, rows[at], at%r.table.Dim)
 			}
 		}
 	}
@@ -260,9 +260,9 @@ func (c *Client) reserve(t *travel) error {
 	epoch := c.epoch
 	c.mu.Unlock()
 	all := true
-	for i := range t.parts {
-		p := &t.parts[i]
-		all = all && (!p.table.Limit || p.madeAt == epoch || len(p.plan.Unique) == 0)
+	for i := range t.tables {
+		r := &t.tables[i]
+		all = all && (!r.table.Limit || r.madeAt == epoch || len(r.plan.Unique) == 0)
 	}
 	if all || c.servers == 1 {
 		return nil
@@ -278,8 +278,8 @@ func (c *Client) reserve(t *travel) error {
 func (c *Client) made(t *travel) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := range t.parts {
-		t.parts[i].madeAt = c.epoch
+	for i := range t.tables {
+		t.tables[i].madeAt = c.epoch
 	}
 }
 
@@ -290,15 +290,15 @@ func (c *Client) Removed() {
 	c.epoch++
 }
 
-// travel is the parts of a call on their way. In the staging memory lie the ids of all parts, each once and
+// travel is the rows of a call on their way. In the staging memory lie the ids of all tables, each once and
 // dealt to servers, and their rows in the same order.
 type travel struct {
-	parts       []onTheWay
+	tables      []onTheWay
 	ids, values *link.Memory
 	byServer    *arranged // nil if a server's ids and rows lie together as it is
 }
 
-// onTheWay is a part of a call.
+// onTheWay is the rows of one table in a travel.
 type onTheWay struct {
 	table  *Table
 	rate   float64
@@ -312,9 +312,9 @@ type onTheWay struct {
 }
 
 func (t *travel) free() {
-	for _, p := range t.parts {
-		if p.plan != nil {
-			p.table.plans.put(p.plan, p.madeAt)
+	for _, r := range t.tables {
+		if r.plan != nil {
+			r.table.plans.put(r.plan, r.madeAt)
 		}
 	}
 	for _, m := range []*link.Memory{t.ids, t.values} {
@@ -328,26 +328,26 @@ func (t *travel) free() {
 }
 
 // plan deals the ids to the servers and takes memory for their rows.
-func (c *Client) plan(what request.Op, parts []Part) (t *travel, err error) {
+func (c *Client) plan(what request.Op, tables []TableRows) (t *travel, err error) {
 	if err := c.Completed(what.String()); err != nil {
 		return nil, err
 	}
-	if len(parts) > request.MostParts {
-		return nil, status.New(status.Argument, "%v: %d tables are more than one request takes, %d", what, len(parts), request.MostParts)
+	if len(tables) > request.MostTables {
+		return nil, status.New(status.Argument, "%v: %d tables are more than one request takes, %d", what, len(tables), request.MostTables)
 	}
 	var n int64
-	for i := range parts {
-		if err := check(what.String(), &parts[i]); err != nil {
+	for i := range tables {
+		if err := check(what.String(), &tables[i]); err != nil {
 			return nil, err
 		}
 		for j := range i {
-			if parts[j].Table == parts[i].Table {
-				return nil, status.New(status.Argument, "%v: table %q is named twice; put all its ids into one tensor", what, parts[i].Table.Name)
+			if tables[j].Table == tables[i].Table {
+				return nil, status.New(status.Argument, "%v: table %q is named twice; put all its ids into one tensor", what, tables[i].Table.Name)
 			}
 		}
-		n += parts[i].IDs.Count
+		n += tables[i].IDs.Count
 	}
-	t = &travel{parts: make([]onTheWay, len(parts))}
+	t = &travel{tables: make([]onTheWay, len(tables))}
 	defer func() {
 		if err != nil {
 			t.free()
@@ -358,57 +358,57 @@ func (c *Client) plan(what request.Op, parts []Part) (t *travel, err error) {
 	}
 	room := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(t.ids.Bytes()))), n)
 	var first, bytes int64
-	for i := range parts {
-		b, p := &parts[i], &t.parts[i]
-		p.table, p.rate, p.first = b.Table, b.Rate, first
-		p.rowBytes = b.Table.Dim * int64(what.RowType(b.Table.Rows).Size())
-		if p.plan, p.madeAt = b.Table.plans.take(b.IDs); p.plan == nil {
-			if p.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset); err != nil {
+	for i := range tables {
+		b, r := &tables[i], &t.tables[i]
+		r.table, r.rate, r.first = b.Table, b.Rate, first
+		r.rowBytes = b.Table.Dim * int64(what.RowType(b.Table.Rows).Size())
+		if r.plan, r.madeAt = b.Table.plans.take(b.IDs); r.plan == nil {
+			if r.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset); err != nil {
 				return t, err
 			}
 		}
-		copy(room[first:], p.plan.Unique)
+		copy(room[first:], r.plan.Unique)
 		if limit := b.Table.NumIDs; limit > 0 {
-			for _, id := range p.plan.Unique {
+			for _, id := range r.plan.Unique {
 				if id < 0 || id >= limit {
 					return t, status.New(status.Argument, "%v: id %d is not in table %q, which takes ids from 0 to %d (num_ids)", what, id, b.Table.Name, limit-1)
 				}
 			}
 		}
-		unique := int64(len(p.plan.Unique))
+		unique := int64(len(r.plan.Unique))
 		if unique > 0 {
 			bytes = request.Align(bytes)
 		}
-		p.at = bytes
+		r.at = bytes
 		first += unique
-		bytes += unique * p.rowBytes
+		bytes += unique * r.rowBytes
 	}
 	if t.values, err = c.links.Memory(max(1, bytes)); err != nil {
 		return t, err
 	}
-	for i := range t.parts {
-		t.parts[i].rows = unsafe.Add(unsafe.Pointer(unsafe.SliceData(t.values.Bytes())), t.parts[i].at)
+	for i := range t.tables {
+		t.tables[i].rows = unsafe.Add(unsafe.Pointer(unsafe.SliceData(t.values.Bytes())), t.tables[i].at)
 	}
-	if c.servers > 1 && len(parts) > 1 {
+	if c.servers > 1 && len(tables) > 1 {
 		t.byServer, err = c.arrange(t)
 	}
 	return t, err
 }
 
-// check returns an error about a tensor of a part.
-func check(what string, p *Part) error {
-	ids, values, name := p.IDs, p.Values, p.Table.Name
+// check returns an error about a tensor of a call.
+func check(what string, r *TableRows) error {
+	ids, values, name := r.IDs, r.Values, r.Table.Name
 	switch {
 	case ids.DType != op.Int64 && ids.DType != op.Int32:
 		return status.New(status.Type, "%s: ids of table %q are of %v; they must be of int64 or int32", what, name, ids.DType)
 	case values.DType != op.Float32 && values.DType != op.Float16 && values.DType != op.BFloat16:
 		return status.New(status.Type, "%s: gradients or rows of table %q are of %v; they must be of float32, and gradients may be of float16 or bfloat16", what, name, values.DType)
-	case values.Count != ids.Count*p.Table.Dim:
-		return status.New(status.Argument, "%s: %d ids of table %q, of dim %d, need %d elements, and there are %d", what, ids.Count, name, p.Table.Dim, ids.Count*p.Table.Dim, values.Count)
+	case values.Count != ids.Count*r.Table.Dim:
+		return status.New(status.Argument, "%s: %d ids of table %q, of dim %d, need %d elements, and there are %d", what, ids.Count, name, r.Table.Dim, ids.Count*r.Table.Dim, values.Count)
 	case ids.Count > math.MaxInt32:
 		return status.New(status.Argument, "%s: %d ids of table %q are more than one call takes, %d", what, ids.Count, name, math.MaxInt32)
-	case !(p.Rate >= 0 || math.IsNaN(p.Rate)) || math.IsInf(p.Rate, 0):
-		return status.New(status.Argument, "%s: learning_rate=%v of table %q is not a finite number of at least 0", what, p.Rate, name)
+	case !(r.Rate >= 0 || math.IsNaN(r.Rate)) || math.IsInf(r.Rate, 0):
+		return status.New(status.Argument, "%s: learning_rate=%v of table %q is not a finite number of at least 0", what, r.Rate, name)
 	}
 	for _, b := range []*op.Buf{ids, values} {
 		if !b.Contiguous() {
@@ -433,11 +433,11 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 	for s := range c.servers {
 		head := request.Head{Op: what, Seen: -1}
 		var ids int64
-		for _, p := range t.parts {
-			n := p.plan.Starts[s+1] - p.plan.Starts[s]
+		for _, r := range t.tables {
+			n := r.plan.Starts[s+1] - r.plan.Starts[s]
 			// All servers count the steps of a table, also in which they have none of its ids.
-			if n > 0 || what == request.Push && len(p.plan.Unique) > 0 {
-				head.Parts = append(head.Parts, request.Part{Table: p.table.IDs[s], Count: uint32(n), Rate: p.rate})
+			if n > 0 || what == request.Push && len(r.plan.Unique) > 0 {
+				head.Tables = append(head.Tables, request.TableRows{Table: r.table.IDs[s], Count: uint32(n), Rate: r.rate})
 			}
 			ids += int64(n)
 		}
@@ -541,12 +541,12 @@ func (t *travel) regions(s int) (ids, rows link.Region) {
 		return link.Region{M: a.ids, Offset: 8 * a.firsts[s], Bytes: 8 * (a.firsts[s+1] - a.firsts[s])},
 			link.Region{M: a.values, Offset: a.ats[s], Bytes: a.ends[s] - a.ats[s]}
 	}
-	if len(t.parts) == 1 {
-		p := &t.parts[0]
-		from, n, row := int64(p.plan.Starts[s]), int64(p.plan.Starts[s+1]-p.plan.Starts[s]), p.rowBytes
+	if len(t.tables) == 1 {
+		r := &t.tables[0]
+		from, n, row := int64(r.plan.Starts[s]), int64(r.plan.Starts[s+1]-r.plan.Starts[s]), r.rowBytes
 		return link.Region{M: t.ids, Offset: 8 * from, Bytes: 8 * n}, link.Region{M: t.values, Offset: from * row, Bytes: n * row}
 	}
-	last := &t.parts[len(t.parts)-1] // there is one server
+	last := &t.tables[len(t.tables)-1] // there is one server
 	n := int64(len(last.plan.Unique))
 	return link.Region{M: t.ids, Bytes: 8 * (last.first + n)}, link.Region{M: t.values, Bytes: last.at + n*last.rowBytes}
 }

@@ -26,27 +26,27 @@ type KV struct {
 	DType op.DType
 }
 
-// calls are the calls of KVs that were started, by their timestamps.
-type calls struct {
+// startedCalls are the calls of KVs that were started, by their timestamps.
+type startedCalls struct {
 	mu   sync.Mutex
 	last int64
-	of   map[int64]*call
+	of   map[int64]*startedCall
 	gone bool // forget was called
 }
 
-// call is one that was started, and for which nobody has waited.
-type call struct {
+// startedCall is a call of a KV that was started, and for which nobody has waited.
+type startedCall struct {
 	kv     *KV
 	pull   bool
 	plan   *route.Plan
 	answer *link.Memory  // nil unless pull
 	over   chan struct{} // closed when all servers have answered
-	err    error         // before over is closed, only the call's own goroutine uses it
+	err    error         // before over is closed, only its own goroutine uses it
 }
 
-// Call is what a call of a KV takes. The tensors are contiguous, in host memory, and free again when Start
+// KVCall is what a call of a KV takes. The tensors are contiguous, in host memory, and free again when Start
 // returns.
-type Call struct {
+type KVCall struct {
 	KV      *KV
 	Keys    *op.Buf // int64 or int32
 	Rows    *op.Buf // a row for each key, each of which then appears once; nil: nothing is pushed
@@ -57,7 +57,7 @@ type Call struct {
 
 // Start sends each server the keys that it owns, and the rows, and returns a timestamp for Wait. It waits only
 // while too many requests to a server are under way.
-func (c *Client) Start(a *Call) (timestamp int64, err error) {
+func (c *Client) Start(a *KVCall) (timestamp int64, err error) {
 	if err := a.check(); err != nil {
 		return 0, err
 	}
@@ -65,7 +65,7 @@ func (c *Client) Start(a *Call) (timestamp int64, err error) {
 		return 0, err
 	}
 	kv, row := a.KV, a.KV.rowBytes()
-	started := &call{kv: kv, pull: a.Pull, over: make(chan struct{})}
+	started := &startedCall{kv: kv, pull: a.Pull, over: make(chan struct{})}
 	keys, err := c.links.Memory(max(1, a.Keys.Count) * 8)
 	if err != nil {
 		return 0, err
@@ -109,7 +109,7 @@ func (c *Client) Start(a *Call) (timestamp int64, err error) {
 		if from == to {
 			continue
 		}
-		head := request.Call{KV: kv.IDs[s], Push: a.Rows != nil, Pull: a.Pull, Command: a.Command, Count: uint32(to - from)}
+		head := request.KVHead{KV: kv.IDs[s], Push: a.Rows != nil, Pull: a.Pull, Command: a.Command, Count: uint32(to - from)}
 		r := &link.Request{Header: head.Encode(), Deadline: deadline, Interrupt: c.interrupt, IDs: link.Region{M: keys, Offset: 8 * from, Bytes: 8 * (to - from)}}
 		if pushed != nil {
 			r.Values = link.Region{M: pushed, Offset: from * row, Bytes: (to - from) * row}
@@ -137,7 +137,7 @@ func (c *Client) Start(a *Call) (timestamp int64, err error) {
 }
 
 // wait waits for the servers' answers.
-func (s *call) wait(pending []*link.Pending, deadline time.Time) {
+func (s *startedCall) wait(pending []*link.Pending, deadline time.Time) {
 	for _, p := range pending {
 		if _, err := p.Wait(deadline, nil); err != nil && s.err == nil {
 			s.err = err
@@ -147,14 +147,14 @@ func (s *call) wait(pending []*link.Pending, deadline time.Time) {
 }
 
 // scatter copies the rows, in the order of the batch, to those of the plan.
-func (s *call) scatter(to []byte, rows *op.Buf) {
+func (s *startedCall) scatter(to []byte, rows *op.Buf) {
 	from, n := unsafe.Slice((*byte)(rows.Data), rows.Bytes()), s.kv.rowBytes()
 	for i, u := range s.plan.Inverse {
 		copy(to[int64(u)*n:], from[int64(i)*n:int64(i+1)*n])
 	}
 }
 
-func (s *call) free() {
+func (s *startedCall) free() {
 	if s.plan != nil {
 		s.plan.Free()
 	}
@@ -203,11 +203,11 @@ func taken(kv *KV, timestamp int64) error {
 }
 
 // add gives a call its timestamp.
-func (c *calls) add(s *call) int64 {
+func (c *startedCalls) add(s *startedCall) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.of == nil {
-		c.of = map[int64]*call{}
+		c.of = map[int64]*startedCall{}
 	}
 	c.last++
 	c.of[c.last] = s
@@ -215,7 +215,7 @@ func (c *calls) add(s *call) int64 {
 }
 
 // ended forgets a push that has succeeded: who waits for it has nothing to learn.
-func (c *calls) ended(timestamp int64, s *call) {
+func (c *startedCalls) ended(timestamp int64, s *startedCall) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.of[timestamp] == s && (c.gone || s.err == nil && !s.pull) {
@@ -225,7 +225,7 @@ func (c *calls) ended(timestamp int64, s *call) {
 }
 
 // get returns the call of a timestamp; nil if it has ended and nobody needs it.
-func (c *calls) get(kv *KV, timestamp int64) (*call, error) {
+func (c *startedCalls) get(kv *KV, timestamp int64) (*startedCall, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if timestamp < 1 || timestamp > c.last {
@@ -239,7 +239,7 @@ func (c *calls) get(kv *KV, timestamp int64) (*call, error) {
 }
 
 // take removes a call, and tells whether it was there.
-func (c *calls) take(timestamp int64) bool {
+func (c *startedCalls) take(timestamp int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, there := c.of[timestamp]
@@ -266,7 +266,7 @@ func (c *Client) Settle() (failed, err error) {
 }
 
 // unawaited is the error of a call that has failed, for a program that has not waited for it.
-func (s *call) unawaited(timestamp int64) error {
+func (s *startedCall) unawaited(timestamp int64) error {
 	var e *status.Error
 	if !errors.As(s.err, &e) {
 		return s.err
@@ -292,7 +292,7 @@ func (c *Client) Forget() {
 }
 
 // what names a call in errors.
-func (a *Call) what() string {
+func (a *KVCall) what() string {
 	if a.Rows != nil {
 		return "push"
 	}
@@ -300,7 +300,7 @@ func (a *Call) what() string {
 }
 
 // check returns an error about an argument of a call.
-func (a *Call) check() error {
+func (a *KVCall) check() error {
 	keys, name, what := a.Keys, a.KV.Name, a.what()
 	switch {
 	case keys.DType != op.Int64 && keys.DType != op.Int32:

@@ -37,9 +37,9 @@ type Incoming struct {
 	inlet   *inlet
 	credit  int
 	seq     uint64
-	held    [regions]heap.Held // of the shared way
-	pending *Pending           // of the local way
-	message *arrival           // of MPI
+	refs    [regions]heap.Ref // of the shared way
+	pending *Pending          // of the local way
+	message *arrival          // of MPI
 	replied atomic.Bool
 }
 
@@ -55,9 +55,9 @@ func (in *Incoming) Reply(header []byte, err error) {
 
 // release lets go of the trainer's memory.
 func (in *Incoming) release() {
-	for i := range in.held {
-		in.held[i].Release()
-		in.held[i] = heap.Held{}
+	for i := range in.refs {
+		in.refs[i].Release()
+		in.refs[i] = heap.Ref{}
 	}
 }
 

@@ -151,15 +151,15 @@ func checkSizes(ids, values, answer int64) error {
 	return nil
 }
 
-// hold maps a region, and checks that it is aligned.
-func hold(v *heap.View, p place, align uintptr) (heap.Held, error) {
+// acquire maps a region, and checks that it is aligned.
+func acquire(v *heap.View, p place, align uintptr) (heap.Ref, error) {
 	if p.bytes == 0 {
-		return heap.Held{}, nil
+		return heap.Ref{}, nil
 	}
-	h, err := v.Hold(heap.Location{Offset: p.offset, Generation: p.generation}, p.bytes)
+	h, err := v.Acquire(heap.Location{Offset: p.offset, Generation: p.generation}, p.bytes)
 	if err == nil && uintptr(h.Data())%align != 0 {
 		h.Release()
-		return heap.Held{}, rubbish("memory at %d, which is not aligned to %d", p.offset, align)
+		return heap.Ref{}, rubbish("memory at %d, which is not aligned to %d", p.offset, align)
 	}
 	return h, err
 }

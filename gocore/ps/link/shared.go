@@ -193,17 +193,17 @@ func (s *sharedOutlet) free() { _ = s.heap.Free(unsafe.Pointer(s.door)) } // it 
 
 // sharedInlet is the server's side of such a pair.
 type sharedInlet struct {
-	view *heap.View
-	held heap.Held // the door
-	door *door
+	view    *heap.View
+	doorRef heap.Ref
+	door    *door
 
 	next uint64 // the number of the next request; the thread alone uses it
 
-	mu    sync.Mutex
-	uses  int       // of ring: the thread, and the requests that are not answered
-	rings heap.Held // the ring
-	ring  *ring     // nil before the first request
-	busy  [Credits]bool
+	mu      sync.Mutex
+	uses    int // of ring: the thread, and the requests that are not answered
+	ringRef heap.Ref
+	ring    *ring // nil before the first request
+	busy    [Credits]bool
 }
 
 // openDoor makes the server's side of a pair whose door is at p.
@@ -211,11 +211,11 @@ func openDoor(v *heap.View, p place) (*sharedInlet, error) {
 	if p.bytes != doorBytes {
 		return nil, rubbish("a door of %d bytes", p.bytes)
 	}
-	held, err := hold(v, p, lineBytes)
+	ref, err := acquire(v, p, lineBytes)
 	if err != nil {
 		return nil, err
 	}
-	return &sharedInlet{view: v, held: held, door: (*door)(held.Data()), next: 1, uses: 1}, nil
+	return &sharedInlet{view: v, doorRef: ref, door: (*door)(ref.Data()), next: 1, uses: 1}, nil
 }
 
 // take takes the next request; nil if there is none. An error says that the trainer has written what it
@@ -241,14 +241,14 @@ func (s *sharedInlet) take(i *inlet) (*Incoming, error) {
 		if k == regionIDs {
 			align = 8
 		}
-		if in.held[k], err = hold(s.view, p, align); err != nil {
+		if in.refs[k], err = acquire(s.view, p, align); err != nil {
 			in.release()
 			return nil, rubbish("%s: %v", regionNames[k], err)
 		}
 	}
-	in.IDs = idsOf(in.held[regionIDs].Data(), places[regionIDs].bytes)
-	in.Values = bytesOf(in.held[regionValues].Data(), places[regionValues].bytes)
-	in.Answer = bytesOf(in.held[regionAnswer].Data(), places[regionAnswer].bytes)
+	in.IDs = idsOf(in.refs[regionIDs].Data(), places[regionIDs].bytes)
+	in.Values = bytesOf(in.refs[regionValues].Data(), places[regionValues].bytes)
+	in.Answer = bytesOf(in.refs[regionAnswer].Data(), places[regionAnswer].bytes)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.busy[credit] {
@@ -267,13 +267,13 @@ func (s *sharedInlet) openRing() (ok bool, err error) {
 	if generation == 0 {
 		return false, nil
 	}
-	held, err := hold(s.view, place{atomic.LoadInt64(&s.door.offset), generation, ringBytes}, lineBytes)
+	ref, err := acquire(s.view, place{atomic.LoadInt64(&s.door.offset), generation, ringBytes}, lineBytes)
 	if err != nil {
 		return false, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.rings, s.ring = held, (*ring)(held.Data())
+	s.ringRef, s.ring = ref, (*ring)(ref.Data())
 	return true, nil
 }
 
@@ -308,8 +308,8 @@ func (s *sharedInlet) unuse() {
 	if s.uses--; s.uses == 0 {
 		atomic.StoreUint32(&s.door.left, 1)
 		wake(&s.door.left)
-		s.rings.Release()
-		s.held.Release()
+		s.ringRef.Release()
+		s.doorRef.Release()
 	}
 }
 

@@ -19,7 +19,7 @@ const (
 	Push                // gradients of the ids: one step of the trainer
 	Write               // new values of the rows of the ids; their states stay
 
-	// Refuse is in the place of a Push, without parts: the step of all trainers fails, and changes nothing.
+	// Refuse is in the place of a Push, without tables: the step of all trainers fails, and changes nothing.
 	Refuse
 	// Reserve has ids and no rows: the rows of the ids are made, so that a Push or Write of them needs no memory.
 	Reserve
@@ -64,14 +64,14 @@ func (o Op) RowType(rows op.DType) op.DType {
 	return op.Float32
 }
 
-// Align returns where the rows of the next part with ids begin, after so many bytes.
+// Align returns where the rows of the next table with ids begin, after so many bytes.
 func Align(bytes int64) int64 { return (bytes + 3) &^ 3 }
 
-// MostParts is how many tables a request may name. So many parts fit into a header of package link.
-const MostParts = 1024
+// MostTables is how many tables a request may name. So many fit into a header of package link.
+const MostTables = 1024
 
-// Part is what a request has for one table.
-type Part struct {
+// TableRows says which table a request is for, and how many of its rows.
+type TableRows struct {
 	Table uint32
 	Count uint32  // of ids; 0 in a push whose ids are all of other servers
 	Rate  float64 // learning rate of this push; NaN: the table's
@@ -83,7 +83,7 @@ type Head struct {
 	Step   int64 // of a Push or Refuse: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else 0, or AfterPush
 	Seen   int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
 	Number int64 // of a request that Updates: SetNumber sets it. Else 0
-	Parts  []Part
+	Tables []TableRows
 }
 
 // SetNumber gives an encoded request the number of its update. A trainer numbers its updates from 1, in the order in
@@ -99,22 +99,22 @@ const AfterPush = 1
 const (
 	headBytes   = 32
 	numberAt    = 24
-	partBytes   = 16
+	tableBytes  = 16
 	AnswerBytes = 24 // of an encoded Answer
 )
 
 // Encode returns the bytes of h.
 func (h *Head) Encode() []byte {
-	b := make([]byte, 0, headBytes+partBytes*len(h.Parts))
+	b := make([]byte, 0, headBytes+tableBytes*len(h.Tables))
 	b = append(b, byte(h.Op), 0, 0, 0)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(h.Parts)))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(h.Tables)))
 	b = binary.LittleEndian.AppendUint64(b, uint64(h.Step))
 	b = binary.LittleEndian.AppendUint64(b, uint64(h.Seen))
 	b = binary.LittleEndian.AppendUint64(b, uint64(h.Number))
-	for _, p := range h.Parts {
-		b = binary.LittleEndian.AppendUint32(b, p.Table)
-		b = binary.LittleEndian.AppendUint32(b, p.Count)
-		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(p.Rate))
+	for _, r := range h.Tables {
+		b = binary.LittleEndian.AppendUint32(b, r.Table)
+		b = binary.LittleEndian.AppendUint32(b, r.Count)
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(r.Rate))
 	}
 	return b
 }
@@ -132,16 +132,16 @@ func Decode(b []byte) (Head, error) {
 	if h.Op.String() == "unknown" || b[1] != 0 || b[2] != 0 || b[3] != 0 {
 		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Reserve)
 	}
-	if n > MostParts || len(b) != headBytes+partBytes*int(n) {
-		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d, of %d bytes each", len(b), n, MostParts, partBytes)
+	if n > MostTables || len(b) != headBytes+tableBytes*int(n) {
+		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d, of %d bytes each", len(b), n, MostTables, tableBytes)
 	}
 	if h.Step < 0 || h.Seen < -1 || h.Number < 0 {
 		return h, status.New(status.Argument, "a %v has step %d after version %d, and number %d; none is negative", h.Op, h.Step, h.Seen, h.Number)
 	}
-	h.Parts = make([]Part, n)
-	for i := range h.Parts {
-		p := b[headBytes+partBytes*i:]
-		h.Parts[i] = Part{binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]), math.Float64frombits(binary.LittleEndian.Uint64(p[8:]))}
+	h.Tables = make([]TableRows, n)
+	for i := range h.Tables {
+		p := b[headBytes+tableBytes*i:]
+		h.Tables[i] = TableRows{binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]), math.Float64frombits(binary.LittleEndian.Uint64(p[8:]))}
 	}
 	return h, nil
 }

@@ -10,22 +10,22 @@ import (
 
 func TestHeadsAreReadAsWritten(t *testing.T) {
 	for _, h := range []Head{
-		{Op: Pull, Seen: -1, Parts: []Part{}},
-		{Op: Push, Step: 7, Seen: 3, Parts: []Part{{1, 5, 0.25}, {2, 0, math.Inf(1)}}},
-		{Op: Push, Seen: -1, Parts: []Part{}},
-		{Op: Refuse, Step: 2, Parts: []Part{}},
-		{Op: Write, Step: 1, Number: math.MaxInt64, Parts: make([]Part, MostParts)},
-		{Op: Reserve, Parts: []Part{{3, 2, 0}}},
+		{Op: Pull, Seen: -1, Tables: []TableRows{}},
+		{Op: Push, Step: 7, Seen: 3, Tables: []TableRows{{1, 5, 0.25}, {2, 0, math.Inf(1)}}},
+		{Op: Push, Seen: -1, Tables: []TableRows{}},
+		{Op: Refuse, Step: 2, Tables: []TableRows{}},
+		{Op: Write, Step: 1, Number: math.MaxInt64, Tables: make([]TableRows, MostTables)},
+		{Op: Reserve, Tables: []TableRows{{3, 2, 0}}},
 	} {
 		read, err := Decode(h.Encode())
 		require.NoError(t, err)
 		assert.Equal(t, h, read)
 	}
-	numbered := (&Head{Op: Push, Step: 7, Parts: []Part{{1, 5, 0.25}}}).Encode()
+	numbered := (&Head{Op: Push, Step: 7, Tables: []TableRows{{1, 5, 0.25}}}).Encode()
 	SetNumber(numbered, 1<<40+3)
 	read, err := Decode(numbered)
 	require.NoError(t, err)
-	assert.Equal(t, Head{Op: Push, Step: 7, Number: 1<<40 + 3, Parts: []Part{{1, 5, 0.25}}}, read)
+	assert.Equal(t, Head{Op: Push, Step: 7, Number: 1<<40 + 3, Tables: []TableRows{{1, 5, 0.25}}}, read)
 	a := Answer{4, 9, 3}
 	answer, err := DecodeAnswer(a.Encode())
 	require.NoError(t, err)
@@ -34,7 +34,7 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 
 func TestDamagedHeadsAreRefused(t *testing.T) {
 	good := func() []byte {
-		return (&Head{Op: Push, Step: 1, Parts: []Part{{1, 1, 0}}}).Encode()
+		return (&Head{Op: Push, Step: 1, Tables: []TableRows{{1, 1, 0}}}).Encode()
 	}
 	for name, damage := range map[string]func([]byte) []byte{
 		"a byte is missing":  func(b []byte) []byte { return b[:len(b)-1] },
@@ -42,7 +42,7 @@ func TestDamagedHeadsAreRefused(t *testing.T) {
 		"no header":          func([]byte) []byte { return nil },
 		"unknown code":       func(b []byte) []byte { b[0] = 9; return b },
 		"filler":             func(b []byte) []byte { b[2] = 1; return b },
-		"parts without end":  func(b []byte) []byte { b[7] = 255; return b },
+		"tables without end": func(b []byte) []byte { b[7] = 255; return b },
 		"a negative step":    func(b []byte) []byte { b[15] = 128; return b },
 		"a negative version": func(b []byte) []byte { b[23] = 128; return b },
 		"a negative number":  func(b []byte) []byte { b[31] = 128; return b },
@@ -55,7 +55,7 @@ func TestDamagedHeadsAreRefused(t *testing.T) {
 }
 
 func FuzzHead(f *testing.F) {
-	f.Add((&Head{Op: Push, Step: 1, Parts: []Part{{1, 1, 0}}}).Encode())
+	f.Add((&Head{Op: Push, Step: 1, Tables: []TableRows{{1, 1, 0}}}).Encode())
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := Decode(b); err == nil {

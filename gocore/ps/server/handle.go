@@ -17,13 +17,13 @@ import (
 type Incoming struct {
 	From           int // rank
 	Header         []byte
-	IDs            []int64 // of all parts, one after another
+	IDs            []int64 // of all tables, one after another
 	Values, Answer []byte  // their gradients or rows, and room for rows: of a KV's dtype, or of what request.Op.RowType says
 	Reply          func(header []byte, err error)
 }
 
-// part is a request's part for one table, checked.
-type part struct {
+// tableRows is the rows of one table that a request names, checked.
+type tableRows struct {
 	*served
 	ids    []int64
 	values []byte   // gradients or rows, or room for rows
@@ -39,8 +39,8 @@ type update struct {
 	number  int64 // of the trainer's updates; 0 of a pull
 	step    int64 // of a push: its number on the trainer
 	seen    int64 // of a push: the version that the trainer's last pull had
-	parts   []part
-	ids     unsafe.Pointer // memory of the parts' ids
+	tables  []tableRows
+	ids     unsafe.Pointer // memory of their ids
 	then    []*update      // requests that wait for a push; the Server's mu guards it
 	mistake error          // why it is not carried out
 }
@@ -48,8 +48,8 @@ type update struct {
 // Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete, and to a
 // call of a KV when its function has returned. The requests of one trainer come one after another.
 func (s *Server) Handle(in *Incoming) {
-	if request.IsCall(in.Header) {
-		if err := s.call(in); err != nil {
+	if request.IsKV(in.Header) {
+		if err := s.queueCall(in); err != nil {
 			in.Reply(nil, err)
 		}
 		return
@@ -118,9 +118,9 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 		if err := s.makeRows(u); err != nil {
 			return answer, err
 		}
-		for _, p := range u.parts {
-			if err := p.Write(p.batch()); err != nil {
-				return answer, p.says(s, err)
+		for _, r := range u.tables {
+			if err := r.Write(r.batch()); err != nil {
+				return answer, r.says(s, err)
 			}
 		}
 		answer.Version = s.version.Load()
@@ -130,39 +130,39 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 	}
 	s.counted.pulls.Add(1)
 	answer.Version = s.version.Load() // before the rows are read: they are at least as new
-	for _, p := range u.parts {
-		if err := p.Pull(p.batch()); err != nil {
-			return answer, p.says(s, err)
+	for _, r := range u.tables {
+		if err := r.Pull(r.batch()); err != nil {
+			return answer, r.says(s, err)
 		}
-		p.pulled.Add(int64(len(p.ids)))
+		r.pulled.Add(int64(len(r.ids)))
 	}
 	return answer, nil
 }
 
-// makeRows makes the rows of all parts whose tables may refuse them.
+// makeRows makes the rows of all tables that may refuse them.
 func (s *Server) makeRows(u *update) error {
-	for _, p := range u.parts {
-		if p.MemoryLimit == 0 {
+	for _, r := range u.tables {
+		if r.MemoryLimit == 0 {
 			continue
 		}
-		if err := p.Make(p.batch().IDs); err != nil {
-			return p.says(s, err)
+		if err := r.Make(r.batch().IDs); err != nil {
+			return r.says(s, err)
 		}
 	}
 	return nil
 }
 
-// batch returns the memory of a part. An empty part has no memory.
-func (p *part) batch() table.Batch {
-	ids := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(p.ids)), Count: int64(len(p.ids)), DType: op.Int64, NDim: 1}
-	values := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(p.values)), Count: int64(len(p.values) / p.dtype.Size()), DType: p.dtype, NDim: 1}
+// batch returns the memory of r. Without ids there is none.
+func (r *tableRows) batch() table.Batch {
+	ids := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(r.ids)), Count: int64(len(r.ids)), DType: op.Int64, NDim: 1}
+	values := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(r.values)), Count: int64(len(r.values) / r.dtype.Size()), DType: r.dtype, NDim: 1}
 	return table.Batch{IDs: ids, Values: values}
 }
 
 // says adds the table's name to an error.
-func (p *part) says(s *Server, err error) error {
+func (r *tableRows) says(s *Server, err error) error {
 	code := status.CodeOf(err)
-	return status.New(code, "table %q on server %d: %v", p.meta.Name, s.Index, err)
+	return status.New(code, "table %q on server %d: %v", r.meta.Name, s.Index, err)
 }
 
 // read checks a request. The ids are copied, because the table trusts that they do not change. The copy is outside
@@ -188,21 +188,21 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	if head.Op == request.Pull {
 		values, what = in.Answer, "room"
 	}
-	parts := make([]part, len(head.Parts))
+	rows := make([]tableRows, len(head.Tables))
 	var total, bytes int64
 	aligned := true
-	for i, p := range head.Parts {
-		if uint64(p.Table) >= uint64(len(tables)) {
-			return head, u, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, p.Table, s.Index, len(tables)).WithRanks(in.From)
+	for i, r := range head.Tables {
+		if uint64(r.Table) >= uint64(len(tables)) {
+			return head, u, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, r.Table, s.Index, len(tables)).WithRanks(in.From)
 		}
-		t := tables[p.Table]
-		parts[i] = part{served: t, rate: p.Rate, dtype: head.Op.RowType(t.RowType())}
-		if p.Count > 0 {
+		t := tables[r.Table]
+		rows[i] = tableRows{served: t, rate: r.Rate, dtype: head.Op.RowType(t.RowType())}
+		if r.Count > 0 {
 			bytes = request.Align(bytes)
-			aligned = aligned && (uintptr(unsafe.Pointer(unsafe.SliceData(values)))+uintptr(bytes))%uintptr(parts[i].dtype.Size()) == 0
+			aligned = aligned && (uintptr(unsafe.Pointer(unsafe.SliceData(values)))+uintptr(bytes))%uintptr(rows[i].dtype.Size()) == 0
 		}
-		total += int64(p.Count)
-		bytes += int64(p.Count) * head.Op.RowBytes(t.Dim, t.RowType())
+		total += int64(r.Count)
+		bytes += int64(r.Count) * head.Op.RowBytes(t.Dim, t.RowType())
 	}
 	if total != int64(len(in.IDs)) || bytes != int64(len(values)) || !aligned {
 		return head, u, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes, aligned to their elements",
@@ -215,16 +215,16 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	ids := unsafe.Slice((*int64)(room), total)
 	copy(ids, in.IDs)
 	var at int64
-	for i := range parts {
-		p, n := &parts[i], int64(head.Parts[i].Count)
-		p.ids, ids = ids[:n:n], ids[n:]
+	for i := range rows {
+		r, n := &rows[i], int64(head.Tables[i].Count)
+		r.ids, ids = ids[:n:n], ids[n:]
 		if n > 0 {
 			begin := request.Align(at)
-			at = begin + n*head.Op.RowBytes(p.Dim, p.RowType())
-			p.values = values[begin:at:at]
+			at = begin + n*head.Op.RowBytes(r.Dim, r.RowType())
+			r.values = values[begin:at:at]
 		}
 	}
-	u.parts, u.ids = parts, room
+	u.tables, u.ids = rows, room
 	return head, u, nil
 }
 
@@ -235,9 +235,9 @@ func (s *Server) alone() bool { return !s.Sync || len(s.Trainers) == 1 }
 // gives it.
 func (s *Server) push(u *update, step int64) {
 	if !s.alone() { // an update that the table would refuse fails for its own trainer only
-		for _, p := range u.parts {
-			if err := p.Check(p.batch()); err != nil {
-				s.refuse(u, p.says(s, err))
+		for _, r := range u.tables {
+			if err := r.Check(r.batch()); err != nil {
+				s.refuse(u, r.says(s, err))
 				return
 			}
 		}
@@ -349,20 +349,20 @@ func (u *update) done(answer request.Answer, err error) {
 	u.in.Reply(answer.Encode(), nil)
 }
 
-// update applies updates as one: all of their parts, or none. Tables come in the order of the parts; the gradients of a
-// table are those of the first trainer, then those of the second one, and so on.
+// update applies updates as one: to all of their tables, or to none. Tables come in the order in which the updates name
+// them; the gradients of a table are those of the first trainer, then those of the second one, and so on.
 func (s *Server) update(all []*update) error {
 	if err := refusalOf(all); err != nil {
 		return err
 	}
-	byTable := map[*served][]part{}
+	byTable := map[*served][]tableRows{}
 	var order []*served
 	for _, u := range all {
-		for _, p := range u.parts {
-			if byTable[p.served] == nil {
-				order = append(order, p.served)
+		for _, r := range u.tables {
+			if byTable[r.served] == nil {
+				order = append(order, r.served)
 			}
-			byTable[p.served] = append(byTable[p.served], p)
+			byTable[r.served] = append(byTable[r.served], r)
 		}
 	}
 	steps := make([]*tableStep, 0, len(order))
@@ -405,18 +405,19 @@ func refusalOf(all []*update) error {
 
 // tableStep is what a step does to one table.
 type tableStep struct {
-	part
+	tableRows
 	update *table.Update  // nil if there are no ids here
-	room   unsafe.Pointer // of parts that were put together
+	room   unsafe.Pointer // of what several trainers push
 }
 
-// prepare puts the parts for a table behind each other, and makes room for their rows. Then apply cannot be refused.
-func prepare(parts []part) (*tableStep, error) {
-	one := &tableStep{part: parts[0]}
-	if len(parts) > 1 {
+// prepare puts the ids and gradients of all trainers for a table behind each other, and makes room for their rows. Then
+// apply cannot be refused.
+func prepare(rows []tableRows) (*tableStep, error) {
+	one := &tableStep{tableRows: rows[0]}
+	if len(rows) > 1 {
 		var ids, values int
-		for _, p := range parts {
-			ids, values = ids+len(p.ids), values+len(p.values)
+		for _, r := range rows {
+			ids, values = ids+len(r.ids), values+len(r.values)
 		}
 		room, err := mem.Alloc(int64(max(8, 8*ids+values)))
 		if err != nil {
@@ -424,8 +425,8 @@ func prepare(parts []part) (*tableStep, error) {
 		}
 		one.room = room
 		one.ids, one.values = unsafe.Slice((*int64)(room), ids)[:0], unsafe.Slice((*byte)(unsafe.Add(room, 8*ids)), values)[:0]
-		for _, p := range parts {
-			one.ids, one.values = append(one.ids, p.ids...), append(one.values, p.values...)
+		for _, r := range rows {
+			one.ids, one.values = append(one.ids, r.ids...), append(one.values, r.values...)
 		}
 	}
 	if len(one.ids) == 0 {
@@ -465,14 +466,14 @@ func (one *tableStep) end() {
 }
 
 // sameRates returns an error if trainers push the same table with different learning rates.
-func sameRates(parts []part, all []*update) error {
-	for _, p := range parts[1:] {
-		if first := parts[0].rate; p.rate != first && !(math.IsNaN(p.rate) && math.IsNaN(first)) {
+func sameRates(rows []tableRows, all []*update) error {
+	for _, r := range rows[1:] {
+		if first := rows[0].rate; r.rate != first && !(math.IsNaN(r.rate) && math.IsNaN(first)) {
 			var ranks []int
 			for _, u := range all {
 				ranks = append(ranks, u.from)
 			}
-			return status.New(status.Mismatch, "table %q: the trainers push with learning rates %v and %v in the same step", p.meta.Name, first, p.rate).WithRanks(ranks...)
+			return status.New(status.Mismatch, "table %q: the trainers push with learning rates %v and %v in the same step", r.meta.Name, first, r.rate).WithRanks(ranks...)
 		}
 	}
 	return nil

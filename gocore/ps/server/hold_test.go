@@ -78,10 +78,10 @@ func TestAHoldKeepsUpdatesAndLetsThoseOfItsPointThrough(t *testing.T) {
 // What is refused has come, too: nobody waits for it. It does not overtake.
 func TestAHoldCountsWhatIsRefused(t *testing.T) {
 	s := newServer(t, false, 0)
-	require.Error(t, (<-send(s, 0, request.Head{Op: request.Push, Number: 1, Parts: []request.Part{{Table: 8}}}, nil, nil, nil)).err)
+	require.Error(t, (<-send(s, 0, request.Head{Op: request.Push, Number: 1, Tables: []request.TableRows{{Table: 8}}}, nil, nil, nil)).err)
 	assert.Equal(t, Point{Updates: []int64{1}}, held(t, s, 0))
 	good := numbered(s, 0, 2)
-	bad := send(s, 0, request.Head{Op: request.Push, Number: 3, Parts: []request.Part{{Table: 8}}}, nil, nil, nil)
+	bad := send(s, 0, request.Head{Op: request.Push, Number: 3, Tables: []request.TableRows{{Table: 8}}}, nil, nil, nil)
 	after := send(s, 0, request.Head{Op: request.Pull, Step: request.AfterPush, Seen: -1}, outside[int64](7), nil, memory[float32](dim))
 	assert.False(t, arrived(good) || arrived(bad) || arrived(after))
 	require.NoError(t, s.Reach(soon(t), 0, Point{Updates: []int64{2}}))

@@ -20,8 +20,8 @@ type kv struct {
 	pulled, pushed atomic.Int64 // rows
 }
 
-// Call is a call of a KV for the program's function, which is called once at a time: Next, Take, and Finish.
-type Call struct {
+// KVCall is a call of a KV for the program's function, which has one at a time: Next, Take, and Finish.
+type KVCall struct {
 	Number     int64
 	KV         string
 	Dim        int64
@@ -41,10 +41,10 @@ type Call struct {
 type waiting struct {
 	mu     sync.Mutex
 	last   int64
-	queue  []*Call
-	called map[int64]*Call // those that Next has returned
-	came   chan struct{}   // has something when queue may have
-	err    error           // why no more are taken
+	queue  []*KVCall
+	called map[int64]*KVCall // those that Next has returned
+	came   chan struct{}     // has something when queue may have
+	err    error             // why no more are taken
 }
 
 // DeclareKV makes the KV that a trainer names, unless it is there, and returns its number. The program must have
@@ -69,9 +69,9 @@ func (s *Server) DeclareKV(from int, name string, dim int64, dtype op.DType) (ui
 	return uint32(len(s.kvs) - 1), nil
 }
 
-// call checks a call, and puts it where Next finds it.
-func (s *Server) call(in *Incoming) error {
-	head, err := request.DecodeCall(in.Header)
+// queueCall checks a call of a KV, and puts it where Next finds it.
+func (s *Server) queueCall(in *Incoming) error {
+	head, err := request.DecodeKV(in.Header)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (s *Server) call(in *Incoming) error {
 		return status.New(status.Argument, "a call of KV %q by rank %d has %d keys, %d bytes of rows and room for %d; its header has %d keys, whose rows take %d bytes",
 			k.name, in.From, len(in.IDs), len(in.Values), len(in.Answer), head.Count, bytes).WithRanks(in.From)
 	}
-	c := &Call{KV: k.name, Dim: k.dim, DType: k.dtype, From: in.From, Command: head.Command, Keys: int64(head.Count), Push: head.Push, Pull: head.Pull, kv: k, in: in}
+	c := &KVCall{KV: k.name, Dim: k.dim, DType: k.dtype, From: in.From, Command: head.Command, Keys: int64(head.Count), Push: head.Push, Pull: head.Pull, kv: k, in: in}
 	s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
 	s.counted.bytesOut.Add(uint64(len(in.Answer)))
 	w := &s.waiting
@@ -121,7 +121,7 @@ func (s *Server) call(in *Incoming) error {
 }
 
 // Next returns the next call, which the caller then answers by Finish; nil after stop is closed.
-func (s *Server) Next(stop <-chan struct{}) (*Call, error) {
+func (s *Server) Next(stop <-chan struct{}) (*KVCall, error) {
 	w := &s.waiting
 	for {
 		w.mu.Lock()
@@ -151,7 +151,7 @@ func (s *Server) Next(stop <-chan struct{}) (*Call, error) {
 	}
 }
 
-func (w *waiting) find(number int64) (*Call, error) {
+func (w *waiting) find(number int64) (*KVCall, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c := w.called[number]; c != nil {
@@ -229,7 +229,7 @@ func (s *Server) Finish(number int64, rows *op.Buf, failure error) error {
 }
 
 // check returns an error about rows.
-func (c *Call) check(rows *op.Buf) error {
+func (c *KVCall) check(rows *op.Buf) error {
 	if rows.DType != c.DType || rows.Count != c.Keys*c.Dim || !rows.Contiguous() || !rows.OnHost() {
 		return status.New(status.Argument, "call %d of KV %q by rank %d takes %d rows of %d %v; the function has given %d elements of %v", c.Number, c.KV, c.From, c.Keys, c.Dim, c.DType, rows.Count, rows.DType)
 	}
@@ -237,7 +237,7 @@ func (c *Call) check(rows *op.Buf) error {
 }
 
 // late is the error for a call that the server has answered because it has ended.
-func (c *Call) late() error {
+func (c *KVCall) late() error {
 	return status.New(status.NotInitialized, "call %d of KV %q by rank %d was answered before: the server has ended", c.Number, c.KV, c.From)
 }
 

@@ -24,7 +24,7 @@ func kvServer(t *testing.T) *Server {
 }
 
 // call gives the server a call, and returns where its reply comes.
-func call(s *Server, from int, head request.Call, keys []int64, values, answer []byte) <-chan error {
+func call(s *Server, from int, head request.KVHead, keys []int64, values, answer []byte) <-chan error {
 	got := make(chan error, 2)
 	s.Handle(&Incoming{From: from, Header: head.Encode(), IDs: keys, Values: values, Answer: answer, Reply: func(_ []byte, err error) { got <- err }})
 	return got
@@ -37,7 +37,7 @@ func buf[T any](d op.DType, v []T) *op.Buf {
 func TestACallOfAKV(t *testing.T) {
 	s := kvServer(t)
 	answer := memory[byte](6)
-	got := call(s, 1, request.Call{Push: true, Pull: true, Command: 5, Count: 2}, outside[int64](7, -9), outside[byte](1, 2, 3, 4, 5, 6), answer)
+	got := call(s, 1, request.KVHead{Push: true, Pull: true, Command: 5, Count: 2}, outside[int64](7, -9), outside[byte](1, 2, 3, 4, 5, 6), answer)
 	c, err := s.Next(nil)
 	require.NoError(t, err)
 	assert.Equal(t, []any{"f", 1, int64(5), int64(2), true, true}, []any{c.KV, c.From, c.Command, c.Keys, c.Push, c.Pull})
@@ -59,7 +59,7 @@ func TestACallOfAKV(t *testing.T) {
 
 func TestAFunctionThatFails(t *testing.T) {
 	s := kvServer(t)
-	got := call(s, 0, request.Call{Push: true, Count: 1}, outside[int64](7), outside[byte](1, 2, 3), nil)
+	got := call(s, 0, request.KVHead{Push: true, Count: 1}, outside[int64](7), outside[byte](1, 2, 3), nil)
 	c, err := s.Next(nil)
 	require.NoError(t, err)
 	require.NoError(t, s.Finish(c.Number, nil, errors.New("so it is")))
@@ -68,16 +68,16 @@ func TestAFunctionThatFails(t *testing.T) {
 
 func TestWrongCallsAreRefused(t *testing.T) {
 	s := kvServer(t)
-	good := request.Call{Push: true, Count: 1}
+	good := request.KVHead{Push: true, Count: 1}
 	one, row := outside[int64](7), outside[byte](1, 2, 3)
 	for text, got := range map[string]<-chan error{
-		"names KV 1":                   call(s, 0, request.Call{KV: 1, Push: true, Count: 1}, one, row, nil),
+		"names KV 1":                   call(s, 0, request.KVHead{KV: 1, Push: true, Count: 1}, one, row, nil),
 		"rank 2 is no trainer":         call(s, 2, good, one, row, nil),
-		"header has 2 keys":            call(s, 0, request.Call{Push: true, Count: 2}, one, row, nil),
+		"header has 2 keys":            call(s, 0, request.KVHead{Push: true, Count: 2}, one, row, nil),
 		"2 bytes of rows":              call(s, 0, good, one, row[:2], nil),
 		"room for 3":                   call(s, 0, good, one, row, memory[byte](3)),
-		"0 bytes of rows and room for": call(s, 0, request.Call{Pull: true, Count: 1}, one, nil, nil),
-		"header has 4294967295 keys":   call(s, 0, request.Call{Push: true, Count: 1<<32 - 1}, one, row, nil),
+		"0 bytes of rows and room for": call(s, 0, request.KVHead{Pull: true, Count: 1}, one, nil, nil),
+		"header has 4294967295 keys":   call(s, 0, request.KVHead{Push: true, Count: 1<<32 - 1}, one, row, nil),
 	} {
 		assert.ErrorContains(t, <-got, text)
 	}
@@ -94,7 +94,7 @@ func TestWrongCallsAreRefused(t *testing.T) {
 // A server that ends answers the calls that wait, those that a function has, and those that come later.
 func TestCallsOfAServerThatEnds(t *testing.T) {
 	s := kvServer(t)
-	head, one, row := request.Call{Push: true, Count: 1}, outside[int64](7), outside[byte](1, 2, 3)
+	head, one, row := request.KVHead{Push: true, Count: 1}, outside[int64](7), outside[byte](1, 2, 3)
 	called := call(s, 0, head, one, row, nil)
 	c, err := s.Next(nil)
 	require.NoError(t, err)

@@ -140,7 +140,7 @@ func New(c Config) *Server {
 	c.Trainers = slices.Clone(c.Trainers)
 	slices.Sort(c.Trainers)
 	s := &Server{Config: c, began: time.Now(), byName: map[string]uint32{}, trainers: map[int]*trainer{}, barriers: map[string]*barrier{}, done: make(chan struct{})}
-	s.waiting.called, s.waiting.came = map[int64]*Call{}, make(chan struct{}, 1)
+	s.waiting.called, s.waiting.came = map[int64]*KVCall{}, make(chan struct{}, 1)
 	for _, rank := range c.Trainers {
 		s.trainers[rank] = &trainer{}
 	}

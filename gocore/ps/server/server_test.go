@@ -48,7 +48,7 @@ type reply struct {
 // send gives the server a request, and returns where its reply comes.
 func send(s *Server, from int, head request.Head, ids []int64, values, answer []float32) <-chan reply {
 	got := make(chan reply, 2)
-	head.Parts = append(head.Parts, request.Part{Count: uint32(len(ids)), Rate: math.NaN()})
+	head.Tables = append(head.Tables, request.TableRows{Count: uint32(len(ids)), Rate: math.NaN()})
 	in := &Incoming{From: from, Header: head.Encode(), IDs: ids, Values: bytesOf(values), Answer: bytesOf(answer)}
 	in.Reply = func(header []byte, err error) {
 		r := reply{err: err}
@@ -246,9 +246,9 @@ func TestAPullAfterAPushThatWasGivenUpWaitsForItsStep(t *testing.T) {
 	assert.True(t, arrived(pullAfter(s, 0, out, ids...)))
 
 	// The step is refused: the rows are those before.
-	send(s, 0, request.Head{Op: request.Push, Seen: -1, Parts: []request.Part{{Rate: 0.5}}}, ids, ones, nil)
+	send(s, 0, request.Head{Op: request.Push, Seen: -1, Tables: []request.TableRows{{Rate: 0.5}}}, ids, ones, nil)
 	later = pullAfter(s, 0, out, ids...)
-	refused := send(s, 1, request.Head{Op: request.Push, Seen: -1, Parts: []request.Part{{Rate: 0.25}}}, ids, ones, nil)
+	refused := send(s, 1, request.Head{Op: request.Push, Seen: -1, Tables: []request.TableRows{{Rate: 0.25}}}, ids, ones, nil)
 	assert.Error(t, (<-refused).err)
 	require.NoError(t, (<-later).err)
 	assert.Equal(t, float32(9), out[0])
@@ -290,7 +290,7 @@ func TestPullsOf16BitsAndOf32InOneRequest(t *testing.T) {
 		require.NoError(t, err)
 	}
 	half, whole := s.byName["half"], s.byName["whole"]
-	write := request.Head{Op: request.Write, Parts: []request.Part{{Table: half, Count: 1}, {Table: whole, Count: 1}}}
+	write := request.Head{Op: request.Write, Tables: []request.TableRows{{Table: half, Count: 1}, {Table: whole, Count: 1}}}
 	values := outside[float32](1, -2, 0.5, 1, 2, 3)
 	ask := func(h request.Head, values, answer []byte) error {
 		got := make(chan error, 1)
@@ -308,7 +308,7 @@ func TestPullsOf16BitsAndOf32InOneRequest(t *testing.T) {
 	for _, wrong := range [][]byte{room[:24], room[:18], room[2:22], room[1:21]} {
 		assert.ErrorContains(t, ask(pull, nil, wrong), "whose rows take 20 bytes")
 	}
-	alone := request.Head{Op: request.Pull, Seen: -1, Parts: []request.Part{{Table: half, Count: 2}}}
+	alone := request.Head{Op: request.Pull, Seen: -1, Tables: []request.TableRows{{Table: half, Count: 2}}}
 	require.NoError(t, ask(alone, nil, room[2:14]))
 	assert.Error(t, ask(alone, nil, room[1:13]))
 }
@@ -322,10 +322,10 @@ func TestWhatIsWrongIsRefusedAndTheServerGoesOn(t *testing.T) {
 	assert.ErrorContains(t, err, "not finite")
 	assert.Equal(t, status.Mismatch, status.CodeOf((<-push(s, 0, 2, []int64{3}, some(1, 1))).err))
 	for name, head := range map[string]request.Head{
-		"unknown table":   {Op: request.Pull, Parts: []request.Part{{Table: 8, Count: 1}}},
-		"two parts":       {Op: request.Pull, Parts: []request.Part{{Count: 1}, {Count: 1}}},
-		"too many ids":    {Op: request.Pull, Parts: []request.Part{{Count: 2}}},
-		"ids without end": {Op: request.Push, Step: 1, Parts: []request.Part{{Count: math.MaxUint32}}},
+		"unknown table":   {Op: request.Pull, Tables: []request.TableRows{{Table: 8, Count: 1}}},
+		"two tables":      {Op: request.Pull, Tables: []request.TableRows{{Count: 1}, {Count: 1}}},
+		"too many ids":    {Op: request.Pull, Tables: []request.TableRows{{Count: 2}}},
+		"ids without end": {Op: request.Push, Step: 1, Tables: []request.TableRows{{Count: math.MaxUint32}}},
 	} {
 		got := make(chan error, 1)
 		s.Handle(&Incoming{From: 0, Header: head.Encode(), IDs: []int64{1}, Values: make([]byte, 4*dim), Answer: make([]byte, 4*dim),
@@ -355,7 +355,7 @@ func TestTheTrainersOfAStepAgreeOnTheRate(t *testing.T) {
 	s := newServer(t, true, 0, 1)
 	with := func(from int, step int64, rate float64) <-chan error {
 		got := make(chan error, 1)
-		head := request.Head{Op: request.Push, Step: step, Parts: []request.Part{{Count: 1, Rate: rate}}}
+		head := request.Head{Op: request.Push, Step: step, Tables: []request.TableRows{{Count: 1, Rate: rate}}}
 		s.Handle(&Incoming{From: from, Header: head.Encode(), IDs: []int64{3}, Values: bytesOf(some(1, 1)),
 			Reply: func(_ []byte, err error) { got <- err }})
 		return got
@@ -455,7 +455,7 @@ func TestATableCountsItsOwnSteps(t *testing.T) {
 	for range 3 {
 		require.NoError(t, (<-push(s, 0, 0, ids, ones)).err)
 	}
-	in := request.Head{Op: request.Push, Seen: -1, Parts: []request.Part{{Table: second, Rate: math.NaN()}}}
+	in := request.Head{Op: request.Push, Seen: -1, Tables: []request.TableRows{{Table: second, Rate: math.NaN()}}}
 	require.NoError(t, (<-send(s, 0, in, ids, ones, nil)).err) // its ids are all of other servers
 	steps := func(i int) int64 { return s.Tables()[i].Table.Steps() }
 	assert.Equal(t, []int64{4, 1}, []int64{steps(0), steps(1)})

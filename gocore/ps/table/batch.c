@@ -195,11 +195,11 @@ static int copy_rows(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p,
 	return PT_OK;
 }
 
-static int read_part(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
+static int read_portion(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	return copy_rows(t, s, b, p, 0);
 }
 
-static int write_part(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
+static int write_portion(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	return copy_rows(t, s, b, p, 1);
 }
 
@@ -270,11 +270,11 @@ int pt_pull(pt_table *t, pt_batch *b) {
 }
 
 int pt_read(pt_table *t, pt_batch *b) {
-	return each_shard(t, b, read_part);
+	return each_shard(t, b, read_portion);
 }
 
 int pt_write(pt_table *t, pt_batch *b) {
-	return each_shard(t, b, write_part);
+	return each_shard(t, b, write_portion);
 }
 
 int64_t pt_ids(pt_table *t, int64_t *out, int64_t n) {

@@ -14,9 +14,9 @@ enum {
 	FIRST_BINS = 4
 };
 
-/* take counts bytes against the limit. What others have reserved is theirs: it is read after the
- * bytes were counted, and pt_reserve reads the bytes after it has counted, so one sees the other.
- */
+/* take counts bytes against the limit, less what others have reserved. It counts first and then
+ * reads what is reserved; pt_reserve reserves first and then reads the bytes. So if both happen at
+ * the same time, at least one of them sees the other. */
 static int take(pt_table *t, int64_t bytes, int reserved) {
 	int64_t limit = t->c.memory_limit, now = __atomic_add_fetch(&t->bytes, bytes, __ATOMIC_SEQ_CST);
 	if (limit == 0)
@@ -36,7 +36,7 @@ static void give(pt_table *t, int64_t bytes) {
 	__atomic_sub_fetch(&t->bytes, bytes, __ATOMIC_RELAXED);
 }
 
-/* map_block maps memory of zeros. From the size of a huge page on it is aligned to one. */
+/* map_block maps memory of zeros. It is aligned to a huge page if it is at least as long. */
 static void *map_block(size_t size) {
 	size_t extra = size >= HUGE ? HUGE : 0;
 	char *at = mmap(NULL, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import paddlempi_place
+
 from .. import launcher
 from ..ps import session
 from . import restart
@@ -100,7 +102,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
     # Variables come first, because the script may read its rank before it imports the framework.
-    found = launcher.find_in_fork()
+    found = paddlempi_place.find()
     if launcher.PADDLE.fill(found):
         launcher.watch(found)
     sys.meta_path.insert(0, _Fronts())

@@ -6,6 +6,8 @@ import os
 import socket
 from typing import Any
 
+import paddlempi_place
+
 from .. import group, launcher, objects
 from ..errors import LauncherError
 from ..launcher import PADDLE
@@ -23,7 +25,7 @@ def fill_from_launcher() -> None:
     """
     global _filled
     _filled = False
-    found = launcher.find()
+    found = paddlempi_place.find()
     if PADDLE.fill(found):
         launcher.watch(found)
 
@@ -35,9 +37,9 @@ def check_process() -> None:
         LauncherError: a rank that runs MPI started this process, or ``paddle.distributed.spawn``
             started it and gave it another rank.
     """
-    found = launcher.find()
+    found = paddlempi_place.find()
     if found is not None and launcher.is_worker():
-        problem = _contradiction(found["rank"], found["size"])
+        problem = _contradiction(found.rank, found.size)
         if problem:  # several workers of one rank: MPI would crash
             raise LauncherError(problem)
     above = PADDLE.rank_above(found)

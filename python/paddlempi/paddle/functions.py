@@ -9,12 +9,12 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+import paddlempi_place
 from paddle.base import core as paddle_core
 from paddle.distributed import collective
 from paddle.distributed.communication import group as groups
 
 from .. import group as core_group
-from .. import launcher
 from ..errors import ArgumentError, LauncherError
 from . import patches, world
 from .process_group import ProcessGroupMPI
@@ -85,10 +85,10 @@ def spawn(
     daemon: bool = False,
     **options: Any,
 ) -> Any:
-    found = launcher.find()
-    if found is not None and found["size"] > 1:
+    found = paddlempi_place.find()
+    if found is not None and found.size > 1:
         raise LauncherError(
-            f"spawn: {found['path'] or found['name']} has started {found['size']} processes, each "
+            f"spawn: {found.path or found.name} has started {found.size} processes, each "
             "of which would start others that MPI does not connect: call "
             f"{getattr(func, '__name__', 'func')}(...) itself, without spawn"
         )

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import _native
+from ..checkpoints import _flush
 from ..errors import ArgumentError
 from .cuts import Cut, CutTable, open_cut
 from .initializers import Initializer, Normal, Uniform, initializer
@@ -336,12 +337,3 @@ def _paddle(path: Path, cut: Cut, tensors: list[_Tensor]) -> None:
 
 
 _FORMATS = {"safetensors": _safetensors, "numpy": _archive, "paddle": _paddle}
-
-
-def _flush(path: Path) -> None:
-    """Write a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .. import _native, memory
+from .. import _daemons, _native, memory
 from .._ops import DTYPE_BY_NAME
 from ..errors import DtypeError, Error
 
@@ -83,15 +82,13 @@ def names() -> list[str]:
 
 def answer_calls() -> None:
     """Start the thread that answers calls until the session ends."""
-    threading.Thread(
-        target=_answer_all, args=(dict(_functions),), name="paddlempi-kv", daemon=True
-    ).start()
+    _daemons.Daemon(_answer_all, "paddlempi-kv", (dict(_functions),)).start()
 
 
 def _answer_all(functions: dict[str, Function]) -> None:
     while True:
         try:
-            call = _native.control("ps_kv_next")
+            call = _daemons.idle(lambda: _native.control("ps_kv_next"))
             if not call:
                 return
             _answer(functions[call["kv"]], call)

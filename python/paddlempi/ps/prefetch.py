@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .. import _daemons
+
 __all__ = ["Prefetched", "finish", "start"]
 
 
@@ -46,12 +48,11 @@ class _Worker:
         self.pid = os.getpid()
         self.waiting: queue.SimpleQueue[Prefetched] = queue.SimpleQueue()
         self.last: Prefetched | None = None
-        thread = threading.Thread(target=self._work, name="paddlempi-prefetch", daemon=True)
-        thread.start()
+        _daemons.Daemon(self._work, "paddlempi-prefetch").start()
 
     def _work(self) -> None:
         while True:
-            self.waiting.get()._run()
+            _daemons.idle(self.waiting.get)._run()
 
 
 _lock = threading.RLock()  # a signal handler may interrupt who holds it

@@ -8,11 +8,9 @@ import os
 import stat
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
+import paddlempi_place
 import pytest
-
-from .. import launcher
 
 
 @dataclass(frozen=True)
@@ -33,16 +31,12 @@ ALONE = Place(0, 1, "none", None)
 
 
 def find() -> Place:
-    """Return this process's place: rank 0 of 1 if there is no launcher.
-
-    Call it while this process has one thread, because it loads the core in a fork. The core must
-    not be loaded in this process yet: a test may import Paddle, which must be loaded first.
-    """
+    """Return this process's place: rank 0 of 1 if there is no launcher."""
     found = _launcher()
     if found is None:
         return ALONE
-    on_this_host = found["local_size"] == found["size"] and found["job"]
-    return Place(found["rank"], found["size"], found["kind"], on_this_host or None)
+    on_this_host = found.local_size == found.size and found.job
+    return Place(found.rank, found.size, found.kind, on_this_host or None)
 
 
 def launcher_stderr() -> int:
@@ -53,10 +47,10 @@ def launcher_stderr() -> int:
     """
     with contextlib.suppress(OSError, StopIteration):
         found = _launcher()
-        if found is not None and found["mpirun"]:
-            stderr = f"/proc/{found['pid']}/fd/2"
+        if found is not None and found.mpirun:
+            stderr = f"/proc/{found.pid}/fd/2"
             mode = os.stat(stderr).st_mode
-            with open(f"/proc/{found['pid']}/fdinfo/2", encoding="ascii") as file:
+            with open(f"/proc/{found.pid}/fdinfo/2", encoding="ascii") as file:
                 flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
             if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or flags & os.O_APPEND:
                 return os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
@@ -84,7 +78,7 @@ def initialise(place: Place) -> ModuleType:
 
 
 @functools.cache
-def _launcher() -> dict[str, Any] | None:
+def _launcher() -> paddlempi_place.Place | None:
     # hidden: a container may hide the launcher's process, so that only the variables tell of it.
     # Otherwise every rank would believe that it is the only one, and print a report of its own.
-    return launcher.find_in_fork(hidden=True)
+    return paddlempi_place.find(hidden=True)

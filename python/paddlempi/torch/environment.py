@@ -1,8 +1,7 @@
 """``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` ... for programs that read them before init.
 
 Their values come from the launcher's variables, read by :mod:`paddlempi_place`, as in ``import
-torch``. Only ``MASTER_ADDR`` of a job on several nodes comes from the core. This module does not
-need torch.
+torch``. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import socket
 
 import paddlempi_place
 from paddlempi_place import FILLED, Place, is_ours, set_ours
-
-from .. import launcher
 
 __all__ = ["contradiction", "fill", "is_ours", "is_set", "publish", "told_size", "torchrun_size"]
 
@@ -86,5 +83,4 @@ def _address(started: Place) -> str:
     """
     if started.size == started.local_size:
         return "127.0.0.1"
-    found = launcher.find()
-    return (found and found["host"]) or socket.gethostname()
+    return started.host or socket.gethostname()

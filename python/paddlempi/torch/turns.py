@@ -31,6 +31,7 @@ import torch
 from torch.autograd import Variable
 from torch.autograd.graph import _engine_run_backward
 
+from .. import _daemons
 from ..errors import Error, NotReadyError
 from ..group import at_destroy
 from .watch import Watched, watch
@@ -234,9 +235,7 @@ class Runner(Watched):
         """Have the thread look at a group."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="paddlempi-callbacks", daemon=True
-                )
+                self._thread = _daemons.Daemon(self._run, "paddlempi-callbacks")
                 self._thread.start()
         watch(self)
         self._over.put(group)
@@ -244,7 +243,7 @@ class Runner(Watched):
     def _run(self) -> None:
         self.serve_here()
         while self._thread is threading.current_thread():
-            group = self._over.get()
+            group = _daemons.idle(self._over.get)
             while (entry := self._first(group)) is not None:
                 entry.finish()
                 self.step()

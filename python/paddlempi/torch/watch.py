@@ -11,6 +11,8 @@ import threading
 import time
 from typing import Any
 
+from .. import _daemons
+
 __all__ = ["Watched", "watch"]
 
 PATIENCE = 2.0
@@ -80,15 +82,19 @@ def watch(what: Watched) -> None:
     with _lock:
         _watched.add(what)
         if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_run, name="paddlempi-watch", daemon=True)
+            _thread = _daemons.Daemon(_run, "paddlempi-watch")
             _thread.start()
     _wanted.set()
 
 
+def _wait() -> None:
+    _wanted.wait()
+    time.sleep(_INTERVAL)
+
+
 def _run() -> None:
     while True:
-        _wanted.wait()
-        time.sleep(_INTERVAL)
+        _daemons.idle(_wait)
         with _lock:
             for what in [what for what in _watched if not len(what)]:
                 what._seen = None

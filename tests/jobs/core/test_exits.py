@@ -367,6 +367,91 @@ def test_the_end_under_faulthandler() -> None:
     job.succeed(2, ends_under_faulthandler)
 
 
+def ends_in_a_callback() -> None:
+    """Rank 1 ends while a callback runs that waits for the future of another operation."""
+    import os
+    import threading
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, stamp, start
+
+    rank = start()
+    pair = dist.new_group()
+    begun = threading.Event()
+
+    def callback(_: object) -> None:
+        begun.set()
+        if os.environ["FAULTS_WAY"] == "for ever":
+            threading.Event().wait()
+        x = np.ones(4)
+        dist.all_reduce(x, group=pair, async_op=True).get_future().result()
+        print(f"sum {x[0]:.0f}", flush=True)
+
+    if rank == 0:
+        time.sleep(0.3)  # rank 1 waits, so a thread completes its future
+    future = dist.all_reduce(np.ones(4), async_op=True).get_future()
+    if rank == 1:
+        future.add_done_callback(callback)
+        assert begun.wait(30)
+    elif os.environ["FAULTS_WAY"] == "nested":
+        time.sleep(0.3)  # Python of rank 1 wants to end by now
+        dist.all_reduce(np.ones(4), group=pair)
+    stamp("left")
+    done()
+
+
+def test_the_end_waits_for_a_callback() -> None:
+    ended = job.succeed(2, ends_in_a_callback, env={"FAULTS_WAY": "nested"})
+    assert "sum 2" in ended.result.stdout, ended.output
+
+
+def test_the_end_does_not_wait_for_ever_for_a_callback() -> None:
+    ended = job.succeed(2, ends_in_a_callback, env={"FAULTS_WAY": "for ever"})
+    assert ended.at - ended.stamp("left") < LIMIT, ended.output
+
+
+def joins_at_exit() -> None:
+    """A daemon thread goes on until a callback of ``atexit`` ends it, after those of the library."""
+    import atexit
+    import queue
+    import threading
+
+    def end() -> None:
+        for _ in range(100):
+            todo.put(1.0)
+        todo.put(0.0)
+        assert over.wait(30)
+        print(f"sum {sum(sums):.0f}", flush=True)
+
+    atexit.register(end)  # before the library is imported, so it runs later
+
+    import numpy as np
+    from ranks_tools import dist, done, start
+
+    start()
+    todo: queue.SimpleQueue[float] = queue.SimpleQueue()
+    over = threading.Event()
+    sums = []
+
+    def work() -> None:
+        while value := todo.get():
+            x = np.full(4, value)
+            dist.all_reduce(x)
+            y = np.full(4, value)
+            dist.all_reduce(y, async_op=True).get_future().result()
+            sums.append(x[0] + y[0])
+        over.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    done()
+
+
+def test_a_callback_of_atexit_that_waits_for_a_thread() -> None:
+    ended = job.succeed(2, joins_at_exit)
+    assert ended.result.stdout.count("sum 400\n") == 2, ended.output
+
+
 def panics() -> None:
     """The operation that exists to panic raises an error. The core takes no more calls then."""
     import numpy as np

@@ -34,7 +34,7 @@ PYTHON = (
     ("_native",),
     ("tensors",),
     ("_buffer",),
-    ("_exit", "memory"),
+    ("_exit", "_daemons", "memory"),
     ("group",),
     ("rank_list", "launcher", "future"),
     ("work",),

@@ -6,24 +6,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
+import paddlempi_place
 import pytest
-from paddlempi import _native, launcher
-from paddlempi.errors import UnsupportedError
+from paddlempi import launcher
 from paddlempi.launcher import PADDLE
 from paddlempi_launchers import SIGNS
+from paddlempi_place import Place
 
-PRTERUN: dict[str, Any] = {
-    "name": "prterun",
-    "path": "/opt/mpi/bin/prterun",
-    "mpi": "Open MPI",
-    "size": 8,
-    "rank": 5,
-    "local_rank": 1,
-    "local_size": 4,
-    "job": "prterun-node-7-4711@1",
-}
+PRTERUN = Place(
+    mpi="Open MPI",
+    size=8,
+    rank=5,
+    local_rank=1,
+    local_size=4,
+    job="prterun-node-7-4711@1",
+    name="prterun",
+    path="/opt/mpi/bin/prterun",
+)
 FILLED = {
     "PADDLE_TRAINER_ID": "5",
     "PADDLE_TRAINERS_NUM": "8",
@@ -78,7 +78,7 @@ def test_nothing_without_a_launcher() -> None:
 
 
 def test_what_the_launcher_does_not_say_is_left_out() -> None:
-    PADDLE.fill(PRTERUN | {"local_rank": -1, "local_size": -1})
+    PADDLE.fill(PRTERUN._replace(local_rank=-1, local_size=-1))
     assert set(shown()) == {name for name in FILLED if PADDLE.table[name] in ("rank", "size")}
 
 
@@ -141,10 +141,10 @@ def test_a_job_inside_a_rank_has_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     PADDLE.fill(PRTERUN)
     PADDLE.set_from_mpi(NUMBERS, {"PADDLE_CURRENT_ENDPOINT": "a:1"})
     in_a_child(monkeypatch)
-    inner = PRTERUN | {"rank": 0, "size": 2, "local_rank": 0, "local_size": 2, "job": "inner@1"}
+    inner = PRTERUN._replace(rank=0, size=2, local_rank=0, local_size=2, job="inner@1")
     assert PADDLE.rank_above(inner) == 0
     assert PADDLE.fill(inner)
-    assert shown() == {name: str(inner[key]) for name, key in PADDLE.table.items()}
+    assert shown() == {name: str(inner._asdict()[key]) for name, key in PADDLE.table.items()}
 
 
 def test_a_launcher_of_paddles_inside_a_rank_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,44 +156,18 @@ def test_a_launcher_of_paddles_inside_a_rank_is_obeyed(monkeypatch: pytest.Monke
     assert shown() == launched
 
 
-# When the core is asked
+# Where no parent is a launcher
 
 
-def test_the_core_is_asked_where_a_launcher_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "control", None)  # so that asking would fail
-    assert launcher.find() is None
-    assert launcher.find_in_fork() is None
+def test_a_hidden_launcher_is_found_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddlempi_place, "_parents", lambda: iter([(1, "init", "")]))
     monkeypatch.setenv("PMI_RANK", "5")
-    monkeypatch.setattr(_native, "control", lambda method, **_: {"launcher": PRTERUN}[method])
-    assert launcher.find() == PRTERUN
-    monkeypatch.setattr(_native, "control", lambda method, **_: PRTERUN | {"rank": -1})
-    assert launcher.find() is None
-
-
-def test_a_core_that_cannot_be_loaded_is_for_init_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    def control(method: str, **_: object) -> Any:
-        raise UnsupportedError("no core")
-
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setattr(_native, "control", control)
-    monkeypatch.setattr(_native, "loaded", lambda: False)
-    assert launcher.find() is None
-    assert launcher.find_in_fork() is None
-
-
-def test_a_fork_asks_for_who_may_not_load_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PMI_RANK", "5")
-    monkeypatch.setattr(_native, "loaded", lambda: False)
-
-    def control(method: str, hidden: bool) -> Any:
-        return PRTERUN | {"pid": os.getpid(), "hidden": hidden}
-
-    monkeypatch.setattr(_native, "control", control)
-    for hidden in (False, True):
-        found = launcher.find_in_fork(hidden)
-        assert found is not None
-        assert found.pop("pid") != os.getpid()
-        assert found == PRTERUN | {"hidden": hidden}
+    assert paddlempi_place.find(hidden=True) is None, "it does not say the size"
+    monkeypatch.setenv("PMI_SIZE", "8")
+    found = paddlempi_place.find(hidden=True)
+    assert found is not None
+    assert (found.kind, found.rank, found.size, found.name, found.pid) == ("hydra", 5, 8, "", 0)
+    assert paddlempi_place.find() is None
 
 
 # The end without MPI
@@ -201,6 +175,7 @@ def test_a_fork_asks_for_who_may_not_load_the_core(monkeypatch: pytest.MonkeyPat
 WATCHED = f"""
 import os, sys, warnings
 from paddlempi import launcher
+from paddlempi_place import Place
 launcher.watch({PRTERUN!r})
 launcher.watch({PRTERUN!r})
 """
@@ -242,7 +217,8 @@ def test_warnings_may_be_off() -> None:
 
 
 def test_one_rank_is_no_matter() -> None:
-    body = f"launcher.unwatch(); launcher.watch({PRTERUN | {'size': 1}!r}); launcher.watch(None)"
+    alone = PRTERUN._replace(size=1)
+    body = f"launcher.unwatch(); launcher.watch({alone!r}); launcher.watch(None)"
     assert end(body).stderr == ""
 
 

@@ -103,9 +103,9 @@ def test_ranks_know_their_place() -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that asks the core for the place, given some variables of a launcher.
+    """Return a function that finds the place, given some variables of a launcher.
 
-    The core believes these variables alone, as in a container that hides the launcher's process.
+    The variables alone count, as in a container that hides the launcher's process.
     """
     for kind in KINDS:
         for name in (*kind.rank, *kind.size, *kind.job):

@@ -14,7 +14,7 @@ import paddlempi_autoload
 import paddlempi_place
 import paddlempi_stubs
 import pytest
-from paddlempi_launchers import SIGNS
+from paddlempi_launchers import BY_PROCESS, SIGNS
 from paddlempi_place import Place
 from torch_environment import NAMES
 
@@ -399,9 +399,10 @@ SRUN = {
     "SLURM_LOCALID": "1",
     "SLURM_NODEID": "2",
     "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_STEP_NODELIST": "a[03-05,7]",
 }
-BY_OMPI = Place("Open MPI", 4, 2, 0, 2, "prterun-n-1@1")
-BY_SRUN = Place("Slurm", 7, 5, 1, 2, "7.3")
+BY_OMPI = Place("Open MPI", 4, 2, 0, 2, "prterun-n-1@1", "n", "openmpi")
+BY_SRUN = Place("Slurm", 7, 5, 1, 2, "7.3", "a03", "slurm")
 
 
 @pytest.mark.parametrize(
@@ -428,12 +429,12 @@ BY_SRUN = Place("Slurm", 7, 5, 1, 2, "7.3")
         (
             {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
             ["hydra_pmi_proxy --control-port head:357 --rmk user"],
-            Place("MPICH or Intel MPI", 2, 1, 1, 2, "head:357"),
+            Place("MPICH or Intel MPI", 2, 1, 1, 2, "head:357", "head", "hydra"),
         ),
         (
             {"PMI_SIZE": "2", "PMI_RANK": "1", "I_MPI_HYDRA_UUID": "abc"},
             ["hydra_pmi_proxy"],
-            Place("MPICH or Intel MPI", 2, 1, -1, -1, "abc"),
+            Place("MPICH or Intel MPI", 2, 1, -1, -1, "abc", "", "hydra"),
         ),
     ],
 )
@@ -462,4 +463,12 @@ def test_launchers(
             (folder / "exe").symlink_to(words[0])
     monkeypatch.setattr(paddlempi_place, "_PROC", str(tmp_path))
     monkeypatch.setattr(os, "getppid", lambda: 100)
-    assert paddlempi_place.find() == found
+    got = paddlempi_place.find()
+    if got is None or found is None:
+        assert got is found
+        return
+    assert got[:8] == found[:8]
+    above = parents[got.pid - 100]
+    assert got.path == (above.split()[0] if above.startswith("/") else "")
+    assert got.name in BY_PROCESS and got.name in above
+    assert got.mpirun == (got.name in ("prterun", "orterun"))

@@ -10,7 +10,7 @@ from typing import Any
 import paddlempi_place
 import pytest
 import torch_environment
-from paddlempi import _native, launcher
+from paddlempi import _native
 from paddlempi_place import Place
 from torch_environment import NAMES
 
@@ -30,9 +30,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
     before = dict(os.environ)
 
     def fill(base: Place | None = PRTERUN, host: str = "node-7", **changed: Any) -> Any:
-        started = None if base is None else base._replace(**changed)
+        started = None if base is None else base._replace(host=host, **changed)
         monkeypatch.setattr(paddlempi_place, "find", lambda: started)
-        monkeypatch.setattr(launcher, "find", lambda: {"host": host})
         environment = torch_environment.load()
         environment.fill()
         return environment
@@ -190,20 +189,14 @@ def test_address(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown()["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_one_node_asks_no_core(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_core_is_not_asked(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "load", None)  # so that loading it would fail
-    launched(local_size=8)
-    assert shown()["MASTER_ADDR"] == "127.0.0.1"
+    launched()
+    assert shown()["MASTER_ADDR"] == "node-7"
 
 
 def test_address_where_nothing_tells(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(host="")
-    assert shown()["MASTER_ADDR"] == socket.gethostname()
-    launched(None)
-    environment = torch_environment.load()
-    monkeypatch.setattr(paddlempi_place, "find", lambda: PRTERUN)
-    monkeypatch.setattr(launcher, "find", lambda: None)  # the core cannot be loaded
-    environment.fill()
     assert shown()["MASTER_ADDR"] == socket.gethostname()
 
 

@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import group, launcher
+import paddlempi_place
+
+from ... import group
 from ...errors import ArgumentError, Error
 from .. import options
 from . import collectives, contenders, picture, ps, report, steps
@@ -206,7 +208,8 @@ def _check(chosen: argparse.Namespace) -> None:
             f"bench: --plot {chosen.plot}: a picture shows one operation that moves data, not "
             f"{', '.join(chosen.operations) or 'steps'}"
         )
-    missing = "" if launcher.find() else _no_folder(chosen)  # under a launcher rank 0's host counts
+    # Under a launcher rank 0's host counts.
+    missing = "" if paddlempi_place.find() else _no_folder(chosen)
     if missing:
         raise ArgumentError(missing)
     if chosen.model and not chosen.step:

@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/trace"
 )
 
-// part is what is known of a rank for which another one waits.
-type part struct {
+// activity is what is known of a rank for which another one waits.
+type activity struct {
 	came    bool // it has come to the collective
 	stalled bool // its process lives and does not go on
 	text    string
@@ -22,7 +22,7 @@ type part struct {
 
 // look finds out what a rank does. seq is the number of the collective of the group with key for which
 // it is awaited, 0 if it is awaited for something else.
-func (o *Reports) look(rank int, key, seq uint64) part {
+func (o *Reports) look(rank int, key, seq uint64) activity {
 	if o.topo.Node[rank] == o.topo.Node[o.topo.Rank] {
 		return o.lookHere(rank, key, seq)
 	}
@@ -39,9 +39,9 @@ const (
 )
 
 // lookThere is look for a rank of another node: a process of that node reads the rank's trace.
-func (o *Reports) lookThere(rank int, key, seq uint64) part {
+func (o *Reports) lookThere(rank int, key, seq uint64) activity {
 	if o.roster.alive == nil {
-		return part{text: fmt.Sprintf("what it does is not known here (%s)", o.roster.unwatched)}
+		return activity{text: fmt.Sprintf("what it does is not known here (%s)", o.roster.unwatched)}
 	}
 	ask := []int{rank}
 	for r, node := range o.topo.Node {
@@ -55,15 +55,15 @@ func (o *Reports) lookThere(rank int, key, seq uint64) part {
 	binary.LittleEndian.PutUint64(question[12:], seq)
 	answer, err := o.roster.alive.Ask(ask, question, askLimit)
 	if err == nil {
-		var p part
-		if p, err = decodePart(answer); err == nil {
-			return p
+		var a activity
+		if a, err = decodeActivity(answer); err == nil {
+			return a
 		}
 	}
 	if err == liveness.ErrSilent {
-		return part{stalled: true, text: fmt.Sprintf("rank(s) %s of its host were asked, and no process answered, though the host does", status.Brief(ask))}
+		return activity{stalled: true, text: fmt.Sprintf("rank(s) %s of its host were asked, and no process answered, though the host does", status.Brief(ask))}
 	}
-	return part{text: fmt.Sprintf("what it does could not be asked (%v)", err)}
+	return activity{text: fmt.Sprintf("what it does could not be asked (%v)", err)}
 }
 
 // onQuestion answers a question of lookThere on another rank.
@@ -75,30 +75,30 @@ func (o *Reports) onQuestion(question [liveness.QuestionBytes]byte) []byte {
 	return o.lookHere(int(rank), binary.LittleEndian.Uint64(question[4:]), binary.LittleEndian.Uint64(question[12:])).encode()
 }
 
-// The flags of a part on the wire.
+// The flags of an activity on the wire.
 const (
 	flagCame byte = 1 << iota
 	flagStalled
 	flagsEnd
 )
 
-func (p part) encode() []byte {
+func (a activity) encode() []byte {
 	var flags byte
-	if p.came {
+	if a.came {
 		flags |= flagCame
 	}
-	if p.stalled {
+	if a.stalled {
 		flags |= flagStalled
 	}
-	return append([]byte{flags}, p.text[:min(len(p.text), mostText)]...)
+	return append([]byte{flags}, a.text[:min(len(a.text), mostText)]...)
 }
 
-// decodePart reads what another process has sent.
-func decodePart(b []byte) (p part, err error) {
+// decodeActivity reads what another process has sent.
+func decodeActivity(b []byte) (a activity, err error) {
 	if len(b) < 2 || len(b) > 1+mostText || b[0] >= flagsEnd {
-		return p, status.New(status.Unsupported, "the answer is none of this library")
+		return a, status.New(status.Unsupported, "the answer is none of this library")
 	}
-	return part{came: b[0]&flagCame != 0, stalled: b[0]&flagStalled != 0, text: printable(string(b[1:]))}, nil
+	return activity{came: b[0]&flagCame != 0, stalled: b[0]&flagStalled != 0, text: printable(string(b[1:]))}, nil
 }
 
 // printable returns text with question marks for what is no printable ASCII.
@@ -112,22 +112,22 @@ func printable(text string) string {
 }
 
 // lookHere is look for a rank of this node.
-func (o *Reports) lookHere(rank int, key, seq uint64) part {
+func (o *Reports) lookHere(rank int, key, seq uint64) activity {
 	s, why, err := o.recorder.Read(rank)
 	if err != nil {
-		return part{text: fmt.Sprintf("what it does is not known here (%v)", err)}
+		return activity{text: fmt.Sprintf("what it does is not known here (%v)", err)}
 	}
-	p := doing(s, key, seq)
-	if p.stalled = why != ""; p.stalled {
-		p.text = fmt.Sprintf("its process %d %s; %s", s.PID, why, p.text)
+	a := doing(s, key, seq)
+	if a.stalled = why != ""; a.stalled {
+		a.text = fmt.Sprintf("its process %d %s; %s", s.PID, why, a.text)
 	} else {
-		p.text += fmt.Sprintf(" (process %d)", s.PID)
+		a.text += fmt.Sprintf(" (process %d)", s.PID)
 	}
-	return p
+	return a
 }
 
 // doing says what a rank does, as its trace has it.
-func doing(s *trace.Snapshot, key, seq uint64) (p part) {
+func doing(s *trace.Snapshot, key, seq uint64) (a activity) {
 	groups := map[int64]*trace.GroupRecord{}
 	for i := range s.Groups {
 		groups[s.Groups[i].ID] = &s.Groups[i]
@@ -142,7 +142,7 @@ func doing(s *trace.Snapshot, key, seq uint64) (p part) {
 	for i := range s.Operations {
 		o := &s.Operations[i]
 		if seq != 0 && o.Seq != nil && *o.Seq == seq && o.Begun != nil && isThis(o) {
-			p.came = true
+			a.came = true
 		}
 		switch {
 		case o.Refusing:
@@ -186,8 +186,8 @@ func doing(s *trace.Snapshot, key, seq uint64) (p part) {
 	if len(text) == 0 {
 		text = append(text, fmt.Sprintf("it has called no operation since it was initialised %s ago", ago(s.Began)))
 	}
-	p.text = strings.Join(text, ", and ")
-	return p
+	a.text = strings.Join(text, ", and ")
+	return a
 }
 
 // describeRecord describes an operation of a trace like the call that it stands for. g is its group, nil

@@ -10,18 +10,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Memory that is held stays readable after its owner has given it back and another segment was mapped,
-// and after the view is closed. Without Hold the read ends in SIGSEGV.
-func TestHeldMemoryStaysMapped(t *testing.T) {
+// Memory with a reference stays readable after its owner has given it back and another segment was mapped,
+// and after the view is closed. Without Acquire the read ends in SIGSEGV.
+func TestReferencedMemoryStaysMapped(t *testing.T) {
 	h := newHeap(t)
 	v, err := Open(h.Address())
 	require.NoError(t, err)
 	kept, second, given := alloc(t, h, SegmentSize, 1), alloc(t, h, SegmentSize, 2), alloc(t, h, SegmentSize, 3)
 	at, _ := h.Find(given, 100)
 	other, _ := h.Find(second, 100)
-	held, err := v.Hold(at, 100)
+	ref, err := v.Acquire(at, 100)
 	require.NoError(t, err)
-	again, err := v.Hold(at, 100)
+	again, err := v.Acquire(at, 100)
 	require.NoError(t, err)
 	again.Release()
 	require.NoError(t, h.Free(kept))
@@ -33,28 +33,28 @@ func TestHeldMemoryStaysMapped(t *testing.T) {
 	_, there := v.entry(at.Generation)
 	assert.False(t, there, "the owner has given the segment back")
 	assert.Len(t, v.mapped, 2)
-	_ = bytesAt(held.Data(), 100)[99]
+	_ = bytesAt(ref.Data(), 100)[99]
 	v.Close()
 	v.Close()
 	assert.Len(t, v.mapped, 1)
-	_ = bytesAt(held.Data(), 100)[99]
-	_, err = v.Hold(at, 100)
+	_ = bytesAt(ref.Data(), 100)[99]
+	_, err = v.Acquire(at, 100)
 	assert.ErrorContains(t, err, "not open here any more")
-	held.Release()
+	ref.Release()
 	assert.Empty(t, v.mapped)
-	Held{}.Release()
+	Ref{}.Release()
 }
 
-func TestHoldRefuses(t *testing.T) {
+func TestAcquireRefuses(t *testing.T) {
 	h := newHeap(t)
 	v, err := Open(h.Address())
 	require.NoError(t, err)
 	defer v.Close()
 	p := alloc(t, h, 100, 1)
 	at, _ := h.Find(p, 100)
-	_, err = v.Hold(at, SegmentSize+1)
+	_, err = v.Acquire(at, SegmentSize+1)
 	assert.ErrorContains(t, err, "are not in the segment")
-	_, err = v.Hold(Location{at.Offset, at.Generation + 1}, 100)
+	_, err = v.Acquire(Location{at.Offset, at.Generation + 1}, 100)
 	assert.ErrorContains(t, err, "its memory was freed")
 
 	file, err := os.CreateTemp(t.TempDir(), "")
@@ -66,6 +66,6 @@ func TestHoldRefuses(t *testing.T) {
 	generation, err := h.Adopt(int(file.Fd()), unsafe.Pointer(&mem[0]), 4096)
 	require.NoError(t, err)
 	defer h.Disown(generation)
-	_, err = v.Hold(Location{0, generation}, 4096)
+	_, err = v.Acquire(Location{0, generation}, 4096)
 	assert.ErrorContains(t, err, "not the heap's own memory")
 }

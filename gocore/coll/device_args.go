@@ -5,8 +5,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 )
 
-// DeviceCall is what a collective needs beyond Args if some rank has tensors in device memory.
-type DeviceCall struct {
+// DeviceArgs is what a collective needs beyond Args if some rank has tensors in device memory.
+type DeviceArgs struct {
 	// Device holds this rank's tensors. It is nil if they are all in host memory.
 	Device *cuda.Device
 	// Ready stands for what the producing stream had queued when the collective was submitted.
@@ -24,12 +24,12 @@ type DeviceCall struct {
 }
 
 // end makes Tail stand for the work that is queued on s now.
-func (dc *DeviceCall) end(s cuda.Stream) error { return dc.Device.Mark(&dc.Tail, s) }
+func (da *DeviceArgs) end(s cuda.Stream) error { return da.Device.Mark(&da.Tail, s) }
 
 // ready tells whether the producing stream has finished what it had queued before the collective.
-func (dc *DeviceCall) ready() (bool, error) {
-	if dc.Device == nil {
+func (da *DeviceArgs) ready() (bool, error) {
+	if da.Device == nil {
 		return true, nil
 	}
-	return dc.Device.Query(dc.Ready)
+	return da.Device.Query(da.Ready)
 }
