@@ -1,4 +1,7 @@
-"""Fixtures for tests that every rank runs. Puts tests/helpers on the import path of all tests."""
+"""Fixtures for tests that every rank runs.
+
+Puts tests/helpers and tools/cluster on the import path of all tests.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "helpers"), str(HERE.parent / "tools" / "cluster")]
 
 if TYPE_CHECKING:  # tests/build runs where the package is not installed
     from paddlempi.testing import World

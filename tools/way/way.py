@@ -25,11 +25,11 @@ from statistics import median_low
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "helpers")]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "cluster")]
 
-import mpis  # type: ignore[import-not-found]  # noqa: E402 - of tests/helpers
+import mpis  # noqa: E402
 import rooms  # noqa: E402
-from hosts import Hosts  # type: ignore[import-not-found]  # noqa: E402
+from hosts import Hosts  # noqa: E402
 
 PAGE = ROOT / "docs" / "way.md"
 HERE = Path(__file__).parent

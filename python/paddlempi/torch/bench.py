@@ -38,7 +38,8 @@ def start() -> None:
     """Make torch's default group, unless there is one, on the world that runs. Collective."""
     if not calls.is_initialized():
         calls.init_process_group("mpi")
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // core_group.get_local_size()))
+        if "OMP_NUM_THREADS" not in os.environ:  # which torch follows
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // core_group.get_local_size()))
 
 
 def stop() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(Path(__file__).parent)]
+FOLDERS = (ROOT / "tests" / "helpers", ROOT / "tools" / "cluster", Path(__file__).parent)
+sys.path[:0] = map(str, FOLDERS)
 
 import runner  # noqa: E402 (the folders come first)
 from runner import Judged  # noqa: E402

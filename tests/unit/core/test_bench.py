@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from paddlempi.cli.bench import (
     report,
     sampling,
     steps,
+    traffic,
 )
 from paddlempi.cli.bench.collectives import Row
 from paddlempi.cli.bench.figures import Quartiles
@@ -78,6 +80,7 @@ def test_wrong_arguments(
         (["--min", "8K", "--max", "4K"], "--max 4096 is below --min 8192"),
         (["all", "--plot", "p.svg"], "a picture shows one operation"),
         (["barrier", "--plot", "p.svg"], "a picture shows one operation"),
+        (["--against", "gloo,none"], "--against gloo,none: none stands alone"),
         (["--step", "ddp", "--against", "mpi"], "steps are compared with gloo only"),
         (["--model", "mlp-1M"], "models are of --step"),
         (["ps", "--against", "gloo"], "--against is not for ps"),
@@ -105,6 +108,17 @@ def test_which_operations() -> None:
         chosen = parse(*words)
         bench._check(chosen)
         assert chosen.operations == expected
+
+
+def test_which_contenders() -> None:
+    for words, expected in (
+        ([], None),  # the nodes of the job decide
+        (["--against", "mpi"], ["mpi"]),
+        (["--against", "none"], []),
+    ):
+        chosen = parse(*words)
+        bench._check(chosen)
+        assert chosen.against == expected
 
 
 def test_levels_of_ps() -> None:
@@ -322,6 +336,64 @@ def test_the_time_above_no_communication() -> None:
     assert steps.summary("ddp", "model", "", few, {}).others == {"gloo": None}
 
 
+def test_the_spread_of_a_ratio_is_that_of_five_parts_of_the_rounds() -> None:
+    ms = samples(silent=10, barrier=11, ours=12, gloo=18, alone=2, again=12)
+    ms["gloo"][:4] = [x + 2 for x in ms["gloo"][:4]]  # the first of the parts
+    row = steps.summary("ddp", "model", "", ms, {})
+    assert row.others == {"gloo": 4.0} and row.spread == {"gloo": (4.0, 5.0)}
+    assert "4.00 times paddlempi's (4.00 to 5.00)" in "\n".join(report.step_lines(row))
+    ms["paddlempi"][:4] = ms[steps.SILENT][:4]  # a part that has no time above no communication
+    assert steps.summary("ddp", "model", "", ms, {}).spread == {}
+    few = {name: values[:9] for name, values in ms.items()}
+    assert steps.summary("ddp", "model", "", few, {}).spread == {}
+
+
+# What leaves a node
+
+INTERFACES = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs
+    lo: 9000000     10    0    0    0     0          0         0  9000000     10    0
+  eth0:     700      7    0    0    0     0          0         0      900      9    0
+eth1:    50      1    0    0    0     0          0         0       60      1    0
+  br0:     750      8    0    0    0     0          0         0      960     10    0
+"""
+
+
+def test_the_counters_of_interfaces(tmp_path: Path) -> None:
+    table = tmp_path / "dev"
+    assert traffic.read(table, tmp_path) is None
+    table.write_text(INTERFACES)
+    (tmp_path / "br0" / "lower_eth0").mkdir(parents=True)  # a bridge over eth0
+    assert traffic.read(table, tmp_path) == (750, 960)
+    assert traffic.read() is not None
+
+
+def test_the_fewest_bytes_that_leave_a_node() -> None:
+    assert traffic.least("all_reduce", 1000, 2) == 1000
+    assert traffic.least("all_reduce", 1000, 4) == 1500
+    assert traffic.least("all_gather", 1000, 4) == traffic.least("reduce_scatter", 1000, 4) == 750
+    assert traffic.least("all_reduce", 1000, 1) == 0
+    assert traffic.least("broadcast", 1000, 2) is None
+
+
+def test_the_bytes_of_the_busiest_node_over_the_fewest() -> None:
+    before, after = traffic.Passed(5, 7), traffic.Passed(15, 107)
+    assert traffic.passed(before, after) == (10, 100)
+    assert traffic.passed(None, after) is traffic.passed(before, None) is None
+    taken = [traffic.Passed(10, 100), traffic.Passed(900, 900), traffic.Passed(150, 20)]
+    # Ranks 0 and 1 share a node: what rank 0 has read counts.
+    assert traffic.over_least(taken, [0, 0, 1], 100) == 1.5
+    assert traffic.over_least([*taken[:2], None], [0, 0, 1], 100) is None
+    # What must have left a node does not show in its interfaces.
+    assert traffic.over_least(taken, [0, 0, 1], 160) is None
+
+
+def test_shapes_of_nodes() -> None:
+    assert traffic.shape([0, 0, 1, 1]) == traffic.shape([0, 1, 0, 1]) == "2 x 2"
+    assert traffic.shape([0, 1, 1, 2, 2, 2]) == "1 + 2 + 3"
+
+
 # Output
 
 
@@ -335,14 +407,35 @@ def test_the_table_of_operations() -> None:
     again = row("paddlempi again", 4096, 12.5, path="mpi", ratio=Quartiles(0.98, 1.0, 1.02))
     other = row("gloo", 4096, 125.0, ratio=Quartiles(9, 10, 11), differs=True)
     alike = row("mpi", 4096, 12.6, ratio=Quartiles(0.9, 1.01, 1.1), differs=False)
-    lines = report.operation_lines([ours, again, other, alike])
-    head = report.heads("all_reduce", "numpy", "float32", True)[1]
+    lines = report.operation_lines([ours, again, other, alike], False)
+    head = report.heads("all_reduce", "numpy", "float32", True, False)[1]
+    assert "traffic" not in head
     assert head.split()[:3] == ["bytes", "contender", "p50"]
     assert lines[0].split() == ["4096", "paddlempi", "12.50", "25.00", "1.500", "3.000", "mpi"]
     assert lines[1].endswith("1.00 (0.98 to 1.02)  the control")
     assert lines[2].split()[0] == "gloo" and lines[2].endswith("-            10.00 (9.00 to 11.00)")
     assert lines[3].endswith("no difference")
     assert other.record()["ratio"] == [9, 10, 11]
+
+
+def test_the_table_of_operations_on_several_nodes() -> None:
+    rows = [
+        row("paddlempi", 1 << 20, 12.5, path="slices", counted=True, traffic=1.004),
+        row("mpi4py", 1 << 20, 12.5, counted=True),
+        row("gloo", 1 << 20, 12.5),
+    ]
+    shown = [line.split()[-2] for line in report.operation_lines(rows, True)]
+    assert shown == ["1.00", "?", "-"]
+    head = report.heads("all_reduce", "numpy", "float32", False, True)[1]
+    assert head.split()[-2:] == ["traffic", "path"]
+    assert rows[0].record()["traffic"] == 1.004
+
+
+def test_the_headline_has_the_shape_of_several_nodes() -> None:
+    found = {"paddlempi": "1", "mpi": {"name": "X"}, "ranks": 4, "nodes": 2, "cpus": 1}
+    line = report.headline(found | {"shape": "2 x 2"})
+    assert line == "# paddlempi 1, X, 4 ranks on 2 nodes (2 x 2), 1 CPU for rank 0"
+    assert "(" not in report.headline(found | {"nodes": 1, "shape": "1 x 4"})
 
 
 def test_the_table_of_steps() -> None:

@@ -83,10 +83,10 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--against",
-        type=_names(_AGAINST),
-        default=[],
+        type=_names((*_AGAINST, "none")),
         metavar="NAME,...",
-        help="contenders: mpi (the same over plain MPI), mpi4py, gloo",
+        help="contenders: mpi (the same over plain MPI), mpi4py, gloo; none. The default is none, "
+        "and on several nodes mpi4py and gloo where they are installed",
     )
     parser.add_argument(
         "--step",
@@ -188,6 +188,10 @@ def _check(chosen: argparse.Namespace) -> None:
     named: list[str] = chosen.operations
     if not named and not chosen.step:
         named = ["all_reduce"]
+    if chosen.against and "none" in chosen.against:
+        if len(chosen.against) > 1:
+            raise ArgumentError(f"bench: --against {','.join(chosen.against)}: none stands alone")
+        chosen.against = []
     chosen.operations = list(OPERATIONS) if "all" in named else list(dict.fromkeys(named))
     if named == ["ps"]:
         for option in ("against", "step", "plot", "model"):
@@ -244,7 +248,11 @@ def _measure(chosen: argparse.Namespace) -> None:
 
     found = report.environment()
     say(report.headline(found), "# times of a call or step are those of its slowest rank")
-    rows, absent = _operations(chosen, say, bar)
+    if found["nodes"] > 1:
+        say("# traffic: bytes that leave a node : the fewest possible")
+    if chosen.against is None:
+        chosen.against = _installed(("mpi4py", "gloo")) if found["nodes"] > 1 else []
+    rows, absent = _operations(chosen, found["nodes"] > 1, say, bar)
     measured = []
     for kind, model in models:
         against = [name for name in chosen.against if name == "gloo"]
@@ -271,8 +279,16 @@ def _measure(chosen: argparse.Namespace) -> None:
         Path(chosen.plot).write_text(picture.draw(title, rows))
 
 
+def _installed(names: Sequence[str]) -> list[str]:
+    """Return the contenders whose packages all ranks have. Collective over the world."""
+    packages = {"mpi4py": "mpi4py", "gloo": "torch"}
+    mine = [name for name in names if importlib.util.find_spec(packages[name])]
+    of_ranks = [text.split() for text in collectives.of_all_ranks(" ".join(mine))]
+    return [name for name in names if all(name in of_rank for of_rank in of_ranks)]
+
+
 def _operations(
-    chosen: argparse.Namespace, say: Callable[..., None], bar: report.Bar
+    chosen: argparse.Namespace, several_nodes: bool, say: Callable[..., None], bar: report.Bar
 ) -> tuple[list[Row], dict[str, str]]:
     rows: list[Row] = []
     absent: dict[str, str] = {}
@@ -294,10 +310,12 @@ def _operations(
 
     def show(of_size: list[Row]) -> None:
         rows.extend(of_size)
-        say(*report.operation_lines(of_size))
+        say(*report.operation_lines(of_size, several_nodes))
 
     for name in chosen.operations:
-        say(*report.heads(name, chosen.framework, chosen.dtype, bool(chosen.against)))
+        say(
+            *report.heads(name, chosen.framework, chosen.dtype, bool(chosen.against), several_nodes)
+        )
         reasons = collectives.measure(name, names, tensors, plan, show, bar.show)
         bar.next()
         gc.collect()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ... import collectives, group, objects
+from ... import _native, collectives, group, objects
 from ...errors import ArgumentError, Error
-from . import contenders
+from . import contenders, traffic
 from .contenders import Buffer, Contender, Framework
 from .figures import Quartiles, quantile, quartiles, ratio_differs, ratios
 from .operations import OPERATIONS, Operation, Shape, Values, storage
@@ -66,6 +66,8 @@ class Row:
         path: the algorithm that paddlempi took; "" for others.
         ratio: the contender's time : paddlempi's, round by round; None for paddlempi itself.
         differs: whether the ratio is more than what equal contenders show; None without a control.
+        counted: whether the bytes that leave a node were counted.
+        traffic: they : the fewest possible; None if they were not counted, or nothing is known.
     """
 
     operation: str
@@ -79,6 +81,8 @@ class Row:
     path: str
     ratio: Quartiles | None = None
     differs: bool | None = None
+    counted: bool = False
+    traffic: float | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the row as plain data."""
@@ -168,6 +172,8 @@ def measure_these(
             for contender in shuffled(remaining, round_):
                 size.block(contender, keep=True)
             progress(what, (done + (round_ + 1) / rounds) / len(shapes))
+        for contender in remaining:
+            size.count(contender)
         size.raise_if_wrong()
         show(size.rows(remaining))
     return absent
@@ -201,6 +207,10 @@ class _Size:
         self._paths: dict[str, str] = {}
         self._number = 0  # of the call, which its values depend on
         self._wrong = ""
+        self._node: list[int] = _native.control("info")["node"]
+        self._taken: dict[str, traffic.Passed | None] = {}
+        fewest = traffic.least(operation.name, nbytes, len(set(self._node)))
+        self._fewest = (fewest or 0.0) * self._in_block()
 
     def warm_up(self, contender: Contender, calls: int) -> str:
         """Bind a contender and make calls that are not measured, at least one block of them.
@@ -247,6 +257,30 @@ class _Size:
             took = self._checked(contender, calls)
         if keep:
             self._samples.setdefault(contender.name, []).extend(took)
+
+    def _in_block(self) -> int:
+        """Return the calls of a block."""
+        return len(self._pairs) + self.calls if self._same else self.calls
+
+    def count(self, contender: Contender) -> None:
+        """Count the bytes that leave this node in one more block, if there is something to count.
+
+        The times of the block are not kept: to read the counters takes time, too.
+        """
+        if self._fewest < traffic.LEAST or contender.name == AGAIN or not contender.checked:
+            return
+        before = traffic.read()
+        self.block(contender, keep=False)
+        collectives.barrier()  # what other nodes send has arrived, too
+        self._taken[contender.name] = traffic.passed(before, traffic.read())
+
+    def _traffic(self, name: str) -> float | None:
+        """Return the bytes that leave a node : the fewest possible. Collective."""
+        if name not in self._taken:
+            return None
+        of_ranks: list[Any] = [None] * self._n
+        objects.all_gather_object(of_ranks, self._taken[name])
+        return traffic.over_least(of_ranks, self._node, self._fewest)
 
     def _sides(self) -> list[Buffer]:
         return [side for pair in self._pairs for side in pair if side is not None]
@@ -318,6 +352,8 @@ class _Size:
             path=self._paths[name],
             ratio=None if name == OURS else ratio,
             differs=ratio_differs(ratio, control) if compared and control else None,
+            counted=name in self._taken,
+            traffic=self._traffic(name),
         )
 
 

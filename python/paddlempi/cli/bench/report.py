@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from ... import __version__, _native, group
+from . import traffic
 from .collectives import AGAIN, OURS, Row
 from .steps import ALONE, BARRIER, SILENT, StepRow
 
@@ -15,8 +16,9 @@ __all__ = ["Bar", "counted", "environment", "headline", "heads", "operation_line
 
 _COLUMNS = (
     f"{'bytes':>11}  {'contender':<15} {'p50 us':>11} {'p99 us':>11} {'algbw GB/s':>10} "
-    f"{'busbw GB/s':>10}  {'path':<11}"
+    f"{'busbw GB/s':>10}  "
 )
+_TRAFFIC, _PATH = f"{'traffic':>7}  ", f"{'path':<11}"
 
 
 def environment() -> dict[str, Any]:
@@ -28,6 +30,7 @@ def environment() -> dict[str, Any]:
         "mpi": core["mpi"],
         "ranks": group.get_world_size(),
         "nodes": len(set(core["node"])),
+        "shape": traffic.shape(core["node"]),
         "cpus": core["cpus"],
         "machine": platform.machine(),
         "kernels": core["kernels"],
@@ -37,9 +40,10 @@ def environment() -> dict[str, Any]:
 def headline(found: dict[str, Any]) -> str:
     """Return the first lines of the output."""
     ranks, nodes, cpus = counted(found["ranks"], "rank"), found["nodes"], found["cpus"]
+    by_node = f" ({found['shape']})" if nodes > 1 else ""
     line = (
         f"# paddlempi {found['paddlempi']}, {found['mpi']['name']}, {ranks} on "
-        f"{counted(nodes, 'node')}, {counted(cpus, 'CPU')} for rank 0"
+        f"{counted(nodes, 'node')}{by_node}, {counted(cpus, 'CPU')} for rank 0"
     )
     if found["ranks"] == 1:
         line += (
@@ -54,13 +58,23 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def heads(operation: str, tensors: str, dtype: str, compared: bool) -> list[str]:
+def heads(
+    operation: str, tensors: str, dtype: str, compared: bool, several_nodes: bool
+) -> list[str]:
     """Return the lines above the table of an operation."""
     more = "  time : paddlempi's (quartiles)" if compared else ""
-    return [f"# {operation}, {tensors} {dtype}", (_COLUMNS + more).rstrip()]
+    columns = _COLUMNS + (_TRAFFIC if several_nodes else "") + _PATH + more
+    return [f"# {operation}, {tensors} {dtype}", columns.rstrip()]
 
 
-def operation_lines(rows: Sequence[Row]) -> list[str]:
+def _traffic(row: Row) -> str:
+    """Show the bytes that leave a node : the fewest possible."""
+    if not row.counted:
+        return "-"
+    return "?" if row.traffic is None else f"{row.traffic:.2f}"
+
+
+def operation_lines(rows: Sequence[Row], several_nodes: bool) -> list[str]:
     """Return the lines of one size."""
     lines = []
     for row in rows:
@@ -72,6 +86,8 @@ def operation_lines(rows: Sequence[Row]) -> list[str]:
             text += f"{'-':>10} {'-':>10}  "
         else:
             text += f"{row.algorithm_gbps:>10.3f} {row.bus_gbps:>10.3f}  "
+        if several_nodes:
+            text += f"{_traffic(row):>7}  "
         text += f"{row.path or '-':<11}"
         if row.ratio is not None:
             text += f"  {row.ratio.show()}"
@@ -97,6 +113,9 @@ def step_lines(row: StepRow) -> list[str]:
         if name in row.others:
             ratio = row.others[name]
             text += "  no difference" if ratio is None else f"  {ratio:.2f} times paddlempi's"
+            if name in row.spread:
+                low, high = row.spread[name]
+                text += f" ({low:.2f} to {high:.2f})"
         lines.append(text)
     control, bare = row.control_ms.show(3), f"{row.above_barrier:.2f}"
     lines += [

@@ -24,6 +24,8 @@ KINDS = {"ddp": "torch", "fsdp2": "torch", "paddle": "paddle"}
 
 SILENT, BARRIER, ALONE = "no communication", "barrier", "collectives alone"
 WARM = 3
+PARTS = 5
+"""A ratio of single rounds says little: a TANC is a difference, which may be near 0."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class StepRow:
         control_ms: paddlempi's step minus paddlempi's step.
         above_barrier: (TANC - TANC of a barrier) : the collectives alone.
         others: for other contenders, their TANC : paddlempi's, or None if it does not differ.
+        spread: for these, the least and the greatest of this ratio in PARTS parts of the rounds.
+            It is missing where there are too few rounds, or some TANC is not above 0.
         absent: for contenders that were not measured, the reason.
     """
 
@@ -50,6 +54,7 @@ class StepRow:
     control_ms: Quartiles
     above_barrier: float
     others: dict[str, float | None]
+    spread: dict[str, tuple[float, float]]
     absent: dict[str, str]
 
     def record(self) -> dict[str, Any]:
@@ -120,12 +125,16 @@ def summary(
     control = minus(AGAIN, OURS)
     alone = quantile(ms[ALONE], 0.5)
     others: dict[str, float | None] = {}
+    spread: dict[str, tuple[float, float]] = {}
     ours = tanc[OURS].middle
     for name in tanc:
         if name not in (OURS, BARRIER):
             theirs = tanc[name].middle
             far = len(ms[OURS]) >= LEAST_ROUNDS and differs(theirs - ours, control)
             others[name] = theirs / ours if far and min(theirs, ours) > 0 else None
+            of_parts = _of_parts(ms, name) if others[name] else []
+            if of_parts:
+                spread[name] = min(of_parts), max(of_parts)
     return StepRow(
         kind=kind,
         model=model,
@@ -136,5 +145,24 @@ def summary(
         control_ms=control,
         above_barrier=(ours - tanc[BARRIER].middle) / alone,
         others=others,
+        spread=spread,
         absent=absent,
     )
+
+
+def _of_parts(ms: Mapping[str, Sequence[float]], name: str) -> list[float]:
+    """Return the TANC of a contender : paddlempi's, in each part of the rounds; [] if undefined."""
+    length = len(ms[OURS]) // PARTS
+    if length < 2:
+        return []
+    found = []
+    for at in range(0, PARTS * length, length):
+        silent = ms[SILENT][at : at + length]
+        theirs, ours = (
+            quantile([a - b for a, b in zip(ms[who][at : at + length], silent, strict=True)], 0.5)
+            for who in (name, OURS)
+        )
+        if min(theirs, ours) <= 0:
+            return []
+        found.append(theirs / ours)
+    return found

@@ -1,4 +1,4 @@
-"""Several hosts on this one machine, for tests that need a network between the ranks.
+"""Several hosts on this one machine, for what needs a network between the ranks.
 
 `Hosts(2)` is a context manager. Inside it there are a login node and the hosts h1 and h2. Each has
 its own network interface, host name, process ids, SysV IPC, mounts, /dev/shm and boot id, and one

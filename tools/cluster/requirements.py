@@ -1,4 +1,4 @@
-"""What the cluster tests need on the machine, and how they install it.
+"""What hosts and Slurm need on this machine, and how that is installed.
 
 Each function returns None if all is there, and otherwise the reason for a skip. The reasons are
 fixed strings because CI compares them with the list of skips that it allows.
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from hosts import Hosts, HostsError, kill_group
 
-NOT_ROOT = "tests/cluster: needs root to make hosts in network namespaces"
-NO_TOOLS = "tests/cluster: needs iproute2 and util-linux, and apt-get could not install them"
-NO_NAMESPACES = "tests/cluster: this machine does not let root make namespaces"
-NO_SLURM = "tests/cluster: needs slurm-wlm, munge and libpmix2, and apt-get could not install them"
+NOT_ROOT = "hosts: needs root to make hosts in network namespaces"
+NO_TOOLS = "hosts: needs iproute2 and util-linux, and apt-get could not install them"
+NO_NAMESPACES = "hosts: this machine does not let root make namespaces"
+NO_SLURM = "hosts: needs slurm-wlm, munge and libpmix2, and apt-get could not install them"
 
 _APT_SECONDS = 240
 
@@ -45,11 +45,11 @@ def slurm_missing() -> str | None:
 
 
 def venv_missing(python: Path) -> str | None:
-    """Return why the ranks have no Python with an MPI; `python` is .venv-NAME/bin/python."""
+    """Return why ranks have no Python with an MPI; `python` is .venv-NAME/bin/python."""
     if python.exists():
         return None
     venv = python.parents[1].name
-    return f"tests/cluster: needs {venv}: make {venv}"
+    return f"hosts: needs {venv}: make {venv}"
 
 
 def _tools(commands: Sequence[str], packages: Sequence[str]) -> bool:

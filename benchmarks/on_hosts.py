@@ -1,0 +1,97 @@
+"""``python -m paddlempi bench`` on several hosts, which network namespaces make of this machine.
+
+    python benchmarks/on_hosts.py [--mpi openmpi,mpich,impi] [--shape 2x1,2x2] [-- WORDS]
+    make bench-hosts
+
+It starts the command under every MPI that has an environment here (``.venv-NAME``) and for every
+shape, hosts x ranks on each, one after the other. The default measures all_reduce and DDP's steps,
+over mpi4py and gloo too; WORDS are other arguments of the command. The hosts share the processors
+and the memory of this machine, and their network is TCP over veth: what is compared in a run holds,
+times do not. It needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "cluster"))
+
+import mpis
+import requirements
+from hosts import Hosts
+
+SHAPES = "2x1,2x2"
+OPERATIONS = ("all_reduce", "--max", "16M", "--iterations", "100")
+STEPS = ("--step", "ddp", "--model", "mlp-1M,mlp-16M", "--rounds", "40")
+HOUR = 3600
+
+
+def words(python: Path) -> list[str]:
+    """Return what is measured if the user does not say it: without torch no steps."""
+    asked = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
+    torch = subprocess.run([python, "-c", asked], check=False).returncode == 0
+    if not torch:
+        print("no steps, and nothing over gloo: torch is not installed", flush=True)
+    return [*OPERATIONS, *(STEPS if torch else ())]
+
+
+def layout(shape: str) -> list[tuple[str, int]]:
+    """Read a shape: "2x3" are the hosts h1 and h2 with three ranks each."""
+    hosts, _, ranks = shape.partition("x")
+    if not (hosts.isdecimal() and ranks.isdecimal() and int(hosts) and int(ranks)):
+        raise SystemExit(f"on_hosts: --shape {shape}: it must be hosts x ranks on each, as 2x1")
+    return [(f"h{i + 1}", int(ranks)) for i in range(int(hosts))]
+
+
+def measure(mpi: mpis.MPI, hosts: Hosts, on: Sequence[tuple[str, int]], given: list[str]) -> int:
+    """Run the command on some hosts and print what it prints. Return its exit status."""
+    ranks = sum(count for _, count in on)
+    # Every rank would take all processors for its own host's.
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    command = [*mpi.mpirun(hosts, on), "env", f"OMP_NUM_THREADS={threads}", str(mpi.python)]
+    command += ["-m", "paddlempi", "bench", *(given or words(mpi.python))]
+    result = hosts.execute(command, timeout=HOUR, env=mpi.environment())
+    print(result.out, end="", flush=True)
+    if result.code != 0 or result.timed_out:
+        print(result, file=sys.stderr, flush=True)
+    return 1 if result.timed_out else abs(result.code)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mpi", default=",".join(mpis.NAMES), metavar="NAME,...")
+    parser.add_argument("--shape", default=SHAPES, metavar="NxP,...", help=SHAPES)
+    parser.add_argument("words", nargs="*", help="of python -m paddlempi bench, behind --")
+    chosen = parser.parse_args()
+
+    shapes = [layout(shape) for shape in chosen.shape.split(",")]
+    names = chosen.mpi.replace(",", " ").split()
+    for name in names:
+        if name not in mpis.NAMES:
+            parser.error(f"--mpi {name} is none of {', '.join(mpis.NAMES)}")
+    missing = requirements.hosts_missing()
+    if missing:
+        print(f"on_hosts: {missing}", file=sys.stderr)
+        return 1
+    found = [mpis.MPI(name, mpis.ROOT / f".venv-{name}") for name in names]
+    worst = measured = 0
+    with Hosts(max(map(len, shapes))) as hosts:
+        for mpi in found:
+            lacks = requirements.venv_missing(mpi.python)
+            if lacks:
+                print(f"not measured: {mpi.name}: {lacks}", flush=True)
+                continue
+            for shape, on in zip(chosen.shape.split(","), shapes, strict=True):
+                print(f"## {mpi.name}, {shape}", flush=True)
+                worst = max(worst, measure(mpi, hosts, on, chosen.words))
+                measured += 1
+    return worst if measured else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""python -m paddlempi bench in a job of several nodes, as `make bench-hosts` starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import requirements
+from hosts import Hosts
+from mpis import MPI, ROOT
+
+PROGRAM = ROOT / "benchmarks" / "on_hosts.py"
+FEW = ("--iterations", "4", "--warmup", "1")
+
+
+def test_what_the_ranks_of_several_nodes_print(openmpi: MPI, hosts: Hosts, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    words = ["all_reduce", "broadcast", "--min", "8", "--max", "1M", *FEW, "--json", file]
+    program = ["-m", "paddlempi", "bench", *words]
+    result = openmpi.run(hosts, (("h1", 2), ("h2", 1)), program, timeout=120)
+    assert result.code == 0 and not result.timed_out, str(result)
+    assert "3 ranks on 2 nodes (2 + 1)" in result.out
+    record = json.loads(file.read_text())
+    assert (record["nodes"], record["shape"]) == (2, "2 + 1")
+    assert record["options"]["against"][:1] == ["mpi4py"]  # without being asked
+    counted = {}
+    for row in record["rows"]:
+        if row["counted"]:
+            assert row["operation"] == "all_reduce" and row["contender"] != "paddlempi again"
+            assert row["traffic"] >= 1, row
+            counted[row["contender"], row["bytes"]] = row["traffic"]
+    assert ("paddlempi", 1 << 20) in counted and ("mpi4py", 1 << 20) in counted
+    assert ("paddlempi", 8) not in counted  # the barrier around the calls would count for more
+
+
+def test_it_starts_on_hosts(openmpi: MPI, hosts: Hosts) -> None:
+    words = ["all_reduce", "--min", "1M", "--max", "1M", "--against", "none", *FEW]
+    done = subprocess.run(
+        [sys.executable, PROGRAM, "--mpi", "openmpi", "--shape", "2x1", "--", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "## openmpi, 2x1" and "(2 x 1)" in lines[1]
+    (row,) = [line.split() for line in lines if " paddlempi " in line and "1048576" in line]
+    assert 1 <= float(row[-2]) < 1.05, row  # every byte crosses the network once
+
+
+def test_it_says_what_is_missing() -> None:
+    """Another user than root, who cannot make hosts."""
+    program = f"import os, runpy; os.geteuid = lambda: 1; runpy.run_path({str(PROGRAM)!r}, "
+    done = subprocess.run(
+        [sys.executable, "-c", program + "run_name='__main__')"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr == f"on_hosts: {requirements.NOT_ROOT}\n"
