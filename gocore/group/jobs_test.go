@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 
@@ -65,6 +64,11 @@ func (t trouble) String() string {
 
 // ends tells whether the group cannot be used afterwards.
 func (t trouble) ends() bool { return t >= late }
+
+// leavesRequests tells whether MPI may keep a request: of a transfer to which some rank does not come any more.
+func (t trouble) leavesRequests() bool {
+	return t == late || t == interrupts || t == killed || t == fails
+}
 
 const (
 	// jobPatience is how long ranks wait for one that is late.
@@ -390,6 +394,8 @@ func (j *job) run(t *testing.T, seed int64) {
 				return
 			}
 			m := &member{job: j, t: t, e: e, g: g, failAt: &failAt}
+			_, comm := mpi.Of(g.collComm)
+			underWay := mpifake.UnderWay(lib, comm)
 			dead := m.play()
 			m.broken()
 			e.Interrupt = nil
@@ -401,10 +407,8 @@ func (j *job) run(t *testing.T, seed int64) {
 				if !finalizable && j.trouble != killed && j.trouble != fails {
 					m.fatal("MPI cannot be finalized")
 				}
-				if j.trouble != killed && j.trouble != fails {
-					if n := mpifake.UnderWay(lib); n > 0 {
-						m.fatal("%d requests were not released", n)
-					}
+				if n := underWay(); n > 0 && !j.trouble.leavesRequests() {
+					m.fatal("%d requests were not released", n)
 				}
 			}
 			played()
@@ -413,8 +417,6 @@ func (j *job) run(t *testing.T, seed int64) {
 	}
 	all.Wait()
 }
-
-var _ = unsafe.Pointer(nil)
 
 // Ranks on any nodes make collectives of any length, and one of them gets into trouble. Each call ends in time, with
 // the right result or an error of the right kind, and nothing is left behind.
