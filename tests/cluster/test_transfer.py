@@ -1,0 +1,54 @@
+"""Two hosts with a slow wire: a collective is given up while its data is on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import reports
+from hosts import Hosts
+from mpis import MPI
+
+TWO_BY_ONE = (("h1", 1), ("h2", 1))
+RATE = "100mbit"  # 16 MiB take more than a second
+
+
+@pytest.fixture
+def slow(hosts: Hosts) -> Iterator[Hosts]:
+    queue = "root tbf rate {} burst 64kb latency 50ms"
+    for host in hosts.names:
+        hosts.execute(
+            ["tc", "qdisc", "add", "dev", "eth0", *queue.format(RATE).split()],
+            timeout=10,
+            host=host,
+            sweep=False,
+        )
+    yield hosts
+    for host in hosts.names:
+        hosts.execute(
+            ["tc", "qdisc", "del", "dev", "eth0", "root"], timeout=10, host=host, sweep=False
+        )
+
+
+def test_a_transfer_that_one_rank_gives_up(mpi: MPI, slow: Hosts) -> None:
+    with reports.directory(slow) as place:
+        program = [reports.HERE / "ranks_transfer.py", place]
+        result = mpi.run(slow, TWO_BY_ONE, program, timeout=100)
+        found = reports.read(place)
+    assert result.code == 0 and not result.timed_out, str(result)
+    first, *others = [report["facts"] for report in found]
+    raised = {"deadline": "TimeoutError", "interrupt": "KeyboardInterrupt"}
+    for what, facts in first.items():
+        assert facts["error"] == raised[what.split()[0]], (what, found)
+        assert facts["seconds"] < 0.5 + 2, (what, found)
+        assert facts["next"]["error"] == "GroupBrokenError", (what, found)
+    for report in others:
+        for what, facts in report.items():
+            # Rank 0 goes on with the transfer that it gave up, so the others may have the result.
+            broken = [e for e in (facts, facts["next"]) if e["error"]]
+            assert facts["error"] or facts["right"], (what, found)
+            assert broken and broken[0]["error"] == "GroupBrokenError", (what, found)
+            assert broken[0]["ranks"] == [0] and broken[0]["seconds"] < 6, (what, found)
+    assert {facts["world"] for report in found for facts in report["facts"].values()} == {
+        len(found)
+    }, found
