@@ -4,10 +4,10 @@
     make bench-hosts
 
 It starts the command under every MPI that has an environment here (``.venv-NAME``) and for every
-shape, hosts x ranks on each, one after the other. The default measures all_reduce and DDP's steps,
-over mpi4py and gloo too; WORDS are other arguments of the command. The hosts share the processors
-and the memory of this machine, and their network is TCP over veth: what is compared in a run holds,
-times do not. It needs root.
+shape, hosts x ranks on each, one after the other. The default measures all_reduce, and the steps of
+DDP, FSDP2 and Paddle's DataParallel, against mpi4py and gloo; WORDS are other arguments of the
+command. The hosts share the processors and the memory of this machine, and their network is TCP
+over veth: what is compared in a run holds, times do not. It needs root.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from hosts import Hosts
 
 SHAPES = "2x1,2x2"
 OPERATIONS = ("all_reduce", "--max", "16M", "--iterations", "100")
-STEPS = ("--step", "ddp", "--model", "mlp-1M,mlp-16M", "--rounds", "40")
+MODELS = ("--model", "mlp-1M,mlp-16M", "--rounds", "40")
+STEPS = {"torch": ["ddp", "fsdp2"], "paddle": ["paddle"]}
 HOUR = 3600
 
 
 def words(python: Path) -> list[str]:
-    """Return what is measured if the user does not say it: without torch no steps."""
-    asked = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
-    torch = subprocess.run([python, "-c", asked], check=False).returncode == 0
-    if not torch:
-        print("no steps, and nothing over gloo: torch is not installed", flush=True)
-    return [*OPERATIONS, *(STEPS if torch else ())]
+    """Return what is measured if the user does not say it: the steps of what is installed."""
+    steps: list[str] = []
+    for framework, kinds in STEPS.items():
+        asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({framework!r}) is None)"
+        if subprocess.run([python, "-c", asked], check=False).returncode == 0:
+            steps += kinds
+        else:
+            print(f"not measured: {', '.join(kinds)}: {framework} is not installed", flush=True)
+    return [*OPERATIONS, *(["--step", ",".join(steps), *MODELS] if steps else [])]
 
 
 def layout(shape: str) -> list[tuple[str, int]]:

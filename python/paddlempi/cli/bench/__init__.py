@@ -248,7 +248,7 @@ def _measure(chosen: argparse.Namespace) -> None:
 
     found = report.environment()
     say(report.headline(found), "# times of a call or step are those of its slowest rank")
-    if found["nodes"] > 1:
+    if found["nodes"] > 1 and chosen.operations:
         say("# traffic: bytes that leave a node : the fewest possible")
     if chosen.against is None:
         chosen.against = _installed(("mpi4py", "gloo")) if found["nodes"] > 1 else []
