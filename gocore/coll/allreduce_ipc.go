@@ -32,7 +32,7 @@ const (
 func (a *Args) slicesOnDevice(n int64) []slice {
 	line := deviceLine / a.elem()
 	length := max((n+int64(a.Size)-1)/int64(a.Size), leastSlice/a.elem())
-	return a.cutSlices(n, (length+line-1)/line*line)
+	return cutSlices(n, a.Size, (length+line-1)/line*line)
 }
 
 // hasSlice returns a function that tells whether a rank's slice has elements.

@@ -37,18 +37,19 @@ type slice struct{ from, count int64 }
 // elements.
 const sliceAlign = 32
 
-func (a *Args) slices(n int64) []slice {
-	length := (n + int64(a.Size) - 1) / int64(a.Size)
-	return a.cutSlices(n, (length+sliceAlign-1)/sliceAlign*sliceAlign)
+func (a *Args) slices(n int64) []slice { return a.cut(n, a.Size) }
+
+// cut cuts count elements in n slices of one length, but the last ones may be shorter or empty.
+func (a *Args) cut(count int64, n int) []slice {
+	length := (count + int64(n) - 1) / int64(n)
+	return cutSlices(count, n, (length+sliceAlign-1)/sliceAlign*sliceAlign)
 }
 
-// cutSlices makes one slice of n elements for each rank. Each has length elements, but the last ones may
-// be shorter or empty.
-func (a *Args) cutSlices(n, length int64) []slice {
-	s := make([]slice, a.Size)
+func cutSlices(count int64, n int, length int64) []slice {
+	s := make([]slice, n)
 	for i := range s {
-		from := min(int64(i)*length, n)
-		s[i] = slice{from, min(length, n-from)}
+		from := min(int64(i)*length, count)
+		s[i] = slice{from, min(length, count-from)}
 	}
 	return s
 }

@@ -49,6 +49,8 @@ type Sig struct {
 	// Local says that the members share a node and its memory, Apart that no two of them are on one node.
 	Local  bool
 	Apart  bool
+	Nodes  int          // on which the members are; 0 if that does not matter
+	Rails  int          // ranks of the smallest node, if the group may work in levels; 0: it may not
 	Agreed arrive.Flags // flags that every member has set
 	Any    arrive.Flags // flags that at least one member has set
 	Forced Forced       // algorithms that the group prefers to the registry's order
@@ -102,8 +104,9 @@ type Args struct {
 	// is nil in a group of one.
 	Notes Notes
 	Seq   uint64
-	// Node is set if all ranks share a node and its memory.
-	Node *Node
+	// Node is set if all ranks share a node and its memory, Levels if Rails is not 0.
+	Node   *Node
+	Levels *Levels
 }
 
 // Notes are the notes of an arrival.

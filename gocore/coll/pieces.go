@@ -1,6 +1,7 @@
 package coll
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/reduce"
@@ -27,8 +28,10 @@ const piecesAtOnce = 3
 // Bytes that leave a rank, for a tensor of S bytes: (1-1/n)S in each leg, which is the least possible.
 type pieces struct {
 	a    *Args
+	who  []int  // the ranks that take part, in the order of the sum
+	me   int    // this one among them
 	step int64  // elements of a piece
-	give []Part // what this rank gives to each rank; nil: nothing is summed up
+	give []Part // what this rank gives to each of them; nil: nothing is summed up
 	own  Part   // where the sum goes; without a first leg, what this rank sends
 	get  []Part // where the other ranks' sums go; nil: they stay where they are
 
@@ -44,29 +47,30 @@ type pieces struct {
 // peer is another rank, and the messages with it that are under way.
 type peer struct {
 	rank                     int32
+	i                        int // among those that take part
 	given, taken, sent, gets track
 }
 
-// piecesScratch returns the scratch memory of a sum.
-func (a *Args) piecesScratch() int64 {
-	return a.scratch(int64(a.Size) * piecesAtOnce * (pieceBytes / a.elem()))
+// piecesScratch returns the scratch memory of a sum over n ranks.
+func (a *Args) piecesScratch(n int) int64 {
+	return a.scratch(int64(n) * piecesAtOnce * (pieceBytes / a.elem()))
 }
 
-// addPieces appends the exchange.
-func (a *Args) addPieces(p *Program, give []Part, own Part, get []Part) error {
-	x := &pieces{a: a, step: pieceBytes / a.elem(), give: give, own: own, get: get}
-	if give != nil {
-		var err error
-		if x.room, err = a.alloc(p, int64(a.Size)*piecesAtOnce*x.step); err != nil {
-			return err
-		}
-		x.fold, x.srcs = reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale), make([]unsafe.Pointer, a.Size)
-	}
-	for d := 1; d < a.Size; d++ {
-		x.peers = append(x.peers, peer{rank: int32((a.Rank + d) % a.Size)})
+// piecesRoom takes that memory.
+func (a *Args) piecesRoom(p *Program, n int) (unsafe.Pointer, error) {
+	return a.alloc(p, int64(n)*piecesAtOnce*(pieceBytes/a.elem()))
+}
+
+// addPieces appends the exchange among the ranks who. f sums up, and room is from piecesRoom, unless give is nil.
+func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, room unsafe.Pointer, give []Part, own Part, get []Part) {
+	x := &pieces{a: a, who: who, me: slices.Index(who, a.Rank), step: pieceBytes / a.elem(), fold: f, room: room, give: give, own: own, get: get}
+	n := len(who)
+	x.srcs = make([]unsafe.Pointer, n)
+	for d := 1; d < n; d++ {
+		i := (x.me + d) % n
+		x.peers = append(x.peers, peer{rank: int32(who[i]), i: i})
 	}
 	p.Until(x.poll)
-	return nil
 }
 
 // piecesOf returns how many pieces a part has.
@@ -77,9 +81,9 @@ func (x *pieces) piece(part Part, k int64) (at unsafe.Pointer, elements int64) {
 	return x.a.at(part.Data, k*x.step), min(x.step, part.Count-k*x.step)
 }
 
-// incoming returns where piece k of what a rank gives goes.
-func (x *pieces) incoming(rank int32, k int64) unsafe.Pointer {
-	return x.a.at(x.room, (int64(rank)*piecesAtOnce+k%piecesAtOnce)*x.step)
+// incoming returns where piece k of what rank i of who gives goes.
+func (x *pieces) incoming(i int, k int64) unsafe.Pointer {
+	return x.a.at(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.step)
 }
 
 // poll takes the exchange further, and tells whether it is over. After an error it starts nothing more, and it is over
@@ -132,17 +136,17 @@ func (x *pieces) start() error {
 		p := &x.peers[i]
 		for x.give != nil && p.taken.started < mine && p.taken.started < x.summed+piecesAtOnce && !p.taken.full() {
 			_, n := x.piece(x.own, p.taken.started)
-			if err := p.taken.add(wire.Receive(x.incoming(p.rank, p.taken.started), n*elem, p.rank, giveTag)); err != nil {
+			if err := p.taken.add(wire.Receive(x.incoming(p.i, p.taken.started), n*elem, p.rank, giveTag)); err != nil {
 				return err
 			}
 		}
 		if x.get != nil {
-			last := x.piecesOf(x.get[p.rank])
+			last := x.piecesOf(x.get[p.i])
 			if x.give != nil {
 				last = min(last, p.given.ended) // in place, a piece is sent before what replaces it is received
 			}
 			for p.gets.started < last && !p.gets.full() {
-				at, n := x.piece(x.get[p.rank], p.gets.started)
+				at, n := x.piece(x.get[p.i], p.gets.started)
 				if err := p.gets.add(wire.Receive(at, n*elem, p.rank, getTag)); err != nil {
 					return err
 				}
@@ -151,8 +155,8 @@ func (x *pieces) start() error {
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		for x.give != nil && p.given.started < x.piecesOf(x.give[p.rank]) && !p.given.full() {
-			at, n := x.piece(x.give[p.rank], p.given.started)
+		for x.give != nil && p.given.started < x.piecesOf(x.give[p.i]) && !p.given.full() {
+			at, n := x.piece(x.give[p.i], p.given.started)
 			if err := p.given.add(wire.Send(at, n*elem, p.rank, giveTag)); err != nil {
 				return err
 			}
@@ -182,9 +186,9 @@ func (x *pieces) pass() error {
 	at, n := x.piece(x.own, x.summed)
 	if x.give != nil {
 		for i := range x.srcs {
-			x.srcs[i] = x.incoming(int32(i), x.summed)
+			x.srcs[i] = x.incoming(i, x.summed)
 		}
-		x.srcs[x.a.Rank], _ = x.piece(x.give[x.a.Rank], x.summed)
+		x.srcs[x.me], _ = x.piece(x.give[x.me], x.summed)
 		x.fold.Run(at, x.srcs, n)
 	}
 	x.summed++
@@ -207,8 +211,8 @@ func (x *pieces) over() bool {
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		if x.give != nil && p.given.ended < x.piecesOf(x.give[p.rank]) ||
-			x.get != nil && (p.sent.ended < mine || p.gets.ended < x.piecesOf(x.get[p.rank])) {
+		if x.give != nil && p.given.ended < x.piecesOf(x.give[p.i]) ||
+			x.get != nil && (p.sent.ended < mine || p.gets.ended < x.piecesOf(x.get[p.i])) {
 			return false
 		}
 	}

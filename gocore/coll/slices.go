@@ -1,5 +1,7 @@
 package coll
 
+import "github.com/paddlempi/paddlempi/gocore/reduce"
+
 // The algorithm slices serves groups each of whose members is on a node of its own, and sums up in this core (pieces).
 // MPI carries messages only: its nonblocking collectives take up to twice as long as its blocking ones, and those cannot
 // be given up.
@@ -11,25 +13,35 @@ func onApartNodes(s *Sig) bool { return s.Apart && s.Size <= slicesRanks }
 
 // allReduceSlices: rank i sums up slice i of all tensors, and sends the sum to all. Bytes that leave a rank: 2(1-1/n)S.
 var allReduceSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onApartNodes, polls: always, scratch: func(a *Args) int64 {
-	return a.piecesScratch() + a.inputScratch()
+	return a.piecesScratch(a.Size) + a.inputScratch()
 }, build: func(a *Args, p *Program) error {
 	input, err := a.inputApart(p)
 	if err != nil {
 		return err
 	}
+	room, err := a.piecesRoom(p, a.Size)
+	if err != nil {
+		return err
+	}
 	give, get := a.sliced(input), a.sliced(a.Recv[0])
-	return a.addPieces(p, give, get[a.Rank], get)
+	a.addPieces(p, a.everyRank(), a.newFold(), room, give, get[a.Rank], get)
+	return nil
 }}
 
 // reduceScatterSlices: every rank sums up its part of all inputs. Bytes that leave a rank: (1-1/n) of the input.
 var reduceScatterSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onApartNodes, polls: always, scratch: func(a *Args) int64 {
-	return a.piecesScratch() + a.apartScratch()
+	return a.piecesScratch(a.Size) + a.apartScratch()
 }, build: func(a *Args, p *Program) error {
 	sends, err := a.keepApart(p)
 	if err != nil {
 		return err
 	}
-	return a.addPieces(p, a.perRank(sends), a.Recv[0], nil)
+	room, err := a.piecesRoom(p, a.Size)
+	if err != nil {
+		return err
+	}
+	a.addPieces(p, a.everyRank(), a.newFold(), room, a.perRank(sends), a.Recv[0], nil)
+	return nil
 }}
 
 // allGatherSlices: every rank sends its part to all. Bytes that leave a rank: (n-1)S.
@@ -43,8 +55,20 @@ var allGatherSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onA
 		a.copyElements(get[a.Rank].Data, sends[0].Data, sends[0].Count)
 		return nil
 	})
-	return a.addPieces(p, nil, sends[0], get)
+	a.addPieces(p, a.everyRank(), reduce.Fold{}, nil, nil, sends[0], get)
+	return nil
 }}
+
+func (a *Args) everyRank() []int {
+	ranks := make([]int, a.Size)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	return ranks
+}
+
+// newFold returns the sum of all ranks' tensors.
+func (a *Args) newFold() reduce.Fold { return reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale) }
 
 // inputApart returns this rank's tensor: the result's if the operation is in place, a copy if it shares some of that.
 func (a *Args) inputApart(p *Program) (Part, error) {
@@ -60,11 +84,7 @@ func (a *Args) inputApart(p *Program) (Part, error) {
 
 // sliced cuts a tensor in one slice for each rank.
 func (a *Args) sliced(whole Part) []Part {
-	parts := make([]Part, a.Size)
-	for i, s := range a.slices(whole.Count) {
-		parts[i] = Part{Data: a.at(whole.Data, s.from), Count: s.count}
-	}
-	return parts
+	return a.views(whole, a.slices(whole.Count))
 }
 
 // keepApart returns the parts to send, as a copy if one of them shares memory with a part that is received (separate).

@@ -119,6 +119,7 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 		a := like
 		a.Lib, a.Comm, a.Wire, a.Rank, a.Size = lib, lib.World(), mpifake.World(lib), i, len(w.libs)
 		a.Notes = fakeNotes(a.Size)
+		a.Levels = &Levels{Many: 1, Rail: a.everyRank(), Nodes: nil} // each is alone on its node; package group has tests of others
 		out[i] = &rankCall{args: a}
 		if w.inHeap {
 			out[i].heap = heapOf(i)
@@ -301,7 +302,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 
 func signature(a Args, size int, even bool) *Sig {
 	s := a.Sig
-	s.Size, s.Local, s.Apart = size, true, true
+	s.Size, s.Local, s.Apart, s.Rails = size, true, true, 1
 	if even {
 		s.Agreed |= Even
 	}
@@ -315,7 +316,7 @@ var worldSizes = []int{1, 2, 3, 5}
 var lengths = []int{0, 1, 97, 1100}
 
 // Parts of 1,100 elements have several pieces then.
-func init() { pieceBytes = 512 }
+func init() { pieceBytes, levelBytes, levelLeast = 512, 2048, 0 }
 
 // noise returns random bytes that are valid elements of the dtype.
 func noise(rng *rand.Rand, d op.DType, n int) []byte {

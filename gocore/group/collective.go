@@ -229,6 +229,9 @@ func (g *Group) refuse(code op.Code) {
 
 // record enters c in the flight recorder. c gets its number later unless it has one.
 func (c *collective) record(flags trace.Flags) {
+	if c.g.silent {
+		return
+	}
 	if c.async {
 		flags |= trace.Async
 	}

@@ -144,7 +144,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 		return nil
 	}
 	if g.Env.Topo.OneNode(g.Ranks) {
-		lines, _, err := g.Env.Node.MakeLines(comm, g.Ranks)
+		lines, _, err := g.Env.Node.MakeLines(comm, world.EveryRank(g.Size))
 		if err != nil {
 			return err
 		}
@@ -159,7 +159,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 		return err
 	}
 	g.arrival, g.notes = g.wire, g.wire
-	return nil
+	return g.makeLevels(comm)
 }
 
 // MonitoredBarrier returns when all members have called it. It uses messages and has no part in the

@@ -25,6 +25,11 @@ type Group struct {
 	key      uint64         // identifies the group; the same on all members; 0 for the world and for groups of one
 	local    bool           // all members are on this node and share memory
 	apart    bool           // no two members are on one node
+	nodes    int            // on which the members are, if rails is set
+	rails    int            // members on the smallest node, if the group may work in levels; else 0
+	levels   *coll.Levels   // nil if it may not
+	here     *Group         // the members on this node, if levels is set and there are several
+	silent   bool           // its collectives are parts of those of another group, and are not recorded
 	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
 	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
 	messages *messages.Messages
@@ -110,6 +115,7 @@ func (g *Group) Fail(err error) {
 	queue := g.queue
 	g.queue = nil
 	g.mu.Unlock()
+	g.failHere(err)
 	g.tellOthers()
 	drop(queue, status.New(status.GroupBroken, "an operation before it failed: %v", err))
 }

@@ -70,17 +70,31 @@ func (q *inquiry) question(member int, now time.Time) {
 // ask asks all members about the current collective. It returns those that have not answered within
 // askWait that they have announced it. A member answers if it waits in the core, for this
 // collective or anything else.
-func (q *inquiry) ask() (missing []int) {
+func (q *inquiry) ask() (missing []int) { return q.askAll(false) }
+
+// whoWasFirst asks all members again whether they take part in the current collective, and waits up to askWait until it
+// is known that one does not.
+func (q *inquiry) whoWasFirst() { q.askAll(true) }
+
+// askAll is ask. If first is set it asks those, too, that have said that they are there, and ends when the collective is
+// closed.
+func (q *inquiry) askAll(first bool) (missing []int) {
 	g := q.g
 	q.mu.Lock()
 	now := time.Now()
 	q.begin(g.turn, now)
+	if first {
+		q.here = map[int]bool{}
+	}
 	for _, i := range q.elsewhere() {
 		q.question(i, now)
 	}
 	q.mu.Unlock()
 	_ = g.Env.Engine.Wait(func() bool {
 		g.Env.Mail.Pump()
+		if first && len(g.arrival.Closers(g.turn)) > 0 {
+			return true
+		}
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		return len(q.elsewhere()) == 0

@@ -95,6 +95,7 @@ func (g *Group) Free(reason status.Code) error {
 			return status.New(status.MPI, "destroy_process_group: %v", err)
 		}
 	}
+	g.freeHere()
 	if broken {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
@@ -132,6 +133,9 @@ func (g *Group) Close(reason status.Code) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closeNext(reason)
+	if g.here != nil {
+		g.here.Close(reason)
+	}
 	if !g.busy && g.broken == nil {
 		g.unmapPeers() // the others may free that memory, and Free comes only when all have left
 	}

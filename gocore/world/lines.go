@@ -7,13 +7,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// MakeLines makes the lines that members share, which are the world ranks of comm on this rank's node. comm has all
-// ranks of the world, or the members alone, in their order. MakeLines is collective over comm. A rank that is alone on
-// its node gets no lines. If some rank of comm cannot map its node's lines, all ranks get none, and how is
-// byMessage.
-func (n *Node) MakeLines(comm transport.Exchange, members []int) (_ *arrive.Lines, how way, _ error) {
-	size, me := len(members), slices.Index(members, n.topo.Rank)
-	file, how, err := n.shareFile(comm, members, "paddlempi-arrive", arrive.LinesSize(size))
+// MakeLines makes the lines of peers: the ranks of comm on this rank's node, this rank among them. MakeLines is collective
+// over comm. A rank that is alone on its node gets no lines. If some rank of comm cannot map its node's lines, all ranks
+// get none, and how is byMessage.
+func (n *Node) MakeLines(comm transport.Exchange, peers []int) (_ *arrive.Lines, how way, _ error) {
+	size, me := len(peers), slices.Index(peers, comm.Rank())
+	file, how, err := n.shareFile(comm, peers, "paddlempi-arrive", arrive.LinesSize(size))
 	if err != nil || how == byMessage {
 		return nil, how, err
 	}

@@ -27,17 +27,13 @@ func (w way) String() string {
 func (n *Node) Way() string { return n.way.String() }
 
 // shareFile makes a memory file of size bytes on each node and opens it on all ranks of that node.
-// members are the world ranks on this rank's node; the first one makes the file. comm has all ranks of the
-// world, or the members alone, in their order. shareFile is collective over comm. It returns a nil file on a
-// rank that is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
+// peers are the ranks of comm on this rank's node; the first one makes the file. shareFile is collective over comm. It
+// returns a nil file on a rank that is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
 // all. The file is all zero; its memory is allocated when a rank first touches it.
-func (n *Node) shareFile(comm transport.Exchange, members []int, name string, size int64) (*segment.File, way, error) {
-	h := handover{comm: comm, peers: members, size: size}
-	if comm.Size() == len(members) {
-		h.peers = EveryRank(comm.Size())
-	}
-	if len(members) > 1 {
-		h.givers = h.peers[:1]
+func (n *Node) shareFile(comm transport.Exchange, peers []int, name string, size int64) (*segment.File, way, error) {
+	h := handover{comm: comm, peers: peers, size: size}
+	if len(peers) > 1 {
+		h.givers = peers[:1]
 	}
 	var file *segment.File
 	if slices.Contains(h.givers, comm.Rank()) {

@@ -119,7 +119,7 @@ var operations = []operation{
 		Needs: "recv; send of the same count, or no send to reduce recv in place",
 		Same:  "dtype, count, reduce op, scale",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "allReduceIPC", "staged", "allReduceSlices",
+			"single", "inline", "mapped", "singleOnDevice", "allReduceIPC", "staged", "allReduceSlices", "allReduceLevels",
 			"allReduceGather16", "allReduceSlices16", "allReduceMPI",
 		},
 	},
@@ -153,7 +153,7 @@ var operations = []operation{
 		Same:  "dtype, counts of the n parts",
 		Algorithms: []string{
 			"single", "inline", "mapped", "singleOnDevice", "allGatherIPC", "allGatherDirect", "staged",
-			"allGatherSlices", "allGatherMPI", "allGatherUnevenMPI",
+			"allGatherSlices", "allGatherLevels", "allGatherMPI", "allGatherUnevenMPI",
 		},
 	},
 	{
@@ -189,7 +189,8 @@ var operations = []operation{
 		Same:  "dtype, counts of the n parts, reduce op, scale",
 		Algorithms: []string{
 			"single", "inline", "mapped", "singleOnDevice", "reduceScatterIPC", "staged",
-			"reduceScatterSlices", "reduceScatterSlices16", "reduceScatterMPI",
+			"reduceScatterSlices", "reduceScatterLevels",
+			"reduceScatterSlices16", "reduceScatterMPI",
 		},
 	},
 	{

@@ -1,0 +1,293 @@
+package coll
+
+import (
+	"slices"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+)
+
+// Levels is what a group over nodes needs to work in levels: its members on this node share memory, and each of the
+// first ones is the end of a rail to the other nodes.
+type Levels struct {
+	Here  int     // this rank among the members on its node
+	Many  int     // how many these are
+	Rail  []int   // the members that exchange the slice of this rank, one of each node, in the order of the nodes; nil: none
+	Nodes [][]int // the members by node
+	Stage unsafe.Pointer
+	Part  unsafe.Pointer
+	// Start begins a collective of the members on this node, and returns what tells whether it is over.
+	Start func(d *op.Desc) (over func() (bool, error), err error)
+}
+
+// levelBytes is how much of a tensor goes through the levels at once. A rank has as much memory in its heap for a tensor
+// that lies elsewhere (Stage), and for its slice (Part).
+var levelBytes int64 = 4 << 20
+
+// levelLeast is the least tensor in bytes for which the phases on the node cost less than they save on the wire.
+var levelLeast int64 = 512 << 10
+
+// LevelBytes returns levelBytes.
+func LevelBytes() int64 { return levelBytes }
+
+// Alloc takes Stage and Part from the heap of this process.
+func (l *Levels) Alloc() error {
+	own, err := heap.OfProcess()
+	if err != nil {
+		return err
+	}
+	if l.Stage, err = own.Alloc(2 * levelBytes); err == nil {
+		l.Part = unsafe.Add(l.Stage, levelBytes)
+	}
+	return err
+}
+
+// Free gives them back. No collective of the group is under way.
+func (l *Levels) Free() {
+	if l.Stage != nil {
+		_ = heap.IfMade().Free(l.Stage) // it fails for memory only that Alloc has not taken
+		l.Stage, l.Part = nil, nil
+	}
+}
+
+// allReduceLevels: the members of each node sum up in the memory that they share, each of the first ones a slice. It
+// exchanges the slice with its counterparts on the other nodes (pieces), and the results are gathered on the node. So
+// every byte crosses the wire once, however many members a node has. Bytes that leave a node: 2(1-1/N)S for N nodes.
+//
+// The sums are in rank order on a node, and in the order of the nodes between them. 16-bit floats are for other
+// algorithms, because this one would round at each level.
+var allReduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
+	return s.inLevels() && !reduce.Is16(s.DType) && s.Count*int64(s.DType.Size()) >= levelLeast
+}, polls: always, scratch: func(a *Args) int64 {
+	return a.piecesScratch(len(a.Levels.Rail)) + a.inputScratch()
+}, build: func(a *Args, p *Program) error {
+	input, err := a.inputApart(p)
+	if err != nil {
+		return err
+	}
+	room, err := a.piecesRoom(p, len(a.Levels.Rail))
+	if err != nil {
+		return err
+	}
+	step := levelBytes / a.elem()
+	for from := int64(0); from == 0 || from < input.Count; from += step {
+		n := min(step, input.Count-from)
+		a.addLevels(p, room, Part{Data: a.at(input.Data, from), Count: n}, Part{Data: a.at(a.Recv[0].Data, from), Count: n})
+	}
+	return nil
+}}
+
+// inLevels tells whether the group may work in levels.
+func (s *Sig) inLevels() bool { return s.Rails > 0 }
+
+// evenNodes tells whether that is so and all nodes have as many ranks.
+func evenNodes(s *Sig) bool { return s.Rails > 1 && s.Rails*s.Nodes == s.Size && s.Agreed&Even != 0 }
+
+// reduceScatterLevels: for each node, the members here sum up the parts of its members, each the part of its counterpart
+// there. The counterparts exchange these sums. Bytes that leave a node: (1-1/N) of the input.
+var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
+	return evenNodes(s) && !reduce.Is16(s.DType) && s.Count*int64(s.Size)*int64(s.DType.Size()) >= levelLeast
+}, polls: always, scratch: func(a *Args) int64 {
+	return a.piecesScratch(len(a.Levels.Rail)) + a.apartScratch()
+}, build: func(a *Args, p *Program) error {
+	sends, err := a.keepApart(p)
+	if err != nil {
+		return err
+	}
+	room, err := a.piecesRoom(p, len(a.Levels.Rail))
+	if err != nil {
+		return err
+	}
+	l, parts := a.Levels, a.perRank(sends)
+	nodes := int64(len(l.Nodes))
+	step := levelBytes / a.elem() / max(nodes, int64(l.Many)) // Part has a sum for each node, Stage the parts for one node
+	for from := int64(0); from == 0 || from < a.Count; from += step {
+		n := min(step, a.Count-from)
+		sums := make([]Part, nodes)
+		for k, members := range l.Nodes {
+			sums[k] = Part{Data: a.at(l.Part, int64(k)*n), Count: n}
+			a.onNode(p, op.ReduceScatter, a.staged(p, parts, members, from, n), sums[k:k+1])
+		}
+		a.addRail(p, room, sums, Part{Data: a.at(a.Recv[0].Data, from), Count: n}, nil)
+	}
+	return nil
+}}
+
+// staged returns elements of the parts of some members, as a copy in Stage if one of them is in no heap.
+func (a *Args) staged(p *Program, parts []Part, members []int, from, n int64) []Part {
+	list := make([]Part, len(members))
+	inHeap := true
+	for i, m := range members {
+		list[i] = Part{Data: a.at(parts[m].Data, from), Count: n}
+		inHeap = inHeap && a.inHeap(list[i])
+	}
+	if inHeap {
+		return list
+	}
+	for i := range list {
+		to := Part{Data: a.at(a.Levels.Stage, int64(i)*n), Count: n}
+		a.copyStep(p, to, list[i])
+		list[i] = to
+	}
+	return list
+}
+
+// allGatherLevels: counterparts exchange their parts. Then for each node the members here gather what they have of it.
+// Bytes that leave a node: (N-1) times the parts of its members.
+var allGatherLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
+	return evenNodes(s) && s.Count*int64(s.Size)*int64(s.DType.Size()) >= levelLeast
+}, polls: always, scratch: (*Args).apartScratch, build: func(a *Args, p *Program) error {
+	sends, err := a.keepApart(p)
+	if err != nil {
+		return err
+	}
+	l, parts := a.Levels, a.perRank(a.Recv)
+	nodes := int64(len(l.Nodes))
+	step := levelBytes / a.elem() / max(nodes, int64(l.Many))
+	for from := int64(0); from == 0 || from < a.Count; from += step {
+		n := min(step, a.Count-from)
+		got := make([]Part, nodes)
+		for k := range got {
+			got[k] = Part{Data: a.at(l.Part, int64(k)*n), Count: n}
+		}
+		mine := slices.Index(l.Rail, a.Rank)
+		a.copyStep(p, got[mine], Part{Data: a.at(sends[0].Data, from), Count: n})
+		a.addRail(p, nil, nil, got[mine], got)
+		for k, members := range l.Nodes {
+			a.gatherHere(p, got[k], parts, members, from)
+		}
+	}
+	return nil
+}}
+
+// gatherHere appends an all_gather of the members on this node into the parts of some members.
+func (a *Args) gatherHere(p *Program, own Part, parts []Part, members []int, from int64) {
+	n, inHeap := own.Count, true
+	results, list := make([]Part, len(members)), make([]Part, len(members))
+	for i, m := range members {
+		results[i] = Part{Data: a.at(parts[m].Data, from), Count: n}
+		list[i] = results[i]
+		inHeap = inHeap && a.inHeap(list[i])
+	}
+	for i := range list {
+		if !inHeap {
+			list[i].Data = a.at(a.Levels.Stage, int64(i)*n)
+		}
+	}
+	a.onNode(p, op.AllGather, []Part{own}, list)
+	for i := range list {
+		a.copyStep(p, results[i], list[i])
+	}
+}
+
+// addLevels appends the steps for a part of the tensor.
+func (a *Args) addLevels(p *Program, room unsafe.Pointer, in, out Part) {
+	l := a.Levels
+	if l.Many == 1 {
+		p.Do(func() error {
+			a.copyElements(out.Data, in.Data, in.Count)
+			if a.Reduce == op.PremulSum {
+				return a.scale(out)
+			}
+			return nil
+		})
+		a.addRailOf(p, room, out)
+		return
+	}
+	shares := append(a.cut(in.Count, a.Rails), make([]slice, l.Many-a.Rails)...)
+	own := Part{Data: l.Part, Count: shares[l.Here].count}
+	if !a.inHeap(in) {
+		staged := Part{Data: l.Stage, Count: in.Count}
+		a.copyStep(p, staged, in)
+		in = staged
+	}
+	a.onNode(p, op.ReduceScatter, a.views(in, shares), []Part{own})
+	if l.Rail != nil {
+		a.addRailOf(p, room, own)
+	}
+	result := out
+	if !a.inHeap(out) {
+		result.Data = l.Stage
+	}
+	a.onNode(p, op.AllGather, []Part{own}, a.views(result, shares))
+	if result.Data != out.Data {
+		a.copyStep(p, out, result)
+	}
+}
+
+// addRailOf appends the sum of a slice with those of this rank's counterparts, in place.
+func (a *Args) addRailOf(p *Program, room unsafe.Pointer, whole Part) {
+	rail := a.Levels.Rail
+	parts := a.views(whole, a.cut(whole.Count, len(rail)))
+	a.addRail(p, room, parts, parts[slices.Index(rail, a.Rank)], parts)
+}
+
+// addRail appends an exchange with this rank's counterparts (addPieces).
+func (a *Args) addRail(p *Program, room unsafe.Pointer, give []Part, own Part, get []Part) {
+	between := a.Reduce
+	if between == op.PremulSum {
+		between = op.Sum // each was multiplied on its node
+	}
+	a.addPieces(p, a.Levels.Rail, reduce.NewFold(a.DType, between, a.Size, 0), room, give, own, get)
+}
+
+// views returns slices of a tensor.
+func (a *Args) views(whole Part, of []slice) []Part {
+	parts := make([]Part, len(of))
+	for i, s := range of {
+		parts[i] = Part{Data: a.at(whole.Data, s.from), Count: s.count}
+	}
+	return parts
+}
+
+// inHeap tells whether the other members on this node can map a tensor of this rank.
+func (a *Args) inHeap(part Part) bool {
+	own := heap.IfMade()
+	if own == nil {
+		return false
+	}
+	_, ok := own.Find(part.Data, part.Count*a.elem())
+	return ok
+}
+
+func (a *Args) copyStep(p *Program, to, from Part) {
+	p.Do(func() error {
+		a.copyElements(to.Data, from.Data, from.Count)
+		return nil
+	})
+}
+
+// onNode appends a collective of the members on this node.
+func (a *Args) onNode(p *Program, code op.Code, sends, recvs []Part) {
+	between := a.Reduce
+	switch {
+	case code == op.AllGather:
+		between = 0
+	case between == op.Avg:
+		between = op.Sum // divided between the nodes, by the size of the whole group
+	}
+	var over func() (bool, error)
+	p.Until(func() (bool, error) {
+		if over == nil {
+			send, recv := a.bufs(sends), a.bufs(recvs)
+			d := op.Desc{Code: code, ReduceOp: between, Scale: a.Scale, Flags: op.FlagAsync, TimeoutNS: -1,
+				NSend: int32(len(send)), Send: unsafe.Pointer(&send[0]), NRecv: int32(len(recv)), Recv: unsafe.Pointer(&recv[0])}
+			var err error
+			if over, err = a.Levels.Start(&d); err != nil {
+				return false, err
+			}
+		}
+		return over()
+	})
+}
+
+// bufs describes parts for another collective.
+func (a *Args) bufs(parts []Part) []op.Buf {
+	list := make([]op.Buf, len(parts))
+	for i, part := range parts {
+		list[i] = op.Buf{Data: part.Data, Count: part.Count, DType: a.DType, DeviceType: op.DeviceCPU}
+	}
+	return list
+}

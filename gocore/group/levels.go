@@ -1,0 +1,143 @@
+package group
+
+import (
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// A group over nodes may work in levels (coll.Levels). Its members on this node are a group of their own then, which
+// only the collectives of the whole group use, one at a time. It has no communicator: its collectives need no MPI.
+
+// byNode returns the members by node, in the order of the nodes' first members, and the node of this member.
+func (g *Group) byNode() (members [][]int, mine int) {
+	number := map[int]int{}
+	for i, r := range g.Ranks {
+		node := g.Env.Topo.Node[r]
+		if _, ok := number[node]; !ok {
+			number[node] = len(members)
+			members = append(members, nil)
+		}
+		members[number[node]] = append(members[number[node]], i)
+	}
+	return members, number[g.Env.Topo.Node[g.Env.Topo.Rank]]
+}
+
+// makeLevels makes what the members on this node share, if the members of every node can share memory. It is
+// collective over comm.
+func (g *Group) makeLevels(comm transport.Comm) error {
+	nodes, mine := g.byNode()
+	if g.apart || len(nodes) == 1 {
+		return nil
+	}
+	here := nodes[mine]
+	lines, _, err := g.Env.Node.MakeLines(comm, here)
+	if err != nil {
+		return err
+	}
+	l := &coll.Levels{Here: slices.Index(here, g.Rank), Many: len(here), Nodes: nodes}
+	can := []int64{1}
+	if shared, _ := g.Env.Node.Heaps(); l.Many > 1 && (lines == nil || !shared || l.Alloc() != nil) {
+		can[0] = 0
+	}
+	if err := comm.Min(can); err != nil {
+		return err
+	}
+	if can[0] == 0 {
+		if lines != nil {
+			_ = lines.Close()
+		}
+		l.Free()
+		return nil
+	}
+	g.rails = len(here)
+	for _, members := range nodes {
+		g.rails = min(g.rails, len(members))
+	}
+	if l.Here < g.rails {
+		for _, members := range nodes {
+			l.Rail = append(l.Rail, members[l.Here])
+		}
+	}
+	g.levels, g.nodes = l, len(nodes)
+	if lines == nil {
+		return nil
+	}
+	h := &Group{Members: world.Members{Env: g.Env, Rank: l.Here, Size: len(here), Ranks: g.World(here)}, ID: g.ID, key: g.key, mpi: coll.On(g.Env.Base, nil),
+		local: true, arrival: lines, notes: lines, silent: true}
+	h.node = &coll.Node{Lines: lines, Reach: h.Reach, Read: h.Read}
+	h.inquiry.g = h
+	g.here = h
+	l.Start = g.startHere
+	return nil
+}
+
+// startHere begins a collective of the members on this node. It is over when nobody on this node works on it any more.
+func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
+	g.here.timeout.Store(int64(work.Longest)) // the collective of the whole group has the deadline
+	h, _, err := g.here.Submit(d, false)
+	if err != nil {
+		return nil, g.onThisNode(err)
+	}
+	return func() (bool, error) {
+		if !h.Settled() {
+			return false, nil
+		}
+		_, err := h.Result()
+		if status.CodeOf(err) != status.GroupBroken {
+			return true, g.onThisNode(err)
+		}
+		// A member has left the work because the whole group is broken. Who was the first comes by message.
+		if len(g.arrival.Closers(g.turn)) == 0 {
+			g.inquiry.whoWasFirst()
+		}
+		if len(g.arrival.Closers(g.turn)) > 0 {
+			return true, g.current.collective.closedError()
+		}
+		return true, g.onThisNode(err)
+	}, nil
+}
+
+// onThisNode returns the error of a collective of the members on this node.
+func (g *Group) onThisNode(err error) error {
+	if err == nil {
+		return nil
+	}
+	e := status.New(status.CodeOf(err), "among the ranks on this node: %v", err)
+	if from, ok := err.(*status.Error); ok {
+		e.Ranks = from.Ranks
+	}
+	return e
+}
+
+// End ends every wait of the group because of why.
+func (g *Group) End(why *status.Error) {
+	g.Members.End(why)
+	if g.here != nil {
+		g.here.Members.End(why)
+	}
+}
+
+// failHere tells the other members on this node that the group is broken because of err.
+func (g *Group) failHere(err error) {
+	if g.here == nil {
+		return
+	}
+	g.here.Fail(err)
+	g.here.Members.End(status.New(status.CodeOf(err), "the group is broken: %v", err))
+}
+
+// freeHere gives back what the members on this node share. No collective of theirs is under way.
+func (g *Group) freeHere() {
+	if g.here != nil {
+		_ = g.here.arrival.Close()
+	}
+	if g.levels != nil {
+		g.levels.Free()
+	}
+}

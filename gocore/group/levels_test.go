@@ -1,0 +1,155 @@
+package group
+
+import (
+	"fmt"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// tensor makes a tensor of float32 in the heap or elsewhere, and returns how to give it back.
+func tensor(t *testing.T, mapped bool, count int, value func(i int) float32) (op.Buf, func()) {
+	alloc, free := mem.Alloc, func(p unsafe.Pointer) { mem.Free(p) }
+	if mapped {
+		h, err := heap.OfProcess()
+		if !assert.NoError(t, err) {
+			t.FailNow()
+		}
+		alloc, free = h.Alloc, func(p unsafe.Pointer) { assert.NoError(t, h.Free(p)) }
+	}
+	p, err := alloc(int64(4 * max(1, count)))
+	if !assert.NoError(t, err) {
+		t.FailNow()
+	}
+	b := op.Buf{Data: p, Count: int64(count), DType: op.Float32, DeviceType: op.DeviceCPU}
+	for i := range values(b) {
+		values(b)[i] = value(i)
+	}
+	return b, func() { free(p) }
+}
+
+// same tells whether all elements are as expected, and reports the first that is not.
+func same(t *testing.T, what string, b op.Buf, want func(i int) float32) {
+	for i, v := range values(b) {
+		if v != want(i) {
+			assert.Failf(t, "wrong value", "%s: element %d of %d is %v, not %v", what, i, b.Count, v, want(i))
+			return
+		}
+	}
+}
+
+var severalNodes = map[string][]int{
+	"two of two": {0, 0, 1, 1}, "interleaved": {0, 1, 0, 1}, "two and one": {0, 0, 1}, "three nodes": {0, 1, 1, 2, 2, 2}, "three of two": {0, 0, 1, 1, 2, 2},
+}
+
+// Groups over nodes of several ranks sum up in levels: tensors of more than one step of the levels, at odd lengths, in
+// the heap and elsewhere on different ranks, in place and not.
+func TestAllReduceInLevels(t *testing.T) {
+	count := int(coll.LevelBytes()/4) + 12345
+	for name, nodes := range severalNodes {
+		t.Run(name, func(t *testing.T) {
+			ranks(t, len(nodes), nodes, func(t *testing.T, _ *world.Env, g *Group) {
+				for _, c := range []struct {
+					what   string
+					reduce op.ReduceOp
+					mapped bool
+					send   bool
+				}{{"in place", op.Sum, false, false}, {"mapped", op.Avg, true, true}, {"some are mapped", op.PremulSum, g.Rank%2 == 0, true}, {"greatest", op.Max, true, false}} {
+					mine := func(i int) float32 { return float32((g.Rank + 1) * (i%7 + 1)) }
+					b, free := tensor(t, c.mapped, count, mine)
+					d := allReduce(b)
+					if c.send {
+						result, freeResult := tensor(t, c.mapped, count, func(int) float32 { return -1 })
+						d = desc(op.AllReduce, []op.Buf{b}, []op.Buf{result})
+						b, free = result, func() { free(); freeResult() }
+					}
+					d.ReduceOp, d.Scale, d.Flags = c.reduce, 2, op.FlagAsync
+					h, _, err := g.Submit(d, false)
+					if assert.NoError(t, err) {
+						_, err = h.Wait(time.Minute, nil)
+					}
+					assert.NoError(t, err, c.what)
+					assert.Equal(t, "levels", g.Algorithm())
+					n := float32(g.Size)
+					factor := map[op.ReduceOp]float32{op.Sum: n * (n + 1) / 2, op.Avg: (n + 1) / 2, op.PremulSum: n * (n + 1), op.Max: n}[c.reduce]
+					same(t, c.what, b, func(i int) float32 { return factor * float32(i%7+1) })
+					if !c.send {
+						free()
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestPartsInLevels(t *testing.T) {
+	for name, nodes := range severalNodes {
+		t.Run(name, func(t *testing.T) {
+			even := name != "two and one" && name != "three nodes"
+			n := len(nodes)
+			count := int(coll.LevelBytes()/4)/n + 777
+			ranks(t, n, nodes, func(t *testing.T, _ *world.Env, g *Group) {
+				for _, mapped := range []bool{false, true, g.Rank == 1} {
+					what := fmt.Sprintf("mapped: %v", mapped)
+					value := func(rank, i int) float32 { return float32(rank*1000 + i%100) }
+					whole, freeWhole := tensor(t, mapped, n*count, func(i int) float32 { return value(g.Rank, i) })
+					part, freePart := tensor(t, mapped, count, func(int) float32 { return -1 })
+					d := desc(op.ReduceScatter, []op.Buf{whole}, []op.Buf{part})
+					d.ReduceOp = op.Sum
+					_, err := submit(g, d)
+					assert.NoError(t, err, what)
+					if even {
+						assert.Equal(t, "levels", g.Algorithm())
+					}
+					same(t, what, part, func(i int) (sum float32) {
+						for r := range n {
+							sum += value(r, g.Rank*count+i)
+						}
+						return sum
+					})
+					for i := range values(part) {
+						values(part)[i] = value(g.Rank, i)
+					}
+					_, err = submit(g, desc(op.AllGather, []op.Buf{part}, []op.Buf{whole}))
+					assert.NoError(t, err, what)
+					if even {
+						assert.Equal(t, "levels", g.Algorithm())
+					}
+					same(t, what, whole, func(i int) float32 { return value(i/count, i%count) })
+					freeWhole()
+					freePart()
+				}
+			})
+		})
+	}
+}
+
+// A rank that gives up in the levels is named by the others, on its node and elsewhere, and the group is broken.
+func TestARankThatGivesUpInLevelsIsNamed(t *testing.T) {
+	ranks(t, 4, []int{0, 0, 1, 1}, func(t *testing.T, e *world.Env, g *Group) {
+		if g.Rank == 3 {
+			time.Sleep(time.Second) // the others have come and wait
+			return
+		}
+		timeout := time.Minute
+		if g.Rank == 0 {
+			timeout = 300 * time.Millisecond
+		}
+		took, err := sum(g, large(), timeout, 0)
+		assert.Less(t, took, 4*time.Second)
+		if g.Rank == 0 {
+			assert.Equal(t, status.Timeout, status.CodeOf(err), "%v", err)
+			return
+		}
+		blames(t, err, status.GroupBroken, 0, "rank(s) [0] gave up waiting when the deadline had passed there; the group is broken")
+	})
+}
