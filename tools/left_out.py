@@ -21,6 +21,12 @@ GROUPS = {
         "tests/jobs/core",
         "tests/jobs/faults",
     ),
+    # The same MPIs with tests/ranks/core, which the wheels' MPIs run, too.
+    ("test-mpi-debian-openmpi-2", "test-mpi-debian-mpich-2"): (
+        "tools/debian_mpi.sh",
+        "gocore/mpi",
+        "tests/ranks/core",
+    ),
     # Programs of DeepSpeed, Lightning and others on the fronts of torch and Paddle.
     ("test-programs",): (
         "constraints.txt",
@@ -31,6 +37,14 @@ GROUPS = {
         "python/paddlempi_stubs.py",
         "tests/jobs/programs",
         "tests/requirements-programs.txt",
+    ),
+    # PyTorch's own tests of its process groups, on the front of torch.
+    ("test-torch-suite-newest",): (
+        "constraints.txt",
+        "python/paddlempi/torch",
+        "tests/jobs/torch/cpu_for_cuda.py",
+        "tests/jobs/torch/pytorch_suite.py",
+        "tests/jobs/torch/test_pytorch_suite.py",
     ),
 }
 

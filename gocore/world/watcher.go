@@ -2,6 +2,7 @@ package world
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -72,7 +73,7 @@ type Stuck struct {
 // endProcess ends the process, because a thread is inside MPI and ranks are dead. One of the living members of the node
 // writes a line.
 func (e *Env) endProcess(s *Stuck) {
-	if e.speaks(s.Ranks) {
+	if e.speaks(s) {
 		line := fmt.Sprintf("paddlempi: rank %d: %s; this process waits for it inside MPI (collective %d of the group of ranks %s), so it ends with status %d. "+
 			"init_process_group(abort_on_death=False) raises an error instead.\n",
 			e.Topo.Rank, e.Roster.Deaths(s.Dead), s.Seq, status.Brief(s.Ranks), diedStatus)
@@ -82,13 +83,14 @@ func (e *Env) endProcess(s *Stuck) {
 	syscall.Exit(diedStatus)
 }
 
-// speaks tells whether this rank is the first of ranks on its node that lives.
-func (e *Env) speaks(ranks []int) bool {
-	for _, r := range ranks {
+// speaks tells whether this rank is the first on its node of those that outlived the dead. It does not ask who lives now:
+// the first may have written its line, and ended, a moment ago.
+func (e *Env) speaks(s *Stuck) bool {
+	for _, r := range s.Ranks {
 		if r == e.Topo.Rank {
 			return true
 		}
-		if v := e.Node.views[r]; v != nil && !v.DeadNow() {
+		if e.Node.views[r] != nil && !slices.Contains(s.Dead, r) {
 			return false
 		}
 	}

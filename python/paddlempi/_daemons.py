@@ -90,8 +90,8 @@ def _at_exit() -> None:
     _hold()
     if _native.loaded():
         _native.core().ending(_HELD)
-        # Threads of the program that come back from the core take the GIL, if not yet, now.
-        time.sleep(_STEP)
+        with suppress(KeyboardInterrupt):
+            time.sleep(_STEP)  # for threads of the program that have just come back from the core
 
 
 # The callbacks of what is imported later, and of the program that uses it, run before this one.

@@ -412,7 +412,7 @@ def test_the_end_does_not_wait_for_ever_for_a_callback() -> None:
 
 
 def joins_at_exit() -> None:
-    """A daemon thread goes on until a callback of ``atexit`` ends it, after those of the library."""
+    """A daemon thread goes on until a callback of ``atexit`` that runs late ends it."""
     import atexit
     import queue
     import threading

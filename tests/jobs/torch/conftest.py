@@ -12,8 +12,3 @@ __all__ = ["pytest_sessionfinish"]
 # It is not imported: every worker of pytest would take seconds for that.
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start PyTorch's own suite first. It takes longest, and the other tests run meanwhile."""
-    items.sort(key=lambda item: item.path.name != "test_pytorch_suite.py")

@@ -16,6 +16,7 @@ import left_out
 
 ROOT = left_out.ROOT
 ALL = [name for names in left_out.GROUPS for name in names]
+PATHS = sorted({path for paths in left_out.GROUPS.values() for path in paths})
 
 
 def commit(repo: Path, path: str, days: int) -> None:
@@ -32,19 +33,17 @@ def commit(repo: Path, path: str, days: int) -> None:
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    for paths in left_out.GROUPS.values():
-        for path in paths:
-            commit(tmp_path, f"{path}/file", 3)
+    for path in PATHS:
+        commit(tmp_path, f"{path}/file", 3)
     return tmp_path
 
 
 def test_paths_exist() -> None:
-    for paths in left_out.GROUPS.values():
-        for path in paths:
-            assert (ROOT / path).exists(), path
+    for path in PATHS:
+        assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("path", [p for paths in left_out.GROUPS.values() for p in paths])
+@pytest.mark.parametrize("path", PATHS)
 def test_what_was_touched_runs(repo: Path, path: str) -> None:
     assert left_out.left_out(repo) == ALL
     commit(repo, f"{path}/other", 0)
