@@ -6,6 +6,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Tags of the messages of pieces.
@@ -40,7 +41,6 @@ type pieces struct {
 	srcs   []unsafe.Pointer
 	peers  []peer // in the order in which this rank sends
 	summed int64  // pieces of own
-	open   []uintptr
 	err    error
 }
 
@@ -70,7 +70,7 @@ func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, room unsafe.Point
 		i := (x.me + d) % n
 		x.peers = append(x.peers, peer{rank: int32(who[i]), i: i})
 	}
-	p.Until(x.poll)
+	p.UntilOver(x.poll, x.requests)
 }
 
 // piecesOf returns how many pieces a part has.
@@ -86,20 +86,20 @@ func (x *pieces) incoming(i int, k int64) unsafe.Pointer {
 	return x.a.at(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.step)
 }
 
+// requests adds those that are under way to b.
+func (x *pieces) requests(b *work.Batch) {
+	poller := x.a.Wire.Poller()
+	for i := range x.peers {
+		for _, t := range x.peers[i].tracks() {
+			t.addTo(b, poller)
+		}
+	}
+}
+
 // poll takes the exchange further, and tells whether it is over. After an error it starts nothing more, and it is over
 // when nothing is under way.
 func (x *pieces) poll() (over bool, err error) {
-	wire := x.a.Wire
-	x.open = x.open[:0]
-	for i := range x.peers {
-		for _, r := range x.peers[i].tracks() {
-			x.open = r.addresses(x.open)
-		}
-	}
-	if len(x.open) > 0 {
-		wire.Poller().Poll(x.open)
-	}
-	underWay := false
+	wire, underWay := x.a.Wire, false
 	for i := range x.peers {
 		for _, r := range x.peers[i].tracks() {
 			if err := r.reap(wire); err != nil && x.err == nil {
@@ -245,13 +245,13 @@ func (t *track) add(q *transport.Request, err error) error {
 	return err
 }
 
-func (t *track) addresses(to []uintptr) []uintptr {
+// addTo adds those that are not done to b.
+func (t *track) addTo(b *work.Batch, poller work.Poller) {
 	for k := t.ended; k < t.started; k++ {
 		if q := t.requests[k%piecesAtOnce]; q.Done == 0 {
-			to = append(to, q.Address())
+			b.Add(poller, q.Address())
 		}
 	}
-	return to
 }
 
 // reap releases those that have ended, and returns the first error.

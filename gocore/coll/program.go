@@ -16,6 +16,8 @@ type Step struct {
 	Calls []mpi.Call
 	Do    func() error
 	Until func() (bool, error)
+	// UnderWay, if set, adds the requests that Until waits for.
+	UnderWay func(*work.Batch)
 }
 
 // Program is the list of steps of one operation on one rank. Run carries it out with blocking MPI
@@ -60,6 +62,12 @@ func (p *Program) Do(f func() error) { p.steps = append(p.steps, Step{Do: f}) }
 
 // Until appends a wait. f tells whether the wait is over; it is called often and on any thread.
 func (p *Program) Until(f func() (bool, error)) { p.steps = append(p.steps, Step{Until: f}) }
+
+// UntilOver is Until for a wait for requests of the transport, which underWay adds to a batch that is tested before f is
+// called.
+func (p *Program) UntilOver(f func() (bool, error), underWay func(*work.Batch)) {
+	p.steps = append(p.steps, Step{Until: f, UnderWay: underWay})
+}
 
 // Reserve takes n bytes for Alloc to hand out. It is called before this rank announces the
 // collective, because afterwards the other ranks wait for it and cannot be told that memory is
@@ -144,7 +152,12 @@ func (p *Program) start(calls []mpi.Call) error {
 }
 
 // Requests adds the requests under way to b.
-func (p *Program) Requests(b *work.Batch) { p.under.Batch(b) }
+func (p *Program) Requests(b *work.Batch) {
+	p.under.Batch(b)
+	if p.next < len(p.steps) && p.steps[p.next].UnderWay != nil {
+		p.steps[p.next].UnderWay(b)
+	}
+}
 
 // Poll runs the steps that need no wait now. It returns whether the program has ended, and the
 // error. After the first error Poll starts no further step, but the program ends only when the

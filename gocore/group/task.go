@@ -75,8 +75,8 @@ func (t *task) awaitOthers(err error) {
 		t.over(err)
 		return
 	}
-	if t.collective.flags&coll.Device != 0 {
-		g.Env.Engine.Add(t) // the device works while the host polls, and takes no core
+	if t.collective.flags&coll.Device != 0 || g.wire != nil {
+		g.Env.Engine.Add(t) // the device or the wire works while the host polls
 	} else {
 		g.Env.Engine.AddPatient(t)
 	}
