@@ -27,21 +27,29 @@ from hosts import Hosts
 
 SHAPES = "2x1,2x2"
 OPERATIONS = ("all_reduce", "--max", "16M", "--iterations", "100")
-MODELS = ("--model", "mlp-1M,mlp-16M", "--rounds", "40")
-STEPS = {"torch": ["ddp", "fsdp2"], "paddle": ["paddle"]}
+ROUNDS = ("--rounds", "40")
+# Framework, its steps, and their models.
+STEPS = (
+    ("torch", ["ddp", "fsdp2"], ["mlp-1M", "mlp-16M"]),
+    ("paddle", ["paddle"], ["mlp-16M"]),
+)
 HOUR = 3600
 
 
 def words(python: Path) -> list[str]:
     """Return what is measured if the user does not say it: the steps of what is installed."""
     steps: list[str] = []
-    for framework, kinds in STEPS.items():
+    models: list[str] = []
+    for framework, kinds, known in STEPS:
         asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({framework!r}) is None)"
         if subprocess.run([python, "-c", asked], check=False).returncode == 0:
             steps += kinds
+            models += [name for name in known if name not in models]
         else:
             print(f"not measured: {', '.join(kinds)}: {framework} is not installed", flush=True)
-    return [*OPERATIONS, *(["--step", ",".join(steps), *MODELS] if steps else [])]
+    if not steps:
+        return [*OPERATIONS]
+    return [*OPERATIONS, "--step", ",".join(steps), "--model", ",".join(models), *ROUNDS]
 
 
 def layout(shape: str) -> list[tuple[str, int]]:
