@@ -24,10 +24,10 @@ type Levels struct {
 
 // levelBytes is how much of a tensor goes through the levels at once. A rank has as much memory in its heap for a tensor
 // that lies elsewhere (Stage), and for its slice (Part).
-var levelBytes int64 = 4 << 20
+var levelBytes int64 = 16 << 20
 
 // levelLeast is the least tensor in bytes for which the phases on the node cost less than they save on the wire.
-var levelLeast int64 = 512 << 10
+var levelLeast int64 = 1 << 20
 
 // LevelBytes returns levelBytes.
 func LevelBytes() int64 { return levelBytes }
