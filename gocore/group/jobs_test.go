@@ -131,7 +131,6 @@ type member struct {
 	g      *Group
 	calls  []*jobCall // those that are not waited for
 	kept   []*jobCall // those that have failed
-	over   *sync.WaitGroup
 	failAt *atomic.Int64 // calls of MPI until one fails; none if it is below 1
 }
 
