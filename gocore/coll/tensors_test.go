@@ -302,7 +302,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 
 func signature(a Args, size int, even bool) *Sig {
 	s := a.Sig
-	s.Size, s.Local, s.Apart, s.Rails = size, true, true, 1
+	s.Size, s.Local, s.Apart, s.Rails, s.Agreed = size, true, true, 1, s.Agreed|ForLevels
 	if even {
 		s.Agreed |= Even
 	}

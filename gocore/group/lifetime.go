@@ -89,11 +89,8 @@ func (g *Group) Free(reason status.Code) error {
 		return nil
 	}
 	g.Env.Forget(g)
-	// MPI has no part in the arrivals of a group on one node, and no operation is under way.
-	if g.local || !broken {
-		if err := g.arrival.Close(); err != nil {
-			return status.New(status.MPI, "destroy_process_group: %v", err)
-		}
+	if err := g.arrival.Close(); err != nil {
+		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}
 	g.freeHere()
 	if broken {

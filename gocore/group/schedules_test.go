@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -154,12 +155,12 @@ func (a *actor) play() {
 }
 
 // slowCount is how many elements the collective has that takes long, more than an arrival.
-const slowCount = 100
+const slowCount = 10000
 
 // run plays the schedule and returns the fates of all ranks.
 func (s *schedule) run(t *testing.T) []fate {
 	slowly := mpifake.WithHook(func(_, _ int, c *mpi.Call) (time.Duration, error) {
-		if c.Fn == mpi.FnAllreduce && c.SendCount == slowCount {
+		if c.Fn == mpi.FnAllreduce && c.SendCount == slowCount || c.Fn == mpi.FnSend && c.Tag > coll.ArrivalTag && c.SendCount > slowCount {
 			return s.slow, nil
 		}
 		return 0, nil

@@ -264,3 +264,22 @@ func span(p unsafe.Pointer, n int64) []byte {
 	}
 	return unsafe.Slice((*byte)(p), n)
 }
+
+// UnderWay returns a function that counts the requests of a rank on a communicator that were started and not
+// released, also once the communicator is freed.
+func UnderWay(lib mpi.Library, on mpi.Comm) func() int {
+	l := lib.(*library)
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
+	c := l.comms[on]
+	return func() (n int) {
+		l.w.mu.Lock()
+		defer l.w.mu.Unlock()
+		for _, s := range l.started {
+			if s.q.comm == c {
+				n++
+			}
+		}
+		return n
+	}
+}
