@@ -383,7 +383,7 @@ bench-paddle: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(OPS) --framework paddle \
 		--max 64M --against gloo --step paddle
 
-## bench-hosts   all_reduce and the steps of DDP on 2 hosts x 1 and 2 ranks, which are network namespaces, under every MPI: as root
+## bench-hosts   all_reduce and training steps on 2 hosts x 1 and 2 ranks, which are network namespaces, under every MPI; as root
 .PHONY: bench-hosts
 HOSTED = $(filter-out debian-%,$(MPIS))
 bench-hosts: $(TORCH_newest)/.torch $(foreach mpi,$(HOSTED),.venv-$(mpi)/.tests)

@@ -4,10 +4,10 @@
     make bench-hosts
 
 It starts the command under every MPI that has an environment here (``.venv-NAME``) and for every
-shape, hosts x ranks on each, one after the other. The default measures all_reduce and DDP's steps,
-over mpi4py and gloo too; WORDS are other arguments of the command. The hosts share the processors
-and the memory of this machine, and their network is TCP over veth: what is compared in a run holds,
-times do not. It needs root.
+shape, hosts x ranks on each, one after the other. The default measures all_reduce, and the steps of
+DDP, FSDP2 and Paddle's DataParallel, against mpi4py and gloo; WORDS are other arguments of the
+command. The hosts share the processors and the memory of this machine, and their network is TCP
+over veth: what is compared in a run holds, times do not. It needs root.
 """
 
 from __future__ import annotations
@@ -27,17 +27,29 @@ from hosts import Hosts
 
 SHAPES = "2x1,2x2"
 OPERATIONS = ("all_reduce", "--max", "16M", "--iterations", "100")
-STEPS = ("--step", "ddp", "--model", "mlp-1M,mlp-16M", "--rounds", "40")
+ROUNDS = ("--rounds", "40")
+# Framework, its steps, and their models.
+STEPS = (
+    ("torch", ["ddp", "fsdp2"], ["mlp-1M", "mlp-16M"]),
+    ("paddle", ["paddle"], ["mlp-16M"]),
+)
 HOUR = 3600
 
 
 def words(python: Path) -> list[str]:
-    """Return what is measured if the user does not say it: without torch no steps."""
-    asked = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
-    torch = subprocess.run([python, "-c", asked], check=False).returncode == 0
-    if not torch:
-        print("no steps, and nothing over gloo: torch is not installed", flush=True)
-    return [*OPERATIONS, *(STEPS if torch else ())]
+    """Return what is measured if the user does not say it: the steps of what is installed."""
+    steps: list[str] = []
+    models: list[str] = []
+    for framework, kinds, known in STEPS:
+        asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({framework!r}) is None)"
+        if subprocess.run([python, "-c", asked], check=False).returncode == 0:
+            steps += kinds
+            models += [name for name in known if name not in models]
+        else:
+            print(f"not measured: {', '.join(kinds)}: {framework} is not installed", flush=True)
+    if not steps:
+        return [*OPERATIONS]
+    return [*OPERATIONS, "--step", ",".join(steps), "--model", ",".join(models), *ROUNDS]
 
 
 def layout(shape: str) -> list[tuple[str, int]]:

@@ -247,6 +247,13 @@ func (g *gathering) giveUp() {
 	}
 }
 
+// push lets the transport send what it has held back. MPICH waits for the next call, which may come late.
+func (g *gathering) push() {
+	if g.sending.Len() > 0 {
+		g.sending.Poll()
+	}
+}
+
 // settled tells whether no message of the gathering is under way. It tests them.
 func (g *gathering) settled() bool {
 	if g.receiving != nil {

@@ -191,6 +191,7 @@ func (w *Wire) Poll(int) (State, Result, error) {
 func (w *Wire) gathered() (State, Result, error) {
 	stage := w.stage
 	w.stage = idle
+	w.now.push()
 	if stage == gatherWords {
 		w.compare()
 		if w.last = w.result.Any&Left != 0; w.result.All&Left != 0 {

@@ -73,6 +73,8 @@ const (
 
 	Inline // this member's input lies in its arrival slot
 	Mapped // this member's tensors lie in its heap, and its slot tells where
+
+	ForLevels // this member has what it needs to work in levels
 )
 
 // ofSlot are the flags that say what lies in a member's slot. They hold for the call that was

@@ -2,6 +2,7 @@ package coll
 
 import (
 	"slices"
+	"sync"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
@@ -12,11 +13,12 @@ import (
 // Levels is what a group over nodes needs to work in levels: its members on this node share memory, and each of the
 // first ones is the end of a rail to the other nodes.
 type Levels struct {
-	Here  int     // this rank among the members on its node
-	Many  int     // how many these are
-	Rail  []int   // the members that exchange the slice of this rank, one of each node, in the order of the nodes; nil: none
-	Nodes [][]int // the members by node
-	Stage unsafe.Pointer
+	mu    sync.Mutex
+	Here  int            // this rank among the members on its node
+	Many  int            // how many these are
+	Rail  []int          // the members that exchange the slice of this rank, one of each node, in the order of the nodes; nil: none
+	Nodes [][]int        // the members by node
+	Stage unsafe.Pointer // nil before a collective first needs them: see Ready
 	Part  unsafe.Pointer
 	// Start begins a collective of the members on this node, and returns what tells whether it is over.
 	Start func(d *op.Desc) (over func() (bool, error), err error)
@@ -24,30 +26,39 @@ type Levels struct {
 
 // levelBytes is how much of a tensor goes through the levels at once. A rank has as much memory in its heap for a tensor
 // that lies elsewhere (Stage), and for its slice (Part).
-var levelBytes int64 = 4 << 20
+var levelBytes int64 = 16 << 20
 
 // levelLeast is the least tensor in bytes for which the phases on the node cost less than they save on the wire.
-var levelLeast int64 = 512 << 10
+var levelLeast int64 = 1 << 20
 
 // LevelBytes returns levelBytes.
 func LevelBytes() int64 { return levelBytes }
 
-// Alloc takes Stage and Part from the heap of this process.
-func (l *Levels) Alloc() error {
-	own, err := heap.OfProcess()
-	if err != nil {
-		return err
+// Ready takes Stage and Part from the heap of this process, unless that was done or the call does not need them. It tells
+// whether this member can do the call in levels.
+func (l *Levels) Ready(a *Args) bool {
+	if !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced || !a.large() {
+		return false
 	}
-	if l.Stage, err = own.Alloc(2 * levelBytes); err == nil {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.Many == 1 || l.Stage != nil {
+		return true
+	}
+	own, err := heap.OfProcess()
+	if err == nil {
+		l.Stage, err = own.Alloc(2 * levelBytes)
+	}
+	if err == nil {
 		l.Part = unsafe.Add(l.Stage, levelBytes)
 	}
-	return err
+	return err == nil
 }
 
 // Free gives them back. No collective of the group is under way.
 func (l *Levels) Free() {
 	if l.Stage != nil {
-		_ = heap.IfMade().Free(l.Stage) // it fails for memory only that Alloc has not taken
+		_ = heap.IfMade().Free(l.Stage) // it fails only for memory that is not the heap's
 		l.Stage, l.Part = nil, nil
 	}
 }
@@ -59,7 +70,7 @@ func (l *Levels) Free() {
 // The sums are in rank order on a node, and in the order of the nodes between them. 16-bit floats are for other
 // algorithms, because this one would round at each level.
 var allReduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return s.inLevels() && !reduce.Is16(s.DType) && s.Count*int64(s.DType.Size()) >= levelLeast
+	return inLevels(s) && !reduce.Is16(s.DType)
 }, polls: always, scratch: func(a *Args) int64 {
 	return a.piecesScratch(len(a.Levels.Rail)) + a.inputScratch()
 }, build: func(a *Args, p *Program) error {
@@ -79,16 +90,27 @@ var allReduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: fun
 	return nil
 }}
 
-// inLevels tells whether the group may work in levels.
-func (s *Sig) inLevels() bool { return s.Rails > 0 }
+// inLevels tells whether all members can do the call in levels.
+func inLevels(s *Sig) bool { return s.Rails > 0 && s.Agreed&ForLevels != 0 && s.large() }
 
-// evenNodes tells whether that is so and all nodes have as many ranks.
-func evenNodes(s *Sig) bool { return s.Rails > 1 && s.Rails*s.Nodes == s.Size && s.Agreed&Even != 0 }
+// onEvenNodes tells whether that is so, all nodes have as many ranks, and all shares the same length.
+func onEvenNodes(s *Sig) bool {
+	return inLevels(s) && s.Rails > 1 && s.Rails*s.Nodes == s.Size && s.Agreed&Even != 0
+}
+
+// large tells whether a tensor, or the shares of all ranks together, have the least length for levels.
+func (s *Sig) large() bool {
+	elements := s.Count
+	if s.Trait().Shares != op.NoShares {
+		elements *= int64(s.Size)
+	}
+	return elements*int64(s.DType.Size()) >= levelLeast
+}
 
 // reduceScatterLevels: for each node, the members here sum up the parts of its members, each the part of its counterpart
 // there. The counterparts exchange these sums. Bytes that leave a node: (1-1/N) of the input.
 var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return evenNodes(s) && !reduce.Is16(s.DType) && s.Count*int64(s.Size)*int64(s.DType.Size()) >= levelLeast
+	return onEvenNodes(s) && !reduce.Is16(s.DType)
 }, polls: always, scratch: func(a *Args) int64 {
 	return a.piecesScratch(len(a.Levels.Rail)) + a.apartScratch()
 }, build: func(a *Args, p *Program) error {
@@ -136,9 +158,7 @@ func (a *Args) staged(p *Program, parts []Part, members []int, from, n int64) []
 
 // allGatherLevels: counterparts exchange their parts. Then for each node the members here gather what they have of it.
 // Bytes that leave a node: (N-1) times the parts of its members.
-var allGatherLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return evenNodes(s) && s.Count*int64(s.Size)*int64(s.DType.Size()) >= levelLeast
-}, polls: always, scratch: (*Args).apartScratch, build: func(a *Args, p *Program) error {
+var allGatherLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onEvenNodes, polls: always, scratch: (*Args).apartScratch, build: func(a *Args, p *Program) error {
 	sends, err := a.keepApart(p)
 	if err != nil {
 		return err

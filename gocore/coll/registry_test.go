@@ -88,7 +88,7 @@ func TestEveryAlgorithmIsChosen(t *testing.T) {
 		for _, size := range []int{1, 2} {
 			for _, d := range []op.DType{op.Float32, op.BFloat16} {
 				for _, n := range []int64{1, 1 << 20} {
-					for agreed := range 2 * Mapped { // all sets of flags
+					for agreed := range 2 * ForLevels { // all sets of flags
 						for _, any := range []arrive.Flags{0, Device, Device | NotDirect} {
 							s := Sig{Code: op.Code(c), DType: d, Reduce: op.Sum, Count: n, Size: size, Local: true, Apart: n > 1 && agreed&arrive.Sync != 0, Rails: int(agreed/arrive.Refused) & 1 * 2, Nodes: 1, Agreed: agreed, Any: any}
 							if alg, err := Choose(&s); err == nil {

@@ -68,6 +68,9 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 		c.stream = cuda.Stream(d.Stream)
 		return c.checkDevice()
 	}
+	if g.levels != nil && g.levels.Ready(a) {
+		c.flags |= coll.ForLevels
+	}
 	if g.notes != nil {
 		c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0)
 		return err

@@ -29,7 +29,7 @@ type Group struct {
 	rails    int            // members on the smallest node, if the group may work in levels; else 0
 	levels   *coll.Levels   // nil if it may not
 	here     *Group         // the members on this node, if levels is set and there are several
-	silent   bool           // its collectives are parts of those of another group, and are not recorded
+	silent   bool           // its collectives are parts of those of another group, which records and reports them
 	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
 	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
 	messages *messages.Messages

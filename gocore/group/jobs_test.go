@@ -129,9 +129,8 @@ type member struct {
 	t      *testing.T
 	e      *world.Env
 	g      *Group
-	calls  []*jobCall // those that are not waited for
-	kept   []*jobCall // those that have failed
-	over   *sync.WaitGroup
+	calls  []*jobCall    // those that are not waited for
+	kept   []*jobCall    // those that have failed
 	failAt *atomic.Int64 // calls of MPI until one fails; none if it is below 1
 }
 

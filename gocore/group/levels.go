@@ -42,7 +42,7 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 	}
 	l := &coll.Levels{Here: slices.Index(here, g.Rank), Many: len(here), Nodes: nodes}
 	can := []int64{1}
-	if shared, _ := g.Env.Node.Heaps(); l.Many > 1 && (lines == nil || !shared || l.Alloc() != nil) {
+	if shared, _ := g.Env.Node.Heaps(); l.Many > 1 && (lines == nil || !shared) {
 		can[0] = 0
 	}
 	if err := comm.Min(can); err != nil {
@@ -52,7 +52,6 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 		if lines != nil {
 			_ = lines.Close()
 		}
-		l.Free()
 		return nil
 	}
 	g.rails = len(here)

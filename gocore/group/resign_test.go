@@ -95,7 +95,7 @@ func TestWhoWasTheFirstIsPassedOn(t *testing.T) {
 }
 
 // large is a tensor that does not travel in the announcement.
-func large() op.Buf { return floats(make([]float32, 200_000)...) }
+func large() op.Buf { return floats(make([]float32, 300_000)...) }
 
 // The input of a small collective has gone with the announcement. So a rank that comes after another one has given up
 // may get the right result, and learns by the next collective that the group is broken.

@@ -32,7 +32,7 @@ func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, mov
 
 // reportIfSlow reports a wait in c, in which the caller's thread is.
 func (c *collective) reportIfSlow(s *world.Slowness, moving bool, worker int) {
-	if e, mark := c.g.Env, c.trace; s.Due(&e.Reports, time.Now(), time.Time{}) {
+	if e, mark := c.g.Env, c.trace; !c.g.silent && s.Due(&e.Reports, time.Now(), time.Time{}) {
 		c.g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, worker, func() bool { return e.Recorder.UnderWay(mark) })
 	}
 }
@@ -40,7 +40,7 @@ func (c *collective) reportIfSlow(s *world.Slowness, moving bool, worker int) {
 // reportIfSlow reports t if a caller has waited for it for long, or for a collective behind it.
 func (t *task) reportIfSlow(now time.Time) {
 	e := t.g.Env
-	if !t.slow.MayBeDue(&e.Reports, now) {
+	if t.g.silent || !t.slow.MayBeDue(&e.Reports, now) {
 		return
 	}
 	if since := t.awaited(); !since.IsZero() && t.slow.Due(&e.Reports, now, since) {

@@ -83,10 +83,10 @@ def address(tensor: Any) -> int:
 # Models: each function returns a model, and a function that makes a batch
 
 
-def _mlp() -> tuple[Any, Callable[[], Any]]:
-    layers = [paddle.nn.Linear(512, 512) for _ in range(4)]
+def _mlp(width: int) -> tuple[Any, Callable[[], Any]]:
+    layers = [paddle.nn.Linear(width, width) for _ in range(4)]
     model = paddle.nn.Sequential(*(m for layer in layers for m in (layer, paddle.nn.ReLU())))
-    return model, lambda: paddle.randn([32, 512])
+    return model, lambda: paddle.randn([32, width])
 
 
 def _resnet() -> tuple[Any, Callable[[], Any]]:
@@ -104,7 +104,8 @@ def _embedding(sparse: bool) -> tuple[Any, Callable[[], Any]]:
 
 
 MODELS: dict[str, Callable[[], tuple[Any, Callable[[], Any]]]] = {
-    "mlp-4M": _mlp,
+    "mlp-4M": lambda: _mlp(512),
+    "mlp-16M": lambda: _mlp(1024),
     "resnet18-45M": _resnet,
     "embedding-12M": lambda: _embedding(False),
     "sparse-embedding": lambda: _embedding(True),

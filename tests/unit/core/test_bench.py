@@ -121,6 +121,17 @@ def test_which_contenders() -> None:
         assert chosen.against == expected
 
 
+def test_which_contenders_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all ranks: here this one and another, which lacks mpi4py."""
+    asked: list[str] = []
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: asked.append(name) or True)
+    monkeypatch.setattr(collectives, "of_all_ranks", lambda text: [text, text])
+    assert bench._installed("numpy") == ["mpi4py", "gloo"]
+    monkeypatch.setattr(collectives, "of_all_ranks", lambda text: [text, "gloo"])
+    assert bench._installed("paddle") == ["gloo"]
+    assert asked == ["mpi4py", "torch", "mpi4py", "paddle"]
+
+
 def test_levels_of_ps() -> None:
     assert parse("ps").level == "table"
     chosen = parse("ps", "--level", "dense", "--sizes", "4K,1M")

@@ -248,10 +248,10 @@ def _measure(chosen: argparse.Namespace) -> None:
 
     found = report.environment()
     say(report.headline(found), "# times of a call or step are those of its slowest rank")
-    if found["nodes"] > 1:
+    if found["nodes"] > 1 and chosen.operations:
         say("# traffic: bytes that leave a node : the fewest possible")
     if chosen.against is None:
-        chosen.against = _installed(("mpi4py", "gloo")) if found["nodes"] > 1 else []
+        chosen.against = _installed(chosen.framework) if found["nodes"] > 1 else []
     rows, absent = _operations(chosen, found["nodes"] > 1, say, bar)
     measured = []
     for kind, model in models:
@@ -279,12 +279,12 @@ def _measure(chosen: argparse.Namespace) -> None:
         Path(chosen.plot).write_text(picture.draw(title, rows))
 
 
-def _installed(names: Sequence[str]) -> list[str]:
-    """Return the contenders whose packages all ranks have. Collective over the world."""
-    packages = {"mpi4py": "mpi4py", "gloo": "torch"}
-    mine = [name for name in names if importlib.util.find_spec(packages[name])]
+def _installed(framework: str) -> list[str]:
+    """Return which of mpi4py and gloo all ranks have installed. Collective over the world."""
+    packages = {"mpi4py": "mpi4py", "gloo": "paddle" if framework == "paddle" else "torch"}
+    mine = [name for name, package in packages.items() if importlib.util.find_spec(package)]
     of_ranks = [text.split() for text in collectives.of_all_ranks(" ".join(mine))]
-    return [name for name in names if all(name in of_rank for of_rank in of_ranks)]
+    return [name for name in packages if all(name in of_rank for of_rank in of_ranks)]
 
 
 def _operations(
