@@ -88,7 +88,7 @@ func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
 			return false, nil
 		}
 		_, err := h.Result()
-		if status.CodeOf(err) != status.GroupBroken {
+		if code := status.CodeOf(err); code != status.GroupBroken && code != status.Timeout { // its own deadline does not pass
 			return true, g.onThisNode(err)
 		}
 		// A member has left the work because the whole group is broken. Who was the first comes by message.

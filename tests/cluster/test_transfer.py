@@ -9,7 +9,7 @@ import reports
 from hosts import Hosts
 from mpis import MPI
 
-TWO_BY_ONE = (("h1", 1), ("h2", 1))
+LAYOUTS = {"2x1": (("h1", 1), ("h2", 1)), "2x2": (("h1", 2), ("h2", 2))}
 RATE = "100mbit"  # 16 MiB take more than a second
 
 
@@ -30,10 +30,11 @@ def slow(hosts: Hosts) -> Iterator[Hosts]:
         )
 
 
-def test_a_transfer_that_one_rank_gives_up(mpi: MPI, slow: Hosts) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_transfer_that_one_rank_gives_up(mpi: MPI, slow: Hosts, layout: str) -> None:
     with reports.directory(slow) as place:
         program = [reports.HERE / "ranks_transfer.py", place]
-        result = mpi.run(slow, TWO_BY_ONE, program, timeout=100)
+        result = mpi.run(slow, LAYOUTS[layout], program, timeout=100)
         found = reports.read(place)
     assert result.code == 0 and not result.timed_out, str(result)
     first, *others = [report["facts"] for report in found]
