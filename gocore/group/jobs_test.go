@@ -23,7 +23,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-var jobs = flag.Int("jobs", 40, "random jobs over several nodes to try")
+var jobs = flag.Int("jobs", 24, "random jobs over several nodes to try")
 
 // A job is ranks on several nodes that make the same collectives, one after another. At one of them something goes
 // wrong with one rank.
