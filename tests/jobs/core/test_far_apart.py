@@ -103,15 +103,16 @@ def gave_up() -> None:
     everyone = list(range(size))
     group, other = dist.new_group(everyone), dist.new_group(everyone)
     if rank == 0:
+        # A small input travels with the announcement: the others would get the result.
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         with raises(KeyboardInterrupt):
-            dist.all_reduce(np.ones(3), group=group)
+            dist.all_reduce(np.ones(30_000), group=group)
         dist.destroy_process_group(other)
     else:
         if rank == 1:
             time.sleep(1.0)
         with raises(errors.GroupBrokenError, "[0]", "interrupted", ranks=[0], most=20.0):
-            dist.all_reduce(np.ones(3), group=group)
+            dist.all_reduce(np.ones(30_000), group=group)
         with raises(errors.GroupBrokenError, "[0]", "destroyed", ranks=[0], most=20.0):
             dist.all_reduce(np.ones(3), group=other)
     works()
