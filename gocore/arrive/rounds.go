@@ -21,13 +21,31 @@ type step struct {
 	peer        int32
 	sends       bool
 	receives    bool
-	known       int // members whose notes it sends
-	news        int // those whose notes it receives
-	out, in     int64
+	known       int   // members whose notes it sends
+	news        int   // those whose notes it receives
+	in          int64 // the most bytes of the message that it receives
 	outAt, inAt int64 // where the messages lie in the block of a gathering
 }
 
-// plan returns the steps of member me of n.
+// layout finds the places of the messages of steps, for notes of up to room bytes. It returns the bytes of a block, which
+// begins with this member's own note.
+func layout(steps []step, room int64) (size int64) {
+	size = (room + 7) &^ 7
+	for i := range steps {
+		s := &steps[i]
+		if s.sends {
+			s.outAt = size
+			size += headerBytes + int64(s.known)*recordBytes(room)
+		}
+		if s.receives {
+			s.in, s.inAt = headerBytes+int64(s.news)*recordBytes(room), size
+			size += s.in
+		}
+	}
+	return size
+}
+
+// plan returns the steps of member me of n, without their places.
 func plan(n, me int) (steps []step) {
 	whole := 1 << (bits.Len(uint(n)) - 1) // the members that take part in the rounds
 	extra := n - whole                    // those that give theirs to a partner
@@ -86,34 +104,20 @@ type gathering struct {
 	at        int // the step under way; len(steps): none
 	receiving *transport.Request
 	sending   transport.UnderWay
-	open      []uintptr // room for the addresses of requests
 }
 
-// newGathering makes a gathering of n members whose notes have up to room bytes.
-func newGathering(end transport.Endpoint, tag int32, room int64, steps []step) (*gathering, error) {
+// newGathering makes a gathering with notes of up to room bytes. size is of layout(steps, room).
+func newGathering(end transport.Endpoint, tag int32, room int64, steps []step, size int64) (*gathering, error) {
 	n := end.Size()
-	g := &gathering{end: end, tag: tag, n: n, me: end.Rank(), room: room, steps: make([]step, len(steps)), at: len(steps),
+	g := &gathering{end: end, tag: tag, n: n, me: end.Rank(), room: room, steps: steps, at: len(steps),
 		notes: make([]Note, n), had: make([]bool, n)}
 	g.sending.By = end
-	copy(g.steps, steps)
-	size := (room + 7) &^ 7 // this member's own note
-	for i := range g.steps {
-		s := &g.steps[i]
-		if s.sends {
-			s.out, s.outAt = headerBytes+int64(s.known)*recordBytes(room), size
-			size += s.out
-		}
-		if s.receives {
-			s.in, s.inAt = headerBytes+int64(s.news)*recordBytes(room), size
-			size += s.in
-		}
-	}
 	var err error
-	g.block, err = mem.Alloc(max(1, size))
+	g.block, err = mem.Alloc(size)
 	return g, err
 }
 
-// begin starts a gathering of words, and of a note, which is copied. over and news are those of poll.
+// begin starts a gathering of words, and of a note, which is copied. It returns what poll returns.
 func (g *gathering) begin(seq, kind uint64, words *[wireWords]uint64, note Note) (over bool, err error) {
 	g.seq, g.kind, g.words = seq, kind, *words
 	clear(g.had)
@@ -130,7 +134,7 @@ func (g *gathering) next() (over bool, err error) {
 	for {
 		if g.at++; g.at == len(g.steps) {
 			if g.known != g.n {
-				return false, g.damaged(g.me, "it lacks the notes of some members")
+				return false, &Damaged{g.me, "it lacks the notes of some members"}
 			}
 			return true, nil
 		}
@@ -175,11 +179,8 @@ func (g *gathering) write(to unsafe.Pointer) int64 {
 // way then: see settled. After an error the gathering is given up.
 func (g *gathering) poll() (over bool, err error) {
 	for g.at < len(g.steps) {
-		if g.receiving.Done == 0 {
-			g.open = append(g.open[:0], g.receiving.Address())
-			if g.end.Poller().Poll(g.open); g.receiving.Done == 0 {
-				return false, nil
-			}
+		if !transport.Over(g.end, g.receiving) {
+			return false, nil
 		}
 		s := &g.steps[g.at]
 		got := g.receiving.Bytes
@@ -205,30 +206,25 @@ func (g *gathering) read(s *step, bytes int64) error {
 	from := unsafe.Add(g.block, s.inAt)
 	header := (*[headerWords]uint64)(from)
 	if bytes < headerBytes || header[0] != g.seq || header[1] != g.kind || header[2] != uint64(bytes-headerBytes) {
-		return g.damaged(int(s.peer), "its message is not of this collective")
+		return &Damaged{int(s.peer), "its message is not of this collective"}
 	}
 	for i := range g.words {
 		g.words[i] |= header[3+i]
 	}
 	for at := int64(headerBytes); at < bytes; {
 		if bytes-at < 8 {
-			return g.damaged(int(s.peer), "its message is cut off")
+			return &Damaged{int(s.peer), "its message is cut off"}
 		}
 		record := *(*[2]uint32)(unsafe.Add(from, at))
 		member, length := int(record[0]), int64(record[1])
 		if member >= g.n || g.had[member] || length > g.room || recordBytes(length) > bytes-at {
-			return g.damaged(int(s.peer), "its message has a note that no member announces")
+			return &Damaged{int(s.peer), "its message has a note that no member announces"}
 		}
 		g.notes[member], g.had[member] = Note{unsafe.Add(from, at+8), length}, true
 		g.known++
 		at += recordBytes(length)
 	}
 	return nil
-}
-
-// damaged is the error that member has sent what no member sends.
-func (g *gathering) damaged(member int, why string) error {
-	return &Damaged{member, why}
 }
 
 // Damaged is the error of an arrival that a member has sent what no member sends.
@@ -257,10 +253,7 @@ func (g *gathering) push() {
 // settled tells whether no message of the gathering is under way. It tests them.
 func (g *gathering) settled() bool {
 	if g.receiving != nil {
-		if g.at < len(g.steps) {
-			return false
-		}
-		if !transport.Over(g.end, g.receiving) {
+		if g.at < len(g.steps) || !transport.Over(g.end, g.receiving) {
 			return false
 		}
 		g.end.Release(g.receiving)

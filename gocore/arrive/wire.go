@@ -25,6 +25,7 @@ type Wire struct {
 	tag   int32
 	n, me int
 	steps []step
+	size  int64 // bytes of the block of a gathering
 
 	announced atomic.Uint64      // newest collective that this member has announced
 	mu        sync.Mutex         // guards gaveUp and withdrawn
@@ -78,6 +79,7 @@ func wireRoom(n int) int64 {
 // NewWire makes the arrival of the members of end. There must be no other messages with the tag.
 func NewWire(end transport.Endpoint, tag int32) (*Wire, error) {
 	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank(), steps: plan(end.Size(), end.Rank())}
+	w.size = layout(w.steps, wireRoom(w.n))
 	first, err := w.another()
 	if err == nil {
 		w.spare = append(w.spare, first)
@@ -87,7 +89,18 @@ func NewWire(end transport.Endpoint, tag int32) (*Wire, error) {
 
 // another makes another gathering.
 func (w *Wire) another() (*gathering, error) {
-	return newGathering(w.end, w.tag, wireRoom(w.n), w.steps)
+	return newGathering(w.end, w.tag, wireRoom(w.n), w.steps, w.size)
+}
+
+// free returns a gathering of which no message is under way.
+func (w *Wire) free() (*gathering, error) {
+	last := len(w.spare) - 1
+	if last < 0 {
+		return w.another()
+	}
+	g := w.spare[last]
+	w.spare = w.spare[:last]
+	return g, nil
 }
 
 // Room returns the most bytes of a note.
@@ -129,16 +142,12 @@ func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, note Note) (Sta
 func (w *Wire) gather(what stage, seq uint64, vec *[wireWords]uint64, note Note) (State, Result, error) {
 	w.state = Pending
 	w.putAside()
-	if len(w.spare) == 0 {
-		g, err := w.another()
-		if err != nil {
-			return Pending, Result{}, err
-		}
-		w.spare = append(w.spare, g)
+	g, err := w.free()
+	if err != nil {
+		return Pending, Result{}, err
 	}
-	last := len(w.spare) - 1
-	w.now, w.spare = w.spare[last], w.spare[:last]
-	over, err := w.now.begin(seq, uint64(what), vec, note)
+	w.now = g
+	over, err := g.begin(seq, uint64(what), vec, note)
 	if err != nil {
 		w.stage = idle
 		return Pending, Result{}, err

@@ -46,10 +46,9 @@ type Sig struct {
 	// any other rank.
 	Count int64
 	Size  int
-	// Local says that the members share a node and its memory, Apart that no two of them are on one node.
+	// Local says that the members share a node and its memory.
 	Local  bool
-	Apart  bool
-	Nodes  int          // on which the members are; 0 if that does not matter
+	Nodes  int          // on which the members are, if they arrive by wire; else 0
 	Rails  int          // ranks of the smallest node, if the group may work in levels; 0: it may not
 	Agreed arrive.Flags // flags that every member has set
 	Any    arrive.Flags // flags that at least one member has set

@@ -37,7 +37,7 @@ func LevelBytes() int64 { return levelBytes }
 // Ready takes Stage and Part from the heap of this process, unless that was done or the call does not need them. It tells
 // whether this member can do the call in levels.
 func (l *Levels) Ready(a *Args) bool {
-	if !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced || !a.large() {
+	if !a.large() || !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced {
 		return false
 	}
 	l.mu.Lock()
@@ -130,31 +130,12 @@ var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled:
 		sums := make([]Part, nodes)
 		for k, members := range l.Nodes {
 			sums[k] = Part{Data: a.at(l.Part, int64(k)*n), Count: n}
-			a.onNode(p, op.ReduceScatter, a.staged(p, parts, members, from, n), sums[k:k+1])
+			a.onNode(p, op.ReduceScatter, a.copied(p, chosen(a, parts, members, from, n)), sums[k:k+1])
 		}
 		a.addRail(p, room, sums, Part{Data: a.at(a.Recv[0].Data, from), Count: n}, nil)
 	}
 	return nil
 }}
-
-// staged returns elements of the parts of some members, as a copy in Stage if one of them is in no heap.
-func (a *Args) staged(p *Program, parts []Part, members []int, from, n int64) []Part {
-	list := make([]Part, len(members))
-	inHeap := true
-	for i, m := range members {
-		list[i] = Part{Data: a.at(parts[m].Data, from), Count: n}
-		inHeap = inHeap && a.inHeap(list[i])
-	}
-	if inHeap {
-		return list
-	}
-	for i := range list {
-		to := Part{Data: a.at(a.Levels.Stage, int64(i)*n), Count: n}
-		a.copyStep(p, to, list[i])
-		list[i] = to
-	}
-	return list
-}
 
 // allGatherLevels: counterparts exchange their parts. Then for each node the members here gather what they have of it.
 // Bytes that leave a node: (N-1) times the parts of its members.
@@ -173,33 +154,59 @@ var allGatherLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onE
 			got[k] = Part{Data: a.at(l.Part, int64(k)*n), Count: n}
 		}
 		mine := slices.Index(l.Rail, a.Rank)
-		a.copyStep(p, got[mine], Part{Data: a.at(sends[0].Data, from), Count: n})
+		a.copySteps(p, got[mine:mine+1], []Part{{Data: a.at(sends[0].Data, from), Count: n}})
 		a.addRail(p, nil, nil, got[mine], got)
 		for k, members := range l.Nodes {
-			a.gatherHere(p, got[k], parts, members, from)
+			results := chosen(a, parts, members, from, n)
+			list := a.mappable(results)
+			a.onNode(p, op.AllGather, got[k:k+1], list)
+			a.copySteps(p, results, list)
 		}
 	}
 	return nil
 }}
 
-// gatherHere appends an all_gather of the members on this node into the parts of some members.
-func (a *Args) gatherHere(p *Program, own Part, parts []Part, members []int, from int64) {
-	n, inHeap := own.Count, true
-	results, list := make([]Part, len(members)), make([]Part, len(members))
+// chosen returns elements of the parts of some members.
+func chosen(a *Args, parts []Part, members []int, from, n int64) []Part {
+	list := make([]Part, len(members))
 	for i, m := range members {
-		results[i] = Part{Data: a.at(parts[m].Data, from), Count: n}
-		list[i] = results[i]
-		inHeap = inHeap && a.inHeap(list[i])
+		list[i] = Part{Data: a.at(parts[m].Data, from), Count: n}
 	}
-	for i := range list {
-		if !inHeap {
-			list[i].Data = a.at(a.Levels.Stage, int64(i)*n)
+	return list
+}
+
+// mappable returns parts, or as many parts one after the other in Stage if the other members on this node cannot map one
+// of them.
+func (a *Args) mappable(parts []Part) []Part {
+	if !slices.ContainsFunc(parts, func(part Part) bool { return !a.inHeap(part) }) {
+		return parts
+	}
+	list, from := make([]Part, len(parts)), int64(0)
+	for i, part := range parts {
+		list[i] = Part{Data: a.at(a.Levels.Stage, from), Count: part.Count}
+		from += part.Count
+	}
+	return list
+}
+
+// copied returns mappable(parts), with a step that copies what they hold.
+func (a *Args) copied(p *Program, parts []Part) []Part {
+	list := a.mappable(parts)
+	a.copySteps(p, list, parts)
+	return list
+}
+
+// copySteps appends a copy of each part that is not in its place.
+func (a *Args) copySteps(p *Program, to, from []Part) {
+	if to[0].Data == from[0].Data {
+		return // mappable returns all as they are, or none
+	}
+	p.Do(func() error {
+		for i := range to {
+			a.copyElements(to[i].Data, from[i].Data, from[i].Count)
 		}
-	}
-	a.onNode(p, op.AllGather, []Part{own}, list)
-	for i := range list {
-		a.copyStep(p, results[i], list[i])
-	}
+		return nil
+	})
 }
 
 // addLevels appends the steps for a part of the tensor.
@@ -218,23 +225,13 @@ func (a *Args) addLevels(p *Program, room unsafe.Pointer, in, out Part) {
 	}
 	shares := append(a.cut(in.Count, a.Rails), make([]slice, l.Many-a.Rails)...)
 	own := Part{Data: l.Part, Count: shares[l.Here].count}
-	if !a.inHeap(in) {
-		staged := Part{Data: l.Stage, Count: in.Count}
-		a.copyStep(p, staged, in)
-		in = staged
-	}
-	a.onNode(p, op.ReduceScatter, a.views(in, shares), []Part{own})
+	a.onNode(p, op.ReduceScatter, a.views(a.copied(p, []Part{in})[0], shares), []Part{own})
 	if l.Rail != nil {
 		a.addRailOf(p, room, own)
 	}
-	result := out
-	if !a.inHeap(out) {
-		result.Data = l.Stage
-	}
-	a.onNode(p, op.AllGather, []Part{own}, a.views(result, shares))
-	if result.Data != out.Data {
-		a.copyStep(p, out, result)
-	}
+	result := a.mappable([]Part{out})
+	a.onNode(p, op.AllGather, []Part{own}, a.views(result[0], shares))
+	a.copySteps(p, []Part{out}, result)
 }
 
 // addRailOf appends the sum of a slice with those of this rank's counterparts, in place.
@@ -270,13 +267,6 @@ func (a *Args) inHeap(part Part) bool {
 	}
 	_, ok := own.Find(part.Data, part.Count*a.elem())
 	return ok
-}
-
-func (a *Args) copyStep(p *Program, to, from Part) {
-	p.Do(func() error {
-		a.copyElements(to.Data, from.Data, from.Count)
-		return nil
-	})
 }
 
 // onNode appends a collective of the members on this node.

@@ -16,8 +16,5 @@ type MPI struct {
 func On(base, comm transport.Comm) MPI {
 	lib, _ := mpi.Of(base)
 	_, c := mpi.Of(comm)
-	if comm == nil {
-		return MPI{Lib: lib}
-	}
 	return MPI{lib, c, comm}
 }

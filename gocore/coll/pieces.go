@@ -29,8 +29,7 @@ const piecesAtOnce = 3
 // Bytes that leave a rank, for a tensor of S bytes: (1-1/n)S in each leg, which is the least possible.
 type pieces struct {
 	a    *Args
-	who  []int  // the ranks that take part, in the order of the sum
-	me   int    // this one among them
+	me   int    // this rank among those that take part
 	step int64  // elements of a piece
 	give []Part // what this rank gives to each of them; nil: nothing is summed up
 	own  Part   // where the sum goes; without a first leg, what this rank sends
@@ -51,19 +50,20 @@ type peer struct {
 	given, taken, sent, gets track
 }
 
+// pieceStep returns the elements of a piece.
+func (a *Args) pieceStep() int64 { return pieceBytes / a.elem() }
+
 // piecesScratch returns the scratch memory of a sum over n ranks.
-func (a *Args) piecesScratch(n int) int64 {
-	return a.scratch(int64(n) * piecesAtOnce * (pieceBytes / a.elem()))
-}
+func (a *Args) piecesScratch(n int) int64 { return a.scratch(int64(n) * piecesAtOnce * a.pieceStep()) }
 
 // piecesRoom takes that memory.
 func (a *Args) piecesRoom(p *Program, n int) (unsafe.Pointer, error) {
-	return a.alloc(p, int64(n)*piecesAtOnce*(pieceBytes/a.elem()))
+	return a.alloc(p, int64(n)*piecesAtOnce*a.pieceStep())
 }
 
-// addPieces appends the exchange among the ranks who. f sums up, and room is from piecesRoom, unless give is nil.
+// addPieces appends the exchange among the ranks who, in the order of the sum. f sums up, and room is from piecesRoom, unless give is nil.
 func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, room unsafe.Pointer, give []Part, own Part, get []Part) {
-	x := &pieces{a: a, who: who, me: slices.Index(who, a.Rank), step: pieceBytes / a.elem(), fold: f, room: room, give: give, own: own, get: get}
+	x := &pieces{a: a, me: slices.Index(who, a.Rank), step: a.pieceStep(), fold: f, room: room, give: give, own: own, get: get}
 	n := len(who)
 	x.srcs = make([]unsafe.Pointer, n)
 	for d := 1; d < n; d++ {
@@ -81,7 +81,7 @@ func (x *pieces) piece(part Part, k int64) (at unsafe.Pointer, elements int64) {
 	return x.a.at(part.Data, k*x.step), min(x.step, part.Count-k*x.step)
 }
 
-// incoming returns where piece k of what rank i of who gives goes.
+// incoming returns where piece k of what number i of those that take part gives goes.
 func (x *pieces) incoming(i int, k int64) unsafe.Pointer {
 	return x.a.at(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.step)
 }
@@ -109,8 +109,11 @@ func (x *pieces) poll() (over bool, err error) {
 			underWay = underWay || r.ended < r.started
 		}
 	}
+	if x.err != nil && underWay {
+		return false, nil
+	}
 	if x.err != nil {
-		return !underWay, x.failed(underWay)
+		return true, x.err
 	}
 	if err := x.start(); err != nil {
 		x.err = err
@@ -118,14 +121,6 @@ func (x *pieces) poll() (over bool, err error) {
 		return false, nil
 	}
 	return x.over(), nil
-}
-
-// failed returns the error when nothing is under way.
-func (x *pieces) failed(underWay bool) error {
-	if underWay {
-		return nil
-	}
-	return x.err
 }
 
 // start starts what may start: receives before sends, because a message that finds no receive is copied.

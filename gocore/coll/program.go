@@ -61,7 +61,7 @@ func (p *Program) Together(calls []mpi.Call) {
 func (p *Program) Do(f func() error) { p.steps = append(p.steps, Step{Do: f}) }
 
 // Until appends a wait. f tells whether the wait is over; it is called often and on any thread.
-func (p *Program) Until(f func() (bool, error)) { p.steps = append(p.steps, Step{Until: f}) }
+func (p *Program) Until(f func() (bool, error)) { p.UntilOver(f, nil) }
 
 // UntilOver is Until for a wait for requests of the transport, which underWay adds to a batch that is tested before f is
 // called.

@@ -90,7 +90,7 @@ func TestEveryAlgorithmIsChosen(t *testing.T) {
 				for _, n := range []int64{1, 1 << 20} {
 					for agreed := range 2 * ForLevels { // all sets of flags
 						for _, any := range []arrive.Flags{0, Device, Device | NotDirect} {
-							s := Sig{Code: op.Code(c), DType: d, Reduce: op.Sum, Count: n, Size: size, Local: true, Apart: n > 1 && agreed&arrive.Sync != 0, Rails: int(agreed/arrive.Refused) & 1 * 2, Nodes: 1, Agreed: agreed, Any: any}
+							s := Sig{Code: op.Code(c), DType: d, Reduce: op.Sum, Count: n, Size: size, Local: true, Nodes: 1 + int(agreed/arrive.Sync)&1, Rails: int(agreed/arrive.Refused) & 1 * 2, Agreed: agreed, Any: any}
 							if alg, err := Choose(&s); err == nil {
 								chosen[alg] = true
 							}
@@ -112,7 +112,7 @@ func TestWhatIsAgreedOnDisablesNothing(t *testing.T) {
 	for range 20000 {
 		s := Sig{Code: collectives()[rng.Intn(len(collectives()))], DType: op.DType(1 + rng.Intn(int(lastDType))),
 			Reduce: op.ReduceOp(rng.Intn(int(lastReduceOp) + 1)), Count: rng.Int63() >> rng.Intn(64), Size: 1 + rng.Intn(70),
-			Local: rng.Intn(2) == 0, Apart: rng.Intn(2) == 0, Agreed: arrive.Flags(rng.Uint32()), Any: arrive.Flags(rng.Uint32())}
+			Local: rng.Intn(2) == 0, Nodes: rng.Intn(3), Agreed: arrive.Flags(rng.Uint32()), Any: arrive.Flags(rng.Uint32())}
 		more := s
 		more.Agreed |= arrive.Flags(rng.Uint32())
 		for _, alg := range registry[s.Code] {
@@ -166,7 +166,7 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 // Sig has to be added to this list, after the same question.
 func TestSigHoldsOnlyWhatAllRanksAgreeOn(t *testing.T) {
 	agreed := map[string]bool{"Code": true, "DType": true, "Reduce": true, "Root": true, "Count": true, "Size": true,
-		"Local": true, "Apart": true, "Rails": true, "Nodes": true, "Agreed": true, "Any": true, "Forced": true}
+		"Local": true, "Rails": true, "Nodes": true, "Agreed": true, "Any": true, "Forced": true}
 	s := reflect.TypeOf(Sig{})
 	for i := range s.NumField() {
 		f := s.Field(i)

@@ -1,6 +1,9 @@
 package coll
 
-import "github.com/paddlempi/paddlempi/gocore/reduce"
+import (
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+)
 
 // The algorithm slices serves groups each of whose members is on a node of its own, and sums up in this core (pieces).
 // MPI carries messages only: its nonblocking collectives take up to twice as long as its blocking ones, and those cannot
@@ -9,7 +12,7 @@ import "github.com/paddlempi/paddlempi/gocore/reduce"
 // slicesRanks is the largest group that slices serves: every rank has a message with every other one.
 const slicesRanks = 16
 
-func onApartNodes(s *Sig) bool { return s.Apart && s.Size <= slicesRanks }
+func onApartNodes(s *Sig) bool { return s.Nodes == s.Size && s.Size <= slicesRanks }
 
 // allReduceSlices: rank i sums up slice i of all tensors, and sends the sum to all. Bytes that leave a rank: 2(1-1/n)S.
 var allReduceSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onApartNodes, polls: always, scratch: func(a *Args) int64 {
@@ -24,7 +27,7 @@ var allReduceSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onA
 		return err
 	}
 	give, get := a.sliced(input), a.sliced(a.Recv[0])
-	a.addPieces(p, a.everyRank(), a.newFold(), room, give, get[a.Rank], get)
+	a.addPieces(p, transport.EveryRank(a.Size), a.newFold(), room, give, get[a.Rank], get)
 	return nil
 }}
 
@@ -40,7 +43,7 @@ var reduceScatterSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled:
 	if err != nil {
 		return err
 	}
-	a.addPieces(p, a.everyRank(), a.newFold(), room, a.perRank(sends), a.Recv[0], nil)
+	a.addPieces(p, transport.EveryRank(a.Size), a.newFold(), room, a.perRank(sends), a.Recv[0], nil)
 	return nil
 }}
 
@@ -55,17 +58,9 @@ var allGatherSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onA
 		a.copyElements(get[a.Rank].Data, sends[0].Data, sends[0].Count)
 		return nil
 	})
-	a.addPieces(p, a.everyRank(), reduce.Fold{}, nil, nil, sends[0], get)
+	a.addPieces(p, transport.EveryRank(a.Size), reduce.Fold{}, nil, nil, sends[0], get)
 	return nil
 }}
-
-func (a *Args) everyRank() []int {
-	ranks := make([]int, a.Size)
-	for i := range ranks {
-		ranks[i] = i
-	}
-	return ranks
-}
 
 // newFold returns the sum of all ranks' tensors.
 func (a *Args) newFold() reduce.Fold { return reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale) }

@@ -16,6 +16,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -119,7 +120,7 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 		a := like
 		a.Lib, a.Comm, a.Wire, a.Rank, a.Size = lib, lib.World(), mpifake.World(lib), i, len(w.libs)
 		a.Notes = fakeNotes(a.Size)
-		a.Levels = &Levels{Many: 1, Rail: a.everyRank(), Nodes: nil} // each is alone on its node; package group has tests of others
+		a.Levels = &Levels{Many: 1, Rail: transport.EveryRank(a.Size)} // each is alone on its node; package group has tests of others
 		out[i] = &rankCall{args: a}
 		if w.inHeap {
 			out[i].heap = heapOf(i)
@@ -302,7 +303,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 
 func signature(a Args, size int, even bool) *Sig {
 	s := a.Sig
-	s.Size, s.Local, s.Apart, s.Rails, s.Agreed = size, true, true, 1, s.Agreed|ForLevels
+	s.Size, s.Local, s.Nodes, s.Rails, s.Agreed = size, true, size, 1, s.Agreed|ForLevels
 	if even {
 		s.Agreed |= Even
 	}

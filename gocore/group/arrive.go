@@ -17,9 +17,7 @@ const arrivalSpin = 2000
 // last member arrived at that very moment, there is no failure and the collective runs.
 func (c *collective) arrive(note arrive.Note) (arrive.State, arrive.Result, error) {
 	g := c.g
-	g.seq++
-	g.turn, c.args.Seq = g.seq, g.seq
-	c.record(0)
+	c.beginTurn()
 	spin := arrivalSpin
 	if g.Env.Node.Crowded() {
 		spin = 64

@@ -23,8 +23,8 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	a := &c.args
 	a.MPI, a.Rank, a.Size = g.mpi, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
+	a.Local, a.Node, a.Notes, a.Forced = g.local, g.node, g.notes, g.forced
 	a.Nodes, a.Rails, a.Levels = g.nodes, g.rails, g.levels
-	a.Local, a.Apart, a.Node, a.Notes, a.Forced = g.local, g.apart, g.node, g.notes, g.forced
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)

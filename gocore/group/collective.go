@@ -111,8 +111,9 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	return t.await()
 }
 
-// carryOut carries out a synchronous collective on this thread if the group is idle. Otherwise it does nothing and returns done = false. If MPI may use the
-// memory after an error, lingering is the handle that comes with the error.
+// carryOut carries out a synchronous collective on this thread if the group is idle. Otherwise it does
+// nothing and returns done = false. If MPI may use the memory after an error, lingering is the handle
+// that comes with the error.
 func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 	if idle, err := c.g.begin(c.args.Code); !idle {
 		return err != nil, nil, err
@@ -153,9 +154,7 @@ const wireLooks = 100
 // what waits on the wire may wait for long.
 func (c *collective) carryOutByWire(note arrive.Note) (lingering *work.Handle, err error) {
 	g := c.g
-	g.seq++
-	g.turn, c.args.Seq = g.seq, g.seq
-	c.record(0)
+	c.beginTurn()
 	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags, note, 0)
 	g.Env.Engine.CalledMPI()
 	if c.flags&coll.Inline != 0 {

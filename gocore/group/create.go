@@ -25,7 +25,7 @@ func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return assemble(e, id, 0, world.EveryRank(e.Topo.Size), comm, e.Forced, timeout)
+	return assemble(e, id, 0, transport.EveryRank(e.Topo.Size), comm, e.Forced, timeout)
 }
 
 // New makes a group of the given world ranks of e, in their order; this rank is one of them. It is
@@ -144,7 +144,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 		return nil
 	}
 	if g.Env.Topo.OneNode(g.Ranks) {
-		lines, _, err := g.Env.Node.MakeLines(comm, world.EveryRank(g.Size))
+		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size))
 		if err != nil {
 			return err
 		}
@@ -154,7 +154,6 @@ func (g *Group) join(comm transport.Comm) (err error) {
 			return nil
 		}
 	}
-	g.apart = g.Env.Topo.Apart(g.Ranks)
 	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag); err != nil {
 		return err
 	}

@@ -24,8 +24,7 @@ type Group struct {
 
 	key      uint64         // identifies the group; the same on all members; 0 for the world and for groups of one
 	local    bool           // all members are on this node and share memory
-	apart    bool           // no two members are on one node
-	nodes    int            // on which the members are, if rails is set
+	nodes    int            // on which the members are, if the group has a wire
 	rails    int            // members on the smallest node, if the group may work in levels; else 0
 	levels   *coll.Levels   // nil if it may not
 	here     *Group         // the members on this node, if levels is set and there are several

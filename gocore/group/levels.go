@@ -14,28 +14,14 @@ import (
 // A group over nodes may work in levels (coll.Levels). Its members on this node are a group of their own then, which
 // only the collectives of the whole group use, one at a time. It has no communicator: its collectives need no MPI.
 
-// byNode returns the members by node, in the order of the nodes' first members, and the node of this member.
-func (g *Group) byNode() (members [][]int, mine int) {
-	number := map[int]int{}
-	for i, r := range g.Ranks {
-		node := g.Env.Topo.Node[r]
-		if _, ok := number[node]; !ok {
-			number[node] = len(members)
-			members = append(members, nil)
-		}
-		members[number[node]] = append(members[number[node]], i)
-	}
-	return members, number[g.Env.Topo.Node[g.Env.Topo.Rank]]
-}
-
 // makeLevels makes what the members on this node share, if the members of every node can share memory. It is
 // collective over comm.
 func (g *Group) makeLevels(comm transport.Comm) error {
-	nodes, mine := g.byNode()
-	if g.apart || len(nodes) == 1 {
+	nodes := g.Env.Topo.ByNode(g.Ranks)
+	if g.nodes = len(nodes); g.nodes == 1 || g.nodes == g.Size {
 		return nil
 	}
-	here := nodes[mine]
+	here := nodes[slices.IndexFunc(nodes, func(members []int) bool { return slices.Contains(members, g.Rank) })]
 	lines, _, err := g.Env.Node.MakeLines(comm, here)
 	if err != nil {
 		return err
@@ -63,7 +49,7 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 			l.Rail = append(l.Rail, members[l.Here])
 		}
 	}
-	g.levels, g.nodes = l, len(nodes)
+	g.levels = l
 	if lines == nil {
 		return nil
 	}
@@ -71,6 +57,7 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 		local: true, arrival: lines, notes: lines, silent: true}
 	h.node = &coll.Node{Lines: lines, Reach: h.Reach, Read: h.Read}
 	h.inquiry.g = h
+	h.timeout.Store(int64(work.Longest)) // the collective of the whole group has the deadline
 	g.here = h
 	l.Start = g.startHere
 	return nil
@@ -78,7 +65,6 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 
 // startHere begins a collective of the members on this node. It is over when nobody on this node works on it any more.
 func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
-	g.here.timeout.Store(int64(work.Longest)) // the collective of the whole group has the deadline
 	h, _, err := g.here.Submit(d, false)
 	if err != nil {
 		return nil, g.onThisNode(err)

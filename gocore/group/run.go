@@ -97,7 +97,9 @@ func (t *task) pollProgram() bool {
 		return false
 	}
 	if done {
-		t.g.Env.Engine.CalledMPI() // its last messages may not have left yet
+		if t.shared == nil {
+			t.g.Env.Engine.CalledMPI() // its last messages may not have left yet
+		}
 		t.endOnDevice(t.collective.unstage(t.collective.breakIfFailed(t.collective.readable(err))))
 		t.discard()
 		if !t.gone {

@@ -20,6 +20,14 @@ func (g *Group) takeTurn(t *task) {
 	t.collective.trace.Begun(g.turn)
 }
 
+// beginTurn makes it the turn of c, which set busy and runs on the thread of its caller.
+func (c *collective) beginTurn() {
+	g := c.g
+	g.seq++
+	g.turn, c.args.Seq = g.seq, g.seq
+	c.record(0)
+}
+
 // begin makes the group busy, if it is idle and usable.
 func (g *Group) begin(code op.Code) (idle bool, err error) {
 	g.mu.Lock()

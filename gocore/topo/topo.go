@@ -66,16 +66,19 @@ func (t *Topology) OneNode(ranks []int) bool {
 	return true
 }
 
-// Apart tells whether no two of the given world ranks share a node.
-func (t *Topology) Apart(ranks []int) bool {
-	seen := map[int]bool{}
-	for _, r := range ranks {
-		if seen[t.Node[r]] {
-			return false
+// ByNode returns the indexes of the given world ranks by node, in the order of the nodes' first ranks among them.
+func (t *Topology) ByNode(ranks []int) (nodes [][]int) {
+	number := map[int]int{}
+	for i, r := range ranks {
+		at, ok := number[t.Node[r]]
+		if !ok {
+			at = len(nodes)
+			number[t.Node[r]] = at
+			nodes = append(nodes, nil)
 		}
-		seen[t.Node[r]] = true
+		nodes[at] = append(nodes[at], i)
 	}
-	return true
+	return nodes
 }
 
 // Peers returns the world ranks on this rank's node, in order.

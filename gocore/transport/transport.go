@@ -4,6 +4,7 @@
 package transport
 
 import (
+	"sync"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -135,10 +136,25 @@ func TakeNow(e Endpoint, m Message, data unsafe.Pointer, bytes int64) error {
 	return e.Err(r)
 }
 
+// one is room for the address of a request, so that Over, which is called in loops, allocates nothing.
+var one = sync.Pool{New: func() any { return new([1]uintptr) }}
+
 // Over tests one request, and tells whether it is done.
 func Over(q Requests, r *Request) bool {
 	if r.Done == 0 {
-		q.Poller().Poll([]uintptr{r.Address()})
+		a := one.Get().(*[1]uintptr)
+		a[0] = r.Address()
+		q.Poller().Poll(a[:])
+		one.Put(a)
 	}
 	return r.Done != 0
+}
+
+// EveryRank returns the ranks of a Comm of that size, in order.
+func EveryRank(size int) []int {
+	all := make([]int, size)
+	for r := range all {
+		all[r] = r
+	}
+	return all
 }

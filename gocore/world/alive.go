@@ -11,7 +11,7 @@ import (
 // onQuestion answers a question of another rank. If some rank cannot take part, no rank is watched, and
 // o.unwatched says why.
 func (o *Roster) watch(base transport.Comm, onQuestion func([liveness.QuestionBytes]byte) []byte) error {
-	if o.topo.OneNode(EveryRank(o.topo.Size)) {
+	if o.topo.OneNode(transport.EveryRank(o.topo.Size)) {
 		o.unwatched = "all ranks are on one node"
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/liveness"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // A rank has died if its process has ended and it has not left the job (Env.Leave), or if its host
@@ -199,7 +200,7 @@ type Death struct {
 // Watch returns what is known now.
 func (o *Roster) Watch() Watch {
 	w := Watch{After: o.deadAfter.Seconds(), Off: o.unwatched, Dead: []Death{}}
-	for _, r := range o.Dead(EveryRank(o.topo.Size)) {
+	for _, r := range o.Dead(transport.EveryRank(o.topo.Size)) {
 		why := o.alive.Why(r)
 		if why == "" {
 			why = "the kernel has dropped the lock of its process, which had not left the job"
@@ -211,12 +212,3 @@ func (o *Roster) Watch() Watch {
 
 // Cut ends the connections to other nodes, as the kernel does when a process ends: for tests of deaths.
 func (o *Roster) Cut() { o.alive.Close() }
-
-// EveryRank returns all ranks of a world or a group of that size, in order.
-func EveryRank(size int) []int {
-	ranks := make([]int, size)
-	for r := range ranks {
-		ranks[r] = r
-	}
-	return ranks
-}
