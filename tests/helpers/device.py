@@ -2,9 +2,9 @@
 
 :class:`DeviceTensor` speaks DLPack and ``__cuda_array_interface__``. :class:`DLPackTensor` and
 :class:`InterfaceTensor` speak only one of the two. The driver is the library that
-``PADDLEMPI_CUDA`` names. These functions call what only the fake driver has
-(``gocore/cuda/cudafake/driver/fake.h``): :func:`hold`, :func:`calls`, :func:`fail`,
-:func:`fault`, :func:`pending`.
+``PADDLEMPI_CUDA`` names: the fake one (``gocore/cuda/cudafake/driver/fake.h``), or a GPU's. Only
+the fake one has :func:`calls`, :func:`fail`, :func:`fault` and :func:`pending`; tests that need
+them have the marker ``fake_driver``.
 
 The tensors behave like a framework's where that exposes mistakes. Their values arrive late, by a
 copy on their stream. When a tensor is gone, its memory is overwritten with 0xEE on its stream and
@@ -32,6 +32,9 @@ LEGACY, PER_THREAD = 1, 2
 
 KINDS = {"plain": 2, "pool": 2, "pinned": 3, "managed": 13}
 """How memory was allocated, and DLPack's type of device for it."""
+
+NOT_READY = 600
+"""CUDA_ERROR_NOT_READY"""
 
 _OWN_STREAMS = 8
 _POISON = 0xEE
@@ -65,6 +68,16 @@ class _Driver:
 
         setattr(self, name, call)
         return call
+
+    def has(self, name: str) -> bool:
+        """Return whether the driver has a function of this name."""
+        return hasattr(self._library, name)
+
+    def get_last(self, name: str, *arguments: Any) -> int:
+        """Call a function and return what it writes through its last argument, a pointer."""
+        value = _word()
+        getattr(self, name)(*arguments, ctypes.byref(value))
+        return value.value
 
     def get(self, name: str, *arguments: Any) -> int:
         """Call a function and return what it writes through its first argument, a pointer."""
@@ -101,6 +114,12 @@ def device_count() -> int:
     return driver().get("cuDeviceGetCount") & 0xFFFFFFFF
 
 
+@functools.cache
+def is_fake() -> bool:
+    """Return whether the driver is the fake one."""
+    return driver().has("fakecuda_hold")
+
+
 @contextmanager
 def hold(stream: int, device: int = 0) -> Iterator[None]:
     """Hold up the operations that are queued on ``stream`` inside the block until the block ends.
@@ -110,12 +129,52 @@ def hold(stream: int, device: int = 0) -> Iterator[None]:
     """
     with driver().on(device):
         driver().cuStreamSynchronize(stream)
-        driver().fakecuda_hold(stream, 1)
+        if is_fake():
+            driver().fakecuda_hold(stream, 1)
+        else:
+            gate = next(_gates())
+            driver().cuStreamWaitValue32_v2(stream, gate, 1, 0)  # until it is at least 1
     try:
         yield
     finally:
         with driver().on(device):
-            driver().fakecuda_hold(stream, 0)
+            if is_fake():
+                driver().fakecuda_hold(stream, 0)
+            else:
+                ctypes.c_uint32.from_address(gate).value = 1
+
+
+@functools.cache
+def _gates() -> Iterator[int]:
+    """Addresses of words that are 0, in pinned memory that every device reads."""
+    count = 1 << 16
+    first = driver().get("cuMemHostAlloc", 4 * count, 1)  # portable
+    ctypes.memset(first, 0, 4 * count)
+    return iter(range(first, first + 4 * count, 4))
+
+
+@contextmanager
+def capture(stream: int) -> Iterator[None]:
+    """Capture what this thread queues on ``stream`` of device 0 inside the block into a graph."""
+    with driver().on(0):
+        if is_fake():
+            driver().fakecuda_capture(stream, 1)
+        else:
+            driver().cuStreamBeginCapture_v2(stream, 1)  # calls of other threads are allowed
+    try:
+        yield
+    finally:
+        with driver().on(0):
+            if is_fake():
+                driver().fakecuda_capture(stream, 0)
+            else:
+                driver().cuGraphDestroy(driver().get_last("cuStreamEndCapture", stream))
+
+
+def is_busy(stream: int, device: int = 0) -> bool:
+    """Return whether work that was queued on the stream has not ended."""
+    with driver().on(device):
+        return driver().raw("cuStreamQuery", stream) == NOT_READY
 
 
 def calls(function: str) -> int:
@@ -181,10 +240,38 @@ PTX = """
 .visible .entry fakecuda_add(
     .param .align 8 .b8 fakecuda_add_param_0[24]
 )
-{ ret; }
+{
+    .reg .pred %p<2>;
+    .reg .f32 %f<4>;
+    .reg .b32 %r<5>;
+    .reg .b64 %d<8>;
+    ld.param.u64 %d1, [fakecuda_add_param_0];
+    ld.param.u64 %d2, [fakecuda_add_param_0+8];
+    ld.param.f32 %f1, [fakecuda_add_param_0+16];
+    cvta.to.global.u64 %d1, %d1;
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %ntid.x;
+    mov.u32 %r3, %tid.x;
+    mad.lo.u32 %r4, %r1, %r2, %r3;
+    cvt.u64.u32 %d3, %r4;
+    mov.u32 %r1, %nctaid.x;
+    mul.wide.u32 %d4, %r1, %r2;
+NEXT:
+    setp.ge.u64 %p1, %d3, %d2;
+    @%p1 bra DONE;
+    shl.b64 %d5, %d3, 2;
+    add.u64 %d6, %d1, %d5;
+    ld.global.f32 %f2, [%d6];
+    add.f32 %f3, %f2, %f1;
+    st.global.f32 [%d6], %f3;
+    add.u64 %d3, %d3, %d4;
+    bra NEXT;
+DONE:
+    ret;
+}
 .visible .entry fakecuda_has_none() { ret; }
 """
-"""Names the kernel that the fake has of its own; there is no code, for the fake needs none."""
+"""A kernel that adds a number to every element. The fake driver knows it by its name."""
 
 
 def function(ptx: str, name: str, device: int = 0) -> int:

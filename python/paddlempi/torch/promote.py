@@ -72,7 +72,7 @@ def consider(group: Any, tensor: Any, depth: int) -> None:
         tensor: what an asynchronous ``allreduce`` was called with.
         depth: the number of frames between this function and the caller of ``allreduce``.
     """
-    if not _on or _in_graph_task() == -1 or sys._getframe(depth + 1).f_code is not _BACKWARD:
+    if not _on or _in_graph_task() == -1 or not _called_by_backward(depth + 2):
         return
     if tensor.layout is not torch.strided or not tensor.is_cpu:
         return
@@ -92,6 +92,17 @@ def consider(group: Any, tensor: Any, depth: int) -> None:
             _move(tensor, storage)
     _seen.discard(key)
     _settled.add(key)
+
+
+def _called_by_backward(depth: int) -> bool:
+    """Whether the frame at this depth is torch's backward.
+
+    The engine's own threads, which compute the gradients of a GPU, may have no such frame.
+    """
+    try:
+        return sys._getframe(depth).f_code is _BACKWARD
+    except ValueError:
+        return False
 
 
 def expose(tensor: Any) -> None:

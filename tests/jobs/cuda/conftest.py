@@ -1,4 +1,4 @@
-"""Tests of CUDA tensors without a GPU, in one process or as jobs."""
+"""Tests of CUDA tensors in one process or as jobs, over the fake driver; test_ipc.py also on a GPU."""
 
 from __future__ import annotations
 
@@ -10,4 +10,8 @@ __all__ = ["pytest_sessionfinish"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    fake_driver.use()
+    fake_driver.use(config)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    fake_driver.skip_without(items)

@@ -1,6 +1,7 @@
 """Fixtures of the tests of CUDA tensors in every rank: the staged path, in pieces of 4 KiB.
 
-No GPU is needed, because all tests use the fake driver.
+No GPU is needed, because the tests use the fake driver. With ``PADDLEMPI_CUDA=libcuda.so.1`` they
+run on a GPU, and ``PADDLEMPI_CUDA_PATHS`` may allow other paths.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import device
 import fake_driver
 import pytest
 
@@ -23,11 +25,15 @@ from paddlempi.testing import World
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    fake_driver.use()
-    os.environ["PADDLEMPI_CUDA_PATHS"] = "staged"
+    fake_driver.use(config)
+    os.environ.setdefault("PADDLEMPI_CUDA_PATHS", "staged")
     os.environ["PADDLEMPI_CUDA_CHUNK"] = "4096"
     # If the ranks share two cores, even this short delay makes a wrong order show.
     os.environ.setdefault("PMPI_FAKECUDA_DELAY", "100")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    fake_driver.skip_without(items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,6 +63,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def kind(request: pytest.FixtureRequest, mpi_world: World) -> Kind:
     """A kind of tensors, chosen by its name."""
     return KINDS[request.param](mpi_world.rank)
+
+
+@pytest.fixture
+def two_devices() -> None:
+    """Skip the test if the driver shows one device."""
+    if device.device_count() < 2:
+        pytest.skip("there is one device")
 
 
 @pytest.fixture

@@ -161,6 +161,7 @@ def test_batch(dist: ModuleType, rank: int, size: int) -> None:
     assert (host_taken == before + 50).all()
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_on_the_second_device(dist: ModuleType, rank: int) -> None:
     stream = device.new_stream(1)
     if rank == 0:

@@ -179,6 +179,7 @@ def test_16_bits_are_rounded_once(
         assert_reduced(tensor.values(), op, parts)
 
 
+@pytest.mark.fake_driver
 @pytest.mark.mpi(min=2)
 def test_pieces_and_paths(dist: ModuleType, rank: int, size: int) -> None:
     """A tensor is copied to the host and back in pieces, and no other path is used."""

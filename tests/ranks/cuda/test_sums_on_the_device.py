@@ -74,6 +74,7 @@ def test_all_ranks_have_the_same_bits(dist: ModuleType, rank: int, size: int) ->
         assert other.tobytes() == everyone[0].tobytes()
 
 
+@pytest.mark.fake_driver
 @pytest.mark.mpi(min=2)
 def test_kernels_do_it(dist: ModuleType, rank: int, size: int) -> None:
     parts = [numbers("float32", 10 * 1024, "counted", r) for r in range(size)]
