@@ -31,6 +31,20 @@ var levelBytes int64 = 16 << 20
 // levelLeast is the least tensor in bytes for which the phases on the node cost less than they save on the wire.
 var levelLeast int64 = 1 << 20
 
+// partialBytes is the length of a partial sum of 16-bit floats.
+const partialBytes = 4
+
+// Partial tells whether to is the type of partial sums of 16-bit floats of type of.
+func Partial(of, to op.DType) bool { return reduce.Is16(of) && to == op.Float32 }
+
+// sumElem returns the bytes of an element of the sums of a node.
+func (a *Args) sumElem() int64 {
+	if reduce.Is16(a.DType) {
+		return partialBytes
+	}
+	return a.elem()
+}
+
 // LevelBytes returns levelBytes.
 func LevelBytes() int64 { return levelBytes }
 
@@ -67,28 +81,41 @@ func (l *Levels) Free() {
 // exchanges the slice with its counterparts on the other nodes (pieces), and the results are gathered on the node. So
 // every byte crosses the wire once, however many members a node has. Bytes that leave a node: 2(1-1/N)S for N nodes.
 //
-// The sums are in rank order on a node, and in the order of the nodes between them. 16-bit floats are for other
-// algorithms, because this one would round at each level.
-var allReduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return inLevels(s) && !reduce.Is16(s.DType)
-}, polls: always, scratch: func(a *Args) int64 {
-	return a.piecesScratch(len(a.Levels.Rail)) + a.inputScratch()
+// The sums are in rank order on a node, and in the order of the nodes between them. Those of 16-bit floats are of type
+// float32 until the last one, which is rounded. So of the bytes above, the first half are twice as many for them.
+var allReduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: inLevels, polls: always, scratch: func(a *Args) int64 {
+	return a.piecesScratch(len(a.Levels.Rail), a.sumElem()) + a.inputScratch() + a.ownSumScratch()
 }, build: func(a *Args, p *Program) error {
 	input, err := a.inputApart(p)
 	if err != nil {
 		return err
 	}
-	room, err := a.piecesRoom(p, len(a.Levels.Rail))
+	room, err := a.piecesRoom(p, len(a.Levels.Rail), a.sumElem())
 	if err != nil {
 		return err
 	}
-	step := levelBytes / a.elem()
+	sum := Part{Data: a.Levels.Part}
+	if bytes := a.ownSumScratch(); bytes > 0 {
+		if sum.Data, err = p.Alloc(bytes); err != nil {
+			return err
+		}
+	}
+	step := levelBytes / a.sumElem()
 	for from := int64(0); from == 0 || from < input.Count; from += step {
 		n := min(step, input.Count-from)
-		a.addLevels(p, room, Part{Data: a.at(input.Data, from), Count: n}, Part{Data: a.at(a.Recv[0].Data, from), Count: n})
+		a.addLevels(p, room, Part{Data: a.at(input.Data, from), Count: n}, Part{Data: a.at(a.Recv[0].Data, from), Count: n}, sum)
 	}
 	return nil
 }}
+
+// ownSumScratch returns the memory for the sum of a node that has this rank alone. Only sums of 16-bit floats need it:
+// others lie in the result.
+func (a *Args) ownSumScratch() int64 {
+	if a.Levels.Many > 1 || !reduce.Is16(a.DType) {
+		return 0
+	}
+	return pad(min(levelBytes, max(1, a.Recv[0].Count)*partialBytes))
+}
 
 // inLevels tells whether all members can do the call in levels.
 func inLevels(s *Sig) bool { return s.Rails > 0 && s.Agreed&ForLevels != 0 && s.large() }
@@ -109,27 +136,25 @@ func (s *Sig) large() bool {
 
 // reduceScatterLevels: for each node, the members here sum up the parts of its members, each the part of its counterpart
 // there. The counterparts exchange these sums. Bytes that leave a node: (1-1/N) of the input.
-var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return onEvenNodes(s) && !reduce.Is16(s.DType)
-}, polls: always, scratch: func(a *Args) int64 {
-	return a.piecesScratch(len(a.Levels.Rail)) + a.apartScratch()
+var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onEvenNodes, polls: always, scratch: func(a *Args) int64 {
+	return a.piecesScratch(len(a.Levels.Rail), a.sumElem()) + a.apartScratch()
 }, build: func(a *Args, p *Program) error {
 	sends, err := a.keepApart(p)
 	if err != nil {
 		return err
 	}
-	room, err := a.piecesRoom(p, len(a.Levels.Rail))
+	room, err := a.piecesRoom(p, len(a.Levels.Rail), a.sumElem())
 	if err != nil {
 		return err
 	}
 	l, parts := a.Levels, a.perRank(sends)
 	nodes := int64(len(l.Nodes))
-	step := levelBytes / a.elem() / max(nodes, int64(l.Many)) // Part has a sum for each node, Stage the parts for one node
+	step := levelBytes / a.sumElem() / max(nodes, int64(l.Many)) // Part has a sum for each node, Stage the parts for one node
 	for from := int64(0); from == 0 || from < a.Count; from += step {
 		n := min(step, a.Count-from)
 		sums := make([]Part, nodes)
 		for k, members := range l.Nodes {
-			sums[k] = Part{Data: a.at(l.Part, int64(k)*n), Count: n}
+			sums[k] = Part{Data: unsafe.Add(l.Part, int64(k)*n*a.sumElem()), Count: n}
 			a.onNode(p, op.ReduceScatter, a.copied(p, chosen(a, parts, members, from, n)), sums[k:k+1])
 		}
 		a.addRail(p, room, sums, Part{Data: a.at(a.Recv[0].Data, from), Count: n}, nil)
@@ -155,7 +180,7 @@ var allGatherLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onE
 		}
 		mine := slices.Index(l.Rail, a.Rank)
 		a.copySteps(p, got[mine:mine+1], []Part{{Data: a.at(sends[0].Data, from), Count: n}})
-		a.addRail(p, nil, nil, got[mine], got)
+		a.addPieces(p, a.Levels.Rail, reduce.Fold{}, 0, nil, nil, got[mine], got)
 		for k, members := range l.Nodes {
 			results := chosen(a, parts, members, from, n)
 			list := a.mappable(results)
@@ -209,52 +234,77 @@ func (a *Args) copySteps(p *Program, to, from []Part) {
 	})
 }
 
-// addLevels appends the steps for a part of the tensor.
-func (a *Args) addLevels(p *Program, room unsafe.Pointer, in, out Part) {
+// addLevels appends the steps for a part of the tensor. sum is where this rank's slice of the node's sum goes.
+func (a *Args) addLevels(p *Program, room unsafe.Pointer, in, out, sum Part) {
 	l := a.Levels
 	if l.Many == 1 {
-		p.Do(func() error {
-			a.copyElements(out.Data, in.Data, in.Count)
-			if a.Reduce == op.PremulSum {
-				return a.scale(out)
-			}
-			return nil
-		})
-		a.addRailOf(p, room, out)
+		if sum.Count = in.Count; !reduce.Is16(a.DType) {
+			sum.Data = out.Data
+		}
+		p.Do(func() error { return a.widen(sum, in) })
+		a.addRailOf(p, room, sum, out)
 		return
 	}
 	shares := append(a.cut(in.Count, a.Rails), make([]slice, l.Many-a.Rails)...)
-	own := Part{Data: l.Part, Count: shares[l.Here].count}
-	a.onNode(p, op.ReduceScatter, a.views(a.copied(p, []Part{in})[0], shares), []Part{own})
+	sum.Count = shares[l.Here].count
+	a.onNode(p, op.ReduceScatter, a.views(a.copied(p, []Part{in})[0], shares), []Part{sum})
+	own := sum
+	if reduce.Is16(a.DType) {
+		own.Data = unsafe.Add(l.Stage, levelBytes/2) // the half that no part of such a tensor needs
+	}
 	if l.Rail != nil {
-		a.addRailOf(p, room, own)
+		a.addRailOf(p, room, sum, own)
 	}
 	result := a.mappable([]Part{out})
 	a.onNode(p, op.AllGather, []Part{own}, a.views(result[0], shares))
 	a.copySteps(p, []Part{out}, result)
 }
 
-// addRailOf appends the sum of a slice with those of this rank's counterparts, in place.
-func (a *Args) addRailOf(p *Program, room unsafe.Pointer, whole Part) {
-	rail := a.Levels.Rail
-	parts := a.views(whole, a.cut(whole.Count, len(rail)))
-	a.addRail(p, room, parts, parts[slices.Index(rail, a.Rank)], parts)
+// widen makes the sum of a node that has this rank alone.
+func (a *Args) widen(sum, in Part) error {
+	switch {
+	case reduce.Is16(a.DType):
+		scaled := a.Reduce
+		if scaled != op.PremulSum {
+			scaled = op.Sum
+		}
+		fold := reduce.NewFold(a.DType, scaled, 1, a.Scale).To(op.Float32)
+		fold.Run(sum.Data, []unsafe.Pointer{in.Data}, in.Count)
+	case a.Reduce == op.PremulSum:
+		return reduce.ScaleTo(sum.Data, in.Data, in.Count, a.DType, a.Scale)
+	default:
+		a.copyElements(sum.Data, in.Data, in.Count)
+	}
+	return nil
 }
 
-// addRail appends an exchange with this rank's counterparts (addPieces).
+// addRailOf appends the sum of this rank's slice with those of its counterparts. own gets it, which may be sum.
+func (a *Args) addRailOf(p *Program, room unsafe.Pointer, sum, own Part) {
+	rail := a.Levels.Rail
+	of := a.cut(own.Count, len(rail))
+	get := a.views(own, of)
+	a.addRail(p, room, viewsOf(sum, of, a.sumElem()), get[slices.Index(rail, a.Rank)], get)
+}
+
+// addRail appends a sum with this rank's counterparts (addPieces).
 func (a *Args) addRail(p *Program, room unsafe.Pointer, give []Part, own Part, get []Part) {
-	between := a.Reduce
+	between, sums := a.Reduce, a.DType
 	if between == op.PremulSum {
 		between = op.Sum // each was multiplied on its node
 	}
-	a.addPieces(p, a.Levels.Rail, reduce.NewFold(a.DType, between, a.Size, 0), room, give, own, get)
+	if reduce.Is16(a.DType) {
+		sums = op.Float32
+	}
+	a.addPieces(p, a.Levels.Rail, reduce.NewFold(sums, between, a.Size, 0).To(a.DType), a.sumElem(), room, give, own, get)
 }
 
 // views returns slices of a tensor.
-func (a *Args) views(whole Part, of []slice) []Part {
+func (a *Args) views(whole Part, of []slice) []Part { return viewsOf(whole, of, a.elem()) }
+
+func viewsOf(whole Part, of []slice, elem int64) []Part {
 	parts := make([]Part, len(of))
 	for i, s := range of {
-		parts[i] = Part{Data: a.at(whole.Data, s.from), Count: s.count}
+		parts[i] = Part{Data: unsafe.Add(whole.Data, s.from*elem), Count: s.count}
 	}
 	return parts
 }
@@ -282,6 +332,9 @@ func (a *Args) onNode(p *Program, code op.Code, sends, recvs []Part) {
 	p.Until(func() (bool, error) {
 		if over == nil {
 			send, recv := a.bufs(sends), a.bufs(recvs)
+			if code == op.ReduceScatter && reduce.Is16(a.DType) {
+				recv[0].DType = op.Float32
+			}
 			d := op.Desc{Code: code, ReduceOp: between, Scale: a.Scale, Flags: op.FlagAsync, TimeoutNS: -1,
 				NSend: int32(len(send)), Send: unsafe.Pointer(&send[0]), NRecv: int32(len(recv)), Recv: unsafe.Pointer(&recv[0])}
 			var err error

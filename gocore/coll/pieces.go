@@ -31,6 +31,7 @@ type pieces struct {
 	a    *Args
 	me   int    // this rank among those that take part
 	step int64  // elements of a piece
+	elem int64  // bytes of an element of the first leg: those of partial sums are longer (Partial)
 	give []Part // what this rank gives to each of them; nil: nothing is summed up
 	own  Part   // where the sum goes; without a first leg, what this rank sends
 	get  []Part // where the other ranks' sums go; nil: they stay where they are
@@ -53,17 +54,20 @@ type peer struct {
 // pieceStep returns the elements of a piece.
 func (a *Args) pieceStep() int64 { return pieceBytes / a.elem() }
 
-// piecesScratch returns the scratch memory of a sum over n ranks.
-func (a *Args) piecesScratch(n int) int64 { return a.scratch(int64(n) * piecesAtOnce * a.pieceStep()) }
+// piecesScratch returns the scratch memory of a sum over n ranks, whose elements have elem bytes.
+func (a *Args) piecesScratch(n int, elem int64) int64 {
+	return pad(max(1, int64(n)*piecesAtOnce*a.pieceStep()*elem))
+}
 
 // piecesRoom takes that memory.
-func (a *Args) piecesRoom(p *Program, n int) (unsafe.Pointer, error) {
-	return a.alloc(p, int64(n)*piecesAtOnce*a.pieceStep())
+func (a *Args) piecesRoom(p *Program, n int, elem int64) (unsafe.Pointer, error) {
+	return p.Alloc(a.piecesScratch(n, elem))
 }
 
 // addPieces appends the exchange among the ranks who, in the order of the sum. f sums up, and room is from piecesRoom, unless give is nil.
-func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, room unsafe.Pointer, give []Part, own Part, get []Part) {
-	x := &pieces{a: a, me: slices.Index(who, a.Rank), step: a.pieceStep(), fold: f, room: room, give: give, own: own, get: get}
+// An element of what is given, and summed up, has elem bytes.
+func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, elem int64, room unsafe.Pointer, give []Part, own Part, get []Part) {
+	x := &pieces{a: a, me: slices.Index(who, a.Rank), step: a.pieceStep(), elem: elem, fold: f, room: room, give: give, own: own, get: get}
 	n := len(who)
 	x.srcs = make([]unsafe.Pointer, n)
 	for d := 1; d < n; d++ {
@@ -81,9 +85,14 @@ func (x *pieces) piece(part Part, k int64) (at unsafe.Pointer, elements int64) {
 	return x.a.at(part.Data, k*x.step), min(x.step, part.Count-k*x.step)
 }
 
+// given returns where piece k of what this rank gives to number i of those that take part is, and its elements.
+func (x *pieces) given(i int, k int64) (at unsafe.Pointer, elements int64) {
+	return unsafe.Add(x.give[i].Data, k*x.step*x.elem), min(x.step, x.give[i].Count-k*x.step)
+}
+
 // incoming returns where piece k of what number i of those that take part gives goes.
 func (x *pieces) incoming(i int, k int64) unsafe.Pointer {
-	return x.a.at(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.step)
+	return unsafe.Add(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.step*x.elem)
 }
 
 // requests adds those that are under way to b.
@@ -131,7 +140,7 @@ func (x *pieces) start() error {
 		p := &x.peers[i]
 		for x.give != nil && p.taken.started < mine && p.taken.started < x.summed+piecesAtOnce && !p.taken.full() {
 			_, n := x.piece(x.own, p.taken.started)
-			if err := p.taken.add(wire.Receive(x.incoming(p.i, p.taken.started), n*elem, p.rank, giveTag)); err != nil {
+			if err := p.taken.add(wire.Receive(x.incoming(p.i, p.taken.started), n*x.elem, p.rank, giveTag)); err != nil {
 				return err
 			}
 		}
@@ -151,8 +160,8 @@ func (x *pieces) start() error {
 	for i := range x.peers {
 		p := &x.peers[i]
 		for x.give != nil && p.given.started < x.piecesOf(x.give[p.i]) && !p.given.full() {
-			at, n := x.piece(x.give[p.i], p.given.started)
-			if err := p.given.add(wire.Send(at, n*elem, p.rank, giveTag)); err != nil {
+			at, n := x.given(p.i, p.given.started)
+			if err := p.given.add(wire.Send(at, n*x.elem, p.rank, giveTag)); err != nil {
 				return err
 			}
 		}
@@ -183,7 +192,7 @@ func (x *pieces) pass() error {
 		for i := range x.srcs {
 			x.srcs[i] = x.incoming(i, x.summed)
 		}
-		x.srcs[x.me], _ = x.piece(x.give[x.me], x.summed)
+		x.srcs[x.me], _ = x.given(x.me, x.summed)
 		x.fold.Run(at, x.srcs, n)
 	}
 	x.summed++

@@ -2,6 +2,7 @@ package group
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -12,6 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
@@ -130,6 +132,149 @@ func TestPartsInLevels(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// halved rounds numbers to a 16-bit type.
+func halved(d op.DType, numbers []float32) []uint16 {
+	in := floats(numbers...)
+	out := halves(in.Count)
+	fold := reduce.NewFold(op.Float32, op.Sum, 1, 0).To(d)
+	fold.Run(out.Data, []unsafe.Pointer{in.Data}, in.Count)
+	return slices.Clone(unsafe.Slice((*uint16)(out.Data), out.Count))
+}
+
+// widened is the reverse.
+func widened(d op.DType, bits []uint16) []float32 {
+	in := halves(int64(len(bits)))
+	copy(unsafe.Slice((*uint16)(in.Data), in.Count), bits)
+	out := floats(make([]float32, len(bits))...)
+	fold := reduce.NewFold(d, op.Sum, 1, 0).To(op.Float32)
+	fold.Run(out.Data, []unsafe.Pointer{in.Data}, in.Count)
+	return slices.Clone(values(out))
+}
+
+// Sums of 16-bit floats in levels are made in float32, in rank order on each node and in the order of the nodes, and
+// are rounded once: every rank has exactly these bits.
+func TestHalvesInLevels(t *testing.T) {
+	const period = 7
+	type sumOf struct {
+		d      op.DType
+		r      op.ReduceOp
+		mapped bool
+	}
+	for name, nodes := range severalNodes {
+		t.Run(name, func(t *testing.T) {
+			even := name != "two and one" && name != "three nodes"
+			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
+				for _, c := range []sumOf{{op.BFloat16, op.Sum, false}, {op.Float16, op.Avg, true}, {op.BFloat16, op.PremulSum, g.Rank%2 == 0}, {op.Float16, op.Product, true}, {op.BFloat16, op.Max, true}} {
+					given := func(rank int) []uint16 {
+						numbers := make([]float32, period)
+						for i := range numbers {
+							numbers[i] = 1 + 0.37*float32(rank*period+i)
+						}
+						return halved(c.d, numbers)
+					}
+					want := halved(c.d, sumInLevels(e.Topo.ByNode(g.Ranks), c.r, 0.3, func(rank int) []float32 { return widened(c.d, given(rank)) }))
+					what := fmt.Sprintf("%v", c)
+					n := int(coll.LevelBytes()/4) + 12345
+					send, free := half(t, c.d, c.mapped, n, func(i int) uint16 { return given(g.Rank)[i%period] })
+					recv, freeRecv := half(t, c.d, c.mapped, n, func(int) uint16 { return 1 })
+					for _, inPlace := range []bool{false, true} {
+						d, result := desc(op.AllReduce, []op.Buf{send}, []op.Buf{recv}), recv
+						if inPlace {
+							d, result = desc(op.AllReduce, nil, []op.Buf{send}), send
+						}
+						d.ReduceOp, d.Scale = c.r, 0.3
+						_, err := submit(g, d)
+						assert.NoError(t, err, what)
+						assert.Equal(t, "levels", g.Algorithm())
+						sameHalves(t, what, result, want, 0)
+					}
+					free()
+					freeRecv()
+					if !even {
+						continue
+					}
+					share := n/g.Size + 3
+					send, free = half(t, c.d, c.mapped, share*g.Size, func(i int) uint16 { return given(g.Rank)[i%period] })
+					recv, freeRecv = half(t, c.d, !c.mapped, share, func(int) uint16 { return 1 })
+					d := desc(op.ReduceScatter, []op.Buf{send}, []op.Buf{recv})
+					d.ReduceOp, d.Scale = c.r, 0.3
+					_, err := submit(g, d)
+					assert.NoError(t, err, what)
+					assert.Equal(t, "levels", g.Algorithm())
+					sameHalves(t, what, recv, want, share*g.Rank)
+					free()
+					freeRecv()
+				}
+			})
+		})
+	}
+}
+
+// sumInLevels sums up what each rank gives.
+func sumInLevels(nodes [][]int, r op.ReduceOp, scale float32, given func(rank int) []float32) (all []float32) {
+	add := func(to *[]float32, more []float32) {
+		if *to == nil {
+			*to = more
+			return
+		}
+		for i, v := range more {
+			switch r {
+			case op.Product:
+				(*to)[i] *= v
+			case op.Max:
+				(*to)[i] = max((*to)[i], v)
+			default:
+				(*to)[i] += v
+			}
+		}
+	}
+	n := 0
+	for _, members := range nodes {
+		var here []float32
+		for _, rank := range members {
+			mine := given(rank)
+			for i := range mine {
+				if r == op.PremulSum {
+					mine[i] *= scale
+				}
+			}
+			add(&here, mine)
+			n++
+		}
+		add(&all, here)
+	}
+	for i := range all {
+		if r == op.Avg {
+			all[i] /= float32(n)
+		}
+	}
+	return all
+}
+
+// half is tensor for 16-bit floats.
+func half(t *testing.T, d op.DType, mapped bool, count int, value func(i int) uint16) (op.Buf, func()) {
+	b, free := tensor(t, mapped, (count+1)/2, func(int) float32 { return 0 })
+	b.Count, b.DType = int64(count), d
+	list := unsafe.Slice((*uint16)(b.Data), count)
+	for i := range min(7, count) {
+		list[i] = value(i)
+	}
+	for i := 7; i < count; i++ {
+		list[i] = list[i-7]
+	}
+	return b, free
+}
+
+// sameHalves is same for values that are repeated, and of which b begins with number from.
+func sameHalves(t *testing.T, what string, b op.Buf, want []uint16, from int) {
+	for i, v := range unsafe.Slice((*uint16)(b.Data), b.Count) {
+		if v != want[(from+i)%len(want)] {
+			assert.Failf(t, "wrong value", "%s: element %d of %d is %#x, not %#x", what, i, b.Count, v, want[(from+i)%len(want)])
+			return
+		}
 	}
 }
 
