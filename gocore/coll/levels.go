@@ -51,7 +51,7 @@ func LevelBytes() int64 { return levelBytes }
 // Ready takes Stage and Part from the heap of this process, unless that was done or the call does not need them. It tells
 // whether this member can do the call in levels.
 func (l *Levels) Ready(a *Args) bool {
-	if !a.large() || !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced {
+	if a.Forced&WithoutLevels != 0 || !a.large() || !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced {
 		return false
 	}
 	l.mu.Lock()
@@ -118,7 +118,9 @@ func (a *Args) ownSumScratch() int64 {
 }
 
 // inLevels tells whether all members can do the call in levels.
-func inLevels(s *Sig) bool { return s.Rails > 0 && s.Agreed&ForLevels != 0 && s.large() }
+func inLevels(s *Sig) bool {
+	return s.Rails > 0 && s.Agreed&ForLevels != 0 && s.large() && s.Forced&WithoutLevels == 0
+}
 
 // onEvenNodes tells whether that is so, all nodes have as many ranks, and all shares the same length.
 func onEvenNodes(s *Sig) bool {

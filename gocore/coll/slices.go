@@ -12,7 +12,9 @@ import (
 // slicesRanks is the largest group that slices serves: every rank has a message with every other one.
 const slicesRanks = 16
 
-func onApartNodes(s *Sig) bool { return s.Nodes == s.Size && s.Size <= slicesRanks }
+func onApartNodes(s *Sig) bool {
+	return s.Nodes == s.Size && s.Size <= slicesRanks && s.Forced&WithoutLevels == 0
+}
 
 // allReduceSlices: rank i sums up slice i of all tensors, and sends the sum to all. Bytes that leave a rank: 2(1-1/n)S.
 var allReduceSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onApartNodes, polls: always, scratch: func(a *Args) int64 {
