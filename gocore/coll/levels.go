@@ -331,7 +331,7 @@ func (a *Args) onNode(p *Program, code op.Code, sends, recvs []Part) {
 		between = op.Sum // divided between the nodes, by the size of the whole group
 	}
 	var over func() (bool, error)
-	p.Until(func() (bool, error) {
+	p.UntilOver(func() (bool, error) {
 		if over == nil {
 			send, recv := a.bufs(sends), a.bufs(recvs)
 			if code == op.ReduceScatter && reduce.Is16(a.DType) {
@@ -345,7 +345,7 @@ func (a *Args) onNode(p *Program, code op.Code, sends, recvs []Part) {
 			}
 		}
 		return over()
-	})
+	}, nil, func() Phase { return Phase{OnNode, a.Levels.Here, -1} })
 }
 
 // bufs describes parts for another collective.

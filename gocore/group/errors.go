@@ -15,7 +15,7 @@ func (c *collective) timeoutError() error {
 		missing = g.inquiry.ask()
 	}
 	ranks := g.World(missing)
-	who := "all members had come, the transfer did not end"
+	who := "all members had come, the transfer did not end" + c.inPhase()
 	if len(ranks) > 0 {
 		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
 	}

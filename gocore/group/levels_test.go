@@ -3,6 +3,7 @@ package group
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -12,9 +13,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -296,5 +300,83 @@ func TestARankThatGivesUpInLevelsIsNamed(t *testing.T) {
 			return
 		}
 		blames(t, err, status.GroupBroken, 0, "rank(s) [0] gave up waiting when the deadline had passed there; the group is broken")
+	})
+}
+
+// troubleInLevels makes a large all_reduce on two nodes of two ranks, over an MPI with a hook. Each rank waits as long as
+// timeout says. It returns the errors, and what the ranks have recorded.
+func troubleInLevels(t *testing.T, hook mpifake.Hook, timeout func(rank int) time.Duration) (errs [4]error, records [4]trace.OperationRecord) {
+	libs := mpifake.New(4, mpifake.Nodes([]int{0, 0, 1, 1}), mpifake.WithHook(hook))
+	var wg sync.WaitGroup
+	for _, lib := range libs {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			if !assert.NoError(t, err) {
+				return
+			}
+			g, err := World(e, 0, 10*time.Second)
+			if !assert.NoError(t, err) {
+				return
+			}
+			_, errs[g.Rank] = sum(g, large(), timeout(g.Rank), 0)
+			list := recorded(t, e)
+			records[g.Rank] = list[len(list)-1]
+		}()
+	}
+	wg.Wait()
+	return errs, records
+}
+
+// isGiven tells whether a call of MPI is about a message of the first leg between nodes.
+func isGiven(c *mpi.Call, fn mpi.Fn) bool { return c.Fn == fn && c.Tag == coll.ArrivalTag+1 }
+
+// Errors and records say in which phase it was, on which rail, and with which rank.
+func TestTroubleInLevelsNamesThePhase(t *testing.T) {
+	patient := func(int) time.Duration { return 20 * time.Second }
+	where := func(o trace.OperationRecord, rail, partner int) {
+		if assert.NotNil(t, o.Phase) && assert.NotNil(t, o.Partner) {
+			assert.Equal(t, "between the nodes", *o.Phase)
+			assert.Equal(t, []int{rail, partner}, []int{*o.Rail, *o.Partner})
+		}
+	}
+	t.Run("a message that does not come", func(t *testing.T) {
+		errs, records := troubleInLevels(t, func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+			if rank == 2 && isGiven(c, mpi.FnSend) {
+				return 3 * time.Second, nil
+			}
+			return 0, nil
+		}, func(rank int) time.Duration {
+			if rank == 0 {
+				return 500 * time.Millisecond
+			}
+			return 20 * time.Second
+		})
+		assert.Equal(t, status.Timeout, status.CodeOf(errs[0]))
+		assert.ErrorContains(t, errs[0], "the transfer did not end, between the nodes, on rail 0, with rank 2; the group is broken")
+		where(records[0], 0, 2)
+		for _, err := range errs[1:] {
+			blames(t, err, status.GroupBroken, 0, "rank(s) [0] gave up waiting when the deadline had passed there")
+		}
+	})
+	t.Run("an error of MPI", func(t *testing.T) {
+		errs, records := troubleInLevels(t, func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+			if rank == 1 && isGiven(c, mpi.FnRecv) {
+				return 0, status.New(status.Truncate, "MPI_Irecv failed with MPI_ERR_TRUNCATE")
+			}
+			return 0, nil
+		}, patient)
+		blames(t, errs[1], status.Truncate, 3, ", between the nodes, on rail 1, with rank 3: MPI_Irecv failed with MPI_ERR_TRUNCATE; the group is broken")
+		where(records[1], 1, 3)
+	})
+	t.Run("a message that is too short", func(t *testing.T) {
+		errs, _ := troubleInLevels(t, func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+			if rank == 3 && isGiven(c, mpi.FnSend) {
+				c.SendCount -= 4
+			}
+			return 0, nil
+		}, patient)
+		blames(t, errs[1], status.GroupBroken, 3, ", between the nodes, on rail 1, with rank 3: that rank has sent a message of another length than was agreed on")
 	})
 }
