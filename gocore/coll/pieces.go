@@ -10,10 +10,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Tags of the messages of pieces.
+// Tags of the messages of pieces. Exchanges that are under way at once have different ones: see inParts.
 const (
 	giveTag = ArrivalTag + 1 + iota
 	getTag
+	tagsOfPieces = iota
 )
 
 // pieceBytes is the length of a message. Long parts go in pieces, so that the wire, the sum of the piece before and
@@ -32,6 +33,7 @@ type pieces struct {
 	a    *Args
 	me   int // this rank among those that take part
 	rail int
+	tags int32  // is added to the tags
 	step int64  // elements of a piece
 	elem int64  // bytes of an element of the first leg: those of partial sums are longer (Partial)
 	give []Part // what this rank gives to each of them; nil: nothing is summed up
@@ -70,17 +72,19 @@ func (a *Args) piecesRoom(p *Program, n int, elem int64) (unsafe.Pointer, error)
 // addPieces appends the exchange among the ranks who, in the order of the sum. f sums up, and room is from piecesRoom, unless give is nil.
 // An element of what is given, and summed up, has elem bytes.
 func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, elem int64, room unsafe.Pointer, give []Part, own Part, get []Part) {
+	x := a.newPieces(who, f, elem, room, give, own, get)
+	p.UntilOver(x.poll, x.requests, x.phase)
+}
+
+func (a *Args) newPieces(who []int, f reduce.Fold, elem int64, room unsafe.Pointer, give []Part, own Part, get []Part) *pieces {
 	x := &pieces{a: a, me: slices.Index(who, a.Rank), step: a.pieceStep(), elem: elem, fold: f, room: room, give: give, own: own, get: get, failed: -1}
-	if a.Levels != nil {
-		x.rail = a.Levels.Here
-	}
 	n := len(who)
 	x.srcs = make([]unsafe.Pointer, n)
 	for d := 1; d < n; d++ {
 		i := (x.me + d) % n
 		x.peers = append(x.peers, peer{rank: int32(who[i]), i: i})
 	}
-	p.UntilOver(x.poll, x.requests, x.phase)
+	return x
 }
 
 // piecesOf returns how many pieces a part has.
@@ -170,7 +174,7 @@ func (x *pieces) start() error {
 		p := &x.peers[i]
 		for x.give != nil && p.taken.started < mine && p.taken.started < x.summed+piecesAtOnce && !p.taken.full() {
 			_, n := x.piece(x.own, p.taken.started)
-			if err := p.taken.receive(wire, x.incoming(p.i, p.taken.started), n*x.elem, p.rank, giveTag); err != nil {
+			if err := p.taken.receive(wire, x.incoming(p.i, p.taken.started), n*x.elem, p.rank, giveTag+x.tags); err != nil {
 				return x.failedWith(p, err)
 			}
 		}
@@ -181,7 +185,7 @@ func (x *pieces) start() error {
 			}
 			for p.gets.started < last && !p.gets.full() {
 				at, n := x.piece(x.get[p.i], p.gets.started)
-				if err := p.gets.receive(wire, at, n*elem, p.rank, getTag); err != nil {
+				if err := p.gets.receive(wire, at, n*elem, p.rank, getTag+x.tags); err != nil {
 					return x.failedWith(p, err)
 				}
 			}
@@ -191,7 +195,7 @@ func (x *pieces) start() error {
 		p := &x.peers[i]
 		for x.give != nil && p.given.started < x.piecesOf(x.give[p.i]) && !p.given.full() {
 			at, n := x.given(p.i, p.given.started)
-			if err := p.given.send(wire, at, n*x.elem, p.rank, giveTag); err != nil {
+			if err := p.given.send(wire, at, n*x.elem, p.rank, giveTag+x.tags); err != nil {
 				return x.failedWith(p, err)
 			}
 		}
@@ -231,7 +235,7 @@ func (x *pieces) pass() error {
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		if err := p.sent.send(x.a.Wire, at, n*x.a.elem(), p.rank, getTag); err != nil {
+		if err := p.sent.send(x.a.Wire, at, n*x.a.elem(), p.rank, getTag+x.tags); err != nil {
 			return x.failedWith(p, err)
 		}
 	}
@@ -257,6 +261,12 @@ func (x *pieces) over() bool {
 		}
 	}
 	return true
+}
+
+// giveUp ends the exchange because of err: it starts nothing more.
+func (x *pieces) giveUp(err error) {
+	x.err = err
+	x.cancel()
 }
 
 // cancel gives up the receives: the other ranks may send nothing more.
