@@ -27,8 +27,11 @@ type Levels struct {
 }
 
 // levelBytes is how much memory a rank has in its heap for a tensor that lies elsewhere (Stage), and for its slices
-// (Part). A tensor goes through the levels in parts of a quarter of that.
+// (Part).
 var levelBytes int64 = 16 << 20
+
+// A tensor goes through the levels in parts of 2 MiB. Of 1 to 4 MiB, this was the best for 16 and 64 MiB.
+const partsOfMemory = 8
 
 // place returns the memory of one of the parts that are under way at once.
 func (l *Levels) place(place int) (stage, sums unsafe.Pointer) {
@@ -38,7 +41,7 @@ func (l *Levels) place(place int) (stage, sums unsafe.Pointer) {
 
 // levelStep returns how many elements a part has, of a tensor or of shares of which a node has so many.
 func (a *Args) levelStep(shares int) int64 {
-	return max(1, levelBytes/4/a.sumElem()/int64(shares))
+	return max(1, levelBytes/partsOfMemory/a.sumElem()/int64(shares))
 }
 
 // levelLeast is the least tensor in bytes for which the phases on the node cost less than they save on the wire.
