@@ -204,6 +204,11 @@ test-cuda-jobs: $(TORCH_newest)/.torch $(FAKE_CUDA) | $(RESULTS)
 .PHONY: test-gpu
 test-gpu: $(TORCH_newest)/.torch | $(RESULTS)
 	tools/launched.sh $(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,gpu) --mpi --mpi-ranks 2 tests/gpu
+	PADDLEMPI_CUDA=libcuda.so.1 tools/launched.sh $(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- \
+		$(call pytest,gpu-staged) --mpi --mpi-ranks 2 tests/ranks/cuda
+	PADDLEMPI_CUDA=libcuda.so.1 PADDLEMPI_CUDA_PATHS=ipc,staged tools/launched.sh $(TORCH_newest)/bin/python \
+		-m paddlempi.testing.launch -np 2 -- $(call pytest,gpu-ipc) --mpi --mpi-ranks 2 tests/ranks/cuda
+	PADDLEMPI_CUDA=libcuda.so.1 $(TORCH_newest)/bin/$(call pytest,gpu-jobs) tests/jobs/cuda/test_ipc.py
 
 ## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: every test starts its jobs, under every MPI
 .PHONY: test-faults
