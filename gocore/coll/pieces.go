@@ -230,6 +230,9 @@ type track struct {
 	requests       [piecesAtOnce]*transport.Request
 }
 
+// idle tells whether none is under way.
+func (t *track) idle() bool { return t.started == t.ended }
+
 func (t *track) full() bool { return t.started-t.ended == piecesAtOnce }
 
 func (t *track) add(q *transport.Request, err error) error {
