@@ -144,11 +144,11 @@ func TestAnInputThatWasSentIsNotTakenBack(t *testing.T) {
 	}
 }
 
-// hooked is ranks with a hook.
-func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e *world.Env, g *Group)) {
+// hooked is ranks with a hook, and other options.
+func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e *world.Env, g *Group), more ...mpifake.Option) {
 	t.Helper()
 	var all sync.WaitGroup
-	for _, lib := range mpifake.New(len(nodes), mpifake.Nodes(nodes), mpifake.WithHook(hook)) {
+	for _, lib := range mpifake.New(len(nodes), append(more, mpifake.Nodes(nodes), mpifake.WithHook(hook))...) {
 		all.Add(1)
 		go func() {
 			defer all.Done()

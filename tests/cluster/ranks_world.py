@@ -56,6 +56,20 @@ def many_messages_are_right(count: int = 300) -> bool:
     return right
 
 
+def messages_of_any_rank_are_right() -> bool:
+    """The first rank receives two messages of the last one, which came before it looks."""
+    last = dist.get_world_size() - 1
+    if dist.get_rank() == last:
+        for value in (5, 6):
+            dist.send(np.array([value]), 0, tag=6)
+    dist.barrier()
+    if dist.get_rank() != 0:
+        return True
+    received = np.zeros((2, 1), int)
+    sources = [dist.recv(row, tag=6) for row in received]
+    return sources == [last, last] and received.tolist() == [[5], [6]]
+
+
 def mismatch() -> ranks_report.Facts:
     """The last rank's tensor has one element more than those of the other ranks."""
     last = dist.get_world_size() - 1
@@ -89,6 +103,7 @@ def main() -> None:
             "a group of both hosts": subgroup_is_right([3, 0]),
             "a message": message_is_right(),
             "many messages": many_messages_are_right(),
+            "messages of any rank": messages_of_any_rank_are_right(),
         }
         facts["mismatch"] = mismatch()
         facts["refusal"] = refusal()
