@@ -320,6 +320,14 @@ func (a *Args) copyElements(dst, src unsafe.Pointer, n int64) {
 	}
 }
 
+// Bytes returns how many bytes this rank puts into a collective, or gets from it if it puts none.
+func Bytes(a *Args) int64 {
+	if len(a.Send) > 0 {
+		return totalCount(a.Send) * a.elem()
+	}
+	return totalCount(a.Recv) * a.elem()
+}
+
 func totalCount(parts []Part) (total int64) {
 	for i := range parts {
 		total += parts[i].Count

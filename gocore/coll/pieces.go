@@ -286,6 +286,9 @@ type track struct {
 	bytes          [piecesAtOnce]int64 // of a message that is received
 }
 
+// idle tells whether none is under way.
+func (t *track) idle() bool { return t.started == t.ended }
+
 func (t *track) full() bool { return t.started-t.ended == piecesAtOnce }
 
 func (t *track) send(by transport.Endpoint, data unsafe.Pointer, bytes int64, to, tag int32) error {

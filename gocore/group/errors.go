@@ -7,7 +7,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// timeoutError names the operation, its timeout and the ranks that never came.
+// timeoutError names the operation, its timeout and the ranks that never came. If all had come, it names those of other
+// nodes that do not answer.
 func (c *collective) timeoutError() error {
 	g := c.g
 	missing, known := g.arrival.Missing()
@@ -16,7 +17,10 @@ func (c *collective) timeoutError() error {
 	}
 	ranks := g.World(missing)
 	who := "all members had come, the transfer did not end" + c.inPhase()
-	if len(ranks) > 0 {
+	switch {
+	case len(ranks) > 0 && g.arrived == c.args.Seq:
+		who = fmt.Sprintf("%s, and rank(s) %s do not answer", who, status.Brief(ranks))
+	case len(ranks) > 0:
 		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
 	}
 	return status.New(status.Timeout, "%s timed out after %v: %s; the group is broken",

@@ -111,7 +111,9 @@ func (g *Group) usableLocked(code op.Code) error {
 
 // Fail breaks the group because of err. The queued collectives fail as well.
 func (g *Group) Fail(err error) {
-	g.Env.BrokeAfter(g.Timeout())
+	if !g.silent { // its deadlines are those of the other group
+		g.Env.BrokeAfter(g.Timeout())
+	}
 	g.mu.Lock()
 	if g.broken == nil {
 		g.broken = err

@@ -68,6 +68,29 @@ func TestARankThatGivesUpAfterItHadComeIsNamed(t *testing.T) {
 	}
 }
 
+// The error of a collective behind one whose deadline has passed says that the group is broken, although the one before
+// waits for answers first.
+func TestADeadlineInTheQueueComesAfterTheOneBefore(t *testing.T) {
+	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *world.Env, g *Group) {
+		if g.Rank == 1 {
+			time.Sleep(1500 * time.Millisecond) // outside the core
+			return
+		}
+		var works []*work.Handle
+		for range 2 {
+			d := allReduce(large())
+			d.TimeoutNS, d.Flags = int64(300*time.Millisecond), op.FlagAsync
+			h, _, err := g.Submit(d, false)
+			assert.NoError(t, err)
+			works = append(works, h)
+		}
+		_, err := works[1].Wait(-1, nil)
+		assert.Equal(t, status.GroupBroken, status.CodeOf(err), "%v", err)
+		_, err = works[0].Wait(-1, nil)
+		blames(t, err, status.Timeout, 1, "never came")
+	})
+}
+
 // A rank that has learnt from another one that a collective was given up tells the third who was the first.
 func TestWhoWasTheFirstIsPassedOn(t *testing.T) {
 	var told sync.WaitGroup
@@ -121,11 +144,11 @@ func TestAnInputThatWasSentIsNotTakenBack(t *testing.T) {
 	}
 }
 
-// hooked is ranks with a hook.
-func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e *world.Env, g *Group)) {
+// hooked is ranks with a hook, and other options.
+func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e *world.Env, g *Group), more ...mpifake.Option) {
 	t.Helper()
 	var all sync.WaitGroup
-	for _, lib := range mpifake.New(len(nodes), mpifake.Nodes(nodes), mpifake.WithHook(hook)) {
+	for _, lib := range mpifake.New(len(nodes), append(more, mpifake.Nodes(nodes), mpifake.WithHook(hook))...) {
 		all.Add(1)
 		go func() {
 			defer all.Done()

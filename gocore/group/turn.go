@@ -106,18 +106,25 @@ func drop(queue []*task, err error) {
 }
 
 // expireGrace is added to the deadline of a queued collective. The collective before it may have
-// the same deadline and should fail first, because its error names the ranks that never came.
-const expireGrace = 200 * time.Millisecond
+// the same deadline and should fail first, because its error names the ranks that never came. Over
+// nodes it asks for them first.
+func (g *Group) expireGrace() time.Duration {
+	if g.wire != nil {
+		return askWait + 200*time.Millisecond
+	}
+	return 200 * time.Millisecond
+}
 
 // Expire gives up the queued collectives whose deadline has passed. The engine does not poll them,
 // so Env.chores calls Expire now and then. A collective that all members have announced ahead cannot
 // be refused any more, so it breaks the group.
 func (g *Group) Expire(now time.Time) {
+	grace := g.expireGrace()
 	g.mu.Lock()
 	var late []*task // one that was announced ahead, and those behind it
 	var why error
 	for i, t := range g.queue {
-		if t.refused || !now.After(t.collective.deadline.Add(expireGrace)) {
+		if t.refused || !now.After(t.collective.deadline.Add(grace)) {
 			continue
 		}
 		what := fmt.Sprintf("%s timed out after %v: its turn did not come, because an operation before it is still under way",

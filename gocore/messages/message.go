@@ -130,6 +130,7 @@ type transfer struct {
 	// dropped says that the transfer was given up before MPI was called for it.
 	dropped bool
 	queued  bool // it is in Messages.waiting
+	ready   bool // it is there although its tensor is ready; guarded by Messages.mu
 	stage   *buffer.Staging
 }
 
@@ -226,18 +227,34 @@ func (m *message) tryStart(tr *transfer) error {
 	if !m.g.mayStart(tr, ready) {
 		return nil
 	}
-	if tr.receives {
-		tr.request, err = m.comm.Receive(tr.data, tr.bytes, tr.peer, tr.tag)
-	} else {
+	switch {
+	case !tr.receives:
 		tr.request, err = m.comm.Send(tr.data, tr.bytes, tr.peer, tr.tag)
+	case tr.peer < 0 && m.g.asks:
+		tr.request, err = m.look(tr)
+	default:
+		tr.request, err = m.comm.Receive(tr.data, tr.bytes, tr.peer, tr.tag)
 	}
 	m.g.Env.Engine.CalledMPI()
 	m.trace.Begun(0)
+	if tr.request == nil && err == nil {
+		m.g.await(tr)
+		return nil
+	}
 	m.g.unqueue(tr)
 	if err != nil {
 		m.g.group.Fail(err)
 	}
 	return err
+}
+
+// look receives a message of any rank, if one has come.
+func (m *message) look(tr *transfer) (*transport.Request, error) {
+	found, ok, err := m.comm.Match(tr.peer, tr.tag)
+	if err != nil || !ok {
+		return nil, err
+	}
+	return m.comm.Take(found, tr.data, tr.bytes)
 }
 
 // over tells whether the transfer was dropped or its request has ended.

@@ -37,7 +37,8 @@ type Messages struct {
 
 	mu      sync.Mutex
 	comm    transport.Comm // nil in a group of one until its first message
-	waiting []*transfer    // transfers whose tensor is not ready, and those behind them
+	waiting []*transfer    // transfers whose tensor is not ready, receives that look for a message, and those behind them
+	asks    bool           // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
 
 	queued    atomic.Int32 // len(waiting); can be read without mu
 	underWay  atomic.Int32 // messages and probes under way, also those that were given up
@@ -47,7 +48,8 @@ type Messages struct {
 
 // New returns the messages of a group. They go over comm, which may be nil in a group of one.
 func New(members *world.Members, id int64, key uint64, comm transport.Comm, group Group) *Messages {
-	return &Messages{Members: members, id: id, key: key, comm: comm, group: group}
+	asks := comm != nil && !comm.ReceivesFromAny() && len(members.Env.Topo.ByNode(members.Ranks)) > 1
+	return &Messages{Members: members, id: id, key: key, comm: comm, group: group, asks: asks}
 }
 
 // UnderWay tells whether there is a message that is not over, also one that was given up while MPI still has a request
@@ -58,7 +60,14 @@ func (g *Messages) UnderWay() bool { return g.underWay.Load() > 0 }
 func (g *Messages) Async() bool { return g.async.Load() > 0 }
 
 // StartsNothing tells whether no message waits until its tensor is ready.
-func (g *Messages) StartsNothing() bool { return g.queued.Load() == 0 }
+func (g *Messages) StartsNothing() bool {
+	if g.queued.Load() == 0 {
+		return true
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !slices.ContainsFunc(g.waiting, func(tr *transfer) bool { return !tr.ready })
+}
 
 // Comm returns what carries the messages; nil in a group of one that has sent none.
 func (g *Messages) Comm() transport.Comm {
@@ -171,28 +180,50 @@ func (g *Messages) checkAddress(code op.Code, peer, tag int32, wild bool) error 
 }
 
 // mayStart tells whether MPI may be called for tr now. MPI's messages between two ranks do not
-// overtake each other, and neither may these. Therefore a transfer whose tensor is not ready is put
-// into a list, and later transfers to or from the same rank wait behind it.
+// overtake each other, and neither may these. Therefore a transfer whose tensor is not ready, or which has found no
+// message, is put into a list, and later transfers to or from the same rank wait behind it. Two receives whose tags
+// differ never take the same message.
 func (g *Messages) mayStart(tr *transfer, ready bool) bool {
 	if ready && g.queued.Load() == 0 {
 		return true
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	tr.ready = ready
+	g.enqueue(tr)
+	for _, first := range g.waiting {
+		if first == tr {
+			break
+		}
+		if first.goesBefore(tr) {
+			return false
+		}
+	}
+	return ready
+}
+
+// goesBefore tells whether MPI has to be called for tr, which was first, before it is called for other.
+func (tr *transfer) goesBefore(other *transfer) bool {
+	if tr.receives != other.receives || tr.peer != other.peer && tr.peer >= 0 && other.peer >= 0 {
+		return false
+	}
+	return !tr.receives || tr.tag == other.tag || tr.tag < 0 || other.tag < 0
+}
+
+// await puts tr into the list: it has found no message.
+func (g *Messages) await(tr *transfer) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.enqueue(tr)
+}
+
+// enqueue puts tr into the list, unless it is there. The caller holds mu.
+func (g *Messages) enqueue(tr *transfer) {
 	if !tr.queued {
 		tr.queued = true
 		g.waiting = append(g.waiting, tr)
 		g.queued.Add(1)
 	}
-	for _, first := range g.waiting {
-		if first == tr {
-			break
-		}
-		if first.receives == tr.receives && (first.peer == tr.peer || first.peer < 0 || tr.peer < 0) {
-			return false
-		}
-	}
-	return ready
 }
 
 // unqueue takes tr out of the list, if it is there.

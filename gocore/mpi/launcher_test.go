@@ -201,6 +201,18 @@ func TestOversubscribedNodesYield(t *testing.T) {
 	assert.NotEmpty(t, set("slurmstepd", step, ompi), "three tasks, two CPUs of the job's")
 }
 
+func TestIntelKeepsMessagesThatNobodyHasAskedFor(t *testing.T) {
+	vars := map[string]string{}
+	s := fakeHost(t, nil, vars)
+	s.hint(Info{Name: "MPICH"})
+	assert.Empty(t, vars)
+	s.hint(Info{Name: "Intel MPI"})
+	assert.Equal(t, map[string]string{"FI_TCP_MAX_SAVED": "1024"}, vars)
+	vars["FI_TCP_MAX_SAVED"] = "64"
+	s.hint(Info{Name: "Intel MPI"})
+	assert.Equal(t, "64", vars["FI_TCP_MAX_SAVED"], "the user's")
+}
+
 func TestSlurmTasksOfThisNode(t *testing.T) {
 	for node, want := range map[string]int{"0": 2, "2": 2, "3": 1, "4": -1, "": -1} {
 		s := fakeHost(t, nil, map[string]string{"SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"})

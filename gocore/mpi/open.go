@@ -41,7 +41,7 @@ func Open(o Options) (Library, error) {
 		return nil, finalizedError(l.info.Path)
 	}
 	if !l.initialized() {
-		HintOversubscribed(l.info)
+		host().hint(l.info)
 		if err := CheckBeforeInit(l.info, l.file.Lookup("PMIx_Init") != nil); err != nil {
 			return nil, err
 		}

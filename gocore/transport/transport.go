@@ -80,6 +80,8 @@ type Comm interface {
 	Create(ranks []int, key uint64) (Comm, error)
 	// FirstSendWaits tells whether the first message to a rank may not return until that rank calls something.
 	FirstSendWaits() bool
+	// ReceivesFromAny tells whether a Receive from AnySource always takes a message of another node. If not, Match does.
+	ReceivesFromAny() bool
 	// TakesDeviceMemory tells whether the transport says that it takes addresses of device memory, and what it
 	// says. After a yes the caller has to try.
 	TakesDeviceMemory() (aware bool, says string)

@@ -24,7 +24,7 @@ def assert_results_right(reports: Reports) -> None:
     """Assert that every collective and message had the right result on every rank."""
     wrong = {(r["rank"], what) for r in reports for what, right in r["right"].items() if not right}
     assert not wrong
-    assert all(len(r["right"]) == 6 for r in reports)
+    assert all(len(r["right"]) == 8 for r in reports)
 
 
 def assert_errors_everywhere(reports: Reports) -> None:

@@ -38,6 +38,38 @@ def message_is_right() -> bool:
     return True
 
 
+def many_messages_are_right(count: int = 300) -> bool:
+    """Check messages of the last rank that the first one receives after a barrier behind them."""
+    last = dist.get_world_size() - 1
+    if dist.get_rank() == last:
+        works = [dist.isend(np.full(10_000, number), 0, tag=5) for number in range(count)]
+    dist.barrier()
+    right = True
+    if dist.get_rank() == 0:
+        for number in range(count):
+            received = np.zeros(10_000, int)
+            dist.recv(received, last, tag=5)
+            right = right and bool((received == number).all())
+    elif dist.get_rank() == last:
+        for work in works:
+            work.wait()
+    return right
+
+
+def messages_of_any_rank_are_right() -> bool:
+    """The first rank receives two messages of the last one, which came before it looks."""
+    last = dist.get_world_size() - 1
+    if dist.get_rank() == last:
+        for value in (5, 6):
+            dist.send(np.array([value]), 0, tag=6)
+    dist.barrier()
+    if dist.get_rank() != 0:
+        return True
+    received = np.zeros((2, 1), int)
+    sources = [dist.recv(row, tag=6) for row in received]
+    return sources == [last, last] and received.tolist() == [[5], [6]]
+
+
 def mismatch() -> ranks_report.Facts:
     """The last rank's tensor has one element more than those of the other ranks."""
     last = dist.get_world_size() - 1
@@ -70,6 +102,8 @@ def main() -> None:
             "a group of one host": subgroup_is_right([2, 3]),
             "a group of both hosts": subgroup_is_right([3, 0]),
             "a message": message_is_right(),
+            "many messages": many_messages_are_right(),
+            "messages of any rank": messages_of_any_rank_are_right(),
         }
         facts["mismatch"] = mismatch()
         facts["refusal"] = refusal()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import reports
 from hosts import Hosts
@@ -13,28 +11,11 @@ LAYOUTS = {"2x1": (("h1", 1), ("h2", 1)), "2x2": (("h1", 2), ("h2", 2))}
 RATE = "100mbit"  # 16 MiB take more than a second
 
 
-@pytest.fixture
-def slow(hosts: Hosts) -> Iterator[Hosts]:
-    queue = "root tbf rate {} burst 64kb latency 50ms"
-    for host in hosts.names:
-        hosts.execute(
-            ["tc", "qdisc", "add", "dev", "eth0", *queue.format(RATE).split()],
-            timeout=10,
-            host=host,
-            sweep=False,
-        )
-    yield hosts
-    for host in hosts.names:
-        hosts.execute(
-            ["tc", "qdisc", "del", "dev", "eth0", "root"], timeout=10, host=host, sweep=False
-        )
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_transfer_that_one_rank_gives_up(mpi: MPI, slow: Hosts, layout: str) -> None:
-    with reports.directory(slow) as place:
+def test_a_transfer_that_one_rank_gives_up(mpi: MPI, hosts: Hosts, layout: str) -> None:
+    with hosts.slow(RATE), reports.directory(hosts) as place:
         program = [reports.HERE / "ranks_transfer.py", place]
-        result = mpi.run(slow, LAYOUTS[layout], program, timeout=100)
+        result = mpi.run(hosts, LAYOUTS[layout], program, timeout=100)
         found = reports.read(place)
     assert result.code == 0 and not result.timed_out, str(result)
     first, *others = [report["facts"] for report in found]

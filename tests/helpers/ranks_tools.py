@@ -92,6 +92,30 @@ def works(group: Any = None) -> None:
     assert (x == size * (size + 1) / 2).all(), x
 
 
+def over_nodes() -> bool:
+    """Whether the job has several nodes."""
+    return dist.get_local_size() < dist.get_world_size()
+
+
+def skip_over_nodes(why: str) -> None:
+    """Skip a test in a job of several nodes."""
+    import pytest
+
+    if over_nodes():
+        pytest.skip(why)
+
+
+def repeat_over_nodes(call: Callable[[], object]) -> None:
+    """Call a collective that another rank has given up. It raises, over nodes at the second call.
+
+    There the input of the rank that gave up may have come with its announcement. Then the first
+    call has the right result.
+    """
+    call()
+    if over_nodes():
+        call()
+
+
 def refuse_system_calls(numbers: Sequence[int]) -> None:
     """Install a seccomp filter: these system calls fail with EPERM, here and in all children."""
     import ctypes

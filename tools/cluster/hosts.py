@@ -373,6 +373,17 @@ class Hosts:
         """Plug the host's cable in again."""
         self._check(f"ip link set v-{host} up")
 
+    @contextlib.contextmanager
+    def slow(self, rate: str) -> Iterator[None]:
+        """Let every host send no faster than `rate`, such as "100mbit"."""
+        for host in self.names:
+            self._check(f"tc qdisc add dev eth0 root tbf rate {rate} burst 64kb latency 50ms", host)
+        try:
+            yield
+        finally:
+            for host in self.names:
+                self._check("tc qdisc del dev eth0 root", host)
+
     def end(self, host: str) -> None:
         """Let the host die: its processes end, and its network is gone. It does not come back."""
         pid = (self.scratch / f"{host}.pid").read_text().strip()

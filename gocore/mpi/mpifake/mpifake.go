@@ -45,6 +45,9 @@ func Nodes(nodes []int) Option { return func(w *world) { w.nodes = nodes } }
 // Tags sets MPI_TAG_UB. The default is the least that MPI allows.
 func Tags(ub int32) Option { return func(w *world) { w.tagUB = ub } }
 
+// Named sets the name that the library tells of itself.
+func Named(name string) Option { return func(w *world) { w.name = name } }
+
 // Patience sets how long a blocking call waits for its partners before it fails. The default is 20
 // s.
 func Patience(d time.Duration) Option { return func(w *world) { w.patience = d } }
@@ -74,7 +77,7 @@ func Fail(rank, k, class int) Option {
 
 // New makes n ranks. The i-th element is the library of rank i.
 func New(n int, opts ...Option) []mpi.Library {
-	w := &world{tagUB: defaultTagUB, patience: defaultPatience, live: map[*request]struct{}{}}
+	w := &world{name: "fake MPI", tagUB: defaultTagUB, patience: defaultPatience, live: map[*request]struct{}{}}
 	for _, o := range opts {
 		o(w)
 	}
@@ -132,6 +135,7 @@ func Each(libs []mpi.Library, f func(rank int, lib mpi.Library) error) error {
 
 // world is what the ranks share.
 type world struct {
+	name     string
 	nodes    []int
 	tagUB    int32
 	patience time.Duration
@@ -164,7 +168,7 @@ var _ mpi.Library = (*library)(nil)
 
 func (l *library) Info() mpi.Info {
 	return mpi.Info{
-		Path: "mpifake", Why: "a test", ABI: "fake", Name: "fake MPI", Version: "fake MPI",
+		Path: "mpifake", Why: "a test", ABI: "fake", Name: l.w.name, Version: "fake MPI",
 		Standard: "3.1", ThreadLevel: "multiple", Owner: "paddlempi",
 	}
 }

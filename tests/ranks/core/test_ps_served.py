@@ -13,6 +13,7 @@ import pytest
 from paddlempi import errors, ps
 from paddlempi.ps.dense import PLACEMENTS, Blocks, spread
 from ps_roles import BOTH, ONE_SERVER, begin, folder, layouts
+from ranks_tools import skip_over_nodes
 
 __all__ = ["begin", "folder"]
 
@@ -511,6 +512,7 @@ def test_tables_that_differ(begin: Begin, rank: int) -> None:
 
 
 def test_roles_and_the_group_of_trainers(begin: Begin, dist: ModuleType, rank: int) -> None:
+    skip_over_nodes("the roles are those of one node")
     trains = begin("node:pserver:1,trainer:*")
     assert ps.pservers() == [0] and ps.trainers() == list(range(1, dist.get_world_size()))
     assert trains == (rank > 0) and ps.role() == ("trainer" if rank else "pserver")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from paddlempi import _native
+from ranks_tools import over_nodes
 from tensors import numpy_dtype
 
 INLINE = 4096  # bytes of one rank's input
@@ -53,6 +54,8 @@ def check_way(dist: ModuleType, size: int, given: int, mapped: bool, group: Any 
     way = took(dist, group)
     if size == 1:
         assert way == "single"
+    elif over_nodes():
+        assert way not in ("mapped", "")
     elif given <= min(INLINE, SLOTS // size):
         assert way == "inline"
     elif mapped:
