@@ -45,6 +45,7 @@ type levelPart struct {
 type nodePhase struct {
 	prepare      func() error
 	code         op.Code
+	root         int // of the members on this node, of a broadcast
 	sends, recvs []Part
 	finish       func()
 }
@@ -229,7 +230,7 @@ func (r *inParts) phase() Phase {
 func (a *Args) startOnNode(phase *nodePhase) (over func() (bool, error), err error) {
 	between := a.Reduce
 	switch {
-	case phase.code == op.AllGather:
+	case !phase.code.Trait().Reduces:
 		between = 0
 	case between == op.Avg:
 		between = op.Sum // divided between the nodes, by the size of the whole group
@@ -238,8 +239,8 @@ func (a *Args) startOnNode(phase *nodePhase) (over func() (bool, error), err err
 	if phase.code == op.ReduceScatter && reduce.Is16(a.DType) {
 		recv[0].DType = op.Float32
 	}
-	return a.Levels.Start(&op.Desc{Code: phase.code, ReduceOp: between, Scale: a.Scale, Flags: op.FlagAsync, TimeoutNS: -1,
-		NSend: int32(len(send)), Send: unsafe.Pointer(&send[0]), NRecv: int32(len(recv)), Recv: unsafe.Pointer(&recv[0])})
+	return a.Levels.Start(&op.Desc{Code: phase.code, ReduceOp: between, Root: int32(phase.root), Scale: a.Scale, Flags: op.FlagAsync, TimeoutNS: -1,
+		NSend: int32(len(send)), Send: unsafe.Pointer(unsafe.SliceData(send)), NRecv: int32(len(recv)), Recv: unsafe.Pointer(&recv[0])})
 }
 
 // bufs describes parts for another collective.

@@ -72,7 +72,7 @@ func (l *Levels) Ready(a *Args) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.Stage != nil || l.Many == 1 && a.Trait().Shares == op.NoShares {
+	if l.Stage != nil || l.Many == 1 && (a.Code == op.AllReduce || a.Code == op.AllReduceCoalesced || a.Code == op.Broadcast) {
 		return true
 	}
 	own, err := heap.OfProcess()

@@ -11,10 +11,10 @@ var registry [op.NumCodes][]*Algorithm
 func init() {
 	registry = [op.NumCodes][]*Algorithm{
 		op.Barrier:            {&single, &inline, &barrierMPI},
-		op.Broadcast:          {&single, &inline, &mapped, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastMPI},
+		op.Broadcast:          {&single, &inline, &mapped, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastLevels, &broadcastMPI},
 		op.AllReduce:          {&single, &inline, &mapped, &singleOnDevice, &allReduceIPC, &staged, &allReduceDoubling, &allReduceSlices, &allReduceLevels, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
 		op.AllReduceCoalesced: {&single, &inline, &mapped, &singleOnDevice, &staged, &allReduceCoalescedPack},
-		op.Reduce:             {&single, &inline, &mapped, &singleOnDevice, &reduceIPC, &staged, &reduceSlices16, &reduceMPI},
+		op.Reduce:             {&single, &inline, &mapped, &singleOnDevice, &reduceIPC, &staged, &reduceLevels, &reduceSlices16, &reduceMPI},
 		op.AllGather:          {&single, &inline, &mapped, &singleOnDevice, &allGatherIPC, &allGatherDirect, &staged, &allGatherSlices, &allGatherLevels, &allGatherLevelsUneven, &allGatherMPI, &allGatherUnevenMPI},
 		op.Gather:             {&single, &inline, &mapped, &singleOnDevice, &gatherIPC, &gatherDirect, &staged, &gatherMPI},
 		op.Scatter:            {&single, &inline, &mapped, &singleOnDevice, &scatterIPC, &scatterDirect, &staged, &scatterMPI},

@@ -320,7 +320,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 
 func signature(a Args, size int, even bool) *Sig {
 	s := a.Sig
-	s.Size, s.Local, s.Nodes, s.Rails, s.Agreed = size, true, size, 1, s.Agreed|ForLevels
+	s.Size, s.Local, s.Nodes, s.Rails, s.Agreed, s.Any = size, true, size, 1, s.Agreed|ForLevels, s.Any|ForLevels
 	if even {
 		s.Agreed |= Even
 	}
@@ -334,7 +334,7 @@ var worldSizes = []int{1, 2, 3, 5}
 var lengths = []int{0, 1, 97, 1100}
 
 // Parts of 1,100 elements have several pieces then.
-func init() { pieceBytes, levelBytes, levelLeast = 4096, 4096, 0 }
+func init() { pieceBytes, levelBytes, levelLeast = 4096, 4096*partsOfMemory, 0 }
 
 // noise returns random bytes that are valid elements of the dtype.
 func noise(rng *rand.Rand, d op.DType, n int) []byte {

@@ -134,6 +134,72 @@ func TestPartsInLevels(t *testing.T) {
 	}
 }
 
+// From and to each root, in the heap and elsewhere, float32 and 16-bit floats.
+func TestRootsInLevels(t *testing.T) {
+	count := 1<<20 + 333
+	for name, nodes := range severalNodes {
+		t.Run(name, func(t *testing.T) {
+			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
+				value := func(rank, i int) float32 { return float32(rank*1000 + i%100) }
+				for root := range g.Size {
+					mapped := root%2 == 0 || g.Rank == 1
+					what := fmt.Sprintf("root %d, mapped: %v", root, mapped)
+					b, free := tensor(t, mapped, count, func(i int) float32 { return value(g.Rank, i) })
+					d := desc(op.Broadcast, nil, []op.Buf{b})
+					d.Root = int32(root)
+					_, err := submit(g, d)
+					assert.NoError(t, err, what)
+					assert.Equal(t, "levels", g.Algorithm())
+					same(t, what, b, func(i int) float32 { return value(root, i) })
+					for i := range values(b) {
+						values(b)[i] = value(g.Rank, i)
+					}
+					recv, freeRecv := tensor(t, !mapped, count, func(int) float32 { return -1 })
+					d = desc(op.Reduce, []op.Buf{b}, []op.Buf{recv})
+					if inPlace := root%2 == 1; inPlace && g.Rank == root {
+						d, recv = desc(op.Reduce, nil, []op.Buf{b}), b
+					}
+					d.Root, d.ReduceOp, d.Scale = int32(root), op.PremulSum, 0.5
+					_, err = submit(g, d)
+					assert.NoError(t, err, what)
+					assert.Equal(t, "levels", g.Algorithm())
+					if g.Rank == root {
+						same(t, what, recv, func(i int) (sum float32) {
+							for r := range g.Size {
+								sum += 0.5 * value(r, i)
+							}
+							return sum
+						})
+					} else {
+						same(t, what, b, func(i int) float32 { return value(g.Rank, i) })
+						same(t, what, recv, func(int) float32 { return -1 })
+					}
+					free()
+					freeRecv()
+				}
+				given := func(rank int) []uint16 {
+					return halved(op.BFloat16, []float32{1.1, 2.7, 3.3, 0.9 * float32(rank+1), 5, 6, 7.7})
+				}
+				want := halved(op.BFloat16, sumInLevels(e.Topo.ByNode(g.Ranks), op.Avg, 0, func(rank int) []float32 { return widened(op.BFloat16, given(rank)) }))
+				for root := range g.Size {
+					b, free := half(t, op.BFloat16, root%2 == 0, count, func(i int) uint16 { return given(g.Rank)[i] })
+					recv, freeRecv := half(t, op.BFloat16, root%2 == 1, count, func(int) uint16 { return 1 })
+					d := desc(op.Reduce, []op.Buf{b}, []op.Buf{recv})
+					d.Root, d.ReduceOp = int32(root), op.Avg
+					_, err := submit(g, d)
+					assert.NoError(t, err)
+					if g.Rank == root {
+						sameHalves(t, "reduce", recv, want, 0)
+					}
+					sameHalves(t, "what is given", b, given(g.Rank), 0)
+					free()
+					freeRecv()
+				}
+			})
+		})
+	}
+}
+
 // Shares that differ in length, some of which are empty, in tensors one after the other and apart.
 func TestUnevenPartsInLevels(t *testing.T) {
 	for name, nodes := range severalNodes {

@@ -108,7 +108,7 @@ var operations = []operation{
 		Same:  "dtype, count, root",
 		Algorithms: []string{
 			"single", "inline", "mapped", "singleOnDevice", "broadcastIPC", "broadcastDirect", "staged",
-			"broadcastMPI",
+			"broadcastLevels", "broadcastMPI",
 		},
 	},
 	{
@@ -140,7 +140,7 @@ var operations = []operation{
 		Needs: "send; on the root also recv of the same count, or recv alone to reduce in place",
 		Same:  "dtype, count, reduce op, scale, root",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "reduceIPC", "staged", "reduceSlices16",
+			"single", "inline", "mapped", "singleOnDevice", "reduceIPC", "staged", "reduceLevels", "reduceSlices16",
 			"reduceMPI",
 		},
 	},
