@@ -96,6 +96,9 @@ type Args struct {
 	// changes a copy of Args.
 	Sig
 	Scale float64 // factor of PREMUL_SUM
+	// Partial says that the results are partial sums: of 16-bit floats, but of type float32 themselves. Only a
+	// reduce_scatter of the members on a node (Levels) has such results, in one part, and only mapped serves it.
+	Partial bool
 	// Send and Recv are the buffers: one, or one for each rank. Send is empty if the operation is
 	// in place.
 	Send, Recv []Part

@@ -11,7 +11,7 @@ import (
 // up. That is recursive doubling (Thakur, Rabenseifner, Gropp 2005), and for two ranks as many bytes leave a rank as
 // leave it by slices: S. But no message waits for a sum, so the wire is never idle; each rank does the whole sum for it.
 var allReduceDoubling = Algorithm{Name: "doubling", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return s.Nodes == 2 && s.Size == 2
+	return onApartNodes(s) && s.Size == 2
 }, polls: always, scratch: func(a *Args) int64 {
 	return a.scratch(piecesAtOnce*a.pieceStep()) + a.inputScratch()
 }, build: func(a *Args, p *Program) error {
@@ -23,7 +23,7 @@ var allReduceDoubling = Algorithm{Name: "doubling", Memory: hostMemory, Enabled:
 	if x.room, err = a.alloc(p, piecesAtOnce*x.step); err != nil {
 		return err
 	}
-	p.UntilOver(x.poll, x.requests)
+	p.UntilOver(x.poll, x.requests, x.phase)
 	return nil
 }}
 
@@ -42,6 +42,10 @@ type doubling struct {
 	err    error
 }
 
+func (x *doubling) other() int { return 1 - x.a.Rank }
+
+func (x *doubling) phase() Phase { return Phase{BetweenNodes, 0, x.other()} }
+
 func (x *doubling) requests(b *work.Batch) {
 	poller := x.a.Wire.Poller()
 	x.sent.addTo(b, poller)
@@ -53,7 +57,9 @@ func (x *doubling) requests(b *work.Batch) {
 func (x *doubling) poll() (over bool, err error) {
 	wire := x.a.Wire
 	for _, t := range []*track{&x.taken, &x.sent} {
-		if err := t.reap(wire); err != nil {
+		if err := t.reap(wire); err == errShort {
+			x.fail(x.a.notAsAgreed(x.other()))
+		} else if err != nil {
 			x.fail(err)
 		}
 	}
@@ -91,17 +97,17 @@ func (x *doubling) incoming(k int64) unsafe.Pointer { return x.a.at(x.room, k%pi
 // start sums up the pieces that have come, and starts what may start: receives before sends, because a message that finds
 // no receive is copied.
 func (x *doubling) start() error {
-	wire, elem, other := x.a.Wire, x.a.elem(), int32(1-x.a.Rank)
+	wire, elem, other := x.a.Wire, x.a.elem(), int32(x.other())
 	for {
 		for x.taken.started < min(x.pieces(), x.summed+piecesAtOnce) {
 			_, n := x.piece(x.result, x.taken.started)
-			if err := x.taken.add(wire.Receive(x.incoming(x.taken.started), n*elem, other, giveTag)); err != nil {
+			if err := x.taken.receive(wire, x.incoming(x.taken.started), n*elem, other, giveTag); err != nil {
 				return err
 			}
 		}
 		for x.sent.started < x.pieces() && !x.sent.full() {
 			at, n := x.piece(x.mine, x.sent.started)
-			if err := x.sent.add(wire.Send(at, n*elem, other, giveTag)); err != nil {
+			if err := x.sent.send(wire, at, n*elem, other, giveTag); err != nil {
 				return err
 			}
 		}
@@ -111,7 +117,7 @@ func (x *doubling) start() error {
 		}
 		at, n := x.piece(x.result, x.summed)
 		x.srcs[x.a.Rank], _ = x.piece(x.mine, x.summed)
-		x.srcs[1-x.a.Rank] = x.incoming(x.summed)
+		x.srcs[x.other()] = x.incoming(x.summed)
 		x.fold.Run(at, x.srcs, n)
 		x.summed++
 	}

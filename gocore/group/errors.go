@@ -16,10 +16,10 @@ func (c *collective) timeoutError() error {
 		missing = g.inquiry.ask()
 	}
 	ranks := g.World(missing)
-	who := "all members had come, the transfer did not end"
+	who := "all members had come, the transfer did not end" + c.inPhase()
 	switch {
 	case len(ranks) > 0 && g.arrived == c.args.Seq:
-		who = fmt.Sprintf("all members had come, the transfer did not end, and rank(s) %s do not answer", status.Brief(ranks))
+		who += fmt.Sprintf(", and rank(s) %s do not answer", status.Brief(ranks))
 	case len(ranks) > 0:
 		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
 	}

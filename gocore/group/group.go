@@ -83,6 +83,14 @@ func (g *Group) Algorithm() string {
 	return ""
 }
 
+// Served returns which algorithms serve the collectives of a group over nodes; nil for another group.
+func (g *Group) Served() []coll.Served {
+	if g.wire == nil {
+		return nil
+	}
+	return coll.TheServed(coll.Sig{Size: g.Size, Nodes: g.nodes, Rails: g.rails, Forced: g.forced}, g.notes.Room())
+}
+
 // Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.
 func (g *Group) Usable(code op.Code) error {
 	g.mu.Lock()
