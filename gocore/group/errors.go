@@ -12,15 +12,17 @@ import (
 func (c *collective) timeoutError() error {
 	g := c.g
 	missing, known := g.arrival.Missing()
-	if !known {
+	who, arrived := "all members had come, the transfer did not end", g.arrived == c.args.Seq
+	switch {
+	case !known && arrived:
+		missing = g.inquiry.askAgain()
+	case !known:
 		missing = g.inquiry.ask()
 	}
 	ranks := g.World(missing)
-	who := "all members had come, the transfer did not end"
-	switch {
-	case len(ranks) > 0 && g.arrived == c.args.Seq:
-		who = fmt.Sprintf("all members had come, the transfer did not end, and rank(s) %s do not answer", status.Brief(ranks))
-	case len(ranks) > 0:
+	if len(ranks) > 0 && arrived {
+		who += fmt.Sprintf(", and rank(s) %s do not answer", status.Brief(ranks))
+	} else if len(ranks) > 0 {
 		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
 	}
 	return status.New(status.Timeout, "%s timed out after %v: %s; the group is broken",
